@@ -1,0 +1,1 @@
+"""quantgate: one stage, one verb, one file. `dvc.yaml` is the table of contents."""

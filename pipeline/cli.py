@@ -1,0 +1,67 @@
+"""What every stage's command line shares: quiet libraries, one result line, errors without a traceback."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import typer
+
+from pipeline.errors import QuantgateError
+
+PR_SET_PDEATHSIG = 1
+
+
+def run(stage: Callable[..., Any]) -> None:
+    """Run a stage's function as a command line.
+
+    A `QuantgateError` is printed as one line and exits 1. SIGTERM ends the stage like Ctrl-C, so that temporary files
+    are removed and helper processes stopped. On Linux the stage also ends when the `dvc` that started it is killed.
+    """
+    _quiet()
+    signal.signal(signal.SIGTERM, _interrupt)
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command(help=(stage.__doc__ or "").split("\n\n")[0])(stage)
+    try:
+        app(standalone_mode=False)
+    except QuantgateError as e:
+        sys.exit(f"error: {e}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception as e:
+        # typer's and click's own usage errors know how to show themselves; anything else is a bug: keep the traceback.
+        if not hasattr(e, "show"):
+            raise
+        e.show()
+        sys.exit(getattr(e, "exit_code", 2))
+
+
+def say(stage: str, text: str) -> None:
+    """The one result line of a stage."""
+    print(f"{stage:<10} {text}", flush=True)
+
+
+def _interrupt(signum: int, frame: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def _quiet() -> None:
+    """Keep the pages that model libraries print out of a stage's output; their errors still come through."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    warnings.filterwarnings("ignore", category=UserWarning)
+    warnings.filterwarnings("ignore", category=DeprecationWarning)
+    logging.basicConfig(level=logging.ERROR)
+    for name in ("torch.utils._pytree", "torchao", "lm_eval", "datasets", "httpx", "mlflow", "alembic"):
+        logging.getLogger(name).setLevel(logging.ERROR)

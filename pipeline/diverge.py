@@ -1,0 +1,111 @@
+"""diverge: a variant's next-token distributions against the reference's -> artifacts/tokens/<variant>.parquet
+
+What bounds it: the variant's prefill; the reference is replayed from its store at the price of its output head, and
+the comparison itself runs in NumPy on blocks that fit the cache.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from pipeline import artifacts, cli, engines, params
+from pipeline.engines import Engine
+from pipeline.errors import ArtifactError, InvalidVariant
+from pipeline.metrics import TokenRows, compare_logits
+from pipeline.store import ROWS, Store, batches
+
+# Quantizers that leave every weight as it is, so that a difference of exactly zero to the reference is no fault.
+LOSSLESS = ("cast",)
+
+COLUMNS = ("set", "document", "window", "position", "token_id")
+
+
+def diverge(engine: Engine, store: Store, *, batch_size: int, threads: int) -> dict[str, list[Any]]:
+    """One row per scored token, as columns; see `metrics.compare_logits` for what they hold."""
+    if engine.vocab_size != store.manifest["vocab"]:
+        raise ArtifactError(
+            f"the variant's vocabulary has {engine.vocab_size} entries, the reference's {store.manifest['vocab']}: "
+            "their distributions cannot be compared"
+        )
+    columns: dict[str, list[Any]] = {}
+    total = sum(w.scored for w in store.windows)
+    with ThreadPoolExecutor(threads) as pool, tqdm(total=total, unit="token", desc="diverge", leave=False, disable=None) as bar:
+        for part in batches(store.windows, batch_size):
+            reference = {i: store.logit_blocks(i) for i, _ in part}
+            ids = [w.token_ids for _, w in part]
+            for k, at, logits in engine.logit_blocks(ids, [w.first - 1 for _, w in part], ROWS):
+                index, window = part[k]
+                first, expected = next(reference[index])
+                if first != at:
+                    raise ArtifactError(f"window {window.window}: engine and store disagree about positions ({at}, {first})")
+                true_ids = np.asarray(window.token_ids[at + 1 : at + 1 + len(logits)])
+                rows = _compare(pool, threads, expected, logits, true_ids)
+                for p, token in enumerate(true_ids):
+                    for name, value in zip(COLUMNS, (window.set, window.document, window.window, at + 1 + p, int(token))):
+                        columns.setdefault(name, []).append(value)
+                for name, values in asdict(rows).items():
+                    columns.setdefault(name, []).extend(values.tolist())
+                bar.update(len(logits))
+    return columns
+
+
+def _compare(pool: ThreadPoolExecutor, threads: int, ref: Any, var: Any, true_ids: Any) -> TokenRows:
+    """`compare_logits` with the rows shared out over threads: NumPy works on one core, and frees the interpreter."""
+    parts = [s for s in np.array_split(np.arange(len(ref)), threads) if len(s)]
+    done = list(pool.map(lambda s: compare_logits(ref[s], var[s], true_ids[s]), parts))
+    return TokenRows(**{name: np.concatenate([getattr(d, name) for d in done]) for name in asdict(done[0])})
+
+
+def check(columns: dict[str, list[Any]], *, is_reference: bool, lossless: bool) -> None:
+    """Raise where the figures cannot be: a reference that differs from itself, a quantized model that does not."""
+    kld = np.asarray(columns["kld"])
+    if is_reference and not (kld == 0).all():
+        raise ArtifactError(f"the reference differs from its own store in {(kld != 0).sum()} of {len(kld)} tokens; rebuild it")
+    if not is_reference and not lossless and (kld == 0).all():
+        raise InvalidVariant(f"a quantized variant equals the reference in all {len(kld)} tokens: it was not quantized")
+
+
+def write(columns: dict[str, list[Any]], path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    with artifacts.atomic_file(path) as tmp:
+        pq.write_table(pa.table(columns), tmp)
+
+
+def main(variant: str) -> None:
+    """Compare VARIANT's next-token distributions with the reference's."""
+    watch = artifacts.Stopwatch("diverge", variant)
+    settings = params.load()
+    chosen = settings.variant(variant)
+    folder, path = artifacts.model_dir(variant), artifacts.tokens(variant)
+    manifest = artifacts.read_manifest(folder)
+    meta: dict[str, Any] = {"variant": variant, "model": manifest["digest"]}
+    if manifest["status"] != "ok":
+        write({name: [] for name in COLUMNS}, path)
+        artifacts.write_json(artifacts.meta_of(path), meta | {"status": manifest["status"], "reason": manifest["reason"]})
+        cli.say("diverge", f"{variant}: {manifest['status']}")
+        return
+    artifacts.verify_files(folder, manifest)
+    store = Store(artifacts.REFERENCE)
+    engine = engines.load(chosen.engine, folder, threads=settings.thread_count, **chosen.engine_options)
+    columns = diverge(engine, store, batch_size=settings.diverge.batch_size, threads=settings.thread_count)
+    check(columns, is_reference=variant == settings.reference, lossless=manifest["quantizer"] in LOSSLESS)
+    write(columns, path)
+    n, mean = len(columns["kld"]), float(np.mean(columns["kld"]))
+    artifacts.write_json(artifacts.meta_of(path), meta | {
+        "status": "ok", "reason": None, "reference": store.manifest["digest"], "tokens": n,
+        "kernels": getattr(engine, "kernels", dict)(), "versions": artifacts.versions(),
+    })  # fmt: skip
+    seconds = watch.done()
+    cli.say("diverge", f"{variant}: mean KLD {mean:.3g} nats over {n} tokens, {seconds:.1f} s ({n / seconds:.0f} tok/s)")
+
+
+if __name__ == "__main__":
+    cli.run(main)

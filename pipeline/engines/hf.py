@@ -1,0 +1,186 @@
+"""transformers, in process: what every other engine is compared with.
+
+What bounds it: prefill is matrix products over all prompt tokens at once (compute-bound); each decode step reads every
+weight once for one token (bandwidth-bound), plus the cost of some thousand Python-driven kernel launches (overhead),
+which on a small model is most of it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.engines import Sampling
+from pipeline.errors import ArtifactError, Unsupported
+
+
+def load(
+    model_dir: Path,
+    *,
+    threads: int,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    attention: Literal["sdpa", "eager"] = "sdpa",
+    trust_remote_code: bool = False,
+) -> HfEngine:
+    """Load a Hugging Face folder as it was written: its own dtype, its own quantization config, its own kernel."""
+    try:
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers.utils import logging
+    except ImportError as e:
+        raise Unsupported(f"engine 'hf' needs {e.name}; pip install torch transformers -c constraints.txt") from None
+    logging.disable_progress_bar()
+    torch.set_num_threads(threads)
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    elif device == "cuda" and not torch.cuda.is_available():
+        raise Unsupported("no CUDA device on this machine")
+    model, info = AutoModelForCausalLM.from_pretrained(
+        model_dir,
+        dtype="auto",
+        attn_implementation=attention,
+        device_map=None if device == "cpu" else {"": device},
+        trust_remote_code=trust_remote_code,
+        use_safetensors=True,
+        output_loading_info=True,
+    )
+    wrong = {k: sorted(map(str, v)) for k, v in info.items() if k.endswith("_keys") and v}
+    if wrong:
+        raise ArtifactError(f"{model_dir}: weights do not fit the model: {wrong}")
+    tokenizer = AutoTokenizer.from_pretrained(model_dir, trust_remote_code=trust_remote_code)
+    return HfEngine(model.eval(), tokenizer, str(device))
+
+
+class HfEngine:
+    """See `pipeline.engines.Engine`; besides, `hidden` and `head` split a forward pass before the output head."""
+
+    name = "hf"
+
+    def __init__(self, model: Any, tokenizer: Any, device: str) -> None:
+        import torch
+
+        from pipeline.engines._head import Head
+
+        self.torch = torch
+        self.model, self.tokenizer, self.device = model, tokenizer, device
+        self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
+        self.max_length = int(getattr(model.config, "max_position_embeddings", 2048))
+        self.head = Head.of(model)
+        self.kv_bytes_per_token: float | None = None
+        self._keep_last = "logits_to_keep" in inspect.signature(model.forward).parameters
+
+    def close(self) -> None:
+        del self.model, self.head
+
+    # --- teacher-forced ------------------------------------------------------------------------------------------
+
+    def hidden(self, batch: Sequence[Sequence[int]]) -> Any:
+        """Final hidden states (after the last norm) of windows of equal length: tensor [b, n, d]."""
+        body = getattr(self.model, self.model.base_model_prefix)
+        with self.torch.inference_mode():
+            return body(input_ids=self._ids(batch), use_cache=False).last_hidden_state
+
+    def logits(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+        return self.own_logits([token_ids])[0].float().cpu().numpy()  # type: ignore[no-any-return]
+
+    def own_logits(self, batch: Sequence[Sequence[int]]) -> Any:
+        """The model's own forward pass, nothing split: tensor [b, n, vocab] in the model's own type."""
+        with self.torch.inference_mode():
+            return self.model(input_ids=self._ids(batch), use_cache=False).logits
+
+    def logit_blocks(
+        self, batch: Sequence[Sequence[int]], starts: Sequence[int], rows: int
+    ) -> Iterator[tuple[int, int, NDArray[np.float32]]]:
+        hidden = self.hidden(batch)
+        for i, start in enumerate(starts):
+            last = len(batch[i]) - 1
+            for at in range(start, last, rows):
+                yield i, at, self.head(hidden[i, at : min(at + rows, last)])
+
+    def _ids(self, batch: Sequence[Sequence[int]]) -> Any:
+        return self.torch.tensor([list(ids) for ids in batch], dtype=self.torch.long, device=self.device)
+
+    # --- generation ----------------------------------------------------------------------------------------------
+
+    def stream(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Iterator[tuple[int, float]]:
+        torch = self.torch
+        generator = torch.Generator().manual_seed(sampling.seed)
+        ends = self._end_ids() if sampling.stop else set()
+        keep = {"logits_to_keep": 1} if self._keep_last else {}
+        ids, cache, seen = self._ids([token_ids]), None, 0
+        for _ in range(max_new_tokens):
+            with torch.inference_mode():
+                out = self.model(input_ids=ids, past_key_values=cache, use_cache=True, **keep)
+                token = _choose(torch, out.logits[0, -1], sampling, generator)
+            # .item() in _choose has waited for the device, so the clock is read after the work is done
+            now = time.monotonic()
+            cache, seen = out.past_key_values, seen + ids.shape[1]
+            ids = self._ids([[token]])
+            self.kv_bytes_per_token = _cache_bytes(cache) / seen
+            yield token, now
+            if token in ends:
+                return
+
+    def sample(self, prompts: Sequence[Sequence[int]], max_new_tokens: int, sampling: Sampling) -> list[list[int]]:
+        """Continue prompts as one left-padded batch; each reply ends at (and includes) its end token."""
+        torch = self.torch
+        ends = self._end_ids()
+        pad = min(ends) if ends else 0
+        width = max(map(len, prompts))
+        ids = self._ids([[pad] * (width - len(p)) + list(p) for p in prompts])
+        mask = self._ids([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
+        with torch.random.fork_rng(), torch.inference_mode():
+            torch.manual_seed(sampling.seed)
+            out = self.model.generate(
+                input_ids=ids,
+                attention_mask=mask,
+                max_new_tokens=max_new_tokens,
+                do_sample=sampling.temperature > 0,
+                temperature=sampling.temperature or None,
+                top_k=0,
+                top_p=1.0,
+                pad_token_id=pad,
+            )
+        replies = []
+        for row in out[:, width:].tolist():
+            end = next((k + 1 for k, token in enumerate(row) if token in ends), len(row))
+            replies.append(row[:end])
+        return replies
+
+    def _end_ids(self) -> set[int]:
+        end = self.model.generation_config.eos_token_id
+        return set() if end is None else set(end) if isinstance(end, list) else {int(end)}
+
+    # --- what ran ------------------------------------------------------------------------------------------------
+
+    def kernels(self) -> dict[str, int]:
+        """How many modules of each kind hold the model's matrices: the kernel class, and the weight's packed type."""
+        found: Counter[str] = Counter()
+        for module in self.model.modules():
+            kind = type(module).__name__
+            weight = getattr(module, "weight", None)
+            if hasattr(module, "qweight"):
+                found[kind] += 1
+            elif "Linear" in kind and weight is not None:
+                inner = getattr(weight, "data", weight)
+                packed = type(inner).__name__
+                found[f"{kind}[{str(inner.dtype).removeprefix('torch.') if packed == 'Tensor' else packed}]"] += 1
+        return dict(found)
+
+
+def _choose(torch: Any, logits: Any, sampling: Sampling, generator: Any) -> int:
+    if sampling.temperature == 0:
+        return int(logits.argmax().item())
+    p = torch.softmax(logits.float().cpu() / sampling.temperature, dim=-1)
+    return int(torch.multinomial(p, 1, generator=generator).item())
+
+
+def _cache_bytes(cache: Any) -> int:
+    return sum(t.numel() * t.element_size() for layer in cache.layers for t in (layer.keys, layer.values))

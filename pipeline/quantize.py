@@ -1,0 +1,79 @@
+"""quantize: run one variant's quantizer; write the model and its manifest -> artifacts/models/<variant>/"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pipeline import artifacts, cli, params, quantizers
+from pipeline.calibration import Calibration
+from pipeline.errors import ArtifactError, Unsupported
+from pipeline.params import Variant
+from pipeline.weights import measure
+
+
+def quantize(variant: Variant, base: Path, out: Path, *, calibration: Calibration, seed: int) -> dict[str, Any]:
+    """Run a variant's quantizer from `base` into `out`; returns the manifest's facts.
+
+    Tokenizer, chat template and special tokens are then the base's, byte for byte, whatever the library wrote.
+    """
+    make = quantizers.find(variant.quantizer)
+    facts = make(base, out, calibration=calibration, seed=seed, **variant.options)
+    _copy_text_side(base, out)
+    return {
+        **facts,
+        **asdict(measure(base, out)),
+        "calibration": calibration.facts,
+        "dtype": json.loads((out / "config.json").read_text(encoding="utf-8")).get("dtype"),
+    }
+
+
+def _copy_text_side(base: Path, out: Path) -> None:
+    """Everything of the base that is not weights or config: tokenizer files, chat template, generation config."""
+    for file in base.iterdir():
+        weights = file.name.endswith((".safetensors", ".safetensors.index.json"))
+        if file.is_file() and not weights and file.name not in ("config.json", artifacts.MANIFEST):
+            shutil.copyfile(file, out / file.name)
+
+
+def main(variant: str) -> None:
+    """Quantize the base model into VARIANT."""
+    watch = artifacts.Stopwatch("quantize", variant)
+    settings = params.load()
+    chosen = settings.variant(variant)
+    base = artifacts.read_manifest(artifacts.BASE)
+    artifacts.verify_files(artifacts.BASE, base)
+    setup = settings.calibration
+    calibration = Calibration(
+        Path(setup.set), rows=setup.rows, tokens=setup.tokens, seed=settings.seed, tokenizer_dir=artifacts.BASE
+    )
+    head = {
+        "variant": variant, "quantizer": chosen.quantizer, "options": chosen.options, "engine": chosen.engine,
+        "engine_options": chosen.engine_options, "base": base["digest"], "seed": settings.seed,
+    }  # fmt: skip
+    with artifacts.atomic_dir(artifacts.model_dir(variant)) as out:
+        try:
+            facts = quantize(chosen, artifacts.BASE, out, calibration=calibration, seed=settings.seed)
+        except Unsupported as e:
+            for left in out.iterdir():
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
+            manifest = {**head, "status": "unsupported", "reason": str(e), "files": {}, "digest": artifacts.digest(head)}
+        else:
+            files = artifacts.files_of(out)
+            if not files:
+                raise ArtifactError(f"quantizer {chosen.quantizer!r} wrote nothing into {out}")
+            manifest = {**head, "status": "ok", "reason": None, **facts, "files": files, "digest": artifacts.digest(files)}
+        manifest["versions"] = artifacts.versions()
+        artifacts.write_json(out / artifacts.MANIFEST, manifest)
+    if manifest["status"] == "ok":
+        told = f"{manifest['bits_per_weight']:.2f} bits/weight, {manifest['weight_bytes'] / 1e6:.1f} MB"
+    else:
+        told = f"unsupported: {manifest['reason']}"
+    cli.say("quantize", f"{variant}: {told}, {watch.done():.1f} s")
+
+
+if __name__ == "__main__":
+    cli.run(main)

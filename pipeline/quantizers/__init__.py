@@ -1,0 +1,31 @@
+"""Quantizers turn the base model into a variant's folder. One file per method; the file's name is its registration.
+
+A quantizer file has one function, `quantize(model_dir, out_dir, *, calibration, seed, <its own options by name>)`,
+which writes weights and config.json into `out_dir` and returns facts for the manifest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any, cast
+
+from pipeline.errors import ParamsError
+from pipeline.options import check_options, names_in
+from pipeline.params import did_you_mean
+
+Facts = dict[str, Any]
+
+
+def find(name: str) -> Callable[..., Facts]:
+    """The `quantize` function of a method, or an error that names the nearest one."""
+    known = names_in(Path(__file__).parent)
+    if name not in known:
+        raise ParamsError(f"quantizer {name!r} is not in pipeline/quantizers/{did_you_mean(name, known)}")
+    return cast("Callable[..., Facts]", import_module(f"pipeline.quantizers.{name}").quantize)
+
+
+def check(name: str, options: dict[str, Any]) -> None:
+    """Raise `ParamsError` for an unknown method or option, without loading anything heavy."""
+    check_options(f"quantizer {name!r}", find(name), options, given={"model_dir", "out_dir", "calibration", "seed"})

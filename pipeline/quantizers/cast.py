@@ -1,0 +1,48 @@
+"""cast: the same weights in another floating-point type; the reference, and the upper bound of what can be kept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Literal
+
+from pipeline.calibration import Calibration
+from pipeline.errors import InvalidVariant
+from pipeline.quantizers import Facts
+
+
+def quantize(
+    model_dir: Path,
+    out_dir: Path,
+    *,
+    calibration: Calibration,
+    seed: int,
+    dtype: Literal["float32", "bfloat16", "float16"],
+) -> Facts:
+    """Cast every floating tensor, shard by shard, so that memory stays near one shard.
+
+    Returns how many non-zero weights became zero (underflow). A weight past the type's range is an error.
+    """
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    target = getattr(torch, dtype)
+    underflow = 0
+    for shard in sorted(model_dir.glob("*.safetensors")):
+        tensors = {}
+        for name, tensor in load_file(shard).items():
+            if tensor.is_floating_point():
+                narrow = tensor.to(target)
+                if not torch.isfinite(narrow).all() and torch.isfinite(tensor).all():
+                    raise InvalidVariant(f"{name} holds {tensor.abs().max():.3g}, past the range of {dtype}")
+                underflow += int(((narrow == 0) & (tensor != 0)).sum())
+                tensor = narrow
+            tensors[name] = tensor
+        save_file(tensors, out_dir / shard.name, metadata={"format": "pt"})
+    for index in model_dir.glob("*.safetensors.index.json"):
+        (out_dir / index.name).write_bytes(index.read_bytes())
+    config = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
+    config.pop("torch_dtype", None)  # the older name of the same key; two that disagree would be worse than none
+    config["dtype"] = dtype
+    (out_dir / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    return {"library": "torch", "underflowed_weights": underflow}

@@ -1,0 +1,32 @@
+"""Send what a library prints to a log file, at the level of file descriptors, so that C++ and threads obey too."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+
+@contextmanager
+def output_to(log: Path) -> Iterator[TextIO]:
+    """Redirect stdout and stderr to `log`; yields the terminal's stderr for a progress bar."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    saved = os.dup(1), os.dup(2)
+    terminal = os.fdopen(os.dup(saved[1]), "w")
+    try:
+        with log.open("wb") as f:
+            os.dup2(f.fileno(), 1)
+            os.dup2(f.fileno(), 2)
+            yield terminal
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for target, fd in zip((1, 2), saved):
+            os.dup2(fd, target)
+            os.close(fd)
+        terminal.close()

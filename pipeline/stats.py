@@ -1,0 +1,172 @@
+"""Intervals and tests. Pure: NumPy and SciPy only; randomness comes in as a generator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import stats
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value with its interval. `low` and `high` are None where there is none, and `warnings` says why."""
+
+    value: float | None
+    low: float | None
+    high: float | None
+    n: int
+    method: str
+    warnings: tuple[str, ...] = ()
+
+
+FEW = 30  # below this many clusters a bootstrap interval is too narrow more often than it says
+
+
+def cluster_bootstrap(
+    numerator: ArrayLike, denominator: ArrayLike, clusters: ArrayLike, *, confidence: float, resamples: int,
+    rng: np.random.Generator, transform: str = "mean",
+) -> Estimate:  # fmt: skip
+    """BCa interval of sum(numerator) / sum(denominator), whole clusters drawn with replacement.
+
+    numerator, denominator: [n] per item (a denominator of ones gives the mean); clusters: [n] labels; items of one
+    cluster (tokens of a document) are not independent and are drawn together. transform: "mean", "exp" or "sqrt" of
+    the ratio. Source: Efron 1987 (BCa), as scipy.stats.bootstrap computes it.
+    """
+    num, den = np.asarray(numerator, float), np.asarray(denominator, float)
+    _, index = np.unique(np.asarray(clusters), return_inverse=True)
+    nums, dens = np.bincount(index, num), np.bincount(index, den)
+    shape = {"mean": lambda r: r, "exp": np.exp, "sqrt": np.sqrt}[transform]
+
+    def statistic(a: NDArray[np.float64], b: NDArray[np.float64], axis: int = -1) -> NDArray[np.float64]:
+        return shape(a.sum(axis) / b.sum(axis))  # type: ignore[no-any-return]
+
+    value = float(statistic(nums, dens))
+    method = f"BCa cluster bootstrap, {len(nums)} clusters, {resamples} resamples"
+    if len(nums) < 2:
+        return Estimate(value, None, None, len(num), method, ("one cluster: no interval can be made",))
+    warnings = () if len(nums) >= FEW else (f"{len(nums)} clusters are few for an interval",)
+    if np.ptp(nums / dens) == 0:  # every cluster says the same: resampling cannot vary
+        return Estimate(value, value, value, len(num), method, warnings)
+    result = stats.bootstrap(
+        (nums, dens), statistic, paired=True, vectorized=True, method="BCa", n_resamples=resamples,
+        confidence_level=confidence, rng=rng,
+    ).confidence_interval  # fmt: skip
+    if not (np.isfinite(result.low) and np.isfinite(result.high)):
+        return Estimate(value, None, None, len(num), method, (*warnings, "the bootstrap distribution is degenerate"))
+    return Estimate(value, float(result.low), float(result.high), len(num), method, warnings)
+
+
+def quantile_bootstrap(
+    values: ArrayLike, clusters: ArrayLike, q: float, *, confidence: float, resamples: int, rng: np.random.Generator
+) -> Estimate:
+    """Percentile interval of a quantile, whole clusters drawn with replacement.
+
+    values: [n]; the estimate is the inverse of the empirical distribution function (no interpolation). A quantile with
+    fewer than ten values beyond it carries a warning.
+    """
+    x = np.asarray(values, float)
+    _, index = np.unique(np.asarray(clusters), return_inverse=True)
+    count = int(index.max()) + 1
+    order = np.argsort(x, kind="stable")
+    x, index = x[order], index[order]
+
+    def at(weights: NDArray[np.float64]) -> float:
+        cumulative = np.cumsum(weights)
+        return float(x[min(int(np.searchsorted(cumulative, q * cumulative[-1])), len(x) - 1)])
+
+    value = at(np.ones(len(x)))
+    method = f"percentile cluster bootstrap, {count} clusters, {resamples} resamples"
+    warnings = () if (1 - q) * len(x) >= 10 else (f"{len(x)} values are few for the {q:g} quantile",)
+    if count < 2:
+        return Estimate(value, None, None, len(x), method, (*warnings, "one cluster: no interval can be made"))
+    draws = rng.multinomial(count, np.full(count, 1 / count), size=resamples)
+    found = [at(draw[index].astype(float)) for draw in draws]
+    low, high = np.quantile(found, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return Estimate(value, float(low), float(high), len(x), method, warnings)
+
+
+def wilson(successes: int, n: int, *, confidence: float) -> Estimate:
+    """Wilson score interval of a proportion (Wilson 1927)."""
+    if n == 0:
+        return Estimate(None, None, None, 0, "Wilson score", ("no items",))
+    low, high = stats.binomtest(successes, n).proportion_ci(confidence, method="wilson")
+    return Estimate(successes / n, float(low), float(high), n, "Wilson score")
+
+
+def paired_difference(both: int, lost: int, won: int, neither: int, *, confidence: float) -> Estimate:
+    """Difference of two proportions on the same items, (won - lost) / n, with Newcombe's paired interval.
+
+    both, lost, won, neither: items right in both, only in the reference, only in the variant, in none.
+    Source: Newcombe 1998, Statistics in Medicine 17:2635, method 10 (square-and-add Wilson, continuity-corrected phi).
+    """
+    n = both + lost + won + neither
+    method = "Newcombe paired interval (method 10)"
+    if n == 0:
+        return Estimate(None, None, None, 0, method, ("no items",))
+    p_var, p_ref = (both + won) / n, (both + lost) / n
+    delta = p_var - p_ref
+    var, ref = wilson(both + won, n, confidence=confidence), wilson(both + lost, n, confidence=confidence)
+    assert var.low is not None and var.high is not None and ref.low is not None and ref.high is not None
+    phi = _phi(both, lost, won, neither)
+    dl_var, du_var, dl_ref, du_ref = p_var - var.low, var.high - p_var, p_ref - ref.low, ref.high - p_ref
+    low = delta - np.sqrt(max(dl_var**2 - 2 * phi * dl_var * du_ref + du_ref**2, 0.0))
+    high = delta + np.sqrt(max(du_var**2 - 2 * phi * du_var * dl_ref + dl_ref**2, 0.0))
+    return Estimate(delta, float(low), float(high), n, method)
+
+
+def _phi(a: int, b: int, c: int, d: int) -> float:
+    """Phi coefficient of a 2x2 table, pulled towards 0 by n/2 where positive, as method 10 asks."""
+    product = (a + b) * (c + d) * (a + c) * (b + d)
+    if product == 0:
+        return 0.0
+    cross = a * d - b * c
+    if cross > 0:
+        cross = max(cross - (a + b + c + d) / 2, 0)  # type: ignore[assignment]
+    return float(cross / np.sqrt(product))
+
+
+def mcnemar(lost: int, won: int) -> float | None:
+    """Exact two-sided McNemar p-value of the discordant pairs; None if there are none."""
+    if lost + won == 0:
+        return None
+    return float(stats.binomtest(lost, lost + won, 0.5).pvalue)
+
+
+def geometric_mean_t(ratios: ArrayLike, *, confidence: float) -> Estimate:
+    """Geometric mean of per-round ratios with a t interval on the log scale; rounds are the independent units."""
+    logs = np.log(np.asarray(ratios, float))
+    n = len(logs)
+    method = f"t interval on log ratios, {n} rounds"
+    if n == 0:
+        return Estimate(None, None, None, 0, method, ("no rounds",))
+    value = float(np.exp(logs.mean()))
+    if n < 2:
+        return Estimate(value, None, None, n, method, ("one round: no interval can be made",))
+    half = stats.t.ppf((1 + confidence) / 2, n - 1) * logs.std(ddof=1) / np.sqrt(n)
+    return Estimate(value, float(np.exp(logs.mean() - half)), float(np.exp(logs.mean() + half)), n, method)
+
+
+def mean_t(values: ArrayLike, *, confidence: float) -> Estimate:
+    """Mean with a t interval; values are independent rounds."""
+    x = np.asarray(values, float)
+    n = len(x)
+    method = f"t interval, {n} rounds"
+    if n == 0:
+        return Estimate(None, None, None, 0, method, ("no values",))
+    if n < 2:
+        return Estimate(float(x[0]), None, None, n, method, ("one value: no interval can be made",))
+    half = float(stats.t.ppf((1 + confidence) / 2, n - 1) * x.std(ddof=1) / np.sqrt(n))
+    return Estimate(float(x.mean()), float(x.mean()) - half, float(x.mean()) + half, n, method)
+
+
+def items_to_settle(estimate: Estimate, threshold: float) -> int | None:
+    """How many items would give an interval that no longer contains the threshold, all else equal.
+
+    The half-width shrinks with the square root of n. None where value and threshold coincide or there is no interval.
+    """
+    if estimate.value is None or estimate.low is None or estimate.high is None or estimate.value == threshold:
+        return None
+    half = (estimate.value - estimate.low) if threshold < estimate.value else (estimate.high - estimate.value)
+    return int(np.ceil(estimate.n * (half / abs(estimate.value - threshold)) ** 2))
