@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import typer
+from tqdm import tqdm
 
 from pipeline.errors import QuantgateError
 
@@ -49,12 +50,21 @@ def say(stage: str, text: str) -> None:
     print(f"{stage:<10} {text}", flush=True)
 
 
+def progress(total: int, what: str, unit: str, file: Any = None) -> tqdm[Any]:
+    """A progress bar on a terminal; in a log, a line every ten seconds."""
+    stream = file or sys.stderr
+    often = 0.1 if stream.isatty() else 10.0
+    return tqdm(total=total, desc=what, unit=unit, file=stream, leave=False, mininterval=often)
+
+
 def _interrupt(signum: int, frame: Any) -> None:
     raise KeyboardInterrupt
 
 
 def _quiet() -> None:
     """Keep the pages that model libraries print out of a stage's output; their errors still come through."""
+    if not sys.stderr.isatty():  # a log wants a line now and then, not ten a second
+        os.environ.setdefault("TQDM_MININTERVAL", "10")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from pipeline import artifacts, cli, engines, params
 from pipeline.engines import Engine
@@ -35,7 +34,7 @@ def diverge(engine: Engine, store: Store, *, batch_size: int, threads: int) -> d
         )
     columns: dict[str, list[Any]] = {}
     total = sum(w.scored for w in store.windows)
-    with ThreadPoolExecutor(threads) as pool, tqdm(total=total, unit="token", desc="diverge", leave=False, disable=None) as bar:
+    with ThreadPoolExecutor(threads) as pool, cli.progress(total, "diverge", "token") as bar:
         for part in batches(store.windows, batch_size):
             reference = {i: store.logit_blocks(i) for i, _ in part}
             ids = [w.token_ids for _, w in part]

@@ -7,8 +7,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from pipeline import artifacts, cli, engines, params
 from pipeline.engines import Sampling
 from pipeline.errors import ArtifactError, DataError, InvalidVariant, Unsupported
@@ -49,14 +47,16 @@ def prompt_ids(row: Row, tokenizer: Any) -> list[int]:
 def trajectories(engine: Any, prompts: list[Row], setup: params.Trajectories, seed: int, batch: int = 8) -> list[Window]:
     """Let the reference continue each prompt; only its own tokens are scored, in the context they came from."""
     found = []
-    for at in tqdm(range(0, len(prompts), batch), desc="trajectories", unit="batch", leave=False, disable=None):
-        part = prompts[at : at + batch]
-        ids = [prompt_ids(row, engine.tokenizer) for row in part]
-        replies = engine.sample(ids, setup.tokens, Sampling(setup.temperature, seed + at))
-        for row, prompt, reply in zip(part, ids, replies):
-            if reply:
-                tokens = tuple(prompt + reply)
-                found.append(Window("trajectory", row["id"], row["id"], tokens, len(prompt)))
+    with cli.progress(len(prompts), "trajectories", "prompt") as bar:
+        for at in range(0, len(prompts), batch):
+            part = prompts[at : at + batch]
+            ids = [prompt_ids(row, engine.tokenizer) for row in part]
+            replies = engine.sample(ids, setup.tokens, Sampling(setup.temperature, seed + at))
+            for row, prompt, reply in zip(part, ids, replies):
+                if reply:
+                    tokens = tuple(prompt + reply)
+                    found.append(Window("trajectory", row["id"], row["id"], tokens, len(prompt)))
+            bar.update(len(part))
     return found
 
 
@@ -69,10 +69,9 @@ def write_store(engine: Any, windows: list[Window], out: Path, batch_size: int) 
 
     exact, why = True, None
     states: dict[str, Any] = {}
-    with tqdm(total=len(windows), desc="reference store", unit="window", leave=False, disable=None) as bar:
+    with cli.progress(len(windows), "reference store", "window") as bar:
         for part in batches(windows, batch_size):
-            own, hidden = engine.own_logits([w.token_ids for _, w in part]), engine.hidden([w.token_ids for _, w in part])
-            for (i, w), logits, h in zip(part, own, hidden):
+            for (i, w), h, logits in zip(part, *engine.own_logits([w.token_ids for _, w in part])):
                 kept = h[w.first - 1 : -1]
                 if not _replays(engine, kept, logits[w.first - 1 : -1]):
                     exact, why = False, f"window {w.window}: the head's replay differs from the model's own logits"
@@ -86,7 +85,7 @@ def write_store(engine: Any, windows: list[Window], out: Path, batch_size: int) 
         refuse_if_too_large(estimate_bytes(windows, engine.vocab_size, 4), out)
         head_bytes = 0
         for part in batches(windows, batch_size):
-            for (i, w), logits in zip(part, engine.own_logits([w.token_ids for _, w in part])):
+            for (i, w), _, logits in zip(part, *engine.own_logits([w.token_ids for _, w in part])):
                 states[str(i)] = logits[w.first - 1 : -1].contiguous().cpu()
     save_file(states, out / "states.safetensors")
     artifacts.write_jsonl(out / "windows.jsonl", (asdict(w) for w in windows))

@@ -47,7 +47,7 @@ def cluster_bootstrap(
     if len(nums) < 2:
         return Estimate(value, None, None, len(num), method, ("one cluster: no interval can be made",))
     warnings = () if len(nums) >= FEW else (f"{len(nums)} clusters are few for an interval",)
-    if np.ptp(nums / dens) == 0:  # every cluster says the same: resampling cannot vary
+    if (nums * dens.sum() == dens * nums.sum()).all():  # every cluster says the same: resampling cannot vary
         return Estimate(value, value, value, len(num), method, warnings)
     result = stats.bootstrap(
         (nums, dens), statistic, paired=True, vectorized=True, method="BCa", n_resamples=resamples,

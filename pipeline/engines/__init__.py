@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,7 +61,8 @@ class Engine(Protocol):
 def load(name: str, model_dir: Path, *, threads: int, **options: Any) -> Engine:
     """Load a model folder with an engine and its options."""
     check(name, options)
-    return cast(Engine, _module(name).load(model_dir, threads=threads, **options))
+    engine: Engine = _module(name).load(model_dir, threads=threads, **options)
+    return engine
 
 
 def check(name: str, options: dict[str, Any]) -> None:

@@ -88,12 +88,20 @@ class HfEngine:
             return body(input_ids=self._ids(batch), use_cache=False).last_hidden_state
 
     def logits(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
-        return self.own_logits([token_ids])[0].float().cpu().numpy()  # type: ignore[no-any-return]
+        return self.own_logits([token_ids])[1][0].float().cpu().numpy()  # type: ignore[no-any-return]
 
-    def own_logits(self, batch: Sequence[Sequence[int]]) -> Any:
-        """The model's own forward pass, nothing split: tensor [b, n, vocab] in the model's own type."""
-        with self.torch.inference_mode():
-            return self.model(input_ids=self._ids(batch), use_cache=False).logits
+    def own_logits(self, batch: Sequence[Sequence[int]]) -> tuple[Any, Any]:
+        """The model's own forward pass, nothing split: hidden states [b, n, d] on their way to the head, and the
+        logits [b, n, vocab] it made of them, in the model's own type."""
+        caught: list[Any] = []
+        body = getattr(self.model, self.model.base_model_prefix)
+        hook = body.register_forward_hook(lambda module, args, out: caught.append(out[0]))
+        try:
+            with self.torch.inference_mode():
+                logits = self.model(input_ids=self._ids(batch), use_cache=False).logits
+        finally:
+            hook.remove()
+        return caught[0], logits
 
     def logit_blocks(
         self, batch: Sequence[Sequence[int]], starts: Sequence[int], rows: int

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from pipeline.errors import ParamsError
 from pipeline.options import check_options, names_in
@@ -23,7 +23,8 @@ def find(name: str) -> Callable[..., Facts]:
     known = names_in(Path(__file__).parent)
     if name not in known:
         raise ParamsError(f"quantizer {name!r} is not in pipeline/quantizers/{did_you_mean(name, known)}")
-    return cast("Callable[..., Facts]", import_module(f"pipeline.quantizers.{name}").quantize)
+    function: Callable[..., Facts] = import_module(f"pipeline.quantizers.{name}").quantize
+    return function
 
 
 def check(name: str, options: dict[str, Any]) -> None:

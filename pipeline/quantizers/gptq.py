@@ -14,7 +14,7 @@ import shutil
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline import artifacts
+from pipeline import artifacts, cli
 from pipeline.calibration import Calibration
 from pipeline.errors import Unsupported
 from pipeline.quantizers import Facts
@@ -46,12 +46,11 @@ def quantize(
             from gptqmodel import GPTQModel, QuantizeConfig
         except ImportError as e:
             raise Unsupported(f"quantizer 'gptq' needs {e.name}; pip install gptqmodel -c constraints.txt") from None
-        from tqdm import tqdm
 
         config = QuantizeConfig(bits=bits, group_size=group_size, fallback=None)
         model = GPTQModel.load(str(model_dir), config)
         layers = model.model.config.num_hidden_layers
-        with tqdm(total=layers, desc=f"gptq int{bits}", unit="layer", file=terminal) as bar:
+        with cli.progress(layers, f"gptq int{bits}", "layer", terminal) as bar:
             model.layer_callback = _Progress(bar)
             model.quantize([{"input_ids": r, "attention_mask": [1] * len(r)} for r in rows], batch_size=batch_size)
         model.save(str(out_dir))
@@ -64,8 +63,7 @@ class _Progress:
         self.bar = bar
 
     def layer_complete(self, *, layer_idx: int, submodule_finalized: bool) -> None:
-        self.bar.n = max(self.bar.n, layer_idx + 1)  # it is told twice a layer, in threads
-        self.bar.refresh()
+        self.bar.update(max(0, layer_idx + 1 - self.bar.n))  # it is told twice a layer, in threads
 
 
 def refuse_odd_widths(model_dir: Path, group_size: int) -> None:

@@ -1,0 +1,56 @@
+"""check: everything that can be wrong with params.yaml and the data is found here, before any work starts.
+
+It is the first stage of dvc.yaml and every other follows it. What it writes never changes, so that an edit of params
+that passes reruns only the stages which read the edited key.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pipeline import artifacts, cli, engines, evalset, params, quantizers
+from pipeline.errors import ParamsError, QuantgateError
+from pipeline.params import Params
+from pipeline.rules import bound_of
+
+CHECKED = artifacts.ARTIFACTS / "checked.json"
+
+
+def faults(settings: Params) -> list[str]:
+    """All that is wrong beyond the shape of params.yaml, as messages."""
+    found: list[str] = []
+
+    def collect(where: str, check: object, *args: object) -> None:
+        try:
+            check(*args)  # type: ignore[operator]
+        except QuantgateError as e:
+            found.append(f"{where}: {e}")
+
+    for name, variant in settings.variants.items():
+        collect(f"params.yaml: variants.{name}", quantizers.check, variant.quantizer, variant.options)
+        collect(f"params.yaml: variants.{name}", engines.check, variant.engine, variant.engine_options)
+    for k, rule in enumerate(settings.gate.rules):
+        collect(f"params.yaml: gate.rules.{k}", bound_of, rule)
+    collect("params.yaml: calibration.set", evalset.load_texts, Path(settings.calibration.set))
+    collect("params.yaml: diverge.corpus", evalset.load_texts, Path(settings.diverge.corpus))
+    collect("params.yaml: diverge.trajectories.prompts", evalset.load_prompts, Path(settings.diverge.trajectories.prompts))
+    collect("params.yaml: benchmark.prompts", evalset.load_texts, Path(settings.benchmark.prompts))
+    local = evalset.local_tasks()
+    for task in settings.evaluate.tasks:
+        if task in local:  # any other name is lm-eval's own, which only lm-eval can check
+            collect("params.yaml: evaluate.tasks", evalset.load_task, task)
+    return found
+
+
+def main() -> None:
+    """Check params.yaml and every data file it names."""
+    settings = params.load()
+    found = faults(settings)
+    if found:
+        raise ParamsError("\n       ".join(found))
+    artifacts.write_json(CHECKED, {"status": "ok"})
+    cli.say("check", f"params.yaml is sound: {len(settings.variants)} variants, {len(settings.gate.rules)} gate rules")
+
+
+if __name__ == "__main__":
+    cli.run(main)

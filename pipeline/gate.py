@@ -1,0 +1,130 @@
+"""gate: metrics + rules -> PASS / FAIL / INCONCLUSIVE -> reports/gate.json
+
+The stage only writes the verdict and exits 0, so that report and MLflow always come after it. `--enforce` is what a
+merge runs: 0 pass, 1 fail, 2 missing or stale, 3 inconclusive.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pipeline import artifacts, cli, params
+from pipeline.errors import ArtifactError
+from pipeline.metrics import definition
+from pipeline.params import Params, Rule
+from pipeline.rules import Judgement, Verdict, bound_of, judge, worst
+
+EXIT = {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 3}
+STALE = 2
+
+
+def gate(results: dict[str, dict[str, Any]], settings: Params) -> dict[str, Any]:
+    """Judge every variant but the reference. results: {variant: its metrics/<variant>.json}."""
+    variants = {}
+    for name, variant in settings.variants.items():
+        if name == settings.reference:
+            continue
+        result = results.get(name)
+        rules = [_apply(rule, result) for rule in settings.gate.rules if rule.variants is None or name in rule.variants]
+        verdict, reason = _verdict(result, rules)
+        variants[name] = {"verdict": verdict, "reason": reason, "required": variant.required, "rules": rules}
+    required = [v["verdict"] for v in variants.values() if v["required"]]
+    overall = worst(["FAIL" if v == "UNSUPPORTED" else v for v in required])
+    return {"verdict": overall, "inconclusive": settings.gate.inconclusive, "variants": variants}
+
+
+def _apply(rule: Rule, result: dict[str, Any] | None) -> dict[str, Any]:
+    bound = bound_of(rule)
+    what = definition(rule.metric)
+    assert what is not None  # bound_of has refused unknown metrics
+    metric = (result or {}).get("metrics", {}).get(rule.metric)
+    judgement: Judgement = judge(bound, metric)
+    return {
+        "metric": rule.metric, "bound": bound.text, "threshold": bound.threshold, "better": bound.better,
+        "unit": what.unit, "required": rule.required, "verdict": judgement.verdict, "reason": judgement.reason,
+        "settle": judgement.settle, **{k: (metric or {}).get(k) for k in ("value", "low", "high", "n")},
+    }  # fmt: skip
+
+
+def _verdict(result: dict[str, Any] | None, rules: list[dict[str, Any]]) -> tuple[Verdict | str, str]:
+    """A variant's verdict and its reason in words."""
+    if result is None:
+        return "FAIL", "there are no results for this variant"
+    if result["status"] == "unsupported":
+        return "UNSUPPORTED", result["reason"]
+    if result["status"] != "ok":
+        return "FAIL", f"{result['status']}: {result['reason']}"
+    needed = [r for r in rules if r["required"]]
+    if not needed:
+        return "FAIL", "no required rule applies to this variant, so nothing vouches for it"
+    verdict = worst([r["verdict"] for r in needed])
+    deciding = [r for r in needed if r["verdict"] == verdict]
+    if verdict == "PASS":
+        return verdict, f"all {len(needed)} required rules pass"
+    return verdict, "; ".join(f"{r['metric']}: {r['reason']}" for r in deciding)
+
+
+def _inputs(settings: Params) -> dict[str, str | None]:
+    """Hashes of what a verdict rests on; None where a file is missing."""
+    files = [artifacts.metrics(name) for name in settings.variants]
+    hashes: dict[str, str | None] = {str(f): artifacts.sha256_file(f) if f.exists() else None for f in files}
+    judged = {"gate": settings.gate.model_dump(), "reference": settings.reference,
+              "variants": {n: v.model_dump() for n, v in settings.variants.items()}}  # fmt: skip
+    return hashes | {"params": artifacts.digest(judged)}
+
+
+def enforce(settings: Params) -> int:
+    """Exit code for a merge, by the verdict on file; anything missing or changed since is never a pass."""
+    if not artifacts.GATE.exists():
+        print(f"gate: {artifacts.GATE} is missing; run `dvc repro`", file=sys.stderr)
+        return STALE
+    verdict = artifacts.read_json(artifacts.GATE)
+    now, then = _inputs(settings), verdict.get("inputs", {})
+    changed = sorted(k for k in now.keys() | then.keys() if now.get(k) is None or now.get(k) != then.get(k))
+    changed += _changed_rows(settings)
+    if changed:
+        print(f"gate: the verdict is stale; missing or changed since: {', '.join(changed)}; run `dvc repro`", file=sys.stderr)
+        return STALE
+    for name, v in verdict["variants"].items():
+        print(f"{v['verdict']:<13} {name}{'' if v['required'] else ' (advisory)'}: {v['reason']}")
+    print(f"{verdict['verdict']:<13} overall")
+    if verdict["verdict"] == "INCONCLUSIVE" and settings.gate.inconclusive == "passes":
+        return 0
+    return EXIT.get(verdict["verdict"], STALE)
+
+
+def _changed_rows(settings: Params) -> list[str]:
+    """Row files that are here but are not those the metrics were made from."""
+    changed = set()
+    for name in settings.variants:
+        for file, then in artifacts.read_json(artifacts.metrics(name))["inputs"].items() if artifacts.metrics(name).exists() else ():
+            if Path(file).exists() and artifacts.sha256_file(Path(file)) != then:
+                changed.add(file)
+    return sorted(changed)
+
+
+def main(
+    enforcing: Annotated[bool, typer.Option("--enforce", help="Judge nothing; exit by the verdict on file.")] = False,
+) -> None:
+    """Judge every variant by the rules in params.yaml."""
+    settings = params.load()
+    if enforcing:
+        try:
+            sys.exit(enforce(settings))
+        except ArtifactError as e:
+            print(f"gate: {e}", file=sys.stderr)
+            sys.exit(STALE)
+    watch = artifacts.Stopwatch("gate")
+    results = {n: artifacts.read_json(artifacts.metrics(n)) for n in settings.variants if artifacts.metrics(n).exists()}
+    verdict = gate(results, settings) | {"inputs": _inputs(settings)}
+    artifacts.write_json(artifacts.GATE, verdict)
+    told = ", ".join(f"{n} {v['verdict']}" for n, v in verdict["variants"].items())
+    cli.say("gate", f"{verdict['verdict']} ({told}), {watch.done():.1f} s")
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,244 @@
+"""report: report.md, report.html, figures -> reports/
+
+`--summary` prints the table, what each stage took, and where to look.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pipeline import artifacts, cli, params
+from pipeline.params import Params
+
+FIGURES = artifacts.REPORTS / "figures"
+TEMPLATES = Path(__file__).parent / "templates"
+STAGES = ("check", "download", "quantize", "reference", "diverge", "evaluate", "benchmark", "compare", "gate", "report", "track")
+# Numbers that `dvc metrics show` compares between commits; everything else is in metrics/<variant>.json.
+SUMMARY_METRICS = (
+    "bits_per_weight", "weight_bytes", "kld_mean", "kld_p999", "top1_agreement", "ppl_ratio", "acc/all", "acc_delta/all",
+    "ttft_ms", "tpot_ms", "decode_tok_s", "speed_ratio", "peak_memory_bytes",
+)  # fmt: skip
+
+
+# --- figures in words --------------------------------------------------------------------------------------------
+
+
+def show(metric: dict[str, Any] | None, digits: int = 3, scale: float = 1.0, interval: bool = True, sign: bool = False) -> str:
+    """`0.00623 [0.00579, 0.00675]`, or a dash where there is no value."""
+    if not metric or metric["value"] is None:
+        return "–"
+    style = f"{'+' if sign else ''}.{digits}g"
+    text = _number(metric["value"] * scale, style)
+    if not interval or metric["low"] is None or metric["low"] == metric["high"]:
+        return text
+    return f"{text} [{_number(metric['low'] * scale, style)}, {_number(metric['high'] * scale, style)}]"
+
+
+def _number(value: float, style: str) -> str:
+    """Like format(), without exponents in the range people read, and without a sign on zero."""
+    text = format(value, style)
+    if "e" in text and 1e-4 <= abs(value) < 1e6:
+        text = format(round(value), "d") if abs(value) >= 1 else format(value, ".6f")
+    return "0" if value == 0 else text
+
+
+def table(results: dict[str, dict[str, Any]], verdict: dict[str, Any], settings: Params) -> list[dict[str, str]]:
+    """One row a variant, as text; the columns are those of the README."""
+    rows = []
+    for name in settings.variants:
+        result = results[name]
+        m = result["metrics"]
+        judged = verdict["variants"].get(name)
+        rows.append({
+            "variant": name,
+            "bits/weight": show(m.get("bits_per_weight")),
+            "size MB": show(m.get("weight_bytes"), scale=1e-6),
+            "KLD (nats)": show(m.get("kld_mean")),
+            "top-1 agreement (%)": show(m.get("top1_agreement"), scale=100),
+            "accuracy Δ (pp)": show(m.get("acc_delta/all"), 2, sign=True),
+            "TTFT (ms)": show(m.get("ttft_ms"), interval=False),
+            "decode tok/s": show(m.get("decode_tok_s")),
+            "× reference": show(m.get("speed_ratio")),
+            "verdict": "reference" if judged is None else judged["verdict"] + ("" if judged["required"] else " (advisory)"),
+        })  # fmt: skip
+    return rows
+
+
+def run_times(settings: Params) -> list[tuple[str, str, float]]:
+    """(stage, variant or '', seconds) of the last run of each stage on this machine."""
+    found = []
+    for stage in STAGES:
+        for name in (None, *settings.variants):
+            facts = artifacts.run_facts(stage, name)
+            if facts:
+                found.append((stage, name or "", float(facts["wall_s"])))
+    return found
+
+
+def machine_line(settings: Params, results: dict[str, dict[str, Any]]) -> str:
+    """The machine the timings were taken on."""
+    machine = next((r["machine"] for r in results.values() if r["machine"]), None)
+    if not machine:
+        return "no timings were taken"
+    gpu = machine["gpu"] or "no GPU"
+    return (
+        f"{machine['cpu']}, {machine['cores']} cores ({machine.get('cpu_capability', '?')}), {machine['threads']} threads, "
+        f"{machine['memory_bytes'] / 2**30:.0f} GiB, {gpu}, {machine['system']}, Python {machine['python']}"
+    )
+
+
+# --- pictures ----------------------------------------------------------------------------------------------------
+
+
+def draw_tradeoff(results: dict[str, dict[str, Any]], verdict: dict[str, Any], reference: str, path: Path) -> None:
+    """Quality (KLD) against decode speed, area by file size, verdict by marker and word; intervals as bars."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    marks = {"PASS": ("o", "#1a7f37"), "FAIL": ("X", "#b42318"), "INCONCLUSIVE": ("D", "#9a6700"), "REFERENCE": ("s", "#0b57a4")}
+    with plt.rc_context({"svg.hashsalt": "quantgate", "font.size": 10, "svg.fonttype": "none"}):
+        figure, axes = plt.subplots(figsize=(7.6, 4.8), layout="constrained")
+        sizes = [r["metrics"]["weight_bytes"]["value"] for r in results.values() if "weight_bytes" in r["metrics"]]
+        for name, result in results.items():
+            x, y, size = (result["metrics"].get(k) for k in ("decode_tok_s", "kld_mean", "weight_bytes"))
+            if not (x and y and size) or x["value"] is None or y["value"] is None:
+                continue
+            word = "REFERENCE" if name == reference else verdict["variants"][name]["verdict"]
+            marker, colour = marks.get(word, ("o", "#666666"))
+            axes.errorbar(x["value"], y["value"], xerr=_bars(x), yerr=_bars(y), fmt="none", ecolor="#888888", lw=1, capsize=2, zorder=1)
+            axes.scatter(x["value"], y["value"], s=420 * size["value"] / max(sizes), marker=marker, c=colour, alpha=0.75, zorder=2, edgecolors="white")
+            axes.annotate(
+                f"{name}\n{size['value'] / 1e6:.0f} MB · {word}", (x["value"], y["value"]), xytext=(10, 6),
+                textcoords="offset points", fontsize=8,
+            )  # fmt: skip
+        axes.set_yscale("symlog", linthresh=1e-5)
+        axes.set_ylim(bottom=-2e-6)
+        n = max((r["metrics"]["kld_mean"]["n"] for r in results.values() if "kld_mean" in r["metrics"]), default=0)
+        rounds = max((r["metrics"]["decode_tok_s"]["n"] for r in results.values() if "decode_tok_s" in r["metrics"]), default=0)
+        axes.set_ylabel(f"mean KLD to {reference}, nats (n = {n} tokens; lower is better)")
+        axes.set_xlabel(f"decode speed, tok/s (n = {rounds} rounds; right is better)")
+        axes.set_title("Quality against speed; area is file size, bars are intervals", fontsize=10)
+        axes.margins(x=0.18, y=0.12)
+        axes.grid(alpha=0.25)
+        with artifacts.atomic_file(path) as tmp:
+            figure.savefig(tmp, format="svg", metadata={"Date": None})
+        with artifacts.atomic_file(path.with_suffix(".png")) as tmp:
+            figure.savefig(tmp, format="png", dpi=130, metadata={"Software": None})
+        plt.close(figure)
+
+
+def _bars(metric: dict[str, Any]) -> list[list[float]] | None:
+    if metric["low"] is None:
+        return None
+    return [[max(0.0, metric["value"] - metric["low"])], [max(0.0, metric["high"] - metric["value"])]]
+
+
+# --- pages -------------------------------------------------------------------------------------------------------
+
+
+def render(template: str, context: dict[str, Any]) -> str:
+    import jinja2
+
+    env = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=template.endswith(".html.j2"), trim_blocks=True,
+        lstrip_blocks=True, undefined=jinja2.StrictUndefined, keep_trailing_newline=True,
+    )  # fmt: skip
+    return env.get_template(template).render(context)
+
+
+def context_of(results: dict[str, dict[str, Any]], verdict: dict[str, Any], settings: Params) -> dict[str, Any]:
+    base = artifacts.read_manifest(artifacts.BASE)
+    first = results[settings.reference]["metrics"]
+    return {
+        "verdict": verdict, "rows": table(results, verdict, settings), "reference": settings.reference, "show": show,
+        "results": results, "base": base, "model": settings.model.model_dump(), "seed": settings.seed,
+        "machine": machine_line(settings, results), "confidence": settings.compare.confidence,
+        "tokens": first.get("kld_mean", {}).get("n", 0), "items": first.get("acc/all", {}).get("n", 0),
+        "rounds": first.get("decode_tok_s", {}).get("n", 0), "benchmark": settings.benchmark,
+        "versions": results[settings.reference]["versions"],
+        "tasks": sorted({k.split("/")[1] for k in first if k.startswith("acc/")}),
+        "domains": sorted({k.split("/")[1] for k in first if k.startswith("kld_mean/")}),
+    }  # fmt: skip
+
+
+def summary_numbers(results: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """{variant: {metric: value}} for `dvc metrics`, which drops text; unknown values are left out."""
+    found = {}
+    for name, result in results.items():
+        values = {k: result["metrics"][k]["value"] for k in SUMMARY_METRICS if k in result["metrics"]}
+        found[name] = {k: v for k, v in values.items() if v is not None}
+    return found
+
+
+def tradeoff_csv(numbers: dict[str, dict[str, float]]) -> str:
+    """The trade-off as a table for `dvc plots`."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["variant", "decode_tok_s", "kld_mean", "weight_bytes"])
+    for name, values in numbers.items():
+        if {"decode_tok_s", "kld_mean", "weight_bytes"} <= values.keys():
+            writer.writerow([name, values["decode_tok_s"], values["kld_mean"], values["weight_bytes"]])
+    return out.getvalue()
+
+
+def write(settings: Params) -> None:
+    results = {name: artifacts.read_json(artifacts.metrics(name)) for name in settings.variants}
+    verdict = artifacts.read_json(artifacts.GATE)
+    draw_tradeoff(results, verdict, settings.reference, FIGURES / "tradeoff.svg")
+    context = context_of(results, verdict, settings)
+    picture = (FIGURES / "tradeoff.svg").read_text(encoding="utf-8")
+    context["picture"] = picture[picture.index("<svg") :]
+    artifacts.write_text(artifacts.REPORTS / "report.md", render("report.md.j2", context))
+    artifacts.write_text(artifacts.REPORTS / "report.html", render("report.html.j2", context))
+    numbers = summary_numbers(results)
+    artifacts.write_json(artifacts.SUMMARY, numbers)
+    artifacts.write_text(artifacts.TRADEOFF, tradeoff_csv(numbers))
+
+
+def print_summary(settings: Params) -> None:
+    """The table, the stages' times, and where to look next."""
+    from rich.console import Console
+    from rich.table import Table
+
+    results = {name: artifacts.read_json(artifacts.metrics(name)) for name in settings.variants}
+    verdict = artifacts.read_json(artifacts.GATE)
+    console = Console(width=None if Console().is_terminal else 160)
+    rows = table(results, verdict, settings)
+    shown = Table(title=f"{settings.model.source} model, reference {settings.reference}: {verdict['verdict']}")
+    for column in rows[0]:
+        shown.add_column(column, justify="left" if column in ("variant", "verdict") else "right")
+    for row in rows:
+        shown.add_row(*row.values())
+    console.print(shown)
+    for name, v in verdict["variants"].items():
+        console.print(f"  {name}: {v['verdict']}: {v['reason']}", highlight=False, soft_wrap=True)
+    stages: dict[str, list[float]] = {}
+    for stage, _, seconds in run_times(settings):
+        stages.setdefault(stage, []).append(seconds)
+    told = ", ".join(f"{stage} {sum(s):.0f} s" + (f" (×{len(s)})" if len(s) > 1 else "") for stage, s in stages.items())
+    console.print(f"time: {told}; {sum(map(sum, stages.values())):.0f} s in all, when each last ran", highlight=False, soft_wrap=True)
+    console.print("report: reports/report.html     MLflow UI: make ui", highlight=False)
+
+
+def main(
+    summary: Annotated[bool, typer.Option("--summary", help="Print the table; write nothing.")] = False,
+) -> None:
+    """Write the report from metrics and verdicts."""
+    settings = params.load()
+    if summary:
+        print_summary(settings)
+        return
+    watch = artifacts.Stopwatch("report")
+    write(settings)
+    cli.say("report", f"reports/report.html, reports/report.md, {watch.done():.1f} s")
+
+
+if __name__ == "__main__":
+    cli.run(main)

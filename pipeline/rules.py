@@ -1,0 +1,124 @@
+"""Gate rules: a bound with a unit, and the verdict of an interval against it. Pure.
+
+PASS: the whole interval is on the good side of the bound. FAIL: the whole interval is on the bad side. Else
+INCONCLUSIVE. Whatever is missing, not a number, or without an interval is never a PASS.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pipeline.errors import ParamsError
+from pipeline.metrics import DEFINITIONS, Definition, definition
+from pipeline.params import Rule, did_you_mean
+from pipeline.stats import Estimate, items_to_settle
+
+Verdict = Literal["PASS", "FAIL", "INCONCLUSIVE"]
+
+# unit of a metric -> {unit a rule may use: factor}. `%` of a fraction is left out: 5 % of 0.9, or 5 points?
+UNITS: dict[str, dict[str, float]] = {
+    "nats": {"nats": 1.0},
+    "fraction": {"pp": 0.01},
+    "pp": {"pp": 1.0},
+    "ratio": {"%": 0.01},
+    "ppl": {"ppl": 1.0},
+    "p": {"p": 1.0},
+    "items": {"items": 1.0},
+    "tokens": {"tokens": 1.0},
+    "bits": {"bits": 1.0},
+    "bytes": {"bytes": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30},
+    "ms": {"ms": 1.0, "s": 1000.0},
+    "s": {"s": 1.0, "ms": 0.001},
+    "tok/s": {"tok/s": 1.0},
+}
+QUANTITY = re.compile(r"^\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(\S.*?)\s*$")
+
+
+@dataclass(frozen=True)
+class Bound:
+    """threshold: in the metric's own unit; text: as the rule says it."""
+
+    metric: str
+    threshold: float
+    better: Literal["lower", "higher"]
+    text: str
+
+
+@dataclass(frozen=True)
+class Judgement:
+    verdict: Verdict
+    reason: str
+    settle: int | None = None
+
+
+def bound_of(rule: Rule) -> Bound:
+    """A rule's bound in the metric's own unit.
+
+    margin: how far past "no difference" the metric may be; gain: how far it must be on the good side; limit: an
+    absolute bound. Raises `ParamsError` for an unknown metric, a wrong unit, a negative or non-finite number.
+    """
+    what = definition(rule.metric)
+    if what is None:
+        raise ParamsError(f"gate rule: metric {rule.metric!r} is not known{did_you_mean(rule.metric, list(DEFINITIONS))}")
+    kind = next(k for k in ("margin", "gain", "limit") if getattr(rule, k) is not None)
+    amount = quantity(getattr(rule, kind), what, f"gate rule on {rule.metric}: {kind}")
+    text = f"{kind} {getattr(rule, kind)}"
+    if kind == "limit":
+        return Bound(rule.metric, amount, what.better, text)
+    if what.neutral is None:
+        raise ParamsError(f"gate rule on {rule.metric}: it has no value that means 'no difference'; use limit, not {kind}")
+    away = amount if kind == "margin" else -amount
+    threshold = what.neutral + (away if what.better == "lower" else -away)
+    return Bound(rule.metric, threshold, what.better, text)
+
+
+def quantity(text: str, what: Definition, where: str) -> float:
+    """`1 pp`, `0.5 %`, `2 ms` in the metric's own unit."""
+    units = UNITS[what.unit]
+    match = QUANTITY.match(text)
+    if not match or match.group(2) not in units:
+        raise ParamsError(f"{where} = {text!r}: write a number and a unit ({', '.join(units)}), such as '1 {next(iter(units))}'")
+    amount = float(match.group(1)) * units[match.group(2)]
+    if not math.isfinite(amount) or amount < 0:
+        raise ParamsError(f"{where} = {text!r}: must be a finite number that is not negative")
+    return amount
+
+
+def judge(bound: Bound, metric: dict[str, Any] | None) -> Judgement:
+    """Verdict of one metric (as in metrics/<variant>.json) against a bound."""
+    if metric is None:
+        return Judgement("FAIL", f"{bound.metric} is missing from the results")
+    value, low, high = metric.get("value"), metric.get("low"), metric.get("high")
+    if not _number(value):
+        return Judgement("FAIL", f"{bound.metric} has no value: {metric.get('reason') or 'not a number'}")
+    if not metric.get("n"):
+        return Judgement("FAIL", f"{bound.metric} rests on no items")
+    if not (_number(low) and _number(high)):
+        return Judgement("INCONCLUSIVE", f"{bound.metric} has no interval: {'; '.join(metric.get('warnings') or ['unknown'])}")
+    sign = 1 if bound.better == "lower" else -1
+    best, worst = sorted((sign * low, sign * high))
+    edge = sign * bound.threshold
+    side = "at most" if bound.better == "lower" else "at least"
+    asked = f"{side} {bound.threshold:.4g} ({bound.text})"
+    if worst <= edge:
+        return Judgement("PASS", f"the whole interval is {asked}")
+    if best > edge:
+        return Judgement("FAIL", f"the whole interval is past the bound: {asked}")
+    settle = items_to_settle(Estimate(value, low, high, int(metric["n"]), ""), bound.threshold)
+    more = f"; about {settle} in place of {metric['n']} would settle it" if settle else ""
+    return Judgement("INCONCLUSIVE", f"the interval contains the bound: {asked}{more}", settle)
+
+
+def worst(verdicts: list[Verdict]) -> Verdict:
+    """FAIL before INCONCLUSIVE before PASS; of nothing at all: FAIL."""
+    for verdict in ("FAIL", "INCONCLUSIVE", "PASS"):
+        if verdict in verdicts:
+            return verdict  # type: ignore[return-value]
+    return "FAIL"
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
