@@ -75,7 +75,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
         yield tmp
         with tmp.open("rb+") as f:
             os.fsync(f.fileno())
-        os.replace(tmp, path)
+        tmp.replace(path)
     finally:
         tmp.unlink(missing_ok=True)
 
@@ -95,8 +95,8 @@ def atomic_dir(path: Path) -> Iterator[Path]:
                     os.fsync(f.fileno())
         old = path.parent / f".{path.name}.{os.getpid()}.old.tmp"
         if path.exists():
-            os.replace(path, old)
-        os.replace(tmp, path)
+            path.replace(old)
+        tmp.replace(path)
         shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(tmp, ignore_errors=True)
@@ -231,7 +231,8 @@ class Stopwatch:
         """Write wall time and peak memory of this process; returns the seconds."""
         seconds = round(time.monotonic() - self._start, 1)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-        write_json(self.path, {"wall_s": seconds, "peak_memory_bytes": peak, "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())})
+        finished = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        write_json(self.path, {"wall_s": seconds, "peak_memory_bytes": peak, "finished": finished})
         return seconds
 
 

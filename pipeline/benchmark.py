@@ -24,7 +24,6 @@ from pipeline.engines import Sampling
 from pipeline.errors import ArtifactError, DataError, QuantgateError
 from pipeline.evalset import load_texts
 from pipeline.params import Benchmark, Variant
-from pipeline.quiet import output_to
 
 Row = dict[str, Any]
 STARTUP_S = 600  # a model that does not load within this time is not going to
@@ -38,8 +37,7 @@ def _serve(pipe: Connection, variant: Variant, folder: Path, threads: int) -> No
     cli._quiet()
     try:
         start = time.monotonic()
-        with output_to(artifacts.LOGS / "benchmark.log"):
-            engine = engines.load(variant.engine, folder, threads=threads, **variant.engine_options)
+        engine = engines.load(variant.engine, folder, threads=threads, **variant.engine_options)
         pipe.send({"load_s": time.monotonic() - start, "load_memory_bytes": hardware.peak_memory(reset=True)})
     except QuantgateError as e:
         pipe.send({"error": str(e)})
@@ -162,9 +160,7 @@ def main(variant: str) -> None:
         return
     threads = settings.thread_count
     tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
-    asked = prompts(
-        load_texts(Path(setup.prompts)), tokenizer, setup.prompt_tokens, setup.warmups + setup.rounds, settings.seed
-    )
+    asked = prompts(load_texts(Path(setup.prompts)), tokenizer, setup.prompt_tokens, setup.warmups + setup.rounds, settings.seed)
     bandwidth = hardware.memory_bandwidth(threads)
     with serving(chosen, folder, threads) as a, serving(reference, base, threads) as b:
         rows = list(measure(a, b, setup, asked))

@@ -16,7 +16,14 @@ from pipeline.errors import ArtifactError
 from pipeline.metrics import definition, itl, tpot, ttft
 from pipeline.params import Compare
 from pipeline.stats import (
-    Estimate, cluster_bootstrap, geometric_mean_t, mcnemar, mean_t, paired_difference, quantile_bootstrap, wilson,
+    Estimate,
+    cluster_bootstrap,
+    geometric_mean_t,
+    mcnemar,
+    mean_t,
+    paired_difference,
+    quantile_bootstrap,
+    wilson,
 )  # fmt: skip
 
 Metrics = dict[str, dict[str, Any]]

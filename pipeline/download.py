@@ -120,12 +120,11 @@ def _from_hub(model: params.HubModel, out: Path) -> dict[str, Any]:
         if code == 403:
             raise DownloadError(f"your token may not read {where} (403)") from None
         raise DownloadError(f"the hub answered {code} for {where}; try again later") from None
-    except OSError as e:  # no route, no name, offline mode: every client's connection error derives from OSError
-        raise DownloadError(f"the hub cannot be reached for {where} ({type(e).__name__}); use a path or package model") from None
     except Exception as e:
-        if "Offline" in type(e).__name__ or "Connect" in type(e).__name__:
-            raise DownloadError(f"the hub cannot be reached for {where} ({type(e).__name__}); use a path or package model") from None
-        raise
+        # offline mode, no route and no name come as OSError or as an error of whichever HTTP client is installed
+        if not isinstance(e, OSError) and not any(word in type(e).__name__ for word in ("Offline", "Connect", "Timeout")):
+            raise
+        raise DownloadError(f"the hub cannot be reached for {where} ({type(e).__name__}); use a path or package model") from None
     shutil.rmtree(out / ".cache", ignore_errors=True)
     return {"source": "hub", "id": model.id, "revision": model.revision, "commit": commit}
 

@@ -1,12 +1,12 @@
 """What can go wrong, as one tree; every message says what, which value, and what to do next.
 
-    QuantgateError
-    ├── ParamsError         params.yaml: unknown key, wrong type, value out of range
-    ├── DataError           an evaluation, calibration or prompt file, with its line
-    ├── DownloadError       the base model could not be had (offline, gated, missing, wrong hash)
-    ├── ArtifactError       something an earlier stage should have written is missing, stale or damaged
-    ├── InvalidVariant      the variant ran, but what it computes cannot be used (NaN, overflow, not quantized)
-    └── Unsupported         this machine, package or model cannot do it; the reason becomes part of the result
+QuantgateError
+├── ParamsError         params.yaml: unknown key, wrong type, value out of range
+├── DataError           an evaluation, calibration or prompt file, with its line
+├── DownloadError       the base model could not be had (offline, gated, missing, wrong hash)
+├── ArtifactError       something an earlier stage should have written is missing, stale or damaged
+├── InvalidVariant      the variant ran, but what it computes cannot be used (NaN, overflow, not quantized)
+└── Unsupported         this machine, package or model cannot do it; the reason becomes part of the result
 """
 
 from __future__ import annotations

@@ -27,7 +27,6 @@ SCORES = ("acc", "exact_match")  # lm-eval's names for "this item was answered c
 def evaluate(engine: Any, setup: Evaluate, seed: int) -> list[Row]:
     """Score every task; one row per item, in task and item order."""
     import lm_eval
-    from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
 
     if engine.name != "hf":
@@ -36,15 +35,13 @@ def evaluate(engine: Any, setup: Evaluate, seed: int) -> list[Row]:
     configs = {name: load_task(name) for name in setup.tasks if name in local}
     # lm-eval's index of its own tasks costs 8 s; it is built only if one of them is asked for
     manager = TaskManager(include_path=str(TASKS), include_defaults=len(configs) < len(setup.tasks))
-    # float32 log-softmax: in bfloat16, lm-eval's default here, a document's log-likelihood moves in steps of 8 nats
-    lm = HFLM(
-        pretrained=engine.model, tokenizer=engine.tokenizer, batch_size=setup.batch_size, max_length=engine.max_length,
-        softmax_dtype="float32",
-    )  # fmt: skip
     rows: list[Row] = []
     for task in setup.tasks:
         chat = bool((configs.get(task, {}).get("metadata") or {}).get("chat"))
         wanted = _subset(local[task], configs[task], setup.limit, seed) if task in configs else None
+        rolling = configs.get(task, {}).get("output_type") == "loglikelihood_rolling"
+        # whole documents at a time would need gigabytes of logits, and time to touch them
+        lm = _lm(engine, min(2, setup.batch_size) if rolling else setup.batch_size)
         found = lm_eval.simple_evaluate(
             model=lm,
             tasks=[task],
@@ -64,11 +61,28 @@ def evaluate(engine: Any, setup: Evaluate, seed: int) -> list[Row]:
     return rows
 
 
+def _lm(engine: Any, batch_size: int) -> Any:
+    """lm-eval's own model class around the engine's model.
+
+    float32 log-softmax: in bfloat16, its default here, a document's log-likelihood moves in steps of 8 nats.
+    """
+    from lm_eval.models.huggingface import HFLM
+
+    return HFLM(
+        pretrained=engine.model,
+        tokenizer=engine.tokenizer,
+        batch_size=batch_size,
+        max_length=engine.max_length,
+        softmax_dtype="float32",
+    )
+
+
 def _subset(path: Path, config: dict[str, Any], limit: int | None, seed: int) -> list[int] | None:
     """Indices of a fixed-seed subset in file order; a smaller limit's items are among a larger one's."""
     if limit is None:
         return None
-    n = sum(1 for file in task_files(path, config) for line in file.read_text(encoding="utf-8").split("\n") if line.strip())
+    lines = (line for file in task_files(path, config) for line in file.read_text(encoding="utf-8").split("\n"))
+    n = sum(1 for line in lines if line.strip())
     order = list(range(n))
     random.Random(seed).shuffle(order)
     return sorted(order[:limit])
@@ -92,7 +106,13 @@ def _row(task: str, sample: Row, lm: Any, output_type: str) -> Row:
     elif output_type == "loglikelihood_rolling":
         reply = sample["filtered_resps"][0]
         value = float(reply[0] if isinstance(reply, (list, tuple)) else reply)
-        row |= {"loglikelihoods": [value], "bytes": len(requests[0][0].encode("utf-8")), "prediction": None, "target": None, "empty": False}
+        row |= {
+            "loglikelihoods": [value],
+            "bytes": len(requests[0][0].encode("utf-8")),
+            "prediction": None,
+            "target": None,
+            "empty": False,
+        }
     else:
         values = [float(r[0]) for r in sample["filtered_resps"]]
         best = max(range(len(values)), key=values.__getitem__)
@@ -127,7 +147,8 @@ def check(rows: list[Row], tokenizer: Any) -> str | None:
         return "no task gave a row"
     broken = [r for r in rows if r["non_finite"]]
     if broken:
-        return f"{len(broken)} of {len(rows)} items have a log-likelihood that is not finite (first: {broken[0]['task']} {broken[0]['doc_id']})"
+        first = f"{broken[0]['task']} {broken[0]['doc_id']}"
+        return f"{len(broken)} of {len(rows)} items have a log-likelihood that is not finite (first: {first})"
     bos = tokenizer.bos_token_id
     doubled = [r for r in rows if bos is not None and r["first_token_ids"][:2] == [bos, bos]]
     if doubled:
@@ -175,7 +196,9 @@ def main(variant: str) -> None:
     artifacts.write_jsonl(path, rows)
     artifacts.write_json(artifacts.meta_of(path), meta | {"status": status, "reason": why})
     scored = [r["acc"] for r in rows if r["acc"] is not None]
-    told = f"{100 * sum(scored) / len(scored):.1f} % of {len(scored)} items right" if scored and not why else f"{status}: {why}"
+    told = f"{status}: {why}"
+    if status == "ok":
+        told = f"{100 * sum(scored) / max(1, len(scored)):.1f} % of {len(scored)} items right"
     cli.say("evaluate", f"{variant}: {told}, {watch.done():.1f} s")
 
 

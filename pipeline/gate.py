@@ -24,7 +24,7 @@ STALE = 2
 
 def gate(results: dict[str, dict[str, Any]], settings: Params) -> dict[str, Any]:
     """Judge every variant but the reference. results: {variant: its metrics/<variant>.json}."""
-    variants = {}
+    variants: dict[str, dict[str, Any]] = {}
     for name, variant in settings.variants.items():
         if name == settings.reference:
             continue
@@ -32,8 +32,10 @@ def gate(results: dict[str, dict[str, Any]], settings: Params) -> dict[str, Any]
         rules = [_apply(rule, result) for rule in settings.gate.rules if rule.variants is None or name in rule.variants]
         verdict, reason = _verdict(result, rules)
         variants[name] = {"verdict": verdict, "reason": reason, "required": variant.required, "rules": rules}
-    required = [v["verdict"] for v in variants.values() if v["required"]]
-    overall = worst(["FAIL" if v == "UNSUPPORTED" else v for v in required])
+    required: list[Verdict] = [
+        "FAIL" if v["verdict"] == "UNSUPPORTED" else v["verdict"] for v in variants.values() if v["required"]
+    ]
+    overall = worst(required)
     return {"verdict": overall, "inconclusive": settings.gate.inconclusive, "variants": variants}
 
 
@@ -101,9 +103,9 @@ def _changed_rows(settings: Params) -> list[str]:
     """Row files that are here but are not those the metrics were made from."""
     changed = set()
     for name in settings.variants:
-        for file, then in artifacts.read_json(artifacts.metrics(name))["inputs"].items() if artifacts.metrics(name).exists() else ():
-            if Path(file).exists() and artifacts.sha256_file(Path(file)) != then:
-                changed.add(file)
+        path = artifacts.metrics(name)
+        inputs = artifacts.read_json(path)["inputs"] if path.exists() else {}
+        changed |= {f for f, then in inputs.items() if Path(f).exists() and artifacts.sha256_file(Path(f)) != then}
     return sorted(changed)
 
 

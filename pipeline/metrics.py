@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -106,7 +107,8 @@ def compare_logits(ref: NDArray[np.float32], var: NDArray[np.float32], true_ids:
         d[p == 0] = 0.0  # 0 log 0 = 0, also where both logits are -inf
         mean_d = _dot(p, d)
         x = d - mean_d[:, None].astype(np.float32)
-        kld = np.log1p(_dot(p, np.expm1(x) - x))
+        # E_P sees only where P > 0; the variant's mass elsewhere is missing from its normalizer there
+        kld = np.log1p(_dot(p, np.expm1(x) - x)) - np.log1p(-np.where(p == 0, q, 0).sum(-1, dtype=np.float64))
         kld = np.where(np.isfinite(mean_d), kld, np.inf)
         far = ~(np.abs(kld) < 0.5) & np.isfinite(mean_d)  # expm1 may overflow far away; there the textbook form is exact
         if far.any():
@@ -163,4 +165,4 @@ def tpot(t_tokens: list[float]) -> float | None:
 
 def itl(t_tokens: list[float]) -> list[float]:
     """Gaps between consecutive tokens, in seconds."""
-    return [b - a for a, b in zip(t_tokens, t_tokens[1:])]
+    return [b - a for a, b in pairwise(t_tokens)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,10 +29,15 @@ def corpus_windows(documents: list[Row], tokenizer: Any, length: int) -> list[Wi
 
 
 def choose(rows: list[Row], count: int | None, seed: int) -> list[Row]:
-    """A fixed-seed subset in file order; smaller counts are subsets of larger ones."""
+    """A fixed-seed subset in file order, spread evenly over the domains; smaller counts are subsets of larger ones."""
     order = list(range(len(rows)))
     random.Random(seed).shuffle(order)
-    return [rows[i] for i in sorted(order[:count])]
+    taken: Counter[str] = Counter()
+    turn = {}
+    for i in order:  # the first of every domain, then the second of every domain, ...
+        turn[i] = taken[rows[i]["domain"]]
+        taken[rows[i]["domain"]] += 1
+    return [rows[i] for i in sorted(sorted(order, key=turn.__getitem__)[:count])]
 
 
 def prompt_ids(row: Row, tokenizer: Any) -> list[int]:
@@ -98,8 +104,7 @@ def write_store(engine: Any, windows: list[Window], out: Path, batch_size: int) 
 
 def _replays(engine: Any, kept: Any, logits: Any) -> bool:
     return all(
-        engine.torch.equal(engine.head.tensor(kept[at : at + ROWS]), logits[at : at + ROWS])
-        for at in range(0, len(kept), ROWS)
+        engine.torch.equal(engine.head.tensor(kept[at : at + ROWS]), logits[at : at + ROWS]) for at in range(0, len(kept), ROWS)
     )
 
 
@@ -120,7 +125,7 @@ def main() -> None:
     if manifest["status"] != "ok":
         raise ArtifactError(f"the reference {settings.reference!r} is {manifest['status']}: {manifest['reason']}")
     artifacts.verify_files(folder, manifest)
-    engine = engines.load(variant.engine, folder, threads=settings.thread_count, **variant.engine_options)
+    engine: Any = engines.load(variant.engine, folder, threads=settings.thread_count, **variant.engine_options)
     if not hasattr(engine, "hidden"):
         raise Unsupported(f"engine {variant.engine!r} gives no hidden states; choose a reference that runs in 'hf'")
     setup = settings.diverge

@@ -92,6 +92,10 @@ def machine_line(settings: Params, results: dict[str, dict[str, Any]]) -> str:
     )
 
 
+MARKS = {
+    "PASS": ("o", "#1a7f37"), "FAIL": ("X", "#b42318"), "INCONCLUSIVE": ("D", "#9a6700"), "REFERENCE": ("s", "#0b57a4"),
+}  # fmt: skip
+
 # --- pictures ----------------------------------------------------------------------------------------------------
 
 
@@ -102,7 +106,6 @@ def draw_tradeoff(results: dict[str, dict[str, Any]], verdict: dict[str, Any], r
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    marks = {"PASS": ("o", "#1a7f37"), "FAIL": ("X", "#b42318"), "INCONCLUSIVE": ("D", "#9a6700"), "REFERENCE": ("s", "#0b57a4")}
     with plt.rc_context({"svg.hashsalt": "quantgate", "font.size": 10, "svg.fonttype": "none"}):
         figure, axes = plt.subplots(figsize=(7.6, 4.8), layout="constrained")
         sizes = [r["metrics"]["weight_bytes"]["value"] for r in results.values() if "weight_bytes" in r["metrics"]]
@@ -111,19 +114,19 @@ def draw_tradeoff(results: dict[str, dict[str, Any]], verdict: dict[str, Any], r
             if not (x and y and size) or x["value"] is None or y["value"] is None:
                 continue
             word = "REFERENCE" if name == reference else verdict["variants"][name]["verdict"]
-            marker, colour = marks.get(word, ("o", "#666666"))
-            axes.errorbar(x["value"], y["value"], xerr=_bars(x), yerr=_bars(y), fmt="none", ecolor="#888888", lw=1, capsize=2, zorder=1)
-            axes.scatter(x["value"], y["value"], s=420 * size["value"] / max(sizes), marker=marker, c=colour, alpha=0.75, zorder=2, edgecolors="white")
+            marker, colour = MARKS.get(word, ("o", "#666666"))
+            at = x["value"], y["value"]
+            axes.errorbar(*at, xerr=_bars(x), yerr=_bars(y), fmt="none", ecolor="#888888", lw=1, capsize=2, zorder=1)
+            area = 420 * size["value"] / max(sizes)
+            axes.scatter(*at, s=area, marker=marker, c=colour, alpha=0.75, zorder=2, edgecolors="white")
             axes.annotate(
-                f"{name}\n{size['value'] / 1e6:.0f} MB · {word}", (x["value"], y["value"]), xytext=(10, 6),
+                f"{name}\n{size['value'] / 1e6:.0f} MB · {word}", at, xytext=(10, 6),
                 textcoords="offset points", fontsize=8,
             )  # fmt: skip
         axes.set_yscale("symlog", linthresh=1e-5)
         axes.set_ylim(bottom=-2e-6)
-        n = max((r["metrics"]["kld_mean"]["n"] for r in results.values() if "kld_mean" in r["metrics"]), default=0)
-        rounds = max((r["metrics"]["decode_tok_s"]["n"] for r in results.values() if "decode_tok_s" in r["metrics"]), default=0)
-        axes.set_ylabel(f"mean KLD to {reference}, nats (n = {n} tokens; lower is better)")
-        axes.set_xlabel(f"decode speed, tok/s (n = {rounds} rounds; right is better)")
+        axes.set_ylabel(f"mean KLD to {reference}, nats (n = {_n(results, 'kld_mean')} tokens; lower is better)")
+        axes.set_xlabel(f"decode speed, tok/s (n = {_n(results, 'decode_tok_s')} rounds; right is better)")
         axes.set_title("Quality against speed; area is file size, bars are intervals", fontsize=10)
         axes.margins(x=0.18, y=0.12)
         axes.grid(alpha=0.25)
@@ -132,6 +135,11 @@ def draw_tradeoff(results: dict[str, dict[str, Any]], verdict: dict[str, Any], r
         with artifacts.atomic_file(path.with_suffix(".png")) as tmp:
             figure.savefig(tmp, format="png", dpi=130, metadata={"Software": None})
         plt.close(figure)
+
+
+def _n(results: dict[str, dict[str, Any]], name: str) -> int:
+    """The largest n behind a metric, over variants."""
+    return max((r["metrics"][name]["n"] for r in results.values() if name in r["metrics"]), default=0)
 
 
 def _bars(metric: dict[str, Any]) -> list[list[float]] | None:
@@ -223,7 +231,8 @@ def print_summary(settings: Params) -> None:
     for stage, _, seconds in run_times(settings):
         stages.setdefault(stage, []).append(seconds)
     told = ", ".join(f"{stage} {sum(s):.0f} s" + (f" (×{len(s)})" if len(s) > 1 else "") for stage, s in stages.items())
-    console.print(f"time: {told}; {sum(map(sum, stages.values())):.0f} s in all, when each last ran", highlight=False, soft_wrap=True)
+    total = sum(map(sum, stages.values()))
+    console.print(f"time: {told}; {total:.0f} s in all, when each last ran", highlight=False, soft_wrap=True)
     console.print("report: reports/report.html     MLflow UI: make ui", highlight=False)
 
 

@@ -96,7 +96,7 @@ def judge(bound: Bound, metric: dict[str, Any] | None) -> Judgement:
         return Judgement("FAIL", f"{bound.metric} has no value: {metric.get('reason') or 'not a number'}")
     if not metric.get("n"):
         return Judgement("FAIL", f"{bound.metric} rests on no items")
-    if not (_number(low) and _number(high)):
+    if low is None or high is None or not (_number(low) and _number(high)):
         return Judgement("INCONCLUSIVE", f"{bound.metric} has no interval: {'; '.join(metric.get('warnings') or ['unknown'])}")
     sign = 1 if bound.better == "lower" else -1
     best, worst = sorted((sign * low, sign * high))

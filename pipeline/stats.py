@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,6 +23,7 @@ class Estimate:
     warnings: tuple[str, ...] = ()
 
 
+TRANSFORMS: dict[str, Callable[..., Any]] = {"mean": np.asarray, "exp": np.exp, "sqrt": np.sqrt}
 FEW = 30  # below this many clusters a bootstrap interval is too narrow more often than it says
 
 
@@ -31,16 +34,17 @@ def cluster_bootstrap(
     """BCa interval of sum(numerator) / sum(denominator), whole clusters drawn with replacement.
 
     numerator, denominator: [n] per item (a denominator of ones gives the mean); clusters: [n] labels; items of one
-    cluster (tokens of a document) are not independent and are drawn together. transform: "mean", "exp" or "sqrt" of
-    the ratio. Source: Efron 1987 (BCa), as scipy.stats.bootstrap computes it.
+    cluster (tokens of a document) are not independent and are drawn together. transform: a key of
+    TRANSFORMS, applied to the ratio. Source: Efron 1987 (BCa), as scipy.stats.bootstrap computes it.
     """
     num, den = np.asarray(numerator, float), np.asarray(denominator, float)
     _, index = np.unique(np.asarray(clusters), return_inverse=True)
-    nums, dens = np.bincount(index, num), np.bincount(index, den)
-    shape = {"mean": lambda r: r, "exp": np.exp, "sqrt": np.sqrt}[transform]
+    nums: NDArray[np.float64] = np.bincount(index, num).astype(float)
+    dens: NDArray[np.float64] = np.bincount(index, den).astype(float)
+    shape: Callable[..., Any] = TRANSFORMS[transform]
 
-    def statistic(a: NDArray[np.float64], b: NDArray[np.float64], axis: int = -1) -> NDArray[np.float64]:
-        return shape(a.sum(axis) / b.sum(axis))  # type: ignore[no-any-return]
+    def statistic(a: NDArray[np.float64], b: NDArray[np.float64], axis: int = -1) -> Any:
+        return shape(a.sum(axis) / b.sum(axis))
 
     value = float(statistic(nums, dens))
     method = f"BCa cluster bootstrap, {len(nums)} clusters, {resamples} resamples"

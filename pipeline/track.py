@@ -172,7 +172,8 @@ def main() -> None:
             "artifacts/: run `python -m pipeline.track` when it is back"
         ) from None
     artifacts.write_json(artifacts.MLFLOW, found)
-    cli.say("track", f"{made} new MLflow runs, {len(found['runs'])} variants under parent {found['parent'][:8]}, {watch.done():.1f} s")
+    told = f"{made} new MLflow runs, {len(found['runs'])} variants under parent {found['parent'][:8]}"
+    cli.say("track", f"{told}, {watch.done():.1f} s")
 
 
 def _without_password(uri: str) -> str:

@@ -13,11 +13,11 @@ lines), context, target.
 """
 import hashlib
 import json
-import os
 import sys
+from pathlib import Path
 
 SEED = "arithmetic_copy-1"
-OUT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tasks", "arithmetic_copy.jsonl")
+OUT = Path(__file__).resolve().parent.parent / "tasks" / "arithmetic_copy.jsonl"
 VARIANTS = 5        # sets of solved lines per slice
 PER_VARIANT = 4     # questions per set
 
@@ -26,7 +26,7 @@ class Draw:
     """Whole numbers from a hash counter."""
 
     def __init__(self, *key):
-        self.key, self.i = "\x1f".join((SEED,) + key), 0
+        self.key, self.i = "\x1f".join((SEED, *key)), 0
 
     def below(self, n):
         self.i += 1
@@ -161,10 +161,10 @@ def build():
 def main():
     rows = build()
     assert len({r["id"] for r in rows}) == len(rows) == len({r["context"] for r in rows})
-    with open(OUT, "w", encoding="utf-8", newline="\n") as f:
+    with OUT.open("w", encoding="utf-8", newline="\n") as f:
         for r in rows:
             f.write(json.dumps(r, ensure_ascii=False) + "\n")
-    print(f"{os.path.normpath(OUT)}: {len(rows)} rows, {len({r['cluster'] for r in rows})} clusters", file=sys.stderr)
+    print(f"{OUT}: {len(rows)} rows, {len({r['cluster'] for r in rows})} clusters", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -10,17 +10,17 @@ context, choices (four strings that begin with a space), answer (0-3).
 """
 import hashlib
 import json
-import os
 import sys
+from pathlib import Path
 
 SEED = "facts-1"
-OUT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tasks", "facts.jsonl")
+OUT = Path(__file__).resolve().parent.parent / "tasks" / "facts.jsonl"
 
 
 def rank(items, *key):
     """items in an order fixed by SEED and key."""
     def h(x):
-        return hashlib.sha256("\x1f".join((SEED,) + key + (x,)).encode()).hexdigest()
+        return hashlib.sha256("\x1f".join((SEED, *key, x)).encode()).hexdigest()
     return sorted(items, key=h)
 
 
@@ -84,7 +84,7 @@ all_countries = [row[0] for rows in cap.values() for row in rows]
 # these are asked the other way round, so that no country is asked twice
 REVERSE = words("Lisbon, Warsaw, Budapest, Oslo, Helsinki, Sofia, Riga, Vienna, Dublin, Zagreb, Bangkok, Hanoi, Tehran, "
                 "Baghdad, Beirut, Kabul, Nairobi, Accra, Dakar, Kampala, Tripoli, Ottawa, Havana, Lima, Caracas, Kingston")
-for region, rows in cap.items():
+for _region, rows in cap.items():
     for row in rows:
         country, city, other = row[0], row[1], row[2:]
         if city in REVERSE:
@@ -92,9 +92,9 @@ for region, rows in cap.items():
         near = [r[1] for r in rows]
         if other:   # the biggest city that isn't the capital, then one of the region
             alt = rank([c for c in near if c != city], "capalt", country)[0]
-            near = other + [alt]
+            near = [*other, alt]
         add("capitals", "country/" + country, f"The capital of {country} is", city, all_caps, near=near)
-for region, rows in cap.items():
+for _region, rows in cap.items():
     for row in rows:
         if row[1] in REVERSE:
             add("capitals_reverse", "country/" + row[0], f"{row[1]} is the capital city of", row[0],
@@ -137,18 +137,18 @@ zinc=Zn=30; arsenic=As=33; bromine=Br=35; strontium=Sr=38; silver=Ag=47; tin=Sn=
 iodine=I=53; barium=Ba=56; tungsten=W=74; platinum=Pt=78; gold=Au=79; mercury=Hg=80; lead=Pb=82
 radon=Rn=86; uranium=U=92; plutonium=Pu=94""")
 symbols = [e[1] for e in ELEMENTS]
-for name, sym, num in ELEMENTS:
+for name, sym, _num in ELEMENTS:
     if sym in "H Li C N O F Ne S B U I Ba Sr".split():      # too easy for any model
         continue
     # the harder ones: symbols that share a letter with the name's beginning or the symbol's
     near = [s for s in symbols if s[0] == sym[0] or s[0].lower() == name[0]]
     add("element_symbols", "element/" + name, f"The chemical symbol for {name} is", sym, symbols, near=near)
 names = [e[0] for e in ELEMENTS]
-for name, sym, num in ELEMENTS:
+for name, sym, _num in ELEMENTS:
     if sym in "He Na K Fe Au Ag Hg Pb Sn W Cu Ca Zn Mg Pu Sb As Co Si P S Cl Mn Sr Ba".split():
         near = [n for n in names if n[0] == sym[0].lower()]
         add("element_names", "element/" + name, f"The chemical element with the symbol {sym} is", name, names, near=near)
-for name, sym, num in ELEMENTS:
+for name, _sym, num in ELEMENTS:
     if num in "1 2 3 6 7 8 9 10 11 12 13 14 20 26 29 47 79 80 82 92".split():
         near = [e[0] for e in ELEMENTS if e[2] != num and abs(int(e[2]) - int(num)) <= 4]
         add("atomic_numbers", "element/" + name, f"The chemical element with atomic number {num} is", name, names, near=near)
@@ -172,9 +172,9 @@ LANGUAGES = table("""
 Brazil=Portuguese; Mexico=Spanish; Egypt=Arabic; Austria=German; Iran=Persian; Angola=Portuguese; Argentina=Spanish
 Bangladesh=Bengali; Cuba=Spanish; the Netherlands=Dutch; Jordan=Arabic; Chile=Spanish; Cambodia=Khmer; Liechtenstein=German
 Libya=Arabic; Australia=English; Israel=Hebrew; Japan=Japanese""")
-for c, l in LANGUAGES:
-    add("languages", "language/" + c, f"The main language spoken in {c} is", l, [r[1] for r in LANGUAGES],
-        ban=["Arabic"] if l == "Hebrew" else ())
+for c, spoken in LANGUAGES:
+    add("languages", "language/" + c, f"The main language spoken in {c} is", spoken, [r[1] for r in LANGUAGES],
+        ban=["Arabic"] if spoken == "Hebrew" else ())
 
 # ---------------------------------------------------------------- authors
 NOVELS = table("""
@@ -403,8 +403,8 @@ Hagia Sophia=Istanbul; Sagrada Familia=Barcelona; Burj Khalifa=Dubai; Christ the
 Prado Museum=Madrid; Louvre Museum=Paris; Empire State Building=New York; White House=Washington, D.C.
 Little Mermaid statue=Copenhagen; Alhambra palace=Granada; Charles Bridge=Prague; Uffizi Gallery=Florence""")
 LANDMARKS = [r for r in LANDMARKS if r[1]]
-for l, c in LANDMARKS:
-    add("landmarks", "landmark/" + l, f"The {l} is located in the city of", c, [r[1] for r in LANDMARKS],
+for mark, c in LANDMARKS:
+    add("landmarks", "landmark/" + mark, f"The {mark} is located in the city of", c, [r[1] for r in LANDMARKS],
         ban=["Washington, D.C."] if c == "New York" else ())
 GEO = table("""
 The highest mountain in the world is=Mount Everest=Kilimanjaro,Mont Blanc,Denali
@@ -517,8 +517,8 @@ def build():
             seen.add(it["context"])
             pos = pos_of[it["context"]]
             d = rank(it["distractors"], "place", it["context"])
-            choices = d[:pos] + [it["answer_text"]] + d[pos:]
-            assert len(set(c.lower() for c in choices)) == 4, it
+            choices = [*d[:pos], it["answer_text"], *d[pos:]]
+            assert len({c.lower() for c in choices}) == 4, it
             assert it["context"] == it["context"].strip() and all(c == c.strip() and c for c in choices), it
             rows.append({"id": f"facts-{slice_}-{i:03d}", "slice": slice_, "cluster": it["cluster"],
                          "context": it["context"], "choices": [" " + c for c in choices], "answer": pos})
@@ -528,10 +528,10 @@ def build():
 
 def main():
     rows = build()
-    with open(OUT, "w", encoding="utf-8", newline="\n") as f:
+    with OUT.open("w", encoding="utf-8", newline="\n") as f:
         for r in rows:
             f.write(json.dumps(r, ensure_ascii=False) + "\n")
-    print(f"{os.path.normpath(OUT)}: {len(rows)} rows, {len({r['cluster'] for r in rows})} clusters", file=sys.stderr)
+    print(f"{OUT}: {len(rows)} rows, {len({r['cluster'] for r in rows})} clusters", file=sys.stderr)
 
 
 if __name__ == "__main__":

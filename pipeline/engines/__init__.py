@@ -15,9 +15,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline import artifacts
 from pipeline.errors import ParamsError
 from pipeline.options import check_options, names_in
 from pipeline.params import did_you_mean
+from pipeline.quiet import output_to
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,8 @@ class Engine(Protocol):
 def load(name: str, model_dir: Path, *, threads: int, **options: Any) -> Engine:
     """Load a model folder with an engine and its options."""
     check(name, options)
-    engine: Engine = _module(name).load(model_dir, threads=threads, **options)
+    with output_to(artifacts.LOGS / f"load-{model_dir.name}.log"):  # some libraries print pages while they load
+        engine: Engine = _module(name).load(model_dir, threads=threads, **options)
     return engine
 
 

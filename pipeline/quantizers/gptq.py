@@ -6,11 +6,13 @@ What bounds it: the calibration rows' forward passes through every layer; their 
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import math
 import os
 import shutil
+import time
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,6 +43,7 @@ def quantize(
     refuse_odd_widths(model_dir, group_size)
     os.environ.setdefault("GPTQMODEL_CPU_WORKERS", str(max(2, os.cpu_count() or 2)))  # read at import; 1 stops the load
     rows = calibration.token_rows()
+    started = time.time()
     with output_to(LOG) as terminal:
         try:
             from gptqmodel import GPTQModel, QuantizeConfig
@@ -54,6 +57,7 @@ def quantize(
             model.layer_callback = _Progress(bar)
             model.quantize([{"input_ids": r, "attention_mask": [1] * len(r)} for r in rows], batch_size=batch_size)
         model.save(str(out_dir))
+        _take_back_logs(started)
     _forget_this_run(out_dir)
     return {"library": "gptqmodel", "head": "bfloat16", **_losses(out_dir)}
 
@@ -79,6 +83,15 @@ def refuse_odd_widths(model_dir: Path, group_size: int) -> None:
                 f"group_size {group_size} does not divide the {width} inputs of {layer}; "
                 f"sizes that work for every layer: {', '.join(map(str, works)) or 'none'}, or -1 (one group a row)"
             )
+
+
+def _take_back_logs(started: float) -> None:
+    """gptqmodel writes a log of its own into ./logs, whatever it is told; it belongs to the others."""
+    for log in Path("logs").glob("gptq_log_*.log"):
+        if log.stat().st_mtime >= started:
+            shutil.move(log, LOG.with_name(log.name))
+    with contextlib.suppress(OSError):  # somebody else's folder, or not empty
+        Path("logs").rmdir()
 
 
 def _forget_this_run(out_dir: Path) -> None:

@@ -1,0 +1,32 @@
+# Two commands: `make repro` and `make ui`. Each target is one or two plain commands; run them by hand if you like.
+PYTHON ?= python3
+BIN := .venv/bin
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+.PHONY: help repro test lint ui bench
+.DEFAULT_GOAL := help
+
+help:  ## show this list
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /make \1 - /'
+
+repro: .venv/installed  ## install what is missing, run the whole pipeline, print the table
+	dvc repro
+	@python -m pipeline.report --summary
+
+test: .venv/installed  ## install what is missing, check style and types, run the tests
+	ruff check pipeline tests evalsets && ruff format --check pipeline tests evalsets && mypy pipeline
+	pytest
+
+ui: .venv/installed  ## open the MLflow UI on 127.0.0.1:5000
+	mlflow ui --backend-store-uri sqlite:///mlflow.db --host 127.0.0.1 --port 5000
+
+.venv/installed: constraints.txt pyproject.toml
+	@command -v git >/dev/null || { echo "error: git is missing; install it with your system's package manager"; exit 1; }
+	@command -v $(PYTHON) >/dev/null || { echo "error: $(PYTHON) is missing; install Python 3.10, 3.11 or 3.12"; exit 1; }
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if (3, 10) <= v[:2] <= (3, 12) else "error: Python 3.10, 3.11 or 3.12 is needed, %s is %d.%d; try: make PYTHON=python3.11" % (sys.executable, v[0], v[1]))'
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "error: $(PYTHON) has no venv module; install python3-venv"; exit 1; }
+	@command -v cc >/dev/null || command -v gcc >/dev/null || { echo "error: a C compiler is missing (one package is built from source); install gcc or build-essential"; exit 1; }
+	$(PYTHON) -m venv .venv
+	python -m pip install --quiet --upgrade pip
+	python -m pip install --quiet --editable '.[dev]' --constraint constraints.txt
+	@touch $@

@@ -1,0 +1,139 @@
+"""A stage killed anywhere leaves the old output or none; JSON is strict; changed files are found."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline import artifacts
+from pipeline.errors import ArtifactError
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    artifacts.write_json(path, {"x": 1})
+    with pytest.raises(RuntimeError), artifacts.atomic_file(path) as tmp:
+        tmp.write_text("half")
+        raise RuntimeError
+    assert json.loads(path.read_text()) == {"x": 1} and os.listdir(tmp_path) == ["a.json"]
+
+
+def test_a_failed_folder_leaves_the_old_folder_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    with artifacts.atomic_dir(path) as out:
+        (out / "w").write_text("old")
+    with pytest.raises(RuntimeError), artifacts.atomic_dir(path) as out:
+        (out / "w").write_text("new")
+        raise RuntimeError
+    assert (path / "w").read_text() == "old" and os.listdir(tmp_path) == ["model"]
+
+
+WRITER = """
+import sys, time
+from pathlib import Path
+from pipeline import artifacts
+with artifacts.{kind}(Path({path!r})) as out:
+    ({file}).write_text("half")
+    print("writing", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("kind, file", [("atomic_file", "out"), ("atomic_dir", "out / 'w'")])
+def test_kill_9_leaves_no_output_and_the_next_run_sweeps_up(tmp_path: Path, kind: str, file: str) -> None:
+    path = tmp_path / "target"
+    root = Path(__file__).resolve().parent.parent
+    code = WRITER.format(kind=kind, path=str(path), file=file)
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=root)
+    assert child.stdout and child.stdout.readline() == "writing\n"
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    child.stdout.close()
+    assert not path.exists() and len(os.listdir(tmp_path)) == 1
+    artifacts.write_json(path, {})
+    assert os.listdir(tmp_path) == ["target"]
+
+
+def test_json_stays_strict_and_loses_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    value = {
+        "int": np.int64(7), "float": np.float32(0.5), "nan": float("nan"), "inf": np.float64("inf"), "array": np.arange(3),
+        "dtype": np.dtype("float32"), "path": Path("x/y"), "set": {1}, 5: True, "none": None, "stderr": "N/A",
+    }  # fmt: skip
+    artifacts.write_json(path, value)
+    found = json.loads(path.read_text(), parse_constant=lambda c: pytest.fail(f"{c} is not JSON"))
+    assert found == {
+        "int": 7, "float": 0.5, "nan": None, "inf": None, "array": [0, 1, 2], "dtype": "float32", "path": "x/y", "set": [1],
+        "5": True, "none": None, "stderr": "N/A",
+    }  # fmt: skip
+
+
+def test_lines_with_odd_separators_survive_the_round_trip(tmp_path: Path) -> None:
+    rows = [{"text": "a\u2028b\u0085c\n\r\x0b"}, {"text": "日本"}]
+    assert artifacts.write_jsonl(tmp_path / "r.jsonl", rows) == 2
+    assert artifacts.read_jsonl(tmp_path / "r.jsonl") == rows
+
+
+def test_a_digest_ignores_key_order_and_sees_content() -> None:
+    assert artifacts.digest({"a": 1, "b": [2]}) == artifacts.digest({"b": [2], "a": 1}) != artifacts.digest({"a": 1, "b": [3]})
+
+
+@pytest.mark.parametrize("how", ["changed", "added", "missing"])
+def test_a_file_changed_after_the_manifest_is_found(tmp_path: Path, how: str) -> None:
+    (tmp_path / "w").write_text("1")
+    manifest = {"files": artifacts.files_of(tmp_path)}
+    artifacts.verify_files(tmp_path, manifest)
+    if how == "changed":
+        (tmp_path / "w").write_text("2")
+    elif how == "added":
+        (tmp_path / "v").write_text("2")
+    else:
+        (tmp_path / "w").unlink()
+    with pytest.raises(ArtifactError, match=how):
+        artifacts.verify_files(tmp_path, manifest)
+
+
+def test_damaged_and_missing_results_say_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text("{")
+    with pytest.raises(ArtifactError, match="not valid JSON.*dvc repro"):
+        artifacts.read_json(tmp_path / "a.json")
+    with pytest.raises(ArtifactError, match="missing.*dvc repro"):
+        artifacts.read_json(tmp_path / "b.json")
+
+
+STAGE = """
+import os, time
+from pipeline import cli
+def main() -> None:
+    print("started", os.getpid(), flush=True)
+    time.sleep(60)
+cli.run(main)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent died")
+def test_a_stage_ends_with_the_dvc_that_started_it() -> None:
+    code = f"import subprocess, sys, time\nsubprocess.Popen([sys.executable, '-c', {STAGE!r}])\ntime.sleep(60)"
+    root = Path(__file__).resolve().parent.parent
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=root)
+    assert parent.stdout
+    pid = int(parent.stdout.readline().split()[1])
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    deadline = time.monotonic() + 20
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        if state == "Z":  # ended; nobody has collected it in this container
+            break
+        time.sleep(0.1)
+    else:
+        assert not Path(f"/proc/{pid}").exists(), "the stage outlived its parent"

@@ -1,0 +1,190 @@
+"""The gate passes only what is shown to pass; everything missing, broken or undecided has its own reason."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline import artifacts, gate, params
+from pipeline.errors import ParamsError
+from pipeline.params import Rule
+from pipeline.rules import bound_of, judge, worst
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def metric(value: float | None, low: float | None, high: float | None, n: int = 100, **more: Any) -> dict[str, Any]:
+    return {"value": value, "low": low, "high": high, "n": n, "warnings": [], **more}
+
+
+def verdict(rule: dict[str, Any], found: dict[str, Any] | None) -> str:
+    return judge(bound_of(Rule(**rule)), found).verdict
+
+
+@pytest.mark.parametrize(
+    "rule, found, expected",
+    [
+        ({"metric": "kld_mean", "margin": "0.02 nats"}, metric(0.006, 0.005, 0.007), "PASS"),
+        ({"metric": "kld_mean", "margin": "0.02 nats"}, metric(0.2, 0.1, 0.3), "FAIL"),
+        ({"metric": "kld_mean", "margin": "0.02 nats"}, metric(0.02, 0.01, 0.03), "INCONCLUSIVE"),
+        ({"metric": "acc_delta/all", "margin": "2 pp"}, metric(-1.0, -1.9, -0.1), "PASS"),
+        ({"metric": "acc_delta/all", "margin": "2 pp"}, metric(-1.0, -2.4, 0.4), "INCONCLUSIVE"),
+        ({"metric": "acc_delta/all", "margin": "2 pp"}, metric(-5.0, -7.0, -3.0), "FAIL"),
+        ({"metric": "speed_ratio", "margin": "10 %"}, metric(0.95, 0.91, 0.99), "PASS"),
+        ({"metric": "speed_ratio", "gain": "20 %"}, metric(1.5, 1.3, 1.7), "PASS"),
+        ({"metric": "speed_ratio", "gain": "20 %"}, metric(1.1, 1.05, 1.15), "FAIL"),
+        ({"metric": "ttft_ms", "limit": "0.5 s"}, metric(400, 380, 420), "PASS"),
+        ({"metric": "ttft_ms", "limit": "500 ms"}, metric(600, 580, 620), "FAIL"),
+        ({"metric": "peak_memory_bytes", "limit": "1 GB"}, metric(9e8, 9e8, 9e8), "PASS"),
+    ],
+)
+def test_an_interval_is_judged_as_a_whole(rule: dict[str, Any], found: dict[str, Any], expected: str) -> None:
+    assert verdict(rule, found) == expected
+
+
+def test_worse_perplexity_fails_and_better_accuracy_passes() -> None:
+    assert verdict({"metric": "ppl_ratio", "margin": "2 %"}, metric(1.2, 1.19, 1.21)) == "FAIL"
+    assert verdict({"metric": "acc_delta/all", "margin": "0 pp"}, metric(2.0, 0.5, 3.5)) == "PASS"
+
+
+@pytest.mark.parametrize(
+    "found, reason",
+    [
+        (None, "missing"),
+        (metric(None, None, None, reason="no kernel"), "no kernel"),
+        (metric(math.nan, 0, 0), "no value"),
+        (metric(math.inf, 0, 0), "no value"),
+        (metric(0.0, 0.0, 0.0, n=0), "no items"),
+        (metric(0.0, None, None), "no interval"),
+        (metric(0.0, math.nan, 0.0), "no interval"),
+        (metric(True, True, True), "no value"),
+    ],
+)
+def test_nothing_missing_ever_passes(found: dict[str, Any] | None, reason: str) -> None:
+    judged = judge(bound_of(Rule(metric="kld_mean", margin="1 nats")), found)
+    assert judged.verdict != "PASS" and reason in judged.reason
+
+
+@pytest.mark.parametrize(
+    "rule, reason",
+    [
+        ({"metric": "kld_mean", "margin": "nan nats"}, "number and a unit"),
+        ({"metric": "kld_mean", "margin": "1e999 nats"}, "finite"),
+        ({"metric": "kld_mean", "margin": "-1 nats"}, "not negative"),
+        ({"metric": "kld_mean", "margin": "1 pp"}, "nats"),
+        ({"metric": "kld_maen", "margin": "1 nats"}, "did you mean 'kld_mean'"),
+        ({"metric": "ppl", "margin": "1 ppl"}, "use limit"),
+        ({"metric": "top1_agreement", "margin": "5 %"}, "pp"),
+    ],
+)
+def test_a_rule_that_could_be_read_wrongly_is_refused(rule: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ParamsError, match=reason):
+        bound_of(Rule(**rule))
+
+
+def test_of_no_verdicts_nothing_passes() -> None:
+    assert worst([]) == "FAIL" and worst(["PASS", "INCONCLUSIVE"]) == "INCONCLUSIVE"
+
+
+def test_inconclusive_says_how_many_items_would_settle_it() -> None:
+    judged = judge(bound_of(Rule(metric="acc_delta/all", margin="2 pp")), metric(-1.0, -2.4, 0.4, n=1000))
+    assert judged.settle == 1960 and "1960" in judged.reason
+
+
+# --- the stage ---------------------------------------------------------------------------------------------------
+
+GOOD = {
+    "kld_mean": metric(0.006, 0.005, 0.007), "top1_agreement": metric(0.97, 0.96, 0.98), "ppl_ratio": metric(1.0, 0.99, 1.01),
+    "acc_delta/all": metric(0.1, -0.5, 0.7), "size_ratio": metric(0.6, 0.6, 0.6), "speed_ratio": metric(1, 0.95, 1.05),
+}  # fmt: skip
+
+
+@pytest.fixture
+def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> params.Params:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "params.yaml").write_text((ROOT / "params.yaml").read_text(encoding="utf-8"), encoding="utf-8")
+    settings = params.load()
+    for name in settings.variants:
+        artifacts.write_json(artifacts.metrics(name), {"status": "ok", "reason": None, "metrics": GOOD, "inputs": {}})
+    return settings
+
+
+def judged(settings: params.Params) -> dict[str, Any]:
+    results = {n: artifacts.read_json(artifacts.metrics(n)) for n in settings.variants if artifacts.metrics(n).exists()}
+    found = gate.gate(results, settings) | {"inputs": gate._inputs(settings)}
+    artifacts.write_json(artifacts.GATE, found)
+    return found
+
+
+def change(variant: str, **fields: Any) -> None:
+    artifacts.write_json(artifacts.metrics(variant), artifacts.read_json(artifacts.metrics(variant)) | fields)
+
+
+def test_enforce_passes_what_passes(house: params.Params) -> None:
+    assert judged(house)["verdict"] == "PASS" and gate.enforce(house) == 0
+
+
+def test_enforce_fails_what_fails(house: params.Params) -> None:
+    change("int8", metrics=GOOD | {"kld_mean": metric(0.3, 0.2, 0.4)})
+    assert judged(house)["verdict"] == "FAIL" and gate.enforce(house) == 1
+
+
+def test_an_advisory_variant_does_not_decide(house: params.Params) -> None:
+    change("int4-gptq", metrics=GOOD | {"kld_mean": metric(0.3, 0.2, 0.4)})
+    found = judged(house)
+    assert found["variants"]["int4-gptq"]["verdict"] == "FAIL" and found["verdict"] == "PASS"
+
+
+def test_an_advisory_rule_does_not_decide(house: params.Params) -> None:
+    change("int8", metrics=GOOD | {"speed_ratio": metric(0.5, 0.4, 0.6)})
+    assert judged(house)["verdict"] == "PASS"
+
+
+def test_inconclusive_blocks_unless_params_say_otherwise(house: params.Params) -> None:
+    change("int8", metrics=GOOD | {"kld_mean": metric(0.02, 0.01, 0.03)})
+    assert judged(house)["verdict"] == "INCONCLUSIVE" and gate.enforce(house) == 3
+    relaxed = house.model_copy(update={"gate": house.gate.model_copy(update={"inconclusive": "passes"})})
+    judged(relaxed)
+    assert gate.enforce(relaxed) == 0
+
+
+def test_no_verdict_on_file_is_exit_2(house: params.Params, capsys: pytest.CaptureFixture[str]) -> None:
+    assert gate.enforce(house) == 2 and "missing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("how", ["changed", "removed", "rows", "params"])
+def test_a_stale_verdict_is_exit_2(house: params.Params, how: str, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = artifacts.answers("int8")
+    artifacts.write_jsonl(rows, [{"a": 1}])
+    change("int8", inputs={str(rows): artifacts.sha256_file(rows)})
+    judged(house)
+    assert gate.enforce(house) == 0
+    if how == "changed":
+        change("int8", reason="edited")
+    elif how == "removed":
+        artifacts.metrics("int8").unlink()
+    elif how == "rows":
+        artifacts.write_jsonl(rows, [{"a": 2}])
+    else:
+        house = house.model_copy(update={"gate": house.gate.model_copy(update={"rules": house.gate.rules[:1]})})
+    assert gate.enforce(house) == 2 and "stale" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("status, word", [("unsupported", "no kernel here"), ("invalid", "NaN in layer 3")])
+def test_a_required_variant_that_did_not_run_fails_the_gate(house: params.Params, status: str, word: str) -> None:
+    change("int8", status=status, reason=word, metrics={})
+    found = judged(house)
+    assert found["verdict"] == "FAIL" and word in found["variants"]["int8"]["reason"]
+
+
+def test_a_variant_without_results_fails(house: params.Params) -> None:
+    artifacts.metrics("int8").unlink()
+    assert judged(house)["verdict"] == "FAIL"
+
+
+def test_what_params_no_longer_name_appears_nowhere(house: params.Params) -> None:
+    artifacts.write_json(artifacts.metrics("retired-variant"), {"status": "ok", "metrics": {}})
+    assert "retired-variant" not in str(judged(house))

@@ -1,0 +1,139 @@
+"""The house rules: who may import what, and that dvc.yaml lists what its stages import."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "pipeline"
+FILES = sorted(PACKAGE.rglob("*.py"))
+STAGES = ("check", "download", "quantize", "reference", "diverge", "evaluate", "benchmark", "compare", "gate", "report", "track")
+PURE = ("metrics.py", "stats.py", "rules.py")
+# Heavy packages and the files that may import them, anywhere in the file.
+ALLOWED = {
+    "torch": {"engines/hf.py", "engines/_head.py", "quantizers/cast.py", "quantizers/torchao.py", "download.py", "hardware.py"},
+    "transformers": {"engines/hf.py", "engines/_head.py", "quantizers/torchao.py", "download.py"},
+    "mlflow": {"track.py"},
+    "matplotlib": {"report.py"},
+    "jinja2": {"report.py"},
+    "lm_eval": {"evaluate.py"},
+    "gptqmodel": {"quantizers/gptq.py"},
+    "torchao": {"quantizers/torchao.py"},
+    "dvc": set(),
+}
+# Only these may be imported when a backend's file is merely looked at: params are checked without loading torch.
+LIGHT = {"engines/_head.py"}
+
+
+def imports(path: Path, top_level_only: bool = False) -> set[str]:
+    """Dotted names a file imports; `from pipeline import a` counts as pipeline.a."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    nodes = tree.body if top_level_only else list(ast.walk(tree))
+    found = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found |= {a.name for a in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+            if node.module.startswith("pipeline"):
+                found |= {f"{node.module}.{a.name}" for a in node.names}
+    return found
+
+
+def module_file(name: str) -> Path | None:
+    path = ROOT / name.replace(".", "/")
+    if (path / "__init__.py").exists():
+        return path / "__init__.py"
+    return path.with_suffix(".py") if path.with_suffix(".py").exists() else None
+
+
+def closure(*starts: Path) -> set[Path]:
+    """Every file of the package that these files import, directly or not."""
+    seen: set[Path] = set()
+    todo = list(starts)
+    while todo:
+        path = todo.pop()
+        if path in seen:
+            continue
+        seen.add(path)
+        todo += [f for name in imports(path) if name.startswith("pipeline.") and (f := module_file(name))]
+    return seen - {PACKAGE / "__init__.py"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_heavy_packages_stay_in_their_rooms(path: Path) -> None:
+    own = str(path.relative_to(PACKAGE))
+    for package, rooms in ALLOWED.items():
+        if any(name.split(".")[0] == package for name in imports(path)):
+            assert own in rooms, f"{own} imports {package}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_heavy_packages_are_imported_late(path: Path) -> None:
+    own = str(path.relative_to(PACKAGE))
+    found = {name.split(".")[0] for name in imports(path, top_level_only=True)} & ALLOWED.keys()
+    assert not found or own in LIGHT, f"{own} imports {found} at its top"
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_no_stage_imports_another(stage: str) -> None:
+    others = {f"pipeline.{s}" for s in STAGES if s != stage}
+    assert not imports(PACKAGE / f"{stage}.py") & others
+
+
+@pytest.mark.parametrize("name", PURE)
+def test_pure_modules_use_numpy_and_scipy_only(name: str) -> None:
+    allowed = {"numpy", "scipy", "__future__", "dataclasses", "typing", "collections", "itertools", "math", "re", "pipeline"}
+    assert {n.split(".")[0] for n in imports(PACKAGE / name)} <= allowed
+    text = (PACKAGE / name).read_text(encoding="utf-8")
+    assert not re.search(r"\bopen\(|\btime\.|Path\(|default_rng|np\.random\.seed", text), "pure: no files, clock or seeds"
+
+
+def test_no_backend_imports_a_stage() -> None:
+    for path in [*PACKAGE.glob("engines/*.py"), *PACKAGE.glob("quantizers/*.py")]:
+        assert not imports(path) & {f"pipeline.{s}" for s in STAGES}, path
+
+
+def _stages() -> list[tuple[str, str, dict[str, Any], list[str]]]:
+    """(stage@key, stage, the variant or {}, its deps with the templates filled in) for each stage of dvc.yaml."""
+    params = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
+    flat = {"reference": params["reference"], "calibration.set": params["calibration"]["set"]}
+    flat |= {"diverge.corpus": params["diverge"]["corpus"], "benchmark.prompts": params["benchmark"]["prompts"]}
+    flat["diverge.trajectories.prompts"] = params["diverge"]["trajectories"]["prompts"]
+    found = []
+    for name, stage in yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))["stages"].items():
+        for key, item in params["variants"].items() if "foreach" in stage else [("", {})]:
+            body = stage.get("do", stage)
+            values = flat | {"key": key} | {f"item.{k}": v for k, v in item.items()}
+            deps = [re.sub(r"\$\{([\w.]+)\}", lambda m, v=values: str(v[m[1]]), d) for d in body["deps"]]  # type: ignore[misc]
+            found.append((f"{name}@{key}" if key else name, name, item, deps))
+    return found
+
+
+@pytest.mark.parametrize("label, stage, item, deps", _stages(), ids=lambda x: x if isinstance(x, str) else "")
+def test_dvc_lists_every_file_a_stage_imports(label: str, stage: str, item: dict[str, Any], deps: list[str]) -> None:
+    starts = [PACKAGE / f"{stage}.py"]
+    if PACKAGE / "engines/__init__.py" in closure(*starts):
+        starts += [PACKAGE / "engines" / f"{item.get('engine', 'hf')}.py"]
+        starts += [PACKAGE / "engines/hf.py"] if stage == "benchmark" else []  # the reference runs beside
+    if stage == "quantize":
+        starts += [PACKAGE / "quantizers" / f"{item['quantizer']}.py"]
+    needed = {str(f.relative_to(ROOT)) for f in closure(*starts)}
+    missing = {f for f in needed if not any(f == d or f.startswith(f"{d}/") for d in deps)}
+    assert not missing, f"{label} in dvc.yaml does not list {sorted(missing)}"
+
+
+def test_control_flow_fits_on_a_few_screens() -> None:
+    long = {str(f.relative_to(ROOT)): n for f in FILES if (n := f.read_text(encoding="utf-8").count("\n")) > 310}
+    assert not long, f"split these: {long}"
+
+
+def test_no_registry_address_is_committed() -> None:
+    for name in ("constraints.txt", "pyproject.toml", "Makefile"):
+        assert not re.search(r"https?://(?!127\.0\.0\.1)", (ROOT / name).read_text(encoding="utf-8")), name

@@ -1,0 +1,98 @@
+"""A fault in params.yaml is found with its line, its value and the nearest right key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline import check, params
+from pipeline.errors import ParamsError
+
+ROOT = Path(__file__).resolve().parent.parent
+GOOD = (ROOT / "params.yaml").read_text(encoding="utf-8")
+
+
+def fault(tmp_path: Path, old: str, new: str) -> str:
+    assert old in GOOD, f"params.yaml no longer holds {old!r}"
+    path = tmp_path / "params.yaml"
+    path.write_text(GOOD.replace(old, new, 1), encoding="utf-8")
+    with pytest.raises(ParamsError) as caught:
+        params.load(path)
+    return str(caught.value)
+
+
+def test_the_shipped_params_are_sound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert check.faults(params.load()) == []
+
+
+@pytest.mark.parametrize(
+    "old, new, expected",
+    [
+        ("seed: 2026", "sede: 2026", ["params.yaml:2:", "sede", "did you mean 'seed'"]),
+        ("quantizer: torchao", "quantiser: torchao", ["variants.int8.quantiser", "did you mean 'quantizer'"]),
+        ("rounds: 5 ", "rounds: 2 ", ["benchmark.rounds = 2", "greater than or equal to 5"]),
+        ("rounds: 5 ", "rounds: five ", ["benchmark.rounds = 'five'", "integer"]),
+        ("source: package ", "source: pakage ", ["pakage", "did you mean 'package'"]),
+        ("batch_size: 16", "batch_size: '16'", ["evaluate.batch_size = '16'", "integer"]),
+        ("temperature: 1.0", "temperature: 1e-4", ["temperature = '1e-4'", "YAML reads 1e-4 as text, write 1.0e-4"]),
+        ("temperature: 1.0", "temperature: 0.0", ["temperature = 0.0", "greater than 0"]),
+        ("reference: bf16", "reference: bf61", ["'bf61' is not a variant", "did you mean 'bf16'"]),
+        ("margin: 0.02 nats", "margin: 0.02", ["margin = 0.02", "bare number"]),
+        ("margin: 0.02 nats", "marign: 0.02 nats", ["marign", "did you mean 'margin'"]),
+        (", required: true}", "}", ["no variant other than the reference is `required: true`"]),
+        ("inconclusive: blocks", "inconclusive: block", ["inconclusive = 'block'", "did you mean 'blocks'"]),
+        ("calibration:  ", "calibratoin:  ", ["calibratoin", "did you mean 'calibration'"]),
+        ("confidence: 0.95", "confidence: .nan", ["compare.confidence = nan"]),
+    ],
+)
+def test_a_fault_names_line_value_and_remedy(tmp_path: Path, old: str, new: str, expected: list[str]) -> None:
+    message = fault(tmp_path, old, new)
+    assert all(part in message for part in expected), message
+
+
+def test_all_faults_are_listed_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "params.yaml"
+    path.write_text(GOOD.replace("seed: 2026", "sede: 2026").replace("rounds: 5 ", "rounds: 1 "), encoding="utf-8")
+    with pytest.raises(ParamsError) as caught:
+        params.load(path)
+    assert "sede" in str(caught.value) and "rounds" in str(caught.value)
+
+
+def test_a_key_given_twice_is_an_error(tmp_path: Path) -> None:
+    assert "given twice (first on line 2)" in fault(tmp_path, "threads: auto", "seed: 1")
+
+
+def test_the_line_is_that_of_the_key(tmp_path: Path) -> None:
+    message = fault(tmp_path, "output_tokens: 32", "output_tokens: 0")
+    line = next(i for i, text in enumerate(GOOD.split("\n"), 1) if "output_tokens: 32" in text)
+    assert f"params.yaml:{line}: benchmark.output_tokens = 0" in message
+
+
+@pytest.mark.parametrize(
+    "old, new, expected",
+    [
+        ("group_size: 64", "group_sise: 64", ["variants.int4-gptq", "unknown option 'group_sise'", "'group_size'"]),
+        ("bits: 4,", "bits: 5,", ["variants.int4-gptq", "bits = 5"]),
+        ("group_size: 64", "group_size: '64'", ["group_size = '64'", "integer"]),
+        ("{dtype: float32}", "{dtype: float23}", ["variants.fp32", "dtype = 'float23'"]),
+        ("{dtype: float32}", "{}", ["variants.fp32", "option 'dtype' is needed"]),
+        ("quantizer: gptq", "quantizer: gtpq", ["quantizer 'gtpq'", "did you mean 'gptq'"]),
+        ("engine: hf, options: {scheme", "engine: fh, options: {scheme", ["engine 'fh'"]),
+        ("metric: kld_mean", "metric: kld_maen", ["'kld_maen' is not known", "did you mean 'kld_mean'"]),
+        ("margin: 7 pp", "margin: 7 %", ["top1_agreement", "a number and a unit (pp)"]),
+        ("margin: 0.02 nats", "margin: -0.02 nats", ["must be a finite number that is not negative"]),
+        ("tasks: [facts,", "tasks: [facts,", []),
+        ("set: evalsets/calibration/own.jsonl", "set: evalsets/calibration/onw.jsonl", ["calibration.set", "is not here"]),
+    ],
+)
+def test_what_needs_other_modules_is_checked_before_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, expected: list[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    path = tmp_path / "params.yaml"
+    path.write_text(GOOD.replace(old, new, 1), encoding="utf-8")
+    found = "\n".join(check.faults(params.load(path)))
+    assert all(part in found for part in expected), found
+    assert bool(expected) == bool(found)

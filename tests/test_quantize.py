@@ -1,0 +1,145 @@
+"""What is written is what params ask for, measured from the files."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from conftest import make_model
+
+from pipeline import artifacts, quantize, quantizers, weights
+from pipeline.calibration import Calibration
+from pipeline.errors import ArtifactError, DataError, InvalidVariant, Unsupported
+from pipeline.params import Variant
+from pipeline.quantizers.gptq import refuse_odd_widths
+
+ROOT = Path(__file__).resolve().parent.parent
+OWN = ROOT / "evalsets/calibration/own.jsonl"
+
+
+def calibration(tiny: Path, path: Path = OWN, rows: int = 4, tokens: int = 64) -> Calibration:
+    return Calibration(path, rows=rows, tokens=tokens, seed=1, tokenizer_dir=tiny)
+
+
+def run(tiny: Path, out: Path, quantizer: str, **options: object) -> dict[str, object]:
+    out.mkdir()
+    variant = Variant(quantizer=quantizer, options=dict(options))
+    return quantize.quantize(variant, tiny, out, calibration=calibration(tiny), seed=1)
+
+
+@pytest.mark.parametrize("dtype, bits", [("float32", 32), ("bfloat16", 16), ("float16", 16)])
+def test_cast_measures_the_bits_it_asked_for(tiny: Path, tmp_path: Path, dtype: str, bits: int) -> None:
+    facts = run(tiny, tmp_path / "out", "cast", dtype=dtype)
+    assert facts["bits_per_weight"] == bits and facts["quantized_share"] == 0 and facts["dtype"] == dtype
+
+
+def test_cast_to_the_same_type_keeps_every_bit(tiny: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    run(tiny, tmp_path / "out", "cast", dtype="float32")
+    ours, theirs = load_file(tmp_path / "out/model.safetensors"), load_file(tiny / "model.safetensors")
+    assert ours.keys() == theirs.keys() and all((ours[k] == theirs[k]).all() for k in ours)
+
+
+def test_a_weight_past_the_range_of_fp16_is_refused_by_name(tiny: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    base = tmp_path / "base"
+    base.mkdir()
+    for file in tiny.iterdir():
+        (base / file.name).write_bytes(file.read_bytes())
+    tensors = load_file(base / "model.safetensors")
+    tensors["model.layers.1.mlp.up_proj.weight"][0, 0] = 70000.0
+    save_file(tensors, base / "model.safetensors")
+    with pytest.raises(InvalidVariant, match=r"model.layers.1.mlp.up_proj.weight holds 7e\+04"):
+        run(base, tmp_path / "out", "cast", dtype="float16")
+
+
+def test_int8_packs_the_layers_and_keeps_the_embeddings(tiny: Path, tmp_path: Path) -> None:
+    facts = run(tiny, tmp_path / "out", "torchao", scheme="int8-weight-only")
+    total = weights.count_weights(tiny)
+    embeddings = math.prod(weights.read_headers(tiny)["model.embed_tokens.weight"].shape)
+    assert 8 < facts["bits_per_weight"] < 8 + 8 * embeddings / total + 2  # type: ignore[operator]
+    assert facts["quantized_share"] == pytest.approx(1 - embeddings / total, abs=0.01)
+
+
+@pytest.mark.parametrize("quantizer, options", [("torchao", {"scheme": "int8-weight-only"}), ("cast", {"dtype": "float16"})])
+def test_tokenizer_and_template_are_the_bases_byte_for_byte(
+    tiny: Path, tmp_path: Path, quantizer: str, options: dict[str, str]
+) -> None:
+    run(tiny, tmp_path / "out", quantizer, **options)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        assert (tmp_path / "out" / name).read_bytes() == (tiny / name).read_bytes(), name
+
+
+def test_gptq_writes_four_bits_and_equal_inputs_give_equal_files(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    facts = run(tiny, tmp_path / "out", "gptq", bits=4, group_size=32)
+    packed = weights.read_headers(tmp_path / "out")
+    codes = sum(t.bytes for n, t in packed.items() if n.endswith("qweight"))
+    linear = sum(math.prod(t.shape) for n, t in weights.read_headers(tiny).items() if "proj" in n)
+    assert 8 * codes / linear == 4
+    assert facts["modules"] == 14 and facts["damping"] == [0.05]
+    assert facts["calibration"]["rows_used"] == 4  # type: ignore[index]
+    assert "/tmp/" not in (tmp_path / "out/config.json").read_text()
+    assert not (tmp_path / "logs").exists()
+
+
+def test_an_odd_width_is_refused_with_layer_width_and_sizes_that_work(tmp_path: Path) -> None:
+    base = make_model(tmp_path / "odd", hidden=96)
+    with pytest.raises(Unsupported) as caught:
+        refuse_odd_widths(base, 64)
+    assert "the 96 inputs of model.layers.0." in str(caught.value) and "16, 32, 96" in str(caught.value)
+    refuse_odd_widths(base, 32)
+    refuse_odd_widths(base, -1)
+
+
+def test_calibration_asked_and_used_are_both_recorded(tiny: Path, tmp_path: Path) -> None:
+    path = tmp_path / "few.jsonl"
+    path.write_text(json.dumps({"id": "a", "domain": "d", "text": "one two three four five " * 30}) + "\n")
+    found = calibration(tiny, path, rows=1000, tokens=32)
+    rows = found.token_rows()
+    assert found.facts and found.facts["rows_asked"] == 1000 and found.facts["rows_used"] == len(rows) < 1000
+
+
+def test_no_calibration_row_at_all_is_an_error_before_the_model_loads(tiny: Path, tmp_path: Path) -> None:
+    path = tmp_path / "short.jsonl"
+    path.write_text('{"id": "a", "domain": "d", "text": "hi"}\n')
+    with pytest.raises(DataError, match="make no calibration row"):
+        calibration(tiny, path, tokens=256).token_rows()
+
+
+def test_calibration_does_not_overlap_what_is_evaluated() -> None:
+    def grams(text: str) -> set[str]:
+        words = text.split()
+        return {" ".join(words[i : i + 12]) for i in range(len(words) - 11)}
+
+    def texts(path: Path) -> list[str]:
+        return [json.loads(line)["text"] for f in sorted(path.glob("*.jsonl")) for line in f.read_text("utf-8").split("\n") if line]
+
+    seen = set().union(*map(grams, texts(ROOT / "evalsets/corpus")))
+    assert not [t[:60] for t in texts(ROOT / "evalsets/calibration") if grams(t) & seen]
+
+
+def test_a_cut_shard_is_named(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"\x10\x00\x00\x00\x00\x00\x00\x00{")
+    with pytest.raises(ArtifactError, match="cut short"):
+        weights.read_headers(tmp_path)
+
+
+def test_an_unknown_quantizer_suggests_the_nearest() -> None:
+    with pytest.raises(Exception, match="did you mean 'gptq'"):
+        quantizers.find("gptqq")
+
+
+def test_a_failing_quantizer_leaves_no_model(tiny: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError), artifacts.atomic_dir(tmp_path / "model") as out:
+        quantize.quantize(
+            Variant(quantizer="gptq", options={"group_size": 32}), tiny, out,
+            calibration=calibration(tiny, tmp_path / "none.jsonl"), seed=1,
+        )  # fmt: skip
+    assert not (tmp_path / "model").exists()
