@@ -120,11 +120,11 @@ def prompts(documents: list[Row], tokenizer: Any, length: int, count: int, seed:
     """`count` prompts of exactly `length` tokens, each from another place of the text, so that none is a prefix of
     another and no cache can help."""
     ids = [t for d in documents for t in tokenizer.encode(d["text"] + "\n\n", add_special_tokens=False).ids]
-    starts = list(range(0, len(ids) - length + 1, length))
-    if len(starts) < count:
-        raise DataError(f"{len(ids)} tokens of text make {len(starts)} prompts of {length}; {count} are needed")
-    random.Random(seed).shuffle(starts)
-    return [ids[s : s + length] for s in starts[:count]]
+    pieces = list(dict.fromkeys(tuple(ids[s : s + length]) for s in range(0, len(ids) - length + 1, length)))
+    if len(pieces) < count:
+        raise DataError(f"{len(ids)} tokens of text make {len(pieces)} different prompts of {length}; {count} are needed")
+    random.Random(seed).shuffle(pieces)
+    return [list(piece) for piece in pieces[:count]]
 
 
 def measure(ours: Server, theirs: Server, setup: Benchmark, asked: list[list[int]]) -> Iterator[Row]:

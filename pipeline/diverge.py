@@ -33,12 +33,13 @@ def diverge(engine: Engine, store: Store, *, batch_size: int, threads: int) -> d
             "their distributions cannot be compared"
         )
     columns: dict[str, list[Any]] = {}
+    whole = store.manifest["kind"] == "logits"  # kept because blocks did not give them back: compare like with like
     total = sum(w.scored for w in store.windows)
     with ThreadPoolExecutor(threads) as pool, cli.progress(total, "diverge", "token") as bar:
         for part in batches(store.windows, batch_size):
             reference = {i: store.logit_blocks(i) for i, _ in part}
             ids = [w.token_ids for _, w in part]
-            for k, at, logits in engine.logit_blocks(ids, [w.first - 1 for _, w in part], ROWS):
+            for k, at, logits in engine.logit_blocks(ids, [w.first - 1 for _, w in part], ROWS, whole):
                 index, window = part[k]
                 first, expected = next(reference[index])
                 if first != at:

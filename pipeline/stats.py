@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -50,16 +51,18 @@ def cluster_bootstrap(
     method = f"BCa cluster bootstrap, {len(nums)} clusters, {resamples} resamples"
     if len(nums) < 2:
         return Estimate(value, None, None, len(num), method, ("one cluster: no interval can be made",))
-    warnings = () if len(nums) >= FEW else (f"{len(nums)} clusters are few for an interval",)
+    notes = () if len(nums) >= FEW else (f"{len(nums)} clusters are few for an interval",)
     if (nums * dens.sum() == dens * nums.sum()).all():  # every cluster says the same: resampling cannot vary
-        return Estimate(value, value, value, len(num), method, warnings)
-    result = stats.bootstrap(
+        return Estimate(value, value, value, len(num), method, notes)
+    with warnings.catch_warnings(), np.errstate(all="ignore"):  # a degenerate interval is found, and said, below
+        warnings.simplefilter("ignore")
+        result = stats.bootstrap(
         (nums, dens), statistic, paired=True, vectorized=True, method="BCa", n_resamples=resamples,
         confidence_level=confidence, rng=rng,
     ).confidence_interval  # fmt: skip
     if not (np.isfinite(result.low) and np.isfinite(result.high)):
-        return Estimate(value, None, None, len(num), method, (*warnings, "the bootstrap distribution is degenerate"))
-    return Estimate(value, float(result.low), float(result.high), len(num), method, warnings)
+        return Estimate(value, None, None, len(num), method, (*notes, "the bootstrap distribution is degenerate"))
+    return Estimate(value, float(result.low), float(result.high), len(num), method, notes)
 
 
 def quantile_bootstrap(
@@ -82,13 +85,13 @@ def quantile_bootstrap(
 
     value = at(np.ones(len(x)))
     method = f"percentile cluster bootstrap, {count} clusters, {resamples} resamples"
-    warnings = () if (1 - q) * len(x) >= 10 else (f"{len(x)} values are few for the {q:g} quantile",)
+    notes = () if (1 - q) * len(x) >= 10 else (f"{len(x)} values are few for the {q:g} quantile",)
     if count < 2:
-        return Estimate(value, None, None, len(x), method, (*warnings, "one cluster: no interval can be made"))
+        return Estimate(value, None, None, len(x), method, (*notes, "one cluster: no interval can be made"))
     draws = rng.multinomial(count, np.full(count, 1 / count), size=resamples)
     found = [at(draw[index].astype(float)) for draw in draws]
     low, high = np.quantile(found, [(1 - confidence) / 2, (1 + confidence) / 2])
-    return Estimate(value, float(low), float(high), len(x), method, warnings)
+    return Estimate(value, float(low), float(high), len(x), method, notes)
 
 
 def wilson(successes: int, n: int, *, confidence: float) -> Estimate:

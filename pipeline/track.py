@@ -8,6 +8,7 @@ the next `python -m pipeline.track`, because whatever is not FINISHED under its 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import time
 from pathlib import Path
@@ -166,9 +167,9 @@ def main() -> None:
 
         if not isinstance(e, MlflowException):
             raise
-        last = str(e).strip().splitlines()[0][:200]
+        why = _without_password(str(e).strip().splitlines()[0])[:200]
         raise ArtifactError(
-            f"MLflow at {_without_password(uri)} could not be written ({last}); all results are safe in reports/ and "
+            f"MLflow at {_without_password(uri)} could not be written ({why}); all results are safe in reports/ and "
             "artifacts/: run `python -m pipeline.track` when it is back"
         ) from None
     artifacts.write_json(artifacts.MLFLOW, found)
@@ -176,9 +177,9 @@ def main() -> None:
     cli.say("track", f"{told}, {watch.done():.1f} s")
 
 
-def _without_password(uri: str) -> str:
-    scheme, _, rest = uri.partition("://")
-    return f"{scheme}://{rest.rsplit('@', 1)[-1]}"
+def _without_password(text: str) -> str:
+    """Addresses in a text without their `user:password@`."""
+    return re.sub(r"://[^/\s]*@", "://", text)
 
 
 if __name__ == "__main__":

@@ -44,9 +44,11 @@ class Engine(Protocol):
         ...
 
     def logit_blocks(
-        self, batch: Sequence[Sequence[int]], starts: Sequence[int], rows: int
+        self, batch: Sequence[Sequence[int]], starts: Sequence[int], rows: int, whole: bool = False
     ) -> Iterator[tuple[int, int, NDArray[np.float32]]]:
         """Logits for windows of equal length, a block at a time, so that memory does not grow with the batch.
+
+        whole: make them in one forward pass of the model all the same, for references whose logits depend on that.
 
         Yields (index in batch, first position, float32 [at most `rows`, vocab]) for positions starts[i] .. n - 2 of
         each window: the last position predicts nothing that is known.

@@ -74,7 +74,9 @@ class HfEngine:
         self.max_length = int(getattr(model.config, "max_position_embeddings", 2048))
         self.head = Head.of(model)
         self.kv_bytes_per_token: float | None = None
-        self._keep_last = "logits_to_keep" in inspect.signature(model.forward).parameters
+        arguments = inspect.signature(model.forward).parameters
+        self._keep_last = "logits_to_keep" in arguments
+        self._cache = "cache" if "cache" in arguments else "past_key_values"  # renamed in transformers 5.2x
 
     def close(self) -> None:
         del self.model, self.head
@@ -104,13 +106,14 @@ class HfEngine:
         return caught[0], logits
 
     def logit_blocks(
-        self, batch: Sequence[Sequence[int]], starts: Sequence[int], rows: int
+        self, batch: Sequence[Sequence[int]], starts: Sequence[int], rows: int, whole: bool = False
     ) -> Iterator[tuple[int, int, NDArray[np.float32]]]:
-        hidden = self.hidden(batch)
+        given = self.own_logits(batch)[1] if whole else self.hidden(batch)
         for i, start in enumerate(starts):
             last = len(batch[i]) - 1
             for at in range(start, last, rows):
-                yield i, at, self.head(hidden[i, at : min(at + rows, last)])
+                block = given[i, at : min(at + rows, last)]
+                yield i, at, block.float().cpu().numpy() if whole else self.head(block)
 
     def _ids(self, batch: Sequence[Sequence[int]]) -> Any:
         return self.torch.tensor([list(ids) for ids in batch], dtype=self.torch.long, device=self.device)
@@ -125,11 +128,11 @@ class HfEngine:
         ids, cache, seen = self._ids([token_ids]), None, 0
         for _ in range(max_new_tokens):
             with torch.inference_mode():
-                out = self.model(input_ids=ids, past_key_values=cache, use_cache=True, **keep)
+                out = self.model(input_ids=ids, use_cache=True, **{self._cache: cache}, **keep)
                 token = _choose(torch, out.logits[0, -1], sampling, generator)
             # .item() in _choose has waited for the device, so the clock is read after the work is done
             now = time.monotonic()
-            cache, seen = out.past_key_values, seen + ids.shape[1]
+            cache, seen = getattr(out, self._cache), seen + ids.shape[1]
             ids = self._ids([[token]])
             self.kv_bytes_per_token = _cache_bytes(cache) / seen
             yield token, now

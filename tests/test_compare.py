@@ -1,0 +1,174 @@
+"""Rows become metrics: pairing is checked, tails stay visible, and nothing unknown turns into a number."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline import compare
+from pipeline.compare import Builder
+from pipeline.errors import ArtifactError
+from pipeline.evaluate import check as check_rows
+from pipeline.params import Compare
+
+
+def builder() -> Builder:
+    return Builder(Compare(), seed=1)
+
+
+def answer(k: int, acc: float, task: str = "t", **more: Any) -> dict[str, Any]:
+    return {
+        "task": task, "doc_id": k, "filter": "none", "doc_hash": f"d{k}", "prompt_hash": f"p{k}", "target_hash": f"t{k}",
+        "first_token_ids": [1, 2], "acc": acc, "cluster": str(k), "kind": "multiple_choice", "truncated": False,
+        "empty": False, "non_finite": 0, "loglikelihoods": [-1.0, -2.0], **more,
+    }  # fmt: skip
+
+
+def scores(ours: list[float], theirs: list[float]) -> dict[str, dict[str, Any]]:
+    b = builder()
+    pairs = compare.pair([answer(k, a) for k, a in enumerate(ours)], [answer(k, a) for k, a in enumerate(theirs)])
+    assert compare.answer_metrics(b, pairs, allow_truncated=False) is None
+    return b.metrics
+
+
+def tokens(kld: list[float], **more: Any) -> dict[str, Any]:
+    n = len(kld)
+    return {
+        "kld": kld, "jsd": [0.0] * n, "logp": [-1.0] * n, "logp_ref": [-1.0] * n, "top1": [1] * n, "top1_ref": [1] * n,
+        "document": [f"doc{k % 40}" for k in range(n)], "set": ["news"] * n, **more,
+    }  # fmt: skip
+
+
+def test_identical_answers_give_zero_flips() -> None:
+    m = scores([1, 0, 1, 1], [1, 0, 1, 1])
+    assert m["acc_delta/t"]["value"] == 0 and m["flips_to_wrong/t"]["value"] == m["flips_to_right/t"]["value"] == 0
+    assert m["p_mcnemar/t"]["value"] is None and "nothing to test" in m["p_mcnemar/t"]["warnings"][0]
+
+
+def test_flips_are_counted_by_direction_though_they_cancel() -> None:
+    m = scores([0, 0, 1, 1, 1], [1, 1, 0, 0, 1])
+    assert m["acc_delta/t"]["value"] == 0
+    assert m["flips_to_wrong/t"]["value"] == 2 and m["flips_to_right/t"]["value"] == 2
+
+
+def test_30_lost_and_20_won_of_1000() -> None:
+    m = scores([0] * 30 + [1] * 20 + [1] * 600 + [0] * 350, [1] * 30 + [0] * 20 + [1] * 600 + [0] * 350)
+    assert m["acc_delta/all"]["value"] == pytest.approx(-1.0) and m["acc_delta/all"]["unit"] == "pp"
+    assert m["p_mcnemar/all"]["value"] == pytest.approx(0.203, abs=5e-4)
+    assert m["acc_delta/all"]["low"] < -2 < m["acc_delta/all"]["high"] < 1
+    assert m["recovery/all"]["value"] == pytest.approx(620 / 630)
+
+
+@pytest.mark.parametrize("key", ["doc_hash", "prompt_hash", "target_hash", "first_token_ids"])
+def test_items_asked_differently_are_not_paired(key: str) -> None:
+    with pytest.raises(ArtifactError, match=key):
+        compare.pair([answer(0, 1.0)], [answer(0, 1.0, **{key: "other"})])
+
+
+def test_a_lost_item_is_not_paired_away() -> None:
+    with pytest.raises(ArtifactError, match="cannot be paired"):
+        compare.pair([answer(0, 1.0)], [answer(0, 1.0), answer(1, 1.0)])
+
+
+def test_truncated_items_make_the_variant_invalid_unless_allowed() -> None:
+    pairs = compare.pair([answer(0, 1.0, truncated=True)], [answer(0, 1.0, truncated=True)])
+    assert "1 items are longer" in str(compare.answer_metrics(builder(), pairs, allow_truncated=False))
+    assert compare.answer_metrics(builder(), pairs, allow_truncated=True) is None
+
+
+def test_one_nan_among_right_answers_publishes_no_accuracy() -> None:
+    class Tokenizer:
+        bos_token_id = 1
+
+    rows = [answer(0, 1.0), answer(1, 1.0, non_finite=1)]
+    assert "1 of 2 items have a log-likelihood that is not finite (first: t 1)" in str(check_rows(rows, Tokenizer()))
+    assert check_rows([answer(0, 1.0)], Tokenizer()) is None
+    assert "two BOS" in str(check_rows([answer(0, 1.0, first_token_ids=[1, 1, 5])], Tokenizer()))
+    assert check_rows([], Tokenizer()) is not None
+
+
+def test_a_tail_stays_visible_beside_a_small_mean() -> None:
+    m = builder()
+    kld = [0.0001] * 930 + [0.5] * 70
+    change = np.log(np.array([0.5] * 930 + [0.35] * 70))
+    compare.token_metrics(m, tokens(kld, logp=change, logp_ref=np.log(np.full(1000, 0.5))))
+    found = m.metrics
+    assert found["kld_mean"]["value"] < 0.04 and found["kld_median"]["value"] == 0.0001
+    assert found["kld_p99"]["value"] == found["kld_max"]["value"] == 0.5
+    assert found["moved_10pct"]["value"] == pytest.approx(0.07)
+
+
+@pytest.mark.parametrize("bad, word", [(np.inf, "infinite divergence"), (np.nan, "not finite")])
+def test_one_infinite_token_is_never_averaged_away(bad: float, word: str) -> None:
+    b = builder()
+    fault = compare.token_metrics(b, tokens([0.01] * 99 + [bad]))
+    assert fault and word in fault and "1 of 100" in fault and "kld_mean" not in b.metrics
+
+
+def test_perplexity_leaves_out_what_the_reference_wrote_itself() -> None:
+    b = builder()
+    loss = [-2.0] * 50 + [-9.0] * 50
+    compare.token_metrics(b, tokens([0.1] * 100, logp=loss, logp_ref=loss, set=["news"] * 50 + ["trajectory"] * 50))
+    assert b.metrics["ppl"]["value"] == pytest.approx(np.exp(2)) and b.metrics["ppl"]["n"] == 50
+    assert b.metrics["kld_mean"]["n"] == 100
+
+
+def request(k: int, who: str, ttft: float, step: float, n: int = 5, **more: Any) -> dict[str, Any]:
+    times = [k + ttft + step * i for i in range(n)]
+    return {
+        "round": k, "who": who, "warmup": False, "ok": True, "error": None, "t_submit": float(k), "t_first": times[0],
+        "t_tokens": times, "prompt_tokens": 100, "output_tokens": n, "kv_bytes_per_token": 10.0, "peak_memory_bytes": 1000,
+        **more,
+    }  # fmt: skip
+
+
+META = {"memory_bandwidth": 1e6, "loads": {"variant": {"load_s": 1.0, "load_memory_bytes": 5}}}
+
+
+def timings(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    b = builder()
+    compare.timing_metrics(b, rows, META, weight_bytes=1000)
+    return b.metrics
+
+
+def test_ratios_are_taken_round_by_round_so_that_drift_cancels() -> None:
+    drift = [1.0, 1.5, 3.0, 0.7, 2.0]
+    rows = [
+        r
+        for k, d in enumerate(drift)
+        for r in (request(k, "variant", 0.2 * d, 0.05 * d), request(k, "reference", 0.4 * d, 0.1 * d))
+    ]
+    m = timings(rows)
+    assert m["speed_ratio"]["value"] == pytest.approx(2.0) and m["speed_ratio"]["high"] == pytest.approx(2.0)
+    assert m["ttft_ms"]["value"] == pytest.approx(200 * np.mean(drift))
+    assert m["ttft_ms"]["low"] < m["ttft_ms"]["value"] < m["ttft_ms"]["high"]
+
+
+def test_warmups_and_failures_are_out_of_the_rates_but_counted() -> None:
+    rows = [request(k, "variant", 0.2, 0.05) for k in range(4)]
+    rows += [request(9, "variant", 9.0, 9.0, warmup=True), request(4, "variant", 0, 0, ok=False, error="reset", t_tokens=[])]
+    m = timings(rows)
+    assert m["failure_rate"]["value"] == pytest.approx(1 / 5) and m["tpot_ms"]["value"] == pytest.approx(50)
+    assert m["decode_tok_s"]["n"] == 4
+
+
+def test_if_every_request_failed_there_are_no_rates() -> None:
+    m = timings([request(0, "variant", 0, 0, ok=False, t_tokens=[])])
+    assert m["failure_rate"]["value"] == 1 and "decode_tok_s" not in m
+
+
+def test_mbu_is_bytes_read_over_time_and_bandwidth() -> None:
+    m = timings([request(k, "variant", 0.2, 0.05) for k in range(5)])
+    assert m["mbu"]["value"] == pytest.approx((1000 + 10 * 102.5) / 0.05 / 1e6)
+
+
+def test_p99_of_few_gaps_carries_a_warning() -> None:
+    m = timings([request(k, "variant", 0.2, 0.05) for k in range(5)])
+    assert any("few" in w for w in m["itl_p99_ms"]["warnings"])
+
+
+def test_a_metric_without_definition_cannot_be_added() -> None:
+    with pytest.raises(AssertionError, match="no definition"):
+        builder().exact("nonsense", 1.0, 1, "m")

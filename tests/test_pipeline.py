@@ -1,0 +1,182 @@
+"""The whole line, by `dvc repro`, in a git repository of its own, on a two-layer random Llama."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from conftest import make_model
+
+ROOT = Path(__file__).resolve().parent.parent
+BIN = Path(sys.executable).parent
+BF16 = {"quantizer": "cast", "engine": "hf", "options": {"dtype": "bfloat16"}}
+INT8 = {"quantizer": "torchao", "engine": "hf", "options": {"scheme": "int8-weight-only"}, "required": True}
+ODD = {"quantizer": "gptq", "engine": "hf", "options": {"bits": 4, "group_size": 48}}
+INT4 = {"quantizer": "gptq", "engine": "hf", "options": {"bits": 4, "group_size": 32}}
+
+
+def run(house: Path, *command: str, check: bool = True) -> str:
+    env = os.environ | {"PATH": f"{BIN}:{os.environ['PATH']}", "OMP_NUM_THREADS": "2", "PYTHONPATH": str(house)}
+    done = subprocess.run(command, cwd=house, env=env, capture_output=True, text=True)
+    output = done.stdout + done.stderr
+    assert not check or done.returncode == 0, output[-4000:]
+    return output
+
+
+def edit(house: Path, change: Any) -> None:
+    path = house / "params.yaml"
+    data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    change(data)
+    path.write_text(yaml.safe_dump(data, sort_keys=False), encoding="utf-8")
+
+
+def stages_run(output: str) -> set[str]:
+    return {line.split("'")[1] for line in output.split("\n") if line.startswith("Running stage '")}
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small copy of the project, committed, with params for the tiny model; `dvc repro` has run once."""
+    house = tmp_path_factory.mktemp("house")
+    for name in ("pipeline", "evalsets"):
+        shutil.copytree(ROOT / name, house / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("dvc.yaml", "params.yaml", ".gitignore", ".dvcignore"):
+        shutil.copy(ROOT / name, house / name)
+    make_model(house / "artifacts" / "source")
+
+    def small(p: dict[str, Any]) -> None:
+        p["model"] = {"source": "path", "path": "artifacts/source"}
+        p["variants"] = {"bf16": BF16, "int8": INT8, "int4-odd": ODD}
+        p["calibration"] |= {"rows": 4, "tokens": 32}
+        p["evaluate"] |= {"limit": 3, "batch_size": 4}
+        p["diverge"] |= {"documents": 3, "window": 64}
+        p["diverge"]["trajectories"] |= {"count": 2, "tokens": 6}
+        p["benchmark"] |= {"prompt_tokens": 16, "output_tokens": 4}
+        p["compare"]["resamples"] = 200
+
+    edit(house, small)
+    run(house, "git", "init", "-q")
+    run(house, "dvc", "init", "-q")
+    run(house, "git", "add", "-A")
+    run(house, "git", "-c", "user.name=t", "-c", "user.email=t@localhost", "commit", "-qm", "start")
+    (house / "repro.log").write_text(run(house, "dvc", "repro"), encoding="utf-8")
+    return house
+
+
+def results(house: Path, variant: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((house / f"reports/metrics/{variant}.json").read_text(encoding="utf-8"))
+    return found
+
+
+def test_every_variant_has_results_and_the_reference_is_exactly_itself(house: Path) -> None:
+    bf16, int8 = results(house, "bf16"), results(house, "int8")
+    assert bf16["status"] == int8["status"] == "ok"
+    assert bf16["metrics"]["kld_mean"]["value"] == bf16["metrics"]["kld_max"]["value"] == 0
+    assert bf16["metrics"]["kld_mean"]["n"] > 100
+    assert 0 < int8["metrics"]["kld_mean"]["low"] < int8["metrics"]["kld_mean"]["high"]
+    assert int8["metrics"]["speed_ratio"]["n"] == 5 and int8["metrics"]["acc_delta/all"]["n"] == 6
+
+
+def test_what_cannot_be_built_is_unsupported_with_its_reason_and_the_run_goes_on(house: Path) -> None:
+    odd = results(house, "int4-odd")
+    assert odd["status"] == "unsupported" and "group_size 48 does not divide" in odd["reason"]
+    verdict = json.loads((house / "reports/gate.json").read_text(encoding="utf-8"))
+    assert verdict["variants"]["int4-odd"]["verdict"] == "UNSUPPORTED"
+    assert "group_size 48" in (house / "reports/report.html").read_text(encoding="utf-8")
+
+
+def test_the_report_holds_every_variant_and_needs_no_network(house: Path) -> None:
+    page = (house / "reports/report.html").read_text(encoding="utf-8")
+    assert all(f'<th scope="row">{name}</th>' in page for name in ("bf16", "int8", "int4-odd"))
+    assert "src=" not in page and "<link" not in page and "@import" not in page
+    assert "| int8 |" in (house / "reports/report.md").read_text(encoding="utf-8")
+    assert (house / "reports/figures/tradeoff.svg").stat().st_size > 1000
+
+
+def test_a_stage_says_one_line_and_libraries_stay_quiet(house: Path) -> None:
+    log = (house / "repro.log").read_text(encoding="utf-8")
+    own = [line for line in log.replace("\r", "\n").split("\n") if line.startswith("quantize ")]
+    assert len(own) == 3 and "GPT-QModel" not in log and "INFO  " not in log
+
+
+def test_git_would_add_no_weights(house: Path) -> None:
+    run(house, "git", "add", "-A")
+    staged = run(house, "git", "diff", "--cached", "--name-only").split()
+    assert not [f for f in staged if f.startswith("artifacts") or f.endswith((".safetensors", ".db"))]
+    assert "dvc.lock" in staged and "reports/metrics/int8.json" in staged
+
+
+def test_dvc_shows_metrics_and_plots(house: Path) -> None:
+    shown = json.loads(run(house, "dvc", "metrics", "show", "--json"))
+    assert shown[""]["data"]["reports/summary.json"]["data"]["int8"]["kld_mean"] > 0
+    run(house, "dvc", "plots", "show", "-o", "dvc_plots")
+    assert (house / "dvc_plots/index.html").exists()
+
+
+def test_nothing_changed_runs_nothing_and_makes_no_mlflow_run(house: Path) -> None:
+    before = (house / "reports/mlflow.json").read_bytes()
+    assert "up to date" in run(house, "dvc", "repro")
+    assert "0 new MLflow runs" in run(house, sys.executable, "-m", "pipeline.track")
+    assert (house / "reports/mlflow.json").read_bytes() == before
+
+
+def test_a_fault_in_params_stops_everything_before_any_work(house: Path) -> None:
+    good = (house / "params.yaml").read_text(encoding="utf-8")
+    edit(house, lambda p: p["variants"]["int8"]["options"].update(shceme="int8"))
+    try:
+        output = run(house, "dvc", "repro", check=False)
+    finally:
+        (house / "params.yaml").write_text(good, encoding="utf-8")
+    run(house, "dvc", "repro", "check")
+    assert "unknown option 'shceme'" in output and "did you mean 'scheme'" in output and "Traceback" not in output
+    assert stages_run(output) == {"check"}
+
+
+def test_a_changed_option_reruns_that_variant_s_chain_only(house: Path) -> None:
+    good = (house / "params.yaml").read_text(encoding="utf-8")
+    edit(house, lambda p: p["variants"]["int4-odd"]["options"].update(group_size=96))
+    try:
+        planned = stages_run(run(house, "dvc", "repro", "--dry"))
+    finally:
+        (house / "params.yaml").write_text(good, encoding="utf-8")
+    assert {s for s in planned if "@" in s} == {
+        f"{s}@int4-odd" for s in ("quantize", "diverge", "evaluate", "benchmark", "compare")
+    }
+
+
+def test_an_added_variant_runs_only_itself_and_makes_one_mlflow_run(house: Path) -> None:
+    edit(house, lambda p: p["variants"].update({"int4": INT4}))
+    output = run(house, "dvc", "repro")
+    chain = {f"{s}@int4" for s in ("quantize", "diverge", "evaluate", "benchmark", "compare")}
+    assert stages_run(output) == {"check", "gate", "report", "track"} | chain
+    assert "1 new MLflow runs" in output
+    int4 = results(house, "int4")
+    assert int4["status"] == "ok" and int4["kernels"] and "Linear[bfloat16]" in int4["kernels"]
+    assert int4["metrics"]["bits_per_weight"]["value"] < results(house, "int8")["metrics"]["bits_per_weight"]["value"]
+
+
+def test_a_variant_taken_out_appears_nowhere(house: Path) -> None:
+    edit(house, lambda p: p["variants"].pop("int4-odd"))
+    run(house, "dvc", "repro", "gate", "report")
+    for name in ("gate.json", "report.html", "report.md", "summary.json"):
+        assert "int4-odd" not in (house / "reports" / name).read_text(encoding="utf-8"), name
+
+
+def test_the_summary_holds_the_table_and_the_times(house: Path) -> None:
+    output = run(house, sys.executable, "-m", "pipeline.report", "--summary")
+    assert "int8" in output and "quantize" in output and "make ui" in output
+
+
+def test_enforce_exits_by_the_verdict(house: Path) -> None:
+    run(house, "dvc", "repro", "gate")
+    verdict = json.loads((house / "reports/gate.json").read_text(encoding="utf-8"))["verdict"]
+    env = os.environ | {"PYTHONPATH": str(house)}
+    done = subprocess.run([sys.executable, "-m", "pipeline.gate", "--enforce"], cwd=house, env=env, capture_output=True, text=True)
+    assert done.returncode == {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 3}[verdict], done.stdout + done.stderr
