@@ -9,12 +9,14 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
-from tqdm import tqdm
 
 from pipeline.errors import QuantgateError
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 PR_SET_PDEATHSIG = 1
 
@@ -52,6 +54,8 @@ def say(stage: str, text: str) -> None:
 
 def progress(total: int, what: str, unit: str, file: Any = None) -> tqdm[Any]:
     """A progress bar on a terminal; in a log, a line every ten seconds."""
+    from tqdm import tqdm  # late: it reads TQDM_MININTERVAL, which `run` sets, when it is imported
+
     stream = file or sys.stderr
     often = 0.1 if stream.isatty() else 10.0
     return tqdm(total=total, desc=what, unit=unit, file=stream, leave=False, mininterval=often)

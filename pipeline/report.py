@@ -16,6 +16,7 @@ from pipeline import artifacts, cli, params
 from pipeline.params import Params
 
 FIGURES = artifacts.REPORTS / "figures"
+README_MARKS = ("<!-- results -->", "<!-- /results -->")
 TEMPLATES = Path(__file__).parent / "templates"
 STAGES = ("check", "download", "quantize", "reference", "diverge", "evaluate", "benchmark", "compare", "gate", "report", "track")
 # Numbers that `dvc metrics show` compares between commits; everything else is in metrics/<variant>.json.
@@ -217,7 +218,7 @@ def print_summary(settings: Params) -> None:
 
     results = {name: artifacts.read_json(artifacts.metrics(name)) for name in settings.variants}
     verdict = artifacts.read_json(artifacts.GATE)
-    console = Console(width=None if Console().is_terminal else 160)
+    console = Console(width=None if Console().is_terminal else 200)
     rows = table(results, verdict, settings)
     shown = Table(title=f"{settings.model.source} model, reference {settings.reference}: {verdict['verdict']}")
     for column in rows[0]:
@@ -236,13 +237,27 @@ def print_summary(settings: Params) -> None:
     console.print("report: reports/report.html     MLflow UI: make ui", highlight=False)
 
 
+def write_readme(path: Path = Path("README.md")) -> None:
+    """Put report.md's body between README's two marks, so that its numbers are those of reports/."""
+    text = path.read_text(encoding="utf-8")
+    body = (artifacts.REPORTS / "report.md").read_text(encoding="utf-8").split("\n", 2)[2]
+    before, _, rest = text.partition(README_MARKS[0])
+    _, _, after = rest.partition(README_MARKS[1])
+    body = body.replace("](figures/", "](reports/figures/").strip()
+    artifacts.write_text(path, f"{before}{README_MARKS[0]}\n{body}\n{README_MARKS[1]}{after}")
+
+
 def main(
     summary: Annotated[bool, typer.Option("--summary", help="Print the table; write nothing.")] = False,
+    readme: Annotated[bool, typer.Option("--readme", help="Copy the results into README.md; write nothing else.")] = False,
 ) -> None:
     """Write the report from metrics and verdicts."""
     settings = params.load()
-    if summary:
-        print_summary(settings)
+    if summary or readme:
+        if readme:
+            write_readme()
+        else:
+            print_summary(settings)
         return
     watch = artifacts.Stopwatch("report")
     write(settings)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,19 @@ def test_no_stage_imports_another(stage: str) -> None:
 
 @pytest.mark.parametrize("name", PURE)
 def test_pure_modules_use_numpy_and_scipy_only(name: str) -> None:
-    allowed = {"numpy", "scipy", "__future__", "dataclasses", "typing", "collections", "itertools", "math", "re", "pipeline"}
+    allowed = {
+        "numpy",
+        "scipy",
+        "__future__",
+        "warnings",
+        "dataclasses",
+        "typing",
+        "collections",
+        "itertools",
+        "math",
+        "re",
+        "pipeline",
+    }
     assert {n.split(".")[0] for n in imports(PACKAGE / name)} <= allowed
     text = (PACKAGE / name).read_text(encoding="utf-8")
     assert not re.search(r"\bopen\(|\btime\.|Path\(|default_rng|np\.random\.seed", text), "pure: no files, clock or seeds"
@@ -137,3 +150,15 @@ def test_control_flow_fits_on_a_few_screens() -> None:
 def test_no_registry_address_is_committed() -> None:
     for name in ("constraints.txt", "pyproject.toml", "Makefile"):
         assert not re.search(r"https?://(?!127\.0\.0\.1)", (ROOT / name).read_text(encoding="utf-8")), name
+
+
+def test_the_readme_s_numbers_are_those_of_reports() -> None:
+    """Both as committed: a run of one's own changes reports/ and leaves README alone."""
+    git = [
+        subprocess.run(["git", "show", f"HEAD:{f}"], cwd=ROOT, capture_output=True, text=True)
+        for f in ("README.md", "reports/report.md")
+    ]
+    if any(g.returncode for g in git):
+        pytest.skip("README.md and reports/report.md are not both committed here")
+    rows = [line for line in git[1].stdout.split("\n") if line.startswith("|")]
+    assert len(rows) > 3 and all(row in git[0].stdout for row in rows)
