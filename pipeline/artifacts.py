@@ -200,6 +200,11 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
+def trusts_code(folder: Path) -> bool:
+    """Whether params allowed the code that came with a model to run; off for a folder without a manifest."""
+    return (folder / MANIFEST).exists() and bool(read_manifest(folder).get("trust_remote_code"))
+
+
 def verify_files(folder: Path, manifest: dict[str, Any]) -> None:
     """Raise if any file of a folder was changed, added or removed after its manifest was written."""
     now, then = files_of(folder), manifest["files"]

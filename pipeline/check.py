@@ -35,11 +35,19 @@ def faults(settings: Params) -> list[str]:
     collect("params.yaml: diverge.corpus", evalset.load_texts, Path(settings.diverge.corpus))
     collect("params.yaml: diverge.trajectories.prompts", evalset.load_prompts, Path(settings.diverge.trajectories.prompts))
     collect("params.yaml: benchmark.prompts", evalset.load_texts, Path(settings.benchmark.prompts))
-    local = evalset.local_tasks()
+    theirs = set(settings.evaluate.tasks) - evalset.local_tasks().keys()
+    known = _lm_eval_tasks() if theirs else set()
     for task in settings.evaluate.tasks:
-        if task in local:  # any other name is lm-eval's own, which only lm-eval can check
+        if task not in known:
             collect("params.yaml: evaluate.tasks", evalset.load_task, task)
     return found
+
+
+def _lm_eval_tasks() -> set[str]:
+    """Names of lm-eval's own tasks; its index takes some seconds, so it is asked only for names that are not ours."""
+    from lm_eval.tasks import TaskManager
+
+    return set(TaskManager().all_tasks)
 
 
 def main() -> None:

@@ -96,15 +96,20 @@ def main(variant: str) -> None:
     store = Store(artifacts.REFERENCE)
     engine = engines.load(chosen.engine, folder, threads=settings.thread_count, **chosen.engine_options)
     columns = diverge(engine, store, batch_size=settings.diverge.batch_size, threads=settings.thread_count)
-    check(columns, is_reference=variant == settings.reference, lossless=manifest["quantizer"] in LOSSLESS)
+    try:
+        check(columns, is_reference=variant == settings.reference, lossless=manifest["quantizer"] in LOSSLESS)
+        status, why = "ok", None
+    except InvalidVariant as e:
+        status, why = "invalid", str(e)
     write(columns, path)
     n, mean = len(columns["kld"]), float(np.mean(columns["kld"]))
     artifacts.write_json(artifacts.meta_of(path), meta | {
-        "status": "ok", "reason": None, "reference": store.manifest["digest"], "tokens": n,
+        "status": status, "reason": why, "reference": store.manifest["digest"], "tokens": n,
         "kernels": getattr(engine, "kernels", dict)(), "versions": artifacts.versions(),
     })  # fmt: skip
     seconds = watch.done()
-    cli.say("diverge", f"{variant}: mean KLD {mean:.3g} nats over {n} tokens, {seconds:.1f} s ({n / seconds:.0f} tok/s)")
+    told = f"{status}: {why}" if why else f"mean KLD {mean:.3g} nats over {n} tokens"
+    cli.say("diverge", f"{variant}: {told}, {seconds:.1f} s ({n / seconds:.0f} tok/s)")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import artifacts, cli, engines, params
-from pipeline.errors import InvalidVariant, Unsupported
+from pipeline.errors import DataError, InvalidVariant, Unsupported
 from pipeline.evalset import TASKS, load_task, local_tasks, sets_digest, task_files
 from pipeline.params import Evaluate
 
@@ -42,7 +42,8 @@ def evaluate(engine: Any, setup: Evaluate, seed: int) -> list[Row]:
         rolling = configs.get(task, {}).get("output_type") == "loglikelihood_rolling"
         # whole documents at a time would need gigabytes of logits, and time to touch them
         lm = _lm(engine, min(2, setup.batch_size) if rolling else setup.batch_size)
-        found = lm_eval.simple_evaluate(
+        found = _run(
+            lm_eval,
             model=lm,
             tasks=[task],
             task_manager=manager,
@@ -59,6 +60,16 @@ def evaluate(engine: Any, setup: Evaluate, seed: int) -> list[Row]:
         for name, samples in found["samples"].items():
             rows.extend(_row(name, sample, lm, found["configs"][name]["output_type"]) for sample in samples)
     return rows
+
+
+def _run(lm_eval: Any, **arguments: Any) -> Any:
+    """lm-eval's evaluation; data that a hub does not give is an error in words."""
+    try:
+        return lm_eval.simple_evaluate(**arguments)
+    except (OSError, ConnectionError) as e:
+        task = arguments["tasks"][0]
+        first = str(e).strip().splitlines()[0]
+        raise DataError(f"task {task!r}: its data could not be loaded ({type(e).__name__}: {first})") from None
 
 
 def _lm(engine: Any, batch_size: int) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 from pipeline import artifacts, cli, params, quantizers
 from pipeline.calibration import Calibration
-from pipeline.errors import ArtifactError, Unsupported
+from pipeline.errors import ArtifactError, InvalidVariant, Unsupported
 from pipeline.params import Variant
 from pipeline.weights import measure
 
@@ -53,14 +53,16 @@ def main(variant: str) -> None:
     head = {
         "variant": variant, "quantizer": chosen.quantizer, "options": chosen.options, "engine": chosen.engine,
         "engine_options": chosen.engine_options, "base": base["digest"], "seed": settings.seed,
+        "trust_remote_code": base["trust_remote_code"],
     }  # fmt: skip
     with artifacts.atomic_dir(artifacts.model_dir(variant)) as out:
         try:
             facts = quantize(chosen, artifacts.BASE, out, calibration=calibration, seed=settings.seed)
-        except Unsupported as e:
+        except (Unsupported, InvalidVariant) as e:  # the run goes on without this variant; the gate knows
             for left in out.iterdir():
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
-            manifest = {**head, "status": "unsupported", "reason": str(e), "files": {}, "digest": artifacts.digest(head)}
+            status = "unsupported" if isinstance(e, Unsupported) else "invalid"
+            manifest = {**head, "status": status, "reason": str(e), "files": {}, "digest": artifacts.digest(head)}
         else:
             files = artifacts.files_of(out)
             if not files:
@@ -71,7 +73,7 @@ def main(variant: str) -> None:
     if manifest["status"] == "ok":
         told = f"{manifest['bits_per_weight']:.2f} bits/weight, {manifest['weight_bytes'] / 1e6:.1f} MB"
     else:
-        told = f"unsupported: {manifest['reason']}"
+        told = f"{manifest['status']}: {manifest['reason']}"
     cli.say("quantize", f"{variant}: {told}, {watch.done():.1f} s")
 
 

@@ -23,7 +23,7 @@ ALLOWED = {
     "mlflow": {"track.py"},
     "matplotlib": {"report.py"},
     "jinja2": {"report.py"},
-    "lm_eval": {"evaluate.py"},
+    "lm_eval": {"evaluate.py", "check.py"},
     "gptqmodel": {"quantizers/gptq.py"},
     "torchao": {"quantizers/torchao.py"},
     "dvc": set(),

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline import artifacts
 from pipeline.engines import Sampling
 from pipeline.errors import ArtifactError, Unsupported
 
@@ -27,9 +28,9 @@ def load(
     threads: int,
     device: Literal["auto", "cpu", "cuda"] = "auto",
     attention: Literal["sdpa", "eager"] = "sdpa",
-    trust_remote_code: bool = False,
 ) -> HfEngine:
     """Load a Hugging Face folder as it was written: its own dtype, its own quantization config, its own kernel."""
+    trusted = artifacts.trusts_code(model_dir)
     try:
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -47,14 +48,14 @@ def load(
         dtype="auto",
         attn_implementation=attention,
         device_map=None if device == "cpu" else {"": device},
-        trust_remote_code=trust_remote_code,
+        trust_remote_code=trusted,
         use_safetensors=True,
         output_loading_info=True,
     )
     wrong = {k: sorted(map(str, v)) for k, v in info.items() if k.endswith("_keys") and v}
     if wrong:
         raise ArtifactError(f"{model_dir}: weights do not fit the model: {wrong}")
-    tokenizer = AutoTokenizer.from_pretrained(model_dir, trust_remote_code=trust_remote_code)
+    tokenizer = AutoTokenizer.from_pretrained(model_dir, trust_remote_code=trusted)
     return HfEngine(model.eval(), tokenizer, str(device))
 
 

@@ -51,7 +51,7 @@ def quantize(
             raise Unsupported(f"quantizer 'gptq' needs {e.name}; pip install gptqmodel -c constraints.txt") from None
 
         config = QuantizeConfig(bits=bits, group_size=group_size, fallback=None)
-        model = GPTQModel.load(str(model_dir), config)
+        model = GPTQModel.load(str(model_dir), config, trust_remote_code=artifacts.trusts_code(model_dir))
         layers = model.model.config.num_hidden_layers
         with cli.progress(layers, f"gptq int{bits}", "layer", terminal) as bar:
             model.layer_callback = _Progress(bar)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+from pipeline import artifacts
 from pipeline.calibration import Calibration
 from pipeline.errors import Unsupported
 from pipeline.quantizers import Facts
@@ -32,6 +33,7 @@ def quantize(
         dtype=torch.bfloat16,
         quantization_config=TorchAoConfig(Int8WeightOnlyConfig()),
         use_safetensors=True,
+        trust_remote_code=artifacts.trusts_code(model_dir),
     )
     model.save_pretrained(out_dir)
     return {"library": "torchao", "head": "bfloat16"}
