@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help repro test lint ui bench
+.PHONY: help repro test ui
 .DEFAULT_GOAL := help
 
 help:  ## show this list

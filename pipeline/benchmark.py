@@ -21,7 +21,7 @@ from typing import Any
 
 from pipeline import artifacts, cli, engines, hardware, params
 from pipeline.engines import Sampling
-from pipeline.errors import ArtifactError, DataError, QuantgateError
+from pipeline.errors import ArtifactError, DataError, QuantgateError, Unsupported
 from pipeline.evalset import load_texts
 from pipeline.params import Benchmark, Variant
 
@@ -39,6 +39,9 @@ def _serve(pipe: Connection, variant: Variant, folder: Path, threads: int) -> No
         start = time.monotonic()
         engine = engines.load(variant.engine, folder, threads=threads, **variant.engine_options)
         pipe.send({"load_s": time.monotonic() - start, "load_memory_bytes": hardware.peak_memory(reset=True)})
+    except Unsupported as e:
+        pipe.send({"unsupported": str(e)})
+        return
     except QuantgateError as e:
         pipe.send({"error": str(e)})
         return
@@ -75,6 +78,9 @@ class Server:
         self.process.start()
         far.close()
         self.facts = self._receive(STARTUP_S)
+        if "unsupported" in self.facts:
+            self.close()
+            raise Unsupported(self.facts["unsupported"])
         if "error" in self.facts:
             raise ArtifactError(f"{folder} could not be loaded: {self.facts['error']}")
 
@@ -142,6 +148,13 @@ def measure(ours: Server, theirs: Server, setup: Benchmark, asked: list[list[int
             bar.update()
 
 
+def _write_nothing(path: Path, meta: Row) -> None:
+    """No rows, and why."""
+    artifacts.write_jsonl(path, [])
+    artifacts.write_json(artifacts.meta_of(path), meta)
+    cli.say("benchmark", f"{meta['variant']}: {meta['status']}: {meta['reason']}")
+
+
 def main(variant: str) -> None:
     """Time VARIANT, in turns with the reference."""
     from tokenizers import Tokenizer
@@ -154,17 +167,19 @@ def main(variant: str) -> None:
     manifest, theirs = artifacts.read_manifest(folder), artifacts.read_manifest(base)
     meta: dict[str, Any] = {"variant": variant, "model": manifest["digest"], "reference": theirs["digest"]}
     if manifest["status"] != "ok":
-        artifacts.write_jsonl(path, [])
-        artifacts.write_json(artifacts.meta_of(path), meta | {"status": manifest["status"], "reason": manifest["reason"]})
-        cli.say("benchmark", f"{variant}: {manifest['status']}")
+        _write_nothing(path, meta | {"status": manifest["status"], "reason": manifest["reason"]})
         return
     threads = settings.thread_count
     tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
     asked = prompts(load_texts(Path(setup.prompts)), tokenizer, setup.prompt_tokens, setup.warmups + setup.rounds, settings.seed)
     bandwidth = hardware.memory_bandwidth(threads)
-    with serving(chosen, folder, threads) as a, serving(reference, base, threads) as b:
-        rows = list(measure(a, b, setup, asked))
-        loads = {"variant": a.facts, "reference": b.facts}
+    try:
+        with serving(chosen, folder, threads) as a, serving(reference, base, threads) as b:
+            rows = list(measure(a, b, setup, asked))
+            loads = {"variant": a.facts, "reference": b.facts}
+    except Unsupported as e:
+        _write_nothing(path, meta | {"status": "unsupported", "reason": str(e)})
+        return
     artifacts.write_jsonl(path, rows)
     artifacts.write_json(artifacts.meta_of(path), meta | {
         "status": "ok", "reason": None, "loads": loads, "memory_bandwidth": bandwidth,

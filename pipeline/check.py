@@ -9,10 +9,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipeline import artifacts, cli, engines, evalset, params, quantizers
+from pipeline.calibration import overlap
 from pipeline.errors import ParamsError, QuantgateError
+from pipeline.explain import did_you_mean
 from pipeline.params import Params
 from pipeline.rules import bound_of
 
+BY_TASK = (
+    "acc", "acc_delta", "recovery", "flips_to_wrong", "flips_to_right", "p_mcnemar", "byte_ppl", "byte_ppl_ratio",
+)  # fmt: skip
 CHECKED = artifacts.ARTIFACTS / "checked.json"
 
 
@@ -31,6 +36,7 @@ def faults(settings: Params) -> list[str]:
         collect(f"params.yaml: variants.{name}", engines.check, variant.engine, variant.engine_options)
     for k, rule in enumerate(settings.gate.rules):
         collect(f"params.yaml: gate.rules.{k}", bound_of, rule)
+        collect(f"params.yaml: gate.rules.{k}", _check_part, rule.metric, settings)
     collect("params.yaml: calibration.set", evalset.load_texts, Path(settings.calibration.set))
     collect("params.yaml: diverge.corpus", evalset.load_texts, Path(settings.diverge.corpus))
     collect("params.yaml: diverge.trajectories.prompts", evalset.load_prompts, Path(settings.diverge.trajectories.prompts))
@@ -40,7 +46,36 @@ def faults(settings: Params) -> list[str]:
     for task in settings.evaluate.tasks:
         if task not in known:
             collect("params.yaml: evaluate.tasks", evalset.load_task, task)
+    collect("params.yaml: calibration.set", _check_overlap, settings)
     return found
+
+
+def _check_part(metric: str, settings: Params) -> None:
+    """Raise if what stands after a metric's slash will not be there, or is missing."""
+    stem, _, part = metric.partition("/")
+    tasks = [*settings.evaluate.tasks, "all"]
+    if stem in BY_TASK and part not in tasks:
+        raise ParamsError(f"metric {metric!r}: give one of the tasks, such as '{stem}/all'{did_you_mean(part, tasks)}")
+    if part and stem == "kld_mean":
+        domains = [*sorted({row["domain"] for row in evalset.load_texts(Path(settings.diverge.corpus))}), "trajectory"]
+        if part not in domains:
+            raise ParamsError(f"metric {metric!r}: no such domain{did_you_mean(part, domains)}")
+    elif part and stem not in BY_TASK:
+        raise ParamsError(f"metric {metric!r}: {stem} has no parts; write {stem!r}")
+
+
+def _check_overlap(settings: Params) -> None:
+    """Raise if calibration text is also measured on."""
+    own = evalset.load_texts(Path(settings.calibration.set))
+    measured = evalset.load_texts(Path(settings.diverge.corpus))
+    measured += evalset.load_prompts(Path(settings.diverge.trajectories.prompts))
+    local = evalset.local_tasks()
+    for task in settings.evaluate.tasks:
+        measured += evalset.load_task_rows(task) if task in local else []
+    shared = overlap(own, measured)
+    if shared:
+        more = f" and {len(shared) - 3} more" if len(shared) > 3 else ""
+        raise ParamsError(f"{settings.calibration.set} overlaps what is measured: {'; '.join(shared[:3])}{more}")
 
 
 def _lm_eval_tasks() -> set[str]:

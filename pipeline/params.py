@@ -6,20 +6,19 @@ is checked by `pipeline.check`, which runs before any work.
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args
+from typing import Annotated, Any, Literal, Union
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
-from pydantic_core import ErrorDetails
 
 from pipeline.errors import ParamsError
+from pipeline.explain import did_you_mean, explain, refuse_duplicates, unknown
 
 PARAMS = Path("params.yaml")
-NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_-]*$")  # no dot: DVC reads it as a path of keys
 
 
 class Section(BaseModel):
@@ -67,7 +66,6 @@ class Variant(Section):
     engine: str = "hf"
     options: dict[str, Any] = {}
     engine_options: dict[str, Any] = {}
-    required: bool = False
 
 
 class Calibration(Section):
@@ -81,6 +79,14 @@ class Evaluate(Section):
     batch_size: Count = 16
     limit: Count | None = None
     allow_truncated: bool = False
+
+    @field_validator("tasks")
+    @classmethod
+    def _once(cls, tasks: list[str]) -> list[str]:
+        twice = sorted({t for t in tasks if tasks.count(t) > 1})
+        if twice:
+            raise ValueError(f"named twice: {', '.join(twice)}; an item would count as two")
+        return tasks
 
 
 class Trajectories(Section):
@@ -118,7 +124,7 @@ class Rule(Section):
     margin: str | None = None
     gain: str | None = None
     limit: str | None = None
-    variants: list[str] | None = None
+    variants: Annotated[list[str], Field(min_length=1)] | None = None
     required: bool = True
 
     @field_validator("margin", "gain", "limit", mode="before")
@@ -137,6 +143,7 @@ class Rule(Section):
 
 
 class Gate(Section):
+    required: Annotated[list[str], Field(min_length=1)]  # variants whose verdict decides; the others are advisory
     inconclusive: Literal["blocks", "passes"] = "blocks"
     rules: Annotated[list[Rule], Field(min_length=1)]
 
@@ -144,6 +151,9 @@ class Gate(Section):
 class Track(Section):
     experiment: str = "quantgate"
     uri: str = "sqlite:///mlflow.db"
+
+
+SOURCES: dict[str, type[BaseModel]] = {"package": PackageModel, "path": PathModel, "hub": HubModel}
 
 
 class Params(Section):
@@ -164,7 +174,7 @@ class Params(Section):
     def _names(self) -> Params:
         for name in self.variants:
             if not NAME.match(name):
-                raise ValueError(f"variant name {name!r}: use letters, digits, '.', '_' and '-'")
+                raise ValueError(f"variant name {name!r}: use letters, digits, '_' and '-'")
         known = list(self.variants)
         if self.reference not in known:
             raise ValueError(f"reference {self.reference!r} is not a variant{did_you_mean(self.reference, known)}")
@@ -172,8 +182,11 @@ class Params(Section):
             for name in rule.variants or []:
                 if name not in known:
                     raise ValueError(f"gate rule on {rule.metric!r}: {unknown('variant', name, known)}")
-        if not any(v.required for n, v in self.variants.items() if n != self.reference):
-            raise ValueError("no variant other than the reference is `required: true`, so the gate would judge nothing")
+        for name in self.gate.required:
+            if name not in known:
+                raise ValueError(f"gate.required: {unknown('variant', name, known)}")
+            if name == self.reference:
+                raise ValueError(f"gate.required: {name!r} is the reference, which is not judged; name the variant you would ship")
         return self
 
     def variant(self, name: str) -> Variant:
@@ -201,110 +214,16 @@ def load(path: Path = PARAMS) -> Params:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ParamsError(f"{path} is not here ({Path.cwd()}); run from the repository root") from None
+    except UnicodeDecodeError as e:
+        raise ParamsError(f"{path} is not UTF-8 (byte {e.start}); save it as UTF-8") from None
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
-        _refuse_duplicates(root, path)
+        refuse_duplicates(root, path)
         data = yaml.safe_load(text)
     except yaml.YAMLError as e:
         raise ParamsError(f"{path} is not valid YAML: {e}") from None
     try:
         return Params.model_validate(data)
     except ValidationError as e:
-        faults = [_explain(error, root, path) for error in e.errors()]
+        faults = [explain(error, root, path, Params, SOURCES) for error in e.errors()]
         raise ParamsError("\n       ".join(faults)) from None
-
-
-def unknown(kind: str, name: str, known: list[str]) -> str:
-    """`variant 'int9' is not in params.yaml; did you mean 'int8'?`"""
-    return f"{kind} {name!r} is not in params.yaml{did_you_mean(name, known)}"
-
-
-def did_you_mean(name: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"; did you mean {near[0]!r}?" if near else f"; there is: {', '.join(map(str, known))}"
-
-
-# --- explaining faults -------------------------------------------------------------------------------------------
-
-_SOURCES = {"package": PackageModel, "path": PathModel, "hub": HubModel}
-
-
-def _explain(error: ErrorDetails, root: Any, path: Path) -> str:
-    keys = [k for k in error["loc"] if k not in ("function-after[_one_bound(), Rule]",)]
-    if keys[:1] == ["model"] and len(keys) > 1 and keys[1] in _SOURCES:
-        del keys[1]  # pydantic puts the union's tag into the path; it is no key of the file
-    if keys[:1] == ["threads"]:
-        keys = keys[:1]
-    where = f"{path}:{_line(root, keys)}: {'.'.join(map(str, keys)) or 'the file'}"
-    value = error["input"]
-    kind = error["type"]
-    if kind == "extra_forbidden":
-        return f"{where}: unknown key (value {value!r}){did_you_mean(str(keys[-1]), _known_keys(keys[:-1], root))}"
-    if kind == "missing":
-        return f"{where}: this key is needed and missing"
-    if kind in ("union_tag_invalid", "union_tag_not_found"):
-        source = value.get("source") if isinstance(value, dict) else value
-        return f"{where}: source {source!r}{did_you_mean(str(source), list(_SOURCES))}"
-    message = error["msg"].removeprefix("Value error, ")
-    if isinstance(value, str) and re.fullmatch(r"[+-]?\d+e[+-]?\d+", value):
-        message += f"; YAML reads {value} as text, write {value.replace('e', '.0e')}"
-    if kind == "literal_error":
-        message += did_you_mean(str(value), re.findall(r"'([^']+)'", error["ctx"]["expected"]))
-    shown = "" if isinstance(value, dict) else f" = {value!r}"
-    return f"{where}{shown}: {message}"
-
-
-def _known_keys(keys: list[Any], root: Any) -> list[str]:
-    """Names of the fields of the section at `keys`."""
-    model: Any = Params
-    for key in keys:
-        if model is Params and key == "model":
-            model = _SOURCES[_scalar(root, ["model", "source"])]
-        elif isinstance(model, type) and issubclass(model, Section) and key in model.model_fields:
-            model = model.model_fields[key].annotation
-        else:  # a key of a mapping or an index of a list: its values' type
-            model = get_args(model)[-1]
-        if not isinstance(model, type):
-            inner = [a for a in get_args(model) if isinstance(a, type) and issubclass(a, Section)]
-            model = inner[0] if len(inner) == 1 and type(None) in get_args(model) else model
-    return list(model.model_fields) if isinstance(model, type) and issubclass(model, Section) else []
-
-
-def _node(root: Any, keys: list[Any]) -> tuple[Any, int]:
-    """The YAML node at a path of keys, and the 1-based line of its key (or of its nearest ancestor)."""
-    node, line = root, root.start_mark.line + 1 if root is not None else 1
-    for key in keys:
-        if isinstance(node, yaml.MappingNode):
-            found = next(((k, v) for k, v in node.value if k.value == str(key)), None)
-            if found is None:
-                break
-            line, node = found[0].start_mark.line + 1, found[1]
-        elif isinstance(node, yaml.SequenceNode) and isinstance(key, int) and key < len(node.value):
-            node = node.value[key]
-            line = node.start_mark.line + 1
-        else:
-            break
-    return node, line
-
-
-def _line(root: Any, keys: list[Any]) -> int:
-    return _node(root, keys)[1]
-
-
-def _scalar(root: Any, keys: list[Any]) -> str:
-    return str(_node(root, keys)[0].value)
-
-
-def _refuse_duplicates(node: Any, path: Path) -> None:
-    """PyYAML keeps the last of two equal keys without a word; here that is an error."""
-    if isinstance(node, yaml.MappingNode):
-        seen: dict[str, int] = {}
-        for key, value in node.value:
-            line = key.start_mark.line + 1
-            if key.value in seen:
-                raise ParamsError(f"{path}:{line}: {key.value!r} is given twice (first on line {seen[key.value]})")
-            seen[key.value] = line
-            _refuse_duplicates(value, path)
-    elif isinstance(node, yaml.SequenceNode):
-        for item in node.value:
-            _refuse_duplicates(item, path)

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pipeline import artifacts, cli, params, quantizers
+from pipeline import artifacts, cli, options, params, quantizers
 from pipeline.calibration import Calibration
 from pipeline.errors import ArtifactError, InvalidVariant, Unsupported
 from pipeline.params import Variant
@@ -39,6 +39,19 @@ def _copy_text_side(base: Path, out: Path) -> None:
             shutil.copyfile(file, out / file.name)
 
 
+def build(variant: Variant, base: Path, out: Path, *, calibration: Calibration, seed: int) -> dict[str, Any]:
+    """`quantize`, with a variant that cannot be built here as a result: its status and reason, and an empty folder."""
+    try:
+        facts = quantize(variant, base, out, calibration=calibration, seed=seed)
+    except (Unsupported, InvalidVariant) as e:  # the run goes on without this variant; the gate knows
+        for left in out.iterdir():
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+        return {"status": "unsupported" if isinstance(e, Unsupported) else "invalid", "reason": str(e)}
+    if not list(out.glob("*.safetensors")):
+        raise ArtifactError(f"quantizer {variant.quantizer!r} wrote no weights into {out}")
+    return {"status": "ok", "reason": None, **facts}
+
+
 def main(variant: str) -> None:
     """Quantize the base model into VARIANT."""
     watch = artifacts.Stopwatch("quantize", variant)
@@ -50,26 +63,17 @@ def main(variant: str) -> None:
     calibration = Calibration(
         Path(setup.set), rows=setup.rows, tokens=setup.tokens, seed=settings.seed, tokenizer_dir=artifacts.BASE
     )
-    head = {
-        "variant": variant, "quantizer": chosen.quantizer, "options": chosen.options, "engine": chosen.engine,
-        "engine_options": chosen.engine_options, "base": base["digest"], "seed": settings.seed,
+    asked = {
+        "variant": variant, "quantizer": chosen.quantizer, "asked": chosen.options,
+        "options": options.with_defaults(quantizers.find(chosen.quantizer), chosen.options, quantizers.GIVEN),
+        "engine": chosen.engine, "engine_options": chosen.engine_options, "base": base["digest"], "seed": settings.seed,
         "trust_remote_code": base["trust_remote_code"],
     }  # fmt: skip
     with artifacts.atomic_dir(artifacts.model_dir(variant)) as out:
-        try:
-            facts = quantize(chosen, artifacts.BASE, out, calibration=calibration, seed=settings.seed)
-        except (Unsupported, InvalidVariant) as e:  # the run goes on without this variant; the gate knows
-            for left in out.iterdir():
-                shutil.rmtree(left) if left.is_dir() else left.unlink()
-            status = "unsupported" if isinstance(e, Unsupported) else "invalid"
-            manifest = {**head, "status": status, "reason": str(e), "files": {}, "digest": artifacts.digest(head)}
-        else:
-            files = artifacts.files_of(out)
-            if not files:
-                raise ArtifactError(f"quantizer {chosen.quantizer!r} wrote nothing into {out}")
-            manifest = {**head, "status": "ok", "reason": None, **facts, "files": files, "digest": artifacts.digest(files)}
-        manifest["versions"] = artifacts.versions()
-        artifacts.write_json(out / artifacts.MANIFEST, manifest)
+        built = build(chosen, artifacts.BASE, out, calibration=calibration, seed=settings.seed)
+        files = artifacts.files_of(out)
+        manifest = {**asked, **built, "files": files, "digest": artifacts.digest([asked, files])}
+        artifacts.write_json(out / artifacts.MANIFEST, manifest | {"versions": artifacts.versions()})
     if manifest["status"] == "ok":
         told = f"{manifest['bits_per_weight']:.2f} bits/weight, {manifest['weight_bytes'] / 1e6:.1f} MB"
     else:

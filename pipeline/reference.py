@@ -17,13 +17,19 @@ from pipeline.store import ROWS, Window, batches, estimate_bytes, refuse_if_too_
 
 
 def corpus_windows(documents: list[Row], tokenizer: Any, length: int) -> list[Window]:
-    """Cut each document into windows of at most `length` tokens; a rest of fewer than 8 tokens is left out."""
+    """Cut each document into windows of at most `length` tokens; a rest of fewer than 8 tokens is left out.
+
+    Where the tokenizer puts a BOS in front of a text, every window gets it, unscored: a model that expects it would
+    otherwise be measured in contexts that it never meets.
+    """
+    lead = tuple(t for t in tokenizer("").input_ids if t == tokenizer.bos_token_id)[:1]
+    step = length - len(lead)
     found = []
     for document in documents:
-        ids = tokenizer(document["text"]).input_ids
-        for k, at in enumerate(range(0, len(ids), length)):
-            piece = tuple(ids[at : at + length])
-            if len(piece) >= 8:
+        ids = tokenizer(document["text"], add_special_tokens=False).input_ids
+        for k, at in enumerate(range(0, len(ids), step)):
+            piece = lead + tuple(ids[at : at + step])
+            if len(piece) - len(lead) >= 8:
                 found.append(Window(document["domain"], f"{document['id']}#{k}", document["id"], piece, 1))
     return found
 
@@ -136,6 +142,7 @@ def main() -> None:
         files = artifacts.files_of(out)
         artifacts.write_json(out / artifacts.MANIFEST, {
             "status": "ok", "variant": settings.reference, "model": manifest["digest"], "seed": settings.seed, **facts,
+            "trust_remote_code": manifest["trust_remote_code"],
             "temperature": setup.trajectories.temperature, "vocab": engine.vocab_size,
             "sets": sets_digest(Path(setup.corpus)) | sets_digest(Path(setup.trajectories.prompts)),
             "threads": settings.thread_count, "files": files, "digest": artifacts.digest(files),

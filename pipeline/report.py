@@ -81,11 +81,17 @@ def run_times(settings: Params) -> list[tuple[str, str, float]]:
     return found
 
 
-def machine_line(settings: Params, results: dict[str, dict[str, Any]]) -> str:
+def machine_line(results: dict[str, dict[str, Any]]) -> str:
     """The machine the timings were taken on."""
-    machine = next((r["machine"] for r in results.values() if r["machine"]), None)
-    if not machine:
+    machines = list({artifacts.digest(r["machine"]): r["machine"] for r in results.values() if r["machine"]}.values())
+    if not machines:
         return "no timings were taken"
+    if len(machines) > 1:
+        return f"{len(machines)} different machines, whose timings must not be compared: " + "; ".join(map(_machine, machines))
+    return _machine(machines[0])
+
+
+def _machine(machine: dict[str, Any]) -> str:
     gpu = machine["gpu"] or "no GPU"
     return (
         f"{machine['cpu']}, {machine['cores']} cores ({machine.get('cpu_capability', '?')}), {machine['threads']} threads, "
@@ -168,7 +174,7 @@ def context_of(results: dict[str, dict[str, Any]], verdict: dict[str, Any], sett
     return {
         "verdict": verdict, "rows": table(results, verdict, settings), "reference": settings.reference, "show": show,
         "results": results, "base": base, "model": settings.model.model_dump(), "seed": settings.seed,
-        "machine": machine_line(settings, results), "confidence": settings.compare.confidence,
+        "machine": machine_line(results), "confidence": settings.compare.confidence,
         "tokens": first.get("kld_mean", {}).get("n", 0), "items": first.get("acc/all", {}).get("n", 0),
         "rounds": first.get("decode_tok_s", {}).get("n", 0), "benchmark": settings.benchmark,
         "versions": results[settings.reference]["versions"],

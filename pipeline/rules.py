@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pipeline.errors import ParamsError
+from pipeline.explain import did_you_mean
 from pipeline.metrics import DEFINITIONS, Definition, definition
-from pipeline.params import Rule, did_you_mean
+from pipeline.params import Rule
 from pipeline.stats import Estimate, items_to_settle
 
 Verdict = Literal["PASS", "FAIL", "INCONCLUSIVE"]
@@ -34,6 +35,7 @@ UNITS: dict[str, dict[str, float]] = {
     "s": {"s": 1.0, "ms": 0.001},
     "tok/s": {"tok/s": 1.0},
 }
+MIN_CLUSTERS = 10  # below this a resampled interval is not to be trusted with a verdict
 QUANTITY = re.compile(r"^\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(\S.*?)\s*$")
 
 
@@ -98,18 +100,26 @@ def judge(bound: Bound, metric: dict[str, Any] | None) -> Judgement:
         return Judgement("FAIL", f"{bound.metric} rests on no items")
     if low is None or high is None or not (_number(low) and _number(high)):
         return Judgement("INCONCLUSIVE", f"{bound.metric} has no interval: {'; '.join(metric.get('warnings') or ['unknown'])}")
+    if metric.get("clusters") is not None and metric["clusters"] < MIN_CLUSTERS:
+        few = f"{metric['clusters']} documents or item families"
+        return Judgement("INCONCLUSIVE", f"{bound.metric} rests on {few}; at least {MIN_CLUSTERS} are needed to judge it")
     sign = 1 if bound.better == "lower" else -1
     best, worst = sorted((sign * low, sign * high))
     edge = sign * bound.threshold
     side = "at most" if bound.better == "lower" else "at least"
     asked = f"{side} {bound.threshold:.4g} ({bound.text})"
     if worst <= edge:
-        return Judgement("PASS", f"the whole interval is {asked}")
+        return Judgement("PASS", f"the whole interval is {asked}{_notes(metric)}")
     if best > edge:
-        return Judgement("FAIL", f"the whole interval is past the bound: {asked}")
+        return Judgement("FAIL", f"the whole interval is past the bound: {asked}{_notes(metric)}")
     settle = items_to_settle(Estimate(value, low, high, int(metric["n"]), ""), bound.threshold)
     more = f"; about {settle} in place of {metric['n']} would settle it" if settle else ""
-    return Judgement("INCONCLUSIVE", f"the interval contains the bound: {asked}{more}", settle)
+    return Judgement("INCONCLUSIVE", f"the interval contains the bound: {asked}{more}{_notes(metric)}", settle)
+
+
+def _notes(metric: dict[str, Any]) -> str:
+    warnings = metric.get("warnings") or []
+    return f" ({'; '.join(warnings)})" if warnings else ""
 
 
 def worst(verdicts: list[Verdict]) -> Verdict:

@@ -22,6 +22,7 @@ class Estimate:
     n: int
     method: str
     warnings: tuple[str, ...] = ()
+    clusters: int | None = None  # independent units behind n, where they are fewer than n
 
 
 TRANSFORMS: dict[str, Callable[..., Any]] = {"mean": np.asarray, "exp": np.exp, "sqrt": np.sqrt}
@@ -50,10 +51,12 @@ def cluster_bootstrap(
     value = float(statistic(nums, dens))
     method = f"BCa cluster bootstrap, {len(nums)} clusters, {resamples} resamples"
     if len(nums) < 2:
-        return Estimate(value, None, None, len(num), method, ("one cluster: no interval can be made",))
+        return Estimate(value, None, None, len(num), method, ("one cluster: no interval can be made",), len(nums))
     notes = () if len(nums) >= FEW else (f"{len(nums)} clusters are few for an interval",)
     if (nums * dens.sum() == dens * nums.sum()).all():  # every cluster says the same: resampling cannot vary
-        return Estimate(value, value, value, len(num), method, notes)
+        if notes and value != {"mean": 0.0, "exp": 1.0, "sqrt": 0.0}[transform]:
+            return Estimate(value, None, None, len(num), method, (*notes, "all of them agree"), len(nums))
+        return Estimate(value, value, value, len(num), method, notes, len(nums))
     with warnings.catch_warnings(), np.errstate(all="ignore"):  # a degenerate interval is found, and said, below
         warnings.simplefilter("ignore")
         result = stats.bootstrap(
@@ -61,8 +64,8 @@ def cluster_bootstrap(
         confidence_level=confidence, rng=rng,
     ).confidence_interval  # fmt: skip
     if not (np.isfinite(result.low) and np.isfinite(result.high)):
-        return Estimate(value, None, None, len(num), method, (*notes, "the bootstrap distribution is degenerate"))
-    return Estimate(value, float(result.low), float(result.high), len(num), method, notes)
+        return Estimate(value, None, None, len(num), method, (*notes, "the bootstrap distribution is degenerate"), len(nums))
+    return Estimate(value, float(result.low), float(result.high), len(num), method, notes, len(nums))
 
 
 def quantile_bootstrap(
@@ -87,11 +90,11 @@ def quantile_bootstrap(
     method = f"percentile cluster bootstrap, {count} clusters, {resamples} resamples"
     notes = () if (1 - q) * len(x) >= 10 else (f"{len(x)} values are few for the {q:g} quantile",)
     if count < 2:
-        return Estimate(value, None, None, len(x), method, (*notes, "one cluster: no interval can be made"))
+        return Estimate(value, None, None, len(x), method, (*notes, "one cluster: no interval can be made"), count)
     draws = rng.multinomial(count, np.full(count, 1 / count), size=resamples)
     found = [at(draw[index].astype(float)) for draw in draws]
     low, high = np.quantile(found, [(1 - confidence) / 2, (1 + confidence) / 2])
-    return Estimate(value, float(low), float(high), len(x), method, notes)
+    return Estimate(value, float(low), float(high), len(x), method, notes, count)
 
 
 def wilson(successes: int, n: int, *, confidence: float) -> Estimate:
@@ -132,6 +135,15 @@ def _phi(a: int, b: int, c: int, d: int) -> float:
     if cross > 0:
         cross = max(cross - (a + b + c + d) / 2, 0)  # type: ignore[assignment]
     return float(cross / np.sqrt(product))
+
+
+def wider(one: Estimate, other: Estimate) -> Estimate:
+    """Of two intervals for the same value the wider; one without bounds never wins."""
+    if other.low is None or other.high is None:
+        return one
+    if one.low is None or one.high is None or other.high - other.low > one.high - one.low:
+        return other
+    return one
 
 
 def mcnemar(lost: int, won: int) -> float | None:

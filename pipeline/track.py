@@ -162,12 +162,9 @@ def main() -> None:
         found, made = track(settings, uri)
     except QuantgateError:
         raise
-    except Exception as e:
-        from mlflow.exceptions import MlflowException
-
-        if not isinstance(e, MlflowException):
-            raise
-        why = _without_password(str(e).strip().splitlines()[0])[:200]
+    except Exception as e:  # MLflow, SQLAlchemy, a driver that is not installed: all mean that it was not written
+        lines = str(e).strip().splitlines() or [type(e).__name__]
+        why = _without_password(lines[0])[:200]
         raise ArtifactError(
             f"MLflow at {_without_password(uri)} could not be written ({why}); all results are safe in reports/ and "
             "artifacts/: run `python -m pipeline.track` when it is back"
@@ -179,7 +176,7 @@ def main() -> None:
 
 def _without_password(text: str) -> str:
     """Addresses in a text without their `user:password@`."""
-    return re.sub(r"://[^/\s]*@", "://", text)
+    return re.sub(r"://\S*@", "://", text)
 
 
 if __name__ == "__main__":

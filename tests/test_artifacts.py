@@ -137,3 +137,13 @@ def test_a_stage_ends_with_the_dvc_that_started_it() -> None:
         time.sleep(0.1)
     else:
         assert not Path(f"/proc/{pid}").exists(), "the stage outlived its parent"
+
+
+def test_an_interrupted_stage_does_not_look_like_a_success() -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-c", STAGE], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).resolve().parent.parent
+    )
+    assert child.stdout and child.stdout.readline().startswith("started")
+    child.terminate()
+    child.stdout.close()
+    assert child.wait(20) not in (0, None)

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from pipeline import benchmark, hardware
-from pipeline.errors import ArtifactError, DataError
+from pipeline.errors import ArtifactError, DataError, Unsupported
 from pipeline.params import Benchmark, Variant
 
 HF = Variant(quantizer="cast", engine="hf", options={"dtype": "float32"})
@@ -63,11 +63,11 @@ def test_a_killed_process_is_an_error_in_words(tiny: Path) -> None:
             server.ask([1, 2], 2)
 
 
-def test_a_model_that_cannot_load_is_an_error_in_words(tmp_path: Path) -> None:
+def test_a_model_that_cannot_run_here_is_unsupported_and_not_a_crash(tmp_path: Path) -> None:
     variant = HF.model_copy(update={"engine_options": {"device": "cuda"}})
     if __import__("torch").cuda.is_available():
         pytest.skip("this machine has a CUDA device")
-    with pytest.raises(ArtifactError, match="no CUDA device"), benchmark.serving(variant, tmp_path, 1):
+    with pytest.raises(Unsupported, match="no CUDA device"), benchmark.serving(variant, tmp_path, 1):
         pass
 
 

@@ -103,6 +103,19 @@ def test_windows_never_cross_documents_and_lose_no_token(made: tuple[Store, Any]
         assert pieces == ids[: len(pieces)] and len(ids) - len(pieces) < 8
 
 
+def test_every_window_begins_as_the_tokenizer_begins_a_text() -> None:
+    class WithBos:
+        bos_token_id = 7
+
+        def __call__(self, text: str, add_special_tokens: bool = True) -> object:
+            ids = ([7] if add_special_tokens else []) + [10 + len(w) for w in text.split()]
+            return type("Encoded", (), {"input_ids": ids})
+
+    found = reference.corpus_windows([{"id": "d", "domain": "x", "text": "a bb ccc " * 20}], WithBos(), 31)
+    assert [len(w.token_ids) for w in found] == [31, 31]
+    assert all(w.token_ids[0] == 7 and w.first == 1 and 7 not in w.token_ids[1:] for w in found)
+
+
 def test_a_damaged_store_is_found(made: tuple[Store, Any], tmp_path: Path) -> None:
     folder = tmp_path / "copy"
     folder.mkdir()

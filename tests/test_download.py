@@ -78,7 +78,7 @@ class Hub(BaseHTTPRequestHandler):
 
     answers = {
         "org/gated": (403, "GatedRepo"), "org/none": (404, "RepoNotFound"), "org/revision": (404, "RevisionNotFound"),
-        "org/token": (401, ""), "org/forbidden": (403, ""), "org/broken": (418, ""),
+        "org/token": (401, "Invalid credentials in Authorization header"), "org/forbidden": (403, ""), "org/broken": (418, ""),
     }  # fmt: skip
 
     def do_GET(self) -> None:
@@ -86,7 +86,7 @@ class Hub(BaseHTTPRequestHandler):
         body = json.dumps({"error": "x"}).encode()
         self.send_response(status)
         if code:
-            self.send_header("X-Error-Code", code)
+            self.send_header("X-Error-Message" if " " in code else "X-Error-Code", code)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -125,7 +125,7 @@ def _at(address: str, init):  # type: ignore[no-untyped-def]
         ("org/gated", "hf_x", "accept its licence"),
         ("org/none", None, "does not exist on the hub"),
         ("org/revision", None, "has no revision 'main'"),
-        ("org/token", "hf_x", "does not exist|refused your token"),
+        ("org/token", "hf_x", "refused your token"),
         ("org/forbidden", "hf_x", "may not read"),
         ("org/broken", None, "answered 418"),
     ],

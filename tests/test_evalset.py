@@ -92,12 +92,26 @@ doc_to_target: answer
 def test_a_faulty_task_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: dict[str, object] | None, split: str, word: str
 ) -> None:
-    file = tmp_path / "mine.jsonl"
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "evalsets" / "mine.jsonl"
+    file.parent.mkdir()
     file.write_text(json.dumps(row) if row else "", encoding="utf-8")
     (tmp_path / "mine.yaml").write_text(YAML.format(file=file, split=split), encoding="utf-8")
     monkeypatch.setattr(evalset, "TASKS", tmp_path)
     with pytest.raises(DataError) as caught:
         evalset.load_task("mine")
+    assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("name, word", [("other", "must be 'other'"), ("mine", "lies outside evalsets/")])
+def test_a_task_must_be_called_as_its_file_and_keep_its_data_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, word: str
+) -> None:
+    (tmp_path / f"{name}.yaml").write_text(YAML.format(file=tmp_path / "x.jsonl", split="test"), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(evalset, "TASKS", tmp_path)
+    with pytest.raises(DataError) as caught:
+        evalset.load_task(name)
     assert word in str(caught.value)
 
 

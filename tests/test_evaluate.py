@@ -67,4 +67,4 @@ def test_subsets_nest() -> None:
 
 def test_hashes_cover_yaml_and_rows() -> None:
     found = dict(evaluate.task_hashes(Evaluate(tasks=["facts", "prose_ppl"])))
-    assert {"evalsets/tasks/facts.yaml", "evalsets/tasks/facts.jsonl", "evalsets/corpus/narrative.jsonl"} <= found.keys()
+    assert {"evalsets/tasks/facts.yaml", "evalsets/tasks/facts.jsonl", "evalsets/corpus/technical.jsonl"} <= found.keys()

@@ -107,8 +107,11 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> params.Params:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "params.yaml").write_text((ROOT / "params.yaml").read_text(encoding="utf-8"), encoding="utf-8")
     settings = params.load()
-    for name in settings.variants:
-        artifacts.write_json(artifacts.metrics(name), {"status": "ok", "reason": None, "metrics": GOOD, "inputs": {}})
+    for name, v in settings.variants.items():
+        artifacts.write_json(artifacts.metrics(name), {
+            "status": "ok", "reason": None, "metrics": GOOD, "inputs": {}, "reference": settings.reference,
+            "quantizer": v.quantizer, "engine": v.engine, "asked": v.options, "engine_options": v.engine_options,
+        })  # fmt: skip
     return settings
 
 
@@ -155,7 +158,7 @@ def test_no_verdict_on_file_is_exit_2(house: params.Params, capsys: pytest.Captu
     assert gate.enforce(house) == 2 and "missing" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("how", ["changed", "removed", "rows", "params"])
+@pytest.mark.parametrize("how", ["changed", "removed", "rows", "rules", "calibration", "code", "evalsets"])
 def test_a_stale_verdict_is_exit_2(house: params.Params, how: str, capsys: pytest.CaptureFixture[str]) -> None:
     rows = artifacts.answers("int8")
     artifacts.write_jsonl(rows, [{"a": 1}])
@@ -168,8 +171,13 @@ def test_a_stale_verdict_is_exit_2(house: params.Params, how: str, capsys: pytes
         artifacts.metrics("int8").unlink()
     elif how == "rows":
         artifacts.write_jsonl(rows, [{"a": 2}])
-    else:
+    elif how == "rules":
         house = house.model_copy(update={"gate": house.gate.model_copy(update={"rules": house.gate.rules[:1]})})
+    elif how == "calibration":
+        house = house.model_copy(update={"calibration": house.calibration.model_copy(update={"rows": 1})})
+    else:
+        file = Path("pipeline/metrics.py") if how == "code" else Path("evalsets/tasks/facts.jsonl")
+        artifacts.write_text(file, "edited")
     assert gate.enforce(house) == 2 and "stale" in capsys.readouterr().err
 
 
@@ -183,6 +191,35 @@ def test_a_required_variant_that_did_not_run_fails_the_gate(house: params.Params
 def test_a_variant_without_results_fails(house: params.Params) -> None:
     artifacts.metrics("int8").unlink()
     assert judged(house)["verdict"] == "FAIL"
+
+
+def test_results_made_for_other_options_fail(house: params.Params) -> None:
+    change("int8", asked={"scheme": "int8-dynamic"})
+    assert "made for other params" in judged(house)["variants"]["int8"]["reason"]
+
+
+def test_a_local_model_that_changed_since_its_download_is_stale(house: params.Params, tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "config.json").write_text("1")
+    files = {"config.json": {"sha256": artifacts.sha256_file(folder / "config.json")}}
+    artifacts.write_json(artifacts.BASE / artifacts.MANIFEST, {"files": files})
+    house = house.model_copy(update={"model": params.PathModel(source="path", path=str(folder))})
+    judged(house)
+    assert gate.enforce(house) == 0
+    (folder / "config.json").write_text("2")
+    assert gate.enforce(house) == 2
+
+
+def test_too_few_documents_never_decide() -> None:
+    few = metric(0.001, 0.001, 0.001, clusters=3)
+    judged = judge(bound_of(Rule(metric="kld_mean", margin="1 nats")), few)
+    assert judged.verdict == "INCONCLUSIVE" and "3 documents" in judged.reason
+
+
+def test_warnings_travel_with_the_verdict() -> None:
+    found = metric(0.001, 0.001, 0.001, clusters=22) | {"warnings": ["22 clusters are few for an interval"]}
+    assert "22 clusters are few" in judge(bound_of(Rule(metric="kld_mean", margin="1 nats")), found).reason
 
 
 def test_what_params_no_longer_name_appears_nowhere(house: params.Params) -> None:

@@ -142,6 +142,18 @@ def test_dvc_lists_every_file_a_stage_imports(label: str, stage: str, item: dict
     assert not missing, f"{label} in dvc.yaml does not list {sorted(missing)}"
 
 
+@pytest.mark.parametrize("stage", [s for s in STAGES if s != "check"])
+def test_dvc_lists_every_section_of_params_a_stage_reads(stage: str) -> None:
+    """`check` depends on the whole file; any other stage on the sections it takes from `settings`."""
+    body = yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))["stages"][stage]
+    listed = {p.split(".")[0] for p in body.get("do", body)["params"]}
+    text = (PACKAGE / f"{stage}.py").read_text(encoding="utf-8")
+    read = set(re.findall(r"\bsettings\.(\w+)", text)) - {"model_dump"}
+    names = {"variant": "variants", "thread_count": "threads"}
+    missing = {names.get(r, r) for r in read} - listed
+    assert not missing, f"{stage} in dvc.yaml does not list {sorted(missing)}"
+
+
 def test_control_flow_fits_on_a_few_screens() -> None:
     long = {str(f.relative_to(ROOT)): n for f in FILES if (n := f.read_text(encoding="utf-8").count("\n")) > 310}
     assert not long, f"split these: {long}"

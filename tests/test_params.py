@@ -41,7 +41,11 @@ def test_the_shipped_params_are_sound(monkeypatch: pytest.MonkeyPatch) -> None:
         ("reference: bf16", "reference: bf61", ["'bf61' is not a variant", "did you mean 'bf16'"]),
         ("margin: 0.02 nats", "margin: 0.02", ["margin = 0.02", "bare number"]),
         ("margin: 0.02 nats", "marign: 0.02 nats", ["marign", "did you mean 'margin'"]),
-        (", required: true}", "}", ["no variant other than the reference is `required: true`"]),
+        ("required: [int8]  ", "required: [itn8]  ", ["gate.required", "'itn8'", "did you mean 'int8'"]),
+        ("required: [int8]  ", "required: [bf16]  ", ["gate.required", "'bf16' is the reference"]),
+        ("required: [int8]  ", "required: []  ", ["gate.required = []"]),
+        ("tasks: [facts, ", "tasks: [facts, facts, ", ["evaluate.tasks", "named twice: facts"]),
+        ("  int8:      {", "  int8.0:      {", ["variant name 'int8.0'"]),
         ("inconclusive: blocks", "inconclusive: block", ["inconclusive = 'block'", "did you mean 'blocks'"]),
         ("calibration:  ", "calibratoin:  ", ["calibratoin", "did you mean 'calibration'"]),
         ("confidence: 0.95", "confidence: .nan", ["compare.confidence = nan"]),
@@ -60,6 +64,13 @@ def test_all_faults_are_listed_at_once(tmp_path: Path) -> None:
     assert "sede" in str(caught.value) and "rounds" in str(caught.value)
 
 
+def test_params_that_are_not_utf_8_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "params.yaml"
+    path.write_bytes(b"seed: 1 # \xe4")
+    with pytest.raises(ParamsError, match="is not UTF-8"):
+        params.load(path)
+
+
 def test_a_key_given_twice_is_an_error(tmp_path: Path) -> None:
     assert "given twice (first on line 2)" in fault(tmp_path, "threads: auto", "seed: 1")
 
@@ -75,7 +86,13 @@ def test_the_line_is_that_of_the_key(tmp_path: Path) -> None:
     [
         ("group_size: 64", "group_sise: 64", ["variants.int4-gptq", "unknown option 'group_sise'", "'group_size'"]),
         ("bits: 4,", "bits: 5,", ["variants.int4-gptq", "bits = 5"]),
-        ("group_size: 64", "group_size: '64'", ["group_size = '64'", "integer"]),
+        ("group_size: 64", "group_size: '64'", ["group_size = '64'", "should be -1, 16"]),
+        ("group_size: 64", "group_size: 0", ["group_size = 0", "should be -1, 16"]),
+        ("metric: acc_delta/all", "metric: acc_delta/fatcs", ["'acc_delta/fatcs'", "did you mean 'facts'"]),
+        ("metric: acc_delta/all", "metric: acc_delta", ["'acc_delta'", "give one of the tasks"]),
+        ("metric: kld_mean", "metric: kld_mean/nwes", ["'kld_mean/nwes'", "did you mean 'news'"]),
+        ("metric: speed_ratio", "metric: speed_ratio/x", ["speed_ratio has no parts"]),
+        ("set: evalsets/calibration/own.jsonl", "set: evalsets/corpus/news.jsonl", ["overlaps what is measured", "'news-01'"]),
         ("{dtype: float32}", "{dtype: float23}", ["variants.fp32", "dtype = 'float23'"]),
         ("{dtype: float32}", "{}", ["variants.fp32", "option 'dtype' is needed"]),
         ("quantizer: gptq", "quantizer: gtpq", ["quantizer 'gtpq'", "did you mean 'gptq'"]),

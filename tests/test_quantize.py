@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,41 @@ def test_gptq_writes_four_bits_and_equal_inputs_give_equal_files(
     assert facts["calibration"]["rows_used"] == 4  # type: ignore[index]
     assert "/tmp/" not in (tmp_path / "out/config.json").read_text()
     assert not (tmp_path / "logs").exists()
+
+
+@pytest.mark.filterwarnings("ignore")  # gptqmodel's own, at load
+def test_a_gptq_folder_loads_with_a_packed_kernel_and_close_logits(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import numpy as np
+
+    from pipeline import engines
+
+    monkeypatch.chdir(tmp_path)
+    run(tiny, tmp_path / "out", "gptq", bits=8, group_size=32)
+    engine, base = engines.load("hf", tmp_path / "out", threads=2), engines.load("hf", tiny, threads=2)
+    packed = {k: n for k, n in engine.kernels().items() if not k.startswith("Linear[")}  # type: ignore[attr-defined]
+    assert sum(packed.values()) == 14 and len(packed) == 1
+    ids = list(range(5, 60))
+    error = np.abs(engine.logits(ids) - base.logits(ids))
+    assert 0 < error.max() < 0.1 * np.abs(base.logits(ids)).max()
+
+
+def test_an_invalid_variant_is_recorded_and_the_stage_goes_on(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("params.yaml", "evalsets"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    shutil.copytree(tiny, artifacts.BASE)
+    files = artifacts.files_of(artifacts.BASE)
+    artifacts.write_json(artifacts.BASE / artifacts.MANIFEST, {"files": files, "digest": "d", "trust_remote_code": False})
+
+    def overflow(*_: object, **__: object) -> dict[str, object]:
+        raise InvalidVariant("layer 3 holds inf")
+
+    monkeypatch.setattr(quantizers, "find", lambda name: overflow)
+    quantize.main("fp16")
+    manifest = artifacts.read_manifest(artifacts.model_dir("fp16"))
+    assert manifest["status"] == "invalid" and manifest["reason"] == "layer 3 holds inf" and manifest["files"] == {}
 
 
 def test_an_odd_width_is_refused_with_layer_width_and_sizes_that_work(tmp_path: Path) -> None:

@@ -43,6 +43,11 @@ def test_one_cluster_has_no_interval_and_says_so() -> None:
     assert found.low is None and found.high is None and "one cluster" in found.warnings[0]
 
 
+def test_three_clusters_that_agree_are_no_certainty() -> None:
+    found = stats.cluster_bootstrap([1.0] * 3, [1.0] * 3, [1, 2, 3], confidence=0.95, resamples=200, rng=np.random.default_rng(0))
+    assert found.value == 1 and found.low is None and found.clusters == 3
+
+
 def test_quantile_is_the_inverse_distribution_function() -> None:
     x = np.random.default_rng(3).normal(size=500)
     for q in (0.5, 0.9, 0.99):

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from pipeline import artifacts
 from pipeline.errors import ParamsError
+from pipeline.explain import did_you_mean
 from pipeline.options import check_options, names_in
-from pipeline.params import did_you_mean
 from pipeline.quiet import output_to
 
 

@@ -17,6 +17,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
+from pipeline import artifacts
+
 
 class _Given(torch.nn.Module):
     """A model body that has already been computed."""
@@ -45,9 +47,10 @@ class Head:
     @classmethod
     def load(cls, folder: Path) -> Head:
         """A head that `save` wrote; the model's body is never loaded."""
-        config = AutoConfig.from_pretrained(folder)
+        trusted = artifacts.trusts_code(folder.parent)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=trusted)
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config).eval()
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=trusted).eval()
         model._modules[model.base_model_prefix] = _Given()
         model.load_state_dict(load_file(folder / "model.safetensors"), assign=True)
         return cls(model)

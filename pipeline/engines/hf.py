@@ -142,23 +142,28 @@ class HfEngine:
 
     def sample(self, prompts: Sequence[Sequence[int]], max_new_tokens: int, sampling: Sampling) -> list[list[int]]:
         """Continue prompts as one left-padded batch; each reply ends at (and includes) its end token."""
+        from transformers import GenerationConfig
+
         torch = self.torch
         ends = self._end_ids()
         pad = min(ends) if ends else 0
         width = max(map(len, prompts))
         ids = self._ids([[pad] * (width - len(p)) + list(p) for p in prompts])
         mask = self._ids([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
+        # a config of our own: the shipped one may bring penalties and filters that make it another distribution
+        plain = GenerationConfig(
+            max_new_tokens=max_new_tokens,
+            do_sample=sampling.temperature > 0,
+            **({"temperature": sampling.temperature, "top_k": 0, "top_p": 1.0} if sampling.temperature > 0 else {}),
+            eos_token_id=sorted(ends) or None,
+            pad_token_id=pad,
+        )
         with torch.random.fork_rng(), torch.inference_mode():
             torch.manual_seed(sampling.seed)
             out = self.model.generate(
                 input_ids=ids,
                 attention_mask=mask,
-                max_new_tokens=max_new_tokens,
-                do_sample=sampling.temperature > 0,
-                temperature=sampling.temperature or None,
-                top_k=0,
-                top_p=1.0,
-                pad_token_id=pad,
+                generation_config=plain,
             )
         replies = []
         for row in out[:, width:].tolist():

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ParamsError
+from pipeline.explain import did_you_mean
 from pipeline.options import check_options, names_in
-from pipeline.params import did_you_mean
 
 Facts = dict[str, Any]
+GIVEN = {"model_dir", "out_dir", "calibration", "seed"}  # what the pipeline passes; all else is an option
 
 
 def find(name: str) -> Callable[..., Facts]:
@@ -29,4 +30,4 @@ def find(name: str) -> Callable[..., Facts]:
 
 def check(name: str, options: dict[str, Any]) -> None:
     """Raise `ParamsError` for an unknown method or option, without loading anything heavy."""
-    check_options(f"quantizer {name!r}", find(name), options, given={"model_dir", "out_dir", "calibration", "seed"})
+    check_options(f"quantizer {name!r}", find(name), options, given=GIVEN)

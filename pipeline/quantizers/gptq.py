@@ -12,7 +12,6 @@ import json
 import math
 import os
 import shutil
-import time
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,7 +32,7 @@ def quantize(
     calibration: Calibration,
     seed: int,
     bits: Literal[2, 3, 4, 8] = 4,
-    group_size: int = 128,
+    group_size: Literal[-1, 16, 32, 64, 96, 128, 192, 256, 512, 1024] = 128,
     batch_size: int = 8,
 ) -> Facts:
     """Quantize every Linear of the decoder layers; embeddings and head stay in bfloat16.
@@ -43,7 +42,6 @@ def quantize(
     refuse_odd_widths(model_dir, group_size)
     os.environ.setdefault("GPTQMODEL_CPU_WORKERS", str(max(2, os.cpu_count() or 2)))  # read at import; 1 stops the load
     rows = calibration.token_rows()
-    started = time.time()
     with output_to(LOG) as terminal:
         try:
             from gptqmodel import GPTQModel, QuantizeConfig
@@ -57,7 +55,7 @@ def quantize(
             model.layer_callback = _Progress(bar)
             model.quantize([{"input_ids": r, "attention_mask": [1] * len(r)} for r in rows], batch_size=batch_size)
         model.save(str(out_dir))
-        _take_back_logs(started)
+        _take_back_logs()
     _forget_this_run(out_dir)
     return {"library": "gptqmodel", "head": "bfloat16", **_losses(out_dir)}
 
@@ -85,11 +83,10 @@ def refuse_odd_widths(model_dir: Path, group_size: int) -> None:
             )
 
 
-def _take_back_logs(started: float) -> None:
+def _take_back_logs() -> None:
     """gptqmodel writes a log of its own into ./logs, whatever it is told; it belongs to the others."""
     for log in Path("logs").glob("gptq_log_*.log"):
-        if log.stat().st_mtime >= started:
-            shutil.move(log, LOG.with_name(log.name))
+        shutil.move(log, LOG.with_name(log.name))
     with contextlib.suppress(OSError):  # somebody else's folder, or not empty
         Path("logs").rmdir()
 

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline import compare
-from pipeline.compare import Builder
+from pipeline import figures
 from pipeline.errors import ArtifactError
 from pipeline.evaluate import check as check_rows
+from pipeline.figures import Builder
 from pipeline.params import Compare
 
 
@@ -28,8 +28,8 @@ def answer(k: int, acc: float, task: str = "t", **more: Any) -> dict[str, Any]:
 
 def scores(ours: list[float], theirs: list[float]) -> dict[str, dict[str, Any]]:
     b = builder()
-    pairs = compare.pair([answer(k, a) for k, a in enumerate(ours)], [answer(k, a) for k, a in enumerate(theirs)])
-    assert compare.answer_metrics(b, pairs, allow_truncated=False) is None
+    pairs = figures.pair([answer(k, a) for k, a in enumerate(ours)], [answer(k, a) for k, a in enumerate(theirs)])
+    assert figures.answer_metrics(b, pairs, allow_truncated=False) is None
     return b.metrics
 
 
@@ -61,21 +61,47 @@ def test_30_lost_and_20_won_of_1000() -> None:
     assert m["recovery/all"]["value"] == pytest.approx(620 / 630)
 
 
+def test_families_that_flip_together_widen_the_interval() -> None:
+    rng = np.random.default_rng(0)
+    flips = np.repeat(rng.choice([-1, 0, 1], 50, p=[0.15, 0.7, 0.15]), 4)
+    theirs = np.where(flips < 0, 1, np.where(flips > 0, 0, np.repeat(rng.integers(0, 2, 50), 4)))
+    ours = theirs + flips
+    alone = scores(list(ours), list(theirs))["acc_delta/t"]
+    b = builder()
+    family = [answer(k, float(a), cluster=str(k // 4)) for k, a in enumerate(ours)]
+    figures.answer_metrics(b, figures.pair(family, [answer(k, float(a)) for k, a in enumerate(theirs)]), allow_truncated=False)
+    together = b.metrics["acc_delta/t"]
+    assert together["value"] == pytest.approx(alone["value"]) and together["clusters"] == 50
+    assert together["high"] - together["low"] > 1.7 * (alone["high"] - alone["low"])
+
+
+def test_a_task_with_two_filters_counts_each_item_once() -> None:
+    rows = [answer(k, 1.0, filter=f) for f in ("strict", "loose") for k in range(3)]
+    b = builder()
+    figures.answer_metrics(b, figures.pair(rows, rows), allow_truncated=False)
+    assert b.metrics["acc/all"]["n"] == b.metrics["acc/t"]["n"] == 3
+
+
+def test_an_item_answered_twice_is_refused() -> None:
+    with pytest.raises(ArtifactError, match="answered twice"):
+        figures.pair([answer(0, 1.0)] * 2, [answer(0, 1.0)] * 2)
+
+
 @pytest.mark.parametrize("key", ["doc_hash", "prompt_hash", "target_hash", "first_token_ids"])
 def test_items_asked_differently_are_not_paired(key: str) -> None:
     with pytest.raises(ArtifactError, match=key):
-        compare.pair([answer(0, 1.0)], [answer(0, 1.0, **{key: "other"})])
+        figures.pair([answer(0, 1.0)], [answer(0, 1.0, **{key: "other"})])
 
 
 def test_a_lost_item_is_not_paired_away() -> None:
     with pytest.raises(ArtifactError, match="cannot be paired"):
-        compare.pair([answer(0, 1.0)], [answer(0, 1.0), answer(1, 1.0)])
+        figures.pair([answer(0, 1.0)], [answer(0, 1.0), answer(1, 1.0)])
 
 
 def test_truncated_items_make_the_variant_invalid_unless_allowed() -> None:
-    pairs = compare.pair([answer(0, 1.0, truncated=True)], [answer(0, 1.0, truncated=True)])
-    assert "1 items are longer" in str(compare.answer_metrics(builder(), pairs, allow_truncated=False))
-    assert compare.answer_metrics(builder(), pairs, allow_truncated=True) is None
+    pairs = figures.pair([answer(0, 1.0, truncated=True)], [answer(0, 1.0, truncated=True)])
+    assert "1 items are longer" in str(figures.answer_metrics(builder(), pairs, allow_truncated=False))
+    assert figures.answer_metrics(builder(), pairs, allow_truncated=True) is None
 
 
 def test_one_nan_among_right_answers_publishes_no_accuracy() -> None:
@@ -93,7 +119,7 @@ def test_a_tail_stays_visible_beside_a_small_mean() -> None:
     m = builder()
     kld = [0.0001] * 930 + [0.5] * 70
     change = np.log(np.array([0.5] * 930 + [0.35] * 70))
-    compare.token_metrics(m, tokens(kld, logp=change, logp_ref=np.log(np.full(1000, 0.5))))
+    figures.token_metrics(m, tokens(kld, logp=change, logp_ref=np.log(np.full(1000, 0.5))))
     found = m.metrics
     assert found["kld_mean"]["value"] < 0.04 and found["kld_median"]["value"] == 0.0001
     assert found["kld_p99"]["value"] == found["kld_max"]["value"] == 0.5
@@ -103,14 +129,14 @@ def test_a_tail_stays_visible_beside_a_small_mean() -> None:
 @pytest.mark.parametrize("bad, word", [(np.inf, "infinite divergence"), (np.nan, "not finite")])
 def test_one_infinite_token_is_never_averaged_away(bad: float, word: str) -> None:
     b = builder()
-    fault = compare.token_metrics(b, tokens([0.01] * 99 + [bad]))
+    fault = figures.token_metrics(b, tokens([0.01] * 99 + [bad]))
     assert fault and word in fault and "1 of 100" in fault and "kld_mean" not in b.metrics
 
 
 def test_perplexity_leaves_out_what_the_reference_wrote_itself() -> None:
     b = builder()
     loss = [-2.0] * 50 + [-9.0] * 50
-    compare.token_metrics(b, tokens([0.1] * 100, logp=loss, logp_ref=loss, set=["news"] * 50 + ["trajectory"] * 50))
+    figures.token_metrics(b, tokens([0.1] * 100, logp=loss, logp_ref=loss, set=["news"] * 50 + ["trajectory"] * 50))
     assert b.metrics["ppl"]["value"] == pytest.approx(np.exp(2)) and b.metrics["ppl"]["n"] == 50
     assert b.metrics["kld_mean"]["n"] == 100
 
@@ -129,7 +155,7 @@ META = {"memory_bandwidth": 1e6, "loads": {"variant": {"load_s": 1.0, "load_memo
 
 def timings(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     b = builder()
-    compare.timing_metrics(b, rows, META, weight_bytes=1000)
+    figures.timing_metrics(b, rows, META, weight_bytes=1000)
     return b.metrics
 
 

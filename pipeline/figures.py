@@ -1,0 +1,237 @@
+"""Rows -> metrics with intervals. Every difference is paired, item by item or token by token, with the reference's rows.
+
+No files and no models: what a metric means stands in metrics.py, how sure it is in stats.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from pipeline.errors import ArtifactError
+from pipeline.metrics import definition, itl, tpot, ttft
+from pipeline.params import Compare
+from pipeline.stats import (
+    Estimate,
+    cluster_bootstrap,
+    geometric_mean_t,
+    mcnemar,
+    mean_t,
+    paired_difference,
+    quantile_bootstrap,
+    wider,
+    wilson,
+)
+
+Metrics = dict[str, dict[str, Any]]
+Row = dict[str, Any]
+
+
+class Builder:
+    """Collects metrics under one confidence, one number of resamples and one seed.
+
+    Each metric gets a generator of its own from the seed and its name, so that adding a metric moves no other's interval.
+    """
+
+    def __init__(self, setup: Compare, seed: int) -> None:
+        self.confidence, self.resamples, self.seed = setup.confidence, setup.resamples, seed
+        self.metrics: Metrics = {}
+
+    def add(self, name: str, estimate: Estimate, scale: float = 1.0) -> None:
+        what = definition(name)
+        assert what is not None, f"{name} has no definition in pipeline/metrics.py"
+        fields = asdict(estimate)
+        for key in ("value", "low", "high"):
+            fields[key] = None if fields[key] is None else fields[key] * scale
+        self.metrics[name] = fields | {"unit": what.unit, "confidence": self.confidence}
+
+    def exact(self, name: str, value: float | None, n: int, method: str, *warnings: str) -> None:
+        """A count or a size: it has no sampling error, so its interval is itself."""
+        self.add(name, Estimate(value, value, value, n, method, warnings))
+
+    def bare(self, name: str, value: float | None, n: int, method: str, *warnings: str) -> None:
+        """A figure for which no interval is made; the warnings say why."""
+        self.add(name, Estimate(value, None, None, n, method, warnings))
+
+    def mean(self, name: str, num: Any, den: Any, clusters: Any, transform: str = "mean", scale: float = 1.0) -> None:
+        self.add(name, self.resampled(name, num, den, clusters, transform), scale)
+
+    def resampled(self, name: str, num: Any, den: Any, clusters: Any, transform: str = "mean") -> Estimate:
+        return cluster_bootstrap(
+            num, den, clusters, confidence=self.confidence, resamples=self.resamples, rng=self._rng(name),
+            transform=transform,
+        )  # fmt: skip
+
+    def quantile(self, name: str, values: Any, clusters: Any, q: float) -> None:
+        self.add(name, quantile_bootstrap(
+            values, clusters, q, confidence=self.confidence, resamples=self.resamples, rng=self._rng(name)
+        ))  # fmt: skip
+
+    def _rng(self, name: str) -> np.random.Generator:
+        return np.random.default_rng([self.seed, *name.encode()])
+
+
+# --- token rows --------------------------------------------------------------------------------------------------
+
+
+def token_metrics(b: Builder, rows: dict[str, Any]) -> str | None:
+    """Divergence metrics; returns why the variant is invalid, or None. rows: columns of artifacts/tokens."""
+    kld, docs, sets = np.asarray(rows["kld"], float), np.asarray(rows["document"]), np.asarray(rows["set"])
+    n = len(kld)
+    infinite, nan = int(np.isinf(kld).sum()), int(np.isnan(kld).sum())
+    b.exact("kld_infinite", infinite, n, "count")
+    if nan:
+        return f"{nan} of {n} tokens have logits that are not finite"
+    if infinite:
+        return f"{infinite} of {n} tokens have infinite divergence: the variant rules out what the reference allows"
+    ones = np.ones(n)
+    b.mean("kld_mean", kld, ones, docs)
+    b.quantile("kld_median", kld, docs, 0.5)
+    b.quantile("kld_p99", kld, docs, 0.99)
+    b.quantile("kld_p999", kld, docs, 0.999)
+    b.bare("kld_max", float(kld.max()), n, "maximum", "an interval of a maximum says nothing")
+    b.mean("jsd_mean", rows["jsd"], ones, docs)
+    b.mean("top1_agreement", np.asarray(rows["top1"]) == np.asarray(rows["top1_ref"]), ones, docs)
+    change = np.exp(np.asarray(rows["logp"])) - np.exp(np.asarray(rows["logp_ref"]))
+    b.mean("delta_p_rms", change**2, ones, docs, transform="sqrt")
+    b.mean("moved_10pct", np.abs(change) > 0.1, ones, docs)
+    for name in sorted(set(sets)):
+        own = sets == name
+        b.mean(f"kld_mean/{name}", kld[own], ones[own], docs[own])
+    text = sets != "trajectory"  # the reference wrote the trajectories, so its perplexity on them says nothing
+    loss, loss_ref = -np.asarray(rows["logp"])[text], -np.asarray(rows["logp_ref"])[text]
+    b.mean("ppl", loss, ones[text], docs[text], transform="exp")
+    b.mean("ppl_ratio", loss - loss_ref, ones[text], docs[text], transform="exp")
+    return None
+
+
+# --- answers -----------------------------------------------------------------------------------------------------
+
+
+def pair(rows: list[Row], reference: list[Row]) -> list[tuple[Row, Row]]:
+    """The same items in both, in order; raises if they are not the same items asked in the same way."""
+    asked = [(r["task"], r["doc_id"], r["filter"]) for r in rows]
+    if len(set(asked)) < len(asked):
+        raise ArtifactError("an item was answered twice; it would count as two")
+    if len(rows) != len(reference):
+        raise ArtifactError(f"{len(rows)} answers cannot be paired with the reference's {len(reference)}; `dvc repro` them")
+    for ours, theirs in zip(rows, reference):
+        for key in ("task", "doc_id", "filter", "doc_hash", "prompt_hash", "target_hash", "first_token_ids"):
+            if ours[key] != theirs[key]:
+                raise ArtifactError(
+                    f"task {ours['task']} item {ours['doc_id']}: {key} is {ours[key]!r}, the reference's {theirs[key]!r}; "
+                    "they were not asked the same thing"
+                )
+    return list(zip(rows, reference))
+
+
+def answer_metrics(b: Builder, pairs: list[tuple[Row, Row]], allow_truncated: bool) -> str | None:
+    """Scores, paired differences and flips per task; returns why the variant is invalid, or None."""
+    tasks: dict[str, list[tuple[Row, Row]]] = {}
+    first = {ours["task"]: ours["filter"] for ours, _ in reversed(pairs)}
+    for ours, theirs in pairs:  # a task with several filters scores each item several times: the first one counts
+        if ours["filter"] == first[ours["task"]]:
+            tasks.setdefault(ours["task"], []).append((ours, theirs))
+    pairs = [p for own in tasks.values() for p in own]
+    cut = sum(ours["truncated"] for ours, _ in pairs)
+    b.exact("truncated", cut, len(pairs), "count")
+    b.exact("empty_outputs", sum(ours["empty"] for ours, _ in pairs), len(pairs), "count")
+    for task, own in tasks.items():
+        if own[0][0]["kind"] == "loglikelihood_rolling":
+            _rolling(b, task, own)
+        else:
+            _accuracy(b, task, own)
+    scored = [p for p in pairs if p[0]["acc"] is not None]
+    if scored:
+        _accuracy(b, "all", scored)
+    if cut and not allow_truncated:
+        return f"{cut} items are longer than the model's window (evaluate.allow_truncated is false)"
+    return None
+
+
+def _accuracy(b: Builder, task: str, pairs: list[tuple[Row, Row]]) -> None:
+    ours, theirs = np.array([p[0]["acc"] for p in pairs]), np.array([p[1]["acc"] for p in pairs])
+    right, right_ref = ours > 0.5, theirs > 0.5
+    n, lost, won = len(pairs), int((right_ref & ~right).sum()), int((right & ~right_ref).sum())
+    both = int((right & right_ref).sum())
+    b.add(f"acc/{task}", wilson(int(right.sum()), n, confidence=b.confidence))
+    delta = paired_difference(both, lost, won, n - both - lost - won, confidence=b.confidence)
+    clusters = [f"{p[0]['task']}/{p[0]['cluster']}" for p in pairs]
+    if len(set(clusters)) < n:  # items of one family rise and fall together: take the wider interval
+        change = right.astype(float) - right_ref
+        delta = wider(delta, b.resampled(f"acc_delta/{task}", change, np.ones(n), clusters))
+    b.add(f"acc_delta/{task}", delta, 100.0)
+    b.exact(f"flips_to_wrong/{task}", lost, n, "count")
+    b.exact(f"flips_to_right/{task}", won, n, "count")
+    note = () if lost + won else ("no item changed: there is nothing to test",)
+    b.bare(f"p_mcnemar/{task}", mcnemar(lost, won), lost + won, "exact McNemar, two-sided", *note)
+    if right_ref.any():
+        b.mean(f"recovery/{task}", right, right_ref, clusters)
+
+
+def _rolling(b: Builder, task: str, pairs: list[tuple[Row, Row]]) -> None:
+    ours = np.array([p[0]["loglikelihoods"][0] for p in pairs])
+    theirs = np.array([p[1]["loglikelihoods"][0] for p in pairs])
+    size, docs = [p[0]["bytes"] for p in pairs], [p[0]["cluster"] for p in pairs]
+    b.mean(f"byte_ppl/{task}", -ours, size, docs, transform="exp")
+    b.mean(f"byte_ppl_ratio/{task}", theirs - ours, size, docs, transform="exp")
+
+
+# --- timings and sizes -------------------------------------------------------------------------------------------
+
+
+def timing_metrics(b: Builder, rows: list[Row], meta: Row, weight_bytes: int) -> None:
+    """Latency, rates, ratios by round, memory. Warm-ups and failed requests are out of the rates, not of the counts."""
+    counted = [r for r in rows if not r["warmup"]]
+    ours = [r for r in counted if r["who"] == "variant"]
+    failed = sum(not r["ok"] for r in ours)
+    b.add("failure_rate", wilson(failed, len(ours), confidence=b.confidence))
+    good = [r for r in ours if r["ok"]]
+    if not good:
+        return
+    c = b.confidence
+    b.add("ttft_ms", mean_t([_ttft(r) for r in good], confidence=c), 1000.0)
+    b.add("tpot_ms", mean_t([_tpot(r) for r in good], confidence=c), 1000.0)
+    b.add("e2e_ms", mean_t([r["t_tokens"][-1] - r["t_submit"] for r in good], confidence=c), 1000.0)
+    b.add("prefill_tok_s", mean_t([r["prompt_tokens"] / _ttft(r) for r in good], confidence=c))
+    b.add("decode_tok_s", mean_t([1 / _tpot(r) for r in good], confidence=c))
+    gaps = [(1000 * g, r["round"]) for r in good for g in itl(r["t_tokens"])]
+    for name, q in (("itl_p50_ms", 0.5), ("itl_p95_ms", 0.95), ("itl_p99_ms", 0.99)):
+        b.quantile(name, [g for g, _ in gaps], [k for _, k in gaps], q)
+    theirs = {r["round"]: r for r in counted if r["who"] == "reference" and r["ok"]}
+    both = [(r, theirs[r["round"]]) for r in good if r["round"] in theirs]
+    b.add("speed_ratio", geometric_mean_t([_tpot(y) / _tpot(x) for x, y in both], confidence=c))
+    b.add("prefill_ratio", geometric_mean_t([_ttft(y) / _ttft(x) for x, y in both], confidence=c))
+    kv = good[-1]["kv_bytes_per_token"]
+    if kv is not None:
+        b.exact("kv_bytes_per_token", kv, len(good), "bytes of the cache's tensors over tokens in it")
+        context = good[0]["prompt_tokens"] + good[0]["output_tokens"] / 2
+        needed = (weight_bytes + kv * context) / meta["memory_bandwidth"]
+        b.add("mbu", mean_t([needed / _tpot(r) for r in good], confidence=c))
+    once = "measured once: no interval"
+    peaks = [r["peak_memory_bytes"] for r in good if r["peak_memory_bytes"] is not None]
+    b.bare("peak_memory_bytes", max(peaks, default=None), len(peaks), "VmHWM after loading", once)
+    load = meta["loads"]["variant"]
+    b.bare("load_s", load["load_s"], 1, "fresh process", once)
+    b.bare("load_memory_bytes", load["load_memory_bytes"], 1, "VmHWM while loading", once)
+
+
+def _ttft(row: Row) -> float:
+    value = ttft(row["t_submit"], row["t_tokens"])
+    assert value is not None  # a request that is ok has tokens
+    return value
+
+
+def _tpot(row: Row) -> float:
+    value = tpot(row["t_tokens"])
+    assert value is not None  # params ask for at least two tokens
+    return value
+
+
+def size_metrics(b: Builder, manifest: Row, reference: Row) -> None:
+    size = manifest["weight_bytes"]
+    b.exact("weight_bytes", size, 1, "safetensors headers")
+    b.exact("bits_per_weight", manifest["bits_per_weight"], 1, "safetensors headers over the base's weights")
+    b.exact("size_ratio", size / reference["weight_bytes"], 1, "safetensors headers")
