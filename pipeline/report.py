@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -57,6 +58,7 @@ def table(results: dict[str, dict[str, Any]], verdict: dict[str, Any], settings:
         judged = verdict["variants"].get(name)
         rows.append({
             "variant": name,
+            "verdict": "reference" if judged is None else judged["verdict"] + ("" if judged["required"] else " (advisory)"),
             "bits/weight": show(m.get("bits_per_weight")),
             "size MB": show(m.get("weight_bytes"), scale=1e-6),
             "KLD (nats)": show(m.get("kld_mean")),
@@ -65,7 +67,6 @@ def table(results: dict[str, dict[str, Any]], verdict: dict[str, Any], settings:
             "TTFT (ms)": show(m.get("ttft_ms"), interval=False),
             "decode tok/s": show(m.get("decode_tok_s")),
             "× reference": show(m.get("speed_ratio")),
-            "verdict": "reference" if judged is None else judged["verdict"] + ("" if judged["required"] else " (advisory)"),
         })  # fmt: skip
     return rows
 
@@ -131,11 +132,12 @@ def draw_tradeoff(results: dict[str, dict[str, Any]], verdict: dict[str, Any], r
                 textcoords="offset points", fontsize=8,
             )  # fmt: skip
         axes.set_yscale("symlog", linthresh=1e-5)
-        axes.set_ylim(bottom=-2e-6)
         axes.set_ylabel(f"mean KLD to {reference}, nats (n = {_n(results, 'kld_mean')} tokens; lower is better)")
         axes.set_xlabel(f"decode speed, tok/s (n = {_n(results, 'decode_tok_s')} rounds; right is better)")
         axes.set_title("Quality against speed; area is file size, bars are intervals", fontsize=10)
-        axes.margins(x=0.18, y=0.12)
+        axes.margins(x=0.18)
+        top = max((r["metrics"]["kld_mean"]["value"] for r in results.values() if "kld_mean" in r["metrics"]), default=1.0)
+        axes.set_ylim(-2e-6, max(top, 1e-5) * 8)  # room for the uppermost label
         axes.grid(alpha=0.25)
         with artifacts.atomic_file(path) as tmp:
             figure.savefig(tmp, format="svg", metadata={"Date": None})
@@ -247,6 +249,7 @@ def write_readme(path: Path = Path("README.md")) -> None:
     """Put report.md's body between README's two marks, so that its numbers are those of reports/."""
     text = path.read_text(encoding="utf-8")
     body = (artifacts.REPORTS / "report.md").read_text(encoding="utf-8").split("\n", 2)[2]
+    body = f"Measured by `make repro`, written here on {time.strftime('%Y-%m-%d')}:\n\n{body}"
     before, _, rest = text.partition(README_MARKS[0])
     _, _, after = rest.partition(README_MARKS[1])
     body = body.replace("](figures/", "](reports/figures/").strip()
