@@ -8,16 +8,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import yaml
+
 from pipeline import artifacts, cli, engines, evalset, params, quantizers
 from pipeline.calibration import overlap
 from pipeline.errors import ParamsError, QuantgateError
 from pipeline.explain import did_you_mean
-from pipeline.params import Params
+from pipeline.params import Params, PathModel
 from pipeline.rules import bound_of
 
 BY_TASK = (
     "acc", "acc_delta", "recovery", "flips_to_wrong", "flips_to_right", "p_mcnemar", "byte_ppl", "byte_ppl_ratio",
 )  # fmt: skip
+OUTPUT_TYPES = ("multiple_choice", "generate_until", "loglikelihood_rolling", "loglikelihood")
 CHECKED = artifacts.ARTIFACTS / "checked.json"
 
 
@@ -31,6 +34,10 @@ def faults(settings: Params) -> list[str]:
         except QuantgateError as e:
             found.append(f"{where}: {e}")
 
+    if settings.seed < 0:
+        found.append(f"params.yaml: seed = {settings.seed}: must not be negative")
+    if isinstance(settings.model, PathModel):
+        collect("params.yaml: model.path", _check_folder, Path(settings.model.path).expanduser())
     for name, variant in settings.variants.items():
         collect(f"params.yaml: variants.{name}", quantizers.check, variant.quantizer, variant.options)
         collect(f"params.yaml: variants.{name}", engines.check, variant.engine, variant.engine_options)
@@ -45,9 +52,32 @@ def faults(settings: Params) -> list[str]:
     known = _lm_eval_tasks() if theirs else set()
     for task in settings.evaluate.tasks:
         if task not in known:
-            collect("params.yaml: evaluate.tasks", evalset.load_task, task)
-    collect("params.yaml: calibration.set", _check_overlap, settings)
+            collect("params.yaml: evaluate.tasks", _check_task, task)
+    if not found:  # it reads all of these files again, and would only repeat what is wrong with them
+        collect("params.yaml: calibration.set", _check_overlap, settings)
     return found
+
+
+def _check_folder(folder: Path) -> None:
+    """Raise unless a local model folder holds a model."""
+    if not folder.is_dir():
+        raise ParamsError(f"{str(folder)!r} is not a folder (looked in {folder.resolve()})")
+    if not (folder / "config.json").exists() or not list(folder.glob("*.safetensors")):
+        raise ParamsError(f"{str(folder)!r} holds no config.json with .safetensors weights; is it a transformers model folder?")
+
+
+def _check_task(name: str) -> None:
+    """Raise unless a local task is sound; its YAML must be a mapping of an output type that lm-eval has."""
+    path = evalset.local_tasks().get(name)
+    if path is not None:
+        try:
+            config = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except yaml.YAMLError as e:
+            raise ParamsError(f"{path} is not valid YAML: {e}") from None
+        kind = config.get("output_type") if isinstance(config, dict) else None
+        if kind not in OUTPUT_TYPES:
+            raise ParamsError(f"{path}: output_type {kind!r}{did_you_mean(str(kind), list(OUTPUT_TYPES))}")
+    evalset.load_task(name)
 
 
 def _check_part(metric: str, settings: Params) -> None:

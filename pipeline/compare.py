@@ -66,12 +66,17 @@ def _same_models(metas: dict[Path, Row], manifests: dict[str, Row], reference: R
 
 
 def _tokens(b: Builder, variant: str, metas: dict[Path, Row]) -> str | None:
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     path = artifacts.tokens(variant)
     if metas[path]["status"] != "ok":
         return str(metas[path]["reason"])
-    return token_metrics(b, pq.read_table(path).to_pydict())
+    try:
+        rows = pq.read_table(path).to_pydict()
+    except (pa.ArrowInvalid, OSError) as e:
+        raise ArtifactError(f"{path} cannot be read ({e}); delete it and run `dvc repro`") from None
+    return token_metrics(b, rows)
 
 
 def _answers(b: Builder, variant: str, ref: str, metas: dict[Path, Row], settings: params.Params) -> str | None:
@@ -82,8 +87,11 @@ def _answers(b: Builder, variant: str, ref: str, metas: dict[Path, Row], setting
     for key in ("sets", "batch_size", "seed"):
         if ours[key] != theirs[key]:
             raise ArtifactError(f"answers of {variant} and {ref} were made with different {key}; run `dvc repro`")
-    pairs = pair(artifacts.read_jsonl(artifacts.answers(variant)), artifacts.read_jsonl(artifacts.answers(ref)))
-    return answer_metrics(b, pairs, settings.evaluate.allow_truncated)
+    try:
+        pairs = pair(artifacts.read_jsonl(artifacts.answers(variant)), artifacts.read_jsonl(artifacts.answers(ref)))
+        return answer_metrics(b, pairs, settings.evaluate.allow_truncated)
+    except KeyError as e:
+        raise ArtifactError(f"an answer row of {variant} or {ref} has no {e}; delete the file and run `dvc repro`") from None
 
 
 def _timings(b: Builder, variant: str, metas: dict[Path, Row], manifest: Row) -> str | None:

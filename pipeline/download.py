@@ -40,11 +40,28 @@ def download(model: params.PackageModel | params.PathModel | params.HubModel, ou
         )
     if not (out / "config.json").exists():
         raise DownloadError(f"{model.source} model holds no config.json; is it a transformers model folder?")
+    _refuse_damage(out)
     if not (out / "tokenizer.json").exists():
         raise DownloadError(
             f"{model.source} model holds no tokenizer.json; make one with AutoTokenizer.from_pretrained(...).save_pretrained(...)"
         )
     return facts
+
+
+def _refuse_damage(out: Path) -> None:
+    """Raise if a weight file is cut short or config.json cannot be read."""
+    from safetensors import SafetensorError, safe_open
+
+    for file in sorted(out.glob("*.safetensors")):
+        try:
+            with safe_open(file, framework="np"):
+                pass
+        except SafetensorError as e:
+            raise DownloadError(f"{file.name} is damaged or cut short ({file.stat().st_size} bytes: {e}); fetch it again") from None
+    try:
+        json.loads((out / "config.json").read_text(encoding="utf-8"))
+    except ValueError as e:
+        raise DownloadError(f"config.json is not valid JSON ({e}); fetch it again") from None
 
 
 def _one_set_of_weights(out: Path) -> None:

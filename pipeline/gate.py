@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from pipeline import artifacts, cli, params
-from pipeline.errors import ArtifactError
+from pipeline.errors import ArtifactError, QuantgateError
 from pipeline.metrics import definition
 from pipeline.params import Params, PathModel, Rule, Variant
 from pipeline.rules import Judgement, Verdict, bound_of, judge, worst
@@ -88,6 +88,26 @@ def _inputs(settings: Params) -> dict[str, str | None]:
     return hashes | {"params": artifacts.digest(settings.model_dump(exclude={"track"}))}
 
 
+def _results(settings: Params) -> dict[str, dict[str, Any]]:
+    """{variant: its metrics} of those that are there; a file that `compare` did not write is an error."""
+    results = {n: artifacts.read_json(artifacts.metrics(n)) for n in settings.variants if artifacts.metrics(n).exists()}
+    for name, result in results.items():
+        if not isinstance(result, dict) or not isinstance(result.get("metrics"), dict) or "asked" not in result:
+            raise ArtifactError(f"{artifacts.metrics(name)} is damaged; delete it and run `dvc repro`")
+    return results
+
+
+def _enforce_or_stale() -> int:
+    """`enforce`, where whatever keeps a verdict from being read (params, a damaged file) is exit 2 and never a verdict."""
+    try:
+        return enforce(params.load())
+    except QuantgateError as e:
+        print(f"gate: {e}", file=sys.stderr)
+    except (AttributeError, KeyError, TypeError) as e:
+        print(f"gate: {artifacts.GATE} or a file beside it is damaged ({e!r}); run `dvc repro`", file=sys.stderr)
+    return STALE
+
+
 def enforce(settings: Params) -> int:
     """Exit code for a merge, by the verdict on file; anything missing or changed since is never a pass."""
     if not artifacts.GATE.exists():
@@ -99,6 +119,11 @@ def enforce(settings: Params) -> int:
     changed += _changed_rows(settings) + _changed_model(settings)
     if changed:
         print(f"gate: the verdict is stale; missing or changed since: {', '.join(changed)}; run `dvc repro`", file=sys.stderr)
+        return STALE
+    results = _results(settings)
+    judged = artifacts.jsonable(gate(results, settings))
+    if any(verdict.get(key) != judged[key] for key in judged):
+        print("gate: the verdict on file is not what the rules say of the results; run `dvc repro`", file=sys.stderr)
         return STALE
     for name, v in verdict["variants"].items():
         print(f"{v['verdict']:<13} {name}{'' if v['required'] else ' (advisory)'}: {v['reason']}")
@@ -135,16 +160,11 @@ def main(
     enforcing: Annotated[bool, typer.Option("--enforce", help="Judge nothing; exit by the verdict on file.")] = False,
 ) -> None:
     """Judge every variant by the rules in params.yaml."""
-    settings = params.load()
     if enforcing:
-        try:
-            sys.exit(enforce(settings))
-        except ArtifactError as e:
-            print(f"gate: {e}", file=sys.stderr)
-            sys.exit(STALE)
+        sys.exit(_enforce_or_stale())
+    settings = params.load()
     watch = artifacts.Stopwatch("gate")
-    results = {n: artifacts.read_json(artifacts.metrics(n)) for n in settings.variants if artifacts.metrics(n).exists()}
-    verdict = gate(results, settings) | {"inputs": _inputs(settings)}
+    verdict = gate(_results(settings), settings) | {"inputs": _inputs(settings)}
     artifacts.write_json(artifacts.GATE, verdict)
     told = ", ".join(f"{n} {v['verdict']}" for n, v in verdict["variants"].items())
     cli.say("gate", f"{verdict['verdict']} ({told}), {watch.done():.1f} s")

@@ -64,7 +64,7 @@ def table(results: dict[str, dict[str, Any]], verdict: dict[str, Any], settings:
             "KLD (nats)": show(m.get("kld_mean")),
             "top-1 agreement (%)": show(m.get("top1_agreement"), scale=100),
             "accuracy Δ (pp)": show(m.get("acc_delta/all"), 2, sign=True),
-            "TTFT (ms)": show(m.get("ttft_ms"), interval=False),
+            "TTFT (ms)": show(m.get("ttft_ms")),
             "decode tok/s": show(m.get("decode_tok_s")),
             "× reference": show(m.get("speed_ratio")),
         })  # fmt: skip

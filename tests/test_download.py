@@ -37,6 +37,15 @@ def test_a_folder_with_pickled_weights_only_is_refused(tmp_path: Path) -> None:
         download.download(PathModel(source="path", path=str(tmp_path)), tmp_path / "out")
 
 
+def test_a_weight_file_cut_short_is_named(tiny: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    for file in tiny.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes()[: 5000 if file.suffix == ".safetensors" else None])
+    with pytest.raises(DownloadError, match=r"model.safetensors is damaged or cut short \(5000 bytes"):
+        download.download(PathModel(source="path", path=str(tmp_path)), out)
+
+
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(DownloadError, match="is not a folder"):
         download.download(PathModel(source="path", path=str(tmp_path / "none")), tmp_path)

@@ -211,6 +211,29 @@ def test_a_local_model_that_changed_since_its_download_is_stale(house: params.Pa
     assert gate.enforce(house) == 2
 
 
+@pytest.mark.parametrize("content", ["[]", "{}", '{"verdict": "PASS", "variants": {}}'])
+def test_a_verdict_that_nobody_gave_is_exit_2(house: params.Params, content: str, capsys: pytest.CaptureFixture[str]) -> None:
+    judged(house)
+    artifacts.write_text(artifacts.GATE, content)
+    assert gate._enforce_or_stale() == 2 and capsys.readouterr().err.startswith("gate: ")
+
+
+def test_an_edited_verdict_is_exit_2(house: params.Params) -> None:
+    change("int8", metrics=GOOD | {"kld_mean": metric(0.3, 0.2, 0.4)})
+    found = judged(house)
+    found["verdict"] = found["variants"]["int8"]["verdict"] = "PASS"
+    artifacts.write_json(artifacts.GATE, found)
+    assert gate._enforce_or_stale() == 2
+
+
+def test_damaged_metrics_and_faulty_params_are_exit_2_and_not_a_verdict(house: params.Params) -> None:
+    judged(house)
+    artifacts.write_json(artifacts.metrics("int8"), {})
+    assert gate._enforce_or_stale() == 2
+    Path("params.yaml").write_text("seed: abc")
+    assert gate._enforce_or_stale() == 2
+
+
 def test_too_few_documents_never_decide() -> None:
     few = metric(0.001, 0.001, 0.001, clusters=3)
     judged = judge(bound_of(Rule(metric="kld_mean", margin="1 nats")), few)

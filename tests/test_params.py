@@ -97,6 +97,7 @@ def test_the_line_is_that_of_the_key(tmp_path: Path) -> None:
         ("{dtype: float32}", "{}", ["variants.fp32", "option 'dtype' is needed"]),
         ("quantizer: gptq", "quantizer: gtpq", ["quantizer 'gtpq'", "did you mean 'gptq'"]),
         ("engine: hf, options: {scheme", "engine: fh, options: {scheme", ["engine 'fh'"]),
+        ("seed: 2026", "seed: -2026", ["seed = -", "must not be negative"]),
         ("metric: kld_mean", "metric: kld_maen", ["'kld_maen' is not known", "did you mean 'kld_mean'"]),
         ("margin: 7 pp", "margin: 7 %", ["top1_agreement", "a number and a unit (pp)"]),
         ("margin: 0.02 nats", "margin: -0.02 nats", ["must be a finite number that is not negative"]),
