@@ -101,7 +101,6 @@ def test_the_line_is_that_of_the_key(tmp_path: Path) -> None:
         ("metric: kld_mean", "metric: kld_maen", ["'kld_maen' is not known", "did you mean 'kld_mean'"]),
         ("margin: 7 pp", "margin: 7 %", ["top1_agreement", "a number and a unit (pp)"]),
         ("margin: 0.02 nats", "margin: -0.02 nats", ["must be a finite number that is not negative"]),
-        ("tasks: [facts,", "tasks: [fatcs,", ["evaluate.tasks", "task 'fatcs'", "did you mean 'facts'"]),
         ("set: evalsets/calibration/own.jsonl", "set: evalsets/calibration/onw.jsonl", ["calibration.set", "is not here"]),
     ],
 )
