@@ -14,13 +14,14 @@ from pipeline.errors import ArtifactError
 from pipeline.figures import Builder, answer_metrics, pair, size_metrics, timing_metrics, token_metrics
 
 Row = dict[str, Any]
+ROWS = (artifacts.answers, artifacts.tokens, artifacts.timings)
 
 
 def compare(variant: str, settings: params.Params) -> Row:
     """All metrics of a variant, with what they were made from."""
     ref = settings.reference
     both = list(dict.fromkeys((variant, ref)))
-    files = [make(v) for make in (artifacts.answers, artifacts.tokens, artifacts.timings) for v in both]
+    files = [make(v) for make in ROWS for v in both]
     manifests = {v: artifacts.read_manifest(artifacts.model_dir(v)) for v in both}
     metas = {f: artifacts.read_json(artifacts.meta_of(f)) for f in files}
     manifest, theirs = manifests[variant], manifests[ref]
@@ -36,8 +37,9 @@ def compare(variant: str, settings: params.Params) -> Row:
         ):
             if fault:
                 faults.append(f"{name}: {fault}")
-        own = {metas[make(variant)]["status"] for make in (artifacts.answers, artifacts.tokens, artifacts.timings)}
-        status = "ok" if not faults else "unsupported" if own == {"ok", "unsupported"} or own == {"unsupported"} else "invalid"
+        own = {metas[make(variant)]["status"] for make in ROWS}
+        if faults:
+            status = "unsupported" if "unsupported" in own and own <= {"ok", "unsupported"} else "invalid"
     return {
         "variant": variant, "reference": ref, "status": status, "reason": "; ".join(faults) or None,
         "quantizer": manifest["quantizer"], "asked": manifest["asked"], "options": manifest["options"],

@@ -30,13 +30,13 @@ SUMMARY_METRICS = (
 # --- figures in words --------------------------------------------------------------------------------------------
 
 
-def show(metric: dict[str, Any] | None, digits: int = 3, scale: float = 1.0, interval: bool = True, sign: bool = False) -> str:
+def show(metric: dict[str, Any] | None, digits: int = 3, scale: float = 1.0, sign: bool = False) -> str:
     """`0.00623 [0.00579, 0.00675]`, or a dash where there is no value."""
     if not metric or metric["value"] is None:
         return "–"
     style = f"{'+' if sign else ''}.{digits}g"
     text = _number(metric["value"] * scale, style)
-    if not interval or metric["low"] is None or metric["low"] == metric["high"]:
+    if metric["low"] is None or metric["low"] == metric["high"]:
         return text
     return f"{text} [{_number(metric['low'] * scale, style)}, {_number(metric['high'] * scale, style)}]"
 
@@ -71,15 +71,15 @@ def table(results: dict[str, dict[str, Any]], verdict: dict[str, Any], settings:
     return rows
 
 
-def run_times(settings: Params) -> list[tuple[str, str, float]]:
-    """(stage, variant or '', seconds) of the last run of each stage on this machine."""
-    found = []
-    for stage in STAGES:
-        for name in (None, *settings.variants):
-            facts = artifacts.run_facts(stage, name)
-            if facts:
-                found.append((stage, name or "", float(facts["wall_s"])))
-    return found
+def run_times(settings: Params) -> dict[str, list[float]]:
+    """{stage: seconds of its last run on this machine, one a variant}; stages that never ran here are left out."""
+    facts = {stage: [artifacts.run_facts(stage, name) for name in (None, *settings.variants)] for stage in STAGES}
+    return {stage: [float(f["wall_s"]) for f in own if f] for stage, own in facts.items() if any(own)}
+
+
+def load_results(settings: Params) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    """({variant: its metrics}, the verdict)."""
+    return {name: artifacts.read_json(artifacts.metrics(name)) for name in settings.variants}, artifacts.read_json(artifacts.GATE)
 
 
 def machine_line(results: dict[str, dict[str, Any]]) -> str:
@@ -100,11 +100,11 @@ def _machine(machine: dict[str, Any]) -> str:
     )
 
 
+# --- pictures ----------------------------------------------------------------------------------------------------
+
 MARKS = {
     "PASS": ("o", "#1a7f37"), "FAIL": ("X", "#b42318"), "INCONCLUSIVE": ("D", "#9a6700"), "REFERENCE": ("s", "#0b57a4"),
 }  # fmt: skip
-
-# --- pictures ----------------------------------------------------------------------------------------------------
 
 
 def draw_tradeoff(results: dict[str, dict[str, Any]], verdict: dict[str, Any], reference: str, path: Path) -> None:
@@ -206,8 +206,7 @@ def tradeoff_csv(numbers: dict[str, dict[str, float]]) -> str:
 
 
 def write(settings: Params) -> None:
-    results = {name: artifacts.read_json(artifacts.metrics(name)) for name in settings.variants}
-    verdict = artifacts.read_json(artifacts.GATE)
+    results, verdict = load_results(settings)
     draw_tradeoff(results, verdict, settings.reference, FIGURES / "tradeoff.svg")
     context = context_of(results, verdict, settings)
     picture = (FIGURES / "tradeoff.svg").read_text(encoding="utf-8")
@@ -224,8 +223,7 @@ def print_summary(settings: Params) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    results = {name: artifacts.read_json(artifacts.metrics(name)) for name in settings.variants}
-    verdict = artifacts.read_json(artifacts.GATE)
+    results, verdict = load_results(settings)
     console = Console(width=None if Console().is_terminal else 200)
     rows = table(results, verdict, settings)
     shown = Table(title=f"{settings.model.source} model, reference {settings.reference}: {verdict['verdict']}")
@@ -236,9 +234,7 @@ def print_summary(settings: Params) -> None:
     console.print(shown)
     for name, v in verdict["variants"].items():
         console.print(f"  {name}: {v['verdict']}: {v['reason']}", highlight=False, soft_wrap=True)
-    stages: dict[str, list[float]] = {}
-    for stage, _, seconds in run_times(settings):
-        stages.setdefault(stage, []).append(seconds)
+    stages = run_times(settings)
     told = ", ".join(f"{stage} {sum(s):.0f} s" + (f" (×{len(s)})" if len(s) > 1 else "") for stage, s in stages.items())
     total = sum(map(sum, stages.values()))
     console.print(f"time: {told}; {total:.0f} s in all, when each last ran", highlight=False, soft_wrap=True)
