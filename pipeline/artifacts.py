@@ -22,6 +22,7 @@ ARTIFACTS = Path("artifacts")
 REPORTS = Path("reports")
 
 BASE = ARTIFACTS / "base"
+CALIBRATION = ARTIFACTS / "calibration"
 REFERENCE = ARTIFACTS / "reference"
 RUNS = ARTIFACTS / "runs"
 LOGS = ARTIFACTS / "logs"

@@ -6,21 +6,21 @@ that passes reruns only the stages which read the edited key.
 
 from __future__ import annotations
 
+import itertools
+import math
 from pathlib import Path
 
-import yaml
-
 from pipeline import artifacts, cli, engines, evalset, params, quantizers
-from pipeline.calibration import overlap
 from pipeline.errors import ParamsError, QuantgateError
+from pipeline.evalset import tasks
 from pipeline.explain import did_you_mean
-from pipeline.params import Params, PathModel
+from pipeline.overlap import measured_rows, refuse_overlap
+from pipeline.params import Params, PathModel, Tier
 from pipeline.rules import bound_of
 
 BY_TASK = (
     "acc", "acc_delta", "recovery", "flips_to_wrong", "flips_to_right", "p_mcnemar", "byte_ppl", "byte_ppl_ratio",
 )  # fmt: skip
-OUTPUT_TYPES = ("multiple_choice", "generate_until", "loglikelihood_rolling", "loglikelihood")
 CHECKED = artifacts.ARTIFACTS / "checked.json"
 
 
@@ -34,8 +34,6 @@ def faults(settings: Params) -> list[str]:
         except QuantgateError as e:
             found.append(f"{where}: {e}")
 
-    if settings.seed < 0:
-        found.append(f"params.yaml: seed = {settings.seed}: must not be negative")
     if isinstance(settings.model, PathModel):
         collect("params.yaml: model.path", _check_folder, Path(settings.model.path).expanduser())
     for name, variant in settings.variants.items():
@@ -48,11 +46,12 @@ def faults(settings: Params) -> list[str]:
     collect("params.yaml: diverge.corpus", evalset.load_texts, Path(settings.diverge.corpus))
     collect("params.yaml: diverge.trajectories.prompts", evalset.load_prompts, Path(settings.diverge.trajectories.prompts))
     collect("params.yaml: benchmark.prompts", evalset.load_texts, Path(settings.benchmark.prompts))
-    theirs = set(settings.evaluate.tasks) - evalset.local_tasks().keys()
-    known = _lm_eval_tasks() if theirs else set()
-    for task in settings.evaluate.tasks:
+    found += _tier_faults(settings)
+    asked = {task: name for name, tier in settings.tiers.items() for task in tier.tasks}
+    known = _lm_eval_tasks() if asked.keys() - tasks.local_tasks().keys() else set()
+    for task, tier_name in asked.items():
         if task not in known:
-            collect("params.yaml: evaluate.tasks", _check_task, task)
+            collect(f"params.yaml: tiers.{tier_name}.tasks", tasks.load_task, task)
     if not found:  # it reads all of these files again, and would only repeat what is wrong with them
         collect("params.yaml: calibration.set", _check_overlap, settings)
     return found
@@ -66,26 +65,37 @@ def _check_folder(folder: Path) -> None:
         raise ParamsError(f"{str(folder)!r} holds no config.json with .safetensors weights; is it a transformers model folder?")
 
 
-def _check_task(name: str) -> None:
-    """Raise unless a local task is sound; its YAML must be a mapping of an output type that lm-eval has."""
-    path = evalset.local_tasks().get(name)
-    if path is not None:
-        try:
-            config = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except yaml.YAMLError as e:
-            raise ParamsError(f"{path} is not valid YAML: {e}") from None
-        kind = config.get("output_type") if isinstance(config, dict) else None
-        if kind not in OUTPUT_TYPES:
-            raise ParamsError(f"{path}: output_type {kind!r}{did_you_mean(str(kind), list(OUTPUT_TYPES))}")
-    evalset.load_task(name)
+def _tier_faults(settings: Params) -> list[str]:
+    """Where a later tier measures less of something than an earlier one: what passed in one could then be unseen in it."""
+    found = []
+    pairs = list(settings.tiers.items())
+    for (small, less), (large, more) in itertools.pairwise(pairs):
+        for what, count in _counts(less).items():
+            if _number(_counts(more).get(what, 0)) < _number(count):
+                found.append(
+                    f"params.yaml: tiers.{large}.{what} = {_counts(more).get(what)!r} is less than tiers.{small}'s {count!r}; "
+                    "tiers stand from small to large, and each is part of the next"
+                )
+    return found
+
+
+def _counts(tier: Tier) -> dict[str, params.HowMany]:
+    named = {f"tasks.{name}": count for name, count in tier.tasks.items()}
+    return named | {"documents": tier.documents, "trajectories": tier.trajectories}
+
+
+def _number(count: params.HowMany) -> float:
+    return math.inf if isinstance(count, str) else count
 
 
 def _check_part(metric: str, settings: Params) -> None:
     """Raise if what stands after a metric's slash will not be there, or is missing."""
     stem, _, part = metric.partition("/")
-    tasks = [*settings.evaluate.tasks, "all"]
-    if stem in BY_TASK and part not in tasks:
-        raise ParamsError(f"metric {metric!r}: give one of the tasks, such as '{stem}/all'{did_you_mean(part, tasks)}")
+    parts = [*settings.amount.tasks, "all"]
+    if stem == "truncated" and part in ("", *settings.amount.tasks):
+        return
+    if stem in BY_TASK and part not in parts:
+        raise ParamsError(f"metric {metric!r}: give one of the tier's tasks, such as '{stem}/all'{did_you_mean(part, parts)}")
     if part and stem == "kld_mean":
         domains = [*sorted({row["domain"] for row in evalset.load_texts(Path(settings.diverge.corpus))}), "trajectory"]
         if part not in domains:
@@ -95,17 +105,9 @@ def _check_part(metric: str, settings: Params) -> None:
 
 
 def _check_overlap(settings: Params) -> None:
-    """Raise if calibration text is also measured on."""
-    own = evalset.load_texts(Path(settings.calibration.set))
-    measured = evalset.load_texts(Path(settings.diverge.corpus))
-    measured += evalset.load_prompts(Path(settings.diverge.trajectories.prompts))
-    local = evalset.local_tasks()
-    for task in settings.evaluate.tasks:
-        measured += evalset.load_task_rows(task) if task in local else []
-    shared = overlap(own, measured)
-    if shared:
-        more = f" and {len(shared) - 3} more" if len(shared) > 3 else ""
-        raise ParamsError(f"{settings.calibration.set} overlaps what is measured: {'; '.join(shared[:3])}{more}")
+    """Raise if calibration text is also measured on; what a hub or the model gives is looked at by `calibrate`."""
+    measured = measured_rows(Path(settings.diverge.corpus), Path(settings.diverge.trajectories.prompts))
+    refuse_overlap(evalset.load_texts(Path(settings.calibration.set)), measured, settings.calibration.set)
 
 
 def _lm_eval_tasks() -> set[str]:

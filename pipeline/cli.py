@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -52,6 +52,19 @@ def run(stage: Callable[..., Any]) -> None:
 def say(stage: str, text: str) -> None:
     """The one result line of a stage."""
     print(f"{stage:<10} {text}", flush=True)
+
+
+def table(columns: Sequence[str], rows: Iterable[dict[str, str]], *, title: str | None = None, left: Sequence[str] = ()) -> None:
+    """A table on the terminal; in a log, as wide as it needs to be. Columns hold numbers, but those named in `left`."""
+    from rich.console import Console
+    from rich.table import Table
+
+    shown = Table(title=title)
+    for column in columns:
+        shown.add_column(column, justify="left" if column in left else "right")
+    for row in rows:
+        shown.add_row(*(row[c] for c in columns))
+    Console(width=None if sys.stdout.isatty() else 200).print(shown)
 
 
 def progress(total: int, what: str, unit: str, file: Any = None) -> tqdm[Any]:

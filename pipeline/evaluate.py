@@ -11,45 +11,49 @@ import math
 import os
 import random
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from pipeline import artifacts, cli, engines, params
 from pipeline.errors import DataError, InvalidVariant, Unsupported
-from pipeline.evalset import TASKS, load_task, local_tasks, sets_digest, task_files
-from pipeline.params import Evaluate
+from pipeline.evalset import sets_digest
+from pipeline.evalset.tasks import TASKS, is_chat, load_task, local_tasks, task_files
+from pipeline.params import Evaluate, HowMany
 
 Row = dict[str, Any]
+BATCH_TOKENS = 2048
 SCORES = ("acc", "exact_match")  # lm-eval's names for "this item was answered correctly"
 
 
-def evaluate(engine: Any, setup: Evaluate, seed: int) -> list[Row]:
-    """Score every task; one row per item, in task and item order."""
+def evaluate(engine: Any, setup: Evaluate, tasks: dict[str, HowMany], seed: int) -> list[Row]:
+    """Score so many items of every task; one row per item, in task and item order."""
     import lm_eval
     from lm_eval.tasks import TaskManager
+
+    from pipeline.engines._lm_eval import SharedContextLM
 
     if engine.name != "hf":
         raise Unsupported(f"tasks run in engine 'hf' only, not in {engine.name!r}")
     local = local_tasks()
-    configs = {name: load_task(name) for name in setup.tasks if name in local}
+    loaded = {name: load_task(name) for name in tasks if name in local}
     # lm-eval's index of its own tasks costs 8 s; it is built only if one of them is asked for
-    manager = TaskManager(include_path=str(TASKS), include_defaults=len(configs) < len(setup.tasks))
+    manager = TaskManager(include_path=_yamls(loaded), include_defaults=len(loaded) < len(tasks))
     rows: list[Row] = []
-    for task in setup.tasks:
-        chat = bool((configs.get(task, {}).get("metadata") or {}).get("chat"))
-        wanted = _subset(local[task], configs[task], setup.limit, seed) if task in configs else None
-        rolling = configs.get(task, {}).get("output_type") == "loglikelihood_rolling"
-        # whole documents at a time would need gigabytes of logits, and time to touch them
-        lm = _lm(engine, min(2, setup.batch_size) if rolling else setup.batch_size)
+    for task, count in tasks.items():
+        config, items = loaded.get(task, ({}, []))
+        limit = None if isinstance(count, str) else count
+        lm = SharedContextLM(engine, batch_for(items, engine.tokenizer, setup.batch_size))
         found = _run(
             lm_eval,
             model=lm,
             tasks=[task],
             task_manager=manager,
-            samples=None if wanted is None else {task: wanted},
-            limit=setup.limit if task not in configs else None,
-            apply_chat_template=chat,
+            samples={task: subset(len(items), limit, seed)} if config else None,
+            limit=None if config else limit,
+            apply_chat_template=is_chat(config),
             log_samples=True,
             bootstrap_iters=0,
             random_seed=seed,
@@ -62,6 +66,15 @@ def evaluate(engine: Any, setup: Evaluate, seed: int) -> list[Row]:
     return rows
 
 
+def _yamls(loaded: dict[str, tuple[dict[str, Any], list[Row]]]) -> list[str | Path]:
+    """Where lm-eval finds our tasks; a task that is a JSONL file alone gets the YAML that its columns ask for."""
+    folder = Path(os.environ["HF_DATASETS_CACHE"])
+    for name, (config, _) in loaded.items():
+        if not (TASKS / f"{name}.yaml").exists():
+            (folder / f"{name}.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+    return [TASKS, folder]
+
+
 def _run(lm_eval: Any, **arguments: Any) -> Any:
     """lm-eval's evaluation; data that a hub does not give is an error in words."""
     try:
@@ -72,28 +85,19 @@ def _run(lm_eval: Any, **arguments: Any) -> Any:
         raise DataError(f"task {task!r}: its data could not be loaded ({type(e).__name__}: {first})") from None
 
 
-def _lm(engine: Any, batch_size: int) -> Any:
-    """lm-eval's own model class around the engine's model.
+def batch_for(items: list[Row], tokenizer: Any, most: int) -> int:
+    """Items at a time: `most`, or fewer where the longest are long.
 
-    float32 log-softmax: in bfloat16, its default here, a document's log-likelihood moves in steps of 8 nats.
+    lm-eval keeps the logits of every position of a batch: sixteen times a thousand tokens are gigabytes, and it takes
+    longer to touch them than to compute them. The same for every variant, since it depends on the items alone.
     """
-    from lm_eval.models.huggingface import HFLM
-
-    return HFLM(
-        pretrained=engine.model,
-        tokenizer=engine.tokenizer,
-        batch_size=batch_size,
-        max_length=engine.max_length,
-        softmax_dtype="float32",
-    )
+    texts = (" ".join(v for v in row.values() if isinstance(v, str)) for row in items)
+    longest = max((len(tokenizer(text).input_ids) for text in texts), default=0)
+    return max(1, min(most, BATCH_TOKENS // max(1, longest)))
 
 
-def _subset(path: Path, config: dict[str, Any], limit: int | None, seed: int) -> list[int] | None:
-    """Indices of a fixed-seed subset in file order; a smaller limit's items are among a larger one's."""
-    if limit is None:
-        return None
-    lines = (line for file in task_files(path, config) for line in file.read_text(encoding="utf-8").split("\n"))
-    n = sum(1 for line in lines if line.strip())
+def subset(n: int, limit: int | None, seed: int) -> list[int]:
+    """Indices of a fixed-seed subset in file order; a smaller limit's items are among a larger one's. None: all."""
     order = list(range(n))
     random.Random(seed).shuffle(order)
     return sorted(order[:limit])
@@ -145,7 +149,10 @@ def _tokens(lm: Any, requests: list[Any], output_type: str) -> tuple[list[int], 
             ids = lm.tok_encode(request[0])
             lengths.append(len(ids))
         else:
-            context, continuation = lm._encode_pair(request[0], request[1])
+            if request[0]:
+                context, continuation = lm._encode_pair(request[0], request[1])
+            else:  # what lm-eval conditions a choice without context on
+                context, continuation = [lm.prefix_token_id], lm.tok_encode(request[1], add_special_tokens=False)
             ids = [*context, *continuation]
             lengths.append(len(ids))
         first = first or [int(t) for t in ids[:4]]
@@ -167,12 +174,11 @@ def check(rows: list[Row], tokenizer: Any) -> str | None:
     return None
 
 
-def task_hashes(setup: Evaluate) -> Iterator[tuple[str, str]]:
+def task_hashes(tasks: Iterable[str]) -> Iterator[tuple[str, str]]:
     """(file, sha256) of every file behind the local tasks."""
-    local = local_tasks()
-    for name in setup.tasks:
-        if name in local:
-            for file in (local[name], *task_files(local[name], load_task(name))):
+    for name in tasks:
+        if name in local_tasks():
+            for file in task_files(name):
                 yield from sets_digest(file).items()
 
 
@@ -184,7 +190,7 @@ def main(variant: str) -> None:
     folder, path = artifacts.model_dir(variant), artifacts.answers(variant)
     manifest = artifacts.read_manifest(folder)
     meta: dict[str, Any] = {
-        "variant": variant, "model": manifest["digest"], "sets": dict(task_hashes(settings.evaluate)),
+        "variant": variant, "model": manifest["digest"], "sets": dict(task_hashes(settings.amount.tasks)),
         "batch_size": settings.evaluate.batch_size, "seed": settings.seed, "versions": artifacts.versions(),
     }  # fmt: skip
     rows: list[Row] = []
@@ -195,7 +201,7 @@ def main(variant: str) -> None:
             with tempfile.TemporaryDirectory() as tmp:
                 # `datasets` keeps parsed files by path; a folder of our own means an edited set is never an old one
                 os.environ["HF_DATASETS_CACHE"] = tmp
-                rows = evaluate(engine, settings.evaluate, settings.seed)
+                rows = evaluate(engine, settings.evaluate, settings.amount.tasks, settings.seed)
             why = check(rows, engine.tokenizer)
             status = "invalid" if why else "ok"
         except InvalidVariant as e:

@@ -137,6 +137,8 @@ def answer_metrics(b: Builder, pairs: list[tuple[Row, Row]], allow_truncated: bo
     pairs = [p for own in tasks.values() for p in own]
     cut = sum(ours["truncated"] for ours, _ in pairs)
     b.exact("truncated", cut, len(pairs), "count")
+    for task, own in tasks.items():
+        b.exact(f"truncated/{task}", sum(ours["truncated"] for ours, _ in own), len(own), "count")
     b.exact("empty_outputs", sum(ours["empty"] for ours, _ in pairs), len(pairs), "count")
     for task, own in tasks.items():
         if own[0][0]["kind"] == "loglikelihood_rolling":

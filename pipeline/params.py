@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Union
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from pipeline.errors import ParamsError
 from pipeline.explain import did_you_mean, explain, refuse_duplicates, unknown
@@ -26,6 +26,15 @@ class Section(BaseModel):
 
 
 Count = Annotated[int, Field(ge=1)]
+
+
+def _how_many(value: Any) -> Any:
+    if value != "all" and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise ValueError("must be a count of at least 1, or all")
+    return value
+
+
+HowMany = Annotated[Union[int, str], BeforeValidator(_how_many)]
 
 
 class PackageModel(Section):
@@ -68,37 +77,54 @@ class Variant(Section):
     engine_options: dict[str, Any] = {}
 
 
+class Tier(Section):
+    """How much is measured: items of each task, documents of the corpus, trajectories."""
+
+    tasks: Annotated[dict[str, HowMany], Field(min_length=1)]
+    documents: HowMany
+    trajectories: HowMany
+
+
+class HubText(Section):
+    """A dataset of the Hugging Face hub, or a folder in its layout, as calibration text."""
+
+    dataset: str
+    name: str | None = None
+    split: str = "train"
+    column: str = "text"
+    revision: str = "main"
+    documents: Count = 256  # the first so many are read
+
+
 class Calibration(Section):
+    """Text for quantizers that look at activations: a file's, the reference's own samples, or a hub dataset's."""
+
+    source: Literal["text", "self", "hub"] = "text"
     set: str
     rows: Count
-    tokens: Count
+    tokens: Annotated[int, Field(ge=8)]
+    hub: HubText | None = None
+
+    @model_validator(mode="after")
+    def _named(self) -> Calibration:
+        if self.source == "hub" and self.hub is None:
+            raise ValueError("source hub needs `hub: {dataset: org/name}`")
+        return self
 
 
 class Evaluate(Section):
-    tasks: Annotated[list[str], Field(min_length=1)]
     batch_size: Count = 16
-    limit: Count | None = None
     allow_truncated: bool = False
-
-    @field_validator("tasks")
-    @classmethod
-    def _once(cls, tasks: list[str]) -> list[str]:
-        twice = sorted({t for t in tasks if tasks.count(t) > 1})
-        if twice:
-            raise ValueError(f"named twice: {', '.join(twice)}; an item would count as two")
-        return tasks
 
 
 class Trajectories(Section):
     prompts: str
-    count: Count
     tokens: Count
     temperature: Annotated[float, Field(gt=0)] = 1.0
 
 
 class Diverge(Section):
     corpus: str
-    documents: Count | None = None
     window: Annotated[int, Field(ge=8)]
     batch_size: Count = 4
     trajectories: Trajectories
@@ -157,13 +183,15 @@ SOURCES: dict[str, type[BaseModel]] = {"package": PackageModel, "path": PathMode
 
 
 class Params(Section):
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0)] = 0
     threads: Union[Literal["auto"], Count] = "auto"
     model: Annotated[Union[PackageModel, PathModel, HubModel], Field(discriminator="source")]
     reference: str
     variants: Annotated[dict[str, Variant], Field(min_length=1)]
+    tier: str
+    tiers: Annotated[dict[str, Tier], Field(min_length=1)]
     calibration: Calibration
-    evaluate: Evaluate
+    evaluate: Evaluate = Evaluate()
     diverge: Diverge
     benchmark: Benchmark
     compare: Compare = Compare()
@@ -178,6 +206,8 @@ class Params(Section):
         known = list(self.variants)
         if self.reference not in known:
             raise ValueError(f"reference {self.reference!r} is not a variant{did_you_mean(self.reference, known)}")
+        if self.tier not in self.tiers:
+            raise ValueError(f"tier {self.tier!r} is not in tiers{did_you_mean(self.tier, list(self.tiers))}")
         for rule in self.gate.rules:
             for name in rule.variants or []:
                 if name not in known:
@@ -194,6 +224,11 @@ class Params(Section):
         if name not in self.variants:
             raise ParamsError(f"{unknown('variant', name, list(self.variants))}")
         return self.variants[name]
+
+    @property
+    def amount(self) -> Tier:
+        """How much the chosen tier measures."""
+        return self.tiers[self.tier]
 
     @property
     def thread_count(self) -> int:

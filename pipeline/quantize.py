@@ -59,10 +59,6 @@ def main(variant: str) -> None:
     chosen = settings.variant(variant)
     base = artifacts.read_manifest(artifacts.BASE)
     artifacts.verify_files(artifacts.BASE, base)
-    setup = settings.calibration
-    calibration = Calibration(
-        Path(setup.set), rows=setup.rows, tokens=setup.tokens, seed=settings.seed, tokenizer_dir=artifacts.BASE
-    )
     asked = {
         "variant": variant, "quantizer": chosen.quantizer, "asked": chosen.options,
         "options": options.with_defaults(quantizers.find(chosen.quantizer), chosen.options, quantizers.GIVEN),
@@ -70,7 +66,7 @@ def main(variant: str) -> None:
         "trust_remote_code": base["trust_remote_code"],
     }  # fmt: skip
     with artifacts.atomic_dir(artifacts.model_dir(variant)) as out:
-        built = build(chosen, artifacts.BASE, out, calibration=calibration, seed=settings.seed)
+        built = build(chosen, artifacts.BASE, out, calibration=Calibration(), seed=settings.seed)
         files = artifacts.files_of(out)
         manifest = {**asked, **built, "files": files, "digest": artifacts.digest([asked, files])}
         artifacts.write_json(out / artifacts.MANIFEST, manifest | {"versions": artifacts.versions()})

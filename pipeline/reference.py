@@ -12,7 +12,7 @@ from pipeline import artifacts, cli, engines, params
 from pipeline.engines import Sampling
 from pipeline.errors import ArtifactError, DataError, InvalidVariant, Unsupported
 from pipeline.evalset import Row, load_prompts, load_texts, sets_digest
-from pipeline.params import Diverge
+from pipeline.params import Diverge, HowMany, Tier
 from pipeline.store import ROWS, Window, batches, estimate_bytes, refuse_if_too_large
 
 
@@ -34,7 +34,7 @@ def corpus_windows(documents: list[Row], tokenizer: Any, length: int) -> list[Wi
     return found
 
 
-def choose(rows: list[Row], count: int | None, seed: int) -> list[Row]:
+def choose(rows: list[Row], count: HowMany, seed: int) -> list[Row]:
     """A fixed-seed subset in file order, spread evenly over the domains; smaller counts are subsets of larger ones."""
     order = list(range(len(rows)))
     random.Random(seed).shuffle(order)
@@ -43,7 +43,7 @@ def choose(rows: list[Row], count: int | None, seed: int) -> list[Row]:
     for i in order:  # the first of every domain, then the second of every domain, ...
         turn[i] = taken[rows[i]["domain"]]
         taken[rows[i]["domain"]] += 1
-    return [rows[i] for i in sorted(sorted(order, key=turn.__getitem__)[:count])]
+    return [rows[i] for i in sorted(sorted(order, key=turn.__getitem__)[: None if isinstance(count, str) else count])]
 
 
 def prompt_ids(row: Row, tokenizer: Any) -> list[int]:
@@ -114,9 +114,9 @@ def _replays(engine: Any, kept: Any, logits: Any) -> bool:
     )
 
 
-def make_windows(engine: Any, setup: Diverge, seed: int) -> list[Window]:
-    documents = choose(load_texts(Path(setup.corpus)), setup.documents, seed)
-    prompts = choose(load_prompts(Path(setup.trajectories.prompts)), setup.trajectories.count, seed)
+def make_windows(engine: Any, setup: Diverge, amount: Tier, seed: int) -> list[Window]:
+    documents = choose(load_texts(Path(setup.corpus)), amount.documents, seed)
+    prompts = choose(load_prompts(Path(setup.trajectories.prompts)), amount.trajectories, seed)
     windows = corpus_windows(documents, engine.tokenizer, min(setup.window, engine.max_length))
     return windows + trajectories(engine, prompts, setup.trajectories, seed)
 
@@ -136,7 +136,7 @@ def main() -> None:
         raise Unsupported(f"engine {variant.engine!r} gives no hidden states; choose a reference that runs in 'hf'")
     setup = settings.diverge
     with artifacts.atomic_dir(artifacts.REFERENCE) as out:
-        windows = make_windows(engine, setup, settings.seed)
+        windows = make_windows(engine, setup, settings.amount, settings.seed)
         refuse_if_too_large(estimate_bytes(windows, engine.model.config.hidden_size, 4), out)
         facts = write_store(engine, windows, out, setup.batch_size)
         files = artifacts.files_of(out)

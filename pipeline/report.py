@@ -19,7 +19,20 @@ from pipeline.params import Params
 FIGURES = artifacts.REPORTS / "figures"
 README_MARKS = ("<!-- results -->", "<!-- /results -->")
 TEMPLATES = Path(__file__).parent / "templates"
-STAGES = ("check", "download", "quantize", "reference", "diverge", "evaluate", "benchmark", "compare", "gate", "report", "track")
+STAGES = (
+    "check",
+    "download",
+    "calibrate",
+    "quantize",
+    "reference",
+    "diverge",
+    "evaluate",
+    "benchmark",
+    "compare",
+    "gate",
+    "report",
+    "track",
+)
 # Numbers that `dvc metrics show` compares between commits; everything else is in metrics/<variant>.json.
 SUMMARY_METRICS = (
     "bits_per_weight", "weight_bytes", "kld_mean", "kld_p999", "top1_agreement", "ppl_ratio", "acc/all", "acc_delta/all",
@@ -220,25 +233,17 @@ def write(settings: Params) -> None:
 
 def print_summary(settings: Params) -> None:
     """The table, the stages' times, and where to look next."""
-    from rich.console import Console
-    from rich.table import Table
-
     results, verdict = load_results(settings)
-    console = Console(width=None if Console().is_terminal else 200)
     rows = table(results, verdict, settings)
-    shown = Table(title=f"{settings.model.source} model, reference {settings.reference}: {verdict['verdict']}")
-    for column in rows[0]:
-        shown.add_column(column, justify="left" if column in ("variant", "verdict") else "right")
-    for row in rows:
-        shown.add_row(*row.values())
-    console.print(shown)
+    title = f"{settings.model.source} model, reference {settings.reference}, tier {settings.tier}: {verdict['verdict']}"
+    cli.table(list(rows[0]), rows, title=title, left=("variant", "verdict"))
     for name, v in verdict["variants"].items():
-        console.print(f"  {name}: {v['verdict']}: {v['reason']}", highlight=False, soft_wrap=True)
+        print(f"  {name}: {v['verdict']}: {v['reason']}")
     stages = run_times(settings)
     told = ", ".join(f"{stage} {sum(s):.0f} s" + (f" (×{len(s)})" if len(s) > 1 else "") for stage, s in stages.items())
     total = sum(map(sum, stages.values()))
-    console.print(f"time: {told}; {total:.0f} s in all, when each last ran", highlight=False, soft_wrap=True)
-    console.print("report: reports/report.html     MLflow UI: make ui", highlight=False)
+    print(f"time: {told}; {total:.0f} s in all, when each last ran")
+    print("report: reports/report.html     MLflow UI: make ui")
 
 
 def write_readme(path: Path = Path("README.md")) -> None:

@@ -137,6 +137,22 @@ def _phi(a: int, b: int, c: int, d: int) -> float:
     return float(cross / np.sqrt(product))
 
 
+def resolvable(low: float, high: float, *, confidence: float, power: float) -> float:
+    """The smallest true difference that a comparison with an interval this wide finds with probability `power`.
+
+    Normal approximation: the half-width is z(confidence) standard errors, and z(confidence) + z(power) of them are needed.
+    """
+    z, z_power = stats.norm.ppf((1 + confidence) / 2), stats.norm.ppf(power)
+    return float((high - low) / 2 * (z + z_power) / z)
+
+
+def smallest_resolvable(estimate: Estimate, *, confidence: float, power: float) -> float | None:
+    """`resolvable` of an estimate's interval; None where it has none."""
+    if estimate.low is None or estimate.high is None:
+        return None
+    return resolvable(estimate.low, estimate.high, confidence=confidence, power=power)
+
+
 def wider(one: Estimate, other: Estimate) -> Estimate:
     """Of two intervals for the same value the wider; one without bounds never wins."""
     if other.low is None or other.high is None:

@@ -59,7 +59,7 @@ def refuse_if_too_large(needed: int, folder: Path) -> None:
     if needed > free * 0.9:
         raise ArtifactError(
             f"the reference store needs {needed / 1e9:.1f} GB and {folder} has {free / 1e9:.1f} GB free; "
-            "score fewer documents (diverge.documents) or free some space"
+            "score fewer documents (tiers.<tier>.documents) or free some space"
         )
 
 

@@ -11,6 +11,8 @@ import pytest
 
 from pipeline import evalset
 from pipeline.errors import DataError
+from pipeline.evalset import cards, tasks
+from pipeline.evalset.tasks import load_task
 
 ROOT = Path(__file__).resolve().parent.parent
 ROW = '{"id": "a", "domain": "d", "text": "some text"}'
@@ -28,6 +30,13 @@ ROW = '{"id": "a", "domain": "d", "text": "some text"}'
         (b'{"id": "a", "domain": "d", "text": "  "}', 1, "is empty"),
         (b"[1, 2]", 1, "must be an object"),
         (f"{ROW}\n{ROW}".encode(), 2, "used twice"),
+        (f"{ROW}\n{ROW.replace(': ' + chr(34) + 'a', ': ' + chr(34) + 'b')}".encode(), 2, "would count twice"),
+        (f"{ROW}\n{ROW}\r\n".encode(), 2, "CR LF"),
+        (b'{"id": "a", "id": "b", "domain": "d", "text": "t"}', 1, "'id' stands twice"),
+        (b'{"id": "a", "domain": "d", "text": "\\ud800"}', 1, "surrogate"),
+        (b'{"id": "a", "domain": "d", "text": "t", "weight": NaN}', 1, "NaN is not a JSON value"),
+        (b'{"id": null, "domain": "d", "text": "t"}', 1, "must be str, found NoneType"),
+        ("\ufeff".encode("utf-16-le") + ROW.encode("utf-16-le"), 1, "not UTF-8"),
     ],
 )
 def test_a_malformed_row_is_named_with_its_line(tmp_path: Path, content: bytes, line: int, word: str) -> None:
@@ -87,47 +96,111 @@ doc_to_target: answer
         ({"question": "q", "choices": ["x", "y"], "answer": 0}, "test", "'id' is missing"),
         ({"id": "a"}, "tset", "test_split 'tset' has no data file; did you mean 'test'"),
         (None, "test", "is empty"),
+        ({"id": "a", "question": "q", "choices": ["x", " "], "answer": 0}, "test", "all non-empty text"),
+        ({"id": "a", "question": "q", "choices": ["x", "y"], "answer": True}, "test", "answer True is out of range"),
+        ({"id": "a", "question": "q", "choices": ["x", "y"], "answer": "x"}, "test", "answer 'x' is out of range"),
+        ({"id": "a", "question": 5, "choices": ["x", "y"], "answer": 0}, "test", "'question' must be str, found int"),
     ],
 )
 def test_a_faulty_task_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: dict[str, object] | None, split: str, word: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    file = tmp_path / "evalsets" / "mine.jsonl"
-    file.parent.mkdir()
-    file.write_text(json.dumps(row) if row else "", encoding="utf-8")
-    (tmp_path / "mine.yaml").write_text(YAML.format(file=file, split=split), encoding="utf-8")
-    monkeypatch.setattr(evalset, "TASKS", tmp_path)
+    home = own_home(tmp_path, monkeypatch)
+    (home / "mine.jsonl").write_text(json.dumps(row) if row else "", encoding="utf-8")
+    (home / "mine.yaml").write_text(YAML.format(file=home / "mine.jsonl", split=split), encoding="utf-8")
     with pytest.raises(DataError) as caught:
-        evalset.load_task("mine")
+        load_task("mine")
     assert word in str(caught.value)
 
 
-@pytest.mark.parametrize("name, word", [("other", "must be 'other'"), ("mine", "lies outside evalsets/")])
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty evalsets/tasks, and the process in the folder above."""
+    monkeypatch.chdir(tmp_path)
+    home = Path("evalsets/tasks")
+    home.mkdir(parents=True)
+    return home
+
+
+@pytest.mark.parametrize("name, file, word", [
+    ("other", "evalsets/tasks/x.jsonl", "says `task: mine`"), ("mine", "elsewhere.jsonl", "lies outside evalsets/tasks"),
+])  # fmt: skip
 def test_a_task_must_be_called_as_its_file_and_keep_its_data_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, word: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, file: str, word: str
 ) -> None:
-    (tmp_path / f"{name}.yaml").write_text(YAML.format(file=tmp_path / "x.jsonl", split="test"), encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(evalset, "TASKS", tmp_path)
+    home = own_home(tmp_path, monkeypatch)
+    (home / f"{name}.yaml").write_text(YAML.format(file=file, split="test"), encoding="utf-8")
     with pytest.raises(DataError) as caught:
-        evalset.load_task(name)
+        load_task(name)
     assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("text, word", [
+    ("- a list", "must be a mapping"), ("task: mine", "output_type None"),
+    ("task: mine\noutput_type: multiple_chioce", "did you mean"),
+    ("task: mine\noutput_type: multiple_choice", "names no test_split"), ("task: [", "is not valid YAML"),
+])  # fmt: skip
+def test_a_faulty_yaml_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, word: str) -> None:
+    (own_home(tmp_path, monkeypatch) / "mine.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(DataError) as caught:
+        load_task("mine")
+    assert "mine.yaml" in str(caught.value) and word in str(caught.value)
+
+
+@pytest.mark.parametrize("row, kind", [
+    ({"context": "q", "choices": ["x", "y"], "answer": 1}, "multiple_choice"),
+    ({"context": "q", "target": "x"}, "generate_until"), ({"text": "x"}, "loglikelihood_rolling"),
+])  # fmt: skip
+def test_rows_of_one_s_own_need_no_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: dict[str, object], kind: str) -> None:
+    home = own_home(tmp_path, monkeypatch)
+    (home / "mine.jsonl").write_text(json.dumps({"id": "a", **row}) + "\n", encoding="utf-8")
+    config, rows = load_task("mine")
+    assert config["output_type"] == kind and len(rows) == 1 and tasks.task_files("mine") == [home / "mine.jsonl"]
+
+
+def test_rows_whose_columns_fit_nothing_say_what_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = own_home(tmp_path, monkeypatch)
+    (home / "mine.jsonl").write_text('{"id": "a", "question": "q", "target": "t"}\n', encoding="utf-8")
+    with pytest.raises(DataError, match="has columns id, question, target; needed besides id: context, choices, answer"):
+        load_task("mine")
 
 
 def test_an_unknown_task_suggests_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     with pytest.raises(DataError, match="did you mean 'facts'"):
-        evalset.load_task("fatcs")
+        load_task("fatcs")
 
 
-def test_the_shipped_sets_are_sound(monkeypatch: pytest.MonkeyPatch) -> None:
+SIZES = {"facts": 400, "grammar": 600, "commonsense": 150, "retrieval": 150, "arithmetic_copy": 150, "instruct": 100}
+
+
+def test_the_shipped_sets_are_sound_and_as_large_as_promised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    for task in evalset.local_tasks():
-        evalset.load_task(task)
+    found = {card["set"]: card for card in cards.cards()}
+    assert all(found[f"tasks/{name}"]["n"] >= n for name, n in SIZES.items())
+    assert all(card[k] for card in found.values() for k in ("measures", "source", "weaknesses")), "a set has no card"
+    for name in SIZES:
+        _, rows = load_task(name)
+        assert all(row["slice"] and row["cluster"] for row in rows)
+    assert len({row["slice"] for row in load_task("grammar")[1]}) >= 12
     assert len(evalset.load_texts(Path("evalsets/corpus"))) >= 60
     assert len(evalset.load_prompts(Path("evalsets/prompts/trajectories.jsonl"))) >= 64
-    assert len(evalset.load_texts(Path("evalsets/calibration"))) >= 50
+
+
+def test_what_was_measured_was_measured_on_the_sets_that_ship(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The promises of the cards, from the committed figures: difficulty, resolution, and damage that is seen."""
+    monkeypatch.chdir(ROOT)
+    record = cards.measured()
+    found = {c["set"]: cards.figures(c, record) for c in cards.cards()}
+    stale = [name for name, own in found.items() if own is None and name.startswith(("tasks/", "corpus/"))]
+    assert not stale, f"not measured since they changed: {stale}; tier: full, dvc repro, python -m pipeline.evalset --record"
+    for name in SIZES:
+        own = found[f"tasks/{name}"]
+        assert own and max(0.4, 1.1 * own["chance"]) < own["reference"] < 0.85, name
+        assert own["n"] == own["delta"][record["probe"]]["n"] and own["resolvable"] > own["half_width"] > 0
+    damaged = "int4-rtn"
+    told = [name for name in SIZES if found[f"tasks/{name}"]["told"][damaged]]  # type: ignore[index]
+    assert len(told) >= 3
+    assert all(own["told"][damaged] for name, own in found.items() if own and name.startswith("corpus/"))
 
 
 @pytest.mark.parametrize("generator", sorted((ROOT / "evalsets/generators").glob("*.py")), ids=lambda p: p.stem)

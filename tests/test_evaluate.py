@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,8 @@ def at_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore")  # lm-eval's and datasets' own
 def test_rows_say_what_was_asked_and_what_was_answered(engine: Any) -> None:
-    setup = Evaluate(tasks=["facts", "arithmetic_copy", "prose_ppl"], batch_size=4, limit=3)
-    rows = evaluate.evaluate(engine, setup, seed=1)
+    setup, tasks = Evaluate(batch_size=4), {"facts": 3, "arithmetic_copy": 3, "prose_ppl": 3}
+    rows = evaluate.evaluate(engine, setup, tasks, seed=1)
     assert [r["task"] for r in rows] == ["facts"] * 3 + ["arithmetic_copy"] * 3 + ["prose_ppl"] * 3
     for row in rows:
         assert row["item"] and row["doc_hash"] and row["prompt_hash"] and row["first_token_ids"] and row["n_tokens"] > 0
@@ -36,7 +37,7 @@ def test_rows_say_what_was_asked_and_what_was_answered(engine: Any) -> None:
     assert len(choice["loglikelihoods"]) == 4 and choice["acc"] == float(choice["prediction"] == choice["target"])
     assert isinstance(text["prediction"], str) and text["acc"] in (0.0, 1.0)
     assert rolling["acc"] is None and rolling["bytes"] > 100 and rolling["loglikelihoods"][0] < 0
-    assert evaluate.evaluate(engine, setup, seed=1) == rows
+    assert evaluate.evaluate(engine, setup, tasks, seed=1) == rows
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -44,9 +45,7 @@ def test_log_likelihoods_are_the_models_in_float32(engine: Any) -> None:
     import numpy as np
     from scipy.special import log_softmax
 
-    row = evaluate.evaluate(engine, Evaluate(tasks=["facts"], batch_size=4, limit=1), seed=1)[0]
-    import json
-
+    row = evaluate.evaluate(engine, Evaluate(batch_size=4), {"facts": 1}, seed=1)[0]
     items = [json.loads(line) for line in (ROOT / "evalsets/tasks/facts.jsonl").read_text("utf-8").split("\n") if line]
     item = items[row["doc_id"]]
     assert item["id"] == row["item"]
@@ -59,12 +58,142 @@ def test_log_likelihoods_are_the_models_in_float32(engine: Any) -> None:
 
 
 def test_subsets_nest() -> None:
-    from pipeline.evalset import load_task, local_tasks
-
-    chosen = [set(evaluate._subset(local_tasks()["facts"], load_task("facts"), n, 3) or []) for n in (5, 50, 500)]
-    assert chosen[0] < chosen[1] < chosen[2]
+    chosen = [set(evaluate.subset(592, n, 3)) for n in (5, 50, 500, None)]
+    assert chosen[0] < chosen[1] < chosen[2] < chosen[3] == set(range(592))
 
 
 def test_hashes_cover_yaml_and_rows() -> None:
-    found = dict(evaluate.task_hashes(Evaluate(tasks=["facts", "prose_ppl"])))
+    found = dict(evaluate.task_hashes(["facts", "prose_ppl"]))
     assert {"evalsets/tasks/facts.yaml", "evalsets/tasks/facts.jsonl", "evalsets/corpus/technical.jsonl"} <= found.keys()
+
+
+OWN = [
+    {"id": "a", "context": "The sky is", "choices": [" blue", " made of stone"], "answer": 0},
+    {"id": "b", "context": "Water is", "choices": [" dry", " wet"], "answer": 1},
+]
+
+
+@pytest.fixture
+def own_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An evalsets/tasks of one task, `mine`, whose rows a test writes."""
+    home = tmp_path / "house/evalsets/tasks"
+    home.mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "house")
+    file = home / "mine.jsonl"
+    write(file, OWN)
+    return file
+
+
+def write(file: Path, rows: list[dict[str, Any]]) -> None:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_edited_set_is_scored_anew(engine: Any, own_task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = evaluate.evaluate(engine, Evaluate(), {"mine": "all"}, seed=1)
+    hashes = dict(evaluate.task_hashes(["mine"]))
+    write(own_task, [OWN[0] | {"context": "The sea is"}, OWN[1]])
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "fresh"))
+    (tmp_path / "fresh").mkdir()
+    after = evaluate.evaluate(engine, Evaluate(), {"mine": "all"}, seed=1)
+    assert before[0]["loglikelihoods"] != after[0]["loglikelihoods"] and before[1] == after[1]
+    assert dict(evaluate.task_hashes(["mine"])) != hashes
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_no_variant_is_answered_from_another_s_cache(engine: Any, own_task: Path) -> None:
+    """Every run sends every request through the model: the second time as the first."""
+    seen: list[int] = []
+    hook = engine.model.register_forward_hook(
+        lambda module, args, kwargs, out: seen.append(len(kwargs.get("input_ids", args[0] if args else ()))), with_kwargs=True
+    )
+    try:
+        counts = []
+        for _ in range(2):
+            seen.clear()
+            evaluate.evaluate(engine, Evaluate(batch_size=4), {"mine": "all"}, seed=1)
+            counts.append(sum(seen))
+    finally:
+        hook.remove()
+    assert counts == [4, 4]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_one_row_of_nan_makes_the_variant_invalid_though_the_right_answer_comes_first(engine: Any, own_task: Path) -> None:
+    write(own_task, [row | {"choices": row["choices"][:: 1 if row["answer"] == 0 else -1], "answer": 0} for row in OWN])
+
+    def poison(module: Any, args: Any, out: Any) -> Any:
+        out.logits[0] = float("nan")
+        return out
+
+    hook = engine.model.register_forward_hook(poison)
+    try:
+        rows = evaluate.evaluate(engine, Evaluate(batch_size=4), {"mine": "all"}, seed=1)
+    finally:
+        hook.remove()
+    why = evaluate.check(rows, engine.tokenizer)
+    assert why and "1 of 2 items have a log-likelihood that is not finite" in why
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["no pad token", "padded on the right"])
+def test_generation_does_not_depend_on_batch_or_padding(tiny: Path, own_task: Path, kind: str) -> None:
+    own = engines.load("hf", tiny, threads=2)
+    tokenizer = own.tokenizer  # type: ignore[attr-defined]
+    if kind == "no pad token":
+        tokenizer.pad_token = None
+    else:
+        tokenizer.padding_side = "right"
+    write(own_task, [{"id": str(k), "context": "one two three " * k + "four", "target": "five"} for k in range(1, 6)])
+    replies = [[r["prediction"] for r in evaluate.evaluate(own, Evaluate(batch_size=b), {"mine": "all"}, seed=1)] for b in (1, 4)]
+    assert replies[0] == replies[1] and len(set(replies[0])) > 1
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_empty_replies_and_cut_items_are_marked(engine: Any, own_task: Path) -> None:
+    write(own_task, [{"id": "long", "context": "word " * 1100, "target": "x"}, {"id": "short", "context": "word", "target": "x"}])
+    ends = engine.model.generation_config.eos_token_id
+
+    def only_the_end(module: Any, args: Any, out: Any) -> Any:
+        out.logits[...] = 0.0
+        out.logits[..., ends] = 9.0
+        return out
+
+    hook = engine.model.register_forward_hook(only_the_end)
+    try:
+        rows = evaluate.evaluate(engine, Evaluate(batch_size=1), {"mine": "all"}, seed=1)
+    finally:
+        hook.remove()
+    assert [r["truncated"] for r in rows] == [True, False] and all(r["empty"] for r in rows)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_shared_contexts_read_once_say_what_lm_eval_says(engine: Any) -> None:
+    """Against lm-eval's own class, in float32: several choices, several questions about one passage, one-token choices."""
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.huggingface import HFLM
+
+    from pipeline.engines._lm_eval import SharedContextLM
+
+    passage = " ".join(f"The code of room {k} is {7 * k % 10}{k}." for k in range(30))
+    pairs = [
+        (f"{passage} Question: room {room}? Answer: {'the code is ' * (room % 3)}", choice)
+        for room in (3, 4, 5)
+        for choice in (" 1", " 21 and more", " 28", " thirty-five")
+    ]
+    pairs += [("short", " one"), ("short", " two"), ("", "alone")]
+    requests = [Instance("loglikelihood", {}, pair, k) for k, pair in enumerate(pairs)]
+    plain = HFLM(pretrained=engine.model, tokenizer=engine.tokenizer, batch_size=3, max_length=1024, softmax_dtype="float32")
+    theirs = plain.loglikelihood(requests, disable_tqdm=True)
+    seen: list[int] = []
+    hook = engine.model.register_forward_hook(
+        lambda module, args, kwargs, out: seen.append(kwargs["input_ids"].numel() if "input_ids" in kwargs else args[0].numel()),
+        with_kwargs=True,
+    )
+    try:
+        ours = SharedContextLM(engine, 3).loglikelihood(requests, disable_tqdm=True)
+    finally:
+        hook.remove()
+    for (value, greedy), (expected, theirs_greedy) in zip(ours, theirs):
+        assert value == pytest.approx(expected, abs=1e-3) and greedy == theirs_greedy
+    assert sum(seen) < 0.25 * sum(len(plain.tok_encode(c + a)) for c, a in pairs)

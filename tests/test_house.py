@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 from pathlib import Path
@@ -14,27 +15,53 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "pipeline"
 FILES = sorted(PACKAGE.rglob("*.py"))
-STAGES = ("check", "download", "quantize", "reference", "diverge", "evaluate", "benchmark", "compare", "gate", "report", "track")
+STAGES = (
+    "check",
+    "download",
+    "calibrate",
+    "quantize",
+    "reference",
+    "diverge",
+    "evaluate",
+    "benchmark",
+    "compare",
+    "gate",
+    "report",
+    "track",
+)
 PURE = ("metrics.py", "stats.py", "rules.py")
 # Heavy packages and the files that may import them, anywhere in the file.
 ALLOWED = {
-    "torch": {"engines/hf.py", "engines/_head.py", "quantizers/cast.py", "quantizers/torchao.py", "download.py", "hardware.py"},
+    "torch": {
+        "engines/hf.py",
+        "engines/_head.py",
+        "engines/_lm_eval.py",
+        "quantizers/cast.py",
+        "quantizers/torchao.py",
+        "download.py",
+        "hardware.py",
+    },
     "transformers": {"engines/hf.py", "engines/_head.py", "quantizers/torchao.py", "download.py"},
     "mlflow": {"track.py"},
     "matplotlib": {"report.py"},
     "jinja2": {"report.py"},
-    "lm_eval": {"evaluate.py", "check.py"},
-    "gptqmodel": {"quantizers/gptq.py"},
+    "lm_eval": {"evaluate.py", "check.py", "engines/_lm_eval.py"},
+    "gptqmodel": {"quantizers/_gptqmodel.py"},
     "torchao": {"quantizers/torchao.py"},
     "dvc": set(),
 }
 # Only these may be imported when a backend's file is merely looked at: params are checked without loading torch.
-LIGHT = {"engines/_head.py"}
+LIGHT = {"engines/_head.py", "engines/_lm_eval.py"}
+
+
+@functools.lru_cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def imports(path: Path, top_level_only: bool = False) -> set[str]:
     """Dotted names a file imports; `from pipeline import a` counts as pipeline.a."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = parsed(path)
     nodes = tree.body if top_level_only else list(ast.walk(tree))
     found = set()
     for node in nodes:
@@ -116,7 +143,7 @@ def test_no_backend_imports_a_stage() -> None:
 def _stages() -> list[tuple[str, str, dict[str, Any], list[str]]]:
     """(stage@key, stage, the variant or {}, its deps with the templates filled in) for each stage of dvc.yaml."""
     params = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
-    flat = {"reference": params["reference"], "calibration.set": params["calibration"]["set"]}
+    flat = {"reference": params["reference"], "calibration.set": params["calibration"]["set"], "tier": params["tier"]}
     flat |= {"diverge.corpus": params["diverge"]["corpus"], "benchmark.prompts": params["benchmark"]["prompts"]}
     flat["diverge.trajectories.prompts"] = params["diverge"]["trajectories"]["prompts"]
     found = []
@@ -149,7 +176,7 @@ def test_dvc_lists_every_section_of_params_a_stage_reads(stage: str) -> None:
     listed = {p.split(".")[0] for p in body.get("do", body)["params"]}
     text = (PACKAGE / f"{stage}.py").read_text(encoding="utf-8")
     read = set(re.findall(r"\bsettings\.(\w+)", text)) - {"model_dump"}
-    names = {"variant": "variants", "thread_count": "threads"}
+    names = {"variant": "variants", "thread_count": "threads", "amount": "tiers"}
     missing = {names.get(r, r) for r in read} - listed
     assert not missing, f"{stage} in dvc.yaml does not list {sorted(missing)}"
 

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 BF16 = {"quantizer": "cast", "engine": "hf", "options": {"dtype": "bfloat16"}}
 INT8 = {"quantizer": "torchao", "engine": "hf", "options": {"scheme": "int8-weight-only"}, "engine_options": {}}
-ODD = {"quantizer": "gptq", "engine": "hf", "options": {"bits": 4, "group_size": 96}}
+ODD = {"quantizer": "gptq", "engine": "hf", "options": {"bits": 4, "group_size": 128}}
 
 
 def run(house: Path, *command: str, check: bool = True) -> str:
@@ -54,9 +54,11 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
         p["model"] = {"source": "path", "path": "artifacts/source"}
         p["variants"] = {"bf16": BF16, "int8": INT8}
         p["calibration"] |= {"rows": 4, "tokens": 32}
-        p["evaluate"] |= {"limit": 3, "batch_size": 4}
-        p["diverge"] |= {"documents": 3, "window": 64}
-        p["diverge"]["trajectories"] |= {"count": 2, "tokens": 6}
+        p["evaluate"] |= {"batch_size": 4}
+        tasks = {"facts": 3, "arithmetic_copy": 3, "prose_ppl": 3}
+        p["tier"], p["tiers"] = "tiny", {"tiny": {"tasks": tasks, "documents": 3, "trajectories": 2}}
+        p["diverge"] |= {"window": 64}
+        p["diverge"]["trajectories"] |= {"tokens": 6}
         p["benchmark"] |= {"prompt_tokens": 16, "output_tokens": 4}
         p["compare"]["resamples"] = 200
 
@@ -147,10 +149,10 @@ def test_an_added_variant_runs_only_itself_and_what_cannot_be_built_is_a_result(
     assert stages_run(output) == {"check", "gate", "report", "track"} | chain
     assert "1 new MLflow runs" in output
     odd = results(house, "int4-odd")
-    assert odd["status"] == "unsupported" and "group_size 96 does not divide" in odd["reason"]
+    assert odd["status"] == "unsupported" and "group_size 128 does not divide" in odd["reason"]
     verdict = json.loads((house / "reports/gate.json").read_text(encoding="utf-8"))
     assert verdict["variants"]["int4-odd"]["verdict"] == "UNSUPPORTED"
-    assert "group_size 96" in (house / "reports/report.html").read_text(encoding="utf-8")
+    assert "group_size 128" in (house / "reports/report.html").read_text(encoding="utf-8")
 
 
 def test_a_variant_taken_out_appears_nowhere(house: Path) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 OUT = Path(__file__).resolve().parent.parent / "tasks" / "instruct.jsonl"
 
 # Slices where the case of the answer is part of the instruction.
-EXACT = {"upper"}
+EXACT = {"upper", "lower"}
 LEAD = re.compile(r"^(?:(?:in|a|an|the)\s+)+", re.IGNORECASE)
 
 # (slice, wording with {x}, [(x, answer or list of answers), ...]): one cluster each.
@@ -149,6 +149,302 @@ SINGLE = [
     ("extract", "What is the color in this sentence? \"She wore a yellow dress.\"", "yellow"),
 ]
 
+# Written later, and put after the rows above so that their ids stay: more wordings, fewer items each.
+MORE_GROUPS = [
+    ("place", "Finish the sentence with one word. The capital city of {x} is", [
+        ("Portugal", "Lisbon"), ("Austria", "Vienna"), ("Poland", "Warsaw"), ("Ireland", "Dublin"),
+    ]),
+    ("place", "What is the name of the capital of {x}?", [
+        ("Norway", "Oslo"), ("Cuba", "Havana"), ("Hungary", "Budapest"), ("China", ["Beijing", "Peking"]),
+    ]),
+    ("place", "What is the main language of {x}? Answer with one word.", [
+        ("Brazil", ["Portuguese", "Brazilian Portuguese"]), ("Mexico", ["Spanish", "Mexican Spanish"]),
+        ("Austria", ["German", "Austrian German"]), ("Japan", "Japanese"),
+    ]),
+    ("place", "What is the continent of {x}? Give only the name of the continent.", [
+        ("France", ["Europe", "Western Europe"]), ("India", ["Asia", "South Asia", "Southern Asia"]),
+        ("Nigeria", ["Africa", "West Africa", "Western Africa"]), ("Argentina", ["South America", "Latin America"]),
+    ]),
+    ("place", "What is the currency of {x}? Answer with one word.", [
+        ("Japan", ["yen", "Japanese yen", "yen (JPY)", "Japanese yen (JPY)", "yen (¥)", "Japanese yen (¥)", "JPY"]),
+        ("India", ["rupee", "Indian rupee", "rupees", "rupee (INR)", "Indian rupee (INR)", "rupee (₹)", "Indian rupee (₹)", "INR"]),
+        ("Mexico", ["peso", "Mexican peso", "pesos", "peso (MXN)", "Mexican peso (MXN)", "MXN"]),
+    ]),
+    ("opposite", "Give the opposite of \"{x}\" in one word.", [
+        ("wet", "dry"), ("full", "empty"), ("rich", "poor"), ("tall", ["short", "small"]),
+    ]),
+    ("opposite", "What is the antonym of \"{x}\"? One word only.", [
+        ("begin", ["end", "finish", "stop", "conclude", "cease"]), ("accept", ["reject", "refuse", "decline", "deny"]),
+        ("remember", "forget"), ("love", ["hate", "hatred"]),
+    ]),
+    ("opposite", "What word means the opposite of \"{x}\"?", [
+        ("dirty", "clean"), ("cheap", ["expensive", "costly", "dear", "pricey"]), ("heavy", ["light", "lightweight"]),
+    ]),
+    ("opposite", "Complete the sentence: The opposite of {x} is", [
+        ("north", "south"), ("winter", "summer"), ("first", "last"), ("inside", "outside"),
+    ]),
+    ("opposite", "Tell me the opposite of the adjective \"{x}\".", [
+        ("deep", "shallow"), ("polite", ["rude", "impolite"]), ("thick", "thin"), ("smooth", ["rough", "bumpy", "coarse"]),
+    ]),
+    ("opposite", "What is the opposite of \"to {x}\"? Answer with one verb.", [
+        ("push", ["pull", "to pull"]), ("win", ["lose", "to lose"]), ("laugh", ["cry", "to cry", "weep", "to weep"]),
+        ("attack", ["defend", "to defend", "protect", "to protect"]),
+    ]),
+    ("form", "Write the plural of the word \"{x}\".", [
+        ("woman", "women"), ("city", "cities"), ("foot", "feet"), ("knife", "knives"),
+    ]),
+    ("form", "What is the plural form of the noun \"{x}\"?", [
+        ("tooth", "teeth"), ("baby", "babies"), ("bus", ["buses", "busses"]),
+    ]),
+    ("form", "What is the singular of \"{x}\"? Answer with one word.", [
+        ("apples", "apple"), ("men", "man"), ("wolves", "wolf"),
+    ]),
+    ("form", "What is the past tense of the verb \"to {x}\"?", [
+        ("go", "went"), ("eat", "ate"), ("play", "played"), ("write", "wrote"),
+    ]),
+    ("form", "What is the comparative form of \"{x}\"? One word only.", [
+        ("small", "smaller"), ("good", "better"), ("cold", "colder"),
+    ]),
+    ("form", "What is the superlative of the word \"{x}\"?", [
+        ("tall", "tallest"), ("bad", "worst"), ("fast", "fastest"),
+    ]),
+    ("letter", "What is the first letter of \"{x}\"? Answer with one letter.", [
+        ("window", "w"), ("dinner", "d"), ("candle", "c"), ("people", "p"),
+    ]),
+    ("letter", "What is the first letter of the name {x}?", [
+        ("Thomas", "T"), ("Laura", "L"), ("Edward", "E"),
+    ]),
+    ("letter", "What is the final letter in the word \"{x}\"?", [
+        ("moon", "n"), ("hat", "t"),
+    ]),
+    ("letter", "What is the letter after {x} in the alphabet?", [
+        ("B", "C"), ("F", "G"), ("M", "N"), ("S", "T"),
+    ]),
+    ("upper", "What is the uppercase form of the word \"{x}\"?", [
+        ("garden", "GARDEN"), ("bridge", "BRIDGE"), ("orange", "ORANGE"), ("paper", "PAPER"),
+    ]),
+    ("upper", "Write \"{x}\" in all caps.", [
+        ("stop", "STOP"), ("danger", "DANGER"), ("welcome", "WELCOME"),
+    ]),
+    ("upper", "Change this word to uppercase: {x}", [
+        ("north", "NORTH"), ("dance", "DANCE"), ("cloud", "CLOUD"),
+    ]),
+    ("lower", "What is the lowercase form of the word \"{x}\"?", [
+        ("APPLE", "apple"), ("FOREST", "forest"), ("KITCHEN", "kitchen"),
+    ]),
+    ("lower", "Rewrite this word in small letters: {x}", [
+        ("SILVER", "silver"), ("MARKET", "market"),
+    ]),
+    ("translate", "What is the French word for \"{x}\"? Answer with one word.", [
+        ("bread", ["pain", "le pain", "du pain"]), ("cat", ["chat", "le chat", "un chat", "chatte"]),
+        ("water", ["eau", "l'eau", "de l'eau"]),
+    ]),
+    ("translate", "What is the English word for the Spanish word \"{x}\"?", [
+        ("agua", "water"), ("gato", "cat"), ("sol", "sun"), ("perro", "dog"),
+    ]),
+    ("translate", "What is the English meaning of the French word \"{x}\"?", [
+        ("rouge", "red"), ("merci", ["thank you", "thanks"]), ("oui", "yes"),
+    ]),
+    ("translate", "Translate this word into Spanish: {x}", [
+        ("milk", ["leche", "la leche"]), ("red", ["rojo", "roja"]), ("night", ["noche", "la noche"]),
+    ]),
+    ("list", "What is the last number in this list: {x}?", [
+        ("6, 2, 9", "9"), ("14, 3, 27", "27"), ("5, 8, 1, 4", "4"),
+    ]),
+    ("list", "What is the first word in this list: {x}?", [
+        ("chair, cloud, ring", "chair"), ("coffee, paper, glass", "coffee"), ("moon, fish, road, cup", "moon"),
+    ]),
+    ("list", "What is the second word in this list: {x}?", [
+        ("king, snow, letter", "snow"), ("shirt, pencil, lake", "pencil"),
+    ]),
+    ("list", "List: {x}\nWhat is the last item of the list?", [
+        ("bread, butter, cheese", "cheese"), ("gold, iron, wood, silk", "silk"), ("bus, ship, plane", "plane"),
+    ]),
+    ("list", "What is the largest number in this list: {x}?", [
+        ("3, 9, 5", "9"), ("12, 7, 4", "12"), ("20, 50, 30", "50"), ("6, 2, 8, 1", "8"),
+    ]),
+    ("list", "What is the smallest number of {x}? Give only the number.", [
+        ("8, 3 and 6", ["3", "three"]), ("15, 40 and 22", ["15", "fifteen"]), ("9, 5 and 7", ["5", "five"]),
+    ]),
+    ("list", "The runners came in like this: {x}. What is the name of the first runner?", [
+        ("Nora, Ivan, Clara", "Nora"), ("Leo, Marta, Hugo", "Leo"),
+    ]),
+    ("either", "Is {x}? Answer with one word.", [
+        ("fire hot or cold", "hot"), ("an elephant big or small", ["big", "large", "big animal", "large animal"]),
+        ("a snail slow or fast", ["slow", "slow animal", "slow-moving animal", "slow-moving"]),
+        ("honey sweet or sour", "sweet"), ("a feather light or heavy", ["light", "lightweight"]),
+    ]),
+    ("either", "Is the number {x} even or odd?", [
+        ("7", ["odd", "odd number"]), ("8", ["even", "even number"]), ("10", ["even", "even number"]), ("3", ["odd", "odd number"]),
+    ]),
+    ("either", "Choose one word: is {x}?", [
+        ("a carrot a vegetable or a bird", ["vegetable", "type of vegetable", "root vegetable", "type of root vegetable"]),
+        ("gold a metal or a fruit", ["metal", "precious metal", "type of metal"]),
+        ("a violin an instrument or a sport", ["instrument", "musical instrument", "string instrument", "stringed instrument"]),
+        ("a salmon a fish or a tree", ["fish", "type of fish"]),
+    ]),
+    ("either", "Find the {x}. Write only that word.", [
+        ("animal among these words: sofa, goat, cloud", "goat"), ("color among these words: purple, fork, train", "purple"),
+        ("month among these words: spoon, July, door", "July"), ("vehicle among these words: soup, tulip, truck", "truck"),
+    ]),
+    ("sentiment", "Is this review positive or negative? \"{x}\"", [
+        ("The soup was delicious.", ["positive", "positive review"]),
+        ("The room smelled bad and the bed was hard.", ["negative", "negative review"]),
+        ("Great service. We will come again!", ["positive", "positive review"]),
+        ("I want my money back.", ["negative", "negative review"]),
+        ("The shoes fell apart after two walks.", ["negative", "negative review"]),
+    ]),
+    ("sentiment", "What is the sentiment of this message, positive or negative? \"{x}\"", [
+        ("What a lovely surprise, thank you so much!", ["positive", "positive sentiment"]),
+        ("I am so tired of this terrible weather.", ["negative", "negative sentiment"]),
+        ("Our team won and everybody is singing.", ["positive", "positive sentiment"]),
+        ("You ruined my evening.", ["negative", "negative sentiment"]),
+        ("The new park is a joy for the whole town.", ["positive", "positive sentiment"]),
+    ]),
+    ("sentiment", "Does the writer of this sentence feel happy or sad? \"{x}\" Answer with one word.", [
+        ("I got the job that I always wanted!", ["happy", "The writer of this sentence feels happy", "The writer feels happy"]),
+        ("My best friend moved away and I miss her.", ["sad", "The writer of this sentence feels sad", "The writer feels sad"]),
+        ("Nobody came to my birthday party.", ["sad", "The writer of this sentence feels sad", "The writer feels sad"]),
+        ("Today is the best day of the summer!", ["happy", "The writer of this sentence feels happy", "The writer feels happy"]),
+    ]),
+    ("sentiment", "Is this comment good or bad for the cook? \"{x}\" Answer with one word.", [
+        ("The pie tasted wonderful.", ["good", "good comment", "good for the cook"]),
+        ("The meat was burnt and dry.", ["bad", "bad comment", "bad for the cook"]),
+        ("I have never eaten a better cake.", ["good", "good comment", "good for the cook"]),
+    ]),
+    ("number", "What is {x}?", [
+        ("6 + 2", ["8", "eight", "6 + 2 equals 8"]), ("7 - 2", ["5", "five", "7 - 2 equals 5"]),
+        ("10 + 5", ["15", "fifteen", "10 + 5 equals 15"]), ("2 x 4", ["8", "eight", "2 x 4 equals 8"]),
+    ]),
+    ("number", "What is the sum of {x}? Give only the number.", [
+        ("4 and 5", ["9", "nine"]), ("2 and 6", ["8", "eight"]), ("10 and 3", ["13", "thirteen"]),
+    ]),
+    ("number", "What is twice {x}? Answer with a number.", [
+        ("3", ["6", "six"]), ("10", ["20", "twenty"]),
+    ]),
+    ("count", "How many letters are in the word \"{x}\"? Answer with a number.", [
+        ("cat", ["3", "three", "3 letters", "three letters", "3 letters in the word", "three letters in the word"]),
+        ("book", ["4", "four", "4 letters", "four letters", "4 letters in the word", "four letters in the word"]),
+    ]),
+    ("count", "What is the number of legs of a {x}?", [
+        ("spider", ["8", "eight", "8 legs", "eight legs"]), ("bird", ["2", "two", "2 legs", "two legs"]),
+        ("horse", ["4", "four", "4 legs", "four legs"]),
+    ]),
+    ("count", "What is the number of {x}? Answer with a number.", [
+        ("hours in a day", ["24", "twenty-four", "24 hours", "24 hours in a day"]),
+        ("seconds in a minute", ["60", "sixty", "60 seconds", "60 seconds in a minute"]),
+        ("letters in the English alphabet", ["26", "twenty-six", "26 letters", "26 letters in the English alphabet"]),
+        ("sides of a triangle", ["3", "three", "3 sides", "three sides"]),
+        ("fingers on one hand", ["5", "five", "5 fingers", "five fingers", "5 fingers on one hand"]),
+    ]),
+    ("order", "What is the day after {x}? Answer with one word.", [
+        ("Monday", "Tuesday"), ("Wednesday", "Thursday"), ("Friday", "Saturday"),
+    ]),
+    ("order", "What is the month that follows {x}?", [
+        ("March", "April"), ("June", "July"), ("October", "November"),
+    ]),
+    ("order", "What is the next number after {x}?", [
+        ("7", ["8", "eight"]), ("12", ["13", "thirteen"]), ("30", ["31", "thirty-one"]),
+    ]),
+    ("compare", "What is the larger number, {x}?", [
+        ("12 or 5", ["12", "twelve"]), ("30 or 80", ["80", "eighty"]), ("7 or 9", ["9", "nine"]),
+    ]),
+    ("compare", "What is the longer word, {x}?", [
+        ("\"sun\" or \"mountain\"", "mountain"), ("\"elephant\" or \"cow\"", "elephant"), ("\"tea\" or \"chocolate\"", "chocolate"),
+    ]),
+    ("compare", "What is the bigger animal, {x}? Answer with one word.", [
+        ("a horse or a mouse", "horse"), ("a bee or a bear", "bear"),
+    ]),
+    ("naming", "What is a baby {x} called? Answer with one word.", [
+        ("cat", ["kitten", "kitty"]), ("dog", ["puppy", "pup"]), ("sheep", "lamb"),
+    ]),
+    ("naming", "What is a person who {x} called? Answer with one word.", [
+        ("bakes bread", ["baker", "bread baker"]), ("flies a plane", ["pilot", "airplane pilot", "airline pilot", "aviator"]),
+        ("writes books", ["author", "writer", "novelist"]), ("paints pictures", ["painter", "artist"]),
+    ]),
+    ("naming", "What is the word for {x}?", [
+        ("frozen water", "ice"), ("a doctor who treats teeth", "dentist"), ("the meal in the morning", "breakfast"),
+    ]),
+    ("color", "What is the color of {x}? Answer with one word.", [
+        ("snow", ["white", "pure white"]), ("fresh grass", ["green", "bright green"]), ("a ripe banana", ["yellow", "bright yellow"]),
+        ("coal", ["black", "dark black"]), ("blood", ["red", "bright red", "dark red"]),
+    ]),
+    ("extract", "What is the year in this sentence? \"{x}\"", [
+        ("The bridge was opened in 1934.", ["1934", "year 1934"]), ("She moved to Canada in 2005.", ["2005", "year 2005"]),
+        ("In 1871 the town got its first school.", ["1871", "year 1871"]),
+    ]),
+    ("extract", "What is the name in this sentence? \"{x}\"", [
+        ("My friend Robert fell asleep.", "Robert"), ("Yesterday Julia came home late.", "Julia"),
+        ("The big letter belongs to Daniel.", "Daniel"),
+    ]),
+    ("extract", "What is the city in this sentence? \"{x}\"", [
+        ("We flew to Lisbon with our aunt.", ["Lisbon", "city of Lisbon"]),
+        ("The museum in Chicago stayed closed.", ["Chicago", "city of Chicago"]),
+        ("Her train to Munich came late.", ["Munich", "city of Munich"]),
+    ]),
+    ("extract", "Take the number out of this text and write only the number: {x}", [
+        ("The box holds 64 pencils.", "64"), ("Page 210 is missing.", "210"), ("We need 9 more chairs.", ["9", "nine"]),
+    ]),
+    ("extract", "{x}", [
+        ("The password of the computer is bluefish. What is the password?", "bluefish"),
+        ("Our flight number is KL204. What is our flight number?", "KL204"),
+        ("Today's special is tomato soup. What is today's special?", "tomato soup"),
+        ("My address is 5 Hill Road. What is my address?", ["5 Hill Road", "Hill Road"]),
+    ]),
+    ("extract", "{x}", [
+        ("The key is under the mat. Where is the key?", ["under the mat", "located under the mat", "mat"]),
+        ("The cake is in the fridge. Where is the cake?", ["fridge", "in the fridge"]),
+        ("The milk is on the table. Where is the milk?", ["on the table", "located on the table", "table"]),
+    ]),
+    ("extract", "{x}", [
+        ("Kim bought apples and Lee bought oranges. What did Kim buy?", ["apples", "Kim bought apples"]),
+        ("Lucy forgot her umbrella on the train. What did Lucy forget?", [
+            "umbrella", "her umbrella", "Lucy forgot her umbrella", "Lucy forgot her umbrella on the train",
+            "She forgot her umbrella", "She forgot her umbrella on the train",
+        ]),
+        ("Ravi plays the violin in a school orchestra. What does Ravi play?", [
+            "violin", "Ravi plays the violin", "Ravi plays the violin in a school orchestra", "Ravi plays violin", "He plays the violin",
+        ]),
+    ]),
+    ("extract", "Our dog has the name Rex and our cat has the name Luna. What is the name of the {x}?", [
+        ("dog", "Rex"), ("cat", "Luna"),
+    ]),
+]
+
+MORE_SINGLE = [
+    ("place", "What is the largest ocean in the world?", ["Pacific Ocean", "Pacific"]),
+    ("place", "What is the highest mountain in the world?", ["Mount Everest", "Everest", "Mt Everest"]),
+    ("place", "In which country are the pyramids of Giza? Answer with one word.", "Egypt"),
+    ("place", "In which city is the Eiffel Tower? Answer with one word.", "Paris"),
+    ("extract", "Tariq won the race and Boris came second. What is the name of the winner?", "Tariq"),
+    ("extract", "The car is black and the bike is orange. What is the color of the bike?", "orange"),
+    ("extract", "The river Dova is 90 miles long. What is the length of the river Dova?", ["90 miles", "90 miles long", "90"]),
+    ("extract", "Bella is a gray cat who lives on a farm. What kind of animal is Bella?", [
+        "cat", "gray cat", "grey cat", "gray cat who lives on a farm", "gray cat that lives on a farm",
+    ]),
+    ("extract", "Omar has three sons and one daughter. How many sons does Omar have?", ["three", "3", "three sons", "3 sons"]),
+    ("extract", "The library is on Maple Street. On which street is the library?", [
+        "Maple Street", "on Maple Street", "located on Maple Street", "Maple",
+    ]),
+    ("extract", "The recipe needs 3 eggs and some flour. How many eggs does the recipe need?", [
+        "3", "three", "3 eggs", "three eggs", "The recipe needs 3 eggs", "The recipe needs three eggs",
+    ]),
+    ("extract", "Grandma is 72 years old and Grandpa is 75 years old. What is the age of Grandma?", ["72", "72 years", "72 years old"]),
+    ("extract", "The museum is closed on Mondays. What is the day when the museum is closed?", [
+        "Monday", "Mondays", "on Mondays", "on Monday", "closed on Mondays", "closed on Monday",
+    ]),
+    ("extract", "The concert hall has 900 seats. What is the number of seats in the concert hall?", [
+        "900", "900 seats", "900 seats in the concert hall",
+    ]),
+    ("extract", "Order 8841 was sent to Mrs Fox. What is the order number?", ["8841", "Order 8841"]),
+    ("extract", "The meeting was moved from Tuesday to Friday. What is the new day of the meeting?", ["Friday", "on Friday"]),
+    ("extract", "The book costs 12 dollars and the pen costs 4 dollars. What is the price of the pen?", ["4", "4 dollars", "$4", "four dollars"]),
+    ("extract", "In the story a fox steals a golden ring. What is the stolen object?", ["golden ring", "ring", "gold ring"]),
+    ("extract", "Daniel is taller than Mike. What is the name of the taller boy?", "Daniel"),
+    ("extract", "The flag of our club is blue and white. What are the colors of the flag?", ["blue and white", "white and blue"]),
+    ("extract", "It rained all day yesterday, but today it is sunny. What is the weather today?", ["sunny", "sunny today"]),
+]
+
 
 def spellings(label, answers):
     answers = [answers] if isinstance(answers, str) else list(answers)
@@ -179,12 +475,13 @@ def build():
         )
 
     seen = {}
-    for label, wording, items in GROUPS:
-        seen[label] = seen.get(label, 0) + 1
-        for x, answers in items:
-            add(label, f"instruct-{label}-{seen[label]}", wording.replace("{x}", x), answers)
-    for label, context, answers in SINGLE:
-        add(label, f"instruct-{len(rows) + 1:03d}", context, answers)
+    for groups, singles in ((GROUPS, SINGLE), (MORE_GROUPS, MORE_SINGLE)):
+        for label, wording, items in groups:
+            seen[label] = seen.get(label, 0) + 1
+            for x, answers in items:
+                add(label, f"instruct-{label}-{seen[label]}", wording.replace("{x}", x), answers)
+        for label, context, answers in singles:
+            add(label, f"instruct-{len(rows) + 1:03d}", context, answers)
     return rows
 
 

@@ -119,22 +119,27 @@ class HfEngine:
     def _ids(self, batch: Sequence[Sequence[int]]) -> Any:
         return self.torch.tensor([list(ids) for ids in batch], dtype=self.torch.long, device=self.device)
 
+    def forward(self, batch: Sequence[Sequence[int]], cache: Any, last: bool = False) -> tuple[Any, Any]:
+        """One pass after what `cache` holds (None: nothing): logits [b, n, vocab], or those of the last position, and the cache."""
+        keep = {"logits_to_keep": 1} if last and self._keep_last else {}
+        with self.torch.inference_mode():
+            out = self.model(input_ids=self._ids(batch), use_cache=True, **{self._cache: cache}, **keep)
+        return out.logits, getattr(out, self._cache)
+
     # --- generation ----------------------------------------------------------------------------------------------
 
     def stream(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Iterator[tuple[int, float]]:
         torch = self.torch
         generator = torch.Generator().manual_seed(sampling.seed)
         ends = self._end_ids() if sampling.stop else set()
-        keep = {"logits_to_keep": 1} if self._keep_last else {}
-        ids, cache, seen = self._ids([token_ids]), None, 0
+        ids, cache, seen = list(token_ids), None, 0
         for _ in range(max_new_tokens):
-            with torch.inference_mode():
-                out = self.model(input_ids=ids, use_cache=True, **{self._cache: cache}, **keep)
-                token = _choose(torch, out.logits[0, -1], sampling, generator)
+            logits, cache = self.forward([ids], cache, last=True)
+            token = _choose(torch, logits[0, -1], sampling, generator)
             # .item() in _choose has waited for the device, so the clock is read after the work is done
             now = time.monotonic()
-            cache, seen = getattr(out, self._cache), seen + ids.shape[1]
-            ids = self._ids([[token]])
+            seen += len(ids)
+            ids = [token]
             self.kv_bytes_per_token = _cache_bytes(cache) / seen
             yield token, now
             if token in ends:

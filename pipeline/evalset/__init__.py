@@ -1,0 +1,135 @@
+"""Load and validate evaluation, calibration and prompt files: every row, with its line number, before a model loads.
+
+`python -m pipeline.evalset` checks every set that the project carries and prints their cards.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pipeline.artifacts import sha256_file
+from pipeline.errors import DataError
+
+LABEL = re.compile(r"^[A-Za-z0-9._-]+$")
+Row = dict[str, Any]
+
+
+def load_texts(path: Path) -> list[Row]:
+    """Documents: a JSONL file, or every JSONL file of a folder in name order; rows with id, domain, text."""
+    return load_rows(_files(path), _text_row)
+
+
+def load_prompts(path: Path) -> list[Row]:
+    """Prompts: rows with id, domain, and either prompt (plain text) or messages (a chat)."""
+    return load_rows(_files(path), _prompt_row)
+
+
+def sets_digest(path: Path) -> dict[str, str]:
+    """{file: sha256} of a set, for provenance: an edited set under the same name is another set."""
+    return {str(p): sha256_file(p) for p in _files(path)}
+
+
+def _files(path: Path) -> list[Path]:
+    files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+    if not files:
+        raise DataError(f"{path} holds no .jsonl file")
+    return files
+
+
+def load_rows(files: list[Path], check: Callable[[Any], str | None]) -> list[Row]:
+    """Rows of JSONL files, each passed by `check` (a fault in words, or None), no id and no content twice.
+
+    Raises `DataError` with file and line of the first fault.
+    """
+    rows: list[Row] = []
+    ids: dict[str, str] = {}
+    contents: dict[str, str] = {}
+    for file in files:
+        for line, row in _lines(file):
+            where = f"{file}:{line}"
+            fault = check(row)
+            if fault:
+                raise DataError(f"{where}: {fault}")
+            if row["id"] in ids:
+                raise DataError(f"{where}: id {row['id']!r} is used twice (first at {ids[row['id']]})")
+            content = json.dumps({k: v for k, v in row.items() if k != "id"}, sort_keys=True)
+            if content in contents:
+                raise DataError(f"{where}: says the same as {contents[content]} under another id; it would count twice")
+            ids[row["id"]] = contents[content] = where
+            rows.append(row)
+    return rows
+
+
+def _lines(path: Path) -> list[tuple[int, Any]]:
+    """(line number, parsed row) of a JSONL file; refuses what editors and other systems leave in such files."""
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        raise DataError(f"{path} is not here; check the path in params.yaml") from None
+    if raw.startswith(b"\xef\xbb\xbf"):
+        raise DataError(f"{path}:1: starts with a byte order mark; save it as UTF-8 without BOM")
+    rows = []
+    for number, line in enumerate(raw.split(b"\n"), 1):
+        if line.endswith(b"\r"):
+            raise DataError(f"{path}:{number}: ends in CR LF; save it with LF line ends")
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line.decode("utf-8"), parse_constant=_no_constant, object_pairs_hook=_object)
+            json.dumps(row, ensure_ascii=False).encode("utf-8")
+            rows.append((number, row))
+        except UnicodeDecodeError as e:
+            raise DataError(f"{path}:{number}: is not UTF-8 (byte {e.start})") from None
+        except UnicodeEncodeError:
+            raise DataError(f"{path}:{number}: holds half of a surrogate pair, which is no character") from None
+        except ValueError as e:
+            raise DataError(f"{path}:{number}: is not JSON ({e})") from None
+    if not rows:
+        raise DataError(f"{path}: is empty")
+    return rows
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a JSON value; write null")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> Row:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [k for k, _ in pairs]
+        raise ValueError(f"key {next(k for k in names if names.count(k) > 1)!r} stands twice in one object")
+    return found
+
+
+def _text_row(row: Any) -> str | None:
+    fault = fields_fault(row, {"id": str, "domain": str, "text": str})
+    if fault is None and not LABEL.match(row["domain"]):
+        fault = f"domain {row['domain']!r}: use letters, digits, '.', '_' and '-', since metrics are named by it"
+    return fault
+
+
+def _prompt_row(row: Any) -> str | None:
+    if isinstance(row, dict) and "messages" in row:
+        fault = fields_fault(row, {"id": str, "domain": str, "messages": list})
+        for message in row["messages"] if fault is None else []:
+            fault = fault or fields_fault(message, {"role": str, "content": str})
+        return fault
+    return fields_fault(row, {"id": str, "domain": str, "prompt": str})
+
+
+def fields_fault(row: Any, needed: dict[str, type]) -> str | None:
+    """What is wrong with a row's fields, or None: {name: type}, all needed, none empty."""
+    if not isinstance(row, dict):
+        return f"a row must be an object, found {type(row).__name__}"
+    for name, kind in needed.items():
+        if name not in row:
+            return f"field {name!r} is missing"
+        if not isinstance(row[name], kind):
+            return f"field {name!r} must be {kind.__name__}, found {type(row[name]).__name__}"
+        if not (row[name].strip() if isinstance(row[name], str) else row[name]):
+            return f"field {name!r} is empty"
+    return None

@@ -1,0 +1,99 @@
+"""`python -m pipeline.evalset`: check every shipped set and print its card."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pipeline import artifacts, cli, params
+from pipeline.errors import DataError
+from pipeline.evalset import cards as sets
+from pipeline.evalset import load_texts
+from pipeline.overlap import measured_rows, refuse_overlap
+
+README = sets.HOME / "README.md"
+MARKS = ("<!-- cards -->", "<!-- /cards -->")
+COLUMNS = ("set", "n", "sha256", "reference", "interval", "resolves", "tells apart")
+
+
+def line(card: dict[str, Any], record: dict[str, Any]) -> dict[str, str]:
+    """A card's figures as text; what was not measured is a dash."""
+    found = sets.figures(card, record)
+    digest = list(card["files"].values())[-1]
+    row = dict.fromkeys(COLUMNS, "–") | {"set": card["set"], "n": f"{card['n']} {card['unit']}", "sha256": digest[:12]}
+    if found is None:
+        return row
+    told = [name for name, apart in found.get("told", {}).items() if apart]
+    row["tells apart"] = ", ".join(told) or "–"
+    if "reference" in found:
+        row["reference"] = f"{100 * found['reference']:.1f} % (chance {100 * found['chance']:.0f})"
+        row["interval"] = f"±{found['half_width']:.1f} pp"
+        row["resolves"] = f"{found['resolvable']:.1f} pp"
+    elif found.get("resolvable") is not None:
+        kld = found["kld"][record["probe"]]
+        row["n"] += f", {found['tokens']} tokens"
+        row["reference"] = f"KLD {kld['value']:.4f} nats"
+        row["interval"] = f"±{(kld['high'] - kld['low']) / 2:.4f} nats"
+        row["resolves"] = f"{found['resolvable']:.4f} nats, {100 * found['resolvable_ppl']:.1f} % PPL"
+    return row
+
+
+def how(record: dict[str, Any]) -> str:
+    """What the table's columns mean, with the figures' own conditions."""
+    if not record:
+        return "Nothing has been measured yet: run the pipeline with `tier: full`, then `python -m pipeline.evalset --record`."
+    level = f"{100 * record['confidence']:g} %"
+    probe = record["probe"]
+    return (
+        f"reference: accuracy of {record['reference']}, or mean KLD of {probe} to it. interval: half of the {level} interval "
+        f"of {probe}'s paired difference (Newcombe; whole families and documents resampled where that is wider), or of that "
+        f"KLD. resolves: the smallest true difference that {100 * record['power']:.0f} % of such comparisons would find. "
+        f"tells apart: variants whose difference to {probe} has a {level} interval without 0. "
+        "A dash: not measured since the set last changed."
+    )
+
+
+def markdown(cards: list[dict[str, Any]], record: dict[str, Any]) -> str:
+    """The table, and each set's card in words."""
+    rows = [line(card, record) for card in cards]
+    parts = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
+    parts += ["| " + " | ".join(row[c] for c in COLUMNS) + " |" for row in rows]
+    parts += ["", how(record), ""]
+    for card in cards:
+        parts += [f"**{card['set']}** – {card['measures']} Source: {card['source']} Known weaknesses: {card['weaknesses']}", ""]
+    return "\n".join(parts)
+
+
+def write_readme(text: str) -> None:
+    """Put the table between README's marks."""
+    old = README.read_text(encoding="utf-8")
+    before, found, rest = old.partition(MARKS[0])
+    _, closed, after = rest.partition(MARKS[1])
+    if not (found and closed):
+        raise DataError(f"{README} has no {MARKS[0]} ... {MARKS[1]} to write between")
+    artifacts.write_text(README, f"{before}{MARKS[0]}\n{text}{MARKS[1]}{after}")
+
+
+def main(
+    record: Annotated[bool, typer.Option("--record", help="Take the figures from the rows of the last run (tier: full).")] = False,
+    readme: Annotated[bool, typer.Option("--readme", help="Write the cards into evalsets/README.md.")] = False,
+) -> None:
+    """Check every set in evalsets/ and print the cards."""
+    settings = params.load()
+    cards = sets.cards()
+    measured = measured_rows(Path(settings.diverge.corpus), Path(settings.diverge.trajectories.prompts))
+    refuse_overlap(load_texts(sets.HOME / "calibration"), measured, "evalsets/calibration")
+    if record:
+        artifacts.write_json(sets.MEASURED, sets.record(settings))
+    found = sets.measured()
+    if readme:
+        write_readme(markdown(cards, found))
+    cli.table(COLUMNS, [line(card, found) for card in cards], left=("set", "tells apart"))
+    print(how(found))
+    cli.say("evalset", f"{len(cards)} sets are sound; calibration text shares no run of 12 words with what is measured")
+
+
+if __name__ == "__main__":
+    cli.run(main)

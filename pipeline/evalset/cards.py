@@ -1,0 +1,156 @@
+"""What each shipped set measures and how finely: its card, and the figures taken from a run of the pipeline.
+
+Figures come from rows that the stages wrote (`record`), and are kept in reports/evalsets.json with the hashes of the
+sets they were made on: a set that has changed since has no figures, and says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from pipeline import artifacts
+from pipeline.artifacts import sha256_file
+from pipeline.errors import DataError
+from pipeline.evalset import Row, load_prompts, load_texts
+from pipeline.evalset.tasks import load_task, local_tasks, task_files
+from pipeline.figures import Builder, answer_metrics, pair
+from pipeline.params import Params
+from pipeline.stats import resolvable, smallest_resolvable
+
+HOME = Path("evalsets")
+WORDS = HOME / "cards.yaml"
+MEASURED = artifacts.REPORTS / "evalsets.json"
+POWER = 0.8
+KINDS = {"corpus": "documents", "prompts": "prompts", "calibration": "documents"}
+
+
+def cards() -> list[dict[str, Any]]:
+    """One card a set, all of it checked on the way: name, n, unit, files with sha256, and the words of cards.yaml."""
+    words = yaml.safe_load(WORDS.read_text(encoding="utf-8"))
+    found = []
+    for name in local_tasks():
+        _, rows = load_task(name)
+        clusters = len({row.get("cluster") or row["id"] for row in rows})
+        unit = "items" if clusters == len(rows) else f"items in {clusters} families"
+        found.append(_card(f"tasks/{name}", task_files(name), len(rows), unit, words))
+    for kind, unit in KINDS.items():
+        load = load_prompts if kind == "prompts" else load_texts
+        load(HOME / kind)  # as a whole: an id may not come twice in the folder
+        for file in sorted((HOME / kind).glob("*.jsonl")):
+            found.append(_card(f"{kind}/{file.stem}", [file], len(load(file)), unit, words))
+    return found
+
+
+def _card(name: str, files: list[Path], n: int, unit: str, words: dict[str, Any]) -> dict[str, Any]:
+    kind = name.split("/")[0]
+    own = {"measures": None, "source": None, "weaknesses": None} | words.get(kind, {}) | words.get(name, {})
+    return {"set": name, "n": n, "unit": unit, "files": {str(f): sha256_file(f) for f in files}, **own}
+
+
+def measured() -> dict[str, Any]:
+    """What `record` wrote; empty where nothing was recorded."""
+    return dict(artifacts.read_json(MEASURED)) if MEASURED.exists() else {}
+
+
+def figures(card: dict[str, Any], record: dict[str, Any]) -> dict[str, Any] | None:
+    """The recorded figures of a set, or None if there are none or its files have changed since."""
+    found = record.get("sets", {}).get(card["set"])
+    return dict(found) if found is not None and found["files"] == card["files"] else None
+
+
+# --- taking the figures ------------------------------------------------------------------------------------------
+
+
+def record(settings: Params) -> dict[str, Any]:
+    """Figures of every set of the present tier, from the rows in artifacts/.
+
+    The probe is the first variant that the gate requires: how much a set can resolve depends on how many answers such
+    a variant changes. Any other variant is asked whether the set tells it from the probe.
+    """
+    probe, reference = settings.gate.required[0], settings.reference
+    others = [v for v in settings.variants if v not in (probe, reference)]
+    sets: dict[str, Any] = {}
+    for card in cards():
+        kind, _, name = card["set"].partition("/")
+        if kind == "tasks" and name in settings.amount.tasks:
+            sets[card["set"]] = {"files": card["files"], **_task(name, card["n"], probe, others, settings)}
+        elif kind == "corpus":
+            ids = {row["id"] for row in load_texts(HOME / "corpus" / f"{name}.jsonl")}
+            sets[card["set"]] = {"files": card["files"], **_corpus(name, ids, probe, others, settings)}
+    base = artifacts.read_manifest(artifacts.BASE)
+    return {
+        "reference": reference, "probe": probe, "confidence": settings.compare.confidence, "power": POWER,
+        "seed": settings.seed, "base": base["digest"], "versions": artifacts.versions(),
+        "variants": {v: settings.variants[v].model_dump() for v in settings.variants}, "sets": sets,
+    }  # fmt: skip
+
+
+def _answers(variant: str, task: str) -> list[Row]:
+    return [row for row in artifacts.read_jsonl(artifacts.answers(variant)) if row["task"] == task]
+
+
+def _task(name: str, n: int, probe: str, others: list[str], settings: Params) -> dict[str, Any]:
+    ref = _answers(settings.reference, name)
+    if len(ref) != n:
+        raise DataError(f"task {name!r}: {len(ref)} of its {n} items were answered; measure with `tier: full` first")
+    choices = [len(r["loglikelihoods"]) for r in ref if r["kind"] == "multiple_choice"]
+    found: dict[str, Any] = {"n": n, "chance": float(np.mean([1 / c for c in choices])) if choices else 0.0}
+    if ref[0]["acc"] is None:
+        return found
+    b = Builder(settings.compare, settings.seed)
+    answer_metrics(b, pair(_answers(probe, name), ref), True)
+    delta = b.metrics[f"acc_delta/{name}"]
+    slices = {s: [r["acc"] for r in ref if r["slice"] == s] for s in sorted({r["slice"] for r in ref})}
+    found |= {
+        "reference": sum(r["acc"] for r in ref) / n,
+        "slices": {s: {"n": len(v), "reference": float(np.mean(v))} for s, v in slices.items()},
+        "changed": (b.metrics[f"flips_to_wrong/{name}"]["value"] + b.metrics[f"flips_to_right/{name}"]["value"]) / n,
+        "delta": {probe: delta}, "half_width": (delta["high"] - delta["low"]) / 2,
+        "resolvable": resolvable(delta["low"], delta["high"], confidence=settings.compare.confidence, power=POWER),
+        "told": {},
+    }  # fmt: skip
+    for other in others:
+        b = Builder(settings.compare, settings.seed)
+        answer_metrics(b, pair(_answers(other, name), _answers(probe, name)), True)
+        found["delta"][other] = apart = b.metrics[f"acc_delta/{name}"]
+        found["told"][other] = not apart["low"] <= 0 <= apart["high"]
+    return found
+
+
+def _tokens(variant: str, ids: set[str]) -> dict[str, Any]:
+    """Columns of a variant's token rows in these documents."""
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(artifacts.tokens(variant), columns=["document", "set", "kld", "logp", "logp_ref"]).to_pydict()
+    keep = [d in ids and s != "trajectory" for d, s in zip(table["document"], table["set"])]
+    return {k: np.asarray(v)[keep] for k, v in table.items()}
+
+
+def _corpus(name: str, ids: set[str], probe: str, others: list[str], settings: Params) -> dict[str, Any]:
+    rows = _tokens(probe, ids)
+    missing = ids - set(rows["document"])
+    if missing:
+        raise DataError(
+            f"corpus/{name}: {len(missing)} of its {len(ids)} documents were not scored; measure with `tier: full` first"
+        )
+    ones = np.ones(len(rows["kld"]))
+    b = Builder(settings.compare, settings.seed)
+    kld = b.resampled(name, rows["kld"], ones, rows["document"])
+    ppl = b.resampled(name, rows["logp_ref"] - rows["logp"], ones, rows["document"], "exp")
+    c = settings.compare.confidence
+    found: dict[str, Any] = {
+        "n": len(ids), "tokens": len(ones), "kld": {probe: asdict(kld)}, "ppl_ratio": asdict(ppl), "told": {},
+        "resolvable": smallest_resolvable(kld, confidence=c, power=POWER),
+        "resolvable_ppl": smallest_resolvable(ppl, confidence=c, power=POWER),
+    }  # fmt: skip
+    for other in others:
+        theirs = _tokens(other, ids)
+        found["kld"][other] = asdict(b.resampled(name, theirs["kld"], ones, rows["document"]))
+        apart = b.resampled(name, theirs["kld"] - rows["kld"], ones, rows["document"])
+        found["told"][other] = apart.low is not None and apart.high is not None and not apart.low <= 0 <= apart.high
+    return found

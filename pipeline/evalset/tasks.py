@@ -1,0 +1,167 @@
+"""lm-eval tasks: evalsets/tasks/<name>.yaml with its rows, or <name>.jsonl alone, whose columns say what it is.
+
+Everything is checked here, row by row, so that a missing split, a missing column or a malformed line is named before a
+model is loaded.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pipeline.errors import DataError
+from pipeline.evalset import Row, fields_fault, load_rows
+from pipeline.explain import did_you_mean
+
+TASKS = Path("evalsets/tasks")
+HOMES = (TASKS, Path("evalsets/corpus"))  # where a task's rows may lie: what dvc.yaml has `evaluate` depend on
+OUTPUT_TYPES = ("multiple_choice", "generate_until", "loglikelihood_rolling", "loglikelihood")
+
+ANSWER_TOKENS = 32  # how long a reply to a row of one's own may get, where no YAML says it
+RIGHT = {"metric": "acc", "aggregation": "mean", "higher_is_better": True}
+EXACT = {"metric": "exact_match", "aggregation": "mean", "higher_is_better": True, "regexes_to_ignore": [r"^\s+|\s+$"]}
+
+# Columns of a JSONL file without a YAML -> the lm-eval config that fits them.
+KINDS: dict[tuple[str, ...], dict[str, Any]] = {
+    ("context", "choices", "answer"): {
+        "output_type": "multiple_choice", "doc_to_text": "context", "doc_to_choice": "choices", "doc_to_target": "answer",
+        "metric_list": [RIGHT],
+    },
+    ("context", "target"): {
+        "output_type": "generate_until", "doc_to_text": "context", "doc_to_target": "target", "metric_list": [EXACT],
+        "generation_kwargs": {"until": ["\n"], "max_gen_toks": ANSWER_TOKENS, "do_sample": False},
+    },
+    ("text",): {
+        "output_type": "loglikelihood_rolling", "doc_to_text": "", "doc_to_target": "text",
+        "metric_list": [{"metric": "byte_perplexity"}],
+    },
+}  # fmt: skip
+
+
+def local_tasks() -> dict[str, Path]:
+    """{task name: its YAML, or its rows where it has none} of the tasks in evalsets/tasks."""
+    named = {p.stem: p for p in sorted(TASKS.glob("*.yaml"))}
+    used = {file.resolve() for path in named.values() for file in _data_files(path)}
+    return named | {p.stem: p for p in sorted(TASKS.glob("*.jsonl")) if p.stem not in named and p.resolve() not in used}
+
+
+def load_task(name: str) -> tuple[dict[str, Any], list[Row]]:
+    """A local task's lm-eval config and its rows, all checked. Raises `DataError` with file and line."""
+    tasks = local_tasks()
+    if name not in tasks:
+        raise DataError(f"task {name!r} is not in {TASKS}{did_you_mean(name, list(tasks))}")
+    path = tasks[name]
+    config = _config(name, path) if path.suffix == ".yaml" else _inferred(name, path)
+    files = _split_files(path, config)
+    for file in files:
+        if not any(file.resolve().is_relative_to(home.resolve()) for home in HOMES):
+            homes = " and ".join(map(str, HOMES))
+            raise DataError(f"{path}: its data {file} lies outside {homes}, where a change would go unseen; move it there")
+    rows = load_rows(files, partial(_task_row, config=config))
+    return config, rows
+
+
+def task_files(name: str) -> list[Path]:
+    """Every file that a local task is made of: its YAML, where it has one, and its rows."""
+    path = local_tasks()[name]
+    config, _ = load_task(name)
+    return list(dict.fromkeys([path, *_split_files(path, config)]))
+
+
+def is_chat(config: dict[str, Any]) -> bool:
+    """True where the task goes through the model's chat template (`metadata: {chat: true}` in its YAML)."""
+    return bool((config.get("metadata") or {}).get("chat"))
+
+
+def _config(name: str, path: Path) -> dict[str, Any]:
+    try:
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as e:
+        raise DataError(f"{path} is not valid YAML: {e}") from None
+    if not isinstance(config, dict):
+        raise DataError(f"{path}: must be a mapping of keys, found {type(config).__name__}")
+    if config.get("task") != name:
+        raise DataError(f"{path}: says `task: {config.get('task')}`; lm-eval goes by that, so it must be {name!r} as the file")
+    kind = config.get("output_type")
+    if kind not in OUTPUT_TYPES:
+        raise DataError(f"{path}: output_type {kind!r}{did_you_mean(str(kind), list(OUTPUT_TYPES))}")
+    return config
+
+
+def _inferred(name: str, path: Path) -> dict[str, Any]:
+    """The config that the first row's columns ask for."""
+    first = load_rows([path], lambda row: fields_fault(row, {"id": str}))[0]
+    for columns, config in KINDS.items():
+        if all(c in first for c in columns):
+            files = {"dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(path)}}, "test_split": "test"}
+            return {"task": name, **files, "num_fewshot": 0, "metadata": {"version": 1.0}, **config}
+    kinds = "; or ".join(", ".join(columns) for columns in KINDS)
+    raise DataError(f"{path}:1: has columns {', '.join(first)}; needed besides id: {kinds}; or write {path.with_suffix('.yaml')}")
+
+
+def _data_files(path: Path) -> list[Path]:
+    """What a YAML names as data, as far as it can be read: a fault in it is found when it is used."""
+    try:
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+        named = config["dataset_kwargs"]["data_files"].values()
+    except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError, AttributeError):
+        return []
+    return [Path(f) for one in named for f in ([one] if isinstance(one, str) else one)]
+
+
+def _split_files(path: Path, config: dict[str, Any]) -> list[Path]:
+    """The data files of a task's test split."""
+    split = config.get("test_split")
+    files = (config.get("dataset_kwargs") or {}).get("data_files") or {}
+    if not split:
+        raise DataError(f"{path}: names no test_split")
+    if split not in files:
+        raise DataError(f"{path}: test_split {split!r} has no data file{did_you_mean(split, list(files))}")
+    found = files[split]
+    return [Path(f) for f in ([found] if isinstance(found, str) else found)]
+
+
+def _task_row(row: Any, config: dict[str, Any]) -> str | None:
+    fault = fields_fault(row, {"id": str})
+    if fault:
+        return fault
+    for key in ("doc_to_text", "doc_to_target", "doc_to_choice"):
+        column = config.get(key)
+        plain = isinstance(column, str) and column.isidentifier()
+        if plain and column not in row:
+            return f"column {column!r} ({key}) is missing"
+    return _choice_fault(row, config) or _text_fault(row, config)
+
+
+def _choice_fault(row: Row, config: dict[str, Any]) -> str | None:
+    if config.get("output_type") != "multiple_choice":
+        return None
+    choices, answer = row.get(config.get("doc_to_choice", "")), row.get(config.get("doc_to_target", ""))
+    if not isinstance(choices, list):  # made by a template: lm-eval's business
+        return None
+    if len(choices) < 2 or not all(isinstance(c, str) and c.strip() for c in choices):
+        return f"needs at least two choices, all non-empty text; found {choices!r}"
+    if len(set(choices)) < len(choices):
+        return f"two choices are equal: {choices!r}"
+    if not isinstance(answer, int) or isinstance(answer, bool) or not 0 <= answer < len(choices):
+        return f"answer {answer!r} is out of range 0..{len(choices) - 1}"
+    return None
+
+
+def _text_fault(row: Row, config: dict[str, Any]) -> str | None:
+    """Text that is asked or expected must be text, and not empty; only a choice may stand without a context."""
+    asked, expected = config.get("doc_to_text"), config.get("doc_to_target")
+    kind = config.get("output_type")
+    if isinstance(asked, str) and asked in row:
+        if not isinstance(row[asked], str):
+            return f"field {asked!r} must be str, found {type(row[asked]).__name__}"
+        if not row[asked].strip() and kind != "multiple_choice":
+            return f"field {asked!r} is empty"
+    if kind != "multiple_choice" and isinstance(expected, str) and expected in row:
+        values = row[expected] if isinstance(row[expected], list) else [row[expected]]
+        if not values or not all(isinstance(v, str) and v.strip() for v in values):
+            return f"field {expected!r} must be text, or a list of texts, none empty; found {row[expected]!r}"
+    return None

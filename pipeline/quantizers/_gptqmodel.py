@@ -1,0 +1,112 @@
+"""What every method of gptqmodel needs: quiet loading, progress, its logs taken back, equal files for equal inputs."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+import math
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from pipeline import artifacts, cli
+from pipeline.errors import Unsupported
+from pipeline.quantizers import Facts
+from pipeline.quiet import output_to
+from pipeline.weights import linear_widths
+
+GroupSize = Literal[-1, 16, 32, 64, 128, 256, 512, 1024]  # what its kernels take; -1: one group a row
+
+
+def build(
+    method: str,
+    model_dir: Path,
+    out_dir: Path,
+    *,
+    config: tuple[str, dict[str, Any]],
+    rows: Callable[[], list[list[int]]] | None,
+    batch_size: int,
+    group_size: int,
+) -> Facts:
+    """Quantize with a config class of gptqmodel and its arguments; rows gives the calibration rows, None where none are used."""
+    refuse_odd_widths(model_dir, group_size)
+    os.environ.setdefault("GPTQMODEL_CPU_WORKERS", str(max(2, os.cpu_count() or 2)))  # read at import; 1 stops the load
+    given = [{"input_ids": r, "attention_mask": [1] * len(r)} for r in rows()] if rows else None
+    name, arguments = config
+    with output_to(artifacts.LOGS / f"{method}.log") as terminal:
+        try:
+            import gptqmodel
+            from gptqmodel.quantization import config as configs
+        except ImportError as e:
+            raise Unsupported(f"quantizer {method!r} needs {e.name}; pip install gptqmodel -c constraints.txt") from None
+
+        asked = getattr(configs, name)(**arguments)
+        model = gptqmodel.GPTQModel.load(str(model_dir), asked, trust_remote_code=artifacts.trusts_code(model_dir))
+        layers = model.model.config.num_hidden_layers
+        with cli.progress(layers, method, "layer", terminal) as bar:
+            model.layer_callback = _Progress(bar)
+            model.quantize(given, batch_size=batch_size)
+        model.save(str(out_dir))
+        _take_back_logs()
+    _forget_this_run(out_dir)
+    return {"library": "gptqmodel", "head": "bfloat16", **_losses(out_dir, artifacts.LOGS / f"{method}.csv")}
+
+
+class _Progress:
+    def __init__(self, bar: Any) -> None:
+        self.bar = bar
+
+    def layer_complete(self, *, layer_idx: int, submodule_finalized: bool) -> None:
+        self.bar.update(max(0, layer_idx + 1 - self.bar.n))  # it is told twice a layer, in threads
+
+
+def refuse_odd_widths(model_dir: Path, group_size: int) -> None:
+    """Raise before any calibration if a layer's width is not divisible by the group size."""
+    widths = linear_widths(model_dir)
+    if group_size == -1:  # one group a row
+        return
+    common = math.gcd(*widths.values())
+    works = [g for g in get_args(GroupSize) if g > 0 and common % g == 0]
+    for layer, width in widths.items():
+        if width % group_size:
+            raise Unsupported(
+                f"group_size {group_size} does not divide the {width} inputs of {layer}; "
+                f"sizes that work for every layer: {', '.join(map(str, works)) or 'none'}, or -1 (one group a row)"
+            )
+
+
+def _take_back_logs() -> None:
+    """gptqmodel writes a log of its own into ./logs, whatever it is told; it belongs to the others."""
+    for log in Path("logs").glob("gptq_log_*.log"):
+        shutil.move(log, artifacts.LOGS / log.name)
+    with contextlib.suppress(OSError):  # somebody else's folder, or not empty
+        Path("logs").rmdir()
+
+
+def _forget_this_run(out_dir: Path) -> None:
+    """Take a temporary folder's name out of the written configs: equal inputs must give equal files."""
+    for name in ("config.json", "quantize_config.json"):
+        file = out_dir / name
+        config = json.loads(file.read_text(encoding="utf-8"))
+        config.get("quantization_config", config).get("meta", {}).pop("offload_to_disk_path", None)
+        file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def _losses(out_dir: Path, log: Path) -> Facts:
+    """Mean and worst layer loss and the damping used, from the library's own log, which moves to `log`."""
+    own = out_dir / "quant_log.csv"
+    with own.open(newline="") as f:
+        rows = list(csv.DictReader(f))
+    shutil.move(own, log)
+    losses = [float(r["loss"].removeprefix("rtn: ")) for r in rows]
+    worst = rows[losses.index(max(losses))]
+    facts = {
+        "modules": len(rows),
+        "loss_mean": sum(losses) / len(losses),
+        "loss_worst": {"module": f"layers.{worst['layer']}.{worst['module']}", "loss": max(losses)},
+    }
+    damping = sorted({float(r["damp"]) for r in rows if r.get("damp")})
+    return facts | ({"damping": damping} if damping else {})
