@@ -79,7 +79,7 @@ def gather(setup: params.Calibration, threads: int, seed: int) -> tuple[list[Row
         return texts, facts | setup.hub.model_dump() | {"documents_given": len(texts) + blank, "documents_blank": blank}
     path = Path(setup.set)
     texts = load_texts(path)
-    facts |= {"set": str(path), "files": sets_digest(path)}
+    facts |= {"set": str(path), "set_files": sets_digest(path)}
     if setup.source == "self":
         texts = continuations(texts, total=setup.rows * setup.tokens, length=setup.tokens, threads=threads, seed=seed)
     return texts, facts | {"documents_given": len(texts), "documents_blank": 0}

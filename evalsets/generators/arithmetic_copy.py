@@ -18,8 +18,8 @@ from pathlib import Path
 
 SEED = "arithmetic_copy-1"
 OUT = Path(__file__).resolve().parent.parent / "tasks" / "arithmetic_copy.jsonl"
-VARIANTS = 5        # sets of solved lines per slice
-PER_VARIANT = 4     # questions per set
+VARIANTS = 14       # sets of solved lines per slice
+PER_VARIANT = 3     # questions per set
 
 
 class Draw:
@@ -47,32 +47,36 @@ rabbit copper village hammer ribbon carpet pepper shadow tunnel saddle violin me
 SHORT = "cat sun map cup dog hat pen key bus red box fan jar leaf moon ship door bird fish tree".split()
 DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
 MONTHS = "January February March April May June July August September October November December".split()
-
-
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+NUMBERS = """one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen
+eighteen nineteen twenty""".split()
+NUMERALS = [str(x) for x in range(2, 60)]
+# days come once in nine: they are too few for more questions that all differ
+SEQUENCES = [DAYS, MONTHS, LETTERS, NUMERALS, NUMBERS, MONTHS, LETTERS, NUMERALS, NUMBERS]
 
 
-# each gives (question, answer) for the i-th line of set v; the line reads question + " " + answer
+# each gives (question, answer) for the i-th line of set v; the line reads question + " " + answer.
+# Where a slice has several kinds of sets, five sets in a row hold them in fixed shares.
 def add_one_digit(d, i, v):
     a, b = d.between(2, 9), d.between(2, 9)
     return f"{a} + {b} =", str(a + b)
 
 
 def add_two_digit(d, i, v):
-    if v % 3 == 0:      # whole tens
+    if v % 5 in (0, 3):     # whole tens
         a, b = 10 * d.between(1, 9), 10 * d.between(1, 9)
-    elif v % 3 == 1:    # the same tens added all along
-        a, b = d.between(11, 59), 10 * v
-    else:               # no carry
+    elif v % 5 in (1, 4):   # the same tens added all along
+        a, b = d.between(11, 59), 10 * (1 + v % 4)
+    else:                   # no carry
         a, b = 10 * d.between(1, 5) + d.between(1, 4), 10 * d.between(1, 4) + d.between(1, 5)
     return f"{a} + {b} =", str(a + b)
 
 
 def subtract(d, i, v):
-    if v % 2 == 0:      # the sum it undoes is given
+    if v % 5 % 2 == 0:  # the sum it undoes is given
         a, b = d.between(5, 18), d.between(1, 4)
         return f"{a} + {b} = {a + b}, so {a + b} - {b} =", str(a)
-    b = v               # the same number taken away all along
+    b = 1 + v % 3       # the same number taken away all along
     a = b + d.between(1, 9)
     return f"{a} - {b} =", str(a - b)
 
@@ -100,7 +104,7 @@ def copy_code(d, i, v):
 
 
 def reverse_list(d, i, v):
-    if v % 2:
+    if v % 5 % 2:
         w = d.some("123456789", 3)
         return f"{' '.join(w)} reversed is", " ".join(reversed(w))
     a, b = d.some(SHORT, 2)
@@ -113,7 +117,7 @@ def count_from(d, i, v):
 
 
 def next_in_sequence(d, i, v):
-    seq = [DAYS, MONTHS, list(LETTERS), [str(x) for x in range(2, 60)]][i % 4]
+    seq = SEQUENCES[i % len(SEQUENCES)]
     k = d.below(len(seq) - 1)
     return f"After {seq[k]} comes", seq[k + 1]
 

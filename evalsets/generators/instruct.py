@@ -162,8 +162,9 @@ MORE_GROUPS = [
         ("Austria", ["German", "Austrian German"]), ("Japan", "Japanese"),
     ]),
     ("place", "What is the continent of {x}? Give only the name of the continent.", [
-        ("France", ["Europe", "Western Europe"]), ("India", ["Asia", "South Asia", "Southern Asia"]),
-        ("Nigeria", ["Africa", "West Africa", "Western Africa"]), ("Argentina", ["South America", "Latin America"]),
+        ("France", ["Europe", "European continent", "continent of Europe"]), ("India", ["Asia", "Asian continent", "continent of Asia"]),
+        ("Nigeria", ["Africa", "African continent", "continent of Africa"]),
+        ("Argentina", ["South America", "South American continent", "continent of South America"]),
     ]),
     ("place", "What is the currency of {x}? Answer with one word.", [
         ("Japan", ["yen", "Japanese yen", "yen (JPY)", "Japanese yen (JPY)", "yen (¥)", "Japanese yen (¥)", "JPY"]),
@@ -184,11 +185,11 @@ MORE_GROUPS = [
         ("north", "south"), ("winter", "summer"), ("first", "last"), ("inside", "outside"),
     ]),
     ("opposite", "Tell me the opposite of the adjective \"{x}\".", [
-        ("deep", "shallow"), ("polite", ["rude", "impolite"]), ("thick", "thin"), ("smooth", ["rough", "bumpy", "coarse"]),
+        ("deep", "shallow"), ("polite", ["rude", "impolite", "discourteous"]), ("thick", "thin"), ("smooth", ["rough", "bumpy", "coarse"]),
     ]),
     ("opposite", "What is the opposite of \"to {x}\"? Answer with one verb.", [
         ("push", ["pull", "to pull"]), ("win", ["lose", "to lose"]), ("laugh", ["cry", "to cry", "weep", "to weep"]),
-        ("attack", ["defend", "to defend", "protect", "to protect"]),
+        ("sell", ["buy", "to buy", "purchase", "to purchase"]),
     ]),
     ("form", "Write the plural of the word \"{x}\".", [
         ("woman", "women"), ("city", "cities"), ("foot", "feet"), ("knife", "knives"),
@@ -263,7 +264,7 @@ MORE_GROUPS = [
     ("list", "What is the largest number in this list: {x}?", [
         ("3, 9, 5", "9"), ("12, 7, 4", "12"), ("20, 50, 30", "50"), ("6, 2, 8, 1", "8"),
     ]),
-    ("list", "What is the smallest number of {x}? Give only the number.", [
+    ("list", "The numbers are {x}. What is the smallest number?", [
         ("8, 3 and 6", ["3", "three"]), ("15, 40 and 22", ["15", "fifteen"]), ("9, 5 and 7", ["5", "five"]),
     ]),
     ("list", "The runners came in like this: {x}. What is the name of the first runner?", [
@@ -302,10 +303,10 @@ MORE_GROUPS = [
         ("The new park is a joy for the whole town.", ["positive", "positive sentiment"]),
     ]),
     ("sentiment", "Does the writer of this sentence feel happy or sad? \"{x}\" Answer with one word.", [
-        ("I got the job that I always wanted!", ["happy", "The writer of this sentence feels happy", "The writer feels happy"]),
-        ("My best friend moved away and I miss her.", ["sad", "The writer of this sentence feels sad", "The writer feels sad"]),
-        ("Nobody came to my birthday party.", ["sad", "The writer of this sentence feels sad", "The writer feels sad"]),
-        ("Today is the best day of the summer!", ["happy", "The writer of this sentence feels happy", "The writer feels happy"]),
+        ("I got the job that I always wanted!", ["happy", "feeling happy", "The writer of this sentence feels happy", "The writer feels happy"]),
+        ("My best friend moved away and I miss her.", ["sad", "feeling sad", "The writer of this sentence feels sad", "The writer feels sad"]),
+        ("Nobody came to my birthday party.", ["sad", "feeling sad", "The writer of this sentence feels sad", "The writer feels sad"]),
+        ("Today is the best day of the summer!", ["happy", "feeling happy", "The writer of this sentence feels happy", "The writer feels happy"]),
     ]),
     ("sentiment", "Is this comment good or bad for the cook? \"{x}\" Answer with one word.", [
         ("The pie tasted wonderful.", ["good", "good comment", "good for the cook"]),
@@ -335,7 +336,7 @@ MORE_GROUPS = [
         ("seconds in a minute", ["60", "sixty", "60 seconds", "60 seconds in a minute"]),
         ("letters in the English alphabet", ["26", "twenty-six", "26 letters", "26 letters in the English alphabet"]),
         ("sides of a triangle", ["3", "three", "3 sides", "three sides"]),
-        ("fingers on one hand", ["5", "five", "5 fingers", "five fingers", "5 fingers on one hand"]),
+        ("cents in a dollar", ["100", "one hundred", "hundred", "100 cents", "100 cents in a dollar"]),
     ]),
     ("order", "What is the day after {x}? Answer with one word.", [
         ("Monday", "Tuesday"), ("Wednesday", "Thursday"), ("Friday", "Saturday"),
@@ -346,14 +347,14 @@ MORE_GROUPS = [
     ("order", "What is the next number after {x}?", [
         ("7", ["8", "eight"]), ("12", ["13", "thirteen"]), ("30", ["31", "thirty-one"]),
     ]),
-    ("compare", "What is the larger number, {x}?", [
-        ("12 or 5", ["12", "twelve"]), ("30 or 80", ["80", "eighty"]), ("7 or 9", ["9", "nine"]),
+    ("compare", "What is the larger of the numbers {x}?", [
+        ("12 and 5", ["12", "twelve"]), ("30 and 80", ["80", "eighty"]), ("7 and 9", ["9", "nine"]),
     ]),
-    ("compare", "What is the longer word, {x}?", [
-        ("\"sun\" or \"mountain\"", "mountain"), ("\"elephant\" or \"cow\"", "elephant"), ("\"tea\" or \"chocolate\"", "chocolate"),
+    ("compare", "What is the longer of the words {x}?", [
+        ("\"sun\" and \"mountain\"", "mountain"), ("\"elephant\" and \"cow\"", "elephant"), ("\"tea\" and \"chocolate\"", "chocolate"),
     ]),
-    ("compare", "What is the bigger animal, {x}? Answer with one word.", [
-        ("a horse or a mouse", "horse"), ("a bee or a bear", "bear"),
+    ("compare", "There are two animals in the field, {x}. What is the bigger animal?", [
+        ("a horse and a mouse", "horse"), ("a bee and a bear", "bear"),
     ]),
     ("naming", "What is a baby {x} called? Answer with one word.", [
         ("cat", ["kitten", "kitty"]), ("dog", ["puppy", "pup"]), ("sheep", "lamb"),
@@ -375,7 +376,7 @@ MORE_GROUPS = [
     ]),
     ("extract", "What is the name in this sentence? \"{x}\"", [
         ("My friend Robert fell asleep.", "Robert"), ("Yesterday Julia came home late.", "Julia"),
-        ("The big letter belongs to Daniel.", "Daniel"),
+        ("The red coat belongs to Daniel.", "Daniel"),
     ]),
     ("extract", "What is the city in this sentence? \"{x}\"", [
         ("We flew to Lisbon with our aunt.", ["Lisbon", "city of Lisbon"]),
@@ -389,7 +390,7 @@ MORE_GROUPS = [
         ("The password of the computer is bluefish. What is the password?", "bluefish"),
         ("Our flight number is KL204. What is our flight number?", "KL204"),
         ("Today's special is tomato soup. What is today's special?", "tomato soup"),
-        ("My address is 5 Hill Road. What is my address?", ["5 Hill Road", "Hill Road"]),
+        ("My address is 5 Hill Road. What is my address?", "5 Hill Road"),
     ]),
     ("extract", "{x}", [
         ("The key is under the mat. Where is the key?", ["under the mat", "located under the mat", "mat"]),

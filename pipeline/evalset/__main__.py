@@ -63,7 +63,32 @@ def markdown(cards: list[dict[str, Any]], record: dict[str, Any]) -> str:
     parts += ["", how(record), ""]
     for card in cards:
         parts += [f"**{card['set']}** – {card['measures']} Source: {card['source']} Known weaknesses: {card['weaknesses']}", ""]
-    return "\n".join(parts)
+    return "\n".join(parts + calibration_table(sets.calibrated()))
+
+
+def calibration_table(found: dict[str, Any]) -> list[str]:
+    """What tests/bench/calibration.py measured: one row a way to calibrate."""
+    if not found:
+        return []
+    runs = found["runs"]
+    parts = list(next(iter(runs.values()))["kld"])[:3]
+    options = ", ".join(f"{k} {v}" for k, v in found["variant"].items())
+    return [
+        f"**Which calibration text?** Mean KLD to the reference (nats, 95 % interval, documents resampled) of GPTQ ({options})",
+        "over the whole corpus, by `python tests/bench/calibration.py`; with prose only, the last column is held out.",
+        "",
+        "| calibration | rows | " + " | ".join(parts) + " |",
+        "|" + "---|" * (2 + len(parts)),
+        *(
+            f"| {name} | {run['rows']} × {run['tokens_per_row']} | " + " | ".join(_kld(run["kld"][p]) for p in parts) + " |"
+            for name, run in runs.items()
+        ),
+        "",
+    ]
+
+
+def _kld(metric: dict[str, Any]) -> str:
+    return f"{metric['value']:.3f} [{metric['low']:.3f}, {metric['high']:.3f}]"
 
 
 def write_readme(text: str) -> None:

@@ -57,6 +57,12 @@ def measured() -> dict[str, Any]:
     return dict(artifacts.read_json(MEASURED)) if MEASURED.exists() else {}
 
 
+def calibrated() -> dict[str, Any]:
+    """What tests/bench/calibration.py wrote; empty where it has not run."""
+    path = artifacts.REPORTS / "calibration.json"
+    return dict(artifacts.read_json(path)) if path.exists() else {}
+
+
 def figures(card: dict[str, Any], record: dict[str, Any]) -> dict[str, Any] | None:
     """The recorded figures of a set, or None if there are none or its files have changed since."""
     found = record.get("sets", {}).get(card["set"])

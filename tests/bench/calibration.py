@@ -1,0 +1,94 @@
+"""Which calibration text makes a better int4: own text or the model's own samples, on domains seen and unseen.
+
+    python tests/bench/calibration.py [WORK_FOLDER]      -> reports/calibration.json
+
+Each run calibrates GPTQ (the params' int4-gptq) in its own way and measures the divergence to the reference on the whole
+corpus. "prose only" leaves code, data, mathematics and Chinese out of the calibration: those domains are then held out.
+About three minutes a run on 2 cores; nothing is timed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import yaml
+
+from pipeline import artifacts, params
+from pipeline.figures import Builder
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+VARIANT = "int4-gptq"
+PROSE = ("narrative", "dialogue", "news", "technical")
+RUNS = {  # name: settings of the calibration section, and the domains its text is taken from
+    "text, all domains": ({"source": "text"}, None),
+    "self, openings of all domains": ({"source": "self"}, None),
+    "text, prose only": ({"source": "text"}, PROSE),
+    "self, openings of prose only": ({"source": "self"}, PROSE),
+    "text, all domains, 16 rows": ({"source": "text", "rows": 16}, None),
+}
+
+
+def stage(work: Path, *arguments: str) -> None:
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-m", *arguments], cwd=work, env=environment, check=True)
+
+
+def settings_for(work: Path, change: dict[str, Any], domains: tuple[str, ...] | None) -> None:
+    """params.yaml of a run: the project's, at full tier, with only the reference and the one variant."""
+    data = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
+    data["tier"] = "full"
+    data["variants"] = {k: v for k, v in data["variants"].items() if k in (data["reference"], VARIANT)}
+    data["gate"] |= {"required": [VARIANT]}
+    rows = artifacts.read_jsonl(ROOT / "evalsets/calibration/own.jsonl")
+    artifacts.write_jsonl(work / "calibration.jsonl", (r for r in rows if domains is None or r["domain"] in domains))
+    data["calibration"] |= change | {"set": "calibration.jsonl"}
+    (work / "params.yaml").write_text(yaml.safe_dump(data, sort_keys=False), encoding="utf-8")
+
+
+def divergence(work: Path) -> dict[str, Any]:
+    """KLD over all documents, over prose and over the rest, and by domain."""
+    table = pq.read_table(work / artifacts.tokens(VARIANT)).to_pydict()
+    kld, sets, documents = (np.asarray(table[k]) for k in ("kld", "set", "document"))
+    b = Builder(params.Compare(), seed=1)
+    prose = np.isin(sets, PROSE)
+    parts = {"all": sets != "trajectory", "prose": prose, "code, data, math, Chinese": ~prose & (sets != "trajectory")}
+    parts |= {str(name): sets == name for name in sorted(set(sets))}
+    return {name: asdict(b.resampled(name, kld[own], np.ones(own.sum()), documents[own])) for name, own in parts.items()}
+
+
+def main(work: Path) -> None:
+    work.mkdir(parents=True, exist_ok=True)
+    if not (work / "evalsets").exists():
+        (work / "evalsets").symlink_to(ROOT / "evalsets")
+    if not (work / artifacts.BASE).exists():
+        shutil.copytree(ROOT / artifacts.BASE, work / artifacts.BASE)
+    found: dict[str, Any] = {}
+    for name, (change, domains) in RUNS.items():
+        settings_for(work, change, domains)
+        if not (work / artifacts.REFERENCE).exists():
+            stage(work, "pipeline.quantize", "bf16")
+            stage(work, "pipeline.reference")
+        for arguments in (("pipeline.calibrate",), ("pipeline.quantize", VARIANT), ("pipeline.diverge", VARIANT)):
+            stage(work, *arguments)
+        manifest = artifacts.read_manifest(work / artifacts.CALIBRATION)
+        variant = artifacts.read_manifest(work / artifacts.model_dir(VARIANT))
+        found[name] = {"rows": manifest["rows_used"], "tokens_per_row": manifest["tokens_per_row"], "kld": divergence(work)}
+        print(name, json.dumps({k: round(v["value"], 4) for k, v in found[name]["kld"].items()}), flush=True)
+        artifacts.write_json(
+            ROOT / artifacts.REPORTS / "calibration.json",
+            {"variant": variant["options"], "base": variant["base"], "versions": artifacts.versions(), "runs": found},
+        )
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(tempfile.mkdtemp(prefix="quantgate-calibration-")))

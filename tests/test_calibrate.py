@@ -1,0 +1,137 @@
+"""Calibration text: three sources, what was asked and what was used, and nothing that is measured on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pipeline import artifacts, calibrate
+from pipeline.calibration import Calibration, cut
+from pipeline.errors import DataError, ParamsError
+from pipeline.overlap import SHARED_WORDS, overlap
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def house(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the project's sets and params, and the tiny model as its base."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "evalsets").symlink_to(ROOT / "evalsets")
+    shutil.copytree(tiny, artifacts.BASE)
+    files = artifacts.files_of(artifacts.BASE)
+    artifacts.write_json(artifacts.BASE / artifacts.MANIFEST, {"files": files, "digest": "d", "trust_remote_code": False})
+    return tmp_path
+
+
+def run(house: Path, **settings: Any) -> tuple[list[list[int]], dict[str, Any]]:
+    """(token rows, facts) after the stage ran with these settings of the calibration section."""
+    data = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
+    data["calibration"] |= {"rows": 4, "tokens": 32} | settings
+    (house / "params.yaml").write_text(yaml.safe_dump(data), encoding="utf-8")
+    calibrate.main()
+    found = Calibration()
+    rows = found.token_rows()
+    assert found.facts is not None
+    return rows, found.facts
+
+
+def own_text(house: Path, texts: list[str], name: str = "own.jsonl") -> Path:
+    path = house / name
+    rows = [{"id": f"r{k}", "domain": "own", "text": t} for k, t in enumerate(texts)]
+    path.write_text("".join(json.dumps(r) + "\n" for r in rows), encoding="utf-8")
+    return path
+
+
+def test_text_becomes_equal_rows_and_the_same_ones_again(house: Path) -> None:
+    rows, facts = run(house)
+    assert [len(r) for r in rows] == [32] * 4 and facts["rows_asked"] == facts["rows_used"] == 4
+    assert facts["source"] == "text" and list(facts["set_files"])
+    before = artifacts.files_of(artifacts.CALIBRATION)
+    run(house)
+    assert artifacts.files_of(artifacts.CALIBRATION) == before
+
+
+def test_rows_are_cut_from_the_whole_text_in_seeded_order() -> None:
+    documents = [[k] * 10 for k in range(6)]
+    rows = cut(documents, rows=100, tokens=7, seed=3)
+    flat = [t for row in rows for t in row]
+    assert len(rows) == 60 // 7 and sorted(set(flat)) == list(range(6))
+    assert flat != [t for d in documents for t in d][: len(flat)]
+    assert cut(documents, rows=2, tokens=7, seed=3) == rows[:2] != cut(documents, rows=2, tokens=7, seed=4)
+
+
+def test_too_little_text_is_recorded_and_none_is_an_error(house: Path) -> None:
+    few = own_text(house, ["zebra umbrella xylophone " * 20])
+    rows, facts = run(house, set=str(few), rows=1000)
+    assert facts["rows_asked"] == 1000 and facts["rows_used"] == len(rows) < 1000
+    with pytest.raises(DataError, match="make no row of 32; give more text"):
+        run(house, set=str(own_text(house, ["hi"])))
+
+
+def test_a_blank_row_of_a_file_is_named(house: Path) -> None:
+    with pytest.raises(DataError, match=r"own.jsonl:2: field 'text' is empty"):
+        run(house, set=str(own_text(house, ["some text", "  "])))
+
+
+def test_the_model_s_own_samples_are_fixed_by_the_seed(house: Path) -> None:
+    rows, facts = run(house, source="self")
+    assert facts["source"] == "self" and len(rows) == 4
+    before = artifacts.read_jsonl(artifacts.CALIBRATION / "texts.jsonl")
+    run(house, source="self")
+    assert artifacts.read_jsonl(artifacts.CALIBRATION / "texts.jsonl") == before
+    own = {row["text"] for row in artifacts.read_jsonl(ROOT / "evalsets/calibration/own.jsonl")}
+    assert not any(row["text"] in own for row in before)
+
+
+@pytest.mark.filterwarnings("ignore")  # datasets' own
+def test_blank_rows_of_a_dataset_are_left_out_and_counted(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(house / "cache"))
+    texts = [f"zebra{k} umbrella xylophone harmonica " * 12 if k % 2 else "   " for k in range(20)]
+    (house / "mine").mkdir()
+    own_text(house, texts, "mine/train.jsonl")
+    rows, facts = run(house, source="hub", hub={"dataset": "mine"}, rows=20)
+    assert facts["documents_given"] == 20 and facts["documents_blank"] == 10
+    assert facts["rows_asked"] == 20 and 0 < facts["rows_used"] == len(rows)
+    with pytest.raises(DataError, match="calibration.hub.column = 'body': 'mine' has id, domain, text"):
+        run(house, source="hub", hub={"dataset": "mine", "column": "body"})
+    own_text(house, ["  "] * 20, "mine/train.jsonl")
+    with pytest.raises(DataError, match=r"20 were blank\) make no row"):
+        run(house, source="hub", hub={"dataset": "mine"})
+    with pytest.raises(DataError, match="'none/such' could not be loaded"):
+        run(house, source="hub", hub={"dataset": "none/such"})
+
+
+def test_text_that_is_measured_on_is_refused_by_name(house: Path) -> None:
+    news = artifacts.read_jsonl(ROOT / "evalsets/corpus/news.jsonl")[0]
+    words = news["text"].split()
+    quoted = "Other words first. " + " ".join(words[3 : 3 + SHARED_WORDS + 3]) + " and others after. " * 30
+    with pytest.raises(DataError, match=f"'r0' shares {SHARED_WORDS} words in a row with '{news['id']}'"):
+        run(house, set=str(own_text(house, [quoted])))
+
+
+@pytest.mark.parametrize("shared, found", [(SHARED_WORDS - 1, 0), (SHARED_WORDS, 1)])
+@pytest.mark.parametrize("words", [[f"w{k}" for k in range(40)], [chr(0x4E00 + k) for k in range(40)]], ids=["English", "Chinese"])
+def test_the_bound_is_where_it_says(shared: int, found: int, words: list[str]) -> None:
+    join = "" if len(words[0]) == 1 else " "
+    ours = [{"id": "ours", "text": join.join([*words[:shared], *(["x y"] * 5)])}]
+    theirs = [{"id": "theirs", "context": join.join(words)}]
+    assert len(overlap(ours, theirs)) == found
+
+
+def test_a_hub_source_without_a_dataset_is_a_fault_of_params(house: Path) -> None:
+    with pytest.raises(ParamsError, match="source hub needs"):
+        run(house, source="hub")
+
+
+def test_a_changed_row_file_is_found(house: Path) -> None:
+    run(house)
+    with (artifacts.CALIBRATION / "rows.jsonl").open("a") as f:
+        f.write('{"token_ids": [1]}\n')
+    with pytest.raises(Exception, match="was changed after its manifest"):
+        Calibration().token_rows()
