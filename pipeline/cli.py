@@ -92,5 +92,5 @@ def _quiet() -> None:
     warnings.filterwarnings("ignore", category=UserWarning)
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     logging.basicConfig(level=logging.ERROR)
-    for name in ("torch.utils._pytree", "torchao", "lm_eval", "datasets", "httpx", "mlflow", "alembic"):
+    for name in ("torch.utils._pytree", "torchao", "lm_eval", "datasets", "httpx", "mlflow", "alembic", "bitsandbytes"):
         logging.getLogger(name).setLevel(logging.ERROR)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline import artifacts, cli, engines, params
+from pipeline import artifacts, attest, cli, engines, params
 from pipeline.engines import Engine
 from pipeline.errors import ArtifactError, InvalidVariant, Unsupported
 from pipeline.metrics import TokenRows, compare_logits
@@ -109,6 +109,12 @@ def main(variant: str) -> None:
     except Unsupported as e:
         _write_nothing(path, meta | {"status": "unsupported", "reason": str(e)})
         return
+    try:
+        attest.check_kernels(engine.kernels(), manifest)
+        attest.check_probe(engine, manifest)
+    except InvalidVariant as e:
+        _write_nothing(path, meta | {"status": "invalid", "reason": str(e)})
+        return
     columns = diverge(engine, store, batch_size=settings.diverge.batch_size, threads=settings.thread_count)
     try:
         check(columns, is_reference=variant == settings.reference, lossless=manifest["quantizer"] in LOSSLESS)
@@ -119,7 +125,7 @@ def main(variant: str) -> None:
     n, mean = len(columns["kld"]), float(np.mean(columns["kld"]))
     artifacts.write_json(artifacts.meta_of(path), meta | {
         "status": status, "reason": why, "reference": store.manifest["digest"], "tokens": n,
-        "kernels": getattr(engine, "kernels", dict)(), "versions": artifacts.versions(),
+        "kernels": engine.kernels(), "versions": artifacts.versions(),
     })  # fmt: skip
     seconds = watch.done()
     told = f"{status}: {why}" if why else f"mean KLD {mean:.3g} nats over {n} tokens"

@@ -28,15 +28,13 @@ BATCH_TOKENS = 2048
 SCORES = ("acc", "exact_match")  # lm-eval's names for "this item was answered correctly"
 
 
-def evaluate(engine: Any, setup: Evaluate, tasks: dict[str, HowMany], seed: int) -> list[Row]:
+def evaluate(engine: Any, folder: Path, setup: Evaluate, tasks: dict[str, HowMany], seed: int) -> list[Row]:
     """Score so many items of every task; one row per item, in task and item order."""
     import lm_eval
     from lm_eval.tasks import TaskManager
 
-    from pipeline.engines._lm_eval import SharedContextLM
+    from pipeline.engines._lm_eval import lm_for
 
-    if engine.name != "hf":
-        raise Unsupported(f"tasks run in engine 'hf' only, not in {engine.name!r}")
     local = local_tasks()
     loaded = {name: load_task(name) for name in tasks if name in local}
     # lm-eval's index of its own tasks costs 8 s; it is built only if one of them is asked for
@@ -45,7 +43,7 @@ def evaluate(engine: Any, setup: Evaluate, tasks: dict[str, HowMany], seed: int)
     for task, count in tasks.items():
         config, items = loaded.get(task, ({}, []))
         limit = None if isinstance(count, str) else count
-        lm = SharedContextLM(engine, batch_for(items, engine.tokenizer, setup.batch_size))
+        lm = lm_for(engine, folder, batch_for(items, engine.tokenizer, setup.batch_size))
         found = _run(
             lm_eval,
             model=lm,
@@ -201,7 +199,7 @@ def main(variant: str) -> None:
             with tempfile.TemporaryDirectory() as tmp:
                 # `datasets` keeps parsed files by path; a folder of our own means an edited set is never an old one
                 os.environ["HF_DATASETS_CACHE"] = tmp
-                rows = evaluate(engine, settings.evaluate, settings.amount.tasks, settings.seed)
+                rows = evaluate(engine, folder, settings.evaluate, settings.amount.tasks, settings.seed)
             why = check(rows, engine.tokenizer)
             status = "invalid" if why else "ok"
         except InvalidVariant as e:

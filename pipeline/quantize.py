@@ -8,11 +8,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pipeline import artifacts, cli, options, params, quantizers
+from pipeline import artifacts, attest, cli, options, params, quantizers
 from pipeline.calibration import Calibration
-from pipeline.errors import ArtifactError, InvalidVariant, Unsupported
+from pipeline.errors import InvalidVariant, Unsupported
+from pipeline.formats import measure
 from pipeline.params import Variant
-from pipeline.weights import measure
 
 
 def quantize(variant: Variant, base: Path, out: Path, *, calibration: Calibration, seed: int) -> dict[str, Any]:
@@ -23,9 +23,11 @@ def quantize(variant: Variant, base: Path, out: Path, *, calibration: Calibratio
     make = quantizers.find(variant.quantizer)
     facts = make(base, out, calibration=calibration, seed=seed, **variant.options)
     _copy_text_side(base, out)
+    size = measure(base, out)
+    attest.check_bits(facts, size.packed_bits)
     return {
         **facts,
-        **asdict(measure(base, out)),
+        **asdict(size),
         "calibration": calibration.facts,
         "dtype": json.loads((out / "config.json").read_text(encoding="utf-8")).get("dtype"),
     }
@@ -47,8 +49,6 @@ def build(variant: Variant, base: Path, out: Path, *, calibration: Calibration, 
         for left in out.iterdir():
             shutil.rmtree(left) if left.is_dir() else left.unlink()
         return {"status": "unsupported" if isinstance(e, Unsupported) else "invalid", "reason": str(e)}
-    if not list(out.glob("*.safetensors")):
-        raise ArtifactError(f"quantizer {variant.quantizer!r} wrote no weights into {out}")
     return {"status": "ok", "reason": None, **facts}
 
 

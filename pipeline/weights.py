@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import math
 import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.errors import ArtifactError
-
-FULL = {"F64", "F32", "F16", "BF16"}  # types that hold a weight as it is; anything else is packed or scaled
+from pipeline.errors import ArtifactError, ParamsError
+from pipeline.explain import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -41,28 +41,6 @@ def count_weights(folder: Path) -> int:
     return sum(math.prod(t.shape) for t in read_headers(folder).values())
 
 
-@dataclass(frozen=True)
-class Measured:
-    """weight_bytes: of all tensors; bits_per_weight: over the base's weights; quantized_share: of the base's weights."""
-
-    weight_bytes: int
-    bits_per_weight: float
-    quantized_share: float
-
-
-def measure(base: Path, variant: Path) -> Measured:
-    """Size of a variant by its files. A base weight counts as quantized unless the variant holds it in a full type."""
-    ours, theirs = read_headers(variant), read_headers(base)
-    total = sum(math.prod(t.shape) for t in theirs.values())
-    kept = sum(
-        math.prod(t.shape)
-        for name, t in theirs.items()
-        if name in ours and ours[name].shape == t.shape and ours[name].dtype in FULL
-    )
-    size = sum(t.bytes for t in ours.values())
-    return Measured(size, 8 * size / total, 1 - kept / total)
-
-
 def linear_widths(folder: Path) -> dict[str, int]:
     """{layer: in_features} of the matrices inside the decoder layers: what weight quantizers pack in groups."""
     return {
@@ -70,3 +48,19 @@ def linear_widths(folder: Path) -> dict[str, int]:
         for name, t in read_headers(folder).items()
         if name.endswith(".weight") and len(t.shape) == 2 and ".layers." in name
     }
+
+
+def kept_layers(folder: Path, patterns: list[str]) -> list[str]:
+    """Names of the decoder layers' matrices that `options.keep` leaves at 16 bit.
+
+    patterns: as in a shell, matched against whole names or their ends (`*.down_proj`, `layers.0.*`). One that matches nothing
+    is an error: it would quantize what somebody meant to keep.
+    """
+    names = list(linear_widths(folder))
+    found: set[str] = set()
+    for pattern in patterns:
+        own = {n for n in names if fnmatch.fnmatchcase(n, pattern) or fnmatch.fnmatchcase(n, f"*.{pattern}")}
+        if not own:
+            raise ParamsError(f"options.keep: {pattern!r} matches no layer{did_you_mean(pattern, names[:7])}")
+        found |= own
+    return [n for n in names if n in found]

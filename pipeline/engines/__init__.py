@@ -31,6 +31,15 @@ class Sampling:
     stop: bool = True
 
 
+def choose(logits: NDArray[np.float32], sampling: Sampling, rng: np.random.Generator) -> int:
+    """The next token from raw logits [vocab]: the likeliest at temperature 0, else drawn."""
+    if sampling.temperature == 0:
+        return int(logits.argmax())
+    scaled = logits.astype(float) / sampling.temperature
+    p = np.exp(scaled - scaled.max())
+    return int(rng.choice(len(p), p=p / p.sum()))
+
+
 class Engine(Protocol):
     """A loaded model. Token ids in, logits or tokens out; no text passes through it."""
 
@@ -57,6 +66,10 @@ class Engine(Protocol):
 
     def stream(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Iterator[tuple[int, float]]:
         """Yield (token id, time.monotonic() at which it was known), one at a time."""
+        ...
+
+    def kernels(self) -> dict[str, int]:
+        """{kind of product: how many matrices the loaded model multiplies with it}."""
         ...
 
     def close(self) -> None: ...

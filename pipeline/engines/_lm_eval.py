@@ -8,17 +8,28 @@ passages of 100 to 1 000 tokens, bfloat16: see `make bench`.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
 from lm_eval.models.huggingface import HFLM
+from transformers import AutoConfig, PreTrainedModel
 
 from pipeline import cli
+from pipeline.engines import Sampling
+from pipeline.errors import Unsupported
 
 WORTH_SHARING = 64  # tokens of context; below, one padded batch is faster than two passes
 
 Request = tuple[Any, list[int], list[int]]  # (texts, context ids, choice ids), as lm-eval passes it
 Answer = tuple[float, bool]  # log-likelihood, and whether greedy decoding would say the same
+
+
+def lm_for(engine: Any, folder: Path, batch_size: int) -> Any:
+    """lm-eval's model for an engine; folder: the variant's, whose config.json says what kind of model it is."""
+    if engine.name == "hf":
+        return SharedContextLM(engine, batch_size)
+    return EngineLM(engine, AutoConfig.from_pretrained(folder))
 
 
 class SharedContextLM(HFLM):  # type: ignore[misc]  # lm-eval has no types
@@ -57,6 +68,52 @@ class SharedContextLM(HFLM):  # type: ignore[misc]  # lm-eval has no types
         if rest:
             found.update(zip(rest, super()._loglikelihood_tokens([requests[i] for i in rest], disable_tqdm, override_bs)))
         return [found[i] for i in range(len(requests))]
+
+
+class EngineLM(HFLM):  # type: ignore[misc]  # lm-eval has no types
+    """Any engine that gives logits and tokens, behind HFLM's own handling of text: prompts, templates, stop sequences.
+
+    Requests go one by one, those that begin alike after each other: an engine may keep what they share.
+    """
+
+    def __init__(self, engine: Any, config: Any) -> None:
+        super().__init__(pretrained=_Absent(config), tokenizer=engine.tokenizer, batch_size=1, max_length=engine.max_length)
+        self.engine = engine
+
+    def _loglikelihood_tokens(
+        self, requests: list[Request], disable_tqdm: bool = False, override_bs: int | None = None
+    ) -> list[Answer]:
+        found: dict[int, Answer] = {}
+        with cli.progress(len(requests), "choices", "request") as bar:
+            for i in sorted(range(len(requests)), key=lambda i: (requests[i][1], requests[i][2])):
+                _, context, choice = requests[i]
+                ids = [*context, *choice][-(self.max_length + 1) :]
+                start = len(ids) - len(choice) - 1
+                blocks = [torch.from_numpy(block) for _, _, block in self.engine.logit_blocks([ids], [start], len(choice))]
+                found[i] = _answer(torch.log_softmax(torch.cat(blocks), -1), choice)
+                bar.update()
+        return [found[i] for i in range(len(requests))]
+
+    def _model_generate(self, context: Any, max_length: int, stop: list[str], **kwargs: Any) -> Any:
+        """context: [1, n], as HFLM cut it. Greedy; ends at the model's end token or a stop sequence."""
+        if kwargs.get("do_sample") and kwargs.get("temperature", 1.0) > 0:
+            raise Unsupported(f"engine {self.engine.name!r} answers tasks greedily only")
+        prompt = context[0].tolist()
+        reply: list[int] = []
+        for token, _ in self.engine.stream(prompt, max_length - len(prompt), Sampling()):
+            reply.append(token)
+            text = self.tok_decode(reply)
+            if any(s in text for s in stop):
+                break
+        return torch.tensor([prompt + reply])
+
+
+class _Absent(PreTrainedModel):  # type: ignore[misc,unused-ignore]
+    """What HFLM asks of a model when it is made; the engine does the rest."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.nothing = torch.nn.Parameter(torch.zeros(1), requires_grad=False)
 
 
 class _Reader:

@@ -7,8 +7,8 @@ import csv
 import json
 import math
 import os
+import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -16,7 +16,7 @@ from pipeline import artifacts, cli
 from pipeline.errors import Unsupported
 from pipeline.quantizers import Facts
 from pipeline.quiet import output_to
-from pipeline.weights import linear_widths
+from pipeline.weights import kept_layers, linear_widths
 
 GroupSize = Literal[-1, 16, 32, 64, 128, 256, 512, 1024]  # what its kernels take; -1: one group a row
 
@@ -27,14 +27,20 @@ def build(
     out_dir: Path,
     *,
     config: tuple[str, dict[str, Any]],
-    rows: Callable[[], list[list[int]]] | None,
+    rows: list[list[int]] | None,
     batch_size: int,
     group_size: int,
+    keep: list[str],
+    cpu_backend: str | None = None,
 ) -> Facts:
-    """Quantize with a config class of gptqmodel and its arguments; rows gives the calibration rows, None where none are used."""
+    """Quantize with a config class of gptqmodel and its arguments; rows: calibration rows, None where none are used.
+
+    It works layer by layer: peak memory is near one copy of the weights and one layer's work.
+    """
     refuse_odd_widths(model_dir, group_size)
+    kept = kept_layers(model_dir, keep)
     os.environ.setdefault("GPTQMODEL_CPU_WORKERS", str(max(2, os.cpu_count() or 2)))  # read at import; 1 stops the load
-    given = [{"input_ids": r, "attention_mask": [1] * len(r)} for r in rows()] if rows else None
+    given = None if rows is None else [{"input_ids": r, "attention_mask": [1] * len(r)} for r in rows]
     name, arguments = config
     with output_to(artifacts.LOGS / f"{method}.log") as terminal:
         try:
@@ -43,16 +49,22 @@ def build(
         except ImportError as e:
             raise Unsupported(f"quantizer {method!r} needs {e.name}; pip install gptqmodel -c constraints.txt") from None
 
-        asked = getattr(configs, name)(**arguments)
+        skipped = {f"-:^{re.escape(layer)}$": {} for layer in kept}
+        asked = getattr(configs, name)(**arguments, dynamic=skipped or None)
         model = gptqmodel.GPTQModel.load(str(model_dir), asked, trust_remote_code=artifacts.trusts_code(model_dir))
         layers = model.model.config.num_hidden_layers
+        on_cpu = cpu_backend is not None and model.device.type == "cpu"
+        chosen = {"backend": getattr(gptqmodel.BACKEND, str(cpu_backend))} if on_cpu else {}
         with cli.progress(layers, method, "layer", terminal) as bar:
             model.layer_callback = _Progress(bar)
-            model.quantize(given, batch_size=batch_size)
+            model.quantize(given, batch_size=batch_size, **chosen)
         model.save(str(out_dir))
         _take_back_logs()
     _forget_this_run(out_dir)
-    return {"library": "gptqmodel", "head": "bfloat16", **_losses(out_dir, artifacts.LOGS / f"{method}.csv")}
+    facts = _losses(out_dir, artifacts.LOGS / f"{method}.csv", arguments.get("damp_percent"))
+    bits = arguments["bits"]
+    overhead = 0 if group_size == -1 else (16 + bits) / group_size  # a 16-bit scale and a zero point a group
+    return {"library": "gptqmodel", "head": "bfloat16", "kept": kept, "expected_bits": bits + overhead, **facts}
 
 
 class _Progress:
@@ -95,18 +107,20 @@ def _forget_this_run(out_dir: Path) -> None:
         file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
-def _losses(out_dir: Path, log: Path) -> Facts:
-    """Mean and worst layer loss and the damping used, from the library's own log, which moves to `log`."""
+def _losses(out_dir: Path, log: Path, damping: float | None) -> Facts:
+    """Mean and worst layer loss, and the damping used, from the library's own log, which moves to `log`."""
     own = out_dir / "quant_log.csv"
     with own.open(newline="") as f:
         rows = list(csv.DictReader(f))
     shutil.move(own, log)
     losses = [float(r["loss"].removeprefix("rtn: ")) for r in rows]
     worst = rows[losses.index(max(losses))]
-    facts = {
+    facts: Facts = {
         "modules": len(rows),
         "loss_mean": sum(losses) / len(losses),
         "loss_worst": {"module": f"layers.{worst['layer']}.{worst['module']}", "loss": max(losses)},
     }
-    damping = sorted({float(r["damp"]) for r in rows if r.get("damp")})
-    return facts | ({"damping": damping} if damping else {})
+    if damping is not None:
+        used = {f"layers.{r['layer']}.{r['module']}": float(r["damp"]) for r in rows}
+        facts |= {"damping": damping, "damped_more": {m: d for m, d in used.items() if abs(d - damping) > 1e-9}}
+    return facts

@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 from typing import Literal
 
+from pipeline import artifacts
 from pipeline.calibration import Calibration
 from pipeline.errors import InvalidVariant
 from pipeline.quantizers import Facts
+from pipeline.quantizers._probe import first_overflow
 
 
 def quantize(
@@ -45,4 +47,21 @@ def quantize(
     config.pop("torch_dtype", None)  # the older name of the same key; two that disagree would be worse than none
     config["dtype"] = dtype
     (out_dir / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    return {"library": "torch", "underflowed_weights": underflow}
+    facts: Facts = {"library": "torch", "underflowed_weights": underflow}
+    if dtype == "float16":
+        facts["range_probe_tokens"] = _probe_range(out_dir, calibration.token_rows()[0])
+    return facts
+
+
+def _probe_range(folder: Path, token_ids: list[int]) -> int:
+    """Tokens read without a value past float16's range; raises `InvalidVariant` that names the first layer with one."""
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    trusted = artifacts.trusts_code(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", use_safetensors=True, trust_remote_code=trusted)
+    layer = first_overflow(model.eval(), token_ids)
+    if layer is not None:
+        raise InvalidVariant(f"activations pass float16's range (65504), first in {layer}: bfloat16 has the range")
+    return len(token_ids)

@@ -7,11 +7,15 @@ What bounds it: the calibration rows' forward passes through every layer; their 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from pipeline.calibration import Calibration
 from pipeline.quantizers import Facts, _gptqmodel
 from pipeline.quantizers._gptqmodel import GroupSize
+
+DAMPING_STEP = 0.01  # added to the damping until a layer's Hessian can be factored; below 1 in all
 
 
 def quantize(
@@ -22,13 +26,21 @@ def quantize(
     seed: int,
     bits: Literal[2, 3, 4, 8] = 4,
     group_size: GroupSize = 128,
-    batch_size: int = 8,
+    act_order: bool = False,
+    damping: Annotated[float, Field(gt=0, lt=1)] = 0.05,
+    batch_size: Annotated[int, Field(ge=1)] = 8,
+    keep: list[str] = [],  # noqa: B006  # read only
 ) -> Facts:
     """Quantize every Linear of the decoder layers; embeddings and head stay in bfloat16.
 
-    A layer with too little calibration data is an error, not a silent round-to-nearest (gptqmodel's default).
+    damping: share of the mean diagonal added to the Hessian; where that does not make it positive definite, more is added in
+    steps, and the manifest says for which layer how much. A layer for which nothing helps, or with too little calibration data,
+    is an error, not a silent round-to-nearest (gptqmodel's default).
     """
     return _gptqmodel.build(
-        "gptq", model_dir, out_dir, rows=calibration.token_rows, batch_size=batch_size, group_size=group_size,
-        config=("QuantizeConfig", {"bits": bits, "group_size": group_size, "fallback": None}),
+        "gptq", model_dir, out_dir, rows=calibration.token_rows(), batch_size=batch_size, group_size=group_size, keep=keep,
+        config=("GPTQConfig", {
+            "bits": bits, "group_size": group_size, "desc_act": act_order, "act_group_aware": not act_order,
+            "damp_percent": damping, "damp_auto_increment": DAMPING_STEP, "fallback": None,
+        }),
     )  # fmt: skip

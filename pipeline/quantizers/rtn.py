@@ -18,9 +18,10 @@ def quantize(
     seed: int,
     bits: Literal[4, 8] = 4,
     group_size: GroupSize = 128,
+    keep: list[str] = [],  # noqa: B006  # read only
 ) -> Facts:
     """Round every Linear of the decoder layers; embeddings and head stay in bfloat16. Same packing and kernel as gptq."""
     return _gptqmodel.build(
-        "rtn", model_dir, out_dir, rows=None, batch_size=1, group_size=group_size,
+        "rtn", model_dir, out_dir, rows=None, batch_size=1, group_size=group_size, keep=keep,
         config=("RTNConfig", {"bits": bits, "group_size": group_size}),
     )  # fmt: skip

@@ -1,14 +1,21 @@
-"""torchao: integer weights with one scale a row, no calibration; the matrix product runs in torch's own kernels."""
+"""torchao: scaled integer or float8 weights, no calibration; the matrix product runs in torch's own kernels."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pipeline import artifacts
 from pipeline.calibration import Calibration
 from pipeline.errors import Unsupported
 from pipeline.quantizers import Facts
+from pipeline.quantizers._probe import probe
+from pipeline.weights import kept_layers, linear_widths
+
+BITS = {  # a weight, its scales aside: one a row, or one 16-bit pair in 128
+    "int8-weight-only": 8, "int8-dynamic": 8, "int4-weight-only": 4.25, "float8-weight-only": 8, "float8-dynamic": 8,
+}  # fmt: skip
+FLOAT8_SINCE = (8, 9)  # CUDA compute capability of the first cards with float8 products
 
 
 def quantize(
@@ -17,23 +24,49 @@ def quantize(
     *,
     calibration: Calibration,
     seed: int,
-    scheme: Literal["int8-weight-only"],
+    scheme: Literal["int8-weight-only", "int8-dynamic", "int4-weight-only", "float8-weight-only", "float8-dynamic"],
+    keep: list[str] = [],  # noqa: B006  # read only; the default is shown by name in errors and manifests
 ) -> Facts:
-    """Quantize every Linear but the output head; embeddings stay in bfloat16."""
+    """Quantize every Linear but the output head; embeddings stay in bfloat16.
+
+    int8-dynamic: activations too are rounded to int8, row by row, as they come (W8A8). What this machine has no kernel for
+    is `Unsupported`, with the reason.
+    """
     try:
         import torch
-        from torchao.quantization import Int8WeightOnlyConfig
+        from torchao import quantization as methods
         from transformers import AutoModelForCausalLM, TorchAoConfig
         from transformers.utils import logging
     except ImportError as e:
         raise Unsupported(f"quantizer 'torchao' needs {e.name}; pip install torchao -c constraints.txt") from None
+    _refuse_without_kernel(torch, scheme)
+    configs: dict[str, Any] = {
+        "int8-weight-only": methods.Int8WeightOnlyConfig,
+        "int8-dynamic": methods.Int8DynamicActivationInt8WeightConfig,
+        "int4-weight-only": methods.Int4WeightOnlyConfig,
+        "float8-weight-only": methods.Float8WeightOnlyConfig,
+        "float8-dynamic": methods.Float8DynamicActivationFloat8WeightConfig,
+    }
+    kept = kept_layers(model_dir, keep)
     logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(
         model_dir,
         dtype=torch.bfloat16,
-        quantization_config=TorchAoConfig(Int8WeightOnlyConfig()),
+        device_map="cuda" if torch.cuda.is_available() else None,
+        quantization_config=TorchAoConfig(configs[scheme](), modules_to_not_convert=[*kept, "lm_head"]),
         use_safetensors=True,
         trust_remote_code=artifacts.trusts_code(model_dir),
     )
     model.save_pretrained(out_dir)
-    return {"library": "torchao", "head": "bfloat16"}
+    return {
+        "library": "torchao", "head": "bfloat16", "kept": kept, "modules": len(linear_widths(model_dir)) - len(kept),
+        "expected_bits": BITS[scheme], "probe": probe(model),
+    }  # fmt: skip
+
+
+def _refuse_without_kernel(torch: Any, scheme: str) -> None:
+    cuda = torch.cuda.is_available()
+    if scheme == "int4-weight-only" and not cuda:
+        raise Unsupported("torchao's int4 needs a CUDA device: it has no packed kernel for this CPU")
+    if scheme.startswith("float8") and not (cuda and torch.cuda.get_device_capability() >= FLOAT8_SINCE):
+        raise Unsupported("float8 products need a CUDA device of compute capability 8.9 or later")

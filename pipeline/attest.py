@@ -1,0 +1,53 @@
+"""Did it really happen: what a variant's manifest promises against what its files and its loaded model show.
+
+A quantizer that silently kept, skipped or unpacked something would otherwise be measured under a wrong name.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pipeline.errors import InvalidVariant
+
+TOLERANCE = 0.05  # of the expected bits: padding, an index a layer, a rounded group
+PLAIN = ("float32", "float16", "bfloat16", "F32", "F16", "BF16", "MatMul", "Gemm")  # products of unpacked weights
+CLOSE = 1e-2  # of the largest logit: another process may choose another kernel, not other weights
+
+
+def check_bits(facts: dict[str, Any], quantized_bits: float | None) -> None:
+    """Raise if the packed matrices take more or less than their method says. quantized_bits: measured, a weight."""
+    expected = facts.get("expected_bits")
+    if expected is None or quantized_bits is None:
+        return
+    if abs(quantized_bits - expected) > TOLERANCE * expected:
+        raise InvalidVariant(
+            f"its packed matrices take {quantized_bits:.3g} bits a weight where the method says {expected:.3g}: "
+            "it was not quantized as asked"
+        )
+
+
+def check_kernels(kernels: dict[str, int], manifest: dict[str, Any]) -> None:
+    """Raise if the loaded model runs fewer or more packed matrices than were quantized."""
+    expected = manifest.get("modules")
+    if expected is None or not kernels:
+        return
+    packed = sum(n for kind, n in kernels.items() if not any(f"[{plain}]" in kind for plain in PLAIN))
+    if packed != expected:
+        raise InvalidVariant(f"{expected} matrices were quantized and {packed} run packed: {kernels}")
+
+
+def check_probe(engine: Any, manifest: dict[str, Any]) -> None:
+    """Raise if the model, loaded in this process, answers otherwise than the one that was saved."""
+    probe = manifest.get("probe")
+    if not probe:
+        return
+    ours, theirs = engine.logits(probe["token_ids"])[-1], np.asarray(probe["logits"])
+    found = ours[np.asarray(probe["at"])]
+    error = float(np.abs(found - theirs).max() / np.abs(theirs).max())
+    if not error <= CLOSE:
+        raise InvalidVariant(
+            f"loaded anew, it gives {found[0]:.4g} where the model that was saved gave {theirs[0]:.4g} (probe of "
+            f"{len(probe['token_ids'])} tokens): saving or loading lost something"
+        )

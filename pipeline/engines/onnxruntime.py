@@ -1,0 +1,91 @@
+"""ONNX Runtime GenAI, in process: one fused graph, no Python between the layers, packed int4 products on the CPU.
+
+What bounds it: prefill is arithmetic in float32 (its CPU kernels have no bfloat16), decoding is memory.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.engines import Sampling, choose
+from pipeline.errors import Unsupported
+
+
+def load(model_dir: Path, *, threads: int) -> OnnxRuntimeEngine:
+    """Load a folder that the GenAI builder wrote."""
+    try:
+        import onnxruntime_genai as og
+        from transformers import AutoTokenizer
+    except ImportError as e:
+        raise Unsupported(f"engine 'onnxruntime' needs {e.name}; pip install onnxruntime-genai -c constraints.txt") from None
+    if not (model_dir / "genai_config.json").exists():
+        raise Unsupported(f"engine 'onnxruntime' reads a GenAI folder, and {model_dir} is none; use quantizer 'onnx'")
+    config = og.Config(str(model_dir))
+    config.overlay(f'{{"model": {{"decoder": {{"session_options": {{"intra_op_num_threads": {threads}}}}}}}}}')
+    return OnnxRuntimeEngine(og, og.Model(config), AutoTokenizer.from_pretrained(model_dir), model_dir)
+
+
+class OnnxRuntimeEngine:
+    """See `pipeline.engines.Engine`."""
+
+    name = "onnxruntime"
+
+    def __init__(self, og: Any, model: Any, tokenizer: Any, folder: Path) -> None:
+        import json
+
+        self.og, self.model, self.tokenizer, self.folder = og, model, tokenizer, folder
+        facts = json.loads((folder / "genai_config.json").read_text(encoding="utf-8"))["model"]
+        self.vocab_size, self.max_length = int(facts["vocab_size"]), int(facts["context_length"])
+        end = facts["eos_token_id"]
+        self.ends = set(end) if isinstance(end, list) else {end}
+        self.kv_bytes_per_token: float | None = None
+
+    def close(self) -> None:
+        del self.model
+
+    def logits(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+        return self._read(self._generator(len(token_ids) + 1), token_ids)
+
+    def logit_blocks(
+        self, batch: Sequence[Sequence[int]], starts: Sequence[int], rows: int, whole: bool = False
+    ) -> Iterator[tuple[int, int, NDArray[np.float32]]]:
+        for i, (ids, start) in enumerate(zip(batch, starts)):
+            logits = self.logits(ids[:-1])
+            for at in range(start, len(ids) - 1, rows):
+                yield i, at, logits[at : at + rows]
+
+    def stream(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Iterator[tuple[int, float]]:
+        rng = np.random.default_rng(sampling.seed)
+        generator = self._generator(len(token_ids) + max_new_tokens)
+        row = self._read(generator, token_ids)[-1]
+        for step in range(max_new_tokens):
+            token = choose(row, sampling, rng)
+            yield token, time.monotonic()
+            if (sampling.stop and token in self.ends) or step == max_new_tokens - 1:
+                return
+            row = self._read(generator, [token])[-1]
+
+    def kernels(self) -> dict[str, int]:
+        """How many products of each kind the graph holds."""
+        import onnx
+
+        graph = onnx.load(self.folder / "model.onnx", load_external_data=False).graph
+        kinds = Counter(node.op_type for node in graph.node if "MatMul" in node.op_type or node.op_type == "Gemm")
+        return {f"onnxruntime[{kind}]": n for kind, n in kinds.items()}
+
+    def _generator(self, length: int) -> Any:
+        asked = self.og.GeneratorParams(self.model)
+        asked.set_search_options(max_length=min(length, self.max_length), do_sample=False, batch_size=1)
+        return self.og.Generator(self.model, asked)
+
+    def _read(self, generator: Any, token_ids: Sequence[int]) -> NDArray[np.float32]:
+        """Logits [n, vocab] of these tokens, after what the generator has read before."""
+        generator.append_tokens(np.asarray([list(token_ids)], np.int32))
+        return np.asarray(generator.get_output("logits"), np.float32)[0]

@@ -1,0 +1,83 @@
+"""Environments of their own for backends whose pins or modules clash with ours: envs/<name>.txt, built on first use.
+
+Cached by the file's hash under artifacts/envs/, shared by all variants, built under a lock. A tool in one is called as a
+subprocess, files in and files out, and nothing of it leaks into this one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+from filelock import FileLock
+
+from pipeline import artifacts, cli
+from pipeline.errors import Unsupported
+
+FILES = Path("envs")
+HOME = artifacts.ARTIFACTS / "envs"
+LAYERED = "# on top of ours"  # first line of a file whose packages only need to win over ours, not to do without them
+READY = ".ready"  # written last: an environment without it was not finished
+
+
+def python(name: str) -> Path:
+    """The interpreter of an environment, built if it is not here yet.
+
+    Raises `Unsupported` with pip's last line if the build fails: the machine cannot run what needs it.
+    """
+    wanted = FILES / f"{name}.txt"
+    text = wanted.read_bytes()
+    digest = hashlib.sha256(text + sys.version.encode()).hexdigest()[:12]
+    home = (HOME / f"{name}-{digest}").absolute()
+    HOME.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{home}.lock"):
+        if not (home / READY).exists():
+            _build(name, wanted, home)
+    return home / "bin" / "python"
+
+
+def _build(name: str, wanted: Path, home: Path) -> None:
+    shutil.rmtree(home, ignore_errors=True)
+    log = artifacts.LOGS / f"env-{name}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    cli.say("env", f"building {name} from {wanted} (once; log: {log})")
+    layered = wanted.read_text(encoding="utf-8").startswith(LAYERED)
+    install = [str(home / "bin/python"), "-m", "pip", "install", "--quiet", *(["--no-deps"] if layered else [])]
+    steps = ([sys.executable, "-m", "venv", str(home)], [*install, "--requirement", str(wanted.absolute())])
+    with log.open("w") as out:
+        for step in steps:
+            done = subprocess.run(step, stdout=out, stderr=subprocess.STDOUT, env=_clean())
+            if done.returncode:
+                out.flush()
+                raise Unsupported(f"environment {name!r} could not be built: {_last_line(log)} (see {log})")
+    if layered:  # a .pth file's folders come after the environment's own: what it installed wins
+        site = next((home / "lib").glob("python*/site-packages"))
+        (site / "zz-ours.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
+    (home / READY).touch()
+
+
+def run(name: str, *arguments: str, log: Path) -> None:
+    """Run `python <arguments>` in an environment; what it prints goes to `log`.
+
+    Raises `RuntimeError` with its last line if it fails.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("w") as out:
+        done = subprocess.run([str(python(name)), *arguments], stdout=out, stderr=subprocess.STDOUT, env=_clean())
+    if done.returncode:
+        raise RuntimeError(f"{name}: {_last_line(log)} (see {log})")
+
+
+def _clean() -> dict[str, str]:
+    """This process's variables without those that would let our modules into another environment, or theirs into ours."""
+    return {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTHONSTARTUP")}
+
+
+def _last_line(log: Path) -> str:
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip() and not line.startswith("WARNING")]
+    return lines[-1].strip() if lines else "no output"

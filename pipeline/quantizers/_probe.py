@@ -1,0 +1,43 @@
+"""What a model in memory answers to a fixed probe, kept so that a fresh process can be asked the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+TOKENS = 24
+KEPT = 8  # the largest logits of the last position
+
+
+def probe(model: Any) -> dict[str, Any]:
+    """{token_ids, at: ids of the largest logits after them, logits: their values}."""
+    import torch
+
+    ids = [7 + 13 * k % (model.config.vocab_size - 7) for k in range(TOKENS)]
+    with torch.inference_mode():
+        logits = model(input_ids=torch.tensor([ids], device=model.device), use_cache=False).logits[0, -1].float().cpu()
+    values, at = logits.topk(KEPT)
+    return {"token_ids": ids, "at": at.tolist(), "logits": values.tolist()}
+
+
+def first_overflow(model: Any, token_ids: list[int]) -> str | None:
+    """The first module, in the order in which they run, whose output is not finite; None if all are."""
+    import torch
+
+    found: list[str] = []
+
+    def look(name: str) -> Any:
+        def hook(module: Any, args: Any, out: Any) -> None:
+            tensor = out[0] if isinstance(out, tuple) else out
+            if not found and isinstance(tensor, torch.Tensor) and not bool(torch.isfinite(tensor).all()):
+                found.append(name)
+
+        return hook
+
+    hooks = [m.register_forward_hook(look(n)) for n, m in model.named_modules() if not list(m.children())]
+    try:
+        with torch.inference_mode():
+            logits = model(input_ids=torch.tensor([token_ids]), use_cache=False).logits
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found[0] if found else None if bool(torch.isfinite(logits).all()) else "the output head"

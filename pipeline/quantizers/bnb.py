@@ -1,0 +1,57 @@
+"""bnb: bitsandbytes' int8 (outlier columns stay in 16 bit) and NF4 (codes spaced for normal weights), no calibration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pipeline import artifacts
+from pipeline.calibration import Calibration
+from pipeline.errors import Unsupported
+from pipeline.quantizers import Facts
+from pipeline.quantizers._probe import probe
+from pipeline.weights import kept_layers, linear_widths
+
+
+def quantize(
+    model_dir: Path,
+    out_dir: Path,
+    *,
+    calibration: Calibration,
+    seed: int,
+    type: Literal["int8", "nf4", "fp4"],
+    double_quant: bool = False,
+    keep: list[str] = [],  # noqa: B006
+) -> Facts:
+    """Quantize every Linear but the output head; embeddings stay in bfloat16.
+
+    int8: Dettmers et al. 2022 (LLM.int8()); nf4 and double_quant (the scales are quantized too): Dettmers et al. 2023 (QLoRA).
+    """
+    try:
+        import bitsandbytes  # noqa: F401  # transformers' own message names another command
+        import torch
+        from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+        from transformers.utils import logging
+    except ImportError as e:
+        raise Unsupported(f"quantizer 'bnb' needs {e.name}; pip install bitsandbytes -c constraints.txt") from None
+    kept = kept_layers(model_dir, keep)
+    how: dict[str, Any] = {"load_in_8bit": True}
+    if type != "int8":
+        how = {
+            "load_in_4bit": True, "bnb_4bit_quant_type": type, "bnb_4bit_compute_dtype": torch.bfloat16,
+            "bnb_4bit_use_double_quant": double_quant,
+        }  # fmt: skip
+    logging.disable_progress_bar()
+    model = AutoModelForCausalLM.from_pretrained(
+        model_dir,
+        dtype=torch.bfloat16,
+        device_map="cuda" if torch.cuda.is_available() else "cpu",
+        quantization_config=BitsAndBytesConfig(**how, llm_int8_skip_modules=[*kept, "lm_head"]),
+        use_safetensors=True,
+        trust_remote_code=artifacts.trusts_code(model_dir),
+    )
+    model.save_pretrained(out_dir)
+    return {
+        "library": "bitsandbytes", "head": "bfloat16", "kept": kept, "modules": len(linear_widths(model_dir)) - len(kept),
+        "expected_bits": 8 if type == "int8" else 4.13 if double_quant else 4.5, "probe": probe(model),
+    }  # fmt: skip

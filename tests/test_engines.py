@@ -1,0 +1,105 @@
+"""Every engine gives what transformers gives on the same weights: logits at all positions, tokens one by one, task scores."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline import engines, evaluate, quantize
+from pipeline.calibration import Calibration
+from pipeline.engines import Sampling, choose
+from pipeline.params import Evaluate, Variant
+
+ROOT = Path(__file__).resolve().parent.parent
+WHOLE = {  # each engine with a variant that keeps every bit, and how far its logits may be off (of the largest)
+    "onnxruntime": (Variant(quantizer="onnx", engine="onnxruntime", options={"precision": "fp32"}), 1e-4),
+    "llamacpp": (Variant(quantizer="gguf", engine="llamacpp", options={"type": "F16"}), 5e-3),
+}
+
+
+@pytest.fixture(scope="module")
+def base(tiny: Path) -> Any:
+    return engines.load("hf", tiny, threads=2)
+
+
+@pytest.fixture(scope="module", params=WHOLE)
+def other(request: pytest.FixtureRequest, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """(engine, its folder, tolerance) on the tiny model's weights."""
+    variant, tolerance = WHOLE[request.param]
+    home = tmp_path_factory.mktemp(request.param)
+    shutil.copytree(ROOT / "envs", home / "envs")
+    (home / "artifacts").mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(home)
+        built = quantize.build(variant, tiny, _made(home / "model"), calibration=Calibration(home / "none"), seed=1)
+        if built["status"] == "unsupported":
+            pytest.skip(f"{request.param}: {built['reason']}")
+        return engines.load(variant.engine, home / "model", threads=2), home / "model", tolerance
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+IDS = [5 + 11 * k % 500 for k in range(90)]
+
+
+def test_logits_at_all_positions_are_those_of_transformers(base: Any, other: Any) -> None:
+    engine, _, tolerance = other
+    ours, theirs = engine.logits(IDS), base.logits(IDS)
+    assert ours.shape == theirs.shape and ours.dtype == np.float32
+    assert np.abs(ours - theirs).max() < tolerance * np.abs(theirs).max()
+
+
+def test_blocks_are_cut_where_they_are_asked_to_be(base: Any, other: Any) -> None:
+    engine, _, tolerance = other
+    batch = [IDS[:60], IDS[30:90]]
+    ours, theirs = list(engine.logit_blocks(batch, [0, 37], 16)), list(base.logit_blocks(batch, [0, 37], 16))
+    assert [(i, at, b.shape) for i, at, b in ours] == [(i, at, b.shape) for i, at, b in theirs]
+    assert all(np.abs(a[2] - b[2]).max() < tolerance * np.abs(b[2]).max() for a, b in zip(ours, theirs))
+
+
+def test_greedy_tokens_are_those_of_transformers_and_times_go_on(base: Any, other: Any) -> None:
+    engine = other[0]
+    ours = list(engine.stream(IDS[:40], 12, Sampling(stop=False)))
+    theirs = list(base.stream(IDS[:40], 12, Sampling(stop=False)))
+    assert [t for t, _ in ours] == [t for t, _ in theirs]
+    times = [at for _, at in ours]
+    assert times == sorted(times) and len(set(times)) == 12
+    assert list(engine.stream(IDS[:40], 12, Sampling(stop=False)))[3][0] == ours[3][0]
+
+
+def test_the_kernels_that_ran_are_named(other: Any) -> None:
+    kernels = other[0].kernels()
+    assert kernels and all(n > 0 for n in kernels.values())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_task_scores_are_those_of_transformers(
+    base: Any, other: Any, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, folder, tolerance = other
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
+    tasks = {"facts": 4, "grammar": 4, "arithmetic_copy": 4, "instruct": 4, "prose_ppl": 1}
+    ours = evaluate.evaluate(engine, folder, Evaluate(batch_size=1), tasks, seed=1)
+    theirs = evaluate.evaluate(base, tiny, Evaluate(batch_size=1), tasks, seed=1)
+    assert len(ours) == len(theirs) == 17
+    for a, b in zip(ours, theirs):
+        assert all(a[k] == b[k] for k in ("task", "doc_id", "prompt_hash", "first_token_ids", "n_tokens", "truncated"))
+        if a["loglikelihoods"] is None:
+            assert a["prediction"] == b["prediction"]
+        else:
+            assert a["loglikelihoods"] == pytest.approx(b["loglikelihoods"], rel=max(1e-3, tolerance), abs=0.02)
+
+
+def test_sampling_follows_the_softmax() -> None:
+    logits, rng = np.log(np.array([0.1, 0.6, 0.3], np.float32)), np.random.default_rng(0)
+    drawn = np.bincount([choose(logits, Sampling(temperature=1.0), rng) for _ in range(4000)], minlength=3) / 4000
+    assert drawn == pytest.approx([0.1, 0.6, 0.3], abs=0.03)
+    assert choose(logits, Sampling(), rng) == 1

@@ -1,0 +1,109 @@
+"""Sizes are read off the files, in every format."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline import attest, formats, weights
+from pipeline.errors import ArtifactError, InvalidVariant, ParamsError
+
+
+def test_a_gguf_file_is_counted_by_block_type(tiny: Path, tmp_path: Path) -> None:
+    """Q8_0: 32 weights take 34 bytes; F32: 4 a weight."""
+    import gguf
+
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
+    packed = gguf.quants.quantize(np.zeros((64, 64), np.float32), gguf.GGMLQuantizationType.Q8_0)
+    writer.add_tensor("blk.0.attn_q.weight", packed, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+    writer.add_tensor("output_norm.weight", np.ones(64, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    found = formats.measure(tiny, tmp_path)
+    assert found.tensor_types == {"Q8_0": 64 * 64 * 34 // 32, "F32": 256}
+    assert found.weight_bytes == 64 * 64 * 34 // 32 + 256
+    assert found.quantized_share == pytest.approx(64 * 64 / weights.count_weights(tiny))
+
+
+def test_an_onnx_graph_is_counted_by_its_initializers(tiny: Path, tmp_path: Path) -> None:
+    import onnx
+    from onnx import helper, numpy_helper
+
+    weight = numpy_helper.from_array(np.zeros((32, 2, 16), np.uint8), "w")
+    scales = numpy_helper.from_array(np.ones(64, np.float32), "s")
+    node = helper.make_node("MatMulNBits", ["x", "w", "s"], ["y"], domain="com.microsoft", N=32, K=64, bits=4, block_size=32)
+    value = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1, 64])
+    out = helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1, 32])
+    onnx.save(helper.make_model(helper.make_graph([node], "g", [value], [out], [weight, scales])), tmp_path / "model.onnx")
+    found = formats.measure(tiny, tmp_path)
+    assert found.tensor_types == {"UINT8": 1024, "FLOAT": 256} and found.weight_bytes == 1280
+    assert found.quantized_share == pytest.approx(32 * 64 / weights.count_weights(tiny))
+
+
+def test_a_folder_without_weights_is_an_error(tiny: Path, tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="holds no weights"):
+        formats.measure(tiny, tmp_path)
+
+
+def test_the_base_itself_is_not_quantized(tiny: Path) -> None:
+    found = formats.measure(tiny, tiny)
+    assert found.quantized_share == 0 and found.bits_per_weight == 32 and found.packed_bits is None
+    assert found.weight_bytes == 4 * sum(math.prod(t.shape) for t in weights.read_headers(tiny).values())
+
+
+@pytest.mark.parametrize("patterns, count", [(["*.down_proj"], 2), (["layers.0.*"], 7), (["layers.0.*", "*.down_proj"], 8), ([], 0)])
+def test_layers_to_keep_are_matched_as_in_a_shell(tiny: Path, patterns: list[str], count: int) -> None:
+    assert len(weights.kept_layers(tiny, patterns)) == count
+
+
+def test_a_pattern_that_keeps_nothing_is_an_error(tiny: Path) -> None:
+    with pytest.raises(ParamsError, match="'\\*.donw_proj' matches no layer; "):
+        weights.kept_layers(tiny, ["*.donw_proj"])
+
+
+# --- did it really happen ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bits, wrong", [(4.3, False), (4.1, False), (16.0, True), (3.2, True), (None, False)])
+def test_packed_bits_must_be_the_method_s(bits: float | None, wrong: bool) -> None:
+    if wrong:
+        with pytest.raises(InvalidVariant, match="was not quantized as asked"):
+            attest.check_bits({"expected_bits": 4.25}, bits)
+    else:
+        attest.check_bits({"expected_bits": 4.25}, bits)
+    attest.check_bits({}, bits)
+
+
+@pytest.mark.parametrize("kernels, ok", [
+    ({"TorchLinear": 14, "Linear[bfloat16]": 1}, True), ({"TorchLinear": 13, "Linear[bfloat16]": 2}, False),
+    ({"Linear[bfloat16]": 15}, False), ({}, True),
+])  # fmt: skip
+def test_as_many_matrices_run_packed_as_were_quantized(kernels: dict[str, int], ok: bool) -> None:
+    if ok:
+        attest.check_kernels(kernels, {"modules": 14})
+    else:
+        with pytest.raises(InvalidVariant, match="14 matrices were quantized"):
+            attest.check_kernels(kernels, {"modules": 14})
+
+
+class Fixed:
+    def __init__(self, logits: list[float]) -> None:
+        self.values = np.asarray([logits], np.float32)
+
+    def logits(self, token_ids: list[int]) -> np.ndarray:
+        return self.values
+
+
+@pytest.mark.parametrize("logits, ok", [([1.0, 5.0, 3.0], True), ([1.0, 5.01, 3.0], True), ([1.0, 4.0, 3.0], False), ([1.0, np.nan, 3.0], False)])
+def test_a_fresh_process_answers_as_the_saved_model_did(logits: list[float], ok: bool) -> None:
+    manifest = {"probe": {"token_ids": [1, 2], "at": [1, 2], "logits": [5.0, 3.0]}}
+    if ok:
+        attest.check_probe(Fixed(logits), manifest)
+    else:
+        with pytest.raises(InvalidVariant, match="saving or loading lost something"):
+            attest.check_probe(Fixed(logits), manifest)
