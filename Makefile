@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help repro test ui
+.PHONY: help repro test full ui
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -16,6 +16,9 @@ repro: .venv/installed  ## install what is missing, run the whole pipeline, prin
 test: .venv/installed  ## install what is missing, check style and types, run the tests
 	ruff check pipeline tests evalsets && ruff format --check pipeline tests evalsets && mypy pipeline
 	pytest
+
+full: .venv/installed  ## every variant of tests/bench/full.yaml, in a clone, smoke tier
+	python tests/bench/full.py
 
 ui: .venv/installed  ## open the MLflow UI on 127.0.0.1:5000
 	mlflow ui --backend-store-uri sqlite:///mlflow.db --host 127.0.0.1 --port 5000
