@@ -56,7 +56,9 @@ def test_the_base_itself_is_not_quantized(tiny: Path) -> None:
     assert found.weight_bytes == 4 * sum(math.prod(t.shape) for t in weights.read_headers(tiny).values())
 
 
-@pytest.mark.parametrize("patterns, count", [(["*.down_proj"], 2), (["layers.0.*"], 7), (["layers.0.*", "*.down_proj"], 8), ([], 0)])
+@pytest.mark.parametrize(
+    "patterns, count", [(["*.down_proj"], 2), (["layers.0.*"], 7), (["layers.0.*", "*.down_proj"], 8), ([], 0)]
+)
 def test_layers_to_keep_are_matched_as_in_a_shell(tiny: Path, patterns: list[str], count: int) -> None:
     assert len(weights.kept_layers(tiny, patterns)) == count
 
@@ -99,7 +101,9 @@ class Fixed:
         return self.values
 
 
-@pytest.mark.parametrize("logits, ok", [([1.0, 5.0, 3.0], True), ([1.0, 5.01, 3.0], True), ([1.0, 4.0, 3.0], False), ([1.0, np.nan, 3.0], False)])
+@pytest.mark.parametrize(
+    "logits, ok", [([1.0, 5.0, 3.0], True), ([1.0, 5.01, 3.0], True), ([1.0, 4.0, 3.0], False), ([1.0, np.nan, 3.0], False)]
+)
 def test_a_fresh_process_answers_as_the_saved_model_did(logits: list[float], ok: bool) -> None:
     manifest = {"probe": {"token_ids": [1, 2], "at": [1, 2], "logits": [5.0, 3.0]}}
     if ok:

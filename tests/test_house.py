@@ -36,6 +36,7 @@ ALLOWED = {
         "engines/hf.py",
         "engines/_head.py",
         "engines/_lm_eval.py",
+        "quantizers/_gptqmodel.py",
         "quantizers/cast.py",
         "quantizers/torchao.py",
         "download.py",

@@ -13,7 +13,7 @@ from pipeline import artifacts, quantize, quantizers, weights
 from pipeline.calibration import Calibration
 from pipeline.errors import ArtifactError, InvalidVariant, Unsupported
 from pipeline.params import Variant
-from pipeline.quantizers._gptqmodel import refuse_odd_widths
+from pipeline.quantizers._gptqmodel import refuse_groups_without_kernel, refuse_odd_widths
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -114,7 +114,7 @@ def test_a_gptq_folder_loads_with_a_packed_kernel_and_close_logits(
 
 
 @pytest.mark.filterwarnings("ignore")  # gptqmodel's own, at load
-@pytest.mark.parametrize("bits, group", [(8, 32), (4, 32), (4, -1)])
+@pytest.mark.parametrize("bits, group", [(8, 32), (4, 32), (8, -1)])
 def test_rtn_is_the_nearest_code_of_each_group(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bits: int, group: int
 ) -> None:
@@ -152,8 +152,8 @@ def test_an_invalid_variant_is_recorded_and_the_stage_goes_on(tiny: Path, tmp_pa
         raise InvalidVariant("layer 3 holds inf")
 
     monkeypatch.setattr(quantizers, "find", lambda name: overflow)
-    quantize.main("fp16")
-    manifest = artifacts.read_manifest(artifacts.model_dir("fp16"))
+    quantize.main("int8")
+    manifest = artifacts.read_manifest(artifacts.model_dir("int8"))
     assert manifest["status"] == "invalid" and manifest["reason"] == "layer 3 holds inf" and manifest["files"] == {}
 
 
@@ -164,6 +164,16 @@ def test_an_odd_width_is_refused_with_layer_width_and_sizes_that_work(tmp_path: 
     assert "the 96 inputs of model.layers.0." in str(caught.value) and "16, 32, or -1" in str(caught.value)
     refuse_odd_widths(base, 32)
     refuse_odd_widths(base, -1)
+
+
+@pytest.mark.parametrize("bits, group, ok", [(4, 32, True), (4, 16, False), (4, -1, False), (8, 16, True), (8, -1, True)])
+def test_groups_that_the_cpu_s_kernel_refuses_are_refused_before_work(tmp_path: Path, bits: int, group: int, ok: bool) -> None:
+    base = make_model(tmp_path / "odd", hidden=96)
+    if ok:
+        refuse_groups_without_kernel(base, bits, group)
+    else:
+        with pytest.raises(Unsupported, match="the CPU's 4-bit kernel takes 32, 64, 128, 256"):
+            refuse_groups_without_kernel(base, bits, group)
 
 
 def test_a_cut_shard_is_named(tmp_path: Path) -> None:

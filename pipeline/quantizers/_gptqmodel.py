@@ -19,6 +19,7 @@ from pipeline.quiet import output_to
 from pipeline.weights import kept_layers, linear_widths
 
 GroupSize = Literal[-1, 16, 32, 64, 128, 256, 512, 1024]  # what its kernels take; -1: one group a row
+CPU_INT4_GROUPS = (32, 64, 128, 256)  # torch's _weight_int4pack_mm
 
 
 def build(
@@ -45,10 +46,13 @@ def build(
     with output_to(artifacts.LOGS / f"{method}.log") as terminal:
         try:
             import gptqmodel
+            import torch
             from gptqmodel.quantization import config as configs
         except ImportError as e:
             raise Unsupported(f"quantizer {method!r} needs {e.name}; pip install gptqmodel -c constraints.txt") from None
 
+        if not torch.cuda.is_available():
+            refuse_groups_without_kernel(model_dir, arguments["bits"], group_size)
         skipped = {f"-:^{re.escape(layer)}$": {} for layer in kept}
         asked = getattr(configs, name)(**arguments, dynamic=skipped or None)
         model = gptqmodel.GPTQModel.load(str(model_dir), asked, trust_remote_code=artifacts.trusts_code(model_dir))
@@ -87,6 +91,17 @@ def refuse_odd_widths(model_dir: Path, group_size: int) -> None:
             raise Unsupported(
                 f"group_size {group_size} does not divide the {width} inputs of {layer}; "
                 f"sizes that work for every layer: {', '.join(map(str, works)) or 'none'}, or -1 (one group a row)"
+            )
+
+
+def refuse_groups_without_kernel(model_dir: Path, bits: int, group_size: int) -> None:
+    """Raise if the packed 4-bit product of this CPU does not take the groups: it says so only when the model runs."""
+    for layer, width in linear_widths(model_dir).items():
+        group = width if group_size == -1 else group_size
+        if bits == 4 and group not in CPU_INT4_GROUPS:
+            raise Unsupported(
+                f"group_size {group_size} makes groups of {group} in {layer}; the CPU's 4-bit kernel takes "
+                f"{', '.join(map(str, CPU_INT4_GROUPS))}"
             )
 
 

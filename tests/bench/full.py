@@ -1,6 +1,6 @@
 """Every variant of full.yaml through the whole pipeline, in a clone of this commit, so that this folder's results stay.
 
-    python tests/bench/full.py [WORK_FOLDER [TIER]]      -> WORK_FOLDER/reports/
+python tests/bench/full.py [WORK_FOLDER [TIER]]      -> WORK_FOLDER/reports/
 """
 
 from __future__ import annotations
