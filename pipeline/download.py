@@ -23,6 +23,8 @@ from pipeline.weights import count_weights
 # What a model folder may bring along; pickled weights and code files stay out unless code is asked for.
 WANTED = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.txt", "*.model", "*.jinja", "LICENSE*", "README.md")
 
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
+
 
 def download(model: params.PackageModel | params.PathModel | params.HubModel, out: Path) -> dict[str, Any]:
     """Bring the model into `out`; returns the manifest's facts about where it came from."""
@@ -45,7 +47,29 @@ def download(model: params.PackageModel | params.PathModel | params.HubModel, ou
         raise DownloadError(
             f"{model.source} model holds no tokenizer.json; make one with AutoTokenizer.from_pretrained(...).save_pretrained(...)"
         )
-    return facts
+    return facts | {"repairs": _repair_generation_config(out)}
+
+
+def _repair_generation_config(out: Path) -> list[str]:
+    """Take out of generation_config.json what contradicts `do_sample: false`, and say so.
+
+    transformers refuses to save a model with such a config, after all the work of quantizing it. Greedy decoding ignores the
+    settings, so nothing changes but that.
+    """
+    file = out / "generation_config.json"
+    if not file.exists():
+        return []
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as e:
+        raise DownloadError(f"generation_config.json is not valid JSON ({e}); fetch it again") from None
+    found = [] if config.get("do_sample") else [key for key in SAMPLING if config.get(key) is not None]
+    repairs = [f"generation_config.json: {key} = {config.pop(key)!r} taken out, since do_sample is false" for key in found]
+    if repairs:
+        artifacts.write_json(file, config)
+    for repair in repairs:
+        cli.say("download", f"repaired: {repair}")
+    return repairs
 
 
 def _refuse_damage(out: Path) -> None:

@@ -41,13 +41,43 @@ def count_weights(folder: Path) -> int:
     return sum(math.prod(t.shape) for t in read_headers(folder).values())
 
 
-def linear_widths(folder: Path) -> dict[str, int]:
-    """{layer: in_features} of the matrices inside the decoder layers: what weight quantizers pack in groups."""
+def linear_shapes(folder: Path) -> dict[str, tuple[int, int]]:
+    """{layer: (out_features, in_features)} of the matrices inside the decoder layers: what weight quantizers pack."""
     return {
-        name.removesuffix(".weight"): t.shape[1]
+        name.removesuffix(".weight"): (t.shape[0], t.shape[1])
         for name, t in read_headers(folder).items()
         if name.endswith(".weight") and len(t.shape) == 2 and ".layers." in name
     }
+
+
+def linear_widths(folder: Path) -> dict[str, int]:
+    """{layer: in_features} of `linear_shapes`."""
+    return {name: shape[1] for name, shape in linear_shapes(folder).items()}
+
+
+def packed_bits(
+    folder: Path,
+    kept: list[str],
+    *,
+    weight: float,
+    group: int = 0,
+    group_size: int = -1,
+    row: int = 0,
+    column: int = 0,
+    each: int = 0,
+) -> float:
+    """Bits a weight that a method's packed matrices take, from their shapes.
+
+    weight: bits of a code; group: of what a group of `group_size` inputs shares (-1: a row); row, column: of what an output or an
+    input row carries; each: of what every matrix carries.
+    """
+    bits = weights = 0.0
+    for name, (outputs, inputs) in linear_shapes(folder).items():
+        if name not in kept:
+            groups = 1 if group_size == -1 else math.ceil(inputs / group_size)
+            bits += outputs * (inputs * weight + groups * group + row) + inputs * column + each
+            weights += outputs * inputs
+    return bits / weights
 
 
 def kept_layers(folder: Path, patterns: list[str]) -> list[str]:

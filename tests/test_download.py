@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -154,3 +155,21 @@ def test_offline_says_so_and_what_else_there_is(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(DownloadError, match="cannot be reached.*use a path or package model"):
         download.download(HubModel(source="hub", id="org/model"), tmp_path)
+
+
+def test_sampling_settings_beside_do_sample_false_are_taken_out_and_said(tiny: Path, tmp_path: Path) -> None:
+    """transformers loads such a config and refuses to save it: seen here first, by its own validation."""
+    from transformers import GenerationConfig
+
+    source, out = tmp_path / "source", tmp_path / "out"
+    shutil.copytree(tiny, source)
+    wrong = {"do_sample": False, "temperature": 0.9, "top_p": 0.8, "eos_token_id": 2}
+    (source / "generation_config.json").write_text(json.dumps(wrong), encoding="utf-8")
+    with pytest.raises(ValueError, match="do_sample"):
+        GenerationConfig.from_pretrained(source).validate(strict=True)
+    out.mkdir()
+    facts = download.download(PathModel(source="path", path=str(source)), out)
+    assert [r.split(": ")[1].split(" ")[0] for r in facts["repairs"]] == ["temperature", "top_p"]
+    GenerationConfig.from_pretrained(out).validate(strict=True)
+    assert json.loads((out / "generation_config.json").read_text("utf-8")) == {"do_sample": False, "eos_token_id": 2}
+    assert json.loads((source / "generation_config.json").read_text("utf-8")) == wrong

@@ -57,7 +57,7 @@ ALLOWED = {
     "matplotlib": {"report.py"},
     "jinja2": {"report.py"},
     "lm_eval": {"evaluate.py", "check.py", "engines/_lm_eval.py"},
-    "gptqmodel": {"quantizers/_gptqmodel.py"},
+    "gptqmodel": {"quantizers/_gptqmodel.py", "engines/hf.py"},
     "bitsandbytes": {"quantizers/bnb.py"},
     "llama_cpp": {"quantizers/gguf.py", "engines/llamacpp.py"},
     "onnxruntime_genai": {"engines/onnxruntime.py"},

@@ -18,6 +18,12 @@ from pipeline.quantizers._gptqmodel import refuse_groups_without_kernel, refuse_
 ROOT = Path(__file__).resolve().parent.parent
 
 
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Like `tiny` with widths that every kernel takes, and in bfloat16, as models are that people quantize."""
+    return make_model(tmp_path_factory.mktemp("wide") / "model", hidden=128, dtype="bfloat16")
+
+
 def calibration(folder: Path, rows: int = 4, tokens: int = 64) -> Calibration:
     """Rows as `calibrate` writes them."""
     if not folder.exists():
@@ -89,7 +95,7 @@ def test_gptq_writes_four_bits_and_equal_inputs_give_equal_files(
     codes = sum(t.bytes for n, t in packed.items() if n.endswith("qweight"))
     linear = sum(math.prod(t.shape) for n, t in weights.read_headers(tiny).items() if "proj" in n)
     assert 8 * codes / linear == 4
-    assert facts["modules"] == 14 and facts["damping"] == [0.05]
+    assert facts["modules"] == 14 and facts["damping"] == 0.05 and facts["damped_more"] == {}
     assert facts["calibration"]["rows_used"] == 4  # type: ignore[index]
     assert "/tmp/" not in (tmp_path / "out/config.json").read_text()
     assert not (tmp_path / "logs").exists()
@@ -194,3 +200,148 @@ def test_a_failing_quantizer_leaves_no_model(tiny: Path, tmp_path: Path) -> None
             calibration=Calibration(tmp_path / "none"), seed=1,
         )  # fmt: skip
     assert not (tmp_path / "model").exists()
+
+
+# --- every method, on the tiny model -----------------------------------------------------------------------------
+
+METHODS: dict[str, tuple[str, dict[str, object]]] = {
+    "w8a8": ("torchao", {"scheme": "int8-dynamic"}),
+    "bnb int8": ("bnb", {"type": "int8"}),
+    "nf4": ("bnb", {"type": "nf4"}),
+    "nf4, scales quantized": ("bnb", {"type": "nf4", "double_quant": True}),
+    "gptq 8": ("gptq", {"bits": 8, "group_size": 32}),
+    "gptq 3": ("gptq", {"bits": 3, "group_size": 32}),
+    "gptq 4, by activation": ("gptq", {"bits": 4, "group_size": 32, "act_order": True}),
+    "awq": ("awq", {"bits": 4, "group_size": 32}),
+    "rtn": ("rtn", {"bits": 4, "group_size": 32}),
+}
+KEEPS = {"w8a8", "nf4", "gptq 8", "awq", "rtn"}
+QUIET = pytest.mark.filterwarnings("ignore")  # the libraries' own
+
+
+@QUIET
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_packs_every_matrix_and_answers_alike_when_loaded_anew(
+    wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    import numpy as np
+
+    from pipeline import attest, engines
+
+    monkeypatch.chdir(tmp_path)
+    quantizer, options = METHODS[name]
+    facts = run(wide, tmp_path / "out", quantizer, **options)
+    assert facts["modules"] == 14 and facts["kept"] == []
+    assert facts["packed_bits"] == pytest.approx(facts["expected_bits"], rel=attest.TOLERANCE)
+    engine, base = engines.load("hf", tmp_path / "out", threads=2), engines.load("hf", wide, threads=2)
+    attest.check_kernels(engine.kernels(), facts)
+    attest.check_probe(engine, facts)
+    ids = list(range(5, 60))
+    ours, theirs = engine.logits(ids), base.logits(ids)
+    assert np.isfinite(ours).all() and 0.7 < np.corrcoef(ours.ravel(), theirs.ravel())[0, 1] < 1
+
+
+@QUIET
+@pytest.mark.parametrize("name", sorted(KEEPS))
+def test_kept_layers_stay_as_they_are(wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    from pipeline import attest, engines
+
+    monkeypatch.chdir(tmp_path)
+    quantizer, options = METHODS[name]
+    facts = run(wide, tmp_path / "out", quantizer, **options, keep=["*.down_proj"])
+    assert facts["modules"] == 12 and len(facts["kept"]) == 2  # type: ignore[arg-type]
+    attest.check_kernels(engines.load("hf", tmp_path / "out", threads=2).kernels(), facts)
+
+
+@QUIET
+@pytest.mark.parametrize("name", ["rtn", "gptq 8", "nf4", "w8a8"])
+@pytest.mark.parametrize("size", [0.0, 1e-9])
+def test_groups_of_nothing_give_finite_scales_and_nothing(
+    wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, size: float
+) -> None:
+    import numpy as np
+    from safetensors.torch import load_file, save_file
+
+    from pipeline import engines
+
+    monkeypatch.chdir(tmp_path)
+    base = tmp_path / "base"
+    shutil.copytree(wide, base)
+    tensors = load_file(base / "model.safetensors")
+    tensors["model.layers.0.mlp.up_proj.weight"][:] = size
+    save_file(tensors, base / "model.safetensors", metadata={"format": "pt"})
+    quantizer, options = METHODS[name]
+    run(base, tmp_path / "out", quantizer, **options)
+    engine, plain = engines.load("hf", tmp_path / "out", threads=2), engines.load("hf", base, threads=2)
+    ours, theirs = engine.logits(list(range(5, 40))), plain.logits(list(range(5, 40)))
+    assert np.isfinite(ours).all() and np.corrcoef(ours.ravel(), theirs.ravel())[0, 1] > 0.7
+
+
+@pytest.mark.parametrize("scheme, word", [
+    ("int4-weight-only", "int4 needs a CUDA device"), ("float8-weight-only", "compute capability 8.9"), ("float8-dynamic", "8.9"),
+])  # fmt: skip
+def test_what_this_machine_has_no_kernel_for_is_unsupported_with_the_reason(
+    wide: Path, tmp_path: Path, scheme: str, word: str
+) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("a CUDA device is here: the scheme may be supported")
+    out = tmp_path / "out"
+    out.mkdir()
+    built = quantize.build(
+        Variant(quantizer="torchao", options={"scheme": scheme}), wide, out, calibration=Calibration(tmp_path / "none"), seed=1
+    )
+    assert built["status"] == "unsupported" and word in built["reason"]
+
+
+def test_fp16_overflow_names_the_first_layer_that_passes_the_range(wide: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    base = tmp_path / "base"
+    shutil.copytree(wide, base)
+    tensors = load_file(base / "model.safetensors")
+    tensors["model.layers.1.mlp.up_proj.weight"] *= 3e5 / tensors["model.layers.1.mlp.up_proj.weight"].abs().max()
+    tensors["model.layers.1.mlp.up_proj.weight"].clamp_(-6e4, 6e4)  # each weight fits; a sum of 64 of them does not
+    save_file(tensors, base / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(InvalidVariant, match=r"first in model\.layers\.1\.mlp\.up_proj"):
+        run(base, tmp_path / "out", "cast", dtype="float16")
+    facts = run(wide, tmp_path / "fine", "cast", dtype="float16")
+    assert facts["range_probe_tokens"] == 64 and facts["underflowed_weights"] == 0
+
+
+def test_weights_lost_to_underflow_are_counted(wide: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    base = tmp_path / "base"
+    shutil.copytree(wide, base)
+    tensors = load_file(base / "model.safetensors")
+    tensors["model.layers.0.mlp.up_proj.weight"][0, :5] = 1e-9
+    save_file(tensors, base / "model.safetensors", metadata={"format": "pt"})
+    assert run(base, tmp_path / "out", "cast", dtype="float16")["underflowed_weights"] == 5
+    assert run(base, tmp_path / "out2", "cast", dtype="bfloat16")["underflowed_weights"] == 0
+
+
+@QUIET
+def test_a_hessian_that_cannot_be_factored_is_damped_more_and_said(
+    wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calibration rows of one token: the Hessian has rank one, and a damping of nearly nothing does not help."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "calibration"
+    artifacts.write_jsonl(folder / "rows.jsonl", ({"token_ids": [7] * 64} for _ in range(8)))
+    artifacts.write_json(folder / artifacts.MANIFEST, {"status": "ok", "rows_used": 8, "files": artifacts.files_of(folder)})
+    facts = run(wide, tmp_path / "out", "gptq", bits=4, group_size=32, damping=1e-9)
+    assert facts["damping"] == 1e-9 and all(d > 1e-9 for d in facts["damped_more"].values())  # type: ignore[attr-defined]
+    assert facts["damped_more"]
+
+
+def test_a_changed_weight_file_is_found(wide: Path, tmp_path: Path) -> None:
+    run(wide, tmp_path / "out", "cast", dtype="bfloat16")
+    manifest = {"files": artifacts.files_of(tmp_path / "out")}
+    file = tmp_path / "out" / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(bytes(data))
+    with pytest.raises(ArtifactError, match="was changed after its manifest"):
+        artifacts.verify_files(tmp_path / "out", manifest)

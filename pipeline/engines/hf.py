@@ -8,6 +8,8 @@ which on a small model is most of it.
 from __future__ import annotations
 
 import inspect
+import json
+import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -43,20 +45,39 @@ def load(
         device = "cuda" if torch.cuda.is_available() else "cpu"
     elif device == "cuda" and not torch.cuda.is_available():
         raise Unsupported("no CUDA device on this machine")
-    model, info = AutoModelForCausalLM.from_pretrained(
-        model_dir,
-        dtype="auto",
-        attn_implementation=attention,
-        device_map=None if device == "cpu" else {"": device},
-        trust_remote_code=trusted,
-        use_safetensors=True,
-        output_loading_info=True,
-    )
-    wrong = {k: sorted(map(str, v)) for k, v in info.items() if k.endswith("_keys") and v}
-    if wrong:
-        raise ArtifactError(f"{model_dir}: weights do not fit the model: {wrong}")
+    if _keeps_layers(model_dir):
+        model = _load_mixed(model_dir, device, trusted)
+    else:
+        model, info = AutoModelForCausalLM.from_pretrained(
+            model_dir,
+            dtype="auto",
+            attn_implementation=attention,
+            device_map=None if device == "cpu" else {"": device},
+            trust_remote_code=trusted,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+        wrong = {k: sorted(map(str, v)) for k, v in info.items() if k.endswith("_keys") and v}
+        if wrong:
+            raise ArtifactError(f"{model_dir}: weights do not fit the model: {wrong}")
     tokenizer = AutoTokenizer.from_pretrained(model_dir, trust_remote_code=trusted)
     return HfEngine(model.eval(), tokenizer, str(device))
+
+
+def _keeps_layers(model_dir: Path) -> bool:
+    """Whether a GPTQ checkpoint leaves some layers unpacked: transformers takes every layer for a packed one."""
+    config = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
+    return bool((config.get("quantization_config") or {}).get("dynamic"))
+
+
+def _load_mixed(model_dir: Path, device: str, trusted: bool) -> Any:
+    """By gptqmodel's own loader, which knows about layers of their own kind."""
+    try:
+        os.environ.setdefault("GPTQMODEL_CPU_WORKERS", str(max(2, os.cpu_count() or 2)))  # read at import; 1 stops the load
+        from gptqmodel import GPTQModel
+    except ImportError as e:
+        raise Unsupported(f"a model with kept layers needs {e.name}; pip install gptqmodel -c constraints.txt") from None
+    return GPTQModel.load(str(model_dir), device=device, trust_remote_code=trusted).model
 
 
 class HfEngine:

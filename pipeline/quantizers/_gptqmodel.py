@@ -16,7 +16,7 @@ from pipeline import artifacts, cli
 from pipeline.errors import Unsupported
 from pipeline.quantizers import Facts
 from pipeline.quiet import output_to
-from pipeline.weights import kept_layers, linear_widths
+from pipeline.weights import kept_layers, linear_widths, packed_bits
 
 GroupSize = Literal[-1, 16, 32, 64, 128, 256, 512, 1024]  # what its kernels take; -1: one group a row
 CPU_INT4_GROUPS = (32, 64, 128, 256)  # torch's _weight_int4pack_mm
@@ -57,18 +57,19 @@ def build(
         asked = getattr(configs, name)(**arguments, dynamic=skipped or None)
         model = gptqmodel.GPTQModel.load(str(model_dir), asked, trust_remote_code=artifacts.trusts_code(model_dir))
         layers = model.model.config.num_hidden_layers
-        on_cpu = cpu_backend is not None and model.device.type == "cpu"
+        on_cpu = cpu_backend is not None and not torch.cuda.is_available()
         chosen = {"backend": getattr(gptqmodel.BACKEND, str(cpu_backend))} if on_cpu else {}
         with cli.progress(layers, method, "layer", terminal) as bar:
             model.layer_callback = _Progress(bar)
             model.quantize(given, batch_size=batch_size, **chosen)
         model.save(str(out_dir))
         _take_back_logs()
-    _forget_this_run(out_dir)
+    _forget_this_run(out_dir, kept if method == "awq" else [])
     facts = _losses(out_dir, artifacts.LOGS / f"{method}.csv", arguments.get("damp_percent"))
     bits = arguments["bits"]
-    overhead = 0 if group_size == -1 else (16 + bits) / group_size  # a 16-bit scale and a zero point a group
-    return {"library": "gptqmodel", "head": "bfloat16", "kept": kept, "expected_bits": bits + overhead, **facts}
+    index = 0 if method == "awq" else 32  # an int32 a column says which group it is in
+    expected = packed_bits(model_dir, kept, weight=bits, group=16 + bits, group_size=group_size, column=index)
+    return {"library": "gptqmodel", "head": "bfloat16", "kept": kept, "expected_bits": expected, **facts}
 
 
 class _Progress:
@@ -113,12 +114,17 @@ def _take_back_logs() -> None:
         Path("logs").rmdir()
 
 
-def _forget_this_run(out_dir: Path) -> None:
-    """Take a temporary folder's name out of the written configs: equal inputs must give equal files."""
+def _forget_this_run(out_dir: Path, unconverted: list[str]) -> None:
+    """Take a temporary folder's name out of the written configs, since equal inputs must give equal files; name the layers
+    that are not AWQ's in transformers' own way."""
     for name in ("config.json", "quantize_config.json"):
         file = out_dir / name
         config = json.loads(file.read_text(encoding="utf-8"))
-        config.get("quantization_config", config).get("meta", {}).pop("offload_to_disk_path", None)
+        own = config.get("quantization_config", config)
+        own.get("meta", {}).pop("offload_to_disk_path", None)
+        if unconverted:
+            own["modules_to_not_convert"] = unconverted
+            own.pop("dynamic", None)
         file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
@@ -128,13 +134,14 @@ def _losses(out_dir: Path, log: Path, damping: float | None) -> Facts:
     with own.open(newline="") as f:
         rows = list(csv.DictReader(f))
     shutil.move(own, log)
-    losses = [float(r["loss"].removeprefix("rtn: ")) for r in rows]
-    worst = rows[losses.index(max(losses))]
-    facts: Facts = {
-        "modules": len(rows),
-        "loss_mean": sum(losses) / len(losses),
-        "loss_worst": {"module": f"layers.{worst['layer']}.{worst['module']}", "loss": max(losses)},
-    }
+    facts: Facts = {"modules": len(rows)}
+    if rows[0]["loss"] != "not applicable":  # awq's
+        losses = [float(r["loss"].removeprefix("rtn: ")) for r in rows]
+        worst = rows[losses.index(max(losses))]
+        facts |= {
+            "loss_mean": sum(losses) / len(losses),
+            "loss_worst": {"module": f"layers.{worst['layer']}.{worst['module']}", "loss": max(losses)},
+        }
     if damping is not None:
         used = {f"layers.{r['layer']}.{r['module']}": float(r["damp"]) for r in rows}
         facts |= {"damping": damping, "damped_more": {m: d for m, d in used.items() if abs(d - damping) > 1e-9}}

@@ -10,7 +10,7 @@ from pipeline.calibration import Calibration
 from pipeline.errors import Unsupported
 from pipeline.quantizers import Facts
 from pipeline.quantizers._probe import probe
-from pipeline.weights import kept_layers, linear_widths
+from pipeline.weights import kept_layers, linear_widths, packed_bits
 
 
 def quantize(
@@ -53,5 +53,14 @@ def quantize(
     model.save_pretrained(out_dir)
     return {
         "library": "bitsandbytes", "head": "bfloat16", "kept": kept, "modules": len(linear_widths(model_dir)) - len(kept),
-        "expected_bits": 8 if type == "int8" else 4.13 if double_quant else 4.5, "probe": probe(model),
+        "expected_bits": packed_bits(model_dir, kept, **_bits(type, double_quant)), "probe": probe(model),
     }  # fmt: skip
+
+
+def _bits(type: str, double_quant: bool) -> dict[str, int]:
+    """Of a weight, a row's or a block's scale, and what every matrix carries besides (the 16 codes and a description)."""
+    if type == "int8":
+        return {"weight": 8, "row": 32}
+    if double_quant:  # scales in 8 bits, and one of 32 for 256 of them
+        return {"weight": 4, "group": 8, "group_size": 64, "each": 8 * (64 + 1024 + 150)}
+    return {"weight": 4, "group": 32, "group_size": 64, "each": 8 * (64 + 90)}

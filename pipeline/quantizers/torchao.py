@@ -10,11 +10,15 @@ from pipeline.calibration import Calibration
 from pipeline.errors import Unsupported
 from pipeline.quantizers import Facts
 from pipeline.quantizers._probe import probe
-from pipeline.weights import kept_layers, linear_widths
+from pipeline.weights import kept_layers, linear_widths, packed_bits
 
-BITS = {  # a weight, its scales aside: one a row, or one 16-bit pair in 128
-    "int8-weight-only": 8, "int8-dynamic": 8, "int4-weight-only": 4.25, "float8-weight-only": 8, "float8-dynamic": 8,
-}  # fmt: skip
+BITS: dict[str, dict[str, int]] = {  # of a weight, and of a row's or a group's scale and zero point, as torchao saves them
+    "int8-weight-only": {"weight": 8, "row": 32 + 8},
+    "int8-dynamic": {"weight": 8, "row": 32 + 8},
+    "int4-weight-only": {"weight": 4, "group": 32, "group_size": 128},  # untried: needs CUDA
+    "float8-weight-only": {"weight": 8, "row": 32},  # untried: needs CUDA
+    "float8-dynamic": {"weight": 8, "row": 32},  # untried: needs CUDA
+}
 FLOAT8_SINCE = (8, 9)  # CUDA compute capability of the first cards with float8 products
 
 
@@ -60,7 +64,7 @@ def quantize(
     model.save_pretrained(out_dir)
     return {
         "library": "torchao", "head": "bfloat16", "kept": kept, "modules": len(linear_widths(model_dir)) - len(kept),
-        "expected_bits": BITS[scheme], "probe": probe(model),
+        "expected_bits": packed_bits(model_dir, kept, **BITS[scheme]), "probe": probe(model),
     }  # fmt: skip
 
 
