@@ -14,7 +14,7 @@ from pipeline.calibration import cut
 from pipeline.engines import Sampling
 from pipeline.errors import DataError
 from pipeline.evalset import Row, load_texts, sets_digest
-from pipeline.overlap import measured_rows, refuse_overlap
+from pipeline.overlap import measured_rows, overlap, refuse_overlap
 from pipeline.params import HubText
 
 OPENING = 16  # tokens of a text that a continuation starts from: enough to settle its language and kind
@@ -29,60 +29,86 @@ def encode(texts: list[Row]) -> list[list[int]]:
     return [tokenizer.encode(row["text"] + "\n\n", add_special_tokens=False).ids for row in texts]
 
 
-def continuations(texts: list[Row], *, total: int, length: int, threads: int, seed: int) -> list[Row]:
-    """The base model's own samples at temperature 1, opening by opening, until there are `total` tokens."""
+def continuations(
+    texts: list[Row], measured: list[Row], *, total: int, length: int, threads: int, seed: int
+) -> tuple[list[Row], int]:
+    """(the base model's own samples at temperature 1, how many were left out), opening by opening, until `total` tokens.
+
+    One that happens to say what is measured is left out. They start as the tokenizer starts a text (with a BOS, where it does).
+    """
+    engine: Any = engines.load("hf", artifacts.BASE, threads=threads)
+    lead = [t for t in engine.tokenizer("").input_ids if t == engine.tokenizer.bos_token_id][:1]
     pieces = [ids[at : at + OPENING] for ids in encode(texts) for at in range(0, len(ids) - OPENING, 4 * OPENING)]
     openings = sorted(pieces, key=lambda ids: artifacts.digest([seed, ids]))
-    engine: Any = engines.load("hf", artifacts.BASE, threads=threads)
+    length = min(length, engine.max_length - OPENING - len(lead))
     found: list[Row] = []
-    made = 0
+    made = dropped = 0
     with cli.progress(total, "calibrate: own samples", "token") as bar:
         for at in range(0, len(openings), BATCH):
             part = openings[at : at + BATCH]
-            replies = engine.sample(part, length, Sampling(1.0, seed + at))
-            for k, (opening, reply) in enumerate(zip(part, replies)):
-                text = engine.tokenizer.decode([*opening, *reply], skip_special_tokens=True)
-                found.append({"id": f"self-{at + k:04d}", "domain": "self", "text": text})
-                made += len(opening) + len(reply)
-            bar.update(sum(map(len, replies)))
+            replies = engine.sample([lead + ids for ids in part], length, Sampling(1.0, seed + at))
+            written = [engine.tokenizer.decode(o + r, skip_special_tokens=True) for o, r in zip(part, replies)]
+            rows = [{"id": f"self-{at + k:04d}", "domain": "self", "text": text} for k, text in enumerate(written)]
+            kept = [row for row in rows if not overlap([row], measured)]
+            dropped += len(rows) - len(kept)
+            found += kept
+            new = sum(map(len, encode(kept)))
+            made += new
+            bar.update(new)
             if made >= total:
                 break
-    return found
+    return found, dropped
 
 
-def hub_texts(hub: HubText) -> tuple[list[Row], int]:
-    """The first documents of a dataset, and how many blank ones were left out.
+def hub_texts(hub: HubText) -> tuple[list[Row], dict[str, Any]]:
+    """(the first documents of a dataset, facts: the commit, how many were blank).
 
-    A dataset's own code never runs (`datasets` has dropped it); a name that cannot be had is an error in words.
+    A dataset's own code never runs (`datasets` has dropped it); what cannot be had or used is an error in words.
     """
     import datasets
+    from huggingface_hub import HfApi
 
+    local = Path(hub.dataset).is_dir()
+    if local and not Path(hub.dataset).resolve().is_relative_to(Path("evalsets").resolve()):
+        raise DataError(
+            f"calibration.hub.dataset: the folder {hub.dataset!r} lies outside evalsets/, where a change would go unseen"
+        )
     try:
-        data = datasets.load_dataset(hub.dataset, hub.name, split=hub.split, revision=hub.revision, streaming=True)
+        commit = None if local else HfApi().dataset_info(hub.dataset, revision=hub.revision).sha
+        data = datasets.load_dataset(hub.dataset, hub.name, split=hub.split, revision=commit, streaming=True)
         taken = list(data.take(hub.documents))
     except Exception as e:  # the hub's, the network's, the parser's: all of them mean that there is no text
         first = (str(e).strip().splitlines() or ["no message"])[0]
         raise DataError(f"calibration.hub: {hub.dataset!r} could not be loaded ({type(e).__name__}: {first})") from None
-    if taken and hub.column not in taken[0]:
-        raise DataError(f"calibration.hub.column = {hub.column!r}: {hub.dataset!r} has {', '.join(taken[0])}")
-    texts = [str(row[hub.column] or "") for row in taken]
-    rows = [{"id": f"{hub.dataset}#{i}", "domain": "hub", "text": t} for i, t in enumerate(texts) if t.strip()]
-    return rows, len(texts) - len(rows)
+    rows = []
+    for i, row in enumerate(taken):
+        if hub.column not in row:
+            raise DataError(f"calibration.hub.column = {hub.column!r}: {hub.dataset!r} has {', '.join(row)}")
+        if not isinstance(row[hub.column] or "", str):
+            kind = type(row[hub.column]).__name__
+            raise DataError(f"calibration.hub.column = {hub.column!r} holds {kind}, not text (row {i}); name a column of text")
+        if (row[hub.column] or "").strip():
+            rows.append({"id": f"{hub.dataset}#{i}", "domain": "hub", "text": row[hub.column]})
+    return rows, {"commit": commit, "documents_given": len(taken), "documents_blank": len(taken) - len(rows)}
 
 
-def gather(setup: params.Calibration, threads: int, seed: int) -> tuple[list[Row], dict[str, Any]]:
-    """(texts, facts about them) of the source that params name."""
+def gather(setup: params.Calibration, measured: list[Row], threads: int, seed: int) -> tuple[list[Row], dict[str, Any]]:
+    """(texts, facts about them) of the source that params name; none of them is measured on."""
     facts: dict[str, Any] = {"source": setup.source}
     if setup.source == "hub":
         assert setup.hub is not None  # params.py has seen to that
-        texts, blank = hub_texts(setup.hub)
-        return texts, facts | setup.hub.model_dump() | {"documents_given": len(texts) + blank, "documents_blank": blank}
+        texts, more = hub_texts(setup.hub)
+        refuse_overlap(texts, measured, f"calibration dataset {setup.hub.dataset!r}")
+        return texts, facts | setup.hub.model_dump() | more
     path = Path(setup.set)
     texts = load_texts(path)
-    facts |= {"set": str(path), "set_files": sets_digest(path)}
-    if setup.source == "self":
-        texts = continuations(texts, total=setup.rows * setup.tokens, length=setup.tokens, threads=threads, seed=seed)
-    return texts, facts | {"documents_given": len(texts), "documents_blank": 0}
+    facts |= {"set": str(path), "set_files": sets_digest(path), "documents_blank": 0}
+    refuse_overlap(texts, measured, str(path))
+    if setup.source == "text":
+        return texts, facts | {"documents_given": len(texts)}
+    total = setup.rows * setup.tokens
+    texts, dropped = continuations(texts, measured, total=total, length=setup.tokens, threads=threads, seed=seed)
+    return texts, facts | {"documents_given": len(texts) + dropped, "documents_measured_on": dropped}
 
 
 def main() -> None:
@@ -91,9 +117,8 @@ def main() -> None:
     settings = params.load()
     setup = settings.calibration
     artifacts.verify_files(artifacts.BASE, base := artifacts.read_manifest(artifacts.BASE))
-    texts, facts = gather(setup, settings.thread_count, settings.seed)
     measured = measured_rows(Path(settings.diverge.corpus), Path(settings.diverge.trajectories.prompts))
-    refuse_overlap(texts, measured, f"calibration source {setup.source!r}")
+    texts, facts = gather(setup, measured, settings.thread_count, settings.seed)
     documents = encode(texts)
     rows = cut(documents, rows=setup.rows, tokens=setup.tokens, seed=settings.seed)
     if not rows:
@@ -110,7 +135,7 @@ def main() -> None:
             "rows_asked": setup.rows, "rows_used": len(rows), "tokens_per_row": setup.tokens,
             "files": files, "digest": artifacts.digest(files), "versions": artifacts.versions(),
         })  # fmt: skip
-    short = "" if len(rows) == setup.rows else f" ({setup.rows} were asked: give more text)"
+    short = "" if len(rows) == setup.rows else f" ({setup.rows} were asked: give more text in calibration.set)"
     cli.say("calibrate", f"{len(rows)} rows of {setup.tokens} tokens from {setup.source}{short}, {watch.done():.1f} s")
 
 

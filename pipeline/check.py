@@ -50,8 +50,10 @@ def faults(settings: Params) -> list[str]:
     asked = {task: name for name, tier in settings.tiers.items() for task in tier.tasks}
     known = _lm_eval_tasks() if asked.keys() - tasks.local_tasks().keys() else set()
     for task, tier_name in asked.items():
-        if task not in known:
+        if task not in known or task in tasks.local_tasks():
             collect(f"params.yaml: tiers.{tier_name}.tasks", tasks.load_task, task)
+    for task in tasks.local_tasks().keys() - asked.keys():  # calibration text is compared with every task that is here
+        collect("evalsets/tasks", tasks.load_task, task)
     if not found:  # it reads all of these files again, and would only repeat what is wrong with them
         collect("params.yaml: calibration.set", _check_overlap, settings)
     return found
@@ -66,12 +68,12 @@ def _check_folder(folder: Path) -> None:
 
 
 def _tier_faults(settings: Params) -> list[str]:
-    """Where a later tier measures less of something than an earlier one: what passed in one could then be unseen in it."""
+    """Where a later tier measures less of something than an earlier one; a task may be in one of them only."""
     found = []
     pairs = list(settings.tiers.items())
     for (small, less), (large, more) in itertools.pairwise(pairs):
         for what, count in _counts(less).items():
-            if _number(_counts(more).get(what, 0)) < _number(count):
+            if _number(_counts(more).get(what, "all")) < _number(count):
                 found.append(
                     f"params.yaml: tiers.{large}.{what} = {_counts(more).get(what)!r} is less than tiers.{small}'s {count!r}; "
                     "tiers stand from small to large, and each is part of the next"

@@ -8,7 +8,6 @@ not know which model it is for.
 from __future__ import annotations
 
 import math
-import os
 import random
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -28,22 +27,30 @@ BATCH_TOKENS = 2048
 SCORES = ("acc", "exact_match")  # lm-eval's names for "this item was answered correctly"
 
 
-def evaluate(engine: Any, folder: Path, setup: Evaluate, tasks: dict[str, HowMany], seed: int) -> list[Row]:
-    """Score so many items of every task; one row per item, in task and item order."""
+def evaluate(engine: Any, setup: Evaluate, tasks: dict[str, HowMany], seed: int, scratch: Path) -> list[Row]:
+    """Score so many items of every task; one row per item, in task and item order.
+
+    scratch: an empty folder for what `datasets` makes of the files: it keeps parsed files by path and time, and in a folder of our
+    own an edited set is never an old one.
+    """
+    import datasets
     import lm_eval
     from lm_eval.tasks import TaskManager
 
     from pipeline.engines._lm_eval import lm_for
 
+    datasets.config.HF_DATASETS_CACHE = scratch  # read when a file is loaded; the variable of that name, when it was imported
     local = local_tasks()
     loaded = {name: load_task(name) for name in tasks if name in local}
     # lm-eval's index of its own tasks costs 8 s; it is built only if one of them is asked for
-    manager = TaskManager(include_path=_yamls(loaded), include_defaults=len(loaded) < len(tasks))
+    manager = TaskManager(include_path=_yamls(loaded, scratch), include_defaults=len(loaded) < len(tasks))
     rows: list[Row] = []
     for task, count in tasks.items():
         config, items = loaded.get(task, ({}, []))
         limit = None if isinstance(count, str) else count
-        lm = lm_for(engine, folder, batch_for(items, engine.tokenizer, setup.batch_size))
+        if is_chat(config) and not engine.tokenizer.chat_template:
+            raise DataError(f"task {task!r} is a chat and the model has no chat template; take it out of `tiers` in params.yaml")
+        lm = lm_for(engine, batch_for(items, engine.tokenizer, setup.batch_size))
         found = _run(
             lm_eval,
             model=lm,
@@ -60,24 +67,40 @@ def evaluate(engine: Any, folder: Path, setup: Evaluate, tasks: dict[str, HowMan
             fewshot_random_seed=seed,
         )
         for name, samples in found["samples"].items():
+            if config:
+                _same_rows(task, config, samples, items)
             rows.extend(_row(name, sample, lm, found["configs"][name]["output_type"]) for sample in samples)
     return rows
 
 
-def _yamls(loaded: dict[str, tuple[dict[str, Any], list[Row]]]) -> list[str | Path]:
+def _yamls(loaded: dict[str, tuple[dict[str, Any], list[Row]]], folder: Path) -> list[str | Path]:
     """Where lm-eval finds our tasks; a task that is a JSONL file alone gets the YAML that its columns ask for."""
-    folder = Path(os.environ["HF_DATASETS_CACHE"])
     for name, (config, _) in loaded.items():
         if not (TASKS / f"{name}.yaml").exists():
             (folder / f"{name}.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
     return [TASKS, folder]
 
 
+def _same_rows(task: str, config: dict[str, Any], samples: list[Row], items: list[Row]) -> None:
+    """Raise if `datasets` made something else of our rows: it guesses types, and reads a column of dates as times."""
+    used = {str(config.get(key)) for key in ("doc_to_text", "doc_to_choice", "doc_to_target")}
+    for sample in samples:
+        theirs, ours = sample["doc"], items[sample["doc_id"]]
+        for key in used & ours.keys():
+            if theirs.get(key) != ours[key]:
+                raise DataError(
+                    f"task {task!r} item {ours['id']!r}: {key!r} is {ours[key]!r} in the file and {theirs.get(key)!r} once loaded "
+                    "(`datasets` guesses a column's type): write it otherwise, or give the task a YAML with features"
+                )
+
+
 def _run(lm_eval: Any, **arguments: Any) -> Any:
     """lm-eval's evaluation; data that a hub does not give is an error in words."""
+    from datasets.exceptions import DatasetsError
+
     try:
         return lm_eval.simple_evaluate(**arguments)
-    except (OSError, ConnectionError) as e:
+    except (OSError, ConnectionError, DatasetsError) as e:
         task = arguments["tasks"][0]
         first = (str(e).strip().splitlines() or ["no message"])[0]
         raise DataError(f"task {task!r}: its data could not be loaded ({type(e).__name__}: {first})") from None
@@ -197,9 +220,7 @@ def main(variant: str) -> None:
         try:
             engine = engines.load(chosen.engine, folder, threads=settings.thread_count, **chosen.engine_options)
             with tempfile.TemporaryDirectory() as tmp:
-                # `datasets` keeps parsed files by path; a folder of our own means an edited set is never an old one
-                os.environ["HF_DATASETS_CACHE"] = tmp
-                rows = evaluate(engine, folder, settings.evaluate, settings.amount.tasks, settings.seed)
+                rows = evaluate(engine, settings.evaluate, settings.amount.tasks, settings.seed, Path(tmp))
             why = check(rows, engine.tokenizer)
             status = "invalid" if why else "ok"
         except InvalidVariant as e:

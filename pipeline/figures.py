@@ -143,7 +143,7 @@ def answer_metrics(b: Builder, pairs: list[tuple[Row, Row]], allow_truncated: bo
     for task, own in tasks.items():
         if own[0][0]["kind"] == "loglikelihood_rolling":
             _rolling(b, task, own)
-        else:
+        elif own[0][0]["acc"] is not None:
             _accuracy(b, task, own)
     scored = [p for p in pairs if p[0]["acc"] is not None]
     if scored:

@@ -17,8 +17,10 @@ SHARED_WORDS = 12  # a run of this many words in both is a copy, not a coinciden
 
 def measured_rows(corpus: Path, prompts: Path) -> list[dict[str, Any]]:
     """Everything that figures are measured on: corpus, trajectory prompts, and every task of evalsets/tasks."""
-    tasks = [row for name in local_tasks() for row in load_task(name)[1]]
-    return load_texts(corpus) + load_prompts(prompts) + tasks
+    found = load_texts(corpus) + load_prompts(prompts)
+    for name in local_tasks():
+        found += load_task(name)[1]
+    return found
 
 
 def refuse_overlap(calibration: list[dict[str, Any]], measured: list[dict[str, Any]], source: str) -> None:
@@ -47,6 +49,17 @@ def overlap(calibration: list[dict[str, Any]], evaluation: list[dict[str, Any]])
 
 
 def _runs(row: dict[str, Any]) -> Iterator[tuple[str, ...]]:
-    text = " ".join(str(v) for k, v in row.items() if k not in ("id", "domain", "slice", "cluster"))
+    text = " ".join(_strings({k: v for k, v in row.items() if k not in ("id", "domain", "slice", "cluster")}))
     words = WORD.findall(text.lower())
     return (tuple(words[i : i + SHARED_WORDS]) for i in range(len(words) - SHARED_WORDS + 1))
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """Every text in a row, however deep: a chat's messages are lists of objects."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        for part in value:
+            yield from _strings(part)
+    else:
+        yield str(value)

@@ -146,13 +146,6 @@ def resolvable(low: float, high: float, *, confidence: float, power: float) -> f
     return float((high - low) / 2 * (z + z_power) / z)
 
 
-def smallest_resolvable(estimate: Estimate, *, confidence: float, power: float) -> float | None:
-    """`resolvable` of an estimate's interval; None where it has none."""
-    if estimate.low is None or estimate.high is None:
-        return None
-    return resolvable(estimate.low, estimate.high, confidence=confidence, power=power)
-
-
 def wider(one: Estimate, other: Estimate) -> Estimate:
     """Of two intervals for the same value the wider; one without bounds never wins."""
     if other.low is None or other.high is None:

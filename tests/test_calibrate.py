@@ -93,16 +93,28 @@ def test_the_model_s_own_samples_are_fixed_by_the_seed(house: Path) -> None:
 def test_blank_rows_of_a_dataset_are_left_out_and_counted(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_DATASETS_CACHE", str(house / "cache"))
     texts = [f"zebra{k} umbrella xylophone harmonica " * 12 if k % 2 else "   " for k in range(20)]
-    (house / "mine").mkdir()
-    own_text(house, texts, "mine/train.jsonl")
-    rows, facts = run(house, source="hub", hub={"dataset": "mine"}, rows=20)
+    (house / "evalsets").unlink()
+    shutil.copytree(ROOT / "evalsets", house / "evalsets")
+    mine = "evalsets/mine"
+    (house / mine).mkdir()
+    own_text(house, texts, f"{mine}/train.jsonl")
+    rows, facts = run(house, source="hub", hub={"dataset": mine}, rows=20)
     assert facts["documents_given"] == 20 and facts["documents_blank"] == 10
     assert facts["rows_asked"] == 20 and 0 < facts["rows_used"] == len(rows)
-    with pytest.raises(DataError, match="calibration.hub.column = 'body': 'mine' has id, domain, text"):
-        run(house, source="hub", hub={"dataset": "mine", "column": "body"})
-    own_text(house, ["  "] * 20, "mine/train.jsonl")
+    with pytest.raises(DataError, match="calibration.hub.column = 'body': 'evalsets/mine' has id, domain, text"):
+        run(house, source="hub", hub={"dataset": mine, "column": "body"})
+    rows_of_lists = "".join(json.dumps({"id": str(k), "text": ["a", "b"]}) + "\n" for k in range(3))
+    (house / mine / "train.jsonl").write_text(rows_of_lists, encoding="utf-8")
+    with pytest.raises(DataError, match="holds list, not text"):
+        run(house, source="hub", hub={"dataset": mine})
+    (house / mine / "train.jsonl").write_text(
+        "".join(json.dumps({"id": str(k), "text": "  "}) + "\n" for k in range(20)), encoding="utf-8"
+    )
     with pytest.raises(DataError, match=r"20 were blank\) make no row"):
-        run(house, source="hub", hub={"dataset": "mine"})
+        run(house, source="hub", hub={"dataset": mine})
+    (house / "outside").mkdir()
+    with pytest.raises(DataError, match="lies outside evalsets/"):
+        run(house, source="hub", hub={"dataset": "outside"})
     with pytest.raises(DataError, match="'none/such' could not be loaded"):
         run(house, source="hub", hub={"dataset": "none/such"})
 
@@ -135,3 +147,9 @@ def test_a_changed_row_file_is_found(house: Path) -> None:
         f.write('{"token_ids": [1]}\n')
     with pytest.raises(Exception, match="was changed after its manifest"):
         Calibration().token_rows()
+
+
+def test_a_chat_that_quotes_is_found_too() -> None:
+    words = " ".join(f"w{k}" for k in range(40)).replace("w20 ", "w20\n")
+    chat = {"id": "chat", "messages": [{"role": "user", "content": words}]}
+    assert overlap([{"id": "ours", "text": words}], [chat])

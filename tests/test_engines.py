@@ -80,15 +80,12 @@ def test_the_kernels_that_ran_are_named(other: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_task_scores_are_those_of_transformers(
-    base: Any, other: Any, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine, folder, tolerance = other
+def test_task_scores_are_those_of_transformers(base: Any, other: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, _, tolerance = other
     monkeypatch.chdir(ROOT)
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
     tasks = {"facts": 4, "grammar": 4, "arithmetic_copy": 4, "instruct": 4, "prose_ppl": 1}
-    ours = evaluate.evaluate(engine, folder, Evaluate(batch_size=1), tasks, seed=1)
-    theirs = evaluate.evaluate(base, tiny, Evaluate(batch_size=1), tasks, seed=1)
+    ours = evaluate.evaluate(engine, Evaluate(batch_size=1), tasks, 1, tmp_path)
+    theirs = evaluate.evaluate(base, Evaluate(batch_size=1), tasks, 1, tmp_path)
     assert len(ours) == len(theirs) == 17
     for a, b in zip(ours, theirs):
         assert all(a[k] == b[k] for k in ("task", "doc_id", "prompt_hash", "first_token_ids", "n_tokens", "truncated"))

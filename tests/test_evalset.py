@@ -98,7 +98,7 @@ doc_to_target: answer
         (None, "test", "is empty"),
         ({"id": "a", "question": "q", "choices": ["x", " "], "answer": 0}, "test", "all non-empty text"),
         ({"id": "a", "question": "q", "choices": ["x", "y"], "answer": True}, "test", "answer True is out of range"),
-        ({"id": "a", "question": "q", "choices": ["x", "y"], "answer": "x"}, "test", "answer 'x' is out of range"),
+        ({"id": "a", "question": "q", "choices": ["x", "y"], "answer": "z"}, "test", "answer 'z' is out of range"),
         ({"id": "a", "question": 5, "choices": ["x", "y"], "answer": 0}, "test", "'question' must be str, found int"),
     ],
 )
@@ -134,10 +134,15 @@ def test_a_task_must_be_called_as_its_file_and_keep_its_data_here(
     assert word in str(caught.value)
 
 
+CHOICE = "task: mine\noutput_type: multiple_choice\n"
+
+
 @pytest.mark.parametrize("text, word", [
-    ("- a list", "must be a mapping"), ("task: mine", "output_type None"),
-    ("task: mine\noutput_type: multiple_chioce", "did you mean"),
-    ("task: mine\noutput_type: multiple_choice", "names no test_split"), ("task: [", "is not valid YAML"),
+    ("- a list", "must be a mapping"), ("task: mine", "output_type None"), ("task: [", "is not valid YAML"),
+    ("task: mine\noutput_type: multiple_chioce", "did you mean"), (CHOICE, "names no test_split"),
+    (CHOICE + "test_split: test\ndataset_kwargs: {data_files: x.jsonl}", "needs dataset_kwargs"),
+    (CHOICE + "test_split: test\ndataset_kwargs: {data_files: {test: }}", "must be the name of a file"),
+    (CHOICE + "metric_list: [{metric: bleu}]", "neither acc nor exact_match"),
 ])  # fmt: skip
 def test_a_faulty_yaml_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, word: str) -> None:
     (own_home(tmp_path, monkeypatch) / "mine.yaml").write_text(text, encoding="utf-8")
@@ -214,3 +219,32 @@ def test_the_committed_rows_are_what_the_generator_makes(generator: Path, tmp_pa
     assert done.returncode == 0, done.stderr
     made = (home / "tasks" / f"{generator.stem}.jsonl").read_bytes()
     assert made == (ROOT / "evalsets/tasks" / f"{generator.stem}.jsonl").read_bytes()
+
+
+def test_few_shot_examples_belong_to_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They change every prompt: an edit must be seen, wherever they lie."""
+    home = own_home(tmp_path, monkeypatch)
+    (home / "mine.jsonl").write_text('{"id": "a", "question": "q", "choices": ["x", "y"], "answer": 0}\n', encoding="utf-8")
+    (home / "shots.jsonl").write_text('{"question": "q", "choices": ["x", "y"], "answer": 0}\n', encoding="utf-8")
+    text = YAML.format(file=home / "mine.jsonl", split="test")
+    (home / "mine.yaml").write_text(text.replace("{test: ", "{dev: evalsets/tasks/shots.jsonl, test: "), encoding="utf-8")
+    assert home / "shots.jsonl" in tasks.task_files("mine") and set(tasks.local_tasks()) == {"mine"}
+    (home / "mine.yaml").write_text(text.replace("{test: ", "{dev: elsewhere.jsonl, test: "), encoding="utf-8")
+    with pytest.raises(DataError, match="elsewhere.jsonl lies outside"):
+        load_task("mine")
+
+
+def test_a_target_of_two_kinds_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """lm-eval takes the first row's kind for all: the others could never be right."""
+    home = own_home(tmp_path, monkeypatch)
+    rows = [{"id": "a", "context": "q", "target": "x"}, {"id": "b", "context": "r", "target": ["y", "z"]}]
+    (home / "mine.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows), encoding="utf-8")
+    with pytest.raises(DataError, match="column 'target' is list in some rows and str in others"):
+        load_task("mine")
+
+
+def test_choices_that_bring_their_space_get_no_second_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = own_home(tmp_path, monkeypatch)
+    row = {"id": "a", "context": "q", "choices": [" x", " y"], "answer": 1}
+    (home / "mine.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
+    assert load_task("mine")[0]["target_delimiter"] == ""

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import make_model
 
 from pipeline import engines, evaluate
+from pipeline.errors import DataError
 from pipeline.params import Evaluate
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -20,15 +24,19 @@ def engine(tiny: Path) -> Any:
 
 
 @pytest.fixture(autouse=True)
-def at_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def at_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
+
+
+def answered(engine: Any, setup: Evaluate, tasks: dict[str, Any]) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as scratch:
+        return evaluate.evaluate(engine, setup, tasks, 1, Path(scratch))
 
 
 @pytest.mark.filterwarnings("ignore")  # lm-eval's and datasets' own
 def test_rows_say_what_was_asked_and_what_was_answered(engine: Any) -> None:
     setup, tasks = Evaluate(batch_size=4), {"facts": 3, "arithmetic_copy": 3, "prose_ppl": 3}
-    rows = evaluate.evaluate(engine, setup, tasks, seed=1)
+    rows = answered(engine, setup, tasks)
     assert [r["task"] for r in rows] == ["facts"] * 3 + ["arithmetic_copy"] * 3 + ["prose_ppl"] * 3
     for row in rows:
         assert row["item"] and row["doc_hash"] and row["prompt_hash"] and row["first_token_ids"] and row["n_tokens"] > 0
@@ -37,7 +45,7 @@ def test_rows_say_what_was_asked_and_what_was_answered(engine: Any) -> None:
     assert len(choice["loglikelihoods"]) == 4 and choice["acc"] == float(choice["prediction"] == choice["target"])
     assert isinstance(text["prediction"], str) and text["acc"] in (0.0, 1.0)
     assert rolling["acc"] is None and rolling["bytes"] > 100 and rolling["loglikelihoods"][0] < 0
-    assert evaluate.evaluate(engine, setup, tasks, seed=1) == rows
+    assert answered(engine, setup, tasks) == rows
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -45,7 +53,7 @@ def test_log_likelihoods_are_the_models_in_float32(engine: Any) -> None:
     import numpy as np
     from scipy.special import log_softmax
 
-    row = evaluate.evaluate(engine, Evaluate(batch_size=4), {"facts": 1}, seed=1)[0]
+    row = answered(engine, Evaluate(batch_size=4), {"facts": 1})[0]
     items = [json.loads(line) for line in (ROOT / "evalsets/tasks/facts.jsonl").read_text("utf-8").split("\n") if line]
     item = items[row["doc_id"]]
     assert item["id"] == row["item"]
@@ -89,13 +97,14 @@ def write(file: Path, rows: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_an_edited_set_is_scored_anew(engine: Any, own_task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = evaluate.evaluate(engine, Evaluate(), {"mine": "all"}, seed=1)
+def test_an_edited_set_is_scored_anew(engine: Any, own_task: Path) -> None:
+    """Even if its time says nothing: `datasets` goes by name and time."""
+    when = own_task.stat().st_mtime_ns
+    before = answered(engine, Evaluate(), {"mine": "all"})
     hashes = dict(evaluate.task_hashes(["mine"]))
     write(own_task, [OWN[0] | {"context": "The sea is"}, OWN[1]])
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "fresh"))
-    (tmp_path / "fresh").mkdir()
-    after = evaluate.evaluate(engine, Evaluate(), {"mine": "all"}, seed=1)
+    os.utime(own_task, ns=(when, when))
+    after = answered(engine, Evaluate(), {"mine": "all"})
     assert before[0]["loglikelihoods"] != after[0]["loglikelihoods"] and before[1] == after[1]
     assert dict(evaluate.task_hashes(["mine"])) != hashes
 
@@ -111,7 +120,7 @@ def test_no_variant_is_answered_from_another_s_cache(engine: Any, own_task: Path
         counts = []
         for _ in range(2):
             seen.clear()
-            evaluate.evaluate(engine, Evaluate(batch_size=4), {"mine": "all"}, seed=1)
+            answered(engine, Evaluate(batch_size=4), {"mine": "all"})
             counts.append(sum(seen))
     finally:
         hook.remove()
@@ -128,7 +137,7 @@ def test_one_row_of_nan_makes_the_variant_invalid_though_the_right_answer_comes_
 
     hook = engine.model.register_forward_hook(poison)
     try:
-        rows = evaluate.evaluate(engine, Evaluate(batch_size=4), {"mine": "all"}, seed=1)
+        rows = answered(engine, Evaluate(batch_size=4), {"mine": "all"})
     finally:
         hook.remove()
     why = evaluate.check(rows, engine.tokenizer)
@@ -145,7 +154,7 @@ def test_generation_does_not_depend_on_batch_or_padding(tiny: Path, own_task: Pa
     else:
         tokenizer.padding_side = "right"
     write(own_task, [{"id": str(k), "context": "one two three " * k + "four", "target": "five"} for k in range(1, 6)])
-    replies = [[r["prediction"] for r in evaluate.evaluate(own, Evaluate(batch_size=b), {"mine": "all"}, seed=1)] for b in (1, 4)]
+    replies = [[r["prediction"] for r in answered(own, Evaluate(batch_size=b), {"mine": "all"})] for b in (1, 4)]
     assert replies[0] == replies[1] and len(set(replies[0])) > 1
 
 
@@ -161,7 +170,7 @@ def test_empty_replies_and_cut_items_are_marked(engine: Any, own_task: Path) -> 
 
     hook = engine.model.register_forward_hook(only_the_end)
     try:
-        rows = evaluate.evaluate(engine, Evaluate(batch_size=1), {"mine": "all"}, seed=1)
+        rows = answered(engine, Evaluate(batch_size=1), {"mine": "all"})
     finally:
         hook.remove()
     assert [r["truncated"] for r in rows] == [True, False] and all(r["empty"] for r in rows)
@@ -197,3 +206,44 @@ def test_shared_contexts_read_once_say_what_lm_eval_says(engine: Any) -> None:
     for (value, greedy), (expected, theirs_greedy) in zip(ours, theirs):
         assert value == pytest.approx(expected, abs=1e-3) and greedy == theirs_greedy
     assert sum(seen) < 0.25 * sum(len(plain.tok_encode(c + a)) for c, a in pairs)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_column_that_datasets_takes_for_dates_is_named(engine: Any, own_task: Path) -> None:
+    """It would be compared as `2024-01-01 00:00:00`: no answer would ever be right, for any variant."""
+    write(own_task, [{"id": str(k), "context": f"The {k}th day is", "target": f"2024-01-0{k}"} for k in range(1, 4)])
+    with pytest.raises(DataError, match="task 'mine' item '1': 'target' is '2024-01-01' in the file"):
+        answered(engine, Evaluate(), {"mine": "all"})
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_chat_task_without_a_template_is_named(tiny: Path) -> None:
+    own = engines.load("hf", tiny, threads=2)
+    own.tokenizer.chat_template = None  # type: ignore[attr-defined]
+    with pytest.raises(DataError, match="task 'instruct' is a chat and the model has no chat template"):
+        answered(own, Evaluate(), {"instruct": 2})
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_model_with_a_sliding_window_is_left_to_lm_eval(tmp_path: Path) -> None:
+    """Its cache cannot be cut back; the answers must still be lm-eval's."""
+    import torch
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.huggingface import HFLM
+    from transformers import AutoTokenizer, MistralConfig, MistralForCausalLM
+
+    from pipeline.engines._lm_eval import SharedContextLM
+
+    folder = make_model(tmp_path / "model")
+    shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = MistralConfig(vocab_size=512, sliding_window=32, num_key_value_heads=2, **shape)
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        MistralForCausalLM(config).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(folder).save_pretrained(folder)
+    own = engines.load("hf", folder, threads=2)
+    pairs = [("The code of the door is written here. " * 12, choice) for choice in (" one", " two three", " four")]
+    requests = [Instance("loglikelihood", {}, pair, k) for k, pair in enumerate(pairs)]
+    theirs = HFLM(pretrained=own.model, tokenizer=own.tokenizer, batch_size=3, max_length=1024, softmax_dtype="float32")  # type: ignore[attr-defined]
+    expected = [value for value, _ in theirs.loglikelihood(requests, disable_tqdm=True)]
+    assert [v for v, _ in SharedContextLM(own, 3).loglikelihood(requests, disable_tqdm=True)] == pytest.approx(expected, abs=1e-4)

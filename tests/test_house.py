@@ -188,11 +188,12 @@ def test_dvc_lists_every_file_a_stage_imports(label: str, stage: str, item: dict
 def test_dvc_lists_every_section_of_params_a_stage_reads(stage: str) -> None:
     """`check` depends on the whole file; any other stage on the sections it takes from `settings`."""
     body = yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))["stages"][stage]
-    listed = {p.split(".")[0] for p in body.get("do", body)["params"]}
+    listed = {p.replace("tiers.${tier}.", "tier's ").split(".")[0] for p in body.get("do", body)["params"]}
     text = (PACKAGE / f"{stage}.py").read_text(encoding="utf-8")
-    read = set(re.findall(r"\bsettings\.(\w+)", text)) - {"model_dump"}
-    names = {"variant": "variants", "thread_count": "threads", "amount": "tiers"}
-    missing = {names.get(r, r) for r in read} - listed
+    read = set(re.findall(r"\bsettings\.(\w+)", text)) - {"model_dump", "amount"}
+    names = {"variant": "variants", "thread_count": "threads"}
+    amounts = {f"tier's {what}" for what in re.findall(r"\bamount\.(\w+)", text)}
+    missing = ({names.get(r, r) for r in read} | amounts) - listed
     assert not missing, f"{stage} in dvc.yaml does not list {sorted(missing)}"
 
 

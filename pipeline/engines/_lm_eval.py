@@ -3,12 +3,11 @@
 lm-eval sends context and choice through the model for every choice, and keeps the logits of all positions. Here a long
 context is read once, its keys and values are kept, and the choices follow it as one small batch; a context that begins
 as the one before it (several questions about one passage) starts from there. Measured on 2 cores, 150 questions about
-passages of 100 to 1 000 tokens, bfloat16: see `make bench`.
+passages of 100 to 1 000 tokens.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,11 +24,11 @@ Request = tuple[Any, list[int], list[int]]  # (texts, context ids, choice ids), 
 Answer = tuple[float, bool]  # log-likelihood, and whether greedy decoding would say the same
 
 
-def lm_for(engine: Any, folder: Path, batch_size: int) -> Any:
-    """lm-eval's model for an engine; folder: the variant's, whose config.json says what kind of model it is."""
+def lm_for(engine: Any, batch_size: int) -> Any:
+    """lm-eval's model for an engine."""
     if engine.name == "hf":
         return SharedContextLM(engine, batch_size)
-    return EngineLM(engine, AutoConfig.from_pretrained(folder))
+    return EngineLM(engine, AutoConfig.from_pretrained(engine.folder))
 
 
 class SharedContextLM(HFLM):  # type: ignore[misc]  # lm-eval has no types
@@ -57,8 +56,8 @@ class SharedContextLM(HFLM):  # type: ignore[misc]  # lm-eval has no types
                 groups.setdefault(tuple(context), []).append(i)
         shared = {context: own for context, own in groups.items() if len(own) > 1}
         found: dict[int, Answer] = {}
-        if shared:
-            reader = _Reader(self.engine)
+        reader = _Reader(self.engine)
+        if shared and reader.can_go_back():
             with cli.progress(len(shared), "choices", "item") as bar:
                 for ids, own in sorted(shared.items()):  # so that contexts with one beginning follow each other
                     answers = reader.answers(list(ids), [requests[i][2] for i in own])
@@ -124,6 +123,12 @@ class _Reader:
         self.ids: list[int] = []
         self.cache: Any = None
 
+    def can_go_back(self) -> bool:
+        """Whether this model's cache can be cut back to a shorter context: a sliding window or a recurrent state cannot."""
+        with torch.inference_mode():
+            cache = self.engine.forward([[0, 0]], None, last=True)[1]
+        return all(type(layer).__name__ == "DynamicLayer" for layer in getattr(cache, "layers", [None]))
+
     def answers(self, context: list[int], choices: list[list[int]]) -> list[Answer]:
         with torch.inference_mode():
             first = self._read(context)
@@ -142,7 +147,7 @@ class _Reader:
     def _read(self, context: list[int]) -> Any:
         """Log-probabilities [vocab] of what follows the context, whose keys and values are then in the cache."""
         same = next((k for k, (a, b) in enumerate(zip(self.ids, context[:-1])) if a != b), min(len(self.ids), len(context) - 1))
-        if same < WORTH_SHARING or self.cache is None or not self.cache.is_croppable:
+        if same < WORTH_SHARING or self.cache is None:
             same, self.cache = 0, None
         else:
             self._crop(same)

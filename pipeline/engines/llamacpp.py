@@ -54,7 +54,7 @@ class LlamaCppEngine:
     name = "llamacpp"
 
     def __init__(self, api: Any, model: Any, tokenizer: Any, file: Path, threads: int, kv_type: str) -> None:
-        self.api, self.model, self.tokenizer, self.file = api, model, tokenizer, file
+        self.api, self.model, self.tokenizer, self.file, self.folder = api, model, tokenizer, file, file.parent
         vocab = api.llama_model_get_vocab(model)
         self.vocab_size = int(api.llama_vocab_n_tokens(vocab))
         self.max_length = min(int(api.llama_model_n_ctx_train(model)), LONGEST)

@@ -31,12 +31,12 @@ def line(card: dict[str, Any], record: dict[str, Any]) -> dict[str, str]:
         row["reference"] = f"{100 * found['reference']:.1f} % (chance {100 * found['chance']:.0f})"
         row["interval"] = f"±{found['half_width']:.1f} pp"
         row["resolves"] = f"{found['resolvable']:.1f} pp"
-    elif found.get("resolvable") is not None:
+    elif "kld" in found:
         kld = found["kld"][record["probe"]]
         row["n"] += f", {found['tokens']} tokens"
-        row["reference"] = f"KLD {kld['value']:.4f} nats"
-        row["interval"] = f"±{(kld['high'] - kld['low']) / 2:.4f} nats"
-        row["resolves"] = f"{found['resolvable']:.4f} nats, {100 * found['resolvable_ppl']:.1f} % PPL"
+        row["reference"] = f"KLD {kld['value']:.4f} ± {(kld['high'] - kld['low']) / 2:.4f} nats"
+        row["interval"] = f"±{100 * found['ppl_half_width']:.1f} % PPL"
+        row["resolves"] = f"{100 * found['resolvable_ppl']:.1f} % PPL"
     return row
 
 
@@ -48,9 +48,9 @@ def how(record: dict[str, Any]) -> str:
     probe = record["probe"]
     return (
         f"reference: accuracy of {record['reference']}, or mean KLD of {probe} to it. interval: half of the {level} interval "
-        f"of {probe}'s paired difference (Newcombe; whole families and documents resampled where that is wider), or of that "
-        f"KLD. resolves: the smallest true difference that {100 * record['power']:.0f} % of such comparisons would find. "
-        f"tells apart: variants whose difference to {probe} has a {level} interval without 0. "
+        f"of {probe}'s paired difference in accuracy (Newcombe; whole families resampled where that is wider) or perplexity "
+        f"(t over documents). resolves: the smallest true difference that {100 * record['power']:.0f} % of such comparisons "
+        f"would find. tells apart: variants whose difference to {probe} has a {level} interval without 0. "
         "A dash: not measured since the set last changed."
     )
 

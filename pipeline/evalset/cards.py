@@ -20,7 +20,7 @@ from pipeline.evalset import Row, load_prompts, load_texts
 from pipeline.evalset.tasks import load_task, local_tasks, task_files
 from pipeline.figures import Builder, answer_metrics, pair
 from pipeline.params import Params
-from pipeline.stats import resolvable, smallest_resolvable
+from pipeline.stats import mean_t, resolvable
 
 HOME = Path("evalsets")
 WORDS = HOME / "cards.yaml"
@@ -76,24 +76,43 @@ def record(settings: Params) -> dict[str, Any]:
     """Figures of every set of the present tier, from the rows in artifacts/.
 
     The probe is the first variant that the gate requires: how much a set can resolve depends on how many answers such
-    a variant changes. Any other variant is asked whether the set tells it from the probe.
+    a variant changes. Any other variant with rows is asked whether the set tells it from the probe.
     """
     probe, reference = settings.gate.required[0], settings.reference
-    others = [v for v in settings.variants if v not in (probe, reference)]
+    usable = [v for v in settings.variants if v in (probe, reference) or _status(v) == "ok"]
+    others = [v for v in usable if v not in (probe, reference)]
     sets: dict[str, Any] = {}
     for card in cards():
         kind, _, name = card["set"].partition("/")
         if kind == "tasks" and name in settings.amount.tasks:
+            _same_files(card, [artifacts.meta_of(artifacts.answers(v)) for v in usable])
             sets[card["set"]] = {"files": card["files"], **_task(name, card["n"], probe, others, settings)}
         elif kind == "corpus":
+            _same_files(card, [artifacts.REFERENCE / artifacts.MANIFEST])
             ids = {row["id"] for row in load_texts(HOME / "corpus" / f"{name}.jsonl")}
             sets[card["set"]] = {"files": card["files"], **_corpus(name, ids, probe, others, settings)}
     base = artifacts.read_manifest(artifacts.BASE)
     return {
         "reference": reference, "probe": probe, "confidence": settings.compare.confidence, "power": POWER,
         "seed": settings.seed, "base": base["digest"], "versions": artifacts.versions(),
-        "variants": {v: settings.variants[v].model_dump() for v in settings.variants}, "sets": sets,
+        "variants": {v: settings.variants[v].model_dump() for v in usable}, "sets": sets,
     }  # fmt: skip
+
+
+def _status(variant: str) -> str:
+    """ok only if all of a variant's rows are."""
+    metas = [artifacts.meta_of(make(variant)) for make in (artifacts.answers, artifacts.tokens)]
+    found = [artifacts.read_json(m)["status"] for m in metas if m.exists()]
+    return "ok" if found == ["ok", "ok"] else "without rows"
+
+
+def _same_files(card: dict[str, Any], sources: list[Path]) -> None:
+    """Raise if rows were made from other files of a set than are here now."""
+    for source in sources:
+        then = artifacts.read_json(source)["sets"]
+        changed = [f for f, sha in card["files"].items() if then.get(f) != sha]
+        if changed:
+            raise DataError(f"{source} was made with another {changed[0]}; run the pipeline with `tier: full` first")
 
 
 def _answers(variant: str, task: str) -> list[Row]:
@@ -144,19 +163,23 @@ def _corpus(name: str, ids: set[str], probe: str, others: list[str], settings: P
         raise DataError(
             f"corpus/{name}: {len(missing)} of its {len(ids)} documents were not scored; measure with `tier: full` first"
         )
-    ones = np.ones(len(rows["kld"]))
-    b = Builder(settings.compare, settings.seed)
-    kld = b.resampled(name, rows["kld"], ones, rows["document"])
-    ppl = b.resampled(name, rows["logp_ref"] - rows["logp"], ones, rows["document"], "exp")
     c = settings.compare.confidence
+    loss = mean_t(_by_document(rows, rows["logp_ref"] - rows["logp"]), confidence=c)
+    assert loss.low is not None and loss.high is not None  # several documents: every file has
     found: dict[str, Any] = {
-        "n": len(ids), "tokens": len(ones), "kld": {probe: asdict(kld)}, "ppl_ratio": asdict(ppl), "told": {},
-        "resolvable": smallest_resolvable(kld, confidence=c, power=POWER),
-        "resolvable_ppl": smallest_resolvable(ppl, confidence=c, power=POWER),
+        "n": len(ids), "tokens": len(rows["kld"]), "told": {},
+        "kld": {probe: asdict(mean_t(_by_document(rows, rows["kld"]), confidence=c))},
+        "ppl_half_width": float(np.expm1((loss.high - loss.low) / 2)),
+        "resolvable_ppl": float(np.expm1(resolvable(loss.low, loss.high, confidence=c, power=POWER))),
     }  # fmt: skip
     for other in others:
         theirs = _tokens(other, ids)
-        found["kld"][other] = asdict(b.resampled(name, theirs["kld"], ones, rows["document"]))
-        apart = b.resampled(name, theirs["kld"] - rows["kld"], ones, rows["document"])
+        found["kld"][other] = asdict(mean_t(_by_document(theirs, theirs["kld"]), confidence=c))
+        apart = mean_t(_by_document(rows, theirs["kld"] - rows["kld"]), confidence=c)
         found["told"][other] = apart.low is not None and apart.high is not None and not apart.low <= 0 <= apart.high
     return found
+
+
+def _by_document(rows: dict[str, Any], values: Any) -> list[float]:
+    """The mean of each document: the independent units, few enough here that only a t interval is honest."""
+    return [float(values[rows["document"] == d].mean()) for d in sorted(set(rows["document"]))]

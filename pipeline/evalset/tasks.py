@@ -44,7 +44,7 @@ KINDS: dict[tuple[str, ...], dict[str, Any]] = {
 def local_tasks() -> dict[str, Path]:
     """{task name: its YAML, or its rows where it has none} of the tasks in evalsets/tasks."""
     named = {p.stem: p for p in sorted(TASKS.glob("*.yaml"))}
-    used = {file.resolve() for path in named.values() for file in _data_files(path)}
+    used = {file.resolve() for path in named.values() for file in _data_files(path, _peek(path))}
     return named | {p.stem: p for p in sorted(TASKS.glob("*.jsonl")) if p.stem not in named and p.resolve() not in used}
 
 
@@ -56,11 +56,12 @@ def load_task(name: str) -> tuple[dict[str, Any], list[Row]]:
     path = tasks[name]
     config = _config(name, path) if path.suffix == ".yaml" else _inferred(name, path)
     files = _split_files(path, config)
-    for file in files:
+    for file in _data_files(path, config):
         if not any(file.resolve().is_relative_to(home.resolve()) for home in HOMES):
             homes = " and ".join(map(str, HOMES))
             raise DataError(f"{path}: its data {file} lies outside {homes}, where a change would go unseen; move it there")
     rows = load_rows(files, partial(_task_row, config=config))
+    _one_kind(files, rows, config)
     return config, rows
 
 
@@ -68,7 +69,7 @@ def task_files(name: str) -> list[Path]:
     """Every file that a local task is made of: its YAML, where it has one, and its rows."""
     path = local_tasks()[name]
     config, _ = load_task(name)
-    return list(dict.fromkeys([path, *_split_files(path, config)]))
+    return list(dict.fromkeys([path, *_data_files(path, config)]))
 
 
 def is_chat(config: dict[str, Any]) -> bool:
@@ -85,7 +86,12 @@ def _config(name: str, path: Path) -> dict[str, Any]:
         raise DataError(f"{path}: must be a mapping of keys, found {type(config).__name__}")
     if config.get("task") != name:
         raise DataError(f"{path}: says `task: {config.get('task')}`; lm-eval goes by that, so it must be {name!r} as the file")
+    metrics = {m.get("metric") for m in config.get("metric_list") or [] if isinstance(m, dict)}
     kind = config.get("output_type")
+    if kind == "loglikelihood_rolling":
+        pass
+    elif metrics and not metrics & {"acc", "exact_match"}:
+        raise DataError(f"{path}: metric_list has neither acc nor exact_match: an item must be right or wrong to be compared")
     if kind not in OUTPUT_TYPES:
         raise DataError(f"{path}: output_type {kind!r}{did_you_mean(str(kind), list(OUTPUT_TYPES))}")
     return config
@@ -97,31 +103,53 @@ def _inferred(name: str, path: Path) -> dict[str, Any]:
     for columns, config in KINDS.items():
         if all(c in first for c in columns):
             files = {"dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(path)}}, "test_split": "test"}
-            return {"task": name, **files, "num_fewshot": 0, "metadata": {"version": 1.0}, **config}
+            given = {"task": name, **files, "num_fewshot": 0, "metadata": {"version": 1.0}, **config}
+            if columns[1:2] == ("choices",) and all(str(c).startswith(" ") for c in first["choices"]):
+                given["target_delimiter"] = ""  # choices that bring their own space
+            return given
     kinds = "; or ".join(", ".join(columns) for columns in KINDS)
     raise DataError(f"{path}:1: has columns {', '.join(first)}; needed besides id: {kinds}; or write {path.with_suffix('.yaml')}")
 
 
-def _data_files(path: Path) -> list[Path]:
-    """What a YAML names as data, as far as it can be read: a fault in it is found when it is used."""
+def _peek(path: Path) -> dict[str, Any]:
+    """A YAML as far as it can be read: a fault in it is named when its task is used."""
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
-        named = config["dataset_kwargs"]["data_files"].values()
-    except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError, AttributeError):
-        return []
-    return [Path(f) for one in named for f in ([one] if isinstance(one, str) else one)]
+    except (yaml.YAMLError, UnicodeDecodeError):
+        return {}
+    return config if isinstance(config, dict) else {}
+
+
+def _data_files(path: Path, config: dict[str, Any]) -> list[Path]:
+    """The files of every split: few-shot examples change a prompt as much as the question does."""
+    given = (config.get("dataset_kwargs") or {}).get("data_files") if isinstance(config.get("dataset_kwargs") or {}, dict) else None
+    values = given.values() if isinstance(given, dict) else []
+    return [Path(f) for one in values for f in (one if isinstance(one, list) else [one]) if isinstance(f, str)]
 
 
 def _split_files(path: Path, config: dict[str, Any]) -> list[Path]:
     """The data files of a task's test split."""
     split = config.get("test_split")
-    files = (config.get("dataset_kwargs") or {}).get("data_files") or {}
+    kwargs = config.get("dataset_kwargs")
+    files = kwargs.get("data_files") if isinstance(kwargs, dict) else None
     if not split:
         raise DataError(f"{path}: names no test_split")
+    if not isinstance(files, dict):
+        raise DataError(f"{path}: needs dataset_kwargs: {{data_files: {{{split}: evalsets/tasks/<file>.jsonl}}}}")
     if split not in files:
         raise DataError(f"{path}: test_split {split!r} has no data file{did_you_mean(split, list(files))}")
-    found = files[split]
-    return [Path(f) for f in ([found] if isinstance(found, str) else found)]
+    found = files[split] if isinstance(files[split], list) else [files[split]]
+    if not found or not all(isinstance(f, str) and "*" not in f for f in found):
+        raise DataError(f"{path}: data_files.{split} must be the name of a file, or a list of names; found {files[split]!r}")
+    return [Path(f) for f in found]
+
+
+def _one_kind(files: list[Path], rows: list[Row], config: dict[str, Any]) -> None:
+    """Raise if a column is text in one row and a list in another: lm-eval takes the first row's kind for all."""
+    column = config.get("doc_to_target")
+    kinds = {type(row[column]).__name__ for row in rows if isinstance(column, str) and column in row}
+    if len(kinds) > 1:
+        raise DataError(f"{files[0]}: column {column!r} is {' in some rows and '.join(sorted(kinds))} in others; use one of them")
 
 
 def _task_row(row: Any, config: dict[str, Any]) -> str | None:
@@ -139,13 +167,18 @@ def _task_row(row: Any, config: dict[str, Any]) -> str | None:
 def _choice_fault(row: Row, config: dict[str, Any]) -> str | None:
     if config.get("output_type") != "multiple_choice":
         return None
-    choices, answer = row.get(config.get("doc_to_choice", "")), row.get(config.get("doc_to_target", ""))
-    if not isinstance(choices, list):  # made by a template: lm-eval's business
+    named = [str(config.get(key)) for key in ("doc_to_choice", "doc_to_target")]
+    if not all(name in row for name in named):  # made by a template: lm-eval's business
         return None
+    choices, answer = (row[name] for name in named)
+    if not isinstance(choices, list):
+        return f"field {named[0]!r} must be list, found {type(choices).__name__}"
     if len(choices) < 2 or not all(isinstance(c, str) and c.strip() for c in choices):
         return f"needs at least two choices, all non-empty text; found {choices!r}"
     if len(set(choices)) < len(choices):
         return f"two choices are equal: {choices!r}"
+    if isinstance(answer, str) and answer in choices:
+        return None
     if not isinstance(answer, int) or isinstance(answer, bool) or not 0 <= answer < len(choices):
         return f"answer {answer!r} is out of range 0..{len(choices) - 1}"
     return None
