@@ -37,6 +37,8 @@ ALLOWED = {
         "engines/_head.py",
         "engines/_lm_eval.py",
         "quantizers/_gptqmodel.py",
+        "quantizers/_probe.py",
+        "quantizers/bnb.py",
         "quantizers/cast.py",
         "quantizers/torchao.py",
         "download.py",

@@ -88,7 +88,8 @@ class LlamaCppEngine:
 
     def _blocks(self, ids: list[int], start: int, rows: int) -> Iterator[tuple[int, NDArray[np.float32]]]:
         """Rows from `start` on, cut at start + k * rows as the reference's are."""
-        held, at = np.empty((0, self.vocab_size), np.float32), start
+        held: NDArray[np.float32] = np.empty((0, self.vocab_size), np.float32)
+        at = start
         for _, block in self._rows(ids, start):
             held = np.concatenate([held, block]) if len(held) else block
             while len(held) >= rows:

@@ -88,4 +88,5 @@ class OnnxRuntimeEngine:
     def _read(self, generator: Any, token_ids: Sequence[int]) -> NDArray[np.float32]:
         """Logits [n, vocab] of these tokens, after what the generator has read before."""
         generator.append_tokens(np.asarray([list(token_ids)], np.int32))
-        return np.asarray(generator.get_output("logits"), np.float32)[0]
+        logits: NDArray[np.float32] = np.asarray(generator.get_output("logits"), np.float32)[0]
+        return logits

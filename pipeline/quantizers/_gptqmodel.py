@@ -53,7 +53,7 @@ def build(
 
         if not torch.cuda.is_available():
             refuse_groups_without_kernel(model_dir, arguments["bits"], group_size)
-        skipped = {f"-:^{re.escape(layer)}$": {} for layer in kept}
+        skipped: dict[str, dict[str, Any]] = {f"-:^{re.escape(layer)}$": {} for layer in kept}
         asked = getattr(configs, name)(**arguments, dynamic=skipped or None)
         model = gptqmodel.GPTQModel.load(str(model_dir), asked, trust_remote_code=artifacts.trusts_code(model_dir))
         layers = model.model.config.num_hidden_layers
