@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -61,8 +62,9 @@ def markdown(cards: list[dict[str, Any]], record: dict[str, Any]) -> str:
     parts = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
     parts += ["| " + " | ".join(row[c] for c in COLUMNS) + " |" for row in rows]
     parts += ["", how(record), ""]
-    for card in cards:
-        parts += [f"**{card['set']}** – {card['measures']} Source: {card['source']} Known weaknesses: {card['weaknesses']}", ""]
+    for (measures, source, weaknesses), own in groupby(cards, lambda c: (c["measures"], c["source"], c["weaknesses"])):
+        names = ", ".join(card["set"] for card in own)
+        parts += [f"**{names}**: {measures} *Source:* {source} *Known weaknesses:* {weaknesses}", ""]
     return "\n".join(parts + calibration_table(sets.calibrated()))
 
 

@@ -30,6 +30,7 @@ from pipeline.figures import Builder
 ROOT = Path(__file__).resolve().parent.parent.parent
 VARIANT = "int4-gptq"
 PROSE = ("narrative", "dialogue", "news", "technical")
+ROWS = 20  # as many as the smallest of these texts fills: no run has more than another
 RUNS = {  # name: settings of the calibration section, and the domains its text is taken from
     "text, all domains": ({"source": "text"}, None),
     "self, openings of all domains": ({"source": "self"}, None),
@@ -51,7 +52,7 @@ def settings_for(work: Path, change: dict[str, Any], domains: tuple[str, ...] | 
     data["gate"] |= {"required": [VARIANT]}
     rows = artifacts.read_jsonl(ROOT / "evalsets/calibration/own.jsonl")
     artifacts.write_jsonl(work / "calibration.jsonl", (r for r in rows if domains is None or r["domain"] in domains))
-    data["calibration"] |= change | {"set": "calibration.jsonl"}
+    data["calibration"] |= change | {"set": "calibration.jsonl", "rows": ROWS}
     (work / "params.yaml").write_text(yaml.safe_dump(data, sort_keys=False), encoding="utf-8")
 
 
