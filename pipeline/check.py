@@ -38,6 +38,8 @@ def faults(settings: Params) -> list[str]:
         collect("params.yaml: model.path", _check_folder, Path(settings.model.path).expanduser())
     for name, variant in settings.variants.items():
         collect(f"params.yaml: variants.{name}", quantizers.check, variant.quantizer, variant.options)
+        if variant.engine in engines.names() and variant.quantizer in quantizers.names():
+            collect(f"params.yaml: variants.{name}", quantizers.check_engine, variant.quantizer, variant.engine)
         collect(f"params.yaml: variants.{name}", engines.check, variant.engine, variant.engine_options)
     for k, rule in enumerate(settings.gate.rules):
         collect(f"params.yaml: gate.rules.{k}", bound_of, rule)

@@ -16,6 +16,7 @@ import typer
 from pipeline import artifacts, cli, params
 from pipeline.params import Params
 
+CALIBRATED = ("gptq", "awq")
 FIGURES = artifacts.REPORTS / "figures"
 README_MARKS = ("<!-- results -->", "<!-- /results -->")
 TEMPLATES = Path(__file__).parent / "templates"
@@ -82,6 +83,26 @@ def table(results: dict[str, dict[str, Any]], verdict: dict[str, Any], settings:
             "× reference": show(m.get("speed_ratio")),
         })  # fmt: skip
     return rows
+
+
+def against_rounding(results: dict[str, dict[str, Any]]) -> list[str]:
+    """What calibration buys: each calibrated variant beside plain rounding to as many bits in as large groups, in words."""
+    said = []
+    for name, result in results.items():
+        plain = [
+            (other, theirs)
+            for other, theirs in results.items()
+            if theirs["quantizer"] == "rtn"
+            and all(theirs["options"][k] == result["options"].get(k) for k in ("bits", "group_size"))
+        ]
+        for other, theirs in plain if result["quantizer"] in CALIBRATED else []:
+            ours, bar = result["metrics"].get("kld_mean"), theirs["metrics"].get("kld_mean")
+            if ours and bar and ours["value"] is not None and bar["value"]:
+                less = 100 * (1 - ours["value"] / bar["value"])
+                said.append(
+                    f"{name} against {other} (same bits and groups): KLD {show(ours)} and {show(bar)} nats, {less:.0f} % less"
+                )
+    return said
 
 
 def run_times(settings: Params) -> dict[str, list[float]]:
@@ -191,7 +212,7 @@ def context_of(results: dict[str, dict[str, Any]], verdict: dict[str, Any], sett
         "results": results, "base": base, "model": settings.model.model_dump(), "seed": settings.seed,
         "machine": machine_line(results), "confidence": settings.compare.confidence,
         "tokens": first.get("kld_mean", {}).get("n", 0), "items": first.get("acc/all", {}).get("n", 0),
-        "rounds": first.get("decode_tok_s", {}).get("n", 0), "benchmark": settings.benchmark,
+        "against_rounding": against_rounding(results), "rounds": first.get("decode_tok_s", {}).get("n", 0), "benchmark": settings.benchmark,
         "versions": results[settings.reference]["versions"],
         "tasks": sorted({k.split("/")[1] for k in first if k.startswith("acc/")}),
         "domains": sorted({k.split("/")[1] for k in first if k.startswith("kld_mean/")}),

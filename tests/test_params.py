@@ -104,6 +104,12 @@ def test_the_line_is_that_of_the_key(tmp_path: Path) -> None:
         ("{dtype: float32}", "{}", ["variants.fp32", "option 'dtype' is needed"]),
         ("quantizer: gptq", "quantizer: gtpq", ["quantizer 'gtpq'", "did you mean 'gptq'"]),
         ("engine: hf, options: {scheme", "engine: fh, options: {scheme", ["engine 'fh'"]),
+        (
+            "engine: llamacpp",
+            "engine: hf",
+            ["variants.gguf-q8_0", "does not read what quantizer 'gguf' writes; use engine: llamacpp"],
+        ),
+        ("engine: hf, options: {scheme", "engine: llamacpp, options: {scheme", ["variants.int8", "use engine: hf"]),
         ("{facts: 48, ", "{fatcs: 48, ", ["tiers.smoke.tasks", "'fatcs'", "did you mean 'facts'"]),
         ("grammar: 48, ", "grammar: all, ", ["tiers.default.tasks.grammar = 400", "is less than tiers.smoke's 'all'"]),
         ("metric: kld_mean", "metric: kld_maen", ["'kld_maen' is not known", "did you mean 'kld_mean'"]),

@@ -88,8 +88,13 @@ def check(name: str, options: dict[str, Any]) -> None:
     check_options(f"engine {name!r}", _module(name).load, options, given={"model_dir", "threads"})
 
 
+def names() -> list[str]:
+    """Engines that params may name."""
+    return names_in(Path(__file__).parent)
+
+
 def _module(name: str) -> Any:
-    known = names_in(Path(__file__).parent)
+    known = names()
     if name not in known:
         raise ParamsError(f"engine {name!r} is not in pipeline/engines/{did_you_mean(name, known)}")
     return import_module(f"pipeline.engines.{name}")

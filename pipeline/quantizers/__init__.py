@@ -21,11 +21,27 @@ GIVEN = {"model_dir", "out_dir", "calibration", "seed"}  # what the pipeline pas
 
 def find(name: str) -> Callable[..., Facts]:
     """The `quantize` function of a method, or an error that names the nearest one."""
-    known = names_in(Path(__file__).parent)
+    function: Callable[..., Facts] = _module(name).quantize
+    return function
+
+
+def check_engine(name: str, engine: str) -> None:
+    """Raise `ParamsError` if an engine cannot read what a method writes: transformers' folders, unless it says otherwise."""
+    reads = getattr(_module(name), "ENGINE", "hf")
+    if engine != reads:
+        raise ParamsError(f"engine {engine!r} does not read what quantizer {name!r} writes; use engine: {reads}")
+
+
+def names() -> list[str]:
+    """Methods that params may name."""
+    return names_in(Path(__file__).parent)
+
+
+def _module(name: str) -> Any:
+    known = names()
     if name not in known:
         raise ParamsError(f"quantizer {name!r} is not in pipeline/quantizers/{did_you_mean(name, known)}")
-    function: Callable[..., Facts] = import_module(f"pipeline.quantizers.{name}").quantize
-    return function
+    return import_module(f"pipeline.quantizers.{name}")
 
 
 def check(name: str, options: dict[str, Any]) -> None:

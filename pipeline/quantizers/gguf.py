@@ -14,6 +14,7 @@ from pipeline.errors import ArtifactError, Unsupported
 from pipeline.quantizers import Facts
 from pipeline.quiet import output_to
 
+ENGINE = "llamacpp"  # the one that reads what this writes
 FILE = "model.gguf"
 FILE_TYPES = {"F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10, "Q3_K_M": 12, "Q4_K_S": 14,
               "Q4_K_M": 15, "Q5_K_M": 17, "Q6_K": 18, "BF16": 32}  # fmt: skip  # llama.h: enum llama_ftype

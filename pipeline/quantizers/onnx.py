@@ -17,6 +17,7 @@ from pipeline.calibration import Calibration
 from pipeline.errors import Unsupported
 from pipeline.quantizers import Facts
 
+ENGINE = "onnxruntime"  # the one that reads what this writes
 LOG = artifacts.LOGS / "onnx.log"
 
 
