@@ -31,5 +31,6 @@ ui: .venv/installed  ## open the MLflow UI on 127.0.0.1:5000
 	@command -v cc >/dev/null || command -v gcc >/dev/null || { echo "error: a C compiler is missing (one package is built from source); install gcc or build-essential"; exit 1; }
 	$(PYTHON) -m venv .venv
 	python -m pip install --quiet --upgrade pip
+	@echo "installing into .venv; llama.cpp is compiled on the way, which takes some minutes"
 	python -m pip install --quiet --editable '.[dev]' --constraint constraints.txt
 	@touch $@

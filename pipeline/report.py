@@ -88,20 +88,14 @@ def table(results: dict[str, dict[str, Any]], verdict: dict[str, Any], settings:
 def against_rounding(results: dict[str, dict[str, Any]]) -> list[str]:
     """What calibration buys: each calibrated variant beside plain rounding to as many bits in as large groups, in words."""
     said = []
-    for name, result in results.items():
-        plain = [
-            (other, theirs)
-            for other, theirs in results.items()
-            if theirs["quantizer"] == "rtn"
-            and all(theirs["options"][k] == result["options"].get(k) for k in ("bits", "group_size"))
-        ]
-        for other, theirs in plain if result["quantizer"] in CALIBRATED else []:
-            ours, bar = result["metrics"].get("kld_mean"), theirs["metrics"].get("kld_mean")
-            if ours and bar and ours["value"] is not None and bar["value"]:
-                less = 100 * (1 - ours["value"] / bar["value"])
-                said.append(
-                    f"{name} against {other} (same bits and groups): KLD {show(ours)} and {show(bar)} nats, {less:.0f} % less"
-                )
+    for name, ours in results.items():
+        for other, theirs in results.items() if ours["quantizer"] in CALIBRATED else []:
+            same = all(theirs["options"].get(k) == ours["options"].get(k) for k in ("bits", "group_size"))
+            kld, bar = ours["metrics"].get("kld_mean"), theirs["metrics"].get("kld_mean")
+            if theirs["quantizer"] == "rtn" and same and kld and bar and bar["value"]:
+                less = 100 * (1 - kld["value"] / bar["value"])
+                told = f"KLD {show(kld)} instead of {show(bar)} nats, {less:.0f} % less"
+                said.append(f"{name} against {other}, with as many bits and groups as large: {told}")
     return said
 
 
@@ -212,7 +206,8 @@ def context_of(results: dict[str, dict[str, Any]], verdict: dict[str, Any], sett
         "results": results, "base": base, "model": settings.model.model_dump(), "seed": settings.seed,
         "machine": machine_line(results), "confidence": settings.compare.confidence,
         "tokens": first.get("kld_mean", {}).get("n", 0), "items": first.get("acc/all", {}).get("n", 0),
-        "against_rounding": against_rounding(results), "rounds": first.get("decode_tok_s", {}).get("n", 0), "benchmark": settings.benchmark,
+        "against_rounding": against_rounding(results),
+        "rounds": first.get("decode_tok_s", {}).get("n", 0), "benchmark": settings.benchmark,
         "versions": results[settings.reference]["versions"],
         "tasks": sorted({k.split("/")[1] for k in first if k.startswith("acc/")}),
         "domains": sorted({k.split("/")[1] for k in first if k.startswith("kld_mean/")}),

@@ -107,7 +107,7 @@ def test_the_line_is_that_of_the_key(tmp_path: Path) -> None:
         (
             "engine: llamacpp",
             "engine: hf",
-            ["variants.gguf-q8_0", "does not read what quantizer 'gguf' writes; use engine: llamacpp"],
+            ["variants.gguf-q8_0", "does not read what quantizer 'gguf'", "llamacpp"],
         ),
         ("engine: hf, options: {scheme", "engine: llamacpp, options: {scheme", ["variants.int8", "use engine: hf"]),
         ("{facts: 48, ", "{fatcs: 48, ", ["tiers.smoke.tasks", "'fatcs'", "did you mean 'facts'"]),
