@@ -111,7 +111,7 @@ def test_the_line_is_that_of_the_key(tmp_path: Path) -> None:
         ),
         ("engine: hf, options: {scheme", "engine: llamacpp, options: {scheme", ["variants.int8", "use engine: hf"]),
         ("{facts: 48, ", "{fatcs: 48, ", ["tiers.smoke.tasks", "'fatcs'", "did you mean 'facts'"]),
-        ("grammar: 48, ", "grammar: all, ", ["tiers.default.tasks.grammar = 400", "is less than tiers.smoke's 'all'"]),
+        ("grammar: 48, ", "grammar: all, ", ["tiers.default.tasks.grammar = 240", "is less than tiers.smoke's 'all'"]),
         ("metric: kld_mean", "metric: kld_maen", ["'kld_maen' is not known", "did you mean 'kld_mean'"]),
         ("margin: 7 pp", "margin: 7 %", ["top1_agreement", "a number and a unit (pp)"]),
         ("margin: 0.02 nats", "margin: -0.02 nats", ["must be a finite number that is not negative"]),
