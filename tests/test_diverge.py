@@ -17,7 +17,7 @@ from pipeline.errors import ArtifactError, DataError, InvalidVariant
 from pipeline.params import Trajectories
 from pipeline.store import Store, Window, batches, estimate_bytes, refuse_if_too_large
 
-SETUP = Trajectories(prompts="", count=3, tokens=10, temperature=1.0)
+SETUP = Trajectories(prompts="", tokens=10, temperature=1.0)
 PROMPTS = [
     {"id": "p1", "domain": "d", "prompt": "The council met on"},
     {"id": "p2", "domain": "d", "messages": [{"role": "user", "content": "Say something."}]},
@@ -183,7 +183,7 @@ def test_batches_hold_windows_of_one_length() -> None:
 
 def test_subsets_nest_and_spread_over_domains() -> None:
     rows = [{"id": f"{d}{i}", "domain": d, "text": "t"} for d in "abcd" for i in range(5)]
-    chosen = [{r["id"] for r in reference.choose(rows, n, 7)} for n in (4, 9, 20)]
+    chosen = [{r["id"] for r in reference.choose(rows, n, 7)} for n in (4, 9, "all")]
     assert chosen[0] < chosen[1] < chosen[2] and {i[0] for i in chosen[0]} == set("abcd")
 
 
