@@ -45,7 +45,7 @@ ALLOWED = {
     "transformers": {"engines/hf.py", "engines/_head.py", "quantizers/torchao.py", "download.py"},
     "mlflow": {"track.py"},
     "matplotlib": {"report.py"},
-    "jinja2": {"report.py"},
+    "jinja2": {"report.py", "evaluate.py"},
     "lm_eval": {"evaluate.py", "check.py", "engines/_lm_eval.py"},
     "gptqmodel": {"quantizers/_gptqmodel.py"},
     "torchao": {"quantizers/torchao.py"},
