@@ -43,9 +43,10 @@ def continuations(
     length = min(length, engine.max_length - OPENING - len(lead))
     found: list[Row] = []
     made = dropped = 0
+    batch = max(1, min(BATCH, -(-total // (OPENING + length))))
     with cli.progress(total, "calibrate: own samples", "token") as bar:
-        for at in range(0, len(openings), BATCH):
-            part = openings[at : at + BATCH]
+        for at in range(0, len(openings), batch):
+            part = openings[at : at + batch]
             replies = engine.sample([lead + ids for ids in part], length, Sampling(1.0, seed + at))
             written = [engine.tokenizer.decode(o + r, skip_special_tokens=True) for o, r in zip(part, replies)]
             rows = [{"id": f"self-{at + k:04d}", "domain": "self", "text": text} for k, text in enumerate(written)]
@@ -135,7 +136,7 @@ def main() -> None:
             "rows_asked": setup.rows, "rows_used": len(rows), "tokens_per_row": setup.tokens,
             "files": files, "digest": artifacts.digest(files), "versions": artifacts.versions(),
         })  # fmt: skip
-    short = "" if len(rows) == setup.rows else f" ({setup.rows} were asked: give more text in calibration.set)"
+    short = "" if len(rows) == setup.rows else f" ({setup.rows} were asked: give more text)"
     cli.say("calibrate", f"{len(rows)} rows of {setup.tokens} tokens from {setup.source}{short}, {watch.done():.1f} s")
 
 

@@ -21,6 +21,7 @@ from pipeline.rules import bound_of
 BY_TASK = (
     "acc", "acc_delta", "recovery", "flips_to_wrong", "flips_to_right", "p_mcnemar", "byte_ppl", "byte_ppl_ratio",
 )  # fmt: skip
+SCORED = ("acc", "acc_delta", "recovery", "flips_to_wrong", "flips_to_right", "p_mcnemar")
 CHECKED = artifacts.ARTIFACTS / "checked.json"
 
 
@@ -100,6 +101,10 @@ def _check_part(metric: str, settings: Params) -> None:
         return
     if stem in BY_TASK and part not in parts:
         raise ParamsError(f"metric {metric!r}: give one of the tier's tasks, such as '{stem}/all'{did_you_mean(part, parts)}")
+    if stem in SCORED and part in tasks.local_tasks():
+        kind = tasks.load_task(part)[0].get("output_type")
+        if kind == "loglikelihood_rolling":
+            raise ParamsError(f"metric {metric!r}: {part} has no right and wrong; use byte_ppl_ratio/{part}")
     if part and stem == "kld_mean":
         domains = [*sorted({row["domain"] for row in evalset.load_texts(Path(settings.diverge.corpus))}), "trajectory"]
         if part not in domains:

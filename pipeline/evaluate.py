@@ -97,9 +97,15 @@ def _same_rows(task: str, config: dict[str, Any], samples: list[Row], items: lis
 def _run(lm_eval: Any, **arguments: Any) -> Any:
     """lm-eval's evaluation; data that a hub does not give is an error in words."""
     from datasets.exceptions import DatasetsError
+    from jinja2 import UndefinedError
 
     try:
         return lm_eval.simple_evaluate(**arguments)
+    except (KeyError, TypeError, AssertionError, ValueError, UndefinedError) as e:
+        task = arguments["tasks"][0]
+        if not (TASKS / f"{task}.yaml").exists():
+            raise  # not a user's YAML: a fault of ours, or of lm-eval
+        raise DataError(f"task {task!r}: lm-eval cannot use {TASKS / task}.yaml ({type(e).__name__}: {e})") from e
     except (OSError, ConnectionError, DatasetsError) as e:
         task = arguments["tasks"][0]
         first = (str(e).strip().splitlines() or ["no message"])[0]

@@ -206,6 +206,9 @@ class Params(Section):
         known = list(self.variants)
         if self.reference not in known:
             raise ValueError(f"reference {self.reference!r} is not a variant{did_you_mean(self.reference, known)}")
+        for name in self.tiers:
+            if not NAME.match(name):
+                raise ValueError(f"tier name {name!r}: use letters, digits, '_' and '-'")
         if self.tier not in self.tiers:
             raise ValueError(f"tier {self.tier!r} is not in tiers{did_you_mean(self.tier, list(self.tiers))}")
         for rule in self.gate.rules:

@@ -248,3 +248,31 @@ def test_choices_that_bring_their_space_get_no_second_one(tmp_path: Path, monkey
     row = {"id": "a", "context": "q", "choices": [" x", " y"], "answer": 1}
     (home / "mine.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
     assert load_task("mine")[0]["target_delimiter"] == ""
+
+
+@pytest.mark.parametrize("rows, word", [
+    ([{"context": "q", "choices": 5, "answer": 0}], "'choices' must be list, found int"),
+    ([{"context": "q", "choices": [" x", " y"], "answer": 0}, {"context": "r", "choices": ["x", "y"], "answer": 0}], "use one way"),
+    ([{"context": "q", "target": "two\nlines"}], "can never match"),
+])  # fmt: skip
+def test_rows_that_could_only_mislead_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, object]], word: str
+) -> None:
+    home = own_home(tmp_path, monkeypatch)
+    text = "".join(json.dumps({"id": str(k), **row}) + "\n" for k, row in enumerate(rows))
+    (home / "mine.jsonl").write_text(text, encoding="utf-8")
+    with pytest.raises(DataError, match=word):
+        load_task("mine")
+
+
+@pytest.mark.parametrize("line, word", [
+    ("fewshot_split: tset", "did you mean 'test'"), ("include: facts.yaml", "`include` is not read here"),
+])  # fmt: skip
+def test_what_lm_eval_would_stumble_over_is_named_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, word: str
+) -> None:
+    home = own_home(tmp_path, monkeypatch)
+    (home / "mine.yaml").write_text(YAML.format(file=home / "mine.jsonl", split="test") + line + "\n", encoding="utf-8")
+    (home / "mine.jsonl").write_text('{"id": "a", "question": "q", "choices": ["x", "y"], "answer": 0}\n', encoding="utf-8")
+    with pytest.raises(DataError, match=word):
+        load_task("mine")

@@ -57,7 +57,7 @@ ALLOWED = {
     },
     "mlflow": {"track.py"},
     "matplotlib": {"report.py"},
-    "jinja2": {"report.py"},
+    "jinja2": {"report.py", "evaluate.py"},
     "lm_eval": {"evaluate.py", "check.py", "engines/_lm_eval.py"},
     "gptqmodel": {"quantizers/_gptqmodel.py", "engines/hf.py"},
     "bitsandbytes": {"quantizers/bnb.py"},

@@ -56,10 +56,14 @@ def load_task(name: str) -> tuple[dict[str, Any], list[Row]]:
     path = tasks[name]
     config = _config(name, path) if path.suffix == ".yaml" else _inferred(name, path)
     files = _split_files(path, config)
+    if name == "all":
+        raise DataError(f"{path}: a task cannot be called 'all': that is what all of them together are called")
     for file in _data_files(path, config):
         if not any(file.resolve().is_relative_to(home.resolve()) for home in HOMES):
             homes = " and ".join(map(str, HOMES))
             raise DataError(f"{path}: its data {file} lies outside {homes}, where a change would go unseen; move it there")
+        if not file.exists():
+            raise DataError(f"{path}: its data {file} is not here")
     rows = load_rows(files, partial(_task_row, config=config))
     _one_kind(files, rows, config)
     return config, rows
@@ -87,6 +91,12 @@ def _config(name: str, path: Path) -> dict[str, Any]:
     if config.get("task") != name:
         raise DataError(f"{path}: says `task: {config.get('task')}`; lm-eval goes by that, so it must be {name!r} as the file")
     metrics = {m.get("metric") for m in config.get("metric_list") or [] if isinstance(m, dict)}
+    splits = (config.get("dataset_kwargs") or {}).get("data_files") if isinstance(config.get("dataset_kwargs"), dict) else None
+    shots = config.get("fewshot_split")
+    if shots and isinstance(splits, dict) and shots not in splits:
+        raise DataError(f"{path}: fewshot_split {shots!r} has no data file{did_you_mean(str(shots), list(splits))}")
+    if "include" in config:
+        raise DataError(f"{path}: `include` is not read here; write the whole task into one file")
     kind = config.get("output_type")
     if kind == "loglikelihood_rolling":
         pass
@@ -104,7 +114,7 @@ def _inferred(name: str, path: Path) -> dict[str, Any]:
         if all(c in first for c in columns):
             files = {"dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(path)}}, "test_split": "test"}
             given = {"task": name, **files, "num_fewshot": 0, "metadata": {"version": 1.0}, **config}
-            if columns[1:2] == ("choices",) and all(str(c).startswith(" ") for c in first["choices"]):
+            if columns[1:2] == ("choices",) and isinstance(first["choices"], list) and _spaced(first["choices"]):
                 given["target_delimiter"] = ""  # choices that bring their own space
             return given
     kinds = "; or ".join(", ".join(columns) for columns in KINDS)
@@ -144,12 +154,31 @@ def _split_files(path: Path, config: dict[str, Any]) -> list[Path]:
     return [Path(f) for f in found]
 
 
+def _spaced(choices: list[Any]) -> bool:
+    return all(str(c).startswith(" ") for c in choices)
+
+
 def _one_kind(files: list[Path], rows: list[Row], config: dict[str, Any]) -> None:
     """Raise if a column is text in one row and a list in another: lm-eval takes the first row's kind for all."""
+    if files[0].parent == TASKS and not (TASKS / f"{config['task']}.yaml").exists():
+        _inferred_fault(files[0], rows, config)
     column = config.get("doc_to_target")
     kinds = {type(row[column]).__name__ for row in rows if isinstance(column, str) and column in row}
     if len(kinds) > 1:
         raise DataError(f"{files[0]}: column {column!r} is {' in some rows and '.join(sorted(kinds))} in others; use one of them")
+
+
+def _inferred_fault(file: Path, rows: list[Row], config: dict[str, Any]) -> None:
+    """Raise for what no YAML has said otherwise: choices with and without a space, a reply that cannot end where it must."""
+    for row in rows:
+        if "choices" in row and _spaced(row["choices"]) != (config.get("target_delimiter") == ""):
+            raise DataError(
+                f"{file}: item {row['id']!r}: some choices of the file begin with a space and others do not; use one way"
+            )
+        if config["output_type"] == "generate_until" and "\n" in "".join(row["target"]).strip():
+            raise DataError(
+                f"{file}: item {row['id']!r}: a target of several lines can never match, since a reply ends at its first"
+            )
 
 
 def _task_row(row: Any, config: dict[str, Any]) -> str | None:
