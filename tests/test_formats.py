@@ -71,7 +71,7 @@ def test_a_pattern_that_keeps_nothing_is_an_error(tiny: Path) -> None:
 # --- did it really happen ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("bits, wrong", [(4.3, False), (4.1, False), (16.0, True), (3.2, True), (None, False)])
+@pytest.mark.parametrize("bits, wrong", [(4.3, False), (4.2, False), (4.1, True), (16.0, True), (3.2, True), (None, False)])
 def test_packed_bits_must_be_the_method_s(bits: float | None, wrong: bool) -> None:
     if wrong:
         with pytest.raises(InvalidVariant, match="was not quantized as asked"):

@@ -133,7 +133,7 @@ def test_cuda_where_there_is_none_is_unsupported(tiny: Path) -> None:
 
 
 def test_an_unknown_engine_or_option_suggests_the_nearest(tiny: Path) -> None:
-    with pytest.raises(ParamsError, match="there is: hf"):
+    with pytest.raises(ParamsError, match="did you mean 'llamacpp'"):
         engines.load("llamacpp9", tiny, threads=2)
     with pytest.raises(ParamsError, match="did you mean 'attention'"):
         engines.load("hf", tiny, threads=2, atention="sdpa")

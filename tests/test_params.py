@@ -92,8 +92,12 @@ def test_the_line_is_that_of_the_key(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "old, new, expected",
     [
-        ("group_size: 64", "group_sise: 64", ["variants.int4-gptq", "unknown option 'group_sise'", "'group_size'"]),
-        ("bits: 4,", "bits: 5,", ["variants.int4-gptq", "bits = 5"]),
+        (
+            "{quantizer: gptq,    engine: hf, options: {bits: 4, group_size: 64",
+            "{quantizer: gptq,    engine: hf, options: {bits: 4, group_sise: 64",
+            ["variants.int4-gptq", "unknown option 'group_sise'", "'group_size'"],
+        ),
+        ("bits: 4,", "bits: 5,", ["variants.int4-rtn", "bits = 5"]),
         ("group_size: 64", "group_size: '64'", ["group_size = '64'", "should be -1, 16"]),
         ("group_size: 64", "group_size: 0", ["group_size = 0", "should be -1, 16"]),
         ("metric: acc_delta/all", "metric: acc_delta/fatcs", ["'acc_delta/fatcs'", "did you mean 'facts'"]),

@@ -44,7 +44,7 @@ def stages_run(output: str) -> set[str]:
 def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small copy of the project, committed, with params for the tiny model; `dvc repro` has run once."""
     house = tmp_path_factory.mktemp("house")
-    for name in ("pipeline", "evalsets"):
+    for name in ("pipeline", "evalsets", "envs"):
         shutil.copytree(ROOT / name, house / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("dvc.yaml", "params.yaml", "constraints.txt", ".gitignore", ".dvcignore"):
         shutil.copy(ROOT / name, house / name)

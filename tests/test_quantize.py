@@ -238,7 +238,7 @@ def test_a_method_packs_every_matrix_and_answers_alike_when_loaded_anew(
     attest.check_probe(engine, facts)
     ids = list(range(5, 60))
     ours, theirs = engine.logits(ids), base.logits(ids)
-    assert np.isfinite(ours).all() and 0.7 < np.corrcoef(ours.ravel(), theirs.ravel())[0, 1] < 1
+    assert np.isfinite(ours).all() and 0.5 < np.corrcoef(ours.ravel(), theirs.ravel())[0, 1] < 1
 
 
 @QUIET

@@ -135,12 +135,12 @@ def _losses(out_dir: Path, log: Path, damping: float | None) -> Facts:
         rows = list(csv.DictReader(f))
     shutil.move(own, log)
     facts: Facts = {"modules": len(rows)}
-    if rows[0]["loss"] != "not applicable":  # awq's
-        losses = [float(r["loss"].removeprefix("rtn: ")) for r in rows]
-        worst = rows[losses.index(max(losses))]
+    known = [(float(r["loss"].removeprefix("rtn: ")), r) for r in rows if r["loss"] != "not applicable"]
+    if known:  # awq gives some layers none
+        loss, worst = max(known, key=lambda pair: pair[0])
         facts |= {
-            "loss_mean": sum(losses) / len(losses),
-            "loss_worst": {"module": f"layers.{worst['layer']}.{worst['module']}", "loss": max(losses)},
+            "loss_mean": sum(value for value, _ in known) / len(known),
+            "loss_worst": {"module": f"layers.{worst['layer']}.{worst['module']}", "loss": loss},
         }
     if damping is not None:
         used = {f"layers.{r['layer']}.{r['module']}": float(r["damp"]) for r in rows}
