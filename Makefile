@@ -28,7 +28,7 @@ ui: .venv/installed  ## open the MLflow UI on 127.0.0.1:5000
 	@command -v $(PYTHON) >/dev/null || { echo "error: $(PYTHON) is missing; install Python 3.10, 3.11 or 3.12"; exit 1; }
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if (3, 10) <= v[:2] <= (3, 12) else "error: Python 3.10, 3.11 or 3.12 is needed, %s is %d.%d; try: make PYTHON=python3.11" % (sys.executable, v[0], v[1]))'
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "error: $(PYTHON) has no venv module; install python3-venv"; exit 1; }
-	@command -v cc >/dev/null || command -v gcc >/dev/null || { echo "error: a C compiler is missing (one package is built from source); install gcc or build-essential"; exit 1; }
+	@command -v c++ >/dev/null || command -v g++ >/dev/null || { echo "error: a C++ compiler is missing (llama.cpp is built from source); install g++ or build-essential"; exit 1; }
 	$(PYTHON) -m venv .venv
 	python -m pip install --quiet --upgrade pip
 	@echo "installing into .venv; llama.cpp is compiled on the way, which takes some minutes"
