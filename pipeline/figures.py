@@ -234,6 +234,7 @@ def _tpot(row: Row) -> float:
 
 def size_metrics(b: Builder, manifest: Row, reference: Row) -> None:
     size = manifest["weight_bytes"]
-    b.exact("weight_bytes", size, 1, "safetensors headers")
-    b.exact("bits_per_weight", manifest["bits_per_weight"], 1, "safetensors headers over the base's weights")
-    b.exact("size_ratio", size / reference["weight_bytes"], 1, "safetensors headers")
+    b.exact("weight_bytes", size, 1, "file headers")
+    notes = manifest.get("warnings") or []
+    b.exact("bits_per_weight", manifest["bits_per_weight"], 1, "file headers over the base's weights", *notes)
+    b.exact("size_ratio", size / reference["weight_bytes"], 1, "file headers")

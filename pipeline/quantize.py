@@ -75,6 +75,8 @@ def main(variant: str) -> None:
     else:
         told = f"{manifest['status']}: {manifest['reason']}"
     cli.say("quantize", f"{variant}: {told}, {watch.done():.1f} s")
+    for warning in manifest.get("warnings") or []:
+        cli.say("quantize", f"{variant}: warning: {warning}")
 
 
 if __name__ == "__main__":

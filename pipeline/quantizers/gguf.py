@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -13,11 +14,14 @@ from pipeline.calibration import Calibration
 from pipeline.errors import ArtifactError, Unsupported
 from pipeline.quantizers import Facts
 from pipeline.quiet import output_to
+from pipeline.weights import kept_layers
 
 ENGINE = "llamacpp"  # the one that reads what this writes
 FILE = "model.gguf"
 FILE_TYPES = {"F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10, "Q3_K_M": 12, "Q4_K_S": 14,
               "Q4_K_M": 15, "Q5_K_M": 17, "Q6_K": 18, "BF16": 32}  # fmt: skip  # llama.h: enum llama_ftype
+BF16 = 30  # ggml.h: enum ggml_type
+K_ROW = 256  # weights in a block of a K-quant
 
 
 def quantize(
@@ -27,27 +31,70 @@ def quantize(
     calibration: Calibration,
     seed: int,
     type: Literal["BF16", "F16", "Q8_0", "Q6_K", "Q5_K_M", "Q5_0", "Q5_1", "Q4_K_M", "Q4_K_S", "Q4_0", "Q4_1", "Q3_K_M", "Q2_K"],
+    keep: list[str] = [],  # noqa: B006  # read only
 ) -> Facts:
     """Convert to float32 GGUF in the converter's own environment, then let llama.cpp quantize that.
 
-    K-quants need rows of 256: llama.cpp gives tensors with other rows another type, which shows in the manifest
-    (`tensor_types`) and in the measured bits per weight.
+    K-quants need rows of 256: llama.cpp gives tensors with other rows another type, which the manifest says as a warning and as
+    measured bits (`tensor_types`, `bits_per_weight`).
     """
     try:
         import llama_cpp
     except ImportError as e:
         raise Unsupported(f"quantizer 'gguf' needs {e.name}; pip install llama-cpp-python -c constraints.txt") from None
+    kept = kept_layers(model_dir, keep)
     with tempfile.TemporaryDirectory(dir=out_dir.parent) as tmp:
         whole = Path(tmp) / "whole.gguf"
         _convert(model_dir, whole)
         asked = llama_cpp.llama_model_quantize_default_params()
         asked.ftype = FILE_TYPES[type]
+        left = [f"^{re.escape(name)}$".encode() for name in _names(whole, kept)]
+        override = llama_cpp.llama_model_tensor_override
+        asked.tt_overrides = (override * (len(left) + 1))(*(override(pattern, BF16) for pattern in left))  # an empty one ends it
         with output_to(artifacts.LOGS / "gguf.log"):
             failed = llama_cpp.llama_model_quantize(str(whole).encode(), str(out_dir / FILE).encode(), ctypes.byref(asked))
     if failed:
         raise ArtifactError(f"llama.cpp could not quantize to {type} (code {failed}); see {artifacts.LOGS / 'gguf.log'}")
     shutil.copyfile(model_dir / "config.json", out_dir / "config.json")
-    return {"library": "llama-cpp-python", "converter": (envs.FILES / "gguf.txt").read_text(encoding="utf-8").split("\n")[2]}
+    converter = (envs.FILES / "gguf.txt").read_text(encoding="utf-8").split("\n")[2]
+    warnings = _fallen_back(out_dir / FILE, type)
+    return {"library": "llama-cpp-python", "converter": converter, "kept": kept, "warnings": warnings}
+
+
+def _names(whole: Path, layers: list[str]) -> list[str]:
+    """GGUF's names of transformers' layers; one that it does not know is an error, not a layer that is quantized after all."""
+    import gguf
+
+    reader = gguf.GGUFReader(whole)
+    architecture = str(reader.fields["general.architecture"].contents())
+    known = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}
+    blocks = int(reader.fields[f"{architecture}.block_count"].contents())
+    names = gguf.get_tensor_name_map(known[architecture], blocks)
+    found = {layer: names.get_name(f"{layer}.weight", try_suffixes=(".weight",)) for layer in layers}
+    held = {tensor.name for tensor in reader.tensors}
+    for layer, name in found.items():
+        if name not in held:
+            raise Unsupported(f"options.keep: {layer} has no tensor of its own in GGUF; take it out of keep")
+    return list(found.values())
+
+
+def _fallen_back(file: Path, type: str) -> list[str]:
+    """In words, the matrices that a K-quant could not pack because their rows are no multiple of 256."""
+    import gguf
+
+    if "_K" not in type:
+        return []
+    matrices = [t for t in gguf.GGUFReader(file).tensors if len(t.shape) == 2]
+    other = [t for t in matrices if int(t.shape[0]) % K_ROW and not t.tensor_type.name.endswith("_K")]
+    if not other:
+        return []
+    share = 100 * sum(int(t.n_elements) for t in other) / sum(int(t.n_elements) for t in matrices)
+    types = ", ".join(sorted({t.tensor_type.name for t in other}))
+    widths = ", ".join(map(str, sorted({int(t.shape[0]) for t in other})))
+    return [
+        f"{len(other)} of {len(matrices)} matrices ({share:.0f} % of their weights) have rows of {widths}, no multiple of {K_ROW}: "
+        f"llama.cpp packed them as {types} instead of {type}"
+    ]
 
 
 def _convert(model_dir: Path, out: Path) -> None:

@@ -16,9 +16,11 @@ from pipeline import artifacts
 from pipeline.calibration import Calibration
 from pipeline.errors import Unsupported
 from pipeline.quantizers import Facts
+from pipeline.weights import kept_layers
 
 ENGINE = "onnxruntime"  # the one that reads what this writes
 LOG = artifacts.LOGS / "onnx.log"
+QKV = {"q_proj", "k_proj", "v_proj"}
 
 
 def quantize(
@@ -29,12 +31,16 @@ def quantize(
     seed: int,
     precision: Literal["fp32", "int8", "int4"],
     block_size: Annotated[int, Field(ge=16)] = 32,
+    keep: list[str] = [],  # noqa: B006  # read only
 ) -> Facts:
-    """Build a graph for the CPU. block_size: weights that share a scale (int4 and int8)."""
+    """Build a graph for the CPU. block_size: weights that share a scale (int4 and int8). Kept layers stay in float32."""
     for needed in ("onnxruntime_genai", "onnx_ir"):
         if find_spec(needed) is None:
             raise Unsupported(f"quantizer 'onnx' needs {needed}; pip install onnxruntime-genai onnx-ir -c constraints.txt")
-    options = [f"int4_block_size={block_size}"] if precision != "fp32" else []
+    kept = kept_layers(model_dir, keep)
+    nodes = _nodes(kept)
+    options = [f"block_size={block_size}"] if precision != "fp32" else []
+    options += [f"nodes_to_exclude={','.join(nodes)}"] if nodes else []
     LOG.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as cache, LOG.open("w") as log:
         done = subprocess.run(
@@ -48,4 +54,29 @@ def quantize(
         last = [line for line in LOG.read_text(errors="replace").splitlines() if line.strip()][-1:]
         raise Unsupported(f"ONNX Runtime's builder does not take this model at {precision}: {' '.join(last)} (see {LOG})")
     shutil.copyfile(model_dir / "config.json", out_dir / "config.json")
-    return {"library": "onnxruntime-genai"}
+    _check_kept(out_dir, nodes)
+    return {"library": "onnxruntime-genai", "kept": kept}
+
+
+def _nodes(layers: list[str]) -> list[str]:
+    """The builder's names of transformers' layers. It multiplies q, k and v at once: they can only be kept together."""
+    named: dict[str, set[str]] = {}
+    for layer in layers:
+        block, _, part = layer.rpartition(".")
+        node = "/" + block.replace("self_attn", "attn").replace(".", "/").replace("layers/", "layers.")
+        named.setdefault(f"{node}/{'qkv_proj' if part in QKV else part}/MatMul", set()).add(part)
+    for node, parts in named.items():
+        if "qkv_proj" in node and parts != QKV:
+            raise Unsupported(f"options.keep: ONNX Runtime multiplies q, k and v at once; keep all three or none ({node})")
+    return list(named)
+
+
+def _check_kept(out_dir: Path, nodes: list[str]) -> None:
+    """Raise if a layer that was to be kept is not a plain product of the graph that was written."""
+    import onnx
+
+    graph = onnx.load(out_dir / "model.onnx", load_external_data=False).graph
+    plain = {node.name for node in graph.node if node.op_type == "MatMul"}
+    for node in nodes:
+        if node not in plain:
+            raise Unsupported(f"options.keep: the builder did not leave {node} as it is; take it out of keep")
