@@ -1,0 +1,303 @@
+"""Twenty seeded damages to a trained model: what catches each, and that none costs more than the margin and passes unseen.
+
+The model is tiny and trained here, in seconds, on the project's own texts, so that its predictions mean something. The gate's
+own rules on divergence, as they stand in params.yaml, judge forty documents; what a damage truly costs is read off the others.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import ROOT, make_model
+
+from pipeline import artifacts, engines, params
+from pipeline.errors import ArtifactError
+from pipeline.figures import Builder, pair, token_metrics
+from pipeline.metrics import compare_logits
+from pipeline.params import Compare
+from pipeline.rules import bound_of, judge, worst
+
+WINDOW, STEPS, BATCH = 128, 220, 16
+JUDGED = 40  # documents that the gate sees; all others are the truth
+LAYER = "model.layers.1"
+Weights = dict[str, Any]
+Config = dict[str, Any]
+
+
+def documents() -> list[list[str]]:
+    files = sorted((ROOT / "evalsets/corpus").glob("*.jsonl")), sorted((ROOT / "evalsets/calibration").glob("*.jsonl"))
+    return [[row["text"] for file in own for row in artifacts.read_jsonl(file)] for own in files]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A two-layer Llama trained on the corpus and the calibration texts: it shall know them, not generalize."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    folder = make_model(tmp_path_factory.mktemp("trained") / "model")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = json.loads((folder / "config.json").read_text("utf-8"))
+        config["initializer_range"] = 0.02
+        (folder / "config.json").write_text(json.dumps(config), "utf-8")
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+        stream = torch.tensor([t for part in documents() for text in part for t in tokenizer(text).input_ids])
+        optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
+        for step in range(STEPS):
+            for group in optimizer.param_groups:
+                group["lr"] = 4e-3 * min(1.0, (step + 1) / 20, 2 * (STEPS - step) / STEPS)
+            at = torch.randint(0, len(stream) - WINDOW, (BATCH,))
+            ids = torch.stack([stream[a : a + WINDOW] for a in at])
+            loss = model(input_ids=ids, labels=ids).loss
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        model.save_pretrained(folder)
+    assert float(loss.detach()) < 4.2, "the model has learned too little for its damages to mean anything"
+    return folder
+
+
+# --- the damages -------------------------------------------------------------------------------------------------
+
+
+def scaled(name: str, by: float) -> Callable[[Weights, Config], None]:
+    def damage(w: Weights, c: Config) -> None:
+        w[f"{LAYER}.{name}.weight"] *= by
+
+    return damage
+
+
+def head_zeroed(w: Weights, c: Config) -> None:
+    w[f"{LAYER}.self_attn.o_proj.weight"][:, :16] = 0
+
+
+def column_clipped(w: Weights, c: Config) -> None:
+    column = w[f"{LAYER}.mlp.down_proj.weight"][:, 3]
+    column.clamp_(-0.2 * column.abs().max(), 0.2 * column.abs().max())
+
+
+def all_clipped(w: Weights, c: Config) -> None:
+    for name, tensor in w.items():
+        if "proj" in name:
+            tensor.clamp_(-2 * tensor.std(), 2 * tensor.std())
+
+
+def wrong_rope(w: Weights, c: Config) -> None:
+    c["rope_parameters"] = {"rope_type": "default", "rope_theta": 500.0}
+
+
+def norm_dropped(w: Weights, c: Config) -> None:
+    w[f"{LAYER}.post_attention_layernorm.weight"][:] = 1
+
+
+def final_norm_scaled(w: Weights, c: Config) -> None:
+    w["model.norm.weight"] *= 1.1
+
+
+def embeddings_swapped(w: Weights, c: Config) -> None:
+    rows = w["model.embed_tokens.weight"]
+    rows[[300, 301]] = rows[[301, 300]].clone()
+
+
+def embeddings_coarse(w: Weights, c: Config) -> None:
+    rows = w["model.embed_tokens.weight"]
+    step = rows.abs().max() / 7
+    rows[:] = (rows / step).round() * step
+
+
+def rounded(bits: int, name: str = "proj") -> Callable[[Weights, Config], None]:
+    def damage(w: Weights, c: Config) -> None:
+        for key, tensor in w.items():
+            if name in key:
+                step = tensor.abs().max() / (2 ** (bits - 1) - 1)
+                tensor[:] = (tensor / step).round() * step
+
+    return damage
+
+
+def layer_skipped(w: Weights, c: Config) -> None:
+    for part in ("self_attn.o_proj", "mlp.down_proj"):
+        w[f"{LAYER}.{part}.weight"][:] = 0
+
+
+def gate_and_up_swapped(w: Weights, c: Config) -> None:
+    gate, up = w[f"{LAYER}.mlp.gate_proj.weight"], w[f"{LAYER}.mlp.up_proj.weight"]
+    held = gate.clone()
+    gate[:], up[:] = up.clone(), held
+
+
+def other_activation(w: Weights, c: Config) -> None:
+    c["hidden_act"] = "relu"
+
+
+def loose_epsilon(w: Weights, c: Config) -> None:
+    c["rms_norm_eps"] = 0.05
+
+
+def sign_flipped(w: Weights, c: Config) -> None:
+    tensor = w[f"{LAYER}.self_attn.v_proj.weight"]
+    tensor[:8] *= -1
+
+
+def noise(w: Weights, c: Config) -> None:
+    import torch
+
+    made = torch.Generator().manual_seed(3)
+    for name, tensor in w.items():
+        if "proj" in name:
+            tensor += 0.05 * tensor.std() * torch.randn(tensor.shape, generator=made)
+
+
+def not_a_number(w: Weights, c: Config) -> None:
+    w[f"{LAYER}.mlp.up_proj.weight"][0, 0] = float("nan")
+
+
+# name: (damage, what surely catches it; None: it costs less than every margin, so that it may pass)
+DAMAGES: dict[str, tuple[Callable[[Weights, Config], None], str | None]] = {
+    "one layer's q x1.02": (scaled("self_attn.q_proj", 1.02), None),
+    "one layer's v x1.02": (scaled("self_attn.v_proj", 1.02), None),
+    "one layer's down x1.25": (scaled("mlp.down_proj", 1.25), "top1_agreement"),
+    "one head zeroed": (head_zeroed, "top1_agreement"),
+    "one column clipped": (column_clipped, None),
+    "every matrix clipped at two deviations": (all_clipped, "kld_mean"),
+    "wrong rope base": (wrong_rope, "kld_mean"),
+    "one norm's weights dropped": (norm_dropped, None),
+    "final norm x1.1": (final_norm_scaled, None),
+    "two embeddings swapped": (embeddings_swapped, None),
+    "embeddings in 4 bits, one scale": (embeddings_coarse, "kld_mean"),
+    "4 bits, one scale a matrix": (rounded(4), "top1_agreement"),
+    "3 bits in one layer's v": (rounded(3, f"{LAYER}.self_attn.v_proj"), None),
+    "one layer skipped": (layer_skipped, "kld_mean"),
+    "gate and up swapped": (gate_and_up_swapped, "kld_mean"),
+    "another activation": (other_activation, "kld_mean"),
+    "a loose epsilon": (loose_epsilon, "kld_mean"),
+    "signs of eight rows of v flipped": (sign_flipped, "kld_mean"),
+    "noise of 5 % in every matrix": (noise, None),
+    "one weight not a number": (not_a_number, "not finite"),
+}
+HARMLESS: dict[str, Callable[[Weights, Config], None]] = {
+    "nothing": lambda w, c: None,
+    "8 bits, one scale a matrix": rounded(8),
+    "one weight in a million": lambda w, c: w[f"{LAYER}.mlp.up_proj.weight"][0, :1].mul_(1.01),
+}
+
+
+def damaged(base: Path, out: Path, damage: Callable[[Weights, Config], None]) -> Path:
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(base, out)
+    weights, config = load_file(out / "model.safetensors"), json.loads((out / "config.json").read_text("utf-8"))
+    damage(weights, config)
+    save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
+    (out / "config.json").write_text(json.dumps(config), "utf-8")
+    return out
+
+
+# --- what the gate sees, and what is true ------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def texts(trained: Path) -> tuple[list[list[int]], list[list[list[float]]]]:
+    """(token ids of a window a document, the trained model's logits there)."""
+    engine = engines.load("hf", trained, threads=2)
+    corpus, other = documents()
+    ids = [engine.tokenizer(text).input_ids[:WINDOW] for text in [*corpus, *other]]
+    order = np.random.default_rng(1).permutation(len(ids))
+    ids = [ids[i] for i in order]
+    return ids, [engine.logits(row) for row in ids]  # type: ignore[misc]
+
+
+def token_rows(folder: Path, texts: Any, which: slice) -> dict[str, list[Any]]:
+    engine = engines.load("hf", folder, threads=2)
+    columns: dict[str, list[Any]] = {}
+    for k, (ids, expected) in enumerate(zip(texts[0][which], texts[1][which])):
+        rows = compare_logits(expected[:-1], engine.logits(ids)[:-1], np.asarray(ids[1:]))
+        own = {name: list(values) for name, values in vars(rows).items()}
+        n = len(ids) - 1
+        own |= {"set": ["text"] * n, "document": [f"d{k}"] * n, "window": [f"d{k}#0"] * n, "position": list(range(1, n + 1))}
+        for name, values in own.items():
+            columns.setdefault(name, []).extend(values)
+    return columns
+
+
+def figures(rows: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
+    builder = Builder(Compare(resamples=300), 1)
+    fault = token_metrics(builder, rows)
+    return builder.metrics, fault
+
+
+def rules() -> list[Any]:
+    """The default gate's rules on divergence."""
+    found = [bound_of(r) for r in params.load(ROOT / "params.yaml").gate.rules if r.required]
+    return [b for b in found if b.metric in ("kld_mean", "top1_agreement", "ppl_ratio")]
+
+
+def verdict(metrics: dict[str, Any], fault: str | None) -> tuple[str, set[str]]:
+    """(the gate's verdict, the rules that do not pass)."""
+    if fault:
+        return "FAIL", {fault}
+    judged = {b.metric: judge(b, metrics.get(b.metric)).verdict for b in rules()}
+    return worst(list(judged.values())), {m for m, v in judged.items() if v != "PASS"}
+
+
+def too_dear(metrics: dict[str, Any], fault: str | None) -> bool:
+    """Whether the true cost is past any margin."""
+    if fault:
+        return True
+    sign = {"lower": 1, "higher": -1}
+    return any(sign[b.better] * (metrics[b.metric]["value"] - b.threshold) > 0 for b in rules())
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_no_damage_that_costs_more_than_a_margin_passes(trained: Path, texts: Any, tmp_path: Path, name: str) -> None:
+    damage, catcher = DAMAGES[name]
+    folder = damaged(trained, tmp_path / "m", damage)
+    seen, by = verdict(*figures(token_rows(folder, texts, slice(JUDGED))))
+    dear = too_dear(*figures(token_rows(folder, texts, slice(JUDGED, None))))
+    told = f"{name}: {seen} by {sorted(by)}; costs more than a margin: {dear}"
+    if catcher:  # so that the test can fail: it would prove nothing if no damage here were dear
+        assert dear and seen != "PASS" and any(catcher in rule for rule in by), told
+    if dear:
+        assert seen != "PASS", told
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_what_does_no_harm_passes(trained: Path, texts: Any, tmp_path: Path, name: str) -> None:
+    folder = damaged(trained, tmp_path / "m", HARMLESS[name])
+    assert verdict(*figures(token_rows(folder, texts, slice(JUDGED)))) == ("PASS", set())
+
+
+# --- damages to what is not a weight -----------------------------------------------------------------------------
+
+
+def answers(prompt: str) -> list[dict[str, Any]]:
+    row = {"task": "t", "doc_id": 0, "filter": "none", "doc_hash": "d", "target_hash": "t", "first_token_ids": [1, 2]}
+    return [row | {"prompt_hash": artifacts.digest(prompt)}]
+
+
+def test_a_dropped_template_and_a_second_bos_are_refused_before_any_delta() -> None:
+    with pytest.raises(ArtifactError, match="not asked the same thing"):
+        pair(answers("Hello"), answers("<|im_start|>user\nHello"))
+    twice = [answers("Hello")[0] | {"first_token_ids": [1, 1, 2]}]
+    with pytest.raises(ArtifactError, match="first_token_ids"):
+        pair(twice, answers("Hello"))
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json", "chat_template.jinja", "config.json"])
+def test_any_file_changed_after_the_manifest_is_found(trained: Path, tmp_path: Path, file: str) -> None:
+    folder = tmp_path / "m"
+    shutil.copytree(trained, folder)
+    manifest = {"files": artifacts.files_of(folder)}
+    data = bytearray((folder / file).read_bytes())
+    data[len(data) // 2] ^= 1
+    (folder / file).write_bytes(bytes(data))
+    with pytest.raises(ArtifactError, match=f"{file} was changed"):
+        artifacts.verify_files(folder, manifest)
