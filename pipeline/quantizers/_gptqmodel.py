@@ -14,6 +14,7 @@ from typing import Any, Literal, TextIO, get_args
 from pipeline import artifacts, cli
 from pipeline.errors import Unsupported
 from pipeline.quantizers import Facts
+from pipeline.quantizers._probe import OTHER_KERNEL, probe
 from pipeline.quiet import before_gptqmodel, output_to
 from pipeline.weights import kept_layers, linear_widths, packed_bits
 
@@ -41,12 +42,13 @@ def build(
         model = _load(method, model_dir, config, kept, group_size)
         _quantize(model, method, rows, batch_size, cpu_backend, terminal)
         model.save(str(out_dir))
+        answered = {} if has_cuda() else {"probe": _answer(model)}  # with CUDA its layers lie on a disk
         _take_back_logs()
     _forget_this_run(out_dir, kept if method == "awq" else [])
     facts = _losses(out_dir, artifacts.LOGS / f"{method}.csv", config[1].get("damp_percent"))
     index = 0 if method == "awq" else 32  # an int32 a column says which group it is in
     expected = packed_bits(model_dir, kept, weight=bits, group=16 + bits, group_size=group_size, column=index)
-    return {"library": "gptqmodel", "head": "bfloat16", "kept": kept, "expected_bits": expected, **facts}
+    return {"library": "gptqmodel", "head": "bfloat16", "kept": kept, "expected_bits": expected, **answered, **facts}
 
 
 def has_cuda() -> bool:
@@ -68,7 +70,8 @@ def _load(method: str, model_dir: Path, config: tuple[str, dict[str, Any]], kept
     if not has_cuda():
         refuse_groups_without_kernel(model_dir, arguments["bits"], group_size)
     skipped: dict[str, dict[str, Any]] = {f"-:^{re.escape(layer)}$": {} for layer in kept}
-    asked = getattr(configs, name)(**arguments, dynamic=skipped or None)
+    away = has_cuda()  # on a CPU packed layers stay in memory, so that the model can answer a probe
+    asked = getattr(configs, name)(**arguments, offload_to_disk=away, dynamic=skipped or None)
     return gptqmodel.GPTQModel.load(str(model_dir), asked, trust_remote_code=artifacts.trusts_code(model_dir))
 
 
@@ -83,6 +86,16 @@ def _quantize(
     with cli.progress(model.model.config.num_hidden_layers, method, "layer", terminal) as bar:
         model.layer_callback = _Progress(bar)
         model.quantize(given, batch_size=batch_size, **chosen)
+
+
+def _answer(model: Any) -> dict[str, Any]:
+    """The probe of the packed model in memory, after it was saved: the zero points of GPTQ's format are one less than the kernel
+    takes, in memory as in the file, and are corrected here as they are at any load."""
+    from gptqmodel.utils.model import convert_gptq_v1_to_v2_format
+
+    asked = model.quantize_config
+    own = convert_gptq_v1_to_v2_format(model.model, cfg=asked, qlinear_kernel=model.qlinear_kernel)
+    return {**probe(own), "close": OTHER_KERNEL}
 
 
 class _Progress:

@@ -16,7 +16,7 @@ from pipeline import artifacts, cli, envs
 from pipeline.errors import ArtifactError, Unsupported
 from pipeline.quantizers import Facts
 from pipeline.quantizers._gptqmodel import has_cuda, refuse_groups_without_kernel, refuse_odd_widths
-from pipeline.quantizers._probe import KEPT, token_ids
+from pipeline.quantizers._probe import KEPT, OTHER_KERNEL, token_ids
 from pipeline.weights import kept_layers, linear_shapes, packed_bits
 
 Json = dict[str, Any]
@@ -101,7 +101,7 @@ def _run(tool: Literal["autoawq", "autogptq"], model_dir: Path, out_dir: Path, r
     _give_config_back(out_dir, config, options.get("kept", []))
     return {"library": tool, "head": "bfloat16", "environment": result["versions"],
             "library_peak_memory_bytes": result["peak_memory_bytes"], "modules": result["modules"],
-            "probe": result["probe"]}  # fmt: skip
+            "probe": result["probe"] | {"close": OTHER_KERNEL}}  # fmt: skip
 
 
 def link_base(model_dir: Path, folder: Path, config: Json) -> Path:
