@@ -1,13 +1,16 @@
 """Environments of their own for backends whose pins or modules clash with ours: envs/<name>.txt, built on first use.
 
 Cached by the file's hash under artifacts/envs/, shared by all variants, built under a lock. A tool in one is called as a
-subprocess, files in and files out, and nothing of it leaks into this one.
+subprocess, files in and files out, and nothing of it leaks into this one. envs/<name>.py, where there is one, is that tool.
+
+A requirements file can say, in comments of its own, `# on top of ours` (first line) and `# with NAME=VALUE` (for its build).
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,6 +25,7 @@ from pipeline.errors import Unsupported
 FILES = Path("envs")
 HOME = artifacts.ARTIFACTS / "envs"
 LAYERED = "# on top of ours"  # first line of a file whose packages only need to win over ours, not to do without them
+WITH = re.compile(r"^# with (\w+)=(\S+)$", re.MULTILINE)  # a variable that a package's build reads
 READY = ".ready"  # written last: an environment without it was not finished
 
 
@@ -32,7 +36,8 @@ def python(name: str) -> Path:
     """
     wanted = FILES / f"{name}.txt"
     text = wanted.read_bytes()
-    digest = hashlib.sha256(text + sys.version.encode()).hexdigest()[:12]
+    ours = sysconfig.get_path("purelib") if text.decode().startswith(LAYERED) else ""  # it points there
+    digest = hashlib.sha256(text + sys.version.encode() + ours.encode()).hexdigest()[:12]
     home = (HOME / f"{name}-{digest}").absolute()
     HOME.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{home}.lock"):
@@ -46,12 +51,13 @@ def _build(name: str, wanted: Path, home: Path) -> None:
     log = artifacts.LOGS / f"env-{name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     cli.say("env", f"building {name} from {wanted} (once; log: {log})")
-    layered = wanted.read_text(encoding="utf-8").startswith(LAYERED)
+    text = wanted.read_text(encoding="utf-8")
+    layered, variables = text.startswith(LAYERED), dict(WITH.findall(text))
     install = [str(home / "bin/python"), "-m", "pip", "install", "--quiet", *(["--no-deps"] if layered else [])]
     steps = ([sys.executable, "-m", "venv", str(home)], [*install, "--requirement", str(wanted.absolute())])
     with log.open("w") as out:
         for step in steps:
-            done = subprocess.run(step, stdout=out, stderr=subprocess.STDOUT, env=_clean())
+            done = subprocess.run(step, stdout=out, stderr=subprocess.STDOUT, env=_clean() | variables)
             if done.returncode:
                 out.flush()
                 raise Unsupported(f"environment {name!r} could not be built: {_last_line(log)} (see {log})")

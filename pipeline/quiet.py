@@ -1,4 +1,5 @@
-"""Send what a library prints to a log file, at the level of file descriptors, so that C++ and threads obey too."""
+"""What libraries need around them: their output in a log file, at the level of file descriptors, so that C++ and threads obey
+too; and a setting that gptqmodel reads when it is imported."""
 
 from __future__ import annotations
 
@@ -30,3 +31,8 @@ def output_to(log: Path) -> Iterator[TextIO]:
             os.dup2(fd, target)
             os.close(fd)
         terminal.close()
+
+
+def before_gptqmodel() -> None:
+    """Call before gptqmodel is imported, which reads this: with one worker, on a machine of two cores, its loading stops."""
+    os.environ.setdefault("GPTQMODEL_CPU_WORKERS", str(max(2, os.cpu_count() or 2)))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 from pipeline import artifacts
 from pipeline.engines import Sampling
 from pipeline.errors import ArtifactError, Unsupported
+from pipeline.quiet import before_gptqmodel
 
 
 def load(
@@ -73,7 +73,7 @@ def _keeps_layers(model_dir: Path) -> bool:
 def _load_mixed(model_dir: Path, device: str, trusted: bool) -> Any:
     """By gptqmodel's own loader, which knows about layers of their own kind."""
     try:
-        os.environ.setdefault("GPTQMODEL_CPU_WORKERS", str(max(2, os.cpu_count() or 2)))  # read at import; 1 stops the load
+        before_gptqmodel()
         from gptqmodel import GPTQModel
     except ImportError as e:
         raise Unsupported(f"a model with kept layers needs {e.name}; pip install gptqmodel -c constraints.txt") from None

@@ -6,16 +6,16 @@ import contextlib
 import csv
 import json
 import math
-import os
 import re
 import shutil
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TextIO, get_args
 
 from pipeline import artifacts, cli
 from pipeline.errors import Unsupported
 from pipeline.quantizers import Facts
-from pipeline.quiet import output_to
+from pipeline.quantizers._probe import OTHER_KERNEL, probe
+from pipeline.quiet import before_gptqmodel, output_to
 from pipeline.weights import kept_layers, linear_widths, packed_bits
 
 GroupSize = Literal[-1, 16, 32, 64, 128, 256, 512, 1024]  # what its kernels take; -1: one group a row
@@ -34,42 +34,68 @@ def build(
     keep: list[str],
     cpu_backend: str | None = None,
 ) -> Facts:
-    """Quantize with a config class of gptqmodel and its arguments; rows: calibration rows, None where none are used.
-
-    It works layer by layer: peak memory is near one copy of the weights and one layer's work.
-    """
+    """Quantize with a config class of gptqmodel and its arguments; rows: calibration rows, None where none are used."""
     refuse_odd_widths(model_dir, group_size)
     kept = kept_layers(model_dir, keep)
-    os.environ.setdefault("GPTQMODEL_CPU_WORKERS", str(max(2, os.cpu_count() or 2)))  # read at import; 1 stops the load
-    given = None if rows is None else [{"input_ids": r, "attention_mask": [1] * len(r)} for r in rows]
-    name, arguments = config
+    bits = config[1]["bits"]
     with output_to(artifacts.LOGS / f"{method}.log") as terminal:
-        try:
-            import gptqmodel
-            import torch
-            from gptqmodel.quantization import config as configs
-        except ImportError as e:
-            raise Unsupported(f"quantizer {method!r} needs {e.name}; pip install gptqmodel -c constraints.txt") from None
-
-        if not torch.cuda.is_available():
-            refuse_groups_without_kernel(model_dir, arguments["bits"], group_size)
-        skipped: dict[str, dict[str, Any]] = {f"-:^{re.escape(layer)}$": {} for layer in kept}
-        asked = getattr(configs, name)(**arguments, dynamic=skipped or None)
-        model = gptqmodel.GPTQModel.load(str(model_dir), asked, trust_remote_code=artifacts.trusts_code(model_dir))
-        layers = model.model.config.num_hidden_layers
-        on_cpu = cpu_backend is not None and not torch.cuda.is_available()
-        chosen = {"backend": getattr(gptqmodel.BACKEND, str(cpu_backend))} if on_cpu else {}
-        with cli.progress(layers, method, "layer", terminal) as bar:
-            model.layer_callback = _Progress(bar)
-            model.quantize(given, batch_size=batch_size, **chosen)
+        model = _load(method, model_dir, config, kept, group_size)
+        _quantize(model, method, rows, batch_size, cpu_backend, terminal)
         model.save(str(out_dir))
+        answered = {} if has_cuda() else {"probe": _answer(model)}  # with CUDA its layers lie on a disk
         _take_back_logs()
     _forget_this_run(out_dir, kept if method == "awq" else [])
-    facts = _losses(out_dir, artifacts.LOGS / f"{method}.csv", arguments.get("damp_percent"))
-    bits = arguments["bits"]
+    facts = _losses(out_dir, artifacts.LOGS / f"{method}.csv", config[1].get("damp_percent"))
     index = 0 if method == "awq" else 32  # an int32 a column says which group it is in
     expected = packed_bits(model_dir, kept, weight=bits, group=16 + bits, group_size=group_size, column=index)
-    return {"library": "gptqmodel", "head": "bfloat16", "kept": kept, "expected_bits": expected, **facts}
+    return {"library": "gptqmodel", "head": "bfloat16", "kept": kept, "expected_bits": expected, **answered, **facts}
+
+
+def has_cuda() -> bool:
+    """Whether torch sees a CUDA device."""
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
+def _load(method: str, model_dir: Path, config: tuple[str, dict[str, Any]], kept: list[str], group_size: int) -> Any:
+    """gptqmodel's model with the config class and arguments asked for, and without the layers to keep."""
+    before_gptqmodel()
+    try:
+        import gptqmodel
+        from gptqmodel.quantization import config as configs
+    except ImportError as e:
+        raise Unsupported(f"quantizer {method!r} needs {e.name}; pip install gptqmodel -c constraints.txt") from None
+    name, arguments = config
+    if not has_cuda():
+        refuse_groups_without_kernel(model_dir, arguments["bits"], group_size)
+    skipped: dict[str, dict[str, Any]] = {f"-:^{re.escape(layer)}$": {} for layer in kept}
+    away = has_cuda()  # on a CPU packed layers stay in memory, so that the model can answer a probe
+    asked = getattr(configs, name)(**arguments, offload_to_disk=away, dynamic=skipped or None)
+    return gptqmodel.GPTQModel.load(str(model_dir), asked, trust_remote_code=artifacts.trusts_code(model_dir))
+
+
+def _quantize(
+    model: Any, method: str, rows: list[list[int]] | None, batch_size: int, cpu_backend: str | None, terminal: TextIO
+) -> None:
+    """Layer by layer, with a progress bar on `terminal`; cpu_backend: the name of a kernel, where another is chosen than CUDA's."""
+    from gptqmodel import BACKEND
+
+    given = None if rows is None else [{"input_ids": r, "attention_mask": [1] * len(r)} for r in rows]
+    chosen = {} if cpu_backend is None or has_cuda() else {"backend": BACKEND[cpu_backend]}
+    with cli.progress(model.model.config.num_hidden_layers, method, "layer", terminal) as bar:
+        model.layer_callback = _Progress(bar)
+        model.quantize(given, batch_size=batch_size, **chosen)
+
+
+def _answer(model: Any) -> dict[str, Any]:
+    """The probe of the packed model in memory, after it was saved: the zero points of GPTQ's format are one less than the kernel
+    takes, in memory as in the file, and are corrected here as they are at any load."""
+    from gptqmodel.utils.model import convert_gptq_v1_to_v2_format
+
+    asked = model.quantize_config
+    own = convert_gptq_v1_to_v2_format(model.model, cfg=asked, qlinear_kernel=model.qlinear_kernel)
+    return {**probe(own), "close": OTHER_KERNEL}
 
 
 class _Progress:

@@ -6,13 +6,19 @@ from typing import Any
 
 TOKENS = 24
 KEPT = 8  # the largest logits of the last position
+OTHER_KERNEL = 5e-2  # of the largest logit: the model in memory ran in another kernel and type than the loaded one will
+
+
+def token_ids(vocab_size: int) -> list[int]:
+    """The probe's question: ids spread over the vocabulary."""
+    return [7 + 13 * k % (vocab_size - 7) for k in range(TOKENS)]
 
 
 def probe(model: Any) -> dict[str, Any]:
     """{token_ids, at: ids of the largest logits after them, logits: their values}."""
     import torch
 
-    ids = [7 + 13 * k % (model.config.vocab_size - 7) for k in range(TOKENS)]
+    ids = token_ids(model.config.vocab_size)
     with torch.inference_mode():
         logits = model(input_ids=torch.tensor([ids], device=model.device), use_cache=False).logits[0, -1].float().cpu()
     values, at = logits.topk(KEPT)

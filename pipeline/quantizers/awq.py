@@ -1,5 +1,6 @@
-"""awq: weights scaled by what activations make important, then rounded (Lin et al. 2023), by gptqmodel, on CPU and GPU.
+"""awq: weights scaled by what activations make important, then rounded (Lin et al. 2023), on CPU and GPU.
 
+By gptqmodel, or by the original AutoAWQ 0.2.9 in an environment of its own (its codes may differ: another search of clipping).
 What bounds it: a grid search of scales, each try a forward pass of the layer over all calibration rows (32 rows of 256 tokens
 on 2 cores: 20 s a layer), so `rows` takes only the first few.
 """
@@ -12,7 +13,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from pipeline.calibration import Calibration
-from pipeline.quantizers import Facts, _gptqmodel
+from pipeline.quantizers import Facts, _gptqmodel, _original
 from pipeline.quantizers._gptqmodel import GroupSize
 
 
@@ -26,11 +27,16 @@ def quantize(
     group_size: GroupSize = 128,
     rows: Annotated[int, Field(ge=1)] = 4,
     keep: list[str] = [],  # noqa: B006  # read only
+    backend: Literal["gptqmodel", "autoawq"] = "gptqmodel",
 ) -> Facts:
     """Quantize every Linear of the decoder layers; embeddings and head stay in bfloat16."""
-    facts = _gptqmodel.build(
-        "awq", model_dir, out_dir, rows=calibration.token_rows()[:rows], batch_size=1, group_size=group_size, keep=keep,
-        config=("AWQConfig", {"bits": bits, "group_size": group_size}),
-        cpu_backend="AWQ_TORCH",  # its default kernel wants CUDA, and says so only after loading
-    )  # fmt: skip
-    return facts | {"calibration_rows": min(rows, calibration.facts["rows_used"] if calibration.facts else rows)}
+    given = calibration.token_rows()[:rows]
+    if backend == "autoawq":
+        facts = _original.autoawq(model_dir, out_dir, rows=given, bits=bits, group_size=group_size, keep=keep)
+    else:
+        facts = _gptqmodel.build(
+            "awq", model_dir, out_dir, rows=given, batch_size=1, group_size=group_size, keep=keep,
+            config=("AWQConfig", {"bits": bits, "group_size": group_size}),
+            cpu_backend="AWQ_TORCH",  # its default kernel wants CUDA, and says so only after loading
+        )  # fmt: skip
+    return facts | {"calibration_rows": len(given)}

@@ -1,5 +1,6 @@
-"""gptq: rounding that corrects, column by column, for the error already made (Frantar et al. 2022), by gptqmodel.
+"""gptq: rounding that corrects, column by column, for the error already made (Frantar et al. 2022).
 
+By gptqmodel, or by the original AutoGPTQ 0.7.1 in an environment of its own (on CUDA only: written, and untried).
 What bounds it: the calibration rows' forward passes through every layer; their batch size is what counts
 (16 rows of 256 tokens on 2 cores: 89 s one by one, 50 s in batches of 8).
 """
@@ -12,7 +13,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from pipeline.calibration import Calibration
-from pipeline.quantizers import Facts, _gptqmodel
+from pipeline.quantizers import Facts, _gptqmodel, _original
 from pipeline.quantizers._gptqmodel import GroupSize
 
 DAMPING_STEP = 0.01  # added to the damping until a layer's Hessian can be factored; below 1 in all
@@ -30,13 +31,20 @@ def quantize(
     damping: Annotated[float, Field(gt=0, lt=1)] = 0.05,
     batch_size: Annotated[int, Field(ge=1)] = 8,
     keep: list[str] = [],  # noqa: B006  # read only
+    backend: Literal["gptqmodel", "auto-gptq"] = "gptqmodel",
 ) -> Facts:
     """Quantize every Linear of the decoder layers; embeddings and head stay in bfloat16.
 
     damping: share of the mean diagonal added to the Hessian; where that does not make it positive definite, more is added in
     steps, and the manifest says for which layer how much. A layer for which nothing helps, or with too little calibration data,
-    is an error, not a silent round-to-nearest (gptqmodel's default).
+    is an error, not a silent round-to-nearest (gptqmodel's default). AutoGPTQ adds nothing and stops there.
     """
+    if backend == "auto-gptq":
+        _original.refuse_without_cuda()
+        return _original.autogptq(
+            model_dir, out_dir, rows=calibration.token_rows(), bits=bits, group_size=group_size, keep=keep,
+            act_order=act_order, damping=damping, batch_size=batch_size,
+        )  # fmt: skip
     return _gptqmodel.build(
         "gptq", model_dir, out_dir, rows=calibration.token_rows(), batch_size=batch_size, group_size=group_size, keep=keep,
         config=("GPTQConfig", {

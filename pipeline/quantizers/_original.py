@@ -1,0 +1,192 @@
+"""The original AutoAWQ and AutoGPTQ, each in an environment of its own with the last transformers that it knows (4.51).
+
+Both are archived. That transformers does not read configs of today: what it does not know it ignores, so that a model would
+run with another rope base than its own. The base is therefore given to it as a folder of links with a translated config, and
+what cannot be translated is refused by name. The checkpoint gets the base's own config back.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any, Literal
+
+from pipeline import artifacts, cli, envs
+from pipeline.errors import ArtifactError, Unsupported
+from pipeline.quantizers import Facts
+from pipeline.quantizers._gptqmodel import has_cuda, refuse_groups_without_kernel, refuse_odd_widths
+from pipeline.quantizers._probe import KEPT, OTHER_KERNEL, token_ids
+from pipeline.weights import kept_layers, linear_shapes, packed_bits
+
+Json = dict[str, Any]
+# Of each rope type that means the same in both: the keys that both read.
+ROPES = {
+    "default": set(),
+    "linear": {"factor"},
+    "llama3": {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
+}
+UNREAD = {"torch_dtype", "transformers_version", "use_cache", "architectures", "_name_or_path", "_model_name_or_path"}
+CLIP_ROWS, CODE_ROWS = 64, 8  # outputs that AutoAWQ's clipping works on at a time; codes in an int32
+UNCLIPPED = ("q_", "k_", "query", "key", "Wqkv")  # parts of names of layers that AutoAWQ does not clip
+
+
+def autoawq(model_dir: Path, out_dir: Path, *, rows: list[list[int]], bits: int, group_size: int, keep: list[str]) -> Facts:
+    """Quantize with AutoAWQ 0.2.9, on CPU or CUDA. rows: token ids of equal length."""
+    kept = kept_layers(model_dir, keep)
+    if group_size == -1:
+        raise Unsupported("option group_size = -1: AutoAWQ takes no whole rows as groups; give a size that divides every width")
+    _refuse_groups(model_dir, bits, group_size)
+    refuse_shapes_of_autoawq(model_dir)
+    options: Json = {"bits": bits, "group_size": group_size, "kept": kept}
+    facts = _run("autoawq", model_dir, out_dir, rows, options)
+    expected = packed_bits(model_dir, kept, weight=bits, group=16 + bits, group_size=group_size)
+    return {**facts, "kept": kept, "expected_bits": expected}
+
+
+def autogptq(
+    model_dir: Path, out_dir: Path, *, rows: list[list[int]], bits: int, group_size: int, keep: list[str], **options: Any
+) -> Facts:
+    """Quantize with AutoGPTQ 0.7.1: written, and untried for want of a CUDA device. options: act_order, damping, batch_size."""
+    kept = kept_layers(model_dir, keep)
+    if kept:
+        raise Unsupported(f"option keep = {keep}: AutoGPTQ packs every layer; backend: gptqmodel can keep some")
+    _refuse_groups(model_dir, bits, group_size)
+    facts = _run("autogptq", model_dir, out_dir, rows, {"bits": bits, "group_size": group_size, **options})
+    expected = packed_bits(model_dir, [], weight=bits, group=16 + bits, group_size=group_size, column=32)
+    return {**facts, "kept": [], "expected_bits": expected}
+
+
+def refuse_without_cuda() -> None:
+    """Raise, before anything is read or built, where AutoGPTQ cannot quantize."""
+    if not has_cuda():
+        raise Unsupported("AutoGPTQ quantizes on CUDA only and there is no CUDA device here; backend: gptqmodel works on a CPU")
+
+
+def refuse_shapes_of_autoawq(model_dir: Path) -> None:
+    """Raise, with the layer's name, where AutoAWQ would stop on an assertion after loading."""
+    for layer, (outputs, _) in linear_shapes(model_dir).items():
+        kind = layer.split(".layers.", 1)[1].split(".", 1)[1]
+        step = CODE_ROWS if any(part in kind for part in UNCLIPPED) else CLIP_ROWS
+        if outputs % step:
+            raise Unsupported(f"{layer} has {outputs} outputs, and AutoAWQ takes multiples of {step}; backend: gptqmodel takes it")
+
+
+def _refuse_groups(model_dir: Path, bits: int, group_size: int) -> None:
+    refuse_odd_widths(model_dir, group_size)
+    if not has_cuda():
+        refuse_groups_without_kernel(model_dir, bits, group_size)
+
+
+# --- there and back ----------------------------------------------------------------------------------------------
+
+
+def _run(tool: Literal["autoawq", "autogptq"], model_dir: Path, out_dir: Path, rows: list[list[int]], options: Json) -> Facts:
+    """envs/<tool>.py in its environment: files in, files out (see envs/old_stack.py)."""
+    config = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
+    old = to_old(config)
+    log = artifacts.LOGS / f"{tool}.log"
+    with tempfile.TemporaryDirectory(dir=out_dir.parent) as tmp:
+        request = Path(tmp).absolute() / "request.json"
+        asked = {"base": str(link_base(model_dir, request.parent / "base", old)), "out": str(out_dir.absolute()), "rows": rows}
+        probe = {"probe_ids": token_ids(config["vocab_size"]), "probe_kept": KEPT}
+        artifacts.write_json(request, {**asked, **probe, **options})
+        envs.python(tool)  # built first, so that the next line says what takes the time
+        cli.say("quantize", f"{tool} in its own environment (log: {log})")
+        envs.run(tool, str((envs.FILES / f"{tool}.py").absolute()), str(request), log=log)
+        result = artifacts.read_json(request.with_name("result.json"))
+    if "unsupported" in result:
+        raise Unsupported(result["unsupported"])
+    refuse_misread(old, result["config"])
+    _give_config_back(out_dir, config, options.get("kept", []))
+    return {"library": tool, "head": "bfloat16", "environment": result["versions"],
+            "library_peak_memory_bytes": result["peak_memory_bytes"], "modules": result["modules"],
+            "probe": result["probe"] | {"close": OTHER_KERNEL}}  # fmt: skip
+
+
+def link_base(model_dir: Path, folder: Path, config: Json) -> Path:
+    """The base for the old transformers: weights and text files linked, not copied; config and tokenizer class translated."""
+    folder.mkdir()
+    for file in model_dir.iterdir():
+        if file.is_file() and file.name not in ("config.json", "tokenizer_config.json", artifacts.MANIFEST):
+            (folder / file.name).symlink_to(file.absolute())
+    artifacts.write_json(folder / "config.json", config)
+    own = model_dir / "tokenizer_config.json"
+    if own.exists():
+        artifacts.write_json(folder / own.name, tokenizer_to_old(json.loads(own.read_text(encoding="utf-8"))))
+    return folder
+
+
+def _give_config_back(out_dir: Path, base: Json, kept: list[str]) -> None:
+    file = out_dir / "config.json"
+    written = json.loads(file.read_text(encoding="utf-8"))["quantization_config"]
+    artifacts.write_json(file, to_new(base, written, kept))
+
+
+# --- configs (pure) ----------------------------------------------------------------------------------------------
+
+
+def to_old(config: Json) -> Json:
+    """config.json of today as transformers 4.51 reads it. One that was written by it comes out as it was.
+
+    Raises `Unsupported` with the name of what has no equal there.
+    """
+    old = dict(config)
+    if "auto_map" in old:
+        raise Unsupported("config.json has auto_map: a model with code of its own is not given to the old transformers")
+    _move(old, "dtype", old.pop("dtype", None), to="torch_dtype")
+    if set(old.pop("layer_types", None) or ["full_attention"]) != {"full_attention"}:
+        raise Unsupported(f"config.json: layer_types {sorted(set(config['layer_types']))} have no equal in transformers 4.51")
+    for name, value in rope_to_old(old.pop("rope_parameters", None) or {}).items():
+        _move(old, f"rope_parameters.{name}", value, to=name)
+    return old
+
+
+def _move(config: Json, name: str, value: Any, *, to: str) -> None:
+    """Set a key under its older name; two names that disagree are an error, not a choice."""
+    if value is None:
+        return
+    if config.get(to) not in (None, value):
+        raise Unsupported(f"config.json: {name} is {value!r} and {to} is {config[to]!r}: which one is meant?")
+    config[to] = value
+
+
+def rope_to_old(rope: Json) -> Json:
+    """{rope_theta, partial_rotary_factor, rope_scaling} of `rope_parameters`; the scaling only where it is not the default."""
+    nested = sorted(name for name, value in rope.items() if isinstance(value, dict))
+    if nested:
+        raise Unsupported(f"config.json: rope_parameters by kind of layer ({', '.join(nested)}) have no equal in transformers 4.51")
+    scaling = {k: v for k, v in rope.items() if k not in ("rope_theta", "partial_rotary_factor", "rope_type")}
+    kind = rope.get("rope_type") or "default"
+    if kind not in ROPES:
+        raise Unsupported(f"config.json: rope_type {kind!r} does not mean the same in transformers 4.51; {', '.join(ROPES)} do")
+    unknown = sorted(scaling.keys() - ROPES[kind])
+    if unknown:
+        raise Unsupported(f"config.json: rope_parameters.{unknown[0]} of type {kind!r} has no equal in transformers 4.51")
+    moved: Json = {k: rope[k] for k in ("rope_theta", "partial_rotary_factor") if k in rope}
+    return moved if kind == "default" else {**moved, "rope_scaling": {"rope_type": kind, **scaling}}
+
+
+def tokenizer_to_old(config: Json) -> Json:
+    """tokenizer_config.json with the older name of the class that wraps a tokenizer.json."""
+    renamed = {"TokenizersBackend": "PreTrainedTokenizerFast"}
+    name = config.get("tokenizer_class")
+    return config | {"tokenizer_class": renamed.get(name, name)} if name else dict(config)
+
+
+def refuse_misread(old: Json, read: Json) -> None:
+    """Raise if the old transformers read a key otherwise than it was given. read: its loaded config, with all defaults."""
+    for name, value in old.items():
+        if name not in UNREAD and value is not None and read.get(name) != value:
+            raise ArtifactError(f"the old transformers read {name} = {read.get(name)!r} where the base has {value!r}")
+
+
+def to_new(base: Json, quantization: Json, kept: list[str]) -> Json:
+    """The checkpoint's config.json for today: the base's, its rope parameters kept, with what the old library wrote of its own.
+
+    kept: full names of layers that were not packed.
+    """
+    own = {k: v for k, v in quantization.items() if v is not None and not k.startswith("model_")}
+    if kept:
+        own["modules_to_not_convert"] = kept
+    return {k: v for k, v in base.items() if k != "torch_dtype"} | {"dtype": "bfloat16", "quantization_config": own}

@@ -1,0 +1,317 @@
+"""The original libraries, in environments of their own: what they pack, today's transformers reads as they read it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import make_model
+
+from pipeline import artifacts, attest, engines, envs, quantize
+from pipeline.calibration import Calibration
+from pipeline.engines import Sampling
+from pipeline.errors import ArtifactError, Unsupported
+from pipeline.params import Variant
+from pipeline.quantizers import _original
+
+ROOT = Path(__file__).resolve().parent.parent
+THETA = 500000.0
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 512}
+IDS = [5 + 11 * k % 500 for k in range(40)]
+
+# --- configs ------------------------------------------------------------------------------------------------------
+
+
+def config(**rope: Any) -> dict[str, Any]:
+    return {"model_type": "llama", "dtype": "bfloat16", "vocab_size": 512, "max_position_embeddings": 1024,
+            "rope_parameters": rope}  # fmt: skip
+
+
+@pytest.mark.parametrize("rope", [
+    {"rope_theta": THETA, "rope_type": "default"},
+    {"rope_theta": THETA, "rope_type": "linear", "factor": 2.0},
+    {"rope_theta": THETA, "rope_type": "llama3", **LLAMA3},
+])  # fmt: skip
+def test_today_s_transformers_reads_a_translated_config_as_the_one_it_came_from(rope: dict[str, Any]) -> None:
+    """It reads both forms: an independent word on what the older one means."""
+    from transformers import LlamaConfig
+
+    given = config(**rope)
+    read = LlamaConfig(**_original.to_old(given))
+    assert dict(read.rope_parameters) == rope and str(read.dtype).removeprefix("torch.") == "bfloat16"
+
+
+def test_the_rope_base_is_kept_under_its_older_name() -> None:
+    old = _original.to_old(config(rope_theta=THETA, rope_type="default"))
+    assert old["rope_theta"] == THETA and old["torch_dtype"] == "bfloat16"
+    assert not {"rope_parameters", "rope_scaling", "dtype"} & old.keys()
+
+
+def test_scaling_keeps_every_number() -> None:
+    old = _original.to_old(config(rope_theta=THETA, rope_type="llama3", **LLAMA3))
+    assert old["rope_theta"] == THETA and old["rope_scaling"] == {"rope_type": "llama3", **LLAMA3}
+
+
+def test_a_config_that_is_old_already_comes_out_as_it_was() -> None:
+    old = _original.to_old(config(rope_theta=THETA, rope_type="llama3", **LLAMA3))
+    assert _original.to_old(old) == old
+
+
+@pytest.mark.parametrize("change, named", [
+    ({"rope_parameters": {"rope_theta": THETA, "rope_type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic'"),
+    ({"rope_parameters": {"rope_theta": THETA, "rope_type": "proportional"}}, "rope_type 'proportional'"),
+    ({"rope_parameters": {"rope_theta": THETA, "rope_type": "linear", "factor": 2.0, "beta": 1}}, "rope_parameters.beta"),
+    ({"rope_parameters": {"rope_theta": THETA, "factor": 2.0}}, "rope_parameters.factor of type 'default'"),
+    ({"rope_parameters": {"full_attention": {"rope_theta": THETA}}}, "full_attention"),
+    ({"rope_theta": 10000.0}, "rope_theta is 10000.0"),
+    ({"torch_dtype": "float16"}, "torch_dtype is 'float16'"),
+    ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
+    ({"auto_map": {"AutoModel": "m.py"}}, "auto_map"),
+])  # fmt: skip
+def test_what_cannot_be_translated_is_refused_by_name(change: dict[str, Any], named: str) -> None:
+    with pytest.raises(Unsupported) as caught:
+        _original.to_old(config(rope_theta=THETA, rope_type="default") | change)
+    assert named in str(caught.value)
+
+
+def test_layers_that_are_all_of_the_only_kind_it_knows_are_no_obstacle() -> None:
+    given = config(rope_theta=THETA, rope_type="default")
+    assert _original.to_old(given | {"layer_types": ["full_attention"] * 2}) == _original.to_old(given)
+
+
+def test_the_tokenizer_s_class_gets_its_older_name_and_all_else_stays() -> None:
+    given = {"tokenizer_class": "TokenizersBackend", "eos_token": "<e>"}
+    assert _original.tokenizer_to_old(given) == {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<e>"}
+    assert _original.tokenizer_to_old({"tokenizer_class": "GPT2Tokenizer"}) == {"tokenizer_class": "GPT2Tokenizer"}
+    assert _original.tokenizer_to_old({"eos_token": "<e>"}) == {"eos_token": "<e>"}
+
+
+def test_a_key_that_the_old_transformers_read_otherwise_is_an_error_with_both_values() -> None:
+    old = _original.to_old(config(rope_theta=THETA, rope_type="default"))
+    _original.refuse_misread(old, old | {"more": 1})
+    with pytest.raises(ArtifactError, match=r"read rope_theta = 10000.0 where the base has 500000.0"):
+        _original.refuse_misread(old, old | {"rope_theta": 10000.0})
+    with pytest.raises(ArtifactError, match="read vocab_size = None"):
+        _original.refuse_misread(old, {k: v for k, v in old.items() if k != "vocab_size"})
+
+
+def test_a_checkpoint_gets_the_base_s_config_back() -> None:
+    given = config(rope_theta=THETA, rope_type="llama3", **LLAMA3)
+    written = {"quant_method": "awq", "bits": 4, "modules_to_not_convert": None, "model_name_or_path": "/tmp/x"}
+    new = _original.to_new(given | {"dtype": "float32"}, written, [])
+    assert new == given | {"dtype": "bfloat16", "quantization_config": {"quant_method": "awq", "bits": 4}}
+    assert _original.to_new(given, written, ["model.layers.0.mlp.up_proj"])["quantization_config"]["modules_to_not_convert"]
+
+
+def test_the_base_is_linked_and_not_copied(tiny: Path, tmp_path: Path) -> None:
+    folder = _original.link_base(tiny, tmp_path / "base", {"model_type": "llama"})
+    assert (folder / "model.safetensors").is_symlink() and (folder / "model.safetensors").samefile(tiny / "model.safetensors")
+    assert json.loads((folder / "config.json").read_text("utf-8")) == {"model_type": "llama"}
+    assert json.loads((folder / "tokenizer_config.json").read_text("utf-8"))["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert json.loads((tiny / "tokenizer_config.json").read_text("utf-8"))["tokenizer_class"] != "PreTrainedTokenizerFast"
+
+
+# --- refusals before any environment is built ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    def built(*_: object, **__: object) -> None:
+        raise AssertionError("an environment was asked for")
+
+    monkeypatch.setattr(envs, "python", built)
+    monkeypatch.setattr(envs, "run", built)
+    monkeypatch.setattr(_original, "has_cuda", lambda: False)
+
+
+def rows_of(folder: Path, rows: int = 4, tokens: int = 64) -> Calibration:
+    """Rows as `calibrate` writes them."""
+    ids = ({"token_ids": [5 + (7 * k + 31 * r) % 500 for k in range(tokens)]} for r in range(rows))
+    artifacts.write_jsonl(folder / "rows.jsonl", ids)
+    files = artifacts.files_of(folder)
+    artifacts.write_json(folder / artifacts.MANIFEST, {"status": "ok", "rows_used": rows, "files": files, "digest": "d"})
+    return Calibration(folder)
+
+
+def build(base: Path, home: Path, quantizer: str, **options: Any) -> dict[str, Any]:
+    out = home / "model"
+    out.mkdir(parents=True)
+    variant = Variant(quantizer=quantizer, options=options)
+    return quantize.build(variant, base, out, calibration=rows_of(home / "calibration"), seed=1)
+
+
+@pytest.mark.usefixtures("no_environment")
+@pytest.mark.parametrize("quantizer, options, named", [
+    ("gptq", {"backend": "auto-gptq", "group_size": 32}, "AutoGPTQ quantizes on CUDA only"),
+    ("awq", {"backend": "autoawq", "group_size": -1}, "option group_size = -1"),
+    ("awq", {"backend": "autoawq", "group_size": 128}, "does not divide the 64 inputs"),
+    ("awq", {"backend": "autoawq", "group_size": 16}, "the CPU's 4-bit kernel takes 32"),
+    ("awq", {"backend": "autoawq", "group_size": 32}, "v_proj has 32 outputs, and AutoAWQ takes multiples of 64"),
+])  # fmt: skip
+def test_what_it_cannot_do_is_said_before_an_environment_is_built(
+    tiny: Path, tmp_path: Path, quantizer: str, options: dict[str, Any], named: str
+) -> None:
+    built = build(tiny, tmp_path, quantizer, **options)
+    assert built["status"] == "unsupported" and named in built["reason"]
+
+
+@pytest.mark.usefixtures("no_environment")
+def test_autogptq_refuses_kept_layers_by_name(tiny: Path, tmp_path: Path) -> None:
+    with pytest.raises(Unsupported, match=r"option keep = \['\*\.down_proj'\]: AutoGPTQ packs every layer"):
+        _original.autogptq(tiny, tmp_path, rows=[[1]], bits=4, group_size=32, keep=["*.down_proj"])
+
+
+def test_a_build_s_variables_are_read_from_its_file() -> None:
+    assert dict(envs.WITH.findall((ROOT / "envs/autogptq.txt").read_text("utf-8"))) == {"BUILD_CUDA_EXT": "0"}
+    assert envs.WITH.findall((ROOT / "envs/autoawq.txt").read_text("utf-8")) == []
+
+
+def test_files_of_environments_hold_pins_and_no_addresses() -> None:
+    for file in (ROOT / "envs").glob("*.txt"):
+        wanted = [line for line in file.read_text("utf-8").splitlines() if line and not line.startswith(("#", "--no-binary "))]
+        assert wanted and all(line.count("==") == 1 and "/" not in line for line in wanted), file
+
+
+# --- AutoAWQ, really ----------------------------------------------------------------------------------------------
+
+LOOK = "import sys, transformers, torch; print(transformers.__version__, torch.__version__, sys.prefix)"
+ANSWER = '''
+"""AutoAWQ's own loader and modules: greedy tokens and logits of a checkpoint of its own."""
+import json, sys, torch
+import awq.models.base as base
+from awq import AutoAWQForCausalLM
+
+base.get_best_device = lambda: "plain torch"  # on "cpu" its loader wants Intel's extension, which ended with torch 2.8
+folder, ids, tokens, out = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+model = AutoAWQForCausalLM.from_quantized(folder, fuse_layers=False, device_map={"": "cpu"}, trust_remote_code=False).model
+with torch.inference_mode():
+    logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].float()
+    said = list(ids)
+    for _ in range(tokens):
+        said.append(int(model(input_ids=torch.tensor([said]), use_cache=False).logits[0, -1].argmax()))
+json.dump({"logits": logits.tolist(), "said": said[len(ids):]}, open(out, "w"))
+'''
+
+
+@pytest.fixture(scope="session")
+def autoawq() -> Iterator[None]:
+    """The environment of AutoAWQ, in the repository's own artifacts, where later runs and sessions find it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(envs, "FILES", ROOT / "envs")
+        patch.setattr(envs, "HOME", ROOT / "artifacts/envs")
+        patch.setattr(artifacts, "LOGS", ROOT / "artifacts/logs")
+        try:
+            envs.python("autoawq")
+        except Unsupported as e:
+            pytest.skip(str(e))
+        yield
+
+
+@pytest.fixture(scope="session")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of widths that AutoAWQ takes, with a rope base that is not the one an ignorant transformers would take."""
+    folder = make_model(tmp_path_factory.mktemp("original") / "base", hidden=128, dtype="bfloat16")
+    file = folder / "config.json"
+    text = json.loads(file.read_text("utf-8"))
+    text["rope_parameters"]["rope_theta"] = THETA
+    file.write_text(json.dumps(text), "utf-8")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def packed(autoawq: None, wide: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    home = tmp_path_factory.mktemp("awq")
+    built = build(wide, home, "awq", backend="autoawq", group_size=32, rows=3)
+    assert built["status"] == "ok", built["reason"]
+    return home / "model", built
+
+
+def as_old(folder: Path, to: Path, dtype: str) -> Path:
+    """A checkpoint for the old library, read in `dtype`."""
+    text = json.loads((folder / "config.json").read_text("utf-8"))
+    return _original.link_base(folder, to, _original.to_old(text | {"dtype": dtype}))
+
+
+@pytest.mark.usefixtures("autoawq")
+def test_the_old_transformers_wins_inside_and_ours_outside(tmp_path: Path) -> None:
+    import torch
+    import transformers
+
+    envs.run("autoawq", "-c", LOOK, log=tmp_path / "log")
+    inside, theirs, prefix = (tmp_path / "log").read_text().split()[-3:]
+    assert inside == "4.51.3" and transformers.__version__.startswith("5.")
+    assert theirs == torch.__version__ and Path(prefix).parent == ROOT / "artifacts/envs"
+
+
+@pytest.mark.filterwarnings("ignore")  # gptqmodel's own, at load
+def test_autoawq_packs_every_matrix_to_four_bits(packed: tuple[Path, dict[str, Any]]) -> None:
+    folder, built = packed
+    assert built["modules"] == 14 and built["kept"] == [] and built["calibration_rows"] == 3
+    assert built["packed_bits"] == pytest.approx(built["expected_bits"], rel=attest.TOLERANCE)
+    assert built["environment"]["autoawq"] == "0.2.9" and built["environment"]["transformers"] == "4.51.3"
+    engine = engines.load("hf", folder, threads=1)
+    attest.check_kernels(engine.kernels(), built)  # type: ignore[attr-defined]
+    attest.check_probe(engine, built)
+    text = json.loads((folder / "config.json").read_text("utf-8"))
+    assert text["rope_parameters"] == {"rope_theta": THETA, "rope_type": "default"} and text["dtype"] == "bfloat16"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_today_s_stack_says_what_autoawq_s_own_load_says(packed: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    """Both read in float16, which AutoAWQ's loader asks for: the same codes, scales and rope, in other kernels."""
+    folder, _ = packed
+    script, out = tmp_path / "answer.py", tmp_path / "answer.json"
+    script.write_text(ANSWER, "utf-8")
+    old = as_old(folder, tmp_path / "old", "float16")
+    envs.run("autoawq", str(script), str(old), json.dumps(IDS), "32", str(out), log=tmp_path / "log")
+    theirs = json.loads(out.read_text("utf-8"))
+    new = tmp_path / "new"
+    shutil.copytree(folder, new)
+    text = json.loads((new / "config.json").read_text("utf-8"))
+    (new / "config.json").write_text(json.dumps(text | {"dtype": "float16"}), "utf-8")
+    engine = engines.load("hf", new, threads=1)
+    logits = np.array(theirs["logits"])
+    error = float(np.abs(engine.logits(IDS) - logits).max() / np.abs(logits).max())
+    print(f"largest difference of logits: {error:.2e} of the largest logit")
+    assert error < 5e-3
+    assert [token for token, _ in engine.stream(IDS, 32, Sampling(stop=False))] == theirs["said"]
+    assert len(set(theirs["said"])) > 3
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_answers_depend_on_the_rope_base(packed: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    """So that the two tests above would have seen the trap: the base of 10000 that a misread config gives."""
+    folder, built = packed
+    wrong = tmp_path / "wrong"
+    shutil.copytree(folder, wrong)
+    text = json.loads((wrong / "config.json").read_text("utf-8"))
+    text["rope_parameters"]["rope_theta"] = 10000.0
+    (wrong / "config.json").write_text(json.dumps(text), "utf-8")
+    with pytest.raises(Exception, match="saving or loading lost something"):
+        attest.check_probe(engines.load("hf", wrong, threads=1), built)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("autoawq")
+def test_kept_layers_stay_unpacked_block_by_block(wide: Path, tmp_path: Path) -> None:
+    built = build(wide, tmp_path, "awq", backend="autoawq", group_size=64, rows=1, keep=["layers.1.mlp.down_proj", "*.q_proj"])
+    assert built["status"] == "ok", built["reason"]
+    assert built["modules"] == 11 and len(built["kept"]) == 3
+    engine = engines.load("hf", tmp_path / "model", threads=1)
+    attest.check_kernels(engine.kernels(), built)  # type: ignore[attr-defined]
+    attest.check_probe(engine, built)
+
+
+@pytest.mark.usefixtures("autoawq")
+def test_a_key_unknown_to_the_old_transformers_is_refused_by_name(wide: Path, tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    shutil.copytree(wide, base)
+    text = json.loads((base / "config.json").read_text("utf-8"))
+    (base / "config.json").write_text(json.dumps(text | {"residual_scale_of_next_year": 0.5}), "utf-8")
+    built = build(base, tmp_path / "home", "awq", backend="autoawq", group_size=32)
+    assert built["status"] == "unsupported" and "does not know residual_scale_of_next_year" in built["reason"]
