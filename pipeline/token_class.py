@@ -54,4 +54,4 @@ def whole_characters(ids: Sequence[int], decode: Callable[[list[int]], str], spe
 
 
 def _is_cjk(character: str) -> bool:
-    return ord(character) > 0x2E7F and unicodedata.name(character, "").split(" ")[0].split("-")[0] in WIDE
+    return character.isalpha() and ord(character) > 0x10FF and unicodedata.name(character, "").split(" ")[0].split("-")[0] in WIDE
