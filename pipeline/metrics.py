@@ -85,7 +85,7 @@ def definition(name: str) -> Definition | None:
 
 
 # Parts of `kld_mean` and `top1_agreement` besides the domains: kld_mean/position:32-127, top1_agreement/class:digits.
-POSITIONS: dict[str, tuple[int, float]] = {"1-31": (1, 31), "32-127": (32, 127), "128-511": (128, 511), "512+": (512, np.inf)}
+POSITIONS: dict[str, tuple[int, float]] = {"1-31": (1, 31), "32-127": (32, 127), "128-511": (128, 511), "512-up": (512, np.inf)}
 TOKEN_CLASSES = ("words", "digits", "punctuation", "code", "cjk", "special", "whitespace", "other")
 TOKEN_PARTS = (*(f"position:{name}" for name in POSITIONS), *(f"class:{name}" for name in TOKEN_CLASSES))
 

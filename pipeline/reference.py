@@ -22,7 +22,9 @@ from pipeline.params import Diverge, HowMany, Tier
 from pipeline.partial import Partial
 from pipeline.store import ROWS, Window, estimate_bytes, key_of, refuse_if_too_large, shards
 
-CODE = ("engines/_head.py", "engines/hf.py", "partial.py", "reference.py", "store.py")  # other code makes another store
+CODE = (  # other code may make another store
+    "engines/__init__.py", "engines/_head.py", "engines/hf.py", "evalset/__init__.py", "partial.py", "reference.py", "store.py",
+)  # fmt: skip
 
 
 def corpus_windows(documents: list[Row], tokenizer: Any, length: int, skipped: Counter[str] | None = None) -> list[Window]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from scipy.special import log_softmax, rel_entr, softmax
 
+from pipeline.evalset import LABEL
 from pipeline.metrics import DEFINITIONS, TOKEN_PARTS, compare_logits, definition, itl, top_ids, tpot, ttft
 
 
@@ -144,6 +147,11 @@ def test_direction_belongs_to_the_metric() -> None:
     assert lower == {"lower"} and higher == {"higher"}
     assert definition("kld_maen") is None
     assert all(definition(f"top1_agreement/{part}") is DEFINITIONS["top1_agreement"] for part in TOKEN_PARTS)
+
+
+def test_names_of_parts_are_names_that_mlflow_takes_and_no_domain_has() -> None:
+    for part in TOKEN_PARTS:
+        assert re.fullmatch(r"[A-Za-z0-9_\-./: ]+", part) and not LABEL.match(part)
 
 
 def test_every_metric_says_its_unit_and_meaning() -> None:
