@@ -54,13 +54,16 @@ def diverge(engine: Engine, store: Store, *, batch_size: int, threads: int) -> I
             ids = [w.token_ids for _, w in part]
             for k, at, logits in engine.logit_blocks(ids, [w.first - 1 for _, w in part], ROWS, whole):
                 index, window = part[k]
-                first, expected = next(reference[index])
-                if first != at:
+                first, expected = next(reference[index], (-1, logits))
+                if (first, len(expected)) != (at, len(logits)):
                     raise ArtifactError(f"window {window.window}: engine and store disagree about positions ({at}, {first})")
                 scored = slice(at + 1, at + 1 + len(logits))
                 true_ids = np.asarray(window.token_ids[scored])
                 yield _labels(window, scored, kinds[index]) | asdict(_compare(pool, expected, logits, true_ids))
                 bar.update(len(logits))
+            for i, window in part:
+                if next(reference[i], None) is not None:
+                    raise ArtifactError(f"window {window.window}: the engine gave logits for only some of its positions")
 
 
 def _labels(window: Window, scored: slice, kinds: list[str]) -> Columns:
@@ -73,7 +76,7 @@ def _labels(window: Window, scored: slice, kinds: list[str]) -> Columns:
 def _compare(pool: ThreadPoolExecutor, ref: Any, var: Any, true_ids: Any) -> TokenRows:
     """`compare_logits` a few rows at a time, shared out over threads: NumPy works on one core and frees the interpreter.
 
-    Measured on 2 cores at a vocabulary of 49 152: 1.6 ms a token with 128 rows at once, 0.57 ms with 16.
+    Measured at a vocabulary of 49 152: 0.28 ms of a core a token, where its body took 1.75 and each head 0.34 (bf16, 134 M).
     """
     parts = [slice(at, at + CACHE_ROWS) for at in range(0, len(ref), CACHE_ROWS)]
     done = list(pool.map(lambda s: compare_logits(ref[s], var[s], true_ids[s]), parts))

@@ -120,6 +120,8 @@ def compare_logits(ref: NDArray[np.float32], var: NDArray[np.float32], true_ids:
     the second, and they stay so. A row that is no distribution is NaN. Equal logits give exactly 0.
     top5_overlap: how many of the reference's five likeliest tokens are among the variant's (of equals the lower id).
     """
+    if ref.shape != var.shape or len(ref) != len(true_ids):
+        raise ValueError(f"{ref.shape} logits cannot be compared with {var.shape} at {len(true_ids)} positions")
     work = np.empty((4, ref.shape[1]), np.float32)  # stays in the cache from row to row
     values, tops = np.empty((6, len(ref))), np.empty((3, len(ref)), np.int64)
     with np.errstate(all="ignore"):  # a row that leaves float32 is computed again by `_exact`

@@ -149,7 +149,8 @@ def _write_shards(
 ) -> dict[str, list[int]]:
     """{shard's name in the store: indices of its windows}; only shards that are not there already are computed."""
     per_position = _position_bytes(engine, kind)
-    refuse_if_too_large(estimate_bytes(windows, per_position, 1), out)
+    head = engine.vocab_size * per_position if kind == "hidden" else 0
+    refuse_if_too_large(estimate_bytes(windows, per_position, 1) + head, out)
     found = {}
     with cli.progress(len(windows), f"reference store ({kind})", "window") as bar:
         for k, shard in enumerate(shards(windows, batch_size, per_position)):

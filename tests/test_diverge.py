@@ -484,6 +484,34 @@ def test_another_vocabulary_is_refused(made: tuple[Store, Any]) -> None:
         columns(engine, other)
 
 
+class Engineered:
+    """An engine that gives other blocks than it is asked for."""
+
+    def __init__(self, engine: Any, change: Any) -> None:
+        self.engine, self.change = engine, change
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+    def logit_blocks(self, *arguments: Any) -> Any:
+        return self.change(list(self.engine.logit_blocks(*arguments)))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda blocks: blocks[:-1],
+        lambda blocks: [*blocks[:-1], (*blocks[-1][:2], blocks[-1][2][:-1])],
+        lambda blocks: [(k, at + 1, logits) for k, at, logits in blocks],
+        lambda blocks: [*blocks, blocks[-1]],
+    ],
+    ids=["a block less", "a row less", "shifted", "a block twice"],
+)
+def test_an_engine_that_gives_other_positions_is_refused_and_loses_none_in_silence(made: tuple[Store, Any], change: Any) -> None:
+    with pytest.raises(ArtifactError, match="positions"):
+        columns(Engineered(made[1], change), made[0])
+
+
 def test_the_stores_size_is_known_before_it_is_written(tmp_path: Path) -> None:
     windows = [Window("s", str(i), str(i), tuple(range(513)), 1) for i in range(256)]
     assert estimate_bytes(windows, 151936, 2) == pytest.approx(39.8e9, rel=0.01)  # logits
@@ -497,9 +525,8 @@ def test_a_disk_that_cannot_hold_the_store_is_refused_before_anything_is_compute
     made16: tuple[Store, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exact: bool
 ) -> None:
     engine, windows = made16[1], made16[0].windows
-    need = made16[0].manifest["tokens"] * (
-        made16[0].manifest["bytes_per_token"] if exact else engine.vocab_size * engine.model.dtype.itemsize
-    )
+    tokens, states = made16[0].manifest["tokens"], made16[0].manifest["bytes_per_token"]
+    need = tokens * states + made16[0].manifest["head_bytes"] if exact else tokens * 2 * engine.vocab_size
     usage = shutil.disk_usage(tmp_path)
     partial = Partial(tmp_path / "partial" / "reference-1")
     if not exact:

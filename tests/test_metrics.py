@@ -125,6 +125,13 @@ def test_the_overlap_counts_what_both_hold_among_their_five_likeliest() -> None:
     assert found.top5_overlap[0] == 3 and found.top1_ref[0] == 0 and found.top1[0] == 6
 
 
+def test_distributions_of_other_sizes_are_not_compared() -> None:
+    x = np.zeros((2, 4), np.float32)
+    for ref, var, true in ((x, x[:1], 2), (x, x[:, :3], 2), (x, x, 1)):
+        with pytest.raises(ValueError, match="cannot be compared"):
+            compare_logits(ref, var, np.zeros(true, int))
+
+
 def test_a_shift_of_all_logits_changes_nothing() -> None:
     ref = np.random.default_rng(3).normal(0, 4, (8, 1000)).astype(np.float32)
     assert compare_logits(ref, ref + np.float32(8), np.zeros(8, int)).kld.max() < 1e-9
