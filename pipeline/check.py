@@ -14,6 +14,7 @@ from pipeline import artifacts, cli, engines, evalset, params, quantizers
 from pipeline.errors import ParamsError, QuantgateError
 from pipeline.evalset import tasks
 from pipeline.explain import did_you_mean
+from pipeline.metrics import TOKEN_PARTS
 from pipeline.overlap import measured_rows, refuse_overlap
 from pipeline.params import Params, PathModel, Tier
 from pipeline.rules import bound_of
@@ -105,10 +106,10 @@ def _check_part(metric: str, settings: Params) -> None:
         kind = tasks.load_task(part)[0].get("output_type")
         if kind == "loglikelihood_rolling":
             raise ParamsError(f"metric {metric!r}: {part} has no right and wrong; use byte_ppl_ratio/{part}")
-    if part and stem == "kld_mean":
+    if part and stem in ("kld_mean", "top1_agreement"):
         domains = [*sorted({row["domain"] for row in evalset.load_texts(Path(settings.diverge.corpus))}), "trajectory"]
-        if part not in domains:
-            raise ParamsError(f"metric {metric!r}: no such domain{did_you_mean(part, domains)}")
+        if part not in domains and part not in TOKEN_PARTS:
+            raise ParamsError(f"metric {metric!r}: no such domain or part{did_you_mean(part, [*domains, *TOKEN_PARTS])}")
     elif part and stem not in BY_TASK:
         raise ParamsError(f"metric {metric!r}: {stem} has no parts; write {stem!r}")
 

@@ -1,6 +1,7 @@
 """Rows -> metrics with intervals. Every difference is paired, item by item or token by token, with the reference's rows.
 
-No files and no models: what a metric means stands in metrics.py, how sure it is in stats.py.
+No files and no models: what a metric means stands in metrics.py, how sure it is in stats.py. Token rows have a file of
+their own, token_figures.py.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class Builder:
     def __init__(self, setup: Compare, seed: int) -> None:
         self.confidence, self.resamples, self.seed = setup.confidence, setup.resamples, seed
         self.metrics: Metrics = {}
+        self.curves: dict[str, Any] = {}  # what is drawn and not judged
 
     def add(self, name: str, estimate: Estimate, scale: float = 1.0) -> None:
         what = definition(name)
@@ -60,51 +62,18 @@ class Builder:
 
     def resampled(self, name: str, num: Any, den: Any, clusters: Any, transform: str = "mean") -> Estimate:
         return cluster_bootstrap(
-            num, den, clusters, confidence=self.confidence, resamples=self.resamples, rng=self._rng(name),
+            num, den, clusters, confidence=self.confidence, resamples=self.resamples, rng=self.rng(name),
             transform=transform,
         )  # fmt: skip
 
     def quantile(self, name: str, values: Any, clusters: Any, q: float) -> None:
         self.add(name, quantile_bootstrap(
-            values, clusters, q, confidence=self.confidence, resamples=self.resamples, rng=self._rng(name)
+            values, clusters, q, confidence=self.confidence, resamples=self.resamples, rng=self.rng(name)
         ))  # fmt: skip
 
-    def _rng(self, name: str) -> np.random.Generator:
+    def rng(self, name: str) -> np.random.Generator:
+        """A metric's own generator."""
         return np.random.default_rng([self.seed, *name.encode()])
-
-
-# --- token rows --------------------------------------------------------------------------------------------------
-
-
-def token_metrics(b: Builder, rows: dict[str, Any]) -> str | None:
-    """Divergence metrics; returns why the variant is invalid, or None. rows: columns of artifacts/tokens."""
-    kld, docs, sets = np.asarray(rows["kld"], float), np.asarray(rows["document"]), np.asarray(rows["set"])
-    n = len(kld)
-    infinite, nan = int(np.isinf(kld).sum()), int(np.isnan(kld).sum())
-    b.exact("kld_infinite", infinite, n, "count")
-    if nan:
-        return f"{nan} of {n} tokens have logits that are not finite"
-    if infinite:
-        return f"{infinite} of {n} tokens have infinite divergence: the variant rules out what the reference allows"
-    ones = np.ones(n)
-    b.mean("kld_mean", kld, ones, docs)
-    b.quantile("kld_median", kld, docs, 0.5)
-    b.quantile("kld_p99", kld, docs, 0.99)
-    b.quantile("kld_p999", kld, docs, 0.999)
-    b.bare("kld_max", float(kld.max()), n, "maximum", "an interval of a maximum says nothing")
-    b.mean("jsd_mean", rows["jsd"], ones, docs)
-    b.mean("top1_agreement", np.asarray(rows["top1"]) == np.asarray(rows["top1_ref"]), ones, docs)
-    change = np.exp(np.asarray(rows["logp"])) - np.exp(np.asarray(rows["logp_ref"]))
-    b.mean("delta_p_rms", change**2, ones, docs, transform="sqrt")
-    b.mean("moved_10pct", np.abs(change) > 0.1, ones, docs)
-    for name in sorted(set(sets)):
-        own = sets == name
-        b.mean(f"kld_mean/{name}", kld[own], ones[own], docs[own])
-    text = sets != "trajectory"  # the reference wrote the trajectories, so its perplexity on them says nothing
-    loss, loss_ref = -np.asarray(rows["logp"])[text], -np.asarray(rows["logp_ref"])[text]
-    b.mean("ppl", loss, ones[text], docs[text], transform="exp")
-    b.mean("ppl_ratio", loss - loss_ref, ones[text], docs[text], transform="exp")
-    return None
 
 
 # --- answers -----------------------------------------------------------------------------------------------------

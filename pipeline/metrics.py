@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import rel_entr
 
 Floats = NDArray[np.float32] | NDArray[np.float64]
 
@@ -26,12 +28,21 @@ class Definition:
 DEFINITIONS: dict[str, Definition] = {
     "kld_mean": Definition("nats", "lower", 0.0, "KL(reference || variant), full vocabulary, mean over tokens"),
     "kld_median": Definition("nats", "lower", 0.0, "median over tokens"),
+    "kld_p90": Definition("nats", "lower", 0.0, "90th percentile over tokens"),
+    "kld_p95": Definition("nats", "lower", 0.0, "95th percentile over tokens"),
     "kld_p99": Definition("nats", "lower", 0.0, "99th percentile over tokens"),
     "kld_p999": Definition("nats", "lower", 0.0, "99.9th percentile over tokens"),
     "kld_max": Definition("nats", "lower", 0.0, "worst token"),
     "kld_infinite": Definition("tokens", "lower", 0.0, "tokens the reference allows and the variant rules out"),
+    "kld_reverse_mean": Definition("nats", "lower", 0.0, "KL(variant || reference), full vocabulary, mean over tokens"),
     "jsd_mean": Definition("nats", "lower", 0.0, "Jensen-Shannon divergence, mean over tokens"),
     "top1_agreement": Definition("fraction", "higher", 1.0, "share of tokens with the same most likely next token"),
+    "top5_agreement": Definition("fraction", "higher", 1.0, "share of the reference's five likeliest that the variant's five hold"),
+    "first_departure": Definition(
+        "tokens", "higher", None, "median position in a trajectory where the likeliest token first differs"
+    ),
+    "never_departs": Definition("fraction", "higher", 1.0, "share of trajectories in which the likeliest token never differs"),
+    "delta_p_mean": Definition("fraction", "higher", 0.0, "mean change of the true token's probability, signed"),
     "delta_p_rms": Definition("fraction", "lower", 0.0, "root mean square change of the true token's probability"),
     "moved_10pct": Definition("fraction", "lower", 0.0, "share of tokens whose true-token probability moved over 0.1"),
     "ppl": Definition("ppl", "lower", None, "exp of the token-weighted mean negative log-likelihood"),
@@ -73,9 +84,17 @@ def definition(name: str) -> Definition | None:
     return DEFINITIONS.get(name.split("/")[0])
 
 
-TINY = np.float32(1e-37)
+# Parts of `kld_mean` and `top1_agreement` besides the domains: kld_mean/position:32-127, top1_agreement/class:digits.
+POSITIONS: dict[str, tuple[int, float]] = {"1-31": (1, 31), "32-127": (32, 127), "128-511": (128, 511), "512-up": (512, np.inf)}
+TOKEN_CLASSES = ("words", "digits", "punctuation", "code", "cjk", "special", "whitespace", "other")
+TOKEN_PARTS = (*(f"position:{name}" for name in POSITIONS), *(f"class:{name}" for name in TOKEN_CLASSES))
 
 # --- token distributions -----------------------------------------------------------------------------------------
+
+TOP = 5  # how many of the likeliest tokens `top5_overlap` compares
+CHUNK = 256  # entries searched together for the likeliest
+LANE = 512  # products summed in float32 before float64 takes over
+FAR = 40.0  # e^40 times likelier: float32 may no longer see how likely it was to the reference
 
 
 @dataclass(frozen=True)
@@ -83,84 +102,120 @@ class TokenRows:
     """One value a position; see `compare_logits`."""
 
     kld: NDArray[np.float64]
+    kld_reverse: NDArray[np.float64]
     jsd: NDArray[np.float64]
     logp_ref: NDArray[np.float64]
     logp: NDArray[np.float64]
+    entropy_ref: NDArray[np.float64]
     top1_ref: NDArray[np.int64]
     top1: NDArray[np.int64]
-    entropy_ref: NDArray[np.float64]
+    top5_overlap: NDArray[np.int64]
 
 
 def compare_logits(ref: NDArray[np.float32], var: NDArray[np.float32], true_ids: NDArray[np.int64]) -> TokenRows:
     """Full-vocabulary comparison of two next-token distributions, position by position, in nats.
 
     ref, var: raw logits [n, vocab], float32, temperature 1; true_ids: [n], the token that came next.
-    KL(P||Q) where P > 0 and Q = 0 is infinite, and stays so. Equal logits give exactly 0.
-
-    The divergence is taken from the logit difference d = var - ref as log E_P[exp(x)], x = d - E_P[d], through
-    E_P[expm1(x) - x], which is second order in x: near-equal distributions keep their digits, where the textbook
-    difference of two log-softmaxes in float32 drowns a KLD of 1e-6 in rounding.
+    kld is KL(ref || var), kld_reverse KL(var || ref): P > 0 where Q = 0 makes the first infinite, the other way round
+    the second, and they stay so. A row that is no distribution is NaN. Equal logits give exactly 0.
+    top5_overlap: how many of the reference's five likeliest tokens are among the variant's (of equals the lower id).
     """
-    p, logz_ref = _softmax(ref)
-    q, logz = _softmax(var)
-    rows = np.arange(len(ref))
-    with np.errstate(invalid="ignore", over="ignore"):
-        d = var - ref
-        d[p == 0] = 0.0  # 0 log 0 = 0, also where both logits are -inf
-        mean_d = _dot(p, d)
-        x = d - mean_d[:, None].astype(np.float32)
-        # E_P sees only where P > 0; the variant's mass elsewhere is missing from its normalizer there
-        kld = np.log1p(_dot(p, _expm1_minus(x))) - np.log1p(-np.where(p == 0, q, 0).sum(-1, dtype=np.float64))
-        kld = np.where(np.isfinite(mean_d), kld, np.inf)
-        far = ~(np.abs(kld) < 0.5) & np.isfinite(mean_d)  # expm1 may overflow far away; there the textbook form is exact
-        if far.any():
-            kld[far] = (logz - logz_ref - mean_d)[far]
-        entropy = logz_ref - _dot(p, np.where(p > 0, ref, 0.0))
-    bad = ~(np.isfinite(logz_ref) & np.isfinite(logz))  # a NaN or an all -inf row: no distribution at all
-    kld[bad] = np.nan
-    return TokenRows(
-        kld=np.where(kld < 0, 0.0, kld),
-        jsd=np.where(bad, np.nan, _jsd(p, q)),
-        logp_ref=ref[rows, true_ids] - logz_ref,
-        logp=var[rows, true_ids] - logz,
-        top1_ref=ref.argmax(-1),
-        top1=var.argmax(-1),
-        entropy_ref=entropy,
-    )
+    if ref.shape != var.shape or len(ref) != len(true_ids):
+        raise ValueError(f"{ref.shape} logits cannot be compared with {var.shape} at {len(true_ids)} positions")
+    work = np.empty((4, ref.shape[1]), np.float32)  # stays in the cache from row to row
+    values, tops = np.empty((6, len(ref))), np.empty((3, len(ref)), np.int64)
+    with np.errstate(all="ignore"):  # a row that leaves float32 is computed again by `_exact`
+        for i, (r, v, true) in enumerate(zip(ref, var, true_ids)):
+            theirs, ours = top_ids(r), top_ids(v)
+            tops[:, i] = theirs[0], ours[0], len(set(theirs.tolist()) & set(ours.tolist()))
+            kld, reverse, jsd, logz_ref, logz, entropy = _near(r, v, r[theirs[0]], work) or _exact(r, v)
+            values[:, i] = kld, reverse, jsd, r[true] - logz_ref, v[true] - logz, entropy
+    return TokenRows(*values, *tops)
 
 
-def _softmax(logits: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
-    """(probabilities float32 [n, vocab], log normalizer float64 [n]); float32 with pairwise sums."""
-    top = logits.max(-1, keepdims=True)
-    with np.errstate(invalid="ignore"):
-        e = np.exp(logits - top)
-    z = e.sum(-1, dtype=np.float64)
-    return e / z[:, None].astype(np.float32), top[:, 0] + np.log(z)
+def top_ids(logits: NDArray[np.float32]) -> NDArray[np.int64]:
+    """The ids of the (up to) five largest logits [vocab], the largest first; of equals the lower id first.
 
-
-def _dot(p: NDArray[np.float32], x: NDArray[np.float32]) -> NDArray[np.float64]:
-    return (p * x).sum(-1, dtype=np.float64)  # type: ignore[no-any-return]
-
-
-def _expm1_minus(x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """exp(x) - 1 - x to full relative precision; NumPy's expm1 is not vectorized, its exp is."""
-    near = x * x * (0.5 + x * (1 / 6 + x * (1 / 24 + x * (1 / 120))))
-    return np.where(np.abs(x) < 0.1, near, np.exp(x) - 1 - x)
-
-
-def _jsd(p: NDArray[np.float32], q: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Jensen-Shannon divergence, through t = (p - q)/(p + q): 0 exactly where p = q, and no cancellation near it.
-
-    Each term is (p + q)/4 · h(t) with h(t) = (1 + t) log(1 + t) + (1 - t) log(1 - t) = t² + t⁴/6 + t⁶/15 + t⁸/28 + ...
+    Each of the five lies in one of the five chunks with the largest maxima, so that only those are looked through.
     """
-    s = p + q
-    with np.errstate(invalid="ignore", divide="ignore"):
-        t = np.where(s > 0, (p - q) / s, 0)
-        u = t * t
-        near = u * (1 + u * (1 / 6 + u * (1 / 15 + u * (1 / 28))))
-        up, down = 1 + t, 1 - t
-        far = up * np.log(np.maximum(up, TINY)) + down * np.log(np.maximum(down, TINY))  # x log x = 0 at x = 0
-    return 0.25 * _dot(s, np.where(u < 0.09, near, far))
+    starts = np.arange(0, len(logits), CHUNK)
+    peaks = np.maximum.reduceat(logits, starts)
+    best = np.argsort(-peaks, kind="stable")[:TOP]
+    ids = (np.sort(starts[best])[:, None] + np.arange(CHUNK)).ravel()
+    ids = ids[: np.searchsorted(ids, len(logits))]
+    if len(peaks) > TOP:
+        ids = ids[logits[ids] >= peaks[best[-1]]]
+    found: NDArray[np.int64] = ids[np.argsort(-logits[ids], kind="stable")[:TOP]]
+    return found if len(found) else np.zeros(1, np.int64)  # all NaN
+
+
+def _near(ref: NDArray[np.float32], var: NDArray[np.float32], top: np.float32, work: NDArray[np.float32]) -> Any:
+    """(kld, reverse kld, jsd, both log normalizers, the reference's entropy) of one row in float32; None: use `_exact`.
+
+    Everything is an expectation under P of x = d - mean, d = var - ref, whose mean under P is (but for rounding) 0. With
+    E = expm1(x) and L = log E_P[e^x], the likelihood ratio is q/p = e^(x - L), and
+        KL(P||Q) = L - E_P[x]                 where L = log1p(E_P[E - x] + E_P[x])
+        KL(Q||P) = e^-L (E_P[x] + E_P[E x]) - L
+        JSD      = (KL(Q||P) - E_P[(2 + m) log1p(m/2) - m]) / 2,    m = q/p - 1
+    so that one exp, one expm1 and one log1p do for all of it. E - x is second order in x: near-equal distributions keep
+    their digits, where the textbook's difference of two log-softmaxes drowns a KLD of 1e-6 in float32's rounding.
+    """
+    p, x, e, y = work
+    np.subtract(ref, top, out=x)
+    np.exp(x, out=p)
+    z = float(p.sum())
+    logz_ref = float(top) + math.log(z) if z > 0 else math.nan
+    entropy = math.log(z) - _dot(p, x) / z if z > 0 else math.nan
+    np.subtract(var, ref, out=x)
+    mean = np.float32(_dot(p, x) / z)
+    np.subtract(x, mean, out=x)
+    if not x.max() <= FAR:  # or NaN
+        return None
+    rest = _dot(p, x) / z
+    np.expm1(x, out=e)
+    np.subtract(e, x, out=y)
+    log_mean = math.log1p(_dot(p, y) / z + rest)
+    np.multiply(e, x, out=y)
+    reverse = math.exp(-log_mean) * (rest + _dot(p, y) / z) - log_mean
+    np.multiply(e, np.float32(math.exp(-log_mean)), out=e)
+    np.add(e, np.float32(math.expm1(-log_mean)), out=e)  # m
+    np.multiply(e, np.float32(0.5), out=y)
+    np.log1p(y, out=y)
+    np.add(e, np.float32(2), out=x)
+    np.multiply(x, y, out=x)
+    np.subtract(x, e, out=x)
+    jsd = (reverse - _dot(p, x) / z) / 2
+    found = (max(log_mean - rest, 0.0), max(reverse, 0.0), max(jsd, 0.0), logz_ref, logz_ref + float(mean) + log_mean, entropy)
+    return found if all(map(math.isfinite, found)) else None
+
+
+def _dot(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:
+    """Sum of products, LANE of them at a time in float32, the rest in float64."""
+    whole = len(a) // LANE * LANE
+    lanes = np.vecdot(a[:whole].reshape(-1, LANE), b[:whole].reshape(-1, LANE))
+    return float(lanes.sum(dtype=np.float64)) + float(a[whole:] @ b[whole:])
+
+
+def _exact(ref: NDArray[np.float32], var: NDArray[np.float32]) -> tuple[float, ...]:
+    """What `_near` gives, by the textbook in float64, with 0 log 0 = 0; NaN where a row is no distribution."""
+    logp, logz_ref = _log_softmax(ref.astype(np.float64))
+    logq, logz = _log_softmax(var.astype(np.float64))
+    if not (math.isfinite(logz_ref) and math.isfinite(logz)):
+        return (math.nan,) * 6
+    p, q = np.exp(logp), np.exp(logq)
+    ratio = logp - logq
+    kld = np.where(p > 0, p * ratio, 0.0).sum()
+    reverse = np.where(q > 0, q * -ratio, 0.0).sum()
+    middle = (p + q) / 2
+    jsd = (rel_entr(p, middle) + rel_entr(q, middle)).sum() / 2
+    entropy = -np.where(p > 0, p * logp, 0.0).sum()
+    return max(kld, 0.0), max(reverse, 0.0), max(jsd, 0.0), logz_ref, logz, float(entropy)
+
+
+def _log_softmax(logits: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
+    top = logits.max()
+    logz = float(top + np.log(np.exp(logits - top).sum()))
+    return logits - logz, logz
 
 
 # --- requests ----------------------------------------------------------------------------------------------------

@@ -1,9 +1,15 @@
-"""reference: fixed-seed trajectories and an exact reference store -> artifacts/reference/"""
+"""reference: fixed-seed trajectories and an exact reference store -> artifacts/reference/
+
+Windows and shards of states are written one by one to artifacts/partial/; a run that was killed goes on from there if
+model, sets, seed, code and versions are the same, and makes a damaged shard again.
+"""
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,24 +19,38 @@ from pipeline.engines import Sampling
 from pipeline.errors import ArtifactError, DataError, InvalidVariant, Unsupported
 from pipeline.evalset import Row, load_prompts, load_texts, sets_digest
 from pipeline.params import Diverge, HowMany, Tier
-from pipeline.store import ROWS, Window, batches, estimate_bytes, refuse_if_too_large
+from pipeline.partial import Partial
+from pipeline.store import ROWS, Window, estimate_bytes, key_of, refuse_if_too_large, shards
+
+CODE = (  # other code may make another store
+    "engines/__init__.py", "engines/_head.py", "engines/hf.py", "evalset/__init__.py", "partial.py", "reference.py", "store.py",
+)  # fmt: skip
 
 
-def corpus_windows(documents: list[Row], tokenizer: Any, length: int) -> list[Window]:
-    """Cut each document into windows of at most `length` tokens; a rest of fewer than 8 tokens is left out.
+def corpus_windows(documents: list[Row], tokenizer: Any, length: int, skipped: Counter[str] | None = None) -> list[Window]:
+    """Cut each document into windows of at most `length` tokens.
 
+    A rest of fewer than 8 tokens, or of padding only, is left out and counted in `skipped`: it has no figure, not 0.
     Where the tokenizer puts a BOS in front of a text, every window gets it, unscored: a model that expects it would
     otherwise be measured in contexts that it never meets.
     """
     lead = tuple(t for t in tokenizer("").input_ids if t == tokenizer.bos_token_id)[:1]
+    pad = getattr(tokenizer, "pad_token_id", None)
     step = length - len(lead)
+    skipped = Counter() if skipped is None else skipped
     found = []
     for document in documents:
         ids = tokenizer(document["text"], add_special_tokens=False).input_ids
         for k, at in enumerate(range(0, len(ids), step)):
-            piece = lead + tuple(ids[at : at + step])
-            if len(piece) - len(lead) >= 8:
-                found.append(Window(document["domain"], f"{document['id']}#{k}", document["id"], piece, 1))
+            piece = tuple(ids[at : at + step])
+            if set(piece) == {pad}:
+                skipped["padding"] += 1
+            elif len(piece) < 8:
+                skipped["short"] += 1
+            else:
+                found.append(
+                    Window(document["domain"], f"{document['id']}#{k}", document["id"], lead + piece, 1, document["domain"])
+                )
     return found
 
 
@@ -56,9 +76,12 @@ def prompt_ids(row: Row, tokenizer: Any) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False).input_ids)
 
 
-def trajectories(engine: Any, prompts: list[Row], setup: params.Trajectories, seed: int, batch: int = 8) -> list[Window]:
+def trajectories(
+    engine: Any, prompts: list[Row], setup: params.Trajectories, seed: int, skipped: Counter[str] | None = None, batch: int = 8
+) -> list[Window]:
     """Let the reference continue each prompt; only its own tokens are scored, in the context they came from."""
     found = []
+    skipped = Counter() if skipped is None else skipped
     with cli.progress(len(prompts), "trajectories", "prompt") as bar:
         for at in range(0, len(prompts), batch):
             part = prompts[at : at + batch]
@@ -67,45 +90,92 @@ def trajectories(engine: Any, prompts: list[Row], setup: params.Trajectories, se
             for row, prompt, reply in zip(part, ids, replies):
                 if reply:
                     tokens = tuple(prompt + reply)
-                    found.append(Window("trajectory", row["id"], row["id"], tokens, len(prompt)))
+                    found.append(Window("trajectory", row["id"], row["id"], tokens, len(prompt), row["domain"]))
+                else:
+                    skipped["no reply"] += 1
             bar.update(len(part))
     return found
 
 
-def write_store(engine: Any, windows: list[Window], out: Path, batch_size: int) -> dict[str, Any]:
+class Inexact(Exception):
+    """The head's replay of a window differs from the model's own logits."""
+
+
+def write_store(
+    engine: Any,
+    windows: list[Window],
+    out: Path,
+    batch_size: int,
+    *,
+    model: str = "",
+    seed: int = 0,
+    partial: Partial | None = None,
+) -> dict[str, Any]:
     """Write windows, states and head; every state is replayed and compared with the model's own logits bit for bit.
 
     If one logit differs, or the engine cannot split its head off, logits are stored instead, and the manifest says so.
+    model, seed: what the windows were made with; with the tokens they are the store's key. partial: where finished
+    shards are kept until all are there.
     """
+    partial = partial or Partial(out / "partial")
+    why = "inexact.txt"
+    try:
+        if partial.has(why):
+            raise Inexact((partial.folder / why).read_text(encoding="utf-8"))
+        shard_of = _write_shards(engine, windows, batch_size, partial, "hidden", out)
+        reason = None
+    except Inexact as e:
+        reason = str(e)
+        partial.drop("hidden-*")
+        with partial.write(why) as tmp:
+            tmp.write_text(reason, encoding="utf-8")
+        shard_of = _write_shards(engine, windows, batch_size, partial, "logits", out)
+    for name in shard_of:
+        partial.give(Path(name).name, out / name)
+    head_bytes = 0 if reason else engine.head.save(out / "head")
+    artifacts.write_jsonl(out / "windows.jsonl", (asdict(w) for w in windows))
+    if partial.folder.parent == out:
+        partial.clear()
+    tokens, state_bytes = sum(w.scored for w in windows), sum(_tensor_bytes(out / name) for name in shard_of)
+    return {
+        "kind": "logits" if reason else "hidden", "why_not_hidden": reason, "rows_per_block": ROWS,
+        "windows": len(windows), "tokens": tokens, "state_bytes": state_bytes, "bytes_per_token": state_bytes / tokens,
+        "head_bytes": head_bytes, "shards": shard_of, "model": model, "seed": seed, "key": key_of(model, seed, windows),
+    }  # fmt: skip
+
+
+def _write_shards(
+    engine: Any, windows: list[Window], batch_size: int, partial: Partial, kind: str, out: Path
+) -> dict[str, list[int]]:
+    """{shard's name in the store: indices of its windows}; only shards that are not there already are computed."""
+    per_position = _position_bytes(engine, kind)
+    head = engine.vocab_size * per_position if kind == "hidden" else 0
+    refuse_if_too_large(estimate_bytes(windows, per_position, 1) + head, out)
+    found = {}
+    with cli.progress(len(windows), f"reference store ({kind})", "window") as bar:
+        for k, shard in enumerate(shards(windows, batch_size, per_position)):
+            name = f"{kind}-{k:05d}.safetensors"
+            if not partial.has(name):
+                with partial.write(name) as tmp:
+                    _write_shard(engine, shard, kind, tmp)
+            found[f"states/{name}"] = [i for batch in shard for i, _ in batch]
+            bar.update(len(found[f"states/{name}"]))
+    return found
+
+
+def _write_shard(engine: Any, shard: list[list[tuple[int, Window]]], kind: str, path: Path) -> None:
     from safetensors.torch import save_file
 
-    exact, why = True, None
-    states: dict[str, Any] = {}
-    with cli.progress(len(windows), "reference store", "window") as bar:
-        for part in batches(windows, batch_size):
-            for (i, w), h, logits in zip(part, *engine.own_logits([w.token_ids for _, w in part])):
-                kept = h[w.first - 1 : -1]
-                if not _replays(engine, kept, logits[w.first - 1 : -1]):
-                    exact, why = False, f"window {w.window}: the head's replay differs from the model's own logits"
-                if not bool(engine.torch.isfinite(logits).all()):
-                    raise InvalidVariant(f"the reference's logits are not finite in window {w.window}")
-                states[str(i)] = kept.contiguous().cpu()
-                bar.update()
-    if exact:
-        head_bytes = engine.head.save(out / "head")
-    else:
-        refuse_if_too_large(estimate_bytes(windows, engine.vocab_size, 4), out)
-        head_bytes = 0
-        for part in batches(windows, batch_size):
-            for (i, w), _, logits in zip(part, *engine.own_logits([w.token_ids for _, w in part])):
-                states[str(i)] = logits[w.first - 1 : -1].contiguous().cpu()
-    save_file(states, out / "states.safetensors")
-    artifacts.write_jsonl(out / "windows.jsonl", (asdict(w) for w in windows))
-    return {
-        "kind": "hidden" if exact else "logits", "why_not_hidden": why, "rows_per_block": ROWS,
-        "windows": len(windows), "tokens": sum(w.scored for w in windows),
-        "state_bytes": sum(t.numel() * t.element_size() for t in states.values()), "head_bytes": head_bytes,
-    }  # fmt: skip
+    states = {}
+    for batch in shard:
+        for (i, w), hidden, logits in zip(batch, *engine.own_logits([w.token_ids for _, w in batch])):
+            scored = slice(w.first - 1, -1)
+            if not bool(engine.torch.isfinite(logits).all()):
+                raise InvalidVariant(f"the reference's logits are not finite in window {w.window}")
+            if kind == "hidden" and not _replays(engine, hidden[scored], logits[scored]):
+                raise Inexact(f"window {w.window}: the head's replay differs from the model's own logits")
+            states[str(i)] = (hidden if kind == "hidden" else logits)[scored].contiguous().cpu()
+    save_file(states, path)
 
 
 def _replays(engine: Any, kept: Any, logits: Any) -> bool:
@@ -114,11 +184,46 @@ def _replays(engine: Any, kept: Any, logits: Any) -> bool:
     )
 
 
-def make_windows(engine: Any, setup: Diverge, amount: Tier, seed: int) -> list[Window]:
+def _position_bytes(engine: Any, kind: str) -> int:
+    """Bytes a scored position takes: 2·d for the states of a 16-bit model, 2·vocab for its logits."""
+    width = engine.model.config.get_text_config().hidden_size if kind == "hidden" else engine.vocab_size
+    return int(width) * int(engine.model.dtype.itemsize)
+
+
+def _tensor_bytes(path: Path) -> int:
+    """Bytes of a safetensors file without its header (eight bytes of length, then the header)."""
+    with path.open("rb") as f:
+        return path.stat().st_size - 8 - int.from_bytes(f.read(8), "little")
+
+
+def make_windows(engine: Any, setup: Diverge, amount: Tier, seed: int, skipped: Counter[str] | None = None) -> list[Window]:
     documents = choose(load_texts(Path(setup.corpus)), amount.documents, seed)
     prompts = choose(load_prompts(Path(setup.trajectories.prompts)), amount.trajectories, seed)
-    windows = corpus_windows(documents, engine.tokenizer, min(setup.window, engine.max_length))
-    return windows + trajectories(engine, prompts, setup.trajectories, seed)
+    windows = corpus_windows(documents, engine.tokenizer, min(setup.window, engine.max_length), skipped)
+    return windows + trajectories(engine, prompts, setup.trajectories, seed, skipped)
+
+
+def keep_windows(partial: Partial, make: Callable[[Counter[str]], list[Window]]) -> tuple[list[Window], dict[str, int]]:
+    """The windows of this run, and how many were skipped and why; a run that is taken up finds those it had made."""
+    if not partial.has("windows.json"):
+        skipped: Counter[str] = Counter()
+        with partial.write("windows.json") as tmp:
+            kept = [asdict(w) for w in make(skipped)]
+            tmp.write_text(json.dumps({"windows": kept, "skipped": dict(skipped)}), encoding="utf-8")
+    data = artifacts.read_json(partial.folder / "windows.json")
+    return [Window(**{**w, "token_ids": tuple(w["token_ids"])}) for w in data["windows"]], data["skipped"]
+
+
+def inputs(settings: params.Params, model: str) -> dict[str, Any]:
+    """All that a store's bytes depend on; `model`: the reference's digest."""
+    setup, amount, here = settings.diverge, settings.amount, Path(__file__).parent
+    return {
+        "model": model, "variant": settings.variant(settings.reference).model_dump(), "seed": settings.seed,
+        "threads": settings.thread_count, "diverge": setup.model_dump(),
+        "documents": amount.documents, "trajectories": amount.trajectories,
+        "sets": sets_digest(Path(setup.corpus)) | sets_digest(Path(setup.trajectories.prompts)),
+        "code": {name: artifacts.sha256_file(here / name) for name in CODE}, "versions": artifacts.versions(),
+    }  # fmt: skip
 
 
 def main() -> None:
@@ -134,24 +239,28 @@ def main() -> None:
     engine: Any = engines.load(variant.engine, folder, threads=settings.thread_count, **variant.engine_options)
     if not hasattr(engine, "hidden"):
         raise Unsupported(f"engine {variant.engine!r} gives no hidden states; choose a reference that runs in 'hf'")
-    setup = settings.diverge
+    setup, made_from = settings.diverge, inputs(settings, manifest["digest"])
+    partial = Partial.of("reference", made_from)
+    windows, skipped = keep_windows(partial, lambda count: make_windows(engine, setup, settings.amount, settings.seed, count))
     with artifacts.atomic_dir(artifacts.REFERENCE) as out:
-        windows = make_windows(engine, setup, settings.amount, settings.seed)
-        refuse_if_too_large(estimate_bytes(windows, engine.model.config.hidden_size, 4), out)
-        facts = write_store(engine, windows, out, setup.batch_size)
+        facts = write_store(
+            engine, windows, out, setup.batch_size, model=manifest["digest"], seed=settings.seed, partial=partial
+        )  # fmt: skip
         files = artifacts.files_of(out)
         artifacts.write_json(out / artifacts.MANIFEST, {
-            "status": "ok", "variant": settings.reference, "model": manifest["digest"], "seed": settings.seed, **facts,
+            "status": "ok", "variant": settings.reference, **facts, "skipped": skipped,
             "trust_remote_code": manifest["trust_remote_code"],
-            "temperature": setup.trajectories.temperature, "vocab": engine.vocab_size,
-            "sets": sets_digest(Path(setup.corpus)) | sets_digest(Path(setup.trajectories.prompts)),
+            "temperature": setup.trajectories.temperature, "vocab": engine.vocab_size, "sets": made_from["sets"],
             "threads": settings.thread_count, "files": files, "digest": artifacts.digest(files),
             "versions": artifacts.versions(),
         })  # fmt: skip
+    partial.clear()
+    left_out = f" ({', '.join(f'{n} {why}' for why, n in skipped.items())} left out)" if skipped else ""
     cli.say(
         "reference",
-        f"{facts['tokens']} scored tokens in {facts['windows']} windows, {facts['state_bytes'] / 1e6:.1f} MB of "
-        f"{facts['kind']} states + {facts['head_bytes'] / 1e6:.1f} MB head, {watch.done():.1f} s",
+        f"{facts['tokens']} scored tokens in {facts['windows']} windows{left_out}, {facts['state_bytes'] / 1e6:.1f} MB of "
+        f"{facts['kind']} states ({facts['bytes_per_token']:g} bytes a token) + {facts['head_bytes'] / 1e6:.1f} MB head, "
+        f"{watch.done():.1f} s",
     )
 
 

@@ -2,14 +2,15 @@
 
 Kept are each position's *final hidden state* (2·d bytes a token for a 16-bit model) and the output head once, not
 logits (2·vocab): about 85 times smaller for the default model. Replaying a state through the stored head gives the
-model's own logits bit for bit, which `reference` verifies for every window before it writes anything.
+model's own logits bit for bit, which `reference` verifies for every window before it writes it. States lie in shards of
+bounded size, of which one at a time is open. The store's key names what it holds: model, tokens, seed.
 """
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +21,22 @@ from pipeline import artifacts
 from pipeline.errors import ArtifactError
 
 ROWS = 128  # positions projected at a time: 25 MB of float32 logits at a vocabulary of 49 152
+SHARD_BYTES = 16 << 20  # of states in one file: what a killed `reference` loses, and what a reader has open
 
 
 @dataclass(frozen=True)
 class Window:
-    """Tokens of one document; positions first .. n - 1 are scored (position p is predicted from those before it)."""
+    """Tokens of one document; positions first .. n - 1 are scored (position p is predicted from those before it).
+
+    domain: what kind of text it is, where `set` does not say so (trajectories).
+    """
 
     set: str
     window: str
     document: str
     token_ids: tuple[int, ...]
     first: int
+    domain: str = ""
 
     @property
     def scored(self) -> int:
@@ -45,6 +51,25 @@ def batches(windows: Sequence[Window], size: int) -> Iterator[list[tuple[int, Wi
     for _, same in sorted(by_length.items(), reverse=True):
         for at in range(0, len(same), size):
             yield same[at : at + size]
+
+
+def shards(windows: Sequence[Window], batch_size: int, position_bytes: int) -> list[list[list[tuple[int, Window]]]]:
+    """Batches, in their order, in shards of at most SHARD_BYTES of states; a batch is never cut."""
+    found: list[list[list[tuple[int, Window]]]] = []
+    size = SHARD_BYTES
+    for batch in batches(windows, batch_size):
+        own = sum(w.scored for _, w in batch) * position_bytes
+        if size + own > SHARD_BYTES:
+            found.append([])
+            size = 0
+        found[-1].append(batch)
+        size += own
+    return found
+
+
+def key_of(model: str, seed: int, windows: Sequence[Window]) -> str:
+    """What a store is a store of: sha256 of the model's digest, the seed and every token."""
+    return artifacts.digest({"model": model, "seed": seed, "windows": [asdict(w) for w in windows]})
 
 
 def estimate_bytes(windows: Sequence[Window], width: int, item_bytes: int) -> int:
@@ -69,15 +94,31 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.manifest = artifacts.read_manifest(folder)
+        rebuild = f"delete {folder} and run `dvc repro reference`"
+        if "key" not in self.manifest or "shards" not in self.manifest:
+            raise ArtifactError(f"{folder} was written by an older version; {rebuild}")
         artifacts.verify_files(folder, self.manifest)
         rows = artifacts.read_jsonl(folder / "windows.jsonl")
         self.windows = [Window(**{**row, "token_ids": tuple(row["token_ids"])}) for row in rows]
-        self._states = _open(folder / "states.safetensors")
+        if self.manifest["key"] != key_of(self.manifest["model"], self.manifest["seed"], self.windows):
+            raise ArtifactError(f"{folder} holds other tokens, another model or another seed than its key says; {rebuild}")
+        self._shard_of = {i: name for name, own in self.manifest["shards"].items() for i in own}
+        if self._shard_of.keys() != set(range(len(self.windows))):
+            raise ArtifactError(f"{folder} does not hold the states of all its windows; {rebuild}")
+        self._open: tuple[str, Any] = ("", None)
         self._head: Any = None
         if self.manifest["kind"] == "hidden":
             from pipeline.engines._head import Head
 
             self._head = Head.load(folder / "head")
+
+    def share_head(self, engine: Any) -> bool:
+        """Replay through the engine's own head if it is the same bit for bit: one copy in memory. Whether it was."""
+        own = getattr(engine, "head", None)
+        if self._head is None or own is None or not self._head.equals(own):
+            return False
+        self._head = own
+        return True
 
     def logit_blocks(self, index: int) -> Iterator[tuple[int, NDArray[np.float32]]]:
         """(first position, float32 [at most ROWS, vocab]) over a window's scored positions, as the model gave them.
@@ -85,10 +126,17 @@ class Store:
         Position numbers are those of the state that predicts: first - 1 .. n - 2.
         """
         window = self.windows[index]
-        states = self._states.get_tensor(str(index))
+        states = self._shard(self._shard_of[index]).get_tensor(str(index))
         for at in range(0, window.scored, ROWS):
             block = states[at : at + ROWS]
             yield window.first - 1 + at, self._head(block) if self._head else block.float().numpy()
+
+    def _shard(self, name: str) -> Any:
+        """The one open shard: windows are asked for in the order they were written in."""
+        if self._open[0] != name:
+            self._open = ("", None)
+            self._open = (name, _open(self.folder / name))
+        return self._open[1]
 
 
 def _open(path: Path) -> Any:

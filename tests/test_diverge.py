@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import shutil
+import subprocess
+import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
-from conftest import make_model
+from conftest import ROOT, make_model
 from scipy.special import log_softmax, rel_entr, softmax
 
-from pipeline import artifacts, diverge, engines, reference
+from pipeline import artifacts, diverge, engines, params, reference, store, token_figures
 from pipeline.errors import ArtifactError, DataError, InvalidVariant
 from pipeline.params import Trajectories
-from pipeline.store import Store, Window, batches, estimate_bytes, refuse_if_too_large
+from pipeline.partial import Partial
+from pipeline.store import Store, Window, batches, estimate_bytes, refuse_if_too_large, shards
 
 SETUP = Trajectories(prompts="", tokens=10, temperature=1.0)
 PROMPTS = [
@@ -26,15 +33,24 @@ PROMPTS = [
 DOCUMENTS = [{"id": f"doc{i}", "domain": "ab"[i % 2], "text": f"The council of {i} met and spoke of rain. " * 6} for i in range(4)]
 
 
+def windows_of(engine: Any) -> list[Window]:
+    windows = reference.corpus_windows(DOCUMENTS, engine.tokenizer, 48)
+    return windows + reference.trajectories(engine, PROMPTS, SETUP, seed=1)
+
+
+def finish(engine: Any, windows: list[Window], folder: Path, **more: Any) -> Store:
+    """Write a store as `reference` does, and open it."""
+    with artifacts.atomic_dir(folder) as out:
+        facts = reference.write_store(engine, windows, out, 2, model="m", seed=1, **more)
+        artifacts.write_json(
+            out / artifacts.MANIFEST, {**facts, "vocab": engine.vocab_size, "files": artifacts.files_of(out)}
+        )  # fmt: skip
+    return Store(folder)
+
+
 def build(folder: Path, model: Path) -> tuple[Store, Any]:
     engine: Any = engines.load("hf", model, threads=2)
-    windows = reference.corpus_windows(DOCUMENTS, engine.tokenizer, 48)
-    windows += reference.trajectories(engine, PROMPTS, SETUP, seed=1)
-    with artifacts.atomic_dir(folder) as out:
-        facts = reference.write_store(engine, windows, out, batch_size=2)
-        manifest = {**facts, "vocab": engine.vocab_size, "files": artifacts.files_of(out)}
-        artifacts.write_json(out / artifacts.MANIFEST, manifest)
-    return Store(folder), engine
+    return finish(engine, windows_of(engine), folder), engine
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
@@ -45,28 +61,55 @@ def made(
     return build(tmp_path_factory.mktemp("store") / "reference", model)
 
 
-def columns(engine: Any, store: Store, batch_size: int = 2) -> dict[str, list[Any]]:
-    return diverge.diverge(engine, store, batch_size=batch_size, threads=2)
+@pytest.fixture(scope="module")
+def made16(tmp_path_factory: pytest.TempPathFactory, tiny_bf16: Path) -> tuple[Store, Any]:
+    """A store of states (a float32 head may not replay, bit for bit, in blocks of another size)."""
+    return build(tmp_path_factory.mktemp("store16") / "reference", tiny_bf16)
 
 
-def test_the_store_keeps_states_of_a_16_bit_model_and_not_logits(tmp_path: Path, tiny_bf16: Path) -> None:
-    manifest = build(tmp_path / "s", tiny_bf16)[0].manifest
-    assert manifest["kind"] == "hidden" and manifest["state_bytes"] == manifest["tokens"] * 64 * 2
+@pytest.fixture
+def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "SHARD_BYTES", 8000)
+
+
+def columns(engine: Any, where: Store, batch_size: int = 2) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = {}
+    for block in diverge.diverge(engine, where, batch_size=batch_size, threads=2):
+        for name, values in block.items():
+            found.setdefault(name, []).extend(values)
+    return found
+
+
+def seen(kld: Any) -> diverge.Seen:
+    found = diverge.Seen()
+    found.add(np.asarray(kld))
+    return found
+
+
+def test_the_store_keeps_two_bytes_a_dimension_of_a_16_bit_model_and_the_head_once(tmp_path: Path, tiny_bf16: Path) -> None:
+    where = build(tmp_path / "s", tiny_bf16)[0]
+    manifest = where.manifest
+    assert manifest["kind"] == "hidden" and manifest["bytes_per_token"] == 2 * 64
+    assert manifest["state_bytes"] == 2 * 64 * manifest["tokens"] and manifest["head_bytes"] == 2 * 64 * 512
+    sizes = {name: file["bytes"] for name, file in manifest["files"].items()}
+    headers = 8192  # names of the tensors in each file
+    assert sum(n for name, n in sizes.items() if name.startswith("states/")) < manifest["state_bytes"] + headers
+    assert sum(n for name, n in sizes.items() if name.startswith("head/")) < manifest["head_bytes"] + headers
 
 
 def test_the_reference_through_its_own_store_is_exactly_itself(made: tuple[Store, Any]) -> None:
     found = columns(made[1], made[0])
     assert len(found["kld"]) == made[0].manifest["tokens"] > 200
-    assert not np.any(found["kld"]) and not np.any(found["jsd"])
-    assert found["logp"] == found["logp_ref"] and found["top1"] == found["top1_ref"]
-    diverge.check(found, is_reference=True, lossless=True)
+    assert not any(np.any(found[name]) for name in ("kld", "kld_reverse", "jsd"))
+    assert found["logp"] == found["logp_ref"] and found["top1"] == found["top1_ref"] and set(found["top5_overlap"]) == {5}
+    diverge.check(seen(found["kld"]), is_reference=True, lossless=True)
 
 
 def test_another_model_diverges_as_the_textbook_says(made: tuple[Store, Any], tmp_path: Path) -> None:
     other: Any = engines.load("hf", make_model(tmp_path / "other", seed=5), threads=2)
-    store, engine = made
-    found = columns(other, store)
-    order = [w for part in batches(store.windows, 2) for _, w in part]
+    where, engine = made
+    found = columns(other, where)
+    order = [w for part in batches(where.windows, 2) for _, w in part]
     expected, true = [], []
     for w in order:
         keep = slice(w.first - 1, len(w.token_ids) - 1)
@@ -103,6 +146,38 @@ def test_windows_never_cross_documents_and_lose_no_token(made: tuple[Store, Any]
         assert pieces == ids[: len(pieces)] and len(ids) - len(pieces) < 8
 
 
+def test_what_has_no_figure_is_counted_and_not_scored() -> None:
+    class Bytes:
+        bos_token_id, pad_token_id = None, 0
+
+        def __call__(self, text: str, add_special_tokens: bool = True) -> object:
+            return type("Encoded", (), {"input_ids": list(text.encode())})
+
+    documents = [
+        {"id": str(k), "domain": "x", "text": t} for k, t in enumerate(["\0" * 30, "a" * 30, "\0" * 9 + "a" * 9, "b" * 23])
+    ]
+    skipped: Counter[str] = Counter()
+    found = reference.corpus_windows(documents, Bytes(), 10, skipped)
+    assert skipped == {"padding": 3, "short": 1}
+    assert [w.window for w in found] == ["1#0", "1#1", "1#2", "2#0", "2#1", "3#0", "3#1"]
+    assert all(w.scored == len(w.token_ids) - 1 for w in found)
+
+
+def test_a_prompt_that_gets_no_reply_is_counted() -> None:
+    class Silent:
+        @staticmethod
+        def tokenizer(text: str) -> object:
+            return type("Encoded", (), {"input_ids": [1, 2]})
+
+        @staticmethod
+        def sample(ids: list[list[int]], n: int, sampling: object) -> list[list[int]]:
+            return [[5, 6], []]
+
+    skipped: Counter[str] = Counter()
+    found = reference.trajectories(Silent(), [PROMPTS[0], PROMPTS[2]], SETUP, 1, skipped)
+    assert [w.document for w in found] == ["p1"] and skipped == {"no reply": 1} and found[0].domain == "d"
+
+
 def test_every_window_begins_as_the_tokenizer_begins_a_text() -> None:
     class WithBos:
         bos_token_id = 7
@@ -116,62 +191,355 @@ def test_every_window_begins_as_the_tokenizer_begins_a_text() -> None:
     assert all(w.token_ids[0] == 7 and w.first == 1 and 7 not in w.token_ids[1:] for w in found)
 
 
-def test_a_damaged_store_is_found(made: tuple[Store, Any], tmp_path: Path) -> None:
-    folder = tmp_path / "copy"
-    folder.mkdir()
-    for file in made[0].folder.rglob("*"):
-        if file.is_file():
-            target = folder / file.relative_to(made[0].folder)
-            target.parent.mkdir(exist_ok=True)
-            target.write_bytes(file.read_bytes())
-    raw = bytearray((folder / "states.safetensors").read_bytes())
+def copied(where: Store, folder: Path) -> Path:
+    shutil.copytree(where.folder, folder)
+    return folder
+
+
+def flip(path: Path) -> None:
+    raw = bytearray(path.read_bytes())
     raw[-5] ^= 1
-    (folder / "states.safetensors").write_bytes(raw)
-    with pytest.raises(ArtifactError, match=r"states.safetensors was changed"):
+    path.write_bytes(raw)
+
+
+@pytest.mark.parametrize("name", ["states/hidden-00000.safetensors", "head/model.safetensors", "windows.jsonl"])
+def test_a_damaged_store_is_found_and_says_how_to_rebuild(made16: tuple[Store, Any], tmp_path: Path, name: str) -> None:
+    folder = copied(made16[0], tmp_path / "copy")
+    flip(folder / name)
+    with pytest.raises(ArtifactError, match=f"{Path(name).name} was changed.*delete .*`dvc repro`"):
         Store(folder)
 
 
-def test_a_head_that_does_not_replay_makes_the_store_keep_logits(tmp_path: Path, tiny: Path) -> None:
+@pytest.mark.parametrize("change", [{"model": "another"}, {"seed": 2}, {"key": "0" * 64}])
+def test_a_store_of_another_model_or_seed_than_its_key_says_is_refused(
+    made: tuple[Store, Any], tmp_path: Path, change: dict[str, Any]
+) -> None:
+    folder = copied(made[0], tmp_path / "copy")
+    artifacts.write_json(folder / artifacts.MANIFEST, made[0].manifest | change)
+    with pytest.raises(ArtifactError, match="than its key says; delete .* `dvc repro reference`"):
+        Store(folder)
+
+
+def test_a_store_of_other_tokens_than_its_key_says_is_refused(made: tuple[Store, Any], tmp_path: Path) -> None:
+    folder = copied(made[0], tmp_path / "copy")
+    rows = artifacts.read_jsonl(folder / "windows.jsonl")
+    rows[0]["token_ids"][3] += 1
+    artifacts.write_jsonl(folder / "windows.jsonl", rows)
+    artifacts.write_json(folder / artifacts.MANIFEST, made[0].manifest | {"files": artifacts.files_of(folder)})
+    with pytest.raises(ArtifactError, match="other tokens"):
+        Store(folder)
+
+
+def test_a_store_of_an_older_version_or_without_all_its_states_is_refused(made: tuple[Store, Any], tmp_path: Path) -> None:
+    folder = copied(made[0], tmp_path / "copy")
+    artifacts.write_json(folder / artifacts.MANIFEST, {k: v for k, v in made[0].manifest.items() if k != "key"})
+    with pytest.raises(ArtifactError, match="older version; delete"):
+        Store(folder)
+    (name, own), *_ = made[0].manifest["shards"].items()
+    artifacts.write_json(folder / artifacts.MANIFEST, made[0].manifest | {"shards": {name: own[1:]}})
+    with pytest.raises(ArtifactError, match="states of all its windows"):
+        Store(folder)
+
+
+def test_a_head_that_does_not_replay_makes_the_store_keep_logits(tmp_path: Path, tiny: Path, small_shards: None) -> None:
     engine: Any = engines.load("hf", tiny, threads=2)
-    honest = engine.head.tensor
-    engine.head.tensor = lambda hidden: honest(hidden) + 1e-3
-    windows = reference.corpus_windows(DOCUMENTS[:1], engine.tokenizer, 48)
-    (tmp_path / "s").mkdir()
-    facts = reference.write_store(engine, windows, tmp_path / "s", batch_size=2)
-    assert facts["kind"] == "logits" and "differs" in facts["why_not_hidden"]
-    artifacts.write_json(
-        tmp_path / "s" / artifacts.MANIFEST, {**facts, "vocab": engine.vocab_size, "files": artifacts.files_of(tmp_path / "s")}
-    )
+    honest, calls = engine.head.tensor, [0]
+
+    def wrong_later(hidden: Any) -> Any:
+        calls[0] += 1
+        return honest(hidden) + (1e-3 if calls[0] > 3 else 0)
+
+    engine.head.tensor = wrong_later
+    where = finish(engine, reference.corpus_windows(DOCUMENTS[:2], engine.tokenizer, 48), tmp_path / "s")
+    assert where.manifest["kind"] == "logits" and "differs" in where.manifest["why_not_hidden"]
+    assert where.manifest["bytes_per_token"] == 4 * 512 and not list(where.folder.rglob("hidden-*"))
     engine.head.tensor = honest
-    assert not any(columns(engine, Store(tmp_path / "s"))["kld"])
+    assert not any(columns(engine, where)["kld"])
+
+
+# --- shards and killed runs --------------------------------------------------------------------------------------
+
+
+def test_shards_are_bounded_and_hold_every_window_once(made: tuple[Store, Any], small_shards: None) -> None:
+    windows = made[0].windows
+    found = shards(windows, 2, 128)
+    assert len(found) > 3 and sorted(i for s in found for b in s for i, _ in b) == list(range(len(windows)))
+    for shard in found:
+        assert len(shard) == 1 or sum(w.scored for b in shard for _, w in b) * 128 <= 8000
+
+
+def test_many_shards_hold_what_one_does_and_only_one_is_open(
+    made: tuple[Store, Any], tmp_path: Path, small_shards: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = finish(made[1], made[0].windows, tmp_path / "s")
+    opened: list[str] = []
+    plain = store._open
+    monkeypatch.setattr(store, "_open", lambda path: opened.append(path.name) or plain(path))
+    assert columns(made[1], where) == columns(made[1], made[0])
+    ours = [name for name in opened if (where.folder / "states" / name).exists()]
+    assert len(where.manifest["shards"]) > 3
+    assert len(set(ours)) == len(where.manifest["shards"]), "each is opened"
+    assert where.manifest["key"] == made[0].manifest["key"], "the key names what is held, not how it is cut"
+
+
+class Stopped(Exception):
+    pass
+
+
+def stop_after(engine: Any, batches_done: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Make an engine stop after so many forward passes; returns a list that grows with each pass."""
+    plain, done = engine.own_logits, []
+
+    def own_logits(batch: Any) -> Any:
+        if len(done) >= batches_done:
+            raise Stopped
+        done.append(len(batch))
+        return plain(batch)
+
+    monkeypatch.setattr(engine, "own_logits", own_logits)
+    return done
+
+
+def test_a_stopped_reference_goes_on_where_it_was_and_gives_the_same_store(
+    made16: tuple[Store, Any], tmp_path: Path, small_shards: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, windows = made16[1], made16[0].windows
+    whole = finish(engine, windows, tmp_path / "whole")
+    plan = shards(windows, 2, int(whole.manifest["bytes_per_token"]))
+    passes = sum(map(len, plan))
+    partial = Partial(tmp_path / "partial" / "reference-1")
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        stop_after(engine, passes - 1, patch)
+        finish(engine, windows, tmp_path / "resumed", partial=partial)
+    assert not (tmp_path / "resumed").exists() and not list(tmp_path.glob(".resumed*"))
+    with monkeypatch.context() as patch:
+        again = stop_after(engine, passes, patch)
+        resumed = finish(engine, windows, tmp_path / "resumed", partial=partial)
+    assert len(again) == len(plan[-1]) < passes, "only the shard that was not finished is computed"
+    assert resumed.manifest == whole.manifest
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "unsealed"])
+def test_a_damaged_piece_is_made_again(
+    made16: tuple[Store, Any], tmp_path: Path, small_shards: None, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    engine, windows = made16[1], made16[0].windows
+    partial = Partial(tmp_path / "partial" / "reference-1")
+    whole = finish(engine, windows, tmp_path / "whole", partial=partial)
+    piece = partial.folder / "hidden-00001.safetensors"
+    # the finished store is a link to the same bytes: damage a copy
+    raw = bytearray(piece.read_bytes())
+    piece.unlink()
+    raw[-5] ^= 1 if damage == "flip" else 0
+    piece.write_bytes(raw[:-9] if damage == "cut" else raw)
+    if damage == "unsealed":
+        piece.with_name(f"{piece.name}.sha256").unlink()
+    with monkeypatch.context() as patch:
+        again = stop_after(engine, 99, patch)
+        repaired = finish(engine, windows, tmp_path / "repaired", partial=partial)
+    assert len(again) == len(shards(windows, 2, 128)[1]), "only that shard's batches are computed"
+    assert repaired.manifest == whole.manifest
+
+
+def test_other_inputs_find_no_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for seed in (1, 2):
+        piece = Partial.of("reference", {"model": "m", "seed": seed})
+        assert not piece.has("x")
+        with piece.write("x") as tmp:
+            tmp.write_text("x", encoding="utf-8")
+        assert piece.has("x")
+    Partial.of("reference", {"model": "m", "seed": 2}).clear()
+    assert not list(Path("artifacts/partial").iterdir()), "what older inputs left goes too"
+
+
+def test_every_input_of_a_store_is_in_what_names_its_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = params.load(ROOT / "params.yaml")
+    with monkeypatch.context() as patch:
+        patch.chdir(ROOT)
+        base = artifacts.digest(reference.inputs(settings, "m"))
+        others = [settings.model_copy(update={"seed": 5}), settings.model_copy(update={"threads": 7, "tier": "smoke"})]
+        others.append(settings.model_copy(update={"diverge": settings.diverge.model_copy(update={"window": 99})}))
+        found = {artifacts.digest(reference.inputs(s, "m")) for s in others} | {artifacts.digest(reference.inputs(settings, "n"))}
+    assert len(found | {base}) == 5
+    assert all((ROOT / "pipeline" / name).is_file() for name in reference.CODE)
+
+
+def test_windows_made_once_are_not_made_again(tmp_path: Path) -> None:
+    partial, calls = Partial(tmp_path / "p"), []
+
+    def make(skipped: Any) -> list[Window]:
+        calls.append(1)
+        skipped["short"] += 2
+        return [Window("s", "w", "d", (1, 2, 3), 1, "news")]
+
+    first, second = reference.keep_windows(partial, make), reference.keep_windows(partial, make)
+    assert first == second == ([Window("s", "w", "d", (1, 2, 3), 1, "news")], {"short": 2}) and len(calls) == 1
+
+
+# --- one copy of the head ----------------------------------------------------------------------------------------
+
+
+def test_the_reference_and_variants_with_its_head_replay_through_one_copy(made16: tuple[Store, Any]) -> None:
+    store_, engine = Store(made16[0].folder), made16[1]
+    assert store_.share_head(engine) and store_._head is engine.head
+    assert not any(columns(engine, store_)["kld"])
+
+
+def test_another_head_is_not_shared(made16: tuple[Store, Any], tmp_path: Path) -> None:
+    where = Store(made16[0].folder)
+    other: Any = engines.load("hf", make_model(tmp_path / "other", seed=5), threads=2)
+    assert not where.share_head(other)
+
+    class NoHead:
+        pass
+
+    assert not where.share_head(NoHead())
+
+
+def test_a_head_that_scales_its_logits_otherwise_is_not_shared(made16: tuple[Store, Any]) -> None:
+    where, engine = Store(made16[0].folder), made16[1]
+    where._head._model.config.logit_scale = 0.5
+    assert not where.share_head(engine)
+
+
+# --- rows on their way to the file -------------------------------------------------------------------------------
 
 
 def test_a_quantized_variant_that_equals_the_reference_is_an_error() -> None:
-    same = {"kld": [0.0, 0.0]}
+    same = seen([0.0, 0.0])
     with pytest.raises(InvalidVariant, match="was not quantized"):
         diverge.check(same, is_reference=False, lossless=False)
     diverge.check(same, is_reference=False, lossless=True)
+    diverge.check(seen([0.0, 1e-12]), is_reference=False, lossless=False)
 
 
-def test_a_reference_that_differs_from_itself_is_an_error() -> None:
-    with pytest.raises(ArtifactError, match="1 of 2 tokens"):
-        diverge.check({"kld": [0.0, 1e-9]}, is_reference=True, lossless=True)
+@pytest.mark.parametrize("bad", [1e-9, np.nan, np.inf])
+def test_a_reference_that_differs_from_itself_is_an_error(bad: float) -> None:
+    with pytest.raises(ArtifactError, match="1 of 2 tokens; delete"):
+        diverge.check(seen([0.0, bad]), is_reference=True, lossless=True)
+
+
+def test_no_rows_are_never_a_result() -> None:
+    with pytest.raises(InvalidVariant, match="no token"):
+        diverge.check(diverge.Seen(), is_reference=False, lossless=True)
+
+
+def test_rows_in_groups_are_the_rows_that_were_measured(
+    made: tuple[Store, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(diverge, "GROUP_ROWS", 60)
+    counted = diverge.write(diverge.diverge(made[1], made[0], batch_size=2, threads=2), tmp_path / "rows.parquet")
+    file = pq.ParquetFile(tmp_path / "rows.parquet")
+    assert file.num_row_groups > 3 and counted.tokens == file.metadata.num_rows == made[0].manifest["tokens"]
+    assert file.read().to_pydict() == columns(made[1], made[0])
+    assert set(diverge.SCHEMA) >= set(token_figures.NEEDED)
+
+
+def test_a_failure_between_groups_leaves_the_old_file(made: tuple[Store, Any], tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    path.write_text("old", encoding="utf-8")
+
+    def failing() -> Any:
+        yield from itertools.islice(diverge.diverge(made[1], made[0], batch_size=2, threads=2), 3)
+        raise Stopped
+
+    with pytest.raises(Stopped), artifacts.atomic_file(path) as tmp:
+        diverge.write(failing(), tmp)
+    assert path.read_text(encoding="utf-8") == "old" and list(tmp_path.iterdir()) == [path]
+
+
+KILLED = """
+import itertools, os, signal, sys
+from pathlib import Path
+import numpy as np
+from pipeline import artifacts, diverge
+
+def block(k):
+    if k == 300:
+        os.kill(os.getpid(), signal.SIGKILL)
+    numbers = {name: np.zeros(128) for name, kind in diverge.SCHEMA.items() if kind != "string"}
+    return {name: ["x"] * 128 for name, kind in diverge.SCHEMA.items() if kind == "string"} | numbers
+
+with artifacts.atomic_file(Path(sys.argv[1])) as tmp:
+    diverge.write(map(block, itertools.count()), tmp)
+"""
+
+
+def test_a_kill_between_groups_leaves_no_file_and_the_next_run_sweeps(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    done = subprocess.run([sys.executable, "-c", KILLED, str(path)], cwd=ROOT, capture_output=True)
+    assert done.returncode == -9, done.stderr
+    assert not path.exists() and len(list(tmp_path.iterdir())) == 1
+    with artifacts.atomic_file(path) as tmp:
+        diverge.write([], tmp)
+    assert list(tmp_path.iterdir()) == [path] and pq.read_table(path).num_rows == 0
 
 
 def test_another_vocabulary_is_refused(made: tuple[Store, Any]) -> None:
-    store, engine = made
-    other = Store(store.folder)
+    where, engine = made
+    other = Store(where.folder)
     other.manifest = other.manifest | {"vocab": 7}
     with pytest.raises(ArtifactError, match="vocabulary"):
         columns(engine, other)
+
+
+class Engineered:
+    """An engine that gives other blocks than it is asked for."""
+
+    def __init__(self, engine: Any, change: Any) -> None:
+        self.engine, self.change = engine, change
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+    def logit_blocks(self, *arguments: Any) -> Any:
+        return self.change(list(self.engine.logit_blocks(*arguments)))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda blocks: blocks[:-1],
+        lambda blocks: [*blocks[:-1], (*blocks[-1][:2], blocks[-1][2][:-1])],
+        lambda blocks: [(k, at + 1, logits) for k, at, logits in blocks],
+        lambda blocks: [*blocks, blocks[-1]],
+    ],
+    ids=["a block less", "a row less", "shifted", "a block twice"],
+)
+def test_an_engine_that_gives_other_positions_is_refused_and_loses_none_in_silence(made: tuple[Store, Any], change: Any) -> None:
+    with pytest.raises(ArtifactError, match="positions"):
+        columns(Engineered(made[1], change), made[0])
 
 
 def test_the_stores_size_is_known_before_it_is_written(tmp_path: Path) -> None:
     windows = [Window("s", str(i), str(i), tuple(range(513)), 1) for i in range(256)]
     assert estimate_bytes(windows, 151936, 2) == pytest.approx(39.8e9, rel=0.01)  # logits
     assert estimate_bytes(windows, 4096, 2) == pytest.approx(1.07e9, rel=0.01)  # states
-    with pytest.raises(ArtifactError, match="needs .* GB and"):
+    with pytest.raises(ArtifactError, match="needs .* GB and .* GB free; score fewer documents"):
         refuse_if_too_large(1 << 60, tmp_path)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_disk_that_cannot_hold_the_store_is_refused_before_anything_is_computed(
+    made16: tuple[Store, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exact: bool
+) -> None:
+    engine, windows = made16[1], made16[0].windows
+    tokens, states = made16[0].manifest["tokens"], made16[0].manifest["bytes_per_token"]
+    need = tokens * states + made16[0].manifest["head_bytes"] if exact else tokens * 2 * engine.vocab_size
+    usage = shutil.disk_usage(tmp_path)
+    partial = Partial(tmp_path / "partial" / "reference-1")
+    if not exact:
+        with partial.write("inexact.txt") as tmp:
+            tmp.write_text("why", encoding="utf-8")
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage._replace(free=int(need)))  # a tenth is kept free
+    with monkeypatch.context() as patch:
+        done = stop_after(engine, 0, patch)
+        with pytest.raises(ArtifactError, match="the reference store needs"):
+            finish(engine, windows, tmp_path / "s", partial=partial)
+    assert not done and not (tmp_path / "s").exists()
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage._replace(free=int(need * 1.2)))
+    assert finish(engine, windows, tmp_path / "s", partial=partial).manifest["tokens"] == made16[0].manifest["tokens"]
 
 
 def test_batches_hold_windows_of_one_length() -> None:

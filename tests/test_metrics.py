@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from scipy.special import log_softmax, rel_entr, softmax
 
-from pipeline.metrics import DEFINITIONS, compare_logits, definition, itl, tpot, ttft
+from pipeline.evalset import LABEL
+from pipeline.metrics import DEFINITIONS, TOKEN_PARTS, compare_logits, definition, itl, top_ids, tpot, ttft
 
 
 def rows(p: list[float] | NDArray[np.float32], q: list[float] | NDArray[np.float32], true: int = 0):  # type: ignore[no-untyped-def]
@@ -28,7 +31,44 @@ def test_mass_where_the_variant_has_none_is_infinite() -> None:
 
 
 def test_mass_where_only_the_reference_has_none_is_finite() -> None:
-    assert rows(log([1.0, 0.0]), log([0.5, 0.5])).kld[0] == pytest.approx(np.log(2), abs=1e-6)
+    found = rows(log([1.0, 0.0]), log([0.5, 0.5]))
+    assert found.kld[0] == pytest.approx(np.log(2), abs=1e-6)
+    assert found.kld_reverse[0] == np.inf, "the variant allows what the reference rules out"
+    assert found.jsd[0] == pytest.approx(0.215762, abs=1e-6)
+
+
+@pytest.mark.parametrize("zeros", [1, 3, 300])
+def test_entries_ruled_out_by_both_change_nothing(zeros: int) -> None:
+    rng = np.random.default_rng(4)
+    ref = rng.normal(0, 3, (6, 400)).astype(np.float32)
+    var = ref + rng.normal(0, 0.2, ref.shape).astype(np.float32)
+    none = np.full((6, zeros), -np.inf, np.float32)
+    bare = compare_logits(ref, var, np.zeros(6, int))
+    padded = compare_logits(np.hstack([ref, none]), np.hstack([var, none]), np.zeros(6, int))
+    for name in ("kld", "kld_reverse", "jsd", "logp", "logp_ref", "entropy_ref"):
+        np.testing.assert_allclose(getattr(padded, name), getattr(bare, name), rtol=1e-4, atol=1e-6)
+    same = compare_logits(np.hstack([ref, none]), np.hstack([ref, none]), np.zeros(6, int))
+    assert not any(getattr(same, name).any() for name in ("kld", "kld_reverse", "jsd"))
+
+
+@pytest.mark.parametrize("where", [0, 7, 399])
+def test_one_token_that_the_variant_rules_out_makes_its_row_infinite_and_no_other(where: int) -> None:
+    ref = np.random.default_rng(5).normal(0, 3, (3, 400)).astype(np.float32)
+    var = ref.copy()
+    var[1, where] = -np.inf
+    assert (compare_logits(ref, var, np.zeros(3, int)).kld == [0, np.inf, 0]).all()
+
+
+@pytest.mark.parametrize("far", [50.0, 95.0, 200.0, 1000.0])
+def test_mass_far_from_where_the_reference_has_any_is_not_lost(far: float) -> None:
+    ref = np.float32([[0.0, -far, -1.0]])
+    var = np.float32([[-far, 0.0, -1.0]])
+    p, q = softmax(ref.astype(float), -1), softmax(var.astype(float), -1)
+    logs = log_softmax(ref.astype(float), -1) - log_softmax(var.astype(float), -1)
+    found = compare_logits(ref, var, np.array([1]))
+    assert found.kld[0] == pytest.approx((p * logs).sum(), rel=1e-5)
+    assert found.kld_reverse[0] == pytest.approx(-(q * logs).sum(), rel=1e-5)
+    assert found.logp_ref[0] == pytest.approx(-far - np.log1p(np.exp(-1)), rel=1e-5)
 
 
 def test_logits_are_compared_raw_at_temperature_one() -> None:
@@ -37,13 +77,20 @@ def test_logits_are_compared_raw_at_temperature_one() -> None:
 
 def test_a_nan_row_stays_nan() -> None:
     found = rows([1.0, 2.0], [np.nan, 2.0])
-    assert np.isnan(found.kld[0]) and np.isnan(found.jsd[0])
+    assert np.isnan(found.kld[0]) and np.isnan(found.jsd[0]) and np.isnan(found.kld_reverse[0]) and np.isnan(found.logp[0])
+
+
+@pytest.mark.parametrize("bad", [[np.nan, np.nan], [-np.inf, -np.inf], [np.inf, 0.0]])
+def test_a_row_that_is_no_distribution_has_no_figure_on_either_side(bad: list[float]) -> None:
+    for found in (rows(bad, [1.0, 2.0]), rows([1.0, 2.0], bad)):
+        assert np.isnan([found.kld[0], found.kld_reverse[0], found.jsd[0], found.entropy_ref[0]]).all()
 
 
 def test_equal_logits_give_exactly_zero() -> None:
     x = np.random.default_rng(1).normal(0, 5, (64, 4099)).astype(np.float32)
     found = compare_logits(x, x.copy(), np.zeros(64, int))
-    assert (found.kld == 0).all() and (found.jsd == 0).all() and (found.logp == found.logp_ref).all()
+    assert not (found.kld.any() or found.kld_reverse.any() or found.jsd.any())
+    assert (found.logp == found.logp_ref).all() and (found.top1 == found.top1_ref).all() and (found.top5_overlap == 5).all()
 
 
 @pytest.mark.parametrize("noise", [1e-4, 1e-2, 0.3, 3.0, 30.0])
@@ -56,10 +103,33 @@ def test_divergences_agree_with_scipy_in_float64(noise: float) -> None:
     found = compare_logits(ref, var, true)
     m = (p + q) / 2
     np.testing.assert_allclose(found.kld, rel_entr(p, q).sum(-1), rtol=2e-3)
-    np.testing.assert_allclose(found.jsd, (rel_entr(p, m) + rel_entr(q, m)).sum(-1) / 2, rtol=2e-3)
+    np.testing.assert_allclose(found.kld_reverse, rel_entr(q, p).sum(-1), rtol=2e-3)
+    np.testing.assert_allclose(found.jsd, (rel_entr(p, m) + rel_entr(q, m)).sum(-1) / 2, rtol=2e-3, atol=1e-11)
     np.testing.assert_allclose(found.logp, log_softmax(var.astype(float), -1)[np.arange(50), true], atol=1e-5)
     np.testing.assert_allclose(found.entropy_ref, -(p * np.log(p)).sum(-1), rtol=1e-4)
     assert (found.top1 == var.argmax(-1)).all() and (found.top1_ref == ref.argmax(-1)).all()
+
+
+@pytest.mark.parametrize("vocab", [1, 3, 5, 255, 256, 257, 1279, 1281, 5000])
+def test_the_five_likeliest_are_those_of_a_full_sort(vocab: int) -> None:
+    rng = np.random.default_rng(vocab)
+    for logits in (rng.normal(0, 3, vocab), rng.integers(0, 4, vocab), np.zeros(vocab), -np.arange(vocab), np.arange(vocab)):
+        expected = np.argsort(-logits.astype(np.float32), kind="stable")[:5]
+        assert top_ids(logits.astype(np.float32)).tolist() == expected.tolist()
+
+
+def test_the_overlap_counts_what_both_hold_among_their_five_likeliest() -> None:
+    ref = np.float32([[9, 8, 7, 6, 5, 0, 0, 0]])
+    var = np.float32([[5, 6, 7, 0, 0, 8, 9, 0]])
+    found = compare_logits(ref, var, np.array([0]))
+    assert found.top5_overlap[0] == 3 and found.top1_ref[0] == 0 and found.top1[0] == 6
+
+
+def test_distributions_of_other_sizes_are_not_compared() -> None:
+    x = np.zeros((2, 4), np.float32)
+    for ref, var, true in ((x, x[:1], 2), (x, x[:, :3], 2), (x, x, 1)):
+        with pytest.raises(ValueError, match="cannot be compared"):
+            compare_logits(ref, var, np.zeros(true, int))
 
 
 def test_a_shift_of_all_logits_changes_nothing() -> None:
@@ -83,6 +153,12 @@ def test_direction_belongs_to_the_metric() -> None:
     higher = {definition(n).better for n in ("acc/facts", "acc_delta/all", "speed_ratio")}  # type: ignore[union-attr]
     assert lower == {"lower"} and higher == {"higher"}
     assert definition("kld_maen") is None
+    assert all(definition(f"top1_agreement/{part}") is DEFINITIONS["top1_agreement"] for part in TOKEN_PARTS)
+
+
+def test_names_of_parts_are_names_that_mlflow_takes_and_no_domain_has() -> None:
+    for part in TOKEN_PARTS:
+        assert re.fullmatch(r"[A-Za-z0-9_\-./: ]+", part) and not LABEL.match(part)
 
 
 def test_every_metric_says_its_unit_and_meaning() -> None:

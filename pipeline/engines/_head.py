@@ -69,6 +69,16 @@ class Head:
         config.save_pretrained(folder)
         return sum(t.numel() * t.element_size() for t in state.values())
 
+    def equals(self, other: Head) -> bool:
+        """Whether two heads give the same logits for certain: one class, one scaling, equal plain tensors in one place."""
+        ours, theirs = self._model.state_dict(), other._model.state_dict()
+        return (
+            type(self._model) is type(other._model)
+            and _scaling(self._model.config) == _scaling(other._model.config)
+            and ours.keys() == theirs.keys()
+            and all(_same(ours[k], theirs[k]) for k in ours)
+        )
+
     def tensor(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [n, vocab] in the model's own type."""
         with torch.inference_mode():
@@ -79,3 +89,14 @@ class Head:
 
     def __call__(self, hidden: torch.Tensor) -> NDArray[np.float32]:
         return self.tensor(hidden).float().cpu().numpy()  # type: ignore[no-any-return]
+
+
+def _scaling(config: Any) -> dict[str, Any]:
+    """Settings that may touch logits: all but those of the body's size, and those that say where a model came from."""
+    about = ("num_hidden_layers", "layer_types", "quantization_config", "_name_or_path", "transformers_version", "architectures")
+    return {k: v for k, v in config.to_dict().items() if k not in about}
+
+
+def _same(a: Any, b: Any) -> bool:
+    plain = all(type(getattr(t, "data", t)) is torch.Tensor for t in (a, b))  # a quantized weight is a subclass
+    return plain and a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)

@@ -1,0 +1,57 @@
+"""What kind of text a token is part of. Pure: strings and ids in, names of `metrics.TOKEN_CLASSES` out."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable, Collection, Sequence
+
+BROKEN = "\ufffd"  # what a decoder writes for bytes that are only part of a character
+LONGEST = 8  # tokens that one character may be cut into, with some room
+WIDE = ("CJK", "HIRAGANA", "KATAKANA", "HANGUL", "IDEOGRAPHIC", "FULLWIDTH", "BOPOMOFO")  # first words of Unicode names
+
+
+def classes(ids: Sequence[int], decode: Callable[[list[int]], str], special: Collection[int], domain: str) -> list[str]:
+    """The class of each token of one text. decode: ids to text; special: ids of the tokenizer's own marks."""
+    code = domain.startswith("code")
+    return [class_of(text, special=t in special, code=code) for t, text in zip(ids, whole_characters(ids, decode, special))]
+
+
+def class_of(text: str, *, special: bool, code: bool) -> str:
+    """The class of a token that decodes to `text`. code: it stands in a program, where all but the marks are code."""
+    if special:
+        return "special"
+    if code:
+        return "code"
+    bare = text.strip()
+    if not bare:
+        return "whitespace" if text else "other"
+    if any(_is_cjk(c) for c in bare):
+        return "cjk"
+    if any(c.isalpha() for c in bare):
+        return "words"
+    if any(c.isnumeric() for c in bare):
+        return "digits"
+    kinds = {unicodedata.category(c)[0] for c in bare}
+    return "punctuation" if kinds <= {"P", "S"} and BROKEN not in bare else "other"
+
+
+def whole_characters(ids: Sequence[int], decode: Callable[[list[int]], str], special: Collection[int]) -> list[str]:
+    """The text of each token; tokens that share a character (byte-level vocabularies cut through) get it together.
+
+    What never becomes a whole character within LONGEST tokens stays broken, token by token.
+    """
+    found: list[str] = []
+    while len(found) < len(ids):
+        at = len(found)
+        text, n = decode([ids[at]]), 1
+        while BROKEN in text and n < LONGEST and at + n < len(ids) and ids[at + n] not in special:
+            n += 1
+            text = decode(list(ids[at : at + n]))
+        if BROKEN in text:
+            text, n = decode([ids[at]]), 1
+        found += [text] * n
+    return found
+
+
+def _is_cjk(character: str) -> bool:
+    return character.isalpha() and ord(character) > 0x10FF and unicodedata.name(character, "").split(" ")[0].split("-")[0] in WIDE

@@ -1,0 +1,164 @@
+"""What exact scoring costs: its speed against the same engine's prefill, and its memory against the number of tokens.
+
+    python tests/bench/diverge.py speed [--artifacts FOLDER] [--rounds N] [--windows N] VARIANT ...
+    python tests/bench/diverge.py memory
+
+speed: three things in turn, in every round, over the same windows of the reference store: `prefill` (the model's body over
+all tokens, no output head), `forward` (the model's own forward pass, with logits of every token) and `score` (all that
+`diverge` does, to the file). Ratios are rates over the rate of `score`'s rivals in the same round; printed are their
+geometric mean and its t interval over rounds, by wall clock and by CPU time (which other work on the machine moves less).
+memory: peak resident memory of fresh processes that score 10 000 and 100 000 tokens of a tiny random model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from pipeline import artifacts, diverge, engines, reference, stats  # noqa: E402
+from pipeline.store import Store, Window, batches  # noqa: E402
+
+TOKENS = (10_000, 100_000)
+LENGTH = 501  # a window's tokens; all but the first are scored
+
+
+def spread(store: Store, count: int) -> None:
+    """Leave only so many windows in a store, the longest and the shortest among them."""
+    order = sorted(range(len(store.windows)), key=lambda i: -store.windows[i].scored)
+    keep = set(order[:: max(1, len(order) // count)][:count])
+    kept = [(i, w) for i, w in enumerate(store.windows) if i in keep]
+    store._shard_of = {new: store._shard_of[old] for new, (old, _) in enumerate(kept)}
+    names = {new: old for new, (old, _) in enumerate(kept)}
+    store.windows = [w for _, w in kept]
+    plain = store._shard
+
+    class Renamed:
+        def __init__(self, shard: Any) -> None:
+            self.shard = shard
+
+        def get_tensor(self, name: str) -> Any:
+            return self.shard.get_tensor(str(names[int(name)]))
+
+    store._shard = lambda name: Renamed(plain(name))  # type: ignore[method-assign]
+
+
+def speed(folder: Path, variants: list[str], rounds: int, windows: int, threads: int, batch_size: int = 4) -> None:
+    for variant in variants:
+        engine: Any = engines.load("hf", folder / "models" / variant, threads=threads)
+        store = Store(folder / "reference")
+        shared = store.share_head(engine)
+        spread(store, windows)
+        tokens = sum(w.scored for w in store.windows)
+        parts = [[w.token_ids for _, w in part] for part in batches(store.windows, batch_size)]
+
+        def prefill(engine: Any = engine, parts: Any = parts) -> None:
+            for ids in parts:
+                engine.hidden(ids)
+
+        def forward(engine: Any = engine, parts: Any = parts) -> None:
+            for ids in parts:
+                engine.own_logits(ids)
+
+        def score(engine: Any = engine, store: Store = store) -> None:
+            with tempfile.TemporaryDirectory() as out:
+                diverge.write(diverge.diverge(engine, store, batch_size=batch_size, threads=threads), Path(out) / "rows.parquet")
+
+        found = interleaved({"prefill": prefill, "forward": forward, "score": score}, rounds)
+        shown: dict[str, Any] = {"variant": variant, "tokens": tokens, "rounds": rounds, "threads": threads, "head_shared": shared}
+        for clock in ("wall", "cpu"):
+            shown[f"{clock}_ms_per_token"] = {k: round(1000 * float(np.median(t[clock])) / tokens, 3) for k, t in found.items()}
+            for rival in ("prefill", "forward"):
+                ratios = np.asarray(found[rival][clock]) / np.asarray(found["score"][clock])
+                e = stats.geometric_mean_t(ratios, confidence=0.95)
+                shown[f"{clock}_score_over_{rival}"] = [None if x is None else round(x, 3) for x in (e.value, e.low, e.high)]
+        print(json.dumps(shown, indent=1), flush=True)
+        engine.close()
+
+
+def interleaved(work: dict[str, Callable[[], None]], rounds: int) -> dict[str, dict[str, list[float]]]:
+    """{name: {wall, cpu: seconds of each round}}; one round of each goes before and is not counted."""
+    found: dict[str, dict[str, list[float]]] = {name: {"wall": [], "cpu": []} for name in work}
+    for k in range(rounds + 1):
+        for name, do in work.items():
+            wall, cpu = time.perf_counter(), time.process_time()
+            do()
+            if k:
+                found[name]["wall"].append(time.perf_counter() - wall)
+                found[name]["cpu"].append(time.process_time() - cpu)
+    return found
+
+
+def memory() -> None:
+    from conftest import make_model
+
+    with tempfile.TemporaryDirectory() as work:
+        model = make_model(Path(work) / "model", dtype="bfloat16")
+        peaks = {}
+        for tokens in TOKENS:
+            folder = Path(work) / str(tokens)
+            write_reference(model, folder, tokens)
+            command = [sys.executable, __file__, "score", str(model), str(folder)]
+            peaks[tokens] = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
+        few, many = (peaks[t] for t in TOKENS)
+        print(json.dumps({
+            "peak_memory_bytes": peaks, "ratio": round(many / few, 4),
+            "bytes_per_token": round((many - few) / (TOKENS[1] - TOKENS[0]), 1),
+        }))  # fmt: skip
+
+
+def write_reference(model: Path, folder: Path, tokens: int) -> None:
+    """A store of random windows; what they say does not matter to memory."""
+    engine: Any = engines.load("hf", model, threads=1)
+    rng = np.random.default_rng(0)
+    rows = rng.integers(0, engine.vocab_size, (tokens // (LENGTH - 1), LENGTH)).tolist()
+    windows = [Window("random", f"{k}#0", str(k), tuple(row), 1) for k, row in enumerate(rows)]
+    with artifacts.atomic_dir(folder) as out:
+        facts = reference.write_store(engine, windows, out, 4)
+        artifacts.write_json(out / artifacts.MANIFEST, facts | {"vocab": engine.vocab_size, "files": artifacts.files_of(out)})
+
+
+def score_once(model: Path, folder: Path) -> None:
+    engine: Any = engines.load("hf", model, threads=1)
+    store = Store(folder)
+    seen = diverge.write(diverge.diverge(engine, store, batch_size=4, threads=1), folder.parent / "rows.parquet")
+    assert seen.tokens == sum(w.scored for w in store.windows) and seen.differing == 0
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    kinds = parser.add_subparsers(dest="what", required=True)
+    fast = kinds.add_parser("speed")
+    fast.add_argument("variants", nargs="+")
+    fast.add_argument("--artifacts", type=Path, default=artifacts.ARTIFACTS)
+    fast.add_argument("--rounds", type=int, default=5)
+    fast.add_argument("--windows", type=int, default=8)
+    fast.add_argument("--threads", type=int, default=2)
+    kinds.add_parser("memory")
+    once = kinds.add_parser("score")
+    once.add_argument("model", type=Path)
+    once.add_argument("folder", type=Path)
+    asked = parser.parse_args()
+    if asked.what == "speed":
+        speed(asked.artifacts, asked.variants, asked.rounds, asked.windows, asked.threads)
+    elif asked.what == "memory":
+        memory()
+    else:
+        score_once(asked.model, asked.folder)
+
+
+if __name__ == "__main__":
+    main()

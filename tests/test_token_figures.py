@@ -1,0 +1,184 @@
+"""Token rows become metrics: tails, parts and departures stay visible, and nothing unknown turns into a number."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline import metrics
+from pipeline.errors import ArtifactError
+from pipeline.figures import Builder
+from pipeline.params import Compare
+from pipeline.token_figures import median_departure, token_metrics
+
+
+def builder(resamples: int = 200) -> Builder:
+    return Builder(Compare(resamples=resamples), seed=1)
+
+
+def tokens(kld: Any, **more: Any) -> dict[str, Any]:
+    n = len(kld)
+    return {
+        "kld": kld, "kld_reverse": [0.0] * n, "jsd": [0.0] * n, "logp": [-1.0] * n, "logp_ref": [-1.0] * n,
+        "top1": [1] * n, "top1_ref": [1] * n, "top5_overlap": [5] * n, "document": [f"doc{k % 40}" for k in range(n)],
+        "window": [f"doc{k % 40}#0" for k in range(n)], "set": ["news"] * n, "token_class": ["words"] * n,
+        "position": [1 + k // 40 for k in range(n)], **more,
+    }  # fmt: skip
+
+
+def measured(rows: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    b = builder()
+    assert token_metrics(b, rows) is None
+    return b.metrics
+
+
+def walks(*differs: list[int]) -> dict[str, Any]:
+    """Rows of trajectories: 1 where the likeliest token differs, in the order of positions after a prompt of 7."""
+    flat = [(k, p, d) for k, walk in enumerate(differs) for p, d in enumerate(walk)]
+    names = [f"p{k}" for k, _, _ in flat]
+    return tokens(
+        [0.1 * d for _, _, d in flat], top1=[d for _, _, d in flat], top1_ref=[0] * len(flat), set=["trajectory"] * len(flat),
+        document=names, window=names, position=[7 + p for _, p, _ in flat],
+    )  # fmt: skip
+
+
+def test_a_tail_stays_visible_beside_a_small_mean() -> None:
+    kld = [0.0001] * 930 + [0.5] * 70
+    change = np.log(np.array([0.5] * 930 + [0.35] * 70))
+    found = measured(tokens(kld, logp=change, logp_ref=np.log(np.full(1000, 0.5))))
+    assert found["kld_mean"]["value"] < 0.04 and found["kld_median"]["value"] == found["kld_p90"]["value"] == 0.0001
+    assert all(found[name]["value"] == 0.5 for name in ("kld_p95", "kld_p99", "kld_p999", "kld_max"))
+    assert found["moved_10pct"]["value"] == pytest.approx(0.07)
+    assert found["delta_p_mean"]["value"] == pytest.approx(-0.15 * 0.07)
+    assert found["delta_p_rms"]["value"] == pytest.approx(0.15 * np.sqrt(0.07))
+
+
+def test_gains_and_losses_cancel_in_the_signed_change_only() -> None:
+    found = measured(tokens([0.1] * 80, logp=np.log([0.6, 0.4] * 40), logp_ref=np.log([0.5] * 80)))
+    assert found["delta_p_mean"]["value"] == pytest.approx(0) and found["delta_p_rms"]["value"] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("at", [0, 49, 99])
+@pytest.mark.parametrize("bad, word", [(np.inf, "infinite divergence"), (np.nan, "not finite")])
+def test_one_infinite_token_is_never_averaged_away(bad: float, word: str, at: int) -> None:
+    b = builder()
+    kld = [0.01] * 100
+    kld[at] = bad
+    fault = token_metrics(b, tokens(kld))
+    assert fault and word in fault and "1 of 100" in fault and b.metrics.keys() == {"kld_infinite"} and not b.curves
+
+
+def test_no_tokens_are_a_fault_and_not_a_divergence_of_zero() -> None:
+    b = builder()
+    assert "no token" in str(token_metrics(b, tokens([]))) and "kld_mean" not in b.metrics
+
+
+def test_rows_without_a_needed_column_are_refused() -> None:
+    rows = tokens([0.1] * 40)
+    del rows["token_class"]
+    with pytest.raises(ArtifactError, match="token_class.*dvc repro"):
+        token_metrics(builder(), rows)
+
+
+def test_mass_that_only_the_variant_has_leaves_the_reverse_without_value() -> None:
+    found = measured(tokens([0.1] * 80, kld_reverse=[0.1] * 79 + [np.inf]))["kld_reverse_mean"]
+    assert found["value"] is None and found["low"] is None and "1 of 80" in found["warnings"][0]
+
+
+def test_self_comparison_is_exactly_zero_in_every_part() -> None:
+    found = measured(tokens([0.0] * 200))
+    for name, metric in found.items():
+        neutral = metrics.definition(name).neutral  # type: ignore[union-attr]
+        assert neutral is None or metric["value"] == neutral, name
+
+
+def test_perplexity_leaves_out_what_the_reference_wrote_itself() -> None:
+    loss = [-2.0] * 50 + [-9.0] * 50
+    found = measured(tokens([0.1] * 100, logp=loss, logp_ref=loss, set=["news"] * 50 + ["trajectory"] * 50))
+    assert found["ppl"]["value"] == pytest.approx(np.exp(2)) and found["ppl"]["n"] == 50
+    assert found["kld_mean"]["n"] == 100
+
+
+def test_each_way_of_cutting_covers_every_token_once_and_averages_to_the_whole() -> None:
+    rng = np.random.default_rng(0)
+    n = 600
+    found = measured(tokens(
+        rng.exponential(0.1, n), top1=rng.integers(0, 2, n), set=rng.choice(["news", "code-rust", "trajectory"], n),
+        token_class=rng.choice(metrics.TOKEN_CLASSES, n), position=rng.choice([1, 31, 32, 127, 128, 511, 512, 4000], n),
+    ))  # fmt: skip
+    for stem in ("kld_mean", "top1_agreement"):
+        for mark in ("position:", "class:", ""):
+            parts = [m for k, m in found.items() if k.startswith(f"{stem}/{mark}") and (mark or ":" not in k)]
+            assert sum(m["n"] for m in parts) == n
+            whole = sum(m["n"] * m["value"] for m in parts) / n
+            assert whole == pytest.approx(found[stem]["value"])
+    assert found["kld_mean/position:128-511"]["n"] == found["top1_agreement/position:128-511"]["n"] > 0
+
+
+def test_a_part_without_tokens_has_no_metric() -> None:
+    found = measured(tokens([0.1] * 80))
+    assert "kld_mean/class:words" in found and "kld_mean/class:cjk" not in found and "kld_mean/position:512-up" not in found
+
+
+def test_top5_agreement_is_the_mean_share_of_five() -> None:
+    assert measured(tokens([0.1] * 80, top5_overlap=[5, 2] * 40))["top5_agreement"]["value"] == pytest.approx(0.7)
+
+
+def test_the_first_departure_is_counted_from_where_the_continuation_begins() -> None:
+    found = measured(walks([1, 0, 0, 0], [0, 0, 1, 1], [0, 0, 1, 0], [0, 0, 0, 1], [0, 0, 0, 0]))
+    assert found["first_departure"]["value"] == 3 and found["first_departure"]["unit"] == "tokens"
+    assert found["first_departure"]["n"] == 5
+    assert found["never_departs"]["value"] == pytest.approx(0.2)
+
+
+def test_rows_out_of_order_depart_at_the_same_place() -> None:
+    rows = walks([0, 0, 1, 1, 0], [0, 1, 0, 0, 0], [0, 0, 0, 1, 0])
+    order = np.random.default_rng(1).permutation(15)
+    mixed = {k: list(np.asarray(v)[order]) for k, v in rows.items()}
+    assert measured(mixed)["first_departure"]["value"] == measured(rows)["first_departure"]["value"] == 3
+
+
+def test_trajectories_that_never_depart_have_no_median_and_say_why() -> None:
+    found = measured(walks([0] * 6, [0] * 6, [0, 1, 0, 0]))
+    assert found["first_departure"]["value"] is None and "fewer than half" in " ".join(found["first_departure"]["warnings"])
+    assert found["never_departs"]["value"] == pytest.approx(2 / 3)
+
+
+def test_a_trajectory_that_ended_early_is_not_taken_for_one_that_agreed_to_the_end() -> None:
+    # 3 of 6 depart at 2; one ended after 1. Product limit: 1 - 3/5 = 0.4 at 2. Taking it for "never": 1 - 3/6 at 2.
+    at, departed = np.array([1, 2, 2, 2, 9, 9]), np.array([False, True, True, True, False, False])
+    assert median_departure(at, departed, 0.95, 200, np.random.default_rng(0)).value == 2
+    at, departed = np.array([1, 1, 1, 2, 2, 5, 9]), np.array([False, False, False, True, True, False, False])
+    assert median_departure(at, departed, 0.95, 200, np.random.default_rng(0)).value == 2
+
+
+def test_the_median_departure_is_the_plain_median_where_every_trajectory_departs() -> None:
+    rng = np.random.default_rng(3)
+    for n in (5, 31, 66):
+        at = rng.geometric(0.1, n)
+        found = median_departure(at, np.ones(n, bool), 0.95, 400, rng)
+        assert found.value == np.sort(at)[(n - 1) // 2]
+        assert found.low is not None and found.high is not None and found.low <= found.value <= found.high
+
+
+def test_without_trajectories_there_is_no_departure() -> None:
+    assert not {"first_departure", "never_departs"} & measured(tokens([0.1] * 80)).keys()
+
+
+def test_curves_hold_every_token_and_show_where_divergence_grows() -> None:
+    b = builder()
+    corpus = tokens([0.001 * (1 + k // 40) for k in range(4000)])
+    rows = walks(*[[0] * 10 + [1] * 20 for _ in range(12)])
+    token_metrics(b, {k: [*corpus[k], *rows[k]] for k in corpus})
+    curves = b.curves["kld_by_position"]
+    assert sum(p["n"] for p in curves["corpus"]) == 4000 and sum(p["n"] for p in curves["trajectory"]) == 360
+    values = [p["value"] for p in curves["corpus"]]
+    assert values == sorted(values) and [p["from"] for p in curves["corpus"]] == [1, 2, 4, 8, 16, 32, 64]
+    assert curves["trajectory"][0]["value"] == 0 and curves["trajectory"][-1]["value"] == pytest.approx(0.1)
+    for points in curves.values():
+        assert all(p["to"] + 1 == q["from"] for p, q in pairwise(points))
+        assert Counter(p["unit"] for p in points) == {"nats": len(points)}
