@@ -55,8 +55,8 @@ class LlamaCppEngine:
 
     def __init__(self, api: Any, model: Any, tokenizer: Any, file: Path, threads: int, kv_type: str) -> None:
         self.api, self.model, self.tokenizer, self.file, self.folder = api, model, tokenizer, file, file.parent
-        vocab = api.llama_model_get_vocab(model)
-        self.vocab_size = int(api.llama_vocab_n_tokens(vocab))
+        self.vocab = api.llama_model_get_vocab(model)
+        self.vocab_size = int(api.llama_vocab_n_tokens(self.vocab))
         self.max_length = min(int(api.llama_model_n_ctx_train(model)), LONGEST)
         asked = api.llama_context_default_params()
         asked.n_ctx, asked.n_batch, asked.n_ubatch = self.max_length, BATCH, BATCH
@@ -70,7 +70,7 @@ class LlamaCppEngine:
         self.batch = api.llama_batch_init(BATCH, 0, 1)
         self.kept: list[int] = []
         self.kv_bytes_per_token: float | None = None
-        self.ends = {int(t) for t in range(self.vocab_size) if api.llama_vocab_is_eog(vocab, t)}
+        self.ends = {int(t) for t in range(self.vocab_size) if api.llama_vocab_is_eog(self.vocab, t)}
 
     def close(self) -> None:
         self.api.llama_batch_free(self.batch)
@@ -128,6 +128,19 @@ class LlamaCppEngine:
             self._decode([token], len(ids), [True])
             ids.append(token)
             block = np.ctypeslib.as_array(self.api.llama_get_logits(self.context), shape=(1, self.vocab_size))
+
+    def tokenize(self, text: str) -> list[int]:
+        """Token ids by the model file's own tokenizer: it begins a text as it likes, and reads no special tokens out of it."""
+        data = text.encode()
+        room = (self.api.llama_token * (len(data) + 8))()  # a token is a byte at least; a few are put around
+        n = self.api.llama_tokenize(self.vocab, data, len(data), room, len(room), True, False)
+        if n < 0:
+            raise ArtifactError(f"llama.cpp could not tokenize {len(data)} bytes (code {n})")
+        return list(room[:n])
+
+    def leading_token(self) -> int | None:
+        """What the model file's tokenizer puts in front of every text, or None."""
+        return int(self.api.llama_vocab_bos(self.vocab)) if self.api.llama_vocab_get_add_bos(self.vocab) else None
 
     def kernels(self) -> dict[str, int]:
         """How many matrices of each GGUF type llama.cpp multiplies."""
