@@ -15,6 +15,7 @@ from scipy.special import log_softmax, rel_entr, softmax
 from test_engines import write_gguf
 
 from pipeline import artifacts, engines, llamacpp_compat
+from pipeline.engines import Sampling
 from pipeline.errors import ArtifactError, DataError, InvalidVariant, QuantgateError
 from pipeline.llamacpp_compat import Scores, Tokens, read_text, score, summarize, tokenize, windows
 from pipeline.metrics import compare_logits
@@ -275,6 +276,17 @@ def test_a_model_file_that_asks_for_a_bos_is_heard(tiny: Path, tmp_path: Path, m
     assert engine.leading_token() == 1 and engine.tokenize("a")[0] == 1
     with pytest.raises(DataError, match="begins a text with token None, gguf's model.gguf with 1"):
         tokenize({"gguf": engine}, "a")
+
+
+@pytest.mark.parametrize("ends_at", [None, 3])
+def test_what_the_cache_takes_is_known_after_a_request_however_it_ends(workplace: Path, ends_at: int | None) -> None:
+    engine: Any = engines.load("llamacpp", artifacts.model_dir("gguf-q8_0"), threads=1)
+    if ends_at is not None:
+        engine.ends = {[t for t, _ in engine.stream(IDS, 8, Sampling(stop=False))][ends_at]}
+    engine.kv_bytes_per_token = None
+    assert 1 <= len(list(engine.stream(IDS, 8, Sampling()))) <= 8
+    plain = 2 * 2 * 32 * 2  # keys and values, of 2 layers, 2 heads of 16, in 2 bytes
+    assert plain <= engine.kv_bytes_per_token < 1.5 * plain
 
 
 def test_the_table_says_n_windows_and_whose_tokens(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
