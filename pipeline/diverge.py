@@ -11,13 +11,14 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import typer
 
-from pipeline import artifacts, attest, cli, engines, params
+from pipeline import artifacts, attest, cli, engines, llamacpp_compat, params
 from pipeline.engines import Engine
-from pipeline.errors import ArtifactError, InvalidVariant, Unsupported
+from pipeline.errors import ArtifactError, InvalidVariant, ParamsError, Unsupported
 from pipeline.metrics import TokenRows, compare_logits
 from pipeline.store import ROWS, Store, Window, batches
 from pipeline.token_class import classes
@@ -137,8 +138,20 @@ def _write_nothing(path: Path, meta: dict[str, Any]) -> None:
     cli.say("diverge", f"{meta['variant']}: {meta['status']}: {meta['reason']}")
 
 
-def main(variant: str) -> None:
+def main(
+    variant: str,
+    llamacpp_compatible: Annotated[
+        Path | None, typer.Option(help="A text: measure on it as llama-perplexity does, write nothing.")
+    ] = None,
+    against: Annotated[str | None, typer.Option(help="With it: the variant to compare with (default: the reference).")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="With it: print JSON.")] = False,
+) -> None:
     """Compare VARIANT's next-token distributions with the reference's."""
+    if llamacpp_compatible is not None:
+        llamacpp_compat.main(variant, llamacpp_compatible, against, as_json)
+        return
+    if against is not None or as_json:
+        raise ParamsError("--against and --json belong to --llamacpp-compatible TEXT; name the text, or leave them out")
     watch = artifacts.Stopwatch("diverge", variant)
     settings = params.load()
     chosen = settings.variant(variant)

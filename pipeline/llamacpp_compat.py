@@ -1,0 +1,290 @@
+"""llama-perplexity's protocol for any engine: one text, windows of 512 tokens, the second half of each window scored.
+
+    python -m pipeline.diverge VARIANT --llamacpp-compatible TEXT --against OTHER [--json]
+
+What llama.cpp's users publish (perplexity, mean KLD, same top p) is measured so. The text is tokenized once, as a whole,
+and cut into windows without regard to documents; the first half of a window is only context, and where the vocabulary
+asks for a BOS it takes the place of the window's first token. Figures made so compare with theirs, and not with ours.
+tests/bench/llamacpp.py holds them against llama-perplexity's own.
+
+Source: llama.cpp, tools/perplexity/perplexity.cpp, `perplexity` and `kl_divergence`. Three things differ, on purpose:
+there the base's log-probabilities are rounded to 16 bits and cut at 16 nats below the likeliest, terms below exp(-16) are
+left out of the sum, and tokens are taken as independent; here nothing is rounded or cut, and intervals resample windows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline import artifacts, attest, cli, engines, params
+from pipeline.engines import Engine
+from pipeline.errors import ArtifactError, DataError, InvalidVariant, Unsupported
+from pipeline.metrics import TokenRows, compare_logits, definition
+from pipeline.params import Compare, Params
+from pipeline.stats import Estimate, cluster_bootstrap, quantile_bootstrap
+from pipeline.store import ROWS, Window
+
+N_CTX = 512  # llama-perplexity's default
+CACHE_ROWS = 16  # rows compared at a time: what their temporary arrays leave in the cache
+QUANTILES = {"kld_median": 0.5, "kld_p90": 0.9, "kld_p95": 0.95, "kld_p99": 0.99, "kld_p999": 0.999}
+
+
+# --- the text ----------------------------------------------------------------------------------------------------
+
+
+@runtime_checkable
+class OwnTokenizer(Protocol):
+    """An engine whose model file brings a tokenizer of its own, beside the base's."""
+
+    def tokenize(self, text: str) -> list[int]: ...
+
+    def leading_token(self) -> int | None: ...
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A text's token ids, what each window begins with (None: the text's own token), and whose tokenizer said so."""
+
+    ids: list[int]
+    bos: int | None
+    tokenizer: str
+
+
+def read_text(path: Path) -> str:
+    """The file's text as llama-perplexity takes it: UTF-8, byte by byte, without one newline at its end."""
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except FileNotFoundError:
+        raise DataError(f"{path} is not here; name a text file") from None
+    except UnicodeDecodeError as e:
+        raise DataError(f"{path} is not UTF-8 (byte {e.start}); save it as UTF-8") from None
+    return text.removesuffix("\n")
+
+
+def tokenize(loaded: dict[str, Engine], text: str) -> Tokens:
+    """The text's tokens, if all tokenizers of these engines agree: the base's, and llama.cpp's own where a GGUF is there.
+
+    loaded: {variant: engine}. Raises `DataError` with the first place where two of them differ.
+    """
+    found: dict[str, Tokens] = {}
+    for name, engine in loaded.items():
+        ids, bos = _by_transformers(engine.tokenizer, text)
+        found[f"{name}'s tokenizer.json"] = Tokens(ids, bos, "transformers")
+        if isinstance(engine, OwnTokenizer):
+            found[f"{name}'s model.gguf"] = Tokens(engine.tokenize(text), engine.leading_token(), "llama.cpp and transformers")
+    (first, tokens), *others = found.items()
+    decode = next(iter(loaded.values())).tokenizer.decode
+    for name, other in others:
+        _refuse_difference(first, tokens, name, other, decode)
+    return max(found.values(), key=lambda t: len(t.tokenizer))
+
+
+def _by_transformers(tokenizer: Any, text: str) -> tuple[list[int], int | None]:
+    """(ids, the BOS that the tokenizer puts in front of every text, or None)"""
+    lead = [t for t in tokenizer("").input_ids if t == tokenizer.bos_token_id][:1]
+    return list(tokenizer(text, verbose=False).input_ids), lead[0] if lead else None
+
+
+def _refuse_difference(a: str, ours: Tokens, b: str, theirs: Tokens, decode: Callable[[list[int]], str]) -> None:
+    if ours.bos != theirs.bos:
+        raise DataError(f"{a} begins a text with token {ours.bos}, {b} with {theirs.bos}: one protocol cannot serve both")
+    if ours.ids == theirs.ids:
+        return
+    pairs = enumerate(zip(ours.ids, theirs.ids))
+    at = next((k for k, (x, y) in pairs if x != y), min(len(ours.ids), len(theirs.ids)))
+    near = decode(ours.ids[max(0, at - 4) : at + 4])
+    raise DataError(
+        f"token {at} of the text, in {near!r}, is {ours.ids[at : at + 1]} by {a} and {theirs.ids[at : at + 1]} by {b}: "
+        "llama-perplexity would score other tokens than the base's; take the place out of the text"
+    )
+
+
+def windows(token_ids: Sequence[int], *, n_ctx: int = N_CTX, bos: int | None = None) -> list[Window]:
+    """As many whole windows of n_ctx tokens as there are; what is left at the end is dropped.
+
+    Scored are the tokens at n_ctx/2 + 1 .. n_ctx - 1 of each, by the logits at n_ctx/2 .. n_ctx - 2: n_ctx - 1 - n_ctx/2
+    of them. bos: takes the place of each window's first token; None leaves it. Raises `DataError` below two windows.
+    """
+    if len(token_ids) < 2 * n_ctx:
+        raise DataError(f"the text has {len(token_ids)} tokens; windows of {n_ctx} need at least {2 * n_ctx}: take a longer text")
+    found = []
+    for k in range(len(token_ids) // n_ctx):
+        own = tuple(token_ids[k * n_ctx : (k + 1) * n_ctx])
+        own = own if bos is None else (bos, *own[1:])
+        found.append(Window("text", f"text#{k}", "text", own, n_ctx // 2 + 1))
+    return found
+
+
+# --- the scores --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Rows of all scored tokens, and the number of the window [n] that each stands in."""
+
+    rows: TokenRows
+    window: NDArray[np.int64]
+
+
+def score(variant: Engine, base: Engine, asked: Sequence[Window], *, threads: int) -> Scores:
+    """Every scored token of the windows through both engines; logits of one block at a time are held."""
+    if variant.vocab_size != base.vocab_size:
+        raise ArtifactError(
+            f"vocabularies of {variant.vocab_size} and {base.vocab_size} entries: their distributions cannot be compared"
+        )
+    longest = min(variant.max_length, base.max_length)
+    if len(asked[0].token_ids) > longest:
+        raise DataError(f"windows of {len(asked[0].token_ids)} tokens are longer than the {longest} that the model takes")
+    parts: list[TokenRows] = []
+    numbers: list[int] = []
+    with ThreadPoolExecutor(threads) as pool, cli.progress(sum(w.scored for w in asked), "compare", "token") as bar:
+        for k, window in enumerate(asked):
+            for ref, var, true_ids in _blocks(variant, base, window):
+                cuts = [slice(at, at + CACHE_ROWS) for at in range(0, len(ref), CACHE_ROWS)]
+                parts += pool.map(lambda s, r=ref, v=var, t=true_ids: compare_logits(r[s], v[s], t[s]), cuts)  # type: ignore[misc]
+                numbers += [k] * len(ref)
+                bar.update(len(ref))
+    rows = TokenRows(**{name: np.concatenate([getattr(p, name) for p in parts]) for name in asdict(parts[0])})
+    return Scores(rows, np.asarray(numbers))
+
+
+def _blocks(variant: Engine, base: Engine, window: Window) -> Iterator[tuple[Any, Any, NDArray[np.int64]]]:
+    """(base's logits, variant's logits, tokens that came next) of one window, at most ROWS positions at a time."""
+    ids, start = [window.token_ids], [window.first - 1]
+    for (_, at, ref), (_, also, var) in zip(base.logit_blocks(ids, start, ROWS), variant.logit_blocks(ids, start, ROWS)):
+        if at != also or len(ref) != len(var):
+            raise ArtifactError(f"{window.window}: the engines disagree about positions ({at}, {also})")
+        yield ref, var, np.asarray(window.token_ids[at + 1 : at + 1 + len(ref)])
+
+
+# --- the figures -------------------------------------------------------------------------------------------------
+
+
+class _Summary:
+    """Figures by name: value, interval with windows resampled, and the standard error that llama.cpp would print."""
+
+    def __init__(self, scores: Scores, setup: Compare, seed: int) -> None:
+        self.windows, self.setup, self.seed, self.n = scores.window, setup, seed, len(scores.window)
+        self.figures: dict[str, dict[str, Any]] = {}
+
+    def mean(self, name: str, values: Any, unit: str, transform: str = "mean") -> None:
+        """transform: `stats.TRANSFORMS`; the standard error goes through it to first order."""
+        x = np.asarray(values, float)
+        e = cluster_bootstrap(x, np.ones(self.n), self.windows, transform=transform, **self._drawn(name))
+        error = float(x.std() / np.sqrt(self.n - 1))
+        assert e.value is not None
+        slope = {"mean": 1.0, "exp": e.value, "sqrt": 0.5 / e.value if e.value else 0.0}[transform]
+        self._add(name, e, unit, error * slope)
+
+    def quantile(self, name: str, values: NDArray[np.float64], q: float) -> None:
+        """Interpolated between ranks, as llama.cpp does; the interval is of the quantile without interpolation."""
+        e = quantile_bootstrap(values, self.windows, q, **self._drawn(name))
+        self._add(name, e, "nats", None, value=float(np.quantile(values, q)))
+
+    def maximum(self, name: str, values: NDArray[np.float64]) -> None:
+        note = "an interval of a maximum says nothing"
+        self._add(name, Estimate(float(values.max()), None, None, self.n, "maximum", (note,)), "nats", None)
+
+    def _add(self, name: str, e: Estimate, unit: str, error: float | None, **changed: Any) -> None:
+        known = definition(name)
+        fields = asdict(e) | {"unit": known.unit if known else unit, "standard_error": error} | changed
+        self.figures[name] = fields | {"confidence": self.setup.confidence}
+
+    def _drawn(self, name: str) -> dict[str, Any]:
+        rng = np.random.default_rng([self.seed, *name.encode()])
+        return {"confidence": self.setup.confidence, "resamples": self.setup.resamples, "rng": rng}
+
+
+def summarize(scores: Scores, setup: Compare, seed: int) -> dict[str, dict[str, Any]]:
+    """{figure: value, low, high, standard_error, n, unit, method, warnings}, named as in `metrics.DEFINITIONS`.
+
+    `ppl_reference` is the perplexity of the model that the variant is held against, `ppl_log_ratio` is ln(ppl / ppl_reference).
+    Raises `InvalidVariant` where a token has no finite divergence: an average would hide it.
+    """
+    r = scores.rows
+    bad = int((~np.isfinite(r.kld)).sum())
+    if bad:
+        raise InvalidVariant(f"{bad} of {len(r.kld)} tokens have no finite divergence: NaN logits, or a token ruled out")
+    b = _Summary(scores, setup, seed)
+    b.mean("ppl", -r.logp, "ppl", "exp")
+    b.mean("ppl_reference", -r.logp_ref, "ppl", "exp")
+    b.mean("ppl_log_ratio", r.logp_ref - r.logp, "nats")
+    b.mean("ppl_ratio", r.logp_ref - r.logp, "ratio", "exp")
+    b.mean("kld_mean", r.kld, "nats")
+    for name, q in QUANTILES.items():
+        b.quantile(name, r.kld, q)
+    b.maximum("kld_max", r.kld)
+    change = np.exp(r.logp) - np.exp(r.logp_ref)
+    b.mean("delta_p_mean", change, "fraction")
+    b.mean("delta_p_rms", change**2, "fraction", "sqrt")
+    b.mean("top1_agreement", r.top1 == r.top1_ref, "fraction")
+    return b.figures
+
+
+# --- the command -------------------------------------------------------------------------------------------------
+
+
+def _load(settings: Params, variant: str) -> tuple[Engine, str]:
+    """(engine, the model's digest), attested as `diverge` does."""
+    chosen, folder = settings.variant(variant), artifacts.model_dir(variant)
+    manifest = artifacts.read_manifest(folder)
+    if manifest["status"] != "ok":
+        raise Unsupported(f"variant {variant!r} is {manifest['status']}: {manifest['reason']}")
+    artifacts.verify_files(folder, manifest)
+    engine = engines.load(chosen.engine, folder, threads=settings.thread_count, **chosen.engine_options)
+    attest.check_kernels(engine.kernels(), manifest)
+    attest.check_probe(engine, manifest)
+    return engine, str(manifest["digest"])
+
+
+def report(settings: Params, variant: str, against: str, text: Path) -> dict[str, Any]:
+    """Measure, and say what was measured and how."""
+    content = read_text(text)
+    loaded = {name: _load(settings, name) for name in dict.fromkeys((variant, against))}
+    tokens = tokenize({name: engine for name, (engine, _) in loaded.items()}, content)
+    asked = windows(tokens.ids, bos=tokens.bos)
+    scores = score(loaded[variant][0], loaded[against][0], asked, threads=settings.thread_count)
+    return {
+        "variant": variant, "against": against, "models": {name: digest for name, (_, digest) in loaded.items()},
+        "text": str(text), "text_sha256": artifacts.sha256_file(text), "text_tokens": len(tokens.ids),
+        "tokenizer": tokens.tokenizer, "bos": tokens.bos, "n_ctx": N_CTX, "windows": len(asked), "tokens": len(scores.window),
+        "tokens_dropped": len(tokens.ids) - N_CTX * len(asked), "seed": settings.seed, "versions": artifacts.versions(),
+        "figures": summarize(scores, settings.compare, settings.seed),
+    }  # fmt: skip
+
+
+def main(variant: str, text: Path, against: str | None, as_json: bool) -> None:
+    """Print what llama-perplexity would say of VARIANT held against another; nothing is written."""
+    settings = params.load()
+    found = report(settings, variant, against or settings.reference, text)
+    if as_json:
+        print(json.dumps(artifacts.jsonable(found), indent=2, ensure_ascii=False, allow_nan=False))
+        return
+    _print(found)
+
+
+def _print(found: dict[str, Any]) -> None:
+    level = 100 * found["figures"]["kld_mean"]["confidence"]
+    columns = ("figure", "value", "±", f"{level:g} % interval", "unit", "n")
+    rows = []
+    for name, f in found["figures"].items():
+        error = "" if f["standard_error"] is None else f"{f['standard_error']:.3g}"
+        interval = "" if f["low"] is None else f"[{f['low']:.5g}, {f['high']:.5g}]"
+        rows.append(dict(zip(columns, (name, f"{f['value']:.6g}", error, interval, f["unit"], str(f["n"])))))
+    title = f"{found['variant']} against {found['against']}, as llama-perplexity measures"
+    cli.table(columns, rows, title=title, left=("figure", "unit"))
+    print(
+        f"{found['tokens']} tokens in {found['windows']} windows of {found['n_ctx']} ({found['tokens_dropped']} tokens at the "
+        f"end dropped); tokenized by {found['tokenizer']}; BOS {found['bos']}.\n"
+        "± is the standard error as llama.cpp prints it, tokens taken as independent; intervals resample whole windows."
+    )
+    for note in sorted({w for f in found["figures"].values() for w in f["warnings"]}):
+        print(f"note: {note}")
