@@ -183,26 +183,19 @@ def _phi(a: int, b: int, c: int, d: int) -> float:
     return float(cross / np.sqrt(product))
 
 
+def standard_errors(*, confidence: float, power: float) -> float:
+    """How many standard errors a true difference must be for a two-sided interval to find it with probability `power`."""
+    return float(stats.norm.ppf((1 + confidence) / 2) + stats.norm.ppf(power))
+
+
 def resolvable(low: float, high: float, *, confidence: float, power: float) -> float:
     """The smallest true difference that a comparison with an interval this wide finds with probability `power`.
 
     Normal approximation: the half-width is z(confidence) standard errors, and z(confidence) + z(power) of them are needed.
-    It is also the smallest margin by which a variant without any loss passes with that probability.
+    It is also the smallest margin that a variant without any loss passes with that probability.
     """
-    z, z_power = stats.norm.ppf((1 + confidence) / 2), stats.norm.ppf(power)
-    return float((high - low) / 2 * (z + z_power) / z)
-
-
-def paired_resolvable(n: float, changed: float, *, confidence: float, power: float) -> float:
-    """The smallest true difference of two proportions that n paired items of which a share `changed` differs can resolve.
-
-    Source: Connor 1987 (Biometrics 43:207), n = (z(confidence) sqrt(changed) + z(power) sqrt(changed - d^2))^2 / d^2,
-    solved for d. No item counts for more than one: items of families need more.
-    """
-    z, z_power = stats.norm.ppf((1 + confidence) / 2), stats.norm.ppf(power)
-    a, square = z * np.sqrt(changed), n + z_power**2
-    found = (a * np.sqrt(n) + z_power * np.sqrt(max(changed * square - a * a, 0))) / square  # the root of a quadratic in d
-    return float(found if found < changed else (z + z_power) ** 2 / n)  # no difference is larger than what changes
+    error = (high - low) / 2 / stats.norm.ppf((1 + confidence) / 2)
+    return float(error * standard_errors(confidence=confidence, power=power))
 
 
 def wider(one: Estimate, other: Estimate) -> Estimate:
@@ -260,7 +253,7 @@ def items_to_settle(
         return None
     half = (estimate.value - estimate.low) if threshold < estimate.value else (estimate.high - estimate.value)
     error = half / stats.norm.ppf((1 + confidence) / 2)
-    needed = stats.norm.isf((1 - confidence) / 2 / family) + stats.norm.ppf(power)
+    needed = standard_errors(confidence=1 - (1 - confidence) / family, power=power)
     return int(np.ceil(estimate.n * (needed * error / abs(estimate.value - threshold)) ** 2))
 
 

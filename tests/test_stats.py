@@ -223,24 +223,30 @@ def test_one_round_has_a_value_and_no_interval_and_none_has_neither(estimate: An
 # --- power -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lost, won, pairs", [(0.15, 0.30, 155), (0.05, 0.45, 23)])
-def test_paired_resolvable_is_connors_1987_sample_size_turned_around(lost: float, won: float, pairs: int) -> None:
-    """Sizes from published calculators of his formula, two-sided 5 %, power 80 %."""
-    fits = stats.paired_resolvable(pairs, lost + won, confidence=0.95, power=0.8)
-    short = stats.paired_resolvable(pairs - 1, lost + won, confidence=0.95, power=0.8)
-    assert fits <= won - lost < short
+def connor(delta: float, changed: float) -> float:
+    """Pairs that McNemar's test needs, two-sided 5 %, power 80 % (Connor 1987, Biometrics 43:207)."""
+    return ((1.95996 * np.sqrt(changed) + 0.84162 * np.sqrt(changed - delta**2)) / delta) ** 2
+
+
+def test_connors_formula_here_gives_the_sizes_of_published_calculators() -> None:
+    assert [np.ceil(connor(0.15, 0.45)), np.ceil(connor(0.40, 0.50))] == [155, 23]
+
+
+@pytest.mark.parametrize("n, changed", [(700, 0.03), (700, 0.08), (3000, 0.02)])
+def test_what_a_paired_interval_resolves_is_connors_1987_sample_size_turned_around(n: int, changed: float) -> None:
+    half = round(n * changed / 2)
+    found = stats.paired_difference(round(0.7 * n) - half, half, half, round(0.3 * n) - half, confidence=0.95)
+    smallest = stats.resolvable(found.low, found.high, confidence=0.95, power=0.8)  # type: ignore[arg-type]
+    assert connor(smallest, changed) == pytest.approx(n, rel=0.1)
 
 
 def test_what_is_called_resolvable_is_found_in_80_of_100_runs() -> None:
-    n, changed = 600, 0.06
-    delta = stats.paired_resolvable(n, changed, confidence=0.95, power=0.8)
+    n, changed = 700, 0.06
+    none = stats.paired_difference(469, 21, 21, 189, confidence=0.95)
+    delta = stats.resolvable(none.low, none.high, confidence=0.95, power=0.8)  # type: ignore[arg-type]
     cells = [0.6, (changed - delta) / 2, (changed + delta) / 2, 0.4 - changed]
     found = [stats.paired_difference(*map(int, t), confidence=0.95).low > 0 for t in rng(8).multinomial(n, cells, 1500)]  # type: ignore[operator]
-    assert 0.75 <= np.mean(found) <= 0.85
-
-
-def test_nothing_smaller_than_what_changes_can_be_resolved() -> None:
-    assert stats.paired_resolvable(30, 0.0, confidence=0.95, power=0.8) == pytest.approx(2.8016**2 / 30, rel=1e-3)
+    assert 0.75 <= np.mean(found) <= 0.88
 
 
 def test_resolvable_is_2_8_standard_errors() -> None:
