@@ -180,7 +180,7 @@ def _phi(a: int, b: int, c: int, d: int) -> float:
     cross = a * d - b * c
     if cross > 0:
         cross = max(cross - (a + b + c + d) / 2, 0)  # type: ignore[assignment]
-    return float(cross / np.sqrt(product))
+    return float(cross / np.sqrt(float(product)))  # a product of whole numbers outgrows 64 bits at 100 000 items
 
 
 def standard_errors(*, confidence: float, power: float) -> float:
@@ -229,10 +229,10 @@ def geometric_mean_t(ratios: ArrayLike, *, confidence: float) -> Estimate:
 
 
 def mean_t(values: ArrayLike, *, confidence: float) -> Estimate:
-    """Mean with a t interval; values are independent rounds."""
+    """Mean with a t interval; values are independent (one of each round, or of each document)."""
     x = np.asarray(values, float)
     n = len(x)
-    method = f"t interval, {n} rounds"
+    method = f"t interval, {n} values"
     if n == 0:
         return Estimate(None, None, None, 0, method, ("no values",))
     if n < 2:

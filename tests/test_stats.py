@@ -171,6 +171,12 @@ def test_paired_difference_is_that_of_newcombe_1998_table_iii(
     assert (found.low, found.high) == pytest.approx((low, high), abs=1e-4)
 
 
+def test_a_million_items_have_an_interval_as_wide_as_a_walds() -> None:
+    found = stats.paired_difference(600_000, 30_000, 20_000, 350_000, confidence=0.95)
+    half = 1.959964 * np.sqrt((0.05 - 0.01**2) / 10**6)
+    assert (found.low, found.high) == pytest.approx((-0.01 - half, -0.01 + half), abs=2e-6)
+
+
 def test_newcombe_paired_interval_contains_mcnemars_answer_for_30_lost_20_won() -> None:
     found = stats.paired_difference(600, 30, 20, 350, confidence=0.95)
     assert found.value == pytest.approx(-0.010)
