@@ -10,7 +10,7 @@ import itertools
 import math
 from pathlib import Path
 
-from pipeline import artifacts, cli, engines, evalset, params, quantizers
+from pipeline import artifacts, cli, engines, evalset, params, power, quantizers
 from pipeline.errors import ParamsError, QuantgateError
 from pipeline.evalset import tasks
 from pipeline.explain import did_you_mean
@@ -134,6 +134,8 @@ def main() -> None:
     if found:
         raise ParamsError("\n       ".join(found))
     artifacts.write_json(CHECKED, {"status": "ok"})
+    for line in power.told(settings):
+        cli.say("power", line)
     cli.say("check", f"params.yaml is sound: {len(settings.variants)} variants, {len(settings.gate.rules)} gate rules")
 
 

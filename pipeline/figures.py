@@ -21,7 +21,7 @@ from pipeline.stats import (
     mcnemar,
     mean_t,
     paired_difference,
-    quantile_bootstrap,
+    quantile_interval,
     wider,
     wilson,
 )
@@ -67,9 +67,7 @@ class Builder:
         )  # fmt: skip
 
     def quantile(self, name: str, values: Any, clusters: Any, q: float) -> None:
-        self.add(name, quantile_bootstrap(
-            values, clusters, q, confidence=self.confidence, resamples=self.resamples, rng=self.rng(name)
-        ))  # fmt: skip
+        self.add(name, quantile_interval(values, clusters, q, confidence=self.confidence))
 
     def rng(self, name: str) -> np.random.Generator:
         """A metric's own generator."""
@@ -127,12 +125,14 @@ def _accuracy(b: Builder, task: str, pairs: list[tuple[Row, Row]]) -> None:
     right, right_ref = ours > 0.5, theirs > 0.5
     n, lost, won = len(pairs), int((right_ref & ~right).sum()), int((right & ~right_ref).sum())
     both = int((right & right_ref).sum())
-    b.add(f"acc/{task}", wilson(int(right.sum()), n, confidence=b.confidence))
+    score = wilson(int(right.sum()), n, confidence=b.confidence)
     delta = paired_difference(both, lost, won, n - both - lost - won, confidence=b.confidence)
     clusters = [f"{p[0]['task']}/{p[0]['cluster']}" for p in pairs]
     if len(set(clusters)) < n:  # items of one family rise and fall together: take the wider interval
         change = right.astype(float) - right_ref
         delta = wider(delta, b.resampled(f"acc_delta/{task}", change, np.ones(n), clusters))
+        score = wider(score, b.resampled(f"acc/{task}", right, np.ones(n), clusters))
+    b.add(f"acc/{task}", score)
     b.add(f"acc_delta/{task}", delta, 100.0)
     b.exact(f"flips_to_wrong/{task}", lost, n, "count")
     b.exact(f"flips_to_right/{task}", won, n, "count")

@@ -2,6 +2,13 @@
 
 The stage only writes the verdict and exits 0, so that report and MLflow always come after it. `--enforce` is what a
 merge runs: 0 pass, 1 fail, 2 missing or stale, 3 inconclusive.
+
+How often a verdict is wrong: PASS asks all required rules to pass, so that one bad figure must slip through its own
+rule, at most (1 - confidence) / 2 of the time, however many rules there are (intersection-union; Berger 1982). FAIL asks
+only one, so more rules would fail more good variants: a FAIL must hold after Holm's correction over the required
+rules of its variant, else it is INCONCLUSIVE. The family is one variant's, not all variants': what is said of a variant
+must not change because another stands beside it, and it is one variant that a merge ships. Rules on exact figures (sizes,
+counts) cannot fail by chance and are not counted; what fails because it is missing is no matter of chance either.
 """
 
 from __future__ import annotations
@@ -16,7 +23,8 @@ from pipeline import artifacts, cli, params
 from pipeline.errors import ArtifactError, QuantgateError
 from pipeline.metrics import definition
 from pipeline.params import Params, PathModel, Rule, Variant
-from pipeline.rules import Judgement, Verdict, bound_of, judge, worst
+from pipeline.rules import Judgement, Verdict, bound_of, judge, worst, would_settle
+from pipeline.stats import Estimate, holm, items_to_settle
 
 EXIT = {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 3}
 STALE = 2
@@ -31,9 +39,10 @@ def gate(results: dict[str, dict[str, Any]], settings: Params) -> dict[str, Any]
             continue
         result = results.get(name)
         rules = [_apply(rule, result) for rule in settings.gate.rules if rule.variants is None or name in rule.variants]
+        family = _hold_fails(rules, settings.compare.confidence)
         verdict, reason = _verdict(result, rules, variant, settings.reference)
         required = name in settings.gate.required
-        variants[name] = {"verdict": verdict, "reason": reason, "required": required, "rules": rules}
+        variants[name] = {"verdict": verdict, "reason": reason, "required": required, "rules": rules, "family": family}
     deciding: list[Verdict] = [
         "FAIL" if v["verdict"] == "UNSUPPORTED" else v["verdict"] for v in variants.values() if v["required"]
     ]
@@ -50,8 +59,28 @@ def _apply(rule: Rule, result: dict[str, Any] | None) -> dict[str, Any]:
     return {
         "metric": rule.metric, "bound": bound.text, "threshold": bound.threshold, "better": bound.better,
         "unit": what.unit, "required": rule.required, "verdict": judgement.verdict, "reason": judgement.reason,
-        "settle": judgement.settle, **{k: (metric or {}).get(k) for k in ("value", "low", "high", "n")},
+        "settle": judgement.settle, "p_fail": judgement.p_fail, "p_fail_holm": judgement.p_fail,
+        **{k: (metric or {}).get(k) for k in ("value", "low", "high", "n", "clusters")},
     }  # fmt: skip
+
+
+def _hold_fails(rules: list[dict[str, Any]], confidence: float) -> dict[str, Any]:
+    """Turn each FAIL that Holm's correction does not bear out into INCONCLUSIVE, in place; returns the family's facts."""
+    level = (1 - confidence) / 2
+    family = [r for r in rules if r["required"] and r["p_fail"] is not None and r["low"] != r["high"]]
+    for rule, adjusted in zip(family, holm([r["p_fail"] for r in family])):
+        rule["p_fail_holm"] = adjusted
+        if rule["verdict"] == "FAIL" and adjusted > level:
+            estimate = Estimate(rule["value"], rule["low"], rule["high"], rule["n"], "")
+            strict = adjusted / rule["p_fail"]
+            rule["settle"] = items_to_settle(estimate, rule["threshold"], confidence=confidence, family=strict)
+            rule["verdict"] = "INCONCLUSIVE"
+            rule["reason"] += (
+                f", but not by enough for one of {len(family)} rules tried at once: by chance alone one of them would be "
+                f"as far past its bound in up to {100 * adjusted:.2g} % of runs (Holm; at most {100 * level:.3g} % is asked)"
+                f"{would_settle(rule['settle'], rule)}"
+            )
+    return {"rules": len(family), "correction": "Holm 1979", "level": level, "sided": "one"}
 
 
 def _verdict(

@@ -29,7 +29,7 @@ from pipeline.engines import Engine
 from pipeline.errors import ArtifactError, DataError, InvalidVariant, Unsupported
 from pipeline.metrics import TokenRows, compare_logits, definition
 from pipeline.params import Compare, Params
-from pipeline.stats import Estimate, cluster_bootstrap, quantile_bootstrap
+from pipeline.stats import Estimate, cluster_bootstrap, quantile_interval
 from pipeline.store import ROWS, Window
 
 N_CTX = 512  # llama-perplexity's default
@@ -186,7 +186,7 @@ class _Summary:
 
     def quantile(self, name: str, values: NDArray[np.float64], q: float) -> None:
         """Interpolated between ranks, as llama.cpp does; the interval is of the quantile without interpolation."""
-        e = quantile_bootstrap(values, self.windows, q, **self._drawn(name))
+        e = quantile_interval(values, self.windows, q, confidence=self.setup.confidence)
         self._add(name, e, "nats", None, value=float(np.quantile(values, q)))
 
     def maximum(self, name: str, values: NDArray[np.float64]) -> None:

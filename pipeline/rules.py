@@ -15,7 +15,7 @@ from pipeline.errors import ParamsError
 from pipeline.explain import did_you_mean
 from pipeline.metrics import DEFINITIONS, Definition, definition
 from pipeline.params import Rule
-from pipeline.stats import Estimate, items_to_settle
+from pipeline.stats import Estimate, items_to_settle, one_sided_p
 
 Verdict = Literal["PASS", "FAIL", "INCONCLUSIVE"]
 
@@ -54,6 +54,7 @@ class Judgement:
     verdict: Verdict
     reason: str
     settle: int | None = None
+    p_fail: float | None = None  # one-sided, of "not past the bound"; None where the verdict rests on no interval
 
 
 def bound_of(rule: Rule) -> Bound:
@@ -108,13 +109,22 @@ def judge(bound: Bound, metric: dict[str, Any] | None) -> Judgement:
     edge = sign * bound.threshold
     side = "at most" if bound.better == "lower" else "at least"
     asked = f"{side} {bound.threshold:.4g} ({bound.text})"
+    here, df = sign * float(value or 0), max((metric.get("clusters") or metric["n"]) - 1, 1)
+    confidence = metric.get("confidence") or 0.95
+    p = one_sided_p(here - edge, here - best if here > edge else worst - here, df=df, confidence=confidence)
     if worst <= edge:
-        return Judgement("PASS", f"the whole interval is {asked}{_notes(metric)}")
+        return Judgement("PASS", f"the whole interval is {asked}{_notes(metric)}", p_fail=p)
     if best > edge:
-        return Judgement("FAIL", f"the whole interval is past the bound: {asked}{_notes(metric)}")
-    settle = items_to_settle(Estimate(value, low, high, int(metric["n"]), ""), bound.threshold)
-    more = f"; about {settle} in place of {metric['n']} would settle it" if settle else ""
-    return Judgement("INCONCLUSIVE", f"the interval contains the bound: {asked}{more}{_notes(metric)}", settle)
+        return Judgement("FAIL", f"the whole interval is past the bound: {asked}{_notes(metric)}", p_fail=p)
+    settle = items_to_settle(Estimate(value, low, high, int(metric["n"]), ""), bound.threshold, confidence=confidence)
+    reason = f"the interval contains the bound: {asked}{would_settle(settle, metric)}{_notes(metric)}"
+    return Judgement("INCONCLUSIVE", reason, settle, p)
+
+
+def would_settle(settle: int | None, metric: dict[str, Any]) -> str:
+    """How much more would do, in words."""
+    more = " (documents or families in proportion)" if metric.get("clusters") else ""
+    return f"; about {settle} in place of {metric['n']}{more} would settle it in 80 % of runs" if settle else ""
 
 
 def _notes(metric: dict[str, Any]) -> str:

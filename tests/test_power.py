@@ -1,0 +1,175 @@
+"""What a tier can resolve is said before it runs, from rows where there are any, and held against the gate's margins."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline import artifacts, check, params, power, stats
+from pipeline.params import Rule
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> params.Params:
+    """The project's params, sets and record, in a folder where nothing has run."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "evalsets").symlink_to(ROOT / "evalsets")
+    (tmp_path / "reports").mkdir()
+    for name in ("params.yaml", "reports/evalsets.json"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    return params.load()
+
+
+def metric(value: float, low: float, high: float, n: int, clusters: int | None = None) -> dict[str, Any]:
+    return {"value": value, "low": low, "high": high, "n": n, "clusters": clusters, "confidence": 0.95}
+
+
+def measured(base: str = "b", **metrics: Any) -> None:
+    """Leave what an earlier run of int8 would have left."""
+    artifacts.write_json(artifacts.BASE / artifacts.MANIFEST, {"digest": "b"})
+    found = {"base": base, "reference": "bf16", "status": "ok", "metrics": metrics}
+    artifacts.write_json(artifacts.metrics("int8"), found)
+
+
+def answered(scores: dict[str, list[float]]) -> None:
+    """Leave the reference's own answers."""
+    artifacts.write_json(artifacts.BASE / artifacts.MANIFEST, {"digest": "b"})
+    artifacts.write_json(artifacts.model_dir("bf16") / artifacts.MANIFEST, {"digest": "m", "base": "b"})
+    rows = [{"task": task, "acc": acc} for task, own in scores.items() for acc in own]
+    artifacts.write_jsonl(artifacts.answers("bf16"), rows)
+    artifacts.write_json(artifacts.meta_of(artifacts.answers("bf16")), {"model": "m"})
+
+
+def with_rules(house: params.Params, *rules: dict[str, Any]) -> params.Params:
+    return house.model_copy(update={"gate": house.gate.model_copy(update={"rules": [Rule(**r) for r in rules]})})
+
+
+def with_tasks(house: params.Params, tasks: dict[str, Any]) -> params.Params:
+    tier = house.amount.model_copy(update={"tasks": tasks})
+    return house.model_copy(update={"tiers": house.tiers | {house.tier: tier}})
+
+
+def line(settings: params.Params, start: str) -> str:
+    found = [x for x in power.lines(settings) if x.startswith(start)]
+    assert len(found) == 1, power.lines(settings)
+    return found[0]
+
+
+def resolves(text: str) -> float:
+    found = re.search(r"resolves ([\d.]+) ", text)
+    assert found, text
+    return float(found[1])
+
+
+def test_the_record_says_what_a_fresh_clone_can_resolve(house: params.Params) -> None:
+    said = power.lines(house)
+    assert line(house, "rule acc_delta/all, margin 2 pp").startswith("rule acc_delta/all, margin 2 pp: n = 696 items resolves")
+    assert "reports/evalsets.json: 1.7 % of 592 answers changed" in line(house, "facts")
+    assert "the default model, tier full" in said[-1]
+
+
+def test_what_was_measured_here_goes_before_the_record(house: params.Params) -> None:
+    flips = {"flips_to_wrong/facts": {"value": 9}, "flips_to_right/facts": {"value": 6}}
+    measured(**{"acc_delta/facts": metric(-1, -3.5, 1.5, 300)}, **flips)
+    assert "int8's last run: 15 of 300 answers changed" in line(house, "facts")
+    assert resolves(line(house, "facts")) == pytest.approx(2.5 * 2.8016 / 1.96, abs=0.05)
+    assert "evalsets.json" in line(house, "grammar")
+
+
+def test_another_models_run_is_not_used(house: params.Params) -> None:
+    measured("another", **{"acc_delta/facts": metric(-1, -3.5, 1.5, 300)})
+    assert "evalsets.json" in line(house, "facts") and "of another model" in power.lines(house)[-1]
+
+
+def test_four_times_the_documents_resolve_half(house: params.Params) -> None:
+    settings = with_rules(house, {"metric": "ppl_ratio", "margin": "2 %"})
+    measured(ppl_ratio=metric(1.0, 0.98, 1.02, 4000, clusters=44))
+    few = resolves(line(settings, "rule ppl_ratio"))  # 11 documents in this tier
+    measured(ppl_ratio=metric(1.0, 0.98, 1.02, 4000, clusters=11))
+    assert few == pytest.approx(2 * resolves(line(settings, "rule ppl_ratio")), rel=0.03)
+
+
+def test_a_margin_that_cannot_be_resolved_is_a_warning_with_the_items_needed(house: params.Params) -> None:
+    said = line(with_rules(house, {"metric": "acc_delta/all", "margin": "1 pp"}), "rule acc_delta/all")
+    needed = re.search(r"about (\d+) items \(the sets hold (\d+)\) resolve it", said)
+    assert "WARNING" in said and needed
+    assert int(needed[1]) == pytest.approx(696 * resolves(said) ** 2, rel=0.06) and int(needed[2]) == 3112
+
+
+def test_a_margin_of_nothing_is_resolved_by_no_number_of_items(house: params.Params) -> None:
+    said = line(with_rules(house, {"metric": "acc_delta/all", "margin": "0 pp"}), "rule acc_delta/all")
+    assert "WARNING" in said and "no number of items" in said
+
+
+def test_a_divergence_is_resolved_in_parts_of_itself(house: params.Params) -> None:
+    measured(kld_mean=metric(0.01, 0.008, 0.012, 5000, clusters=27))
+    said = line(with_rules(house, {"metric": "kld_mean", "margin": "0.02 nats"}), "rule kld_mean")
+    assert resolves(said) == pytest.approx(100 * 0.2 * 2.8016 / 1.96, abs=0.5)
+    assert "up to 0.0156 nats passes" in said  # 0.02 / 1.286
+
+
+def test_exact_figures_and_absolute_limits_are_not_foretold(house: params.Params) -> None:
+    settings = with_rules(
+        house, {"metric": "size_ratio", "gain": "30 %"}, {"metric": "ppl", "limit": "20 ppl"}, {"metric": "ttft_ms", "limit": "1 s"}
+    )
+    assert not [x for x in power.lines(settings) if x.startswith("rule")]
+
+
+def test_a_task_of_ones_own_is_unknown_until_the_reference_has_answered(house: params.Params) -> None:
+    settings = with_tasks(house, {"facts": 300, "mine": 100})
+    assert line(settings, "mine") == "mine: n = 100 items; unknown until the reference has answered"
+    assert "unknown until the reference has answered: mine" in line(settings, "rule acc_delta/all")
+    answered({"mine": [1.0] * 80 + [0.0] * 20})
+    assert "assuming that 2.8 % of answers change" in line(settings, "mine") and resolves(line(settings, "mine")) > 3
+
+
+def test_answers_that_are_nearly_all_right_cannot_change_much(house: params.Params) -> None:
+    answered({"mine": [1.0] * 199 + [0.0]})
+    assert "assuming that 1 % of answers change" in line(with_tasks(house, {"mine": 200}), "mine")  # 2 x 0.995 x 0.005
+
+
+def test_answers_of_another_build_are_not_used(house: params.Params) -> None:
+    answered({"mine": [1.0, 0.0]})
+    artifacts.write_json(artifacts.model_dir("bf16") / artifacts.MANIFEST, {"digest": "newer", "base": "b"})
+    assert "unknown until" in line(with_tasks(house, {"mine": 2}), "mine")
+
+
+def test_an_edited_set_has_no_record(house: params.Params) -> None:
+    record = json.loads(Path("reports/evalsets.json").read_text(encoding="utf-8"))
+    for name in record["sets"]["tasks/facts"]["files"]:
+        record["sets"]["tasks/facts"]["files"][name] = "0" * 64
+    artifacts.write_json(power.RECORD, record)
+    assert "unknown until" in line(house, "facts")
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"sets": []}', '{"sets": {"tasks/facts": 3}}', "{}"])
+def test_a_damaged_record_stops_nothing(house: params.Params, content: str) -> None:
+    power.RECORD.write_text(content, encoding="utf-8")
+    assert any("unknown" in x for x in power.told(house)) and not any("resolves" in x for x in power.told(house))
+
+
+def test_check_prints_it_and_writes_what_it_always_writes(house: params.Params, capsys: pytest.CaptureFixture[str]) -> None:
+    check.main()
+    fresh = check.CHECKED.read_bytes()
+    assert "rule acc_delta/all, margin 2 pp: n = 696" in capsys.readouterr().out
+    measured(
+        **{"acc_delta/facts": metric(-1, -9, 7, 300), "flips_to_wrong/facts": {"value": 3}, "flips_to_right/facts": {"value": 1}}
+    )
+    check.main()
+    assert check.CHECKED.read_bytes() == fresh and "int8's last run" in capsys.readouterr().out
+
+
+def test_a_variant_without_loss_passes_a_margin_as_large_as_what_is_resolved_in_80_of_100_runs(house: params.Params) -> None:
+    score, share, n, rng = 0.7, 0.03, 700, np.random.default_rng(4)
+    margin = power._smallest(n, score, share, power.Sources(house)) / 100
+    cells = [score - share / 2, share / 2, share / 2, 1 - score - share / 2]
+    lows = [stats.paired_difference(*map(int, t), confidence=0.95).low for t in rng.multinomial(n, cells, 1500)]
+    assert 0.72 <= np.mean([low > -margin for low in lows]) <= 0.88  # type: ignore[operator]
