@@ -48,7 +48,7 @@ def _floors(result: dict[str, Any] | None, reference: dict[str, Any] | None) -> 
     """The reference's metrics, its floor among them; the floor null if a variant's results were made beside another."""
     made = [(r or {}).get("inputs", {}).get(str(artifacts.FLOOR)) for r in (result, reference)]
     found: dict[str, Any] = (reference or {}).get("metrics", {})
-    if made[0] != made[1]:
+    if made[0] is None or made[0] != made[1]:
         why = f"the results were not made with the {artifacts.FLOOR} of the reference; run `dvc repro`"
         found = found | {name: {"value": None, "reason": why} for names in FLOORS.values() for name in names}
     return found

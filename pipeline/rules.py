@@ -65,7 +65,7 @@ def bound_of(rule: Rule) -> Bound:
     what = definition(rule.metric)
     if what is None:
         raise ParamsError(f"gate rule: metric {rule.metric!r} is not known{did_you_mean(rule.metric, list(DEFINITIONS))}")
-    if any(rule.metric in own for own in FLOORS.values()):
+    if any(rule.metric.split("/")[0] in own for own in FLOORS.values()):
         raise ParamsError(f"gate rule: {rule.metric!r} is a figure of the reference, which is not judged; use above: floor")
     if rule.above and rule.metric not in FLOORS:
         raise ParamsError(f"gate rule on {rule.metric}: only {' and '.join(FLOORS)} have a measured {rule.above}; leave out above")

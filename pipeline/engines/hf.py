@@ -170,7 +170,7 @@ class HfEngine:
             raise Unsupported("its weights are packed: float32 would not be the same weights through the same products")
         weights = list(self.model.parameters())
         more = sum(w.numel() * (4 - w.element_size()) for w in weights)
-        if not more:
+        if more <= 0:
             raise Unsupported("it computes in float32 already")
         free = _free_bytes(self.torch, self.device)
         if more > 0.9 * free:
