@@ -19,7 +19,7 @@ from pipeline.store import Store, Window, batches
 
 ROOT = Path(__file__).resolve().parent.parent
 IDS = [5, 9, 200, 31, 77, 400, 12, 8, 301, 44]
-DOCUMENTS = [{"id": f"doc{i}", "domain": "ab"[i % 2], "text": f"The council of {i} met and spoke of rain. " * 6} for i in range(6)]
+DOCUMENTS = [{"id": f"doc{i}", "domain": "ab"[i % 2], "text": f"The council of {i} met and spoke of rain. " * (5 + i)} for i in range(6)]
 PROMPTS = [{"id": f"p{i}", "domain": "d", "prompt": f"Day {i}: the council met on"} for i in range(6)]
 
 
@@ -161,6 +161,7 @@ def test_every_other_shape_is_another_shape(made: tuple[Store, Path]) -> None:
     engine = Asked()
     list(floor.rebatched(engine, parts, everything, False))
     sizes = {w.token_ids: len(part) for part in parts for _, w in part}
+    assert set(sizes.values()) == {1, 2}, "the store has windows that share a batch, and windows alone"
     assert len(engine.shapes) == len(store.windows)
     assert sorted(b for b, _ in engine.shapes) == sorted(1 if s > 1 else 2 for s in sizes.values())
     engine = Asked()
