@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pipeline import artifacts, cli, params
+from pipeline import artifacts, cli, noise, params
 from pipeline.errors import ArtifactError
 from pipeline.figures import Builder, answer_metrics, pair, size_metrics, timing_metrics
 from pipeline.token_figures import token_metrics
@@ -27,6 +27,7 @@ def compare(variant: str, settings: params.Params) -> Row:
     metas = {f: artifacts.read_json(artifacts.meta_of(f)) for f in files}
     manifest, theirs = manifests[variant], manifests[ref]
     _same_models(metas, manifests, theirs)
+    floors = _floors(theirs)
     b = Builder(settings.compare, settings.seed)
     status, faults = manifest["status"], [f"quantize: {manifest['reason']}"] if manifest["status"] != "ok" else []
     if status == "ok":
@@ -38,6 +39,10 @@ def compare(variant: str, settings: params.Params) -> Row:
         ):
             if fault:
                 faults.append(f"{name}: {fault}")
+        if variant == ref:  # the floor is the reference's own figure: what it differs from itself
+            b.metrics |= floors
+        else:
+            noise.mark(b.metrics, floors)
         own = {metas[make(variant)]["status"] for make in ROWS}
         if faults:
             status = "unsupported" if "unsupported" in own and own <= {"ok", "unsupported"} else "invalid"
@@ -48,7 +53,7 @@ def compare(variant: str, settings: params.Params) -> Row:
         "model": manifest["digest"], "base": manifest["base"],
         "machine": metas[artifacts.timings(variant)].get("machine"),
         "kernels": metas[artifacts.tokens(variant)].get("kernels"),
-        "inputs": {str(f): artifacts.sha256_file(f) for f in files},
+        "inputs": {str(f): artifacts.sha256_file(f) for f in [*files, artifacts.FLOOR]},
         "versions": metas[artifacts.tokens(variant)].get("versions") or manifest["versions"],
         "metrics": b.metrics, "curves": b.curves,
     }  # fmt: skip
@@ -66,6 +71,14 @@ def _same_models(metas: dict[Path, Row], manifests: dict[str, Row], reference: R
                 raise ArtifactError(f"{path} was made against another reference; run `dvc repro`")
     if store["model"] != reference["digest"]:
         raise ArtifactError(f"{artifacts.REFERENCE} was made with another build of the reference; run `dvc repro`")
+
+
+def _floors(reference: Row) -> Row:
+    """The noise floor's metrics; raises if they are another reference's or another store's."""
+    floor, store = artifacts.read_json(artifacts.FLOOR), artifacts.read_manifest(artifacts.REFERENCE)
+    if (floor.get("model"), floor.get("store")) != (reference["digest"], store["digest"]):
+        raise ArtifactError(f"{artifacts.FLOOR} was measured with another reference; run `dvc repro floor`")
+    return dict(floor["metrics"])
 
 
 def _tokens(b: Builder, variant: str, metas: dict[Path, Row]) -> str | None:

@@ -21,9 +21,9 @@ import typer
 
 from pipeline import artifacts, cli, params
 from pipeline.errors import ArtifactError, QuantgateError
-from pipeline.metrics import definition
+from pipeline.metrics import FLOORS, definition
 from pipeline.params import Params, PathModel, Rule, Variant
-from pipeline.rules import Judgement, Verdict, bound_of, judge, worst, would_settle
+from pipeline.rules import Judgement, Verdict, bound_of, judge, judge_above, worst, would_settle
 from pipeline.stats import Estimate, holm, items_to_settle
 
 EXIT = {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 3}
@@ -38,7 +38,8 @@ def gate(results: dict[str, dict[str, Any]], settings: Params) -> dict[str, Any]
         if name == settings.reference:
             continue
         result = results.get(name)
-        rules = [_apply(rule, result) for rule in settings.gate.rules if rule.variants is None or name in rule.variants]
+        floors = _floors(result, results.get(settings.reference))
+        rules = [_apply(rule, result, floors) for rule in settings.gate.rules if rule.variants is None or name in rule.variants]
         family = _hold_fails(rules, settings.compare.confidence)
         verdict, reason = _verdict(result, rules, variant, settings.reference)
         required = name in settings.gate.required
@@ -47,15 +48,29 @@ def gate(results: dict[str, dict[str, Any]], settings: Params) -> dict[str, Any]
         "FAIL" if v["verdict"] == "UNSUPPORTED" else v["verdict"] for v in variants.values() if v["required"]
     ]
     overall = worst(deciding)
-    return {"verdict": overall, "inconclusive": settings.gate.inconclusive, "variants": variants}
+    own = results.get(settings.reference, {}).get("metrics", {})
+    floor = {name: own.get(name) for names in FLOORS.values() for name in names}
+    return {"verdict": overall, "inconclusive": settings.gate.inconclusive, "floor": floor, "variants": variants}
 
 
-def _apply(rule: Rule, result: dict[str, Any] | None) -> dict[str, Any]:
-    bound = bound_of(rule)
+def _floors(result: dict[str, Any] | None, reference: dict[str, Any] | None) -> dict[str, Any]:
+    """The reference's metrics, its floor among them; the floor null if a variant's results were made beside another."""
+    made = [(r or {}).get("inputs", {}).get(str(artifacts.FLOOR)) for r in (result, reference)]
+    found: dict[str, Any] = (reference or {}).get("metrics", {})
+    if made[0] is None or made[0] != made[1]:
+        why = f"the results were not made with the {artifacts.FLOOR} of the reference; run `dvc repro`"
+        found = found | {name: {"value": None, "reason": why} for names in FLOORS.values() for name in names}
+    return found
+
+
+def _apply(rule: Rule, result: dict[str, Any] | None, floors: dict[str, Any]) -> dict[str, Any]:
     what = definition(rule.metric)
+    bound = bound_of(rule)
     assert what is not None  # bound_of has refused unknown metrics
     metric = (result or {}).get("metrics", {}).get(rule.metric)
     judgement: Judgement = judge(bound, metric)
+    if rule.above is not None:
+        bound, judgement = judge_above(rule, metric, floors)
     return {
         "metric": rule.metric, "bound": bound.text, "threshold": bound.threshold, "better": bound.better,
         "unit": what.unit, "required": rule.required, "verdict": judgement.verdict, "reason": judgement.reason,
@@ -109,6 +124,7 @@ def _verdict(
 def _inputs(settings: Params) -> dict[str, str | None]:
     """Hashes of what a verdict rests on; None where a file is missing."""
     files = [artifacts.metrics(name) for name in settings.variants]
+    files += [artifacts.FLOOR] if any(rule.above for rule in settings.gate.rules) else []
     hashes: dict[str, str | None] = {str(f): artifacts.sha256_file(f) if f.exists() else None for f in files}
     for name in SOURCES:  # what measured and judged: a change of any of it needs a new verdict
         path = Path(name)

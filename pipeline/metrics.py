@@ -35,6 +35,10 @@ DEFINITIONS: dict[str, Definition] = {
     "kld_max": Definition("nats", "lower", 0.0, "worst token"),
     "kld_infinite": Definition("tokens", "lower", 0.0, "tokens the reference allows and the variant rules out"),
     "kld_reverse_mean": Definition("nats", "lower", 0.0, "KL(variant || reference), full vocabulary, mean over tokens"),
+    "kld_floor": Definition("nats", "lower", 0.0, "mean KLD of the reference against itself, computed in another way"),
+    "kld_rounding": Definition("nats", "lower", 0.0, "mean KLD of the reference against the same weights in float32"),
+    "flip_floor": Definition("fraction", "lower", 0.0, "share of tokens whose most likely one differs, as in kld_floor"),
+    "flip_rounding": Definition("fraction", "lower", 0.0, "share of tokens whose most likely one differs, as in kld_rounding"),
     "jsd_mean": Definition("nats", "lower", 0.0, "Jensen-Shannon divergence, mean over tokens"),
     "top1_agreement": Definition("fraction", "higher", 1.0, "share of tokens with the same most likely next token"),
     "top5_agreement": Definition("fraction", "higher", 1.0, "share of the reference's five likeliest that the variant's five hold"),
@@ -76,6 +80,13 @@ DEFINITIONS: dict[str, Definition] = {
     "prefill_ratio": Definition("ratio", "higher", 1.0, "prefill rate over the reference's, interleaved rounds"),
     "mbu": Definition("fraction", "higher", None, "bytes read per token / TPOT / measured memory bandwidth"),
     "failure_rate": Definition("fraction", "lower", 0.0, "requests that failed"),
+}
+
+
+# Metrics of a variant whose "no difference" is measured: (floor, rounding), both metrics of the reference.
+FLOORS: dict[str, tuple[str, str]] = {
+    "kld_mean": ("kld_floor", "kld_rounding"),
+    "top1_agreement": ("flip_floor", "flip_rounding"),
 }
 
 

@@ -123,11 +123,19 @@ class Trajectories(Section):
     temperature: Annotated[float, Field(gt=0)] = 1.0
 
 
+class Floor(Section):
+    """How much of the store the noise floor is measured on."""
+
+    tokens: Count = 2000
+    stepwise: Count = 256  # of them, one decode step each
+
+
 class Diverge(Section):
     corpus: str
     window: Annotated[int, Field(ge=8)]
     batch_size: Count = 4
     trajectories: Trajectories
+    floor: Floor = Floor()
 
 
 class Benchmark(Section):
@@ -150,6 +158,7 @@ class Rule(Section):
     margin: str | None = None
     gain: str | None = None
     limit: str | None = None
+    above: Literal["floor", "rounding"] | None = None  # the margin counts from what "no difference" measures
     variants: Annotated[list[str], Field(min_length=1)] | None = None
     required: bool = True
 
@@ -165,6 +174,8 @@ class Rule(Section):
         given = [k for k in ("margin", "gain", "limit") if getattr(self, k) is not None]
         if len(given) != 1:
             raise ValueError(f"give exactly one of margin, gain and limit (found: {', '.join(given) or 'none'})")
+        if self.above is not None and self.margin is None:
+            raise ValueError(f"above: {self.above} goes with a margin, not with {given[0]}")
         return self
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pipeline import artifacts, cli, params
+from pipeline import artifacts, cli, noise, params
 from pipeline.params import Params
 
 CALIBRATED = ("gptq", "awq")
@@ -26,6 +26,7 @@ STAGES = (
     "calibrate",
     "quantize",
     "reference",
+    "floor",
     "diverge",
     "evaluate",
     "benchmark",
@@ -36,8 +37,8 @@ STAGES = (
 )
 # Numbers that `dvc metrics show` compares between commits; everything else is in metrics/<variant>.json.
 SUMMARY_METRICS = (
-    "bits_per_weight", "weight_bytes", "kld_mean", "kld_p999", "top1_agreement", "ppl_ratio", "acc/all", "acc_delta/all",
-    "ttft_ms", "tpot_ms", "decode_tok_s", "speed_ratio", "peak_memory_bytes",
+    "bits_per_weight", "weight_bytes", "kld_mean", "kld_floor", "kld_rounding", "kld_p999", "top1_agreement", "ppl_ratio",
+    "acc/all", "acc_delta/all", "ttft_ms", "tpot_ms", "decode_tok_s", "speed_ratio", "peak_memory_bytes",
 )  # fmt: skip
 
 
@@ -75,8 +76,8 @@ def table(results: dict[str, dict[str, Any]], verdict: dict[str, Any], settings:
             "verdict": "reference" if judged is None else judged["verdict"] + ("" if judged["required"] else " (advisory)"),
             "bits/weight": show(m.get("bits_per_weight")),
             "size MB": show(m.get("weight_bytes"), scale=1e-6),
-            "KLD (nats)": show(m.get("kld_mean")),
-            "top-1 agreement (%)": show(m.get("top1_agreement"), scale=100),
+            "KLD (nats)": show(m.get("kld_mean")) + noise.marked(m.get("kld_mean")),
+            "top-1 agreement (%)": show(m.get("top1_agreement"), scale=100) + noise.marked(m.get("top1_agreement")),
             "accuracy Δ (pp)": show(m.get("acc_delta/all"), 2, sign=True),
             "TTFT (ms)": show(m.get("ttft_ms")),
             "decode tok/s": show(m.get("decode_tok_s")),
@@ -160,6 +161,7 @@ def draw_tradeoff(results: dict[str, dict[str, Any]], verdict: dict[str, Any], r
                 textcoords="offset points", fontsize=8,
             )  # fmt: skip
         axes.set_yscale("symlog", linthresh=1e-5)
+        noise.draw(axes, results[reference]["metrics"])
         axes.set_ylabel(f"mean KLD to {reference}, nats (n = {_n(results, 'kld_mean')} tokens; lower is better)")
         axes.set_xlabel(f"decode speed, tok/s (n = {_n(results, 'decode_tok_s')} rounds; right is better)")
         axes.set_title("Quality against speed; area is file size, bars are intervals", fontsize=10)
@@ -206,7 +208,7 @@ def context_of(results: dict[str, dict[str, Any]], verdict: dict[str, Any], sett
         "results": results, "base": base, "model": settings.model.model_dump(), "seed": settings.seed,
         "machine": machine_line(results), "confidence": settings.compare.confidence,
         "tokens": first.get("kld_mean", {}).get("n", 0), "items": first.get("acc/all", {}).get("n", 0),
-        "against_rounding": against_rounding(results),
+        "against_rounding": against_rounding(results), "noise": noise.sentence(first, settings.reference),
         "rounds": first.get("decode_tok_s", {}).get("n", 0), "benchmark": settings.benchmark,
         "versions": results[settings.reference]["versions"],
         "tasks": sorted({k.split("/")[1] for k in first if k.startswith("acc/")}),

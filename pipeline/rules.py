@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from pipeline.errors import ParamsError
 from pipeline.explain import did_you_mean
-from pipeline.metrics import DEFINITIONS, Definition, definition
+from pipeline.metrics import DEFINITIONS, FLOORS, Definition, definition
 from pipeline.params import Rule
 from pipeline.stats import Estimate, items_to_settle, one_sided_p
 
@@ -66,6 +66,10 @@ def bound_of(rule: Rule) -> Bound:
     what = definition(rule.metric)
     if what is None:
         raise ParamsError(f"gate rule: metric {rule.metric!r} is not known{did_you_mean(rule.metric, list(DEFINITIONS))}")
+    if any(rule.metric.split("/")[0] in own for own in FLOORS.values()):
+        raise ParamsError(f"gate rule: {rule.metric!r} is a figure of the reference, which is not judged; use above: floor")
+    if rule.above and rule.metric not in FLOORS:
+        raise ParamsError(f"gate rule on {rule.metric}: only {' and '.join(FLOORS)} have a measured {rule.above}; leave out above")
     kind = next(k for k in ("margin", "gain", "limit") if getattr(rule, k) is not None)
     amount = quantity(getattr(rule, kind), what, f"gate rule on {rule.metric}: {kind}")
     text = f"{kind} {getattr(rule, kind)}"
@@ -130,6 +134,29 @@ def would_settle(settle: int | None, metric: dict[str, Any]) -> str:
 def _notes(metric: dict[str, Any]) -> str:
     warnings = metric.get("warnings") or []
     return f" ({'; '.join(warnings)})" if warnings else ""
+
+
+def judge_above(rule: Rule, metric: dict[str, Any] | None, floors: dict[str, Any]) -> tuple[Bound, Judgement]:
+    """Verdict of a metric against a margin above the floor (or the rounding), and the bound that a PASS must meet.
+
+    floors: metrics of the reference. The floor is an estimate too: a PASS must hold above its lower bound, so that a
+    floor measured too high lets nothing through, and a FAIL above its upper bound. A floor that is missing, null or
+    without an interval is never a PASS.
+    """
+    bound = bound_of(rule)
+    name = FLOORS[rule.metric][0 if rule.above == "floor" else 1]
+    floor = floors.get(name)
+    usable = judge(Bound(name, math.inf, "lower", ""), floor)
+    bound = replace(bound, text=f"{bound.text} above {name}")
+    if floor is None or usable.verdict != "PASS":
+        return bound, replace(usable, reason=f"nothing to count from: {usable.reason}")
+    sign = 1 if bound.better == "lower" else -1
+    strict, loose = (replace(bound, threshold=bound.threshold + sign * floor[side]) for side in ("low", "high"))
+    strict = replace(strict, text=f"{bound.text} {floor['value']:.3g} [{floor['low']:.3g}, {floor['high']:.3g}]")
+    found = judge(strict, metric)
+    if found.verdict == "FAIL" and judge(loose, metric).verdict != "FAIL":
+        return strict, Judgement("INCONCLUSIVE", f"past the bound above {name}'s lower end, not above its upper: {found.reason}")
+    return strict, found
 
 
 def worst(verdicts: list[Verdict]) -> Verdict:

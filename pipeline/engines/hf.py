@@ -147,6 +147,36 @@ class HfEngine:
             out = self.model(input_ids=self._ids(batch), use_cache=True, **{self._cache: cache}, **keep)
         return out.logits, getattr(out, self._cache)
 
+    def logits_stepwise(self, token_ids: Sequence[int], start: int) -> NDArray[np.float32]:
+        """Logits at positions start .. n - 1, [n - start, vocab], as decoding makes them: one pass up to `start`, then
+        a token at a time through the cache."""
+        logits, cache = self.forward([token_ids[: start + 1]], None, last=True)
+        rows = [logits[0, -1]]
+        for token in token_ids[start + 1 :]:
+            logits, cache = self.forward([[token]], cache, last=True)
+            rows.append(logits[0, -1])
+        return self.torch.stack(rows).float().cpu().numpy()  # type: ignore[no-any-return]
+
+    def use_threads(self, threads: int) -> None:
+        """Compute with so many threads from here on."""
+        self.torch.set_num_threads(threads)
+
+    def to_float32(self) -> None:
+        """Compute with the same weights in float32 from here on.
+
+        Raises `Unsupported`, and changes nothing, where that is no other arithmetic or does not fit.
+        """
+        if getattr(self.model.config, "quantization_config", None):
+            raise Unsupported("its weights are packed: float32 would not be the same weights through the same products")
+        weights = list(self.model.parameters())
+        more = sum(w.numel() * (4 - w.element_size()) for w in weights)
+        if more <= 0:
+            raise Unsupported("it computes in float32 already")
+        free = _free_bytes(self.torch, self.device)
+        if more > 0.9 * free:
+            raise Unsupported(f"its weights in float32 need {more / 1e9:.1f} GB more, and {free / 1e9:.1f} GB are free")
+        self.model.float()
+
     # --- generation ----------------------------------------------------------------------------------------------
 
     def stream(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Iterator[tuple[int, float]]:
@@ -223,6 +253,14 @@ def _choose(torch: Any, logits: Any, sampling: Sampling, generator: Any) -> int:
         return int(logits.argmax().item())
     p = torch.softmax(logits.float().cpu() / sampling.temperature, dim=-1)
     return int(torch.multinomial(p, 1, generator=generator).item())
+
+
+def _free_bytes(torch: Any, device: str) -> int:
+    if device != "cpu":
+        return int(torch.cuda.mem_get_info()[0])
+    import psutil
+
+    return int(psutil.virtual_memory().available)
 
 
 def _cache_bytes(cache: Any) -> int:

@@ -1,0 +1,216 @@
+"""floor: what "no difference" measures here, the reference against itself -> reports/floor.json
+
+A 16-bit product is summed in an order that its shape decides, so one and the same model gives other digits at another
+length or token by token. Each run below computes again what the reference store holds, in one other way; the largest is
+the floor. Apart from it stands the rounding: the same weights, computed in float32. What bounds the time: forward passes
+over the sample, and one decode step a token for the run through the cache.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline import artifacts, cli, engines, params
+from pipeline.errors import ArtifactError, Unsupported
+from pipeline.figures import Builder
+from pipeline.metrics import compare_logits
+from pipeline.store import ROWS, Store, Window, batches
+
+# (index of a window, position that predicts the first row, logits float32 [rows, vocab])
+Found = Iterator[tuple[int, int, NDArray[np.float32]]]
+Parts = list[list[tuple[int, Window]]]
+
+RUNS = {
+    "rerun": "a second run in a fresh process",
+    "batch": "each window in a batch of another size",
+    "length": "each window cut by a quarter, so that its products have another shape",
+    "threads": "another number of threads",
+    "stepwise": "prefill, then token by token through the cache, against one pass",
+}
+CACHE_ROWS = 16  # what a dozen temporary arrays of one vocabulary each leave in the cache
+GOLDEN = 0.618  # multiples of it, modulo 1, spread evenly however many there are
+
+
+def choose(windows: Sequence[Window], tokens: int, seed: int) -> list[int]:
+    """Indices of a bounded sample: whole windows, texts and trajectories in turn, as many as `tokens` scored ones hold."""
+    order = list(range(len(windows)))
+    random.Random(seed).shuffle(order)
+    kinds = [[i for i in order if (windows[i].set == "trajectory") == own] for own in (False, True)]
+    taken: list[int] = []
+    left = tokens
+    for i in itertools.chain.from_iterable(itertools.zip_longest(*kinds)):
+        if i is not None and (windows[i].scored <= left or not taken):
+            taken.append(i)
+            left -= windows[i].scored
+    return sorted(taken)
+
+
+# --- the runs ----------------------------------------------------------------------------------------------------
+
+
+def rerun(engine: Any, parts: Parts, chosen: Sequence[int], whole: bool) -> Found:
+    """As the store was made: the same windows in the same batches."""
+    for part in parts:
+        starts = [w.first - 1 if i in chosen else len(w.token_ids) - 1 for i, w in part]  # the others: no rows
+        if any(i in chosen for i, _ in part):
+            for k, at, logits in engine.logit_blocks([w.token_ids for _, w in part], starts, ROWS, whole):
+                yield part[k][0], at, logits
+
+
+def rebatched(engine: Any, parts: Parts, chosen: Sequence[int], whole: bool) -> Found:
+    """A window that shared its batch, alone; one that was alone, with a copy of itself beside it."""
+    for part in parts:
+        for i, w in part:
+            if i in chosen:
+                copies = 1 if len(part) > 1 else 2
+                starts = [w.first - 1] + [len(w.token_ids) - 1] * (copies - 1)
+                yield from ((i, at, x) for _, at, x in engine.logit_blocks([w.token_ids] * copies, starts, ROWS, whole))
+
+
+def shortened(engine: Any, windows: Sequence[Window], chosen: Sequence[int], whole: bool) -> Found:
+    """Without the window's last quarter, on which nothing before it depends."""
+    for i in chosen:
+        w, n = windows[i], len(windows[i].token_ids)
+        ids = w.token_ids[: max(w.first + 1, n - n // 4)]
+        yield from ((i, at, x) for _, at, x in engine.logit_blocks([ids], [w.first - 1], ROWS, whole))
+
+
+def stepwise(engine: Any, windows: Sequence[Window], chosen: Sequence[int], tokens: int) -> Found:
+    """As many tokens of each window as `tokens` allows, at depths spread over the windows."""
+    each = max(1, tokens // len(chosen))
+    for k, i in enumerate(chosen):
+        w = windows[i]
+        start = w.first - 1 + int(max(0, w.scored - each) * (k * GOLDEN % 1))
+        yield i, start, engine.logits_stepwise(w.token_ids[: min(start + each, len(w.token_ids) - 1)], start)
+
+
+# --- their figures -----------------------------------------------------------------------------------------------
+
+
+def compared(found: Found, store: Store, threads: int) -> dict[str, list[Any]]:
+    """Each row against the store's: its KLD in nats, whether the likeliest token is another, its document."""
+    rows: dict[str, list[Any]] = {"kld": [], "flip": [], "document": []}
+    held = -1
+    reference: NDArray[np.float32] = np.zeros((0, 0), np.float32)
+    with ThreadPoolExecutor(threads) as pool:
+        for index, at, logits in found:
+            w = store.windows[index]
+            if index != held:
+                held, reference = index, np.concatenate([block for _, block in store.logit_blocks(index)])
+            theirs = reference[at - w.first + 1 :][: len(logits)]
+            true_ids = np.asarray(w.token_ids[at + 1 : at + 1 + len(logits)])
+            if not len(theirs) == len(logits) == len(true_ids):
+                raise ArtifactError(f"window {w.window}: the run gave {len(logits)} rows at {at}, the store {len(theirs)}")
+            parts = [slice(k, k + CACHE_ROWS) for k in range(0, len(logits), CACHE_ROWS)]
+            for done in pool.map(lambda s, r=theirs, v=logits, t=true_ids: compare_logits(r[s], v[s], t[s]), parts):  # type: ignore[misc]
+                rows["kld"] += done.kld.tolist()
+                rows["flip"] += (done.top1 != done.top1_ref).tolist()
+                rows["document"] += [w.document] * len(done.kld)
+    return rows
+
+
+def add(b: Builder, suffix: str, rows: dict[str, list[Any]]) -> None:
+    """`kld_<suffix>` and `flip_<suffix>`; null with the reason if a token has no finite divergence."""
+    n, bad = len(rows["kld"]), int((~np.isfinite(rows["kld"])).sum())
+    if bad or not n:
+        add_nothing(b, suffix, f"{bad} of {n} tokens have no finite divergence", n)
+        return
+    for stem in ("kld", "flip"):
+        b.mean(f"{stem}_{suffix}", rows[stem], np.ones(n), rows["document"])
+
+
+def add_nothing(b: Builder, suffix: str, why: str, n: int = 0) -> None:
+    for name in (f"kld_{suffix}", f"flip_{suffix}"):
+        b.bare(name, None, n, "not measured", why)
+        b.metrics[name]["reason"] = why
+
+
+def add_largest(b: Builder, name: str) -> None:
+    """The floor: the run with the largest value; null if one of them broke. What could not be tried here is a warning."""
+    runs = {run: b.metrics[f"{name}/{run}"] for run in RUNS}
+    broken = [f"{run}: {m['reason']}" for run, m in runs.items() if m["value"] is None and m["n"]]
+    tried = {run: m for run, m in runs.items() if m["value"] is not None}
+    if broken or not tried:
+        b.bare(name, None, 0, "largest of the runs", *broken)
+        b.metrics[name]["reason"] = "; ".join(broken) or "no run could be made"
+        return
+    run = max(tried, key=lambda r: float(tried[r]["value"]))
+    left_out = [f"{r}: {m['reason']}" for r, m in runs.items() if m["value"] is None]
+    b.metrics[name] = tried[run] | {
+        "method": f"largest of {len(tried)} runs, {run}: {tried[run]['method']}",
+        "warnings": [*tried[run]["warnings"], *left_out],
+    }
+
+
+def measure(engine: Any, store: Store, chosen: Sequence[int], b: Builder, *, batch_size: int, steps: int, threads: int) -> None:
+    """Put every figure of the floor into `b`. The engine computes in float32 afterwards, where it can."""
+    whole = store.manifest["kind"] == "logits"
+    parts, windows = list(batches(store.windows, batch_size)), store.windows
+    with cli.progress(len(RUNS) + 1, "floor", "run") as bar:
+
+        def take(suffix: str, found: Found) -> None:
+            add(b, suffix, compared(found, store, threads))
+            bar.update()
+
+        take("floor/rerun", rerun(engine, parts, chosen, whole))
+        take("floor/batch", rebatched(engine, parts, chosen, whole))
+        take("floor/length", shortened(engine, windows, chosen, whole))
+        take("floor/stepwise", stepwise(engine, windows, chosen, steps))
+        if engine.device == "cpu":
+            engine.use_threads(1 if threads > 1 else 2)
+            take("floor/threads", rerun(engine, parts, chosen, whole))
+            engine.use_threads(threads)
+        else:
+            add_nothing(b, "floor/threads", f"the reference runs on {engine.device}, whatever the number of threads")
+        try:
+            engine.to_float32()
+        except Unsupported as e:
+            add_nothing(b, "rounding", str(e))
+        else:
+            take("rounding", rerun(engine, parts, chosen, whole))
+    for name in ("kld_floor", "flip_floor"):
+        add_largest(b, name)
+
+
+def main() -> None:
+    """Measure the reference against itself."""
+    watch = artifacts.Stopwatch("floor")
+    settings = params.load()
+    variant = settings.variant(settings.reference)
+    folder = artifacts.model_dir(settings.reference)
+    manifest = artifacts.read_manifest(folder)
+    artifacts.verify_files(folder, manifest)
+    store = Store(artifacts.REFERENCE)
+    if store.manifest["model"] != manifest["digest"]:
+        raise ArtifactError(f"{artifacts.REFERENCE} was made with another build of {settings.reference}; run `dvc repro`")
+    engine = engines.load(variant.engine, folder, threads=settings.thread_count, **variant.engine_options)
+    setup = settings.diverge
+    chosen = choose(store.windows, setup.floor.tokens, settings.seed)
+    b = Builder(settings.compare, settings.seed)
+    measure(
+        engine, store, chosen, b, batch_size=setup.batch_size, steps=setup.floor.stepwise, threads=settings.thread_count
+    )  # fmt: skip
+    artifacts.write_json(artifacts.FLOOR, {
+        "reference": settings.reference, "model": manifest["digest"], "store": store.manifest["digest"],
+        "runs": RUNS, "windows": [store.windows[i].window for i in chosen], "threads": settings.thread_count,
+        "metrics": b.metrics, "versions": artifacts.versions(),
+    })  # fmt: skip
+    told = ", ".join(f"{name} {_shown(b.metrics[name])}" for name in ("kld_floor", "kld_rounding"))
+    cli.say("floor", f"{told} nats over {len(chosen)} windows, {watch.done():.1f} s")
+
+
+def _shown(metric: dict[str, Any]) -> str:
+    value = metric["value"]
+    return f"{value:.3g}" if value is not None and math.isfinite(value) else f"unknown ({metric['reason']})"
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,428 @@
+"""What "no difference" measures: made of honest runs, marked where it drowns a figure, and never a way to pass."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from pipeline import artifacts, compare, engines, floor, gate, noise, params, reference, track
+from pipeline.engines import hf
+from pipeline.errors import ArtifactError, ParamsError, Unsupported
+from pipeline.figures import Builder
+from pipeline.params import Compare, Rule, Trajectories
+from pipeline.rules import bound_of, judge_above
+from pipeline.store import Store, Window, batches
+
+ROOT = Path(__file__).resolve().parent.parent
+IDS = [5, 9, 200, 31, 77, 400, 12, 8, 301, 44]
+DOCUMENTS = [{"id": f"doc{i}", "domain": "ab"[i % 2], "text": f"The council of {i} met and spoke of rain. " * (5 + i)} for i in range(6)]
+PROMPTS = [{"id": f"p{i}", "domain": "d", "prompt": f"Day {i}: the council met on"} for i in range(6)]
+
+
+def load(model: Path) -> Any:
+    return engines.load("hf", model, threads=2)
+
+
+def build(folder: Path, model: Path) -> Store:
+    engine = load(model)
+    windows = reference.corpus_windows(DOCUMENTS, engine.tokenizer, 48)
+    windows += reference.trajectories(engine, PROMPTS, Trajectories(prompts="", tokens=10), seed=1)
+    with artifacts.atomic_dir(folder) as out:
+        facts = reference.write_store(engine, windows, out, batch_size=2)
+        artifacts.write_json(
+            out / artifacts.MANIFEST, {**facts, "vocab": engine.vocab_size, "files": artifacts.files_of(out), "digest": "s"}
+        )
+    return Store(folder)
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def made(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny: Path, tiny_bf16: Path
+) -> tuple[Store, Path]:
+    model = tiny if request.param == "float32" else tiny_bf16
+    return build(tmp_path_factory.mktemp("store") / "reference", model), model
+
+
+def measured(store: Store, model: Path) -> dict[str, dict[str, Any]]:
+    b = Builder(Compare(), seed=1)
+    everything = list(range(len(store.windows)))
+    floor.measure(load(model), store, everything, b, batch_size=2, steps=60, threads=2)
+    return b.metrics
+
+
+# --- the engine's part -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("start", [0, 4, 9])
+def test_decoding_through_the_cache_gives_the_logits_of_one_pass(tiny: Path, start: int) -> None:
+    engine = load(tiny)
+    found = engine.logits_stepwise(IDS, start)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, engine.logits(IDS)[start:], atol=1e-4)
+
+
+def test_float32_from_here_on_is_the_same_weights_cast(tiny_bf16: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    engine = load(tiny_bf16)
+    before = engine.logits(IDS)
+    engine.to_float32()
+    model = AutoModelForCausalLM.from_pretrained(tiny_bf16, dtype="auto").eval().float()
+    with torch.inference_mode():
+        expected = model(torch.tensor([IDS])).logits[0].numpy()
+    np.testing.assert_array_equal(engine.logits(IDS), expected)
+    blocks = np.concatenate([x for _, _, x in engine.logit_blocks([IDS], [0], 4)])
+    np.testing.assert_allclose(blocks, expected[:-1], atol=1e-4)
+    assert (before != expected).any(), "the head and the body are both float32 now"
+
+
+def test_a_float32_reference_has_no_rounding_and_says_why(tiny: Path) -> None:
+    with pytest.raises(Unsupported, match="float32 already"):
+        load(tiny).to_float32()
+
+
+def test_packed_weights_are_not_called_float32(tiny_bf16: Path) -> None:
+    engine = load(tiny_bf16)
+    engine.model.config.quantization_config = {"quant_method": "torchao"}
+    with pytest.raises(Unsupported, match="packed"):
+        engine.to_float32()
+
+
+def test_float32_weights_that_do_not_fit_are_refused_before_they_are_made(tiny_bf16: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = load(tiny_bf16)
+    monkeypatch.setattr(hf, "_free_bytes", lambda torch, device: 1000)
+    with pytest.raises(Unsupported, match="GB are free"):
+        engine.to_float32()
+    assert engine.kernels() == {"Linear[bfloat16]": 15}
+
+
+# --- the runs ----------------------------------------------------------------------------------------------------
+
+
+def test_every_run_scores_the_rows_that_the_store_holds(made: tuple[Store, Path]) -> None:
+    """One position off, and even a float32 model would seem to differ from itself by more than a nat."""
+    store, model = made
+    found = measured(store, model)
+    most = 1e-7 if "tiny16" not in str(model) else 0.02
+    for run in floor.RUNS:
+        assert 0 <= found[f"kld_floor/{run}"]["value"] < most, run
+    assert found["kld_floor/rerun"]["n"] == found["kld_floor/batch"]["n"] == sum(w.scored for w in store.windows)
+    assert found["kld_floor/length"]["n"] < found["kld_floor/rerun"]["n"]
+    assert found["kld_floor/stepwise"]["n"] == (60 // len(store.windows)) * len(store.windows)
+
+
+def test_a_second_run_is_exactly_the_first(made: tuple[Store, Path]) -> None:
+    found = measured(*made)
+    assert found["kld_floor/rerun"]["value"] == found["flip_floor/rerun"]["value"] == 0
+
+
+def test_rounding_is_above_zero_in_16_bits_and_null_with_its_reason_in_32(made: tuple[Store, Path]) -> None:
+    store, model = made
+    found = measured(store, model)["kld_rounding"]
+    if "tiny16" in str(model):
+        assert 0 < found["low"] <= found["value"] <= found["high"] and found["n"] == sum(w.scored for w in store.windows)
+    else:
+        assert found["value"] is None and "float32 already" in found["reason"]
+
+
+def test_equal_inputs_give_equal_figures(made: tuple[Store, Path]) -> None:
+    assert measured(*made) == measured(*made)
+
+
+def test_another_model_is_no_floor(made: tuple[Store, Path], tmp_path: Path) -> None:
+    from conftest import make_model
+
+    found = measured(made[0], make_model(tmp_path / "other", seed=5))
+    assert min(found[f"kld_floor/{run}"]["value"] for run in floor.RUNS) > 0.1
+
+
+def test_every_other_shape_is_another_shape(made: tuple[Store, Path]) -> None:
+    """The batches that the runs ask for: never the store's own, except in the second run."""
+    store, everything = made[0], range(len(made[0].windows))
+    parts = list(batches(store.windows, 2))
+
+    class Asked:
+        def __init__(self) -> None:
+            self.shapes: list[tuple[int, int]] = []
+
+        def logit_blocks(self, batch: Any, starts: Any, rows: int, whole: bool) -> Any:
+            self.shapes.append((len(batch), len(batch[0])))
+            return iter(())
+
+    own = {(len(part), len(w.token_ids)) for part in parts for _, w in part}
+    engine = Asked()
+    list(floor.rerun(engine, parts, everything, False))
+    assert set(engine.shapes) == own and len(engine.shapes) == len(parts)
+    engine = Asked()
+    list(floor.rebatched(engine, parts, everything, False))
+    sizes = {w.token_ids: len(part) for part in parts for _, w in part}
+    assert set(sizes.values()) == {1, 2}, "the store has windows that share a batch, and windows alone"
+    assert len(engine.shapes) == len(store.windows)
+    assert sorted(b for b, _ in engine.shapes) == sorted(1 if s > 1 else 2 for s in sizes.values())
+    engine = Asked()
+    list(floor.shortened(engine, store.windows, everything, False))
+    assert all(n < len(w.token_ids) for (_, n), w in zip(engine.shapes, store.windows))
+
+
+def windows(lengths: list[int], kind: str) -> list[Window]:
+    return [Window(kind, f"{kind}{k}", f"{kind}{k}", tuple(range(n + 1)), 1) for k, n in enumerate(lengths)]
+
+
+def test_the_sample_is_bounded_and_holds_texts_and_trajectories() -> None:
+    all_of_them = windows([300] * 20, "news") + windows([48] * 20, "trajectory")
+    taken = [all_of_them[i] for i in floor.choose(all_of_them, 2000, seed=3)]
+    assert sum(w.scored for w in taken) <= 2000 and sum(w.scored for w in taken) > 1900
+    assert len({w.document for w in taken}) == len(taken) >= 10
+    assert {w.set for w in taken} == {"news", "trajectory"}
+    assert floor.choose(all_of_them, 2000, seed=3) != floor.choose(all_of_them, 2000, seed=4)
+    assert floor.choose(all_of_them, 10**6, seed=3) == list(range(40))
+
+
+def test_of_windows_that_are_all_too_long_one_is_taken() -> None:
+    assert len(floor.choose(windows([3000] * 5, "news"), 2000, seed=1)) == 1
+
+
+# --- the floor ---------------------------------------------------------------------------------------------------
+
+
+def rows(kld: list[float], n: int = 40) -> dict[str, list[Any]]:
+    return {"kld": kld * n, "flip": [False] * len(kld) * n, "document": [f"d{k}" for k in range(n) for _ in kld]}
+
+
+def runs(**given: list[float]) -> Builder:
+    b = Builder(Compare(), seed=1)
+    for run in floor.RUNS:
+        floor.add(b, f"floor/{run}", rows(given.get(run, [0.0])))
+    return b
+
+
+def test_the_floor_is_the_largest_of_the_runs() -> None:
+    b = runs(length=[0.0, 0.002], stepwise=[0.0, 0.006])
+    floor.add_largest(b, "kld_floor")
+    assert b.metrics["kld_floor"]["value"] == pytest.approx(0.003) and "stepwise" in b.metrics["kld_floor"]["method"]
+
+
+def test_a_run_that_broke_leaves_no_floor_however_small_the_others_are() -> None:
+    b = runs(length=[0.001], stepwise=[0.0, float("nan")])
+    floor.add_largest(b, "kld_floor")
+    assert b.metrics["kld_floor"]["value"] is None and "stepwise: 40 of 80 tokens" in b.metrics["kld_floor"]["reason"]
+
+
+def test_a_run_that_cannot_be_made_here_is_said() -> None:
+    b = runs(length=[0.001])
+    floor.add_nothing(b, "floor/threads", "the reference runs on cuda")
+    floor.add_largest(b, "kld_floor")
+    assert b.metrics["kld_floor"]["value"] == pytest.approx(0.001)
+    assert "threads: the reference runs on cuda" in b.metrics["kld_floor"]["warnings"]
+
+
+# --- what it marks -----------------------------------------------------------------------------------------------
+
+
+def metric(value: float | None, low: float | None, high: float | None, n: int = 2000, **more: Any) -> dict[str, Any]:
+    return {"value": value, "low": low, "high": high, "n": n, "clusters": 14, "warnings": [], **more}
+
+
+NOTHING = metric(None, None, None, n=0, reason="it computes in float32 already")
+FLOORS = {
+    "kld_floor": metric(0.002, 0.001, 0.003), "flip_floor": metric(0.01, 0.008, 0.012),
+    "kld_rounding": metric(0.001, 0.0005, 0.0015), "flip_rounding": metric(0.02, 0.01, 0.03),
+    **{f"kld_floor/{run}": metric(0.001, 0.001, 0.001) for run in floor.RUNS},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kld, agreement, expected", [
+    (0.0039, 0.961, {"kld_mean", "top1_agreement"}), (0.0041, 0.961, {"top1_agreement"}), (0.0039, 0.959, {"kld_mean"}),
+    (0.3, 0.7, set()), (0.0, 1.0, {"kld_mean", "top1_agreement"}),
+])  # fmt: skip
+def test_below_twice_the_larger_of_floor_and_rounding_is_floor_limited(kld: float, agreement: float, expected: set[str]) -> None:
+    found = {"kld_mean": metric(kld, kld, kld), "top1_agreement": metric(agreement, 0, 1), "ppl_ratio": metric(1.0, 1, 1)}
+    noise.mark(found, FLOORS)
+    assert {name for name, m in found.items() if noise.marked(m)} == expected
+
+
+def test_an_unknown_floor_is_a_warning_and_an_unknown_rounding_leaves_the_floor() -> None:
+    found = {"kld_mean": metric(0.001, 0.001, 0.001)}
+    noise.mark(found, {"kld_floor": NOTHING, "kld_rounding": NOTHING})
+    assert found["kld_mean"]["warnings"] == ["the noise floor is unknown"]
+    assert noise.limit("kld_mean", FLOORS | {"kld_rounding": NOTHING}) == pytest.approx(0.004)
+
+
+def test_the_sentence_has_every_figure_or_its_reason() -> None:
+    said = noise.sentence(FLOORS | {"kld_rounding": NOTHING}, "bf16")
+    assert all(part in said for part in ("0.002 [0.001, 0.003]", "float32 already", "1 [0.8, 1.2] %", "2 [1, 3] %", "stepwise"))
+    assert noise.sentence({}, "bf16") == ""
+
+
+def test_the_band_reaches_from_zero_to_the_limit() -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots()
+    noise.draw(axes, {})
+    assert not axes.patches and not axes.texts
+    noise.draw(axes, FLOORS)
+    box = axes.patches[0].get_extents().transformed(axes.transData.inverted())
+    assert (box.y0, box.y1) == (pytest.approx(0, abs=1e-9), pytest.approx(0.004))
+    assert "floor-limited" in axes.texts[0].get_text() and "0.002 nats" in axes.texts[0].get_text()
+    plt.close(figure)
+
+
+def test_mlflow_gets_the_floor_with_the_reference_s_figures_and_no_null() -> None:
+    flat = track.flat_metrics(FLOORS | {"kld_rounding": NOTHING})
+    assert flat["kld_floor"] == 0.002 and flat["kld_floor_high"] == 0.003 and flat["kld_floor/stepwise"] == 0.001
+    assert not any(name.startswith("kld_rounding") for name in flat)
+
+
+# --- rules -------------------------------------------------------------------------------------------------------
+
+
+def verdict(found: dict[str, Any] | None, floors: dict[str, Any], margin: str = "0.02 nats", name: str = "kld_mean") -> Any:
+    return judge_above(Rule(metric=name, margin=margin, above="floor"), found, floors)[1]
+
+
+@pytest.mark.parametrize("low, high, expected", [
+    (0.005, 0.0209, "PASS"), (0.005, 0.0211, "INCONCLUSIVE"), (0.0211, 0.0212, "INCONCLUSIVE"),
+    (0.0229, 0.03, "INCONCLUSIVE"), (0.0231, 0.03, "FAIL"),
+])  # fmt: skip
+def test_a_pass_holds_above_the_floor_s_lower_bound_and_a_fail_above_its_upper(low: float, high: float, expected: str) -> None:
+    assert verdict(metric((low + high) / 2, low, high), FLOORS).verdict == expected
+
+
+@pytest.mark.parametrize("low, high, expected", [
+    (0.963, 0.99, "PASS"), (0.961, 0.99, "INCONCLUSIVE"), (0.9, 0.959, "INCONCLUSIVE"), (0.9, 0.957, "FAIL"),
+])  # fmt: skip
+def test_agreement_counts_down_from_the_floor(low: float, high: float, expected: str) -> None:
+    assert verdict(metric(0.95, low, high), FLOORS, "3 pp", "top1_agreement").verdict == expected
+
+
+def test_a_floor_measured_too_high_lets_nothing_through() -> None:
+    wide = FLOORS | {"kld_floor": metric(0.5, 0.0, 1.0)}
+    assert verdict(metric(0.3, 0.2, 0.4), wide).verdict == "INCONCLUSIVE"
+
+
+def test_the_rounding_is_another_place_to_count_from() -> None:
+    rule = Rule(metric="kld_mean", margin="0.02 nats", above="rounding")
+    assert judge_above(rule, metric(0.01, 0.01, 0.0204), FLOORS)[1].verdict == "PASS"
+    assert judge_above(rule, metric(0.01, 0.01, 0.0206), FLOORS)[1].verdict == "INCONCLUSIVE"
+    bound, judged = judge_above(rule, metric(0.01, 0.01, 0.02), FLOORS | {"kld_rounding": NOTHING})
+    assert judged.verdict == "FAIL" and "float32 already" in judged.reason and "above kld_rounding" in bound.text
+
+
+@pytest.mark.parametrize("broken, word", [
+    (None, "missing"), (NOTHING, "float32 already"), (metric(0.1, None, None), "no interval"),
+    (metric(0.1, 0.1, 0.1, n=0), "no items"),
+    (metric(float("inf"), 0.1, float("inf")), "no value"), (metric(0.1, 0.1, 0.1) | {"clusters": 3}, "3 documents"),
+])  # fmt: skip
+def test_a_floor_that_is_no_figure_is_never_a_pass(broken: dict[str, Any] | None, word: str) -> None:
+    judged = verdict(metric(0.0, 0.0, 0.0), {"kld_floor": broken})
+    assert judged.verdict != "PASS" and word in judged.reason and "nothing to count from" in judged.reason
+
+
+def test_a_missing_metric_is_never_a_pass_above_a_sound_floor() -> None:
+    assert verdict(None, FLOORS).verdict == "FAIL"
+    assert verdict(metric(0.0, None, None), FLOORS).verdict == "INCONCLUSIVE"
+
+
+@pytest.mark.parametrize("rule, reason", [
+    ({"metric": "ppl_ratio", "margin": "2 %", "above": "floor"}, "only kld_mean and top1_agreement"),
+    ({"metric": "kld_mean/news", "margin": "1 nats", "above": "floor"}, "only kld_mean and top1_agreement"),
+    ({"metric": "kld_floor", "limit": "1 nats"}, "figure of the reference"),
+    ({"metric": "flip_rounding/x", "limit": "1 pp"}, "figure of the reference"),
+])  # fmt: skip
+def test_a_rule_that_no_floor_can_answer_is_refused(rule: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ParamsError, match=reason):
+        bound_of(Rule(**rule))
+
+
+@pytest.mark.parametrize("rule, reason", [
+    ({"limit": "1 nats", "above": "floor"}, "goes with a margin"), ({"gain": "1 nats", "above": "floor"}, "goes with a margin"),
+    ({"margin": "1 nats", "above": "flor"}, "'floor' or 'rounding'"),
+])  # fmt: skip
+def test_only_a_margin_counts_from_a_floor(rule: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValidationError, match=reason):
+        Rule(metric="kld_mean", **rule)
+
+
+# --- the gate ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> params.Params:
+    """One variant beside the reference, and one rule above the floor."""
+    monkeypatch.chdir(tmp_path)
+    settings = params.load(ROOT / "params.yaml")
+    rules = [Rule(metric="kld_mean", margin="0.02 nats", above="floor")]
+    settings = settings.model_copy(update={
+        "variants": {n: settings.variants[n] for n in ("bf16", "int8")},
+        "gate": settings.gate.model_copy(update={"rules": rules}),
+    })  # fmt: skip
+    artifacts.write_json(artifacts.FLOOR, {"model": "m", "store": "s", "metrics": FLOORS})
+    made = {str(artifacts.FLOOR): artifacts.sha256_file(artifacts.FLOOR)}
+    for name, metrics in (("bf16", FLOORS), ("int8", {"kld_mean": metric(0.006, 0.005, 0.007)})):
+        v = settings.variants[name]
+        artifacts.write_json(artifacts.metrics(name), {
+            "status": "ok", "reason": None, "metrics": metrics, "inputs": made, "reference": settings.reference,
+            "quantizer": v.quantizer, "engine": v.engine, "asked": v.options, "engine_options": v.engine_options,
+        })  # fmt: skip
+    return settings
+
+
+def judged(settings: params.Params) -> dict[str, Any]:
+    found = gate.gate(gate._results(settings), settings) | {"inputs": gate._inputs(settings)}
+    artifacts.write_json(artifacts.GATE, found)
+    return found
+
+
+def test_the_gate_counts_from_the_floor_and_records_it(house: params.Params) -> None:
+    found = judged(house)
+    rule = found["variants"]["int8"]["rules"][0]
+    assert found["verdict"] == "PASS" and gate.enforce(house) == 0
+    assert found["floor"]["kld_floor"]["value"] == 0.002 and rule["threshold"] == pytest.approx(0.021)
+    assert "above kld_floor 0.002 [0.001, 0.003]" in rule["bound"]
+
+
+@pytest.mark.parametrize("made", [{}, {"reports/floor.json": "another"}])
+def test_results_made_beside_another_floor_never_pass(house: params.Params, made: dict[str, str]) -> None:
+    path = artifacts.metrics("int8")
+    artifacts.write_json(path, artifacts.read_json(path) | {"inputs": made})
+    found = judged(house)
+    assert found["verdict"] == "FAIL" and "not made with the reports/floor.json" in found["variants"]["int8"]["reason"]
+
+
+def test_without_results_of_the_reference_there_is_no_floor(house: params.Params) -> None:
+    artifacts.metrics("bf16").unlink()
+    assert judged(house)["verdict"] == "FAIL"
+
+
+@pytest.mark.parametrize("how", ["removed", "changed"])
+def test_a_floor_removed_or_changed_after_the_verdict_is_exit_2(house: params.Params, how: str) -> None:
+    judged(house)
+    if how == "removed":
+        artifacts.FLOOR.unlink()
+    else:
+        artifacts.write_json(artifacts.FLOOR, {"model": "m", "store": "s", "metrics": {}})
+    assert gate.enforce(house) == 2
+
+
+@pytest.mark.parametrize("model, store, stale", [("m", "s", False), ("other", "s", True), ("m", "other", True)])
+def test_compare_refuses_the_floor_of_another_reference(house: params.Params, model: str, store: str, stale: bool) -> None:
+    artifacts.write_json(artifacts.REFERENCE / artifacts.MANIFEST, {"digest": store})
+    if stale:
+        with pytest.raises(ArtifactError, match="measured with another reference"):
+            compare._floors({"digest": model})
+    else:
+        assert compare._floors({"digest": model})["kld_floor"]["value"] == 0.002
+
+
+def test_compare_refuses_to_go_without_a_floor(house: params.Params) -> None:
+    artifacts.FLOOR.unlink()
+    with pytest.raises(ArtifactError, match=r"floor.json is missing"):
+        compare._floors({"digest": "m"})
