@@ -126,11 +126,9 @@ def _range(share: Estimate) -> str:
 
 def _group_words(rows: list[dict[str, Any]]) -> str:
     out = sorted((r for r in rows if r["stands_out"]), key=lambda r: -r["ratio"])
-    if out:
-        named = (
-            f"{r['by']} {r['group']} ({r['mean']['value']:.3g} nats, {r['ratio']:.1f} times the rest, n = {r['mean']['n']})" for r in out
-        )
-        return "It concentrates on " + "; ".join(named)
-    alone = sorted({r["by"] for r in rows if r["mean"]["low"] is None})
-    note = f" ({', '.join(alone)}: groups of one document have no interval, so nothing is claimed of them)" if alone else ""
-    return f"No {' or '.join(dict.fromkeys(r['by'] for r in rows)) or 'group'} stands out{note}"
+    alone = sum(r["mean"]["low"] is None for r in rows)
+    note = f" (nothing can be claimed of {alone} groups with too few documents for an interval)" if alone else ""
+    if not out:
+        return f"No {' or '.join(dict.fromkeys(r['by'] for r in rows)) or 'group'} stands out{note}"
+    named = (f"{r['by']} {r['group']} ({r['mean']['value']:.3g} nats, {r['ratio']:.1f} times the rest, n = {r['mean']['n']})" for r in out)
+    return f"It concentrates on {'; '.join(named)}{note}"

@@ -35,6 +35,7 @@ class Words:
         from tokenizers import Tokenizer
 
         self._tokenizer = Tokenizer.from_file(str(file))
+        self._special = {i for i, token in self._tokenizer.get_added_tokens_decoder().items() if token.special}
         self._anchor = self._tokenizer.encode(".", add_special_tokens=False).ids[-1:]
         self._start = self._tokenizer.decode(self._anchor, skip_special_tokens=False)
 
@@ -51,8 +52,7 @@ class Words:
         return whole[len(self._start) :] if whole.startswith(self._start) else self.text([token])
 
     def is_special(self, token: int) -> bool:
-        added = self._tokenizer.get_added_tokens_decoder() if self._tokenizer else {}
-        return token in added and bool(added[token].special)
+        return self._tokenizer is not None and token in self._special
 
 
 def token_class(piece: str) -> str:
@@ -114,7 +114,8 @@ def _token(columns: dict[str, list[Any]], k: int, ids: dict[str, list[int]], wor
         "kld": kld if math.isfinite(kld) else None, "not_finite": not math.isfinite(kld),
         "context": ("…" if position > CONTEXT else "") + before,
         "token": words.piece(token), "token_id": token,
-        "reference_says": words.piece(columns["top1_ref"][k]), "variant_says": words.piece(columns["top1"][k]),
+        "reference_says": words.piece(columns["top1_ref"][k]), "reference_says_id": columns["top1_ref"][k],
+        "variant_says": words.piece(columns["top1"][k]), "variant_says_id": columns["top1"][k],
         "p_reference": math.exp(columns["logp_ref"][k]), "p_variant": math.exp(columns["logp"][k]),
     }  # fmt: skip
 
