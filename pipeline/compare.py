@@ -61,7 +61,11 @@ def _same_models(metas: dict[Path, Row], manifests: dict[str, Row], reference: R
     for path, meta in metas.items():
         if meta["model"] != manifests[meta["variant"]]["digest"]:
             raise ArtifactError(f"{path} was made with another build of {meta['variant']}; run `dvc repro`")
-        expected = {artifacts.tokens: store["digest"], artifacts.generations: store["digest"], artifacts.timings: reference["digest"]}
+        expected = {
+            artifacts.tokens: store["digest"],
+            artifacts.generations: store["digest"],
+            artifacts.timings: reference["digest"],
+        }
         for make, digest in expected.items():
             if path == make(meta["variant"]) and meta.get("reference", digest) != digest:
                 raise ArtifactError(f"{path} was made against another reference; run `dvc repro`")

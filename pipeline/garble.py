@@ -57,7 +57,7 @@ def broken_characters(text: str, prompt: str, cut: bool) -> int:
 
 
 def script_of(character: str) -> str | None:
-    """The script of a letter, by its Unicode name (hiragana and katakana: KANA); None for what is no letter: digits, emoji, marks."""
+    """The script of a letter, by its Unicode name (hiragana and katakana: KANA); None for digits, emoji, marks."""
     if unicodedata.category(character) not in ("Lu", "Ll", "Lt", "Lo"):
         return None
     first = unicodedata.name(character, "?").split(" ")[0].split("-")[0]

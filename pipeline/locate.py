@@ -28,8 +28,8 @@ def locate(variant: str, settings: params.Params) -> Row:
     found: Row = {"variant": variant, "reference": ref, "missing": {k: v for k, v in missing.items() if v}, "notes": []}
     if words.missing:
         found["notes"].append(words.missing)
-    found |= _tokens(variant, settings, words) if not missing["diverge"] else {"spread": None, "tokens": None}
-    found |= _items(variant, ref) if not missing["evaluate"] else dict.fromkeys(("items", "flips_to_wrong", "flips_to_right"))
+    found |= _tokens(variant, settings, words) if not missing["diverge"] else {"spread": None, "worst_tokens": None}
+    found |= _items(variant, ref) if not missing["evaluate"] else dict.fromkeys(("worst_items", "flips_to_wrong", "flips_to_right"))
     found["replies"] = None if missing["generate"] else worst.worst_replies(_paired(artifacts.generations, variant, ref))
     found["words"] = found["spread"]["words"] if found["spread"] else f"not known: diverge: {missing['diverge']}"
     return found
@@ -62,14 +62,14 @@ def _tokens(variant: str, settings: params.Params, words: worst.Words) -> Row:
         confidence=settings.compare.confidence, resamples=settings.compare.resamples,
         rng=np.random.default_rng([settings.seed, *b"spread"]),
     )  # fmt: skip
-    return {"spread": judged, "tokens": worst.worst_tokens(columns, windows, words)}
+    return {"spread": judged, "worst_tokens": worst.worst_tokens(columns, windows, words)}
 
 
 def _items(variant: str, ref: str) -> Row:
     rows = [artifacts.read_jsonl(artifacts.answers(v)) for v in (variant, ref)]
     pairs, questions = worst.scored_pairs(pair(*rows)), worst.Questions()
     return {
-        "items": worst.worst_items(pairs, questions),
+        "worst_items": worst.worst_items(pairs, questions),
         "flips_to_wrong": worst.flips(pairs, questions, to_right=False),
         "flips_to_right": worst.flips(pairs, questions, to_right=True),
     }

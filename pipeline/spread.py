@@ -43,7 +43,14 @@ def judge(
     """
     x, docs = np.asarray(kld, float), np.asarray(documents)
     n = len(x)
-    found: dict[str, Any] = {"kind": "too few", "settled": False, "n": n, "worst_share": None, "median_over_mean": None, "groups": []}
+    found: dict[str, Any] = {
+        "kind": "too few",
+        "settled": False,
+        "n": n,
+        "worst_share": None,
+        "median_over_mean": None,
+        "groups": [],
+    }
     bad = int((~np.isfinite(x)).sum())
     if bad:
         return found | {"kind": "not finite", "words": f"{bad} of {n} tokens have no finite divergence: see those first"}
@@ -80,7 +87,9 @@ def _kind(share: Estimate, median: float) -> tuple[str, bool]:
     return kind, inside[0] <= share.low and share.high <= inside[1]
 
 
-def _groups(x: NDArray[np.float64], docs: NDArray[Any], by: str, labels: NDArray[Any], settings: dict[str, Any]) -> list[dict[str, Any]]:
+def _groups(
+    x: NDArray[np.float64], docs: NDArray[Any], by: str, labels: NDArray[Any], settings: dict[str, Any]
+) -> list[dict[str, Any]]:
     """Each group's mean beside the rest's, with whether it stands out; groups of few tokens are left to the rest."""
     rows = []
     for name in sorted(set(labels.tolist())):
@@ -91,7 +100,8 @@ def _groups(x: NDArray[np.float64], docs: NDArray[Any], by: str, labels: NDArray
         rest = cluster_bootstrap(x[~own], np.ones((~own).sum()), docs[~own], **settings)
         rows.append({
             "by": by, "group": str(name), "mean": _figure(ours), "rest": _figure(rest),
-            "ratio": ours.value / rest.value if ours.value is not None and rest.value else None, "stands_out": _stands_out(ours, rest),
+            "ratio": ours.value / rest.value if ours.value is not None and rest.value else None,
+            "stands_out": _stands_out(ours, rest),
         })  # fmt: skip
     return rows
 
@@ -116,7 +126,11 @@ def _words(kind: str, settled: bool, share: Estimate, median: float, rows: list[
         f"divergence, and the median token has {median:.2f} of the mean"
     )
     if not settled:
-        told += "; the interval reaches past the bound, so this is not settled" if share.low is not None else "; no interval: not settled"
+        told += (
+            "; the interval reaches past the bound, so this is not settled"
+            if share.low is not None
+            else "; no interval: not settled"
+        )
     return f"{told}. {_group_words(rows)}"
 
 
@@ -127,8 +141,12 @@ def _range(share: Estimate) -> str:
 def _group_words(rows: list[dict[str, Any]]) -> str:
     out = sorted((r for r in rows if r["stands_out"]), key=lambda r: -r["ratio"])
     alone = sum(r["mean"]["low"] is None for r in rows)
-    note = f" (nothing can be claimed of {alone} groups with too few documents for an interval)" if alone else ""
+    groups = "1 group" if alone == 1 else f"{alone} groups"
+    note = f" (nothing is claimed of {groups} without an interval: too few documents)" if alone else ""
     if not out:
         return f"No {' or '.join(dict.fromkeys(r['by'] for r in rows)) or 'group'} stands out{note}"
-    named = (f"{r['by']} {r['group']} ({r['mean']['value']:.3g} nats, {r['ratio']:.1f} times the rest, n = {r['mean']['n']})" for r in out)
+    named = (
+        f"{r['by']} {r['group']} ({r['mean']['value']:.3g} nats, {r['ratio']:.1f} times the rest, n = {r['mean']['n']})"
+        for r in out
+    )
     return f"It concentrates on {'; '.join(named)}{note}"

@@ -8,14 +8,20 @@ from typing import Any
 from pipeline import artifacts
 
 Row = dict[str, Any]
-HEADS = {"tokens": 8, "items": 4, "flips_to_wrong": 5, "flips_to_right": 3, "replies": 4}  # the whole lists: artifacts/broke/
+HEADS = {
+    "worst_tokens": 8,
+    "worst_items": 4,
+    "flips_to_wrong": 5,
+    "flips_to_right": 3,
+    "replies": 4,
+}  # the whole lists: artifacts/broke/
 LONGEST = 220  # characters of a text on the page
 FAULT_WORDS = {"empty": "empty", "invalid": "broken characters", "loop": "a loop", "script": "another script"}
 MARKS = {"\n": "↵", "\t": "⇥", "\r": "␍", " ": "␣"}
 
 
 def visible(text: str) -> str:
-    """A token's text with its white space and control characters to be seen; `part of a character` for bytes that are none alone."""
+    """A token's text with its white space and control characters to be seen; bytes that are no character alone in words."""
     if "\ufffd" in text:
         return "part of a character"
     shown = [MARKS.get(c, c if unicodedata.category(c)[0] != "C" else f"U+{ord(c):04X}") for c in text]

@@ -138,7 +138,9 @@ class Questions:
         config, items = self._tasks.setdefault(task, load_task(task)) if task not in self._tasks else self._tasks[task]
         item = items[answer["doc_id"]] if answer["doc_id"] < len(items) else {}
         if item.get("id") != answer["item"]:
-            raise ArtifactError(f"task {task} item {answer['doc_id']} is {item.get('id')!r} now, was {answer['item']!r}; `dvc repro`")
+            raise ArtifactError(
+                f"task {task} item {answer['doc_id']} is {item.get('id')!r} now, was {answer['item']!r}; `dvc repro`"
+            )
         asked, column = config.get("doc_to_text"), config.get("doc_to_choice")
         choices = item.get(column) if isinstance(column, str) else column
         if asked == "":
@@ -172,7 +174,9 @@ def margin(answer: Row) -> float | None:
 
 def worst_items(pairs: list[tuple[Row, Row]], questions: Questions) -> Row:
     """The items whose right choice lost most of its log-likelihood margin, whether or not the answer changed."""
-    falls = [(y - x, ours, theirs) for ours, theirs in pairs if (x := margin(ours)) is not None and (y := margin(theirs)) is not None]
+    falls = [
+        (y - x, ours, theirs) for ours, theirs in pairs if (x := margin(ours)) is not None and (y := margin(theirs)) is not None
+    ]
     falls.sort(key=lambda f: -f[0])
     rows = [{**_item(ours, theirs, questions), "fall": fall} for fall, ours, theirs in falls[:SHOWN] if fall > 0]
     return _capped(rows, len(falls))
