@@ -29,8 +29,8 @@ def answer(k: int, prediction: int, ref_margin: float, task: str = "facts") -> d
     chosen = item["answer"] if prediction else wrong
     return {
         "task": task, "doc_id": k, "item": item["id"], "filter": "none", "doc_hash": f"d{k}", "prompt_hash": "p",
-        "target_hash": "t", "first_token_ids": [1], "kind": "multiple_choice", "loglikelihoods": scores, "prediction": chosen, "target": item["answer"],
-        "acc": float(prediction), "cluster": item["id"],
+        "target_hash": "t", "first_token_ids": [1], "kind": "multiple_choice", "loglikelihoods": scores, "prediction": chosen,
+        "target": item["answer"], "acc": float(prediction), "cluster": item["id"],
     }  # fmt: skip
 
 
@@ -211,9 +211,7 @@ def test_a_long_prompt_keeps_head_and_tail_and_says_what_is_left_out() -> None:
 
 
 def test_white_space_and_control_characters_of_a_token_can_be_seen() -> None:
-    assert (
-        where.visible(" a\n") == "␣a↵" and where.visible("\u200b") == "U+200B" and where.visible("\ufffd") == "part of a character"
-    )
+    assert where.visible(" a\n") == "␣a↵" and where.visible("\u200b") == "U+200B" and where.visible("\ufffd") == "(bytes)"
     assert where.visible("") == "nothing"
 
 
@@ -233,6 +231,7 @@ def test_the_page_shows_every_list_with_its_total_and_escapes_everything(house: 
         assert told in html, told
     assert EVIL not in html and "&lt;script&gt;alert(1)" in html and "<script" not in html
     assert "<strong>bf16</strong>" not in html and html.count("<details") == html.count("</details>") == 6
+    assert "<strong>int8</strong>: uniform shift; 25 answers became wrong, 0 right; 4 of 4 free replies differ" in html
     assert words.count("- **int8**:") == 1 and "worst 1 %" in words
 
 
@@ -248,6 +247,8 @@ def test_free_running_figures_are_said_in_a_sentence() -> None:
     said = where.free_words({"metrics": m})
     assert said is not None and "14 of 16 greedy replies leave" in said and "token 4 [2, 9]" in said
     assert "4 of 16 are garbled (a loop 4), +19 pp against the reference [-3, +40]" in said
+    floor = {"value": 0.75, "low": 0.5, "high": 0.9, "n": 16}
+    assert "(4 of 16 of its own do at another batch size)" in str(where.free_words({"metrics": m}, floor))
     assert where.free_words({"metrics": {}}) is None
 
 
