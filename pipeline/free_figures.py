@@ -46,7 +46,7 @@ def free_metrics(b: Builder, pairs: list[tuple[Row, Row]], most: int, is_referen
     n = len(pairs)
     b.add("free_same", wilson(sum(g is None for g in gone), n, confidence=b.confidence))
     b.add("free_departure", median_position(gone, most, confidence=b.confidence))
-    if is_reference:
+    if is_reference and all("again" in r for r, _ in pairs):
         again = sum(garble.departure(r["again"], r["token_ids"]) is None for r, _ in pairs)
         b.add("free_same_floor", wilson(again, n, confidence=b.confidence))
     _repetition(b, pairs)

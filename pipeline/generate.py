@@ -14,7 +14,7 @@ from pipeline.engines import Sampling
 from pipeline.errors import ArtifactError, InvalidVariant, Unsupported
 from pipeline.evalset import Row, load_prompts
 
-BATCH = 16  # prompts at a time, padded on the left; the reference runs a second time with half as many
+BATCH = 16  # prompts at a time, padded on the left; the reference runs a second time in batches half as large
 GREEDY = Sampling(temperature=0.0)
 
 
@@ -56,13 +56,14 @@ def generate(engine: Any, prompts: list[Row], most: int, is_reference: bool) -> 
     """
     ids = [row["ids"] for row in prompts]
     own = replies(engine, ids, most, BATCH)
-    again = replies(engine, ids, most, BATCH // 2) if is_reference else own
+    other = min(BATCH, len(ids)) // 2  # of a single prompt there is no other batch
+    again = replies(engine, ids, most, other) if is_reference and other else []
     rows = []
-    for row, reply, second in zip(prompts, own, again):
+    for k, (row, reply) in enumerate(zip(prompts, own)):
         text = engine.tokenizer.decode(reply, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         rows.append({
             "id": row["id"], "domain": row["domain"], "prompt": row["prompt"], "prompt_tokens": len(row["ids"]),
-            "token_ids": reply, "text": text, "cut": len(reply) >= most, **({"again": second} if is_reference else {}),
+            "token_ids": reply, "text": text, "cut": len(reply) >= most, **({"again": again[k]} if again else {}),
         })  # fmt: skip
     return rows
 

@@ -82,6 +82,10 @@ def test_rows_hold_what_later_stages_need_and_the_reference_answers_at_two_batch
     assert [r["cut"] for r in rows[:2]] == [False, True] and rows[1]["token_ids"] == [1, 2, 3, 4] == rows[1]["again"]
     assert rows[1]["text"] == "1 2 3 4" and rows[1]["prompt_tokens"] == 2
     assert "again" not in generate.generate(Echo(), prompts, 4, is_reference=False)[0]
+    few = Echo()
+    generate.generate(few, prompts[:6], 4, is_reference=True)
+    assert few.calls == [6, 3, 3]  # another batch also where all prompts fit into one
+    assert "again" not in generate.generate(Echo(), prompts[:1], 4, is_reference=True)[0]
 
 
 def test_an_engine_without_batches_streams() -> None:
