@@ -55,6 +55,14 @@ def timings(variant: str) -> Path:
     return ARTIFACTS / "timings" / f"{variant}.jsonl"
 
 
+def generations(variant: str) -> Path:
+    return ARTIFACTS / "generations" / f"{variant}.jsonl"
+
+
+def broke(variant: str) -> Path:
+    return ARTIFACTS / "broke" / f"{variant}.json"
+
+
 def metrics(variant: str) -> Path:
     return REPORTS / "metrics" / f"{variant}.json"
 
@@ -169,6 +177,20 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
         return [json.loads(line) for line in lines if line]
     except ValueError as e:
         raise ArtifactError(f"{path} holds a line that is not JSON ({e}); delete it and run `dvc repro`") from None
+
+
+def read_columns(path: Path) -> dict[str, list[Any]]:
+    """{column: values} of a parquet file."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        columns: dict[str, list[Any]] = pq.read_table(path).to_pydict()
+    except FileNotFoundError:
+        raise ArtifactError(f"{path} is missing; run `dvc repro` to make it") from None
+    except (pa.ArrowInvalid, OSError) as e:
+        raise ArtifactError(f"{path} cannot be read ({e}); delete it and run `dvc repro`") from None
+    return columns
 
 
 # --- identity ----------------------------------------------------------------------------------------------------

@@ -9,13 +9,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pipeline import artifacts, cli, noise, params
+from pipeline import artifacts, cli, free_figures, noise, params
 from pipeline.errors import ArtifactError
 from pipeline.figures import Builder, answer_metrics, pair, size_metrics, timing_metrics
 from pipeline.token_figures import token_metrics
 
 Row = dict[str, Any]
-ROWS = (artifacts.answers, artifacts.tokens, artifacts.timings)
+ROWS = (artifacts.answers, artifacts.tokens, artifacts.timings, artifacts.generations)
 
 
 def compare(variant: str, settings: params.Params) -> Row:
@@ -29,6 +29,7 @@ def compare(variant: str, settings: params.Params) -> Row:
     _same_models(metas, manifests, theirs)
     floors = _floors(theirs)
     b = Builder(settings.compare, settings.seed)
+    curve: list[Row] = []
     status, faults = manifest["status"], [f"quantize: {manifest['reason']}"] if manifest["status"] != "ok" else []
     if status == "ok":
         size_metrics(b, manifest, theirs)
@@ -36,6 +37,7 @@ def compare(variant: str, settings: params.Params) -> Row:
             ("diverge", _tokens(b, variant, metas)),
             ("evaluate", _answers(b, variant, ref, metas, settings)),
             ("benchmark", _timings(b, variant, metas, manifest)),
+            ("generate", _free(b, variant, ref, metas, curve)),
         ):
             if fault:
                 faults.append(f"{name}: {fault}")
@@ -55,7 +57,7 @@ def compare(variant: str, settings: params.Params) -> Row:
         "kernels": metas[artifacts.tokens(variant)].get("kernels"),
         "inputs": {str(f): artifacts.sha256_file(f) for f in [*files, artifacts.FLOOR]},
         "versions": metas[artifacts.tokens(variant)].get("versions") or manifest["versions"],
-        "metrics": b.metrics, "curves": b.curves,
+        "metrics": b.metrics, "curves": b.curves, "by_position": curve,
     }  # fmt: skip
 
 
@@ -65,7 +67,11 @@ def _same_models(metas: dict[Path, Row], manifests: dict[str, Row], reference: R
     for path, meta in metas.items():
         if meta["model"] != manifests[meta["variant"]]["digest"]:
             raise ArtifactError(f"{path} was made with another build of {meta['variant']}; run `dvc repro`")
-        expected = {artifacts.tokens: store["digest"], artifacts.timings: reference["digest"]}
+        expected = {
+            artifacts.tokens: store["digest"],
+            artifacts.generations: store["digest"],
+            artifacts.timings: reference["digest"],
+        }
         for make, digest in expected.items():
             if path == make(meta["variant"]) and meta.get("reference", digest) != digest:
                 raise ArtifactError(f"{path} was made against another reference; run `dvc repro`")
@@ -82,17 +88,26 @@ def _floors(reference: Row) -> Row:
 
 
 def _tokens(b: Builder, variant: str, metas: dict[Path, Row]) -> str | None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     path = artifacts.tokens(variant)
     if metas[path]["status"] != "ok":
         return str(metas[path]["reason"])
-    try:
-        rows = pq.read_table(path).to_pydict()
-    except (pa.ArrowInvalid, OSError) as e:
-        raise ArtifactError(f"{path} cannot be read ({e}); delete it and run `dvc repro`") from None
-    return token_metrics(b, rows)
+    return token_metrics(b, artifacts.read_columns(path))
+
+
+def _free(b: Builder, variant: str, ref: str, metas: dict[Path, Row], curve: list[Row]) -> str | None:
+    """Free-running metrics; `curve` is filled with agreement by position."""
+    ours, theirs = metas[artifacts.generations(variant)], metas[artifacts.generations(ref)]
+    for meta in (ours, theirs):
+        if meta["status"] != "ok":
+            return f"{meta['variant']}: {meta['reason']}"
+    if ours["tokens"] != theirs["tokens"]:
+        raise ArtifactError(f"replies of {variant} and {ref} were made with different limits; run `dvc repro`")
+    rows = [artifacts.read_jsonl(artifacts.generations(v)) for v in (variant, ref)]
+    pairs = free_figures.pair(*rows)
+    tokens = artifacts.tokens(variant)
+    columns = artifacts.read_columns(tokens) if metas[tokens]["status"] == "ok" else None
+    curve += free_figures.by_position(b, pairs, columns, ours["tokens"])
+    return free_figures.free_metrics(b, pairs, ours["tokens"], variant == ref)
 
 
 def _answers(b: Builder, variant: str, ref: str, metas: dict[Path, Row], settings: params.Params) -> str | None:

@@ -80,6 +80,21 @@ DEFINITIONS: dict[str, Definition] = {
     "prefill_ratio": Definition("ratio", "higher", 1.0, "prefill rate over the reference's, interleaved rounds"),
     "mbu": Definition("fraction", "higher", None, "bytes read per token / TPOT / measured memory bandwidth"),
     "failure_rate": Definition("fraction", "lower", 0.0, "requests that failed"),
+    "free_same": Definition("fraction", "higher", 1.0, "greedy replies that are the reference's, token for token"),
+    "free_same_floor": Definition("fraction", "higher", None, "the reference's replies that stay at another batch size"),
+    "free_departure": Definition("tokens", "higher", None, "median number of the first token in which a greedy reply differs"),
+    "free_repetition": Definition("fraction", "lower", None, "share of a reply's 4-grams that stood in it before"),
+    "free_repetition_delta": Definition("pp", "lower", 0.0, "repetition minus the reference's, same prompts"),
+    "free_empty": Definition("fraction", "lower", None, "greedy replies without any text"),
+    "free_empty_delta": Definition("pp", "lower", 0.0, "empty replies minus the reference's, same prompts"),
+    "free_invalid": Definition("fraction", "lower", None, "greedy replies with bytes that are no UTF-8"),
+    "free_invalid_delta": Definition("pp", "lower", 0.0, "such replies minus the reference's, same prompts"),
+    "free_loop": Definition("fraction", "lower", None, "greedy replies that end in one block over and over"),
+    "free_loop_delta": Definition("pp", "lower", 0.0, "looping replies minus the reference's, same prompts"),
+    "free_script": Definition("fraction", "lower", 0.0, "greedy replies in a script that prompt and reference do not use"),
+    "free_script_delta": Definition("pp", "lower", 0.0, "such replies minus the reference's, same prompts"),
+    "free_garbled": Definition("fraction", "lower", None, "replies that are empty, invalid, looping or switch script"),
+    "free_garbled_delta": Definition("pp", "lower", 0.0, "garbled replies minus the reference's, same prompts"),
 }
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pipeline import artifacts, cli, noise, params
+from pipeline import artifacts, cli, noise, params, where
 from pipeline.params import Params
 
 CALIBRATED = ("gptq", "awq")
@@ -30,7 +30,9 @@ STAGES = (
     "diverge",
     "evaluate",
     "benchmark",
+    "generate",
     "compare",
+    "locate",
     "gate",
     "report",
     "track",
@@ -209,6 +211,8 @@ def context_of(results: dict[str, dict[str, Any]], verdict: dict[str, Any], sett
         "machine": machine_line(results), "confidence": settings.compare.confidence,
         "tokens": first.get("kld_mean", {}).get("n", 0), "items": first.get("acc/all", {}).get("n", 0),
         "against_rounding": against_rounding(results), "noise": noise.sentence(first, settings.reference),
+        "where": where.where(results, settings.reference), "visible": where.visible, "clipped": where.clipped,
+        "fault_words": where.FAULT_WORDS,
         "rounds": first.get("decode_tok_s", {}).get("n", 0), "benchmark": settings.benchmark,
         "versions": results[settings.reference]["versions"],
         "tasks": sorted({k.split("/")[1] for k in first if k.startswith("acc/")}),

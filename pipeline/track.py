@@ -128,7 +128,9 @@ def _child(tracker: Tracker, parent: str, name: str, result: dict[str, Any], set
         tracker.log_metrics(run_id, flat_metrics(result["metrics"]))
         tracker.log_files(run_id, [artifacts.metrics(name)], "metrics")
         tracker.log_files(run_id, [artifacts.model_dir(name) / artifacts.MANIFEST], "manifest")
-        tracker.log_files(run_id, [artifacts.answers(name), artifacts.timings(name), artifacts.tokens(name)], "rows")
+        rows = [artifacts.answers(name), artifacts.timings(name), artifacts.tokens(name), artifacts.generations(name)]
+        tracker.log_files(run_id, rows, "rows")
+        tracker.log_files(run_id, [artifacts.broke(name)], "broke")
 
     key = artifacts.digest([parent, name, result])
     return tracker.run(key, name, log, {"mlflow.parentRunId": parent, "variant": name})

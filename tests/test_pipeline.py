@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 BF16 = {"quantizer": "cast", "engine": "hf", "options": {"dtype": "bfloat16"}}
 INT8 = {"quantizer": "torchao", "engine": "hf", "options": {"scheme": "int8-weight-only"}, "engine_options": {}}
+CHAIN = ("quantize", "diverge", "evaluate", "benchmark", "generate", "compare", "locate")
 ODD = {"quantizer": "gptq", "engine": "hf", "options": {"bits": 4, "group_size": 128}}
 
 
@@ -88,6 +89,7 @@ def test_every_variant_has_results_and_the_reference_is_exactly_itself(house: Pa
 def test_the_report_holds_every_variant_and_needs_no_network(house: Path) -> None:
     page = (house / "reports/report.html").read_text(encoding="utf-8")
     assert all(f'<th scope="row">{name}</th>' in page for name in ("bf16", "int8"))
+    assert "Where it broke" in page and "too few" in page  # the tiny model's tokens are
     assert "src=" not in page and "<link" not in page and "@import" not in page
     assert "| int8 |" in (house / "reports/report.md").read_text(encoding="utf-8")
     assert (house / "reports/figures/tradeoff.svg").stat().st_size > 1000
@@ -139,13 +141,13 @@ def test_a_changed_option_reruns_that_variant_s_chain_only(house: Path) -> None:
         planned = stages_run(run(house, "dvc", "repro", "--dry"))
     finally:
         (house / "params.yaml").write_text(good, encoding="utf-8")
-    assert {s for s in planned if "@" in s} == {f"{s}@int8" for s in ("quantize", "diverge", "evaluate", "benchmark", "compare")}
+    assert {s for s in planned if "@" in s} == {f"{s}@int8" for s in CHAIN}
 
 
 def test_an_added_variant_runs_only_itself_and_what_cannot_be_built_is_a_result(house: Path) -> None:
     edit(house, lambda p: p["variants"].update({"int4-odd": ODD}))
     output = run(house, "dvc", "repro")
-    chain = {f"{s}@int4-odd" for s in ("quantize", "diverge", "evaluate", "benchmark", "compare")}
+    chain = {f"{s}@int4-odd" for s in CHAIN}
     assert stages_run(output) == {"check", "gate", "report", "track"} | chain
     assert "1 new MLflow runs" in output
     odd = results(house, "int4-odd")
