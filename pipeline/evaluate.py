@@ -34,7 +34,6 @@ def evaluate(engine: Any, setup: Evaluate, tasks: dict[str, HowMany], seed: int,
     own an edited set is never an old one.
     """
     import datasets
-    import lm_eval
     from lm_eval.tasks import TaskManager
 
     from pipeline.engines._lm_eval import lm_for
@@ -51,21 +50,9 @@ def evaluate(engine: Any, setup: Evaluate, tasks: dict[str, HowMany], seed: int,
         if is_chat(config) and not engine.tokenizer.chat_template:
             raise DataError(f"task {task!r} is a chat and the model has no chat template; take it out of `tiers` in params.yaml")
         lm = lm_for(engine, batch_for(items, engine.tokenizer, setup.batch_size))
-        found = _run(
-            lm_eval,
-            model=lm,
-            tasks=[task],
-            task_manager=manager,
-            samples={task: subset(len(items), limit, seed)} if config else None,
-            limit=None if config else limit,
-            apply_chat_template=is_chat(config),
-            log_samples=True,
-            bootstrap_iters=0,
-            random_seed=seed,
-            numpy_random_seed=seed,
-            torch_random_seed=seed,
-            fewshot_random_seed=seed,
-        )
+        chosen = subset(len(items), limit, seed) if config else None
+        first = None if config else limit
+        found = _run(lm, manager, task, samples=chosen, limit=first, chat=is_chat(config), seed=seed)
         for name, samples in found["samples"].items():
             if config:
                 _same_rows(task, config, samples, items)
@@ -94,20 +81,20 @@ def _same_rows(task: str, config: dict[str, Any], samples: list[Row], items: lis
                 )
 
 
-def _run(lm_eval: Any, **arguments: Any) -> Any:
+def _run(lm: Any, manager: Any, task: str, **how: Any) -> Any:
     """lm-eval's evaluation; data that a hub does not give is an error in words."""
     from datasets.exceptions import DatasetsError
     from jinja2 import UndefinedError
 
+    from pipeline.engines._lm_eval import ask
+
     try:
-        return lm_eval.simple_evaluate(**arguments)
+        return ask(lm, manager, task, **how)
     except (KeyError, TypeError, AssertionError, ValueError, UndefinedError) as e:
-        task = arguments["tasks"][0]
         if not (TASKS / f"{task}.yaml").exists():
             raise  # not a user's YAML: a fault of ours, or of lm-eval
         raise DataError(f"task {task!r}: lm-eval cannot use {TASKS / task}.yaml ({type(e).__name__}: {e})") from e
     except (OSError, ConnectionError, DatasetsError) as e:
-        task = arguments["tasks"][0]
         first = (str(e).strip().splitlines() or ["no message"])[0]
         raise DataError(f"task {task!r}: its data could not be loaded ({type(e).__name__}: {first})") from None
 
