@@ -24,6 +24,7 @@ from pipeline.params import Evaluate, HowMany
 
 Row = dict[str, Any]
 BATCH_TOKENS = 2048
+LOOKED_AT = 32  # items, those with most characters, among which the one with most tokens is looked for
 SCORES = ("acc", "exact_match")  # lm-eval's names for "this item was answered correctly"
 
 
@@ -102,10 +103,10 @@ def _run(lm: Any, manager: Any, task: str, **how: Any) -> Any:
 def batch_for(items: list[Row], tokenizer: Any, most: int) -> int:
     """Items at a time: `most`, or fewer where the longest are long.
 
-    lm-eval keeps the logits of every position of a batch: sixteen times a thousand tokens are gigabytes, and it takes
-    longer to touch them than to compute them. The same for every variant, since it depends on the items alone.
+    Replies grow side by side, and a model that cannot read forests keeps the logits of every position of a batch: sixteen times a
+    thousand tokens are gigabytes. The same for every variant, since it depends on the items alone.
     """
-    texts = (" ".join(v for v in row.values() if isinstance(v, str)) for row in items)
+    texts = sorted((" ".join(v for v in row.values() if isinstance(v, str)) for row in items), key=len)[-LOOKED_AT:]
     longest = max((len(tokenizer(text).input_ids) for text in texts), default=0)
     return max(1, min(most, BATCH_TOKENS // max(1, longest)))
 
@@ -163,11 +164,7 @@ def _tokens(lm: Any, requests: list[Any], output_type: str) -> tuple[list[int], 
             ids = lm.tok_encode(request[0])
             lengths.append(len(ids))
         else:
-            if request[0]:
-                context, continuation = lm._encode_pair(request[0], request[1])
-            else:  # what lm-eval conditions a choice without context on
-                context, continuation = [lm.prefix_token_id], lm.tok_encode(request[1], add_special_tokens=False)
-            ids = [*context, *continuation]
+            ids = [t for part in lm.encoded(request[0], request[1]) for t in part]
             lengths.append(len(ids))
         first = first or [int(t) for t in ids[:4]]
     return lengths, first
@@ -193,6 +190,8 @@ def task_hashes(tasks: Iterable[str]) -> Iterator[tuple[str, str]]:
     for name in tasks:
         if name in local_tasks():
             for file in task_files(name):
+                if not file.exists():
+                    raise DataError(f"task {name!r}: its data {file} is not here")
                 yield from sets_digest(file).items()
 
 

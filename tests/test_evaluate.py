@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -112,19 +114,28 @@ def test_an_edited_set_is_scored_anew(engine: Any, own_task: Path) -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_no_variant_is_answered_from_another_s_cache(engine: Any, own_task: Path) -> None:
     """Every run sends every request through the model: the second time as the first."""
+    write(own_task, [*OWN, {"id": "c", "context": "word " * 400, "choices": [" one", " two three"], "answer": 0}])
+    wanted = {t for row in OWN for choice in row["choices"] for t in engine.tokenizer(row["context"] + choice).input_ids[:-1]}
+    runs = []
+    for _ in range(2):
+        with watched(engine) as seen:
+            answered(engine, Evaluate(batch_size=4), {"mine": "all"})
+        runs.append(seen)
+    assert runs[0] == runs[1] and wanted <= set(runs[1])
+
+
+@contextlib.contextmanager
+def watched(engine: Any) -> Iterator[list[int]]:
+    """Every token that goes through the model."""
     seen: list[int] = []
     hook = engine.model.register_forward_hook(
-        lambda module, args, kwargs, out: seen.append(len(kwargs.get("input_ids", args[0] if args else ()))), with_kwargs=True
+        lambda module, args, kwargs, out: seen.extend(kwargs.get("input_ids", args[0] if args else None).flatten().tolist()),
+        with_kwargs=True,
     )
     try:
-        counts = []
-        for _ in range(2):
-            seen.clear()
-            answered(engine, Evaluate(batch_size=4), {"mine": "all"})
-            counts.append(sum(seen))
+        yield seen
     finally:
         hook.remove()
-    assert counts == [4, 4]
 
 
 @pytest.mark.filterwarnings("ignore")

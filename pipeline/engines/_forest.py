@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+ATTENTION = 1000  # tokens: in a pass of so many, attention costs about what the products do (135 M parameters, 2 cores)
+
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     """How many leading tokens two sequences share."""
@@ -63,15 +65,17 @@ class Forest:
 
 
 def grown(sequences: Sequence[Sequence[int]], most: int) -> Iterator[tuple[Forest, list[int]]]:
-    """Forests of at most `most` tokens (or of one longer sequence), and which sequences each holds, in the order of its paths.
+    """Forests of about `most` tokens, and which sequences each holds, in the order of its paths.
 
-    They depend on the tokens alone: the same for every model with this tokenizer.
+    A full forest takes one more as long as that costs less than to read the sequence anew. Forests depend on the tokens alone:
+    they are the same for every model with this tokenizer.
     """
     forest, held = Forest(), list[int]()
     previous: Sequence[int] = ()
-    for i in sorted(range(len(sequences)), key=sequences.__getitem__):
-        new = len(sequences[i]) - common_prefix(previous, sequences[i])
-        if held and len(forest.tokens) + new > most:
+    for i in sorted(range(len(sequences)), key=lambda k: list(sequences[k])):
+        size, length = len(forest.tokens), len(sequences[i])
+        larger = size + length - common_prefix(previous, sequences[i])
+        if held and larger > most and _cost(larger) - _cost(size) >= _cost(length):
             yield forest, held
             forest, held = Forest(), []
         forest.add(sequences[i])
@@ -79,3 +83,8 @@ def grown(sequences: Sequence[Sequence[int]], most: int) -> Iterator[tuple[Fores
         previous = sequences[i]
     if held:
         yield forest, held
+
+
+def _cost(n: int) -> float:
+    """Of a pass over n tokens, in tokens: products grow with n, attention with its square."""
+    return n + n * n / ATTENTION

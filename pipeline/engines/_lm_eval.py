@@ -8,7 +8,6 @@ its prompts, its cuts, its stop sequences, and in float32 its log-likelihoods (t
 
 from __future__ import annotations
 
-import inspect
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -23,12 +22,12 @@ from transformers import AutoConfig, PreTrainedModel
 from pipeline import cli
 from pipeline.engines import Sampling
 from pipeline.engines._forest import Forest, grown
+from pipeline.engines._greedy import grow, has_stopped, is_plain, keeps_some
 from pipeline.errors import Unsupported
 
-BLOCK_TOKENS = 768  # tokens in one pass: enough to fill the cores; attention costs its square
+BLOCK_TOKENS = 256  # tokens in one pass: enough to fill the cores; attention costs its square
 ROWS = 128  # logits [ROWS, vocab] in float32 at a time
-ALIKE = 0.05  # of the largest logit: how far a forest's may be off single sequences'; a token that sees another's branch is further
-
+ALIKE = 0.05  # of the largest logit: how far a forest's may be off; a token that sees another's branch is further off
 Request = tuple[Any, list[int], list[int]]  # (texts, context ids, choice ids), as lm-eval passes it
 Answer = tuple[float, bool]  # log-likelihood, and whether greedy decoding would say the same
 Logits = Iterator[tuple[list[int], Any]]  # (nodes, their logits [n, vocab]), until all that were wanted have come
@@ -75,6 +74,13 @@ class _Texts(HFLM):  # type: ignore[misc]  # lm-eval has no types
             self._known[key] = super().tok_encode(string, add_special_tokens, left_truncate_len)
         return list(self._known[key])
 
+    def encoded(self, context: str, choice: str) -> tuple[list[int], list[int]]:
+        """Token ids of a context and of the choice after it, as lm-eval scores them: no context is one token of its own."""
+        if context:
+            return self._encode_pair(context, choice)  # type: ignore[no-any-return]
+        ids = self.tok_encode(choice, add_special_tokens=False)
+        return (ids[:1], ids[1:]) if ids[0] == self.prefix_token_id else ([self.prefix_token_id], ids)
+
 
 class ForestLM(_Texts):
     """The transformers engine: blocks of the forest in one pass each; log-likelihoods in float32.
@@ -98,6 +104,18 @@ class ForestLM(_Texts):
         if not self.in_forests:
             return super()._loglikelihood_tokens(requests, disable_tqdm, override_bs)  # type: ignore[no-any-return]
         return score(requests, self.max_length, lambda forest, wanted: _one_pass(self.engine, forest, wanted))
+
+    def _model_generate(self, context: Any, max_length: int, stop: list[str], **kwargs: Any) -> Any:
+        """context: [b, n], padded on the left. transformers' own `generate` wherever it would do more than take the likeliest."""
+        if not (self.in_forests and is_plain(self.engine.model.generation_config, kwargs)):
+            return super()._model_generate(context, max_length, stop, **kwargs)
+        most = max_length - context.shape[1]
+        replies = grow(
+            self.engine, context, kwargs["attention_mask"], most, lambda reply: has_stopped(self.tok_decode(reply), stop)
+        )
+        longest = max(map(len, replies))
+        padded = [reply + [self.tokenizer.pad_token_id] * (longest - len(reply)) for reply in replies]
+        return torch.cat([context, torch.tensor(padded, device=context.device)], 1)
 
     @cached_property
     def in_forests(self) -> bool:
@@ -124,8 +142,7 @@ class EngineLM(_Texts):
         reply: list[int] = []
         for token, _ in self.engine.stream(prompt, max_length - len(prompt), Sampling()):
             reply.append(token)
-            text = self.tok_decode(reply)
-            if any(s in text for s in stop):
+            if has_stopped(self.tok_decode(reply), stop):
                 break
         return torch.tensor([prompt + reply])
 
@@ -212,7 +229,7 @@ def _one_pass(engine: Any, forest: Forest, wanted: list[int]) -> Logits:
         own["attention_mask"] = own["attention_mask"].masked_fill_(~seen, hidden)[None, None]
         own["position_ids"] = torch.tensor([forest.depths], device=engine.device)
     places = torch.tensor(wanted, device=engine.device)
-    keeps = "logits_to_keep" in inspect.signature(engine.model.forward).parameters
+    keeps = keeps_some(engine)
     with torch.inference_mode():
         ids = torch.tensor([forest.tokens], device=engine.device)
         logits = engine.model(input_ids=ids, use_cache=False, **own, **({"logits_to_keep": places} if keeps else {})).logits[0]
