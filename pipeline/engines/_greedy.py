@@ -12,9 +12,9 @@ from typing import Any
 
 # settings of a model's generation_config that greedy decoding does not heed
 HARMLESS = {
-    "bos_token_id", "eos_token_id", "pad_token_id", "transformers_version", "use_cache", "do_sample", "temperature", "top_k", "top_p",
-    "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "max_length", "max_new_tokens", "output_attentions",
-    "output_hidden_states",
+    "_from_model_config", "bos_token_id", "eos_token_id", "pad_token_id", "transformers_version", "use_cache", "do_sample",
+    "temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "max_length", "max_new_tokens",
+    "output_attentions", "output_hidden_states",
 }  # fmt: skip
 
 

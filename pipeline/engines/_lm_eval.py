@@ -8,6 +8,7 @@ its prompts, its cuts, its stop sequences, and in float32 its log-likelihoods (t
 
 from __future__ import annotations
 
+import math
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -103,7 +104,12 @@ class ForestLM(_Texts):
     ) -> list[Answer]:
         if not self.in_forests:
             return super()._loglikelihood_tokens(requests, disable_tqdm, override_bs)  # type: ignore[no-any-return]
-        return score(requests, self.max_length, lambda forest, wanted: _one_pass(self.engine, forest, wanted))
+        found = score(requests, self.max_length, lambda forest, wanted: _one_pass(self.engine, forest, wanted))
+        # what is not finite in one branch spreads to its neighbours (0 times NaN is NaN): those requests are asked by themselves
+        broken = [i for i, (value, _) in enumerate(found) if not math.isfinite(value)]
+        for i, answer in zip(broken, super()._loglikelihood_tokens([requests[i] for i in broken], disable_tqdm, override_bs)):
+            found[i] = answer
+        return found
 
     def _model_generate(self, context: Any, max_length: int, stop: list[str], **kwargs: Any) -> Any:
         """context: [b, n], padded on the left. transformers' own `generate` wherever it would do more than take the likeliest."""
