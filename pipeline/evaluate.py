@@ -24,6 +24,7 @@ from pipeline.params import Evaluate, HowMany
 
 Row = dict[str, Any]
 BATCH_TOKENS = 2048
+LOOKED_AT = 32  # items, those with most characters, among which the one with most tokens is looked for
 SCORES = ("acc", "exact_match")  # lm-eval's names for "this item was answered correctly"
 
 
@@ -34,7 +35,6 @@ def evaluate(engine: Any, setup: Evaluate, tasks: dict[str, HowMany], seed: int,
     own an edited set is never an old one.
     """
     import datasets
-    import lm_eval
     from lm_eval.tasks import TaskManager
 
     from pipeline.engines._lm_eval import lm_for
@@ -51,21 +51,9 @@ def evaluate(engine: Any, setup: Evaluate, tasks: dict[str, HowMany], seed: int,
         if is_chat(config) and not engine.tokenizer.chat_template:
             raise DataError(f"task {task!r} is a chat and the model has no chat template; take it out of `tiers` in params.yaml")
         lm = lm_for(engine, batch_for(items, engine.tokenizer, setup.batch_size))
-        found = _run(
-            lm_eval,
-            model=lm,
-            tasks=[task],
-            task_manager=manager,
-            samples={task: subset(len(items), limit, seed)} if config else None,
-            limit=None if config else limit,
-            apply_chat_template=is_chat(config),
-            log_samples=True,
-            bootstrap_iters=0,
-            random_seed=seed,
-            numpy_random_seed=seed,
-            torch_random_seed=seed,
-            fewshot_random_seed=seed,
-        )
+        chosen = subset(len(items), limit, seed) if config else None
+        first = None if config else limit
+        found = _run(lm, manager, task, samples=chosen, limit=first, chat=is_chat(config), seed=seed)
         for name, samples in found["samples"].items():
             if config:
                 _same_rows(task, config, samples, items)
@@ -94,20 +82,20 @@ def _same_rows(task: str, config: dict[str, Any], samples: list[Row], items: lis
                 )
 
 
-def _run(lm_eval: Any, **arguments: Any) -> Any:
+def _run(lm: Any, manager: Any, task: str, **how: Any) -> Any:
     """lm-eval's evaluation; data that a hub does not give is an error in words."""
     from datasets.exceptions import DatasetsError
     from jinja2 import UndefinedError
 
+    from pipeline.engines._lm_eval import ask
+
     try:
-        return lm_eval.simple_evaluate(**arguments)
+        return ask(lm, manager, task, **how)
     except (KeyError, TypeError, AssertionError, ValueError, UndefinedError) as e:
-        task = arguments["tasks"][0]
         if not (TASKS / f"{task}.yaml").exists():
             raise  # not a user's YAML: a fault of ours, or of lm-eval
         raise DataError(f"task {task!r}: lm-eval cannot use {TASKS / task}.yaml ({type(e).__name__}: {e})") from e
     except (OSError, ConnectionError, DatasetsError) as e:
-        task = arguments["tasks"][0]
         first = (str(e).strip().splitlines() or ["no message"])[0]
         raise DataError(f"task {task!r}: its data could not be loaded ({type(e).__name__}: {first})") from None
 
@@ -115,10 +103,10 @@ def _run(lm_eval: Any, **arguments: Any) -> Any:
 def batch_for(items: list[Row], tokenizer: Any, most: int) -> int:
     """Items at a time: `most`, or fewer where the longest are long.
 
-    lm-eval keeps the logits of every position of a batch: sixteen times a thousand tokens are gigabytes, and it takes
-    longer to touch them than to compute them. The same for every variant, since it depends on the items alone.
+    Replies grow side by side, and a model that cannot read forests keeps the logits of every position of a batch: sixteen times a
+    thousand tokens are gigabytes. The same for every variant, since it depends on the items alone.
     """
-    texts = (" ".join(v for v in row.values() if isinstance(v, str)) for row in items)
+    texts = sorted((" ".join(v for v in row.values() if isinstance(v, str)) for row in items), key=len)[-LOOKED_AT:]
     longest = max((len(tokenizer(text).input_ids) for text in texts), default=0)
     return max(1, min(most, BATCH_TOKENS // max(1, longest)))
 
@@ -176,11 +164,7 @@ def _tokens(lm: Any, requests: list[Any], output_type: str) -> tuple[list[int], 
             ids = lm.tok_encode(request[0])
             lengths.append(len(ids))
         else:
-            if request[0]:
-                context, continuation = lm._encode_pair(request[0], request[1])
-            else:  # what lm-eval conditions a choice without context on
-                context, continuation = [lm.prefix_token_id], lm.tok_encode(request[1], add_special_tokens=False)
-            ids = [*context, *continuation]
+            ids = [t for part in lm.encoded(request[0], request[1]) for t in part]
             lengths.append(len(ids))
         first = first or [int(t) for t in ids[:4]]
     return lengths, first
@@ -206,6 +190,8 @@ def task_hashes(tasks: Iterable[str]) -> Iterator[tuple[str, str]]:
     for name in tasks:
         if name in local_tasks():
             for file in task_files(name):
+                if not file.exists():
+                    raise DataError(f"task {name!r}: its data {file} is not here")
                 yield from sets_digest(file).items()
 
 

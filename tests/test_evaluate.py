@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import make_model
 
 from pipeline import engines, evaluate
 from pipeline.errors import DataError
@@ -112,34 +113,46 @@ def test_an_edited_set_is_scored_anew(engine: Any, own_task: Path) -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_no_variant_is_answered_from_another_s_cache(engine: Any, own_task: Path) -> None:
     """Every run sends every request through the model: the second time as the first."""
+    write(own_task, [*OWN, {"id": "c", "context": "word " * 400, "choices": [" one", " two three"], "answer": 0}])
+    wanted = {t for row in OWN for choice in row["choices"] for t in engine.tokenizer(row["context"] + choice).input_ids[:-1]}
+    runs = []
+    for _ in range(2):
+        with watched(engine) as seen:
+            answered(engine, Evaluate(batch_size=4), {"mine": "all"})
+        runs.append(seen)
+    assert runs[0] == runs[1] and wanted <= set(runs[1])
+
+
+@contextlib.contextmanager
+def watched(engine: Any) -> Iterator[list[int]]:
+    """Every token that goes through the model."""
     seen: list[int] = []
     hook = engine.model.register_forward_hook(
-        lambda module, args, kwargs, out: seen.append(len(kwargs.get("input_ids", args[0] if args else ()))), with_kwargs=True
+        lambda module, args, kwargs, out: seen.extend(kwargs.get("input_ids", args[0] if args else None).flatten().tolist()),
+        with_kwargs=True,
     )
     try:
-        counts = []
-        for _ in range(2):
-            seen.clear()
-            answered(engine, Evaluate(batch_size=4), {"mine": "all"})
-            counts.append(sum(seen))
+        yield seen
     finally:
         hook.remove()
-    assert counts == [4, 4]
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_one_row_of_nan_makes_the_variant_invalid_though_the_right_answer_comes_first(engine: Any, own_task: Path) -> None:
     write(own_task, [row | {"choices": row["choices"][:: 1 if row["answer"] == 0 else -1], "answer": 0} for row in OWN])
 
-    def poison(module: Any, args: Any, out: Any) -> Any:
-        out.logits[0] = float("nan")
-        return out
+    tokens = [{*engine.tokenizer(row["context"]).input_ids} for row in OWN]
+    marked = min(tokens[0] - tokens[1])  # a token of the first item's context only
 
-    hook = engine.model.register_forward_hook(poison)
+    def poison(module: Any, args: Any, out: Any) -> Any:
+        return out.masked_fill((args[0] == marked)[..., None], float("nan"))
+
+    hook = engine.model.get_input_embeddings().register_forward_hook(poison)
     try:
         rows = answered(engine, Evaluate(batch_size=4), {"mine": "all"})
     finally:
         hook.remove()
+    assert [row["non_finite"] for row in rows] == [2, 0], "the other item was read in the same pass"
     why = evaluate.check(rows, engine.tokenizer)
     assert why and "1 of 2 items have a log-likelihood that is not finite" in why
 
@@ -177,38 +190,6 @@ def test_empty_replies_and_cut_items_are_marked(engine: Any, own_task: Path) -> 
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_shared_contexts_read_once_say_what_lm_eval_says(engine: Any) -> None:
-    """Against lm-eval's own class, in float32: several choices, several questions about one passage, one-token choices."""
-    from lm_eval.api.instance import Instance
-    from lm_eval.models.huggingface import HFLM
-
-    from pipeline.engines._lm_eval import SharedContextLM
-
-    passage = " ".join(f"The code of room {k} is {7 * k % 10}{k}." for k in range(30))
-    pairs = [
-        (f"{passage} Question: room {room}? Answer: {'the code is ' * (room % 3)}", choice)
-        for room in (3, 4, 5)
-        for choice in (" 1", " 21 and more", " 28", " thirty-five")
-    ]
-    pairs += [("short", " one"), ("short", " two"), ("", "alone")]
-    requests = [Instance("loglikelihood", {}, pair, k) for k, pair in enumerate(pairs)]
-    plain = HFLM(pretrained=engine.model, tokenizer=engine.tokenizer, batch_size=3, max_length=1024, softmax_dtype="float32")
-    theirs = plain.loglikelihood(requests, disable_tqdm=True)
-    seen: list[int] = []
-    hook = engine.model.register_forward_hook(
-        lambda module, args, kwargs, out: seen.append(kwargs["input_ids"].numel() if "input_ids" in kwargs else args[0].numel()),
-        with_kwargs=True,
-    )
-    try:
-        ours = SharedContextLM(engine, 3).loglikelihood(requests, disable_tqdm=True)
-    finally:
-        hook.remove()
-    for (value, greedy), (expected, theirs_greedy) in zip(ours, theirs):
-        assert value == pytest.approx(expected, abs=1e-3) and greedy == theirs_greedy
-    assert sum(seen) < 0.25 * sum(len(plain.tok_encode(c + a)) for c, a in pairs)
-
-
-@pytest.mark.filterwarnings("ignore")
 def test_a_column_that_datasets_takes_for_dates_is_named(engine: Any, own_task: Path) -> None:
     """It would be compared as `2024-01-01 00:00:00`: no answer would ever be right, for any variant."""
     write(own_task, [{"id": str(k), "context": f"The {k}th day is", "target": f"2024-01-0{k}"} for k in range(1, 4)])
@@ -222,28 +203,3 @@ def test_a_chat_task_without_a_template_is_named(tiny: Path) -> None:
     own.tokenizer.chat_template = None  # type: ignore[attr-defined]
     with pytest.raises(DataError, match="task 'instruct' is a chat and the model has no chat template"):
         answered(own, Evaluate(), {"instruct": 2})
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_a_model_with_a_sliding_window_is_left_to_lm_eval(tmp_path: Path) -> None:
-    """Its cache cannot be cut back; the answers must still be lm-eval's."""
-    import torch
-    from lm_eval.api.instance import Instance
-    from lm_eval.models.huggingface import HFLM
-    from transformers import AutoTokenizer, MistralConfig, MistralForCausalLM
-
-    from pipeline.engines._lm_eval import SharedContextLM
-
-    folder = make_model(tmp_path / "model")
-    shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = MistralConfig(vocab_size=512, sliding_window=32, num_key_value_heads=2, **shape)
-    with torch.random.fork_rng():
-        torch.manual_seed(1)
-        MistralForCausalLM(config).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(folder).save_pretrained(folder)
-    own = engines.load("hf", folder, threads=2)
-    pairs = [("The code of the door is written here. " * 12, choice) for choice in (" one", " two three", " four")]
-    requests = [Instance("loglikelihood", {}, pair, k) for k, pair in enumerate(pairs)]
-    theirs = HFLM(pretrained=own.model, tokenizer=own.tokenizer, batch_size=3, max_length=1024, softmax_dtype="float32")  # type: ignore[attr-defined]
-    expected = [value for value, _ in theirs.loglikelihood(requests, disable_tqdm=True)]
-    assert [v for v, _ in SharedContextLM(own, 3).loglikelihood(requests, disable_tqdm=True)] == pytest.approx(expected, abs=1e-4)

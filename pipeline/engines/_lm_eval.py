@@ -1,38 +1,90 @@
-"""lm-eval's model around the engine's, which computes what several choices share only once.
+"""lm-eval's model around the engine's, which computes once what requests share, and logits only where they are scored.
 
-lm-eval sends context and choice through the model for every choice, and keeps the logits of all positions. Here a long
-context is read once, its keys and values are kept, and the choices follow it as one small batch; a context that begins
-as the one before it (several questions about one passage) starts from there. Measured on 2 cores, 150 questions about
-passages of 100 to 1 000 tokens.
+lm-eval sends context and choice through the model for every choice, pads them to the longest of a batch, and keeps the logits of
+all positions. Here all requests of a task form a forest of tokens (`_forest`). transformers reads blocks of it in one pass, in
+which each token sees those that lead to it and no other; any other engine reads it branch by branch. The answers are lm-eval's:
+its prompts, its cuts, its stop sequences, and in float32 its log-likelihoods (tests/test_parity.py).
 """
 
 from __future__ import annotations
 
+import math
+import random
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from lm_eval.models.huggingface import HFLM
 from transformers import AutoConfig, PreTrainedModel
 
 from pipeline import cli
 from pipeline.engines import Sampling
+from pipeline.engines._forest import Forest, grown
+from pipeline.engines._greedy import grow, has_stopped, is_plain, keeps_some
 from pipeline.errors import Unsupported
 
-WORTH_SHARING = 64  # tokens of context; below, one padded batch is faster than two passes
-
+BLOCK_TOKENS = 256  # tokens in one pass: enough to fill the cores; attention costs its square
+ROWS = 128  # logits [ROWS, vocab] in float32 at a time
+ALIKE = 0.05  # of the largest logit: how far a forest's may be off; a token that sees another's branch is further off
 Request = tuple[Any, list[int], list[int]]  # (texts, context ids, choice ids), as lm-eval passes it
 Answer = tuple[float, bool]  # log-likelihood, and whether greedy decoding would say the same
+Logits = Iterator[tuple[list[int], Any]]  # (nodes, their logits [n, vocab]), until all that were wanted have come
 
 
 def lm_for(engine: Any, batch_size: int) -> Any:
-    """lm-eval's model for an engine."""
+    """lm-eval's model for an engine; batch_size: replies that grow side by side, where the engine has batches."""
     if engine.name == "hf":
-        return SharedContextLM(engine, batch_size)
+        return ForestLM(engine, batch_size)
     return EngineLM(engine, AutoConfig.from_pretrained(engine.folder))
 
 
-class SharedContextLM(HFLM):  # type: ignore[misc]  # lm-eval has no types
-    """HFLM whose long shared contexts are read once; log-likelihoods in float32.
+def ask(lm: Any, manager: Any, task: str, *, samples: list[int] | None, limit: int | None, chat: bool, seed: int) -> Any:
+    """What lm-eval answers to one task: `simple_evaluate` without its description of the machine, which is half a second each.
+
+    samples: indices of the items; None: the first `limit`, or all.
+    """
+    import lm_eval
+
+    random.seed(seed)  # for tasks that shuffle their own documents, as simple_evaluate does
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+    loaded = manager.load([task])
+    for one in loaded["tasks"].values():
+        if one.get_config("num_fewshot") is None:
+            one.set_config(key="num_fewshot", value=0)
+        one.set_fewshot_seed(seed=seed)
+    return lm_eval.evaluate(
+        lm=lm, task_dict=loaded, samples=None if samples is None else {task: samples}, limit=limit,
+        apply_chat_template=chat, fewshot_as_multiturn=True, log_samples=True, bootstrap_iters=0,
+    )  # fmt: skip
+
+
+class _Texts(HFLM):  # type: ignore[misc]  # lm-eval has no types
+    """HFLM that turns a text into tokens once: it asks for a context again with every choice."""
+
+    def __init__(self, **arguments: Any) -> None:
+        self._known: dict[tuple[Any, ...], list[int]] = {}
+        super().__init__(**arguments)
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, left_truncate_len: int | None = None) -> list[int]:
+        key = (string, add_special_tokens, left_truncate_len)
+        if key not in self._known:
+            self._known[key] = super().tok_encode(string, add_special_tokens, left_truncate_len)
+        return list(self._known[key])
+
+    def encoded(self, context: str, choice: str) -> tuple[list[int], list[int]]:
+        """Token ids of a context and of the choice after it, as lm-eval scores them: no context is one token of its own."""
+        if context:
+            return self._encode_pair(context, choice)  # type: ignore[no-any-return]
+        ids = self.tok_encode(choice, add_special_tokens=False)
+        return (ids[:1], ids[1:]) if ids[0] == self.prefix_token_id else ([self.prefix_token_id], ids)
+
+
+class ForestLM(_Texts):
+    """The transformers engine: blocks of the forest in one pass each; log-likelihoods in float32.
 
     In bfloat16, lm-eval's default for such a model, a document's log-likelihood moves in steps of 8 nats.
     """
@@ -50,30 +102,34 @@ class SharedContextLM(HFLM):  # type: ignore[misc]  # lm-eval has no types
     def _loglikelihood_tokens(
         self, requests: list[Request], disable_tqdm: bool = False, override_bs: int | None = None
     ) -> list[Answer]:
-        groups: dict[tuple[int, ...], list[int]] = {}
-        for i, (_, context, choice) in enumerate(requests):
-            if len(context) >= WORTH_SHARING and len(context) + len(choice) <= self.max_length:
-                groups.setdefault(tuple(context), []).append(i)
-        shared = {context: own for context, own in groups.items() if len(own) > 1}
-        found: dict[int, Answer] = {}
-        reader = _Reader(self.engine)
-        if shared and reader.can_go_back():
-            with cli.progress(len(shared), "choices", "item") as bar:
-                for ids, own in sorted(shared.items()):  # so that contexts with one beginning follow each other
-                    answers = reader.answers(list(ids), [requests[i][2] for i in own])
-                    found.update(zip(own, answers))
-                    bar.update()
-        rest = [i for i in range(len(requests)) if i not in found]
-        if rest:
-            found.update(zip(rest, super()._loglikelihood_tokens([requests[i] for i in rest], disable_tqdm, override_bs)))
-        return [found[i] for i in range(len(requests))]
+        if not self.in_forests:
+            return super()._loglikelihood_tokens(requests, disable_tqdm, override_bs)  # type: ignore[no-any-return]
+        found = score(requests, self.max_length, lambda forest, wanted: _one_pass(self.engine, forest, wanted))
+        # what is not finite in one branch spreads to its neighbours (0 times NaN is NaN): those requests are asked by themselves
+        broken = [i for i, (value, _) in enumerate(found) if not math.isfinite(value)]
+        for i, answer in zip(broken, super()._loglikelihood_tokens([requests[i] for i in broken], disable_tqdm, override_bs)):
+            found[i] = answer
+        return found
+
+    def _model_generate(self, context: Any, max_length: int, stop: list[str], **kwargs: Any) -> Any:
+        """context: [b, n], padded on the left. transformers' own `generate` wherever it would do more than take the likeliest."""
+        if not (self.in_forests and is_plain(self.engine.model.generation_config, kwargs)):
+            return super()._model_generate(context, max_length, stop, **kwargs)
+        most = max_length - context.shape[1]
+        replies = grow(
+            self.engine, context, kwargs["attention_mask"], most, lambda reply: has_stopped(self.tok_decode(reply), stop)
+        )
+        longest = max(map(len, replies))
+        padded = [reply + [self.tokenizer.pad_token_id] * (longest - len(reply)) for reply in replies]
+        return torch.cat([context, torch.tensor(padded, device=context.device)], 1)
+
+    @cached_property
+    def in_forests(self) -> bool:
+        return takes_forests(self.engine)
 
 
-class EngineLM(HFLM):  # type: ignore[misc]  # lm-eval has no types
-    """Any engine that gives logits and tokens, behind HFLM's own handling of text: prompts, templates, stop sequences.
-
-    Requests go one by one, those that begin alike after each other: an engine may keep what they share.
-    """
+class EngineLM(_Texts):
+    """Any engine that gives logits and tokens, behind HFLM's own handling of text: prompts, templates, stop sequences."""
 
     def __init__(self, engine: Any, config: Any) -> None:
         super().__init__(pretrained=_Absent(config), tokenizer=engine.tokenizer, batch_size=1, max_length=engine.max_length)
@@ -82,16 +138,7 @@ class EngineLM(HFLM):  # type: ignore[misc]  # lm-eval has no types
     def _loglikelihood_tokens(
         self, requests: list[Request], disable_tqdm: bool = False, override_bs: int | None = None
     ) -> list[Answer]:
-        found: dict[int, Answer] = {}
-        with cli.progress(len(requests), "choices", "request") as bar:
-            for i in sorted(range(len(requests)), key=lambda i: (requests[i][1], requests[i][2])):
-                _, context, choice = requests[i]
-                ids = [*context, *choice][-(self.max_length + 1) :]
-                start = len(ids) - len(choice) - 1
-                blocks = [torch.from_numpy(block) for _, _, block in self.engine.logit_blocks([ids], [start], len(choice))]
-                found[i] = _answer(torch.log_softmax(torch.cat(blocks), -1), choice)
-                bar.update()
-        return [found[i] for i in range(len(requests))]
+        return score(requests, self.max_length, lambda forest, wanted: _by_branches(self.engine, forest, wanted))
 
     def _model_generate(self, context: Any, max_length: int, stop: list[str], **kwargs: Any) -> Any:
         """context: [1, n], as HFLM cut it. Greedy; ends at the model's end token or a stop sequence."""
@@ -101,8 +148,7 @@ class EngineLM(HFLM):  # type: ignore[misc]  # lm-eval has no types
         reply: list[int] = []
         for token, _ in self.engine.stream(prompt, max_length - len(prompt), Sampling()):
             reply.append(token)
-            text = self.tok_decode(reply)
-            if any(s in text for s in stop):
+            if has_stopped(self.tok_decode(reply), stop):
                 break
         return torch.tensor([prompt + reply])
 
@@ -115,54 +161,106 @@ class _Absent(PreTrainedModel):  # type: ignore[misc,unused-ignore]
         self.nothing = torch.nn.Parameter(torch.zeros(1), requires_grad=False)
 
 
-class _Reader:
-    """Reads contexts one after the other, and keeps what the next one begins with."""
-
-    def __init__(self, engine: Any) -> None:
-        self.engine = engine
-        self.ids: list[int] = []
-        self.cache: Any = None
-
-    def can_go_back(self) -> bool:
-        """Whether this model's cache can be cut back to a shorter context: a sliding window or a recurrent state cannot."""
-        with torch.inference_mode():
-            cache = self.engine.forward([[0, 0]], None, last=True)[1]
-        return all(type(layer).__name__ == "DynamicLayer" for layer in getattr(cache, "layers", [None]))
-
-    def answers(self, context: list[int], choices: list[list[int]]) -> list[Answer]:
-        with torch.inference_mode():
-            first = self._read(context)
-            longest = max(map(len, choices)) - 1
-            if longest == 0:
-                return [_answer(first[None], choice) for choice in choices]
-            # right-padded: a causal model's answers at real positions do not depend on what follows them
-            follow = [choice[:-1] + [choice[0]] * (longest - len(choice) + 1) for choice in choices]
-            self.cache.batch_repeat_interleave(len(choices))
-            logits = self.engine.forward(follow, self.cache)[0]
-            self.cache.batch_select_indices(torch.tensor([0], device=logits.device))
-            self._crop(len(context))
-            rest = torch.log_softmax(logits.float(), -1)
-            return [_answer(torch.cat([first[None], row[: len(c) - 1]]), c) for row, c in zip(rest, choices)]
-
-    def _read(self, context: list[int]) -> Any:
-        """Log-probabilities [vocab] of what follows the context, whose keys and values are then in the cache."""
-        same = next((k for k, (a, b) in enumerate(zip(self.ids, context[:-1])) if a != b), min(len(self.ids), len(context) - 1))
-        if same < WORTH_SHARING or self.cache is None:
-            same, self.cache = 0, None
-        else:
-            self._crop(same)
-        logits, self.cache = self.engine.forward([context[same:]], self.cache, last=True)
-        self.ids = context
-        return torch.log_softmax(logits[0, -1].float(), -1)
-
-    def _crop(self, length: int) -> None:
-        surplus = self.cache.get_seq_length() - length
-        if surplus > 0:
-            self.cache.crop(-surplus)
+# --- scoring ---------------------------------------------------------------------------------------------------------
 
 
-def _answer(logp: Any, choice: list[int]) -> Answer:
-    """logp: [len(choice), vocab]."""
-    ids = torch.tensor(choice, device=logp.device)
-    greedy = bool((logp.argmax(-1) == ids).all())
-    return float(logp.gather(1, ids[:, None]).sum()), greedy
+def score(requests: Sequence[Request], max_length: int, logits_of: Callable[[Forest, list[int]], Logits]) -> list[Answer]:
+    """Answers in the order of the requests, from the logits that an engine gives for nodes of a forest."""
+    inputs = [_input(context, choice, max_length) for _, context, choice in requests]
+    found: dict[int, Answer] = {}
+    with cli.progress(len(requests), "choices", "request") as bar:
+        for forest, held in grown(inputs, BLOCK_TOKENS):
+            asked = [(path[-len(requests[i][2]) :], requests[i][2]) for i, path in zip(held, forest.paths)]
+            for i, answer in zip(held, _answers(forest, asked, logits_of)):
+                found[i] = answer
+            bar.update(len(held))
+    return [found[i] for i in range(len(requests))]
+
+
+def _input(context: list[int], choice: list[int], max_length: int) -> list[int]:
+    """What the model reads: all but the last token, cut on the left as lm-eval cuts it."""
+    if not 0 < len(choice) <= max_length:
+        raise ValueError(f"a choice has {len(choice)} tokens of its own; it needs one at least, and {max_length} at most")
+    return [*context, *choice][-(max_length + 1) : -1]
+
+
+def _answers(
+    forest: Forest, asked: list[tuple[list[int], list[int]]], logits_of: Callable[[Forest, list[int]], Logits]
+) -> list[Answer]:
+    """For each (nodes, the tokens that follow them): their joint log-likelihood, and whether all are the likeliest."""
+    follow: dict[int, set[int]] = defaultdict(set)
+    for nodes, choice in asked:
+        for node, token in zip(nodes, choice):
+            follow[node].add(token)
+    told: dict[tuple[int, int], Answer] = {}
+    for nodes, logits in logits_of(forest, sorted(follow)):
+        for at in range(0, len(nodes), ROWS):
+            told |= _read_off(nodes[at : at + ROWS], logits[at : at + ROWS], follow)
+    parts = [[told[pair] for pair in zip(nodes, choice)] for nodes, choice in asked]
+    return [(sum(value for value, _ in part), all(best for _, best in part)) for part in parts]
+
+
+def _read_off(nodes: list[int], logits: Any, follow: dict[int, set[int]]) -> dict[tuple[int, int], Answer]:
+    """{(node, token): answer} for the tokens that follow each node; logits: [n, vocab]."""
+    pairs = [(row, token) for row, node in enumerate(nodes) for token in sorted(follow[node])]
+    rows, tokens = torch.tensor(pairs, device=logits.device).T
+    logp = torch.log_softmax(logits.float(), -1)
+    best = logp.argmax(-1)[rows] == tokens
+    return {(nodes[r], t): (v, b) for (r, t), v, b in zip(pairs, logp[rows, tokens].tolist(), best.tolist())}
+
+
+# --- where logits come from ------------------------------------------------------------------------------------------
+
+
+def _by_branches(engine: Any, forest: Forest, wanted: list[int]) -> Logits:
+    """Branch by branch, from where each leaves the one before: the engine keeps what it has read."""
+    scored = set(wanted)
+    for k, old in forest.runs():
+        path = forest.paths[k]
+        first = next(p for p in range(old, len(path)) if path[p] in scored)  # its last is: a request ends there
+        ids = [forest.tokens[node] for node in path]
+        blocks = [torch.from_numpy(block) for _, _, block in engine.logit_blocks([[*ids, 0]], [first], len(path) - first)]
+        keep = [p for p in range(first, len(path)) if path[p] in scored]
+        yield [path[p] for p in keep], torch.cat(blocks)[[p - first for p in keep]]
+
+
+def _one_pass(engine: Any, forest: Forest, wanted: list[int]) -> Logits:
+    """All nodes in one pass of the model; its head only at those that are wanted."""
+    own: dict[str, Any] = {}
+    if not forest.is_chain():
+        # as numbers to add, in the model's own type: the one form that every attention takes
+        seen = torch.from_numpy(forest.attends()).to(engine.device)
+        hidden = torch.finfo(engine.model.dtype).min
+        own["attention_mask"] = torch.zeros(seen.shape, dtype=engine.model.dtype, device=engine.device)
+        own["attention_mask"] = own["attention_mask"].masked_fill_(~seen, hidden)[None, None]
+        own["position_ids"] = torch.tensor([forest.depths], device=engine.device)
+    places = torch.tensor(wanted, device=engine.device)
+    keeps = keeps_some(engine)
+    with torch.inference_mode():
+        ids = torch.tensor([forest.tokens], device=engine.device)
+        logits = engine.model(input_ids=ids, use_cache=False, **own, **({"logits_to_keep": places} if keeps else {})).logits[0]
+    yield wanted, logits if keeps else logits[places]
+
+
+def takes_forests(engine: Any) -> bool:
+    """Whether a model reads a forest as it reads its sequences one by one.
+
+    One with a sliding window or a recurrent state cannot; one that numbers positions by itself, or makes its own mask, shows it
+    in its logits.
+    """
+    with torch.inference_mode():
+        cache = engine.forward([[0, 0]], None, last=True)[1]
+    if not all(type(layer).__name__ == "DynamicLayer" for layer in getattr(cache, "layers", [None])):
+        return False
+    forest = Forest()
+    top = engine.vocab_size
+    sequences = sorted([k % top for k in (1, 2, 3, 4, *more)] for more in ((5, 6, 7), (5, 8, 9, 10), (11, 12)))
+    for ids in sequences:
+        forest.add(ids)
+    last = [path[-1] for path in forest.paths]
+    try:
+        ours = torch.cat([logits for _, logits in _one_pass(engine, forest, last)]).float()
+    except (RuntimeError, TypeError, ValueError):  # its code takes no such mask, or no positions
+        return False
+    theirs = torch.stack([torch.from_numpy(engine.logits(ids)[-1]) for ids in sequences]).to(ours.device)
+    return bool((ours - theirs).abs().max() <= ALIKE * theirs.abs().max())

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.engines import Sampling, choose
+from pipeline.engines._forest import common_prefix
 from pipeline.errors import ArtifactError, Unsupported
 
 CACHE_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2}  # ggml.h: enum ggml_type
@@ -102,7 +103,7 @@ class LlamaCppEngine:
 
     def _rows(self, ids: list[int], start: int) -> Iterator[tuple[int, NDArray[np.float32]]]:
         """(first position, logits [n, vocab]) of the positions from `start` on, pass by pass."""
-        begin = min(self._keep_common(ids), start)
+        begin = min(common_prefix(self.kept, ids), start)
         self._forget_from(begin)
         for at in range(begin, len(ids), BATCH):
             part = ids[at : at + BATCH]
@@ -159,11 +160,6 @@ class LlamaCppEngine:
         return {f"ggml[{name}]": n for name, n in Counter(types).items()}
 
     # --- the cache -----------------------------------------------------------------------------------------------
-
-    def _keep_common(self, ids: list[int]) -> int:
-        """How many leading tokens of `ids` the cache already holds."""
-        pairs = enumerate(zip(self.kept, ids))
-        return next((k for k, (a, b) in pairs if a != b), min(len(self.kept), len(ids)))
 
     def _forget_from(self, position: int) -> None:
         self.api.llama_memory_seq_rm(self.memory, 0, position, -1)

@@ -15,7 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.engines import Sampling, choose
+from pipeline.engines._forest import common_prefix
 from pipeline.errors import Unsupported
+
+ROOM = 1024  # tokens: a generator's cache is made for a multiple of it
 
 
 def load(model_dir: Path, *, threads: int) -> OnnxRuntimeEngine:
@@ -33,7 +36,7 @@ def load(model_dir: Path, *, threads: int) -> OnnxRuntimeEngine:
 
 
 class OnnxRuntimeEngine:
-    """See `pipeline.engines.Engine`."""
+    """See `pipeline.engines.Engine`. Requests for blocks of logits that begin alike reuse the cache of the one before."""
 
     name = "onnxruntime"
 
@@ -46,9 +49,12 @@ class OnnxRuntimeEngine:
         end = facts["eos_token_id"]
         self.ends = set(end) if isinstance(end, list) else {end}
         self.kv_bytes_per_token: float | None = None
+        self.reader: Any = None
+        self.room = 0
+        self.kept: list[int] = []
 
     def close(self) -> None:
-        del self.model
+        del self.reader, self.model
 
     def logits(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
         return self._read(self._generator(len(token_ids) + 1), token_ids)
@@ -57,9 +63,9 @@ class OnnxRuntimeEngine:
         self, batch: Sequence[Sequence[int]], starts: Sequence[int], rows: int, whole: bool = False
     ) -> Iterator[tuple[int, int, NDArray[np.float32]]]:
         for i, (ids, start) in enumerate(zip(batch, starts)):
-            logits = self.logits(ids[:-1])
+            first, logits = self._read_on(list(ids[:-1]), start)
             for at in range(start, len(ids) - 1, rows):
-                yield i, at, logits[at : at + rows]
+                yield i, at, logits[at - first : at - first + rows]
 
     def stream(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Iterator[tuple[int, float]]:
         rng = np.random.default_rng(sampling.seed)
@@ -79,6 +85,22 @@ class OnnxRuntimeEngine:
         graph = onnx.load(self.folder / "model.onnx", load_external_data=False).graph
         kinds = Counter(node.op_type for node in graph.node if "MatMul" in node.op_type or node.op_type == "Gemm")
         return {f"onnxruntime[{kind}]": n for kind, n in kinds.items()}
+
+    def _read_on(self, ids: list[int], start: int) -> tuple[int, NDArray[np.float32]]:
+        """(first, logits [n, vocab] from position `first` <= start on): what the last request began with is not read again.
+
+        Two tokens at least are read: one alone goes through kernels for decoding, which round otherwise than those for text.
+        """
+        first = max(0, min(common_prefix(self.kept, ids), start, len(ids) - 2))
+        if len(ids) >= self.room:
+            first, self.room = 0, min(self.max_length, ROOM * (len(ids) // ROOM + 1))
+            self.reader = self._generator(self.room)
+        else:
+            self.reader.rewind_to(first)
+        self.kept = []  # until it has been read
+        logits = self._read(self.reader, ids[first:])
+        self.kept = ids
+        return first, logits
 
     def _generator(self, length: int) -> Any:
         asked = self.og.GeneratorParams(self.model)

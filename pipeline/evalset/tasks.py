@@ -72,8 +72,7 @@ def load_task(name: str) -> tuple[dict[str, Any], list[Row]]:
 def task_files(name: str) -> list[Path]:
     """Every file that a local task is made of: its YAML, where it has one, and its rows."""
     path = local_tasks()[name]
-    config, _ = load_task(name)
-    return list(dict.fromkeys([path, *_data_files(path, config)]))
+    return list(dict.fromkeys([path, *(_data_files(path, _peek(path)) if path.suffix == ".yaml" else [])]))
 
 
 def is_chat(config: dict[str, Any]) -> bool:

@@ -1,0 +1,90 @@
+"""Token sequences with what they begin alike stored, and computed, once.
+
+Requests of a task share a great deal: the choices of an item their context, questions about one passage the passage. As a
+forest of tokens, each reached by one path of earlier ones, every token is computed once and nothing is padded; what is read
+off a node is the likelihood of the tokens that follow it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+ATTENTION = 1000  # tokens: in a pass of so many, attention costs about what the products do (135 M parameters, 2 cores)
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many leading tokens two sequences share."""
+    return next((k for k, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
+
+
+@dataclass
+class Forest:
+    """Nodes in an order in which every node stands behind its parent; -1 is the parent of a root."""
+
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    depths: list[int] = field(default_factory=list)  # position in its sequence, from 0
+    paths: list[list[int]] = field(default_factory=list)  # the nodes of each sequence that was added
+
+    def add(self, ids: Sequence[int]) -> list[int]:
+        """Add a sequence, not smaller than the one before; returns its nodes."""
+        last = self.paths[-1] if self.paths else []
+        path = last[: common_prefix([self.tokens[n] for n in last], ids)]
+        for token in ids[len(path) :]:
+            self.parents.append(path[-1] if path else -1)
+            self.depths.append(len(path))
+            path.append(len(self.tokens))
+            self.tokens.append(token)
+        self.paths.append(path)
+        return path
+
+    def is_chain(self) -> bool:
+        """Whether every node follows the one before it: one sequence, and causal attention is enough."""
+        return self.parents == list(range(-1, len(self.parents) - 1))
+
+    def attends(self) -> NDArray[np.bool_]:
+        """[n, n]: row i is true at i and at all that i follows."""
+        seen = np.eye(len(self.tokens), dtype=bool)
+        for node, parent in enumerate(self.parents):
+            if parent >= 0:
+                seen[node] |= seen[parent]
+        return seen
+
+    def runs(self) -> Iterator[tuple[int, int]]:
+        """(path, how many of its nodes are older) for every path that brings new nodes, in order."""
+        fresh = 0
+        for k, path in enumerate(self.paths):
+            new = sum(node >= fresh for node in path)
+            if new:
+                yield k, len(path) - new
+                fresh += new
+
+
+def grown(sequences: Sequence[Sequence[int]], most: int) -> Iterator[tuple[Forest, list[int]]]:
+    """Forests of about `most` tokens, and which sequences each holds, in the order of its paths.
+
+    A full forest takes one more as long as that costs less than to read the sequence anew. Forests depend on the tokens alone:
+    they are the same for every model with this tokenizer.
+    """
+    forest, held = Forest(), list[int]()
+    previous: Sequence[int] = ()
+    for i in sorted(range(len(sequences)), key=lambda k: list(sequences[k])):
+        size, length = len(forest.tokens), len(sequences[i])
+        larger = size + length - common_prefix(previous, sequences[i])
+        if held and larger > most and _cost(larger) - _cost(size) >= _cost(length):
+            yield forest, held
+            forest, held = Forest(), []
+        forest.add(sequences[i])
+        held.append(i)
+        previous = sequences[i]
+    if held:
+        yield forest, held
+
+
+def _cost(n: int) -> float:
+    """Of a pass over n tokens, in tokens: products grow with n, attention with its square."""
+    return n + n * n / ATTENTION

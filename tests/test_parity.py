@@ -1,0 +1,267 @@
+"""Answers are lm-eval's own: its command line in a process of its own, and its own class on requests of every shape."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import make_model
+
+from pipeline import engines, evaluate
+from pipeline.engines._forest import Forest, common_prefix, grown
+from pipeline.engines._greedy import has_stopped, is_plain
+from pipeline.params import Evaluate
+
+ROOT = Path(__file__).resolve().parent.parent
+SEED, BATCH = 7, 4
+SAME = ("doc_id", "doc_hash", "prompt_hash", "target_hash")
+# Every kind: one-token and longer choices, no context, contexts past the window (they are cut), replies, rolling; a chat alone
+TASKS = {
+    False: {"facts": 9, "commonsense": 6, "grammar": 6, "retrieval": 6, "arithmetic_copy": 9, "prose_ppl": 2},
+    True: {"instruct": 9},
+}
+
+
+@pytest.fixture(scope="module")
+def engine(tiny: Path) -> Any:
+    return engines.load("hf", tiny, threads=2)
+
+
+def theirs(model: Path, tasks: dict[str, int], chat: bool, out: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    """{(task, hash of the document): sample} that `lm_eval run --log_samples` writes."""
+    chosen = {task: evaluate.subset(len(evaluate.load_task(task)[1]), n, SEED) for task, n in tasks.items()}
+    command = [sys.executable, "-m", "lm_eval", "run", "--model", "hf", "--model_args", f"pretrained={model},dtype=float32"]
+    command += ["--tasks", ",".join(tasks), "--samples", json.dumps(chosen), "--include_path", "evalsets/tasks", "--device", "cpu"]
+    command += ["--batch_size", str(BATCH), "--log_samples", "--output_path", str(out), "--seed", str(SEED)]
+    command += ["--apply_chat_template"] if chat else []
+    own = {"HF_DATASETS_CACHE": str(out / "cache"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | own, capture_output=True, text=True)
+    assert not done.returncode, done.stderr[-2000:]
+    found = {}
+    for file in out.rglob("samples_*.jsonl"):
+        task = next(t for t in tasks if file.name.startswith(f"samples_{t}_"))
+        for line in file.read_text("utf-8").split("\n"):
+            if line:
+                sample = json.loads(line)
+                found[task, sample["doc_hash"]] = sample
+    return found
+
+
+@pytest.mark.filterwarnings("ignore")  # lm-eval's and datasets' own
+@pytest.mark.parametrize("chat", TASKS, ids={False: "plain", True: "chat"}.get)
+def test_rows_say_what_lm_eval_s_command_line_says(
+    engine: Any, tiny: Path, tmp_path: Path, chat: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    (tmp_path / "ours").mkdir()
+    ours = evaluate.evaluate(engine, Evaluate(batch_size=BATCH), dict(TASKS[chat]), SEED, tmp_path / "ours")
+    expected = theirs(tiny, TASKS[chat], chat, tmp_path / "theirs")
+    assert len(ours) == len(expected) == sum(TASKS[chat].values())
+    assert chat or any(row["truncated"] for row in ours)
+    for row in ours:
+        sample = expected[row["task"], row["doc_hash"]]
+        assert {k: row[k] for k in SAME} == {k: sample[k] for k in SAME}
+        assert row["target"] is None or str(row["target"]) == sample["target"]
+        assert row["acc"] == next((float(sample[k]) for k in evaluate.SCORES if k in sample), None)
+        if row["kind"] == "generate_until":
+            assert row["prediction"] == sample["filtered_resps"][0]
+        else:
+            replies = sample["resps"][0] if row["kind"] == "loglikelihood_rolling" else [r[0] for r in sample["resps"]]
+            values = [float(r[0] if isinstance(r, list) else r) for r in replies]
+            assert row["loglikelihoods"] == pytest.approx(values, abs=1e-3, rel=0)
+            assert row["prediction"] in (None, int(np.argmax(values)))
+
+
+def mixed(tokenizer: Any) -> list[tuple[str, str]]:
+    """(context, choice): short and long, shared and alone, empty, cut, one token and many, the same twice."""
+    passage = " ".join(f"The code of room {k} is {7 * k % 10}{k}." for k in range(30))
+    pairs = [
+        (f"{passage} Question: room {room}? Answer: {'the code is ' * (room % 3)}", choice)
+        for room in (3, 4, 5)
+        for choice in (" 1", " 21 and more", " 28", " thirty-five")
+    ]
+    pairs += [(f"The {k}th word is", choice) for k in range(40) for choice in (" one", " two three", " ", " four")]
+    pairs += [("short", " one"), ("short", " one"), ("", "alone"), ("", "alone again"), ("trailing space ", "moves")]
+    pairs += [("", tokenizer.bos_token + "begins with what stands for no context")]
+    return pairs + [(f"{passage} " * 6, choice) for choice in (" is cut", " is cut too", " 28")]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_requests_of_every_shape_are_answered_as_by_lm_eval_s_own_class(engine: Any) -> None:
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.huggingface import HFLM
+
+    from pipeline.engines._lm_eval import lm_for
+
+    requests = [Instance("loglikelihood", {}, pair, k) for k, pair in enumerate(mixed(engine.tokenizer))]
+    plain = HFLM(pretrained=engine.model, tokenizer=engine.tokenizer, batch_size=3, max_length=1024, softmax_dtype="float32")
+    expected = plain.loglikelihood(requests, disable_tqdm=True)
+    seen: list[int] = []
+    hook = engine.model.get_input_embeddings().register_forward_hook(lambda module, args, out: seen.append(args[0].numel()))
+    try:
+        ours = lm_for(engine, 3).loglikelihood(requests, disable_tqdm=True)
+    finally:
+        hook.remove()
+    assert [v for v, _ in ours] == pytest.approx([v for v, _ in expected], abs=1e-3, rel=0)
+    assert [greedy for _, greedy in ours] == [greedy for _, greedy in expected]
+    assert sum(seen) < 0.45 * sum(min(1024, len(plain.tok_encode(c + a))) for c, a in (r.args for r in requests))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_tokens_that_rows_report_are_those_that_were_scored(engine: Any) -> None:
+    from lm_eval.api.instance import Instance
+
+    from pipeline.engines._lm_eval import lm_for
+
+    lm = lm_for(engine, 3)
+    pairs = mixed(engine.tokenizer)
+    scored: list[tuple[list[int], list[int]]] = []
+    lm._loglikelihood_tokens = lambda requests, **_: scored.extend((c, a) for _, c, a in requests)
+    lm.loglikelihood([Instance("loglikelihood", {}, pair, k) for k, pair in enumerate(pairs)], disable_tqdm=True)
+    assert [lm.encoded(*pair) for pair in pairs] == scored
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["a sliding window", "positions of its own"])
+def test_a_model_that_cannot_read_forests_is_left_to_lm_eval(tmp_path: Path, kind: str) -> None:
+    """Its answers must be lm-eval's all the same."""
+    import torch
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.huggingface import HFLM
+    from transformers import AutoTokenizer, MistralConfig, MistralForCausalLM
+
+    from pipeline.engines._lm_eval import lm_for
+
+    folder = make_model(tmp_path / "model")
+    if kind == "a sliding window":
+        shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+        config = MistralConfig(vocab_size=512, sliding_window=32, num_key_value_heads=2, **shape)
+        with torch.random.fork_rng():
+            torch.manual_seed(1)
+            MistralForCausalLM(config).save_pretrained(folder)
+        AutoTokenizer.from_pretrained(folder).save_pretrained(folder)
+    own: Any = engines.load("hf", folder, threads=2)
+    if kind == "positions of its own":  # as a model does that numbers tokens by where they stand
+        inner, forward = own.model.model.rotary_emb, own.model.model.rotary_emb.forward
+        inner.forward = lambda x, position_ids: forward(x, torch.arange(x.shape[1])[None])
+    pairs = [("The code of the door is written here. " * 12, choice) for choice in (" one", " two three", " four")]
+    requests = [Instance("loglikelihood", {}, pair, k) for k, pair in enumerate(pairs)]
+    theirs = HFLM(pretrained=own.model, tokenizer=own.tokenizer, batch_size=3, max_length=1024, softmax_dtype="float32")
+    expected = [value for value, _ in theirs.loglikelihood(requests, disable_tqdm=True)]
+    lm = lm_for(own, 3)
+    assert not lm.in_forests
+    assert [v for v, _ in lm.loglikelihood(requests, disable_tqdm=True)] == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_replies_that_leave_the_batch_are_those_of_generate(engine: Any) -> None:
+    """Replies of different lengths: by stop sequences, by the model's end token, by the limit."""
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.huggingface import HFLM
+
+    from pipeline.engines._lm_eval import lm_for
+
+    plain = HFLM(pretrained=engine.model, tokenizer=engine.tokenizer, batch_size=5, max_length=1024)
+    openings = ["one two three " * k + "four" for k in range(1, 12)]
+    free = plain.generate_until(
+        [
+            Instance("generate_until", {}, (o, {"until": [], "max_gen_toks": 20, "do_sample": False}), k)
+            for k, o in enumerate(openings)
+        ],
+        disable_tqdm=True,
+    )
+    stops = [free[0][9:12], free[4][4:6], "never said"]
+    how = {"until": stops, "max_gen_toks": 20, "do_sample": False}
+    requests = [Instance("generate_until", {}, (o, dict(how)), k) for k, o in enumerate(openings)]
+    rows: list[int] = []
+    hook = engine.model.register_forward_hook(lambda module, args, kwargs, out: rows.append(len(out.logits)), with_kwargs=True)
+    try:
+        ours = lm_for(engine, 5).generate_until(requests, disable_tqdm=True)
+    finally:
+        hook.remove()
+    assert ours == plain.generate_until(requests, disable_tqdm=True)
+    assert len({len(reply) for reply in ours}) > 2 and len(set(rows)) > 2, "some left before others"
+
+
+def test_only_plain_greedy_settings_are_taken_over() -> None:
+    from transformers import GenerationConfig
+
+    greedy = {"do_sample": False, "attention_mask": None}
+    assert is_plain(GenerationConfig(eos_token_id=2, temperature=0.6, top_p=0.9, do_sample=True), greedy)
+    for setting in ({"repetition_penalty": 1.1}, {"no_repeat_ngram_size": 2}, {"suppress_tokens": [5]}, {"num_beams": 2}):
+        assert not is_plain(GenerationConfig(**setting), greedy), setting
+    assert not is_plain(GenerationConfig(), {"do_sample": True}) and not is_plain(GenerationConfig(), greedy | {"num_beams": 3})
+
+
+@pytest.mark.parametrize(
+    "text, stop, ended",
+    [
+        ("answer", ["\n"], False),
+        ("answer\n", ["\n"], True),
+        ("a b", [" b", "a bc"], False),  # the other stop began earlier, and may still come
+        ("a bx", [" b", "a bc"], True),
+        ("a bc", [" b", "a bc"], True),
+        ("a", ["", "b"], False),
+    ],
+)
+def test_a_reply_ends_where_no_later_token_could_change_its_cut(text: str, stop: list[str], ended: bool) -> None:
+    assert has_stopped(text, stop) == ended
+
+
+def sequences(seed: int, n: int, alphabet: int) -> list[list[int]]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(0, alphabet, rng.integers(1, 30)).tolist() for _ in range(n)]
+
+
+def forests(given: list[list[int]], most: int) -> Iterator[tuple[Forest, list[list[int]]]]:
+    for forest, held in grown(given, most):
+        yield forest, [given[i] for i in held]
+
+
+@pytest.mark.parametrize("alphabet", [2, 50])
+def test_a_forest_holds_every_beginning_once_and_every_sequence_whole(alphabet: int) -> None:
+    given = sequences(3, 120, alphabet)
+    whole = list(forests(given, 10**9))
+    assert len(whole) == 1
+    assert len(whole[0][0].tokens) == len({tuple(s[:k]) for s in given for k in range(1, len(s) + 1)})
+    for most in (1, 40, 10**9):
+        seen = []
+        for forest, held in forests(given, most):
+            assert [[forest.tokens[n] for n in path] for path in forest.paths] == held
+            assert all(forest.depths[n] == k for path in forest.paths for k, n in enumerate(path))
+            seen += held
+        assert sorted(seen) == sorted(given)
+
+
+def test_a_node_sees_its_own_path_and_nothing_else() -> None:
+    forest, _ = next(forests(sequences(4, 40, 3), 10**9))
+    for path in forest.paths:
+        for k, node in enumerate(path):
+            assert set(np.flatnonzero(forest.attends()[node])) == set(path[: k + 1])
+
+
+def test_a_full_forest_stays_open_only_where_that_is_cheaper() -> None:
+    context = list(range(400))
+    choices = [[*context, 1000 + k] for k in range(4)]
+    strangers = [[2000 + k, *range(100)] for k in range(4)]
+    sizes = [len(forest.tokens) for forest, _ in grown(choices + strangers, 256)]
+    assert sizes == [404, 202, 202]
+
+
+def test_runs_are_the_new_part_of_each_path() -> None:
+    forest, _ = next(forests([[1, 2, 3], [1, 2, 4, 5], [1, 2, 4, 5], [6]], 10**9))
+    assert [(forest.paths[k][old:], old) for k, old in forest.runs()] == [([0, 1, 2], 0), ([3, 4], 2), ([5], 0)]
+
+
+def test_common_prefixes() -> None:
+    for a, b in itertools.product(([], [1], [1, 2], [2, 1], [1, 2, 3]), repeat=2):
+        k = common_prefix(a, b)
+        assert a[:k] == b[:k] and (k == min(len(a), len(b)) or a[k] != b[k])
