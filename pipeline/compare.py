@@ -29,7 +29,6 @@ def compare(variant: str, settings: params.Params) -> Row:
     _same_models(metas, manifests, theirs)
     floors = _floors(theirs)
     b = Builder(settings.compare, settings.seed)
-    curve: list[Row] = []
     status, faults = manifest["status"], [f"quantize: {manifest['reason']}"] if manifest["status"] != "ok" else []
     if status == "ok":
         size_metrics(b, manifest, theirs)
@@ -37,7 +36,7 @@ def compare(variant: str, settings: params.Params) -> Row:
             ("diverge", _tokens(b, variant, metas)),
             ("evaluate", _answers(b, variant, ref, metas, settings)),
             ("benchmark", _timings(b, variant, metas, manifest)),
-            ("generate", _free(b, variant, ref, metas, curve)),
+            ("generate", _free(b, variant, ref, metas)),
         ):
             if fault:
                 faults.append(f"{name}: {fault}")
@@ -57,7 +56,7 @@ def compare(variant: str, settings: params.Params) -> Row:
         "kernels": metas[artifacts.tokens(variant)].get("kernels"),
         "inputs": {str(f): artifacts.sha256_file(f) for f in [*files, artifacts.FLOOR]},
         "versions": metas[artifacts.tokens(variant)].get("versions") or manifest["versions"],
-        "metrics": b.metrics, "curves": b.curves, "by_position": curve,
+        "metrics": b.metrics, "curves": b.curves,
     }  # fmt: skip
 
 
@@ -94,8 +93,7 @@ def _tokens(b: Builder, variant: str, metas: dict[Path, Row]) -> str | None:
     return token_metrics(b, artifacts.read_columns(path))
 
 
-def _free(b: Builder, variant: str, ref: str, metas: dict[Path, Row], curve: list[Row]) -> str | None:
-    """Free-running metrics; `curve` is filled with agreement by position."""
+def _free(b: Builder, variant: str, ref: str, metas: dict[Path, Row]) -> str | None:
     ours, theirs = metas[artifacts.generations(variant)], metas[artifacts.generations(ref)]
     for meta in (ours, theirs):
         if meta["status"] != "ok":
@@ -106,7 +104,7 @@ def _free(b: Builder, variant: str, ref: str, metas: dict[Path, Row], curve: lis
     pairs = free_figures.pair(*rows)
     tokens = artifacts.tokens(variant)
     columns = artifacts.read_columns(tokens) if metas[tokens]["status"] == "ok" else None
-    curve += free_figures.by_position(b, pairs, columns, ours["tokens"])
+    b.curves["agreement_by_position"] = free_figures.by_position(b, pairs, columns, ours["tokens"])
     return free_figures.free_metrics(b, pairs, ours["tokens"], variant == ref)
 
 

@@ -51,7 +51,8 @@ def _one(found: Row, result: Row, floor: Row | None) -> Row:
     groups = sorted(spread.get("groups") or [], key=lambda g: -(g["ratio"] or 0))[:5]
     return {
         "gist": _gist(found), "words": found["words"], "free": free_words(result, floor),
-        "missing": found["missing"], "notes": found["notes"], "curve": result.get("by_position") or [], "groups": groups, **heads,
+        "missing": found["missing"], "notes": found["notes"], "groups": groups,
+        "curve": result.get("curves", {}).get("agreement_by_position", []), **heads,
     }  # fmt: skip
 
 

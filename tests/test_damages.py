@@ -18,10 +18,11 @@ from conftest import ROOT, make_model
 
 from pipeline import artifacts, engines, params
 from pipeline.errors import ArtifactError
-from pipeline.figures import Builder, pair, token_metrics
+from pipeline.figures import Builder, pair
 from pipeline.metrics import compare_logits
 from pipeline.params import Compare
 from pipeline.rules import bound_of, judge, worst
+from pipeline.token_figures import token_metrics
 
 WINDOW, STEPS, BATCH = 128, 220, 16
 JUDGED = 40  # documents that the gate sees; all others are the truth
@@ -222,7 +223,13 @@ def token_rows(folder: Path, texts: Any, which: slice) -> dict[str, list[Any]]:
         rows = compare_logits(expected[:-1], engine.logits(ids)[:-1], np.asarray(ids[1:]))
         own = {name: list(values) for name, values in vars(rows).items()}
         n = len(ids) - 1
-        own |= {"set": ["text"] * n, "document": [f"d{k}"] * n, "window": [f"d{k}#0"] * n, "position": list(range(1, n + 1))}
+        own |= {
+            "token_class": ["words"] * n,
+            "set": ["text"] * n,
+            "document": [f"d{k}"] * n,
+            "window": [f"d{k}#0"] * n,
+            "position": list(range(1, n + 1)),
+        }
         for name, values in own.items():
             columns.setdefault(name, []).extend(values)
     return columns
