@@ -19,7 +19,9 @@ from pipeline.store import Store, Window, batches
 
 ROOT = Path(__file__).resolve().parent.parent
 IDS = [5, 9, 200, 31, 77, 400, 12, 8, 301, 44]
-DOCUMENTS = [{"id": f"doc{i}", "domain": "ab"[i % 2], "text": f"The council of {i} met and spoke of rain. " * (5 + i)} for i in range(6)]
+DOCUMENTS = [
+    {"id": f"doc{i}", "domain": "ab"[i % 2], "text": f"The council of {i} met and spoke of rain. " * (5 + i)} for i in range(6)
+]
 PROMPTS = [{"id": f"p{i}", "domain": "d", "prompt": f"Day {i}: the council met on"} for i in range(6)]
 
 
