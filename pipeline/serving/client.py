@@ -25,8 +25,7 @@ Clock = Callable[[], float]
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 KEY = "QUANTGATE_API_KEY"
 CONNECT_S = 10.0
-DRAIN_S = 1.0  # after [DONE] a stream is read to its close, so that the connection can be used again, for at most this long
-IDLE_S = 2.0  # llama.cpp closes an idle connection after 5 s; one that is about to go is not taken
+DRAIN_S = 1.0  # after [DONE] a stream is read to its close, so that a connection can be used again, for at most this long
 
 
 class ServerError(QuantgateError):
@@ -92,9 +91,15 @@ def key_from(variable: str = KEY) -> str | None:
 
 @asynccontextmanager
 async def connected(endpoint: Endpoint, transport: httpx2.AsyncBaseTransport | None = None) -> AsyncIterator[httpx2.AsyncClient]:
-    """A client with as many connections as are asked for at once; no request waits for another's."""
+    """A client with as many connections as are asked for at once; no request waits for another's.
+
+    Over http each request has a connection of its own: that costs one round trip, which its row tells, and none can fall
+    on a connection that the server is about to close (llama.cpp's closes after each stream, and a few requests in a
+    hundred were lost to that). Over https, where a handshake costs several, connections are kept.
+    """
     headers = {"Authorization": f"Bearer {endpoint.key}"} if endpoint.key else {}
-    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=IDLE_S)
+    kept = 0 if httpx2.URL(endpoint.url).scheme == "http" else None
+    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=kept)
     async with httpx2.AsyncClient(
         headers=headers, limits=limits, timeout=httpx2.Timeout(endpoint.timeout_s, connect=min(CONNECT_S, endpoint.timeout_s)),
         trust_env=not _is_local(endpoint.url), transport=transport,

@@ -36,7 +36,7 @@ async def closed(
             rows[k] = (await ask(request)).row
             tick()
 
-    await _together([work() for _ in range(concurrency)])
+    await together([work() for _ in range(concurrency)])
     return rows
 
 
@@ -60,10 +60,10 @@ async def opened(
             in_flight -= 1
             tick()
 
-    return await _together([one(r, start + t) for r, t in zip(requests, due)])
+    return await together([one(r, start + t) for r, t in zip(requests, due)])
 
 
-async def _together(work: Sequence[Awaitable[Any]]) -> list[Any]:
+async def together(work: Sequence[Awaitable[Any]]) -> list[Any]:
     """All at once; if one raises, the others are stopped before its error goes on."""
     tasks = [asyncio.ensure_future(w) for w in work]
     try:

@@ -76,7 +76,7 @@ async def probe(client: httpx2.AsyncClient, endpoint: Endpoint) -> tuple[Endpoin
 
 def lacking(found: Row) -> list[str]:
     """One line for each thing the endpoint lacks, or for which that could not be told."""
-    kinds = {k: v for k, v in found.items() if isinstance(v, dict) and set(v) == {"value", "reason"}}
+    kinds = {k: v for k, v in found.items() if isinstance(v, dict) and k != "prefix_cache"}  # that one is not missed
     return [f"{k}: {'cannot be told' if v['value'] is None else 'no'}: {v['reason']}" for k, v in kinds.items() if not v["value"]]
 
 
@@ -93,8 +93,11 @@ def _refused(answer: Answer) -> Finding | None:
 
 async def _ignores_eos(client: httpx2.AsyncClient, endpoint: Endpoint) -> Finding:
     """Whether a reply that ends by itself goes on when it is told to."""
-    prompt: Any = CHAT if endpoint.chat else TEXT
+    prompt: Any = CHAT  # a chat ends soon; both ways of asking lead to the same sampler
     forced = await ask(client, endpoint, Request(prompt, NATURAL, forced=True))
+    if forced.row["fault"] == "http" and not endpoint.chat:
+        prompt = TEXT
+        forced = await ask(client, endpoint, Request(prompt, NATURAL, forced=True))
     if refused := _refused(forced):
         return refused
     if forced.row["output_tokens"] is None:
