@@ -41,6 +41,10 @@ class Item:
     digest: str
     line: Row
 
+    def model(self, endpoint: Endpoint) -> str:
+        """Who is asked: the request may say so itself."""
+        return str(self.request.options.get("model", endpoint.model))
+
 
 @dataclass(frozen=True)
 class Pace:
@@ -83,14 +87,15 @@ def _item(text: str, where: str, max_tokens: int) -> Item:
         raise DataError(f"{where}: a request is an object with either prompt or messages")
     if {"stream", "stream_options", "n"} & line.keys():
         raise DataError(f"{where}: stream, stream_options and n are not for requests to say; one reply is streamed for each")
-    body = {k: v for k, v in line.items() if k != "key"}
+    body = {"max_tokens": max_tokens} | {k: v for k, v in line.items() if k != "key"}
+    if type(body["max_tokens"]) is not int or body["max_tokens"] < 1:
+        raise DataError(f"{where}: max_tokens is {body['max_tokens']!r}; it is a whole number from 1 on")
     digest = artifacts.digest(body)
     options = {k: v for k, v in body.items() if k not in ("prompt", "messages", "max_tokens")}
     key = str(line.get("key", digest))
-    request = Request(
-        line["prompt"] if "prompt" in line else line["messages"], body.get("max_tokens", max_tokens), options=options,
-        headers={"Idempotency-Key": artifacts.digest([key, digest])},
-    )  # fmt: skip
+    headers = {"Idempotency-Key": artifacts.digest([key, digest])}
+    prompt = line["prompt"] if "prompt" in line else line["messages"]
+    request = Request(prompt, body["max_tokens"], options=options, headers=headers)
     return Item(key, request, digest, line)
 
 
@@ -180,8 +185,8 @@ async def one(
     row = answer.row
     kept = ("ok", "fault", "status", "error", "finish", "prompt_tokens", "output_tokens", "counted_by")
     return {
-        "key": item.key, "request": item.digest, "tries": tried, "text": answer.text if row["ok"] else None,
-        "reasoning": (answer.reasoning or None) if row["ok"] else None, **{k: row[k] for k in kept},
+        "key": item.key, "request": item.digest, "model": item.model(endpoint), "tries": tried,
+        "text": answer.text if row["ok"] else None, "reasoning": (answer.reasoning or None) if row["ok"] else None, **{k: row[k] for k in kept},
     }  # fmt: skip
 
 
@@ -201,11 +206,18 @@ async def run(
     await together([work() for _ in range(pace.concurrency)])
 
 
-async def main_async(endpoint: Endpoint, items: list[Item], pace: Pace, out: TextIO) -> None:
+async def main_async(
+    endpoint: Endpoint, items: list[Item], todo: list[Item], found: dict[str, Row], pace: Pace, out: TextIO
+) -> None:
+    """Ask for `todo`, those of `items` that `found` does not answer. Raises `ArtifactError` if another model answered there."""
     async with connected(endpoint) as client:
         model = probe.chosen(endpoint.model, await probe.models(client, endpoint), endpoint.url)
-        with cli.progress(len(items), "batch", "request") as bar:
-            await run(client, replace(endpoint, model=model), items, pace, out, tick=bar.update)
+        endpoint = replace(endpoint, model=model)
+        others = sorted({row["model"] for row in found.values()} - {item.model(endpoint) for item in items})
+        if others:
+            raise ArtifactError(f"{out.name} has answers of {others[0]!r} and this would add {model!r}'s; name another file")
+        with cli.progress(len(todo), "batch", "request") as bar:
+            await run(client, endpoint, todo, pace, out, tick=bar.update)
 
 
 def export(results: Path, items: list[Item]) -> tuple[int, Path]:
@@ -237,7 +249,7 @@ def main(
         todo = [i for i in items if i.key not in found or (retry_failed and not found[i.key]["ok"])]
         endpoint = Endpoint(address(url), model, False, timeout, key_from(key_env))
         if todo:
-            asyncio.run(main_async(endpoint, todo, Pace(concurrency, rate or None, tries), out))
+            asyncio.run(main_async(endpoint, items, todo, found, Pace(concurrency, rate or None, tries), out))
         failed, path = export(results, items)
     told = f"; {failed} failed: {path}" if failed else ""
     cli.say("batch", f"{len(items)} requests, {len(items) - len(todo)} answered before, {len(todo)} asked{told}; {results}")

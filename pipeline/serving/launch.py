@@ -96,6 +96,7 @@ def served(command: Command, port: int, log: Path, startup_s: float) -> Iterator
     log.parent.mkdir(parents=True, exist_ok=True)
     guard = Path(__file__).with_name("_guard.py")
     start = time.monotonic()
+    log = log.absolute()
     with log.open("wb") as out:
         process = subprocess.Popen(
             [sys.executable, str(guard), *command.arguments], stdin=subprocess.PIPE, stdout=out, stderr=out,
@@ -103,10 +104,12 @@ def served(command: Command, port: int, log: Path, startup_s: float) -> Iterator
         )  # fmt: skip
     try:
         _wait(process, url, key, log, start + startup_s)
-        facts = {"startup_s": time.monotonic() - start, "build": _build(log), "log": str(log)}
+        facts = {"startup_s": time.monotonic() - start, "build": _build(log, key), "log": str(log)}
         yield Launched(url, key, facts, log)
     finally:
         _stop(process)
+        if key.encode() in (said := log.read_bytes()):  # some servers print all that they are given
+            artifacts.write_text(log, said.replace(key.encode(), b"***").decode(errors="replace"))
 
 
 def free_port() -> int:
@@ -151,9 +154,9 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _build(log: Path) -> str | None:
+def _build(log: Path, key: str) -> str | None:
     """What the server said it is, where it does."""
-    lines = log.read_text(errors="replace").splitlines()
+    lines = log.read_text(errors="replace").replace(key, "***").splitlines()
     return next((line.removeprefix("build: ") for line in lines if line.startswith("build: ")), None)
 
 
