@@ -117,7 +117,8 @@ class Setup:
 def level(rows: list[Row], setup: Setup, objective: Objective | None = None) -> Metrics:
     """Figures of one level. rows: all of its requests, failed ones and warm-ups too.
 
-    Failed requests are out of latencies and throughput and in the rates; the time they took is in the wall time.
+    Failed requests are out of latencies and throughput and in the rates; how long they took counts as wall time
+    all the same.
     """
     counted = [r for r in rows if not r["warmup"]]
     good = [r for r in counted if r["ok"]]

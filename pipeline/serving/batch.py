@@ -184,10 +184,9 @@ async def one(
         await sleep(wait_s(pace, tried, answer, rng))
     row = answer.row
     kept = ("ok", "fault", "status", "error", "finish", "prompt_tokens", "output_tokens", "counted_by")
-    return {
-        "key": item.key, "request": item.digest, "model": item.model(endpoint), "tries": tried,
-        "text": answer.text if row["ok"] else None, "reasoning": (answer.reasoning or None) if row["ok"] else None, **{k: row[k] for k in kept},
-    }  # fmt: skip
+    said = {"text": answer.text, "reasoning": answer.reasoning or None} if row["ok"] else {"text": None, "reasoning": None}
+    asked = {"key": item.key, "request": item.digest, "model": item.model(endpoint), "tries": tried}
+    return asked | said | {k: row[k] for k in kept}
 
 
 async def run(

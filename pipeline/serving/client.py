@@ -98,11 +98,12 @@ async def connected(endpoint: Endpoint, transport: httpx2.AsyncBaseTransport | N
     hundred were lost to that). Over https, where a handshake costs several, connections are kept.
     """
     headers = {"Authorization": f"Bearer {endpoint.key}"} if endpoint.key else {}
-    kept = 0 if httpx2.URL(endpoint.url).scheme == "http" else None
-    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=kept)
+    is_plain = httpx2.URL(endpoint.url).scheme == "http"
+    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=0 if is_plain else None)
     async with httpx2.AsyncClient(
         headers=headers, limits=limits, timeout=httpx2.Timeout(endpoint.timeout_s, connect=min(CONNECT_S, endpoint.timeout_s)),
         trust_env=not _is_local(endpoint.url), transport=transport,
+        verify=not is_plain,  # http has nothing to verify, no redirect is followed, and certificates take long to load
     ) as client:  # fmt: skip
         yield client
 
