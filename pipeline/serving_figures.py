@@ -194,7 +194,7 @@ def _rates(counted: list[Row], setup: Setup, objective: Objective | None) -> dic
 
     def rate(weight: Callable[[Row], float]) -> Estimate:
         sums = [sum(weight(r) for r in counted if r["round"] == k) / seconds for k, seconds in sorted(wall.items())]
-        return mean_t(sums, confidence=setup.confidence)
+        return _not_negative(mean_t(sums, confidence=setup.confidence))
 
     found = {"throughput_req_s": rate(lambda r: float(r["ok"]))}
     unknown = sum(r["output_tokens"] is None for r in good)
@@ -210,6 +210,13 @@ def _rates(counted: list[Row], setup: Setup, objective: Objective | None) -> dic
     found["goodput_req_s"] = rate(lambda r: float(objective.met(r)))
     found["attainment"] = wilson(met, len(counted), confidence=setup.confidence)
     return found
+
+
+def _not_negative(rate: Estimate) -> Estimate:
+    """A rate whose interval stops at 0: with two or three rounds a t interval may go on below, where no rate is."""
+    if rate.low is None or rate.low >= 0:
+        return rate
+    return replace(rate, low=0.0, warnings=(*rate.warnings, f"cut at 0: {rate.n} rounds are few for an interval"))
 
 
 def _counts(rows: list[Row], good: list[Row]) -> dict[str, Estimate]:

@@ -50,6 +50,11 @@ def test_rates_are_means_over_rounds_with_an_interval() -> None:
     assert single["low"] is None and "no interval can be made" in single["warnings"][0]
 
 
+def test_an_interval_of_a_rate_does_not_go_below_zero() -> None:
+    rate = level([row(0, 0.1, 2, 0.1, number=0), row(9, 1.0, 2, 3.0, number=1)], SETUP)["throughput_req_s"]
+    assert rate["low"] == 0 < rate["value"] and "2 rounds are few" in rate["warnings"][0]
+
+
 def test_warm_ups_count_as_warm_ups_only() -> None:
     rows = [row(0, 9.0, 5, 1.0, number=None), row(20, 0.2, 5, 0.1), row(21, 0.2, 5, 0.1)]
     found = level(rows, SETUP)
