@@ -1,0 +1,12 @@
+"""Speed against a server: any OpenAI-compatible endpoint by its address (vLLM, TensorRT-LLM, llama.cpp's, SGLang).
+
+reply.py      what a streamed reply says, event by event (pure)
+client.py     one request over HTTP -> one timings row
+probe.py      what an endpoint can do, before anything is measured
+load.py       closed loop at fixed concurrency, open loop with Poisson arrivals
+launch.py     a server of one's own: started, waited for, stopped whatever happens
+batch.py      many requests, asked once each: `python -m pipeline.serving.batch`
+__main__.py   measure an endpoint: `python -m pipeline.serving URL`
+
+What the rows mean stands in pipeline/serving_figures.py.
+"""

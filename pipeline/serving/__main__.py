@@ -1,0 +1,140 @@
+"""`python -m pipeline.serving URL`: measure a server, or with --launch one that is started for it.
+
+Writes artifacts/serving/<name>.jsonl (one row a request), its .meta.json, and <name>.figures.json.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import nullcontext
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pipeline import artifacts, cli, hardware
+from pipeline.errors import DataError, ParamsError
+from pipeline.evalset import load_texts, sets_digest
+from pipeline.serving import launch, measure, probe
+from pipeline.serving.client import KEY, Endpoint, Row, address, connected, key_from
+from pipeline.serving.measure import Plan
+
+HOME = artifacts.ARTIFACTS / "serving"
+COLUMNS = ("load", "failed", "TTFT p50", "p99 (ms)", "TPOT p50", "p99 (ms) ", "req/s", "tok/s", "goodput")
+
+
+async def measured(endpoint: Endpoint, plan: Plan, corpus: Path, tokenizer: Any, only_probe: bool) -> tuple[Row, Plan, list[Row]]:
+    """(what the endpoint can do, the plan as it could be held, rows)."""
+    async with connected(endpoint) as client:
+        endpoint, found = await probe.probe(client, endpoint)
+        if only_probe:
+            return found, plan, []
+        plan = replace(plan, forced=plan.forced and found["ignore_eos"]["value"] is not False)
+        asked = measure.prompts(load_texts(corpus), plan, tokenizer, as_ids=not endpoint.chat)
+        with cli.progress(len(asked), "serving", "request") as bar:
+            return found, plan, await measure.run(client, endpoint, plan, asked, bar.update)
+
+
+def load_tokenizer(path: Path | None) -> Any:
+    """A tokenizer.json, or the one of a model folder; None if none was named."""
+    if path is None:
+        return None
+    from tokenizers import Tokenizer
+
+    file = path / "tokenizer.json" if path.is_dir() else path
+    if not file.exists():
+        raise DataError(f"--tokenizer {path}: {file} is missing; name a tokenizer.json or a folder that has one")
+    return Tokenizer.from_file(str(file))
+
+
+def numbers(text: str, option: str) -> list[float]:
+    """`1,2,4` as numbers, each positive."""
+    return [measure.positive(part, option) for part in text.split(",") if part.strip()]
+
+
+def whole(text: str, option: str) -> list[int]:
+    found = numbers(text, option)
+    if any(x != int(x) for x in found):
+        raise ParamsError(f"{option} {text!r}: requests at once are whole numbers, as in 1,2,4,8")
+    return [int(x) for x in found]
+
+
+def write(name: str, rows: list[Row], meta: Row, figures: Row) -> Path:
+    """Rows, their side file and the figures; returns the figures' path."""
+    path = HOME / f"{name}.jsonl"
+    artifacts.write_jsonl(path, rows)
+    artifacts.write_json(artifacts.meta_of(path), meta)
+    artifacts.write_json(path.with_suffix(".figures.json"), figures)
+    return path.with_suffix(".figures.json")
+
+
+def shown(metric: Row) -> str:
+    """A value with three digits; what is not known is a dash."""
+    return "–" if metric["value"] is None else f"{metric['value']:.3g}"
+
+
+def line(name: str, m: dict[str, Row]) -> dict[str, str]:
+    keys = ("failure_rate", "ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms", "throughput_req_s", "throughput_tok_s")
+    values = [name, *(shown(m[k]) for k in keys), shown(m["goodput_req_s"])]
+    return dict(zip(COLUMNS, values))
+
+
+def main(
+    url: Annotated[str, typer.Argument(help="the server, http://127.0.0.1:8000; the API key comes from QUANTGATE_API_KEY")] = "",
+    launch_: Annotated[str, typer.Option("--launch", help="start this kind of server on MODEL: llamacpp, vllm")] = "",
+    model_dir: Annotated[Path | None, typer.Option("--model-dir", help="with --launch: the folder of the model")] = None,
+    model: Annotated[str, typer.Option(help="its name at the server, where there are several")] = "",
+    chat: Annotated[bool, typer.Option(help="chat completions in place of completions")] = False,
+    concurrency: Annotated[str, typer.Option(help="closed loop: so many requests at once")] = "1,2,4,8,16",
+    rates: Annotated[str, typer.Option(help="open loop: so many a second, Poisson arrivals")] = "",
+    requests: Annotated[int, typer.Option(min=1, help="requests a level and round (at least 4 for each at once)")] = 16,
+    rounds: Annotated[int, typer.Option(min=1)] = 3,
+    warmups: Annotated[int, typer.Option(min=0, help="for each level, recorded and left out")] = 2,
+    prompt_tokens: Annotated[int, typer.Option(min=1)] = 256,
+    output_tokens: Annotated[int, typer.Option(min=1)] = 32,
+    prompts: Annotated[Path, typer.Option(help="JSONL of texts, or a folder of them")] = Path("evalsets/corpus"),
+    tokenizer: Annotated[Path | None, typer.Option(help="its tokenizer.json: prompts of exact length, replies counted")] = None,
+    objective: Annotated[str, typer.Option(help="for goodput: ttft_ms=500,tpot_ms=50,e2e_ms=3000")] = "",
+    timeout: Annotated[float, typer.Option(min=0.1, help="seconds for a whole reply")] = 120.0,
+    key_env: Annotated[str, typer.Option(help="the variable that holds the API key")] = KEY,
+    seed: Annotated[int, typer.Option()] = 0,
+    threads: Annotated[int, typer.Option(min=1, help="with --launch: of the server")] = 1,
+    name: Annotated[str, typer.Option(help="of the files under artifacts/serving/")] = "server",
+    only_probe: Annotated[bool, typer.Option("--probe", help="say what the server can do, and stop")] = False,
+) -> None:
+    """Measure an OpenAI-compatible server: what it can do, latency, throughput, goodput and the knee."""
+    if bool(url) == bool(launch_) or bool(launch_) != (model_dir is not None):
+        raise ParamsError("name a server by its address, or start one with --launch llamacpp --model-dir FOLDER")
+    plan = Plan(
+        whole(concurrency, "--concurrency"), numbers(rates, "--rates"), requests, rounds, warmups, prompt_tokens, output_tokens,
+        objective=measure.objective_of(objective), seed=seed,
+    )  # fmt: skip
+    if not plan.levels():
+        raise ParamsError("nothing to measure: give --concurrency 1,2,4 or --rates 0.5,1")
+    words = load_tokenizer(tokenizer)
+    most = max(plan.concurrency, default=8)
+    server = launch.launched(launch_, model_dir, threads=threads, parallel=most) if model_dir else nullcontext(None)
+    with server as own:
+        count = (lambda text: len(words.encode(text, add_special_tokens=False).ids)) if words else None
+        key = own.key if own else key_from(key_env)
+        endpoint = Endpoint(own.url if own else address(url), model, chat, timeout, key, count)
+        found, plan, rows = asyncio.run(measured(endpoint, plan, prompts, words, only_probe))
+    for text in probe.lacking(found):
+        cli.say("serving", text)
+    if only_probe:
+        return
+    meta = {
+        "probe": found, "plan": asdict(plan), "launch": own.facts if own else None, "prompts": sets_digest(prompts),
+        "client": hardware.describe(0) | {"threads": None}, "versions": artifacts.versions(),
+    }  # fmt: skip
+    report = measure.figures(rows, plan)
+    path = write(name, rows, meta, report)
+    cli.table(COLUMNS, [line(k, m) for k, m in report["levels"].items()], left=("load",))
+    best = report["knee"]
+    knee = f"knee at {best['value']} at once" if best["value"] is not None else f"no knee: {best['warnings'][0]}"
+    cli.say("serving", f"{len(rows)} requests, {sum(r['ok'] for r in rows)} complete; {knee}; {path}")
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,60 @@
+"""Run a command and end it, with all its descendants, when whoever asked for it goes away: by closing the pipe on stdin,
+which the kernel does even after kill -9. A script of its own, so that a server's whole family has one parent that outlives it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+
+import psutil
+
+GRACE_S = 5.0
+SET_PDEATHSIG, SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+
+
+def main(command: list[str]) -> int:
+    os.setpgid(0, 0)  # Ctrl-C at the terminal is for our parent, who then closes the pipe
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+    if libc:
+        libc.prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # grandchildren whose parent ends come to us, and are not lost
+
+    def die_with_us() -> None:
+        if libc:
+            libc.prctl(SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+    server = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=die_with_us)
+    try:
+        while server.poll() is None:
+            ready, _, _ = select.select([sys.stdin], [], [], 0.2)
+            if ready and not os.read(sys.stdin.fileno(), 1):
+                return 0
+        return server.returncode or 1  # a server that ends by itself has failed
+    finally:
+        stop()
+
+
+def stop() -> None:
+    """Ask every descendant to end, wait, and end those that did not."""
+    family = psutil.Process().children(recursive=True)
+    for process in family:
+        _signal(process, signal.SIGTERM)
+    _, alive = psutil.wait_procs(family, timeout=GRACE_S)
+    for process in {*alive, *psutil.Process().children(recursive=True)}:
+        _signal(process, signal.SIGKILL)
+    psutil.wait_procs(alive, timeout=GRACE_S)
+
+
+def _signal(process: psutil.Process, number: int) -> None:
+    with suppress(psutil.NoSuchProcess):
+        process.send_signal(number)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

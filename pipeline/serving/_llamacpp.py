@@ -1,0 +1,34 @@
+"""llama.cpp's own server on 127.0.0.1; runs in the environment of envs/llamacpp-server.txt, so nothing of ours is imported.
+
+Prompts are not cached: one that was seen before must cost what a new one costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import threading
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model")
+    for name in ("port", "threads", "parallel", "context", "gpu-layers"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    asked = parser.parse_args()
+    import xllamacpp
+
+    setup = xllamacpp.CommonParams()
+    setup.model.path, setup.model_alias = asked.model, {"model"}
+    setup.hostnames, setup.port, setup.api_keys = ["127.0.0.1"], asked.port, [os.environ.pop("QUANTGATE_SERVER_KEY")]
+    setup.n_parallel, setup.n_ctx, setup.kv_unified = asked.parallel, asked.parallel * asked.context, False
+    setup.cpuparams.n_threads = setup.cpuparams_batch.n_threads = asked.threads
+    setup.n_gpu_layers, setup.cache_prompt, setup.cache_ram_mib = asked.gpu_layers, False, 0
+    server = xllamacpp.Server(setup)
+    print(f"build: {xllamacpp.BUILD_INFO} {xllamacpp.get_system_info()}", flush=True)
+    print(f"listening: {server.listening_address}", flush=True)
+    threading.Event().wait()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,239 @@
+"""One request to an OpenAI-compatible endpoint, streamed, and what becomes of it: one timings row.
+
+What is seen from here: a token's time is when its event reached this process, so network and this client's own work are
+in every figure, as they are for whoever uses the server. A failed request is a row like any other, with its error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from typing import Any
+
+import httpx2
+
+from pipeline.errors import QuantgateError
+from pipeline.serving.reply import Fault, Reply, message_of
+
+Row = dict[str, Any]
+Clock = Callable[[], float]
+Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
+KEY = "QUANTGATE_API_KEY"
+CONNECT_S = 10.0
+DRAIN_S = 1.0  # after [DONE] a stream is read to its close, so that a connection can be used again, for at most this long
+
+
+class ServerError(QuantgateError):
+    """An endpoint that cannot be measured; the message says what to change."""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where requests go. key: sent as a bearer token, never printed or written; timeout_s: for a whole reply."""
+
+    url: str
+    model: str = ""
+    chat: bool = False
+    timeout_s: float = 120.0
+    key: str | None = field(default=None, repr=False)
+    count: Callable[[str], int] | None = field(default=None, repr=False)  # tokens of a text, where usage is not sent
+
+    def clean(self, text: str) -> str:
+        """`text` without the key: servers like to repeat what they refuse."""
+        return text.replace(self.key, "***") if self.key else text
+
+
+@dataclass(frozen=True)
+class Request:
+    """prompt: text, token ids (completions only) or chat messages. forced: end tokens are ignored, and a reply that does
+    not have exactly max_tokens has failed. options: further fields of the body."""
+
+    prompt: Prompt
+    max_tokens: int
+    forced: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A request's row, and what was said."""
+
+    row: Row
+    text: str
+    reasoning: str
+    retry_after: float | None = None
+
+
+def address(url: str) -> str:
+    """An endpoint's address with its `/v1`. Raises `ServerError` for what is no address, or carries a password."""
+    try:
+        parsed = httpx2.URL(url)
+    except httpx2.InvalidURL:
+        parsed = httpx2.URL("")
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise ServerError(f"{url!r} is no address of a server; write it as http://127.0.0.1:8000")
+    if parsed.userinfo:
+        raise ServerError(f"the address of {parsed.host} carries a password; put the key into {KEY} and leave it out there")
+    bare = str(parsed.copy_with(query=None, fragment=None)).rstrip("/")
+    return bare if parsed.path.strip("/") else f"{bare}/v1"
+
+
+def key_from(variable: str = KEY) -> str | None:
+    """The API key of the environment, or None."""
+    return os.environ.get(variable) or None
+
+
+@asynccontextmanager
+async def connected(endpoint: Endpoint, transport: httpx2.AsyncBaseTransport | None = None) -> AsyncIterator[httpx2.AsyncClient]:
+    """A client with as many connections as are asked for at once; no request waits for another's.
+
+    Over http each request has a connection of its own: that costs one round trip, which its row tells, and none can fall
+    on a connection that the server is about to close (llama.cpp's closes after each stream, and a few requests in a
+    hundred were lost to that). Over https, where a handshake costs several, connections are kept.
+    """
+    headers = {"Authorization": f"Bearer {endpoint.key}"} if endpoint.key else {}
+    is_plain = httpx2.URL(endpoint.url).scheme == "http"
+    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=0 if is_plain else None)
+    async with httpx2.AsyncClient(
+        headers=headers, limits=limits, timeout=httpx2.Timeout(endpoint.timeout_s, connect=min(CONNECT_S, endpoint.timeout_s)),
+        trust_env=not _is_local(endpoint.url), transport=transport,
+        verify=not is_plain,  # http has nothing to verify, no redirect is followed, and certificates take long to load
+    ) as client:  # fmt: skip
+        yield client
+
+
+def _is_local(url: str) -> bool:
+    """Whether an address is this machine's own, which no proxy has a part in."""
+    host = httpx2.URL(url).host
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def body_of(endpoint: Endpoint, request: Request) -> tuple[str, Row]:
+    """(path, JSON body) of a request: greedy and streamed, unless its options say otherwise."""
+    body: Row = {"model": endpoint.model, "max_tokens": request.max_tokens, "temperature": 0.0, "stream": True}
+    body["stream_options"] = {"include_usage": True}
+    if request.forced:
+        body |= {"ignore_eos": True, "min_tokens": request.max_tokens}
+    prompt = request.prompt if isinstance(request.prompt, str) else list(request.prompt)
+    is_chat = isinstance(prompt, list) and all(isinstance(m, Mapping) for m in prompt)
+    if is_chat or endpoint.chat:
+        messages = prompt if is_chat else [{"role": "user", "content": prompt}]
+        return "/chat/completions", body | {"messages": messages} | dict(request.options)
+    return "/completions", body | {"prompt": prompt} | dict(request.options)
+
+
+async def ask(client: httpx2.AsyncClient, endpoint: Endpoint, request: Request, *, clock: Clock = time.monotonic) -> Answer:
+    """Ask once. Whatever goes wrong with the request or its reply is in the row (ok, fault, status, error)."""
+    reply, fault = Reply(), None
+    phases: dict[str, float | None] = {"connected": None, "headers": None}
+    t_submit = clock()
+    try:
+        await asyncio.wait_for(_stream(client, endpoint, request, reply, phases, clock), endpoint.timeout_s)
+    except asyncio.TimeoutError:
+        fault = Fault("timeout", f"no complete reply within {endpoint.timeout_s:g} s")
+    except Fault as e:
+        fault = e
+    except httpx2.HTTPError as e:
+        fault = _transport(e)
+    row = _row(endpoint, request, reply, t_submit, phases, fault) | {"t_end": clock() if reply.t_done is None else reply.t_done}
+    return Answer(row, reply.text, reply.reasoning, fault.retry_after if fault else None)
+
+
+async def _stream(
+    client: httpx2.AsyncClient, endpoint: Endpoint, request: Request, reply: Reply, phases: dict[str, float | None], clock: Clock
+) -> None:
+    async def trace(event: str, _: Any) -> None:
+        if event == "connection.connect_tcp.complete":
+            phases["connected"] = clock()
+
+    path, body = body_of(endpoint, request)
+    headers = {"Accept": "text/event-stream", **request.headers}
+    async with client.stream("POST", endpoint.url + path, json=body, headers=headers, extensions={"trace": trace}) as response:
+        phases["headers"] = clock()
+        await _refuse(response)
+        events = aiter(httpx2.EventSource(response))
+        async for event in events:
+            reply.take(event.data, clock())
+            if reply.t_done is not None:
+                break
+        reply.check_end()
+        await _drain(events)
+
+
+async def _drain(events: AsyncIterator[Any]) -> None:
+    """Read what follows [DONE]: nothing, mostly. The reply is complete, so nothing here can fail it."""
+
+    async def rest() -> None:
+        async for _ in events:
+            pass
+
+    with suppress(asyncio.TimeoutError, httpx2.HTTPError):
+        await asyncio.wait_for(rest(), DRAIN_S)
+
+
+async def _refuse(response: httpx2.Response) -> None:
+    """Raise `Fault` for an answer that is no stream of events, with the server's own words."""
+    kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if response.status_code == 200 and kind == "text/event-stream":
+        return
+    said = _words(response, await response.aread())
+    if response.status_code != 200:
+        raise Fault("http", f"HTTP {response.status_code}: {said}", response.status_code, _retry_after(response))
+    raise Fault("in_band" if said.startswith("error") else "malformed", f"HTTP 200 but no stream of events: {said}", 200)
+
+
+def _words(response: httpx2.Response, content: bytes) -> str:
+    try:
+        found = response.json()
+        if isinstance(found, dict) and (error := found.get("error") or found.get("detail")):
+            return f"error: {message_of(error)}"[:300]
+    except ValueError:
+        pass
+    return " ".join(content.decode(errors="replace").split())[:300] or "no reason given"
+
+
+def _retry_after(response: httpx2.Response) -> float | None:
+    """Seconds of a Retry-After header; a date in it is not read."""
+    value = response.headers.get("retry-after", "")
+    return float(value) if value.isdigit() else None
+
+
+def _transport(error: httpx2.HTTPError) -> Fault:
+    said = str(error) or type(error).__name__
+    if isinstance(error, (httpx2.ConnectError, httpx2.ConnectTimeout)):
+        return Fault("connect", f"no connection: {said}")
+    if isinstance(error, httpx2.TimeoutException):
+        return Fault("timeout", f"{type(error).__name__}: nothing came in time")
+    if isinstance(error, (httpx2.ReadError, httpx2.WriteError)):
+        return Fault("reset", f"the connection was reset: {said}")
+    if isinstance(error, httpx2.RemoteProtocolError):
+        return Fault("cut", f"the connection closed early: {said}")
+    return Fault("malformed", f"{type(error).__name__}: {said}")
+
+
+def _row(
+    endpoint: Endpoint, request: Request, reply: Reply, t_submit: float, phases: dict[str, float | None], fault: Fault | None
+) -> Row:
+    """DESIGN's timings row. t_chunks: when each event with text came; t_tokens: the same where each carried one token."""
+    tokens, how = reply.output_tokens(endpoint.count) if reply.t_chunks or reply.usage else (None, "no reply")
+    if fault is None and request.forced and tokens is not None and tokens != request.max_tokens:
+        fault = Fault("short", f"asked for {request.max_tokens} tokens, got {tokens}")
+    single = tokens == len(reply.t_chunks)
+    return {
+        "prompt_tokens": reply.prompt_tokens(), "cached_tokens": reply.cached_tokens(), "output_tokens": tokens,
+        "counted_by": how, "asked_tokens": request.max_tokens, "forced": request.forced, "t_submit": t_submit,
+        "t_first": reply.t_chunks[0] if reply.t_chunks else None, "t_content": reply.t_content,
+        "t_tokens": reply.t_chunks if single else None, "t_chunks": reply.t_chunks, "t_done": reply.t_done,
+        "phases": phases, "peak_memory_bytes": None, "finish": reply.finish, "ok": fault is None,
+        "fault": fault.kind if fault else None, "status": fault.status if fault else 200,
+        "error": endpoint.clean(str(fault)) if fault else None,
+    }  # fmt: skip

@@ -1,0 +1,165 @@
+"""Start a server for a model folder, wait until it answers, and stop it whatever happens; nothing is left running.
+
+It listens on 127.0.0.1 with a random API key, which goes to it through its environment: command lines are there for all to
+read. That the key is taken, and no other, shows that the server that answers is the one that was started.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from pipeline import artifacts, cli, envs
+from pipeline.errors import ParamsError, Unsupported
+from pipeline.explain import did_you_mean
+from pipeline.serving.client import ServerError
+
+STARTUP_S = 600.0
+STOP_S = 20.0
+CONTEXT = 2048  # tokens a request may have, prompt and reply together
+VLLM = "VLLM_PYTHON"
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A running server. facts: what it is, for the figures' side file; the key is in none of them."""
+
+    url: str
+    key: str = field(repr=False)
+    facts: dict[str, Any]
+    log: Path
+
+
+@dataclass(frozen=True)
+class Command:
+    """How a kind of server is started: its arguments, and the variable in which it looks for its API key."""
+
+    arguments: list[str]
+    key_variable: str
+
+
+def _llamacpp(model_dir: Path, port: int, threads: int, parallel: int) -> Command:
+    file = model_dir / "model.gguf"
+    if not file.exists():
+        raise Unsupported(f"llama.cpp's server reads GGUF, and {model_dir} holds none; use quantizer 'gguf'")
+    script = Path(__file__).with_name("_llamacpp.py")
+    sizes = {"port": port, "threads": threads, "parallel": parallel, "context": CONTEXT, "gpu-layers": 0}
+    options = [f"--{k}={v}" for k, v in sizes.items()]
+    return Command([str(envs.python("llamacpp-server")), str(script), str(file), *options], "QUANTGATE_SERVER_KEY")
+
+
+def _vllm(model_dir: Path, port: int, threads: int, parallel: int) -> Command:
+    """vLLM is gigabytes and has pins of its own: it is taken where it is installed, and never fetched."""
+    python = os.environ.get(VLLM)
+    if not python:
+        raise Unsupported(f"vLLM has an environment of its own; put the path of the Python that has it into {VLLM}")
+    options = ["--model", str(model_dir), "--served-model-name", "model", "--host", "127.0.0.1", "--port", str(port)]
+    options += ["--max-num-seqs", str(parallel), "--max-model-len", str(CONTEXT), "--no-enable-prefix-caching"]
+    return Command([python, "-m", "vllm.entrypoints.openai.api_server", *options], "VLLM_API_KEY")
+
+
+KINDS = {"llamacpp": _llamacpp, "vllm": _vllm}
+
+
+@contextmanager
+def launched(
+    kind: str, model_dir: Path, *, threads: int = 1, parallel: int = 1, startup_s: float = STARTUP_S
+) -> Iterator[Launched]:
+    """A server of `kind` on the model in `model_dir`, `parallel` requests at once.
+
+    Raises `ParamsError` for an unknown kind, `Unsupported` where it cannot run here, `ServerError` if it does not come up.
+    """
+    if kind not in KINDS:
+        raise ParamsError(f"server {kind!r} cannot be launched{did_you_mean(kind, list(KINDS))}")
+    port = free_port()
+    command = KINDS[kind](model_dir, port, threads, parallel)
+    with served(command, port, artifacts.LOGS / f"serve-{kind}-{model_dir.name}.log", startup_s) as server:
+        server.facts.update(kind=kind, model_dir=str(model_dir), threads=threads, parallel=parallel, context=CONTEXT)
+        yield server
+
+
+@contextmanager
+def served(command: Command, port: int, log: Path, startup_s: float) -> Iterator[Launched]:
+    """Run a command until the block is left; yields when its server answers on `port` with our key and no other."""
+    key, url = secrets.token_urlsafe(32), f"http://127.0.0.1:{port}/v1"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    guard = Path(__file__).with_name("_guard.py")
+    start = time.monotonic()
+    log = log.absolute()
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, str(guard), *command.arguments], stdin=subprocess.PIPE, stdout=out, stderr=out,
+            env=envs._clean() | {command.key_variable: key},
+        )  # fmt: skip
+    try:
+        _wait(process, url, key, log, start + startup_s)
+        facts = {"startup_s": time.monotonic() - start, "build": _build(log, key), "log": str(log)}
+        yield Launched(url, key, facts, log)
+    finally:
+        _stop(process)
+        if key.encode() in (said := log.read_bytes()):  # some servers print all that they are given
+            artifacts.write_text(log, said.replace(key.encode(), b"***").decode(errors="replace"))
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody listens on now; should another take it, our key is refused there and we say so."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def _wait(process: subprocess.Popen[bytes], url: str, key: str, log: Path, deadline: float) -> None:
+    with httpx2.Client(trust_env=False, timeout=5.0) as client:
+        while not _answers(client, url, key):
+            if process.poll() is not None:
+                raise ServerError(f"the server ended before it answered: {_last_line(log, key)} (see {log})")
+            if time.monotonic() > deadline:
+                raise ServerError(f"the server did not answer in time: {_last_line(log, key)} (see {log})")
+            time.sleep(0.2)
+        if _answers(client, url, f"not-{key}"):
+            raise ServerError(f"{url} takes any API key: it is not the server that was started, or it has no lock; see {log}")
+
+
+def _answers(client: httpx2.Client, url: str, key: str) -> bool:
+    """Whether a model is ready there for this key."""
+    try:
+        found = client.post(f"{url}/completions", headers={"Authorization": f"Bearer {key}"}, json={
+            "model": "model", "prompt": "a", "max_tokens": 1
+        })  # fmt: skip
+    except httpx2.HTTPError:
+        return False
+    return found.status_code == 200
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """Close the guard's pipe, upon which it ends the server and all that the server started."""
+    assert process.stdin is not None
+    process.stdin.close()
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        cli.say("serving", f"the server did not stop within {STOP_S:g} s and was killed")
+        process.kill()  # what it started dies with it: the kernel was asked to see to that
+        process.wait()
+
+
+def _build(log: Path, key: str) -> str | None:
+    """What the server said it is, where it does."""
+    lines = log.read_text(errors="replace").replace(key, "***").splitlines()
+    return next((line.removeprefix("build: ") for line in lines if line.startswith("build: ")), None)
+
+
+def _last_line(log: Path, key: str) -> str:
+    lines = [line for line in log.read_text(errors="replace").replace(key, "***").splitlines() if line.strip()]
+    return lines[-1].strip()[:300] if lines else "it printed nothing"

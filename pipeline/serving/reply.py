@@ -1,0 +1,103 @@
+"""What a streamed reply says, event by event. Pure: data and arrival times come in, no network and no clock."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+# Before the answer proper: llama.cpp, SGLang and vLLM say the first, newer vLLM the second.
+REASONING = ("reasoning_content", "reasoning")
+BROKEN = ("error", "abort")  # finish reasons that say the server gave up
+
+
+class Fault(Exception):
+    """Why a request failed. kind: connect, timeout, http, in_band, cut, reset, malformed, short or unsent."""
+
+    def __init__(self, kind: str, text: str, status: int | None = None, retry_after: float | None = None) -> None:
+        super().__init__(text)
+        self.kind, self.status, self.retry_after = kind, status, retry_after
+
+
+def message_of(error: Any) -> str:
+    """The words of an `error` field, which is an object with a message, or text."""
+    return str(error.get("message", error)) if isinstance(error, dict) else str(error)
+
+
+@dataclass
+class Reply:
+    """A reply so far. Times are those at which an event reached this process, in the caller's clock, in seconds.
+
+    t_chunks: one for each event that carried text (reasoning, content or a tool call); a role or a usage is no token.
+    """
+
+    t_chunks: list[float] = field(default_factory=list)
+    t_content: float | None = None
+    t_done: float | None = None
+    text: str = ""
+    reasoning: str = ""
+    tools: str = ""
+    usage: dict[str, Any] | None = None
+    finish: str | None = None
+
+    def take(self, data: str, now: float) -> None:
+        """One event's data. Raises `Fault` for an error that comes inside the stream and for what is not a reply."""
+        if data.strip() == "[DONE]":
+            self.t_done = now
+            return
+        try:
+            chunk = json.loads(data)
+            if chunk.get("error"):
+                raise Fault("in_band", f"the server said in its stream: {message_of(chunk['error'])}")
+            if isinstance(chunk.get("usage"), dict):
+                self.usage = chunk["usage"]  # some send it with every event: the last one holds
+            for choice in chunk.get("choices") or []:
+                self._hear(choice, now)
+        except (ValueError, TypeError, AttributeError):
+            raise Fault("malformed", f"an event is no completion chunk: {data[:80]!r}") from None
+
+    def _hear(self, choice: dict[str, Any], now: float) -> None:
+        delta = choice.get("delta") or {}
+        said = choice.get("text") or delta.get("content") or ""
+        thought = next((delta[k] for k in REASONING if delta.get(k)), "")
+        called = "".join((c.get("function") or {}).get("arguments") or "" for c in delta.get("tool_calls") or [])
+        self.text, self.reasoning, self.tools = self.text + said, self.reasoning + thought, self.tools + called
+        if said or thought or delta.get("tool_calls"):
+            self.t_chunks.append(now)
+        if said and self.t_content is None:
+            self.t_content = now
+        self.finish = choice.get("finish_reason") or self.finish
+        if self.finish in BROKEN:
+            raise Fault("in_band", f"the server ended the reply with finish_reason {self.finish!r}")
+
+    def check_end(self) -> None:
+        """Raise `Fault` unless the stream came to its end: a closed connection alone is none."""
+        if self.t_done is None and self.finish is None:
+            raise Fault("cut", f"the stream closed without its end, after {len(self.t_chunks)} chunks")
+        if not self.t_chunks and not self._used("completion_tokens"):
+            raise Fault("cut", "the stream ended without a token")
+
+    def _used(self, name: str) -> int | None:
+        value = (self.usage or {}).get(name)
+        return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+    def output_tokens(self, count: Callable[[str], int] | None) -> tuple[int | None, str]:
+        """(number of tokens or None, how it was counted). count: tokens of a text, for servers that send no usage.
+
+        Events are never counted for tokens: one may carry several.
+        """
+        if used := self._used("completion_tokens"):
+            return used, "usage"
+        if count is None:
+            return None, "not counted: the server sent no usage and no tokenizer was given"
+        return count(self.reasoning + self.text + self.tools), "tokenizer, joined text: the server sent no usage"
+
+    def prompt_tokens(self) -> int | None:
+        return self._used("prompt_tokens")
+
+    def cached_tokens(self) -> int | None:
+        """Prompt tokens that a prefix cache answered; None where the server does not say."""
+        details = (self.usage or {}).get("prompt_tokens_details")
+        value = details.get("cached_tokens") if isinstance(details, dict) else None
+        return value if isinstance(value, int) else None

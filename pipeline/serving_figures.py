@@ -1,0 +1,293 @@
+"""Request rows of a server -> figures with intervals. Pure: no files, no clock; randomness comes in as generators.
+
+A level is one load: so many requests at once (closed loop), or so many a second (open loop). What bounds it: until the
+machine is full, more requests at once raise throughput and cost little; beyond, they only wait for each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from pipeline.metrics import Definition
+from pipeline.stats import Estimate, mean_t, quantile_bootstrap, wilson
+
+Row = dict[str, Any]
+Metrics = dict[str, dict[str, Any]]
+QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+FEW_FOR_P99 = 100
+LAG = 0.05  # a client that sends later than this share of the median TTFT measures itself as well
+
+ABOUT = {
+    "ttft": "submit to first token, reasoning counted",
+    "ttfc": "submit to first token of the content proper",
+    "tpot": "(last token - first token) / (n - 1), n by usage",
+    "itl": "gap between consecutive tokens",
+    "e2e": "submit to last token",
+}
+DEFINITIONS: dict[str, Definition] = {
+    **{f"{k}_{q}_ms": Definition("ms", "lower", None, f"{about}, {q}") for k, about in ABOUT.items() for q in QUANTILES},
+    "throughput_tok_s": Definition("tok/s", "higher", None, "output tokens of all complete requests over the round's wall time"),
+    "throughput_req_s": Definition("req/s", "higher", None, "complete requests over the round's wall time"),
+    "goodput_req_s": Definition("req/s", "higher", None, "requests that meet the objective over the round's wall time"),
+    "attainment": Definition("fraction", "higher", 1.0, "share of all requests that meet the objective; failed ones do not"),
+    "failure_rate": Definition("fraction", "lower", 0.0, "requests that failed, in any way"),
+    "timeout_rate": Definition("fraction", "lower", 0.0, "requests without a complete reply in time"),
+    "one_token_replies": Definition("requests", "lower", None, "complete replies of one token: they have no TPOT"),
+    "output_tokens_min": Definition("tokens", "higher", None, "shortest complete reply"),
+    "output_tokens_max": Definition("tokens", "lower", None, "longest complete reply"),
+    "cached_tokens": Definition("tokens", "lower", 0.0, "prompt tokens that a prefix cache answered"),
+    "warmups": Definition("requests", "higher", None, "complete requests before the measured ones"),
+    "client_lag_p99_ms": Definition("ms", "lower", 0.0, "how late this client sent what was due (open loop)"),
+    "knee": Definition("requests at once", "higher", None, "where throughput over median latency is greatest (Kleinrock's power)"),
+}  # fmt: skip
+
+
+# --- one row -----------------------------------------------------------------------------------------------------
+
+
+def ttft(row: Row) -> float | None:
+    """Submit to first token, in seconds; None if none came."""
+    return None if row["t_first"] is None else float(row["t_first"] - row["t_submit"])
+
+
+def ttfc(row: Row) -> float | None:
+    """Submit to the first token of the content, in seconds; None, not 0, for a reply that was all reasoning."""
+    return None if row["t_content"] is None else float(row["t_content"] - row["t_submit"])
+
+
+def e2e(row: Row) -> float | None:
+    """Submit to last token, in seconds: what comes after it (usage, the stream's close) is no token."""
+    return float(row["t_chunks"][-1] - row["t_submit"]) if row["t_chunks"] else None
+
+
+def tpot(row: Row) -> float | None:
+    """Time per output token after the first, in seconds. None for fewer than two tokens, for a number that is not known,
+    and where all came at once: then there is no time between them to share."""
+    n, times = row["output_tokens"], row["t_chunks"]
+    return float((times[-1] - times[0]) / (n - 1)) if n is not None and n > 1 and len(times) > 1 else None
+
+
+def gaps(row: Row) -> list[float]:
+    """Gaps between consecutive tokens, in seconds; none where an event carried more than one token or less."""
+    return [b - a for a, b in pairwise(row["t_tokens"])] if row["t_tokens"] else []
+
+
+# --- an objective ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What a request must keep to count as good; limits in milliseconds, None: not asked for."""
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    e2e_ms: float | None = None
+
+    def met(self, row: Row) -> bool:
+        """Whether a request is complete and within every limit. One token has no TPOT to keep; a TPOT that is asked for
+        and cannot be known of a longer reply is not kept."""
+        if not row["ok"]:
+            return False
+        found = {"ttft_ms": ttft(row), "tpot_ms": tpot(row), "e2e_ms": e2e(row)}
+        if row["output_tokens"] == 1:
+            found["tpot_ms"] = 0.0
+        limits = {k: v for k, v in asdict(self).items() if v is not None}
+        return all((x := found[k]) is not None and 1000 * x <= limit for k, limit in limits.items())
+
+
+# --- one level ---------------------------------------------------------------------------------------------------
+
+Draws = Callable[[str], np.random.Generator]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How sure: confidence level, bootstrap resamples, and a generator of its own for each metric by name."""
+
+    confidence: float
+    resamples: int
+    draws: Draws
+
+
+def level(rows: list[Row], setup: Setup, objective: Objective | None = None) -> Metrics:
+    """Figures of one level. rows: all of its requests, failed ones and warm-ups too.
+
+    Failed requests are out of latencies and throughput and in the rates; how long they took counts as wall time
+    all the same.
+    """
+    counted = [r for r in rows if not r["warmup"]]
+    good = [r for r in counted if r["ok"]]
+    n, found = len(counted), dict[str, Estimate]()
+    for name, hits in (("failure_rate", n - len(good)), ("timeout_rate", sum(r["fault"] == "timeout" for r in counted))):
+        found[name] = wilson(hits, n, confidence=setup.confidence)
+    found |= _latencies(good, n - len(good), setup) | _rates(counted, setup, objective) | _counts(rows, good)
+    if any(r.get("t_due") is not None for r in counted):
+        found["client_lag_p99_ms"] = _lag(counted, good)
+    return {name: _shown(name, e, setup.confidence) for name, e in found.items()}
+
+
+def _shown(name: str, estimate: Estimate, confidence: float) -> dict[str, Any]:
+    return asdict(estimate) | {"unit": DEFINITIONS[name].unit, "confidence": confidence}
+
+
+def _nothing(reason: str, n: int = 0, method: str = "none") -> Estimate:
+    return Estimate(None, None, None, n, method, (reason,))
+
+
+def _latencies(good: list[Row], failed: int, setup: Setup) -> dict[str, Estimate]:
+    """Percentiles over requests; of gaps, over all gaps, with a request's own drawn together."""
+    each: dict[str, list[tuple[float, int]]] = {"itl": [(g, k) for k, r in enumerate(good) for g in gaps(r)]}
+    for name, of in (("ttft", ttft), ("ttfc", ttfc), ("tpot", tpot), ("e2e", e2e)):
+        each[name] = [(x, k) for k, r in enumerate(good) if (x := of(r)) is not None]
+    without = len(good) - len({k for _, k in each["itl"]})
+    found = {}
+    for name, pairs in each.items():
+        left_out = without if name == "itl" else len(good) - len(pairs)
+        notes: tuple[str, ...] = (_why_missing(name, left_out, len(good)),) if left_out else ()
+        notes += (f"{failed} failed requests are left out",) if failed else ()
+        for label, q in QUANTILES.items():
+            found[f"{name}_{label}_ms"] = _quantile(f"{name}_{label}_ms", pairs, q, notes, setup)
+    return found
+
+
+def _why_missing(name: str, missing: int, of: int) -> str:
+    why = {
+        "tpot": "one token, a number of tokens that is not known, or all at once",
+        "itl": "fewer than two tokens, or events that carry more than one",
+        "ttfc": "nothing but reasoning",
+    }.get(name, "no token")
+    return f"{missing} of {of} complete replies are left out: {why}"
+
+
+def _quantile(metric: str, pairs: list[tuple[float, int]], q: float, notes: tuple[str, ...], setup: Setup) -> Estimate:
+    if not pairs:
+        return _nothing("; ".join(notes) or "no request was complete")
+    values, requests = zip(*((1000 * x, k) for x, k in pairs))
+    estimate = quantile_bootstrap(
+        values, requests, q, confidence=setup.confidence, resamples=setup.resamples, rng=setup.draws(metric)
+    )
+    if q == QUANTILES["p99"] and len(values) < FEW_FOR_P99:
+        notes = (f"the 99th percentile of {len(values)} values is little more than their maximum", *notes)
+    return replace(estimate, warnings=(*estimate.warnings, *notes))
+
+
+def walls(rows: list[Row]) -> dict[int, float]:
+    """{round: seconds from its first submission to its last event}; rounds that took no time at all are left out."""
+    found = {}
+    for k in {r["round"] for r in rows}:
+        own = [r for r in rows if r["round"] == k]
+        seconds = max(r["t_end"] for r in own) - min(r["t_submit"] for r in own)
+        if seconds > 0:
+            found[k] = seconds
+    return found
+
+
+def _rates(counted: list[Row], setup: Setup, objective: Objective | None) -> dict[str, Estimate]:
+    """Rates are means over rounds: within one round requests shape each other, so it is the unit."""
+    wall = walls(counted)
+    good = [r for r in counted if r["ok"]]
+
+    def rate(weight: Callable[[Row], float]) -> Estimate:
+        sums = [sum(weight(r) for r in counted if r["round"] == k) / seconds for k, seconds in sorted(wall.items())]
+        return _not_negative(mean_t(sums, confidence=setup.confidence))
+
+    found = {"throughput_req_s": rate(lambda r: float(r["ok"]))}
+    unknown = sum(r["output_tokens"] is None for r in good)
+    found["throughput_tok_s"] = (
+        _nothing(f"{unknown} of {len(good)} replies have no known number of tokens")
+        if unknown
+        else rate(lambda r: float(r["output_tokens"] if r["ok"] else 0))
+    )
+    if objective is None or objective == Objective():
+        reason = "no objective was stated"
+        return found | {"goodput_req_s": _nothing(reason), "attainment": _nothing(reason)}
+    met = sum(objective.met(r) for r in counted)
+    found["goodput_req_s"] = rate(lambda r: float(objective.met(r)))
+    found["attainment"] = wilson(met, len(counted), confidence=setup.confidence)
+    return found
+
+
+def _not_negative(rate: Estimate) -> Estimate:
+    """A rate whose interval stops at 0: with two or three rounds a t interval may go on below, where no rate is."""
+    if rate.low is None or rate.low >= 0:
+        return rate
+    return replace(rate, low=0.0, warnings=(*rate.warnings, f"cut at 0: {rate.n} rounds are few for an interval"))
+
+
+def _counts(rows: list[Row], good: list[Row]) -> dict[str, Estimate]:
+    """What makes two servers comparable, or not: lengths, caches, warm-ups. Counts have no sampling error."""
+    known = [r["output_tokens"] for r in good if r["output_tokens"] is not None]
+    cached = [r["cached_tokens"] for r in good if r["cached_tokens"] is not None]
+    warm = [r for r in rows if r["warmup"]]
+    ready = sum(r["ok"] for r in warm)
+
+    def exact(value: int, n: int, *notes: str) -> Estimate:
+        return Estimate(value, value, value, n, "count", notes)
+
+    found = {"warmups": exact(ready, len(warm), *(() if ready else ("no warm-up: the first requests carry what is done once",)))}
+    if known:
+        uneven = min(known) != max(known)
+        note = ("replies differ in length: latencies and throughput are not comparable with another run's",) if uneven else ()
+        found["output_tokens_min"] = exact(min(known), len(known), *note)
+        found["output_tokens_max"] = exact(max(known), len(known), *note)
+        found["one_token_replies"] = exact(sum(k == 1 for k in known), len(known))
+    else:
+        reason = "no complete reply has a known number of tokens"
+        found |= {k: _nothing(reason) for k in ("output_tokens_min", "output_tokens_max", "one_token_replies")}
+    if cached:
+        note = ("a prefix cache answered part of the prompts: TTFT is not that of new ones",) if sum(cached) else ()
+        found["cached_tokens"] = exact(sum(cached), len(cached), *note)
+    else:
+        found["cached_tokens"] = _nothing("the server does not say what its prefix cache answered")
+    return found
+
+
+def _lag(counted: list[Row], good: list[Row]) -> Estimate:
+    late = [1000 * (r["t_submit"] - r["t_due"]) for r in counted if r.get("t_due") is not None]
+    value = float(np.quantile(late, 0.99, method="inverted_cdf"))
+    usual = [1000 * x for r in good if (x := ttft(r)) is not None]
+    note = "measured on the client: no interval is made"
+    if usual and value > LAG * float(np.median(usual)):
+        note = f"this client sent late by more than {LAG:.0%} of the median TTFT: use a lower rate or another machine; {note}"
+    return Estimate(value, None, None, len(late), "99th percentile", (note,))
+
+
+# --- the knee ----------------------------------------------------------------------------------------------------
+
+
+def knee(levels: Mapping[int, list[Row]], confidence: float) -> dict[str, Any]:
+    """The concurrency at which throughput over median latency is greatest: beyond it, one percent more throughput costs
+    more than one percent more latency.
+
+    levels: {concurrency: its rows}. low and high are the least and greatest knee of single rounds. Null where the
+    greatest level tried is still the best one, or fewer than three can be compared. Source: Kleinrock 1979, "Power and
+    deterministic rules of thumb for probabilistic problems in computer communications".
+    """
+    power = {c: p for c, rows in sorted(levels.items()) if (p := _power([r for r in rows if not r["warmup"]]))}
+    rounds = sorted(set.intersection(*(set(p) for p in power.values()))) if power else []
+    if len(power) < 3 or not rounds:
+        reason = f"{len(power)} levels have complete requests in every round; a knee needs three"
+        return _shown("knee", _nothing(reason, len(rounds)), confidence)
+    single = [max(power, key=lambda c, k=k: power[c][k]) for k in rounds]  # type: ignore[misc]
+    best = max(power, key=lambda c: float(np.mean(np.log([power[c][k] for k in rounds]))))
+    method = f"greatest throughput / median latency over {len(power)} levels, {len(rounds)} rounds; interval: single rounds' own"
+    if best == max(power):
+        reason = f"throughput still pays for latency at {best} at once, the most that was tried"
+        return _shown("knee", _nothing(reason, len(rounds), method), confidence)
+    notes = () if len(set(single)) == 1 else (f"rounds disagree: {single}",)
+    return _shown("knee", Estimate(best, min(single), max(single), len(rounds), method, notes), confidence)
+
+
+def _power(counted: list[Row]) -> dict[int, float]:
+    """{round: complete requests a second over median end-to-end seconds}, where there are any."""
+    found = {}
+    for k, seconds in walls(counted).items():
+        times = [x for r in counted if r["round"] == k and r["ok"] and (x := e2e(r)) is not None]
+        if times:
+            found[k] = len(times) / seconds / float(np.median(times))
+    return found

@@ -1,0 +1,383 @@
+"""One streamed request becomes one row, whatever the server does; what an endpoint lacks is found and recorded."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from pipeline import serving_figures as figures
+from pipeline.serving import __main__ as command
+from pipeline.serving import client, probe
+from pipeline.serving.client import Answer, Endpoint, Request, ServerError
+from tests import serving_server
+from tests.serving_server import KEY, Server
+
+COUNT = str.split  # a tokenizer for which words are tokens
+
+
+@pytest.fixture(scope="module")
+def playing() -> Iterator[Server]:
+    with serving_server.serving() as server:
+        yield server
+
+
+@pytest.fixture
+def server(playing: Server) -> Server:
+    playing.asked.clear()
+    playing.plays, playing.models, playing.locked = {}, ["m"], False
+    return playing
+
+
+def asked(endpoint: Endpoint, request: Request) -> Answer:
+    async def go() -> Answer:
+        async with client.connected(endpoint) as c:
+            return await client.ask(c, endpoint, request)
+
+    return asyncio.run(go())
+
+
+def ask(server: Server, prompt: Any, n: int = 4, **more: Any) -> Answer:
+    forced = more.pop("forced", False)
+    return asked(Endpoint(server.url, "m", **more), Request(prompt, n, forced=forced))
+
+
+# --- times, by a clock of our own ----------------------------------------------------------------------------------
+
+
+def timed(script: list[tuple[float, Any]], *, chat: bool = True, t_headers: float = 0.0) -> Answer:
+    """A reply whose events come at given seconds: the whole client runs, on a network and a clock made here."""
+    now = [0.0]
+
+    class Body(httpx2.AsyncByteStream):
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            for at, value in script:
+                now[0] = at
+                yield f"data: {value if isinstance(value, str) else json.dumps(value)}\n\n".encode()
+
+    def reply(_: httpx2.Request) -> httpx2.Response:
+        now[0] = t_headers
+        return httpx2.Response(200, headers={"content-type": "text/event-stream"}, stream=Body())
+
+    async def go() -> Answer:
+        endpoint = Endpoint("http://127.0.0.1:1/v1", "m", chat=chat)
+        async with client.connected(endpoint, httpx2.MockTransport(reply)) as c:
+            return await client.ask(c, endpoint, Request("hello", 8), clock=lambda: now[0])
+
+    return asyncio.run(go())
+
+
+def said(text: str | None = None, **delta: str) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": delta | ({} if text is None else {"content": text})}]}
+
+
+def usage(n: int) -> dict[str, Any]:
+    return {"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": n}}
+
+
+def test_role_and_usage_are_no_tokens_and_end_is_the_last_token() -> None:
+    tokens = [(0.30 + 0.05 * k, said("x")) for k in range(21)]
+    row = timed([(0.05, said("", role="assistant")), *tokens, (1.35, usage(21)), (1.36, "[DONE]")], t_headers=0.04).row
+    assert figures.ttft(row) == pytest.approx(0.30) and figures.tpot(row) == pytest.approx(0.050)
+    assert figures.e2e(row) == pytest.approx(1.30) and row["t_done"] == pytest.approx(1.36)
+    assert row["phases"]["headers"] == pytest.approx(0.04) and row["prompt_tokens"] == 5
+    assert figures.gaps(row) == pytest.approx([0.05] * 20)
+
+
+def test_tokens_are_counted_by_usage_and_not_by_events() -> None:
+    row = timed([(0.2 + 0.2 * k, said("a b c d")) for k in range(10)] + [(2.1, usage(40)), (2.1, "[DONE]")]).row
+    tpot = figures.tpot(row)
+    assert row["output_tokens"] == 40 and row["counted_by"] == "usage"
+    assert tpot is not None and 1 / tpot == pytest.approx(39 / 1.8)
+    assert row["t_tokens"] is None and figures.gaps(row) == [], "an event that carries four tokens says nothing of gaps"
+
+
+def test_reasoning_is_the_first_token_and_content_is_timed_apart() -> None:
+    for field in ("reasoning_content", "reasoning"):
+        row = timed([(0.2, said(None, **{field: "hm"})), (2.0, said("yes")), (2.1, usage(2)), (2.1, "[DONE]")]).row
+        assert figures.ttft(row) == pytest.approx(0.2) and figures.ttfc(row) == pytest.approx(2.0)
+        row = timed([(0.2, said(None, **{field: "hm"})), (2.1, usage(1)), (2.1, "[DONE]")]).row
+        assert row["ok"] and figures.ttfc(row) is None
+
+
+def test_slow_headers_are_seen_apart_from_a_slow_token() -> None:
+    row = timed([(3.5, said("x")), (3.6, usage(1)), (3.6, "[DONE]")], t_headers=3.0).row
+    assert row["phases"]["headers"] == pytest.approx(3.0) and figures.ttft(row) == pytest.approx(3.5)
+
+
+def test_one_token_has_no_tpot_and_all_at_once_has_none_either() -> None:
+    assert figures.tpot(timed([(0.5, said("x")), (0.6, usage(1)), (0.6, "[DONE]")]).row) is None
+    assert figures.tpot(timed([(0.5, said("a b c")), (0.6, usage(3)), (0.6, "[DONE]")]).row) is None
+
+
+def test_usage_in_every_event_counts_once() -> None:
+    running = [(0.1 * k, said("x") | {"usage": {"prompt_tokens": 5, "completion_tokens": k}}) for k in (1, 2, 3)]
+    row = timed([*running, (0.4, "[DONE]")]).row
+    assert row["output_tokens"] == 3 and row["t_tokens"] == pytest.approx([0.1, 0.2, 0.3])
+
+
+# --- a live server -------------------------------------------------------------------------------------------------
+
+
+def test_a_reply_is_a_row_with_its_times_in_order(server: Server) -> None:
+    answer = ask(server, "plain words", 6, forced=True)
+    row = answer.row
+    assert row["ok"] and row["output_tokens"] == 6 and answer.text == " 0 1 2 3 4 5" and row["finish"] == "length"
+    times = [row["t_submit"], row["phases"]["connected"], row["phases"]["headers"], *row["t_tokens"], row["t_done"]]
+    assert times == sorted(times) and row["t_first"] == row["t_tokens"][0] and row["cached_tokens"] == 0
+    path, body, _ = server.asked[0]
+    assert path == "/v1/completions" and body["ignore_eos"] and body["min_tokens"] == body["max_tokens"] == 6
+    assert body["stream"] and body["stream_options"] == {"include_usage": True} and body["temperature"] == 0
+
+
+def test_chats_go_to_their_own_path_and_token_ids_stay_ids(server: Server) -> None:
+    assert ask(server, [{"role": "user", "content": "plain"}]).row["ok"] and ask(server, "plain", chat=True).row["ok"]
+    assert ask(server, [1, 2, 3]).row["ok"]
+    assert [path for path, _, _ in server.asked] == ["/v1/chat/completions"] * 2 + ["/v1/completions"]
+    assert server.asked[1][1]["messages"] == [{"role": "user", "content": "plain"}] and server.asked[2][1]["prompt"] == [1, 2, 3]
+
+
+def test_without_usage_the_joined_text_is_tokenized_or_nothing_is_claimed(server: Server) -> None:
+    row = ask(server, "many silent", count=lambda text: len(text.split())).row
+    assert row["output_tokens"] == 40 and "tokenizer" in row["counted_by"] and "no usage" in row["counted_by"]
+    row = ask(server, "many silent").row
+    assert row["ok"] and row["output_tokens"] is None and "not counted" in row["counted_by"] and figures.tpot(row) is None
+
+
+def test_reasoning_comes_under_both_names(server: Server) -> None:
+    for field in ("reasoning_content", "reasoning"):
+        answer = ask(server, f"reasoning {field}", chat=True)
+        assert answer.reasoning == "hm so" and answer.text == "yes" and answer.row["t_content"] >= answer.row["t_first"]
+        assert ask(server, f"reasoning {field} only", chat=True).row["t_content"] is None
+
+
+@pytest.mark.parametrize("play, fault, words", [
+    ("in_band", "in_band", "out of memory"), ("aborted", "in_band", "abort"), ("no_stream", "in_band", "switched off"),
+    ("cut", "cut", "closed early"), ("ended", "cut", "without its end, after 1 chunk"), ("reset", "reset", "reset"),
+    ("mute", "reset", "reset"), ("unavailable", "http", "HTTP 503: error: model is loading"),
+    ("not_json", "malformed", "bad gateway"), ("odd_shape", "malformed", "no completion chunk"),
+])  # fmt: skip
+def test_every_way_to_fail_is_a_row_with_its_reason(server: Server, play: str, fault: str, words: str) -> None:
+    answer = ask(server, play)
+    assert not answer.row["ok"] and answer.row["fault"] == fault and words in answer.row["error"]
+    assert answer.row["status"] == (503 if play == "unavailable" else answer.row["status"])
+    assert answer.retry_after == (3.0 if play == "unavailable" else None)
+
+
+def test_a_reply_that_never_ends_is_a_timeout_that_keeps_what_came(server: Server) -> None:
+    row = ask(server, "hang", timeout_s=0.6).row
+    assert not row["ok"] and row["fault"] == "timeout" and "0.6 s" in row["error"] and len(row["t_chunks"]) == 1
+
+
+def test_nobody_there_is_a_row_too() -> None:
+    row = asked(Endpoint("http://127.0.0.1:9/v1", "m"), Request("x", 1)).row
+    assert not row["ok"] and row["fault"] == "connect" and row["status"] is None and row["t_chunks"] == []
+
+
+def test_what_follows_the_end_of_a_reply_cannot_fail_it(server: Server) -> None:
+    row = ask(server, "open_end", 1, timeout_s=2.5).row
+    assert row["ok"] and row["t_end"] == row["t_done"]
+
+
+def test_everything_the_event_stream_format_allows_is_read(server: Server) -> None:
+    answer = ask(server, "awkward")
+    assert answer.row["ok"], answer.row["error"]
+    assert answer.text.startswith("onezwölf 🚢ab") and answer.row["output_tokens"] == 5 == len(answer.row["t_chunks"])
+
+
+def test_a_forced_reply_of_another_length_has_failed_and_a_free_one_has_not(server: Server) -> None:
+    row = ask(server, "early 3", 8, forced=True).row
+    assert not row["ok"] and row["fault"] == "short" and row["error"] == "asked for 8 tokens, got 3"
+    assert ask(server, "early 3", 8).row["ok"]
+
+
+# --- addresses and keys --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("url, whole", [
+    ("http://127.0.0.1:8000", "http://127.0.0.1:8000/v1"), ("http://h:1/v1/", "http://h:1/v1"), ("https://h/api?x=1", "https://h/api"),
+])  # fmt: skip
+def test_an_address_gets_what_it_lacks(url: str, whole: str) -> None:
+    assert client.address(url) == whole
+
+
+@pytest.mark.parametrize("url", ["localhost:8000", "", "ftp://h", "http://", "http://[::1"])
+def test_what_is_no_address_is_said(url: str) -> None:
+    with pytest.raises(ServerError, match="no address of a server"):
+        client.address(url)
+
+
+def test_a_password_in_an_address_is_refused_and_not_repeated() -> None:
+    with pytest.raises(ServerError, match="QUANTGATE_API_KEY") as e:
+        client.address("http://me:hunter2@h/v1")
+    assert "hunter2" not in str(e.value)
+
+
+def test_the_key_is_sent_and_appears_nowhere_else(server: Server) -> None:
+    server.locked = True
+    assert ask(server, "plain", key=KEY).row["ok"]
+    server.plays = {"tell": lambda h, _: h.json(400, {"error": {"message": f"bad request with {h.headers['Authorization']}"}})}
+    endpoint = Endpoint(server.url, "m", key=KEY)
+    row = ask(server, "tell", key=KEY).row
+    assert row["status"] == 400 and "bad request with Bearer ***" in row["error"]
+    assert KEY not in json.dumps(row) and KEY not in repr(endpoint)
+
+
+# --- probe ---------------------------------------------------------------------------------------------------------
+
+
+def probed(server: Server, **more: Any) -> dict[str, Any]:
+    endpoint = Endpoint(server.url, **more)
+
+    async def go() -> dict[str, Any]:
+        async with client.connected(endpoint) as c:
+            return (await probe.probe(c, endpoint))[1]
+
+    return asyncio.run(go())
+
+
+def able(h: serving_server.Handler, body: dict[str, Any]) -> None:
+    """A server that can all that is asked about: ends by itself unless told not to, seeds, caches, scores prompts."""
+    if body.get("echo"):
+        h.json(
+            200,
+            {"choices": [{"text": "..", "logprobs": {"token_logprobs": [None, -1.5, -0.25, -3.0], "text_offset": [0, 3, 5, 9]}}]},
+        )
+        return
+    n = body["max_tokens"] if body.get("ignore_eos") or body["max_tokens"] < 20 else 5
+    h.start()
+    for k in range(n):
+        h.text(f" {k}{body.get('seed', '')}")
+    h.text(None, "length" if n == body["max_tokens"] else "stop")
+    h.usage(n, cached=8 if body["max_tokens"] == 1 else 0)
+    h.done()
+
+
+def test_a_probe_finds_what_a_server_can(server: Server) -> None:
+    server.plays = {"The": able, "Answer": able}
+    found = probed(server)
+    for name in ("stream_usage", "one_token_an_event", "ignore_eos", "seed", "prefix_cache", "prompt_logprobs", "ppl", "delta_p"):
+        assert found[name]["value"] is True, name
+    assert found["kld"]["value"] is False and "whole vocabulary" in found["kld"]["reason"]
+    assert found["model"] == "m" and probe.lacking(found) == [f"kld: no: {probe.TOP_K}"]
+
+
+def test_a_probe_says_what_a_server_lacks_and_what_cannot_be_told(server: Server) -> None:
+    def poor(h: serving_server.Handler, body: dict[str, Any]) -> None:
+        if body.get("ignore_eos"):
+            h.json(400, {"detail": "extra fields not permitted: ignore_eos"})
+            return
+        h.start()
+        h.text(f" {len(h.server.asked)}", "stop")  # another text each time
+        h.done()
+
+    server.plays = {"The": poor, "Answer": poor}
+    found = probed(server)
+    assert found["ignore_eos"] == {"value": False, "reason": "HTTP 400: error: extra fields not permitted: ignore_eos"}
+    assert found["seed"]["value"] is False and "two texts" in found["seed"]["reason"]
+    assert found["stream_usage"]["value"] is False and found["one_token_an_event"]["value"] is None
+    assert found["prefix_cache"]["value"] is None and found["ppl"]["value"] is False
+    assert {line.split(":")[0] for line in probe.lacking(found)} == set(found) - {"url", "model", "models", "api", "prefix_cache"}
+
+
+def test_a_model_that_never_ends_by_itself_leaves_ignore_eos_open(server: Server) -> None:
+    found = probed(server)  # `plain` always goes on to the end, and says the same whatever the seed
+    assert found["ignore_eos"]["value"] is None and found["seed"]["value"] is None
+    assert "cannot be told" in " ".join(probe.lacking(found))
+
+
+def test_a_prompt_is_scored_only_if_the_scores_are_the_prompt_s(server: Server) -> None:
+    server.plays = {
+        "The": able,
+        "echoless": lambda h, _: h.json(200, {"choices": [{"text": "x", "logprobs": {"token_logprobs": [-1.0]}}]}),
+    }
+    endpoint = Endpoint(server.url, "m")
+
+    async def go(prompt: str) -> list[float]:
+        async with client.connected(endpoint) as c:
+            return await probe.score(c, endpoint, prompt)
+
+    assert asyncio.run(go("The end")) == [-1.5, -0.25]
+    with pytest.raises(ServerError, match="echo is ignored"):
+        asyncio.run(go("echoless"))
+    with pytest.raises(ServerError, match="do not give"):
+        asyncio.run(go("plain"))
+
+
+@pytest.mark.parametrize("models, asked_for, words", [
+    ([], "", "serves no model"), (["a", "b"], "", "choose one with --model"), (["llama", "b"], "lama", "did you mean 'llama'"),
+])  # fmt: skip
+def test_which_model_is_meant_must_be_plain(server: Server, models: list[str], asked_for: str, words: str) -> None:
+    server.models = models
+    with pytest.raises(ServerError, match=words):
+        probed(server, model=asked_for)
+
+
+def test_a_server_that_is_not_there_or_cannot_stream_is_one_line(server: Server) -> None:
+    with pytest.raises(ServerError, match="no server answers at"):
+        probed(replace_url(server, "http://127.0.0.1:9/v1"))
+    server.locked = True
+    with pytest.raises(ServerError, match="does not stream completions: HTTP 401"):
+        probed(server)
+
+
+def replace_url(server: Server, url: str) -> Any:
+    return type("Elsewhere", (), {"url": url})()
+
+
+# --- the command ---------------------------------------------------------------------------------------------------
+
+
+def test_the_command_writes_rows_and_figures_and_no_key(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("QUANTGATE_API_KEY", KEY)
+    server.locked = True
+    Path("texts.jsonl").write_text(json.dumps({"id": "a", "domain": "d", "text": " ".join(map(str, range(3000)))}) + "\n")
+    command.main(
+        url=server.url.removesuffix("/v1"), concurrency="1,2", rates="200", requests=8, rounds=2, warmups=1, prompt_tokens=10,
+        output_tokens=4, prompts=Path("texts.jsonl"), objective="ttft_ms=60000", timeout=20.0, name="here",
+    )  # fmt: skip
+    rows = [json.loads(line) for line in Path("artifacts/serving/here.jsonl").read_text().splitlines()]
+    report = json.loads(Path("artifacts/serving/here.figures.json").read_text())
+    assert len(rows) == 3 * (2 * 8 + 1) and all(r["ok"] for r in rows)
+    assert {(r["scenario"], r["round"]) for r in rows} == {
+        (s, k) for s in ("closed-1", "closed-2", "open-200") for k in (None, 0, 1)
+    }
+    sent = [b["prompt"] for _, b, _ in server.asked if b.get("ignore_eos") and b.get("max_tokens") == 4]
+    assert len(sent) == len({p[:24] for p in sent}) == len(rows), "every prompt is new to the server"
+    for metrics in report["levels"].values():
+        assert metrics["failure_rate"]["value"] == 0 and metrics["goodput_req_s"]["value"] == metrics["throughput_req_s"]["value"]
+        assert all(m["value"] is not None or m["warnings"] for m in metrics.values())
+    assert report["knee"]["value"] is None and "a knee needs three" in report["knee"]["warnings"][0]
+    assert not any(KEY in f.read_text() for f in tmp_path.rglob("*") if f.is_file()) and KEY not in "".join(capfd.readouterr())
+
+
+@pytest.mark.parametrize("options, words", [
+    ({"url": ""}, "name a server"), ({"concurrency": "1,x"}, "--concurrency: 'x' is no positive number"),
+    ({"concurrency": "1.5"}, "whole numbers"), ({"concurrency": ""}, "nothing to measure"), ({"rates": "-1"}, "--rates: '-1'"),
+    ({"objective": "ttft=5"}, "did you mean 'ttft_ms'"), ({"objective": "ttft_ms=inf"}, "no positive number"),
+    ({"tokenizer": Path("nowhere")}, "tokenizer.json"), ({"url": "http://h", "launch_": "vllm"}, "name a server"),
+])  # fmt: skip
+def test_mistakes_on_the_command_line_are_named_before_anything_is_asked(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(command.ParamsError if "tokenizer" not in options else command.DataError, match=words):
+        command.main(**{"url": "http://127.0.0.1:9", **options})
+
+
+def test_a_server_that_refuses_ignore_eos_is_measured_unforced_and_said_to_be(server: Server) -> None:
+    endpoint = replace(Endpoint(server.url), model="m")
+    server.plays = {
+        "The": lambda h, b: h.json(400, {"error": "no ignore_eos"}) if b.get("ignore_eos") else serving_server.plain(h, b)
+    }
+    server.plays["Answer"] = server.plays["The"]
+    texts = Path(__file__).parent.parent / "evalsets/corpus/news.jsonl"
+    plan = command.Plan([1], requests=4, rounds=1, warmups=0, prompt_tokens=8, output_tokens=2)
+    found, held, rows = asyncio.run(command.measured(endpoint, plan, texts, None, only_probe=False))
+    assert found["ignore_eos"]["value"] is False and not held.forced and len(rows) == 4 and not any(r["forced"] for r in rows)

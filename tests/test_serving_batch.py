@@ -1,0 +1,241 @@
+"""A batch asks each request once: through refusals, kills and a second run; what failed is given back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from pipeline.errors import ArtifactError, DataError
+from pipeline.serving import batch
+from pipeline.serving.batch import Gate, Pace
+from pipeline.serving.client import Answer, Endpoint, connected
+from tests import serving_server
+from tests.serving_server import KEY, Handler, Server, plain
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with serving_server.serving() as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def requests_file(*lines: dict[str, Any]) -> Path:
+    path = Path("requests.jsonl")
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def results(path: str = "results.jsonl") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in Path(path).read_text().splitlines()]
+
+
+def run(server: Server, path: Path, **options: Any) -> int:
+    try:
+        batch.main(server.url, path, Path("results.jsonl"), timeout=20.0, **options)
+    except typer.Exit as e:
+        return e.exit_code
+    return 0
+
+
+def test_every_request_has_one_line_and_a_second_run_asks_nothing(server: Server) -> None:
+    path = requests_file(*({"key": f"k{k}", "prompt": f"plain {k}", "max_tokens": 2} for k in range(9)))
+    assert run(server, path, concurrency=3) == 0 and run(server, path) == 0
+    assert len(server.asked) == 9 and server.most <= 3
+    assert sorted(r["key"] for r in results()) == [f"k{k}" for k in range(9)]
+    assert all(r["ok"] and r["text"] == " 0 1" and r["tries"] == 1 and r["output_tokens"] == 2 for r in results())
+    assert Path("results.failed.jsonl").read_text() == ""
+
+
+def test_requests_say_what_they_want_and_carry_a_key_of_their_own(server: Server) -> None:
+    chat = {"messages": [{"role": "user", "content": "plain"}], "temperature": 0.7, "max_tokens": 1}
+    run(server, requests_file({"prompt": "plain x", "max_tokens": 3}, chat))
+    (path_a, a, headers_a), (path_b, b, headers_b) = sorted(server.asked, key=lambda r: r[0], reverse=True)
+    assert path_a == "/v1/completions" and a["max_tokens"] == 3 and path_b == "/v1/chat/completions" and b["temperature"] == 0.7
+    assert headers_a["Idempotency-Key"] != headers_b["Idempotency-Key"]
+
+
+def test_what_was_not_taken_is_sent_again_and_under_the_same_key(server: Server) -> None:
+    def busy(h: Handler, body: dict[str, Any]) -> None:
+        tried = sum(b["prompt"] == body["prompt"] for _, b, _ in server.asked)
+        h.json(429, {"error": "slow down"}, Retry_After="0") if tried < 3 else plain(h, body)
+
+    server.plays = {"busy": busy}
+    assert run(server, requests_file({"key": "a", "prompt": "busy", "max_tokens": 1})) == 0
+    assert results()[0]["tries"] == 3 and len({h["Idempotency-Key"] for _, _, h in server.asked}) == 1
+
+
+@pytest.mark.parametrize("play", ["cut", "reset", "in_band", "ended", "no_stream", "not_json"])
+def test_what_may_have_been_computed_is_never_sent_twice(server: Server, play: str) -> None:
+    path = requests_file({"key": "a", "prompt": play}, {"key": "b", "prompt": "plain", "max_tokens": 1})
+    assert run(server, path, tries=5) == 1 and run(server, path, tries=5) == 1
+    assert Counter(b["prompt"] for _, b, _ in server.asked) == {play: 1, "plain": 1}
+    failed = [json.loads(line) for line in Path("results.failed.jsonl").read_text().splitlines()]
+    assert failed == [{"key": "a", "prompt": play}]
+    (row,) = (r for r in results() if r["key"] == "a")
+    assert not row["ok"] and row["text"] is None and row["error"] and row["fault"]
+
+
+def test_a_server_error_inside_is_not_safe_and_a_busy_one_gives_up_in_the_end(server: Server) -> None:
+    server.plays = {"broken": lambda h, _: h.json(500, {"error": "trace"})}
+    server.plays["full"] = lambda h, _: h.json(503, {}, Retry_After="0")
+    assert run(server, requests_file({"key": "a", "prompt": "broken"}, {"key": "b", "prompt": "full"}), tries=4) == 1
+    assert Counter(b["prompt"] for _, b, _ in server.asked) == {"broken": 1, "full": 4}
+
+
+def test_failed_ones_are_asked_again_when_that_is_wanted(server: Server) -> None:
+    path = requests_file({"key": "a", "prompt": "cut"})
+    run(server, path)
+    server.plays = {"cut": plain}
+    assert run(server, path, retry_failed=True) == 0
+    assert [r["ok"] for r in results()][-1] is True and Path("results.failed.jsonl").read_text() == ""
+
+
+def test_a_key_that_was_asked_something_else_is_refused(server: Server) -> None:
+    run(server, requests_file({"key": "a", "prompt": "plain", "max_tokens": 1}))
+    with pytest.raises(ArtifactError, match="'a' was asked something else"):
+        run(server, requests_file({"key": "a", "prompt": "plain other", "max_tokens": 1}))
+
+
+def test_answers_of_two_models_are_not_mixed_in_one_file(server: Server) -> None:
+    run(server, requests_file({"key": "a", "prompt": "plain", "max_tokens": 1}))
+    server.models = ["other"]
+    with pytest.raises(ArtifactError, match="has answers of 'm' and this would add 'other'"):
+        run(server, requests_file({"key": "b", "prompt": "plain", "max_tokens": 1}))
+
+
+def test_two_batches_do_not_write_one_file(server: Server) -> None:
+    with batch.appending(Path("results.jsonl")), pytest.raises(ArtifactError, match="another batch is writing"):
+        run(server, requests_file({"key": "a", "prompt": "plain"}))
+
+
+@pytest.mark.parametrize("text, words", [
+    ("{", "requests.jsonl:1: not JSON"), ('{"key": "a"}', "either prompt or messages"), ("[1]", "either prompt or messages"),
+    ('{"prompt": "a", "messages": []}', "either prompt or messages"), ('{"prompt": "a", "n": 4}', "n are not for requests"),
+    ('{"key": 1, "prompt": "a"}\n\n{"key": "1", "prompt": "b"}', "requests.jsonl:3: key '1' is there twice"),
+    ("\n", "holds no request"),
+    ('{"prompt": "a", "max_tokens": 0}', "max_tokens"), ('{"prompt": "a", "max_tokens": "9"}', "max_tokens"),
+])  # fmt: skip
+def test_a_faulty_request_is_named_with_its_line_before_anything_is_asked(text: str, words: str) -> None:
+    Path("requests.jsonl").write_text(text)
+    with pytest.raises(DataError, match=words):
+        batch.read(Path("requests.jsonl"), 8)
+
+
+def test_the_key_of_the_server_is_in_no_file(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUANTGATE_API_KEY", KEY)
+    server.locked = True
+    server.plays = {"tell": lambda h, _: h.json(400, {"error": {"message": f"no: {h.headers['Authorization']}"}})}
+    assert run(server, requests_file({"key": "a", "prompt": "tell"}, {"key": "b", "prompt": "plain", "max_tokens": 1})) == 1
+    assert "Bearer ***" in Path("results.jsonl").read_text()
+    assert not any(KEY in f.read_text() for f in Path().rglob("*") if f.is_file())
+
+
+# --- pace ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_rate_is_kept_by_spacing() -> None:
+    now, slept = [0.0], list[float]()
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        now[0] += seconds
+
+    async def go() -> list[float]:
+        gate, passed = Gate(4.0, lambda: now[0], sleep), []
+        for _ in range(5):
+            await gate.passed()
+            passed.append(now[0])
+        return passed
+
+    assert asyncio.run(go()) == pytest.approx([0, 0.25, 0.5, 0.75, 1.0])
+
+
+def test_waits_double_up_to_a_limit_unless_the_server_says_how_long() -> None:
+    pace, rng = Pace(first_wait_s=1.0, longest_wait_s=10.0), random.Random(0)
+    refused = Answer({}, "", "")
+    for tried, full in ((1, 1.0), (2, 2.0), (3, 4.0), (4, 8.0), (5, 10.0), (60, 10.0)):
+        assert full / 2 <= batch.wait_s(pace, tried, refused, rng) <= full
+    assert batch.wait_s(pace, 1, Answer({}, "", "", retry_after=7.0), rng) == 7.0
+    assert batch.wait_s(pace, 1, Answer({}, "", "", retry_after=9999.0), rng) == 10.0
+
+
+def test_nobody_there_is_tried_again_because_nothing_arrived() -> None:
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    async def go() -> None:
+        endpoint = Endpoint("http://127.0.0.1:9/v1", "m")
+        async with connected(endpoint) as client:
+            with batch.appending(Path("results.jsonl")) as out:
+                await batch.run(client, endpoint, batch.read(requests_file({"prompt": "x"}), 1), Pace(tries=4), out, sleep=sleep)
+
+    asyncio.run(go())
+    assert len(waits) == 3 and results()[0]["tries"] == 4 and results()[0]["fault"] == "connect"
+
+
+# --- kills ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_line_that_was_being_written_when_the_run_died_is_asked_again(server: Server) -> None:
+    path = requests_file(*({"key": f"k{k}", "prompt": f"plain {k}", "max_tokens": 1} for k in range(3)))
+    run(server, path, concurrency=1)
+    whole = Path("results.jsonl").read_bytes()
+    Path("results.jsonl").write_bytes(whole[:-9])
+    server.asked.clear()
+    assert run(server, path) == 0
+    assert len(server.asked) == 1 and sorted(r["key"] for r in results()) == ["k0", "k1", "k2"]
+
+
+def test_a_killed_batch_goes_on_and_asks_nothing_answered_twice(server: Server) -> None:
+    freed = threading.Event()
+
+    def slow(h: Handler, body: dict[str, Any]) -> None:
+        if len(server.asked) > 6:
+            freed.wait(30)  # the rest is in flight when the kill comes
+        plain(h, body)
+
+    server.plays = {"slow": slow}
+    path = requests_file(*({"key": f"k{k}", "prompt": f"slow {k}", "max_tokens": 1} for k in range(12)))
+    command = [sys.executable, "-m", "pipeline.serving.batch", server.url, str(path), "results.jsonl", "--concurrency", "2"]
+    process = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, stderr=subprocess.DEVNULL)
+    try:
+        while len(server.asked) < 8 and process.poll() is None:
+            time.sleep(0.02)
+    finally:
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    done = {r["key"] for r in results()}
+    assert 4 <= len(done) < 12
+    freed.set()
+    server.plays = {}
+    assert run(server, path) == 0
+    times = Counter(f"k{b['prompt'].split(' ')[1]}" for _, b, _ in server.asked)
+    assert all(times[k] == 1 for k in done) and set(times) == {f"k{k}" for k in range(12)}
+    assert sorted(Counter(r["key"] for r in results()).values()) == [1] * 12
+    headers: dict[str, set[str]] = {}
+    for _, b, h in server.asked:
+        headers.setdefault(b["prompt"], set()).add(h["Idempotency-Key"])
+    assert all(len(found) == 1 for found in headers.values()), "one that was in flight comes back under its own key"

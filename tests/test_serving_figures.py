@@ -1,0 +1,164 @@
+"""Request rows to figures: closed forms, and nothing that is not known under a name that says it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.metrics import Definition
+from pipeline.serving_figures import DEFINITIONS, Objective, Setup, knee, level
+
+SETUP = Setup(0.95, 200, lambda name: np.random.default_rng([1, *name.encode()]))
+
+
+def row(submit: float, ttft: float, n: int, tpot: float, *, number: int | None = 0, **more: Any) -> dict[str, Any]:
+    """A complete request of n tokens, one an event."""
+    times = [submit + ttft + k * tpot for k in range(n)]
+    return {
+        "round": number, "warmup": number is None, "t_submit": submit, "t_first": times[0], "t_content": times[0],
+        "t_tokens": times, "t_chunks": times, "t_done": times[-1], "t_end": times[-1], "output_tokens": n, "cached_tokens": 0,
+        "ok": True, "fault": None, "error": None,
+    } | more  # fmt: skip
+
+
+def failed(submit: float, end: float, fault: str, **more: Any) -> dict[str, Any]:
+    return row(submit, end - submit, 1, 0.0) | {
+        "ok": False, "fault": fault, "error": fault, "t_tokens": None, "t_chunks": [], "t_first": None, "t_content": None,
+        "output_tokens": None, "cached_tokens": None, "t_end": end,
+    } | more  # fmt: skip
+
+
+def test_one_round_by_hand() -> None:
+    """Two at once, 5 tokens each: 0.2 + 4 x 0.1 and 0.3 + 4 x 0.2 seconds; a failed one ends at 2 s."""
+    found = level([row(0, 0.2, 5, 0.1), row(0, 0.3, 5, 0.2), failed(0, 2.0, "timeout")], SETUP)
+    assert found["ttft_p50_ms"]["value"] == pytest.approx(200) and found["ttft_p95_ms"]["value"] == pytest.approx(300)
+    assert found["tpot_p99_ms"]["value"] == pytest.approx(200) and found["e2e_p99_ms"]["value"] == pytest.approx(1100)
+    assert found["itl_p50_ms"]["n"] == 8 and found["itl_p95_ms"]["value"] == pytest.approx(200)
+    assert found["failure_rate"]["value"] == found["timeout_rate"]["value"] == pytest.approx(1 / 3)
+    assert found["throughput_req_s"]["value"] == pytest.approx(2 / 2.0), "a failed request's time is in the wall time"
+    assert found["throughput_tok_s"]["value"] == pytest.approx(10 / 2.0), "its tokens are not in the throughput"
+    assert "1 failed requests are left out" in found["ttft_p50_ms"]["warnings"]
+
+
+def test_rates_are_means_over_rounds_with_an_interval() -> None:
+    rows = [row(10 * k, 0.5, 6, 0.1 + 0.1 * k, number=k) for k in range(3)]  # 6 tokens in 1.0, 1.5, 2.0 s
+    rate = level(rows, SETUP)["throughput_tok_s"]
+    assert rate["value"] == pytest.approx((6 + 4 + 3) / 3) and rate["n"] == 3 and rate["low"] < rate["value"] < rate["high"]
+    single = level(rows[:1], SETUP)["throughput_tok_s"]
+    assert single["low"] is None and "no interval can be made" in single["warnings"][0]
+
+
+def test_an_interval_of_a_rate_does_not_go_below_zero() -> None:
+    rate = level([row(0, 0.1, 2, 0.1, number=0), row(9, 1.0, 2, 3.0, number=1)], SETUP)["throughput_req_s"]
+    assert rate["low"] == 0 < rate["value"] and "2 rounds are few" in rate["warnings"][0]
+
+
+def test_warm_ups_count_as_warm_ups_only() -> None:
+    rows = [row(0, 9.0, 5, 1.0, number=None), row(20, 0.2, 5, 0.1), row(21, 0.2, 5, 0.1)]
+    found = level(rows, SETUP)
+    assert found["ttft_p99_ms"]["value"] == pytest.approx(200) and found["warmups"]["value"] == 1
+    assert "no warm-up" in level(rows[1:], SETUP)["warmups"]["warnings"][0]
+
+
+def test_p99_of_fewer_than_100_values_carries_a_warning() -> None:
+    def warned(n: int) -> bool:
+        found = level([row(k, 0.2, 2, 0.1) for k in range(n)], SETUP)["ttft_p99_ms"]
+        return any("little more than their maximum" in w for w in found["warnings"])
+
+    assert warned(99) and not warned(100)
+
+
+def test_one_token_replies_are_counted_and_have_no_tpot() -> None:
+    found = level([row(0, 0.2, 1, 0.0), row(1, 0.2, 1, 0.0)], SETUP)
+    assert found["one_token_replies"]["value"] == 2 and found["tpot_p50_ms"]["value"] is None
+    assert "2 of 2 complete replies are left out" in found["tpot_p50_ms"]["warnings"][0]
+    mixed = level([row(0, 0.2, 1, 0.0), row(1, 0.2, 3, 0.1)], SETUP)
+    assert mixed["tpot_p50_ms"]["n"] == 1 and any("1 of 2" in w for w in mixed["tpot_p50_ms"]["warnings"])
+
+
+def test_replies_of_different_lengths_and_cached_prompts_are_said_to_be_incomparable() -> None:
+    found = level([row(0, 0.2, 5, 0.1), row(1, 0.2, 9, 0.1, cached_tokens=64)], SETUP)
+    assert (found["output_tokens_min"]["value"], found["output_tokens_max"]["value"]) == (5, 9)
+    assert "not comparable" in found["output_tokens_min"]["warnings"][0] and "prefix cache" in found["cached_tokens"]["warnings"][0]
+    same = level([row(0, 0.2, 5, 0.1)], SETUP)
+    assert not same["output_tokens_min"]["warnings"] and not same["cached_tokens"]["warnings"]
+
+
+def test_tokens_that_are_not_known_leave_null_and_a_reason_and_never_a_number() -> None:
+    found = level([row(0, 0.2, 5, 0.1, output_tokens=None, t_tokens=None), row(1, 0.2, 5, 0.1)], SETUP)
+    assert found["throughput_tok_s"]["value"] is None and "1 of 2 replies" in found["throughput_tok_s"]["warnings"][0]
+    assert found["throughput_req_s"]["value"] is not None and found["itl_p50_ms"]["n"] == 4
+
+
+def test_when_everything_failed_only_the_rates_of_failure_remain() -> None:
+    found = level([failed(0, 1, "reset"), failed(1, 2, "cut")], SETUP, Objective(ttft_ms=100))
+    assert found["failure_rate"]["value"] == 1 and found["timeout_rate"]["value"] == 0
+    assert found["throughput_req_s"]["value"] == 0 and found["attainment"]["value"] == 0
+    for name in ("ttft_p50_ms", "tpot_p50_ms", "itl_p99_ms", "e2e_p50_ms", "output_tokens_min", "cached_tokens"):
+        assert found[name]["value"] is None and found[name]["warnings"], name
+
+
+def test_goodput_counts_what_meets_every_limit() -> None:
+    rows = [row(0, 0.2, 5, 0.1), row(0, 0.6, 5, 0.1), row(0, 0.2, 5, 0.5), row(0, 0.2, 1, 0.0), failed(0, 4, "http")]
+    found = level(rows, SETUP, Objective(ttft_ms=500, tpot_ms=200))
+    assert found["goodput_req_s"]["value"] == pytest.approx(2 / 4) and found["attainment"]["value"] == pytest.approx(2 / 5)
+    assert level(rows, SETUP, Objective(e2e_ms=1000))["attainment"]["value"] == pytest.approx(2 / 5 + 1 / 5 * (0.6 + 0.4 <= 1.0))
+    unstated = level(rows, SETUP)
+    assert unstated["goodput_req_s"]["value"] is None and "no objective" in unstated["goodput_req_s"]["warnings"][0]
+
+
+def test_a_limit_that_cannot_be_checked_is_not_kept() -> None:
+    unknown = row(0, 0.2, 5, 0.1, output_tokens=None)
+    assert not Objective(tpot_ms=1e9).met(unknown) and Objective(ttft_ms=1e9).met(unknown)
+    assert not Objective().met(failed(0, 1, "cut"))
+
+
+def test_an_open_loop_s_client_says_how_late_it_was() -> None:
+    calm = [row(k + 0.001, 0.2, 5, 0.1, t_due=float(k)) for k in range(10)]
+    late = [row(k + 0.1, 0.2, 5, 0.1, t_due=float(k)) for k in range(10)]
+    found = level(calm, SETUP)["client_lag_p99_ms"], level(late, SETUP)["client_lag_p99_ms"]
+    assert [f["value"] for f in found] == pytest.approx([1, 100])
+    assert "sent late" not in found[0]["warnings"][0] and "sent late" in found[1]["warnings"][0]
+
+
+def closed(latency: dict[int, float], rounds: int = 2) -> dict[int, list[dict[str, Any]]]:
+    """{concurrency: rows} of a server that answers c at once in latency[c] seconds, so c / latency a second."""
+    return {
+        c: [row(100 * k, seconds / 2, 2, seconds / 2, number=k) for k in range(rounds) for _ in range(c)]
+        for c, seconds in latency.items()
+    }
+
+
+def test_the_knee_is_where_throughput_stops_paying_for_latency() -> None:
+    """Throughput over latency is c / latency²: 1, 2, 4 / 1.21, 8 / 16 and so on: the most is at 4."""
+    found = knee(closed({1: 1.0, 2: 1.0, 4: 1.1, 8: 4.0, 16: 9.0}), 0.95)
+    assert found["value"] == 4 and found["low"] == found["high"] == 4 and found["n"] == 2 and not found["warnings"]
+    assert knee(closed({1: 1.0, 2: 2.0, 4: 4.0}), 0.95)["value"] == 1
+
+
+def test_no_knee_is_claimed_where_none_was_reached_or_compared() -> None:
+    rising = knee(closed({1: 1.0, 2: 1.0, 4: 1.0}), 0.95)
+    assert rising["value"] is None and "still pays for latency at 4" in rising["warnings"][0]
+    for levels in ({}, {1: 1.0, 2: 1.0}):
+        assert knee(closed(levels), 0.95)["value"] is None
+    broken = closed({1: 1.0, 2: 1.0, 4: 3.0}) | {2: [failed(0, 1, "reset")]}
+    assert "2 levels" in knee(broken, 0.95)["warnings"][0]
+
+
+def test_rounds_that_disagree_about_the_knee_say_so() -> None:
+    levels = closed({1: 1.0, 2: 1.0, 4: 3.0, 8: 9.0}, rounds=1)
+    levels[1] += [row(100, 0.1, 2, 0.1, number=1)]
+    for c in (2, 4, 8):
+        levels[c] += [row(100, 2.0, 2, 2.0, number=1)] * c
+    found = knee(levels, 0.95)
+    assert (found["low"], found["high"]) == (1, 2) and "disagree" in found["warnings"][0]
+
+
+def test_every_figure_is_defined_with_its_direction_and_says_how_sure_it_is() -> None:
+    found = level([row(0, 0.2, 5, 0.1, t_due=0.0), failed(0, 1, "cut", t_due=0.5)], SETUP, Objective(ttft_ms=1))
+    assert found.keys() | {"knee"} == DEFINITIONS.keys() and all(isinstance(d, Definition) for d in DEFINITIONS.values())
+    for name, metric in found.items():
+        assert metric["unit"] == DEFINITIONS[name].unit and metric["method"]
+        assert metric["low"] is not None or metric["warnings"], name

@@ -1,0 +1,234 @@
+"""A launched server listens here only, takes one key only, and is gone afterwards, whatever ended the run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import psutil
+import pytest
+
+from pipeline import serving_figures as figures
+from pipeline.errors import ParamsError, Unsupported
+from pipeline.serving import client, launch, measure, probe
+from pipeline.serving.client import Endpoint, Request, ServerError
+from pipeline.serving.launch import Command, Launched
+from tests.test_engines import write_gguf
+
+ROOT = Path(__file__).resolve().parent.parent
+# A server that forks a helper of its own, in a session of its own, and tells its pids; `{deaf}` ignores SIGTERM.
+SCRIPT = """
+import os, signal, subprocess, sys, time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+if {deaf}: signal.signal(signal.SIGTERM, signal.SIG_IGN)
+helper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+open("pids", "w").write(f"{{os.getpid()}} {{helper.pid}}")
+print("build: toy 1.0, key", os.environ["TOY_KEY"], flush=True)
+class H(BaseHTTPRequestHandler):
+    def log_message(self, *_): pass
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        right = {open} or self.headers["Authorization"] == "Bearer " + os.environ["TOY_KEY"]
+        self.send_response(200 if right else 401); self.send_header("Content-Length", "0"); self.end_headers()
+HTTPServer(("127.0.0.1", int(sys.argv[1])), H).serve_forever()
+"""
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def toy(*, deaf: bool = False, open_to_all: bool = False, body: str | None = None) -> tuple[Command, int, Path, float]:
+    port = launch.free_port()
+    Path("toy.py").write_text(SCRIPT.format(deaf=deaf, open=open_to_all) if body is None else body)
+    return Command([sys.executable, "toy.py", str(port)], "TOY_KEY"), port, Path("toy.log"), 60.0
+
+
+def family() -> list[int]:
+    return [int(p) for p in Path("pids").read_text().split()]
+
+
+def gone(pids: list[int], within_s: float = 30) -> bool:
+    """Whether all of them end; a zombie has ended."""
+    end = time.monotonic() + within_s
+    while time.monotonic() < end:
+        if not any(psutil.pid_exists(p) and psutil.Process(p).status() != psutil.STATUS_ZOMBIE for p in pids):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.mark.parametrize("deaf", [False, True])
+def test_a_server_and_its_helpers_end_with_the_block(deaf: bool) -> None:
+    with launch.served(*toy(deaf=deaf)) as server:
+        pids = family()
+        assert all(psutil.pid_exists(p) for p in pids) and server.facts["startup_s"] > 0
+        assert server.facts["build"].startswith("toy 1.0") and server.key not in json.dumps(server.facts)
+    assert gone(pids, 1.0), "nothing is left when the block has been left"
+    assert server.key not in Path("toy.log").read_text() and "key ***" in Path("toy.log").read_text()
+
+
+def test_an_error_in_the_block_stops_the_server_and_comes_through() -> None:
+    with pytest.raises(KeyboardInterrupt), launch.served(*toy()):
+        pids = family()
+        raise KeyboardInterrupt
+    assert gone(pids, 1.0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the guard finds lost grandchildren with Linux's prctl")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_run_that_is_killed_leaves_no_server(number: signal.Signals, tmp_path: Path) -> None:
+    toy()
+    program = (
+        "import sys, time\nfrom pathlib import Path\nfrom pipeline import cli\nfrom pipeline.serving import launch\n"
+        "def main() -> None:\n"
+        "    port = launch.free_port()\n"
+        "    with launch.served(launch.Command([sys.executable, 'toy.py', str(port)], 'TOY_KEY'), port, Path('toy.log'), 60.0):\n"
+        "        Path('up').touch()\n        time.sleep(600)\n"
+        "cli.run(main)\n"
+    )
+    run = subprocess.Popen([sys.executable, "-c", program], env=os.environ | {"PYTHONPATH": str(ROOT)}, stderr=subprocess.DEVNULL)
+    try:
+        while not Path("up").exists() and run.poll() is None:
+            time.sleep(0.05)
+        guards = [p.pid for p in psutil.Process(run.pid).children()]
+    finally:
+        run.send_signal(number)
+        run.wait()
+    assert len(guards) == 1 and gone([*guards, *family()])
+
+
+def test_a_server_that_ends_at_once_is_an_error_with_its_last_words() -> None:
+    body = "import os; print('loading'); raise SystemExit('no such model ' + os.environ['TOY_KEY'])"
+    with pytest.raises(ServerError, match=r"ended before it answered: no such model \*\*\*"), launch.served(*toy(body=body)):
+        raise AssertionError
+
+
+def test_a_server_that_never_answers_is_stopped_and_said() -> None:
+    body = "import os, time; open('pids', 'w').write(str(os.getpid())); time.sleep(600)"
+    command, port, log, _ = toy(body=body)
+    with pytest.raises(ServerError, match="did not answer in time: it printed nothing"), launch.served(command, port, log, 1.5):
+        raise AssertionError
+    assert not Path("pids").exists() or gone(family(), 1.0)
+
+
+def test_a_server_that_takes_any_key_is_not_ours() -> None:
+    with pytest.raises(ServerError, match="takes any API key"), launch.served(*toy(open_to_all=True)):
+        raise AssertionError
+    assert gone(family(), 1.0)
+
+
+def test_what_cannot_be_launched_is_said_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(launch.VLLM, raising=False)
+    cases: list[tuple[str, type[Exception], str]] = [
+        ("lamacpp", ParamsError, "did you mean 'llamacpp'"), ("llamacpp", Unsupported, "reads GGUF"),
+        ("vllm", Unsupported, launch.VLLM),
+    ]  # fmt: skip
+    for kind, error, words in cases:
+        with pytest.raises(error, match=words), launch.launched(kind, tmp_path):
+            raise AssertionError
+
+
+def test_no_key_is_on_a_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(launch.VLLM, "/opt/vllm/bin/python")
+    command = launch.KINDS["vllm"](tmp_path, 8123, 1, 4)
+    assert "--api-key" not in command.arguments and command.key_variable == "VLLM_API_KEY" and "127.0.0.1" in command.arguments
+    with launch.served(*toy()) as server:
+        lines = [" ".join(p.cmdline()) for p in psutil.Process().children(recursive=True)]
+        assert len(lines) >= 3 and not any(server.key in line for line in lines)
+
+
+# --- llama.cpp's own server, on a GGUF made here -------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def llamacpp(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
+    home = tmp_path_factory.mktemp("llamacpp")
+    shutil.copytree(ROOT / "envs", home / "envs")
+    model = home / "model"
+    shutil.copytree(tiny, model)
+    write_gguf(model, model / "model.gguf")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(home)
+        if (ROOT / "artifacts/envs").exists():  # built once for the checkout, not for every run of the tests
+            (home / "artifacts").mkdir()
+            (home / "artifacts/envs").symlink_to(ROOT / "artifacts/envs")
+        try:
+            with launch.launched("llamacpp", model, threads=1, parallel=4) as server:
+                yield server
+        except Unsupported as e:
+            pytest.skip(f"llama.cpp's server: {e}")
+
+
+def against(server: Launched, work: Callable[[httpx2.AsyncClient, Endpoint], Any], **more: Any) -> Any:
+    endpoint = Endpoint(server.url, "model", key=server.key, **more)
+
+    async def go() -> Any:
+        async with client.connected(endpoint) as c:
+            return await work(c, endpoint)
+
+    return asyncio.run(go())
+
+
+def test_llama_cpp_s_server_is_probed(llamacpp: Launched) -> None:
+    _, found = against(llamacpp, probe.probe)
+    assert found["model"] == "model" and found["stream_usage"]["value"] is True and found["prefix_cache"]["value"] is False
+    assert found["seed"]["value"] is True
+    assert found["prompt_logprobs"]["value"] is False, "llama.cpp has no echo; should it get one, the README may say so"
+    assert "AVX" in llamacpp.facts["build"] or "NEON" in llamacpp.facts["build"]
+
+
+def test_llama_cpp_s_server_gives_rows_of_forced_length(llamacpp: Launched) -> None:
+    answer = against(llamacpp, lambda c, e: client.ask(c, e, Request([5, 17, 44, 9, 200], 12, forced=True)))
+    row = answer.row
+    assert row["ok"], row["error"]
+    assert (row["prompt_tokens"], row["output_tokens"], row["counted_by"], row["finish"]) == (5, 12, "usage", "length")
+    assert row["t_submit"] < row["t_first"] <= row["t_chunks"][-1] <= row["t_done"] and row["cached_tokens"] == 0
+    chat = against(llamacpp, lambda c, e: client.ask(c, e, Request("one two", 3, forced=True)), chat=True)
+    assert chat.row["ok"] or chat.row["fault"] == "http", chat.row["error"]  # a GGUF without a template may refuse chats
+
+
+def test_llama_cpp_s_greedy_tokens_are_those_of_transformers(llamacpp: Launched, tiny: Path) -> None:
+    from pipeline import engines
+    from pipeline.engines import Sampling
+
+    ids = [5 + 11 * k % 500 for k in range(40)]
+    engine = engines.load("hf", tiny, threads=1)
+    expected = [t for t, _ in engine.stream(ids, 12, Sampling(stop=False))]
+    more = {"return_tokens": True}
+
+    async def tokens(c: httpx2.AsyncClient, e: Endpoint) -> Any:
+        body = {"prompt": ids, "n_predict": 12, "temperature": 0.0, "ignore_eos": 2 not in expected, **more}
+        return (await c.post(e.url.removesuffix("/v1") + "/completion", json=body)).json()["tokens"]
+
+    assert against(llamacpp, tokens) == expected
+
+
+def test_llama_cpp_s_server_under_load(llamacpp: Launched) -> None:
+    plan = measure.Plan([1, 2, 4], [50.0], requests=4, rounds=2, warmups=1, prompt_tokens=12, output_tokens=4)
+    asked = [[3 + (7 * k + j) % 500 for j in range(12)] for k in range(plan.prompts())]
+    rows = against(llamacpp, lambda c, e: measure.run(c, e, plan, asked, lambda: None))
+    report = measure.figures(rows, plan)
+    assert len(rows) == plan.prompts() and [r["error"] for r in rows if not r["ok"]] == []
+    for metrics in report["levels"].values():
+        assert metrics["output_tokens_min"]["value"] == metrics["output_tokens_max"]["value"] == 4
+        assert metrics["ttft_p50_ms"]["value"] > 0 and metrics["throughput_tok_s"]["value"] > 0
+    assert set(report["levels"]) == {"closed-1", "closed-2", "closed-4", "open-50"} and report["knee"]["n"] in (0, 2)
+    assert all(figures.e2e(r) >= figures.ttft(r) for r in rows)  # type: ignore[operator]
+
+
+def test_llama_cpp_s_server_refuses_another_key(llamacpp: Launched) -> None:
+    wrong = Launched(llamacpp.url, "guess", {}, llamacpp.log)
+    row = against(wrong, lambda c, e: client.ask(c, e, Request("a", 1))).row
+    assert row["status"] == 401 and "guess" not in row["error"] and llamacpp.key not in llamacpp.log.read_text(errors="replace")
