@@ -29,7 +29,7 @@ def quantize(request: dict[str, Any]) -> dict[str, Any]:
         max_calib_seq_len=len(rows[0]),
         max_calib_samples=len(rows),
         n_parallel_calib_samples=1,  # one row's activations at a time
-        quantizer_cls=keeping(frozenset(request["kept"])),
+        quantizer_cls=quantizer(frozenset(request["kept"])),
     )
     config = model.model.config.to_dict()
     old_stack.cast(model.model, torch.bfloat16)  # as the other backends leave embeddings, norms and kept layers
@@ -39,16 +39,25 @@ def quantize(request: dict[str, Any]) -> dict[str, Any]:
     return {"config": config, "modules": packed, "probe": old_stack.answer(model.model, request)}
 
 
-def keeping(kept: frozenset[str]) -> Any:
-    """AutoAWQ's quantizer that leaves layers of these full names alone.
+def quantizer(kept: frozenset[str]) -> Any:
+    """AutoAWQ's quantizer class, made right on a CPU, that leaves layers of these full names alone.
 
-    Its own `modules_to_not_convert` means a kind of layer in every block, and its scale search then asks for inputs that it did
-    not record. Here kept layers take part in the search (their scales are folded in, which changes nothing they compute).
+    Its search of scales restores the weights after each try from what it takes for a copy: `v.cpu()`. On a CPU that is the weights
+    themselves, and every layer would stay multiplied by the first scales tried: a wrecked model, without a word.
+    Its `modules_to_not_convert` means a kind of layer in every block, and the search then asks for inputs that it did not record.
+    Here kept layers take part in the search (their scales are folded in, which changes nothing that they compute).
     """
     from awq.quantize.quantizer import AwqQuantizer
     from awq.utils.module import get_op_name
 
-    class Keeping(AwqQuantizer):
+    class Quantizer(AwqQuantizer):
+        def _compute_best_scale(self, x: Any, w_mean: Any, x_mean: Any, module2inspect: Any, *more: Any, **named: Any) -> Any:
+            hook = module2inspect.register_state_dict_post_hook(copy_tensors)
+            try:
+                return super()._compute_best_scale(x, w_mean, x_mean, module2inspect, *more, **named)
+            finally:
+                hook.remove()
+
         def _packed(self, block: Any, linears: dict[str, Any]) -> dict[str, Any]:
             name = get_op_name(self.model, block)
             return {n: layer for n, layer in linears.items() if f"{name}.{n}" not in kept}
@@ -59,7 +68,13 @@ def keeping(kept: frozenset[str]) -> Any:
         def _apply_quant(self, module: Any, named_linears: dict[str, Any]) -> None:
             super()._apply_quant(module, self._packed(module, named_linears))
 
-    return Keeping
+    return Quantizer
+
+
+def copy_tensors(module: Any, state_dict: dict[str, Any], prefix: str, local_metadata: Any) -> None:
+    """A hook after `module.state_dict()`, which gives the weights themselves, under other names."""
+    for name in state_dict:
+        state_dict[name] = state_dict[name].clone()
 
 
 if __name__ == "__main__":
