@@ -129,7 +129,8 @@ def _child(tracker: Tracker, parent: str, name: str, result: dict[str, Any], set
         tracker.log_files(run_id, [artifacts.metrics(name)], "metrics")
         tracker.log_files(run_id, [artifacts.model_dir(name) / artifacts.MANIFEST], "manifest")
         rows = [artifacts.answers(name), artifacts.timings(name), artifacts.tokens(name), artifacts.generations(name)]
-        tracker.log_files(run_id, rows, "rows")
+        for file in rows:  # a folder for each kind: they are all called <variant>.jsonl
+            tracker.log_files(run_id, [file], f"rows/{file.parent.name}")
         tracker.log_files(run_id, [artifacts.broke(name)], "broke")
 
     key = artifacts.digest([parent, name, result])

@@ -84,6 +84,17 @@ def test_one_changed_variant_makes_one_run_and_retires_the_old(house: tuple[para
     assert client.get_run(second["runs"]["int8"]).data.tags[track.CURRENT] == "true"
 
 
+def test_every_kind_of_rows_is_kept_though_their_files_have_one_name(house: tuple[params.Params, str, MlflowClient]) -> None:
+    settings, uri, client = house
+    made = [artifacts.answers("int8"), artifacts.timings("int8"), artifacts.generations("int8"), artifacts.broke("int8")]
+    for file in made:
+        artifacts.write_text(file, f"{file}\n")
+    run = track.track(settings, uri)[0]["runs"]["int8"]
+    kept = [f.path for kind in ("answers", "timings", "generations") for f in client.list_artifacts(run, f"rows/{kind}")]
+    assert kept == ["rows/answers/int8.jsonl", "rows/timings/int8.jsonl", "rows/generations/int8.jsonl"]
+    assert [f.path for f in client.list_artifacts(run, "broke")] == ["broke/int8.json"]
+
+
 def test_unknown_values_are_left_out_and_bounds_stand_beside(house: tuple[params.Params, str, MlflowClient]) -> None:
     settings, uri, client = house
     found, _ = track.track(settings, uri)
