@@ -120,7 +120,8 @@ def test_no_variant_is_answered_from_another_s_cache(engine: Any, own_task: Path
         with watched(engine) as seen:
             answered(engine, Evaluate(batch_size=4), {"mine": "all"})
         runs.append(seen)
-    assert runs[0] == runs[1] and wanted <= set(runs[1])
+    assert runs[0][-len(runs[1]) :] == runs[1], "the first may have begun with a look at the model"
+    assert wanted <= set(runs[1])
 
 
 @contextlib.contextmanager
@@ -187,6 +188,45 @@ def test_empty_replies_and_cut_items_are_marked(engine: Any, own_task: Path) -> 
     finally:
         hook.remove()
     assert [r["truncated"] for r in rows] == [True, False] and all(r["empty"] for r in rows)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "front, first, refused",
+    [("", [], False), ("<|im_start|>", [1], False), ("<|im_start|><|im_start|>", [1, 1], True)],
+)
+def test_what_stands_first_is_recorded_and_two_bos_are_refused(
+    engine: Any, own_task: Path, front: str, first: list[int], refused: bool
+) -> None:
+    write(own_task, [row | {"context": front + row["context"]} for row in OWN])
+    rows = answered(engine, Evaluate(), {"mine": "all"})
+    for row, own in zip(rows, OWN):
+        assert row["first_token_ids"][: len(first) + 1] == [*first, engine.tokenizer(own["context"]).input_ids[0]]
+    assert bool(evaluate.check(rows, engine.tokenizer)) == refused
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_choice_that_brings_what_stands_for_no_context_is_not_taken_for_doubled(engine: Any, own_task: Path) -> None:
+    choices = ["<|im_start|>one", "<|im_start|>two three"]
+    write(own_task, [{"id": "a", "context": "", "choices": choices, "answer": 0}])
+    rows = answered(engine, Evaluate(), {"mine": "all"})
+    assert rows[0]["first_token_ids"][0] == 1 != rows[0]["first_token_ids"][1] and not evaluate.check(rows, engine.tokenizer)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_choices_past_the_window_are_marked_as_cut(engine: Any, own_task: Path) -> None:
+    write(own_task, [OWN[0] | {"context": "word " * 1100 + "is"}, OWN[1]])
+    assert [row["truncated"] for row in answered(engine, Evaluate(), {"mine": "all"})] == [True, False]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_choice_without_a_token_of_its_own_is_named(engine: Any, own_task: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its likelihood would be that of nothing, 1, and it would always win."""
+    from pipeline.engines import _lm_eval
+
+    monkeypatch.setattr(_lm_eval.ForestLM, "_encode_pair", lambda self, context, choice: (self.tok_encode(context + choice), []))
+    with pytest.raises((DataError, ValueError), match="0 tokens of its own"):
+        answered(engine, Evaluate(), {"mine": "all"})
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -12,7 +12,6 @@ import math
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -107,8 +106,10 @@ class ForestLM(_Texts):
         found = score(requests, self.max_length, lambda forest, wanted: _one_pass(self.engine, forest, wanted))
         # what is not finite in one branch spreads to its neighbours (0 times NaN is NaN): those requests are asked by themselves
         broken = [i for i, (value, _) in enumerate(found) if not math.isfinite(value)]
-        for i, answer in zip(broken, super()._loglikelihood_tokens([requests[i] for i in broken], disable_tqdm, override_bs)):
-            found[i] = answer
+        if broken:
+            alone = super()._loglikelihood_tokens([requests[i] for i in broken], disable_tqdm, override_bs)
+            for i, answer in zip(broken, alone):
+                found[i] = answer
         return found
 
     def _model_generate(self, context: Any, max_length: int, stop: list[str], **kwargs: Any) -> Any:
@@ -123,9 +124,12 @@ class ForestLM(_Texts):
         padded = [reply + [self.tokenizer.pad_token_id] * (longest - len(reply)) for reply in replies]
         return torch.cat([context, torch.tensor(padded, device=context.device)], 1)
 
-    @cached_property
+    @property
     def in_forests(self) -> bool:
-        return takes_forests(self.engine)
+        """What `takes_forests` says of the engine, which is asked once."""
+        if not hasattr(self.engine, "takes_forests"):
+            self.engine.takes_forests = takes_forests(self.engine)
+        return bool(self.engine.takes_forests)
 
 
 class EngineLM(_Texts):

@@ -6,7 +6,7 @@ model is loaded.
 
 from __future__ import annotations
 
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -123,9 +123,15 @@ def _inferred(name: str, path: Path) -> dict[str, Any]:
 def _peek(path: Path) -> dict[str, Any]:
     """A YAML as far as it can be read: a fault in it is named when its task is used."""
     try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return _parsed(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError):
         return {}
+
+
+@lru_cache
+def _parsed(text: str) -> dict[str, Any]:
+    """Only to be read; every task is looked up many times."""
+    config = yaml.safe_load(text)
     return config if isinstance(config, dict) else {}
 
 
