@@ -51,7 +51,7 @@ ALLOWED = {
     "bitsandbytes": {"quantizers/bnb.py"},
     "llama_cpp": {"quantizers/gguf.py", "engines/llamacpp.py"},
     "onnxruntime_genai": {"engines/onnxruntime.py"},
-    "onnx": {"formats.py", "engines/onnxruntime.py"},
+    "onnx": {"formats.py", "engines/onnxruntime.py", "quantizers/onnx.py"},
     "torchao": {"quantizers/torchao.py"},
     "dvc": set(),
 }
