@@ -3,12 +3,13 @@
 The stage only writes the verdict and exits 0, so that report and MLflow always come after it. `--enforce` is what a
 merge runs: 0 pass, 1 fail, 2 missing or stale, 3 inconclusive.
 
-How often a verdict is wrong: PASS asks all required rules to pass, so that one bad figure must slip through its own
-rule, at most (1 - confidence) / 2 of the time, however many rules there are (intersection-union; Berger 1982). FAIL asks
-only one, so more rules would fail more good variants: a FAIL must hold after Holm's correction over the required
-rules of its variant, else it is INCONCLUSIVE. The family is one variant's, not all variants': what is said of a variant
-must not change because another stands beside it, and it is one variant that a merge ships. Rules on exact figures (sizes,
-counts) cannot fail by chance and are not counted; what fails because it is missing is no matter of chance either.
+How often a verdict is wrong: PASS asks all required rules to pass, so that a bad figure must slip through its own rule,
+nominally (1 - confidence) / 2 of the time (2 to 3.5 % in tests/bench/statistics.py), however many rules there are
+(intersection-union; Berger 1982). FAIL asks only one, so more rules would fail more good variants: a FAIL must hold after
+Holm's correction over the required rules of its variant, else it is INCONCLUSIVE. The family is one variant's, not all
+variants': what is said of a variant must not change because another stands beside it, and it is one variant that a merge
+ships. Rules on exact figures (sizes, counts) cannot fail by chance and are not counted; what fails because it is missing
+is no matter of chance either.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def _apply(rule: Rule, result: dict[str, Any] | None, floors: dict[str, Any]) ->
 
 def _hold_fails(rules: list[dict[str, Any]], confidence: float) -> dict[str, Any]:
     """Turn each FAIL that Holm's correction does not bear out into INCONCLUSIVE, in place; returns the family's facts."""
-    level = (1 - confidence) / 2
+    level = round((1 - confidence) / 2, 12)
     family = [r for r in rules if r["required"] and r["p_fail"] is not None and r["low"] != r["high"]]
     for rule, adjusted in zip(family, holm([r["p_fail"] for r in family])):
         rule["p_fail_holm"] = adjusted

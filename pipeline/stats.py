@@ -40,8 +40,8 @@ def cluster_bootstrap(
     to ratio and limits. Each limit is the outer one of two: bootstrap-t (Efron and Tibshirani 1993, 12.5; quantiles of
     (ratio* - ratio) / error*) and Student's t with clusters - 1 degrees of freedom, both around the linearized standard
     error of a ratio (Cochran 1977, 6.4). BCa, at 11 to 30 documents of heavy-tailed values, covered 86 to 91 % where it
-    said 95; bootstrap-t alone is too short for counts of a few changed items, t alone for skewed values. What the two
-    together cover, tests/bench/statistics.py prints: 93 to 97 %.
+    said 95; bootstrap-t alone is too short for counts of a few changed items, t alone for skewed values. The two
+    together cover 94 to 97 % (tests/bench/statistics.py).
     """
     num, den = np.asarray(numerator, float), np.asarray(denominator, float)
     nums, dens = _by_cluster(clusters, num, den)
@@ -72,9 +72,14 @@ def _by_cluster(clusters: ArrayLike, *values: NDArray[np.float64]) -> list[NDArr
     return [np.bincount(index, v).astype(float) for v in values]
 
 
+def _weight(dens: NDArray[np.float64]) -> float:
+    """How many clusters of equal size would say as much (Kish 1965, (sum w)^2 / sum w^2)."""
+    return float(dens.sum() ** 2 / (dens**2).sum())
+
+
 def _few(dens: NDArray[np.float64]) -> tuple[str, ...]:
-    """A warning where the clusters weigh as much as fewer than FEW equal ones (Kish 1965: (sum w)^2 / sum w^2)."""
-    weigh = dens.sum() ** 2 / (dens**2).sum()
+    """A warning where the clusters weigh as much as fewer than FEW equal ones."""
+    weigh = _weight(dens)
     if weigh >= FEW - 0.5:
         return ()
     return (f"{len(dens)} clusters" + (f", which weigh as {weigh:.0f}," if weigh < len(dens) - 0.5 else "") + " are few",)
@@ -114,9 +119,9 @@ def quantile_interval(values: ArrayLike, clusters: ArrayLike, q: float, *, confi
     """Interval of a quantile: that of the share of values below it, turned around (Woodruff 1952); whole clusters vary.
 
     values: [n]; the estimate is the inverse of the empirical distribution function (no interpolation). The share's limits
-    are the outer ones of t with clusters - 1 degrees of freedom on the plain and on the logit scale. Where they reach past
-    the smallest or largest value there is no interval: nothing measured says how far it goes. (Resampled percentiles do
-    not see that: with five rounds they covered 70 to 80 % of the time at the 95th and 99th percentile.)
+    are the outer ones of t on the plain and on the logit scale, its degrees of freedom those of as many equal clusters as
+    these weigh. Where they reach past the smallest or largest value there is no interval: nothing measured says how far it
+    goes. (Resampled percentiles do not see that: with five rounds they covered 70 to 80 % at the 95th and 99th percentile.)
     """
     x = np.asarray(values, float)
     n = len(x)
@@ -132,7 +137,7 @@ def quantile_interval(values: ArrayLike, clusters: ArrayLike, q: float, *, confi
     notes = () if (1 - q) * n >= 10 else (f"{n} values are few for the {q:g} quantile",)
     if count < 2:
         return Estimate(value, None, None, n, method, (*notes, "one cluster: no interval can be made"), count)
-    half = stats.t.ppf((1 + confidence) / 2, count - 1) * _ratio_error(below, counts, below.sum() / n)
+    half = stats.t.ppf((1 + confidence) / 2, max(_weight(counts) - 1, 1)) * _ratio_error(below, counts, below.sum() / n)
     odds = np.log(q / (1 - q)) + np.array([-1, 1]) * half / (q * (1 - q))
     shares = min(q - half, 1 / (1 + np.exp(-odds[0]))), max(q + half, 1 / (1 + np.exp(-odds[1])))
     if shares[0] <= 0 or shares[1] > 1 - 1 / n:
