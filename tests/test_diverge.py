@@ -319,6 +319,50 @@ def test_a_stopped_reference_goes_on_where_it_was_and_gives_the_same_store(
     assert resumed.manifest == whole.manifest
 
 
+KILLED_REFERENCE = """
+import os, pickle, signal, sys
+from pathlib import Path
+from pipeline import artifacts, engines, reference, store
+from pipeline.partial import Partial
+
+model, windows, partial, out, passes = sys.argv[1:]
+store.SHARD_BYTES = 8000
+engine = engines.load("hf", Path(model), threads=2)
+plain, left = engine.own_logits, [int(passes)]
+
+def own_logits(batch):
+    if not left[0]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    left[0] -= 1
+    return plain(batch)
+
+engine.own_logits = own_logits
+rows = [store.Window(**{**row, "token_ids": tuple(row["token_ids"])}) for row in artifacts.read_jsonl(Path(windows))]
+with artifacts.atomic_dir(Path(out)) as tmp:
+    reference.write_store(engine, rows, tmp, 2, model="m", seed=1, partial=Partial(Path(partial)))
+"""
+
+
+def test_a_killed_reference_leaves_no_half_store_and_goes_on(
+    made16: tuple[Store, Any], tiny_bf16: Path, tmp_path: Path, small_shards: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, windows = made16[1], made16[0].windows
+    plan = shards(windows, 2, 128)
+    partial, out = Partial(tmp_path / "partial" / "reference-1"), tmp_path / "reference"
+    killed_in = len(plan) // 2  # by the second batch of this shard, or the first of the next
+    passes = sum(map(len, plan[:killed_in])) + 1
+    command = [sys.executable, "-c", KILLED_REFERENCE, tiny_bf16, made16[0].folder / "windows.jsonl", partial.folder, out, passes]
+    done = subprocess.run(list(map(str, command)), cwd=ROOT, capture_output=True)
+    assert done.returncode == -9, done.stderr[-2000:]
+    assert not out.exists()
+    with monkeypatch.context() as patch:
+        again = stop_after(engine, 99, patch)
+        resumed = finish(engine, windows, out, partial=partial)
+    assert 0 < len(again) <= sum(map(len, plan)) - passes + 1 < sum(map(len, plan))
+    assert resumed.manifest["key"] == made16[0].manifest["key"] and not any(columns(engine, resumed)["kld"])
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == [], "what the killed run left is swept"
+
+
 @pytest.mark.parametrize("damage", ["flip", "cut", "unsealed"])
 def test_a_damaged_piece_is_made_again(
     made16: tuple[Store, Any], tmp_path: Path, small_shards: None, monkeypatch: pytest.MonkeyPatch, damage: str
