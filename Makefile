@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help repro test full ui
+.PHONY: help repro test bench full ui
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -16,6 +16,13 @@ repro: .venv/installed  ## install what is missing, run the whole pipeline, prin
 test: .venv/installed  ## install what is missing, check style and types, run the tests
 	ruff check pipeline tests evalsets && ruff format --check pipeline tests evalsets && mypy pipeline
 	pytest
+
+bench: .venv/installed  ## what the figures are checked against, after `make repro`; half an hour, nothing else may run
+	python tests/bench/simulations.py
+	python tests/bench/llamacpp.py
+	python tests/bench/diverge.py memory
+	python tests/bench/diverge.py speed bf16 int8
+	python tests/bench/evaluate.py
 
 full: .venv/installed  ## every variant of tests/bench/full.yaml, in a clone, smoke tier
 	python tests/bench/full.py

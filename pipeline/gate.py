@@ -4,7 +4,7 @@ The stage only writes the verdict and exits 0, so that report and MLflow always 
 merge runs: 0 pass, 1 fail, 2 missing or stale, 3 inconclusive.
 
 How often a verdict is wrong: PASS asks all required rules to pass, so that a bad figure must slip through its own rule,
-nominally (1 - confidence) / 2 of the time (2 to 3.5 % in tests/bench/statistics.py), however many rules there are
+nominally (1 - confidence) / 2 of the time (2 to 3.5 % in tests/bench/simulations.py), however many rules there are
 (intersection-union; Berger 1982). FAIL asks only one, so more rules would fail more good variants: a FAIL must hold after
 Holm's correction over the required rules of its variant, else it is INCONCLUSIVE. The family is one variant's, not all
 variants': what is said of a variant must not change because another stands beside it, and it is one variant that a merge

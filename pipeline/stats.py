@@ -41,7 +41,7 @@ def cluster_bootstrap(
     (ratio* - ratio) / error*) and Student's t with clusters - 1 degrees of freedom, both around the linearized standard
     error of a ratio (Cochran 1977, 6.4). BCa, at 11 to 30 documents of heavy-tailed values, covered 86 to 91 % where it
     said 95; bootstrap-t alone is too short for counts of a few changed items, t alone for skewed values. The two
-    together cover 94 to 97 % (tests/bench/statistics.py).
+    together cover 94 to 97 % (tests/bench/simulations.py).
     """
     num, den = np.asarray(numerator, float), np.asarray(denominator, float)
     nums, dens = _by_cluster(clusters, num, den)

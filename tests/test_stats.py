@@ -1,4 +1,4 @@
-"""Intervals and tests against SciPy, closed forms, published tables and simulation (in full: tests/bench/statistics.py)."""
+"""Intervals and tests against SciPy, closed forms, published tables and simulation (in full: tests/bench/simulations.py)."""
 
 from __future__ import annotations
 
@@ -300,7 +300,7 @@ def test_an_exact_figure_is_past_its_bound_or_is_not() -> None:
     assert stats.one_sided_p(-0.1, 0.0, df=1, confidence=0.95) == stats.one_sided_p(0.0, 0.0, df=1, confidence=0.95) == 1
 
 
-# --- coverage, small; tests/bench/statistics.py has it at full size ----------------------------------------------
+# --- coverage, small; tests/bench/simulations.py has it at full size ----------------------------------------------
 
 
 def coverage(find: Any, truth: float, runs: int) -> float:

@@ -1,6 +1,6 @@
 """Do the statistics keep what they say? By simulation at full size: coverage, false verdicts, items asked for.
 
-    python tests/bench/statistics.py [RUNS [ANSWERS_FOLDER]]
+    python tests/bench/simulations.py [RUNS [ANSWERS_FOLDER]]
 
 RUNS (default 2000) simulated comparisons a row; each share has its Monte Carlo error. The settings are those of our own
 rows: documents whose mean divergence differs by a log-sd of 0.2 to 0.45, tokens within them by 1.4, families of items.
@@ -16,9 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-sys.path[:] = [p for p in sys.path if Path(p).resolve() != HERE]  # this file's name is a standard module's as well
-sys.path.insert(0, str(HERE.parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 import numpy as np  # noqa: E402
 from scipy import stats as scipy_stats  # noqa: E402
