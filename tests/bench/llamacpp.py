@@ -175,7 +175,8 @@ def show(found: dict[str, Any], variant: str, against: str) -> None:
         judged = r["allowed"] is not None
         shown |= {"allowed": f"{100 * r['allowed']:g} %", "agrees": str(r["agrees"])} if judged else {"allowed": "", "agrees": ""}
         rows.append(shown)
-    cli.table(COLUMNS, rows, title=f"{variant} against {against}: ours and llama-perplexity's", left=("figure", "unit"))
+    if rows:
+        cli.table(COLUMNS, rows, title=f"{variant} against {against}: ours and llama-perplexity's", left=("figure", "unit"))
     for phase, s in found["speed"].items():
         interval = "no interval" if s["low"] is None else f"[{s['low']:.3f}, {s['high']:.3f}]"
         rates = f"ours {s['ours_tok_s']:.1f} tok/s, llama-bench {s['llamacpp_tok_s']:.1f}"
