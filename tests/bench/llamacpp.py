@@ -4,8 +4,9 @@
 
 Divergence: llama-perplexity writes OTHER's log-probabilities and compares VARIANT with them; `pipeline.diverge
 --llamacpp-compatible` does both through our engine, on the same tokens. They must agree within 1 %. llama-perplexity keeps
-the base's log-probabilities in 16 bits, cut 16 nats below the likeliest, and leaves terms below exp(-16) out: quantiles
-and the maximum may differ by more than means do, and are shown, not judged.
+the base's log-probabilities in 16 bits, cut 16 nats below the likeliest, and leaves terms below exp(-16) out of the sum.
+Doing the same to our logits gave its mean KLD to every digit that it prints; not doing it, 0.04 % less (Q4_0 against Q8_0,
+5865 tokens). Figures without a tolerance are shown, not judged.
 
 Speed: llama-bench and our engine in turns, in one run; each round gives a ratio. llama-bench draws its next token at random
 and looks at no logits; our engine takes the likeliest, as a server would. Its decode rate should be 0.97 of llama-bench's
@@ -175,7 +176,8 @@ def show(found: dict[str, Any], variant: str, against: str) -> None:
         judged = r["allowed"] is not None
         shown |= {"allowed": f"{100 * r['allowed']:g} %", "agrees": str(r["agrees"])} if judged else {"allowed": "", "agrees": ""}
         rows.append(shown)
-    cli.table(COLUMNS, rows, title=f"{variant} against {against}: ours and llama-perplexity's", left=("figure", "unit"))
+    if rows:
+        cli.table(COLUMNS, rows, title=f"{variant} against {against}: ours and llama-perplexity's", left=("figure", "unit"))
     for phase, s in found["speed"].items():
         interval = "no interval" if s["low"] is None else f"[{s['low']:.3f}, {s['high']:.3f}]"
         rates = f"ours {s['ours_tok_s']:.1f} tok/s, llama-bench {s['llamacpp_tok_s']:.1f}"

@@ -86,7 +86,7 @@ def _step(command: list[str], out: Any, told: bool = False) -> None:
             out.flush()
             if told and time.monotonic() - last > TOLD_EVERY_S:
                 last = time.monotonic()
-                cli.say("tools", line.strip().split("/")[0] + "/" + line.strip().split("/")[-1])
+                cli.say("tools", f"{line.split(' ')[0]} {line.strip().rsplit('/', 1)[-1]}")  # [count/all] file
     if process.returncode:
         raise Unsupported(f"{Path(command[0]).name} failed (code {process.returncode}); see {out.name}")
 
