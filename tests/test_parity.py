@@ -246,6 +246,9 @@ def test_a_node_sees_its_own_path_and_nothing_else() -> None:
     for path in forest.paths:
         for k, node in enumerate(path):
             assert set(np.flatnonzero(forest.attends()[node])) == set(path[: k + 1])
+    leaves = forest.leaves()
+    assert sorted({n for path in leaves for n in path}) == list(range(len(forest.tokens)))
+    assert len(leaves) == len(set(range(len(forest.tokens))) - set(forest.parents))
 
 
 def test_a_full_forest_stays_open_only_where_that_is_cheaper() -> None:

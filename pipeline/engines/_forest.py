@@ -54,6 +54,10 @@ class Forest:
                 seen[node] |= seen[parent]
         return seen
 
+    def leaves(self) -> list[list[int]]:
+        """The paths that no other path goes on from: together they hold every node."""
+        return [path for path, later in zip(self.paths, [*self.paths[1:], []]) if path != later[: len(path)]]
+
     def runs(self) -> Iterator[tuple[int, int]]:
         """(path, how many of its nodes are older) for every path that brings new nodes, in order."""
         fresh = 0

@@ -142,7 +142,7 @@ class EngineLM(_Texts):
     def _loglikelihood_tokens(
         self, requests: list[Request], disable_tqdm: bool = False, override_bs: int | None = None
     ) -> list[Answer]:
-        return score(requests, self.max_length, lambda forest, wanted: _by_branches(self.engine, forest, wanted))
+        return score(requests, self.max_length, lambda forest, wanted: _by_engine(self.engine, forest, wanted))
 
     def _model_generate(self, context: Any, max_length: int, stop: list[str], **kwargs: Any) -> Any:
         """context: [1, n], as HFLM cut it. Greedy; ends at the model's end token or a stop sequence."""
@@ -214,6 +214,15 @@ def _read_off(nodes: list[int], logits: Any, follow: dict[int, set[int]]) -> dic
 
 
 # --- where logits come from ------------------------------------------------------------------------------------------
+
+
+def _by_engine(engine: Any, forest: Forest, wanted: list[int]) -> Logits:
+    """As an engine reads forests itself, or branch by branch."""
+    passes = engine.forest_logits(forest, wanted) if hasattr(engine, "forest_logits") else None
+    if passes is None:
+        yield from _by_branches(engine, forest, wanted)
+    else:
+        yield from ((nodes, torch.from_numpy(logits)) for nodes, logits in passes)
 
 
 def _by_branches(engine: Any, forest: Forest, wanted: list[int]) -> Logits:

@@ -17,11 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.engines import Sampling, choose
-from pipeline.engines._forest import common_prefix
+from pipeline.engines._forest import Forest, common_prefix
 from pipeline.errors import ArtifactError, Unsupported
 
 CACHE_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2}  # ggml.h: enum ggml_type
 BATCH = 512  # tokens in one pass
+SEQUENCES = 256  # llama.cpp's most in one context (LLAMA_MAX_SEQ)
 LONGEST = 4096  # a longer window would only cost memory here: no text that is scored comes near
 
 
@@ -61,23 +62,19 @@ class LlamaCppEngine:
         self.vocab_size = int(api.llama_vocab_n_tokens(self.vocab))
         self.row_type: Any = ctypes.c_float * self.vocab_size
         self.max_length = min(int(api.llama_model_n_ctx_train(model)), LONGEST)
-        asked = api.llama_context_default_params()
-        asked.n_ctx, asked.n_batch, asked.n_ubatch = self.max_length, BATCH, BATCH
-        asked.n_threads = asked.n_threads_batch = threads
-        asked.type_k = asked.type_v = CACHE_TYPES[kv_type]
-        asked.no_perf = True
-        self.context = api.llama_init_from_model(model, asked)
-        if not self.context:
-            raise Unsupported(f"llama.cpp cannot keep keys and values as {kv_type} for this model")
+        self.threads, self.kv_type = threads, kv_type
+        self.context = self._context(sequences=1)
         self.memory = api.llama_get_memory(self.context)
         self.batch = api.llama_batch_init(BATCH, 0, 1)
         self.kept: list[int] = []
+        self.forests: tuple[Any, Any] | None = None  # a context and a batch for them
         self.kv_bytes_per_token: float | None = None
         self.ends = {int(t) for t in range(self.vocab_size) if api.llama_vocab_is_eog(self.vocab, t)}
 
     def close(self) -> None:
-        self.api.llama_batch_free(self.batch)
-        self.api.llama_free(self.context)
+        for context, batch in [(self.context, self.batch), *([self.forests] if self.forests else [])]:
+            self.api.llama_batch_free(batch)
+            self.api.llama_free(context)
         self.api.llama_model_free(self.model)
 
     def logits(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
@@ -111,9 +108,36 @@ class LlamaCppEngine:
             self._decode(part, at, wanted)
             if any(wanted):
                 first = at + wanted.index(True)
-                count = at + len(part) - first
-                pointer = self.api.llama_get_logits(self.context)
-                yield first, np.ctypeslib.as_array(pointer, shape=(count, self.vocab_size)).copy()
+                yield first, self._logits(self.context, at + len(part) - first)
+
+    def forest_logits(self, forest: Forest, wanted: Sequence[int]) -> Iterator[tuple[list[int], NDArray[np.float32]]] | None:
+        """(nodes, logits [n, vocab]) of the wanted nodes, pass by pass; None for a forest that does not fit.
+
+        Each leaf's path is a sequence; a token that several share is computed once, as a token of them all.
+        """
+        leaves = forest.leaves()
+        if len(leaves) > SEQUENCES or len(forest.tokens) > self.max_length:
+            return None
+        sequences: list[list[int]] = [[] for _ in forest.tokens]
+        for k, path in enumerate(leaves):
+            for node in path:
+                sequences[node].append(k)
+        return self._forest_passes(forest, sequences, set(wanted))
+
+    def _forest_passes(
+        self, forest: Forest, sequences: list[list[int]], wanted: set[int]
+    ) -> Iterator[tuple[list[int], NDArray[np.float32]]]:
+        if self.forests is None:
+            self.forests = self._context(SEQUENCES), self.api.llama_batch_init(BATCH, 0, SEQUENCES)
+        context, batch = self.forests
+        self.api.llama_memory_clear(self.api.llama_get_memory(context), False)
+        for at in range(0, len(forest.tokens), BATCH):
+            nodes = range(at, min(at + BATCH, len(forest.tokens)))
+            self._fill(batch, [(forest.tokens[n], forest.depths[n], sequences[n], n in wanted) for n in nodes])
+            self._run(context, batch)
+            found = [n for n in nodes if n in wanted]
+            if found:
+                yield found, self._logits(context, len(found))
 
     def stream(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Iterator[tuple[int, float]]:
         rng = np.random.default_rng(sampling.seed)
@@ -167,11 +191,39 @@ class LlamaCppEngine:
 
     def _decode(self, ids: list[int], at: int, wanted: list[bool]) -> None:
         """One pass over at most BATCH tokens at positions from `at` on."""
-        self.batch.n_tokens = len(ids)
-        for k, token in enumerate(ids):
-            self.batch.token[k], self.batch.pos[k], self.batch.logits[k] = token, at + k, wanted[k]
-            self.batch.n_seq_id[k], self.batch.seq_id[k][0] = 1, 0
-        code = self.api.llama_decode(self.context, self.batch)
-        if code:
-            raise ArtifactError(f"llama.cpp could not compute {len(ids)} tokens at position {at} (code {code})")
+        self._fill(self.batch, [(token, at + k, [0], wanted[k]) for k, token in enumerate(ids)])
+        self._run(self.context, self.batch)
         self.kept += ids
+
+    def _fill(self, batch: Any, tokens: list[tuple[int, int, list[int], bool]]) -> None:
+        """tokens: (id, position, the sequences it belongs to, whether its logits are wanted)."""
+        batch.n_tokens = len(tokens)
+        for k, (token, position, sequences, wanted) in enumerate(tokens):
+            batch.token[k], batch.pos[k], batch.logits[k], batch.n_seq_id[k] = token, position, wanted, len(sequences)
+            for j, sequence in enumerate(sequences):
+                batch.seq_id[k][j] = sequence
+
+    def _run(self, context: Any, batch: Any) -> None:
+        code = self.api.llama_decode(context, batch)
+        if code:
+            raise ArtifactError(
+                f"llama.cpp could not compute {batch.n_tokens} tokens from position {batch.pos[0]} on (code {code})"
+            )
+
+    def _logits(self, context: Any, rows: int) -> NDArray[np.float32]:
+        """A copy of the last pass's logits: float32 [rows, vocab], those that were wanted in order."""
+        return np.ctypeslib.as_array(self.api.llama_get_logits(context), shape=(rows, self.vocab_size)).copy()
+
+    def _context(self, sequences: int) -> Any:
+        """A llama.cpp context for so many sequences with one cache."""
+        asked = self.api.llama_context_default_params()
+        asked.n_ctx, asked.n_batch, asked.n_ubatch = self.max_length, BATCH, BATCH
+        asked.n_threads = asked.n_threads_batch = self.threads
+        asked.type_k = asked.type_v = CACHE_TYPES[self.kv_type]
+        asked.no_perf = True
+        if sequences > 1:
+            asked.n_seq_max, asked.kv_unified = sequences, True
+        context = self.api.llama_init_from_model(self.model, asked)
+        if not context:
+            raise Unsupported(f"llama.cpp cannot keep keys and values as {self.kv_type} for this model")
+        return context

@@ -19,6 +19,7 @@ from pipeline.engines._forest import common_prefix
 from pipeline.errors import Unsupported
 
 ROOM = 1024  # tokens: a generator's cache is made for a multiple of it
+PIECE = 256  # tokens read at a time: the graph makes logits for all of them, wanted or not
 
 
 def load(model_dir: Path, *, threads: int) -> OnnxRuntimeEngine:
@@ -89,18 +90,26 @@ class OnnxRuntimeEngine:
     def _read_on(self, ids: list[int], start: int) -> tuple[int, NDArray[np.float32]]:
         """(first, logits [n, vocab] from position `first` <= start on): what the last request began with is not read again.
 
-        Two tokens at least are read: one alone goes through kernels for decoding, which round otherwise than those for text.
+        Two tokens at least are read at a time: one alone goes through kernels for decoding, which round in another way.
         """
-        first = max(0, min(common_prefix(self.kept, ids), start, len(ids) - 2))
+        at = max(0, min(common_prefix(self.kept, ids), start, len(ids) - 2))
         if len(ids) >= self.room:
-            first, self.room = 0, min(self.max_length, ROOM * (len(ids) // ROOM + 1))
+            at, self.room = 0, min(self.max_length, ROOM * (len(ids) // ROOM + 1))
             self.reader = self._generator(self.room)
         else:
-            self.reader.rewind_to(first)
+            self.reader.rewind_to(at)
         self.kept = []  # until it has been read
-        logits = self._read(self.reader, ids[first:])
+        first, blocks = at, []
+        while at < len(ids):
+            end = at + PIECE if len(ids) > at + PIECE + 1 else len(ids)
+            if end <= start:
+                self.reader.append_tokens(np.asarray([ids[at:end]], np.int32))
+                first = end
+            else:
+                blocks.append(self._read(self.reader, ids[at:end]))
+            at = end
         self.kept = ids
-        return first, logits
+        return first, np.concatenate(blocks)
 
     def _generator(self, length: int) -> Any:
         asked = self.og.GeneratorParams(self.model)
