@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.metrics import Definition
-from pipeline.stats import Estimate, mean_t, quantile_bootstrap, wilson
+from pipeline.stats import Estimate, mean_t, quantile_interval, wilson
 
 Row = dict[str, Any]
 Metrics = dict[str, dict[str, Any]]
@@ -102,19 +102,8 @@ class Objective:
 
 # --- one level ---------------------------------------------------------------------------------------------------
 
-Draws = Callable[[str], np.random.Generator]
 
-
-@dataclass(frozen=True)
-class Setup:
-    """How sure: confidence level, bootstrap resamples, and a generator of its own for each metric by name."""
-
-    confidence: float
-    resamples: int
-    draws: Draws
-
-
-def level(rows: list[Row], setup: Setup, objective: Objective | None = None) -> Metrics:
+def level(rows: list[Row], confidence: float, objective: Objective | None = None) -> Metrics:
     """Figures of one level. rows: all of its requests, failed ones and warm-ups too.
 
     Failed requests are out of latencies and throughput and in the rates; how long they took counts as wall time
@@ -124,11 +113,11 @@ def level(rows: list[Row], setup: Setup, objective: Objective | None = None) -> 
     good = [r for r in counted if r["ok"]]
     n, found = len(counted), dict[str, Estimate]()
     for name, hits in (("failure_rate", n - len(good)), ("timeout_rate", sum(r["fault"] == "timeout" for r in counted))):
-        found[name] = wilson(hits, n, confidence=setup.confidence)
-    found |= _latencies(good, n - len(good), setup) | _rates(counted, setup, objective) | _counts(rows, good)
+        found[name] = wilson(hits, n, confidence=confidence)
+    found |= _latencies(good, n - len(good), confidence) | _rates(counted, confidence, objective) | _counts(rows, good)
     if any(r.get("t_due") is not None for r in counted):
         found["client_lag_p99_ms"] = _lag(counted, good)
-    return {name: _shown(name, e, setup.confidence) for name, e in found.items()}
+    return {name: _shown(name, e, confidence) for name, e in found.items()}
 
 
 def _shown(name: str, estimate: Estimate, confidence: float) -> dict[str, Any]:
@@ -139,7 +128,7 @@ def _nothing(reason: str, n: int = 0, method: str = "none") -> Estimate:
     return Estimate(None, None, None, n, method, (reason,))
 
 
-def _latencies(good: list[Row], failed: int, setup: Setup) -> dict[str, Estimate]:
+def _latencies(good: list[Row], failed: int, confidence: float) -> dict[str, Estimate]:
     """Percentiles over requests; of gaps, over all gaps, with a request's own drawn together."""
     each: dict[str, list[tuple[float, int]]] = {"itl": [(g, k) for k, r in enumerate(good) for g in gaps(r)]}
     for name, of in (("ttft", ttft), ("ttfc", ttfc), ("tpot", tpot), ("e2e", e2e)):
@@ -151,7 +140,7 @@ def _latencies(good: list[Row], failed: int, setup: Setup) -> dict[str, Estimate
         notes: tuple[str, ...] = (_why_missing(name, left_out, len(good)),) if left_out else ()
         notes += (f"{failed} failed requests are left out",) if failed else ()
         for label, q in QUANTILES.items():
-            found[f"{name}_{label}_ms"] = _quantile(f"{name}_{label}_ms", pairs, q, notes, setup)
+            found[f"{name}_{label}_ms"] = _quantile(pairs, q, notes, confidence)
     return found
 
 
@@ -164,13 +153,11 @@ def _why_missing(name: str, missing: int, of: int) -> str:
     return f"{missing} of {of} complete replies are left out: {why}"
 
 
-def _quantile(metric: str, pairs: list[tuple[float, int]], q: float, notes: tuple[str, ...], setup: Setup) -> Estimate:
+def _quantile(pairs: list[tuple[float, int]], q: float, notes: tuple[str, ...], confidence: float) -> Estimate:
     if not pairs:
         return _nothing("; ".join(notes) or "no request was complete")
     values, requests = zip(*((1000 * x, k) for x, k in pairs))
-    estimate = quantile_bootstrap(
-        values, requests, q, confidence=setup.confidence, resamples=setup.resamples, rng=setup.draws(metric)
-    )
+    estimate = quantile_interval(values, requests, q, confidence=confidence)
     if q == QUANTILES["p99"] and len(values) < FEW_FOR_P99:
         notes = (f"the 99th percentile of {len(values)} values is little more than their maximum", *notes)
     return replace(estimate, warnings=(*estimate.warnings, *notes))
@@ -187,14 +174,14 @@ def walls(rows: list[Row]) -> dict[int, float]:
     return found
 
 
-def _rates(counted: list[Row], setup: Setup, objective: Objective | None) -> dict[str, Estimate]:
+def _rates(counted: list[Row], confidence: float, objective: Objective | None) -> dict[str, Estimate]:
     """Rates are means over rounds: within one round requests shape each other, so it is the unit."""
     wall = walls(counted)
     good = [r for r in counted if r["ok"]]
 
     def rate(weight: Callable[[Row], float]) -> Estimate:
         sums = [sum(weight(r) for r in counted if r["round"] == k) / seconds for k, seconds in sorted(wall.items())]
-        return _not_negative(mean_t(sums, confidence=setup.confidence))
+        return _not_negative(mean_t(sums, confidence=confidence))
 
     found = {"throughput_req_s": rate(lambda r: float(r["ok"]))}
     unknown = sum(r["output_tokens"] is None for r in good)
@@ -208,7 +195,7 @@ def _rates(counted: list[Row], setup: Setup, objective: Objective | None) -> dic
         return found | {"goodput_req_s": _nothing(reason), "attainment": _nothing(reason)}
     met = sum(objective.met(r) for r in counted)
     found["goodput_req_s"] = rate(lambda r: float(objective.met(r)))
-    found["attainment"] = wilson(met, len(counted), confidence=setup.confidence)
+    found["attainment"] = wilson(met, len(counted), confidence=confidence)
     return found
 
 

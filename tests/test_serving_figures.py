@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from pipeline.metrics import Definition
-from pipeline.serving_figures import DEFINITIONS, Objective, Setup, knee, level
+from pipeline.serving_figures import DEFINITIONS, Objective, knee, level
 
-SETUP = Setup(0.95, 200, lambda name: np.random.default_rng([1, *name.encode()]))
+CONFIDENCE = 0.95
 
 
 def row(submit: float, ttft: float, n: int, tpot: float, *, number: int | None = 0, **more: Any) -> dict[str, Any]:
@@ -32,7 +31,7 @@ def failed(submit: float, end: float, fault: str, **more: Any) -> dict[str, Any]
 
 def test_one_round_by_hand() -> None:
     """Two at once, 5 tokens each: 0.2 + 4 x 0.1 and 0.3 + 4 x 0.2 seconds; a failed one ends at 2 s."""
-    found = level([row(0, 0.2, 5, 0.1), row(0, 0.3, 5, 0.2), failed(0, 2.0, "timeout")], SETUP)
+    found = level([row(0, 0.2, 5, 0.1), row(0, 0.3, 5, 0.2), failed(0, 2.0, "timeout")], CONFIDENCE)
     assert found["ttft_p50_ms"]["value"] == pytest.approx(200) and found["ttft_p95_ms"]["value"] == pytest.approx(300)
     assert found["tpot_p99_ms"]["value"] == pytest.approx(200) and found["e2e_p99_ms"]["value"] == pytest.approx(1100)
     assert found["itl_p50_ms"]["n"] == 8 and found["itl_p95_ms"]["value"] == pytest.approx(200)
@@ -44,56 +43,56 @@ def test_one_round_by_hand() -> None:
 
 def test_rates_are_means_over_rounds_with_an_interval() -> None:
     rows = [row(10 * k, 0.5, 6, 0.1 + 0.1 * k, number=k) for k in range(3)]  # 6 tokens in 1.0, 1.5, 2.0 s
-    rate = level(rows, SETUP)["throughput_tok_s"]
+    rate = level(rows, CONFIDENCE)["throughput_tok_s"]
     assert rate["value"] == pytest.approx((6 + 4 + 3) / 3) and rate["n"] == 3 and rate["low"] < rate["value"] < rate["high"]
-    single = level(rows[:1], SETUP)["throughput_tok_s"]
+    single = level(rows[:1], CONFIDENCE)["throughput_tok_s"]
     assert single["low"] is None and "no interval can be made" in single["warnings"][0]
 
 
 def test_an_interval_of_a_rate_does_not_go_below_zero() -> None:
-    rate = level([row(0, 0.1, 2, 0.1, number=0), row(9, 1.0, 2, 3.0, number=1)], SETUP)["throughput_req_s"]
+    rate = level([row(0, 0.1, 2, 0.1, number=0), row(9, 1.0, 2, 3.0, number=1)], CONFIDENCE)["throughput_req_s"]
     assert rate["low"] == 0 < rate["value"] and "2 rounds are few" in rate["warnings"][0]
 
 
 def test_warm_ups_count_as_warm_ups_only() -> None:
     rows = [row(0, 9.0, 5, 1.0, number=None), row(20, 0.2, 5, 0.1), row(21, 0.2, 5, 0.1)]
-    found = level(rows, SETUP)
+    found = level(rows, CONFIDENCE)
     assert found["ttft_p99_ms"]["value"] == pytest.approx(200) and found["warmups"]["value"] == 1
-    assert "no warm-up" in level(rows[1:], SETUP)["warmups"]["warnings"][0]
+    assert "no warm-up" in level(rows[1:], CONFIDENCE)["warmups"]["warnings"][0]
 
 
 def test_p99_of_fewer_than_100_values_carries_a_warning() -> None:
     def warned(n: int) -> bool:
-        found = level([row(k, 0.2, 2, 0.1) for k in range(n)], SETUP)["ttft_p99_ms"]
+        found = level([row(k, 0.2, 2, 0.1) for k in range(n)], CONFIDENCE)["ttft_p99_ms"]
         return any("little more than their maximum" in w for w in found["warnings"])
 
     assert warned(99) and not warned(100)
 
 
 def test_one_token_replies_are_counted_and_have_no_tpot() -> None:
-    found = level([row(0, 0.2, 1, 0.0), row(1, 0.2, 1, 0.0)], SETUP)
+    found = level([row(0, 0.2, 1, 0.0), row(1, 0.2, 1, 0.0)], CONFIDENCE)
     assert found["one_token_replies"]["value"] == 2 and found["tpot_p50_ms"]["value"] is None
     assert "2 of 2 complete replies are left out" in found["tpot_p50_ms"]["warnings"][0]
-    mixed = level([row(0, 0.2, 1, 0.0), row(1, 0.2, 3, 0.1)], SETUP)
+    mixed = level([row(0, 0.2, 1, 0.0), row(1, 0.2, 3, 0.1)], CONFIDENCE)
     assert mixed["tpot_p50_ms"]["n"] == 1 and any("1 of 2" in w for w in mixed["tpot_p50_ms"]["warnings"])
 
 
 def test_replies_of_different_lengths_and_cached_prompts_are_said_to_be_incomparable() -> None:
-    found = level([row(0, 0.2, 5, 0.1), row(1, 0.2, 9, 0.1, cached_tokens=64)], SETUP)
+    found = level([row(0, 0.2, 5, 0.1), row(1, 0.2, 9, 0.1, cached_tokens=64)], CONFIDENCE)
     assert (found["output_tokens_min"]["value"], found["output_tokens_max"]["value"]) == (5, 9)
     assert "not comparable" in found["output_tokens_min"]["warnings"][0] and "prefix cache" in found["cached_tokens"]["warnings"][0]
-    same = level([row(0, 0.2, 5, 0.1)], SETUP)
+    same = level([row(0, 0.2, 5, 0.1)], CONFIDENCE)
     assert not same["output_tokens_min"]["warnings"] and not same["cached_tokens"]["warnings"]
 
 
 def test_tokens_that_are_not_known_leave_null_and_a_reason_and_never_a_number() -> None:
-    found = level([row(0, 0.2, 5, 0.1, output_tokens=None, t_tokens=None), row(1, 0.2, 5, 0.1)], SETUP)
+    found = level([row(0, 0.2, 5, 0.1, output_tokens=None, t_tokens=None), row(1, 0.2, 5, 0.1)], CONFIDENCE)
     assert found["throughput_tok_s"]["value"] is None and "1 of 2 replies" in found["throughput_tok_s"]["warnings"][0]
     assert found["throughput_req_s"]["value"] is not None and found["itl_p50_ms"]["n"] == 4
 
 
 def test_when_everything_failed_only_the_rates_of_failure_remain() -> None:
-    found = level([failed(0, 1, "reset"), failed(1, 2, "cut")], SETUP, Objective(ttft_ms=100))
+    found = level([failed(0, 1, "reset"), failed(1, 2, "cut")], CONFIDENCE, Objective(ttft_ms=100))
     assert found["failure_rate"]["value"] == 1 and found["timeout_rate"]["value"] == 0
     assert found["throughput_req_s"]["value"] == 0 and found["attainment"]["value"] == 0
     for name in ("ttft_p50_ms", "tpot_p50_ms", "itl_p99_ms", "e2e_p50_ms", "output_tokens_min", "cached_tokens"):
@@ -102,10 +101,12 @@ def test_when_everything_failed_only_the_rates_of_failure_remain() -> None:
 
 def test_goodput_counts_what_meets_every_limit() -> None:
     rows = [row(0, 0.2, 5, 0.1), row(0, 0.6, 5, 0.1), row(0, 0.2, 5, 0.5), row(0, 0.2, 1, 0.0), failed(0, 4, "http")]
-    found = level(rows, SETUP, Objective(ttft_ms=500, tpot_ms=200))
+    found = level(rows, CONFIDENCE, Objective(ttft_ms=500, tpot_ms=200))
     assert found["goodput_req_s"]["value"] == pytest.approx(2 / 4) and found["attainment"]["value"] == pytest.approx(2 / 5)
-    assert level(rows, SETUP, Objective(e2e_ms=1000))["attainment"]["value"] == pytest.approx(2 / 5 + 1 / 5 * (0.6 + 0.4 <= 1.0))
-    unstated = level(rows, SETUP)
+    assert level(rows, CONFIDENCE, Objective(e2e_ms=1000))["attainment"]["value"] == pytest.approx(
+        2 / 5 + 1 / 5 * (0.6 + 0.4 <= 1.0)
+    )
+    unstated = level(rows, CONFIDENCE)
     assert unstated["goodput_req_s"]["value"] is None and "no objective" in unstated["goodput_req_s"]["warnings"][0]
 
 
@@ -118,7 +119,7 @@ def test_a_limit_that_cannot_be_checked_is_not_kept() -> None:
 def test_an_open_loop_s_client_says_how_late_it_was() -> None:
     calm = [row(k + 0.001, 0.2, 5, 0.1, t_due=float(k)) for k in range(10)]
     late = [row(k + 0.1, 0.2, 5, 0.1, t_due=float(k)) for k in range(10)]
-    found = level(calm, SETUP)["client_lag_p99_ms"], level(late, SETUP)["client_lag_p99_ms"]
+    found = level(calm, CONFIDENCE)["client_lag_p99_ms"], level(late, CONFIDENCE)["client_lag_p99_ms"]
     assert [f["value"] for f in found] == pytest.approx([1, 100])
     assert "sent late" not in found[0]["warnings"][0] and "sent late" in found[1]["warnings"][0]
 
@@ -157,7 +158,7 @@ def test_rounds_that_disagree_about_the_knee_say_so() -> None:
 
 
 def test_every_figure_is_defined_with_its_direction_and_says_how_sure_it_is() -> None:
-    found = level([row(0, 0.2, 5, 0.1, t_due=0.0), failed(0, 1, "cut", t_due=0.5)], SETUP, Objective(ttft_ms=1))
+    found = level([row(0, 0.2, 5, 0.1, t_due=0.0), failed(0, 1, "cut", t_due=0.5)], CONFIDENCE, Objective(ttft_ms=1))
     assert found.keys() | {"knee"} == DEFINITIONS.keys() and all(isinstance(d, Definition) for d in DEFINITIONS.values())
     for name, metric in found.items():
         assert metric["unit"] == DEFINITIONS[name].unit and metric["method"]

@@ -15,11 +15,11 @@ from pipeline.errors import DataError, ParamsError
 from pipeline.explain import did_you_mean
 from pipeline.serving.client import Endpoint, Request, Row, ask
 from pipeline.serving.load import closed, opened, schedule
-from pipeline.serving_figures import DEFINITIONS, Objective, Setup, knee, level
+from pipeline.serving_figures import DEFINITIONS, Objective, knee, level
 
 CHARACTERS = 4  # of English text to a token, where no tokenizer says how many
 OPENING = 24  # prompts differ within their first characters, or tokens: a prefix cache finds nothing
-CONFIDENCE, RESAMPLES = 0.95, 1000
+CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
@@ -130,14 +130,10 @@ def _labelled(rows: list[Row], scenario: str, number: int | None) -> Iterator[Ro
 def figures(rows: list[Row], plan: Plan) -> Row:
     """{levels: {scenario: metrics}, knee, objective, definitions} of a run's rows."""
 
-    def draws(metric: str) -> np.random.Generator:
-        return np.random.default_rng([plan.seed, *metric.encode()])
-
-    setup = Setup(CONFIDENCE, RESAMPLES, draws)
     by = {name: [r for r in rows if r["scenario"] == name] for name, _ in plan.levels()}
     shut = {int(name.partition("-")[2]): own for name, own in by.items() if name.startswith("closed-")}
     return {
-        "levels": {name: level(own, setup, plan.objective) for name, own in by.items()},
+        "levels": {name: level(own, CONFIDENCE, plan.objective) for name, own in by.items()},
         "knee": knee(shut, CONFIDENCE),
         "objective": plan.objective.__dict__,
         "about": {name: d.about for name, d in DEFINITIONS.items()},

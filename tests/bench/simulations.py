@@ -18,12 +18,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
-import numpy as np  # noqa: E402
-from scipy import stats as scipy_stats  # noqa: E402
+import numpy as np
+from scipy import stats as scipy_stats
 
-from pipeline import artifacts, gate, stats  # noqa: E402
-from pipeline.params import Rule  # noqa: E402
-from pipeline.rules import bound_of, judge  # noqa: E402
+from pipeline import artifacts, gate, stats
+from pipeline.params import Rule
+from pipeline.rules import bound_of, judge
 
 Estimates = Callable[[np.random.Generator], stats.Estimate]
 SURE = {"confidence": 0.95, "resamples": 1000}
