@@ -22,6 +22,7 @@ WHOLE = {  # each engine with a variant that keeps every bit, and how far its lo
     "llamacpp": (Variant(quantizer="gguf", engine="llamacpp", options={"type": "F16"}), 1e-2),
 }
 # In 32 bits: nats by which a choice's log-likelihood may be off, and how many of 12 replies may take another turn at a near tie.
+# llama.cpp's flash attention, its default, turns keys and values of 32 bits into 16 again.
 OFF = {"onnxruntime": (1e-3, 0), "llamacpp": (5e-2, 2)}
 
 

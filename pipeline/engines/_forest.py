@@ -3,6 +3,11 @@
 Requests of a task share a great deal: the choices of an item their context, questions about one passage the passage. As a
 forest of tokens, each reached by one path of earlier ones, every token is computed once and nothing is padded; what is read
 off a node is the likelihood of the tokens that follow it.
+
+In float32 that changes nothing (KLD to the same sequences alone: 1e-11 nats, 168 positions of 40 facts). Kernels that round
+more sum in another order and round elsewhere: bfloat16 0.0016 nats, llama.cpp's Q8_0 0.0036, Q4_0 0.0055 (160 positions),
+ONNX Runtime none. It is noise, not a shift: to float32, bfloat16 has 0.0012 read either way, Q8_0 0.0047 +- 0.0007 alone and
+0.0054 +- 0.001 in forests. An engine may read a forest at once (`forest_logits(forest, wanted)`, as llamacpp) or not.
 """
 
 from __future__ import annotations
