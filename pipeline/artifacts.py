@@ -193,6 +193,15 @@ def read_columns(path: Path) -> dict[str, list[Any]]:
     return columns
 
 
+def write_between(path: Path, marks: tuple[str, str], text: str) -> None:
+    """Replace what stands between two marks of a text file. Raises `ArtifactError` if they are not there."""
+    before, opened, rest = path.read_text(encoding="utf-8").partition(marks[0])
+    _, closed, after = rest.partition(marks[1])
+    if not (opened and closed):
+        raise ArtifactError(f"{path} has no {marks[0]} ... {marks[1]} to write between")
+    write_text(path, f"{before}{marks[0]}{text}{marks[1]}{after}")
+
+
 # --- identity ----------------------------------------------------------------------------------------------------
 
 

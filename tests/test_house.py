@@ -44,7 +44,7 @@ ALLOWED = {
         "download.py",
     },
     "mlflow": {"track.py"},
-    "matplotlib": {"report.py"},
+    "matplotlib": {"pictures.py"},
     "jinja2": {"report.py", "evaluate.py"},
     "lm_eval": {"evaluate.py", "check.py", "engines/_lm_eval.py"},
     "gptqmodel": {"quantizers/_gptqmodel.py", "engines/hf.py"},

@@ -345,3 +345,17 @@ def test_a_changed_weight_file_is_found(wide: Path, tmp_path: Path) -> None:
     file.write_bytes(bytes(data))
     with pytest.raises(ArtifactError, match="was changed after its manifest"):
         artifacts.verify_files(tmp_path / "out", manifest)
+
+
+def test_a_model_that_is_large_for_the_machine_goes_layer_by_layer_to_a_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from types import SimpleNamespace
+
+    from pipeline.quantizers import _gptqmodel
+
+    (tmp_path / "model.safetensors").write_bytes(bytes(1000))
+    monkeypatch.setattr(_gptqmodel, "has_cuda", lambda: False)
+    for memory, on_disk in ((8000, False), (7999, True)):
+        monkeypatch.setattr("psutil.virtual_memory", lambda memory=memory: SimpleNamespace(total=memory))
+        assert _gptqmodel._on_disk(tmp_path) is on_disk

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import typer
 
 from pipeline import artifacts, cli, params
-from pipeline.errors import DataError
 from pipeline.evalset import cards as sets
 from pipeline.evalset import load_texts
 from pipeline.overlap import measured_rows, refuse_overlap
@@ -93,16 +92,6 @@ def _kld(metric: dict[str, Any]) -> str:
     return f"{metric['value']:.3f} [{metric['low']:.3f}, {metric['high']:.3f}]"
 
 
-def write_readme(text: str) -> None:
-    """Put the table between README's marks."""
-    old = README.read_text(encoding="utf-8")
-    before, found, rest = old.partition(MARKS[0])
-    _, closed, after = rest.partition(MARKS[1])
-    if not (found and closed):
-        raise DataError(f"{README} has no {MARKS[0]} ... {MARKS[1]} to write between")
-    artifacts.write_text(README, f"{before}{MARKS[0]}\n{text}{MARKS[1]}{after}")
-
-
 def main(
     record: Annotated[bool, typer.Option("--record", help="Take the figures from the rows of the last run (tier: full).")] = False,
     readme: Annotated[bool, typer.Option("--readme", help="Write the cards into evalsets/README.md.")] = False,
@@ -116,7 +105,7 @@ def main(
         artifacts.write_json(sets.MEASURED, sets.record(settings))
     found = sets.measured()
     if readme:
-        write_readme(markdown(cards, found))
+        artifacts.write_between(README, MARKS, markdown(cards, found))
     cli.table(COLUMNS, [line(card, found) for card in cards], left=("set", "tells apart"))
     print(how(found))
     cli.say("evalset", f"{len(cards)} sets are sound; calibration text shares no run of 12 words with what is measured")

@@ -11,6 +11,8 @@ import shutil
 from pathlib import Path
 from typing import Any, Literal, TextIO, get_args
 
+import psutil
+
 from pipeline import artifacts, cli
 from pipeline.errors import Unsupported
 from pipeline.quantizers import Facts
@@ -20,6 +22,7 @@ from pipeline.weights import kept_layers, linear_widths, packed_bits
 
 GroupSize = Literal[-1, 16, 32, 64, 128, 256, 512, 1024]  # what its kernels take; -1: one group a row
 CPU_INT4_GROUPS = (32, 64, 128, 256)  # torch's _weight_int4pack_mm
+SMALL = 8  # a model of at most this part of the memory stays in it, at 1.6 times its size at most
 
 
 def build(
@@ -36,8 +39,9 @@ def build(
 ) -> Facts:
     """Quantize with a config class of gptqmodel and its arguments; rows: calibration rows, None where none are used.
 
-    Peak memory on a CPU, over that of the imports, measured once (4 bits, 16 rows of 128 tokens, a float32 base of 538 MB): 862 MB,
-    which is the mapped base, a copy in bfloat16, and a layer's work; 632 MB if packed layers went to a disk, as they do with CUDA.
+    Layer by layer. Peak memory on a CPU, over that of the imports, measured once (4 bits, 16 rows of 128 tokens, a float32 base of
+    538 MB): 632 MB with packed layers put on a disk, which is the mapped base and a layer's work; 862 MB with them kept in memory,
+    which a model that is small for this machine is, since only then can it answer a probe.
     """
     refuse_odd_widths(model_dir, group_size)
     kept = kept_layers(model_dir, keep)
@@ -46,7 +50,7 @@ def build(
         model = _load(method, model_dir, config, kept, group_size)
         _quantize(model, method, rows, batch_size, cpu_backend, terminal)
         model.save(str(out_dir))
-        answered = {} if has_cuda() else {"probe": _answer(model)}  # with CUDA its layers lie on a disk
+        answered = {} if _on_disk(model_dir) else {"probe": _answer(model)}
         _take_back_logs()
     _forget_this_run(out_dir, kept if method == "awq" else [])
     facts = _losses(out_dir, artifacts.LOGS / f"{method}.csv", config[1].get("damp_percent"))
@@ -62,6 +66,12 @@ def has_cuda() -> bool:
     return bool(torch.cuda.is_available())
 
 
+def _on_disk(model_dir: Path) -> bool:
+    """Whether packed layers go to a disk meanwhile: always with CUDA, and for a model that is large for this machine."""
+    size = sum(file.stat().st_size for file in model_dir.glob("*.safetensors"))
+    return has_cuda() or size > psutil.virtual_memory().total / SMALL
+
+
 def _load(method: str, model_dir: Path, config: tuple[str, dict[str, Any]], kept: list[str], group_size: int) -> Any:
     """gptqmodel's model with the config class and arguments asked for, and without the layers to keep."""
     before_gptqmodel()
@@ -74,8 +84,7 @@ def _load(method: str, model_dir: Path, config: tuple[str, dict[str, Any]], kept
     if not has_cuda():
         refuse_groups_without_kernel(model_dir, arguments["bits"], group_size)
     skipped: dict[str, dict[str, Any]] = {f"-:^{re.escape(layer)}$": {} for layer in kept}
-    away = has_cuda()  # on a CPU packed layers stay in memory, so that the model can answer a probe
-    asked = getattr(configs, name)(**arguments, offload_to_disk=away, dynamic=skipped or None)
+    asked = getattr(configs, name)(**arguments, offload_to_disk=_on_disk(model_dir), dynamic=skipped or None)
     return gptqmodel.GPTQModel.load(str(model_dir), asked, trust_remote_code=artifacts.trusts_code(model_dir))
 
 
@@ -151,7 +160,8 @@ def _forget_this_run(out_dir: Path, unconverted: list[str]) -> None:
         file = out_dir / name
         config = json.loads(file.read_text(encoding="utf-8"))
         own = config.get("quantization_config", config)
-        own.get("meta", {}).pop("offload_to_disk_path", None)
+        for key in ("offload_to_disk", "offload_to_disk_path"):
+            own.get("meta", {}).pop(key, None)
         if unconverted:
             own["modules_to_not_convert"] = unconverted
             own.pop("dynamic", None)
