@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ from typing import Any
 import httpx2
 import pytest
 
+from pipeline import cli
 from pipeline import serving_figures as figures
 from pipeline.serving import __main__ as command
-from pipeline.serving import client, probe
+from pipeline.serving import client, launch, measure, probe
 from pipeline.serving.client import Answer, Endpoint, Request, ServerError
 from tests import serving_server
 from tests.serving_server import KEY, Server
@@ -229,6 +231,76 @@ def test_the_key_is_sent_and_appears_nowhere_else(server: Server) -> None:
     assert KEY not in json.dumps(row) and KEY not in repr(endpoint)
 
 
+@pytest.mark.parametrize("around", ["{}\r", "{}\n", "{} ", "\t{}\r\n"])
+def test_white_space_around_the_key_is_not_part_of_it(server: Server, monkeypatch: pytest.MonkeyPatch, around: str) -> None:
+    monkeypatch.setenv("OTHER_KEY", around.format(KEY))
+    assert client.key_from("OTHER_KEY") == KEY
+    server.locked = True
+    assert ask(server, "plain", key=client.key_from("OTHER_KEY")).row["ok"]
+    monkeypatch.setenv("OTHER_KEY", around.format(""))
+    assert client.key_from("OTHER_KEY") is None
+
+
+@pytest.mark.parametrize("value", [f"{KEY} b", f"{KEY}\nb", f"{KEY}ü", f"{KEY}\x7f", f"{KEY}\udcff"])
+def test_a_key_that_no_header_can_carry_is_refused_by_its_variable_s_name(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("OTHER_KEY", value)
+    with pytest.raises(ServerError, match="OTHER_KEY") as e:
+        client.key_from("OTHER_KEY")
+    assert KEY not in str(e.value) and len(str(e.value).splitlines()) == 1
+
+
+def long(h: serving_server.Handler, body: dict[str, Any]) -> None:
+    """The key lies across every place at which a message may be cut: the first letters before it, the others after."""
+    n, kind = int(str(body["prompt"]).split(" ")[1]), str(body["prompt"]).split(" ")[2]
+    said = "x" * n + h.headers["Authorization"].removeprefix("Bearer ")
+    if kind == "json":
+        h.json(400, {"error": {"message": said}})
+    elif kind == "text":
+        h.send_response(502)
+        h.send_header("Content-Length", str(len(said)))
+        h.end_headers()
+        h.wfile.write(said.encode())
+    else:
+        h.start()
+        h.event(said)
+
+
+@pytest.mark.parametrize("kind, end", [("json", 300 - len("error: ")), ("text", 300), ("event", 80)])
+def test_no_part_of_the_key_is_left_where_a_message_is_cut(server: Server, kind: str, end: int) -> None:
+    server.plays = {"long": long}
+    for n in range(end - len(KEY), end):
+        error = ask(server, f"long {n} {kind}", key=KEY).row["error"]
+        assert "x" * n + "*" in error and "sk" not in error and "s'" not in error and not error.endswith("s"), (n, error)
+
+
+def listed(endpoint: Endpoint, reply: Any) -> list[str]:
+    async def go() -> list[str]:
+        async with client.connected(endpoint, httpx2.MockTransport(reply)) as c:
+            return await probe.models(c, endpoint)
+
+    return asyncio.run(go())
+
+
+def test_a_server_that_cannot_be_reached_is_named_without_the_key() -> None:
+    def reply(request: httpx2.Request) -> httpx2.Response:
+        raise httpx2.ConnectError(f"refused {request.headers['Authorization']}")
+
+    with pytest.raises(ServerError, match=r"no server answers .*refused Bearer \*\*\*") as e:
+        listed(Endpoint("http://127.0.0.1:1/v1", key=KEY), reply)
+    assert KEY not in str(e.value)
+
+
+@pytest.mark.parametrize("key, words", [(KEY, "refuses this API key"), (None, "wants an API key")])
+def test_a_refused_key_is_asked_for_in_the_variable_that_was_read(key: str | None, words: str) -> None:
+    with pytest.raises(ServerError, match=f"{words}; put the right one into OTHER_KEY$"):
+        listed(Endpoint("http://127.0.0.1:1/v1", key=key, key_variable="OTHER_KEY"), lambda _: httpx2.Response(401))
+
+
+def test_a_password_in_an_address_belongs_into_the_variable_that_is_read() -> None:
+    with pytest.raises(ServerError, match="put the key into OTHER_KEY"):
+        client.address("http://me:hunter2@h/v1", "OTHER_KEY")
+
+
 # --- probe ---------------------------------------------------------------------------------------------------------
 
 
@@ -381,3 +453,63 @@ def test_a_server_that_refuses_ignore_eos_is_measured_unforced_and_said_to_be(se
     plan = command.Plan([1], requests=4, rounds=1, warmups=0, prompt_tokens=8, output_tokens=2)
     found, held, rows = asyncio.run(command.measured(endpoint, plan, texts, None, only_probe=False))
     assert found["ignore_eos"]["value"] is False and not held.forced and len(rows) == 4 and not any(r["forced"] for r in rows)
+
+
+def numbers_file() -> Path:
+    path = Path("texts.jsonl")
+    path.write_text(json.dumps({"id": "a", "domain": "d", "text": " ".join(map(str, range(9000)))}) + "\n")
+    return path
+
+
+def test_the_command_names_the_variable_that_it_read(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Endpoint] = []
+
+    async def stop(endpoint: Endpoint, *_: Any) -> Any:
+        seen.append(endpoint)
+        raise ServerError("enough")
+
+    monkeypatch.setenv("OTHER_KEY", f"{KEY}\r\n")
+    monkeypatch.setattr(command, "measured", stop)
+    with pytest.raises(ServerError, match="enough"):
+        command.main(url=server.url, key_env="OTHER_KEY")
+    assert (seen[0].key, seen[0].key_variable) == (KEY, "OTHER_KEY")
+
+
+@pytest.mark.parametrize("prompt, reply", [(2048, 128), (256, 32), (100, 4000), (8000, 1)])
+def test_a_launched_server_takes_what_it_will_be_asked(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prompt: int, reply: int
+) -> None:
+    given: list[dict[str, Any]] = []
+
+    @contextmanager
+    def launched(kind: str, model_dir: Path, **options: Any) -> Iterator[launch.Launched]:
+        given.append(options)
+        yield launch.Launched(server.url, KEY, {}, tmp_path / "log")
+
+    monkeypatch.setattr(launch, "launched", launched)
+    command.main(launch_="llamacpp", model_dir=tmp_path, prompt_tokens=prompt, output_tokens=reply, only_probe=True)
+    assert given[0]["context"] >= prompt + reply + command.TEMPLATE or given[0]["context"] == launch.CONTEXT >= prompt + reply
+    assert given[0]["context"] >= launch.CONTEXT
+
+
+def test_a_counted_prompt_needs_less_room_than_a_guessed_one() -> None:
+    plan = measure.Plan(prompt_tokens=4000, output_tokens=100)
+    assert command.context_of(plan, is_counted=True) == 4100 + command.TEMPLATE
+    assert command.context_of(plan, is_counted=False) == 6100
+
+
+def test_a_run_without_one_complete_request_keeps_its_rows_and_exits_1(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    server.plays = {"The": serving_server.plain, "Answer": serving_server.plain}  # the probe's; all others are refused
+    monkeypatch.setattr(serving_server, "plain", lambda h, _: h.json(400, {"error": "exceeds the context"}))
+    path, asked_for = numbers_file(), ["--concurrency", "1", "--requests", "4", "--rounds", "1", "--prompt-tokens", "8"]
+    monkeypatch.setattr("sys.argv", ["serving", server.url, "--prompts", str(path), *asked_for])
+    monkeypatch.setattr(cli, "_quiet", lambda: None)
+    with pytest.raises(SystemExit) as e:
+        cli.run(command.main)
+    assert str(e.value).startswith("error: none of 4 requests was complete; the first said: HTTP 400: error: exceeds the context")
+    assert len(str(e.value).splitlines()) == 1 and "closed-1" not in capsys.readouterr().out
+    rows = [json.loads(line) for line in Path("artifacts/serving/server.jsonl").read_text().splitlines()]
+    assert len(rows) == 6 and not any(r["ok"] for r in rows)

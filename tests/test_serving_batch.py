@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import typer
 
-from pipeline.errors import ArtifactError, DataError
+from pipeline.errors import ArtifactError, DataError, ParamsError
 from pipeline.serving import batch
 from pipeline.serving.batch import Gate, Pace
 from pipeline.serving.client import Answer, Endpoint, connected
@@ -124,6 +124,47 @@ def test_answers_of_two_models_are_not_mixed_in_one_file(server: Server) -> None
         run(server, requests_file({"key": "b", "prompt": "plain", "max_tokens": 1}))
 
 
+@pytest.mark.parametrize("name", ["requests.jsonl", "./requests.jsonl", "link.jsonl"])
+def test_results_are_never_written_into_the_requests(server: Server, name: str) -> None:
+    path = requests_file({"key": "a", "prompt": "plain"}, {"key": "b", "prompt": "plain"})
+    path.write_bytes(path.read_bytes().rstrip(b"\n"))  # as editors leave it: the last request has no line end
+    Path("link.jsonl").symlink_to(path)
+    before = path.read_bytes()
+    with pytest.raises(ParamsError, match="holds the requests; name another file"):
+        batch.main(server.url, path, Path(name))
+    assert path.read_bytes() == before and server.asked == [] and not Path(f"{name}.lock").exists()
+
+
+GOOD = '{"key": "z", "request": "d", "model": "m", "ok": true}\n'
+
+
+@pytest.mark.parametrize("content, words", [
+    (GOOD + '{"key": "a", "prompt": "b"}\nlast words', "results.jsonl:2 is no line of results: no 'request'"),
+    (GOOD + '{"key": "a", "request": "d", "model": "m", "ok": "yes"}\n', "results.jsonl:2 is no line of results: no 'ok'"),
+    ("[1]\nlast words", "results.jsonl:1 is no line of results: no 'key'"),
+    (GOOD + "\nnot JSON\nlast words", "results.jsonl:3 is no line of results: not JSON"),
+    (b"\xff\xfe\nlast words", "results.jsonl:1 is no line of results: not JSON"),
+    ("my only line of notes", "results.jsonl:1 is no line of results that was cut off"),
+    (GOOD + '{"key": "a", "prompt": "b"}', "results.jsonl:2 is no line of results: no 'request'"),
+])  # fmt: skip
+def test_a_file_of_other_things_is_named_with_its_line_and_left_as_it_was(server: Server, content: str | bytes, words: str) -> None:
+    before = content if isinstance(content, bytes) else content.encode()
+    Path("results.jsonl").write_bytes(before)
+    with pytest.raises(ArtifactError, match=words):
+        run(server, requests_file({"key": "a", "prompt": "plain"}))
+    assert Path("results.jsonl").read_bytes() == before and server.asked == []
+
+
+def test_a_cut_line_stays_where_the_run_is_refused(server: Server) -> None:
+    run(server, requests_file({"key": "a", "prompt": "plain", "max_tokens": 1}))
+    with Path("results.jsonl").open("a") as f:
+        f.write('{"key": "b", "req')
+    before = Path("results.jsonl").read_bytes()
+    with pytest.raises(ArtifactError, match="'a' was asked something else"):
+        run(server, requests_file({"key": "a", "prompt": "plain other", "max_tokens": 1}))
+    assert Path("results.jsonl").read_bytes() == before
+
+
 def test_two_batches_do_not_write_one_file(server: Server) -> None:
     with batch.appending(Path("results.jsonl")), pytest.raises(ArtifactError, match="another batch is writing"):
         run(server, requests_file({"key": "a", "prompt": "plain"}))
@@ -200,13 +241,27 @@ def test_nobody_there_is_tried_again_because_nothing_arrived() -> None:
 
 
 def test_a_line_that_was_being_written_when_the_run_died_is_asked_again(server: Server) -> None:
-    path = requests_file(*({"key": f"k{k}", "prompt": f"plain {k}", "max_tokens": 1} for k in range(3)))
+    path = requests_file(*({"key": f"k{k}", "prompt": f"plain ü{k}", "max_tokens": 1} for k in range(3)))
     run(server, path, concurrency=1)
     whole = Path("results.jsonl").read_bytes()
-    Path("results.jsonl").write_bytes(whole[:-9])
-    server.asked.clear()
-    assert run(server, path) == 0
-    assert len(server.asked) == 1 and sorted(r["key"] for r in results()) == ["k0", "k1", "k2"]
+    last = len(whole) - whole[:-1].rfind(b"\n") - 1
+    for lost in (1, 9, last - 20, last - 1):  # its line end alone, or all but its first byte
+        Path("results.jsonl").write_bytes(whole[:-lost])
+        server.asked.clear()
+        assert run(server, path) == 0
+        assert len(server.asked) == 1 and sorted(r["key"] for r in results()) == ["k0", "k1", "k2"]
+
+
+def test_the_batch_reads_the_key_that_it_is_told_and_names_its_variable(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Endpoint] = []
+
+    async def stop(endpoint: Endpoint, *_: Any) -> None:
+        seen.append(endpoint)
+
+    monkeypatch.setattr(batch, "main_async", stop)
+    monkeypatch.setenv("OTHER_KEY", f"{KEY}\n")
+    run(server, requests_file({"key": "a", "prompt": "plain"}), key_env="OTHER_KEY")
+    assert (seen[0].key, seen[0].key_variable) == (KEY, "OTHER_KEY")
 
 
 def test_a_killed_batch_goes_on_and_asks_nothing_answered_twice(server: Server) -> None:

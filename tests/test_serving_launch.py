@@ -18,6 +18,7 @@ import httpx2
 import psutil
 import pytest
 
+from pipeline import envs
 from pipeline import serving_figures as figures
 from pipeline.errors import ParamsError, Unsupported
 from pipeline.serving import client, launch, measure, probe
@@ -142,11 +143,27 @@ def test_what_cannot_be_launched_is_said_in_words(tmp_path: Path, monkeypatch: p
 
 def test_no_key_is_on_a_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(launch.VLLM, "/opt/vllm/bin/python")
-    command = launch.KINDS["vllm"](tmp_path, 8123, 1, 4)
+    command = launch.KINDS["vllm"](tmp_path, 8123, 1, 4, 2048)
     assert "--api-key" not in command.arguments and command.key_variable == "VLLM_API_KEY" and "127.0.0.1" in command.arguments
     with launch.served(*toy()) as server:
         lines = [" ".join(p.cmdline()) for p in psutil.Process().children(recursive=True)]
         assert len(lines) >= 3 and not any(server.key in line for line in lines)
+
+
+def test_the_context_that_is_asked_for_reaches_the_server_and_its_facts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(launch.VLLM, "/opt/vllm/bin/python")
+    monkeypatch.setattr(envs, "python", lambda _: Path("python"))
+    (tmp_path / "model.gguf").touch()
+    assert "--max-model-len 3210 " in " ".join(launch.KINDS["vllm"](tmp_path, 8123, 1, 4, 3210).arguments)
+    assert "--context=3210" in launch.KINDS["llamacpp"](tmp_path, 8123, 1, 4, 3210).arguments
+    monkeypatch.setitem(launch.KINDS, "toy", lambda model_dir, port, threads, parallel, context: given(port, context))
+
+    def given(port: int, context: int) -> Command:
+        toy()
+        return Command([sys.executable, "toy.py", str(port), str(context)], "TOY_KEY")
+
+    with launch.launched("toy", tmp_path, context=3210) as server:
+        assert server.facts["context"] == 3210
 
 
 # --- llama.cpp's own server, on a GGUF made here -------------------------------------------------------------------

@@ -17,10 +17,11 @@ from pipeline import artifacts, cli, hardware
 from pipeline.errors import DataError, ParamsError
 from pipeline.evalset import load_texts, sets_digest
 from pipeline.serving import launch, measure, probe
-from pipeline.serving.client import KEY, Endpoint, Row, address, connected, key_from
+from pipeline.serving.client import KEY, Endpoint, Row, ServerError, address, connected, key_from
 from pipeline.serving.measure import Plan
 
 HOME = artifacts.ARTIFACTS / "serving"
+TEMPLATE = 256  # tokens that a chat's template, and an end, may add to a prompt
 COLUMNS = ("load", "failed", "TTFT p50", "p99 (ms)", "TPOT p50", "p99 (ms) ", "req/s", "tok/s", "goodput")
 
 
@@ -46,6 +47,20 @@ def load_tokenizer(path: Path | None) -> Any:
     if not file.exists():
         raise DataError(f"--tokenizer {path}: {file} is missing; name a tokenizer.json or a folder that has one")
     return Tokenizer.from_file(str(file))
+
+
+def context_of(plan: Plan, is_counted: bool) -> int:
+    """Tokens that a launched server must take for one request. A prompt whose tokens nobody counted may have half as many
+    again; a longer context than is needed would be refused for models that were trained on short ones."""
+    spare = max(TEMPLATE, 0 if is_counted else plan.prompt_tokens // 2)
+    return max(launch.CONTEXT, plan.prompt_tokens + plan.output_tokens + spare)
+
+
+def check_complete(rows: list[Row], path: Path) -> None:
+    """Raise `ServerError` if no request that counts was complete: the figures are of nothing then."""
+    counted = [r for r in rows if not r["warmup"]]
+    if not any(r["ok"] for r in counted):
+        raise ServerError(f"none of {len(counted)} requests was complete; the first said: {counted[0]['error']} (all: {path})")
 
 
 def numbers(text: str, option: str) -> list[float]:
@@ -103,7 +118,10 @@ def main(
     name: Annotated[str, typer.Option(help="of the files under artifacts/serving/")] = "server",
     only_probe: Annotated[bool, typer.Option("--probe", help="say what the server can do, and stop")] = False,
 ) -> None:
-    """Measure an OpenAI-compatible server: what it can do, latency, throughput, goodput and the knee."""
+    """Measure an OpenAI-compatible server: what it can do, latency, throughput, goodput and the knee.
+
+    Exits 1 if no request was complete.
+    """
     if bool(url) == bool(launch_) or bool(launch_) != (model_dir is not None):
         raise ParamsError("name a server by its address, or start one with --launch llamacpp --model-dir FOLDER")
     plan = Plan(
@@ -114,11 +132,14 @@ def main(
         raise ParamsError("nothing to measure: give --concurrency 1,2,4 or --rates 0.5,1")
     words = load_tokenizer(tokenizer)
     most = max(plan.concurrency, default=8)
-    server = launch.launched(launch_, model_dir, threads=threads, parallel=most) if model_dir else nullcontext(None)
+    context = context_of(plan, words is not None)
+    server = (
+        launch.launched(launch_, model_dir, threads=threads, parallel=most, context=context) if model_dir else nullcontext(None)
+    )
     with server as own:
         count = (lambda text: len(words.encode(text, add_special_tokens=False).ids)) if words else None
         key = own.key if own else key_from(key_env)
-        endpoint = Endpoint(own.url if own else address(url), model, chat, timeout, key, count)
+        endpoint = Endpoint(own.url if own else address(url, key_env), model, chat, timeout, key, count, key_env)
         found, plan, rows = asyncio.run(measured(endpoint, plan, prompts, words, only_probe))
     for text in probe.lacking(found):
         cli.say("serving", text)
@@ -130,6 +151,7 @@ def main(
     }  # fmt: skip
     report = measure.figures(rows, plan)
     path = write(name, rows, meta, report)
+    check_complete(rows, HOME / f"{name}.jsonl")
     cli.table(COLUMNS, [line(k, m) for k, m in report["levels"].items()], left=("load",))
     best = report["knee"]
     knee = f"knee at {best['value']} at once" if best["value"] is not None else f"no knee: {best['warnings'][0]}"

@@ -23,11 +23,13 @@ import typer
 from filelock import FileLock, Timeout
 
 from pipeline import artifacts, cli
-from pipeline.errors import ArtifactError, DataError
+from pipeline.errors import ArtifactError, DataError, ParamsError
 from pipeline.serving import probe
 from pipeline.serving.client import KEY, Answer, Endpoint, Request, Row, address, ask, connected, key_from
 from pipeline.serving.load import together
 
+HOLDS = {"key": str, "request": str, "model": str, "ok": bool}  # what tells a line of results from other JSON
+OPENING = b'{"key": "'  # every line of results begins so, and so does one that was cut off
 REFUSED = (429, 503)  # the server says that it did not take the request: it can be sent again
 Sleep = Callable[[float], Awaitable[object]]
 
@@ -105,20 +107,47 @@ def _item(text: str, where: str, max_tokens: int) -> Item:
 def answered(results: Path, items: list[Item]) -> dict[str, Row]:
     """{key: its line} of earlier runs. A last line without its end was being written when the run was killed: it is cut off.
 
-    Raises `ArtifactError` where a key was asked something else then.
+    Raises `ArtifactError`, before anything is cut, where a key was asked something else then, and for a file of other things.
     """
     if not results.exists():
         return {}
-    content = results.read_bytes()
-    whole = content[: content.rfind(b"\n") + 1]
-    if len(whole) < len(content):
-        with results.open("rb+") as f:
-            f.truncate(len(whole))
-    found = {row["key"]: row for row in artifacts.read_jsonl(results)}  # a later line for a key is a later try
+    *lines, last = results.read_bytes().split(b"\n")
+    found: dict[str, Row] = {}
+    for number, text in enumerate(lines, 1):
+        if text.strip():
+            row = _result(text, f"{results}:{number}")
+            found[row["key"]] = row  # a later line for a key is a later try
     for item in items:
         if item.key in found and found[item.key]["request"] != item.digest:
             raise ArtifactError(f"key {item.key!r} was asked something else in {results}; give the new request a new key")
+    if last:
+        _check_cut(last, f"{results}:{len(lines) + 1}")
+        with results.open("rb+") as f:
+            f.truncate(sum(len(text) + 1 for text in lines))
     return found
+
+
+def _result(text: bytes, where: str) -> Row:
+    """A line of results. Raises `ArtifactError` with its place for anything else."""
+    try:
+        row = json.loads(text)
+    except ValueError as e:
+        raise ArtifactError(f"{where} is no line of results: not JSON ({e}); name another file for the results") from None
+    lacks = [k for k, kind in HOLDS.items() if not isinstance(row, dict) or not isinstance(row.get(k), kind)]
+    if lacks:
+        raise ArtifactError(f"{where} is no line of results: no {lacks[0]!r} is there; name another file for the results")
+    return dict(row)
+
+
+def _check_cut(text: bytes, where: str) -> None:
+    """Raise `ArtifactError` unless a last line without its end can be a result that was being written."""
+    if not text.startswith(OPENING[: len(text)]):
+        raise ArtifactError(f"{where} is no line of results that was cut off; name another file for the results")
+    try:
+        json.loads(text)
+    except ValueError:
+        return
+    _result(text, where)
 
 
 @contextmanager
@@ -242,11 +271,13 @@ def main(
     key_env: Annotated[str, typer.Option(help="the variable that holds the API key")] = KEY,
 ) -> None:
     """Ask a server for many replies, each once; exits 1 if any failed."""
+    if requests.resolve() == results.resolve():
+        raise ParamsError(f"{results} holds the requests; name another file for the results")
     items = read(requests, max_tokens)
+    endpoint = Endpoint(address(url, key_env), model, False, timeout, key_from(key_env), key_variable=key_env)
     with appending(results) as out:
         found = answered(results, items)
         todo = [i for i in items if i.key not in found or (retry_failed and not found[i.key]["ok"])]
-        endpoint = Endpoint(address(url), model, False, timeout, key_from(key_env))
         if todo:
             asyncio.run(main_async(endpoint, items, todo, found, Pace(concurrency, rate or None, tries), out))
         failed, path = export(results, items)

@@ -42,6 +42,7 @@ class Endpoint:
     timeout_s: float = 120.0
     key: str | None = field(default=None, repr=False)
     count: Callable[[str], int] | None = field(default=None, repr=False)  # tokens of a text, where usage is not sent
+    key_variable: str = KEY  # where the key came from, for messages
 
     def clean(self, text: str) -> str:
         """`text` without the key: servers like to repeat what they refuse."""
@@ -70,8 +71,9 @@ class Answer:
     retry_after: float | None = None
 
 
-def address(url: str) -> str:
-    """An endpoint's address with its `/v1`. Raises `ServerError` for what is no address, or carries a password."""
+def address(url: str, variable: str = KEY) -> str:
+    """An endpoint's address with its `/v1`. Raises `ServerError` for what is no address, or carries a password, with the
+    variable that a key belongs into."""
     try:
         parsed = httpx2.URL(url)
     except httpx2.InvalidURL:
@@ -79,14 +81,18 @@ def address(url: str) -> str:
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise ServerError(f"{url!r} is no address of a server; write it as http://127.0.0.1:8000")
     if parsed.userinfo:
-        raise ServerError(f"the address of {parsed.host} carries a password; put the key into {KEY} and leave it out there")
+        raise ServerError(f"the address of {parsed.host} carries a password; put the key into {variable} and leave it out there")
     bare = str(parsed.copy_with(query=None, fragment=None)).rstrip("/")
     return bare if parsed.path.strip("/") else f"{bare}/v1"
 
 
 def key_from(variable: str = KEY) -> str | None:
-    """The API key of the environment, or None."""
-    return os.environ.get(variable) or None
+    """The API key of the environment, or None. Raises `ServerError`, without the value, for what no header can carry:
+    the HTTP library's own message would repeat it, escaped, so that `Endpoint.clean` would not know it again."""
+    key = os.environ.get(variable, "").strip()  # a line end comes along from files and command substitutions
+    if not all("!" <= c <= "~" for c in key):
+        raise ServerError(f"the value of {variable} is no API key: it has a space, or what is not printable ASCII; set it anew")
+    return key or None
 
 
 @asynccontextmanager
@@ -133,7 +139,7 @@ def body_of(endpoint: Endpoint, request: Request) -> tuple[str, Row]:
 
 async def ask(client: httpx2.AsyncClient, endpoint: Endpoint, request: Request, *, clock: Clock = time.monotonic) -> Answer:
     """Ask once. Whatever goes wrong with the request or its reply is in the row (ok, fault, status, error)."""
-    reply, fault = Reply(), None
+    reply, fault = Reply(clean=endpoint.clean), None
     phases: dict[str, float | None] = {"connected": None, "headers": None}
     t_submit = clock()
     try:
@@ -159,7 +165,7 @@ async def _stream(
     headers = {"Accept": "text/event-stream", **request.headers}
     async with client.stream("POST", endpoint.url + path, json=body, headers=headers, extensions={"trace": trace}) as response:
         phases["headers"] = clock()
-        await _refuse(response)
+        await _refuse(response, endpoint)
         events = aiter(httpx2.EventSource(response))
         async for event in events:
             reply.take(event.data, clock())
@@ -180,25 +186,26 @@ async def _drain(events: AsyncIterator[Any]) -> None:
         await asyncio.wait_for(rest(), DRAIN_S)
 
 
-async def _refuse(response: httpx2.Response) -> None:
+async def _refuse(response: httpx2.Response, endpoint: Endpoint) -> None:
     """Raise `Fault` for an answer that is no stream of events, with the server's own words."""
     kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
     if response.status_code == 200 and kind == "text/event-stream":
         return
-    said = _words(response, await response.aread())
+    said = _words(response, await response.aread(), endpoint)
     if response.status_code != 200:
         raise Fault("http", f"HTTP {response.status_code}: {said}", response.status_code, _retry_after(response))
     raise Fault("in_band" if said.startswith("error") else "malformed", f"HTTP 200 but no stream of events: {said}", 200)
 
 
-def _words(response: httpx2.Response, content: bytes) -> str:
+def _words(response: httpx2.Response, content: bytes, endpoint: Endpoint) -> str:
+    """What the server said, cut only when the key is out of it: a part of the key would not be known for what it is."""
     try:
         found = response.json()
         if isinstance(found, dict) and (error := found.get("error") or found.get("detail")):
-            return f"error: {message_of(error)}"[:300]
+            return endpoint.clean(f"error: {message_of(error)}")[:300]
     except ValueError:
         pass
-    return " ".join(content.decode(errors="replace").split())[:300] or "no reason given"
+    return endpoint.clean(" ".join(content.decode(errors="replace").split()))[:300] or "no reason given"
 
 
 def _retry_after(response: httpx2.Response) -> float | None:

@@ -27,7 +27,7 @@ from pipeline.serving.client import ServerError
 
 STARTUP_S = 600.0
 STOP_S = 20.0
-CONTEXT = 2048  # tokens a request may have, prompt and reply together
+CONTEXT = 2048  # tokens a request may have, prompt and reply together, where no more are asked for
 VLLM = "VLLM_PYTHON"
 
 
@@ -49,23 +49,23 @@ class Command:
     key_variable: str
 
 
-def _llamacpp(model_dir: Path, port: int, threads: int, parallel: int) -> Command:
+def _llamacpp(model_dir: Path, port: int, threads: int, parallel: int, context: int) -> Command:
     file = model_dir / "model.gguf"
     if not file.exists():
         raise Unsupported(f"llama.cpp's server reads GGUF, and {model_dir} holds none; use quantizer 'gguf'")
     script = Path(__file__).with_name("_llamacpp.py")
-    sizes = {"port": port, "threads": threads, "parallel": parallel, "context": CONTEXT, "gpu-layers": 0}
+    sizes = {"port": port, "threads": threads, "parallel": parallel, "context": context, "gpu-layers": 0}
     options = [f"--{k}={v}" for k, v in sizes.items()]
     return Command([str(envs.python("llamacpp-server")), str(script), str(file), *options], "QUANTGATE_SERVER_KEY")
 
 
-def _vllm(model_dir: Path, port: int, threads: int, parallel: int) -> Command:
+def _vllm(model_dir: Path, port: int, threads: int, parallel: int, context: int) -> Command:
     """vLLM is gigabytes and has pins of its own: it is taken where it is installed, and never fetched."""
     python = os.environ.get(VLLM)
     if not python:
         raise Unsupported(f"vLLM has an environment of its own; put the path of the Python that has it into {VLLM}")
     options = ["--model", str(model_dir), "--served-model-name", "model", "--host", "127.0.0.1", "--port", str(port)]
-    options += ["--max-num-seqs", str(parallel), "--max-model-len", str(CONTEXT), "--no-enable-prefix-caching"]
+    options += ["--max-num-seqs", str(parallel), "--max-model-len", str(context), "--no-enable-prefix-caching"]
     return Command([python, "-m", "vllm.entrypoints.openai.api_server", *options], "VLLM_API_KEY")
 
 
@@ -74,18 +74,18 @@ KINDS = {"llamacpp": _llamacpp, "vllm": _vllm}
 
 @contextmanager
 def launched(
-    kind: str, model_dir: Path, *, threads: int = 1, parallel: int = 1, startup_s: float = STARTUP_S
+    kind: str, model_dir: Path, *, threads: int = 1, parallel: int = 1, context: int = CONTEXT, startup_s: float = STARTUP_S
 ) -> Iterator[Launched]:
-    """A server of `kind` on the model in `model_dir`, `parallel` requests at once.
+    """A server of `kind` on the model in `model_dir`, `parallel` requests at once, each of up to `context` tokens.
 
     Raises `ParamsError` for an unknown kind, `Unsupported` where it cannot run here, `ServerError` if it does not come up.
     """
     if kind not in KINDS:
         raise ParamsError(f"server {kind!r} cannot be launched{did_you_mean(kind, list(KINDS))}")
     port = free_port()
-    command = KINDS[kind](model_dir, port, threads, parallel)
+    command = KINDS[kind](model_dir, port, threads, parallel, context)
     with served(command, port, artifacts.LOGS / f"serve-{kind}-{model_dir.name}.log", startup_s) as server:
-        server.facts.update(kind=kind, model_dir=str(model_dir), threads=threads, parallel=parallel, context=CONTEXT)
+        server.facts.update(kind=kind, model_dir=str(model_dir), threads=threads, parallel=parallel, context=context)
         yield server
 
 

@@ -31,12 +31,13 @@ async def models(client: httpx2.AsyncClient, endpoint: Endpoint) -> list[str]:
         response = await client.get(f"{endpoint.url}/models")
         listed = response.json() if response.status_code == 200 else {}
     except httpx2.HTTPError as e:
-        raise ServerError(f"no server answers at {endpoint.url} ({str(e) or type(e).__name__}); start it, or correct it") from None
+        said = endpoint.clean(str(e)) or type(e).__name__
+        raise ServerError(f"no server answers at {endpoint.url} ({said}); start it, or correct it") from None
     except ValueError:
         raise ServerError(f"{endpoint.url}/models is not JSON; is the address that of an OpenAI-compatible server?") from None
     if response.status_code in (401, 403):
         key = "refuses this API key" if endpoint.key else "wants an API key"
-        raise ServerError(f"{endpoint.url} {key}; put the right one into QUANTGATE_API_KEY")
+        raise ServerError(f"{endpoint.url} {key}; put the right one into {endpoint.key_variable}")
     if response.status_code != 200:
         raise ServerError(f"{endpoint.url}/models answers HTTP {response.status_code}; is that an OpenAI-compatible server?")
     return [str(m["id"]) for m in listed.get("data") or []]

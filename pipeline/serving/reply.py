@@ -30,6 +30,7 @@ class Reply:
     """A reply so far. Times are those at which an event reached this process, in the caller's clock, in seconds.
 
     t_chunks: one for each event that carried text (reasoning, content or a tool call); a role or a usage is no token.
+    clean: takes the API key out of what the server said, before it is cut: of a part of the key nobody could tell.
     """
 
     t_chunks: list[float] = field(default_factory=list)
@@ -40,6 +41,7 @@ class Reply:
     tools: str = ""
     usage: dict[str, Any] | None = None
     finish: str | None = None
+    clean: Callable[[str], str] = field(default=str, repr=False)
 
     def take(self, data: str, now: float) -> None:
         """One event's data. Raises `Fault` for an error that comes inside the stream and for what is not a reply."""
@@ -55,7 +57,7 @@ class Reply:
             for choice in chunk.get("choices") or []:
                 self._hear(choice, now)
         except (ValueError, TypeError, AttributeError):
-            raise Fault("malformed", f"an event is no completion chunk: {data[:80]!r}") from None
+            raise Fault("malformed", f"an event is no completion chunk: {self.clean(data)[:80]!r}") from None
 
     def _hear(self, choice: dict[str, Any], now: float) -> None:
         delta = choice.get("delta") or {}
