@@ -110,6 +110,9 @@ def _check_part(metric: str, settings: Params) -> None:
         domains = [*sorted({row["domain"] for row in evalset.load_texts(Path(settings.diverge.corpus))}), "trajectory"]
         if part not in domains and part not in TOKEN_PARTS:
             raise ParamsError(f"metric {metric!r}: no such domain or part{did_you_mean(part, [*domains, *TOKEN_PARTS])}")
+        first = part.removeprefix("position:").partition("-")[0]
+        if part.startswith("position:") and int(first) >= settings.diverge.window:
+            raise ParamsError(f"metric {metric!r}: no token has {first} before it in windows of {settings.diverge.window} tokens")
     elif part and stem not in BY_TASK:
         raise ParamsError(f"metric {metric!r}: {stem} has no parts; write {stem!r}")
 

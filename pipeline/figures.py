@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import ArtifactError
-from pipeline.metrics import definition, itl, tpot, ttft
+from pipeline.metrics import bounds_of, definition, itl, tpot, ttft
 from pipeline.params import Compare
 from pipeline.stats import (
     Estimate,
@@ -20,9 +20,9 @@ from pipeline.stats import (
     geometric_mean_t,
     mcnemar,
     mean_t,
+    outer,
     paired_difference,
     quantile_interval,
-    wider,
     wilson,
 )
 
@@ -63,7 +63,7 @@ class Builder:
     def resampled(self, name: str, num: Any, den: Any, clusters: Any, transform: str = "mean") -> Estimate:
         return cluster_bootstrap(
             num, den, clusters, confidence=self.confidence, resamples=self.resamples, rng=self.rng(name),
-            transform=transform,
+            transform=transform, bounds=bounds_of(name, transform),
         )  # fmt: skip
 
     def quantile(self, name: str, values: Any, clusters: Any, q: float) -> None:
@@ -128,10 +128,10 @@ def _accuracy(b: Builder, task: str, pairs: list[tuple[Row, Row]]) -> None:
     score = wilson(int(right.sum()), n, confidence=b.confidence)
     delta = paired_difference(both, lost, won, n - both - lost - won, confidence=b.confidence)
     clusters = [f"{p[0]['task']}/{p[0]['cluster']}" for p in pairs]
-    if len(set(clusters)) < n:  # items of one family rise and fall together: take the wider interval
+    if len(set(clusters)) < n:  # items of one family rise and fall together: take the outer limits
         change = right.astype(float) - right_ref
-        delta = wider(delta, b.resampled(f"acc_delta/{task}", change, np.ones(n), clusters))
-        score = wider(score, b.resampled(f"acc/{task}", right, np.ones(n), clusters))
+        delta = outer(delta, b.resampled(f"acc_delta/{task}", change, np.ones(n), clusters))
+        score = outer(score, b.resampled(f"acc/{task}", right, np.ones(n), clusters))
     b.add(f"acc/{task}", score)
     b.add(f"acc_delta/{task}", delta, 100.0)
     b.exact(f"flips_to_wrong/{task}", lost, n, "count")

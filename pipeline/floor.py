@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from pipeline import artifacts, cli, engines, params
 from pipeline.errors import ArtifactError, Unsupported
 from pipeline.figures import Builder
-from pipeline.metrics import compare_logits
+from pipeline.metrics import compare_parts
 from pipeline.store import ROWS, Store, Window, batches
 
 # (index of a window, position that predicts the first row, logits float32 [rows, vocab])
@@ -35,7 +35,6 @@ RUNS = {
     "threads": "another number of threads",
     "stepwise": "prefill, then token by token through the cache, against one pass",
 }
-CACHE_ROWS = 16  # what a dozen temporary arrays of one vocabulary each leave in the cache
 GOLDEN = 0.618  # multiples of it, modulo 1, spread evenly however many there are
 
 
@@ -109,11 +108,10 @@ def compared(found: Found, store: Store, threads: int) -> dict[str, list[Any]]:
             true_ids = np.asarray(w.token_ids[at + 1 : at + 1 + len(logits)])
             if not len(theirs) == len(logits) == len(true_ids):
                 raise ArtifactError(f"window {w.window}: the run gave {len(logits)} rows at {at}, the store {len(theirs)}")
-            parts = [slice(k, k + CACHE_ROWS) for k in range(0, len(logits), CACHE_ROWS)]
-            for done in pool.map(lambda s, r=theirs, v=logits, t=true_ids: compare_logits(r[s], v[s], t[s]), parts):  # type: ignore[misc]
-                rows["kld"] += done.kld.tolist()
-                rows["flip"] += (done.top1 != done.top1_ref).tolist()
-                rows["document"] += [w.document] * len(done.kld)
+            done = compare_parts(pool, theirs, logits, true_ids)
+            rows["kld"] += done.kld.tolist()
+            rows["flip"] += (done.top1 != done.top1_ref).tolist()
+            rows["document"] += [w.document] * len(done.kld)
     return rows
 
 

@@ -29,7 +29,8 @@ from pipeline.stats import Estimate, holm, items_to_settle
 
 EXIT = {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 3}
 STALE = 2
-SOURCES = ("pipeline", "evalsets", "constraints.txt")
+SUFFIXES = (".py", ".j2", ".yaml", ".jsonl", ".txt")
+SOURCES = ("pipeline", "evalsets", "envs", "constraints.txt")
 
 
 def gate(results: dict[str, dict[str, Any]], settings: Params) -> dict[str, Any]:
@@ -129,7 +130,7 @@ def _inputs(settings: Params) -> dict[str, str | None]:
     hashes: dict[str, str | None] = {str(f): artifacts.sha256_file(f) if f.exists() else None for f in files}
     for name in SOURCES:  # what measured and judged: a change of any of it needs a new verdict
         path = Path(name)
-        found = sorted(p for p in path.rglob("*") if p.suffix in (".py", ".j2", ".yaml", ".jsonl")) if path.is_dir() else [path]
+        found = sorted(p for p in path.rglob("*") if p.suffix in SUFFIXES) if path.is_dir() else [path]
         hashes[name] = artifacts.digest({p.as_posix(): artifacts.sha256_file(p) for p in found if p.exists()})
     return hashes | {"params": artifacts.digest(settings.model_dump(exclude={"track"}))}
 

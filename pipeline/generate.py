@@ -58,12 +58,13 @@ def generate(engine: Any, prompts: list[Row], most: int, is_reference: bool) -> 
     own = replies(engine, ids, most, BATCH)
     other = min(BATCH, len(ids)) // 2  # of a single prompt there is no other batch
     again = replies(engine, ids, most, other) if is_reference and other else []
-    rows = []
+    rows, ends = [], engine.end_ids
     for k, (row, reply) in enumerate(zip(prompts, own)):
         text = engine.tokenizer.decode(reply, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         rows.append({
             "id": row["id"], "domain": row["domain"], "prompt": row["prompt"], "prompt_tokens": len(row["ids"]),
-            "token_ids": reply, "text": text, "cut": len(reply) >= most, **({"again": again[k]} if again else {}),
+            "token_ids": reply, "text": text,
+            "cut": len(reply) >= most and reply[-1] not in ends, **({"again": again[k]} if again else {}),
         })  # fmt: skip
     return rows
 

@@ -26,14 +26,14 @@ from numpy.typing import NDArray
 
 from pipeline import artifacts, attest, cli, engines, params
 from pipeline.engines import Engine
-from pipeline.errors import ArtifactError, DataError, InvalidVariant, Unsupported
-from pipeline.metrics import TokenRows, compare_logits, definition
+from pipeline.engines._forest import common_prefix
+from pipeline.errors import ArtifactError, DataError, InvalidVariant, ParamsError, Unsupported
+from pipeline.metrics import TokenRows, compare_parts, definition
 from pipeline.params import Compare, Params
 from pipeline.stats import Estimate, cluster_bootstrap, quantile_interval
 from pipeline.store import ROWS, Window
 
 N_CTX = 512  # llama-perplexity's default
-CACHE_ROWS = 16  # rows compared at a time: what their temporary arrays leave in the cache
 QUANTILES = {"kld_median": 0.5, "kld_p90": 0.9, "kld_p95": 0.95, "kld_p99": 0.99, "kld_p999": 0.999}
 
 
@@ -98,8 +98,7 @@ def _refuse_difference(a: str, ours: Tokens, b: str, theirs: Tokens, decode: Cal
         raise DataError(f"{a} begins a text with token {ours.bos}, {b} with {theirs.bos}: one protocol cannot serve both")
     if ours.ids == theirs.ids:
         return
-    pairs = enumerate(zip(ours.ids, theirs.ids))
-    at = next((k for k, (x, y) in pairs if x != y), min(len(ours.ids), len(theirs.ids)))
+    at = common_prefix(ours.ids, theirs.ids)
     near = decode(ours.ids[max(0, at - 4) : at + 4])
     raise DataError(
         f"token {at} of the text, in {near!r}, is {ours.ids[at : at + 1]} by {a} and {theirs.ids[at : at + 1]} by {b}: "
@@ -148,8 +147,7 @@ def score(variant: Engine, base: Engine, asked: Sequence[Window], *, threads: in
     with ThreadPoolExecutor(threads) as pool, cli.progress(sum(w.scored for w in asked), "compare", "token") as bar:
         for k, window in enumerate(asked):
             for ref, var, true_ids in _blocks(variant, base, window):
-                cuts = [slice(at, at + CACHE_ROWS) for at in range(0, len(ref), CACHE_ROWS)]
-                parts += pool.map(lambda s, r=ref, v=var, t=true_ids: compare_logits(r[s], v[s], t[s]), cuts)  # type: ignore[misc]
+                parts.append(compare_parts(pool, ref, var, true_ids))
                 numbers += [k] * len(ref)
                 bar.update(len(ref))
     rows = TokenRows(**{name: np.concatenate([getattr(p, name) for p in parts]) for name in asdict(parts[0])})
@@ -247,6 +245,8 @@ def _load(settings: Params, variant: str) -> tuple[Engine, str]:
 
 def report(settings: Params, variant: str, against: str, text: Path) -> dict[str, Any]:
     """Measure, and say what was measured and how."""
+    if variant == against:
+        raise ParamsError(f"{variant!r} would be compared with itself; name another variant after --against")
     content = read_text(text)
     loaded = {name: _load(settings, name) for name in dict.fromkeys((variant, against))}
     tokens = tokenize({name: engine for name, (engine, _) in loaded.items()}, content)

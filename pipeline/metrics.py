@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
@@ -105,6 +106,19 @@ FLOORS: dict[str, tuple[str, str]] = {
 }
 
 
+SIGNED = ("delta_p_mean",)  # a fraction that may be below zero
+
+
+def bounds_of(name: str, transform: str = "mean") -> tuple[float, float]:
+    """What a mean of that metric's rows cannot pass, before its transform: shares lie in [0, 1], differences have two sides."""
+    what = definition(name)
+    if transform != "mean" or what is None:
+        return (0.0, math.inf) if transform == "sqrt" else (-math.inf, math.inf)
+    if what.unit == "pp" or name.split("/")[0] in SIGNED:
+        return (-1.0, 1.0)
+    return {"nats": (0.0, math.inf), "fraction": (0.0, 1.0), "ratio": (0.0, math.inf)}.get(what.unit, (-math.inf, math.inf))
+
+
 def definition(name: str) -> Definition | None:
     """The definition of a metric by its name, `acc_delta/facts` by `acc_delta`."""
     return DEFINITIONS.get(name.split("/")[0])
@@ -117,6 +131,7 @@ TOKEN_PARTS = (*(f"position:{name}" for name in POSITIONS), *(f"class:{name}" fo
 
 # --- token distributions -----------------------------------------------------------------------------------------
 
+PART = 16  # rows that a thread takes at a time: enough to pay for handing them over
 TOP = 5  # how many of the likeliest tokens `top5_overlap` compares
 CHUNK = 256  # entries searched together for the likeliest
 LANE = 512  # products summed in float32 before float64 takes over
@@ -157,6 +172,16 @@ def compare_logits(ref: NDArray[np.float32], var: NDArray[np.float32], true_ids:
             kld, reverse, jsd, logz_ref, logz, entropy = _near(r, v, r[theirs[0]], work) or _exact(r, v)
             values[:, i] = kld, reverse, jsd, r[true] - logz_ref, v[true] - logz, entropy
     return TokenRows(*values, *tops)
+
+
+def compare_parts(pool: Executor, ref: NDArray[np.float32], var: NDArray[np.float32], true_ids: NDArray[np.int64]) -> TokenRows:
+    """`compare_logits` a few rows at a time, shared out over threads: NumPy works on one core and frees the interpreter.
+
+    Measured at a vocabulary of 49 152: 0.28 ms of a core a token, where its body took 1.75 and each head 0.34 (bf16, 134 M).
+    """
+    parts = [slice(at, at + PART) for at in range(0, max(len(ref), 1), PART)]
+    done = list(pool.map(lambda s: compare_logits(ref[s], var[s], true_ids[s]), parts))
+    return TokenRows(**{name: np.concatenate([getattr(d, name) for d in done]) for name in vars(done[0])})
 
 
 def top_ids(logits: NDArray[np.float32]) -> NDArray[np.int64]:

@@ -150,17 +150,23 @@ def _write_shards(
     """{shard's name in the store: indices of its windows}; only shards that are not there already are computed."""
     per_position = _position_bytes(engine, kind)
     head = engine.vocab_size * per_position if kind == "hidden" else 0
-    refuse_if_too_large(estimate_bytes(windows, per_position, 1) + head, out)
+    planned = list(enumerate(shards(windows, batch_size, per_position)))
+    missing = [w for k, shard in planned if not partial.has(_shard_name(kind, k)) for batch in shard for _, w in batch]
+    refuse_if_too_large(estimate_bytes(missing, per_position, 1) + head, out)
     found = {}
     with cli.progress(len(windows), f"reference store ({kind})", "window") as bar:
-        for k, shard in enumerate(shards(windows, batch_size, per_position)):
-            name = f"{kind}-{k:05d}.safetensors"
+        for k, shard in planned:
+            name = _shard_name(kind, k)
             if not partial.has(name):
                 with partial.write(name) as tmp:
                     _write_shard(engine, shard, kind, tmp)
             found[f"states/{name}"] = [i for batch in shard for i, _ in batch]
             bar.update(len(found[f"states/{name}"]))
     return found
+
+
+def _shard_name(kind: str, k: int) -> str:
+    return f"{kind}-{k:05d}.safetensors"
 
 
 def _write_shard(engine: Any, shard: list[list[tuple[int, Window]]], kind: str, path: Path) -> None:

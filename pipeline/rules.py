@@ -15,7 +15,7 @@ from pipeline.errors import ParamsError
 from pipeline.explain import did_you_mean
 from pipeline.metrics import DEFINITIONS, FLOORS, Definition, definition
 from pipeline.params import Rule
-from pipeline.stats import Estimate, items_to_settle, one_sided_p
+from pipeline.stats import FEW, Estimate, items_to_settle, one_sided_p
 
 Verdict = Literal["PASS", "FAIL", "INCONCLUSIVE"]
 
@@ -35,7 +35,9 @@ UNITS: dict[str, dict[str, float]] = {
     "s": {"s": 1.0, "ms": 0.001},
     "tok/s": {"tok/s": 1.0},
 }
-MIN_CLUSTERS = 10  # below this a resampled interval is not to be trusted with a verdict
+# shown, but not to be judged -> what says the same of every variant
+CENSORED = {"first_departure": "never_departs", "free_departure": "free_same", "free_same_floor": "free_same"}
+MIN_CLUSTERS = FEW  # below this a resampled interval is not to be trusted with a verdict
 QUANTITY = re.compile(r"^\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(\S.*?)\s*$")
 
 
@@ -68,6 +70,8 @@ def bound_of(rule: Rule) -> Bound:
         raise ParamsError(f"gate rule: metric {rule.metric!r} is not known{did_you_mean(rule.metric, list(DEFINITIONS))}")
     if any(rule.metric.split("/")[0] in own for own in FLOORS.values()):
         raise ParamsError(f"gate rule: {rule.metric!r} is a figure of the reference, which is not judged; use above: floor")
+    if rule.metric in CENSORED:
+        raise ParamsError(f"gate rule: {rule.metric!r} has no value where most never depart; use {CENSORED[rule.metric]}")
     if rule.above and rule.metric not in FLOORS:
         raise ParamsError(f"gate rule on {rule.metric}: only {' and '.join(FLOORS)} have a measured {rule.above}; leave out above")
     kind = next(k for k in ("margin", "gain", "limit") if getattr(rule, k) is not None)
@@ -100,20 +104,22 @@ def judge(bound: Bound, metric: dict[str, Any] | None) -> Judgement:
         return Judgement("FAIL", f"{bound.metric} is missing from the results")
     value, low, high = metric.get("value"), metric.get("low"), metric.get("high")
     if not _number(value):
-        return Judgement("FAIL", f"{bound.metric} has no value: {metric.get('reason') or 'not a number'}")
+        return Judgement("FAIL", f"{bound.metric} has no value: {_why(metric)}")
     if not metric.get("n"):
         return Judgement("FAIL", f"{bound.metric} rests on no items")
     if low is None or high is None or not (_number(low) and _number(high)):
         return Judgement("INCONCLUSIVE", f"{bound.metric} has no interval: {'; '.join(metric.get('warnings') or ['unknown'])}")
-    if metric.get("clusters") is not None and metric["clusters"] < MIN_CLUSTERS:
+    independent = metric.get("weight") or metric.get("clusters")
+    if independent is not None and independent < MIN_CLUSTERS - 0.5:
         few = f"{metric['clusters']} documents or item families"
+        few += f" that weigh as {independent:.0f} equal ones" if independent < metric["clusters"] - 0.5 else ""
         return Judgement("INCONCLUSIVE", f"{bound.metric} rests on {few}; at least {MIN_CLUSTERS} are needed to judge it")
     sign = 1 if bound.better == "lower" else -1
     best, worst = sorted((sign * low, sign * high))
     edge = sign * bound.threshold
     side = "at most" if bound.better == "lower" else "at least"
     asked = f"{side} {bound.threshold:.4g} ({bound.text})"
-    here, df = sign * float(value or 0), max((metric.get("clusters") or metric["n"]) - 1, 1)
+    here, df = sign * float(value or 0), max((independent or metric["n"]) - 1, 1)
     confidence = metric.get("confidence") or 0.95
     p = one_sided_p(here - edge, here - best if here > edge else worst - here, df=df, confidence=confidence)
     if worst <= edge:
@@ -129,6 +135,10 @@ def would_settle(settle: int | None, metric: dict[str, Any]) -> str:
     """How much more would do, in words."""
     more = " (documents or families in proportion)" if metric.get("clusters") else ""
     return f"; about {settle} in place of {metric['n']}{more} would settle it in 80 % of runs" if settle else ""
+
+
+def _why(metric: dict[str, Any]) -> str:
+    return str(metric.get("reason") or "; ".join(metric.get("warnings") or []) or "not a number")
 
 
 def _notes(metric: dict[str, Any]) -> str:
@@ -153,10 +163,11 @@ def judge_above(rule: Rule, metric: dict[str, Any] | None, floors: dict[str, Any
     sign = 1 if bound.better == "lower" else -1
     strict, loose = (replace(bound, threshold=bound.threshold + sign * floor[side]) for side in ("low", "high"))
     strict = replace(strict, text=f"{bound.text} {floor['value']:.3g} [{floor['low']:.3g}, {floor['high']:.3g}]")
-    found = judge(strict, metric)
-    if found.verdict == "FAIL" and judge(loose, metric).verdict != "FAIL":
-        return strict, Judgement("INCONCLUSIVE", f"past the bound above {name}'s lower end, not above its upper: {found.reason}")
-    return strict, found
+    found, beyond = judge(strict, metric), judge(loose, metric)
+    if found.verdict == "FAIL" and beyond.verdict != "FAIL":
+        reason = f"past the bound above {name}'s lower end, not above its upper: {found.reason}"
+        return strict, replace(beyond, verdict="INCONCLUSIVE", reason=reason)
+    return strict, replace(found, p_fail=beyond.p_fail)  # a FAIL is claimed against the upper end, and so is its p-value
 
 
 def worst(verdicts: list[Verdict]) -> Verdict:

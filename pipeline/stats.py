@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ class Estimate:
     method: str
     warnings: tuple[str, ...] = ()
     clusters: int | None = None  # independent units behind n, where they are fewer than n
+    weight: float | None = None  # equal clusters that would say as much as these
 
 
 TRANSFORMS: dict[str, Callable[..., Any]] = {"mean": np.asarray, "exp": np.exp, "sqrt": np.sqrt}
@@ -31,17 +32,18 @@ AGREEING = 30  # so many clusters that all say the same are taken at their word;
 
 def cluster_bootstrap(
     numerator: ArrayLike, denominator: ArrayLike, clusters: ArrayLike, *, confidence: float, resamples: int,
-    rng: np.random.Generator, transform: str = "mean",
+    rng: np.random.Generator, transform: str = "mean", bounds: tuple[float, float] = (-np.inf, np.inf),
 ) -> Estimate:  # fmt: skip
     """Interval of sum(numerator) / sum(denominator), whole clusters drawn with replacement.
 
     numerator, denominator: [n] per item (a denominator of ones gives the mean); clusters: [n] labels; items of one
     cluster (tokens of a document) are not independent and are drawn together. transform: a key of TRANSFORMS, applied
-    to ratio and limits. Each limit is the outer one of two: bootstrap-t (Efron and Tibshirani 1993, 12.5; quantiles of
-    (ratio* - ratio) / error*) and Student's t with clusters - 1 degrees of freedom, both around the linearized standard
-    error of a ratio (Cochran 1977, 6.4). BCa, at 11 to 30 documents of heavy-tailed values, covered 86 to 91 % where it
-    said 95; bootstrap-t alone is too short for counts of a few changed items, t alone for skewed values. The two
-    together cover 94 to 97 % (tests/bench/simulations.py).
+    to ratio and limits. bounds: values that the ratio cannot pass; for a share, (0, 1), where all clusters agree Wilson's
+    interval over clusters is given. Each limit is the outer one of two: bootstrap-t (Efron and Tibshirani 1993, 12.5;
+    quantiles of (ratio* - ratio) / error*) and Student's t with one degree of freedom less than as many equal clusters as
+    these weigh, both around the linearized standard error of a ratio (Cochran 1977, 6.4). BCa, at 11 to 30 documents of
+    heavy-tailed values, covered 86 to 91 % where it said 95; bootstrap-t alone is too short for counts of a few changed
+    items, t alone for skewed values. The two together cover 94 to 97 % (tests/bench/simulations.py).
     """
     num, den = np.asarray(numerator, float), np.asarray(denominator, float)
     nums, dens = _by_cluster(clusters, num, den)
@@ -51,19 +53,21 @@ def cluster_bootstrap(
     both = f"outer limits of cluster bootstrap-t and t, {count} clusters, {resamples} resamples"
     if count < 2:
         return Estimate(value, None, None, len(num), both, ("one cluster: no interval can be made",), count)
-    notes = _few(dens)
+    notes, weight = _few(dens), _weight(dens)
     if (nums * dens.sum() == dens * nums.sum()).all():  # every cluster says the same: resampling cannot vary
+        if bounds == (0, 1) and ratio in bounds:
+            share = wilson(int(ratio) * count, count, confidence=confidence)
+            return Estimate(value, share.low, share.high, len(num), f"Wilson score, {count} clusters", notes, count, weight)
         if count < AGREEING and value != {"mean": 0.0, "exp": 1.0, "sqrt": 0.0}[transform]:
-            return Estimate(value, None, None, len(num), both, (*notes, f"{count} clusters, and all of them agree"), count)
-        return Estimate(value, value, value, len(num), both, notes, count)
+            return Estimate(value, None, None, len(num), both, (*notes, f"{count} clusters, and all of them agree"), count, weight)
+        return Estimate(value, value, value, len(num), both, notes, count, weight)
     error = _ratio_error(nums, dens, ratio)
-    t = stats.t.ppf((1 + confidence) / 2, count - 1)
+    t = stats.t.ppf((1 + confidence) / 2, max(weight - 1, 1))
     below, above = _studentized(nums, dens, confidence, resamples, rng)
     if not (np.isfinite(below) and np.isfinite(above)):  # so few clusters differ that many resamples show no variance
         below, above, both = -t, t, f"t over clusters, {count} clusters (too few of them differ to resample)"
-    floor, ceiling = _limits(num, den)
-    low, high = max(ratio - max(above, t) * error, floor), min(ratio + max(-below, t) * error, ceiling)
-    return Estimate(value, float(shape(low)), float(shape(high)), len(num), both, notes, count)
+    low, high = max(ratio - max(above, t) * error, bounds[0]), min(ratio + max(-below, t) * error, bounds[1])
+    return Estimate(value, float(shape(low)), float(shape(high)), len(num), both, notes, count, weight)
 
 
 def _by_cluster(clusters: ArrayLike, *values: NDArray[np.float64]) -> list[NDArray[np.float64]]:
@@ -106,13 +110,6 @@ def _studentized(
     found = np.where(np.isfinite(found), found, np.copysign(np.inf, np.nan_to_num(ratios - ratio)))
     low = np.quantile(found, (1 - confidence) / 2, method="lower")  # no interpolation towards an infinite neighbour
     return float(low), float(np.quantile(found, (1 + confidence) / 2, method="higher"))
-
-
-def _limits(num: NDArray[np.float64], den: NDArray[np.float64]) -> tuple[float, float]:
-    """Bounds that the ratio cannot pass: 0 for sums of nothing negative, 1 for shares, -1 and 1 for changes of shares."""
-    whole = bool((den == 1).all() and np.isin(num, (-1, 0, 1)).all())
-    positive = bool((num >= 0).all())
-    return (0.0 if positive else -1.0 if whole else -np.inf), (1.0 if whole else np.inf)
 
 
 def quantile_interval(values: ArrayLike, clusters: ArrayLike, q: float, *, confidence: float) -> Estimate:
@@ -203,13 +200,14 @@ def resolvable(low: float, high: float, *, confidence: float, power: float) -> f
     return float(error * standard_errors(confidence=confidence, power=power))
 
 
-def wider(one: Estimate, other: Estimate) -> Estimate:
-    """Of two intervals for the same value the wider; one without bounds never wins."""
+def outer(one: Estimate, other: Estimate) -> Estimate:
+    """Of two intervals for the same value the outer limit on each side; one without bounds adds nothing. Conservative."""
     if other.low is None or other.high is None:
         return one
-    if one.low is None or one.high is None or other.high - other.low > one.high - one.low:
+    if one.low is None or one.high is None:
         return other
-    return one
+    method = f"outer limits of: {one.method}; {other.method}"
+    return replace(other, low=min(one.low, other.low), high=max(one.high, other.high), method=method)
 
 
 def mcnemar(lost: int, won: int) -> float | None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import ArtifactError
 from pipeline.figures import Builder
-from pipeline.metrics import POSITIONS, TOKEN_CLASSES, TOP
+from pipeline.metrics import POSITIONS, TOKEN_CLASSES, TOP, definition
 from pipeline.stats import FEW, Estimate, wilson
 
 NEEDED = (
@@ -47,8 +47,18 @@ def token_metrics(b: Builder, rows: dict[str, Any]) -> str | None:
     _parts(b, columns)
     _perplexity(b, columns)
     _departures(b, columns)
+    if not kld.any():
+        _all_the_same(b)
     b.curves["kld_by_position"] = {"corpus": _corpus_curve(b, columns), TRAJECTORY: _trajectory_curve(b, columns)}
     return None
+
+
+def _all_the_same(b: Builder) -> None:
+    """Where every distribution is the reference's own, what says "no difference" is no estimate: nothing could be otherwise."""
+    for name, metric in b.metrics.items():
+        what = definition(name)
+        if what is not None and what.neutral is not None and metric["value"] == what.neutral:
+            metric |= {"low": what.neutral, "high": what.neutral, "method": "equal distributions at every token"}
 
 
 def _divergence(b: Builder, c: Columns) -> None:

@@ -133,7 +133,8 @@ def _child(tracker: Tracker, parent: str, name: str, result: dict[str, Any], set
             tracker.log_files(run_id, [file], f"rows/{file.parent.name}")
         tracker.log_files(run_id, [artifacts.broke(name)], "broke")
 
-    key = artifacts.digest([parent, name, result])
+    broke = artifacts.broke(name)
+    key = artifacts.digest([parent, name, result, artifacts.sha256_file(broke) if broke.exists() else None])
     return tracker.run(key, name, log, {"mlflow.parentRunId": parent, "variant": name})
 
 

@@ -44,6 +44,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = make_model(tmp_path_factory.mktemp("trained") / "model")
     tokenizer = AutoTokenizer.from_pretrained(folder)
+    torch.set_num_threads(1)  # products as small as these only wait for a second thread
     with torch.random.fork_rng():
         torch.manual_seed(0)
         config = json.loads((folder / "config.json").read_text("utf-8"))
@@ -208,7 +209,7 @@ def damaged(base: Path, out: Path, damage: Callable[[Weights, Config], None]) ->
 @pytest.fixture(scope="module")
 def texts(trained: Path) -> tuple[list[list[int]], list[list[list[float]]]]:
     """(token ids of a window a document, the trained model's logits there)."""
-    engine = engines.load("hf", trained, threads=2)
+    engine = engines.load("hf", trained, threads=1)
     corpus, other = documents()
     ids = [engine.tokenizer(text).input_ids[:WINDOW] for text in [*corpus, *other]]
     order = np.random.default_rng(1).permutation(len(ids))
@@ -217,7 +218,7 @@ def texts(trained: Path) -> tuple[list[list[int]], list[list[list[float]]]]:
 
 
 def token_rows(folder: Path, texts: Any, which: slice) -> dict[str, list[Any]]:
-    engine = engines.load("hf", folder, threads=2)
+    engine = engines.load("hf", folder, threads=1)
     columns: dict[str, list[Any]] = {}
     for k, (ids, expected) in enumerate(zip(texts[0][which], texts[1][which])):
         rows = compare_logits(expected[:-1], engine.logits(ids)[:-1], np.asarray(ids[1:]))

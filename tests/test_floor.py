@@ -428,3 +428,33 @@ def test_compare_refuses_to_go_without_a_floor(house: params.Params) -> None:
     artifacts.FLOOR.unlink()
     with pytest.raises(ArtifactError, match=r"floor.json is missing"):
         compare._floors({"digest": "m"})
+
+
+def test_a_fail_above_the_floor_is_corrected_by_the_p_value_of_the_bound_it_claims() -> None:
+    """Past the upper end of the floor by little: alone a FAIL, as one of four rules not."""
+    from pipeline import gate
+    from pipeline.params import Rule
+
+    rule = Rule(metric="kld_mean", margin="0.02 nats", above="floor")
+    floors = {"kld_floor": {"value": 0.01, "low": 0.005, "high": 0.015, "n": 900, "clusters": 40}}
+    metric = {"value": 0.045, "low": 0.0351, "high": 0.055, "n": 900, "clusters": 40, "confidence": 0.95}
+    found = [
+        gate._apply(rule, {"metrics": {"kld_mean": metric}}, floors)
+        for rule in [rule, *[Rule(metric=m, margin="5 %") for m in ("ppl_ratio", "byte_ppl_ratio", "recovery")]]
+    ]
+    for other in found[1:]:
+        other |= {"verdict": "PASS", "p_fail": 0.9, "low": 0.98, "high": 1.0, "value": 0.99, "n": 900}
+    alone = [dict(found[0])]
+    gate._hold_fails(alone, 0.95)
+    gate._hold_fails(found, 0.95)
+    assert alone[0]["verdict"] == "FAIL" and 0.02 < alone[0]["p_fail"] < 0.025
+    assert found[0]["verdict"] == "INCONCLUSIVE" and found[0]["p_fail_holm"] == pytest.approx(4 * found[0]["p_fail"])
+
+
+def test_a_rule_between_the_ends_of_the_floor_stays_in_the_family() -> None:
+    from pipeline.params import Rule
+
+    rule = Rule(metric="kld_mean", margin="0.02 nats", above="floor")
+    floors = {"kld_floor": {"value": 0.01, "low": 0.005, "high": 0.015, "n": 900, "clusters": 40}}
+    _, found = judge_above(rule, {"value": 0.03, "low": 0.0251, "high": 0.036, "n": 900, "clusters": 40}, floors)
+    assert found.verdict == "INCONCLUSIVE" and found.p_fail is not None

@@ -130,6 +130,7 @@ def test_pure_modules_use_numpy_and_scipy_only(name: str) -> None:
         "dataclasses",
         "typing",
         "collections",
+        "concurrent",
         "itertools",
         "math",
         "re",

@@ -282,7 +282,7 @@ def test_a_model_file_that_asks_for_a_bos_is_heard(tiny: Path, tmp_path: Path, m
 def test_what_the_cache_takes_is_known_after_a_request_however_it_ends(workplace: Path, ends_at: int | None) -> None:
     engine: Any = engines.load("llamacpp", artifacts.model_dir("gguf-q8_0"), threads=1)
     if ends_at is not None:
-        engine.ends = {[t for t, _ in engine.stream(IDS, 8, Sampling(stop=False))][ends_at]}
+        engine.end_ids = {[t for t, _ in engine.stream(IDS, 8, Sampling(stop=False))][ends_at]}
     engine.kv_bytes_per_token = None
     assert 1 <= len(list(engine.stream(IDS, 8, Sampling()))) <= 8
     plain = 2 * 2 * 32 * 2  # keys and values, of 2 layers, 2 heads of 16, in 2 bytes

@@ -63,8 +63,8 @@ def test_a_transform_is_applied_to_value_and_limits() -> None:
 
 
 def test_a_share_stays_between_0_and_1_and_a_divergence_above_0() -> None:
-    share = stats.cluster_bootstrap([1.0] * 11 + [0.0], [1.0] * 12, range(12), rng=rng(), **SURE)
-    kld = stats.cluster_bootstrap([5.0] + [0.001] * 11, [1.0] * 12, range(12), rng=rng(), **SURE)
+    share = stats.cluster_bootstrap([1.0] * 11 + [0.0], [1.0] * 12, range(12), rng=rng(), **SURE, bounds=(0, 1))
+    kld = stats.cluster_bootstrap([5.0] + [0.001] * 11, [1.0] * 12, range(12), rng=rng(), **SURE, bounds=(0, np.inf))
     assert share.high == 1 and kld.low == 0
 
 
@@ -74,7 +74,7 @@ def test_interval_of_no_difference_is_no_difference() -> None:
 
 
 def test_one_changed_item_still_has_an_interval_and_its_method_says_which() -> None:
-    found = stats.cluster_bootstrap([1.0] + [0.0] * 19, np.ones(20), np.arange(20), rng=rng(), **SURE)
+    found = stats.cluster_bootstrap([1.0] + [0.0] * 19, np.ones(20), np.arange(20), rng=rng(), **SURE, bounds=(0, 1))
     assert found.low == 0 < found.high and found.method.startswith("t over clusters")  # type: ignore[operator]
 
 
@@ -194,11 +194,12 @@ def test_identical_answers_give_no_p_value() -> None:
     assert stats.mcnemar(0, 0) is None
 
 
-def test_of_two_intervals_the_wider_counts_and_one_without_bounds_never() -> None:
-    one, other = stats.Estimate(0, -1, 1, 9, "one"), stats.Estimate(0, -1, 2, 9, "other")
+def test_of_two_intervals_the_outer_limits_count_and_one_without_bounds_never() -> None:
+    one, other = stats.Estimate(0, -2, 1, 9, "one"), stats.Estimate(0, -1, 2, 9, "other")
     none = stats.Estimate(0, None, None, 9, "none")
-    assert stats.wider(one, other) is other is stats.wider(other, one)
-    assert stats.wider(one, none) is one is stats.wider(none, one)
+    for found in (stats.outer(one, other), stats.outer(other, one)):
+        assert (found.low, found.high) == (-2, 2) and "one" in found.method and "other" in found.method
+    assert stats.outer(one, none) is one is stats.outer(none, one)
 
 
 # --- rounds ------------------------------------------------------------------------------------------------------
@@ -340,7 +341,7 @@ def test_paired_interval_covers_items_of_families() -> None:
         change = (kind == 2).astype(float) - (kind == 1)
         plain = stats.paired_difference(*np.bincount(kind, minlength=4).tolist(), confidence=0.95)
         whole = stats.cluster_bootstrap(change, np.ones(240), family, confidence=0.95, resamples=400, rng=draw)
-        return stats.wider(plain, whole)
+        return stats.outer(plain, whole)
 
     assert 0.92 <= coverage(find, -0.04, 600) <= 0.98
 
@@ -364,3 +365,23 @@ def test_a_variant_exactly_at_its_margin_passes_at_most_5_times_in_100() -> None
         ratio = stats.geometric_mean_t(0.9 * np.exp(draw.normal(0, 0.06, 5)), confidence=0.95)
         passed["speed"] += judge(speed, {"value": ratio.value, "low": ratio.low, "high": ratio.high, "n": 5}).verdict == "PASS"
     assert all(0.005 <= n / 1000 <= 0.05 for n in passed.values()), passed
+
+
+def test_clusters_that_weigh_as_few_give_an_interval_as_wide_as_few_do() -> None:
+    """Two long documents and nine of one token are two documents, whatever their number."""
+    labels = np.repeat(np.arange(11), [5000, 5000, *[1] * 9])
+    values = np.where(labels == 0, 0.015, np.where(labels == 1, 0.017, 0.016))
+    found = stats.cluster_bootstrap(values, np.ones(len(values)), labels, rng=rng(), **SURE)
+    assert found.weight == pytest.approx(2, abs=0.01) and found.clusters == 11
+    assert found.low is not None and found.high is not None and found.high - found.low > 0.01
+
+
+def test_a_share_in_which_all_agree_is_no_certainty() -> None:
+    found = stats.cluster_bootstrap(np.zeros(30), np.ones(30), np.arange(30) % 10, rng=rng(), **SURE, bounds=(0, 1))
+    assert (found.value, found.low) == (0, 0) and found.high == pytest.approx(stats.wilson(0, 10, confidence=0.95).high)
+
+
+def test_a_difference_without_losses_may_still_be_a_loss() -> None:
+    change = np.repeat([1.0, 0.0], [2, 58])
+    found = stats.cluster_bootstrap(change, np.ones(60), np.arange(60) % 20, rng=rng(), **SURE, bounds=(-1, 1))
+    assert found.low is not None and found.low < 0

@@ -47,6 +47,7 @@ class Engine(Protocol):
     vocab_size: int
     max_length: int
     tokenizer: Any
+    end_ids: Any  # set of tokens that end a reply
 
     def logits(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
         """Teacher-forced logits at all positions: float32 [n, vocab], raw, temperature 1."""

@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 
 ATTENTION = 1000  # tokens: in a pass of so many, attention costs about what the products do (135 M parameters, 2 cores)
 
+LARGEST = 8  # times a block or a sequence: the mask of a forest grows with the square of its tokens
+
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     """How many leading tokens two sequences share."""
@@ -76,15 +78,16 @@ class Forest:
 def grown(sequences: Sequence[Sequence[int]], most: int) -> Iterator[tuple[Forest, list[int]]]:
     """Forests of about `most` tokens, and which sequences each holds, in the order of its paths.
 
-    A full forest takes one more as long as that costs less than to read the sequence anew. Forests depend on the tokens alone:
-    they are the same for every model with this tokenizer.
+    A full forest takes one more as long as that costs less than to read the sequence anew, and its mask stays small. Forests
+    depend on the tokens alone: they are the same for every model with this tokenizer.
     """
     forest, held = Forest(), list[int]()
     previous: Sequence[int] = ()
     for i in sorted(range(len(sequences)), key=lambda k: list(sequences[k])):
         size, length = len(forest.tokens), len(sequences[i])
         larger = size + length - common_prefix(previous, sequences[i])
-        if held and larger > most and _cost(larger) - _cost(size) >= _cost(length):
+        too_large = larger > LARGEST * max(most, length)
+        if held and larger > most and (too_large or _cost(larger) - _cost(size) >= _cost(length)):
             yield forest, held
             forest, held = Forest(), []
         forest.add(sequences[i])

@@ -23,7 +23,7 @@ def grow(engine: Any, ids: Any, mask: Any, most: int, stopped: Callable[[list[in
 
     A reply ends with the model's end token, or when `stopped` says so of its tokens.
     """
-    torch, ends = engine.torch, engine._end_ids()
+    torch, ends = engine.torch, engine.end_ids
     replies: list[list[int]] = [[] for _ in ids]
     going, cache = list(range(len(replies))), None
     with torch.inference_mode():

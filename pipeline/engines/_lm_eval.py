@@ -81,6 +81,10 @@ class _Texts(HFLM):  # type: ignore[misc]  # lm-eval has no types
         ids = self.tok_encode(choice, add_special_tokens=False)
         return (ids[:1], ids[1:]) if ids[0] == self.prefix_token_id else ([self.prefix_token_id], ids)
 
+    def with_context(self, requests: list[Request]) -> list[Request]:
+        """A context of spaces alone goes to the choice, and leaves none: then the token that stands for no context precedes it."""
+        return [(text, context or [self.prefix_token_id], choice) for text, context, choice in requests]
+
 
 class ForestLM(_Texts):
     """The transformers engine: blocks of the forest in one pass each; log-likelihoods in float32.
@@ -103,6 +107,7 @@ class ForestLM(_Texts):
     ) -> list[Answer]:
         if not self.in_forests:
             return super()._loglikelihood_tokens(requests, disable_tqdm, override_bs)  # type: ignore[no-any-return]
+        requests = self.with_context(requests)
         found = score(requests, self.max_length, lambda forest, wanted: _one_pass(self.engine, forest, wanted))
         # what is not finite in one branch spreads to its neighbours (0 times NaN is NaN): those requests are asked by themselves
         broken = [i for i, (value, _) in enumerate(found) if not math.isfinite(value)]
@@ -142,7 +147,7 @@ class EngineLM(_Texts):
     def _loglikelihood_tokens(
         self, requests: list[Request], disable_tqdm: bool = False, override_bs: int | None = None
     ) -> list[Answer]:
-        return score(requests, self.max_length, lambda forest, wanted: _by_engine(self.engine, forest, wanted))
+        return score(self.with_context(requests), self.max_length, lambda forest, wanted: _by_engine(self.engine, forest, wanted))
 
     def _model_generate(self, context: Any, max_length: int, stop: list[str], **kwargs: Any) -> Any:
         """context: [1, n], as HFLM cut it. Greedy; ends at the model's end token or a stop sequence."""
@@ -185,6 +190,8 @@ def _input(context: list[int], choice: list[int], max_length: int) -> list[int]:
     """What the model reads: all but the last token, cut on the left as lm-eval cuts it."""
     if not 0 < len(choice) <= max_length:
         raise ValueError(f"a choice has {len(choice)} tokens of its own; it needs one at least, and {max_length} at most")
+    if not context:
+        raise ValueError("a choice needs a context of one token at least: nothing would say how likely its first one is")
     return [*context, *choice][-(max_length + 1) : -1]
 
 

@@ -46,6 +46,8 @@ def load(
     elif device == "cuda" and not torch.cuda.is_available():
         raise Unsupported("no CUDA device on this machine")
     if _keeps_layers(model_dir):
+        if attention != "sdpa":
+            raise Unsupported("a GPTQ model with kept layers runs with attention: sdpa only")
         model = _load_mixed(model_dir, device, trusted)
     else:
         model, info = AutoModelForCausalLM.from_pretrained(
@@ -182,7 +184,7 @@ class HfEngine:
     def stream(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Iterator[tuple[int, float]]:
         torch = self.torch
         generator = torch.Generator().manual_seed(sampling.seed)
-        ends = self._end_ids() if sampling.stop else set()
+        ends = self.end_ids if sampling.stop else set()
         ids, cache, seen = list(token_ids), None, 0
         for _ in range(max_new_tokens):
             logits, cache = self.forward([ids], cache, last=True)
@@ -201,7 +203,7 @@ class HfEngine:
         from transformers import GenerationConfig
 
         torch = self.torch
-        ends = self._end_ids()
+        ends = self.end_ids
         pad = min(ends) if ends else 0
         width = max(map(len, prompts))
         ids = self._ids([[pad] * (width - len(p)) + list(p) for p in prompts])
@@ -227,9 +229,12 @@ class HfEngine:
             replies.append(row[:end])
         return replies
 
-    def _end_ids(self) -> set[int]:
+    @property
+    def end_ids(self) -> set[int]:
+        """Tokens that end a reply: the generation config's, and the tokenizer's own."""
         end = self.model.generation_config.eos_token_id
-        return set() if end is None else set(end) if isinstance(end, list) else {int(end)}
+        own = set() if end is None else set(end) if isinstance(end, list) else {int(end)}
+        return own | ({self.tokenizer.eos_token_id} - {None})
 
     # --- what ran ------------------------------------------------------------------------------------------------
 

@@ -69,7 +69,7 @@ class LlamaCppEngine:
         self.kept: list[int] = []
         self.forests: tuple[Any, Any] | None = None  # a context and a batch for them
         self.kv_bytes_per_token: float | None = None
-        self.ends = {int(t) for t in range(self.vocab_size) if api.llama_vocab_is_eog(self.vocab, t)}
+        self.end_ids = {int(t) for t in range(self.vocab_size) if api.llama_vocab_is_eog(self.vocab, t)}
 
     def close(self) -> None:
         for context, batch in [(self.context, self.batch), *([self.forests] if self.forests else [])]:
@@ -147,7 +147,7 @@ class LlamaCppEngine:
         for step in range(max_new_tokens):
             token = choose(row, sampling, rng)
             yield token, time.monotonic()
-            if (sampling.stop and token in self.ends) or step == max_new_tokens - 1:
+            if (sampling.stop and token in self.end_ids) or step == max_new_tokens - 1:
                 break
             self._decode([token], len(ids), [True])
             ids.append(token)

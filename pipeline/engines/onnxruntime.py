@@ -48,7 +48,7 @@ class OnnxRuntimeEngine:
         facts = json.loads((folder / "genai_config.json").read_text(encoding="utf-8"))["model"]
         self.vocab_size, self.max_length = int(facts["vocab_size"]), int(facts["context_length"])
         end = facts["eos_token_id"]
-        self.ends = set(end) if isinstance(end, list) else {end}
+        self.end_ids = set(end) if isinstance(end, list) else {end}
         self.kv_bytes_per_token: float | None = None
         self.reader: Any = None
         self.room = 0
@@ -75,7 +75,7 @@ class OnnxRuntimeEngine:
         for step in range(max_new_tokens):
             token = choose(row, sampling, rng)
             yield token, time.monotonic()
-            if (sampling.stop and token in self.ends) or step == max_new_tokens - 1:
+            if (sampling.stop and token in self.end_ids) or step == max_new_tokens - 1:
                 return
             row = self._read(generator, [token])[-1]
 

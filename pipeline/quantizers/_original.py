@@ -84,6 +84,8 @@ def _refuse_groups(model_dir: Path, bits: int, group_size: int) -> None:
 def _run(tool: Literal["autoawq", "autogptq"], model_dir: Path, out_dir: Path, rows: list[list[int]], options: Json) -> Facts:
     """envs/<tool>.py in its environment: files in, files out (see envs/old_stack.py)."""
     config = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
+    if "vocab_size" not in config:
+        raise Unsupported(f"{tool} takes plain language models only: config.json has no vocab_size of its own")
     old = to_old(config)
     log = artifacts.LOGS / f"{tool}.log"
     with tempfile.TemporaryDirectory(dir=out_dir.parent) as tmp:
@@ -93,7 +95,10 @@ def _run(tool: Literal["autoawq", "autogptq"], model_dir: Path, out_dir: Path, r
         artifacts.write_json(request, {**asked, **probe, **options})
         envs.python(tool)  # built first, so that the next line says what takes the time
         cli.say("quantize", f"{tool} in its own environment (log: {log})")
-        envs.run(tool, str((envs.FILES / f"{tool}.py").absolute()), str(request), log=log)
+        try:
+            envs.run(tool, str((envs.FILES / f"{tool}.py").absolute()), str(request), log=log)
+        except RuntimeError as e:
+            raise Unsupported(f"the original library could not quantize this model: {e}") from None
         result = artifacts.read_json(request.with_name("result.json"))
     if "unsupported" in result:
         raise Unsupported(result["unsupported"])

@@ -48,16 +48,18 @@ def quantize(
         _convert(model_dir, whole)
         asked = llama_cpp.llama_model_quantize_default_params()
         asked.ftype = FILE_TYPES[type]
-        left = [f"^{re.escape(name)}$".encode() for name in _names(whole, kept)]
+        left = _names(whole, kept)
         override = llama_cpp.llama_model_tensor_override
-        asked.tt_overrides = (override * (len(left) + 1))(*(override(pattern, BF16) for pattern in left))  # an empty one ends it
+        patterns = [f"^{re.escape(name)}$".encode() for name in left]
+        ends = override()  # an empty one ends them
+        asked.tt_overrides = (override * (len(left) + 1))(*(override(pattern, BF16) for pattern in patterns), ends)
         with output_to(artifacts.LOGS / "gguf.log"):
             failed = llama_cpp.llama_model_quantize(str(whole).encode(), str(out_dir / FILE).encode(), ctypes.byref(asked))
     if failed:
         raise ArtifactError(f"llama.cpp could not quantize to {type} (code {failed}); see {artifacts.LOGS / 'gguf.log'}")
     shutil.copyfile(model_dir / "config.json", out_dir / "config.json")
     converter = (envs.FILES / "gguf.txt").read_text(encoding="utf-8").split("\n")[2]
-    warnings = _fallen_back(out_dir / FILE, type)
+    warnings = _fallen_back(out_dir / FILE, type, left)
     return {"library": "llama-cpp-python", "converter": converter, "kept": kept, "warnings": warnings}
 
 
@@ -78,13 +80,13 @@ def _names(whole: Path, layers: list[str]) -> list[str]:
     return list(found.values())
 
 
-def _fallen_back(file: Path, type: str) -> list[str]:
-    """In words, the matrices that a K-quant could not pack because their rows are no multiple of 256."""
+def _fallen_back(file: Path, type: str, left: list[str]) -> list[str]:
+    """In words, the matrices that a K-quant could not pack because their rows are no multiple of 256. left: kept on purpose."""
     import gguf
 
     if "_K" not in type:
         return []
-    matrices = [t for t in gguf.GGUFReader(file).tensors if len(t.shape) == 2]
+    matrices = [t for t in gguf.GGUFReader(file).tensors if len(t.shape) == 2 and t.name not in left]
     other = [t for t in matrices if int(t.shape[0]) % K_ROW and not t.tensor_type.name.endswith("_K")]
     if not other:
         return []
