@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import artifacts, cli, params
+from pipeline.earlier import RECORD, Sources
 from pipeline.errors import QuantgateError
 from pipeline.evalset import load_prompts, load_texts, tasks
 from pipeline.metrics import definition
@@ -22,7 +23,6 @@ from pipeline.rules import bound_of
 from pipeline.stats import paired_difference, resolvable, standard_errors
 
 POWER = 0.8
-RECORD = artifacts.REPORTS / "evalsets.json"
 UNKNOWN = "unknown until the reference has answered"
 UNSCORED = "no right and wrong"
 SHOWN = {"pp": (1.0, "pp"), "fraction": (100.0, "pp"), "ratio": (100.0, "%"), "nats": (1.0, "nats")}
@@ -44,55 +44,6 @@ class Resolution:
     detail: str = ""
     held: float = math.nan
     relative: bool = False
-
-
-class Sources:
-    """What is known of earlier runs: the probe's metrics if they are of this base model, the record of the sets, the
-    reference's answers. Whatever cannot be read is as good as not there, and says so in `notes`."""
-
-    def __init__(self, settings: Params) -> None:
-        self.settings, self.notes = settings, []  # type: tuple[Params, list[str]]
-        self.probe, self.reference = settings.gate.required[0], settings.reference
-        self.base = (self._read(artifacts.BASE / artifacts.MANIFEST) or {}).get("digest")
-        found = self._read(artifacts.metrics(self.probe)) or {}
-        fresh = self.base is not None and found.get("base") == self.base and found.get("reference") == self.reference
-        self.metrics: dict[str, Any] = found.get("metrics") or {} if fresh and found.get("status") == "ok" else {}
-        self.record: dict[str, Any] = self._read(RECORD) or {}
-        self.answers = self._answers()
-
-    def _read(self, path: Path) -> dict[str, Any] | None:
-        try:
-            found = artifacts.read_json(path) if path.exists() else None
-        except QuantgateError as e:
-            self.notes.append(str(e))
-            return None
-        return found if isinstance(found, dict) else None
-
-    def _answers(self) -> dict[str, float]:
-        """{task: accuracy} of the reference's own rows, if they were made with the model that is here."""
-        path = artifacts.answers(self.reference)
-        made, model = self._read(artifacts.meta_of(path)), self._read(artifacts.model_dir(self.reference) / artifacts.MANIFEST)
-        if not path.exists() or not made or not model or made.get("model") != model.get("digest") or model.get("base") != self.base:
-            return {}
-        scores: dict[str, list[float]] = {}
-        try:
-            for row in artifacts.read_jsonl(path):
-                if row.get("acc") is not None:
-                    scores.setdefault(row["task"], []).append(row["acc"])
-        except (QuantgateError, KeyError) as e:
-            self.notes.append(f"{path}: {e}")
-        return {task: sum(own) / len(own) for task, own in scores.items()}
-
-    def recorded(self, name: str) -> dict[str, Any] | None:
-        """The record's figures of a set, if its files are still those they were taken on."""
-        found = self.record.get("sets", {}).get(name, {"files": {"": None}})
-        same = all(Path(f).is_file() and artifacts.sha256_file(Path(f)) == sha for f, sha in found["files"].items())
-        return found if same else None
-
-    def about(self) -> str:
-        """What the record is of."""
-        whose = "this model" if self.base == self.record.get("base") else "another model" if self.base else "the default model"
-        return f"{RECORD}: {self.record.get('probe')} against {self.record.get('reference')} of {whose}, tier full"
 
 
 # --- one task, all tasks, the corpus, the rounds -----------------------------------------------------------------

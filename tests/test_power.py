@@ -86,7 +86,7 @@ def test_what_was_measured_here_goes_before_the_record(house: params.Params) -> 
 
 def test_another_models_run_is_not_used(house: params.Params) -> None:
     measured("another", **{"acc_delta/facts": metric(-1, -3.5, 1.5, 300)})
-    assert "evalsets.json" in line(house, "facts") and "of another model" in power.lines(house)[-1]
+    assert "evalsets.json" in line(house, "facts") and "of another base" in power.lines(house)[-1]
 
 
 def test_four_times_the_documents_resolve_half(house: params.Params) -> None:
