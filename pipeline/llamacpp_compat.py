@@ -28,7 +28,7 @@ from pipeline import artifacts, attest, cli, engines, params
 from pipeline.engines import Engine
 from pipeline.engines._forest import common_prefix
 from pipeline.errors import ArtifactError, DataError, InvalidVariant, ParamsError, Unsupported
-from pipeline.metrics import TokenRows, compare_parts, definition
+from pipeline.metrics import TokenRows, bounds_of, compare_parts, definition
 from pipeline.params import Compare, Params
 from pipeline.stats import Estimate, cluster_bootstrap, quantile_interval
 from pipeline.store import ROWS, Window
@@ -176,7 +176,9 @@ class _Summary:
     def mean(self, name: str, values: Any, unit: str, transform: str = "mean") -> None:
         """transform: `stats.TRANSFORMS`; the standard error goes through it to first order."""
         x = np.asarray(values, float)
-        e = cluster_bootstrap(x, np.ones(self.n), self.windows, transform=transform, **self._drawn(name))
+        e = cluster_bootstrap(
+            x, np.ones(self.n), self.windows, transform=transform, bounds=bounds_of(name, transform), **self._drawn(name)
+        )
         error = float(x.std() / np.sqrt(self.n - 1))
         assert e.value is not None
         slope = {"mean": 1.0, "exp": e.value, "sqrt": 0.5 / e.value if e.value else 0.0}[transform]

@@ -73,7 +73,7 @@ def _worst_share(x: NDArray[np.float64], docs: NDArray[Any], settings: dict[str,
     """Share of the total on the worst 1 % of tokens; the set of worst tokens stays as it is while documents are resampled."""
     worst = np.zeros(len(x))
     worst[np.argsort(-x, kind="stable")[: int(np.ceil(WORST * len(x)))]] = 1
-    return cluster_bootstrap(x * worst, x, docs, **settings)
+    return cluster_bootstrap(x * worst, x, docs, bounds=(0, 1), **settings)
 
 
 def _kind(share: Estimate, median: float) -> tuple[str, bool]:
@@ -96,8 +96,8 @@ def _groups(
         own = labels == name
         if own.sum() < FEW_IN_GROUP or (~own).sum() < FEW_IN_GROUP:
             continue
-        ours = cluster_bootstrap(x[own], np.ones(own.sum()), docs[own], **settings)
-        rest = cluster_bootstrap(x[~own], np.ones((~own).sum()), docs[~own], **settings)
+        ours = cluster_bootstrap(x[own], np.ones(own.sum()), docs[own], bounds=(0, np.inf), **settings)
+        rest = cluster_bootstrap(x[~own], np.ones((~own).sum()), docs[~own], bounds=(0, np.inf), **settings)
         rows.append({
             "by": by, "group": str(name), "mean": _figure(ours), "rest": _figure(rest),
             "ratio": ours.value / rest.value if ours.value is not None and rest.value else None,
