@@ -99,7 +99,15 @@ def test_a_run_that_is_killed_leaves_no_server(number: signal.Signals, tmp_path:
         "        Path('up').touch()\n        time.sleep(600)\n"
         "cli.run(main)\n"
     )
-    run = subprocess.Popen([sys.executable, "-c", program], env=os.environ | {"PYTHONPATH": str(ROOT)}, stderr=subprocess.DEVNULL)
+    before = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # tests in a shell's background ignore it, and so would a child
+    try:
+        run = subprocess.Popen(
+            [sys.executable, "-c", program], env=os.environ | {"PYTHONPATH": str(ROOT)}, stderr=subprocess.DEVNULL
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
     try:
         while not Path("up").exists() and run.poll() is None:
             time.sleep(0.05)
