@@ -1,7 +1,7 @@
 """Twenty seeded damages to a trained model: what catches each, and that none costs more than the margin and passes unseen.
 
 The model is tiny and trained here, in seconds, on the project's own texts, so that its predictions mean something. The gate's
-own rules on divergence, as they stand in params.yaml, judge forty documents; what a damage truly costs is read off the others.
+own rules on divergence, as they stand in params.yaml, judge sixty documents; what a damage truly costs is read off the others.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pipeline.rules import bound_of, judge, worst
 from pipeline.token_figures import token_metrics
 
 WINDOW, STEPS, BATCH = 128, 220, 16
-JUDGED = 40  # documents that the gate sees; all others are the truth
+JUDGED = 60  # documents that the gate sees; all others are the truth
 LAYER = "model.layers.1"
 Weights = dict[str, Any]
 Config = dict[str, Any]

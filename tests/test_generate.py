@@ -66,6 +66,8 @@ class Echo:
         def decode(ids: list[int], **how: Any) -> str:
             return " ".join(map(str, ids))
 
+    end_ids = {0}
+
     def __init__(self) -> None:
         self.calls: list[int] = []
 
@@ -95,3 +97,10 @@ def test_an_engine_without_batches_streams() -> None:
             yield from ((ids[0] + k, time.monotonic()) for k in range(most))
 
     assert generate.replies(Streams(), [[5], [7]], 3, 16) == [[5, 6, 7], [7, 8, 9]]
+
+
+def test_a_reply_that_ends_at_the_limit_by_itself_is_not_cut() -> None:
+    engine = Echo()
+    engine.end_ids = {9}
+    prompts = [{"id": "p", "domain": "d", "prompt": "x", "ids": [7, 7]}]
+    assert [generate.generate(engine, prompts, most, False)[0]["cut"] for most in (2, 3)] == [True, False]
