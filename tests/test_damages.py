@@ -166,7 +166,7 @@ def not_a_number(w: Weights, c: Config) -> None:
 DAMAGES: dict[str, tuple[Callable[[Weights, Config], None], str | None]] = {
     "one layer's q x1.02": (scaled("self_attn.q_proj", 1.02), None),
     "one layer's v x1.02": (scaled("self_attn.v_proj", 1.02), None),
-    "one layer's down x1.25": (scaled("mlp.down_proj", 1.25), "top1_agreement"),
+    "one layer's down x1.6": (scaled("mlp.down_proj", 1.6), "top1_agreement"),
     "one head zeroed": (head_zeroed, "top1_agreement"),
     "one column clipped": (column_clipped, None),
     "every matrix clipped at two deviations": (all_clipped, "kld_mean"),
