@@ -81,12 +81,16 @@ def _step(command: list[str], out: Any, told: bool = False) -> None:
     last = time.monotonic()
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
-        for line in process.stdout:
-            out.write(line)
-            out.flush()
-            if told and time.monotonic() - last > TOLD_EVERY_S:
-                last = time.monotonic()
-                cli.say("tools", f"{line.split(' ')[0]} {line.strip().rsplit('/', 1)[-1]}")  # [count/all] file
+        try:
+            for line in process.stdout:
+                out.write(line)
+                out.flush()
+                if told and time.monotonic() - last > TOLD_EVERY_S:
+                    last = time.monotonic()
+                    cli.say("tools", f"{line.split(' ')[0]} {line.strip().rsplit('/', 1)[-1]}")  # [count/all] file
+        except BaseException:
+            process.terminate()  # whoever stops this stops the compiler too
+            raise
     if process.returncode:
         raise Unsupported(f"{Path(command[0]).name} failed (code {process.returncode}); see {out.name}")
 
