@@ -432,9 +432,6 @@ def test_compare_refuses_to_go_without_a_floor(house: params.Params) -> None:
 
 def test_a_fail_above_the_floor_is_corrected_by_the_p_value_of_the_bound_it_claims() -> None:
     """Past the upper end of the floor by little: alone a FAIL, as one of four rules not."""
-    from pipeline import gate
-    from pipeline.params import Rule
-
     rule = Rule(metric="kld_mean", margin="0.02 nats", above="floor")
     floors = {"kld_floor": {"value": 0.01, "low": 0.005, "high": 0.015, "n": 900, "clusters": 40}}
     metric = {"value": 0.045, "low": 0.0351, "high": 0.055, "n": 900, "clusters": 40, "confidence": 0.95}
@@ -452,8 +449,6 @@ def test_a_fail_above_the_floor_is_corrected_by_the_p_value_of_the_bound_it_clai
 
 
 def test_a_rule_between_the_ends_of_the_floor_stays_in_the_family() -> None:
-    from pipeline.params import Rule
-
     rule = Rule(metric="kld_mean", margin="0.02 nats", above="floor")
     floors = {"kld_floor": {"value": 0.01, "low": 0.005, "high": 0.015, "n": 900, "clusters": 40}}
     _, found = judge_above(rule, {"value": 0.03, "low": 0.0251, "high": 0.036, "n": 900, "clusters": 40}, floors)
