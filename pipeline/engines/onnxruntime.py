@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.engines import Sampling, choose
+from pipeline.engines import Sampling, Trace, choose
 from pipeline.engines._forest import common_prefix
 from pipeline.errors import Unsupported
 
@@ -49,7 +49,9 @@ class OnnxRuntimeEngine:
         self.vocab_size, self.max_length = int(facts["vocab_size"]), int(facts["context_length"])
         end = facts["eos_token_id"]
         self.end_ids = set(end) if isinstance(end, list) else {end}
+        self.trace = Trace()
         self.kv_bytes_per_token: float | None = None
+        self.kv_element_bytes: float | None = None  # GenAI does not say
         self.reader: Any = None
         self.room = 0
         self.kept: list[int] = []
@@ -69,15 +71,49 @@ class OnnxRuntimeEngine:
                 yield i, at, logits[at - first : at - first + rows]
 
     def stream(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Iterator[tuple[int, float]]:
-        rng = np.random.default_rng(sampling.seed)
-        generator = self._generator(len(token_ids) + max_new_tokens)
-        row = self._read(generator, token_ids)[-1]
-        for step in range(max_new_tokens):
+        def read() -> tuple[Any, NDArray[np.float32]]:
+            generator = self._generator(len(token_ids) + max_new_tokens)
+            return generator, self._read(generator, token_ids)[-1]
+
+        return self._steps(read, max_new_tokens, sampling)
+
+    def stream_on(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Iterator[tuple[int, float]]:
+        def read() -> tuple[Any, NDArray[np.float32]]:
+            row = self._read_on(list(token_ids), len(token_ids) - 1, max_new_tokens)[1][-1]
+            return self.reader, row
+
+        return self._steps(read, max_new_tokens, sampling)
+
+    def _steps(
+        self, read: Callable[[], tuple[Any, NDArray[np.float32]]], most: int, sampling: Sampling
+    ) -> Iterator[tuple[int, float]]:
+        """read: reads the prompt; gives the generator that holds it, and the logits [vocab] behind it."""
+        rng, trace = np.random.default_rng(sampling.seed), Trace()
+        self.trace = trace
+        start = time.monotonic()
+        generator, row = read()
+        for step in range(most):
+            computed = time.monotonic()
             token = choose(row, sampling, rng)
-            yield token, time.monotonic()
-            if (sampling.stop and token in self.end_ids) or step == max_new_tokens - 1:
+            chosen = time.monotonic()
+            trace.add(computed - start, chosen - computed)
+            yield token, chosen
+            if (sampling.stop and token in self.end_ids) or step == most - 1:
                 return
+            start = time.monotonic()
             row = self._read(generator, [token])[-1]
+
+    def stream_batch(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> Iterator[tuple[list[int], float]]:
+        generator = self._generator(len(prompts[0]) + max_new_tokens, len(prompts))
+        return self._batch_steps(generator, prompts, max_new_tokens)
+
+    def _batch_steps(self, generator: Any, prompts: Sequence[Sequence[int]], steps: int) -> Iterator[tuple[list[int], float]]:
+        ids = [list(p) for p in prompts]
+        for _ in range(steps):
+            generator.append_tokens(np.asarray(ids, np.int32))
+            tokens: list[int] = np.asarray(generator.get_output("logits"))[:, -1].argmax(-1).tolist()
+            yield tokens, time.monotonic()
+            ids = [[token] for token in tokens]
 
     def kernels(self) -> dict[str, int]:
         """How many products of each kind the graph holds."""
@@ -87,14 +123,15 @@ class OnnxRuntimeEngine:
         kinds = Counter(node.op_type for node in graph.node if "MatMul" in node.op_type or node.op_type == "Gemm")
         return {f"onnxruntime[{kind}]": n for kind, n in kinds.items()}
 
-    def _read_on(self, ids: list[int], start: int) -> tuple[int, NDArray[np.float32]]:
+    def _read_on(self, ids: list[int], start: int, more: int = 0) -> tuple[int, NDArray[np.float32]]:
         """(first, logits [n, vocab] from position `first` <= start on): what the last request began with is not read again.
 
+        more: so many tokens will be appended afterwards.
         Two tokens at least are read at a time: one alone goes through kernels for decoding, which round in another way.
         """
         at = max(0, min(common_prefix(self.kept, ids), start, len(ids) - 2))
-        if len(ids) >= self.room:
-            at, self.room = 0, min(self.max_length, ROOM * (len(ids) // ROOM + 1))
+        if len(ids) + more >= self.room:
+            at, self.room = 0, min(self.max_length, ROOM * ((len(ids) + more) // ROOM + 1))
             self.reader = self._generator(self.room)
         else:
             self.reader.rewind_to(at)
@@ -111,9 +148,9 @@ class OnnxRuntimeEngine:
         self.kept = ids
         return first, np.concatenate(blocks)
 
-    def _generator(self, length: int) -> Any:
+    def _generator(self, length: int, batch: int = 1) -> Any:
         asked = self.og.GeneratorParams(self.model)
-        asked.set_search_options(max_length=min(length, self.max_length), do_sample=False, batch_size=1)
+        asked.set_search_options(max_length=min(length, self.max_length), do_sample=False, batch_size=batch)
         return self.og.Generator(self.model, asked)
 
     def _read(self, generator: Any, token_ids: Sequence[int]) -> NDArray[np.float32]:
