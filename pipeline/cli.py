@@ -92,5 +92,15 @@ def _quiet() -> None:
     warnings.filterwarnings("ignore", category=UserWarning)
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     logging.basicConfig(level=logging.ERROR)
-    for name in ("torch.utils._pytree", "torchao", "lm_eval", "datasets", "httpx", "mlflow", "alembic", "bitsandbytes"):
+    for name in (
+        "torch.utils._pytree",
+        "torchao",
+        "lm_eval",
+        "datasets",
+        "httpx",
+        "mlflow",
+        "alembic",
+        "bitsandbytes",
+        "llama-cpp-python",
+    ):
         logging.getLogger(name).setLevel(logging.ERROR)
