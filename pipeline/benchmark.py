@@ -195,3 +195,4 @@ def main(variant: str) -> None:
 
 if __name__ == "__main__":
     cli.run(main)
+    cli.leave()
