@@ -116,8 +116,7 @@ def _cache(b: Builder, rows: list[Row], meta: Row) -> float | None:
     """Bytes of keys and values a token: the slope over context lengths, or, at one length, all bytes over all tokens."""
     own = [r for r in rows if r["who"] == "variant" and r["ok"] and r.get("cache_bytes") is not None]
     sizes = {r["cache_tokens"]: r["cache_bytes"] for r in own}
-    load = meta["loads"]["variant"]
-    expected = Shape(**meta["models"]["variant"]["shape"]).cache_bytes(load["kv_element_bytes"])
+    expected = Shape(**meta["models"]["variant"]["shape"]).cache_bytes(own[-1]["cache_element_bytes"] if own else None)
     told = "the config does not say how many" if expected is None else f"the config makes it {expected:g}"
     if not sizes:
         b.bare("kv_bytes_per_token", None, 0, told, "the engine does not say how large its cache is")

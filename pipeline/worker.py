@@ -50,7 +50,6 @@ def _facts(engine: Any, load_s: float) -> Row:
     return {
         "load_s": load_s, "load_memory_bytes": hardware.peak_memory(reset=True), "load_cuda_memory": hardware.cuda_memory(True),
         "max_length": engine.max_length, "device": getattr(engine, "device", "cpu"),
-        "kv_element_bytes": engine.kv_element_bytes,
     }  # fmt: skip
 
 
@@ -85,6 +84,7 @@ def _single(engine: Any, prompt: list[int], n: int, how: str = "stream") -> Row:
     return {
         "t_submit": t_submit, **_times([t for _, t in tokens], 1, n), "phases": phases, "phases_unknown": unknown,
         "kv_bytes_per_token": trace.bytes_per_token, "cache_bytes": trace.cache_bytes, "cache_tokens": trace.cache_tokens,
+        "cache_element_bytes": trace.element_bytes,
     }  # fmt: skip
 
 

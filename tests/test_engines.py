@@ -224,8 +224,9 @@ def test_a_request_s_phases_and_cache_are_traced(base: Any, other: Any) -> None:
         trace = engine.trace
         assert trace.prefill > 0 and len(trace.decode) == 5 and len(trace.sampling) == 6 and trace.unknown == {}
         assert sum(trace.decode) + sum(trace.sampling[1:]) <= times[-1] - times[0]
-        if trace.cache_bytes is not None:
-            assert trace.cache_tokens == 45 and trace.cache_bytes > 45 * 2 * 2 * 32
+        assert trace.cache_tokens in (45, 46), "what is kept, or what there is room for"
+        numbers = trace.cache_tokens * 2 * 2 * 2 * 16  # layers, keys and values, heads, width
+        assert trace.cache_bytes == pytest.approx(numbers * trace.element_bytes, rel=0.1)  # llama.cpp adds a few words
 
 
 def test_a_forest_read_at_once_gives_what_its_sequences_give(other: Any, monkeypatch: pytest.MonkeyPatch) -> None:

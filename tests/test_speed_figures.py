@@ -25,7 +25,8 @@ def request(k: int | None, who: str, ttft: float, step: float, n: int = 5, **mor
     return {
         "round": k, "scenario": "single", "who": who, "warmup": False, "ok": True, "error": None, "t_submit": begin,
         "t_first": times[0], "t_tokens": times, "prompt_tokens": 100, "output_tokens": n, "kv_bytes_per_token": 10.0,
-        "cache_bytes": 1040, "cache_tokens": 104, "peak_memory_bytes": 1000, "cuda_memory": None, "cold": False, "batch": 1,
+        "cache_bytes": 1040, "cache_tokens": 104, "cache_element_bytes": 2.5, "peak_memory_bytes": 1000, "cuda_memory": None,
+        "cold": False, "batch": 1,
         "phases": {"tokenize": 0.001, "prefill": ttft * 0.9, "decode": [step * 0.8] * (n - 1), "sampling": [step * 0.1] * n,
                    "detokenize": 0.002}, "phases_unknown": {}, **more,
     }  # fmt: skip
@@ -33,7 +34,7 @@ def request(k: int | None, who: str, ttft: float, step: float, n: int = 5, **mor
 
 def meta(**more: Any) -> dict[str, Any]:
     model = {"engine": "hf", "weight_bytes": 1000, "parameters": 2000, "dtype": "float32", "rate_of": "float32", "shape": SHAPE}
-    load = {"load_s": 1.0, "load_memory_bytes": 5, "device": "cpu", "kv_element_bytes": 2.5}
+    load = {"load_s": 1.0, "load_memory_bytes": 5, "device": "cpu"}
     return {
         "model": "m", "reference": "r", "memory_bandwidth": 1e6, "loads": {"variant": load, "reference": load},
         "rates": {"device": "cpu", "read": 1e6, "copy": 1e6, "matrix": {"float32": 1e7}},
@@ -144,8 +145,7 @@ def test_cache_bytes_are_a_slope_over_contexts_so_that_a_constant_does_not_count
 
 @pytest.mark.parametrize("element, warned", [(2.5, False), (2.4, False), (2.0, True), (3.0, True)])
 def test_a_cache_that_is_not_what_the_config_says_is_a_warning(element: float, warned: bool) -> None:
-    load = meta()["loads"]["variant"] | {"kv_element_bytes": element}  # 2 layers x 2 x element = 4 x element; measured: 10
-    kv = timings(FIVE, loads={"variant": load, "reference": load})["kv_bytes_per_token"]
+    kv = timings([r | {"cache_element_bytes": element} for r in FIVE])["kv_bytes_per_token"]  # by the config: 4 x element
     assert kv["value"] == 10 and bool(kv["warnings"]) == warned
 
 

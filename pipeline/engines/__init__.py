@@ -53,7 +53,8 @@ class Trace:
     sampling: list[float] | None = field(default_factory=list)
     unknown: dict[str, str] = field(default_factory=dict)
     cache_bytes: int | None = None  # of keys and values, at the end
-    cache_tokens: int | None = None  # whose keys and values those are
+    cache_tokens: int | None = None  # for which there is room in them
+    element_bytes: float | None = None  # of one number in the cache, by its type
 
     def add(self, computed: float, chosen: float) -> None:
         """One step: the forward pass, and the choice of a token; the first pass is the prefill."""
@@ -78,7 +79,6 @@ class Engine(Protocol):
     tokenizer: Any
     end_ids: Any  # set of tokens that end a reply
     trace: Trace  # of the last request
-    kv_element_bytes: float | None  # of one number in the cache of keys and values, by its type
 
     def logits(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
         """Teacher-forced logits at all positions: float32 [n, vocab], raw, temperature 1."""

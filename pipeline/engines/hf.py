@@ -99,7 +99,6 @@ class HfEngine:
         self.head = Head.of(model)
         self.trace = Trace()
         self.kv_bytes_per_token: float | None = None
-        self.kv_element_bytes: float | None = model.dtype.itemsize
         arguments = inspect.signature(model.forward).parameters
         self._keep_last = "logits_to_keep" in arguments
         self._cache = "cache" if "cache" in arguments else "past_key_values"  # renamed in transformers 5.2x
@@ -187,7 +186,7 @@ class HfEngine:
         torch = self.torch
         generator = torch.Generator().manual_seed(sampling.seed)
         ends = self.end_ids if sampling.stop else set()
-        trace = self.trace = Trace()
+        trace = self.trace = Trace(element_bytes=self.model.dtype.itemsize)
         ids, cache, seen = list(token_ids), None, 0
         for _ in range(max_new_tokens):
             start = self._now()

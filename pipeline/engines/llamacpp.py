@@ -74,7 +74,6 @@ class LlamaCppEngine:
         self.forests: tuple[Any, Any] | None = None  # a context and a batch for them
         self.trace = Trace()
         self.kv_bytes_per_token: float | None = None
-        self.kv_element_bytes: float | None = CACHE_BYTES[kv_type]
         self.end_ids = {int(t) for t in range(self.vocab_size) if api.llama_vocab_is_eog(self.vocab, t)}
 
     def close(self) -> None:
@@ -151,7 +150,7 @@ class LlamaCppEngine:
 
     def stream_on(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Iterator[tuple[int, float]]:
         rng = np.random.default_rng(sampling.seed)
-        ids, trace = list(token_ids), Trace()
+        ids, trace = list(token_ids), Trace(element_bytes=CACHE_BYTES[self.kv_type])
         self.trace = trace
         start = time.monotonic()
         row = list(self._rows(ids, len(ids) - 1))[-1][1][-1]

@@ -51,7 +51,9 @@ class OnnxRuntimeEngine:
         self.end_ids = set(end) if isinstance(end, list) else {end}
         self.trace = Trace()
         self.kv_bytes_per_token: float | None = None
-        self.kv_element_bytes: float | None = None  # GenAI does not say
+        names, layers = facts["decoder"]["outputs"], range(int(facts["decoder"]["num_hidden_layers"]))
+        kinds = [names[kind] for kind in ("present_key_names", "present_value_names") if kind in names]
+        self.cache_names = [kind % layer for layer in layers for kind in kinds]
         self.reader: Any = None
         self.room = 0
         self.kept: list[int] = []
@@ -99,9 +101,15 @@ class OnnxRuntimeEngine:
             trace.add(computed - start, chosen - computed)
             yield token, chosen
             if (sampling.stop and token in self.end_ids) or step == most - 1:
-                return
+                break
             start = time.monotonic()
             row = self._read(generator, [token])[-1]
+        # last, so that it stands between no two tokens that somebody times
+        for name in self.cache_names:
+            part = generator.get_output(name)  # [1, heads, room, width]
+            trace.cache_bytes, trace.cache_tokens = (trace.cache_bytes or 0) + part.nbytes, part.shape[2]
+            trace.element_bytes = part.itemsize
+        self.kv_bytes_per_token = trace.bytes_per_token
 
     def stream_batch(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> Iterator[tuple[list[int], float]]:
         generator = self._generator(len(prompts[0]) + max_new_tokens, len(prompts))
