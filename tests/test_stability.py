@@ -33,7 +33,7 @@ def stability() -> Any:
         (NEAR[0], 1.05 * NEAR[1], "INCONCLUSIVE"),
     ],
 )
-def test_medians_are_judged_with_their_interval(first: np.ndarray, second: np.ndarray, verdict: str) -> None:
+def test_medians_are_judged_with_their_interval(stability: Any, first: np.ndarray, second: np.ndarray, verdict: str) -> None:
     found = stability.compare(first.tolist(), second.tolist())
     assert found["verdict"] == verdict
     assert found["low"] < np.median(second) / np.median(first) - 1 < found["high"]
