@@ -144,7 +144,7 @@ def cuda_memory(reset: bool = False) -> dict[str, int | None] | None:
     found = {"allocated": int(torch.cuda.max_memory_allocated()), "reserved": int(torch.cuda.max_memory_reserved())}
     try:
         used = int(torch.cuda.device_memory_used())
-    except (ImportError, RuntimeError):  # pynvml is not installed
+    except (ImportError, AttributeError, RuntimeError):  # no pynvml, or an older torch
         used = None
     if reset:
         torch.cuda.reset_peak_memory_stats()

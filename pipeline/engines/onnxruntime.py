@@ -116,12 +116,12 @@ class OnnxRuntimeEngine:
         return self._batch_steps(generator, prompts, max_new_tokens)
 
     def _batch_steps(self, generator: Any, prompts: Sequence[Sequence[int]], steps: int) -> Iterator[tuple[list[int], float]]:
-        ids = [list(p) for p in prompts]
+        """Tokens are GenAI's own choice, the likeliest but for end tokens: of several sequences it takes tokens only once."""
+        generator.append_tokens(np.asarray([list(p) for p in prompts], np.int32))
         for _ in range(steps):
-            generator.append_tokens(np.asarray(ids, np.int32))
-            tokens: list[int] = np.asarray(generator.get_output("logits"))[:, -1].argmax(-1).tolist()
+            generator.generate_next_token()
+            tokens: list[int] = generator.get_next_tokens().tolist()
             yield tokens, time.monotonic()
-            ids = [[token] for token in tokens]
 
     def kernels(self) -> dict[str, int]:
         """How many products of each kind the graph holds."""
@@ -156,9 +156,11 @@ class OnnxRuntimeEngine:
         self.kept = ids
         return first, np.concatenate(blocks)
 
-    def _generator(self, length: int, batch: int = 1) -> Any:
+    def _generator(self, length: int, batch: int = 0) -> Any:
+        """One sequence, whose tokens we choose, or a batch that GenAI carries on to its full length."""
         asked = self.og.GeneratorParams(self.model)
-        asked.set_search_options(max_length=min(length, self.max_length), do_sample=False, batch_size=batch)
+        most = min(length, self.max_length)
+        asked.set_search_options(max_length=most, min_length=most if batch else 0, do_sample=False, batch_size=max(batch, 1))
         return self.og.Generator(self.model, asked)
 
     def _read(self, generator: Any, token_ids: Sequence[int]) -> NDArray[np.float32]:
