@@ -95,7 +95,7 @@ class Phase:
     def sentence(self) -> str:
         bound = self.bound
         head = f"{self.name} is {bound}-bound" if bound else f"what bounds {self.name} is not known ({self.why})"
-        told = f"{head}: it takes {1000 * self.seconds:.3g} ms {self.step}"
+        told = f"{head}: it takes {_ms(self.seconds)} ms {self.step}"
         parts = []
         if self.mbu is not None:
             parts.append(f"reads {_mega(self.bytes)} MB, {_percent(self.mbu)} of the {_giga(self.bandwidth)} GB/s measured")
@@ -115,7 +115,7 @@ def against(variant: str, ours: Phase, reference: str, theirs: Phase, ratio: tup
     value, low, high = ratio
     same = low is None or high is None or low <= 1 <= high
     how = "not surely faster or slower" if same else "faster" if value > 1 else "slower"
-    times = f"{1000 * ours.seconds:.3g} ms a token instead of {1000 * theirs.seconds:.3g}"
+    times = f"{_ms(ours.seconds)} ms a token instead of {_ms(theirs.seconds)}"
     told = f"{variant} is {how} than {reference} here: its decode rate is {value:.2f} times as high ({times})"
     if ours.bytes and theirs.bytes:
         told += f"; it reads {_mega(ours.bytes)} MB a token instead of {_mega(theirs.bytes)}"
@@ -136,6 +136,10 @@ def _needed(ours: Phase, theirs: Phase, reference: str) -> str:
     told = f"reading and multiplying need {_percent((ours.mbu or 0) + (ours.mfu or 0))} of its time at most"
     known = theirs.mbu is not None and theirs.mfu is not None
     return told + (f" ({reference}: {_percent((theirs.mbu or 0) + (theirs.mfu or 0))})" if known else "")
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.3g}" if seconds < 1 else f"{1000 * seconds:.0f}"
 
 
 def _mega(value: float | None) -> str:

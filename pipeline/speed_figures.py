@@ -19,7 +19,7 @@ from pipeline.errors import ArtifactError
 from pipeline.figures import Builder
 from pipeline.metrics import itl, tpot, ttft
 from pipeline.rounds import Looks, drift, drift_in_words, pairs
-from pipeline.stats import geometric_mean_t, mean_t, wilson
+from pipeline.stats import Estimate, geometric_mean_t, mean_t, wilson
 from pipeline.sweep import PHASES, SWEPT
 
 Row = dict[str, Any]
@@ -68,12 +68,18 @@ FIGURES: dict[str, tuple[Callable[[Row], float], float]] = {  # of one request; 
 }
 
 
+def _average(values: Sequence[float], confidence: float) -> Estimate:
+    """Mean with a t interval that does not reach below zero: times and rates cannot."""
+    found = mean_t(values, confidence=confidence)
+    return found if found.low is None else replace(found, low=max(found.low, 0.0))
+
+
 # --- the paired rounds -------------------------------------------------------------------------------------------
 
 
 def _latency(b: Builder, good: list[Row]) -> None:
     for name, (value, scale) in FIGURES.items():
-        b.add(name, mean_t([value(r) for r in good], confidence=b.confidence), scale)
+        b.add(name, _average([value(r) for r in good], b.confidence), scale)
     gaps = [(1000 * g, r["round"]) for r in good for g in itl(r["t_tokens"])]
     for name, q in (("itl_p50_ms", 0.5), ("itl_p95_ms", 0.95), ("itl_p99_ms", 0.99)):
         b.quantile(name, [g for g, _ in gaps], [k for _, k in gaps], q)
@@ -104,7 +110,7 @@ def _phases(b: Builder, good: list[Row]) -> None:
     for phase in PHASES:
         found = [r["phases"][phase] for r in good if r["phases"][phase] not in (None, [])]
         if found:
-            b.add(f"phase_ms/{phase}", mean_t([float(np.mean(v)) for v in found], confidence=b.confidence), 1000.0)
+            b.add(f"phase_ms/{phase}", _average([float(np.mean(v)) for v in found], b.confidence), 1000.0)
         else:
             b.bare(f"phase_ms/{phase}", None, 0, "clock inside the engine", good[0]["phases_unknown"].get(phase, "unknown"))
 
@@ -178,28 +184,33 @@ def _swept(b: Builder, scenario: str, own: list[Row], notes: tuple[str, ...]) ->
             b.bare(full, min(peaks, default=None), len(peaks), "VmHWM of a request, least of its repetitions", ONCE, *notes)
         else:
             value, scale = FIGURES[name]
-            estimate = mean_t([value(r) for r in good], confidence=b.confidence)
+            estimate = _average([value(r) for r in good], b.confidence)
             b.add(full, replace(estimate, warnings=(*estimate.warnings, *failed, *notes)), scale)
 
 
 def _cliffs(b: Builder, contexts: list[list[Row]]) -> list[str]:
-    """Where a token costs more than CLIFF times what it cost at the next shorter context; also a warning on the metric."""
+    """Where a token costs more than CLIFF times what it cost at the next shorter context; also a warning on the metric.
+
+    The least of the repetitions is compared: interference only adds.
+    """
+    costs = {
+        "ttft_ms": ("ms per prompt token", lambda r: _ttft(r) / r["prompt_tokens"]),
+        "tpot_ms": ("ms per output token", _tpot),
+    }  # fmt: skip
     said = []
-    means = [
-        (rows[0]["scenario"], {
-            "ttft_ms": ("ms per prompt token", _mean(rows, lambda r: 1000 * _ttft(r) / r["prompt_tokens"])),
-            "tpot_ms": ("ms per output token", _mean(rows, lambda r: 1000 * _tpot(r))),
-        })
-        for rows in sorted(contexts, key=lambda rows: int(rows[0]["prompt_tokens"]))
-    ]  # fmt: skip
-    for (shorter, before), (longer, after) in pairwise(means):
-        for name, (what, value) in after.items():
-            growth = value / before[name][1]
+    for shorter, longer in pairwise(sorted(contexts, key=lambda rows: int(rows[0]["prompt_tokens"]))):
+        names = shorter[0]["scenario"], longer[0]["scenario"]
+        for metric, (what, cost) in costs.items():
+            growth = _least(longer, cost) / _least(shorter, cost)
             if growth > CLIFF:
-                text = f"a cliff: {what} grow {growth:.1f} times from {shorter} to {longer} (limit {CLIFF:g})"
+                text = f"a cliff: {what} grow {growth:.1f} times from {names[0]} to {names[1]} (limit {CLIFF:g})"
                 said.append(text)
-                b.metrics[f"{name}/{longer}"]["warnings"] = (*b.metrics[f"{name}/{longer}"]["warnings"], text)
+                b.metrics[f"{metric}/{names[1]}"]["warnings"] = (*b.metrics[f"{metric}/{names[1]}"]["warnings"], text)
     return said
+
+
+def _least(rows: Sequence[Row], value: Callable[[Row], float]) -> float:
+    return min(value(r) for r in rows if r["ok"])
 
 
 def _mean(rows: Sequence[Row], value: Callable[[Row], float]) -> float:
@@ -222,10 +233,10 @@ def _bounds(b: Builder, single: list[Row], meta: Row, weight_bytes: int, kv: flo
     else:
         context = ours[0]["prompt_tokens"] + ours[0]["output_tokens"] / 2
         needed = (weight_bytes + kv * context) / meta["rates"]["read"]
-        b.add("mbu", mean_t([needed / _tpot(r) for r in ours], confidence=c))
+        b.add("mbu", _average([needed / _tpot(r) for r in ours], c))
     if prefill.operations and prefill.rate:
         least = prefill.operations / prefill.rate
-        found = mean_t([least / _ttft(r) for r in ours], confidence=c)
+        found = _average([least / _ttft(r) for r in ours], c)
         b.add("mfu", replace(found, method=f"{found.method}; rate of a product in {prefill.rate_of}; attention not counted"))
     else:
         b.bare("mfu", None, 0, "operations over time over matrix rate", prefill.why)

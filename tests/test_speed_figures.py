@@ -190,6 +190,13 @@ def test_a_cliff_in_the_cost_of_a_token_is_named(growth: float, cliffs: int) -> 
     assert "cliff" not in str(b.metrics["tpot_ms/context-1024"]["warnings"])
 
 
+def test_one_disturbed_repetition_is_no_cliff_and_no_time_is_below_zero() -> None:
+    disturbed = swept("context-1024", 1016, 1.016, 0.05)
+    disturbed[1] = request(1, "variant", 5.0, 0.5, scenario="context-1024", prompt_tokens=1016)
+    b = built([*PAIRED, *disturbed, *swept("context-256", 248, 0.248, 0.05)])
+    assert b.bounds["cliffs"] == [] and b.metrics["ttft_ms/context-1024"]["low"] == 0
+
+
 def test_what_a_sweep_lacks_is_null_with_its_reason() -> None:
     sweep = {"notes": {"context-1000": "4096 tokens were asked for"}, "missing": {"prefix-warm": "keeps no prefix"}}
     broken = request(0, "variant", 0, 0, scenario="batch-8", ok=False, t_tokens=[], error="MemoryError: no room")

@@ -22,6 +22,7 @@ from pipeline.errors import ArtifactError, Unsupported
 
 CACHE_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2}  # ggml.h: enum ggml_type
 CACHE_BYTES = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}  # of one number; blocks carry a scale
+CELLS = 256  # llama.cpp gives a sequence a multiple of so many tokens
 BATCH = 512  # tokens in one pass
 SEQUENCES = 256  # llama.cpp's most in one context (LLAMA_MAX_SEQ)
 LONGEST = 4096  # a longer window would only cost memory here: no text that is scored comes near
@@ -262,7 +263,8 @@ class LlamaCppEngine:
         asked.type_k = asked.type_v = CACHE_TYPES[self.kv_type]
         asked.no_perf = True
         if length is not None:
-            asked.n_ctx, asked.n_seq_max, asked.kv_unified = sequences * length, sequences, False
+            room = -(-length // CELLS) * CELLS
+            asked.n_ctx, asked.n_seq_max, asked.kv_unified = sequences * room, sequences, False
         elif sequences > 1:
             asked.n_seq_max, asked.kv_unified = sequences, True
         context = self.api.llama_init_from_model(self.model, asked)
