@@ -118,7 +118,8 @@ def time_store(name: str, engine: Any, store: Store, rounds: int, threads: int, 
 
 def median(ratios: Any) -> tuple[float, float, float]:
     """(median, low, high) over rounds; one round that a neighbour spoilt moves it little. Fewer than six give no interval."""
-    low, high = scipy.stats.quantile_test(ratios, q=1.0, p=0.5).confidence_interval(0.95)  # type: ignore[attr-defined]
+    test: Any = scipy.stats.quantile_test(ratios, q=1.0, p=0.5)
+    low, high = test.confidence_interval(0.95)
     return float(np.median(ratios)), float(low), float(high)
 
 
