@@ -87,7 +87,7 @@ def main(
 ) -> None:
     """Time VARIANT twice and hold the runs against each other."""
     settings = params.load()
-    alone = {"rounds": rounds_each, "max_rounds": None, "contexts": [], "batches": []}
+    alone: dict[str, Any] = {"rounds": rounds_each, "max_rounds": None, "contexts": [], "batches": []}
     tier = settings.amount.model_copy(update={"benchmark": settings.amount.benchmark.model_copy(update=alone)})
     settings = settings.model_copy(update={"tiers": {**settings.tiers, settings.tier: tier}})
     runs = [figures(benchmark.timed(settings, variant, settings.thread_count)[0]) for _ in range(2)]
