@@ -59,7 +59,7 @@ def memory_bandwidth(threads: int, size: int = 1 << 28, repeats: int = 5) -> flo
         return size / _best(lambda: list(pool.map(np.sum, parts)), repeats)  # NumPy frees the interpreter while it reads
 
 
-def copy_bandwidth(threads: int, size: int = 1 << 28, repeats: int = 3) -> float:
+def copy_bandwidth(threads: int, size: int = 1 << 27, repeats: int = 3) -> float:
     """Bytes read and written a second by a streaming copy of `size` bytes, best of `repeats`."""
     from concurrent.futures import ThreadPoolExecutor
 
@@ -82,7 +82,7 @@ def cuda_bandwidth(size: int = 1 << 30, repeats: int = 5) -> float:
     return 2 * size / _best(copied, repeats)
 
 
-def matrix_rate(threads: int, dtype: str, device: str = "cpu", size: int = 2048, seconds: float = 0.4) -> float | None:
+def matrix_rate(threads: int, dtype: str, device: str = "cpu", size: int = 2048, seconds: float = 0.25) -> float | None:
     """Floating-point operations a second of a product of two size x size matrices in torch, best within about `seconds`.
 
     A product has 2 size^3 of them. None where torch is missing or cannot multiply in that type here.

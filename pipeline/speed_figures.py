@@ -151,6 +151,8 @@ def _memory(b: Builder, good: list[Row], meta: Row) -> None:
         if on_gpu:
             note = ONCE if known else "NVML cannot be asked: pip install nvidia-ml-py"
             b.bare(name, max(known, default=None), len(known), "largest after a request", note)
+            loaded = (load.get("load_cuda_memory") or {}).get(key)
+            b.bare(f"{name}/load", loaded, 1, "after loading", ONCE if loaded is not None else note)
 
 
 # --- sweeps ------------------------------------------------------------------------------------------------------

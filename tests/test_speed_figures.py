@@ -157,7 +157,9 @@ def test_an_engine_that_does_not_say_its_cache_has_no_mbu_and_a_reason() -> None
 
 def test_memory_of_a_gpu_is_allocated_reserved_and_in_use() -> None:
     rows = [r | {"cuda_memory": {"allocated": 10 + k, "reserved": 20, "nvml": None}} for k, r in enumerate(FIVE)]
-    m = timings(rows)
+    load = meta()["loads"]["variant"] | {"load_cuda_memory": {"allocated": 7, "reserved": 8, "nvml": None}}
+    m = timings(rows, loads={"variant": load, "reference": load})
+    assert m["cuda_allocated_bytes/load"]["value"] == 7 and m["nvml_used_bytes/load"]["value"] is None
     assert m["cuda_allocated_bytes"]["value"] == 14 and m["cuda_reserved_bytes"]["value"] == 20
     assert m["nvml_used_bytes"]["value"] is None and "NVML" in m["nvml_used_bytes"]["warnings"][0]
     assert "cuda_allocated_bytes" not in timings(FIVE)
