@@ -255,10 +255,7 @@ def _phase(rows: list[Row], meta: Row, who: str, name: str) -> Phase:
     model, load, rates = meta["models"][who], meta["loads"][who], meta["rates"]
     here = load["device"] == rates["device"]
     products = Shape(**model["shape"]).products(model["parameters"])
-    experts = model["shape"]["experts"]
-    why = "config.json does not say which weights a token multiplies"
-    why = "experts take turns: which weights a token needs is not known" if experts else why
-    why = why if here else "the rates of its device were not measured"
+    rate, experts = rates["matrix"].get(model["dtype"]) if here else None, model["shape"]["experts"]
     prompt, kv = rows[0]["prompt_tokens"], rows[0].get("kv_bytes_per_token")
     if name == "prefill":
         seconds, needed, step = _mean(rows, _ttft), float(model["weight_bytes"]), f"for {prompt} prompt tokens"
@@ -269,6 +266,16 @@ def _phase(rows: list[Row], meta: Row, who: str, name: str) -> Phase:
         work = 2 * sum(products) if products else None
     return Phase(
         name=name, step=step, seconds=seconds, bytes=None if experts else needed, operations=work,
-        bandwidth=rates["read"] if here else None, rate=rates["matrix"].get(model["dtype"]) if here else None,
-        rate_of=model["rate_of"], why=why, note="keys and values not counted" if name == "decode" and kv is None else "",
+        bandwidth=rates["read"] if here else None, rate=rate, rate_of=model["rate_of"],
+        why=_why(here and rates["read"] is not None, bool(experts), products is not None, model["dtype"]),
+        note="keys and values not counted" if name == "decode" and kv is None else "",
     )  # fmt: skip
+
+
+def _why(rates: bool, experts: bool, products: bool, dtype: str) -> str:
+    """Why shares of the machine's rates are not known, if they are not."""
+    if not rates:
+        return "the rates of its device were not measured"
+    if experts:
+        return "experts take turns: which weights a token needs is not known"
+    return f"no product in {dtype} could be timed here" if products else "config.json does not say which weights a token multiplies"

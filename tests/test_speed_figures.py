@@ -227,6 +227,20 @@ def test_experts_that_take_turns_have_neither_and_a_reason() -> None:
     assert "experts take turns" in b.metrics["mbu"]["warnings"][0] and "not known (experts" in b.bounds["decode"]
 
 
+@pytest.mark.parametrize(
+    "rates, why",
+    [
+        ({"device": "mixed", "read": None, "matrix": {"float32": None}}, "rates of its device were not measured"),
+        ({"device": "cpu", "read": 1e6, "matrix": {"float32": None}}, "no product in float32 could be timed"),
+    ],
+)
+def test_a_rate_that_could_not_be_measured_says_so(rates: dict[str, Any], why: str) -> None:
+    load = meta()["loads"]["variant"] | {"device": rates["device"]}
+    b = built(PAIRED, rates=rates, loads={"variant": load, "reference": load})
+    assert b.metrics["mfu"]["value"] is None and why in b.metrics["mfu"]["warnings"][0]
+    assert "is not known" in b.bounds["prefill"] and why in b.bounds["prefill"]
+
+
 def test_the_reference_is_held_against_its_own_device_only() -> None:
     loads = {"variant": meta()["loads"]["variant"], "reference": meta()["loads"]["reference"] | {"device": "cuda"}}
     b = built(PAIRED, loads=loads)
