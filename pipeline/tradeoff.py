@@ -58,10 +58,11 @@ class Point:
 
 
 CAPTION = (
-    "In process: one request after another; TTFT and TPOT are means over rounds, decode tok/s counts tokens after the first, "
-    "a batch's together. Server: medians over complete requests, and p99; all tok/s is output tokens over wall time, mean over "
-    "rounds. Memory: peak of the process, or of the server's processes over all levels, no interval. Bits/weight and KLD are "
-    "the variant's own, measured in process. A dash: not measured there."
+    "Context: prompt tokens; in the benchmark's sweeps over it, prompt and reply together. In process: one request after "
+    "another; TTFT and TPOT are means over requests, decode tok/s counts tokens after the first, a batch's together. Server: "
+    "medians over complete requests, and p99; all tok/s is output tokens over wall time, mean over rounds. Memory: peak of the "
+    "process, or of the server's processes over all levels, no interval. Bits/weight and KLD are the variant's own, measured in "
+    "process. A dash: not measured there."
 )
 
 
@@ -70,8 +71,9 @@ def view(
 ) -> dict[str, Any]:
     """What the pages show: rows as text, the caption, and what there is to say of servers; and the points themselves."""
     found = points(results, served, prompt_tokens)
-    caption = f"Brackets are {100 * confidence:g} % intervals; context is prompt tokens. {CAPTION}"
-    return {"points": found, "rows": texts(found, show), "caption": caption, "servers": servers(served, faults, show)}
+    caption = f"Brackets are {100 * confidence:g} % intervals. {CAPTION}"
+    told = {"rows": texts(found, show), "caption": caption, "unknown": unknown(results), "servers": servers(served, faults, show)}
+    return {"points": found, **told}
 
 
 def points(results: dict[str, Any], served: dict[str, Any], prompt_tokens: int) -> list[Point]:
@@ -85,9 +87,10 @@ def points(results: dict[str, Any], served: dict[str, Any], prompt_tokens: int) 
 
 
 def _in_process(name: str, m: Metrics, prompt_tokens: int) -> list[Point]:
-    parts = {key.partition("/")[2] for key in m if key.partition("/")[0] in SPEED}
     rows = []
-    for part in sorted((p for p in parts if not p or PART.fullmatch(p)), key=lambda p: _place(p, prompt_tokens)):
+    for part, known in _parts(m).items():
+        if not known:
+            continue
         context, batch = _place(part, prompt_tokens)
         tail = f"/{part}" if part else ""
         own = {column: m.get(f"{of}{tail}") if of else None for column, (of, _) in FROM.items()}
@@ -95,10 +98,35 @@ def _in_process(name: str, m: Metrics, prompt_tokens: int) -> list[Point]:
     return rows
 
 
-def _place(part: str, prompt_tokens: int) -> tuple[int, int]:
-    """(context, batch) of a metric's part; what it does not say is as in the requests without part."""
-    said = {kind: int(size) for kind, size in re.findall(r"(context|batch)-(\d+)", part)}
-    return said.get("context", prompt_tokens), said.get("batch", 1)
+def _parts(m: Metrics) -> dict[str, list[Metric]]:
+    """{part: its speed figures that have a value}, in order of context and batch; "" is the requests without part."""
+    found: dict[str, list[Metric]] = {}
+    for key, metric in m.items():
+        stem, _, part = key.partition("/")
+        if stem in SPEED and (not part or PART.fullmatch(part)):
+            found.setdefault(part, []).extend([metric] if metric["value"] is not None else [])
+    return dict(sorted(found.items(), key=lambda kv: (*_sizes(kv[0]).values(), kv[0])))
+
+
+def _sizes(part: str) -> dict[str, int]:
+    said = dict(re.findall(r"(context|batch)-(\d+)", part))
+    return {kind: int(said.get(kind, 0)) for kind in ("context", "batch")}
+
+
+def _place(part: str, prompt_tokens: int) -> tuple[int | None, int]:
+    """(context, batch) of a metric's part. A sweep over batches has prompts of its own, whose length its name does not say."""
+    said = _sizes(part)
+    return said["context"] or (None if said["batch"] else prompt_tokens), said["batch"] or 1
+
+
+def unknown(results: dict[str, Any]) -> list[str]:
+    """Contexts and batches that were asked for and not measured, with the reason; variants of one reason together."""
+    by: dict[tuple[str, str], list[str]] = {}
+    for name, result in results.items():
+        for part in (p for p, known in _parts(result["metrics"]).items() if p and not known):
+            said = [w for stem in SPEED for w in result["metrics"].get(f"{stem}/{part}", {}).get("warnings") or []]
+            by.setdefault((part, said[0] if said else "no reason was kept"), []).append(name)
+    return [f"{part} of {', '.join(names)}: {why}" for (part, why), names in by.items()]
 
 
 def _served(name: str, m: Metrics, figures: dict[str, Any]) -> list[Point]:

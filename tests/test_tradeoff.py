@@ -58,7 +58,7 @@ def view(served: dict[str, Any], faults: dict[str, str] | None = None, results: 
     return tradeoff.view(results, served, faults or {}, 256, 0.95, show)
 
 
-def row(source: str, context: int, load: str) -> Point:
+def row(source: str, context: int | None, load: str) -> Point:
     found = tradeoff.points(RESULTS, {"q8": SERVED}, 256)
     (one,) = [p for p in found if (p.variant, p.source, p.context, p.load) == ("q8", source, context, load)]
     return one
@@ -66,14 +66,24 @@ def row(source: str, context: int, load: str) -> Point:
 
 def test_every_part_of_a_speed_figure_is_a_row_and_nothing_else_is() -> None:
     found = [(p.context, p.load) for p in tradeoff.points(RESULTS, {}, 256) if p.variant == "bf16"]
-    assert found == [(256, "1"), (256, "4"), (1024, "1")]
+    assert found == [(256, "1"), (None, "4"), (1024, "1")], "a batch's prompts are not those of the requests without part"
 
 
 def test_a_row_holds_what_was_measured_there_and_the_rest_is_not_known() -> None:
-    long, batch = row(IN_PROCESS, 1024, "1").metrics, row(IN_PROCESS, 256, "4").metrics
+    long, batch = row(IN_PROCESS, 1024, "1").metrics, row(IN_PROCESS, None, "4").metrics
     assert long["ttft_ms"] == METRICS["ttft_ms/context-1024"] and long["memory_bytes"] == METRICS["peak_memory_bytes/context-1024"]
     assert long["decode_tok_s"] is None and batch["ttft_ms"] is None and batch["decode_tok_s"] == METRICS["decode_tok_s/batch-4"]
     assert long["kld_mean"] == batch["kld_mean"] == METRICS["kld_mean"]
+
+
+def test_what_an_engine_cannot_do_is_no_row_of_dashes_but_a_reason() -> None:
+    cannot = {
+        f"{name}/batch-{b}": metric(None, None, None, 0, "one request at a time") for name in ("tpot_ms", "ttft_ms") for b in (4, 8)
+    }
+    found = view({}, results={"a": {"metrics": METRICS | cannot}, "b": {"metrics": METRICS | cannot}})
+    assert [r["at once"] for r in found["rows"] if r["variant"] == "a"] == ["1", "4", "1"], "batch-4 has a rate in METRICS"
+    assert found["unknown"] == ["batch-8 of a, b: one request at a time"]
+    assert "batch-8 of a, b" in render("tradeoff.md.j2", {"tradeoff": found})
 
 
 def test_each_level_of_a_server_is_a_row_of_its_own() -> None:
