@@ -146,6 +146,8 @@ def main() -> None:
     served.write_asked(settings)
     for line in power.told(settings):
         cli.say("power", line)
+    for line in served.told(settings):
+        cli.say("power", line)
     cli.say("check", f"params.yaml is sound: {len(settings.variants)} variants, {len(settings.gate.rules)} gate rules")
 
 

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,12 @@ from pipeline.definitions import is_served
 from pipeline.errors import ArtifactError, ParamsError
 from pipeline.explain import did_you_mean
 from pipeline.params import Params
-from pipeline.serving_figures import DEFINITIONS, WHOLE, scenarios
+from pipeline.serving_figures import DEFINITIONS, QUANTILES, WHOLE, in_a_round, scenarios
+from pipeline.stats import quantile_interval
 
 Row = dict[str, Any]
 Metrics = dict[str, dict[str, Any]]
+PERCENTILE = re.compile(r"(?:ttft|ttfc|tpot|e2e)_(p\d+)_ms")  # of requests; gaps between tokens are many more
 
 
 def levels(settings: Params) -> list[str]:
@@ -57,6 +61,25 @@ def check_metric(metric: str, settings: Params) -> None:
 def judged(settings: Params) -> set[str]:
     """Metrics of servers that rules ask for."""
     return {rule.metric for rule in settings.gate.rules if is_served(rule.metric)}
+
+
+def told(settings: Params) -> list[str]:
+    """Rules on a percentile that so few requests can never settle, in words: said before any work."""
+    said = []
+    for metric in sorted(judged(settings)):
+        stem, _, level = metric.partition("/")
+        at = PERCENTILE.fullmatch(stem)
+        load = settings.amount.serving
+        if at and load and not _has_interval(q := QUANTILES[at[1]], n := load.rounds * in_a_round(level, load.requests), settings):
+            enough = next(k for k in itertools.count(n, max(1, n // 8)) if _has_interval(q, k, settings))
+            said.append(
+                f"{metric} will be INCONCLUSIVE: {n} requests bound no {at[1]}; about {enough} would (tier's serving.requests)"
+            )
+    return said
+
+
+def _has_interval(q: float, n: int, settings: Params) -> bool:
+    return quantile_interval(range(n), range(n), q, confidence=settings.compare.confidence).low is not None
 
 
 def files(settings: Params) -> list[Path]:

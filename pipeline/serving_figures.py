@@ -54,6 +54,12 @@ def scenarios(concurrency: Iterable[int], rates: Iterable[float]) -> list[str]:
     return [*(f"closed-{c}" for c in sorted(set(concurrency))), *(f"open-{r:g}" for r in sorted(set(rates)))]
 
 
+def in_a_round(scenario: str, requests: int) -> int:
+    """Requests of a level in a round: as many as asked for, but never fewer than four for each that is asked at once."""
+    kind, _, size = scenario.partition("-")
+    return max(requests, 4 * int(size)) if kind == "closed" else requests
+
+
 def memory(peak: int | None, why_not: str, confidence: float) -> dict[str, Any]:
     """`server_memory_bytes`; null, with the reason, where it cannot be seen."""
     method = "sum of VmHWM over the server's processes, loading and all levels"

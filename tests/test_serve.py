@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import yaml
@@ -22,6 +23,7 @@ from pipeline.errors import ParamsError, Unsupported
 from pipeline.params import Params
 from pipeline.serving import launch
 from pipeline.serving.client import ServerError
+from pipeline.stats import quantile_interval
 from tests import serving_server
 from tests.serving_server import KEY, Server
 from tests.test_engines import write_gguf
@@ -285,6 +287,16 @@ def test_a_rule_on_a_level_that_is_not_measured_is_refused(metric: str, words: s
 @pytest.mark.parametrize("metric", ["ttft_p99_ms/closed-2", "failure_rate/closed-1", "knee", "server_memory_bytes", "failure_rate"])
 def test_a_rule_on_what_is_measured_is_taken(metric: str) -> None:
     check._check_part(metric, set_params({"q8": {"url": "http://h"}}))
+
+
+def test_a_percentile_that_no_run_can_bound_is_said_before_any_work() -> None:
+    asked = [{"metric": f"ttft_{q}_ms/closed-2", "limit": "60 s"} for q in ("p50", "p99")]
+    (line,) = served.told(set_params({"q8": {"url": "http://h"}}, rules(*asked, {"metric": "itl_p99_ms/closed-2", "limit": "1 s"})))
+    assert line.startswith("ttft_p99_ms/closed-2 will be INCONCLUSIVE: 16 requests bound no p99; about ")
+    enough = int(line.split("about ")[1].split()[0])
+    for n, bounded in ((enough, True), (enough // 2, False)):
+        found = quantile_interval(np.arange(n), np.arange(n), 0.99, confidence=0.95)
+        assert (found.high is not None) is bounded, n
 
 
 def test_a_rule_on_a_server_where_none_is_served_is_refused() -> None:

@@ -15,7 +15,7 @@ from pipeline.errors import DataError, ParamsError
 from pipeline.explain import did_you_mean
 from pipeline.serving.client import Endpoint, Request, Row, ask
 from pipeline.serving.load import closed, opened, schedule
-from pipeline.serving_figures import DEFINITIONS, Objective, knee, level, scenarios
+from pipeline.serving_figures import DEFINITIONS, Objective, in_a_round, knee, level, scenarios
 
 CHARACTERS = 4  # of English text to a token, where no tokenizer says how many
 OPENING = 24  # prompts differ within their first characters, or tokens: a prefix cache finds nothing
@@ -39,8 +39,7 @@ class Plan:
 
     def levels(self) -> list[tuple[str, int]]:
         """(scenario, requests in a round) of each level; closed ones in order of concurrency."""
-        least = {f"closed-{c}": 4 * c for c in self.concurrency}
-        return [(name, max(self.requests, least.get(name, 0))) for name in scenarios(self.concurrency, self.rates)]
+        return [(name, in_a_round(name, self.requests)) for name in scenarios(self.concurrency, self.rates)]
 
     def prompts(self) -> int:
         """How many different prompts the run needs."""
