@@ -97,6 +97,8 @@ def measure_variant(variant: str, settings: Params) -> Row:
     about["client"] = hardware.describe(settings.thread_count)
     shown = {k: v for k, v in facts.items() if k not in ("log", "model_dir")} if facts else None  # reports are in git: no paths
     side = {"launch": facts, "prompts": sets_digest(Path(common.prompts)), "seed": settings.seed, "versions": artifacts.versions()}
+    if facts:  # its port is another each time
+        about["probe"] = {k: v for k, v in found.items() if k not in ("url", "models")}
     report = about | {"launch": shown} | figures(rows, plan, facts, settings.compare.confidence)
     write(variant, rows, about | side, report)
     return report | {"rows": len(rows), "complete": sum(r["ok"] for r in rows)}

@@ -189,13 +189,14 @@ def as_csv(rows: list[Point]) -> str:
 def servers(served: dict[str, Any], faults: dict[str, str], show: Show) -> list[dict[str, Any]]:
     """For each variant that was to be served: what its server is, where its knee lies, what it lacks, and its levels."""
     found: list[dict[str, Any]] = [
-        {"variant": name, "about": f"not measured: {why}", "lacks": [], "levels": []} for name, why in faults.items()
+        {"variant": name, "about": f"not measured: {why}", "build": None, "lacks": [], "levels": []} for name, why in faults.items()
     ]
     for name, figures in served.items():
         about = f"{_server(figures)}; {_knee(figures['knee'])}; {_memory(figures['server_memory_bytes'], show)}"
         about = about if figures["status"] == "ok" else f"{figures['status']}: {figures['reason']}; {about}"
         levels = [_level(level, own, show) for level, own in figures["levels"].items()]
-        found.append({"variant": name, "about": about, "lacks": lacks(figures["probe"]), "levels": levels})
+        build = (figures["launch"] or {}).get("build")
+        found.append({"variant": name, "about": about, "build": build, "lacks": lacks(figures["probe"]), "levels": levels})
     return found
 
 
@@ -203,8 +204,7 @@ def _server(figures: dict[str, Any]) -> str:
     launch, probe = figures["launch"], figures["probe"]
     if not launch:
         return f"{probe['model']} at {probe['url']} ({probe['api']})"
-    build = f", {launch['build'].split(' (')[0]}" if launch.get("build") else ""
-    return f"{launch['kind']} started here ({launch['threads']} threads, {launch['parallel']} at once at most{build})"
+    return f"{launch['kind']} started here ({launch['threads']} threads, {launch['parallel']} at once at most)"
 
 
 def _knee(knee: Metric) -> str:
