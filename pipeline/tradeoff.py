@@ -40,8 +40,9 @@ ABILITIES = {
     "kld": "KLD over the whole vocabulary", "ppl": "perplexity", "delta_p": "change of the true token's probability",
 }  # fmt: skip
 LEVEL = {
-    "TTFT p50 (ms)": "ttft_p50_ms", "p95": "ttft_p95_ms", "p99": "ttft_p99_ms", "TPOT p50 (ms)": "tpot_p50_ms",
-    "p99 ": "tpot_p99_ms", "E2E p50 (ms)": "e2e_p50_ms", "p99  ": "e2e_p99_ms", "req/s": "throughput_req_s",
+    "TTFT p50 (ms)": "ttft_p50_ms", "TTFT p95 (ms)": "ttft_p95_ms", "TTFT p99 (ms)": "ttft_p99_ms",
+    "TPOT p50 (ms)": "tpot_p50_ms", "TPOT p99 (ms)": "tpot_p99_ms", "E2E p50 (ms)": "e2e_p50_ms", "E2E p99 (ms)": "e2e_p99_ms",
+    "req/s": "throughput_req_s",
     "tok/s": "throughput_tok_s", "goodput (req/s)": "goodput_req_s",
 }  # fmt: skip
 
@@ -60,9 +61,9 @@ class Point:
 CAPTION = (
     "Context: prompt tokens; in the benchmark's sweeps over it, prompt and reply together. In process: one request after "
     "another; TTFT and TPOT are means over requests, decode tok/s counts tokens after the first, a batch's together. Server: "
-    "medians over complete requests, and p99; all tok/s is output tokens over wall time, mean over rounds. Memory: peak of the "
-    "process, or of the server's processes over all levels, no interval. Bits/weight and KLD are the variant's own, measured in "
-    "process. A dash: not measured there."
+    "medians over complete requests, and p99; throughput is output tokens over wall time, mean over rounds. Memory: peak of the "
+    "process, or of the server's processes over all levels. Bits/weight and KLD are the variant's own, measured in process. "
+    "Without brackets: too few values for an interval, or measured once. A dash: not measured there."
 )
 
 
@@ -156,9 +157,9 @@ def texts(rows: list[Point], show: Show) -> list[dict[str, str]]:
         found.append({
             "variant": row.variant, "measured": row.source, "context": str(row.context or "–"), "at once": row.load,
             "bits/weight": show(m["bits_per_weight"]), "TTFT (ms)": show(m["ttft_ms"]), "TTFT p99 (ms)": show(m["ttft_p99_ms"]),
-            "TPOT (ms)": show(m["tpot_ms"]), "decode tok/s": show(m["decode_tok_s"]), "all tok/s": show(m["throughput_tok_s"]),
-            "memory (MB)": show(m["memory_bytes"], scale=1e-6), "KLD (nats)": show(m["kld_mean"]),
-            "failed (%)": show(m["failure_rate"], scale=100), "n": _counts(row),
+            "TPOT (ms)": show(m["tpot_ms"]), "decode tok/s": show(m["decode_tok_s"]),
+            "throughput tok/s": show(m["throughput_tok_s"]), "memory (MB)": show(m["memory_bytes"], scale=1e-6),
+            "KLD (nats)": show(m["kld_mean"]), "failed (%)": show(m["failure_rate"], scale=100), "n": _counts(row),
         })  # fmt: skip
     return found
 
@@ -193,6 +194,7 @@ def servers(served: dict[str, Any], faults: dict[str, str], show: Show) -> list[
     ]
     for name, figures in served.items():
         about = f"{_server(figures)}; {_knee(figures['knee'])}; {_memory(figures['server_memory_bytes'], show)}"
+        about += f"; objective: {_objective(figures['asked'])}"
         about = about if figures["status"] == "ok" else f"{figures['status']}: {figures['reason']}; {about}"
         levels = [_level(level, own, show) for level, own in figures["levels"].items()]
         build = (figures["launch"] or {}).get("build")
@@ -211,6 +213,11 @@ def _knee(knee: Metric) -> str:
     if knee["value"] is None:
         return f"no knee: {'; '.join(knee['warnings'])}"
     return f"knee at {knee['value']:g} at once (single rounds: {knee['low']:g} to {knee['high']:g}; {knee['n']} rounds)"
+
+
+def _objective(asked: dict[str, Any]) -> str:
+    limits = {k: v for k, v in (asked.get("objective") or {}).items() if v is not None}
+    return " and ".join(f"{k.removesuffix('_ms').upper()} at most {v:g} ms" for k, v in limits.items()) or "none stated"
 
 
 def _memory(memory: Metric, show: Show) -> str:

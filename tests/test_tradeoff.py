@@ -46,7 +46,8 @@ PROBE: dict[str, Any] = {
     "kld": finding(False, "top k only"), "ppl": finding(False, "no echo"), "delta_p": finding(False, "no echo"),
 }  # fmt: skip
 SERVED: dict[str, Any] = {
-    "status": "ok", "reason": None, "asked": {"load": {"prompt_tokens": 256}}, "probe": PROBE,
+    "status": "ok", "reason": None, "probe": PROBE,
+    "asked": {"load": {"prompt_tokens": 256}, "objective": {"ttft_ms": 500.0, "tpot_ms": None}},
     "launch": {"kind": "llamacpp", "build": "b42 (x) {}", "threads": 2, "parallel": 4},
     "levels": {"closed-1": level(400.0, 50.0, 16), "closed-4": level(900.0, 90.0, 32), "open-0.5": level(410.0, 16.0, 8)},
     "knee": metric(2, 1, 2, 2), "server_memory_bytes": metric(3e8, n=1),
@@ -113,7 +114,11 @@ def test_the_csv_has_every_bound_and_n_and_unknown_is_empty() -> None:
 
 def test_figures_stand_with_their_interval_unit_and_n() -> None:
     shown = view({"q8": SERVED})["rows"][-2]
-    assert shown["TTFT (ms)"] == "900 [890, 910]" and shown["all tok/s"] == "90 [85, 95]" and shown["n"] == "32 requests, 2 rounds"
+    assert (
+        shown["TTFT (ms)"] == "900 [890, 910]"
+        and shown["throughput tok/s"] == "90 [85, 95]"
+        and shown["n"] == "32 requests, 2 rounds"
+    )
     assert shown["memory (MB)"] == "300" and shown["failed (%)"] == "25 [10, 40]" and shown["decode tok/s"] == "–"
     assert view({})["rows"][0]["n"] == "5 requests"
 
@@ -134,6 +139,7 @@ def test_a_server_is_described_with_its_knee_and_its_memory() -> None:
         and "peak memory 300 MB" in one["about"]
     )
     assert "knee at 2 at once (single rounds: 1 to 2; 2 rounds)" in one["about"]
+    assert one["about"].endswith("objective: TTFT at most 500 ms")
     assert one["levels"][0]["load"] == "1 at once" and one["levels"][2]["load"] == "0.5 req/s"
     assert one["levels"][1]["within objective (%)"] == "75 [60, 90]" and one["levels"][1]["n"] == "32 requests, 2 rounds"
     elsewhere = SERVED | {"launch": None, "knee": metric(None, n=0), "server_memory_bytes": metric(None, None, None, 0, "not seen")}

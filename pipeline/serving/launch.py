@@ -35,7 +35,7 @@ VLLM = "VLLM_PYTHON"
 @dataclass(frozen=True)
 class Launched:
     """A running server. facts: what it is, for the figures' side file; the key is in none of them. When it has been
-    stopped, `peak_memory_bytes` is among them."""
+    stopped, `peak_memory_bytes` and `cpu_s` are among them."""
 
     url: str
     key: str = field(repr=False)
@@ -110,7 +110,7 @@ def served(command: Command, port: int, log: Path, startup_s: float) -> Iterator
         try:
             yield Launched(url, key, facts, log)
         finally:
-            facts["peak_memory_bytes"] = _peak_memory(process.pid)
+            facts.update(_cost(process.pid))
     finally:
         _stop(process)
         if key.encode() in (said := log.read_bytes()):  # some servers print all that they are given
@@ -159,16 +159,17 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _peak_memory(guard: int) -> int | None:
-    """Sum of the peak resident bytes of the processes that the guard started; None where the system does not say, or
-    where they have ended already."""
+def _cost(guard: int) -> dict[str, float | int | None]:
+    """What the processes that the guard started have taken: the sum of their peak resident bytes, and processor seconds;
+    both None where the system does not say, or where they have ended already."""
     try:
         family = psutil.Process(guard).children(recursive=True)
         lines = [line for p in family for line in Path(f"/proc/{p.pid}/status").read_text().splitlines()]
+        spent = [p.cpu_times() for p in family]
     except (psutil.Error, OSError):
-        return None
+        return {"peak_memory_bytes": None, "cpu_s": None}
     peaks = [int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")]
-    return sum(peaks) or None
+    return {"peak_memory_bytes": sum(peaks) or None, "cpu_s": sum(t.user + t.system for t in spent) if family else None}
 
 
 def _build(log: Path, key: str) -> str | None:
