@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pipeline import artifacts, cli, noise, params, pictures, where
+from pipeline import artifacts, cli, noise, params, pictures, served, tradeoff, where
 from pipeline.params import Params
 
 CALIBRATED = ("gptq", "awq")
@@ -31,6 +31,7 @@ STAGES = (
     "evaluate",
     "benchmark",
     "generate",
+    "serve",
     "compare",
     "locate",
     "gate",
@@ -157,9 +158,15 @@ def context_of(results: dict[str, dict[str, Any]], verdict: dict[str, Any], sett
         "fault_words": where.FAULT_WORDS,
         "rounds": first.get("decode_tok_s", {}).get("n", 0), "benchmark": settings.amount.benchmark,
         "versions": results[settings.reference]["versions"],
+        "tradeoff": tradeoff_of(results, settings),
         "tasks": sorted({k.split("/")[1] for k in first if k.startswith("acc/")}),
         "domains": sorted({k.split("/")[1] for k in first if k.startswith("kld_mean/") and ":" not in k}),
     }  # fmt: skip
+
+
+def tradeoff_of(results: dict[str, dict[str, Any]], settings: Params) -> dict[str, Any]:
+    figures, faults = served.current(results, settings)
+    return tradeoff.view(results, figures, faults, settings.amount.benchmark.prompt_tokens, settings.compare.confidence, show)
 
 
 def summary_numbers(results: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
@@ -193,6 +200,7 @@ def write(settings: Params) -> None:
     numbers = summary_numbers(results)
     artifacts.write_json(artifacts.SUMMARY, numbers)
     artifacts.write_text(artifacts.TRADEOFF, tradeoff_csv(numbers))
+    artifacts.write_text(artifacts.TRADEOFF_TABLE, tradeoff.as_csv(context["tradeoff"]["points"]))
 
 
 def print_summary(settings: Params) -> None:

@@ -110,7 +110,7 @@ def track(settings: Params, uri: str) -> tuple[dict[str, Any], int]:
     )
     runs = {name: _child(tracker, parent, name, result, settings) for name, result in results.items()}
     _retag(tracker, parent, runs, verdict)
-    for file in (artifacts.REPORTS / "report.html", artifacts.REPORTS / "report.md", artifacts.GATE):
+    for file in (artifacts.REPORTS / "report.html", artifacts.REPORTS / "report.md", artifacts.TRADEOFF_TABLE, artifacts.GATE):
         tracker.log_files(parent, [file], "report")
     tracker.log_files(parent, sorted((artifacts.REPORTS / "figures").glob("*")), "figures")
     return {"experiment": tracker.experiment, "parent": parent, "runs": runs}, tracker.made
