@@ -252,12 +252,19 @@ def test_a_server_that_takes_and_never_answers_is_asked_once(house: House, monke
 
         threading.Thread(target=take, daemon=True).start()
         monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{silent.getsockname()[1]}")
-        with pytest.raises(ArtifactError, match="could not be written"):
+        with pytest.raises(ArtifactError, match="no answer within"):
             track.main()
         silent.shutdown(socket.SHUT_RDWR)
     for connection in asked:
         connection.close()
     assert len(asked) == 1
+
+
+def test_the_first_question_carries_no_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr("httpx2.get", lambda url, **_: asked.append(url))
+    reach.reach("https://user:p%40ss@host.example/mlflow/")
+    assert asked == ["https://host.example/mlflow/health"]
 
 
 def test_a_database_whose_driver_is_missing_says_what_to_install() -> None:
