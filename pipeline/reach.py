@@ -16,7 +16,8 @@ from pipeline.errors import ArtifactError
 
 ANSWER_S = 5  # for the first answer; what follows may take longer, as a loaded server does
 REQUEST_S = 30
-DRIVERS = {"postgresql": "psycopg2-binary", "mysql": "pymysql", "mssql": "pymssql"}
+TIMEOUT = {"postgresql": "connect_timeout", "mysql": "connect_timeout", "mssql": "login_timeout"}  # the drivers' own words
+PACKAGES = {"psycopg": "'psycopg[binary]'", "psycopg2": "psycopg2-binary", "MySQLdb": "mysqlclient"}  # where names differ
 LIMITS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": str(REQUEST_S),
@@ -35,8 +36,8 @@ def reach(uri: str) -> None:
     scheme = urlsplit(uri).scheme.partition("+")[0]
     if scheme in ("http", "https"):
         _ask_server(uri)
-    elif scheme in DRIVERS:
-        _ask_database(uri, DRIVERS[scheme])
+    elif scheme in TIMEOUT:
+        _ask_database(uri, TIMEOUT[scheme])
     elif scheme == "sqlite":
         _make_sqlite(uri)
 
@@ -58,13 +59,14 @@ def _ask_server(uri: str) -> None:
             raise
 
 
-def _ask_database(uri: str, driver: str) -> None:
+def _ask_database(uri: str, timeout: str) -> None:
     import sqlalchemy
 
     try:
-        engine = sqlalchemy.create_engine(uri, poolclass=sqlalchemy.NullPool, connect_args={"connect_timeout": ANSWER_S})
+        engine = sqlalchemy.create_engine(uri, poolclass=sqlalchemy.NullPool, connect_args={timeout: ANSWER_S})
     except ModuleNotFoundError as e:
-        raise ArtifactError(f"MLflow at {without_password(uri)} needs {e.name}; install it: pip install {driver}") from None
+        wanted = PACKAGES.get(e.name or "", e.name)
+        raise ArtifactError(f"MLflow at {without_password(uri)} needs a driver: pip install {wanted}") from None
     engine.connect().close()
 
 

@@ -170,7 +170,7 @@ def variant_note(name: str, verdict: Values, reference: str) -> str:
     if name == reference:
         return "The reference: every other variant is compared with it."
     judged = verdict["variants"].get(name, {})
-    lines = [f"**{judged.get('verdict', 'MISSING')}**: {judged.get('reason', 'no verdict')}"]
+    lines = [f"{judged.get('verdict', 'MISSING')}: {judged.get('reason', 'no verdict')}"]
     lines += [
         f"- {r['metric']} {_shown(r, 1.0)} {r['unit']}, n = {r['n']}: {r['verdict']}, {r['bound']}" for r in judged.get("rules", [])
     ]

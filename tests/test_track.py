@@ -98,7 +98,7 @@ def test_another_verdict_on_the_same_results_is_a_new_state_of_the_same_runs(hou
     assert made == 0 and second["runs"] == first["runs"] and second["parent"] != first["parent"]
     assert client.get_run(first["parent"]).data.tags["verdict"] == "PASS"
     tags = client.get_run(second["runs"]["int8"]).data.tags
-    assert tags["verdict"] == "FAIL" and tags["mlflow.note.content"].startswith("**FAIL**")
+    assert tags["verdict"] == "FAIL" and tags["mlflow.note.content"].startswith("FAIL: ")
 
 
 def test_words_a_person_wrote_on_a_run_stay(house: House) -> None:

@@ -1,6 +1,6 @@
 """Tracking to real servers: MLflow's own, one with passwords, and a PostgreSQL. Each in a process of its own on 127.0.0.1.
 
-Skipped by name where a package is missing: the last two need `pip install 'mlflow[auth]' psycopg2-binary` and Debian's
+Skipped by name where a package is missing: the last two need `pip install 'mlflow[auth]' 'psycopg[binary]'` and Debian's
 `postgresql`.
 """
 
@@ -35,8 +35,8 @@ PASSWORD = "not-a-real-password-1"
 needs_auth = pytest.mark.skipif(importlib.util.find_spec("flask_wtf") is None, reason="no flask_wtf: pip install 'mlflow[auth]'")
 POSTGRES = next((p for p in sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True) if (p / "initdb").exists()), None)
 needs_postgres = pytest.mark.skipif(
-    POSTGRES is None or importlib.util.find_spec("psycopg2") is None,
-    reason="no PostgreSQL (apt-get install postgresql) or no driver (pip install psycopg2-binary)",
+    POSTGRES is None or importlib.util.find_spec("psycopg") is None,
+    reason="no PostgreSQL (apt-get install postgresql) or no driver (pip install 'psycopg[binary]')",
 )
 
 
@@ -242,20 +242,20 @@ def test_a_postgresql_takes_it_all_and_being_down_is_asked_once(house: Path, mon
 
 
 def _count_tries(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A list that grows with every connection that is tried; MLflow's own ten tries, with pauses, took 100 s."""
-    import psycopg2
+    """A list that grows with every connection that fails; MLflow's own ten tries, with pauses, took 100 s."""
+    from sqlalchemy.engine.default import DefaultDialect
 
     tries: list[str] = []
-    honest = psycopg2.connect
+    honest = DefaultDialect.connect
 
-    def counted(*arguments: Any, **options: Any) -> Any:
+    def counted(self: DefaultDialect, *arguments: Any, **options: Any) -> Any:
         try:
-            return honest(*arguments, **options)
-        except psycopg2.OperationalError:
+            return honest(self, *arguments, **options)
+        except Exception:
             tries.append("once")
             raise
 
-    monkeypatch.setattr(psycopg2, "connect", counted)
+    monkeypatch.setattr(DefaultDialect, "connect", counted)
     return tries
 
 
