@@ -69,7 +69,12 @@ def _child(tracker: Tracker, state: State, name: str, settings: Params, made_fro
             tracker.log_files(run_id, [file], f"rows/{file.parent.name}")
         tracker.log_files(run_id, [artifacts.broke(name)], "broke")
 
-    run_id, made = tracker.run(state.key_of(name), name, log, {"variant": name, **made_from})
+    run_id, made = tracker.run(
+        state.key_of(name),
+        name,
+        log,
+        {"variant": name, "mlflow.runColor": views.colour(list(state.results).index(name)), **made_from},
+    )
     tracker.made += made
     return run_id
 

@@ -27,6 +27,18 @@ LINES = (
 )  # fmt: skip
 
 
+# Twelve that differ also for most people who see colours otherwise (after Okabe and Ito 2008); MLflow's own repeat.
+COLOURS = (
+    "#0072b2", "#e69f00", "#009e73", "#d55e00", "#56b4e9", "#cc79a7", "#8c6d31",
+    "#000000", "#7b4173", "#637939", "#b8b800", "#777777",
+)  # fmt: skip
+
+
+def colour(k: int) -> str:
+    """The colour of the k-th variant's run in the UI."""
+    return COLOURS[k % len(COLOURS)]
+
+
 def _card(kind: str, key: str, **fields: Any) -> dict[str, Any]:
     return {"uuid": f"qg-{kind}-{key}", "type": kind, "runsCountToCompare": 20, "metricSectionId": SECTION, "deleted": False,
             "isGenerated": False, **fields}  # fmt: skip

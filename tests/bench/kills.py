@@ -13,6 +13,8 @@ Exits 1 if any of it does not hold.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import itertools
 import json
 import os
 import random
@@ -149,19 +151,23 @@ def _named(line: str) -> str | None:
 # --- one kill ----------------------------------------------------------------------------------------------------
 
 
-def kill(house: House, target: str, sign: signal.Signals, whom: str, after: float) -> list[str]:
-    """Run a stage, kill it so long after it began; returns what is wrong then (empty: nothing)."""
+def kill(house: House, target: str, sign: signal.Signals, whom: str, after: float) -> tuple[bool, list[str]]:
+    """Run a stage, kill it so long after it began; returns (whether it was still running, what is wrong then)."""
     process = house.start("dvc", "repro", "--force", "--single-item", target)
     assert process.stdout is not None
     while (line := process.stdout.readline()) and _named(line) is None:
         pass
-    time.sleep(after)
-    pids = _family(process.pid)
-    if process.poll() is None:
+    began = time.monotonic()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=after)
+    pids, running = _family(process.pid), process.poll() is None
+    if running:
         _send(process, sign, whom)
+    else:  # faster than it was; the next moments are drawn over this
+        house.seconds[target] = time.monotonic() - began
     left = _wait_gone(process, pids)
     process.stdout.close()
-    return [f"{len(left)} processes lived on: {left}"] * bool(left) + list(broken_files(house.folder))
+    return running, [f"{len(left)} processes lived on: {left}"] * bool(left) + list(broken_files(house.folder))
 
 
 def _send(process: subprocess.Popen[str], sign: signal.Signals, whom: str) -> None:
@@ -255,14 +261,14 @@ def _still_running(house: House) -> list[str]:
 # --- all of them -------------------------------------------------------------------------------------------------
 
 
-def plan(house: House, kills: int, seed: int) -> Iterator[tuple[str, signal.Signals, str, float]]:
-    """(target, signal, whom, seconds after the stage began) of each kill: stages in turns, signals in turns."""
+def plan(house: House, seed: int) -> Iterator[tuple[str, signal.Signals, str, float]]:
+    """(target, signal, whom, share of the stage's duration) of each kill, without end: stages in turns, signals in turns."""
     rng = random.Random(seed)
     names = list(house.stages)
-    for k in range(kills):
+    for k in itertools.count():
         target = rng.choice(house.stages[names[k % len(names)]])
         sign, whom = SIGNALS[(k + k // len(names)) % len(SIGNALS)]
-        yield target, sign, whom, rng.uniform(0, house.seconds[target])
+        yield target, sign, whom, rng.random()
 
 
 def main(kills: int, seed: int, folder: Path, out: IO[str] = sys.stdout) -> int:
@@ -271,16 +277,21 @@ def main(kills: int, seed: int, folder: Path, out: IO[str] = sys.stdout) -> int:
     took = time.monotonic() - start
     print(f"a tiny project in {folder}: {len(house.seconds)} stages in {took:.0f} s; {kills} kills, seed {seed}",
           file=out, flush=True)  # fmt: skip
-    breaches, hit = 0, set()
-    for k, (target, sign, whom, after) in enumerate(plan(house, kills, seed), 1):
-        wrong = kill(house, target, sign, whom, after)
+    breaches, late, landed, hit = 0, 0, 0, set()
+    for target, sign, whom, share in plan(house, seed):
+        if landed == kills:
+            break
+        of = house.seconds[target]
+        running, wrong = kill(house, target, sign, whom, share * of)
         more, ran = next_run(house, target)
         wrong += more
-        breaches, hit = breaches + bool(wrong), hit | {target.split("@")[0]}
+        breaches, late, landed = breaches + bool(wrong), late + (not running), landed + running
+        hit |= {target.split("@")[0]} if running else set()
         told = "; ".join(wrong) if wrong else f"whole; then dvc repro ran {', '.join(ran) or 'nothing'}"
-        print(f"{k:3} {sign.name} to {whom:<5} {target:<15} after {after:4.1f} of {house.seconds[target]:4.1f} s: {told}",
+        number = f"{landed:3}" if running else "  -"  # it had ended before the moment came: not a kill
+        print(f"{number} {sign.name} to {whom:<5} {target:<15} after {share * of:4.1f} of {of:4.1f} s: {told}",
               file=out, flush=True)  # fmt: skip
-    print(f"{kills} kills over {len(hit)} of {len(house.stages)} stages, {breaches} with a breach, "
+    print(f"{landed} kills over {len(hit)} of {len(house.stages)} stages ({late} more came too late), {breaches} with a breach, "
           f"{time.monotonic() - start:.0f} s", file=out, flush=True)  # fmt: skip
     return 1 if breaches else 0
 
