@@ -49,6 +49,8 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(ROOT / name, house / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("dvc.yaml", "params.yaml", "constraints.txt", ".gitignore", ".dvcignore"):
         shutil.copy(ROOT / name, house / name)
+    (house / "reports").mkdir()
+    shutil.copy(ROOT / "reports/ledger.yaml", house / "reports")
     make_model(house / "artifacts" / "source")
 
     def small(p: dict[str, Any]) -> None:
