@@ -171,7 +171,9 @@ def main(variant: str) -> None:
         return
     threads = settings.thread_count
     tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
-    asked = prompts(load_texts(Path(settings.benchmark.prompts)), tokenizer, setup.prompt_tokens, setup.warmups + setup.rounds, settings.seed)
+    asked = prompts(
+        load_texts(Path(settings.benchmark.prompts)), tokenizer, setup.prompt_tokens, setup.warmups + setup.rounds, settings.seed
+    )
     bandwidth = hardware.memory_bandwidth(threads)
     try:
         with serving(chosen, folder, threads) as a, serving(reference, base, threads) as b:
@@ -193,3 +195,4 @@ def main(variant: str) -> None:
 
 if __name__ == "__main__":
     cli.run(main)
+    cli.leave()
