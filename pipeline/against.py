@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import ArtifactError
 from pipeline.figures import Builder, answer_metrics, pair
-from pipeline.metrics import POSITIONS, TOP, definition
+from pipeline.metrics import TOP, definition, position_parts
 from pipeline.params import Compare
 from pipeline.stats import Estimate, cluster_bootstrap
 
@@ -83,8 +83,7 @@ def _shared(now: dict[str, Any], then: dict[str, Any]) -> tuple[Columns, Columns
 def _part(c: Columns, part: str, stem: str) -> NDArray[np.bool_]:
     """Which tokens a metric is over: a domain, tokens of context, a class; perplexity over texts only."""
     if part.startswith("position:"):
-        first, last = POSITIONS[part.removeprefix("position:")]
-        return np.asarray((c["position"] >= first) & (c["position"] <= last))
+        return np.asarray(position_parts(c["position"]) == part.removeprefix("position:"))
     if part.startswith("class:"):
         return np.asarray(c["token_class"] == part.removeprefix("class:"))
     if part:

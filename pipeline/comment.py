@@ -36,11 +36,21 @@ def render(verdict: Row, results: dict[str, Row], beside: Row | None) -> str:
     lines = [MARK, f"### quantgate: {verdict['verdict']}{where}", ""]
     lines += [_line(n, v) for n, v in required.items()]
     lines += ["", *_deltas(required or advisory, results, beside)]
+    lines += [
+        "",
+        f"Brackets: {_confidence(verdict):g} % intervals{'; arrows: from the baseline to this change' if beside else ''}.",
+    ]
     lines += [f"- loosened on new evidence: {_safe(note)}" for note in verdict.get("loosened", [])]
     lines += ["", f"<details><summary>All rules, {len(required)} required and {len(advisory)} advisory variants</summary>", ""]
     lines += [_line(n, v) for n, v in advisory.items()]
     lines += ["", *_table(verdict["variants"], beside), *_new(beside), "", "</details>"]
     return "\n".join(lines) + "\n"
+
+
+def _confidence(verdict: Row) -> float:
+    """In percent; a family's level is what is left of it on one side."""
+    level: float = next(v["family"]["level"] for v in verdict["variants"].values())
+    return round(100 * (1 - 2 * level), 6)
 
 
 def _line(name: str, v: Row) -> str:

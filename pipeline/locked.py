@@ -72,10 +72,9 @@ def _get(path: str, commit: str, out: Path) -> None:
         raise ArtifactError(f"{path} is not in {CACHE}, and dvc is not installed to get it from a remote")
     with tempfile.TemporaryDirectory() as folder:
         got = Path(folder) / "rows"
-        command = [dvc, "get", "--quiet", ".", path, "--rev", commit, "--out", str(got)]
+        command = [dvc, "get", ".", path, "--rev", commit, "--out", str(got)]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode or not got.exists():
-            said = (done.stderr.strip().split("\n") or [""])[-1][:200]
-            raise ArtifactError(f"{path} is in no cache or remote of DVC ({said or 'dvc get failed'})")
+            raise ArtifactError(f"{path} of {commit[:7]} is in no cache or remote of DVC")
         with artifacts.atomic_file(out) as tmp:
             shutil.copyfile(got, tmp)

@@ -197,6 +197,8 @@ def lines(settings: Params) -> list[str]:
     parts = {name: task(name, count, known) for name, count in settings.amount.tasks.items()}
     found = [f"{name}: {_said(r, 'pp')}" for name, r in parts.items() if r.source != UNSCORED]
     for rule in settings.gate.rules:
+        if rule.against == "baseline":  # a paired difference between two commits: of those, nothing is foretold here
+            continue
         what, resolution = definition(rule.metric), _of(rule.metric, parts, known)
         if resolution and what and what.neutral is not None and what.unit in SHOWN and not rule.limit:
             bound = bound_of(rule)

@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from gate_house import ITEMS, answer_rows, commit, finish, git, judge, keep_ledger, lock, make, rows_of, token_rows
+from gate_house import EACH, ITEMS, answer_rows, commit, finish, git, judge, keep_ledger, lock, make, rows_of, token_rows
 
 from pipeline import against, artifacts, baseline, comment, gate, locked, params
 from pipeline.errors import ArtifactError
 from pipeline.figures import Builder
-from pipeline.params import Compare
+from pipeline.params import Compare, Rule
+from pipeline.rules import bound_of
+from pipeline.rules import judge as judge_metric
 from pipeline.stats import paired_difference
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -99,6 +101,7 @@ def test_the_comment_says_the_verdict_the_three_differences_and_folds_the_rest(h
         and lines[3].startswith("- **int4**: FAIL")
     )
     deltas = [line for line in lines[5:10] if line.startswith("- **int4** ")]
+    assert "Brackets: 95 % intervals; arrows: from the baseline to this change." in lines
     assert len(deltas) == comment.DELTAS and deltas[0].startswith("- **int4** kld_mean: 0.2")
     assert "nats, +0.2" in deltas[0] and "(paired by token, n = 1000): FAIL, margin 0.05 nats against the baseline" in deltas[0]
     fold = lines.index("</details>")
@@ -149,7 +152,7 @@ def test_without_the_baselines_rows_the_summaries_do_and_say_that_pairing_was_lo
     assert beside is not None
     found = rule(verdict["variants"]["int4"], "kld_mean")
     assert found["value"] == pytest.approx(paired["value"]) and found["high"] - found["low"] > paired["high"] - paired["low"]
-    assert "pairing was lost: artifacts/tokens/int4.parquet is" in found["reason"] and found["verdict"] == "FAIL"
+    assert "pairing was lost: artifacts/tokens/int4.parquet" in found["reason"] and found["verdict"] == "FAIL"
     assert beside["variants"]["int4"]["figures"]["kld_mean"]["how"] == "unpaired"
 
 
@@ -185,6 +188,25 @@ def test_pairing_is_by_token_and_item_and_not_by_order() -> None:
     assert answers["acc/all"]["value"] == pytest.approx(-20 / ITEMS) and answers["acc/all"]["unit"] == "fraction"
 
 
+@pytest.mark.parametrize("part", ["code", "trajectory", "position:1-31", "position:32-127", "class:digits"])
+def test_a_part_of_the_tokens_is_paired_over_that_part(part: str) -> None:
+    now, then = token_rows(0.5), token_rows(0.25)
+    for rows in (now, then):
+        rows["set"] = ["code" if k % 3 else "trajectory" for k in range(1000)]
+        rows["position"] = [40 if k % 5 == 0 else k % EACH + 1 for k in range(1000)]
+        rows["token_class"] = ["digits" if k % 7 == 0 else "words" for k in range(1000)]
+        rows["window"] = [str(k) for k in range(1000)]
+    kind, _, name = part.rpartition(":")
+    own = {
+        "": [s == name for s in now["set"]],
+        "class": [c == name for c in now["token_class"]],
+        "position": [(p >= 32) == (name == "32-127") for p in now["position"]],
+    }[kind]
+    found = against.tokens_paired(builder(), f"kld_mean/{part}", now, then)
+    change = (np.array(now["kld"]) - np.array(then["kld"]))[own]
+    assert found is not None and found["n"] == sum(own) and found["value"] == pytest.approx(change.mean())
+
+
 def test_rows_without_a_token_or_item_in_common_give_no_pair() -> None:
     other = token_rows(0.25) | {"window": ["elsewhere"] * 1000, "position": list(range(1000))}
     assert against.tokens_paired(builder(), "kld_mean", token_rows(0.5), other) is None
@@ -215,6 +237,16 @@ def test_unpaired_limits_add_by_their_squares() -> None:
     )
     ratio = against.unpaired("speed_ratio", figure(2, 1.8, 2.2), figure(1, 0.9, 1.1), "", same_machine=True)
     assert ratio["value"] == pytest.approx(2) and ratio["low"] < 1.8 < 2.2 < ratio["high"]
+
+
+def test_perplexity_from_10_to_12_fails_and_accuracy_from_89_to_91_percent_passes() -> None:
+    for name, margin, now, then, verdict in (
+        ("ppl", "1 ppl", figure(12, 11.9, 12.1), figure(10, 9.9, 10.1), "FAIL"),
+        ("acc/all", "1 pp", figure(0.91, 0.905, 0.915), figure(0.89, 0.885, 0.895), "PASS"),
+    ):
+        change = against.unpaired(name, now, then, "", same_machine=True)
+        bound = bound_of(Rule.model_validate({"metric": name, "margin": margin, "against": "baseline"}))
+        assert judge_metric(bound, change).verdict == verdict
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,23 @@ def test_worse_perplexity_fails_and_better_accuracy_passes() -> None:
     assert verdict({"metric": "acc_delta/all", "margin": "0 pp"}, metric(2.0, 0.5, 3.5)) == "PASS"
 
 
+def test_direction_belongs_to_the_metric_and_not_to_whoever_writes_the_rule() -> None:
+    """Every metric that can have a margin, against the reference and against the baseline: worse fails, better passes."""
+    for name, what in DEFINITIONS.items():
+        unit, factor = next(iter(UNITS[what.unit].items()))
+        for against in ("reference", "baseline"):
+            try:
+                bound = bound_of(Rule.model_validate({"metric": name, "margin": f"{0.01 / factor!r} {unit}", "against": against}))
+            except ParamsError:
+                continue
+            worse = 0.02 if what.better == "lower" else -0.02
+            neutral = 1.0 if against == "baseline" and what.unit == "ratio" else 0.0 if against == "baseline" else what.neutral
+            assert neutral is not None
+            found = {way: neutral + way * worse for way in (-1, 1)}
+            assert judge(bound, metric(found[1], found[1], found[1])).verdict == "FAIL", (name, against)
+            assert judge(bound, metric(found[-1], found[-1], found[-1])).verdict == "PASS", (name, against)
+
+
 @pytest.mark.parametrize(
     "found, reason",
     [
@@ -240,6 +257,21 @@ def test_a_required_variant_that_did_not_run_fails_the_gate(house: params.Params
 def test_a_variant_without_results_fails(house: params.Params) -> None:
     artifacts.metrics("int8").unlink()
     assert judged(house)["verdict"] == "FAIL"
+
+
+def test_empty_results_fail_by_each_rule_s_own_reason(house: params.Params) -> None:
+    change("int8", metrics={})
+    found = judged(house)["variants"]["int8"]
+    assert found["verdict"] == "FAIL" and {r["verdict"] for r in found["rules"]} == {"FAIL"}
+    assert all(f"{r['metric']} is missing from the results" == r["reason"] for r in found["rules"])
+
+
+def test_without_any_results_nothing_passes(house: params.Params) -> None:
+    for name in house.variants:
+        artifacts.metrics(name).unlink()
+    found = judged(house)
+    assert found["verdict"] == "FAIL" and {v["verdict"] for v in found["variants"].values()} == {"FAIL"}
+    assert gate.enforce(house) == 2
 
 
 def test_results_made_for_other_options_fail(house: params.Params) -> None:

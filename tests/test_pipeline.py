@@ -177,3 +177,19 @@ def test_enforce_exits_by_the_verdict(house: Path) -> None:
     env = os.environ | {"PYTHONPATH": str(house)}
     done = subprocess.run([sys.executable, "-m", "pipeline.gate", "--enforce"], cwd=house, env=env, capture_output=True, text=True)
     assert done.returncode == {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 3}[verdict], done.stdout + done.stderr
+
+
+def test_a_merge_into_the_state_it_is_changes_nothing_and_an_edited_result_is_no_verdict(house: Path) -> None:
+    """With DVC's own lock and cache: the baseline's rows are found, and a result that no stage wrote is exit 2."""
+    run(house, "dvc", "repro")
+    run(house, "git", "add", "-A")
+    run(house, "git", "-c", "user.name=t", "-c", "user.email=t@localhost", "commit", "-qm", "results")
+    enforce = (sys.executable, "-m", "pipeline.gate", "--enforce", "--comment", "--baseline", "HEAD")
+    assert "unchanged" in run(house, *enforce, check=False) + (house / "artifacts/comment.md").read_text(encoding="utf-8")
+    path = house / "reports/metrics/int8.json"
+    good = path.read_text(encoding="utf-8")
+    path.write_text(good.replace('"n": ', '"n": 1'), encoding="utf-8")
+    run(house, sys.executable, "-m", "pipeline.gate")
+    told = run(house, *enforce, check=False)
+    path.write_text(good, encoding="utf-8")
+    assert "int8.json (not what dvc.lock says its stage wrote" in told
