@@ -179,6 +179,17 @@ def unchanged(name: str, now: Metric) -> Metric:
     return held | same
 
 
+def another_reference(name: str, figure: Metric, notes: tuple[str, ...]) -> Metric:
+    """A difference where the reference was built anew in between: of what counts from it, none can be judged.
+
+    A worse reference would bring variants nearer to it. Answers that are paired item by item do not count from it.
+    """
+    what = definition(name)
+    relative = what is not None and what.neutral is not None and figure["how"] != "paired by item"
+    limits: Metric = {"low": None, "high": None} if relative else {}
+    return figure | limits | {"warnings": [*figure["warnings"], *notes]}
+
+
 def _metric(estimate: Estimate, name: str, confidence: float, how: str, notes: tuple[str, ...]) -> Metric:
     what = definition(name)
     assert what is not None

@@ -110,8 +110,10 @@ def beside(base: Baseline, results: dict[str, Row], settings: Params) -> dict[st
     """
     ref = settings.reference
     ours, theirs = results.get(ref, {}), base.results.get(ref, {})
+    if not theirs or any(r.get("reference") != ref for r in base.results.values()):
+        raise ArtifactError(f"no baseline: {base.name} measured against another reference than {ref}; {NEXT}")
     if ours.get("base") != theirs.get("base"):
-        raise ArtifactError(f"no baseline: {base.name} measured another base model; name another commit with --baseline")
+        raise ArtifactError(f"no baseline: {base.name} measured another base model; {NEXT}")
     notes = () if ours.get("model") == theirs.get("model") else (f"the reference is built in another way than at {base.rev}",)
     names = list(dict.fromkeys(rule.metric for rule in settings.gate.rules))
     variants = {
@@ -129,8 +131,8 @@ def _variant(base: Baseline, name: str, now: Row, names: list[str], settings: Pa
         return {"figures": {}, "lost": [], "new": sorted(have), "values": {}, "known": False}
     had = then["metrics"]
     figures = _figures(base, name, now, then, [n for n in names if n in have and n in had], settings)
-    for figure in figures.values():
-        figure["warnings"] = [*figure["warnings"], *notes]
+    if notes:
+        figures = {n: against.another_reference(n, figure, notes) for n, figure in figures.items()}
     lost = sorted(n for n, m in had.items() if m.get("value") is not None and _gone(have.get(n)))
     values = {n: had[n] for n in names if n in had}
     return {"figures": figures, "lost": lost, "new": sorted(have.keys() - had.keys()), "values": values, "known": True}

@@ -14,6 +14,7 @@ FILE = artifacts.ARTIFACTS / "comment.md"
 MARK = "<!-- quantgate -->"
 DELTAS = 3  # so many differences stand above the fold
 LONGEST = 300  # characters of a reason in the table
+LARGEST = 60_000  # characters that a comment holds (GitHub: 65 536), without its line ends
 ORDER = {"FAIL": 0, "INCONCLUSIVE": 1, "PASS": 2}
 SHOWN = {"fraction": (100.0, "pp"), "ratio": (1.0, "×"), "bytes": (1e-6, "MB")}  # unit: (scale, as people read it)
 Row = dict[str, Any]
@@ -41,10 +42,13 @@ def render(verdict: Row, results: dict[str, Row], beside: Row | None) -> str:
         f"Brackets: {_confidence(verdict):g} % intervals{'; arrows: from the baseline to this change' if beside else ''}.",
     ]
     lines += [f"- loosened on new evidence: {_safe(note)}" for note in verdict.get("loosened", [])]
-    lines += ["", f"<details><summary>All rules, {len(required)} required and {len(advisory)} advisory variants</summary>", ""]
+    head = lines
+    lines = ["", f"<details><summary>All rules, {len(required)} required and {len(advisory)} advisory variants</summary>", ""]
     lines += [_line(n, v) for n, v in advisory.items()]
     lines += ["", *_table(verdict["variants"], beside), *_new(beside), "", "</details>"]
-    return "\n".join(lines) + "\n"
+    if sum(map(len, head + lines)) > LARGEST:
+        lines = ["", f"All rules stand in {artifacts.REPORTS / 'report.html'}: they are too many for a comment."]
+    return "\n".join(head + lines) + "\n"
 
 
 def _confidence(verdict: Row) -> float:

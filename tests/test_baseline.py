@@ -376,9 +376,20 @@ def test_a_margin_as_wide_as_the_baselines_whole_value_fails(house: params.Param
     assert v["verdict"] == "FAIL" and "so it protects nothing" in v["reason"]
 
 
-def test_a_rebuilt_reference_is_said(house: params.Params) -> None:
-    settings = rewrite("bf16", model="built anew")
-    assert "the reference is built in another way than at main" in rule(merged(settings), "kld_mean")["reason"]
+def test_what_counts_from_a_reference_that_was_built_anew_is_not_judged(house: params.Params) -> None:
+    """A reference made worse brings every variant nearer to it; answers do not count from it."""
+    coarser(0.1, 30)
+    v = merged(rewrite("bf16", model="built anew"))
+    kld, acc = rule(v, "kld_mean"), rule(v, "acc_delta/all")
+    assert kld["verdict"] == "INCONCLUSIVE" and "the reference is built in another way than at main" in kld["reason"]
+    assert acc["verdict"] == "PASS" and v["verdict"] == "INCONCLUSIVE"
+
+
+def test_a_baseline_measured_against_another_reference_is_exit_2(house: params.Params, capsys: pytest.CaptureFixture[str]) -> None:
+    rewrite("int4", reference="fp16")
+    git("checkout", "--quiet", "-b", "next")
+    settings = rewrite("int4", reference="bf16")
+    assert gate.enforce(settings, "change") == 2 and "against another reference than bf16" in capsys.readouterr().err
 
 
 def test_rules_against_reference_and_baseline_are_one_family(house: params.Params) -> None:

@@ -73,6 +73,17 @@ def test_every_difference_above_the_fold_has_unit_interval_n_and_how_it_was_made
         assert " nats" in line or " pp" in line or " ×" in line
 
 
+def test_a_comment_of_many_rules_keeps_to_what_can_be_posted(house: params.Params) -> None:
+    coarser()
+    verdict, beside = gate.for_merge(params.load(), "main")
+    assert beside is not None
+    for k in range(400):
+        verdict["variants"][f"v{k}"] = verdict["variants"]["int4"] | {"required": False}
+        beside["variants"][f"v{k}"] = beside["variants"]["int4"]
+    text = comment.render(verdict, gate._results(params.load()), beside)
+    assert len(text) < 65_536 and "too many for a comment" in text and "- **int4** kld_mean" in text
+
+
 # --- the workflow ------------------------------------------------------------------------------------------------
 
 
