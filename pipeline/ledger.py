@@ -242,9 +242,15 @@ def _justify_metric(book: Book, metric: str, settings: Params, results: dict[str
         if loosened:
             _refuse(rule, new, noise, reason)
         evidences = [*earlier, found] if new else earlier
-        entries.append(sealed({"rule": rule.model_dump(exclude_defaults=True), "reason": reason, "evidence": evidences}))
-        told.append(f"{metric}: {bound_of(rule).text}; noise {noise:.2g} {found['unit']} ({found['from']})")
-    book["rules"] = [e for e in book["rules"] if e["rule"]["metric"] != metric] + entries
+        kept_reason = reason or next((e["reason"] for e in old if not loosened), None)
+        entries.append(sealed({"rule": rule.model_dump(exclude_defaults=True), "reason": kept_reason, "evidence": evidences}))
+        told.append(
+            f"{metric}: {bound_of(rule).text}; noise {noise:.2g} {found['unit']} "
+            f"({found['from'] if new else 'these figures were evidence before; nothing is added'})"
+        )
+    at = next((k for k, e in enumerate(book["rules"]) if e["rule"]["metric"] == metric), len(book["rules"]))
+    kept = [e for e in book["rules"] if e["rule"]["metric"] != metric]
+    book["rules"] = [*kept[:at], *entries, *kept[at:]]
     if not rules:
         gone = {"metric": metric, "rules": [e["rule"] for e in old], "reason": reason, "date": today(), "commit": commit()}
         book["removed"] = [*book.get("removed", []), sealed(gone)]

@@ -182,6 +182,12 @@ def test_justify_writes_n_noise_interval_date_and_commit(measured: params.Params
     assert judge(measured)["verdict"] == "PASS"
 
 
+def test_justifying_again_with_the_same_figures_changes_nothing(measured: params.Params) -> None:
+    before = ledger.FILE.read_text(encoding="utf-8")
+    told = ledger.justify("kld_mean", measured, results(measured))
+    assert ledger.FILE.read_text(encoding="utf-8") == before and "nothing is added" in told[0]
+
+
 def test_noise_counts_from_the_upper_end_of_the_floor(measured: params.Params) -> None:
     own = artifacts.read_json(artifacts.metrics("bf16"))
     floor = {"value": 0.002, "low": 0.001, "high": 0.003, "n": 900}
@@ -189,7 +195,7 @@ def test_noise_counts_from_the_upper_end_of_the_floor(measured: params.Params) -
         artifacts.metrics("bf16"), own | {"metrics": own["metrics"] | {"kld_floor": floor, "kld_floor/rerun": floor}}
     )
     ledger.justify("kld_mean", measured, results(measured))
-    first, second = ledger.read()["rules"][-1]["evidence"]
+    first, second = ledger.read()["rules"][0]["evidence"]
     assert second["noise"] == pytest.approx(first["noise"] + 0.003) and second["floor"]["by"] == {"rerun": 0.002}
 
 
