@@ -66,14 +66,14 @@ def _line(name: str, v: Row) -> str:
 
 def _deltas(variants: Row, results: dict[str, Row], beside: Row | None) -> list[str]:
     """One line for each of the figures nearest to, or farthest past, what their rules allow."""
-    found: dict[tuple[str, str], tuple[tuple[int, float], str]] = {}
+    found: dict[tuple[str, str], tuple[tuple[bool, int, float], str]] = {}
     for name, v in variants.items():
         figures = beside["variants"][name]["figures"] if beside else {}
         for rule in v["rules"]:
             metric = results.get(name, {}).get("metrics", {}).get(rule["metric"])
             if metric is None or metric.get("value") is None:
                 continue
-            rank = (ORDER[rule["verdict"]], -_used(rule))
+            rank = (not rule["required"], ORDER[rule["verdict"]], -_used(rule))
             text = _delta(name, rule, metric, figures.get(rule["metric"]), beside)
             key = (name, rule["metric"])
             found[key] = min(found.get(key, (rank, text)), (rank, text))
@@ -93,7 +93,7 @@ def _used(rule: Row) -> float:
 
 def _delta(name: str, rule: Row, metric: Row, figure: Row | None, beside: Row | None) -> str:
     """`**int4** kld_mean: 0.256 → 0.485 nats, +0.23 [+0.18, +0.29] (paired by token, n = 4914): FAIL, margin 0.02 nats`."""
-    judged = f"{rule['verdict']}, {_safe(rule['bound'])}"
+    judged = f"{rule['verdict']}, {_safe(rule['bound'])}{'' if rule['required'] else ', advisory'}"
     if figure is None:
         why = " (no baseline: new)" if beside else ""
         return f"- **{name}** {rule['metric']}: {_interval(metric)}, n = {metric['n']}{why}: {judged}"

@@ -73,6 +73,16 @@ def test_every_difference_above_the_fold_has_unit_interval_n_and_how_it_was_made
         assert " nats" in line or " pp" in line or " ×" in line
 
 
+def test_required_rules_stand_before_advisory_ones_and_failures_before_the_rest(house: params.Params) -> None:
+    coarser(0.5, 43)
+    verdict, beside = gate.for_merge(params.load(), "main")
+    for r in verdict["variants"]["int4"]["rules"]:
+        r["verdict"] = "PASS" if r["required"] and r["metric"] == "kld_mean" else "FAIL"
+    text = comment.render(verdict, gate._results(params.load()), beside)
+    first = [line.split(" ")[2] for line in text.split("\n") if line.startswith("- **int4** ")]
+    assert first == ["acc_delta/all:", "kld_mean:", "ppl_ratio:"] and "FAIL, margin 20 % against the baseline, advisory" in text
+
+
 def test_a_comment_of_many_rules_keeps_to_what_can_be_posted(house: params.Params) -> None:
     coarser()
     verdict, beside = gate.for_merge(params.load(), "main")
