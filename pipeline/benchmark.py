@@ -23,7 +23,7 @@ from pipeline import artifacts, cli, engines, hardware, params
 from pipeline.engines import Sampling
 from pipeline.errors import ArtifactError, DataError, QuantgateError, Unsupported
 from pipeline.evalset import load_texts
-from pipeline.params import Benchmark, Variant
+from pipeline.params import Requests, Variant
 
 Row = dict[str, Any]
 STARTUP_S = 600  # a model that does not load within this time is not going to
@@ -133,7 +133,7 @@ def prompts(documents: list[Row], tokenizer: Any, length: int, count: int, seed:
     return [list(piece) for piece in pieces[:count]]
 
 
-def measure(ours: Server, theirs: Server, setup: Benchmark, asked: list[list[int]]) -> Iterator[Row]:
+def measure(ours: Server, theirs: Server, setup: Requests, asked: list[list[int]]) -> Iterator[Row]:
     """Warm-ups, then rounds; both answer the same prompt, and who goes first changes from round to round."""
     order = [("variant", ours), ("reference", theirs)]
     with cli.progress(len(asked), "benchmark", "round") as bar:
@@ -163,7 +163,7 @@ def main(variant: str) -> None:
     settings = params.load()
     chosen, reference = settings.variant(variant), settings.variant(settings.reference)
     folder, base = artifacts.model_dir(variant), artifacts.model_dir(settings.reference)
-    path, setup = artifacts.timings(variant), settings.benchmark
+    path, setup = artifacts.timings(variant), settings.amount.benchmark
     manifest, theirs = artifacts.read_manifest(folder), artifacts.read_manifest(base)
     meta: dict[str, Any] = {"variant": variant, "model": manifest["digest"], "reference": theirs["digest"]}
     if manifest["status"] != "ok":
@@ -171,7 +171,9 @@ def main(variant: str) -> None:
         return
     threads = settings.thread_count
     tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
-    asked = prompts(load_texts(Path(setup.prompts)), tokenizer, setup.prompt_tokens, setup.warmups + setup.rounds, settings.seed)
+    asked = prompts(
+        load_texts(Path(settings.benchmark.prompts)), tokenizer, setup.prompt_tokens, setup.warmups + setup.rounds, settings.seed
+    )
     bandwidth = hardware.memory_bandwidth(threads)
     try:
         with serving(chosen, folder, threads) as a, serving(reference, base, threads) as b:
@@ -193,3 +195,4 @@ def main(variant: str) -> None:
 
 if __name__ == "__main__":
     cli.run(main)
+    cli.leave()

@@ -182,3 +182,4 @@ def main(
 
 if __name__ == "__main__":
     cli.run(main)
+    cli.leave()

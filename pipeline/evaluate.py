@@ -232,3 +232,4 @@ def main(variant: str) -> None:
 
 if __name__ == "__main__":
     cli.run(main)
+    cli.leave()

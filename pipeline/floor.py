@@ -190,12 +190,11 @@ def main() -> None:
     if store.manifest["model"] != manifest["digest"]:
         raise ArtifactError(f"{artifacts.REFERENCE} was made with another build of {settings.reference}; run `dvc repro`")
     engine = engines.load(variant.engine, folder, threads=settings.thread_count, **variant.engine_options)
-    setup = settings.diverge
-    chosen = choose(store.windows, setup.floor.tokens, settings.seed)
+    asked = settings.amount.floor
+    chosen = choose(store.windows, asked.tokens, settings.seed)
     b = Builder(settings.compare, settings.seed)
-    measure(
-        engine, store, chosen, b, batch_size=setup.batch_size, steps=setup.floor.stepwise, threads=settings.thread_count
-    )  # fmt: skip
+    shape = {"batch_size": settings.diverge.batch_size, "threads": settings.thread_count}
+    measure(engine, store, chosen, b, steps=asked.stepwise, **shape)
     artifacts.write_json(artifacts.FLOOR, {
         "reference": settings.reference, "model": manifest["digest"], "store": store.manifest["digest"],
         "runs": RUNS, "windows": [store.windows[i].window for i in chosen], "threads": settings.thread_count,
@@ -212,3 +211,4 @@ def _shown(metric: dict[str, Any]) -> str:
 
 if __name__ == "__main__":
     cli.run(main)
+    cli.leave()

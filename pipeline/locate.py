@@ -13,6 +13,7 @@ import numpy as np
 from pipeline import artifacts, cli, free_figures, params, spread, worst
 from pipeline.errors import ArtifactError
 from pipeline.figures import pair
+from pipeline.metrics import position_parts
 
 Row = dict[str, Any]
 READ = {"diverge": artifacts.tokens, "evaluate": artifacts.answers, "generate": artifacts.generations}
@@ -56,8 +57,8 @@ def _tokens(variant: str, settings: params.Params, words: worst.Words) -> Row:
     judged = spread.judge(
         columns["kld"], columns["document"],
         {
-            "domain": columns["set"], "token class": worst.token_classes(columns["token_id"], words),
-            "position": worst.position_bands(columns["position"]),
+            "domain": columns["set"], "token class": columns["token_class"],
+            "position": position_parts(columns["position"]),
         },
         confidence=settings.compare.confidence, resamples=settings.compare.resamples,
         rng=np.random.default_rng([settings.seed, *b"spread"]),

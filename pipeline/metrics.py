@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy.special import rel_entr
 
 Floats = NDArray[np.float32] | NDArray[np.float64]
@@ -126,8 +126,15 @@ def definition(name: str) -> Definition | None:
 
 # Parts of `kld_mean` and `top1_agreement` besides the domains: kld_mean/position:32-127, top1_agreement/class:digits.
 POSITIONS: dict[str, tuple[int, float]] = {"1-31": (1, 31), "32-127": (32, 127), "128-511": (128, 511), "512-up": (512, np.inf)}
+LASTS = [last for _, last in POSITIONS.values()]
 TOKEN_CLASSES = ("words", "digits", "punctuation", "code", "cjk", "special", "whitespace", "other")
 TOKEN_PARTS = (*(f"position:{name}" for name in POSITIONS), *(f"class:{name}" for name in TOKEN_CLASSES))
+
+
+def position_parts(positions: ArrayLike) -> NDArray[np.str_]:
+    """The name in POSITIONS of each position, of at least 1: [n] -> [n]."""
+    return np.asarray(list(POSITIONS))[np.searchsorted(LASTS, np.asarray(positions))]
+
 
 # --- token distributions -----------------------------------------------------------------------------------------
 

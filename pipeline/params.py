@@ -77,12 +77,30 @@ class Variant(Section):
     engine_options: dict[str, Any] = {}
 
 
+class Floor(Section):
+    """How much of the store the noise floor is measured on."""
+
+    tokens: Count = 2000
+    stepwise: Count = 256  # of them, one decode step each
+
+
+class Requests(Section):
+    """What the benchmark asks for: in each round the reference once, then the variant."""
+
+    prompt_tokens: Annotated[int, Field(ge=2)] = 256
+    output_tokens: Annotated[int, Field(ge=2)] = 32
+    warmups: Annotated[int, Field(ge=1)] = 1
+    rounds: Annotated[int, Field(ge=3)] = 5
+
+
 class Tier(Section):
-    """How much is measured: items of each task, documents of the corpus, trajectories."""
+    """How much is measured: items of each task, documents of the corpus, trajectories; tokens of the floor; requests."""
 
     tasks: Annotated[dict[str, HowMany], Field(min_length=1)]
     documents: HowMany
     trajectories: HowMany
+    floor: Floor
+    benchmark: Requests
 
 
 class HubText(Section):
@@ -123,27 +141,15 @@ class Trajectories(Section):
     temperature: Annotated[float, Field(gt=0)] = 1.0
 
 
-class Floor(Section):
-    """How much of the store the noise floor is measured on."""
-
-    tokens: Count = 2000
-    stepwise: Count = 256  # of them, one decode step each
-
-
 class Diverge(Section):
     corpus: str
     window: Annotated[int, Field(ge=8)]
     batch_size: Count = 4
     trajectories: Trajectories
-    floor: Floor = Floor()
 
 
 class Benchmark(Section):
     prompts: str
-    prompt_tokens: Annotated[int, Field(ge=2)]
-    output_tokens: Annotated[int, Field(ge=2)]
-    warmups: Annotated[int, Field(ge=1)] = 1
-    rounds: Annotated[int, Field(ge=5)] = 5
 
 
 class Compare(Section):

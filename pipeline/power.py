@@ -151,7 +151,7 @@ def _recorded_kld(cards: list[dict[str, Any]], n: float, known: Sources) -> tupl
 
 def rounds(metric: str, known: Sources) -> Resolution:
     """A speed ratio over the benchmark's rounds."""
-    n, found = known.settings.benchmark.rounds, interval(known.metrics.get(metric))
+    n, found = known.settings.amount.benchmark.rounds, interval(known.metrics.get(metric))
     if not found:
         return Resolution(n, "rounds", None, "unknown until a variant has been timed here")
     return _scaled(found, found["n"], n, "rounds", f"{known.probe}'s last run")

@@ -81,3 +81,4 @@ def main(variant: str) -> None:
 
 if __name__ == "__main__":
     cli.run(main)
+    cli.leave()

@@ -272,3 +272,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     cli.run(main)
+    cli.leave()

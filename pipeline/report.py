@@ -89,7 +89,7 @@ def context_of(results: Results, verdict: dict[str, Any], settings: Params) -> d
         "against_rounding": words.against_rounding(results), "noise": noise.sentence(first, settings.reference),
         "where": where.where(results, settings.reference), "visible": where.visible, "clipped": where.clipped,
         "fault_words": where.FAULT_WORDS,
-        "rounds": first.get("decode_tok_s", {}).get("n", 0), "benchmark": settings.benchmark,
+        "rounds": first.get("decode_tok_s", {}).get("n", 0), "benchmark": settings.amount.benchmark,
         "versions": results[settings.reference]["versions"],
         "tasks": sorted({k.split("/")[1] for k in first if k.startswith("acc/")}),
         "domains": sorted({k.split("/")[1] for k in first if k.startswith("kld_mean/") and ":" not in k}),

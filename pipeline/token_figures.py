@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import ArtifactError
 from pipeline.figures import Builder
-from pipeline.metrics import POSITIONS, TOKEN_CLASSES, TOP, definition
+from pipeline.metrics import POSITIONS, TOKEN_CLASSES, TOP, definition, position_parts
 from pipeline.stats import FEW, Estimate, wilson
 
 NEEDED = (
@@ -89,8 +89,8 @@ def _agreement(b: Builder, c: Columns) -> None:
 def _parts(b: Builder, c: Columns) -> None:
     """Mean divergence and agreement by domain, by tokens of context, by class; a part without tokens has no metric."""
     parts = {str(name): c["set"] == name for name in np.unique(c["set"])}
-    for name, (first, last) in POSITIONS.items():
-        parts[f"position:{name}"] = (c["position"] >= first) & (c["position"] <= last)
+    where = position_parts(c["position"])
+    parts |= {f"position:{name}": where == name for name in POSITIONS}
     parts |= {f"class:{name}": c["token_class"] == name for name in TOKEN_CLASSES}
     same = c["top1"] == c["top1_ref"]
     for name, own in parts.items():

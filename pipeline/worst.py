@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import unicodedata
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,6 @@ class Words:
         from tokenizers import Tokenizer
 
         self._tokenizer = Tokenizer.from_file(str(file))
-        self._special = {i for i, token in self._tokenizer.get_added_tokens_decoder().items() if token.special}
         self._anchor = self._tokenizer.encode(".", add_special_tokens=False).ids[-1:]
         self._start = self._tokenizer.decode(self._anchor, skip_special_tokens=False)
 
@@ -50,36 +48,6 @@ class Words:
             return f"<{token}>"
         whole = self.text([*self._anchor, token])
         return whole[len(self._start) :] if whole.startswith(self._start) else self.text([token])
-
-    def is_special(self, token: int) -> bool:
-        return self._tokenizer is not None and token in self._special
-
-
-def token_class(piece: str) -> str:
-    """What kind of text a token is; `piece` as `Words.piece` gives it."""
-    core = piece.strip()
-    if not core:
-        return "white space"
-    if "\ufffd" in core:
-        return "part of a character"
-    letters = [garble.script_of(c) for c in core]
-    if any(s in garble.WHOLE_WORDS for s in letters):
-        return "ideographs, kana and hangul"
-    if any(s for s in letters):
-        return "word after a space" if piece[0].isspace() else "letters without a space before"
-    return "digits" if any(unicodedata.category(c) == "Nd" for c in core) else "punctuation and signs"
-
-
-def token_classes(ids: list[int], words: Words) -> list[str]:
-    """The class of each token id of a list."""
-    known = {i: "special" if words.is_special(i) else token_class(words.piece(i)) for i in set(ids)}
-    return [known[i] for i in ids]
-
-
-def position_bands(positions: list[int]) -> list[str]:
-    """How much context a token has, in bands that grow fourfold."""
-    bands = ((16, "1 to 15"), (64, "16 to 63"), (256, "64 to 255"))
-    return [next((name for below, name in bands if p < below), "256 and more") for p in positions]
 
 
 def _capped(rows: list[Row], total: int, **more: Any) -> Row:

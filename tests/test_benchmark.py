@@ -12,10 +12,10 @@ import pytest
 
 from pipeline import benchmark, hardware
 from pipeline.errors import ArtifactError, DataError, Unsupported
-from pipeline.params import Benchmark, Variant
+from pipeline.params import Requests, Variant
 
 HF = Variant(quantizer="cast", engine="hf", options={"dtype": "float32"})
-SETUP = Benchmark(prompts="", prompt_tokens=8, output_tokens=6, warmups=1, rounds=5)
+SETUP = Requests(prompt_tokens=8, output_tokens=6, warmups=1, rounds=5)
 
 
 @pytest.fixture(autouse=True)

@@ -40,6 +40,7 @@ def token_columns(windows: list[dict[str, Any]], kld: float) -> dict[str, list[A
         for p in range(w["first"], len(w["token_ids"])):
             row = {
                 "set": w["set"], "document": w["document"], "window": w["window"], "position": p, "token_id": w["token_ids"][p],
+                "token_class": "words",
                 "kld": kld * (1 + 0.5 * math.sin(p)), "logp_ref": -1.0, "logp": -1.5, "top1_ref": w["token_ids"][p], "top1": 1,
             }  # fmt: skip
             for name, value in row.items():
@@ -189,18 +190,6 @@ def test_capped_flips_come_from_every_task() -> None:
     listed = worst.flips(pairs, worst.Questions(), to_right=False)
     assert listed["total"] == 63 and listed["shown"] == 20 and sum(r["task"] == "short" for r in listed["rows"]) == 3
     assert "lm-eval's own" in listed["rows"][0]["unknown"]
-
-
-@pytest.mark.parametrize(
-    "piece, kind",
-    [
-        (" the", "word after a space"), ("ing", "letters without a space before"), ("42", "digits"), (" 7", "digits"),
-        ("();", "punctuation and signs"), ("\n\n", "white space"), ("\ufffd", "part of a character"),
-        ("白", "ideographs, kana and hangul"), (" größer", "word after a space"), ("🎉", "punctuation and signs"),
-    ],
-)  # fmt: skip
-def test_a_token_s_class_is_that_of_its_text(piece: str, kind: str) -> None:
-    assert worst.token_class(piece) == kind
 
 
 def test_a_long_prompt_keeps_head_and_tail_and_says_what_is_left_out() -> None:

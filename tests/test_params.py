@@ -32,8 +32,8 @@ def test_the_shipped_params_are_sound(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("seed: 2026", "sede: 2026", ["params.yaml:2:", "sede", "did you mean 'seed'"]),
         ("quantizer: torchao", "quantiser: torchao", ["variants.int8.quantiser", "did you mean 'quantizer'"]),
-        ("rounds: 5 ", "rounds: 2 ", ["benchmark.rounds = 2", "greater than or equal to 5"]),
-        ("rounds: 5 ", "rounds: five ", ["benchmark.rounds = 'five'", "integer"]),
+        ("rounds: 5}", "rounds: 2}", ["tiers.default.benchmark.rounds = 2", "greater than or equal to 3"]),
+        ("rounds: 5}", "rounds: five}", ["benchmark.rounds = 'five'", "integer"]),
         ("source: package ", "source: pakage ", ["pakage", "did you mean 'package'"]),
         ("batch_size: 16", "batch_size: '16'", ["evaluate.batch_size = '16'", "integer"]),
         ("temperature: 1.0", "temperature: 1e-4", ["temperature = '1e-4'", "YAML reads 1e-4 as text, write 1.0e-4"]),
@@ -66,7 +66,7 @@ def test_a_fault_names_line_value_and_remedy(tmp_path: Path, old: str, new: str,
 
 def test_all_faults_are_listed_at_once(tmp_path: Path) -> None:
     path = tmp_path / "params.yaml"
-    path.write_text(GOOD.replace("seed: 2026", "sede: 2026").replace("rounds: 5 ", "rounds: 1 "), encoding="utf-8")
+    path.write_text(GOOD.replace("seed: 2026", "sede: 2026").replace("rounds: 5}", "rounds: 1}"), encoding="utf-8")
     with pytest.raises(ParamsError) as caught:
         params.load(path)
     assert "sede" in str(caught.value) and "rounds" in str(caught.value)
@@ -86,7 +86,7 @@ def test_a_key_given_twice_is_an_error(tmp_path: Path) -> None:
 def test_the_line_is_that_of_the_key(tmp_path: Path) -> None:
     message = fault(tmp_path, "output_tokens: 32", "output_tokens: 0")
     line = next(i for i, text in enumerate(GOOD.split("\n"), 1) if "output_tokens: 32" in text)
-    assert f"params.yaml:{line}: benchmark.output_tokens = 0" in message
+    assert f"params.yaml:{line}: tiers.default.benchmark.output_tokens = 0" in message
 
 
 @pytest.mark.parametrize(
@@ -106,8 +106,8 @@ def test_the_line_is_that_of_the_key(tmp_path: Path) -> None:
         ("metric: kld_mean", "metric: kld_mean/nwes", ["'kld_mean/nwes'", "did you mean 'news'"]),
         ("metric: speed_ratio", "metric: speed_ratio/x", ["speed_ratio has no parts"]),
         ("set: evalsets/calibration/own.jsonl", "set: evalsets/corpus/news.jsonl", ["overlaps what is measured", "'news-01'"]),
-        ("{dtype: float32}", "{dtype: float23}", ["variants.fp32", "dtype = 'float23'"]),
-        ("{dtype: float32}", "{}", ["variants.fp32", "option 'dtype' is needed"]),
+        ("{dtype: bfloat16}", "{dtype: float61}", ["variants.bf16", "dtype = 'float61'"]),
+        ("{dtype: bfloat16}", "{}", ["variants.bf16", "option 'dtype' is needed"]),
         ("quantizer: gptq", "quantizer: gtpq", ["quantizer 'gtpq'", "did you mean 'gptq'"]),
         ("engine: hf, options: {scheme", "engine: fh, options: {scheme", ["engine 'fh'"]),
         (

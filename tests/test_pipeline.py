@@ -57,10 +57,10 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
         p["calibration"] |= {"rows": 4, "tokens": 32}
         p["evaluate"] |= {"batch_size": 4}
         tasks = {"facts": 3, "arithmetic_copy": 3, "prose_ppl": 3}
-        p["tier"], p["tiers"] = "tiny", {"tiny": {"tasks": tasks, "documents": 3, "trajectories": 2}}
+        amounts = {"floor": {"tokens": 200, "stepwise": 16}, "benchmark": {"prompt_tokens": 16, "output_tokens": 4, "rounds": 5}}
+        p["tier"], p["tiers"] = "tiny", {"tiny": {"tasks": tasks, "documents": 3, "trajectories": 2} | amounts}
         p["diverge"] |= {"window": 64}
         p["diverge"]["trajectories"] |= {"tokens": 6}
-        p["benchmark"] |= {"prompt_tokens": 16, "output_tokens": 4}
         p["compare"]["resamples"] = 200
 
     edit(house, small)
