@@ -19,8 +19,8 @@ TIMINGS = (
     ("speed_ratio", "ratio"),
     ("peak_memory_bytes", "bytes"),
 )
-DECIDES = ("base", "params", "sets")  # differences in these make quality figures incomparable
-SHOWN = ("base", "params", "sets", "gate", "versions", "machine", "inputs")
+DECIDES = ("base", "quality", "sets")  # differences in these make quality figures incomparable
+SHOWN = ("base", "quality", "sets", "speed", "gate", "versions", "machine", "code")
 NUMBERS = ("value", "low", "high", "n")
 
 

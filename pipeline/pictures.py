@@ -171,7 +171,7 @@ def _mark(axes: Any, metrics: dict[str, Any], word: str, area: float, behind: bo
     shape, colour = MARKS.get(word, ("P", "grey"))
     ink = GREY if behind else THEME[colour][0]
     at = speed["value"], kld["value"]
-    axes.errorbar(*at, xerr=bars(speed), yerr=bars(kld), fmt="none", ecolor=ink, lw=1, capsize=2, zorder=2)
+    axes.errorbar(*at, xerr=bars(speed), yerr=bars(kld), fmt="none", color=ink, lw=1, capsize=2, zorder=2)
     axes.scatter(*at, s=area, marker=shape, c=PAGE if behind else ink, edgecolors=ink if behind else PAGE, linewidths=1, zorder=3)
 
 

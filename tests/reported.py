@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
 from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
 
 MACHINE = {
     "cpu": "A CPU", "cores": 2, "threads": 2, "memory_bytes": 2**34, "system": "Linux x86_64", "python": "3.11.7", "gpu": None,
@@ -55,3 +62,55 @@ def judged(verdict: str, *rules: dict[str, Any], required: bool = True, reason: 
 def verdicts(**variants: dict[str, Any]) -> dict[str, Any]:
     """gate.json; names with `_` for `-`."""
     return {"verdict": "PASS", "inputs": {}, "variants": {n.replace("_", "-"): v for n, v in variants.items()}}
+
+
+def broken(name: str) -> dict[str, Any]:
+    """artifacts/broke/<variant>.json with one row of each list, of long and odd texts."""
+    long = "a_very_long_identifier_without_any_place_to_break_it" * 6
+    token = {
+        "kld": 3.2, "not_finite": False, "context": long, "token": " <b>", "reference_says": "\n", "variant_says": "x" * 60,
+        "p_reference": 0.5, "p_variant": None, "document": "news-001", "position": 17,
+    }  # fmt: skip
+    answer = {
+        "task": "facts", "item": "facts-1", "prompt": long, "unknown": None, "right": "Madrid", "reference_answers": "Madrid",
+        "variant_answers": long, "margin_reference": 0.4, "margin_variant": -0.2,
+    }  # fmt: skip
+    reply = {
+        "prompt_id": "p-1", "departs_at": 3, "faults": ["loop"], "reference_faults": [], "prompt": long, "reference_reply": "a",
+        "variant_reply": long,
+    }  # fmt: skip
+    group = {"by": "domain", "group": "news", "mean": metric(0.4), "rest": metric(0.2, 0.1, 0.3), "ratio": 2.0, "stands_out": False}
+
+    def rows(row: dict[str, Any]) -> dict[str, Any]:
+        return {"shown": 1, "total": 1, "of": 1, "by_task": {}, "rows": [row]}
+
+    return {
+        "variant": name, "reference": "bf16", "missing": {}, "notes": [], "words": f"uniform shift of {name}",
+        "spread": {"kind": "uniform", "groups": [group]}, "worst_tokens": rows(token), "worst_items": rows(answer),
+        "flips_to_wrong": rows(answer), "flips_to_right": rows(answer), "replies": rows(reply),
+    }  # fmt: skip
+
+
+def reports(folder: Path, keep: tuple[str, ...] = ()) -> Path:
+    """A folder with the committed results and params, and beside them all that the report reads of artifacts/.
+
+    keep: these variants only.
+    """
+    data = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
+    have = {f.stem for f in (ROOT / "reports/metrics").glob("*.json")}
+    data["variants"] = {
+        k: v for k, v in data["variants"].items() if k in have and (not keep or k in keep)
+    }  # others have not been measured yet
+    gate = json.loads((ROOT / "reports/gate.json").read_text(encoding="utf-8"))
+    gate["variants"] = {k: v for k, v in gate["variants"].items() if k in data["variants"]}
+    made = {"gate.json": gate} | {f"../artifacts/broke/{name}.json": broken(name) for name in data["variants"]}
+    made["../artifacts/base/manifest.json"] = {"license": "Apache-2.0", "note": "a note", "digest": "b" * 64}
+    for name in ("reports/metrics", "artifacts/base", "artifacts/broke"):
+        (folder / name).mkdir(parents=True)
+    for name in ("floor.json", *(f"metrics/{v}.json" for v in data["variants"])):
+        shutil.copy(ROOT / "reports" / name, folder / "reports" / name)
+    for name, value in made.items():
+        (folder / "reports" / name).write_text(json.dumps(value), encoding="utf-8")
+    (folder / "params.yaml").write_text(yaml.safe_dump(data, sort_keys=False), encoding="utf-8")
+    (folder / "evalsets").symlink_to(ROOT / "evalsets")
+    return folder
