@@ -7,6 +7,7 @@ read, member by member, never unpacked to disk and never run; its sizes are boun
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -44,7 +45,7 @@ SECRET_NAMES = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
 SECRETS = (
     re.compile(r"(?<=://)[^\s/@:\"']*:[^\s/@\"']+(?=@)"),  # user:password in an address
     re.compile(r"(?i)(?<=bearer )[\w.~+/-]{8,}=*"),
-    re.compile(r"\b(?:hf_|sk-|gh[pousr]_|AKIA)[A-Za-z0-9_-]{12,}"),
+    re.compile(r"\b(?:hf_[A-Za-z0-9]{30,}|sk-[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-z0-9]{30,}|AKIA[A-Z0-9]{16})"),  # makers' keys
 )
 HIDDEN = "(hidden)"
 
@@ -55,8 +56,11 @@ HIDDEN = "(hidden)"
 def pack(settings: Params, path: Path) -> Row:
     """Write the bundle of the results on file; returns its index.
 
-    Raises `ArtifactError` if a metrics file or the verdict is missing, or if rows are not those the metrics were made from.
+    Raises `ArtifactError` if `path` is a folder, if a metrics file or the verdict is missing, or if rows are not those that
+    the metrics were made from.
     """
+    if path.is_dir():
+        raise ArtifactError(f"{path} is a folder; name a file, such as {path / 'out.zip'}")
     results = {name: artifacts.read_json(artifacts.metrics(name)) for name in settings.variants}
     verdict = artifacts.read_json(artifacts.GATE)
     _refuse_stale(results)
@@ -103,9 +107,10 @@ def evalsets(settings: Params) -> dict[str, str]:
     return tasks | {f.as_posix(): artifacts.sha256_file(f) for f in sorted(files) if f.exists()}
 
 
+@functools.cache  # they do not change while a process runs
 def environment() -> Row:
     """Every installed package and its version, the interpreter and the system; nothing that names a user or an address."""
-    packages = {d.metadata["Name"]: d.version for d in metadata.distributions() if d.metadata["Name"]}
+    packages = {m["Name"]: m["Version"] for d in metadata.distributions() if (m := d.metadata)["Name"]}
     system = {k: getattr(platform, k)() for k in ("system", "release", "machine", "python_version", "python_implementation")}
     return {"packages": dict(sorted(packages.items())), **system}
 

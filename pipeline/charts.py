@@ -100,8 +100,9 @@ def _panels(
             axes.set_title(names[k])
             axes.grid(alpha=0.5)
             axes.tick_params(labelbottom=k + across >= len(names))
-            axes.tick_params(which="minor", length=0)  # nine panels of them are half the file
         _kld_axis(grid[0][0], log, values)
+        for axes in grid.flat:
+            axes.minorticks_off()  # nine panels of them are half the file and half the time
         if grid[0][0].get_legend_handles_labels()[1]:
             figure.legend(loc="outside upper left", ncols=2, fontsize=8, frameon=False)
         figure.supxlabel(label, fontsize=8, color=INK)

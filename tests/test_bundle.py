@@ -121,6 +121,11 @@ def test_without_metrics_or_verdict_there_is_no_bundle(house: Path, file: Path) 
         packed(house)
 
 
+def test_a_folder_is_no_name_for_a_bundle(house: Path) -> None:
+    with pytest.raises(ArtifactError, match="is a folder; name a file"):
+        bundle.pack(params.load(), house / "reports")
+
+
 # --- reading another's -------------------------------------------------------------------------------------------
 
 
