@@ -194,7 +194,9 @@ def _lines(figure: Any, axes: Any, title: str, unit: str, axis: str, curves: dic
     axes.set_xticks(at, [f"{x:g}" for x in at])
     axes.set_xlim(at[0] / 1.15, at[-1] * (at[-1] / at[0]) ** 0.45)  # room for names at the lines' ends
     counts = [m["n"] for c in curves.values() for _, m in c]
-    axes.set_title(f"{title} ({unit}; n = {min(counts)} to {max(counts)})")
+    n = str(min(counts)) if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+    axes.set_title(f"{title} ({unit}; n = {n})")
+    axes.minorticks_off()
     axes.set_xlabel(axis)
     axes.grid(alpha=0.5)
 
@@ -206,7 +208,8 @@ def _end_labels(figure: Any, grid: Any, found: list[tuple[str, str, str, dict[st
         ends = {name: (curve[-1][0], curve[-1][1]["value"]) for name, curve in curves.items()}
         at = {name: axes.transData.transform(end) for name, end in ends.items()}
         right = max(x for x, _ in at.values())
-        for (name, end), y in zip(ends.items(), place.spread([y for _, y in at.values()], 9.5)):
+        heights = place.spread([y for _, y in at.values()], 9.5, axes.get_window_extent().y1)
+        for (name, end), y in zip(ends.items(), heights):
             axes.annotate(name, end, xytext=(right - at[name][0] + 12, y - at[name][1]), textcoords="offset points", fontsize=7.5,
                           va="center", arrowprops={"arrowstyle": "-", "color": GREY, "lw": 0.5, "shrinkB": 4},
                           ).set_in_layout(False)  # fmt: skip

@@ -41,18 +41,20 @@ def place(marks: Sequence[Spot], sizes: Sequence[Spot], taken: Sequence[Box], in
     return placed
 
 
-def spread(wanted: Sequence[float], gap: float) -> list[float]:
-    """Heights as near to those wanted as a least gap between any two allows: labels at a line's end."""
+def spread(wanted: Sequence[float], gap: float, top: float = math.inf) -> list[float]:
+    """Heights as near to those wanted as a least gap between any two allows, none above `top`: labels at lines' ends."""
     order = sorted(range(len(wanted)), key=lambda i: wanted[i])
     found = list(wanted)
     for _ in range(200):
-        moved = False
-        for a, b in pairwise(order):
-            short = gap - (found[b] - found[a])
-            if short > 1e-9:
-                found[a], found[b], moved = found[a] - short / 2, found[b] + short / 2, True
-        if not moved:
+        short = [(a, b, gap - (found[b] - found[a])) for a, b in pairwise(order)]
+        if all(by <= 1e-9 for _, _, by in short):
             break
+        for a, b, _ in short:
+            by = max(0.0, gap - (found[b] - found[a])) / 2
+            found[a], found[b] = found[a] - by, found[b] + by
+    for i in reversed(order):
+        found[i] = min(found[i], top)
+        top = found[i] - gap
     return found
 
 
