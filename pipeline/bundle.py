@@ -35,10 +35,10 @@ MOST_LOG = 1_000_000  # characters of a log: its end
 ENVIRONMENT = ("params.yaml", "dvc.yaml", "dvc.lock", "constraints.txt")
 APART = {"variants", "tiers", "track", "gate", "threads", "model", "calibration", "tier"}  # compared by themselves, or by digest
 SPEED = ("benchmark", "serving")  # sections that no quality figure depends on
-FOUND = {
-    "reports/figures": "*.svg", "reports/serving": "*.json", "envs": "*", "artifacts/serving": "*.json*",
-    "artifacts/runs": "*.json", "artifacts/logs": "*.log",
-}  # fmt: skip
+FOUND = (
+    ("reports", "*.csv"), ("reports", "*.yaml"), ("reports/figures", "*.svg"), ("reports/serving", "*.json"), ("envs", "*"),
+    ("artifacts/serving", "*.json*"), ("artifacts/runs", "*.json"), ("artifacts/logs", "*.log"),
+)  # fmt: skip
 ROWS = (artifacts.answers, artifacts.tokens, artifacts.timings, artifacts.generations)
 TEXT = {".json", ".jsonl", ".yaml", ".lock", ".txt", ".md", ".html", ".csv", ".svg", ".log", ".py"}
 SECRET_NAMES = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
@@ -128,8 +128,8 @@ def _wanted(settings: Params) -> list[Path]:
 
 def _found() -> Iterator[Path]:
     """What goes in where it is there: other figures, environments, how long stages took, logs."""
-    yield from (artifacts.SUMMARY, artifacts.TRADEOFF)
-    for folder, pattern in FOUND.items():
+    yield artifacts.SUMMARY
+    for folder, pattern in FOUND:
         yield from (f for f in Path(folder).glob(pattern) if f.is_file())
 
 

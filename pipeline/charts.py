@@ -153,7 +153,7 @@ def sweeps(results: Results, serving: Results) -> list[tuple[str, str, str, dict
     for title, unit, start in SWEEPS:
         curves = {}
         for name in [*results, *(n for n in serving if n not in results)]:
-            served = {f"{m}/{level}": v for level, ms in serving.get(name, {}).get("levels", {}).items() for m, v in ms.items()}
+            served = {f"{m}/{level}": v for level, ms in (serving.get(name, {}).get("levels") or {}).items() for m, v in ms.items()}
             curves[name] = _curve(results.get(name, {}).get("metrics", {}) | served, start)
         curves = {n: c for n, c in curves.items() if len(c) > 1}
         if curves:
