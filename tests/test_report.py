@@ -78,6 +78,20 @@ def test_a_picture_of_what_was_not_measured_is_not_drawn_and_the_page_says_why(r
         assert "no variant was served at several loads" in page
 
 
+@pytest.mark.parametrize("name", ["int8", "bf16"])
+def test_a_variant_or_a_reference_without_any_figure_is_a_line_with_its_reason_and_no_crash(reports: Path, name: str) -> None:
+    found = artifacts.read_json(artifacts.metrics(name))
+    found |= {"status": "unsupported", "reason": "no <kernel> for it here", "metrics": {}, "curves": {}, "machine": None}
+    artifacts.write_json(artifacts.metrics(name), found)
+    verdict = artifacts.read_json(artifacts.GATE)
+    verdict["variants"]["int8"] |= {"verdict": "UNSUPPORTED", "reason": "no <kernel> for it here", "rules": []}
+    artifacts.write_json(artifacts.GATE, verdict)
+    report.write(params.load())
+    words, html = pages(reports)
+    assert f"{name}: unsupported: no <kernel> for it here" in words and "<kernel>" not in html
+    assert "No variant passes every required rule" in words and f"{name}: unsupported: no &lt;kernel&gt;" in html
+
+
 def test_what_bounds_a_variant_is_shown_where_it_is_known(reports: Path) -> None:
     path = artifacts.metrics("int8")
     path.write_text(
