@@ -186,8 +186,9 @@ def print_summary(settings: Params) -> None:
 
 def write_readme(path: Path = Path("README.md")) -> None:
     """Put report.md's head between README's two marks, so that its numbers are those of reports/."""
-    body = (artifacts.REPORTS / "report.md").read_text(encoding="utf-8").split("\n", 2)[2].split(README_ENDS)[0]
-    body = f"Measured by `make repro`, written here on {time.strftime('%Y-%m-%d')}:\n\n{body}"
+    title, _, body = (artifacts.REPORTS / "report.md").read_text(encoding="utf-8").split(README_ENDS)[0].split("\n", 2)
+    verdict = title.removeprefix("# quantgate: ")
+    body = f"Measured by `make repro`, written here on {time.strftime('%Y-%m-%d')}; verdict of the gate: **{verdict}**\n\n{body}"
     body = body.replace("](figures/", "](reports/figures/").strip()
     artifacts.write_between(path, README_MARKS, f"\n{body}\n")
 

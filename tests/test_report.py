@@ -49,7 +49,9 @@ def test_the_readme_gets_a_line_a_variant_the_table_and_the_picture_and_not_wher
     report.write_readme()
     text, (whole, _) = readme.read_text(encoding="utf-8"), pages(written)
     variants = params.load().variants
-    assert text.startswith("# top\n<!-- results -->\nMeasured by") and text.endswith("<!-- /results -->\nbelow\n")
+    verdict = artifacts.read_json(artifacts.GATE)["verdict"]
+    assert text.startswith("# top\n<!-- results -->\nMeasured by") and f"gate: **{verdict}**\n\n- **" in text
+    assert text.endswith("<!-- /results -->\nbelow\n")
     assert sum(line.startswith("- **") for line in text.split("\n")) == len(variants) - 1
     assert sum(line.startswith("| ") for line in text.split("\n")) == len(variants) + 1
     assert "](reports/figures/tradeoff.svg)" in text and "Where it broke" not in text and "What to serve" not in text
@@ -271,6 +273,17 @@ def test_text_is_readable_in_both_themes(browser: Browser, written: Path) -> Non
     for dark in (False, True):
         browser.open(written / "reports/report.html", width=1280, dark=dark)
         assert browser.run(script) >= 4.5, "dark" if dark else "light"
+
+
+def test_the_page_is_printed_light_and_unfolded(browser: Browser, written: Path) -> None:
+    browser.open(written / "reports/report.html", width=1280, dark=True)
+    folded = "[...document.querySelectorAll('main > details > :last-child')].map(e => e.checkVisibility())"
+    assert not any(browser.run(folded))
+    browser.call("Emulation.setEmulatedMedia", media="print", features=[{"name": "prefers-color-scheme", "value": "dark"}])
+    assert browser.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert browser.run("getComputedStyle(document.querySelector('figure svg path')).fill") == "rgb(255, 255, 255)"
+    assert all(browser.run(folded))
+    browser.call("Emulation.setEmulatedMedia", media="")
 
 
 def test_the_page_can_be_walked_by_keyboard_and_heard(browser: Browser, written: Path) -> None:
