@@ -101,6 +101,8 @@ def reports(folder: Path, keep: tuple[str, ...] = ()) -> Path:
     data["variants"] = {
         k: v for k, v in data["variants"].items() if k in have and (not keep or k in keep)
     }  # others have not been measured yet
+    if "serving" in data:
+        data["serving"]["variants"] = {k: v for k, v in data["serving"]["variants"].items() if k in data["variants"]}
     gate = json.loads((ROOT / "reports/gate.json").read_text(encoding="utf-8"))
     gate["variants"] = {k: v for k, v in gate["variants"].items() if k in data["variants"]}
     made = {"gate.json": gate} | {f"../artifacts/broke/{name}.json": broken(name) for name in data["variants"]}
