@@ -1,6 +1,7 @@
 """report: report.md, report.html, figures -> reports/
 
-`--summary` prints the table, what each stage took, and where to look.
+`--summary` prints the table, what each stage took, and where to look; `--bundle` packs what another machine needs to check
+the claim, and `--compare` lays such a pack of another machine beside the results here.
 """
 
 from __future__ import annotations
@@ -13,12 +14,28 @@ from typing import Annotated, Any
 
 import typer
 
-from pipeline import artifacts, cli, noise, params, pictures, served, tradeoff, where
+from pipeline import (
+    advice,
+    artifacts,
+    bundle,
+    charts,
+    cli,
+    machines,
+    noise,
+    params,
+    pareto,
+    pictures,
+    served,
+    tradeoff,
+    where,
+    words,
+)
 from pipeline.params import Params
+from pipeline.words import show
 
-CALIBRATED = ("gptq", "awq")
 FIGURES = artifacts.REPORTS / "figures"
 README_MARKS = ("<!-- results -->", "<!-- /results -->")
+README_ENDS = "<!-- the README's part ends here -->"  # in report.md
 TEMPLATES = Path(__file__).parent / "templates"
 STAGES = (
     "check",
@@ -43,64 +60,11 @@ SUMMARY_METRICS = (
     "bits_per_weight", "weight_bytes", "kld_mean", "kld_floor", "kld_rounding", "kld_p999", "top1_agreement", "ppl_ratio",
     "acc/all", "acc_delta/all", "ttft_ms", "tpot_ms", "decode_tok_s", "speed_ratio", "peak_memory_bytes",
 )  # fmt: skip
-
-
-# --- figures in words --------------------------------------------------------------------------------------------
-
-
-def show(metric: dict[str, Any] | None, digits: int = 3, scale: float = 1.0, sign: bool = False) -> str:
-    """`0.00623 [0.00579, 0.00675]`, or a dash where there is no value."""
-    if not metric or metric["value"] is None:
-        return "–"
-    style = f"{'+' if sign else ''}.{digits}g"
-    text = _number(metric["value"] * scale, style)
-    if metric["low"] is None or metric["low"] == metric["high"]:
-        return text
-    return f"{text} [{_number(metric['low'] * scale, style)}, {_number(metric['high'] * scale, style)}]"
-
-
-def _number(value: float, style: str) -> str:
-    """Like format(), without exponents in the range people read, and without a sign on zero."""
-    text = format(value, style)
-    if "e" in text and 1e-4 <= abs(value) < 1e6:
-        text = format(round(value), "d") if abs(value) >= 1 else format(value, ".6f")
-    return "0" if value == 0 else text
-
-
-def table(results: dict[str, dict[str, Any]], verdict: dict[str, Any], settings: Params) -> list[dict[str, str]]:
-    """One row a variant, as text; the columns are those of the README."""
-    rows = []
-    for name in settings.variants:
-        result = results[name]
-        m = result["metrics"]
-        judged = verdict["variants"].get(name)
-        rows.append({
-            "variant": name,
-            "verdict": "reference" if judged is None else judged["verdict"] + ("" if judged["required"] else " (advisory)"),
-            "bits/weight": show(m.get("bits_per_weight")),
-            "size MB": show(m.get("weight_bytes"), scale=1e-6),
-            "KLD (nats)": show(m.get("kld_mean")) + noise.marked(m.get("kld_mean")),
-            "top-1 agreement (%)": show(m.get("top1_agreement"), scale=100) + noise.marked(m.get("top1_agreement")),
-            "accuracy Δ (pp)": show(m.get("acc_delta/all"), 2, sign=True),
-            "TTFT (ms)": show(m.get("ttft_ms")),
-            "decode tok/s": show(m.get("decode_tok_s")),
-            "× reference": show(m.get("speed_ratio")),
-        })  # fmt: skip
-    return rows
-
-
-def against_rounding(results: dict[str, dict[str, Any]]) -> list[str]:
-    """What calibration buys: each calibrated variant beside plain rounding to as many bits in as large groups, in words."""
-    said = []
-    for name, ours in results.items():
-        for other, theirs in results.items() if ours["quantizer"] in CALIBRATED else []:
-            same = all(theirs["options"].get(k) == ours["options"].get(k) for k in ("bits", "group_size"))
-            kld, bar = ours["metrics"].get("kld_mean"), theirs["metrics"].get("kld_mean")
-            if theirs["quantizer"] == "rtn" and same and kld and bar and bar["value"]:
-                less = 100 * (1 - kld["value"] / bar["value"])
-                told = f"KLD {show(kld)} instead of {show(bar)} nats, {less:.0f} % less"
-                said.append(f"{name} against {other}, with as many bits and groups as large: {told}")
-    return said
+WHY = {
+    "latency": "no figure here has parts by context or by batch, and no variant was served at several loads (reports/serving/)",
+    "positions": "no variant has a curve of KLD by position",
+}
+Results = dict[str, dict[str, Any]]
 
 
 def run_times(settings: Params) -> dict[str, list[float]]:
@@ -112,24 +76,6 @@ def run_times(settings: Params) -> dict[str, list[float]]:
 def load_results(settings: Params) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
     """({variant: its metrics}, the verdict)."""
     return {name: artifacts.read_json(artifacts.metrics(name)) for name in settings.variants}, artifacts.read_json(artifacts.GATE)
-
-
-def machine_line(results: dict[str, dict[str, Any]]) -> str:
-    """The machine the timings were taken on."""
-    machines = list({artifacts.digest(r["machine"]): r["machine"] for r in results.values() if r["machine"]}.values())
-    if not machines:
-        return "no timings were taken"
-    if len(machines) > 1:
-        return f"{len(machines)} different machines, whose timings must not be compared: " + "; ".join(map(_machine, machines))
-    return _machine(machines[0])
-
-
-def _machine(machine: dict[str, Any]) -> str:
-    gpu = machine["gpu"] or "no GPU"
-    return (
-        f"{machine['cpu']}, {machine['cores']} cores ({machine.get('cpu_capability', '?')}), {machine['threads']} threads, "
-        f"{machine['memory_bytes'] / 2**30:.0f} GiB, {gpu}, {machine['system']}, Python {machine['python']}"
-    )
 
 
 # --- pages -------------------------------------------------------------------------------------------------------
@@ -145,15 +91,17 @@ def render(template: str, context: dict[str, Any]) -> str:
     return env.get_template(template).render(context)
 
 
-def context_of(results: dict[str, dict[str, Any]], verdict: dict[str, Any], settings: Params) -> dict[str, Any]:
+def context_of(results: Results, verdict: dict[str, Any], settings: Params) -> dict[str, Any]:
+    """All that the templates show, but the pictures."""
     base = artifacts.read_manifest(artifacts.BASE)
     first = results[settings.reference]["metrics"]
     return {
-        "verdict": verdict, "rows": table(results, verdict, settings), "reference": settings.reference, "show": show,
+        "verdict": verdict, "rows": words.table(results, verdict, settings.variants), "reference": settings.reference,
+        "show": show,
         "results": results, "base": base, "model": settings.model.model_dump(), "seed": settings.seed,
-        "machine": machine_line(results), "confidence": settings.compare.confidence,
+        "machine": words.machine_line(results), "confidence": settings.compare.confidence,
         "tokens": first.get("kld_mean", {}).get("n", 0), "items": first.get("acc/all", {}).get("n", 0),
-        "against_rounding": against_rounding(results), "noise": noise.sentence(first, settings.reference),
+        "against_rounding": words.against_rounding(results), "noise": noise.sentence(first, settings.reference),
         "where": where.where(results, settings.reference), "visible": where.visible, "clipped": where.clipped,
         "fault_words": where.FAULT_WORDS,
         "rounds": first.get("decode_tok_s", {}).get("n", 0), "benchmark": settings.amount.benchmark,
@@ -161,12 +109,47 @@ def context_of(results: dict[str, dict[str, Any]], verdict: dict[str, Any], sett
         "tradeoff": tradeoff_of(results, settings),
         "tasks": sorted({k.split("/")[1] for k in first if k.startswith("acc/")}),
         "domains": sorted({k.split("/")[1] for k in first if k.startswith("kld_mean/") and ":" not in k}),
+        "advice": advice.advice(results, verdict, settings.reference), "brief": words.brief,
+        "noise_line": words.noise_line(first, settings.reference), "unmeasured": words.unmeasured(results),
+        "dominated": pareto.dominated(results, settings.reference), "one_machine": pareto.one_machine(results),
+        "bounds": {n: r["bounds"] for n, r in results.items() if r.get("bounds")}, "readme_ends": README_ENDS,
+        "hashes": hashes_of(base, results, verdict),
     }  # fmt: skip
 
 
 def tradeoff_of(results: dict[str, dict[str, Any]], settings: Params) -> dict[str, Any]:
     figures, faults = served.current(results, settings)
     return tradeoff.view(results, figures, faults, settings.amount.benchmark.prompt_tokens, settings.compare.confidence, show)
+
+
+def hashes_of(base: dict[str, Any], results: Results, verdict: dict[str, Any]) -> dict[str, str]:
+    """{what: digest} of all that the verdict rests on: weights, conditions, code, variants."""
+    inputs = {k: v for k, v in verdict.get("inputs", {}).items() if v and not k.startswith(f"{artifacts.REPORTS}/metrics")}
+    return {
+        "weights of the base": base["digest"],
+        **inputs,
+        **{f"variant {n}": r["model"] for n, r in results.items() if r["model"]},
+    }
+
+
+def draw(results: Results, verdict: dict[str, Any], settings: Params) -> dict[str, dict[str, str | None]]:
+    """Draw every picture for which there are figures; {name: {alt, svg, why}}, `why` where there are none."""
+    found = {
+        "tradeoff": pictures.draw_tradeoff(results, verdict, settings.reference, FIGURES / "tradeoff.svg"),
+        "domains": charts.draw_domains(results, settings.reference, FIGURES / "domains.svg"),
+        "positions": charts.draw_positions(results, settings.reference, FIGURES / "positions.svg"),
+        "latency": charts.draw_latency(charts.sweeps(results, served.current(results, settings)[0]), FIGURES / "latency.svg"),
+        "memory": charts.draw_memory(results, FIGURES / "memory.svg"),
+    }
+    return {name: _drawn(FIGURES / f"{name}.svg", alt, WHY.get(name, "no variant has the figures")) for name, alt in found.items()}
+
+
+def _drawn(path: Path, alt: str | None, why: str) -> dict[str, str | None]:
+    if alt is None:  # what an earlier run drew must not stand for this one
+        path.unlink(missing_ok=True)
+        return {"alt": None, "svg": None, "why": why}
+    text = path.read_text(encoding="utf-8")
+    return {"alt": alt, "svg": text[text.index("<svg") :], "why": None}
 
 
 def summary_numbers(results: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
@@ -190,11 +173,9 @@ def tradeoff_csv(numbers: dict[str, dict[str, float]]) -> str:
 
 
 def write(settings: Params) -> None:
+    """Write pictures, pages and the numbers that DVC compares."""
     results, verdict = load_results(settings)
-    pictures.draw_tradeoff(results, verdict, settings.reference, FIGURES / "tradeoff.svg")
-    context = context_of(results, verdict, settings)
-    picture = (FIGURES / "tradeoff.svg").read_text(encoding="utf-8")
-    context["picture"] = picture[picture.index("<svg") :]
+    context = context_of(results, verdict, settings) | {"pictures": draw(results, verdict, settings)}
     artifacts.write_text(artifacts.REPORTS / "report.md", render("report.md.j2", context))
     artifacts.write_text(artifacts.REPORTS / "report.html", render("report.html.j2", context))
     numbers = summary_numbers(results)
@@ -204,39 +185,58 @@ def write(settings: Params) -> None:
 
 
 def print_summary(settings: Params) -> None:
-    """The table, the stages' times, and where to look next."""
+    """The table, the verdicts, the advice, the stages' times, and where to look next."""
     results, verdict = load_results(settings)
-    rows = table(results, verdict, settings)
+    rows = words.table(results, verdict, settings.variants)
     title = f"{settings.model.source} model, reference {settings.reference}, tier {settings.tier}: {verdict['verdict']}"
     cli.table(list(rows[0]), rows, title=title, left=("variant", "verdict"))
     for name, v in verdict["variants"].items():
-        print(f"  {name}: {v['verdict']}: {v['reason']}")
+        print(f"  {name}: {words.verdict_word(v)}: {words.brief(v)}")
+    told = advice.advice(results, verdict, settings.reference)
+    print("\n".join([f"advice: {told['serve']}", *(f"  next: {step}" for step in told["ladder"][-1:])]))
     stages = run_times(settings)
-    told = ", ".join(f"{stage} {sum(s):.0f} s" + (f" (×{len(s)})" if len(s) > 1 else "") for stage, s in stages.items())
+    took = ", ".join(f"{stage} {sum(s):.0f} s" + (f" (×{len(s)})" if len(s) > 1 else "") for stage, s in stages.items())
     total = sum(map(sum, stages.values()))
-    print(f"time: {told}; {total:.0f} s in all, when each last ran")
+    print(f"time: {took}; {total:.0f} s in all, when each last ran")
     print("report: reports/report.html     MLflow UI: make ui")
 
 
 def write_readme(path: Path = Path("README.md")) -> None:
-    """Put report.md's body between README's two marks, so that its numbers are those of reports/."""
-    body = (artifacts.REPORTS / "report.md").read_text(encoding="utf-8").split("\n", 2)[2]
-    body = f"Measured by `make repro`, written here on {time.strftime('%Y-%m-%d')}:\n\n{body}"
+    """Put report.md's head between README's two marks, so that its numbers are those of reports/."""
+    title, _, body = (artifacts.REPORTS / "report.md").read_text(encoding="utf-8").split(README_ENDS)[0].split("\n", 2)
+    verdict = title.removeprefix("# quantgate: ")
+    body = f"Measured by `make repro`, written here on {time.strftime('%Y-%m-%d')}; verdict of the gate: **{verdict}**\n\n{body}"
     body = body.replace("](figures/", "](reports/figures/").strip()
     artifacts.write_between(path, README_MARKS, f"\n{body}\n")
+
+
+def side_by_side(settings: Params, other: Path) -> str:
+    """This machine's results beside a bundle's, as Markdown."""
+    theirs = bundle.read(other)
+    results, verdict = load_results(settings)
+    here = {"conditions": bundle.conditions(settings, results, verdict), "results": results, "verdict": verdict}
+    return machines.side_by_side(artifacts.jsonable(here), theirs | {"conditions": theirs["index"]["conditions"]})
 
 
 def main(
     summary: Annotated[bool, typer.Option("--summary", help="Print the table; write nothing.")] = False,
     readme: Annotated[bool, typer.Option("--readme", help="Copy the results into README.md; write nothing else.")] = False,
+    pack: Annotated[Path | None, typer.Option("--bundle", help="Pack what another machine needs to check the claim.")] = None,
+    other: Annotated[Path | None, typer.Option("--compare", help="Lay another machine's bundle beside these results.")] = None,
 ) -> None:
     """Write the report from metrics and verdicts."""
     settings = params.load()
-    if summary or readme:
-        if readme:
-            write_readme()
-        else:
-            print_summary(settings)
+    if pack:
+        index = bundle.pack(settings, pack)
+        told = ", ".join(f"{len(index[k])} {k}" for k in ("files", "absent", "hidden"))
+        cli.say("report", f"{pack}: {told}, {pack.stat().st_size / 1e6:.1f} MB")
+    if other:
+        print(side_by_side(settings, other))
+    if readme:
+        write_readme()
+    if summary:
+        print_summary(settings)
+    if pack or other or readme or summary:
         return
     watch = artifacts.Stopwatch("report")
     write(settings)

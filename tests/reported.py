@@ -1,0 +1,118 @@
+"""Results as the stages write them, in memory, for tests of what is said of them: what a variant is, and nothing measured."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+
+MACHINE = {
+    "cpu": "A CPU", "cores": 2, "threads": 2, "memory_bytes": 2**34, "system": "Linux x86_64", "python": "3.11.7", "gpu": None,
+    "cpu_capability": "AVX2",
+}  # fmt: skip
+BITS = {"bf16": 16, "int8": 8, "int8-slow": 8, "int4": 4, "int4-fast": 4}
+
+
+def metric(
+    value: float | None, low: float | None = None, high: float | None = None, n: int = 100, unit: str = ""
+) -> dict[str, Any]:
+    return {"value": value, "low": low, "high": high, "n": n, "unit": unit, "method": "", "warnings": []}
+
+
+def around(value: float, share: float = 0.02, **more: Any) -> dict[str, Any]:
+    """A figure whose interval reaches a share of it to both sides."""
+    return metric(value, value * (1 - share), value * (1 + share), **more)
+
+
+def result(name: str, speed: float, kld: float, size: float, **more: Any) -> dict[str, Any]:
+    """A variant's metrics file with so much of it as the report's words need."""
+    metrics = {
+        "speed_ratio": around(speed, n=5), "kld_mean": around(kld) if kld else metric(0.0, 0.0, 0.0),
+        "weight_bytes": metric(size * 1e6, size * 1e6, size * 1e6, n=1), "decode_tok_s": around(20 * speed, n=5),
+        "top1_agreement": around(0.95), "acc_delta/all": metric(-0.5, -1.0, 0.1), "bits_per_weight": metric(BITS.get(name, 4)),
+    }  # fmt: skip
+    bits = BITS.get(name, 4)
+    options = {"dtype": "bfloat16"} if bits == 16 else {"bits": bits, "group_size": 64}
+    return {
+        "variant": name, "reference": "bf16", "status": "ok", "reason": None, "quantizer": "rtn", "asked": options,
+        "options": options, "engine": "hf", "engine_options": {}, "model": name[0] * 64, "base": "b" * 64, "machine": MACHINE,
+        "versions": {"torch": "2.13.0"}, "inputs": {}, "metrics": metrics, "curves": {},
+    } | more  # fmt: skip
+
+
+def rule(name: str, verdict: str, **more: Any) -> dict[str, Any]:
+    """A judged rule as in gate.json."""
+    return {
+        "metric": name, "bound": "margin", "threshold": 0.02, "better": "lower", "unit": "nats", "required": True,
+        "verdict": verdict, "reason": f"{name} says {verdict}", "settle": None, "value": 0.1, "low": 0.09, "high": 0.11, "n": 4914,
+        "clusters": 27,
+    } | more  # fmt: skip
+
+
+def judged(verdict: str, *rules: dict[str, Any], required: bool = True, reason: str = "because") -> dict[str, Any]:
+    """A judged variant as in gate.json."""
+    return {"verdict": verdict, "reason": reason, "required": required, "rules": list(rules), "family": {}}
+
+
+def verdicts(**variants: dict[str, Any]) -> dict[str, Any]:
+    """gate.json; names with `_` for `-`."""
+    return {"verdict": "PASS", "inputs": {}, "variants": {n.replace("_", "-"): v for n, v in variants.items()}}
+
+
+def broken(name: str) -> dict[str, Any]:
+    """artifacts/broke/<variant>.json with one row of each list, of long and odd texts."""
+    long = "a_very_long_identifier_without_any_place_to_break_it" * 6
+    token = {
+        "kld": 3.2, "not_finite": False, "context": long, "token": " <b>", "reference_says": "\n", "variant_says": "x" * 60,
+        "p_reference": 0.5, "p_variant": None, "document": "news-001", "position": 17,
+    }  # fmt: skip
+    answer = {
+        "task": "facts", "item": "facts-1", "prompt": long, "unknown": None, "right": "Madrid", "reference_answers": "Madrid",
+        "variant_answers": long, "margin_reference": 0.4, "margin_variant": -0.2,
+    }  # fmt: skip
+    reply = {
+        "prompt_id": "p-1", "departs_at": 3, "faults": ["loop"], "reference_faults": [], "prompt": long, "reference_reply": "a",
+        "variant_reply": long,
+    }  # fmt: skip
+    group = {"by": "domain", "group": "news", "mean": metric(0.4), "rest": metric(0.2, 0.1, 0.3), "ratio": 2.0, "stands_out": False}
+
+    def rows(row: dict[str, Any]) -> dict[str, Any]:
+        return {"shown": 1, "total": 1, "of": 1, "by_task": {}, "rows": [row]}
+
+    return {
+        "variant": name, "reference": "bf16", "missing": {}, "notes": [], "words": f"uniform shift of {name}",
+        "spread": {"kind": "uniform", "groups": [group]}, "worst_tokens": rows(token), "worst_items": rows(answer),
+        "flips_to_wrong": rows(answer), "flips_to_right": rows(answer), "replies": rows(reply),
+    }  # fmt: skip
+
+
+def reports(folder: Path, keep: tuple[str, ...] = ()) -> Path:
+    """A folder with the committed results and params, and beside them all that the report reads of artifacts/.
+
+    keep: these variants only.
+    """
+    data = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
+    have = {f.stem for f in (ROOT / "reports/metrics").glob("*.json")}
+    data["variants"] = {
+        k: v for k, v in data["variants"].items() if k in have and (not keep or k in keep)
+    }  # others have not been measured yet
+    if "serving" in data:
+        data["serving"]["variants"] = {k: v for k, v in data["serving"]["variants"].items() if k in data["variants"]}
+    gate = json.loads((ROOT / "reports/gate.json").read_text(encoding="utf-8"))
+    gate["variants"] = {k: v for k, v in gate["variants"].items() if k in data["variants"]}
+    made = {"gate.json": gate} | {f"../artifacts/broke/{name}.json": broken(name) for name in data["variants"]}
+    made["../artifacts/base/manifest.json"] = {"license": "Apache-2.0", "note": "a note", "digest": "b" * 64}
+    for name in ("reports/metrics", "artifacts/base", "artifacts/broke"):
+        (folder / name).mkdir(parents=True)
+    for name in ("floor.json", *(f"metrics/{v}.json" for v in data["variants"])):
+        shutil.copy(ROOT / "reports" / name, folder / "reports" / name)
+    for name, value in made.items():
+        (folder / "reports" / name).write_text(json.dumps(value), encoding="utf-8")
+    (folder / "params.yaml").write_text(yaml.safe_dump(data, sort_keys=False), encoding="utf-8")
+    (folder / "evalsets").symlink_to(ROOT / "evalsets")
+    return folder

@@ -1,0 +1,308 @@
+"""The pages and pictures: what they say, that nothing in them lies on another, and that they hold in a real browser."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import reported
+from browser import Browser, find
+from reported import around, metric, result
+
+from pipeline import artifacts, charts, params, pictures, place, report
+
+DRAWN = ("tradeoff", "domains", "positions", "memory")
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The report of the committed results; tests look at it and change nothing."""
+    with pytest.MonkeyPatch.context() as patch:
+        house = reported.reports(tmp_path_factory.mktemp("written"))
+        patch.chdir(house)
+        report.write(params.load())
+        yield house
+
+
+@pytest.fixture
+def reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The committed results of two variants, and no report yet."""
+    monkeypatch.chdir(tmp_path)
+    return reported.reports(tmp_path, keep=("bf16", "int8"))
+
+
+def pages(house: Path) -> tuple[str, str]:
+    return tuple((house / "reports" / f"report.{kind}").read_text(encoding="utf-8") for kind in ("md", "html"))  # type: ignore[return-value]
+
+
+# --- the pages ---------------------------------------------------------------------------------------------------
+
+
+def test_the_readme_gets_a_line_a_variant_the_table_and_the_picture_and_not_where_it_broke(written: Path) -> None:
+    readme = written / "README.md"
+    readme.write_text("# top\n<!-- results -->old<!-- /results -->\nbelow\n", encoding="utf-8")
+    report.write_readme()
+    text, (whole, _) = readme.read_text(encoding="utf-8"), pages(written)
+    variants = params.load().variants
+    verdict = artifacts.read_json(artifacts.GATE)["verdict"]
+    assert text.startswith("# top\n<!-- results -->\nMeasured by") and f"gate: **{verdict}**\n\n- **" in text
+    assert text.endswith("<!-- /results -->\nbelow\n")
+    assert sum(line.startswith("- **") for line in text.split("\n")) == len(variants) - 1
+    assert sum(line.startswith("| ") for line in text.split("\n")) == len(variants) + 1
+    assert "](reports/figures/tradeoff.svg)" in text and "Where it broke" not in text and "What to serve" not in text
+    assert "<summary>Where it broke</summary>" in whole and whole.count("<details>") == whole.count("</details>") == 3
+    assert len(text.split("\n")) < 20 + 2 * len(variants)
+
+
+def test_both_pages_say_what_to_serve_what_is_unknown_and_how_to_reproduce(written: Path) -> None:
+    digest = json.loads((written / "reports/metrics/int8.json").read_text(encoding="utf-8"))["model"]
+    for page in pages(written):
+        for told in ("What to serve", "bf16 (16 bits)", "ominated", "pipeline.report --bundle", digest, "no item changed"):
+            assert told in page, told
+
+
+def test_a_picture_of_what_was_not_measured_is_not_drawn_and_the_page_says_why(reports: Path) -> None:
+    left = reports / "reports/figures/latency.svg"
+    left.parent.mkdir()
+    left.write_text("<svg>of an earlier run</svg>", encoding="utf-8")
+    for name in params.load().variants:  # whatever the committed results have by now
+        found = artifacts.read_json(artifacts.metrics(name))
+        found["metrics"] = {k: m for k, m in found["metrics"].items() if not re.search(r"/(context|batch|closed)-", k)}
+        artifacts.write_json(artifacts.metrics(name), found)
+    report.write(params.load())
+    assert not left.exists()
+    for page in pages(reports):
+        assert "no variant was served at several loads" in page
+
+
+@pytest.mark.parametrize("name", ["int8", "bf16"])
+def test_a_variant_or_a_reference_without_any_figure_is_a_line_with_its_reason_and_no_crash(reports: Path, name: str) -> None:
+    found = artifacts.read_json(artifacts.metrics(name))
+    found |= {"status": "unsupported", "reason": "no <kernel> for it here", "metrics": {}, "curves": {}, "machine": None}
+    artifacts.write_json(artifacts.metrics(name), found)
+    verdict = artifacts.read_json(artifacts.GATE)
+    verdict["variants"]["int8"] |= {"verdict": "UNSUPPORTED", "reason": "no <kernel> for it here", "rules": []}
+    artifacts.write_json(artifacts.GATE, verdict)
+    report.write(params.load())
+    words, html = pages(reports)
+    assert f"{name}: unsupported: no <kernel> for it here" in words and "<kernel>" not in html
+    assert "No variant passes every required rule" in words and f"{name}: unsupported: no &lt;kernel&gt;" in html
+
+
+def test_what_bounds_a_variant_is_shown_where_it_is_known(reports: Path) -> None:
+    path = artifacts.metrics("int8")
+    path.write_text(
+        json.dumps(artifacts.read_json(path) | {"bounds": {"decode": "decode is bound by bandwidth"}}), encoding="utf-8"
+    )
+    report.write(params.load())
+    assert all("decode is bound by bandwidth" in page and "None" not in page for page in pages(reports))
+
+
+def test_the_printed_summary_has_the_advice_in_two_lines(written: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report.print_summary(params.load())
+    lines = capsys.readouterr().out.split("\n")
+    assert [line.split(": ")[0] for line in lines if line.startswith(("advice", "  next"))] == ["advice", "  next"]
+
+
+def test_no_name_stands_twice_in_the_page_and_nothing_of_it_is_fetched(written: Path) -> None:
+    _, html = pages(written)
+    ids = re.findall(r'\bid="([^"]+)"', html)
+    assert ids and len(ids) == len(set(ids))
+    assert not re.search(r'\bsrc=|<link|@import|url\((?!#)|href="(?!#)', html)
+
+
+# --- pictures ----------------------------------------------------------------------------------------------------
+
+
+def test_every_picture_says_itself_in_words_and_has_a_unit_and_n(written: Path) -> None:
+    for name in DRAWN:
+        svg = (written / f"reports/figures/{name}.svg").read_text(encoding="utf-8")
+        assert re.search(r'<svg [^>]*role="img" aria-label="[^"]{20,}"', svg), name
+        assert "n = " in svg and ("nats" in svg or "MB" in svg), name
+
+
+def test_every_colour_of_a_picture_has_one_for_the_dark(written: Path) -> None:
+    known = {light for light, _ in pictures.THEME.values()}
+    for name in DRAWN:
+        svg = (written / f"reports/figures/{name}.svg").read_text(encoding="utf-8")
+        used = set(re.findall(r"#[0-9a-f]{6}", " ".join(re.findall(r' style="[^"]*"', svg))))
+        assert used and used <= known, (name, used - known)
+
+
+def test_a_report_written_twice_is_the_same_to_the_byte(reports: Path) -> None:
+    def files() -> dict[str, bytes]:
+        return {str(f): f.read_bytes() for f in (reports / "reports").rglob("*") if f.is_file()}
+
+    report.write(params.load())
+    before = files()
+    report.write(params.load())
+    assert before == files() and any(name.endswith("positions.svg") for name in before)
+
+
+def test_variants_with_the_same_figures_get_labels_that_do_not_touch(tmp_path: Path) -> None:
+    results = {"bf16": result("bf16", 1.0, 0.0, 269)} | {f"int4-number-{k}": result("int4", 2.0, 0.3, 90) for k in range(9)}
+    judged = {name: {"verdict": "FAIL", "required": True, "rules": []} for name in results if name != "bf16"}
+    pictures.draw_tradeoff(results, {"variants": judged}, "bf16", tmp_path / "t.svg")
+    svg = (tmp_path / "t.svg").read_text(encoding="utf-8")
+    spots = re.findall(r"<text[^>]*translate\(([\d.]+) ([\d.]+)\)[^>]*>int4-number-\d</text>", svg) or re.findall(
+        r'<text[^>]* x="([\d.]+)" y="([\d.]+)"[^>]*>int4-number-\d</text>', svg
+    )
+    boxes = [(float(x), float(y)) for x, y in spots]
+    assert len(boxes) == 9
+    for k, (x, y) in enumerate(boxes):
+        assert all(abs(x - a) > 60 or abs(y - b) > 16 for a, b in boxes[:k]), boxes
+
+
+def test_a_variant_without_speed_or_divergence_is_left_out_of_the_trade_off_and_breaks_nothing(tmp_path: Path) -> None:
+    results = {"bf16": result("bf16", 1.0, 0.0, 269), "int8": result("int8", 2.0, 0.1, 143)}
+    results["int8"]["metrics"] = {}
+    alt = pictures.draw_tradeoff(results, {"variants": {}}, "bf16", tmp_path / "t.svg")
+    assert "int8" not in alt and "bf16" in alt
+    results["bf16"]["metrics"] = {}
+    assert "no variant" in pictures.draw_tradeoff(results, {"variants": {}}, "bf16", tmp_path / "t.svg")
+
+
+@pytest.mark.parametrize("draw", [charts.draw_domains, charts.draw_positions])
+def test_without_figures_there_is_no_picture(draw: Any, tmp_path: Path) -> None:
+    assert draw({"bf16": result("bf16", 1.0, 0.0, 269), "int8": result("int8", 1, 1, 1)}, "bf16", tmp_path / "p.svg") is None
+    assert charts.draw_memory({"bf16": {"metrics": {}}}, tmp_path / "p.svg") is None
+    assert charts.draw_latency([], tmp_path / "p.svg") is None and not list(tmp_path.iterdir())
+
+
+def test_latency_is_drawn_from_parts_of_metrics_and_from_what_was_served(tmp_path: Path) -> None:
+    results = {n: result(n, 1.0, 0.1, 100) for n in ("bf16", "int8")}
+    for name, r in results.items():
+        r["metrics"] |= {f"ttft_ms/context-{c}": around(c / 2.0, n=3) for c in (256, 1024)}
+        r["metrics"]["tpot_ms/batch-4"] = around(9.0)  # one point is no curve
+        if name == "int8":
+            r["metrics"]["ttft_ms/context-4096"] = metric(None)
+    levels = {f"closed-{c}": {"ttft_p50_ms": around(80.0 * c), "throughput_tok_s": around(50.0 * c)} for c in (1, 4)}
+    serving = {"int8": {"levels": levels | {"open-2": {"ttft_p50_ms": around(1.0)}}}, "bf16": {"status": "unsupported"}}
+    found = charts.sweeps(results, serving)
+    assert [(title, axis, sorted(curves)) for title, _, axis, curves in found] == [
+        ("TTFT", "tokens of context", ["bf16", "int8"]),
+        ("TTFT p50, server", "requests at once", ["int8"]),
+        ("throughput, server", "requests at once", ["int8"]),
+    ]
+    assert [x for x, _ in found[0][3]["int8"]] == [256, 1024]
+    alt = charts.draw_latency(found, tmp_path / "latency.svg")
+    svg = (tmp_path / "latency.svg").read_text(encoding="utf-8")
+    assert alt and "TTFT by tokens of context" in alt and svg.count(">int8<") == 3 and svg.count(">bf16<") == 1
+    assert "TTFT (ms; n = 3)" in svg
+
+
+def test_labels_of_a_crowd_neither_touch_nor_leave_the_picture_nor_lie_on_a_mark() -> None:
+    marks = [(300.0 + k % 3, 200.0 + k % 2) for k in range(12)]
+    inside, mark = (0.0, 0.0, 700.0, 420.0), (290.0, 190.0, 312.0, 212.0)
+    boxes = place.place(marks, [(80.0, 20.0)] * 12, [mark], inside)
+    assert boxes == place.place(marks, [(80.0, 20.0)] * 12, [mark], inside)
+    for k, box in enumerate(boxes):
+        assert place._outside(box, inside) == 0 and place._overlap(box, mark) == 0
+        assert not any(place._overlap(box, other) for other in boxes[:k])
+
+
+def test_a_label_with_no_free_place_is_still_placed() -> None:
+    assert len(place.place([(5.0, 5.0)] * 3, [(100.0, 100.0)] * 3, [], (0.0, 0.0, 10.0, 10.0))) == 3
+
+
+def test_names_at_line_ends_stay_below_the_top() -> None:
+    found = place.spread([95.0, 96.0, 97.0, 10.0], 9.0, 100.0)
+    assert max(found) <= 100.0 and all(b - a > 8.99 for a, b in pairwise(sorted(found))) and found[3] == 10.0
+
+
+def test_names_at_line_ends_keep_their_order_and_their_distance() -> None:
+    found = place.spread([10.0, 10.0, 11.0, 50.0], 9.0)
+    assert all(b - a > 8.99 for a, b in pairwise(sorted(found))) and found[3] == 50.0
+    assert found[0] < found[2] and found[1] < found[2]
+
+
+# --- in a real browser -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    program = find()
+    if program is None:
+        pytest.skip("no Chromium on this machine: the page was not opened in a browser")
+    with Browser(program, tmp_path_factory.mktemp("browser")) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_page_opens_in_a_browser_without_error_or_request_and_fits(
+    browser: Browser, written: Path, dark: bool, width: int
+) -> None:
+    browser.open(written / "reports/report.html", width=width, dark=dark)
+    browser.run("document.querySelectorAll('details').forEach(d => d.open = true)")
+    assert (
+        browser.heard("Log.entryAdded")
+        == browser.heard("Runtime.exceptionThrown")
+        == browser.heard("Runtime.consoleAPICalled")
+        == []
+    )
+    asked = {e["request"]["url"] for e in browser.heard("Network.requestWillBeSent")}
+    assert asked == {(written / "reports/report.html").resolve().as_uri()}
+    assert browser.run("document.documentElement.scrollWidth") <= width
+    rows = browser.run("[...document.querySelectorAll('table')[0].tBodies[0].rows].map(r => r.cells[0].innerText)")
+    assert rows == list(params.load().variants)
+    drawn = len(list((written / "reports/figures").glob("*.svg")))
+    assert browser.run("document.querySelectorAll('figure svg').length") == drawn >= len(DRAWN)
+    ground = browser.run("getComputedStyle(document.body).backgroundColor")
+    paper = browser.run("getComputedStyle(document.querySelector('figure svg path')).fill")
+    assert ground == paper == ("rgb(13, 17, 23)" if dark else "rgb(255, 255, 255)")
+
+
+def test_text_is_readable_in_both_themes(browser: Browser, written: Path) -> None:
+    """Contrast of at least 4.5 to 1, as WCAG 2 asks of text."""
+    luminance = (
+        "c => { const v = c.match(/[0-9.]+/g).slice(0, 3).map(x => { x /= 255; return x <= 0.03928 ? x / 12.92 : "
+        "((x + 0.055) / 1.055) ** 2.4 }); return 0.2126 * v[0] + 0.7152 * v[1] + 0.0722 * v[2] }"
+    )
+    script = (
+        f"(() => {{ const l = {luminance}; const page = l(getComputedStyle(document.body).backgroundColor); let worst = 99;"
+        "for (const e of document.querySelectorAll('p, li, td, th, caption, figcaption, summary, h1, h2, svg text, code')) {"
+        "const s = getComputedStyle(e), a = l(e.closest('svg') ? s.fill : s.color);"
+        "worst = Math.min(worst, (Math.max(a, page) + 0.05) / (Math.min(a, page) + 0.05)) } return worst })()"
+    )
+    for dark in (False, True):
+        browser.open(written / "reports/report.html", width=1280, dark=dark)
+        assert browser.run(script) >= 4.5, "dark" if dark else "light"
+
+
+def test_the_page_is_printed_light_and_unfolded(browser: Browser, written: Path) -> None:
+    browser.open(written / "reports/report.html", width=1280, dark=True)
+    folded = "[...document.querySelectorAll('main > details > :last-child')].map(e => e.checkVisibility())"
+    assert not any(browser.run(folded))
+    browser.call("Emulation.setEmulatedMedia", media="print", features=[{"name": "prefers-color-scheme", "value": "dark"}])
+    assert browser.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert browser.run("getComputedStyle(document.querySelector('figure svg path')).fill") == "rgb(255, 255, 255)"
+    assert all(browser.run(folded))
+    browser.call("Emulation.setEmulatedMedia", media="")
+
+
+def test_the_page_can_be_walked_by_keyboard_and_heard(browser: Browser, written: Path) -> None:
+    browser.open(written / "reports/report.html", width=1280)
+    levels = browser.run("[...document.querySelectorAll('h1, h2, h3, h4')].map(h => +h.tagName[1])")
+    assert levels[0] == 1 and levels.count(1) == 1 and all(b - a <= 1 for a, b in pairwise(levels))
+    assert browser.run("[...document.querySelectorAll('th')].every(h => ['col', 'row'].includes(h.scope))")
+    assert browser.run("document.documentElement.lang") == "en"
+    labels = browser.run("[...document.querySelectorAll('[role=region]')].map(r => r.getAttribute('aria-label'))")
+    assert len(labels) == len(set(labels)) and all(labels)
+    assert browser.run("[...document.querySelectorAll('svg')].every(s => s.getAttribute('aria-label').length > 20)")
+    reached = set()
+    for _ in range(300):
+        browser.press("Tab")
+        reached.add(at := browser.run("document.activeElement.tagName + ': ' + document.activeElement.innerText.slice(0, 40)"))
+        if at.startswith("BODY"):  # once round
+            break
+    summaries = browser.run("[...document.querySelectorAll('main > details > summary')].map(s => s.innerText.slice(0, 40))")
+    assert summaries and all(f"SUMMARY: {text}" in reached for text in summaries)
+    browser.run("document.querySelector('summary').focus()")
+    browser.press("Enter")
+    assert browser.run("document.querySelector('details').open")
