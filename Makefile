@@ -14,7 +14,7 @@ repro: .venv/installed  ## install what is missing, run the whole pipeline, prin
 	@python -m pipeline.report --summary
 
 test: .venv/installed  ## install what is missing, check style and types, run the tests
-	ruff check pipeline tests evalsets && ruff format --check pipeline tests evalsets && mypy pipeline
+	ruff check pipeline tests evalsets && ruff format --check pipeline tests evalsets && mypy pipeline tests/bench
 	pytest
 
 bench: .venv/installed  ## what the figures are checked against, after `make repro`; half an hour, nothing else may run

@@ -2,150 +2,98 @@
 
 What bounds it: decoding one token reads every weight once, so its floor is weight bytes over memory bandwidth; prefill
 is matrix products, so its floor is arithmetic; a small model on a fast machine is bound by neither but by the cost of
-launching some thousand operations a token from Python.
+launching some thousand operations a token from Python. Both rates are measured in the same run (hardware.py).
 
 Machines drift (heat, neighbours), so a ratio is only fair inside one run: variant and reference each live in a process
-of their own and answer the same prompt in turn, A B B A A B ..., and each round gives one ratio.
+of their own (worker.py) and answer the same prompt in turn, A B B A A B ..., and each round gives one ratio. Where they
+leave a rule open, there are more (rounds.py); then the variant alone goes through contexts and batches (sweep.py).
 """
 
 from __future__ import annotations
 
-import multiprocessing as mp
-import random
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from multiprocessing.connection import Connection
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pipeline import artifacts, cli, engines, hardware, params
-from pipeline.engines import Sampling
-from pipeline.errors import ArtifactError, DataError, QuantgateError, Unsupported
+from pipeline import artifacts, cli, hardware, params, rounds, sweep
+from pipeline.bounds import Shape
+from pipeline.errors import Unsupported
 from pipeline.evalset import load_texts
-from pipeline.params import Requests, Variant
+from pipeline.params import Params, Requests
+from pipeline.worker import Worker, working
 
 Row = dict[str, Any]
-STARTUP_S = 600  # a model that does not load within this time is not going to
 
 
-# --- one model in its own process --------------------------------------------------------------------------------
+def measure(ours: Worker, theirs: Worker, setup: Requests, asked: Sequence[list[int]], first: int = 0) -> Iterator[Row]:
+    """Warm-ups, then rounds; both answer the same prompt, and who goes first changes from round to round.
 
-
-def _serve(pipe: Connection, variant: Variant, folder: Path, threads: int) -> None:
-    """Child process: load the model, then answer requests until told to stop."""
-    cli._quiet()
-    try:
-        start = time.monotonic()
-        engine = engines.load(variant.engine, folder, threads=threads, **variant.engine_options)
-        pipe.send({"load_s": time.monotonic() - start, "load_memory_bytes": hardware.peak_memory(reset=True)})
-    except Unsupported as e:
-        pipe.send({"unsupported": str(e)})
-        return
-    except QuantgateError as e:
-        pipe.send({"error": str(e)})
-        return
-    while (request := pipe.recv()) is not None:
-        pipe.send(_answer(engine, *request))
-
-
-def _answer(engine: Any, prompt: list[int], n: int) -> Row:
-    """One greedy request of exactly `n` tokens; end tokens do not end it."""
-    t_submit = time.monotonic()
-    try:
-        tokens = list(engine.stream(prompt, n, Sampling(stop=False)))
-    except Exception as e:  # a failed request is a result: kept, counted, and out of the rates
-        return {"ok": False, "error": f"{type(e).__name__}: {e}", "t_submit": t_submit, "t_tokens": []}
-    return {
-        "t_submit": t_submit,
-        "t_first": tokens[0][1],
-        "t_tokens": [t for _, t in tokens],
-        "output_tokens": len(tokens),
-        "kv_bytes_per_token": getattr(engine, "kv_bytes_per_token", None),
-        "peak_memory_bytes": hardware.peak_memory(),
-        "ok": len(tokens) == n,
-        "error": None if len(tokens) == n else f"asked for {n} tokens, got {len(tokens)}",
-    }
-
-
-class Server:
-    """A model in a process of its own, answering one request at a time."""
-
-    def __init__(self, variant: Variant, folder: Path, threads: int) -> None:
-        context = mp.get_context("spawn")
-        self.pipe, far = context.Pipe()
-        self.process = context.Process(target=_serve, args=(far, variant, folder, threads), daemon=True)
-        self.process.start()
-        far.close()
-        self.facts = self._receive(STARTUP_S)
-        if "unsupported" in self.facts:
-            self.close()
-            raise Unsupported(self.facts["unsupported"])
-        if "error" in self.facts:
-            raise ArtifactError(f"{folder} could not be loaded: {self.facts['error']}")
-
-    def ask(self, prompt: list[int], n: int) -> Row:
-        self.pipe.send((prompt, n))
-        return self._receive(STARTUP_S)
-
-    def _receive(self, seconds: float) -> Row:
-        if not self.pipe.poll(seconds):
-            raise ArtifactError(f"the benchmark process gave no answer within {seconds:.0f} s")
-        try:
-            row: Row = self.pipe.recv()
-        except EOFError:
-            self.process.join(5)
-            raise ArtifactError(f"the benchmark process died (exit code {self.process.exitcode}); out of memory?") from None
-        return row
-
-    def close(self) -> None:
-        if self.process.is_alive():
-            try:
-                self.pipe.send(None)
-                self.process.join(5)
-            except OSError:
-                pass
-        if self.process.is_alive():
-            self.process.kill()
-            self.process.join()
-
-
-@contextmanager
-def serving(variant: Variant, folder: Path, threads: int) -> Iterator[Server]:
-    server = Server(variant, folder, threads)
-    try:
-        yield server
-    finally:
-        server.close()
-
-
-# --- the run -----------------------------------------------------------------------------------------------------
-
-
-def prompts(documents: list[Row], tokenizer: Any, length: int, count: int, seed: int) -> list[list[int]]:
-    """`count` prompts of exactly `length` tokens, each from another place of the text, so that none is a prefix of
-    another and no cache can help."""
-    ids = [t for d in documents for t in tokenizer.encode(d["text"] + "\n\n", add_special_tokens=False).ids]
-    pieces = list(dict.fromkeys(tuple(ids[s : s + length]) for s in range(0, len(ids) - length + 1, length)))
-    if len(pieces) < count:
-        raise DataError(f"{len(ids)} tokens of text make {len(pieces)} different prompts of {length}; {count} are needed")
-    random.Random(seed).shuffle(pieces)
-    return [list(piece) for piece in pieces[:count]]
-
-
-def measure(ours: Server, theirs: Server, setup: Requests, asked: list[list[int]]) -> Iterator[Row]:
-    """Warm-ups, then rounds; both answer the same prompt, and who goes first changes from round to round."""
+    first: how many of them there have been already.
+    """
     order = [("variant", ours), ("reference", theirs)]
     with cli.progress(len(asked), "benchmark", "round") as bar:
-        for k, prompt in enumerate(asked):
+        for k, prompt in enumerate(asked, first):
             warmup = k < setup.warmups
-            for who, server in order if k % 2 else order[::-1]:
-                row = server.ask(prompt, setup.output_tokens)
+            for who, worker in order if k % 2 else order[::-1]:
+                row = worker.ask(prompt, setup.output_tokens)
                 yield {
                     "round": None if warmup else k - setup.warmups, "scenario": "single", "who": who, "warmup": warmup,
                     "prompt_tokens": len(prompt), **row,
                 }  # fmt: skip
             bar.update()
+
+
+def in_rounds(
+    ours: Worker, theirs: Worker, setup: Requests, prompts: Sequence[list[int]], looks: rounds.Looks, confidence: float
+) -> tuple[list[Row], Row]:
+    """Rows of the paired rounds, as many more of them as prompts go where the first look leaves a rule open, and how it went."""
+    some = setup.warmups + setup.rounds
+    rows = list(measure(ours, theirs, setup, prompts[:some]))
+    taken = 1
+    if looks.planned > 1 and looks.unsettled(rows, confidence):
+        rows += measure(ours, theirs, setup, prompts[some:], first=some)
+        taken = 2
+    return rows, {"planned": looks.planned, "taken": taken, "bounds": looks.bounds, "max_rounds": setup.max_rounds}
+
+
+def timed(settings: Params, variant: str, threads: int) -> tuple[list[Row], Row]:
+    """All rows of a variant, and what their figures need to know besides. Raises `Unsupported` where a model cannot run."""
+    from tokenizers import Tokenizer
+
+    setup, reference = settings.amount.benchmark, settings.reference
+    folder, base = artifacts.model_dir(variant), artifacts.model_dir(reference)
+    models = {"variant": facts(variant, folder, settings), "reference": facts(reference, base, settings)}
+    tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
+    prompts = sweep.Prompts(sweep.tokens_of(load_texts(Path(settings.benchmark.prompts)), tokenizer), settings.seed)
+    looks = rounds.of(settings, variant)
+    count = setup.warmups + (setup.rounds if looks.planned == 1 else setup.max_rounds or 0)
+    asked = [prompts.cut(setup.prompt_tokens) for _ in range(count)]
+    with working(settings.variant(variant), folder, threads) as a, working(settings.variant(reference), base, threads) as b:
+        rates = hardware.rates(threads, a.facts["device"], [m["dtype"] for m in models.values()])
+        rows, told = in_rounds(a, b, setup, asked, looks, rounds.confidence(settings))
+        plan = sweep.plan(setup, min(a.facts["max_length"], len(prompts.ids)))
+        sweep.fill(plan, prompts)
+        rows += sweep.run(a, plan)
+        loads = {"variant": a.facts, "reference": b.facts}
+    return rows, {
+        "loads": loads, "models": models, "rates": rates, "memory_bandwidth": rates["read"], "looks": told,
+        "sweep": {"output_tokens": sweep.OUTPUT, "repeats": sweep.REPEATS, "notes": plan.notes, "missing": plan.absent()},
+        "machine": hardware.describe(threads),
+    }  # fmt: skip
+
+
+def facts(name: str, folder: Path, settings: Params) -> Row:
+    """What figures need to know of a model: its size, its shape, and the type whose products are timed as its yardstick."""
+    manifest, config = artifacts.read_manifest(folder), artifacts.read_json(folder / "config.json")
+    engine, dtype = settings.variant(name).engine, str(manifest.get("dtype") or "float32")
+    own = engine == "hf" and not manifest.get("quantized_share")
+    return {
+        "name": name, "engine": engine, "weight_bytes": manifest["weight_bytes"],
+        "parameters": 8 * manifest["weight_bytes"] / manifest["bits_per_weight"], "dtype": dtype,
+        "rate_of": dtype if own else f"{dtype} in torch, a yardstick: its own products are others",
+        "shape": asdict(Shape.of(config)),
+    }  # fmt: skip
 
 
 def _write_nothing(path: Path, meta: Row) -> None:
@@ -157,39 +105,28 @@ def _write_nothing(path: Path, meta: Row) -> None:
 
 def main(variant: str) -> None:
     """Time VARIANT, in turns with the reference."""
-    from tokenizers import Tokenizer
-
     watch = artifacts.Stopwatch("benchmark", variant)
     settings = params.load()
-    chosen, reference = settings.variant(variant), settings.variant(settings.reference)
-    folder, base = artifacts.model_dir(variant), artifacts.model_dir(settings.reference)
-    path, setup = artifacts.timings(variant), settings.amount.benchmark
-    manifest, theirs = artifacts.read_manifest(folder), artifacts.read_manifest(base)
-    meta: dict[str, Any] = {"variant": variant, "model": manifest["digest"], "reference": theirs["digest"]}
+    settings.variant(variant)
+    path = artifacts.timings(variant)
+    manifest, theirs = (artifacts.read_manifest(artifacts.model_dir(name)) for name in (variant, settings.reference))
+    meta: Row = {"variant": variant, "model": manifest["digest"], "reference": theirs["digest"]}
     if manifest["status"] != "ok":
         _write_nothing(path, meta | {"status": manifest["status"], "reason": manifest["reason"]})
         return
-    threads = settings.thread_count
-    tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
-    asked = prompts(
-        load_texts(Path(settings.benchmark.prompts)), tokenizer, setup.prompt_tokens, setup.warmups + setup.rounds, settings.seed
-    )
-    bandwidth = hardware.memory_bandwidth(threads)
     try:
-        with serving(chosen, folder, threads) as a, serving(reference, base, threads) as b:
-            rows = list(measure(a, b, setup, asked))
-            loads = {"variant": a.facts, "reference": b.facts}
+        rows, found = timed(settings, variant, settings.thread_count)
     except Unsupported as e:
         _write_nothing(path, meta | {"status": "unsupported", "reason": str(e)})
         return
     artifacts.write_jsonl(path, rows)
-    artifacts.write_json(artifacts.meta_of(path), meta | {
-        "status": "ok", "reason": None, "loads": loads, "memory_bandwidth": bandwidth,
-        "machine": hardware.describe(threads), "versions": artifacts.versions(),
-    })  # fmt: skip
-    good = [r for r in rows if r["ok"] and not r["warmup"] and r["who"] == "variant"]
-    spans = [(r["t_tokens"][-1] - r["t_first"]) / (len(r["t_tokens"]) - 1) for r in good]
-    told = f"{len(spans) / sum(spans):.1f} tok/s decoding over {len(spans)} rounds" if spans else "every request failed"
+    artifacts.write_json(
+        artifacts.meta_of(path), meta | {"status": "ok", "reason": None} | found | {"versions": artifacts.versions()}
+    )
+    ratios = rounds.decode_ratios(rows)
+    spans = [r["t_tokens"][-1] - r["t_first"] for r, _ in rounds.pairs(rows)]
+    rate = len(spans) * (settings.amount.benchmark.output_tokens - 1) / sum(spans) if spans else 0
+    told = f"{rate:.1f} tok/s decoding over {len(ratios)} rounds" if spans else "every request failed"
     cli.say("benchmark", f"{variant}: {told}, {watch.done():.1f} s")
 
 

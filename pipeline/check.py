@@ -10,7 +10,7 @@ import itertools
 import math
 from pathlib import Path
 
-from pipeline import artifacts, cli, engines, evalset, params, power, quantizers, served
+from pipeline import artifacts, cli, engines, evalset, params, power, quantizers, served, sweep
 from pipeline.definitions import is_served
 from pipeline.errors import ParamsError, QuantgateError
 from pipeline.evalset import tasks
@@ -119,6 +119,9 @@ def _check_part(metric: str, settings: Params) -> None:
         first = part.removeprefix("position:").partition("-")[0]
         if part.startswith("position:") and int(first) >= settings.diverge.window:
             raise ParamsError(f"metric {metric!r}: no token has {first} before it in windows of {settings.diverge.window} tokens")
+    elif part and (timed := sweep.published(settings.amount.benchmark).get(stem)):
+        if part not in timed:
+            raise ParamsError(f"metric {metric!r}: the tier's benchmark has no such part{did_you_mean(part, timed)}")
     elif part and stem not in BY_TASK:
         raise ParamsError(f"metric {metric!r}: {stem} has no parts; write {stem!r}")
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from pipeline import artifacts, cli, free_figures, noise, params
 from pipeline.errors import ArtifactError
-from pipeline.figures import Builder, answer_metrics, pair, size_metrics, timing_metrics
+from pipeline.figures import Builder, answer_metrics, pair, size_metrics
+from pipeline.speed_figures import timing_metrics
 from pipeline.token_figures import token_metrics
 
 Row = dict[str, Any]
@@ -56,7 +57,7 @@ def compare(variant: str, settings: params.Params) -> Row:
         "kernels": metas[artifacts.tokens(variant)].get("kernels"),
         "inputs": {str(f): artifacts.sha256_file(f) for f in [*files, artifacts.FLOOR]},
         "versions": metas[artifacts.tokens(variant)].get("versions") or manifest["versions"],
-        "metrics": b.metrics, "curves": b.curves,
+        "metrics": b.metrics, "curves": b.curves, "bounds": b.bounds,
     }  # fmt: skip
 
 

@@ -18,7 +18,7 @@ import typer
 
 from pipeline import artifacts, attest, cli, engines, llamacpp_compat, params
 from pipeline.engines import Engine
-from pipeline.errors import ArtifactError, InvalidVariant, ParamsError, Unsupported
+from pipeline.errors import ArtifactError, InvalidVariant, NoResult, ParamsError
 from pipeline.metrics import compare_parts
 from pipeline.store import ROWS, Store, Window, batches
 from pipeline.token_class import classes
@@ -119,6 +119,15 @@ def write(blocks: Iterable[Columns], path: Path) -> Seen:
     return seen
 
 
+def _attested(variant: params.Variant, folder: Path, manifest: dict[str, Any], threads: int) -> Engine:
+    """The variant's engine, if its files, its kernels and its logits are those that the manifest tells of."""
+    artifacts.verify_files(folder, manifest)
+    engine = engines.load(variant.engine, folder, threads=threads, **variant.engine_options)
+    attest.check_kernels(engine.kernels(), manifest)
+    attest.check_probe(engine, manifest)
+    return engine
+
+
 def _write_nothing(path: Path, meta: dict[str, Any]) -> None:
     """No rows, and why."""
     with artifacts.atomic_file(path) as tmp:
@@ -150,27 +159,20 @@ def main(
     if manifest["status"] != "ok":
         _write_nothing(path, meta | {"status": manifest["status"], "reason": manifest["reason"]})
         return
-    artifacts.verify_files(folder, manifest)
     store = Store(artifacts.REFERENCE)
     try:
-        engine = engines.load(chosen.engine, folder, threads=settings.thread_count, **chosen.engine_options)
-    except Unsupported as e:
-        _write_nothing(path, meta | {"status": "unsupported", "reason": str(e)})
+        engine = _attested(chosen, folder, manifest, settings.thread_count)
+    except NoResult as e:
+        _write_nothing(path, meta | {"status": e.status, "reason": str(e)})
         return
     store.share_head(engine)
-    try:
-        attest.check_kernels(engine.kernels(), manifest)
-        attest.check_probe(engine, manifest)
-    except InvalidVariant as e:
-        _write_nothing(path, meta | {"status": "invalid", "reason": str(e)})
-        return
     status, why = "ok", None
     with artifacts.atomic_file(path) as tmp:
         seen = write(diverge(engine, store, batch_size=settings.diverge.batch_size, threads=settings.thread_count), tmp)
         try:
             check(seen, is_reference=variant == settings.reference, lossless=manifest["quantizer"] in LOSSLESS)
-        except InvalidVariant as e:
-            status, why = "invalid", str(e)
+        except NoResult as e:
+            status, why = e.status, str(e)
     artifacts.write_json(artifacts.meta_of(path), meta | {
         "status": status, "reason": why, "reference": store.manifest["digest"], "tokens": seen.tokens,
         "kernels": engine.kernels(), "versions": artifacts.versions(),

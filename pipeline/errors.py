@@ -5,8 +5,9 @@ QuantgateError
 ├── DataError           an evaluation, calibration or prompt file, with its line
 ├── DownloadError       the base model could not be had (offline, gated, missing, wrong hash)
 ├── ArtifactError       something an earlier stage should have written is missing, stale or damaged
-├── InvalidVariant      the variant ran, but what it computes cannot be used (NaN, overflow, not quantized)
-└── Unsupported         this machine, package or model cannot do it; the reason becomes part of the result
+└── NoResult            ends one variant's stage and not the run; status and reason become part of the result
+    ├── InvalidVariant  the variant ran, but what it computes cannot be used (NaN, overflow, not quantized)
+    └── Unsupported     this machine, package or model cannot do it
 """
 
 from __future__ import annotations
@@ -32,9 +33,19 @@ class ArtifactError(QuantgateError):
     """An input of a stage is missing, stale or damaged."""
 
 
-class InvalidVariant(QuantgateError):
+class NoResult(QuantgateError):
+    """A stage has no rows of a variant; `status` and `str(error)` are kept in their place."""
+
+    status: str
+
+
+class InvalidVariant(NoResult):
     """A variant's outputs cannot be used for any figure."""
 
+    status = "invalid"
 
-class Unsupported(QuantgateError):
-    """Something cannot be done here; `str(error)` is the reason that is kept with the result."""
+
+class Unsupported(NoResult):
+    """Something cannot be done here."""
+
+    status = "unsupported"

@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from pipeline import artifacts, cli, engines, params
-from pipeline.errors import DataError, InvalidVariant, Unsupported
+from pipeline.errors import DataError, NoResult
 from pipeline.evalset import sets_digest
 from pipeline.evalset.tasks import TASKS, is_chat, load_task, local_tasks, task_files
 from pipeline.params import Evaluate, HowMany
@@ -215,10 +215,8 @@ def main(variant: str) -> None:
                 rows = evaluate(engine, settings.evaluate, settings.amount.tasks, settings.seed, Path(tmp))
             why = check(rows, engine.tokenizer)
             status = "invalid" if why else "ok"
-        except InvalidVariant as e:
-            status, why = "invalid", str(e)
-        except Unsupported as e:
-            status, why = "unsupported", str(e)
+        except NoResult as e:
+            status, why = e.status, str(e)
     else:
         status, why = manifest["status"], manifest["reason"]
     artifacts.write_jsonl(path, rows)

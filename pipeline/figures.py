@@ -1,7 +1,7 @@
 """Rows -> metrics with intervals. Every difference is paired, item by item or token by token, with the reference's rows.
 
-No files and no models: what a metric means stands in metrics.py, how sure it is in stats.py. Token rows have a file of
-their own, token_figures.py.
+No files and no models: what a metric means stands in metrics.py, how sure it is in stats.py. Token rows and timings have
+files of their own, token_figures.py and speed_figures.py.
 """
 
 from __future__ import annotations
@@ -12,14 +12,12 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import ArtifactError
-from pipeline.metrics import bounds_of, definition, itl, tpot, ttft
+from pipeline.metrics import bounds_of, definition
 from pipeline.params import Compare
 from pipeline.stats import (
     Estimate,
     cluster_bootstrap,
-    geometric_mean_t,
     mcnemar,
-    mean_t,
     outer,
     paired_difference,
     quantile_interval,
@@ -40,6 +38,7 @@ class Builder:
         self.confidence, self.resamples, self.seed = setup.confidence, setup.resamples, seed
         self.metrics: Metrics = {}
         self.curves: dict[str, Any] = {}  # what is drawn and not judged
+        self.bounds: dict[str, Any] = {}  # what bounds the phases of a request, in words
 
     def add(self, name: str, estimate: Estimate, scale: float = 1.0) -> None:
         what = definition(name)
@@ -150,55 +149,7 @@ def _rolling(b: Builder, task: str, pairs: list[tuple[Row, Row]]) -> None:
     b.mean(f"byte_ppl_ratio/{task}", theirs - ours, size, docs, transform="exp")
 
 
-# --- timings and sizes -------------------------------------------------------------------------------------------
-
-
-def timing_metrics(b: Builder, rows: list[Row], meta: Row, weight_bytes: int) -> None:
-    """Latency, rates, ratios by round, memory. Warm-ups and failed requests are out of the rates, not of the counts."""
-    counted = [r for r in rows if not r["warmup"]]
-    ours = [r for r in counted if r["who"] == "variant"]
-    failed = sum(not r["ok"] for r in ours)
-    b.add("failure_rate", wilson(failed, len(ours), confidence=b.confidence))
-    good = [r for r in ours if r["ok"]]
-    if not good:
-        return
-    c = b.confidence
-    b.add("ttft_ms", mean_t([_ttft(r) for r in good], confidence=c), 1000.0)
-    b.add("tpot_ms", mean_t([_tpot(r) for r in good], confidence=c), 1000.0)
-    b.add("e2e_ms", mean_t([r["t_tokens"][-1] - r["t_submit"] for r in good], confidence=c), 1000.0)
-    b.add("prefill_tok_s", mean_t([r["prompt_tokens"] / _ttft(r) for r in good], confidence=c))
-    b.add("decode_tok_s", mean_t([1 / _tpot(r) for r in good], confidence=c))
-    gaps = [(1000 * g, r["round"]) for r in good for g in itl(r["t_tokens"])]
-    for name, q in (("itl_p50_ms", 0.5), ("itl_p95_ms", 0.95), ("itl_p99_ms", 0.99)):
-        b.quantile(name, [g for g, _ in gaps], [k for _, k in gaps], q)
-    theirs = {r["round"]: r for r in counted if r["who"] == "reference" and r["ok"]}
-    both = [(r, theirs[r["round"]]) for r in good if r["round"] in theirs]
-    b.add("speed_ratio", geometric_mean_t([_tpot(y) / _tpot(x) for x, y in both], confidence=c))
-    b.add("prefill_ratio", geometric_mean_t([_ttft(y) / _ttft(x) for x, y in both], confidence=c))
-    kv = good[-1]["kv_bytes_per_token"]
-    if kv is not None:
-        b.exact("kv_bytes_per_token", kv, len(good), "bytes of the cache's tensors over tokens in it")
-        context = good[0]["prompt_tokens"] + good[0]["output_tokens"] / 2
-        needed = (weight_bytes + kv * context) / meta["memory_bandwidth"]
-        b.add("mbu", mean_t([needed / _tpot(r) for r in good], confidence=c))
-    once = "measured once: no interval"
-    peaks = [r["peak_memory_bytes"] for r in good if r["peak_memory_bytes"] is not None]
-    b.bare("peak_memory_bytes", max(peaks, default=None), len(peaks), "VmHWM after loading", once)
-    load = meta["loads"]["variant"]
-    b.bare("load_s", load["load_s"], 1, "fresh process", once)
-    b.bare("load_memory_bytes", load["load_memory_bytes"], 1, "VmHWM while loading", once)
-
-
-def _ttft(row: Row) -> float:
-    value = ttft(row["t_submit"], row["t_tokens"])
-    assert value is not None  # a request that is ok has tokens
-    return value
-
-
-def _tpot(row: Row) -> float:
-    value = tpot(row["t_tokens"])
-    assert value is not None  # params ask for at least two tokens
-    return value
+# --- sizes -------------------------------------------------------------------------------------------------------
 
 
 def size_metrics(b: Builder, manifest: Row, reference: Row) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from pipeline import artifacts, cli, engines, params
 from pipeline.engines import Sampling
-from pipeline.errors import ArtifactError, InvalidVariant, Unsupported
+from pipeline.errors import ArtifactError, NoResult
 from pipeline.evalset import Row, load_prompts
 
 BATCH = 16  # prompts at a time, padded on the left; the reference runs a second time in batches half as large
@@ -84,10 +84,8 @@ def main(variant: str) -> None:
         try:
             engine = engines.load(chosen.engine, folder, threads=settings.thread_count, **chosen.engine_options)
             rows = generate(engine, prompts, setup.tokens, variant == settings.reference)
-        except InvalidVariant as e:
-            status, why = "invalid", str(e)
-        except Unsupported as e:
-            status, why = "unsupported", str(e)
+        except NoResult as e:
+            status, why = e.status, str(e)
     artifacts.write_jsonl(path, rows)
     artifacts.write_json(artifacts.meta_of(path), {
         "variant": variant, "model": manifest["digest"], "status": status, "reason": why, "reference": store["digest"],

@@ -1,11 +1,17 @@
-"""The machine: what it is, how much memory a process takes, how fast memory can be read."""
+"""The machine: what it is, how much memory a process takes, and what it can do: read, copy and multiply.
+
+Rates are the best of a few repetitions over data well past any cache, in the process that asks, with as many threads as the
+models get: yardsticks, measured in the run whose figures they are held against.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import platform
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +55,100 @@ def memory_bandwidth(threads: int, size: int = 1 << 28, repeats: int = 5) -> flo
     from concurrent.futures import ThreadPoolExecutor
 
     parts = np.array_split(np.ones(size // 8), threads)
-    best = 0.0
     with ThreadPoolExecutor(threads) as pool:
-        for _ in range(repeats):
-            start = time.monotonic()
-            list(pool.map(np.sum, parts))  # NumPy frees the interpreter while it reads
-            best = max(best, size / (time.monotonic() - start))
-    return best
+        return size / _best(lambda: list(pool.map(np.sum, parts)), repeats)  # NumPy frees the interpreter while it reads
+
+
+def copy_bandwidth(threads: int, size: int = 1 << 27, repeats: int = 3) -> float:
+    """Bytes read and written a second by a streaming copy of `size` bytes, best of `repeats`."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    parts, into = np.array_split(np.ones(size // 8), threads), np.array_split(np.ones(size // 8), threads)
+    with ThreadPoolExecutor(threads) as pool:
+        return 2 * size / _best(lambda: list(pool.map(np.copyto, into, parts)), repeats)
+
+
+def cuda_bandwidth(size: int = 1 << 30, repeats: int = 5) -> float:
+    """Bytes read and written a second by a copy on the GPU, best of `repeats`. Written, untried here."""
+    import torch
+
+    a = torch.ones(size // 4, device="cuda")
+    b = torch.empty_like(a)
+
+    def copied() -> None:
+        b.copy_(a)
+        torch.cuda.synchronize()
+
+    return 2 * size / _best(copied, repeats)
+
+
+def matrix_rate(threads: int, dtype: str, device: str = "cpu", size: int = 2048, seconds: float = 0.25) -> float | None:
+    """Floating-point operations a second of a product of two size x size matrices in torch, best within about `seconds`.
+
+    A product has 2 size^3 of them. None where torch is missing or cannot multiply in that type here.
+    """
+    try:
+        import torch
+
+        kind = getattr(torch, dtype)
+    except (ImportError, AttributeError):
+        return None
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        a = torch.full((size, size), 0.5, dtype=kind, device=device)
+        out = torch.empty_like(a)
+
+        def product() -> None:
+            torch.mm(a, a, out=out)
+            if device != "cpu":
+                torch.cuda.synchronize()
+
+        first = _best(product, 1)  # also the warm-up
+        return 2 * size**3 / min(first, _best(product, max(1, min(9, int(seconds / first)))))
+    except RuntimeError:
+        return None
+    finally:
+        torch.set_num_threads(before)
+
+
+def rates(threads: int, device: str, dtypes: list[str]) -> dict[str, Any]:
+    """{read, copy: bytes a second; matrix: {dtype: operations a second}} of the device that a model runs on; None: unknown."""
+    if device not in ("cpu", "cuda"):
+        return {"device": device, "read": None, "copy": None, "matrix": dict.fromkeys(dtypes)}
+    matrix = {dtype: matrix_rate(threads, dtype, device) for dtype in dict.fromkeys(dtypes)}
+    if device != "cpu":
+        copied = cuda_bandwidth()
+        return {"device": device, "read": copied, "copy": copied, "matrix": matrix}
+    return {"device": device, "read": memory_bandwidth(threads), "copy": copy_bandwidth(threads), "matrix": matrix}
+
+
+def _best(work: Callable[[], Any], repeats: int) -> float:
+    """Seconds of the fastest of `repeats`."""
+    spans = []
+    for _ in range(repeats):
+        start = time.monotonic()
+        work()
+        spans.append(time.monotonic() - start)
+    return min(spans)
+
+
+def cuda_memory(reset: bool = False) -> dict[str, int | None] | None:
+    """Peak bytes that torch allocated and reserved since the last reset, and bytes in use on the device as NVML says.
+
+    None in a process that runs nothing on a GPU. Written, untried here.
+    """
+    torch = sys.modules.get("torch")  # a process that has not imported it has nothing there
+    if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
+        return None
+    found = {"allocated": int(torch.cuda.max_memory_allocated()), "reserved": int(torch.cuda.max_memory_reserved())}
+    try:
+        used = int(torch.cuda.device_memory_used())
+    except (ImportError, AttributeError, RuntimeError):  # no pynvml, or an older torch
+        used = None
+    if reset:
+        torch.cuda.reset_peak_memory_stats()
+    return found | {"nvml": used}
 
 
 def peak_memory(reset: bool = False) -> int | None:

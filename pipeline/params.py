@@ -79,12 +79,25 @@ class Floor(Section):
 
 
 class Requests(Section):
-    """What the benchmark asks for: in each round the reference once, then the variant."""
+    """What the benchmark asks for: in each round the reference once, then the variant; after the rounds, the variant's sweeps.
+
+    max_rounds: as many where the first ones leave a gate rule on speed_ratio open; contexts: tokens of prompt and reply
+    together; batches: requests side by side.
+    """
 
     prompt_tokens: Annotated[int, Field(ge=2)] = 256
     output_tokens: Annotated[int, Field(ge=2)] = 32
     warmups: Annotated[int, Field(ge=1)] = 1
     rounds: Annotated[int, Field(ge=3)] = 5
+    max_rounds: Annotated[int, Field(ge=3)] | None = None
+    contexts: list[Annotated[int, Field(ge=32)]] = []
+    batches: list[Count] = []
+
+    @model_validator(mode="after")
+    def _more(self) -> Requests:
+        if self.max_rounds is not None and self.max_rounds < self.rounds:
+            raise ValueError(f"max_rounds = {self.max_rounds} is below rounds = {self.rounds}; raise it or leave it out")
+        return self
 
 
 class Tier(Section):

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pipeline import artifacts, cli, noise, params, pictures, served, tradeoff, where
+from pipeline import artifacts, cli, noise, params, pictures, served, sweep, tradeoff, where
 from pipeline.params import Params
 
 CALIBRATED = ("gptq", "awq")
@@ -166,7 +166,8 @@ def context_of(results: dict[str, dict[str, Any]], verdict: dict[str, Any], sett
 
 def tradeoff_of(results: dict[str, dict[str, Any]], settings: Params) -> dict[str, Any]:
     figures, faults = served.current(results, settings)
-    return tradeoff.view(results, figures, faults, settings.amount.benchmark.prompt_tokens, settings.compare.confidence, show)
+    prompts = settings.amount.benchmark.prompt_tokens, sweep.BATCH_PROMPT
+    return tradeoff.view(results, figures, faults, prompts, settings.compare.confidence, show)
 
 
 def summary_numbers(results: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:

@@ -5,17 +5,21 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from pipeline import benchmark, hardware
-from pipeline.errors import ArtifactError, DataError, Unsupported
+from pipeline import benchmark, hardware, sweep, worker
+from pipeline.errors import ArtifactError, Unsupported
 from pipeline.params import Requests, Variant
+from pipeline.rounds import Looks
 
 HF = Variant(quantizer="cast", engine="hf", options={"dtype": "float32"})
 SETUP = Requests(prompt_tokens=8, output_tokens=6, warmups=1, rounds=5)
+ASKED = [[k + 5 + i for i in range(8)] for k in range(6)]
 
 
 @pytest.fixture(autouse=True)
@@ -24,18 +28,61 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parent.parent))
 
 
+@pytest.fixture(scope="module")
+def two(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[worker.Worker, worker.Worker]]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("home"))
+        patch.setenv("PYTHONPATH", str(Path(__file__).resolve().parent.parent))
+        with worker.working(HF, tiny, 1) as a, worker.working(HF, tiny, 1) as b:
+            yield a, b
+
+
 def test_rounds_interleave_and_output_length_is_forced(tiny: Path) -> None:
-    asked = [[k + 5 + i for i in range(8)] for k in range(6)]
-    with benchmark.serving(HF, tiny, 1) as a, benchmark.serving(HF, tiny, 1) as b:
-        rows = list(benchmark.measure(a, b, SETUP, asked))
+    with worker.working(HF, tiny, 1) as a, worker.working(HF, tiny, 1) as b:
+        rows = list(benchmark.measure(a, b, SETUP, ASKED))
         pids = [a.process.pid, b.process.pid]
     assert len(rows) == 12 and all(r["ok"] and r["output_tokens"] == 6 for r in rows)
     assert [r["round"] for r in rows] == [None, None] + [k for k in range(5) for _ in "ab"]
     assert [r["who"] for r in rows[:4]] == ["reference", "variant", "variant", "reference"]
+    assert [r["cold"] for r in rows] == [True, True] + [False] * 10, "the first request of each process stands apart"
     times = [t for r in rows for t in (r["t_submit"], *r["t_tokens"])]
     assert times == sorted(times), "requests overlapped"
     assert all(r["peak_memory_bytes"] > 0 and r["kv_bytes_per_token"] > 0 for r in rows)
     assert a.facts["load_s"] > 0 and not any(psutil.pid_exists(p) for p in pids)  # type: ignore[arg-type]
+
+
+def test_phases_of_a_request_lie_within_it(two: tuple[worker.Worker, worker.Worker]) -> None:
+    row = two[0].ask(ASKED[0], 6)
+    phases = row["phases"]
+    assert len(phases["decode"]) == 5 and len(phases["sampling"]) == 6 and row["phases_unknown"] == {}
+    inside = phases["prefill"] + sum(phases["decode"]) + sum(phases["sampling"])
+    assert 0 < inside <= row["t_tokens"][-1] - row["t_submit"] and phases["prefill"] < row["t_first"] - row["t_submit"]
+    assert phases["tokenize"] > 0 and phases["detokenize"] > 0
+    assert row["cache_tokens"] == 8 + 6 - 1 and row["cache_bytes"] == row["cache_tokens"] * row["kv_bytes_per_token"]
+
+
+def test_rounds_are_added_once_where_the_first_ones_leave_the_bound_open(two: tuple[worker.Worker, worker.Worker]) -> None:
+    setup = SETUP.model_copy(update={"rounds": 3, "max_rounds": 5})
+    rows, told = benchmark.in_rounds(*two, setup, ASKED, Looks(2, (1.0,)), 0.999999)
+    assert told["taken"] == 2 and [r["round"] for r in rows if not r["warmup"]] == [k for k in range(5) for _ in "ab"]
+    assert len(rows) == 12, "there are no second warm-ups"
+    rows, told = benchmark.in_rounds(*two, setup, ASKED, Looks(2, (1e9,)), 0.95)
+    assert told["taken"] == 1 and max(r["round"] or 0 for r in rows) == 2
+    assert benchmark.in_rounds(*two, setup, ASKED[:4], Looks(1, ()), 0.95)[1]["taken"] == 1
+
+
+def test_a_sweep_runs_on_a_real_engine(two: tuple[worker.Worker, worker.Worker]) -> None:
+    setup = Requests(prompt_tokens=16, contexts=[64, 4096], batches=[1, 3])
+    plan = sweep.plan(setup, min(two[0].facts["max_length"], 4000))
+    sweep.fill(plan, sweep.Prompts([t for k in range(4000) for t in [k * 7919 % 500]], 1))
+    rows = {(r["scenario"], r["round"]): r for r in sweep.run(two[0], plan)}
+    assert {s for s, _ in rows} == {"context-64", "context-1024", "batch-1", "batch-3"} and all(r["ok"] for r in rows.values())
+    assert (
+        rows["batch-3", 0]["output_tokens"] == 3 * sweep.OUTPUT and rows["context-1024", 0]["prompt_tokens"] == 1024 - sweep.OUTPUT
+    )
+    per_token = {r["cache_bytes"] / r["cache_tokens"] for (s, _), r in rows.items() if s.startswith("context")}
+    assert len(per_token) == 1
+    assert "keeps no prefix" in plan.absent()["prefix-warm"]
 
 
 def test_a_failed_request_is_a_row_and_not_the_end() -> None:
@@ -43,46 +90,48 @@ def test_a_failed_request_is_a_row_and_not_the_end() -> None:
         def stream(self, *_: object) -> object:
             raise RuntimeError("reset")
 
-    row = benchmark._answer(Broken(), [1], 4)
+    row = worker._safely(Broken(), [[1]], 4, "stream", False)
     assert not row["ok"] and row["error"] == "RuntimeError: reset" and row["t_tokens"] == []
 
 
-def test_a_short_reply_is_not_ok() -> None:
+def test_a_short_reply_is_not_ok_and_an_engine_that_keeps_no_trace_has_no_phases() -> None:
     class Short:
         def stream(self, *_: object) -> list[tuple[int, float]]:
             return [(1, time.monotonic())]
 
-    row = benchmark._answer(Short(), [1], 4)
+        def stream_batch(self, *_: object) -> list[tuple[list[int], float]]:
+            return [([1], time.monotonic())] * 4
+
+    row = worker._safely(Short(), [[1]], 4, "stream", False)
     assert not row["ok"] and row["error"] == "asked for 4 tokens, got 1"
+    assert set(row["phases"].values()) == {None} and row["phases_unknown"].keys() == row["phases"].keys()
+    assert "other than 2 tokens" in worker._safely(Short(), [[1], [2]], 4, "stream_batch", False)["error"]
 
 
 def test_a_killed_process_is_an_error_in_words(tiny: Path) -> None:
-    with benchmark.serving(HF, tiny, 1) as server:
-        os.kill(server.process.pid or 0, signal.SIGKILL)
-        with pytest.raises((ArtifactError, OSError)):
-            server.ask([1, 2], 2)
+    with worker.working(HF, tiny, 1) as one:
+        os.kill(one.process.pid or 0, signal.SIGKILL)
+        with pytest.raises(ArtifactError, match="died"):
+            one.ask([1, 2], 2)
 
 
 def test_a_model_that_cannot_run_here_is_unsupported_and_not_a_crash(tmp_path: Path) -> None:
     variant = HF.model_copy(update={"engine_options": {"device": "cuda"}})
     if __import__("torch").cuda.is_available():
         pytest.skip("this machine has a CUDA device")
-    with pytest.raises(Unsupported, match="no CUDA device"), benchmark.serving(variant, tmp_path, 1):
+    with pytest.raises(Unsupported, match="no CUDA device"), worker.working(variant, tmp_path, 1):
         pass
 
 
-def test_prompts_are_distinct_and_of_equal_length(tiny: Path) -> None:
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(tiny / "tokenizer.json"))
-    documents = [{"text": " ".join(f"Document {k} speaks of rain {k * 31 + i} and council." for i in range(20))} for k in range(3)]
-    found = benchmark.prompts(documents, tokenizer, 16, 10, seed=1)
-    assert {len(p) for p in found} == {16} and len({tuple(p) for p in found}) == 10
-    with pytest.raises(DataError, match="different prompts of 5000"):
-        benchmark.prompts(documents, tokenizer, 5000, 10, seed=1)
-
-
-def test_the_machine_is_described_and_its_memory_measured() -> None:
+def test_the_machine_is_described_and_its_rates_measured() -> None:
     facts = hardware.describe(2)
     assert facts["cores"] >= 1 and facts["memory_bytes"] > 1 << 28 and facts["cpu"]
-    assert hardware.memory_bandwidth(1, size=1 << 24, repeats=2) > 1e8
+    assert hardware.memory_bandwidth(1, size=1 << 24, repeats=2) > 1e8 < hardware.copy_bandwidth(1, size=1 << 24)
+    rate = hardware.matrix_rate(1, "float32", size=256, seconds=0.01)
+    assert rate is not None and 1e8 < rate < 1e15
+    assert hardware.matrix_rate(1, "int5", size=256) is None, "no such type"
+
+
+def test_a_device_of_two_kinds_has_no_rates() -> None:
+    found: dict[str, Any] = hardware.rates(1, "mixed", ["float32"])
+    assert found["read"] is None and found["matrix"] == {"float32": None}

@@ -14,6 +14,7 @@ from pipeline import engines, evaluate, quantize
 from pipeline.calibration import Calibration
 from pipeline.engines import Sampling, choose
 from pipeline.engines._forest import Forest
+from pipeline.errors import Unsupported
 from pipeline.params import Evaluate, Variant
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -190,6 +191,42 @@ def test_what_was_read_before_changes_no_logits(other: Any, monkeypatch: pytest.
     list(engine.stream(IDS[:10], 3, Sampling()))
     again = [block for _, _, block in engine.logit_blocks([[*IDS, 0]], [0], len(IDS))]
     assert np.abs(np.concatenate(again) - alone[0]).max() < tolerance * np.abs(alone[0]).max()
+
+
+def test_requests_side_by_side_give_what_each_gives_alone(base: Any, other: Any) -> None:
+    prompts = [IDS[k : k + 30] for k in (0, 20, 40, 55)]
+    for engine in (base, other[0]):
+        steps = list(engine.stream_batch(prompts, 6))
+        assert [t for _, t in steps] == sorted(t for _, t in steps) and all(len(tokens) == 4 for tokens, _ in steps)
+        alone = [[t for t, _ in engine.stream(p, 6, Sampling(stop=False))] for p in prompts]
+        assert [list(reply) for reply in zip(*(tokens for tokens, _ in steps))] == alone
+
+
+def test_a_kept_prefix_is_not_read_again_and_changes_nothing(base: Any, other: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = other[0]
+    first, second = IDS[:80], [*IDS[:60], *IDS[10:30]]
+    alone = [[t for t, _ in engine.stream(ids, 5, Sampling(stop=False))] for ids in (first, second)]
+    read = list[int]()
+    name = "_decode" if engine.name == "llamacpp" else "_read"
+    plain = getattr(engine, name)
+    at = 0 if engine.name == "llamacpp" else 1
+    monkeypatch.setattr(engine, name, lambda *args: (read.append(len(args[at])), plain(*args))[1])
+    ours = [[t for t, _ in engine.stream_on(ids, 5, Sampling(stop=False))] for ids in (IDS[5:], first, second)]
+    assert ours[1:] == alone
+    assert sum(read[-5:]) == 20 + 4, "the second prompt's own tokens, and its reply"
+    with pytest.raises(Unsupported, match="keeps no prefix"):
+        base.stream_on(first, 5, Sampling(stop=False))
+
+
+def test_a_request_s_phases_and_cache_are_traced(base: Any, other: Any) -> None:
+    for engine in (base, other[0]):
+        times = [t for _, t in engine.stream(IDS[:40], 6, Sampling(stop=False))]
+        trace = engine.trace
+        assert trace.prefill > 0 and len(trace.decode) == 5 and len(trace.sampling) == 6 and trace.unknown == {}
+        assert sum(trace.decode) + sum(trace.sampling[1:]) <= times[-1] - times[0]
+        assert trace.cache_tokens in (45, 46), "what is kept, or what there is room for"
+        numbers = trace.cache_tokens * 2 * 2 * 2 * 16  # layers, keys and values, heads, width
+        assert trace.cache_bytes == pytest.approx(numbers * trace.element_bytes, rel=0.1)  # llama.cpp adds a few words
 
 
 def test_a_forest_read_at_once_gives_what_its_sequences_give(other: Any, monkeypatch: pytest.MonkeyPatch) -> None:

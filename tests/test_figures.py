@@ -107,60 +107,6 @@ def test_one_nan_among_right_answers_publishes_no_accuracy() -> None:
     assert check_rows([], Tokenizer()) is not None
 
 
-def request(k: int, who: str, ttft: float, step: float, n: int = 5, **more: Any) -> dict[str, Any]:
-    times = [k + ttft + step * i for i in range(n)]
-    return {
-        "round": k, "who": who, "warmup": False, "ok": True, "error": None, "t_submit": float(k), "t_first": times[0],
-        "t_tokens": times, "prompt_tokens": 100, "output_tokens": n, "kv_bytes_per_token": 10.0, "peak_memory_bytes": 1000,
-        **more,
-    }  # fmt: skip
-
-
-META = {"memory_bandwidth": 1e6, "loads": {"variant": {"load_s": 1.0, "load_memory_bytes": 5}}}
-
-
-def timings(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    b = builder()
-    figures.timing_metrics(b, rows, META, weight_bytes=1000)
-    return b.metrics
-
-
-def test_ratios_are_taken_round_by_round_so_that_drift_cancels() -> None:
-    drift = [1.0, 1.5, 3.0, 0.7, 2.0]
-    rows = [
-        r
-        for k, d in enumerate(drift)
-        for r in (request(k, "variant", 0.2 * d, 0.05 * d), request(k, "reference", 0.4 * d, 0.1 * d))
-    ]
-    m = timings(rows)
-    assert m["speed_ratio"]["value"] == pytest.approx(2.0) and m["speed_ratio"]["high"] == pytest.approx(2.0)
-    assert m["ttft_ms"]["value"] == pytest.approx(200 * np.mean(drift))
-    assert m["ttft_ms"]["low"] < m["ttft_ms"]["value"] < m["ttft_ms"]["high"]
-
-
-def test_warmups_and_failures_are_out_of_the_rates_but_counted() -> None:
-    rows = [request(k, "variant", 0.2, 0.05) for k in range(4)]
-    rows += [request(9, "variant", 9.0, 9.0, warmup=True), request(4, "variant", 0, 0, ok=False, error="reset", t_tokens=[])]
-    m = timings(rows)
-    assert m["failure_rate"]["value"] == pytest.approx(1 / 5) and m["tpot_ms"]["value"] == pytest.approx(50)
-    assert m["decode_tok_s"]["n"] == 4
-
-
-def test_if_every_request_failed_there_are_no_rates() -> None:
-    m = timings([request(0, "variant", 0, 0, ok=False, t_tokens=[])])
-    assert m["failure_rate"]["value"] == 1 and "decode_tok_s" not in m
-
-
-def test_mbu_is_bytes_read_over_time_and_bandwidth() -> None:
-    m = timings([request(k, "variant", 0.2, 0.05) for k in range(5)])
-    assert m["mbu"]["value"] == pytest.approx((1000 + 10 * 102.5) / 0.05 / 1e6)
-
-
-def test_p99_of_few_gaps_carries_a_warning() -> None:
-    m = timings([request(k, "variant", 0.2, 0.05) for k in range(5)])
-    assert any("few" in w for w in m["itl_p99_ms"]["warnings"])
-
-
 def test_a_metric_without_definition_cannot_be_added() -> None:
     with pytest.raises(AssertionError, match="no definition"):
         builder().exact("nonsense", 1.0, 1, "m")

@@ -7,7 +7,7 @@ raises `Unsupported(reason)`: the metric is then null with that reason, never an
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
@@ -40,6 +40,36 @@ def choose(logits: NDArray[np.float32], sampling: Sampling, rng: np.random.Gener
     return int(rng.choice(len(p), p=p / p.sum()))
 
 
+@dataclass
+class Trace:
+    """What one request took inside an engine: filled while `stream` runs, whole when it has ended.
+
+    Seconds by a monotonic clock, read when the device has finished. prefill: the pass over the prompt; decode: each later
+    pass; sampling: each choice of a token. None where an engine cannot tell a phase apart: `unknown` says why.
+    """
+
+    prefill: float | None = None
+    decode: list[float] | None = field(default_factory=list)
+    sampling: list[float] | None = field(default_factory=list)
+    unknown: dict[str, str] = field(default_factory=dict)
+    cache_bytes: int | None = None  # of keys and values, at the end
+    cache_tokens: int | None = None  # for which there is room in them
+    element_bytes: float | None = None  # of one number in the cache, by its type
+
+    def add(self, computed: float, chosen: float) -> None:
+        """One step: the forward pass, and the choice of a token; the first pass is the prefill."""
+        if self.prefill is None:
+            self.prefill = computed
+        elif self.decode is not None:
+            self.decode.append(computed)
+        if self.sampling is not None:
+            self.sampling.append(chosen)
+
+    @property
+    def bytes_per_token(self) -> float | None:
+        return self.cache_bytes / self.cache_tokens if self.cache_bytes is not None and self.cache_tokens else None
+
+
 class Engine(Protocol):
     """A loaded model. Token ids in, logits or tokens out; no text passes through it."""
 
@@ -48,6 +78,7 @@ class Engine(Protocol):
     max_length: int
     tokenizer: Any
     end_ids: Any  # set of tokens that end a reply
+    trace: Trace  # of the last request
 
     def logits(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
         """Teacher-forced logits at all positions: float32 [n, vocab], raw, temperature 1."""
@@ -67,6 +98,17 @@ class Engine(Protocol):
 
     def stream(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Iterator[tuple[int, float]]:
         """Yield (token id, time.monotonic() at which it was known), one at a time."""
+        ...
+
+    def stream_on(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Iterator[tuple[int, float]]:
+        """`stream`, but what the prompt has in common with the one before is not read again; `Unsupported` without that."""
+        ...
+
+    def stream_batch(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> Iterator[tuple[list[int], float]]:
+        """Greedy tokens of prompts of equal length side by side, end tokens ignored: one a prompt, and when they were known.
+
+        What has to be made ready for so many is made before this returns, so that nobody times it.
+        """
         ...
 
     def kernels(self) -> dict[str, int]:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline import artifacts
-from pipeline.engines import Sampling
+from pipeline.engines import Sampling, Trace
 from pipeline.errors import ArtifactError, Unsupported
 from pipeline.quiet import before_gptqmodel
 
@@ -97,6 +97,7 @@ class HfEngine:
         self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
         self.max_length = int(getattr(model.config, "max_position_embeddings", 2048))
         self.head = Head.of(model)
+        self.trace = Trace()
         self.kv_bytes_per_token: float | None = None
         arguments = inspect.signature(model.forward).parameters
         self._keep_last = "logits_to_keep" in arguments
@@ -185,18 +186,40 @@ class HfEngine:
         torch = self.torch
         generator = torch.Generator().manual_seed(sampling.seed)
         ends = self.end_ids if sampling.stop else set()
+        trace = self.trace = Trace(element_bytes=self.model.dtype.itemsize)
         ids, cache, seen = list(token_ids), None, 0
         for _ in range(max_new_tokens):
+            start = self._now()
             logits, cache = self.forward([ids], cache, last=True)
+            computed = self._now()
             token = _choose(torch, logits[0, -1], sampling, generator)
-            # .item() in _choose has waited for the device, so the clock is read after the work is done
-            now = time.monotonic()
+            chosen = self._now()
+            trace.add(computed - start, chosen - computed)
             seen += len(ids)
             ids = [token]
-            self.kv_bytes_per_token = _cache_bytes(cache) / seen
-            yield token, now
+            yield token, chosen
             if token in ends:
-                return
+                break
+        # last, so that it stands between no two tokens that somebody times
+        trace.cache_bytes, trace.cache_tokens = (_cache_bytes(cache), seen) if cache is not None else (None, None)
+        self.kv_bytes_per_token = trace.bytes_per_token
+
+    def _now(self) -> float:
+        """The monotonic clock, when the device has done what it was given."""
+        if self.device != "cpu":
+            self.torch.cuda.synchronize()
+        return time.monotonic()
+
+    def stream_on(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Iterator[tuple[int, float]]:
+        raise Unsupported("engine 'hf' keeps no prefix from one request to the next: each reads its whole prompt")
+
+    def stream_batch(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> Iterator[tuple[list[int], float]]:
+        ids, cache = [list(p) for p in prompts], None
+        for _ in range(max_new_tokens):
+            logits, cache = self.forward(ids, cache, last=True)
+            tokens = logits[:, -1].argmax(-1).tolist()
+            yield tokens, self._now()
+            ids = [[token] for token in tokens]
 
     def sample(self, prompts: Sequence[Sequence[int]], max_new_tokens: int, sampling: Sampling) -> list[list[int]]:
         """Continue prompts as one left-padded batch; each reply ends at (and includes) its end token."""

@@ -16,11 +16,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.engines import Sampling, choose
+from pipeline.engines import Sampling, Trace, choose
 from pipeline.engines._forest import Forest, common_prefix
 from pipeline.errors import ArtifactError, Unsupported
 
 CACHE_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2}  # ggml.h: enum ggml_type
+CACHE_BYTES = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}  # of one number; blocks carry a scale
+CELLS = 256  # llama.cpp gives a sequence a multiple of so many tokens
 BATCH = 512  # tokens in one pass
 SEQUENCES = 256  # llama.cpp's most in one context (LLAMA_MAX_SEQ)
 LONGEST = 4096  # a longer window would only cost memory here: no text that is scored comes near
@@ -48,13 +50,16 @@ def load(
     model = llama_cpp.llama_model_load_from_file(str(file).encode(), asked)
     if not model:
         raise ArtifactError(f"llama.cpp cannot load {file}; delete {model_dir} and `dvc repro`")
-    return LlamaCppEngine(llama_cpp, model, AutoTokenizer.from_pretrained(model_dir), file, threads, kv_type)
+    engine = LlamaCppEngine(llama_cpp, model, AutoTokenizer.from_pretrained(model_dir), file, threads, kv_type)
+    engine.device = "mixed" if gpu_layers else "cpu"
+    return engine
 
 
 class LlamaCppEngine:
     """See `pipeline.engines.Engine`. Requests that begin alike reuse the cache of the one before."""
 
     name = "llamacpp"
+    device = "cpu"
 
     def __init__(self, api: Any, model: Any, tokenizer: Any, file: Path, threads: int, kv_type: str) -> None:
         self.api, self.model, self.tokenizer, self.file, self.folder = api, model, tokenizer, file, file.parent
@@ -68,6 +73,7 @@ class LlamaCppEngine:
         self.batch = api.llama_batch_init(BATCH, 0, 1)
         self.kept: list[int] = []
         self.forests: tuple[Any, Any] | None = None  # a context and a batch for them
+        self.trace = Trace()
         self.kv_bytes_per_token: float | None = None
         self.end_ids = {int(t) for t in range(self.vocab_size) if api.llama_vocab_is_eog(self.vocab, t)}
 
@@ -140,20 +146,55 @@ class LlamaCppEngine:
                 yield found, self._logits(context, len(found))
 
     def stream(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Iterator[tuple[int, float]]:
-        rng = np.random.default_rng(sampling.seed)
-        ids = list(token_ids)
         self._forget_from(0)  # a prompt that was seen before must cost what a new one costs
+        yield from self.stream_on(token_ids, max_new_tokens, sampling)
+
+    def stream_on(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Iterator[tuple[int, float]]:
+        rng = np.random.default_rng(sampling.seed)
+        ids, trace = list(token_ids), Trace(element_bytes=CACHE_BYTES[self.kv_type])
+        self.trace = trace
+        start = time.monotonic()
         row = list(self._rows(ids, len(ids) - 1))[-1][1][-1]
         for step in range(max_new_tokens):
+            computed = time.monotonic()
             token = choose(row, sampling, rng)
-            yield token, time.monotonic()
+            chosen = time.monotonic()
+            trace.add(computed - start, chosen - computed)
+            yield token, chosen
             if (sampling.stop and token in self.end_ids) or step == max_new_tokens - 1:
                 break
+            start = time.monotonic()
             self._decode([token], len(ids), [True])
             ids.append(token)
             row = self._row()
         # last, so that the call stands between no two tokens that somebody times
-        self.kv_bytes_per_token = self.api.llama_state_seq_get_size(self.context, 0) / len(ids)
+        trace.cache_bytes, trace.cache_tokens = int(self.api.llama_state_seq_get_size(self.context, 0)), len(ids)
+        self.kv_bytes_per_token = trace.bytes_per_token
+
+    def stream_batch(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> Iterator[tuple[list[int], float]]:
+        context = self._context(len(prompts), len(prompts[0]) + max_new_tokens)
+        return self._batch_steps(context, self.api.llama_batch_init(BATCH, 0, 1), prompts, max_new_tokens)
+
+    def _batch_steps(
+        self, context: Any, batch: Any, prompts: Sequence[Sequence[int]], steps: int
+    ) -> Iterator[tuple[list[int], float]]:
+        """Each prompt is a sequence with a part of the cache of its own; a step is one pass over a token of each."""
+        last = len(prompts[0]) - 1
+        todo = [(token, at, [s], at == last) for s, prompt in enumerate(prompts) for at, token in enumerate(prompt)]
+        try:
+            for step in range(steps):
+                tokens: list[int] = []
+                for at in range(0, len(todo), BATCH):
+                    part = todo[at : at + BATCH]
+                    self._fill(batch, part)
+                    self._run(context, batch)
+                    wanted = sum(t[3] for t in part)
+                    tokens += self._logits(context, wanted).argmax(1).tolist() if wanted else []
+                yield tokens, time.monotonic()
+                todo = [(token, last + 1 + step, [s], True) for s, token in enumerate(tokens)]
+        finally:
+            self.api.llama_batch_free(batch)
+            self.api.llama_free(context)
 
     def _row(self) -> NDArray[np.float32]:
         """Logits [vocab] of a pass that asked for one row: llama.cpp's own memory, until the next pass.
@@ -214,14 +255,17 @@ class LlamaCppEngine:
         """A copy of the last pass's logits: float32 [rows, vocab], those that were wanted in order."""
         return np.ctypeslib.as_array(self.api.llama_get_logits(context), shape=(rows, self.vocab_size)).copy()
 
-    def _context(self, sequences: int) -> Any:
-        """A llama.cpp context for so many sequences with one cache."""
+    def _context(self, sequences: int, length: int | None = None) -> Any:
+        """A llama.cpp context for so many sequences: with one cache, or, if a length is given, of so many tokens each."""
         asked = self.api.llama_context_default_params()
         asked.n_ctx, asked.n_batch, asked.n_ubatch = self.max_length, BATCH, BATCH
         asked.n_threads = asked.n_threads_batch = self.threads
         asked.type_k = asked.type_v = CACHE_TYPES[self.kv_type]
         asked.no_perf = True
-        if sequences > 1:
+        if length is not None:
+            room = -(-length // CELLS) * CELLS
+            asked.n_ctx, asked.n_seq_max, asked.kv_unified = sequences * room, sequences, False
+        elif sequences > 1:
             asked.n_seq_max, asked.kv_unified = sequences, True
         context = self.api.llama_init_from_model(self.model, asked)
         if not context:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.engines import Sampling, choose
+from pipeline.engines import Sampling, Trace, choose
 from pipeline.engines._forest import common_prefix
 from pipeline.errors import Unsupported
 
@@ -49,7 +49,11 @@ class OnnxRuntimeEngine:
         self.vocab_size, self.max_length = int(facts["vocab_size"]), int(facts["context_length"])
         end = facts["eos_token_id"]
         self.end_ids = set(end) if isinstance(end, list) else {end}
+        self.trace = Trace()
         self.kv_bytes_per_token: float | None = None
+        names, layers = facts["decoder"]["outputs"], range(int(facts["decoder"]["num_hidden_layers"]))
+        kinds = [names[kind] for kind in ("present_key_names", "present_value_names") if kind in names]
+        self.cache_names = [kind % layer for layer in layers for kind in kinds]
         self.reader: Any = None
         self.room = 0
         self.kept: list[int] = []
@@ -69,15 +73,55 @@ class OnnxRuntimeEngine:
                 yield i, at, logits[at - first : at - first + rows]
 
     def stream(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Iterator[tuple[int, float]]:
-        rng = np.random.default_rng(sampling.seed)
-        generator = self._generator(len(token_ids) + max_new_tokens)
-        row = self._read(generator, token_ids)[-1]
-        for step in range(max_new_tokens):
+        def read() -> tuple[Any, NDArray[np.float32]]:
+            generator = self._generator(len(token_ids) + max_new_tokens)
+            return generator, self._read(generator, token_ids)[-1]
+
+        return self._steps(read, max_new_tokens, sampling)
+
+    def stream_on(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Iterator[tuple[int, float]]:
+        def read() -> tuple[Any, NDArray[np.float32]]:
+            row = self._read_on(list(token_ids), len(token_ids) - 1, max_new_tokens)[1][-1]
+            return self.reader, row
+
+        return self._steps(read, max_new_tokens, sampling)
+
+    def _steps(
+        self, read: Callable[[], tuple[Any, NDArray[np.float32]]], most: int, sampling: Sampling
+    ) -> Iterator[tuple[int, float]]:
+        """read: reads the prompt; gives the generator that holds it, and the logits [vocab] behind it."""
+        rng, trace = np.random.default_rng(sampling.seed), Trace()
+        self.trace = trace
+        start = time.monotonic()
+        generator, row = read()
+        for step in range(most):
+            computed = time.monotonic()
             token = choose(row, sampling, rng)
-            yield token, time.monotonic()
-            if (sampling.stop and token in self.end_ids) or step == max_new_tokens - 1:
-                return
+            chosen = time.monotonic()
+            trace.add(computed - start, chosen - computed)
+            yield token, chosen
+            if (sampling.stop and token in self.end_ids) or step == most - 1:
+                break
+            start = time.monotonic()
             row = self._read(generator, [token])[-1]
+        # last, so that it stands between no two tokens that somebody times
+        for name in self.cache_names:
+            part = generator.get_output(name)  # [1, heads, room, width]
+            trace.cache_bytes, trace.cache_tokens = (trace.cache_bytes or 0) + part.nbytes, part.shape[2]
+            trace.element_bytes = part.itemsize
+        self.kv_bytes_per_token = trace.bytes_per_token
+
+    def stream_batch(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> Iterator[tuple[list[int], float]]:
+        generator = self._generator(len(prompts[0]) + max_new_tokens, len(prompts))
+        return self._batch_steps(generator, prompts, max_new_tokens)
+
+    def _batch_steps(self, generator: Any, prompts: Sequence[Sequence[int]], steps: int) -> Iterator[tuple[list[int], float]]:
+        """Tokens are GenAI's own choice, the likeliest but for end tokens: of several sequences it takes tokens only once."""
+        generator.append_tokens(np.asarray([list(p) for p in prompts], np.int32))
+        for _ in range(steps):
+            generator.generate_next_token()
+            tokens: list[int] = generator.get_next_tokens().tolist()
+            yield tokens, time.monotonic()
 
     def kernels(self) -> dict[str, int]:
         """How many products of each kind the graph holds."""
@@ -87,14 +131,15 @@ class OnnxRuntimeEngine:
         kinds = Counter(node.op_type for node in graph.node if "MatMul" in node.op_type or node.op_type == "Gemm")
         return {f"onnxruntime[{kind}]": n for kind, n in kinds.items()}
 
-    def _read_on(self, ids: list[int], start: int) -> tuple[int, NDArray[np.float32]]:
+    def _read_on(self, ids: list[int], start: int, more: int = 0) -> tuple[int, NDArray[np.float32]]:
         """(first, logits [n, vocab] from position `first` <= start on): what the last request began with is not read again.
 
+        more: so many tokens will be appended afterwards.
         Two tokens at least are read at a time: one alone goes through kernels for decoding, which round in another way.
         """
         at = max(0, min(common_prefix(self.kept, ids), start, len(ids) - 2))
-        if len(ids) >= self.room:
-            at, self.room = 0, min(self.max_length, ROOM * (len(ids) // ROOM + 1))
+        if len(ids) + more >= self.room:
+            at, self.room = 0, min(self.max_length, ROOM * ((len(ids) + more) // ROOM + 1))
             self.reader = self._generator(self.room)
         else:
             self.reader.rewind_to(at)
@@ -111,9 +156,11 @@ class OnnxRuntimeEngine:
         self.kept = ids
         return first, np.concatenate(blocks)
 
-    def _generator(self, length: int) -> Any:
+    def _generator(self, length: int, batch: int = 0) -> Any:
+        """One sequence, whose tokens we choose, or a batch that GenAI carries on to its full length."""
         asked = self.og.GeneratorParams(self.model)
-        asked.set_search_options(max_length=min(length, self.max_length), do_sample=False, batch_size=1)
+        most = min(length, self.max_length)
+        asked.set_search_options(max_length=most, min_length=most if batch else 0, do_sample=False, batch_size=max(batch, 1))
         return self.og.Generator(self.model, asked)
 
     def _read(self, generator: Any, token_ids: Sequence[int]) -> NDArray[np.float32]:

@@ -118,8 +118,9 @@ def time_store(name: str, engine: Any, store: Store, rounds: int, threads: int, 
 
 def median(ratios: Any) -> tuple[float, float, float]:
     """(median, low, high) over rounds; one round that a neighbour spoilt moves it little. Fewer than six give no interval."""
-    interval = scipy.stats.quantile_test(ratios, q=1.0, p=0.5).confidence_interval(0.95)
-    return float(np.median(ratios)), float(interval.low), float(interval.high)
+    test: Any = scipy.stats.quantile_test(ratios, q=1.0, p=0.5)
+    low, high = test.confidence_interval(0.95)
+    return float(np.median(ratios)), float(low), float(high)
 
 
 def interleaved(work: dict[str, Callable[[], None]], rounds: int) -> dict[str, dict[str, list[float]]]:
@@ -136,7 +137,7 @@ def interleaved(work: dict[str, Callable[[], None]], rounds: int) -> dict[str, d
 
 
 def memory() -> None:
-    from conftest import make_model
+    from conftest import make_model  # type: ignore[import-not-found]
 
     with tempfile.TemporaryDirectory() as work:
         model = make_model(Path(work) / "model", dtype="bfloat16")

@@ -5,6 +5,7 @@ python tests/bench/full.py [WORK_FOLDER [TIER]]      -> WORK_FOLDER/reports/
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -24,7 +25,9 @@ def main(work: Path, tier: str) -> None:
     data["variants"] = {name: {"engine": "hf"} | variant for name, variant in variants.items()}
     data["tier"] = tier
     path.write_text(yaml.safe_dump(data, sort_keys=False), encoding="utf-8")
-    subprocess.run([Path(sys.executable).parent / "dvc", "repro"], cwd=work, check=True)
+    own = Path(sys.executable).parent  # stages say `python`: this one
+    environment = os.environ | {"PATH": f"{own}{os.pathsep}{os.environ['PATH']}"}
+    subprocess.run([own / "dvc", "repro"], cwd=work, env=environment, check=True)
     subprocess.run([sys.executable, "-m", "pipeline.report", "--summary"], cwd=work, check=True)
 
 

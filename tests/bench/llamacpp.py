@@ -145,7 +145,7 @@ def median_ratio(pairs: list[tuple[float, float]]) -> dict[str, Any]:
     """Median over rounds of ours / theirs, with the interval that order statistics give (no shape is assumed)."""
     ratios = np.array([a / b for a, b in pairs])
     interval = stats.quantile_test(ratios, q=1.0, p=0.5).confidence_interval(0.95)
-    low, high = (float(v) if np.isfinite(v) else None for v in interval)
+    low, high = (float(v) if np.isfinite(v) else None for v in interval)  # type: ignore[attr-defined]
     return {
         "ratio": float(np.median(ratios)), "low": low, "high": high, "n": len(ratios), "unit": "ratio",
         "method": "median of per-round ratios, order-statistic interval", "ratios": ratios,

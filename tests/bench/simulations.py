@@ -103,7 +103,7 @@ def accuracy(n: int, lost: float, won: float, families: int | None = None, alike
         if not families:
             return plain
         change = (kind == 2).astype(float) - (kind == 1)
-        return stats.wider(plain, stats.cluster_bootstrap(change, np.ones(n), family, rng=rng, **SURE))  # type: ignore[arg-type]
+        return stats.outer(plain, stats.cluster_bootstrap(change, np.ones(n), family, rng=rng, **SURE))  # type: ignore[arg-type]
 
     return find
 
@@ -198,6 +198,7 @@ def settling(runs: int) -> None:
     rng, cells, bound = np.random.default_rng(3), np.array([0.66, 0.04, 0.03, 0.27]), -0.02
     planned = stats.items_to_settle(stats.paired_difference(*map(int, 1000 * cells), confidence=0.95), bound)
     settled, asked = 0, []
+    assert planned is not None  # these true values can be settled
     for table in rng.multinomial(planned, cells, runs):
         settled += stats.paired_difference(*map(int, table), confidence=0.95).low > bound  # type: ignore[operator]
     print(f"told of the true values ({planned} items): {share(settled, runs)}")
@@ -240,7 +241,7 @@ def _fewer(own: list[tuple[dict[str, Any], dict[str, Any]]]) -> str:
     families = [f"{a['task']}/{a['cluster']}" for a, _ in own]
     if len(set(families)) < n:
         whole = stats.cluster_bootstrap(ours - theirs, np.ones(n), families, rng=np.random.default_rng(5), **SURE)  # type: ignore[arg-type]
-        found = stats.wider(found, whole)
+        found = stats.outer(found, whole)
     unpaired = (ours.var(ddof=1) + theirs.var(ddof=1)) / n  # lm-eval's stderr of each score, squared
     half = (found.high - found.low) / 2  # type: ignore[operator]
     plain = (ours - theirs).var()

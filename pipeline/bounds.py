@@ -1,0 +1,154 @@
+"""What bounds a phase of a request, in words, from what it does and what the machine can do. Pure: no files, no clock.
+
+Decoding a token reads every weight and every key and value once; prefill multiplies every weight outside the embedding with
+every prompt token. Held against rates measured in the same run, that gives MBU and MFU (model bandwidth and model FLOPs
+utilization: what the model needs, not what the program did, so unpacking counts as overhead). A phase that reaches SHARE of
+one of them is bound by it; one that reaches neither spends most of its time on something else. Attention's own products are
+not counted; the table of an embedding that is not the head's counts as read, though only a row of it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+SHARE = 0.5  # of what the machine does in a plain loop over large arrays; nothing real comes near all of it
+KV_TOLERANCE = 0.05  # between measured cache bytes and those of the config
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a model's config.json says of its size; None where it does not."""
+
+    layers: int | None
+    kv_heads: int | None
+    head_dim: int | None
+    hidden: int | None
+    vocab: int | None
+    tied: bool
+    experts: int | None
+
+    @classmethod
+    def of(cls, config: dict[str, Any]) -> Shape:
+        """config: config.json, whose text part counts in a model of several kinds of input."""
+        own = {**config, **(config.get("text_config") or {})}
+        heads, hidden = own.get("num_attention_heads"), own.get("hidden_size")
+        experts = own.get("num_local_experts") or own.get("num_experts") or own.get("n_routed_experts")
+        return cls(
+            layers=own.get("num_hidden_layers"),
+            kv_heads=own.get("num_key_value_heads") or heads,
+            head_dim=own.get("head_dim") or (hidden // heads if hidden and heads else None),
+            hidden=hidden,
+            vocab=own.get("vocab_size"),
+            tied=bool(own.get("tie_word_embeddings")),
+            experts=experts,
+        )
+
+    def cache_bytes(self, element_bytes: float | None) -> float | None:
+        """Bytes of keys and values a token: 2 x layers x key-value heads x head dimension x bytes of a number."""
+        if not (self.layers and self.kv_heads and self.head_dim and element_bytes):
+            return None
+        return 2 * self.layers * self.kv_heads * self.head_dim * element_bytes
+
+    def products(self, parameters: float) -> tuple[float, float] | None:
+        """(weights that multiply every token, weights of the head); None if unknown, or if experts take turns."""
+        if not (self.hidden and self.vocab) or self.experts:
+            return None
+        head = float(self.hidden * self.vocab)
+        body = parameters - head * (1 if self.tied else 2)
+        return (body, head) if body > 0 else None
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One step of a phase. bytes, operations: what it needs; bandwidth, rate: what the machine did in the same run, a second;
+    None: unknown, and `why` says why. rate_of: the type of the product that was timed."""
+
+    name: str
+    step: str
+    seconds: float
+    bytes: float | None
+    operations: float | None
+    bandwidth: float | None
+    rate: float | None
+    rate_of: str
+    why: str = "not measured"
+    note: str = ""
+
+    @property
+    def mbu(self) -> float | None:
+        return self.bytes / self.seconds / self.bandwidth if self.bytes and self.bandwidth else None
+
+    @property
+    def mfu(self) -> float | None:
+        return self.operations / self.seconds / self.rate if self.operations and self.rate else None
+
+    @property
+    def bound(self) -> str | None:
+        """`bandwidth`, `compute` or `overhead`; None where what is unknown could decide."""
+        shares = {"bandwidth": self.mbu, "compute": self.mfu}
+        reached = {kind: share for kind, share in shares.items() if share is not None and share >= SHARE}
+        if reached:
+            return max(reached, key=lambda kind: reached[kind])
+        return None if None in shares.values() else "overhead"
+
+    def sentence(self) -> str:
+        bound = self.bound
+        head = f"{self.name} is {bound}-bound" if bound else f"what bounds {self.name} is not known ({self.why})"
+        told = f"{head}: it takes {_ms(self.seconds)} ms {self.step}"
+        parts = []
+        if self.mbu is not None:
+            parts.append(f"reads {_mega(self.bytes)} MB, {_percent(self.mbu)} of the {_giga(self.bandwidth)} GB/s measured")
+        if self.mfu is not None:
+            done = f"multiplies at {_giga(self.operations, self.seconds)} GFLOP/s"
+            parts.append(f"{done}, {_percent(self.mfu)} of the {_giga(self.rate)} measured ({self.rate_of})")
+        told = ", ".join([told, *parts[:1]]) + (f", and {parts[1]}" if len(parts) == 2 else "")
+        return (
+            told
+            + (f"; neither reaches {_percent(SHARE)}" if bound == "overhead" else "")
+            + (f" ({self.note})" if self.note else "")
+        )
+
+
+def against(variant: str, ours: Phase, reference: str, theirs: Phase, ratio: tuple[float, float | None, float | None]) -> str:
+    """Why a variant decodes faster or slower than the reference, in words. ratio: decode rates, with its interval."""
+    value, low, high = ratio
+    same = low is None or high is None or low <= 1 <= high
+    how = "not surely faster or slower" if same else "faster" if value > 1 else "slower"
+    times = f"{_ms(ours.seconds)} ms a token instead of {_ms(theirs.seconds)}"
+    told = f"{variant} is {how} than {reference} here: its decode rate is {value:.2f} times as high ({times})"
+    if ours.bytes and theirs.bytes:
+        told += f"; it reads {_mega(ours.bytes)} MB a token instead of {_mega(theirs.bytes)}"
+        told += f", which alone would make it {theirs.bytes / ours.bytes:.2f} times as fast"
+    return (
+        told
+        + {
+            "bandwidth": "; memory holds it, so bytes decide",
+            "compute": "; its products hold it, so bytes do not decide",
+            "overhead": f"; at the rates measured {_needed(ours, theirs, reference)}: the rest is unpacking, launching and waiting",
+            None: "",
+        }[ours.bound]
+    )
+
+
+def _needed(ours: Phase, theirs: Phase, reference: str) -> str:
+    """Time that reading and multiplying account for if neither hides behind the other."""
+    told = f"reading and multiplying need {_percent((ours.mbu or 0) + (ours.mfu or 0))} of its time at most"
+    known = theirs.mbu is not None and theirs.mfu is not None
+    return told + (f" ({reference}: {_percent((theirs.mbu or 0) + (theirs.mfu or 0))})" if known else "")
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.3g}" if seconds < 1 else f"{1000 * seconds:.0f}"
+
+
+def _mega(value: float | None) -> str:
+    return f"{(value or 0) / 1e6:.3g}"
+
+
+def _giga(value: float | None, seconds: float = 1.0) -> str:
+    return f"{(value or 0) / seconds / 1e9:.3g}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"

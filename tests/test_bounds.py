@@ -1,0 +1,90 @@
+"""What bounds a phase: closed forms at and around the stated share, and never a claim from what is not known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pipeline.bounds import SHARE, Phase, Shape, against
+
+# 100 bytes and 1000 operations in a second, on a machine that does so many a second
+PHASE = Phase("decode", "a token", seconds=1.0, bytes=100.0, operations=1000.0, bandwidth=400.0, rate=9000.0, rate_of="float32")
+
+
+@pytest.mark.parametrize(
+    "bandwidth, rate, bound",
+    [
+        (100 / SHARE, 9000, "bandwidth"),
+        (101 / SHARE, 9000, "overhead"),
+        (400, 1000 / SHARE, "compute"),
+        (400, 1010 / SHARE, "overhead"),
+        (110, 1050, "compute"),
+        (105, 1100, "bandwidth"),
+        (None, 9000, None),
+        (400, None, None),
+        (None, 1000, "compute"),
+        (100, None, "bandwidth"),
+        (None, None, None),
+    ],
+)
+def test_a_phase_is_bound_by_what_it_uses_at_least_half_of(bandwidth: Any, rate: Any, bound: str | None) -> None:
+    phase = replace(PHASE, bandwidth=bandwidth, rate=rate)
+    assert phase.bound == bound
+    assert phase.sentence().startswith(f"decode is {bound}-bound" if bound else "what bounds decode is not known (not measured)")
+
+
+def test_the_sentence_holds_the_figures_behind_it() -> None:
+    phase = replace(PHASE, seconds=0.027, bytes=115e6, operations=269e6, bandwidth=38e9, rate=250e9)
+    assert phase.sentence() == (
+        "decode is overhead-bound: it takes 27 ms a token, reads 115 MB, 11 % of the 38 GB/s measured, and multiplies at "
+        "9.96 GFLOP/s, 4 % of the 250 measured (float32); neither reaches 50 %"
+    )
+    assert replace(phase, rate=None).sentence().endswith("reads 115 MB, 11 % of the 38 GB/s measured")
+
+
+@pytest.mark.parametrize(
+    "ratio, how",
+    [
+        ((1.4, 1.3, 1.5), "is faster than"),
+        ((0.7, 0.6, 0.8), "is slower than"),
+        ((1.1, 0.9, 1.3), "is not surely faster or slower than"),
+        ((1.1, None, None), "is not surely faster or slower than"),
+    ],
+)
+def test_faster_and_slower_are_claimed_with_the_whole_interval_only(ratio: Any, how: str) -> None:
+    assert f"int4 {how} bf16 here" in against("int4", PHASE, "bf16", replace(PHASE, seconds=2.0), ratio)
+
+
+def test_why_depends_on_what_binds_the_variant() -> None:
+    ratio = (1.4, 1.3, 1.5)
+    told = [
+        against("int4", replace(PHASE, bandwidth=b, rate=r), "bf16", PHASE, ratio).rpartition("; ")[2]
+        for b, r in ((100, 9000), (400, 1000), (400, 10000), (None, None))
+    ]
+    assert "memory holds it" in told[0] and "products hold it" in told[1]
+    assert told[2].startswith("at the rates measured reading and multiplying need 35 % of its time at most (bf16: 36 %)")
+    assert "reads 0.0001 MB" in told[3], "nothing is claimed of what is not known"
+
+
+# --- config.json -------------------------------------------------------------------------------------------------
+
+
+LLAMA = {"num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 576, "vocab_size": 49152}
+
+
+def test_cache_bytes_follow_the_config() -> None:
+    assert Shape.of(LLAMA).cache_bytes(2.0) == 2 * 30 * 3 * 64 * 2 == 23040
+    assert Shape.of({**LLAMA, "head_dim": 128}).cache_bytes(2.0) == 46080
+    without = {k: v for k, v in LLAMA.items() if k != "num_key_value_heads"}
+    assert Shape.of(without).cache_bytes(2.0) == 3 * 23040, "every head has keys and values of its own"
+    assert Shape.of({"model_type": "mixed", "text_config": LLAMA}).cache_bytes(2.0) == 23040
+    assert Shape.of({}).cache_bytes(2.0) is None and Shape.of(LLAMA).cache_bytes(None) is None
+
+
+def test_an_embedding_multiplies_nothing_and_a_tied_one_is_the_head() -> None:
+    table = 576 * 49152
+    assert Shape.of({**LLAMA, "tie_word_embeddings": True}).products(134_515_008) == (134_515_008 - table, table)
+    assert Shape.of(LLAMA).products(134_515_008) == (134_515_008 - 2 * table, table)
+    assert Shape.of({**LLAMA, "num_local_experts": 8}).products(1e9) is None and Shape.of({}).products(1e9) is None

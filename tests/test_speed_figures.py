@@ -1,0 +1,258 @@
+"""Requests become figures: drift cancels in ratios, phases keep apart, memory is a slope, cliffs are named, bounds are said."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from pipeline.bounds import Shape
+from pipeline.errors import ArtifactError
+from pipeline.figures import Builder
+from pipeline.params import Compare
+from pipeline.speed_figures import timing_metrics
+
+# 2 layers, 2 key-value heads of 16, vocabulary of 10 x 64: 640 weights in the tied head, 1360 in the body, 8 bytes in the cache
+SHAPE = asdict(Shape(layers=2, kv_heads=1, head_dim=1, hidden=64, vocab=10, tied=True, experts=None))
+
+
+def request(k: int | None, who: str, ttft: float, step: float, n: int = 5, **more: Any) -> dict[str, Any]:
+    begin = float(k or 0)
+    times = [begin + ttft + step * i for i in range(n)]
+    return {
+        "round": k, "scenario": "single", "who": who, "warmup": False, "ok": True, "error": None, "t_submit": begin,
+        "t_first": times[0], "t_tokens": times, "prompt_tokens": 100, "output_tokens": n, "kv_bytes_per_token": 10.0,
+        "cache_bytes": 1040, "cache_tokens": 104, "cache_element_bytes": 2.5, "peak_memory_bytes": 1000, "cuda_memory": None,
+        "cold": False, "batch": 1,
+        "phases": {"tokenize": 0.001, "prefill": ttft * 0.9, "decode": [step * 0.8] * (n - 1), "sampling": [step * 0.1] * n,
+                   "detokenize": 0.002}, "phases_unknown": {}, **more,
+    }  # fmt: skip
+
+
+def meta(**more: Any) -> dict[str, Any]:
+    model = {"engine": "hf", "weight_bytes": 1000, "parameters": 2000, "dtype": "float32", "rate_of": "float32", "shape": SHAPE}
+    load = {"load_s": 1.0, "load_memory_bytes": 5, "device": "cpu"}
+    return {
+        "model": "m", "reference": "r", "memory_bandwidth": 1e6, "loads": {"variant": load, "reference": load},
+        "rates": {"device": "cpu", "read": 1e6, "copy": 1e6, "matrix": {"float32": 1e7}},
+        "models": {"variant": model | {"name": "int4"}, "reference": model | {"name": "bf16", "weight_bytes": 4000}},
+        "looks": {"planned": 1, "taken": 1, "bounds": []}, "sweep": {"notes": {}, "missing": {}}, **more,
+    }  # fmt: skip
+
+
+def built(rows: list[dict[str, Any]], **more: Any) -> Builder:
+    b = Builder(Compare(), seed=1)
+    timing_metrics(b, rows, meta(**more), weight_bytes=1000)
+    return b
+
+
+def timings(rows: list[dict[str, Any]], **more: Any) -> dict[str, dict[str, Any]]:
+    return built(rows, **more).metrics
+
+
+FIVE = [request(k, "variant", 0.2, 0.05) for k in range(5)]
+PAIRED = [r for k in range(5) for r in (request(k, "variant", 0.2, 0.05 + k / 1000), request(k, "reference", 0.4, 0.1))]
+
+
+def test_ratios_are_taken_round_by_round_so_that_drift_cancels() -> None:
+    drift = [1.0, 1.5, 3.0, 0.7, 2.0]
+    rows = [
+        r
+        for k, d in enumerate(drift)
+        for r in (request(k, "variant", 0.2 * d, 0.05 * d), request(k, "reference", 0.4 * d, 0.1 * d))
+    ]
+    m = timings(rows)
+    assert m["speed_ratio"]["value"] == pytest.approx(2.0) and m["speed_ratio"]["high"] == pytest.approx(2.0)
+    assert m["ttft_ms"]["value"] == pytest.approx(200 * np.mean(drift))
+    assert m["ttft_ms"]["low"] < m["ttft_ms"]["value"] < m["ttft_ms"]["high"]
+
+
+def test_drift_of_the_machine_is_found_and_said() -> None:
+    wobble = [0.001, -0.002, 0.0015, -0.001, 0.0005]
+    rows = [
+        r
+        for k, w in enumerate(wobble)
+        for r in (request(k, "variant", 0.2, 0.05), request(k, "reference", 0.4, 0.1 * 1.03**k * (1 + w)))
+    ]
+    m = timings(rows)
+    line = stats.linregress(range(5), np.log([0.1 * 1.03**k * (1 + w) for k, w in enumerate(wobble)]))
+    assert m["reference_drift"]["value"] == pytest.approx(np.expm1(line.slope)) and m["reference_drift"]["low"] > 0
+    assert m["reference_drift"]["high"] == pytest.approx(np.expm1(line.slope + stats.t.ppf(0.975, 3) * line.stderr))
+    assert any("drifted" in w and "+3" in w for w in m["speed_ratio"]["warnings"])
+    steady = [request(k, "reference", 0.4, 0.1 * (1 + w)) for k, w in enumerate(wobble)] + FIVE
+    assert timings(steady)["speed_ratio"]["warnings"] == ()
+
+
+def test_two_planned_looks_widen_the_ratio_as_bonferroni_says() -> None:
+    one = timings(PAIRED)["speed_ratio"]
+    two = timings(PAIRED, looks={"planned": 2, "taken": 1, "bounds": [0.9]})["speed_ratio"]
+    width = [np.log(m["high"] / m["low"]) for m in (one, two)]
+    assert width[1] / width[0] == pytest.approx(stats.t.ppf(1 - 0.0125, 4) / stats.t.ppf(1 - 0.025, 4))
+    assert "2 planned looks" in two["method"] and two["value"] == one["value"]
+
+
+def test_warmups_and_failures_are_out_of_the_rates_but_counted() -> None:
+    rows = [request(k, "variant", 0.2, 0.05) for k in range(4)]
+    rows += [request(9, "variant", 9.0, 9.0, warmup=True), request(4, "variant", 0, 0, ok=False, error="reset", t_tokens=[])]
+    m = timings(rows)
+    assert m["failure_rate"]["value"] == pytest.approx(1 / 5) and m["tpot_ms"]["value"] == pytest.approx(50)
+    assert m["decode_tok_s"]["n"] == 4
+
+
+def test_if_every_request_failed_there_are_no_rates() -> None:
+    m = timings([request(0, "variant", 0, 0, ok=False, t_tokens=[])])
+    assert m["failure_rate"]["value"] == 1 and "decode_tok_s" not in m
+
+
+def test_the_cold_first_request_stands_by_itself() -> None:
+    m = timings([request(None, "variant", 3.0, 0.05, warmup=True, cold=True), *FIVE])
+    assert m["ttft_cold_ms"]["value"] == pytest.approx(3000) and m["ttft_ms"]["value"] == pytest.approx(200)
+    failed = request(None, "variant", 3.0, 0.05, warmup=True, cold=True, ok=False, t_tokens=[], error="x")
+    assert timings([failed, *FIVE])["ttft_cold_ms"]["value"] is None
+
+
+def test_phases_are_figures_of_their_own_and_what_is_unknown_says_why() -> None:
+    m = timings(FIVE)
+    assert m["phase_ms/prefill"]["value"] == pytest.approx(180) and m["phase_ms/decode"]["value"] == pytest.approx(40)
+    assert m["phase_ms/sampling"]["value"] == pytest.approx(5) and m["phase_ms/tokenize"]["value"] == pytest.approx(1)
+    blind = FIVE[0]["phases"] | {"sampling": None}
+    m = timings([r | {"phases": blind, "phases_unknown": {"sampling": "one call does both"}} for r in FIVE])
+    assert m["phase_ms/sampling"]["value"] is None and m["phase_ms/sampling"]["warnings"] == ("one call does both",)
+
+
+def test_p99_of_few_gaps_carries_a_warning() -> None:
+    assert any("few" in w for w in timings(FIVE)["itl_p99_ms"]["warnings"])
+
+
+def test_rows_of_an_older_version_are_refused_in_words() -> None:
+    old = {k: v for k, v in meta().items() if k != "rates"}
+    with pytest.raises(ArtifactError, match="older version"):
+        timing_metrics(Builder(Compare(), seed=1), FIVE, old, 1000)
+
+
+# --- memory ------------------------------------------------------------------------------------------------------
+
+
+def test_cache_bytes_are_a_slope_over_contexts_so_that_a_constant_does_not_count() -> None:
+    more = [request(0, "variant", 0.2, 0.05, scenario=f"context-{n}", cache_tokens=n, cache_bytes=500 + 10 * n) for n in (50, 400)]
+    rows = [r | {"cache_bytes": 500 + 10 * 104} for r in FIVE] + more
+    kv = timings(rows)["kv_bytes_per_token"]
+    assert kv["value"] == pytest.approx(10) and kv["warnings"] == () and "3 lengths, 50 to 400" in kv["method"]
+
+
+@pytest.mark.parametrize("element, warned", [(2.5, False), (2.4, False), (2.0, True), (3.0, True)])
+def test_a_cache_that_is_not_what_the_config_says_is_a_warning(element: float, warned: bool) -> None:
+    kv = timings([r | {"cache_element_bytes": element} for r in FIVE])["kv_bytes_per_token"]  # by the config: 4 x element
+    assert kv["value"] == 10 and bool(kv["warnings"]) == warned
+
+
+def test_an_engine_that_does_not_say_its_cache_has_no_mbu_and_a_reason() -> None:
+    b = built([r | {"cache_bytes": None, "cache_tokens": None, "kv_bytes_per_token": None} for r in FIVE])
+    assert b.metrics["kv_bytes_per_token"]["value"] is b.metrics["mbu"]["value"] is None
+    assert "does not say" in b.metrics["mbu"]["warnings"][0] and "keys and values not counted" in b.bounds["decode"]
+
+
+def test_memory_of_a_gpu_is_allocated_reserved_and_in_use() -> None:
+    rows = [r | {"cuda_memory": {"allocated": 10 + k, "reserved": 20, "nvml": None}} for k, r in enumerate(FIVE)]
+    load = meta()["loads"]["variant"] | {"load_cuda_memory": {"allocated": 7, "reserved": 8, "nvml": None}}
+    m = timings(rows, loads={"variant": load, "reference": load})
+    assert m["cuda_allocated_bytes/load"]["value"] == 7 and m["nvml_used_bytes/load"]["value"] is None
+    assert m["cuda_allocated_bytes"]["value"] == 14 and m["cuda_reserved_bytes"]["value"] == 20
+    assert m["nvml_used_bytes"]["value"] is None and "NVML" in m["nvml_used_bytes"]["warnings"][0]
+    assert "cuda_allocated_bytes" not in timings(FIVE)
+
+
+# --- sweeps ------------------------------------------------------------------------------------------------------
+
+
+def swept(scenario: str, prompt: int, ttft: float, step: float, **more: Any) -> list[dict[str, Any]]:
+    return [request(k, "variant", ttft * (1 + k / 100), step, scenario=scenario, prompt_tokens=prompt, **more) for k in range(2)]
+
+
+def test_sweeps_are_parts_and_leave_the_paired_figures_alone() -> None:
+    rows = [*PAIRED, *swept("context-256", 248, 0.248, 0.05), *swept("batch-4", 64, 0.3, 0.08, batch=4)]
+    m, plain = timings(rows), timings(PAIRED)
+    alone = {k: v for k, v in m.items() if "-" not in k.partition("/")[2]}
+    assert alone.pop("kv_bytes_per_token")["n"] == 9 and plain.pop("kv_bytes_per_token")["n"] == 5
+    assert alone == plain
+    assert m["decode_tok_s/batch-4"]["value"] == pytest.approx(4 / 0.08), "all sequences together"
+    assert m["ttft_ms/context-256"]["n"] == 2 and m["ttft_ms/context-256"]["value"] == pytest.approx(249.24)
+    assert m["prefill_tok_s/context-256"]["low"] < 1000 < m["prefill_tok_s/context-256"]["high"]
+
+
+@pytest.mark.parametrize("growth, cliffs", [(1.9, 0), (2.1, 1)])
+def test_a_cliff_in_the_cost_of_a_token_is_named(growth: float, cliffs: int) -> None:
+    rows = [*PAIRED, *swept("context-1024", 1016, growth * 1.016, 0.05), *swept("context-256", 248, 0.248, 0.05)]
+    b = built(rows)
+    assert len(b.bounds["cliffs"]) == cliffs == sum("cliff" in w for w in b.metrics["ttft_ms/context-1024"]["warnings"])
+    assert not cliffs or "2.1 times from context-256 to context-1024" in b.bounds["cliffs"][0]
+    assert "cliff" not in str(b.metrics["tpot_ms/context-1024"]["warnings"])
+
+
+def test_one_disturbed_repetition_is_no_cliff_and_no_time_is_below_zero() -> None:
+    disturbed = swept("context-1024", 1016, 1.016, 0.05)
+    disturbed[1] = request(1, "variant", 5.0, 0.5, scenario="context-1024", prompt_tokens=1016)
+    b = built([*PAIRED, *disturbed, *swept("context-256", 248, 0.248, 0.05)])
+    assert b.bounds["cliffs"] == [] and b.metrics["ttft_ms/context-1024"]["low"] == 0
+
+
+def test_what_a_sweep_lacks_is_null_with_its_reason() -> None:
+    sweep = {"notes": {"context-1000": "4096 tokens were asked for"}, "missing": {"prefix-warm": "keeps no prefix"}}
+    broken = request(0, "variant", 0, 0, scenario="batch-8", ok=False, t_tokens=[], error="MemoryError: no room")
+    m = timings([*PAIRED, *swept("context-1000", 992, 1.0, 0.05), broken], sweep=sweep)
+    assert m["ttft_ms/prefix-warm"]["value"] is None and m["ttft_ms/prefix-warm"]["warnings"] == ("keeps no prefix",)
+    assert m["decode_tok_s/batch-8"]["value"] is None and "MemoryError" in m["decode_tok_s/batch-8"]["warnings"][0]
+    assert "4096" in m["tpot_ms/context-1000"]["warnings"][0]
+
+
+# --- what bounds it ----------------------------------------------------------------------------------------------
+
+
+def test_mbu_is_bytes_read_over_time_and_bandwidth() -> None:
+    assert timings(FIVE)["mbu"]["value"] == pytest.approx((1000 + 10 * 102.5) / 0.05 / 1e6)
+
+
+def test_mfu_is_the_products_of_the_prompt_over_time_and_rate() -> None:
+    # 1360 weights multiply every prompt token, 640 of the head the last one only
+    assert timings(FIVE)["mfu"]["value"] == pytest.approx(2 * (1360 * 100 + 640) / 0.2 / 1e7)
+
+
+def test_experts_that_take_turns_have_neither_and_a_reason() -> None:
+    models = {who: m | {"shape": m["shape"] | {"experts": 8}} for who, m in meta()["models"].items()}
+    b = built(PAIRED, models=models)
+    assert b.metrics["mfu"]["value"] is b.metrics["mbu"]["value"] is None
+    assert "experts take turns" in b.metrics["mbu"]["warnings"][0] and "not known (experts" in b.bounds["decode"]
+
+
+@pytest.mark.parametrize(
+    "rates, why",
+    [
+        ({"device": "mixed", "read": None, "matrix": {"float32": None}}, "rates of its device were not measured"),
+        ({"device": "cpu", "read": 1e6, "matrix": {"float32": None}}, "no product in float32 could be timed"),
+    ],
+)
+def test_a_rate_that_could_not_be_measured_says_so(rates: dict[str, Any], why: str) -> None:
+    load = meta()["loads"]["variant"] | {"device": rates["device"]}
+    b = built(PAIRED, rates=rates, loads={"variant": load, "reference": load})
+    assert b.metrics["mfu"]["value"] is None and why in b.metrics["mfu"]["warnings"][0]
+    assert "is not known" in b.bounds["prefill"] and why in b.bounds["prefill"]
+
+
+def test_the_reference_is_held_against_its_own_device_only() -> None:
+    loads = {"variant": meta()["loads"]["variant"], "reference": meta()["loads"]["reference"] | {"device": "cuda"}}
+    b = built(PAIRED, loads=loads)
+    assert b.metrics["mbu"]["value"] is not None and "(bf16: " not in b.bounds["against"]
+    assert "(bf16: " in built(PAIRED).bounds["against"]
+
+
+def test_the_figures_say_why_a_variant_is_faster() -> None:
+    b = built(PAIRED)
+    assert b.bounds["decode"].startswith(
+        "decode is overhead-bound: it takes 52 ms a token, reads 0.00202 MB, 4 % of the 0.001 GB/s"
+    )
+    assert b.bounds["against"].startswith("int4 is faster than bf16 here: its decode rate is 1.9")
+    assert "instead of 0.00502, which alone would make it 2.48 times as fast" in b.bounds["against"]
+    assert "against" not in built(PAIRED, model="r").bounds, "the reference is not compared with itself"
