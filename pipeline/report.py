@@ -26,6 +26,7 @@ from pipeline import (
     pareto,
     pictures,
     served,
+    sweep,
     tradeoff,
     where,
     words,
@@ -119,7 +120,8 @@ def context_of(results: Results, verdict: dict[str, Any], settings: Params) -> d
 
 def tradeoff_of(results: dict[str, dict[str, Any]], settings: Params) -> dict[str, Any]:
     figures, faults = served.current(results, settings)
-    return tradeoff.view(results, figures, faults, settings.amount.benchmark.prompt_tokens, settings.compare.confidence, show)
+    prompts = settings.amount.benchmark.prompt_tokens, sweep.BATCH_PROMPT
+    return tradeoff.view(results, figures, faults, prompts, settings.compare.confidence, show)
 
 
 def hashes_of(base: dict[str, Any], results: Results, verdict: dict[str, Any]) -> dict[str, str]:
