@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.definitions import definition
+from pipeline.definitions import definition, is_served
 from pipeline.errors import ArtifactError
 from pipeline.figures import Builder, answer_metrics, pair
 from pipeline.metrics import TOP, position_parts
@@ -40,10 +40,14 @@ PER_TOKEN: dict[str, Callable[[Columns], NDArray[Any]]] = {
     "ppl_ratio": lambda c: c["logp_ref"] - c["logp"],
 }
 PER_ITEM = {"acc": "acc_delta", "acc_delta": "acc_delta", "recovery": "recovery", "byte_ppl_ratio": "byte_ppl_ratio"}
-TIMED = (
-    "ttft_ms", "tpot_ms", "itl_p50_ms", "itl_p95_ms", "itl_p99_ms", "e2e_ms", "prefill_tok_s", "decode_tok_s", "speed_ratio",
-    "prefill_ratio", "mbu", "load_s", "peak_memory_bytes", "load_memory_bytes",
-)  # fmt: skip
+CLOCKED = ("ms", "s", "tok/s")  # units that a machine's speed is in
+OF_MACHINES = ("speed_ratio", "prefill_ratio", "mbu", "peak_memory_bytes", "load_memory_bytes")  # and what else depends on it
+
+
+def timed(name: str) -> bool:
+    """Whether a figure is one machine's: those of two are never compared."""
+    what = definition(name)
+    return name.split("/")[0] in OF_MACHINES or is_served(name) or (what is not None and what.unit in CLOCKED)
 
 
 def tokens_paired(b: Builder, name: str, now: dict[str, Any], then: dict[str, Any]) -> Metric | None:
@@ -145,7 +149,7 @@ def unpaired(name: str, now: Metric, then: Metric, why: str, *, same_machine: bo
     clusters = [m["clusters"] for m in (now, then) if m.get("clusters")]
     weights = [m["weight"] for m in (now, then) if m.get("weight")]
     estimate = Estimate(value, *limits, n, method, (), min(clusters, default=None), min(weights, default=None))
-    notes = () if exact or name.split("/")[0] in TIMED else (f"pairing was lost: {why}",)
+    notes = () if exact or timed(name) else (f"pairing was lost: {why}",)
     return _metric(estimate, name, confidence, "exact" if exact else "unpaired", notes)
 
 
@@ -159,7 +163,7 @@ def _apart(now: float | None, then: float | None, ratio: bool) -> float | None:
 
 def _incomparable(name: str, now: Metric, then: Metric, same_machine: bool) -> str:
     """Why two figures give no interval of their difference; empty where they do."""
-    if name.split("/")[0] in TIMED and not same_machine:
+    if timed(name) and not same_machine:
         return "the baseline was timed on another machine"
     if now.get("confidence") != then.get("confidence"):
         return f"the intervals are of {now.get('confidence')} and {then.get('confidence')} confidence"

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from pipeline import artifacts
-from pipeline.against import TIMED
+from pipeline.against import timed
 from pipeline.definitions import definition
 from pipeline.errors import ArtifactError
 from pipeline.metrics import FLOORS
@@ -37,7 +37,7 @@ def evidence(rule: Rule, settings: Params, results: dict[str, Row]) -> Row:
     width = resolvable(m["low"], m["high"], confidence=m["confidence"], power=0.8)
     clusters = f" in {m['clusters']} clusters" if m["clusters"] else ""
     runs = f"{floor['runs']} reruns of {settings.reference} (floor.json)" if floor else "no rerun of the reference measures it"
-    runs = "its rounds are repeated runs" if rule.metric in TIMED else runs
+    runs = "its rounds are repeated runs" if timed(rule.metric) else runs
     assert what is not None
     return {
         "of": variant, "n": m["n"], "clusters": m["clusters"], "value": m["value"], "low": m["low"], "high": m["high"],

@@ -34,7 +34,7 @@ EXIT = {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 3}
 STALE = 2
 SUFFIXES = (".py", ".j2", ".yaml", ".jsonl", ".txt")
 SOURCES = ("pipeline", "evalsets", "envs", "constraints.txt")
-OWN_SIZE = ("ms", "s", "bytes", "tok/s", "bits", "ppl")  # units in which only the baseline's value says how wide a margin is
+OWN_SIZE = ("ms", "s", "bytes", "tok/s", "req/s", "bits", "ppl")  # only the baseline's value says how wide a margin is
 UNJUDGED = "judged where a merge names the commit it goes into: `python -m pipeline.gate --enforce --baseline REV`"
 
 

@@ -122,7 +122,7 @@ def _range(rule: Rule, what: Definition) -> tuple[float, float]:
         return -100.0, 100.0
     if rule.against == "baseline" and what.unit != "ratio":
         return (-1.0, 1.0) if what.unit == "fraction" else (-math.inf, math.inf)
-    return max(low, 0.0) if low == -math.inf else low, 1.0 if what.unit == "p" else high
+    return max(low, 0.0) if low == -math.inf else low, min(high, 1.0) if what.unit in ("p", "fraction") else high
 
 
 def _spelled(low: float, high: float, what: Definition) -> str:

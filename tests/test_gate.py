@@ -13,8 +13,8 @@ from gate_house import lock, vouch
 from pydantic import ValidationError
 
 from pipeline import artifacts, gate, ledger, locked, params
+from pipeline.definitions import DEFINITIONS
 from pipeline.errors import ParamsError
-from pipeline.metrics import DEFINITIONS
 from pipeline.params import Rule
 from pipeline.rules import UNITS, bound_of, judge, worst
 from pipeline.stats import paired_difference
