@@ -30,6 +30,8 @@ GATE = REPORTS / "gate.json"
 FLOOR = REPORTS / "floor.json"
 SUMMARY = REPORTS / "summary.json"
 TRADEOFF = REPORTS / "tradeoff.csv"
+TRADEOFF_TABLE = REPORTS / "tradeoff_table.csv"
+SERVING_ASKED = REPORTS / "serving" / "asked.yaml"
 MLFLOW = REPORTS / "mlflow.json"
 MANIFEST = "manifest.json"
 
@@ -57,6 +59,14 @@ def timings(variant: str) -> Path:
 
 def generations(variant: str) -> Path:
     return ARTIFACTS / "generations" / f"{variant}.jsonl"
+
+
+def serving(variant: str) -> Path:
+    return ARTIFACTS / "serving" / f"{variant}.jsonl"
+
+
+def served(variant: str) -> Path:
+    return REPORTS / "serving" / f"{variant}.json"
 
 
 def broke(variant: str) -> Path:

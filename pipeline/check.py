@@ -10,7 +10,8 @@ import itertools
 import math
 from pathlib import Path
 
-from pipeline import artifacts, cli, engines, evalset, params, power, quantizers, sweep
+from pipeline import artifacts, cli, engines, evalset, params, power, quantizers, served, sweep
+from pipeline.definitions import is_served
 from pipeline.errors import ParamsError, QuantgateError
 from pipeline.evalset import tasks
 from pipeline.explain import did_you_mean
@@ -49,6 +50,8 @@ def faults(settings: Params) -> list[str]:
     collect("params.yaml: calibration.set", evalset.load_texts, Path(settings.calibration.set))
     collect("params.yaml: diverge.corpus", evalset.load_texts, Path(settings.diverge.corpus))
     collect("params.yaml: diverge.trajectories.prompts", evalset.load_prompts, Path(settings.diverge.trajectories.prompts))
+    if settings.serving.variants:
+        collect("params.yaml: serving.prompts", evalset.load_texts, Path(settings.serving.prompts))
     collect("params.yaml: benchmark.prompts", evalset.load_texts, Path(settings.benchmark.prompts))
     found += _tier_faults(settings)
     asked = {task: name for name, tier in settings.tiers.items() for task in tier.tasks}
@@ -98,6 +101,9 @@ def _check_part(metric: str, settings: Params) -> None:
     """Raise if what stands after a metric's slash will not be there, or is missing."""
     stem, _, part = metric.partition("/")
     parts = [*settings.amount.tasks, "all"]
+    if is_served(metric):
+        served.check_metric(metric, settings)
+        return
     if stem == "truncated" and part in ("", *settings.amount.tasks):
         return
     if stem in BY_TASK and part not in parts:
@@ -140,7 +146,10 @@ def main() -> None:
     if found:
         raise ParamsError("\n       ".join(found))
     artifacts.write_json(CHECKED, {"status": "ok"})
+    served.write_asked(settings)
     for line in power.told(settings):
+        cli.say("power", line)
+    for line in served.told(settings):
         cli.say("power", line)
     cli.say("check", f"params.yaml is sound: {len(settings.variants)} variants, {len(settings.gate.rules)} gate rules")
 

@@ -20,9 +20,10 @@ from typing import Annotated, Any
 
 import typer
 
-from pipeline import artifacts, cli, params
+from pipeline import artifacts, cli, params, served
+from pipeline.definitions import definition
 from pipeline.errors import ArtifactError, QuantgateError
-from pipeline.metrics import FLOORS, definition
+from pipeline.metrics import FLOORS
 from pipeline.params import Params, PathModel, Rule, Variant
 from pipeline.rules import Judgement, Verdict, bound_of, judge, judge_above, worst, would_settle
 from pipeline.stats import Estimate, holm, items_to_settle
@@ -126,6 +127,7 @@ def _verdict(
 def _inputs(settings: Params) -> dict[str, str | None]:
     """Hashes of what a verdict rests on; None where a file is missing."""
     files = [artifacts.metrics(name) for name in settings.variants]
+    files += served.files(settings)
     files += [artifacts.FLOOR] if any(rule.above for rule in settings.gate.rules) else []
     hashes: dict[str, str | None] = {str(f): artifacts.sha256_file(f) if f.exists() else None for f in files}
     for name in SOURCES:  # what measured and judged: a change of any of it needs a new verdict
@@ -141,6 +143,7 @@ def _results(settings: Params) -> dict[str, dict[str, Any]]:
     for name, result in results.items():
         if not isinstance(result, dict) or not isinstance(result.get("metrics"), dict) or "asked" not in result:
             raise ArtifactError(f"{artifacts.metrics(name)} is damaged; delete it and run `dvc repro`")
+    served.add(results, settings)
     return results
 
 
@@ -182,7 +185,7 @@ def enforce(settings: Params) -> int:
 
 def _changed_rows(settings: Params) -> list[str]:
     """Row files that are here but are not those the metrics were made from."""
-    changed = set()
+    changed = set(served.changed(settings))
     for name in settings.variants:
         path = artifacts.metrics(name)
         inputs = artifacts.read_json(path)["inputs"] if path.exists() else {}

@@ -12,20 +12,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Union
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from pipeline.errors import ParamsError
 from pipeline.explain import did_you_mean, explain, refuse_duplicates, unknown
+from pipeline.sections import Count, Load, Section, Serving
 
 PARAMS = Path("params.yaml")
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_-]*$")  # no dot: DVC reads it as a path of keys
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-Count = Annotated[int, Field(ge=1)]
 
 
 def _how_many(value: Any) -> Any:
@@ -114,6 +108,7 @@ class Tier(Section):
     trajectories: HowMany
     floor: Floor
     benchmark: Requests
+    serving: Load | None = None
 
 
 class HubText(Section):
@@ -224,6 +219,7 @@ class Params(Section):
     evaluate: Evaluate = Evaluate()
     diverge: Diverge
     benchmark: Benchmark
+    serving: Serving = Serving()
     compare: Compare = Compare()
     gate: Gate
     track: Track = Track()
@@ -241,6 +237,11 @@ class Params(Section):
                 raise ValueError(f"tier name {name!r}: use letters, digits, '_' and '-'")
         if self.tier not in self.tiers:
             raise ValueError(f"tier {self.tier!r} is not in tiers{did_you_mean(self.tier, list(self.tiers))}")
+        for name in self.serving.variants:
+            if name not in known:
+                raise ValueError(f"serving.variants: {unknown('variant', name, known)}")
+        if self.serving.variants and self.amount.serving is None:
+            raise ValueError(f"tiers.{self.tier}.serving is needed and missing, as variants are to be served")
         for rule in self.gate.rules:
             for name in rule.variants or []:
                 if name not in known:

@@ -14,14 +14,28 @@ from typing import Annotated, Any
 
 import typer
 
-from pipeline import advice, artifacts, bundle, charts, cli, machines, noise, params, pareto, pictures, where, words
+from pipeline import (
+    advice,
+    artifacts,
+    bundle,
+    charts,
+    cli,
+    machines,
+    noise,
+    params,
+    pareto,
+    pictures,
+    served,
+    tradeoff,
+    where,
+    words,
+)  # fmt: skip
 from pipeline.params import Params
 from pipeline.words import show
 
 FIGURES = artifacts.REPORTS / "figures"
 README_MARKS = ("<!-- results -->", "<!-- /results -->")
 README_ENDS = "<!-- the README's part ends here -->"  # in report.md
-SERVING = artifacts.REPORTS / "serving"
 TEMPLATES = Path(__file__).parent / "templates"
 STAGES = (
     "check",
@@ -34,6 +48,7 @@ STAGES = (
     "evaluate",
     "benchmark",
     "generate",
+    "serve",
     "compare",
     "locate",
     "gate",
@@ -91,6 +106,7 @@ def context_of(results: Results, verdict: dict[str, Any], settings: Params) -> d
         "fault_words": where.FAULT_WORDS,
         "rounds": first.get("decode_tok_s", {}).get("n", 0), "benchmark": settings.amount.benchmark,
         "versions": results[settings.reference]["versions"],
+        "tradeoff": tradeoff_of(results, settings),
         "tasks": sorted({k.split("/")[1] for k in first if k.startswith("acc/")}),
         "domains": sorted({k.split("/")[1] for k in first if k.startswith("kld_mean/") and ":" not in k}),
         "advice": advice.advice(results, verdict, settings.reference), "brief": words.brief,
@@ -111,13 +127,16 @@ def hashes_of(base: dict[str, Any], results: Results, verdict: dict[str, Any]) -
     }
 
 
-def draw(results: Results, verdict: dict[str, Any], reference: str) -> dict[str, dict[str, str | None]]:
-    """Draw every picture for which there are figures; {name: {alt, svg, why}}, `why` where there are none."""
+def draw(results: Results, verdict: dict[str, Any], reference: str, serving: Results) -> dict[str, dict[str, str | None]]:
+    """Draw every picture for which there are figures; {name: {alt, svg, why}}, `why` where there are none.
+
+    serving: {variant: figures of its server}, of those that are not stale.
+    """
     found = {
         "tradeoff": pictures.draw_tradeoff(results, verdict, reference, FIGURES / "tradeoff.svg"),
         "domains": charts.draw_domains(results, reference, FIGURES / "domains.svg"),
         "positions": charts.draw_positions(results, reference, FIGURES / "positions.svg"),
-        "latency": charts.draw_latency(charts.sweeps(results, _serving(results)), FIGURES / "latency.svg"),
+        "latency": charts.draw_latency(charts.sweeps(results, serving), FIGURES / "latency.svg"),
         "memory": charts.draw_memory(results, FIGURES / "memory.svg"),
     }
     return {name: _drawn(FIGURES / f"{name}.svg", alt, WHY.get(name, "no variant has the figures")) for name, alt in found.items()}
@@ -131,9 +150,9 @@ def _drawn(path: Path, alt: str | None, why: str) -> dict[str, str | None]:
     return {"alt": alt, "svg": text[text.index("<svg") :], "why": None}
 
 
-def _serving(results: Results) -> Results:
-    """Figures of the variants that were served, where any were."""
-    return {n: artifacts.read_json(SERVING / f"{n}.json") for n in results if (SERVING / f"{n}.json").exists()}
+def tradeoff_of(results: dict[str, dict[str, Any]], settings: Params) -> dict[str, Any]:
+    figures, faults = served.current(results, settings)
+    return tradeoff.view(results, figures, faults, settings.amount.benchmark.prompt_tokens, settings.compare.confidence, show)
 
 
 def summary_numbers(results: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
@@ -159,12 +178,14 @@ def tradeoff_csv(numbers: dict[str, dict[str, float]]) -> str:
 def write(settings: Params) -> None:
     """Write pictures, pages and the numbers that DVC compares."""
     results, verdict = load_results(settings)
-    context = context_of(results, verdict, settings) | {"pictures": draw(results, verdict, settings.reference)}
+    drawn = draw(results, verdict, settings.reference, served.current(results, settings)[0])
+    context = context_of(results, verdict, settings) | {"pictures": drawn}
     artifacts.write_text(artifacts.REPORTS / "report.md", render("report.md.j2", context))
     artifacts.write_text(artifacts.REPORTS / "report.html", render("report.html.j2", context))
     numbers = summary_numbers(results)
     artifacts.write_json(artifacts.SUMMARY, numbers)
     artifacts.write_text(artifacts.TRADEOFF, tradeoff_csv(numbers))
+    artifacts.write_text(artifacts.TRADEOFF_TABLE, tradeoff.as_csv(context["tradeoff"]["points"]))
 
 
 def print_summary(settings: Params) -> None:

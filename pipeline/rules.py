@@ -11,9 +11,10 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from pipeline.definitions import DEFINITIONS, definition
 from pipeline.errors import ParamsError
 from pipeline.explain import did_you_mean
-from pipeline.metrics import DEFINITIONS, FLOORS, Definition, definition
+from pipeline.metrics import FLOORS, Definition
 from pipeline.params import Rule
 from pipeline.stats import FEW, Estimate, items_to_settle, one_sided_p
 
@@ -34,6 +35,9 @@ UNITS: dict[str, dict[str, float]] = {
     "ms": {"ms": 1.0, "s": 1000.0},
     "s": {"s": 1.0, "ms": 0.001},
     "tok/s": {"tok/s": 1.0},
+    "req/s": {"req/s": 1.0},
+    "requests": {"requests": 1.0},
+    "requests at once": {"requests at once": 1.0},
 }
 # shown, but not to be judged -> what says the same of every variant
 CENSORED = {"first_departure": "never_departs", "free_departure": "free_same", "free_same_floor": "free_same"}

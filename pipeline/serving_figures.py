@@ -6,7 +6,7 @@ machine is full, more requests at once raise throughput and cost little; beyond,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -43,8 +43,28 @@ DEFINITIONS: dict[str, Definition] = {
     "cached_tokens": Definition("tokens", "lower", 0.0, "prompt tokens that a prefix cache answered"),
     "warmups": Definition("requests", "higher", None, "complete requests before the measured ones"),
     "client_lag_p99_ms": Definition("ms", "lower", 0.0, "how late this client sent what was due (open loop)"),
+    "server_memory_bytes": Definition("bytes", "lower", None, "peak resident memory of a launched server, all its processes"),
     "knee": Definition("requests at once", "higher", None, "where throughput over median latency is greatest (Kleinrock's power)"),
 }  # fmt: skip
+WHOLE = ("knee", "server_memory_bytes")  # of a run, not of a level
+
+
+def scenarios(concurrency: Iterable[int], rates: Iterable[float]) -> list[str]:
+    """Names of levels: `closed-4` (four at once), `open-0.5` (one every other second); closed ones first, each rising."""
+    return [*(f"closed-{c}" for c in sorted(set(concurrency))), *(f"open-{r:g}" for r in sorted(set(rates)))]
+
+
+def in_a_round(scenario: str, requests: int) -> int:
+    """Requests of a level in a round: as many as asked for, but never fewer than four for each that is asked at once."""
+    kind, _, size = scenario.partition("-")
+    return max(requests, 4 * int(size)) if kind == "closed" else requests
+
+
+def memory(peak: int | None, why_not: str, confidence: float) -> dict[str, Any]:
+    """`server_memory_bytes`; null, with the reason, where it cannot be seen."""
+    method = "sum of VmHWM over the server's processes, loading and all levels"
+    found = _nothing(why_not) if peak is None else Estimate(peak, None, None, 1, method, ("measured once: no interval",))
+    return _shown("server_memory_bytes", found, confidence)
 
 
 # --- one row -----------------------------------------------------------------------------------------------------

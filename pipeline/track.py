@@ -1,186 +1,248 @@
-"""track: MLflow runs + reports/mlflow.json. The only file that imports mlflow.
+"""track: MLflow runs + reports/mlflow.json; `--promote VARIANT` and `--rollback` move the alias `champion` of the registry.
 
-One parent run per base model, reference and experiment; one child run per variant, keyed by the content of its metrics.
-The same state makes no second run, a changed option makes one, and a run that a crash left half-written is finished by
-the next `python -m pipeline.track`, because whatever is not FINISHED under its key is deleted and written again.
+One parent run per state of the pipeline (every variant's results and verdict), one child run per variant, keyed by the
+content of its results: the same state makes no run, a changed option makes one of the variant and one of the new state.
+A variant that did not change keeps its run, which moves under the newest state that holds it; comparison.json of an older
+state says what it held. What a crash left half-written is made anew by the next `python -m pipeline.track`.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import subprocess
+import sys
+import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
-from pipeline import artifacts, cli, params
-from pipeline.errors import ArtifactError, QuantgateError
+import typer
+
+from pipeline import artifacts, cli, params, run_content, run_picture, views
+from pipeline.errors import ArtifactError, ParamsError, QuantgateError
 from pipeline.params import Params
+from pipeline.reach import without_password
+from pipeline.registry import Move, Registry
+from pipeline.state import State, load_state, model_name, provenance, version_tags
+from pipeline.tracking import CURRENT, Tracker
 
-KEY = "quantgate.key"
-CURRENT = "quantgate.current"
-
-
-class Tracker:
-    """Writes runs to one MLflow experiment."""
-
-    def __init__(self, uri: str, experiment: str) -> None:
-        # an unreachable server would otherwise block for minutes; results are safe on disk, so fail within seconds
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "5")
-        from mlflow import MlflowClient
-
-        self.client = MlflowClient(tracking_uri=uri)
-        found = self.client.get_experiment_by_name(experiment)
-        self.experiment = found.experiment_id if found else self.client.create_experiment(experiment)
-        self.made = 0
-
-    def find(self, key: str) -> Any:
-        """The finished run under a key, or None; half-written ones are deleted."""
-        done = None
-        for run in self.client.search_runs([self.experiment], f"tags.`{KEY}` = '{key}'"):
-            if run.info.status == "FINISHED":
-                done = run
-            else:
-                self.client.delete_run(run.info.run_id)
-        return done
-
-    def run(self, key: str, name: str, log: Any, tags: dict[str, str]) -> str:
-        """Id of the run under a key; made, and filled by `log(run_id)`, unless it is there already."""
-        found = self.find(key)
-        if found:
-            return str(found.info.run_id)
-        run_id = str(self.client.create_run(self.experiment, run_name=name, tags={KEY: key, **tags}).info.run_id)
-        try:
-            log(run_id)
-        except BaseException:
-            self.client.set_terminated(run_id, "FAILED")
-            raise
-        self.client.set_terminated(run_id, "FINISHED")
-        self.made += 1
-        return run_id
-
-    def log_params(self, run_id: str, values: dict[str, Any]) -> None:
-        from mlflow.entities import Param
-
-        self.client.log_batch(run_id, params=[Param(k, str(v)[:6000]) for k, v in values.items()])
-
-    def log_metrics(self, run_id: str, values: dict[str, float]) -> None:
-        from mlflow.entities import Metric
-
-        now = int(time.time() * 1000)
-        self.client.log_batch(run_id, metrics=[Metric(k, float(v), now, 0) for k, v in values.items()])
-
-    def log_files(self, run_id: str, files: list[Path], folder: str) -> None:
-        for file in files:
-            if file.exists():
-                self.client.log_artifact(run_id, str(file), folder)
-
-
-def flat_metrics(metrics: dict[str, dict[str, Any]]) -> dict[str, float]:
-    """{name: value} with `_low` and `_high` beside; unknown values are left out, since MLflow would show them as 0.
-
-    A bound goes before the slash: kld_mean_low/news. Two names that would collide raise.
-    """
-    flat: dict[str, float] = {}
-    for name, metric in metrics.items():
-        stem, _, task = name.partition("/")
-        for suffix, key in (("", "value"), ("_low", "low"), ("_high", "high")):
-            full = f"{stem}{suffix}/{task}" if task else f"{stem}{suffix}"
-            if full in flat:
-                raise ArtifactError(f"two metrics would both be called {full!r} in MLflow")
-            if metric[key] is not None:
-                flat[full] = float(metric[key])
-    return flat
+LOCK = artifacts.ARTIFACTS / "track.lock"
+WAIT_S = 60  # for another `track` in this folder
+STALE = 2  # exit code of `python -m pipeline.gate --enforce`
+PARENT, JUDGED = "mlflow.parentRunId", "quantgate.judged"
+Done = TypeVar("Done")
 
 
 def track(settings: Params, uri: str) -> tuple[dict[str, Any], int]:
-    """Log every variant's results; returns ({parent, runs, experiment}, number of runs made)."""
-    results = {name: artifacts.read_json(artifacts.metrics(name)) for name in settings.variants}
-    verdict = artifacts.read_json(artifacts.GATE)
+    """Log every variant's results; returns ({experiment, parent, runs, versions}, number of variants' runs made)."""
+    state = load_state(settings)
     tracker = Tracker(uri, settings.track.experiment)
-    reference = results[settings.reference]
-    context = {"base": reference["base"], "reference": settings.reference}
-    parent = tracker.run(
-        artifacts.digest(context),
-        f"{settings.model.source} model {reference['base'][:8]} vs {settings.reference}",
-        lambda run_id: tracker.log_params(run_id, {**settings.model.model_dump(), **context, "seed": settings.seed}),
-        {"mlflow.note.content": "Each child run is one variant. Their metrics are differences to the reference."},
+    made_from = provenance(state, settings)
+    runs = {name: _child(tracker, state, name, settings, made_from) for name in state.results}
+    parent = _parent(tracker, state, settings, made_from, runs)
+    _retag(tracker, parent, runs, state, settings)
+    versions = Registry(tracker.client, settings.track.experiment).register(
+        tracker.experiment, {run: version_tags(state, name, settings) for name, run in runs.items()}
     )
-    runs = {name: _child(tracker, parent, name, result, settings) for name, result in results.items()}
-    _retag(tracker, parent, runs, verdict)
-    for file in (artifacts.REPORTS / "report.html", artifacts.REPORTS / "report.md", artifacts.GATE):
-        tracker.log_files(parent, [file], "report")
-    tracker.log_files(parent, sorted((artifacts.REPORTS / "figures").glob("*")), "figures")
-    return {"experiment": tracker.experiment, "parent": parent, "runs": runs}, tracker.made
+    views.dress(tracker.client, tracker.experiment)
+    found = {"experiment": tracker.experiment, "parent": parent, "runs": runs}
+    return found | {"versions": {name: versions[run] for name, run in runs.items()}}, tracker.made
 
 
-def _child(tracker: Tracker, parent: str, name: str, result: dict[str, Any], settings: Params) -> str:
-    """The run of one variant, keyed by what defines it and what was measured."""
+def _child(tracker: Tracker, state: State, name: str, settings: Params, made_from: dict[str, str]) -> str:
+    """The run of one variant."""
+    result = state.results[name]
+    folder = artifacts.model_dir(name)
+    manifest = artifacts.read_manifest(folder) if (folder / artifacts.MANIFEST).exists() else {}
 
     def log(run_id: str) -> None:
-        tracker.log_params(run_id, {
-            "variant": name, "quantizer": result["quantizer"], "engine": result["engine"], "status": result["status"],
-            **{f"options.{k}": v for k, v in result["options"].items()},
-            "model": result["model"], "seed": settings.seed, "versions": result["versions"], "machine": result["machine"],
-        })  # fmt: skip
-        tracker.log_metrics(run_id, flat_metrics(result["metrics"]))
+        tracker.log_params(run_id, run_content.params_of(name, result, manifest, settings))
+        tracker.log_metrics(run_id, run_content.flat_metrics(result["metrics"]), run_content.curves(result, state.serving[name]))
+        tracker.log_datasets(run_id, run_content.datasets(name))
         tracker.log_files(run_id, [artifacts.metrics(name)], "metrics")
-        tracker.log_files(run_id, [artifacts.model_dir(name) / artifacts.MANIFEST], "manifest")
+        tracker.log_files(run_id, [folder / artifacts.MANIFEST], "manifest")
+        tracker.log_files(run_id, [artifacts.REPORTS / "serving" / f"{name}.json"], "serving")
         rows = [artifacts.answers(name), artifacts.timings(name), artifacts.tokens(name), artifacts.generations(name)]
+        rows.append(artifacts.ARTIFACTS / "serving" / f"{name}.jsonl")
         for file in rows:  # a folder for each kind: they are all called <variant>.jsonl
             tracker.log_files(run_id, [file], f"rows/{file.parent.name}")
         tracker.log_files(run_id, [artifacts.broke(name)], "broke")
 
-    broke = artifacts.broke(name)
-    key = artifacts.digest([parent, name, result, artifacts.sha256_file(broke) if broke.exists() else None])
-    return tracker.run(key, name, log, {"mlflow.parentRunId": parent, "variant": name})
+    run_id, made = tracker.run(
+        state.key_of(name),
+        name,
+        log,
+        {"variant": name, "mlflow.runColor": views.colour(list(state.results).index(name)), **made_from},
+    )
+    tracker.made += made
+    return run_id
 
 
-def _retag(tracker: Tracker, parent: str, runs: dict[str, str], verdict: dict[str, Any]) -> None:
-    """Verdicts, the commit, and which children are the present state: they may change while the results do not."""
-    tracker.client.set_tag(parent, "verdict", verdict["verdict"])
-    commit = _commit()
-    if commit:
-        tracker.client.set_tag(parent, "mlflow.source.git.commit", commit)
-    for run in tracker.client.search_runs([tracker.experiment], f"tags.`mlflow.parentRunId` = '{parent}'"):
-        current = str(run.info.run_id in runs.values()).lower()
-        if run.data.tags.get(CURRENT) != current:
-            tracker.client.set_tag(run.info.run_id, CURRENT, current)
+def _parent(tracker: Tracker, state: State, settings: Params, made_from: dict[str, str], runs: dict[str, str]) -> str:
+    """The run of the whole state; its pages are always the newest, since words may change while results do not."""
+    key, verdict = state.key(), state.verdict
+    comparison = run_content.comparison(state.results, verdict, settings.reference)
+    base = state.results[settings.reference]["base"]
+
+    def log(run_id: str) -> None:
+        shared = {f"model.{k}": v for k, v in settings.model.model_dump().items()}
+        shared |= {"base": base, "reference": settings.reference, "seed": settings.seed, "tier": settings.tier}
+        tracker.log_params(run_id, shared | {"variants": ", ".join(runs), "machine": made_from["machine"]})
+        tracker.client.log_dict(run_id, comparison, "comparison.json")
+        tracker.client.log_dict(run_id, {"runs": runs, "key": key}, "state.json")
+        tracker.log_files(run_id, [Path("params.yaml"), Path("dvc.lock")], "made_from")
+
+    name = f"{model_name(settings)} vs {settings.reference}: {verdict['verdict']} ({key[:6]})"
+    tags = {
+        "mlflow.note.content": run_content.state_note(state.results, verdict, settings),
+        "mlflow.loggedArtifacts": '[{"path": "comparison.json", "type": "table"}]',  # the UI shows it as a table
+    }
+    run_id, _ = tracker.run(key, name, log, tags)
+    tracker.set_tags(run_id, {"verdict": verdict["verdict"], **made_from})
+    pages = [artifacts.REPORTS / "report.html", artifacts.REPORTS / "report.md", artifacts.TRADEOFF_TABLE, artifacts.GATE]
+    tracker.log_files(run_id, pages, "report")
+    tracker.log_files(run_id, sorted((artifacts.REPORTS / "figures").glob("*")), "figures")
+    return run_id
+
+
+def _retag(tracker: Tracker, parent: str, runs: dict[str, str], state: State, settings: Params) -> None:
+    """Which runs are the present state, whose children they are, and how they were judged: results may stay the same."""
+    present = {parent: None, **{run: name for name, run in runs.items()}}
+    for run in list(tracker.search(f"tags.`{CURRENT}` = 'true'")):
+        if run.info.run_id not in present:
+            tracker.set_tags(run.info.run_id, {CURRENT: "false"})
+    tracker.set_tags(parent, {CURRENT: "true"})
     for name, run_id in runs.items():
-        tracker.client.set_tag(run_id, "verdict", verdict["variants"].get(name, {}).get("verdict", "REFERENCE"))
+        tracker.set_tags(run_id, {PARENT: parent, CURRENT: "true", "verdict": state.word(name, settings.reference)})
+        _judge(tracker, run_id, name, state, settings)
 
 
-def _commit() -> str | None:
-    done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True)
-    return done.stdout.strip() if done.returncode == 0 else None
+def _judge(tracker: Tracker, run_id: str, name: str, state: State, settings: Params) -> None:
+    """A run's description and picture of its rules, anew where the rules or the verdict are; a person's words stay till then."""
+    judged = state.verdict["variants"].get(name, {})
+    digest = artifacts.digest([judged, settings.compare.confidence])
+    if tracker.client.get_run(run_id).data.tags.get(JUDGED) == digest:
+        return
+    with tempfile.TemporaryDirectory() as work:
+        picture = Path(work) / "rules.png"
+        if run_picture.draw_rules(name, judged, settings.compare.confidence, picture):
+            tracker.log_files(run_id, [picture], "figures")
+    note = run_content.variant_note(name, state.verdict, settings.reference)
+    tracker.set_tags(run_id, {"mlflow.note.content": note, JUDGED: digest})
 
 
-def main() -> None:
+# --- the alias ---------------------------------------------------------------------------------------------------
+
+
+def promote(settings: Params, uri: str, variant: str, *, force: bool, reason: str) -> str:
+    """Make a variant the champion; returns what happened, in words.
+
+    Raises `ArtifactError` unless its verdict is PASS and not stale; with `force` it needs a reason instead.
+    """
+    settings.variant(variant)
+    state = load_state(settings)
+    word = state.word(variant, settings.reference)
+    if not force:
+        _refuse_unfit(variant, word)
+    tracker = Tracker(uri, settings.track.experiment)
+    registry = Registry(tracker.client, settings.track.experiment)
+    run = tracker.find(state.key_of(variant))
+    version = registry.version_of(run.info.run_id) if run else None
+    if version is None:
+        raise ArtifactError(f"{variant}'s present results are not in MLflow; run `python -m pipeline.track` first")
+    move = registry.promote(version, reason=reason or f"verdict {word}", forced=force)
+    return _told(move) if move else f"{variant} (version {version}) is the champion already; nothing was changed"
+
+
+def _refuse_unfit(variant: str, word: str) -> None:
+    """Raise unless a verdict is PASS, and the gate, asked as a merge asks it, does not call it stale."""
+    way = "mend it, or use --force --reason TEXT"
+    if word != "PASS":
+        raise ArtifactError(f"{variant} is not promoted: its verdict is {word}, not PASS; {way}")
+    gate = subprocess.run([sys.executable, "-m", "pipeline.gate", "--enforce"], capture_output=True, text=True)
+    if gate.returncode == STALE or gate.returncode not in (0, 1, 3):
+        lines = gate.stderr.strip().splitlines() or ["the gate could not be asked"]
+        raise ArtifactError(f"{variant} is not promoted: {lines[-1]}; {way}")
+
+
+def rollback(settings: Params, uri: str, reason: str) -> str:
+    """Make the champion before the present one champion again; returns what happened, in words."""
+    tracker = Tracker(uri, settings.track.experiment)
+    return _told(Registry(tracker.client, settings.track.experiment).rollback(reason or "rollback"))
+
+
+def _told(move: Move) -> str:
+    before = f"before: version {move['before']}" if move["before"] else "there was none before"
+    return f"champion is {move['variant']} (version {move['version']}), by {move['how']}; {before}; reason: {move['reason']}"
+
+
+# --- command line ------------------------------------------------------------------------------------------------
+
+
+def main(
+    to_promote: Annotated[str, typer.Option("--promote", metavar="VARIANT", help="Make it champion; its verdict must PASS.")] = "",
+    back: Annotated[bool, typer.Option("--rollback", help="Make the champion before the present one champion again.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Promote whatever the verdict; needs --reason.")] = False,
+    reason: Annotated[str, typer.Option("--reason", help="Why; kept with the move.")] = "",
+) -> None:
     """Log the results to MLflow; safe to repeat."""
-    watch = artifacts.Stopwatch("track")
+    _refuse_odd_options(to_promote, back, force, reason)
     settings = params.load()
     uri = os.environ.get("MLFLOW_TRACKING_URI") or settings.track.uri
-    try:
-        found, made = track(settings, uri)
-    except QuantgateError:
-        raise
-    except Exception as e:  # MLflow, SQLAlchemy, a driver that is not installed: all mean that it was not written
-        lines = str(e).strip().splitlines() or [type(e).__name__]
-        why = _without_password(lines[0])[:200]
-        raise ArtifactError(
-            f"MLflow at {_without_password(uri)} could not be written ({why}); all results are safe in reports/ and "
-            "artifacts/: run `python -m pipeline.track` when it is back"
-        ) from None
+    with _alone():
+        if to_promote:
+            cli.say("track", _safely(uri, lambda: promote(settings, uri, to_promote, force=force, reason=reason.strip())))
+        elif back:
+            cli.say("track", _safely(uri, lambda: rollback(settings, uri, reason.strip())))
+        else:
+            _log(settings, uri)
+
+
+def _log(settings: Params, uri: str) -> None:
+    watch = artifacts.Stopwatch("track")
+    found, made = _safely(uri, lambda: track(settings, uri))
     artifacts.write_json(artifacts.MLFLOW, found)
-    told = f"{made} new MLflow runs, {len(found['runs'])} variants under parent {found['parent'][:8]}"
+    told = f"{made} new MLflow runs, {len(found['runs'])} variants under state {found['parent'][:8]}"
     cli.say("track", f"{told}, {watch.done():.1f} s")
 
 
-def _without_password(text: str) -> str:
-    """Addresses in a text without their `user:password@`."""
-    return re.sub(r"://\S*@", "://", text)
+def _refuse_odd_options(to_promote: str, back: bool, force: bool, reason: str) -> None:
+    if to_promote and back:
+        raise ParamsError("--promote and --rollback exclude each other; give one")
+    if force and not (to_promote and reason.strip()):
+        raise ParamsError("--force goes with --promote VARIANT and --reason TEXT, which is kept with the move")
+    if reason and not (to_promote or back):
+        raise ParamsError("--reason goes with --promote VARIANT or --rollback")
+
+
+def _alone() -> Any:
+    """One `track` of a folder at a time: two would both find a run missing, and both make it."""
+    from filelock import FileLock, Timeout
+
+    artifacts.ARTIFACTS.mkdir(exist_ok=True)
+    lock = FileLock(LOCK, timeout=WAIT_S)
+    try:
+        return lock.acquire()
+    except Timeout:
+        raise ArtifactError(f"another `python -m pipeline.track` has been running here for over {WAIT_S} s; wait for it") from None
+
+
+def _safely(uri: str, act: Callable[[], Done]) -> Done:
+    """What `act` returns; whatever MLflow, SQLAlchemy or a missing driver raises becomes one line that says what is safe."""
+    start = time.monotonic()
+    try:
+        return act()
+    except QuantgateError:
+        raise
+    except Exception as e:
+        lines = str(e).strip().splitlines() or [type(e).__name__]
+        why = without_password(lines[0])[:200]
+        hint = "; set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD" if "401" in why else ""
+        raise ArtifactError(
+            f"MLflow at {without_password(uri)} could not be written ({why}{hint}; {time.monotonic() - start:.0f} s); all "
+            "results are safe in reports/ and artifacts/: run `python -m pipeline.track` when it is back"
+        ) from None
 
 
 if __name__ == "__main__":

@@ -43,8 +43,8 @@ ALLOWED = {
         "quantizers/torchao.py",
         "download.py",
     },
-    "mlflow": {"track.py"},
-    "matplotlib": {"pictures.py"},
+    "mlflow": {"tracking.py", "reach.py"},  # both belong to the stage `track`, which hands its client on
+    "matplotlib": {"pictures.py", "run_picture.py"},
     "jinja2": {"report.py", "evaluate.py"},
     "lm_eval": {"evaluate.py", "check.py", "engines/_lm_eval.py"},
     "gptqmodel": {"quantizers/_gptqmodel.py", "engines/hf.py"},
@@ -150,11 +150,13 @@ def _stages() -> list[tuple[str, str, dict[str, Any], list[str]]]:
     """(stage@key, stage, the variant or {}, its deps with the templates filled in) for each stage of dvc.yaml."""
     params = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
     flat = {"reference": params["reference"], "calibration.set": params["calibration"]["set"], "tier": params["tier"]}
+    flat["serving.prompts"] = params["serving"]["prompts"]
     flat |= {"diverge.corpus": params["diverge"]["corpus"], "benchmark.prompts": params["benchmark"]["prompts"]}
     flat["diverge.trajectories.prompts"] = params["diverge"]["trajectories"]["prompts"]
     found = []
     for name, stage in yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))["stages"].items():
-        for key, item in params["variants"].items() if "foreach" in stage else [("", {})]:
+        each = params["serving"]["variants"] if name == "serve" else params["variants"]
+        for key, item in each.items() if "foreach" in stage else [("", {})]:
             body = stage.get("do", stage)
             values = flat | {"key": key} | {f"item.{k}": v for k, v in item.items()}
             deps = [re.sub(r"\$\{([\w.]+)\}", lambda m, v=values: str(v[m[1]]), d) for d in body["deps"]]  # type: ignore[misc]

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from conftest import make_model
+
+from tests import serving_server
+from tests.serving_server import Server
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
@@ -42,7 +47,14 @@ def stages_run(output: str) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def server() -> Iterator[Server]:
+    """What stands for a server of int8."""
+    with serving_server.serving() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory, server: Server) -> Path:
     """A small copy of the project, committed, with params for the tiny model; `dvc repro` has run once."""
     house = tmp_path_factory.mktemp("house")
     for name in ("pipeline", "evalsets", "envs"):
@@ -59,6 +71,9 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tasks = {"facts": 3, "arithmetic_copy": 3, "prose_ppl": 3}
         amounts = {"floor": {"tokens": 200, "stepwise": 16}, "benchmark": {"prompt_tokens": 16, "output_tokens": 4, "rounds": 5}}
         p["tier"], p["tiers"] = "tiny", {"tiny": {"tasks": tasks, "documents": 3, "trajectories": 2} | amounts}
+        p["serving"] |= {"variants": {"int8": {"url": server.url}}, "timeout_s": 20.0}
+        load = {"concurrency": [1, 2], "requests": 4, "rounds": 2, "warmups": 1, "prompt_tokens": 8, "output_tokens": 3}
+        p["tiers"]["tiny"]["serving"] = load
         p["diverge"] |= {"window": 64}
         p["diverge"]["trajectories"] |= {"tokens": 6}
         p["compare"]["resamples"] = 200
@@ -141,7 +156,7 @@ def test_a_changed_option_reruns_that_variant_s_chain_only(house: Path) -> None:
         planned = stages_run(run(house, "dvc", "repro", "--dry"))
     finally:
         (house / "params.yaml").write_text(good, encoding="utf-8")
-    assert {s for s in planned if "@" in s} == {f"{s}@int8" for s in CHAIN}
+    assert {s for s in planned if "@" in s} == {f"{s}@int8" for s in (*CHAIN, "serve")}
 
 
 def test_an_added_variant_runs_only_itself_and_what_cannot_be_built_is_a_result(house: Path) -> None:
@@ -175,3 +190,37 @@ def test_enforce_exits_by_the_verdict(house: Path) -> None:
     env = os.environ | {"PYTHONPATH": str(house)}
     done = subprocess.run([sys.executable, "-m", "pipeline.gate", "--enforce"], cwd=house, env=env, capture_output=True, text=True)
     assert done.returncode == {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 3}[verdict], done.stdout + done.stderr
+
+
+def test_a_served_variant_stands_in_the_trade_off_table_beside_itself_in_process(house: Path) -> None:
+    with (house / "reports/tradeoff_table.csv").open(encoding="utf-8") as f:
+        rows = [(r["variant"], r["measured"], r["at_once"]) for r in csv.DictReader(f)]
+    assert {("bf16", "in process", "1"), ("int8", "in process", "1"), ("int8", "server", "1"), ("int8", "server", "2")} <= set(rows)
+    assert not [r for r in rows if r[:2] == ("bf16", "server")]
+    page = (house / "reports/report.html").read_text(encoding="utf-8")
+    assert "<strong>int8</strong> as a server" in page and "no KLD over the whole vocabulary" in page
+
+
+def test_a_rule_on_a_server_is_judged_and_its_change_reruns_no_server(house: Path, server: Server) -> None:
+    good, asked = (house / "params.yaml").read_text(encoding="utf-8"), len(server.asked)
+    rule = {"metric": "failure_rate/closed-2", "limit": "50 pp", "variants": ["int8"]}
+    edit(house, lambda p: p["gate"]["rules"].append(rule))
+    try:
+        run(house, "dvc", "repro", "gate")
+        verdict = json.loads((house / "reports/gate.json").read_text(encoding="utf-8"))
+    finally:
+        (house / "params.yaml").write_text(good, encoding="utf-8")
+    judged = {r["metric"]: r["verdict"] for r in verdict["variants"]["int8"]["rules"]}
+    assert judged["failure_rate/closed-2"] == "PASS" and "reports/serving/int8.json" in verdict["inputs"]
+    assert len(server.asked) == asked
+
+
+def test_a_project_without_servers_needs_no_section(house: Path) -> None:
+    good = (house / "params.yaml").read_text(encoding="utf-8")
+    edit(house, lambda p: (p.pop("serving"), p["tiers"]["tiny"].pop("serving")))
+    try:
+        output = run(house, "dvc", "repro", "report")
+    finally:
+        (house / "params.yaml").write_text(good, encoding="utf-8")
+    assert "check" in stages_run(output) and not [s for s in stages_run(output) if "@" in s]
+    assert ",server," not in (house / "reports/tradeoff_table.csv").read_text(encoding="utf-8")

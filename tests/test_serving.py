@@ -15,8 +15,9 @@ import pytest
 
 from pipeline import cli
 from pipeline import serving_figures as figures
+from pipeline.errors import DataError
 from pipeline.serving import __main__ as command
-from pipeline.serving import client, launch, measure, probe
+from pipeline.serving import client, launch, measure, probe, session
 from pipeline.serving.client import Answer, Endpoint, Request, ServerError
 from tests import serving_server
 from tests.serving_server import KEY, Server
@@ -439,7 +440,7 @@ def test_the_command_writes_rows_and_figures_and_no_key(
     ({"tokenizer": Path("nowhere")}, "tokenizer.json"), ({"url": "http://h", "launch_": "vllm"}, "name a server"),
 ])  # fmt: skip
 def test_mistakes_on_the_command_line_are_named_before_anything_is_asked(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(command.ParamsError if "tokenizer" not in options else command.DataError, match=words):
+    with pytest.raises(command.ParamsError if "tokenizer" not in options else DataError, match=words):
         command.main(**{"url": "http://127.0.0.1:9", **options})
 
 
@@ -488,14 +489,14 @@ def test_a_launched_server_takes_what_it_will_be_asked(
 
     monkeypatch.setattr(launch, "launched", launched)
     command.main(launch_="llamacpp", model_dir=tmp_path, prompt_tokens=prompt, output_tokens=reply, only_probe=True)
-    assert given[0]["context"] >= prompt + reply + command.TEMPLATE or given[0]["context"] == launch.CONTEXT >= prompt + reply
+    assert given[0]["context"] >= prompt + reply + session.TEMPLATE or given[0]["context"] == launch.CONTEXT >= prompt + reply
     assert given[0]["context"] >= launch.CONTEXT
 
 
 def test_a_counted_prompt_needs_less_room_than_a_guessed_one() -> None:
     plan = measure.Plan(prompt_tokens=4000, output_tokens=100)
-    assert command.context_of(plan, is_counted=True) == 4100 + command.TEMPLATE
-    assert command.context_of(plan, is_counted=False) == 6100
+    assert session.context_of(plan, is_counted=True) == 4100 + session.TEMPLATE
+    assert session.context_of(plan, is_counted=False) == 6100
 
 
 def test_a_run_without_one_complete_request_keeps_its_rows_and_exits_1(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pipeline.metrics import Definition
-from pipeline.serving_figures import DEFINITIONS, Objective, knee, level
+from pipeline.serving_figures import DEFINITIONS, WHOLE, Objective, knee, level, memory, scenarios
 
 CONFIDENCE = 0.95
 
@@ -159,7 +159,17 @@ def test_rounds_that_disagree_about_the_knee_say_so() -> None:
 
 def test_every_figure_is_defined_with_its_direction_and_says_how_sure_it_is() -> None:
     found = level([row(0, 0.2, 5, 0.1, t_due=0.0), failed(0, 1, "cut", t_due=0.5)], CONFIDENCE, Objective(ttft_ms=1))
-    assert found.keys() | {"knee"} == DEFINITIONS.keys() and all(isinstance(d, Definition) for d in DEFINITIONS.values())
+    assert found.keys() | set(WHOLE) == DEFINITIONS.keys() and all(isinstance(d, Definition) for d in DEFINITIONS.values())
     for name, metric in found.items():
         assert metric["unit"] == DEFINITIONS[name].unit and metric["method"]
         assert metric["low"] is not None or metric["warnings"], name
+
+
+def test_levels_are_named_once_and_in_order() -> None:
+    assert scenarios([4, 1, 4], [2.0, 0.5]) == ["closed-1", "closed-4", "open-0.5", "open-2"] and scenarios([], []) == []
+
+
+def test_memory_that_is_not_seen_is_null_with_the_reason() -> None:
+    assert memory(3_000, "", CONFIDENCE)["value"] == 3_000 and memory(3_000, "", CONFIDENCE)["low"] is None
+    unknown = memory(None, "it runs elsewhere", CONFIDENCE)
+    assert unknown["value"] is None and unknown["warnings"] == ("it runs elsewhere",) and unknown["unit"] == "bytes"

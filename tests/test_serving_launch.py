@@ -77,6 +77,8 @@ def test_a_server_and_its_helpers_end_with_the_block(deaf: bool) -> None:
         assert all(psutil.pid_exists(p) for p in pids) and server.facts["startup_s"] > 0
         assert server.facts["build"].startswith("toy 1.0") and server.key not in json.dumps(server.facts)
     assert gone(pids, 1.0), "nothing is left when the block has been left"
+    if sys.platform == "linux":  # two Python processes, each some megabytes
+        assert 2 * 2**20 < server.facts["peak_memory_bytes"] < 2**30 and server.facts["cpu_s"] > 0
     assert server.key not in Path("toy.log").read_text() and "key ***" in Path("toy.log").read_text()
 
 

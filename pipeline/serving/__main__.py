@@ -7,53 +7,22 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from pipeline import artifacts, cli, hardware
-from pipeline.errors import DataError, ParamsError
-from pipeline.evalset import load_texts, sets_digest
+from pipeline.errors import ParamsError
+from pipeline.evalset import sets_digest
 from pipeline.serving import launch, measure, probe
-from pipeline.serving.client import KEY, Endpoint, Row, ServerError, address, connected, key_from
+from pipeline.serving.client import KEY, Endpoint, Row, ServerError, address, key_from
 from pipeline.serving.measure import Plan
+from pipeline.serving.session import context_of, counter, load_tokenizer, measured
 
 HOME = artifacts.ARTIFACTS / "serving"
-TEMPLATE = 256  # tokens that a chat's template, and an end, may add to a prompt
 COLUMNS = ("load", "failed", "TTFT p50", "p99 (ms)", "TPOT p50", "p99 (ms) ", "req/s", "tok/s", "goodput")
-
-
-async def measured(endpoint: Endpoint, plan: Plan, corpus: Path, tokenizer: Any, only_probe: bool) -> tuple[Row, Plan, list[Row]]:
-    """(what the endpoint can do, the plan as it could be held, rows)."""
-    async with connected(endpoint) as client:
-        endpoint, found = await probe.probe(client, endpoint)
-        if only_probe:
-            return found, plan, []
-        plan = replace(plan, forced=plan.forced and found["ignore_eos"]["value"] is not False)
-        asked = measure.prompts(load_texts(corpus), plan, tokenizer, as_ids=not endpoint.chat)
-        with cli.progress(len(asked), "serving", "request") as bar:
-            return found, plan, await measure.run(client, endpoint, plan, asked, bar.update)
-
-
-def load_tokenizer(path: Path | None) -> Any:
-    """A tokenizer.json, or the one of a model folder; None if none was named."""
-    if path is None:
-        return None
-    from tokenizers import Tokenizer
-
-    file = path / "tokenizer.json" if path.is_dir() else path
-    if not file.exists():
-        raise DataError(f"--tokenizer {path}: {file} is missing; name a tokenizer.json or a folder that has one")
-    return Tokenizer.from_file(str(file))
-
-
-def context_of(plan: Plan, is_counted: bool) -> int:
-    """Tokens that a launched server must take for one request. A prompt whose tokens nobody counted may have half as many
-    again; a longer context than is needed would be refused for models that were trained on short ones."""
-    spare = max(TEMPLATE, 0 if is_counted else plan.prompt_tokens // 2)
-    return max(launch.CONTEXT, plan.prompt_tokens + plan.output_tokens + spare)
 
 
 def check_complete(rows: list[Row], path: Path) -> None:
@@ -137,9 +106,8 @@ def main(
         launch.launched(launch_, model_dir, threads=threads, parallel=most, context=context) if model_dir else nullcontext(None)
     )
     with server as own:
-        count = (lambda text: len(words.encode(text, add_special_tokens=False).ids)) if words else None
         key = own.key if own else key_from(key_env)
-        endpoint = Endpoint(own.url if own else address(url, key_env), model, chat, timeout, key, count, key_env)
+        endpoint = Endpoint(own.url if own else address(url, key_env), model, chat, timeout, key, counter(words), key_env)
         found, plan, rows = asyncio.run(measured(endpoint, plan, prompts, words, only_probe))
     for text in probe.lacking(found):
         cli.say("serving", text)

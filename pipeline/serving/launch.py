@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import psutil
 
 from pipeline import artifacts, cli, envs
 from pipeline.errors import ParamsError, Unsupported
@@ -33,7 +34,8 @@ VLLM = "VLLM_PYTHON"
 
 @dataclass(frozen=True)
 class Launched:
-    """A running server. facts: what it is, for the figures' side file; the key is in none of them."""
+    """A running server. facts: what it is, for the figures' side file; the key is in none of them. When it has been
+    stopped, `peak_memory_bytes` and `cpu_s` are among them."""
 
     url: str
     key: str = field(repr=False)
@@ -105,7 +107,10 @@ def served(command: Command, port: int, log: Path, startup_s: float) -> Iterator
     try:
         _wait(process, url, key, log, start + startup_s)
         facts = {"startup_s": time.monotonic() - start, "build": _build(log, key), "log": str(log)}
-        yield Launched(url, key, facts, log)
+        try:
+            yield Launched(url, key, facts, log)
+        finally:
+            facts.update(_cost(process.pid))
     finally:
         _stop(process)
         if key.encode() in (said := log.read_bytes()):  # some servers print all that they are given
@@ -152,6 +157,19 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         cli.say("serving", f"the server did not stop within {STOP_S:g} s and was killed")
         process.kill()  # what it started dies with it: the kernel was asked to see to that
         process.wait()
+
+
+def _cost(guard: int) -> dict[str, float | int | None]:
+    """What the processes that the guard started have taken: the sum of their peak resident bytes, and processor seconds;
+    both None where the system does not say, or where they have ended already."""
+    try:
+        family = psutil.Process(guard).children(recursive=True)
+        lines = [line for p in family for line in Path(f"/proc/{p.pid}/status").read_text().splitlines()]
+        spent = [p.cpu_times() for p in family]
+    except (psutil.Error, OSError):
+        return {"peak_memory_bytes": None, "cpu_s": None}
+    peaks = [int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")]
+    return {"peak_memory_bytes": sum(peaks) or None, "cpu_s": sum(t.user + t.system for t in spent) if family else None}
 
 
 def _build(log: Path, key: str) -> str | None:

@@ -15,7 +15,7 @@ from pipeline.errors import DataError, ParamsError
 from pipeline.explain import did_you_mean
 from pipeline.serving.client import Endpoint, Request, Row, ask
 from pipeline.serving.load import closed, opened, schedule
-from pipeline.serving_figures import DEFINITIONS, Objective, knee, level
+from pipeline.serving_figures import DEFINITIONS, Objective, in_a_round, knee, level, scenarios
 
 CHARACTERS = 4  # of English text to a token, where no tokenizer says how many
 OPENING = 24  # prompts differ within their first characters, or tokens: a prefix cache finds nothing
@@ -39,8 +39,7 @@ class Plan:
 
     def levels(self) -> list[tuple[str, int]]:
         """(scenario, requests in a round) of each level; closed ones in order of concurrency."""
-        shut = [(f"closed-{c}", max(self.requests, 4 * c)) for c in sorted(set(self.concurrency))]
-        return shut + [(f"open-{r:g}", self.requests) for r in sorted(set(self.rates))]
+        return [(name, in_a_round(name, self.requests)) for name in scenarios(self.concurrency, self.rates)]
 
     def prompts(self) -> int:
         """How many different prompts the run needs."""
@@ -127,14 +126,14 @@ def _labelled(rows: list[Row], scenario: str, number: int | None) -> Iterator[Ro
         yield {"round": number, "scenario": scenario, "warmup": number is None, **row}
 
 
-def figures(rows: list[Row], plan: Plan) -> Row:
+def figures(rows: list[Row], plan: Plan, confidence: float = CONFIDENCE) -> Row:
     """{levels: {scenario: metrics}, knee, objective, definitions} of a run's rows."""
 
     by = {name: [r for r in rows if r["scenario"] == name] for name, _ in plan.levels()}
     shut = {int(name.partition("-")[2]): own for name, own in by.items() if name.startswith("closed-")}
     return {
-        "levels": {name: level(own, CONFIDENCE, plan.objective) for name, own in by.items()},
-        "knee": knee(shut, CONFIDENCE),
+        "levels": {name: level(own, confidence, plan.objective) for name, own in by.items()},
+        "knee": knee(shut, confidence),
         "objective": plan.objective.__dict__,
         "about": {name: d.about for name, d in DEFINITIONS.items()},
     }

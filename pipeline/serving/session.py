@@ -1,0 +1,53 @@
+"""One run against one server, from the probe to the last row; by hand (`python -m pipeline.serving`) and as a stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pipeline import cli
+from pipeline.errors import DataError
+from pipeline.evalset import load_texts
+from pipeline.serving import launch, measure, probe
+from pipeline.serving.client import Endpoint, Row, connected
+from pipeline.serving.measure import Plan
+
+TEMPLATE = 256  # tokens that a chat's template, and an end, may add to a prompt
+
+
+async def measured(endpoint: Endpoint, plan: Plan, corpus: Path, tokenizer: Any, only_probe: bool) -> tuple[Row, Plan, list[Row]]:
+    """(what the endpoint can do, the plan as it could be held, rows)."""
+    async with connected(endpoint) as client:
+        endpoint, found = await probe.probe(client, endpoint)
+        if only_probe:
+            return found, plan, []
+        plan = replace(plan, forced=plan.forced and found["ignore_eos"]["value"] is not False)
+        asked = measure.prompts(load_texts(corpus), plan, tokenizer, as_ids=not endpoint.chat)
+        with cli.progress(len(asked), "serving", "request") as bar:
+            return found, plan, await measure.run(client, endpoint, plan, asked, bar.update)
+
+
+def load_tokenizer(path: Path | None) -> Any:
+    """A tokenizer.json, or the one of a model folder; None if none was named."""
+    if path is None:
+        return None
+    from tokenizers import Tokenizer
+
+    file = path / "tokenizer.json" if path.is_dir() else path
+    if not file.exists():
+        raise DataError(f"--tokenizer {path}: {file} is missing; name a tokenizer.json or a folder that has one")
+    return Tokenizer.from_file(str(file))
+
+
+def counter(tokenizer: Any) -> Callable[[str], int] | None:
+    """Tokens of a text, where there is a tokenizer to count them."""
+    return (lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)) if tokenizer else None
+
+
+def context_of(plan: Plan, is_counted: bool) -> int:
+    """Tokens that a launched server must take for one request. A prompt whose tokens nobody counted may have half as many
+    again; a longer context than is needed would be refused for models that were trained on short ones."""
+    spare = max(TEMPLATE, 0 if is_counted else plan.prompt_tokens // 2)
+    return max(launch.CONTEXT, plan.prompt_tokens + plan.output_tokens + spare)

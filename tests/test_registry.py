@@ -1,0 +1,178 @@
+"""The registry: versions by reference, and the alias `champion` that only a fresh PASS, or a reason, moves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+from track_house import VARIANTS, change, empty_database, sqlite_house
+
+from pipeline import artifacts, params, track
+from pipeline.errors import ArtifactError, ParamsError
+from pipeline.registry import ALIAS, Registry, succession
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own
+House = tuple[params.Params, str, MlflowClient]
+NAME = "quantgate"
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return empty_database(tmp_path_factory.mktemp("mlflow"))
+
+
+@pytest.fixture
+def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, database: Path) -> House:
+    """Tracked, with a gate of its own that finds the verdict fresh."""
+    monkeypatch.chdir(tmp_path)
+    settings, uri, client = sqlite_house(tmp_path, database)
+    gate_says(0)
+    track.track(settings, uri)
+    return settings, uri, client
+
+
+def gate_says(code: int) -> None:
+    """A `python -m pipeline.gate` in the working directory that only exits."""
+    Path("pipeline").mkdir(exist_ok=True)
+    Path("pipeline/__init__.py").touch()
+    Path("pipeline/gate.py").write_text(f"import sys\nprint('gate: said', file=sys.stderr)\nsys.exit({code})\n", encoding="utf-8")
+
+
+def promote(house: House, variant: str, reason: str = "", force: bool = False) -> str:
+    return track.promote(house[0], house[1], variant, force=force, reason=reason)
+
+
+def champion(client: MlflowClient) -> str:
+    return str(client.get_model_version_by_alias(NAME, ALIAS).tags["variant"])
+
+
+def test_every_variant_is_a_version_without_files_and_its_verdict_is_a_tag(house: House) -> None:
+    settings, uri, client = house
+    versions = client.search_model_versions(f"name = '{NAME}'")
+    assert {v.tags["variant"]: v.tags["verdict"] for v in versions} == {"bf16": "REFERENCE", "int8": "PASS", "nf4": "FAIL"}
+    assert all(v.status == "READY" and v.source.startswith("models:/") for v in versions)
+    assert not [f for f in Path("mlruns").rglob("*") if f.suffix in (".safetensors", ".gguf")]
+    track.track(settings, uri)
+    assert len(client.search_model_versions(f"name = '{NAME}'")) == len(VARIANTS)
+
+
+def test_a_changed_variant_is_a_new_version_and_the_old_one_says_so(house: House) -> None:
+    settings, uri, client = house
+    change("int8", 0.77)
+    track.track(settings, uri)
+    ours = [v for v in client.search_model_versions(f"name = '{NAME}'") if v.tags["variant"] == "int8"]
+    assert sorted(v.tags["current"] for v in ours) == ["false", "true"]
+
+
+def test_a_registration_that_was_killed_half_way_is_taken_up(house: House) -> None:
+    settings, uri, client = house
+    version = next(v for v in client.search_model_versions(f"name = '{NAME}'") if v.tags["variant"] == "nf4")
+    client.delete_model_version(NAME, version.version)
+    track.track(settings, uri)
+    again = next(v for v in client.search_model_versions(f"name = '{NAME}'") if v.tags["variant"] == "nf4")
+    assert again.source == version.source  # the logged model was there already
+
+
+def test_a_variant_that_passes_becomes_champion_and_the_move_is_written_down(house: House) -> None:
+    said = promote(house, "int8", reason="smaller")
+    client = house[2]
+    assert champion(client) == "int8" and "champion is int8" in said
+    (move,) = Registry(client, NAME).moves()
+    assert move["how"] == "promote" and move["reason"] == "smaller" and "@" in move["by"] and move["at"].endswith("Z")
+    assert client.get_model_version_by_alias(NAME, ALIAS).tags[f"{ALIAS}.reason"] == "smaller"
+    assert "already" in promote(house, "int8") and len(Registry(client, NAME).moves()) == 1
+
+
+@pytest.mark.parametrize("variant, word", [("nf4", "FAIL"), ("nf4", "INCONCLUSIVE"), ("nf4", "UNSUPPORTED"), ("bf16", "REFERENCE")])
+def test_what_does_not_pass_needs_force_and_a_reason(house: House, variant: str, word: str) -> None:
+    verdict = artifacts.read_json(artifacts.GATE)
+    if variant in verdict["variants"]:
+        verdict["variants"][variant]["verdict"] = word
+        artifacts.write_json(artifacts.GATE, verdict)
+    with pytest.raises(ArtifactError, match=f"{variant} is not promoted: its verdict is {word}"):
+        promote(house, variant)
+    assert Registry(house[2], NAME).champion() is None
+    promote(house, variant, reason="a trial", force=True)
+    assert champion(house[2]) == variant and Registry(house[2], NAME).moves()[0]["how"] == "force"
+
+
+@pytest.mark.parametrize("code", [2, 1 + 127, 42])
+def test_a_stale_verdict_or_a_gate_that_cannot_say_promotes_nothing(house: House, code: int) -> None:
+    gate_says(code)
+    with pytest.raises(ArtifactError, match="int8 is not promoted: gate: said"):
+        promote(house, "int8")
+    assert Registry(house[2], NAME).champion() is None
+
+
+@pytest.mark.parametrize("code", [1, 3])
+def test_another_variant_s_fail_does_not_keep_one_that_passes_from_promotion(house: House, code: int) -> None:
+    gate_says(code)
+    promote(house, "int8")
+    assert champion(house[2]) == "int8"
+
+
+def test_results_that_are_not_in_mlflow_yet_are_not_promoted(house: House) -> None:
+    change("int8", 0.011)
+    with pytest.raises(ArtifactError, match="not in MLflow; run `python -m pipeline.track` first"):
+        promote(house, "int8")
+
+
+def test_an_unknown_variant_is_named_with_those_there_are(house: House) -> None:
+    with pytest.raises(ParamsError, match="int88"):
+        promote(house, "int88")
+
+
+def test_rollback_goes_back_one_champion_at_a_time(house: House) -> None:
+    settings, uri, client = house
+    promote(house, "bf16", "first", force=True)
+    promote(house, "int8")
+    promote(house, "nf4", "third", force=True)
+    assert "by rollback" in track.rollback(settings, uri, "slow") and champion(client) == "int8"
+    track.rollback(settings, uri, "")
+    assert champion(client) == "bf16"
+    with pytest.raises(ArtifactError, match="nothing to roll back to"):
+        track.rollback(settings, uri, "")
+    assert [m["how"] for m in Registry(client, NAME).moves()] == ["force", "promote", "force", "rollback", "rollback"]
+
+
+def test_rollback_without_a_champion_says_so(house: House) -> None:
+    with pytest.raises(ArtifactError, match="there is no champion yet"):
+        track.rollback(house[0], house[1], "")
+
+
+def test_a_move_by_hand_is_written_down_and_can_be_undone(house: House) -> None:
+    settings, uri, client = house
+    promote(house, "int8")
+    other = next(v.version for v in client.search_model_versions(f"name = '{NAME}'") if v.tags["variant"] == "nf4")
+    client.set_registered_model_alias(NAME, ALIAS, other)
+    track.rollback(settings, uri, "who did that?")
+    assert champion(client) == "int8" and [m["how"] for m in Registry(client, NAME).moves()] == ["promote", "by hand", "rollback"]
+
+
+def test_a_move_killed_after_it_was_written_down_is_made_by_the_next(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = house[2]
+    promote(house, "bf16", "first", force=True)
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MlflowClient, "set_registered_model_alias", killed)
+        with pytest.raises(KeyboardInterrupt):
+            promote(house, "int8")
+    assert champion(client) == "bf16"
+    assert "already" in promote(house, "int8") and champion(client) == "int8"
+
+
+def test_a_succession_is_a_stack() -> None:
+    moves = [{"how": how, "version": v} for how, v in (("promote", "1"), ("force", "2"), ("rollback", "1"), ("by hand", "3"))]
+    assert succession(moves[:3]) == ["1"] and succession(moves) == ["1", "3"]
+
+
+def test_moves_are_json_that_anybody_can_read(house: House) -> None:
+    promote(house, "int8")
+    tags = house[2].get_registered_model(NAME).tags
+    assert json.loads(tags["quantgate.move.0001"])["variant"] == "int8"

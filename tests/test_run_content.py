@@ -1,0 +1,95 @@
+"""What is logged: names that cannot collide, curves along their axes, datasets as they were recorded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline import artifacts, views
+from pipeline.errors import ArtifactError
+from pipeline.run_content import comparison, curves, datasets, flat_metrics, markdown, variant_note
+
+
+def figure(value: float | None, low: float | None = None, high: float | None = None) -> dict[str, Any]:
+    return {"value": value, "low": low, "high": high}
+
+
+def test_names_that_would_collide_are_an_error() -> None:
+    metric = figure(1.0, 1.0, 1.0)
+    with pytest.raises(ArtifactError, match="two metrics would both be called 'kld_mean_low'"):
+        flat_metrics({"kld_mean": metric, "kld_mean_low": metric})
+    with pytest.raises(ArtifactError, match="a metric and a curve would both be called 'tpot_ms_by_context'"):
+        curves({"metrics": {"tpot_ms/context-8": metric, "tpot_ms_by_context": metric}})
+
+
+def test_a_curve_is_sorted_has_its_bounds_beside_and_leaves_out_what_is_unknown() -> None:
+    metrics = {
+        "tpot_ms/context-1024": figure(3.0, 2.0, 4.0),
+        "tpot_ms/context-256": figure(1.0),
+        "tpot_ms/context-64": figure(None),
+    }
+    found = curves({"metrics": metrics | {"tpot_ms": figure(9.0), "kld_mean/news": figure(1.0)}})
+    assert found == {
+        "tpot_ms_by_context": [(256, 1.0), (1024, 3.0)],
+        "tpot_ms_by_context_low": [(1024, 2.0)],
+        "tpot_ms_by_context_high": [(1024, 4.0)],
+    }
+
+
+def test_kld_and_agreement_lie_over_positions() -> None:
+    drawn = {
+        "kld_by_position": {"corpus": [{"from": 4, "to": 7, **figure(0.2)}, {"from": 1, "to": 3, **figure(0.3)}]},
+        "agreement_by_position": [{"position": 2, "free": figure(0.5), "forced": figure(0.9)}],
+    }
+    found = curves({"metrics": {}, "curves": drawn})
+    assert found["kld_by_position/corpus"] == [(1, 0.3), (4, 0.2)]
+    assert found["agreement_by_position/free"] == [(2, 0.5)] and found["agreement_by_position/forced"] == [(2, 0.9)]
+
+
+def test_a_server_s_levels_lie_over_how_many_ask_at_once() -> None:
+    levels = {f"closed-{n}": {"throughput_tok_s": figure(10.0 * n)} for n in (4, 1)} | {
+        "open-2.5": {"throughput_tok_s": figure(7.0)}
+    }
+    assert curves({"metrics": {}}, {"levels": levels}) == {"throughput_tok_s_by_concurrency": [(1, 10.0), (4, 40.0)]}
+
+
+def test_no_curves_are_no_curves() -> None:
+    assert curves({"metrics": {}}, {"status": "unsupported"}) == {}
+
+
+def test_a_dataset_is_a_task_s_definition_and_rows_with_one_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    sets = {"evalsets/tasks/facts.yaml": "a", "evalsets/tasks/facts.jsonl": "b"}
+    artifacts.write_json(artifacts.meta_of(artifacts.answers("x")), {"sets": sets})
+    artifacts.write_json(artifacts.REFERENCE / artifacts.MANIFEST, {"sets": {"evalsets/corpus/news.jsonl": "c"}})
+    artifacts.write_json(
+        artifacts.model_dir("x") / artifacts.MANIFEST, {"calibration": {"set_files": {"evalsets/calibration/own.jsonl": "d"}}}
+    )
+    found = datasets("x")
+    assert [(d["name"], d["context"]) for d in found] == [
+        ("tasks/facts", "evaluation"), ("corpus/news", "divergence"), ("calibration/own", "calibration"),
+    ]  # fmt: skip
+    assert all(len(d["digest"]) <= 36 for d in found)
+    before = found[0]["digest"]
+    artifacts.write_json(artifacts.meta_of(artifacts.answers("x")), {"sets": sets | {"evalsets/tasks/facts.jsonl": "e"}})
+    assert datasets("x")[0]["digest"] != before
+
+
+def test_the_comparison_shows_intervals_and_a_dash_for_what_is_unknown() -> None:
+    results = {"bf16": {"metrics": {"kld_mean": figure(0.0, 0.0, 0.0)}}, "int8": {"metrics": {"kld_mean": figure(0.5, 0.4, 0.6)}}}
+    table = comparison(results, {"variants": {"int8": {"verdict": "PASS"}}}, "bf16")
+    rows = [dict(zip(table["columns"], row)) for row in table["data"]]
+    assert [r["verdict"] for r in rows] == ["REFERENCE", "PASS"]
+    assert [r["KLD (nats)"] for r in rows] == ["0", "0.5 [0.4, 0.6]"] and rows[0]["TTFT (ms)"] == "–"
+    assert markdown(table).split("\n")[3].startswith("| int8 | PASS |")
+
+
+def test_a_variant_without_a_verdict_is_never_shown_as_passing() -> None:
+    assert comparison({"x": {"metrics": {}}}, {"variants": {}}, "bf16")["data"][0][1] == "MISSING"
+    assert variant_note("x", {"variants": {}}, "bf16").startswith("MISSING: ")
+
+
+def test_the_saved_view_fits_mlflow_s_tag() -> None:
+    assert len(views.saved_view(0)) < 20_000

@@ -1,0 +1,267 @@
+"""Tracking to real servers: MLflow's own, one with passwords, and a PostgreSQL. Each in a process of its own on 127.0.0.1.
+
+Skipped by name where a package is missing: the last two need `pip install 'mlflow[auth]' 'psycopg[binary]'` and Debian's
+`postgresql`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from mlflow import MlflowClient
+from track_house import VARIANTS, empty_database, write_results
+
+from pipeline import artifacts, reach, track
+from pipeline.errors import ArtifactError
+from pipeline.tracking import Tracker
+
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(900)]  # the warnings are MLflow's own
+UP_S = 240  # a loaded machine takes its time to start a server
+PASSWORD = "not-a-real-password-1"
+needs_auth = pytest.mark.skipif(importlib.util.find_spec("flask_wtf") is None, reason="no flask_wtf: pip install 'mlflow[auth]'")
+POSTGRES = next((p for p in sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True) if (p / "initdb").exists()), None)
+needs_postgres = pytest.mark.skipif(
+    POSTGRES is None or importlib.util.find_spec("psycopg") is None,
+    reason="no PostgreSQL (apt-get install postgresql) or no driver (pip install 'psycopg[binary]')",
+)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as s:
+        return int(s.getsockname()[1])
+
+
+class Server:
+    """An `mlflow server` with a store of its own, that can be stopped and started again."""
+
+    def __init__(self, folder: Path, *options: str, store: str = "", **env: str) -> None:
+        self.folder, self.env, self.port = folder, os.environ | env, free_port()
+        self.uri = f"http://127.0.0.1:{self.port}"
+        store = store or f"sqlite:///{empty_database(folder)}"
+        self.command = [
+            sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(self.port), "--workers", "1",
+            "--backend-store-uri", store, "--artifacts-destination", str(folder / "files"), *options,
+        ]  # fmt: skip
+        self.start()
+
+    def start(self) -> None:
+        with (self.folder / "server.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                self.command, cwd=self.folder, env=self.env, stdout=log, stderr=log, start_new_session=True
+            )
+        end = time.monotonic() + UP_S
+        while time.monotonic() < end and self.process.poll() is None:
+            try:
+                if httpx2.get(f"{self.uri}/health", timeout=5).status_code == 200:
+                    return
+            except httpx2.HTTPError:
+                time.sleep(0.2)
+        self.stop()
+        raise RuntimeError((self.folder / "server.log").read_text(errors="replace")[-2000:])
+
+    def stop(self) -> None:
+        """The whole session that was started for it: its workers would go on without it."""
+        for sign in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                os.killpg(self.process.pid, sign)
+                self.process.wait(timeout=20)
+            except ProcessLookupError:
+                return
+            except subprocess.TimeoutExpired:
+                continue
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    made = Server(tmp_path_factory.mktemp("server"))
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    write_results()
+    for file in (artifacts.answers("int8"), artifacts.REPORTS / "report.html"):
+        artifacts.write_text(file, "x\n")
+    return tmp_path
+
+
+def own_experiment(name: str) -> None:
+    """Tests share a server, not an experiment."""
+    path = Path("params.yaml")
+    path.write_text(path.read_text(encoding="utf-8").replace("experiment: quantgate", f"experiment: {name}"), encoding="utf-8")
+
+
+def statuses(uri: str, name: str) -> list[str]:
+    client = MlflowClient(tracking_uri=uri)
+    found = client.get_experiment_by_name(name)
+    return sorted(r.info.status for r in client.search_runs([found.experiment_id])) if found else []
+
+
+def files(client: MlflowClient, run: str, folder: str = "") -> set[str]:
+    found = set()
+    for item in client.list_artifacts(run, folder or None):
+        found |= files(client, run, item.path) if item.is_dir else {item.path}
+    return found
+
+
+def test_a_server_gets_runs_files_versions_and_a_champion(house: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
+    track.main()
+    track.main()
+    assert statuses(server.uri, "quantgate") == ["FINISHED"] * (len(VARIANTS) + 1)
+    found, client = artifacts.read_json(artifacts.MLFLOW), MlflowClient(tracking_uri=server.uri)
+    assert {"rows/answers/int8.jsonl", "metrics/int8.json", "figures/rules.png"} <= files(client, found["runs"]["int8"])
+    assert {"report/report.html", "comparison.json"} <= files(client, found["parent"])
+    track.main(to_promote="nf4", force=True, reason="a trial")
+    track.main(to_promote="bf16", force=True, reason="another")
+    track.main(back=True, reason="enough")
+    assert client.get_model_version_by_alias("quantgate", "champion").tags["variant"] == "nf4"
+    assert not (house / "mlruns").exists() and not (house / "mlflow.db").exists()
+
+
+def test_a_server_that_dies_midway_loses_nothing_and_the_next_track_finishes(
+    house: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_experiment("midway")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
+    honest, calls = Tracker.log_metrics, iter(range(100))
+
+    def stop_at_second(self: Tracker, *arguments: Any) -> None:
+        if next(calls) == 1:
+            server.stop()
+        honest(self, *arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Tracker, "log_metrics", stop_at_second)
+        with pytest.raises(ArtifactError, match="all results are safe"):
+            track.main()
+    assert not artifacts.MLFLOW.exists() and artifacts.metrics("int8").exists()
+    server.start()
+    assert statuses(server.uri, "midway") == ["FINISHED", "RUNNING"]
+    monkeypatch.setattr("pipeline.tracking._alive", lambda run: False)  # it is this process that wrote it, and it is over
+    track.main()
+    assert statuses(server.uri, "midway") == ["FINISHED"] * (len(VARIANTS) + 1)
+
+
+@needs_auth
+def test_a_server_with_passwords_refuses_in_one_line_and_takes_the_right_one(
+    house: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path_factory.mktemp("auth")
+    config = folder / "auth.ini"
+    config.write_text(
+        f"[mlflow]\ndefault_permission = READ\ndatabase_uri = sqlite:///{folder / 'auth.db'}\nadmin_username = admin\n"
+        f"admin_password = {PASSWORD}\nauthorization_function = mlflow.server.auth:authenticate_request_basic_auth\n",
+        encoding="utf-8",
+    )
+    server = Server(folder, "--app-name", "basic-auth", MLFLOW_AUTH_CONFIG_PATH=str(config), MLFLOW_FLASK_SERVER_SECRET_KEY="k")
+    try:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
+        monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "admin")
+        monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "wrong-password-2")
+        with pytest.raises(ArtifactError, match="MLFLOW_TRACKING_PASSWORD") as caught:
+            track.main()
+        assert "wrong-password-2" not in str(caught.value) and "\n" not in str(caught.value)
+        monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", PASSWORD)
+        track.main()
+        assert statuses(server.uri, "quantgate") == ["FINISHED"] * (len(VARIANTS) + 1)
+    finally:
+        server.stop()
+
+
+class Postgres:
+    """A PostgreSQL with an empty database, run as a user that it accepts (never root)."""
+
+    def __init__(self) -> None:
+        assert POSTGRES is not None
+        self.folder = Path(tempfile.mkdtemp(prefix="quantgate-pg-"))  # under a path that any user may enter
+        self.port = free_port()
+        self.uri = f"postgresql://postgres:secret@127.0.0.1:{self.port}/postgres"
+        self.user = pwd.getpwuid(os.getuid()).pw_name if os.getuid() else "nobody"
+        shutil.chown(self.folder, self.user)
+        self.call("initdb", "-D", "data", "-U", "postgres", "-A", "trust", "--no-sync")
+        self.start()
+
+    def call(self, program: str, *arguments: str) -> None:
+        assert POSTGRES is not None
+        with (self.folder.parent / f"{self.folder.name}.log").open("ab") as log:
+            subprocess.run(
+                [POSTGRES / program, *arguments], cwd=self.folder, user=None if os.getuid() else self.user,
+                stdout=log, stderr=log, check=True, env={"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"},
+            )  # fmt: skip
+
+    def start(self) -> None:
+        options = f"-p {self.port} -c listen_addresses=127.0.0.1 -c unix_socket_directories= -c fsync=off"
+        self.call("pg_ctl", "-D", "data", "-w", "-l", "server.log", "-o", options, "start")
+
+    def stop(self) -> None:
+        self.call("pg_ctl", "-D", "data", "-w", "-m", "immediate", "stop")
+
+    def remove(self) -> None:
+        self.stop()
+        shutil.rmtree(self.folder)
+        (self.folder.parent / f"{self.folder.name}.log").unlink()
+
+
+@needs_postgres
+def test_a_postgresql_takes_it_all_and_being_down_is_asked_once(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    database = Postgres()
+    try:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", database.uri)
+        track.main()
+        found = artifacts.read_json(artifacts.MLFLOW)
+        assert statuses(database.uri, "quantgate") == ["FINISHED"] * (len(VARIANTS) + 1)
+        track.main(to_promote="nf4", force=True, reason="a trial")
+        database.stop()
+        tries = _count_tries(monkeypatch)
+        with pytest.raises(ArtifactError) as caught:
+            track.main()
+        assert "run `python -m pipeline.track`" in str(caught.value) and "secret" not in str(caught.value)
+        assert tries == ["once"]
+        database.start()
+        track.main()
+        assert artifacts.read_json(artifacts.MLFLOW) == found
+    finally:
+        database.remove()
+
+
+def _count_tries(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A list that grows with every connection that fails; MLflow's own ten tries, with pauses, took 100 s."""
+    from sqlalchemy.engine.default import DefaultDialect
+
+    tries: list[str] = []
+    honest = DefaultDialect.connect
+
+    def counted(self: DefaultDialect, *arguments: Any, **options: Any) -> Any:
+        try:
+            return honest(self, *arguments, **options)
+        except Exception:
+            tries.append("once")
+            raise
+
+    monkeypatch.setattr(DefaultDialect, "connect", counted)
+    return tries
+
+
+@needs_postgres
+def test_a_database_that_is_not_there_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    uri = f"postgresql://postgres:secret@127.0.0.1:{free_port()}/postgres"
+    with pytest.raises(ArtifactError) as caught:
+        track._safely(uri, lambda: reach.reach(uri))
+    assert "refused" in str(caught.value) and "secret" not in str(caught.value) and "\n" not in str(caught.value)

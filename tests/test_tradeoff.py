@@ -1,0 +1,164 @@
+"""The trade-off table: every figure there is has its row, none is invented, and what a server lacks is said in words."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import Any
+
+import pytest
+
+from pipeline import tradeoff
+from pipeline.report import render, show
+from pipeline.tradeoff import IN_PROCESS, SERVER, Point
+
+
+def metric(value: float | None, low: float | None = None, high: float | None = None, n: int = 5, *warnings: str) -> dict[str, Any]:
+    return {"value": value, "low": low, "high": high, "n": n, "warnings": list(warnings), "unit": "ms"}
+
+
+METRICS = {
+    "bits_per_weight": metric(8.5, 8.5, 8.5, 1), "kld_mean": metric(0.006, 0.005, 0.007, 4914), "kld_mean/news": metric(0.1),
+    "ttft_ms": metric(340.0, 330.0, 350.0), "tpot_ms": metric(8.4, 8.2, 8.6), "decode_tok_s": metric(119.0, 115.0, 123.0),
+    "peak_memory_bytes": metric(7e8), "failure_rate": metric(0.0, 0.0, 0.4),
+    "ttft_ms/context-1024": metric(1400.0, 1300.0, 1500.0, 2), "tpot_ms/context-1024": metric(9.0),
+    "decode_tok_s/batch-4": metric(260.0, n=2), "peak_memory_bytes/context-1024": metric(8e8), "ttft_ms/prefix-warm": metric(20.0),
+    "failure_rate/context-4096": metric(1.0),
+}  # fmt: skip
+
+
+def level(ttft: float, tok_s: float, n: int) -> dict[str, Any]:
+    keys = ("ttft_p95_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms", "e2e_p50_ms", "e2e_p99_ms")
+    return {
+        "ttft_p50_ms": metric(ttft, ttft - 10, ttft + 10, n), "throughput_tok_s": metric(tok_s, tok_s - 5, tok_s + 5, 2),
+        "throughput_req_s": metric(1.5, 1.4, 1.6, 2), "goodput_req_s": metric(1.0, 0.5, 1.5, 2),
+        "attainment": metric(0.75, 0.6, 0.9, n), "failure_rate": metric(0.25, 0.1, 0.4, n), **{k: metric(ttft) for k in keys},
+    }  # fmt: skip
+
+
+def finding(value: bool | None, reason: str | None = None) -> dict[str, Any]:
+    return {"value": value, "reason": reason}
+
+
+PROBE: dict[str, Any] = {
+    "url": "http://h/v1", "model": "m", "api": "completions", "stream_usage": finding(True), "one_token_an_event": finding(True),
+    "ignore_eos": finding(None, "the reply does not end"), "seed": finding(True), "prompt_logprobs": finding(False, "no echo"),
+    "kld": finding(False, "top k only"), "ppl": finding(False, "no echo"), "delta_p": finding(False, "no echo"),
+}  # fmt: skip
+SERVED: dict[str, Any] = {
+    "status": "ok", "reason": None, "probe": PROBE,
+    "asked": {"load": {"prompt_tokens": 256}, "objective": {"ttft_ms": 500.0, "tpot_ms": None}},
+    "launch": {"kind": "llamacpp", "build": "b42 (x) {}", "threads": 2, "parallel": 4},
+    "levels": {"closed-1": level(400.0, 50.0, 16), "closed-4": level(900.0, 90.0, 32), "open-0.5": level(410.0, 16.0, 8)},
+    "knee": metric(2, 1, 2, 2), "server_memory_bytes": metric(3e8, n=1),
+}  # fmt: skip
+RESULTS = {"bf16": {"metrics": METRICS}, "q8": {"metrics": METRICS}}
+
+
+def view(served: dict[str, Any], faults: dict[str, str] | None = None, results: dict[str, Any] = RESULTS) -> dict[str, Any]:
+    return tradeoff.view(results, served, faults or {}, 256, 0.95, show)
+
+
+def row(source: str, context: int | None, load: str) -> Point:
+    found = tradeoff.points(RESULTS, {"q8": SERVED}, 256)
+    (one,) = [p for p in found if (p.variant, p.source, p.context, p.load) == ("q8", source, context, load)]
+    return one
+
+
+def test_every_part_of_a_speed_figure_is_a_row_and_nothing_else_is() -> None:
+    found = [(p.context, p.load) for p in tradeoff.points(RESULTS, {}, 256) if p.variant == "bf16"]
+    assert found == [(256, "1"), (None, "4"), (1024, "1")], "a batch's prompts are not those of the requests without part"
+
+
+def test_a_row_holds_what_was_measured_there_and_the_rest_is_not_known() -> None:
+    long, batch = row(IN_PROCESS, 1024, "1").metrics, row(IN_PROCESS, None, "4").metrics
+    assert long["ttft_ms"] == METRICS["ttft_ms/context-1024"] and long["memory_bytes"] == METRICS["peak_memory_bytes/context-1024"]
+    assert long["decode_tok_s"] is None and batch["ttft_ms"] is None and batch["decode_tok_s"] == METRICS["decode_tok_s/batch-4"]
+    assert long["kld_mean"] == batch["kld_mean"] == METRICS["kld_mean"]
+
+
+def test_what_an_engine_cannot_do_is_no_row_of_dashes_but_a_reason() -> None:
+    cannot = {
+        f"{name}/batch-{b}": metric(None, None, None, 0, "one request at a time") for name in ("tpot_ms", "ttft_ms") for b in (4, 8)
+    }
+    found = view({}, results={"a": {"metrics": METRICS | cannot}, "b": {"metrics": METRICS | cannot}})
+    assert [r["at once"] for r in found["rows"] if r["variant"] == "a"] == ["1", "4", "1"], "batch-4 has a rate in METRICS"
+    assert found["unknown"] == ["batch-8 of a, b: one request at a time"]
+    assert "batch-8 of a, b" in render("tradeoff.md.j2", {"tradeoff": found})
+
+
+def test_each_level_of_a_server_is_a_row_of_its_own() -> None:
+    served = row(SERVER, 256, "4").metrics
+    assert served["ttft_ms"] == metric(900.0, 890.0, 910.0, 32) and served["memory_bytes"] == metric(3e8, n=1)
+    assert served["decode_tok_s"] is None and served["throughput_tok_s"] == metric(90.0, 85.0, 95.0, 2)
+    assert row(SERVER, 256, "0.5 req/s").metrics["ttft_p99_ms"] == metric(410.0)
+    assert not [p for p in tradeoff.points(RESULTS, {"q8": SERVED}, 256) if p.variant == "bf16" and p.source == SERVER]
+
+
+def test_a_context_and_a_batch_may_stand_in_one_part() -> None:
+    metrics = {"decode_tok_s/context-1024-batch-4": metric(1.0), "decode_tok_s/context-1024/batch-8": metric(2.0)}
+    found = tradeoff.points({"a": {"metrics": metrics}}, {}, 256)
+    assert [(p.context, p.load) for p in found] == [(1024, "4"), (1024, "8")]
+
+
+def test_the_csv_has_every_bound_and_n_and_unknown_is_empty() -> None:
+    rows = list(csv.DictReader(io.StringIO(tradeoff.as_csv(tradeoff.points(RESULTS, {"q8": SERVED}, 256)))))
+    assert len(rows) == 3 + 3 + 3
+    last = rows[-2]
+    assert (last["variant"], last["measured"], last["context_tokens"], last["at_once"]) == ("q8", "server", "256", "4")
+    assert [last[f"throughput_tok_s{e}"] for e in ("", "_low", "_high", "_n")] == ["90.0", "85.0", "95.0", "2"]
+    assert (
+        last["decode_tok_s"] == last["decode_tok_s_n"] == last["memory_bytes_low"] == "" and last["memory_bytes"] == "300000000.0"
+    )
+
+
+def test_figures_stand_with_their_interval_unit_and_n() -> None:
+    shown = view({"q8": SERVED})["rows"][-2]
+    assert (
+        shown["TTFT (ms)"] == "900 [890, 910]"
+        and shown["throughput tok/s"] == "90 [85, 95]"
+        and shown["n"] == "32 requests, 2 rounds"
+    )
+    assert shown["memory (MB)"] == "300" and shown["failed (%)"] == "25 [10, 40]" and shown["decode tok/s"] == "–"
+    assert view({})["rows"][0]["n"] == "5 requests"
+
+
+def test_what_a_server_lacks_is_said_in_words_and_what_is_not_known_apart() -> None:
+    assert tradeoff.lacks(PROBE) == [
+        "whether it has replies of forced length is not known: the reply does not end",
+        "no log-probabilities of a prompt, perplexity or change of the true token's probability: no echo",
+        "no KLD over the whole vocabulary: top k only",
+    ]
+
+
+def test_a_server_is_described_with_its_knee_and_its_memory() -> None:
+    (one,) = view({"q8": SERVED})["servers"]
+    assert (
+        "llamacpp started here (2 threads, 4 at once at most)" in one["about"]
+        and one["build"] == "b42 (x) {}"
+        and "peak memory 300 MB" in one["about"]
+    )
+    assert "knee at 2 at once (single rounds: 1 to 2; 2 rounds)" in one["about"]
+    assert one["about"].endswith("objective: TTFT at most 500 ms")
+    assert one["levels"][0]["load"] == "1 at once" and one["levels"][2]["load"] == "0.5 req/s"
+    assert one["levels"][1]["within objective (%)"] == "75 [60, 90]" and one["levels"][1]["n"] == "32 requests, 2 rounds"
+    elsewhere = SERVED | {"launch": None, "knee": metric(None, n=0), "server_memory_bytes": metric(None, None, None, 0, "not seen")}
+    (one,) = view({"q8": elsewhere})["servers"]
+    assert one["about"].startswith("m at http://h/v1 (completions)") and "memory not known: not seen" in one["about"]
+
+
+@pytest.mark.parametrize("page", ["tradeoff.md.j2", "tradeoff.html.j2"])
+def test_pages_hold_every_row_and_what_was_not_measured_with_its_reason(page: str) -> None:
+    text = render(page, {"tradeoff": view({"q8": SERVED}, {"q4": "unsupported: <no wheel>"})})
+    html = page.endswith("html.j2")
+    lines = text.count('<tr><th scope="row">') if html else sum(line.startswith("| ") for line in text.splitlines())
+    assert lines == (9 + 3 if html else 9 + 1)
+    assert ("unsupported: &lt;no wheel&gt;" if html else "unsupported: <no wheel>") in text and "no KLD over the whole" in text
+    assert "b42" in text or not html
+    assert "95 % intervals" in text
+
+
+@pytest.mark.parametrize("page", ["tradeoff.md.j2", "tradeoff.html.j2"])
+def test_a_project_without_any_speed_figure_has_a_page_all_the_same(page: str) -> None:
+    text = render(page, {"tradeoff": view({}, results={"a": {"metrics": {}}})})
+    assert "<table>" not in text and "| " not in text
