@@ -30,7 +30,7 @@ from pipeline import (
     tradeoff,
     where,
     words,
-)
+)  # fmt: skip
 from pipeline.params import Params
 from pipeline.words import show
 
@@ -134,13 +134,16 @@ def hashes_of(base: dict[str, Any], results: Results, verdict: dict[str, Any]) -
     }
 
 
-def draw(results: Results, verdict: dict[str, Any], settings: Params) -> dict[str, dict[str, str | None]]:
-    """Draw every picture for which there are figures; {name: {alt, svg, why}}, `why` where there are none."""
+def draw(results: Results, verdict: dict[str, Any], reference: str, serving: Results) -> dict[str, dict[str, str | None]]:
+    """Draw every picture for which there are figures; {name: {alt, svg, why}}, `why` where there are none.
+
+    serving: {variant: figures of its server}, of those that are not stale.
+    """
     found = {
-        "tradeoff": pictures.draw_tradeoff(results, verdict, settings.reference, FIGURES / "tradeoff.svg"),
-        "domains": charts.draw_domains(results, settings.reference, FIGURES / "domains.svg"),
-        "positions": charts.draw_positions(results, settings.reference, FIGURES / "positions.svg"),
-        "latency": charts.draw_latency(charts.sweeps(results, served.current(results, settings)[0]), FIGURES / "latency.svg"),
+        "tradeoff": pictures.draw_tradeoff(results, verdict, reference, FIGURES / "tradeoff.svg"),
+        "domains": charts.draw_domains(results, reference, FIGURES / "domains.svg"),
+        "positions": charts.draw_positions(results, reference, FIGURES / "positions.svg"),
+        "latency": charts.draw_latency(charts.sweeps(results, serving), FIGURES / "latency.svg"),
         "memory": charts.draw_memory(results, FIGURES / "memory.svg"),
     }
     return {name: _drawn(FIGURES / f"{name}.svg", alt, WHY.get(name, "no variant has the figures")) for name, alt in found.items()}
@@ -177,7 +180,8 @@ def tradeoff_csv(numbers: dict[str, dict[str, float]]) -> str:
 def write(settings: Params) -> None:
     """Write pictures, pages and the numbers that DVC compares."""
     results, verdict = load_results(settings)
-    context = context_of(results, verdict, settings) | {"pictures": draw(results, verdict, settings)}
+    drawn = draw(results, verdict, settings.reference, served.current(results, settings)[0])
+    context = context_of(results, verdict, settings) | {"pictures": drawn}
     artifacts.write_text(artifacts.REPORTS / "report.md", render("report.md.j2", context))
     artifacts.write_text(artifacts.REPORTS / "report.html", render("report.html.j2", context))
     numbers = summary_numbers(results)

@@ -277,7 +277,7 @@ def test_text_is_readable_in_both_themes(browser: Browser, written: Path) -> Non
 
 def test_the_page_is_printed_light_and_unfolded(browser: Browser, written: Path) -> None:
     browser.open(written / "reports/report.html", width=1280, dark=True)
-    folded = "[...document.querySelectorAll('main > details > :last-child')].map(e => e.checkVisibility())"
+    folded = "[...document.querySelectorAll('main > details > :not(summary)')].map(e => e.checkVisibility())"
     assert not any(browser.run(folded))
     browser.call("Emulation.setEmulatedMedia", media="print", features=[{"name": "prefers-color-scheme", "value": "dark"}])
     assert browser.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
