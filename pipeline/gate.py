@@ -1,7 +1,9 @@
 """gate: metrics + rules -> PASS / FAIL / INCONCLUSIVE -> reports/gate.json
 
 The stage only writes the verdict and exits 0, so that report and MLflow always come after it. `--enforce` is what a
-merge runs: 0 pass, 1 fail, 2 missing or stale, 3 inconclusive.
+merge runs: 0 pass, 1 fail, 2 missing or stale, 3 inconclusive. With `--baseline REV` it also judges the rules against
+what that commit had (baseline.py says why the stage does not), and `--comment` writes what a merge's reader should see.
+`--justify RULE` writes the ledger, without which no bound holds (ledger.py).
 
 How often a verdict is wrong: PASS asks all required rules to pass, so that a bad figure must slip through its own rule,
 nominally (1 - confidence) / 2 of the time (2 to 3.5 % in tests/bench/simulations.py), however many rules there are
@@ -20,31 +22,35 @@ from typing import Annotated, Any
 
 import typer
 
-from pipeline import artifacts, cli, params, served
+from pipeline import artifacts, baseline, cli, comment, ledger, params, served, stale
 from pipeline.definitions import definition
-from pipeline.errors import ArtifactError, QuantgateError
+from pipeline.errors import ArtifactError, ParamsError, QuantgateError
 from pipeline.metrics import FLOORS
-from pipeline.params import Params, PathModel, Rule, Variant
-from pipeline.rules import Judgement, Verdict, bound_of, judge, judge_above, worst, would_settle
+from pipeline.params import Params, Rule, Variant
+from pipeline.rules import Bound, Judgement, Verdict, bound_of, judge, judge_above, neutral_of, worst, would_settle
 from pipeline.stats import Estimate, holm, items_to_settle
 
 EXIT = {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 3}
 STALE = 2
 SUFFIXES = (".py", ".j2", ".yaml", ".jsonl", ".txt")
 SOURCES = ("pipeline", "evalsets", "envs", "constraints.txt")
+OWN_SIZE = ("ms", "s", "bytes", "tok/s", "req/s", "bits", "ppl")  # only the baseline's value says how wide a margin is
+UNJUDGED = "judged where a merge names the commit it goes into: `python -m pipeline.gate --enforce --baseline REV`"
 
 
-def gate(results: dict[str, dict[str, Any]], settings: Params) -> dict[str, Any]:
-    """Judge every variant but the reference. results: {variant: its metrics/<variant>.json}."""
+def gate(results: dict[str, dict[str, Any]], settings: Params, beside: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Judge every variant but the reference. results: {variant: its metrics/<variant>.json}; beside: see `baseline.beside`."""
     variants: dict[str, dict[str, Any]] = {}
     for name, variant in settings.variants.items():
         if name == settings.reference:
             continue
         result = results.get(name)
-        floors = _floors(result, results.get(settings.reference))
-        rules = [_apply(rule, result, floors) for rule in settings.gate.rules if rule.variants is None or name in rule.variants]
+        floors, then = _floors(result, results.get(settings.reference)), beside and beside["variants"][name]
+        own = [rule for rule in settings.gate.rules if rule.variants is None or name in rule.variants]
+        rules = [_apply(rule, result, floors, then) for rule in own]
         family = _hold_fails(rules, settings.compare.confidence)
         verdict, reason = _verdict(result, rules, variant, settings.reference)
+        verdict, reason = _hold_lost(verdict, reason, then)
         required = name in settings.gate.required
         variants[name] = {"verdict": verdict, "reason": reason, "required": required, "rules": rules, "family": family}
     deciding: list[Verdict] = [
@@ -66,7 +72,7 @@ def _floors(result: dict[str, Any] | None, reference: dict[str, Any] | None) -> 
     return found
 
 
-def _apply(rule: Rule, result: dict[str, Any] | None, floors: dict[str, Any]) -> dict[str, Any]:
+def _apply(rule: Rule, result: dict[str, Any] | None, floors: dict[str, Any], then: dict[str, Any] | None = None) -> dict[str, Any]:
     what = definition(rule.metric)
     bound = bound_of(rule)
     assert what is not None  # bound_of has refused unknown metrics
@@ -74,12 +80,40 @@ def _apply(rule: Rule, result: dict[str, Any] | None, floors: dict[str, Any]) ->
     judgement: Judgement = judge(bound, metric)
     if rule.above is not None:
         bound, judgement = judge_above(rule, metric, floors)
+    if rule.against == "baseline":
+        metric, judgement = _beside(rule, bound, metric, then)
     return {
-        "metric": rule.metric, "bound": bound.text, "threshold": bound.threshold, "better": bound.better,
-        "unit": what.unit, "required": rule.required, "verdict": judgement.verdict, "reason": judgement.reason,
+        "metric": rule.metric, "against": rule.against, "bound": bound.text, "threshold": bound.threshold, "better": bound.better,
+        "neutral": neutral_of(rule, what), "unit": what.unit, "required": rule.required,
+        "verdict": judgement.verdict, "reason": judgement.reason,
         "settle": judgement.settle, "p_fail": judgement.p_fail, "p_fail_holm": judgement.p_fail,
         **{k: (metric or {}).get(k) for k in ("value", "low", "high", "n", "clusters")},
     }  # fmt: skip
+
+
+def _beside(
+    rule: Rule, bound: Bound, metric: dict[str, Any] | None, then: dict[str, Any] | None
+) -> tuple[dict[str, Any] | None, Judgement]:
+    """(difference to the baseline, its judgement); without a baseline there is neither, and it is never a PASS."""
+    if then is None:
+        return None, Judgement("INCONCLUSIVE", UNJUDGED)
+    if rule.metric in then["lost"] or metric is None or metric.get("value") is None:
+        return None, judge(bound, None if rule.metric in then["lost"] else metric)
+    figure, had = then["figures"].get(rule.metric), then["values"].get(rule.metric, {}).get("value")
+    if figure is None:
+        return None, Judgement("INCONCLUSIVE", f"no baseline: {rule.metric} is new, or had no value there")
+    if rule.margin and figure["unit"] in OWN_SIZE and had is not None and abs(bound.threshold) >= had:
+        return figure, Judgement("FAIL", f"{bound.text} is as much as all the baseline has, {had:.3g}, so it protects nothing")
+    return figure, judge(bound, figure)
+
+
+def _hold_lost(verdict: Verdict | str, reason: str, then: dict[str, Any] | None) -> tuple[Verdict | str, str]:
+    """FAIL where this run lacks what the baseline has: nobody can say that it did not get worse."""
+    lost = then["lost"] if then else []
+    if not lost or verdict == "UNSUPPORTED":
+        return verdict, reason
+    told = f"lost since the baseline, which has them: {', '.join(lost[:5])}{f' and {len(lost) - 5} more' if len(lost) > 5 else ''}"
+    return "FAIL", f"{told}; {reason}" if verdict == "FAIL" else told
 
 
 def _hold_fails(rules: list[dict[str, Any]], confidence: float) -> dict[str, Any]:
@@ -126,7 +160,7 @@ def _verdict(
 
 def _inputs(settings: Params) -> dict[str, str | None]:
     """Hashes of what a verdict rests on; None where a file is missing."""
-    files = [artifacts.metrics(name) for name in settings.variants]
+    files = [artifacts.metrics(name) for name in settings.variants] + [ledger.FILE]
     files += served.files(settings)
     files += [artifacts.FLOOR] if any(rule.above for rule in settings.gate.rules) else []
     hashes: dict[str, str | None] = {str(f): artifacts.sha256_file(f) if f.exists() else None for f in files}
@@ -147,74 +181,103 @@ def _results(settings: Params) -> dict[str, dict[str, Any]]:
     return results
 
 
-def _enforce_or_stale() -> int:
-    """`enforce`, where whatever keeps a verdict from being read (params, a damaged file) is exit 2 and never a verdict."""
-    try:
-        return enforce(params.load())
-    except QuantgateError as e:
-        print(f"gate: {e}", file=sys.stderr)
-    except (AttributeError, KeyError, TypeError) as e:
-        print(f"gate: {artifacts.GATE} or a file beside it is damaged ({e!r}); run `dvc repro`", file=sys.stderr)
-    return STALE
+def judged(settings: Params) -> dict[str, Any]:
+    """What the stage says of the results on file."""
+    return dict(artifacts.jsonable(ledger.judged(gate(_results(settings), settings), settings)))
 
 
-def enforce(settings: Params) -> int:
-    """Exit code for a merge, by the verdict on file; anything missing or changed since is never a pass."""
+# --- for a merge -------------------------------------------------------------------------------------------------
+
+
+def for_merge(settings: Params, rev: str | None = None) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """(the verdict that a merge goes by, the baseline beside it or None where nobody names one).
+
+    Raises `ArtifactError` for whatever keeps a verdict from being given: the one on file is missing or stale, a file was
+    edited by hand, a baseline is asked for and not there.
+    """
+    verdict = _on_file(settings)
+    wanted = baseline.wanted(rev, settings)
+    if wanted is None:
+        if any(rule.against == "baseline" for rule in settings.gate.rules):
+            raise ArtifactError("no baseline: params.yaml has rules against it; name the commit with --baseline or gate.baseline")
+        return verdict, None
+    base, results = baseline.read(wanted), _results(settings)
+    beside = baseline.beside(base, results, settings)
+    then = baseline.show(base, ledger.FILE)
+    book = ledger.parse(then.decode(), f"{ledger.FILE} of {base.name}") if then is not None else None
+    return dict(artifacts.jsonable(ledger.judged(gate(results, settings, beside), settings, book))), beside
+
+
+def _on_file(settings: Params) -> dict[str, Any]:
+    """The verdict of gate.json, if it is what the rules say of what is here now; else raises `ArtifactError`."""
     if not artifacts.GATE.exists():
-        print(f"gate: {artifacts.GATE} is missing; run `dvc repro`", file=sys.stderr)
-        return STALE
-    verdict = artifacts.read_json(artifacts.GATE)
+        raise ArtifactError(f"{artifacts.GATE} is missing; run `dvc repro`")
+    verdict: dict[str, Any] = artifacts.read_json(artifacts.GATE)
     now, then = _inputs(settings), verdict.get("inputs", {})
     changed = sorted(k for k in now.keys() | then.keys() if now.get(k) is None or now.get(k) != then.get(k))
-    changed += _changed_rows(settings) + _changed_model(settings)
+    changed += stale.changed(settings)
     if changed:
-        print(f"gate: the verdict is stale; missing or changed since: {', '.join(changed)}; run `dvc repro`", file=sys.stderr)
-        return STALE
-    results = _results(settings)
-    judged = artifacts.jsonable(gate(results, settings))
-    if any(verdict.get(key) != judged[key] for key in judged):
-        print("gate: the verdict on file is not what the rules say of the results; run `dvc repro`", file=sys.stderr)
-        return STALE
+        raise ArtifactError(f"the verdict is stale; missing or changed since: {', '.join(changed)}; run `dvc repro`")
+    found = judged(settings)
+    if any(verdict.get(key) != found[key] for key in found):
+        raise ArtifactError("the verdict on file is not what the rules say of the results; run `dvc repro`")
+    return verdict
+
+
+def enforce(settings: Params, rev: str | None = None, *, write: bool = False) -> int:
+    """Exit code for a merge; anything missing or changed since is never a pass. write: the comment, too."""
+    try:
+        verdict, beside = for_merge(settings, rev)
+    except QuantgateError as e:
+        return _stale(str(e), write)
     for name, v in verdict["variants"].items():
         print(f"{v['verdict']:<13} {name}{'' if v['required'] else ' (advisory)'}: {v['reason']}")
-    print(f"{verdict['verdict']:<13} overall")
+    against = f", against {beside['rev']} ({beside['commit'][:7]})" if beside else ""
+    print(f"{verdict['verdict']:<13} overall{against}")
+    if write:
+        comment.write(comment.render(verdict, _results(settings), beside))
     if verdict["verdict"] == "INCONCLUSIVE" and settings.gate.inconclusive == "passes":
         return 0
     return EXIT.get(verdict["verdict"], STALE)
 
 
-def _changed_rows(settings: Params) -> list[str]:
-    """Row files that are here but are not those the metrics were made from."""
-    changed = set(served.changed(settings))
-    for name in settings.variants:
-        path = artifacts.metrics(name)
-        inputs = artifacts.read_json(path)["inputs"] if path.exists() else {}
-        changed |= {f for f, then in inputs.items() if Path(f).exists() and artifacts.sha256_file(Path(f)) != then}
-    return sorted(changed)
+def _stale(problem: str, write: bool) -> int:
+    print(f"gate: {problem}", file=sys.stderr)
+    if write:
+        comment.write(comment.problem(problem))
+    return STALE
 
 
-def _changed_model(settings: Params) -> list[str]:
-    """A local model folder whose files are no longer those that were downloaded from it."""
-    if not isinstance(settings.model, PathModel) or not (artifacts.BASE / artifacts.MANIFEST).exists():
-        return []
-    then = artifacts.read_manifest(artifacts.BASE)["files"]
-    folder = Path(settings.model.path).expanduser()
-    return [
-        f"{folder / name} (after `dvc repro -f download`)"
-        for name, facts in then.items()
-        if not (folder / name).exists() or artifacts.sha256_file(folder / name) != facts["sha256"]
-    ]
+def _enforce_or_stale(rev: str | None = None, *, write: bool = False) -> int:
+    """`enforce`, where whatever keeps a verdict from being read (params, a damaged file) is exit 2 and never a verdict."""
+    try:
+        return enforce(params.load(), rev, write=write)
+    except QuantgateError as e:
+        return _stale(str(e), write)
+    except (AttributeError, KeyError, TypeError, ValueError) as e:
+        return _stale(f"{artifacts.GATE} or a file beside it is damaged ({e!r}); run `dvc repro`", write)
 
 
 def main(
     enforcing: Annotated[bool, typer.Option("--enforce", help="Judge nothing; exit by the verdict on file.")] = False,
+    rev: Annotated[str | None, typer.Option("--baseline", help="The commit merged into; with --enforce or --comment.")] = None,
+    commenting: Annotated[bool, typer.Option("--comment", help=f"Write {comment.FILE}, for a merge request.")] = False,
+    rule: Annotated[str | None, typer.Option("--justify", help="Write a rule's entry in the ledger (or: policy, all).")] = None,
+    reason: Annotated[str | None, typer.Option("--reason", help="Why a bound is looser, with --justify.")] = None,
 ) -> None:
     """Judge every variant by the rules in params.yaml."""
-    if enforcing:
-        sys.exit(_enforce_or_stale())
+    if enforcing or commenting:
+        code = _enforce_or_stale(rev, write=commenting)
+        sys.exit(code if enforcing else 0)
     settings = params.load()
+    if rule is not None:
+        for line in ledger.justify(rule, settings, _results(settings), reason):
+            cli.say("ledger", line)
+        return
+    if rev is not None or reason is not None:
+        raise ParamsError("--baseline goes with --enforce or --comment, --reason with --justify")
     watch = artifacts.Stopwatch("gate")
-    verdict = gate(_results(settings), settings) | {"inputs": _inputs(settings)}
+    verdict = judged(settings) | {"inputs": _inputs(settings)}
     artifacts.write_json(artifacts.GATE, verdict)
     told = ", ".join(f"{n} {v['verdict']}" for n, v in verdict["variants"].items())
     cli.say("gate", f"{verdict['verdict']} ({told}), {watch.done():.1f} s")

@@ -174,6 +174,7 @@ class Rule(Section):
     limit: str | None = None
     above: Literal["floor", "rounding"] | None = None  # the margin counts from what "no difference" measures
     variants: Annotated[list[str], Field(min_length=1)] | None = None
+    against: Literal["reference", "baseline"] = "reference"  # baseline: what the commit that is merged into had
     required: bool = True
 
     @field_validator("margin", "gain", "limit", mode="before")
@@ -190,12 +191,15 @@ class Rule(Section):
             raise ValueError(f"give exactly one of margin, gain and limit (found: {', '.join(given) or 'none'})")
         if self.above is not None and self.margin is None:
             raise ValueError(f"above: {self.above} goes with a margin, not with {given[0]}")
+        if self.against == "baseline" and (self.above or self.limit):
+            raise ValueError("against: baseline goes with a margin or a gain, and without above: the baseline has the same noise")
         return self
 
 
 class Gate(Section):
     required: Annotated[list[str], Field(min_length=1)]  # variants whose verdict decides; the others are advisory
     inconclusive: Literal["blocks", "passes"] = "blocks"
+    baseline: str | None = None  # a branch or commit; QUANTGATE_BASELINE and --baseline go first
     rules: Annotated[list[Rule], Field(min_length=1)]
 
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import artifacts, cli, params
+from pipeline.definitions import definition
 from pipeline.earlier import RECORD, Sources
 from pipeline.errors import QuantgateError
 from pipeline.evalset import load_prompts, load_texts, tasks
-from pipeline.metrics import definition
 from pipeline.params import HowMany, Params
 from pipeline.rules import bound_of
 from pipeline.stats import paired_difference, resolvable, standard_errors
@@ -197,6 +197,8 @@ def lines(settings: Params) -> list[str]:
     parts = {name: task(name, count, known) for name, count in settings.amount.tasks.items()}
     found = [f"{name}: {_said(r, 'pp')}" for name, r in parts.items() if r.source != UNSCORED]
     for rule in settings.gate.rules:
+        if rule.against == "baseline":  # a paired difference between two commits: of those, nothing is foretold here
+            continue
         what, resolution = definition(rule.metric), _of(rule.metric, parts, known)
         if resolution and what and what.neutral is not None and what.unit in SHOWN and not rule.limit:
             bound = bound_of(rule)

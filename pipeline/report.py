@@ -26,10 +26,11 @@ from pipeline import (
     pareto,
     pictures,
     served,
+    sweep,
     tradeoff,
     where,
     words,
-)  # fmt: skip
+)
 from pipeline.params import Params
 from pipeline.words import show
 
@@ -117,6 +118,12 @@ def context_of(results: Results, verdict: dict[str, Any], settings: Params) -> d
     }  # fmt: skip
 
 
+def tradeoff_of(results: dict[str, dict[str, Any]], settings: Params) -> dict[str, Any]:
+    figures, faults = served.current(results, settings)
+    prompts = settings.amount.benchmark.prompt_tokens, sweep.BATCH_PROMPT
+    return tradeoff.view(results, figures, faults, prompts, settings.compare.confidence, show)
+
+
 def hashes_of(base: dict[str, Any], results: Results, verdict: dict[str, Any]) -> dict[str, str]:
     """{what: digest} of all that the verdict rests on: weights, conditions, code, variants."""
     inputs = {k: v for k, v in verdict.get("inputs", {}).items() if v and not k.startswith(f"{artifacts.REPORTS}/metrics")}
@@ -127,16 +134,13 @@ def hashes_of(base: dict[str, Any], results: Results, verdict: dict[str, Any]) -
     }
 
 
-def draw(results: Results, verdict: dict[str, Any], reference: str, serving: Results) -> dict[str, dict[str, str | None]]:
-    """Draw every picture for which there are figures; {name: {alt, svg, why}}, `why` where there are none.
-
-    serving: {variant: figures of its server}, of those that are not stale.
-    """
+def draw(results: Results, verdict: dict[str, Any], settings: Params) -> dict[str, dict[str, str | None]]:
+    """Draw every picture for which there are figures; {name: {alt, svg, why}}, `why` where there are none."""
     found = {
-        "tradeoff": pictures.draw_tradeoff(results, verdict, reference, FIGURES / "tradeoff.svg"),
-        "domains": charts.draw_domains(results, reference, FIGURES / "domains.svg"),
-        "positions": charts.draw_positions(results, reference, FIGURES / "positions.svg"),
-        "latency": charts.draw_latency(charts.sweeps(results, serving), FIGURES / "latency.svg"),
+        "tradeoff": pictures.draw_tradeoff(results, verdict, settings.reference, FIGURES / "tradeoff.svg"),
+        "domains": charts.draw_domains(results, settings.reference, FIGURES / "domains.svg"),
+        "positions": charts.draw_positions(results, settings.reference, FIGURES / "positions.svg"),
+        "latency": charts.draw_latency(charts.sweeps(results, served.current(results, settings)[0]), FIGURES / "latency.svg"),
         "memory": charts.draw_memory(results, FIGURES / "memory.svg"),
     }
     return {name: _drawn(FIGURES / f"{name}.svg", alt, WHY.get(name, "no variant has the figures")) for name, alt in found.items()}
@@ -148,11 +152,6 @@ def _drawn(path: Path, alt: str | None, why: str) -> dict[str, str | None]:
         return {"alt": None, "svg": None, "why": why}
     text = path.read_text(encoding="utf-8")
     return {"alt": alt, "svg": text[text.index("<svg") :], "why": None}
-
-
-def tradeoff_of(results: dict[str, dict[str, Any]], settings: Params) -> dict[str, Any]:
-    figures, faults = served.current(results, settings)
-    return tradeoff.view(results, figures, faults, settings.amount.benchmark.prompt_tokens, settings.compare.confidence, show)
 
 
 def summary_numbers(results: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
@@ -178,8 +177,7 @@ def tradeoff_csv(numbers: dict[str, dict[str, float]]) -> str:
 def write(settings: Params) -> None:
     """Write pictures, pages and the numbers that DVC compares."""
     results, verdict = load_results(settings)
-    drawn = draw(results, verdict, settings.reference, served.current(results, settings)[0])
-    context = context_of(results, verdict, settings) | {"pictures": drawn}
+    context = context_of(results, verdict, settings) | {"pictures": draw(results, verdict, settings)}
     artifacts.write_text(artifacts.REPORTS / "report.md", render("report.md.j2", context))
     artifacts.write_text(artifacts.REPORTS / "report.html", render("report.html.j2", context))
     numbers = summary_numbers(results)

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pipeline.definitions import DEFINITIONS, definition
 from pipeline.errors import ParamsError
 from pipeline.explain import did_you_mean
-from pipeline.metrics import FLOORS, Definition
+from pipeline.metrics import FLOORS, Definition, bounds_of
 from pipeline.params import Rule
 from pipeline.stats import FEW, Estimate, items_to_settle, one_sided_p
 
@@ -41,6 +41,7 @@ UNITS: dict[str, dict[str, float]] = {
 }
 # shown, but not to be judged -> what says the same of every variant
 CENSORED = {"first_departure": "never_departs", "free_departure": "free_same", "free_same_floor": "free_same"}
+FARTHEST = {"nats": 2.0, "ratio": 1.0}  # the widest margin of a metric that has no end: past it nothing is left to protect
 MIN_CLUSTERS = FEW  # below this a resampled interval is not to be trusted with a verdict
 QUANTITY = re.compile(r"^\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(\S.*?)\s*$")
 
@@ -67,7 +68,8 @@ def bound_of(rule: Rule) -> Bound:
     """A rule's bound in the metric's own unit.
 
     margin: how far past "no difference" the metric may be; gain: how far it must be on the good side; limit: an
-    absolute bound. Raises `ParamsError` for an unknown metric, a wrong unit, a negative or non-finite number.
+    absolute bound. Against the baseline, what is bounded is `difference` to it. Raises `ParamsError` for an unknown
+    metric, a wrong unit, a negative or non-finite number, and for a bound that nothing could fail or nothing could meet.
     """
     what = definition(rule.metric)
     if what is None:
@@ -80,14 +82,51 @@ def bound_of(rule: Rule) -> Bound:
         raise ParamsError(f"gate rule on {rule.metric}: only {' and '.join(FLOORS)} have a measured {rule.above}; leave out above")
     kind = next(k for k in ("margin", "gain", "limit") if getattr(rule, k) is not None)
     amount = quantity(getattr(rule, kind), what, f"gate rule on {rule.metric}: {kind}")
-    text = f"{kind} {getattr(rule, kind)}"
+    text = f"{kind} {getattr(rule, kind)}" + (" against the baseline" if rule.against == "baseline" else "")
     if kind == "limit":
-        return Bound(rule.metric, amount, what.better, text)
-    if what.neutral is None:
+        return _meaningful(rule, what, Bound(rule.metric, amount, what.better, text))
+    neutral = neutral_of(rule, what)
+    if neutral is None:
         raise ParamsError(f"gate rule on {rule.metric}: it has no value that means 'no difference'; use limit, not {kind}")
+    if kind == "margin" and amount > FARTHEST.get(what.unit, math.inf):
+        most = f"{FARTHEST[what.unit] / UNITS[what.unit][(unit := next(iter(UNITS[what.unit])))]:g} {unit}"
+        raise ParamsError(f"gate rule on {rule.metric}: {text} protects nothing; the widest margin is {most}")
     away = amount if kind == "margin" else -amount
-    threshold = what.neutral + (away if what.better == "lower" else -away)
-    return Bound(rule.metric, threshold, what.better, text)
+    threshold = neutral + (away if what.better == "lower" else -away)
+    return _meaningful(rule, what, Bound(rule.metric, threshold, what.better, text))
+
+
+def neutral_of(rule: Rule, what: Definition) -> float | None:
+    """What means "no difference": of a metric to the reference its own value; to the baseline 1 for a ratio, else 0."""
+    if rule.against == "baseline":
+        return None if what.unit == "p" else 1.0 if what.unit == "ratio" else 0.0
+    return what.neutral
+
+
+def _meaningful(rule: Rule, what: Definition, bound: Bound) -> Bound:
+    """The bound, or a `ParamsError` where every value a metric can have is on one side of it."""
+    low, high = _range(rule, what)
+    least, most = (low, high) if bound.better == "lower" else (-high, -low)  # turned so that less is better
+    edge = bound.threshold if bound.better == "lower" else -bound.threshold
+    if edge >= most:
+        raise ParamsError(f"gate rule on {rule.metric}: {bound.text} is nothing that could fail ({_spelled(low, high, what)})")
+    if edge < least:
+        raise ParamsError(f"gate rule on {rule.metric}: {bound.text} is nothing that could be met ({_spelled(low, high, what)})")
+    return bound
+
+
+def _range(rule: Rule, what: Definition) -> tuple[float, float]:
+    """Between what a metric (or, against the baseline, its difference) can lie, in its own unit."""
+    low, high = bounds_of(rule.metric)
+    if what.unit == "pp":
+        return -100.0, 100.0
+    if rule.against == "baseline" and what.unit != "ratio":
+        return (-1.0, 1.0) if what.unit == "fraction" else (-math.inf, math.inf)
+    return max(low, 0.0) if low == -math.inf else low, min(high, 1.0) if what.unit in ("p", "fraction") else high
+
+
+def _spelled(low: float, high: float, what: Definition) -> str:
+    return f"it lies between {low:g} and {high:g} {what.unit}" if high < math.inf else f"it is at least {low:g} {what.unit}"
 
 
 def quantity(text: str, what: Definition, where: str) -> float:

@@ -49,11 +49,11 @@ LEVEL = {
 
 @dataclass(frozen=True)
 class Point:
-    """One row. context: prompt tokens, None: not known; load: `1`, `4` at once, or `0.5 req/s`; metrics: by column."""
+    """One row. context: prompt tokens; load: `1`, `4` at once, or `0.5 req/s`; metrics: by column."""
 
     variant: str
     source: str
-    context: int | None
+    context: int
     load: str
     metrics: dict[str, Metric | None]
 
@@ -68,31 +68,31 @@ CAPTION = (
 
 
 def view(
-    results: dict[str, Any], served: dict[str, Any], faults: dict[str, str], prompt_tokens: int, confidence: float, show: Show
+    results: dict[str, Any], served: dict[str, Any], faults: dict[str, str], prompts: tuple[int, int], confidence: float, show: Show
 ) -> dict[str, Any]:
     """What the pages show: rows as text, the caption, and what there is to say of servers; and the points themselves."""
-    found = points(results, served, prompt_tokens)
+    found = points(results, served, prompts)
     caption = f"Brackets are {100 * confidence:g} % intervals. {CAPTION}"
     told = {"rows": texts(found, show), "caption": caption, "unknown": unknown(results), "servers": servers(served, faults, show)}
     return {"points": found, **told}
 
 
-def points(results: dict[str, Any], served: dict[str, Any], prompt_tokens: int) -> list[Point]:
+def points(results: dict[str, Any], served: dict[str, Any], prompts: tuple[int, int]) -> list[Point]:
     """Every row there are figures for, variant by variant. results: metrics/<variant>.json; served: serving/<variant>.json of
-    those that were; prompt_tokens: of a request in process, where its metric does not say."""
+    those that were; prompts: tokens of a prompt in process where its metric does not say, of one request and of a batch."""
     found = []
     for name, result in results.items():
-        found += _in_process(name, result["metrics"], prompt_tokens)
+        found += _in_process(name, result["metrics"], prompts)
         found += _served(name, result["metrics"], served[name]) if name in served else []
     return found
 
 
-def _in_process(name: str, m: Metrics, prompt_tokens: int) -> list[Point]:
+def _in_process(name: str, m: Metrics, prompts: tuple[int, int]) -> list[Point]:
     rows = []
     for part, known in _parts(m).items():
         if not known:
             continue
-        context, batch = _place(part, prompt_tokens)
+        context, batch = _place(part, prompts)
         tail = f"/{part}" if part else ""
         own = {column: m.get(f"{of}{tail}") if of else None for column, (of, _) in FROM.items()}
         rows.append(Point(name, IN_PROCESS, context, str(batch), {k: m.get(k) for k in OWN} | own))
@@ -114,10 +114,10 @@ def _sizes(part: str) -> dict[str, int]:
     return {kind: int(said.get(kind, 0)) for kind in ("context", "batch")}
 
 
-def _place(part: str, prompt_tokens: int) -> tuple[int | None, int]:
-    """(context, batch) of a metric's part. A sweep over batches has prompts of its own, whose length its name does not say."""
+def _place(part: str, prompts: tuple[int, int]) -> tuple[int, int]:
+    """(context, batch) of a metric's part. A sweep over batches has prompts of its own."""
     said = _sizes(part)
-    return said["context"] or (None if said["batch"] else prompt_tokens), said["batch"] or 1
+    return said["context"] or prompts[bool(said["batch"])], said["batch"] or 1
 
 
 def unknown(results: dict[str, Any]) -> list[str]:
@@ -155,7 +155,7 @@ def texts(rows: list[Point], show: Show) -> list[dict[str, str]]:
     for row in rows:
         m = row.metrics
         found.append({
-            "variant": row.variant, "measured": row.source, "context": str(row.context or "–"), "at once": row.load,
+            "variant": row.variant, "measured": row.source, "context": str(row.context), "at once": row.load,
             "bits/weight": show(m["bits_per_weight"]), "TTFT (ms)": show(m["ttft_ms"]), "TTFT p99 (ms)": show(m["ttft_p99_ms"]),
             "TPOT (ms)": show(m["tpot_ms"]), "decode tok/s": show(m["decode_tok_s"]),
             "throughput tok/s": show(m["throughput_tok_s"]), "memory (MB)": show(m["memory_bytes"], scale=1e-6),

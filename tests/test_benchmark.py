@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,14 +61,25 @@ def test_phases_of_a_request_lie_within_it(two: tuple[worker.Worker, worker.Work
     assert row["cache_tokens"] == 8 + 6 - 1 and row["cache_bytes"] == row["cache_tokens"] * row["kv_bytes_per_token"]
 
 
-def test_rounds_are_added_once_where_the_first_ones_leave_the_bound_open(two: tuple[worker.Worker, worker.Worker]) -> None:
+@pytest.mark.parametrize("is_open, last", [(True, 4), (False, 2)])
+def test_rounds_are_added_once_where_the_first_ones_leave_the_bound_open(
+    two: tuple[worker.Worker, worker.Worker], is_open: bool, last: int
+) -> None:
+    class Told(Looks):
+        def unsettled(self, rows: Sequence[dict[str, Any]], confidence: float) -> bool:
+            assert [r["round"] for r in rows if not r["warmup"]] == [0, 0, 1, 1, 2, 2]
+            return is_open
+
     setup = SETUP.model_copy(update={"rounds": 3, "max_rounds": 5})
-    rows, told = benchmark.in_rounds(*two, setup, ASKED, Looks(2, (1.0,)), 0.999999)
-    assert told["taken"] == 2 and [r["round"] for r in rows if not r["warmup"]] == [k for k in range(5) for _ in "ab"]
-    assert len(rows) == 12, "there are no second warm-ups"
-    rows, told = benchmark.in_rounds(*two, setup, ASKED, Looks(2, (1e9,)), 0.95)
-    assert told["taken"] == 1 and max(r["round"] or 0 for r in rows) == 2
-    assert benchmark.in_rounds(*two, setup, ASKED[:4], Looks(1, ()), 0.95)[1]["taken"] == 1
+    rows, told = benchmark.in_rounds(*two, setup, ASKED, Told(2, (1.0,)), 0.95)
+    assert told["taken"] == 1 + is_open and [r["round"] for r in rows[2:]] == [k for k in range(last + 1) for _ in "ab"]
+    assert sum(r["warmup"] for r in rows) == 2, "there are no second warm-ups"
+
+
+def test_one_planned_look_never_adds_rounds(two: tuple[worker.Worker, worker.Worker]) -> None:
+    setup = SETUP.model_copy(update={"rounds": 3, "max_rounds": 5})
+    rows, told = benchmark.in_rounds(*two, setup, ASKED[:4], Looks(1, (1.0,)), 0.95)
+    assert told["taken"] == 1 and len(rows) == 8
 
 
 def test_a_sweep_runs_on_a_real_engine(two: tuple[worker.Worker, worker.Worker]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gate_house import judge, vouch
 from pydantic import ValidationError
 
 from pipeline import artifacts, compare, engines, floor, gate, noise, params, reference, track
@@ -378,9 +379,8 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> params.Params:
 
 
 def judged(settings: params.Params) -> dict[str, Any]:
-    found = gate.gate(gate._results(settings), settings) | {"inputs": gate._inputs(settings)}
-    artifacts.write_json(artifacts.GATE, found)
-    return found
+    vouch(settings)
+    return judge(settings)
 
 
 def test_the_gate_counts_from_the_floor_and_records_it(house: params.Params) -> None:

@@ -8,11 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gate_house import judge as judged_stage
+from gate_house import lock, vouch
+from pydantic import ValidationError
 
-from pipeline import artifacts, gate, params
+from pipeline import artifacts, gate, ledger, locked, params
+from pipeline.definitions import DEFINITIONS
 from pipeline.errors import ParamsError
 from pipeline.params import Rule
-from pipeline.rules import bound_of, judge, worst
+from pipeline.rules import UNITS, bound_of, judge, worst
 from pipeline.stats import paired_difference
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -52,6 +56,23 @@ def test_worse_perplexity_fails_and_better_accuracy_passes() -> None:
     assert verdict({"metric": "acc_delta/all", "margin": "0 pp"}, metric(2.0, 0.5, 3.5)) == "PASS"
 
 
+def test_direction_belongs_to_the_metric_and_not_to_whoever_writes_the_rule() -> None:
+    """Every metric that can have a margin, against the reference and against the baseline: worse fails, better passes."""
+    for name, what in DEFINITIONS.items():
+        unit, factor = next(iter(UNITS[what.unit].items()))
+        for against in ("reference", "baseline"):
+            try:
+                bound = bound_of(Rule.model_validate({"metric": name, "margin": f"{0.01 / factor!r} {unit}", "against": against}))
+            except ParamsError:
+                continue
+            worse = 0.02 if what.better == "lower" else -0.02
+            neutral = 1.0 if against == "baseline" and what.unit == "ratio" else 0.0 if against == "baseline" else what.neutral
+            assert neutral is not None
+            found = {way: neutral + way * worse for way in (-1, 1)}
+            assert judge(bound, metric(found[1], found[1], found[1])).verdict == "FAIL", (name, against)
+            assert judge(bound, metric(found[-1], found[-1], found[-1])).verdict == "PASS", (name, against)
+
+
 @pytest.mark.parametrize(
     "found, reason",
     [
@@ -80,11 +101,56 @@ def test_nothing_missing_ever_passes(found: dict[str, Any] | None, reason: str) 
         ({"metric": "kld_maen", "margin": "1 nats"}, "did you mean 'kld_mean'"),
         ({"metric": "ppl", "margin": "1 ppl"}, "use limit"),
         ({"metric": "top1_agreement", "margin": "5 %"}, "pp"),
+        ({"metric": "acc_delta/all", "margin": "1000 pp"}, "nothing that could fail"),
+        ({"metric": "acc_delta/all", "margin": "100 pp"}, "nothing that could fail"),
+        ({"metric": "top1_agreement", "margin": "100 pp"}, "nothing that could fail"),
+        ({"metric": "acc/all", "limit": "0 pp"}, "nothing that could fail"),
+        ({"metric": "failure_rate", "limit": "100 pp"}, "nothing that could fail"),
+        ({"metric": "speed_ratio", "margin": "100 %"}, "nothing that could fail"),
+        ({"metric": "p_mcnemar", "limit": "0 p"}, "nothing that could fail"),
+        ({"metric": "kld_mean", "margin": "50 nats"}, "protects nothing; the widest margin is 2 nats"),
+        ({"metric": "ppl_ratio", "margin": "900 %"}, "protects nothing; the widest margin is 100 %"),
+        ({"metric": "top1_agreement", "gain": "1 pp"}, "nothing that could be met"),
+        ({"metric": "kld_mean", "gain": "1 nats"}, "nothing that could be met"),
+        ({"metric": "acc_delta/all", "gain": "101 pp"}, "nothing that could be met"),
+        ({"metric": "top1_agreement", "margin": "100 pp", "against": "baseline"}, "nothing that could fail"),
+        ({"metric": "p_mcnemar", "margin": "0.1 p", "against": "baseline"}, "no value that means"),
     ],
 )
 def test_a_rule_that_could_be_read_wrongly_is_refused(rule: dict[str, Any], reason: str) -> None:
     with pytest.raises(ParamsError, match=reason):
         bound_of(Rule(**rule))
+
+
+@pytest.mark.parametrize("bound", [math.nan, math.inf, 1, 0.02, True, None, "", ".nan", "0.02"])
+def test_a_bound_that_is_no_quantity_is_refused(bound: Any) -> None:
+    with pytest.raises((ValidationError, ParamsError)):
+        bound_of(Rule.model_validate({"metric": "kld_mean", "margin": bound}))
+
+
+@pytest.mark.parametrize("more", [{"limit": "1 nats"}, {"margin": "1 nats", "above": "floor"}])
+def test_against_the_baseline_there_is_no_limit_and_no_floor(more: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match="against: baseline goes with a margin or a gain"):
+        Rule.model_validate({"metric": "kld_mean", "against": "baseline"} | more)
+
+
+def test_no_metric_has_a_bound_that_everything_it_can_be_would_meet() -> None:
+    """The kind, over all definitions: the widest bound that is let through can still be failed, the strictest met."""
+    for name, what in DEFINITIONS.items():
+        low, high = {"pp": (-100.0, 100.0), "fraction": (0.0, 1.0), "p": (0.0, 1.0)}.get(what.unit, (0.0, math.inf))
+        low = -1.0 if name == "delta_p_mean" else low
+        unit, factor = next(iter(UNITS[what.unit].items()))
+        for kind in ("margin", "gain", "limit"):
+            for amount in (0, 1e-9, 0.5, 1, 50, 99, 100, 1000, 1e12):
+                try:
+                    bound = bound_of(Rule.model_validate({"metric": name, kind: f"{amount / factor!r} {unit}"}))
+                except ParamsError:
+                    continue
+                if what.better == "lower":
+                    past, met = bound.threshold < high, bound.threshold >= low
+                else:
+                    past, met = bound.threshold > low, bound.threshold <= high
+                assert past and met, (name, kind, amount, bound)
 
 
 def test_of_no_verdicts_nothing_passes() -> None:
@@ -118,10 +184,8 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> params.Params:
 
 
 def judged(settings: params.Params) -> dict[str, Any]:
-    results = {n: artifacts.read_json(artifacts.metrics(n)) for n in settings.variants if artifacts.metrics(n).exists()}
-    found = gate.gate(results, settings) | {"inputs": gate._inputs(settings)}
-    artifacts.write_json(artifacts.GATE, found)
-    return found
+    vouch(settings)
+    return judged_stage(settings)
 
 
 def change(variant: str, **fields: Any) -> None:
@@ -195,6 +259,21 @@ def test_a_variant_without_results_fails(house: params.Params) -> None:
     assert judged(house)["verdict"] == "FAIL"
 
 
+def test_empty_results_fail_by_each_rule_s_own_reason(house: params.Params) -> None:
+    change("int8", metrics={})
+    found = judged(house)["variants"]["int8"]
+    assert found["verdict"] == "FAIL" and {r["verdict"] for r in found["rules"]} == {"FAIL"}
+    assert all(f"{r['metric']} is missing from the results" == r["reason"] for r in found["rules"])
+
+
+def test_without_any_results_nothing_passes(house: params.Params) -> None:
+    for name in house.variants:
+        artifacts.metrics(name).unlink()
+    found = judged(house)
+    assert found["verdict"] == "FAIL" and {v["verdict"] for v in found["variants"].values()} == {"FAIL"}
+    assert gate.enforce(house) == 2
+
+
 def test_results_made_for_other_options_fail(house: params.Params) -> None:
     change("int8", asked={"scheme": "int8-dynamic"})
     assert "made for other params" in judged(house)["variants"]["int8"]["reason"]
@@ -226,6 +305,44 @@ def test_an_edited_verdict_is_exit_2(house: params.Params) -> None:
     found["verdict"] = found["variants"]["int8"]["verdict"] = "PASS"
     artifacts.write_json(artifacts.GATE, found)
     assert gate._enforce_or_stale() == 2
+
+
+def test_metrics_edited_by_hand_and_judged_anew_are_exit_2(house: params.Params, capsys: pytest.CaptureFixture[str]) -> None:
+    """gate.json agrees with them, so that only the lock tells that no stage wrote them."""
+    change("int8", metrics=GOOD | {"kld_mean": metric(0.3, 0.2, 0.4)})
+    assert judged(house)["verdict"] == "FAIL"
+    change("int8", metrics=GOOD)
+    assert judged_stage(house)["verdict"] == "PASS"
+    assert gate.enforce(house) == 2 and "int8.json (not what dvc.lock says" in capsys.readouterr().err
+    lock(house)
+    assert gate.enforce(house) == 0
+
+
+@pytest.mark.parametrize("how, word", [("gone", "nothing says"), ("no entry", "no stage in dvc.lock"), ("damaged", "is damaged")])
+def test_without_a_lock_that_vouches_for_the_results_nothing_passes(
+    house: params.Params, how: str, word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    judged(house)
+    if how == "gone":
+        locked.LOCK.unlink()
+    else:
+        artifacts.write_text(locked.LOCK, "stages: {}" if how == "no entry" else "stages: [")
+    assert gate._enforce_or_stale() == 2 and word in capsys.readouterr().err
+
+
+def test_an_edited_floor_is_exit_2(house: params.Params) -> None:
+    artifacts.write_json(artifacts.FLOOR, {"metrics": {}})
+    judged(house)
+    assert gate.enforce(house) == 0
+    artifacts.write_json(artifacts.FLOOR, {"metrics": {"kld_floor": 9}})
+    assert gate.enforce(house) == 2
+
+
+def test_a_ledger_changed_after_the_verdict_is_exit_2(house: params.Params) -> None:
+    judged(house)
+    book = ledger.read()
+    ledger.write(book | {"rules": book["rules"][:-1]})
+    assert gate.enforce(house) == 2
 
 
 def test_damaged_metrics_and_faulty_params_are_exit_2_and_not_a_verdict(house: params.Params) -> None:

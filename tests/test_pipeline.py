@@ -61,6 +61,8 @@ def house(tmp_path_factory: pytest.TempPathFactory, server: Server) -> Path:
         shutil.copytree(ROOT / name, house / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("dvc.yaml", "params.yaml", "constraints.txt", ".gitignore", ".dvcignore"):
         shutil.copy(ROOT / name, house / name)
+    (house / "reports").mkdir()
+    shutil.copy(ROOT / "reports/ledger.yaml", house / "reports")
     make_model(house / "artifacts" / "source")
 
     def small(p: dict[str, Any]) -> None:
@@ -224,3 +226,19 @@ def test_a_project_without_servers_needs_no_section(house: Path) -> None:
         (house / "params.yaml").write_text(good, encoding="utf-8")
     assert "check" in stages_run(output) and not [s for s in stages_run(output) if "@" in s]
     assert ",server," not in (house / "reports/tradeoff_table.csv").read_text(encoding="utf-8")
+
+
+def test_a_merge_into_the_state_it_is_changes_nothing_and_an_edited_result_is_no_verdict(house: Path) -> None:
+    """With DVC's own lock and cache: the baseline's rows are found, and a result that no stage wrote is exit 2."""
+    run(house, "dvc", "repro")
+    run(house, "git", "add", "-A")
+    run(house, "git", "-c", "user.name=t", "-c", "user.email=t@localhost", "commit", "-qm", "results")
+    enforce = (sys.executable, "-m", "pipeline.gate", "--enforce", "--comment", "--baseline", "HEAD")
+    assert "unchanged" in run(house, *enforce, check=False) + (house / "artifacts/comment.md").read_text(encoding="utf-8")
+    path = house / "reports/metrics/int8.json"
+    good = path.read_text(encoding="utf-8")
+    path.write_text(good.replace('"n": ', '"n": 1'), encoding="utf-8")
+    run(house, sys.executable, "-m", "pipeline.gate")
+    told = run(house, *enforce, check=False)
+    path.write_text(good, encoding="utf-8")
+    assert "int8.json (not what dvc.lock says its stage wrote" in told

@@ -136,6 +136,20 @@ def test_every_kind_of_rows_is_kept_though_their_files_have_one_name(house: Hous
     assert [f.path for f in client.list_artifacts(run, "broke")] == ["broke/int8.json"]
 
 
+def test_a_variant_that_cannot_run_here_is_a_run_that_says_why(house: House) -> None:
+    settings, uri, client = house
+    result = artifacts.read_json(artifacts.metrics("nf4"))
+    result |= {"status": "unsupported", "reason": "no kernel", "metrics": {}, "machine": None}
+    artifacts.write_json(artifacts.metrics("nf4"), result)
+    verdict = artifacts.read_json(artifacts.GATE)
+    unknown = rule(0.0, "FAIL") | {"value": None, "low": None, "high": None, "n": None}
+    verdict["variants"]["nf4"] |= {"verdict": "UNSUPPORTED", "reason": "no kernel", "rules": [unknown]}
+    artifacts.write_json(artifacts.GATE, verdict)
+    run = client.get_run(track.track(settings, uri)[0]["runs"]["nf4"])
+    assert (run.data.params["status"], run.data.params["reason"]) == ("unsupported", "no kernel")
+    assert run.data.metrics == {} and run.data.tags["verdict"] == "UNSUPPORTED"
+
+
 def test_unknown_values_are_left_out_and_bounds_stand_beside(house: House) -> None:
     settings, uri, client = house
     found, _ = track.track(settings, uri)

@@ -56,22 +56,22 @@ RESULTS = {"bf16": {"metrics": METRICS}, "q8": {"metrics": METRICS}}
 
 
 def view(served: dict[str, Any], faults: dict[str, str] | None = None, results: dict[str, Any] = RESULTS) -> dict[str, Any]:
-    return tradeoff.view(results, served, faults or {}, 256, 0.95, show)
+    return tradeoff.view(results, served, faults or {}, (256, 64), 0.95, show)
 
 
-def row(source: str, context: int | None, load: str) -> Point:
-    found = tradeoff.points(RESULTS, {"q8": SERVED}, 256)
+def row(source: str, context: int, load: str) -> Point:
+    found = tradeoff.points(RESULTS, {"q8": SERVED}, (256, 64))
     (one,) = [p for p in found if (p.variant, p.source, p.context, p.load) == ("q8", source, context, load)]
     return one
 
 
 def test_every_part_of_a_speed_figure_is_a_row_and_nothing_else_is() -> None:
-    found = [(p.context, p.load) for p in tradeoff.points(RESULTS, {}, 256) if p.variant == "bf16"]
-    assert found == [(256, "1"), (None, "4"), (1024, "1")], "a batch's prompts are not those of the requests without part"
+    found = [(p.context, p.load) for p in tradeoff.points(RESULTS, {}, (256, 64)) if p.variant == "bf16"]
+    assert found == [(256, "1"), (64, "4"), (1024, "1")], "a batch's prompts are not those of the requests without part"
 
 
 def test_a_row_holds_what_was_measured_there_and_the_rest_is_not_known() -> None:
-    long, batch = row(IN_PROCESS, 1024, "1").metrics, row(IN_PROCESS, None, "4").metrics
+    long, batch = row(IN_PROCESS, 1024, "1").metrics, row(IN_PROCESS, 64, "4").metrics
     assert long["ttft_ms"] == METRICS["ttft_ms/context-1024"] and long["memory_bytes"] == METRICS["peak_memory_bytes/context-1024"]
     assert long["decode_tok_s"] is None and batch["ttft_ms"] is None and batch["decode_tok_s"] == METRICS["decode_tok_s/batch-4"]
     assert long["kld_mean"] == batch["kld_mean"] == METRICS["kld_mean"]
@@ -92,17 +92,17 @@ def test_each_level_of_a_server_is_a_row_of_its_own() -> None:
     assert served["ttft_ms"] == metric(900.0, 890.0, 910.0, 32) and served["memory_bytes"] == metric(3e8, n=1)
     assert served["decode_tok_s"] is None and served["throughput_tok_s"] == metric(90.0, 85.0, 95.0, 2)
     assert row(SERVER, 256, "0.5 req/s").metrics["ttft_p99_ms"] == metric(410.0)
-    assert not [p for p in tradeoff.points(RESULTS, {"q8": SERVED}, 256) if p.variant == "bf16" and p.source == SERVER]
+    assert not [p for p in tradeoff.points(RESULTS, {"q8": SERVED}, (256, 64)) if p.variant == "bf16" and p.source == SERVER]
 
 
 def test_a_context_and_a_batch_may_stand_in_one_part() -> None:
     metrics = {"decode_tok_s/context-1024-batch-4": metric(1.0), "decode_tok_s/context-1024/batch-8": metric(2.0)}
-    found = tradeoff.points({"a": {"metrics": metrics}}, {}, 256)
+    found = tradeoff.points({"a": {"metrics": metrics}}, {}, (256, 64))
     assert [(p.context, p.load) for p in found] == [(1024, "4"), (1024, "8")]
 
 
 def test_the_csv_has_every_bound_and_n_and_unknown_is_empty() -> None:
-    rows = list(csv.DictReader(io.StringIO(tradeoff.as_csv(tradeoff.points(RESULTS, {"q8": SERVED}, 256)))))
+    rows = list(csv.DictReader(io.StringIO(tradeoff.as_csv(tradeoff.points(RESULTS, {"q8": SERVED}, (256, 64))))))
     assert len(rows) == 3 + 3 + 3
     last = rows[-2]
     assert (last["variant"], last["measured"], last["context_tokens"], last["at_once"]) == ("q8", "server", "256", "4")

@@ -1,0 +1,91 @@
+"""What a merge request sees when one option makes int4 worse, on the rows of the last `make repro`.
+
+python tests/bench/merge.py [FOLDER_WITH_ARTIFACTS_AND_REPORTS]
+
+Two commits in a throw-away repository: on `main`, int4 is GPTQ in groups of 64; the change sets `quantizer: rtn`, plain
+rounding to as many bits in groups as large. Rows and metrics are those that were measured, under the name int4. Printed:
+the exit code of `python -m pipeline.gate --enforce --comment --baseline main` and the comment, with the rows of both commits
+in DVC's cache, and again without them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+from gate_house import finish, git, keep_ledger, lock  # type: ignore[import-not-found]  # noqa: E402
+
+from pipeline import artifacts, locked, params  # noqa: E402
+
+RULES = [
+    {"metric": "kld_mean", "margin": "0.6 nats"},
+    {"metric": "kld_mean", "margin": "0.02 nats", "against": "baseline"},
+    {"metric": "top1_agreement", "margin": "2 pp", "against": "baseline"},
+    {"metric": "ppl_ratio", "margin": "2 %", "against": "baseline"},
+    {"metric": "acc_delta/all", "margin": "2 pp", "against": "baseline"},
+]
+STATES = {"int4-gptq": "gptq", "int4-rtn": "rtn"}
+
+
+def take(source: Path, variant: str, name: str) -> list[Path]:
+    """A variant's rows and metrics from the source, under another name; rows go into DVC's cache, too."""
+    metrics = artifacts.read_json(source / artifacts.metrics(variant))
+    taken = []
+    for make in (artifacts.tokens, artifacts.answers):
+        make(name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source / make(variant), make(name))
+        md5 = locked.md5(make(name).read_bytes())
+        (locked.CACHE / md5[:2]).mkdir(parents=True, exist_ok=True)
+        shutil.copy(make(name), locked.CACHE / md5[:2] / md5[2:])
+        taken.append(make(name))
+    metrics["inputs"] = {str(f): artifacts.sha256_file(f) for f in taken}
+    artifacts.write_json(artifacts.metrics(name), metrics)
+    return taken
+
+
+def state(source: Path, variant: str) -> None:
+    """params and results in which int4 is made by that variant's quantizer, committed."""
+    data: dict[str, Any] = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
+    int4 = data["variants"][variant]
+    data["variants"] = {"bf16": data["variants"]["bf16"], "int4": int4}
+    data["gate"] = {"required": ["int4"], "rules": RULES}
+    Path("params.yaml").write_text(yaml.safe_dump(data, sort_keys=False), encoding="utf-8")
+    settings = params.load()
+    if not locked.LOCK.exists():
+        keep_ledger(settings)
+    rows = [*take(source, "bf16", "bf16"), *take(source, variant, "int4")]
+    lock(settings, *rows)
+    finish(settings, f"int4 by {int4['quantizer']}")
+
+
+def show(title: str) -> None:
+    command = [sys.executable, "-m", "pipeline.gate", "--enforce", "--comment", "--baseline", "main"]
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    print(f"===== {title}: exit {done.returncode}\n{done.stderr}{(artifacts.ARTIFACTS / 'comment.md').read_text(encoding='utf-8')}")
+
+
+def main(source: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="quantgate-merge-") as folder:
+        os.chdir(folder)
+        Path(".gitignore").write_text("/artifacts/\n/.dvc/cache/\n")
+        git("init", "--quiet", "--initial-branch", "main")
+        for variant in STATES:
+            state(source, variant)
+            git("checkout", "--quiet", "-B", "change")
+        show("rows of both commits")
+        shutil.rmtree(locked.CACHE)
+        show("without the baseline's rows")
+        os.chdir(ROOT)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else ROOT).resolve())

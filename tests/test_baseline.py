@@ -1,0 +1,407 @@
+"""A merge is judged against the commit it goes into: paired where its rows can be had, and never passed where it is missing."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from gate_house import EACH, ITEMS, answer_rows, commit, finish, git, judge, keep_ledger, lock, make, rows_of, token_rows
+
+from pipeline import against, artifacts, baseline, comment, gate, locked, params
+from pipeline.errors import ArtifactError
+from pipeline.figures import Builder
+from pipeline.params import Compare, Rule
+from pipeline.rules import bound_of
+from pipeline.rules import judge as judge_metric
+from pipeline.stats import paired_difference
+
+ROOT = Path(__file__).resolve().parent.parent
+RULES = [
+    {"metric": "kld_mean", "margin": "0.6 nats"},
+    {"metric": "kld_mean", "margin": "0.05 nats", "against": "baseline"},
+    {"metric": "acc_delta/all", "margin": "5 pp", "against": "baseline"},
+    {"metric": "ppl_ratio", "margin": "20 %", "against": "baseline", "required": False},
+]
+INT4 = {"quantizer": "rtn", "engine": "hf", "options": {"bits": 4, "group_size": 64}}
+
+
+def edit(change: Any) -> params.Params:
+    data = yaml.safe_load(Path("params.yaml").read_text(encoding="utf-8"))
+    change(data)
+    Path("params.yaml").write_text(yaml.safe_dump(data, sort_keys=False), encoding="utf-8")
+    return params.load()
+
+
+@pytest.fixture
+def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> params.Params:
+    """A repository whose branch `main` has an int4 of 0.25 nats; a branch `change` starts from there."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(baseline.VARIABLE, raising=False)
+    shutil.copy(ROOT / "params.yaml", "params.yaml")
+    Path(".gitignore").write_text("/artifacts/\n/.dvc/cache/\n")
+
+    def small(p: dict[str, Any]) -> None:
+        p["variants"] = {"bf16": p["variants"]["bf16"], "int4": copy.deepcopy(INT4)}
+        p["serving"] = {"variants": {}}
+        p["gate"] = {"required": ["int4"], "rules": RULES}
+        p["compare"]["resamples"] = 200
+
+    settings = edit(small)
+    keep_ledger(settings)
+    make(settings, "bf16", 0.0, 20)
+    make(settings, "int4", 0.25, 40)
+    git("init", "--quiet", "--initial-branch", "main")
+    finish(settings, "int4 in groups of 64")
+    git("checkout", "--quiet", "-b", "change")
+    return settings
+
+
+def coarser(loss: float = 0.5, wrong: int = 60, **sizes: int) -> params.Params:
+    """The change: one option of int4, and the results that it gives."""
+    settings = edit(lambda p: p["variants"]["int4"]["options"].update(group_size=-1))
+    make(settings, "int4", loss, wrong, **sizes)
+    finish(settings, "int4 in whole rows")
+    return settings
+
+
+def merged(settings: params.Params, rev: str | None = "main") -> dict[str, Any]:
+    return gate.for_merge(settings, rev)[0]["variants"]["int4"]
+
+
+def rule(v: dict[str, Any], metric: str, against: str = "baseline") -> dict[str, Any]:
+    found: dict[str, Any] = next(r for r in v["rules"] if (r["metric"], r["against"]) == (metric, against))
+    return found
+
+
+# --- the demonstration: one option makes int4 worse -----------------------------------------------------------------
+
+
+def test_an_int4_made_worse_by_one_option_fails_against_the_baseline_with_the_reason(house: params.Params) -> None:
+    settings = coarser()
+    v = merged(settings)
+    kld = rule(v, "kld_mean")
+    truth = np.mean(token_rows(0.5)["kld"]) - np.mean(token_rows(0.25)["kld"])
+    assert v["verdict"] == "FAIL" and kld["verdict"] == "FAIL" and kld["value"] == pytest.approx(truth)
+    assert "kld_mean: the whole interval is past the bound: at most 0.05 (margin 0.05 nats against the baseline)" in v["reason"]
+    assert rule(v, "kld_mean", "reference")["verdict"] == "PASS"  # by itself it is good enough: only the merge makes it worse
+    assert gate.enforce(settings, "main") == 1
+
+
+def test_the_comment_says_the_verdict_the_three_differences_and_folds_the_rest(house: params.Params) -> None:
+    settings = coarser()
+    assert gate.enforce(settings, "main", write=True) == 1
+    lines = comment.FILE.read_text(encoding="utf-8").split("\n")
+    assert (
+        lines[0] == comment.MARK
+        and lines[1].startswith("### quantgate: FAIL against `main` (")
+        and lines[3].startswith("- **int4**: FAIL")
+    )
+    deltas = [line for line in lines[5:10] if line.startswith("- **int4** ")]
+    assert "Brackets: 95 % intervals; arrows: from the baseline to this change." in lines
+    assert len(deltas) == comment.DELTAS and deltas[0].startswith("- **int4** kld_mean: 0.2")
+    assert "nats, +0.2" in deltas[0] and "(paired by token, n = 1000): FAIL, margin 0.05 nats against the baseline" in deltas[0]
+    fold = lines.index("</details>")
+    assert any(line.startswith("| variant |") for line in lines[10:fold]) and lines[fold + 1 :] == [""]
+
+
+def test_a_change_that_leaves_int4_as_it_is_passes(house: params.Params) -> None:
+    settings = edit(lambda p: p["track"].update(experiment="another"))
+    lock(settings, *rows_of(settings))
+    judge(settings)
+    v = merged(settings)
+    assert v["verdict"] == "PASS" and rule(v, "kld_mean")["low"] == rule(v, "kld_mean")["high"] == 0
+    assert rule(v, "ppl_ratio")["value"] == 1 and gate.enforce(settings, "main") == 0
+
+
+def test_a_better_int4_passes(house: params.Params) -> None:
+    v = merged(coarser(0.1, 30))
+    assert v["verdict"] == "PASS" and rule(v, "kld_mean")["high"] < 0 and rule(v, "acc_delta/all")["value"] > 0
+
+
+# --- pairing -----------------------------------------------------------------------------------------------------
+
+
+def test_paired_differences_are_those_of_the_closed_forms_and_narrower_than_unpaired_ones(house: params.Params) -> None:
+    v = merged(coarser(0.3, 60))
+    acc = rule(v, "acc_delta/all")
+    newcombe = paired_difference(ITEMS - 60, 20, 0, 40, confidence=0.95)  # 40 wrong before, the same and 20 more now
+    assert (acc["value"], acc["low"], acc["high"]) == pytest.approx(
+        [100 * x for x in (newcombe.value, newcombe.low, newcombe.high)]
+    )
+    kld, alone = rule(v, "kld_mean"), rule(v, "kld_mean", "reference")
+    assert kld["high"] - kld["low"] < 0.5 * (alone["high"] - alone["low"])
+    ratio = rule(v, "ppl_ratio")
+    loss = np.array(token_rows(0.25)["logp"]) - np.array(token_rows(0.3)["logp"])
+    assert ratio["value"] == pytest.approx(np.exp(loss.mean()))
+
+
+@pytest.mark.parametrize("where", ["cache", "dvc get"])
+def test_without_the_baselines_rows_the_summaries_do_and_say_that_pairing_was_lost(
+    house: params.Params, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paired = rule(merged(coarser()), "kld_mean")
+    shutil.rmtree(locked.CACHE)
+    if where == "dvc get":
+        monkeypatch.setattr(locked.sys, "executable", "/nowhere/python")
+        monkeypatch.setenv("PATH", str(Path(shutil.which("git") or "").parent))
+    verdict, beside = gate.for_merge(params.load(), "main")
+    assert beside is not None
+    found = rule(verdict["variants"]["int4"], "kld_mean")
+    assert found["value"] == pytest.approx(paired["value"]) and found["high"] - found["low"] > paired["high"] - paired["low"]
+    assert "pairing was lost: artifacts/tokens/int4.parquet" in found["reason"] and found["verdict"] == "FAIL"
+    assert beside["variants"]["int4"]["figures"]["kld_mean"]["how"] == "unpaired"
+
+
+def test_cached_rows_that_are_not_those_of_the_metrics_are_not_used(house: params.Params) -> None:
+    settings = coarser()
+    then = baseline.read("main").lock["artifacts/tokens/int4.parquet"]
+    shutil.copy(artifacts.tokens("int4"), locked.CACHE / then[:2] / then[2:])
+    assert "is not what the metrics were made from" in rule(merged(settings), "kld_mean")["reason"]
+
+
+def test_only_what_was_asked_both_times_is_paired_and_the_rest_is_counted(house: params.Params) -> None:
+    settings = coarser(0.5, 60, documents=50, items=ITEMS + 100)
+    verdict, beside = gate.for_merge(settings, "main")
+    assert beside is not None
+    figures = beside["variants"]["int4"]["figures"]
+    assert figures["kld_mean"]["n"] == 1000 and "250 tokens of this run have no baseline" in figures["kld_mean"]["warnings"]
+    assert (
+        figures["acc_delta/all"]["n"] == ITEMS and "100 items of this run have no baseline" in figures["acc_delta/all"]["warnings"]
+    )
+    assert "250 tokens of this run" in rule(verdict["variants"]["int4"], "kld_mean")["reason"]
+
+
+def builder() -> Builder:
+    return Builder(Compare(), 1)
+
+
+def test_pairing_is_by_token_and_item_and_not_by_order() -> None:
+    now, then = token_rows(0.5), token_rows(0.25)
+    turned = {k: list(reversed(v)) for k, v in then.items()}
+    assert against.tokens_paired(builder(), "kld_mean", now, turned) == against.tokens_paired(builder(), "kld_mean", now, then)
+    answers = against.items_paired(builder(), answer_rows(60), list(reversed(answer_rows(40))))
+    assert answers == against.items_paired(builder(), answer_rows(60), answer_rows(40))
+    assert answers["acc/all"]["value"] == pytest.approx(-20 / ITEMS) and answers["acc/all"]["unit"] == "fraction"
+
+
+@pytest.mark.parametrize("part", ["code", "trajectory", "position:1-31", "position:32-127", "class:digits"])
+def test_a_part_of_the_tokens_is_paired_over_that_part(part: str) -> None:
+    now, then = token_rows(0.5), token_rows(0.25)
+    for rows in (now, then):
+        rows["set"] = ["code" if k % 3 else "trajectory" for k in range(1000)]
+        rows["position"] = [40 if k % 5 == 0 else k % EACH + 1 for k in range(1000)]
+        rows["token_class"] = ["digits" if k % 7 == 0 else "words" for k in range(1000)]
+        rows["window"] = [str(k) for k in range(1000)]
+    kind, _, name = part.rpartition(":")
+    own = {
+        "": [s == name for s in now["set"]],
+        "class": [c == name for c in now["token_class"]],
+        "position": [(p >= 32) == (name == "32-127") for p in now["position"]],
+    }[kind]
+    found = against.tokens_paired(builder(), f"kld_mean/{part}", now, then)
+    change = (np.array(now["kld"]) - np.array(then["kld"]))[own]
+    assert found is not None and found["n"] == sum(own) and found["value"] == pytest.approx(change.mean())
+
+
+def test_rows_without_a_token_or_item_in_common_give_no_pair() -> None:
+    other = token_rows(0.25) | {"window": ["elsewhere"] * 1000, "position": list(range(1000))}
+    assert against.tokens_paired(builder(), "kld_mean", token_rows(0.5), other) is None
+    renamed = [row | {"prompt_hash": "asked otherwise"} for row in answer_rows(40)]
+    assert against.items_paired(builder(), answer_rows(60), renamed) == {}
+
+
+def test_a_token_that_stands_twice_is_refused() -> None:
+    twice = {k: v + v[:1] for k, v in token_rows(0.25).items()}
+    for now, then in ((twice, token_rows(0.5)), (token_rows(0.5), twice)):
+        with pytest.raises(ArtifactError, match="stands twice"):
+            against.tokens_paired(builder(), "kld_mean", now, then)
+
+
+# --- without rows ------------------------------------------------------------------------------------------------
+
+
+def figure(value: float | None, low: float | None, high: float | None, **more: Any) -> dict[str, Any]:
+    return {"value": value, "low": low, "high": high, "n": 50, "confidence": 0.95, "warnings": []} | more
+
+
+def test_unpaired_limits_add_by_their_squares() -> None:
+    found = against.unpaired("ttft_ms", figure(110, 107, 114), figure(100, 96, 103), "", same_machine=True)
+    assert (found["value"], found["low"], found["high"]) == (
+        10,
+        pytest.approx(10 - np.hypot(3, 3)),
+        pytest.approx(10 + np.hypot(4, 4)),
+    )
+    ratio = against.unpaired("speed_ratio", figure(2, 1.8, 2.2), figure(1, 0.9, 1.1), "", same_machine=True)
+    assert ratio["value"] == pytest.approx(2) and ratio["low"] < 1.8 < 2.2 < ratio["high"]
+
+
+def test_perplexity_from_10_to_12_fails_and_accuracy_from_89_to_91_percent_passes() -> None:
+    for name, margin, now, then, verdict in (
+        ("ppl", "1 ppl", figure(12, 11.9, 12.1), figure(10, 9.9, 10.1), "FAIL"),
+        ("acc/all", "1 pp", figure(0.91, 0.905, 0.915), figure(0.89, 0.885, 0.895), "PASS"),
+    ):
+        change = against.unpaired(name, now, then, "", same_machine=True)
+        bound = bound_of(Rule.model_validate({"metric": name, "margin": margin, "against": "baseline"}))
+        assert judge_metric(bound, change).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    "name, now, then, same, reason",
+    [
+        ("ttft_ms", figure(1, 1, 1), figure(1, 1, 1), False, "another machine"),
+        ("speed_ratio", figure(1, 0.9, 1.1), figure(1, 0.9, 1.1), False, "another machine"),
+        ("kld_mean", figure(1, 0, 2), figure(1, 0, 2, confidence=0.9), True, "0.95 and 0.9 confidence"),
+        ("kld_max", figure(1, None, None), figure(1, None, None), True, "no interval"),
+        ("ppl_ratio", figure(1, 0, 2), figure(1, 1, 1), True, "down to zero"),
+    ],
+)  # fmt: skip
+def test_figures_that_cannot_be_compared_have_no_interval(name: str, now: Any, then: Any, same: bool, reason: str) -> None:
+    found = against.unpaired(name, now, then, "", same_machine=same)
+    assert found["low"] is None and reason in found["warnings"][0]
+
+
+# --- fail closed -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rev", ["nowhere", "--help", "", "HEAD~9", "main:params.yaml"])
+def test_a_baseline_that_is_no_commit_is_exit_2(house: params.Params, rev: str, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = coarser(0.1, 30)
+    assert gate.enforce(settings, rev) == 2 and "no baseline" in capsys.readouterr().err
+
+
+def test_rules_against_a_baseline_that_nobody_names_never_pass(house: params.Params, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = coarser(0.1, 30)
+    found = artifacts.read_json(artifacts.GATE)
+    assert found["verdict"] == "INCONCLUSIVE" and "--enforce --baseline REV" in found["variants"]["int4"]["reason"]
+    lax = edit(lambda p: p["gate"].update(inconclusive="passes"))
+    keep_ledger(lax)
+    judge(lax)
+    assert gate.enforce(lax) == 2
+    monkeypatch.setenv(baseline.VARIABLE, "main")
+    assert baseline.wanted(None, settings) == "main" and baseline.wanted("HEAD", settings) == "HEAD"
+    named = edit(lambda p: p["gate"].update(baseline="trunk"))
+    assert baseline.wanted(None, named) == "main"
+    monkeypatch.delenv(baseline.VARIABLE)
+    assert baseline.wanted(None, named) == "trunk"
+
+
+@pytest.mark.parametrize(
+    "damage, reason",
+    [
+        (lambda: Path("dvc.lock").unlink(), "has no dvc.lock"),
+        (lambda: Path("dvc.lock").write_text("stages: ["), "dvc.lock of"),
+        (lambda: artifacts.metrics("int4").write_text("{}"), "is not what its dvc.lock says"),
+        (lambda: [artifacts.metrics(n).unlink() for n in ("bf16", "int4")], "holds no reports/metrics"),
+        (lambda: Path("params.yaml").write_text("seed: 1"), "names no variants"),
+    ],
+)
+def test_a_baseline_without_results_of_its_own_pipeline_is_exit_2(
+    house: params.Params, damage: Any, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damage()
+    broken = commit("a baseline to be refused")
+    git("checkout", "--quiet", "main")
+    assert gate.enforce(params.load(), broken) == 2 and reason in capsys.readouterr().err
+
+
+def rewrite(variant: str, **fields: Any) -> params.Params:
+    """Results of this run changed as if another pipeline had given them."""
+    settings = params.load()
+    path = artifacts.metrics(variant)
+    artifacts.write_json(path, artifacts.read_json(path) | fields)
+    finish(settings, "other results")
+    return settings
+
+
+def test_a_baseline_of_another_base_model_is_exit_2(house: params.Params, capsys: pytest.CaptureFixture[str]) -> None:
+    assert gate.enforce(rewrite("bf16", base="another"), "main") == 2 and "another base model" in capsys.readouterr().err
+
+
+def test_a_metric_that_the_baseline_has_and_this_run_lacks_fails_and_a_new_one_has_no_baseline(house: params.Params) -> None:
+    coarser(0.1, 30)
+    metrics = artifacts.read_json(artifacts.metrics("int4"))["metrics"]
+    fewer = {k: m for k, m in metrics.items() if k not in ("jsd_mean", "recovery/facts")} | {"kld_mean/code": metrics["kld_mean"]}
+    settings = rewrite("int4", metrics=fewer)
+    v = merged(settings)
+    assert v["verdict"] == "FAIL" and v["reason"] == "lost since the baseline, which has them: jsd_mean, recovery/facts"
+    assert gate.enforce(settings, "main", write=True) == 1
+    assert "- int4: no baseline for kld_mean/code" in comment.FILE.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("gone", [None, {"value": None, "low": None, "high": None, "n": 0, "warnings": []}])
+def test_a_ruled_metric_that_was_lost_fails_its_rule(house: params.Params, gone: Any) -> None:
+    coarser(0.1, 30)
+    metrics = artifacts.read_json(artifacts.metrics("int4"))["metrics"] | {"acc_delta/all": gone}
+    settings = rewrite("int4", metrics={k: m for k, m in metrics.items() if m is not None})
+    assert rule(merged(settings), "acc_delta/all")["verdict"] == "FAIL" and merged(settings)["verdict"] == "FAIL"
+
+
+def test_an_unknown_figure_with_its_reason_is_not_lost(house: params.Params) -> None:
+    coarser(0.1, 30)
+    metrics = artifacts.read_json(artifacts.metrics("int4"))["metrics"]
+    metrics["p_mcnemar/all"] |= {"value": None, "warnings": ["no item changed: there is nothing to test"]}
+    assert merged(rewrite("int4", metrics=metrics))["verdict"] == "PASS"
+
+
+def test_a_variant_that_the_baseline_has_not_is_listed_and_never_passes_a_rule_against_it(house: params.Params) -> None:
+    settings = edit(lambda p: p["variants"].update({"int3": INT4 | {"options": {"bits": 3, "group_size": 64}}}))
+    make(settings, "int3", 0.1, 30)
+    finish(settings, "int3")
+    verdict, beside = gate.for_merge(settings, "main")
+    assert verdict["variants"]["int3"]["verdict"] == "INCONCLUSIVE" and verdict["variants"]["int4"]["verdict"] == "PASS"
+    assert "no baseline: kld_mean is new" in verdict["variants"]["int3"]["reason"]
+    assert "- int3: no baseline (a new variant)" in comment.render(verdict, gate._results(settings), beside)
+
+
+def test_a_variant_that_the_baseline_had_taken_out_before_is_no_baseline(house: params.Params) -> None:
+    """Its file was left behind on main; params of main no longer name it."""
+    settings = edit(lambda p: p["variants"].update({"old": INT4}))
+    make(settings, "old", 0.1, 30)
+    finish(settings, "with old")
+    edit(lambda p: p["variants"].pop("old"))
+    then = commit("without old, its file left behind")
+    assert artifacts.metrics("old").exists() and "old" not in baseline.read(then).results
+
+
+def test_a_margin_as_wide_as_the_baselines_whole_value_fails(house: params.Params) -> None:
+    settings = edit(lambda p: p["gate"].update(rules=[{"metric": "ppl", "margin": "1000 ppl", "against": "baseline"}]))
+    keep_ledger(settings)
+    lock(settings, *rows_of(settings))
+    judge(settings)
+    v = merged(settings)
+    assert v["verdict"] == "FAIL" and "so it protects nothing" in v["reason"]
+
+
+def test_what_counts_from_a_reference_that_was_built_anew_is_not_judged(house: params.Params) -> None:
+    """A reference made worse brings every variant nearer to it; answers do not count from it."""
+    coarser(0.1, 30)
+    v = merged(rewrite("bf16", model="built anew"))
+    kld, acc = rule(v, "kld_mean"), rule(v, "acc_delta/all")
+    assert kld["verdict"] == "INCONCLUSIVE" and "the reference is built in another way than at main" in kld["reason"]
+    assert acc["verdict"] == "PASS" and v["verdict"] == "INCONCLUSIVE"
+
+
+def test_a_baseline_measured_against_another_reference_is_exit_2(house: params.Params, capsys: pytest.CaptureFixture[str]) -> None:
+    rewrite("int4", reference="fp16")
+    git("checkout", "--quiet", "-b", "next")
+    settings = rewrite("int4", reference="bf16")
+    assert gate.enforce(settings, "change") == 2 and "against another reference than bf16" in capsys.readouterr().err
+
+
+def test_rules_against_reference_and_baseline_are_one_family(house: params.Params) -> None:
+    v = merged(coarser())
+    assert v["family"]["rules"] == 3  # the advisory rule is not one
+
+
+def test_a_margin_loosened_since_the_baseline_fails_the_merge(house: params.Params) -> None:
+    coarser()
+    settings = edit(lambda p: p["gate"]["rules"][1].update(margin="0.4 nats"))
+    keep_ledger(settings)  # rewritten along with it
+    finish(settings, "and now it passes")
+    found = gate.for_merge(settings, "main")[0]
+    assert found["verdict"] == "FAIL" and "since the baseline, kld_mean: margin 0.4 nats" in found["ledger"][0]

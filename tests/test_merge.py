@@ -1,0 +1,198 @@
+# ruff: noqa: F811 (`house` is a fixture)
+"""Merges: the comment as people see it, posted once and edited; a recipe and a hook that exit by the verdict."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from gate_house import commit, git, keep_ledger
+from test_baseline import coarser, edit, house  # noqa: F401
+
+from pipeline import artifacts, comment, gate, params
+
+ROOT = Path(__file__).resolve().parent.parent
+WORKFLOW = ROOT / ".github/workflows/gate.yml"
+STEPS: list[dict[str, Any]] = yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))["jobs"]["gate"]["steps"]
+
+
+def tools(folder: Path, **scripts: str) -> dict[str, str]:
+    """An environment in which commands are those scripts, and `python` is this one with this project's pipeline."""
+    folder.mkdir(exist_ok=True)
+    scripts = {"python": f'exec {sys.executable} "$@"'} | scripts
+    for name, body in scripts.items():
+        (folder / name).write_text(f"#!/bin/sh\n{body}\n")
+        (folder / name).chmod(0o755)
+    return os.environ | {"PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "GITHUB_STEP_SUMMARY": ""}
+
+
+# --- the comment -------------------------------------------------------------------------------------------------
+
+
+def test_text_of_a_comment_makes_no_cell_tag_mention_or_line(house: params.Params) -> None:
+    settings = coarser()
+    verdict, beside = gate.for_merge(settings, "main")
+    verdict["variants"]["int4"]["reason"] = "a | b\n### no @everyone <img src=x> & so on"
+    text = comment.render(verdict, gate._results(settings), beside)
+    assert "a \\| b ### no &#64;everyone &lt;img src=x> &amp; so on" in text and "@" not in text
+
+
+def test_without_a_baseline_the_comment_has_the_figures_and_no_differences(house: params.Params) -> None:
+    rules = [{"metric": "kld_mean", "margin": "0.02 nats"}, {"metric": "top1_agreement", "margin": "30 pp"}]
+    settings = edit(lambda p: p["gate"].update(rules=rules))
+    keep_ledger(settings)
+    artifacts.write_json(artifacts.GATE, gate.judged(settings) | {"inputs": gate._inputs(settings)})
+    assert gate.enforce(settings, write=True) == 1
+    text = comment.FILE.read_text(encoding="utf-8")
+    assert text.split("\n")[1] == "### quantgate: FAIL" and "baseline" not in text.split("<details>")[0]
+    assert "- **int4** kld_mean: 0.25" in text and "n = 1000: FAIL, margin 0.02 nats" in text
+
+
+def test_a_comment_without_a_verdict_says_that_nothing_is_passed(house: params.Params) -> None:
+    artifacts.GATE.unlink()
+    assert gate.enforce(house, "main", write=True) == 2
+    text = comment.FILE.read_text(encoding="utf-8")
+    assert text.startswith(f"{comment.MARK}\n### quantgate: no verdict\n\nreports/gate.json is missing")
+
+
+def test_every_difference_above_the_fold_has_unit_interval_n_and_how_it_was_made(house: params.Params) -> None:
+    coarser()
+    verdict, beside = gate.for_merge(params.load(), "main")
+    text = comment.render(verdict, gate._results(params.load()), beside)
+    deltas = [line for line in text.split("\n") if line.startswith("- **int4** ")]
+    assert len(deltas) == 3
+    for line in deltas:
+        assert "→" in line and "[" in line and "n = " in line and "paired by" in line
+        assert " nats" in line or " pp" in line or " ×" in line
+
+
+def test_required_rules_stand_before_advisory_ones_and_failures_before_the_rest(house: params.Params) -> None:
+    coarser(0.5, 43)
+    verdict, beside = gate.for_merge(params.load(), "main")
+    for r in verdict["variants"]["int4"]["rules"]:
+        r["verdict"] = "PASS" if r["required"] and r["metric"] == "kld_mean" else "FAIL"
+    text = comment.render(verdict, gate._results(params.load()), beside)
+    first = [line.split(" ")[2] for line in text.split("\n") if line.startswith("- **int4** ")]
+    assert first == ["acc_delta/all:", "kld_mean:", "ppl_ratio:"] and "FAIL, margin 20 % against the baseline, advisory" in text
+
+
+def test_a_comment_of_many_rules_keeps_to_what_can_be_posted(house: params.Params) -> None:
+    coarser()
+    verdict, beside = gate.for_merge(params.load(), "main")
+    assert beside is not None
+    for k in range(400):
+        verdict["variants"][f"v{k}"] = verdict["variants"]["int4"] | {"required": False}
+        beside["variants"][f"v{k}"] = beside["variants"]["int4"]
+    text = comment.render(verdict, gate._results(params.load()), beside)
+    assert len(text) < 65_536 and "too many for a comment" in text and "- **int4** kld_mean" in text
+
+
+# --- the workflow ------------------------------------------------------------------------------------------------
+
+
+def test_the_workflow_is_one_that_actionlint_accepts() -> None:
+    if not (linter := shutil.which("actionlint")):
+        pytest.skip("actionlint is not installed")
+    done = subprocess.run([linter, "-no-color", str(WORKFLOW)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_workflow_knows_the_comment_by_its_file_and_mark() -> None:
+    body = next(s for s in STEPS if s.get("name") == "Comment")["run"]
+    assert f'startswith("{comment.MARK}")' in body and body.count(f"body=@{comment.FILE}") == 2
+    upload = next(s for s in STEPS if "upload-artifact" in s.get("uses", ""))
+    assert str(comment.FILE) in upload["with"]["path"] and str(artifacts.REPORTS) in upload["with"]["path"].split()
+
+
+def test_comment_and_report_come_even_where_the_verdict_fails_the_job() -> None:
+    names = [s.get("name") for s in STEPS]
+    judged = names.index("Run what changed, and judge it")
+    assert STEPS[judged]["run"] == '.github/gate.sh "$BASE"' and "continue-on-error" not in STEPS[judged]
+    assert all("!cancelled()" in s["if"] for s in STEPS[judged + 1 :]) and len(STEPS) > judged + 2
+
+
+GH = """
+store=$(dirname "$0")/comments.json
+case "$*" in
+  *--paginate*) jq -r "$(for a; do last=$a; done; echo "$last")" "$store" ;;
+  *PATCH*) echo "PATCH $*" >>"$(dirname "$0")/calls" ;;
+  *POST*) echo "POST $*" >>"$(dirname "$0")/calls" ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    "there, call",
+    [
+        ([], "POST"),
+        ([{"id": 7, "user": {"type": "User"}, "body": "<!-- quantgate --> quoted"}], "POST"),
+        ([{"id": 8, "user": {"type": "Bot"}, "body": "something else"}], "POST"),
+        ([{"id": 9, "user": {"type": "Bot"}, "body": "<!-- quantgate -->\n### quantgate: FAIL"}], "PATCH"),
+    ],
+)
+def test_the_comment_is_posted_once_and_then_edited(tmp_path: Path, there: list[dict[str, Any]], call: str) -> None:
+    if not shutil.which("jq"):
+        pytest.skip("jq, which stands in for gh's own filter, is not installed")
+    body = next(s for s in STEPS if s.get("name") == "Comment")["run"]
+    env = tools(tmp_path / "bin", gh=GH) | {"GITHUB_REPOSITORY": "o/r", "NUMBER": "3"}
+    (tmp_path / "bin/comments.json").write_text(json.dumps(there))
+    subprocess.run(["bash", "-e", "-c", body], env=env, cwd=tmp_path, check=True)
+    calls = (tmp_path / "bin/calls").read_text().split("\n")
+    where = "repos/o/r/issues/comments/9" if call == "PATCH" else "repos/o/r/issues/3/comments"
+    assert len(calls) == 2 and calls[0].startswith(f"{call} ") and where in calls[0] and "body=@artifacts/comment.md" in calls[0]
+
+
+# --- recipe and hook ---------------------------------------------------------------------------------------------
+
+
+def recipe(*words: str, dvc: str = "exit 0") -> subprocess.CompletedProcess[str]:
+    Path(".github").mkdir(exist_ok=True)
+    shutil.copy(ROOT / ".github/gate.sh", ".github/gate.sh")
+    return subprocess.run([".github/gate.sh", *words], env=tools(Path("bin").resolve(), dvc=dvc), capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("loss, wrong, code", [(0.5, 60, 1), (0.1, 30, 0)])
+def test_the_recipe_exits_by_the_verdict_and_leaves_the_comment(house: params.Params, loss: float, wrong: int, code: int) -> None:
+    coarser(loss, wrong)
+    done = recipe("main")
+    assert done.returncode == code, done.stderr
+    assert comment.FILE.read_text(encoding="utf-8").startswith(comment.MARK)
+
+
+def test_the_recipe_without_a_base_or_with_a_run_that_fails_never_passes(house: params.Params) -> None:
+    coarser(0.1, 30)
+    assert recipe().returncode == 2  # rules against a baseline that nobody names
+    edit(lambda p: p["variants"]["int4"]["options"].update(bits=3))
+    done = recipe("main", dvc="exit 1")
+    assert done.returncode == 2 and "stale" in done.stderr and "no verdict" in comment.FILE.read_text(encoding="utf-8")
+
+
+def push(branch: str = "HEAD:change") -> subprocess.CompletedProcess[str]:
+    env = tools(Path("artifacts/bin").resolve()) | {"QUANTGATE_BASELINE": "main"}
+    return subprocess.run(["git", "push", "--quiet", "remote", branch], env=env, capture_output=True, text=True)
+
+
+def test_the_hook_lets_a_pass_through_and_nothing_else(house: params.Params, tmp_path: Path) -> None:
+    remote = tmp_path / "artifacts/remote.git"
+    git("init", "--quiet", "--bare", str(remote))
+    git("remote", "add", "remote", str(remote))
+    git("config", "core.hooksPath", str(ROOT / ".github/hooks"))
+    coarser(0.1, 30)
+    assert push().returncode == 0
+    commit("the same results")
+    Path("params.yaml").write_text(Path("params.yaml").read_text(encoding="utf-8") + "\n# a note\n")
+    assert "not committed" in push().stderr
+    git("checkout", "--quiet", "params.yaml")
+    assert "is not checked out" in push("main:main").stderr
+    coarser(0.5, 60)
+    done = push("HEAD:worse")
+    assert done.returncode == 1 and "FAIL" in done.stdout + done.stderr
+    assert push(":change").returncode == 0  # deleting a branch ships nothing
+    assert git("ls-remote", "remote") == ""
