@@ -234,6 +234,8 @@ def enforce(settings: Params, rev: str | None = None, *, write: bool = False) ->
         print(f"{v['verdict']:<13} {name}{'' if v['required'] else ' (advisory)'}: {v['reason']}")
     against = f", against {beside['rev']} ({beside['commit'][:7]})" if beside else ""
     print(f"{verdict['verdict']:<13} overall{against}")
+    if missing := stale.absent(settings):
+        print(f"not here, and so not compared with what was measured: {', '.join(missing)}")
     if write:
         comment.write(comment.render(verdict, _results(settings), beside))
     if verdict["verdict"] == "INCONCLUSIVE" and settings.gate.inconclusive == "passes":

@@ -13,13 +13,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from pipeline import artifacts, cli, params
 from pipeline.definitions import definition
 from pipeline.earlier import RECORD, Sources
 from pipeline.errors import QuantgateError
 from pipeline.evalset import load_prompts, load_texts, tasks
 from pipeline.params import HowMany, Params
-from pipeline.rules import bound_of
+from pipeline.rules import MIN_CLUSTERS, bound_of
 from pipeline.stats import paired_difference, resolvable, standard_errors
 
 POWER = 0.8
@@ -116,8 +118,9 @@ def all_tasks(parts: dict[str, Resolution], known: Sources) -> Resolution:
 
 def corpus(metric: str, known: Sources) -> Resolution:
     """A figure over the corpus, and over trajectories where it is measured on them."""
-    s, held = known.settings, len(load_texts(Path(known.settings.diverge.corpus)))
-    n, unit = _count(s.amount.documents, held), "documents"
+    s, texts = known.settings, load_texts(Path(known.settings.diverge.corpus))
+    held, unit = len(texts), "documents"
+    n = _count(s.amount.documents, held)
     if metric in TRAJECTORIES:
         prompts = len(load_prompts(Path(s.diverge.trajectories.prompts)))
         n, held, unit = n + _count(s.amount.trajectories, prompts), held + prompts, "documents and trajectories"
@@ -130,6 +133,22 @@ def corpus(metric: str, known: Sources) -> Resolution:
         return Resolution(n, unit, None, "unknown until a variant has been measured", held=held)
     smallest, value = _recorded_kld(cards, n, known) if metric == "kld_mean" else (_recorded_ppl(cards, n), 0.0)
     return _relative(Resolution(n, unit, smallest, str(RECORD), held=held), value)
+
+
+def judgeable(metric: str, known: Sources) -> str | None:
+    """Why the gate will not judge a figure over so few documents, or None. Trajectories weigh less, being shorter: they
+    count by their letters, four a token."""
+    s, texts = known.settings, load_texts(Path(known.settings.diverge.corpus))
+    n = _count(s.amount.documents, len(texts))
+    weights = np.full(int(n), np.mean([len(t["text"]) for t in texts]))
+    if metric in TRAJECTORIES:
+        prompts = _count(s.amount.trajectories, len(load_prompts(Path(s.diverge.trajectories.prompts))))
+        weights = np.append(weights, np.full(int(prompts), 4.0 * s.diverge.trajectories.tokens))
+    equal = weights.sum() ** 2 / (weights**2).sum()
+    if equal >= MIN_CLUSTERS - 0.5:
+        return None
+    told = f"{len(weights)} weigh as {equal:.0f} equal ones, and a verdict needs {MIN_CLUSTERS}"
+    return f"WARNING: INCONCLUSIVE whatever is found: {told}; raise `documents` in tier {s.tier}"
 
 
 def _recorded_ppl(cards: list[dict[str, Any]], n: float) -> float:
@@ -203,7 +222,8 @@ def lines(settings: Params) -> list[str]:
         if resolution and what and what.neutral is not None and what.unit in SHOWN and not rule.limit:
             bound = bound_of(rule)
             margin = abs(bound.threshold - what.neutral)
-            found.append(f"rule {rule.metric}, {bound.text}: {_against(resolution, margin, what.unit)}")
+            few = judgeable(rule.metric, known) if rule.metric in CORPUS else None
+            found.append(f"rule {rule.metric}, {bound.text}: {few or _against(resolution, margin, what.unit)}")
     found += [known.about()] if any(str(RECORD) in line for line in found) else []
     return found + [f"not used: {note}" for note in known.notes]
 

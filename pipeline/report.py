@@ -31,6 +31,7 @@ from pipeline import (
     where,
     words,
 )  # fmt: skip
+from pipeline.errors import ArtifactError
 from pipeline.params import Params
 from pipeline.words import show
 
@@ -209,7 +210,10 @@ def print_summary(settings: Params) -> None:
 
 def write_readme(path: Path = Path("README.md")) -> None:
     """Put report.md's head between README's two marks, so that its numbers are those of reports/."""
-    title, _, body = (artifacts.REPORTS / "report.md").read_text(encoding="utf-8").split(README_ENDS)[0].split("\n", 2)
+    report = artifacts.REPORTS / "report.md"
+    if not report.exists():
+        raise ArtifactError(f"{report} is missing; run `dvc repro`")
+    title, _, body = report.read_text(encoding="utf-8").split(README_ENDS)[0].split("\n", 2)
     verdict = title.removeprefix("# quantgate: ")
     body = f"Measured by `make repro`, written here on {time.strftime('%Y-%m-%d')}; verdict of the gate: **{verdict}**\n\n{body}"
     body = body.replace("](figures/", "](reports/figures/").strip()

@@ -156,7 +156,10 @@ def judge(bound: Bound, metric: dict[str, Any] | None) -> Judgement:
     if independent is not None and independent < MIN_CLUSTERS - 0.5:
         few = f"{metric['clusters']} documents or item families"
         few += f" that weigh as {independent:.0f} equal ones" if independent < metric["clusters"] - 0.5 else ""
-        return Judgement("INCONCLUSIVE", f"{bound.metric} rests on {few}; at least {MIN_CLUSTERS} are needed to judge it")
+        return Judgement(
+            "INCONCLUSIVE",
+            f"{bound.metric} rests on {few}; at least {MIN_CLUSTERS} are needed to judge it: ask for more in the tier",
+        )
     sign = 1 if bound.better == "lower" else -1
     best, worst = sorted((sign * low, sign * high))
     edge = sign * bound.threshold

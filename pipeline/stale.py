@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipeline import artifacts, locked, served
+from pipeline.errors import ArtifactError
 from pipeline.params import Params, PathModel
 
 
@@ -12,16 +13,45 @@ def changed(settings: Params) -> list[str]:
     """Files in words: rows and a local model that changed since, and results that no stage wrote."""
     written = [artifacts.metrics(n) for n in settings.variants] + served.files(settings)
     written += [artifacts.FLOOR] if artifacts.FLOOR.exists() else []
-    return served.changed(settings) + _changed_rows(settings) + _changed_model(settings) + locked.edited(written)
+    found = served.changed(settings) + _changed_rows(settings) + _changed_model(settings) + _changed_builds(settings)
+    return found + locked.edited(written)
+
+
+def absent(settings: Params) -> list[str]:
+    """What the verdict rests on and is not in this folder, so that nobody compared it: a clone has no rows and no models."""
+    rows = [f for n in settings.variants for f in _inputs(n) if not Path(f).exists()]
+    models = [n for n in settings.gate.required if not (artifacts.model_dir(n) / artifacts.MANIFEST).exists()]
+    return [f"{len(rows)} files of rows"] * bool(rows) + [f"the model of {n}" for n in models]
+
+
+def _changed_builds(settings: Params) -> list[str]:
+    """Models of required variants that are here and are not, byte for byte, what was measured."""
+    found = []
+    for name in settings.gate.required:
+        folder = artifacts.model_dir(name)
+        if not (folder / artifacts.MANIFEST).exists() or not artifacts.metrics(name).exists():
+            continue
+        manifest = artifacts.read_manifest(folder)
+        try:
+            artifacts.verify_files(folder, manifest)
+        except ArtifactError as e:
+            found.append(str(e))
+        if manifest["digest"] != artifacts.read_json(artifacts.metrics(name))["model"]:
+            found.append(f"{folder} (another build than was measured)")
+    return found
+
+
+def _inputs(variant: str) -> dict[str, str]:
+    path = artifacts.metrics(variant)
+    found: dict[str, str] = artifacts.read_json(path)["inputs"] if path.exists() else {}
+    return found
 
 
 def _changed_rows(settings: Params) -> list[str]:
     """Row files that are here but are not those the metrics were made from."""
     changed = set()
     for name in settings.variants:
-        path = artifacts.metrics(name)
-        inputs = artifacts.read_json(path)["inputs"] if path.exists() else {}
-        changed |= {f for f, then in inputs.items() if Path(f).exists() and artifacts.sha256_file(Path(f)) != then}
+        changed |= {f for f, then in _inputs(name).items() if Path(f).exists() and artifacts.sha256_file(Path(f)) != then}
     return sorted(changed)
 
 

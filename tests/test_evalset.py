@@ -26,7 +26,7 @@ ROW = '{"id": "a", "domain": "d", "text": "some text"}'
         (ROW.encode() + b"\n{oops", 2, "not JSON"),
         (b'{"id": "a", "domain": "d", "text": "\xff"}', 1, "not UTF-8"),
         (b'{"id": "a", "domain": "d"}', 1, "'text' is missing"),
-        (b'{"id": "a", "domain": "d", "text": 7}', 1, "must be str, found int"),
+        (b'{"id": "a", "domain": "d", "text": 7}', 1, "must be text, in quotes; found 7"),
         (b'{"id": "a", "domain": "d", "text": "  "}', 1, "is empty"),
         (b"[1, 2]", 1, "must be an object"),
         (f"{ROW}\n{ROW}".encode(), 2, "used twice"),
@@ -35,7 +35,7 @@ ROW = '{"id": "a", "domain": "d", "text": "some text"}'
         (b'{"id": "a", "id": "b", "domain": "d", "text": "t"}', 1, "'id' stands twice"),
         (b'{"id": "a", "domain": "d", "text": "\\ud800"}', 1, "surrogate"),
         (b'{"id": "a", "domain": "d", "text": "t", "weight": NaN}', 1, "NaN is not a JSON value"),
-        (b'{"id": null, "domain": "d", "text": "t"}', 1, "must be str, found NoneType"),
+        (b'{"id": null, "domain": "d", "text": "t"}', 1, "must be text, in quotes; found None"),
         ("\ufeff".encode("utf-16-le") + ROW.encode("utf-16-le"), 1, "not UTF-8"),
     ],
 )
@@ -89,7 +89,11 @@ doc_to_target: answer
 @pytest.mark.parametrize(
     "row, split, word",
     [
-        ({"id": "a", "question": "q", "choices": ["x", "y"], "answer": 2}, "test", "answer 2 is out of range 0..1"),
+        (
+            {"id": "a", "question": "q", "choices": ["x", "y"], "answer": 2},
+            "test",
+            "answer 2 is neither an index from 0 to 1 nor the text of a choice",
+        ),
         ({"id": "a", "question": "q", "choices": ["x", "x"], "answer": 0}, "test", "two choices are equal"),
         ({"id": "a", "question": "q", "choices": ["x"], "answer": 0}, "test", "at least two choices"),
         ({"id": "a", "choices": ["x", "y"], "answer": 0}, "test", "column 'question' (doc_to_text) is missing"),
@@ -97,9 +101,13 @@ doc_to_target: answer
         ({"id": "a"}, "tset", "test_split 'tset' has no data file; did you mean 'test'"),
         (None, "test", "is empty"),
         ({"id": "a", "question": "q", "choices": ["x", " "], "answer": 0}, "test", "all non-empty text"),
-        ({"id": "a", "question": "q", "choices": ["x", "y"], "answer": True}, "test", "answer True is out of range"),
-        ({"id": "a", "question": "q", "choices": ["x", "y"], "answer": "z"}, "test", "answer 'z' is out of range"),
-        ({"id": "a", "question": 5, "choices": ["x", "y"], "answer": 0}, "test", "'question' must be str, found int"),
+        ({"id": "a", "question": "q", "choices": ["x", "y"], "answer": True}, "test", "answer True is neither"),
+        ({"id": "a", "question": "q", "choices": ["x", "y"], "answer": "z"}, "test", "answer 'z' is neither"),
+        (
+            {"id": "a", "question": 5, "choices": ["x", "y"], "answer": 0},
+            "test",
+            "'question' must be text, found 5; write it in quotes",
+        ),
     ],
 )
 def test_a_faulty_task_is_named(

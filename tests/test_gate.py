@@ -446,3 +446,26 @@ def test_30_lost_and_20_won_is_judged_by_its_interval_and_never_called_significa
     written = judged(house)["variants"]["int8"]
     assert written["verdict"] == "INCONCLUSIVE" and "margin 2 pp" in written["reason"]
     assert "significant" not in str(written).lower()
+
+
+def test_a_required_model_that_is_not_the_measured_one_is_stale(house: params.Params, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = artifacts.model_dir("int8")
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(b"weights")
+    artifacts.write_json(folder / artifacts.MANIFEST, {"status": "ok", "digest": "a", "files": artifacts.files_of(folder)})
+    change("int8", model="a")
+    judged(house)
+    assert gate.enforce(house) == 0 and "not here" not in capsys.readouterr().out
+    (folder / "model.safetensors").write_bytes(b"weightz")
+    assert gate.enforce(house) == gate.STALE and "model.safetensors was changed" in capsys.readouterr().err
+    (folder / "model.safetensors").write_bytes(b"weights")
+    change("int8", model="b")
+    judged(house)
+    assert gate.enforce(house) == gate.STALE and "another build than was measured" in capsys.readouterr().err
+
+
+def test_what_is_not_here_is_said(house: params.Params, capsys: pytest.CaptureFixture[str]) -> None:
+    change("int8", inputs={"artifacts/tokens/int8.parquet": "x"})
+    judged(house)
+    assert gate.enforce(house) == 0
+    assert "not compared with what was measured: 1 files of rows, the model of int8" in capsys.readouterr().out

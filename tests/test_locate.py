@@ -58,6 +58,7 @@ def house(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> params
     (tmp_path / "evalsets").symlink_to(ROOT / "evalsets")
     data = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
     data["variants"] = {k: data["variants"][k] for k in ("bf16", "int8")}
+    data["serving"] = {"variants": {}}
     data["compare"]["resamples"] = 200
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(data), encoding="utf-8")
     artifacts.BASE.mkdir(parents=True)

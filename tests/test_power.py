@@ -104,6 +104,14 @@ def test_a_margin_that_cannot_be_resolved_is_a_warning_with_the_items_needed(hou
     assert int(needed[1]) == pytest.approx(696 * resolves(said) ** 2, rel=0.06) and int(needed[2]) == 3112
 
 
+def test_a_tier_too_small_for_any_verdict_is_a_warning(house: params.Params) -> None:
+    tier = house.amount.model_copy(update={"documents": 5, "trajectories": 6})
+    settings = house.model_copy(update={"tiers": house.tiers | {house.tier: tier}})
+    assert "WARNING: INCONCLUSIVE whatever is found: 5 weigh as 5 equal ones" in line(settings, "rule ppl_ratio")
+    assert "WARNING: INCONCLUSIVE whatever is found: 11 weigh as" in line(settings, "rule kld_mean")
+    assert "WARNING" not in line(house, "rule ppl_ratio") + line(house, "rule kld_mean")
+
+
 def test_a_margin_of_nothing_is_resolved_by_no_number_of_items(house: params.Params) -> None:
     said = line(with_rules(house, {"metric": "acc_delta/all", "margin": "0 pp"}), "rule acc_delta/all")
     assert "WARNING" in said and "no number of items" in said

@@ -437,7 +437,7 @@ def test_the_command_writes_rows_and_figures_and_no_key(
     ({"url": ""}, "name a server"), ({"concurrency": "1,x"}, "--concurrency: 'x' is no positive number"),
     ({"concurrency": "1.5"}, "whole numbers"), ({"concurrency": ""}, "nothing to measure"), ({"rates": "-1"}, "--rates: '-1'"),
     ({"objective": "ttft=5"}, "did you mean 'ttft_ms'"), ({"objective": "ttft_ms=inf"}, "no positive number"),
-    ({"tokenizer": Path("nowhere")}, "tokenizer.json"), ({"url": "http://h", "launch_": "vllm"}, "name a server"),
+    ({"tokenizer": Path("nowhere")}, "tokenizer.json"), ({"url": "http://h", "launch_": "vllm"}, "give one of them"),
 ])  # fmt: skip
 def test_mistakes_on_the_command_line_are_named_before_anything_is_asked(options: dict[str, Any], words: str) -> None:
     with pytest.raises(command.ParamsError if "tokenizer" not in options else DataError, match=words):

@@ -129,7 +129,8 @@ def fields_fault(row: Any, needed: dict[str, type]) -> str | None:
         if name not in row:
             return f"field {name!r} is missing"
         if not isinstance(row[name], kind):
-            return f"field {name!r} must be {kind.__name__}, found {type(row[name]).__name__}"
+            what = "text, in quotes" if kind is str else f"a {kind.__name__}"
+            return f"field {name!r} must be {what}; found {row[name]!r}"
         if not (row[name].strip() if isinstance(row[name], str) else row[name]):
             return f"field {name!r} is empty"
     return None

@@ -214,7 +214,7 @@ def _choice_fault(row: Row, config: dict[str, Any]) -> str | None:
     if isinstance(answer, str) and answer in choices:
         return None
     if not isinstance(answer, int) or isinstance(answer, bool) or not 0 <= answer < len(choices):
-        return f"answer {answer!r} is out of range 0..{len(choices) - 1}"
+        return f"answer {answer!r} is neither an index from 0 to {len(choices) - 1} nor the text of a choice"
     return None
 
 
@@ -224,7 +224,7 @@ def _text_fault(row: Row, config: dict[str, Any]) -> str | None:
     kind = config.get("output_type")
     if isinstance(asked, str) and asked in row:
         if not isinstance(row[asked], str):
-            return f"field {asked!r} must be str, found {type(row[asked]).__name__}"
+            return f"field {asked!r} must be text, found {row[asked]!r}; write it in quotes"
         if not row[asked].strip() and kind != "multiple_choice":
             return f"field {asked!r} is empty"
     if kind != "multiple_choice" and isinstance(expected, str) and expected in row:

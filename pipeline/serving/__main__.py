@@ -91,6 +91,8 @@ def main(
 
     Exits 1 if no request was complete.
     """
+    if url and launch_:
+        raise ParamsError(f"{url} is a server's address and --launch starts another; give one of them")
     if bool(url) == bool(launch_) or bool(launch_) != (model_dir is not None):
         raise ParamsError("name a server by its address, or start one with --launch llamacpp --model-dir FOLDER")
     plan = Plan(

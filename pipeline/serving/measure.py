@@ -65,7 +65,7 @@ def positive(text: str, what: str) -> float:
     except ValueError:
         value = float("nan")
     if not 0 < value < float("inf"):
-        raise ParamsError(f"{what}: {text!r} is no positive number; write it as 0.5 or 200")
+        raise ParamsError(f"{what}: {text!r} is no positive number")
     return value
 
 
