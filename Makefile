@@ -17,12 +17,16 @@ test: .venv/installed  ## install what is missing, check style and types, run th
 	ruff check pipeline tests evalsets && ruff format --check pipeline tests evalsets && mypy pipeline tests/bench
 	pytest
 
-bench: .venv/installed  ## what the figures are checked against, after `make repro`; half an hour, nothing else may run
+bench: .venv/installed  ## what the figures are checked against, after `make repro`; an hour, nothing else may run
 	python tests/bench/simulations.py
 	python tests/bench/llamacpp.py
 	python tests/bench/diverge.py memory
 	python tests/bench/diverge.py speed bf16 int8
+	python tests/bench/diverge.py speed --random --rounds 3 --windows 4
 	python tests/bench/evaluate.py
+	python tests/bench/stability.py int8
+	python tests/bench/merge.py
+	python tests/bench/kills.py
 
 full: .venv/installed  ## every variant of tests/bench/full.yaml, in a clone, smoke tier
 	python tests/bench/full.py
