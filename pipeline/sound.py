@@ -30,7 +30,9 @@ def refuse_unsound(folder: Path, trusted: bool) -> None:
     _refuse_unknown_kind(config, trusted)
     built = _build_config(folder, trusted)
     _refuse_misfit(folder, built, trusted)
-    _refuse_ids_beyond(folder, int(built.get_text_config().vocab_size))
+    size = getattr(built.get_text_config(), "vocab_size", None)
+    if size is not None:
+        _refuse_ids_beyond(folder, int(size))
     _refuse_not_finite(folder)
 
 
@@ -107,6 +109,10 @@ def _refuse_misfit(folder: Path, config: Any, trusted: bool) -> None:
             cli.say("download", f"weights not compared with config.json: the model's own code raises {_brief(e)}")
             return
         raise DownloadError(f"transformers cannot build the model of config.json ({_brief(e)}); correct config.json") from None
+    _refuse_difference(info)
+
+
+def _refuse_difference(info: dict[str, Any]) -> None:
     fetch = "the weights are another model's or incomplete; fetch them again"
     if missing := sorted(info["missing_keys"]):
         raise DownloadError(f"the .safetensors files lack {_some(missing)}, which config.json's model needs; {fetch}")
@@ -168,13 +174,10 @@ def _refuse_ids_beyond(folder: Path, size: int) -> None:
         raise DownloadError(f"tokenizer.json cannot be read ({_brief(e)}); fetch it again") from None
     added = tokenizer.get_added_tokens_decoder()
     used = _used_by_templates(folder)
-    beyond = [
-        (id, token)
-        for token, id in tokenizer.get_vocab(with_added_tokens=True).items()
-        if id >= size and (id not in added or not added[id].special or token in used)
-    ]
-    if beyond:
-        id, token = max(beyond)
+    beyond = [(id, token) for token, id in tokenizer.get_vocab(with_added_tokens=True).items() if id >= size]
+    needed = [(id, token) for id, token in beyond if id not in added or not added[id].special or token in used]
+    if needed:
+        id, token = max(needed)
         raise DownloadError(
             f"the tokenizer gives ids up to {id} ({token!r}) and config.json's vocab_size is {size}; use the model's own "
             "tokenizer, or resize_token_embeddings and save both again"
@@ -191,21 +194,27 @@ def _used_by_templates(folder: Path) -> str:
 
 def _refuse_not_finite(folder: Path) -> None:
     """Raise if a weight is NaN or infinite: all that is computed from it would be."""
-    import torch
     from safetensors import safe_open
 
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, framework="pt") as weights:
             for name in list(weights.keys()):
-                tensor = weights.get_tensor(name)
-                if not tensor.is_floating_point() or not tensor.numel():
-                    continue
-                tensor = tensor.float() if tensor.element_size() == 1 else tensor
-                if not torch.isfinite(torch.stack(torch.aminmax(tensor))).all():  # both are NaN where one value is
-                    count = int((~torch.isfinite(tensor)).sum())
-                    raise DownloadError(
-                        f"{name} in {file.name} holds {count} weights that are NaN or infinite; fetch it again, or export it anew"
-                    )
+                count = _not_finite(weights.get_tensor(name))
+                if count:
+                    found = "a weight that is" if count == 1 else f"{count} weights that are"
+                    raise DownloadError(f"{name} in {file.name} holds {found} NaN or infinite; fetch it again, or export it anew")
+
+
+def _not_finite(tensor: Any) -> int:
+    """How many values are NaN or infinite; two reductions tell where there are none, the usual case."""
+    import torch
+
+    if not tensor.is_floating_point() or not tensor.numel():
+        return 0
+    tensor = tensor.float() if tensor.element_size() == 1 else tensor  # torch reduces no 8-bit floats
+    if torch.isfinite(torch.stack(torch.aminmax(tensor))).all():  # both are NaN where one value is
+        return 0
+    return int((~torch.isfinite(tensor)).sum())
 
 
 def _some(names: list[str]) -> str:

@@ -167,7 +167,7 @@ def test_a_weight_that_is_not_finite_is_named(base: Path, value: str, dtype: str
         tensors[UP] = tensors[UP].to(getattr(torch, dtype))
 
     change_weights(base, spoil)
-    assert refusal(base).startswith(f"{UP} in model.safetensors holds 1 weights that are NaN or infinite")
+    assert refusal(base).startswith(f"{UP} in model.safetensors holds a weight that is NaN or infinite")
 
 
 def test_an_ordinary_token_beyond_the_vocabulary_is_named(base: Path) -> None:
