@@ -24,6 +24,7 @@ BY_TASK = (
     "acc", "acc_delta", "recovery", "flips_to_wrong", "flips_to_right", "p_mcnemar", "byte_ppl", "byte_ppl_ratio",
 )  # fmt: skip
 SCORED = ("acc", "acc_delta", "recovery", "flips_to_wrong", "flips_to_right", "p_mcnemar")
+PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 CHECKED = artifacts.ARTIFACTS / "checked.json"
 
 
@@ -70,8 +71,17 @@ def _check_folder(folder: Path) -> None:
     """Raise unless a local model folder holds a model."""
     if not folder.is_dir():
         raise ParamsError(f"{str(folder)!r} is not a folder (looked in {folder.resolve()})")
-    if not (folder / "config.json").exists() or not list(folder.glob("*.safetensors")):
-        raise ParamsError(f"{str(folder)!r} holds no config.json with .safetensors weights; is it a transformers model folder?")
+    if not (folder / "config.json").exists():
+        raise ParamsError(f"{str(folder)!r} holds no config.json; is it a transformers model folder?")
+    if list(folder.glob("*.safetensors")):
+        return
+    pickled = sorted(f.name for pattern in PICKLED for f in folder.glob(pattern))
+    if pickled:
+        raise ParamsError(
+            f"{str(folder)!r} holds no .safetensors weights, and pickled ones ({pickled[0]}) are not loaded; "
+            "convert them with transformers' save_pretrained"
+        )
+    raise ParamsError(f"{str(folder)!r} holds a config.json and no .safetensors weights; add them, or correct the path")
 
 
 def _tier_faults(settings: Params) -> list[str]:

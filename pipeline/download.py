@@ -16,7 +16,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from pipeline import artifacts, cli, params
+from pipeline import artifacts, cli, params, sound
 from pipeline.errors import DownloadError
 from pipeline.weights import count_weights
 
@@ -47,6 +47,7 @@ def download(model: params.PackageModel | params.PathModel | params.HubModel, ou
         raise DownloadError(
             f"{model.source} model holds no tokenizer.json; make one with AutoTokenizer.from_pretrained(...).save_pretrained(...)"
         )
+    sound.refuse_unsound(out, model.trust_remote_code)
     return facts | {"repairs": _repair_generation_config(out)}
 
 
@@ -73,7 +74,7 @@ def _repair_generation_config(out: Path) -> list[str]:
 
 
 def _refuse_damage(out: Path) -> None:
-    """Raise if a weight file is cut short or config.json cannot be read."""
+    """Raise if a weight file is cut short."""
     from safetensors import SafetensorError, safe_open
 
     for file in sorted(out.glob("*.safetensors")):
@@ -82,17 +83,13 @@ def _refuse_damage(out: Path) -> None:
                 pass
         except SafetensorError as e:
             raise DownloadError(f"{file.name} is damaged or cut short ({file.stat().st_size} bytes: {e}); fetch it again") from None
-    try:
-        json.loads((out / "config.json").read_text(encoding="utf-8"))
-    except ValueError as e:
-        raise DownloadError(f"config.json is not valid JSON ({e}); fetch it again") from None
 
 
 def _one_set_of_weights(out: Path) -> None:
     """Remove weights that transformers would not load, such as a second copy in another layout: they would be counted."""
     index = out / "model.safetensors.index.json"
     if index.exists():
-        wanted = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        wanted = sound.indexed_shards(index)
     elif (out / "model.safetensors").exists():
         wanted = {"model.safetensors"}
     else:

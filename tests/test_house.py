@@ -30,6 +30,7 @@ ALLOWED = {
         "quantizers/cast.py",
         "quantizers/torchao.py",
         "download.py",
+        "sound.py",
         "hardware.py",
     },
     "transformers": {
@@ -42,6 +43,7 @@ ALLOWED = {
         "engines/_head.py",
         "quantizers/torchao.py",
         "download.py",
+        "sound.py",
     },
     "mlflow": {"tracking.py", "reach.py"},  # both belong to the stage `track`, which hands its client on
     "matplotlib": {"pictures.py", "run_picture.py"},

@@ -1,0 +1,219 @@
+"""A base model that would fail hours later is refused when it is fetched, and the error names the part."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline import check, download, sound
+from pipeline.errors import DownloadError, ParamsError
+from pipeline.params import PathModel
+
+UP = "model.layers.1.mlp.up_proj.weight"
+
+
+@pytest.fixture
+def base(tiny: Path, tmp_path: Path) -> Path:
+    """A whole model that a test may break."""
+    return Path(shutil.copytree(tiny, tmp_path / "base"))
+
+
+def fetch(folder: Path, *, trusted: bool = False) -> dict[str, Any]:
+    out = folder.parent / "out"
+    out.mkdir()
+    return download.download(PathModel(source="path", path=str(folder), trust_remote_code=trusted), out)
+
+
+def change_config(folder: Path, **values: Any) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text("utf-8")) | values), encoding="utf-8")
+
+
+def change_weights(folder: Path, change: Callable[[dict[str, Any]], object], to: str = "model.safetensors") -> None:
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    (folder / "model.safetensors").unlink()
+    save_file(tensors, folder / to, metadata={"format": "pt"})
+
+
+def add_token(folder: Path, token: str, *, special: bool) -> None:
+    from tokenizers import AddedToken, Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    (tokenizer.add_special_tokens if special else tokenizer.add_tokens)([AddedToken(token, special=special)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def refusal(folder: Path, **how: bool) -> str:
+    """The error's one line."""
+    with pytest.raises(DownloadError) as caught:
+        fetch(folder, **how)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_whole_model_passes_though_its_tied_head_is_stored_once(base: Path) -> None:
+    from pipeline.weights import read_headers
+
+    assert "lm_head.weight" not in read_headers(base)
+    assert fetch(base)["source"] == "path"
+
+
+def test_a_model_in_shards_passes(base: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(base / "model.safetensors")
+    (base / "model.safetensors").unlink()
+    parts = {"model-00001-of-00002.safetensors": {UP: tensors.pop(UP)}, "model-00002-of-00002.safetensors": tensors}
+    for name, part in parts.items():
+        save_file(part, base / name, metadata={"format": "pt"})
+    index = {"metadata": {}, "weight_map": {t: name for name, part in parts.items() for t in part}}
+    (base / "model.safetensors.index.json").write_text(json.dumps(index))
+    fetch(base)
+    (base / "model-00001-of-00002.safetensors").unlink()
+    shutil.rmtree(base.parent / "out")
+    assert "index.json names model-00001-of-00002.safetensors, absent" in refusal(base)
+
+
+@pytest.mark.parametrize("text, word", [("{", "is not valid JSON"), ("[]", "holds a list"), ("{}", "has no weight_map")])
+def test_an_index_that_lists_nothing_is_refused(base: Path, text: str, word: str) -> None:
+    (base / "model.safetensors.index.json").write_text(text)
+    assert word in refusal(base)
+
+
+def test_a_missing_tensor_is_named(base: Path) -> None:
+    change_weights(base, lambda tensors: tensors.pop(UP))
+    assert f"lack {UP}, which" in refusal(base)
+
+
+def test_many_missing_tensors_are_counted(base: Path) -> None:
+    change_weights(base, lambda tensors: [tensors.pop(t) for t in list(tensors) if "layers.1" in t])
+    assert " and 6 more, which" in refusal(base)
+
+
+def test_a_tensor_the_model_has_no_place_for_is_named(base: Path) -> None:
+    change_weights(base, lambda tensors: tensors.update(extra=tensors[UP].clone()))
+    assert "hold extra, which config.json's model has no place for" in refusal(base)
+
+
+@pytest.mark.parametrize(
+    "values, word",
+    [
+        ({"hidden_size": 32, "head_dim": 16}, r"has shape .*64.* and config.json asks for .*32.* more\)"),
+        ({"vocab_size": 100}, r"embed_tokens.weight has shape \(\d+, 64\) and config.json asks for \(100, 64\);"),
+        ({"num_hidden_layers": 3}, r"lack model\.layers\.2\."),
+        ({"num_hidden_layers": 1}, r"hold model\.layers\.1\..* no place for"),
+        ({"tie_word_embeddings": False}, "lack lm_head.weight"),
+        ({"hidden_size": "wide"}, "transformers (refuses config.json|cannot build)"),
+        ({"model_type": "llama9"}, r"model_type 'llama9' is not known to transformers \d"),
+        ({"model_type": None}, "names no model_type"),
+        ({"model_type": "t5"}, "transformers cannot build"),
+        ({"model_type": "mine", "auto_map": {"AutoConfig": "mine.Mine"}}, "set model.trust_remote_code: true"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, r"quantization_config \(gptq\): the base is quantized"),
+    ],
+    ids=lambda v: "-".join(v) if isinstance(v, dict) else "",
+)
+def test_a_config_that_is_not_the_weights_is_refused(base: Path, values: dict[str, Any], word: str) -> None:
+    import re
+
+    change_config(base, **values)
+    message = refusal(base)
+    assert re.search(word, message), message
+
+
+def test_code_of_the_models_own_runs_where_it_is_trusted_only(base: Path) -> None:
+    """The model's own class is what its weights are compared with."""
+    (base / "mine.py").write_text(
+        "from transformers import LlamaConfig, LlamaForCausalLM\n"
+        "class Mine(LlamaConfig):\n    model_type = 'mine'\n"
+        "class MineForCausalLM(LlamaForCausalLM):\n    config_class = Mine\n"
+    )
+    named = {"AutoConfig": "mine.Mine", "AutoModelForCausalLM": "mine.MineForCausalLM"}
+    change_config(base, model_type="mine", auto_map=named, architectures=["MineForCausalLM"])
+    fetch(base, trusted=True)
+    shutil.rmtree(base.parent / "out")
+    change_weights(base, lambda tensors: tensors.pop(UP))
+    assert f"lack {UP}" in refusal(base, trusted=True)
+
+
+def test_trusted_code_that_cannot_do_without_weights_passes_and_it_is_said(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (base / "mine.py").write_text(
+        "from transformers import LlamaConfig, LlamaForCausalLM\n"
+        "class Mine(LlamaConfig):\n    model_type = 'mine'\n"
+        "class MineForCausalLM(LlamaForCausalLM):\n    config_class = Mine\n"
+        "    def __init__(self, config):\n        raise RuntimeError('no meta')\n"
+    )
+    named = {"AutoConfig": "mine.Mine", "AutoModelForCausalLM": "mine.MineForCausalLM"}
+    change_config(base, model_type="mine", auto_map=named, architectures=["MineForCausalLM"])
+    fetch(base, trusted=True)
+    told = "".join(capsys.readouterr())
+    assert "weights not compared with config.json: the model's own code raises RuntimeError: no meta" in told
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float8_e5m2"])
+def test_a_weight_that_is_not_finite_is_named(base: Path, value: str, dtype: str) -> None:
+    import torch
+
+    def spoil(tensors: dict[str, Any]) -> None:
+        tensors[UP][3, 5] = float(value)
+        tensors[UP] = tensors[UP].to(getattr(torch, dtype))
+
+    change_weights(base, spoil)
+    assert refusal(base).startswith(f"{UP} in model.safetensors holds a weight that is NaN or infinite")
+
+
+def test_an_ordinary_token_beyond_the_vocabulary_is_named(base: Path) -> None:
+    add_token(base, "newword", special=False)
+    assert "('newword') and config.json's vocab_size is" in refusal(base)
+
+
+def test_a_special_token_beyond_the_vocabulary_is_let_be_unless_the_chat_template_uses_it(base: Path) -> None:
+    add_token(base, "<|picture|>", special=True)
+    fetch(base)
+    shutil.rmtree(base.parent / "out")
+    template = base / "chat_template.jinja"
+    template.write_text(template.read_text("utf-8") + "<|picture|>", encoding="utf-8")
+    assert "('<|picture|>')" in refusal(base)
+
+
+def test_a_tokenizer_that_cannot_be_read_is_refused(base: Path) -> None:
+    (base / "tokenizer.json").write_text("{}")
+    assert "tokenizer.json cannot be read" in refusal(base)
+
+
+def test_transformers_own_report_is_neither_printed_nor_silenced_afterwards(base: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    import logging
+
+    before = logging.root.manager.disable
+    change_weights(base, lambda tensors: tensors.pop(UP))
+    refusal(base)
+    assert "REPORT" not in "".join(capfd.readouterr())
+    assert logging.root.manager.disable == before
+
+
+@pytest.mark.parametrize(
+    "files, word",
+    [
+        ([], "holds no config.json; is it"),
+        (["config.json"], "a config.json and no .safetensors weights"),
+        (["config.json", "pytorch_model.bin"], r"pickled ones \(pytorch_model.bin\) are not loaded; convert .*save_pretrained"),
+    ],
+)
+def test_check_says_what_a_model_folder_lacks(tmp_path: Path, files: list[str], word: str) -> None:
+    for file in files:
+        (tmp_path / file).write_text("{}")
+    with pytest.raises(ParamsError, match=word):
+        check._check_folder(tmp_path)
+
+
+def test_check_takes_a_whole_model_folder(base: Path) -> None:
+    check._check_folder(base)
+    sound.refuse_unsound(base, trusted=False)
