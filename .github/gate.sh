@@ -13,10 +13,16 @@ if [ -x .venv/bin/python ]; then
 fi
 rm -f artifacts/comment.md
 dvc fetch --quiet 2>/dev/null || true # a remote, where there is one
-dvc repro --allow-missing gate || dvc repro gate || echo "gate.sh: dvc repro failed; what it left is judged as stale" >&2
+failed=0
+dvc repro --allow-missing gate || dvc repro gate || failed=2
 dvc repro --allow-missing report || echo "gate.sh: the report needs rows that are not here; the verdict does not" >&2
 code=0
-python -m pipeline.gate --enforce --comment ${1:+--baseline "$1"} || code=$?
+case "${1:-}" in *[!0]*) base=$1 ;; *) base= ;; esac # git's forty zeros: a branch that was not there before
+python -m pipeline.gate --enforce --comment ${base:+--baseline "$base"} || code=$?
+if [ "$failed" -ne 0 ]; then
+  echo "gate.sh: dvc repro failed: nothing that it left is a verdict" >&2
+  code=2
+fi
 if [ -n "${GITHUB_STEP_SUMMARY:-}" ] && [ -f artifacts/comment.md ]; then
   cat artifacts/comment.md >>"$GITHUB_STEP_SUMMARY"
 fi

@@ -66,7 +66,10 @@ def _serve(results: Results, judged: dict[str, Any], reference: str) -> str:
 
 
 def _none(results: Results, judged: dict[str, Any]) -> str:
-    """No variant passes: the nearest, and what keeps it from passing."""
+    """No variant passes, or none with a speed: the nearest, and what keeps it from passing."""
+    passed = [n for n, v in judged.items() if v["verdict"] == "PASS"]
+    if passed:
+        return f"{', '.join(passed)} pass every required rule; how fast they are is unknown."
     near = sorted((n for n in judged if judged[n]["rules"]), key=lambda n: _rank(results, judged, n))
     if not near or _unpassed(judged[near[0]]) == 0:
         return "No variant passes every required rule: nothing here can be advised."

@@ -70,6 +70,12 @@ def timed(settings: Params, variant: str, threads: int) -> tuple[list[Row], Row]
     count = setup.warmups + (setup.rounds if looks.planned == 1 else setup.max_rounds or 0)
     asked = [prompts.cut(setup.prompt_tokens) for _ in range(count)]
     with working(settings.variant(variant), folder, threads) as a, working(settings.variant(reference), base, threads) as b:
+        longest = min(a.facts["max_length"], b.facts["max_length"])
+        if setup.prompt_tokens + setup.output_tokens > longest:
+            raise Unsupported(
+                f"{setup.prompt_tokens} prompt and {setup.output_tokens} output tokens (the tier's benchmark) are more than "
+                f"the {longest} that both models hold"
+            )
         rates = hardware.rates(threads, a.facts["device"], [m["dtype"] for m in models.values()])
         rows, told = in_rounds(a, b, setup, asked, looks, rounds.confidence(settings))
         plan = sweep.plan(setup, min(a.facts["max_length"], len(prompts.ids)))

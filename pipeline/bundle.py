@@ -216,7 +216,11 @@ def _check(path: Path, bundle: zipfile.ZipFile, members: dict[str, zipfile.ZipIn
     if index.get("format") != FORMAT:
         raise ArtifactError(f"{path} has format {index.get('format')!r}, not {FORMAT}: it was made by another version of quantgate")
     listed = index.get("files")
-    if not isinstance(listed, dict) or listed.keys() != members.keys() - {INDEX} or not isinstance(index.get("conditions"), dict):
+    if (
+        not isinstance(listed, dict)
+        or listed.keys() != members.keys() - {INDEX}
+        or not all(isinstance(index.get(key), dict) for key in ("conditions", "hidden"))
+    ):
         raise ArtifactError(f"{path}: {INDEX} does not list what the bundle holds; have it made and sent again")
     for name, facts in listed.items():
         if hashlib.sha256(_bytes(path, bundle, members[name])).hexdigest() != (facts or {}).get("sha256"):

@@ -38,6 +38,9 @@ def faults(settings: Params) -> list[str]:
         except QuantgateError as e:
             found.append(f"{where}: {e}")
 
+    if (engine := settings.variants[settings.reference].engine) != "hf":
+        why = "choose one in 'hf': its hidden states are kept"
+        found.append(f"params.yaml: reference {settings.reference!r} runs in {engine!r}; {why}")
     if isinstance(settings.model, PathModel):
         collect("params.yaml: model.path", _check_folder, Path(settings.model.path).expanduser())
     for name, variant in settings.variants.items():
@@ -48,6 +51,7 @@ def faults(settings: Params) -> list[str]:
     for k, rule in enumerate(settings.gate.rules):
         collect(f"params.yaml: gate.rules.{k}", bound_of, rule)
         collect(f"params.yaml: gate.rules.{k}", _check_part, rule.metric, settings)
+        collect(f"params.yaml: gate.rules.{k}", served.check_rule, rule, settings)
     collect("params.yaml: calibration.set", evalset.load_texts, Path(settings.calibration.set))
     collect("params.yaml: diverge.corpus", evalset.load_texts, Path(settings.diverge.corpus))
     collect("params.yaml: diverge.trajectories.prompts", evalset.load_prompts, Path(settings.diverge.trajectories.prompts))

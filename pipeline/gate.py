@@ -168,7 +168,7 @@ def _inputs(settings: Params) -> dict[str, str | None]:
         path = Path(name)
         found = sorted(p for p in path.rglob("*") if p.suffix in SUFFIXES) if path.is_dir() else [path]
         hashes[name] = artifacts.digest({p.as_posix(): artifacts.sha256_file(p) for p in found if p.exists()})
-    return hashes | {"params": artifacts.digest(settings.model_dump(exclude={"track"}))}
+    return hashes | {"params": artifacts.digest(settings.model_dump(exclude={"track"} | served.idle(settings)))}
 
 
 def _results(settings: Params) -> dict[str, dict[str, Any]]:

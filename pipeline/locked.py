@@ -67,6 +67,26 @@ def cached(path: str, md5_then: str, commit: str) -> Path:
     return kept
 
 
+def other_params(stages: set[str], now: dict[str, Any]) -> list[str]:
+    """`stage: key` of every param that is another now than when dvc.lock says that the stage ran, or another tier's. now:
+    params.yaml, parsed."""
+    text = LOCK.read_bytes() if LOCK.exists() else b"stages: {}"
+    found, tier = [], f"tiers.{now.get('tier')}."
+    for name, stage in (yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))["stages"] or {}).items():  # noqa: S506
+        recorded = (stage.get("params") or {}).get("params.yaml", {}) if name in stages else {}
+        for key, then in recorded.items():
+            other_tier = key.startswith("tiers.") and not key.startswith(tier)
+            found += [f"{name}: {key}"] if other_tier or _at(now, key) != then else []
+    return found
+
+
+def _at(params: Any, key: str) -> Any:
+    """What stands at a path of keys, None where nothing does."""
+    for part in key.split("."):
+        params = params.get(part) if isinstance(params, dict) else None
+    return params
+
+
 def _get(path: str, commit: str, out: Path) -> None:
     beside = Path(sys.executable).with_name("dvc")
     dvc = str(beside) if beside.exists() else shutil.which("dvc")

@@ -87,10 +87,12 @@ def measure_variant(variant: str, settings: Params) -> Row:
     try:
         if manifest["status"] != "ok":
             raise Unsupported(f"quantize: {manifest['status']}: {manifest['reason']}")
+        if common.variants[variant].launch and (own := settings.variant(variant).engine_options):
+            raise Unsupported(f"engine_options {own} are for the engine in process; a server that is launched has none of them")
         plan = plan_of(load, common, settings.seed)
         found, plan, rows, facts = serve(folder, common.variants[variant], plan, common, settings.thread_count)
     except Unsupported as e:
-        about |= {"status": "unsupported", "reason": str(e)}
+        about |= {"status": "unsupported", "reason": f"{e} (after a change of this machine: dvc repro -f serve@{variant})"}
         write(variant, [], about, about | none)
         return about
     about |= status_of(rows) | {"probe": found, "plan": asdict(plan)}

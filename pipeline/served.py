@@ -16,7 +16,7 @@ from pipeline import artifacts
 from pipeline.definitions import is_served
 from pipeline.errors import ArtifactError, ParamsError
 from pipeline.explain import did_you_mean
-from pipeline.params import Params
+from pipeline.params import Params, Rule
 from pipeline.serving_figures import DEFINITIONS, QUANTILES, WHOLE, in_a_round, scenarios
 from pipeline.stats import quantile_interval
 
@@ -34,7 +34,8 @@ def levels(settings: Params) -> list[str]:
 def asked(variant: str, settings: Params) -> Row:
     """All of params.yaml that what a variant's server did depends on, but for its model."""
     load, common = settings.amount.serving, settings.serving.model_dump(exclude={"variants"})
-    return {**settings.serving.variants[variant].model_dump(), **common, "load": load.model_dump() if load else None}
+    own = {"load": load.model_dump() if load else None, "seed": settings.seed, "threads": settings.threads}
+    return {**settings.serving.variants[variant].model_dump(), **common, **own, "confidence": settings.compare.confidence}
 
 
 def write_asked(settings: Params) -> None:
@@ -56,6 +57,22 @@ def check_metric(metric: str, settings: Params) -> None:
         raise ParamsError(
             f"metric {metric!r}: give one of the tier's levels, as in '{stem}/{known[0]}'{did_you_mean(level, known)}"
         )
+
+
+def check_rule(rule: Rule, settings: Params) -> None:
+    """Raise `ParamsError` for a rule on a server that decides over a variant which has none: it could only fail."""
+    if not is_served(rule.metric) or not rule.required:
+        return
+    bare = [n for n in settings.gate.required if n not in settings.serving.variants and n in (rule.variants or [n])]
+    if bare:
+        raise ParamsError(
+            f"metric {rule.metric!r}: required variant {bare[0]!r} is not served; give the rule `variants: [...]`, or serve it"
+        )
+
+
+def idle(settings: Params) -> set[str]:
+    """The section of params that is no input of a verdict where nobody is served."""
+    return set() if settings.serving.variants else {"serving"}
 
 
 def judged(settings: Params) -> set[str]:

@@ -6,7 +6,7 @@ machine is full, more requests at once raise throughput and cost little; beyond,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -63,8 +63,8 @@ def in_a_round(scenario: str, requests: int) -> int:
 def memory(peak: int | None, why_not: str, confidence: float) -> dict[str, Any]:
     """`server_memory_bytes`; null, with the reason, where it cannot be seen."""
     method = "sum of VmHWM over the server's processes, loading and all levels"
-    found = _nothing(why_not) if peak is None else Estimate(peak, None, None, 1, method, ("measured once: no interval",))
-    return _shown("server_memory_bytes", found, confidence)
+    found = nothing(why_not) if peak is None else Estimate(peak, None, None, 1, method, ("measured once: no interval",))
+    return shown("server_memory_bytes", found, confidence)
 
 
 # --- one row -----------------------------------------------------------------------------------------------------
@@ -134,17 +134,18 @@ def level(rows: list[Row], confidence: float, objective: Objective | None = None
     n, found = len(counted), dict[str, Estimate]()
     for name, hits in (("failure_rate", n - len(good)), ("timeout_rate", sum(r["fault"] == "timeout" for r in counted))):
         found[name] = wilson(hits, n, confidence=confidence)
+    found["failure_rate"] = _across(found["failure_rate"], _by_round(counted, lambda r: float(not r["ok"])), np.mean, confidence)
     found |= _latencies(good, n - len(good), confidence) | _rates(counted, confidence, objective) | _counts(rows, good)
     if any(r.get("t_due") is not None for r in counted):
         found["client_lag_p99_ms"] = _lag(counted, good)
-    return {name: _shown(name, e, confidence) for name, e in found.items()}
+    return {name: shown(name, e, confidence) for name, e in found.items()}
 
 
-def _shown(name: str, estimate: Estimate, confidence: float) -> dict[str, Any]:
+def shown(name: str, estimate: Estimate, confidence: float) -> dict[str, Any]:
     return asdict(estimate) | {"unit": DEFINITIONS[name].unit, "confidence": confidence}
 
 
-def _nothing(reason: str, n: int = 0, method: str = "none") -> Estimate:
+def nothing(reason: str, n: int = 0, method: str = "none") -> Estimate:
     return Estimate(None, None, None, n, method, (reason,))
 
 
@@ -160,8 +161,32 @@ def _latencies(good: list[Row], failed: int, confidence: float) -> dict[str, Est
         notes: tuple[str, ...] = (_why_missing(name, left_out, len(good)),) if left_out else ()
         notes += (f"{failed} failed requests are left out",) if failed else ()
         for label, q in QUANTILES.items():
-            found[f"{name}_{label}_ms"] = _quantile(pairs, q, notes, confidence)
+            rounds = _by_round([good[k] | {"x": 1000 * x} for x, k in pairs], lambda r: float(r["x"]))
+            pooled = _quantile(pairs, q, notes, confidence)
+            found[f"{name}_{label}_ms"] = _across(pooled, rounds, _quantile_of(q), confidence)
     return found
+
+
+def _quantile_of(q: float) -> Callable[[Any], Any]:
+    return lambda values: np.quantile(values, q)
+
+
+def _by_round(rows: list[Row], of: Callable[[Row], float]) -> list[list[float]]:
+    """A figure of each request, round by round."""
+    return [[of(r) for r in rows if r["round"] == k] for k in sorted({r["round"] for r in rows})]
+
+
+def _across(pooled: Estimate, rounds: list[list[float]], of: Callable[[Any], Any], confidence: float) -> Estimate:
+    """A figure over all requests with the outer of its interval over requests and a t interval over rounds: requests of one
+    round wait for each other, so that their own spread says too little. One round has no interval."""
+    if pooled.low is None or pooled.high is None or pooled.value is None:
+        return pooled
+    each = mean_t([float(of(x)) for x in rounds], confidence=confidence)
+    if each.low is None or each.high is None:
+        return replace(pooled, low=None, high=None, warnings=(*pooled.warnings, "one round: no interval can be made"))
+    half = (each.high - each.low) / 2
+    low, high = max(min(pooled.low, pooled.value - half), 0.0), max(pooled.high, pooled.value + half)
+    return replace(pooled, low=low, high=high, method=f"outer limits of: {pooled.method}; {each.method} of rounds")
 
 
 def _why_missing(name: str, missing: int, of: int) -> str:
@@ -175,7 +200,7 @@ def _why_missing(name: str, missing: int, of: int) -> str:
 
 def _quantile(pairs: list[tuple[float, int]], q: float, notes: tuple[str, ...], confidence: float) -> Estimate:
     if not pairs:
-        return _nothing("; ".join(notes) or "no request was complete")
+        return nothing("; ".join(notes) or "no request was complete")
     values, requests = zip(*((1000 * x, k) for x, k in pairs))
     estimate = quantile_interval(values, requests, q, confidence=confidence)
     if q == QUANTILES["p99"] and len(values) < FEW_FOR_P99:
@@ -206,16 +231,17 @@ def _rates(counted: list[Row], confidence: float, objective: Objective | None) -
     found = {"throughput_req_s": rate(lambda r: float(r["ok"]))}
     unknown = sum(r["output_tokens"] is None for r in good)
     found["throughput_tok_s"] = (
-        _nothing(f"{unknown} of {len(good)} replies have no known number of tokens")
+        nothing(f"{unknown} of {len(good)} replies have no known number of tokens")
         if unknown
         else rate(lambda r: float(r["output_tokens"] if r["ok"] else 0))
     )
     if objective is None or objective == Objective():
         reason = "no objective was stated"
-        return found | {"goodput_req_s": _nothing(reason), "attainment": _nothing(reason)}
+        return found | {"goodput_req_s": nothing(reason), "attainment": nothing(reason)}
     met = sum(objective.met(r) for r in counted)
     found["goodput_req_s"] = rate(lambda r: float(objective.met(r)))
-    found["attainment"] = wilson(met, len(counted), confidence=confidence)
+    rounds = _by_round(counted, lambda r: float(objective.met(r)))
+    found["attainment"] = _across(wilson(met, len(counted), confidence=confidence), rounds, np.mean, confidence)
     return found
 
 
@@ -245,12 +271,12 @@ def _counts(rows: list[Row], good: list[Row]) -> dict[str, Estimate]:
         found["one_token_replies"] = exact(sum(k == 1 for k in known), len(known))
     else:
         reason = "no complete reply has a known number of tokens"
-        found |= {k: _nothing(reason) for k in ("output_tokens_min", "output_tokens_max", "one_token_replies")}
+        found |= {k: nothing(reason) for k in ("output_tokens_min", "output_tokens_max", "one_token_replies")}
     if cached:
         note = ("a prefix cache answered part of the prompts: TTFT is not that of new ones",) if sum(cached) else ()
         found["cached_tokens"] = exact(sum(cached), len(cached), *note)
     else:
-        found["cached_tokens"] = _nothing("the server does not say what its prefix cache answered")
+        found["cached_tokens"] = nothing("the server does not say what its prefix cache answered")
     return found
 
 
@@ -262,39 +288,3 @@ def _lag(counted: list[Row], good: list[Row]) -> Estimate:
     if usual and value > LAG * float(np.median(usual)):
         note = f"this client sent late by more than {LAG:.0%} of the median TTFT: use a lower rate or another machine; {note}"
     return Estimate(value, None, None, len(late), "99th percentile", (note,))
-
-
-# --- the knee ----------------------------------------------------------------------------------------------------
-
-
-def knee(levels: Mapping[int, list[Row]], confidence: float) -> dict[str, Any]:
-    """The concurrency at which throughput over median latency is greatest: beyond it, one percent more throughput costs
-    more than one percent more latency.
-
-    levels: {concurrency: its rows}. low and high are the least and greatest knee of single rounds. Null where the
-    greatest level tried is still the best one, or fewer than three can be compared. Source: Kleinrock 1979, "Power and
-    deterministic rules of thumb for probabilistic problems in computer communications".
-    """
-    power = {c: p for c, rows in sorted(levels.items()) if (p := _power([r for r in rows if not r["warmup"]]))}
-    rounds = sorted(set.intersection(*(set(p) for p in power.values()))) if power else []
-    if len(power) < 3 or not rounds:
-        reason = f"{len(power)} levels have complete requests in every round; a knee needs three"
-        return _shown("knee", _nothing(reason, len(rounds)), confidence)
-    single = [max(power, key=lambda c, k=k: power[c][k]) for k in rounds]  # type: ignore[misc]
-    best = max(power, key=lambda c: float(np.mean(np.log([power[c][k] for k in rounds]))))
-    method = f"greatest throughput / median latency over {len(power)} levels, {len(rounds)} rounds; interval: single rounds' own"
-    if best == max(power):
-        reason = f"throughput still pays for latency at {best} at once, the most that was tried"
-        return _shown("knee", _nothing(reason, len(rounds), method), confidence)
-    notes = () if len(set(single)) == 1 else (f"rounds disagree: {single}",)
-    return _shown("knee", Estimate(best, min(single), max(single), len(rounds), method, notes), confidence)
-
-
-def _power(counted: list[Row]) -> dict[int, float]:
-    """{round: complete requests a second over median end-to-end seconds}, where there are any."""
-    found = {}
-    for k, seconds in walls(counted).items():
-        times = [x for r in counted if r["round"] == k and r["ok"] and (x := e2e(r)) is not None]
-        if times:
-            found[k] = len(times) / seconds / float(np.median(times))
-    return found

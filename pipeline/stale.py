@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import yaml
+
 from pipeline import artifacts, locked, served
 from pipeline.errors import ArtifactError
-from pipeline.params import Params, PathModel
+from pipeline.params import PARAMS, Params, PathModel
+
+ONCE = ("download", "calibrate", "reference", "floor")  # stages of dvc.yaml that measure, and
+PER_VARIANT = ("quantize", "diverge", "evaluate", "benchmark", "generate", "serve", "compare")
 
 
 def changed(settings: Params) -> list[str]:
@@ -14,7 +19,13 @@ def changed(settings: Params) -> list[str]:
     written = [artifacts.metrics(n) for n in settings.variants] + served.files(settings)
     written += [artifacts.FLOOR] if artifacts.FLOOR.exists() else []
     found = served.changed(settings) + _changed_rows(settings) + _changed_model(settings) + _changed_builds(settings)
-    return found + locked.edited(written)
+    return found + locked.edited(written) + _other_params(settings)
+
+
+def _other_params(settings: Params) -> list[str]:
+    """What was measured with other params than those of now: a verdict made by hand on top would not say so."""
+    stages = {f"{stage}@{name}" for stage in PER_VARIANT for name in settings.variants} | set(ONCE)
+    return locked.other_params(stages, yaml.safe_load(PARAMS.read_text(encoding="utf-8")))
 
 
 def absent(settings: Params) -> list[str]:

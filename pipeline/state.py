@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from pipeline import artifacts, run_content
+from pipeline import artifacts, run_content, served
 from pipeline.params import Params
 
 
@@ -42,12 +42,9 @@ class State:
 
 def load_state(settings: Params) -> State:
     """The state on file. Raises `ArtifactError` if results or the verdict are missing."""
-    served = {n: artifacts.REPORTS / "serving" / f"{n}.json" for n in settings.variants}
-    return State(
-        {name: artifacts.read_json(artifacts.metrics(name)) for name in settings.variants},
-        {name: dict(artifacts.read_json(path)) if path.exists() else {} for name, path in served.items()},
-        artifacts.read_json(artifacts.GATE),
-    )
+    results = {name: artifacts.read_json(artifacts.metrics(name)) for name in settings.variants}
+    servers, _ = served.current(results, settings)  # what was measured for other params, or is no longer served, stays out
+    return State(results, {name: servers.get(name, {}) for name in results}, artifacts.read_json(artifacts.GATE))
 
 
 def version_tags(state: State, name: str, settings: Params) -> dict[str, str]:

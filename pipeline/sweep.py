@@ -101,7 +101,9 @@ def plan(setup: Requests, longest: int) -> Plan:
     for asked in sorted(setup.contexts):
         room = min(asked, longest)
         if room < asked:
-            found.notes[f"context-{room}"] = f"{asked} tokens were asked for; {longest} is the most that model and text hold"
+            found.notes[f"context-{room}"] = (
+                f"{asked} tokens were asked for; {longest} is the most that engine, model and text hold"
+            )
         if room > OUTPUT:
             contexts[room] = None
     for repeat in range(REPEATS):
@@ -140,7 +142,7 @@ def fill(plan: Plan, prompts: Prompts) -> None:
 
 def run(worker: Any, plan: Plan) -> Iterator[Row]:
     """The sweep's rows. What the engine cannot do is missing from the plan; a process that dies ends the sweep with a row."""
-    for step in plan.steps:
+    for at, step in enumerate(plan.steps):
         if plan.lacks(step):
             continue
         head = {
@@ -160,5 +162,7 @@ def run(worker: Any, plan: Plan) -> Iterator[Row]:
             continue
         except ArtifactError as e:
             yield head | {"ok": False, "error": str(e), "t_submit": None, "t_tokens": [], "batch": len(step.prompts)}
+            done = {s.scenario for s in plan.steps[: at + 1]}
+            plan.missing |= {s.scenario: f"the sweep ended before: {e}" for s in plan.steps[at:] if s.scenario not in done}
             return
         yield head | row

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from gate_house import judge as judged_stage
 from gate_house import lock, vouch
 from pydantic import ValidationError
@@ -469,3 +470,33 @@ def test_what_is_not_here_is_said(house: params.Params, capsys: pytest.CaptureFi
     judged(house)
     assert gate.enforce(house) == 0
     assert "not compared with what was measured: 1 files of rows, the model of int8" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("change, words", [
+    (lambda p: p.update(seed=1), "evaluate@int8: seed"), (lambda p: p.update(tier="smoke"), "evaluate@int8: tiers.default.tasks"),
+    (lambda p: p["variants"]["int8"]["options"].update(scheme="int8-dynamic"), "evaluate@int8: variants.int8"),
+])  # fmt: skip
+def test_a_verdict_made_by_hand_on_what_was_measured_with_other_params_is_stale(
+    house: params.Params, capsys: pytest.CaptureFixture[str], change: Any, words: str
+) -> None:
+    judged(house)
+    data = yaml.safe_load(Path("params.yaml").read_text(encoding="utf-8"))
+    recorded = {
+        "seed": data["seed"],
+        "tiers.default.tasks": data["tiers"]["default"]["tasks"],
+        "variants.int8": data["variants"]["int8"],
+    }
+
+    def lock_again() -> None:
+        content = yaml.safe_load(Path("dvc.lock").read_text(encoding="utf-8"))
+        content["stages"]["evaluate@int8"] = {"cmd": "c", "params": {"params.yaml": recorded}}
+        Path("dvc.lock").write_text(yaml.safe_dump(content), encoding="utf-8")
+
+    lock_again()
+    assert gate.enforce(house) == 0
+    change(data)
+    Path("params.yaml").write_text(yaml.safe_dump(data, sort_keys=False), encoding="utf-8")
+    settings = params.load()
+    judged(settings)
+    lock_again()
+    assert gate.enforce(settings) == gate.STALE and words in capsys.readouterr().err

@@ -50,7 +50,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("texts.jsonl").write_text(text + "\n", encoding="utf-8")
     for name in ("bf16", "q8"):
         artifacts.write_json(
-            artifacts.model_dir(name) / artifacts.MANIFEST, {"status": "ok", "reason": None, "digest": f"{name}-1"}
+            artifacts.model_dir(name) / artifacts.MANIFEST,
+            {"status": "ok", "reason": None, "digest": f"{name}-1", "files": artifacts.files_of(artifacts.model_dir(name))},
         )
 
 
@@ -145,7 +146,7 @@ def test_a_server_that_fails_half_way_keeps_its_rows_and_its_failures_count(
     assert {r["fault"] for r in counted if not r["ok"]} == {"reset"}
     assert figures()["levels"]["closed-2"]["failure_rate"]["value"] > 0.5
     found = judged(settings)
-    assert found["failure_rate/closed-2"][0] == "FAIL" and found[""][0] == "FAIL"
+    assert found["failure_rate/closed-2"][0] != "PASS" != found[""][0]  # two rounds that differ settle little, and pass nothing
 
 
 def test_a_server_without_one_complete_reply_passes_nothing(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

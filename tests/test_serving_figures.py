@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from pipeline.knee import knee
 from pipeline.metrics import Definition
-from pipeline.serving_figures import DEFINITIONS, WHOLE, Objective, knee, level, memory, scenarios
+from pipeline.serving_figures import DEFINITIONS, WHOLE, Objective, level, memory, scenarios
 
 CONFIDENCE = 0.95
 

@@ -291,5 +291,8 @@ def _free_bytes(torch: Any, device: str) -> int:
     return int(psutil.virtual_memory().available)
 
 
-def _cache_bytes(cache: Any) -> int:
-    return sum(t.numel() * t.element_size() for layer in cache.layers for t in (layer.keys, layer.values))
+def _cache_bytes(cache: Any) -> int | None:
+    """Bytes of a cache's keys and values; None for one that is made of other things too, as of a model with linear attention."""
+    if not all(hasattr(layer, "keys") and hasattr(layer, "values") for layer in getattr(cache, "layers", [None])):
+        return None
+    return int(sum(t.numel() * t.element_size() for layer in cache.layers for t in (layer.keys, layer.values)))

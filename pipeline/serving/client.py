@@ -145,7 +145,8 @@ async def ask(client: httpx2.AsyncClient, endpoint: Endpoint, request: Request, 
     try:
         await asyncio.wait_for(_stream(client, endpoint, request, reply, phases, clock), endpoint.timeout_s)
     except asyncio.TimeoutError:
-        fault = Fault("timeout", f"no complete reply within {endpoint.timeout_s:g} s")
+        complete = reply.t_done is not None  # then the server only held the stream open
+        fault = None if complete else Fault("timeout", f"no complete reply within {endpoint.timeout_s:g} s")
     except Fault as e:
         fault = e
     except httpx2.HTTPError as e:
@@ -168,7 +169,10 @@ async def _stream(
         await _refuse(response, endpoint)
         events = aiter(httpx2.EventSource(response))
         async for event in events:
-            reply.take(event.data, clock())
+            try:
+                reply.take(event.data, clock())
+            except RecursionError:
+                raise Fault("malformed", "an event is nested too deeply to be read", 200) from None
             if reply.t_done is not None:
                 break
         reply.check_end()
