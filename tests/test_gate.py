@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from pathlib import Path
 from typing import Any
@@ -484,7 +485,7 @@ def test_a_verdict_made_by_hand_on_what_was_measured_with_other_params_is_stale(
     recorded = {
         "seed": data["seed"],
         "tiers.default.tasks": data["tiers"]["default"]["tasks"],
-        "variants.int8": data["variants"]["int8"],
+        "variants.int8": copy.deepcopy(data["variants"]["int8"]),
     }
 
     def lock_again() -> None:
