@@ -11,7 +11,7 @@ from pipeline.errors import ArtifactError
 from pipeline.params import PARAMS, Params, PathModel
 
 ONCE = ("download", "calibrate", "reference", "floor")  # stages of dvc.yaml that measure, and
-PER_VARIANT = ("quantize", "diverge", "evaluate", "benchmark", "generate", "serve", "compare")
+PER_VARIANT = ("quantize", "diverge", "evaluate", "benchmark", "generate", "compare")
 
 
 def changed(settings: Params) -> list[str]:
@@ -25,6 +25,7 @@ def changed(settings: Params) -> list[str]:
 def _other_params(settings: Params) -> list[str]:
     """What was measured with other params than those of now: a verdict made by hand on top would not say so."""
     stages = {f"{stage}@{name}" for stage in PER_VARIANT for name in settings.variants} | set(ONCE)
+    stages |= {f"serve@{name}" for name in settings.serving.variants}  # dvc.lock keeps what is no longer asked for
     return locked.other_params(stages, yaml.safe_load(PARAMS.read_text(encoding="utf-8")))
 
 
