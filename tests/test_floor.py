@@ -10,7 +10,7 @@ import pytest
 from gate_house import judge, vouch
 from pydantic import ValidationError
 
-from pipeline import artifacts, compare, engines, floor, gate, noise, params, reference, track
+from pipeline import artifacts, compare, engines, floor, gate, noise, params, reference, run_content
 from pipeline.engines import hf
 from pipeline.errors import ArtifactError, ParamsError, Unsupported
 from pipeline.figures import Builder
@@ -279,7 +279,7 @@ def test_the_band_reaches_from_zero_to_the_limit() -> None:
 
 
 def test_mlflow_gets_the_floor_with_the_reference_s_figures_and_no_null() -> None:
-    flat = track.flat_metrics(FLOORS | {"kld_rounding": NOTHING})
+    flat = run_content.flat_metrics(FLOORS | {"kld_rounding": NOTHING})
     assert flat["kld_floor"] == 0.002 and flat["kld_floor_high"] == 0.003 and flat["kld_floor/stepwise"] == 0.001
     assert not any(name.startswith("kld_rounding") for name in flat)
 
