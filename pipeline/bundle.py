@@ -20,7 +20,7 @@ from importlib import metadata
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from pipeline import artifacts
+from pipeline import artifacts, stale
 from pipeline.errors import ArtifactError
 from pipeline.params import Params
 
@@ -134,10 +134,9 @@ def _found() -> Iterator[Path]:
 
 
 def _refuse_stale(results: dict[str, Row]) -> None:
-    for name, result in results.items():
-        for file, then in result.get("inputs", {}).items():
-            if Path(file).exists() and artifacts.sha256_file(Path(file)) != then:
-                raise ArtifactError(f"{file} is not what the metrics of {name} were made from; run `dvc repro`, then bundle")
+    if changed := stale.changed_rows(results):
+        file, name = next(iter(changed.items()))
+        raise ArtifactError(f"{file} is not what the metrics of {name} were made from; run `dvc repro`, then bundle")
 
 
 def _content(file: Path) -> tuple[bytes, bool]:

@@ -24,13 +24,24 @@ CACHE = Path(".dvc/cache/files/md5")
 
 
 @functools.lru_cache(maxsize=4)  # a third of a second for ten variants, and asked for every rows file
+def stages(text: str | bytes, where: str = str(LOCK)) -> dict[str, Any]:
+    """{stage: what it ran, read and wrote} of a dvc.lock's text. Raises `ArtifactError` if it is damaged."""
+    try:
+        return dict(yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))["stages"])  # noqa: S506
+    except (yaml.YAMLError, KeyError, TypeError, ValueError) as e:
+        raise _damaged(where, e) from None
+
+
 def outputs(text: str | bytes, where: str = str(LOCK)) -> dict[str, str]:
     """{path of an output: its md5} of a dvc.lock's text; a folder's md5 ends in `.dir`. Raises `ArtifactError` if damaged."""
     try:
-        stages: dict[str, Any] = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))["stages"]  # noqa: S506
-        return {out["path"]: out["md5"] for stage in stages.values() for out in stage.get("outs", [])}
-    except (yaml.YAMLError, AttributeError, KeyError, TypeError) as e:
-        raise ArtifactError(f"{where} is damaged ({type(e).__name__}); take it back from git and run `dvc repro`") from None
+        return {out["path"]: out["md5"] for stage in stages(text, where).values() for out in stage.get("outs", [])}
+    except (AttributeError, KeyError, TypeError) as e:
+        raise _damaged(where, e) from None
+
+
+def _damaged(where: str, e: Exception) -> ArtifactError:
+    return ArtifactError(f"{where} is damaged ({type(e).__name__}); take it back from git and run `dvc repro`")
 
 
 def edited(paths: list[Path]) -> list[str]:
@@ -67,14 +78,13 @@ def cached(path: str, md5_then: str, commit: str) -> Path:
     return kept
 
 
-def other_params(stages: set[str], now: dict[str, Any]) -> list[str]:
+def other_params(names: set[str], now: dict[str, Any]) -> list[str]:
     """`stage: key` of every param that is another now than when dvc.lock says that the stage ran, or another tier's. now:
     params.yaml, parsed."""
-    text = LOCK.read_bytes() if LOCK.exists() else b"stages: {}"
+    known = stages(LOCK.read_bytes()) if LOCK.exists() else {}
     found, tier = [], f"tiers.{now.get('tier')}."
-    for name, stage in (yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))["stages"] or {}).items():  # noqa: S506
-        recorded = (stage.get("params") or {}).get("params.yaml", {}) if name in stages else {}
-        for key, then in recorded.items():
+    for name in sorted(names & known.keys()):
+        for key, then in (known[name].get("params") or {}).get("params.yaml", {}).items():
             other_tier = key.startswith("tiers.") and not key.startswith(tier)
             found += [f"{name}: {key}"] if other_tier or _at(now, key) != then else []
     return found

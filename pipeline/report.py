@@ -93,8 +93,8 @@ def render(template: str, context: dict[str, Any]) -> str:
     return env.get_template(template).render(context)
 
 
-def context_of(results: Results, verdict: dict[str, Any], settings: Params) -> dict[str, Any]:
-    """All that the templates show, but the pictures."""
+def context_of(results: Results, verdict: dict[str, Any], settings: Params, table: dict[str, Any]) -> dict[str, Any]:
+    """All that the templates show, but the pictures. table: `tradeoff.view`'s."""
     base = artifacts.read_manifest(artifacts.BASE)
     first = results[settings.reference]["metrics"]
     return {
@@ -108,7 +108,7 @@ def context_of(results: Results, verdict: dict[str, Any], settings: Params) -> d
         "fault_words": where.FAULT_WORDS,
         "rounds": first.get("decode_tok_s", {}).get("n", 0), "benchmark": settings.amount.benchmark,
         "versions": results[settings.reference]["versions"],
-        "tradeoff": tradeoff_of(results, settings),
+        "tradeoff": table,
         "tasks": sorted({k.split("/")[1] for k in first if k.startswith("acc/")}),
         "domains": sorted({k.split("/")[1] for k in first if k.startswith("kld_mean/") and ":" not in k}),
         "advice": advice.advice(results, verdict, settings.reference), "brief": words.brief,
@@ -117,12 +117,6 @@ def context_of(results: Results, verdict: dict[str, Any], settings: Params) -> d
         "bounds": {n: r["bounds"] for n, r in results.items() if r.get("bounds")}, "readme_ends": README_ENDS,
         "hashes": hashes_of(base, results, verdict),
     }  # fmt: skip
-
-
-def tradeoff_of(results: dict[str, dict[str, Any]], settings: Params) -> dict[str, Any]:
-    figures, faults = served.current(results, settings)
-    prompts = settings.amount.benchmark.prompt_tokens, sweep.BATCH_PROMPT
-    return tradeoff.view(results, figures, faults, prompts, settings.compare.confidence, show)
 
 
 def hashes_of(base: dict[str, Any], results: Results, verdict: dict[str, Any]) -> dict[str, str]:
@@ -181,14 +175,17 @@ def tradeoff_csv(numbers: dict[str, dict[str, float]]) -> str:
 def write(settings: Params) -> None:
     """Write pictures, pages and the numbers that DVC compares."""
     results, verdict = load_results(settings)
-    drawn = draw(results, verdict, settings.reference, served.current(results, settings)[0])
-    context = context_of(results, verdict, settings) | {"pictures": drawn}
+    figures, faults = served.current(results, settings)
+    prompts = settings.amount.benchmark.prompt_tokens, sweep.BATCH_PROMPT
+    table = tradeoff.view(results, figures, faults, prompts, settings.compare.confidence, show)
+    drawn = draw(results, verdict, settings.reference, figures)
+    context = context_of(results, verdict, settings, table) | {"pictures": drawn}
     artifacts.write_text(artifacts.REPORTS / "report.md", render("report.md.j2", context))
     artifacts.write_text(artifacts.REPORTS / "report.html", render("report.html.j2", context))
     numbers = summary_numbers(results)
     artifacts.write_json(artifacts.SUMMARY, numbers)
     artifacts.write_text(artifacts.TRADEOFF, tradeoff_csv(numbers))
-    artifacts.write_text(artifacts.TRADEOFF_TABLE, tradeoff.as_csv(context["tradeoff"]["points"]))
+    artifacts.write_text(artifacts.TRADEOFF_TABLE, tradeoff.as_csv(table["points"]))
 
 
 def print_summary(settings: Params) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -18,8 +19,9 @@ def changed(settings: Params) -> list[str]:
     """Files in words: rows and a local model that changed since, and results that no stage wrote."""
     written = [artifacts.metrics(n) for n in settings.variants] + served.files(settings)
     written += [artifacts.FLOOR] if artifacts.FLOOR.exists() else []
-    found = served.changed(settings) + _changed_rows(settings) + _changed_model(settings) + _changed_builds(settings)
-    return found + locked.edited(written) + _other_params(settings)
+    results = _results(settings)
+    found = served.changed(settings) + sorted(changed_rows(results)) + _changed_model(settings)
+    return found + _changed_builds(results, settings) + locked.edited(written) + _other_params(settings)
 
 
 def _other_params(settings: Params) -> list[str]:
@@ -31,40 +33,43 @@ def _other_params(settings: Params) -> list[str]:
 
 def absent(settings: Params) -> list[str]:
     """What the verdict rests on and is not in this folder, so that nobody compared it: a clone has no rows and no models."""
-    rows = [f for n in settings.variants for f in _inputs(n) if not Path(f).exists()]
+    rows = [f for result in _results(settings).values() for f in result["inputs"] if not Path(f).exists()]
     models = [n for n in settings.gate.required if not (artifacts.model_dir(n) / artifacts.MANIFEST).exists()]
     return [f"{len(rows)} files of rows"] * bool(rows) + [f"the model of {n}" for n in models]
 
 
-def _changed_builds(settings: Params) -> list[str]:
+def _changed_builds(results: dict[str, Any], settings: Params) -> list[str]:
     """Models of required variants that are here and are not, byte for byte, what was measured."""
     found = []
     for name in settings.gate.required:
         folder = artifacts.model_dir(name)
-        if not (folder / artifacts.MANIFEST).exists() or not artifacts.metrics(name).exists():
+        if not (folder / artifacts.MANIFEST).exists() or name not in results:
             continue
         manifest = artifacts.read_manifest(folder)
         try:
             artifacts.verify_files(folder, manifest)
         except ArtifactError as e:
             found.append(str(e))
-        if manifest["digest"] != artifacts.read_json(artifacts.metrics(name))["model"]:
+        if manifest["digest"] != results[name]["model"]:
             found.append(f"{folder} (another build than was measured)")
     return found
 
 
-def _inputs(variant: str) -> dict[str, str]:
-    path = artifacts.metrics(variant)
-    found: dict[str, str] = artifacts.read_json(path)["inputs"] if path.exists() else {}
+def _results(settings: Params) -> dict[str, Any]:
+    return {n: artifacts.read_json(artifacts.metrics(n)) for n in settings.variants if artifacts.metrics(n).exists()}
+
+
+def changed_rows(results: dict[str, Any]) -> dict[str, str]:
+    """{row file: variant} of those that are here and are not what that variant's metrics were made from."""
+    now: dict[str, str | None] = {}  # the reference's rows are behind every variant's metrics: hashed once
+    found: dict[str, str] = {}
+    for name, result in results.items():
+        for file, then in result["inputs"].items():
+            if file not in now:
+                now[file] = artifacts.sha256_file(Path(file)) if Path(file).exists() else None
+            if now[file] not in (None, then):
+                found.setdefault(file, name)
     return found
-
-
-def _changed_rows(settings: Params) -> list[str]:
-    """Row files that are here but are not those the metrics were made from."""
-    changed = set()
-    for name in settings.variants:
-        changed |= {f for f, then in _inputs(name).items() if Path(f).exists() and artifacts.sha256_file(Path(f)) != then}
-    return sorted(changed)
 
 
 def _changed_model(settings: Params) -> list[str]:

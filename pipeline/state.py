@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from pipeline import artifacts, run_content, served
+from pipeline import artifacts, locked, run_content, served
 from pipeline.params import Params
 
 
@@ -75,9 +73,8 @@ def provenance(state: State, settings: Params) -> dict[str, str]:
     tags = {"mlflow.source.name": "pipeline.track", "mlflow.source.type": "LOCAL", "machine": machine(state, settings)}
     if commit := _git("rev-parse", "HEAD"):
         tags |= {"mlflow.source.git.commit": commit, "git.changed": str(bool(_git("status", "--porcelain"))).lower()}
-    lock = Path("dvc.lock")
-    if lock.exists():  # without this stage's own entry, which DVC writes after it
-        stages = (yaml.safe_load(lock.read_text(encoding="utf-8")) or {}).get("stages", {})
+    if locked.LOCK.exists():  # without this stage's own entry, which DVC writes after it
+        stages = locked.stages(locked.LOCK.read_bytes())
         tags["dvc.lock"] = artifacts.digest({k: v for k, v in stages.items() if k != "track"})
     return tags
 

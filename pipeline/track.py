@@ -62,10 +62,9 @@ def _child(tracker: Tracker, state: State, name: str, settings: Params, made_fro
         tracker.log_datasets(run_id, run_content.datasets(name))
         tracker.log_files(run_id, [artifacts.metrics(name)], "metrics")
         tracker.log_files(run_id, [folder / artifacts.MANIFEST], "manifest")
-        tracker.log_files(run_id, [artifacts.REPORTS / "serving" / f"{name}.json"], "serving")
-        rows = [artifacts.answers(name), artifacts.timings(name), artifacts.tokens(name), artifacts.generations(name)]
-        rows.append(artifacts.ARTIFACTS / "serving" / f"{name}.jsonl")
-        for file in rows:  # a folder for each kind: they are all called <variant>.jsonl
+        tracker.log_files(run_id, [artifacts.served(name)], "serving")
+        made = (artifacts.answers, artifacts.timings, artifacts.tokens, artifacts.generations, artifacts.serving)
+        for file in (make(name) for make in made):  # a folder for each kind: they are all called <variant>.jsonl
             tracker.log_files(run_id, [file], f"rows/{file.parent.name}")
         tracker.log_files(run_id, [artifacts.broke(name)], "broke")
 

@@ -15,6 +15,14 @@ CHAT = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|
 ROOT = Path(__file__).resolve().parent.parent
 
 
+@pytest.fixture(scope="session")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty store of MLflow's, to be copied: it takes seconds to make."""
+    from track_house import empty_database
+
+    return empty_database(tmp_path_factory.mktemp("mlflow"))
+
+
 def make_model(folder: Path, *, seed: int = 0, hidden: int = 64, layers: int = 2, dtype: str = "float32") -> Path:
     """Write a random Llama; its tokenizer is trained on the project's own corpus."""
     import torch

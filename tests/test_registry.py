@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from mlflow import MlflowClient
-from track_house import VARIANTS, change, empty_database, sqlite_house
+from track_house import VARIANTS, change, sqlite_house
 
 from pipeline import artifacts, params, track
 from pipeline.errors import ArtifactError, ParamsError
@@ -17,11 +17,6 @@ from pipeline.registry import ALIAS, Registry, succession
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own
 House = tuple[params.Params, str, MlflowClient]
 NAME = "quantgate"
-
-
-@pytest.fixture(scope="module")
-def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return empty_database(tmp_path_factory.mktemp("mlflow"))
 
 
 @pytest.fixture

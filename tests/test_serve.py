@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from pipeline.stats import quantile_interval
 from tests import serving_server
 from tests.serving_server import KEY, Server
 from tests.test_engines import write_gguf
-from tests.test_serving_launch import SCRIPT, family, gone
+from tests.test_serving_launch import SCRIPT, family, gone, killed_once
 
 ROOT = Path(__file__).resolve().parent.parent
 LOAD = {"concurrency": [1, 2], "rates": [], "requests": 8, "rounds": 2, "warmups": 1, "prompt_tokens": 8, "output_tokens": 3}
@@ -385,13 +384,7 @@ def test_a_stage_that_is_killed_leaves_no_server_and_no_half_written_file(number
     )
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     run = subprocess.Popen([sys.executable, "-c", program, "q8"], env=env, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    try:
-        while not Path("asked").exists() and run.poll() is None:
-            time.sleep(0.05)
-        guards = [p.pid for p in psutil.Process(run.pid).children()]
-    finally:
-        run.send_signal(number)
-        run.wait()
+    guards = killed_once(run, Path("asked"), number)
     assert len(guards) == 1 and gone([*guards, *family()]) and run.returncode != 0
     assert not Path("reports/serving").exists() and not list(Path("artifacts").rglob("*.jsonl"))
 

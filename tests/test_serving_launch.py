@@ -70,6 +70,17 @@ def gone(pids: list[int], within_s: float = 30) -> bool:
     return False
 
 
+def killed_once(run: subprocess.Popen[bytes], sign: Path, number: signal.Signals) -> list[int]:
+    """Send a process a signal once a file is there, and wait for its end; returns the pids of the children it had."""
+    try:
+        while not sign.exists() and run.poll() is None:
+            time.sleep(0.05)
+        return [p.pid for p in psutil.Process(run.pid).children()]
+    finally:
+        run.send_signal(number)
+        run.wait()
+
+
 @pytest.mark.parametrize("deaf", [False, True])
 def test_a_server_and_its_helpers_end_with_the_block(deaf: bool) -> None:
     with launch.served(*toy(deaf=deaf)) as server:
@@ -110,13 +121,7 @@ def test_a_run_that_is_killed_leaves_no_server(number: signal.Signals, tmp_path:
         )
     finally:
         signal.signal(signal.SIGINT, before)
-    try:
-        while not Path("up").exists() and run.poll() is None:
-            time.sleep(0.05)
-        guards = [p.pid for p in psutil.Process(run.pid).children()]
-    finally:
-        run.send_signal(number)
-        run.wait()
+    guards = killed_once(run, Path("up"), number)
     assert len(guards) == 1 and gone([*guards, *family()])
 
 

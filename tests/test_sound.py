@@ -128,15 +128,20 @@ def test_a_config_that_is_not_the_weights_is_refused(base: Path, values: dict[st
     assert re.search(word, message), message
 
 
-def test_code_of_the_models_own_runs_where_it_is_trusted_only(base: Path) -> None:
-    """The model's own class is what its weights are compared with."""
+def code_of_its_own(base: Path, body: str = "") -> None:
+    """Make a base whose class comes with it; body: the class's own methods."""
     (base / "mine.py").write_text(
         "from transformers import LlamaConfig, LlamaForCausalLM\n"
         "class Mine(LlamaConfig):\n    model_type = 'mine'\n"
-        "class MineForCausalLM(LlamaForCausalLM):\n    config_class = Mine\n"
+        "class MineForCausalLM(LlamaForCausalLM):\n    config_class = Mine\n" + body
     )
     named = {"AutoConfig": "mine.Mine", "AutoModelForCausalLM": "mine.MineForCausalLM"}
     change_config(base, model_type="mine", auto_map=named, architectures=["MineForCausalLM"])
+
+
+def test_code_of_the_models_own_runs_where_it_is_trusted_only(base: Path) -> None:
+    """The model's own class is what its weights are compared with."""
+    code_of_its_own(base)
     fetch(base, trusted=True)
     shutil.rmtree(base.parent / "out")
     change_weights(base, lambda tensors: tensors.pop(UP))
@@ -144,14 +149,7 @@ def test_code_of_the_models_own_runs_where_it_is_trusted_only(base: Path) -> Non
 
 
 def test_trusted_code_that_cannot_do_without_weights_passes_and_it_is_said(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (base / "mine.py").write_text(
-        "from transformers import LlamaConfig, LlamaForCausalLM\n"
-        "class Mine(LlamaConfig):\n    model_type = 'mine'\n"
-        "class MineForCausalLM(LlamaForCausalLM):\n    config_class = Mine\n"
-        "    def __init__(self, config):\n        raise RuntimeError('no meta')\n"
-    )
-    named = {"AutoConfig": "mine.Mine", "AutoModelForCausalLM": "mine.MineForCausalLM"}
-    change_config(base, model_type="mine", auto_map=named, architectures=["MineForCausalLM"])
+    code_of_its_own(base, "    def __init__(self, config):\n        raise RuntimeError('no meta')\n")
     fetch(base, trusted=True)
     told = "".join(capsys.readouterr())
     assert "weights not compared with config.json: the model's own code raises RuntimeError: no meta" in told

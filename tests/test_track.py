@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from mlflow import MlflowClient
-from track_house import ROOT, VARIANTS, change, empty_database, rule, sqlite_house
+from track_house import ROOT, VARIANTS, change, rule, sqlite_house
 
 from pipeline import artifacts, params, reach, track, tracking
 from pipeline.errors import ArtifactError, ParamsError
@@ -21,11 +21,6 @@ from pipeline.tracking import CURRENT, KEY, Tracker
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own
 House = tuple[params.Params, str, MlflowClient]
-
-
-@pytest.fixture(scope="module")
-def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return empty_database(tmp_path_factory.mktemp("mlflow"))
 
 
 @pytest.fixture
