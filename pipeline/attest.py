@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.errors import InvalidVariant
+from pipeline.core.errors import InvalidVariant
 
 TOLERANCE = 0.03  # of the expected bits: padding, a rounded group, a description of a few bytes
 PLAIN = ("float32", "float16", "bfloat16", "F32", "F16", "BF16", "MatMul", "Gemm")  # products of unpacked weights

@@ -16,11 +16,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pipeline import artifacts, cli, hardware, params, rounds, sweep
-from pipeline.bounds import Shape
-from pipeline.errors import Unsupported
+from pipeline import hardware
+from pipeline.core import artifacts, cli, params
+from pipeline.core.errors import Unsupported
+from pipeline.core.params import Params, Requests
 from pipeline.evalset import load_texts
-from pipeline.params import Params, Requests
+from pipeline.numbers import rounds, sweep
+from pipeline.numbers.bounds import Shape
 from pipeline.worker import Worker, working
 
 Row = dict[str, Any]

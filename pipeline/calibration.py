@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from pipeline import artifacts
+from pipeline.core import artifacts
 
 
 def cut(documents: list[list[int]], *, rows: int, tokens: int, seed: int) -> list[list[int]]:

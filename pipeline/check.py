@@ -10,15 +10,17 @@ import itertools
 import math
 from pathlib import Path
 
-from pipeline import artifacts, cli, engines, evalset, params, power, quantizers, served, sweep
-from pipeline.definitions import is_served
-from pipeline.errors import ParamsError, QuantgateError
+from pipeline import engines, evalset, power, quantizers, served
+from pipeline.core import artifacts, cli, params
+from pipeline.core.errors import ParamsError, QuantgateError
+from pipeline.core.explain import did_you_mean
+from pipeline.core.params import Params, PathModel, Tier
 from pipeline.evalset import tasks
-from pipeline.explain import did_you_mean
-from pipeline.metrics import TOKEN_PARTS
+from pipeline.numbers import sweep
+from pipeline.numbers.definitions import is_served
+from pipeline.numbers.metrics import TOKEN_PARTS
+from pipeline.numbers.rules import bound_of
 from pipeline.overlap import measured_rows, refuse_overlap
-from pipeline.params import Params, PathModel, Tier
-from pipeline.rules import bound_of
 
 BY_TASK = (
     "acc", "acc_delta", "recovery", "flips_to_wrong", "flips_to_right", "p_mcnemar", "byte_ppl", "byte_ppl_ratio",

@@ -1,6 +1,6 @@
-"""compare: rows -> metrics with intervals -> reports/metrics/<variant>.json
+"""compare: rows -> metrics with intervals -> reports/metrics/<variant>.json, and where it broke -> artifacts/broke/<variant>.json
 
-No model is loaded here; the arithmetic is in figures.py. Rows that were made with another build of a model, or against
+No model is loaded here; the arithmetic is in figures/. Rows that were made with another build of a model, or against
 another reference, are refused.
 """
 
@@ -9,11 +9,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pipeline import artifacts, cli, free_figures, noise, params
-from pipeline.errors import ArtifactError
-from pipeline.figures import Builder, answer_metrics, pair, size_metrics
-from pipeline.speed_figures import timing_metrics
-from pipeline.token_figures import token_metrics
+from pipeline.core import artifacts, cli, params
+from pipeline.core.errors import ArtifactError
+from pipeline.figures import broke, free_figures, noise
+from pipeline.figures.answer_figures import answer_metrics, pair
+from pipeline.figures.builder import Builder, size_metrics
+from pipeline.figures.speed_figures import timing_metrics
+from pipeline.figures.token_figures import token_metrics
 
 Row = dict[str, Any]
 ROWS = (artifacts.answers, artifacts.tokens, artifacts.timings, artifacts.generations)
@@ -37,7 +39,7 @@ def compare(variant: str, settings: params.Params) -> Row:
             ("diverge", _tokens(b, variant, metas)),
             ("evaluate", _answers(b, variant, ref, metas, settings)),
             ("benchmark", _timings(b, variant, metas, manifest)),
-            ("generate", _free(b, variant, ref, metas)),
+            ("replies", _free(b, variant, ref, metas)),
         ):
             if fault:
                 faults.append(f"{name}: {fault}")
@@ -133,13 +135,16 @@ def _timings(b: Builder, variant: str, metas: dict[Path, Row], manifest: Row) ->
 
 
 def main(variant: str) -> None:
-    """Turn VARIANT's rows into metrics with intervals."""
+    """Turn VARIANT's rows into metrics with intervals, and say where it broke."""
     watch = artifacts.Stopwatch("compare", variant)
     settings = params.load()
     settings.variant(variant)
     result = compare(variant, settings)
+    where = broke.write(variant, settings)
     artifacts.write_json(artifacts.metrics(variant), result)
-    told = f"{len(result['metrics'])} metrics" if result["status"] == "ok" else f"{result['status']}: {result['reason']}"
+    told = f"{result['status']}: {result['reason']}"
+    if result["status"] == "ok":
+        told = f"{len(result['metrics'])} metrics, {where['words']}"
     cli.say("compare", f"{variant}: {told}, {watch.done():.1f} s")
 
 

@@ -1,4 +1,5 @@
-"""diverge: a variant's next-token distributions against the reference's -> artifacts/tokens/<variant>.parquet
+"""diverge: a variant's next-token distributions against the reference's -> artifacts/tokens/<variant>.parquet,
+and its own replies (free_run.py), from the same load of its model.
 
 What bounds it: the variant's prefill; the reference is replayed from its store at the price of its output head, and
 the comparison itself runs in NumPy on rows that fit the cache. Rows go to the file in groups as they come, so that
@@ -7,6 +8,7 @@ memory does not grow with the number of tokens.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -16,10 +18,11 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from pipeline import artifacts, attest, cli, engines, llamacpp_compat, params
+from pipeline import attest, engines, free_run, llamacpp_compat
+from pipeline.core import artifacts, cli, params
+from pipeline.core.errors import ArtifactError, InvalidVariant, NoResult, ParamsError
 from pipeline.engines import Engine
-from pipeline.errors import ArtifactError, InvalidVariant, NoResult, ParamsError
-from pipeline.metrics import compare_parts
+from pipeline.numbers.metrics import compare_parts
 from pipeline.store import ROWS, Store, Window, batches
 from pipeline.token_class import classes
 
@@ -29,6 +32,7 @@ LOSSLESS = ("cast",)
 GROUP_ROWS = 8192  # rows held before they are written
 
 Columns = dict[str, Any]
+Row = dict[str, Any]
 SCHEMA = {
     "set": "string", "document": "string", "window": "string", "token_class": "string",
     "position": "int32", "token_id": "int32",
@@ -128,12 +132,48 @@ def _attested(variant: params.Variant, folder: Path, manifest: dict[str, Any], t
     return engine
 
 
-def _write_nothing(path: Path, meta: dict[str, Any]) -> None:
-    """No rows, and why."""
+def _score(engine: Engine, store: Store, path: Path, settings: params.Params, variant: str) -> tuple[Row, str]:
+    """Write the token rows; what stands beside them, and what to say of them."""
+    store.share_head(engine)
+    status, why = "ok", None
+    started = time.monotonic()
     with artifacts.atomic_file(path) as tmp:
-        write([], tmp)
-    artifacts.write_json(artifacts.meta_of(path), meta)
-    cli.say("diverge", f"{meta['variant']}: {meta['status']}: {meta['reason']}")
+        seen = write(diverge(engine, store, batch_size=settings.diverge.batch_size, threads=settings.thread_count), tmp)
+        rate = seen.tokens / (time.monotonic() - started)
+        try:
+            lossless = settings.variant(variant).quantizer in LOSSLESS
+            check(seen, is_reference=variant == settings.reference, lossless=lossless)
+        except NoResult as e:
+            status, why = e.status, str(e)
+    told = why or f"mean KLD {seen.kld_sum / seen.tokens:.3g} nats over {seen.tokens} tokens ({rate:.0f} tok/s)"
+    return {"status": status, "reason": why, "tokens": seen.tokens, "kernels": engine.kernels()}, told
+
+
+def measure(variant: str, settings: params.Params) -> str:
+    """Write the variant's token rows and its own replies, from one load of its model; what to say of both."""
+    folder, path, chosen = artifacts.model_dir(variant), artifacts.tokens(variant), settings.variant(variant)
+    manifest, store = artifacts.read_manifest(folder), Store(artifacts.REFERENCE)
+    meta: Row = {
+        "variant": variant, "model": manifest["digest"], "reference": store.manifest["digest"],
+        "status": manifest["status"], "reason": manifest["reason"], "versions": artifacts.versions(),
+    }  # fmt: skip
+    engine, told = None, ""
+    if manifest["status"] == "ok":
+        try:
+            engine = _attested(chosen, folder, manifest, settings.thread_count)
+        except NoResult as e:
+            meta |= {"status": e.status, "reason": str(e)}
+    facts: Row = {}
+    if engine is None:
+        with artifacts.atomic_file(path) as tmp:
+            write([], tmp)
+    else:
+        facts, told = _score(engine, store, path, settings, variant)
+    artifacts.write_json(artifacts.meta_of(path), meta | facts)
+    replied = free_run.write(variant, engine, settings, meta)
+    if engine is None:
+        return f"{meta['status']}: {meta['reason']}"
+    return f"{told}; " + (replied["reason"] or f"{replied['rows']} replies of its own")
 
 
 def main(
@@ -152,34 +192,9 @@ def main(
         raise ParamsError("--against and --json belong to --llamacpp-compatible TEXT; name the text, or leave them out")
     watch = artifacts.Stopwatch("diverge", variant)
     settings = params.load()
-    chosen = settings.variant(variant)
-    folder, path = artifacts.model_dir(variant), artifacts.tokens(variant)
-    manifest = artifacts.read_manifest(folder)
-    meta: dict[str, Any] = {"variant": variant, "model": manifest["digest"]}
-    if manifest["status"] != "ok":
-        _write_nothing(path, meta | {"status": manifest["status"], "reason": manifest["reason"]})
-        return
-    store = Store(artifacts.REFERENCE)
-    try:
-        engine = _attested(chosen, folder, manifest, settings.thread_count)
-    except NoResult as e:
-        _write_nothing(path, meta | {"status": e.status, "reason": str(e)})
-        return
-    store.share_head(engine)
-    status, why = "ok", None
-    with artifacts.atomic_file(path) as tmp:
-        seen = write(diverge(engine, store, batch_size=settings.diverge.batch_size, threads=settings.thread_count), tmp)
-        try:
-            check(seen, is_reference=variant == settings.reference, lossless=manifest["quantizer"] in LOSSLESS)
-        except NoResult as e:
-            status, why = e.status, str(e)
-    artifacts.write_json(artifacts.meta_of(path), meta | {
-        "status": status, "reason": why, "reference": store.manifest["digest"], "tokens": seen.tokens,
-        "kernels": engine.kernels(), "versions": artifacts.versions(),
-    })  # fmt: skip
-    seconds = watch.done()
-    told = f"{status}: {why}" if why else f"mean KLD {seen.kld_sum / seen.tokens:.3g} nats over {seen.tokens} tokens"
-    cli.say("diverge", f"{variant}: {told}, {seconds:.1f} s ({seen.tokens / seconds:.0f} tok/s)")
+    settings.variant(variant)
+    told = measure(variant, settings)
+    cli.say("diverge", f"{variant}: {told}, {watch.done():.1f} s")
 
 
 if __name__ == "__main__":

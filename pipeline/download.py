@@ -16,8 +16,9 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from pipeline import artifacts, cli, params, sound
-from pipeline.errors import DownloadError
+from pipeline import sound
+from pipeline.core import artifacts, cli, params
+from pipeline.core.errors import DownloadError
 from pipeline.weights import count_weights
 
 # What a model folder may bring along; pickled weights and code files stay out unless code is asked for.

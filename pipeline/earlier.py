@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pipeline import artifacts
-from pipeline.errors import QuantgateError
-from pipeline.params import Params
+from pipeline.core import artifacts
+from pipeline.core.errors import QuantgateError
+from pipeline.core.params import Params
 
 RECORD = artifacts.REPORTS / "evalsets.json"
 IDENTITY = ("source", "package", "file", "sha256", "path", "id")  # what params and a base's manifest both say of a model

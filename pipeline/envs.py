@@ -19,8 +19,8 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from pipeline import artifacts, cli
-from pipeline.errors import Unsupported
+from pipeline.core import artifacts, cli
+from pipeline.core.errors import Unsupported
 
 FILES = Path("envs")
 HOME = artifacts.ARTIFACTS / "envs"

@@ -16,11 +16,12 @@ from typing import Any
 
 import yaml
 
-from pipeline import artifacts, cli, engines, params
-from pipeline.errors import DataError, NoResult
+from pipeline import engines
+from pipeline.core import artifacts, cli, params
+from pipeline.core.errors import DataError, NoResult
+from pipeline.core.params import Evaluate, HowMany
 from pipeline.evalset import sets_digest
 from pipeline.evalset.tasks import TASKS, is_chat, load_task, local_tasks, task_files
-from pipeline.params import Evaluate, HowMany
 
 Row = dict[str, Any]
 BATCH_TOKENS = 2048

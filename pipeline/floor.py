@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline import artifacts, cli, engines, params
-from pipeline.errors import ArtifactError, Unsupported
-from pipeline.figures import Builder
-from pipeline.metrics import compare_parts
+from pipeline import engines
+from pipeline.core import artifacts, cli, params
+from pipeline.core.errors import ArtifactError, Unsupported
+from pipeline.figures.builder import Builder
+from pipeline.numbers.metrics import compare_parts
 from pipeline.store import ROWS, Store, Window, batches
 
 # (index of a window, position that predicts the first row, logits float32 [rows, vocab])

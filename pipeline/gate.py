@@ -22,13 +22,15 @@ from typing import Annotated, Any
 
 import typer
 
-from pipeline import artifacts, baseline, cli, comment, ledger, params, served, stale
-from pipeline.definitions import definition
-from pipeline.errors import ArtifactError, ParamsError, QuantgateError
-from pipeline.metrics import FLOORS
-from pipeline.params import Params, Rule, Variant
-from pipeline.rules import Bound, Judgement, Verdict, bound_of, judge, judge_above, neutral_of, worst, would_settle
-from pipeline.stats import Estimate, holm, items_to_settle
+from pipeline import served
+from pipeline.core import artifacts, cli, params
+from pipeline.core.errors import ArtifactError, ParamsError, QuantgateError
+from pipeline.core.params import Params, Rule, Variant
+from pipeline.judging import baseline, comment, ledger, stale
+from pipeline.numbers.definitions import definition
+from pipeline.numbers.metrics import FLOORS
+from pipeline.numbers.rules import Bound, Judgement, Verdict, bound_of, judge, judge_above, neutral_of, worst, would_settle
+from pipeline.numbers.stats import Estimate, holm, items_to_settle
 
 EXIT = {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 3}
 STALE = 2

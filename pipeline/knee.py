@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.serving_figures import Row, e2e, nothing, shown, walls
-from pipeline.stats import Estimate
+from pipeline.numbers.serving_figures import Row, e2e, nothing, shown, walls
+from pipeline.numbers.stats import Estimate
 
 
 def knee(levels: Mapping[int, list[Row]], confidence: float) -> dict[str, Any]:

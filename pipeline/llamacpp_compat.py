@@ -24,13 +24,14 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline import artifacts, attest, cli, engines, params
+from pipeline import attest, engines
+from pipeline.core import artifacts, cli, params
+from pipeline.core.errors import ArtifactError, DataError, InvalidVariant, ParamsError, Unsupported
+from pipeline.core.params import Compare, Params
 from pipeline.engines import Engine
 from pipeline.engines._forest import common_prefix
-from pipeline.errors import ArtifactError, DataError, InvalidVariant, ParamsError, Unsupported
-from pipeline.metrics import TokenRows, bounds_of, compare_parts, definition
-from pipeline.params import Compare, Params
-from pipeline.stats import Estimate, cluster_bootstrap, quantile_interval
+from pipeline.numbers.metrics import TokenRows, bounds_of, compare_parts, definition
+from pipeline.numbers.stats import Estimate, cluster_bootstrap, quantile_interval
 from pipeline.store import ROWS, Window
 
 N_CTX = 512  # llama-perplexity's default

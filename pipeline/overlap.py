@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import DataError
+from pipeline.core.errors import DataError
 from pipeline.evalset import load_prompts, load_texts
 from pipeline.evalset.tasks import load_task, local_tasks
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pipeline import artifacts
+from pipeline.core import artifacts
 
 PARTIAL = artifacts.ARTIFACTS / "partial"
 

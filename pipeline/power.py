@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from pipeline import artifacts, cli, params
-from pipeline.definitions import definition
+from pipeline.core import artifacts, cli, params
+from pipeline.core.errors import QuantgateError
+from pipeline.core.params import HowMany, Params
 from pipeline.earlier import RECORD, Sources
-from pipeline.errors import QuantgateError
 from pipeline.evalset import load_prompts, load_texts, tasks
-from pipeline.params import HowMany, Params
-from pipeline.rules import MIN_CLUSTERS, bound_of
-from pipeline.stats import paired_difference, resolvable, standard_errors
+from pipeline.numbers.definitions import definition
+from pipeline.numbers.rules import MIN_CLUSTERS, bound_of
+from pipeline.numbers.stats import paired_difference, resolvable, standard_errors
 
 POWER = 0.8
 UNKNOWN = "unknown until the reference has answered"

@@ -8,11 +8,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pipeline import artifacts, attest, cli, options, params, quantizers
+from pipeline import attest, quantizers
 from pipeline.calibration import Calibration
-from pipeline.errors import InvalidVariant, Unsupported
+from pipeline.core import artifacts, cli, options, params
+from pipeline.core.errors import InvalidVariant, Unsupported
+from pipeline.core.params import Variant
 from pipeline.formats import measure
-from pipeline.params import Variant
 
 
 def quantize(variant: Variant, base: Path, out: Path, *, calibration: Calibration, seed: int) -> dict[str, Any]:

@@ -14,11 +14,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pipeline import artifacts, cli, engines, params
+from pipeline import engines
+from pipeline.core import artifacts, cli, params
+from pipeline.core.errors import ArtifactError, DataError, InvalidVariant, Unsupported
+from pipeline.core.params import Diverge, HowMany, Tier
 from pipeline.engines import Sampling
-from pipeline.errors import ArtifactError, DataError, InvalidVariant, Unsupported
 from pipeline.evalset import Row, load_prompts, load_texts, sets_digest
-from pipeline.params import Diverge, HowMany, Tier
 from pipeline.partial import Partial
 from pipeline.store import ROWS, Window, estimate_bytes, key_of, refuse_if_too_large, shards
 

@@ -14,31 +14,19 @@ from typing import Annotated, Any
 
 import typer
 
-from pipeline import (
-    advice,
-    artifacts,
-    bundle,
-    charts,
-    cli,
-    machines,
-    noise,
-    params,
-    pareto,
-    pictures,
-    served,
-    sweep,
-    tradeoff,
-    where,
-    words,
-)  # fmt: skip
-from pipeline.errors import ArtifactError
-from pipeline.params import Params
-from pipeline.words import show
+from pipeline import served
+from pipeline.core import artifacts, cli, params
+from pipeline.core.errors import ArtifactError
+from pipeline.core.params import Params
+from pipeline.figures import noise
+from pipeline.numbers import sweep  # fmt: skip
+from pipeline.pages import advice, bundle, charts, machines, pareto, pictures, tradeoff, where, words
+from pipeline.pages.words import show
 
 FIGURES = artifacts.REPORTS / "figures"
 README_MARKS = ("<!-- results -->", "<!-- /results -->")
 README_ENDS = "<!-- the README's part ends here -->"  # in report.md
-TEMPLATES = Path(__file__).parent / "templates"
+TEMPLATES = Path(__file__).parent / "pages/templates"
 STAGES = (
     "check",
     "download",
@@ -49,10 +37,8 @@ STAGES = (
     "diverge",
     "evaluate",
     "benchmark",
-    "generate",
     "serve",
     "compare",
-    "locate",
     "gate",
     "report",
     "track",

@@ -12,17 +12,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pipeline import artifacts, cli, hardware, params, served
-from pipeline.errors import ParamsError, Unsupported
+from pipeline import hardware, served
+from pipeline.core import artifacts, cli, params
+from pipeline.core.errors import ParamsError, Unsupported
+from pipeline.core.explain import unknown
+from pipeline.core.params import Params
+from pipeline.core.sections import Load, Server, Serving
 from pipeline.evalset import sets_digest
-from pipeline.explain import unknown
-from pipeline.params import Params
-from pipeline.sections import Load, Server, Serving
+from pipeline.numbers.serving_figures import Objective, memory
 from pipeline.serving import launch, measure
 from pipeline.serving.client import Endpoint, address, key_from
 from pipeline.serving.measure import Plan
 from pipeline.serving.session import context_of, counter, load_tokenizer, measured
-from pipeline.serving_figures import Objective, memory
 
 Row = dict[str, Any]
 ELSEWHERE = "the server was not started here, so its memory is not seen"

@@ -12,13 +12,13 @@ from typing import Any
 
 import yaml
 
-from pipeline import artifacts
-from pipeline.definitions import is_served
-from pipeline.errors import ArtifactError, ParamsError
-from pipeline.explain import did_you_mean
-from pipeline.params import Params, Rule
-from pipeline.serving_figures import DEFINITIONS, QUANTILES, WHOLE, in_a_round, scenarios
-from pipeline.stats import quantile_interval
+from pipeline.core import artifacts
+from pipeline.core.errors import ArtifactError, ParamsError
+from pipeline.core.explain import did_you_mean
+from pipeline.core.params import Params, Rule
+from pipeline.numbers.definitions import is_served
+from pipeline.numbers.serving_figures import DEFINITIONS, QUANTILES, WHOLE, in_a_round, scenarios
+from pipeline.numbers.stats import quantile_interval
 
 Row = dict[str, Any]
 Metrics = dict[str, dict[str, Any]]

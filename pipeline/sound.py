@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pipeline import cli
-from pipeline.errors import DownloadError
+from pipeline.core import cli
+from pipeline.core.errors import DownloadError
 from pipeline.weights import read_headers
 
 SHOWN = 3  # how many tensors an error names

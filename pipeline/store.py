@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline import artifacts
-from pipeline.errors import ArtifactError
+from pipeline.core import artifacts
+from pipeline.core.errors import ArtifactError
 
 ROWS = 128  # positions projected at a time: 25 MB of float32 logits at a vocabulary of 49 152
 SHARD_BYTES = 16 << 20  # of states in one file: what a killed `reference` loses, and what a reader has open

@@ -19,13 +19,14 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from pipeline import artifacts, cli, params, run_content, run_picture, views
-from pipeline.errors import ArtifactError, ParamsError, QuantgateError
-from pipeline.params import Params
-from pipeline.reach import without_password
-from pipeline.registry import Move, Registry
-from pipeline.state import State, load_state, model_name, provenance, version_tags
-from pipeline.tracking import CURRENT, Tracker
+from pipeline.core import artifacts, cli, params
+from pipeline.core.errors import ArtifactError, ParamsError, QuantgateError
+from pipeline.core.params import Params
+from pipeline.runs import run_content, run_picture, views
+from pipeline.runs.reach import without_password
+from pipeline.runs.registry import Move, Registry
+from pipeline.runs.state import State, load_state, model_name, provenance, version_tags
+from pipeline.runs.tracking import CURRENT, Tracker
 
 LOCK = artifacts.ARTIFACTS / "track.lock"
 WAIT_S = 60  # for another `track` in this folder

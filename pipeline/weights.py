@@ -9,8 +9,8 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.errors import ArtifactError, ParamsError
-from pipeline.explain import did_you_mean
+from pipeline.core.errors import ArtifactError, ParamsError
+from pipeline.core.explain import did_you_mean
 
 
 @dataclass(frozen=True)

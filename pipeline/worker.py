@@ -13,10 +13,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pipeline import cli, engines, hardware
+from pipeline import engines, hardware
+from pipeline.core import cli
+from pipeline.core.errors import ArtifactError, QuantgateError, Unsupported
+from pipeline.core.params import Variant
 from pipeline.engines import Sampling, Trace
-from pipeline.errors import ArtifactError, QuantgateError, Unsupported
-from pipeline.params import Variant
 
 Row = dict[str, Any]
 STARTUP_S = 600  # a model that does not load within this time is not going to

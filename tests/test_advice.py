@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from reported import MACHINE, around, judged, metric, result, rule, verdicts
 
-from pipeline import advice, pareto, words
+from pipeline.pages import advice, pareto, words
 
 PASS = judged("PASS", rule("kld_mean", "PASS"))
 FAIL = judged("FAIL", rule("kld_mean", "FAIL"), rule("acc_delta/all", "PASS"))

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline import artifacts
-from pipeline.errors import ArtifactError
+from pipeline.core import artifacts
+from pipeline.core.errors import ArtifactError
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:

@@ -12,13 +12,15 @@ import pytest
 import yaml
 from gate_house import EACH, ITEMS, answer_rows, commit, finish, git, judge, keep_ledger, lock, make, rows_of, token_rows
 
-from pipeline import against, artifacts, baseline, comment, gate, locked, params
-from pipeline.errors import ArtifactError
-from pipeline.figures import Builder
-from pipeline.params import Compare, Rule
-from pipeline.rules import bound_of
-from pipeline.rules import judge as judge_metric
-from pipeline.stats import paired_difference
+from pipeline import gate
+from pipeline.core import artifacts, params
+from pipeline.core.errors import ArtifactError
+from pipeline.core.params import Compare, Rule
+from pipeline.figures.builder import Builder
+from pipeline.judging import against, baseline, comment, locked
+from pipeline.numbers.rules import bound_of
+from pipeline.numbers.rules import judge as judge_metric
+from pipeline.numbers.stats import paired_difference
 
 ROOT = Path(__file__).resolve().parent.parent
 RULES = [

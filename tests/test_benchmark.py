@@ -12,10 +12,11 @@ from typing import Any
 import psutil
 import pytest
 
-from pipeline import benchmark, hardware, sweep, worker
-from pipeline.errors import ArtifactError, Unsupported
-from pipeline.params import Requests, Variant
-from pipeline.rounds import Looks
+from pipeline import benchmark, hardware, worker
+from pipeline.core.errors import ArtifactError, Unsupported
+from pipeline.core.params import Requests, Variant
+from pipeline.numbers import sweep
+from pipeline.numbers.rounds import Looks
 
 HF = Variant(quantizer="cast", engine="hf", options={"dtype": "float32"})
 SETUP = Requests(prompt_tokens=8, output_tokens=6, warmups=1, rounds=5)

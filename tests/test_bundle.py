@@ -15,8 +15,10 @@ from typing import Any
 import pytest
 import reported
 
-from pipeline import artifacts, bundle, machines, params, report
-from pipeline.errors import ArtifactError
+from pipeline import report
+from pipeline.core import artifacts, params
+from pipeline.core.errors import ArtifactError
+from pipeline.pages import bundle, machines
 
 KEY = "sk-0123456789abcdef0123"
 Members = dict[str, bytes]

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline import artifacts, calibrate
+from pipeline import calibrate
 from pipeline.calibration import Calibration, cut
-from pipeline.errors import DataError, ParamsError
+from pipeline.core import artifacts
+from pipeline.core.errors import DataError, ParamsError
 from pipeline.overlap import SHARED_WORDS, overlap
 
 ROOT = Path(__file__).resolve().parent.parent

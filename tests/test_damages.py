@@ -16,13 +16,15 @@ import numpy as np
 import pytest
 from conftest import ROOT, make_model
 
-from pipeline import artifacts, engines, params
-from pipeline.errors import ArtifactError
-from pipeline.figures import Builder, pair
-from pipeline.metrics import compare_logits
-from pipeline.params import Compare
-from pipeline.rules import bound_of, judge, worst
-from pipeline.token_figures import token_metrics
+from pipeline import engines
+from pipeline.core import artifacts, params
+from pipeline.core.errors import ArtifactError
+from pipeline.core.params import Compare
+from pipeline.figures.answer_figures import pair
+from pipeline.figures.builder import Builder
+from pipeline.figures.token_figures import token_metrics
+from pipeline.numbers.metrics import compare_logits
+from pipeline.numbers.rules import bound_of, judge, worst
 
 WINDOW, STEPS, BATCH = 128, 220, 16
 JUDGED = 60  # documents that the gate sees; all others are the truth

@@ -18,9 +18,11 @@ import pytest
 from conftest import ROOT, make_model
 from scipy.special import log_softmax, rel_entr, softmax
 
-from pipeline import artifacts, diverge, engines, params, reference, store, token_figures
-from pipeline.errors import ArtifactError, DataError, InvalidVariant
-from pipeline.params import Trajectories
+from pipeline import diverge, engines, reference, store
+from pipeline.core import artifacts, params
+from pipeline.core.errors import ArtifactError, DataError, InvalidVariant
+from pipeline.core.params import Trajectories
+from pipeline.figures import token_figures
 from pipeline.partial import Partial
 from pipeline.store import Store, Window, batches, estimate_bytes, refuse_if_too_large, shards
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from pipeline import download
-from pipeline.errors import DownloadError
-from pipeline.params import HubModel, PackageModel, PathModel
+from pipeline.core.errors import DownloadError
+from pipeline.core.params import HubModel, PackageModel, PathModel
 
 
 def test_a_local_folder_is_copied_without_pickles_or_code(tiny: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import evalset
-from pipeline.errors import DataError
+from pipeline.core.errors import DataError
 from pipeline.evalset import cards, tasks
 from pipeline.evalset.tasks import load_task
 

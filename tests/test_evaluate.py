@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from pipeline import engines, evaluate
-from pipeline.errors import DataError
-from pipeline.params import Evaluate
+from pipeline.core.errors import DataError
+from pipeline.core.params import Evaluate
 
 ROOT = Path(__file__).resolve().parent.parent
 

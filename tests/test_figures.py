@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline import figures
-from pipeline.errors import ArtifactError
+from pipeline.core.errors import ArtifactError
+from pipeline.core.params import Compare
 from pipeline.evaluate import check as check_rows
-from pipeline.figures import Builder
-from pipeline.params import Compare
+from pipeline.figures import answer_figures as figures
+from pipeline.figures.builder import Builder
 
 
 def builder() -> Builder:

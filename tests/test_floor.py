@@ -10,12 +10,15 @@ import pytest
 from gate_house import judge, vouch
 from pydantic import ValidationError
 
-from pipeline import artifacts, compare, engines, floor, gate, noise, params, reference, run_content
+from pipeline import compare, engines, floor, gate, reference
+from pipeline.core import artifacts, params
+from pipeline.core.errors import ArtifactError, ParamsError, Unsupported
+from pipeline.core.params import Compare, Rule, Trajectories
 from pipeline.engines import hf
-from pipeline.errors import ArtifactError, ParamsError, Unsupported
-from pipeline.figures import Builder
-from pipeline.params import Compare, Rule, Trajectories
-from pipeline.rules import bound_of, judge_above
+from pipeline.figures import noise
+from pipeline.figures.builder import Builder
+from pipeline.numbers.rules import bound_of, judge_above
+from pipeline.runs import run_content
 from pipeline.store import Store, Window, batches
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pipeline import attest, formats, weights
-from pipeline.errors import ArtifactError, InvalidVariant, ParamsError
+from pipeline.core.errors import ArtifactError, InvalidVariant, ParamsError
 
 
 def test_a_gguf_file_is_counted_by_block_type(tiny: Path, tmp_path: Path) -> None:

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from pipeline import free_figures
-from pipeline.errors import ArtifactError
-from pipeline.figures import Builder
-from pipeline.params import Compare
+from pipeline.core.errors import ArtifactError
+from pipeline.core.params import Compare
+from pipeline.figures import free_figures
+from pipeline.figures.builder import Builder
 
 MOST = 24
 

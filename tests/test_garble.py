@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline import garble
+from pipeline.figures import garble
 
 SOUND = {
     "english": "The ferry had already left when Odile noticed that the suitcase was not hers.",

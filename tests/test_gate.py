@@ -14,12 +14,14 @@ from gate_house import judge as judged_stage
 from gate_house import lock, vouch
 from pydantic import ValidationError
 
-from pipeline import artifacts, gate, ledger, locked, params
-from pipeline.definitions import DEFINITIONS
-from pipeline.errors import ParamsError
-from pipeline.params import Rule
-from pipeline.rules import UNITS, bound_of, judge, worst
-from pipeline.stats import paired_difference
+from pipeline import gate
+from pipeline.core import artifacts, params
+from pipeline.core.errors import ParamsError
+from pipeline.core.params import Rule
+from pipeline.judging import ledger, locked
+from pipeline.numbers.definitions import DEFINITIONS
+from pipeline.numbers.rules import UNITS, bound_of, judge, worst
+from pipeline.numbers.stats import paired_difference
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -244,7 +246,7 @@ def test_a_stale_verdict_is_exit_2(house: params.Params, how: str, capsys: pytes
     elif how == "calibration":
         house = house.model_copy(update={"calibration": house.calibration.model_copy(update={"rows": 1})})
     else:
-        file = Path("pipeline/metrics.py") if how == "code" else Path("evalsets/tasks/facts.jsonl")
+        file = Path("pipeline/numbers/metrics.py") if how == "code" else Path("evalsets/tasks/facts.jsonl")
         artifacts.write_text(file, "edited")
     assert gate.enforce(house) == 2 and "stale" in capsys.readouterr().err
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from pipeline import engines
+from pipeline.core.errors import ArtifactError, ParamsError, Unsupported
 from pipeline.engines import Sampling
-from pipeline.errors import ArtifactError, ParamsError, Unsupported
 
 IDS = [5, 9, 200, 31, 77, 400, 12, 8, 301, 44]
 

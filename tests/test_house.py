@@ -17,7 +17,16 @@ from pipeline.report import README_ENDS, STAGES
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "pipeline"
 FILES = sorted(PACKAGE.rglob("*.py"))
-PURE = ("metrics.py", "stats.py", "rules.py", "serving_figures.py", "bounds.py", "rounds.py")
+PURE = [f"numbers/{path.name}" for path in sorted(PACKAGE.glob("numbers/*.py"))]
+# What the modules of a folder may import of the package besides their own folder.
+BELOW = {
+    "core": set(),
+    "numbers": {"core"},
+    "figures": {"core", "numbers", "evalset"},
+    "judging": {"core", "numbers", "figures", "served"},
+    "pages": {"core", "numbers", "figures", "judging"},
+    "runs": {"core", "judging", "served"},
+}
 # Heavy packages and the files that may import them, anywhere in the file.
 ALLOWED = {
     "torch": {
@@ -45,8 +54,8 @@ ALLOWED = {
         "download.py",
         "sound.py",
     },
-    "mlflow": {"tracking.py", "reach.py"},  # both belong to the stage `track`, which hands its client on
-    "matplotlib": {"pictures.py", "run_picture.py"},
+    "mlflow": {"runs/tracking.py", "runs/reach.py"},  # both belong to the stage `track`, which hands its client on
+    "matplotlib": {"pages/pictures.py", "runs/run_picture.py"},
     "jinja2": {"report.py", "evaluate.py"},
     "lm_eval": {"evaluate.py", "check.py", "engines/_lm_eval.py"},
     "gptqmodel": {"quantizers/_gptqmodel.py", "engines/hf.py"},
@@ -135,12 +144,20 @@ def test_pure_modules_use_numpy_and_scipy_only(name: str) -> None:
         "concurrent",
         "itertools",
         "math",
+        "random",  # sweep: a generator of its own, from the seed it is given
         "re",
         "pipeline",
     }
     assert {n.split(".")[0] for n in imports(PACKAGE / name)} <= allowed
     text = (PACKAGE / name).read_text(encoding="utf-8")
     assert not re.search(r"\bopen\(|\btime\.|Path\(|default_rng|np\.random\.seed", text), "pure: no files, clock or seeds"
+
+
+@pytest.mark.parametrize("folder", BELOW)
+def test_folders_import_one_way(folder: str) -> None:
+    for path in (PACKAGE / folder).glob("*.py"):
+        used = {n.split(".")[1] for n in imports(path) if n.startswith("pipeline.")} - {folder}
+        assert used <= BELOW[folder], f"{path.name} of {folder}/ imports {sorted(used - BELOW[folder])}"
 
 
 def test_no_backend_imports_a_stage() -> None:

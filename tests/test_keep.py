@@ -12,8 +12,8 @@ from test_engines import write_gguf
 
 from pipeline import attest, engines, quantize
 from pipeline.calibration import Calibration
-from pipeline.errors import ParamsError
-from pipeline.params import Variant
+from pipeline.core.errors import ParamsError
+from pipeline.core.params import Variant
 
 PACKED = {"gguf": {"type": "Q8_0"}, "onnx": {"precision": "int4"}}
 ENGINES = {"gguf": "llamacpp", "onnx": "onnxruntime"}

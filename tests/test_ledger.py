@@ -10,9 +10,11 @@ import yaml
 from gate_house import judge, keep_ledger, lock
 from test_gate import GOOD, metric
 
-from pipeline import artifacts, gate, ledger, params
-from pipeline.errors import ArtifactError, ParamsError
-from pipeline.params import Rule
+from pipeline import gate
+from pipeline.core import artifacts, params
+from pipeline.core.errors import ArtifactError, ParamsError
+from pipeline.core.params import Rule
+from pipeline.judging import ledger
 
 ROOT = Path(__file__).resolve().parent.parent
 RULES = [

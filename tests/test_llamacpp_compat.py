@@ -14,12 +14,13 @@ from conftest import make_model
 from scipy.special import log_softmax, rel_entr, softmax
 from test_engines import write_gguf
 
-from pipeline import artifacts, engines, llamacpp_compat
+from pipeline import engines, llamacpp_compat
+from pipeline.core import artifacts
+from pipeline.core.errors import ArtifactError, DataError, InvalidVariant, ParamsError, QuantgateError
+from pipeline.core.params import Compare
 from pipeline.engines import Sampling
-from pipeline.errors import ArtifactError, DataError, InvalidVariant, ParamsError, QuantgateError
 from pipeline.llamacpp_compat import Scores, Tokens, read_text, score, summarize, tokenize, windows
-from pipeline.metrics import compare_logits
-from pipeline.params import Compare
+from pipeline.numbers.metrics import compare_logits
 
 ROOT = Path(__file__).resolve().parent.parent
 N = 32  # window of the tests that run a model

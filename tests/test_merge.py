@@ -16,7 +16,9 @@ import yaml
 from gate_house import commit, git, keep_ledger
 from test_baseline import coarser, edit, house  # noqa: F401
 
-from pipeline import artifacts, comment, gate, params
+from pipeline import gate
+from pipeline.core import artifacts, params
+from pipeline.judging import comment
 
 ROOT = Path(__file__).resolve().parent.parent
 WORKFLOW = ROOT / ".github/workflows/gate.yml"

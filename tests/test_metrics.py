@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from scipy.special import log_softmax, rel_entr, softmax
 
 from pipeline.evalset import LABEL
-from pipeline.metrics import DEFINITIONS, TOKEN_PARTS, compare_logits, definition, itl, top_ids, tpot, ttft
+from pipeline.numbers.metrics import DEFINITIONS, TOKEN_PARTS, compare_logits, definition, itl, top_ids, tpot, ttft
 
 
 def rows(p: list[float] | NDArray[np.float32], q: list[float] | NDArray[np.float32], true: int = 0):  # type: ignore[no-untyped-def]

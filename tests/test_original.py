@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 from conftest import make_model
 
-from pipeline import artifacts, attest, engines, envs, quantize
+from pipeline import attest, engines, envs, quantize
 from pipeline.calibration import Calibration
+from pipeline.core import artifacts
+from pipeline.core.errors import ArtifactError, Unsupported
+from pipeline.core.params import Variant
 from pipeline.engines import Sampling
-from pipeline.errors import ArtifactError, Unsupported
-from pipeline.params import Variant
 from pipeline.quantizers import _original
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import check, params
-from pipeline.errors import ParamsError
+from pipeline import check
+from pipeline.core import params
+from pipeline.core.errors import ParamsError
 
 ROOT = Path(__file__).resolve().parent.parent
 GOOD = (ROOT / "params.yaml").read_text(encoding="utf-8")

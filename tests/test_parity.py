@@ -16,9 +16,9 @@ import pytest
 from conftest import make_model
 
 from pipeline import engines, evaluate
+from pipeline.core.params import Evaluate
 from pipeline.engines._forest import Forest, common_prefix, grown
 from pipeline.engines._greedy import has_stopped, is_plain
-from pipeline.params import Evaluate
 
 ROOT = Path(__file__).resolve().parent.parent
 SEED, BATCH = 7, 4

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 BF16 = {"quantizer": "cast", "engine": "hf", "options": {"dtype": "bfloat16"}}
 INT8 = {"quantizer": "torchao", "engine": "hf", "options": {"scheme": "int8-weight-only"}, "engine_options": {}}
-CHAIN = ("quantize", "diverge", "evaluate", "benchmark", "generate", "compare", "locate")
+CHAIN = ("quantize", "diverge", "evaluate", "benchmark", "compare")
 ODD = {"quantizer": "gptq", "engine": "hf", "options": {"bits": 4, "group_size": 128}}
 
 

@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline import artifacts, check, params, power, stats
-from pipeline.params import Rule
+from pipeline import check, power
+from pipeline.core import artifacts, params
+from pipeline.core.params import Rule
+from pipeline.numbers import stats
 
 ROOT = Path(__file__).resolve().parent.parent
 

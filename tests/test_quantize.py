@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from conftest import make_model
 
-from pipeline import artifacts, quantize, quantizers, weights
+from pipeline import quantize, quantizers, weights
 from pipeline.calibration import Calibration
-from pipeline.errors import ArtifactError, InvalidVariant, Unsupported
-from pipeline.params import Variant
+from pipeline.core import artifacts
+from pipeline.core.errors import ArtifactError, InvalidVariant, Unsupported
+from pipeline.core.params import Variant
 from pipeline.quantizers._gptqmodel import refuse_groups_without_kernel, refuse_odd_widths
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -10,9 +10,10 @@ import pytest
 from mlflow import MlflowClient
 from track_house import VARIANTS, change, sqlite_house
 
-from pipeline import artifacts, params, track
-from pipeline.errors import ArtifactError, ParamsError
-from pipeline.registry import ALIAS, Registry, succession
+from pipeline import track
+from pipeline.core import artifacts, params
+from pipeline.core.errors import ArtifactError, ParamsError
+from pipeline.runs.registry import ALIAS, Registry, succession
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own
 House = tuple[params.Params, str, MlflowClient]

@@ -14,7 +14,9 @@ import reported
 from browser import Browser, find
 from reported import around, metric, result
 
-from pipeline import artifacts, charts, params, pictures, place, report
+from pipeline import report
+from pipeline.core import artifacts, params
+from pipeline.pages import charts, pictures, place
 
 DRAWN = ("tradeoff", "domains", "positions", "memory")
 

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline import params, rounds
-from pipeline.params import Requests, Rule
-from pipeline.rounds import Looks
-from pipeline.stats import geometric_mean_t
+from pipeline.core import params
+from pipeline.core.params import Requests, Rule
+from pipeline.numbers import rounds
+from pipeline.numbers.rounds import Looks
+from pipeline.numbers.stats import geometric_mean_t
 
 ROOT = Path(__file__).resolve().parent.parent
 

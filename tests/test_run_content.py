@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from pipeline import artifacts, views
-from pipeline.errors import ArtifactError
-from pipeline.run_content import comparison, curves, datasets, flat_metrics, markdown, variant_note
+from pipeline.core import artifacts
+from pipeline.core.errors import ArtifactError
+from pipeline.runs import views
+from pipeline.runs.run_content import comparison, curves, datasets, flat_metrics, markdown, variant_note
 
 
 def figure(value: float | None, low: float | None = None, high: float | None = None) -> dict[str, Any]:

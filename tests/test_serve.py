@@ -18,12 +18,13 @@ import pytest
 import yaml
 from gate_house import judge, keep_ledger, lock
 
-from pipeline import artifacts, check, gate, params, serve, served
-from pipeline.errors import ParamsError, Unsupported
-from pipeline.params import Params
+from pipeline import check, gate, serve, served
+from pipeline.core import artifacts, params
+from pipeline.core.errors import ParamsError, Unsupported
+from pipeline.core.params import Params
+from pipeline.numbers.stats import quantile_interval
 from pipeline.serving import launch
 from pipeline.serving.client import ServerError
-from pipeline.stats import quantile_interval
 from tests import serving_server
 from tests.serving_server import KEY, Server
 from tests.test_engines import write_gguf

@@ -13,9 +13,9 @@ from typing import Any
 import httpx2
 import pytest
 
-from pipeline import cli
-from pipeline import serving_figures as figures
-from pipeline.errors import DataError
+from pipeline.core import cli
+from pipeline.core.errors import DataError
+from pipeline.numbers import serving_figures as figures
 from pipeline.serving import __main__ as command
 from pipeline.serving import client, launch, measure, probe, session
 from pipeline.serving.client import Answer, Endpoint, Request, ServerError

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import typer
 
-from pipeline.errors import ArtifactError, DataError, ParamsError
+from pipeline.core.errors import ArtifactError, DataError, ParamsError
 from pipeline.serving import batch
 from pipeline.serving.batch import Gate, Pace
 from pipeline.serving.client import Answer, Endpoint, connected

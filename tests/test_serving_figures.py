@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from pipeline.knee import knee
-from pipeline.metrics import Definition
-from pipeline.serving_figures import DEFINITIONS, WHOLE, Objective, level, memory, scenarios
+from pipeline.numbers.metrics import Definition
+from pipeline.numbers.serving_figures import DEFINITIONS, WHOLE, Objective, level, memory, scenarios
 
 CONFIDENCE = 0.95
 

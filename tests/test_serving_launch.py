@@ -19,8 +19,8 @@ import psutil
 import pytest
 
 from pipeline import envs
-from pipeline import serving_figures as figures
-from pipeline.errors import ParamsError, Unsupported
+from pipeline.core.errors import ParamsError, Unsupported
+from pipeline.numbers import serving_figures as figures
 from pipeline.serving import client, launch, measure, probe
 from pipeline.serving.client import Endpoint, Request, ServerError
 from pipeline.serving.launch import Command, Launched

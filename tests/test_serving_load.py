@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.errors import DataError
+from pipeline.core.errors import DataError
 from pipeline.serving import load, measure
 from pipeline.serving.client import Answer, Request
 from pipeline.serving.measure import Plan

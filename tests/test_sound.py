@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from pipeline import check, download, sound
-from pipeline.errors import DownloadError, ParamsError
-from pipeline.params import PathModel
+from pipeline.core.errors import DownloadError, ParamsError
+from pipeline.core.params import PathModel
 
 UP = "model.layers.1.mlp.up_proj.weight"
 

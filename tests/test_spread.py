@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from pipeline import spread
+from pipeline.figures import spread
 
 N, DOCS = 6000, 40
 

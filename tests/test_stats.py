@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from pipeline import stats
-from pipeline.params import Rule
-from pipeline.rules import bound_of, judge
+from pipeline.core.params import Rule
+from pipeline.numbers import stats
+from pipeline.numbers.rules import bound_of, judge
 
 SURE = {"confidence": 0.95, "resamples": 1000}
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline import sweep
-from pipeline.errors import ArtifactError, DataError, Unsupported
-from pipeline.params import Requests
-from pipeline.sweep import HEAD, OUTPUT, REPEATS, Prompts
+from pipeline.core.errors import ArtifactError, DataError, Unsupported
+from pipeline.core.params import Requests
+from pipeline.numbers import sweep
+from pipeline.numbers.sweep import HEAD, OUTPUT, REPEATS, Prompts
 
 IDS = np.random.default_rng(0).integers(0, 500, 9000).tolist()
 SETUP = Requests(prompt_tokens=64, contexts=[256, 1024], batches=[1, 4])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from pipeline.metrics import TOKEN_CLASSES
+from pipeline.numbers.metrics import TOKEN_CLASSES
 from pipeline.token_class import class_of, classes
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline import metrics
-from pipeline.errors import ArtifactError
-from pipeline.figures import Builder
-from pipeline.params import Compare
-from pipeline.token_figures import median_departure, token_metrics
+from pipeline.core.errors import ArtifactError
+from pipeline.core.params import Compare
+from pipeline.figures.builder import Builder
+from pipeline.figures.token_figures import median_departure, token_metrics
+from pipeline.numbers import metrics
 
 
 def builder(resamples: int = 200) -> Builder:

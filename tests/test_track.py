@@ -14,10 +14,12 @@ import yaml
 from mlflow import MlflowClient
 from track_house import ROOT, VARIANTS, change, rule, sqlite_house
 
-from pipeline import artifacts, params, reach, track, tracking
-from pipeline.errors import ArtifactError, ParamsError
-from pipeline.run_picture import draw_rules
-from pipeline.tracking import CURRENT, KEY, Tracker
+from pipeline import track
+from pipeline.core import artifacts, params
+from pipeline.core.errors import ArtifactError, ParamsError
+from pipeline.runs import reach, tracking
+from pipeline.runs.run_picture import draw_rules
+from pipeline.runs.tracking import CURRENT, KEY, Tracker
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own
 House = tuple[params.Params, str, MlflowClient]
@@ -153,7 +155,7 @@ def test_unknown_values_are_left_out_and_bounds_stand_beside(house: House) -> No
 
 
 def test_metric_names_survive_the_round_trip(house: House) -> None:
-    from pipeline.metrics import DEFINITIONS
+    from pipeline.numbers.metrics import DEFINITIONS
 
     settings, uri, client = house
     result = artifacts.read_json(artifacts.metrics("int8"))

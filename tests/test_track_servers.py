@@ -25,9 +25,11 @@ import pytest
 from mlflow import MlflowClient
 from track_house import VARIANTS, empty_database, write_results
 
-from pipeline import artifacts, reach, track
-from pipeline.errors import ArtifactError
-from pipeline.tracking import Tracker
+from pipeline import track
+from pipeline.core import artifacts
+from pipeline.core.errors import ArtifactError
+from pipeline.runs import reach
+from pipeline.runs.tracking import Tracker
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(900)]  # the warnings are MLflow's own
 UP_S = 240  # a loaded machine takes its time to start a server
@@ -154,7 +156,7 @@ def test_a_server_that_dies_midway_loses_nothing_and_the_next_track_finishes(
     assert not artifacts.MLFLOW.exists() and artifacts.metrics("int8").exists()
     server.start()
     assert statuses(server.uri, "midway") == ["FINISHED", "RUNNING"]
-    monkeypatch.setattr("pipeline.tracking._alive", lambda run: False)  # it is this process that wrote it, and it is over
+    monkeypatch.setattr("pipeline.runs.tracking._alive", lambda run: False)  # it is this process that wrote it, and it is over
     track.main()
     assert statuses(server.uri, "midway") == ["FINISHED"] * (len(VARIANTS) + 1)
 

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 from mlflow import MlflowClient
 
-from pipeline import artifacts, params
+from pipeline.core import artifacts, params
 
 ROOT = Path(__file__).resolve().parent.parent
 VARIANTS = ("bf16", "int8", "nf4")

@@ -15,11 +15,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline import artifacts
-from pipeline.errors import ParamsError
-from pipeline.explain import did_you_mean
-from pipeline.options import check_options, names_in
-from pipeline.quiet import output_to
+from pipeline.core import artifacts
+from pipeline.core.errors import ParamsError
+from pipeline.core.explain import did_you_mean
+from pipeline.core.options import check_options, names_in
+from pipeline.core.quiet import output_to
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from pipeline import artifacts
+from pipeline.core import artifacts
 
 
 class _Given(torch.nn.Module):

@@ -19,11 +19,11 @@ import torch
 from lm_eval.models.huggingface import HFLM
 from transformers import AutoConfig, PreTrainedModel
 
-from pipeline import cli
+from pipeline.core import cli
+from pipeline.core.errors import Unsupported
 from pipeline.engines import Sampling
 from pipeline.engines._forest import Forest, grown
 from pipeline.engines._greedy import grow, has_stopped, is_plain, keeps_some
-from pipeline.errors import Unsupported
 
 BLOCK_TOKENS = 256  # tokens in one pass: enough to fill the cores; attention costs its square
 ROWS = 128  # logits [ROWS, vocab] in float32 at a time

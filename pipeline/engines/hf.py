@@ -18,10 +18,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline import artifacts
+from pipeline.core import artifacts
+from pipeline.core.errors import ArtifactError, Unsupported
+from pipeline.core.quiet import before_gptqmodel
 from pipeline.engines import Sampling, Trace
-from pipeline.errors import ArtifactError, Unsupported
-from pipeline.quiet import before_gptqmodel
 
 
 def load(

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.core.errors import Unsupported
 from pipeline.engines import Sampling, Trace, choose
 from pipeline.engines._forest import common_prefix
-from pipeline.errors import Unsupported
 
 ROOM = 1024  # tokens: a generator's cache is made for a multiple of it
 PIECE = 256  # tokens read at a time: the graph makes logits for all of them, wanted or not

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pipeline.artifacts import sha256_file
-from pipeline.errors import DataError
+from pipeline.core.artifacts import sha256_file
+from pipeline.core.errors import DataError
 
 LABEL = re.compile(r"^[A-Za-z0-9._-]+$")
 Row = dict[str, Any]

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pipeline import artifacts, cli, params
+from pipeline.core import artifacts, cli, params
 from pipeline.evalset import cards as sets
 from pipeline.evalset import load_texts
 from pipeline.overlap import measured_rows, refuse_overlap

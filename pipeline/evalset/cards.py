@@ -13,14 +13,15 @@ from typing import Any
 import numpy as np
 import yaml
 
-from pipeline import artifacts
-from pipeline.artifacts import sha256_file
-from pipeline.errors import DataError
+from pipeline.core import artifacts
+from pipeline.core.artifacts import sha256_file
+from pipeline.core.errors import DataError
+from pipeline.core.params import Params
 from pipeline.evalset import Row, load_prompts, load_texts
 from pipeline.evalset.tasks import load_task, local_tasks, task_files
-from pipeline.figures import Builder, answer_metrics, pair
-from pipeline.params import Params
-from pipeline.stats import mean_t, resolvable
+from pipeline.figures.answer_figures import answer_metrics, pair
+from pipeline.figures.builder import Builder
+from pipeline.numbers.stats import mean_t, resolvable
 
 HOME = Path("evalsets")
 WORDS = HOME / "cards.yaml"

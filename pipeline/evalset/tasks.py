@@ -12,9 +12,9 @@ from typing import Any
 
 import yaml
 
-from pipeline.errors import DataError
+from pipeline.core.errors import DataError
+from pipeline.core.explain import did_you_mean
 from pipeline.evalset import Row, fields_fault, load_rows
-from pipeline.explain import did_you_mean
 
 TASKS = Path("evalsets/tasks")
 HOMES = (TASKS, Path("evalsets/corpus"))  # where a task's rows may lie: what dvc.yaml has `evaluate` depend on

@@ -11,9 +11,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import ParamsError
-from pipeline.explain import did_you_mean
-from pipeline.options import check_options, names_in
+from pipeline.core.errors import ParamsError
+from pipeline.core.explain import did_you_mean
+from pipeline.core.options import check_options, names_in
 
 Facts = dict[str, Any]
 GIVEN = {"model_dir", "out_dir", "calibration", "seed"}  # what the pipeline passes; all else is an option

@@ -13,11 +13,11 @@ from typing import Any, Literal, TextIO, get_args
 
 import psutil
 
-from pipeline import artifacts, cli
-from pipeline.errors import Unsupported
+from pipeline.core import artifacts, cli
+from pipeline.core.errors import Unsupported
+from pipeline.core.quiet import before_gptqmodel, output_to
 from pipeline.quantizers import Facts
 from pipeline.quantizers._probe import OTHER_KERNEL, probe
-from pipeline.quiet import before_gptqmodel, output_to
 from pipeline.weights import kept_layers, linear_widths, packed_bits
 
 GroupSize = Literal[-1, 16, 32, 64, 128, 256, 512, 1024]  # what its kernels take; -1: one group a row

@@ -12,8 +12,9 @@ import tempfile
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline import artifacts, cli, envs
-from pipeline.errors import ArtifactError, Unsupported
+from pipeline import envs
+from pipeline.core import artifacts, cli
+from pipeline.core.errors import ArtifactError, Unsupported
 from pipeline.quantizers import Facts
 from pipeline.quantizers._gptqmodel import has_cuda, refuse_groups_without_kernel, refuse_odd_widths
 from pipeline.quantizers._probe import KEPT, OTHER_KERNEL, token_ids

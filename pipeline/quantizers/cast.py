@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Literal
 
-from pipeline import artifacts
 from pipeline.calibration import Calibration
-from pipeline.errors import InvalidVariant
+from pipeline.core import artifacts
+from pipeline.core.errors import InvalidVariant
 from pipeline.quantizers import Facts
 from pipeline.quantizers._probe import first_overflow
 

@@ -9,11 +9,12 @@ import tempfile
 from pathlib import Path
 from typing import Literal
 
-from pipeline import artifacts, envs
+from pipeline import envs
 from pipeline.calibration import Calibration
-from pipeline.errors import ArtifactError, Unsupported
+from pipeline.core import artifacts
+from pipeline.core.errors import ArtifactError, Unsupported
+from pipeline.core.quiet import output_to
 from pipeline.quantizers import Facts
-from pipeline.quiet import output_to
 from pipeline.weights import kept_layers
 
 ENGINE = "llamacpp"  # the one that reads what this writes

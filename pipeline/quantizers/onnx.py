@@ -12,9 +12,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from pipeline import artifacts
 from pipeline.calibration import Calibration
-from pipeline.errors import Unsupported
+from pipeline.core import artifacts
+from pipeline.core.errors import Unsupported
 from pipeline.quantizers import Facts
 from pipeline.weights import kept_layers
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline import artifacts
 from pipeline.calibration import Calibration
-from pipeline.errors import Unsupported
+from pipeline.core import artifacts
+from pipeline.core.errors import Unsupported
 from pipeline.quantizers import Facts
 from pipeline.quantizers._probe import probe
 from pipeline.weights import kept_layers, linear_widths, packed_bits

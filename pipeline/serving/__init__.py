@@ -9,5 +9,5 @@ launch.py     a server of one's own: started, waited for, stopped whatever happe
 batch.py      many requests, asked once each: `python -m pipeline.serving.batch`
 __main__.py   measure an endpoint: `python -m pipeline.serving URL`
 
-What the rows mean stands in pipeline/serving_figures.py.
+What the rows mean stands in pipeline/numbers/serving_figures.py.
 """

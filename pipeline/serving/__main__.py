@@ -13,8 +13,9 @@ from typing import Annotated
 
 import typer
 
-from pipeline import artifacts, cli, hardware
-from pipeline.errors import ParamsError
+from pipeline import hardware
+from pipeline.core import artifacts, cli
+from pipeline.core.errors import ParamsError
 from pipeline.evalset import sets_digest
 from pipeline.serving import launch, measure, probe
 from pipeline.serving.client import KEY, Endpoint, Row, ServerError, address, key_from

@@ -22,8 +22,8 @@ import httpx2
 import typer
 from filelock import FileLock, Timeout
 
-from pipeline import artifacts, cli
-from pipeline.errors import ArtifactError, DataError, ParamsError
+from pipeline.core import artifacts, cli
+from pipeline.core.errors import ArtifactError, DataError, ParamsError
 from pipeline.serving import probe
 from pipeline.serving.client import KEY, Answer, Endpoint, Request, Row, address, ask, connected, key_from
 from pipeline.serving.load import together

@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx2
 
-from pipeline.errors import QuantgateError
+from pipeline.core.errors import QuantgateError
 from pipeline.serving.reply import Fault, Reply, message_of
 
 Row = dict[str, Any]

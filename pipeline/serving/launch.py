@@ -21,9 +21,10 @@ from typing import Any
 import httpx2
 import psutil
 
-from pipeline import artifacts, cli, envs
-from pipeline.errors import ParamsError, Unsupported
-from pipeline.explain import did_you_mean
+from pipeline import envs
+from pipeline.core import artifacts, cli
+from pipeline.core.errors import ParamsError, Unsupported
+from pipeline.core.explain import did_you_mean
 from pipeline.serving.client import ServerError
 
 STARTUP_S = 600.0

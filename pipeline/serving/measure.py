@@ -11,12 +11,12 @@ from typing import Any
 import httpx2
 import numpy as np
 
-from pipeline.errors import DataError, ParamsError
-from pipeline.explain import did_you_mean
+from pipeline.core.errors import DataError, ParamsError
+from pipeline.core.explain import did_you_mean
 from pipeline.knee import knee
+from pipeline.numbers.serving_figures import DEFINITIONS, Objective, in_a_round, level, scenarios
 from pipeline.serving.client import Endpoint, Request, Row, ask
 from pipeline.serving.load import closed, opened, schedule
-from pipeline.serving_figures import DEFINITIONS, Objective, in_a_round, level, scenarios
 
 CHARACTERS = 4  # of English text to a token, where no tokenizer says how many
 OPENING = 24  # prompts differ within their first characters, or tokens: a prefix cache finds nothing

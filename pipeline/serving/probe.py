@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx2
 
-from pipeline.explain import did_you_mean
+from pipeline.core.explain import did_you_mean
 from pipeline.serving.client import Answer, Endpoint, Request, Row, ServerError, ask
 
 NATURAL = 48  # tokens: a reply that ends by itself before this shows whether ignore_eos is honoured

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pipeline import cli
-from pipeline.errors import DataError
+from pipeline.core import cli
+from pipeline.core.errors import DataError
 from pipeline.evalset import load_texts
 from pipeline.serving import launch, measure, probe
 from pipeline.serving.client import Endpoint, Row, connected

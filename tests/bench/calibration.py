@@ -23,9 +23,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import yaml
 
-from pipeline import artifacts, params
+from pipeline.core import artifacts, params
 from pipeline.evalset import sets_digest
-from pipeline.figures import Builder
+from pipeline.figures.builder import Builder
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 VARIANT = "int4-gptq"

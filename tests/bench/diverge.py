@@ -32,7 +32,8 @@ import scipy.stats
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from pipeline import artifacts, diverge, engines, reference  # noqa: E402
+from pipeline import diverge, engines, reference  # noqa: E402
+from pipeline.core import artifacts  # noqa: E402
 from pipeline.store import Store, Window, batches  # noqa: E402
 
 TOKENS = (10_000, 100_000)

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import yaml
 
-from pipeline import params
+from pipeline.core import params
 from pipeline.evalset.tasks import is_chat, load_task, local_tasks
 from pipeline.evaluate import subset
 

@@ -39,8 +39,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from conftest import make_model  # type: ignore[import-not-found]  # noqa: E402
 
-from pipeline import artifacts  # noqa: E402
-from pipeline.errors import ArtifactError  # noqa: E402
+from pipeline.core import artifacts  # noqa: E402
+from pipeline.core.errors import ArtifactError  # noqa: E402
 
 BIN = Path(sys.executable).parent
 VARIANTS = {

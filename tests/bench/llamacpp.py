@@ -30,11 +30,12 @@ import numpy as np
 import typer
 from scipy import stats
 
-from pipeline import artifacts, cli, engines, hardware, llamacpp_compat, params
+from pipeline import engines, hardware, llamacpp_compat
+from pipeline.core import artifacts, cli, params
+from pipeline.core.errors import DataError
+from pipeline.core.params import Params
 from pipeline.engines import Sampling
-from pipeline.errors import DataError
 from pipeline.evalset import load_texts
-from pipeline.params import Params
 
 REPORT = artifacts.REPORTS / "llamacpp.json"
 JUDGED = {"kld_mean": 0.01, "top1_agreement": 0.01, "ppl_ratio": 0.01}  # how far they may be apart, relative

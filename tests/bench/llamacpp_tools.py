@@ -21,8 +21,9 @@ from typing import Any
 
 from filelock import FileLock
 
-from pipeline import artifacts, cli, hardware
-from pipeline.errors import Unsupported
+from pipeline import hardware
+from pipeline.core import artifacts, cli
+from pipeline.core.errors import Unsupported
 
 HOME = artifacts.ARTIFACTS / "tools"
 PROGRAMS = ("llama-perplexity", "llama-bench")

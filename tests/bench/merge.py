@@ -24,7 +24,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from gate_house import finish, git, keep_ledger, lock  # type: ignore[import-not-found]  # noqa: E402
 
-from pipeline import artifacts, locked, params  # noqa: E402
+from pipeline.core import artifacts, params  # noqa: E402
+from pipeline.judging import locked  # noqa: E402
 
 RULES = [
     {"metric": "kld_mean", "margin": "0.6 nats"},

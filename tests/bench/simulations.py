@@ -21,9 +21,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 import numpy as np
 from scipy import stats as scipy_stats
 
-from pipeline import artifacts, gate, stats
-from pipeline.params import Rule
-from pipeline.rules import bound_of, judge
+from pipeline import gate
+from pipeline.core import artifacts
+from pipeline.core.params import Rule
+from pipeline.numbers import stats
+from pipeline.numbers.rules import bound_of, judge
 
 Estimates = Callable[[np.random.Generator], stats.Estimate]
 SURE = {"confidence": 0.95, "resamples": 1000}

@@ -20,9 +20,11 @@ import numpy as np
 import typer
 from scipy import stats
 
-from pipeline import artifacts, benchmark, cli, hardware, params, rounds
-from pipeline.metrics import tpot, ttft
-from pipeline.stats import geometric_mean_t
+from pipeline import benchmark, hardware
+from pipeline.core import artifacts, cli, params
+from pipeline.numbers import rounds
+from pipeline.numbers.metrics import tpot, ttft
+from pipeline.numbers.stats import geometric_mean_t
 
 REPORT = Path("reports/stability.json")
 WITHIN = 0.05

@@ -1,0 +1,1 @@
+"""What every stage uses: paths and atomic files, checked parameters, the command line, errors in words."""

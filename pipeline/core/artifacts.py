@@ -1,0 +1,290 @@
+"""Every path, and every write: temporary name, flush, rename. A stage killed anywhere leaves the old file or none."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import resource
+import shutil
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from pipeline.core.errors import ArtifactError
+
+ARTIFACTS = Path("artifacts")
+REPORTS = Path("reports")
+
+BASE = ARTIFACTS / "base"
+CALIBRATION = ARTIFACTS / "calibration"
+REFERENCE = ARTIFACTS / "reference"
+RUNS = ARTIFACTS / "runs"
+LOGS = ARTIFACTS / "logs"
+GATE = REPORTS / "gate.json"
+FLOOR = REPORTS / "floor.json"
+SUMMARY = REPORTS / "summary.json"
+TRADEOFF = REPORTS / "tradeoff.csv"
+TRADEOFF_TABLE = REPORTS / "tradeoff_table.csv"
+SERVING_ASKED = REPORTS / "serving" / "asked.yaml"
+MLFLOW = REPORTS / "mlflow.json"
+MANIFEST = "manifest.json"
+
+# Packages whose version can change a figure; recorded with every artifact.
+VERSIONED = (
+    "torch", "transformers", "datasets", "lm_eval", "torchao", "gptqmodel", "optimum", "numpy", "scipy", "tokenizers",
+)  # fmt: skip
+
+
+def model_dir(variant: str) -> Path:
+    return ARTIFACTS / "models" / variant
+
+
+def answers(variant: str) -> Path:
+    return ARTIFACTS / "answers" / f"{variant}.jsonl"
+
+
+def tokens(variant: str) -> Path:
+    return ARTIFACTS / "tokens" / f"{variant}.parquet"
+
+
+def timings(variant: str) -> Path:
+    return ARTIFACTS / "timings" / f"{variant}.jsonl"
+
+
+def generations(variant: str) -> Path:
+    return ARTIFACTS / "generations" / f"{variant}.jsonl"
+
+
+def serving(variant: str) -> Path:
+    return ARTIFACTS / "serving" / f"{variant}.jsonl"
+
+
+def served(variant: str) -> Path:
+    return REPORTS / "serving" / f"{variant}.json"
+
+
+def broke(variant: str) -> Path:
+    return ARTIFACTS / "broke" / f"{variant}.json"
+
+
+def metrics(variant: str) -> Path:
+    return REPORTS / "metrics" / f"{variant}.json"
+
+
+def meta_of(rows: Path) -> Path:
+    """The side file of a rows file: status, inputs, versions, seed, wall time."""
+    return rows.with_suffix(".meta.json")
+
+
+# --- writing -----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[Path]:
+    """Yield a temporary path beside `path`; on success flush it to disk and rename it into place."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _sweep(path)
+    tmp = path.parent / f".{path.name}.{os.getpid()}.tmp"
+    try:
+        yield tmp
+        with tmp.open("rb+") as f:
+            os.fsync(f.fileno())
+        tmp.replace(path)
+    finally:
+        tmp.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_dir(path: Path) -> Iterator[Path]:
+    """Yield a temporary folder beside `path`; on success it replaces `path` as a whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _sweep(path)
+    tmp = path.parent / f".{path.name}.{os.getpid()}.tmp"
+    tmp.mkdir()
+    try:
+        yield tmp
+        for file in tmp.rglob("*"):
+            if file.is_file():
+                with file.open("rb+") as f:
+                    os.fsync(f.fileno())
+        old = path.parent / f".{path.name}.{os.getpid()}.old.tmp"
+        if path.exists():
+            path.replace(old)
+        tmp.replace(path)
+        shutil.rmtree(old, ignore_errors=True)
+    finally:
+        shutil.rmtree(tmp, ignore_errors=True)
+
+
+def _sweep(path: Path) -> None:
+    """Remove what a killed run of the same stage left behind (its process is gone, so nobody else will)."""
+    for left in path.parent.glob(f".{path.name}.*.tmp"):
+        pid = left.name.removeprefix(f".{path.name}.").split(".")[0]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
+
+
+def jsonable(value: Any) -> Any:
+    """`value` as strict JSON: NumPy scalars and arrays become plain, non-finite floats become null, paths strings."""
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(k): jsonable(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [jsonable(v) for v in value]
+    if hasattr(value, "tolist"):  # NumPy scalars and arrays, torch tensors
+        return jsonable(value.tolist())
+    return str(value)
+
+
+def write_json(path: Path, value: Any) -> None:
+    with atomic_file(path) as tmp:
+        text = json.dumps(jsonable(value), indent=2, ensure_ascii=False, allow_nan=False)
+        tmp.write_text(text + "\n", encoding="utf-8")
+
+
+def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> int:
+    """Write one strict JSON object a line; returns the number of rows."""
+    n = 0
+    with atomic_file(path) as tmp, tmp.open("w", encoding="utf-8", newline="\n") as f:
+        for row in rows:
+            f.write(json.dumps(jsonable(row), ensure_ascii=False, allow_nan=False) + "\n")
+            n += 1
+    return n
+
+
+def write_text(path: Path, text: str) -> None:
+    with atomic_file(path) as tmp:
+        tmp.write_text(text, encoding="utf-8", newline="\n")
+
+
+# --- reading -----------------------------------------------------------------------------------------------------
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ArtifactError(f"{path} is missing; run `dvc repro` to make it") from None
+    except ValueError as e:
+        raise ArtifactError(f"{path} is not valid JSON ({e}); delete it and run `dvc repro`") from None
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except FileNotFoundError:
+        raise ArtifactError(f"{path} is missing; run `dvc repro` to make it") from None
+    try:
+        return [json.loads(line) for line in lines if line]
+    except ValueError as e:
+        raise ArtifactError(f"{path} holds a line that is not JSON ({e}); delete it and run `dvc repro`") from None
+
+
+def read_columns(path: Path) -> dict[str, list[Any]]:
+    """{column: values} of a parquet file."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        columns: dict[str, list[Any]] = pq.read_table(path).to_pydict()
+    except FileNotFoundError:
+        raise ArtifactError(f"{path} is missing; run `dvc repro` to make it") from None
+    except (pa.ArrowInvalid, OSError) as e:
+        raise ArtifactError(f"{path} cannot be read ({e}); delete it and run `dvc repro`") from None
+    return columns
+
+
+def write_between(path: Path, marks: tuple[str, str], text: str) -> None:
+    """Replace what stands between two marks of a text file. Raises `ArtifactError` if they are not there."""
+    before, opened, rest = path.read_text(encoding="utf-8").partition(marks[0])
+    _, closed, after = rest.partition(marks[1])
+    if not (opened and closed):
+        raise ArtifactError(f"{path} has no {marks[0]} ... {marks[1]} to write between")
+    write_text(path, f"{before}{marks[0]}{text}{marks[1]}{after}")
+
+
+# --- identity ----------------------------------------------------------------------------------------------------
+
+
+def sha256_file(path: Path) -> str:
+    h = hashlib.sha256()
+    with path.open("rb") as f:
+        while block := f.read(1 << 20):
+            h.update(block)
+    return h.hexdigest()
+
+
+def digest(value: Any) -> str:
+    """sha256 of a value's canonical JSON: the same content gives the same digest, whatever the key order."""
+    text = json.dumps(jsonable(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def files_of(folder: Path) -> dict[str, dict[str, Any]]:
+    """{relative name: {bytes, sha256}} of a folder's files, its manifest left out."""
+    return {
+        str(p.relative_to(folder)): {"bytes": p.stat().st_size, "sha256": sha256_file(p)}
+        for p in sorted(folder.rglob("*"))
+        if p.is_file() and p.name != MANIFEST
+    }
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    manifest: dict[str, Any] = read_json(folder / MANIFEST)
+    return manifest
+
+
+def trusts_code(folder: Path) -> bool:
+    """Whether params allowed the code that came with a model to run; off for a folder without a manifest."""
+    return (folder / MANIFEST).exists() and bool(read_manifest(folder).get("trust_remote_code"))
+
+
+def verify_files(folder: Path, manifest: dict[str, Any]) -> None:
+    """Raise if any file of a folder was changed, added or removed after its manifest was written."""
+    now, then = files_of(folder), manifest["files"]
+    for name in sorted(now.keys() | then.keys()):
+        if now.get(name) != then.get(name):
+            what = "is missing" if name not in now else "was added" if name not in then else "was changed"
+            raise ArtifactError(f"{folder / name} {what} after its manifest was written; delete {folder} and `dvc repro`")
+
+
+def versions() -> dict[str, str]:
+    found = {}
+    for name in VERSIONED:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+class Stopwatch:
+    """What a stage cost, kept beside the artifacts and not in them: equal inputs then give equal files, so a rerun that
+    changes nothing stops DVC from rerunning everything after it."""
+
+    def __init__(self, stage: str, variant: str | None = None) -> None:
+        self.path = RUNS / (f"{stage}@{variant}.json" if variant else f"{stage}.json")
+        self._start = time.monotonic()
+
+    def done(self) -> float:
+        """Write wall time and peak memory of this process; returns the seconds."""
+        seconds = round(time.monotonic() - self._start, 1)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        finished = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        write_json(self.path, {"wall_s": seconds, "peak_memory_bytes": peak, "finished": finished})
+        return seconds
+
+
+def run_facts(stage: str, variant: str | None = None) -> dict[str, Any]:
+    """What the last run of a stage on this machine cost; empty where its output was restored and not made here."""
+    path = RUNS / (f"{stage}@{variant}.json" if variant else f"{stage}.json")
+    return dict(read_json(path)) if path.exists() else {}

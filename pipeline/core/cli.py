@@ -1,0 +1,116 @@
+"""What every stage's command line shares: quiet libraries, one result line, errors without a traceback."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import logging
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import typer
+
+from pipeline.core.errors import QuantgateError
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+PR_SET_PDEATHSIG = 1
+
+
+def run(stage: Callable[..., Any]) -> None:
+    """Run a stage's function as a command line.
+
+    A `QuantgateError` is printed as one line and exits 1. SIGTERM ends the stage like Ctrl-C, so that temporary files
+    are removed and helper processes stopped. On Linux the stage also ends when the `dvc` that started it is killed.
+    """
+    _quiet()
+    signal.signal(signal.SIGTERM, _interrupt)
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command(help=(stage.__doc__ or "").split("\n\n")[0])(stage)
+    try:
+        code = app(standalone_mode=False)  # typer turns Ctrl-C and sys.exit into a returned code
+    except QuantgateError as e:
+        sys.exit(f"error: {e}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception as e:
+        # typer's and click's own usage errors know how to show themselves; anything else is a bug: keep the traceback.
+        if not hasattr(e, "show"):
+            raise
+        e.show()
+        sys.exit(getattr(e, "exit_code", 2))
+    if isinstance(code, int) and code:
+        sys.exit(code)
+
+
+def leave() -> NoReturn:
+    """End the process now, after what was registered to be done at its end: to take torch and the model libraries apart,
+    object by object, costs each stage most of a second, and a run has some sixty of them."""
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def say(stage: str, text: str) -> None:
+    """The one result line of a stage."""
+    print(f"{stage:<10} {text}", flush=True)
+
+
+def table(columns: Sequence[str], rows: Iterable[dict[str, str]], *, title: str | None = None, left: Sequence[str] = ()) -> None:
+    """A table on the terminal; in a log, as wide as it needs to be. Columns hold numbers, but those named in `left`."""
+    from rich.console import Console
+    from rich.table import Table
+
+    shown = Table(title=title)
+    for column in columns:
+        shown.add_column(column, justify="left" if column in left else "right")
+    for row in rows:
+        shown.add_row(*(row[c] for c in columns))
+    Console(width=None if sys.stdout.isatty() else 200).print(shown)
+
+
+def progress(total: int, what: str, unit: str, file: Any = None) -> tqdm[Any]:
+    """A progress bar on a terminal; in a log, a line every ten seconds."""
+    from tqdm import tqdm  # late: it reads TQDM_MININTERVAL, which `run` sets, when it is imported
+
+    stream = file or sys.stderr
+    often = 0.1 if stream.isatty() else 10.0
+    return tqdm(total=total, desc=what, unit=unit, file=stream, leave=False, mininterval=often)
+
+
+def _interrupt(signum: int, frame: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def _quiet() -> None:
+    """Keep the pages that model libraries print out of a stage's output; their errors still come through."""
+    if not sys.stderr.isatty():  # a log wants a line now and then, not ten a second
+        os.environ.setdefault("TQDM_MININTERVAL", "10")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    warnings.filterwarnings("ignore", category=UserWarning)
+    warnings.filterwarnings("ignore", category=DeprecationWarning)
+    logging.basicConfig(level=logging.ERROR)
+    for name in (
+        "torch.utils._pytree",
+        "torchao",
+        "lm_eval",
+        "datasets",
+        "httpx",
+        "mlflow",
+        "alembic",
+        "bitsandbytes",
+        "llama-cpp-python",
+    ):
+        logging.getLogger(name).setLevel(logging.ERROR)

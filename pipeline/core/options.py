@@ -1,0 +1,44 @@
+"""A backend's options are the keyword arguments of its function; this checks params against that signature."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from pipeline.core.errors import ParamsError
+from pipeline.core.explain import did_you_mean
+
+
+def names_in(folder: Path) -> list[str]:
+    """Names of the backends in a folder: one file each."""
+    return sorted(p.stem for p in folder.glob("*.py") if not p.stem.startswith("_"))
+
+
+def with_defaults(function: Callable[..., Any], options: dict[str, Any], given: set[str]) -> dict[str, Any]:
+    """Every option that a call would use: those given, and the defaults of the rest."""
+    parameters = inspect.signature(function).parameters
+    return {n: p.default for n, p in parameters.items() if n not in given and n not in options} | options
+
+
+def check_options(owner: str, function: Callable[..., Any], options: dict[str, Any], given: set[str]) -> None:
+    """Raise `ParamsError` where an option is unknown, of the wrong type, or missing.
+
+    `given` are the arguments the pipeline itself passes. Types come from the function's annotations, strictly: a
+    string where a number is meant is an error, not a conversion.
+    """
+    parameters = {n: p for n, p in inspect.signature(function).parameters.items() if n not in given}
+    hints = get_type_hints(function)
+    for name, value in options.items():
+        if name not in parameters:
+            raise ParamsError(f"{owner}: unknown option {name!r} = {value!r}{did_you_mean(name, list(parameters))}")
+        try:
+            TypeAdapter(hints[name], config=ConfigDict(strict=True)).validate_python(value)
+        except ValidationError as e:
+            raise ParamsError(f"{owner}: option {name} = {value!r}: {e.errors()[0]['msg']}") from None
+    for name, parameter in parameters.items():
+        if parameter.default is inspect.Parameter.empty and name not in options:
+            raise ParamsError(f"{owner}: option {name!r} is needed and missing")

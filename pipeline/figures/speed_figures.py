@@ -1,0 +1,281 @@
+"""Rows of requests -> latency, rates, ratios by round, phases, memory, sweeps, and what bounds them, in words.
+
+No files and no models. Warm-ups and failed requests are out of the rates, not of the counts. The rounds in turn with the
+reference (scenario `single`) carry every figure without a part; `ttft_ms/context-1024` and its like come from the variant's
+own sweep behind them (sweep.py), and are as sure as their few repetitions allow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from pipeline.core.errors import ArtifactError
+from pipeline.figures.builder import Builder
+from pipeline.numbers.bounds import KV_TOLERANCE, Phase, Shape, against
+from pipeline.numbers.metrics import itl, tpot, ttft
+from pipeline.numbers.rounds import Looks, drift, drift_in_words, pairs
+from pipeline.numbers.stats import Estimate, geometric_mean_t, mean_t, wilson
+from pipeline.numbers.sweep import PHASES, SWEPT
+
+Row = dict[str, Any]
+CLIFF = 2.0  # ms per prompt token, or per output token, grow by more than this from one context to the next
+ONCE = "measured once: no interval"
+
+
+def timing_metrics(b: Builder, rows: list[Row], meta: Row, weight_bytes: int) -> None:
+    """All figures of one variant's timings; `meta` is what `benchmark` wrote beside the rows."""
+    if "rates" not in meta:
+        raise ArtifactError("the timings are of an older version of quantgate; run `dvc repro benchmark`")
+    single = [r for r in rows if r["scenario"] == "single"]
+    ours = [r for r in single if not r["warmup"] and r["who"] == "variant"]
+    b.add("failure_rate", wilson(sum(not r["ok"] for r in ours), len(ours), confidence=b.confidence))
+    good = [r for r in ours if r["ok"]]
+    if not good:
+        return
+    _latency(b, good)
+    _cold(b, single)
+    _ratios(b, single, Looks(meta["looks"]["planned"], tuple(meta["looks"]["bounds"])))
+    _phases(b, good)
+    kv = _cache(b, rows, meta)
+    _memory(b, good, meta)
+    _sweeps(b, rows, meta)
+    _bounds(b, single, meta, weight_bytes, kv)
+
+
+def _ttft(row: Row) -> float:
+    value = ttft(row["t_submit"], row["t_tokens"])
+    assert value is not None  # a request that is ok has tokens
+    return value
+
+
+def _tpot(row: Row) -> float:
+    value = tpot(row["t_tokens"])
+    assert value is not None  # params ask for at least two tokens
+    return value
+
+
+FIGURES: dict[str, tuple[Callable[[Row], float], float]] = {  # of one request; scale to the metric's unit
+    "ttft_ms": (_ttft, 1000.0),
+    "tpot_ms": (_tpot, 1000.0),
+    "e2e_ms": (lambda r: float(r["t_tokens"][-1] - r["t_submit"]), 1000.0),
+    "prefill_tok_s": (lambda r: r["prompt_tokens"] / _ttft(r), 1.0),
+    "decode_tok_s": (lambda r: r.get("batch", 1) / _tpot(r), 1.0),  # of all requests side by side
+}
+
+
+def _average(values: Sequence[float], confidence: float) -> Estimate:
+    """Mean with a t interval that does not reach below zero: times and rates cannot."""
+    found = mean_t(values, confidence=confidence)
+    return found if found.low is None else replace(found, low=max(found.low, 0.0))
+
+
+# --- the paired rounds -------------------------------------------------------------------------------------------
+
+
+def _latency(b: Builder, good: list[Row]) -> None:
+    for name, (value, scale) in FIGURES.items():
+        b.add(name, _average([value(r) for r in good], b.confidence), scale)
+    gaps = [(1000 * g, r["round"]) for r in good for g in itl(r["t_tokens"])]
+    for name, q in (("itl_p50_ms", 0.5), ("itl_p95_ms", 0.95), ("itl_p99_ms", 0.99)):
+        b.quantile(name, [g for g, _ in gaps], [k for _, k in gaps], q)
+
+
+def _cold(b: Builder, single: list[Row]) -> None:
+    """The first request after loading, which pays for what later ones find ready."""
+    cold = next((r for r in single if r["who"] == "variant" and r.get("cold")), None)
+    if cold is not None and cold["ok"]:
+        b.bare("ttft_cold_ms", 1000 * _ttft(cold), 1, "first request of a fresh process", ONCE)
+    else:
+        b.bare("ttft_cold_ms", None, 0, "first request of a fresh process", "the first request failed" if cold else "no such row")
+
+
+def _ratios(b: Builder, single: list[Row], looks: Looks) -> None:
+    both, c = pairs(single), b.confidence
+    moved = drift(single, confidence=c)
+    b.add("reference_drift", moved)
+    speed = geometric_mean_t([_tpot(y) / _tpot(x) for x, y in both], confidence=looks.level(c))
+    if looks.planned > 1:
+        told = f"at {100 * looks.level(c):g} % for each of {looks.planned} planned looks (Bonferroni)"
+        speed = replace(speed, method=f"{speed.method}, {told}")
+    b.add("speed_ratio", replace(speed, warnings=(*speed.warnings, *drift_in_words(moved))))
+    b.add("prefill_ratio", geometric_mean_t([_ttft(y) / _ttft(x) for x, y in both], confidence=c))
+
+
+def _phases(b: Builder, good: list[Row]) -> None:
+    for phase in PHASES:
+        found = [r["phases"][phase] for r in good if r["phases"][phase] not in (None, [])]
+        if found:
+            b.add(f"phase_ms/{phase}", _average([float(np.mean(v)) for v in found], b.confidence), 1000.0)
+        else:
+            b.bare(f"phase_ms/{phase}", None, 0, "clock inside the engine", good[0]["phases_unknown"].get(phase, "unknown"))
+
+
+# --- memory ------------------------------------------------------------------------------------------------------
+
+
+def _cache(b: Builder, rows: list[Row], meta: Row) -> float | None:
+    """Bytes of keys and values a token: the slope over context lengths, or, at one length, all bytes over all tokens."""
+    own = [r for r in rows if r["who"] == "variant" and r["ok"] and r.get("cache_bytes") is not None]
+    sizes = {r["cache_tokens"]: r["cache_bytes"] for r in own}
+    expected = Shape(**meta["models"]["variant"]["shape"]).cache_bytes(own[-1]["cache_element_bytes"] if own else None)
+    told = "the config does not say how many" if expected is None else f"the config makes it {expected:g}"
+    if not sizes:
+        b.bare("kv_bytes_per_token", None, 0, told, "the engine does not say how large its cache is")
+        return None
+    lengths = sorted(sizes)
+    if len(sizes) > 1:
+        value = float(np.polyfit(lengths, [sizes[n] for n in lengths], 1)[0])
+        method = f"slope of cache bytes over {len(sizes)} lengths, {lengths[0]} to {lengths[-1]} tokens; {told}"
+    else:
+        value, method = sizes[lengths[0]] / lengths[0], f"cache bytes over the {lengths[0]} tokens in it; {told}"
+    apart = expected is not None and abs(value - expected) > KV_TOLERANCE * expected
+    notes = (f"{value:g} bytes measured, {expected:g} by the config: more than {100 * KV_TOLERANCE:g} % apart",) if apart else ()
+    b.exact("kv_bytes_per_token", value, len(own), method, *notes)
+    return value
+
+
+def _memory(b: Builder, good: list[Row], meta: Row) -> None:
+    peaks = [r["peak_memory_bytes"] for r in good if r["peak_memory_bytes"] is not None]
+    b.bare("peak_memory_bytes", max(peaks, default=None), len(peaks), "VmHWM after loading", ONCE)
+    load = meta["loads"]["variant"]
+    b.bare("load_s", load["load_s"], 1, "fresh process", ONCE)
+    b.bare("load_memory_bytes", load["load_memory_bytes"], 1, "VmHWM while loading", ONCE)
+    on_gpu = [r["cuda_memory"] for r in good if r.get("cuda_memory")]
+    for name, key in (("cuda_allocated_bytes", "allocated"), ("cuda_reserved_bytes", "reserved"), ("nvml_used_bytes", "nvml")):
+        known = [m[key] for m in on_gpu if m[key] is not None]
+        if on_gpu:
+            note = ONCE if known else "NVML cannot be asked: pip install nvidia-ml-py"
+            b.bare(name, max(known, default=None), len(known), "largest after a request", note)
+            loaded = (load.get("load_cuda_memory") or {}).get(key)
+            b.bare(f"{name}/load", loaded, 1, "after loading", ONCE if loaded is not None else note)
+
+
+# --- sweeps ------------------------------------------------------------------------------------------------------
+
+
+def _sweeps(b: Builder, rows: list[Row], meta: Row) -> None:
+    sweep = meta["sweep"]
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        if row["scenario"] != "single":
+            found.setdefault(row["scenario"], []).append(row)
+    for scenario, own in found.items():
+        _swept(b, scenario, own, tuple(filter(None, [sweep["notes"].get(scenario)])))
+    for scenario, why in sweep["missing"].items():
+        for name in SWEPT[scenario.partition("-")[0]] if scenario not in found else ():
+            b.bare(f"{name}/{scenario}", None, 0, "sweep", why)
+    contexts = [own for scenario, own in found.items() if scenario.startswith("context-") and any(r["ok"] for r in own)]
+    b.bounds["cliffs"] = _cliffs(b, contexts)
+
+
+def _swept(b: Builder, scenario: str, own: list[Row], notes: tuple[str, ...]) -> None:
+    good = [r for r in own if r["ok"]]
+    failed = tuple(f"{len(own) - len(good)} of {len(own)} requests failed: {r['error']}" for r in own if not r["ok"])[:1]
+    for name in SWEPT[scenario.partition("-")[0]]:
+        full = f"{name}/{scenario}"
+        if not good:
+            b.bare(full, None, 0, "sweep", *failed)
+        elif name == "peak_memory_bytes":
+            peaks = [r["peak_memory_bytes"] for r in good if r["peak_memory_bytes"] is not None]
+            # the least: what an earlier, larger request left with the process is not this one's
+            b.bare(full, min(peaks, default=None), len(peaks), "VmHWM of a request, least of its repetitions", ONCE, *notes)
+        else:
+            value, scale = FIGURES[name]
+            estimate = _average([value(r) for r in good], b.confidence)
+            b.add(full, replace(estimate, warnings=(*estimate.warnings, *failed, *notes)), scale)
+
+
+def _cliffs(b: Builder, contexts: list[list[Row]]) -> list[str]:
+    """Where a token costs more than CLIFF times what it cost at the next shorter context; also a warning on the metric.
+
+    The least of the repetitions is compared: interference only adds.
+    """
+    costs = {
+        "ttft_ms": ("ms per prompt token", lambda r: _ttft(r) / r["prompt_tokens"]),
+        "tpot_ms": ("ms per output token", _tpot),
+    }  # fmt: skip
+    said = []
+    for shorter, longer in pairwise(sorted(contexts, key=lambda rows: int(rows[0]["prompt_tokens"]))):
+        names = shorter[0]["scenario"], longer[0]["scenario"]
+        for metric, (what, cost) in costs.items():
+            growth = _least(longer, cost) / _least(shorter, cost)
+            if growth > CLIFF:
+                text = f"a cliff: {what} grow {growth:.1f} times from {names[0]} to {names[1]} (limit {CLIFF:g})"
+                said.append(text)
+                b.metrics[f"{metric}/{names[1]}"]["warnings"] = (*b.metrics[f"{metric}/{names[1]}"]["warnings"], text)
+    return said
+
+
+def _least(rows: Sequence[Row], value: Callable[[Row], float]) -> float:
+    return min(value(r) for r in rows if r["ok"])
+
+
+def _mean(rows: Sequence[Row], value: Callable[[Row], float]) -> float:
+    return float(np.mean([value(r) for r in rows if r["ok"]]))
+
+
+# --- what bounds it ----------------------------------------------------------------------------------------------
+
+
+def _bounds(b: Builder, single: list[Row], meta: Row, weight_bytes: int, kv: float | None) -> None:
+    """MBU of decoding, MFU of prefill, and sentences: both phases, and decoding against the reference in the same rounds."""
+    rounds = pairs(single)
+    ours = [r for r in single if r["who"] == "variant" and r["ok"] and not r["warmup"]]
+    decode, prefill = _phase(ours, meta, "variant", "decode"), _phase(ours, meta, "variant", "prefill")
+    c = b.confidence
+    if kv is None:
+        b.bare("mbu", None, 0, "bytes over time over bandwidth", "the engine does not say how large its cache is")
+    elif decode.mbu is None:
+        b.bare("mbu", None, 0, "bytes over time over bandwidth", decode.why)
+    else:
+        context = ours[0]["prompt_tokens"] + ours[0]["output_tokens"] / 2
+        needed = (weight_bytes + kv * context) / meta["rates"]["read"]
+        b.add("mbu", _average([needed / _tpot(r) for r in ours], c))
+    if prefill.operations and prefill.rate:
+        least = prefill.operations / prefill.rate
+        found = _average([least / _ttft(r) for r in ours], c)
+        b.add("mfu", replace(found, method=f"{found.method}; rate of a product in {prefill.rate_of}; attention not counted"))
+    else:
+        b.bare("mfu", None, 0, "operations over time over matrix rate", prefill.why)
+    b.bounds |= {"prefill": prefill.sentence(), "decode": decode.sentence()}
+    ratio = b.metrics["speed_ratio"]
+    if meta["model"] != meta["reference"] and rounds:
+        theirs = _phase([r for _, r in rounds], meta, "reference", "decode")
+        names = meta["models"]["variant"]["name"], meta["models"]["reference"]["name"]
+        b.bounds["against"] = against(names[0], decode, names[1], theirs, (ratio["value"], ratio["low"], ratio["high"]))
+
+
+def _phase(rows: list[Row], meta: Row, who: str, name: str) -> Phase:
+    """One phase of one model, held against the rates of its device."""
+    model, load, rates = meta["models"][who], meta["loads"][who], meta["rates"]
+    here = load["device"] == rates["device"]
+    products = Shape(**model["shape"]).products(model["parameters"])
+    rate, experts = rates["matrix"].get(model["dtype"]) if here else None, model["shape"]["experts"]
+    prompt, kv = rows[0]["prompt_tokens"], rows[0].get("kv_bytes_per_token")
+    if name == "prefill":
+        seconds, needed, step = _mean(rows, _ttft), float(model["weight_bytes"]), f"for {prompt} prompt tokens"
+        work = 2 * (products[0] * prompt + products[1]) if products else None
+    else:
+        seconds, step = _mean(rows, _tpot), "a token"
+        needed = model["weight_bytes"] + (kv or 0) * (prompt + rows[0]["output_tokens"] / 2)
+        work = 2 * sum(products) if products else None
+    return Phase(
+        name=name, step=step, seconds=seconds, bytes=None if experts else needed, operations=work,
+        bandwidth=rates["read"] if here else None, rate=rate, rate_of=model["rate_of"],
+        why=_why(here and rates["read"] is not None, bool(experts), products is not None, model["dtype"]),
+        note="keys and values not counted" if name == "decode" and kv is None else "",
+    )  # fmt: skip
+
+
+def _why(rates: bool, experts: bool, products: bool, dtype: str) -> str:
+    """Why shares of the machine's rates are not known, if they are not."""
+    if not rates:
+        return "the rates of its device were not measured"
+    if experts:
+        return "experts take turns: which weights a token needs is not known"
+    return f"no product in {dtype} could be timed here" if products else "config.json does not say which weights a token multiplies"

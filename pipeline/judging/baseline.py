@@ -1,0 +1,186 @@
+"""The baseline: what the commit that a merge goes into had, from git (summaries) and from DVC's cache (rows).
+
+In DVC's terms a verdict must follow from files, and a branch is none: it moves while nothing here changes. So the stage
+`gate` judges against the reference only, reproducibly, and lists rules `against: baseline` as not yet judged (never PASS);
+`python -m pipeline.gate --enforce --baseline REV` judges them when a merge asks, on top of gate.json, and says which
+commit REV was. Nothing of it is written into reports/.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pipeline.core import artifacts
+from pipeline.core.errors import ArtifactError
+from pipeline.core.params import PARAMS, Params
+from pipeline.figures.builder import Builder
+from pipeline.judging import against, locked
+
+Row = dict[str, Any]
+VARIABLE = "QUANTGATE_BASELINE"
+NEXT = "fetch it (`git fetch`), or name another commit with --baseline"
+
+
+def wanted(given: str | None, settings: Params) -> str | None:
+    """The revision to compare with: --baseline, else QUANTGATE_BASELINE, else gate.baseline; None where nobody names one."""
+    return given or os.environ.get(VARIABLE) or settings.gate.baseline
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A commit's results. lock: {path: md5} of what its pipeline wrote; results: {variant: metrics/<variant>.json}."""
+
+    rev: str
+    commit: str
+    lock: dict[str, str] = field(default_factory=dict)
+    results: dict[str, Row] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return f"{self.rev} ({self.commit[:7]})"
+
+
+def read(rev: str) -> Baseline:
+    """A commit's results. Raises `ArtifactError` where it has none, or not those that its own pipeline wrote."""
+    commit = _git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{rev}^{{commit}}")
+    if commit is None:
+        raise ArtifactError(f"no baseline: {rev!r} is no commit here; {NEXT}")
+    found = Baseline(rev, commit.decode().strip())
+    lock = show(found, locked.LOCK)
+    if lock is None:
+        raise ArtifactError(f"no baseline: {found.name} has no {locked.LOCK}, so no results; {NEXT}")
+    found.lock.update(locked.outputs(lock, f"{locked.LOCK} of {found.name}"))
+    for variant in _variants(found):
+        found.results.update(_result(found, variant))
+    if not found.results:
+        raise ArtifactError(f"no baseline: {found.name} holds no {artifacts.metrics('<variant>')}; {NEXT}")
+    return found
+
+
+def show(base: Baseline, path: Path) -> bytes | None:
+    """A file as it is at the baseline; None where it is not in git there."""
+    return _git("show", f"{base.commit}:./{path.as_posix()}")
+
+
+def _git(*words: str) -> bytes | None:
+    try:
+        done = subprocess.run(["git", *words], capture_output=True)
+    except FileNotFoundError:
+        raise ArtifactError("no baseline: git is not installed") from None
+    return done.stdout if done.returncode == 0 else None
+
+
+def _variants(base: Baseline) -> list[str]:
+    """Names in the baseline's own params: files of a variant that was taken out before are not its results."""
+    try:
+        return list(yaml.safe_load(show(base, PARAMS) or b"")["variants"])
+    except (yaml.YAMLError, KeyError, TypeError):
+        raise ArtifactError(f"no baseline: {PARAMS} of {base.name} names no variants; {NEXT}") from None
+
+
+def _result(base: Baseline, variant: str) -> dict[str, Row]:
+    path = artifacts.metrics(variant)
+    content = show(base, path)
+    if content is None:
+        return {}
+    if base.lock.get(path.as_posix()) != locked.md5(content):
+        raise ArtifactError(f"no baseline: {path} of {base.name} is not what its {locked.LOCK} says the pipeline wrote")
+    try:
+        result = json.loads(content)
+        result["metrics"].keys()
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ArtifactError(f"no baseline: {path} of {base.name} is damaged; {NEXT}") from None
+    return {variant: result}
+
+
+# --- differences -------------------------------------------------------------------------------------------------
+
+
+def beside(base: Baseline, results: dict[str, Row], settings: Params) -> dict[str, Any]:
+    """What a merge is judged by: {rev, commit, variants: {name: {figures, lost, new, values}}}.
+
+    figures: {metric: its difference to the baseline} of all metrics that a rule names; lost: metrics that the baseline has
+    and this run lacks; new: the other way round; values: the baseline's own figures of the metrics that a rule names.
+    """
+    ref = settings.reference
+    ours, theirs = results.get(ref, {}), base.results.get(ref, {})
+    if not theirs or any(r.get("reference") != ref for r in base.results.values()):
+        raise ArtifactError(f"no baseline: {base.name} measured against another reference than {ref}; {NEXT}")
+    if ours.get("base") != theirs.get("base"):
+        raise ArtifactError(f"no baseline: {base.name} measured another base model; {NEXT}")
+    notes = () if ours.get("model") == theirs.get("model") else (f"the reference is built in another way than at {base.rev}",)
+    names = list(dict.fromkeys(rule.metric for rule in settings.gate.rules))
+    variants = {
+        name: _variant(base, name, results.get(name, {"metrics": {}}), names, settings, notes)
+        for name in settings.variants
+        if name != ref
+    }
+    return {"rev": base.rev, "commit": base.commit, "variants": variants}
+
+
+def _variant(base: Baseline, name: str, now: Row, names: list[str], settings: Params, notes: tuple[str, ...]) -> dict[str, Any]:
+    then = base.results.get(name)
+    have = now["metrics"]
+    if then is None:
+        return {"figures": {}, "lost": [], "new": sorted(have), "values": {}, "known": False}
+    had = then["metrics"]
+    figures = _figures(base, name, now, then, [n for n in names if n in have and n in had], settings)
+    if notes:
+        figures = {n: against.another_reference(n, figure, notes) for n, figure in figures.items()}
+    lost = sorted(n for n, m in had.items() if m.get("value") is not None and _gone(have.get(n)))
+    values = {n: had[n] for n in names if n in had}
+    return {"figures": figures, "lost": lost, "new": sorted(have.keys() - had.keys()), "values": values, "known": True}
+
+
+def _gone(metric: Row | None) -> bool:
+    """Whether a metric is missing, or null without the reason that an unknown figure has."""
+    return metric is None or (metric.get("value") is None and not (metric.get("reason") or metric.get("warnings")))
+
+
+def _figures(base: Baseline, variant: str, now: Row, then: Row, names: list[str], settings: Params) -> dict[str, Row]:
+    """{metric: its difference}: paired where the rows of both can be had, else from the two summaries."""
+    if artifacts.digest(now) == artifacts.digest(then):
+        return {n: against.unchanged(n, now["metrics"][n]) for n in names}
+    b = Builder(settings.compare, settings.seed)
+    found: dict[str, Row] = {}
+    why = {"token": "no rows of tokens", "item": "no rows of items"}
+    try:
+        ours, theirs = (artifacts.read_columns(p) for p in _rows(base, artifacts.tokens(variant), now, then))
+        found |= {n: m for n in names if (m := against.tokens_paired(b, n, ours, theirs))}
+    except (ArtifactError, KeyError) as e:
+        why["token"] = str(e)
+    try:
+        answers = [artifacts.read_jsonl(p) for p in _rows(base, artifacts.answers(variant), now, then)]
+        paired = against.items_paired(b, *answers)
+        found |= {n: paired[n] for n in names if n in paired}
+    except (ArtifactError, KeyError) as e:
+        why["item"] = str(e)
+    same_machine = now.get("machine") == then.get("machine")
+    for n in names:
+        if n not in found and now["metrics"][n].get("value") is not None and then["metrics"][n].get("value") is not None:
+            reason = why["item" if n.split("/")[0] in against.PER_ITEM else "token"]
+            found[n] = against.unpaired(n, now["metrics"][n], then["metrics"][n], reason, same_machine=same_machine)
+    return found
+
+
+def _rows(base: Baseline, path: Path, now: Row, then: Row) -> list[Path]:
+    """The rows that this run's metrics and the baseline's were made from; each is checked against its recorded hash."""
+    known = locked.outputs(locked.LOCK.read_bytes()) if locked.LOCK.exists() else {}
+    name, found = path.as_posix(), []
+    for result, lock, commit in ((now, known, "HEAD"), (then, base.lock, base.commit)):
+        sha256 = result.get("inputs", {}).get(name)
+        here = path.exists() and artifacts.sha256_file(path) == sha256
+        if not here and name not in lock:
+            raise ArtifactError(f"{name} stands in no {locked.LOCK}")
+        rows = path if here else locked.cached(name, lock[name], commit)
+        if artifacts.sha256_file(rows) != sha256:
+            raise ArtifactError(f"{rows} is not what the metrics were made from")
+        found.append(rows)
+    return found

@@ -1,0 +1,77 @@
+"""What repeated runs say of a rule's noise: the evidence that the ledger keeps beside its bound."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from typing import Any
+
+from pipeline.core import artifacts
+from pipeline.core.errors import ArtifactError
+from pipeline.core.params import Params, Rule
+from pipeline.judging.against import timed
+from pipeline.numbers.definitions import definition
+from pipeline.numbers.metrics import FLOORS
+from pipeline.numbers.stats import resolvable
+
+Row = dict[str, Any]
+
+
+def evidence(rule: Rule, settings: Params, results: dict[str, Row]) -> Row:
+    """What repeated runs and the present interval say of a rule's noise.
+
+    noise: the upper end of what the same weights measure against themselves (0 where no floor is measured), and on top the
+    smallest loss that the interval tells from none in 80 % of runs; the least margin that a variant without loss passes.
+    """
+    names = [*settings.gate.required, *settings.variants]
+    usable = [
+        n
+        for n in names
+        if n != settings.reference and (rule.variants is None or n in rule.variants) and _has_interval(results.get(n), rule.metric)
+    ]
+    if not usable:
+        raise ArtifactError(f"{rule.metric} has no interval in the results of any variant; run `dvc repro`")
+    variant, what = usable[0], definition(rule.metric)
+    m = results[variant]["metrics"][rule.metric]
+    floor = _floor(rule.metric, results.get(settings.reference, {}).get("metrics", {}))
+    width = resolvable(m["low"], m["high"], confidence=m["confidence"], power=0.8)
+    clusters = f" in {m['clusters']} clusters" if m["clusters"] else ""
+    runs = f"{floor['runs']} reruns of {settings.reference} (floor.json)" if floor else "no rerun of the reference measures it"
+    runs = "its rounds are repeated runs" if timed(rule.metric) else runs
+    assert what is not None
+    return {
+        "of": variant, "n": m["n"], "clusters": m["clusters"], "value": m["value"], "low": m["low"], "high": m["high"],
+        "unit": what.unit, "interval_width": m["high"] - m["low"], "floor": floor, "noise": (floor or {}).get("high", 0.0) + width,
+        "from": f"the interval of {variant}, n = {m['n']}{clusters}; {runs}",
+        "tier": settings.tier, "seed": settings.seed, "date": today(), "commit": commit(),
+        "figures": artifacts.digest([variant, m["value"], m["low"], m["high"], m["n"], floor])[:16],
+    }  # fmt: skip
+
+
+def _has_interval(result: Row | None, metric: str) -> bool:
+    found = ((result or {}).get("metrics") or {}).get(metric) or {}
+    return None not in (found.get("value"), found.get("low"), found.get("high"))
+
+
+def _floor(metric: str, reference: dict[str, Row]) -> Row | None:
+    """The floor that belongs to a metric: {value, low, high, n, by: {rerun: ...}, runs}; None where none is measured."""
+    name = FLOORS[metric][0] if metric in FLOORS else ""
+    found = reference.get(name)
+    if not found or found.get("high") is None:
+        return None
+    by = {n.partition("/")[2]: m["value"] for n, m in reference.items() if n.startswith(f"{name}/")}
+    return {k: found[k] for k in ("value", "low", "high", "n")} | {"by": by, "runs": len(by)}
+
+
+def today() -> str:
+    return time.strftime("%Y-%m-%d", time.gmtime())
+
+
+def commit() -> str | None:
+    """The commit that is checked out, with `+` where files differ from it; None outside git."""
+    try:
+        head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+        dirty = subprocess.run(["git", "status", "--porcelain", "--untracked-files=no"], capture_output=True, text=True)
+    except FileNotFoundError:
+        return None
+    return head.stdout.strip() + ("+" if dirty.stdout.strip() else "") if head.returncode == 0 else None

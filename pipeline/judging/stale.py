@@ -1,0 +1,87 @@
+"""What is no longer, byte for byte, what the pipeline measured: a verdict on top of it is stale."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pipeline import served
+from pipeline.core import artifacts
+from pipeline.core.errors import ArtifactError
+from pipeline.core.params import PARAMS, Params, PathModel
+from pipeline.judging import locked
+
+ONCE = ("download", "calibrate", "reference", "floor")  # stages of dvc.yaml that measure, and
+PER_VARIANT = ("quantize", "diverge", "evaluate", "benchmark", "compare")
+
+
+def changed(settings: Params) -> list[str]:
+    """Files in words: rows and a local model that changed since, and results that no stage wrote."""
+    written = [artifacts.metrics(n) for n in settings.variants] + served.files(settings)
+    written += [artifacts.FLOOR] if artifacts.FLOOR.exists() else []
+    results = _results(settings)
+    found = served.changed(settings) + sorted(changed_rows(results)) + _changed_model(settings)
+    return found + _changed_builds(results, settings) + locked.edited(written) + _other_params(settings)
+
+
+def _other_params(settings: Params) -> list[str]:
+    """What was measured with other params than those of now: a verdict made by hand on top would not say so."""
+    stages = {f"{stage}@{name}" for stage in PER_VARIANT for name in settings.variants} | set(ONCE)
+    stages |= {f"serve@{name}" for name in settings.serving.variants}  # dvc.lock keeps what is no longer asked for
+    return locked.other_params(stages, yaml.safe_load(PARAMS.read_text(encoding="utf-8")))
+
+
+def absent(settings: Params) -> list[str]:
+    """What the verdict rests on and is not in this folder, so that nobody compared it: a clone has no rows and no models."""
+    rows = [f for result in _results(settings).values() for f in result["inputs"] if not Path(f).exists()]
+    models = [n for n in settings.gate.required if not (artifacts.model_dir(n) / artifacts.MANIFEST).exists()]
+    return [f"{len(rows)} files of rows"] * bool(rows) + [f"the model of {n}" for n in models]
+
+
+def _changed_builds(results: dict[str, Any], settings: Params) -> list[str]:
+    """Models of required variants that are here and are not, byte for byte, what was measured."""
+    found = []
+    for name in settings.gate.required:
+        folder = artifacts.model_dir(name)
+        if not (folder / artifacts.MANIFEST).exists() or name not in results:
+            continue
+        manifest = artifacts.read_manifest(folder)
+        try:
+            artifacts.verify_files(folder, manifest)
+        except ArtifactError as e:
+            found.append(str(e))
+        if manifest["digest"] != results[name]["model"]:
+            found.append(f"{folder} (another build than was measured)")
+    return found
+
+
+def _results(settings: Params) -> dict[str, Any]:
+    return {n: artifacts.read_json(artifacts.metrics(n)) for n in settings.variants if artifacts.metrics(n).exists()}
+
+
+def changed_rows(results: dict[str, Any]) -> dict[str, str]:
+    """{row file: variant} of those that are here and are not what that variant's metrics were made from."""
+    now: dict[str, str | None] = {}  # the reference's rows are behind every variant's metrics: hashed once
+    found: dict[str, str] = {}
+    for name, result in results.items():
+        for file, then in result["inputs"].items():
+            if file not in now:
+                now[file] = artifacts.sha256_file(Path(file)) if Path(file).exists() else None
+            if now[file] not in (None, then):
+                found.setdefault(file, name)
+    return found
+
+
+def _changed_model(settings: Params) -> list[str]:
+    """A local model folder whose files are no longer those that were downloaded from it."""
+    if not isinstance(settings.model, PathModel) or not (artifacts.BASE / artifacts.MANIFEST).exists():
+        return []
+    then = artifacts.read_manifest(artifacts.BASE)["files"]
+    folder = Path(settings.model.path).expanduser()
+    return [
+        f"{folder / name} (after `dvc repro -f download`)"
+        for name, facts in then.items()
+        if not (folder / name).exists() or artifacts.sha256_file(folder / name) != facts["sha256"]
+    ]

@@ -1,0 +1,1 @@
+"""Arithmetic without files, clock or models: statistics, metrics and what their names mean."""

@@ -1,0 +1,99 @@
+"""How many rounds: what their ratios say so far, whether that settles the gate's question, and whether the machine drifted.
+
+Looking at an interval and then deciding to go on lets it miss the truth more often than it says. With one extra look, planned
+in advance, dividing the error between the two looks (Bonferroni) keeps the promise, whatever the first look decided.
+Pure: no files, no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from pipeline.core.params import Params
+from pipeline.numbers.metrics import tpot
+from pipeline.numbers.rules import bound_of
+from pipeline.numbers.stats import Estimate, geometric_mean_t
+
+Row = dict[str, Any]
+RATIO = "speed_ratio"
+
+
+@dataclass(frozen=True)
+class Looks:
+    """How often the rounds are looked at, and the bounds that their ratio's interval should not contain."""
+
+    planned: int
+    bounds: tuple[float, ...]
+
+    def unsettled(self, rows: Sequence[Row], confidence: float) -> bool:
+        """Whether the interval of the rounds so far contains a bound, or there is none."""
+        found = geometric_mean_t(decode_ratios(rows), confidence=self.level(confidence))
+        if found.low is None or found.high is None:
+            return True
+        return any(found.low < bound < found.high for bound in self.bounds)
+
+    def level(self, confidence: float) -> float:
+        """The confidence of each look, so that all of them together have `confidence`."""
+        return 1 - (1 - confidence) / self.planned
+
+
+def of(settings: Params, variant: str) -> Looks:
+    """Two looks where rounds may be added and a gate rule asks for something of this variant's decode rate; else one.
+
+    Rules only decide when to stop, never what a round measures: a changed margin makes no timing stale, which is why
+    `benchmark` does not depend on them in dvc.yaml.
+    """
+    setup = settings.amount.benchmark
+    own = [r for r in settings.gate.rules if r.metric == RATIO and (r.variants is None or variant in r.variants)]
+    bounds = tuple(bound_of(r).threshold for r in own) if variant != settings.reference else ()
+    return Looks(2 if bounds and (setup.max_rounds or 0) > setup.rounds else 1, bounds)
+
+
+def confidence(settings: Params) -> float:
+    """Of the intervals that are looked at: that of all others."""
+    return settings.compare.confidence
+
+
+def pairs(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
+    """(variant's row, reference's row) of every round in which both answered."""
+    good = [r for r in rows if r["scenario"] == "single" and not r["warmup"] and r["ok"]]
+    theirs = {r["round"]: r for r in good if r["who"] == "reference"}
+    return [(r, theirs[r["round"]]) for r in good if r["who"] == "variant" and r["round"] in theirs]
+
+
+def decode_ratios(rows: Sequence[Row]) -> list[float]:
+    """The variant's decode rate over the reference's, round by round."""
+    spans = [(tpot(theirs["t_tokens"]), tpot(ours["t_tokens"])) for ours, theirs in pairs(rows)]
+    return [theirs / ours for theirs, ours in spans if theirs and ours]
+
+
+def drift(rows: Sequence[Row], *, confidence: float) -> Estimate:
+    """Relative change a round of the reference's time per token: slope of its logarithm against the round, t interval.
+
+    The reference is the same in every round: what changes is the machine.
+    """
+    found = [(r["round"], tpot(r["t_tokens"])) for _, r in pairs(rows)]
+    known = [(k, t) for k, t in found if t]
+    method = f"slope of log time against round, least squares, t interval, {len(known)} rounds"
+    if len(known) < 3:
+        return Estimate(None, None, None, len(known), method, ("fewer than three rounds show no drift",))
+    x, y = np.array([k for k, _ in known], float), np.log([t for _, t in known])
+    line = stats.linregress(x, y)
+    half = float(stats.t.ppf((1 + confidence) / 2, len(known) - 2) * line.stderr)
+    low, value, high = (float(np.expm1(line.slope + d)) for d in (-half, 0.0, half))
+    return Estimate(value, low, high, len(known), method)
+
+
+def drift_in_words(found: Estimate) -> tuple[str, ...]:
+    """A warning where the drift's interval leaves out none at all."""
+    if found.value is None or found.low is None or found.high is None or found.low <= 0 <= found.high:
+        return ()
+    return (
+        f"the machine drifted: the reference's time per token changed by {100 * found.value:+.2g} % a round "
+        f"[{100 * found.low:+.2g}, {100 * found.high:+.2g}]; ratios are taken within rounds, absolute times are not",
+    )

@@ -1,0 +1,228 @@
+"""Gate rules: a bound with a unit, and the verdict of an interval against it. Pure.
+
+PASS: the whole interval is on the good side of the bound. FAIL: the whole interval is on the bad side. Else
+INCONCLUSIVE. Whatever is missing, not a number, or without an interval is never a PASS.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from pipeline.core.errors import ParamsError
+from pipeline.core.explain import did_you_mean
+from pipeline.core.params import Rule
+from pipeline.numbers.definitions import DEFINITIONS, definition
+from pipeline.numbers.metrics import FLOORS, Definition, bounds_of
+from pipeline.numbers.stats import FEW, Estimate, items_to_settle, one_sided_p
+
+Verdict = Literal["PASS", "FAIL", "INCONCLUSIVE"]
+
+# unit of a metric -> {unit a rule may use: factor}. `%` of a fraction is left out: 5 % of 0.9, or 5 points?
+UNITS: dict[str, dict[str, float]] = {
+    "nats": {"nats": 1.0},
+    "fraction": {"pp": 0.01},
+    "pp": {"pp": 1.0},
+    "ratio": {"%": 0.01},
+    "ppl": {"ppl": 1.0},
+    "p": {"p": 1.0},
+    "items": {"items": 1.0},
+    "tokens": {"tokens": 1.0},
+    "bits": {"bits": 1.0},
+    "bytes": {"bytes": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30},
+    "ms": {"ms": 1.0, "s": 1000.0},
+    "s": {"s": 1.0, "ms": 0.001},
+    "tok/s": {"tok/s": 1.0},
+    "req/s": {"req/s": 1.0},
+    "requests": {"requests": 1.0},
+    "requests at once": {"requests at once": 1.0},
+}
+# shown, but not to be judged -> what says the same of every variant
+CENSORED = {"first_departure": "never_departs", "free_departure": "free_same", "free_same_floor": "free_same"}
+FARTHEST = {"nats": 2.0, "ratio": 1.0}  # the widest margin of a metric that has no end: past it nothing is left to protect
+MIN_CLUSTERS = FEW  # below this a resampled interval is not to be trusted with a verdict
+QUANTITY = re.compile(r"^\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(\S.*?)\s*$")
+
+
+@dataclass(frozen=True)
+class Bound:
+    """threshold: in the metric's own unit; text: as the rule says it."""
+
+    metric: str
+    threshold: float
+    better: Literal["lower", "higher"]
+    text: str
+
+
+@dataclass(frozen=True)
+class Judgement:
+    verdict: Verdict
+    reason: str
+    settle: int | None = None
+    p_fail: float | None = None  # one-sided, of "not past the bound"; None where the verdict rests on no interval
+
+
+def bound_of(rule: Rule) -> Bound:
+    """A rule's bound in the metric's own unit.
+
+    margin: how far past "no difference" the metric may be; gain: how far it must be on the good side; limit: an
+    absolute bound. Against the baseline, what is bounded is `difference` to it. Raises `ParamsError` for an unknown
+    metric, a wrong unit, a negative or non-finite number, and for a bound that nothing could fail or nothing could meet.
+    """
+    what = definition(rule.metric)
+    if what is None:
+        raise ParamsError(f"gate rule: metric {rule.metric!r} is not known{did_you_mean(rule.metric, list(DEFINITIONS))}")
+    if any(rule.metric.split("/")[0] in own for own in FLOORS.values()):
+        raise ParamsError(f"gate rule: {rule.metric!r} is a figure of the reference, which is not judged; use above: floor")
+    if rule.metric in CENSORED:
+        raise ParamsError(f"gate rule: {rule.metric!r} has no value where most never depart; use {CENSORED[rule.metric]}")
+    if rule.above and rule.metric not in FLOORS:
+        raise ParamsError(f"gate rule on {rule.metric}: only {' and '.join(FLOORS)} have a measured {rule.above}; leave out above")
+    kind = next(k for k in ("margin", "gain", "limit") if getattr(rule, k) is not None)
+    amount = quantity(getattr(rule, kind), what, f"gate rule on {rule.metric}: {kind}")
+    text = f"{kind} {getattr(rule, kind)}" + (" against the baseline" if rule.against == "baseline" else "")
+    if kind == "limit":
+        return _meaningful(rule, what, Bound(rule.metric, amount, what.better, text))
+    neutral = neutral_of(rule, what)
+    if neutral is None:
+        raise ParamsError(f"gate rule on {rule.metric}: it has no value that means 'no difference'; use limit, not {kind}")
+    if kind == "margin" and amount > FARTHEST.get(what.unit, math.inf):
+        most = f"{FARTHEST[what.unit] / UNITS[what.unit][(unit := next(iter(UNITS[what.unit])))]:g} {unit}"
+        raise ParamsError(f"gate rule on {rule.metric}: {text} protects nothing; the widest margin is {most}")
+    away = amount if kind == "margin" else -amount
+    threshold = neutral + (away if what.better == "lower" else -away)
+    return _meaningful(rule, what, Bound(rule.metric, threshold, what.better, text))
+
+
+def neutral_of(rule: Rule, what: Definition) -> float | None:
+    """What means "no difference": of a metric to the reference its own value; to the baseline 1 for a ratio, else 0."""
+    if rule.against == "baseline":
+        return None if what.unit == "p" else 1.0 if what.unit == "ratio" else 0.0
+    return what.neutral
+
+
+def _meaningful(rule: Rule, what: Definition, bound: Bound) -> Bound:
+    """The bound, or a `ParamsError` where every value a metric can have is on one side of it."""
+    low, high = _range(rule, what)
+    least, most = (low, high) if bound.better == "lower" else (-high, -low)  # turned so that less is better
+    edge = bound.threshold if bound.better == "lower" else -bound.threshold
+    if edge >= most:
+        raise ParamsError(f"gate rule on {rule.metric}: {bound.text} is nothing that could fail ({_spelled(low, high, what)})")
+    if edge < least:
+        raise ParamsError(f"gate rule on {rule.metric}: {bound.text} is nothing that could be met ({_spelled(low, high, what)})")
+    return bound
+
+
+def _range(rule: Rule, what: Definition) -> tuple[float, float]:
+    """Between what a metric (or, against the baseline, its difference) can lie, in its own unit."""
+    low, high = bounds_of(rule.metric)
+    if what.unit == "pp":
+        return -100.0, 100.0
+    if rule.against == "baseline" and what.unit != "ratio":
+        return (-1.0, 1.0) if what.unit == "fraction" else (-math.inf, math.inf)
+    return max(low, 0.0) if low == -math.inf else low, min(high, 1.0) if what.unit in ("p", "fraction") else high
+
+
+def _spelled(low: float, high: float, what: Definition) -> str:
+    return f"it lies between {low:g} and {high:g} {what.unit}" if high < math.inf else f"it is at least {low:g} {what.unit}"
+
+
+def quantity(text: str, what: Definition, where: str) -> float:
+    """`1 pp`, `0.5 %`, `2 ms` in the metric's own unit."""
+    units = UNITS[what.unit]
+    match = QUANTITY.match(text)
+    if not match or match.group(2) not in units:
+        raise ParamsError(f"{where} = {text!r}: write a number and a unit ({', '.join(units)}), such as '1 {next(iter(units))}'")
+    amount = float(match.group(1)) * units[match.group(2)]
+    if not math.isfinite(amount) or amount < 0:
+        raise ParamsError(f"{where} = {text!r}: must be a finite number that is not negative")
+    return amount
+
+
+def judge(bound: Bound, metric: dict[str, Any] | None) -> Judgement:
+    """Verdict of one metric (as in metrics/<variant>.json) against a bound."""
+    if metric is None:
+        return Judgement("FAIL", f"{bound.metric} is missing from the results")
+    value, low, high = metric.get("value"), metric.get("low"), metric.get("high")
+    if not _number(value):
+        return Judgement("FAIL", f"{bound.metric} has no value: {_why(metric)}")
+    if not metric.get("n"):
+        return Judgement("FAIL", f"{bound.metric} rests on no items")
+    if low is None or high is None or not (_number(low) and _number(high)):
+        return Judgement("INCONCLUSIVE", f"{bound.metric} has no interval: {'; '.join(metric.get('warnings') or ['unknown'])}")
+    independent = metric.get("weight") or metric.get("clusters")
+    if independent is not None and independent < MIN_CLUSTERS - 0.5:
+        few = f"{metric['clusters']} documents or item families"
+        few += f" that weigh as {independent:.0f} equal ones" if independent < metric["clusters"] - 0.5 else ""
+        return Judgement(
+            "INCONCLUSIVE",
+            f"{bound.metric} rests on {few}; at least {MIN_CLUSTERS} are needed to judge it: ask for more in the tier",
+        )
+    sign = 1 if bound.better == "lower" else -1
+    best, worst = sorted((sign * low, sign * high))
+    edge = sign * bound.threshold
+    side = "at most" if bound.better == "lower" else "at least"
+    asked = f"{side} {bound.threshold:.4g} ({bound.text})"
+    here, df = sign * float(value or 0), max((independent or metric["n"]) - 1, 1)
+    confidence = metric.get("confidence") or 0.95
+    p = one_sided_p(here - edge, here - best if here > edge else worst - here, df=df, confidence=confidence)
+    if worst <= edge:
+        return Judgement("PASS", f"the whole interval is {asked}{_notes(metric)}", p_fail=p)
+    if best > edge:
+        return Judgement("FAIL", f"the whole interval is past the bound: {asked}{_notes(metric)}", p_fail=p)
+    settle = items_to_settle(Estimate(value, low, high, int(metric["n"]), ""), bound.threshold, confidence=confidence)
+    reason = f"the interval contains the bound: {asked}{would_settle(settle, metric)}{_notes(metric)}"
+    return Judgement("INCONCLUSIVE", reason, settle, p)
+
+
+def would_settle(settle: int | None, metric: dict[str, Any]) -> str:
+    """How much more would do, in words."""
+    more = " (documents or families in proportion)" if metric.get("clusters") else ""
+    return f"; about {settle} in place of {metric['n']}{more} would settle it in 80 % of runs" if settle else ""
+
+
+def _why(metric: dict[str, Any]) -> str:
+    return str(metric.get("reason") or "; ".join(metric.get("warnings") or []) or "not a number")
+
+
+def _notes(metric: dict[str, Any]) -> str:
+    warnings = metric.get("warnings") or []
+    return f" ({'; '.join(warnings)})" if warnings else ""
+
+
+def judge_above(rule: Rule, metric: dict[str, Any] | None, floors: dict[str, Any]) -> tuple[Bound, Judgement]:
+    """Verdict of a metric against a margin above the floor (or the rounding), and the bound that a PASS must meet.
+
+    floors: metrics of the reference. The floor is an estimate too: a PASS must hold above its lower bound, so that a
+    floor measured too high lets nothing through, and a FAIL above its upper bound. A floor that is missing, null or
+    without an interval is never a PASS.
+    """
+    bound = bound_of(rule)
+    name = FLOORS[rule.metric][0 if rule.above == "floor" else 1]
+    floor = floors.get(name)
+    usable = judge(Bound(name, math.inf, "lower", ""), floor)
+    bound = replace(bound, text=f"{bound.text} above {name}")
+    if floor is None or usable.verdict != "PASS":
+        return bound, replace(usable, reason=f"nothing to count from: {usable.reason}")
+    sign = 1 if bound.better == "lower" else -1
+    strict, loose = (replace(bound, threshold=bound.threshold + sign * floor[side]) for side in ("low", "high"))
+    strict = replace(strict, text=f"{bound.text} {floor['value']:.3g} [{floor['low']:.3g}, {floor['high']:.3g}]")
+    found, beyond = judge(strict, metric), judge(loose, metric)
+    if found.verdict == "FAIL" and beyond.verdict != "FAIL":
+        reason = f"past the bound above {name}'s lower end, not above its upper: {found.reason}"
+        return strict, replace(beyond, verdict="INCONCLUSIVE", reason=reason)
+    return strict, replace(found, p_fail=beyond.p_fail)  # a FAIL is claimed against the upper end, and so is its p-value
+
+
+def worst(verdicts: list[Verdict]) -> Verdict:
+    """FAIL before INCONCLUSIVE before PASS; of nothing at all: FAIL."""
+    for verdict in ("FAIL", "INCONCLUSIVE", "PASS"):
+        if verdict in verdicts:
+            return verdict  # type: ignore[return-value]
+    return "FAIL"
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

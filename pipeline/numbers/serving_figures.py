@@ -1,0 +1,290 @@
+"""Request rows of a server -> figures with intervals. Pure: no files, no clock; randomness comes in as generators.
+
+A level is one load: so many requests at once (closed loop), or so many a second (open loop). What bounds it: until the
+machine is full, more requests at once raise throughput and cost little; beyond, they only wait for each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from pipeline.numbers.metrics import Definition
+from pipeline.numbers.stats import Estimate, mean_t, quantile_interval, wilson
+
+Row = dict[str, Any]
+Metrics = dict[str, dict[str, Any]]
+QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+FEW_FOR_P99 = 100
+LAG = 0.05  # a client that sends later than this share of the median TTFT measures itself as well
+
+ABOUT = {
+    "ttft": "submit to first token, reasoning counted",
+    "ttfc": "submit to first token of the content proper",
+    "tpot": "(last token - first token) / (n - 1), n by usage",
+    "itl": "gap between consecutive tokens",
+    "e2e": "submit to last token",
+}
+DEFINITIONS: dict[str, Definition] = {
+    **{f"{k}_{q}_ms": Definition("ms", "lower", None, f"{about}, {q}") for k, about in ABOUT.items() for q in QUANTILES},
+    "throughput_tok_s": Definition("tok/s", "higher", None, "output tokens of all complete requests over the round's wall time"),
+    "throughput_req_s": Definition("req/s", "higher", None, "complete requests over the round's wall time"),
+    "goodput_req_s": Definition("req/s", "higher", None, "requests that meet the objective over the round's wall time"),
+    "attainment": Definition("fraction", "higher", 1.0, "share of all requests that meet the objective; failed ones do not"),
+    "failure_rate": Definition("fraction", "lower", 0.0, "requests that failed, in any way"),
+    "timeout_rate": Definition("fraction", "lower", 0.0, "requests without a complete reply in time"),
+    "one_token_replies": Definition("requests", "lower", None, "complete replies of one token: they have no TPOT"),
+    "output_tokens_min": Definition("tokens", "higher", None, "shortest complete reply"),
+    "output_tokens_max": Definition("tokens", "lower", None, "longest complete reply"),
+    "cached_tokens": Definition("tokens", "lower", 0.0, "prompt tokens that a prefix cache answered"),
+    "warmups": Definition("requests", "higher", None, "complete requests before the measured ones"),
+    "client_lag_p99_ms": Definition("ms", "lower", 0.0, "how late this client sent what was due (open loop)"),
+    "server_memory_bytes": Definition("bytes", "lower", None, "peak resident memory of a launched server, all its processes"),
+    "knee": Definition("requests at once", "higher", None, "where throughput over median latency is greatest (Kleinrock's power)"),
+}  # fmt: skip
+WHOLE = ("knee", "server_memory_bytes")  # of a run, not of a level
+
+
+def scenarios(concurrency: Iterable[int], rates: Iterable[float]) -> list[str]:
+    """Names of levels: `closed-4` (four at once), `open-0.5` (one every other second); closed ones first, each rising."""
+    return [*(f"closed-{c}" for c in sorted(set(concurrency))), *(f"open-{r:g}" for r in sorted(set(rates)))]
+
+
+def in_a_round(scenario: str, requests: int) -> int:
+    """Requests of a level in a round: as many as asked for, but never fewer than four for each that is asked at once."""
+    kind, _, size = scenario.partition("-")
+    return max(requests, 4 * int(size)) if kind == "closed" else requests
+
+
+def memory(peak: int | None, why_not: str, confidence: float) -> dict[str, Any]:
+    """`server_memory_bytes`; null, with the reason, where it cannot be seen."""
+    method = "sum of VmHWM over the server's processes, loading and all levels"
+    found = nothing(why_not) if peak is None else Estimate(peak, None, None, 1, method, ("measured once: no interval",))
+    return shown("server_memory_bytes", found, confidence)
+
+
+# --- one row -----------------------------------------------------------------------------------------------------
+
+
+def ttft(row: Row) -> float | None:
+    """Submit to first token, in seconds; None if none came."""
+    return None if row["t_first"] is None else float(row["t_first"] - row["t_submit"])
+
+
+def ttfc(row: Row) -> float | None:
+    """Submit to the first token of the content, in seconds; None, not 0, for a reply that was all reasoning."""
+    return None if row["t_content"] is None else float(row["t_content"] - row["t_submit"])
+
+
+def e2e(row: Row) -> float | None:
+    """Submit to last token, in seconds: what comes after it (usage, the stream's close) is no token."""
+    return float(row["t_chunks"][-1] - row["t_submit"]) if row["t_chunks"] else None
+
+
+def tpot(row: Row) -> float | None:
+    """Time per output token after the first, in seconds. None for fewer than two tokens, for a number that is not known,
+    and where all came at once: then there is no time between them to share."""
+    n, times = row["output_tokens"], row["t_chunks"]
+    return float((times[-1] - times[0]) / (n - 1)) if n is not None and n > 1 and len(times) > 1 else None
+
+
+def gaps(row: Row) -> list[float]:
+    """Gaps between consecutive tokens, in seconds; none where an event carried more than one token or less."""
+    return [b - a for a, b in pairwise(row["t_tokens"])] if row["t_tokens"] else []
+
+
+# --- an objective ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What a request must keep to count as good; limits in milliseconds, None: not asked for."""
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    e2e_ms: float | None = None
+
+    def met(self, row: Row) -> bool:
+        """Whether a request is complete and within every limit. One token has no TPOT to keep; a TPOT that is asked for
+        and cannot be known of a longer reply is not kept."""
+        if not row["ok"]:
+            return False
+        found = {"ttft_ms": ttft(row), "tpot_ms": tpot(row), "e2e_ms": e2e(row)}
+        if row["output_tokens"] == 1:
+            found["tpot_ms"] = 0.0
+        limits = {k: v for k, v in asdict(self).items() if v is not None}
+        return all((x := found[k]) is not None and 1000 * x <= limit for k, limit in limits.items())
+
+
+# --- one level ---------------------------------------------------------------------------------------------------
+
+
+def level(rows: list[Row], confidence: float, objective: Objective | None = None) -> Metrics:
+    """Figures of one level. rows: all of its requests, failed ones and warm-ups too.
+
+    Failed requests are out of latencies and throughput and in the rates; how long they took counts as wall time
+    all the same.
+    """
+    counted = [r for r in rows if not r["warmup"]]
+    good = [r for r in counted if r["ok"]]
+    n, found = len(counted), dict[str, Estimate]()
+    for name, hits in (("failure_rate", n - len(good)), ("timeout_rate", sum(r["fault"] == "timeout" for r in counted))):
+        found[name] = wilson(hits, n, confidence=confidence)
+    found["failure_rate"] = _across(found["failure_rate"], _by_round(counted, lambda r: float(not r["ok"])), np.mean, confidence)
+    found |= _latencies(good, n - len(good), confidence) | _rates(counted, confidence, objective) | _counts(rows, good)
+    if any(r.get("t_due") is not None for r in counted):
+        found["client_lag_p99_ms"] = _lag(counted, good)
+    return {name: shown(name, e, confidence) for name, e in found.items()}
+
+
+def shown(name: str, estimate: Estimate, confidence: float) -> dict[str, Any]:
+    return asdict(estimate) | {"unit": DEFINITIONS[name].unit, "confidence": confidence}
+
+
+def nothing(reason: str, n: int = 0, method: str = "none") -> Estimate:
+    return Estimate(None, None, None, n, method, (reason,))
+
+
+def _latencies(good: list[Row], failed: int, confidence: float) -> dict[str, Estimate]:
+    """Percentiles over requests; of gaps, over all gaps, with a request's own drawn together."""
+    each: dict[str, list[tuple[float, int]]] = {"itl": [(g, k) for k, r in enumerate(good) for g in gaps(r)]}
+    for name, of in (("ttft", ttft), ("ttfc", ttfc), ("tpot", tpot), ("e2e", e2e)):
+        each[name] = [(x, k) for k, r in enumerate(good) if (x := of(r)) is not None]
+    without = len(good) - len({k for _, k in each["itl"]})
+    found = {}
+    for name, pairs in each.items():
+        left_out = without if name == "itl" else len(good) - len(pairs)
+        notes: tuple[str, ...] = (_why_missing(name, left_out, len(good)),) if left_out else ()
+        notes += (f"{failed} failed requests are left out",) if failed else ()
+        for label, q in QUANTILES.items():
+            rounds = _by_round([good[k] | {"x": 1000 * x} for x, k in pairs], lambda r: float(r["x"]))
+            pooled = _quantile(pairs, q, notes, confidence)
+            found[f"{name}_{label}_ms"] = _across(pooled, rounds, _quantile_of(q), confidence)
+    return found
+
+
+def _quantile_of(q: float) -> Callable[[Any], Any]:
+    return lambda values: np.quantile(values, q)
+
+
+def _by_round(rows: list[Row], of: Callable[[Row], float]) -> list[list[float]]:
+    """A figure of each request, round by round."""
+    return [[of(r) for r in rows if r["round"] == k] for k in sorted({r["round"] for r in rows})]
+
+
+def _across(pooled: Estimate, rounds: list[list[float]], of: Callable[[Any], Any], confidence: float) -> Estimate:
+    """A figure over all requests with the outer of its interval over requests and a t interval over rounds: requests of one
+    round wait for each other, so that their own spread says too little. One round has no interval."""
+    if pooled.low is None or pooled.high is None or pooled.value is None:
+        return pooled
+    each = mean_t([float(of(x)) for x in rounds], confidence=confidence)
+    if each.low is None or each.high is None:
+        return replace(pooled, low=None, high=None, warnings=(*pooled.warnings, "one round: no interval can be made"))
+    half = (each.high - each.low) / 2
+    low, high = max(min(pooled.low, pooled.value - half), 0.0), max(pooled.high, pooled.value + half)
+    return replace(pooled, low=low, high=high, method=f"outer limits of: {pooled.method}; {each.method} of rounds")
+
+
+def _why_missing(name: str, missing: int, of: int) -> str:
+    why = {
+        "tpot": "one token, a number of tokens that is not known, or all at once",
+        "itl": "fewer than two tokens, or events that carry more than one",
+        "ttfc": "nothing but reasoning",
+    }.get(name, "no token")
+    return f"{missing} of {of} complete replies are left out: {why}"
+
+
+def _quantile(pairs: list[tuple[float, int]], q: float, notes: tuple[str, ...], confidence: float) -> Estimate:
+    if not pairs:
+        return nothing("; ".join(notes) or "no request was complete")
+    values, requests = zip(*((1000 * x, k) for x, k in pairs))
+    estimate = quantile_interval(values, requests, q, confidence=confidence)
+    if q == QUANTILES["p99"] and len(values) < FEW_FOR_P99:
+        notes = (f"the 99th percentile of {len(values)} values is little more than their maximum", *notes)
+    return replace(estimate, warnings=(*estimate.warnings, *notes))
+
+
+def walls(rows: list[Row]) -> dict[int, float]:
+    """{round: seconds from its first submission to its last event}; rounds that took no time at all are left out."""
+    found = {}
+    for k in {r["round"] for r in rows}:
+        own = [r for r in rows if r["round"] == k]
+        seconds = max(r["t_end"] for r in own) - min(r["t_submit"] for r in own)
+        if seconds > 0:
+            found[k] = seconds
+    return found
+
+
+def _rates(counted: list[Row], confidence: float, objective: Objective | None) -> dict[str, Estimate]:
+    """Rates are means over rounds: within one round requests shape each other, so it is the unit."""
+    wall = walls(counted)
+    good = [r for r in counted if r["ok"]]
+
+    def rate(weight: Callable[[Row], float]) -> Estimate:
+        sums = [sum(weight(r) for r in counted if r["round"] == k) / seconds for k, seconds in sorted(wall.items())]
+        return _not_negative(mean_t(sums, confidence=confidence))
+
+    found = {"throughput_req_s": rate(lambda r: float(r["ok"]))}
+    unknown = sum(r["output_tokens"] is None for r in good)
+    found["throughput_tok_s"] = (
+        nothing(f"{unknown} of {len(good)} replies have no known number of tokens")
+        if unknown
+        else rate(lambda r: float(r["output_tokens"] if r["ok"] else 0))
+    )
+    if objective is None or objective == Objective():
+        reason = "no objective was stated"
+        return found | {"goodput_req_s": nothing(reason), "attainment": nothing(reason)}
+    met = sum(objective.met(r) for r in counted)
+    found["goodput_req_s"] = rate(lambda r: float(objective.met(r)))
+    rounds = _by_round(counted, lambda r: float(objective.met(r)))
+    found["attainment"] = _across(wilson(met, len(counted), confidence=confidence), rounds, np.mean, confidence)
+    return found
+
+
+def _not_negative(rate: Estimate) -> Estimate:
+    """A rate whose interval stops at 0: with two or three rounds a t interval may go on below, where no rate is."""
+    if rate.low is None or rate.low >= 0:
+        return rate
+    return replace(rate, low=0.0, warnings=(*rate.warnings, f"cut at 0: {rate.n} rounds are few for an interval"))
+
+
+def _counts(rows: list[Row], good: list[Row]) -> dict[str, Estimate]:
+    """What makes two servers comparable, or not: lengths, caches, warm-ups. Counts have no sampling error."""
+    known = [r["output_tokens"] for r in good if r["output_tokens"] is not None]
+    cached = [r["cached_tokens"] for r in good if r["cached_tokens"] is not None]
+    warm = [r for r in rows if r["warmup"]]
+    ready = sum(r["ok"] for r in warm)
+
+    def exact(value: int, n: int, *notes: str) -> Estimate:
+        return Estimate(value, value, value, n, "count", notes)
+
+    found = {"warmups": exact(ready, len(warm), *(() if ready else ("no warm-up: the first requests carry what is done once",)))}
+    if known:
+        uneven = min(known) != max(known)
+        note = ("replies differ in length: latencies and throughput are not comparable with another run's",) if uneven else ()
+        found["output_tokens_min"] = exact(min(known), len(known), *note)
+        found["output_tokens_max"] = exact(max(known), len(known), *note)
+        found["one_token_replies"] = exact(sum(k == 1 for k in known), len(known))
+    else:
+        reason = "no complete reply has a known number of tokens"
+        found |= {k: nothing(reason) for k in ("output_tokens_min", "output_tokens_max", "one_token_replies")}
+    if cached:
+        note = ("a prefix cache answered part of the prompts: TTFT is not that of new ones",) if sum(cached) else ()
+        found["cached_tokens"] = exact(sum(cached), len(cached), *note)
+    else:
+        found["cached_tokens"] = nothing("the server does not say what its prefix cache answered")
+    return found
+
+
+def _lag(counted: list[Row], good: list[Row]) -> Estimate:
+    late = [1000 * (r["t_submit"] - r["t_due"]) for r in counted if r.get("t_due") is not None]
+    value = float(np.quantile(late, 0.99, method="inverted_cdf"))
+    usual = [1000 * x for r in good if (x := ttft(r)) is not None]
+    note = "measured on the client: no interval is made"
+    if usual and value > LAG * float(np.median(usual)):
+        note = f"this client sent late by more than {LAG:.0%} of the median TTFT: use a lower rate or another machine; {note}"
+    return Estimate(value, None, None, len(late), "99th percentile", (note,))

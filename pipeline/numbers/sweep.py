@@ -1,0 +1,168 @@
+"""What is asked of a model: prompts that no cache can know, and, after the paired rounds, sweeps over contexts, batches, prefixes.
+
+A context of 1024 is prompt and reply together. A sweep is the variant's own: its figures say how it scales, not how it
+compares. Few tokens and two repetitions each, so that a sweep takes seconds; the rounds are where the verdicts come from.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipeline.core.errors import ArtifactError, DataError, Unsupported
+from pipeline.core.params import Requests
+
+Row = dict[str, Any]
+HEAD = 16  # tokens: no two prompts begin with the same ones
+OUTPUT = 8  # tokens of a sweep's replies
+REPEATS = 2
+BATCH_PROMPT = 64  # tokens: a batch is about decoding
+SWEPT: dict[str, tuple[str, ...]] = {  # what is published of each kind of scenario
+    "context": ("ttft_ms", "prefill_tok_s", "tpot_ms", "decode_tok_s", "peak_memory_bytes"),
+    "batch": ("ttft_ms", "tpot_ms", "decode_tok_s", "peak_memory_bytes"),
+    "prefix": ("ttft_ms",),
+}
+PHASES = ("tokenize", "prefill", "decode", "sampling", "detokenize")
+PREFIX_SHARE = 0.75  # of a prompt that the next one begins with, too
+
+
+@dataclass
+class Step:
+    """One request of a sweep. lengths: tokens of each prompt; how: see `Worker.ask`."""
+
+    scenario: str
+    lengths: list[int]
+    how: str = "stream"
+    repeat: int = 0
+    prompts: list[list[int]] = field(default_factory=list)
+
+    @property
+    def kind(self) -> str:
+        return self.scenario.partition("-")[0]
+
+
+@dataclass
+class Plan:
+    """A sweep's steps in their order. notes: what a scenario's figures must say; missing: why a scenario, or a whole kind of
+    them (`batch`), has none."""
+
+    steps: list[Step]
+    notes: dict[str, str] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+
+    def lacks(self, step: Step) -> bool:
+        return not self.missing.keys().isdisjoint((step.scenario, step.kind))
+
+    def absent(self) -> dict[str, str]:
+        """{scenario: why it has no figures}."""
+        lost = [step for step in self.steps if self.lacks(step)]
+        return {step.scenario: self.missing.get(step.scenario) or self.missing[step.kind] for step in lost}
+
+
+def tokens_of(documents: Sequence[Row], tokenizer: Any) -> list[int]:
+    """All documents as one row of token ids."""
+    return [t for d in documents for t in tokenizer.encode(d["text"] + "\n\n", add_special_tokens=False).ids]
+
+
+class Prompts:
+    """Cuts prompts out of a text; each begins with other tokens than any before, so that no cache of prefixes can help."""
+
+    def __init__(self, ids: Sequence[int], seed: int) -> None:
+        self.ids = list(ids)
+        self.starts = list(range(0, len(self.ids), HEAD))
+        random.Random(seed).shuffle(self.starts)
+        self.heads: set[tuple[int, ...]] = set()
+
+    def cut(self, length: int) -> list[int]:
+        """A prompt of exactly `length` tokens; `DataError` when the text holds no other."""
+        for start in self.starts:
+            piece = self.ids[start : start + length]
+            head = tuple(piece[:HEAD])
+            if len(piece) == length and not any(head[: len(h)] == h[: len(head)] for h in self._alike(head)):
+                self.heads.add(head)
+                self.starts.remove(start)
+                return piece
+        raise DataError(
+            f"{len(self.ids)} tokens of text make no more than {len(self.heads)} different prompts, and none of {length} tokens "
+            "besides; add text to benchmark.prompts"
+        )
+
+    def _alike(self, head: tuple[int, ...]) -> set[tuple[int, ...]]:
+        """Heads that may be one with this: equal, or, where prompts are shorter than HEAD, of another length."""
+        return {h for h in self.heads if h == head or len(h) != len(head)}
+
+
+def plan(setup: Requests, longest: int) -> Plan:
+    """The sweep of a tier for a model (and a text) with room for `longest` tokens."""
+    found = Plan([])
+    contexts: dict[int, None] = {}
+    for asked in sorted(setup.contexts):
+        room = min(asked, longest)
+        if room < asked:
+            found.notes[f"context-{room}"] = (
+                f"{asked} tokens were asked for; {longest} is the most that engine, model and text hold"
+            )
+        if room > OUTPUT:
+            contexts[room] = None
+    for repeat in range(REPEATS):
+        found.steps += [Step(f"context-{c}", [c - OUTPUT], repeat=repeat) for c in contexts]
+    for repeat in range(REPEATS):
+        found.steps += [Step(f"batch-{b}", [BATCH_PROMPT] * b, "stream_batch", repeat) for b in sorted(set(setup.batches))]
+    for repeat in range(REPEATS if contexts else 0):
+        found.steps += [Step(f"prefix-{t}", [setup.prompt_tokens], "stream_on", repeat) for t in ("cold", "warm")]
+    return found
+
+
+def published(setup: Requests) -> dict[str, list[str]]:
+    """{metric: its parts} that a tier's requests give a model with room for all of them."""
+    found: dict[str, list[str]] = {"phase_ms": list(PHASES)}
+    for scenario in dict.fromkeys(step.scenario for step in plan(setup, max(setup.contexts, default=0)).steps):
+        for name in SWEPT[scenario.partition("-")[0]]:
+            found.setdefault(name, []).append(scenario)
+    return found
+
+
+def fill(plan: Plan, prompts: Prompts) -> None:
+    """Give every step its prompts, where the text has as many; a warm one begins as the cold one before it does."""
+    cold: list[int] = []
+    for step in plan.steps:
+        try:
+            step.prompts = [] if plan.lacks(step) else [prompts.cut(length) for length in step.lengths]
+        except DataError as e:
+            plan.missing[step.kind if step.kind == "prefix" else step.scenario] = str(e)
+            continue
+        if step.scenario == "prefix-warm" and step.prompts:
+            shared = int(PREFIX_SHARE * len(cold))
+            step.prompts = [cold[:shared] + step.prompts[0][shared:]]
+        elif step.scenario == "prefix-cold" and step.prompts:
+            cold = step.prompts[0]
+
+
+def run(worker: Any, plan: Plan) -> Iterator[Row]:
+    """The sweep's rows. What the engine cannot do is missing from the plan; a process that dies ends the sweep with a row."""
+    for at, step in enumerate(plan.steps):
+        if plan.lacks(step):
+            continue
+        head = {
+            "round": step.repeat,
+            "scenario": step.scenario,
+            "who": "variant",
+            "warmup": False,
+            "prompt_tokens": step.lengths[0],
+        }
+        try:
+            if step.how == "stream_batch":
+                row = worker.ask_batch(step.prompts, OUTPUT)
+            else:
+                row = worker.ask(step.prompts[0], OUTPUT, how=step.how, fresh=True)
+        except Unsupported as e:
+            plan.missing[step.kind] = str(e)
+            continue
+        except ArtifactError as e:
+            yield head | {"ok": False, "error": str(e), "t_submit": None, "t_tokens": [], "batch": len(step.prompts)}
+            done = {s.scenario for s in plan.steps[: at + 1]}
+            plan.missing |= {s.scenario: f"the sweep ended before: {e}" for s in plan.steps[at:] if s.scenario not in done}
+            return
+        yield head | row

@@ -1,0 +1,167 @@
+"""How a number, a verdict, a table row, a floor and a machine are written wherever people read them. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pipeline.figures import noise
+
+Metric = dict[str, Any]
+Results = dict[str, dict[str, Any]]
+CALIBRATED = ("gptq", "awq")
+UNITS = {"fraction": (100.0, " %"), "ratio": (1.0, ""), "bytes": (1e-6, " MB"), "ppl": (1.0, "")}  # shown: (factor, unit)
+COUNTED = {"kld": " tokens", "top1": " tokens", "ppl": " tokens", "acc": " items", "speed": " rounds", "ttft": " rounds"}
+LONGEST = 160  # characters of a reason in a line that is to stay one
+
+
+def show(metric: Metric | None, digits: int = 3, scale: float = 1.0, sign: bool = False) -> str:
+    """`0.00623 [0.00579, 0.00675]`, or a dash where there is no value."""
+    if not metric or metric["value"] is None:
+        return "–"
+    style = f"{'+' if sign else ''}.{digits}g"
+    text = number(metric["value"] * scale, style)
+    if metric["low"] is None or metric["low"] == metric["high"]:
+        return text
+    return f"{text} [{number(metric['low'] * scale, style)}, {number(metric['high'] * scale, style)}]"
+
+
+def number(value: float, style: str = ".3g") -> str:
+    """Like format(), without exponents in the range people read, and without a sign on zero."""
+    text = format(value, style)
+    if "e" in text and 1e-4 <= abs(value) < 1e6:
+        text = format(round(value), "d") if abs(value) >= 1 else format(value, ".6f")
+    return "0" if value == 0 else text
+
+
+def told(metric: Metric | None, unit: str, interval: bool = True) -> str:
+    """`63.6 [57.5, 68.3] %`: a figure with its unit, or `unknown`. unit: the metric's own, as in `pipeline.numbers.metrics`."""
+    if not metric or metric["value"] is None:
+        return "unknown"
+    scale, name = UNITS.get(unit, (1.0, f" {unit}"))
+    shown = metric if interval else metric | {"low": None}
+    return show(shown, scale=scale, sign=unit == "pp") + name
+
+
+# --- verdicts ----------------------------------------------------------------------------------------------------
+
+
+def verdict_word(judged: dict[str, Any] | None) -> str:
+    """`FAIL (advisory)`; the reference is not judged."""
+    return "reference" if judged is None else judged["verdict"] + ("" if judged["required"] else " (advisory)")
+
+
+def deciding(judged: dict[str, Any]) -> list[dict[str, Any]]:
+    """The required rules that gave a variant its verdict, if that is not PASS."""
+    worse = judged["verdict"] in ("FAIL", "INCONCLUSIVE")
+    return [r for r in judged["rules"] if worse and r["required"] and r["verdict"] == judged["verdict"]]
+
+
+def brief(judged: dict[str, Any]) -> str:
+    """A verdict in one line: of the rules only those that decided it, with value and bound; else its reason, cut to a line."""
+    rules = deciding(judged)
+    if not rules:
+        reason = judged["reason"]
+        return reason if len(reason) <= LONGEST else f"{reason[:LONGEST]}…"
+    return ", ".join(map(_brief_rule, rules))
+
+
+def _brief_rule(rule: dict[str, Any]) -> str:
+    unsure = rule["verdict"] == "INCONCLUSIVE"
+    return f"{rule['metric']} {told(rule, rule['unit'], unsure)} ({bound(rule)}{settled_by(rule) if unsure else ''})"
+
+
+def bound(rule: dict[str, Any]) -> str:
+    """`at most 0.02`, in the unit in which `told` shows the figure."""
+    scale, _ = UNITS.get(rule["unit"], (1.0, ""))
+    side = "at most" if rule["better"] == "lower" else "at least"
+    return f"{side} {number(rule['threshold'] * scale, '.4g')}"
+
+
+def settled_by(rule: dict[str, Any]) -> str:
+    """`; about 4000 items in place of 696 would settle it`, where the gate could tell."""
+    if not rule.get("settle"):
+        return ""
+    kind = next((what for start, what in COUNTED.items() if rule["metric"].startswith(start)), "")
+    return f"; about {rule['settle']}{kind} in place of {rule['n']} would settle it"
+
+
+# --- lines and rows ----------------------------------------------------------------------------------------------
+
+
+def table(results: Results, verdict: dict[str, Any], variants: Any) -> list[dict[str, str]]:
+    """One row a variant, as text; the columns are those of the README."""
+    rows = []
+    for name in variants:
+        m = results[name]["metrics"]
+        rows.append({
+            "variant": name,
+            "verdict": verdict_word(verdict["variants"].get(name)),
+            "bits/weight": show(m.get("bits_per_weight")),
+            "size MB": show(m.get("weight_bytes"), scale=1e-6),
+            "KLD (nats)": show(m.get("kld_mean")) + noise.marked(m.get("kld_mean")),
+            "top-1 agreement (%)": show(m.get("top1_agreement"), scale=100) + noise.marked(m.get("top1_agreement")),
+            "accuracy Δ (pp)": show(m.get("acc_delta/all"), 2, sign=True),
+            "TTFT (ms)": show(m.get("ttft_ms")),
+            "decode tok/s": show(m.get("decode_tok_s")),
+            "× reference": show(m.get("speed_ratio")),
+        })  # fmt: skip
+    return rows
+
+
+def noise_line(floors: dict[str, Metric], reference: str) -> str:
+    """The floor in one line; empty where none was measured. `noise.sentence` says all of it."""
+    if "kld_floor" not in floors:
+        return ""
+    return (
+        f"What no difference measures, {reference} against itself: mean KLD up to {noise.shown(floors['kld_floor'])} nats, another "
+        f"likeliest token in {noise.shown(floors['flip_floor'], 100)} % (n = {floors['kld_floor/rerun']['n']} tokens); nearer than "
+        f"{noise.TIMES} times that is {noise.MARK}."
+    )
+
+
+def against_rounding(results: Results) -> list[str]:
+    """What calibration buys: each calibrated variant beside plain rounding to as many bits in as large groups, in words."""
+    said = []
+    for name, ours in results.items():
+        for other, theirs in results.items() if ours["quantizer"] in CALIBRATED else []:
+            same = all(theirs["options"].get(k) == ours["options"].get(k) for k in ("bits", "group_size"))
+            kld, bar = ours["metrics"].get("kld_mean"), theirs["metrics"].get("kld_mean")
+            if theirs["quantizer"] == "rtn" and same and kld and bar and bar["value"]:
+                less = 100 * (1 - kld["value"] / bar["value"])
+                gained = f"KLD {show(kld)} instead of {show(bar)} nats, {less:.0f} % less"
+                said.append(f"{name} against {other}, with as many bits and groups as large: {gained}")
+    return said
+
+
+def unmeasured(results: Results) -> list[str]:
+    """Everything that failed, was unsupported or has no value, with its reason; a line a variant and reason."""
+    said = [f"{name}: {r['status']}: {r['reason']}" for name, r in results.items() if r.get("status", "ok") != "ok"]
+    for name, r in results.items():
+        why: dict[str, list[str]] = {}
+        for metric, m in r["metrics"].items():
+            if m["value"] is None:
+                why.setdefault(str(m.get("reason") or "; ".join(m.get("warnings") or []) or "no reason given"), []).append(metric)
+        said += [f"{name}: no value for {', '.join(names)}: {reason}" for reason, names in why.items()]
+        failed = r["metrics"].get("failure_rate")
+        if failed and failed["value"]:
+            said.append(f"{name}: {told(failed, 'fraction')} of {failed['n']} requests failed; they are out of the rates")
+    return said
+
+
+def machine_line(results: Results) -> str:
+    """The machine the timings were taken on."""
+    machines = list({repr(r["machine"]): r["machine"] for r in results.values() if r["machine"]}.values())
+    if not machines:
+        return "no timings were taken"
+    if len(machines) > 1:
+        return f"{len(machines)} different machines, whose timings must not be compared: " + "; ".join(map(machine, machines))
+    return machine(machines[0])
+
+
+def machine(facts: dict[str, Any]) -> str:
+    """A machine in a line, from what `hardware.describe` wrote."""
+    gpu = facts["gpu"] or "no GPU"
+    return (
+        f"{facts['cpu']}, {facts['cores']} cores ({facts.get('cpu_capability', '?')}), {facts['threads']} threads, "
+        f"{facts['memory_bytes'] / 2**30:.0f} GiB, {gpu}, {facts['system']}, Python {facts['python']}"
+    )

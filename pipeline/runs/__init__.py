@@ -1,0 +1,1 @@
+"""What the stage `track` hands to MLflow, and how it is reached."""

@@ -1,0 +1,145 @@
+"""Variants as versions of one registered model, by reference: no weights are uploaded. The alias `champion` is what is served.
+
+Every move of the alias is written down as a tag of the registered model, before it is made; `--rollback` reads them back as
+a stack. An alias that was moved by hand in between is found and written down too.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import platform
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from pipeline.core.errors import ArtifactError
+
+ALIAS = "champion"
+MOVE = "quantgate.move."
+EXTERNAL = "mlflow.model.isExternal"  # MLflow's own mark of a model whose files it does not hold
+Move = dict[str, Any]  # number, version, variant, before, how, at, by, reason
+
+
+class Registry:
+    """One registered model, named after the experiment."""
+
+    def __init__(self, client: Any, experiment: str) -> None:
+        self.client = client
+        self.name = experiment.replace("/", "-").replace(":", "-")
+
+    def _model(self) -> Any:
+        """The registered model, or None."""
+        return next(iter(self.client.search_registered_models(f"name = '{self.name}'")), None)
+
+    def _versions(self) -> Iterator[Any]:
+        token = None
+        while True:
+            page = self.client.search_model_versions(f"name = '{self.name}'", page_token=token)
+            yield from page
+            token = page.token
+            if not token:
+                return
+
+    def register(self, experiment_id: str, wanted: dict[str, dict[str, str]]) -> dict[str, str]:
+        """{run id: version}. wanted: {run id: tags, `variant` among them}; versions that are there get changed tags only.
+
+        A version whose run is not wanted any more is marked as not current.
+        """
+        if self._model() is None:
+            about = f"Variants of the MLflow experiment, by reference. `{ALIAS}` is the one to serve; its moves are tags."
+            self.client.create_registered_model(self.name, description=about)
+        known = {v.run_id: v for v in self._versions()}
+        for run_id, tags in wanted.items():
+            known.setdefault(run_id, None)
+            if known[run_id] is None:
+                known[run_id] = self._add(experiment_id, run_id, tags)
+        for run_id, version in known.items():
+            for key, value in {**wanted.get(run_id, {}), "current": str(run_id in wanted).lower()}.items():
+                if version.tags.get(key) != value:
+                    self.client.set_model_version_tag(self.name, version.version, key, value)
+        return {run_id: str(known[run_id].version) for run_id in wanted}
+
+    def _add(self, experiment_id: str, run_id: str, tags: dict[str, str]) -> Any:
+        """A version that points at a run; an earlier try that got half-way is taken up."""
+        found = self.client.search_logged_models([experiment_id], f"source_run_id = '{run_id}'")
+        model = next(iter(found), None) or self.client.create_logged_model(
+            experiment_id, name=tags["variant"], source_run_id=run_id, tags={EXTERNAL: "true", **tags}
+        )
+        self.client.finalize_logged_model(model.model_id, "READY")
+        about = f"{tags['variant']}; its files are not in MLflow: {tags['location']}, digest {tags['model']}"
+        return self.client.create_model_version(
+            self.name, f"models:/{model.model_id}", run_id=run_id, tags=tags, description=about, model_id=model.model_id
+        )
+
+    def version_of(self, run_id: str) -> str | None:
+        return next((str(v.version) for v in self._versions() if v.run_id == run_id), None)
+
+    # --- the alias ---
+
+    def champion(self) -> str | None:
+        """The version that is served, or None."""
+        model = self._model()
+        return str(model.aliases[ALIAS]) if model is not None and ALIAS in model.aliases else None
+
+    def moves(self) -> list[Move]:
+        """Every recorded move, oldest first."""
+        model = self._model()
+        tags = model.tags if model is not None else {}
+        return [json.loads(tags[k]) for k in sorted(tags) if k.startswith(MOVE)]
+
+    def promote(self, version: str, *, reason: str, forced: bool) -> Move | None:
+        """Move the alias to a version; None if it is there already."""
+        self._settle()
+        return None if self.champion() == version else self._move(version, "force" if forced else "promote", reason)
+
+    def rollback(self, reason: str) -> Move:
+        """Move the alias back to the champion before. Raises `ArtifactError` if there was none."""
+        self._settle()
+        line = succession(self.moves())
+        if len(line) < 2:
+            now = f"version {line[-1]} is the first champion" if line else "there is no champion yet"
+            raise ArtifactError(f"nothing to roll back to: {now} of {self.name!r}")
+        return self._move(line[-2], "rollback", reason)
+
+    def _settle(self) -> None:
+        """Write down a move that was made by hand; make one that was written down and not made."""
+        moves, now = self.moves(), self.champion()
+        last = moves[-1] if moves else None
+        if last and last["how"] != "by hand" and not self._made(last):  # killed between the record and the move
+            self._make(last)
+        elif now and now != (last or {}).get("version"):
+            self._record(now, last["version"] if last else None, "by hand", "found so; not moved by quantgate")
+
+    def _made(self, move: Move) -> bool:
+        version = self.client.get_model_version(self.name, move["version"])
+        return bool(version.tags.get(f"{ALIAS}.move") == move["number"])
+
+    def _make(self, move: Move) -> None:
+        self.client.set_registered_model_alias(self.name, ALIAS, move["version"])
+        for key, tag in (("at", "at"), ("by", "by"), ("how", "how"), ("reason", "reason"), ("number", "move")):
+            self.client.set_model_version_tag(self.name, move["version"], f"{ALIAS}.{tag}", move[key])
+
+    def _move(self, version: str, how: str, reason: str) -> Move:
+        move = self._record(version, self.champion(), how, reason)
+        self._make(move)
+        return move
+
+    def _record(self, version: str, before: str | None, how: str, reason: str) -> Move:
+        variant = self.client.get_model_version(self.name, version).tags.get("variant", "?")
+        at, by = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), f"{getpass.getuser()}@{platform.node()}"
+        move = {"number": f"{len(self.moves()) + 1:04d}", "version": version, "variant": variant, "before": before,
+                "how": how, "at": at, "by": by, "reason": reason}  # fmt: skip
+        self.client.set_registered_model_tag(self.name, MOVE + move["number"], json.dumps(move))
+        return move
+
+
+def succession(moves: list[Move]) -> list[str]:
+    """Champions that a rollback could return to, the present one last: a rollback takes the one before it off again."""
+    line: list[str] = []
+    for move in moves:
+        if move["how"] == "rollback":
+            line = line[:-1]
+        else:
+            line.append(move["version"])
+    return line

@@ -1,0 +1,90 @@
+"""A state of the pipeline: every variant's results and the verdict, what names it, and what it was made from."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline import served
+from pipeline.core import artifacts
+from pipeline.core.params import Params
+from pipeline.judging import locked
+from pipeline.runs import run_content
+
+
+@dataclass(frozen=True)
+class State:
+    """What there is to log: each variant's results and its serving figures (empty if none), and the verdict."""
+
+    results: dict[str, dict[str, Any]]
+    serving: dict[str, dict[str, Any]]
+    verdict: dict[str, Any]
+
+    def key_of(self, name: str) -> str:
+        """What a variant's run was made from."""
+        broke = artifacts.broke(name)
+        where = artifacts.sha256_file(broke) if broke.exists() else None
+        return artifacts.digest([name, self.results[name], self.serving[name], where])
+
+    def key(self) -> str:
+        """What a state's run was made from: its variants', and how they were judged."""
+        judged = {
+            name: [v.get("verdict"), v.get("required"), [[r["metric"], r["bound"], r["verdict"]] for r in v.get("rules", [])]]
+            for name, v in self.verdict["variants"].items()
+        }
+        return artifacts.digest([{n: self.key_of(n) for n in self.results}, self.verdict["verdict"], judged])
+
+    def word(self, name: str, reference: str) -> str:
+        """A variant's verdict as a word."""
+        return run_content.verdict_of(self.verdict, name, reference)
+
+
+def load_state(settings: Params) -> State:
+    """The state on file. Raises `ArtifactError` if results or the verdict are missing."""
+    results = {name: artifacts.read_json(artifacts.metrics(name)) for name in settings.variants}
+    servers, _ = served.current(results, settings)  # what was measured for other params, or is no longer served, stays out
+    return State(results, {name: servers.get(name, {}) for name in results}, artifacts.read_json(artifacts.GATE))
+
+
+def version_tags(state: State, name: str, settings: Params) -> dict[str, str]:
+    """What the registry says of a variant; its files stay where they are."""
+    result = state.results[name]
+    return {
+        "variant": name, "verdict": state.word(name, settings.reference),
+        "status": result["status"], "base": result["base"], "model": str(result["model"]), "key": state.key_of(name),
+        "location": str(artifacts.model_dir(name)),
+    }  # fmt: skip
+
+
+def model_name(settings: Params) -> str:
+    """What people call the base model."""
+    model = settings.model
+    named = [str(getattr(model, key)) for key in ("file", "id", "path") if hasattr(model, key)]
+    return Path(named[0]).name.removesuffix(".gguf") or "model"
+
+
+def machine(state: State, settings: Params) -> str:
+    """The machine of the reference's timings, in words."""
+    facts = state.results[settings.reference]["machine"] or {}
+    return ", ".join(f"{k} {v}" for k, v in facts.items() if v is not None) or "no timings were taken"
+
+
+def provenance(state: State, settings: Params) -> dict[str, str]:
+    """Machine, commit, whether the tree differs from it, and dvc.lock's hash; what is not there is left out."""
+    tags = {"mlflow.source.name": "pipeline.track", "mlflow.source.type": "LOCAL", "machine": machine(state, settings)}
+    if commit := _git("rev-parse", "HEAD"):
+        tags |= {"mlflow.source.git.commit": commit, "git.changed": str(bool(_git("status", "--porcelain"))).lower()}
+    if locked.LOCK.exists():  # without this stage's own entry, which DVC writes after it
+        stages = locked.stages(locked.LOCK.read_bytes())
+        tags["dvc.lock"] = artifacts.digest({k: v for k, v in stages.items() if k != "track"})
+    return tags
+
+
+def _git(*arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", *arguments], capture_output=True, text=True)
+    except FileNotFoundError:
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
