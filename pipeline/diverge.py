@@ -19,10 +19,10 @@ import numpy as np
 import typer
 
 from pipeline import attest, engines, free_run, llamacpp_compat
-from pipeline.core import artifacts, cli, params
+from pipeline.core import artifacts, cli, params, quiet
 from pipeline.core.errors import ArtifactError, InvalidVariant, NoResult, ParamsError
 from pipeline.engines import Engine
-from pipeline.numbers.metrics import compare_parts
+from pipeline.numbers.distributions import compare_parts
 from pipeline.store import ROWS, Store, Window, batches
 from pipeline.token_class import classes
 
@@ -185,6 +185,7 @@ def main(
     as_json: Annotated[bool, typer.Option("--json", help="With it: print JSON.")] = False,
 ) -> None:
     """Compare VARIANT's next-token distributions with the reference's."""
+    quiet.before_sharing_cores()
     if llamacpp_compatible is not None:
         llamacpp_compat.main(variant, llamacpp_compatible, against, as_json)
         return

@@ -22,7 +22,7 @@ from pipeline import engines
 from pipeline.core import artifacts, cli, params
 from pipeline.core.errors import ArtifactError, Unsupported
 from pipeline.figures.builder import Builder
-from pipeline.numbers.metrics import compare_parts
+from pipeline.numbers.distributions import compare_parts
 from pipeline.store import ROWS, Store, Window, batches
 
 # (index of a window, position that predicts the first row, logits float32 [rows, vocab])

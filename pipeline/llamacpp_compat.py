@@ -30,7 +30,8 @@ from pipeline.core.errors import ArtifactError, DataError, InvalidVariant, Param
 from pipeline.core.params import Compare, Params
 from pipeline.engines import Engine
 from pipeline.engines._forest import common_prefix
-from pipeline.numbers.metrics import TokenRows, bounds_of, compare_parts, definition
+from pipeline.numbers.distributions import TokenRows, compare_parts
+from pipeline.numbers.metrics import bounds_of, definition
 from pipeline.numbers.stats import Estimate, cluster_bootstrap, quantile_interval
 from pipeline.store import ROWS, Window
 

@@ -23,7 +23,7 @@ from pipeline.core.params import Compare
 from pipeline.figures.answer_figures import pair
 from pipeline.figures.builder import Builder
 from pipeline.figures.token_figures import token_metrics
-from pipeline.numbers.metrics import compare_logits
+from pipeline.numbers.distributions import compare_logits
 from pipeline.numbers.rules import bound_of, judge, worst
 
 WINDOW, STEPS, BATCH = 128, 220, 16

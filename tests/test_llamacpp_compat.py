@@ -20,7 +20,7 @@ from pipeline.core.errors import ArtifactError, DataError, InvalidVariant, Param
 from pipeline.core.params import Compare
 from pipeline.engines import Sampling
 from pipeline.llamacpp_compat import Scores, Tokens, read_text, score, summarize, tokenize, windows
-from pipeline.numbers.metrics import compare_logits
+from pipeline.numbers.distributions import compare_logits
 
 ROOT = Path(__file__).resolve().parent.parent
 N = 32  # window of the tests that run a model

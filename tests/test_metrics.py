@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from scipy.special import log_softmax, rel_entr, softmax
 
 from pipeline.evalset import LABEL
-from pipeline.numbers.metrics import DEFINITIONS, TOKEN_PARTS, compare_logits, definition, itl, top_ids, tpot, ttft
+from pipeline.numbers.distributions import compare_logits, top_ids
+from pipeline.numbers.metrics import DEFINITIONS, TOKEN_PARTS, definition, itl, tpot, ttft
 
 
 def rows(p: list[float] | NDArray[np.float32], q: list[float] | NDArray[np.float32], true: int = 0):  # type: ignore[no-untyped-def]
@@ -115,7 +116,31 @@ def test_the_five_likeliest_are_those_of_a_full_sort(vocab: int) -> None:
     rng = np.random.default_rng(vocab)
     for logits in (rng.normal(0, 3, vocab), rng.integers(0, 4, vocab), np.zeros(vocab), -np.arange(vocab), np.arange(vocab)):
         expected = np.argsort(-logits.astype(np.float32), kind="stable")[:5]
-        assert top_ids(logits.astype(np.float32)).tolist() == expected.tolist()
+        assert top_ids(logits.astype(np.float32)[None]).tolist() == [expected.tolist()]
+
+
+def test_the_likeliest_of_rows_with_masked_or_broken_entries_are_those_of_a_full_sort() -> None:
+    logits = np.random.default_rng(5).normal(0, 3, (6, 1000)).astype(np.float32)
+    logits[0, 256:] = -np.inf  # chunks that are masked whole
+    logits[1, 3:] = -np.inf  # fewer than five are left
+    logits[2] = -np.inf
+    logits[3, 500] = np.nan
+    logits[4, 700] = np.inf
+    expected = np.argsort(-logits, axis=1, kind="stable")[:, :5]
+    assert top_ids(logits).tolist() == expected.tolist()
+
+
+def test_a_row_s_figures_do_not_depend_on_its_neighbours() -> None:
+    rng = np.random.default_rng(6)
+    ref = rng.normal(0, 4, (21, 3001)).astype(np.float32)
+    var = (ref + rng.normal(0, 0.3, ref.shape)).astype(np.float32)
+    var[4, 7] = np.nan  # this one is no distribution
+    var[9, :2000] = -np.inf
+    together = compare_logits(ref, var, np.arange(21))
+    for i in range(21):
+        alone = compare_logits(ref[i : i + 1], var[i : i + 1], np.arange(i, i + 1))
+        for name, values in vars(together).items():
+            assert np.array_equal(values[i : i + 1], getattr(alone, name), equal_nan=True), (i, name)
 
 
 def test_the_overlap_counts_what_both_hold_among_their_five_likeliest() -> None:

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from pipeline.core.errors import ArtifactError
 from pipeline.figures.builder import Builder
-from pipeline.numbers.metrics import POSITIONS, TOKEN_CLASSES, TOP, definition, position_parts
+from pipeline.numbers.distributions import TOP
+from pipeline.numbers.metrics import POSITIONS, TOKEN_CLASSES, definition, position_parts
 from pipeline.numbers.stats import FEW, Estimate, wilson
 
 NEEDED = (

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import rel_entr
 
 Floats = NDArray[np.float32] | NDArray[np.float64]
 
@@ -141,146 +139,6 @@ TOKEN_PARTS = (*(f"position:{name}" for name in POSITIONS), *(f"class:{name}" fo
 def position_parts(positions: ArrayLike) -> NDArray[np.str_]:
     """The name in POSITIONS of each position, of at least 1: [n] -> [n]."""
     return np.asarray(list(POSITIONS))[np.searchsorted(LASTS, np.asarray(positions))]
-
-
-# --- token distributions -----------------------------------------------------------------------------------------
-
-PART = 16  # rows that a thread takes at a time: enough to pay for handing them over
-TOP = 5  # how many of the likeliest tokens `top5_overlap` compares
-CHUNK = 256  # entries searched together for the likeliest
-LANE = 512  # products summed in float32 before float64 takes over
-FAR = 40.0  # e^40 times likelier: float32 may no longer see how likely it was to the reference
-
-
-@dataclass(frozen=True)
-class TokenRows:
-    """One value a position; see `compare_logits`."""
-
-    kld: NDArray[np.float64]
-    kld_reverse: NDArray[np.float64]
-    jsd: NDArray[np.float64]
-    logp_ref: NDArray[np.float64]
-    logp: NDArray[np.float64]
-    entropy_ref: NDArray[np.float64]
-    top1_ref: NDArray[np.int64]
-    top1: NDArray[np.int64]
-    top5_overlap: NDArray[np.int64]
-
-
-def compare_logits(ref: NDArray[np.float32], var: NDArray[np.float32], true_ids: NDArray[np.int64]) -> TokenRows:
-    """Full-vocabulary comparison of two next-token distributions, position by position, in nats.
-
-    ref, var: raw logits [n, vocab], float32, temperature 1; true_ids: [n], the token that came next.
-    kld is KL(ref || var), kld_reverse KL(var || ref): P > 0 where Q = 0 makes the first infinite, the other way round
-    the second, and they stay so. A row that is no distribution is NaN. Equal logits give exactly 0.
-    top5_overlap: how many of the reference's five likeliest tokens are among the variant's (of equals the lower id).
-    """
-    if ref.shape != var.shape or len(ref) != len(true_ids):
-        raise ValueError(f"{ref.shape} logits cannot be compared with {var.shape} at {len(true_ids)} positions")
-    work = np.empty((4, ref.shape[1]), np.float32)  # stays in the cache from row to row
-    values, tops = np.empty((6, len(ref))), np.empty((3, len(ref)), np.int64)
-    with np.errstate(all="ignore"):  # a row that leaves float32 is computed again by `_exact`
-        for i, (r, v, true) in enumerate(zip(ref, var, true_ids)):
-            theirs, ours = top_ids(r), top_ids(v)
-            tops[:, i] = theirs[0], ours[0], len(set(theirs.tolist()) & set(ours.tolist()))
-            kld, reverse, jsd, logz_ref, logz, entropy = _near(r, v, r[theirs[0]], work) or _exact(r, v)
-            values[:, i] = kld, reverse, jsd, r[true] - logz_ref, v[true] - logz, entropy
-    return TokenRows(*values, *tops)
-
-
-def compare_parts(pool: Executor, ref: NDArray[np.float32], var: NDArray[np.float32], true_ids: NDArray[np.int64]) -> TokenRows:
-    """`compare_logits` a few rows at a time, shared out over threads: NumPy works on one core and frees the interpreter.
-
-    Measured at a vocabulary of 49 152: 0.28 ms of a core a token, where its body took 1.75 and each head 0.34 (bf16, 134 M).
-    """
-    parts = [slice(at, at + PART) for at in range(0, max(len(ref), 1), PART)]
-    done = list(pool.map(lambda s: compare_logits(ref[s], var[s], true_ids[s]), parts))
-    return TokenRows(**{name: np.concatenate([getattr(d, name) for d in done]) for name in vars(done[0])})
-
-
-def top_ids(logits: NDArray[np.float32]) -> NDArray[np.int64]:
-    """The ids of the (up to) five largest logits [vocab], the largest first; of equals the lower id first.
-
-    Each of the five lies in one of the five chunks with the largest maxima, so that only those are looked through.
-    """
-    starts = np.arange(0, len(logits), CHUNK)
-    peaks = np.maximum.reduceat(logits, starts)
-    best = np.argsort(-peaks, kind="stable")[:TOP]
-    ids = (np.sort(starts[best])[:, None] + np.arange(CHUNK)).ravel()
-    ids = ids[: np.searchsorted(ids, len(logits))]
-    if len(peaks) > TOP:
-        ids = ids[logits[ids] >= peaks[best[-1]]]
-    found: NDArray[np.int64] = ids[np.argsort(-logits[ids], kind="stable")[:TOP]]
-    return found if len(found) else np.zeros(1, np.int64)  # all NaN
-
-
-def _near(ref: NDArray[np.float32], var: NDArray[np.float32], top: np.float32, work: NDArray[np.float32]) -> Any:
-    """(kld, reverse kld, jsd, both log normalizers, the reference's entropy) of one row in float32; None: use `_exact`.
-
-    Everything is an expectation under P of x = d - mean, d = var - ref, whose mean under P is (but for rounding) 0. With
-    E = expm1(x) and L = log E_P[e^x], the likelihood ratio is q/p = e^(x - L), and
-        KL(P||Q) = L - E_P[x]                 where L = log1p(E_P[E - x] + E_P[x])
-        KL(Q||P) = e^-L (E_P[x] + E_P[E x]) - L
-        JSD      = (KL(Q||P) - E_P[(2 + m) log1p(m/2) - m]) / 2,    m = q/p - 1
-    so that one exp, one expm1 and one log1p do for all of it. E - x is second order in x: near-equal distributions keep
-    their digits, where the textbook's difference of two log-softmaxes drowns a KLD of 1e-6 in float32's rounding.
-    """
-    p, x, e, y = work
-    np.subtract(ref, top, out=x)
-    np.exp(x, out=p)
-    z = float(p.sum())
-    logz_ref = float(top) + math.log(z) if z > 0 else math.nan
-    entropy = math.log(z) - _dot(p, x) / z if z > 0 else math.nan
-    np.subtract(var, ref, out=x)
-    mean = np.float32(_dot(p, x) / z)
-    np.subtract(x, mean, out=x)
-    if not x.max() <= FAR:  # or NaN
-        return None
-    rest = _dot(p, x) / z
-    np.expm1(x, out=e)
-    np.subtract(e, x, out=y)
-    log_mean = math.log1p(_dot(p, y) / z + rest)
-    np.multiply(e, x, out=y)
-    reverse = math.exp(-log_mean) * (rest + _dot(p, y) / z) - log_mean
-    np.multiply(e, np.float32(math.exp(-log_mean)), out=e)
-    np.add(e, np.float32(math.expm1(-log_mean)), out=e)  # m
-    np.multiply(e, np.float32(0.5), out=y)
-    np.log1p(y, out=y)
-    np.add(e, np.float32(2), out=x)
-    np.multiply(x, y, out=x)
-    np.subtract(x, e, out=x)
-    jsd = (reverse - _dot(p, x) / z) / 2
-    found = (max(log_mean - rest, 0.0), max(reverse, 0.0), max(jsd, 0.0), logz_ref, logz_ref + float(mean) + log_mean, entropy)
-    return found if all(map(math.isfinite, found)) else None
-
-
-def _dot(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:
-    """Sum of products, LANE of them at a time in float32, the rest in float64."""
-    whole = len(a) // LANE * LANE
-    lanes = np.vecdot(a[:whole].reshape(-1, LANE), b[:whole].reshape(-1, LANE))
-    return float(lanes.sum(dtype=np.float64)) + float(a[whole:] @ b[whole:])
-
-
-def _exact(ref: NDArray[np.float32], var: NDArray[np.float32]) -> tuple[float, ...]:
-    """What `_near` gives, by the textbook in float64, with 0 log 0 = 0; NaN where a row is no distribution."""
-    logp, logz_ref = _log_softmax(ref.astype(np.float64))
-    logq, logz = _log_softmax(var.astype(np.float64))
-    if not (math.isfinite(logz_ref) and math.isfinite(logz)):
-        return (math.nan,) * 6
-    p, q = np.exp(logp), np.exp(logq)
-    ratio = logp - logq
-    kld = np.where(p > 0, p * ratio, 0.0).sum()
-    reverse = np.where(q > 0, q * -ratio, 0.0).sum()
-    middle = (p + q) / 2
-    jsd = (rel_entr(p, middle) + rel_entr(q, middle)).sum() / 2
-    entropy = -np.where(p > 0, p * logp, 0.0).sum()
-    return max(kld, 0.0), max(reverse, 0.0), max(jsd, 0.0), logz_ref, logz, float(entropy)
-
-
-def _log_softmax(logits: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
-    top = logits.max()
-    logz = float(top + np.log(np.exp(logits - top).sum()))
-    return logits - logz, logz
 
 
 # --- requests ----------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from pipeline import diverge, engines, reference  # noqa: E402
-from pipeline.core import artifacts  # noqa: E402
+from pipeline.core import artifacts, quiet  # noqa: E402
 from pipeline.store import Store, Window, batches  # noqa: E402
 
 TOKENS = (10_000, 100_000)
@@ -192,6 +192,7 @@ def main() -> None:
     once.add_argument("model", type=Path)
     once.add_argument("folder", type=Path)
     asked = parser.parse_args()
+    quiet.before_sharing_cores()
     if asked.what == "speed":
         if asked.random:
             speed_of_random(asked.artifacts, asked.rounds, asked.windows, asked.threads)
