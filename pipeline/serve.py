@@ -36,13 +36,16 @@ def plan_of(load: Load, common: Serving, seed: int) -> Plan:
     return Plan(**load.model_dump(), objective=Objective(**limits), seed=seed)
 
 
-def serve(folder: Path, server: Server, plan: Plan, common: Serving, threads: int) -> tuple[Row, Plan, list[Row], Row | None]:
-    """(what the server can do, the plan as it could be held, rows, facts of the launch). folder: the variant's model."""
+def serve(
+    folder: Path, server: Server, plan: Plan, common: Serving, threads: int, options: dict[str, Any]
+) -> tuple[Row, Plan, list[Row], Row | None]:
+    """(what the server can do, the plan as it could be held, rows, facts of the launch). folder: the variant's model;
+    options: its engine's, for a server that is launched."""
     assert common.timeout_s is not None  # params has seen to that
     words = load_tokenizer(folder) if (folder / "tokenizer.json").exists() else None
     most, context = max(plan.concurrency, default=8), context_of(plan, words is not None)
     started = (
-        launch.launched(server.launch, folder, threads=threads, parallel=most, context=context)
+        launch.launched(server.launch, folder, threads=threads, parallel=most, context=context, options=options)
         if server.launch
         else nullcontext(None)
     )
@@ -88,10 +91,8 @@ def measure_variant(variant: str, settings: Params) -> Row:
     try:
         if manifest["status"] != "ok":
             raise Unsupported(f"quantize: {manifest['status']}: {manifest['reason']}")
-        if common.variants[variant].launch and (own := settings.variant(variant).engine_options):
-            raise Unsupported(f"engine_options {own} are for the engine in process; a server that is launched has none of them")
-        plan = plan_of(load, common, settings.seed)
-        found, plan, rows, facts = serve(folder, common.variants[variant], plan, common, settings.thread_count)
+        plan, own = plan_of(load, common, settings.seed), settings.variant(variant).engine_options
+        found, plan, rows, facts = serve(folder, common.variants[variant], plan, common, settings.thread_count, own)
     except Unsupported as e:
         about |= {"status": "unsupported", "reason": f"{e} (after a change of this machine: dvc repro -f serve@{variant})"}
         write(variant, [], about, about | none)

@@ -154,6 +154,8 @@ def test_a_server_is_described_with_its_knee_and_its_memory() -> None:
     assert one["about"].endswith("objective: TTFT at most 500 ms")
     assert one["levels"][0]["load"] == "1 at once" and one["levels"][2]["load"] == "0.5 req/s"
     assert one["levels"][1]["within objective (%)"] == "75 [60, 90]" and one["levels"][1]["n"] == "32 requests, 2 rounds"
+    (one,) = view({"q8": SERVED | {"launch": SERVED["launch"] | {"engine_options": {"kv_type": "q8_0"}}}})["servers"]
+    assert "4 at once at most, kv_type q8_0)" in one["about"]
     elsewhere = SERVED | {"launch": None, "knee": metric(None, n=0), "server_memory_bytes": metric(None, None, None, 0, "not seen")}
     (one,) = view({"q8": elsewhere})["servers"]
     assert one["about"].startswith("m at http://h/v1 (completions)") and "memory not known: not seen" in one["about"]

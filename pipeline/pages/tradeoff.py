@@ -209,7 +209,8 @@ def _server(figures: dict[str, Any]) -> str:
     launch, probe = figures["launch"], figures["probe"]
     if not launch:
         return f"{probe['model']} at {probe['url']} ({probe['api']})"
-    return f"{launch['kind']} started here ({launch['threads']} threads, {launch['parallel']} at once at most)"
+    own = "".join(f", {k} {v}" for k, v in launch.get("engine_options", {}).items())
+    return f"{launch['kind']} started here ({launch['threads']} threads, {launch['parallel']} at once at most{own})"
 
 
 def _knee(knee: Metric) -> str:
