@@ -43,7 +43,7 @@ def serve(
     options: its engine's, for a server that is launched."""
     assert common.timeout_s is not None  # params has seen to that
     words = load_tokenizer(folder) if (folder / "tokenizer.json").exists() else None
-    most, context = max(plan.concurrency, default=8), context_of(plan, words is not None)
+    most, context = max(plan.concurrency, default=8), context_of(plan, words is not None, server.chat)
     started = (
         launch.launched(server.launch, folder, threads=threads, parallel=most, context=context, options=options)
         if server.launch

@@ -104,7 +104,7 @@ def main(
         raise ParamsError("nothing to measure: give --concurrency 1,2,4 or --rates 0.5,1")
     words = load_tokenizer(tokenizer)
     most = max(plan.concurrency, default=8)
-    context = context_of(plan, words is not None)
+    context = context_of(plan, words is not None, chat)
     server = (
         launch.launched(launch_, model_dir, threads=threads, parallel=most, context=context) if model_dir else nullcontext(None)
     )

@@ -10,11 +10,13 @@ from typing import Any
 from pipeline.core import cli
 from pipeline.core.errors import DataError
 from pipeline.evalset import load_texts
-from pipeline.serving import launch, measure, probe
+from pipeline.serving import measure, probe
 from pipeline.serving.client import Endpoint, Row, connected
 from pipeline.serving.measure import Plan
 
 TEMPLATE = 256  # tokens that a chat's template, and an end, may add to a prompt
+ENDS = 16  # that a server may put around one which is no chat
+PROBED = 512  # tokens: no request of the probe takes more, whatever the tokenizer
 
 
 async def measured(endpoint: Endpoint, plan: Plan, corpus: Path, tokenizer: Any, only_probe: bool) -> tuple[Row, Plan, list[Row]]:
@@ -46,8 +48,9 @@ def counter(tokenizer: Any) -> Callable[[str], int] | None:
     return (lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)) if tokenizer else None
 
 
-def context_of(plan: Plan, is_counted: bool) -> int:
-    """Tokens that a launched server must take for one request. A prompt whose tokens nobody counted may have half as many
-    again; a longer context than is needed would be refused for models that were trained on short ones."""
-    spare = max(TEMPLATE, 0 if is_counted else plan.prompt_tokens // 2)
-    return max(launch.CONTEXT, plan.prompt_tokens + plan.output_tokens + spare)
+def context_of(plan: Plan, is_counted: bool, is_chat: bool) -> int:
+    """Tokens that a launched server must take for one request, and no more: it keeps memory for all of them at once, times
+    requests at once, and a model that was trained on short contexts is refused long ones. A prompt whose tokens nobody
+    counted may have half as many again."""
+    spare = max(TEMPLATE if is_chat else ENDS, 0 if is_counted else plan.prompt_tokens // 2)
+    return max(PROBED, plan.prompt_tokens + plan.output_tokens + spare)
