@@ -16,6 +16,7 @@ from pipeline import benchmark, hardware, worker
 from pipeline.core.errors import ArtifactError, Unsupported
 from pipeline.core.params import Requests, Variant
 from pipeline.numbers import sweep
+from pipeline.numbers.bounds import Shape
 from pipeline.numbers.rounds import Looks
 
 HF = Variant(quantizer="cast", engine="hf", options={"dtype": "float32"})
@@ -142,6 +143,24 @@ def test_the_machine_is_described_and_its_rates_measured() -> None:
     rate = hardware.matrix_rate(1, "float32", size=256, seconds=0.01)
     assert rate is not None and 1e8 < rate < 1e15
     assert hardware.matrix_rate(1, "int5", size=256) is None, "no such type"
+
+
+@pytest.mark.parametrize("config, tied", [
+    ({"model_type": "gemma"}, True), ({"model_type": "llama"}, False), ({"model_type": "of our own"}, None), ({}, None),
+    ({"model_type": "llama", "tie_word_embeddings": True}, True), ({"model_type": "gemma", "tie_word_embeddings": False}, False),
+    ({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}}, True),
+    ({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text", "tie_word_embeddings": False}}, False),
+])  # fmt: skip
+def test_what_a_config_leaves_out_of_its_head_is_what_transformers_takes(config: dict[str, Any], tied: bool | None) -> None:
+    assert Shape.of(benchmark.with_tying(config)).tied is tied
+
+
+def test_a_saved_config_that_leaves_it_out_is_read_as_the_model_was_made() -> None:
+    from transformers import CONFIG_MAPPING
+
+    for kind in ("gemma", "llama", "qwen2", "gpt2"):
+        made = CONFIG_MAPPING[kind]()
+        assert benchmark.with_tying({"model_type": kind})["tie_word_embeddings"] is made.tie_word_embeddings
 
 
 def test_a_device_of_two_kinds_has_no_rates() -> None:
