@@ -7,7 +7,6 @@ ones too; what the server lacks is found first and kept. A server that cannot ru
 from __future__ import annotations
 
 import asyncio
-from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,10 +19,10 @@ from pipeline.core.params import Params
 from pipeline.core.sections import Load, Server, Serving
 from pipeline.evalset import sets_digest
 from pipeline.numbers.serving_figures import Objective, memory
-from pipeline.serving import launch, measure
+from pipeline.serving import measure
 from pipeline.serving.client import Endpoint, address, key_from
 from pipeline.serving.measure import Plan
-from pipeline.serving.session import context_of, counter, load_tokenizer, measured
+from pipeline.serving.session import counter, load_tokenizer, measured, started
 
 Row = dict[str, Any]
 ELSEWHERE = "the server was not started here, so its memory is not seen"
@@ -43,13 +42,8 @@ def serve(
     options: its engine's, for a server that is launched."""
     assert common.timeout_s is not None  # params has seen to that
     words = load_tokenizer(folder) if (folder / "tokenizer.json").exists() else None
-    most, context = max(plan.concurrency, default=8), context_of(plan, words is not None, server.chat)
-    started = (
-        launch.launched(server.launch, folder, threads=threads, parallel=most, context=context, options=options)
-        if server.launch
-        else nullcontext(None)
-    )
-    with started as own:
+    counted = words is not None
+    with started(server.launch, folder, plan, threads=threads, is_counted=counted, is_chat=server.chat, options=options) as own:
         url = own.url if own else address(server.url or "", server.key_env)
         key = own.key if own else key_from(server.key_env)
         endpoint = Endpoint(url, server.model, server.chat, common.timeout_s, key, counter(words), server.key_env)

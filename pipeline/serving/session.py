@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,9 @@ from typing import Any
 from pipeline.core import cli
 from pipeline.core.errors import DataError
 from pipeline.evalset import load_texts
-from pipeline.serving import measure, probe
+from pipeline.serving import launch, measure, probe
 from pipeline.serving.client import Endpoint, Row, connected
+from pipeline.serving.launch import Launched
 from pipeline.serving.measure import Plan
 
 TEMPLATE = 256  # tokens that a chat's template, and an end, may add to a prompt
@@ -29,6 +31,19 @@ async def measured(endpoint: Endpoint, plan: Plan, corpus: Path, tokenizer: Any,
         asked = measure.prompts(load_texts(corpus), plan, tokenizer, as_ids=not endpoint.chat)
         with cli.progress(len(asked), "serving", "request") as bar:
             return found, plan, await measure.run(client, endpoint, plan, asked, bar.update)
+
+
+def started(
+    kind: str | None, folder: Path | None, plan: Plan, *, threads: int, is_counted: bool, is_chat: bool, **more: Any
+) -> AbstractContextManager[Launched | None]:
+    """A server on a model's folder with room for a plan, or None where no kind is named: then it is up already.
+
+    more: see `launch.launched`.
+    """
+    if not kind or folder is None:
+        return nullcontext(None)
+    most, context = max(plan.concurrency, default=8), context_of(plan, is_counted, is_chat)
+    return launch.launched(kind, folder, threads=threads, parallel=most, context=context, **more)
 
 
 def load_tokenizer(path: Path | None) -> Any:
