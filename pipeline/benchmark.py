@@ -100,8 +100,21 @@ def facts(name: str, folder: Path, settings: Params) -> Row:
         "name": name, "engine": engine, "weight_bytes": manifest["weight_bytes"],
         "parameters": 8 * manifest["weight_bytes"] / manifest["bits_per_weight"], "dtype": dtype,
         "rate_of": dtype if own else f"{dtype} in torch, a yardstick: its own products are others",
-        "shape": asdict(Shape.of(config)),
+        "shape": asdict(Shape.of(with_tying(config))),
     }  # fmt: skip
+
+
+def with_tying(config: Row) -> Row:
+    """A config.json that says whether its embedding is its head: what transformers takes for that type of model where the file
+    leaves it out, as it does for what is the default; null for a type that transformers does not know."""
+    own = {**config, **(config.get("text_config") or {})}
+    if "tie_word_embeddings" in own:
+        return config
+    from transformers import CONFIG_MAPPING
+
+    kind = own.get("model_type")
+    tied = getattr(CONFIG_MAPPING[kind], "tie_word_embeddings", None) if kind in CONFIG_MAPPING else None
+    return config | {"tie_word_embeddings": tied}
 
 
 def _write_nothing(path: Path, meta: Row) -> None:

@@ -1,7 +1,8 @@
 """The machine: what it is, how much memory a process takes, and what it can do: read, copy and multiply.
 
-Rates are the best of a few repetitions over data well past any cache, in the process that asks, with as many threads as the
-models get: yardsticks, measured in the run whose figures they are held against.
+Rates are the best of a few repetitions over data well past any cache, with as many threads as the models get: yardsticks,
+measured in the run whose figures they are held against. A GPU's are measured in a process that ends with them: buffers and a
+context that stayed would be in what NVML says is in use.
 """
 
 from __future__ import annotations
@@ -116,11 +117,27 @@ def rates(threads: int, device: str, dtypes: list[str]) -> dict[str, Any]:
     """{read, copy: bytes a second; matrix: {dtype: operations a second}} of the device that a model runs on; None: unknown."""
     if device not in ("cpu", "cuda"):
         return {"device": device, "read": None, "copy": None, "matrix": dict.fromkeys(dtypes)}
-    matrix = {dtype: matrix_rate(threads, dtype, device) for dtype in dict.fromkeys(dtypes)}
-    if device != "cpu":
-        copied = cuda_bandwidth()
-        return {"device": device, "read": copied, "copy": copied, "matrix": matrix}
+    if device == "cuda":
+        found: dict[str, Any] = apart(_cuda_rates, threads, dtypes)
+        return found
+    matrix = {dtype: matrix_rate(threads, dtype) for dtype in dict.fromkeys(dtypes)}
     return {"device": device, "read": memory_bandwidth(threads), "copy": copy_bandwidth(threads), "matrix": matrix}
+
+
+def _cuda_rates(threads: int, dtypes: list[str]) -> dict[str, Any]:
+    """`rates` of the GPU. Written, untried here."""
+    matrix = {dtype: matrix_rate(threads, dtype, "cuda") for dtype in dict.fromkeys(dtypes)}
+    copied = cuda_bandwidth()
+    return {"device": "cuda", "read": copied, "copy": copied, "matrix": matrix}
+
+
+def apart(work: Callable[..., Any], *arguments: Any) -> Any:
+    """What `work` returns, done in a process of its own that has ended when this returns; its errors come through."""
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import get_context
+
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(work, *arguments).result()
 
 
 def _best(work: Callable[[], Any], repeats: int) -> float:
@@ -138,8 +155,8 @@ def cuda_memory(reset: bool = False) -> dict[str, int | None] | None:
 
     None in a process that runs nothing on a GPU. Written, untried here.
     """
-    torch = sys.modules.get("torch")  # a process that has not imported it has nothing there
-    if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
+    torch = _torch_on_gpu()
+    if torch is None:
         return None
     found = {"allocated": int(torch.cuda.max_memory_allocated()), "reserved": int(torch.cuda.max_memory_reserved())}
     try:
@@ -149,6 +166,20 @@ def cuda_memory(reset: bool = False) -> dict[str, int | None] | None:
     if reset:
         torch.cuda.reset_peak_memory_stats()
     return found | {"nvml": used}
+
+
+def release_cuda() -> None:
+    """Give back what torch keeps on the GPU and nobody uses (what loading left there), and count its peaks from here on."""
+    torch = _torch_on_gpu()
+    if torch is not None:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def _torch_on_gpu() -> Any:
+    """torch, if this process has begun to use a GPU with it; a process that has not imported it has nothing there."""
+    torch = sys.modules.get("torch")
+    return torch if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized() else None
 
 
 def peak_memory(reset: bool = False) -> int | None:

@@ -7,7 +7,6 @@ ones too; what the server lacks is found first and kept. A server that cannot ru
 from __future__ import annotations
 
 import asyncio
-from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,10 +19,10 @@ from pipeline.core.params import Params
 from pipeline.core.sections import Load, Server, Serving
 from pipeline.evalset import sets_digest
 from pipeline.numbers.serving_figures import Objective, memory
-from pipeline.serving import launch, measure
+from pipeline.serving import measure
 from pipeline.serving.client import Endpoint, address, key_from
 from pipeline.serving.measure import Plan
-from pipeline.serving.session import context_of, counter, load_tokenizer, measured
+from pipeline.serving.session import counter, load_tokenizer, measured, started
 
 Row = dict[str, Any]
 ELSEWHERE = "the server was not started here, so its memory is not seen"
@@ -36,17 +35,15 @@ def plan_of(load: Load, common: Serving, seed: int) -> Plan:
     return Plan(**load.model_dump(), objective=Objective(**limits), seed=seed)
 
 
-def serve(folder: Path, server: Server, plan: Plan, common: Serving, threads: int) -> tuple[Row, Plan, list[Row], Row | None]:
-    """(what the server can do, the plan as it could be held, rows, facts of the launch). folder: the variant's model."""
+def serve(
+    folder: Path, server: Server, plan: Plan, common: Serving, threads: int, options: dict[str, Any]
+) -> tuple[Row, Plan, list[Row], Row | None]:
+    """(what the server can do, the plan as it could be held, rows, facts of the launch). folder: the variant's model;
+    options: its engine's, for a server that is launched."""
     assert common.timeout_s is not None  # params has seen to that
     words = load_tokenizer(folder) if (folder / "tokenizer.json").exists() else None
-    most, context = max(plan.concurrency, default=8), context_of(plan, words is not None)
-    started = (
-        launch.launched(server.launch, folder, threads=threads, parallel=most, context=context)
-        if server.launch
-        else nullcontext(None)
-    )
-    with started as own:
+    counted = words is not None
+    with started(server.launch, folder, plan, threads=threads, is_counted=counted, is_chat=server.chat, options=options) as own:
         url = own.url if own else address(server.url or "", server.key_env)
         key = own.key if own else key_from(server.key_env)
         endpoint = Endpoint(url, server.model, server.chat, common.timeout_s, key, counter(words), server.key_env)
@@ -88,10 +85,8 @@ def measure_variant(variant: str, settings: Params) -> Row:
     try:
         if manifest["status"] != "ok":
             raise Unsupported(f"quantize: {manifest['status']}: {manifest['reason']}")
-        if common.variants[variant].launch and (own := settings.variant(variant).engine_options):
-            raise Unsupported(f"engine_options {own} are for the engine in process; a server that is launched has none of them")
-        plan = plan_of(load, common, settings.seed)
-        found, plan, rows, facts = serve(folder, common.variants[variant], plan, common, settings.thread_count)
+        plan, own = plan_of(load, common, settings.seed), settings.variant(variant).engine_options
+        found, plan, rows, facts = serve(folder, common.variants[variant], plan, common, settings.thread_count, own)
     except Unsupported as e:
         about |= {"status": "unsupported", "reason": f"{e} (after a change of this machine: dvc repro -f serve@{variant})"}
         write(variant, [], about, about | none)

@@ -47,9 +47,11 @@ def _serve(pipe: Connection, variant: Variant, folder: Path, threads: int) -> No
 
 
 def _facts(engine: Any, load_s: float) -> Row:
-    """What loading took, and what the engine says of itself."""
+    """What loading took, and what the engine says of itself. What loading left in caches is not the requests'."""
+    on_gpu = hardware.cuda_memory()
+    hardware.release_cuda()
     return {
-        "load_s": load_s, "load_memory_bytes": hardware.peak_memory(reset=True), "load_cuda_memory": hardware.cuda_memory(True),
+        "load_s": load_s, "load_memory_bytes": hardware.peak_memory(reset=True), "load_cuda_memory": on_gpu,
         "max_length": engine.max_length, "device": getattr(engine, "device", "cpu"),
     }  # fmt: skip
 

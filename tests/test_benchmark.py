@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -16,6 +18,7 @@ from pipeline import benchmark, hardware, worker
 from pipeline.core.errors import ArtifactError, Unsupported
 from pipeline.core.params import Requests, Variant
 from pipeline.numbers import sweep
+from pipeline.numbers.bounds import Shape
 from pipeline.numbers.rounds import Looks
 
 HF = Variant(quantizer="cast", engine="hf", options={"dtype": "float32"})
@@ -142,6 +145,98 @@ def test_the_machine_is_described_and_its_rates_measured() -> None:
     rate = hardware.matrix_rate(1, "float32", size=256, seconds=0.01)
     assert rate is not None and 1e8 < rate < 1e15
     assert hardware.matrix_rate(1, "int5", size=256) is None, "no such type"
+
+
+@pytest.mark.parametrize("config, tied", [
+    ({"model_type": "gemma"}, True), ({"model_type": "llama"}, False), ({"model_type": "of our own"}, None), ({}, None),
+    ({"model_type": "llama", "tie_word_embeddings": True}, True), ({"model_type": "gemma", "tie_word_embeddings": False}, False),
+    ({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}}, True),
+    ({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text", "tie_word_embeddings": False}}, False),
+])  # fmt: skip
+def test_what_a_config_leaves_out_of_its_head_is_what_transformers_takes(config: dict[str, Any], tied: bool | None) -> None:
+    assert Shape.of(benchmark.with_tying(config)).tied is tied
+
+
+def test_a_saved_config_that_leaves_it_out_is_read_as_the_model_was_made() -> None:
+    from transformers import CONFIG_MAPPING
+
+    for kind in ("gemma", "llama", "qwen2", "gpt2"):
+        made = CONFIG_MAPPING[kind]()
+        assert benchmark.with_tying({"model_type": kind})["tie_word_embeddings"] is made.tie_word_embeddings
+
+
+class FakeCuda:
+    """torch.cuda's counters, as its documentation has them: reserved is allocated, and what is kept for later."""
+
+    def __init__(self) -> None:
+        self.allocated, self.kept, self.peaks = 0, 0, (0, 0)
+
+    def take(self, size: int) -> None:
+        new = max(0, size - self.kept) if size > 0 else 0
+        self.kept += new - size
+        self.allocated += size
+        self.peaks = max(self.peaks[0], self.allocated), max(self.peaks[1], self.allocated + self.kept)
+
+    def is_available(self) -> bool:
+        return True
+
+    is_initialized = is_available
+
+    def max_memory_allocated(self) -> int:
+        return self.peaks[0]
+
+    def max_memory_reserved(self) -> int:
+        return self.peaks[1]
+
+    def device_memory_used(self) -> int:
+        return self.allocated + self.kept
+
+    def empty_cache(self) -> None:
+        self.kept = 0
+
+    def reset_peak_memory_stats(self) -> None:
+        self.peaks = self.allocated, self.allocated + self.kept
+
+
+def test_what_loading_left_on_a_gpu_is_not_in_a_request_s_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = FakeCuda()
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    cuda.take(100)  # weights as they are stored
+    cuda.take(30)  # packed
+    cuda.take(-100)
+    facts = worker._facts(SimpleNamespace(max_length=8, device="cuda"), 1.0)
+    assert facts["load_cuda_memory"] == {"allocated": 130, "reserved": 130, "nvml": 130}
+    cuda.take(5)
+    assert hardware.cuda_memory() == {"allocated": 35, "reserved": 35, "nvml": 35}
+
+
+FAKE_TORCH = """
+import os, pathlib
+float32 = "float32"
+class cuda:
+    synchronize = staticmethod(lambda: None)
+class Tensor:
+    def copy_(self, other): pathlib.Path("pid").write_text(str(os.getpid()))
+def full(*_, **__): return Tensor()
+ones = empty_like = full
+def mm(a, b, out): assert isinstance(a, Tensor)
+get_num_threads, set_num_threads = (lambda: 1), (lambda n: None)
+"""
+
+
+def test_a_gpu_s_rates_are_measured_in_a_process_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torch.py").write_text(FAKE_TORCH, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = hardware.rates(1, "cuda", ["float32", "int5"])
+    assert found["device"] == "cuda" and found["read"] == found["copy"] > 0
+    assert found["matrix"]["float32"] > 0 and found["matrix"]["int5"] is None
+    pid = int(Path("pid").read_text(encoding="utf-8"))
+    assert pid != os.getpid() and not psutil.pid_exists(pid)
+
+
+def test_an_error_in_a_process_apart_comes_through() -> None:
+    with pytest.raises(ValueError, match="invalid literal"):
+        hardware.apart(int, "seven")
 
 
 def test_a_device_of_two_kinds_has_no_rates() -> None:

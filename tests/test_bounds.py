@@ -71,7 +71,10 @@ def test_why_depends_on_what_binds_the_variant() -> None:
 # --- config.json -------------------------------------------------------------------------------------------------
 
 
-LLAMA = {"num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 576, "vocab_size": 49152}
+LLAMA = {
+    "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 576, "vocab_size": 49152,
+    "tie_word_embeddings": False,
+}  # fmt: skip
 
 
 def test_cache_bytes_follow_the_config() -> None:
@@ -87,4 +90,5 @@ def test_an_embedding_multiplies_nothing_and_a_tied_one_is_the_head() -> None:
     table = 576 * 49152
     assert Shape.of({**LLAMA, "tie_word_embeddings": True}).products(134_515_008) == (134_515_008 - table, table)
     assert Shape.of(LLAMA).products(134_515_008) == (134_515_008 - 2 * table, table)
+    assert Shape.of({**LLAMA, "tie_word_embeddings": None}).products(134_515_008) is None, "not known is not untied"
     assert Shape.of({**LLAMA, "num_local_experts": 8}).products(1e9) is None and Shape.of({}).products(1e9) is None

@@ -174,6 +174,19 @@ def test_a_server_that_cannot_run_here_is_a_result_and_the_run_goes_on(
     assert verdict == "FAIL" and "the server is unsupported" in reason and words in reason
 
 
+def test_engine_options_that_a_launched_server_has_no_equal_for_are_refused_by_name(server: Server) -> None:
+    def given(data: dict[str, Any]) -> None:
+        data["variants"]["q8"] |= {"engine": "hf", "engine_options": {"attention": "eager"}}
+
+    set_params({"q8": {"launch": "vllm"}}, given)
+    serve.main("q8")
+    assert figures()["status"] == "unsupported" and rows() == []
+    assert "engine_options {attention: eager} have no equal in a launched vllm server (it takes none)" in figures()["reason"]
+    set_params({"q8": {"url": server.url}}, given)
+    serve.main("q8")
+    assert figures()["status"] == "ok", "what a server elsewhere was started with is its owner's"
+
+
 def test_a_variant_that_could_not_be_built_is_not_served() -> None:
     artifacts.write_json(
         artifacts.model_dir("q8") / artifacts.MANIFEST, {"status": "unsupported", "reason": "no kernel", "digest": "x"}
@@ -358,7 +371,12 @@ def test_a_launched_llama_cpp_server_is_measured_and_gone(tiny: Path) -> None:
     if (ROOT / "artifacts/envs").exists():  # built once for the checkout, not for every run of the tests
         Path("artifacts/envs").symlink_to(ROOT / "artifacts/envs")
     before = {p.pid for p in psutil.Process().children(recursive=True)}
-    set_params({"q8": {"launch": "llamacpp"}}, lambda d: d["tiers"][d["tier"]]["serving"].update(concurrency=[1, 2, 4]))
+
+    def asked(data: dict[str, Any]) -> None:
+        data["tiers"][data["tier"]]["serving"]["concurrency"] = [1, 2, 4]
+        data["variants"]["q8"]["engine_options"] = {"kv_type": "f32"}
+
+    set_params({"q8": {"launch": "llamacpp"}}, asked)
     serve.main("q8")
     found = figures()
     if found["status"] == "unsupported":
@@ -367,6 +385,7 @@ def test_a_launched_llama_cpp_server_is_measured_and_gone(tiny: Path) -> None:
     assert all(r["prompt_tokens"] == 8 and r["output_tokens"] == 3 for r in rows() if r["ok"])
     assert {m["failure_rate"]["value"] for m in found["levels"].values()} == {0.0}
     assert found["launch"]["kind"] == "llamacpp" and found["launch"]["parallel"] == 4 and "log" not in found["launch"]
+    assert found["launch"]["engine_options"] == {"kv_type": "f32"}
     if sys.platform == "linux":
         assert found["server_memory_bytes"]["value"] > 2**20
     assert not {p.pid for p in psutil.Process().children(recursive=True)} - before
@@ -379,7 +398,7 @@ def test_a_stage_that_is_killed_leaves_no_server_and_no_half_written_file(number
     hang = "    def do_GET(self):\n        open('asked', 'w').close(); time.sleep(600)\n    def do_POST"
     Path("toy.py").write_text(SCRIPT.format(deaf=False, open=False).replace("    def do_POST", hang), encoding="utf-8")
     program = (
-        "import sys\nfrom pipeline import cli, serve\nfrom pipeline.serving import launch\n"
+        "import sys\nfrom pipeline import serve\nfrom pipeline.core import cli\nfrom pipeline.serving import launch\n"
         "launch.KINDS['llamacpp'] = lambda folder, port, *_: launch.Command([sys.executable, 'toy.py', str(port)], 'TOY_KEY')\n"
         "cli.run(serve.main)\n"
     )

@@ -489,14 +489,27 @@ def test_a_launched_server_takes_what_it_will_be_asked(
 
     monkeypatch.setattr(launch, "launched", launched)
     command.main(launch_="llamacpp", model_dir=tmp_path, prompt_tokens=prompt, output_tokens=reply, only_probe=True)
-    assert given[0]["context"] >= prompt + reply + session.TEMPLATE or given[0]["context"] == launch.CONTEXT >= prompt + reply
-    assert given[0]["context"] >= launch.CONTEXT
+    assert given[0]["context"] == max(prompt + prompt // 2 + reply, session.PROBED), "and no more: it is memory"
 
 
-def test_a_counted_prompt_needs_less_room_than_a_guessed_one() -> None:
+def test_a_counted_prompt_needs_less_room_than_a_guessed_one_and_a_chat_more() -> None:
     plan = measure.Plan(prompt_tokens=4000, output_tokens=100)
-    assert session.context_of(plan, is_counted=True) == 4100 + session.TEMPLATE
-    assert session.context_of(plan, is_counted=False) == 6100
+    assert session.context_of(plan, is_counted=True, is_chat=False) == 4100 + session.ENDS
+    assert session.context_of(plan, is_counted=True, is_chat=True) == 4100 + session.TEMPLATE
+    assert session.context_of(plan, is_counted=False, is_chat=True) == 6100
+
+
+def test_no_request_of_the_probe_is_longer_than_a_launched_server_takes(server: Server) -> None:
+    seen: list[int] = []
+
+    def noting(h: serving_server.Handler, body: dict[str, Any]) -> None:
+        words = body.get("prompt") or "".join(m["content"] for m in body["messages"])
+        seen.append(len(words) + body["max_tokens"])  # as many tokens as letters, at the worst
+        able(h, body)
+
+    server.plays = {"The": noting, "Answer": noting}
+    probed(server)
+    assert len(seen) > 8 and max(seen) + session.ENDS <= session.PROBED
 
 
 def test_a_run_without_one_complete_request_keeps_its_rows_and_exits_1(

@@ -100,6 +100,22 @@ def test_when_everything_failed_only_the_rates_of_failure_remain() -> None:
         assert found[name]["value"] is None and found[name]["warnings"], name
 
 
+def test_every_share_of_requests_is_as_sure_as_its_rounds() -> None:
+    """Ten requests a round, of which 0, 1, 2 time out: by hand, mean 0.1, standard error 0.1 / sqrt(3), t(2) 4.303."""
+    rows = []
+    for number in range(3):
+        rows += [row(20 * number, 0.2, 5, 0.1, number=number) for _ in range(10 - number)]
+        rows += [failed(20 * number, 20 * number + 9, "timeout", round=number) for _ in range(number)]
+    found, half = level(rows, CONFIDENCE, Objective(ttft_ms=500)), 4.302653 * 0.1 / 3**0.5
+    for name, share in (("failure_rate", 0.1), ("timeout_rate", 0.1), ("attainment", 0.9)):
+        assert found[name]["value"] == pytest.approx(share) and found[name]["n"] == 30
+        assert found[name]["low"] == pytest.approx(max(share - half, 0)), name
+        assert found[name]["high"] == pytest.approx(min(share + half, 1)), name
+    alone = level([r for r in rows if r["round"] == 2], CONFIDENCE, Objective(ttft_ms=500))
+    for name in ("failure_rate", "timeout_rate", "attainment"):
+        assert alone[name]["low"] is alone[name]["high"] is None and "one round" in alone[name]["warnings"][0], name
+
+
 def test_goodput_counts_what_meets_every_limit() -> None:
     rows = [row(0, 0.2, 5, 0.1), row(0, 0.6, 5, 0.1), row(0, 0.2, 5, 0.5), row(0, 0.2, 1, 0.0), failed(0, 4, "http")]
     found = level(rows, CONFIDENCE, Objective(ttft_ms=500, tpot_ms=200))

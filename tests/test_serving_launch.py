@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import os
 import shutil
@@ -20,8 +21,9 @@ import pytest
 
 from pipeline import envs
 from pipeline.core.errors import ParamsError, Unsupported
+from pipeline.engines import llamacpp as llamacpp_engine
 from pipeline.numbers import serving_figures as figures
-from pipeline.serving import client, launch, measure, probe
+from pipeline.serving import _llamacpp, client, launch, measure, probe
 from pipeline.serving.client import Endpoint, Request, ServerError
 from pipeline.serving.launch import Command, Launched
 from tests.test_engines import write_gguf
@@ -105,7 +107,7 @@ def test_an_error_in_the_block_stops_the_server_and_comes_through() -> None:
 def test_a_run_that_is_killed_leaves_no_server(number: signal.Signals, tmp_path: Path) -> None:
     toy()
     program = (
-        "import sys, time\nfrom pathlib import Path\nfrom pipeline import cli\nfrom pipeline.serving import launch\n"
+        "import sys, time\nfrom pathlib import Path\nfrom pipeline.core import cli\nfrom pipeline.serving import launch\n"
         "def main() -> None:\n"
         "    port = launch.free_port()\n"
         "    with launch.served(launch.Command([sys.executable, 'toy.py', str(port)], 'TOY_KEY'), port, Path('toy.log'), 60.0):\n"
@@ -179,6 +181,25 @@ def test_the_context_that_is_asked_for_reaches_the_server_and_its_facts(monkeypa
 
     with launch.launched("toy", tmp_path, context=3210) as server:
         assert server.facts["context"] == 3210
+
+
+def test_engine_options_reach_a_server_that_has_an_equal_and_the_rest_are_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(envs, "python", lambda _: Path("python"))
+    (tmp_path / "model.gguf").touch()
+    given = launch.KINDS["llamacpp"](tmp_path, 8123, 1, 4, 2048, kv_type="q8_0", gpu_layers=7).arguments
+    assert "--kv-type=q8_0" in given and "--gpu-layers=7" in given
+    words, both = r"\{batch: 2\} have no equal in a launched llamacpp server \(it takes kv_type", {"kv_type": "q8_0", "batch": 2}
+    with pytest.raises(Unsupported, match=words), launch.launched("llamacpp", tmp_path, options=both):
+        raise AssertionError
+
+
+def test_a_launched_llama_cpp_takes_the_options_of_the_engine_as_the_engine_means_them() -> None:
+    engine, server = inspect.signature(llamacpp_engine.load).parameters, inspect.signature(launch.KINDS["llamacpp"]).parameters
+    theirs = {n: p.default for n, p in engine.items() if n not in ("model_dir", "threads")}
+    assert {n: p.default for n, p in server.items() if p.kind is p.KEYWORD_ONLY} == theirs
+    assert _llamacpp.KV_TYPES == llamacpp_engine.CACHE_TYPES
 
 
 # --- llama.cpp's own server, on a GGUF made here -------------------------------------------------------------------

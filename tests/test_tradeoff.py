@@ -70,6 +70,18 @@ def test_every_part_of_a_speed_figure_is_a_row_and_nothing_else_is() -> None:
     assert found == [(256, "1"), (64, "4"), (1024, "1")], "a batch's prompts are not those of the requests without part"
 
 
+def test_a_context_that_the_rounds_have_too_is_one_row_and_theirs() -> None:
+    swept = {f"{name}/context-256": metric(77.0, 1.0, 153.0, 2) for name in ("ttft_ms", "tpot_ms", "decode_tok_s")}
+    swept |= {"tpot_ms/batch-1": metric(78.0), "tpot_ms/context-64": metric(79.0)}
+    found = tradeoff.points({"a": {"metrics": METRICS | swept}, "b": {"metrics": swept}}, {}, (256, 64))
+    assert [(p.variant, p.context, p.load, p.metrics["tpot_ms"]) for p in found] == [
+        ("a", 256, "1", METRICS["tpot_ms"]), ("a", 64, "1", swept["tpot_ms/batch-1"]), ("a", 64, "4", None),
+        ("a", 1024, "1", METRICS["tpot_ms/context-1024"]), ("b", 64, "1", swept["tpot_ms/batch-1"]),
+        ("b", 256, "1", swept["tpot_ms/context-256"]),
+    ]  # fmt: skip
+    assert found[0].metrics["ttft_ms"] == METRICS["ttft_ms"]
+
+
 def test_a_row_holds_what_was_measured_there_and_the_rest_is_not_known() -> None:
     long, batch = row(IN_PROCESS, 1024, "1").metrics, row(IN_PROCESS, 64, "4").metrics
     assert long["ttft_ms"] == METRICS["ttft_ms/context-1024"] and long["memory_bytes"] == METRICS["peak_memory_bytes/context-1024"]
@@ -142,6 +154,8 @@ def test_a_server_is_described_with_its_knee_and_its_memory() -> None:
     assert one["about"].endswith("objective: TTFT at most 500 ms")
     assert one["levels"][0]["load"] == "1 at once" and one["levels"][2]["load"] == "0.5 req/s"
     assert one["levels"][1]["within objective (%)"] == "75 [60, 90]" and one["levels"][1]["n"] == "32 requests, 2 rounds"
+    (one,) = view({"q8": SERVED | {"launch": SERVED["launch"] | {"engine_options": {"kv_type": "q8_0"}}}})["servers"]
+    assert "4 at once at most, kv_type q8_0)" in one["about"]
     elsewhere = SERVED | {"launch": None, "knee": metric(None, n=0), "server_memory_bytes": metric(None, None, None, 0, "not seen")}
     (one,) = view({"q8": elsewhere})["servers"]
     assert one["about"].startswith("m at http://h/v1 (completions)") and "memory not known: not seen" in one["about"]

@@ -25,7 +25,7 @@ class Shape:
     head_dim: int | None
     hidden: int | None
     vocab: int | None
-    tied: bool
+    tied: bool | None
     experts: int | None
 
     @classmethod
@@ -40,7 +40,7 @@ class Shape:
             head_dim=own.get("head_dim") or (hidden // heads if hidden and heads else None),
             hidden=hidden,
             vocab=own.get("vocab_size"),
-            tied=bool(own.get("tie_word_embeddings")),
+            tied=own.get("tie_word_embeddings"),
             experts=experts,
         )
 
@@ -52,7 +52,7 @@ class Shape:
 
     def products(self, parameters: float) -> tuple[float, float] | None:
         """(weights that multiply every token, weights of the head); None if unknown, or if experts take turns."""
-        if not (self.hidden and self.vocab) or self.experts:
+        if not (self.hidden and self.vocab) or self.tied is None or self.experts:
             return None
         head = float(self.hidden * self.vocab)
         body = parameters - head * (1 if self.tied else 2)

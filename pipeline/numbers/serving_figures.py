@@ -131,11 +131,11 @@ def level(rows: list[Row], confidence: float, objective: Objective | None = None
     """
     counted = [r for r in rows if not r["warmup"]]
     good = [r for r in counted if r["ok"]]
-    n, found = len(counted), dict[str, Estimate]()
-    for name, hits in (("failure_rate", n - len(good)), ("timeout_rate", sum(r["fault"] == "timeout" for r in counted))):
-        found[name] = wilson(hits, n, confidence=confidence)
-    found["failure_rate"] = _across(found["failure_rate"], _by_round(counted, lambda r: float(not r["ok"])), np.mean, confidence)
-    found |= _latencies(good, n - len(good), confidence) | _rates(counted, confidence, objective) | _counts(rows, good)
+    found = {
+        "failure_rate": _share(counted, lambda r: not r["ok"], confidence),
+        "timeout_rate": _share(counted, lambda r: r["fault"] == "timeout", confidence),
+    }
+    found |= _latencies(good, len(counted) - len(good), confidence) | _rates(counted, confidence, objective) | _counts(rows, good)
     if any(r.get("t_due") is not None for r in counted):
         found["client_lag_p99_ms"] = _lag(counted, good)
     return {name: shown(name, e, confidence) for name, e in found.items()}
@@ -160,28 +160,33 @@ def _latencies(good: list[Row], failed: int, confidence: float) -> dict[str, Est
         left_out = without if name == "itl" else len(good) - len(pairs)
         notes: tuple[str, ...] = (_why_missing(name, left_out, len(good)),) if left_out else ()
         notes += (f"{failed} failed requests are left out",) if failed else ()
+        rounds = _by_round([1000 * x for x, _ in pairs], [good[k]["round"] for _, k in pairs])
         for label, q in QUANTILES.items():
-            rounds = _by_round([good[k] | {"x": 1000 * x} for x, k in pairs], lambda r: float(r["x"]))
-            pooled = _quantile(pairs, q, notes, confidence)
-            found[f"{name}_{label}_ms"] = _across(pooled, rounds, _quantile_of(q), confidence)
+            found[f"{name}_{label}_ms"] = _across(
+                _quantile(pairs, q, notes, confidence), [float(np.quantile(own, q)) for own in rounds], confidence
+            )
     return found
 
 
-def _quantile_of(q: float) -> Callable[[Any], Any]:
-    return lambda values: np.quantile(values, q)
+def _share(rows: list[Row], hit: Callable[[Row], bool], confidence: float) -> Estimate:
+    """The share of requests that `hit` says yes to."""
+    hits = [float(hit(r)) for r in rows]
+    rounds = [float(np.mean(own)) for own in _by_round(hits, [r["round"] for r in rows])]
+    found = _across(wilson(int(sum(hits)), len(hits), confidence=confidence), rounds, confidence)
+    return found if found.high is None else replace(found, high=min(found.high, 1.0))
 
 
-def _by_round(rows: list[Row], of: Callable[[Row], float]) -> list[list[float]]:
-    """A figure of each request, round by round."""
-    return [[of(r) for r in rows if r["round"] == k] for k in sorted({r["round"] for r in rows})]
+def _by_round(values: list[float], rounds: list[int]) -> list[list[float]]:
+    """Values apart by the round of each."""
+    return [[x for x, own in zip(values, rounds) if own == k] for k in sorted(set(rounds))]
 
 
-def _across(pooled: Estimate, rounds: list[list[float]], of: Callable[[Any], Any], confidence: float) -> Estimate:
-    """A figure over all requests with the outer of its interval over requests and a t interval over rounds: requests of one
-    round wait for each other, so that their own spread says too little. One round has no interval."""
+def _across(pooled: Estimate, rounds: list[float], confidence: float) -> Estimate:
+    """A figure over all requests with the outer of its interval over requests and a t interval over rounds (the same figure
+    of each): requests of one round wait for each other, so that their own spread says too little. One round has no interval."""
     if pooled.low is None or pooled.high is None or pooled.value is None:
         return pooled
-    each = mean_t([float(of(x)) for x in rounds], confidence=confidence)
+    each = mean_t(rounds, confidence=confidence)
     if each.low is None or each.high is None:
         return replace(pooled, low=None, high=None, warnings=(*pooled.warnings, "one round: no interval can be made"))
     half = (each.high - each.low) / 2
@@ -238,11 +243,8 @@ def _rates(counted: list[Row], confidence: float, objective: Objective | None) -
     if objective is None or objective == Objective():
         reason = "no objective was stated"
         return found | {"goodput_req_s": nothing(reason), "attainment": nothing(reason)}
-    met = sum(objective.met(r) for r in counted)
     found["goodput_req_s"] = rate(lambda r: float(objective.met(r)))
-    rounds = _by_round(counted, lambda r: float(objective.met(r)))
-    found["attainment"] = _across(wilson(met, len(counted), confidence=confidence), rounds, np.mean, confidence)
-    return found
+    return found | {"attainment": _share(counted, objective.met, confidence)}
 
 
 def _not_negative(rate: Estimate) -> Estimate:

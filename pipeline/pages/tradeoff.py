@@ -59,8 +59,9 @@ class Point:
 
 
 CAPTION = (
-    "Context: prompt tokens; in the benchmark's sweeps over it, prompt and reply together. In process: one request after "
-    "another; TTFT and TPOT are means over requests, decode tok/s counts tokens after the first, a batch's together. Server: "
+    "Context: prompt tokens; in the benchmark's sweeps over it, prompt and reply together; where the rounds in turns with the "
+    "reference have the same, the row is theirs. In process: one request after another; TTFT and TPOT are means over "
+    "requests, decode tok/s counts tokens after the first, a batch's together. Server: "
     "medians over complete requests, and p99; throughput is output tokens over wall time, mean over rounds. Memory: peak of the "
     "process, or of the server's processes over all levels. Bits/weight and KLD are the variant's own, measured in process. "
     "Without brackets: too few values for an interval, or measured once. A dash: not measured there."
@@ -88,15 +89,17 @@ def points(results: dict[str, Any], served: dict[str, Any], prompts: tuple[int, 
 
 
 def _in_process(name: str, m: Metrics, prompts: tuple[int, int]) -> list[Point]:
-    rows = []
+    """One row for each context and batch: the rounds' where a sweep came by the same one."""
+    rows: dict[tuple[int, int], Point] = {}
     for part, known in _parts(m).items():
         if not known:
             continue
         context, batch = _place(part, prompts)
         tail = f"/{part}" if part else ""
         own = {column: m.get(f"{of}{tail}") if of else None for column, (of, _) in FROM.items()}
-        rows.append(Point(name, IN_PROCESS, context, str(batch), {k: m.get(k) for k in OWN} | own))
-    return rows
+        row = Point(name, IN_PROCESS, context, str(batch), {k: m.get(k) for k in OWN} | own)
+        rows.setdefault((context, batch), row)  # the rounds come first, and are surer than a sweep's few repetitions
+    return list(rows.values())
 
 
 def _parts(m: Metrics) -> dict[str, list[Metric]]:
@@ -206,7 +209,8 @@ def _server(figures: dict[str, Any]) -> str:
     launch, probe = figures["launch"], figures["probe"]
     if not launch:
         return f"{probe['model']} at {probe['url']} ({probe['api']})"
-    return f"{launch['kind']} started here ({launch['threads']} threads, {launch['parallel']} at once at most)"
+    own = "".join(f", {k} {v}" for k, v in launch.get("engine_options", {}).items())
+    return f"{launch['kind']} started here ({launch['threads']} threads, {launch['parallel']} at once at most{own})"
 
 
 def _knee(knee: Metric) -> str:

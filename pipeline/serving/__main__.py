@@ -6,7 +6,6 @@ Writes artifacts/serving/<name>.jsonl (one row a request), its .meta.json, and <
 from __future__ import annotations
 
 import asyncio
-from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -17,10 +16,10 @@ from pipeline import hardware
 from pipeline.core import artifacts, cli
 from pipeline.core.errors import ParamsError
 from pipeline.evalset import sets_digest
-from pipeline.serving import launch, measure, probe
+from pipeline.serving import measure, probe
 from pipeline.serving.client import KEY, Endpoint, Row, ServerError, address, key_from
 from pipeline.serving.measure import Plan
-from pipeline.serving.session import context_of, counter, load_tokenizer, measured
+from pipeline.serving.session import counter, load_tokenizer, measured, started
 
 HOME = artifacts.ARTIFACTS / "serving"
 COLUMNS = ("load", "failed", "TTFT p50", "p99 (ms)", "TPOT p50", "p99 (ms) ", "req/s", "tok/s", "goodput")
@@ -65,6 +64,26 @@ def line(name: str, m: dict[str, Row]) -> dict[str, str]:
     return dict(zip(COLUMNS, values))
 
 
+def check_server(url: str, kind: str, model_dir: Path | None) -> None:
+    """Raise `ParamsError` unless one server is named: by its address, or by its kind and the folder of its model."""
+    if url and kind:
+        raise ParamsError(f"{url} is a server's address and --launch starts another; give one of them")
+    if bool(url) == bool(kind) or bool(kind) != (model_dir is not None):
+        raise ParamsError("name a server by its address, or start one with --launch llamacpp --model-dir FOLDER")
+
+
+def keep(name: str, rows: list[Row], plan: Plan, about: Row) -> None:
+    """Write rows and figures, and show them. Raises `ServerError`, once they are written, if no request was complete."""
+    report = measure.figures(rows, plan)
+    client = {"client": hardware.describe(0) | {"threads": None}, "versions": artifacts.versions()}
+    path = write(name, rows, about | client, report)
+    check_complete(rows, HOME / f"{name}.jsonl")
+    cli.table(COLUMNS, [line(k, m) for k, m in report["levels"].items()], left=("load",))
+    best = report["knee"]
+    knee = f"knee at {best['value']} at once" if best["value"] is not None else f"no knee: {best['warnings'][0]}"
+    cli.say("serving", f"{len(rows)} requests, {sum(r['ok'] for r in rows)} complete; {knee}; {path}")
+
+
 def main(
     url: Annotated[str, typer.Argument(help="the server, http://127.0.0.1:8000; the API key comes from QUANTGATE_API_KEY")] = "",
     launch_: Annotated[str, typer.Option("--launch", help="start this kind of server on MODEL: llamacpp, vllm")] = "",
@@ -92,10 +111,7 @@ def main(
 
     Exits 1 if no request was complete.
     """
-    if url and launch_:
-        raise ParamsError(f"{url} is a server's address and --launch starts another; give one of them")
-    if bool(url) == bool(launch_) or bool(launch_) != (model_dir is not None):
-        raise ParamsError("name a server by its address, or start one with --launch llamacpp --model-dir FOLDER")
+    check_server(url, launch_, model_dir)
     plan = Plan(
         whole(concurrency, "--concurrency"), numbers(rates, "--rates"), requests, rounds, warmups, prompt_tokens, output_tokens,
         objective=measure.objective_of(objective), seed=seed,
@@ -103,30 +119,15 @@ def main(
     if not plan.levels():
         raise ParamsError("nothing to measure: give --concurrency 1,2,4 or --rates 0.5,1")
     words = load_tokenizer(tokenizer)
-    most = max(plan.concurrency, default=8)
-    context = context_of(plan, words is not None)
-    server = (
-        launch.launched(launch_, model_dir, threads=threads, parallel=most, context=context) if model_dir else nullcontext(None)
-    )
-    with server as own:
+    with started(launch_, model_dir, plan, threads=threads, is_counted=words is not None, is_chat=chat) as own:
         key = own.key if own else key_from(key_env)
         endpoint = Endpoint(own.url if own else address(url, key_env), model, chat, timeout, key, counter(words), key_env)
         found, plan, rows = asyncio.run(measured(endpoint, plan, prompts, words, only_probe))
     for text in probe.lacking(found):
         cli.say("serving", text)
-    if only_probe:
-        return
-    meta = {
-        "probe": found, "plan": asdict(plan), "launch": own.facts if own else None, "prompts": sets_digest(prompts),
-        "client": hardware.describe(0) | {"threads": None}, "versions": artifacts.versions(),
-    }  # fmt: skip
-    report = measure.figures(rows, plan)
-    path = write(name, rows, meta, report)
-    check_complete(rows, HOME / f"{name}.jsonl")
-    cli.table(COLUMNS, [line(k, m) for k, m in report["levels"].items()], left=("load",))
-    best = report["knee"]
-    knee = f"knee at {best['value']} at once" if best["value"] is not None else f"no knee: {best['warnings'][0]}"
-    cli.say("serving", f"{len(rows)} requests, {sum(r['ok'] for r in rows)} complete; {knee}; {path}")
+    if not only_probe:
+        about = {"probe": found, "plan": asdict(plan), "launch": own.facts if own else None, "prompts": sets_digest(prompts)}
+        keep(name, rows, plan, about)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ read. That the key is taken, and no other, shows that the server that answers is
 
 from __future__ import annotations
 
+import inspect
 import os
 import secrets
 import socket
@@ -52,13 +53,18 @@ class Command:
     key_variable: str
 
 
-def _llamacpp(model_dir: Path, port: int, threads: int, parallel: int, context: int) -> Command:
+# Keyword-only arguments of a kind: the engine options it has an equal for, under the engine's names and with its defaults.
+
+
+def _llamacpp(
+    model_dir: Path, port: int, threads: int, parallel: int, context: int, *, kv_type: str = "f16", gpu_layers: int = 0
+) -> Command:
     file = model_dir / "model.gguf"
     if not file.exists():
         raise Unsupported(f"llama.cpp's server reads GGUF, and {model_dir} holds none; use quantizer 'gguf'")
     script = Path(__file__).with_name("_llamacpp.py")
-    sizes = {"port": port, "threads": threads, "parallel": parallel, "context": context, "gpu-layers": 0}
-    options = [f"--{k}={v}" for k, v in sizes.items()]
+    sizes = {"port": port, "threads": threads, "parallel": parallel, "context": context, "gpu-layers": gpu_layers}
+    options = [f"--{k}={v}" for k, v in {**sizes, "kv-type": kv_type}.items()]
     return Command([str(envs.python("llamacpp-server")), str(script), str(file), *options], "QUANTGATE_SERVER_KEY")
 
 
@@ -77,19 +83,41 @@ KINDS = {"llamacpp": _llamacpp, "vllm": _vllm}
 
 @contextmanager
 def launched(
-    kind: str, model_dir: Path, *, threads: int = 1, parallel: int = 1, context: int = CONTEXT, startup_s: float = STARTUP_S
+    kind: str,
+    model_dir: Path,
+    *,
+    threads: int = 1,
+    parallel: int = 1,
+    context: int = CONTEXT,
+    startup_s: float = STARTUP_S,
+    options: dict[str, Any] | None = None,
 ) -> Iterator[Launched]:
     """A server of `kind` on the model in `model_dir`, `parallel` requests at once, each of up to `context` tokens.
 
-    Raises `ParamsError` for an unknown kind, `Unsupported` where it cannot run here, `ServerError` if it does not come up.
+    options: a variant's engine_options. Raises `ParamsError` for an unknown kind, `Unsupported` where it cannot run here or
+    has no such option, `ServerError` if it does not come up.
     """
     if kind not in KINDS:
         raise ParamsError(f"server {kind!r} cannot be launched{did_you_mean(kind, list(KINDS))}")
+    own = options or {}
+    _refuse(kind, own)
     port = free_port()
-    command = KINDS[kind](model_dir, port, threads, parallel, context)
+    command = KINDS[kind](model_dir, port, threads, parallel, context, **own)
     with served(command, port, artifacts.LOGS / f"serve-{kind}-{model_dir.name}.log", startup_s) as server:
         server.facts.update(kind=kind, model_dir=str(model_dir), threads=threads, parallel=parallel, context=context)
+        server.facts["engine_options"] = own
         yield server
+
+
+def _refuse(kind: str, options: dict[str, Any]) -> None:
+    """Raise `Unsupported` for engine options that a kind of server has no equal for: it would serve something else."""
+    known = inspect.getfullargspec(KINDS[kind]).kwonlyargs
+    if lost := {k: v for k, v in options.items() if k not in known}:
+        told = ", ".join(f"{k}: {v}" for k, v in lost.items())
+        raise Unsupported(
+            f"engine_options {{{told}}} have no equal in a launched {kind} server (it takes {' and '.join(known) or 'none'}); "
+            "give the variant a server by url, or take them out"
+        )
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,12 @@ from pipeline.core.errors import DataError
 from pipeline.evalset import load_texts
 from pipeline.serving import launch, measure, probe
 from pipeline.serving.client import Endpoint, Row, connected
+from pipeline.serving.launch import Launched
 from pipeline.serving.measure import Plan
 
 TEMPLATE = 256  # tokens that a chat's template, and an end, may add to a prompt
+ENDS = 16  # that a server may put around one which is no chat
+PROBED = 512  # tokens: no request of the probe takes more, whatever the tokenizer
 
 
 async def measured(endpoint: Endpoint, plan: Plan, corpus: Path, tokenizer: Any, only_probe: bool) -> tuple[Row, Plan, list[Row]]:
@@ -27,6 +31,19 @@ async def measured(endpoint: Endpoint, plan: Plan, corpus: Path, tokenizer: Any,
         asked = measure.prompts(load_texts(corpus), plan, tokenizer, as_ids=not endpoint.chat)
         with cli.progress(len(asked), "serving", "request") as bar:
             return found, plan, await measure.run(client, endpoint, plan, asked, bar.update)
+
+
+def started(
+    kind: str | None, folder: Path | None, plan: Plan, *, threads: int, is_counted: bool, is_chat: bool, **more: Any
+) -> AbstractContextManager[Launched | None]:
+    """A server on a model's folder with room for a plan, or None where no kind is named: then it is up already.
+
+    more: see `launch.launched`.
+    """
+    if not kind or folder is None:
+        return nullcontext(None)
+    most, context = max(plan.concurrency, default=8), context_of(plan, is_counted, is_chat)
+    return launch.launched(kind, folder, threads=threads, parallel=most, context=context, **more)
 
 
 def load_tokenizer(path: Path | None) -> Any:
@@ -46,8 +63,9 @@ def counter(tokenizer: Any) -> Callable[[str], int] | None:
     return (lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)) if tokenizer else None
 
 
-def context_of(plan: Plan, is_counted: bool) -> int:
-    """Tokens that a launched server must take for one request. A prompt whose tokens nobody counted may have half as many
-    again; a longer context than is needed would be refused for models that were trained on short ones."""
-    spare = max(TEMPLATE, 0 if is_counted else plan.prompt_tokens // 2)
-    return max(launch.CONTEXT, plan.prompt_tokens + plan.output_tokens + spare)
+def context_of(plan: Plan, is_counted: bool, is_chat: bool) -> int:
+    """Tokens that a launched server must take for one request, and no more: it keeps memory for all of them at once, times
+    requests at once, and a model that was trained on short contexts is refused long ones. A prompt whose tokens nobody
+    counted may have half as many again."""
+    spare = max(TEMPLATE if is_chat else ENDS, 0 if is_counted else plan.prompt_tokens // 2)
+    return max(PROBED, plan.prompt_tokens + plan.output_tokens + spare)
