@@ -78,7 +78,8 @@ def timed(settings: Params, variant: str, threads: int) -> tuple[list[Row], Row]
                 f"{setup.prompt_tokens} prompt and {setup.output_tokens} output tokens (the tier's benchmark) are more than "
                 f"the {longest} that both models hold"
             )
-        rates = hardware.rates(threads, a.facts["device"], [m["dtype"] for m in models.values()])
+        device, dtypes = a.facts["device"], [m["dtype"] for m in models.values()]
+        rates = b.cpu_rates(threads, dtypes) if device == "cpu" else hardware.rates(threads, device, dtypes)
         rows, told = in_rounds(a, b, setup, asked, looks, rounds.confidence(settings))
         plan = sweep.plan(setup, min(a.facts["max_length"], len(prompts.ids)))
         sweep.fill(plan, prompts)

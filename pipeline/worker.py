@@ -42,8 +42,12 @@ def _serve(pipe: Connection, variant: Variant, folder: Path, threads: int) -> No
         return
     cold = True
     while (request := pipe.recv()) is not None:
+        if "yardsticks" in request:
+            pipe.send(hardware.rates(**request["yardsticks"]))
+            continue
         pipe.send(_safely(engine, **request) | {"cold": cold})
         cold = False
+    cli.leave()
 
 
 def _facts(engine: Any, load_s: float) -> Row:
@@ -154,6 +158,10 @@ class Worker:
     def ask_batch(self, prompts: Sequence[Sequence[int]], n: int) -> Row:
         """The row of requests side by side: prompts of equal length, `n` tokens each."""
         return self._answer({"prompts": [list(p) for p in prompts], "n": n, "how": "stream_batch", "fresh": True})
+
+    def cpu_rates(self, threads: int, dtypes: list[str]) -> Row:
+        """`hardware.rates` of the processor, measured in this process: where a model runs in torch, torch is loaded already."""
+        return self._answer({"yardsticks": {"threads": threads, "device": "cpu", "dtypes": dtypes}})
 
     def _answer(self, request: Row) -> Row:
         try:
