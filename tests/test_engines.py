@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from pipeline import engines, evaluate, quantize
 from pipeline.calibration import Calibration
 from pipeline.core.errors import Unsupported
 from pipeline.core.params import Evaluate, Variant
-from pipeline.engines import Sampling, choose
+from pipeline.engines import Sampling, Trace, choose, steps
 from pipeline.engines._forest import Forest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -256,3 +257,24 @@ def test_sampling_follows_the_softmax() -> None:
     drawn = np.bincount([choose(logits, Sampling(temperature=1.0), rng) for _ in range(4000)], minlength=3) / 4000
     assert drawn == pytest.approx([0.1, 0.6, 0.3], abs=0.03)
     assert choose(logits, Sampling(), rng) == 1
+
+
+@pytest.mark.parametrize("stop, expected", [(True, [3, 2, 1]), (False, [3, 2, 1, 0, 3])])
+def test_a_reply_ends_with_an_end_token_or_its_length_and_every_pass_is_in_the_trace(stop: bool, expected: list[int]) -> None:
+    """An engine that counts down from 3; 1 ends a reply."""
+    engine: Any = SimpleNamespace(trace=Trace(), end_ids={1})
+    read, decoded = np.eye(4, dtype=np.float32)[3], list[int]()
+
+    def decode(state: str, token: int) -> Any:
+        decoded.append(token)
+        return np.eye(4, dtype=np.float32)[(token - 1) % 4]
+
+    def whole() -> Any:
+        kept.append((yield from steps(engine, lambda: ("held", read), decode, 5, Sampling(stop=stop))))
+
+    kept: list[str] = []
+    found = list(whole())
+    assert [t for t, _ in found] == expected and kept == ["held"]
+    assert decoded == expected[:-1], "nothing is computed behind the last token"
+    assert len(engine.trace.decode) == len(expected) - 1 and len(engine.trace.sampling) == len(expected)
+    assert engine.trace.prefill is not None and [t for _, t in found] == sorted(t for _, t in found)

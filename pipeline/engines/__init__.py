@@ -6,11 +6,12 @@ raises `Unsupported(reason)`: the metric is then null with that reason, never an
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,8 @@ from pipeline.core.errors import ParamsError
 from pipeline.core.explain import did_you_mean
 from pipeline.core.options import check_options, names_in
 from pipeline.core.quiet import output_to
+
+State = TypeVar("State")
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,34 @@ class Trace:
     @property
     def bytes_per_token(self) -> float | None:
         return self.cache_bytes / self.cache_tokens if self.cache_bytes is not None and self.cache_tokens else None
+
+
+def steps(
+    engine: Engine,
+    read: Callable[[], tuple[State, NDArray[np.float32]]],
+    decode: Callable[[State, int], NDArray[np.float32]],
+    most: int,
+    sampling: Sampling,
+) -> Generator[tuple[int, float], None, State]:
+    """`stream` of an engine that hands out logits, with the clock read between the phases and put into its trace.
+
+    read: reads the prompt, and gives what holds it and the logits [vocab] of what follows; decode: the logits after one more
+    token. Returns what holds the reply.
+    """
+    rng, trace, ends = np.random.default_rng(sampling.seed), engine.trace, engine.end_ids if sampling.stop else ()
+    start = time.monotonic()
+    state, row = read()
+    for step in range(most):
+        computed = time.monotonic()
+        token = choose(row, sampling, rng)
+        chosen = time.monotonic()
+        trace.add(computed - start, chosen - computed)
+        yield token, chosen
+        if token in ends or step == most - 1:
+            break
+        start = time.monotonic()
+        row = decode(state, token)
+    return state
 
 
 class Engine(Protocol):

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.core.errors import ArtifactError, Unsupported
-from pipeline.engines import Sampling, Trace, choose
+from pipeline.engines import Sampling, Trace, steps
 from pipeline.engines._forest import Forest, common_prefix
 
 CACHE_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2}  # ggml.h: enum ggml_type
@@ -150,26 +150,18 @@ class LlamaCppEngine:
         yield from self.stream_on(token_ids, max_new_tokens, sampling)
 
     def stream_on(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Iterator[tuple[int, float]]:
-        rng = np.random.default_rng(sampling.seed)
         ids, trace = list(token_ids), Trace(element_bytes=CACHE_BYTES[self.kv_type])
         self.trace = trace
-        start = time.monotonic()
-        row = list(self._rows(ids, len(ids) - 1))[-1][1][-1]
-        for step in range(max_new_tokens):
-            computed = time.monotonic()
-            token = choose(row, sampling, rng)
-            chosen = time.monotonic()
-            trace.add(computed - start, chosen - computed)
-            yield token, chosen
-            if (sampling.stop and token in self.end_ids) or step == max_new_tokens - 1:
-                break
-            start = time.monotonic()
-            self._decode([token], len(ids), [True])
-            ids.append(token)
-            row = self._row()
+        yield from steps(self, lambda: (ids, list(self._rows(ids, len(ids) - 1))[-1][1][-1]), self._step, max_new_tokens, sampling)
         # last, so that the call stands between no two tokens that somebody times
         trace.cache_bytes, trace.cache_tokens = int(self.api.llama_state_seq_get_size(self.context, 0)), len(ids)
         self.kv_bytes_per_token = trace.bytes_per_token
+
+    def _step(self, ids: list[int], token: int) -> NDArray[np.float32]:
+        """Logits [vocab] after one more token, which joins `ids`."""
+        self._decode([token], len(ids), [True])
+        ids.append(token)
+        return self._row()
 
     def stream_batch(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> Iterator[tuple[list[int], float]]:
         context = self._context(len(prompts), len(prompts[0]) + max_new_tokens)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.core.errors import Unsupported
-from pipeline.engines import Sampling, Trace, choose
+from pipeline.engines import Sampling, Trace, steps
 from pipeline.engines._forest import common_prefix
 
 ROOM = 1024  # tokens: a generator's cache is made for a multiple of it
@@ -90,20 +90,8 @@ class OnnxRuntimeEngine:
         self, read: Callable[[], tuple[Any, NDArray[np.float32]]], most: int, sampling: Sampling
     ) -> Iterator[tuple[int, float]]:
         """read: reads the prompt; gives the generator that holds it, and the logits [vocab] behind it."""
-        rng, trace = np.random.default_rng(sampling.seed), Trace()
-        self.trace = trace
-        start = time.monotonic()
-        generator, row = read()
-        for step in range(most):
-            computed = time.monotonic()
-            token = choose(row, sampling, rng)
-            chosen = time.monotonic()
-            trace.add(computed - start, chosen - computed)
-            yield token, chosen
-            if (sampling.stop and token in self.end_ids) or step == most - 1:
-                break
-            start = time.monotonic()
-            row = self._read(generator, [token])[-1]
+        self.trace = trace = Trace()
+        generator = yield from steps(self, read, lambda held, token: self._read(held, [token])[-1], most, sampling)
         # last, so that it stands between no two tokens that somebody times
         for name in self.cache_names:
             part = generator.get_output(name)  # [1, heads, room, width]
