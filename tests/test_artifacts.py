@@ -39,7 +39,7 @@ def test_a_failed_folder_leaves_the_old_folder_and_nothing_else(tmp_path: Path) 
 WRITER = """
 import sys, time
 from pathlib import Path
-from pipeline import artifacts
+from pipeline.core import artifacts
 with artifacts.{kind}(Path({path!r})) as out:
     ({file}).write_text("half")
     print("writing", flush=True)
@@ -111,7 +111,7 @@ def test_damaged_and_missing_results_say_what_to_do(tmp_path: Path) -> None:
 
 STAGE = """
 import os, time
-from pipeline import cli
+from pipeline.core import cli
 def main() -> None:
     print("started", os.getpid(), flush=True)
     time.sleep(60)

@@ -324,7 +324,8 @@ def test_a_stopped_reference_goes_on_where_it_was_and_gives_the_same_store(
 KILLED_REFERENCE = """
 import os, pickle, signal, sys
 from pathlib import Path
-from pipeline import artifacts, engines, reference, store
+from pipeline import engines, reference, store
+from pipeline.core import artifacts
 from pipeline.partial import Partial
 
 model, windows, partial, out, passes = sys.argv[1:]
@@ -499,7 +500,8 @@ KILLED = """
 import itertools, os, signal, sys
 from pathlib import Path
 import numpy as np
-from pipeline import artifacts, diverge
+from pipeline import diverge
+from pipeline.core import artifacts
 
 def block(k):
     if k == 300:
