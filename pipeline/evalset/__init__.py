@@ -70,6 +70,8 @@ def _lines(path: Path) -> list[tuple[int, Any]]:
         raw = path.read_bytes()
     except FileNotFoundError:
         raise DataError(f"{path} is not here; check the path in params.yaml") from None
+    except OSError as e:
+        raise DataError(f"{path} cannot be read ({e.strerror})") from None
     if raw.startswith(b"\xef\xbb\xbf"):
         raise DataError(f"{path}:1: starts with a byte order mark; save it as UTF-8 without BOM")
     rows = []
@@ -86,10 +88,12 @@ def _lines(path: Path) -> list[tuple[int, Any]]:
             raise DataError(f"{path}:{number}: is not UTF-8 (byte {e.start})") from None
         except UnicodeEncodeError:
             raise DataError(f"{path}:{number}: holds half of a surrogate pair, which is no character") from None
-        except ValueError as e:
+        except json.JSONDecodeError as e:
+            raise DataError(f"{path}:{number}: is not JSON ({e.msg}, column {e.colno}); each line must be an object") from None
+        except (ValueError, RecursionError) as e:
             raise DataError(f"{path}:{number}: is not JSON ({e})") from None
     if not rows:
-        raise DataError(f"{path}: is empty")
+        raise DataError(f"{path} is empty")
     return rows
 
 
