@@ -192,7 +192,7 @@ def test_a_server_that_is_not_there_is_one_line_and_writes_nothing() -> None:
 
 def test_a_variant_that_nobody_asked_to_serve_is_named() -> None:
     set_params({"q8": {"url": "http://127.0.0.1:9"}})
-    with pytest.raises(ParamsError, match=r"serving.variants.q9: variant 'q9' .* did you mean 'q8'"):
+    with pytest.raises(ParamsError, match=r"serving.variants: variant 'q9' .* did you mean 'q8'"):
         serve.main("q9")
 
 
