@@ -6,13 +6,16 @@
 from __future__ import annotations
 
 import json
+import random
 import re
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.artifacts import sha256_file
+from pipeline.core.artifacts import read_json, sha256_file
 from pipeline.core.errors import DataError
+from pipeline.core.params import HowMany
 
 LABEL = re.compile(r"^[A-Za-z0-9._-]+$")
 Row = dict[str, Any]
@@ -26,6 +29,34 @@ def load_texts(path: Path) -> list[Row]:
 def load_prompts(path: Path) -> list[Row]:
     """Prompts: rows with id, domain, and either prompt (plain text) or messages (a chat)."""
     return load_rows(_files(path), _prompt_row)
+
+
+def choose(rows: list[Row], count: HowMany, seed: int) -> list[Row]:
+    """A fixed-seed subset in file order, spread evenly over the domains; smaller counts are subsets of larger ones."""
+    order = list(range(len(rows)))
+    random.Random(seed).shuffle(order)
+    taken: Counter[str] = Counter()
+    turn = {}
+    for i in order:  # the first of every domain, then the second of every domain, ...
+        turn[i] = taken[rows[i]["domain"]]
+        taken[rows[i]["domain"]] += 1
+    return [rows[i] for i in sorted(sorted(order, key=turn.__getitem__)[: None if isinstance(count, str) else count])]
+
+
+def has_chat_template(model_dir: Path) -> bool:
+    """Whether a model's files hold a chat template; taken for granted where its tokenizer has code of its own."""
+    if any(model_dir.glob("chat_template.*")) or (model_dir / "additional_chat_templates").is_dir():
+        return True
+    config = model_dir / "tokenizer_config.json"
+    own = read_json(config) if config.exists() else {}
+    return bool(own.get("chat_template") or own.get("auto_map"))
+
+
+def refuse_chats(prompts: list[Row], model_dir: Path) -> None:
+    """Raise `DataError` if one of the prompts is a chat and the model has no template for chats."""
+    chats = [row["id"] for row in prompts if "messages" in row]
+    if chats and not has_chat_template(model_dir):
+        raise DataError(f"prompt {chats[0]!r} is a chat and the model has no chat template; choose plain prompts")
 
 
 def sets_digest(path: Path) -> dict[str, str]:

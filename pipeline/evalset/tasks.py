@@ -6,6 +6,7 @@ model is loaded.
 
 from __future__ import annotations
 
+import random
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,13 @@ def task_files(name: str) -> list[Path]:
     """Every file that a local task is made of: its YAML, where it has one, and its rows."""
     path = local_tasks()[name]
     return list(dict.fromkeys([path, *(_data_files(path, _peek(path)) if path.suffix == ".yaml" else [])]))
+
+
+def subset(n: int, limit: int | None, seed: int) -> list[int]:
+    """Indices of a fixed-seed subset in file order; a smaller limit's items are among a larger one's. None: all."""
+    order = list(range(n))
+    random.Random(seed).shuffle(order)
+    return sorted(order[:limit])
 
 
 def is_chat(config: dict[str, Any]) -> bool:
