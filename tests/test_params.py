@@ -46,7 +46,7 @@ def test_the_shipped_params_are_sound(monkeypatch: pytest.MonkeyPatch) -> None:
         ("batch_size: 16", "batch_size: '16'", ["evaluate.batch_size = '16'", "must be a whole number"]),
         ("temperature: 1.0", "temperature: 1e-4", ["temperature = '1e-4'", "YAML reads 1e-4 as text, write 1.0e-4"]),
         ("temperature: 1.0", "temperature: 0.0", ["temperature = 0.0", "must be more than 0"]),
-        ("reference: bf16", "reference: bf61", ["params.yaml:15: reference: 'bf61' is not a variant", "did you mean 'bf16'"]),
+        ("reference: bf16", "reference: bf61", ["reference: 'bf61' is not a variant", "did you mean 'bf16'"]),
         ("margin: 0.02 nats", "margin: 0.02", ["margin = 0.02", "bare number"]),
         ("margin: 0.02 nats", "marign: 0.02 nats", ["marign", "did you mean 'margin'"]),
         ("required: [int8]  ", "required: [itn8]  ", ["gate.required", "'itn8'", "did you mean 'int8'"]),
@@ -209,10 +209,15 @@ def test_a_key_given_twice_is_an_error(tmp_path: Path) -> None:
     assert "given twice (first on line 2)" in fault(tmp_path, "threads: auto", "seed: 1")
 
 
-def test_the_line_is_that_of_the_key(tmp_path: Path) -> None:
-    message = fault(tmp_path, "output_tokens: 32", "output_tokens: 0")
-    line = next(i for i, text in enumerate(GOOD.split("\n"), 1) if "output_tokens: 32" in text)
-    assert f"params.yaml:{line}: tiers.default.benchmark.output_tokens = 0" in message
+@pytest.mark.parametrize("old, new, key", [
+    ("output_tokens: 32", "output_tokens: 0", "tiers.default.benchmark.output_tokens = 0"),
+    ("reference: bf16", "reference: bf61", "reference: 'bf61' is not"), ("required: [int8]", "required: [int9]", "gate.required: "),
+    ("    gguf-q8_0: {launch", "    gguf-q9_0: {launch", "serving.variants.gguf-q9_0: "),
+])  # fmt: skip
+def test_the_line_is_that_of_the_key(tmp_path: Path, old: str, new: str, key: str) -> None:
+    message = fault(tmp_path, old, new)
+    line = next(i for i, text in enumerate(GOOD.split("\n"), 1) if old in text)
+    assert f"params.yaml:{line}: {key}" in message
 
 
 @pytest.mark.parametrize(
