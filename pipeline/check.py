@@ -10,7 +10,7 @@ import itertools
 import math
 from pathlib import Path
 
-from pipeline import engines, evalset, power, quantizers, served
+from pipeline import engines, evalset, fit, power, quantizers, served
 from pipeline.core import artifacts, cli, params
 from pipeline.core.errors import ParamsError, QuantgateError
 from pipeline.core.explain import did_you_mean
@@ -70,6 +70,7 @@ def faults(settings: Params) -> list[str]:
         collect("evalsets/tasks", tasks.load_task, task)
     if not found:  # it reads all of these files again, and would only repeat what is wrong with them
         collect("params.yaml: calibration.set", _check_overlap, settings)
+        found += fit.faults(settings)
     return found
 
 
@@ -165,6 +166,8 @@ def main() -> None:
     served.write_asked(settings)
     for line in power.told(settings):
         cli.say("power", line)
+    for line in fit.told(settings):
+        cli.say("check", line)
     for line in served.told(settings):
         cli.say("power", line)
     cli.say("check", f"params.yaml is sound: {len(settings.variants)} variants, {len(settings.gate.rules)} gate rules")

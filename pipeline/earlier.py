@@ -13,6 +13,12 @@ RECORD = artifacts.REPORTS / "evalsets.json"
 IDENTITY = ("source", "package", "file", "sha256", "path", "id")  # what params and a base's manifest both say of a model
 
 
+def is_of(manifest: dict[str, Any], settings: Params) -> bool:
+    """Whether a base's manifest is of the model that params name."""
+    asked = {k: v for k, v in settings.model.model_dump().items() if k in IDENTITY}
+    return all(manifest.get(k, v) == v for k, v in asked.items())
+
+
 class Sources:
     """What is known of earlier runs: the probe's metrics if they are of this base model, the record of the sets, the
     reference's answers. Whatever cannot be read is as good as not there, and says so in `notes`."""
@@ -21,8 +27,7 @@ class Sources:
         self.settings, self.notes = settings, []  # type: tuple[Params, list[str]]
         self.probe, self.reference = settings.gate.required[0], settings.reference
         base = self._read(artifacts.BASE / artifacts.MANIFEST) or {}
-        asked = {k: v for k, v in settings.model.model_dump().items() if k in IDENTITY}
-        self.base = base.get("digest") if all(base.get(k, v) == v for k, v in asked.items()) else None  # not yet downloaded
+        self.base = base.get("digest") if is_of(base, settings) else None  # not yet downloaded
         found = self._read(artifacts.metrics(self.probe)) or {}
         fresh = self.base is not None and found.get("base") == self.base and found.get("reference") == self.reference
         self.metrics: dict[str, Any] = found.get("metrics") or {} if fresh and found.get("status") == "ok" else {}

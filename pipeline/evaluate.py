@@ -8,7 +8,6 @@ not know which model it is for.
 from __future__ import annotations
 
 import math
-import random
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -21,7 +20,8 @@ from pipeline.core import artifacts, cli, params
 from pipeline.core.errors import DataError, NoResult
 from pipeline.core.params import Evaluate, HowMany
 from pipeline.evalset import sets_digest
-from pipeline.evalset.tasks import TASKS, is_chat, load_task, local_tasks, task_files
+from pipeline.evalset.tasks import TASKS, is_chat, load_task, local_tasks, subset, task_files
+from pipeline.evalset.unfit import unfit
 
 Row = dict[str, Any]
 BATCH_TOKENS = 2048
@@ -43,14 +43,15 @@ def evaluate(engine: Any, setup: Evaluate, tasks: dict[str, HowMany], seed: int,
     datasets.config.HF_DATASETS_CACHE = scratch  # read when a file is loaded; the variable of that name, when it was imported
     local = local_tasks()
     loaded = {name: load_task(name) for name in tasks if name in local}
+    for task, (config, _) in loaded.items():
+        if is_chat(config) and not engine.tokenizer.chat_template:
+            raise DataError(f"task {task!r} is a chat and the model has no chat template; take it out of `tiers` in params.yaml")
     # lm-eval's index of its own tasks costs 8 s; it is built only if one of them is asked for
     manager = TaskManager(include_path=_yamls(loaded, scratch), include_defaults=len(loaded) < len(tasks))
     rows: list[Row] = []
     for task, count in tasks.items():
         config, items = loaded.get(task, ({}, []))
         limit = None if isinstance(count, str) else count
-        if is_chat(config) and not engine.tokenizer.chat_template:
-            raise DataError(f"task {task!r} is a chat and the model has no chat template; take it out of `tiers` in params.yaml")
         lm = lm_for(engine, batch_for(items, engine.tokenizer, setup.batch_size))
         chosen = subset(len(items), limit, seed) if config else None
         first = None if config else limit
@@ -110,13 +111,6 @@ def batch_for(items: list[Row], tokenizer: Any, most: int) -> int:
     texts = sorted((" ".join(v for v in row.values() if isinstance(v, str)) for row in items), key=len)[-LOOKED_AT:]
     longest = max((len(tokenizer(text).input_ids) for text in texts), default=0)
     return max(1, min(most, BATCH_TOKENS // max(1, longest)))
-
-
-def subset(n: int, limit: int | None, seed: int) -> list[int]:
-    """Indices of a fixed-seed subset in file order; a smaller limit's items are among a larger one's. None: all."""
-    order = list(range(n))
-    random.Random(seed).shuffle(order)
-    return sorted(order[:limit])
 
 
 def _row(task: str, sample: Row, lm: Any, output_type: str) -> Row:
@@ -210,6 +204,8 @@ def main(variant: str) -> None:
     rows: list[Row] = []
     if manifest["status"] == "ok":
         artifacts.verify_files(folder, manifest)
+        if cannot := unfit(settings.amount.tasks, folder, settings.evaluate.allow_truncated, settings.seed):
+            raise DataError("\n       ".join(cannot))
         try:
             engine = engines.load(chosen.engine, folder, threads=settings.thread_count, **chosen.engine_options)
             with tempfile.TemporaryDirectory() as tmp:

@@ -17,7 +17,6 @@ is no matter of chance either.
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -34,8 +33,6 @@ from pipeline.numbers.stats import Estimate, holm, items_to_settle
 
 EXIT = {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 3}
 STALE = 2
-SUFFIXES = (".py", ".j2", ".yaml", ".jsonl", ".txt")
-SOURCES = ("pipeline", "evalsets", "envs", "constraints.txt")
 OWN_SIZE = ("ms", "s", "bytes", "tok/s", "req/s", "bits", "ppl")  # only the baseline's value says how wide a margin is
 UNJUDGED = "judged where a merge names the commit it goes into: `python -m pipeline.gate --enforce --baseline REV`"
 
@@ -160,19 +157,6 @@ def _verdict(
     return verdict, "; ".join(f"{r['metric']}: {r['reason']}" for r in deciding)
 
 
-def _inputs(settings: Params) -> dict[str, str | None]:
-    """Hashes of what a verdict rests on; None where a file is missing."""
-    files = [artifacts.metrics(name) for name in settings.variants] + [ledger.FILE]
-    files += served.files(settings)
-    files += [artifacts.FLOOR] if any(rule.above for rule in settings.gate.rules) else []
-    hashes: dict[str, str | None] = {str(f): artifacts.sha256_file(f) if f.exists() else None for f in files}
-    for name in SOURCES:  # what measured and judged: a change of any of it needs a new verdict
-        path = Path(name)
-        found = sorted(p for p in path.rglob("*") if p.suffix in SUFFIXES) if path.is_dir() else [path]
-        hashes[name] = artifacts.digest({p.as_posix(): artifacts.sha256_file(p) for p in found if p.exists()})
-    return hashes | {"params": artifacts.digest(settings.model_dump(exclude={"track"} | served.idle(settings)))}
-
-
 def _results(settings: Params) -> dict[str, dict[str, Any]]:
     """{variant: its metrics} of those that are there; a file that `compare` did not write is an error."""
     results = {n: artifacts.read_json(artifacts.metrics(n)) for n in settings.variants if artifacts.metrics(n).exists()}
@@ -215,10 +199,7 @@ def _on_file(settings: Params) -> dict[str, Any]:
     if not artifacts.GATE.exists():
         raise ArtifactError(f"{artifacts.GATE} is missing; run `dvc repro`")
     verdict: dict[str, Any] = artifacts.read_json(artifacts.GATE)
-    now, then = _inputs(settings), verdict.get("inputs", {})
-    changed = sorted(k for k in now.keys() | then.keys() if now.get(k) is None or now.get(k) != then.get(k))
-    changed += stale.changed(settings)
-    if changed:
+    if changed := stale.since(verdict, settings):
         raise ArtifactError(f"the verdict is stale; missing or changed since: {', '.join(changed)}; run `dvc repro`")
     found = judged(settings)
     if any(verdict.get(key) != found[key] for key in found):
@@ -281,7 +262,7 @@ def main(
     if rev is not None or reason is not None:
         raise ParamsError("--baseline goes with --enforce or --comment, --reason with --justify")
     watch = artifacts.Stopwatch("gate")
-    verdict = judged(settings) | {"inputs": _inputs(settings)}
+    verdict = judged(settings) | {"inputs": stale.inputs(settings)}
     artifacts.write_json(artifacts.GATE, verdict)
     told = ", ".join(f"{n} {v['verdict']}" for n, v in verdict["variants"].items())
     cli.say("gate", f"{verdict['verdict']} ({told}), {watch.done():.1f} s")

@@ -21,6 +21,7 @@ def quantize(variant: Variant, base: Path, out: Path, *, calibration: Calibratio
 
     Tokenizer, chat template and special tokens are then the base's, byte for byte, whatever the library wrote.
     """
+    quantizers.check_model(variant.quantizer, variant.options, base)  # before a calibration row is read or a library loaded
     make = quantizers.find(variant.quantizer)
     facts = make(base, out, calibration=calibration, seed=seed, **variant.options)
     _copy_text_side(base, out)

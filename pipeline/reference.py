@@ -7,7 +7,6 @@ model, sets, seed, code and versions are the same, and makes a damaged shard aga
 from __future__ import annotations
 
 import json
-import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
@@ -17,9 +16,9 @@ from typing import Any
 from pipeline import engines
 from pipeline.core import artifacts, cli, params
 from pipeline.core.errors import ArtifactError, DataError, InvalidVariant, Unsupported
-from pipeline.core.params import Diverge, HowMany, Tier
+from pipeline.core.params import Diverge, Tier
 from pipeline.engines import Sampling
-from pipeline.evalset import Row, load_prompts, load_texts, sets_digest
+from pipeline.evalset import Row, choose, load_prompts, load_texts, refuse_chats, sets_digest
 from pipeline.partial import Partial
 from pipeline.store import ROWS, Window, estimate_bytes, key_of, refuse_if_too_large, shards
 
@@ -55,18 +54,6 @@ def corpus_windows(documents: list[Row], tokenizer: Any, length: int, skipped: C
     return found
 
 
-def choose(rows: list[Row], count: HowMany, seed: int) -> list[Row]:
-    """A fixed-seed subset in file order, spread evenly over the domains; smaller counts are subsets of larger ones."""
-    order = list(range(len(rows)))
-    random.Random(seed).shuffle(order)
-    taken: Counter[str] = Counter()
-    turn = {}
-    for i in order:  # the first of every domain, then the second of every domain, ...
-        turn[i] = taken[rows[i]["domain"]]
-        taken[rows[i]["domain"]] += 1
-    return [rows[i] for i in sorted(sorted(order, key=turn.__getitem__)[: None if isinstance(count, str) else count])]
-
-
 def prompt_ids(row: Row, tokenizer: Any) -> list[int]:
     """A prompt's tokens: plain text as it is, a chat through the model's own template."""
     if "messages" not in row:
@@ -83,10 +70,11 @@ def trajectories(
     """Let the reference continue each prompt; only its own tokens are scored, in the context they came from."""
     found = []
     skipped = Counter() if skipped is None else skipped
+    encoded = [prompt_ids(row, engine.tokenizer) for row in prompts]  # all, before the first is continued: one may be no good
     with cli.progress(len(prompts), "trajectories", "prompt") as bar:
         for at in range(0, len(prompts), batch):
             part = prompts[at : at + batch]
-            ids = [prompt_ids(row, engine.tokenizer) for row in part]
+            ids = encoded[at : at + batch]
             replies = engine.sample(ids, setup.tokens, Sampling(setup.temperature, seed + at))
             for row, prompt, reply in zip(part, ids, replies):
                 if reply:
@@ -203,9 +191,13 @@ def _tensor_bytes(path: Path) -> int:
         return path.stat().st_size - 8 - int.from_bytes(f.read(8), "little")
 
 
+def _prompts(setup: Diverge, amount: Tier, seed: int) -> list[Row]:
+    return choose(load_prompts(Path(setup.trajectories.prompts)), amount.trajectories, seed)
+
+
 def make_windows(engine: Any, setup: Diverge, amount: Tier, seed: int, skipped: Counter[str] | None = None) -> list[Window]:
     documents = choose(load_texts(Path(setup.corpus)), amount.documents, seed)
-    prompts = choose(load_prompts(Path(setup.trajectories.prompts)), amount.trajectories, seed)
+    prompts = _prompts(setup, amount, seed)
     windows = corpus_windows(documents, engine.tokenizer, min(setup.window, engine.max_length), skipped)
     return windows + trajectories(engine, prompts, setup.trajectories, seed, skipped)
 
@@ -243,6 +235,7 @@ def main() -> None:
     if manifest["status"] != "ok":
         raise ArtifactError(f"the reference {settings.reference!r} is {manifest['status']}: {manifest['reason']}")
     artifacts.verify_files(folder, manifest)
+    refuse_chats(_prompts(settings.diverge, settings.amount, settings.seed), folder)
     engine: Any = engines.load(variant.engine, folder, threads=settings.thread_count, **variant.engine_options)
     if not hasattr(engine, "hidden"):
         raise Unsupported(f"engine {variant.engine!r} gives no hidden states; choose a reference that runs in 'hf'")

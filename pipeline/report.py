@@ -16,9 +16,10 @@ import typer
 
 from pipeline import served
 from pipeline.core import artifacts, cli, params
-from pipeline.core.errors import ArtifactError
+from pipeline.core.errors import ArtifactError, QuantgateError
 from pipeline.core.params import Params
 from pipeline.figures import noise
+from pipeline.judging import stale
 from pipeline.numbers import sweep  # fmt: skip
 from pipeline.pages import advice, bundle, charts, machines, pareto, pictures, tradeoff, where, words
 from pipeline.pages.words import show
@@ -52,6 +53,7 @@ WHY = {
     "latency": "no figure here has parts by context or by batch, and no variant was served at several loads (reports/serving/)",
     "positions": "no variant has a curve of KLD by position",
 }
+SHOWN = 4  # of what makes results stale
 Results = dict[str, dict[str, Any]]
 
 
@@ -174,16 +176,28 @@ def write(settings: Params) -> None:
     artifacts.write_text(artifacts.TRADEOFF_TABLE, tradeoff.as_csv(table["points"]))
 
 
+def stale_line(verdict: dict[str, Any], settings: Params) -> str | None:
+    """What the gate would say of results that are no longer those of the verdict, on one line; None where they still are."""
+    try:
+        changed = stale.since(verdict, settings)
+    except QuantgateError as e:
+        return f"STALE: {e}"
+    more = f" and {len(changed) - SHOWN} more" if len(changed) > SHOWN else ""
+    return f"STALE: missing or changed since: {', '.join(changed[:SHOWN])}{more}; run `dvc repro`" if changed else None
+
+
 def print_summary(settings: Params) -> None:
-    """The table, the verdicts, the advice, the stages' times, and where to look next."""
+    """Whether the results are stale, the table, the verdicts, the advice, the stages' times, and where to look next."""
     results, verdict = load_results(settings)
+    if (told := stale_line(verdict, settings)) is not None:
+        print(told)
     rows = words.table(results, verdict, settings.variants)
     title = f"{settings.model.source} model, reference {settings.reference}, tier {settings.tier}: {verdict['verdict']}"
     cli.table(list(rows[0]), rows, title=title, left=("variant", "verdict"))
     for name, v in verdict["variants"].items():
         print(f"  {name}: {words.verdict_word(v)}: {words.brief(v)}")
-    told = advice.advice(results, verdict, settings.reference)
-    print("\n".join([f"advice: {told['serve']}", *(f"  next: {step}" for step in told["ladder"][-1:])]))
+    advised = advice.advice(results, verdict, settings.reference)
+    print("\n".join([f"advice: {advised['serve']}", *(f"  next: {step}" for step in advised["ladder"][-1:])]))
     stages = run_times(settings)
     took = ", ".join(f"{stage} {sum(s):.0f} s" + (f" (×{len(s)})" if len(s) > 1 else "") for stage, s in stages.items())
     total = sum(map(sum, stages.values()))

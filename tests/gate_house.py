@@ -18,7 +18,7 @@ from pipeline.core import artifacts, params
 from pipeline.figures.answer_figures import answer_metrics, pair
 from pipeline.figures.builder import Builder
 from pipeline.figures.token_figures import token_metrics
-from pipeline.judging import ledger, locked
+from pipeline.judging import ledger, locked, stale
 
 EVIDENCE = {
     "of": "int8", "n": 100, "value": 0.0, "low": 0.0, "high": 0.0, "unit": "x", "noise": 0.0, "date": "2026-11-30",
@@ -57,7 +57,7 @@ def vouch(settings: params.Params) -> None:
 
 def judge(settings: params.Params) -> dict[str, Any]:
     """What the stage writes."""
-    found = gate.judged(settings) | {"inputs": gate._inputs(settings)}
+    found = gate.judged(settings) | {"inputs": stale.inputs(settings)}
     artifacts.write_json(artifacts.GATE, found)
     return found
 

@@ -66,6 +66,23 @@ def test_a_missing_and_an_empty_file_are_two_messages(tmp_path: Path) -> None:
         evalset.load_texts(tmp_path / "folder")
 
 
+@pytest.mark.parametrize("content, words", [
+    (b'{"a": 1}\n{"a": 1 "b"}\n', "mine.jsonl:2: is not JSON \\(Expecting ',' delimiter, column 9\\)"),
+    (b"[" * 100_000, "mine.jsonl:1: is not JSON"), (b"\n\xff\n", "mine.jsonl:2: is not UTF-8"), (b"\n\n", "mine.jsonl is empty"),
+])  # fmt: skip
+def test_a_file_that_cannot_be_read_has_a_line_only_where_one_is_to_blame(tmp_path: Path, content: bytes, words: str) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=words):
+        evalset.load_texts(path)
+
+
+def test_a_folder_in_the_place_of_a_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "mine.jsonl").mkdir()
+    with pytest.raises(DataError, match="mine.jsonl cannot be read \\(Is a directory\\)"):
+        evalset.load_texts(tmp_path)
+
+
 def test_an_edited_set_has_another_digest(tmp_path: Path) -> None:
     path = tmp_path / "set.jsonl"
     path.write_text(ROW, encoding="utf-8")
@@ -150,7 +167,10 @@ CHOICE = "task: mine\noutput_type: multiple_choice\n"
     ("task: mine\noutput_type: multiple_chioce", "did you mean"), (CHOICE, "names no test_split"),
     (CHOICE + "test_split: test\ndataset_kwargs: {data_files: x.jsonl}", "needs dataset_kwargs"),
     (CHOICE + "test_split: test\ndataset_kwargs: {data_files: {test: }}", "must be the name of a file"),
-    (CHOICE + "metric_list: [{metric: bleu}]", "neither acc nor exact_match"),
+    (CHOICE + "metric_list: [{metric: bleu}]", "mine.yaml:3: metric_list has neither acc nor exact_match"),
+    (CHOICE + "metric_list: 5", "mine.yaml:3: metric_list = 5 must be a list"),
+    (CHOICE + "task: mine", "mine.yaml:3: 'task' is given twice"), ("a: 1\nb: [", "mine.yaml:2: is not valid YAML"),
+    ("a: 1\ntask: other", "mine.yaml:2: says `task: other`"), ("a: \x01", "mine.yaml:1: holds a character"),
 ])  # fmt: skip
 def test_a_faulty_yaml_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, word: str) -> None:
     (own_home(tmp_path, monkeypatch) / "mine.yaml").write_text(text, encoding="utf-8")

@@ -14,7 +14,7 @@ from gate_house import judge as judged_stage
 from gate_house import lock, vouch
 from pydantic import ValidationError
 
-from pipeline import gate
+from pipeline import gate, report
 from pipeline.core import artifacts, params
 from pipeline.core.errors import ParamsError
 from pipeline.core.params import Rule
@@ -233,8 +233,8 @@ def test_a_stale_verdict_is_exit_2(house: params.Params, how: str, capsys: pytes
     rows = artifacts.answers("int8")
     artifacts.write_jsonl(rows, [{"a": 1}])
     change("int8", inputs={str(rows): artifacts.sha256_file(rows)})
-    judged(house)
-    assert gate.enforce(house) == 0
+    verdict = judged(house)
+    assert gate.enforce(house) == 0 and report.stale_line(verdict, house) is None
     if how == "changed":
         change("int8", reason="edited")
     elif how == "removed":
@@ -249,6 +249,7 @@ def test_a_stale_verdict_is_exit_2(house: params.Params, how: str, capsys: pytes
         file = Path("pipeline/numbers/metrics.py") if how == "code" else Path("evalsets/tasks/facts.jsonl")
         artifacts.write_text(file, "edited")
     assert gate.enforce(house) == 2 and "stale" in capsys.readouterr().err
+    assert str(report.stale_line(verdict, house)).startswith("STALE: missing or changed since: ")
 
 
 @pytest.mark.parametrize("status, word", [("unsupported", "no kernel here"), ("invalid", "NaN in layer 3")])

@@ -18,7 +18,7 @@ from test_baseline import coarser, edit, house  # noqa: F401
 
 from pipeline import gate
 from pipeline.core import artifacts, params
-from pipeline.judging import comment
+from pipeline.judging import comment, stale
 
 ROOT = Path(__file__).resolve().parent.parent
 WORKFLOW = ROOT / ".github/workflows/gate.yml"
@@ -50,7 +50,7 @@ def test_without_a_baseline_the_comment_has_the_figures_and_no_differences(house
     rules = [{"metric": "kld_mean", "margin": "0.02 nats"}, {"metric": "top1_agreement", "margin": "30 pp"}]
     settings = edit(lambda p: p["gate"].update(rules=rules))
     keep_ledger(settings)
-    artifacts.write_json(artifacts.GATE, gate.judged(settings) | {"inputs": gate._inputs(settings)})
+    artifacts.write_json(artifacts.GATE, gate.judged(settings) | {"inputs": stale.inputs(settings)})
     assert gate.enforce(settings, write=True) == 1
     text = comment.FILE.read_text(encoding="utf-8")
     assert text.split("\n")[1] == "### quantgate: FAIL" and "baseline" not in text.split("<details>")[0]

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from datetime import date
 from pathlib import Path
+from typing import Annotated, Any, Union
 
 import pytest
+import yaml
+from pydantic import Field
 
 from pipeline import check
 from pipeline.core import params
 from pipeline.core.errors import ParamsError
+from pipeline.core.options import check_options
 
 ROOT = Path(__file__).resolve().parent.parent
 GOOD = (ROOT / "params.yaml").read_text(encoding="utf-8")
@@ -33,28 +39,28 @@ def test_the_shipped_params_are_sound(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("seed: 2026", "sede: 2026", ["params.yaml:2:", "sede", "did you mean 'seed'"]),
         ("quantizer: torchao", "quantiser: torchao", ["variants.int8.quantiser", "did you mean 'quantizer'"]),
-        ("rounds: 5}", "rounds: 2}", ["tiers.default.benchmark.rounds = 2", "greater than or equal to 3"]),
+        ("rounds: 5}", "rounds: 2}", ["tiers.default.benchmark.rounds = 2", "must be at least 3"]),
         ("max_rounds: 10", "max_rounds: 4", ["tiers.default.benchmark", "max_rounds = 4 is below rounds = 5"]),
-        ("rounds: 5}", "rounds: five}", ["benchmark.rounds = 'five'", "integer"]),
+        ("rounds: 5}", "rounds: five}", ["benchmark.rounds = 'five'", "must be a whole number"]),
         ("source: package ", "source: pakage ", ["pakage", "did you mean 'package'"]),
-        ("batch_size: 16", "batch_size: '16'", ["evaluate.batch_size = '16'", "integer"]),
+        ("batch_size: 16", "batch_size: '16'", ["evaluate.batch_size = '16'", "must be a whole number"]),
         ("temperature: 1.0", "temperature: 1e-4", ["temperature = '1e-4'", "YAML reads 1e-4 as text, write 1.0e-4"]),
-        ("temperature: 1.0", "temperature: 0.0", ["temperature = 0.0", "greater than 0"]),
-        ("reference: bf16", "reference: bf61", ["'bf61' is not a variant", "did you mean 'bf16'"]),
+        ("temperature: 1.0", "temperature: 0.0", ["temperature = 0.0", "must be more than 0"]),
+        ("reference: bf16", "reference: bf61", ["reference: 'bf61' is not a variant", "did you mean 'bf16'"]),
         ("margin: 0.02 nats", "margin: 0.02", ["margin = 0.02", "bare number"]),
         ("margin: 0.02 nats", "marign: 0.02 nats", ["marign", "did you mean 'margin'"]),
         ("required: [int8]  ", "required: [itn8]  ", ["gate.required", "'itn8'", "did you mean 'int8'"]),
         ("required: [int8]  ", "required: [bf16]  ", ["gate.required", "'bf16' is the reference"]),
         ("required: [int8]  ", "required: []  ", ["gate.required = []"]),
         ("  smoke:   ", "  smo.ke:   ", ["tier name 'smo.ke'"]),
-        ("tier: default", "tier: defualt", ["tier 'defualt' is not in tiers", "did you mean 'default'"]),
+        ("tier: default", "tier: defualt", ["tier: 'defualt' is not in tiers", "did you mean 'default'"]),
         ("{facts: 48, ", "{facts: 48, facts: 50, ", ["'facts' is given twice"]),
         ("{facts: 48, ", "{facts: 0, ", ["tiers.smoke.tasks.facts = 0", "a count of at least 1, or all"]),
         ("{facts: 48, ", "{facts: every, ", ["tiers.smoke.tasks.facts = 'every'", "a count of at least 1, or all"]),
         ("{facts: 48, ", "{facts: true, ", ["tiers.smoke.tasks.facts = True", "a count of at least 1, or all"]),
         ("source: text", "source: hub", ["calibration", "source hub needs `hub: {dataset: org/name}`"]),
         ("source: text", "source: slef", ["calibration.source = 'slef'", "did you mean 'self'"]),
-        ("seed: 2026", "seed: -2026", ["seed = -", "greater than or equal to 0"]),
+        ("seed: 2026", "seed: -2026", ["seed = -", "must be at least 0"]),
         ("  int8:      {", "  int8.0:      {", ["variant name 'int8.0'"]),
         ("inconclusive: blocks", "inconclusive: block", ["inconclusive = 'block'", "did you mean 'blocks'"]),
         ("calibration:  ", "calibratoin:  ", ["calibratoin", "did you mean 'calibration'"]),
@@ -74,21 +80,144 @@ def test_all_faults_are_listed_at_once(tmp_path: Path) -> None:
     assert "sede" in str(caught.value) and "rounds" in str(caught.value)
 
 
-def test_params_that_are_not_utf_8_are_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "content, expected",
+    [
+        (b"seed: 1\nthreads: \xe4", "params.yaml:2: is not UTF-8 (byte 17)"),
+        (b"seed: 1\n\tthreads: 1", "params.yaml:2: is not valid YAML (found character"),
+        (b"seed: 1\nthreads: [1\ntier: a", "params.yaml:3: is not valid YAML ("),
+        (b"seed: 1\ntier: 2024-13-41", "params.yaml:2: is not valid YAML (month must be in 1..12)"),
+        (b"seed: !!python/object:os.system x", "params.yaml:1: is not valid YAML (could not determine a constructor"),
+        (b"seed: 1\nnote: \x01", "params.yaml:2: holds a character that YAML does not take (code 1)"),
+        (b"seed: &a [*a]", "params.yaml:1: holds itself, by an alias"),
+        (b"seed: 1\n---\nseed: 2", "params.yaml:2: is not valid YAML (but found another document)"),
+        (b"[" * 5000, "params.yaml is nested too deeply"),
+        (b"seed: 1\noff: 2", "params.yaml:2: YAML reads the name 'off' as bool; put it in quotes"),
+        (b"seed: 1\n8: 2", "params.yaml:2: YAML reads the name '8' as int; put it in quotes"),
+        (b"", "params.yaml: the file: is empty"),
+        (b"- 1", "params.yaml: the file: must be a section"),
+        (None, "params.yaml cannot be read (Is a directory)"),
+    ],
+)
+def test_a_file_that_cannot_be_read_has_a_line_only_where_one_is_to_blame(
+    tmp_path: Path, content: bytes | None, expected: str
+) -> None:
     path = tmp_path / "params.yaml"
-    path.write_bytes(b"seed: 1 # \xe4")
-    with pytest.raises(ParamsError, match="is not UTF-8"):
+    path.mkdir() if content is None else path.write_bytes(content)
+    with pytest.raises(ParamsError) as caught:
         params.load(path)
+    assert str(caught.value).removeprefix(f"{tmp_path}/").startswith(expected), caught.value
+
+
+@pytest.mark.parametrize("section", ["variants", "model", "tiers", "gate", "diverge"])
+def test_a_missing_section_has_no_line_and_is_named(tmp_path: Path, section: str) -> None:
+    data = yaml.safe_load(GOOD)
+    del data[section]
+    path = tmp_path / "params.yaml"
+    path.write_text(yaml.safe_dump(data), encoding="utf-8")
+    with pytest.raises(ParamsError, match=f"params.yaml: {section}: this key is needed and missing"):
+        params.load(path)
+
+
+# Each kind of fault that pydantic finds in a section, or in an option of a backend: (what is written, what is said of it).
+KINDS = {
+    "model_type": ({"calibration": 5}, "calibration = 5: must be a section"),
+    "model_attributes_type": ({"model": "hub"}, "model = 'hub': must be a section"),
+    "dict_type": ({"variants": ["a"]}, "variants = ['a']: must be a section"),
+    "list_type": ({"gate.required": "int8"}, "gate.required = 'int8': must be a list, such as [a, b]"),
+    "int_type": ({"seed": 1.0}, "seed = 1.0: must be a whole number"),
+    "int_type of bool": ({"seed": True}, "seed = True: must be a whole number"),
+    "float_type": ({"compare.confidence": "0.9"}, "compare.confidence = '0.9': must be a number"),
+    "bool_type": ({"evaluate.allow_truncated": 1}, "evaluate.allow_truncated = 1: must be true or false"),
+    "string_type": ({"track.experiment": 3}, "track.experiment = 3: must be text; put it in quotes"),
+    "string_type of bool": ({"track.experiment": True}, "put it in quotes; YAML reads yes, no, on and off as true and false"),
+    "string_type of date": ({"track.experiment": date(2024, 1, 1)}, "track.experiment = 2024-01-01: must be text"),
+    "string_type in a list": ({"gate.required": [8]}, "gate.required.0 = 8: must be text"),
+    "literal_error": ({"gate.inconclusive": 3}, "gate.inconclusive = 3: must be 'blocks' or 'passes'"),
+    "union": ({"threads": "atuo"}, "threads = 'atuo': must be 'auto' or a whole number; did you mean 'auto'?"),
+    "union out of range": ({"threads": 0}, "threads = 0: must be 'auto' or at least 1"),
+    "finite_number": ({"serving.timeout_s": float("inf")}, "serving.timeout_s = inf: must be a finite number"),
+    "greater_than": ({"compare.confidence": 0.5}, "compare.confidence = 0.5: must be more than 0.5"),
+    "less_than of nan": ({"compare.confidence": float("nan")}, "compare.confidence = nan: must be less than 1.0, and finite"),
+    "greater_than_equal": ({"diverge.window": 7}, "diverge.window = 7: must be at least 8"),
+    "less_than": ({"seed": 2**32}, "seed = 4294967296: must be less than 4294967296"),
+    "too_short": ({"gate.required": []}, "gate.required = []: needs 1 at least, and has 0"),
+    "too_short mapping": ({"variants": {}}, "variants: is empty; name a variant, as in `bf16: {quantizer: cast"),
+    "missing": ({"tiers.smoke": {}}, "tiers.smoke.documents: this key is needed and missing"),
+    "extra_forbidden": ({"evaluate.batchsize": 1}, "evaluate.batchsize: unknown key (value 1); did you mean 'batch_size'?"),
+    "union_tag_invalid": ({"model.source": "hbu"}, "model: source hbu; did you mean 'hub'?"),
+    "union_tag_not_found": ({"model": {"id": "a"}}, "model: source is missing; there is: package, path, hub"),
+    "value_error": ({"model.package": "a>=1"}, "model.package = 'a>=1': must be a name and a version, as in name==1.2.3"),
+    "none of a section": ({"variants": None}, "variants: is empty; name a variant"),
+    "none of a list": ({"gate.rules": None}, "gate.rules: is empty; must be a list"),
+    "none where nobody is served": ({"serving.variants": None}, "serving.variants: is empty; where nobody is served, write"),
+    "none of serving": ({"serving": None}, "serving: is empty; where nobody is served, leave the key out"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_fault_is_told_in_words_of_the_library(tmp_path: Path, kind: str) -> None:
+    changes, expected = KINDS[kind]
+    data = yaml.safe_load(GOOD)
+    for dotted, value in changes.items():
+        *above, last = dotted.split(".")
+        section = data
+        for key in above:
+            section = section[key]
+        section[last] = value
+    path = tmp_path / "params.yaml"
+    path.write_text(yaml.safe_dump(data, sort_keys=False), encoding="utf-8")
+    with pytest.raises(ParamsError) as caught:
+        params.load(path)
+    message = str(caught.value)
+    assert expected in message and not re.search(r"Input should|valid |Value error|pydantic|function-", message), message
+    first = next(
+        i for i, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1) if line.startswith(dotted.split(".")[0])
+    )
+    assert int(message.split("params.yaml:")[1].split(":")[0]) >= first
+
+
+@pytest.mark.parametrize(
+    "hint, value, expected",
+    [
+        (tuple[int, int], [1, 2], "option x = [1, 2]: must be a list"),  # strictly: YAML has no tuples, so no option may be one
+        (list[str], "a", "option x = 'a': must be a list"),
+        (list[str], ["a", 3], "option x.1 = 3: must be text"),
+        (dict[str, int], {"a": "b"}, "option x.a = 'b': must be a whole number"),
+        (Union[int, list[str]], 1.5, "option x = 1.5: must be a whole number or a list"),
+        (int | None, "a", "option x = 'a': must be a whole number"),
+        (Annotated[float, Field(gt=0, lt=1)], 5, "option x = 5: must be less than 1"),
+        (Annotated[int, Field(multiple_of=32)], 5, "option x = 5: must be a multiple of 32"),
+        (Annotated[int, Field(le=3)], 5, "option x = 5: must be at most 3"),
+        (Annotated[list[int], Field(max_length=1)], [1, 2], "option x = [1, 2]: may have 1 at most"),
+        (None, 5, "option x = 5: must be left empty"),
+        (bool, 1, "option x = 1: must be true or false"),
+        (int, True, "option x = True: must be a whole number"),
+    ],
+)
+def test_an_option_s_fault_is_told_in_the_same_words(hint: Any, value: object, expected: str) -> None:
+    def method(*, x: object = None) -> None:
+        """A backend's function."""
+
+    method.__annotations__["x"] = hint
+    with pytest.raises(ParamsError) as caught:
+        check_options("quantizer 'q'", method, {"x": value}, given=set())
+    assert expected in str(caught.value) and "Input should" not in str(caught.value)
 
 
 def test_a_key_given_twice_is_an_error(tmp_path: Path) -> None:
     assert "given twice (first on line 2)" in fault(tmp_path, "threads: auto", "seed: 1")
 
 
-def test_the_line_is_that_of_the_key(tmp_path: Path) -> None:
-    message = fault(tmp_path, "output_tokens: 32", "output_tokens: 0")
-    line = next(i for i, text in enumerate(GOOD.split("\n"), 1) if "output_tokens: 32" in text)
-    assert f"params.yaml:{line}: tiers.default.benchmark.output_tokens = 0" in message
+@pytest.mark.parametrize("old, new, key", [
+    ("output_tokens: 32", "output_tokens: 0", "tiers.default.benchmark.output_tokens = 0"),
+    ("reference: bf16", "reference: bf61", "reference: 'bf61' is not"), ("required: [int8]", "required: [int9]", "gate.required: "),
+    ("    gguf-q8_0: {launch", "    gguf-q9_0: {launch", "serving.variants.gguf-q9_0: "),
+])  # fmt: skip
+def test_the_line_is_that_of_the_key(tmp_path: Path, old: str, new: str, key: str) -> None:
+    message = fault(tmp_path, old, new)
+    line = next(i for i, text in enumerate(GOOD.split("\n"), 1) if old in text)
+    assert f"params.yaml:{line}: {key}" in message
 
 
 @pytest.mark.parametrize(
@@ -100,8 +229,8 @@ def test_the_line_is_that_of_the_key(tmp_path: Path) -> None:
             ["variants.int4-gptq", "unknown option 'group_sise'", "'group_size'"],
         ),
         ("bits: 4,", "bits: 5,", ["variants.int4-rtn", "bits = 5"]),
-        ("group_size: 64", "group_size: '64'", ["group_size = '64'", "should be -1, 16"]),
-        ("group_size: 64", "group_size: 0", ["group_size = 0", "should be -1, 16"]),
+        ("group_size: 64", "group_size: '64'", ["group_size = '64'", "must be -1, 16"]),
+        ("group_size: 64", "group_size: 0", ["group_size = 0", "must be -1, 16"]),
         ("metric: acc_delta/all", "metric: acc_delta/fatcs", ["'acc_delta/fatcs'", "did you mean 'facts'"]),
         ("metric: acc_delta/all", "metric: acc_delta/prose_ppl", ["has no right and wrong; use byte_ppl_ratio/prose_ppl"]),
         ("metric: acc_delta/all", "metric: acc_delta", ["'acc_delta'", "give one of the tier's tasks"]),

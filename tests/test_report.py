@@ -16,6 +16,7 @@ from reported import around, metric, result
 
 from pipeline import report
 from pipeline.core import artifacts, params
+from pipeline.judging import stale
 from pipeline.pages import charts, pictures, place
 
 DRAWN = ("tradeoff", "domains", "positions", "memory")
@@ -109,6 +110,17 @@ def test_the_printed_summary_has_the_advice_in_two_lines(written: Path, capsys: 
     report.print_summary(params.load())
     lines = capsys.readouterr().out.split("\n")
     assert [line.split(": ")[0] for line in lines if line.startswith(("advice", "  next"))] == ["advice", "  next"]
+
+
+def test_the_printed_summary_says_on_top_what_makes_the_results_stale(
+    written: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for found in ([f"file-{k}" for k in range(9)], []):
+        monkeypatch.setattr(stale, "since", lambda verdict, settings, found=found: found)
+        report.print_summary(params.load())
+        line = capsys.readouterr().out.split("\n")[0]
+        assert line.startswith("STALE: ") is bool(found), line
+        assert not found or line.endswith("changed since: file-0, file-1, file-2, file-3 and 5 more; run `dvc repro`")
 
 
 def test_no_name_stands_twice_in_the_page_and_nothing_of_it_is_fetched(written: Path) -> None:

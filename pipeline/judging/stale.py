@@ -15,6 +15,27 @@ from pipeline.judging import locked
 
 ONCE = ("download", "calibrate", "reference", "floor")  # stages of dvc.yaml that measure, and
 PER_VARIANT = ("quantize", "diverge", "evaluate", "benchmark", "compare")
+SUFFIXES = (".py", ".j2", ".yaml", ".jsonl", ".txt")
+SOURCES = ("pipeline", "evalsets", "envs", "constraints.txt")
+
+
+def since(verdict: dict[str, Any], settings: Params) -> list[str]:
+    """What is missing or was changed since a verdict (gate.json's content) was given; empty where it still holds."""
+    now, then = inputs(settings), verdict.get("inputs", {})
+    return sorted(k for k in now.keys() | then.keys() if now.get(k) is None or now.get(k) != then.get(k)) + changed(settings)
+
+
+def inputs(settings: Params) -> dict[str, str | None]:
+    """Hashes of what a verdict rests on; None where a file is missing."""
+    files = [artifacts.metrics(name) for name in settings.variants] + [artifacts.LEDGER]
+    files += served.files(settings)
+    files += [artifacts.FLOOR] if any(rule.above for rule in settings.gate.rules) else []
+    hashes: dict[str, str | None] = {str(f): artifacts.sha256_file(f) if f.exists() else None for f in files}
+    for name in SOURCES:  # what measured and judged: a change of any of it needs a new verdict
+        path = Path(name)
+        found = sorted(p for p in path.rglob("*") if p.suffix in SUFFIXES) if path.is_dir() else [path]
+        hashes[name] = artifacts.digest({p.as_posix(): artifacts.sha256_file(p) for p in found if p.exists()})
+    return hashes | {"params": artifacts.digest(settings.model_dump(exclude={"track"} | served.idle(settings)))}
 
 
 def changed(settings: Params) -> list[str]:

@@ -1,7 +1,8 @@
 """Quantizers turn the base model into a variant's folder. One file per method; the file's name is its registration.
 
 A quantizer file has one function, `quantize(model_dir, out_dir, *, calibration, seed, <its own options by name>)`,
-which writes weights and config.json into `out_dir` and returns facts for the manifest.
+which writes weights and config.json into `out_dir` and returns facts for the manifest. Beside it may stand
+`refuse(model_dir, options)`, which raises `Unsupported` for what the method cannot do with that model, from its files' headers.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing import Any
 
 from pipeline.core.errors import ParamsError
 from pipeline.core.explain import did_you_mean
-from pipeline.core.options import check_options, names_in
+from pipeline.core.options import check_options, names_in, with_defaults
+from pipeline.weights import kept_layers
 
 Facts = dict[str, Any]
 GIVEN = {"model_dir", "out_dir", "calibration", "seed"}  # what the pipeline passes; all else is an option
@@ -47,3 +49,16 @@ def _module(name: str) -> Any:
 def check(name: str, options: dict[str, Any]) -> None:
     """Raise `ParamsError` for an unknown method or option, without loading anything heavy."""
     check_options(f"quantizer {name!r}", find(name), options, given=GIVEN)
+
+
+def check_model(name: str, options: dict[str, Any], model_dir: Path) -> None:
+    """Raise for what a method's options ask and this model does not have: nothing is loaded, its files' headers are enough.
+
+    `ParamsError`: a pattern in `keep` that matches no layer; `Unsupported`: what the method's own `refuse` says.
+    """
+    module = _module(name)
+    asked = with_defaults(module.quantize, options, given=GIVEN)
+    if asked.get("keep"):
+        kept_layers(model_dir, asked["keep"])
+    if hasattr(module, "refuse"):
+        module.refuse(model_dir, asked)

@@ -134,6 +134,11 @@ def refuse_odd_widths(model_dir: Path, group_size: int) -> None:
             )
 
 
+def refuse(model_dir: Path, options: dict[str, Any]) -> None:
+    """What no method here does, as `pipeline.quantizers` asks for it."""
+    refuse_odd_widths(model_dir, options["group_size"])
+
+
 def refuse_groups_without_kernel(model_dir: Path, bits: int, group_size: int) -> None:
     """Raise if the packed 4-bit product of this CPU does not take the groups: it says so only when the model runs."""
     for layer, width in linear_widths(model_dir).items():

@@ -14,7 +14,9 @@ from pydantic import Field
 
 from pipeline.calibration import Calibration
 from pipeline.quantizers import Facts, _gptqmodel, _original
-from pipeline.quantizers._gptqmodel import GroupSize
+from pipeline.quantizers._gptqmodel import GroupSize, refuse
+
+__all__ = ["quantize", "refuse"]
 
 
 def quantize(

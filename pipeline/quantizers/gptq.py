@@ -14,9 +14,11 @@ from pydantic import Field
 
 from pipeline.calibration import Calibration
 from pipeline.quantizers import Facts, _gptqmodel, _original
-from pipeline.quantizers._gptqmodel import GroupSize
+from pipeline.quantizers._gptqmodel import GroupSize, refuse
 
 DAMPING_STEP = 0.01  # added to the damping until a layer's Hessian can be factored; below 1 in all
+
+__all__ = ["quantize", "refuse"]
 
 
 def quantize(

@@ -8,7 +8,7 @@ import sys
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -56,6 +56,11 @@ def quantize(
     shutil.copyfile(model_dir / "config.json", out_dir / "config.json")
     _check_kept(out_dir, nodes)
     return {"library": "onnxruntime-genai", "kept": kept}
+
+
+def refuse(model_dir: Path, options: dict[str, Any]) -> None:
+    """See `pipeline.quantizers`: q, k and v can only be kept together."""
+    _nodes(kept_layers(model_dir, options["keep"]))
 
 
 def _nodes(layers: list[str]) -> list[str]:

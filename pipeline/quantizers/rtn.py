@@ -7,7 +7,9 @@ from typing import Literal
 
 from pipeline.calibration import Calibration
 from pipeline.quantizers import Facts, _gptqmodel
-from pipeline.quantizers._gptqmodel import GroupSize
+from pipeline.quantizers._gptqmodel import GroupSize, refuse
+
+__all__ = ["quantize", "refuse"]
 
 
 def quantize(

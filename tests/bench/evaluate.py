@@ -22,8 +22,7 @@ from pathlib import Path
 import yaml
 
 from pipeline.core import params
-from pipeline.evalset.tasks import is_chat, load_task, local_tasks
-from pipeline.evaluate import subset
+from pipeline.evalset.tasks import is_chat, load_task, local_tasks, subset
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 

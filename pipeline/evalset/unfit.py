@@ -1,0 +1,68 @@
+"""What of our tasks a model cannot answer, by its files alone: chats without a template, items longer than its window."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pipeline.core.artifacts import read_json
+from pipeline.core.params import HowMany
+from pipeline.evalset import Row, has_chat_template
+from pipeline.evalset.tasks import is_chat, load_task, local_tasks, subset
+
+
+def unfit(tasks: dict[str, HowMany], model_dir: Path, allow_truncated: bool, seed: int) -> list[str]:
+    """What of our tasks a model cannot answer, in words: chats without a template, items longer than its window."""
+    window, found = _window(model_dir), []
+    for name in tasks.keys() & local_tasks().keys():
+        config, rows = load_task(name)
+        if is_chat(config) and not has_chat_template(model_dir):
+            found.append(f"task {name!r} is a chat and the model has no chat template; take it out of the tier")
+        if window and not allow_truncated and (model_dir / "tokenizer.json").exists():
+            count = tasks[name]
+            chosen = [rows[i] for i in subset(len(rows), None if isinstance(count, str) else count, seed)]
+            found += _too_long(name, config, chosen, model_dir, window)
+    return sorted(found)
+
+
+def _window(model_dir: Path) -> int | None:
+    """The most tokens that a model reads, or None where its config does not say."""
+    config = model_dir / "config.json"
+    known = read_json(config).get("max_position_embeddings") if config.exists() else None
+    return known if isinstance(known, int) else None
+
+
+def _too_long(name: str, config: dict[str, Any], rows: list[Row], model_dir: Path, window: int) -> list[str]:
+    """The longest item past the window, in words. A template can only add to what is counted here: the columns named outright."""
+    reply = (config.get("generation_kwargs") or {}).get("max_gen_toks", 0) if config.get("output_type") == "generate_until" else 0
+    texts = {row["id"]: _asked(row, config) for row in rows}
+    # a token has a byte at least
+    lengths = _lengths({item: text for item, text in texts.items() if len(text.encode()) + reply > window}, model_dir)
+    long = {item: n + reply for item, n in lengths.items() if n + reply > window}
+    if not long:
+        return []
+    item = max(long, key=long.__getitem__)
+    of_reply = f", the {reply} of its reply among them," if reply else ""
+    more = f" ({len(long) - 1} more are too long)" if len(long) > 1 else ""
+    told = f"task {name!r} item {item!r} has {long[item]} tokens{of_reply} and the model's window is {window}{more}"
+    return [f"{told}; shorten it, take the task out of the tier, or say evaluate.allow_truncated: true"]
+
+
+def _lengths(texts: dict[str, str], model_dir: Path) -> dict[str, int]:
+    """{item: tokens of its text}, without special ones."""
+    if not texts:
+        return {}
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
+    return {item: len(tokenizer.encode(text, add_special_tokens=False).ids) for item, text in texts.items()}
+
+
+def _asked(row: Row, config: dict[str, Any]) -> str:
+    """What the model is to read of an item in one piece, as far as plain columns say it; a text that is rolled through is none."""
+    if config.get("output_type") == "loglikelihood_rolling":
+        return ""
+    context = row.get(str(config.get("doc_to_text")), "")
+    choices = row.get(str(config.get("doc_to_choice")), [])
+    longest = max((c for c in choices if isinstance(c, str)), key=len, default="") if isinstance(choices, list) else ""
+    return (context if isinstance(context, str) else "") + str(config.get("target_delimiter", " ")) * bool(longest) + longest

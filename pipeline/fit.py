@@ -1,0 +1,62 @@
+"""Whether the base model takes what params.yaml asks of it, from its files alone: said by check wherever they are here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pipeline import quantizers
+from pipeline.core import artifacts
+from pipeline.core.errors import ArtifactError, DataError, ParamsError, QuantgateError, Unsupported
+from pipeline.core.params import Params, PathModel
+from pipeline.earlier import is_of
+from pipeline.evalset import choose, load_prompts, refuse_chats
+from pipeline.evalset.unfit import unfit
+
+
+def base_folder(settings: Params) -> Path | None:
+    """Where the files of the base model are: its own folder, or artifacts/base if that is of this model; None: not here yet."""
+    if isinstance(settings.model, PathModel):
+        return Path(settings.model.path).expanduser()
+    try:
+        manifest = artifacts.read_manifest(artifacts.BASE)
+    except QuantgateError:  # not downloaded yet
+        return None
+    return artifacts.BASE if is_of(manifest, settings) and (artifacts.BASE / "config.json").exists() else None
+
+
+def faults(settings: Params) -> list[str]:
+    """What of params.yaml the base model does not take, in words; nothing where it is not here."""
+    folder = base_folder(settings)
+    if folder is None:
+        return []
+    try:
+        tasks = unfit(settings.amount.tasks, folder, settings.evaluate.allow_truncated, settings.seed)
+        refused = _refused(settings, folder)
+    except ArtifactError as e:  # a file of the model's is damaged
+        return [f"params.yaml: model: {e}"]
+    found = [f"params.yaml: tiers.{settings.tier}.tasks: {why}" for why in tasks]
+    try:
+        prompts = load_prompts(Path(settings.diverge.trajectories.prompts))
+        refuse_chats(choose(prompts, settings.amount.trajectories, settings.seed), folder)
+    except DataError as e:
+        found.append(f"params.yaml: diverge.trajectories.prompts: {e}")
+    return found + [f"params.yaml: variants.{name}: {e}" for name, e in refused if not isinstance(e, Unsupported)]
+
+
+def told(settings: Params) -> list[str]:
+    """Variants that can only be `unsupported`, in words: a result, and no fault, since the run goes on without them."""
+    folder = base_folder(settings)
+    refused = _refused(settings, folder) if folder else []
+    gate = dict.fromkeys(settings.gate.required, ", and it is required: the gate will FAIL")
+    return [f"variants.{n} will be unsupported: {e}{gate.get(n, '')}" for n, e in refused if isinstance(e, Unsupported)]
+
+
+def _refused(settings: Params, folder: Path) -> list[tuple[str, QuantgateError]]:
+    """[(variant, why its quantizer does not take the model)]"""
+    found: list[tuple[str, QuantgateError]] = []
+    for name, variant in settings.variants.items():
+        try:
+            quantizers.check_model(variant.quantizer, variant.options, folder)
+        except (ParamsError, Unsupported) as e:
+            found.append((name, e))
+    return found

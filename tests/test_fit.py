@@ -1,0 +1,214 @@
+"""What the base model does not take of params.yaml is said by check where its files are here, and else before any work."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT
+
+from pipeline import check, engines, evalset, evaluate, fit, quantize, quantizers, reference
+from pipeline.calibration import Calibration
+from pipeline.core import artifacts, params
+from pipeline.core.errors import DataError, ParamsError
+from pipeline.core.params import Evaluate, PathModel, Trajectories, Variant
+from pipeline.evalset.unfit import unfit
+
+CHAT = {"id": "c", "domain": "chat", "messages": [{"role": "user", "content": "hello"}]}
+WINDOW = 1024  # of the tiny model
+
+
+@pytest.fixture
+def house(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> params.Params:
+    """The project's sets and params in a folder of its own, for a copy of the tiny model in ./model."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(ROOT / "evalsets", "evalsets")
+    shutil.copy(ROOT / "params.yaml", "params.yaml")
+    shutil.copytree(tiny, "model")
+    made = settings(params.load(), model=PathModel(source="path", path="model"), variants={"bf16": cast(), "int8": cast()})
+    return asked(made, facts=2)
+
+
+def settings(of: params.Params, **changed: object) -> params.Params:
+    return of.model_copy(update=changed)
+
+
+def cast() -> Variant:
+    return Variant(quantizer="cast", options={"dtype": "bfloat16"})
+
+
+def asked(of: params.Params, **tasks: int | str) -> params.Params:
+    """The same params with a tier of these tasks alone."""
+    return settings(of, tiers={of.tier: of.amount.model_copy(update={"tasks": tasks})})
+
+
+def rows(*given: dict[str, Any]) -> None:
+    Path("evalsets/tasks/mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in given), encoding="utf-8")
+
+
+def without_template(folder: Path) -> None:
+    for file in folder.glob("chat_template.*"):
+        file.unlink()
+    config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    config.pop("chat_template", None)
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+
+
+# --- items longer than the window --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("row, tokens", [
+    ({"context": "a " * 1100, "choices": ["b", "c"], "answer": 0}, None), ({"context": "a " * 1000, "target": "b"}, None),
+    ({"context": "q", "choices": ["b", "c" + " a" * 1100], "answer": 0}, None),
+    ({"context": "a " * 400, "target": "b"}, 0), ({"text": "a " * 2000}, 0),
+    ({"context": "q", "choices": ["b", "c"], "answer": 0}, 0),
+])  # fmt: skip
+def test_an_item_past_the_window_is_named_with_its_tokens(house: params.Params, row: dict[str, Any], tokens: int | None) -> None:
+    rows({"id": "first"} | row)
+    found = fit.faults(asked(house, mine="all"))
+    assert bool(found) is (tokens is None), found
+    if not found:
+        return
+    assert len(found) == 1 and found[0].startswith("params.yaml: tiers.default.tasks: task 'mine' item 'first' has ")
+    said = int(found[0].split(" has ")[1].split()[0])
+    from transformers import AutoTokenizer
+
+    longest = max((row["context"] + " " + c for c in row.get("choices", [""])), key=len).rstrip()
+    own = len(AutoTokenizer.from_pretrained("model")(longest, add_special_tokens=False).input_ids)
+    assert abs(said - own - 32 * ("target" in row)) <= 1 and said > WINDOW and f"window is {WINDOW}" in found[0]
+
+
+def test_items_that_are_not_asked_or_may_be_cut_are_no_fault(house: params.Params) -> None:
+    rows(*({"id": f"{k}", "context": "a " * (1100 if k else 3) + str(k), "target": "b"} for k in range(2)))
+    long = [n for n in (1, 2) if fit.faults(asked(house, mine=n))]
+    assert 2 in long and (1 in long) is (evaluate.subset(2, 1, house.seed) == [1])
+    assert not fit.faults(settings(asked(house, mine=2), evaluate=Evaluate(allow_truncated=True)))
+    assert not fit.faults(asked(house, facts=2))
+
+
+def test_a_long_item_is_named_before_a_model_is_loaded(house: params.Params, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows({"id": "first", "context": "a " * 1100, "target": "b"})
+    asking = asked(house, mine="all")
+    folder = artifacts.model_dir("int8")
+    shutil.copytree("model", folder)
+    artifacts.write_json(folder / artifacts.MANIFEST, {"status": "ok", "digest": "d", "files": artifacts.files_of(folder)})
+    monkeypatch.setattr(params, "load", lambda: asking)
+    monkeypatch.setattr(engines, "load", lambda *a, **k: pytest.fail("a model was loaded"))
+    with pytest.raises(DataError, match=r"item 'first' has \d+ tokens, the 32 of its reply among them, and the model's window is"):
+        evaluate.main("int8")
+    assert not artifacts.answers("int8").exists()
+
+
+# --- chats -------------------------------------------------------------------------------------------------------
+
+
+def test_chats_are_named_where_the_model_has_no_template(house: params.Params, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("evalsets/prompts/trajectories.jsonl").write_text(json.dumps(CHAT) + "\n", encoding="utf-8")
+    chatty = asked(house, instruct=2, facts=2)
+    assert fit.faults(chatty) == []
+    without_template(Path("model"))
+    task, prompt = fit.faults(chatty)
+    assert "tiers.default.tasks: task 'instruct' is a chat and the model has no chat template" in task
+    assert "diverge.trajectories.prompts: prompt 'c' is a chat and the model has no chat template" in prompt
+    assert check.faults(chatty)[-2:] == [task, prompt]
+    assert unfit({"facts": 2}, Path("model"), False, 0) == []
+
+
+def test_chats_that_the_tier_does_not_take_are_no_fault(house: params.Params) -> None:
+    without_template(Path("model"))
+    prompts = evalset.load_prompts(Path(house.diverge.trajectories.prompts))
+    for n in (1, 2, 4, len(prompts)):
+        tier = house.amount.model_copy(update={"trajectories": n})
+        chats = any("messages" in row for row in evalset.choose(prompts, n, house.seed))
+        assert bool(fit.faults(settings(house, tiers={house.tier: tier}))) is chats
+    assert chats
+
+
+def test_a_chat_among_prompts_is_named_before_the_first_is_continued(tiny: Path) -> None:
+    engine: Any = engines.load("hf", tiny, threads=1)
+    engine.tokenizer.chat_template = None
+    engine.sample = lambda *a: pytest.fail("a prompt was continued")
+    plain = [{"id": f"p{k}", "domain": "d", "prompt": "one two"} for k in range(9)]
+    with pytest.raises(DataError, match="prompt c is a chat"):
+        reference.trajectories(engine, [*plain, CHAT], Trajectories(prompts="", tokens=2), seed=0)
+
+
+# --- layers and groups -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("quantizer, options", [
+    ("gptq", {"group_size": 64}), ("rtn", {"group_size": 64}), ("awq", {"group_size": 64}), ("gguf", {"type": "Q8_0"}),
+    ("onnx", {"precision": "int4"}), ("bnb", {"type": "nf4"}), ("torchao", {"scheme": "int8-weight-only"}),
+])  # fmt: skip
+def test_a_pattern_that_matches_no_layer_is_a_fault_before_any_work(
+    house: params.Params, quantizer: str, options: dict[str, Any]
+) -> None:
+    own = Variant(quantizer=quantizer, options=options | {"keep": ["*.dwon_proj"]})
+    found = fit.faults(settings(house, variants={"bf16": cast(), "mine": own}))
+    assert len(found) == 1 and "variants.mine: options.keep: '*.dwon_proj' matches no layer" in found[0]
+    with pytest.raises(ParamsError, match="matches no layer"):  # and not: no calibration rows, or no library
+        quantize.build(own, Path("model"), Path("out"), calibration=Calibration(Path("none")), seed=1)
+    right = Variant(quantizer=quantizer, options=options | {"keep": ["*.down_proj"]})
+    assert fit.faults(settings(house, variants={"mine": right})) == [] == fit.told(settings(house, variants={"mine": right}))
+
+
+@pytest.mark.parametrize("quantizer, options, words", [
+    ("gptq", {"group_size": 128}, "group_size 128 does not divide the 64 inputs of"),
+    ("rtn", {"group_size": 128}, "group_size 128 does not divide"), ("awq", {}, "group_size 128 does not divide"),  # its default
+    ("onnx", {"precision": "int4", "keep": ["*.q_proj"]}, "keep all three or none"),
+])  # fmt: skip
+def test_what_a_quantizer_cannot_do_with_the_model_is_told_and_no_fault(
+    house: params.Params, tmp_path: Path, quantizer: str, options: dict[str, Any], words: str
+) -> None:
+    own = Variant(quantizer=quantizer, options=options)
+    with_it = settings(house, variants={"bf16": cast(), "int8": own, "other": own})
+    assert fit.faults(with_it) == []
+    required, advisory = fit.told(with_it)
+    assert required.startswith("variants.int8 will be unsupported: ") and words in required and required.endswith("will FAIL")
+    assert words in advisory and "required" not in advisory
+    (tmp_path / "out").mkdir()
+    facts = quantize.build(own, Path("model"), tmp_path / "out", calibration=Calibration(Path("none")), seed=1)
+    assert facts["status"] == "unsupported" and words in facts["reason"]
+
+
+def test_every_quantizer_with_groups_says_which_it_cannot_pack() -> None:
+    for name in quantizers.names():
+        grouped = "group_size" in quantizers.find(name).__annotations__
+        assert not grouped or hasattr(sys.modules[f"pipeline.quantizers.{name}"], "refuse"), name
+
+
+# --- where the model is ------------------------------------------------------------------------------------------
+
+
+def test_a_base_is_looked_at_only_if_it_is_of_the_model_that_params_name(house: params.Params) -> None:
+    packaged = settings(house, model=params.load().model, variants={"mine": Variant(quantizer="rtn", options={"keep": ["x"]})})
+    assert fit.base_folder(packaged) is None and fit.faults(packaged) == [] == fit.told(packaged)
+    shutil.copytree("model", artifacts.BASE)
+    for package, here in (("other==1", False), (params.load().model.model_dump()["package"], True)):
+        artifacts.write_json(artifacts.BASE / artifacts.MANIFEST, {"source": "package", "package": package})
+        assert bool(fit.faults(packaged)) is here
+
+
+def test_a_damaged_file_of_the_model_is_a_line(house: params.Params) -> None:
+    Path("model/config.json").write_text("{", encoding="utf-8")
+    assert len(found := fit.faults(house)) == 1 and "params.yaml: model: model/config.json is not valid JSON" in found[0]
+
+
+def test_the_look_at_the_model_loads_no_torch(house: params.Params) -> None:
+    rows({"id": "first", "context": "a " * 1100, "target": "b"})
+    text = Path("params.yaml").read_text(encoding="utf-8").replace("{facts: 48, ", "{mine: all, facts: 48, ").split("\n")
+    at = next(i for i, line in enumerate(text) if line.startswith("model:"))
+    end = next(i for i, line in enumerate(text) if line.startswith("reference:"))
+    text = [*text[:at], "model: {source: path, path: model}", *text[end:]]
+    Path("params.yaml").write_text("\n".join(text).replace("tier: default", "tier: smoke"), encoding="utf-8")
+    code = "import sys; from pipeline import check; from pipeline.core import params; print(check.faults(params.load())); "
+    done = subprocess.run(
+        [sys.executable, "-c", code + "assert not {'torch', 'transformers', 'lm_eval'} & set(sys.modules)"],
+        capture_output=True, text=True, env={"PYTHONPATH": str(ROOT), "PATH": ""},
+    )  # fmt: skip
+    assert done.returncode == 0 and "item 'first' has" in done.stdout, done.stdout + done.stderr
