@@ -10,6 +10,7 @@ help:  ## show this list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /make \1 - /'
 
 repro: .venv/installed  ## install what is missing, run the whole pipeline, print the table
+	@python -m pipeline.check > /dev/null
 	dvc repro
 	@python -m pipeline.report --summary
 
