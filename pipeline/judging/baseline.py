@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from pipeline.core import artifacts
+from pipeline.core import artifacts, git
 from pipeline.core.errors import ArtifactError
 from pipeline.core.params import PARAMS, Params
 from pipeline.figures.builder import Builder
@@ -49,10 +49,12 @@ class Baseline:
 
 def read(rev: str) -> Baseline:
     """A commit's results. Raises `ArtifactError` where it has none, or not those that its own pipeline wrote."""
-    commit = _git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{rev}^{{commit}}")
+    if shutil.which("git") is None:
+        raise ArtifactError("no baseline: git is not installed")
+    commit = git.line("rev-parse", "--verify", "--quiet", "--end-of-options", f"{rev}^{{commit}}")
     if commit is None:
         raise ArtifactError(f"no baseline: {rev!r} is no commit here; {NEXT}")
-    found = Baseline(rev, commit.decode().strip())
+    found = Baseline(rev, commit)
     lock = show(found, locked.LOCK)
     if lock is None:
         raise ArtifactError(f"no baseline: {found.name} has no {locked.LOCK}, so no results; {NEXT}")
@@ -66,15 +68,7 @@ def read(rev: str) -> Baseline:
 
 def show(base: Baseline, path: Path) -> bytes | None:
     """A file as it is at the baseline; None where it is not in git there."""
-    return _git("show", f"{base.commit}:./{path.as_posix()}")
-
-
-def _git(*words: str) -> bytes | None:
-    try:
-        done = subprocess.run(["git", *words], capture_output=True)
-    except FileNotFoundError:
-        raise ArtifactError("no baseline: git is not installed") from None
-    return done.stdout if done.returncode == 0 else None
+    return git.show(base.commit, path)
 
 
 def _variants(base: Baseline) -> list[str]:

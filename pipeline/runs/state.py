@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pipeline import served
-from pipeline.core import artifacts
+from pipeline.core import artifacts, git
 from pipeline.core.params import Params
 from pipeline.judging import locked
 from pipeline.runs import run_content
@@ -74,17 +73,9 @@ def machine(state: State, settings: Params) -> str:
 def provenance(state: State, settings: Params) -> dict[str, str]:
     """Machine, commit, whether the tree differs from it, and dvc.lock's hash; what is not there is left out."""
     tags = {"mlflow.source.name": "pipeline.track", "mlflow.source.type": "LOCAL", "machine": machine(state, settings)}
-    if commit := _git("rev-parse", "HEAD"):
-        tags |= {"mlflow.source.git.commit": commit, "git.changed": str(bool(_git("status", "--porcelain"))).lower()}
+    if commit := git.line("rev-parse", "HEAD"):
+        tags |= {"mlflow.source.git.commit": commit, "git.changed": str(bool(git.line("status", "--porcelain"))).lower()}
     if locked.LOCK.exists():  # without this stage's own entry, which DVC writes after it
         stages = locked.stages(locked.LOCK.read_bytes())
         tags["dvc.lock"] = artifacts.digest({k: v for k, v in stages.items() if k != "track"})
     return tags
-
-
-def _git(*arguments: str) -> str | None:
-    try:
-        done = subprocess.run(["git", *arguments], capture_output=True, text=True)
-    except FileNotFoundError:
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
