@@ -3,7 +3,7 @@
 The stage only writes the verdict and exits 0, so that report and MLflow always come after it. `--enforce` is what a
 merge runs: 0 pass, 1 fail, 2 missing or stale, 3 inconclusive. With `--baseline REV` it also judges the rules against
 what that commit had (baseline.py says why the stage does not), and `--comment` writes what a merge's reader should see.
-`--justify RULE` writes the ledger, without which no bound holds (ledger.py).
+`--justify RULE` writes the ledger, without which no bound holds (ledger.py, justify.py).
 
 How often a verdict is wrong: PASS asks all required rules to pass, so that a bad figure must slip through its own rule,
 nominally (1 - confidence) / 2 of the time (2 to 3.5 % in tests/bench/simulations.py), however many rules there are
@@ -26,7 +26,7 @@ from pipeline import served
 from pipeline.core import artifacts, cli, params
 from pipeline.core.errors import ArtifactError, ParamsError, QuantgateError
 from pipeline.core.params import Params, Rule, Variant
-from pipeline.judging import baseline, comment, ledger, stale
+from pipeline.judging import baseline, comment, justify, ledger, stale
 from pipeline.numbers.definitions import definition
 from pipeline.numbers.metrics import FLOORS
 from pipeline.numbers.rules import Bound, Judgement, Verdict, bound_of, judge, judge_above, neutral_of, worst, would_settle
@@ -197,17 +197,17 @@ def for_merge(settings: Params, rev: str | None = None) -> tuple[dict[str, Any],
     Raises `ArtifactError` for whatever keeps a verdict from being given: the one on file is missing or stale, a file was
     edited by hand, a baseline is asked for and not there.
     """
-    verdict = _on_file(settings)
-    wanted = baseline.wanted(rev, settings)
-    if wanted is None:
-        if any(rule.against == "baseline" for rule in settings.gate.rules):
-            raise ArtifactError("no baseline: params.yaml has rules against it; name the commit with --baseline or gate.baseline")
-        return verdict, None
-    base, results = baseline.read(wanted), _results(settings)
-    beside = baseline.beside(base, results, settings)
-    then = baseline.show(base, ledger.FILE)
-    book = ledger.parse(then.decode(), f"{ledger.FILE} of {base.name}") if then is not None else None
-    return dict(artifacts.jsonable(ledger.judged(gate(results, settings, beside), settings, book))), beside
+    _on_file(settings)
+    results, wanted = _results(settings), baseline.wanted(rev, settings)
+    beside, earlier = None, ledger.committed()
+    if wanted is not None:
+        base = baseline.read(wanted)
+        beside = baseline.beside(base, results, settings)
+        if (then := baseline.show(base, ledger.FILE)) is not None:
+            earlier = {ledger.BASELINE: ledger.parse(then.decode(), f"{ledger.FILE} of {base.name}"), **earlier}
+    elif any(rule.against == "baseline" for rule in settings.gate.rules):
+        raise ArtifactError("no baseline: params.yaml has rules against it; name the commit with --baseline or gate.baseline")
+    return dict(artifacts.jsonable(ledger.judged(gate(results, settings, beside), settings, earlier))), beside
 
 
 def _on_file(settings: Params) -> dict[str, Any]:
@@ -275,7 +275,7 @@ def main(
         sys.exit(code if enforcing else 0)
     settings = params.load()
     if rule is not None:
-        for line in ledger.justify(rule, settings, _results(settings), reason):
+        for line in justify.justify(rule, settings, _results(settings), reason):
             cli.say("ledger", line)
         return
     if rev is not None or reason is not None:

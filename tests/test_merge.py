@@ -53,7 +53,8 @@ def test_without_a_baseline_the_comment_has_the_figures_and_no_differences(house
     artifacts.write_json(artifacts.GATE, gate.judged(settings) | {"inputs": gate._inputs(settings)})
     assert gate.enforce(settings, write=True) == 1
     text = comment.FILE.read_text(encoding="utf-8")
-    assert text.split("\n")[1] == "### quantgate: FAIL" and "baseline" not in text.split("<details>")[0]
+    head = text.split("<details>")[0]
+    assert text.split("\n")[1] == "### quantgate: FAIL" and "→" not in head and "arrows" not in head and "no baseline" not in head
     assert "- **int4** kld_mean: 0.25" in text and "n = 1000: FAIL, margin 0.02 nats" in text
 
 
