@@ -206,7 +206,9 @@ def for_merge(settings: Params, rev: str | None = None) -> tuple[dict[str, Any],
         if (then := baseline.show(base, ledger.FILE)) is not None:
             earlier = {ledger.BASELINE: ledger.parse(then.decode(), f"{ledger.FILE} of {base.name}"), **earlier}
     elif any(rule.against == "baseline" for rule in settings.gate.rules):
-        raise ArtifactError("no baseline: params.yaml has rules against it; name the commit with --baseline or gate.baseline")
+        raise ArtifactError(
+            f"no baseline: params.yaml has rules against it; name the commit: --baseline, {baseline.VARIABLE} or gate.baseline"
+        )
     return dict(artifacts.jsonable(ledger.judged(gate(results, settings, beside), settings, earlier))), beside
 
 

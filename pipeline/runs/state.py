@@ -9,7 +9,7 @@ from typing import Any
 from pipeline import served
 from pipeline.core import artifacts, git
 from pipeline.core.params import Params
-from pipeline.judging import locked
+from pipeline.judging import locked, stale
 from pipeline.runs import run_content
 
 
@@ -45,6 +45,16 @@ def load_state(settings: Params) -> State:
     results = {name: artifacts.read_json(artifacts.metrics(name)) for name in settings.variants}
     servers, _ = served.current(results, settings)  # what was measured for other params, or is no longer served, stays out
     return State(results, {name: servers.get(name, {}) for name in results}, artifacts.read_json(artifacts.GATE))
+
+
+def compared_files(state: State, name: str) -> tuple[str, str]:
+    """(whether a variant's files are those that were measured, in words; what of them is not, empty where all are or none is
+    here)."""
+    folder = artifacts.model_dir(name)
+    if not (folder / artifacts.MANIFEST).exists():
+        return f"{folder} is not here, and so not compared with what was measured", ""
+    changed = "; ".join(stale.changed_build(folder, str(state.results[name]["model"])))
+    return changed or "as measured", changed
 
 
 def version_tags(state: State, name: str, settings: Params) -> dict[str, str]:
