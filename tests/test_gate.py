@@ -456,12 +456,15 @@ def test_a_required_model_that_is_not_the_measured_one_is_stale(house: params.Pa
     folder = artifacts.model_dir("int8")
     folder.mkdir(parents=True)
     (folder / "model.safetensors").write_bytes(b"weights")
-    artifacts.write_json(folder / artifacts.MANIFEST, {"status": "ok", "digest": "a", "files": artifacts.files_of(folder)})
-    change("int8", model="a")
+    digest = artifacts.digest([{}, artifacts.files_of(folder)])
+    artifacts.write_json(folder / artifacts.MANIFEST, {"status": "ok", "digest": digest, "files": artifacts.files_of(folder)})
+    change("int8", model=digest)
     judged(house)
     assert gate.enforce(house) == 0 and "not here" not in capsys.readouterr().out
     (folder / "model.safetensors").write_bytes(b"weightz")
     assert gate.enforce(house) == gate.STALE and "model.safetensors was changed" in capsys.readouterr().err
+    artifacts.write_json(folder / artifacts.MANIFEST, {"status": "ok", "digest": digest, "files": artifacts.files_of(folder)})
+    assert gate.enforce(house) == gate.STALE and "its manifest was edited by hand" in capsys.readouterr().err
     (folder / "model.safetensors").write_bytes(b"weights")
     change("int8", model="b")
     judged(house)
