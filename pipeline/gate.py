@@ -101,9 +101,11 @@ def _beside(
         return None, Judgement("INCONCLUSIVE", UNJUDGED)
     if rule.metric in then["lost"] or metric is None or metric.get("value") is None:
         return None, judge(bound, None if rule.metric in then["lost"] else metric)
-    figure, had = then["figures"].get(rule.metric), then["values"].get(rule.metric, {}).get("value")
+    theirs = then["values"].get(rule.metric, {})
+    figure, had = then["figures"].get(rule.metric), theirs.get("value")
     if figure is None:
-        return None, Judgement("INCONCLUSIVE", f"no baseline: {rule.metric} is new, or had no value there")
+        why = f" ({theirs['reason'].partition('; run')[0]})" if theirs.get("reason") else ""
+        return None, Judgement("INCONCLUSIVE", f"no baseline: {rule.metric} is new, or had no value there{why}")
     if rule.margin and figure["unit"] in OWN_SIZE and had is not None and abs(bound.threshold) >= had:
         return figure, Judgement("FAIL", f"{bound.text} is as much as all the baseline has, {had:.3g}, so it protects nothing")
     return figure, judge(bound, figure)

@@ -116,7 +116,8 @@ def make(settings: params.Params, variant: str, loss: float, wrong: int, **sizes
 
 
 def rows_of(settings: params.Params) -> list[Path]:
-    return [f(n) for n in settings.variants for f in (artifacts.tokens, artifacts.answers) if f(n).exists()]
+    made = (artifacts.tokens, artifacts.answers, artifacts.served)
+    return [f(n) for n in settings.variants for f in made if f(n).exists()]
 
 
 def git(*words: str) -> str:
