@@ -61,7 +61,8 @@ def gate(results: dict[str, dict[str, Any]], settings: Params, beside: dict[str,
     overall = worst(deciding)
     own = results.get(settings.reference, {}).get("metrics", {})
     floor = {name: own.get(name) for names in FLOORS.values() for name in names}
-    return {"verdict": overall, "inconclusive": settings.gate.inconclusive, "floor": floor, "variants": variants}
+    policy = {"reference": settings.reference, "inconclusive": settings.gate.inconclusive}
+    return {"verdict": overall, **policy, "floor": floor, "variants": variants}
 
 
 def _floors(result: dict[str, Any] | None, reference: dict[str, Any] | None) -> dict[str, Any]:
@@ -219,6 +220,9 @@ def _on_file(settings: Params) -> dict[str, Any]:
     if not artifacts.GATE.exists():
         raise ArtifactError(f"{artifacts.GATE} is missing; run `dvc repro`")
     verdict: dict[str, Any] = artifacts.read_json(artifacts.GATE)
+    if (ref := verdict.get("reference")) != settings.reference:
+        why = f"judged against {ref or 'a reference that it does not name'}, not {settings.reference}"
+        raise ArtifactError(f"the verdict is stale: {why}; run `dvc repro`")
     now, then = _inputs(settings), verdict.get("inputs", {})
     changed = sorted(k for k in now.keys() | then.keys() if now.get(k) is None or now.get(k) != then.get(k))
     changed += stale.changed(settings)

@@ -104,7 +104,7 @@ def test_the_comment_says_the_verdict_the_three_differences_and_folds_the_rest(h
         and lines[3].startswith("- **int4**: FAIL")
     )
     deltas = [line for line in lines[5:10] if line.startswith("- **int4** ")]
-    assert "Brackets: 95 % intervals; arrows: from the baseline to this change." in lines
+    assert "Brackets: 95 % intervals; arrows: from the baseline to this change. Reference: `bf16`." in lines
     assert len(deltas) == comment.DELTAS and deltas[0].startswith("- **int4** kld_mean: 0.2")
     assert "nats, +0.2" in deltas[0] and "(paired by token, n = 1000): FAIL, margin 0.05 nats against the baseline" in deltas[0]
     fold = lines.index("</details>")
@@ -393,6 +393,23 @@ def test_a_baseline_measured_against_another_reference_is_exit_2(house: params.P
     git("checkout", "--quiet", "-b", "next")
     settings = rewrite("int4", reference="bf16")
     assert gate.enforce(settings, "change") == 2 and "against another reference than bf16" in capsys.readouterr().err
+
+
+def test_a_baseline_judged_against_another_reference_is_exit_2(house: params.Params, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever its results say: gate.json names what its bounds counted from."""
+    verdict = artifacts.read_json(artifacts.GATE)
+    assert verdict["reference"] == "bf16"
+    artifacts.write_json(artifacts.GATE, verdict | {"reference": "fp16"})
+    commit("judged against fp16")
+    git("checkout", "--quiet", "-b", "next")
+    settings = coarser(0.1, 30)
+    assert gate.enforce(settings, "change") == 2
+    assert "was judged against another reference (fp16) than bf16" in capsys.readouterr().err
+
+
+def test_the_comment_names_the_reference_that_figures_count_from(house: params.Params) -> None:
+    gate.enforce(coarser(0.1, 30), "main", write=True)
+    assert "Reference: `bf16`." in comment.FILE.read_text(encoding="utf-8").split("<details>")[0]
 
 
 def test_rules_against_reference_and_baseline_are_one_family(house: params.Params) -> None:

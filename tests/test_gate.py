@@ -334,6 +334,18 @@ def test_without_a_lock_that_vouches_for_the_results_nothing_passes(
     assert gate._enforce_or_stale() == 2 and word in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("then", ["int8", None])
+def test_a_verdict_against_another_reference_is_stale(
+    house: params.Params, then: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = judged(house)
+    assert found["reference"] == house.reference
+    other = {k: v for k, v in found.items() if k != "reference"} | ({"reference": then} if then else {})
+    artifacts.write_json(artifacts.GATE, other)
+    assert gate.enforce(house) == 2
+    assert f"judged against {then or 'a reference that it does not name'}, not {house.reference}" in capsys.readouterr().err
+
+
 def test_an_edited_floor_is_exit_2(house: params.Params) -> None:
     artifacts.write_json(artifacts.FLOOR, {"metrics": {}})
     judged(house)

@@ -100,11 +100,17 @@ def test_a_looser_rule_fails_the_gate_and_says_so(house: params.Params, rules: l
         ({"gate": {"required": ["nf4"]}}, "no longer required: int8"),
         ({"gate": {"inconclusive": "passes"}}, "INCONCLUSIVE no longer blocks"),
         ({"compare": {"confidence": 0.8}}, "confidence 0.8 instead of 0.95"),
+        ({"": {"reference": "int8"}}, "bounds count from int8 instead of bf16"),
     ],
 )
 def test_a_looser_policy_fails_the_gate(house: params.Params, change: dict[str, dict[str, Any]], reason: str) -> None:
     for section, values in change.items():
-        house = house.model_copy(update={section: getattr(house, section).model_copy(update=values)})
+        update = {section: getattr(house, section).model_copy(update=values)} if section else values
+        house = house.model_copy(update=update)
+    if house.reference == "int8":
+        house = with_rules(house, RULES, required=["nf4"])
+    for name in house.variants:
+        artifacts.write_json(artifacts.metrics(name), artifacts.read_json(artifacts.metrics(name)) | {"reference": house.reference})
     found = judge(house)
     assert found["verdict"] == "FAIL" and reason in found["variants"]["nf4"]["reason"]
     with pytest.raises(ArtifactError, match="give --reason WHY"):

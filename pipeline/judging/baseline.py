@@ -103,6 +103,15 @@ def _written(base: Baseline, path: Path) -> Any:
         raise ArtifactError(f"no baseline: {path} of {base.name} is damaged; {NEXT}") from None
 
 
+def _judged_against(base: Baseline) -> str | None:
+    """The reference that the baseline's own verdict names; None where there is none or it names none."""
+    try:
+        named = json.loads(show(base, artifacts.GATE) or b"")["reference"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return str(named)
+
+
 def _add_served(base: Baseline, settings: Params) -> None:
     """Put the figures of the baseline's servers beside its variants', if any rule asks for one; null with why where they are
     not there, or were asked for in another way than now."""
@@ -128,6 +137,8 @@ def beside(base: Baseline, results: dict[str, Row], settings: Params) -> dict[st
     ours, theirs = results.get(ref, {}), base.results.get(ref, {})
     if not theirs or any(r.get("reference") != ref for r in base.results.values()):
         raise ArtifactError(f"no baseline: {base.name} measured against another reference than {ref}; {NEXT}")
+    if (judged := _judged_against(base)) not in (None, ref):
+        raise ArtifactError(f"no baseline: {base.name} was judged against another reference ({judged}) than {ref}; {NEXT}")
     if ours.get("base") != theirs.get("base"):
         raise ArtifactError(f"no baseline: {base.name} measured another base model; {NEXT}")
     _add_served(base, settings)

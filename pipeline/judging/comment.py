@@ -39,7 +39,8 @@ def render(verdict: Row, results: dict[str, Row], beside: Row | None) -> str:
     lines += ["", *_deltas(required or advisory, results, beside)]
     lines += [
         "",
-        f"Brackets: {_confidence(verdict):g} % intervals{'; arrows: from the baseline to this change' if beside else ''}.",
+        f"Brackets: {_confidence(verdict):g} % intervals{'; arrows: from the baseline to this change' if beside else ''}."
+        f" Reference: `{_safe(verdict['reference'])}`.",
     ]
     lines += [f"- loosened on new evidence: {_safe(note)}" for note in verdict.get("loosened", [])]
     head = lines

@@ -63,6 +63,7 @@ def _justify_policy(book: Book, settings: Params, reason: str | None) -> str:
     if loosened and not reason:
         raise ArtifactError(f"{loosened[0].partition(': run')[0]}: no figure can say why; give --reason WHY")
     policy = {
+        "reference": settings.reference,
         "required": settings.gate.required,
         "inconclusive": settings.gate.inconclusive,
         "confidence": settings.compare.confidence,

@@ -140,7 +140,7 @@ def faults(settings: Params, book: Book) -> list[Row]:
 
 
 def policy_faults(settings: Params, policy: Row | None, names: list[str]) -> list[Row]:
-    """What decides at all: the required variants, what INCONCLUSIVE does, and how sure an interval must be."""
+    """What decides at all: the required variants, what INCONCLUSIVE does, how sure an interval must be, what bounds count from."""
     if policy is None:
         text = f"{FILE} has no policy; run `python -m pipeline.gate --justify {POLICY}`"
         return [{"name": POLICY, "key": (POLICY, ""), "reason": text, "variants": names, "loosened": False}]
@@ -150,6 +150,8 @@ def policy_faults(settings: Params, policy: Row | None, names: list[str]) -> lis
         said.append("INCONCLUSIVE no longer blocks")
     if settings.compare.confidence < policy["confidence"]:
         said.append(f"confidence {settings.compare.confidence} instead of {policy['confidence']}")
+    if policy.get("reference", settings.reference) != settings.reference:  # older policies name none
+        said.append(f"bounds count from {settings.reference} instead of {policy['reference']}")
     how = f"run `python -m pipeline.gate --justify {POLICY} --reason WHY`, or take the change back"
     text = f"{'; '.join(said)}: {how}"
     return [{"name": POLICY, "key": (POLICY, ""), "reason": text, "variants": names, "loosened": True}] if said else []
