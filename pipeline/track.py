@@ -90,8 +90,8 @@ def _parent(tracker: Tracker, state: State, settings: Params, made_from: dict[st
         shared = {f"model.{k}": v for k, v in settings.model.model_dump().items()}
         shared |= {"base": base, "reference": settings.reference, "seed": settings.seed, "tier": settings.tier}
         tracker.log_params(run_id, shared | {"variants": ", ".join(runs), "machine": made_from["machine"]})
-        tracker.client.log_dict(run_id, comparison, "comparison.json")
-        tracker.client.log_dict(run_id, {"runs": runs, "key": key}, "state.json")
+        tracker.log_dict(run_id, comparison, "comparison.json")
+        tracker.log_dict(run_id, {"runs": runs, "key": key}, "state.json")
         tracker.log_files(run_id, [Path("params.yaml"), Path("dvc.lock")], "made_from")
 
     name = f"{model_name(settings)} vs {settings.reference}: {verdict['verdict']} ({key[:6]})"

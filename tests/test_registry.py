@@ -205,6 +205,12 @@ def test_results_that_are_not_in_mlflow_yet_are_not_promoted(house: House) -> No
         promote(house, "int8")
 
 
+def test_a_reason_is_kept_without_a_password(house: House) -> None:
+    promote(house, "int8", reason="as seen at https://me:hunter2pass@host/x")
+    kept = str([house[2].get_registered_model(NAME).tags, house[2].get_model_version_by_alias(NAME, ALIAS).tags])
+    assert "hunter2" not in kept and "as seen at https://(hidden)@host/x" in kept
+
+
 def test_an_unknown_variant_is_named_with_those_there_are(house: House) -> None:
     with pytest.raises(ParamsError, match="int88"):
         promote(house, "int88")

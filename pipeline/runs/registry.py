@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from pipeline.core import secrets
 from pipeline.core.errors import ArtifactError
 
 ALIAS = "champion"
@@ -50,7 +51,7 @@ class Registry:
         if self._model() is None:
             about = f"Variants of the MLflow experiment, by reference. `{ALIAS}` is the one to serve; its moves are tags."
             self.client.create_registered_model(self.name, description=about)
-        known = {v.run_id: v for v in self._versions()}
+        known, wanted = {v.run_id: v for v in self._versions()}, secrets.hide_in(wanted)
         for run_id, tags in wanted.items():
             known.setdefault(run_id, None)
             if known[run_id] is None:
@@ -131,7 +132,7 @@ class Registry:
         variant = self.client.get_model_version(self.name, version).tags.get("variant", "?")
         at, by = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), f"{getpass.getuser()}@{platform.node()}"
         move = {"number": f"{len(self.moves()) + 1:04d}", "version": version, "variant": variant, "before": before,
-                "how": how, "at": at, "by": by, "reason": reason, "files": files}  # fmt: skip
+                "how": how, "at": at, "by": by, "reason": secrets.hide(reason), "files": files}  # fmt: skip
         self.client.set_registered_model_tag(self.name, MOVE + move["number"], json.dumps(move))
         return move
 
