@@ -3,7 +3,7 @@
 The stage only writes the verdict and exits 0, so that report and MLflow always come after it. `--enforce` is what a
 merge runs: 0 pass, 1 fail, 2 missing or stale, 3 inconclusive. With `--baseline REV` it also judges the rules against
 what that commit had (baseline.py says why the stage does not), and `--comment` writes what a merge's reader should see.
-`--justify RULE` writes the ledger, without which no bound holds (ledger.py).
+`--justify RULE` writes the ledger, without which no bound holds (ledger.py, justify.py).
 
 How often a verdict is wrong: PASS asks all required rules to pass, so that a bad figure must slip through its own rule,
 nominally (1 - confidence) / 2 of the time (2 to 3.5 % in tests/bench/simulations.py), however many rules there are
@@ -25,7 +25,7 @@ from pipeline import served
 from pipeline.core import artifacts, cli, params
 from pipeline.core.errors import ArtifactError, ParamsError, QuantgateError
 from pipeline.core.params import Params, Rule, Variant
-from pipeline.judging import baseline, comment, ledger, stale
+from pipeline.judging import baseline, comment, justify, ledger, stale
 from pipeline.numbers.definitions import definition
 from pipeline.numbers.metrics import FLOORS
 from pipeline.numbers.rules import Bound, Judgement, Verdict, bound_of, judge, judge_above, neutral_of, worst, would_settle
@@ -58,7 +58,8 @@ def gate(results: dict[str, dict[str, Any]], settings: Params, beside: dict[str,
     overall = worst(deciding)
     own = results.get(settings.reference, {}).get("metrics", {})
     floor = {name: own.get(name) for names in FLOORS.values() for name in names}
-    return {"verdict": overall, "inconclusive": settings.gate.inconclusive, "floor": floor, "variants": variants}
+    policy = {"reference": settings.reference, "inconclusive": settings.gate.inconclusive}
+    return {"verdict": overall, **policy, "floor": floor, "variants": variants}
 
 
 def _floors(result: dict[str, Any] | None, reference: dict[str, Any] | None) -> dict[str, Any]:
@@ -98,9 +99,11 @@ def _beside(
         return None, Judgement("INCONCLUSIVE", UNJUDGED)
     if rule.metric in then["lost"] or metric is None or metric.get("value") is None:
         return None, judge(bound, None if rule.metric in then["lost"] else metric)
-    figure, had = then["figures"].get(rule.metric), then["values"].get(rule.metric, {}).get("value")
+    theirs = then["values"].get(rule.metric, {})
+    figure, had = then["figures"].get(rule.metric), theirs.get("value")
     if figure is None:
-        return None, Judgement("INCONCLUSIVE", f"no baseline: {rule.metric} is new, or had no value there")
+        why = f" ({theirs['reason'].partition('; run')[0]})" if theirs.get("reason") else ""
+        return None, Judgement("INCONCLUSIVE", f"no baseline: {rule.metric} is new, or had no value there{why}")
     if rule.margin and figure["unit"] in OWN_SIZE and had is not None and abs(bound.threshold) >= had:
         return figure, Judgement("FAIL", f"{bound.text} is as much as all the baseline has, {had:.3g}, so it protects nothing")
     return figure, judge(bound, figure)
@@ -181,17 +184,19 @@ def for_merge(settings: Params, rev: str | None = None) -> tuple[dict[str, Any],
     Raises `ArtifactError` for whatever keeps a verdict from being given: the one on file is missing or stale, a file was
     edited by hand, a baseline is asked for and not there.
     """
-    verdict = _on_file(settings)
-    wanted = baseline.wanted(rev, settings)
-    if wanted is None:
-        if any(rule.against == "baseline" for rule in settings.gate.rules):
-            raise ArtifactError("no baseline: params.yaml has rules against it; name the commit with --baseline or gate.baseline")
-        return verdict, None
-    base, results = baseline.read(wanted), _results(settings)
-    beside = baseline.beside(base, results, settings)
-    then = baseline.show(base, ledger.FILE)
-    book = ledger.parse(then.decode(), f"{ledger.FILE} of {base.name}") if then is not None else None
-    return dict(artifacts.jsonable(ledger.judged(gate(results, settings, beside), settings, book))), beside
+    _on_file(settings)
+    results, wanted = _results(settings), baseline.wanted(rev, settings)
+    beside, earlier = None, ledger.committed()
+    if wanted is not None:
+        base = baseline.read(wanted)
+        beside = baseline.beside(base, results, settings)
+        if (then := baseline.show(base, ledger.FILE)) is not None:
+            earlier = {ledger.BASELINE: ledger.parse(then.decode(), f"{ledger.FILE} of {base.name}"), **earlier}
+    elif any(rule.against == "baseline" for rule in settings.gate.rules):
+        raise ArtifactError(
+            f"no baseline: params.yaml has rules against it; name the commit: --baseline, {baseline.VARIABLE} or gate.baseline"
+        )
+    return dict(artifacts.jsonable(ledger.judged(gate(results, settings, beside), settings, earlier))), beside
 
 
 def _on_file(settings: Params) -> dict[str, Any]:
@@ -199,6 +204,9 @@ def _on_file(settings: Params) -> dict[str, Any]:
     if not artifacts.GATE.exists():
         raise ArtifactError(f"{artifacts.GATE} is missing; run `dvc repro`")
     verdict: dict[str, Any] = artifacts.read_json(artifacts.GATE)
+    if (ref := verdict.get("reference")) != settings.reference:
+        why = f"judged against {ref or 'a reference that it does not name'}, not {settings.reference}"
+        raise ArtifactError(f"the verdict is stale: {why}; run `dvc repro`")
     if changed := stale.since(verdict, settings):
         raise ArtifactError(f"the verdict is stale; missing or changed since: {', '.join(changed)}; run `dvc repro`")
     found = judged(settings)
@@ -256,7 +264,7 @@ def main(
         sys.exit(code if enforcing else 0)
     settings = params.load()
     if rule is not None:
-        for line in ledger.justify(rule, settings, _results(settings), reason):
+        for line in justify.justify(rule, settings, _results(settings), reason):
             cli.say("ledger", line)
         return
     if rev is not None or reason is not None:

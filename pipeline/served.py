@@ -108,9 +108,14 @@ def load(settings: Params) -> dict[str, Row]:
     """{variant: its figures} of those that are served and here. Raises `ArtifactError` for a file `serve` did not write."""
     found = {n: artifacts.read_json(artifacts.served(n)) for n in settings.serving.variants if artifacts.served(n).exists()}
     for name, figures in found.items():
-        if not isinstance(figures, dict) or not isinstance(figures.get("levels"), dict) or "asked" not in figures:
+        if not whole(figures):
             raise ArtifactError(f"{artifacts.served(name)} is damaged; delete it and run `dvc repro`")
     return found
+
+
+def whole(figures: Any) -> bool:
+    """Whether a parsed file is one that `serve` wrote."""
+    return isinstance(figures, dict) and isinstance(figures.get("levels"), dict) and {"asked", "model", "status"} <= figures.keys()
 
 
 def fault(variant: str, figures: Row | None, model: str, settings: Params) -> str | None:
@@ -144,11 +149,15 @@ def current(results: dict[str, Row], settings: Params) -> tuple[dict[str, Row], 
     return {n: f for n, f in there.items() if not faults[n]}, {n: why for n, why in faults.items() if why}
 
 
-def add(results: dict[str, Row], settings: Params) -> None:
-    """Put servers' figures beside those in process, if any rule asks for one. results: {variant: metrics/<variant>.json}."""
-    servers = load(settings) if judged(settings) else {}
-    for name, result in results.items() if judged(settings) else ():
+def add(results: dict[str, Row], settings: Params, servers: dict[str, Row] | None = None) -> None:
+    """Put servers' figures beside those in process, if any rule asks for one. results: {variant: metrics/<variant>.json};
+    servers: {variant: its figures}, those on file if not given. `client`: the machine that a server was asked from."""
+    if not judged(settings):
+        return
+    servers = load(settings) if servers is None else servers
+    for name, result in results.items():
         result["metrics"] |= metrics(name, servers.get(name), result["model"], settings)
+        result["client"] = servers.get(name, {}).get("client")
 
 
 def changed(settings: Params) -> list[str]:

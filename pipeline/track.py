@@ -9,6 +9,7 @@ state says what it held. What a crash left half-written is made anew by the next
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -25,7 +26,7 @@ from pipeline.core.params import Params
 from pipeline.runs import run_content, run_picture, views
 from pipeline.runs.reach import without_password
 from pipeline.runs.registry import Move, Registry
-from pipeline.runs.state import State, load_state, model_name, provenance, version_tags
+from pipeline.runs.state import State, compared_files, load_state, model_name, provenance, version_tags
 from pipeline.runs.tracking import CURRENT, Tracker
 
 LOCK = artifacts.ARTIFACTS / "track.lock"
@@ -89,8 +90,8 @@ def _parent(tracker: Tracker, state: State, settings: Params, made_from: dict[st
         shared = {f"model.{k}": v for k, v in settings.model.model_dump().items()}
         shared |= {"base": base, "reference": settings.reference, "seed": settings.seed, "tier": settings.tier}
         tracker.log_params(run_id, shared | {"variants": ", ".join(runs), "machine": made_from["machine"]})
-        tracker.client.log_dict(run_id, comparison, "comparison.json")
-        tracker.client.log_dict(run_id, {"runs": runs, "key": key}, "state.json")
+        tracker.log_dict(run_id, comparison, "comparison.json")
+        tracker.log_dict(run_id, {"runs": runs, "key": key}, "state.json")
         tracker.log_files(run_id, [Path("params.yaml"), Path("dvc.lock")], "made_from")
 
     name = f"{model_name(settings)} vs {settings.reference}: {verdict['verdict']} ({key[:6]})"
@@ -138,32 +139,39 @@ def _judge(tracker: Tracker, run_id: str, name: str, state: State, settings: Par
 def promote(settings: Params, uri: str, variant: str, *, force: bool, reason: str) -> str:
     """Make a variant the champion; returns what happened, in words.
 
-    Raises `ArtifactError` unless its verdict is PASS and not stale; with `force` it needs a reason instead.
+    Raises `ArtifactError` unless its verdict is PASS and not stale, and its files, where they are here, are those that were
+    measured; with `force` it needs a reason instead.
     """
     settings.variant(variant)
     state = load_state(settings)
     word = state.word(variant, settings.reference)
+    files, changed = compared_files(state, variant)
     if not force:
-        _refuse_unfit(variant, word)
+        _refuse_unfit(variant, settings, changed)
+        word = "PASS"
     tracker = Tracker(uri, settings.track.experiment)
     registry = Registry(tracker.client, settings.track.experiment)
     run = tracker.find(state.key_of(variant))
     version = registry.version_of(run.info.run_id) if run else None
     if version is None:
         raise ArtifactError(f"{variant}'s present results are not in MLflow; run `python -m pipeline.track` first")
-    move = registry.promote(version, reason=reason or f"verdict {word}", forced=force)
+    move = registry.promote(version, reason=reason or f"verdict {word}", forced=force, files=files)
     return _told(move) if move else f"{variant} (version {version}) is the champion already; nothing was changed"
 
 
-def _refuse_unfit(variant: str, word: str) -> None:
-    """Raise unless a verdict is PASS, and the gate, asked as a merge asks it, does not call it stale."""
+def _refuse_unfit(variant: str, settings: Params, changed: str) -> None:
+    """Raise unless the gate, asked as a merge asks it, gives PASS and does not call it stale, and the files are those measured."""
     way = "mend it, or use --force --reason TEXT"
-    if word != "PASS":
-        raise ArtifactError(f"{variant} is not promoted: its verdict is {word}, not PASS; {way}")
     gate = subprocess.run([sys.executable, "-m", "pipeline.gate", "--enforce"], capture_output=True, text=True)
     if gate.returncode == STALE or gate.returncode not in (0, 1, 3):
         lines = gate.stderr.strip().splitlines() or ["the gate could not be asked"]
         raise ArtifactError(f"{variant} is not promoted: {lines[-1]}; {way}")
+    said = re.search(rf"^([A-Z]+) +{re.escape(variant)}(?: \(advisory\))?: (.*)$", gate.stdout, re.MULTILINE)
+    word, why = said.groups() if said else ("REFERENCE" if variant == settings.reference else "MISSING", "the gate names none")
+    if word != "PASS":
+        raise ArtifactError(f"{variant} is not promoted: its verdict is {word}, not PASS: {why}; {way}")
+    if changed:
+        raise ArtifactError(f"{variant} is not promoted: {changed}; {way}")
 
 
 def rollback(settings: Params, uri: str, reason: str) -> str:
@@ -174,7 +182,8 @@ def rollback(settings: Params, uri: str, reason: str) -> str:
 
 def _told(move: Move) -> str:
     before = f"before: version {move['before']}" if move["before"] else "there was none before"
-    return f"champion is {move['variant']} (version {move['version']}), by {move['how']}; {before}; reason: {move['reason']}"
+    told = f"champion is {move['variant']} (version {move['version']}), by {move['how']}; {before}; reason: {move['reason']}"
+    return f"{told}; its files: {move['files']}"
 
 
 # --- command line ------------------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ def keep_ledger(settings: params.Params) -> None:
     """Write a ledger with the rules as they are now."""
     rules = [{"rule": r.model_dump(exclude_defaults=True), "reason": None, "evidence": [EVIDENCE]} for r in settings.gate.rules]
     policy = {"required": settings.gate.required, "inconclusive": settings.gate.inconclusive, "reason": None}
-    policy |= {"confidence": settings.compare.confidence}
+    policy |= {"confidence": settings.compare.confidence, "reference": settings.reference}
     ledger.write({"policy": ledger.sealed(policy), "rules": [ledger.sealed(r) for r in rules]})
 
 
@@ -116,7 +116,8 @@ def make(settings: params.Params, variant: str, loss: float, wrong: int, **sizes
 
 
 def rows_of(settings: params.Params) -> list[Path]:
-    return [f(n) for n in settings.variants for f in (artifacts.tokens, artifacts.answers) if f(n).exists()]
+    made = (artifacts.tokens, artifacts.answers, artifacts.served)
+    return [f(n) for n in settings.variants for f in made if f(n).exists()]
 
 
 def git(*words: str) -> str:

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from gate_house import EACH, ITEMS, answer_rows, commit, finish, git, judge, keep_ledger, lock, make, rows_of, token_rows
 
-from pipeline import gate
+from pipeline import gate, served
 from pipeline.core import artifacts, params
 from pipeline.core.errors import ArtifactError
 from pipeline.core.params import Compare, Rule
@@ -104,7 +104,7 @@ def test_the_comment_says_the_verdict_the_three_differences_and_folds_the_rest(h
         and lines[3].startswith("- **int4**: FAIL")
     )
     deltas = [line for line in lines[5:10] if line.startswith("- **int4** ")]
-    assert "Brackets: 95 % intervals; arrows: from the baseline to this change." in lines
+    assert "Brackets: 95 % intervals; arrows: from the baseline to this change. Reference: `bf16`." in lines
     assert len(deltas) == comment.DELTAS and deltas[0].startswith("- **int4** kld_mean: 0.2")
     assert "nats, +0.2" in deltas[0] and "(paired by token, n = 1000): FAIL, margin 0.05 nats against the baseline" in deltas[0]
     fold = lines.index("</details>")
@@ -395,6 +395,23 @@ def test_a_baseline_measured_against_another_reference_is_exit_2(house: params.P
     assert gate.enforce(settings, "change") == 2 and "against another reference than bf16" in capsys.readouterr().err
 
 
+def test_a_baseline_judged_against_another_reference_is_exit_2(house: params.Params, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever its results say: gate.json names what its bounds counted from."""
+    verdict = artifacts.read_json(artifacts.GATE)
+    assert verdict["reference"] == "bf16"
+    artifacts.write_json(artifacts.GATE, verdict | {"reference": "fp16"})
+    commit("judged against fp16")
+    git("checkout", "--quiet", "-b", "next")
+    settings = coarser(0.1, 30)
+    assert gate.enforce(settings, "change") == 2
+    assert "was judged against another reference (fp16) than bf16" in capsys.readouterr().err
+
+
+def test_the_comment_names_the_reference_that_figures_count_from(house: params.Params) -> None:
+    gate.enforce(coarser(0.1, 30), "main", write=True)
+    assert "Reference: `bf16`." in comment.FILE.read_text(encoding="utf-8").split("<details>")[0]
+
+
 def test_rules_against_reference_and_baseline_are_one_family(house: params.Params) -> None:
     v = merged(coarser())
     assert v["family"]["rules"] == 3  # the advisory rule is not one
@@ -407,3 +424,115 @@ def test_a_margin_loosened_since_the_baseline_fails_the_merge(house: params.Para
     finish(settings, "and now it passes")
     found = gate.for_merge(settings, "main")[0]
     assert found["verdict"] == "FAIL" and "since the baseline, kld_mean: margin 0.4 nats" in found["ledger"][0]
+
+
+# --- servers -----------------------------------------------------------------------------------------------------
+
+TTFT = "ttft_p50_ms/closed-1"
+
+
+def serve(settings: params.Params, ttft: float, **more: Any) -> None:
+    """What int4's server did, as `serve` writes it."""
+    memory = figure(1e6, 1e6, 1e6)
+    levels = {"closed-1": {"ttft_p50_ms": figure(ttft, ttft - 1, ttft + 1)}}
+    artifacts.write_json(artifacts.served("int4"), {
+        "variant": "int4", "model": artifacts.read_json(artifacts.metrics("int4"))["model"], "status": "ok", "reason": None,
+        "asked": served.asked("int4", settings), "client": {"cpu": "c"}, "levels": levels, "knee": memory,
+        "server_memory_bytes": memory, "inputs": {},
+    } | more)  # fmt: skip
+
+
+@pytest.fixture
+def serving(house: params.Params) -> params.Params:
+    """`main` has an int4 whose server takes 100 ms to the first token, and a rule on it; a branch starts from there."""
+    git("checkout", "--quiet", "main")
+
+    def ask(p: dict[str, Any]) -> None:
+        p["serving"] = {
+            "variants": {"int4": {"launch": "llamacpp"}},
+            "prompts": "x",
+            "objective": {"ttft_ms": 500.0},
+            "timeout_s": 60.0,
+        }
+        p["gate"]["rules"].append({"metric": TTFT, "margin": "20 ms", "against": "baseline"})
+
+    settings = edit(ask)
+    keep_ledger(settings)
+    serve(settings, 100)
+    finish(settings, "int4 is served")
+    git("checkout", "--quiet", "-b", "served")
+    return settings
+
+
+@pytest.mark.parametrize("ttft, verdict", [(150.0, "FAIL"), (105.0, "PASS"), (90.0, "PASS")])
+def test_a_server_is_judged_against_the_baselines_server(serving: params.Params, ttft: float, verdict: str) -> None:
+    serve(serving, ttft)
+    finish(serving, "another run")
+    v = merged(serving)
+    found = rule(v, TTFT)
+    assert (found["value"], found["verdict"], v["verdict"]) == (pytest.approx(ttft - 100), verdict, verdict)
+    # the variant itself is what it was, byte for byte
+    assert gate.for_merge(serving, "main")[1]["variants"]["int4"]["figures"]["kld_mean"]["how"] == "unchanged"  # type: ignore[index]
+
+
+def test_a_server_s_unchanged_figures_are_unchanged_and_the_variant_s_too(serving: params.Params) -> None:
+    _, beside = gate.for_merge(serving, "main")
+    assert beside is not None
+    assert {f["how"] for f in beside["variants"]["int4"]["figures"].values()} == {"unchanged"}
+    assert merged(serving)["verdict"] == "PASS" and beside["variants"]["int4"]["new"] == []
+
+
+def test_a_server_on_another_machine_has_no_interval(serving: params.Params) -> None:
+    serve(serving, 101, client={"cpu": "another"})
+    finish(serving, "elsewhere")
+    found = rule(merged(serving), TTFT)
+    assert found["verdict"] == "INCONCLUSIVE" and "another machine" in found["reason"]
+
+
+def test_a_level_that_the_baselines_server_has_and_this_one_lacks_fails(serving: params.Params) -> None:
+    serve(serving, 100, levels={"closed-2": {"ttft_p50_ms": figure(100, 99, 101)}})
+    finish(serving, "other levels")
+    v = merged(serving)
+    assert v["verdict"] == "FAIL" and rule(v, TTFT)["verdict"] == "FAIL"
+
+
+@pytest.mark.parametrize(
+    "then, said",
+    [
+        (lambda s: artifacts.served("int4").unlink(), "reports/serving/int4.json is missing"),
+        (lambda s: serve(s, 100, asked={"load": "another"}), "int4's server was measured for other params"),
+        (lambda s: serve(s, 100, model="another"), "int4's server had another build of the model"),
+        (lambda s: serve(s, 100, levels={}), "the server's run has no such figure"),
+        (lambda s: serve(s, 100, status="unsupported", reason="no port"), "the server is unsupported: no port"),
+    ],
+)
+def test_without_the_baselines_figures_of_a_server_a_rule_against_them_never_passes(
+    serving: params.Params, then: Any, said: str
+) -> None:
+    git("checkout", "--quiet", "main")
+    then(serving)
+    finish(serving, "another baseline")
+    git("checkout", "--quiet", "served")
+    v = merged(serving)
+    found = rule(v, TTFT)
+    assert (
+        found["verdict"] == "INCONCLUSIVE" == v["verdict"] and f"no baseline: {TTFT}" in found["reason"] and said in found["reason"]
+    )
+    assert "dvc repro" not in found["reason"]
+
+
+@pytest.mark.parametrize(
+    "text, said", [('{"levels": {}}', "is not what its dvc.lock says"), ("[]", "is damaged"), ("{", "is damaged")]
+)
+def test_a_baselines_figures_of_a_server_that_its_pipeline_did_not_write_are_exit_2(
+    serving: params.Params, text: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    git("checkout", "--quiet", "main")
+    artifacts.served("int4").write_text(text)
+    if said == "is damaged":
+        lock(serving, *rows_of(serving))
+    commit("a baseline to be refused")
+    git("checkout", "--quiet", "served")
+    assert gate.enforce(serving, "main") == 2
+    err = capsys.readouterr().err
+    assert "no baseline: reports/serving/int4.json of main" in err and said in err and err.count("\n") == 1

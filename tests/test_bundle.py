@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import reported
+import yaml
 
 from pipeline import report
 from pipeline.core import artifacts, params
@@ -97,6 +98,44 @@ def test_no_weights_and_no_secrets_leave_and_what_was_hidden_is_named(house: Pat
     for secret in (b"WEIGHTS", b"hunter2", KEY.encode(), b"secretpw"):
         assert secret not in whole, secret
     assert set(read_json(path, bundle.INDEX)["hidden"]) == {"params.yaml", "artifacts/logs/gptq.log"}
+
+
+@pytest.mark.parametrize("where", ["a file of another kind", "options", "a server's address"])
+def test_no_secret_leaves_in_what_is_written_for_the_bundle_itself(house: Path, where: str) -> None:
+    """The index repeats params; any text goes in by what it is, not by how its file is called."""
+    if where == "a file of another kind":
+        artifacts.write_text(Path("envs/own.cfg"), f"index-url = https://me:hunter2pass@pypi/simple\n{KEY}\n")
+    elif where == "options":
+        for name in params.load().variants:
+            path = artifacts.metrics(name)
+            artifacts.write_json(path, artifacts.read_json(path) | {"options": {"index": "https://me:hunter2pass@h", "k": [KEY]}})
+    else:
+        data = yaml.safe_load((house / "params.yaml").read_text(encoding="utf-8"))
+        data["serving"]["variants"] = {"int8": {"url": "http://me:hunter2pass@host:8000"}}
+        (house / "params.yaml").write_text(yaml.safe_dump(data), encoding="utf-8")
+    path = packed(house)
+    with zipfile.ZipFile(path) as found:
+        for name in found.namelist():
+            assert not re.search(rb"hunter2|sk-0123456789|secretpw", found.read(name)), name
+    assert bundle.read(path)["index"]["files"]
+
+
+def test_a_variable_whose_value_is_a_folder_s_name_breaks_no_bundle(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKENS_FOLDER", "artifacts/answers")
+    assert "artifacts/answers/int8.jsonl" in bundle.read(packed(house))["index"]["files"]
+
+
+def test_a_log_cut_to_its_end_has_no_half_of_a_secret_and_is_not_said_to_hide_one(
+    house: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = artifacts.LOGS / "gptq.log"
+    artifacts.write_text(log, f"{KEY}\n{'x' * 1000}")
+    monkeypatch.setattr(bundle, "MOST_LOG", 1010)
+    with zipfile.ZipFile(packed(house)) as found:
+        assert b"cdef0123" not in found.read(str(log))
+    artifacts.write_text(log, "y" * 5000)
+    path = packed(house)
+    assert str(log) not in read_json(path, bundle.INDEX)["hidden"]
 
 
 def test_what_is_not_here_is_named_with_the_way_to_get_it(house: Path) -> None:
@@ -275,6 +314,31 @@ def test_where_conditions_differ_they_come_first_and_quality_is_not_compared(hou
     assert text.index(f"- {part}: ") < text.index("## Quality")
     assert f"Not comparable: {part} differ." in text
     assert {r[4] for r in rows_of(text, "int8") if len(r) == 5} == {"not comparable"}
+
+
+@pytest.mark.parametrize(
+    "section, change, said",
+    [
+        ("benchmark", lambda c: c["amount"].update(rounds=99), "speed: benchmark.amount.rounds: 5, 99"),
+        ("benchmark", lambda c: c.update(prompts="other"), "speed: benchmark.prompts: evalsets/corpus, other"),
+        ("serving", lambda c: c["amount"].update(requests=99), "speed: serving.amount.requests: 4, 99"),
+        ("serving", lambda c: c.update(timeout_s=9.0), "speed: serving.timeout_s: 60.0, 9.0"),
+    ],
+)
+def test_other_benchmarks_and_servers_are_named_and_leave_quality_comparable(
+    house: Path, section: str, change: Callable[[Any], None], said: str
+) -> None:
+    text = compared(house, lambda i: change(i["conditions"]["speed"][section]), bundle.INDEX)
+    assert f"- {said}" in text and text.index(said) < text.index("## Quality")
+    assert "equal" in {r[-1] for r in rows_of(text, "int8")}
+
+
+def test_what_is_compared_here_shows_no_secret_either(house: Path) -> None:
+    path = artifacts.metrics("int8")
+    other = changed(packed(house), lambda m: None)
+    artifacts.write_json(path, artifacts.read_json(path) | {"options": {"index": "https://me:hunter2pass@h"}})
+    text = report.side_by_side(params.load(), other)
+    assert "hunter2" not in text and "(hidden)@h" in text
 
 
 def test_another_machine_is_named_and_leaves_quality_comparable(house: Path) -> None:

@@ -335,6 +335,18 @@ def test_without_a_lock_that_vouches_for_the_results_nothing_passes(
     assert gate._enforce_or_stale() == 2 and word in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("then", ["int8", None])
+def test_a_verdict_against_another_reference_is_stale(
+    house: params.Params, then: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = judged(house)
+    assert found["reference"] == house.reference
+    other = {k: v for k, v in found.items() if k != "reference"} | ({"reference": then} if then else {})
+    artifacts.write_json(artifacts.GATE, other)
+    assert gate.enforce(house) == 2
+    assert f"judged against {then or 'a reference that it does not name'}, not {house.reference}" in capsys.readouterr().err
+
+
 def test_an_edited_floor_is_exit_2(house: params.Params) -> None:
     artifacts.write_json(artifacts.FLOOR, {"metrics": {}})
     judged(house)
@@ -457,12 +469,15 @@ def test_a_required_model_that_is_not_the_measured_one_is_stale(house: params.Pa
     folder = artifacts.model_dir("int8")
     folder.mkdir(parents=True)
     (folder / "model.safetensors").write_bytes(b"weights")
-    artifacts.write_json(folder / artifacts.MANIFEST, {"status": "ok", "digest": "a", "files": artifacts.files_of(folder)})
-    change("int8", model="a")
+    digest = artifacts.digest([{}, artifacts.files_of(folder)])
+    artifacts.write_json(folder / artifacts.MANIFEST, {"status": "ok", "digest": digest, "files": artifacts.files_of(folder)})
+    change("int8", model=digest)
     judged(house)
     assert gate.enforce(house) == 0 and "not here" not in capsys.readouterr().out
     (folder / "model.safetensors").write_bytes(b"weightz")
     assert gate.enforce(house) == gate.STALE and "model.safetensors was changed" in capsys.readouterr().err
+    artifacts.write_json(folder / artifacts.MANIFEST, {"status": "ok", "digest": digest, "files": artifacts.files_of(folder)})
+    assert gate.enforce(house) == gate.STALE and "its manifest was edited by hand" in capsys.readouterr().err
     (folder / "model.safetensors").write_bytes(b"weights")
     change("int8", model="b")
     judged(house)

@@ -25,7 +25,7 @@ BELOW = {
     "figures": {"core", "numbers", "evalset"},
     "judging": {"core", "numbers", "figures", "served"},
     "pages": {"core", "numbers", "figures", "judging"},
-    "runs": {"core", "judging", "served"},
+    "runs": {"core", "numbers", "judging", "served"},
 }
 # Heavy packages and the files that may import them, anywhere in the file.
 ALLOWED = {

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 import yaml
-from gate_house import judge, keep_ledger, lock
+from gate_house import commit, git, judge, keep_ledger, lock
 from test_gate import GOOD, metric
 
 from pipeline import gate
 from pipeline.core import artifacts, params
 from pipeline.core.errors import ArtifactError, ParamsError
 from pipeline.core.params import Rule
-from pipeline.judging import ledger
+from pipeline.judging import justify, ledger
 
 ROOT = Path(__file__).resolve().parent.parent
 RULES = [
@@ -100,16 +100,22 @@ def test_a_looser_rule_fails_the_gate_and_says_so(house: params.Params, rules: l
         ({"gate": {"required": ["nf4"]}}, "no longer required: int8"),
         ({"gate": {"inconclusive": "passes"}}, "INCONCLUSIVE no longer blocks"),
         ({"compare": {"confidence": 0.8}}, "confidence 0.8 instead of 0.95"),
+        ({"": {"reference": "int8"}}, "bounds count from int8 instead of bf16"),
     ],
 )
 def test_a_looser_policy_fails_the_gate(house: params.Params, change: dict[str, dict[str, Any]], reason: str) -> None:
     for section, values in change.items():
-        house = house.model_copy(update={section: getattr(house, section).model_copy(update=values)})
+        update = {section: getattr(house, section).model_copy(update=values)} if section else values
+        house = house.model_copy(update=update)
+    if house.reference == "int8":
+        house = with_rules(house, RULES, required=["nf4"])
+    for name in house.variants:
+        artifacts.write_json(artifacts.metrics(name), artifacts.read_json(artifacts.metrics(name)) | {"reference": house.reference})
     found = judge(house)
     assert found["verdict"] == "FAIL" and reason in found["variants"]["nf4"]["reason"]
     with pytest.raises(ArtifactError, match="give --reason WHY"):
-        ledger.justify("policy", house, results(house))
-    ledger.justify("policy", house, results(house), "a new variant ships")
+        justify.justify("policy", house, results(house))
+    justify.justify("policy", house, results(house), "a new variant ships")
     assert judge(house)["verdict"] == "PASS" and ledger.read()["policy"]["reason"] == "a new variant ships"
 
 
@@ -128,14 +134,14 @@ def test_a_rule_that_asks_for_as_much_or_more_needs_no_evidence(house: params.Pa
 def test_a_rule_without_an_entry_fails_until_its_evidence_is_written(house: params.Params) -> None:
     more = with_rules(house, [*RULES, {"metric": "ppl_ratio", "margin": "2 %"}])
     assert "ppl_ratio: the rule has no entry" in judge(more)["variants"]["int8"]["reason"]
-    ledger.justify("ppl_ratio", more, results(more))
+    justify.justify("ppl_ratio", more, results(more))
     assert judge(more)["verdict"] == "PASS"
 
 
 @pytest.mark.parametrize("how", ["margin", "evidence", "policy", "removed"])
 def test_an_entry_edited_by_hand_vouches_for_nothing(house: params.Params, how: str) -> None:
     if how == "removed":
-        ledger.justify("speed_ratio", with_rules(house, RULES[:2]), results(house), "not timed any more")
+        justify.justify("speed_ratio", with_rules(house, RULES[:2]), results(house), "not timed any more")
     book = yaml.safe_load(ledger.FILE.read_text(encoding="utf-8"))
     if how == "margin":
         book["rules"][0]["rule"]["margin"] = "0.5 nats"
@@ -170,7 +176,7 @@ def test_without_a_ledger_nothing_passes(house: params.Params) -> None:
 def measured(house: params.Params) -> params.Params:
     """The house with a ledger whose evidence is the house's own figures."""
     ledger.FILE.unlink()
-    ledger.justify("all", house, results(house))
+    justify.justify("all", house, results(house))
     return house
 
 
@@ -186,7 +192,7 @@ def test_justify_writes_n_noise_interval_date_and_commit(measured: params.Params
 
 def test_justifying_again_with_the_same_figures_changes_nothing(measured: params.Params) -> None:
     before = ledger.FILE.read_text(encoding="utf-8")
-    told = ledger.justify("kld_mean", measured, results(measured))
+    told = justify.justify("kld_mean", measured, results(measured))
     assert ledger.FILE.read_text(encoding="utf-8") == before and "nothing is added" in told[0]
 
 
@@ -196,7 +202,7 @@ def test_noise_counts_from_the_upper_end_of_the_floor(measured: params.Params) -
     artifacts.write_json(
         artifacts.metrics("bf16"), own | {"metrics": own["metrics"] | {"kld_floor": floor, "kld_floor/rerun": floor}}
     )
-    ledger.justify("kld_mean", measured, results(measured))
+    justify.justify("kld_mean", measured, results(measured))
     first, second = ledger.read()["rules"][0]["evidence"]
     assert second["noise"] == pytest.approx(first["noise"] + 0.003) and second["floor"]["by"] == {"rerun": 0.002}
 
@@ -205,7 +211,7 @@ def test_the_same_figures_justify_nothing_new(measured: params.Params) -> None:
     looser = with_rules(measured, [KLD | {"margin": "0.021 nats"}, ACC, SPEED])
     before = ledger.FILE.read_text(encoding="utf-8")
     with pytest.raises(ArtifactError, match="evidence in reports/ledger.yaml already; measure anew"):
-        ledger.justify("kld_mean", looser, results(looser), "please")
+        justify.justify("kld_mean", looser, results(looser), "please")
     assert ledger.FILE.read_text(encoding="utf-8") == before and judge(looser)["verdict"] == "FAIL"
 
 
@@ -213,11 +219,11 @@ def test_new_figures_justify_what_their_noise_explains_and_more_only_with_a_reas
     remeasure(0.03)  # noise 0.015 / 1.96 * 2.80 = 0.0214
     within, beyond = (with_rules(measured, [KLD | {"margin": m}, ACC, SPEED]) for m in ("0.021 nats", "0.03 nats"))
     with pytest.raises(ArtifactError, match=r"margin 0.03 nats is more than the noise of 0.021 nats explains"):
-        ledger.justify("kld_mean", beyond, results(beyond))
-    ledger.justify("kld_mean", within, results(within))
+        justify.justify("kld_mean", beyond, results(beyond))
+    justify.justify("kld_mean", within, results(within))
     assert ledger.faults(within, ledger.read()) == []
     remeasure(0.032)
-    ledger.justify("kld_mean", beyond, results(beyond), "a smaller model")
+    justify.justify("kld_mean", beyond, results(beyond), "a smaller model")
     entry = next(e for e in ledger.read()["rules"] if e["rule"]["metric"] == "kld_mean")
     assert ledger.faults(beyond, ledger.read()) == [] and entry["reason"] == "a smaller model" and len(entry["evidence"]) == 3
 
@@ -225,8 +231,8 @@ def test_new_figures_justify_what_their_noise_explains_and_more_only_with_a_reas
 def test_a_rule_is_taken_out_only_with_a_reason_that_stays(measured: params.Params) -> None:
     fewer = with_rules(measured, [ACC, SPEED])
     with pytest.raises(ArtifactError, match="give --reason WHY"):
-        ledger.justify("kld_mean", fewer, results(fewer))
-    ledger.justify("kld_mean", fewer, results(fewer), "top1_agreement says it")
+        justify.justify("kld_mean", fewer, results(fewer))
+    justify.justify("kld_mean", fewer, results(fewer), "top1_agreement says it")
     assert ledger.faults(fewer, ledger.read()) == [] and ledger.read()["removed"][0]["reason"] == "top1_agreement says it"
 
 
@@ -236,7 +242,7 @@ def test_a_rule_is_taken_out_only_with_a_reason_that_stays(measured: params.Para
 )
 def test_what_cannot_be_justified_is_one_line(measured: params.Params, name: str, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        ledger.justify(name, measured, {})
+        justify.justify(name, measured, {})
 
 
 # --- since the baseline ------------------------------------------------------------------------------------------
@@ -254,17 +260,181 @@ def test_a_ledger_changed_along_with_the_rule_needs_evidence_that_the_baseline_h
     ledger.write(book)
     verdict = gate.gate(results(looser), looser)
     assert ledger.judged(verdict, looser)["ledger"] == []
-    held = ledger.judged(verdict, looser, then)
+    held = ledger.judged(verdict, looser, {ledger.BASELINE: then})
     assert held["verdict"] == "FAIL" and "since the baseline" in held["ledger"][0]
     ledger.write(then)
     remeasure(0.03)
-    ledger.justify("kld_mean", looser, results(looser))
-    held = ledger.judged(verdict, looser, then)
+    justify.justify("kld_mean", looser, results(looser))
+    held = ledger.judged(verdict, looser, {ledger.BASELINE: then})
     assert held["verdict"] == verdict["verdict"] and "0.021 nats is looser" in held["loosened"][0]
 
 
 def test_a_rule_taken_out_with_a_reason_is_no_fault_since_the_baseline(measured: params.Params) -> None:
     then, fewer = ledger.read(), with_rules(measured, [ACC, SPEED])
-    ledger.justify("kld_mean", fewer, results(fewer), "why not")
-    held = ledger.judged(gate.gate(results(fewer), fewer), fewer, then)
+    justify.justify("kld_mean", fewer, results(fewer), "why not")
+    held = ledger.judged(gate.gate(results(fewer), fewer), fewer, {ledger.BASELINE: then})
     assert held["ledger"] == [] and "kld_mean" in held["loosened"][0]
+
+
+# --- since a commit ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def committed(measured: params.Params) -> params.Params:
+    """The house in git, its ledger among what HEAD holds."""
+    Path("pipeline").mkdir()  # as gate._inputs hashes it
+    git("init", "--quiet")
+    judge(measured)
+    commit("rules with their evidence")
+    return measured
+
+
+WIDER = [KLD | {"margin": "0.021 nats"}, ACC, SPEED]
+
+
+def take_out(metric: str | None) -> None:
+    """By hand: an entry, the policy, or (None) the whole file."""
+    if metric is None:
+        ledger.FILE.unlink()
+        return
+    book = ledger.read()
+    left = [e for e in book["rules"] if e["rule"]["metric"] != metric]
+    ledger.write(book | ({"policy": None} if metric == "policy" else {"rules": left}))
+
+
+@pytest.mark.parametrize("kept", ["here", "committed"])
+@pytest.mark.parametrize("out", ["kld_mean", None])
+def test_an_entry_taken_out_by_hand_still_holds_where_a_looser_margin_is_to_be_justified(
+    committed: params.Params, out: str | None, kept: str
+) -> None:
+    looser = with_rules(committed, WIDER)
+    take_out(out)
+    if kept == "committed":
+        commit("no entry, no question")
+    assert "has no entry" in str(judge(looser)["ledger"])
+    with pytest.raises(ArtifactError, match="these figures are evidence in reports/ledger.yaml already"):
+        justify.justify("kld_mean", looser, results(looser), "please")
+    remeasure(0.03)
+    justify.justify("kld_mean", looser, results(looser))  # evidence that supports it
+    entry = next(e for e in ledger.read()["rules"] if e["rule"]["metric"] == "kld_mean")
+    assert len(entry["evidence"]) == 2 and entry["evidence"][1]["noise"] > 0.021 and entry["evidence"][1]["commit"]
+
+
+def test_an_entry_taken_out_by_hand_comes_back_with_its_evidence_where_the_margin_is_the_same(committed: params.Params) -> None:
+    then = ledger.FILE.read_text(encoding="utf-8")
+    take_out("kld_mean")
+    justify.justify("kld_mean", committed, results(committed))
+    assert {ledger.seal(e) for e in ledger.read()["rules"]} == {e["seal"] for e in yaml.safe_load(then)["rules"]}
+
+
+def test_the_policy_taken_out_by_hand_still_holds(committed: params.Params) -> None:
+    laxer = with_rules(committed, RULES, required=["nf4"])
+    take_out("policy")
+    with pytest.raises(ArtifactError, match="no longer required: int8: no figure can say why; give --reason WHY"):
+        justify.justify("policy", laxer, results(laxer))
+
+
+def forge(settings: params.Params) -> None:
+    """An entry for what params ask now, sealed, with the evidence of before: what `--justify` would not have written."""
+    book = ledger.read()
+    old = next(e for e in book["rules"] if e["rule"]["metric"] == "kld_mean")
+    new = {"rule": settings.gate.rules[0].model_dump(exclude_defaults=True), "reason": "r", "evidence": old["evidence"]}
+    ledger.write(book | {"rules": [ledger.sealed(new), *(e for e in book["rules"] if e is not old)]})
+
+
+@pytest.mark.parametrize("kept", ["here", "committed", "two commits ago"])
+def test_what_a_commit_s_ledger_held_fails_a_looser_entry_that_nothing_new_vouches_for(
+    committed: params.Params, kept: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    looser = with_rules(committed, WIDER)
+    if kept == "two commits ago":
+        take_out("kld_mean")
+        commit("first out")
+        git("checkout", "--quiet", "HEAD~1", "--", str(ledger.FILE))
+    forge(looser)
+    assert judge(looser)["ledger"] == []  # the stage follows from files alone
+    if kept != "here":
+        commit("then in")
+    lock(looser)
+    assert gate.enforce(looser) == 1
+    said = capsys.readouterr().out
+    assert "since commit " in said and "margin 0.021 nats is looser than the margin 0.02 nats" in said
+
+
+def test_an_entry_that_vanished_while_its_rule_stands_fails_and_is_named(
+    committed: params.Params, capsys: pytest.CaptureFixture[str]
+) -> None:
+    take_out("kld_mean")
+    judge(committed)
+    assert gate.enforce(committed) == 1 and "kld_mean: the rule has no entry" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("reason, code", [(None, 1), ("a smaller model", 0)])
+def test_new_figures_that_do_not_explain_a_looser_entry_are_no_support_without_a_reason(
+    committed: params.Params, reason: str | None, code: int
+) -> None:
+    looser = with_rules(committed, [KLD | {"margin": "0.05 nats"}, ACC, SPEED])
+    remeasure(0.03)
+    lock(looser)
+    justify.justify("kld_mean", looser, results(looser), "a smaller model")
+    book = ledger.read()
+    ledger.write(book | {"rules": [ledger.sealed(e | {"reason": reason}) for e in book["rules"]]})
+    assert judge(looser)["verdict"] == "PASS" and gate.enforce(looser) == code
+
+
+def test_what_was_justified_step_by_step_passes_in_every_commit(committed: params.Params) -> None:
+    settings = committed
+    for width, margin, reason in ((0.03, "0.021 nats", None), (0.032, "0.03 nats", "a smaller model"), (0.033, "0.025 nats", None)):
+        remeasure(width)
+        settings = with_rules(committed, [KLD | {"margin": margin}, ACC, SPEED])
+        justify.justify("kld_mean", settings, results(settings), reason)
+        lock(settings)
+        judge(settings)
+        commit(margin)
+        assert gate.enforce(settings) == 0
+    fewer = with_rules(settings, [ACC, SPEED])
+    justify.justify("kld_mean", fewer, results(fewer), "top1_agreement says it")
+    judge(fewer)
+    commit("out")
+    assert gate.enforce(fewer) == 0
+    justify.justify("all", fewer, results(fewer))
+    judge(fewer)
+    assert gate.enforce(fewer) == 0
+
+
+def test_a_rule_taken_out_and_asked_for_again_is_held_to_what_it_was(committed: params.Params) -> None:
+    fewer, looser = with_rules(committed, [ACC, SPEED]), with_rules(committed, WIDER)
+    justify.justify("kld_mean", fewer, results(fewer), "not now")
+    commit("out")
+    with pytest.raises(ArtifactError, match="these figures are evidence in reports/ledger.yaml already"):
+        justify.justify("kld_mean", looser, results(looser))
+    forge_in = with_rules(committed, WIDER).gate.rules[0].model_dump(exclude_defaults=True)
+    book = ledger.read()
+    ledger.write(book | {"rules": [ledger.sealed({"rule": forge_in, "reason": "r", "evidence": []}), *book["rules"]]})
+    judge(looser)
+    assert gate.enforce(looser) == 1
+
+
+def test_one_of_two_rules_on_a_metric_goes_only_with_a_reason_that_stays(committed: params.Params) -> None:
+    both = with_rules(committed, [*RULES, KLD | {"against": "baseline"}])
+    justify.justify("kld_mean", both, results(both))
+    remeasure(0.03)
+    with pytest.raises(ArtifactError, match="kld_mean against the baseline is gone from params.yaml; .* give --reason WHY"):
+        justify.justify("kld_mean", committed, results(committed))
+    justify.justify("kld_mean", committed, results(committed), "merges are judged elsewhere")
+    assert ledger.read()["removed"][0]["rules"] == [KLD | {"against": "baseline"}]
+    assert ledger.faults(committed, ledger.read()) == []
+
+
+@pytest.mark.parametrize("name, reason, said", [("all", "x", "a reason is one rule's"), ("kld_mean", "  ", "is empty")])
+def test_a_reason_is_words_for_one_rule(measured: params.Params, name: str, reason: str, said: str) -> None:
+    with pytest.raises(ParamsError, match=said):
+        justify.justify(name, measured, results(measured), reason)
+
+
+def test_a_reason_stays_with_the_policy_when_it_is_written_again(committed: params.Params) -> None:
+    laxer = with_rules(committed, RULES, required=["nf4"])
+    justify.justify("policy", laxer, results(laxer), "nf4 ships")
+    justify.justify("all", laxer, results(laxer))
+    judge(laxer)
+    assert ledger.read()["policy"]["reason"] == "nf4 ships" and gate.enforce(laxer) == 0

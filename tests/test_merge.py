@@ -53,7 +53,8 @@ def test_without_a_baseline_the_comment_has_the_figures_and_no_differences(house
     artifacts.write_json(artifacts.GATE, gate.judged(settings) | {"inputs": stale.inputs(settings)})
     assert gate.enforce(settings, write=True) == 1
     text = comment.FILE.read_text(encoding="utf-8")
-    assert text.split("\n")[1] == "### quantgate: FAIL" and "baseline" not in text.split("<details>")[0]
+    head = text.split("<details>")[0]
+    assert text.split("\n")[1] == "### quantgate: FAIL" and "→" not in head and "arrows" not in head and "no baseline" not in head
     assert "- **int4** kld_mean: 0.25" in text and "n = 1000: FAIL, margin 0.02 nats" in text
 
 
@@ -117,7 +118,20 @@ def test_comment_and_report_come_even_where_the_verdict_fails_the_job() -> None:
     names = [s.get("name") for s in STEPS]
     judged = names.index("Run what changed, and judge it")
     assert STEPS[judged]["run"] == '.github/gate.sh "$BASE"' and "continue-on-error" not in STEPS[judged]
-    assert all("!cancelled()" in s["if"] for s in STEPS[judged + 1 :]) and len(STEPS) > judged + 2
+    after = [s for s in STEPS[judged + 1 :] if "cache/save" not in s.get("uses", "")]
+    assert all("!cancelled()" in s["if"] for s in after) and len(after) > 1
+
+
+def test_what_was_measured_is_kept_even_where_the_verdict_fails_the_job() -> None:
+    """`actions/cache` as one step saves only after a job that succeeds: a FAIL would be measured anew by every push."""
+    used = [s.get("uses", "") for s in STEPS]
+    assert not [u for u in used if u.startswith("actions/cache@")]
+    restore, save = (next(s for s in STEPS if s.get("uses", "").startswith(f"actions/cache/{how}@")) for how in ("restore", "save"))
+    judged = [s.get("name") for s in STEPS].index("Run what changed, and judge it")
+    assert STEPS.index(restore) < judged < STEPS.index(save) and save["if"].startswith("${{ always()")
+    assert restore["with"]["path"] == save["with"]["path"] == ".dvc/cache" and restore["with"]["key"] == save["with"]["key"]
+    assert "github.run_attempt" in save["with"]["key"]  # a key is written once
+    assert all(save["with"]["key"].startswith(prefix) for prefix in restore["with"]["restore-keys"].splitlines())
 
 
 GH = """

@@ -30,11 +30,26 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, database: Path) -> Ho
     return settings, uri, client
 
 
-def gate_says(code: int) -> None:
-    """A `python -m pipeline.gate` in the working directory that only exits."""
+def gate_says(
+    code: int, lines: str = "FAIL          nf4 (advisory): r\nPASS          int8: all rules pass\nPASS          overall"
+) -> None:
+    """A `python -m pipeline.gate` in the working directory that only prints and exits."""
     Path("pipeline").mkdir(exist_ok=True)
     Path("pipeline/__init__.py").touch()
-    Path("pipeline/gate.py").write_text(f"import sys\nprint('gate: said', file=sys.stderr)\nsys.exit({code})\n", encoding="utf-8")
+    said = f"import sys\nprint({lines!r})\nprint('gate: said', file=sys.stderr)\nsys.exit({code})\n"
+    Path("pipeline/gate.py").write_text(said, encoding="utf-8")
+
+
+def build(variant: str) -> Path:
+    """A model as `quantize` leaves it, and results that were measured of it."""
+    folder = artifacts.model_dir(variant)
+    artifacts.write_text(folder / "model.safetensors", "weights")
+    asked, files = {"variant": variant, "seed": 1}, artifacts.files_of(folder)
+    digest = artifacts.digest([asked, files])
+    artifacts.write_json(folder / artifacts.MANIFEST, asked | {"status": "ok", "files": files, "digest": digest})
+    path = artifacts.metrics(variant)
+    artifacts.write_json(path, artifacts.read_json(path) | {"model": digest})
+    return folder
 
 
 def promote(house: House, variant: str, reason: str = "", force: bool = False) -> str:
@@ -88,6 +103,7 @@ def test_what_does_not_pass_needs_force_and_a_reason(house: House, variant: str,
     if variant in verdict["variants"]:
         verdict["variants"][variant]["verdict"] = word
         artifacts.write_json(artifacts.GATE, verdict)
+        gate_says(0, f"{word:<13} {variant} (advisory): r")
     with pytest.raises(ArtifactError, match=f"{variant} is not promoted: its verdict is {word}"):
         promote(house, variant)
     assert Registry(house[2], NAME).champion() is None
@@ -110,10 +126,89 @@ def test_another_variant_s_fail_does_not_keep_one_that_passes_from_promotion(hou
     assert champion(house[2]) == "int8"
 
 
+@pytest.mark.parametrize(
+    "lines, said",
+    [
+        (
+            "INCONCLUSIVE  int8: kld_mean: judged where a merge names the commit",
+            "its verdict is INCONCLUSIVE, not PASS: kld_mean: judged",
+        ),
+        ("FAIL          int8: the bounds are not those of reports/ledger.yaml", "its verdict is FAIL, not PASS: the bounds are"),
+        ("PASS          int88: r\nPASS          overall", "its verdict is MISSING, not PASS"),
+        ("", "its verdict is MISSING, not PASS"),
+    ],
+)
+def test_the_verdict_is_the_gate_s_as_a_merge_asks_it_and_not_that_of_the_file(house: House, lines: str, said: str) -> None:
+    """A rule against a baseline, or a ledger's commit, is judged only there; gate.json says PASS."""
+    gate_says(1, lines)
+    with pytest.raises(ArtifactError, match=f"int8 is not promoted: {said}"):
+        promote(house, "int8")
+    assert Registry(house[2], NAME).champion() is None
+
+
+def test_what_passes_against_a_baseline_is_promoted_though_the_file_could_not_judge_it(house: House) -> None:
+    verdict = artifacts.read_json(artifacts.GATE)
+    verdict["variants"]["int8"]["verdict"] = "INCONCLUSIVE"
+    artifacts.write_json(artifacts.GATE, verdict)
+    promote(house, "int8")
+    assert champion(house[2]) == "int8" and Registry(house[2], NAME).moves()[0]["reason"] == "verdict PASS"
+
+
+# --- its files ---------------------------------------------------------------------------------------------------
+
+
+def tracked(house: House) -> House:
+    track.track(house[0], house[1])
+    return house
+
+
+def reseal(folder: Path) -> None:
+    """A manifest that lists what is there now, under the digest of before."""
+    manifest = artifacts.read_manifest(folder)
+    artifacts.write_json(folder / artifacts.MANIFEST, manifest | {"files": artifacts.files_of(folder)})
+
+
+DAMAGES: list[tuple[str, Any, str]] = [
+    ("changed", lambda f: artifacts.write_text(f / "model.safetensors", "others"), "model.safetensors was changed"),
+    ("gone", lambda f: (f / "model.safetensors").unlink(), "model.safetensors is missing"),
+    ("added", lambda f: artifacts.write_text(f / "more", "x"), "more was added"),
+    ("listed anew", lambda f: (artifacts.write_text(f / "more", "x"), reseal(f)), "its manifest was edited by hand"),
+    ("another", lambda f: artifacts.write_json(f / "manifest.json", artifacts.read_manifest(f) | {"digest": "d"}), "another build"),
+    ("no manifest's", lambda f: artifacts.write_json(f / "manifest.json", {}), "its manifest is damaged"),
+]
+
+
+@pytest.mark.parametrize("damage, said", [d[1:] for d in DAMAGES], ids=[d[0] for d in DAMAGES])
+def test_a_model_that_is_not_what_was_measured_needs_force_and_the_move_says_so(house: House, damage: Any, said: str) -> None:
+    folder = build("int8")
+    tracked(house)
+    damage(folder)
+    with pytest.raises(ArtifactError, match=f"int8 is not promoted: .*{said}.*--force --reason TEXT") as caught:
+        promote(house, "int8")
+    assert Registry(house[2], NAME).champion() is None and "\n" not in str(caught.value)
+    assert said in promote(house, "int8", reason="I know", force=True)
+    assert said in Registry(house[2], NAME).moves()[0]["files"]
+
+
+def test_a_model_that_is_what_was_measured_is_promoted_and_one_that_is_not_here_is_said_to_be_unchecked(house: House) -> None:
+    build("int8")
+    tracked(house)
+    assert "as measured" in promote(house, "int8") and Registry(house[2], NAME).moves()[0]["files"] == "as measured"
+    gate_says(0, "PASS          nf4 (advisory): all rules pass")
+    assert "not here, and so not compared with what was measured" in promote(house, "nf4")
+    assert "not here" in house[2].get_model_version_by_alias(NAME, ALIAS).tags[f"{ALIAS}.files"]
+
+
 def test_results_that_are_not_in_mlflow_yet_are_not_promoted(house: House) -> None:
     change("int8", 0.011)
     with pytest.raises(ArtifactError, match="not in MLflow; run `python -m pipeline.track` first"):
         promote(house, "int8")
+
+
+def test_a_reason_is_kept_without_a_password(house: House) -> None:
+    promote(house, "int8", reason="as seen at https://me:hunter2pass@host/x")
+    kept = str([house[2].get_registered_model(NAME).tags, house[2].get_model_version_by_alias(NAME, ALIAS).tags])
+    assert "hunter2" not in kept and "as seen at https://(hidden)@host/x" in kept
 
 
 def test_an_unknown_variant_is_named_with_those_there_are(house: House) -> None:

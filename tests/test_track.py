@@ -122,6 +122,37 @@ def test_a_run_holds_what_it_was_made_from(house: House) -> None:
     assert "rules.png" in str([f.path for f in client.list_artifacts(found["runs"]["int8"], "figures")])
 
 
+def test_no_password_or_key_is_uploaded(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, uri, client = house
+    monkeypatch.setenv("MY_SERVER_TOKEN", "hunter2-hunter2")
+    secret = "https://me:hunter2pass@pypi/simple hunter2-hunter2"
+    for file in ("params.yaml", "dvc.lock"):
+        there = Path(file).read_text(encoding="utf-8") if Path(file).exists() else "stages: {}\n"
+        Path(file).write_text(f"{there}# {secret}\n", encoding="utf-8")
+    files = [artifacts.answers("int8"), artifacts.timings("int8"), artifacts.broke("int8"), artifacts.served("int8")]
+    for file in [*files, artifacts.REPORTS / "report.md", artifacts.REPORTS / "figures/a.svg"]:
+        artifacts.write_json(file, {"said": secret})
+    artifacts.write_json(artifacts.model_dir("int8") / artifacts.MANIFEST, {"calibration": {"source": secret}})
+    for name in settings.variants:
+        result = artifacts.read_json(artifacts.metrics(name))
+        result |= {"options": {"index": secret}, "versions": {"torch": secret}}
+        artifacts.write_json(artifacts.metrics(name), result)
+    verdict = artifacts.read_json(artifacts.GATE)
+    verdict["variants"]["int8"] |= {"reason": secret}
+    artifacts.write_json(artifacts.GATE, verdict)
+    found, _ = track.track(settings, uri)
+    for run in (found["parent"], *found["runs"].values()):
+        told = client.get_run(run)
+        assert "hunter2" not in f"{told.data.params} {told.data.tags}"
+        Path(f"kept/{run}").mkdir(parents=True)
+        client.download_artifacts(run, "", f"kept/{run}")
+    kept = [f for f in Path("kept").rglob("*") if f.is_file()]
+    assert [f for f in kept if b"hunter2" in f.read_bytes()] == []
+    hidden = {f.name for f in kept if b"https://(hidden)@pypi/simple (hidden)" in f.read_bytes()}
+    assert hidden >= {"params.yaml", "dvc.lock", "report.md", "a.svg", "gate.json", "manifest.json", "int8.jsonl", "int8.json"}
+    assert "hunter2" not in str([(v.tags, v.description) for v in client.search_model_versions("name = 'quantgate'")])
+
+
 def test_every_kind_of_rows_is_kept_though_their_files_have_one_name(house: House) -> None:
     settings, uri, client = house
     made = [artifacts.answers("int8"), artifacts.timings("int8"), artifacts.generations("int8"), artifacts.broke("int8")]

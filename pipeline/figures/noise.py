@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pipeline.numbers.metrics import FLOORS, definition
+from pipeline.numbers.shown import show
 
 Metrics = dict[str, dict[str, Any]]
 MARK = "floor-limited"
@@ -67,7 +68,4 @@ def shown(metric: dict[str, Any], scale: float = 1.0) -> str:
     """`0.0018 [0.0015, 0.0021]`, or why there is none."""
     if metric["value"] is None:
         return f"unknown ({metric.get('reason') or 'no reason given'})"
-    text = f"{metric['value'] * scale:.3g}"
-    if metric["low"] is None or metric["low"] == metric["high"]:
-        return text
-    return f"{text} [{metric['low'] * scale:.3g}, {metric['high'] * scale:.3g}]"
+    return show(metric, scale=scale)

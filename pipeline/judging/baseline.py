@@ -10,18 +10,20 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from pipeline.core import artifacts
+from pipeline import served
+from pipeline.core import artifacts, git
 from pipeline.core.errors import ArtifactError
 from pipeline.core.params import PARAMS, Params
 from pipeline.figures.builder import Builder
 from pipeline.judging import against, locked
+from pipeline.numbers.definitions import is_served
 
 Row = dict[str, Any]
 VARIABLE = "QUANTGATE_BASELINE"
@@ -49,10 +51,12 @@ class Baseline:
 
 def read(rev: str) -> Baseline:
     """A commit's results. Raises `ArtifactError` where it has none, or not those that its own pipeline wrote."""
-    commit = _git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{rev}^{{commit}}")
+    if shutil.which("git") is None:
+        raise ArtifactError("no baseline: git is not installed")
+    commit = git.line("rev-parse", "--verify", "--quiet", "--end-of-options", f"{rev}^{{commit}}")
     if commit is None:
         raise ArtifactError(f"no baseline: {rev!r} is no commit here; {NEXT}")
-    found = Baseline(rev, commit.decode().strip())
+    found = Baseline(rev, commit)
     lock = show(found, locked.LOCK)
     if lock is None:
         raise ArtifactError(f"no baseline: {found.name} has no {locked.LOCK}, so no results; {NEXT}")
@@ -66,15 +70,7 @@ def read(rev: str) -> Baseline:
 
 def show(base: Baseline, path: Path) -> bytes | None:
     """A file as it is at the baseline; None where it is not in git there."""
-    return _git("show", f"{base.commit}:./{path.as_posix()}")
-
-
-def _git(*words: str) -> bytes | None:
-    try:
-        done = subprocess.run(["git", *words], capture_output=True)
-    except FileNotFoundError:
-        raise ArtifactError("no baseline: git is not installed") from None
-    return done.stdout if done.returncode == 0 else None
+    return git.show(base.commit, path)
 
 
 def _variants(base: Baseline) -> list[str]:
@@ -86,18 +82,46 @@ def _variants(base: Baseline) -> list[str]:
 
 
 def _result(base: Baseline, variant: str) -> dict[str, Row]:
-    path = artifacts.metrics(variant)
+    result = _written(base, artifacts.metrics(variant))
+    if result is None:
+        return {}
+    if not isinstance(result, dict) or not isinstance(result.get("metrics"), dict):
+        raise ArtifactError(f"no baseline: {artifacts.metrics(variant)} of {base.name} is damaged; {NEXT}")
+    return {variant: result}
+
+
+def _written(base: Baseline, path: Path) -> Any:
+    """What a JSON file that the baseline's pipeline wrote holds; None where it is not there."""
     content = show(base, path)
     if content is None:
-        return {}
+        return None
     if base.lock.get(path.as_posix()) != locked.md5(content):
         raise ArtifactError(f"no baseline: {path} of {base.name} is not what its {locked.LOCK} says the pipeline wrote")
     try:
-        result = json.loads(content)
-        result["metrics"].keys()
-    except (ValueError, KeyError, TypeError, AttributeError):
+        return json.loads(content)
+    except ValueError:
         raise ArtifactError(f"no baseline: {path} of {base.name} is damaged; {NEXT}") from None
-    return {variant: result}
+
+
+def _judged_against(base: Baseline) -> str | None:
+    """The reference that the baseline's own verdict names; None where there is none or it names none."""
+    try:
+        named = json.loads(show(base, artifacts.GATE) or b"")["reference"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return str(named)
+
+
+def _add_served(base: Baseline, settings: Params) -> None:
+    """Put the figures of the baseline's servers beside its variants', if any rule asks for one; null with why where they are
+    not there, or were asked for in another way than now."""
+    found: dict[str, Row] = {}
+    for name in base.results if served.judged(settings) else ():
+        figures = _written(base, path := artifacts.served(name))
+        if figures is not None and not served.whole(figures):
+            raise ArtifactError(f"no baseline: {path} of {base.name} is damaged; {NEXT}")
+        found |= {name: figures} if figures is not None else {}
+    served.add(base.results, settings, found)
 
 
 # --- differences -------------------------------------------------------------------------------------------------
@@ -113,8 +137,11 @@ def beside(base: Baseline, results: dict[str, Row], settings: Params) -> dict[st
     ours, theirs = results.get(ref, {}), base.results.get(ref, {})
     if not theirs or any(r.get("reference") != ref for r in base.results.values()):
         raise ArtifactError(f"no baseline: {base.name} measured against another reference than {ref}; {NEXT}")
+    if (judged := _judged_against(base)) not in (None, ref):
+        raise ArtifactError(f"no baseline: {base.name} was judged against another reference ({judged}) than {ref}; {NEXT}")
     if ours.get("base") != theirs.get("base"):
         raise ArtifactError(f"no baseline: {base.name} measured another base model; {NEXT}")
+    _add_served(base, settings)
     notes = () if ours.get("model") == theirs.get("model") else (f"the reference is built in another way than at {base.rev}",)
     names = list(dict.fromkeys(rule.metric for rule in settings.gate.rules))
     variants = {
@@ -146,10 +173,13 @@ def _gone(metric: Row | None) -> bool:
 
 def _figures(base: Baseline, variant: str, now: Row, then: Row, names: list[str], settings: Params) -> dict[str, Row]:
     """{metric: its difference}: paired where the rows of both can be had, else from the two summaries."""
-    if artifacts.digest(now) == artifacts.digest(then):
-        return {n: against.unchanged(n, now["metrics"][n]) for n in names}
+    same = {of: artifacts.digest(_part(now, of)) == artifacts.digest(_part(then, of)) for of in (True, False)}
+    found = {n: against.unchanged(n, now["metrics"][n]) for n in names if same[is_served(n)]}
+    found = {n: m for n, m in found.items() if now["metrics"][n].get("value") is not None}
+    names = [n for n in names if not same[is_served(n)]]
+    if not names:
+        return found
     b = Builder(settings.compare, settings.seed)
-    found: dict[str, Row] = {}
     why = {"token": "no rows of tokens", "item": "no rows of items"}
     try:
         ours, theirs = (artifacts.read_columns(p) for p in _rows(base, artifacts.tokens(variant), now, then))
@@ -162,12 +192,19 @@ def _figures(base: Baseline, variant: str, now: Row, then: Row, names: list[str]
         found |= {n: paired[n] for n in names if n in paired}
     except (ArtifactError, KeyError) as e:
         why["item"] = str(e)
-    same_machine = now.get("machine") == then.get("machine")
     for n in names:
         if n not in found and now["metrics"][n].get("value") is not None and then["metrics"][n].get("value") is not None:
             reason = why["item" if n.split("/")[0] in against.PER_ITEM else "token"]
+            machine = "client" if is_served(n) else "machine"
+            same_machine = now.get(machine) == then.get(machine)
             found[n] = against.unpaired(n, now["metrics"][n], then["metrics"][n], reason, same_machine=same_machine)
     return found
+
+
+def _part(result: Row, of_server: bool) -> Row:
+    """What a server did, or the variant in process: two files, of which one may be the baseline's."""
+    kept = {n: m for n, m in result["metrics"].items() if is_served(n) == of_server}
+    return {"metrics": kept, "client": result.get("client")} if of_server else result | {"metrics": kept, "client": None}
 
 
 def _rows(base: Baseline, path: Path, now: Row, then: Row) -> list[Path]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from pipeline.core import artifacts
+from pipeline.numbers.shown import number, show
 
 FILE = artifacts.ARTIFACTS / "comment.md"
 MARK = "<!-- quantgate -->"
@@ -39,7 +40,8 @@ def render(verdict: Row, results: dict[str, Row], beside: Row | None) -> str:
     lines += ["", *_deltas(required or advisory, results, beside)]
     lines += [
         "",
-        f"Brackets: {_confidence(verdict):g} % intervals{'; arrows: from the baseline to this change' if beside else ''}.",
+        f"Brackets: {_confidence(verdict):g} % intervals{'; arrows: from the baseline to this change' if beside else ''}."
+        f" Reference: `{_safe(verdict['reference'])}`.",
     ]
     lines += [f"- loosened on new evidence: {_safe(note)}" for note in verdict.get("loosened", [])]
     head = lines
@@ -116,7 +118,7 @@ def _number(value: float | None, unit: str, sign: bool = False) -> str:
         return "unknown"
     scale, name = SHOWN.get(unit, (1.0, unit))
     name = "%" if unit == "fraction" and not sign else name
-    return f"{value * scale:{'+' if sign else ''}.3g} {name}"
+    return f"{number(value * scale, '+.3g' if sign else '.3g')} {name}"
 
 
 def _interval(metric: Row, sign: bool = False) -> str:
@@ -124,10 +126,8 @@ def _interval(metric: Row, sign: bool = False) -> str:
         return "–"
     if metric.get("low") is None or metric["low"] == metric["high"]:
         return _number(metric["value"], metric["unit"], sign) + ("" if metric.get("low") is not None else " (no interval)")
-    scale, style = SHOWN.get(metric["unit"], (1.0, ""))[0], f"{'+' if sign else ''}.3g"
-    ends = f"[{metric['low'] * scale:{style}}, {metric['high'] * scale:{style}}]"
-    number, _, unit = _number(metric["value"], metric["unit"], sign).partition(" ")
-    return f"{number} {ends} {unit}"
+    unit = _number(metric["value"], metric["unit"], sign).partition(" ")[2]
+    return f"{show(metric, scale=SHOWN.get(metric['unit'], (1.0, ''))[0], sign=sign)} {unit}"
 
 
 # --- folded ------------------------------------------------------------------------------------------------------

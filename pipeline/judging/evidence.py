@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 from typing import Any
 
-from pipeline.core import artifacts
+from pipeline.core import artifacts, git
 from pipeline.core.errors import ArtifactError
 from pipeline.core.params import Params, Rule
 from pipeline.judging.against import timed
@@ -69,9 +68,5 @@ def today() -> str:
 
 def commit() -> str | None:
     """The commit that is checked out, with `+` where files differ from it; None outside git."""
-    try:
-        head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
-        dirty = subprocess.run(["git", "status", "--porcelain", "--untracked-files=no"], capture_output=True, text=True)
-    except FileNotFoundError:
-        return None
-    return head.stdout.strip() + ("+" if dirty.stdout.strip() else "") if head.returncode == 0 else None
+    head = git.line("rev-parse", "--short", "HEAD")
+    return head and head + ("+" if git.line("status", "--porcelain", "--untracked-files=no") else "")

@@ -2,9 +2,8 @@
 
 A margin can always be widened until a variant passes. So every rule stands here once more, with what repeated runs said of
 its noise; the gate fails where params.yaml asks for less than the ledger does. `python -m pipeline.gate --justify RULE`
-writes an entry: from what differs between runs of the same weights (floor.json's reruns; rounds, for speed), from the
-interval of the variant that ships, and from the entry's earlier evidence. A looser bound needs figures that were not
-evidence before, and beyond what noise explains also a reason in words, which stays in the entry.
+writes an entry (justify.py). What a commit's ledger held still holds: an entry taken out or replaced by hand is seen by
+`--enforce`, which compares with every ledger behind HEAD and with the baseline's.
 """
 
 from __future__ import annotations
@@ -15,17 +14,15 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from pipeline.core import artifacts
+from pipeline.core import artifacts, git
 from pipeline.core.errors import ArtifactError, ParamsError
-from pipeline.core.explain import did_you_mean
 from pipeline.core.params import Params, Rule
-from pipeline.judging.evidence import commit, evidence, today
 from pipeline.numbers.definitions import definition
 from pipeline.numbers.rules import bound_of, neutral_of
 
 FILE = artifacts.LEDGER
 HEAD = "# Each gate rule and the noise it was set from, by `python -m pipeline.gate --justify RULE`; an edit by hand is seen.\n"
-POLICY = "policy"
+POLICY, BASELINE = "policy", "the baseline"
 Book = dict[str, Any]
 Row = dict[str, Any]
 
@@ -38,10 +35,10 @@ def read() -> Book:
     return parse(FILE.read_text(encoding="utf-8"), str(FILE)) if FILE.exists() else {POLICY: None, "rules": []}
 
 
-def judged(verdict: Row, settings: Params, then: Book | None = None) -> Row:
+def judged(verdict: Row, settings: Params, earlier: dict[str, Book] | None = None) -> Row:
     """`hold` by the ledger on file; a damaged one fails everything, for nothing vouches for any bound."""
     try:
-        return hold(verdict, settings, read(), then)
+        return hold(verdict, settings, read(), earlier)
     except ArtifactError as e:
         variants = {n: v | {"verdict": "FAIL", "reason": str(e)} for n, v in verdict["variants"].items()}
         return verdict | {"verdict": "FAIL", "variants": variants, "ledger": [str(e)], "loosened": []}
@@ -86,55 +83,87 @@ def _how(name: str) -> str:
     return f"measure anew (another seed or tier) and run `python -m pipeline.gate --justify {name}`, or take the change back"
 
 
+def committed() -> dict[str, Book]:
+    """{`commit abc1234`: its ledger}, newest first, of each commit behind HEAD that changed it; empty where there is no git.
+
+    One that is damaged or was edited by hand vouches for nothing, and neither does a rule that could not be written today.
+    """
+    found = {}
+    for name in (git.line("log", "--format=%h", "--", f"./{FILE.as_posix()}") or "").split():
+        text = git.show(name, FILE)
+        try:
+            book = parse((text or b"").decode(), f"{FILE} of {name}")
+        except (ArtifactError, UnicodeDecodeError):
+            continue
+        found[f"commit {name}"] = book | {"rules": [e for e in book["rules"] if _known(e)]}
+    return found
+
+
+def _known(entry: Row) -> bool:
+    try:
+        return bool(bound_of(Rule.model_validate(entry["rule"])))
+    except ParamsError:  # a metric or unit of another version
+        return False
+
+
+def key(rule: Rule) -> tuple[str, str]:
+    """What makes rules rules of one thing."""
+    return rule.metric, rule.against
+
+
+def keys(rules: list[Row]) -> set[tuple[str, str]]:
+    """The same of rules as the ledger has them."""
+    return {key(Rule.model_validate(r)) for r in rules}
+
+
 # --- what the gate asks it ---------------------------------------------------------------------------------------
 
 
 def faults(settings: Params, book: Book) -> list[Row]:
-    """Where params ask for less than the ledger, or for what it does not know: [{name, reason, variants, loosened}]."""
+    """Where params ask for less than the ledger, or for what it does not know: [{name, key, reason, variants, loosened}]."""
     names = [n for n in settings.variants if n != settings.reference]
-    found = _policy_faults(settings, book.get(POLICY), names)
+    found = policy_faults(settings, book.get(POLICY), names)
     for entry in book["rules"]:
         theirs = Rule.model_validate(entry["rule"])
         told = {v: _least(settings, theirs, v) for v in names if _applies(theirs, v)}
         for reason in dict.fromkeys(filter(None, told.values())):
             where = [v for v, said in told.items() if said == reason]
             text = f"{theirs.metric}: {reason} ({_evidence_line(entry)}); {_how(theirs.metric)}"
-            found.append({"name": theirs.metric, "reason": text, "variants": where, "loosened": True})
+            found.append({"name": theirs.metric, "key": key(theirs), "reason": text, "variants": where, "loosened": True})
     for rule in settings.gate.rules:
-        known = [r for e in book["rules"] if _same(rule, r := Rule.model_validate(e["rule"]))]
+        known = [r for e in book["rules"] if key(rule) == key(r := Rule.model_validate(e["rule"]))]
         lacking = [v for v in names if _applies(rule, v) and not any(_applies(r, v) for r in known)]
         if lacking:
             text = f"{rule.metric}: the rule has no entry in {FILE}; run `python -m pipeline.gate --justify {rule.metric}`"
-            found.append({"name": rule.metric, "reason": text, "variants": lacking, "loosened": False})
+            found.append({"name": rule.metric, "key": key(rule), "reason": text, "variants": lacking, "loosened": False})
     return found
 
 
-def _policy_faults(settings: Params, policy: Row | None, names: list[str]) -> list[Row]:
-    """What decides at all: the required variants, what INCONCLUSIVE does, and how sure an interval must be."""
+def policy_faults(settings: Params, policy: Row | None, names: list[str]) -> list[Row]:
+    """What decides at all: the required variants, what INCONCLUSIVE does, how sure an interval must be, what bounds count from."""
     if policy is None:
         text = f"{FILE} has no policy; run `python -m pipeline.gate --justify {POLICY}`"
-        return [{"name": POLICY, "reason": text, "variants": names, "loosened": False}]
+        return [{"name": POLICY, "key": (POLICY, ""), "reason": text, "variants": names, "loosened": False}]
     gone = [n for n in policy["required"] if n not in settings.gate.required]
     said = [f"no longer required: {', '.join(gone)}"] if gone else []
     if policy["inconclusive"] == "blocks" != settings.gate.inconclusive:
         said.append("INCONCLUSIVE no longer blocks")
     if settings.compare.confidence < policy["confidence"]:
         said.append(f"confidence {settings.compare.confidence} instead of {policy['confidence']}")
+    if policy.get("reference", settings.reference) != settings.reference:  # older policies name none
+        said.append(f"bounds count from {settings.reference} instead of {policy['reference']}")
     how = f"run `python -m pipeline.gate --justify {POLICY} --reason WHY`, or take the change back"
-    return [{"name": POLICY, "reason": f"{'; '.join(said)}: {how}", "variants": names, "loosened": True}] if said else []
+    text = f"{'; '.join(said)}: {how}"
+    return [{"name": POLICY, "key": (POLICY, ""), "reason": text, "variants": names, "loosened": True}] if said else []
 
 
 def _applies(rule: Rule, variant: str) -> bool:
     return rule.variants is None or variant in rule.variants
 
 
-def _same(a: Rule, b: Rule) -> bool:
-    return (a.metric, a.against) == (b.metric, b.against)
-
-
 def _least(settings: Params, theirs: Rule, variant: str) -> str:
     """In words, how far params fall short of one entry for one variant; empty where they do not."""
-    ours = [r for r in settings.gate.rules if _same(r, theirs) and _applies(r, variant)]
+    ours = [r for r in settings.gate.rules if key(r) == key(theirs) and _applies(r, variant)]
     if not ours:
         return f"{bound_of(theirs).text} stands in {FILE} and no rule of params.yaml asks for it"
     said = [_looser(r, theirs) for r in ours]
@@ -159,21 +188,20 @@ def _evidence_line(entry: Row) -> str:
     return f"set {last['date']} from {last['of']}, n = {last['n']}, noise {last['noise']:.2g} {last['unit']}"
 
 
-def hold(verdict: Row, settings: Params, book: Book, then: Book | None = None) -> Row:
+def hold(verdict: Row, settings: Params, book: Book, earlier: dict[str, Book] | None = None) -> Row:
     """A verdict with what the ledger says: whatever is loosened without new evidence fails the variants it concerns.
 
-    then: the ledger of the baseline; what asks for less than that must have evidence that was not there.
+    earlier: ledgers of before by name, the baseline's and those of commits; what asks for less than one of them must have
+    evidence, and words, that were not there.
     """
-    found = faults(settings, book)
-    loosened = [f for f in faults(settings, then) if f["loosened"]] if then is not None else []
-    known = {f["name"] for f in found}
-    held = [
-        f | {"reason": f"since the baseline, {f['reason']}"}
-        for f in loosened
-        if f["name"] not in known and not _grown(f["name"], book, then)
-    ]
-    notes = [f["reason"].split("; measure anew")[0] for f in loosened if f["name"] not in known and _grown(f["name"], book, then)]
-    found += held
+    found, notes = faults(settings, book), []
+    for since, then in (earlier or {}).items():
+        known = {f["key"] for f in found}
+        for f in faults(settings, then):
+            if f["loosened"] and f["key"] not in known and not _supported(f["key"], book, then):
+                found.append(f | {"reason": f"since {since}, {f['reason']}"})
+            elif f["loosened"] and f["key"] not in known and since == BASELINE:
+                notes.append(f["reason"].split("; measure anew")[0])
     variants = dict(verdict["variants"])
     for name, v in variants.items():
         own = [f["reason"] for f in found if name in f["variants"]]
@@ -184,89 +212,31 @@ def hold(verdict: Row, settings: Params, book: Book, then: Book | None = None) -
     return verdict | {"verdict": overall, "variants": variants, "ledger": [f["reason"] for f in found], "loosened": notes}
 
 
-def _grown(name: str, book: Book, then: Book | None) -> bool:
-    """Whether an entry has evidence (or the policy a reason) that it did not have at the baseline."""
-    if then is None or name == POLICY:
-        ours, theirs = (((b or {}).get(POLICY) or {}).get("reason") for b in (book, then))
+def _supported(of: tuple[str, str], book: Book, then: Book) -> bool:
+    """Whether what is looser than in an earlier ledger stands on figures that were not there, and on words where noise does
+    not explain it; of a rule taken out, and of the policy, on words that were not there."""
+    if of[0] == POLICY:
+        ours, theirs = ((b.get(POLICY) or {}).get("reason") for b in (book, then))
         return ours is not None and ours != theirs
-    return bool(_proofs(book, name) - _proofs(then, name))
+    entries = [e for e in book["rules"] if keys([e["rule"]]) == {of}]
+    if not entries:
+        return bool(_removals(of, book) - _removals(of, then))
+    before = {e["figures"] for entry in then["rules"] if entry["rule"]["metric"] == of[0] for e in entry["evidence"]}
+    return all(
+        {e["figures"] for e in entry["evidence"]} - before and (entry["reason"] or beyond_noise(entry) is None) for entry in entries
+    )
 
 
-def _proofs(book: Book, name: str) -> set[str]:
-    """What tells evidence from other evidence: the figures it was made from; of a rule taken out, the words why."""
-    figures = {e["figures"] for entry in book["rules"] if entry["rule"]["metric"] == name for e in entry["evidence"]}
-    return figures | {entry["seal"] for entry in book.get("removed", []) if entry["metric"] == name}
+def _removals(of: tuple[str, str], book: Book) -> set[str]:
+    return {gone["seal"] for gone in book.get("removed", []) if of in keys(gone["rules"])}
 
 
-# --- --justify ---------------------------------------------------------------------------------------------------
-
-
-def justify(name: str, settings: Params, results: dict[str, Row], reason: str | None = None) -> list[str]:
-    """Write the entries of a metric's rules (`all`: of every rule; `policy`: of what decides); returns what was written."""
-    book = read()
-    metrics = list(dict.fromkeys([r.metric for r in settings.gate.rules] + [e["rule"]["metric"] for e in book["rules"]]))
-    if name not in (POLICY, "all", *metrics):
-        raise ParamsError(f"no gate rule is on {name!r}{did_you_mean(name, [*metrics, POLICY, 'all'])}")
-    told = [_justify_policy(book, settings, reason)] if name in (POLICY, "all") else []
-    for metric in metrics if name == "all" else [] if name == POLICY else [name]:
-        told += _justify_metric(book, metric, settings, results, reason)
-    write(book)
-    return told
-
-
-def _justify_policy(book: Book, settings: Params, reason: str | None) -> str:
-    loosened = [f["reason"] for f in _policy_faults(settings, book.get(POLICY), []) if f["loosened"]]
-    if loosened and not reason:
-        raise ArtifactError(f"{loosened[0].partition(': run')[0]}: no figure can say why; give --reason WHY")
-    policy = {
-        "required": settings.gate.required,
-        "inconclusive": settings.gate.inconclusive,
-        "confidence": settings.compare.confidence,
-    }
-    book[POLICY] = sealed(policy | {"reason": reason, "date": today(), "commit": commit()})
-    return f"policy: required {', '.join(settings.gate.required)}; INCONCLUSIVE {settings.gate.inconclusive}"
-
-
-def _justify_metric(book: Book, metric: str, settings: Params, results: dict[str, Row], reason: str | None) -> list[str]:
-    rules = [r for r in settings.gate.rules if r.metric == metric]
-    old = [e for e in book["rules"] if e["rule"]["metric"] == metric]
-    loosened = [f for f in faults(settings, book) if f["name"] == metric and f["loosened"]]
-    if not rules and not reason:
-        raise ArtifactError(f"the rule on {metric} is gone from params.yaml; no figure can say why: give --reason WHY")
-    entries, told = [], []
-    for rule in rules:
-        earlier = [e for entry in old if _same(Rule.model_validate(entry["rule"]), rule) for e in entry["evidence"]]
-        found = evidence(rule, settings, results)
-        new = found["figures"] not in {e["figures"] for e in earlier}
-        noise = max(e["noise"] for e in [*earlier, found])
-        if loosened:
-            _refuse(rule, new, noise, reason)
-        evidences = [*earlier, found] if new else earlier
-        kept_reason = reason or next((e["reason"] for e in old if not loosened), None)
-        entries.append(sealed({"rule": rule.model_dump(exclude_defaults=True), "reason": kept_reason, "evidence": evidences}))
-        told.append(
-            f"{metric}: {bound_of(rule).text}; noise {noise:.2g} {found['unit']} "
-            f"({found['from'] if new else 'these figures were evidence before; nothing is added'})"
-        )
-    at = next((k for k, e in enumerate(book["rules"]) if e["rule"]["metric"] == metric), len(book["rules"]))
-    kept = [e for e in book["rules"] if e["rule"]["metric"] != metric]
-    book["rules"] = [*kept[:at], *entries, *kept[at:]]
-    if not rules:
-        gone = {"metric": metric, "rules": [e["rule"] for e in old], "reason": reason, "date": today(), "commit": commit()}
-        book["removed"] = [*book.get("removed", []), sealed(gone)]
-    return told or [f"{metric}: taken out"]
-
-
-def _refuse(rule: Rule, new: bool, noise: float, reason: str | None) -> None:
-    """Raise unless a looser bound stands on new figures, and on a reason in words where noise does not explain it."""
+def beyond_noise(entry: Row) -> float | None:
+    """The noise that an entry's evidence measured, where its bound allows more than that; else None."""
+    rule = Rule.model_validate(entry["rule"])
     bound, what = bound_of(rule), definition(rule.metric)
     assert what is not None  # bound_of has refused unknown metrics
-    if not new:
-        raise ArtifactError(f"{rule.metric}: these figures are evidence in {FILE} already; measure anew (another seed or tier)")
     neutral = neutral_of(rule, what)
     amount = math.inf if rule.margin is None or neutral is None else abs(bound.threshold - neutral)
-    if amount > noise and not reason:
-        raise ArtifactError(
-            f"{rule.metric}: {bound.text} is more than the noise of {noise:.2g} {what.unit} explains; "
-            "give --reason WHY, or take a margin that it does explain"
-        )
+    noise: float = max((e["noise"] for e in entry["evidence"]), default=0.0)
+    return noise if amount > noise else None

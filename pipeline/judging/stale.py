@@ -14,6 +14,17 @@ from pipeline.core.params import PARAMS, Params, PathModel
 from pipeline.judging import locked
 
 ONCE = ("download", "calibrate", "reference", "floor")  # stages of dvc.yaml that measure, and
+ASKED = (
+    "variant",
+    "quantizer",
+    "asked",
+    "options",
+    "engine",
+    "engine_options",
+    "base",
+    "seed",
+    "trust_remote_code",
+)  # what a build's digest is made from, with its files (quantize.py)
 PER_VARIANT = ("quantize", "diverge", "evaluate", "benchmark", "compare")
 SUFFIXES = (".py", ".j2", ".yaml", ".jsonl", ".txt")
 SOURCES = ("pipeline", "evalsets", "envs", "constraints.txt")
@@ -68,13 +79,25 @@ def _changed_builds(results: dict[str, Any], settings: Params) -> list[str]:
         folder = artifacts.model_dir(name)
         if not (folder / artifacts.MANIFEST).exists() or name not in results:
             continue
+        found += changed_build(folder, results[name]["model"])
+    return found
+
+
+def changed_build(folder: Path, measured: str) -> list[str]:
+    """What of a model that is here is not, byte for byte, what was measured, in words. measured: its metrics' `model`."""
+    found = []
+    try:
         manifest = artifacts.read_manifest(folder)
-        try:
-            artifacts.verify_files(folder, manifest)
-        except ArtifactError as e:
-            found.append(str(e))
-        if manifest["digest"] != results[name]["model"]:
-            found.append(f"{folder} (another build than was measured)")
+        asked, digest = {k: manifest[k] for k in ASKED if k in manifest}, manifest["digest"]
+        artifacts.verify_files(folder, manifest)
+    except ArtifactError as e:
+        found.append(str(e))
+    except (AttributeError, KeyError, TypeError):
+        return [f"{folder} (its manifest is damaged)"]
+    if digest != measured:
+        found.append(f"{folder} (another build than was measured)")
+    elif artifacts.digest([asked, manifest["files"]]) != digest:
+        found.append(f"{folder} (its manifest was edited by hand)")
     return found
 
 

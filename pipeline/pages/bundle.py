@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import os
 import platform
 import re
 import zipfile
@@ -20,7 +19,7 @@ from importlib import metadata
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from pipeline.core import artifacts
+from pipeline.core import artifacts, secrets
 from pipeline.core.errors import ArtifactError
 from pipeline.core.params import Params
 from pipeline.judging import stale
@@ -32,7 +31,7 @@ STAMP = (2020, 1, 1, 0, 0, 0)  # equal content gives equal bytes
 MOST_BYTES = 200_000_000  # of one member
 MOST_TOTAL = 2_000_000_000
 MOST_MEMBERS = 10_000
-MOST_LOG = 1_000_000  # characters of a log: its end
+MOST_LOG = 1_000_000  # bytes of a log: its end
 ENVIRONMENT = ("params.yaml", "dvc.yaml", "dvc.lock", "constraints.txt")
 APART = {"variants", "tiers", "track", "gate", "threads", "model", "calibration", "tier"}  # compared by themselves, or by digest
 SPEED = ("benchmark", "serving")  # sections that no quality figure depends on
@@ -41,14 +40,6 @@ FOUND = (
     ("artifacts/serving", "*.json*"), ("artifacts/runs", "*.json"), ("artifacts/logs", "*.log"),
 )  # fmt: skip
 ROWS = (artifacts.answers, artifacts.tokens, artifacts.timings, artifacts.generations)
-TEXT = {".json", ".jsonl", ".yaml", ".lock", ".txt", ".md", ".html", ".csv", ".svg", ".log", ".py"}
-SECRET_NAMES = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
-SECRETS = (
-    re.compile(r"(?<=://)[^\s/@:\"']*:[^\s/@\"']+(?=@)"),  # user:password in an address
-    re.compile(r"(?i)(?<=bearer )[\w.~+/-]{8,}=*"),
-    re.compile(r"\b(?:hf_[A-Za-z0-9]{30,}|sk-[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-z0-9]{30,}|AKIA[A-Z0-9]{16})"),  # makers' keys
-)
-HIDDEN = "(hidden)"
 
 
 # --- making one --------------------------------------------------------------------------------------------------
@@ -74,7 +65,7 @@ def pack(settings: Params, path: Path) -> Row:
         elif file.exists():
             files[file.as_posix()], changed = _content(file)
             hidden += [file.as_posix()] if changed else []
-    files["environment.json"] = _json(environment())
+    files["environment.json"] = _json(secrets.hide_in(environment()))
     index = {
         "format": FORMAT, "verdict": verdict["verdict"], "conditions": conditions(settings, results, verdict),
         "files": {n: {"bytes": len(b), "sha256": hashlib.sha256(b).hexdigest()} for n, b in files.items()},
@@ -86,17 +77,17 @@ def pack(settings: Params, path: Path) -> Row:
 
 
 def conditions(settings: Params, results: dict[str, Row], verdict: Row) -> Row:
-    """What must agree for quality figures of two machines to be comparable, and what explains differences of speed."""
+    """What must agree for quality figures of two machines to be comparable, and what explains differences of speed; no secrets."""
     asked = settings.model_dump(exclude=APART) | {"amount": settings.amount.model_dump()}
-    speed = {k: asked.pop(k) for k in SPEED if k in asked} | {k: asked["amount"].pop(k) for k in SPEED if k in asked["amount"]}
+    speed = {k: asked.pop(k) | {"amount": asked["amount"].pop(k)} for k in SPEED}
     first = results[settings.reference]
     facts = ("quantizer", "options", "engine", "engine_options", "model")
-    return {
+    return dict(secrets.hide_in(artifacts.jsonable({
         "base": first["base"], "quality": asked, "sets": evalsets(settings), "speed": speed, "gate": settings.gate.model_dump(),
         "versions": first["versions"], "machine": first["machine"],
         "code": {k: v for k, v in verdict.get("inputs", {}).items() if not k.startswith(artifacts.REPORTS.name)},
         "variants": {n: {k: r[k] for k in facts} for n, r in results.items()},
-    }  # fmt: skip
+    })))  # fmt: skip
 
 
 def evalsets(settings: Params) -> dict[str, str]:
@@ -143,21 +134,8 @@ def _refuse_stale(results: dict[str, Row]) -> None:
 def _content(file: Path) -> tuple[bytes, bool]:
     """A file's bytes, and whether a secret in them was replaced; of a log only its end."""
     data = file.read_bytes()
-    if file.suffix not in TEXT:
-        return data, False
-    text = data.decode("utf-8", errors="replace")
-    clean = hide_secrets(text[-MOST_LOG:] if file.suffix == ".log" else text)
-    return clean.encode(), clean != text
-
-
-def hide_secrets(text: str) -> str:
-    """A text without what looks like a password or key, and without any value of this process's own secret variables."""
-    for name, value in os.environ.items():
-        if SECRET_NAMES.search(name) and len(value) >= 8:
-            text = text.replace(value, HIDDEN)
-    for pattern in SECRETS:
-        text = pattern.sub(HIDDEN, text)
-    return text
+    clean = secrets.hide_bytes(data, file.suffix)
+    return clean[-MOST_LOG:] if file.suffix == ".log" else clean, clean is not data
 
 
 def _write(path: Path, files: dict[str, bytes]) -> None:

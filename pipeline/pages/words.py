@@ -1,10 +1,12 @@
-"""How a number, a verdict, a table row, a floor and a machine are written wherever people read them. Pure."""
+"""How a verdict, a table row, a floor and a machine are written wherever people read them. Pure."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from pipeline.figures import noise
+from pipeline.numbers.shown import number as number
+from pipeline.numbers.shown import show as show
 
 Metric = dict[str, Any]
 Results = dict[str, dict[str, Any]]
@@ -12,25 +14,6 @@ CALIBRATED = ("gptq", "awq")
 UNITS = {"fraction": (100.0, " %"), "ratio": (1.0, ""), "bytes": (1e-6, " MB"), "ppl": (1.0, "")}  # shown: (factor, unit)
 COUNTED = {"kld": " tokens", "top1": " tokens", "ppl": " tokens", "acc": " items", "speed": " rounds", "ttft": " rounds"}
 LONGEST = 160  # characters of a reason in a line that is to stay one
-
-
-def show(metric: Metric | None, digits: int = 3, scale: float = 1.0, sign: bool = False) -> str:
-    """`0.00623 [0.00579, 0.00675]`, or a dash where there is no value."""
-    if not metric or metric["value"] is None:
-        return "–"
-    style = f"{'+' if sign else ''}.{digits}g"
-    text = number(metric["value"] * scale, style)
-    if metric["low"] is None or metric["low"] == metric["high"]:
-        return text
-    return f"{text} [{number(metric['low'] * scale, style)}, {number(metric['high'] * scale, style)}]"
-
-
-def number(value: float, style: str = ".3g") -> str:
-    """Like format(), without exponents in the range people read, and without a sign on zero."""
-    text = format(value, style)
-    if "e" in text and 1e-4 <= abs(value) < 1e6:
-        text = format(round(value), "d") if abs(value) >= 1 else format(value, ".6f")
-    return "0" if value == 0 else text
 
 
 def told(metric: Metric | None, unit: str, interval: bool = True) -> str:

@@ -13,12 +13,14 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from pipeline.core import secrets
 from pipeline.core.errors import ArtifactError
 
 ALIAS = "champion"
 MOVE = "quantgate.move."
 EXTERNAL = "mlflow.model.isExternal"  # MLflow's own mark of a model whose files it does not hold
-Move = dict[str, Any]  # number, version, variant, before, how, at, by, reason
+NOT_COMPARED = "not compared"
+Move = dict[str, Any]  # number, version, variant, before, how, at, by, reason, files
 
 
 class Registry:
@@ -49,7 +51,7 @@ class Registry:
         if self._model() is None:
             about = f"Variants of the MLflow experiment, by reference. `{ALIAS}` is the one to serve; its moves are tags."
             self.client.create_registered_model(self.name, description=about)
-        known = {v.run_id: v for v in self._versions()}
+        known, wanted = {v.run_id: v for v in self._versions()}, secrets.hide_in(wanted)
         for run_id, tags in wanted.items():
             known.setdefault(run_id, None)
             if known[run_id] is None:
@@ -88,10 +90,10 @@ class Registry:
         tags = model.tags if model is not None else {}
         return [json.loads(tags[k]) for k in sorted(tags) if k.startswith(MOVE)]
 
-    def promote(self, version: str, *, reason: str, forced: bool) -> Move | None:
-        """Move the alias to a version; None if it is there already."""
+    def promote(self, version: str, *, reason: str, forced: bool, files: str) -> Move | None:
+        """Move the alias to a version; None if it is there already. files: whether the model's were what was measured."""
         self._settle()
-        return None if self.champion() == version else self._move(version, "force" if forced else "promote", reason)
+        return None if self.champion() == version else self._move(version, "force" if forced else "promote", reason, files)
 
     def rollback(self, reason: str) -> Move:
         """Move the alias back to the champion before. Raises `ArtifactError` if there was none."""
@@ -117,19 +119,20 @@ class Registry:
 
     def _make(self, move: Move) -> None:
         self.client.set_registered_model_alias(self.name, ALIAS, move["version"])
-        for key, tag in (("at", "at"), ("by", "by"), ("how", "how"), ("reason", "reason"), ("number", "move")):
-            self.client.set_model_version_tag(self.name, move["version"], f"{ALIAS}.{tag}", move[key])
+        tags = (("at", "at"), ("by", "by"), ("how", "how"), ("reason", "reason"), ("files", "files"), ("number", "move"))
+        for key, tag in tags:  # an older move has no files
+            self.client.set_model_version_tag(self.name, move["version"], f"{ALIAS}.{tag}", move.get(key, NOT_COMPARED))
 
-    def _move(self, version: str, how: str, reason: str) -> Move:
-        move = self._record(version, self.champion(), how, reason)
+    def _move(self, version: str, how: str, reason: str, files: str = NOT_COMPARED) -> Move:
+        move = self._record(version, self.champion(), how, reason, files)
         self._make(move)
         return move
 
-    def _record(self, version: str, before: str | None, how: str, reason: str) -> Move:
+    def _record(self, version: str, before: str | None, how: str, reason: str, files: str = NOT_COMPARED) -> Move:
         variant = self.client.get_model_version(self.name, version).tags.get("variant", "?")
         at, by = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), f"{getpass.getuser()}@{platform.node()}"
         move = {"number": f"{len(self.moves()) + 1:04d}", "version": version, "variant": variant, "before": before,
-                "how": how, "at": at, "by": by, "reason": reason}  # fmt: skip
+                "how": how, "at": at, "by": by, "reason": secrets.hide(reason), "files": files}  # fmt: skip
         self.client.set_registered_model_tag(self.name, MOVE + move["number"], json.dumps(move))
         return move
 

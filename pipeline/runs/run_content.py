@@ -11,10 +11,12 @@ from typing import Any
 from pipeline.core import artifacts
 from pipeline.core.errors import ArtifactError
 from pipeline.core.params import Params
+from pipeline.numbers.shown import show
 
 SWEPT = re.compile(r"(?P<stem>[^/]+)/(?P<axis>context|batch|concurrency|closed)-(?P<at>\d+)")
 AXES = {"closed": "concurrency"}  # so many requests at once, each waiting for its own answer
 DIGEST = 32  # hexadecimal digits of a dataset's digest: MLflow keeps 36
+DIGITS = 4  # of a figure in words: beside its bound it must not look like it
 BOUNDS = (("", "value"), ("_low", "low"), ("_high", "high"))
 Values = dict[str, Any]  # value, low, high, ...
 
@@ -129,18 +131,10 @@ def verdict_of(verdict: Values, name: str, reference: str) -> str:
     return "REFERENCE" if name == reference else str(verdict["variants"].get(name, {}).get("verdict", "MISSING"))
 
 
-def _shown(metric: Values | None, scale: float) -> str:
-    if not metric or metric["value"] is None:
-        return "–"
-    text = f"{metric['value'] * scale:.4g}"
-    low, high = metric.get("low"), metric.get("high")
-    return text if low is None or high is None or low == high else f"{text} [{low * scale:.3g}, {high * scale:.3g}]"
-
-
 def comparison(results: dict[str, Values], verdict: Values, reference: str) -> Values:
     """The trade-off as {columns, data}: one row a variant, figures as text with their intervals."""
     data = [
-        [name, verdict_of(verdict, name, reference), *(_shown(r["metrics"].get(m), scale) for _, m, scale in COLUMNS)]
+        [name, verdict_of(verdict, name, reference), *(show(r["metrics"].get(m), DIGITS, scale) for _, m, scale in COLUMNS)]
         for name, r in results.items()
     ]
     return {"columns": ["variant", "verdict", *(head for head, _, _ in COLUMNS)], "data": data}
@@ -172,6 +166,7 @@ def variant_note(name: str, verdict: Values, reference: str) -> str:
     judged = verdict["variants"].get(name, {})
     lines = [f"{judged.get('verdict', 'MISSING')}: {judged.get('reason', 'no verdict')}"]
     lines += [
-        f"- {r['metric']} {_shown(r, 1.0)} {r['unit']}, n = {r['n']}: {r['verdict']}, {r['bound']}" for r in judged.get("rules", [])
+        f"- {r['metric']} {show(r, DIGITS)} {r['unit']}, n = {r['n']}: {r['verdict']}, {r['bound']}"
+        for r in judged.get("rules", [])
     ]
     return "\n".join(lines)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pipeline import served
-from pipeline.core import artifacts
+from pipeline.core import artifacts, git
 from pipeline.core.params import Params
-from pipeline.judging import locked
+from pipeline.judging import locked, stale
 from pipeline.runs import run_content
 
 
@@ -48,6 +47,16 @@ def load_state(settings: Params) -> State:
     return State(results, {name: servers.get(name, {}) for name in results}, artifacts.read_json(artifacts.GATE))
 
 
+def compared_files(state: State, name: str) -> tuple[str, str]:
+    """(whether a variant's files are those that were measured, in words; what of them is not, empty where all are or none is
+    here)."""
+    folder = artifacts.model_dir(name)
+    if not (folder / artifacts.MANIFEST).exists():
+        return f"{folder} is not here, and so not compared with what was measured", ""
+    changed = "; ".join(stale.changed_build(folder, str(state.results[name]["model"])))
+    return changed or "as measured", changed
+
+
 def version_tags(state: State, name: str, settings: Params) -> dict[str, str]:
     """What the registry says of a variant; its files stay where they are."""
     result = state.results[name]
@@ -74,17 +83,9 @@ def machine(state: State, settings: Params) -> str:
 def provenance(state: State, settings: Params) -> dict[str, str]:
     """Machine, commit, whether the tree differs from it, and dvc.lock's hash; what is not there is left out."""
     tags = {"mlflow.source.name": "pipeline.track", "mlflow.source.type": "LOCAL", "machine": machine(state, settings)}
-    if commit := _git("rev-parse", "HEAD"):
-        tags |= {"mlflow.source.git.commit": commit, "git.changed": str(bool(_git("status", "--porcelain"))).lower()}
+    if commit := git.line("rev-parse", "HEAD"):
+        tags |= {"mlflow.source.git.commit": commit, "git.changed": str(bool(git.line("status", "--porcelain"))).lower()}
     if locked.LOCK.exists():  # without this stage's own entry, which DVC writes after it
         stages = locked.stages(locked.LOCK.read_bytes())
         tags["dvc.lock"] = artifacts.digest({k: v for k, v in stages.items() if k != "track"})
     return tags
-
-
-def _git(*arguments: str) -> str | None:
-    try:
-        done = subprocess.run(["git", *arguments], capture_output=True, text=True)
-    except FileNotFoundError:
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None

@@ -2,6 +2,7 @@
 
 A run counts once it is FINISHED; what a kill, a crash or a lost server left of one is deleted and written again by the next
 `python -m pipeline.track`. Values are sent in batches, with one time for a run, so that a repeated request changes nothing.
+No text is sent with a password or key that `secrets` knows.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ import contextlib
 import getpass
 import os
 import platform
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from pipeline.core import secrets
 from pipeline.runs.reach import reach
 
 KEY = "quantgate.key"
@@ -70,8 +73,8 @@ class Tracker:
         found = self.find(key)
         if found:
             return str(found.info.run_id), False
-        tags = {KEY: key, WRITER: writer(), "mlflow.user": getpass.getuser(), **tags}
-        run_id = str(self.client.create_run(self.experiment, run_name=name, tags=tags).info.run_id)
+        tags = {KEY: key, WRITER: writer(), "mlflow.user": getpass.getuser(), **secrets.hide_in(tags)}
+        run_id = str(self.client.create_run(self.experiment, run_name=secrets.hide(name), tags=tags).info.run_id)
         try:
             log(run_id)
         except BaseException:
@@ -85,7 +88,7 @@ class Tracker:
         from mlflow.entities import Param
 
         for some in _batches(list(values.items()), PARAMS):
-            self.client.log_batch(run_id, params=[Param(k, _short(str(v))) for k, v in some])
+            self.client.log_batch(run_id, params=[Param(k, _short(secrets.hide(str(v)))) for k, v in some])
 
     def log_metrics(self, run_id: str, values: dict[str, float], curves: dict[str, Curve] | None = None) -> None:
         """Values at step 0, and curves at the steps that are their x: a position, a context, so many at once."""
@@ -106,21 +109,29 @@ class Tracker:
                 Dataset(s["name"], s["digest"], "local", s["source"], profile=s["profile"]),
                 [InputTag("mlflow.data.context", s["context"])],
             )
-            for s in sets
+            for s in map(secrets.hide_in, sets)
         ]
         if inputs:
             self.client.log_inputs(run_id, datasets=inputs)
 
     def log_files(self, run_id: str, files: Iterable[Path], folder: str) -> None:
-        """Files as artifacts; those that are not there are left out."""
-        for file in files:
-            if file.exists():
-                self.client.log_artifact(run_id, str(file), folder)
+        """Files as artifacts, passwords and keys hidden in those that are text; those that are not there are left out."""
+        for file in filter(Path.exists, files):
+            data = file.read_bytes()
+            clean = secrets.hide_bytes(data, file.suffix)
+            with tempfile.TemporaryDirectory() as work:
+                sent = file if clean is data else Path(work) / file.name
+                if sent != file:
+                    sent.write_bytes(clean)
+                self.client.log_artifact(run_id, str(sent), folder)
+
+    def log_dict(self, run_id: str, value: dict[str, Any], name: str) -> None:
+        self.client.log_dict(run_id, secrets.hide_in(value), name)
 
     def set_tags(self, run_id: str, tags: dict[str, str]) -> None:
         from mlflow.entities import RunTag
 
-        self.client.log_batch(run_id, tags=[RunTag(k, v) for k, v in tags.items()])
+        self.client.log_batch(run_id, tags=[RunTag(k, secrets.hide(v)) for k, v in tags.items()])
 
 
 def writer() -> str:

@@ -58,6 +58,7 @@ def state(source: Path, variant: str) -> None:
     data: dict[str, Any] = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
     int4 = data["variants"][variant]
     data["variants"] = {"bf16": data["variants"]["bf16"], "int4": int4}
+    data["serving"] = {"variants": {}}
     data["gate"] = {"required": ["int4"], "rules": RULES}
     Path("params.yaml").write_text(yaml.safe_dump(data, sort_keys=False), encoding="utf-8")
     settings = params.load()

@@ -1,0 +1,26 @@
+"""Git, asked what a commit holds and where this folder stands. Nothing is written."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+
+def ask(*words: str) -> bytes | None:
+    """What a git command prints; None where it fails: no repository, no such commit or file, git not installed."""
+    try:
+        done = subprocess.run(["git", *words], capture_output=True)
+    except FileNotFoundError:
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def line(*words: str) -> str | None:
+    """The same as text, without the end of the line."""
+    found = ask(*words)
+    return None if found is None else found.decode(errors="replace").strip()
+
+
+def show(commit: str, path: Path) -> bytes | None:
+    """A file as it is at a commit; None where it is not in git there. path: from the working directory."""
+    return ask("show", f"{commit}:./{path.as_posix()}")

@@ -1,0 +1,25 @@
+"""How a figure is written wherever people read one. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def show(metric: dict[str, Any] | None, digits: int = 3, scale: float = 1.0, sign: bool = False) -> str:
+    """`0.00623 [0.00579, 0.00675]`, or a dash where there is no value."""
+    if not metric or metric["value"] is None:
+        return "–"
+    style = f"{'+' if sign else ''}.{digits}g"
+    text = number(metric["value"] * scale, style)
+    low, high = metric.get("low"), metric.get("high")
+    if low is None or high is None or low == high:
+        return text
+    return f"{text} [{number(low * scale, style)}, {number(high * scale, style)}]"
+
+
+def number(value: float, style: str = ".3g") -> str:
+    """Like format(), without exponents in the range people read, and without a sign on zero."""
+    text = format(value, style)
+    if "e" in text and 1e-4 <= abs(value) < 1e6:
+        text = format(round(value), "d") if abs(value) >= 1 else format(value, ".6f")
+    return "0" if value == 0 else text
