@@ -162,6 +162,12 @@ def test_without_metrics_or_verdict_there_is_no_bundle(house: Path, file: Path) 
         packed(house)
 
 
+def test_a_bundle_makes_no_folders(house: Path) -> None:
+    with pytest.raises(ArtifactError, match="nowhere is not there; make it"):
+        bundle.pack(params.load(), house / "nowhere" / "out.zip")
+    assert not (house / "nowhere").exists()
+
+
 def test_a_folder_is_no_name_for_a_bundle(house: Path) -> None:
     with pytest.raises(ArtifactError, match="is a folder; name a file"):
         bundle.pack(params.load(), house / "reports")

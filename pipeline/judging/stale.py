@@ -51,7 +51,8 @@ def inputs(settings: Params) -> dict[str, str | None]:
 
 def changed(settings: Params) -> list[str]:
     """Files in words: rows and a local model that changed since, and results that no stage wrote."""
-    written = [artifacts.metrics(n) for n in settings.variants] + served.files(settings)
+    shown = [p for n in settings.serving.variants if (p := artifacts.served(n)).exists()]  # judged by no rule, and still told
+    written = [artifacts.metrics(n) for n in settings.variants] + list(dict.fromkeys(served.files(settings) + shown))
     written += [artifacts.FLOOR] if artifacts.FLOOR.exists() else []
     results = _results(settings)
     found = served.changed(settings) + sorted(changed_rows(results)) + _changed_model(settings)

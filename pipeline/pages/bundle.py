@@ -53,6 +53,8 @@ def pack(settings: Params, path: Path) -> Row:
     """
     if path.is_dir():
         raise ArtifactError(f"{path} is a folder; name a file, such as {path / 'out.zip'}")
+    if not path.absolute().parent.is_dir():
+        raise ArtifactError(f"{path.absolute().parent} is not there; make it, or name a file in a folder that is")
     results = {name: artifacts.read_json(artifacts.metrics(name)) for name in settings.variants}
     verdict = artifacts.read_json(artifacts.GATE)
     _refuse_stale(results)
