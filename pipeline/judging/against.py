@@ -101,7 +101,7 @@ def _part(c: Columns, part: str, stem: str) -> NDArray[np.bool_]:
 def items_paired(b: Builder, now: list[Row], then: list[Row]) -> dict[str, Metric]:
     """{metric: paired difference} of accuracy and byte perplexity, over items that were asked in the same words both times.
 
-    The same arithmetic as against the reference, with the baseline's answers in its place (figures.py).
+    The same arithmetic as against the reference, with the baseline's answers in its place (figures/answer_figures.py).
     """
     theirs = {tuple(row[k] for k in ITEM): row for row in then}
     ours = [row for row in now if tuple(row[k] for k in ITEM) in theirs]

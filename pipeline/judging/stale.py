@@ -14,18 +14,9 @@ from pipeline.core.params import PARAMS, Params, PathModel
 from pipeline.judging import locked
 
 ONCE = ("download", "calibrate", "reference", "floor")  # stages of dvc.yaml that measure, and
-ASKED = (
-    "variant",
-    "quantizer",
-    "asked",
-    "options",
-    "engine",
-    "engine_options",
-    "base",
-    "seed",
-    "trust_remote_code",
-)  # what a build's digest is made from, with its files (quantize.py)
 PER_VARIANT = ("quantize", "diverge", "evaluate", "benchmark", "compare")
+# What a build's digest is made from, besides its files (quantize.py).
+ASKED = ("variant", "quantizer", "asked", "options", "engine", "engine_options", "base", "seed", "trust_remote_code")
 SUFFIXES = (".py", ".j2", ".yaml", ".jsonl", ".txt")
 SOURCES = ("pipeline", "evalsets", "envs", "constraints.txt")
 
