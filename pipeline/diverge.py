@@ -193,7 +193,6 @@ def main(
         raise ParamsError("--against and --json belong to --llamacpp-compatible TEXT; name the text, or leave them out")
     watch = artifacts.Stopwatch("diverge", variant)
     settings = params.load()
-    settings.variant(variant)
     told = measure(variant, settings)
     cli.say("diverge", f"{variant}: {told}, {watch.done():.1f} s")
 

@@ -87,7 +87,7 @@ def _apply(rule: Rule, result: dict[str, Any] | None, floors: dict[str, Any], th
         "neutral": neutral_of(rule, what), "unit": what.unit, "required": rule.required,
         "verdict": judgement.verdict, "reason": judgement.reason,
         "settle": judgement.settle, "p_fail": judgement.p_fail, "p_fail_holm": judgement.p_fail,
-        **{k: (metric or {}).get(k) for k in ("value", "low", "high", "n", "clusters")},
+        **{k: (metric or {}).get(k) for k in ("value", "low", "high", "n", "clusters", "between")},
     }  # fmt: skip
 
 
@@ -125,7 +125,7 @@ def _hold_fails(rules: list[dict[str, Any]], confidence: float) -> dict[str, Any
     for rule, adjusted in zip(family, holm([r["p_fail"] for r in family])):
         rule["p_fail_holm"] = adjusted
         if rule["verdict"] == "FAIL" and adjusted > level:
-            estimate = Estimate(rule["value"], rule["low"], rule["high"], rule["n"], "")
+            estimate = Estimate(rule["value"], rule["low"], rule["high"], rule["n"], "", between=rule["between"])
             strict = adjusted / rule["p_fail"]
             rule["settle"] = items_to_settle(estimate, rule["threshold"], confidence=confidence, family=strict)
             rule["verdict"] = "INCONCLUSIVE"

@@ -37,7 +37,7 @@ ROUNDS = ("speed_ratio", "prefill_ratio")
 class Resolution:
     """What n units can resolve. smallest: in the metric's unit, None where it is unknown; held: units that the sets hold;
     source: from what; detail: under which assumption; relative: smallest is in parts of the value (divergences spread as
-    they grow)."""
+    they grow); stays: what of `smallest` more units do not make less (whole runs differ)."""
 
     n: float
     unit: str
@@ -46,6 +46,7 @@ class Resolution:
     detail: str = ""
     held: float = math.nan
     relative: bool = False
+    stays: float = 0.0
 
 
 # --- one task, all tasks, the corpus, the rounds -----------------------------------------------------------------
@@ -186,7 +187,9 @@ def _scaled(found: dict[str, Any], then: float, n: float, unit: str, source: str
     """An earlier interval's resolution, its error shrinking with the square root of the units."""
     n = then if math.isnan(n) else n
     smallest = resolvable(found["low"], found["high"], confidence=found["confidence"], power=POWER)
-    return Resolution(n, unit, smallest * math.sqrt(then / n), source)
+    stays = (found.get("between") or 0.0) * found["value"] * standard_errors(confidence=found["confidence"], power=POWER)
+    shrinks = max(smallest**2 - stays**2, 0.0)
+    return Resolution(n, unit, math.sqrt(shrinks * then / n + stays**2), source, stays=stays)
 
 
 def _relative(resolution: Resolution, value: float) -> Resolution:
@@ -255,7 +258,9 @@ def _against(r: Resolution, margin: float, unit: str) -> str:
     if r.smallest is None or r.smallest <= margin:
         return _said(r, unit)
     held = "" if math.isnan(r.held) else f" (the sets hold {r.held:g})"
-    enough = math.ceil(r.n * (r.smallest / margin) ** 2) if margin else None
+    if r.stays >= margin > 0:
+        return f"WARNING: {_said(r, unit)}; more {r.unit} would not help: whole runs differ too much (compare.between_runs)"
+    enough = math.ceil(r.n * (r.smallest**2 - r.stays**2) / (margin**2 - r.stays**2)) if margin else None
     needed = f"about {enough} {r.unit}{held} resolve it" if enough else "no number of items resolves a margin of nothing"
     return f"WARNING: {_said(r, unit)}, so that a variant without any loss often ends INCONCLUSIVE; {needed}"
 

@@ -69,8 +69,8 @@ def main(variant: str) -> None:
     }  # fmt: skip
     with artifacts.atomic_dir(artifacts.model_dir(variant)) as out:
         built = build(chosen, artifacts.BASE, out, calibration=Calibration(), seed=settings.seed)
-        files = artifacts.files_of(out)
-        manifest = {**asked, **built, "files": files, "digest": artifacts.digest([asked, files])}
+        manifest = {**asked, **built, "files": artifacts.files_of(out)}
+        manifest["digest"] = artifacts.build_digest(manifest)
         artifacts.write_json(out / artifacts.MANIFEST, manifest | {"versions": artifacts.versions()})
     if manifest["status"] == "ok":
         told = f"{manifest['bits_per_weight']:.2f} bits/weight, {manifest['weight_bytes'] / 1e6:.1f} MB"

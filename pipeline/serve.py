@@ -15,7 +15,7 @@ from pipeline import hardware, served
 from pipeline.core import artifacts, cli, params
 from pipeline.core.errors import ParamsError, Unsupported
 from pipeline.core.explain import unknown
-from pipeline.core.params import Params
+from pipeline.core.params import Compare, Params
 from pipeline.core.sections import Load, Server, Serving
 from pipeline.evalset import sets_digest
 from pipeline.numbers.serving_figures import Objective, memory
@@ -51,10 +51,10 @@ def serve(
     return found, plan, rows, own.facts if own else None
 
 
-def figures(rows: list[Row], plan: Plan, facts: Row | None, confidence: float) -> Row:
+def figures(rows: list[Row], plan: Plan, facts: Row | None, setup: Compare) -> Row:
     """Figures of each level, the knee and the server's memory."""
-    found = measure.figures(rows, plan, confidence)
-    peak = memory(facts["peak_memory_bytes"] if facts else None, NOT_SEEN if facts else ELSEWHERE, confidence)
+    found = measure.figures(rows, plan, setup.confidence, setup.between_runs.time)
+    peak = memory(facts["peak_memory_bytes"] if facts else None, NOT_SEEN if facts else ELSEWHERE, setup.confidence)
     return {"levels": found["levels"], "knee": found["knee"], "server_memory_bytes": peak}
 
 
@@ -97,7 +97,7 @@ def measure_variant(variant: str, settings: Params) -> Row:
     side = {"launch": facts, "prompts": sets_digest(Path(common.prompts)), "seed": settings.seed, "versions": artifacts.versions()}
     if facts:  # its port is another each time
         about["probe"] = {k: v for k, v in found.items() if k not in ("url", "models")}
-    report = about | {"launch": shown} | figures(rows, plan, facts, settings.compare.confidence)
+    report = about | {"launch": shown} | figures(rows, plan, facts, settings.compare)
     write(variant, rows, about | side, report)
     return report | {"rows": len(rows), "complete": sum(r["ok"] for r in rows)}
 

@@ -35,7 +35,8 @@ def asked(variant: str, settings: Params) -> Row:
     """All of params.yaml that what a variant's server did depends on, but for its model."""
     load, common = settings.amount.serving, settings.serving.model_dump(exclude={"variants"})
     own = {"load": load.model_dump() if load else None, "seed": settings.seed, "threads": settings.threads}
-    return {**settings.serving.variants[variant].model_dump(), **common, **own, "confidence": settings.compare.confidence}
+    intervals = {"confidence": settings.compare.confidence, "between_runs": settings.compare.between_runs.time}
+    return {**settings.serving.variants[variant].model_dump(), **common, **own, **intervals}
 
 
 def write_asked(settings: Params) -> None:
@@ -158,10 +159,3 @@ def add(results: dict[str, Row], settings: Params, servers: dict[str, Row] | Non
     for name, result in results.items():
         result["metrics"] |= metrics(name, servers.get(name), result["model"], settings)
         result["client"] = servers.get(name, {}).get("client")
-
-
-def changed(settings: Params) -> list[str]:
-    """Row files of servers that are here and are not those that the judged figures were made from."""
-    figures = load(settings).values() if judged(settings) else ()
-    then = {f: sha for own in figures for f, sha in own["inputs"].items()}
-    return [f for f, sha in then.items() if Path(f).exists() and artifacts.sha256_file(Path(f)) != sha]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pipeline.core import params
-from pipeline.core.params import Requests, Rule
+from pipeline.core.params import Compare, Requests, Rule
 from pipeline.numbers import rounds
 from pipeline.numbers.rounds import Looks
 from pipeline.numbers.stats import geometric_mean_t
@@ -29,7 +29,7 @@ def rows(ratios: Any) -> list[dict[str, Any]]:
 
 def settings(rules: list[Rule], **requests: Any) -> Any:
     amount = SimpleNamespace(benchmark=Requests(rounds=5, **requests))
-    return SimpleNamespace(amount=amount, gate=SimpleNamespace(rules=rules), reference="bf16")
+    return SimpleNamespace(amount=amount, gate=SimpleNamespace(rules=rules), reference="bf16", compare=Compare())
 
 
 def test_ratios_pair_rounds_that_both_answered() -> None:
@@ -54,7 +54,8 @@ def test_a_second_look_is_planned_where_a_rule_asks_and_rounds_may_be_added() ->
 
 def test_the_shipped_rule_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    assert rounds.of(params.load(), "int8") == Looks(2, (0.9,))
+    settings = params.load()
+    assert rounds.of(settings, "int8") == Looks(2, (0.9,), settings.compare.between_runs.ratio)
 
 
 def test_rounds_are_unsettled_while_the_interval_holds_a_bound() -> None:
@@ -63,6 +64,13 @@ def test_rounds_are_unsettled_while_the_interval_holds_a_bound() -> None:
     assert looks.unsettled(rows(near), 0.95) and not looks.unsettled(rows(far), 0.95)
     assert looks.unsettled(rows([]), 0.95), "no rounds settle nothing"
     assert Looks(2, (0.9, 0.7)).unsettled(rows(far), 0.95)
+
+
+def test_no_more_rounds_are_taken_where_whole_runs_differ_by_more_than_is_left_to_the_bound() -> None:
+    near, farther = [0.88, 0.93, 0.90, 0.91, 0.89], [0.60, 0.80, 0.72, 0.85, 0.69]
+    assert not Looks(2, (0.9,), between=0.05).unsettled(rows(near), 0.95), "its interval holds the bound, and always would"
+    assert Looks(2, (0.9,), between=0.05).unsettled(rows(farther), 0.95), "its own rounds leave it open"
+    assert Looks(2, (0.9,), between=0.0).unsettled(rows(near), 0.95)
 
 
 def test_looking_twice_keeps_the_promised_coverage() -> None:

@@ -35,6 +35,8 @@ TRADEOFF_TABLE = REPORTS / "tradeoff_table.csv"
 SERVING_ASKED = REPORTS / "serving" / "asked.yaml"
 MLFLOW = REPORTS / "mlflow.json"
 MANIFEST = "manifest.json"
+# what was asked of a build, as its manifest tells it
+ASKED = ("variant", "quantizer", "asked", "options", "engine", "engine_options", "base", "seed", "trust_remote_code")
 
 # Packages whose version can change a figure; recorded with every artifact.
 VERSIONED = (
@@ -228,6 +230,11 @@ def digest(value: Any) -> str:
     """sha256 of a value's canonical JSON: the same content gives the same digest, whatever the key order."""
     text = json.dumps(jsonable(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def build_digest(manifest: dict[str, Any]) -> str:
+    """What stands for a build: its files, and all that was asked for."""
+    return digest([{k: manifest[k] for k in ASKED if k in manifest}, manifest["files"]])
 
 
 def files_of(folder: Path) -> dict[str, dict[str, Any]]:

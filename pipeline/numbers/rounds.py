@@ -1,5 +1,8 @@
 """How many rounds: what their ratios say so far, whether that settles the gate's question, and whether the machine drifted.
 
+Rounds of one run share its minutes: on a machine with neighbours their spread says too little of the next run, so what whole
+runs were found to differ by is in the interval too (whole_runs.py).
+
 Looking at an interval and then deciding to go on lets it miss the truth more often than it says. With one extra look, planned
 in advance, dividing the error between the two looks (Bonferroni) keeps the promise, whatever the first look decided.
 Pure: no files, no clock.
@@ -8,7 +11,7 @@ Pure: no files, no clock.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +21,7 @@ from pipeline.core.params import Params
 from pipeline.numbers.metrics import tpot
 from pipeline.numbers.rules import bound_of
 from pipeline.numbers.stats import Estimate, geometric_mean_t
+from pipeline.numbers.whole_runs import deviations, whole_runs
 
 Row = dict[str, Any]
 RATIO = "speed_ratio"
@@ -25,17 +29,29 @@ RATIO = "speed_ratio"
 
 @dataclass(frozen=True)
 class Looks:
-    """How often the rounds are looked at, and the bounds that their ratio's interval should not contain."""
+    """How often the rounds are looked at, the bounds that their ratio's interval should not contain, and how far whole runs
+    differ (standard deviation of the logarithm; None: not known)."""
 
     planned: int
     bounds: tuple[float, ...]
+    between: float | None = None
 
     def unsettled(self, rows: Sequence[Row], confidence: float) -> bool:
-        """Whether the interval of the rounds so far contains a bound, or there is none."""
-        found = geometric_mean_t(decode_ratios(rows), confidence=self.level(confidence))
-        if found.low is None or found.high is None:
+        """Whether the interval of the rounds so far contains a bound and more rounds could change that, or there is none."""
+        found = self.ratio(rows, confidence)
+        if found.value is None or found.low is None or found.high is None:
             return True
-        return any(found.low < bound < found.high for bound in self.bounds)
+        stays = deviations(self.level(confidence)) * (self.between or 0.0)
+        return any(found.low < bound < found.high and abs(np.log(bound / found.value)) > stays for bound in self.bounds)
+
+    def ratio(self, rows: Sequence[Row], confidence: float) -> Estimate:
+        """The decode ratio with the interval that each look is given."""
+        level = self.level(confidence)
+        found = whole_runs(geometric_mean_t(decode_ratios(rows), confidence=level), self.between, confidence=level)
+        if self.planned == 1:
+            return found
+        told = f"at {100 * level:g} % for each of {self.planned} planned looks (Bonferroni)"
+        return replace(found, method=f"{found.method}, {told}")
 
     def level(self, confidence: float) -> float:
         """The confidence of each look, so that all of them together have `confidence`."""
@@ -51,7 +67,7 @@ def of(settings: Params, variant: str) -> Looks:
     setup = settings.amount.benchmark
     own = [r for r in settings.gate.rules if r.metric == RATIO and (r.variants is None or variant in r.variants)]
     bounds = tuple(bound_of(r).threshold for r in own) if variant != settings.reference else ()
-    return Looks(2 if bounds and (setup.max_rounds or 0) > setup.rounds else 1, bounds)
+    return Looks(2 if bounds and (setup.max_rounds or 0) > setup.rounds else 1, bounds, settings.compare.between_runs.ratio)
 
 
 def confidence(settings: Params) -> float:

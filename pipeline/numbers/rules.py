@@ -172,13 +172,16 @@ def judge(bound: Bound, metric: dict[str, Any] | None) -> Judgement:
         return Judgement("PASS", f"the whole interval is {asked}{_notes(metric)}", p_fail=p)
     if best > edge:
         return Judgement("FAIL", f"the whole interval is past the bound: {asked}{_notes(metric)}", p_fail=p)
-    settle = items_to_settle(Estimate(value, low, high, int(metric["n"]), ""), bound.threshold, confidence=confidence)
+    estimate = Estimate(value, low, high, int(metric["n"]), "", between=metric.get("between"))
+    settle = items_to_settle(estimate, bound.threshold, confidence=confidence)
     reason = f"the interval contains the bound: {asked}{would_settle(settle, metric)}{_notes(metric)}"
     return Judgement("INCONCLUSIVE", reason, settle, p)
 
 
 def would_settle(settle: int | None, metric: dict[str, Any]) -> str:
     """How much more would do, in words."""
+    if settle is None and metric.get("between"):
+        return f"; more of one run would not settle it: whole runs differ by {100 * metric['between']:g} % (compare.between_runs)"
     more = " (documents or families in proportion)" if metric.get("clusters") else ""
     return f"; about {settle} in place of {metric['n']}{more} would settle it in 80 % of runs" if settle else ""
 

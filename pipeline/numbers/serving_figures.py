@@ -15,6 +15,7 @@ import numpy as np
 
 from pipeline.numbers.metrics import Definition
 from pipeline.numbers.stats import Estimate, mean_t, quantile_interval, wilson
+from pipeline.numbers.whole_runs import whole_runs
 
 Row = dict[str, Any]
 Metrics = dict[str, dict[str, Any]]
@@ -123,8 +124,9 @@ class Objective:
 # --- one level ---------------------------------------------------------------------------------------------------
 
 
-def level(rows: list[Row], confidence: float, objective: Objective | None = None) -> Metrics:
-    """Figures of one level. rows: all of its requests, failed ones and warm-ups too.
+def level(rows: list[Row], confidence: float, objective: Objective | None = None, between: float | None = None) -> Metrics:
+    """Figures of one level. rows: all of its requests, failed ones and warm-ups too; between: what times and rates of whole
+    runs differ by (whole_runs.py).
 
     Failed requests are out of latencies and throughput and in the rates; how long they took counts as wall time
     all the same.
@@ -138,6 +140,8 @@ def level(rows: list[Row], confidence: float, objective: Objective | None = None
     found |= _latencies(good, len(counted) - len(good), confidence) | _rates(counted, confidence, objective) | _counts(rows, good)
     if any(r.get("t_due") is not None for r in counted):
         found["client_lag_p99_ms"] = _lag(counted, good)
+    times = [name for name in found if DEFINITIONS[name].unit in ("ms", "tok/s", "req/s") and name != "client_lag_p99_ms"]
+    found |= {name: whole_runs(found[name], between, confidence=confidence) for name in times}
     return {name: shown(name, e, confidence) for name, e in found.items()}
 
 

@@ -23,6 +23,7 @@ class Estimate:
     warnings: tuple[str, ...] = ()
     clusters: int | None = None  # independent units behind n, where they are fewer than n
     weight: float | None = None  # equal clusters that would say as much as these
+    between: float | None = None  # standard deviation, of the logarithm, that a larger n does not shrink
 
 
 TRANSFORMS: dict[str, Callable[..., Any]] = {"mean": np.asarray, "exp": np.exp, "sqrt": np.sqrt}
@@ -249,15 +250,17 @@ def items_to_settle(
 ) -> int | None:
     """How many items would settle on which side of the threshold the value lies in a share `power` of runs.
 
-    That is if the true value is what was measured, and the error shrinks with the square root of n. family: by how much
-    Holm's correction makes the level stricter. None where value and threshold coincide or there is no interval.
+    That is if the true value is what was measured, and the error shrinks with the square root of n, but for `between`. family:
+    by how much Holm's correction makes the level stricter. None where no number does, or there is no interval.
     """
     if estimate.value is None or estimate.low is None or estimate.high is None or estimate.value == threshold:
         return None
     half = (estimate.value - estimate.low) if threshold < estimate.value else (estimate.high - estimate.value)
     error = half / stats.norm.ppf((1 + confidence) / 2)
     needed = standard_errors(confidence=1 - (1 - confidence) / family, power=power)
-    return int(np.ceil(estimate.n * (needed * error / abs(estimate.value - threshold)) ** 2))
+    stays = ((estimate.between or 0.0) * estimate.value) ** 2
+    allowed = ((estimate.value - threshold) / needed) ** 2 - stays
+    return int(np.ceil(estimate.n * max(error**2 - stays, 0.0) / allowed)) if allowed > 0 else None
 
 
 def one_sided_p(distance: float, half: float, *, df: int, confidence: float) -> float:

@@ -127,13 +127,12 @@ def _labelled(rows: list[Row], scenario: str, number: int | None) -> Iterator[Ro
         yield {"round": number, "scenario": scenario, "warmup": number is None, **row}
 
 
-def figures(rows: list[Row], plan: Plan, confidence: float = CONFIDENCE) -> Row:
-    """{levels: {scenario: metrics}, knee, objective, definitions} of a run's rows."""
-
+def figures(rows: list[Row], plan: Plan, confidence: float = CONFIDENCE, between: float | None = None) -> Row:
+    """{levels: {scenario: metrics}, knee, objective, definitions} of a run's rows. between: what whole runs differ by."""
     by = {name: [r for r in rows if r["scenario"] == name] for name, _ in plan.levels()}
     shut = {int(name.partition("-")[2]): own for name, own in by.items() if name.startswith("closed-")}
     return {
-        "levels": {name: level(own, confidence, plan.objective) for name, own in by.items()},
+        "levels": {name: level(own, confidence, plan.objective, between) for name, own in by.items()},
         "knee": knee(shut, confidence),
         "objective": plan.objective.__dict__,
         "about": {name: d.about for name, d in DEFINITIONS.items()},

@@ -1,17 +1,21 @@
-"""Do speed figures repeat? Two benchmark runs of one variant on this machine, one after the other, each with fresh processes.
+"""Do speed figures repeat? One variant timed again and again on this machine, each time with fresh processes.
 
-    python tests/bench/stability.py [VARIANT] [--rounds N]     -> reports/stability.json
+    python tests/bench/stability.py [VARIANT] [--times N] [--rounds N]     -> reports/stability.json
 
-Judged: the intervals of both runs' speed_ratio overlap, and each median (decode ratio, TPOT, TTFT, over rounds) of one run is
-within 5 % of the other's. PASS: all of it, and each median's interval lies within the 5 % as well; FAIL: the ratio's intervals
-are apart, or a median is off by more than 5 % with its whole interval; else INCONCLUSIVE (more rounds would tell). The interval
-is of the mean log difference of rounds (Welch's t), shifted to the medians' ratio.
+Two runs, one after the other; each is the variant's benchmark N times over. On a machine with neighbours the minutes differ
+more than the rounds within one, so that a run's interval is of its N benchmarks (t, log scale), not of its rounds.
 
-The variant and the reference must be built (`dvc repro`). Exit code: 0 PASS, 1 FAIL, 3 INCONCLUSIVE.
+Judged: the runs' intervals of speed_ratio overlap, and its medians over all rounds are within 5 %. PASS: both; FAIL: not both.
+Shown: by how much TPOT and TTFT moved (absolute times carry the machine's minutes; only ratios are of one moment); how far
+whole benchmarks differ (the two lines of `compare.between_runs` in params.yaml), and how many pairs of single benchmarks have
+intervals that overlap as the pipeline makes them, with that and without.
+
+The variant and the reference must be built (`dvc repro`). Exit code: 0 PASS, 1 FAIL.
 """
 
 from __future__ import annotations
 
+import itertools
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,85 +26,109 @@ from scipy import stats
 
 from pipeline import benchmark, hardware
 from pipeline.core import artifacts, cli, params
+from pipeline.core.params import Params
 from pipeline.numbers import rounds
 from pipeline.numbers.metrics import tpot, ttft
 from pipeline.numbers.stats import geometric_mean_t
+from pipeline.numbers.whole_runs import whole_runs
 
 REPORT = Path("reports/stability.json")
 WITHIN = 0.05
 CONFIDENCE = 0.95
+RATIO = "speed_ratio"
+Figures = dict[str, list[float]]  # {figure: its value in each round}
 
 
-def figures(rows: list[dict[str, Any]]) -> dict[str, list[float]]:
+def figures(rows: list[dict[str, Any]]) -> Figures:
     """Per round: the decode ratio, and the variant's TPOT and TTFT in ms."""
     ours = [r for r, _ in rounds.pairs(rows)]
     return {
-        "speed_ratio": rounds.decode_ratios(rows),
+        RATIO: rounds.decode_ratios(rows),
         "tpot_ms": [1000 * (tpot(r["t_tokens"]) or float("nan")) for r in ours],
         "ttft_ms": [1000 * (ttft(r["t_submit"], r["t_tokens"]) or float("nan")) for r in ours],
     }
 
 
-def compare(first: list[float], second: list[float]) -> dict[str, Any]:
-    """The second run's median over the first's, with an interval, and whether it is within the bound."""
-    a, b = np.log(first), np.log(second)
-    value = float(np.median(b) - np.median(a))
-    spread = stats.ttest_ind(b, a, equal_var=False).confidence_interval(CONFIDENCE)
-    half = float(spread.high - spread.low) / 2
-    low, high = value - half, value + half
-    limits = np.log1p(-WITHIN), np.log1p(WITHIN)
-    inside, outside = limits[0] <= low and high <= limits[1], high < limits[0] or low > limits[1]
+def between(benchmarks: list[list[float]]) -> float:
+    """Standard deviation of what whole benchmarks' log means differ by, their rounds' own spread taken out (one-way
+    analysis of variance; 0 where the rounds explain it all)."""
+    logs = [np.log(b) for b in benchmarks]
+    own = np.mean([x.var(ddof=1) / len(x) for x in logs])
+    return float(np.sqrt(max(np.var([x.mean() for x in logs], ddof=1) - own, 0.0)))
+
+
+def interval(benchmarks: list[list[float]]) -> tuple[float, float]:
+    """Of one run: its benchmarks' geometric means are its independent values."""
+    found = geometric_mean_t([stats.gmean(b) for b in benchmarks], confidence=CONFIDENCE)
+    assert found.low is not None and found.high is not None  # two of them at least
+    return found.low, found.high
+
+
+def apart(one: tuple[float, float], other: tuple[float, float]) -> bool:
+    return one[1] < other[0] or other[1] < one[0]
+
+
+def judge(first: list[list[float]], second: list[list[float]]) -> dict[str, Any]:
+    """Two runs of a ratio, each a list of benchmarks, each a list of rounds."""
+    spans = interval(first), interval(second)
+    medians = [float(np.median(np.concatenate(run))) for run in (first, second)]
+    moved = medians[1] / medians[0] - 1
+    passed = not apart(*spans) and abs(np.log1p(moved)) <= -np.log1p(-WITHIN)
     return {
-        "medians": [float(np.median(first)), float(np.median(second))], "apart": float(np.expm1(value)),
-        "low": float(np.expm1(low)), "high": float(np.expm1(high)), "n": [len(first), len(second)],
-        "verdict": "PASS" if inside else "FAIL" if outside else "INCONCLUSIVE",
+        "medians": medians, "moved": moved, "intervals": spans, "overlap": not apart(*spans),
+        "benchmarks": len(first), "rounds": len(first[0]), "verdict": "PASS" if passed else "FAIL",
     }  # fmt: skip
 
 
-def overlap(first: list[float], second: list[float]) -> dict[str, Any]:
-    """Whether the intervals of two runs' ratios overlap; how wide they are, `compare` judges."""
-    found = [geometric_mean_t(r, confidence=CONFIDENCE) for r in (first, second)]
-    if any(f.low is None or f.high is None for f in found):
-        return {"intervals": None, "verdict": "INCONCLUSIVE"}
-    spans = [(float(f.low or 0), float(f.high or 0)) for f in found]
-    apart = spans[0][1] < spans[1][0] or spans[1][1] < spans[0][0]
-    return {"intervals": spans, "verdict": "FAIL" if apart else "PASS"}
+def overlapping(benchmarks: list[list[float]], sd: float | None) -> tuple[int, int]:
+    """(pairs of single benchmarks whose intervals overlap, all pairs): intervals as the pipeline makes them."""
+    found = [whole_runs(geometric_mean_t(b, confidence=CONFIDENCE), sd, confidence=CONFIDENCE) for b in benchmarks]
+    spans = [(f.low, f.high) for f in found if f.low is not None and f.high is not None]
+    pairs = list(itertools.combinations(spans, 2))
+    return sum(not apart(*pair) for pair in pairs), len(pairs)
 
 
-def judge(found: dict[str, dict[str, Any]]) -> str:
-    verdicts = {f["verdict"] for f in found.values()}
-    return next(v for v in ("FAIL", "INCONCLUSIVE", "PASS") if v in verdicts)
+def show(ratio: dict[str, Any], moved: dict[str, float], sds: dict[str, float], pairs: dict[str, tuple[int, int]]) -> None:
+    spans = " and ".join(f"[{low:.3f}, {high:.3f}]" for low, high in ratio["intervals"])
+    medians = " and ".join(f"{m:.3f}" for m in ratio["medians"])
+    each = f"{ratio['benchmarks']} benchmarks of {ratio['rounds']} rounds each"
+    print(f"{RATIO}: medians {medians}, {100 * ratio['moved']:+.1f} % apart; intervals {spans}; {each}: {ratio['verdict']}")
+    print("not judged: " + ", ".join(f"{name} moved by {100 * m:+.1f} %" for name, m in moved.items()))
+    print(f"between whole benchmarks (log sd): ratio {sds['ratio']:.3f}, time {sds['time']:.3f}")
+    for name, (good, n) in pairs.items():
+        print(f"single benchmarks whose intervals overlap, {name}: {good} of {n} pairs")
 
 
-def show(found: dict[str, dict[str, Any]]) -> None:
-    for name, f in found.items():
-        if name == "overlap":
-            spans = " and ".join(f"[{a:.3f}, {b:.3f}]" for a, b in f["intervals"] or []) or "not to be had"
-            print(f"intervals of speed_ratio: {spans}: {f['verdict']}")
-        else:
-            interval = f"[{100 * f['low']:+.1f}, {100 * f['high']:+.1f}]"
-            medians = " and ".join(f"{m:.4g}" for m in f["medians"])
-            print(f"{name}: medians {medians}, {100 * f['apart']:+.1f} % {interval} apart, n = {f['n']}: {f['verdict']}")
+def once(settings: Params, variant: str, count: int) -> Figures:
+    """One benchmark: fresh processes, so many rounds, no sweeps."""
+    alone: dict[str, Any] = {"rounds": count, "max_rounds": None, "contexts": [], "batches": []}
+    tier = settings.amount.model_copy(update={"benchmark": settings.amount.benchmark.model_copy(update=alone)})
+    settings = settings.model_copy(update={"tiers": {**settings.tiers, settings.tier: tier}})
+    return figures(benchmark.timed(settings, variant, settings.thread_count)[0])
 
 
 def main(
     variant: Annotated[str, typer.Argument()] = "int8",
-    rounds_each: Annotated[int, typer.Option("--rounds", help="Rounds of each run.")] = 10,
+    times: Annotated[int, typer.Option(min=2, help="Benchmarks of each run.")] = 6,
+    count: Annotated[int, typer.Option("--rounds", min=3, help="Rounds of each benchmark.")] = 5,
 ) -> None:
-    """Time VARIANT twice and hold the runs against each other."""
+    """Time VARIANT in two runs and hold them against each other."""
     settings = params.load()
-    alone: dict[str, Any] = {"rounds": rounds_each, "max_rounds": None, "contexts": [], "batches": []}
-    tier = settings.amount.model_copy(update={"benchmark": settings.amount.benchmark.model_copy(update=alone)})
-    settings = settings.model_copy(update={"tiers": {**settings.tiers, settings.tier: tier}})
-    runs = [figures(benchmark.timed(settings, variant, settings.thread_count)[0]) for _ in range(2)]
-    found = {"overlap": overlap(*(run["speed_ratio"] for run in runs))}
-    found |= {name: compare(runs[0][name], runs[1][name]) for name in runs[0]}
-    verdict = judge(found)
+    found = [once(settings, variant, count) for _ in range(2 * times)]
+    by = {name: [f[name] for f in found] for name in found[0]}
+    ratio = judge(by[RATIO][:times], by[RATIO][times:])
+    middles = {name: [float(np.median(np.concatenate(b))) for b in (by[name][:times], by[name][times:])] for name in by}
+    moved = {name: second / first - 1 for name, (first, second) in middles.items() if name != RATIO}
+    sds = {"ratio": between(by[RATIO]), "time": max(between(by["tpot_ms"]), between(by["ttft_ms"]))}
+    asked = settings.compare.between_runs.ratio
+    pairs = {f"with compare.between_runs ({asked})": overlapping(by[RATIO], asked), "without": overlapping(by[RATIO], None)}
     machine = hardware.describe(settings.thread_count)
-    artifacts.write_json(REPORT, {"variant": variant, "verdict": verdict, "figures": found, "machine": machine})
-    show(found)
-    cli.say("stability", f"{variant}, two runs of {rounds_each} rounds: {verdict}")
-    sys.exit({"PASS": 0, "FAIL": 1}.get(verdict, 3))
+    artifacts.write_json(REPORT, {
+        "variant": variant, "ratio": ratio, "moved": moved, "between": sds, "overlapping": pairs, "rounds": by, "machine": machine,
+    })  # fmt: skip
+    show(ratio, moved, sds, pairs)
+    cli.say("stability", f"{variant}, two runs of {times} benchmarks: {ratio['verdict']}")
+    sys.exit(0 if ratio["verdict"] == "PASS" else 1)
 
 
 if __name__ == "__main__":
