@@ -95,6 +95,7 @@ def context_of(results: Results, verdict: dict[str, Any], settings: Params, tabl
         "where": where.where(results, settings.reference), "visible": where.visible, "clipped": where.clipped,
         "fault_words": where.FAULT_WORDS,
         "rounds": first.get("decode_tok_s", {}).get("n", 0), "benchmark": settings.amount.benchmark,
+        "whole_runs": words.whole_runs(first.get("speed_ratio", {}).get("between")),
         "versions": results[settings.reference]["versions"],
         "tradeoff": table,
         "tasks": sorted({k.split("/")[1] for k in first if k.startswith("acc/")}),

@@ -231,6 +231,14 @@ def figure(value: float | None, low: float | None, high: float | None, **more: A
     return {"value": value, "low": low, "high": high, "n": 50, "confidence": 0.95, "warnings": []} | more
 
 
+def test_what_whole_runs_differ_by_stays_in_a_difference_however_many_rounds() -> None:
+    then, now = ({**figure(v, v - 4, v + 4), "between": 0.03} for v in (100, 110))
+    assert against.unpaired("ttft_ms", now, then, "", same_machine=True)["between"] == pytest.approx(np.hypot(3, 3.3) / 10)
+    then, now = ({**figure(v, 0.9 * v, 1.1 * v), "between": 0.03} for v in (1, 2))
+    assert against.unpaired("speed_ratio", now, then, "", same_machine=True)["between"] == pytest.approx(0.03 * np.sqrt(2))
+    assert against.unpaired("ttft_ms", figure(2, 1, 3), figure(1, 0, 2), "", same_machine=True)["between"] is None
+
+
 def test_unpaired_limits_add_by_their_squares() -> None:
     found = against.unpaired("ttft_ms", figure(110, 107, 114), figure(100, 96, 103), "", same_machine=True)
     assert (found["value"], found["low"], found["high"]) == (

@@ -150,9 +150,19 @@ def unpaired(name: str, now: Metric, then: Metric, why: str, *, same_machine: bo
     exact = low == high  # sizes and counts have no rows to pair
     clusters = [m["clusters"] for m in (now, then) if m.get("clusters")]
     weights = [m["weight"] for m in (now, then) if m.get("weight")]
-    estimate = Estimate(value, *limits, n, method, (), min(clusters, default=None), min(weights, default=None))
+    estimate = Estimate(
+        value, *limits, n, method, (), min(clusters, default=None), min(weights, default=None), _between(value, now, then, ratio)
+    )  # fmt: skip
     notes = () if exact or timed(name) else (f"pairing was lost: {why}",)
     return _metric(estimate, name, confidence, "exact" if exact else "unpaired", notes)
+
+
+def _between(value: float, now: Metric, then: Metric, ratio: bool) -> float | None:
+    """What more rounds leave of a difference, in parts of it, by what whole runs differ by in either figure."""
+    shares = [m.get("between") or 0.0 for m in (now, then)]
+    if ratio or not value:
+        return math.hypot(*shares) or None
+    return math.hypot(*(s * m["value"] for s, m in zip(shares, (now, then)))) / abs(value) or None
 
 
 def _apart(now: float | None, then: float | None, ratio: bool) -> float | None:

@@ -148,3 +148,10 @@ def machine(facts: dict[str, Any]) -> str:
         f"{facts['cpu']}, {facts['cores']} cores ({facts.get('cpu_capability', '?')}), {facts['threads']} threads, "
         f"{facts['memory_bytes'] / 2**30:.0f} GiB, {gpu}, {facts['system']}, Python {facts['python']}"
     )
+
+
+def whole_runs(between: float | None) -> str:
+    """Of which runs speed intervals are. between: what whole runs differ by (log standard deviation), None: not known."""
+    if between is None:
+        return "Speed intervals are of this run: how far whole runs differ is not known (compare.between_runs)."
+    return f"Speed intervals are for another run on this machine: {100 * between:g} % between whole runs is in them."
