@@ -95,14 +95,22 @@ def timed(settings: Params, variant: str, threads: int) -> tuple[list[Row], Row]
 def facts(name: str, folder: Path, settings: Params) -> Row:
     """What figures need to know of a model: its size, its shape, and the type whose products are timed as its yardstick."""
     manifest, config = artifacts.read_manifest(folder), artifacts.read_json(folder / "config.json")
-    engine, dtype = settings.variant(name).engine, str(manifest.get("dtype") or "float32")
-    own = engine == "hf" and not manifest.get("quantized_share")
+    engine = settings.variant(name).engine
+    dtype, own = product(manifest, engine)
     return {
         "name": name, "engine": engine, "weight_bytes": manifest["weight_bytes"],
         "parameters": 8 * manifest["weight_bytes"] / manifest["bits_per_weight"], "dtype": dtype,
         "rate_of": dtype if own else f"{dtype} in torch, a yardstick: its own products are others",
         "shape": asdict(Shape.of(with_tying(config))),
     }  # fmt: skip
+
+
+def product(manifest: Row, engine: str) -> tuple[str, bool]:
+    """(type of the products that a model does, whether torch's are its own): llama.cpp and ONNX Runtime round activations to
+    8 bits where weights are packed, torchao's dynamic scheme does too; else packed weights are unpacked to the model's type."""
+    packed, kind = bool(manifest.get("quantized_share")), str(manifest.get("dtype") or "float32")
+    eight = packed and (engine in ("llamacpp", "onnxruntime") or manifest["options"].get("scheme") == "int8-dynamic")
+    return "int8" if eight else kind, engine == "hf" and not packed
 
 
 def with_tying(config: Row) -> Row:

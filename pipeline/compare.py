@@ -130,7 +130,7 @@ def _timings(b: Builder, variant: str, metas: dict[Path, Row], manifest: Row) ->
     path = artifacts.timings(variant)
     if metas[path]["status"] != "ok":
         return str(metas[path]["reason"])
-    timing_metrics(b, artifacts.read_jsonl(path), metas[path], manifest["weight_bytes"])
+    timing_metrics(b, artifacts.read_jsonl(path), metas[path])
     return None
 
 

@@ -84,9 +84,9 @@ def cuda_bandwidth(size: int = 1 << 30, repeats: int = 5) -> float:
 
 
 def matrix_rate(threads: int, dtype: str, device: str = "cpu", size: int = 2048, seconds: float = 0.25) -> float | None:
-    """Floating-point operations a second of a product of two size x size matrices in torch, best within about `seconds`.
+    """Operations a second of a product of two size x size matrices in torch, best within about `seconds`.
 
-    A product has 2 size^3 of them. None where torch is missing or cannot multiply in that type here.
+    A product has 2 size^3 of them; in int8 it adds up in 32 bits. None where torch is missing or cannot multiply so here.
     """
     try:
         import torch
@@ -97,17 +97,18 @@ def matrix_rate(threads: int, dtype: str, device: str = "cpu", size: int = 2048,
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        a = torch.full((size, size), 0.5, dtype=kind, device=device)
-        out = torch.empty_like(a)
+        a = torch.ones((size, size), dtype=kind, device=device)
+        out = torch.empty_like(a, dtype=torch.int32 if dtype == "int8" else kind)
+        multiply = torch._int_mm if dtype == "int8" else torch.mm
 
         def product() -> None:
-            torch.mm(a, a, out=out)
+            multiply(a, a, out=out)
             if device != "cpu":
                 torch.cuda.synchronize()
 
         first = _best(product, 1)  # also the warm-up
         return 2 * size**3 / min(first, _best(product, max(1, min(9, int(seconds / first)))))
-    except RuntimeError:
+    except (AttributeError, RuntimeError):
         return None
     finally:
         torch.set_num_threads(before)

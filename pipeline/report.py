@@ -103,7 +103,7 @@ def context_of(results: Results, verdict: dict[str, Any], settings: Params, tabl
         "advice": advice.advice(results, verdict, settings.reference), "brief": words.brief,
         "noise_line": words.noise_line(first, settings.reference), "unmeasured": words.unmeasured(results),
         "dominated": pareto.dominated(results, settings.reference), "one_machine": pareto.one_machine(results),
-        "bounds": {n: r["bounds"] for n, r in results.items() if r.get("bounds")}, "readme_ends": README_ENDS,
+        "said": words.said, "bounds": {n: r["bounds"] for n, r in results.items() if r.get("bounds")}, "readme_ends": README_ENDS,
         "hashes": hashes_of(base, results, verdict),
     }  # fmt: skip
 

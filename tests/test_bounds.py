@@ -17,9 +17,14 @@ PHASE = Phase("decode", "a token", seconds=1.0, bytes=100.0, operations=1000.0, 
     "bandwidth, rate, bound",
     [
         (100 / SHARE, 9000, "bandwidth"),
-        (101 / SHARE, 9000, "overhead"),
+        (101 / SHARE, 90000, "bandwidth"),  # half of it, with the products
+        (110 / SHARE, 90000, "overhead"),
         (400, 1000 / SHARE, "compute"),
-        (400, 1010 / SHARE, "overhead"),
+        (10000, 1010 / SHARE, "compute"),
+        (10000, 1100 / SHARE, "overhead"),
+        (250, 9000, "bandwidth"),  # 40 and 11 percent
+        (400, 4100, "overhead"),
+        (400, 3990, "compute"),  # 25 percent and a little more
         (110, 1050, "compute"),
         (105, 1100, "bandwidth"),
         (None, 9000, None),
@@ -29,7 +34,7 @@ PHASE = Phase("decode", "a token", seconds=1.0, bytes=100.0, operations=1000.0, 
         (None, None, None),
     ],
 )
-def test_a_phase_is_bound_by_what_it_uses_at_least_half_of(bandwidth: Any, rate: Any, bound: str | None) -> None:
+def test_a_phase_is_bound_by_the_larger_share_where_both_are_half_of_its_time(bandwidth: Any, rate: Any, bound: str | None) -> None:
     phase = replace(PHASE, bandwidth=bandwidth, rate=rate)
     assert phase.bound == bound
     assert phase.sentence().startswith(f"decode is {bound}-bound" if bound else "what bounds decode is not known (not measured)")
@@ -39,9 +44,24 @@ def test_the_sentence_holds_the_figures_behind_it() -> None:
     phase = replace(PHASE, seconds=0.027, bytes=115e6, operations=269e6, bandwidth=38e9, rate=250e9)
     assert phase.sentence() == (
         "decode is overhead-bound: it takes 27 ms a token, reads 115 MB, 11 % of the 38 GB/s measured, and multiplies at "
-        "9.96 GFLOP/s, 4 % of the 250 measured (float32); neither reaches 50 %"
+        "9.96 GFLOP/s, 4 % of the 250 measured (float32); together less than 50 % of its time"
     )
     assert replace(phase, rate=None).sentence().endswith("reads 115 MB, 11 % of the 38 GB/s measured")
+
+
+def test_what_the_interval_of_the_time_leaves_open_is_said() -> None:
+    phase = replace(PHASE, bandwidth=190.0, span=(0.9, 1.3))
+    assert phase.bound is None and phase.bounds() == ["bandwidth", "overhead"]
+    assert phase.sentence().startswith(
+        "decode is bandwidth or overhead-bound (the interval of its time, 900 to 1300 ms, leaves that open)"
+    )
+    assert replace(phase, span=(0.95, 1.02)).bound == "bandwidth"
+
+
+def test_more_than_all_of_a_rate_is_a_yardstick_of_something_else() -> None:
+    phase = replace(PHASE, rate=900.0)
+    assert phase.bound is None and "its own products are faster than the one that was timed" in phase.sentence()
+    assert replace(phase, bandwidth=150.0).bound == "bandwidth", "what is known may decide"
 
 
 @pytest.mark.parametrize(

@@ -87,5 +87,12 @@ def test_looking_twice_keeps_the_promised_coverage() -> None:
 
 
 def test_drift_needs_three_rounds() -> None:
-    found = rounds.drift(rows([1.0, 1.1]), confidence=0.95)
-    assert found.value is None and "fewer than three" in found.warnings[0] and rounds.drift_in_words(found) == ()
+    two = rows([1.0, 1.05])
+    found = rounds.drift(two, confidence=0.95)
+    assert found.value is None and "fewer than three" in found.warnings[0] and rounds.drift_in_words(found, two) == ()
+
+
+def test_a_step_of_the_machine_without_a_trend_is_said_too() -> None:
+    stepped = rows([1.0, 1.2, 1.0, 1.21, 1.0, 1.19, 1.0])
+    told = rounds.drift_in_words(rounds.drift(stepped, confidence=0.95), stepped)
+    assert told == ("the machine was not steady: the reference's time per token went from 1e+03 to 1.21e+03 ms within 7 rounds",)

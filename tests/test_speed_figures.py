@@ -45,7 +45,7 @@ def meta(**more: Any) -> dict[str, Any]:
 
 def built(rows: list[dict[str, Any]], **more: Any) -> Builder:
     b = Builder(Compare(), seed=1)
-    timing_metrics(b, rows, meta(**more), weight_bytes=1000)
+    timing_metrics(b, rows, meta(**more))
     return b
 
 
@@ -130,7 +130,7 @@ def test_p99_of_few_gaps_carries_a_warning() -> None:
 def test_rows_of_an_older_version_are_refused_in_words() -> None:
     old = {k: v for k, v in meta().items() if k != "rates"}
     with pytest.raises(ArtifactError, match="older version"):
-        timing_metrics(Builder(Compare(), seed=1), FIVE, old, 1000)
+        timing_metrics(Builder(Compare(), seed=1), FIVE, old)
 
 
 # --- memory ------------------------------------------------------------------------------------------------------
@@ -220,6 +220,18 @@ def test_mfu_is_the_products_of_the_prompt_over_time_and_rate() -> None:
     assert timings(FIVE)["mfu"]["value"] == pytest.approx(2 * (1360 * 100 + 640) / 0.2 / 1e7)
 
 
+def test_the_other_share_of_each_phase_is_there_too() -> None:
+    m = timings(FIVE)
+    assert m["mbu/prefill"]["value"] == pytest.approx(1000 / 0.2 / 1e6)
+    assert m["mfu/decode"]["value"] == pytest.approx(2 * (1360 + 640) / 0.05 / 1e7)
+
+
+def test_a_share_above_all_of_a_rate_is_no_share_and_binds_nothing() -> None:
+    b = built(FIVE, rates={"device": "cpu", "read": 1e6, "copy": 1e6, "matrix": {"float32": 1e6}})
+    assert b.metrics["mfu"]["value"] > 1 and "more than all of it" in b.metrics["mfu"]["warnings"][-1]
+    assert b.bounds["prefill"].startswith("what bounds prefill is not known (its own products are faster")
+
+
 def test_experts_that_take_turns_have_neither_and_a_reason() -> None:
     models = {who: m | {"shape": m["shape"] | {"experts": 8}} for who, m in meta()["models"].items()}
     b = built(PAIRED, models=models)
@@ -230,8 +242,8 @@ def test_experts_that_take_turns_have_neither_and_a_reason() -> None:
 @pytest.mark.parametrize(
     "rates, why",
     [
-        ({"device": "mixed", "read": None, "matrix": {"float32": None}}, "rates of its device were not measured"),
-        ({"device": "cpu", "read": 1e6, "matrix": {"float32": None}}, "no product in float32 could be timed"),
+        ({"device": "mixed", "read": None, "copy": None, "matrix": {"float32": None}}, "rates of its device were not measured"),
+        ({"device": "cpu", "read": 1e6, "copy": 1e6, "matrix": {"float32": None}}, "no product in float32 could be timed"),
     ],
 )
 def test_a_rate_that_could_not_be_measured_says_so(rates: dict[str, Any], why: str) -> None:
@@ -255,4 +267,9 @@ def test_the_figures_say_why_a_variant_is_faster() -> None:
     )
     assert b.bounds["against"].startswith("int4 is faster than bf16 here: its decode rate is 1.9")
     assert "instead of 0.00502, which alone would make it 2.48 times as fast" in b.bounds["against"]
-    assert "against" not in built(PAIRED, model="r").bounds, "the reference is not compared with itself"
+    assert b.bounds["against_prefill"].startswith(
+        "int4 is faster than bf16 here: its prefill rate is 2.00 times as high (200 ms for"
+    )
+    assert "memory read 0.001 GB/s and copied 0.001 GB/s; products 0.01 GFLOP/s in float32" in b.bounds["rates"]
+    alone = built(PAIRED, model="r").bounds
+    assert "against" not in alone and "against_prefill" not in alone, "the reference is not compared with itself"

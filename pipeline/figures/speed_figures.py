@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from pipeline.core.errors import ArtifactError
+from pipeline.figures import bound_figures
 from pipeline.figures.builder import Builder
-from pipeline.numbers.bounds import KV_TOLERANCE, Phase, Shape, against
+from pipeline.numbers.bounds import KV_TOLERANCE, Shape
 from pipeline.numbers.metrics import itl, tpot, ttft
 from pipeline.numbers.rounds import Looks, drift, drift_in_words, pairs
 from pipeline.numbers.stats import Estimate, geometric_mean_t, mean_t, quantile_interval, wilson
@@ -28,7 +29,7 @@ CLIFF = 2.0  # ms per prompt token, or per output token, grow by more than this 
 ONCE = "measured once: no interval"
 
 
-def timing_metrics(b: Builder, rows: list[Row], meta: Row, weight_bytes: int) -> None:
+def timing_metrics(b: Builder, rows: list[Row], meta: Row) -> None:
     """All figures of one variant's timings; `meta` is what `benchmark` wrote beside the rows."""
     if "rates" not in meta:
         raise ArtifactError("the timings are of an older version of quantgate; run `dvc repro benchmark`")
@@ -45,7 +46,7 @@ def timing_metrics(b: Builder, rows: list[Row], meta: Row, weight_bytes: int) ->
     kv = _cache(b, rows, meta)
     _memory(b, good, meta)
     _sweeps(b, rows, meta)
-    _bounds(b, single, meta, weight_bytes, kv)
+    bound_figures.add(b, single, meta, kv)
 
 
 def _ttft(row: Row) -> float:
@@ -106,7 +107,7 @@ def _ratios(b: Builder, single: list[Row], looks: Looks) -> None:
     moved = drift(single, confidence=c)
     b.add("reference_drift", moved)
     speed = looks.ratio(single, c)
-    b.add("speed_ratio", replace(speed, warnings=(*speed.warnings, *drift_in_words(moved))))
+    b.add("speed_ratio", replace(speed, warnings=(*speed.warnings, *drift_in_words(moved, single))))
     prefill = geometric_mean_t([_ttft(y) / _ttft(x) for x, y in both], confidence=c)
     b.add("prefill_ratio", whole_runs(prefill, b.between.ratio, confidence=c))
 
@@ -148,7 +149,7 @@ def _memory(b: Builder, good: list[Row], meta: Row) -> None:
     peaks = [r["peak_memory_bytes"] for r in good if r["peak_memory_bytes"] is not None]
     b.bare("peak_memory_bytes", max(peaks, default=None), len(peaks), "VmHWM after loading", ONCE)
     load = meta["loads"]["variant"]
-    b.bare("load_s", load["load_s"], 1, "fresh process", ONCE)
+    b.bare("load_s", load["load_s"], 1, "fresh process, its libraries' imports counted", ONCE)
     b.bare("load_memory_bytes", load["load_memory_bytes"], 1, "VmHWM while loading", ONCE)
     on_gpu = [r["cuda_memory"] for r in good if r.get("cuda_memory")]
     for name, key in (("cuda_allocated_bytes", "allocated"), ("cuda_reserved_bytes", "reserved"), ("nvml_used_bytes", "nvml")):
@@ -218,69 +219,3 @@ def _cliffs(b: Builder, contexts: list[list[Row]]) -> list[str]:
 
 def _least(rows: Sequence[Row], value: Callable[[Row], float]) -> float:
     return min(value(r) for r in rows if r["ok"])
-
-
-def _mean(rows: Sequence[Row], value: Callable[[Row], float]) -> float:
-    return float(np.mean([value(r) for r in rows if r["ok"]]))
-
-
-# --- what bounds it ----------------------------------------------------------------------------------------------
-
-
-def _bounds(b: Builder, single: list[Row], meta: Row, weight_bytes: int, kv: float | None) -> None:
-    """MBU of decoding, MFU of prefill, and sentences: both phases, and decoding against the reference in the same rounds."""
-    rounds = pairs(single)
-    ours = [r for r in single if r["who"] == "variant" and r["ok"] and not r["warmup"]]
-    decode, prefill = _phase(ours, meta, "variant", "decode"), _phase(ours, meta, "variant", "prefill")
-    c = b.confidence
-    if kv is None:
-        b.bare("mbu", None, 0, "bytes over time over bandwidth", "the engine does not say how large its cache is")
-    elif decode.mbu is None:
-        b.bare("mbu", None, 0, "bytes over time over bandwidth", decode.why)
-    else:
-        context = ours[0]["prompt_tokens"] + ours[0]["output_tokens"] / 2
-        needed = (weight_bytes + kv * context) / meta["rates"]["read"]
-        b.add("mbu", _average([needed / _tpot(r) for r in ours], c))
-    if prefill.operations and prefill.rate:
-        least = prefill.operations / prefill.rate
-        found = _average([least / _ttft(r) for r in ours], c)
-        b.add("mfu", replace(found, method=f"{found.method}; rate of a product in {prefill.rate_of}; attention not counted"))
-    else:
-        b.bare("mfu", None, 0, "operations over time over matrix rate", prefill.why)
-    b.bounds |= {"prefill": prefill.sentence(), "decode": decode.sentence()}
-    ratio = b.metrics["speed_ratio"]
-    if meta["model"] != meta["reference"] and rounds:
-        theirs = _phase([r for _, r in rounds], meta, "reference", "decode")
-        names = meta["models"]["variant"]["name"], meta["models"]["reference"]["name"]
-        b.bounds["against"] = against(names[0], decode, names[1], theirs, (ratio["value"], ratio["low"], ratio["high"]))
-
-
-def _phase(rows: list[Row], meta: Row, who: str, name: str) -> Phase:
-    """One phase of one model, held against the rates of its device."""
-    model, load, rates = meta["models"][who], meta["loads"][who], meta["rates"]
-    here = load["device"] == rates["device"]
-    products = Shape(**model["shape"]).products(model["parameters"])
-    rate, experts = rates["matrix"].get(model["dtype"]) if here else None, model["shape"]["experts"]
-    prompt, kv = rows[0]["prompt_tokens"], rows[0].get("kv_bytes_per_token")
-    if name == "prefill":
-        seconds, needed, step = _mean(rows, _ttft), float(model["weight_bytes"]), f"for {prompt} prompt tokens"
-        work = 2 * (products[0] * prompt + products[1]) if products else None
-    else:
-        seconds, step = _mean(rows, _tpot), "a token"
-        needed = model["weight_bytes"] + (kv or 0) * (prompt + rows[0]["output_tokens"] / 2)
-        work = 2 * sum(products) if products else None
-    return Phase(
-        name=name, step=step, seconds=seconds, bytes=None if experts else needed, operations=work,
-        bandwidth=rates["read"] if here else None, rate=rate, rate_of=model["rate_of"],
-        why=_why(here and rates["read"] is not None, bool(experts), products is not None, model["dtype"]),
-        note="keys and values not counted" if name == "decode" and kv is None else "",
-    )  # fmt: skip
-
-
-def _why(rates: bool, experts: bool, products: bool, dtype: str) -> str:
-    """Why shares of the machine's rates are not known, if they are not."""
-    if not rates:
-        return "the rates of its device were not measured"
-    if experts:
-        return "experts take turns: which weights a token needs is not known"
-    return f"no product in {dtype} could be timed here" if products else "config.json does not say which weights a token multiplies"

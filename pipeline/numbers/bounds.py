@@ -2,17 +2,18 @@
 
 Decoding a token reads every weight and every key and value once; prefill multiplies every weight outside the embedding with
 every prompt token. Held against rates measured in the same run, that gives MBU and MFU (model bandwidth and model FLOPs
-utilization: what the model needs, not what the program did, so unpacking counts as overhead). A phase that reaches SHARE of
-one of them is bound by it; one that reaches neither spends most of its time on something else. Attention's own products are
-not counted; the table of an embedding that is not the head's counts as read, though only a row of it is.
+utilization: what the model needs, not what the program did, so unpacking counts as overhead). Where both together account for
+less than SHARE of the time, one after the other, something else takes most of it; else the larger of the two bounds the phase.
+The time has an interval: where its ends give different answers, that is said. Attention's own products are not counted; the
+table of an embedding that is not the head's counts as read, though only a row of it is.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-SHARE = 0.5  # of what the machine does in a plain loop over large arrays; nothing real comes near all of it
+SHARE = 0.5  # of the time; the rates are those of a plain loop over large arrays, and nothing real comes near all of them
 KV_TOLERANCE = 0.05  # between measured cache bytes and those of the config
 
 
@@ -62,7 +63,7 @@ class Shape:
 @dataclass(frozen=True)
 class Phase:
     """One step of a phase. bytes, operations: what it needs; bandwidth, rate: what the machine did in the same run, a second;
-    None: unknown, and `why` says why. rate_of: the type of the product that was timed."""
+    None: unknown, and `why` says why. rate_of: the type of the product that was timed; span: interval of `seconds`."""
 
     name: str
     step: str
@@ -74,6 +75,7 @@ class Phase:
     rate_of: str
     why: str = "not measured"
     note: str = ""
+    span: tuple[float, float] | None = None
 
     @property
     def mbu(self) -> float | None:
@@ -85,17 +87,20 @@ class Phase:
 
     @property
     def bound(self) -> str | None:
-        """`bandwidth`, `compute` or `overhead`; None where what is unknown could decide."""
-        shares = {"bandwidth": self.mbu, "compute": self.mfu}
-        reached = {kind: share for kind, share in shares.items() if share is not None and share >= SHARE}
-        if reached:
-            return max(reached, key=lambda kind: reached[kind])
-        return None if None in shares.values() else "overhead"
+        """`bandwidth`, `compute` or `overhead`; None where what is unknown could decide, or the time's interval leaves it open."""
+        found = self.bounds()
+        return found[0] if len(found) == 1 else None
+
+    def bounds(self) -> list[str]:
+        """What may bound it, over the interval of its time; empty where that is not known."""
+        found = {_bound(replace(self, seconds=s)) for s in (self.seconds, *(self.span or ()))}
+        return [] if None in found else sorted(b for b in found if b)
 
     def sentence(self) -> str:
-        bound = self.bound
-        head = f"{self.name} is {bound}-bound" if bound else f"what bounds {self.name} is not known ({self.why})"
-        told = f"{head}: it takes {_ms(self.seconds)} ms {self.step}"
+        bounds = self.bounds()
+        head = f"{self.name} is {' or '.join(bounds)}-bound" if bounds else f"what bounds {self.name} is not known ({self._why()})"
+        open_ = f" (the interval of its time, {_ms(self.span[0])} to {_ms(self.span[1])} ms, leaves that open)" if self.span else ""
+        told = f"{head}{open_ if len(bounds) > 1 else ''}: it takes {_ms(self.seconds)} ms {self.step}"
         parts = []
         if self.mbu is not None:
             parts.append(f"reads {_mega(self.bytes)} MB, {_percent(self.mbu)} of the {_giga(self.bandwidth)} GB/s measured")
@@ -103,20 +108,35 @@ class Phase:
             done = f"multiplies at {_giga(self.operations, self.seconds)} GFLOP/s"
             parts.append(f"{done}, {_percent(self.mfu)} of the {_giga(self.rate)} measured ({self.rate_of})")
         told = ", ".join([told, *parts[:1]]) + (f", and {parts[1]}" if len(parts) == 2 else "")
-        return (
-            told
-            + (f"; neither reaches {_percent(SHARE)}" if bound == "overhead" else "")
-            + (f" ({self.note})" if self.note else "")
-        )
+        little = f"; together less than {_percent(SHARE)} of its time" if self.bound == "overhead" else ""
+        return told + little + (f" ({self.note})" if self.note else "")
+
+    def _why(self) -> str:
+        """Why nothing is claimed."""
+        return "its own products are faster than the one that was timed" if (self.mfu or 0) > 1 else self.why
+
+
+def _bound(phase: Phase) -> str | None:
+    """What bounds a phase that takes just these seconds; None where what is unknown could decide.
+
+    More than all of a rate is no share of it: that yardstick was not the program's.
+    """
+    shares = {"bandwidth": phase.mbu, "compute": phase.mfu}
+    known = {kind: share for kind, share in shares.items() if share is not None and share <= 1}
+    if len(known) < 2:
+        return next((kind for kind, share in known.items() if share >= SHARE), None)
+    return max(known, key=lambda kind: known[kind]) if sum(known.values()) >= SHARE else "overhead"
 
 
 def against(variant: str, ours: Phase, reference: str, theirs: Phase, ratio: tuple[float, float | None, float | None]) -> str:
-    """Why a variant decodes faster or slower than the reference, in words. ratio: decode rates, with its interval."""
+    """Why a variant is faster or slower than the reference in a phase, in words. ratio: their rates', with its interval."""
     value, low, high = ratio
     same = low is None or high is None or low <= 1 <= high
     how = "not surely faster or slower" if same else "faster" if value > 1 else "slower"
-    times = f"{_ms(ours.seconds)} ms a token instead of {_ms(theirs.seconds)}"
-    told = f"{variant} is {how} than {reference} here: its decode rate is {value:.2f} times as high ({times})"
+    times = f"{_ms(ours.seconds)} ms {ours.step} instead of {_ms(theirs.seconds)}"
+    told = f"{variant} is {how} than {reference} here: its {ours.name} rate is {value:.2f} times as high ({times})"
+    if ours.name == "prefill":  # as much to multiply in both, and bytes that are read once for all of the prompt
+        return told + (_multiplied(ours, theirs) if ours.operations and theirs.operations else "")
     if ours.bytes and theirs.bytes:
         told += f"; it reads {_mega(ours.bytes)} MB a token instead of {_mega(theirs.bytes)}"
         told += f", which alone would make it {theirs.bytes / ours.bytes:.2f} times as fast"
@@ -129,6 +149,12 @@ def against(variant: str, ours: Phase, reference: str, theirs: Phase, ratio: tup
             None: "",
         }[ours.bound]
     )
+
+
+def _multiplied(ours: Phase, theirs: Phase) -> str:
+    """Of prefill: the same products, done faster or slower."""
+    rates = f"{_giga(ours.operations, ours.seconds)} GFLOP/s instead of {_giga(theirs.operations, theirs.seconds)}"
+    return f"; it has as much to multiply and does it at {rates}: unpacking and its kernels make the difference"
 
 
 def _needed(ours: Phase, theirs: Phase, reference: str) -> str:

@@ -25,6 +25,7 @@ from pipeline.numbers.whole_runs import deviations, whole_runs
 
 Row = dict[str, Any]
 RATIO = "speed_ratio"
+MOVED = 1.1  # of the reference's slowest round to its fastest: more is said
 
 
 @dataclass(frozen=True)
@@ -105,10 +106,14 @@ def drift(rows: Sequence[Row], *, confidence: float) -> Estimate:
     return Estimate(value, low, high, len(known), method)
 
 
-def drift_in_words(found: Estimate) -> tuple[str, ...]:
-    """A warning where the drift's interval leaves out none at all."""
+def drift_in_words(found: Estimate, rows: Sequence[Row]) -> tuple[str, ...]:
+    """A warning where the drift's interval leaves out none at all, or where the reference's time moved without a trend."""
     if found.value is None or found.low is None or found.high is None or found.low <= 0 <= found.high:
-        return ()
+        known = [t for _, theirs in pairs(rows) if (t := tpot(theirs["t_tokens"]))]
+        if not known or max(known) < MOVED * min(known):
+            return ()
+        span = f"{1000 * min(known):.3g} to {1000 * max(known):.3g} ms"
+        return (f"the machine was not steady: the reference's time per token went from {span} within {len(known)} rounds",)
     return (
         f"the machine drifted: the reference's time per token changed by {100 * found.value:+.2g} % a round "
         f"[{100 * found.low:+.2g}, {100 * found.high:+.2g}]; ratios are taken within rounds, absolute times are not",

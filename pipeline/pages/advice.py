@@ -113,8 +113,11 @@ def _named(results: Results, name: str) -> str:
 
 
 def _faster(results: Results, a: str, b: str) -> str:
-    """The ratio of two decode rates, each taken over the reference's in its own run; the interval is the outer one of both."""
+    """The ratio of two decode rates, each taken over the reference's in its own run; the interval is the outer one of both.
+    The reference's own is 1: what it was timed at beside itself is the machine's."""
     ours, theirs = results[b]["metrics"].get("speed_ratio"), results[a]["metrics"].get("speed_ratio")
+    if theirs and results[a]["reference"] == a:
+        theirs = theirs | dict.fromkeys(("value", "low", "high"), 1.0)
     if not (ours and theirs) or not ours["value"] or not theirs["value"]:
         return "speed unknown"
     if not pareto.one_machine(results):

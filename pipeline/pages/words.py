@@ -85,8 +85,9 @@ def table(results: Results, verdict: dict[str, Any], variants: Any) -> list[dict
             "top-1 agreement (%)": show(m.get("top1_agreement"), scale=100) + noise.marked(m.get("top1_agreement")),
             "accuracy Δ (pp)": show(m.get("acc_delta/all"), 2, sign=True),
             "TTFT (ms)": show(m.get("ttft_ms")),
+            "× prefill": show(m.get("prefill_ratio")),
             "decode tok/s": show(m.get("decode_tok_s")),
-            "× reference": show(m.get("speed_ratio")),
+            "× decode": show(m.get("speed_ratio")),
         })  # fmt: skip
     return rows
 
@@ -155,3 +156,8 @@ def whole_runs(between: float | None) -> str:
     if between is None:
         return "Speed intervals are of this run: how far whole runs differ is not known (compare.between_runs)."
     return f"Speed intervals are for another run on this machine: {100 * between:g} % between whole runs is in them."
+
+
+def said(bounds: dict[str, Any]) -> list[str]:
+    """A variant's sentences on what bounds it, in one list: a cliff may be several."""
+    return [text for found in bounds.values() for text in (found if isinstance(found, list) else [found]) if text]
