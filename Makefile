@@ -19,15 +19,17 @@ test: .venv/installed  ## install what is missing, check style and types, run th
 	pytest
 
 bench: .venv/installed  ## what the figures are checked against, after `make repro`; an hour, nothing else may run
-	python tests/bench/simulations.py
-	python tests/bench/llamacpp.py
-	python tests/bench/diverge.py memory
-	python tests/bench/diverge.py speed bf16 int8
-	python tests/bench/diverge.py speed --random --rounds 3 --windows 4
-	python tests/bench/evaluate.py
-	python tests/bench/stability.py int8
-	python tests/bench/merge.py
-	python tests/bench/kills.py
+	@failed=''; try() { echo "== $$*"; "$$@" || failed="$$failed\n  exit $$?: $$*"; }; \
+	try python tests/bench/simulations.py; \
+	try python tests/bench/llamacpp.py; \
+	try python tests/bench/diverge.py memory; \
+	try python tests/bench/diverge.py speed bf16 int8; \
+	try python tests/bench/diverge.py speed --random --rounds 3 --windows 4; \
+	try python tests/bench/evaluate.py; \
+	try python tests/bench/stability.py int8; \
+	try python tests/bench/merge.py; \
+	try python tests/bench/kills.py; \
+	if [ -n "$$failed" ]; then printf "not as they should be:$$failed\n"; exit 1; fi
 
 full: .venv/installed  ## every variant of tests/bench/full.yaml, in a clone, smoke tier
 	python tests/bench/full.py
