@@ -21,7 +21,7 @@ from pipeline.core.params import Params
 from pipeline.figures import noise
 from pipeline.judging import stale
 from pipeline.numbers import sweep  # fmt: skip
-from pipeline.pages import advice, bundle, charts, machines, pareto, pictures, tradeoff, where, words
+from pipeline.pages import advice, bundle, charts, machines, pareto, pictures, speed, tradeoff, where, words
 from pipeline.pages.words import show
 
 FIGURES = artifacts.REPORTS / "figures"
@@ -100,10 +100,11 @@ def context_of(results: Results, verdict: dict[str, Any], settings: Params, tabl
         "tradeoff": table,
         "tasks": sorted({k.split("/")[1] for k in first if k.startswith("acc/")}),
         "domains": sorted({k.split("/")[1] for k in first if k.startswith("kld_mean/") and ":" not in k}),
-        "advice": advice.advice(results, verdict, settings.reference), "brief": words.brief,
+        "advice": advice.advice(results, verdict, settings.reference), "brief": words.brief, "aside": words.aside,
         "noise_line": words.noise_line(first, settings.reference), "unmeasured": words.unmeasured(results),
         "dominated": pareto.dominated(results, settings.reference), "one_machine": pareto.one_machine(results),
-        "said": words.said, "bounds": {n: r["bounds"] for n, r in results.items() if r.get("bounds")}, "readme_ends": README_ENDS,
+        "said": {n: words.said(r) for n, r in results.items() if r.get("bounds")},
+        "speed": speed.table(results, show), "readme_ends": README_ENDS,
         "hashes": hashes_of(base, results, verdict),
     }  # fmt: skip
 

@@ -17,7 +17,8 @@ from reported import around, metric, result
 from pipeline import report
 from pipeline.core import artifacts, params
 from pipeline.judging import stale
-from pipeline.pages import charts, pictures, place
+from pipeline.numbers.definitions import definition
+from pipeline.pages import charts, pictures, place, speed, words
 
 DRAWN = ("tradeoff", "domains", "positions", "memory")
 
@@ -320,3 +321,35 @@ def test_the_page_can_be_walked_by_keyboard_and_heard(browser: Browser, written:
     browser.run("document.querySelector('summary').focus()")
     browser.press("Enter")
     assert browser.run("document.querySelector('details').open")
+
+
+def test_a_failed_advisory_rule_is_told_beside_a_pass() -> None:
+    rule = {
+        "metric": "speed_ratio",
+        "required": False,
+        "unit": "ratio",
+        "better": "higher",
+        "threshold": 0.9,
+        "value": 0.836,
+        "low": 0.8,
+    }
+    failed = {"rules": [rule | {"verdict": "FAIL", "high": 0.87, "settle": None}]}
+    assert words.aside(failed) == "advisory, fails: speed_ratio 0.836 (at least 0.9)"
+    assert words.aside({"rules": [rule | {"verdict": "FAIL", "required": True}, rule | {"verdict": "PASS"}]}) == ""
+
+
+def test_sentences_of_several_cliffs_and_of_a_ratio_s_warnings_are_one_list() -> None:
+    bounds = {"cliffs": ["a cliff: one", "a cliff: two"], "decode": "decode is overhead-bound", "rates": ""}
+    result = {"bounds": bounds, "metrics": {"speed_ratio": {"warnings": ["the machine drifted"]}}}
+    assert words.said(result) == ["a cliff: one", "a cliff: two", "decode is overhead-bound", "the machine drifted"]
+    assert words.said({"bounds": {}, "metrics": {}}) == []
+
+
+def test_the_speed_table_has_a_cell_for_each_variant_and_no_row_that_nobody_has() -> None:
+    known = {"value": 12.5, "low": 12.0, "high": 13.0}
+    found = speed.table({"a": {"metrics": {"ttft_cold_ms": known}}, "b": {"metrics": {"load_s": {"value": None}}}}, words.show)
+    assert found == {"TTFT of the first request after loading (ms)": ["12.5 [12, 13]", "–"]}
+
+
+def test_every_row_of_the_speed_table_is_a_metric() -> None:
+    assert all(definition(name) for name, _ in speed.ROWS.values())

@@ -135,6 +135,15 @@ def test_figures_stand_with_their_interval_unit_and_n() -> None:
     assert view({})["rows"][0]["n"] == "5 requests"
 
 
+def test_a_figure_with_a_warning_is_marked_and_the_warning_stands_below() -> None:
+    few = level(400.0, 50.0, 16) | {"ttft_p99_ms": metric(500.0, 400.0, 600.0, 12, "p99 of 12 values is their maximum")}
+    once = METRICS | {"peak_memory_bytes": metric(7e8, None, None, 1, "measured once: no interval")}
+    found = view({"q8": SERVED | {"levels": {"closed-1": few}}}, results={"bf16": {"metrics": once}, "q8": {"metrics": METRICS}})
+    row = next(r for r in found["rows"] if r["measured"] == SERVER)
+    assert row["TTFT p99 (ms)"] == "500 [400, 600] †" and "†" not in row["TTFT (ms)"]
+    assert found["notes"] == ["p99 of 12 values is their maximum: q8 TTFT p99 (ms) (server, context 256, 1 at once)"]
+
+
 def test_what_a_server_lacks_is_said_in_words_and_what_is_not_known_apart() -> None:
     assert tradeoff.lacks(PROBE) == [
         "whether it has replies of forced length is not known: the reply does not end",

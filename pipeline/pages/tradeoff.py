@@ -31,6 +31,8 @@ FROM: dict[str, tuple[str | None, str | None]] = {
     "failure_rate": ("failure_rate", "failure_rate"),
     "attainment": (None, "attainment"),
 }
+MARK = " †"  # on a figure with a warning; the warnings stand below the table
+ONCE = "measured once"  # the caption says it of all
 SPEED = ("ttft_ms", "tpot_ms", "decode_tok_s", "peak_memory_bytes")  # a part with any of these in it is a row
 PART = re.compile(r"(?:(?:context|batch)-\d+[/,+_-]?)+")
 # what a probe looks for, in words
@@ -38,6 +40,11 @@ ABILITIES = {
     "stream_usage": "token counts in a stream", "one_token_an_event": "one token an event",
     "ignore_eos": "replies of forced length", "seed": "a seed that is honoured", "prompt_logprobs": "log-probabilities of a prompt",
     "kld": "KLD over the whole vocabulary", "ppl": "perplexity", "delta_p": "change of the true token's probability",
+}  # fmt: skip
+COLUMNS = {  # of the table: (column of a point, scale)
+    "bits/weight": ("bits_per_weight", 1.0), "TTFT (ms)": ("ttft_ms", 1.0), "TTFT p99 (ms)": ("ttft_p99_ms", 1.0),
+    "TPOT (ms)": ("tpot_ms", 1.0), "decode tok/s": ("decode_tok_s", 1.0), "throughput tok/s": ("throughput_tok_s", 1.0),
+    "memory (MB)": ("memory_bytes", 1e-6), "KLD (nats)": ("kld_mean", 1.0), "failed (%)": ("failure_rate", 100.0),
 }  # fmt: skip
 LEVEL = {
     "TTFT p50 (ms)": "ttft_p50_ms", "TTFT p95 (ms)": "ttft_p95_ms", "TTFT p99 (ms)": "ttft_p99_ms",
@@ -74,7 +81,13 @@ def view(
     """What the pages show: rows as text, the caption, and what there is to say of servers; and the points themselves."""
     found = points(results, served, prompts)
     caption = f"Brackets are {100 * confidence:g} % intervals. {CAPTION}"
-    told = {"rows": texts(found, show), "caption": caption, "unknown": unknown(results), "servers": servers(served, faults, show)}
+    told = {
+        "rows": texts(found, show),
+        "notes": notes(found),
+        "caption": caption,
+        "unknown": unknown(results),
+        "servers": servers(served, faults, show),
+    }
     return {"points": found, **told}
 
 
@@ -156,15 +169,32 @@ def texts(rows: list[Point], show: Show) -> list[dict[str, str]]:
     """Rows for a page. show(metric, scale=1): value with its interval, a dash where there is none."""
     found = []
     for row in rows:
-        m = row.metrics
-        found.append({
-            "variant": row.variant, "measured": row.source, "context": str(row.context), "at once": row.load,
-            "bits/weight": show(m["bits_per_weight"]), "TTFT (ms)": show(m["ttft_ms"]), "TTFT p99 (ms)": show(m["ttft_p99_ms"]),
-            "TPOT (ms)": show(m["tpot_ms"]), "decode tok/s": show(m["decode_tok_s"]),
-            "throughput tok/s": show(m["throughput_tok_s"]), "memory (MB)": show(m["memory_bytes"], scale=1e-6),
-            "KLD (nats)": show(m["kld_mean"]), "failed (%)": show(m["failure_rate"], scale=100), "n": _counts(row),
-        })  # fmt: skip
+        cells = {label: _cell(row.metrics[key], show, scale) for label, (key, scale) in COLUMNS.items()}
+        place = {"variant": row.variant, "measured": row.source, "context": str(row.context), "at once": row.load}
+        found.append({**place, **cells, "n": _counts(row)})
     return found
+
+
+def _cell(metric: Metric | None, show: Show, scale: float) -> str:
+    return show(metric, scale=scale) + (MARK if _warnings(metric) else "")
+
+
+def _warnings(metric: Metric | None) -> list[str]:
+    """What a reader should know of a figure that is there."""
+    if not metric or metric["value"] is None:
+        return []
+    return [w for w in metric.get("warnings") or [] if not w.startswith(ONCE)]
+
+
+def notes(rows: list[Point]) -> list[str]:
+    """The warnings behind the marks, each with the figures that carry it."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        for label, (key, _) in COLUMNS.items():
+            for warning in _warnings(row.metrics[key]):
+                place = f"{row.source}, context {row.context}, {row.load} at once"
+                found.setdefault(warning, []).append(f"{row.variant} {label} ({place})")
+    return [f"{warning}: {', '.join(dict.fromkeys(of))}" for warning, of in found.items()]
 
 
 def _counts(row: Point) -> str:

@@ -48,6 +48,12 @@ def brief(judged: dict[str, Any]) -> str:
     return ", ".join(map(_brief_rule, rules))
 
 
+def aside(judged: dict[str, Any]) -> str:
+    """What a verdict does not hang on and a reader should see all the same: advisory rules that fail; empty where none does."""
+    failed = [r for r in judged["rules"] if not r["required"] and r["verdict"] == "FAIL"]
+    return f"advisory, fails: {', '.join(map(_brief_rule, failed))}" if failed else ""
+
+
 def _brief_rule(rule: dict[str, Any]) -> str:
     unsure = rule["verdict"] == "INCONCLUSIVE"
     return f"{rule['metric']} {told(rule, rule['unit'], unsure)} ({bound(rule)}{settled_by(rule) if unsure else ''})"
@@ -158,6 +164,7 @@ def whole_runs(between: float | None) -> str:
     return f"Speed intervals are for another run on this machine: {100 * between:g} % between whole runs is in them."
 
 
-def said(bounds: dict[str, Any]) -> list[str]:
-    """A variant's sentences on what bounds it, in one list: a cliff may be several."""
-    return [text for found in bounds.values() for text in (found if isinstance(found, list) else [found]) if text]
+def said(result: dict[str, Any]) -> list[str]:
+    """A variant's sentences on what bounds it, and warnings on its ratio, in one list: a cliff may be several."""
+    found = [result["bounds"], {"ratio": list(result["metrics"].get("speed_ratio", {}).get("warnings") or [])}]
+    return [t for of in found for text in of.values() for t in (text if isinstance(text, list) else [text]) if t]
