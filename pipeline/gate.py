@@ -53,7 +53,9 @@ def gate(results: dict[str, dict[str, Any]], settings: Params, beside: dict[str,
         required = name in settings.gate.required
         variants[name] = {"verdict": verdict, "reason": reason, "required": required, "rules": rules, "family": family}
     deciding: list[Verdict] = [
-        "FAIL" if v["verdict"] == "UNSUPPORTED" else v["verdict"] for v in variants.values() if v["required"]
+        "FAIL" if v["verdict"] == "UNSUPPORTED" else v["verdict"]
+        for name, v in variants.items()
+        if v["required"] or name not in results  # what is listed and was lost is no advisory matter
     ]
     overall = worst(deciding)
     own = results.get(settings.reference, {}).get("metrics", {})

@@ -211,6 +211,12 @@ def test_an_advisory_variant_does_not_decide(house: params.Params) -> None:
     assert found["variants"]["int4-gptq"]["verdict"] == "FAIL" and found["verdict"] == "PASS"
 
 
+def test_a_listed_variant_without_any_results_passes_nothing_though_it_is_advisory(house: params.Params) -> None:
+    assert "int4-gptq" not in house.gate.required and judged(house)["verdict"] == "PASS"
+    artifacts.metrics("int4-gptq").unlink()
+    assert judged(house)["verdict"] == "FAIL"
+
+
 def test_an_advisory_rule_does_not_decide(house: params.Params) -> None:
     change("int8", metrics=GOOD | {"speed_ratio": metric(0.5, 0.4, 0.6)})
     assert judged(house)["verdict"] == "PASS"

@@ -16,7 +16,7 @@ from pipeline.judging import locked
 ONCE = ("download", "calibrate", "reference", "floor")  # stages of dvc.yaml that measure, and
 PER_VARIANT = ("quantize", "diverge", "evaluate", "benchmark", "compare")
 SUFFIXES = (".py", ".j2", ".yaml", ".jsonl", ".txt")
-SOURCES = ("pipeline", "evalsets", "envs", "constraints.txt")
+SOURCES = ("pipeline", "evalsets", "envs", "constraints.txt", "dvc.yaml")
 
 
 def since(verdict: dict[str, Any], settings: Params) -> list[str]:
