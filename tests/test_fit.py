@@ -177,6 +177,44 @@ def test_what_a_quantizer_cannot_do_with_the_model_is_told_and_no_fault(
     assert facts["status"] == "unsupported" and words in facts["reason"]
 
 
+KEEPING = {
+    "gptq": {"group_size": 64}, "rtn": {"group_size": 64}, "awq": {"group_size": 64}, "bnb": {"type": "nf4"},
+    "torchao": {"scheme": "int8-weight-only"}, "gguf": {"type": "Q8_0"}, "onnx": {"precision": "int4"},
+}  # fmt: skip
+HEAD_TOO = ("gguf", "onnx")  # they quantize the head besides the layers
+
+
+@pytest.mark.parametrize("keep", [["*"], ["*.self_attn.*", "*.mlp.*"]])
+@pytest.mark.parametrize("quantizer", KEEPING)
+def test_to_keep_all_layers_is_a_fault_where_nothing_else_is_quantized(
+    house: params.Params, quantizer: str, keep: list[str]
+) -> None:
+    own = Variant(quantizer=quantizer, options=KEEPING[quantizer] | {"keep": keep})
+    found = fit.faults(settings(house, variants={"bf16": cast(), "mine": own}))
+    if quantizer in HEAD_TOO:
+        assert found == []
+        return
+    assert found == [f"params.yaml: variants.mine: options.keep: {keep} keeps all 14 matrices of the layers, so that nothing is "
+                     "left to quantize"]  # fmt: skip
+    with pytest.raises(ParamsError, match="nothing is left to quantize"):  # where check had no model to look at
+        quantize.build(own, Path("model"), Path("out"), calibration=Calibration(Path("none")), seed=1)
+
+
+def test_every_quantizer_that_can_keep_layers_is_held_to_leave_some() -> None:
+    assert {n for n in quantizers.names() if "keep" in quantizers.find(n).__annotations__} == set(KEEPING)
+
+
+@pytest.mark.parametrize("quantizer", [name for name in KEEPING if name not in HEAD_TOO])
+def test_a_model_whose_layers_go_by_another_name_is_told_and_no_traceback(house: params.Params, quantizer: str) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    held = load_file("model/model.safetensors")
+    save_file({name.replace(".layers.", ".h."): tensor for name, tensor in held.items()}, "model/model.safetensors")
+    other = settings(house, variants={"bf16": cast(), "mine": Variant(quantizer=quantizer, options=KEEPING[quantizer])})
+    assert fit.faults(other) == []
+    assert len(told := fit.told(other)) == 1 and "variants.mine will be unsupported: the model has no matrix with" in told[0]
+
+
 def test_every_quantizer_with_groups_says_which_it_cannot_pack() -> None:
     for name in quantizers.names():
         grouped = "group_size" in quantizers.find(name).__annotations__
