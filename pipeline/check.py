@@ -21,6 +21,7 @@ from pipeline.numbers.definitions import is_served
 from pipeline.numbers.metrics import TOKEN_PARTS
 from pipeline.numbers.rules import bound_of
 from pipeline.overlap import measured_rows, refuse_overlap
+from pipeline.serving import able
 
 BY_TASK = (
     "acc", "acc_delta", "recovery", "flips_to_wrong", "flips_to_right", "p_mcnemar", "byte_ppl", "byte_ppl_ratio",
@@ -57,6 +58,7 @@ def faults(settings: Params) -> list[str]:
     collect("params.yaml: calibration.set", evalset.load_texts, Path(settings.calibration.set))
     collect("params.yaml: diverge.corpus", evalset.load_texts, Path(settings.diverge.corpus))
     collect("params.yaml: diverge.trajectories.prompts", evalset.load_prompts, Path(settings.diverge.trajectories.prompts))
+    found += able.faults(settings)
     if settings.serving.variants:
         collect("params.yaml: serving.prompts", evalset.load_texts, Path(settings.serving.prompts))
     collect("params.yaml: benchmark.prompts", evalset.load_texts, Path(settings.benchmark.prompts))
@@ -166,7 +168,7 @@ def main() -> None:
     served.write_asked(settings)
     for line in power.told(settings):
         cli.say("power", line)
-    for line in fit.told(settings):
+    for line in fit.told(settings) + able.told(settings):
         cli.say("check", line)
     for line in served.told(settings):
         cli.say("power", line)
