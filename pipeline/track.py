@@ -161,17 +161,21 @@ def promote(settings: Params, uri: str, variant: str, *, force: bool, reason: st
 
 def _refuse_unfit(variant: str, settings: Params, changed: str) -> None:
     """Raise unless the gate, asked as a merge asks it, gives PASS and does not call it stale, and the files are those measured."""
-    way = "mend it, or use --force --reason TEXT"
+    force, told = "or use --force --reason TEXT", f"{variant} is not promoted"
     gate = subprocess.run([sys.executable, "-m", "pipeline.gate", "--enforce"], capture_output=True, text=True)
     if gate.returncode == STALE or gate.returncode not in (0, 1, 3):
         lines = gate.stderr.strip().splitlines() or ["the gate could not be asked"]
-        raise ArtifactError(f"{variant} is not promoted: {lines[-1]}; {way}")
+        raise ArtifactError(f"{told}: {lines[-1]}; {force}")
+    if variant == settings.reference:
+        passing = ", ".join(re.findall(r"^PASS +(\S+)(?: \(advisory\))?: ", gate.stdout, re.MULTILINE)) or "none at present"
+        why = f"it is the reference, which others are judged by and nothing judges; variants with a PASS: {passing}"
+        raise ArtifactError(f"{told}: {why}; {force}")
     said = re.search(rf"^([A-Z]+) +{re.escape(variant)}(?: \(advisory\))?: (.*)$", gate.stdout, re.MULTILINE)
-    word, why = said.groups() if said else ("REFERENCE" if variant == settings.reference else "MISSING", "the gate names none")
+    word, why = said.groups() if said else ("MISSING", "the gate names none")
     if word != "PASS":
-        raise ArtifactError(f"{variant} is not promoted: its verdict is {word}, not PASS: {why}; {way}")
+        raise ArtifactError(f"{told}: its verdict is {word}, not PASS: {why}; mend it, {force}")
     if changed:
-        raise ArtifactError(f"{variant} is not promoted: {changed}; {way}")
+        raise ArtifactError(f"{told}: {changed}; run `dvc repro`, {force}")
 
 
 def rollback(settings: Params, uri: str, reason: str) -> str:
