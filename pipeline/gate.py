@@ -208,7 +208,8 @@ def _on_file(settings: Params) -> dict[str, Any]:
         why = f"judged against {ref or 'a reference that it does not name'}, not {settings.reference}"
         raise ArtifactError(f"the verdict is stale: {why}; run `dvc repro`")
     if changed := stale.since(verdict, settings):
-        raise ArtifactError(f"the verdict is stale; missing or changed since: {', '.join(changed)}; run `dvc repro`")
+        ledger.read()  # a damaged one says so itself: `dvc repro` would not mend it
+        raise ArtifactError(f"the verdict is stale; {stale.sentence(changed)}")
     found = judged(settings)
     if any(verdict.get(key) != found[key] for key in found):
         raise ArtifactError("the verdict on file is not what the rules say of the results; run `dvc repro`")
@@ -274,6 +275,8 @@ def main(
     artifacts.write_json(artifacts.GATE, verdict)
     told = ", ".join(f"{n} {v['verdict']}" for n, v in verdict["variants"].items())
     cli.say("gate", f"{verdict['verdict']} ({told}), {watch.done():.1f} s")
+    for line in verdict["ledger"]:
+        cli.say("ledger", line)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from pipeline.core import artifacts, cli, params
 from pipeline.core.errors import ArtifactError, QuantgateError
 from pipeline.core.params import Params
 from pipeline.figures import noise
-from pipeline.judging import stale
+from pipeline.judging import ledger, stale
 from pipeline.numbers import sweep  # fmt: skip
 from pipeline.pages import advice, bundle, charts, machines, pareto, pictures, tradeoff, where, words
 from pipeline.pages.words import show
@@ -180,10 +180,11 @@ def stale_line(verdict: dict[str, Any], settings: Params) -> str | None:
     """What the gate would say of results that are no longer those of the verdict, on one line; None where they still are."""
     try:
         changed = stale.since(verdict, settings)
+        if changed:
+            ledger.read()  # a damaged one says so itself
     except QuantgateError as e:
         return f"STALE: {e}"
-    more = f" and {len(changed) - SHOWN} more" if len(changed) > SHOWN else ""
-    return f"STALE: missing or changed since: {', '.join(changed[:SHOWN])}{more}; run `dvc repro`" if changed else None
+    return f"STALE: {stale.sentence(changed, SHOWN)}" if changed else None
 
 
 def print_summary(settings: Params) -> None:

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from pipeline.core import artifacts, git
 from pipeline.core.errors import ArtifactError, ParamsError
 from pipeline.core.params import Params, Rule
+from pipeline.core.yamls import read_text
 from pipeline.numbers.definitions import definition
 from pipeline.numbers.rules import bound_of, neutral_of
 
@@ -32,7 +33,7 @@ Row = dict[str, Any]
 
 def read() -> Book:
     """The ledger; empty where there is none, so that every rule lacks its entry. Raises `ArtifactError` if damaged."""
-    return parse(FILE.read_text(encoding="utf-8"), str(FILE)) if FILE.exists() else {POLICY: None, "rules": []}
+    return parse(read_text(FILE, ArtifactError, ""), str(FILE)) if FILE.exists() else {POLICY: None, "rules": []}
 
 
 def judged(verdict: Row, settings: Params, earlier: dict[str, Book] | None = None) -> Row:
@@ -60,8 +61,15 @@ def parse(text: str, where: str) -> Book:
         if book[POLICY] is not None and book[POLICY]["seal"] != seal(book[POLICY]):
             raise ArtifactError(f"{where}: the policy was edited by hand; {_how(POLICY)}")
     except (yaml.YAMLError, ValidationError, KeyError, TypeError) as e:
-        raise ArtifactError(f"{where} is damaged ({type(e).__name__}); take it back from git") from None
+        raise ArtifactError(f"{where} is damaged ({_wrong(e)}); take it back from git") from None
     return book
+
+
+def _wrong(e: Exception) -> str:
+    """What keeps a ledger from being read, in a few words."""
+    if isinstance(e, yaml.MarkedYAMLError) and e.problem_mark:
+        return f"line {e.problem_mark.line + 1} is not valid YAML: {e.problem}"
+    return f"{e} is missing" if isinstance(e, KeyError) else f"it is not what --justify writes: {type(e).__name__}"
 
 
 def write(book: Book) -> None:
