@@ -260,6 +260,7 @@ def main(
     reason: Annotated[str | None, typer.Option("--reason", help="Why a bound is looser, with --justify.")] = None,
 ) -> None:
     """Judge every variant by the rules in params.yaml."""
+    _refuse_odd_options(enforcing or commenting, rev, rule, reason)
     if enforcing or commenting:
         code = _enforce_or_stale(rev, write=commenting)
         sys.exit(code if enforcing else 0)
@@ -268,8 +269,6 @@ def main(
         for line in justify.justify(rule, settings, _results(settings), reason):
             cli.say("ledger", line)
         return
-    if rev is not None or reason is not None:
-        raise ParamsError("--baseline goes with --enforce or --comment, --reason with --justify")
     watch = artifacts.Stopwatch("gate")
     verdict = judged(settings) | {"inputs": stale.inputs(settings)}
     artifacts.write_json(artifacts.GATE, verdict)
@@ -277,6 +276,13 @@ def main(
     cli.say("gate", f"{verdict['verdict']} ({told}), {watch.done():.1f} s")
     for line in verdict["ledger"]:
         cli.say("ledger", line)
+
+
+def _refuse_odd_options(merging: bool, rev: str | None, rule: str | None, reason: str | None) -> None:
+    if merging and rule is not None:
+        raise ParamsError("--justify writes the ledger, --enforce and --comment read a verdict: give one, then the other")
+    if (rev is not None and not merging) or (reason is not None and rule is None):
+        raise ParamsError("--baseline goes with --enforce or --comment, --reason with --justify")
 
 
 if __name__ == "__main__":

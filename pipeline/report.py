@@ -16,7 +16,7 @@ import typer
 
 from pipeline import served
 from pipeline.core import artifacts, cli, params
-from pipeline.core.errors import ArtifactError, QuantgateError
+from pipeline.core.errors import ArtifactError, ParamsError, QuantgateError
 from pipeline.core.params import Params
 from pipeline.figures import noise
 from pipeline.judging import ledger, stale
@@ -233,6 +233,9 @@ def main(
     other: Annotated[Path | None, typer.Option("--compare", help="Lay another machine's bundle beside these results.")] = None,
 ) -> None:
     """Write the report from metrics and verdicts."""
+    asked = [n for n, given in (("--summary", summary), ("--readme", readme), ("--bundle", pack), ("--compare", other)) if given]
+    if len(asked) > 1:
+        raise ParamsError(f"{' and '.join(asked)} exclude each other: each does one thing and no more; give one")
     settings = params.load()
     if pack:
         index = bundle.pack(settings, pack)
@@ -244,7 +247,7 @@ def main(
         write_readme()
     if summary:
         print_summary(settings)
-    if pack or other or readme or summary:
+    if asked:
         return
     watch = artifacts.Stopwatch("report")
     write(settings)

@@ -224,6 +224,17 @@ def test_inconclusive_blocks_unless_params_say_otherwise(house: params.Params) -
     assert gate.enforce(relaxed) == 0
 
 
+@pytest.mark.parametrize("options, said", [
+    ({"rule": "all", "enforcing": True}, "--justify writes the ledger"), ({"rule": "all", "commenting": True}, "--justify writes"),
+    ({"rule": "all", "rev": "main"}, "--baseline goes with"), ({"reason": "r", "enforcing": True}, "--reason with --justify"),
+    ({"reason": "r"}, "--reason with --justify"), ({"rev": "main"}, "--baseline goes with"),
+])  # fmt: skip
+def test_options_that_do_not_go_together_are_refused(house: params.Params, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ParamsError, match=said):
+        gate.main(**options)
+    assert not artifacts.GATE.exists()
+
+
 def test_no_verdict_on_file_is_exit_2(house: params.Params, capsys: pytest.CaptureFixture[str]) -> None:
     assert gate.enforce(house) == 2 and "missing" in capsys.readouterr().err
 
