@@ -15,6 +15,7 @@ from pipeline.core import artifacts, params
 from pipeline.core.errors import ArtifactError, ParamsError
 from pipeline.core.params import Rule
 from pipeline.judging import justify, ledger
+from pipeline.numbers.rules import bound_of
 
 ROOT = Path(__file__).resolve().parent.parent
 RULES = [
@@ -161,6 +162,19 @@ def test_a_damaged_ledger_fails_with_one_line(house: params.Params, text: str) -
     artifacts.write_text(ledger.FILE, text)
     found = judge(house)
     assert found["verdict"] == "FAIL" and "is damaged" in found["ledger"][0] and "\n" not in found["ledger"][0]
+
+
+@pytest.mark.parametrize("rule, noise, expected", [
+    ({"metric": "top1_agreement", "margin": "7 pp"}, 0.0123, "1.2 pp"), ({"metric": "ppl_ratio", "margin": "2 %"}, 0.004, "0.4 %"),
+    ({"metric": "kld_mean", "margin": "0.02 nats"}, 0.003, "0.003 nats"), ({"metric": "ttft_ms", "limit": "1 s"}, 250.0, "0.25 s"),
+    ({"metric": "size_ratio", "gain": "30 %"}, 0.01, "1 %"), ({"metric": "acc_delta/all", "margin": "2 pp"}, 1.5, "1.5 pp"),
+])  # fmt: skip
+def test_a_noise_is_told_in_the_unit_of_the_bound_beside_it(rule: dict[str, Any], noise: float, expected: str) -> None:
+    made = Rule.model_validate(rule)
+    bound_of(made)
+    assert ledger.noise_in_words(made, noise) == expected
+    entry = {"rule": rule, "evidence": [{"date": "d", "of": "int8", "n": 9, "noise": noise, "unit": "fraction"}]}
+    assert ledger._evidence_line(entry).endswith(f"n = 9, noise {expected}")
 
 
 DAMAGED = [

@@ -19,7 +19,7 @@ from pipeline.core.errors import ArtifactError, ParamsError
 from pipeline.core.params import Params, Rule
 from pipeline.core.yamls import read_text
 from pipeline.numbers.definitions import definition
-from pipeline.numbers.rules import bound_of, neutral_of
+from pipeline.numbers.rules import QUANTITY, UNITS, bound_of, neutral_of
 
 FILE = artifacts.LEDGER
 HEAD = "# Each gate rule and the noise it was set from, by `python -m pipeline.gate --justify RULE`; an edit by hand is seen.\n"
@@ -193,7 +193,16 @@ def _evidence_line(entry: Row) -> str:
     last = entry["evidence"][-1] if entry.get("evidence") else None
     if last is None:
         return "set without evidence"
-    return f"set {last['date']} from {last['of']}, n = {last['n']}, noise {last['noise']:.2g} {last['unit']}"
+    noise = noise_in_words(Rule.model_validate(entry["rule"]), last["noise"])
+    return f"set {last['date']} from {last['of']}, n = {last['n']}, noise {noise}"
+
+
+def noise_in_words(rule: Rule, noise: float) -> str:
+    """A noise, given in its metric's own unit, in the unit that the rule's bound is written in: `0.35 pp` beside `margin 7 pp`."""
+    bound, what = rule.margin or rule.gain or rule.limit or "", definition(rule.metric)
+    written = QUANTITY.match(bound)
+    assert what is not None and written is not None  # bound_of has refused unknown metrics, and bounds that are no quantity
+    return f"{noise / UNITS[what.unit][written.group(2)]:.2g} {written.group(2)}"
 
 
 def hold(verdict: Row, settings: Params, book: Book, earlier: dict[str, Book] | None = None) -> Row:
