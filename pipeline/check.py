@@ -107,6 +107,23 @@ def _tier_faults(settings: Params) -> list[str]:
     return found
 
 
+def more_than_there(settings: Params) -> list[str]:
+    """Where a tier asks for more than a set holds, in words: all of it is measured, which is no fault."""
+    there = {f"tasks.{name}": len(tasks.load_task(name)[1]) for name in _asked(settings) & tasks.local_tasks().keys()}
+    there["documents"] = len(evalset.load_texts(Path(settings.diverge.corpus)))
+    there["trajectories"] = len(evalset.load_prompts(Path(settings.diverge.trajectories.prompts)))
+    return [
+        f"tiers.{name}.{what} = {count} is more than there is: all {there[what]} are taken"
+        for name, tier in settings.tiers.items()
+        for what, count in _counts(tier).items()
+        if isinstance(count, int) and count > there.get(what, math.inf)
+    ]
+
+
+def _asked(settings: Params) -> set[str]:
+    return {task for tier in settings.tiers.values() for task in tier.tasks}
+
+
 def _counts(tier: Tier) -> dict[str, params.HowMany]:
     named = {f"tasks.{name}": count for name, count in tier.tasks.items()}
     return named | {"documents": tier.documents, "trajectories": tier.trajectories}
@@ -168,7 +185,7 @@ def main() -> None:
     served.write_asked(settings)
     for line in power.told(settings):
         cli.say("power", line)
-    for line in fit.told(settings) + able.told(settings):
+    for line in more_than_there(settings) + fit.told(settings) + able.told(settings):
         cli.say("check", line)
     for line in served.told(settings):
         cli.say("power", line)
