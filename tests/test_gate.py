@@ -333,6 +333,14 @@ def test_a_base_that_is_not_what_the_variants_were_made_from_is_stale(
     assert words in line and line.count("dvc repro") == 1 and line.endswith("; run `dvc repro`")
 
 
+def test_a_damaged_base_of_a_local_model_is_a_line_of_the_summary_too(house: params.Params, tmp_path: Path) -> None:
+    make_base({"w": "two"})
+    local = house.model_copy(update={"model": params.PathModel(source="path", path=str(tmp_path / "mine"))})
+    verdict = judged(local)
+    artifacts.write_json(artifacts.BASE / artifacts.MANIFEST, {})
+    assert "artifacts/base (its manifest is damaged)" in str(report.stale_line(verdict, local))
+
+
 def test_a_base_whose_manifest_cannot_be_read_is_stale_and_no_traceback(house: params.Params) -> None:
     make_base({"w": "two"})
     judged(house)

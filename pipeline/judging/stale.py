@@ -165,7 +165,7 @@ def _changed_model(settings: Params) -> list[str]:
     """A local model folder whose files are no longer those that were downloaded from it."""
     if not isinstance(settings.model, PathModel) or not (artifacts.BASE / artifacts.MANIFEST).exists():
         return []
-    then = artifacts.read_manifest(artifacts.BASE)["files"]
+    then = artifacts.read_manifest(artifacts.BASE).get("files", {})  # without: `_changed_base` says that it is damaged
     folder = Path(settings.model.path).expanduser()
     return [
         f"{folder / name} {UNLIKE_SOURCE}"
