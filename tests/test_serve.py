@@ -24,7 +24,7 @@ from pipeline.core.errors import ParamsError, Unsupported
 from pipeline.core.params import Params
 from pipeline.judging import stale
 from pipeline.numbers.stats import quantile_interval
-from pipeline.serving import launch
+from pipeline.serving import able, launch
 from pipeline.serving.client import ServerError
 from tests import serving_server
 from tests.serving_server import KEY, Server
@@ -342,6 +342,71 @@ def test_a_rule_on_a_server_where_none_is_served_is_refused() -> None:
 def test_a_mistake_in_the_section_is_named(who: dict[str, Any], change: Callable[[dict[str, Any]], object], words: str) -> None:
     with pytest.raises(ParamsError, match=words):
         set_params(who, change)
+
+
+def as_variant(quantizer: str, engine: str, **more: Any) -> Callable[[dict[str, Any]], object]:
+    options = {"cast": {"dtype": "bfloat16"}, "onnx": {"precision": "int4"}, "gguf": {"type": "Q8_0"}}[quantizer]
+    made = {"quantizer": quantizer, "engine": engine, "options": options, **more}
+    return lambda d: d["variants"].update(q8=made)
+
+
+@pytest.mark.parametrize("kind", launch.KINDS)
+@pytest.mark.parametrize("quantizer, engine", [("cast", "hf"), ("onnx", "onnxruntime"), ("gguf", "llamacpp")])
+def test_a_server_that_does_not_read_the_variant_is_a_fault_before_any_work(kind: str, quantizer: str, engine: str) -> None:
+    found = able.faults(set_params({"q8": {"launch": kind}}, as_variant(quantizer, engine)))
+    reads = {"llamacpp": "llamacpp", "vllm": "hf"}[kind] == engine
+    assert len(found) == (not reads), found
+    if found:
+        assert f"serving.variants.q8: launch: {kind} does not read models of engine {engine!r}" in found[0]
+        assert ("launch: vllm, or" in found[0], "launch: llamacpp, or" in found[0]) == (engine == "hf", engine == "llamacpp")
+
+
+@pytest.mark.parametrize("url, key, words", [
+    ("127.0.0.1:8000", "k", "is no address of a server"), ("http://me:secret@h", "k", "carries a password"),
+    ("http://h", "two words", "the value of OWN_KEY is no API key"), ("http://h", "k", ""),
+])  # fmt: skip
+def test_an_address_or_key_that_is_none_is_a_fault_before_any_work(
+    url: str, key: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OWN_KEY", key)
+    found = able.faults(set_params({"q8": {"url": url, "key_env": "OWN_KEY"}}))
+    assert len(found) == bool(words) and all(words in f and "secret" not in f and "two words" not in f for f in found), found
+
+
+@pytest.mark.parametrize("python, words", [
+    (None, "put the path of the Python"), ("/none/python", "is no program"), (sys.executable, ""),
+])  # fmt: skip
+def test_a_server_that_this_machine_lacks_is_told_before_any_work_as_the_stage_says_it(
+    python: str | None, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(launch.VLLM, python) if python else monkeypatch.delenv(launch.VLLM, raising=False)
+    settings = set_params({"q8": {"launch": "vllm"}}, as_variant("cast", "hf"))
+    assert able.faults(settings) == []
+    told = able.told(settings)
+    assert len(told) == bool(words) and all(words in line and "FAIL" not in line for line in told), told
+    if words:
+        serve.main("q8")
+        assert figures()["status"] == "unsupported" and words in figures()["reason"]
+        ruled = set_params({"q8": {"launch": "vllm"}}, lambda d: (as_variant("cast", "hf")(d), rules(LIMITS[0])(d)))
+        assert able.told(ruled)[0].endswith("a required rule judges it: the gate will FAIL")
+
+
+def test_options_without_an_equal_are_told_before_any_work() -> None:
+    settings = set_params({"q8": {"launch": "llamacpp"}}, as_variant("gguf", "llamacpp", engine_options={"flash": True}))
+    assert able.faults(settings) == []
+    assert ["engine_options {flash: True} have no equal" in line for line in able.told(settings)] == [True]
+
+
+def test_check_says_what_cannot_be_served(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = set_params({"q8": {"launch": "vllm"}}, as_variant("gguf", "llamacpp"))
+    assert any("launch: vllm does not read" in fault for fault in check.faults(settings))
+    lacking = set_params({"q8": {"launch": "vllm"}}, as_variant("cast", "hf"))
+    monkeypatch.delenv(launch.VLLM, raising=False)
+    monkeypatch.setattr(params, "load", lambda: lacking)
+    for name in ("faults", "more_than_there"):  # they read sets that are not in this folder
+        monkeypatch.setattr(check, name, lambda _: [])
+    check.main()
+    assert "check      serving.variants.q8 will be unsupported: vLLM has" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("change", [

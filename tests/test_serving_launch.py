@@ -159,7 +159,7 @@ def test_what_cannot_be_launched_is_said_in_words(tmp_path: Path, monkeypatch: p
 
 
 def test_no_key_is_on_a_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(launch.VLLM, "/opt/vllm/bin/python")
+    monkeypatch.setenv(launch.VLLM, sys.executable)
     command = launch.KINDS["vllm"](tmp_path, 8123, 1, 4, 2048)
     assert "--api-key" not in command.arguments and command.key_variable == "VLLM_API_KEY" and "127.0.0.1" in command.arguments
     with launch.served(*toy()) as server:
@@ -168,7 +168,7 @@ def test_no_key_is_on_a_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 
 def test_the_context_that_is_asked_for_reaches_the_server_and_its_facts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(launch.VLLM, "/opt/vllm/bin/python")
+    monkeypatch.setenv(launch.VLLM, sys.executable)
     monkeypatch.setattr(envs, "python", lambda _: Path("python"))
     (tmp_path / "model.gguf").touch()
     assert "--max-model-len 3210 " in " ".join(launch.KINDS["vllm"](tmp_path, 8123, 1, 4, 3210).arguments)

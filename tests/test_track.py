@@ -276,8 +276,19 @@ def test_a_server_that_is_down_is_said_in_one_line_and_loses_nothing(house: Hous
     with pytest.raises(ArtifactError) as caught:
         track.main()
     assert "run `python -m pipeline.track`" in str(caught.value) and "\n" not in str(caught.value)
+    assert "the next `dvc repro` does it" in str(caught.value) and not artifacts.MLFLOW.exists(), "else DVC would take it as done"
     assert "secret" not in str(caught.value)
     assert artifacts.read_json(artifacts.metrics("int8")) == before
+
+
+@pytest.mark.parametrize("options", [{"to_promote": "int8", "force": True, "reason": "r"}, {"back": True}])
+def test_a_server_that_is_down_while_the_champion_is_moved_is_no_matter_of_results(
+    house: House, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    with pytest.raises(ArtifactError) as caught:
+        track.main(**options)
+    assert "see there who is champion" in str(caught.value) and "results are safe" not in str(caught.value)
 
 
 def test_a_server_that_takes_and_never_answers_is_asked_once(house: House, monkeypatch: pytest.MonkeyPatch) -> None:

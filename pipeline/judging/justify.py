@@ -22,6 +22,7 @@ from pipeline.judging.ledger import (
     faults,
     key,
     keys,
+    noise_in_words,
     policy_faults,
     read,
     sealed,
@@ -113,7 +114,7 @@ def _entry(
         _refuse(entry, new)
     noise = max(e["noise"] for e in entry["evidence"])
     why = found["from"] if new else "these figures were evidence before; nothing is added"
-    return sealed(entry), f"{rule.metric}: {bound_of(rule).text}; noise {noise:.2g} {found['unit']} ({why})"
+    return sealed(entry), f"{rule.metric}: {bound_of(rule).text}; noise {noise_in_words(rule, noise)} ({why})"
 
 
 def _refuse(entry: Row, new: bool) -> None:
@@ -123,6 +124,6 @@ def _refuse(entry: Row, new: bool) -> None:
         raise ArtifactError(f"{rule.metric}: these figures are evidence in {FILE} already; measure anew (another seed or tier)")
     if noise is not None and not entry["reason"]:
         raise ArtifactError(
-            f"{rule.metric}: {bound_of(rule).text} is more than the noise of {noise:.2g} {entry['evidence'][-1]['unit']} explains; "
+            f"{rule.metric}: {bound_of(rule).text} is more than the noise of {noise_in_words(rule, noise)} explains; "
             "give --reason WHY, or take a margin that it does explain"
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import os
 import secrets
+import shutil
 import socket
 import subprocess
 import sys
@@ -70,15 +71,40 @@ def _llamacpp(
 
 def _vllm(model_dir: Path, port: int, threads: int, parallel: int, context: int) -> Command:
     """vLLM is gigabytes and has pins of its own: it is taken where it is installed, and never fetched."""
-    python = os.environ.get(VLLM)
-    if not python:
-        raise Unsupported(f"vLLM has an environment of its own; put the path of the Python that has it into {VLLM}")
+    python = _vllm_python()
     options = ["--model", str(model_dir), "--served-model-name", "model", "--host", "127.0.0.1", "--port", str(port)]
     options += ["--max-num-seqs", str(parallel), "--max-model-len", str(context), "--no-enable-prefix-caching"]
     return Command([python, "-m", "vllm.entrypoints.openai.api_server", *options], "VLLM_API_KEY")
 
 
+def _vllm_python() -> str:
+    python = os.environ.get(VLLM)
+    if not python:
+        raise Unsupported(f"vLLM has an environment of its own; put the path of the Python that has it into {VLLM}")
+    if shutil.which(python) is None:
+        raise Unsupported(f"{VLLM} = {python!r} is no program; put the path of the Python that has vLLM into it")
+    return python
+
+
 KINDS = {"llamacpp": _llamacpp, "vllm": _vllm}
+READS = {"llamacpp": "llamacpp", "vllm": "hf"}  # the engine whose models a kind takes
+
+
+def check_engine(kind: str, engine: str) -> None:
+    """Raise `ParamsError` if a kind of server does not read the models of an engine."""
+    if engine != READS[kind]:
+        fits = next((k for k, reads in READS.items() if reads == engine), None)
+        way = f"launch: {fits}, or " if fits else ""
+        raise ParamsError(
+            f"launch: {kind} does not read models of engine {engine!r}, but those of {READS[kind]!r}; {way}give its server by url"
+        )
+
+
+def refuse_here(kind: str, options: dict[str, Any]) -> None:
+    """Raise `Unsupported` for what is known of a kind before it is started: this machine lacks it, or it lacks an option."""
+    _refuse(kind, options)
+    if kind == "vllm":
+        _vllm_python()
 
 
 @contextmanager
