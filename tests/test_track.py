@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import json
 import socket
 import threading
@@ -278,6 +279,11 @@ def test_a_server_that_is_down_is_said_in_one_line_and_loses_nothing(house: Hous
     assert "run `python -m pipeline.track`" in str(caught.value) and "\n" not in str(caught.value)
     assert "secret" not in str(caught.value)
     assert artifacts.read_json(artifacts.metrics("int8")) == before
+
+
+def test_a_package_that_mlflow_misses_is_said_with_what_installs_it() -> None:
+    with pytest.raises(ArtifactError, match="; pip install no_such_package; "):  # boto3, where files go to S3 from here
+        track._safely("http://h", lambda: importlib.import_module("no_such_package"))
 
 
 def test_a_server_that_takes_and_never_answers_is_asked_once(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
