@@ -167,6 +167,24 @@ def test_no_key_is_on_a_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         assert len(lines) >= 3 and not any(server.key in line for line in lines)
 
 
+def test_vllm_has_the_threads_that_its_facts_name_some_memory_and_tells_nobody_that_it_ran(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(launch.VLLM, "/opt/vllm/bin/python")
+    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
+    own = launch.KINDS["vllm"](Path("model"), 8123, 3, 4, 2048).variables
+    assert own["OMP_NUM_THREADS"] == "3" and own["VLLM_CPU_OMP_THREADS_BIND"] == "nobind" and own["VLLM_NO_USAGE_STATS"] == "1"
+    assert own["VLLM_CPU_KVCACHE_SPACE"] == "4", "unset, it would take all of the machine's memory"
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "40")
+    assert launch.KINDS["vllm"](Path("model"), 8123, 3, 4, 2048).variables["VLLM_CPU_KVCACHE_SPACE"] == "40"
+
+
+def test_a_server_gets_its_variables_and_its_version_is_read_from_a_banner_as_vllm_prints_it() -> None:
+    body = SCRIPT.format(deaf=False, open=False).replace('"build: toy 1.0, key", os.environ["TOY_KEY"]', "os.environ['BANNER']")
+    command, *rest = toy(body=body)
+    own = {"BANNER": "(pid=7) INFO [api.py:1]  ▄▄ ▄█ █     █     █ ▀▄▀ █  version 0.32.0", "PYTHONIOENCODING": "utf-8"}
+    with launch.served(Command(command.arguments, command.key_variable, own), *rest) as server:
+        assert server.facts["build"] == "version 0.32.0"
+
+
 def test_the_context_that_is_asked_for_reaches_the_server_and_its_facts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(launch.VLLM, "/opt/vllm/bin/python")
     monkeypatch.setattr(envs, "python", lambda _: Path("python"))

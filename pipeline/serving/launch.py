@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import secrets
 import socket
 import subprocess
@@ -47,10 +48,11 @@ class Launched:
 
 @dataclass(frozen=True)
 class Command:
-    """How a kind of server is started: its arguments, and the variable in which it looks for its API key."""
+    """How a kind of server is started: its arguments, the variable in which it looks for its API key, and more variables."""
 
     arguments: list[str]
     key_variable: str
+    variables: dict[str, str] = field(default_factory=dict)
 
 
 # Keyword-only arguments of a kind: the engine options it has an equal for, under the engine's names and with its defaults.
@@ -73,9 +75,13 @@ def _vllm(model_dir: Path, port: int, threads: int, parallel: int, context: int)
     python = os.environ.get(VLLM)
     if not python:
         raise Unsupported(f"vLLM has an environment of its own; put the path of the Python that has it into {VLLM}")
-    options = ["--model", str(model_dir), "--served-model-name", "model", "--host", "127.0.0.1", "--port", str(port)]
-    options += ["--max-num-seqs", str(parallel), "--max-model-len", str(context), "--no-enable-prefix-caching"]
-    return Command([python, "-m", "vllm.entrypoints.openai.api_server", *options], "VLLM_API_KEY")
+    options = [str(model_dir), "--served-model-name", "model", "--host", "127.0.0.1", "--port", str(port)]
+    options += ["--max-num-seqs", str(parallel), "--max-model-len", str(context)]
+    options += ["--no-enable-prefix-caching", "--enable-prompt-tokens-details"]  # the second lets it say that none was cached
+    # By itself it binds one thread to each core but the last, however many were asked for, and reports its use over the net.
+    own = {"OMP_NUM_THREADS": str(threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
+    own["VLLM_CPU_KVCACHE_SPACE"] = os.environ.get("VLLM_CPU_KVCACHE_SPACE", "4")  # GiB; unset, it takes 92 % of all memory
+    return Command([python, "-m", "vllm.entrypoints.cli.main", "serve", *options], "VLLM_API_KEY", own)
 
 
 KINDS = {"llamacpp": _llamacpp, "vllm": _vllm}
@@ -131,7 +137,7 @@ def served(command: Command, port: int, log: Path, startup_s: float) -> Iterator
     with log.open("wb") as out:
         process = subprocess.Popen(
             [sys.executable, str(guard), *command.arguments], stdin=subprocess.PIPE, stdout=out, stderr=out,
-            env=envs._clean() | {command.key_variable: key},
+            env=envs._clean() | command.variables | {command.key_variable: key},
         )  # fmt: skip
     try:
         _wait(process, url, key, log, start + startup_s)
@@ -202,9 +208,10 @@ def _cost(guard: int) -> dict[str, float | int | None]:
 
 
 def _build(log: Path, key: str) -> str | None:
-    """What the server said it is, where it does."""
-    lines = log.read_text(errors="replace").replace(key, "***").splitlines()
-    return next((line.removeprefix("build: ") for line in lines if line.startswith("build: ")), None)
+    """What the server said it is, where it does: in a line of its own, or as vLLM's banner does."""
+    said = log.read_text(errors="replace").replace(key, "***")
+    found = re.search(r"^build: (.*)$|█ +(version \d\S*)$", said, re.MULTILINE)
+    return found and (found[1] or found[2])
 
 
 def _last_line(log: Path, key: str) -> str:
