@@ -10,12 +10,13 @@ import inspect
 import os
 import re
 import secrets
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,10 @@ def _vllm(model_dir: Path, port: int, threads: int, parallel: int, context: int)
     options = [str(model_dir), "--served-model-name", "model", "--host", "127.0.0.1", "--port", str(port)]
     options += ["--max-num-seqs", str(parallel), "--max-model-len", str(context)]
     options += ["--no-enable-prefix-caching", "--enable-prompt-tokens-details"]  # the second lets it say that none was cached
-    # By itself it binds one thread to each core but the last, however many were asked for, and reports its use over the net.
+    # By itself it takes all cores but one, however many threads were asked for, and reports its use over the net. That one is
+    # its engine's, which waits busily: with threads on both of two cores, requests of a second took twenty, on a busy machine.
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = min(threads, max(1, cores - 1))
     own = {"OMP_NUM_THREADS": str(threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
     own["VLLM_CPU_KVCACHE_SPACE"] = os.environ.get("VLLM_CPU_KVCACHE_SPACE", "4")  # GiB; unset, it takes 92 % of all memory
     return Command([python, "-m", "vllm.entrypoints.cli.main", "serve", *options], "VLLM_API_KEY", own)
@@ -109,6 +113,7 @@ def launched(
     _refuse(kind, own)
     port = free_port()
     command = KINDS[kind](model_dir, port, threads, parallel, context, **own)
+    threads = int(command.variables.get("OMP_NUM_THREADS", threads))
     with served(command, port, artifacts.LOGS / f"serve-{kind}-{model_dir.name}.log", startup_s) as server:
         server.facts.update(kind=kind, model_dir=str(model_dir), threads=threads, parallel=parallel, context=context)
         server.facts["engine_options"] = own
@@ -190,8 +195,11 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         process.wait(STOP_S)
     except subprocess.TimeoutExpired:
         cli.say("serving", f"the server did not stop within {STOP_S:g} s and was killed")
-        process.kill()  # what it started dies with it: the kernel was asked to see to that
+        process.kill()
         process.wait()
+    if process.returncode < 0:  # killed, the guard ends nothing: the server dies with it by the kernel, what that started does not
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _cost(guard: int) -> dict[str, float | int | None]:
