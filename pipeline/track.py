@@ -262,6 +262,7 @@ def _safely(uri: str, act: Callable[[], Done], then: str) -> Done:
         lines = str(e).strip().splitlines() or [type(e).__name__]
         why = without_password(lines[0])[:200]
         hint = "; set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD" if "401" in why else ""
+        hint = f"; pip install {e.name}" if isinstance(e, ModuleNotFoundError) else hint  # boto3, where files go to S3 from here
         raise ArtifactError(
             f"MLflow at {without_password(uri)} could not be written ({why}{hint}; {time.monotonic() - start:.0f} s); {then}"
         ) from None

@@ -127,6 +127,15 @@ def test_a_run_that_is_killed_leaves_no_server(number: signal.Signals, tmp_path:
     assert len(guards) == 1 and gone([*guards, *family()])
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel ends the server with its guard on Linux alone")
+def test_a_guard_that_is_killed_leaves_no_helper_of_the_server() -> None:
+    body = SCRIPT.format(deaf=False, open=False).replace("start_new_session=True", "start_new_session=False")
+    with launch.served(*toy(body=body)):
+        pids = family()
+        psutil.Process(pids[0]).parent().kill()
+    assert gone(pids)
+
+
 def test_a_server_that_ends_at_once_is_an_error_with_its_last_words() -> None:
     body = "import os; print('loading'); raise SystemExit('no such model ' + os.environ['TOY_KEY'])"
     with pytest.raises(ServerError, match=r"ended before it answered: no such model \*\*\*"), launch.served(*toy(body=body)):
@@ -167,6 +176,27 @@ def test_no_key_is_on_a_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         assert len(lines) >= 3 and not any(server.key in line for line in lines)
 
 
+def test_vllm_has_the_threads_that_its_facts_name_some_memory_and_tells_nobody_that_it_ran(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(launch.VLLM, sys.executable)
+    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4)), raising=False)
+    given = [launch.KINDS["vllm"](Path("model"), 8123, n, 4, 2048).variables["OMP_NUM_THREADS"] for n in (1, 3, 4)]
+    assert given == ["1", "3", "3"], "one core is its engine's, which waits busily"
+    own = launch.KINDS["vllm"](Path("model"), 8123, 3, 4, 2048).variables
+    assert own["OMP_NUM_THREADS"] == "3" and own["VLLM_CPU_OMP_THREADS_BIND"] == "nobind" and own["VLLM_NO_USAGE_STATS"] == "1"
+    assert own["VLLM_CPU_KVCACHE_SPACE"] == "4", "unset, it would take all of the machine's memory"
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "40")
+    assert launch.KINDS["vllm"](Path("model"), 8123, 3, 4, 2048).variables["VLLM_CPU_KVCACHE_SPACE"] == "40"
+
+
+def test_a_server_gets_its_variables_and_its_version_is_read_from_a_banner_as_vllm_prints_it() -> None:
+    body = SCRIPT.format(deaf=False, open=False).replace('"build: toy 1.0, key", os.environ["TOY_KEY"]', "os.environ['BANNER']")
+    command, *rest = toy(body=body)
+    own = {"BANNER": "(pid=7) INFO [api.py:1]  ▄▄ ▄█ █     █     █ ▀▄▀ █  version 0.32.0", "PYTHONIOENCODING": "utf-8"}
+    with launch.served(Command(command.arguments, command.key_variable, own), *rest) as server:
+        assert server.facts["build"] == "version 0.32.0"
+
+
 def test_the_context_that_is_asked_for_reaches_the_server_and_its_facts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(launch.VLLM, sys.executable)
     monkeypatch.setattr(envs, "python", lambda _: Path("python"))
@@ -177,10 +207,10 @@ def test_the_context_that_is_asked_for_reaches_the_server_and_its_facts(monkeypa
 
     def given(port: int, context: int) -> Command:
         toy()
-        return Command([sys.executable, "toy.py", str(port), str(context)], "TOY_KEY")
+        return Command([sys.executable, "toy.py", str(port), str(context)], "TOY_KEY", {"OMP_NUM_THREADS": "2"})
 
-    with launch.launched("toy", tmp_path, context=3210) as server:
-        assert server.facts["context"] == 3210
+    with launch.launched("toy", tmp_path, context=3210, threads=9) as server:
+        assert server.facts["context"] == 3210 and server.facts["threads"] == 2, "those that it was given"
 
 
 def test_engine_options_reach_a_server_that_has_an_equal_and_the_rest_are_refused(

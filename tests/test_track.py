@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import json
 import socket
 import threading
@@ -289,6 +290,11 @@ def test_a_server_that_is_down_while_the_champion_is_moved_is_no_matter_of_resul
     with pytest.raises(ArtifactError) as caught:
         track.main(**options)
     assert "see there who is champion" in str(caught.value) and "results are safe" not in str(caught.value)
+
+
+def test_a_package_that_mlflow_misses_is_said_with_what_installs_it() -> None:
+    with pytest.raises(ArtifactError, match="; pip install no_such_package; "):  # boto3, where files go to S3 from here
+        track._safely("http://h", lambda: importlib.import_module("no_such_package"), "then")
 
 
 def test_a_server_that_takes_and_never_answers_is_asked_once(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
