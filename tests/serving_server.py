@@ -261,6 +261,17 @@ def awkward(h: Handler, _: Body) -> None:
     h.wfile.write(b"0\r\n\r\n")
 
 
+def halves(h: Handler, body: Body) -> None:
+    """A character in two escaped halves, an event each, and then half of one; usage unless the prompt ends in silent."""
+    h.start()
+    for half in (" \ud83d", "\ude00", "\ud83d"):
+        h.text(half)
+    h.text(None, "stop")
+    if not str(body["prompt"]).endswith("silent"):
+        h.usage(3)
+    h.done()
+
+
 def open_end(h: Handler, _: Body) -> None:
     """[DONE], and then the connection stays open."""
     h.start()
@@ -274,4 +285,5 @@ PLAYS = {
     "many": many, "reasoning": reasoning, "in_band": in_band, "cut": cut, "ended": ended, "reset": reset, "mute": mute,
     "unavailable": unavailable, "no_stream": no_stream, "hang": hang, "one": one, "early": early, "aborted": aborted,
     "not_json": not_json, "odd_shape": odd_shape, "awkward": awkward, "open_end": open_end,
+    "halves": halves,
 }  # fmt: skip

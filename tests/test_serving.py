@@ -76,6 +76,17 @@ def timed(script: list[tuple[float, Any]], *, chat: bool = True, t_headers: floa
     return asyncio.run(go())
 
 
+def replied(handler: Any, **more: Any) -> Answer:
+    """What is made of a response of our own."""
+
+    async def go() -> Answer:
+        endpoint = Endpoint("http://127.0.0.1:1/v1", "m", chat=True, **more)
+        async with client.connected(endpoint, httpx2.MockTransport(handler)) as c:
+            return await client.ask(c, endpoint, Request("hello", 8))
+
+    return asyncio.run(go())
+
+
 def said(text: str | None = None, **delta: str) -> dict[str, Any]:
     return {"choices": [{"index": 0, "delta": delta | ({} if text is None else {"content": text})}]}
 
@@ -192,6 +203,37 @@ def test_everything_the_event_stream_format_allows_is_read(server: Server) -> No
     answer = ask(server, "awkward")
     assert answer.row["ok"], answer.row["error"]
     assert answer.text.startswith("onezwölf 🚢ab") and answer.row["output_tokens"] == 5 == len(answer.row["t_chunks"])
+
+
+def words(text: str) -> int:
+    """Counts as a tokenizer does: it takes no half of a character."""
+    return len(text.encode().split())
+
+
+def test_a_character_that_comes_in_halves_is_whole_and_half_a_one_is_marked(server: Server) -> None:
+    for play in ("halves", "halves silent"):
+        answer = ask(server, play, count=words)
+        assert answer.row["ok"] and answer.text == " 😀\ufffd" and json.dumps(answer.row, ensure_ascii=False).encode()
+    assert answer.row["output_tokens"] == 1
+
+
+@pytest.mark.parametrize("error", [OSError("gone"), httpx2.StreamClosed(), ZeroDivisionError("x")])
+def test_whatever_breaks_while_a_reply_is_read_is_that_request_s_row(error: Exception) -> None:
+    class Body(httpx2.AsyncByteStream):
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            yield f"data: {json.dumps(said('x'))}\n\n".encode()
+            raise error
+
+    row = replied(lambda _: httpx2.Response(200, headers={"content-type": "text/event-stream"}, stream=Body())).row
+    assert not row["ok"] and type(error).__name__ in row["error"] and len(row["t_chunks"]) == 1
+
+
+def test_a_text_that_cannot_be_counted_fails_its_request_and_no_other(server: Server) -> None:
+    def count(text: str) -> int:
+        raise TypeError("TextInputSequence must be str")
+
+    row = ask(server, "many silent", count=count).row
+    assert not row["ok"] and row["fault"] == "malformed" and "TextInputSequence" in row["error"]
 
 
 def test_a_forced_reply_of_another_length_has_failed_and_a_free_one_has_not(server: Server) -> None:

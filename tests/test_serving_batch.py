@@ -103,6 +103,15 @@ def test_a_server_error_inside_is_not_safe_and_a_busy_one_gives_up_in_the_end(se
     assert Counter(b["prompt"] for _, b, _ in server.asked) == {"broken": 1, "full": 4}
 
 
+def test_half_a_character_in_a_reply_or_an_error_stops_no_batch(server: Server) -> None:
+    server.plays = {"half": lambda h, _: h.json(400, {"error": "no \ud83d"})}
+    path = requests_file(*({"key": k, "prompt": k, "max_tokens": 1} for k in ("halves", "half", "plain")))
+    assert run(server, path, concurrency=1) == 1
+    found = {r["key"]: r for r in results()}
+    assert found.keys() == {"halves", "half", "plain"} and found["halves"]["text"] == " 😀\ufffd"
+    assert found["half"]["error"] == "HTTP 400: error: no \ufffd" and found["plain"]["ok"]
+
+
 def test_failed_ones_are_asked_again_when_that_is_wanted(server: Server) -> None:
     path = requests_file({"key": "a", "prompt": "cut"})
     run(server, path)
@@ -174,7 +183,7 @@ def test_two_batches_do_not_write_one_file(server: Server) -> None:
     ("{", "requests.jsonl:1: not JSON"), ('{"key": "a"}', "either prompt or messages"), ("[1]", "either prompt or messages"),
     ('{"prompt": "a", "messages": []}', "either prompt or messages"), ('{"prompt": "a", "n": 4}', "n are not for requests"),
     ('{"key": 1, "prompt": "a"}\n\n{"key": "1", "prompt": "b"}', "requests.jsonl:3: key '1' is there twice"),
-    ("\n", "holds no request"),
+    ("\n", "holds no request"), (r'{"key": "\ud83d", "prompt": "a"}', "requests.jsonl:1: not JSON .*surrogates"),
     ('{"prompt": "a", "max_tokens": 0}', "max_tokens"), ('{"prompt": "a", "max_tokens": "9"}', "max_tokens"),
 ])  # fmt: skip
 def test_a_faulty_request_is_named_with_its_line_before_anything_is_asked(text: str, words: str) -> None:

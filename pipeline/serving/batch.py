@@ -83,6 +83,7 @@ def read(path: Path, max_tokens: int) -> list[Item]:
 def _item(text: str, where: str, max_tokens: int) -> Item:
     try:
         line = json.loads(text)
+        json.dumps(line, ensure_ascii=False).encode()  # half of a character alone cannot be sent or written
     except ValueError as e:
         raise DataError(f"{where}: not JSON ({e})") from None
     if not isinstance(line, dict) or ("prompt" in line) == ("messages" in line):

@@ -18,7 +18,7 @@ from typing import Any
 import httpx2
 
 from pipeline.core.errors import QuantgateError
-from pipeline.serving.reply import Fault, Reply, message_of
+from pipeline.serving.reply import Fault, Reply, message_of, paired
 
 Row = dict[str, Any]
 Clock = Callable[[], float]
@@ -149,10 +149,15 @@ async def ask(client: httpx2.AsyncClient, endpoint: Endpoint, request: Request, 
         fault = None if complete else Fault("timeout", f"no complete reply within {endpoint.timeout_s:g} s")
     except Fault as e:
         fault = e
-    except httpx2.HTTPError as e:
+    except Exception as e:  # whatever a server sends, its request has failed and the run goes on
         fault = _transport(e)
-    row = _row(endpoint, request, reply, t_submit, phases, fault) | {"t_end": clock() if reply.t_done is None else reply.t_done}
-    return Answer(row, reply.text, reply.reasoning, fault.retry_after if fault else None)
+    t_end = clock() if reply.t_done is None else reply.t_done
+    try:
+        row = _row(endpoint, request, reply, t_submit, phases, fault)
+    except Exception as e:  # a tokenizer that cannot read the text, for one
+        row = _row(endpoint, request, Reply(), t_submit, phases, _transport(e))
+    retry_after = fault.retry_after if fault else None
+    return Answer(row | {"t_end": t_end}, paired(reply.text), paired(reply.reasoning), retry_after)
 
 
 async def _stream(
@@ -218,7 +223,7 @@ def _retry_after(response: httpx2.Response) -> float | None:
     return float(value) if value.isdigit() else None
 
 
-def _transport(error: httpx2.HTTPError) -> Fault:
+def _transport(error: Exception) -> Fault:
     said = str(error) or type(error).__name__
     if isinstance(error, (httpx2.ConnectError, httpx2.ConnectTimeout)):
         return Fault("connect", f"no connection: {said}")
@@ -246,5 +251,5 @@ def _row(
         "t_tokens": reply.t_chunks if single else None, "t_chunks": reply.t_chunks, "t_done": reply.t_done,
         "phases": phases, "peak_memory_bytes": None, "finish": reply.finish, "ok": fault is None,
         "fault": fault.kind if fault else None, "status": fault.status if fault else 200,
-        "error": endpoint.clean(str(fault)) if fault else None,
+        "error": paired(endpoint.clean(str(fault))) if fault else None,
     }  # fmt: skip

@@ -25,6 +25,12 @@ def message_of(error: Any) -> str:
     return str(error.get("message", error)) if isinstance(error, dict) else str(error)
 
 
+def paired(text: str) -> str:
+    """`text` with characters whole that came in two halves, as JSON escapes them; a half that is alone becomes U+FFFD:
+    no file and no tokenizer takes it."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
 @dataclass
 class Reply:
     """A reply so far. Times are those at which an event reached this process, in the caller's clock, in seconds.
@@ -69,7 +75,8 @@ class Reply:
             self.t_chunks.append(now)
         if said and self.t_content is None:
             self.t_content = now
-        self.finish = choice.get("finish_reason") or self.finish
+        if choice.get("finish_reason"):
+            self.finish = paired(str(choice["finish_reason"]))
         if self.finish in BROKEN:
             raise Fault("in_band", f"the server ended the reply with finish_reason {self.finish!r}")
 
@@ -93,7 +100,7 @@ class Reply:
             return used, "usage"
         if count is None:
             return None, "not counted: the server sent no usage and no tokenizer was given"
-        return count(self.reasoning + self.text + self.tools), "tokenizer, joined text: the server sent no usage"
+        return count(paired(self.reasoning + self.text + self.tools)), "tokenizer, joined text: the server sent no usage"
 
     def prompt_tokens(self) -> int | None:
         return self._used("prompt_tokens")
