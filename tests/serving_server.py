@@ -60,7 +60,7 @@ class Handler(BaseHTTPRequestHandler):
     def start(self, chunked: bool = True) -> None:
         self.chunked = chunked
         self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream; charset=utf-8")
+        self.send_header("Content-Type", f"text/event-stream; charset={self.server.charset}")
         self.send_header(*(("Transfer-Encoding", "chunked") if chunked else ("Connection", "close")))
         self.end_headers()
         self.close_connection = not chunked
@@ -103,6 +103,7 @@ class Server(ThreadingHTTPServer):
         self.asked: list[tuple[str, Body, dict[str, str]]] = []
         self.plays: dict[str, Callable[[Handler, Body], None]] = {}
         self.models, self.locked, self.now, self.most = ["m"], False, 0, 0
+        self.charset = "utf-8"
         self.lock = threading.Lock()
         self.url = f"http://127.0.0.1:{self.server_address[1]}/v1"
 
@@ -261,6 +262,16 @@ def awkward(h: Handler, _: Body) -> None:
     h.wfile.write(b"0\r\n\r\n")
 
 
+def loose(h: Handler, _: Body) -> None:
+    """What real servers add to a stream: a byte order mark, events without data, pings in words and in JSON."""
+    h.start()
+    h.raw(b'\xef\xbb\xbfdata: {"choices": [{"index": 0, "text": "z"}]}\n\n')
+    h.raw(b"data:\n\nid: 7\n\nretry: 10\n\nevent: ping\ndata: 2026-11-30 12:00\n\nevent: ping\ndata: {}\n\n")
+    h.raw('data: {"choices": [{"index": 0, "text": "wölf", "finish_reason": "stop"}]}\n\n'.encode())
+    h.usage(2)
+    h.done()
+
+
 def halves(h: Handler, body: Body) -> None:
     """A character in two escaped halves, an event each, and then half of one; usage unless the prompt ends in silent."""
     h.start()
@@ -285,5 +296,5 @@ PLAYS = {
     "many": many, "reasoning": reasoning, "in_band": in_band, "cut": cut, "ended": ended, "reset": reset, "mute": mute,
     "unavailable": unavailable, "no_stream": no_stream, "hang": hang, "one": one, "early": early, "aborted": aborted,
     "not_json": not_json, "odd_shape": odd_shape, "awkward": awkward, "open_end": open_end,
-    "halves": halves,
+    "halves": halves, "loose": loose,
 }  # fmt: skip

@@ -19,6 +19,8 @@ from pipeline.numbers import serving_figures as figures
 from pipeline.serving import __main__ as command
 from pipeline.serving import client, launch, measure, probe, session
 from pipeline.serving.client import Answer, Endpoint, Request, ServerError
+from pipeline.serving.events import Parser
+from pipeline.serving.reply import Fault
 from tests import serving_server
 from tests.serving_server import KEY, Server
 
@@ -203,6 +205,33 @@ def test_everything_the_event_stream_format_allows_is_read(server: Server) -> No
     answer = ask(server, "awkward")
     assert answer.row["ok"], answer.row["error"]
     assert answer.text.startswith("onezwölf 🚢ab") and answer.row["output_tokens"] == 5 == len(answer.row["t_chunks"])
+
+
+@pytest.mark.parametrize("charset", ["utf-8", "iso-8859-1", "no-such-thing"])
+def test_what_servers_add_to_a_stream_is_no_token_and_its_bytes_are_utf8(
+    server: Server, monkeypatch: pytest.MonkeyPatch, charset: str
+) -> None:
+    monkeypatch.setattr(server, "charset", charset)
+    answer = ask(server, "loose")
+    assert answer.row["ok"] and answer.text == "zwölf" and len(answer.row["t_chunks"]) == 2
+
+
+def read(*pieces: str) -> list[tuple[str, str]]:
+    parser = Parser()
+    return [(e.kind, e.data) for piece in pieces for e in parser.feed(piece.encode())]
+
+
+def test_lines_end_as_the_standard_says_wherever_the_stream_is_cut() -> None:
+    for end in ("\n", "\r", "\r\n"):
+        text = end.join(["event: a", "data: 1", "data:2", "", ": no", "data: x\u2028y", "", ""])
+        assert read(text) == read(*text) == [("a", "1\n2"), ("message", "x\u2028y")], repr(end)
+    assert read("data: 1\r", "data: 2\r", "\r") == [("message", "1\n2")] and read("data: 1\n\ndata: 2\n") == [("message", "1")]
+
+
+def test_an_event_without_an_end_is_given_up() -> None:
+    for piece in ("data: x", "data: x\n"):
+        with pytest.raises(Fault, match="more than"):
+            read(piece.replace("x", "x" * 2**19), piece.replace("x", "x" * 2**19), piece)
 
 
 def words(text: str) -> int:

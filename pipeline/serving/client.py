@@ -18,6 +18,7 @@ from typing import Any
 import httpx2
 
 from pipeline.core.errors import QuantgateError
+from pipeline.serving.events import Event, Parser
 from pipeline.serving.reply import Fault, Reply, message_of, paired
 
 Row = dict[str, Any]
@@ -172,10 +173,10 @@ async def _stream(
     async with client.stream("POST", endpoint.url + path, json=body, headers=headers, extensions={"trace": trace}) as response:
         phases["headers"] = clock()
         await _refuse(response, endpoint)
-        events = aiter(httpx2.EventSource(response))
+        events = _events(response)
         async for event in events:
             try:
-                reply.take(event.data, clock())
+                reply.take(event.data, clock(), event.kind)
             except RecursionError:
                 raise Fault("malformed", "an event is nested too deeply to be read", 200) from None
             if reply.t_done is not None:
@@ -184,7 +185,14 @@ async def _stream(
         await _drain(events)
 
 
-async def _drain(events: AsyncIterator[Any]) -> None:
+async def _events(response: httpx2.Response) -> AsyncIterator[Event]:
+    parser = Parser()
+    async for content in response.aiter_bytes():
+        for event in parser.feed(content):
+            yield event
+
+
+async def _drain(events: AsyncIterator[Event]) -> None:
     """Read what follows [DONE]: nothing, mostly. The reply is complete, so nothing here can fail it."""
 
     async def rest() -> None:

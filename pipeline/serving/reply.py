@@ -49,11 +49,16 @@ class Reply:
     finish: str | None = None
     clean: Callable[[str], str] = field(default=str, repr=False)
 
-    def take(self, data: str, now: float) -> None:
-        """One event's data. Raises `Fault` for an error that comes inside the stream and for what is not a reply."""
+    def take(self, data: str, now: float, kind: str = "message") -> None:
+        """One event's data; kind: its name, where the server gives it one.
+
+        Raises `Fault` for an error that comes inside the stream and for what is not a reply.
+        """
         if data.strip() == "[DONE]":
             self.t_done = now
             return
+        if kind != "message" and not data.lstrip().startswith("{"):
+            return  # a ping, in words
         try:
             chunk = json.loads(data)
             if chunk.get("error"):
