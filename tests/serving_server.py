@@ -262,6 +262,16 @@ def awkward(h: Handler, _: Body) -> None:
     h.wfile.write(b"0\r\n\r\n")
 
 
+def in_stream(h: Handler, body: Body) -> None:
+    """A token, an error as the prompt spells it, and then an end as if nothing had been."""
+    h.start()
+    h.text(" a")
+    h.raw(str(body["prompt"]).partition(" ")[2].encode() + b"\n\n")
+    h.text(None, "stop")
+    h.usage(1)
+    h.done()
+
+
 def loose(h: Handler, _: Body) -> None:
     """What real servers add to a stream: a byte order mark, events without data, pings in words and in JSON."""
     h.start()
@@ -296,5 +306,5 @@ PLAYS = {
     "many": many, "reasoning": reasoning, "in_band": in_band, "cut": cut, "ended": ended, "reset": reset, "mute": mute,
     "unavailable": unavailable, "no_stream": no_stream, "hang": hang, "one": one, "early": early, "aborted": aborted,
     "not_json": not_json, "odd_shape": odd_shape, "awkward": awkward, "open_end": open_end,
-    "halves": halves, "loose": loose,
+    "halves": halves, "loose": loose, "in_stream": in_stream,
 }  # fmt: skip

@@ -186,6 +186,23 @@ def test_every_way_to_fail_is_a_row_with_its_reason(server: Server, play: str, f
     assert answer.retry_after == (3.0 if play == "unavailable" else None)
 
 
+@pytest.mark.parametrize("event", [
+    'event: error\ndata: {"message": "oom", "code": 500}', "event: error\ndata: oom",
+    'event: error\ndata: {"error": {"message": "oom"}}', 'event: completion.error\ndata: "oom"',
+    'data: {"object": "error", "message": "oom", "code": 400}', 'data: {"type": "error", "error": {"message": "oom"}}',
+    'error: {"code": 500, "message": "oom"}', 'data: {"error": "oom"}',
+    'data: {"choices": [{"index": 0, "text": "", "error": {"message": "oom"}}]}', 'data: {"choices": [], "error": {"code": "oom"}}',
+])  # fmt: skip
+def test_an_error_inside_a_stream_fails_it_whatever_came_before_and_comes_after(server: Server, event: str) -> None:
+    row = ask(server, f"in_stream {event}").row
+    assert not row["ok"] and row["fault"] == "in_band" and "oom" in row["error"] and len(row["t_chunks"]) == 1
+
+
+def test_an_error_without_words_is_one_and_null_is_none(server: Server) -> None:
+    assert ask(server, 'in_stream data: {"error": {}}').row["fault"] == "in_band"
+    assert ask(server, 'in_stream data: {"error": null, "choices": []}').row["ok"]
+
+
 def test_a_reply_that_never_ends_is_a_timeout_that_keeps_what_came(server: Server) -> None:
     row = ask(server, "hang", timeout_s=0.6).row
     assert not row["ok"] and row["fault"] == "timeout" and "0.6 s" in row["error"] and len(row["t_chunks"]) == 1

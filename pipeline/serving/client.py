@@ -19,7 +19,7 @@ import httpx2
 
 from pipeline.core.errors import QuantgateError
 from pipeline.serving.events import Event, Parser
-from pipeline.serving.reply import Fault, Reply, message_of, paired
+from pipeline.serving.reply import Fault, Reply, error_in, message_of, paired
 
 Row = dict[str, Any]
 Clock = Callable[[], float]
@@ -218,7 +218,8 @@ def _words(response: httpx2.Response, content: bytes, endpoint: Endpoint) -> str
     """What the server said, cut only when the key is out of it: a part of the key would not be known for what it is."""
     try:
         found = response.json()
-        if isinstance(found, dict) and (error := found.get("error") or found.get("detail")):
+        error = error_in(found) if isinstance(found, dict) else None
+        if error is not None or (isinstance(found, dict) and (error := found.get("detail"))):
             return endpoint.clean(f"error: {message_of(error)}")[:300]
     except ValueError:
         pass

@@ -21,8 +21,28 @@ class Fault(Exception):
 
 
 def message_of(error: Any) -> str:
-    """The words of an `error` field, which is an object with a message, or text."""
-    return str(error.get("message", error)) if isinstance(error, dict) else str(error)
+    """The words of an error: text, or an object with a message, or with an error of its own."""
+    inner = (error.get("message") or error.get("error")) if isinstance(error, dict) else None
+    return message_of(inner) if inner else str(error)
+
+
+def error_in(said: dict[str, Any]) -> Any:
+    """What an object of the server's says has gone wrong, empty or not; None if it speaks of no error."""
+    if said.get("error") not in (None, "", False):
+        return said["error"]
+    return said if "error" in (said.get("object"), said.get("type")) else None
+
+
+def _read(data: str) -> Any:
+    """An event's data as JSON, or as it is."""
+    try:
+        return json.loads(data)
+    except ValueError:
+        return data
+
+
+def _in_stream(error: Any) -> Fault:
+    return Fault("in_band", f"the server said in its stream: {message_of(error)}")
 
 
 def paired(text: str) -> str:
@@ -54,6 +74,8 @@ class Reply:
 
         Raises `Fault` for an error that comes inside the stream and for what is not a reply.
         """
+        if "error" in kind.lower():
+            raise _in_stream(_read(data))
         if data.strip() == "[DONE]":
             self.t_done = now
             return
@@ -61,8 +83,8 @@ class Reply:
             return  # a ping, in words
         try:
             chunk = json.loads(data)
-            if chunk.get("error"):
-                raise Fault("in_band", f"the server said in its stream: {message_of(chunk['error'])}")
+            if (error := error_in(chunk)) is not None:
+                raise _in_stream(error)
             if isinstance(chunk.get("usage"), dict):
                 self.usage = chunk["usage"]  # some send it with every event: the last one holds
             for choice in chunk.get("choices") or []:
@@ -71,6 +93,8 @@ class Reply:
             raise Fault("malformed", f"an event is no completion chunk: {self.clean(data)[:80]!r}") from None
 
     def _hear(self, choice: dict[str, Any], now: float) -> None:
+        if (error := error_in(choice)) is not None:
+            raise _in_stream(error)
         delta = choice.get("delta") or {}
         said = choice.get("text") or delta.get("content") or ""
         thought = next((delta[k] for k in REASONING if delta.get(k)), "")
