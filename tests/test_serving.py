@@ -56,7 +56,7 @@ def ask(server: Server, prompt: Any, n: int = 4, **more: Any) -> Answer:
 # --- times, by a clock of our own ----------------------------------------------------------------------------------
 
 
-def timed(script: list[tuple[float, Any]], *, chat: bool = True, t_headers: float = 0.0) -> Answer:
+def timed(script: list[tuple[float, Any]], *, chat: bool = True, t_headers: float = 0.0, **more: Any) -> Answer:
     """A reply whose events come at given seconds: the whole client runs, on a network and a clock made here."""
     now = [0.0]
 
@@ -71,7 +71,7 @@ def timed(script: list[tuple[float, Any]], *, chat: bool = True, t_headers: floa
         return httpx2.Response(200, headers={"content-type": "text/event-stream"}, stream=Body())
 
     async def go() -> Answer:
-        endpoint = Endpoint("http://127.0.0.1:1/v1", "m", chat=chat)
+        endpoint = Endpoint("http://127.0.0.1:1/v1", "m", chat=chat, **more)
         async with client.connected(endpoint, httpx2.MockTransport(reply)) as c:
             return await client.ask(c, endpoint, Request("hello", 8), clock=lambda: now[0])
 
@@ -93,7 +93,7 @@ def said(text: str | None = None, **delta: str) -> dict[str, Any]:
     return {"choices": [{"index": 0, "delta": delta | ({} if text is None else {"content": text})}]}
 
 
-def usage(n: int) -> dict[str, Any]:
+def usage(n: Any) -> dict[str, Any]:
     return {"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": n}}
 
 
@@ -136,6 +136,21 @@ def test_usage_in_every_event_counts_once() -> None:
     running = [(0.1 * k, said("x") | {"usage": {"prompt_tokens": 5, "completion_tokens": k}}) for k in (1, 2, 3)]
     row = timed([*running, (0.4, "[DONE]")]).row
     assert row["output_tokens"] == 3 and row["t_tokens"] == pytest.approx([0.1, 0.2, 0.3])
+
+
+def test_a_usage_that_text_follows_is_none_of_the_whole_reply() -> None:
+    early = [(0.1, said("a")), (0.2, said("b")), (0.3, usage(2)), (0.4, said("c") | {"usage": None}), (0.5, "[DONE]")]
+    row = timed(early).row
+    assert row["ok"] and row["output_tokens"] is None and "after the last text" in row["counted_by"] and figures.tpot(row) is None
+    assert timed([*early[:-1], (0.5, usage(3)), (0.6, "[DONE]")]).row["counted_by"] == "usage"
+    counted = timed(early, count=len).row
+    assert counted["output_tokens"] == 3 and counted["counted_by"].startswith("tokenizer") and "after" in counted["counted_by"]
+
+
+@pytest.mark.parametrize("n", [0, -1, 2.0, True, "2", None, 10**400])
+def test_a_usage_that_can_be_no_number_of_tokens_is_not_believed(n: Any) -> None:
+    row = timed([(0.1, said("a")), (0.2, said("b")), (0.3, usage(n)), (0.3, "[DONE]")]).row
+    assert row["ok"] and row["output_tokens"] is None and "no usage that counts" in row["counted_by"]
 
 
 # --- a live server -------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from typing import Any
 
 # Before the answer proper: llama.cpp, SGLang and vLLM say the first, newer vLLM the second.
 REASONING = ("reasoning_content", "reasoning")
+MOST = 2**40  # tokens: no reply has more
 BROKEN = ("error", "abort")  # finish reasons that say the server gave up
 
 
@@ -41,6 +42,11 @@ def _read(data: str) -> Any:
         return data
 
 
+def _amount(value: Any) -> int | None:
+    """A number of tokens; None for what can be none."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST else None
+
+
 def _in_stream(error: Any) -> Fault:
     return Fault("in_band", f"the server said in its stream: {message_of(error)}")
 
@@ -66,6 +72,7 @@ class Reply:
     reasoning: str = ""
     tools: str = ""
     usage: dict[str, Any] | None = None
+    used_at: int = 0  # events with text when the last usage came: what comes after them is not in it
     finish: str | None = None
     clean: Callable[[str], str] = field(default=str, repr=False)
 
@@ -85,10 +92,10 @@ class Reply:
             chunk = json.loads(data)
             if (error := error_in(chunk)) is not None:
                 raise _in_stream(error)
-            if isinstance(chunk.get("usage"), dict):
-                self.usage = chunk["usage"]  # some send it with every event: the last one holds
             for choice in chunk.get("choices") or []:
                 self._hear(choice, now)
+            if isinstance(chunk.get("usage"), dict):  # some send it with every event: the last one holds
+                self.usage, self.used_at = chunk["usage"], len(self.t_chunks)
         except (ValueError, TypeError, AttributeError):
             raise Fault("malformed", f"an event is no completion chunk: {self.clean(data)[:80]!r}") from None
 
@@ -117,19 +124,20 @@ class Reply:
             raise Fault("cut", "the stream ended without a token")
 
     def _used(self, name: str) -> int | None:
-        value = (self.usage or {}).get(name)
-        return value if isinstance(value, int) and not isinstance(value, bool) else None
+        return _amount((self.usage or {}).get(name))
 
     def output_tokens(self, count: Callable[[str], int] | None) -> tuple[int | None, str]:
         """(number of tokens or None, how it was counted). count: tokens of a text, for servers that send no usage.
 
         Events are never counted for tokens: one may carry several.
         """
-        if used := self._used("completion_tokens"):
+        used = self._used("completion_tokens")
+        if used and self.used_at == len(self.t_chunks):
             return used, "usage"
+        lacks = "the server sent no usage" + (" after the last text" if used else "" if self.usage is None else " that counts")
         if count is None:
-            return None, "not counted: the server sent no usage and no tokenizer was given"
-        return count(paired(self.reasoning + self.text + self.tools)), "tokenizer, joined text: the server sent no usage"
+            return None, f"not counted: {lacks} and no tokenizer was given"
+        return count(paired(self.reasoning + self.text + self.tools)), f"tokenizer, joined text: {lacks}"
 
     def prompt_tokens(self) -> int | None:
         return self._used("prompt_tokens")
@@ -137,5 +145,4 @@ class Reply:
     def cached_tokens(self) -> int | None:
         """Prompt tokens that a prefix cache answered; None where the server does not say."""
         details = (self.usage or {}).get("prompt_tokens_details")
-        value = details.get("cached_tokens") if isinstance(details, dict) else None
-        return value if isinstance(value, int) else None
+        return _amount(details.get("cached_tokens")) if isinstance(details, dict) else None
