@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.numbers.serving_figures import Row, e2e, nothing, shown, walls
+from pipeline.numbers.replies import e2e
+from pipeline.numbers.serving_figures import Row, nothing, shown, walls
 from pipeline.numbers.stats import Estimate
 
 

@@ -138,6 +138,30 @@ def test_usage_in_every_event_counts_once() -> None:
     assert row["output_tokens"] == 3 and row["t_tokens"] == pytest.approx([0.1, 0.2, 0.3])
 
 
+def ended(text: str = "") -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": "length"}]}
+
+
+def test_a_token_whose_text_is_held_back_has_come_when_its_empty_event_did() -> None:
+    script = [(0.1 * k, said(text)) for k, text in enumerate(["", "", "x", "", "y"], 1)]
+    row = timed([(0.05, said("", role="assistant")), *script, (0.6, ended()), (0.6, usage(5)), (0.6, "[DONE]")]).row
+    assert figures.ttft(row) == pytest.approx(0.1) and figures.tpot(row) == pytest.approx(0.1)
+    assert row["t_tokens"] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5]) and figures.e2e(row) == pytest.approx(0.5)
+    alive = timed([(0.1, said("")), (0.3, said("x")), (0.4, said("y")), (0.5, ended()), (0.5, usage(2)), (0.5, "[DONE]")]).row
+    assert figures.ttft(alive) == pytest.approx(0.3), "an empty event more than there are tokens is none of them"
+
+
+def test_a_last_token_that_is_not_seen_came_no_later_than_the_reply_s_end() -> None:
+    """As llama.cpp's server does: 9 tokens, of which the third and the last make no whole character."""
+    seen = [(0.1 * k, said("x")) for k in (1, 2, 4, 5, 6, 7, 8)]
+    row = timed([*seen, (0.9, ended()), (1.4, usage(9)), (1.4, "[DONE]")]).row
+    assert figures.tpot(row) == pytest.approx(0.1) and figures.e2e(row) == pytest.approx(0.9) and figures.gaps(row) == []
+    whole = timed([*seen, (0.9, ended()), (1.4, usage(7)), (1.4, "[DONE]")]).row
+    assert figures.e2e(whole) == pytest.approx(0.8), "where every token was seen, the end is none"
+    last = timed([*seen, (0.9, ended("x")), (0.9, usage(8)), (0.9, "[DONE]")]).row
+    assert figures.e2e(last) == pytest.approx(0.9) and len(figures.gaps(last)) == 7
+
+
 def test_a_usage_that_text_follows_is_none_of_the_whole_reply() -> None:
     early = [(0.1, said("a")), (0.2, said("b")), (0.3, usage(2)), (0.4, said("c") | {"usage": None}), (0.5, "[DONE]")]
     row = timed(early).row

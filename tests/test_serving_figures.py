@@ -78,6 +78,17 @@ def test_one_token_replies_are_counted_and_have_no_tpot() -> None:
     assert mixed["tpot_p50_ms"]["n"] == 1 and any("1 of 2" in w for w in mixed["tpot_p50_ms"]["warnings"])
 
 
+def test_tokens_that_came_without_an_event_of_their_own_are_said_where_they_matter() -> None:
+    held = row(0, 0.2, 5, 0.1, output_tokens=7, t_tokens=None, t_last=0.8)
+    found = level([held, row(1, 0.2, 5, 0.1), row(2, 0.2, 5, 0.1, output_tokens=3, t_tokens=None)], CONFIDENCE)
+    assert found["tpot_p99_ms"]["value"] == pytest.approx(200) and found["e2e_p99_ms"]["value"] == pytest.approx(800)
+    for name in ("ttft_p50_ms", "tpot_p50_ms", "e2e_p99_ms"):
+        words = " ".join(found[name]["warnings"])
+        assert "1 of 3 complete replies came in fewer events" in words and "1 of 3 complete replies came in more events" in words
+    assert "2 of 3 complete replies are left out" in " ".join(found["itl_p50_ms"]["warnings"])
+    assert "events" not in " ".join(level([row(0, 0.2, 5, 0.1)], CONFIDENCE)["tpot_p50_ms"]["warnings"])
+
+
 def test_replies_of_different_lengths_and_cached_prompts_are_said_to_be_incomparable() -> None:
     found = level([row(0, 0.2, 5, 0.1), row(1, 0.2, 9, 0.1, cached_tokens=64)], CONFIDENCE)
     assert (found["output_tokens_min"]["value"], found["output_tokens_max"]["value"]) == (5, 9)

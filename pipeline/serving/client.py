@@ -248,16 +248,17 @@ def _transport(error: Exception) -> Fault:
 def _row(
     endpoint: Endpoint, request: Request, reply: Reply, t_submit: float, phases: dict[str, float | None], fault: Fault | None
 ) -> Row:
-    """DESIGN's timings row. t_chunks: when each event with text came; t_tokens: the same where each carried one token."""
+    """DESIGN's timings row. t_chunks: when each event with a token came; t_tokens: the same where each carried one;
+    t_last: the last token, or the reply's end where that one was not seen."""
     tokens, how = reply.output_tokens(endpoint.count) if reply.t_chunks or reply.usage else (None, "no reply")
     if fault is None and request.forced and tokens is not None and tokens != request.max_tokens:
         fault = Fault("short", f"asked for {request.max_tokens} tokens, got {tokens}")
-    single = tokens == len(reply.t_chunks)
+    seen = reply.arrivals(tokens)
     return {
         "prompt_tokens": reply.prompt_tokens(), "cached_tokens": reply.cached_tokens(), "output_tokens": tokens,
         "counted_by": how, "asked_tokens": request.max_tokens, "forced": request.forced, "t_submit": t_submit,
-        "t_first": reply.t_chunks[0] if reply.t_chunks else None, "t_content": reply.t_content,
-        "t_tokens": reply.t_chunks if single else None, "t_chunks": reply.t_chunks, "t_done": reply.t_done,
+        "t_first": seen[0] if seen else None, "t_content": reply.t_content, "t_last": reply.t_last(tokens),
+        "t_tokens": seen if tokens == len(seen) else None, "t_chunks": seen, "t_done": reply.t_done,
         "phases": phases, "peak_memory_bytes": None, "finish": reply.finish, "ok": fault is None,
         "fault": fault.kind if fault else None, "status": fault.status if fault else 200,
         "error": paired(endpoint.clean(str(fault))) if fault else None,

@@ -62,10 +62,13 @@ class Reply:
     """A reply so far. Times are those at which an event reached this process, in the caller's clock, in seconds.
 
     t_chunks: one for each event that carried text (reasoning, content or a tool call); a role or a usage is no token.
+    t_empty: events that could have carried some, and neither named a role nor ended the reply; t_finish: the one that did.
     clean: takes the API key out of what the server said, before it is cut: of a part of the key nobody could tell.
     """
 
     t_chunks: list[float] = field(default_factory=list)
+    t_empty: list[float] = field(default_factory=list)
+    t_finish: float | None = None
     t_content: float | None = None
     t_done: float | None = None
     text: str = ""
@@ -109,10 +112,12 @@ class Reply:
         self.text, self.reasoning, self.tools = self.text + said, self.reasoning + thought, self.tools + called
         if said or thought or delta.get("tool_calls"):
             self.t_chunks.append(now)
+        elif not choice.get("finish_reason") and not delta.get("role"):
+            self.t_empty.append(now)
         if said and self.t_content is None:
             self.t_content = now
         if choice.get("finish_reason"):
-            self.finish = paired(str(choice["finish_reason"]))
+            self.finish, self.t_finish = paired(str(choice["finish_reason"])), now
         if self.finish in BROKEN:
             raise Fault("in_band", f"the server ended the reply with finish_reason {self.finish!r}")
 
@@ -138,6 +143,18 @@ class Reply:
         if count is None:
             return None, f"not counted: {lacks} and no tokenizer was given"
         return count(paired(self.reasoning + self.text + self.tools)), f"tokenizer, joined text: {lacks}"
+
+    def arrivals(self, tokens: int | None) -> list[float]:
+        """When tokens came. An event without text is one, its text held back until a character is whole, where with those
+        there is an event for each token; elsewhere it may be a sign of life."""
+        every = sorted(self.t_chunks + self.t_empty)
+        return every if tokens == len(every) else self.t_chunks
+
+    def t_last(self, tokens: int | None) -> float | None:
+        """When the last token came: at the end of the reply, as far as it has one, where not every token was seen."""
+        seen = self.arrivals(tokens)
+        unseen = tokens is not None and len(seen) < tokens and self.t_finish is not None
+        return self.t_finish if unseen else seen[-1] if seen else None
 
     def prompt_tokens(self) -> int | None:
         return self._used("prompt_tokens")
