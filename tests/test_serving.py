@@ -327,6 +327,21 @@ def test_a_forced_reply_of_another_length_has_failed_and_a_free_one_has_not(serv
     assert ask(server, "early 3", 8).row["ok"]
 
 
+def test_a_forced_length_that_only_a_tokenizer_tells_fails_no_reply_that_ended_by_it(server: Server) -> None:
+    def silent(h: serving_server.Handler, body: dict[str, Any]) -> None:
+        h.start()
+        h.text(" a b c")
+        h.text(None, str(body["prompt"]).split(" ")[1])
+        h.done()
+
+    server.plays = {"ends": silent}
+    row = ask(server, "ends length", 4, forced=True, count=words).row
+    assert row["ok"] and row["output_tokens"] == 3 and row["counted_by"].startswith("tokenizer")
+    row = ask(server, "ends stop", 4, forced=True, count=words).row
+    assert row["fault"] == "short" and row["error"] == "asked for 4 tokens, got 3"
+    assert ask(server, "ends length", 4, forced=True).row["output_tokens"] is None
+
+
 # --- addresses and keys --------------------------------------------------------------------------------------------
 
 

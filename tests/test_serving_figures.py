@@ -89,6 +89,16 @@ def test_tokens_that_came_without_an_event_of_their_own_are_said_where_they_matt
     assert "events" not in " ".join(level([row(0, 0.2, 5, 0.1)], CONFIDENCE)["tpot_p50_ms"]["warnings"])
 
 
+def test_a_forced_length_that_nothing_verifies_is_said() -> None:
+    sure, unsure = {"forced": True, "counted_by": "usage"}, {"forced": True, "counted_by": "tokenizer, joined text"}
+    found = level([row(0, 0.2, 5, 0.1, **sure), row(1, 0.2, 5, 0.1, **unsure)], CONFIDENCE)
+    assert "length unverified: 1 of 2" in found["output_tokens_min"]["warnings"][0]
+    unknown = level([row(0, 0.2, 5, 0.1, **unsure, output_tokens=None)], CONFIDENCE)
+    assert "length unverified: 1 of 1" in unknown["output_tokens_min"]["warnings"][0]
+    for free in (sure, unsure | {"forced": False}):
+        assert not level([row(0, 0.2, 5, 0.1, **free)], CONFIDENCE)["output_tokens_min"]["warnings"]
+
+
 def test_replies_of_different_lengths_and_cached_prompts_are_said_to_be_incomparable() -> None:
     found = level([row(0, 0.2, 5, 0.1), row(1, 0.2, 9, 0.1, cached_tokens=64)], CONFIDENCE)
     assert (found["output_tokens_min"]["value"], found["output_tokens_max"]["value"]) == (5, 9)

@@ -57,3 +57,10 @@ def unseen(good: list[Row]) -> tuple[str, ...]:
     if more:
         notes.append(f"{more} of {len(good)} complete replies came in more events with text than tokens: their usage is doubtful")
     return tuple(notes)
+
+
+def unverified(good: list[Row]) -> tuple[str, ...]:
+    """What is to be said of complete replies of forced length whose length the server's usage does not tell."""
+    forced = [r for r in good if r.get("forced")]
+    unsure = sum(r["counted_by"] != "usage" for r in forced)
+    return (f"length unverified: {unsure} of {len(forced)} replies of forced length came without usage",) if unsure else ()

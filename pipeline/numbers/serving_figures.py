@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.numbers.metrics import Definition
-from pipeline.numbers.replies import e2e, gaps, tpot, ttfc, ttft, unseen
+from pipeline.numbers.replies import e2e, gaps, tpot, ttfc, ttft, unseen, unverified
 from pipeline.numbers.stats import Estimate, mean_t, quantile_interval, wilson
 from pipeline.numbers.whole_runs import whole_runs
 
@@ -241,14 +241,15 @@ def _counts(rows: list[Row], good: list[Row]) -> dict[str, Estimate]:
         return Estimate(value, value, value, n, "count", notes)
 
     found = {"warmups": exact(ready, len(warm), *(() if ready else ("no warm-up: the first requests carry what is done once",)))}
+    notes = unverified(good)
     if known:
-        uneven = min(known) != max(known)
-        note = ("replies differ in length: latencies and throughput are not comparable with another run's",) if uneven else ()
-        found["output_tokens_min"] = exact(min(known), len(known), *note)
-        found["output_tokens_max"] = exact(max(known), len(known), *note)
+        if min(known) != max(known):
+            notes += ("replies differ in length: latencies and throughput are not comparable with another run's",)
+        found["output_tokens_min"] = exact(min(known), len(known), *notes)
+        found["output_tokens_max"] = exact(max(known), len(known), *notes)
         found["one_token_replies"] = exact(sum(k == 1 for k in known), len(known))
     else:
-        reason = "no complete reply has a known number of tokens"
+        reason = "; ".join(("no complete reply has a known number of tokens", *notes))
         found |= {k: nothing(reason) for k in ("output_tokens_min", "output_tokens_max", "one_token_replies")}
     if cached:
         note = ("a prefix cache answered part of the prompts: TTFT is not that of new ones",) if sum(cached) else ()
