@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
 from ipaddress import ip_address
 from typing import Any
 
@@ -26,6 +28,7 @@ Clock = Callable[[], float]
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 KEY = "QUANTGATE_API_KEY"
 CONNECT_S = 10.0
+SECONDS = re.compile(r"[0-9]{1,12}(\.[0-9]{0,12})?")
 DRAIN_S = 1.0  # after [DONE] a stream is read to its close, so that a connection can be used again, for at most this long
 
 
@@ -227,9 +230,14 @@ def _words(response: httpx2.Response, content: bytes, endpoint: Endpoint) -> str
 
 
 def _retry_after(response: httpx2.Response) -> float | None:
-    """Seconds of a Retry-After header; a date in it is not read."""
-    value = response.headers.get("retry-after", "")
-    return float(value) if value.isdigit() else None
+    """Seconds from now that a Retry-After header asks for, as a number or as a date; None where it holds neither."""
+    value = response.headers.get("retry-after", "").strip()
+    if SECONDS.fullmatch(value):
+        return float(value)
+    try:
+        return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
+    except (ValueError, OverflowError):
+        return None
 
 
 def _transport(error: Exception) -> Fault:
