@@ -262,6 +262,33 @@ def awkward(h: Handler, _: Body) -> None:
     h.wfile.write(b"0\r\n\r\n")
 
 
+def held_open(h: Handler, _: Body) -> None:
+    """A whole reply with its usage, and no [DONE]: the connection stays open."""
+    h.start()
+    h.text(" a")
+    h.text(None, "length")
+    h.usage(1)
+    threading.Event().wait(3)
+
+
+def dropped(h: Handler, _: Body) -> None:
+    """A whole reply with its usage, and then a reset."""
+    h.start()
+    h.text(" a", "length")
+    h.usage(1)
+    time.sleep(0.05)
+    h.reset()
+
+
+def late_error(h: Handler, _: Body) -> None:
+    """A whole reply with its usage, and then an error."""
+    h.start()
+    h.text(" a", "length")
+    h.usage(1)
+    h.event({"error": {"message": "out of memory"}})
+    h.done()
+
+
 def in_stream(h: Handler, body: Body) -> None:
     """A token, an error as the prompt spells it, and then an end as if nothing had been."""
     h.start()
@@ -307,4 +334,5 @@ PLAYS = {
     "unavailable": unavailable, "no_stream": no_stream, "hang": hang, "one": one, "early": early, "aborted": aborted,
     "not_json": not_json, "odd_shape": odd_shape, "awkward": awkward, "open_end": open_end,
     "halves": halves, "loose": loose, "in_stream": in_stream,
+    "held_open": held_open, "dropped": dropped, "late_error": late_error,
 }  # fmt: skip

@@ -257,6 +257,18 @@ def test_what_follows_the_end_of_a_reply_cannot_fail_it(server: Server) -> None:
     assert row["ok"] and row["t_end"] == row["t_done"]
 
 
+@pytest.mark.parametrize("play, drain", [("held_open", 0.2), ("held_open", 30.0), ("dropped", 30.0)])
+def test_a_reply_with_its_finish_and_its_usage_is_whole_without_done(
+    server: Server, monkeypatch: pytest.MonkeyPatch, play: str, drain: float
+) -> None:
+    monkeypatch.setattr(client, "DRAIN_S", drain)
+    row = ask(server, play, 1, forced=True, timeout_s=1.5 if drain > 1 else 30).row
+    assert row["ok"] and row["output_tokens"] == 1 and row["t_done"] is None and row["t_end"] >= row["t_last"]
+
+def test_an_error_before_done_fails_even_a_whole_reply(server: Server) -> None:
+    assert ask(server, "late_error", 1).row["fault"] == "in_band"
+
+
 def test_everything_the_event_stream_format_allows_is_read(server: Server) -> None:
     answer = ask(server, "awkward")
     assert answer.row["ok"], answer.row["error"]

@@ -29,7 +29,7 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 KEY = "QUANTGATE_API_KEY"
 CONNECT_S = 10.0
 SECONDS = re.compile(r"[0-9]{1,12}(\.[0-9]{0,12})?")
-DRAIN_S = 1.0  # after [DONE] a stream is read to its close, so that a connection can be used again, for at most this long
+DRAIN_S = 1.0  # a whole reply's stream is read to its close, so that a connection can be used again, for at most this long
 
 
 class ServerError(QuantgateError):
@@ -143,25 +143,33 @@ def body_of(endpoint: Endpoint, request: Request) -> tuple[str, Row]:
 
 async def ask(client: httpx2.AsyncClient, endpoint: Endpoint, request: Request, *, clock: Clock = time.monotonic) -> Answer:
     """Ask once. Whatever goes wrong with the request or its reply is in the row (ok, fault, status, error)."""
-    reply, fault = Reply(clean=endpoint.clean), None
+    reply = Reply(clean=endpoint.clean)
     phases: dict[str, float | None] = {"connected": None, "headers": None}
     t_submit = clock()
-    try:
-        await asyncio.wait_for(_stream(client, endpoint, request, reply, phases, clock), endpoint.timeout_s)
-    except asyncio.TimeoutError:
-        complete = reply.t_done is not None  # then the server only held the stream open
-        fault = None if complete else Fault("timeout", f"no complete reply within {endpoint.timeout_s:g} s")
-    except Fault as e:
-        fault = e
-    except Exception as e:  # whatever a server sends, its request has failed and the run goes on
-        fault = _transport(e)
-    t_end = clock() if reply.t_done is None else reply.t_done
+    fault = await _heard(client, endpoint, request, reply, phases, clock)
+    whole = reply.t_whole()
+    t_end = whole if whole is not None and fault is None else clock()
     try:
         row = _row(endpoint, request, reply, t_submit, phases, fault)
     except Exception as e:  # a tokenizer that cannot read the text, for one
         row = _row(endpoint, request, Reply(), t_submit, phases, _transport(e))
     retry_after = fault.retry_after if fault else None
     return Answer(row | {"t_end": t_end}, paired(reply.text), paired(reply.reasoning), retry_after)
+
+
+async def _heard(
+    client: httpx2.AsyncClient, endpoint: Endpoint, request: Request, reply: Reply, phases: dict[str, float | None], clock: Clock
+) -> Fault | None:
+    """Fill `reply`, whatever the server does; returns what went wrong."""
+    try:
+        await asyncio.wait_for(_stream(client, endpoint, request, reply, phases, clock), endpoint.timeout_s)
+    except Fault as e:
+        return e
+    except Exception as e:  # whatever a server sends, its request has failed and the run goes on
+        if reply.t_whole() is None:  # else the stream was only held open, or dropped
+            late = isinstance(e, asyncio.TimeoutError)
+            return Fault("timeout", f"no complete reply within {endpoint.timeout_s:g} s") if late else _transport(e)
+    return None
 
 
 async def _stream(
@@ -178,14 +186,18 @@ async def _stream(
         await _refuse(response, endpoint)
         events = _events(response)
         async for event in events:
-            try:
-                reply.take(event.data, clock(), event.kind)
-            except RecursionError:
-                raise Fault("malformed", "an event is nested too deeply to be read", 200) from None
-            if reply.t_done is not None:
+            _take(reply, event, clock())
+            if reply.t_whole() is not None:
                 break
         reply.check_end()
-        await _drain(events)
+        await _drain(events, reply, clock)
+
+
+def _take(reply: Reply, event: Event, now: float) -> None:
+    try:
+        reply.take(event.data, now, event.kind)
+    except RecursionError:
+        raise Fault("malformed", "an event is nested too deeply to be read") from None
 
 
 async def _events(response: httpx2.Response) -> AsyncIterator[Event]:
@@ -195,12 +207,14 @@ async def _events(response: httpx2.Response) -> AsyncIterator[Event]:
             yield event
 
 
-async def _drain(events: AsyncIterator[Event]) -> None:
-    """Read what follows [DONE]: nothing, mostly. The reply is complete, so nothing here can fail it."""
+async def _drain(events: AsyncIterator[Event], reply: Reply, clock: Clock) -> None:
+    """Read what follows a whole reply: [DONE], mostly, and after it nothing. Only an error that the server names before
+    [DONE] can still fail it; a stream that is held open or dropped cannot."""
 
     async def rest() -> None:
-        async for _ in events:
-            pass
+        async for event in events:
+            if reply.t_done is None:
+                _take(reply, event, clock())
 
     with suppress(asyncio.TimeoutError, httpx2.HTTPError):
         await asyncio.wait_for(rest(), DRAIN_S)

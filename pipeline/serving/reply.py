@@ -75,6 +75,7 @@ class Reply:
     reasoning: str = ""
     tools: str = ""
     usage: dict[str, Any] | None = None
+    t_used: float | None = None
     used_at: int = 0  # events with text when the last usage came: what comes after them is not in it
     finish: str | None = None
     clean: Callable[[str], str] = field(default=str, repr=False)
@@ -98,7 +99,7 @@ class Reply:
             for choice in chunk.get("choices") or []:
                 self._hear(choice, now)
             if isinstance(chunk.get("usage"), dict):  # some send it with every event: the last one holds
-                self.usage, self.used_at = chunk["usage"], len(self.t_chunks)
+                self.usage, self.used_at, self.t_used = chunk["usage"], len(self.t_chunks), now
         except (ValueError, TypeError, AttributeError):
             raise Fault("malformed", f"an event is no completion chunk: {self.clean(data)[:80]!r}") from None
 
@@ -120,6 +121,13 @@ class Reply:
             self.finish, self.t_finish = paired(str(choice["finish_reason"])), now
         if self.finish in BROKEN:
             raise Fault("in_band", f"the server ended the reply with finish_reason {self.finish!r}")
+
+    def t_whole(self) -> float | None:
+        """When the reply was whole: at [DONE], or as soon as both its finish and its usage were there; None before."""
+        counted = self._used("completion_tokens") and self.used_at == len(self.t_chunks)
+        if self.t_done is not None or not counted or self.t_used is None or self.t_finish is None:
+            return self.t_done
+        return max(self.t_used, self.t_finish)
 
     def check_end(self) -> None:
         """Raise `Fault` unless the stream came to its end: a closed connection alone is none."""
