@@ -221,7 +221,7 @@ def test_reasoning_comes_under_both_names(server: Server) -> None:
 def test_every_way_to_fail_is_a_row_with_its_reason(server: Server, play: str, fault: str, words: str) -> None:
     answer = ask(server, play)
     assert not answer.row["ok"] and answer.row["fault"] == fault and words in answer.row["error"]
-    assert answer.row["status"] == (503 if play == "unavailable" else answer.row["status"])
+    assert answer.row["status"] == {"unavailable": 503, "mute": None}.get(play, 200)
     assert answer.retry_after == (3.0 if play == "unavailable" else None)
 
 
@@ -245,6 +245,7 @@ def test_an_error_without_words_is_one_and_null_is_none(server: Server) -> None:
 def test_a_reply_that_never_ends_is_a_timeout_that_keeps_what_came(server: Server) -> None:
     row = ask(server, "hang", timeout_s=0.6).row
     assert not row["ok"] and row["fault"] == "timeout" and "0.6 s" in row["error"] and len(row["t_chunks"]) == 1
+    assert row["status"] == 200
 
 
 def test_nobody_there_is_a_row_too() -> None:
@@ -264,6 +265,7 @@ def test_a_reply_with_its_finish_and_its_usage_is_whole_without_done(
     monkeypatch.setattr(client, "DRAIN_S", drain)
     row = ask(server, play, 1, forced=True, timeout_s=1.5 if drain > 1 else 30).row
     assert row["ok"] and row["output_tokens"] == 1 and row["t_done"] is None and row["t_end"] >= row["t_last"]
+
 
 def test_an_error_before_done_fails_even_a_whole_reply(server: Server) -> None:
     assert ask(server, "late_error", 1).row["fault"] == "in_band"
@@ -330,7 +332,7 @@ def test_a_text_that_cannot_be_counted_fails_its_request_and_no_other(server: Se
         raise TypeError("TextInputSequence must be str")
 
     row = ask(server, "many silent", count=count).row
-    assert not row["ok"] and row["fault"] == "malformed" and "TextInputSequence" in row["error"]
+    assert not row["ok"] and row["fault"] == "malformed" and row["status"] == 200 and "TextInputSequence" in row["error"]
 
 
 def test_a_forced_reply_of_another_length_has_failed_and_a_free_one_has_not(server: Server) -> None:

@@ -152,7 +152,7 @@ async def ask(client: httpx2.AsyncClient, endpoint: Endpoint, request: Request, 
     try:
         row = _row(endpoint, request, reply, t_submit, phases, fault)
     except Exception as e:  # a tokenizer that cannot read the text, for one
-        row = _row(endpoint, request, Reply(), t_submit, phases, _transport(e))
+        row = _row(endpoint, request, Reply(status=reply.status), t_submit, phases, _transport(e))
     retry_after = fault.retry_after if fault else None
     return Answer(row | {"t_end": t_end}, paired(reply.text), paired(reply.reasoning), retry_after)
 
@@ -182,7 +182,7 @@ async def _stream(
     path, body = body_of(endpoint, request)
     headers = {"Accept": "text/event-stream", **request.headers}
     async with client.stream("POST", endpoint.url + path, json=body, headers=headers, extensions={"trace": trace}) as response:
-        phases["headers"] = clock()
+        phases["headers"], reply.status = clock(), response.status_code
         await _refuse(response, endpoint)
         events = _events(response)
         async for event in events:
@@ -227,8 +227,8 @@ async def _refuse(response: httpx2.Response, endpoint: Endpoint) -> None:
         return
     said = _words(response, await response.aread(), endpoint)
     if response.status_code != 200:
-        raise Fault("http", f"HTTP {response.status_code}: {said}", response.status_code, _retry_after(response))
-    raise Fault("in_band" if said.startswith("error") else "malformed", f"HTTP 200 but no stream of events: {said}", 200)
+        raise Fault("http", f"HTTP {response.status_code}: {said}", _retry_after(response))
+    raise Fault("in_band" if said.startswith("error") else "malformed", f"HTTP 200 but no stream of events: {said}")
 
 
 def _words(response: httpx2.Response, content: bytes, endpoint: Endpoint) -> str:
@@ -283,6 +283,6 @@ def _row(
         "t_first": seen[0] if seen else None, "t_content": reply.t_content, "t_last": reply.t_last(tokens),
         "t_tokens": seen if tokens == len(seen) else None, "t_chunks": seen, "t_done": reply.t_done,
         "phases": phases, "peak_memory_bytes": None, "finish": reply.finish, "ok": fault is None,
-        "fault": fault.kind if fault else None, "status": fault.status if fault else 200,
+        "fault": fault.kind if fault else None, "status": reply.status,
         "error": paired(endpoint.clean(str(fault))) if fault else None,
     }  # fmt: skip

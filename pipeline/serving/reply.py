@@ -16,9 +16,9 @@ BROKEN = ("error", "abort")  # finish reasons that say the server gave up
 class Fault(Exception):
     """Why a request failed. kind: connect, timeout, http, in_band, cut, reset, malformed, short or unsent."""
 
-    def __init__(self, kind: str, text: str, status: int | None = None, retry_after: float | None = None) -> None:
+    def __init__(self, kind: str, text: str, retry_after: float | None = None) -> None:
         super().__init__(text)
-        self.kind, self.status, self.retry_after = kind, status, retry_after
+        self.kind, self.retry_after = kind, retry_after
 
 
 def message_of(error: Any) -> str:
@@ -66,6 +66,7 @@ class Reply:
     clean: takes the API key out of what the server said, before it is cut: of a part of the key nobody could tell.
     """
 
+    status: int | None = None  # HTTP, once there are headers
     t_chunks: list[float] = field(default_factory=list)
     t_empty: list[float] = field(default_factory=list)
     t_finish: float | None = None
