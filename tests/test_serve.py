@@ -117,7 +117,7 @@ def test_a_served_variant_has_rows_figures_and_no_key_anywhere(
     server.locked = True
     set_params({"q8": {"url": server.url, "key_env": "MY_KEY"}})
     serve.main("q8")
-    assert len(rows()) == 2 * (2 * 8 + 1) and all(r["ok"] and r["forced"] for r in rows())
+    assert len(rows()) == 2 * 2 * 8 + 1 + 2 and all(r["ok"] and r["forced"] for r in rows())
     meta, found = artifacts.read_json(artifacts.meta_of(artifacts.serving("q8"))), figures()
     assert meta["probe"]["model"] == "m" and meta["launch"] is None and meta["client"]["cores"] and meta["versions"]["numpy"]
     assert found["status"] == "ok" and list(found["levels"]) == ["closed-1", "closed-2"] and found["model"] == "q8-1"
@@ -157,7 +157,7 @@ def test_a_server_without_one_complete_reply_passes_nothing(server: Server, monk
     serve.main("q8")
     assert figures()["status"] == "invalid" and "none of 32 requests was complete; the first said: HTTP 503" in figures()["reason"]
     found = judged(settings)
-    assert {found[r["metric"]][0] for r in LIMITS} == {"FAIL"} and len(rows()) == 34
+    assert {found[r["metric"]][0] for r in LIMITS} == {"FAIL"} and len(rows()) == 35
 
 
 @pytest.mark.parametrize("how, words", [
@@ -384,7 +384,7 @@ def test_a_launched_llama_cpp_server_is_measured_and_gone(tiny: Path) -> None:
     found = figures()
     if found["status"] == "unsupported":
         pytest.skip(f"llama.cpp's server: {found['reason']}")
-    assert found["status"] == "ok" and len(rows()) == 2 * (8 + 8 + 16) + 3
+    assert found["status"] == "ok" and len(rows()) == 2 * (8 + 8 + 16) + 1 + 2 + 4
     assert all(r["prompt_tokens"] == 8 and r["output_tokens"] == 3 for r in rows() if r["ok"])
     assert {m["failure_rate"]["value"] for m in found["levels"].values()} == {0.0}
     assert found["launch"]["kind"] == "llamacpp" and found["launch"]["parallel"] == 4 and "log" not in found["launch"]

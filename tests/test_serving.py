@@ -576,7 +576,8 @@ def test_the_command_writes_rows_and_figures_and_no_key(
     )  # fmt: skip
     rows = [json.loads(line) for line in Path("artifacts/serving/here.jsonl").read_text().splitlines()]
     report = json.loads(Path("artifacts/serving/here.figures.json").read_text())
-    assert len(rows) == 3 * (2 * 8 + 1) and all(r["ok"] for r in rows)
+    assert len(rows) == 3 * 2 * 8 + 1 + 2 + 1 and all(r["ok"] for r in rows)
+    assert [r["scenario"] for r in rows if r["warmup"]] == ["closed-1", "closed-2", "closed-2", "open-200"]
     assert {(r["scenario"], r["round"]) for r in rows} == {
         (s, k) for s in ("closed-1", "closed-2", "open-200") for k in (None, 0, 1)
     }

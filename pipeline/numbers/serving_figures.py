@@ -61,6 +61,12 @@ def in_a_round(scenario: str, requests: int) -> int:
     return max(requests, 4 * int(size)) if kind == "closed" else requests
 
 
+def warm_ups(scenario: str, warmups: int) -> int:
+    """Requests before a level: as many as asked for, but, unless that is none, one for each that is asked at once."""
+    kind, _, size = scenario.partition("-")
+    return max(warmups, int(size)) if warmups and kind == "closed" else warmups
+
+
 def memory(peak: int | None, why_not: str, confidence: float) -> dict[str, Any]:
     """`server_memory_bytes`; null, with the reason, where it cannot be seen."""
     method = "sum of VmHWM over the server's processes, loading and all levels"

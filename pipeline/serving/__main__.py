@@ -94,7 +94,7 @@ def main(
     rates: Annotated[str, typer.Option(help="open loop: so many a second, Poisson arrivals")] = "",
     requests: Annotated[int, typer.Option(min=1, help="requests a level and round (at least 4 for each at once)")] = 16,
     rounds: Annotated[int, typer.Option(min=1)] = 3,
-    warmups: Annotated[int, typer.Option(min=0, help="for each level, recorded and left out")] = 2,
+    warmups: Annotated[int, typer.Option(min=0, help="a level, at least one for each at once; left out; 0: none")] = 2,
     prompt_tokens: Annotated[int, typer.Option(min=1)] = 256,
     output_tokens: Annotated[int, typer.Option(min=1)] = 32,
     prompts: Annotated[Path, typer.Option(help="JSONL of texts, or a folder of them")] = Path("evalsets/corpus"),
