@@ -186,6 +186,12 @@ def test_no_knee_is_claimed_where_none_was_reached_or_compared() -> None:
     assert "2 levels" in knee(broken, 0.95)["warnings"][0]
 
 
+def test_a_least_level_that_is_the_best_one_is_no_knee_unless_it_is_one_at_once() -> None:
+    falling = knee(closed({2: 1.0, 4: 2.0, 8: 4.0}), 0.95)
+    assert falling["value"] is None and "best at 2 at once, and nothing lower was tried" in falling["warnings"][0]
+    assert knee(closed({1: 1.0, 2: 2.0, 4: 4.0}), 0.95)["value"] == 1
+
+
 def test_rounds_that_disagree_about_the_knee_say_so() -> None:
     levels = closed({1: 1.0, 2: 1.0, 4: 3.0, 8: 9.0}, rounds=1)
     levels[1] += [row(100, 0.1, 2, 0.1, number=1)]
