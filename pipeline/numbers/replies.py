@@ -55,7 +55,7 @@ def unseen(good: list[Row]) -> tuple[str, ...]:
             "where the first token had none it came earlier than is seen, the last no later than the reply's end"
         )
     if more:
-        notes.append(f"{more} of {len(good)} complete replies came in more events with text than tokens: their usage is doubtful")
+        notes.append(f"{more} of {len(good)} complete replies came in more events with text than tokens: their count is doubtful")
     return tuple(notes)
 
 
