@@ -24,7 +24,7 @@ from pipeline.core.errors import ParamsError, Unsupported
 from pipeline.core.params import Params
 from pipeline.judging import stale
 from pipeline.numbers.stats import quantile_interval
-from pipeline.serving import launch
+from pipeline.serving import launch, measure
 from pipeline.serving.client import ServerError
 from tests import serving_server
 from tests.serving_server import KEY, Server
@@ -99,6 +99,28 @@ def rows() -> list[dict[str, Any]]:
 def figures() -> dict[str, Any]:
     found: dict[str, Any] = artifacts.read_json(artifacts.served("q8"))
     return found
+
+
+def test_a_run_that_is_stopped_leaves_the_rows_of_its_whole_rounds_and_a_whole_one_no_second_file(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left, whole = artifacts.serving("q8").with_suffix(".unfinished.jsonl"), measure.closed
+    taken: list[int] = []
+
+    async def stopping(*arguments: Any, **more: Any) -> Any:
+        taken.append(1)
+        if len(taken) == 6:  # two levels' warm-ups and first rounds were taken, and one level of the second
+            raise KeyboardInterrupt
+        return await whole(*arguments, **more)
+
+    set_params({"q8": {"url": server.url}})
+    monkeypatch.setattr(measure, "closed", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        serve.main("q8")
+    kept = artifacts.read_jsonl(left)
+    assert len(kept) == 1 + 2 + 2 * 8 and {r["round"] for r in kept} == {None, 0} and not artifacts.serving("q8").exists()
+    serve.main("q8")
+    assert len(rows()) == 35 and not left.exists()
 
 
 LIMITS = (

@@ -98,9 +98,13 @@ def prompts(documents: list[Row], plan: Plan, tokenizer: Any, as_ids: bool) -> l
 
 
 async def run(
-    client: httpx2.AsyncClient, endpoint: Endpoint, plan: Plan, asked: Sequence[Any], tick: Callable[[], object]
-) -> list[Row]:
-    """Every level's warm-ups, then rounds over all levels, forwards and back: a machine that drifts touches all alike."""
+    client: httpx2.AsyncClient, endpoint: Endpoint, plan: Plan, asked: Sequence[Any], tick: Callable[[], object],
+    keep: Callable[[list[Row]], object] = lambda _: None,
+) -> list[Row]:  # fmt: skip
+    """Every level's warm-ups, then rounds over all levels, forwards and back: a machine that drifts touches all alike.
+
+    keep: gets all rows so far after each round.
+    """
     texts = iter(asked)
     rng = np.random.default_rng(plan.seed)
     one, rows = partial(ask, client, endpoint), list[Row]()
@@ -119,6 +123,7 @@ async def run(
             else:
                 found = await opened(one, take(n), schedule(float(size), n, rng), tick=tick)
             rows += _labelled(found, name, number)
+        keep(rows)
     return rows
 
 
