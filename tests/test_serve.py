@@ -24,7 +24,7 @@ from pipeline.core.errors import ParamsError, Unsupported
 from pipeline.core.params import Params
 from pipeline.judging import stale
 from pipeline.numbers.stats import quantile_interval
-from pipeline.serving import able, launch
+from pipeline.serving import able, launch, measure
 from pipeline.serving.client import ServerError
 from tests import serving_server
 from tests.serving_server import KEY, Server
@@ -101,6 +101,28 @@ def figures() -> dict[str, Any]:
     return found
 
 
+def test_a_run_that_is_stopped_leaves_the_rows_of_its_whole_rounds_and_a_whole_one_no_second_file(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left, whole = artifacts.serving("q8").with_suffix(".unfinished.jsonl"), measure.closed
+    taken: list[int] = []
+
+    async def stopping(*arguments: Any, **more: Any) -> Any:
+        taken.append(1)
+        if len(taken) == 6:  # two levels' warm-ups and first rounds were taken, and one level of the second
+            raise KeyboardInterrupt
+        return await whole(*arguments, **more)
+
+    set_params({"q8": {"url": server.url}})
+    monkeypatch.setattr(measure, "closed", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        serve.main("q8")
+    kept = artifacts.read_jsonl(left)
+    assert len(kept) == 1 + 2 + 2 * 8 and {r["round"] for r in kept} == {None, 0} and not artifacts.serving("q8").exists()
+    serve.main("q8")
+    assert len(rows()) == 35 and not left.exists()
+
+
 LIMITS = (
     {"metric": "ttft_p50_ms/closed-2", "limit": "60 s"}, {"metric": "failure_rate/closed-2", "limit": "50 pp"},
     {"metric": "attainment/closed-1", "margin": "30 pp"},
@@ -117,7 +139,7 @@ def test_a_served_variant_has_rows_figures_and_no_key_anywhere(
     server.locked = True
     set_params({"q8": {"url": server.url, "key_env": "MY_KEY"}})
     serve.main("q8")
-    assert len(rows()) == 2 * (2 * 8 + 1) and all(r["ok"] and r["forced"] for r in rows())
+    assert len(rows()) == 2 * 2 * 8 + 1 + 2 and all(r["ok"] and r["forced"] for r in rows())
     meta, found = artifacts.read_json(artifacts.meta_of(artifacts.serving("q8"))), figures()
     assert meta["probe"]["model"] == "m" and meta["launch"] is None and meta["client"]["cores"] and meta["versions"]["numpy"]
     assert found["status"] == "ok" and list(found["levels"]) == ["closed-1", "closed-2"] and found["model"] == "q8-1"
@@ -157,7 +179,7 @@ def test_a_server_without_one_complete_reply_passes_nothing(server: Server, monk
     serve.main("q8")
     assert figures()["status"] == "invalid" and "none of 32 requests was complete; the first said: HTTP 503" in figures()["reason"]
     found = judged(settings)
-    assert {found[r["metric"]][0] for r in LIMITS} == {"FAIL"} and len(rows()) == 34
+    assert {found[r["metric"]][0] for r in LIMITS} == {"FAIL"} and len(rows()) == 35
 
 
 @pytest.mark.parametrize("how, words", [
@@ -449,7 +471,7 @@ def test_a_launched_llama_cpp_server_is_measured_and_gone(tiny: Path) -> None:
     found = figures()
     if found["status"] == "unsupported":
         pytest.skip(f"llama.cpp's server: {found['reason']}")
-    assert found["status"] == "ok" and len(rows()) == 2 * (8 + 8 + 16) + 3
+    assert found["status"] == "ok" and len(rows()) == 2 * (8 + 8 + 16) + 1 + 2 + 4
     assert all(r["prompt_tokens"] == 8 and r["output_tokens"] == 3 for r in rows() if r["ok"])
     assert {m["failure_rate"]["value"] for m in found["levels"].values()} == {0.0}
     assert found["launch"]["kind"] == "llamacpp" and found["launch"]["parallel"] == 4 and "log" not in found["launch"]

@@ -1,5 +1,6 @@
 """Speed against a server: any OpenAI-compatible endpoint by its address (vLLM, TensorRT-LLM, llama.cpp's, SGLang).
 
+events.py     a stream's bytes -> its events (pure)
 reply.py      what a streamed reply says, event by event (pure)
 client.py     one request over HTTP -> one timings row
 probe.py      what an endpoint can do, before anything is measured

@@ -19,7 +19,7 @@ from pipeline.evalset import sets_digest
 from pipeline.serving import measure, probe
 from pipeline.serving.client import KEY, Endpoint, Row, ServerError, address, key_from
 from pipeline.serving.measure import Plan
-from pipeline.serving.session import counter, load_tokenizer, measured, started
+from pipeline.serving.session import counter, load_tokenizer, measured, started, unfinished
 
 HOME = artifacts.ARTIFACTS / "serving"
 COLUMNS = ("load", "failed", "TTFT p50", "p99 (ms)", "TPOT p50", "p99 (ms) ", "req/s", "tok/s", "goodput")
@@ -50,6 +50,7 @@ def write(name: str, rows: list[Row], meta: Row, figures: Row) -> Path:
     artifacts.write_jsonl(path, rows)
     artifacts.write_json(artifacts.meta_of(path), meta)
     artifacts.write_json(path.with_suffix(".figures.json"), figures)
+    unfinished(path).unlink(missing_ok=True)
     return path.with_suffix(".figures.json")
 
 
@@ -94,7 +95,7 @@ def main(
     rates: Annotated[str, typer.Option(help="open loop: so many a second, Poisson arrivals")] = "",
     requests: Annotated[int, typer.Option(min=1, help="requests a level and round (at least 4 for each at once)")] = 16,
     rounds: Annotated[int, typer.Option(min=1)] = 3,
-    warmups: Annotated[int, typer.Option(min=0, help="for each level, recorded and left out")] = 2,
+    warmups: Annotated[int, typer.Option(min=0, help="a level, at least one for each at once; left out; 0: none")] = 2,
     prompt_tokens: Annotated[int, typer.Option(min=1)] = 256,
     output_tokens: Annotated[int, typer.Option(min=1)] = 32,
     prompts: Annotated[Path, typer.Option(help="JSONL of texts, or a folder of them")] = Path("evalsets/corpus"),
@@ -122,7 +123,7 @@ def main(
     with started(launch_, model_dir, plan, threads=threads, is_counted=words is not None, is_chat=chat) as own:
         key = own.key if own else key_from(key_env)
         endpoint = Endpoint(own.url if own else address(url, key_env), model, chat, timeout, key, counter(words), key_env)
-        found, plan, rows = asyncio.run(measured(endpoint, plan, prompts, words, only_probe))
+        found, plan, rows = asyncio.run(measured(endpoint, plan, prompts, words, only_probe, HOME / f"{name}.jsonl"))
     for text in probe.lacking(found):
         cli.say("serving", text)
     if not only_probe:
