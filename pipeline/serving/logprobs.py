@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
+from statistics import median
 from typing import Any, Protocol
 
 import httpx2
@@ -22,7 +23,7 @@ from pipeline.serving.client import Endpoint, Row, ServerError
 from pipeline.serving.reply import message_of
 
 ROUNDING = 1e-3  # nats above 0 that a server's arithmetic may give a token which is all but certain
-CERTAIN = 1e-6  # nats: no model is so sure of every token of a text
+CERTAIN = 1e-6  # nats: no model is so sure of most tokens of a text
 BIAS = 100  # the most that the API allows
 UNTOLD = "\N{REPLACEMENT CHARACTER}"  # a token that is part of a character has no text of its own
 
@@ -190,6 +191,6 @@ def _checked(told: Any) -> float:
 
 
 def _check_open(scored: Sequence[float]) -> None:
-    """Raise `ServerError` where every token is certain: that is what was narrowed to one choice, not the model's own."""
-    if scored and min(scored) > -CERTAIN:
-        raise ServerError("every log-probability is 0: they are those of a choice that was narrowed to one, not the model's")
+    """Raise `ServerError` where most tokens are certain: that is what was narrowed to one choice, not the model's own."""
+    if scored and median(scored) > -CERTAIN:
+        raise ServerError("most log-probabilities are 0: they are those of a choice that was narrowed to one, not the model's")

@@ -89,7 +89,7 @@ async def scored(endpoint: Endpoint, windows: Sequence[Window], words: Tokens, a
 
         async def ask(request: Request) -> Answer:
             t_submit, logps, error = time.monotonic(), None, None
-            try:
+            try:  # windows of texts are scored from their second token on
                 logps = await WAYS[name](client, endpoint, words, request.prompt, 1)  # type: ignore[arg-type]
             except ServerError as e:
                 error = endpoint.clean(str(e))
