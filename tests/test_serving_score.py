@@ -31,7 +31,7 @@ from tests.test_token_figures import tokens as token_rows
 
 ROOT = Path(__file__).resolve().parent.parent
 WORDS = list(dict.fromkeys(["[UNK]", "a", "b", *probe.TEXT.replace(".", " .").replace(",", " ,").split()]))
-A, B = 1, 2
+A, B, BOOK = 1, 2, WORDS.index("book")
 # The model: after `a` comes `b` with 1/2, after `b` comes `a` with 1/4, and a word repeats itself with 1/8.
 P = {(A, B): 0.5, (B, A): 0.25, (A, A): 0.125, (B, B): 0.125}
 P_REF = {(A, B): 0.25, (B, A): 0.25, (A, A): 0.25, (B, B): 0.125}
@@ -77,8 +77,13 @@ def reference(change: Callable[[dict[str, list[Any]]], object] = lambda _: None,
     artifacts.write_json(artifacts.meta_of(path), {"status": "ok", "reason": None, "model": "bf16-1", **meta})
 
 
+def logp_of(before: int, own: int) -> float:
+    """Of words that are neither `a` nor `b`, `book` is the likeliest."""
+    return math.log(P.get((before, own), 0.9 if own == BOOK != before else 0.1))
+
+
 def said_of(ids: Sequence[int]) -> list[float | None]:
-    return [None, *(math.log(P.get(pair, 0.1)) for pair in pairwise(ids))]
+    return [None, *(logp_of(*pair) for pair in pairwise(ids))]
 
 
 def ids_of(h: Handler, body: Body) -> list[int]:
@@ -89,7 +94,10 @@ def ids_of(h: Handler, body: Body) -> list[int]:
 def echo(
     h: Handler, body: Body, *, ids: Sequence[int] | None = None, by_name: bool = False, is_counted: bool = True, **logprobs: Any
 ) -> None:
-    """vLLM's reply: the prompt's tokens and one more."""
+    """vLLM's reply: the prompt's tokens and one more; or that one alone."""
+    if not body.get("echo"):
+        h.json(200, {"choices": [{"text": " book", "logprobs": {"tokens": ["book"], "token_logprobs": [math.log(0.9)]}}]})
+        return
     own = ids_of(h, body) if ids is None else ids
     names = [WORDS[i] if by_name else f"token_id:{i}" for i in own]
     told = {"tokens": [*names, "z"], "token_logprobs": [*said_of(own), -9.0]} | logprobs
@@ -112,7 +120,7 @@ def biased(h: Handler, body: Body) -> None:
         return
     ((wanted, by),) = body["logit_bias"].items()
     assert by == 100 and body["max_tokens"] == 1 and body["cache_prompt"]
-    value = math.log(P.get((body["prompt"][-1], int(wanted)), 0.1))
+    value = logp_of(body["prompt"][-1], int(wanted))
     likeliest = [{"id": 7, "logprob": -0.01}]
     h.json(200, {
         "choices": [{"text": "", "logprobs": {"content": [{"id": int(wanted), "logprob": value, "top_logprobs": likeliest}]}}],
@@ -256,9 +264,9 @@ def test_tokens_of_a_window_that_fails_midway_are_not_half_counted(server: Serve
 
 
 def test_no_window_at_all_is_an_error_after_everything_is_written(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = Tokenizer.from_file("tokenizer.json").encode(probe.TEXT).ids
+    windows = [[A if w == "a" else B for w in text.split()] for text in TEXTS.values()]
     with pytest.raises(ServerError, match=r"none of 4 windows was scored; the first said: HTTP 503: busy"):
-        scored(server, monkeypatch, lambda h, b: echo(h, b) if b["prompt"] == text else h.json(503, {"error": "busy"}))
+        scored(server, monkeypatch, lambda h, b: h.json(503, {"error": "busy"}) if b["prompt"] in windows else echo(h, b))
     assert len(rows()) == N and figures()["metrics"]["ppl"]["value"] is None and len(figures()["failed"]) == N
 
 
@@ -284,6 +292,29 @@ def test_what_a_server_lacks_is_one_line_and_null_with_that_reason(
     for name in ("ppl", *score.PAIRED):
         assert found["metrics"][name]["value"] is None and found["metrics"][name]["warnings"] == [str(e.value)]
     assert found["metrics"]["kld_mean"]["value"] is None
+
+
+def shifted(h: Handler, body: Body) -> None:
+    """llama-cpp-python's: each token with what is said of it once it has been seen."""
+    if body.get("echo") and isinstance(body["prompt"], str):
+        own = ids_of(h, body)
+        echo(h, body, tokens=[WORDS[i] for i in own], token_logprobs=[None, *(logp_of(i, i) - 0.01 * i for i in own[1:])])
+    else:
+        texts_only(h, body)
+
+
+def test_an_echo_whose_values_are_out_of_place_is_no_way(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Unsupported, match=r"out of place: a token generated with -0\.1054 nats comes back with -2"):
+        scored(server, monkeypatch, shifted)
+    assert figures()["metrics"]["ppl"]["value"] is None
+
+
+def test_an_echo_that_cannot_be_compared_is_no_way(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    def grown(h: Handler, body: Body) -> None:
+        echo(h, body) if body.get("echo") else h.json(200, {"choices": [{"text": "s", "logprobs": None}]})
+
+    with pytest.raises(Unsupported, match="cannot be told: no token that was generated"):
+        scored(server, monkeypatch, grown)
 
 
 def test_a_server_that_tells_what_is_left_after_the_bias_has_no_way(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
