@@ -202,6 +202,18 @@ def test_figures_are_computed_as_compare_computes_them() -> None:
         assert (found[name]["n"], found[name]["unit"]) == (b.metrics[name]["n"], b.metrics[name]["unit"])
 
 
+def test_an_interval_of_two_documents_may_have_no_end_and_says_so() -> None:
+    own, pairs = [], {}
+    for name in ("one", "three"):
+        ids = [PAIRS[name][0][0], *(x[1] for x in PAIRS[name])]
+        own.append({"ok": True, "document": name, "window": name, "first": 1, "token_ids": ids, "logps": said_of(ids)[1:]})
+        pairs |= {(name, k): (x[1], math.log(P_REF[x])) for k, x in enumerate(PAIRS[name], 1)}
+    found = score.figures(own, pairs, Builder(Compare(), seed=1))
+    ends = [m for m in found.values() if m["value"] is not None and m["high"] is None]
+    assert ends and all("no upper limit" in m["warnings"][-1] and m["low"] is not None for m in ends)
+    assert found["ppl_ratio"]["value"] == pytest.approx(by_hand(("one", "three"))["ppl_ratio"])
+
+
 def test_the_requests_at_once_are_the_first_of_concurrency(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     scored(server, monkeypatch, echo)
     assert server.most == 1

@@ -124,6 +124,7 @@ def reference_rows(variant: str) -> dict[tuple[str, int], tuple[int, float]] | s
     return {(w, p): (t, v) for w, p, t, v in zip(c["window"], c["position"], c["token_id"], c["logp_ref"])}
 
 
+@np.errstate(over="ignore")  # of a few documents an interval may have no end: see _note_open
 def figures(rows: Sequence[Row], reference: dict[tuple[str, int], tuple[int, float]] | str, b: Builder) -> Metrics:
     """Perplexity, and what the reference's rows of the same tokens add; documents are resampled, as `compare` does."""
     tokens = [
@@ -146,6 +147,7 @@ def figures(rows: Sequence[Row], reference: dict[tuple[str, int], tuple[int, flo
     for name in PAIRED if not own.any() else ():
         b.bare(name, None, 0, "paired by token", why)
     b.bare("kld_mean", None, 0, "none", probe.TOP_K)
+    _note_open(b)
     _note(b, b.metrics, _left_out(rows))
     _note(b, PAIRED, [f"{(~own).sum()} scored tokens have no row of the reference"] if not own.all() else [])
     return b.metrics
@@ -166,6 +168,13 @@ def _left_out(rows: Sequence[Row]) -> list[str]:
     return told + (
         [f"{untold} of {len(logps)} tokens are left out: parts of characters, of which the server says nothing"] if untold else []
     )
+
+
+def _note_open(b: Builder) -> None:
+    """A limit that is not finite is none, and that is said."""
+    for metric in b.metrics.values():
+        if metric["high"] == np.inf:
+            metric |= {"high": None, "warnings": (*metric["warnings"], "no upper limit: too few documents, and they differ much")}
 
 
 def _note(b: Builder, names: Iterable[str], notes: Sequence[str]) -> None:
