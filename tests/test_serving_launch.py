@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import numpy as np
 import psutil
 import pytest
 
@@ -23,7 +24,7 @@ from pipeline import envs
 from pipeline.core.errors import ParamsError, Unsupported
 from pipeline.engines import llamacpp as llamacpp_engine
 from pipeline.numbers import serving_figures as figures
-from pipeline.serving import _llamacpp, client, launch, measure, probe
+from pipeline.serving import _llamacpp, client, launch, logprobs, measure, probe, score
 from pipeline.serving.client import Endpoint, Request, ServerError
 from pipeline.serving.launch import Command, Launched
 from tests.test_engines import write_gguf
@@ -296,6 +297,19 @@ def test_llama_cpp_s_greedy_tokens_are_those_of_transformers(llamacpp: Launched,
         return (await c.post(e.url.removesuffix("/v1") + "/completion", json=body)).json()["tokens"]
 
     assert against(llamacpp, tokens) == expected
+
+
+def test_llama_cpp_s_server_scores_given_tokens_as_transformers_does(llamacpp: Launched, tiny: Path) -> None:
+    from pipeline import engines
+
+    words = score.Tokens(tiny)
+    ids = words.encoded(probe.TEXT)
+    name, lacks = against(llamacpp, lambda c, e: logprobs.find_way(c, e, words, probe.TEXT))
+    assert name == "logit_bias, a token at a time" and "echo" in " ".join(lacks)
+    found = against(llamacpp, lambda c, e: logprobs.WAYS[name](c, e, words, ids, 1))
+    logits = np.asarray(engines.load("hf", tiny, threads=1).logits(ids), float)[:-1]
+    expected = logits[np.arange(len(ids) - 1), ids[1:]] - np.log(np.exp(logits).sum(-1))
+    assert found == pytest.approx(expected, abs=0.05) and len(found) == len(ids) - 1, "keys and values are kept in 16 bits there"
 
 
 def test_llama_cpp_s_server_under_load(llamacpp: Launched) -> None:

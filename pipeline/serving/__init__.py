@@ -8,6 +8,8 @@ load.py       closed loop at fixed concurrency, open loop with Poisson arrivals
 session.py    one run from the probe to the last row, by hand or as a stage (pipeline/serve.py)
 launch.py     a server of one's own: started, waited for, stopped whatever happens
 able.py       whether params.yaml's servers can be: said by check
+logprobs.py   log-probabilities of given tokens, in the ways that servers have
+score.py      the corpus through a server: perplexity, and beside the reference's rows the change of the true token's probability
 batch.py      many requests, asked once each: `python -m pipeline.serving.batch`
 __main__.py   measure an endpoint: `python -m pipeline.serving URL`
 
