@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.figures import noise
 from pipeline.judging import comment
-from pipeline.numbers.shown import number, show
+from pipeline.numbers.shown import digits_apart, number, show
 from pipeline.pages import words
 from pipeline.runs.run_content import variant_note
 
@@ -27,6 +27,13 @@ def test_numbers_people_read_have_no_exponent_and_zero_no_sign(value: float, tex
 def test_an_interval_of_no_width_or_with_an_unknown_end_is_not_shown() -> None:
     assert show(figure(1.0, 1.0, 1.0)) == show(figure(1.0)) == show(figure(1.0, 0.5, None)) == "1"
     assert show(None) == show(figure(None)) == "–" and show(figure(1.0, -1.0, 2.0), sign=True) == "+1 [-1, +2]"
+
+
+@pytest.mark.parametrize(
+    "values, digits", [([1.005, 0.99996, 1.011, 1.02], 4), ([0.1, 0.2], 3), ([0.95, 0.95], 3), ([1.0, 1.0 + 1e-12], 8)]
+)
+def test_a_figure_has_the_digits_that_tell_it_from_what_it_is_judged_by(values: list[float], digits: int) -> None:
+    assert digits_apart(values) == digits
 
 
 def test_report_floor_comment_and_mlflow_write_the_same_figure_alike() -> None:

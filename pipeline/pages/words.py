@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from pipeline.figures import noise
+from pipeline.numbers.shown import UNITS as UNITS
 from pipeline.numbers.shown import number as number
 from pipeline.numbers.shown import show as show
 
 Metric = dict[str, Any]
 Results = dict[str, dict[str, Any]]
 CALIBRATED = ("gptq", "awq")
-UNITS = {"fraction": (100.0, " %"), "ratio": (1.0, ""), "bytes": (1e-6, " MB"), "ppl": (1.0, "")}  # shown: (factor, unit)
 COUNTED = {"kld": " tokens", "top1": " tokens", "ppl": " tokens", "acc": " items", "speed": " rounds", "ttft": " rounds"}
 LONGEST = 160  # characters of a reason in a line that is to stay one
 
