@@ -101,6 +101,7 @@ def context_of(results: Results, verdict: dict[str, Any], settings: Params, tabl
         "tasks": sorted({k.split("/")[1] for k in first if k.startswith("acc/")}),
         "domains": sorted({k.split("/")[1] for k in first if k.startswith("kld_mean/") and ":" not in k}),
         "advice": advice.advice(results, verdict, settings.reference), "brief": words.brief, "aside": words.aside,
+        "judged_figure": words.judged_figure,
         "noise_line": words.noise_line(first, settings.reference), "unmeasured": words.unmeasured(results),
         "dominated": pareto.dominated(results, settings.reference), "one_machine": pareto.one_machine(results),
         "said": {n: words.said(r) for n, r in results.items() if r.get("bounds")},
