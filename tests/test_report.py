@@ -273,6 +273,19 @@ def test_the_page_opens_in_a_browser_without_error_or_request_and_fits(
     assert ground == paper == ("rgb(13, 17, 23)" if dark else "rgb(255, 255, 255)")
 
 
+@pytest.mark.parametrize("width", [1280, 390])
+def test_what_a_table_says_of_itself_is_not_cut_off(browser: Browser, written: Path, width: int) -> None:
+    browser.open(written / "reports/report.html", width=width)
+    browser.run("document.querySelectorAll('details').forEach(d => d.open = true)")
+    script = (
+        "[...document.querySelectorAll('caption')].map(c => { const r = document.createRange(); r.selectNodeContents(c);"
+        "const b = r.getBoundingClientRect(), s = c.closest('.scroll').getBoundingClientRect();"
+        "return [b.left - s.left, s.right - b.right, b.height, c.innerText.slice(0, 40)] })"
+    )
+    captions = browser.run(script)
+    assert len(captions) >= 5 and all(left > -1 and right > -1 and height > 10 for left, right, height, _ in captions), captions
+
+
 def test_text_is_readable_in_both_themes(browser: Browser, written: Path) -> None:
     """Contrast of at least 4.5 to 1, as WCAG 2 asks of text."""
     luminance = (
