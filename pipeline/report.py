@@ -21,6 +21,7 @@ from pipeline.core.params import Params
 from pipeline.figures import noise
 from pipeline.judging import stale
 from pipeline.numbers import sweep  # fmt: skip
+from pipeline.numbers.shown import n_of
 from pipeline.pages import advice, bundle, charts, machines, pareto, pictures, speed, tradeoff, where, words
 from pipeline.pages.words import show
 
@@ -90,11 +91,11 @@ def context_of(results: Results, verdict: dict[str, Any], settings: Params, tabl
         "show": show,
         "results": results, "base": base, "model": settings.model.model_dump(), "seed": settings.seed,
         "machine": words.machine_line(results), "confidence": settings.compare.confidence,
-        "tokens": first.get("kld_mean", {}).get("n", 0), "items": first.get("acc/all", {}).get("n", 0),
+        "tokens": n_of(results, "kld_mean"), "items": n_of(results, "acc/all"),
         "against_rounding": words.against_rounding(results), "noise": noise.sentence(first, settings.reference),
         "where": where.where(results, settings.reference), "visible": where.visible, "clipped": where.clipped,
         "fault_words": where.FAULT_WORDS,
-        "rounds": first.get("decode_tok_s", {}).get("n", 0), "benchmark": settings.amount.benchmark,
+        "rounds": n_of(results, "decode_tok_s"), "benchmark": settings.amount.benchmark,
         "whole_runs": words.whole_runs(first.get("speed_ratio", {}).get("between")),
         "versions": results[settings.reference]["versions"],
         "tradeoff": table,

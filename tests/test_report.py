@@ -19,6 +19,7 @@ from pipeline.core import artifacts, params
 from pipeline.judging import stale
 from pipeline.numbers.definitions import definition
 from pipeline.pages import charts, pictures, place, speed, words
+from pipeline.runs import run_content
 
 DRAWN = ("tradeoff", "domains", "positions", "memory")
 
@@ -132,6 +133,20 @@ def test_no_name_stands_twice_in_the_page_and_nothing_of_it_is_fetched(written: 
 
 
 # --- pictures ----------------------------------------------------------------------------------------------------
+
+
+def test_how_many_rounds_stand_behind_speed_is_said_alike_everywhere(reports: Path) -> None:
+    for name, n in (("bf16", 5), ("int8", 10)):
+        found = artifacts.read_json(artifacts.metrics(name))
+        for rate in ("decode_tok_s", "speed_ratio"):
+            found["metrics"][rate]["n"] = n
+        artifacts.write_json(artifacts.metrics(name), found)
+    report.write(params.load())
+    results, verdict = report.load_results(params.load())
+    note = run_content.state_note(results, verdict, params.load())
+    picture = (reports / "reports/figures/tradeoff.svg").read_text(encoding="utf-8")
+    assert all("5 to 10 rounds" in text for text in (*pages(reports), note, picture))
+    assert not re.search(r"(?<!to )\b(5|10) rounds", "".join((*pages(reports), note, picture)))
 
 
 def test_every_picture_says_itself_in_words_and_has_a_unit_and_n(written: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 # unit of a metric: (factor, unit) as people read it; others as they are
@@ -33,3 +34,15 @@ def digits_apart(values: list[float], least: int = 3, most: int = 8) -> int:
     known = set(values)
     enough = (d for d in range(least, most) if len({format(v, f".{d}g") for v in known}) == len(known))
     return next(enough, most)
+
+
+def n_of(results: dict[str, dict[str, Any]], metric: str) -> str:
+    """What a figure rests on over all variants that have it, in words: `5`, or `5 to 10` where they differ."""
+    return counted(m["n"] for r in results.values() if (m := r["metrics"].get(metric)) and m["value"] is not None)
+
+
+def counted(numbers: Iterable[int]) -> str:
+    """`5`, or `5 to 10`; of none: `0`."""
+    found = list(numbers) or [0]
+    least, most = min(found), max(found)
+    return f"{least}" if least == most else f"{least} to {most}"

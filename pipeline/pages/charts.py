@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.numbers.shown import counted, n_of
 from pipeline.pages import pictures, place
 from pipeline.pages.pictures import AMBER, BLUE, GREY, INK, PAGE, bars, sheet
 
@@ -48,7 +49,7 @@ def draw_domains(results: Results, reference: str, path: Path) -> str | None:
     def panel(axes: Any, name: str) -> None:
         own = [(y, results[name]["metrics"].get(f"kld_mean/{domain}")) for y, domain in enumerate(domains)]
         _dots(axes, [(y, m) for y, m in own if m and m["value"] is not None], "x")
-        axes.set_yticks(range(len(domains)), [f"{d} (n = {_n(results, f'kld_mean/{d}')})" for d in domains])
+        axes.set_yticks(range(len(domains)), [f"{d} (n = {n_of(results, f'kld_mean/{d}')})" for d in domains])
 
     values = [results[n]["metrics"].get(f"kld_mean/{d}", {}).get("value") for n in names for d in domains]
     _panels(names, panel, path, "x", values, f"mean KLD to {reference}, nats; n in tokens; hollow: one document, so no interval",
@@ -76,10 +77,10 @@ def draw_positions(results: Results, reference: str, path: Path) -> str | None:
         pictures.plain_log(axes, "x")
 
     values = [p["value"] for c in curves.values() for points in c.values() for p in points]
-    counted = f"n = {min(sizes)} to {max(sizes)} tokens a point"
+    n = f"n = {counted(sizes)} tokens a point"
     _panels(list(curves), panel, path, "y", values,
-            f"position (tokens); up: mean KLD to {reference}, nats; {counted}",
-            alt := f"Mean KLD to {reference} by position, a panel a variant: {', '.join(curves)}; {counted}.")  # fmt: skip
+            f"position (tokens); up: mean KLD to {reference}, nats; {n}",
+            alt := f"Mean KLD to {reference} by position, a panel a variant: {', '.join(curves)}; {n}.")  # fmt: skip
     return alt
 
 
@@ -137,10 +138,6 @@ def _domains(result: dict[str, Any]) -> list[str]:
     return [k.split("/")[1] for k in result["metrics"] if k.startswith("kld_mean/") and ":" not in k]
 
 
-def _n(results: Results, metric: str) -> int:
-    return pictures.greatest_n(results, metric)
-
-
 # --- latency against load ----------------------------------------------------------------------------------------
 
 
@@ -193,8 +190,7 @@ def _lines(figure: Any, axes: Any, title: str, unit: str, axis: str, curves: dic
     pictures.plain_log(axes, "y")
     axes.set_xticks(at, [f"{x:g}" for x in at])
     axes.set_xlim(at[0] / 1.15, at[-1] * (at[-1] / at[0]) ** 0.45)  # room for names at the lines' ends
-    counts = [m["n"] for c in curves.values() for _, m in c]
-    n = str(min(counts)) if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+    n = counted(m["n"] for c in curves.values() for _, m in c)
     axes.set_title(f"{title} ({unit}; n = {n})")
     axes.minorticks_off()
     axes.set_xlabel(axis)

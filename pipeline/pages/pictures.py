@@ -19,6 +19,7 @@ import numpy as np
 
 from pipeline.core import artifacts
 from pipeline.figures import noise
+from pipeline.numbers.shown import n_of
 from pipeline.pages import pareto, place
 
 Results = dict[str, dict[str, Any]]
@@ -95,11 +96,6 @@ def bars(metric: dict[str, Any]) -> list[list[float]] | None:
     return [[max(0.0, metric["value"] - metric["low"])], [max(0.0, metric["high"] - metric["value"])]]
 
 
-def greatest_n(results: Results, name: str) -> int:
-    """The largest n behind a metric, over variants."""
-    return max((r["metrics"][name]["n"] for r in results.values() if name in r["metrics"]), default=0)
-
-
 # --- quality against speed ---------------------------------------------------------------------------------------
 
 
@@ -120,9 +116,9 @@ def draw_tradeoff(results: Results, verdict: dict[str, Any], reference: str, pat
         words = {n: "REFERENCE" if n == reference else verdict["variants"][n]["verdict"] for n in names}
         for name in names:
             _mark(axes, results[name]["metrics"], words[name], _area(results, name), name in behind)
-        axes.set_ylabel(f"mean KLD to {reference}, nats (n = {greatest_n(results, 'kld_mean')} tokens; lower is better)")
+        axes.set_ylabel(f"mean KLD to {reference}, nats (n = {n_of(results, 'kld_mean')} tokens; lower is better)")
         axes.set_xlabel(
-            f"decode rate, times {reference}'s in the same run (n = {greatest_n(results, 'speed_ratio')} rounds; right is better)"
+            f"decode rate, times {reference}'s in the same run (n = {n_of(results, 'speed_ratio')} rounds; right is better)"
         )
         axes.set_title("Area: file size. Bars: intervals. Dashed: least KLD to be had at a speed. Hollow grey: dominated.")
         axes.grid(alpha=0.5)

@@ -11,7 +11,7 @@ from typing import Any
 from pipeline.core import artifacts
 from pipeline.core.errors import ArtifactError
 from pipeline.core.params import Params
-from pipeline.numbers.shown import show
+from pipeline.numbers.shown import n_of, show
 
 SWEPT = re.compile(r"(?P<stem>[^/]+)/(?P<axis>context|batch|concurrency|closed)-(?P<at>\d+)")
 AXES = {"closed": "concurrency"}  # so many requests at once, each waiting for its own answer
@@ -149,8 +149,7 @@ def markdown(table: Values) -> str:
 def state_note(results: dict[str, Values], verdict: Values, settings: Params) -> str:
     """What a person reads on top of a state's run."""
     table = markdown(comparison(results, verdict, settings.reference))
-    first = results[settings.reference]["metrics"]
-    told = [f"{(first.get(m) or {}).get('n', 0)} {what}" for m, what in (
+    told = [f"{n_of(results, m)} {what}" for m, what in (
         ("kld_mean", "tokens"), ("acc/all", "items"), ("decode_tok_s", "rounds"))]  # fmt: skip
     return (
         f"**{verdict['verdict']}**: every precision of one model against `{settings.reference}`; child runs are the variants.\n\n"
