@@ -22,7 +22,7 @@ from pipeline.figures import noise
 from pipeline.judging import stale
 from pipeline.numbers import sweep  # fmt: skip
 from pipeline.numbers.shown import n_of
-from pipeline.pages import advice, bundle, charts, machines, pareto, pictures, speed, tradeoff, where, words
+from pipeline.pages import advice, bundle, charts, latency, machines, pareto, pictures, speed, tradeoff, where, words
 from pipeline.pages.words import show
 
 FIGURES = artifacts.REPORTS / "figures"
@@ -121,16 +121,18 @@ def hashes_of(base: dict[str, Any], results: Results, verdict: dict[str, Any]) -
     }
 
 
-def draw(results: Results, verdict: dict[str, Any], reference: str, serving: Results) -> dict[str, dict[str, str | None]]:
+def draw(
+    results: Results, verdict: dict[str, Any], reference: str, serving: Results, prompt_tokens: int
+) -> dict[str, dict[str, str | None]]:
     """Draw every picture for which there are figures; {name: {alt, svg, why}}, `why` where there are none.
 
-    serving: {variant: figures of its server}, of those that are not stale.
+    serving: {variant: figures of its server}, of those that are not stale; prompt_tokens: of the rounds in process.
     """
     found = {
         "tradeoff": pictures.draw_tradeoff(results, verdict, reference, FIGURES / "tradeoff.svg"),
         "domains": charts.draw_domains(results, reference, FIGURES / "domains.svg"),
         "positions": charts.draw_positions(results, reference, FIGURES / "positions.svg"),
-        "latency": charts.draw_latency(charts.sweeps(results, serving), FIGURES / "latency.svg"),
+        "latency": latency.draw_latency(latency.sweeps(results, serving, prompt_tokens), FIGURES / "latency.svg"),
         "memory": charts.draw_memory(results, FIGURES / "memory.svg"),
     }
     return {name: _drawn(FIGURES / f"{name}.svg", alt, WHY.get(name, "no variant has the figures")) for name, alt in found.items()}
@@ -170,7 +172,7 @@ def write(settings: Params) -> None:
     figures, faults = served.current(results, settings)
     prompts = settings.amount.benchmark.prompt_tokens, sweep.BATCH_PROMPT
     table = tradeoff.view(results, figures, faults, prompts, settings.compare.confidence, show)
-    drawn = draw(results, verdict, settings.reference, figures)
+    drawn = draw(results, verdict, settings.reference, figures, prompts[0])
     context = context_of(results, verdict, settings, table) | {"pictures": drawn}
     artifacts.write_text(artifacts.REPORTS / "report.md", render("report.md.j2", context))
     artifacts.write_text(artifacts.REPORTS / "report.html", render("report.html.j2", context))

@@ -18,7 +18,7 @@ from pipeline import report
 from pipeline.core import artifacts, params
 from pipeline.judging import stale
 from pipeline.numbers.definitions import definition
-from pipeline.pages import charts, pictures, place, speed, words
+from pipeline.pages import charts, latency, pictures, place, speed, words
 from pipeline.runs import run_content
 
 DRAWN = ("tradeoff", "domains", "positions", "memory")
@@ -201,7 +201,7 @@ def test_a_variant_without_speed_or_divergence_is_left_out_of_the_trade_off_and_
 def test_without_figures_there_is_no_picture(draw: Any, tmp_path: Path) -> None:
     assert draw({"bf16": result("bf16", 1.0, 0.0, 269), "int8": result("int8", 1, 1, 1)}, "bf16", tmp_path / "p.svg") is None
     assert charts.draw_memory({"bf16": {"metrics": {}}}, tmp_path / "p.svg") is None
-    assert charts.draw_latency([], tmp_path / "p.svg") is None and not list(tmp_path.iterdir())
+    assert latency.draw_latency([], tmp_path / "p.svg") is None and not list(tmp_path.iterdir())
 
 
 def test_latency_is_drawn_from_parts_of_metrics_and_from_what_was_served(tmp_path: Path) -> None:
@@ -213,17 +213,46 @@ def test_latency_is_drawn_from_parts_of_metrics_and_from_what_was_served(tmp_pat
             r["metrics"]["ttft_ms/context-4096"] = metric(None)
     levels = {f"closed-{c}": {"ttft_p50_ms": around(80.0 * c), "throughput_tok_s": around(50.0 * c)} for c in (1, 4)}
     serving = {"int8": {"levels": levels | {"open-2": {"ttft_p50_ms": around(1.0)}}}, "bf16": {"status": "unsupported"}}
-    found = charts.sweeps(results, serving)
+    found = latency.sweeps(results, serving, 999)
     assert [(title, axis, sorted(curves)) for title, _, axis, curves in found] == [
         ("TTFT", "tokens of context", ["bf16", "int8"]),
         ("TTFT p50, server", "requests at once", ["int8"]),
         ("throughput, server", "requests at once", ["int8"]),
     ]
     assert [x for x, _ in found[0][3]["int8"]] == [256, 1024]
-    alt = charts.draw_latency(found, tmp_path / "latency.svg")
+    alt = latency.draw_latency(found, tmp_path / "latency.svg")
     svg = (tmp_path / "latency.svg").read_text(encoding="utf-8")
     assert alt and "TTFT by tokens of context" in alt and svg.count(">int8<") == 3 and svg.count(">bf16<") == 1
     assert "TTFT (ms; n = 3)" in svg
+
+
+def test_variants_stand_side_by_side_at_a_load_so_that_no_interval_lies_on_another() -> None:
+    curves = {f"v{k}": [(x, around(x / 2.0)) for x in (1.0, 2.0, 8.0)] for k in range(8)}
+    shifted = latency.side_by_side(curves)
+    for k, x in enumerate((1.0, 2.0, 8.0)):
+        at = [curve[k][0] for curve in shifted.values()]
+        assert all(b / a > 1.02 for a, b in pairwise(at)) and x / 1.3 < at[0] < x < at[-1] < x * 1.3
+    assert latency.side_by_side({"one": curves["v0"]})["one"] == curves["v0"]
+
+
+def test_an_interval_that_leaves_its_panel_ends_in_an_arrow_at_the_edge(tmp_path: Path) -> None:
+    wide, narrow = metric(100.0, 0.0, 1e4, n=2), around(110.0, n=5)
+    drawn, cut = latency.within(wide, 40.0, 400.0)
+    assert (drawn["low"], drawn["high"]) == (40.0, 400.0) and cut == [(40.0, -1), (400.0, 1)]
+    assert latency.within(narrow, 40.0, 400.0) == (narrow, []) and latency.within(metric(1.0), 2.0, 3.0)[1] == []
+    curves = {"int8": [(1.0, wide), (4.0, narrow)]}
+    least, most = latency._limits(curves)
+    assert 40 < least < 60 and 200 < most < 240, "0 has no place on a logarithmic axis, nor has 10 s beside 0.1 s"
+    latency.draw_latency([("TTFT", "ms", "sequences at once", curves)], tmp_path / "l.svg")
+    assert "an arrow: the interval goes on" in (tmp_path / "l.svg").read_text(encoding="utf-8")
+
+
+def test_where_the_rounds_have_a_sweep_s_context_the_picture_takes_theirs_as_the_table_does() -> None:
+    r = result("bf16", 1.0, 0.0, 269)
+    r["metrics"] |= {"ttft_ms": around(100.0, n=10), "ttft_ms/context-256": around(90.0), "ttft_ms/context-1024": around(400.0)}
+    curve = latency.sweeps({"bf16": r}, {}, 256)[0][3]["bf16"]
+    assert [(x, m["value"], m["n"]) for x, m in curve] == [(256, 100.0, 10), (1024, 400.0, 100)]
+    assert latency.sweeps({"bf16": r}, {}, 512)[0][3]["bf16"][0][1]["value"] == 90.0
 
 
 def test_labels_of_a_crowd_neither_touch_nor_leave_the_picture_nor_lie_on_a_mark() -> None:
