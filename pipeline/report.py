@@ -102,7 +102,7 @@ def context_of(results: Results, verdict: dict[str, Any], settings: Params, tabl
         "tasks": sorted({k.split("/")[1] for k in first if k.startswith("acc/")}),
         "domains": sorted({k.split("/")[1] for k in first if k.startswith("kld_mean/") and ":" not in k}),
         "advice": advice.advice(results, verdict, settings.reference), "brief": words.brief, "aside": words.aside,
-        "judged_figure": words.judged_figure,
+        "judged_figure": words.judged_figure, "bars": f". {pictures.level(settings.compare.confidence)}",
         "noise_line": words.noise_line(first, settings.reference), "unmeasured": words.unmeasured(results),
         "dominated": pareto.dominated(results, settings.reference), "one_machine": pareto.one_machine(results),
         "said": {n: words.said(r) for n, r in results.items() if r.get("bounds")},
@@ -121,18 +121,18 @@ def hashes_of(base: dict[str, Any], results: Results, verdict: dict[str, Any]) -
     }
 
 
-def draw(
-    results: Results, verdict: dict[str, Any], reference: str, serving: Results, prompt_tokens: int
-) -> dict[str, dict[str, str | None]]:
+def draw(results: Results, verdict: dict[str, Any], settings: Params, serving: Results) -> dict[str, dict[str, str | None]]:
     """Draw every picture for which there are figures; {name: {alt, svg, why}}, `why` where there are none.
 
-    serving: {variant: figures of its server}, of those that are not stale; prompt_tokens: of the rounds in process.
+    serving: {variant: figures of its server}, of those that are not stale.
     """
+    reference, level = settings.reference, settings.compare.confidence
+    loads = latency.sweeps(results, serving, settings.amount.benchmark.prompt_tokens)
     found = {
-        "tradeoff": pictures.draw_tradeoff(results, verdict, reference, FIGURES / "tradeoff.svg"),
-        "domains": charts.draw_domains(results, reference, FIGURES / "domains.svg"),
-        "positions": charts.draw_positions(results, reference, FIGURES / "positions.svg"),
-        "latency": latency.draw_latency(latency.sweeps(results, serving, prompt_tokens), FIGURES / "latency.svg"),
+        "tradeoff": pictures.draw_tradeoff(results, verdict, reference, level, FIGURES / "tradeoff.svg"),
+        "domains": charts.draw_domains(results, reference, level, FIGURES / "domains.svg"),
+        "positions": charts.draw_positions(results, reference, level, FIGURES / "positions.svg"),
+        "latency": latency.draw_latency(loads, level, FIGURES / "latency.svg"),
         "memory": charts.draw_memory(results, FIGURES / "memory.svg"),
     }
     return {name: _drawn(FIGURES / f"{name}.svg", alt, WHY.get(name, "no variant has the figures")) for name, alt in found.items()}
@@ -172,7 +172,7 @@ def write(settings: Params) -> None:
     figures, faults = served.current(results, settings)
     prompts = settings.amount.benchmark.prompt_tokens, sweep.BATCH_PROMPT
     table = tradeoff.view(results, figures, faults, prompts, settings.compare.confidence, show)
-    drawn = draw(results, verdict, settings.reference, figures, prompts[0])
+    drawn = draw(results, verdict, settings, figures)
     context = context_of(results, verdict, settings, table) | {"pictures": drawn}
     artifacts.write_text(artifacts.REPORTS / "report.md", render("report.md.j2", context))
     artifacts.write_text(artifacts.REPORTS / "report.html", render("report.html.j2", context))

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import reported
+import yaml
 from browser import Browser, find
 from reported import around, metric, result
 
@@ -156,6 +157,26 @@ def test_every_picture_says_itself_in_words_and_has_a_unit_and_n(written: Path) 
         assert "n = " in svg and ("nats" in svg or "MB" in svg), name
 
 
+def test_every_picture_with_bars_and_its_caption_say_of_which_level_they_are(reports: Path) -> None:
+    data = yaml.safe_load((reports / "params.yaml").read_text(encoding="utf-8"))
+    data["compare"] = (data.get("compare") or {}) | {"confidence": 0.9}
+    (reports / "params.yaml").write_text(yaml.safe_dump(data, sort_keys=False), encoding="utf-8")
+    report.write(params.load())
+    for name in ("tradeoff", "domains", "positions", "latency"):
+        svg = (reports / f"reports/figures/{name}.svg").read_text(encoding="utf-8")
+        assert "Bars: 90 % intervals" in svg and not re.search("95 %", svg), name
+    _, page = pages(reports)
+    captions = re.findall(r"<figcaption>(.*?)</figcaption>", page)
+    assert sum("Bars: 90 % intervals" in c for c in captions) == len(captions) - 1 == 4, "but memory's, which has no bars"
+    assert all("90 % intervals" in c for c in re.findall(r"<caption>(.*?)</caption>", page, re.DOTALL))
+
+
+def test_a_domain_of_one_document_is_said_to_have_no_interval_in_picture_and_table(written: Path) -> None:
+    assert "one document, so no interval" in (written / "reports/figures/domains.svg").read_text(encoding="utf-8")
+    (table,) = re.findall(r"<caption><span>(Mean KLD to .*?)</span>", pages(written)[1])
+    assert "one document" in table
+
+
 def test_every_colour_of_a_picture_has_one_for_the_dark(written: Path) -> None:
     known = {light for light, _ in pictures.THEME.values()}
     for name in DRAWN:
@@ -177,7 +198,7 @@ def test_a_report_written_twice_is_the_same_to_the_byte(reports: Path) -> None:
 def test_variants_with_the_same_figures_get_labels_that_do_not_touch(tmp_path: Path) -> None:
     results = {"bf16": result("bf16", 1.0, 0.0, 269)} | {f"int4-number-{k}": result("int4", 2.0, 0.3, 90) for k in range(9)}
     judged = {name: {"verdict": "FAIL", "required": True, "rules": []} for name in results if name != "bf16"}
-    pictures.draw_tradeoff(results, {"variants": judged}, "bf16", tmp_path / "t.svg")
+    pictures.draw_tradeoff(results, {"variants": judged}, "bf16", 0.95, tmp_path / "t.svg")
     svg = (tmp_path / "t.svg").read_text(encoding="utf-8")
     spots = re.findall(r"<text[^>]*translate\(([\d.]+) ([\d.]+)\)[^>]*>int4-number-\d</text>", svg) or re.findall(
         r'<text[^>]* x="([\d.]+)" y="([\d.]+)"[^>]*>int4-number-\d</text>', svg
@@ -191,17 +212,17 @@ def test_variants_with_the_same_figures_get_labels_that_do_not_touch(tmp_path: P
 def test_a_variant_without_speed_or_divergence_is_left_out_of_the_trade_off_and_breaks_nothing(tmp_path: Path) -> None:
     results = {"bf16": result("bf16", 1.0, 0.0, 269), "int8": result("int8", 2.0, 0.1, 143)}
     results["int8"]["metrics"] = {}
-    alt = pictures.draw_tradeoff(results, {"variants": {}}, "bf16", tmp_path / "t.svg")
+    alt = pictures.draw_tradeoff(results, {"variants": {}}, "bf16", 0.95, tmp_path / "t.svg")
     assert "int8" not in alt and "bf16" in alt
     results["bf16"]["metrics"] = {}
-    assert "no variant" in pictures.draw_tradeoff(results, {"variants": {}}, "bf16", tmp_path / "t.svg")
+    assert "no variant" in pictures.draw_tradeoff(results, {"variants": {}}, "bf16", 0.95, tmp_path / "t.svg")
 
 
 @pytest.mark.parametrize("draw", [charts.draw_domains, charts.draw_positions])
 def test_without_figures_there_is_no_picture(draw: Any, tmp_path: Path) -> None:
-    assert draw({"bf16": result("bf16", 1.0, 0.0, 269), "int8": result("int8", 1, 1, 1)}, "bf16", tmp_path / "p.svg") is None
+    assert draw({"bf16": result("bf16", 1.0, 0.0, 269), "int8": result("int8", 1, 1, 1)}, "bf16", 0.95, tmp_path / "p.svg") is None
     assert charts.draw_memory({"bf16": {"metrics": {}}}, tmp_path / "p.svg") is None
-    assert latency.draw_latency([], tmp_path / "p.svg") is None and not list(tmp_path.iterdir())
+    assert latency.draw_latency([], 0.95, tmp_path / "p.svg") is None and not list(tmp_path.iterdir())
 
 
 def test_latency_is_drawn_from_parts_of_metrics_and_from_what_was_served(tmp_path: Path) -> None:
@@ -220,7 +241,7 @@ def test_latency_is_drawn_from_parts_of_metrics_and_from_what_was_served(tmp_pat
         ("throughput, server", "requests at once", ["int8"]),
     ]
     assert [x for x, _ in found[0][3]["int8"]] == [256, 1024]
-    alt = latency.draw_latency(found, tmp_path / "latency.svg")
+    alt = latency.draw_latency(found, 0.95, tmp_path / "latency.svg")
     svg = (tmp_path / "latency.svg").read_text(encoding="utf-8")
     assert alt and "TTFT by tokens of context" in alt and svg.count(">int8<") == 3 and svg.count(">bf16<") == 1
     assert "TTFT (ms; n = 3)" in svg
@@ -243,7 +264,7 @@ def test_an_interval_that_leaves_its_panel_ends_in_an_arrow_at_the_edge(tmp_path
     curves = {"int8": [(1.0, wide), (4.0, narrow)]}
     least, most = latency._limits(curves)
     assert 40 < least < 60 and 200 < most < 240, "0 has no place on a logarithmic axis, nor has 10 s beside 0.1 s"
-    latency.draw_latency([("TTFT", "ms", "sequences at once", curves)], tmp_path / "l.svg")
+    latency.draw_latency([("TTFT", "ms", "sequences at once", curves)], 0.95, tmp_path / "l.svg")
     assert "an arrow: the interval goes on" in (tmp_path / "l.svg").read_text(encoding="utf-8")
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from pipeline.numbers.shown import counted, n_of
 from pipeline.pages import pictures
-from pipeline.pages.pictures import AMBER, BLUE, INK, PAGE, bars, sheet
+from pipeline.pages.pictures import AMBER, BLUE, INK, PAGE, bars, level, sheet
 
 Results = dict[str, dict[str, Any]]
 Curve = list[tuple[float, dict[str, Any]]]  # (context or requests at once, metric)
@@ -29,7 +29,7 @@ MEMORY = (("weight_bytes", "weights on disk", "s"), ("load_memory_bytes", "peak 
 # --- divergence, a panel a variant -------------------------------------------------------------------------------
 
 
-def draw_domains(results: Results, reference: str, path: Path) -> str | None:
+def draw_domains(results: Results, reference: str, confidence: float, path: Path) -> str | None:
     """Mean KLD of each variant by domain, with intervals; hollow where one document gives none."""
     names = [n for n in results if n != reference and _domains(results[n])]
     domains = sorted({d for n in names for d in _domains(results[n])}, key=lambda d: (d == "trajectory", d), reverse=True)
@@ -42,13 +42,14 @@ def draw_domains(results: Results, reference: str, path: Path) -> str | None:
         axes.set_yticks(range(len(domains)), [f"{d} (n = {n_of(results, f'kld_mean/{d}')})" for d in domains])
 
     values = [results[n]["metrics"].get(f"kld_mean/{d}", {}).get("value") for n in names for d in domains]
-    _panels(names, panel, path, "x", values, f"mean KLD to {reference}, nats; n in tokens; hollow: one document, so no interval",
+    label = f"mean KLD to {reference}, nats; n in tokens. {level(confidence)}; hollow: one document, so no interval"
+    _panels(names, panel, path, "x", values, label,
             alt := f"Mean KLD to {reference} by domain, a panel a variant: {', '.join(names)}.",
             height=0.5 + 0.17 * len(domains))  # fmt: skip
     return alt
 
 
-def draw_positions(results: Results, reference: str, path: Path) -> str | None:
+def draw_positions(results: Results, reference: str, confidence: float, path: Path) -> str | None:
     """Mean KLD by position in the text and in the reference's own continuations."""
     curves = {n: r.get("curves", {}).get("kld_by_position", {}) for n, r in results.items() if n != reference}
     curves = {n: c for n, c in curves.items() if any(p["value"] is not None for points in c.values() for p in points)}
@@ -69,7 +70,7 @@ def draw_positions(results: Results, reference: str, path: Path) -> str | None:
     values = [p["value"] for c in curves.values() for points in c.values() for p in points]
     n = f"n = {counted(sizes)} tokens a point"
     _panels(list(curves), panel, path, "y", values,
-            f"position (tokens); up: mean KLD to {reference}, nats; {n}",
+            f"position (tokens); up: mean KLD to {reference}, nats; {n}. {level(confidence)}",
             alt := f"Mean KLD to {reference} by position, a panel a variant: {', '.join(curves)}; {n}.")  # fmt: skip
     return alt
 

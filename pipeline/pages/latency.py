@@ -14,7 +14,7 @@ from typing import Any
 from pipeline.numbers.shown import counted
 from pipeline.pages import pictures, place
 from pipeline.pages.charts import Curve, Results, dots
-from pipeline.pages.pictures import BLUE, GREY, INK, sheet
+from pipeline.pages.pictures import BLUE, GREY, INK, level, sheet
 
 Curves = dict[str, Curve]
 SHAPES = "osD^vP*Xh<>p"
@@ -57,7 +57,7 @@ def _curve(metrics: dict[str, Any], start: str, prompt_tokens: int) -> Curve:
     return sorted(((float(k[1]), m) for k, m in found if k and m["value"] is not None), key=lambda p: p[0])
 
 
-def draw_latency(found: list[tuple[str, str, str, Curves]], path: Path) -> str | None:
+def draw_latency(found: list[tuple[str, str, str, Curves]], confidence: float, path: Path) -> str | None:
     """Latency and rate against context and load: a panel a figure, a line a variant, its name at the line's end."""
     if not found:
         return None
@@ -70,7 +70,7 @@ def draw_latency(found: list[tuple[str, str, str, Curves]], path: Path) -> str |
                 continue
             _loads(axes, part)
             _lines(axes, drawn[-1])
-        figure.supxlabel("bars: intervals; an arrow: the interval goes on; hollow: it has none", fontsize=8, color=INK)
+        figure.supxlabel(f"{level(confidence)}; an arrow: the interval goes on; hollow: it has none", fontsize=8, color=INK)
         _end_labels(figure, grid.flat, beside)
         alt = "Latency and rate against load: " + "; ".join(f"{title} by {axis}" for title, _, axis, _ in found)
         pictures.save(figure, path, alt)
@@ -81,7 +81,7 @@ def side_by_side(curves: Curves) -> Curves:
     """The curves, each a step to the right of the one before (both axes are logarithmic)."""
     at = _loads_of(curves)
     width = BESIDE * min((math.log(b / a) for a, b in pairwise(at)), default=0.0)
-    steps = [width * (k / max(len(curves) - 1, 1) - 0.5) for k in range(len(curves))]
+    steps = [width * ((k + 0.5) / len(curves) - 0.5) for k in range(len(curves))]
     return {name: [(x * math.exp(step), m) for x, m in curve] for step, (name, curve) in zip(steps, curves.items())}
 
 
