@@ -379,6 +379,21 @@ def test_the_page_is_printed_light_and_unfolded(browser: Browser, written: Path)
     browser.call("Emulation.setEmulatedMedia", media="")
 
 
+def test_what_is_printed_fits_a_sheet_of_a4(browser: Browser, written: Path) -> None:
+    width = 680  # CSS pixels of 210 mm less margins of 15 mm
+    browser.open(written / "reports/report.html", width=width)
+    browser.call("Emulation.setEmulatedMedia", media="print")
+    browser.run("document.querySelectorAll('details').forEach(d => d.open = true)")
+    over = browser.run(
+        f"[...document.querySelectorAll('table, svg, pre')].filter(e => e.getBoundingClientRect().right > {width + 1})"
+        ".map(e => e.parentElement.getAttribute('aria-label') || e.tagName)"
+    )
+    assert over == [] and browser.run("document.documentElement.scrollWidth") <= width
+    sizes = browser.run("[...document.querySelectorAll('td')].map(e => parseFloat(getComputedStyle(e).fontSize))")
+    assert min(sizes) >= 9.3, "small, but still to be read: 7 points"
+    browser.call("Emulation.setEmulatedMedia", media="")
+
+
 def test_the_page_can_be_walked_by_keyboard_and_heard(browser: Browser, written: Path) -> None:
     browser.open(written / "reports/report.html", width=1280)
     levels = browser.run("[...document.querySelectorAll('h1, h2, h3, h4')].map(h => +h.tagName[1])")
