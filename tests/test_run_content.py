@@ -92,5 +92,21 @@ def test_a_variant_without_a_verdict_is_never_shown_as_passing() -> None:
     assert variant_note("x", {"variants": {}}, "bf16").startswith("MISSING: ")
 
 
+def test_a_failed_advisory_rule_is_called_advisory_and_has_its_unit() -> None:
+    of = {
+        "metric": "top1_agreement",
+        "unit": "fraction",
+        "value": 0.951,
+        "low": 0.942,
+        "high": 0.96,
+        "n": 9,
+        "bound": "margin 7 pp",
+    }
+    rules = [of | {"verdict": "FAIL", "required": False}, of | {"verdict": "PASS", "required": True}]
+    note = variant_note("int8", {"variants": {"int8": {"verdict": "PASS", "reason": "r", "rules": rules}}}, "bf16")
+    assert "- top1_agreement 95.1 [94.2, 96] %, n = 9: FAIL, advisory, margin 7 pp" in note
+    assert ": PASS, margin 7 pp" in note
+
+
 def test_the_saved_view_fits_mlflow_s_tag() -> None:
     assert len(views.saved_view(0)) < 20_000

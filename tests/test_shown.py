@@ -40,7 +40,7 @@ def test_report_floor_comment_and_mlflow_write_the_same_figure_alike() -> None:
     found = figure(1234.0, 1100.0, 1300.0, unit="ms", n=9)
     text = "1234 [1100, 1300]"
     assert words.told(found, "ms") == comment._interval(found) == f"{text} ms" and noise.shown(found) == text
-    rule = found | {"metric": "ttft_ms", "verdict": "PASS", "bound": "limit 2 s"}
+    rule = found | {"metric": "ttft_ms", "verdict": "PASS", "bound": "limit 2 s", "required": True}
     assert f"- ttft_ms {text} ms, n = 9: PASS" in variant_note("x", {"variants": {"x": {"rules": [rule]}}}, "bf16")
     assert (
         noise.shown(figure(None, reason="why")) == "unknown (why)" and comment._interval(figure(0.0, 0.0, 0.0, unit="ms")) == "0 ms"

@@ -38,7 +38,7 @@ def digits_apart(values: list[float], least: int = 3, most: int = 8) -> int:
 
 def n_of(results: dict[str, dict[str, Any]], metric: str) -> str:
     """What a figure rests on over all variants that have it, in words: `5`, or `5 to 10` where they differ."""
-    return counted(m["n"] for r in results.values() if (m := r["metrics"].get(metric)) and m["value"] is not None)
+    return counted(m.get("n", 0) for r in results.values() if (m := r["metrics"].get(metric)) and m["value"] is not None)
 
 
 def counted(numbers: Iterable[int]) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from pipeline.core import artifacts
 from pipeline.core.errors import ArtifactError
 from pipeline.core.params import Params
-from pipeline.numbers.shown import n_of, show
+from pipeline.numbers.shown import UNITS, n_of, show
 
 SWEPT = re.compile(r"(?P<stem>[^/]+)/(?P<axis>context|batch|concurrency|closed)-(?P<at>\d+)")
 AXES = {"closed": "concurrency"}  # so many requests at once, each waiting for its own answer
@@ -82,9 +82,20 @@ def params_of(name: str, result: Values, manifest: Values, settings: Params) -> 
         **{f"calibration.{k}": v for k, v in kept.items() if v is not None},
         **{k: result[k] for k in ("reason", "reference", "base", "kernels") if result.get(k)},
         "model": result["model"], "seed": settings.seed, "tier": settings.tier, "confidence": settings.compare.confidence,
-        "versions": result["versions"], "machine": result["machine"],
+        "versions": result["versions"], "machine": result["machine"], **measured_by(settings),
     }  # fmt: skip
-    return {k: json.dumps(v) if isinstance(v, (dict, list, bool)) or v is None else v for k, v in values.items()}
+    return {k: _text(v) for k, v in values.items()}
+
+
+def measured_by(settings: Params) -> dict[str, Any]:
+    """What defines the measurement: how much of everything the tier asks for, windows, batch sizes, lengths, resamples."""
+    sections = {"amount": settings.amount, **{k: getattr(settings, k) for k in ("evaluate", "diverge", "benchmark", "compare")}}
+    found = {f"{name}.{k}": v for name, section in sections.items() for k, v in section.model_dump(exclude_none=True).items()}
+    return {k: _text(v) for k, v in found.items()}
+
+
+def _text(value: Any) -> Any:
+    return json.dumps(value) if isinstance(value, (dict, list, bool)) or value is None else value
 
 
 # --- datasets ----------------------------------------------------------------------------------------------------
@@ -165,7 +176,12 @@ def variant_note(name: str, verdict: Values, reference: str) -> str:
     judged = verdict["variants"].get(name, {})
     lines = [f"{judged.get('verdict', 'MISSING')}: {judged.get('reason', 'no verdict')}"]
     lines += [
-        f"- {r['metric']} {show(r, DIGITS)} {r['unit']}, n = {r['n']}: {r['verdict']}, {r['bound']}"
+        f"- {r['metric']} {_figure(r)}, n = {r['n']}: {r['verdict']}{'' if r['required'] else ', advisory'}, {r['bound']}"
         for r in judged.get("rules", [])
     ]
     return "\n".join(lines)
+
+
+def _figure(rule: Values) -> str:
+    scale, unit = UNITS.get(rule["unit"], (1.0, f" {rule['unit']}"))
+    return f"{show(rule, DIGITS, scale)}{unit}"
