@@ -172,7 +172,7 @@ def state_note(results: dict[str, Values], verdict: Values, settings: Params) ->
 def variant_note(name: str, verdict: Values, reference: str) -> str:
     """Why a variant has its verdict, one line a rule."""
     if name == reference:
-        return "The reference: every other variant is compared with it."
+        return "REFERENCE: every other variant is compared with it."
     judged = verdict["variants"].get(name, {})
     lines = [f"{judged.get('verdict', 'MISSING')}: {judged.get('reason', 'no verdict')}"]
     lines += [
