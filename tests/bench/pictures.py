@@ -17,7 +17,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-sys.path[:0] = [str(folder) for folder in Path(__file__).resolve().parents[1:3]]  # tests, and the project
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import httpx2
 from browser import Browser, find  # type: ignore[import-not-found]
 
@@ -101,6 +102,7 @@ def take(browser: Browser, name: str) -> None:
 
 def main() -> None:
     """Take both pictures of the state that reports/mlflow.json names."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended; the UI is stopped"))  # an exception, so that `served` ends
     program = find()
     if program is None:
         raise SystemExit("no Chromium on this machine; install one (Debian: apt-get install chromium)")
