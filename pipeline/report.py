@@ -21,7 +21,8 @@ from pipeline.core.params import Params
 from pipeline.figures import noise
 from pipeline.judging import ledger, stale
 from pipeline.numbers import sweep  # fmt: skip
-from pipeline.pages import advice, bundle, charts, machines, pareto, pictures, speed, tradeoff, where, words
+from pipeline.numbers.shown import n_of
+from pipeline.pages import advice, bundle, charts, latency, machines, pareto, pictures, speed, tradeoff, where, words
 from pipeline.pages.words import show
 
 FIGURES = artifacts.REPORTS / "figures"
@@ -90,17 +91,18 @@ def context_of(results: Results, verdict: dict[str, Any], settings: Params, tabl
         "show": show,
         "results": results, "base": base, "model": settings.model.model_dump(), "seed": settings.seed,
         "machine": words.machine_line(results), "confidence": settings.compare.confidence,
-        "tokens": first.get("kld_mean", {}).get("n", 0), "items": first.get("acc/all", {}).get("n", 0),
+        "tokens": n_of(results, "kld_mean"), "items": n_of(results, "acc/all"),
         "against_rounding": words.against_rounding(results), "noise": noise.sentence(first, settings.reference),
         "where": where.where(results, settings.reference), "visible": where.visible, "clipped": where.clipped,
         "fault_words": where.FAULT_WORDS,
-        "rounds": first.get("decode_tok_s", {}).get("n", 0), "benchmark": settings.amount.benchmark,
+        "rounds": n_of(results, "decode_tok_s"), "benchmark": settings.amount.benchmark,
         "whole_runs": words.whole_runs(first.get("speed_ratio", {}).get("between")),
         "versions": results[settings.reference]["versions"],
         "tradeoff": table,
         "tasks": sorted({k.split("/")[1] for k in first if k.startswith("acc/")}),
         "domains": sorted({k.split("/")[1] for k in first if k.startswith("kld_mean/") and ":" not in k}),
         "advice": advice.advice(results, verdict, settings.reference), "brief": words.brief, "aside": words.aside,
+        "judged_figure": words.judged_figure, "bars": f". {pictures.level(settings.compare.confidence)}",
         "noise_line": words.noise_line(first, settings.reference), "unmeasured": words.unmeasured(results),
         "dominated": pareto.dominated(results, settings.reference), "one_machine": pareto.one_machine(results),
         "said": {n: words.said(r) for n, r in results.items() if r.get("bounds")},
@@ -119,16 +121,18 @@ def hashes_of(base: dict[str, Any], results: Results, verdict: dict[str, Any]) -
     }
 
 
-def draw(results: Results, verdict: dict[str, Any], reference: str, serving: Results) -> dict[str, dict[str, str | None]]:
+def draw(results: Results, verdict: dict[str, Any], settings: Params, serving: Results) -> dict[str, dict[str, str | None]]:
     """Draw every picture for which there are figures; {name: {alt, svg, why}}, `why` where there are none.
 
     serving: {variant: figures of its server}, of those that are not stale.
     """
+    reference, level = settings.reference, settings.compare.confidence
+    loads = latency.sweeps(results, serving, settings.amount.benchmark.prompt_tokens)
     found = {
-        "tradeoff": pictures.draw_tradeoff(results, verdict, reference, FIGURES / "tradeoff.svg"),
-        "domains": charts.draw_domains(results, reference, FIGURES / "domains.svg"),
-        "positions": charts.draw_positions(results, reference, FIGURES / "positions.svg"),
-        "latency": charts.draw_latency(charts.sweeps(results, serving), FIGURES / "latency.svg"),
+        "tradeoff": pictures.draw_tradeoff(results, verdict, reference, level, FIGURES / "tradeoff.svg"),
+        "domains": charts.draw_domains(results, reference, level, FIGURES / "domains.svg"),
+        "positions": charts.draw_positions(results, reference, level, FIGURES / "positions.svg"),
+        "latency": latency.draw_latency(loads, level, FIGURES / "latency.svg"),
         "memory": charts.draw_memory(results, FIGURES / "memory.svg"),
     }
     return {name: _drawn(FIGURES / f"{name}.svg", alt, WHY.get(name, "no variant has the figures")) for name, alt in found.items()}
@@ -168,7 +172,7 @@ def write(settings: Params) -> None:
     figures, faults = served.current(results, settings)
     prompts = settings.amount.benchmark.prompt_tokens, sweep.BATCH_PROMPT
     table = tradeoff.view(results, figures, faults, prompts, settings.compare.confidence, show)
-    drawn = draw(results, verdict, settings.reference, figures)
+    drawn = draw(results, verdict, settings, figures)
     context = context_of(results, verdict, settings, table) | {"pictures": drawn}
     artifacts.write_text(artifacts.REPORTS / "report.md", render("report.md.j2", context))
     artifacts.write_text(artifacts.REPORTS / "report.html", render("report.html.j2", context))

@@ -94,12 +94,13 @@ def _parent(tracker: Tracker, state: State, settings: Params, made_from: dict[st
     def log(run_id: str) -> None:
         shared = {f"model.{k}": v for k, v in settings.model.model_dump().items()}
         shared |= {"base": base, "reference": settings.reference, "seed": settings.seed, "tier": settings.tier}
+        shared |= run_content.measured_by(settings)
         tracker.log_params(run_id, shared | {"variants": ", ".join(runs), "machine": made_from["machine"]})
         tracker.log_dict(run_id, comparison, "comparison.json")
         tracker.log_dict(run_id, {"runs": runs, "key": key}, "state.json")
         tracker.log_files(run_id, [Path("params.yaml"), Path("dvc.lock")], "made_from")
 
-    name = f"{model_name(settings)} vs {settings.reference}: {verdict['verdict']} ({key[:6]})"
+    name = f"{verdict['verdict']} ({key[:6]}): {model_name(settings)} vs {settings.reference}"  # lists cut a name's end
     tags = {
         "mlflow.note.content": run_content.state_note(state.results, verdict, settings),
         "mlflow.loggedArtifacts": '[{"path": "comparison.json", "type": "table"}]',  # the UI shows it as a table
@@ -126,6 +127,8 @@ def _retag(tracker: Tracker, parent: str, runs: dict[str, str], state: State, se
 
 def _judge(tracker: Tracker, run_id: str, name: str, state: State, settings: Params) -> None:
     """A run's description and picture of its rules, anew where the rules or the verdict are; a person's words stay till then."""
+    if name == settings.reference:  # it has no rules, and a page without any picture looks broken
+        tracker.log_files(run_id, [artifacts.REPORTS / "figures/tradeoff.png"], "figures")
     judged = state.verdict["variants"].get(name, {})
     digest = artifacts.digest([judged, settings.compare.confidence])
     if tracker.client.get_run(run_id).data.tags.get(JUDGED) == digest:

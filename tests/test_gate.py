@@ -613,3 +613,16 @@ def test_a_verdict_made_by_hand_on_what_was_measured_with_other_params_is_stale(
     judged(settings)
     lock_again()
     assert gate.enforce(settings) == gate.STALE and words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "asked, value, said",
+    [
+        ({"metric": "top1_agreement", "margin": "7 pp"}, 0.5, "at least 93 (margin 7 pp)"),
+        ({"metric": "top1_agreement", "margin": "2 pp", "against": "baseline"}, -0.5, "at least -2 (margin 2 pp against"),
+        ({"metric": "weight_bytes", "limit": "300 MB"}, 4e8, "at most 300 (limit 300 MB)"),
+        ({"metric": "ppl_ratio", "margin": "2 %"}, 1.5, "at most 1.02 (margin 2 %)"),
+    ],
+)
+def test_a_reason_has_its_bound_in_the_unit_that_the_rule_has(asked: dict[str, Any], value: float, said: str) -> None:
+    assert said in judge(bound_of(Rule(**asked)), metric(value, value, value)).reason

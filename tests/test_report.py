@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import reported
+import yaml
 from browser import Browser, find
 from reported import around, metric, result
 
@@ -19,7 +20,8 @@ from pipeline.core import artifacts, params
 from pipeline.core.errors import ParamsError
 from pipeline.judging import stale
 from pipeline.numbers.definitions import definition
-from pipeline.pages import charts, pictures, place, speed, words
+from pipeline.pages import charts, latency, pictures, place, speed, words
+from pipeline.runs import run_content
 
 DRAWN = ("tradeoff", "domains", "positions", "memory")
 
@@ -147,11 +149,45 @@ def test_no_name_stands_twice_in_the_page_and_nothing_of_it_is_fetched(written: 
 # --- pictures ----------------------------------------------------------------------------------------------------
 
 
+def test_how_many_rounds_stand_behind_speed_is_said_alike_everywhere(reports: Path) -> None:
+    for name, n in (("bf16", 5), ("int8", 10)):
+        found = artifacts.read_json(artifacts.metrics(name))
+        for rate in ("decode_tok_s", "speed_ratio"):
+            found["metrics"][rate]["n"] = n
+        artifacts.write_json(artifacts.metrics(name), found)
+    report.write(params.load())
+    results, verdict = report.load_results(params.load())
+    note = run_content.state_note(results, verdict, params.load())
+    picture = (reports / "reports/figures/tradeoff.svg").read_text(encoding="utf-8")
+    assert all("5 to 10 rounds" in text for text in (*pages(reports), note, picture))
+    assert not re.search(r"(?<!to )\b(5|10) rounds", "".join((*pages(reports), note, picture)))
+
+
 def test_every_picture_says_itself_in_words_and_has_a_unit_and_n(written: Path) -> None:
     for name in DRAWN:
         svg = (written / f"reports/figures/{name}.svg").read_text(encoding="utf-8")
         assert re.search(r'<svg [^>]*role="img" aria-label="[^"]{20,}"', svg), name
         assert "n = " in svg and ("nats" in svg or "MB" in svg), name
+
+
+def test_every_picture_with_bars_and_its_caption_say_of_which_level_they_are(reports: Path) -> None:
+    data = yaml.safe_load((reports / "params.yaml").read_text(encoding="utf-8"))
+    data["compare"] = (data.get("compare") or {}) | {"confidence": 0.9}
+    (reports / "params.yaml").write_text(yaml.safe_dump(data, sort_keys=False), encoding="utf-8")
+    report.write(params.load())
+    for name in ("tradeoff", "domains", "positions", "latency"):
+        svg = (reports / f"reports/figures/{name}.svg").read_text(encoding="utf-8")
+        assert "Bars: 90 % intervals" in svg and not re.search("95 %", svg), name
+    _, page = pages(reports)
+    captions = re.findall(r"<figcaption>(.*?)</figcaption>", page)
+    assert sum("Bars: 90 % intervals" in c for c in captions) == len(captions) - 1 == 4, "but memory's, which has no bars"
+    assert all("90 % intervals" in c for c in re.findall(r"<caption>(.*?)</caption>", page, re.DOTALL))
+
+
+def test_a_domain_of_one_document_is_said_to_have_no_interval_in_picture_and_table(written: Path) -> None:
+    assert "one document, so no interval" in (written / "reports/figures/domains.svg").read_text(encoding="utf-8")
+    (table,) = re.findall(r"<caption><span>(Mean KLD to .*?)</span>", pages(written)[1])
+    assert "one document" in table
 
 
 def test_every_colour_of_a_picture_has_one_for_the_dark(written: Path) -> None:
@@ -175,7 +211,7 @@ def test_a_report_written_twice_is_the_same_to_the_byte(reports: Path) -> None:
 def test_variants_with_the_same_figures_get_labels_that_do_not_touch(tmp_path: Path) -> None:
     results = {"bf16": result("bf16", 1.0, 0.0, 269)} | {f"int4-number-{k}": result("int4", 2.0, 0.3, 90) for k in range(9)}
     judged = {name: {"verdict": "FAIL", "required": True, "rules": []} for name in results if name != "bf16"}
-    pictures.draw_tradeoff(results, {"variants": judged}, "bf16", tmp_path / "t.svg")
+    pictures.draw_tradeoff(results, {"variants": judged}, "bf16", 0.95, tmp_path / "t.svg")
     svg = (tmp_path / "t.svg").read_text(encoding="utf-8")
     spots = re.findall(r"<text[^>]*translate\(([\d.]+) ([\d.]+)\)[^>]*>int4-number-\d</text>", svg) or re.findall(
         r'<text[^>]* x="([\d.]+)" y="([\d.]+)"[^>]*>int4-number-\d</text>', svg
@@ -189,17 +225,17 @@ def test_variants_with_the_same_figures_get_labels_that_do_not_touch(tmp_path: P
 def test_a_variant_without_speed_or_divergence_is_left_out_of_the_trade_off_and_breaks_nothing(tmp_path: Path) -> None:
     results = {"bf16": result("bf16", 1.0, 0.0, 269), "int8": result("int8", 2.0, 0.1, 143)}
     results["int8"]["metrics"] = {}
-    alt = pictures.draw_tradeoff(results, {"variants": {}}, "bf16", tmp_path / "t.svg")
+    alt = pictures.draw_tradeoff(results, {"variants": {}}, "bf16", 0.95, tmp_path / "t.svg")
     assert "int8" not in alt and "bf16" in alt
     results["bf16"]["metrics"] = {}
-    assert "no variant" in pictures.draw_tradeoff(results, {"variants": {}}, "bf16", tmp_path / "t.svg")
+    assert "no variant" in pictures.draw_tradeoff(results, {"variants": {}}, "bf16", 0.95, tmp_path / "t.svg")
 
 
 @pytest.mark.parametrize("draw", [charts.draw_domains, charts.draw_positions])
 def test_without_figures_there_is_no_picture(draw: Any, tmp_path: Path) -> None:
-    assert draw({"bf16": result("bf16", 1.0, 0.0, 269), "int8": result("int8", 1, 1, 1)}, "bf16", tmp_path / "p.svg") is None
+    assert draw({"bf16": result("bf16", 1.0, 0.0, 269), "int8": result("int8", 1, 1, 1)}, "bf16", 0.95, tmp_path / "p.svg") is None
     assert charts.draw_memory({"bf16": {"metrics": {}}}, tmp_path / "p.svg") is None
-    assert charts.draw_latency([], tmp_path / "p.svg") is None and not list(tmp_path.iterdir())
+    assert latency.draw_latency([], 0.95, tmp_path / "p.svg") is None and not list(tmp_path.iterdir())
 
 
 def test_latency_is_drawn_from_parts_of_metrics_and_from_what_was_served(tmp_path: Path) -> None:
@@ -211,17 +247,46 @@ def test_latency_is_drawn_from_parts_of_metrics_and_from_what_was_served(tmp_pat
             r["metrics"]["ttft_ms/context-4096"] = metric(None)
     levels = {f"closed-{c}": {"ttft_p50_ms": around(80.0 * c), "throughput_tok_s": around(50.0 * c)} for c in (1, 4)}
     serving = {"int8": {"levels": levels | {"open-2": {"ttft_p50_ms": around(1.0)}}}, "bf16": {"status": "unsupported"}}
-    found = charts.sweeps(results, serving)
+    found = latency.sweeps(results, serving, 999)
     assert [(title, axis, sorted(curves)) for title, _, axis, curves in found] == [
         ("TTFT", "tokens of context", ["bf16", "int8"]),
         ("TTFT p50, server", "requests at once", ["int8"]),
         ("throughput, server", "requests at once", ["int8"]),
     ]
     assert [x for x, _ in found[0][3]["int8"]] == [256, 1024]
-    alt = charts.draw_latency(found, tmp_path / "latency.svg")
+    alt = latency.draw_latency(found, 0.95, tmp_path / "latency.svg")
     svg = (tmp_path / "latency.svg").read_text(encoding="utf-8")
     assert alt and "TTFT by tokens of context" in alt and svg.count(">int8<") == 3 and svg.count(">bf16<") == 1
     assert "TTFT (ms; n = 3)" in svg
+
+
+def test_variants_stand_side_by_side_at_a_load_so_that_no_interval_lies_on_another() -> None:
+    curves = {f"v{k}": [(x, around(x / 2.0)) for x in (1.0, 2.0, 8.0)] for k in range(8)}
+    shifted = latency.side_by_side(curves)
+    for k, x in enumerate((1.0, 2.0, 8.0)):
+        at = [curve[k][0] for curve in shifted.values()]
+        assert all(b / a > 1.02 for a, b in pairwise(at)) and x / 1.3 < at[0] < x < at[-1] < x * 1.3
+    assert latency.side_by_side({"one": curves["v0"]})["one"] == curves["v0"]
+
+
+def test_an_interval_that_leaves_its_panel_ends_in_an_arrow_at_the_edge(tmp_path: Path) -> None:
+    wide, narrow = metric(100.0, 0.0, 1e4, n=2), around(110.0, n=5)
+    drawn, cut = latency.within(wide, 40.0, 400.0)
+    assert (drawn["low"], drawn["high"]) == (40.0, 400.0) and cut == [(40.0, -1), (400.0, 1)]
+    assert latency.within(narrow, 40.0, 400.0) == (narrow, []) and latency.within(metric(1.0), 2.0, 3.0)[1] == []
+    curves = {"int8": [(1.0, wide), (4.0, narrow)]}
+    least, most = latency._limits(curves)
+    assert 40 < least < 60 and 200 < most < 240, "0 has no place on a logarithmic axis, nor has 10 s beside 0.1 s"
+    latency.draw_latency([("TTFT", "ms", "sequences at once", curves)], 0.95, tmp_path / "l.svg")
+    assert "an arrow: the interval goes on" in (tmp_path / "l.svg").read_text(encoding="utf-8")
+
+
+def test_where_the_rounds_have_a_sweep_s_context_the_picture_takes_theirs_as_the_table_does() -> None:
+    r = result("bf16", 1.0, 0.0, 269)
+    r["metrics"] |= {"ttft_ms": around(100.0, n=10), "ttft_ms/context-256": around(90.0), "ttft_ms/context-1024": around(400.0)}
+    curve = latency.sweeps({"bf16": r}, {}, 256)[0][3]["bf16"]
+    assert [(x, m["value"], m["n"]) for x, m in curve] == [(256, 100.0, 10), (1024, 400.0, 100)]
+    assert latency.sweeps({"bf16": r}, {}, 512)[0][3]["bf16"][0][1]["value"] == 90.0
 
 
 def test_labels_of_a_crowd_neither_touch_nor_leave_the_picture_nor_lie_on_a_mark() -> None:
@@ -286,6 +351,19 @@ def test_the_page_opens_in_a_browser_without_error_or_request_and_fits(
     assert ground == paper == ("rgb(13, 17, 23)" if dark else "rgb(255, 255, 255)")
 
 
+@pytest.mark.parametrize("width", [1280, 390])
+def test_what_a_table_says_of_itself_is_not_cut_off(browser: Browser, written: Path, width: int) -> None:
+    browser.open(written / "reports/report.html", width=width)
+    browser.run("document.querySelectorAll('details').forEach(d => d.open = true)")
+    script = (
+        "[...document.querySelectorAll('caption')].map(c => { const r = document.createRange(); r.selectNodeContents(c);"
+        "const b = r.getBoundingClientRect(), s = c.closest('.scroll').getBoundingClientRect();"
+        "return [b.left - s.left, s.right - b.right, b.height, c.innerText.slice(0, 40)] })"
+    )
+    captions = browser.run(script)
+    assert len(captions) >= 5 and all(left > -1 and right > -1 and height > 10 for left, right, height, _ in captions), captions
+
+
 def test_text_is_readable_in_both_themes(browser: Browser, written: Path) -> None:
     """Contrast of at least 4.5 to 1, as WCAG 2 asks of text."""
     luminance = (
@@ -311,6 +389,21 @@ def test_the_page_is_printed_light_and_unfolded(browser: Browser, written: Path)
     assert browser.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert browser.run("getComputedStyle(document.querySelector('figure svg path')).fill") == "rgb(255, 255, 255)"
     assert all(browser.run(folded))
+    browser.call("Emulation.setEmulatedMedia", media="")
+
+
+def test_what_is_printed_fits_a_sheet_of_a4(browser: Browser, written: Path) -> None:
+    width = 680  # CSS pixels of 210 mm less margins of 15 mm
+    browser.open(written / "reports/report.html", width=width)
+    browser.call("Emulation.setEmulatedMedia", media="print")
+    browser.run("document.querySelectorAll('details').forEach(d => d.open = true)")
+    over = browser.run(
+        f"[...document.querySelectorAll('table, svg, pre')].filter(e => e.getBoundingClientRect().right > {width + 1})"
+        ".map(e => e.parentElement.getAttribute('aria-label') || e.tagName)"
+    )
+    assert over == [] and browser.run("document.documentElement.scrollWidth") <= width
+    sizes = browser.run("[...document.querySelectorAll('td')].map(e => parseFloat(getComputedStyle(e).fontSize))")
+    assert min(sizes) >= 9.3, "small, but still to be read: 7 points"
     browser.call("Emulation.setEmulatedMedia", media="")
 
 

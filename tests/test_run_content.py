@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -90,6 +91,43 @@ def test_the_comparison_shows_intervals_and_a_dash_for_what_is_unknown() -> None
 def test_a_variant_without_a_verdict_is_never_shown_as_passing() -> None:
     assert comparison({"x": {"metrics": {}}}, {"variants": {}}, "bf16")["data"][0][1] == "MISSING"
     assert variant_note("x", {"variants": {}}, "bf16").startswith("MISSING: ")
+
+
+def test_a_failed_advisory_rule_is_called_advisory_and_has_its_unit() -> None:
+    of = {
+        "metric": "top1_agreement",
+        "unit": "fraction",
+        "value": 0.951,
+        "low": 0.942,
+        "high": 0.96,
+        "n": 9,
+        "bound": "margin 7 pp",
+    }
+    rules = [of | {"verdict": "FAIL", "required": False}, of | {"verdict": "PASS", "required": True}]
+    note = variant_note("int8", {"variants": {"int8": {"verdict": "PASS", "reason": "r", "rules": rules}}}, "bf16")
+    assert "- top1_agreement 95.1 [94.2, 96] %, n = 9: FAIL, advisory, margin 7 pp" in note
+    assert ": PASS, margin 7 pp" in note
+
+
+def test_the_saved_view_s_first_column_begins_with_the_verdict() -> None:
+    assert views.COLUMNS[0] == "attributes.`Description`"
+    judged = {"variants": {"int8": {"verdict": "FAIL", "reason": "r", "rules": []}}}
+    assert [variant_note(n, judged, "bf16").split(":")[0] for n in ("bf16", "int8", "nf4")] == ["REFERENCE", "FAIL", "MISSING"]
+
+
+def test_the_experiment_s_description_says_where_the_charts_are_in_its_first_words() -> None:
+    class Client:
+        told: dict[str, str] = {}
+
+        def get_experiment(self, _: str) -> Any:
+            return SimpleNamespace(creation_time=1, tags={})
+
+        def set_experiment_tag(self, _: str, key: str, value: str) -> None:
+            self.told[key] = value
+
+    views.dress(client := Client(), "1")
+    first = client.told["mlflow.note.content"][:130]
+    assert all(word in first for word in ("menu `Views`", views.NAME, "`Chart view`")), "what a closed description shows"
 
 
 def test_the_saved_view_fits_mlflow_s_tag() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.figures import noise
 from pipeline.judging import comment
-from pipeline.numbers.shown import number, show
+from pipeline.numbers.shown import digits_apart, number, show
 from pipeline.pages import words
 from pipeline.runs.run_content import variant_note
 
@@ -29,11 +29,18 @@ def test_an_interval_of_no_width_or_with_an_unknown_end_is_not_shown() -> None:
     assert show(None) == show(figure(None)) == "–" and show(figure(1.0, -1.0, 2.0), sign=True) == "+1 [-1, +2]"
 
 
+@pytest.mark.parametrize(
+    "values, digits", [([1.005, 0.99996, 1.011, 1.02], 4), ([0.1, 0.2], 3), ([0.95, 0.95], 3), ([1.0, 1.0 + 1e-12], 8)]
+)
+def test_a_figure_has_the_digits_that_tell_it_from_what_it_is_judged_by(values: list[float], digits: int) -> None:
+    assert digits_apart(values) == digits
+
+
 def test_report_floor_comment_and_mlflow_write_the_same_figure_alike() -> None:
     found = figure(1234.0, 1100.0, 1300.0, unit="ms", n=9)
     text = "1234 [1100, 1300]"
     assert words.told(found, "ms") == comment._interval(found) == f"{text} ms" and noise.shown(found) == text
-    rule = found | {"metric": "ttft_ms", "verdict": "PASS", "bound": "limit 2 s"}
+    rule = found | {"metric": "ttft_ms", "verdict": "PASS", "bound": "limit 2 s", "required": True}
     assert f"- ttft_ms {text} ms, n = 9: PASS" in variant_note("x", {"variants": {"x": {"rules": [rule]}}}, "bf16")
     assert (
         noise.shown(figure(None, reason="why")) == "unknown (why)" and comment._interval(figure(0.0, 0.0, 0.0, unit="ms")) == "0 ms"

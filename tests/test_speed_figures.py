@@ -192,6 +192,23 @@ def test_a_cliff_in_the_cost_of_a_token_is_named(growth: float, cliffs: int) -> 
     assert "cliff" not in str(b.metrics["tpot_ms/context-1024"]["warnings"])
 
 
+@pytest.mark.parametrize("spread, settled", [(0.001, True), (0.1, False)])
+def test_a_cliff_says_of_how_many_requests_and_whether_their_intervals_settle_it(spread: float, settled: bool) -> None:
+    def two(prompt: int, ttft: float) -> list[dict[str, Any]]:  # 12.7 times half their distance is a t interval's reach
+        name = f"context-{prompt + 8}"
+        return [request(k, "variant", ttft * (1 + k * spread), 0.05, scenario=name, prompt_tokens=prompt) for k in range(2)]
+
+    (told,) = built([*PAIRED, *two(1016, 2.5 * 1.016), *two(248, 0.248)]).bounds["cliffs"]
+    assert "2.5 times from context-256 to context-1024" in told and "n = 2 and 2" in told
+    assert ("not settled" in told) is not settled
+
+
+def test_a_cliff_measured_once_is_not_settled() -> None:
+    once = [request(0, "variant", t, 0.05, scenario=f"context-{p + 8}", prompt_tokens=p) for p, t in ((1016, 3.0), (248, 0.248))]
+    (told,) = built([*PAIRED, *once]).bounds["cliffs"]
+    assert "n = 1 and 1" in told and "not settled" in told
+
+
 def test_one_disturbed_repetition_is_no_cliff_and_no_time_is_below_zero() -> None:
     disturbed = swept("context-1024", 1016, 1.016, 0.05)
     disturbed[1] = request(1, "variant", 5.0, 0.5, scenario="context-1024", prompt_tokens=1016)

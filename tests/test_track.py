@@ -6,6 +6,7 @@ import copy
 import importlib
 import json
 import socket
+import subprocess
 import threading
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,14 @@ from typing import Any
 import pytest
 import yaml
 from mlflow import MlflowClient
-from track_house import ROOT, VARIANTS, change, rule, sqlite_house
+from track_house import ROOT, VARIANTS, change, rule, sqlite_house, write_results
 
 from pipeline import track
 from pipeline.core import artifacts, params
 from pipeline.core.errors import ArtifactError, ParamsError
 from pipeline.runs import reach, tracking
 from pipeline.runs.run_picture import draw_rules
+from pipeline.runs.state import load_state, provenance
 from pipeline.runs.tracking import CURRENT, KEY, Tracker
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own
@@ -49,7 +51,7 @@ def test_one_run_a_variant_under_one_of_the_state(house: House) -> None:
     assert {r.info.run_name for r in below} == set(VARIANTS)
     assert {r.info.run_name: r.data.tags["verdict"] for r in below} == {"bf16": "REFERENCE", "int8": "PASS", "nf4": "FAIL"}
     assert {r.info.status for r in runs(client, found["experiment"])} == {"FINISHED"}
-    assert "vs bf16: PASS" in client.get_run(found["parent"]).info.run_name
+    assert client.get_run(found["parent"]).info.run_name.endswith("vs bf16")
 
 
 def test_the_same_state_makes_no_second_run_and_appends_nothing(house: House) -> None:
@@ -121,6 +123,54 @@ def test_a_run_holds_what_it_was_made_from(house: House) -> None:
     table = client.download_artifacts(found["parent"], "comparison.json", str(Path.cwd()))
     assert [row[:2] for row in json.loads(Path(table).read_text("utf-8"))["data"]][1] == ["int8", "PASS"]
     assert "rules.png" in str([f.path for f in client.list_artifacts(found["runs"]["int8"], "figures")])
+
+
+def test_a_run_holds_what_defines_the_measurement_and_so_does_the_state_s(house: House) -> None:
+    settings, uri, client = house
+    found, _ = track.track(settings, uri)
+    for run in (found["runs"]["int8"], found["parent"]):
+        held = client.get_run(run).data.params
+        assert json.loads(held["amount.tasks"]) == settings.amount.tasks
+        assert json.loads(held["amount.benchmark"])["prompt_tokens"] == settings.amount.benchmark.prompt_tokens
+        for section, key in (("evaluate", "batch_size"), ("diverge", "window"), ("compare", "resamples")):
+            assert held[f"{section}.{key}"] == str(getattr(getattr(settings, section), key))
+        assert max(map(len, held.values())) <= 6000
+
+
+def test_a_state_s_name_begins_with_its_verdict_and_its_reference_s_run_has_the_picture(house: House) -> None:
+    settings, uri, client = house
+    picture = artifacts.REPORTS / "figures/tradeoff.png"
+    picture.parent.mkdir(parents=True)
+    picture.write_bytes(b"png")
+    found, _ = track.track(settings, uri)
+    assert client.get_run(found["parent"]).info.run_name.startswith("PASS (")
+    assert "tradeoff.png" in str([f.path for f in client.list_artifacts(found["runs"]["bf16"], "figures")])
+
+
+@pytest.mark.parametrize(
+    "touched, changed",
+    [
+        ("dvc.lock", "false"),
+        ("reports/gate.json", "false"),
+        ("reports/ledger.yaml", "true"),
+        ("params.yaml", "true"),
+        ("x.py", "true"),
+    ],
+)
+def test_a_tree_is_not_changed_by_what_the_pipeline_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, touched: str, changed: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = write_results()
+    for name in ("dvc.lock", "reports/ledger.yaml"):
+        Path(name).write_text("stages: {}\n", encoding="utf-8")
+    own = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+    for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "x"]):
+        subprocess.run([*own, *words], check=True)
+    assert provenance(load_state(settings), settings)["git.changed"] == "false"
+    with Path(touched).open("a", encoding="utf-8") as file:
+        file.write("\n")
+    assert provenance(load_state(settings), settings)["git.changed"] == changed
 
 
 def test_no_password_or_key_is_uploaded(house: House, monkeypatch: pytest.MonkeyPatch) -> None:

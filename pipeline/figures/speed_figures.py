@@ -211,10 +211,21 @@ def _cliffs(b: Builder, contexts: list[list[Row]]) -> list[str]:
         for metric, (what, cost) in costs.items():
             growth = _least(longer, cost) / _least(shorter, cost)
             if growth > CLIFF:
-                text = f"a cliff: {what} grow {growth:.1f} times from {names[0]} to {names[1]} (limit {CLIFF:g})"
+                n, sure = _counted(b, metric, shorter, longer)
+                told = f"a cliff: {what} grow {growth:.1f} times from {names[0]} to {names[1]}"
+                text = f"{told} (limit {CLIFF:g}; least of each, n = {n}{'' if sure else '; not settled: intervals overlap'})"
                 said.append(text)
                 b.metrics[f"{metric}/{names[1]}"]["warnings"] = (*b.metrics[f"{metric}/{names[1]}"]["warnings"], text)
     return said
+
+
+def _counted(b: Builder, metric: str, shorter: list[Row], longer: list[Row]) -> tuple[str, bool]:
+    """(requests behind each of two contexts, whether a token's cost surely grew: intervals that do not overlap)."""
+    ends = [b.metrics[f"{metric}/{rows[0]['scenario']}"] for rows in (shorter, longer)]
+    of = [int(rows[0]["prompt_tokens"]) if metric == "ttft_ms" else 1 for rows in (shorter, longer)]
+    high, low = ends[0]["high"], ends[1]["low"]  # none: unknown, which settles nothing
+    sure = high is not None and low is not None and low / of[1] > high / of[0]
+    return " and ".join(str(m["n"]) for m in ends), sure
 
 
 def _least(rows: Sequence[Row], value: Callable[[Row], float]) -> float:

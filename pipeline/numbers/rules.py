@@ -16,6 +16,8 @@ from pipeline.core.explain import did_you_mean
 from pipeline.core.params import Rule
 from pipeline.numbers.definitions import DEFINITIONS, definition
 from pipeline.numbers.metrics import FLOORS, Definition, bounds_of
+from pipeline.numbers.shown import UNITS as UNITS_SHOWN
+from pipeline.numbers.shown import number
 from pipeline.numbers.stats import FEW, Estimate, items_to_settle, one_sided_p
 
 Verdict = Literal["PASS", "FAIL", "INCONCLUSIVE"]
@@ -164,7 +166,7 @@ def judge(bound: Bound, metric: dict[str, Any] | None) -> Judgement:
     best, worst = sorted((sign * low, sign * high))
     edge = sign * bound.threshold
     side = "at most" if bound.better == "lower" else "at least"
-    asked = f"{side} {bound.threshold:.4g} ({bound.text})"
+    asked = f"{side} {_shown(bound)} ({bound.text})"
     here, df = sign * float(value or 0), max((independent or metric["n"]) - 1, 1)
     confidence = metric.get("confidence") or 0.95
     p = one_sided_p(here - edge, here - best if here > edge else worst - here, df=df, confidence=confidence)
@@ -176,6 +178,12 @@ def judge(bound: Bound, metric: dict[str, Any] | None) -> Judgement:
     settle = items_to_settle(estimate, bound.threshold, confidence=confidence)
     reason = f"the interval contains the bound: {asked}{would_settle(settle, metric)}{_notes(metric)}"
     return Judgement("INCONCLUSIVE", reason, settle, p)
+
+
+def _shown(bound: Bound) -> str:
+    """A bound as people read its metric: 93 (percent) where the metric itself is 0.93."""
+    what = definition(bound.metric)
+    return number(bound.threshold * (UNITS_SHOWN.get(what.unit, (1.0, ""))[0] if what else 1.0), ".4g")
 
 
 def would_settle(settle: int | None, metric: dict[str, Any]) -> str:

@@ -157,7 +157,7 @@ def _open(results: Results, judged: dict[str, Any], reference: str) -> list[str]
             if r["verdict"] == "INCONCLUSIVE":
                 more = words.settled_by(r) or f": {r['reason']}"
                 kind = "" if r["required"] else ", advisory"
-                said.append(f"{name}: {r['metric']} {words.told(r, r['unit'])} ({words.bound(r)}{kind}){more}")
+                said.append(f"{name}: {r['metric']} {words.judged_figure(r)} ({words.bound(r)}{kind}){more}")
     behind = pareto.dominated(results, reference)
     return said + [f"{d.words}: whether {n} is dominated is open" for n, d in behind.items() if not d.sure]
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from pipeline.core import artifacts
 from pipeline.figures import noise
+from pipeline.numbers.shown import n_of
 from pipeline.pages import pareto, place
 
 Results = dict[str, dict[str, Any]]
@@ -88,6 +89,11 @@ def themed(svg: str, alt: str) -> str:
     return svg.replace("<svg ", f'<svg class="chart" role="img" aria-label="{html.escape(alt)}" ', 1)
 
 
+def level(confidence: float) -> str:
+    """What a picture's bars are."""
+    return f"Bars: {100 * confidence:g} % intervals"
+
+
 def bars(metric: dict[str, Any]) -> list[list[float]] | None:
     """A figure's interval as matplotlib wants it; None where there is none."""
     if metric["low"] is None or metric["high"] is None:
@@ -95,15 +101,10 @@ def bars(metric: dict[str, Any]) -> list[list[float]] | None:
     return [[max(0.0, metric["value"] - metric["low"])], [max(0.0, metric["high"] - metric["value"])]]
 
 
-def greatest_n(results: Results, name: str) -> int:
-    """The largest n behind a metric, over variants."""
-    return max((r["metrics"][name]["n"] for r in results.values() if name in r["metrics"]), default=0)
-
-
 # --- quality against speed ---------------------------------------------------------------------------------------
 
 
-def draw_tradeoff(results: Results, verdict: dict[str, Any], reference: str, path: Path) -> str:
+def draw_tradeoff(results: Results, verdict: dict[str, Any], reference: str, confidence: float, path: Path) -> str:
     """Quality (KLD) against decode speed, area by file size, verdict by marker and word; returns the alternative text.
 
     Speed is the ratio to the reference in the same run; the line is the least KLD to be had at a speed, by value.
@@ -120,11 +121,11 @@ def draw_tradeoff(results: Results, verdict: dict[str, Any], reference: str, pat
         words = {n: "REFERENCE" if n == reference else verdict["variants"][n]["verdict"] for n in names}
         for name in names:
             _mark(axes, results[name]["metrics"], words[name], _area(results, name), name in behind)
-        axes.set_ylabel(f"mean KLD to {reference}, nats (n = {greatest_n(results, 'kld_mean')} tokens; lower is better)")
+        axes.set_ylabel(f"mean KLD to {reference}, nats (n = {n_of(results, 'kld_mean')} tokens; lower is better)")
         axes.set_xlabel(
-            f"decode rate, times {reference}'s in the same run (n = {greatest_n(results, 'speed_ratio')} rounds; right is better)"
+            f"decode rate, times {reference}'s in the same run (n = {n_of(results, 'speed_ratio')} rounds; right is better)"
         )
-        axes.set_title("Area: file size. Bars: intervals. Dashed: least KLD to be had at a speed. Hollow grey: dominated.")
+        axes.set_title(f"Area: file size. {level(confidence)}. Dashed: least KLD to be had at a speed. Hollow grey: dominated.")
         axes.grid(alpha=0.5)
         _labels(figure, axes, results, {n: _label(results[n], words[n], n, n in behind) for n in names})
         save(figure, path, alt, png=True)

@@ -5,24 +5,25 @@ from __future__ import annotations
 from typing import Any
 
 from pipeline.figures import noise
+from pipeline.numbers.shown import UNITS as UNITS
+from pipeline.numbers.shown import digits_apart
 from pipeline.numbers.shown import number as number
 from pipeline.numbers.shown import show as show
 
 Metric = dict[str, Any]
 Results = dict[str, dict[str, Any]]
 CALIBRATED = ("gptq", "awq")
-UNITS = {"fraction": (100.0, " %"), "ratio": (1.0, ""), "bytes": (1e-6, " MB"), "ppl": (1.0, "")}  # shown: (factor, unit)
 COUNTED = {"kld": " tokens", "top1": " tokens", "ppl": " tokens", "acc": " items", "speed": " rounds", "ttft": " rounds"}
 LONGEST = 160  # characters of a reason in a line that is to stay one
 
 
-def told(metric: Metric | None, unit: str, interval: bool = True) -> str:
+def told(metric: Metric | None, unit: str, interval: bool = True, digits: int = 3) -> str:
     """`63.6 [57.5, 68.3] %`: a figure with its unit, or `unknown`. unit: the metric's own, as in `pipeline.numbers.metrics`."""
     if not metric or metric["value"] is None:
         return "unknown"
     scale, name = UNITS.get(unit, (1.0, f" {unit}"))
     shown = metric if interval else metric | {"low": None}
-    return show(shown, scale=scale, sign=unit == "pp") + name
+    return show(shown, digits, scale=scale, sign=unit == "pp") + name
 
 
 # --- verdicts ----------------------------------------------------------------------------------------------------
@@ -56,14 +57,23 @@ def aside(judged: dict[str, Any]) -> str:
 
 def _brief_rule(rule: dict[str, Any]) -> str:
     unsure = rule["verdict"] == "INCONCLUSIVE"
-    return f"{rule['metric']} {told(rule, rule['unit'], unsure)} ({bound(rule)}{settled_by(rule) if unsure else ''})"
+    return f"{rule['metric']} {judged_figure(rule, unsure)} ({bound(rule)}{settled_by(rule) if unsure else ''})"
+
+
+def judged_figure(rule: dict[str, Any], interval: bool = True) -> str:
+    """A rule's figure, with so many digits that it, its interval's ends and its bound can be told apart."""
+    return told(rule, rule["unit"], interval, _digits(rule))
+
+
+def _digits(rule: dict[str, Any]) -> int:
+    return digits_apart([rule[k] for k in ("value", "low", "high", "threshold") if rule[k] is not None])
 
 
 def bound(rule: dict[str, Any]) -> str:
     """`at most 0.02`, in the unit in which `told` shows the figure."""
     scale, _ = UNITS.get(rule["unit"], (1.0, ""))
     side = "at most" if rule["better"] == "lower" else "at least"
-    return f"{side} {number(rule['threshold'] * scale, '.4g')}"
+    return f"{side} {number(rule['threshold'] * scale, f'.{max(4, _digits(rule))}g')}"
 
 
 def settled_by(rule: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from pipeline.core import artifacts
 from pipeline.core.errors import ArtifactError
 from pipeline.core.params import Params
-from pipeline.numbers.shown import show
+from pipeline.numbers.shown import UNITS, n_of, show
 
 SWEPT = re.compile(r"(?P<stem>[^/]+)/(?P<axis>context|batch|concurrency|closed)-(?P<at>\d+)")
 AXES = {"closed": "concurrency"}  # so many requests at once, each waiting for its own answer
@@ -82,9 +82,20 @@ def params_of(name: str, result: Values, manifest: Values, settings: Params) -> 
         **{f"calibration.{k}": v for k, v in kept.items() if v is not None},
         **{k: result[k] for k in ("reason", "reference", "base", "kernels") if result.get(k)},
         "model": result["model"], "seed": settings.seed, "tier": settings.tier, "confidence": settings.compare.confidence,
-        "versions": result["versions"], "machine": result["machine"],
+        "versions": result["versions"], "machine": result["machine"], **measured_by(settings),
     }  # fmt: skip
-    return {k: json.dumps(v) if isinstance(v, (dict, list, bool)) or v is None else v for k, v in values.items()}
+    return {k: _text(v) for k, v in values.items()}
+
+
+def measured_by(settings: Params) -> dict[str, Any]:
+    """What defines the measurement: how much of everything the tier asks for, windows, batch sizes, lengths, resamples."""
+    sections = {"amount": settings.amount, **{k: getattr(settings, k) for k in ("evaluate", "diverge", "benchmark", "compare")}}
+    found = {f"{name}.{k}": v for name, section in sections.items() for k, v in section.model_dump(exclude_none=True).items()}
+    return {k: _text(v) for k, v in found.items()}
+
+
+def _text(value: Any) -> Any:
+    return json.dumps(value) if isinstance(value, (dict, list, bool)) or value is None else value
 
 
 # --- datasets ----------------------------------------------------------------------------------------------------
@@ -149,8 +160,7 @@ def markdown(table: Values) -> str:
 def state_note(results: dict[str, Values], verdict: Values, settings: Params) -> str:
     """What a person reads on top of a state's run."""
     table = markdown(comparison(results, verdict, settings.reference))
-    first = results[settings.reference]["metrics"]
-    told = [f"{(first.get(m) or {}).get('n', 0)} {what}" for m, what in (
+    told = [f"{n_of(results, m)} {what}" for m, what in (
         ("kld_mean", "tokens"), ("acc/all", "items"), ("decode_tok_s", "rounds"))]  # fmt: skip
     return (
         f"**{verdict['verdict']}**: every precision of one model against `{settings.reference}`; child runs are the variants.\n\n"
@@ -162,11 +172,16 @@ def state_note(results: dict[str, Values], verdict: Values, settings: Params) ->
 def variant_note(name: str, verdict: Values, reference: str) -> str:
     """Why a variant has its verdict, one line a rule."""
     if name == reference:
-        return "The reference: every other variant is compared with it."
+        return "REFERENCE: every other variant is compared with it."
     judged = verdict["variants"].get(name, {})
     lines = [f"{judged.get('verdict', 'MISSING')}: {judged.get('reason', 'no verdict')}"]
     lines += [
-        f"- {r['metric']} {show(r, DIGITS)} {r['unit']}, n = {r['n']}: {r['verdict']}, {r['bound']}"
+        f"- {r['metric']} {_figure(r)}, n = {r['n']}: {r['verdict']}{'' if r['required'] else ', advisory'}, {r['bound']}"
         for r in judged.get("rules", [])
     ]
     return "\n".join(lines)
+
+
+def _figure(rule: Values) -> str:
+    scale, unit = UNITS.get(rule["unit"], (1.0, f" {rule['unit']}"))
+    return f"{show(rule, DIGITS, scale)}{unit}"

@@ -12,6 +12,8 @@ from pipeline.core.params import Params
 from pipeline.judging import locked, stale
 from pipeline.runs import run_content
 
+WRITTEN = (str(locked.LOCK), str(artifacts.REPORTS), "README.md")  # by the pipeline; the ledger is among them, and people's
+
 
 @dataclass(frozen=True)
 class State:
@@ -80,11 +82,17 @@ def machine(state: State, settings: Params) -> str:
     return ", ".join(f"{k} {v}" for k, v in facts.items() if v is not None) or "no timings were taken"
 
 
+def _changed() -> bool:
+    """Whether the tree differs from its commit in what results are made from: not only in what the pipeline itself writes."""
+    others = git.line("status", "--porcelain", "--", ":/", *(f":(exclude){path}" for path in WRITTEN))
+    return bool(others or git.line("status", "--porcelain", "--", str(artifacts.LEDGER)))
+
+
 def provenance(state: State, settings: Params) -> dict[str, str]:
     """Machine, commit, whether the tree differs from it, and dvc.lock's hash; what is not there is left out."""
     tags = {"mlflow.source.name": "pipeline.track", "mlflow.source.type": "LOCAL", "machine": machine(state, settings)}
     if commit := git.line("rev-parse", "HEAD"):
-        tags |= {"mlflow.source.git.commit": commit, "git.changed": str(bool(git.line("status", "--porcelain"))).lower()}
+        tags |= {"mlflow.source.git.commit": commit, "git.changed": str(_changed()).lower()}
     if locked.LOCK.exists():  # without this stage's own entry, which DVC writes after it
         stages = locked.stages(locked.LOCK.read_bytes())
         tags["dvc.lock"] = artifacts.digest({k: v for k, v in stages.items() if k != "track"})

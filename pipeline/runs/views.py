@@ -1,7 +1,7 @@
 """What MLflow's UI shows without being asked: a saved view of the trade-off, and what the experiment is.
 
 A saved view is a tag of the experiment (`mlflow.sharedViewState.<id>`; MLflow 3.17's own format, which its menu
-"Saved views" lists); a version that knows it not shows its default instead.
+"Views" lists); a version that knows it not shows its default instead.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ VIEW = "tradeoff"
 NAME = "quantgate: trade-off"
 SIGNED = "Written by quantgate."
 SECTION, OTHER = "quantgate", "rest"
+# MLflow shows attributes, metrics, params and tags in that order, whatever is asked: on a screen of 1440 points the tag
+# `verdict` is past its edge, so that the description, which begins with the verdict, comes first
 COLUMNS = (
     "attributes.`Description`", "tags.`verdict`", "metrics.`kld_mean`", "metrics.`top1_agreement`", "metrics.`acc_delta/all`",
     "metrics.`ttft_ms`", "metrics.`decode_tok_s`", "metrics.`weight_bytes`", "params.`quantizer`", "params.`engine`",
@@ -80,8 +82,9 @@ def dress(client: Any, experiment_id: str) -> None:
         f"mlflow.sharedViewState.{VIEW}": saved_view(int(experiment.creation_time or 0)),
         "mlflow.experimentKind": "custom_model_development",
         "mlflow.note.content": (
-            f"{SIGNED} Each parent run is one state of the pipeline, its children the variants. The menu `Saved views` holds "
-            f"`{NAME}` (or add `?viewStateShareKey={VIEW}` to this page's address): quality against speed, as charts."
+            f"{SIGNED} Quality against speed: menu `Views` (top right), `{NAME}`, then the button `Chart view` (left of the "
+            f"search field); or add `?viewStateShareKey={VIEW}&compareRunsMode=CHART` to this page's address. Each parent run is "
+            "one state of the pipeline, its children are the variants."
         ),
     }
     for key, value in wanted.items():
