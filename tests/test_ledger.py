@@ -14,7 +14,7 @@ from pipeline import gate
 from pipeline.core import artifacts, params
 from pipeline.core.errors import ArtifactError, ParamsError
 from pipeline.core.params import Rule
-from pipeline.judging import justify, ledger
+from pipeline.judging import evidence, justify, ledger
 
 ROOT = Path(__file__).resolve().parent.parent
 RULES = [
@@ -264,6 +264,7 @@ def test_a_ledger_changed_along_with_the_rule_needs_evidence_that_the_baseline_h
     assert held["verdict"] == "FAIL" and "since the baseline" in held["ledger"][0]
     ledger.write(then)
     remeasure(0.03)
+    lock(looser)
     justify.justify("kld_mean", looser, results(looser))
     held = ledger.judged(verdict, looser, {ledger.BASELINE: then})
     assert held["verdict"] == verdict["verdict"] and "0.021 nats is looser" in held["loosened"][0]
@@ -380,6 +381,83 @@ def test_new_figures_that_do_not_explain_a_looser_entry_are_no_support_without_a
     book = ledger.read()
     ledger.write(book | {"rules": [ledger.sealed(e | {"reason": reason}) for e in book["rules"]]})
     assert judge(looser)["verdict"] == "PASS" and gate.enforce(looser) == code
+
+
+def with_evidence(settings: params.Params, change: dict[str, Any]) -> None:
+    """One more piece of evidence for the rule on kld_mean, with a digest and noise that agree with it unless they are given."""
+    book = ledger.read()
+    old = next(e for e in book["rules"] if e["rule"]["metric"] == "kld_mean")
+    found = old["evidence"][0] | change
+    agree = {"figures": evidence.figures(found["of"], found, found["floor"])}
+    agree |= {"noise": evidence.noise(found | {"confidence": 0.95}, found["floor"])}
+    new = {
+        "rule": settings.gate.rules[0].model_dump(exclude_defaults=True), "reason": None,
+        "evidence": [*old["evidence"], found | agree | change],
+    }  # fmt: skip
+    ledger.write(book | {"rules": [ledger.sealed(new), *(e for e in book["rules"] if e is not old)]})
+
+
+FORGED: list[tuple[dict[str, Any], str]] = [
+    ({"figures": "deadbeefdeadbeef", "noise": 0.6, "commit": "0000000"}, "deadbeefdeadbeef is not the digest of the figures"),
+    ({"low": -0.6, "high": 0.6, "commit": "0000000"}, "kld_mean of int8 = 0.006 (n = 100) stands in no results that a dvc.lock"),
+    ({"of": "../../elsewhere"}, "stands in no results"),
+    ({"floor": {"value": 0.5, "low": 0.5, "high": 0.6, "n": 9, "by": {}, "runs": 0}}, "stands in no results"),
+    ({"of": "nf4", "noise": 0.6}, "its noise of 0.6 is 0.00143 by the figures"),
+    ({"of": "nf4", "noise": "0.6"}, "it is damaged (TypeError)"),
+    ({"of": "nf4", "value": "much", "figures": "x"}, "x is not the digest"),
+]
+
+
+@pytest.mark.parametrize("change, said", FORGED)
+def test_evidence_that_nobody_measured_supports_no_looser_bound(
+    committed: params.Params, change: dict[str, Any], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    looser = with_rules(committed, [KLD | {"margin": "0.5 nats"}, ACC, SPEED])
+    with_evidence(looser, change)
+    assert judge(looser)["ledger"] == []  # seal and all are as they should be
+    commit("a wider margin, and noise that nobody measured")
+    assert gate.enforce(looser) == 1
+    out = capsys.readouterr().out
+    assert "; its evidence supports nothing: " in out and said in out
+
+
+def test_evidence_supports_only_where_the_lock_vouches_for_the_results_it_is_of(committed: params.Params) -> None:
+    """Results under a name that no verdict looks at, made by hand."""
+    looser = with_rules(committed, [KLD | {"margin": "0.5 nats"}, ACC, SPEED])
+    wide = artifacts.read_json(artifacts.metrics("int8"))
+    wide["metrics"]["kld_mean"] |= {"low": -0.6, "high": 0.6}
+    artifacts.write_json(artifacts.metrics("mine"), wide)
+    with_evidence(looser, {"of": "mine", "low": -0.6, "high": 0.6})
+    judge(looser)
+    assert gate.enforce(looser) == 1
+
+
+def clone(settings: params.Params, into: Path, *options: str) -> None:
+    git("clone", "--quiet", *options, f"file://{Path.cwd()}", str(into))
+
+
+@pytest.mark.parametrize("options, code", [((), 0), (("--depth", "1"), 1)])
+def test_evidence_of_a_commit_that_is_not_here_is_not_known_and_passes_nothing(
+    committed: params.Params, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    options: tuple[str, ...], code: int,
+) -> None:  # fmt: skip
+    """The figures that explained the wider margin are a commit's; a later one was measured anew."""
+    looser, then = with_rules(committed, WIDER), ledger.FILE.read_text(encoding="utf-8")
+    remeasure(0.03)
+    lock(looser)
+    justify.justify("kld_mean", looser, results(looser))
+    commit("noise, and a margin that it explains")
+    remeasure(0.002)
+    lock(looser)
+    judge(looser)
+    commit("measured anew")
+    clone(looser, tmp_path / "clone", *options)
+    monkeypatch.chdir(tmp_path / "clone")
+    book = ledger.parse(then, "then")
+    held = ledger.judged(gate.gate(results(looser), looser), looser, {ledger.BASELINE: book})
+    assert (held["verdict"] == "FAIL") == bool(code) == bool(held["ledger"])
+    assert not code or "is not known in a clone without its history; `git fetch --unshallow`" in held["ledger"][0]
+    assert gate.enforce(looser) == 0  # a ledger that says what it said loosens nothing
 
 
 def test_what_was_justified_step_by_step_passes_in_every_commit(committed: params.Params) -> None:

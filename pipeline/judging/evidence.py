@@ -32,19 +32,29 @@ def evidence(rule: Rule, settings: Params, results: dict[str, Row]) -> Row:
         raise ArtifactError(f"{rule.metric} has no interval in the results of any variant; run `dvc repro`")
     variant, what = usable[0], definition(rule.metric)
     m = results[variant]["metrics"][rule.metric]
-    floor = _floor(rule.metric, results.get(settings.reference, {}).get("metrics", {}))
-    width = resolvable(m["low"], m["high"], confidence=m["confidence"], power=0.8)
+    floor = floor_of(rule.metric, results.get(settings.reference, {}).get("metrics", {}))
     clusters = f" in {m['clusters']} clusters" if m["clusters"] else ""
     runs = f"{floor['runs']} reruns of {settings.reference} (floor.json)" if floor else "no rerun of the reference measures it"
     runs = "its rounds are repeated runs" if timed(rule.metric) else runs
     assert what is not None
     return {
         "of": variant, "n": m["n"], "clusters": m["clusters"], "value": m["value"], "low": m["low"], "high": m["high"],
-        "unit": what.unit, "interval_width": m["high"] - m["low"], "floor": floor, "noise": (floor or {}).get("high", 0.0) + width,
+        "unit": what.unit, "interval_width": m["high"] - m["low"], "floor": floor, "noise": noise(m, floor),
         "from": f"the interval of {variant}, n = {m['n']}{clusters}; {runs}",
         "tier": settings.tier, "seed": settings.seed, "date": today(), "commit": commit(),
-        "figures": artifacts.digest([variant, m["value"], m["low"], m["high"], m["n"], floor])[:16],
+        "figures": figures(variant, m, floor),
     }  # fmt: skip
+
+
+def noise(metric: Row, floor: Row | None) -> float:
+    """The least margin that a variant without loss passes in 80 % of runs, by a metric's interval and its floor."""
+    width = resolvable(metric["low"], metric["high"], confidence=metric["confidence"], power=0.8)
+    return float((floor or {}).get("high", 0.0) + width)
+
+
+def figures(variant: str, metric: Row, floor: Row | None) -> str:
+    """What tells figures apart: the same ones are evidence once."""
+    return artifacts.digest([variant, metric["value"], metric["low"], metric["high"], metric["n"], floor])[:16]
 
 
 def _has_interval(result: Row | None, metric: str) -> bool:
@@ -52,7 +62,7 @@ def _has_interval(result: Row | None, metric: str) -> bool:
     return None not in (found.get("value"), found.get("low"), found.get("high"))
 
 
-def _floor(metric: str, reference: dict[str, Row]) -> Row | None:
+def floor_of(metric: str, reference: dict[str, Row]) -> Row | None:
     """The floor that belongs to a metric: {value, low, high, n, by: {rerun: ...}, runs}; None where none is measured."""
     name = FLOORS[metric][0] if metric in FLOORS else ""
     found = reference.get(name)

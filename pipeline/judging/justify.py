@@ -11,6 +11,7 @@ from __future__ import annotations
 from pipeline.core.errors import ArtifactError, ParamsError
 from pipeline.core.explain import did_you_mean
 from pipeline.core.params import Params, Rule
+from pipeline.judging import proof
 from pipeline.judging.evidence import commit, evidence, today
 from pipeline.judging.ledger import (
     FILE,
@@ -118,7 +119,9 @@ def _entry(
 
 def _refuse(entry: Row, new: bool) -> None:
     """Raise unless a looser bound stands on new figures, and on a reason in words where noise does not explain it."""
-    rule, noise = Rule.model_validate(entry["rule"]), beyond_noise(entry)
+    made = entry["evidence"][-1:] if new else []  # of what is on file now
+    real = [*proof.proven(entry | {"evidence": entry["evidence"][: -1 if new else None]}), *made]
+    rule, noise = Rule.model_validate(entry["rule"]), beyond_noise(entry | {"evidence": real})
     if not new:
         raise ArtifactError(f"{rule.metric}: these figures are evidence in {FILE} already; measure anew (another seed or tier)")
     if noise is not None and not entry["reason"]:

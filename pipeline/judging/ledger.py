@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from pipeline.core import artifacts, git
 from pipeline.core.errors import ArtifactError, ParamsError
 from pipeline.core.params import Params, Rule
+from pipeline.judging import proof
 from pipeline.numbers.definitions import definition
 from pipeline.numbers.rules import bound_of, neutral_of
 
@@ -199,7 +200,7 @@ def hold(verdict: Row, settings: Params, book: Book, earlier: dict[str, Book] | 
         known = {f["key"] for f in found}
         for f in faults(settings, then):
             if f["loosened"] and f["key"] not in known and not _supported(f["key"], book, then):
-                found.append(f | {"reason": f"since {since}, {f['reason']}"})
+                found.append(f | {"reason": f"since {since}, {f['reason']}{_doubts(f['key'], book, then)}"})
             elif f["loosened"] and f["key"] not in known and since == BASELINE:
                 notes.append(f["reason"].split("; measure anew")[0])
     variants = dict(verdict["variants"])
@@ -221,10 +222,21 @@ def _supported(of: tuple[str, str], book: Book, then: Book) -> bool:
     entries = [e for e in book["rules"] if keys([e["rule"]]) == {of}]
     if not entries:
         return bool(_removals(of, book) - _removals(of, then))
-    before = {e["figures"] for entry in then["rules"] if entry["rule"]["metric"] == of[0] for e in entry["evidence"]}
+    real = [entry | {"evidence": proof.proven(entry)} for entry in entries]
+    before = _figures(of, then)
     return all(
-        {e["figures"] for e in entry["evidence"]} - before and (entry["reason"] or beyond_noise(entry) is None) for entry in entries
+        {e["figures"] for e in entry["evidence"]} - before and (entry["reason"] or beyond_noise(entry) is None) for entry in real
     )
+
+
+def _figures(of: tuple[str, str], book: Book) -> set[str]:
+    """What is evidence on a metric in a ledger."""
+    return {e["figures"] for entry in book["rules"] if entry["rule"]["metric"] == of[0] for e in entry["evidence"]}
+
+
+def _doubts(of: tuple[str, str], book: Book, then: Book) -> str:
+    entries = [e for e in book["rules"] if keys([e["rule"]]) == {of}]
+    return "".join(proof.doubts(entry, _figures(of, then)) for entry in entries)
 
 
 def _removals(of: tuple[str, str], book: Book) -> set[str]:
