@@ -14,7 +14,7 @@ from pipeline import gate
 from pipeline.core import artifacts, params
 from pipeline.core.errors import ArtifactError, ParamsError
 from pipeline.core.params import Rule
-from pipeline.judging import evidence, justify, ledger
+from pipeline.judging import evidence, justify, ledger, proof
 
 ROOT = Path(__file__).resolve().parent.parent
 RULES = [
@@ -188,6 +188,52 @@ def test_justify_writes_n_noise_interval_date_and_commit(measured: params.Params
     assert found["interval_width"] == pytest.approx(0.002) and found["n"] == 100 and found["of"] == "int8"
     assert found["floor"] is None and "no rerun of the reference" in found["from"] and found["date"] and "commit" in found
     assert judge(measured)["verdict"] == "PASS"
+
+
+@pytest.mark.parametrize(
+    "metric, between, noise",
+    [("speed_ratio", None, None), ("speed_ratio", 0.05, 0.1), ("ttft_ms", None, None), ("acc_delta/all", None, 0.1)],
+)
+def test_the_noise_of_a_timed_figure_is_known_only_where_whole_runs_are(
+    metric: str, between: float | None, noise: float | None
+) -> None:
+    """Rounds of one run share its minutes: their spread alone explains no looser bound."""
+    figure = {"low": 0.9, "high": 1.1, "confidence": 0.95, "between": between}
+    assert evidence.noise(metric, figure, None) == (noise and pytest.approx(noise * (1.959964 + 0.841621) / 1.959964, rel=1e-5))
+
+
+def timed_anew(between: float | None, high: float) -> None:
+    found = artifacts.read_json(artifacts.metrics("int8"))
+    speed = metric(1.5, 1.2, high, confidence=0.95, clusters=None, between=between)
+    artifacts.write_json(artifacts.metrics("int8"), found | {"metrics": found["metrics"] | {"speed_ratio": speed}})
+
+
+def test_timings_of_one_run_justify_a_looser_speed_only_with_a_reason(
+    measured: params.Params, capsys: pytest.CaptureFixture[str]
+) -> None:
+    then, looser = ledger.read(), with_rules(measured, [KLD, ACC, SPEED | {"margin": "40 %"}])
+    timed_anew(None, 1.9)
+    lock(looser)
+    with pytest.raises(ArtifactError, match="margin 40 % is more than noise explains: it is not known"):
+        justify.justify("speed_ratio", looser, results(looser))
+    told = justify.justify("speed_ratio", looser, results(looser), "another machine")
+    assert "noise unknown (" in told[0] and "one run: how far whole runs differ is not known (compare.between_runs)" in told[0]
+    assert ledger.faults(looser, ledger.read()) == []
+    ledger.write(then)
+    timed_anew(0.05, 1.9)
+    lock(looser)
+    told = justify.justify("speed_ratio", looser, results(looser))
+    assert "noise 0.5 ratio (" in told[0] and "with the 5 % that whole runs differ by" in told[0]
+
+
+def test_noise_that_was_written_of_one_run_explains_no_looser_speed(measured: params.Params) -> None:
+    timed_anew(None, 1.9)
+    lock(measured)
+    m = results(measured)["int8"]["metrics"]["speed_ratio"]
+    found = {k: m[k] for k in ("value", "low", "high", "n")} | {"of": "int8", "floor": None, "noise": 0.5}
+    found |= {"figures": evidence.figures("int8", m, None)}
+    assert "its noise of 0.5 is one run's" in proof.doubt("speed_ratio", found)
+    assert proof.doubt("speed_ratio", found | {"noise": None}) == ""
 
 
 def test_justifying_again_with_the_same_figures_changes_nothing(measured: params.Params) -> None:
@@ -389,7 +435,7 @@ def with_evidence(settings: params.Params, change: dict[str, Any]) -> None:
     old = next(e for e in book["rules"] if e["rule"]["metric"] == "kld_mean")
     found = old["evidence"][0] | change
     agree = {"figures": evidence.figures(found["of"], found, found["floor"])}
-    agree |= {"noise": evidence.noise(found | {"confidence": 0.95}, found["floor"])}
+    agree |= {"noise": evidence.noise("kld_mean", found | {"confidence": 0.95}, found["floor"])}
     new = {
         "rule": settings.gate.rules[0].model_dump(exclude_defaults=True), "reason": None,
         "evidence": [*old["evidence"], found | agree | change],

@@ -1,9 +1,9 @@
 """`python -m pipeline.gate --justify RULE`: an entry of the ledger, from figures that say how noisy its rule is.
 
-It is made from what differs between runs of the same weights (floor.json's reruns; rounds, for speed), from the interval of
-the variant that ships, and from the entry's earlier evidence. A looser bound needs figures that were not evidence before,
-and beyond what noise explains also a reason in words, which stays in the entry. An entry that was taken out by hand counts
-as if it still stood.
+It is made from what differs between runs of the same weights (floor.json's reruns; for speed, compare.between_runs), from
+the interval of the variant that ships, and from the entry's earlier evidence. A looser bound needs figures that were not
+evidence before, and beyond what noise explains also a reason in words, which stays in the entry. An entry that was taken out
+by hand counts as if it still stood.
 """
 
 from __future__ import annotations
@@ -112,20 +112,23 @@ def _entry(
     }
     if loosened:
         _refuse(entry, new)
-    noise = max(e["noise"] for e in entry["evidence"])
+    known = [e["noise"] for e in entry["evidence"] if e["noise"] is not None]
+    noise = f"{max(known):.2g} {found['unit']}" if known else "unknown"
     why = found["from"] if new else "these figures were evidence before; nothing is added"
-    return sealed(entry), f"{rule.metric}: {bound_of(rule).text}; noise {noise:.2g} {found['unit']} ({why})"
+    return sealed(entry), f"{rule.metric}: {bound_of(rule).text}; noise {noise} ({why})"
 
 
 def _refuse(entry: Row, new: bool) -> None:
     """Raise unless a looser bound stands on new figures, and on a reason in words where noise does not explain it."""
-    made = entry["evidence"][-1:] if new else []  # of what is on file now
-    real = [*proof.proven(entry | {"evidence": entry["evidence"][: -1 if new else None]}), *made]
-    rule, noise = Rule.model_validate(entry["rule"]), beyond_noise(entry | {"evidence": real})
+    rule = Rule.model_validate(entry["rule"])
     if not new:
         raise ArtifactError(f"{rule.metric}: these figures are evidence in {FILE} already; measure anew (another seed or tier)")
+    *earlier, made = entry["evidence"]  # made of what is on file now
+    noise = beyond_noise(entry | {"evidence": [*proof.proven(entry | {"evidence": earlier}), made]})
     if noise is not None and not entry["reason"]:
+        known = (
+            f"the noise of {noise:.2g} {made['unit']} explains" if made["noise"] is not None else "noise explains: it is not known"
+        )
         raise ArtifactError(
-            f"{rule.metric}: {bound_of(rule).text} is more than the noise of {noise:.2g} {entry['evidence'][-1]['unit']} explains; "
-            "give --reason WHY, or take a margin that it does explain"
+            f"{rule.metric}: {bound_of(rule).text} is more than {known}; give --reason WHY, or take a margin that it does explain"
         )

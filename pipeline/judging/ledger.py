@@ -186,7 +186,8 @@ def _evidence_line(entry: Row) -> str:
     last = entry["evidence"][-1] if entry.get("evidence") else None
     if last is None:
         return "set without evidence"
-    return f"set {last['date']} from {last['of']}, n = {last['n']}, noise {last['noise']:.2g} {last['unit']}"
+    noise = "unknown" if last["noise"] is None else f"{last['noise']:.2g} {last['unit']}"
+    return f"set {last['date']} from {last['of']}, n = {last['n']}, noise {noise}"
 
 
 def hold(verdict: Row, settings: Params, book: Book, earlier: dict[str, Book] | None = None) -> Row:
@@ -244,11 +245,11 @@ def _removals(of: tuple[str, str], book: Book) -> set[str]:
 
 
 def beyond_noise(entry: Row) -> float | None:
-    """The noise that an entry's evidence measured, where its bound allows more than that; else None."""
+    """The noise that an entry's evidence measured (0 where none is known), where its bound allows more than that; else None."""
     rule = Rule.model_validate(entry["rule"])
     bound, what = bound_of(rule), definition(rule.metric)
     assert what is not None  # bound_of has refused unknown metrics
     neutral = neutral_of(rule, what)
     amount = math.inf if rule.margin is None or neutral is None else abs(bound.threshold - neutral)
-    noise: float = max((e["noise"] for e in entry["evidence"]), default=0.0)
+    noise: float = max((e["noise"] for e in entry["evidence"] if e["noise"] is not None), default=0.0)
     return noise if amount > noise else None

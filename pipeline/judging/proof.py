@@ -41,11 +41,18 @@ def doubt(metric: str, found: Row) -> str:
         measured = next((m for m in (_measured(metric, found, c) for c in states) if m), None)
         if measured is None:
             return _unmeasured(metric, found)
-        noise = evidence.noise(measured, found.get("floor"))
-        same = math.isclose(found["noise"], noise, rel_tol=1e-9)
-        return "" if same else f"its noise of {found['noise']:.3g} is {noise:.3g} by the figures that stand beside it"
+        return _other_noise(found["noise"], evidence.noise(metric, measured, found.get("floor")))
     except (AttributeError, KeyError, TypeError, ValueError) as e:
         return f"it is damaged ({type(e).__name__})"
+
+
+def _other_noise(told: float | None, noise: float | None) -> str:
+    if told is None:  # it explains nothing, and says so
+        return ""
+    if noise is None:
+        return f"its noise of {told:.3g} is one run's; how far whole runs differ is not known (compare.between_runs)"
+    same = math.isclose(told, noise, rel_tol=1e-9)
+    return "" if same else f"its noise of {told:.3g} is {noise:.3g} by the figures that stand beside it"
 
 
 def _unmeasured(metric: str, found: Row) -> str:
