@@ -25,7 +25,7 @@ from pipeline import served
 from pipeline.core import artifacts, cli, params
 from pipeline.core.errors import ArtifactError, ParamsError, QuantgateError
 from pipeline.core.params import Params, Rule, Variant
-from pipeline.judging import baseline, comment, justify, ledger, stale
+from pipeline.judging import baseline, comment, justify, ledger, recomputed, stale
 from pipeline.numbers.definitions import definition
 from pipeline.numbers.metrics import FLOORS
 from pipeline.numbers.rules import Bound, Judgement, Verdict, bound_of, judge, judge_above, neutral_of, worst, would_settle
@@ -209,6 +209,8 @@ def _on_file(settings: Params) -> dict[str, Any]:
         raise ArtifactError(f"the verdict is stale: {why}; run `dvc repro`")
     if changed := stale.since(verdict, settings):
         raise ArtifactError(f"the verdict is stale; missing or changed since: {', '.join(changed)}; run `dvc repro`")
+    if wrong := recomputed.differing(_results(settings), settings):
+        raise ArtifactError(f"results are not what their rows say; {'; '.join(wrong)}; run `dvc repro --force compare@VARIANT`")
     found = judged(settings)
     if any(verdict.get(key) != found[key] for key in found):
         raise ArtifactError("the verdict on file is not what the rules say of the results; run `dvc repro`")
