@@ -40,6 +40,7 @@ UNJUDGED = "judged where a merge names the commit it goes into: `python -m pipel
 def gate(results: dict[str, dict[str, Any]], settings: Params, beside: dict[str, Any] | None = None) -> dict[str, Any]:
     """Judge every variant but the reference. results: {variant: its metrics/<variant>.json}; beside: see `baseline.beside`."""
     variants: dict[str, dict[str, Any]] = {}
+    results = {name: _as_asked(result, settings.compare.confidence) for name, result in results.items()}
     for name, variant in settings.variants.items():
         if name == settings.reference:
             continue
@@ -60,6 +61,20 @@ def gate(results: dict[str, dict[str, Any]], settings: Params, beside: dict[str,
     floor = {name: own.get(name) for names in FLOORS.values() for name in names}
     policy = {"reference": settings.reference, "inconclusive": settings.gate.inconclusive}
     return {"verdict": overall, **policy, "floor": floor, "variants": variants}
+
+
+def _as_asked(result: dict[str, Any], confidence: float) -> dict[str, Any]:
+    """A variant's results, without the intervals that are not of the confidence and unit that a verdict is about."""
+    metrics = dict(result["metrics"])
+    for name, m in metrics.items():
+        what = definition(name)
+        if m is None or what is None or m.get("low") is None:
+            continue
+        said = [f"it is of {m.get('confidence')!r} confidence, not {confidence}"] * (m.get("confidence") != confidence)
+        said += [f"its unit is {m.get('unit')}, not {what.unit}"] * (m.get("unit", what.unit) != what.unit)
+        if said:
+            metrics[name] = m | {"low": None, "high": None, "confidence": None, "warnings": said}
+    return result | {"metrics": metrics}
 
 
 def _floors(result: dict[str, Any] | None, reference: dict[str, Any] | None) -> dict[str, Any]:

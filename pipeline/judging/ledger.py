@@ -51,6 +51,7 @@ def parse(text: str, where: str) -> Book:
         book: Book = yaml.safe_load(text)
         for entry in book["rules"]:
             Rule.model_validate(entry["rule"])
+            _evidence_line(entry)  # as it is told
             if entry["seal"] != seal(entry):
                 raise ArtifactError(
                     f"{where}: the entry of {entry['rule']['metric']} was edited by hand; {_how(entry['rule']['metric'])}"
@@ -60,7 +61,7 @@ def parse(text: str, where: str) -> Book:
                 raise ArtifactError(f"{where}: the removal of {entry['metric']} was edited by hand; take it back from git")
         if book[POLICY] is not None and book[POLICY]["seal"] != seal(book[POLICY]):
             raise ArtifactError(f"{where}: the policy was edited by hand; {_how(POLICY)}")
-    except (yaml.YAMLError, ValidationError, KeyError, TypeError) as e:
+    except (yaml.YAMLError, ValidationError, AttributeError, KeyError, TypeError, ValueError) as e:
         raise ArtifactError(f"{where} is damaged ({type(e).__name__}); take it back from git") from None
     return book
 
