@@ -21,6 +21,7 @@ from pipeline.numbers.definitions import is_served
 from pipeline.numbers.metrics import TOKEN_PARTS
 from pipeline.numbers.rules import bound_of
 from pipeline.overlap import measured_rows, refuse_overlap
+from pipeline.serving import able
 
 BY_TASK = (
     "acc", "acc_delta", "recovery", "flips_to_wrong", "flips_to_right", "p_mcnemar", "byte_ppl", "byte_ppl_ratio",
@@ -57,6 +58,7 @@ def faults(settings: Params) -> list[str]:
     collect("params.yaml: calibration.set", evalset.load_texts, Path(settings.calibration.set))
     collect("params.yaml: diverge.corpus", evalset.load_texts, Path(settings.diverge.corpus))
     collect("params.yaml: diverge.trajectories.prompts", evalset.load_prompts, Path(settings.diverge.trajectories.prompts))
+    found += able.faults(settings)
     if settings.serving.variants:
         collect("params.yaml: serving.prompts", evalset.load_texts, Path(settings.serving.prompts))
     collect("params.yaml: benchmark.prompts", evalset.load_texts, Path(settings.benchmark.prompts))
@@ -103,6 +105,23 @@ def _tier_faults(settings: Params) -> list[str]:
                     "tiers stand from small to large, and each is part of the next"
                 )
     return found
+
+
+def more_than_there(settings: Params) -> list[str]:
+    """Where a tier asks for more than a set holds, in words: all of it is measured, which is no fault."""
+    there = {f"tasks.{name}": len(tasks.load_task(name)[1]) for name in _asked(settings) & tasks.local_tasks().keys()}
+    there["documents"] = len(evalset.load_texts(Path(settings.diverge.corpus)))
+    there["trajectories"] = len(evalset.load_prompts(Path(settings.diverge.trajectories.prompts)))
+    return [
+        f"tiers.{name}.{what} = {count} is more than there is: all {there[what]} are taken"
+        for name, tier in settings.tiers.items()
+        for what, count in _counts(tier).items()
+        if isinstance(count, int) and count > there.get(what, math.inf)
+    ]
+
+
+def _asked(settings: Params) -> set[str]:
+    return {task for tier in settings.tiers.values() for task in tier.tasks}
 
 
 def _counts(tier: Tier) -> dict[str, params.HowMany]:
@@ -166,7 +185,7 @@ def main() -> None:
     served.write_asked(settings)
     for line in power.told(settings):
         cli.say("power", line)
-    for line in fit.told(settings):
+    for line in more_than_there(settings) + fit.told(settings) + able.told(settings):
         cli.say("check", line)
     for line in served.told(settings):
         cli.say("power", line)

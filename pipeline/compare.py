@@ -15,7 +15,7 @@ from pipeline.figures import broke, free_figures, noise
 from pipeline.figures.answer_figures import answer_metrics, pair
 from pipeline.figures.builder import Builder, size_metrics
 from pipeline.figures.speed_figures import timing_metrics
-from pipeline.figures.token_figures import token_metrics
+from pipeline.figures.token_figures import refuse_other_tokens, token_metrics
 
 Row = dict[str, Any]
 ROWS = (artifacts.answers, artifacts.tokens, artifacts.timings, artifacts.generations)
@@ -36,7 +36,7 @@ def compare(variant: str, settings: params.Params) -> Row:
     if status == "ok":
         size_metrics(b, manifest, theirs)
         for name, fault in (
-            ("diverge", _tokens(b, variant, metas)),
+            ("diverge", _tokens(b, variant, ref, metas)),
             ("evaluate", _answers(b, variant, ref, metas, settings)),
             ("benchmark", _timings(b, variant, metas, manifest)),
             ("replies", _free(b, variant, ref, metas)),
@@ -89,11 +89,14 @@ def _floors(reference: Row) -> Row:
     return dict(floor["metrics"])
 
 
-def _tokens(b: Builder, variant: str, metas: dict[Path, Row]) -> str | None:
+def _tokens(b: Builder, variant: str, ref: str, metas: dict[Path, Row]) -> str | None:
     path = artifacts.tokens(variant)
     if metas[path]["status"] != "ok":
         return str(metas[path]["reason"])
-    return token_metrics(b, artifacts.read_columns(path))
+    rows = artifacts.read_columns(path)
+    if metas[artifacts.tokens(ref)]["status"] == "ok":
+        refuse_other_tokens(rows, artifacts.read_columns(artifacts.tokens(ref)))
+    return token_metrics(b, rows)
 
 
 def _free(b: Builder, variant: str, ref: str, metas: dict[Path, Row]) -> str | None:

@@ -54,7 +54,9 @@ def gate(results: dict[str, dict[str, Any]], settings: Params, beside: dict[str,
         required = name in settings.gate.required
         variants[name] = {"verdict": verdict, "reason": reason, "required": required, "rules": rules, "family": family}
     deciding: list[Verdict] = [
-        "FAIL" if v["verdict"] == "UNSUPPORTED" else v["verdict"] for v in variants.values() if v["required"]
+        "FAIL" if v["verdict"] == "UNSUPPORTED" else v["verdict"]
+        for name, v in variants.items()
+        if v["required"] or name not in results  # what is listed and was lost is no advisory matter
     ]
     overall = worst(deciding)
     own = results.get(settings.reference, {}).get("metrics", {})
@@ -223,7 +225,8 @@ def _on_file(settings: Params) -> dict[str, Any]:
         why = f"judged against {ref or 'a reference that it does not name'}, not {settings.reference}"
         raise ArtifactError(f"the verdict is stale: {why}; run `dvc repro`")
     if changed := stale.since(verdict, settings):
-        raise ArtifactError(f"the verdict is stale; missing or changed since: {', '.join(changed)}; run `dvc repro`")
+        ledger.read()  # a damaged one says so itself: `dvc repro` would not mend it
+        raise ArtifactError(f"the verdict is stale; {stale.sentence(changed)}")
     if wrong := recomputed.differing(_results(settings), settings):
         raise ArtifactError(f"results are not what their rows say; {'; '.join(wrong)}; run `dvc repro --force compare@VARIANT`")
     found = judged(settings)
@@ -276,6 +279,7 @@ def main(
     reason: Annotated[str | None, typer.Option("--reason", help="Why a bound is looser, with --justify.")] = None,
 ) -> None:
     """Judge every variant by the rules in params.yaml."""
+    _refuse_odd_options(enforcing or commenting, rev, rule, reason)
     if enforcing or commenting:
         code = _enforce_or_stale(rev, write=commenting)
         sys.exit(code if enforcing else 0)
@@ -284,13 +288,20 @@ def main(
         for line in justify.justify(rule, settings, _results(settings), reason):
             cli.say("ledger", line)
         return
-    if rev is not None or reason is not None:
-        raise ParamsError("--baseline goes with --enforce or --comment, --reason with --justify")
     watch = artifacts.Stopwatch("gate")
     verdict = judged(settings) | {"inputs": stale.inputs(settings)}
     artifacts.write_json(artifacts.GATE, verdict)
     told = ", ".join(f"{n} {v['verdict']}" for n, v in verdict["variants"].items())
     cli.say("gate", f"{verdict['verdict']} ({told}), {watch.done():.1f} s")
+    for line in verdict["ledger"]:
+        cli.say("ledger", line)
+
+
+def _refuse_odd_options(merging: bool, rev: str | None, rule: str | None, reason: str | None) -> None:
+    if merging and rule is not None:
+        raise ParamsError("--justify writes the ledger, --enforce and --comment read a verdict: give one, then the other")
+    if (rev is not None and not merging) or (reason is not None and rule is None):
+        raise ParamsError("--baseline goes with --enforce or --comment, --reason with --justify")
 
 
 if __name__ == "__main__":

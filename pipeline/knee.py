@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.numbers.serving_figures import Row, e2e, nothing, shown, walls
+from pipeline.numbers.replies import e2e
+from pipeline.numbers.serving_figures import Row, nothing, shown, walls
 from pipeline.numbers.stats import Estimate
 
 
@@ -16,8 +17,9 @@ def knee(levels: Mapping[int, list[Row]], confidence: float) -> dict[str, Any]:
     more than one percent more latency.
 
     levels: {concurrency: its rows}. low and high are the least and greatest knee of single rounds. Null where the
-    greatest level tried is still the best one, or fewer than three can be compared. Source: Kleinrock 1979, "Power and
-    deterministic rules of thumb for probabilistic problems in computer communications".
+    greatest level tried is still the best one, or the least is (but for one at once: nothing is below), or fewer than
+    three can be compared. Source: Kleinrock 1979, "Power and deterministic rules of thumb for probabilistic problems in
+    computer communications".
     """
     power = {c: p for c, rows in sorted(levels.items()) if (p := _power([r for r in rows if not r["warmup"]]))}
     rounds = sorted(set.intersection(*(set(p) for p in power.values()))) if power else []
@@ -27,9 +29,12 @@ def knee(levels: Mapping[int, list[Row]], confidence: float) -> dict[str, Any]:
     single = [max(power, key=lambda c, k=k: power[c][k]) for k in rounds]  # type: ignore[misc]
     best = max(power, key=lambda c: float(np.mean(np.log([power[c][k] for k in rounds]))))
     method = f"greatest throughput / median latency over {len(power)} levels, {len(rounds)} rounds; interval: single rounds' own"
-    if best == max(power):
-        reason = f"throughput still pays for latency at {best} at once, the most that was tried"
-        return shown("knee", nothing(reason, len(rounds), method), confidence)
+    unsettled = {
+        max(power): f"throughput still pays for latency at {best} at once, the most that was tried",
+        min(power): f"throughput over latency is best at {best} at once, and nothing lower was tried",
+    }
+    if best in unsettled and best > 1:
+        return shown("knee", nothing(unsettled[best], len(rounds), method), confidence)
     notes = () if len(set(single)) == 1 else (f"rounds disagree: {single}",)
     return shown("knee", Estimate(best, min(single), max(single), len(rounds), method, notes), confidence)
 

@@ -16,10 +16,10 @@ import typer
 
 from pipeline import served
 from pipeline.core import artifacts, cli, params
-from pipeline.core.errors import ArtifactError, QuantgateError
+from pipeline.core.errors import ArtifactError, ParamsError, QuantgateError
 from pipeline.core.params import Params
 from pipeline.figures import noise
-from pipeline.judging import stale
+from pipeline.judging import ledger, stale
 from pipeline.numbers import sweep  # fmt: skip
 from pipeline.pages import advice, bundle, charts, machines, pareto, pictures, speed, tradeoff, where, words
 from pipeline.pages.words import show
@@ -182,10 +182,11 @@ def stale_line(verdict: dict[str, Any], settings: Params) -> str | None:
     """What the gate would say of results that are no longer those of the verdict, on one line; None where they still are."""
     try:
         changed = stale.since(verdict, settings)
+        if changed:
+            ledger.read()  # a damaged one says so itself
     except QuantgateError as e:
         return f"STALE: {e}"
-    more = f" and {len(changed) - SHOWN} more" if len(changed) > SHOWN else ""
-    return f"STALE: missing or changed since: {', '.join(changed[:SHOWN])}{more}; run `dvc repro`" if changed else None
+    return f"STALE: {stale.sentence(changed, SHOWN)}" if changed else None
 
 
 def print_summary(settings: Params) -> None:
@@ -234,6 +235,9 @@ def main(
     other: Annotated[Path | None, typer.Option("--compare", help="Lay another machine's bundle beside these results.")] = None,
 ) -> None:
     """Write the report from metrics and verdicts."""
+    asked = [n for n, given in (("--summary", summary), ("--readme", readme), ("--bundle", pack), ("--compare", other)) if given]
+    if len(asked) > 1:
+        raise ParamsError(f"{' and '.join(asked)} exclude each other: each does one thing and no more; give one")
     settings = params.load()
     if pack:
         index = bundle.pack(settings, pack)
@@ -245,7 +249,7 @@ def main(
         write_readme()
     if summary:
         print_summary(settings)
-    if pack or other or readme or summary:
+    if asked:
         return
     watch = artifacts.Stopwatch("report")
     write(settings)

@@ -22,7 +22,7 @@ from pipeline.numbers.serving_figures import Objective, memory
 from pipeline.serving import measure
 from pipeline.serving.client import Endpoint, address, key_from
 from pipeline.serving.measure import Plan
-from pipeline.serving.session import counter, load_tokenizer, measured, started
+from pipeline.serving.session import counter, load_tokenizer, measured, started, unfinished
 
 Row = dict[str, Any]
 ELSEWHERE = "the server was not started here, so its memory is not seen"
@@ -36,10 +36,10 @@ def plan_of(load: Load, common: Serving, seed: int) -> Plan:
 
 
 def serve(
-    folder: Path, server: Server, plan: Plan, common: Serving, threads: int, options: dict[str, Any]
+    folder: Path, server: Server, plan: Plan, common: Serving, threads: int, options: dict[str, Any], path: Path
 ) -> tuple[Row, Plan, list[Row], Row | None]:
     """(what the server can do, the plan as it could be held, rows, facts of the launch). folder: the variant's model;
-    options: its engine's, for a server that is launched."""
+    options: its engine's, for a server that is launched; path: where the rows will be written."""
     assert common.timeout_s is not None  # params has seen to that
     words = load_tokenizer(folder) if (folder / "tokenizer.json").exists() else None
     counted = words is not None
@@ -47,7 +47,7 @@ def serve(
         url = own.url if own else address(server.url or "", server.key_env)
         key = own.key if own else key_from(server.key_env)
         endpoint = Endpoint(url, server.model, server.chat, common.timeout_s, key, counter(words), server.key_env)
-        found, plan, rows = asyncio.run(measured(endpoint, plan, Path(common.prompts), words, only_probe=False))
+        found, plan, rows = asyncio.run(measured(endpoint, plan, Path(common.prompts), words, False, path))
     return found, plan, rows, own.facts if own else None
 
 
@@ -73,6 +73,7 @@ def write(variant: str, rows: list[Row], meta: Row, report: Row) -> None:
     artifacts.write_json(artifacts.meta_of(path), meta)
     inputs = {str(f): artifacts.sha256_file(f) for f in (path, artifacts.meta_of(path))}
     artifacts.write_json(artifacts.served(variant), report | {"inputs": inputs})
+    unfinished(path).unlink(missing_ok=True)
 
 
 def measure_variant(variant: str, settings: Params) -> Row:
@@ -86,7 +87,8 @@ def measure_variant(variant: str, settings: Params) -> Row:
         if manifest["status"] != "ok":
             raise Unsupported(f"quantize: {manifest['status']}: {manifest['reason']}")
         plan, own = plan_of(load, common, settings.seed), settings.variant(variant).engine_options
-        found, plan, rows, facts = serve(folder, common.variants[variant], plan, common, settings.thread_count, own)
+        server, path = common.variants[variant], artifacts.serving(variant)
+        found, plan, rows, facts = serve(folder, server, plan, common, settings.thread_count, own, path)
     except Unsupported as e:
         about |= {"status": "unsupported", "reason": f"{e} (after a change of this machine: dvc repro -f serve@{variant})"}
         write(variant, [], about, about | none)

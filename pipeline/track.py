@@ -33,6 +33,11 @@ LOCK = artifacts.ARTIFACTS / "track.lock"
 WAIT_S = 60  # for another `track` in this folder
 STALE = 2  # exit code of `python -m pipeline.gate --enforce`
 PARENT, JUDGED = "mlflow.parentRunId", "quantgate.judged"
+AWAY_LOG = (
+    "all results are safe in reports/ and artifacts/ (`python -m pipeline.report --summary` shows them): when it is back, run "
+    "`python -m pipeline.track`; where this was a stage of `dvc repro`, the next `dvc repro` does it"
+)
+AWAY_MOVE = "when it is back, see there who is champion, and repeat the command if it was not moved"
 Done = TypeVar("Done")
 
 
@@ -161,17 +166,21 @@ def promote(settings: Params, uri: str, variant: str, *, force: bool, reason: st
 
 def _refuse_unfit(variant: str, settings: Params, changed: str) -> None:
     """Raise unless the gate, asked as a merge asks it, gives PASS and does not call it stale, and the files are those measured."""
-    way = "mend it, or use --force --reason TEXT"
+    force, told = "or use --force --reason TEXT", f"{variant} is not promoted"
     gate = subprocess.run([sys.executable, "-m", "pipeline.gate", "--enforce"], capture_output=True, text=True)
     if gate.returncode == STALE or gate.returncode not in (0, 1, 3):
         lines = gate.stderr.strip().splitlines() or ["the gate could not be asked"]
-        raise ArtifactError(f"{variant} is not promoted: {lines[-1]}; {way}")
+        raise ArtifactError(f"{told}: {lines[-1]}; {force}")
+    if variant == settings.reference:
+        passing = ", ".join(re.findall(r"^PASS +(\S+)(?: \(advisory\))?: ", gate.stdout, re.MULTILINE)) or "none at present"
+        why = f"it is the reference, which others are judged by and nothing judges; variants with a PASS: {passing}"
+        raise ArtifactError(f"{told}: {why}; {force}")
     said = re.search(rf"^([A-Z]+) +{re.escape(variant)}(?: \(advisory\))?: (.*)$", gate.stdout, re.MULTILINE)
-    word, why = said.groups() if said else ("REFERENCE" if variant == settings.reference else "MISSING", "the gate names none")
+    word, why = said.groups() if said else ("MISSING", "the gate names none")
     if word != "PASS":
-        raise ArtifactError(f"{variant} is not promoted: its verdict is {word}, not PASS: {why}; {way}")
+        raise ArtifactError(f"{told}: its verdict is {word}, not PASS: {why}; mend it, {force}")
     if changed:
-        raise ArtifactError(f"{variant} is not promoted: {changed}; {way}")
+        raise ArtifactError(f"{told}: {changed}; run `dvc repro`, {force}")
 
 
 def rollback(settings: Params, uri: str, reason: str) -> str:
@@ -201,16 +210,18 @@ def main(
     uri = os.environ.get("MLFLOW_TRACKING_URI") or settings.track.uri
     with _alone():
         if to_promote:
-            cli.say("track", _safely(uri, lambda: promote(settings, uri, to_promote, force=force, reason=reason.strip())))
+            cli.say(
+                "track", _safely(uri, lambda: promote(settings, uri, to_promote, force=force, reason=reason.strip()), AWAY_MOVE)
+            )
         elif back:
-            cli.say("track", _safely(uri, lambda: rollback(settings, uri, reason.strip())))
+            cli.say("track", _safely(uri, lambda: rollback(settings, uri, reason.strip()), AWAY_MOVE))
         else:
             _log(settings, uri)
 
 
 def _log(settings: Params, uri: str) -> None:
     watch = artifacts.Stopwatch("track")
-    found, made = _safely(uri, lambda: track(settings, uri))
+    found, made = _safely(uri, lambda: track(settings, uri), AWAY_LOG)
     artifacts.write_json(artifacts.MLFLOW, found)
     told = f"{made} new MLflow runs, {len(found['runs'])} variants under state {found['parent'][:8]}"
     cli.say("track", f"{told}, {watch.done():.1f} s")
@@ -237,8 +248,11 @@ def _alone() -> Any:
         raise ArtifactError(f"another `python -m pipeline.track` has been running here for over {WAIT_S} s; wait for it") from None
 
 
-def _safely(uri: str, act: Callable[[], Done]) -> Done:
-    """What `act` returns; whatever MLflow, SQLAlchemy or a missing driver raises becomes one line that says what is safe."""
+def _safely(uri: str, act: Callable[[], Done], then: str) -> Done:
+    """What `act` returns; whatever MLflow, SQLAlchemy or a missing driver raises becomes one line. then: what is safe, what to do.
+
+    It is an error (exit 1) under `dvc repro` too: a stage that were said to be done would not be run again.
+    """
     start = time.monotonic()
     try:
         return act()
@@ -248,9 +262,9 @@ def _safely(uri: str, act: Callable[[], Done]) -> Done:
         lines = str(e).strip().splitlines() or [type(e).__name__]
         why = without_password(lines[0])[:200]
         hint = "; set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD" if "401" in why else ""
+        hint = f"; pip install {e.name}" if isinstance(e, ModuleNotFoundError) else hint  # boto3, where files go to S3 from here
         raise ArtifactError(
-            f"MLflow at {without_password(uri)} could not be written ({why}{hint}; {time.monotonic() - start:.0f} s); all "
-            "results are safe in reports/ and artifacts/: run `python -m pipeline.track` when it is back"
+            f"MLflow at {without_password(uri)} could not be written ({why}{hint}; {time.monotonic() - start:.0f} s); {then}"
         ) from None
 
 

@@ -60,7 +60,7 @@ class Handler(BaseHTTPRequestHandler):
     def start(self, chunked: bool = True) -> None:
         self.chunked = chunked
         self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream; charset=utf-8")
+        self.send_header("Content-Type", f"text/event-stream; charset={self.server.charset}")
         self.send_header(*(("Transfer-Encoding", "chunked") if chunked else ("Connection", "close")))
         self.end_headers()
         self.close_connection = not chunked
@@ -103,6 +103,7 @@ class Server(ThreadingHTTPServer):
         self.asked: list[tuple[str, Body, dict[str, str]]] = []
         self.plays: dict[str, Callable[[Handler, Body], None]] = {}
         self.models, self.locked, self.now, self.most = ["m"], False, 0, 0
+        self.charset = "utf-8"
         self.lock = threading.Lock()
         self.url = f"http://127.0.0.1:{self.server_address[1]}/v1"
 
@@ -261,6 +262,64 @@ def awkward(h: Handler, _: Body) -> None:
     h.wfile.write(b"0\r\n\r\n")
 
 
+def held_open(h: Handler, _: Body) -> None:
+    """A whole reply with its usage, and no [DONE]: the connection stays open."""
+    h.start()
+    h.text(" a")
+    h.text(None, "length")
+    h.usage(1)
+    threading.Event().wait(3)
+
+
+def dropped(h: Handler, _: Body) -> None:
+    """A whole reply with its usage, and then a reset."""
+    h.start()
+    h.text(" a", "length")
+    h.usage(1)
+    time.sleep(0.05)
+    h.reset()
+
+
+def late_error(h: Handler, _: Body) -> None:
+    """A whole reply with its usage, and then an error."""
+    h.start()
+    h.text(" a", "length")
+    h.usage(1)
+    h.event({"error": {"message": "out of memory"}})
+    h.done()
+
+
+def in_stream(h: Handler, body: Body) -> None:
+    """A token, an error as the prompt spells it, and then an end as if nothing had been."""
+    h.start()
+    h.text(" a")
+    h.raw(str(body["prompt"]).partition(" ")[2].encode() + b"\n\n")
+    h.text(None, "stop")
+    h.usage(1)
+    h.done()
+
+
+def loose(h: Handler, _: Body) -> None:
+    """What real servers add to a stream: a byte order mark, events without data, pings in words and in JSON."""
+    h.start()
+    h.raw(b'\xef\xbb\xbfdata: {"choices": [{"index": 0, "text": "z"}]}\n\n')
+    h.raw(b"data:\n\nid: 7\n\nretry: 10\n\nevent: ping\ndata: 2026-11-30 12:00\n\nevent: ping\ndata: {}\n\n")
+    h.raw('data: {"choices": [{"index": 0, "text": "wölf", "finish_reason": "stop"}]}\n\n'.encode())
+    h.usage(2)
+    h.done()
+
+
+def halves(h: Handler, body: Body) -> None:
+    """A character in two escaped halves, an event each, and then half of one; usage unless the prompt ends in silent."""
+    h.start()
+    for half in (" \ud83d", "\ude00", "\ud83d"):
+        h.text(half)
+    h.text(None, "stop")
+    if not str(body["prompt"]).endswith("silent"):
+        h.usage(3)
+    h.done()
+
+
 def open_end(h: Handler, _: Body) -> None:
     """[DONE], and then the connection stays open."""
     h.start()
@@ -274,4 +333,6 @@ PLAYS = {
     "many": many, "reasoning": reasoning, "in_band": in_band, "cut": cut, "ended": ended, "reset": reset, "mute": mute,
     "unavailable": unavailable, "no_stream": no_stream, "hang": hang, "one": one, "early": early, "aborted": aborted,
     "not_json": not_json, "odd_shape": odd_shape, "awkward": awkward, "open_end": open_end,
+    "halves": halves, "loose": loose, "in_stream": in_stream,
+    "held_open": held_open, "dropped": dropped, "late_error": late_error,
 }  # fmt: skip

@@ -18,6 +18,7 @@ from pipeline.calibration import Calibration
 from pipeline.core import artifacts, params
 from pipeline.core.errors import DataError, ParamsError
 from pipeline.core.params import Evaluate, PathModel, Trajectories, Variant
+from pipeline.core.sections import Serving
 from pipeline.evalset.unfit import unfit
 
 CHAT = {"id": "c", "domain": "chat", "messages": [{"role": "user", "content": "hello"}]}
@@ -32,7 +33,7 @@ def house(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> params
     shutil.copy(ROOT / "params.yaml", "params.yaml")
     shutil.copytree(tiny, "model")
     made = settings(params.load(), model=PathModel(source="path", path="model"), variants={"bf16": cast(), "int8": cast()})
-    return asked(made, facts=2)
+    return asked(settings(made, serving=Serving()), facts=2)
 
 
 def settings(of: params.Params, **changed: object) -> params.Params:
@@ -105,6 +106,56 @@ def test_a_long_item_is_named_before_a_model_is_loaded(house: params.Params, mon
     assert not artifacts.answers("int8").exists()
 
 
+# --- targets longer than a reply ---------------------------------------------------------------------------------
+
+
+def tokens_of(text: str) -> int:
+    from transformers import AutoTokenizer
+
+    return len(AutoTokenizer.from_pretrained("model")(text, add_special_tokens=False).input_ids)
+
+
+@pytest.mark.parametrize("words, fits", [(3, True), (31, True), (80, False)])
+@pytest.mark.parametrize("several", [False, True])
+def test_a_target_that_no_reply_can_hold_is_named_with_its_tokens(
+    house: params.Params, words: int, fits: bool, several: bool
+) -> None:
+    target = " ".join("abc"[k % 3] for k in range(words))
+    rows({"id": "short", "context": "q", "target": ["b"] if several else "b"},
+         {"id": "first", "context": "q", "target": [target, f"{target} more"] if several else target})  # fmt: skip
+    found = fit.faults(asked(house, mine="all"))
+    assert (found == []) is fits, found
+    if found:
+        assert len(found) == 1 and found[0].startswith(
+            "params.yaml: tiers.default.tasks: task 'mine' item 'first': its target has "
+        )
+        assert abs(int(found[0].split(" has ")[1].split()[0]) - tokens_of(target)) <= 1
+        assert "a reply at most 32; shorten it, or raise generation_kwargs.max_gen_toks in evalsets/tasks/mine.yaml" in found[0]
+
+
+def test_one_target_of_several_within_reach_is_enough_and_the_task_s_own_limit_counts(house: params.Params) -> None:
+    long = " ".join("a" * 60)
+    rows({"id": "first", "context": "q", "target": [long, "b"]}, {"id": "second", "context": "q", "target": [long]})
+    assert ["item 'second'" in f for f in fit.faults(asked(house, mine="all"))] == [True]
+    config = {
+        "task": "mine", "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": "evalsets/tasks/mine.jsonl"}},
+        "test_split": "test", "output_type": "generate_until", "doc_to_text": "context", "doc_to_target": "target",
+        "metric_list": [{"metric": "exact_match"}], "generation_kwargs": {"until": ["\n"], "max_gen_toks": 200},
+    }  # fmt: skip
+    for most, faults in ((200, 0), (16, 1), (None, 0)):  # None: lm-eval's own, which nobody has said
+        config["generation_kwargs"] = {"until": ["\n"]} | ({"max_gen_toks": most} if most else {})
+        Path("evalsets/tasks/mine.yaml").write_text(json.dumps(config), encoding="utf-8")
+        assert len(fit.faults(asked(house, mine="all"))) == faults, most
+
+
+def test_truncation_allowed_does_not_make_a_long_target_answerable(house: params.Params) -> None:
+    rows({"id": "first", "context": "q", "target": " ".join("a" * 60)})
+    allowed = settings(asked(house, mine="all"), evaluate=Evaluate(allow_truncated=True))
+    assert len(fit.faults(allowed)) == 1
+    packaged = settings(allowed, model=params.load().model)
+    assert fit.faults(packaged) == [], "the base is not here yet: nothing is known of its tokens"
+
+
 # --- chats -------------------------------------------------------------------------------------------------------
 
 
@@ -175,6 +226,44 @@ def test_what_a_quantizer_cannot_do_with_the_model_is_told_and_no_fault(
     (tmp_path / "out").mkdir()
     facts = quantize.build(own, Path("model"), tmp_path / "out", calibration=Calibration(Path("none")), seed=1)
     assert facts["status"] == "unsupported" and words in facts["reason"]
+
+
+KEEPING = {
+    "gptq": {"group_size": 64}, "rtn": {"group_size": 64}, "awq": {"group_size": 64}, "bnb": {"type": "nf4"},
+    "torchao": {"scheme": "int8-weight-only"}, "gguf": {"type": "Q8_0"}, "onnx": {"precision": "int4"},
+}  # fmt: skip
+HEAD_TOO = ("gguf", "onnx")  # they quantize the head besides the layers
+
+
+@pytest.mark.parametrize("keep", [["*"], ["*.self_attn.*", "*.mlp.*"]])
+@pytest.mark.parametrize("quantizer", KEEPING)
+def test_to_keep_all_layers_is_a_fault_where_nothing_else_is_quantized(
+    house: params.Params, quantizer: str, keep: list[str]
+) -> None:
+    own = Variant(quantizer=quantizer, options=KEEPING[quantizer] | {"keep": keep})
+    found = fit.faults(settings(house, variants={"bf16": cast(), "mine": own}))
+    if quantizer in HEAD_TOO:
+        assert found == []
+        return
+    assert found == [f"params.yaml: variants.mine: options.keep: {keep} keeps all 14 matrices of the layers, so that nothing is "
+                     "left to quantize"]  # fmt: skip
+    with pytest.raises(ParamsError, match="nothing is left to quantize"):  # where check had no model to look at
+        quantize.build(own, Path("model"), Path("out"), calibration=Calibration(Path("none")), seed=1)
+
+
+def test_every_quantizer_that_can_keep_layers_is_held_to_leave_some() -> None:
+    assert {n for n in quantizers.names() if "keep" in quantizers.find(n).__annotations__} == set(KEEPING)
+
+
+@pytest.mark.parametrize("quantizer", [name for name in KEEPING if name not in HEAD_TOO])
+def test_a_model_whose_layers_go_by_another_name_is_told_and_no_traceback(house: params.Params, quantizer: str) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    held = load_file("model/model.safetensors")
+    save_file({name.replace(".layers.", ".h."): tensor for name, tensor in held.items()}, "model/model.safetensors")
+    other = settings(house, variants={"bf16": cast(), "mine": Variant(quantizer=quantizer, options=KEEPING[quantizer])})
+    assert fit.faults(other) == []
+    assert len(told := fit.told(other)) == 1 and "variants.mine will be unsupported: the model has no matrix with" in told[0]
 
 
 def test_every_quantizer_with_groups_says_which_it_cannot_pack() -> None:

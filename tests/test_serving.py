@@ -19,6 +19,8 @@ from pipeline.numbers import serving_figures as figures
 from pipeline.serving import __main__ as command
 from pipeline.serving import client, launch, measure, probe, session
 from pipeline.serving.client import Answer, Endpoint, Request, ServerError
+from pipeline.serving.events import Parser
+from pipeline.serving.reply import Fault
 from tests import serving_server
 from tests.serving_server import KEY, Server
 
@@ -54,7 +56,7 @@ def ask(server: Server, prompt: Any, n: int = 4, **more: Any) -> Answer:
 # --- times, by a clock of our own ----------------------------------------------------------------------------------
 
 
-def timed(script: list[tuple[float, Any]], *, chat: bool = True, t_headers: float = 0.0) -> Answer:
+def timed(script: list[tuple[float, Any]], *, chat: bool = True, t_headers: float = 0.0, **more: Any) -> Answer:
     """A reply whose events come at given seconds: the whole client runs, on a network and a clock made here."""
     now = [0.0]
 
@@ -69,9 +71,20 @@ def timed(script: list[tuple[float, Any]], *, chat: bool = True, t_headers: floa
         return httpx2.Response(200, headers={"content-type": "text/event-stream"}, stream=Body())
 
     async def go() -> Answer:
-        endpoint = Endpoint("http://127.0.0.1:1/v1", "m", chat=chat)
+        endpoint = Endpoint("http://127.0.0.1:1/v1", "m", chat=chat, **more)
         async with client.connected(endpoint, httpx2.MockTransport(reply)) as c:
             return await client.ask(c, endpoint, Request("hello", 8), clock=lambda: now[0])
+
+    return asyncio.run(go())
+
+
+def replied(handler: Any, **more: Any) -> Answer:
+    """What is made of a response of our own."""
+
+    async def go() -> Answer:
+        endpoint = Endpoint("http://127.0.0.1:1/v1", "m", chat=True, **more)
+        async with client.connected(endpoint, httpx2.MockTransport(handler)) as c:
+            return await client.ask(c, endpoint, Request("hello", 8))
 
     return asyncio.run(go())
 
@@ -80,7 +93,7 @@ def said(text: str | None = None, **delta: str) -> dict[str, Any]:
     return {"choices": [{"index": 0, "delta": delta | ({} if text is None else {"content": text})}]}
 
 
-def usage(n: int) -> dict[str, Any]:
+def usage(n: Any) -> dict[str, Any]:
     return {"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": n}}
 
 
@@ -123,6 +136,45 @@ def test_usage_in_every_event_counts_once() -> None:
     running = [(0.1 * k, said("x") | {"usage": {"prompt_tokens": 5, "completion_tokens": k}}) for k in (1, 2, 3)]
     row = timed([*running, (0.4, "[DONE]")]).row
     assert row["output_tokens"] == 3 and row["t_tokens"] == pytest.approx([0.1, 0.2, 0.3])
+
+
+def ended(text: str = "") -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": "length"}]}
+
+
+def test_a_token_whose_text_is_held_back_has_come_when_its_empty_event_did() -> None:
+    script = [(0.1 * k, said(text)) for k, text in enumerate(["", "", "x", "", "y"], 1)]
+    row = timed([(0.05, said("", role="assistant")), *script, (0.6, ended()), (0.6, usage(5)), (0.6, "[DONE]")]).row
+    assert figures.ttft(row) == pytest.approx(0.1) and figures.tpot(row) == pytest.approx(0.1)
+    assert row["t_tokens"] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5]) and figures.e2e(row) == pytest.approx(0.5)
+    alive = timed([(0.1, said("")), (0.3, said("x")), (0.4, said("y")), (0.5, ended()), (0.5, usage(2)), (0.5, "[DONE]")]).row
+    assert figures.ttft(alive) == pytest.approx(0.3), "an empty event more than there are tokens is none of them"
+
+
+def test_a_last_token_that_is_not_seen_came_no_later_than_the_reply_s_end() -> None:
+    """As llama.cpp's server does: 9 tokens, of which the third and the last make no whole character."""
+    seen = [(0.1 * k, said("x")) for k in (1, 2, 4, 5, 6, 7, 8)]
+    row = timed([*seen, (0.9, ended()), (1.4, usage(9)), (1.4, "[DONE]")]).row
+    assert figures.tpot(row) == pytest.approx(0.1) and figures.e2e(row) == pytest.approx(0.9) and figures.gaps(row) == []
+    whole = timed([*seen, (0.9, ended()), (1.4, usage(7)), (1.4, "[DONE]")]).row
+    assert figures.e2e(whole) == pytest.approx(0.8), "where every token was seen, the end is none"
+    last = timed([*seen, (0.9, ended("x")), (0.9, usage(8)), (0.9, "[DONE]")]).row
+    assert figures.e2e(last) == pytest.approx(0.9) and len(figures.gaps(last)) == 7
+
+
+def test_a_usage_that_text_follows_is_none_of_the_whole_reply() -> None:
+    early = [(0.1, said("a")), (0.2, said("b")), (0.3, usage(2)), (0.4, said("c") | {"usage": None}), (0.5, "[DONE]")]
+    row = timed(early).row
+    assert row["ok"] and row["output_tokens"] is None and "after the last text" in row["counted_by"] and figures.tpot(row) is None
+    assert timed([*early[:-1], (0.5, usage(3)), (0.6, "[DONE]")]).row["counted_by"] == "usage"
+    counted = timed(early, count=len).row
+    assert counted["output_tokens"] == 3 and counted["counted_by"].startswith("tokenizer") and "after" in counted["counted_by"]
+
+
+@pytest.mark.parametrize("n", [0, -1, 2.0, True, "2", None, 10**400])
+def test_a_usage_that_can_be_no_number_of_tokens_is_not_believed(n: Any) -> None:
+    row = timed([(0.1, said("a")), (0.2, said("b")), (0.3, usage(n)), (0.3, "[DONE]")]).row
+    assert row["ok"] and row["output_tokens"] is None and "no usage that counts" in row["counted_by"]
 
 
 # --- a live server -------------------------------------------------------------------------------------------------
@@ -169,13 +221,31 @@ def test_reasoning_comes_under_both_names(server: Server) -> None:
 def test_every_way_to_fail_is_a_row_with_its_reason(server: Server, play: str, fault: str, words: str) -> None:
     answer = ask(server, play)
     assert not answer.row["ok"] and answer.row["fault"] == fault and words in answer.row["error"]
-    assert answer.row["status"] == (503 if play == "unavailable" else answer.row["status"])
+    assert answer.row["status"] == {"unavailable": 503, "mute": None}.get(play, 200)
     assert answer.retry_after == (3.0 if play == "unavailable" else None)
+
+
+@pytest.mark.parametrize("event", [
+    'event: error\ndata: {"message": "oom", "code": 500}', "event: error\ndata: oom",
+    'event: error\ndata: {"error": {"message": "oom"}}', 'event: completion.error\ndata: "oom"',
+    'data: {"object": "error", "message": "oom", "code": 400}', 'data: {"type": "error", "error": {"message": "oom"}}',
+    'error: {"code": 500, "message": "oom"}', 'data: {"error": "oom"}',
+    'data: {"choices": [{"index": 0, "text": "", "error": {"message": "oom"}}]}', 'data: {"choices": [], "error": {"code": "oom"}}',
+])  # fmt: skip
+def test_an_error_inside_a_stream_fails_it_whatever_came_before_and_comes_after(server: Server, event: str) -> None:
+    row = ask(server, f"in_stream {event}").row
+    assert not row["ok"] and row["fault"] == "in_band" and "oom" in row["error"] and len(row["t_chunks"]) == 1
+
+
+def test_an_error_without_words_is_one_and_null_is_none(server: Server) -> None:
+    assert ask(server, 'in_stream data: {"error": {}}').row["fault"] == "in_band"
+    assert ask(server, 'in_stream data: {"error": null, "choices": []}').row["ok"]
 
 
 def test_a_reply_that_never_ends_is_a_timeout_that_keeps_what_came(server: Server) -> None:
     row = ask(server, "hang", timeout_s=0.6).row
     assert not row["ok"] and row["fault"] == "timeout" and "0.6 s" in row["error"] and len(row["t_chunks"]) == 1
+    assert row["status"] == 200
 
 
 def test_nobody_there_is_a_row_too() -> None:
@@ -188,16 +258,102 @@ def test_what_follows_the_end_of_a_reply_cannot_fail_it(server: Server) -> None:
     assert row["ok"] and row["t_end"] == row["t_done"]
 
 
+@pytest.mark.parametrize("play, drain", [("held_open", 0.2), ("held_open", 30.0), ("dropped", 30.0)])
+def test_a_reply_with_its_finish_and_its_usage_is_whole_without_done(
+    server: Server, monkeypatch: pytest.MonkeyPatch, play: str, drain: float
+) -> None:
+    monkeypatch.setattr(client, "DRAIN_S", drain)
+    row = ask(server, play, 1, forced=True, timeout_s=1.5 if drain > 1 else 30).row
+    assert row["ok"] and row["output_tokens"] == 1 and row["t_done"] is None and row["t_end"] >= row["t_last"]
+
+
+def test_an_error_before_done_fails_even_a_whole_reply(server: Server) -> None:
+    assert ask(server, "late_error", 1).row["fault"] == "in_band"
+
+
 def test_everything_the_event_stream_format_allows_is_read(server: Server) -> None:
     answer = ask(server, "awkward")
     assert answer.row["ok"], answer.row["error"]
     assert answer.text.startswith("onezwölf 🚢ab") and answer.row["output_tokens"] == 5 == len(answer.row["t_chunks"])
 
 
+@pytest.mark.parametrize("charset", ["utf-8", "iso-8859-1", "no-such-thing"])
+def test_what_servers_add_to_a_stream_is_no_token_and_its_bytes_are_utf8(
+    server: Server, monkeypatch: pytest.MonkeyPatch, charset: str
+) -> None:
+    monkeypatch.setattr(server, "charset", charset)
+    answer = ask(server, "loose")
+    assert answer.row["ok"] and answer.text == "zwölf" and len(answer.row["t_chunks"]) == 2
+
+
+def read(*pieces: str) -> list[tuple[str, str]]:
+    parser = Parser()
+    return [(e.kind, e.data) for piece in pieces for e in parser.feed(piece.encode())]
+
+
+def test_lines_end_as_the_standard_says_wherever_the_stream_is_cut() -> None:
+    for end in ("\n", "\r", "\r\n"):
+        text = end.join(["event: a", "data: 1", "data:2", "", ": no", "data: x\u2028y", "", ""])
+        assert read(text) == read(*text) == [("a", "1\n2"), ("message", "x\u2028y")], repr(end)
+    assert read("data: 1\r", "data: 2\r", "\r") == [("message", "1\n2")] and read("data: 1\n\ndata: 2\n") == [("message", "1")]
+
+
+def test_an_event_without_an_end_is_given_up() -> None:
+    for piece in ("data: x", "data: x\n"):
+        with pytest.raises(Fault, match="more than"):
+            read(piece.replace("x", "x" * 2**19), piece.replace("x", "x" * 2**19), piece)
+
+
+def words(text: str) -> int:
+    """Counts as a tokenizer does: it takes no half of a character."""
+    return len(text.encode().split())
+
+
+def test_a_character_that_comes_in_halves_is_whole_and_half_a_one_is_marked(server: Server) -> None:
+    for play in ("halves", "halves silent"):
+        answer = ask(server, play, count=words)
+        assert answer.row["ok"] and answer.text == " 😀\ufffd" and json.dumps(answer.row, ensure_ascii=False).encode()
+    assert answer.row["output_tokens"] == 1
+
+
+@pytest.mark.parametrize("error", [OSError("gone"), httpx2.StreamClosed(), ZeroDivisionError("x")])
+def test_whatever_breaks_while_a_reply_is_read_is_that_request_s_row(error: Exception) -> None:
+    class Body(httpx2.AsyncByteStream):
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            yield f"data: {json.dumps(said('x'))}\n\n".encode()
+            raise error
+
+    row = replied(lambda _: httpx2.Response(200, headers={"content-type": "text/event-stream"}, stream=Body())).row
+    assert not row["ok"] and type(error).__name__ in row["error"] and len(row["t_chunks"]) == 1
+
+
+def test_a_text_that_cannot_be_counted_fails_its_request_and_no_other(server: Server) -> None:
+    def count(text: str) -> int:
+        raise TypeError("TextInputSequence must be str")
+
+    row = ask(server, "many silent", count=count).row
+    assert not row["ok"] and row["fault"] == "malformed" and row["status"] == 200 and "TextInputSequence" in row["error"]
+
+
 def test_a_forced_reply_of_another_length_has_failed_and_a_free_one_has_not(server: Server) -> None:
     row = ask(server, "early 3", 8, forced=True).row
     assert not row["ok"] and row["fault"] == "short" and row["error"] == "asked for 8 tokens, got 3"
     assert ask(server, "early 3", 8).row["ok"]
+
+
+def test_a_forced_length_that_only_a_tokenizer_tells_fails_no_reply_that_ended_by_it(server: Server) -> None:
+    def silent(h: serving_server.Handler, body: dict[str, Any]) -> None:
+        h.start()
+        h.text(" a b c")
+        h.text(None, str(body["prompt"]).split(" ")[1])
+        h.done()
+
+    server.plays = {"ends": silent}
+    row = ask(server, "ends length", 4, forced=True, count=words).row
+    assert row["ok"] and row["output_tokens"] == 3 and row["counted_by"].startswith("tokenizer")
+    row = ask(server, "ends stop", 4, forced=True, count=words).row
+    assert row["fault"] == "short" and row["error"] == "asked for 4 tokens, got 3"
+    assert ask(server, "ends length", 4, forced=True).row["output_tokens"] is None
 
 
 # --- addresses and keys --------------------------------------------------------------------------------------------
@@ -420,7 +576,8 @@ def test_the_command_writes_rows_and_figures_and_no_key(
     )  # fmt: skip
     rows = [json.loads(line) for line in Path("artifacts/serving/here.jsonl").read_text().splitlines()]
     report = json.loads(Path("artifacts/serving/here.figures.json").read_text())
-    assert len(rows) == 3 * (2 * 8 + 1) and all(r["ok"] for r in rows)
+    assert len(rows) == 3 * 2 * 8 + 1 + 2 + 1 and all(r["ok"] for r in rows)
+    assert [r["scenario"] for r in rows if r["warmup"]] == ["closed-1", "closed-2", "closed-2", "open-200"]
     assert {(r["scenario"], r["round"]) for r in rows} == {
         (s, k) for s in ("closed-1", "closed-2", "open-200") for k in (None, 0, 1)
     }

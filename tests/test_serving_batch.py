@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import email.utils
 import json
 import os
 import random
@@ -103,6 +104,15 @@ def test_a_server_error_inside_is_not_safe_and_a_busy_one_gives_up_in_the_end(se
     assert Counter(b["prompt"] for _, b, _ in server.asked) == {"broken": 1, "full": 4}
 
 
+def test_half_a_character_in_a_reply_or_an_error_stops_no_batch(server: Server) -> None:
+    server.plays = {"half": lambda h, _: h.json(400, {"error": "no \ud83d"})}
+    path = requests_file(*({"key": k, "prompt": k, "max_tokens": 1} for k in ("halves", "half", "plain")))
+    assert run(server, path, concurrency=1) == 1
+    found = {r["key"]: r for r in results()}
+    assert found.keys() == {"halves", "half", "plain"} and found["halves"]["text"] == " 😀\ufffd"
+    assert found["half"]["error"] == "HTTP 400: error: no \ufffd" and found["plain"]["ok"]
+
+
 def test_failed_ones_are_asked_again_when_that_is_wanted(server: Server) -> None:
     path = requests_file({"key": "a", "prompt": "cut"})
     run(server, path)
@@ -174,7 +184,7 @@ def test_two_batches_do_not_write_one_file(server: Server) -> None:
     ("{", "requests.jsonl:1: not JSON"), ('{"key": "a"}', "either prompt or messages"), ("[1]", "either prompt or messages"),
     ('{"prompt": "a", "messages": []}', "either prompt or messages"), ('{"prompt": "a", "n": 4}', "n are not for requests"),
     ('{"key": 1, "prompt": "a"}\n\n{"key": "1", "prompt": "b"}', "requests.jsonl:3: key '1' is there twice"),
-    ("\n", "holds no request"),
+    ("\n", "holds no request"), (r'{"key": "\ud83d", "prompt": "a"}', "requests.jsonl:1: not JSON .*surrogates"),
     ('{"prompt": "a", "max_tokens": 0}', "max_tokens"), ('{"prompt": "a", "max_tokens": "9"}', "max_tokens"),
 ])  # fmt: skip
 def test_a_faulty_request_is_named_with_its_line_before_anything_is_asked(text: str, words: str) -> None:
@@ -218,7 +228,55 @@ def test_waits_double_up_to_a_limit_unless_the_server_says_how_long() -> None:
     for tried, full in ((1, 1.0), (2, 2.0), (3, 4.0), (4, 8.0), (5, 10.0), (60, 10.0)):
         assert full / 2 <= batch.wait_s(pace, tried, refused, rng) <= full
     assert batch.wait_s(pace, 1, Answer({}, "", "", retry_after=7.0), rng) == 7.0
-    assert batch.wait_s(pace, 1, Answer({}, "", "", retry_after=9999.0), rng) == 10.0
+    asked_for = [batch.wait_s(pace, 3, Answer({}, "", "", retry_after=0.0), rng) for _ in range(9)]
+    assert all(2.0 <= wait <= 4.0 for wait in asked_for) and len(set(asked_for)) > 1, "at once is never at once for all"
+
+
+@pytest.mark.parametrize("value, waits", [
+    (b"1.5", 1.5), (b"\xb2", None), (b"soon", None), (b"", None), (b"nan", None), (b"-3", None), (b"1e400", None),
+    (b"\xd9\xa3", None), (b"Wed, 21 Oct 2015 07:28:00 GMT", None), (b"Wed, 99 Oct 2015 07:28:00 GMT", None),
+])  # fmt: skip
+def test_what_a_server_asks_to_wait_is_kept_and_nonsense_is_a_wait_of_our_own(
+    server: Server, value: bytes, waits: float | None
+) -> None:
+    assert waited(server, value) == [pytest.approx(waits or 0.75 * 0.5, rel=1e-9 if waits else 0.4)]
+    assert results()[0]["ok"] and results()[0]["tries"] == 2
+
+
+def test_a_date_to_wait_for_is_seconds_from_now_and_one_too_far_is_a_failure_and_no_early_try(server: Server) -> None:
+    (wait,) = waited(server, email.utils.formatdate(time.time() + 40, usegmt=True).encode())
+    assert 1 < wait <= 40
+    for far in (b"Wed, 21 Oct 2037 07:28:00 GMT", b"61", b"999999999999"):
+        assert waited(server, far) == [] and results()[-1]["tries"] == 1
+        assert not results()[-1]["ok"] and "longer than 60" in results()[-1]["error"] and "HTTP 429" in results()[-1]["error"]
+
+
+def waited(server: Server, retry_after: bytes) -> list[float]:
+    """The waits of a request that is refused once, with this in its Retry-After."""
+    waits: list[float] = []
+
+    def refuse(h: Handler, body: dict[str, Any]) -> None:
+        if len(server.asked) > 1:
+            plain(h, body)
+            return
+        h.send_response(429)
+        h._headers_buffer.append(b"Retry-After: " + retry_after + b"\r\n")  # type: ignore[attr-defined]
+        h.send_header("Content-Length", "0")
+        h.end_headers()
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    async def go() -> None:
+        endpoint = Endpoint(server.url, "m")
+        async with connected(endpoint) as client:
+            with batch.appending(Path("results.jsonl")) as out:
+                await batch.run(client, endpoint, batch.read(requests_file({"prompt": "refuse"}), 1), Pace(), out, sleep=sleep)
+
+    server.plays = {"refuse": refuse}
+    server.asked.clear()
+    asyncio.run(go())
+    return waits
 
 
 def test_nobody_there_is_tried_again_because_nothing_arrived() -> None:

@@ -78,6 +78,27 @@ def test_one_token_replies_are_counted_and_have_no_tpot() -> None:
     assert mixed["tpot_p50_ms"]["n"] == 1 and any("1 of 2" in w for w in mixed["tpot_p50_ms"]["warnings"])
 
 
+def test_tokens_that_came_without_an_event_of_their_own_are_said_where_they_matter() -> None:
+    held = row(0, 0.2, 5, 0.1, output_tokens=7, t_tokens=None, t_last=0.8)
+    found = level([held, row(1, 0.2, 5, 0.1), row(2, 0.2, 5, 0.1, output_tokens=3, t_tokens=None)], CONFIDENCE)
+    assert found["tpot_p99_ms"]["value"] == pytest.approx(200) and found["e2e_p99_ms"]["value"] == pytest.approx(800)
+    for name in ("ttft_p50_ms", "tpot_p50_ms", "e2e_p99_ms"):
+        words = " ".join(found[name]["warnings"])
+        assert "1 of 3 complete replies came in fewer events" in words and "1 of 3 complete replies came in more events" in words
+    assert "2 of 3 complete replies are left out" in " ".join(found["itl_p50_ms"]["warnings"])
+    assert "events" not in " ".join(level([row(0, 0.2, 5, 0.1)], CONFIDENCE)["tpot_p50_ms"]["warnings"])
+
+
+def test_a_forced_length_that_nothing_verifies_is_said() -> None:
+    sure, unsure = {"forced": True, "counted_by": "usage"}, {"forced": True, "counted_by": "tokenizer, joined text"}
+    found = level([row(0, 0.2, 5, 0.1, **sure), row(1, 0.2, 5, 0.1, **unsure)], CONFIDENCE)
+    assert "length unverified: 1 of 2" in found["output_tokens_min"]["warnings"][0]
+    unknown = level([row(0, 0.2, 5, 0.1, **unsure, output_tokens=None)], CONFIDENCE)
+    assert "length unverified: 1 of 1" in unknown["output_tokens_min"]["warnings"][0]
+    for free in (sure, unsure | {"forced": False}):
+        assert not level([row(0, 0.2, 5, 0.1, **free)], CONFIDENCE)["output_tokens_min"]["warnings"]
+
+
 def test_replies_of_different_lengths_and_cached_prompts_are_said_to_be_incomparable() -> None:
     found = level([row(0, 0.2, 5, 0.1), row(1, 0.2, 9, 0.1, cached_tokens=64)], CONFIDENCE)
     assert (found["output_tokens_min"]["value"], found["output_tokens_max"]["value"]) == (5, 9)
@@ -163,6 +184,12 @@ def test_no_knee_is_claimed_where_none_was_reached_or_compared() -> None:
         assert knee(closed(levels), 0.95)["value"] is None
     broken = closed({1: 1.0, 2: 1.0, 4: 3.0}) | {2: [failed(0, 1, "reset")]}
     assert "2 levels" in knee(broken, 0.95)["warnings"][0]
+
+
+def test_a_least_level_that_is_the_best_one_is_no_knee_unless_it_is_one_at_once() -> None:
+    falling = knee(closed({2: 1.0, 4: 2.0, 8: 4.0}), 0.95)
+    assert falling["value"] is None and "best at 2 at once, and nothing lower was tried" in falling["warnings"][0]
+    assert knee(closed({1: 1.0, 2: 2.0, 4: 4.0}), 0.95)["value"] == 1
 
 
 def test_rounds_that_disagree_about_the_knee_say_so() -> None:

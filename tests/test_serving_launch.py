@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import numpy as np
 import psutil
 import pytest
 
@@ -23,7 +24,7 @@ from pipeline import envs
 from pipeline.core.errors import ParamsError, Unsupported
 from pipeline.engines import llamacpp as llamacpp_engine
 from pipeline.numbers import serving_figures as figures
-from pipeline.serving import _llamacpp, client, launch, measure, probe
+from pipeline.serving import _llamacpp, client, launch, logprobs, measure, probe, score
 from pipeline.serving.client import Endpoint, Request, ServerError
 from pipeline.serving.launch import Command, Launched
 from tests.test_engines import write_gguf
@@ -127,6 +128,15 @@ def test_a_run_that_is_killed_leaves_no_server(number: signal.Signals, tmp_path:
     assert len(guards) == 1 and gone([*guards, *family()])
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel ends the server with its guard on Linux alone")
+def test_a_guard_that_is_killed_leaves_no_helper_of_the_server() -> None:
+    body = SCRIPT.format(deaf=False, open=False).replace("start_new_session=True", "start_new_session=False")
+    with launch.served(*toy(body=body)):
+        pids = family()
+        psutil.Process(pids[0]).parent().kill()
+    assert gone(pids)
+
+
 def test_a_server_that_ends_at_once_is_an_error_with_its_last_words() -> None:
     body = "import os; print('loading'); raise SystemExit('no such model ' + os.environ['TOY_KEY'])"
     with pytest.raises(ServerError, match=r"ended before it answered: no such model \*\*\*"), launch.served(*toy(body=body)):
@@ -159,7 +169,7 @@ def test_what_cannot_be_launched_is_said_in_words(tmp_path: Path, monkeypatch: p
 
 
 def test_no_key_is_on_a_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(launch.VLLM, "/opt/vllm/bin/python")
+    monkeypatch.setenv(launch.VLLM, sys.executable)
     command = launch.KINDS["vllm"](tmp_path, 8123, 1, 4, 2048)
     assert "--api-key" not in command.arguments and command.key_variable == "VLLM_API_KEY" and "127.0.0.1" in command.arguments
     with launch.served(*toy()) as server:
@@ -167,8 +177,29 @@ def test_no_key_is_on_a_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         assert len(lines) >= 3 and not any(server.key in line for line in lines)
 
 
+def test_vllm_has_the_threads_that_its_facts_name_some_memory_and_tells_nobody_that_it_ran(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(launch.VLLM, sys.executable)
+    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4)), raising=False)
+    given = [launch.KINDS["vllm"](Path("model"), 8123, n, 4, 2048).variables["OMP_NUM_THREADS"] for n in (1, 3, 4)]
+    assert given == ["1", "3", "3"], "one core is its engine's, which waits busily"
+    own = launch.KINDS["vllm"](Path("model"), 8123, 3, 4, 2048).variables
+    assert own["OMP_NUM_THREADS"] == "3" and own["VLLM_CPU_OMP_THREADS_BIND"] == "nobind" and own["VLLM_NO_USAGE_STATS"] == "1"
+    assert own["VLLM_CPU_KVCACHE_SPACE"] == "4", "unset, it would take all of the machine's memory"
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "40")
+    assert launch.KINDS["vllm"](Path("model"), 8123, 3, 4, 2048).variables["VLLM_CPU_KVCACHE_SPACE"] == "40"
+
+
+def test_a_server_gets_its_variables_and_its_version_is_read_from_a_banner_as_vllm_prints_it() -> None:
+    body = SCRIPT.format(deaf=False, open=False).replace('"build: toy 1.0, key", os.environ["TOY_KEY"]', "os.environ['BANNER']")
+    command, *rest = toy(body=body)
+    own = {"BANNER": "(pid=7) INFO [api.py:1]  ▄▄ ▄█ █     █     █ ▀▄▀ █  version 0.32.0", "PYTHONIOENCODING": "utf-8"}
+    with launch.served(Command(command.arguments, command.key_variable, own), *rest) as server:
+        assert server.facts["build"] == "version 0.32.0"
+
+
 def test_the_context_that_is_asked_for_reaches_the_server_and_its_facts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(launch.VLLM, "/opt/vllm/bin/python")
+    monkeypatch.setenv(launch.VLLM, sys.executable)
     monkeypatch.setattr(envs, "python", lambda _: Path("python"))
     (tmp_path / "model.gguf").touch()
     assert "--max-model-len 3210 " in " ".join(launch.KINDS["vllm"](tmp_path, 8123, 1, 4, 3210).arguments)
@@ -177,10 +208,10 @@ def test_the_context_that_is_asked_for_reaches_the_server_and_its_facts(monkeypa
 
     def given(port: int, context: int) -> Command:
         toy()
-        return Command([sys.executable, "toy.py", str(port), str(context)], "TOY_KEY")
+        return Command([sys.executable, "toy.py", str(port), str(context)], "TOY_KEY", {"OMP_NUM_THREADS": "2"})
 
-    with launch.launched("toy", tmp_path, context=3210) as server:
-        assert server.facts["context"] == 3210
+    with launch.launched("toy", tmp_path, context=3210, threads=9) as server:
+        assert server.facts["context"] == 3210 and server.facts["threads"] == 2, "those that it was given"
 
 
 def test_engine_options_reach_a_server_that_has_an_equal_and_the_rest_are_refused(
@@ -266,6 +297,19 @@ def test_llama_cpp_s_greedy_tokens_are_those_of_transformers(llamacpp: Launched,
         return (await c.post(e.url.removesuffix("/v1") + "/completion", json=body)).json()["tokens"]
 
     assert against(llamacpp, tokens) == expected
+
+
+def test_llama_cpp_s_server_scores_given_tokens_as_transformers_does(llamacpp: Launched, tiny: Path) -> None:
+    from pipeline import engines
+
+    words = score.Tokens(tiny)
+    ids = words.encoded(probe.TEXT)
+    name, lacks = against(llamacpp, lambda c, e: logprobs.find_way(c, e, words, probe.TEXT))
+    assert name == "logit_bias, a token at a time" and "echo" in " ".join(lacks)
+    found = against(llamacpp, lambda c, e: logprobs.WAYS[name](c, e, words, ids, 1))
+    logits = np.asarray(engines.load("hf", tiny, threads=1).logits(ids), float)[:-1]
+    expected = logits[np.arange(len(ids) - 1), ids[1:]] - np.log(np.exp(logits).sum(-1))
+    assert found == pytest.approx(expected, abs=0.05) and len(found) == len(ids) - 1, "keys and values are kept in 16 bits there"
 
 
 def test_llama_cpp_s_server_under_load(llamacpp: Launched) -> None:

@@ -385,3 +385,11 @@ def test_a_difference_without_losses_may_still_be_a_loss() -> None:
     change = np.repeat([1.0, 0.0], [2, 58])
     found = stats.cluster_bootstrap(change, np.ones(60), np.arange(60) % 20, rng=rng(), **SURE, bounds=(-1, 1))
     assert found.low is not None and found.low < 0
+
+
+def test_a_limit_past_all_numbers_is_no_interval_and_no_warning_of_the_arithmetic() -> None:
+    found = stats.cluster_bootstrap(
+        [0.0, 60.0], [10.0, 10.0], ["a", "b"], confidence=0.999, resamples=200, rng=np.random.default_rng(0), transform="exp"
+    )  # fmt: skip
+    assert found.value == pytest.approx(np.exp(3)) and found.low is found.high is None
+    assert found.warnings[-1] == "a limit is past all numbers: no interval"

@@ -12,7 +12,7 @@ import pytest
 from pipeline.core.errors import ArtifactError
 from pipeline.core.params import Compare
 from pipeline.figures.builder import Builder
-from pipeline.figures.token_figures import median_departure, token_metrics
+from pipeline.figures.token_figures import TOKEN, median_departure, refuse_other_tokens, token_metrics
 from pipeline.numbers import metrics
 
 
@@ -75,6 +75,17 @@ def test_one_infinite_token_is_never_averaged_away(bad: float, word: str, at: in
 def test_no_tokens_are_a_fault_and_not_a_divergence_of_zero() -> None:
     b = builder()
     assert "no token" in str(token_metrics(b, tokens([]))) and "kld_mean" not in b.metrics
+
+
+def test_rows_of_other_tokens_than_the_reference_s_are_refused() -> None:
+    whole = {name: np.arange(5) for name in (*TOKEN, "kld")}
+    refuse_other_tokens(whole, {name: v.copy() for name, v in whole.items()})
+    with pytest.raises(ArtifactError, match="4 token rows cannot be paired with the reference's 5"):
+        refuse_other_tokens({name: v[1:] for name, v in whole.items()}, whole)
+    for name in TOKEN:
+        moved = whole | {name: np.array([0, 1, 3, 2, 4])}
+        with pytest.raises(ArtifactError, match=f"token row 2: {name} is another"):
+            refuse_other_tokens(moved, whole)
 
 
 def test_rows_without_a_needed_column_are_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import json
 import socket
 import threading
@@ -276,8 +277,24 @@ def test_a_server_that_is_down_is_said_in_one_line_and_loses_nothing(house: Hous
     with pytest.raises(ArtifactError) as caught:
         track.main()
     assert "run `python -m pipeline.track`" in str(caught.value) and "\n" not in str(caught.value)
+    assert "the next `dvc repro` does it" in str(caught.value) and not artifacts.MLFLOW.exists(), "else DVC would take it as done"
     assert "secret" not in str(caught.value)
     assert artifacts.read_json(artifacts.metrics("int8")) == before
+
+
+@pytest.mark.parametrize("options", [{"to_promote": "int8", "force": True, "reason": "r"}, {"back": True}])
+def test_a_server_that_is_down_while_the_champion_is_moved_is_no_matter_of_results(
+    house: House, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    with pytest.raises(ArtifactError) as caught:
+        track.main(**options)
+    assert "see there who is champion" in str(caught.value) and "results are safe" not in str(caught.value)
+
+
+def test_a_package_that_mlflow_misses_is_said_with_what_installs_it() -> None:
+    with pytest.raises(ArtifactError, match="; pip install no_such_package; "):  # boto3, where files go to S3 from here
+        track._safely("http://h", lambda: importlib.import_module("no_such_package"), "then")
 
 
 def test_a_server_that_takes_and_never_answers_is_asked_once(house: House, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
-"""Tracking to real servers: MLflow's own, one with passwords, and a PostgreSQL. Each in a process of its own on 127.0.0.1.
+"""Tracking to real servers on 127.0.0.1: MLflow's own, one with passwords, one whose files lie in S3, and a PostgreSQL.
 
-Skipped by name where a package is missing: the last two need `pip install 'mlflow[auth]' 'psycopg[binary]'` and Debian's
-`postgresql`.
+Skipped by name where a package is missing: passwords need `pip install 'mlflow[auth]'`, PostgreSQL `'psycopg[binary]'` and
+Debian's `postgresql`, and S3, which is moto's and no dependency, `moto`.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(900)]  #
 UP_S = 240  # a loaded machine takes its time to start a server
 PASSWORD = "not-a-real-password-1"
 needs_auth = pytest.mark.skipif(importlib.util.find_spec("flask_wtf") is None, reason="no flask_wtf: pip install 'mlflow[auth]'")
+needs_s3 = pytest.mark.skipif(importlib.util.find_spec("moto") is None, reason="no moto for an S3: pip install moto")
 POSTGRES = next((p for p in sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True) if (p / "initdb").exists()), None)
 needs_postgres = pytest.mark.skipif(
     POSTGRES is None or importlib.util.find_spec("psycopg") is None,
@@ -187,6 +188,46 @@ def test_a_server_with_passwords_refuses_in_one_line_and_takes_the_right_one(
         server.stop()
 
 
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """An S3 without a bucket, which all that is started here finds by its variables; yields its client."""
+    from boto3 import client
+    from moto.server import ThreadedMotoServer
+
+    made = ThreadedMotoServer("127.0.0.1", free_port(), verbose=False)
+    made.start()
+    uri = "http://{}:{}".format(*made.get_host_and_port())
+    given = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "a-secret", "AWS_DEFAULT_REGION": "us-east-1"}
+    for name, value in {**given, "MLFLOW_S3_ENDPOINT_URL": uri}.items():
+        monkeypatch.setenv(name, value)
+    yield client("s3", endpoint_url=uri)
+    made.stop()
+
+
+@needs_s3
+@pytest.mark.parametrize(
+    ("bucket", "options"),
+    [("proxied", ["--artifacts-destination"]), ("direct", ["--no-serve-artifacts", "--default-artifact-root"])],
+)
+def test_files_lie_in_s3_and_a_bucket_that_is_missing_loses_nothing(
+    bucket: str, options: list[str], house: Path, s3: Any, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server(tmp_path_factory.mktemp("s3"), *options, f"s3://{bucket}")
+    try:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
+        with pytest.raises(ArtifactError, match="all results are safe"):
+            track.main()
+        s3.create_bucket(Bucket=bucket)
+        track.main()
+        assert statuses(server.uri, "quantgate") == ["FINISHED"] * (len(VARIANTS) + 1)
+        run = artifacts.read_json(artifacts.MLFLOW)["runs"]["int8"]
+        sent = s3.get_object(Bucket=bucket, Key=f"1/{run}/artifacts/rows/answers/int8.jsonl")["Body"].read()
+        assert sent == artifacts.answers("int8").read_bytes()
+        assert "metrics/int8.json" in files(MlflowClient(tracking_uri=server.uri), run)
+    finally:
+        server.stop()
+
+
 class Postgres:
     """A PostgreSQL with an empty database, run as a user that it accepts (never root)."""
 
@@ -265,5 +306,5 @@ def _count_tries(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_database_that_is_not_there_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     uri = f"postgresql://postgres:secret@127.0.0.1:{free_port()}/postgres"
     with pytest.raises(ArtifactError) as caught:
-        track._safely(uri, lambda: reach.reach(uri))
+        track._safely(uri, lambda: reach.reach(uri), track.AWAY_LOG)
     assert "refused" in str(caught.value) and "secret" not in str(caught.value) and "\n" not in str(caught.value)

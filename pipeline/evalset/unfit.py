@@ -1,4 +1,5 @@
-"""What of our tasks a model cannot answer, by its files alone: chats without a template, items longer than its window."""
+"""What of our tasks a model cannot answer, by its files alone: chats without a template, items longer than its window,
+targets longer than a reply may get."""
 
 from __future__ import annotations
 
@@ -8,20 +9,22 @@ from typing import Any
 from pipeline.core.artifacts import read_json
 from pipeline.core.params import HowMany
 from pipeline.evalset import Row, has_chat_template
-from pipeline.evalset.tasks import is_chat, load_task, local_tasks, subset
+from pipeline.evalset.tasks import TASKS, is_chat, load_task, local_tasks, subset
 
 
 def unfit(tasks: dict[str, HowMany], model_dir: Path, allow_truncated: bool, seed: int) -> list[str]:
-    """What of our tasks a model cannot answer, in words: chats without a template, items longer than its window."""
+    """What of our tasks a model cannot answer, in words: chats without a template, items longer than its window, targets longer
+    than a reply may get."""
     window, found = _window(model_dir), []
     for name in tasks.keys() & local_tasks().keys():
         config, rows = load_task(name)
         if is_chat(config) and not has_chat_template(model_dir):
             found.append(f"task {name!r} is a chat and the model has no chat template; take it out of the tier")
-        if window and not allow_truncated and (model_dir / "tokenizer.json").exists():
+        if (model_dir / "tokenizer.json").exists():
             count = tasks[name]
             chosen = [rows[i] for i in subset(len(rows), None if isinstance(count, str) else count, seed)]
-            found += _too_long(name, config, chosen, model_dir, window)
+            found += _out_of_reach(name, config, chosen, model_dir)
+            found += _too_long(name, config, chosen, model_dir, window) if window and not allow_truncated else []
     return sorted(found)
 
 
@@ -34,7 +37,7 @@ def _window(model_dir: Path) -> int | None:
 
 def _too_long(name: str, config: dict[str, Any], rows: list[Row], model_dir: Path, window: int) -> list[str]:
     """The longest item past the window, in words. A template can only add to what is counted here: the columns named outright."""
-    reply = (config.get("generation_kwargs") or {}).get("max_gen_toks", 0) if config.get("output_type") == "generate_until" else 0
+    reply = _reply(config) or 0
     texts = {row["id"]: _asked(row, config) for row in rows}
     # a token has a byte at least
     lengths = _lengths({item: text for item, text in texts.items() if len(text.encode()) + reply > window}, model_dir)
@@ -46,6 +49,38 @@ def _too_long(name: str, config: dict[str, Any], rows: list[Row], model_dir: Pat
     more = f" ({len(long) - 1} more are too long)" if len(long) > 1 else ""
     told = f"task {name!r} item {item!r} has {long[item]} tokens{of_reply} and the model's window is {window}{more}"
     return [f"{told}; shorten it, take the task out of the tier, or say evaluate.allow_truncated: true"]
+
+
+def _reply(config: dict[str, Any]) -> int | None:
+    """The most tokens of a reply, or None where nothing is replied or the task does not say."""
+    most = (config.get("generation_kwargs") or {}).get("max_gen_toks") if config.get("output_type") == "generate_until" else None
+    return most if isinstance(most, int) else None
+
+
+def _out_of_reach(name: str, config: dict[str, Any], rows: list[Row], model_dir: Path) -> list[str]:
+    """The item whose target is furthest past the tokens of a reply, in words: it could never be answered rightly. Of several
+    targets of an item the shortest counts, since any of them may match."""
+    most = _reply(config)
+    if most is None:
+        return []
+    asked = {row["id"]: _targets(row, config) for row in rows}
+    # a token has a byte at least; after a space, as a reply begins, there may be fewer
+    doubtful = {item: own for item, own in asked.items() if own and min(len(text.encode()) for text in own) > most}
+    lengths = _lengths({text: text for own in doubtful.values() for one in own for text in (one, f" {one}")}, model_dir)
+    fewest = {item: min(lengths[text] for one in own for text in (one, f" {one}")) for item, own in doubtful.items()}
+    long = {item: n for item, n in fewest.items() if n > most}
+    if not long:
+        return []
+    item = max(long, key=long.__getitem__)
+    more = f" ({len(long) - 1} more are too long)" if len(long) > 1 else ""
+    way = f"shorten it, or raise generation_kwargs.max_gen_toks in {(TASKS / name).with_suffix('.yaml')}"
+    return [f"task {name!r} item {item!r}: its target has {long[item]} tokens and a reply at most {most}{more}; {way}"]
+
+
+def _targets(row: Row, config: dict[str, Any]) -> list[str]:
+    """What an item's reply is compared with, as far as a plain column says it."""
+    value = row.get(str(config.get("doc_to_target")), [])
+    return [text.strip() for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)]
 
 
 def _lengths(texts: dict[str, str], model_dir: Path) -> dict[str, int]:

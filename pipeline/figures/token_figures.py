@@ -22,10 +22,21 @@ NEEDED = (
     "top1", "top5_overlap",
 )  # fmt: skip
 TRAJECTORY = "trajectory"
+TOKEN = ("set", "document", "window", "position", "token_id")  # what makes two rows the same token in the same place
 QUANTILES = {"kld_median": 0.5, "kld_p90": 0.9, "kld_p95": 0.95, "kld_p99": 0.99, "kld_p999": 0.999}
 STEPS = 16  # at most so many points in a trajectory's curve
 
 Columns = dict[str, NDArray[Any]]
+
+
+def refuse_other_tokens(rows: dict[str, Any], reference: dict[str, Any]) -> None:
+    """Raise unless both hold the same tokens in the same order: figures over fewer of them are figures of something else."""
+    counts = [len(columns["kld"]) for columns in (rows, reference)]
+    if counts[0] != counts[1]:
+        raise ArtifactError(f"{counts[0]} token rows cannot be paired with the reference's {counts[1]}; `dvc repro` them")
+    for name in TOKEN:
+        if (other := np.flatnonzero(np.asarray(rows[name]) != np.asarray(reference[name]))).size:
+            raise ArtifactError(f"token row {other[0]}: {name} is another than the reference's; they are not the same tokens")
 
 
 def token_metrics(b: Builder, rows: dict[str, Any]) -> str | None:

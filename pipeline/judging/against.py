@@ -20,6 +20,7 @@ from pipeline.core.errors import ArtifactError
 from pipeline.core.params import Compare
 from pipeline.figures.answer_figures import answer_metrics, pair
 from pipeline.figures.builder import Builder
+from pipeline.figures.token_figures import TOKEN
 from pipeline.numbers.definitions import definition, is_served
 from pipeline.numbers.distributions import TOP
 from pipeline.numbers.metrics import position_parts
@@ -29,7 +30,6 @@ Metric = dict[str, Any]
 Row = dict[str, Any]
 Columns = dict[str, NDArray[Any]]
 
-TOKEN = ("set", "document", "window", "position", "token_id")  # what makes two rows the same token in the same place
 ITEM = ("task", "doc_id", "filter", "doc_hash", "prompt_hash", "target_hash")  # the same question, asked in the same words
 PER_TOKEN: dict[str, Callable[[Columns], NDArray[Any]]] = {
     "kld_mean": lambda c: c["kld"],

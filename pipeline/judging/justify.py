@@ -23,6 +23,7 @@ from pipeline.judging.ledger import (
     faults,
     key,
     keys,
+    noise_in_words,
     policy_faults,
     read,
     sealed,
@@ -113,7 +114,7 @@ def _entry(
     if loosened:
         _refuse(entry, new)
     known = [e["noise"] for e in entry["evidence"] if e["noise"] is not None]
-    noise = f"{max(known):.2g} {found['unit']}" if known else "unknown"
+    noise = noise_in_words(rule, max(known, default=None))
     why = found["from"] if new else "these figures were evidence before; nothing is added"
     return sealed(entry), f"{rule.metric}: {bound_of(rule).text}; noise {noise} ({why})"
 
@@ -126,9 +127,8 @@ def _refuse(entry: Row, new: bool) -> None:
     *earlier, made = entry["evidence"]  # made of what is on file now
     noise = beyond_noise(entry | {"evidence": [*proof.proven(entry | {"evidence": earlier}), made]})
     if noise is not None and not entry["reason"]:
-        known = (
-            f"the noise of {noise:.2g} {made['unit']} explains" if made["noise"] is not None else "noise explains: it is not known"
-        )
+        words = noise_in_words(rule, noise)
+        known = f"the noise of {words} explains" if made["noise"] is not None else "noise explains: it is not known"
         raise ArtifactError(
             f"{rule.metric}: {bound_of(rule).text} is more than {known}; give --reason WHY, or take a margin that it does explain"
         )

@@ -17,9 +17,10 @@ from pydantic import ValidationError
 from pipeline.core import artifacts, git
 from pipeline.core.errors import ArtifactError, ParamsError
 from pipeline.core.params import Params, Rule
+from pipeline.core.yamls import read_text
 from pipeline.judging import proof
 from pipeline.numbers.definitions import definition
-from pipeline.numbers.rules import bound_of, neutral_of
+from pipeline.numbers.rules import QUANTITY, UNITS, bound_of, neutral_of
 
 FILE = artifacts.LEDGER
 HEAD = "# Each gate rule and the noise it was set from, by `python -m pipeline.gate --justify RULE`; an edit by hand is seen.\n"
@@ -33,7 +34,7 @@ Row = dict[str, Any]
 
 def read() -> Book:
     """The ledger; empty where there is none, so that every rule lacks its entry. Raises `ArtifactError` if damaged."""
-    return parse(FILE.read_text(encoding="utf-8"), str(FILE)) if FILE.exists() else {POLICY: None, "rules": []}
+    return parse(read_text(FILE, ArtifactError, ""), str(FILE)) if FILE.exists() else {POLICY: None, "rules": []}
 
 
 def judged(verdict: Row, settings: Params, earlier: dict[str, Book] | None = None) -> Row:
@@ -62,8 +63,15 @@ def parse(text: str, where: str) -> Book:
         if book[POLICY] is not None and book[POLICY]["seal"] != seal(book[POLICY]):
             raise ArtifactError(f"{where}: the policy was edited by hand; {_how(POLICY)}")
     except (yaml.YAMLError, ValidationError, AttributeError, KeyError, TypeError, ValueError) as e:
-        raise ArtifactError(f"{where} is damaged ({type(e).__name__}); take it back from git") from None
+        raise ArtifactError(f"{where} is damaged ({_wrong(e)}); take it back from git") from None
     return book
+
+
+def _wrong(e: Exception) -> str:
+    """What keeps a ledger from being read, in a few words."""
+    if isinstance(e, yaml.MarkedYAMLError) and e.problem_mark:
+        return f"line {e.problem_mark.line + 1} is not valid YAML: {e.problem}"
+    return f"{e} is missing" if isinstance(e, KeyError) else f"it is not what --justify writes: {type(e).__name__}"
 
 
 def write(book: Book) -> None:
@@ -187,8 +195,18 @@ def _evidence_line(entry: Row) -> str:
     last = entry["evidence"][-1] if entry.get("evidence") else None
     if last is None:
         return "set without evidence"
-    noise = "unknown" if last["noise"] is None else f"{last['noise']:.2g} {last['unit']}"
+    noise = noise_in_words(Rule.model_validate(entry["rule"]), last["noise"])
     return f"set {last['date']} from {last['of']}, n = {last['n']}, noise {noise}"
+
+
+def noise_in_words(rule: Rule, noise: float | None) -> str:
+    """A noise, given in its metric's own unit, in the unit that the rule's bound is written in: `0.35 pp` beside `margin 7 pp`."""
+    if noise is None:
+        return "unknown"
+    bound, what = rule.margin or rule.gain or rule.limit or "", definition(rule.metric)
+    written = QUANTITY.match(bound)
+    assert what is not None and written is not None  # bound_of has refused unknown metrics, and bounds that are no quantity
+    return f"{noise / UNITS[what.unit][written.group(2)]:.2g} {written.group(2)}"
 
 
 def hold(verdict: Row, settings: Params, book: Book, earlier: dict[str, Book] | None = None) -> Row:

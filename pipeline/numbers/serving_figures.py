@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from pipeline.numbers.metrics import Definition
+from pipeline.numbers.replies import e2e, gaps, tpot, ttfc, ttft, unseen, unverified
 from pipeline.numbers.stats import Estimate, mean_t, quantile_interval, wilson
 from pipeline.numbers.whole_runs import whole_runs
 
@@ -61,41 +61,17 @@ def in_a_round(scenario: str, requests: int) -> int:
     return max(requests, 4 * int(size)) if kind == "closed" else requests
 
 
+def warm_ups(scenario: str, warmups: int) -> int:
+    """Requests before a level: as many as asked for, but, unless that is none, one for each that is asked at once."""
+    kind, _, size = scenario.partition("-")
+    return max(warmups, int(size)) if warmups and kind == "closed" else warmups
+
+
 def memory(peak: int | None, why_not: str, confidence: float) -> dict[str, Any]:
     """`server_memory_bytes`; null, with the reason, where it cannot be seen."""
     method = "sum of VmHWM over the server's processes, loading and all levels"
     found = nothing(why_not) if peak is None else Estimate(peak, None, None, 1, method, ("measured once: no interval",))
     return shown("server_memory_bytes", found, confidence)
-
-
-# --- one row -----------------------------------------------------------------------------------------------------
-
-
-def ttft(row: Row) -> float | None:
-    """Submit to first token, in seconds; None if none came."""
-    return None if row["t_first"] is None else float(row["t_first"] - row["t_submit"])
-
-
-def ttfc(row: Row) -> float | None:
-    """Submit to the first token of the content, in seconds; None, not 0, for a reply that was all reasoning."""
-    return None if row["t_content"] is None else float(row["t_content"] - row["t_submit"])
-
-
-def e2e(row: Row) -> float | None:
-    """Submit to last token, in seconds: what comes after it (usage, the stream's close) is no token."""
-    return float(row["t_chunks"][-1] - row["t_submit"]) if row["t_chunks"] else None
-
-
-def tpot(row: Row) -> float | None:
-    """Time per output token after the first, in seconds. None for fewer than two tokens, for a number that is not known,
-    and where all came at once: then there is no time between them to share."""
-    n, times = row["output_tokens"], row["t_chunks"]
-    return float((times[-1] - times[0]) / (n - 1)) if n is not None and n > 1 and len(times) > 1 else None
-
-
-def gaps(row: Row) -> list[float]:
-    """Gaps between consecutive tokens, in seconds; none where an event carried more than one token or less."""
-    return [b - a for a, b in pairwise(row["t_tokens"])] if row["t_tokens"] else []
 
 
 # --- an objective ------------------------------------------------------------------------------------------------
@@ -159,10 +135,12 @@ def _latencies(good: list[Row], failed: int, confidence: float) -> dict[str, Est
     for name, of in (("ttft", ttft), ("ttfc", ttfc), ("tpot", tpot), ("e2e", e2e)):
         each[name] = [(x, k) for k, r in enumerate(good) if (x := of(r)) is not None]
     without = len(good) - len({k for _, k in each["itl"]})
+    seen = unseen(good)
     found = {}
     for name, pairs in each.items():
         left_out = without if name == "itl" else len(good) - len(pairs)
         notes: tuple[str, ...] = (_why_missing(name, left_out, len(good)),) if left_out else ()
+        notes += seen if name in ("ttft", "tpot", "e2e") else ()
         notes += (f"{failed} failed requests are left out",) if failed else ()
         rounds = _by_round([1000 * x for x, _ in pairs], [good[k]["round"] for _, k in pairs])
         for label, q in QUANTILES.items():
@@ -201,7 +179,7 @@ def _across(pooled: Estimate, rounds: list[float], confidence: float) -> Estimat
 def _why_missing(name: str, missing: int, of: int) -> str:
     why = {
         "tpot": "one token, a number of tokens that is not known, or all at once",
-        "itl": "fewer than two tokens, or events that carry more than one",
+        "itl": "fewer than two tokens, or events that carry more than one or none",
         "ttfc": "nothing but reasoning",
     }.get(name, "no token")
     return f"{missing} of {of} complete replies are left out: {why}"
@@ -269,14 +247,15 @@ def _counts(rows: list[Row], good: list[Row]) -> dict[str, Estimate]:
         return Estimate(value, value, value, n, "count", notes)
 
     found = {"warmups": exact(ready, len(warm), *(() if ready else ("no warm-up: the first requests carry what is done once",)))}
+    notes = unverified(good)
     if known:
-        uneven = min(known) != max(known)
-        note = ("replies differ in length: latencies and throughput are not comparable with another run's",) if uneven else ()
-        found["output_tokens_min"] = exact(min(known), len(known), *note)
-        found["output_tokens_max"] = exact(max(known), len(known), *note)
+        if min(known) != max(known):
+            notes += ("replies differ in length: latencies and throughput are not comparable with another run's",)
+        found["output_tokens_min"] = exact(min(known), len(known), *notes)
+        found["output_tokens_max"] = exact(max(known), len(known), *notes)
         found["one_token_replies"] = exact(sum(k == 1 for k in known), len(known))
     else:
-        reason = "no complete reply has a known number of tokens"
+        reason = "; ".join(("no complete reply has a known number of tokens", *notes))
         found |= {k: nothing(reason) for k in ("output_tokens_min", "output_tokens_max", "one_token_replies")}
     if cached:
         note = ("a prefix cache answered part of the prompts: TTFT is not that of new ones",) if sum(cached) else ()

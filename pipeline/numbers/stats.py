@@ -68,7 +68,11 @@ def cluster_bootstrap(
     if not (np.isfinite(below) and np.isfinite(above)):  # so few clusters differ that many resamples show no variance
         below, above, both = -t, t, f"t over clusters, {count} clusters (too few of them differ to resample)"
     low, high = max(ratio - max(above, t) * error, bounds[0]), min(ratio + max(-below, t) * error, bounds[1])
-    return Estimate(value, float(shape(low)), float(shape(high)), len(num), both, notes, count, weight)
+    with np.errstate(over="ignore"):
+        limits = float(shape(low)), float(shape(high))
+    if not np.isfinite(limits).all():  # half an interval would be judged as if it were one
+        return Estimate(value, None, None, len(num), both, (*notes, "a limit is past all numbers: no interval"), count, weight)
+    return Estimate(value, *limits, len(num), both, notes, count, weight)
 
 
 def _by_cluster(clusters: ArrayLike, *values: NDArray[np.float64]) -> list[NDArray[np.float64]]:

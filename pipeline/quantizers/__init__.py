@@ -12,10 +12,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.errors import ParamsError
+from pipeline.core.errors import ParamsError, Unsupported
 from pipeline.core.explain import did_you_mean
 from pipeline.core.options import check_options, names_in, with_defaults
-from pipeline.weights import kept_layers
+from pipeline.weights import kept_layers, linear_widths
 
 Facts = dict[str, Any]
 GIVEN = {"model_dir", "out_dir", "calibration", "seed"}  # what the pipeline passes; all else is an option
@@ -54,11 +54,22 @@ def check(name: str, options: dict[str, Any]) -> None:
 def check_model(name: str, options: dict[str, Any], model_dir: Path) -> None:
     """Raise for what a method's options ask and this model does not have: nothing is loaded, its files' headers are enough.
 
-    `ParamsError`: a pattern in `keep` that matches no layer; `Unsupported`: what the method's own `refuse` says.
+    `ParamsError`: a pattern in `keep` that matches no layer, or patterns that leave none; `Unsupported`: what the method's own
+    `refuse` says.
     """
     module = _module(name)
     asked = with_defaults(module.quantize, options, given=GIVEN)
-    if asked.get("keep"):
-        kept_layers(model_dir, asked["keep"])
+    if "keep" in asked:
+        kept = kept_layers(model_dir, asked["keep"])
+        if getattr(module, "ENGINE", "hf") == "hf":  # GGUF and ONNX quantize the head besides
+            _refuse_nothing_left(name, asked["keep"], len(kept), len(linear_widths(model_dir)))
     if hasattr(module, "refuse"):
         module.refuse(model_dir, asked)
+
+
+def _refuse_nothing_left(name: str, keep: list[str], kept: int, layers: int) -> None:
+    """Raise where a method that packs the matrices of decoder layers, and nothing else, has none to pack."""
+    if layers == 0:
+        raise Unsupported(f"the model has no matrix with '.layers.' in its name, and quantizer {name!r} packs no others")
+    if kept == layers:
+        raise ParamsError(f"options.keep: {keep} keeps all {layers} matrices of the layers, so that nothing is left to quantize")

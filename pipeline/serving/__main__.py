@@ -1,6 +1,7 @@
 """`python -m pipeline.serving URL`: measure a server, or with --launch one that is started for it.
 
-Writes artifacts/serving/<name>.jsonl (one row a request), its .meta.json, and <name>.figures.json.
+Writes artifacts/serving/<name>.jsonl (one row a request), its .meta.json, and <name>.figures.json; with --score, what
+score.py says.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from pipeline import hardware
 from pipeline.core import artifacts, cli
 from pipeline.core.errors import ParamsError
 from pipeline.evalset import sets_digest
-from pipeline.serving import measure, probe
+from pipeline.serving import measure, probe, score
 from pipeline.serving.client import KEY, Endpoint, Row, ServerError, address, key_from
 from pipeline.serving.measure import Plan
-from pipeline.serving.session import counter, load_tokenizer, measured, started
+from pipeline.serving.session import counter, load_tokenizer, measured, started, unfinished
 
 HOME = artifacts.ARTIFACTS / "serving"
 COLUMNS = ("load", "failed", "TTFT p50", "p99 (ms)", "TPOT p50", "p99 (ms) ", "req/s", "tok/s", "goodput")
@@ -50,6 +51,7 @@ def write(name: str, rows: list[Row], meta: Row, figures: Row) -> Path:
     artifacts.write_jsonl(path, rows)
     artifacts.write_json(artifacts.meta_of(path), meta)
     artifacts.write_json(path.with_suffix(".figures.json"), figures)
+    unfinished(path).unlink(missing_ok=True)
     return path.with_suffix(".figures.json")
 
 
@@ -90,11 +92,11 @@ def main(
     model_dir: Annotated[Path | None, typer.Option("--model-dir", help="with --launch: the folder of the model")] = None,
     model: Annotated[str, typer.Option(help="its name at the server, where there are several")] = "",
     chat: Annotated[bool, typer.Option(help="chat completions in place of completions")] = False,
-    concurrency: Annotated[str, typer.Option(help="closed loop: so many requests at once")] = "1,2,4,8,16",
+    concurrency: Annotated[str, typer.Option(help="closed loop: so many requests at once (--score: the first)")] = "1,2,4,8,16",
     rates: Annotated[str, typer.Option(help="open loop: so many a second, Poisson arrivals")] = "",
     requests: Annotated[int, typer.Option(min=1, help="requests a level and round (at least 4 for each at once)")] = 16,
     rounds: Annotated[int, typer.Option(min=1)] = 3,
-    warmups: Annotated[int, typer.Option(min=0, help="for each level, recorded and left out")] = 2,
+    warmups: Annotated[int, typer.Option(min=0, help="a level, at least one for each at once; left out; 0: none")] = 2,
     prompt_tokens: Annotated[int, typer.Option(min=1)] = 256,
     output_tokens: Annotated[int, typer.Option(min=1)] = 32,
     prompts: Annotated[Path, typer.Option(help="JSONL of texts, or a folder of them")] = Path("evalsets/corpus"),
@@ -106,6 +108,7 @@ def main(
     threads: Annotated[int, typer.Option(min=1, help="with --launch: of the server")] = 1,
     name: Annotated[str, typer.Option(help="of the files under artifacts/serving/")] = "server",
     only_probe: Annotated[bool, typer.Option("--probe", help="say what the server can do, and stop")] = False,
+    is_scored: Annotated[bool, typer.Option("--score", help="score the corpus in place of speed: ppl, ppl_ratio, delta_p")] = False,
 ) -> None:
     """Measure an OpenAI-compatible server: what it can do, latency, throughput, goodput and the knee.
 
@@ -118,11 +121,17 @@ def main(
     )  # fmt: skip
     if not plan.levels():
         raise ParamsError("nothing to measure: give --concurrency 1,2,4 or --rates 0.5,1")
+    if is_scored:
+        score.run(
+            url, launch_, model_dir, score.check_asked(tokenizer or model_dir, chat, only_probe), model=model, timeout=timeout,
+            at_once=max(1, *plan.concurrency[:1]), key_env=key_env, threads=threads, name=name,
+        )  # fmt: skip
+        return
     words = load_tokenizer(tokenizer)
     with started(launch_, model_dir, plan, threads=threads, is_counted=words is not None, is_chat=chat) as own:
         key = own.key if own else key_from(key_env)
         endpoint = Endpoint(own.url if own else address(url, key_env), model, chat, timeout, key, counter(words), key_env)
-        found, plan, rows = asyncio.run(measured(endpoint, plan, prompts, words, only_probe))
+        found, plan, rows = asyncio.run(measured(endpoint, plan, prompts, words, only_probe, HOME / f"{name}.jsonl"))
     for text in probe.lacking(found):
         cli.say("serving", text)
     if not only_probe:

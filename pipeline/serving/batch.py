@@ -83,6 +83,7 @@ def read(path: Path, max_tokens: int) -> list[Item]:
 def _item(text: str, where: str, max_tokens: int) -> Item:
     try:
         line = json.loads(text)
+        json.dumps(line, ensure_ascii=False).encode()  # half of a character alone cannot be sent or written
     except ValueError as e:
         raise DataError(f"{where}: not JSON ({e})") from None
     if not isinstance(line, dict) or ("prompt" in line) == ("messages" in line):
@@ -180,11 +181,9 @@ def is_safe(answer: Answer) -> bool:
 
 
 def wait_s(pace: Pace, tried: int, answer: Answer, rng: random.Random) -> float:
-    """Seconds before the next try: what the server asked for, else doubling, each time a random half or more of it."""
-    if answer.retry_after is not None:
-        return min(answer.retry_after, pace.longest_wait_s)
+    """Seconds before the next try: doubling, each time a random half or more of it, but no less than the server asked for."""
     full = min(pace.first_wait_s * 2.0 ** (tried - 1), pace.longest_wait_s)
-    return full * rng.uniform(0.5, 1.0)
+    return max(answer.retry_after or 0.0, full * rng.uniform(0.5, 1.0))
 
 
 class Gate:
@@ -210,7 +209,10 @@ async def one(
         answer = await ask(client, endpoint, item.request)
         if answer.row["ok"] or not is_safe(answer) or tried == pace.tries:
             break
-        await sleep(wait_s(pace, tried, answer, rng))
+        if (wait := wait_s(pace, tried, answer, rng)) > pace.longest_wait_s:
+            answer.row["error"] += f"; it asks to wait {wait:.0f} s, longer than {pace.longest_wait_s:g}: try it again then"
+            break
+        await sleep(wait)
     row = answer.row
     kept = ("ok", "fault", "status", "error", "finish", "prompt_tokens", "output_tokens", "counted_by")
     said = {"text": answer.text, "reasoning": answer.reasoning or None} if row["ok"] else {"text": None, "reasoning": None}

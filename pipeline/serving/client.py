@@ -8,24 +8,28 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
 from ipaddress import ip_address
 from typing import Any
 
 import httpx2
 
 from pipeline.core.errors import QuantgateError
-from pipeline.serving.reply import Fault, Reply, message_of
+from pipeline.serving.events import Event, Parser
+from pipeline.serving.reply import Fault, Reply, error_in, message_of, paired
 
 Row = dict[str, Any]
 Clock = Callable[[], float]
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 KEY = "QUANTGATE_API_KEY"
 CONNECT_S = 10.0
-DRAIN_S = 1.0  # after [DONE] a stream is read to its close, so that a connection can be used again, for at most this long
+SECONDS = re.compile(r"[0-9]{1,12}(\.[0-9]{0,12})?")
+DRAIN_S = 1.0  # a whole reply's stream is read to its close, so that a connection can be used again, for at most this long
 
 
 class ServerError(QuantgateError):
@@ -139,20 +143,33 @@ def body_of(endpoint: Endpoint, request: Request) -> tuple[str, Row]:
 
 async def ask(client: httpx2.AsyncClient, endpoint: Endpoint, request: Request, *, clock: Clock = time.monotonic) -> Answer:
     """Ask once. Whatever goes wrong with the request or its reply is in the row (ok, fault, status, error)."""
-    reply, fault = Reply(clean=endpoint.clean), None
+    reply = Reply(clean=endpoint.clean)
     phases: dict[str, float | None] = {"connected": None, "headers": None}
     t_submit = clock()
+    fault = await _heard(client, endpoint, request, reply, phases, clock)
+    whole = reply.t_whole()
+    t_end = whole if whole is not None and fault is None else clock()
+    try:
+        row = _row(endpoint, request, reply, t_submit, phases, fault)
+    except Exception as e:  # a tokenizer that cannot read the text, for one
+        row = _row(endpoint, request, Reply(status=reply.status), t_submit, phases, _transport(e))
+    retry_after = fault.retry_after if fault else None
+    return Answer(row | {"t_end": t_end}, paired(reply.text), paired(reply.reasoning), retry_after)
+
+
+async def _heard(
+    client: httpx2.AsyncClient, endpoint: Endpoint, request: Request, reply: Reply, phases: dict[str, float | None], clock: Clock
+) -> Fault | None:
+    """Fill `reply`, whatever the server does; returns what went wrong."""
     try:
         await asyncio.wait_for(_stream(client, endpoint, request, reply, phases, clock), endpoint.timeout_s)
-    except asyncio.TimeoutError:
-        complete = reply.t_done is not None  # then the server only held the stream open
-        fault = None if complete else Fault("timeout", f"no complete reply within {endpoint.timeout_s:g} s")
     except Fault as e:
-        fault = e
-    except httpx2.HTTPError as e:
-        fault = _transport(e)
-    row = _row(endpoint, request, reply, t_submit, phases, fault) | {"t_end": clock() if reply.t_done is None else reply.t_done}
-    return Answer(row, reply.text, reply.reasoning, fault.retry_after if fault else None)
+        return e
+    except Exception as e:  # whatever a server sends, its request has failed and the run goes on
+        if reply.t_whole() is None:  # else the stream was only held open, or dropped
+            late = isinstance(e, asyncio.TimeoutError)
+            return Fault("timeout", f"no complete reply within {endpoint.timeout_s:g} s") if late else _transport(e)
+    return None
 
 
 async def _stream(
@@ -165,26 +182,39 @@ async def _stream(
     path, body = body_of(endpoint, request)
     headers = {"Accept": "text/event-stream", **request.headers}
     async with client.stream("POST", endpoint.url + path, json=body, headers=headers, extensions={"trace": trace}) as response:
-        phases["headers"] = clock()
+        phases["headers"], reply.status = clock(), response.status_code
         await _refuse(response, endpoint)
-        events = aiter(httpx2.EventSource(response))
+        events = _events(response)
         async for event in events:
-            try:
-                reply.take(event.data, clock())
-            except RecursionError:
-                raise Fault("malformed", "an event is nested too deeply to be read", 200) from None
-            if reply.t_done is not None:
+            _take(reply, event, clock())
+            if reply.t_whole() is not None:
                 break
         reply.check_end()
-        await _drain(events)
+        await _drain(events, reply, clock)
 
 
-async def _drain(events: AsyncIterator[Any]) -> None:
-    """Read what follows [DONE]: nothing, mostly. The reply is complete, so nothing here can fail it."""
+def _take(reply: Reply, event: Event, now: float) -> None:
+    try:
+        reply.take(event.data, now, event.kind)
+    except RecursionError:
+        raise Fault("malformed", "an event is nested too deeply to be read") from None
+
+
+async def _events(response: httpx2.Response) -> AsyncIterator[Event]:
+    parser = Parser()
+    async for content in response.aiter_bytes():
+        for event in parser.feed(content):
+            yield event
+
+
+async def _drain(events: AsyncIterator[Event], reply: Reply, clock: Clock) -> None:
+    """Read what follows a whole reply: [DONE], mostly, and after it nothing. Only an error that the server names before
+    [DONE] can still fail it; a stream that is held open or dropped cannot."""
 
     async def rest() -> None:
-        async for _ in events:
-            pass
+        async for event in events:
+            if reply.t_done is None:
+                _take(reply, event, clock())
 
     with suppress(asyncio.TimeoutError, httpx2.HTTPError):
         await asyncio.wait_for(rest(), DRAIN_S)
@@ -197,15 +227,16 @@ async def _refuse(response: httpx2.Response, endpoint: Endpoint) -> None:
         return
     said = _words(response, await response.aread(), endpoint)
     if response.status_code != 200:
-        raise Fault("http", f"HTTP {response.status_code}: {said}", response.status_code, _retry_after(response))
-    raise Fault("in_band" if said.startswith("error") else "malformed", f"HTTP 200 but no stream of events: {said}", 200)
+        raise Fault("http", f"HTTP {response.status_code}: {said}", _retry_after(response))
+    raise Fault("in_band" if said.startswith("error") else "malformed", f"HTTP 200 but no stream of events: {said}")
 
 
 def _words(response: httpx2.Response, content: bytes, endpoint: Endpoint) -> str:
     """What the server said, cut only when the key is out of it: a part of the key would not be known for what it is."""
     try:
         found = response.json()
-        if isinstance(found, dict) and (error := found.get("error") or found.get("detail")):
+        error = error_in(found) if isinstance(found, dict) else None
+        if error is not None or (isinstance(found, dict) and (error := found.get("detail"))):
             return endpoint.clean(f"error: {message_of(error)}")[:300]
     except ValueError:
         pass
@@ -213,12 +244,17 @@ def _words(response: httpx2.Response, content: bytes, endpoint: Endpoint) -> str
 
 
 def _retry_after(response: httpx2.Response) -> float | None:
-    """Seconds of a Retry-After header; a date in it is not read."""
-    value = response.headers.get("retry-after", "")
-    return float(value) if value.isdigit() else None
+    """Seconds from now that a Retry-After header asks for, as a number or as a date; None where it holds neither."""
+    value = response.headers.get("retry-after", "").strip()
+    if SECONDS.fullmatch(value):
+        return float(value)
+    try:
+        return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
+    except (ValueError, OverflowError, OSError):
+        return None
 
 
-def _transport(error: httpx2.HTTPError) -> Fault:
+def _transport(error: Exception) -> Fault:
     said = str(error) or type(error).__name__
     if isinstance(error, (httpx2.ConnectError, httpx2.ConnectTimeout)):
         return Fault("connect", f"no connection: {said}")
@@ -234,17 +270,19 @@ def _transport(error: httpx2.HTTPError) -> Fault:
 def _row(
     endpoint: Endpoint, request: Request, reply: Reply, t_submit: float, phases: dict[str, float | None], fault: Fault | None
 ) -> Row:
-    """DESIGN's timings row. t_chunks: when each event with text came; t_tokens: the same where each carried one token."""
+    """DESIGN's timings row. t_chunks: when each event with a token came; t_tokens: the same where each carried one;
+    t_last: the last token, or the reply's end where that one was not seen."""
     tokens, how = reply.output_tokens(endpoint.count) if reply.t_chunks or reply.usage else (None, "no reply")
-    if fault is None and request.forced and tokens is not None and tokens != request.max_tokens:
+    sure = how == "usage" or reply.finish != "length"  # a text's tokens, made anew, can be one more or less than were sent
+    if fault is None and request.forced and sure and tokens is not None and tokens != request.max_tokens:
         fault = Fault("short", f"asked for {request.max_tokens} tokens, got {tokens}")
-    single = tokens == len(reply.t_chunks)
+    seen = reply.arrivals(tokens)
     return {
         "prompt_tokens": reply.prompt_tokens(), "cached_tokens": reply.cached_tokens(), "output_tokens": tokens,
         "counted_by": how, "asked_tokens": request.max_tokens, "forced": request.forced, "t_submit": t_submit,
-        "t_first": reply.t_chunks[0] if reply.t_chunks else None, "t_content": reply.t_content,
-        "t_tokens": reply.t_chunks if single else None, "t_chunks": reply.t_chunks, "t_done": reply.t_done,
+        "t_first": seen[0] if seen else None, "t_content": reply.t_content, "t_last": reply.t_last(tokens),
+        "t_tokens": seen if tokens == len(seen) else None, "t_chunks": seen, "t_done": reply.t_done,
         "phases": phases, "peak_memory_bytes": None, "finish": reply.finish, "ok": fault is None,
-        "fault": fault.kind if fault else None, "status": fault.status if fault else 200,
-        "error": endpoint.clean(str(fault)) if fault else None,
+        "fault": fault.kind if fault else None, "status": reply.status,
+        "error": paired(endpoint.clean(str(fault))) if fault else None,
     }  # fmt: skip

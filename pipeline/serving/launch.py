@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import secrets
+import shutil
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,10 +50,11 @@ class Launched:
 
 @dataclass(frozen=True)
 class Command:
-    """How a kind of server is started: its arguments, and the variable in which it looks for its API key."""
+    """How a kind of server is started: its arguments, the variable in which it looks for its API key, and more variables."""
 
     arguments: list[str]
     key_variable: str
+    variables: dict[str, str] = field(default_factory=dict)
 
 
 # Keyword-only arguments of a kind: the engine options it has an equal for, under the engine's names and with its defaults.
@@ -70,15 +74,47 @@ def _llamacpp(
 
 def _vllm(model_dir: Path, port: int, threads: int, parallel: int, context: int) -> Command:
     """vLLM is gigabytes and has pins of its own: it is taken where it is installed, and never fetched."""
+    python = _vllm_python()
+    options = [str(model_dir), "--served-model-name", "model", "--host", "127.0.0.1", "--port", str(port)]
+    options += ["--max-num-seqs", str(parallel), "--max-model-len", str(context)]
+    options += ["--no-enable-prefix-caching", "--enable-prompt-tokens-details"]  # the second lets it say that none was cached
+    # By itself it takes all cores but one, however many threads were asked for, and reports its use over the net. That one is
+    # its engine's, which waits busily: with threads on both of two cores, requests of a second took twenty, on a busy machine.
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = min(threads, max(1, cores - 1))
+    own = {"OMP_NUM_THREADS": str(threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
+    own["VLLM_CPU_KVCACHE_SPACE"] = os.environ.get("VLLM_CPU_KVCACHE_SPACE", "4")  # GiB; unset, it takes 92 % of all memory
+    return Command([python, "-m", "vllm.entrypoints.cli.main", "serve", *options], "VLLM_API_KEY", own)
+
+
+def _vllm_python() -> str:
     python = os.environ.get(VLLM)
     if not python:
         raise Unsupported(f"vLLM has an environment of its own; put the path of the Python that has it into {VLLM}")
-    options = ["--model", str(model_dir), "--served-model-name", "model", "--host", "127.0.0.1", "--port", str(port)]
-    options += ["--max-num-seqs", str(parallel), "--max-model-len", str(context), "--no-enable-prefix-caching"]
-    return Command([python, "-m", "vllm.entrypoints.openai.api_server", *options], "VLLM_API_KEY")
+    if shutil.which(python) is None:
+        raise Unsupported(f"{VLLM} = {python!r} is no program; put the path of the Python that has vLLM into it")
+    return python
 
 
 KINDS = {"llamacpp": _llamacpp, "vllm": _vllm}
+READS = {"llamacpp": "llamacpp", "vllm": "hf"}  # the engine whose models a kind takes
+
+
+def check_engine(kind: str, engine: str) -> None:
+    """Raise `ParamsError` if a kind of server does not read the models of an engine."""
+    if engine != READS[kind]:
+        fits = next((k for k, reads in READS.items() if reads == engine), None)
+        way = f"launch: {fits}, or " if fits else ""
+        raise ParamsError(
+            f"launch: {kind} does not read models of engine {engine!r}, but those of {READS[kind]!r}; {way}give its server by url"
+        )
+
+
+def refuse_here(kind: str, options: dict[str, Any]) -> None:
+    """Raise `Unsupported` for what is known of a kind before it is started: this machine lacks it, or it lacks an option."""
+    _refuse(kind, options)
+    if kind == "vllm":
+        _vllm_python()
 
 
 @contextmanager
@@ -103,6 +139,7 @@ def launched(
     _refuse(kind, own)
     port = free_port()
     command = KINDS[kind](model_dir, port, threads, parallel, context, **own)
+    threads = int(command.variables.get("OMP_NUM_THREADS", threads))
     with served(command, port, artifacts.LOGS / f"serve-{kind}-{model_dir.name}.log", startup_s) as server:
         server.facts.update(kind=kind, model_dir=str(model_dir), threads=threads, parallel=parallel, context=context)
         server.facts["engine_options"] = own
@@ -131,7 +168,7 @@ def served(command: Command, port: int, log: Path, startup_s: float) -> Iterator
     with log.open("wb") as out:
         process = subprocess.Popen(
             [sys.executable, str(guard), *command.arguments], stdin=subprocess.PIPE, stdout=out, stderr=out,
-            env=envs._clean() | {command.key_variable: key},
+            env=envs._clean() | command.variables | {command.key_variable: key},
         )  # fmt: skip
     try:
         _wait(process, url, key, log, start + startup_s)
@@ -184,8 +221,11 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         process.wait(STOP_S)
     except subprocess.TimeoutExpired:
         cli.say("serving", f"the server did not stop within {STOP_S:g} s and was killed")
-        process.kill()  # what it started dies with it: the kernel was asked to see to that
+        process.kill()
         process.wait()
+    if process.returncode < 0:  # killed, the guard ends nothing: the server dies with it by the kernel, what that started does not
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _cost(guard: int) -> dict[str, float | int | None]:
@@ -202,9 +242,10 @@ def _cost(guard: int) -> dict[str, float | int | None]:
 
 
 def _build(log: Path, key: str) -> str | None:
-    """What the server said it is, where it does."""
-    lines = log.read_text(errors="replace").replace(key, "***").splitlines()
-    return next((line.removeprefix("build: ") for line in lines if line.startswith("build: ")), None)
+    """What the server said it is, where it does: in a line of its own, or as vLLM's banner does."""
+    said = log.read_text(errors="replace").replace(key, "***")
+    found = re.search(r"^build: (.*)$|█ +(version \d\S*)$", said, re.MULTILINE)
+    return found and (found[1] or found[2])
 
 
 def _last_line(log: Path, key: str) -> str:

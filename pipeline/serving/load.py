@@ -79,6 +79,7 @@ def unsent(request: Request, now: float, why: str) -> Row:
     return {
         "prompt_tokens": None, "cached_tokens": None, "output_tokens": None, "counted_by": "no reply",
         "asked_tokens": request.max_tokens, "forced": request.forced, "t_submit": now, "t_first": None, "t_content": None,
-        "t_tokens": None, "t_chunks": [], "t_done": None, "t_end": now, "phases": {"connected": None, "headers": None},
-        "peak_memory_bytes": None, "finish": None, "ok": False, "fault": "unsent", "status": None, "error": why,
+        "t_last": None, "t_tokens": None, "t_chunks": [], "t_done": None, "t_end": now,
+        "phases": {"connected": None, "headers": None}, "peak_memory_bytes": None,
+        "finish": None, "ok": False, "fault": "unsent", "status": None, "error": why,
     }  # fmt: skip

@@ -14,7 +14,7 @@ import numpy as np
 from pipeline.core.errors import DataError, ParamsError
 from pipeline.core.explain import did_you_mean
 from pipeline.knee import knee
-from pipeline.numbers.serving_figures import DEFINITIONS, Objective, in_a_round, level, scenarios
+from pipeline.numbers.serving_figures import DEFINITIONS, Objective, in_a_round, level, scenarios, warm_ups
 from pipeline.serving.client import Endpoint, Request, Row, ask
 from pipeline.serving.load import closed, opened, schedule
 
@@ -25,7 +25,8 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Plan:
-    """What is asked of a server. requests: a level and round, but never fewer than four for each that is asked at once."""
+    """What is asked of a server. requests: a level and round, but never fewer than four for each that is asked at once;
+    warmups: a level, but none, or one for each that is asked at once: no slot of the server starts cold."""
 
     concurrency: Sequence[int] = (1, 2, 4, 8, 16)
     rates: Sequence[float] = ()
@@ -44,7 +45,7 @@ class Plan:
 
     def prompts(self) -> int:
         """How many different prompts the run needs."""
-        return sum(self.rounds * n + self.warmups for _, n in self.levels())
+        return sum(self.rounds * n + warm_ups(name, self.warmups) for name, n in self.levels())
 
 
 def objective_of(text: str) -> Objective:
@@ -97,9 +98,13 @@ def prompts(documents: list[Row], plan: Plan, tokenizer: Any, as_ids: bool) -> l
 
 
 async def run(
-    client: httpx2.AsyncClient, endpoint: Endpoint, plan: Plan, asked: Sequence[Any], tick: Callable[[], object]
-) -> list[Row]:
-    """Every level's warm-ups, then rounds over all levels, forwards and back: a machine that drifts touches all alike."""
+    client: httpx2.AsyncClient, endpoint: Endpoint, plan: Plan, asked: Sequence[Any], tick: Callable[[], object],
+    keep: Callable[[list[Row]], object] = lambda _: None,
+) -> list[Row]:  # fmt: skip
+    """Every level's warm-ups, then rounds over all levels, forwards and back: a machine that drifts touches all alike.
+
+    keep: gets all rows so far after each round.
+    """
     texts = iter(asked)
     rng = np.random.default_rng(plan.seed)
     one, rows = partial(ask, client, endpoint), list[Row]()
@@ -110,14 +115,15 @@ async def run(
     for number in range(plan.rounds):
         for name, n in plan.levels()[:: -1 if number % 2 else 1]:
             if number == 0:
-                warm = await closed(one, take(plan.warmups), max(1, plan.warmups), tick=tick)
-                rows += _labelled(warm, name, None)
+                ready = warm_ups(name, plan.warmups)
+                rows += _labelled(await closed(one, take(ready), max(1, ready), tick=tick), name, None)
             kind, _, size = name.partition("-")
             if kind == "closed":
                 found = await closed(one, take(n), int(size), tick=tick)
             else:
                 found = await opened(one, take(n), schedule(float(size), n, rng), tick=tick)
             rows += _labelled(found, name, number)
+        keep(rows)
     return rows
 
 

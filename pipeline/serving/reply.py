@@ -9,20 +9,52 @@ from typing import Any
 
 # Before the answer proper: llama.cpp, SGLang and vLLM say the first, newer vLLM the second.
 REASONING = ("reasoning_content", "reasoning")
+MOST = 2**40  # tokens: no reply has more
 BROKEN = ("error", "abort")  # finish reasons that say the server gave up
 
 
 class Fault(Exception):
     """Why a request failed. kind: connect, timeout, http, in_band, cut, reset, malformed, short or unsent."""
 
-    def __init__(self, kind: str, text: str, status: int | None = None, retry_after: float | None = None) -> None:
+    def __init__(self, kind: str, text: str, retry_after: float | None = None) -> None:
         super().__init__(text)
-        self.kind, self.status, self.retry_after = kind, status, retry_after
+        self.kind, self.retry_after = kind, retry_after
 
 
 def message_of(error: Any) -> str:
-    """The words of an `error` field, which is an object with a message, or text."""
-    return str(error.get("message", error)) if isinstance(error, dict) else str(error)
+    """The words of an error: text, or an object with a message, or with an error of its own."""
+    inner = (error.get("message") or error.get("error")) if isinstance(error, dict) else None
+    return message_of(inner) if inner else str(error)
+
+
+def error_in(said: dict[str, Any]) -> Any:
+    """What an object of the server's says has gone wrong, empty or not; None if it speaks of no error."""
+    if said.get("error") not in (None, "", False):
+        return said["error"]
+    return said if "error" in (said.get("object"), said.get("type")) else None
+
+
+def _read(data: str) -> Any:
+    """An event's data as JSON, or as it is."""
+    try:
+        return json.loads(data)
+    except ValueError:
+        return data
+
+
+def _amount(value: Any) -> int | None:
+    """A number of tokens; None for what can be none."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST else None
+
+
+def _in_stream(error: Any) -> Fault:
+    return Fault("in_band", f"the server said in its stream: {message_of(error)}")
+
+
+def paired(text: str) -> str:
+    """`text` with characters whole that came in two halves, as JSON escapes them; a half that is alone becomes U+FFFD:
+    no file and no tokenizer takes it."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 @dataclass
@@ -30,36 +62,51 @@ class Reply:
     """A reply so far. Times are those at which an event reached this process, in the caller's clock, in seconds.
 
     t_chunks: one for each event that carried text (reasoning, content or a tool call); a role or a usage is no token.
+    t_empty: events that could have carried some, and neither named a role nor ended the reply; t_finish: the one that did.
     clean: takes the API key out of what the server said, before it is cut: of a part of the key nobody could tell.
     """
 
+    status: int | None = None  # HTTP, once there are headers
     t_chunks: list[float] = field(default_factory=list)
+    t_empty: list[float] = field(default_factory=list)
+    t_finish: float | None = None
     t_content: float | None = None
     t_done: float | None = None
     text: str = ""
     reasoning: str = ""
     tools: str = ""
     usage: dict[str, Any] | None = None
+    t_used: float | None = None
+    used_at: int = 0  # events with text when the last usage came: what comes after them is not in it
     finish: str | None = None
     clean: Callable[[str], str] = field(default=str, repr=False)
 
-    def take(self, data: str, now: float) -> None:
-        """One event's data. Raises `Fault` for an error that comes inside the stream and for what is not a reply."""
+    def take(self, data: str, now: float, kind: str = "message") -> None:
+        """One event's data; kind: its name, where the server gives it one.
+
+        Raises `Fault` for an error that comes inside the stream and for what is not a reply.
+        """
+        if "error" in kind.lower():
+            raise _in_stream(_read(data))
         if data.strip() == "[DONE]":
             self.t_done = now
             return
+        if kind != "message" and not data.lstrip().startswith("{"):
+            return  # a ping, in words
         try:
             chunk = json.loads(data)
-            if chunk.get("error"):
-                raise Fault("in_band", f"the server said in its stream: {message_of(chunk['error'])}")
-            if isinstance(chunk.get("usage"), dict):
-                self.usage = chunk["usage"]  # some send it with every event: the last one holds
+            if (error := error_in(chunk)) is not None:
+                raise _in_stream(error)
             for choice in chunk.get("choices") or []:
                 self._hear(choice, now)
+            if isinstance(chunk.get("usage"), dict):  # some send it with every event: the last one holds
+                self.usage, self.used_at, self.t_used = chunk["usage"], len(self.t_chunks), now
         except (ValueError, TypeError, AttributeError):
             raise Fault("malformed", f"an event is no completion chunk: {self.clean(data)[:80]!r}") from None
 
     def _hear(self, choice: dict[str, Any], now: float) -> None:
+        if (error := error_in(choice)) is not None:
+            raise _in_stream(error)
         delta = choice.get("delta") or {}
         said = choice.get("text") or delta.get("content") or ""
         thought = next((delta[k] for k in REASONING if delta.get(k)), "")
@@ -67,11 +114,21 @@ class Reply:
         self.text, self.reasoning, self.tools = self.text + said, self.reasoning + thought, self.tools + called
         if said or thought or delta.get("tool_calls"):
             self.t_chunks.append(now)
+        elif not choice.get("finish_reason") and not delta.get("role"):
+            self.t_empty.append(now)
         if said and self.t_content is None:
             self.t_content = now
-        self.finish = choice.get("finish_reason") or self.finish
+        if choice.get("finish_reason"):
+            self.finish, self.t_finish = paired(str(choice["finish_reason"])), now
         if self.finish in BROKEN:
             raise Fault("in_band", f"the server ended the reply with finish_reason {self.finish!r}")
+
+    def t_whole(self) -> float | None:
+        """When the reply was whole: at [DONE], or as soon as both its finish and its usage were there; None before."""
+        counted = self._used("completion_tokens") and self.used_at == len(self.t_chunks)
+        if self.t_done is not None or not counted or self.t_used is None or self.t_finish is None:
+            return self.t_done
+        return max(self.t_used, self.t_finish)
 
     def check_end(self) -> None:
         """Raise `Fault` unless the stream came to its end: a closed connection alone is none."""
@@ -81,19 +138,32 @@ class Reply:
             raise Fault("cut", "the stream ended without a token")
 
     def _used(self, name: str) -> int | None:
-        value = (self.usage or {}).get(name)
-        return value if isinstance(value, int) and not isinstance(value, bool) else None
+        return _amount((self.usage or {}).get(name))
 
     def output_tokens(self, count: Callable[[str], int] | None) -> tuple[int | None, str]:
         """(number of tokens or None, how it was counted). count: tokens of a text, for servers that send no usage.
 
         Events are never counted for tokens: one may carry several.
         """
-        if used := self._used("completion_tokens"):
+        used = self._used("completion_tokens")
+        if used and self.used_at == len(self.t_chunks):
             return used, "usage"
+        lacks = "the server sent no usage" + (" after the last text" if used else "" if self.usage is None else " that counts")
         if count is None:
-            return None, "not counted: the server sent no usage and no tokenizer was given"
-        return count(self.reasoning + self.text + self.tools), "tokenizer, joined text: the server sent no usage"
+            return None, f"not counted: {lacks} and no tokenizer was given"
+        return count(paired(self.reasoning + self.text + self.tools)), f"tokenizer, joined text: {lacks}"
+
+    def arrivals(self, tokens: int | None) -> list[float]:
+        """When tokens came. An event without text is one, its text held back until a character is whole, where with those
+        there is an event for each token; elsewhere it may be a sign of life."""
+        every = sorted(self.t_chunks + self.t_empty)
+        return every if tokens == len(every) else self.t_chunks
+
+    def t_last(self, tokens: int | None) -> float | None:
+        """When the last token came: at the end of the reply, as far as it has one, where not every token was seen."""
+        seen = self.arrivals(tokens)
+        unseen = tokens is not None and len(seen) < tokens and self.t_finish is not None
+        return self.t_finish if unseen else seen[-1] if seen else None
 
     def prompt_tokens(self) -> int | None:
         return self._used("prompt_tokens")
@@ -101,5 +171,4 @@ class Reply:
     def cached_tokens(self) -> int | None:
         """Prompt tokens that a prefix cache answered; None where the server does not say."""
         details = (self.usage or {}).get("prompt_tokens_details")
-        value = details.get("cached_tokens") if isinstance(details, dict) else None
-        return value if isinstance(value, int) else None
+        return _amount(details.get("cached_tokens")) if isinstance(details, dict) else None

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipeline.core import cli
+from pipeline.core import artifacts, cli
 from pipeline.core.errors import DataError
 from pipeline.evalset import load_texts
 from pipeline.serving import launch, measure, probe
@@ -21,8 +22,17 @@ ENDS = 16  # that a server may put around one which is no chat
 PROBED = 512  # tokens: no request of the probe takes more, whatever the tokenizer
 
 
-async def measured(endpoint: Endpoint, plan: Plan, corpus: Path, tokenizer: Any, only_probe: bool) -> tuple[Row, Plan, list[Row]]:
-    """(what the endpoint can do, the plan as it could be held, rows)."""
+def unfinished(rows: Path) -> Path:
+    """Where the rows of a run lie that has not ended, round by round, for those who want to see what a stopped run had come
+    to. No figure is made of them: rounds of two runs are not alike."""
+    return rows.with_suffix(".unfinished.jsonl")
+
+
+async def measured(
+    endpoint: Endpoint, plan: Plan, corpus: Path, tokenizer: Any, only_probe: bool, rows: Path | None = None
+) -> tuple[Row, Plan, list[Row]]:
+    """(what the endpoint can do, the plan as it could be held, rows). rows: the file that they will be written to."""
+    keep = partial(artifacts.write_jsonl, unfinished(rows)) if rows else lambda _: None
     async with connected(endpoint) as client:
         endpoint, found = await probe.probe(client, endpoint)
         if only_probe:
@@ -30,7 +40,7 @@ async def measured(endpoint: Endpoint, plan: Plan, corpus: Path, tokenizer: Any,
         plan = replace(plan, forced=plan.forced and found["ignore_eos"]["value"] is not False)
         asked = measure.prompts(load_texts(corpus), plan, tokenizer, as_ids=not endpoint.chat)
         with cli.progress(len(asked), "serving", "request") as bar:
-            return found, plan, await measure.run(client, endpoint, plan, asked, bar.update)
+            return found, plan, await measure.run(client, endpoint, plan, asked, bar.update, keep)
 
 
 def started(

@@ -3,7 +3,7 @@
 #
 #     sh tests/bench/vllm.sh [FOLDER [MODEL_DIR]]      -> artifacts/serving/vllm.figures.json
 #
-# FOLDER: of the environment, gigabytes (artifacts/envs/vllm). MODEL_DIR: a transformers folder (artifacts/models/bf16).
+# FOLDER: of the environment, 3.4 GB (artifacts/envs/vllm). MODEL_DIR: a transformers folder (artifacts/models/bf16).
 # vLLM looks itself up under the name `vllm`, which its CPU package does not have, and imports packages for pictures and
 # sound wherever they are installed: the one is written, the others are taken out.
 set -eu
@@ -28,4 +28,4 @@ fi
 VLLM_PYTHON=$(cd "$home/bin" && pwd)/python
 export VLLM_PYTHON VLLM_CPU_KVCACHE_SPACE=2
 exec python -m pipeline.serving --launch vllm --model-dir "$model" --tokenizer "$model" --name vllm \
-    --concurrency 1,2,4 --requests 8 --rounds 2 --prompt-tokens 128 --output-tokens 16 --objective ttft_ms=2000,tpot_ms=200
+    --concurrency 1,2,4 --requests 8 --rounds 5 --prompt-tokens 128 --output-tokens 16 --objective ttft_ms=2000,tpot_ms=200

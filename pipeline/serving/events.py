@@ -1,0 +1,63 @@
+"""Server-sent events from the bytes of a reply, as the HTML standard reads them (section 9.2.6). Pure: no network, no clock.
+
+One thing is read beyond it: a field `error`, which some servers send in place of `data`.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pipeline.serving.reply import Fault
+
+MOST = 1 << 20  # characters of one event
+LINE_END = re.compile(r"\r\n|\r|\n")  # and no other: a text may hold what else Unicode calls a line's end
+
+
+@dataclass(frozen=True)
+class Event:
+    """kind: `message` unless the server names another."""
+
+    kind: str
+    data: str
+
+
+class Parser:
+    """Bytes in, as they come; events out. They are UTF-8, whatever a header says."""
+
+    def __init__(self) -> None:
+        self.decoder = codecs.getincrementaldecoder("utf-8-sig")("replace")  # drops a byte order mark at the start
+        self.rest, self.after_cr = "", False
+        self.kind, self.data = "", list[str]()
+
+    def feed(self, content: bytes) -> Iterator[Event]:
+        """The events that `content` completes. Raises `Fault` for one without an end."""
+        text = self.decoder.decode(content)
+        if self.after_cr and text.startswith("\n"):  # CR LF, cut in two
+            text, self.after_cr = text[1:], False
+        self.after_cr = text.endswith("\r") if text else self.after_cr
+        *lines, self.rest = LINE_END.split(self.rest + text)
+        for line in lines:
+            if line:
+                self._field(line)
+            elif event := self._dispatched():
+                yield event
+        if len(self.rest) + sum(map(len, self.data)) > MOST:
+            raise Fault("malformed", f"an event has more than {MOST} characters")
+
+    def _field(self, line: str) -> None:
+        name, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if name == "event":
+            self.kind = value
+        elif name in ("data", "error"):
+            self.data.append(value)
+            self.kind = "error" if name == "error" else self.kind
+
+    def _dispatched(self) -> Event | None:
+        """The event that an empty line ends; None where it had no data."""
+        event = Event(self.kind or "message", "\n".join(self.data))
+        self.kind, self.data = "", []
+        return event if event.data.strip() else None

@@ -1,0 +1,258 @@
+"""`python -m pipeline.serving URL --score`: what a server's model makes of the corpus, token by token.
+
+The windows are those that `diverge` scores (the tier's documents). A server gives the true tokens' log-probabilities at best,
+so there are perplexity and, beside the reference's rows of the same tokens, their ratio and the change of the true token's
+probability; there is no divergence, which needs every token's.
+
+Writes artifacts/serving/<name>.scores.jsonl (one row a window), its .meta.json and <name>.scores.figures.json.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import typer
+
+from pipeline import hardware
+from pipeline.core import artifacts, cli, params
+from pipeline.core.errors import DataError, ParamsError, Unsupported
+from pipeline.evalset import choose, load_texts, sets_digest
+from pipeline.figures.builder import Builder, Metrics
+from pipeline.reference import corpus_windows
+from pipeline.serving import probe
+from pipeline.serving.client import Answer, Endpoint, Request, Row, ServerError, address, connected, key_from
+from pipeline.serving.load import closed
+from pipeline.serving.logprobs import WAYS, find_way
+from pipeline.serving.measure import Plan
+from pipeline.serving.session import load_tokenizer, started
+from pipeline.store import Window
+
+HOME = artifacts.ARTIFACTS / "serving"
+PAIRED = ("ppl_ratio", "delta_p_mean", "delta_p_rms")
+COLUMNS = ("figure", "value", "low", "high", "n", "unit")
+ABOUT = "texts only: compare's delta_p_mean and delta_p_rms are over the reference's own continuations too"
+
+
+class Tokens:
+    """A tokenizer.json with what stands beside it; called as `corpus_windows` calls a tokenizer of transformers."""
+
+    def __init__(self, path: Path) -> None:
+        self.raw = load_tokenizer(path)
+        self.raw.no_truncation()
+        self.raw.no_padding()
+        config = (path if path.is_dir() else path.parent) / "tokenizer_config.json"
+        named = artifacts.read_json(config) if config.exists() else {}
+        self.bos_token_id, self.pad_token_id = self._id(named.get("bos_token")), self._id(named.get("pad_token"))
+        if not config.exists():  # then what it puts in front of a text is taken for its BOS
+            self.bos_token_id = next(iter(self("").input_ids), None)
+
+    def __call__(self, text: str, add_special_tokens: bool = True) -> Any:
+        return SimpleNamespace(input_ids=self.raw.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def _id(self, name: Any) -> int | None:
+        text = name.get("content") if isinstance(name, dict) else name
+        return self.raw.token_to_id(text) if isinstance(text, str) else None
+
+    def _lead(self) -> list[int]:
+        return [t for t in self("").input_ids if t == self.bos_token_id][:1]
+
+    def text(self, ids: Sequence[int]) -> str:
+        skipped = len(self._lead())  # the server puts it there
+        return str(self.raw.decode(list(ids)[skipped:], skip_special_tokens=False))
+
+    def piece(self, token_id: int) -> str:
+        return str(self.raw.decode([token_id], skip_special_tokens=False))
+
+    def encoded(self, text: str) -> list[int]:
+        return [*self._lead(), *self(text, add_special_tokens=False).input_ids]
+
+
+# --- asking ------------------------------------------------------------------------------------------------------
+
+
+async def scored(endpoint: Endpoint, windows: Sequence[Window], words: Tokens, at_once: int) -> tuple[Row, list[Row]]:
+    """({the endpoint, its model, the way, why not the ways before}, one row a window).
+
+    Raises `ServerError` if no server or no such model is there, `Unsupported` if it gives no such log-probabilities.
+    """
+    async with connected(endpoint) as client:
+        endpoint = replace(endpoint, model=probe.chosen(endpoint.model, await probe.models(client, endpoint), endpoint.url))
+        name, lacks = await find_way(client, endpoint, words, probe.TEXT)
+
+        async def ask(request: Request) -> Answer:
+            t_submit, logps, error = time.monotonic(), None, None
+            try:  # windows of texts are scored from their second token on
+                logps = await WAYS[name](client, endpoint, words, request.prompt, 1)  # type: ignore[arg-type]
+            except ServerError as e:
+                error = endpoint.clean(str(e))
+            times = {"t_submit": t_submit, "t_end": time.monotonic()}
+            return Answer({"ok": error is None, "error": error, "logps": logps, **times}, "", "")
+
+        with cli.progress(len(windows), "score", "window") as bar:
+            rows = await closed(ask, [Request(w.token_ids, 1) for w in windows], at_once, tick=bar.update)
+    about = {"url": endpoint.url, "model": endpoint.model, "way": name, "lacks": lacks}
+    return about, [_labelled(w, row) for w, row in zip(windows, rows)]
+
+
+def _labelled(w: Window, row: Row) -> Row:
+    """A window's row. logps: nats, of tokens first .. n - 1; null where it failed."""
+    return {"set": w.set, "document": w.document, "window": w.window, "first": w.first, "token_ids": w.token_ids, **row}
+
+
+# --- figures -----------------------------------------------------------------------------------------------------
+
+
+def reference_rows(variant: str) -> dict[tuple[str, int], tuple[int, float]] | str:
+    """{(window, position): (token id, the reference's log-probability)}, or why there is none to pair with."""
+    path = artifacts.tokens(variant)
+    if not path.exists():
+        return f"{path} is not here: nothing to pair with; run `dvc repro diverge@{variant}`"
+    meta, manifest = artifacts.read_json(artifacts.meta_of(path)), artifacts.model_dir(variant) / artifacts.MANIFEST
+    if meta["status"] != "ok":
+        return f"{path} has no rows: {meta['reason']}"
+    if manifest.exists() and artifacts.read_json(manifest)["digest"] != meta["model"]:
+        return f"{path} was made with another build of {variant}; run `dvc repro diverge@{variant}`"
+    c = artifacts.read_columns(path)
+    return {(w, p): (t, v) for w, p, t, v in zip(c["window"], c["position"], c["token_id"], c["logp_ref"])}
+
+
+@np.errstate(over="ignore")  # of a few documents an interval may have no end: see _note_open
+def figures(rows: Sequence[Row], reference: dict[tuple[str, int], tuple[int, float]] | str, b: Builder) -> Metrics:
+    """Perplexity, and what the reference's rows of the same tokens add; documents are resampled, as `compare` does."""
+    tokens = [
+        (row["document"], logp, reference.get((row["window"], k)) if isinstance(reference, dict) else None, row["token_ids"][k])
+        for row in rows if row["ok"] for k, logp in enumerate(row["logps"], row["first"]) if logp is not None
+    ]  # fmt: skip
+    logp, documents = np.array([t[1] for t in tokens], float), np.array([t[0] for t in tokens])
+    if tokens:
+        b.mean("ppl", -logp, np.ones(len(logp)), documents, transform="exp")
+    else:
+        b.bare("ppl", None, 0, "none", "no token was scored")
+    others = sum(there is not None and there[0] != own for _, _, there, own in tokens)
+    why = reference if isinstance(reference, str) else "no scored token is among the reference's rows: other texts or windows"
+    if others:
+        why = f"{others} tokens are others in the reference's rows: another tokenizer, or other texts"
+    own = np.array([there is not None and not others for _, _, there, _ in tokens], bool)
+    if own.any():
+        logp_ref = np.array([there[1] for _, _, there, _ in tokens if there is not None])
+        _paired(b, logp[own], logp_ref, documents[own])
+    for name in PAIRED if not own.any() else ():
+        b.bare(name, None, 0, "paired by token", why)
+    b.bare("kld_mean", None, 0, "none", probe.TOP_K)
+    _note(b, b.metrics, _left_out(rows))
+    _note(b, PAIRED, [f"{(~own).sum()} scored tokens have no row of the reference"] if not own.all() else [])
+    return b.metrics
+
+
+def _paired(b: Builder, logp: Any, logp_ref: Any, documents: Any) -> None:
+    change, ones = np.exp(logp) - np.exp(logp_ref), np.ones(len(logp))
+    b.mean("ppl_ratio", logp_ref - logp, ones, documents, transform="exp")
+    b.mean("delta_p_mean", change, ones, documents)
+    b.mean("delta_p_rms", change**2, ones, documents, transform="sqrt")
+
+
+def _left_out(rows: Sequence[Row]) -> list[str]:
+    failed = [r for r in rows if not r["ok"]]
+    told = [f"{len(failed)} of {len(rows)} windows failed and are left out: {failed[0]['error']}"] if failed else []
+    logps = [v for r in rows if r["ok"] for v in r["logps"]]
+    untold = sum(v is None for v in logps)
+    return told + (
+        [f"{untold} of {len(logps)} tokens are left out: parts of characters, of which the server says nothing"] if untold else []
+    )
+
+
+def _note(b: Builder, names: Iterable[str], notes: Sequence[str]) -> None:
+    """What is left out is said with every figure that has a value."""
+    for metric in (b.metrics[name] for name in names):
+        if metric["value"] is not None:
+            metric["warnings"] = (*metric["warnings"], *notes)
+
+
+# --- by hand -----------------------------------------------------------------------------------------------------
+
+
+def check_asked(tokenizer: Path | None, is_chat: bool, only_probe: bool) -> Path:
+    """The tokenizer's path. Raises `ParamsError` for options that do not go together."""
+    if is_chat or only_probe:
+        raise ParamsError(f"--score asks completions and is a run of its own; leave {'--chat' if is_chat else '--probe'} out")
+    if tokenizer is None:
+        raise ParamsError("--score sends tokens of known ids: name the model's tokenizer.json, or its folder, with --tokenizer")
+    return tokenizer
+
+
+def run(
+    url: str, kind: str, model_dir: Path | None, tokenizer: Path, *, model: str, at_once: int, timeout: float, key_env: str,
+    threads: int, name: str,
+) -> None:  # fmt: skip
+    """Score the tier's texts and write rows and figures; where a server cannot, the reason is what is written, and raised."""
+    settings, words = params.load(), Tokens(tokenizer)
+    setup, documents, skipped = settings.diverge, settings.amount.documents, Counter[str]()
+    texts = choose(load_texts(Path(setup.corpus)), documents, settings.seed)
+    windows = corpus_windows(texts, words, setup.window, skipped)
+    if not windows:
+        raise DataError(f"{setup.corpus} makes no window of 8 tokens; give it text, or a larger tier")
+    about: Row = {
+        "tokenizer": artifacts.sha256_file(tokenizer / "tokenizer.json" if tokenizer.is_dir() else tokenizer),
+        "sets": sets_digest(Path(setup.corpus)), "window": setup.window, "documents": len(texts), "seed": settings.seed,
+        "reference": settings.reference, "at_once": at_once, "skipped": dict(skipped),
+        "client": hardware.describe(0) | {"threads": None}, "versions": artifacts.versions(), "launch": None,
+    }  # fmt: skip
+    rows, lack, own = list[Row](), None, None
+    room = Plan([at_once], prompt_tokens=max(len(w.token_ids) for w in windows), output_tokens=1)
+    try:
+        with started(kind, model_dir, room, threads=threads, is_counted=True, is_chat=False) as own:
+            key = own.key if own else key_from(key_env)
+            endpoint = Endpoint(own.url if own else address(url, key_env), model, False, timeout, key, key_variable=key_env)
+            found, rows = asyncio.run(scored(endpoint, windows, words, at_once))
+            about |= found
+    except Unsupported as e:
+        lack = e
+    metrics = figures(rows, reference_rows(settings.reference), Builder(settings.compare, settings.seed))
+    path = write(name, rows, about | {"launch": own.facts if own else None}, metrics, lack)
+    if lack:
+        raise lack
+    show(rows, metrics, about["way"], path)
+
+
+def write(name: str, rows: Sequence[Row], about: Row, metrics: Metrics, lack: Unsupported | None) -> Path:
+    """Rows, their side file and the figures; returns the figures' path. A server's lack replaces what another one gave."""
+    path = HOME / f"{name}.scores.jsonl"
+    state = {"status": lack.status if lack else "ok", "reason": str(lack) if lack else None}
+    for metric in metrics.values() if lack else ():
+        metric["warnings"] = (str(lack),)
+    artifacts.write_jsonl(path, rows)
+    artifacts.write_json(artifacts.meta_of(path), state | about)
+    failed = [{k: r[k] for k in ("window", "document", "error")} for r in rows if not r["ok"]]
+    told = {"windows": len(rows), "failed": failed, "about": ABOUT}
+    artifacts.write_json(path.with_suffix(".figures.json"), state | told | {"metrics": metrics})
+    return path.with_suffix(".figures.json")
+
+
+def show(rows: Sequence[Row], metrics: Metrics, way: str, path: Path) -> None:
+    """Figures and what failed, in words. Raises `ServerError` if every window failed, and exits 1 if one did."""
+    failed = [r for r in rows if not r["ok"]]
+    if len(failed) == len(rows):
+        raise ServerError(f"none of {len(rows)} windows was scored; the first said: {failed[0]['error']} (all: {path})")
+    cli.table(COLUMNS, [_line(name, m) for name, m in metrics.items()], left=("figure", "unit"))
+    for row in failed:
+        cli.say("score", f"window {row['window']} failed: {row['error']}")
+    for why in dict.fromkeys(str(m["warnings"][0]) for m in metrics.values() if m["value"] is None):
+        cli.say("score", f"{', '.join(k for k, m in metrics.items() if why in m['warnings'])}: {why}")
+    for note in _left_out([r for r in rows if r["ok"]]):
+        cli.say("score", note)
+    cli.say("score", f"{len(rows) - len(failed)} of {len(rows)} windows scored by {way}; {path}")
+    if failed:
+        raise typer.Exit(1)
+
+
+def _line(name: str, metric: Row) -> dict[str, str]:
+    values = ["–" if metric[k] is None else f"{metric[k]:.4g}" for k in ("value", "low", "high")]
+    return dict(zip(COLUMNS, [name, *values, str(metric["n"]), metric["unit"]]))

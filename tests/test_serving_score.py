@@ -1,0 +1,441 @@
+"""A server's log-probabilities of given tokens become figures only if they are those tokens' and the model's own."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import typer
+import yaml
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from pipeline.core import artifacts
+from pipeline.core.errors import ParamsError, Unsupported
+from pipeline.core.params import Compare
+from pipeline.figures.builder import Builder
+from pipeline.figures.token_figures import token_metrics
+from pipeline.serving import __main__ as command
+from pipeline.serving import probe, score
+from pipeline.serving.client import ServerError
+from tests import serving_server
+from tests.serving_server import KEY, Body, Handler, Server
+from tests.test_token_figures import tokens as token_rows
+
+ROOT = Path(__file__).resolve().parent.parent
+WORDS = list(dict.fromkeys(["[UNK]", "a", "b", *probe.TEXT.replace(".", " .").replace(",", " ,").split()]))
+A, B, BOOK = 1, 2, WORDS.index("book")
+# The model: after `a` comes `b` with 1/2, after `b` comes `a` with 1/4, and a word repeats itself with 1/8.
+P = {(A, B): 0.5, (B, A): 0.25, (A, A): 0.125, (B, B): 0.125}
+P_REF = {(A, B): 0.25, (B, A): 0.25, (A, A): 0.25, (B, B): 0.125}
+TEXTS = {"one": "a b a b a b a b", "two": "a a b a b b a a b", "three": "b b b a b a b a b a", "four": "a b b a b a a b a"}
+N = len(TEXTS)
+PAIRS = {name: list(pairwise([A if w == "a" else B for w in text.split()])) for name, text in TEXTS.items()}
+TOKENS = sum(map(len, PAIRS.values()))
+Play = Callable[[Handler, Body], None]
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with serving_server.serving() as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """params.yaml, four documents of one window each, a tokenizer of words, and a key."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("QUANTGATE_API_KEY", KEY)
+    data = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
+    data["diverge"]["corpus"] = "texts.jsonl"
+    Path("params.yaml").write_text(yaml.safe_dump(data), encoding="utf-8")
+    lines = [json.dumps({"id": name, "domain": "d", "text": text}) + "\n" for name, text in TEXTS.items()]
+    Path("texts.jsonl").write_text("".join(lines), encoding="utf-8")
+    raw = Tokenizer(models.WordLevel({w: k for k, w in enumerate(WORDS)}, unk_token="[UNK]"))
+    raw.pre_tokenizer = pre_tokenizers.Whitespace()
+    raw.save("tokenizer.json")
+
+
+def reference(change: Callable[[dict[str, list[Any]]], object] = lambda _: None, **meta: Any) -> None:
+    """The reference's rows of these texts."""
+    rows: dict[str, list[Any]] = {"window": [], "position": [], "token_id": [], "logp_ref": []}
+    for name, pairs in PAIRS.items():
+        for k, (before, own) in enumerate(pairs, 1):
+            for column, value in zip(rows.values(), (f"{name}#0", k, own, math.log(P_REF[before, own]))):
+                column.append(value)
+    change(rows)
+    path = artifacts.tokens("bf16")
+    path.parent.mkdir(parents=True)
+    pq.write_table(pa.table(rows), path)
+    artifacts.write_json(artifacts.meta_of(path), {"status": "ok", "reason": None, "model": "bf16-1", **meta})
+
+
+def logp_of(before: int, own: int) -> float:
+    """Of words that are neither `a` nor `b`, `book` is the likeliest."""
+    return math.log(P.get((before, own), 0.9 if own == BOOK != before else 0.1))
+
+
+def said_of(ids: Sequence[int]) -> list[float | None]:
+    return [None, *(logp_of(*pair) for pair in pairwise(ids))]
+
+
+def ids_of(h: Handler, body: Body) -> list[int]:
+    raw = Tokenizer.from_file("tokenizer.json")
+    return body["prompt"] if isinstance(body["prompt"], list) else raw.encode(body["prompt"]).ids
+
+
+def echo(
+    h: Handler, body: Body, *, ids: Sequence[int] | None = None, by_name: bool = False, is_counted: bool = True, **logprobs: Any
+) -> None:
+    """vLLM's reply: the prompt's tokens and one more; or that one alone."""
+    if not body.get("echo"):
+        h.json(200, {"choices": [{"text": " book", "logprobs": {"tokens": ["book"], "token_logprobs": [math.log(0.9)]}}]})
+        return
+    own = ids_of(h, body) if ids is None else ids
+    names = [WORDS[i] if by_name else f"token_id:{i}" for i in own]
+    told = {"tokens": [*names, "z"], "token_logprobs": [*said_of(own), -9.0]} | logprobs
+    usage = {"usage": {"prompt_tokens": len(own), "completion_tokens": 1}} if is_counted else {}
+    h.json(200, {"choices": [{"text": "", "logprobs": {k: v for k, v in told.items() if v != "none"}}], **usage})
+
+
+def texts_only(h: Handler, body: Body) -> None:
+    """A server that takes no ids and names tokens by their text."""
+    if isinstance(body["prompt"], list):
+        h.json(422, {"detail": [{"msg": "prompt: a string"}]})
+    else:
+        echo(h, body, by_name=True, is_counted=False)
+
+
+def biased(h: Handler, body: Body) -> None:
+    """llama.cpp's: no echo, ids in its replies, log-probabilities from before the bias."""
+    if "logit_bias" not in body:
+        h.json(200, {"choices": [{"text": " b", "logprobs": {"content": [{"id": B, "token": " b", "logprob": -1.0}]}}]})
+        return
+    ((wanted, by),) = body["logit_bias"].items()
+    assert by == 100 and body["max_tokens"] == 1 and body["cache_prompt"]
+    value = logp_of(body["prompt"][-1], int(wanted))
+    likeliest = [{"id": 7, "logprob": -0.01}]
+    h.json(200, {
+        "choices": [{"text": "", "logprobs": {"content": [{"id": int(wanted), "logprob": value, "top_logprobs": likeliest}]}}],
+        "usage": {"prompt_tokens": len(body["prompt"])},
+    })  # fmt: skip
+
+
+def scored(server: Server, monkeypatch: pytest.MonkeyPatch, play: Play, **more: Any) -> dict[str, Any]:
+    """The figures' file of a run against a server that always plays this."""
+    monkeypatch.setattr(serving_server, "plain", play)
+    server.locked = True
+    try:
+        command.main(**{"url": server.url, "tokenizer": Path("tokenizer.json"), "is_scored": True, "timeout": 20.0, **more})
+    finally:
+        files = [f for f in Path().rglob("*") if f.is_file()]
+        assert not any(KEY.encode() in f.read_bytes() for f in files), "the key is never written"
+    return figures()
+
+
+def figures() -> dict[str, Any]:
+    found: dict[str, Any] = artifacts.read_json(Path("artifacts/serving/server.scores.figures.json"))
+    return found
+
+
+def rows() -> list[dict[str, Any]]:
+    return artifacts.read_jsonl(Path("artifacts/serving/server.scores.jsonl"))
+
+
+def by_hand(names: Sequence[str] = tuple(TEXTS)) -> dict[str, float]:
+    pairs = [pair for name in names for pair in PAIRS[name]]
+    nll, ref = ([-math.log(p[x]) for x in pairs] for p in (P, P_REF))
+    moved = [P[x] - P_REF[x] for x in pairs]
+    return {
+        "ppl": math.exp(sum(nll) / len(pairs)), "ppl_ratio": math.exp((sum(nll) - sum(ref)) / len(pairs)),
+        "delta_p_mean": sum(moved) / len(pairs), "delta_p_rms": math.sqrt(sum(m * m for m in moved) / len(pairs)),
+    }  # fmt: skip
+
+
+# --- right values --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("play, way", [
+    (echo, "echo of token ids"), (texts_only, "echo of text"), (biased, "logit_bias, a token at a time"),
+])  # fmt: skip
+def test_figures_are_those_of_the_known_distribution_whatever_the_way(
+    server: Server, monkeypatch: pytest.MonkeyPatch, play: Play, way: str
+) -> None:
+    reference()
+    found = scored(server, monkeypatch, play)
+    assert found["status"] == "ok" and found["windows"] == N and found["failed"] == []
+    for name, value in by_hand().items():
+        metric = found["metrics"][name]
+        assert metric["value"] == pytest.approx(value, rel=1e-12) and metric["n"] == TOKENS, name
+        assert metric["low"] < metric["value"] < metric["high"] and metric["unit"] and f"{N} clusters" in metric["method"]
+    kld = found["metrics"]["kld_mean"]
+    assert kld["value"] is None and kld["low"] is None and kld["warnings"] == [probe.TOP_K]
+    assert artifacts.read_json(Path("artifacts/serving/server.scores.meta.json"))["way"] == way
+    assert [r["logps"] for r in rows()] == [said_of(r["token_ids"])[1:] for r in rows()]
+    assert [(r["document"], r["window"], r["first"]) for r in rows()] == [(name, f"{name}#0", 1) for name in TEXTS]
+
+
+def test_figures_are_computed_as_compare_computes_them() -> None:
+    rng = np.random.default_rng(3)
+    logp, logp_ref = np.log(rng.uniform(0.05, 0.95, (2, 400)))
+    theirs = token_rows(rng.uniform(0, 1, 400), logp=logp, logp_ref=logp_ref)
+    documents = sorted(set(theirs["document"]))
+    own, pairs = [], {}
+    for name in documents:
+        at = [k for k, d in enumerate(theirs["document"]) if d == name]
+        values = [float(logp[k]) for k in at]
+        own.append({"ok": True, "document": name, "window": name, "first": 1, "token_ids": [0] * (len(at) + 1), "logps": values})
+        pairs |= {(name, j): (0, float(logp_ref[k])) for j, k in enumerate(at, 1)}
+    b = Builder(Compare(resamples=200), seed=1)
+    token_metrics(b, theirs)
+    found = score.figures(own, pairs, Builder(Compare(resamples=200), seed=1))
+    for name in ("ppl", *score.PAIRED):
+        for key in ("value", "low", "high"):
+            assert found[name][key] == pytest.approx(b.metrics[name][key], rel=1e-9), (name, key)
+        assert (found[name]["n"], found[name]["unit"]) == (b.metrics[name]["n"], b.metrics[name]["unit"])
+
+
+def test_an_interval_of_two_documents_may_have_no_end_and_says_so() -> None:
+    own, pairs = [], {}
+    for name in ("one", "three"):
+        ids = [PAIRS[name][0][0], *(x[1] for x in PAIRS[name])]
+        own.append({"ok": True, "document": name, "window": name, "first": 1, "token_ids": ids, "logps": said_of(ids)[1:]})
+        pairs |= {(name, k): (x[1], math.log(P_REF[x])) for k, x in enumerate(PAIRS[name], 1)}
+    found = score.figures(own, pairs, Builder(Compare(), seed=1))
+    ends = [m for m in found.values() if m["value"] is not None and m["high"] is None]
+    assert ends and all("past all numbers" in m["warnings"][-1] and m["low"] is None for m in ends)
+    assert found["ppl_ratio"]["value"] == pytest.approx(by_hand(("one", "three"))["ppl_ratio"])
+
+
+def test_the_requests_at_once_are_the_first_of_concurrency(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    scored(server, monkeypatch, echo)
+    assert server.most == 1
+    scored(server, monkeypatch, echo, concurrency="3,8")
+    assert 1 <= server.most <= 3
+
+
+# --- what cannot be trusted is left out and said -------------------------------------------------------------------
+
+
+def on(document: str, fault: Play) -> Play:
+    """A server with that fault on one document, and none elsewhere."""
+    whole = [A if w == "a" else B for w in TEXTS[document].split()]
+    return lambda h, body: fault(h, body) if body["prompt"] == whole else echo(h, body)
+
+
+@pytest.mark.parametrize("fault, words", [
+    (lambda h, b: echo(h, b, ids=[B, *b["prompt"][1:]]), "token 0 came back as another than 1 ('a')"),
+    (lambda h, b: echo(h, b, ids=[*b["prompt"][:3], B, *b["prompt"][4:]]), "token 3 came back as another than 1 ('a')"),
+    (lambda h, b: echo(h, b, ids=b["prompt"][:5]), "made 5 tokens of a prompt of 9"),
+    (lambda h, b: echo(h, b, ids=b["prompt"][4:], is_counted=False), "5 tokens came back of 9"),
+    (lambda h, b: echo(h, b, ids=[0, *b["prompt"]], is_counted=False), "10 tokens came back of 9"),
+    (lambda h, b: echo(h, b, ids=b["prompt"][1:], is_counted=False), "token 1 came back as another"),
+    (lambda h, b: echo(h, b, token_logprobs=[None, *[-1.0] * 4, None, *[-1.0] * 4]), "without its log-probability"),
+    (lambda h, b: echo(h, b, token_logprobs=[None, *[-1.0] * 7, math.nan, -1.0]), "log-probability nan"),
+    (lambda h, b: echo(h, b, token_logprobs=[None, *[-1.0] * 7, -math.inf, -1.0]), "log-probability -inf"),
+    (lambda h, b: echo(h, b, token_logprobs=[None, *[-1.0] * 7, 0.5, -1.0]), "log-probability 0.5"),
+    (lambda h, b: echo(h, b, token_logprobs=[None, *[0.0] * 9]), "narrowed to one"),
+    (lambda h, b: echo(h, b, token_logprobs=[-1.0] * 10), "whose first token has none"),
+    (lambda h, b: h.json(500, {"error": {"message": f"out of memory for {h.headers['Authorization']}"}}), "for Bearer ***"),
+    (lambda h, _: h.reset(), "no reply"),
+])  # fmt: skip
+def test_a_window_that_fails_is_named_and_left_out_of_every_figure(
+    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fault: Play, words: str
+) -> None:
+    reference()
+    with pytest.raises(typer.Exit) as e:
+        scored(server, monkeypatch, on("two", fault))
+    assert e.value.exit_code == 1
+    found, expected = figures(), by_hand(("one", "three", "four"))
+    assert [f["window"] for f in found["failed"]] == ["two#0"] and words in found["failed"][0]["error"]
+    for name, value in expected.items():
+        assert found["metrics"][name]["value"] == pytest.approx(value)
+        assert any(f"1 of {N} windows failed" in w for w in found["metrics"][name]["warnings"])
+    assert [r["ok"] for r in rows()] == [True, False, True, True] and rows()[1]["logps"] is None
+    assert "window two#0 failed" in capsys.readouterr().out
+
+
+def test_tokens_of_a_window_that_fails_midway_are_not_half_counted(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    def other_later(h: Handler, body: Body) -> None:
+        if len(body["prompt"]) == 8 and "logit_bias" in body:  # one of the windows has so many before its last token
+            body = body | {"logit_bias": {"2": 100}} if body["logit_bias"] == {"1": 100} else body | {"logit_bias": {"1": 100}}
+        biased(h, body)
+
+    monkeypatch.setattr(probe, "TEXT", "a b a b")
+    with pytest.raises(typer.Exit):
+        scored(server, monkeypatch, other_later)
+    assert [(r["ok"], r["logps"] is None) for r in rows()] == [(True, False)] + [(False, True)] * 3
+    assert figures()["metrics"]["ppl"]["n"] == 7 and "token 8 was to be" in figures()["failed"][0]["error"]
+
+
+def test_no_window_at_all_is_an_error_after_everything_is_written(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    windows = [[A if w == "a" else B for w in text.split()] for text in TEXTS.values()]
+    with pytest.raises(ServerError, match=r"none of 4 windows was scored; the first said: HTTP 503: busy"):
+        scored(server, monkeypatch, lambda h, b: h.json(503, {"error": "busy"}) if b["prompt"] in windows else echo(h, b))
+    assert len(rows()) == N and figures()["metrics"]["ppl"]["value"] is None and len(figures()["failed"]) == N
+
+
+# --- what a server lacks -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("play, words", [
+    (lambda h, b: echo(h, b, token_logprobs="none", top_logprobs=[{"a": -0.1}]), "likeliest tokens' .* not the prompt's"),
+    (lambda h, b: echo(h, b, token_logprobs=[-0.5], tokens=["b"]), "echo is ignored"),
+    (lambda h, b: h.json(400, {"error": "Only no echo is supported"}), "HTTP 400: Only no echo is supported"),
+    (lambda h, b: h.json(200, {"choices": [{"text": "b", "logprobs": None}]}), "do not give the prompt's log-probabilities"),
+    (lambda h, b: h.json(200, ["b"]), "no choice"),
+    (lambda h, b: echo(h, b, tokens=["b"]), "do not give the prompt's log-probabilities"),
+])  # fmt: skip
+def test_what_a_server_lacks_is_one_line_and_null_with_that_reason(
+    server: Server, monkeypatch: pytest.MonkeyPatch, play: Play, words: str
+) -> None:
+    reference()
+    with pytest.raises(Unsupported, match=words) as e:
+        scored(server, monkeypatch, play)
+    found = figures()
+    assert "\n" not in str(e.value) and found["status"] == "unsupported" and found["reason"] == str(e.value) and rows() == []
+    for name in ("ppl", *score.PAIRED):
+        assert found["metrics"][name]["value"] is None and found["metrics"][name]["warnings"] == [str(e.value)]
+    assert found["metrics"]["kld_mean"]["value"] is None
+
+
+def shifted(h: Handler, body: Body) -> None:
+    """llama-cpp-python's: each token with what is said of it once it has been seen."""
+    if body.get("echo") and isinstance(body["prompt"], str):
+        own = ids_of(h, body)
+        echo(h, body, tokens=[WORDS[i] for i in own], token_logprobs=[None, *(logp_of(i, i) - 0.01 * i for i in own[1:])])
+    else:
+        texts_only(h, body)
+
+
+def test_an_echo_whose_values_are_out_of_place_is_no_way(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Unsupported, match=r"out of place: a token generated with -0\.1054 nats comes back with -2"):
+        scored(server, monkeypatch, shifted)
+    assert figures()["metrics"]["ppl"]["value"] is None
+
+
+def test_an_echo_that_cannot_be_compared_is_no_way(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    def grown(h: Handler, body: Body) -> None:
+        echo(h, body) if body.get("echo") else h.json(200, {"choices": [{"text": "s", "logprobs": None}]})
+
+    with pytest.raises(Unsupported, match="cannot be told: no token that was generated"):
+        scored(server, monkeypatch, grown)
+
+
+def test_a_server_that_tells_what_is_left_after_the_bias_has_no_way(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    def after(h: Handler, body: Body) -> None:
+        wanted = int(next(iter(body.get("logit_bias", {"7": 0}))))
+        left = -0.3 if wanted == WORDS.index("storm") else -1e-30  # a token so unlikely that even the bias leaves others
+        h.json(200, {"choices": [{"logprobs": {"content": [{"id": wanted, "logprob": left}]}}]})
+
+    with pytest.raises(Unsupported, match="narrowed to one"):
+        scored(server, monkeypatch, after)
+
+
+def test_what_another_server_gave_before_does_not_stand_for_one_that_lacks_it(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert scored(server, monkeypatch, echo)["status"] == "ok"
+    with pytest.raises(Unsupported):
+        scored(server, monkeypatch, lambda h, _: h.json(400, {"error": "no echo"}))
+    assert rows() == [] and figures()["metrics"]["ppl"]["value"] is None
+
+
+def test_parts_of_characters_may_come_without_a_log_probability_and_are_counted(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    piece = score.Tokens.piece
+    monkeypatch.setattr(score.Tokens, "piece", lambda self, i: "\N{REPLACEMENT CHARACTER}" if i == A else piece(self, i))
+
+    def silent(h: Handler, body: Body) -> None:
+        if body.get("logit_bias") == {str(A): 100}:
+            h.json(200, {"choices": [{"text": "", "logprobs": None}]})
+        else:
+            biased(h, body)
+
+    reference()
+    metrics = scored(server, monkeypatch, silent)["metrics"]
+    kept = [-math.log(P[x]) for pairs in PAIRS.values() for x in pairs if x[1] != A]
+    assert metrics["ppl"]["value"] == pytest.approx(math.exp(sum(kept) / len(kept))) and metrics["ppl"]["n"] == len(kept)
+    assert f"{TOKENS - len(kept)} of {TOKENS} tokens are left out: parts of characters" in metrics["delta_p_rms"]["warnings"][-1]
+    assert rows()[0]["logps"][1] is None and rows()[0]["logps"][0] == math.log(0.5)
+
+
+# --- the reference's rows ------------------------------------------------------------------------------------------
+
+
+def unpaired(found: dict[str, Any], words: str) -> None:
+    assert found["metrics"]["ppl"]["value"] == pytest.approx(by_hand()["ppl"])
+    for name in score.PAIRED:
+        metric = found["metrics"][name]
+        assert metric["value"] is None and metric["n"] == 0 and words in metric["warnings"][0], metric
+
+
+def test_without_the_reference_s_rows_perplexity_stands_alone(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    unpaired(scored(server, monkeypatch, echo), "bf16.parquet is not here")
+
+
+def test_rows_of_other_tokens_pair_with_nothing(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    reference(lambda rows: rows["token_id"].__setitem__(5, 77))
+    unpaired(scored(server, monkeypatch, echo), "1 tokens are others")
+
+
+def test_rows_of_other_windows_pair_with_nothing(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    reference(lambda rows: rows.update(window=[f"x{w}" for w in rows["window"]]))
+    unpaired(scored(server, monkeypatch, echo), "other texts or windows")
+
+
+def test_rows_of_a_build_that_is_gone_or_has_none_pair_with_nothing(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    reference()
+    artifacts.write_json(artifacts.model_dir("bf16") / artifacts.MANIFEST, {"digest": "bf16-2"})
+    unpaired(scored(server, monkeypatch, echo), "another build of bf16")
+    artifacts.write_json(artifacts.meta_of(artifacts.tokens("bf16")), {"status": "invalid", "reason": "NaN", "model": "bf16-2"})
+    unpaired(scored(server, monkeypatch, echo), "NaN")
+
+
+def test_tokens_that_the_reference_lacks_are_counted(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    reference(lambda rows: rows.update({k: v[:15] for k, v in rows.items()}))  # one and two
+    metrics = scored(server, monkeypatch, echo)["metrics"]
+    assert metrics["ppl"]["n"] == TOKENS and metrics["ppl"]["value"] == pytest.approx(by_hand()["ppl"])
+    assert metrics["ppl_ratio"]["n"] == 15 and metrics["ppl_ratio"]["value"] == pytest.approx(by_hand(("one", "two"))["ppl_ratio"])
+    assert f"{TOKENS - 15} scored tokens have no row of the reference" in metrics["ppl_ratio"]["warnings"]
+    assert not any("no row" in w for w in metrics["ppl"]["warnings"])
+
+
+# --- tokenizer and options -----------------------------------------------------------------------------------------
+
+
+def test_a_bos_is_found_where_the_config_or_the_tokenizer_says_so_and_left_to_the_server_in_texts() -> None:
+    from tokenizers.processors import TemplateProcessing
+
+    raw = Tokenizer.from_file("tokenizer.json")
+    raw.post_processor = TemplateProcessing(single="[UNK] $A", special_tokens=[("[UNK]", 0)])
+    raw.enable_truncation(3)
+    raw.save("tokenizer.json")
+    for config in (None, {"bos_token": "[UNK]"}, {"bos_token": {"content": "[UNK]"}}):
+        if config:
+            Path("tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+        words = score.Tokens(Path("tokenizer.json"))
+        assert words.bos_token_id == 0 and words.encoded("a b a b") == [0, A, B, A, B]
+        assert words.text([0, A, B]) == "a b" and words.piece(B) == "b"
+
+
+@pytest.mark.parametrize("options, words", [
+    ({"tokenizer": None}, "--tokenizer"), ({"chat": True}, "leave --chat out"), ({"only_probe": True}, "leave --probe out"),
+])  # fmt: skip
+def test_options_that_do_not_go_together_are_named_before_anything_is_asked(options: dict[str, Any], words: str) -> None:
+    asked = {"url": "http://127.0.0.1:9", "tokenizer": Path("tokenizer.json"), "is_scored": True, **options}
+    with pytest.raises(ParamsError, match=words):
+        command.main(**asked)
+
+
+def test_nobody_there_is_one_line() -> None:
+    with pytest.raises(ServerError, match="no server answers at"):
+        command.main(url="http://127.0.0.1:9", tokenizer=Path("tokenizer.json"), is_scored=True)
