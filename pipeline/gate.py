@@ -25,7 +25,7 @@ from pipeline import served
 from pipeline.core import artifacts, cli, params
 from pipeline.core.errors import ArtifactError, ParamsError, QuantgateError
 from pipeline.core.params import Params, Rule, Variant
-from pipeline.judging import baseline, comment, justify, ledger, stale
+from pipeline.judging import baseline, comment, justify, ledger, recomputed, stale
 from pipeline.numbers.definitions import definition
 from pipeline.numbers.metrics import FLOORS
 from pipeline.numbers.rules import Bound, Judgement, Verdict, bound_of, judge, judge_above, neutral_of, worst, would_settle
@@ -40,6 +40,7 @@ UNJUDGED = "judged where a merge names the commit it goes into: `python -m pipel
 def gate(results: dict[str, dict[str, Any]], settings: Params, beside: dict[str, Any] | None = None) -> dict[str, Any]:
     """Judge every variant but the reference. results: {variant: its metrics/<variant>.json}; beside: see `baseline.beside`."""
     variants: dict[str, dict[str, Any]] = {}
+    results = {name: _as_asked(result, settings.compare.confidence) for name, result in results.items()}
     for name, variant in settings.variants.items():
         if name == settings.reference:
             continue
@@ -62,6 +63,20 @@ def gate(results: dict[str, dict[str, Any]], settings: Params, beside: dict[str,
     floor = {name: own.get(name) for names in FLOORS.values() for name in names}
     policy = {"reference": settings.reference, "inconclusive": settings.gate.inconclusive}
     return {"verdict": overall, **policy, "floor": floor, "variants": variants}
+
+
+def _as_asked(result: dict[str, Any], confidence: float) -> dict[str, Any]:
+    """A variant's results, without the intervals that are not of the confidence and unit that a verdict is about."""
+    metrics = dict(result["metrics"])
+    for name, m in metrics.items():
+        what = definition(name)
+        if m is None or what is None or m.get("low") is None:
+            continue
+        said = [f"it is of {m.get('confidence')!r} confidence, not {confidence}"] * (m.get("confidence") != confidence)
+        said += [f"its unit is {m.get('unit')}, not {what.unit}"] * (m.get("unit", what.unit) != what.unit)
+        if said:
+            metrics[name] = m | {"low": None, "high": None, "confidence": None, "warnings": said}
+    return result | {"metrics": metrics}
 
 
 def _floors(result: dict[str, Any] | None, reference: dict[str, Any] | None) -> dict[str, Any]:
@@ -212,6 +227,8 @@ def _on_file(settings: Params) -> dict[str, Any]:
     if changed := stale.since(verdict, settings):
         ledger.read()  # a damaged one says so itself: `dvc repro` would not mend it
         raise ArtifactError(f"the verdict is stale; {stale.sentence(changed)}")
+    if wrong := recomputed.differing(_results(settings), settings):
+        raise ArtifactError(f"results are not what their rows say; {'; '.join(wrong)}; run `dvc repro --force compare@VARIANT`")
     found = judged(settings)
     if any(verdict.get(key) != found[key] for key in found):
         raise ArtifactError("the verdict on file is not what the rules say of the results; run `dvc repro`")

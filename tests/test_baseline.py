@@ -17,7 +17,7 @@ from pipeline.core import artifacts, params
 from pipeline.core.errors import ArtifactError
 from pipeline.core.params import Compare, Rule
 from pipeline.figures.builder import Builder
-from pipeline.judging import against, baseline, comment, locked
+from pipeline.judging import against, baseline, comment, locked, recomputed, stale
 from pipeline.numbers.rules import bound_of
 from pipeline.numbers.rules import judge as judge_metric
 from pipeline.numbers.stats import paired_difference
@@ -167,6 +167,7 @@ def test_cached_rows_that_are_not_those_of_the_metrics_are_not_used(house: param
 
 
 def test_only_what_was_asked_both_times_is_paired_and_the_rest_is_counted(house: params.Params) -> None:
+    make(house, "bf16", 0.0, 20, items=ITEMS + 100)
     settings = coarser(0.5, 60, documents=50, items=ITEMS + 100)
     verdict, beside = gate.for_merge(settings, "main")
     assert beside is not None
@@ -176,6 +177,31 @@ def test_only_what_was_asked_both_times_is_paired_and_the_rest_is_counted(house:
         figures["acc_delta/all"]["n"] == ITEMS and "100 items of this run have no baseline" in figures["acc_delta/all"]["warnings"]
     )
     assert "250 tokens of this run" in rule(verdict["variants"]["int4"], "kld_mean")["reason"]
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        ({"value": 0.001}, "kld_mean is 0.001 ["),
+        ({"high": 0.3}, ", 0.3], n = 1000 and, by its rows, 0.25"),
+        ({"n": 2000}, "n = 2000 and, by its rows, "),
+        ({"value": None, "low": None, "high": None}, "kld_mean is None [None, None], n = 1000 and, by its rows, "),
+    ],
+)
+def test_results_edited_together_with_their_md5_are_not_what_their_rows_say(
+    house: params.Params, change: dict[str, Any], said: str
+) -> None:
+    found = artifacts.read_json(artifacts.metrics("int4"))
+    found["metrics"]["kld_mean"] |= change
+    artifacts.write_json(artifacts.metrics("int4"), found)
+    finish(house, "a better figure")
+    assert recomputed.differing(gate._results(house), house)
+    with pytest.raises(ArtifactError, match=r"results are not what their rows say; reports/metrics/int4.json: kld_mean is ") as e:
+        gate.for_merge(house, "main")
+    assert said in str(e.value)
+    assert gate.enforce(house, "main") == 2
+    shutil.rmtree("artifacts/tokens")  # a clone: nobody can know, and it is named
+    assert recomputed.differing(gate._results(house), house) == [] and stale.absent(house)
 
 
 def builder() -> Builder:
@@ -346,6 +372,7 @@ def test_a_metric_that_the_baseline_has_and_this_run_lacks_fails_and_a_new_one_h
 @pytest.mark.parametrize("gone", [None, {"value": None, "low": None, "high": None, "n": 0, "warnings": []}])
 def test_a_ruled_metric_that_was_lost_fails_its_rule(house: params.Params, gone: Any) -> None:
     coarser(0.1, 30)
+    artifacts.answers("bf16").unlink()  # with both answers here it is not what its rows say
     metrics = artifacts.read_json(artifacts.metrics("int4"))["metrics"] | {"acc_delta/all": gone}
     settings = rewrite("int4", metrics={k: m for k, m in metrics.items() if m is not None})
     assert rule(merged(settings), "acc_delta/all")["verdict"] == "FAIL" and merged(settings)["verdict"] == "FAIL"

@@ -231,7 +231,7 @@ def test_a_run_that_cannot_be_made_here_is_said() -> None:
 
 
 def metric(value: float | None, low: float | None, high: float | None, n: int = 2000, **more: Any) -> dict[str, Any]:
-    return {"value": value, "low": low, "high": high, "n": n, "clusters": 14, "warnings": [], **more}
+    return {"value": value, "low": low, "high": high, "n": n, "clusters": 14, "warnings": [], "confidence": 0.95, **more}
 
 
 NOTHING = metric(None, None, None, n=0, reason="it computes in float32 already")
@@ -306,7 +306,7 @@ def test_a_pass_holds_above_the_floor_s_lower_bound_and_a_fail_above_its_upper(l
     (0.963, 0.99, "PASS"), (0.961, 0.99, "INCONCLUSIVE"), (0.9, 0.959, "INCONCLUSIVE"), (0.9, 0.957, "FAIL"),
 ])  # fmt: skip
 def test_agreement_counts_down_from_the_floor(low: float, high: float, expected: str) -> None:
-    assert verdict(metric(0.95, low, high), FLOORS, "3 pp", "top1_agreement").verdict == expected
+    assert verdict(metric((low + high) / 2, low, high), FLOORS, "3 pp", "top1_agreement").verdict == expected
 
 
 def test_a_floor_measured_too_high_lets_nothing_through() -> None:

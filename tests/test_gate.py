@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from pipeline import gate, report
 from pipeline.core import artifacts, params
-from pipeline.core.errors import ParamsError
+from pipeline.core.errors import ArtifactError, ParamsError
 from pipeline.core.params import Rule
 from pipeline.judging import ledger, locked
 from pipeline.numbers.definitions import DEFINITIONS
@@ -27,11 +27,57 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def metric(value: float | None, low: float | None, high: float | None, n: int = 100, **more: Any) -> dict[str, Any]:
-    return {"value": value, "low": low, "high": high, "n": n, "warnings": [], **more}
+    return {"value": value, "low": low, "high": high, "n": n, "warnings": [], "confidence": 0.95, **more}
 
 
 def verdict(rule: dict[str, Any], found: dict[str, Any] | None) -> str:
     return judge(bound_of(Rule(**rule)), found).verdict
+
+
+DAMAGED: list[tuple[dict[str, Any], str, str]] = [
+    ({"n": 0}, "FAIL", "kld_mean rests on no items"),
+    ({"n": -5}, "FAIL", "kld_mean rests on no items (n = -5)"),
+    ({"n": 1.5}, "FAIL", "kld_mean rests on no items (n = 1.5)"),
+    ({"n": "100"}, "FAIL", "kld_mean rests on no items (n = '100')"),
+    ({"n": True}, "FAIL", "kld_mean rests on no items (n = True)"),
+    ({"low": 0.007, "high": 0.005}, "INCONCLUSIVE", "does not hold its value: 0.006 is not in [0.007, 0.005]"),
+    ({"value": 0.5}, "INCONCLUSIVE", "does not hold its value: 0.5 is not in [0.005, 0.007]"),
+    ({"value": 0.001}, "INCONCLUSIVE", "does not hold its value: 0.001 is not in [0.005, 0.007]"),
+    ({"value": "0.006"}, "FAIL", "kld_mean has no value"),
+    ({"value": [0.006]}, "FAIL", "kld_mean has no value"),
+    ({"value": False, "low": False, "high": False}, "FAIL", "kld_mean has no value"),
+    ({"low": "0.005"}, "INCONCLUSIVE", "kld_mean has no interval"),
+    ({"high": 1e999}, "INCONCLUSIVE", "kld_mean has no interval"),
+    ({"confidence": 0.5}, "INCONCLUSIVE", "it is of 0.5 confidence, not 0.95"),
+    ({"confidence": "0.95"}, "INCONCLUSIVE", "it is of '0.95' confidence, not 0.95"),
+    ({"confidence": None}, "INCONCLUSIVE", "it is of None confidence, not 0.95"),
+    ({"unit": "pp"}, "INCONCLUSIVE", "its unit is pp, not nats"),
+]
+
+
+@pytest.mark.parametrize("change, expected, said", DAMAGED, ids=[str(case[0]) for case in DAMAGED])
+def test_a_damaged_figure_never_passes_and_is_told(change: dict[str, Any], expected: str, said: str) -> None:
+    settings = params.load(ROOT / "params.yaml")
+    rules = [Rule.model_validate({"metric": "kld_mean", "margin": "0.02 nats"})]
+    settings = settings.model_copy(update={"gate": settings.gate.model_copy(update={"rules": rules})})
+
+    def judged(found: dict[str, Any]) -> dict[str, Any]:
+        v = settings.variants["int8"]
+        made = {"reference": "bf16", "quantizer": v.quantizer, "engine": v.engine, "asked": v.options}
+        made |= {"engine_options": v.engine_options, "status": "ok", "reason": None, "metrics": {"kld_mean": found}}
+        return dict(gate.gate({"int8": made}, settings)["variants"]["int8"])
+
+    whole = metric(0.006, 0.005, 0.007)
+    assert judged(whole)["verdict"] == "PASS"
+    found = judged(whole | change)
+    assert found["verdict"] == expected and said in found["reason"]
+
+
+def test_a_name_that_is_given_twice_in_results_is_no_results(tmp_path: Path) -> None:
+    path = tmp_path / "int8.json"
+    path.write_text('{"metrics": {"kld_mean": {"value": 0.9}, "kld_mean": {"value": 0.006}}}', encoding="utf-8")
+    with pytest.raises(ArtifactError, match="int8.json is not valid JSON \\('kld_mean' is given twice\\)"):
+        artifacts.read_json(path)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from pipeline import gate, report
 from pipeline.core import artifacts, params
 from pipeline.core.errors import ArtifactError, ParamsError
 from pipeline.core.params import Rule
-from pipeline.judging import justify, ledger
+from pipeline.judging import evidence, justify, ledger, proof
 from pipeline.numbers.rules import bound_of
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -111,7 +111,9 @@ def test_a_looser_policy_fails_the_gate(house: params.Params, change: dict[str, 
     if house.reference == "int8":
         house = with_rules(house, RULES, required=["nf4"])
     for name in house.variants:
-        artifacts.write_json(artifacts.metrics(name), artifacts.read_json(artifacts.metrics(name)) | {"reference": house.reference})
+        found = artifacts.read_json(artifacts.metrics(name))
+        own = {k: m | {"confidence": house.compare.confidence} for k, m in found["metrics"].items()}
+        artifacts.write_json(artifacts.metrics(name), found | {"reference": house.reference, "metrics": own})
     found = judge(house)
     assert found["verdict"] == "FAIL" and reason in found["variants"]["nf4"]["reason"]
     with pytest.raises(ArtifactError, match="give --reason WHY"):
@@ -162,6 +164,20 @@ def test_a_damaged_ledger_fails_with_one_line(house: params.Params, text: str) -
     artifacts.write_text(ledger.FILE, text)
     found = judge(house)
     assert found["verdict"] == "FAIL" and "is damaged" in found["ledger"][0] and "\n" not in found["ledger"][0]
+
+
+@pytest.mark.parametrize("change", [{"noise": None, "date": None}, {"noise": "much"}, {"of": ["int8"]}, {"n": {}}])
+def test_evidence_of_another_shape_is_no_traceback(house: params.Params, change: dict[str, Any]) -> None:
+    book = ledger.read()
+    for k, entry in enumerate(book["rules"]):
+        bare = {key: v for key, v in entry["evidence"][0].items() if key != "noise"}
+        book["rules"][k] = ledger.sealed(entry | {"evidence": [bare | change]})
+    ledger.write(book)
+    judge(with_rules(house, [KLD | {"margin": "0.5 nats"}, ACC, SPEED]))
+    assert gate.enforce(with_rules(house, [KLD | {"margin": "0.5 nats"}, ACC, SPEED])) in (1, 2)
+    ledger.write(book | {"rules": [ledger.sealed(e | {"evidence": [{"figures": "x"}]}) for e in book["rules"]]})
+    assert "is damaged (" in judge(house)["ledger"][0]
+    assert proof.doubt("kld_mean", {"figures": "x"}) == "it is damaged (KeyError)"
 
 
 @pytest.mark.parametrize("rule, noise, expected", [
@@ -240,6 +256,52 @@ def test_justify_writes_n_noise_interval_date_and_commit(measured: params.Params
     assert judge(measured)["verdict"] == "PASS"
 
 
+@pytest.mark.parametrize(
+    "metric, between, noise",
+    [("speed_ratio", None, None), ("speed_ratio", 0.05, 0.1), ("ttft_ms", None, None), ("acc_delta/all", None, 0.1)],
+)
+def test_the_noise_of_a_timed_figure_is_known_only_where_whole_runs_are(
+    metric: str, between: float | None, noise: float | None
+) -> None:
+    """Rounds of one run share its minutes: their spread alone explains no looser bound."""
+    figure = {"low": 0.9, "high": 1.1, "confidence": 0.95, "between": between}
+    assert evidence.noise(metric, figure, None) == (noise and pytest.approx(noise * (1.959964 + 0.841621) / 1.959964, rel=1e-5))
+
+
+def timed_anew(between: float | None, high: float) -> None:
+    found = artifacts.read_json(artifacts.metrics("int8"))
+    speed = metric(1.5, 1.2, high, confidence=0.95, clusters=None, between=between)
+    artifacts.write_json(artifacts.metrics("int8"), found | {"metrics": found["metrics"] | {"speed_ratio": speed}})
+
+
+def test_timings_of_one_run_justify_a_looser_speed_only_with_a_reason(
+    measured: params.Params, capsys: pytest.CaptureFixture[str]
+) -> None:
+    then, looser = ledger.read(), with_rules(measured, [KLD, ACC, SPEED | {"margin": "40 %"}])
+    timed_anew(None, 1.9)
+    lock(looser)
+    with pytest.raises(ArtifactError, match="margin 40 % is more than noise explains: it is not known"):
+        justify.justify("speed_ratio", looser, results(looser))
+    told = justify.justify("speed_ratio", looser, results(looser), "another machine")
+    assert "noise unknown (" in told[0] and "one run: how far whole runs differ is not known (compare.between_runs)" in told[0]
+    assert ledger.faults(looser, ledger.read()) == []
+    ledger.write(then)
+    timed_anew(0.05, 1.9)
+    lock(looser)
+    told = justify.justify("speed_ratio", looser, results(looser))
+    assert "noise 50 % (" in told[0] and "with the 5 % that whole runs differ by" in told[0]
+
+
+def test_noise_that_was_written_of_one_run_explains_no_looser_speed(measured: params.Params) -> None:
+    timed_anew(None, 1.9)
+    lock(measured)
+    m = results(measured)["int8"]["metrics"]["speed_ratio"]
+    found = {k: m[k] for k in ("value", "low", "high", "n")} | {"of": "int8", "floor": None, "noise": 0.5}
+    found |= {"figures": evidence.figures("int8", m, None)}
+    assert "its noise of 0.5 is one run's" in proof.doubt("speed_ratio", found)
+    assert proof.doubt("speed_ratio", found | {"noise": None}) == ""
+
+
 def test_justifying_again_with_the_same_figures_changes_nothing(measured: params.Params) -> None:
     before = ledger.FILE.read_text(encoding="utf-8")
     told = justify.justify("kld_mean", measured, results(measured))
@@ -314,6 +376,7 @@ def test_a_ledger_changed_along_with_the_rule_needs_evidence_that_the_baseline_h
     assert held["verdict"] == "FAIL" and "since the baseline" in held["ledger"][0]
     ledger.write(then)
     remeasure(0.03)
+    lock(looser)
     justify.justify("kld_mean", looser, results(looser))
     held = ledger.judged(verdict, looser, {ledger.BASELINE: then})
     assert held["verdict"] == verdict["verdict"] and "0.021 nats is looser" in held["loosened"][0]
@@ -430,6 +493,82 @@ def test_new_figures_that_do_not_explain_a_looser_entry_are_no_support_without_a
     book = ledger.read()
     ledger.write(book | {"rules": [ledger.sealed(e | {"reason": reason}) for e in book["rules"]]})
     assert judge(looser)["verdict"] == "PASS" and gate.enforce(looser) == code
+
+
+def with_evidence(settings: params.Params, change: dict[str, Any]) -> None:
+    """One more piece of evidence for the rule on kld_mean, with a digest and noise that agree with it unless they are given."""
+    book = ledger.read()
+    old = next(e for e in book["rules"] if e["rule"]["metric"] == "kld_mean")
+    found = old["evidence"][0] | change
+    agree = {"figures": evidence.figures(found["of"], found, found["floor"])}
+    agree |= {"noise": evidence.noise("kld_mean", found | {"confidence": 0.95}, found["floor"])}
+    new = {
+        "rule": settings.gate.rules[0].model_dump(exclude_defaults=True), "reason": None,
+        "evidence": [*old["evidence"], found | agree | change],
+    }  # fmt: skip
+    ledger.write(book | {"rules": [ledger.sealed(new), *(e for e in book["rules"] if e is not old)]})
+
+
+FORGED: list[tuple[dict[str, Any], str]] = [
+    ({"figures": "deadbeefdeadbeef", "noise": 0.6, "commit": "0000000"}, "deadbeefdeadbeef is not the digest of the figures"),
+    ({"low": -0.6, "high": 0.6, "commit": "0000000"}, "kld_mean of int8 = 0.006 (n = 100) stands in no results that a dvc.lock"),
+    ({"of": "../../elsewhere"}, "stands in no results"),
+    ({"floor": {"value": 0.5, "low": 0.5, "high": 0.6, "n": 9, "by": {}, "runs": 0}}, "stands in no results"),
+    ({"of": "nf4", "noise": 0.6}, "its noise of 0.6 is 0.00143 by the figures"),
+    ({"of": "nf4", "value": "much", "figures": "x"}, "x is not the digest"),
+]
+
+
+@pytest.mark.parametrize("change, said", FORGED)
+def test_evidence_that_nobody_measured_supports_no_looser_bound(
+    committed: params.Params, change: dict[str, Any], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    looser = with_rules(committed, [KLD | {"margin": "0.5 nats"}, ACC, SPEED])
+    with_evidence(looser, change)
+    assert judge(looser)["ledger"] == []  # seal and all are as they should be
+    commit("a wider margin, and noise that nobody measured")
+    assert gate.enforce(looser) == 1
+    out = capsys.readouterr().out
+    assert "; its evidence supports nothing: " in out and said in out
+
+
+def test_evidence_supports_only_where_the_lock_vouches_for_the_results_it_is_of(committed: params.Params) -> None:
+    """Results under a name that no verdict looks at, made by hand."""
+    looser = with_rules(committed, [KLD | {"margin": "0.5 nats"}, ACC, SPEED])
+    wide = artifacts.read_json(artifacts.metrics("int8"))
+    wide["metrics"]["kld_mean"] |= {"low": -0.6, "high": 0.6}
+    artifacts.write_json(artifacts.metrics("mine"), wide)
+    with_evidence(looser, {"of": "mine", "low": -0.6, "high": 0.6})
+    judge(looser)
+    assert gate.enforce(looser) == 1
+
+
+def clone(settings: params.Params, into: Path, *options: str) -> None:
+    git("clone", "--quiet", *options, f"file://{Path.cwd()}", str(into))
+
+
+@pytest.mark.parametrize("options, code", [((), 0), (("--depth", "1"), 1)])
+def test_evidence_of_a_commit_that_is_not_here_is_not_known_and_passes_nothing(
+    committed: params.Params, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    options: tuple[str, ...], code: int,
+) -> None:  # fmt: skip
+    """The figures that explained the wider margin are a commit's; a later one was measured anew."""
+    looser, then = with_rules(committed, WIDER), ledger.FILE.read_text(encoding="utf-8")
+    remeasure(0.03)
+    lock(looser)
+    justify.justify("kld_mean", looser, results(looser))
+    commit("noise, and a margin that it explains")
+    remeasure(0.002)
+    lock(looser)
+    judge(looser)
+    commit("measured anew")
+    clone(looser, tmp_path / "clone", *options)
+    monkeypatch.chdir(tmp_path / "clone")
+    book = ledger.parse(then, "then")
+    held = ledger.judged(gate.gate(results(looser), looser), looser, {ledger.BASELINE: book})
+    assert (held["verdict"] == "FAIL") == bool(code) == bool(held["ledger"])
+    assert not code or "is not known in a clone without its history; `git fetch --unshallow`" in held["ledger"][0]
+    assert gate.enforce(looser) == 0  # a ledger that says what it said loosens nothing
 
 
 def test_what_was_justified_step_by_step_passes_in_every_commit(committed: params.Params) -> None:

@@ -86,6 +86,38 @@ def test_required_rules_stand_before_advisory_ones_and_failures_before_the_rest(
     assert first == ["acc_delta/all:", "kld_mean:", "ppl_ratio:"] and "FAIL, margin 20 % against the baseline, advisory" in text
 
 
+def readme_s_merge(text: str) -> list[str]:
+    """Lines of the comment that `tests/bench/merge.py --readme` put into README."""
+    block = text.partition("<!-- merge -->\n")[2].partition("<!-- /merge -->")[0]
+    assert block and all(line.startswith(">") for line in block.rstrip("\n").split("\n"))
+    return [line[2:] for line in block.rstrip("\n").split("\n")]
+
+
+def test_the_readme_s_merge_is_a_comment_as_it_is_posted_and_not_cut(house: params.Params) -> None:
+    lines = readme_s_merge((ROOT / "README.md").read_text(encoding="utf-8"))
+    coarser()
+    verdict, beside = gate.for_merge(params.load(), "main")
+    rendered = comment.render(verdict, gate._results(params.load()), beside).rstrip("\n").split("\n")
+    assert lines[0] == rendered[0] == comment.MARK
+    assert lines[1].partition(" (")[0] == rendered[1].partition(" (")[0] == "### quantgate: FAIL against `main`"
+    fixed = [line for line in rendered if line.startswith(("Brackets", "<", "| variant", "|---"))]
+    assert len(fixed) == 6 and [line for line in lines if line in fixed] == fixed
+    assert sum(line.startswith("- **int4** ") for line in lines) == comment.DELTAS and lines[-1] == rendered[-1]
+
+
+def test_the_readme_s_merge_has_the_figures_of_reports() -> None:
+    """Both as committed. If this fails: `python tests/bench/merge.py --readme`."""
+    files = ("README.md", "reports/metrics/int4-gptq.json", "reports/metrics/int4-rtn.json")
+    found = [subprocess.run(["git", "show", f"HEAD:{f}"], cwd=ROOT, capture_output=True, text=True) for f in files]
+    if any(f.returncode for f in found):
+        pytest.skip("README.md and reports/ are not committed here")
+    lines = readme_s_merge(found[0].stdout)
+    for metric in ("kld_mean", "top1_agreement", "ppl_ratio"):
+        then, now = (json.loads(f.stdout)["metrics"][metric] for f in found[1:])
+        both = f"{comment._number(then['value'], then['unit'])} → {comment._number(now['value'], now['unit'])}"
+        assert any(line.startswith(f"- **int4** {metric}: {both}, ") for line in lines), f"{metric}: {both}"
+
+
 def test_a_comment_of_many_rules_keeps_to_what_can_be_posted(house: params.Params) -> None:
     coarser()
     verdict, beside = gate.for_merge(params.load(), "main")

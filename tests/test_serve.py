@@ -33,7 +33,7 @@ from tests.test_serving_launch import SCRIPT, family, gone, killed_once
 
 ROOT = Path(__file__).resolve().parent.parent
 LOAD = {"concurrency": [1, 2], "rates": [], "requests": 8, "rounds": 2, "warmups": 1, "prompt_tokens": 8, "output_tokens": 3}
-GOOD = {"value": 1.0, "low": 0.9, "high": 1.1, "n": 9, "warnings": []}
+GOOD = {"value": 1.0, "low": 0.9, "high": 1.1, "n": 9, "warnings": [], "confidence": 0.95}
 SELDOM = GOOD | {"value": 0.1, "low": 0.0, "high": 0.2}
 
 

@@ -173,12 +173,21 @@ def write_text(path: Path, text: str) -> None:
 
 
 def read_json(path: Path) -> Any:
+    """What a JSON file holds. Raises `ArtifactError` if it is missing, not JSON, or gives a name twice."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_once)
     except FileNotFoundError:
         raise ArtifactError(f"{path} is missing; run `dvc repro` to make it") from None
     except ValueError as e:
         raise ArtifactError(f"{path} is not valid JSON ({e}); delete it and run `dvc repro`") from None
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(n for n in names if names.count(n) > 1)!r} is given twice")
+    return found
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:

@@ -8,19 +8,21 @@ from typing import Any
 from pipeline.core import artifacts, git
 from pipeline.core.errors import ArtifactError
 from pipeline.core.params import Params, Rule
-from pipeline.judging.against import timed
+from pipeline.judging.against import CLOCKED, timed
 from pipeline.numbers.definitions import definition
 from pipeline.numbers.metrics import FLOORS
 from pipeline.numbers.stats import resolvable
 
 Row = dict[str, Any]
+OF_CLOCKS = ("speed_ratio", "prefill_ratio", "mbu")  # and what has a time or a rate for its unit
 
 
 def evidence(rule: Rule, settings: Params, results: dict[str, Row]) -> Row:
     """What repeated runs and the present interval say of a rule's noise.
 
     noise: the upper end of what the same weights measure against themselves (0 where no floor is measured), and on top the
-    smallest loss that the interval tells from none in 80 % of runs; the least margin that a variant without loss passes.
+    smallest loss that the interval tells from none in 80 % of runs; the least margin that a variant without loss passes. Of a
+    figure of a clock the interval must hold what whole runs differ by: rounds of one share its minutes. Else it is null.
     """
     names = [*settings.gate.required, *settings.variants]
     usable = [
@@ -32,19 +34,45 @@ def evidence(rule: Rule, settings: Params, results: dict[str, Row]) -> Row:
         raise ArtifactError(f"{rule.metric} has no interval in the results of any variant; run `dvc repro`")
     variant, what = usable[0], definition(rule.metric)
     m = results[variant]["metrics"][rule.metric]
-    floor = _floor(rule.metric, results.get(settings.reference, {}).get("metrics", {}))
-    width = resolvable(m["low"], m["high"], confidence=m["confidence"], power=0.8)
+    floor = floor_of(rule.metric, results.get(settings.reference, {}).get("metrics", {}))
     clusters = f" in {m['clusters']} clusters" if m["clusters"] else ""
     runs = f"{floor['runs']} reruns of {settings.reference} (floor.json)" if floor else "no rerun of the reference measures it"
-    runs = "its rounds are repeated runs" if timed(rule.metric) else runs
+    runs = runs if not timed(rule.metric) else _of_runs(rule.metric, m)
     assert what is not None
     return {
         "of": variant, "n": m["n"], "clusters": m["clusters"], "value": m["value"], "low": m["low"], "high": m["high"],
-        "unit": what.unit, "interval_width": m["high"] - m["low"], "floor": floor, "noise": (floor or {}).get("high", 0.0) + width,
+        "unit": what.unit, "interval_width": m["high"] - m["low"], "floor": floor, "noise": noise(rule.metric, m, floor),
         "from": f"the interval of {variant}, n = {m['n']}{clusters}; {runs}",
         "tier": settings.tier, "seed": settings.seed, "date": today(), "commit": commit(),
-        "figures": artifacts.digest([variant, m["value"], m["low"], m["high"], m["n"], floor])[:16],
+        "figures": figures(variant, m, floor),
     }  # fmt: skip
+
+
+def noise(name: str, metric: Row, floor: Row | None) -> float | None:
+    """The least margin that a variant without loss passes in 80 % of runs, by a metric's interval and its floor. None: not
+    known, for a figure of a clock whose interval is one run's (whole_runs.py)."""
+    if _clocked(name) and metric.get("between") is None:
+        return None
+    width = resolvable(metric["low"], metric["high"], confidence=metric["confidence"], power=0.8)
+    return float((floor or {}).get("high", 0.0) + width)
+
+
+def _clocked(name: str) -> bool:
+    what = definition(name)
+    return name in OF_CLOCKS or (what is not None and what.unit in (*CLOCKED, "req/s"))
+
+
+def _of_runs(name: str, metric: Row) -> str:
+    if not _clocked(name):
+        return "its rounds are repeated runs"
+    if metric.get("between") is None:
+        return "one run: how far whole runs differ is not known (compare.between_runs), so its noise explains no looser bound"
+    return f"with the {100 * metric['between']:.2g} % that whole runs differ by"
+
+
+def figures(variant: str, metric: Row, floor: Row | None) -> str:
+    """What tells figures apart: the same ones are evidence once."""
+    return artifacts.digest([variant, metric["value"], metric["low"], metric["high"], metric["n"], floor])[:16]
 
 
 def _has_interval(result: Row | None, metric: str) -> bool:
@@ -52,7 +80,7 @@ def _has_interval(result: Row | None, metric: str) -> bool:
     return None not in (found.get("value"), found.get("low"), found.get("high"))
 
 
-def _floor(metric: str, reference: dict[str, Row]) -> Row | None:
+def floor_of(metric: str, reference: dict[str, Row]) -> Row | None:
     """The floor that belongs to a metric: {value, low, high, n, by: {rerun: ...}, runs}; None where none is measured."""
     name = FLOORS[metric][0] if metric in FLOORS else ""
     found = reference.get(name)

@@ -1,9 +1,9 @@
 """`python -m pipeline.gate --justify RULE`: an entry of the ledger, from figures that say how noisy its rule is.
 
-It is made from what differs between runs of the same weights (floor.json's reruns; rounds, for speed), from the interval of
-the variant that ships, and from the entry's earlier evidence. A looser bound needs figures that were not evidence before,
-and beyond what noise explains also a reason in words, which stays in the entry. An entry that was taken out by hand counts
-as if it still stood.
+It is made from what differs between runs of the same weights (floor.json's reruns; for speed, compare.between_runs), from
+the interval of the variant that ships, and from the entry's earlier evidence. A looser bound needs figures that were not
+evidence before, and beyond what noise explains also a reason in words, which stays in the entry. An entry that was taken out
+by hand counts as if it still stood.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from pipeline.core.errors import ArtifactError, ParamsError
 from pipeline.core.explain import did_you_mean
 from pipeline.core.params import Params, Rule
+from pipeline.judging import proof
 from pipeline.judging.evidence import commit, evidence, today
 from pipeline.judging.ledger import (
     FILE,
@@ -112,18 +113,22 @@ def _entry(
     }
     if loosened:
         _refuse(entry, new)
-    noise = max(e["noise"] for e in entry["evidence"])
+    known = [e["noise"] for e in entry["evidence"] if e["noise"] is not None]
+    noise = noise_in_words(rule, max(known, default=None))
     why = found["from"] if new else "these figures were evidence before; nothing is added"
-    return sealed(entry), f"{rule.metric}: {bound_of(rule).text}; noise {noise_in_words(rule, noise)} ({why})"
+    return sealed(entry), f"{rule.metric}: {bound_of(rule).text}; noise {noise} ({why})"
 
 
 def _refuse(entry: Row, new: bool) -> None:
     """Raise unless a looser bound stands on new figures, and on a reason in words where noise does not explain it."""
-    rule, noise = Rule.model_validate(entry["rule"]), beyond_noise(entry)
+    rule = Rule.model_validate(entry["rule"])
     if not new:
         raise ArtifactError(f"{rule.metric}: these figures are evidence in {FILE} already; measure anew (another seed or tier)")
+    *earlier, made = entry["evidence"]  # made of what is on file now
+    noise = beyond_noise(entry | {"evidence": [*proof.proven(entry | {"evidence": earlier}), made]})
     if noise is not None and not entry["reason"]:
+        words = noise_in_words(rule, noise)
+        known = f"the noise of {words} explains" if made["noise"] is not None else "noise explains: it is not known"
         raise ArtifactError(
-            f"{rule.metric}: {bound_of(rule).text} is more than the noise of {noise_in_words(rule, noise)} explains; "
-            "give --reason WHY, or take a margin that it does explain"
+            f"{rule.metric}: {bound_of(rule).text} is more than {known}; give --reason WHY, or take a margin that it does explain"
         )

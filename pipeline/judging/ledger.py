@@ -18,6 +18,7 @@ from pipeline.core import artifacts, git
 from pipeline.core.errors import ArtifactError, ParamsError
 from pipeline.core.params import Params, Rule
 from pipeline.core.yamls import read_text
+from pipeline.judging import proof
 from pipeline.numbers.definitions import definition
 from pipeline.numbers.rules import QUANTITY, UNITS, bound_of, neutral_of
 
@@ -51,6 +52,7 @@ def parse(text: str, where: str) -> Book:
         book: Book = yaml.safe_load(text)
         for entry in book["rules"]:
             Rule.model_validate(entry["rule"])
+            _evidence_line(entry)  # as it is told
             if entry["seal"] != seal(entry):
                 raise ArtifactError(
                     f"{where}: the entry of {entry['rule']['metric']} was edited by hand; {_how(entry['rule']['metric'])}"
@@ -60,7 +62,7 @@ def parse(text: str, where: str) -> Book:
                 raise ArtifactError(f"{where}: the removal of {entry['metric']} was edited by hand; take it back from git")
         if book[POLICY] is not None and book[POLICY]["seal"] != seal(book[POLICY]):
             raise ArtifactError(f"{where}: the policy was edited by hand; {_how(POLICY)}")
-    except (yaml.YAMLError, ValidationError, KeyError, TypeError) as e:
+    except (yaml.YAMLError, ValidationError, AttributeError, KeyError, TypeError, ValueError) as e:
         raise ArtifactError(f"{where} is damaged ({_wrong(e)}); take it back from git") from None
     return book
 
@@ -197,8 +199,10 @@ def _evidence_line(entry: Row) -> str:
     return f"set {last['date']} from {last['of']}, n = {last['n']}, noise {noise}"
 
 
-def noise_in_words(rule: Rule, noise: float) -> str:
+def noise_in_words(rule: Rule, noise: float | None) -> str:
     """A noise, given in its metric's own unit, in the unit that the rule's bound is written in: `0.35 pp` beside `margin 7 pp`."""
+    if noise is None:
+        return "unknown"
     bound, what = rule.margin or rule.gain or rule.limit or "", definition(rule.metric)
     written = QUANTITY.match(bound)
     assert what is not None and written is not None  # bound_of has refused unknown metrics, and bounds that are no quantity
@@ -216,7 +220,7 @@ def hold(verdict: Row, settings: Params, book: Book, earlier: dict[str, Book] | 
         known = {f["key"] for f in found}
         for f in faults(settings, then):
             if f["loosened"] and f["key"] not in known and not _supported(f["key"], book, then):
-                found.append(f | {"reason": f"since {since}, {f['reason']}"})
+                found.append(f | {"reason": f"since {since}, {f['reason']}{_doubts(f['key'], book, then)}"})
             elif f["loosened"] and f["key"] not in known and since == BASELINE:
                 notes.append(f["reason"].split("; measure anew")[0])
     variants = dict(verdict["variants"])
@@ -238,10 +242,21 @@ def _supported(of: tuple[str, str], book: Book, then: Book) -> bool:
     entries = [e for e in book["rules"] if keys([e["rule"]]) == {of}]
     if not entries:
         return bool(_removals(of, book) - _removals(of, then))
-    before = {e["figures"] for entry in then["rules"] if entry["rule"]["metric"] == of[0] for e in entry["evidence"]}
+    real = [entry | {"evidence": proof.proven(entry)} for entry in entries]
+    before = _figures(of, then)
     return all(
-        {e["figures"] for e in entry["evidence"]} - before and (entry["reason"] or beyond_noise(entry) is None) for entry in entries
+        {e["figures"] for e in entry["evidence"]} - before and (entry["reason"] or beyond_noise(entry) is None) for entry in real
     )
+
+
+def _figures(of: tuple[str, str], book: Book) -> set[str]:
+    """What is evidence on a metric in a ledger."""
+    return {e["figures"] for entry in book["rules"] if entry["rule"]["metric"] == of[0] for e in entry["evidence"]}
+
+
+def _doubts(of: tuple[str, str], book: Book, then: Book) -> str:
+    entries = [e for e in book["rules"] if keys([e["rule"]]) == {of}]
+    return "".join(proof.doubts(entry, _figures(of, then)) for entry in entries)
 
 
 def _removals(of: tuple[str, str], book: Book) -> set[str]:
@@ -249,11 +264,11 @@ def _removals(of: tuple[str, str], book: Book) -> set[str]:
 
 
 def beyond_noise(entry: Row) -> float | None:
-    """The noise that an entry's evidence measured, where its bound allows more than that; else None."""
+    """The noise that an entry's evidence measured (0 where none is known), where its bound allows more than that; else None."""
     rule = Rule.model_validate(entry["rule"])
     bound, what = bound_of(rule), definition(rule.metric)
     assert what is not None  # bound_of has refused unknown metrics
     neutral = neutral_of(rule, what)
     amount = math.inf if rule.margin is None or neutral is None else abs(bound.threshold - neutral)
-    noise: float = max((e["noise"] for e in entry["evidence"]), default=0.0)
+    noise: float = max((e["noise"] for e in entry["evidence"] if e["noise"] is not None), default=0.0)
     return noise if amount > noise else None

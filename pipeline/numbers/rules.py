@@ -150,10 +150,14 @@ def judge(bound: Bound, metric: dict[str, Any] | None) -> Judgement:
     value, low, high = metric.get("value"), metric.get("low"), metric.get("high")
     if not _number(value):
         return Judgement("FAIL", f"{bound.metric} has no value: {_why(metric)}")
-    if not metric.get("n"):
-        return Judgement("FAIL", f"{bound.metric} rests on no items")
+    if not _count(n := metric.get("n")):
+        return Judgement("FAIL", f"{bound.metric} rests on no items" + (f" (n = {n!r})" if n else ""))
     if low is None or high is None or not (_number(low) and _number(high)):
         return Judgement("INCONCLUSIVE", f"{bound.metric} has no interval: {'; '.join(metric.get('warnings') or ['unknown'])}")
+    near = 1e-9 * max(map(abs, (value, low, high)))  # a quotient is rounded in another way than its logarithm
+    if not low - near <= value <= high + near:
+        told = f"an interval that does not hold its value: {value:.4g} is not in [{low:.4g}, {high:.4g}]"
+        return Judgement("INCONCLUSIVE", f"{bound.metric} has {told}")
     independent = metric.get("weight") or metric.get("clusters")
     if independent is not None and independent < MIN_CLUSTERS - 0.5:
         few = f"{metric['clusters']} documents or item families"
@@ -233,6 +237,10 @@ def worst(verdicts: list[Verdict]) -> Verdict:
         if verdict in verdicts:
             return verdict  # type: ignore[return-value]
     return "FAIL"
+
+
+def _count(n: Any) -> bool:
+    return hasattr(n, "__index__") and not isinstance(n, bool) and n > 0
 
 
 def _number(value: Any) -> bool:

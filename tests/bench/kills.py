@@ -1,6 +1,7 @@
 """Fifty kills at seeded moments over all stages of a tiny project; what each leaves must be whole, and the next run must pass.
 
-python tests/bench/kills.py [--kills 50] [--seed 0] [--keep FOLDER]    (a FOLDER with a project of before is used again)
+python tests/bench/kills.py [--kills 50] [--seed 0] [--stage serve] [--keep FOLDER]    (a FOLDER with a project of before is
+used again)
 
 A kill: `dvc repro --force --single-item STAGE` is started and, at a moment drawn over the stage's own duration, gets Ctrl-C
 (SIGINT to the whole group, as a terminal sends it), SIGTERM to dvc, or SIGKILL to dvc or to the stage. Then
@@ -8,7 +9,7 @@ A kill: `dvc repro --force --single-item STAGE` is started and, at a moment draw
 - the next `dvc repro` exits 0, runs that stage or what follows it and nothing before, and if it runs the stage leaves no
   temporary file; every other time without DVC's run cache, which else gives back what the stage made before it was killed;
 - no MLflow run is RUNNING after the next `python -m pipeline.track`.
-Exits 1 if any of it does not hold.
+One variant is also served: by a stub in this process, at a URL. Exits 1 if any of it does not hold.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from conftest import make_model  # type: ignore[import-not-found]  # noqa: E402
+from serving_server import serving  # type: ignore[import-not-found]  # noqa: E402
 
 from pipeline.core import artifacts  # noqa: E402
 from pipeline.core.errors import ArtifactError  # noqa: E402
@@ -54,8 +56,9 @@ SMALL = {  # paths into params.yaml; those that are not there are passed over
     "tiers.smoke.tasks": {"facts": 3, "arithmetic_copy": 3, "prose_ppl": 3}, "tiers.smoke.documents": 3,
     "tiers.smoke.trajectories": 2, "tiers.smoke.floor.tokens": 64, "tiers.smoke.floor.stepwise": 8,
     "tiers.smoke.benchmark.prompt_tokens": 16, "tiers.smoke.benchmark.output_tokens": 4, "tiers.smoke.benchmark.contexts": [],
-    "tiers.smoke.benchmark.batches": [], "serving.variants": {},
+    "tiers.smoke.benchmark.batches": [],
 }  # fmt: skip
+SERVED = "int8"
 SIGNALS = ((signal.SIGINT, "group"), (signal.SIGTERM, "dvc"), (signal.SIGKILL, "dvc"), (signal.SIGKILL, "stage"))
 START_S = 2.0  # of an interpreter and its imports, at least
 GONE_S = 60  # for the processes of a killed run to end
@@ -98,10 +101,10 @@ class House:
         return output
 
 
-def build(folder: Path) -> House:
-    """The project, committed, and run once; how long each stage took is what the moments are drawn from."""
+def build(folder: Path, url: str) -> House:
+    """The project, committed, and run once; how long each stage took is what the moments are drawn from. url: the stub's."""
     if (folder / "dvc.lock").exists():
-        return _again(folder)
+        return _again(folder, url)
     for name in ("pipeline", "evalsets", "envs", "gate"):
         if (ROOT / name).exists():
             shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -111,24 +114,27 @@ def build(folder: Path) -> House:
     shutil.copy(ROOT / "reports/ledger.yaml", folder / "reports")
     make_model(folder / "artifacts" / "source")
     _shrink(folder / "params.yaml")
+    _serve(folder / "params.yaml", url)
     house = House(folder)
     for command in (("git", "init", "-q"), ("dvc", "init", "-q"), ("git", "add", "-A")):
         house.must(*command)
     house.must("git", "-c", "user.name=t", "-c", "user.email=t@localhost", "commit", "-qm", "start")
     house.stages = _targets(folder)
     _first_run(house)
-    house.stages = {n: t for n, t in house.stages.items() if set(t) <= house.seconds.keys()}  # an empty foreach has none
     return house
 
 
 def _targets(folder: Path) -> dict[str, list[str]]:
     stages = yaml.safe_load((folder / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
-    return {n: [f"{n}@{v}" for v in VARIANTS] if s.get("foreach") == "${variants}" else [n] for n, s in stages.items()}
+    each = {"${variants}": list(VARIANTS), "${serving.variants}": [SERVED]}
+    return {n: [f"{n}@{v}" for v in each[s["foreach"]]] if "foreach" in s else [n] for n, s in stages.items()}
 
 
-def _again(folder: Path) -> House:
+def _again(folder: Path, url: str) -> House:
     """A project that is there already; its stages wrote down how long their work took, which leaves out their start."""
     house = House(folder, _targets(folder))
+    _serve(folder / "params.yaml", url)  # another port than before
+    house.must("dvc", "repro")
     for target in [t for own in house.stages.values() for t in own]:
         path = folder / artifacts.RUNS / f"{target}.json"
         house.seconds[target] = START_S + (json.loads(path.read_text("utf-8"))["wall_s"] if path.exists() else 0.0)
@@ -146,6 +152,12 @@ def _shrink(path: Path) -> None:
         if key in at:
             at[key] = value
     data["tiers"] = {"smoke": data["tiers"]["smoke"]}
+    path.write_text(yaml.safe_dump(data, sort_keys=False), encoding="utf-8")
+
+
+def _serve(path: Path, url: str) -> None:
+    data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    data["serving"]["variants"] = {SERVED: {"url": url}}
     path.write_text(yaml.safe_dump(data, sort_keys=False), encoding="utf-8")
 
 
@@ -283,24 +295,29 @@ def _still_running(house: House) -> list[str]:
 # --- all of them -------------------------------------------------------------------------------------------------
 
 
-def plan(house: House, seed: int) -> Iterator[tuple[str, signal.Signals, str, float]]:
+def plan(house: House, seed: int, only: str | None = None) -> Iterator[tuple[str, signal.Signals, str, float]]:
     """(target, signal, whom, share of the stage's duration) of each kill, without end: stages in turns, signals in turns."""
     rng = random.Random(seed)
-    names = list(house.stages)
+    names = [only] if only else list(house.stages)
     for k in itertools.count():
         target = rng.choice(house.stages[names[k % len(names)]])
-        sign, whom = SIGNALS[(k + k // len(names)) % len(SIGNALS)]
+        sign, whom = SIGNALS[(k % len(names) + k // len(names)) % len(SIGNALS)]
         yield target, sign, whom, rng.random()
 
 
-def main(kills: int, seed: int, folder: Path, out: IO[str] = sys.stdout) -> int:
+def main(kills: int, seed: int, folder: Path, only: str | None = None, out: IO[str] = sys.stdout) -> int:
+    with serving() as server:
+        return _all(kills, seed, folder, only, server.url, out)
+
+
+def _all(kills: int, seed: int, folder: Path, only: str | None, url: str, out: IO[str]) -> int:
     start = time.monotonic()
-    house = build(folder)
+    house = build(folder, url)
     took = time.monotonic() - start
     print(f"a tiny project in {folder}: {len(house.seconds)} stages in {took:.0f} s; {kills} kills, seed {seed}",
           file=out, flush=True)  # fmt: skip
     breaches, late, landed, hit = 0, 0, 0, set()
-    for target, sign, whom, share in plan(house, seed):
+    for target, sign, whom, share in plan(house, seed, only):
         if landed == kills:
             break
         of = house.seconds[target]
@@ -324,11 +341,12 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--stage", help="kill only this one")
     parser.add_argument("--keep", type=Path, help="folder for the project; left there")
     asked = parser.parse_args()
     place = asked.keep or Path(tempfile.mkdtemp(prefix="quantgate-kills-"))
     place.mkdir(parents=True, exist_ok=True)
-    code = main(asked.kills, asked.seed, place.resolve())
+    code = main(asked.kills, asked.seed, place.resolve(), asked.stage)
     if not asked.keep:
         shutil.rmtree(place, ignore_errors=True)
     sys.exit(code)

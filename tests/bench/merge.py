@@ -1,11 +1,11 @@
 """What a merge request sees when one option makes int4 worse, on the rows of the last `make repro`.
 
-python tests/bench/merge.py [FOLDER_WITH_ARTIFACTS_AND_REPORTS]
+python tests/bench/merge.py [--readme] [FOLDER_WITH_ARTIFACTS_AND_REPORTS]
 
 Two commits in a throw-away repository: on `main`, int4 is GPTQ in groups of 64; the change sets `quantizer: rtn`, plain
 rounding to as many bits in groups as large. Rows and metrics are those that were measured, under the name int4. Printed:
 the exit code of `python -m pipeline.gate --enforce --comment --baseline main` and the comment, with the rows of both commits
-in DVC's cache, and again without them.
+in DVC's cache, and again without them. `--readme` puts the first comment, uncut, between README's two marks.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ RULES = [
     {"metric": "acc_delta/all", "margin": "2 pp", "against": "baseline"},
 ]
 STATES = {"int4-gptq": "gptq", "int4-rtn": "rtn"}
+README_MARKS = ("<!-- merge -->", "<!-- /merge -->")
+WHEN = {"GIT_AUTHOR_DATE": "2026-01-01T00:00:00Z", "GIT_COMMITTER_DATE": "2026-01-01T00:00:00Z"}  # the same commits each time
 
 
 def take(source: Path, variant: str, name: str) -> list[Path]:
@@ -69,13 +71,22 @@ def state(source: Path, variant: str) -> None:
     finish(settings, f"int4 by {int4['quantizer']}")
 
 
-def show(title: str) -> None:
+def show(title: str) -> str:
+    """Print how the gate ends and what it would post; returns that."""
     command = [sys.executable, "-m", "pipeline.gate", "--enforce", "--comment", "--baseline", "main"]
     done = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
-    print(f"===== {title}: exit {done.returncode}\n{done.stderr}{(artifacts.ARTIFACTS / 'comment.md').read_text(encoding='utf-8')}")
+    text = (artifacts.ARTIFACTS / "comment.md").read_text(encoding="utf-8")
+    print(f"===== {title}: exit {done.returncode}\n{done.stderr}{text}")
+    return text
 
 
-def main(source: Path) -> None:
+def quoted(text: str) -> str:
+    """A comment as a quotation of Markdown."""
+    return "".join(f"> {line}".rstrip() + "\n" for line in text.rstrip("\n").split("\n"))
+
+
+def main(source: Path, readme: bool) -> None:
+    os.environ.update(WHEN)
     with tempfile.TemporaryDirectory(prefix="quantgate-merge-") as folder:
         os.chdir(folder)
         Path(".gitignore").write_text("/artifacts/\n/.dvc/cache/\n")
@@ -83,11 +94,14 @@ def main(source: Path) -> None:
         for variant in STATES:
             state(source, variant)
             git("checkout", "--quiet", "-B", "change")
-        show("rows of both commits")
+        text = show("rows of both commits")
         shutil.rmtree(locked.CACHE)
         show("without the baseline's rows")
         os.chdir(ROOT)
+    if readme:
+        artifacts.write_between(ROOT / "README.md", README_MARKS, f"\n{quoted(text)}")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else ROOT).resolve())
+    words = [w for w in sys.argv[1:] if w != "--readme"]
+    main(Path(words[0] if words else ROOT).resolve(), "--readme" in sys.argv[1:])
