@@ -10,7 +10,7 @@ from pipeline.core.errors import ArtifactError, DataError, ParamsError, Quantgat
 from pipeline.core.params import Params, PathModel
 from pipeline.earlier import is_of
 from pipeline.evalset import choose, load_prompts, refuse_chats
-from pipeline.evalset.unfit import unfit
+from pipeline.evalset.unfit import longest, unfit
 
 
 def base_folder(settings: Params) -> Path | None:
@@ -34,7 +34,7 @@ def faults(settings: Params) -> list[str]:
         refused = _refused(settings, folder)
     except ArtifactError as e:  # a file of the model's is damaged
         return [f"params.yaml: model: {e}"]
-    found = [f"params.yaml: tiers.{settings.tier}.tasks: {why}" for why in tasks]
+    found = [f"params.yaml: tiers.{settings.tier}.tasks: {why}" for why in tasks] + _too_long(settings, folder)
     try:
         prompts = load_prompts(Path(settings.diverge.trajectories.prompts))
         refuse_chats(choose(prompts, settings.amount.trajectories, settings.seed), folder)
@@ -49,6 +49,16 @@ def told(settings: Params) -> list[str]:
     refused = _refused(settings, folder) if folder else []
     gate = dict.fromkeys(settings.gate.required, ", and it is required: the gate will FAIL")
     return [f"variants.{n} will be unsupported: {e}{gate.get(n, '')}" for n, e in refused if isinstance(e, Unsupported)]
+
+
+def _too_long(settings: Params, folder: Path) -> list[str]:
+    """Requests of the benchmark and of servers that are longer than the model's window: each would fail, one after another."""
+    amount, most, found = settings.amount, longest(folder), []
+    for section, asked in (("benchmark", amount.benchmark), ("serving", amount.serving if settings.serving.variants else None)):
+        if asked and most and asked.prompt_tokens + asked.output_tokens > most:
+            told = f"{asked.prompt_tokens} prompt and {asked.output_tokens} output tokens are more than the model's {most}"
+            found.append(f"params.yaml: tiers.{settings.tier}.{section}: {told}; ask for fewer")
+    return found
 
 
 def _refused(settings: Params, folder: Path) -> list[tuple[str, QuantgateError]]:

@@ -304,3 +304,14 @@ def test_the_look_at_the_model_loads_no_torch(house: params.Params) -> None:
         capture_output=True, text=True, env={"PYTHONPATH": str(ROOT), "PATH": ""},
     )  # fmt: skip
     assert done.returncode == 0 and "item 'first' has" in done.stdout, done.stdout + done.stderr
+
+
+def test_requests_longer_than_the_window_are_told_before_any_is_sent(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 300}', encoding="utf-8")
+    settings = params.load(ROOT / "params.yaml")
+    found = fit._too_long(settings, tmp_path)
+    assert found == []
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 280}', encoding="utf-8")
+    assert fit._too_long(settings, tmp_path) == [
+        "params.yaml: tiers.default.benchmark: 256 prompt and 32 output tokens are more than the model's 280; ask for fewer"
+    ]

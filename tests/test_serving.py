@@ -18,7 +18,7 @@ from pipeline.core.errors import DataError
 from pipeline.numbers import serving_figures as figures
 from pipeline.serving import __main__ as command
 from pipeline.serving import client, launch, measure, probe, session
-from pipeline.serving.client import Answer, Endpoint, Request, ServerError
+from pipeline.serving.client import Answer, Endpoint, Request, ServerError, address
 from pipeline.serving.events import Parser
 from pipeline.serving.reply import Fault
 from tests import serving_server
@@ -684,3 +684,14 @@ def test_a_run_without_one_complete_request_keeps_its_rows_and_exits_1(
     assert len(str(e.value).splitlines()) == 1 and "closed-1" not in capsys.readouterr().out
     rows = [json.loads(line) for line in Path("artifacts/serving/server.jsonl").read_text().splitlines()]
     assert len(rows) == 6 and not any(r["ok"] for r in rows)
+
+
+@pytest.mark.parametrize("url", ["http://a b:80", "http://h:99999", "http://h:0", "http://", "h:80", "ftp://h"])
+def test_what_is_no_address_is_refused_as_it_was_written(url: str) -> None:
+    with pytest.raises(ServerError, match="is no address of a server"):
+        address(url)
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:8000", "https://api.example.org/v1", "http://[::1]:81", "http://my-host_1:9"])
+def test_addresses_are_taken(url: str) -> None:
+    assert address(url).startswith(url)

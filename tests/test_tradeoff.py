@@ -147,7 +147,7 @@ def test_a_figure_with_a_warning_is_marked_and_the_warning_stands_below() -> Non
 def test_what_a_server_lacks_is_said_in_words_and_what_is_not_known_apart() -> None:
     assert tradeoff.lacks(PROBE) == [
         "whether it has replies of forced length is not known: the reply does not end",
-        "no log-probabilities of a prompt, perplexity or change of the true token's probability: no echo",
+        "no log-probabilities of a prompt by echo, perplexity or change of the true token's probability: no echo",
         "no KLD over the whole vocabulary: top k only",
     ]
 

@@ -50,7 +50,7 @@ class Server(Section):
 
     launch: Literal["llamacpp", "vllm"] | None = None
     url: str | None = None
-    key_env: str = "QUANTGATE_API_KEY"
+    key_env: Annotated[str, shaped(r"[A-Za-z_][A-Za-z0-9_]{0,63}", "a variable's name: the key is in it")] = "QUANTGATE_API_KEY"
     model: str = ""  # its name there, where there are several
     chat: bool = False
 

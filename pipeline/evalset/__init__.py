@@ -65,7 +65,10 @@ def sets_digest(path: Path) -> dict[str, str]:
 
 
 def _files(path: Path) -> list[Path]:
-    files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+    try:
+        files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+    except (OSError, ValueError) as e:  # a name too long, or with a zero byte in it
+        raise DataError(f"{str(path)[:60]!r} is no path ({e.__class__.__name__}); correct it in params.yaml") from None
     if not files:
         raise DataError(f"{path} holds no .jsonl file")
     return files

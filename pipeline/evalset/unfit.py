@@ -15,7 +15,7 @@ from pipeline.evalset.tasks import TASKS, is_chat, load_task, local_tasks, subse
 def unfit(tasks: dict[str, HowMany], model_dir: Path, allow_truncated: bool, seed: int) -> list[str]:
     """What of our tasks a model cannot answer, in words: chats without a template, items longer than its window, targets longer
     than a reply may get."""
-    window, found = _window(model_dir), []
+    window, found = longest(model_dir), []
     for name in tasks.keys() & local_tasks().keys():
         config, rows = load_task(name)
         if is_chat(config) and not has_chat_template(model_dir):
@@ -28,7 +28,7 @@ def unfit(tasks: dict[str, HowMany], model_dir: Path, allow_truncated: bool, see
     return sorted(found)
 
 
-def _window(model_dir: Path) -> int | None:
+def longest(model_dir: Path) -> int | None:
     """The most tokens that a model reads, or None where its config does not say."""
     config = model_dir / "config.json"
     known = read_json(config).get("max_position_embeddings") if config.exists() else None

@@ -38,8 +38,9 @@ PART = re.compile(r"(?:(?:context|batch)-\d+[/,+_-]?)+")
 # what a probe looks for, in words
 ABILITIES = {
     "stream_usage": "token counts in a stream", "one_token_an_event": "one token an event",
-    "ignore_eos": "replies of forced length", "seed": "a seed that is honoured", "prompt_logprobs": "log-probabilities of a prompt",
-    "kld": "KLD over the whole vocabulary", "ppl": "perplexity", "delta_p": "change of the true token's probability",
+    "ignore_eos": "replies of forced length", "seed": "a seed that is honoured", "prompt_logprobs": "log-probabilities of a prompt by echo",
+    "kld": "KLD over the whole vocabulary", "ppl": "perplexity",
+    "delta_p": "change of the true token's probability",
 }  # fmt: skip
 COLUMNS = {  # of the table: (column of a point, scale)
     "bits/weight": ("bits_per_weight", 1.0), "TTFT (ms)": ("ttft_ms", 1.0), "TTFT p99 (ms)": ("ttft_p99_ms", 1.0),

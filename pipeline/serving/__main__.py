@@ -22,6 +22,7 @@ from pipeline.serving.client import KEY, Endpoint, Row, ServerError, address, ke
 from pipeline.serving.measure import Plan
 from pipeline.serving.session import counter, load_tokenizer, measured, started, unfinished
 
+PROMPTS = Path("evalsets/corpus")
 HOME = artifacts.ARTIFACTS / "serving"
 COLUMNS = ("load", "failed", "TTFT p50", "p99 (ms)", "TPOT p50", "p99 (ms) ", "req/s", "tok/s", "goodput")
 
@@ -99,7 +100,7 @@ def main(
     warmups: Annotated[int, typer.Option(min=0, help="a level, at least one for each at once; left out; 0: none")] = 2,
     prompt_tokens: Annotated[int, typer.Option(min=1)] = 256,
     output_tokens: Annotated[int, typer.Option(min=1)] = 32,
-    prompts: Annotated[Path, typer.Option(help="JSONL of texts, or a folder of them")] = Path("evalsets/corpus"),
+    prompts: Annotated[Path, typer.Option(help="JSONL of texts, or a folder of them")] = PROMPTS,
     tokenizer: Annotated[Path | None, typer.Option(help="its tokenizer.json: prompts of exact length, replies counted")] = None,
     objective: Annotated[str, typer.Option(help="for goodput: ttft_ms=500,tpot_ms=50,e2e_ms=3000")] = "",
     timeout: Annotated[float, typer.Option(min=0.1, help="seconds for a whole reply")] = 120.0,
@@ -122,6 +123,8 @@ def main(
     if not plan.levels():
         raise ParamsError("nothing to measure: give --concurrency 1,2,4 or --rates 0.5,1")
     if is_scored:
+        if prompts != PROMPTS:
+            raise ParamsError(f"--score takes the tier's documents of diverge.corpus; leave --prompts {prompts} out")
         score.run(
             url, launch_, model_dir, score.check_asked(tokenizer or model_dir, chat, only_probe), model=model, timeout=timeout,
             at_once=max(1, *plan.concurrency[:1]), key_env=key_env, threads=threads, name=name,

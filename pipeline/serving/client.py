@@ -82,7 +82,8 @@ def address(url: str, variable: str = KEY) -> str:
         parsed = httpx2.URL(url)
     except httpx2.InvalidURL:
         parsed = httpx2.URL("")
-    if parsed.scheme not in ("http", "https") or not parsed.host:
+    named = re.fullmatch(r"[A-Za-z0-9._:%-]+", parsed.host) is not None and (parsed.port is None or 0 < parsed.port < 65536)
+    if parsed.scheme not in ("http", "https") or not named or " " in url.strip():
         raise ServerError(f"{url!r} is no address of a server; write it as http://127.0.0.1:8000")
     if parsed.userinfo:
         raise ServerError(f"the address of {parsed.host} carries a password; put the key into {variable} and leave it out there")
