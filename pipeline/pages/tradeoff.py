@@ -38,7 +38,8 @@ PART = re.compile(r"(?:(?:context|batch)-\d+[/,+_-]?)+")
 # what a probe looks for, in words
 ABILITIES = {
     "stream_usage": "token counts in a stream", "one_token_an_event": "one token an event",
-    "ignore_eos": "replies of forced length", "seed": "a seed that is honoured", "prompt_logprobs": "log-probabilities of a prompt by echo",
+    "ignore_eos": "replies of forced length", "seed": "a seed that is honoured",
+    "prompt_logprobs": "log-probabilities of a prompt by echo",
     "kld": "KLD over the whole vocabulary", "ppl": "perplexity",
     "delta_p": "change of the true token's probability",
 }  # fmt: skip
