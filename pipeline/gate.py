@@ -3,15 +3,8 @@
 The stage only writes the verdict and exits 0, so that report and MLflow always come after it. `--enforce` is what a
 merge runs: 0 pass, 1 fail, 2 missing or stale, 3 inconclusive. With `--baseline REV` it also judges the rules against
 what that commit had (baseline.py says why the stage does not), and `--comment` writes what a merge's reader should see.
-`--justify RULE` writes the ledger, without which no bound holds (ledger.py, justify.py).
-
-How often a verdict is wrong: PASS asks all required rules to pass, so that a bad figure must slip through its own rule,
-nominally (1 - confidence) / 2 of the time (2 to 3.5 % in tests/bench/simulations.py), however many rules there are
-(intersection-union; Berger 1982). FAIL asks only one, so more rules would fail more good variants: a FAIL must hold after
-Holm's correction over the required rules of its variant, else it is INCONCLUSIVE. The family is one variant's, not all
-variants': what is said of a variant must not change because another stands beside it, and it is one variant that a merge
-ships. Rules on exact figures (sizes, counts) cannot fail by chance and are not counted; what fails because it is missing
-is no matter of chance either.
+`--justify RULE` writes the ledger, without which no bound holds (ledger.py, justify.py). How results become a verdict:
+judging/verdicts.py.
 """
 
 from __future__ import annotations
@@ -24,157 +17,11 @@ import typer
 from pipeline import served
 from pipeline.core import artifacts, cli, params
 from pipeline.core.errors import ArtifactError, ParamsError, QuantgateError
-from pipeline.core.params import Params, Rule, Variant
-from pipeline.judging import baseline, comment, justify, ledger, recomputed, stale
-from pipeline.numbers.definitions import definition
-from pipeline.numbers.metrics import FLOORS
-from pipeline.numbers.rules import Bound, Judgement, Verdict, bound_of, judge, judge_above, neutral_of, worst, would_settle
-from pipeline.numbers.stats import Estimate, holm, items_to_settle
+from pipeline.core.params import Params
+from pipeline.judging import baseline, comment, justify, ledger, recomputed, stale, verdicts
 
 EXIT = {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 3}
 STALE = 2
-OWN_SIZE = ("ms", "s", "bytes", "tok/s", "req/s", "bits", "ppl")  # only the baseline's value says how wide a margin is
-UNJUDGED = "judged where a merge names the commit it goes into: `python -m pipeline.gate --enforce --baseline REV`"
-
-
-def gate(results: dict[str, dict[str, Any]], settings: Params, beside: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Judge every variant but the reference. results: {variant: its metrics/<variant>.json}; beside: see `baseline.beside`."""
-    variants: dict[str, dict[str, Any]] = {}
-    results = {name: _as_asked(result, settings.compare.confidence) for name, result in results.items()}
-    for name, variant in settings.variants.items():
-        if name == settings.reference:
-            continue
-        result = results.get(name)
-        floors, then = _floors(result, results.get(settings.reference)), beside and beside["variants"][name]
-        own = [rule for rule in settings.gate.rules if rule.variants is None or name in rule.variants]
-        rules = [_apply(rule, result, floors, then) for rule in own]
-        family = _hold_fails(rules, settings.compare.confidence)
-        verdict, reason = _verdict(result, rules, variant, settings.reference)
-        verdict, reason = _hold_lost(verdict, reason, then)
-        required = name in settings.gate.required
-        variants[name] = {"verdict": verdict, "reason": reason, "required": required, "rules": rules, "family": family}
-    deciding: list[Verdict] = [
-        "FAIL" if v["verdict"] == "UNSUPPORTED" else v["verdict"]
-        for name, v in variants.items()
-        if v["required"] or name not in results  # what is listed and was lost is no advisory matter
-    ]
-    overall = worst(deciding)
-    own = results.get(settings.reference, {}).get("metrics", {})
-    floor = {name: own.get(name) for names in FLOORS.values() for name in names}
-    policy = {"reference": settings.reference, "inconclusive": settings.gate.inconclusive}
-    return {"verdict": overall, **policy, "floor": floor, "variants": variants}
-
-
-def _as_asked(result: dict[str, Any], confidence: float) -> dict[str, Any]:
-    """A variant's results, without the intervals that are not of the confidence and unit that a verdict is about."""
-    metrics = dict(result["metrics"])
-    for name, m in metrics.items():
-        what = definition(name)
-        if m is None or what is None or m.get("low") is None:
-            continue
-        said = [f"it is of {m.get('confidence')!r} confidence, not {confidence}"] * (m.get("confidence") != confidence)
-        said += [f"its unit is {m.get('unit')}, not {what.unit}"] * (m.get("unit", what.unit) != what.unit)
-        if said:
-            metrics[name] = m | {"low": None, "high": None, "confidence": None, "warnings": said}
-    return result | {"metrics": metrics}
-
-
-def _floors(result: dict[str, Any] | None, reference: dict[str, Any] | None) -> dict[str, Any]:
-    """The reference's metrics, its floor among them; the floor null if a variant's results were made beside another."""
-    made = [(r or {}).get("inputs", {}).get(str(artifacts.FLOOR)) for r in (result, reference)]
-    found: dict[str, Any] = (reference or {}).get("metrics", {})
-    if made[0] is None or made[0] != made[1]:
-        why = f"the results were not made with the {artifacts.FLOOR} of the reference; run `dvc repro`"
-        found = found | {name: {"value": None, "reason": why} for names in FLOORS.values() for name in names}
-    return found
-
-
-def _apply(rule: Rule, result: dict[str, Any] | None, floors: dict[str, Any], then: dict[str, Any] | None = None) -> dict[str, Any]:
-    what = definition(rule.metric)
-    bound = bound_of(rule)
-    assert what is not None  # bound_of has refused unknown metrics
-    metric = (result or {}).get("metrics", {}).get(rule.metric)
-    judgement: Judgement = judge(bound, metric)
-    if rule.above is not None:
-        bound, judgement = judge_above(rule, metric, floors)
-    if rule.against == "baseline":
-        metric, judgement = _beside(rule, bound, metric, then)
-    return {
-        "metric": rule.metric, "against": rule.against, "bound": bound.text, "threshold": bound.threshold, "better": bound.better,
-        "neutral": neutral_of(rule, what), "unit": what.unit, "required": rule.required,
-        "verdict": judgement.verdict, "reason": judgement.reason,
-        "settle": judgement.settle, "p_fail": judgement.p_fail, "p_fail_holm": judgement.p_fail,
-        **{k: (metric or {}).get(k) for k in ("value", "low", "high", "n", "clusters", "between")},
-    }  # fmt: skip
-
-
-def _beside(
-    rule: Rule, bound: Bound, metric: dict[str, Any] | None, then: dict[str, Any] | None
-) -> tuple[dict[str, Any] | None, Judgement]:
-    """(difference to the baseline, its judgement); without a baseline there is neither, and it is never a PASS."""
-    if then is None:
-        return None, Judgement("INCONCLUSIVE", UNJUDGED)
-    if rule.metric in then["lost"] or metric is None or metric.get("value") is None:
-        return None, judge(bound, None if rule.metric in then["lost"] else metric)
-    theirs = then["values"].get(rule.metric, {})
-    figure, had = then["figures"].get(rule.metric), theirs.get("value")
-    if figure is None:
-        why = f" ({theirs['reason'].partition('; run')[0]})" if theirs.get("reason") else ""
-        return None, Judgement("INCONCLUSIVE", f"no baseline: {rule.metric} is new, or had no value there{why}")
-    if rule.margin and figure["unit"] in OWN_SIZE and had is not None and abs(bound.threshold) >= had:
-        return figure, Judgement("FAIL", f"{bound.text} is as much as all the baseline has, {had:.3g}, so it protects nothing")
-    return figure, judge(bound, figure)
-
-
-def _hold_lost(verdict: Verdict | str, reason: str, then: dict[str, Any] | None) -> tuple[Verdict | str, str]:
-    """FAIL where this run lacks what the baseline has: nobody can say that it did not get worse."""
-    lost = then["lost"] if then else []
-    if not lost or verdict == "UNSUPPORTED":
-        return verdict, reason
-    told = f"lost since the baseline, which has them: {', '.join(lost[:5])}{f' and {len(lost) - 5} more' if len(lost) > 5 else ''}"
-    return "FAIL", f"{told}; {reason}" if verdict == "FAIL" else told
-
-
-def _hold_fails(rules: list[dict[str, Any]], confidence: float) -> dict[str, Any]:
-    """Turn each FAIL that Holm's correction does not bear out into INCONCLUSIVE, in place; returns the family's facts."""
-    level = round((1 - confidence) / 2, 12)
-    family = [r for r in rules if r["required"] and r["p_fail"] is not None and r["low"] != r["high"]]
-    for rule, adjusted in zip(family, holm([r["p_fail"] for r in family])):
-        rule["p_fail_holm"] = adjusted
-        if rule["verdict"] == "FAIL" and adjusted > level:
-            estimate = Estimate(rule["value"], rule["low"], rule["high"], rule["n"], "", between=rule["between"])
-            strict = adjusted / rule["p_fail"]
-            rule["settle"] = items_to_settle(estimate, rule["threshold"], confidence=confidence, family=strict)
-            rule["verdict"] = "INCONCLUSIVE"
-            rule["reason"] += (
-                f", but not by enough for one of {len(family)} rules tried at once: by chance alone one of them would be "
-                f"as far past its bound in up to {100 * adjusted:.2g} % of runs (Holm; at most {100 * level:.3g} % is asked)"
-                f"{would_settle(rule['settle'], rule)}"
-            )
-    return {"rules": len(family), "correction": "Holm 1979", "level": level, "sided": "one"}
-
-
-def _verdict(
-    result: dict[str, Any] | None, rules: list[dict[str, Any]], variant: Variant, reference: str
-) -> tuple[Verdict | str, str]:
-    """A variant's verdict and its reason in words."""
-    if result is None:
-        return "FAIL", "there are no results for this variant"
-    made = (result["reference"], result["quantizer"], result["engine"], result["asked"], result["engine_options"])
-    if made != (reference, variant.quantizer, variant.engine, variant.options, variant.engine_options):
-        return "FAIL", "its results were made for other params; run `dvc repro`"
-    if result["status"] == "unsupported":
-        return "UNSUPPORTED", result["reason"]
-    if result["status"] != "ok":
-        return "FAIL", f"{result['status']}: {result['reason']}"
-    needed = [r for r in rules if r["required"]]
-    if not needed:
-        return "FAIL", "no required rule applies to this variant, so nothing vouches for it"
-    verdict = worst([r["verdict"] for r in needed])
-    deciding = [r for r in needed if r["verdict"] == verdict]
-    if verdict == "PASS":
-        return verdict, f"all {len(needed)} required rules pass"
-    return verdict, "; ".join(f"{r['metric']}: {r['reason']}" for r in deciding)
 
 
 def _results(settings: Params) -> dict[str, dict[str, Any]]:
@@ -189,7 +36,7 @@ def _results(settings: Params) -> dict[str, dict[str, Any]]:
 
 def judged(settings: Params) -> dict[str, Any]:
     """What the stage says of the results on file."""
-    return dict(artifacts.jsonable(ledger.judged(gate(_results(settings), settings), settings)))
+    return dict(artifacts.jsonable(ledger.judged(verdicts.of(_results(settings), settings), settings)))
 
 
 # --- for a merge -------------------------------------------------------------------------------------------------
@@ -213,7 +60,7 @@ def for_merge(settings: Params, rev: str | None = None) -> tuple[dict[str, Any],
         raise ArtifactError(
             f"no baseline: params.yaml has rules against it; name the commit: --baseline, {baseline.VARIABLE} or gate.baseline"
         )
-    return dict(artifacts.jsonable(ledger.judged(gate(results, settings, beside), settings, earlier))), beside
+    return dict(artifacts.jsonable(ledger.judged(verdicts.of(results, settings, beside), settings, earlier))), beside
 
 
 def _on_file(settings: Params) -> dict[str, Any]:

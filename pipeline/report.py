@@ -202,7 +202,8 @@ def print_summary(settings: Params) -> None:
     title = f"{settings.model.source} model, reference {settings.reference}, tier {settings.tier}: {verdict['verdict']}"
     cli.table(list(rows[0]), rows, title=title, left=("variant", "verdict"))
     for name, v in verdict["variants"].items():
-        print(f"  {name}: {words.verdict_word(v)}: {words.brief(v)}")
+        beside = f"; {aside}" if (aside := words.aside(v)) else ""
+        print(f"  {name}: {words.verdict_word(v)}: {words.brief(v)}{beside}")
     advised = advice.advice(results, verdict, settings.reference)
     print("\n".join([f"advice: {advised['serve']}", *(f"  next: {step}" for step in advised["ladder"][-1:])]))
     stages = run_times(settings)

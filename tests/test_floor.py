@@ -17,6 +17,7 @@ from pipeline.core.params import Compare, Rule, Trajectories
 from pipeline.engines import hf
 from pipeline.figures import noise
 from pipeline.figures.builder import Builder
+from pipeline.judging import verdicts
 from pipeline.numbers.rules import bound_of, judge_above
 from pipeline.runs import run_content
 from pipeline.store import Store, Window, batches
@@ -439,14 +440,14 @@ def test_a_fail_above_the_floor_is_corrected_by_the_p_value_of_the_bound_it_clai
     floors = {"kld_floor": {"value": 0.01, "low": 0.005, "high": 0.015, "n": 900, "clusters": 40}}
     metric = {"value": 0.045, "low": 0.0351, "high": 0.055, "n": 900, "clusters": 40, "confidence": 0.95}
     found = [
-        gate._apply(rule, {"metrics": {"kld_mean": metric}}, floors)
+        verdicts._apply(rule, {"metrics": {"kld_mean": metric}}, floors)
         for rule in [rule, *[Rule(metric=m, margin="5 %") for m in ("ppl_ratio", "byte_ppl_ratio", "recovery")]]
     ]
     for other in found[1:]:
         other |= {"verdict": "PASS", "p_fail": 0.9, "low": 0.98, "high": 1.0, "value": 0.99, "n": 900}
     alone = [dict(found[0])]
-    gate._hold_fails(alone, 0.95)
-    gate._hold_fails(found, 0.95)
+    verdicts._hold_fails(alone, 0.95)
+    verdicts._hold_fails(found, 0.95)
     assert alone[0]["verdict"] == "FAIL" and 0.02 < alone[0]["p_fail"] < 0.025
     assert found[0]["verdict"] == "INCONCLUSIVE" and found[0]["p_fail_holm"] == pytest.approx(4 * found[0]["p_fail"])
 

@@ -18,7 +18,7 @@ from pipeline import gate, report
 from pipeline.core import artifacts, params
 from pipeline.core.errors import ArtifactError, ParamsError
 from pipeline.core.params import Rule
-from pipeline.judging import ledger, locked
+from pipeline.judging import ledger, locked, verdicts
 from pipeline.numbers.definitions import DEFINITIONS
 from pipeline.numbers.rules import UNITS, bound_of, judge, worst
 from pipeline.numbers.stats import paired_difference
@@ -65,7 +65,7 @@ def test_a_damaged_figure_never_passes_and_is_told(change: dict[str, Any], expec
         v = settings.variants["int8"]
         made = {"reference": "bf16", "quantizer": v.quantizer, "engine": v.engine, "asked": v.options}
         made |= {"engine_options": v.engine_options, "status": "ok", "reason": None, "metrics": {"kld_mean": found}}
-        return dict(gate.gate({"int8": made}, settings)["variants"]["int8"])
+        return dict(verdicts.of({"int8": made}, settings)["variants"]["int8"])
 
     whole = metric(0.006, 0.005, 0.007)
     assert judged(whole)["verdict"] == "PASS"
@@ -589,7 +589,7 @@ def test_four_good_figures_at_their_bounds_fail_a_variant_in_5_of_100_runs_at_mo
     for errors in rng.normal(size=(400, 4)):
         figures = {n: bounds[n].threshold + 0.01 * e for n, e in zip(names, errors)}
         found = {n: metric(v, v - 0.0196, v + 0.0196, n=10**6) for n, v in figures.items()}
-        rules = gate.gate({"int8": result | {"metrics": GOOD | found}}, one)["variants"]["int8"]["rules"]
+        rules = verdicts.of({"int8": result | {"metrics": GOOD | found}}, one)["variants"]["int8"]["rules"]
         held += any(r["verdict"] == "FAIL" for r in rules)
         plain += any(judge(bounds[n], found[n]).verdict == "FAIL" for n in names)
     assert held / 400 <= 0.05 < plain / 400 <= 0.14, (held, plain)

@@ -14,7 +14,7 @@ from pipeline import gate, report
 from pipeline.core import artifacts, params
 from pipeline.core.errors import ArtifactError, ParamsError
 from pipeline.core.params import Rule
-from pipeline.judging import evidence, justify, ledger, proof
+from pipeline.judging import evidence, justify, ledger, proof, verdicts
 from pipeline.numbers.rules import bound_of
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -370,7 +370,7 @@ def test_a_ledger_changed_along_with_the_rule_needs_evidence_that_the_baseline_h
         | {"rule": looser.gate.rules[0].model_dump(exclude_defaults=True)}
     )
     ledger.write(book)
-    verdict = gate.gate(results(looser), looser)
+    verdict = verdicts.of(results(looser), looser)
     assert ledger.judged(verdict, looser)["ledger"] == []
     held = ledger.judged(verdict, looser, {ledger.BASELINE: then})
     assert held["verdict"] == "FAIL" and "since the baseline" in held["ledger"][0]
@@ -385,7 +385,7 @@ def test_a_ledger_changed_along_with_the_rule_needs_evidence_that_the_baseline_h
 def test_a_rule_taken_out_with_a_reason_is_no_fault_since_the_baseline(measured: params.Params) -> None:
     then, fewer = ledger.read(), with_rules(measured, [ACC, SPEED])
     justify.justify("kld_mean", fewer, results(fewer), "why not")
-    held = ledger.judged(gate.gate(results(fewer), fewer), fewer, {ledger.BASELINE: then})
+    held = ledger.judged(verdicts.of(results(fewer), fewer), fewer, {ledger.BASELINE: then})
     assert held["ledger"] == [] and "kld_mean" in held["loosened"][0]
 
 
@@ -565,7 +565,7 @@ def test_evidence_of_a_commit_that_is_not_here_is_not_known_and_passes_nothing(
     clone(looser, tmp_path / "clone", *options)
     monkeypatch.chdir(tmp_path / "clone")
     book = ledger.parse(then, "then")
-    held = ledger.judged(gate.gate(results(looser), looser), looser, {ledger.BASELINE: book})
+    held = ledger.judged(verdicts.of(results(looser), looser), looser, {ledger.BASELINE: book})
     assert (held["verdict"] == "FAIL") == bool(code) == bool(held["ledger"])
     assert not code or "is not known in a clone without its history; `git fetch --unshallow`" in held["ledger"][0]
     assert gate.enforce(looser) == 0  # a ledger that says what it said loosens nothing

@@ -22,7 +22,7 @@ from pipeline import check, gate, serve, served
 from pipeline.core import artifacts, params
 from pipeline.core.errors import ParamsError, Unsupported
 from pipeline.core.params import Params
-from pipeline.judging import stale
+from pipeline.judging import stale, verdicts
 from pipeline.numbers.stats import quantile_interval
 from pipeline.serving import able, launch, measure
 from pipeline.serving.client import ServerError
@@ -88,7 +88,7 @@ def results(settings: Params) -> dict[str, dict[str, Any]]:
 
 def judged(settings: Params) -> dict[str, Any]:
     """{metric: (verdict, reason)} of q8."""
-    found = gate.gate(results(settings), settings)["variants"]["q8"]
+    found = verdicts.of(results(settings), settings)["variants"]["q8"]
     return {r["metric"]: (r["verdict"], r["reason"]) for r in found["rules"]} | {"": (found["verdict"], found["reason"])}
 
 

@@ -21,9 +21,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 import numpy as np
 from scipy import stats as scipy_stats
 
-from pipeline import gate
 from pipeline.core import artifacts
 from pipeline.core.params import Rule
+from pipeline.judging.verdicts import _hold_fails
 from pipeline.numbers import stats
 from pipeline.numbers.rules import bound_of, judge
 
@@ -189,7 +189,7 @@ def verdicts(runs: int) -> None:
     any_pass = sum(all(r["verdict"] == "PASS" for r in own) for own in rules)
     plain = sum(any(r["verdict"] == "FAIL" for r in own) for own in rules)
     for own in rules:
-        gate._hold_fails(own, 0.95)
+        _hold_fails(own, 0.95)
     held = sum(any(r["verdict"] == "FAIL" for r in own) for own in rules)
     print(f"\nA variant at all {len(cases)} bounds: PASS {share(any_pass, runs)}; FAIL without correction {share(plain, runs)}")
     print(f"FAIL after Holm {share(held, runs)}")
