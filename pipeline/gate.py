@@ -18,10 +18,12 @@ from pipeline import served
 from pipeline.core import artifacts, cli, params
 from pipeline.core.errors import ArtifactError, ParamsError, QuantgateError
 from pipeline.core.params import Params
-from pipeline.judging import baseline, comment, justify, ledger, recomputed, stale, verdicts
+from pipeline.judging import baseline, comment, justify, ledger, proof, recomputed, stale, verdicts
 
 EXIT = {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 3}
 STALE = 2
+# what reading and judging damaged files raises
+DAMAGED = (ArithmeticError, AssertionError, AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError)
 
 
 def _results(settings: Params) -> dict[str, dict[str, Any]]:
@@ -48,6 +50,8 @@ def for_merge(settings: Params, rev: str | None = None) -> tuple[dict[str, Any],
     Raises `ArtifactError` for whatever keeps a verdict from being given: the one on file is missing or stale, a file was
     edited by hand, a baseline is asked for and not there.
     """
+    if rev is not None and not rev.strip():
+        raise ArtifactError("no baseline: --baseline is empty; name the commit merged into, or leave it out")
     _on_file(settings)
     results, wanted = _results(settings), baseline.wanted(rev, settings)
     beside, earlier = None, ledger.committed()
@@ -91,14 +95,15 @@ def enforce(settings: Params, rev: str | None = None, *, write: bool = False) ->
     for name, v in verdict["variants"].items():
         print(f"{v['verdict']:<13} {name}{'' if v['required'] else ' (advisory)'}: {v['reason']}")
     against = f", against {beside['rev']} ({beside['commit'][:7]})" if beside else ""
-    print(f"{verdict['verdict']:<13} overall{against}")
+    passes = verdict["verdict"] == "INCONCLUSIVE" and settings.gate.inconclusive == "passes"
+    print(f"{verdict['verdict']:<13} overall{against}{' (passes: gate.inconclusive)' if passes else ''}")
+    if unread := proof.unread():
+        print(f"not compared with earlier ledgers: {unread}")
     if missing := stale.absent(settings):
         print(f"not here, and so not compared with what was measured: {', '.join(missing)}")
     if write:
         comment.write(comment.render(verdict, _results(settings), beside))
-    if verdict["verdict"] == "INCONCLUSIVE" and settings.gate.inconclusive == "passes":
-        return 0
-    return EXIT.get(verdict["verdict"], STALE)
+    return 0 if passes else EXIT.get(verdict["verdict"], STALE)
 
 
 def _stale(problem: str, write: bool) -> int:
@@ -114,8 +119,8 @@ def _enforce_or_stale(rev: str | None = None, *, write: bool = False) -> int:
         return enforce(params.load(), rev, write=write)
     except QuantgateError as e:
         return _stale(str(e), write)
-    except (AttributeError, KeyError, TypeError, ValueError) as e:
-        return _stale(f"{artifacts.GATE} or a file beside it is damaged ({e!r}); run `dvc repro`", write)
+    except DAMAGED as e:
+        return _stale(f"{artifacts.GATE} or a file beside it, or a row behind it, is damaged ({e!r}); run `dvc repro`", write)
 
 
 def main(
@@ -136,7 +141,10 @@ def main(
             cli.say("ledger", line)
         return
     watch = artifacts.Stopwatch("gate")
-    verdict = judged(settings) | {"inputs": stale.inputs(settings)}
+    try:
+        verdict = judged(settings) | {"inputs": stale.inputs(settings)}
+    except DAMAGED as e:
+        raise ArtifactError(f"a file of {artifacts.REPORTS} is damaged ({e!r}); run `dvc repro compare`") from None
     artifacts.write_json(artifacts.GATE, verdict)
     told = ", ".join(f"{n} {v['verdict']}" for n, v in verdict["variants"].items())
     cli.say("gate", f"{verdict['verdict']} ({told}), {watch.done():.1f} s")

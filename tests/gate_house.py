@@ -46,6 +46,7 @@ def keep_ledger(settings: params.Params) -> None:
     rules = [{"rule": r.model_dump(exclude_defaults=True), "reason": None, "evidence": [EVIDENCE]} for r in settings.gate.rules]
     policy = {"required": settings.gate.required, "inconclusive": settings.gate.inconclusive, "reason": None}
     policy |= {"confidence": settings.compare.confidence, "reference": settings.reference}
+    policy |= {"between_runs": settings.compare.between_runs.model_dump()}
     ledger.write({"policy": ledger.sealed(policy), "rules": [ledger.sealed(r) for r in rules]})
 
 

@@ -672,3 +672,26 @@ def test_a_verdict_made_by_hand_on_what_was_measured_with_other_params_is_stale(
 )
 def test_a_reason_has_its_bound_in_the_unit_that_the_rule_has(asked: dict[str, Any], value: float, said: str) -> None:
     assert said in judge(bound_of(Rule(**asked)), metric(value, value, value)).reason
+
+
+@pytest.mark.parametrize("file", ["reports/gate.json", "reports/metrics/int8.json", "reports/ledger.yaml", "dvc.lock"])
+def test_a_folder_in_the_place_of_a_file_is_exit_2(
+    house: params.Params, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], file: str
+) -> None:
+    monkeypatch.setattr(params, "load", lambda: house)
+    judged(house)
+    Path(file).unlink()
+    Path(file).mkdir()
+    assert gate._enforce_or_stale() == 2 and len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_an_empty_baseline_is_exit_2_and_not_none(house: params.Params, capsys: pytest.CaptureFixture[str]) -> None:
+    judged(house)
+    assert gate.enforce(house, " ") == 2 and "--baseline is empty" in capsys.readouterr().err
+
+
+def test_a_folder_without_git_is_told_not_to_be_compared_with_earlier_ledgers(
+    house: params.Params, capsys: pytest.CaptureFixture[str]
+) -> None:
+    judged(house)
+    assert gate.enforce(house) == 0 and "not compared with earlier ledgers: git is not there" in capsys.readouterr().out

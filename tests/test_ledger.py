@@ -13,7 +13,7 @@ from test_gate import GOOD, metric
 from pipeline import gate, report
 from pipeline.core import artifacts, params
 from pipeline.core.errors import ArtifactError, ParamsError
-from pipeline.core.params import Rule
+from pipeline.core.params import BetweenRuns, Rule
 from pipeline.judging import evidence, justify, ledger, proof, verdicts
 from pipeline.numbers.rules import bound_of
 
@@ -102,6 +102,8 @@ def test_a_looser_rule_fails_the_gate_and_says_so(house: params.Params, rules: l
         ({"gate": {"inconclusive": "passes"}}, "INCONCLUSIVE no longer blocks"),
         ({"compare": {"confidence": 0.8}}, "confidence 0.8 instead of 0.95"),
         ({"": {"reference": "int8"}}, "bounds count from int8 instead of bf16"),
+        ({"compare": {"between_runs": BetweenRuns(ratio=0.9)}}, "whole runs are taken to differ by {'ratio': 0.9, 'time': None}"),
+        ({"compare": {"between_runs": BetweenRuns()}}, "whole runs are taken to differ by {'ratio': None, 'time': None}"),
     ],
 )
 def test_a_looser_policy_fails_the_gate(house: params.Params, change: dict[str, dict[str, Any]], reason: str) -> None:
@@ -627,3 +629,34 @@ def test_a_reason_stays_with_the_policy_when_it_is_written_again(committed: para
     justify.justify("all", laxer, results(laxer))
     judge(laxer)
     assert ledger.read()["policy"]["reason"] == "nf4 ships" and gate.enforce(laxer) == 0
+
+
+def test_another_variant_s_noise_is_no_evidence_on_what_a_required_one_must_keep(house: params.Params) -> None:
+    wide = artifacts.read_json(artifacts.metrics("nf4"))
+    kld = metric(0.006, 0.001, 0.9, confidence=0.95, clusters=None)
+    artifacts.write_json(artifacts.metrics("nf4"), wide | {"metrics": wide["metrics"] | {"kld_mean": kld}})
+    both = with_rules(house, RULES, required=["nf4", "int8"])
+    rule = Rule.model_validate(KLD)
+    assert evidence.evidence(rule, both, results(both))["of"] == "int8", "the least noise of those that decide"
+    book = ledger.read()
+    entry = next(e for e in book["rules"] if e["rule"]["metric"] == "kld_mean")
+    assert ledger._speaks("int8", entry, book) and not ledger._speaks("nf4", entry, book)
+    only = entry | {"rule": {**KLD, "variants": ["nf4"]}}
+    assert ledger._speaks("nf4", only, book), "where no required variant has the rule, others speak for it"
+
+
+def test_a_rule_for_fewer_variants_needs_words_as_one_taken_out_does(house: params.Params) -> None:
+    fewer = with_rules(house, [KLD | {"variants": ["nf4"]}, ACC, SPEED])
+    with pytest.raises(ArtifactError, match="kld_mean holds for fewer variants than before; .* give --reason WHY"):
+        justify.justify("kld_mean", fewer, results(fewer))
+    justify.justify("kld_mean", fewer, results(fewer), "int8 ships no more")
+    assert judge(fewer)["ledger"] == []
+
+
+@pytest.mark.parametrize("now, then, fewer", [
+    ([None], [None], False), ([["a"]], [None], True), ([["a"], ["b"]], [["a", "b"]], False), ([["a"]], [["a", "b"]], True),
+    ([None], [["a"]], False), ([["a"], None], [None], False),
+])  # fmt: skip
+def test_a_rule_holds_for_fewer_variants_where_none_of_its_own_covers_one(now: list[Any], then: list[Any], fewer: bool) -> None:
+    ours, theirs = ({"rules": [{"rule": KLD | ({"variants": v} if v else {})} for v in own]} for own in (now, then))
+    assert ledger.lost(("kld_mean", "reference"), ours, theirs) is fewer

@@ -32,7 +32,8 @@ def evidence(rule: Rule, settings: Params, results: dict[str, Row]) -> Row:
     ]
     if not usable:
         raise ArtifactError(f"{rule.metric} has no interval in the results of any variant; run `dvc repro`")
-    variant, what = usable[0], definition(rule.metric)
+    what = definition(rule.metric)
+    variant = _witness(usable, rule.metric, settings, results)
     m = results[variant]["metrics"][rule.metric]
     floor = floor_of(rule.metric, results.get(settings.reference, {}).get("metrics", {}))
     clusters = f" in {m['clusters']} clusters" if m["clusters"] else ""
@@ -46,6 +47,14 @@ def evidence(rule: Rule, settings: Params, results: dict[str, Row]) -> Row:
         "tier": settings.tier, "seed": settings.seed, "date": today(), "commit": commit(),
         "figures": figures(variant, m, floor),
     }  # fmt: skip
+
+
+def _witness(usable: list[str], metric: str, settings: Params, results: dict[str, Row]) -> str:
+    """Whose figures speak for a rule: of the required variants the one with the least noise; another's wide interval is not
+    theirs. The first of the others where no required one has the metric."""
+    deciding = [n for n in usable if n in settings.gate.required]
+    width = {n: results[n]["metrics"][metric]["high"] - results[n]["metrics"][metric]["low"] for n in deciding}
+    return min(deciding, key=lambda n: width[n]) if deciding else usable[0]
 
 
 def noise(name: str, metric: Row, floor: Row | None) -> float | None:

@@ -14,6 +14,7 @@ from pipeline.core.params import Params, Rule
 from pipeline.judging import proof
 from pipeline.judging.evidence import commit, evidence, today
 from pipeline.judging.ledger import (
+    BETWEEN,
     FILE,
     POLICY,
     Book,
@@ -23,6 +24,7 @@ from pipeline.judging.ledger import (
     faults,
     key,
     keys,
+    lost,
     noise_in_words,
     policy_faults,
     read,
@@ -69,6 +71,7 @@ def _justify_policy(book: Book, settings: Params, reason: str | None) -> str:
         "required": settings.gate.required,
         "inconclusive": settings.gate.inconclusive,
         "confidence": settings.compare.confidence,
+        BETWEEN: settings.compare.between_runs.model_dump(),
     }
     reason = reason or (book[POLICY] or {}).get("reason")
     book[POLICY] = sealed(policy | {"reason": reason, "date": today(), "commit": commit()})
@@ -82,6 +85,9 @@ def _justify_metric(book: Book, metric: str, settings: Params, results: dict[str
     if gone and not reason:
         which = " and ".join(f"against the {Rule.model_validate(r).against}" for r in gone)
         raise ArtifactError(f"the rule on {metric} {which} is gone from params.yaml; no figure can say why: give --reason WHY")
+    ours: Book = {"rules": [{"rule": r.model_dump(exclude_defaults=True)} for r in rules]}
+    if not reason and any(lost(key(rule), ours, {"rules": old}) for rule in rules):
+        raise ArtifactError(f"the rule on {metric} holds for fewer variants than before; no figure can say why: give --reason WHY")
     loosened = {f["key"] for f in faults(settings, book) if f["loosened"]}
     entries, told = [], []
     for rule in rules:

@@ -99,7 +99,7 @@ def committed() -> dict[str, Book]:
     One that is damaged or was edited by hand vouches for nothing, and neither does a rule that could not be written today.
     """
     found = {}
-    for name in (git.line("log", "--format=%h", "--", f"./{FILE.as_posix()}") or "").split():
+    for name in (git.line("log", "--full-history", "--format=%h", "--", f"./{FILE.as_posix()}") or "").split():
         text = git.show(name, FILE)
         try:
             book = parse((text or b"").decode(), f"{FILE} of {name}")
@@ -149,6 +149,9 @@ def faults(settings: Params, book: Book) -> list[Row]:
     return found
 
 
+BETWEEN = "between_runs"
+
+
 def policy_faults(settings: Params, policy: Row | None, names: list[str]) -> list[Row]:
     """What decides at all: the required variants, what INCONCLUSIVE does, how sure an interval must be, what bounds count from."""
     if policy is None:
@@ -160,6 +163,9 @@ def policy_faults(settings: Params, policy: Row | None, names: list[str]) -> lis
         said.append("INCONCLUSIVE no longer blocks")
     if settings.compare.confidence < policy["confidence"]:
         said.append(f"confidence {settings.compare.confidence} instead of {policy['confidence']}")
+    between = settings.compare.between_runs.model_dump()
+    if policy.get(BETWEEN, between) != between:  # larger makes a FAIL INCONCLUSIVE, smaller that a PASS; older policies name none
+        said.append(f"whole runs are taken to differ by {between} instead of {policy[BETWEEN]}")
     if policy.get("reference", settings.reference) != settings.reference:  # older policies name none
         said.append(f"bounds count from {settings.reference} instead of {policy['reference']}")
     how = f"run `python -m pipeline.gate --justify {POLICY} --reason WHY`, or take the change back"
@@ -242,11 +248,27 @@ def _supported(of: tuple[str, str], book: Book, then: Book) -> bool:
     entries = [e for e in book["rules"] if keys([e["rule"]]) == {of}]
     if not entries:
         return bool(_removals(of, book) - _removals(of, then))
-    real = [entry | {"evidence": proof.proven(entry)} for entry in entries]
+    if lost(of, book, then) and not {e["reason"] for e in entries} - {None, *(e["reason"] for e in then["rules"])}:
+        return False
+    real = [entry | {"evidence": [e for e in proof.proven(entry) if _speaks(e["of"], entry, book)]} for entry in entries]
     before = _figures(of, then)
     return all(
         {e["figures"] for e in entry["evidence"]} - before and (entry["reason"] or beyond_noise(entry) is None) for entry in real
     )
+
+
+def _speaks(variant: str, entry: Row, book: Book) -> bool:
+    """Whether a variant's figures are evidence on a rule: where it holds for required variants, only theirs are."""
+    deciding = [n for n in (book.get(POLICY) or {}).get("required", []) if _applies(Rule.model_validate(entry["rule"]), n)]
+    return variant in deciding or not deciding
+
+
+def lost(of: tuple[str, str], book: Book, then: Book) -> bool:
+    """Whether a rule that an earlier ledger holds for some variants holds for fewer now."""
+    ours, theirs = ([e["rule"].get("variants") for e in b["rules"] if keys([e["rule"]]) == {of}] for b in (book, then))
+    if not ours or None in ours or not theirs:
+        return False
+    return None in theirs or bool({v for own in theirs for v in own} - {v for own in ours for v in own})
 
 
 def _figures(of: tuple[str, str], book: Book) -> set[str]:

@@ -111,3 +111,12 @@ def _vouched(files: list[Path], commit: str | None) -> bool:
     except ArtifactError:
         return False
     return all((content := _content(f, commit)) and known.get(f.as_posix()) == locked.md5(content) for f in files)
+
+
+def unread() -> str:
+    """Why what earlier commits held is not known here, in words; empty where it is."""
+    if git.line("rev-parse", "HEAD") is None:
+        return "git is not there, or cannot read this folder"
+    if git.line("rev-parse", "--is-shallow-repository") == "true":
+        return "this clone is without its history; `git fetch --unshallow`"
+    return ""

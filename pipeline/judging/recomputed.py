@@ -42,7 +42,8 @@ def differing(results: dict[str, Row], settings: Params) -> list[str]:
 
 
 def _same(one: Row, other: Row) -> bool:
-    return one["n"] == other["n"] and all(_close(one[k], other[k]) for k in ("value", "low", "high"))
+    exact = all(one.get(k) == other.get(k) for k in ("n", "clusters", "confidence", "unit"))
+    return exact and all(_close(one.get(k), other.get(k)) for k in ("value", "low", "high", "weight", "between"))
 
 
 def _close(a: float | None, b: float | None) -> bool:

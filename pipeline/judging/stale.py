@@ -86,8 +86,17 @@ def _changed_builds(results: dict[str, Any], settings: Params) -> list[str]:
         folder = artifacts.model_dir(name)
         if not (folder / artifacts.MANIFEST).exists() or name not in results:
             continue
-        found += changed_build(folder, results[name]["model"])
+        found += changed_build(folder, results[name]["model"]) or _other_options(folder, results[name])
     return found
+
+
+def _other_options(folder: Path, result: dict[str, Any]) -> list[str]:
+    """A build that is not what its results say was asked for. The digests were compared before."""
+    manifest = artifacts.read_manifest(folder)
+    other = [
+        k for k in ("quantizer", "asked", "engine", "engine_options") if k in result and k in manifest and manifest[k] != result[k]
+    ]
+    return [f"{folder} (its {key} is not what its results say)" for key in other[:1]]
 
 
 def changed_build(folder: Path, measured: str) -> list[str]:
