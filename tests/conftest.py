@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -74,3 +76,12 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_bf16(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("tiny16") / "model", dtype="bfloat16")
+
+
+@pytest.fixture
+def server() -> Iterator[Any]:
+    """A real server in a thread, of one's own, that plays what a test asks for (serving_server.py)."""
+    from tests import serving_server
+
+    with serving_server.serving() as running:
+        yield running

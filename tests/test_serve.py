@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +35,6 @@ ROOT = Path(__file__).resolve().parent.parent
 LOAD = {"concurrency": [1, 2], "rates": [], "requests": 8, "rounds": 2, "warmups": 1, "prompt_tokens": 8, "output_tokens": 3}
 GOOD = {"value": 1.0, "low": 0.9, "high": 1.1, "n": 9, "warnings": [], "confidence": 0.95}
 SELDOM = GOOD | {"value": 0.1, "low": 0.0, "high": 0.2}
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with serving_server.serving() as running:
-        yield running
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +23,9 @@ from pipeline.core.errors import ArtifactError, DataError, ParamsError
 from pipeline.serving import batch
 from pipeline.serving.batch import Gate, Pace
 from pipeline.serving.client import Answer, Endpoint, connected
-from tests import serving_server
 from tests.serving_server import KEY, Handler, Server, plain
 
 ROOT = Path(__file__).resolve().parent.parent
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with serving_server.serving() as found:
-        yield found
 
 
 @pytest.fixture(autouse=True)

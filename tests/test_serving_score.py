@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -40,12 +40,6 @@ N = len(TEXTS)
 PAIRS = {name: list(pairwise([A if w == "a" else B for w in text.split()])) for name, text in TEXTS.items()}
 TOKENS = sum(map(len, PAIRS.values()))
 Play = Callable[[Handler, Body], None]
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with serving_server.serving() as running:
-        yield running
 
 
 @pytest.fixture(autouse=True)

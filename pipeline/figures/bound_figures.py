@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from pipeline.figures.builder import Builder
 from pipeline.numbers.bounds import Phase, Shape, against
 from pipeline.numbers.metrics import tpot, ttft
@@ -68,15 +66,21 @@ def _rates(rates: Row) -> str:
     return f"measured in the same run: {'; '.join(told)}" if told else ""
 
 
-def _ttft(row: Row) -> float:
-    return float(ttft(row["t_submit"], row["t_tokens"]) or np.nan)  # a request that is ok has tokens
+def first_token_s(row: Row) -> float:
+    """Seconds to the first token of a request that was answered."""
+    value = ttft(row["t_submit"], row["t_tokens"])
+    assert value is not None  # a request that is ok has tokens
+    return value
 
 
-def _tpot(row: Row) -> float:
-    return float(tpot(row["t_tokens"]) or np.nan)  # params ask for at least two tokens
+def each_token_s(row: Row) -> float:
+    """Seconds a token after the first, of a request that was answered."""
+    value = tpot(row["t_tokens"])
+    assert value is not None  # params ask for at least two tokens
+    return value
 
 
-SECONDS: dict[str, Callable[[Row], float]] = {"prefill": _ttft, "decode": _tpot}
+SECONDS: dict[str, Callable[[Row], float]] = {"prefill": first_token_s, "decode": each_token_s}
 
 
 def _seconds(rows: Sequence[Row], name: str, confidence: float) -> tuple[float, tuple[float, float] | None]:

@@ -16,9 +16,10 @@ import numpy as np
 
 from pipeline.core.errors import ArtifactError
 from pipeline.figures import bound_figures
+from pipeline.figures.bound_figures import each_token_s, first_token_s
 from pipeline.figures.builder import Builder
 from pipeline.numbers.bounds import KV_TOLERANCE, Shape
-from pipeline.numbers.metrics import itl, tpot, ttft
+from pipeline.numbers.metrics import itl
 from pipeline.numbers.rounds import Looks, drift, drift_in_words, pairs
 from pipeline.numbers.stats import Estimate, geometric_mean_t, mean_t, quantile_interval, wilson
 from pipeline.numbers.sweep import PHASES, SWEPT
@@ -49,24 +50,12 @@ def timing_metrics(b: Builder, rows: list[Row], meta: Row) -> None:
     bound_figures.add(b, single, meta, kv)
 
 
-def _ttft(row: Row) -> float:
-    value = ttft(row["t_submit"], row["t_tokens"])
-    assert value is not None  # a request that is ok has tokens
-    return value
-
-
-def _tpot(row: Row) -> float:
-    value = tpot(row["t_tokens"])
-    assert value is not None  # params ask for at least two tokens
-    return value
-
-
 FIGURES: dict[str, tuple[Callable[[Row], float], float]] = {  # of one request; scale to the metric's unit
-    "ttft_ms": (_ttft, 1000.0),
-    "tpot_ms": (_tpot, 1000.0),
+    "ttft_ms": (first_token_s, 1000.0),
+    "tpot_ms": (each_token_s, 1000.0),
     "e2e_ms": (lambda r: float(r["t_tokens"][-1] - r["t_submit"]), 1000.0),
-    "prefill_tok_s": (lambda r: r["prompt_tokens"] / _ttft(r), 1.0),
-    "decode_tok_s": (lambda r: r.get("batch", 1) / _tpot(r), 1.0),  # of all requests side by side
+    "prefill_tok_s": (lambda r: r["prompt_tokens"] / first_token_s(r), 1.0),
+    "decode_tok_s": (lambda r: r.get("batch", 1) / each_token_s(r), 1.0),  # of all requests side by side
 }
 
 
@@ -97,7 +86,7 @@ def _cold(b: Builder, single: list[Row]) -> None:
     """The first request after loading, which pays for what later ones find ready."""
     cold = next((r for r in single if r["who"] == "variant" and r.get("cold")), None)
     if cold is not None and cold["ok"]:
-        b.bare("ttft_cold_ms", 1000 * _ttft(cold), 1, "first request of a fresh process", ONCE)
+        b.bare("ttft_cold_ms", 1000 * first_token_s(cold), 1, "first request of a fresh process", ONCE)
     else:
         b.bare("ttft_cold_ms", None, 0, "first request of a fresh process", "the first request failed" if cold else "no such row")
 
@@ -108,7 +97,7 @@ def _ratios(b: Builder, single: list[Row], looks: Looks) -> None:
     b.add("reference_drift", moved)
     speed = looks.ratio(single, c)
     b.add("speed_ratio", replace(speed, warnings=(*speed.warnings, *drift_in_words(moved, single))))
-    prefill = geometric_mean_t([_ttft(y) / _ttft(x) for x, y in both], confidence=c)
+    prefill = geometric_mean_t([first_token_s(y) / first_token_s(x) for x, y in both], confidence=c)
     b.add("prefill_ratio", whole_runs(prefill, b.between.ratio, confidence=c))
 
 
@@ -202,8 +191,8 @@ def _cliffs(b: Builder, contexts: list[list[Row]]) -> list[str]:
     The least of the repetitions is compared: interference only adds.
     """
     costs = {
-        "ttft_ms": ("ms per prompt token", lambda r: _ttft(r) / r["prompt_tokens"]),
-        "tpot_ms": ("ms per output token", _tpot),
+        "ttft_ms": ("ms per prompt token", lambda r: first_token_s(r) / r["prompt_tokens"]),
+        "tpot_ms": ("ms per output token", each_token_s),
     }  # fmt: skip
     said = []
     for shorter, longer in pairwise(sorted(contexts, key=lambda rows: int(rows[0]["prompt_tokens"]))):
