@@ -129,7 +129,7 @@ def fault(variant: str, figures: Row | None, model: str, settings: Params) -> st
         return f"{variant}'s server was measured for other params; run `dvc repro`"
     if figures["model"] != model:
         return f"{variant}'s server had another build of the model; run `dvc repro`"
-    return None if figures["status"] != "unsupported" else f"the server is unsupported: {figures['reason']}"
+    return None if figures["status"] in ("ok", "invalid") else f"the server is {figures['status']}: {figures['reason']}"
 
 
 def metrics(variant: str, figures: Row | None, model: str, settings: Params) -> Metrics:

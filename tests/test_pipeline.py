@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 BF16 = {"quantizer": "cast", "engine": "hf", "options": {"dtype": "bfloat16"}}
 INT8 = {"quantizer": "torchao", "engine": "hf", "options": {"scheme": "int8-weight-only"}, "engine_options": {}}
+DYING = {"quantizer": "dies", "engine": "dies", "options": {"whole": True}}
 CHAIN = ("quantize", "diverge", "evaluate", "benchmark", "compare")
 ODD = {"quantizer": "gptq", "engine": "hf", "options": {"bits": 4, "group_size": 128}}
 
@@ -64,10 +65,12 @@ def house(tmp_path_factory: pytest.TempPathFactory, server: Server) -> Path:
     (house / "reports").mkdir()
     shutil.copy(ROOT / "reports/ledger.yaml", house / "reports")
     make_model(house / "artifacts" / "source")
+    shutil.copy(ROOT / "tests/dying/engine.py", house / "pipeline/engines/dies.py")
+    shutil.copy(ROOT / "tests/dying/quantizer.py", house / "pipeline/quantizers/dies.py")
 
     def small(p: dict[str, Any]) -> None:
         p["model"] = {"source": "path", "path": "artifacts/source"}
-        p["variants"] = {"bf16": BF16, "int8": INT8}
+        p["variants"] = {"bf16": BF16, "int8": INT8, "dies": DYING, "unbuilt": DYING | {"options": {"whole": False}}}
         p["calibration"] |= {"rows": 4, "tokens": 32}
         p["evaluate"] |= {"batch_size": 4}
         tasks = {"facts": 3, "arithmetic_copy": 3, "prose_ppl": 3}
@@ -101,6 +104,19 @@ def test_every_variant_has_results_and_the_reference_is_exactly_itself(house: Pa
     assert bf16["metrics"]["kld_mean"]["n"] > 100
     assert 0 < int8["metrics"]["kld_mean"]["low"] < int8["metrics"]["kld_mean"]["high"]
     assert int8["metrics"]["speed_ratio"]["n"] == 5 and int8["metrics"]["acc_delta/all"]["n"] == 6
+
+
+def test_what_dies_costs_its_own_variant_only(house: Path) -> None:
+    dies, unbuilt = results(house, "dies"), results(house, "unbuilt")
+    assert dies["status"] == unbuilt["status"] == "crashed"
+    assert "diverge dies: the process died of SIGILL" in dies["reason"]
+    assert "evaluate dies: the process died of SIGSEGV" in dies["reason"]
+    assert "benchmark of dies: a library ended the process by exit(1); its last words: terminate called" in dies["reason"]
+    assert "quantize unbuilt: the process died of SIGABRT" in unbuilt["reason"]
+    assert not list((house / "artifacts/models/unbuilt").glob("*.safetensors"))
+    verdict = json.loads((house / "reports/gate.json").read_text(encoding="utf-8"))["variants"]
+    assert all(verdict[name]["verdict"] == "FAIL" and "crashed" in verdict[name]["reason"] for name in ("dies", "unbuilt"))
+    assert "died of SIGILL" in (house / "reports/report.html").read_text(encoding="utf-8")
 
 
 def test_the_report_holds_every_variant_and_needs_no_network(house: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Literal
 from pipeline import envs
 from pipeline.calibration import Calibration
 from pipeline.core import artifacts
-from pipeline.core.errors import ArtifactError, Unsupported
+from pipeline.core.errors import Unsupported
 from pipeline.core.quiet import output_to
 from pipeline.quantizers import Facts
 from pipeline.weights import kept_layers
@@ -57,7 +57,7 @@ def quantize(
         with output_to(artifacts.LOGS / "gguf.log"):
             failed = llama_cpp.llama_model_quantize(str(whole).encode(), str(out_dir / FILE).encode(), ctypes.byref(asked))
     if failed:
-        raise ArtifactError(f"llama.cpp could not quantize to {type} (code {failed}); see {artifacts.LOGS / 'gguf.log'}")
+        raise Unsupported(f"llama.cpp could not quantize to {type} (code {failed}); its log is in {artifacts.LOGS}")
     shutil.copyfile(model_dir / "config.json", out_dir / "config.json")
     converter = (envs.FILES / "gguf.txt").read_text(encoding="utf-8").split("\n")[2]
     warnings = _fallen_back(out_dir / FILE, type, left)

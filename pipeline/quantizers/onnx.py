@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from pipeline.calibration import Calibration
-from pipeline.core import artifacts
+from pipeline.core import artifacts, isolate
 from pipeline.core.errors import Unsupported
 from pipeline.quantizers import Facts
 from pipeline.weights import kept_layers
@@ -42,6 +42,7 @@ def quantize(
     options = [f"block_size={block_size}"] if precision != "fp32" else []
     options += [f"nodes_to_exclude={','.join(nodes)}"] if nodes else []
     LOG.parent.mkdir(parents=True, exist_ok=True)
+    killed = isolate.oom_kills()
     with tempfile.TemporaryDirectory() as cache, LOG.open("w") as log:
         done = subprocess.run(
             [
@@ -50,6 +51,8 @@ def quantize(
             ],
             stdout=log, stderr=subprocess.STDOUT,
         )  # fmt: skip
+    if done.returncode < 0:
+        raise isolate.how_it_ended("ONNX Runtime's builder", done.returncode, LOG, killed)
     if done.returncode:
         last = [line for line in LOG.read_text(errors="replace").splitlines() if line.strip()][-1:]
         raise Unsupported(f"ONNX Runtime's builder does not take this model at {precision}: {' '.join(last)} (see {LOG})")
