@@ -131,7 +131,7 @@ def test_the_report_holds_every_variant_and_needs_no_network(house: Path) -> Non
 def test_a_stage_says_one_line_and_libraries_stay_quiet(house: Path) -> None:
     log = (house / "repro.log").read_text(encoding="utf-8")
     own = [line for line in log.replace("\r", "\n").split("\n") if line.startswith("quantize ")]
-    assert len(own) == 2 and "GPT-QModel" not in log and "INFO  " not in log
+    assert len(own) == 4 and "GPT-QModel" not in log and "INFO  " not in log
 
 
 def test_git_would_add_no_weights(house: Path) -> None:
