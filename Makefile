@@ -37,7 +37,7 @@ full: .venv/installed  ## every variant of tests/bench/full.yaml, in a clone, sm
 ui: .venv/installed  ## open the MLflow UI on 127.0.0.1:5000
 	mlflow ui --backend-store-uri sqlite:///mlflow.db --host 127.0.0.1 --port 5000
 
-.venv/installed: constraints.txt pyproject.toml
+.venv/installed: constraints.txt constraints-dev.txt pyproject.toml
 	@command -v git >/dev/null || { echo "error: git is missing; install it with your system's package manager"; exit 1; }
 	@command -v $(PYTHON) >/dev/null || { echo "error: $(PYTHON) is missing; install Python 3.10, 3.11 or 3.12"; exit 1; }
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if (3, 10) <= v[:2] <= (3, 12) else "error: Python 3.10, 3.11 or 3.12 is needed, %s is %d.%d; try: make PYTHON=python3.11" % (sys.executable, v[0], v[1]))'
@@ -46,5 +46,5 @@ ui: .venv/installed  ## open the MLflow UI on 127.0.0.1:5000
 	$(PYTHON) -m venv .venv
 	python -m pip install --quiet --upgrade pip
 	@echo "installing into .venv; llama.cpp is compiled on the way, which takes some minutes"
-	python -m pip install --quiet --editable '.[dev]' --constraint constraints.txt
+	python -m pip install --quiet --editable '.[dev]' --constraint constraints.txt --constraint constraints-dev.txt
 	@touch $@

@@ -71,11 +71,6 @@ def check_rule(rule: Rule, settings: Params) -> None:
         )
 
 
-def idle(settings: Params) -> set[str]:
-    """The section of params that is no input of a verdict where nobody is served."""
-    return set() if settings.serving.variants else {"serving"}
-
-
 def judged(settings: Params) -> set[str]:
     """Metrics of servers that rules ask for."""
     return {rule.metric for rule in settings.gate.rules if is_served(rule.metric)}
