@@ -42,7 +42,7 @@ def copy_tracked(there: Path, here: Path) -> str:
     shutil.copytree(there, here, dirs_exist_ok=True)
     with contextlib.closing(sqlite3.connect(here / "mlflow.db")) as store, store:
         for table, column in WHERE_FILES_LIE:
-            store.execute(f"UPDATE {table} SET {column} = replace({column}, ?, ?)", (str(there), str(here)))
+            store.execute(f"UPDATE {table} SET {column} = replace({column}, ?, ?)", (str(there), str(here)))  # noqa: S608
     return f"sqlite:///{here / 'mlflow.db'}"
 
 
