@@ -32,7 +32,7 @@ ODD = {"quantizer": "gptq", "engine": "hf", "options": {"bits": 4, "group_size":
 
 
 def run(house: Path, *command: str, check: bool = True) -> str:
-    env = os.environ | {"PATH": f"{BIN}:{os.environ['PATH']}", "OMP_NUM_THREADS": "2", "PYTHONPATH": str(house)}
+    env = os.environ | {"PATH": f"{BIN}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(house)}
     done = subprocess.run(command, cwd=house, env=env, capture_output=True, text=True)
     output = done.stdout + done.stderr
     assert not check or done.returncode == 0, output[-4000:]
@@ -72,6 +72,7 @@ def house(tmp_path_factory: pytest.TempPathFactory, server: Server) -> Path:
     def small(p: dict[str, Any]) -> None:
         p["model"] = {"source": "path", "path": "artifacts/source"}
         p["variants"] = {"bf16": BF16, "int8": INT8, "int4-odd": ODD}
+        p["threads"] = 1
         p["calibration"] |= {"rows": 4, "tokens": 32}
         p["evaluate"] |= {"batch_size": 4}
         tasks = {"facts": 3, "arithmetic_copy": 3, "prose_ppl": 3}
