@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.core import isolate
 
-os.environ.setdefault("OMP_NUM_THREADS", "2")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # products as small as these only wait for a second thread, and burn it
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 isolate.isolated = lambda work, *args, what, **named: work(*args, **named)  # a stage that a test calls works in its process

@@ -51,7 +51,7 @@ def finish(engine: Any, windows: list[Window], folder: Path, **more: Any) -> Sto
 
 
 def build(folder: Path, model: Path) -> tuple[Store, Any]:
-    engine: Any = engines.load("hf", model, threads=2)
+    engine: Any = engines.load("hf", model, threads=1)
     return finish(engine, windows_of(engine), folder), engine
 
 
@@ -108,7 +108,7 @@ def test_the_reference_through_its_own_store_is_exactly_itself(made: tuple[Store
 
 
 def test_another_model_diverges_as_the_textbook_says(made: tuple[Store, Any], tmp_path: Path) -> None:
-    other: Any = engines.load("hf", make_model(tmp_path / "other", seed=5), threads=2)
+    other: Any = engines.load("hf", make_model(tmp_path / "other", seed=5), threads=1)
     where, engine = made
     found = columns(other, where)
     order = [w for part in batches(where.windows, 2) for _, w in part]
@@ -244,7 +244,7 @@ def test_a_store_of_an_older_version_or_without_all_its_states_is_refused(made: 
 
 
 def test_a_head_that_does_not_replay_makes_the_store_keep_logits(tmp_path: Path, tiny: Path, small_shards: None) -> None:
-    engine: Any = engines.load("hf", tiny, threads=2)
+    engine: Any = engines.load("hf", tiny, threads=1)
     honest, calls = engine.head.tensor, [0]
 
     def wrong_later(hidden: Any) -> Any:
@@ -330,7 +330,7 @@ from pipeline.partial import Partial
 
 model, windows, partial, out, passes = sys.argv[1:]
 store.SHARD_BYTES = 8000
-engine = engines.load("hf", Path(model), threads=2)
+engine = engines.load("hf", Path(model), threads=1)
 plain, left = engine.own_logits, [int(passes)]
 
 def own_logits(batch):
@@ -435,7 +435,7 @@ def test_the_reference_and_variants_with_its_head_replay_through_one_copy(made16
 
 def test_another_head_is_not_shared(made16: tuple[Store, Any], tmp_path: Path) -> None:
     where = Store(made16[0].folder)
-    other: Any = engines.load("hf", make_model(tmp_path / "other", seed=5), threads=2)
+    other: Any = engines.load("hf", make_model(tmp_path / "other", seed=5), threads=1)
     assert not where.share_head(other)
 
     class NoHead:

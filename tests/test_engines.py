@@ -30,7 +30,7 @@ OFF = {"onnxruntime": (1e-3, 0), "llamacpp": (5e-2, 2)}
 
 @pytest.fixture(scope="module")
 def base(tiny: Path) -> Any:
-    return engines.load("hf", tiny, threads=2)
+    return engines.load("hf", tiny, threads=1)
 
 
 @pytest.fixture(scope="module", params=WHOLE)
@@ -46,7 +46,7 @@ def other(request: pytest.FixtureRequest, tiny: Path, tmp_path_factory: pytest.T
         built = quantize.build(variant, tiny, _made(home / "model"), calibration=Calibration(home / "none"), seed=1, threads=2)
         if built["status"] == "unsupported":
             pytest.skip(f"{request.param}: {built['reason']}")
-        return engines.load(variant.engine, home / "model", threads=2), home / "model", tolerance
+        return engines.load(variant.engine, home / "model", threads=1), home / "model", tolerance
 
 
 def write_gguf(model_dir: Path, out: Path) -> None:
@@ -145,7 +145,7 @@ def exact(other: Any, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> A
     whole = tmp_path_factory.mktemp("whole") / "model"
     shutil.copytree(folder, whole)
     write_gguf(tiny, whole / "model.gguf")
-    return engines.load("llamacpp", whole, threads=2, kv_type="f32")
+    return engines.load("llamacpp", whole, threads=1, kv_type="f32")
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.fixture(scope="module")
 def engine(tiny: Path) -> Any:
-    return engines.load("hf", tiny, threads=2)
+    return engines.load("hf", tiny, threads=1)
 
 
 @pytest.fixture(autouse=True)
@@ -161,7 +161,7 @@ def test_one_row_of_nan_makes_the_variant_invalid_though_the_right_answer_comes_
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", ["no pad token", "padded on the right"])
 def test_generation_does_not_depend_on_batch_or_padding(tiny: Path, own_task: Path, kind: str) -> None:
-    own = engines.load("hf", tiny, threads=2)
+    own = engines.load("hf", tiny, threads=1)
     tokenizer = own.tokenizer  # type: ignore[attr-defined]
     if kind == "no pad token":
         tokenizer.pad_token = None
@@ -239,7 +239,7 @@ def test_a_column_that_datasets_takes_for_dates_is_named(engine: Any, own_task: 
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_chat_task_without_a_template_is_named(tiny: Path) -> None:
-    own = engines.load("hf", tiny, threads=2)
+    own = engines.load("hf", tiny, threads=1)
     own.tokenizer.chat_template = None  # type: ignore[attr-defined]
     with pytest.raises(DataError, match="task 'instruct' is a chat and the model has no chat template"):
         answered(own, Evaluate(), {"instruct": 2})

@@ -18,12 +18,12 @@ IDS = [5, 9, 200, 31, 77, 400, 12, 8, 301, 44]
 
 @pytest.fixture(scope="module")
 def engine(tiny: Path) -> Any:
-    return engines.load("hf", tiny, threads=2)
+    return engines.load("hf", tiny, threads=1)
 
 
 @pytest.fixture(scope="module")
 def engine16(tiny_bf16: Path) -> Any:
-    return engines.load("hf", tiny_bf16, threads=2)
+    return engines.load("hf", tiny_bf16, threads=1)
 
 
 def test_logits_are_the_models_own(engine: Any, tiny: Path) -> None:
@@ -121,7 +121,7 @@ def test_weights_that_do_not_fit_are_an_error(tiny: Path, tmp_path: Path) -> Non
     tensors.pop("model.layers.1.mlp.up_proj.weight")
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ArtifactError, match=r"missing_keys.*layers.1.mlp.up_proj"):
-        engines.load("hf", tmp_path, threads=2)
+        engines.load("hf", tmp_path, threads=1)
 
 
 def test_cuda_where_there_is_none_is_unsupported(tiny: Path) -> None:
@@ -130,14 +130,14 @@ def test_cuda_where_there_is_none_is_unsupported(tiny: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a CUDA device")
     with pytest.raises(Unsupported, match="no CUDA device"):
-        engines.load("hf", tiny, threads=2, device="cuda")
+        engines.load("hf", tiny, threads=1, device="cuda")
 
 
 def test_an_unknown_engine_or_option_suggests_the_nearest(tiny: Path) -> None:
     with pytest.raises(ParamsError, match="did you mean 'llamacpp'"):
-        engines.load("llamacpp9", tiny, threads=2)
+        engines.load("llamacpp9", tiny, threads=1)
     with pytest.raises(ParamsError, match="did you mean 'attention'"):
-        engines.load("hf", tiny, threads=2, atention="sdpa")
+        engines.load("hf", tiny, threads=1, atention="sdpa")
 
 
 def test_kernels_name_what_holds_the_weights(engine16: Any) -> None:

@@ -32,7 +32,7 @@ TASKS = {
 
 @pytest.fixture(scope="module")
 def engine(tiny: Path) -> Any:
-    return engines.load("hf", tiny, threads=2)
+    return engines.load("hf", tiny, threads=1)
 
 
 def theirs(model: Path, tasks: dict[str, int], chat: bool, out: Path) -> dict[tuple[str, str], dict[str, Any]]:
@@ -148,7 +148,7 @@ def test_a_model_that_cannot_read_forests_is_left_to_lm_eval(tmp_path: Path, kin
             torch.manual_seed(1)
             MistralForCausalLM(config).save_pretrained(folder)
         AutoTokenizer.from_pretrained(folder).save_pretrained(folder)
-    own: Any = engines.load("hf", folder, threads=2)
+    own: Any = engines.load("hf", folder, threads=1)
     if kind == "positions of its own":  # as a model does that numbers tokens by where they stand
         inner, forward = own.model.model.rotary_emb, own.model.model.rotary_emb.forward
         inner.forward = lambda x, position_ids: forward(x, torch.arange(x.shape[1])[None])

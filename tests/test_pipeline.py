@@ -1,4 +1,7 @@
-"""The whole line, by `dvc repro`, in a git repository of its own, on a two-layer random Llama."""
+"""The whole line, by one `dvc repro`, in a git repository of its own, on a two-layer random Llama.
+
+Tests stand in the order in which they change the house; what only reads or judges runs in this process.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ import pytest
 import yaml
 from conftest import make_model
 
+from pipeline import gate, report, track
 from tests import serving_server
 from tests.serving_server import Server
 
@@ -23,13 +27,13 @@ ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 BF16 = {"quantizer": "cast", "engine": "hf", "options": {"dtype": "bfloat16"}}
 INT8 = {"quantizer": "torchao", "engine": "hf", "options": {"scheme": "int8-weight-only"}, "engine_options": {}}
-DYING = {"quantizer": "dies", "engine": "dies", "options": {"whole": True}}
 CHAIN = ("quantize", "diverge", "evaluate", "benchmark", "compare")
+DYING = {"quantizer": "dies", "engine": "dies", "options": {"whole": True}}
 ODD = {"quantizer": "gptq", "engine": "hf", "options": {"bits": 4, "group_size": 128}}
 
 
 def run(house: Path, *command: str, check: bool = True) -> str:
-    env = os.environ | {"PATH": f"{BIN}:{os.environ['PATH']}", "OMP_NUM_THREADS": "2", "PYTHONPATH": str(house)}
+    env = os.environ | {"PATH": f"{BIN}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(house)}
     done = subprocess.run(command, cwd=house, env=env, capture_output=True, text=True)
     output = done.stdout + done.stderr
     assert not check or done.returncode == 0, output[-4000:]
@@ -70,7 +74,9 @@ def house(tmp_path_factory: pytest.TempPathFactory, server: Server) -> Path:
 
     def small(p: dict[str, Any]) -> None:
         p["model"] = {"source": "path", "path": "artifacts/source"}
-        p["variants"] = {"bf16": BF16, "int8": INT8, "dies": DYING, "unbuilt": DYING | {"options": {"whole": False}}}
+        p["variants"] = {"bf16": BF16, "int8": INT8, "int4-odd": ODD}
+        p["variants"] |= {"dies": DYING, "unbuilt": DYING | {"options": {"whole": False}}}
+        p["threads"] = 1
         p["calibration"] |= {"rows": 4, "tokens": 32}
         p["evaluate"] |= {"batch_size": 4}
         tasks = {"facts": 3, "arithmetic_copy": 3, "prose_ppl": 3}
@@ -97,6 +103,22 @@ def results(house: Path, variant: str) -> dict[str, Any]:
     return found
 
 
+@pytest.fixture
+def inside(house: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The house, as the working directory."""
+    monkeypatch.chdir(house)
+    return house
+
+
+def exit_code(stage: Any, **options: Any) -> int:
+    """What a stage's `main` ends with."""
+    try:
+        stage.main(**options)
+    except SystemExit as e:
+        return int(e.code or 0)
+    return 0
+
+
 def test_every_variant_has_results_and_the_reference_is_exactly_itself(house: Path) -> None:
     bf16, int8 = results(house, "bf16"), results(house, "int8")
     assert bf16["status"] == int8["status"] == "ok"
@@ -119,6 +141,14 @@ def test_what_dies_costs_its_own_variant_only(house: Path) -> None:
     assert "died of SIGILL" in (house / "reports/report.html").read_text(encoding="utf-8")
 
 
+def test_what_cannot_be_built_is_a_result_and_the_run_goes_on(house: Path) -> None:
+    odd = results(house, "int4-odd")
+    assert odd["status"] == "unsupported" and "group_size 128 does not divide" in odd["reason"]
+    verdict = json.loads((house / "reports/gate.json").read_text(encoding="utf-8"))
+    assert verdict["variants"]["int4-odd"]["verdict"] == "UNSUPPORTED"
+    assert "group_size 128" in (house / "reports/report.html").read_text(encoding="utf-8")
+
+
 def test_the_report_holds_every_variant_and_needs_no_network(house: Path) -> None:
     page = (house / "reports/report.html").read_text(encoding="utf-8")
     assert all(f'<th scope="row">{name}</th>' in page for name in ("bf16", "int8"))
@@ -128,10 +158,25 @@ def test_the_report_holds_every_variant_and_needs_no_network(house: Path) -> Non
     assert (house / "reports/figures/tradeoff.svg").stat().st_size > 1000
 
 
+def test_a_served_variant_stands_in_the_trade_off_table_beside_itself_in_process(house: Path) -> None:
+    with (house / "reports/tradeoff_table.csv").open(encoding="utf-8") as f:
+        rows = [(r["variant"], r["measured"], r["at_once"]) for r in csv.DictReader(f)]
+    assert {("bf16", "in process", "1"), ("int8", "in process", "1"), ("int8", "server", "1"), ("int8", "server", "2")} <= set(rows)
+    assert not [r for r in rows if r[:2] == ("bf16", "server")]
+    page = (house / "reports/report.html").read_text(encoding="utf-8")
+    assert "<strong>int8</strong> as a server" in page and "no KLD over the whole vocabulary" in page
+
+
 def test_a_stage_says_one_line_and_libraries_stay_quiet(house: Path) -> None:
     log = (house / "repro.log").read_text(encoding="utf-8")
     own = [line for line in log.replace("\r", "\n").split("\n") if line.startswith("quantize ")]
-    assert len(own) == 4 and "GPT-QModel" not in log and "INFO  " not in log
+    assert len(own) == 5 and "GPT-QModel" not in log and "INFO  " not in log
+
+
+def test_the_summary_holds_the_table_and_the_times(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report.main(summary=True)
+    output = capsys.readouterr().out
+    assert "int8" in output and "quantize" in output and "make ui" in output
 
 
 def test_git_would_add_no_weights(house: Path) -> None:
@@ -148,114 +193,69 @@ def test_dvc_shows_metrics_and_plots(house: Path) -> None:
     assert (house / "dvc_plots/index.html").exists()
 
 
-def test_nothing_changed_runs_nothing_and_makes_no_mlflow_run(house: Path) -> None:
-    before = (house / "reports/mlflow.json").read_bytes()
-    assert "up to date" in run(house, "dvc", "repro")
-    assert "0 new MLflow runs" in run(house, sys.executable, "-m", "pipeline.track")
-    assert (house / "reports/mlflow.json").read_bytes() == before
+@pytest.mark.filterwarnings("ignore")  # MLflow's own
+def test_nothing_changed_runs_nothing_and_makes_no_mlflow_run(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = Path("reports/mlflow.json").read_bytes()
+    assert "up to date" in run(inside, "dvc", "repro")
+    track.main()
+    assert "0 new MLflow runs" in capsys.readouterr().out
+    assert Path("reports/mlflow.json").read_bytes() == before
 
 
-def test_a_fault_in_params_stops_everything_before_any_work(house: Path) -> None:
-    good = (house / "params.yaml").read_text(encoding="utf-8")
-    edit(house, lambda p: p["variants"]["int8"]["options"].update(shceme="int8"))
-    try:
-        output = run(house, "dvc", "repro", check=False)
-    finally:
-        (house / "params.yaml").write_text(good, encoding="utf-8")
-    run(house, "dvc", "repro", "check")
-    assert "unknown option 'shceme'" in output and "did you mean 'scheme'" in output and "Traceback" not in output
-    assert stages_run(output) == {"check"}
+def test_a_merge_into_the_state_it_is_changes_nothing_and_an_edited_result_is_no_verdict(
+    inside: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With DVC's own lock and cache: the baseline's rows are found, and a result that no stage wrote is exit 2."""
+    run(inside, "git", "add", "-A")
+    run(inside, "git", "-c", "user.name=t", "-c", "user.email=t@localhost", "commit", "-qm", "results")
+    verdict, path = Path("reports/gate.json").read_bytes(), Path("reports/metrics/int8.json")
+    enforce = {"enforcing": True, "commenting": True, "rev": "HEAD"}
+    assert exit_code(gate, enforcing=True) == exit_code(gate, **enforce) == gate.EXIT[json.loads(verdict)["verdict"]]
+    assert "unchanged" in Path("artifacts/comment.md").read_text(encoding="utf-8")
+    good = path.read_text(encoding="utf-8")
+    path.write_text(good.replace('"n": ', '"n": 1'), encoding="utf-8")
+    gate.main()
+    code = exit_code(gate, **enforce)
+    path.write_text(good, encoding="utf-8")
+    Path("reports/gate.json").write_bytes(verdict)
+    assert code == gate.STALE and "int8.json (not what dvc.lock says its stage wrote" in capsys.readouterr().err
 
 
-def test_a_changed_option_makes_that_variant_anew_and_no_other(house: Path) -> None:
-    """What follows depends on its manifest, in which the option stands."""
-    good = (house / "params.yaml").read_text(encoding="utf-8")
-    edit(house, lambda p: p["variants"]["int8"]["engine_options"].update(attention="eager"))
-    try:
-        planned = stages_run(run(house, "dvc", "repro", "--dry"))
-    finally:
-        (house / "params.yaml").write_text(good, encoding="utf-8")
-    assert {s for s in planned if "@" in s} == {"quantize@int8"}
-
-
-def test_an_added_variant_runs_only_itself_and_what_cannot_be_built_is_a_result(house: Path) -> None:
-    edit(house, lambda p: p["variants"].update({"int4-odd": ODD}))
-    output = run(house, "dvc", "repro")
-    chain = {f"{s}@int4-odd" for s in CHAIN}
-    assert stages_run(output) == {"check", "gate", "report", "track"} | chain
-    assert "1 new MLflow runs" in output
-    odd = results(house, "int4-odd")
-    assert odd["status"] == "unsupported" and "group_size 128 does not divide" in odd["reason"]
-    verdict = json.loads((house / "reports/gate.json").read_text(encoding="utf-8"))
-    assert verdict["variants"]["int4-odd"]["verdict"] == "UNSUPPORTED"
-    assert "group_size 128" in (house / "reports/report.html").read_text(encoding="utf-8")
-
-
-def test_a_variant_taken_out_appears_nowhere(house: Path) -> None:
-    edit(house, lambda p: p["variants"].pop("int4-odd"))
-    run(house, "dvc", "repro", "gate", "report")
-    for name in ("gate.json", "report.html", "report.md", "summary.json"):
-        assert "int4-odd" not in (house / "reports" / name).read_text(encoding="utf-8"), name
-
-
-def test_the_summary_holds_the_table_and_the_times(house: Path) -> None:
-    output = run(house, sys.executable, "-m", "pipeline.report", "--summary")
-    assert "int8" in output and "quantize" in output and "make ui" in output
-
-
-def test_enforce_exits_by_the_verdict(house: Path) -> None:
-    run(house, "dvc", "repro", "gate")
-    verdict = json.loads((house / "reports/gate.json").read_text(encoding="utf-8"))["verdict"]
-    env = os.environ | {"PYTHONPATH": str(house)}
-    done = subprocess.run([sys.executable, "-m", "pipeline.gate", "--enforce"], cwd=house, env=env, capture_output=True, text=True)
-    assert done.returncode == {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 3}[verdict], done.stdout + done.stderr
-
-
-def test_a_served_variant_stands_in_the_trade_off_table_beside_itself_in_process(house: Path) -> None:
-    with (house / "reports/tradeoff_table.csv").open(encoding="utf-8") as f:
-        rows = [(r["variant"], r["measured"], r["at_once"]) for r in csv.DictReader(f)]
-    assert {("bf16", "in process", "1"), ("int8", "in process", "1"), ("int8", "server", "1"), ("int8", "server", "2")} <= set(rows)
-    assert not [r for r in rows if r[:2] == ("bf16", "server")]
-    page = (house / "reports/report.html").read_text(encoding="utf-8")
-    assert "<strong>int8</strong> as a server" in page and "no KLD over the whole vocabulary" in page
-
-
-def test_a_rule_on_a_server_is_judged_and_its_change_reruns_no_server(house: Path, server: Server) -> None:
-    good, asked = (house / "params.yaml").read_text(encoding="utf-8"), len(server.asked)
+def test_a_rule_on_a_server_is_judged_and_asks_no_server_again(inside: Path, server: Server) -> None:
+    good, asked = Path("params.yaml").read_text(encoding="utf-8"), len(server.asked)
     rule = {"metric": "failure_rate/closed-2", "limit": "50 pp", "variants": ["int8"]}
-    edit(house, lambda p: p["gate"]["rules"].append(rule))
-    try:
-        run(house, "dvc", "repro", "gate")
-        verdict = json.loads((house / "reports/gate.json").read_text(encoding="utf-8"))
-    finally:
-        (house / "params.yaml").write_text(good, encoding="utf-8")
+    edit(inside, lambda p: p["gate"]["rules"].append(rule))
+    gate.main()
+    verdict = json.loads(Path("reports/gate.json").read_text(encoding="utf-8"))
     judged = {r["metric"]: r["verdict"] for r in verdict["variants"]["int8"]["rules"]}
     assert judged["failure_rate/closed-2"] == "PASS" and "reports/serving/int8.json" in verdict["inputs"]
-    assert len(server.asked) == asked
+    planned = stages_run(run(inside, "dvc", "repro", "--dry"))
+    assert not [s for s in planned if "@" in s] and len(server.asked) == asked
+    Path("params.yaml").write_text(good, encoding="utf-8")
 
 
-def test_a_project_without_servers_needs_no_section(house: Path) -> None:
+def test_a_changed_option_or_an_added_variant_reruns_its_own_chain_only(house: Path) -> None:
     good = (house / "params.yaml").read_text(encoding="utf-8")
-    edit(house, lambda p: (p.pop("serving"), p["tiers"]["tiny"].pop("serving")))
-    try:
-        output = run(house, "dvc", "repro", "report")
-    finally:
-        (house / "params.yaml").write_text(good, encoding="utf-8")
-    assert "check" in stages_run(output) and not [s for s in stages_run(output) if "@" in s]
+    edit(house, lambda p: p["variants"]["int8"]["engine_options"].update(attention="eager"))
+    planned = stages_run(run(house, "dvc", "repro", "--dry"))
+    assert {s for s in planned if "@" in s} == {"quantize@int8"}  # what follows depends on its manifest, in which the option stands
+    (house / "params.yaml").write_text(good, encoding="utf-8")
+    edit(house, lambda p: p["variants"].update(new=ODD))
+    changed = json.loads(run(house, "dvc", "status", "--json"))
+    assert {s for s in changed if "@" in s} == {f"{s}@new" for s in CHAIN}
+    (house / "params.yaml").write_text(good, encoding="utf-8")
+
+
+def test_what_is_taken_out_appears_nowhere_and_a_project_without_servers_needs_no_section(house: Path) -> None:
+    edit(house, lambda p: (p["variants"].pop("int4-odd"), p.pop("serving"), p["tiers"]["tiny"].pop("serving")))
+    assert stages_run(run(house, "dvc", "repro", "report")) == {"check", "gate", "report"}
+    for name in ("gate.json", "report.html", "report.md", "summary.json"):
+        assert "int4-odd" not in (house / "reports" / name).read_text(encoding="utf-8"), name
     assert ",server," not in (house / "reports/tradeoff_table.csv").read_text(encoding="utf-8")
 
 
-def test_a_merge_into_the_state_it_is_changes_nothing_and_an_edited_result_is_no_verdict(house: Path) -> None:
-    """With DVC's own lock and cache: the baseline's rows are found, and a result that no stage wrote is exit 2."""
-    run(house, "dvc", "repro")
-    run(house, "git", "add", "-A")
-    run(house, "git", "-c", "user.name=t", "-c", "user.email=t@localhost", "commit", "-qm", "results")
-    enforce = (sys.executable, "-m", "pipeline.gate", "--enforce", "--comment", "--baseline", "HEAD")
-    assert "unchanged" in run(house, *enforce, check=False) + (house / "artifacts/comment.md").read_text(encoding="utf-8")
-    path = house / "reports/metrics/int8.json"
-    good = path.read_text(encoding="utf-8")
-    path.write_text(good.replace('"n": ', '"n": 1'), encoding="utf-8")
-    run(house, sys.executable, "-m", "pipeline.gate")
-    told = run(house, *enforce, check=False)
-    path.write_text(good, encoding="utf-8")
-    assert "int8.json (not what dvc.lock says its stage wrote" in told
+def test_a_fault_in_params_stops_everything_before_any_work(house: Path) -> None:
+    edit(house, lambda p: p["variants"]["int8"]["options"].update(shceme="int8"))
+    output = run(house, "dvc", "repro", check=False)
+    assert "unknown option 'shceme'" in output and "did you mean 'scheme'" in output and "Traceback" not in output
+    assert stages_run(output) == {"check"}

@@ -112,7 +112,7 @@ def test_a_gptq_folder_loads_with_a_packed_kernel_and_close_logits(
 
     monkeypatch.chdir(tmp_path)
     run(tiny, tmp_path / "out", "gptq", bits=8, group_size=32)
-    engine, base = engines.load("hf", tmp_path / "out", threads=2), engines.load("hf", tiny, threads=2)
+    engine, base = engines.load("hf", tmp_path / "out", threads=1), engines.load("hf", tiny, threads=1)
     packed = {k: n for k, n in engine.kernels().items() if not k.startswith("Linear[")}  # type: ignore[attr-defined]
     assert sum(packed.values()) == 14 and len(packed) == 1
     ids = list(range(5, 60))
@@ -134,7 +134,7 @@ def test_rtn_is_the_nearest_code_of_each_group(
     monkeypatch.chdir(tmp_path)
     facts = run(tiny, tmp_path / "out", "rtn", bits=bits, group_size=group)
     assert facts["modules"] == 14 and facts["calibration"] is None
-    engine = engines.load("hf", tmp_path / "out", threads=2)
+    engine = engines.load("hf", tmp_path / "out", threads=1)
     base = load_file(tiny / "model.safetensors")
     for name, module in engine.model.named_modules():  # type: ignore[attr-defined]
         if hasattr(module, "qweight"):
@@ -234,7 +234,7 @@ def test_a_method_packs_every_matrix_and_answers_alike_when_loaded_anew(
     facts = run(wide, tmp_path / "out", quantizer, **options)
     assert facts["modules"] == 14 and facts["kept"] == []
     assert facts["packed_bits"] == pytest.approx(facts["expected_bits"], rel=attest.TOLERANCE)
-    engine, base = engines.load("hf", tmp_path / "out", threads=2), engines.load("hf", wide, threads=2)
+    engine, base = engines.load("hf", tmp_path / "out", threads=1), engines.load("hf", wide, threads=1)
     attest.check_kernels(engine.kernels(), facts)
     attest.check_answer(engine, facts["probe"])
     ids = list(range(5, 60))
@@ -251,7 +251,7 @@ def test_kept_layers_stay_as_they_are(wide: Path, tmp_path: Path, monkeypatch: p
     quantizer, options = METHODS[name]
     facts = run(wide, tmp_path / "out", quantizer, **options, keep=["*.down_proj"])
     assert facts["modules"] == 12 and len(facts["kept"]) == 2  # type: ignore[arg-type]
-    attest.check_kernels(engines.load("hf", tmp_path / "out", threads=2).kernels(), facts)
+    attest.check_kernels(engines.load("hf", tmp_path / "out", threads=1).kernels(), facts)
 
 
 @QUIET
@@ -273,7 +273,7 @@ def test_groups_of_nothing_give_finite_scales_and_nothing(
     save_file(tensors, base / "model.safetensors", metadata={"format": "pt"})
     quantizer, options = METHODS[name]
     run(base, tmp_path / "out", quantizer, **options)
-    engine, plain = engines.load("hf", tmp_path / "out", threads=2), engines.load("hf", base, threads=2)
+    engine, plain = engines.load("hf", tmp_path / "out", threads=1), engines.load("hf", base, threads=1)
     ours, theirs = engine.logits(list(range(5, 40))), plain.logits(list(range(5, 40)))
     assert np.isfinite(ours).all() and np.corrcoef(ours.ravel(), theirs.ravel())[0, 1] > 0.7
 

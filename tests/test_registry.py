@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from mlflow import MlflowClient
-from track_house import VARIANTS, change, sqlite_house
+from track_house import VARIANTS, change, copy_tracked, sqlite_house
 
 from pipeline import track
 from pipeline.core import artifacts, params
@@ -20,14 +20,23 @@ House = tuple[params.Params, str, MlflowClient]
 NAME = "quantgate"
 
 
+@pytest.fixture(scope="module")
+def tracked_once(tmp_path_factory: pytest.TempPathFactory, database: Path) -> Path:
+    folder = tmp_path_factory.mktemp("tracked")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        settings, uri, _ = sqlite_house(folder, database)
+        track.track(settings, uri)
+    return folder
+
+
 @pytest.fixture
-def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, database: Path) -> House:
+def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tracked_once: Path) -> House:
     """Tracked, with a gate of its own that finds the verdict fresh."""
     monkeypatch.chdir(tmp_path)
-    settings, uri, client = sqlite_house(tmp_path, database)
+    uri = copy_tracked(tracked_once, tmp_path)
     gate_says(0)
-    track.track(settings, uri)
-    return settings, uri, client
+    return params.load(), uri, MlflowClient(tracking_uri=uri)
 
 
 def gate_says(
