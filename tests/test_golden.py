@@ -28,7 +28,7 @@ def fresh() -> dict[str, Cases]:
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_stage_writes_what_it_wrote_by_its_number(fresh: dict[str, Cases], stage: str) -> None:
-    told, _ = renew.fault(stage, renew.numbers()[stage], fresh[stage], renew.on_file(stage))
+    told, _ = renew.fault(stage, renew.numbers()[stage], fresh[stage], renew.on_file(stage), renew.raised())
     assert not told, told
 
 
@@ -74,6 +74,13 @@ def test_changed_rows_ask_for_a_raised_number_and_a_raised_number_for_renewal(
     assert renew.fault(stage, golden["protocol"] - 1, cases, golden)[1] is False, "numbers only rise"
     told, mends = renew.fault(stage, golden["protocol"] + 1, cases, golden)
     assert told == f"{stage} was raised to {golden['protocol'] + 1}: run `{renew.RENEW}`" and mends
+
+
+def test_rows_may_change_with_a_stage_before_and_with_no_other() -> None:
+    golden, cases = renew.on_file("floor"), changed("floor", lambda c: c["float32"]["windows"].pop())
+    told, mends = renew.fault("floor", golden["protocol"], cases, golden, {"reference", "evaluate"})
+    assert told == f"rows of floor changed with reference, which rose: run `{renew.RENEW}`" and mends
+    assert not renew.fault("floor", golden["protocol"], cases, golden, {"evaluate", "diverge"})[1]
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -1,10 +1,10 @@
 """The golden files, tests/golden/<stage>.json: a stage's number in pipeline/protocol.yaml, and what it writes by that number.
 
-python tests/golden/renew.py [STAGE ...]    after raising a number, or adding a case to house.py
+python tests/golden/renew.py    after raising a number, or adding a case to house.py
 
-Rows change if and only if the number rises: what keeps a rerun from being forgotten also keeps one from being asked for
-nothing. Ids, labels and fields are compared exactly, figures to a thousandth (llama.cpp's, whose 32 bits pass through 16,
-to a hundredth), figures of packed weights roughly.
+Rows change if and only if the stage's number rises, or that of a stage before it: what keeps a rerun from being forgotten also
+keeps one from being asked for nothing. Ids, labels and fields are compared exactly, figures to a thousandth (llama.cpp's, which
+pass through 16 bits, to a hundredth), those of packed weights roughly.
 """
 
 from __future__ import annotations
@@ -27,6 +27,11 @@ from tests.serving_server import serving  # noqa: E402
 
 PROTOCOL = ROOT / "pipeline/protocol.yaml"
 RENEW = "python tests/golden/renew.py"
+BEFORE = {  # {stage: those whose outputs it reads, or what they were made of}
+    "download": (), "calibrate": ("download",), "quantize": ("download", "calibrate"),
+    **dict.fromkeys(("reference", "evaluate", "benchmark", "serve"), ("download", "calibrate", "quantize")),
+    **dict.fromkeys(("floor", "diverge"), ("download", "calibrate", "quantize", "reference")),
+}  # fmt: skip
 Cases = dict[str, Any]
 
 
@@ -48,15 +53,23 @@ def measured() -> dict[str, Cases]:
         return house.run(Path(folder), server)
 
 
-def fault(stage: str, number: int, fresh: Cases, golden: dict[str, Any]) -> tuple[str, bool]:
+def raised() -> set[str]:
+    """Stages whose number is larger than that of their golden file."""
+    return {stage for stage, number in numbers().items() if number > on_file(stage)["protocol"]}
+
+
+def fault(stage: str, number: int, fresh: Cases, golden: dict[str, Any], others: set[str] | None = None) -> tuple[str, bool]:
     """(what is wrong between a stage's number, its rows and its golden file; whether renewing the file mends it).
 
-    An empty sentence where all agree.
+    others: stages that were raised, too. An empty sentence where all agree.
     """
     changed = differing(golden["cases"], {k: v for k, v in fresh.items() if k in golden["cases"]})
     added = sorted(fresh.keys() - golden["cases"].keys())
-    if number > golden["protocol"] and (changed or added):
+    rose, above = number > golden["protocol"], sorted((others or set()) & set(BEFORE[stage]))
+    if rose and (changed or added):
         return f"{stage} was raised to {number}: run `{RENEW}`", True
+    if changed and above:
+        return f"rows of {stage} changed with {', '.join(above)}, which rose: run `{RENEW}`", True
     if changed:
         told = f"rows of {stage} changed: raise {stage} in pipeline/protocol.yaml, then `{RENEW}`; or take the change back"
         return f"{told} ({len(changed)} differ: {'; '.join(changed[:3])})", False
@@ -104,21 +117,20 @@ def _rounded(value: Any) -> Any:
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
-def main(asked: list[str]) -> int:
-    """Renew the golden files of stages whose number rose, or that have a new case; say why of those that are left. Exit code."""
-    left = 0
+def main() -> int:
+    """Renew the golden files of stages that may change; say why of those that are left. Exit code."""
+    left, others = 0, raised()
     for stage, fresh in measured().items():
         number = numbers()[stage]
-        told, mends = fault(stage, number, fresh, on_file(stage))
-        if not told or (asked and stage not in asked):
-            continue
+        told, mends = fault(stage, number, fresh, on_file(stage), others)
         if mends:
             text = written({"protocol": number, "cases": fresh})
             (Path(__file__).parent / f"{stage}.json").write_text(f"{text}\n", encoding="utf-8")
-        left += not mends
-        print(f"renewed {stage}, by {number}" if mends else f"error: {told}", file=sys.stderr)
+        if told:
+            left += not mends
+            print(f"renewed {stage}, by {number}" if mends else f"error: {told}", file=sys.stderr)
     return min(left, 1)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())
