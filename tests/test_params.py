@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from datetime import date
 from pathlib import Path
@@ -11,13 +12,19 @@ import pytest
 import yaml
 from pydantic import Field
 
-from pipeline import check
+from pipeline import check, evalset
 from pipeline.core import params
 from pipeline.core.errors import ParamsError
 from pipeline.core.options import check_options
+from pipeline.evalset import tasks
 
 ROOT = Path(__file__).resolve().parent.parent
 GOOD = (ROOT / "params.yaml").read_text(encoding="utf-8")
+READ_ONCE = {
+    (module, name): functools.cache(getattr(module, name))
+    for module, names in ((evalset, ("load_texts", "load_prompts")), (tasks, ("local_tasks", "load_task")))
+    for name in names
+}
 
 
 def fault(tmp_path: Path, old: str, new: str) -> str:
@@ -29,8 +36,16 @@ def fault(tmp_path: Path, old: str, new: str) -> str:
     return str(caught.value)
 
 
-def test_the_shipped_params_are_sound(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def at_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checkout as working directory; its sets are read once for all tests here."""
     monkeypatch.chdir(ROOT)
+    for module, name in READ_ONCE:
+        monkeypatch.setattr(module, name, READ_ONCE[module, name])
+
+
+@pytest.mark.usefixtures("at_root")
+def test_the_shipped_params_are_sound() -> None:
     assert check.faults(params.load()) == []
 
 
@@ -256,10 +271,8 @@ def test_the_line_is_that_of_the_key(tmp_path: Path, old: str, new: str, key: st
         ("set: evalsets/calibration/own.jsonl", "set: evalsets/calibration/onw.jsonl", ["calibration.set", "is not here"]),
     ],
 )
-def test_what_needs_other_modules_is_checked_before_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, expected: list[str]
-) -> None:
-    monkeypatch.chdir(ROOT)
+@pytest.mark.usefixtures("at_root")
+def test_what_needs_other_modules_is_checked_before_work(tmp_path: Path, old: str, new: str, expected: list[str]) -> None:
     path = tmp_path / "params.yaml"
     path.write_text(GOOD.replace(old, new, 1), encoding="utf-8")
     found = "\n".join(check.faults(params.load(path)))
@@ -274,10 +287,8 @@ def test_what_needs_other_modules_is_checked_before_work(
     ("{facts: 300, ", "{facts: 592, ", None),
     ("", "", None),
 ])  # fmt: skip
-def test_more_than_there_is_is_told_and_no_fault(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, told: str | None
-) -> None:
-    monkeypatch.chdir(ROOT)
+@pytest.mark.usefixtures("at_root")
+def test_more_than_there_is_is_told_and_no_fault(tmp_path: Path, old: str, new: str, told: str | None) -> None:
     path = tmp_path / "params.yaml"
     path.write_text(GOOD.replace(old, new, 1), encoding="utf-8")
     settings = params.load(path)
@@ -286,10 +297,10 @@ def test_more_than_there_is_is_told_and_no_fault(
     assert len(found) == (told is not None) and all(line.startswith(str(told)) for line in found), found
 
 
+@pytest.mark.usefixtures("at_root")
 def test_check_prints_what_is_more_than_there_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(ROOT)
     path = tmp_path / "params.yaml"
     path.write_text(GOOD.replace("documents: 11", "documents: 1000", 1), encoding="utf-8")
     settings = params.load(path)
