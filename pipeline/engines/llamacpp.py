@@ -40,7 +40,7 @@ def load(
         import llama_cpp
         from transformers import AutoTokenizer
     except ImportError as e:
-        raise Unsupported(f"engine 'llamacpp' needs {e.name}; pip install llama-cpp-python -c constraints.txt") from None
+        raise Unsupported(f"engine 'llamacpp' needs {e.name}; python -m pipeline.core.install") from None
     file = model_dir / "model.gguf"
     if not file.exists():
         raise Unsupported(f"engine 'llamacpp' reads GGUF, and {model_dir} holds none; use quantizer 'gguf'")

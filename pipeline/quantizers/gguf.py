@@ -42,7 +42,7 @@ def quantize(
     try:
         import llama_cpp
     except ImportError as e:
-        raise Unsupported(f"quantizer 'gguf' needs {e.name}; pip install llama-cpp-python -c constraints.txt") from None
+        raise Unsupported(f"quantizer 'gguf' needs {e.name}; python -m pipeline.core.install") from None
     kept = kept_layers(model_dir, keep)
     with tempfile.TemporaryDirectory(dir=out_dir.parent) as tmp:
         whole = Path(tmp) / "whole.gguf"

@@ -26,7 +26,7 @@ import httpx2
 import psutil
 
 from pipeline import envs
-from pipeline.core import artifacts, cli
+from pipeline.core import artifacts, cli, install
 from pipeline.core.errors import Crashed, ParamsError, QuantgateError, Unsupported
 from pipeline.core.explain import did_you_mean
 from pipeline.serving.client import ServerError
@@ -168,7 +168,7 @@ def served(command: Command, port: int, log: Path, startup_s: float) -> Iterator
     with log.open("wb") as out:
         process = subprocess.Popen(
             [sys.executable, str(guard), *command.arguments], stdin=subprocess.PIPE, stdout=out, stderr=out,
-            env=envs._clean() | command.variables | {command.key_variable: key},
+            env=install.clean() | command.variables | {command.key_variable: key},
         )  # fmt: skip
     try:
         _wait(process, url, key, log, start + startup_s)
