@@ -15,6 +15,7 @@ from pipeline.core import artifacts
 from pipeline.core.errors import Unsupported
 from pipeline.core.quiet import output_to
 from pipeline.quantizers import Facts
+from pipeline.quantizers._reproducible import ANY_MACHINE
 from pipeline.weights import kept_layers
 
 ENGINE = "llamacpp"  # the one that reads what this writes
@@ -61,7 +62,9 @@ def quantize(
     shutil.copyfile(model_dir / "config.json", out_dir / "config.json")
     converter = (envs.FILES / "gguf.txt").read_text(encoding="utf-8").split("\n")[2]
     warnings = _fallen_back(out_dir / FILE, type, left)
-    return {"library": "llama-cpp-python", "converter": converter, "kept": kept, "warnings": warnings}
+    return {
+        "library": "llama-cpp-python", "converter": converter, "reproducible": ANY_MACHINE, "kept": kept, "warnings": warnings
+    }  # fmt: skip
 
 
 def _names(whole: Path, layers: list[str]) -> list[str]:
