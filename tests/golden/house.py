@@ -28,7 +28,7 @@ import pytest
 import yaml
 
 from pipeline import benchmark, calibrate, diverge, download, engines, evaluate, floor, quantize, reference, serve, worker
-from pipeline.core import artifacts, params
+from pipeline.core import artifacts, isolate, params
 from pipeline.core.errors import Unsupported
 from pipeline.quantizers import gguf, onnx
 from tests.serving_server import Server
@@ -173,6 +173,7 @@ def _prepare(patch: pytest.MonkeyPatch, url: str) -> None:
     write_model(Path("coarse"), COARSE)
     PARAMS["serving"]["variants"] = {f"hf-{FLOAT}": {"url": url}}
     _set_params()
+    patch.setattr(isolate, "isolated", lambda work, *args, what, **named: work(*args, **named))
     patch.setattr(gguf, "_convert", write_gguf)
     patch.setitem(gguf.FILE_TYPES, "F16", 0)  # llama.h's F32: products in 16 bits depend on the processor
     patch.setattr(onnx, "subprocess", SimpleNamespace(run=_build_onnx, STDOUT=subprocess.STDOUT))
@@ -303,6 +304,7 @@ def _benchmark(variant: str) -> dict[str, Any]:
     told = ("round", "scenario", "who", "warmup", "prompt_tokens", "output_tokens", "batch", "ok", "cold")
     path = artifacts.timings(variant)
     rows, meta = artifacts.read_jsonl(path), artifacts.read_json(artifacts.meta_of(path))
+    assert meta["status"] == "ok", meta["reason"]
     return {
         "asked": list(Here.asked), "schedule": [{k: row.get(k) for k in told} for row in rows],
         "fields": sorted({" ".join(_fields(row)) for row in rows}), "meta_fields": _fields(meta),
