@@ -196,18 +196,19 @@ def compile_llamacpp(command: list[str], env: dict[str, str], python: Path) -> N
     say(f"4/4  llama.cpp, compiled for {' '.join(sets) or 'this processor'} on {os.cpu_count()} cores: some minutes")
     subprocess.run([python, "-m", "pip", "uninstall", "--yes", "llama-cpp-python"], capture_output=True, env=env)
     arguments = [*set_switches(sets), "-DLLAVA_BUILD=OFF", *shlex.split(own)]  # no pictures are read; a person's own go first
-    wanted = [*(word for a in arguments for word in ("-C", f"cmake.args={a}")), "llama-cpp-python", "-c", "constraints.txt"]
+    wanted = ["llama-cpp-python", "-c", "constraints.txt"]
+    env = env | {"CMAKE_ARGS": shlex.join([f"-DCMAKE_PROJECT_llama_cpp_INCLUDE={LESS.absolute()}", *arguments])}
     if is_uv(command):
-        # uv keeps what it compiled for the same settings, but asks the index whether the source has changed, and some say yes
-        cached = [*command, "--offline", "--no-build-isolation", *wanted]
-        if subprocess.run(cached, capture_output=True, env=env).returncode == 0:
+        # uv keeps what it compiles by these settings (it does not look at variables; the path above is another in each checkout),
+        # but asks the index whether the source has changed, and some indexes always say so
+        wanted += [word for argument in arguments for word in ("-C", f"cmake.args={argument}")]
+        kept = [*command, "--offline", "--no-build-isolation", *wanted]
+        if subprocess.run(kept, capture_output=True, env=env).returncode == 0:
             say("     it was compiled so before, and taken from uv's cache")
             return
     else:
-        wanted += ["--no-cache-dir"]  # pip's cache does not tell settings apart
-    # not as a setting, or each checkout would compile anew
-    less = f"-DCMAKE_PROJECT_llama_cpp_INCLUDE={shlex.quote(str(LESS.absolute()))}"
-    if follow([*command, "-v", *wanted], env | {"CMAKE_ARGS": f"{less} {own}"}):
+        wanted += ["--no-cache-dir"]  # pip's cache tells nothing apart
+    if follow([*command, "-v", *wanted], env):
         sys.exit(
             f"error: llama.cpp could not be compiled (log: {LOG}); everything else is installed. The same command tries again, "
             "`touch .venv/installed` goes on without it: its variants will be unsupported"
