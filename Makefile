@@ -9,9 +9,13 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 help:  ## show this list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /make \1 - /'
 
+# DVC runs stages in the order of its graph: what decides is asked for first, so that it is seen first.
+FIRST := from pipeline.core import params; s = params.load(); print(*(f"compare@{v}" for v in (s.reference, s.gate.required[0])))
+
 repro: .venv/installed  ## install what is missing, run the whole pipeline, print the table
 	@python -m pipeline.check > /dev/null
-	dvc repro
+	@{ dvc repro $$(python -c '$(FIRST)') && python -m pipeline.report --first && dvc repro; } || { echo "make: stopped at the stage \
+	that is named above; all that was finished before it is kept, and \`make repro\` goes on from there"; exit 1; }
 	@python -m pipeline.report --summary
 
 test: .venv/installed  ## install what is missing, check style and types, run the tests
@@ -37,14 +41,10 @@ full: .venv/installed  ## every variant of tests/bench/full.yaml, in a clone, sm
 ui: .venv/installed  ## open the MLflow UI on 127.0.0.1:5000
 	mlflow ui --backend-store-uri sqlite:///mlflow.db --host 127.0.0.1 --port 5000
 
-.venv/installed: constraints.txt pyproject.toml
+.venv/installed: constraints.txt constraints-dev.txt pyproject.toml
 	@command -v git >/dev/null || { echo "error: git is missing; install it with your system's package manager"; exit 1; }
 	@command -v $(PYTHON) >/dev/null || { echo "error: $(PYTHON) is missing; install Python 3.10, 3.11 or 3.12"; exit 1; }
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if (3, 10) <= v[:2] <= (3, 12) else "error: Python 3.10, 3.11 or 3.12 is needed, %s is %d.%d; try: make PYTHON=python3.11" % (sys.executable, v[0], v[1]))'
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "error: $(PYTHON) has no venv module; install python3-venv"; exit 1; }
-	@command -v c++ >/dev/null || command -v g++ >/dev/null || { echo "error: a C++ compiler is missing (llama.cpp is built from source); install g++ or build-essential"; exit 1; }
-	$(PYTHON) -m venv .venv
-	python -m pip install --quiet --upgrade pip
-	@echo "installing into .venv; llama.cpp is compiled on the way, which takes some minutes"
-	python -m pip install --quiet --editable '.[dev]' --constraint constraints.txt
+	$(PYTHON) -m pipeline.core.install
 	@touch $@

@@ -10,9 +10,12 @@ from typing import Any
 import numpy as np
 
 from pipeline.core.errors import InvalidVariant
+from pipeline.engines import Sampling
+from pipeline.quantizers._probe import token_ids
 
 TOLERANCE = 0.03  # of the expected bits: padding, a rounded group, a description of a few bytes
 PLAIN = ("float32", "float16", "bfloat16", "F32", "F16", "BF16", "MatMul", "Gemm")  # products of unpacked weights
+DECODED = 3  # tokens that a probe decodes
 CLOSE = 1e-2  # of the largest logit: another process may choose another kernel, not other weights
 
 
@@ -38,16 +41,23 @@ def check_kernels(kernels: dict[str, int], manifest: dict[str, Any]) -> None:
         raise InvalidVariant(f"{expected} matrices were quantized and {packed} run packed: {kernels}")
 
 
-def check_probe(engine: Any, manifest: dict[str, Any]) -> None:
-    """Raise if the model, loaded in this process, answers otherwise than the one that was saved."""
-    probe = manifest.get("probe")
-    if not probe:
+def check_answer(engine: Any, before: dict[str, Any] | None) -> None:
+    """Raise if the model, loaded in this process, gives no numbers, or others than in the process that saved it.
+
+    before: {token_ids, at, logits} of the model in memory (quantizers/_probe.py), where it could be asked.
+    """
+    ids = before["token_ids"] if before else token_ids(engine.vocab_size)
+    ours = engine.logits(ids)[-1]
+    if not np.isfinite(ours).all():
+        raise InvalidVariant(f"{int((~np.isfinite(ours)).sum())} of its {len(ours)} logits after a probe are not finite")
+    list(engine.stream(ids, DECODED, Sampling(stop=False)))  # decoding runs other kernels than reading
+    if not before:
         return
-    ours, theirs = engine.logits(probe["token_ids"])[-1], np.asarray(probe["logits"])
-    found = ours[np.asarray(probe["at"])]
+    theirs = np.asarray(before["logits"])
+    found = ours[np.asarray(before["at"])]
     error = float(np.abs(found - theirs).max() / np.abs(theirs).max())
-    if not error <= probe.get("close", CLOSE):
+    if not error <= before.get("close", CLOSE):
         raise InvalidVariant(
             f"loaded anew, it gives {found[0]:.4g} where the model that was saved gave {theirs[0]:.4g} (probe of "
-            f"{len(probe['token_ids'])} tokens): saving or loading lost something"
+            f"{len(ids)} tokens): saving or loading lost something"
         )

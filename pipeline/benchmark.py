@@ -18,7 +18,7 @@ from typing import Any
 
 from pipeline import hardware
 from pipeline.core import artifacts, cli, params
-from pipeline.core.errors import Unsupported
+from pipeline.core.errors import NoResult, Unsupported
 from pipeline.core.params import Params, Requests
 from pipeline.evalset import load_texts
 from pipeline.numbers import rounds, sweep
@@ -146,8 +146,8 @@ def main(variant: str) -> None:
         return
     try:
         rows, found = timed(settings, variant, settings.thread_count)
-    except Unsupported as e:
-        _write_nothing(path, meta | {"status": "unsupported", "reason": str(e)})
+    except NoResult as e:
+        _write_nothing(path, meta | {"status": e.status, "reason": str(e)})
         return
     artifacts.write_jsonl(path, rows)
     artifacts.write_json(

@@ -49,7 +49,7 @@ def compare(variant: str, settings: params.Params) -> Row:
             noise.mark(b.metrics, floors)
         own = {metas[make(variant)]["status"] for make in ROWS}
         if faults:
-            status = "unsupported" if "unsupported" in own and own <= {"ok", "unsupported"} else "invalid"
+            status = next((s for s in ("crashed", "invalid", "unsupported") if s in own), "invalid")
     return {
         "variant": variant, "reference": ref, "status": status, "reason": "; ".join(faults) or None,
         "quantizer": manifest["quantizer"], "asked": manifest["asked"], "options": manifest["options"],

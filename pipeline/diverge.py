@@ -19,7 +19,7 @@ import numpy as np
 import typer
 
 from pipeline import attest, engines, free_run, llamacpp_compat
-from pipeline.core import artifacts, cli, params, quiet
+from pipeline.core import artifacts, cli, isolate, params, quiet
 from pipeline.core.errors import ArtifactError, InvalidVariant, NoResult, ParamsError
 from pipeline.engines import Engine
 from pipeline.numbers.distributions import compare_parts
@@ -128,7 +128,6 @@ def _attested(variant: params.Variant, folder: Path, manifest: dict[str, Any], t
     artifacts.verify_files(folder, manifest)
     engine = engines.load(variant.engine, folder, threads=threads, **variant.engine_options)
     attest.check_kernels(engine.kernels(), manifest)
-    attest.check_probe(engine, manifest)
     return engine
 
 
@@ -149,31 +148,33 @@ def _score(engine: Engine, store: Store, path: Path, settings: params.Params, va
     return {"status": status, "reason": why, "tokens": seen.tokens, "kernels": engine.kernels()}, told
 
 
-def measure(variant: str, settings: params.Params) -> str:
+def measure(variant: str, settings: params.Params, meta: Row) -> str:
     """Write the variant's token rows and its own replies, from one load of its model; what to say of both."""
-    folder, path, chosen = artifacts.model_dir(variant), artifacts.tokens(variant), settings.variant(variant)
-    manifest, store = artifacts.read_manifest(folder), Store(artifacts.REFERENCE)
-    meta: Row = {
-        "variant": variant, "model": manifest["digest"], "reference": store.manifest["digest"],
-        "status": manifest["status"], "reason": manifest["reason"], "versions": artifacts.versions(),
-    }  # fmt: skip
-    engine, told = None, ""
-    if manifest["status"] == "ok":
-        try:
-            engine = _attested(chosen, folder, manifest, settings.thread_count)
-        except NoResult as e:
-            meta |= {"status": e.status, "reason": str(e)}
-    facts: Row = {}
-    if engine is None:
-        with artifacts.atomic_file(path) as tmp:
-            write([], tmp)
-    else:
-        facts, told = _score(engine, store, path, settings, variant)
+    folder, path = artifacts.model_dir(variant), artifacts.tokens(variant)
+    engine = _attested(settings.variant(variant), folder, artifacts.read_manifest(folder), settings.thread_count)
+    facts, told = _score(engine, Store(artifacts.REFERENCE), path, settings, variant)
     artifacts.write_json(artifacts.meta_of(path), meta | facts)
     replied = free_run.write(variant, engine, settings, meta)
-    if engine is None:
-        return f"{meta['status']}: {meta['reason']}"
     return f"{told}; " + (replied["reason"] or f"{replied['rows']} replies of its own")
+
+
+def measured(variant: str, settings: params.Params) -> str:
+    """`measure` in a process of its own; where it comes to nothing, files without rows that say why."""
+    manifest, path = artifacts.read_manifest(artifacts.model_dir(variant)), artifacts.tokens(variant)
+    meta: Row = {
+        "variant": variant, "model": manifest["digest"], "reference": Store(artifacts.REFERENCE).manifest["digest"],
+        "status": manifest["status"], "reason": manifest["reason"], "versions": artifacts.versions(),
+    }  # fmt: skip
+    if meta["status"] == "ok":
+        try:
+            return isolate.isolated(measure, variant, settings, meta, what=f"diverge {variant}")
+        except NoResult as e:
+            meta |= {"status": e.status, "reason": str(e)}
+    with artifacts.atomic_file(path) as tmp:
+        write([], tmp)
+    artifacts.write_json(artifacts.meta_of(path), meta)
+    free_run.write(variant, None, settings, meta)
+    return f"{meta['status']}: {meta['reason']}"
 
 
 def main(
@@ -193,7 +194,8 @@ def main(
         raise ParamsError("--against and --json belong to --llamacpp-compatible TEXT; name the text, or leave them out")
     watch = artifacts.Stopwatch("diverge", variant)
     settings = params.load()
-    told = measure(variant, settings)
+    settings.variant(variant)
+    told = measured(variant, settings)
     cli.say("diverge", f"{variant}: {told}, {watch.done():.1f} s")
 
 

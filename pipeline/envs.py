@@ -9,7 +9,6 @@ A requirements file can say, in comments of its own, `# on top of ours` (first l
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import shutil
 import subprocess
@@ -19,20 +18,23 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from pipeline.core import artifacts, cli
-from pipeline.core.errors import Unsupported
+from pipeline.core import artifacts, cli, install
+from pipeline.core.errors import ArtifactError, Unsupported
 
 FILES = Path("envs")
 HOME = artifacts.ARTIFACTS / "envs"
 LAYERED = "# on top of ours"  # first line of a file whose packages only need to win over ours, not to do without them
 WITH = re.compile(r"^# with (\w+)=(\S+)$", re.MULTILINE)  # a variable that a package's build reads
 READY = ".ready"  # written last: an environment without it was not finished
+FULL = "No space left on device"
+NEVER = "has no wheels with a matching"  # uv of a package that is not made for this system or Python
 
 
 def python(name: str) -> Path:
     """The interpreter of an environment, built if it is not here yet.
 
-    Raises `Unsupported` with pip's last line if the build fails: the machine cannot run what needs it.
+    Raises `Unsupported` where a package is not made for this machine, and `ArtifactError` for all that may pass: no network,
+    a full disk, a mirror without the package. A later run tries again.
     """
     wanted = FILES / f"{name}.txt"
     text = wanted.read_bytes()
@@ -52,36 +54,46 @@ def _build(name: str, wanted: Path, home: Path) -> None:
     log.parent.mkdir(parents=True, exist_ok=True)
     cli.say("env", f"building {name} from {wanted} (once; log: {log})")
     text = wanted.read_text(encoding="utf-8")
-    layered, variables = text.startswith(LAYERED), dict(WITH.findall(text))
-    install = [str(home / "bin/python"), "-m", "pip", "install", "--quiet", *(["--no-deps"] if layered else [])]
-    steps = ([sys.executable, "-m", "venv", str(home)], [*install, "--requirement", str(wanted.absolute())])
+    layered = text.startswith(LAYERED)
+    fast = install.installer(home / "bin/python", Path(sys.prefix))
+    make = [sys.executable, "-m", "venv", *(["--without-pip"] if Path(fast[0]).name == "uv" else []), str(home)]
+    steps = (make, [*fast, *(["--no-deps"] if layered else []), "--requirement", str(wanted.absolute())])
+    variables = install.environment(sys.executable) | dict(WITH.findall(text))
     with log.open("w") as out:
         for step in steps:
-            done = subprocess.run(step, stdout=out, stderr=subprocess.STDOUT, env=_clean() | variables)
-            if done.returncode:
+            if subprocess.run(step, stdout=out, stderr=subprocess.STDOUT, env=variables).returncode:
                 out.flush()
-                raise Unsupported(f"environment {name!r} could not be built: {_last_line(log)} (see {log})")
+                raise _failed(name, log)
     if layered:  # a .pth file's folders come after the environment's own: what it installed wins
         site = next((home / "lib").glob("python*/site-packages"))
         (site / "zz-ours.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
     (home / READY).touch()
 
 
+def _failed(name: str, log: Path) -> ArtifactError | Unsupported:
+    said = log.read_text(errors="replace")
+    if NEVER in said:
+        return Unsupported(f"environment {name!r} cannot be built here: a package {NEVER} system or Python (see {log})")
+    return ArtifactError(f"environment {name!r} could not be built: {_why(said) or _last_line(log)} (see {log}); try again")
+
+
+def _why(said: str) -> str:
+    """uv's or pip's error and what caused it; empty where neither stands in their output."""
+    lines = [line.strip() for line in said.splitlines() if line.strip().lower().startswith(("error:", "cause:"))]
+    return " ".join(dict.fromkeys([lines[0], lines[-1]])) if lines else ""
+
+
 def run(name: str, *arguments: str, log: Path) -> None:
     """Run `python <arguments>` in an environment; what it prints goes to `log`.
 
-    Raises `RuntimeError` with its last line if it fails.
+    Raises `RuntimeError` with its last line if it fails, `ArtifactError` if that is for want of disk.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as out:
-        done = subprocess.run([str(python(name)), *arguments], stdout=out, stderr=subprocess.STDOUT, env=_clean())
+        done = subprocess.run([str(python(name)), *arguments], stdout=out, stderr=subprocess.STDOUT, env=install.clean())
     if done.returncode:
-        raise RuntimeError(f"{name}: {_last_line(log)} (see {log})")
-
-
-def _clean() -> dict[str, str]:
-    """This process's variables without those that would let our modules into another environment, or theirs into ours."""
-    return {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTHONSTARTUP")}
+        full = FULL in log.read_text(errors="replace")
+        raise (ArtifactError if full else RuntimeError)(f"{name}: {_last_line(log)} (see {log})")
 
 
 def _last_line(log: Path) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from pipeline import engines
-from pipeline.core import artifacts, cli, params
+from pipeline.core import artifacts, cli, isolate, params
 from pipeline.core.errors import DataError, NoResult
 from pipeline.core.params import Evaluate, HowMany
 from pipeline.evalset import sets_digest
@@ -190,11 +190,22 @@ def task_hashes(tasks: Iterable[str]) -> Iterator[tuple[str, str]]:
                 yield from sets_digest(file).items()
 
 
+def answers(variant: str, settings: params.Params) -> tuple[list[Row], str | None]:
+    """The variant's rows, and why they cannot be used, or None."""
+    chosen = settings.variant(variant)
+    engine = engines.load(
+        chosen.engine, artifacts.model_dir(variant), threads=settings.thread_count, **chosen.engine_options
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as tmp:
+        rows = evaluate(engine, settings.evaluate, settings.amount.tasks, settings.seed, Path(tmp))
+    return rows, check(rows, engine.tokenizer)
+
+
 def main(variant: str) -> None:
     """Answer the tasks with VARIANT."""
     watch = artifacts.Stopwatch("evaluate", variant)
     settings = params.load()
-    chosen = settings.variant(variant)
+    settings.variant(variant)
     folder, path = artifacts.model_dir(variant), artifacts.answers(variant)
     manifest = artifacts.read_manifest(folder)
     meta: dict[str, Any] = {
@@ -202,20 +213,16 @@ def main(variant: str) -> None:
         "batch_size": settings.evaluate.batch_size, "seed": settings.seed, "versions": artifacts.versions(),
     }  # fmt: skip
     rows: list[Row] = []
-    if manifest["status"] == "ok":
+    status, why = manifest["status"], manifest["reason"]
+    if status == "ok":
         artifacts.verify_files(folder, manifest)
         if cannot := unfit(settings.amount.tasks, folder, settings.evaluate.allow_truncated, settings.seed):
             raise DataError("\n       ".join(cannot))
         try:
-            engine = engines.load(chosen.engine, folder, threads=settings.thread_count, **chosen.engine_options)
-            with tempfile.TemporaryDirectory() as tmp:
-                rows = evaluate(engine, settings.evaluate, settings.amount.tasks, settings.seed, Path(tmp))
-            why = check(rows, engine.tokenizer)
+            rows, why = isolate.isolated(answers, variant, settings, what=f"evaluate {variant}")
             status = "invalid" if why else "ok"
         except NoResult as e:
             status, why = e.status, str(e)
-    else:
-        status, why = manifest["status"], manifest["reason"]
     artifacts.write_jsonl(path, rows)
     artifacts.write_json(artifacts.meta_of(path), meta | {"status": status, "reason": why})
     scored = [r["acc"] for r in rows if r["acc"] is not None]

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline import engines
-from pipeline.core import artifacts, cli, params
+from pipeline.core import artifacts, cli, isolate, params
 from pipeline.core.errors import ArtifactError, Unsupported
 from pipeline.figures.builder import Builder
 from pipeline.numbers.distributions import compare_parts
@@ -179,8 +179,8 @@ def measure(engine: Any, store: Store, chosen: Sequence[int], b: Builder, *, bat
         add_largest(b, name)
 
 
-def main() -> None:
-    """Measure the reference against itself."""
+def run() -> None:
+    """All that the stage does, from params to its file."""
     watch = artifacts.Stopwatch("floor")
     settings = params.load()
     variant = settings.variant(settings.reference)
@@ -208,6 +208,11 @@ def main() -> None:
 def _shown(metric: dict[str, Any]) -> str:
     value = metric["value"]
     return f"{value:.3g}" if value is not None and math.isfinite(value) else f"unknown ({metric['reason']})"
+
+
+def main() -> None:
+    """Measure the reference against itself."""
+    isolate.isolated(run, what="floor")
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 import psutil
 
+from pipeline.core import install
+
 
 def describe(threads: int) -> dict[str, Any]:
     """What the figures were measured on."""
@@ -30,6 +32,7 @@ def describe(threads: int) -> dict[str, Any]:
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "gpu": None,
+        "llamacpp": " ".join(install.built_for(sys.executable) or ()) or None,  # what it was compiled for: its speed is that
     }
     try:
         import torch

@@ -8,10 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pipeline import attest, quantizers
+from pipeline import attest, engines, quantizers
 from pipeline.calibration import Calibration
-from pipeline.core import artifacts, cli, options, params
-from pipeline.core.errors import InvalidVariant, Unsupported
+from pipeline.core import artifacts, cli, isolate, options, params
+from pipeline.core.errors import NoResult
 from pipeline.core.params import Variant
 from pipeline.formats import measure
 
@@ -43,14 +43,28 @@ def _copy_text_side(base: Path, out: Path) -> None:
             shutil.copyfile(file, out / file.name)
 
 
-def build(variant: Variant, base: Path, out: Path, *, calibration: Calibration, seed: int) -> dict[str, Any]:
-    """`quantize`, with a variant that cannot be built here as a result: its status and reason, and an empty folder."""
+def answer(variant: Variant, folder: Path, facts: dict[str, Any], threads: int) -> None:
+    """Load what was built with its engine and ask it: known now, and not after an hour of measuring, if it cannot run.
+
+    Raises where other kernels run than were packed, where it answers otherwise than the model in memory did, or not at all.
+    """
+    engine = engines.load(variant.engine, folder, threads=threads, **variant.engine_options)
+    attest.check_kernels(engine.kernels(), facts)
+    attest.check_answer(engine, facts.get("probe"))
+
+
+def build(
+    variant: Variant, base: Path, out: Path, *, calibration: Calibration, seed: int, threads: int, name: str = "variant"
+) -> dict[str, Any]:
+    """Quantize and ask the result, each in a process of its own; a variant that cannot be built or run here is a result too:
+    its status and reason, and an empty folder."""
     try:
-        facts = quantize(variant, base, out, calibration=calibration, seed=seed)
-    except (Unsupported, InvalidVariant) as e:  # the run goes on without this variant; the gate knows
+        facts = isolate.isolated(quantize, variant, base, out, calibration=calibration, seed=seed, what=f"quantize {name}")
+        isolate.isolated(answer, variant, out, facts, threads, what=f"probe {name}")
+    except NoResult as e:  # the run goes on without this variant; the gate knows
         for left in out.iterdir():
             shutil.rmtree(left) if left.is_dir() else left.unlink()
-        return {"status": "unsupported" if isinstance(e, Unsupported) else "invalid", "reason": str(e)}
+        return {"status": e.status, "reason": str(e)}
     return {"status": "ok", "reason": None, **facts}
 
 
@@ -68,7 +82,11 @@ def main(variant: str) -> None:
         "trust_remote_code": base["trust_remote_code"],
     }  # fmt: skip
     with artifacts.atomic_dir(artifacts.model_dir(variant)) as out:
-        built = build(chosen, artifacts.BASE, out, calibration=Calibration(), seed=settings.seed)
+        artifacts.write_json(out / artifacts.MANIFEST, asked)  # what loading reads: whether the model's own code may run
+        built = build(
+            chosen, artifacts.BASE, out, calibration=Calibration(), seed=settings.seed, threads=settings.thread_count, name=variant
+        )
+        built.pop("probe", None)  # its last digits are this processor's; the manifest is the same on any
         manifest = {**asked, **built, "files": artifacts.files_of(out)}
         manifest["digest"] = artifacts.build_digest(manifest)
         artifacts.write_json(out / artifacts.MANIFEST, manifest | {"versions": artifacts.versions()})

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import engines
-from pipeline.core import artifacts, cli, params
+from pipeline.core import artifacts, cli, isolate, params
 from pipeline.core.errors import ArtifactError, DataError, InvalidVariant, Unsupported
 from pipeline.core.params import Diverge, Tier
 from pipeline.engines import Sampling
@@ -225,8 +225,8 @@ def inputs(settings: params.Params, model: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def main() -> None:
-    """Write the reference's store."""
+def run() -> None:
+    """All that the stage does, from params to its file."""
     watch = artifacts.Stopwatch("reference")
     settings = params.load()
     variant = settings.variant(settings.reference)
@@ -262,6 +262,11 @@ def main() -> None:
         f"{facts['kind']} states ({facts['bytes_per_token']:g} bytes a token) + {facts['head_bytes'] / 1e6:.1f} MB head, "
         f"{watch.done():.1f} s",
     )
+
+
+def main() -> None:
+    """Write the reference's store."""
+    isolate.isolated(run, what="reference")
 
 
 if __name__ == "__main__":

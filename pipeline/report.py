@@ -1,6 +1,7 @@
 """report: report.md, report.html, figures -> reports/
 
-`--summary` prints the table, what each stage took, and where to look; `--bundle` packs what another machine needs to check
+`--summary` prints the table, what each stage took, and where to look, `--first` two rows of it before the rest is measured;
+`--bundle` packs what another machine needs to check
 the claim, and `--compare` lays such a pack of another machine beside the results here.
 """
 
@@ -19,8 +20,9 @@ from pipeline.core import artifacts, cli, params
 from pipeline.core.errors import ArtifactError, ParamsError, QuantgateError
 from pipeline.core.params import Params
 from pipeline.figures import noise
-from pipeline.judging import ledger, stale
-from pipeline.numbers import sweep  # fmt: skip
+from pipeline.judging import ledger, stale, verdicts
+from pipeline.numbers import sweep
+from pipeline.numbers.definitions import is_served
 from pipeline.numbers.shown import n_of
 from pipeline.pages import advice, bundle, charts, latency, machines, pareto, pictures, speed, tradeoff, where, words
 from pipeline.pages.words import show
@@ -213,6 +215,26 @@ def print_summary(settings: Params) -> None:
     print("report: reports/report.html     MLflow UI: make ui")
 
 
+def print_first(settings: Params) -> None:
+    """The reference and the first variant that decides, judged, while others are to be measured; nothing once all are.
+
+    What only a server tells is left out: `serve` comes later.
+    """
+    first = settings.gate.required[0]
+    if artifacts.GATE.exists() and stale_line(artifacts.read_json(artifacts.GATE), settings) is None:
+        return
+    results = {name: artifacts.read_json(artifacts.metrics(name)) for name in (settings.reference, first)}
+    rules = [rule for rule in settings.gate.rules if not is_served(rule.metric)]
+    alone = settings.model_copy(update={"gate": settings.gate.model_copy(update={"rules": rules})})
+    verdict = verdicts.of(results, alone)
+    rows = words.table(results, verdict, results)
+    cli.table(list(rows[0]), rows, title=f"first look, tier {settings.tier}", left=("variant", "verdict"))
+    judged, facts = verdict["variants"][first], [artifacts.run_facts(stage, first) for stage in STAGES]
+    print(f"  {first}: {words.verdict_word(judged)} so far: {words.brief(judged)}")
+    took = sum(float(f["wall_s"]) for f in facts if f)
+    print(f"  it took {took:.0f} s beside the reference; {len(settings.variants) - 2} more variants follow")
+
+
 def write_readme(path: Path = Path("README.md")) -> None:
     """Put report.md's head between README's two marks, so that its numbers are those of reports/."""
     report = artifacts.REPORTS / "report.md"
@@ -235,12 +257,14 @@ def side_by_side(settings: Params, other: Path) -> str:
 
 def main(
     summary: Annotated[bool, typer.Option("--summary", help="Print the table; write nothing.")] = False,
+    first: Annotated[bool, typer.Option("--first", help="Print the first variant that decides, before all are measured.")] = False,
     readme: Annotated[bool, typer.Option("--readme", help="Copy the results into README.md; write nothing else.")] = False,
     pack: Annotated[Path | None, typer.Option("--bundle", help="Pack what another machine needs to check the claim.")] = None,
     other: Annotated[Path | None, typer.Option("--compare", help="Lay another machine's bundle beside these results.")] = None,
 ) -> None:
     """Write the report from metrics and verdicts."""
-    asked = [n for n, given in (("--summary", summary), ("--readme", readme), ("--bundle", pack), ("--compare", other)) if given]
+    options = {"--summary": summary, "--first": first, "--readme": readme, "--bundle": pack, "--compare": other}
+    asked = [name for name, given in options.items() if given]
     if len(asked) > 1:
         raise ParamsError(f"{' and '.join(asked)} exclude each other: each does one thing and no more; give one")
     settings = params.load()
@@ -254,6 +278,8 @@ def main(
         write_readme()
     if summary:
         print_summary(settings)
+    if first:
+        print_first(settings)
     if asked:
         return
     watch = artifacts.Stopwatch("report")

@@ -13,7 +13,7 @@ from typing import Any
 
 from pipeline import hardware, served
 from pipeline.core import artifacts, cli, params
-from pipeline.core.errors import ParamsError, Unsupported
+from pipeline.core.errors import NoResult, ParamsError, Unsupported
 from pipeline.core.explain import unknown
 from pipeline.core.params import Compare, Params
 from pipeline.core.sections import Load, Server, Serving
@@ -89,8 +89,8 @@ def measure_variant(variant: str, settings: Params) -> Row:
         plan, own = plan_of(load, common, settings.seed), settings.variant(variant).engine_options
         server, path = common.variants[variant], artifacts.serving(variant)
         found, plan, rows, facts = serve(folder, server, plan, common, settings.thread_count, own, path)
-    except Unsupported as e:
-        about |= {"status": "unsupported", "reason": f"{e} (after a change of this machine: dvc repro -f serve@{variant})"}
+    except NoResult as e:
+        about |= {"status": e.status, "reason": f"{e} (after a change of this machine: dvc repro -sf serve@{variant})"}
         write(variant, [], about, about | none)
         return about
     about |= status_of(rows) | {"probe": found, "plan": asdict(plan)}

@@ -71,11 +71,6 @@ def check_rule(rule: Rule, settings: Params) -> None:
         )
 
 
-def idle(settings: Params) -> set[str]:
-    """The section of params that is no input of a verdict where nobody is served."""
-    return set() if settings.serving.variants else {"serving"}
-
-
 def judged(settings: Params) -> set[str]:
     """Metrics of servers that rules ask for."""
     return {rule.metric for rule in settings.gate.rules if is_served(rule.metric)}
@@ -129,7 +124,7 @@ def fault(variant: str, figures: Row | None, model: str, settings: Params) -> st
         return f"{variant}'s server was measured for other params; run `dvc repro`"
     if figures["model"] != model:
         return f"{variant}'s server had another build of the model; run `dvc repro`"
-    return None if figures["status"] != "unsupported" else f"the server is unsupported: {figures['reason']}"
+    return None if figures["status"] in ("ok", "invalid") else f"the server is {figures['status']}: {figures['reason']}"
 
 
 def metrics(variant: str, figures: Row | None, model: str, settings: Params) -> Metrics:

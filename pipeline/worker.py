@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from pipeline import engines, hardware
-from pipeline.core import cli
+from pipeline.core import cli, isolate, quiet
 from pipeline.core.errors import ArtifactError, QuantgateError, Unsupported
 from pipeline.core.params import Variant
 from pipeline.engines import Sampling, Trace
@@ -27,9 +27,10 @@ FORCED = Sampling(stop=False)  # greedy, and end tokens do not end it
 # --- in the child ------------------------------------------------------------------------------------------------
 
 
-def _serve(pipe: Connection, variant: Variant, folder: Path, threads: int) -> None:
+def _serve(pipe: Connection, variant: Variant, folder: Path, threads: int, log: Path) -> None:
     """Child process: load the model, then answer requests until told to stop."""
-    cli._quiet()
+    quiet.libraries()
+    isolate.enter(log)
     try:
         start = time.monotonic()
         engine = engines.load(variant.engine, folder, threads=threads, **variant.engine_options)
@@ -141,7 +142,9 @@ class Worker:
     def __init__(self, variant: Variant, folder: Path, threads: int) -> None:
         context = mp.get_context("spawn")
         self.pipe, far = context.Pipe()
-        self.process = context.Process(target=_serve, args=(far, variant, folder, threads), daemon=True)
+        self.what, self.oom_kills = f"benchmark of {folder.name}", isolate.oom_kills()
+        self.log = isolate.log_of(self.what)
+        self.process = context.Process(target=_serve, args=(far, variant, folder, threads, self.log), name=self.what, daemon=True)
         self.process.start()
         far.close()
         self.facts = self._receive(STARTUP_S)
@@ -184,7 +187,7 @@ class Worker:
 
     def _died(self) -> NoReturn:
         self.process.join(5)
-        raise ArtifactError(f"the benchmark process died (exit code {self.process.exitcode}); out of memory?") from None
+        raise isolate.how_it_ended(self.what, self.process.exitcode or 0, self.log, self.oom_kills) from None
 
     def close(self) -> None:
         if self.process.is_alive():

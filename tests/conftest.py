@@ -10,8 +10,12 @@ from typing import Any
 
 import pytest
 
+from pipeline.core import isolate
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # products as small as these only wait for a second thread, and burn it
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+isolate.isolated = lambda work, *args, what, **named: work(*args, **named)  # a stage that a test calls works in its process
 
 CHAT = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
 ROOT = Path(__file__).resolve().parent.parent

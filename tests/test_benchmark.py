@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from pipeline import benchmark, hardware, worker
-from pipeline.core.errors import ArtifactError, Unsupported
+from pipeline.core.errors import ArtifactError, Crashed, Unsupported
 from pipeline.core.params import Requests, Variant
 from pipeline.numbers import sweep
 from pipeline.numbers.bounds import Shape
@@ -123,10 +123,16 @@ def test_a_short_reply_is_not_ok_and_an_engine_that_keeps_no_trace_has_no_phases
     assert "other than 2 tokens" in worker._safely(Short(), [[1], [2]], 4, "stream_batch", False)["error"]
 
 
-def test_a_killed_process_is_an_error_in_words(tiny: Path) -> None:
+@pytest.mark.parametrize("number, error, words", [
+    (signal.SIGILL, Crashed, "benchmark of model: the process died of SIGILL"),
+    (signal.SIGKILL, ArtifactError, "stopped by SIGKILL"),
+])  # fmt: skip
+def test_a_process_that_dies_is_a_crash_and_one_that_is_killed_is_none(
+    tiny: Path, number: int, error: type[Exception], words: str
+) -> None:
     with worker.working(HF, tiny, 1) as one:
-        os.kill(one.process.pid or 0, signal.SIGKILL)
-        with pytest.raises(ArtifactError, match="died"):
+        os.kill(one.process.pid or 0, number)
+        with pytest.raises(error, match=words):
             one.ask([1, 2], 2)
 
 

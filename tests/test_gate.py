@@ -291,7 +291,7 @@ def test_no_verdict_on_file_is_exit_2(house: params.Params, capsys: pytest.Captu
     assert gate.enforce(house) == 2 and "missing" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("how", ["changed", "removed", "rows", "rules", "calibration", "code", "evalsets"])
+@pytest.mark.parametrize("how", ["changed", "removed", "rows", "rules", "protocol", "evalsets"])
 def test_a_stale_verdict_is_exit_2(house: params.Params, how: str, capsys: pytest.CaptureFixture[str]) -> None:
     rows = artifacts.answers("int8")
     artifacts.write_jsonl(rows, [{"a": 1}])
@@ -306,10 +306,8 @@ def test_a_stale_verdict_is_exit_2(house: params.Params, how: str, capsys: pytes
         artifacts.write_jsonl(rows, [{"a": 2}])
     elif how == "rules":
         house = house.model_copy(update={"gate": house.gate.model_copy(update={"rules": house.gate.rules[:1]})})
-    elif how == "calibration":
-        house = house.model_copy(update={"calibration": house.calibration.model_copy(update={"rows": 1})})
     else:
-        file = Path("pipeline/numbers/metrics.py") if how == "code" else Path("evalsets/tasks/facts.jsonl")
+        file = Path("pipeline/protocol.yaml") if how == "protocol" else Path("evalsets/tasks/facts.jsonl")
         artifacts.write_text(file, "edited")
     assert gate.enforce(house) == 2 and "stale" in capsys.readouterr().err
     assert str(report.stale_line(verdict, house)).startswith("STALE: missing or changed since: ")
@@ -631,13 +629,22 @@ def test_what_is_not_here_is_said(house: params.Params, capsys: pytest.CaptureFi
     assert "not compared with what was measured: 1 files of rows, the model of int8, the base model" in capsys.readouterr().out
 
 
+NUMBERS, ENGINE = Path("pipeline/protocol.yaml"), Path("pipeline/engines/hf.py")
+
+
 @pytest.mark.parametrize("change, words", [
     (lambda p: p.update(seed=1), "evaluate@int8: seed"), (lambda p: p.update(tier="smoke"), "evaluate@int8: tiers.default.tasks"),
     (lambda p: p["variants"]["int8"]["options"].update(scheme="int8-dynamic"), "evaluate@int8: variants.int8"),
+    (lambda p: artifacts.write_text(NUMBERS, "evaluate: 2\n"), "evaluate@int8: evaluate"),
+    (lambda p: artifacts.write_text(ENGINE, "other code"), "engines/hf.py (not what evaluate@int8 ran with)"),
+    (lambda p: ENGINE.unlink(), "engines/hf.py (not what evaluate@int8 ran with)"),
 ])  # fmt: skip
-def test_a_verdict_made_by_hand_on_what_was_measured_with_other_params_is_stale(
+def test_a_verdict_made_by_hand_on_what_was_measured_otherwise_is_stale(
     house: params.Params, capsys: pytest.CaptureFixture[str], change: Any, words: str
 ) -> None:
+    """With other params, by another protocol, with another engine."""
+    artifacts.write_text(NUMBERS, "evaluate: 1\n")
+    artifacts.write_text(ENGINE, "code")
     judged(house)
     data = yaml.safe_load(Path("params.yaml").read_text(encoding="utf-8"))
     recorded = {
@@ -645,10 +652,12 @@ def test_a_verdict_made_by_hand_on_what_was_measured_with_other_params_is_stale(
         "tiers.default.tasks": data["tiers"]["default"]["tasks"],
         "variants.int8": copy.deepcopy(data["variants"]["int8"]),
     }
+    ran = {"cmd": "c", "params": {"params.yaml": recorded, str(NUMBERS): {"evaluate": 1}}}
+    ran["deps"] = [{"path": str(ENGINE), "md5": locked.md5(b"code")}]
 
     def lock_again() -> None:
         content = yaml.safe_load(Path("dvc.lock").read_text(encoding="utf-8"))
-        content["stages"]["evaluate@int8"] = {"cmd": "c", "params": {"params.yaml": recorded}}
+        content["stages"]["evaluate@int8"] = ran
         Path("dvc.lock").write_text(yaml.safe_dump(content), encoding="utf-8")
 
     lock_again()

@@ -17,6 +17,7 @@ from pipeline.report import README_ENDS, STAGES
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "pipeline"
 FILES = sorted(PACKAGE.rglob("*.py"))
+PROTOCOL = "pipeline/protocol.yaml"
 PURE = sorted(PACKAGE.glob("numbers/*.py"))
 # What the modules of a folder may import of the package besides their own folder.
 BELOW = {
@@ -87,26 +88,6 @@ def imports(path: Path, top_level_only: bool = False) -> frozenset[str]:
     return frozenset(found)
 
 
-def module_file(name: str) -> Path | None:
-    path = ROOT / name.replace(".", "/")
-    if (path / "__init__.py").exists():
-        return path / "__init__.py"
-    return path.with_suffix(".py") if path.with_suffix(".py").exists() else None
-
-
-def closure(*starts: Path) -> set[Path]:
-    """Every file of the package that these files import, directly or not."""
-    seen: set[Path] = set()
-    todo = list(starts)
-    while todo:
-        path = todo.pop()
-        if path in seen:
-            continue
-        seen.add(path)
-        todo += [f for name in imports(path) if name.startswith("pipeline.") and (f := module_file(name))]
-    return seen - {PACKAGE / "__init__.py"}
-
-
 def test_heavy_packages_stay_in_their_rooms() -> None:
     for path in FILES:
         own, used = str(path.relative_to(PACKAGE)), {name.split(".")[0] for name in imports(path)}
@@ -160,48 +141,62 @@ def test_no_backend_imports_a_stage() -> None:
         assert not imports(path) & {f"pipeline.{s}" for s in STAGES}, path
 
 
-def _stages() -> list[tuple[str, str, dict[str, Any], list[str]]]:
-    """(stage@key, stage, the variant or {}, its deps with the templates filled in) for each stage of dvc.yaml."""
-    params = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
-    flat = {"reference": params["reference"], "calibration.set": params["calibration"]["set"], "tier": params["tier"]}
-    flat["serving.prompts"] = params["serving"]["prompts"]
-    flat |= {"diverge.corpus": params["diverge"]["corpus"], "benchmark.prompts": params["benchmark"]["prompts"]}
-    flat["diverge.trajectories.prompts"] = params["diverge"]["trajectories"]["prompts"]
-    found = []
-    for name, stage in yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))["stages"].items():
-        each = params["serving"]["variants"] if name == "serve" else params["variants"]
-        for key, item in each.items() if "foreach" in stage else [("", {})]:
-            body = stage.get("do", stage)
-            values = flat | {"key": key} | {f"item.{k}": v for k, v in item.items()}
-            deps = [re.sub(r"\$\{([\w.]+)\}", lambda m, v=values: str(v[m[1]]), d) for d in body["deps"]]  # type: ignore[misc]
-            found.append((f"{name}@{key}" if key else name, name, item, deps))
-    return found
+def _stages() -> dict[str, dict[str, Any]]:
+    """{stage: its entry in dvc.yaml, or the one that it has for each variant}."""
+    found = yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
+    return {name: stage.get("do", stage) for name, stage in found.items()}
 
 
-@pytest.mark.parametrize("label, stage, item, deps", _stages(), ids=lambda x: x if isinstance(x, str) else "")
-def test_dvc_lists_every_file_a_stage_imports(label: str, stage: str, item: dict[str, Any], deps: list[str]) -> None:
-    starts = [PACKAGE / f"{stage}.py"]
-    if PACKAGE / "engines/__init__.py" in closure(*starts):
-        starts += [PACKAGE / "engines" / f"{item.get('engine', 'hf')}.py"]
-        starts += [PACKAGE / "engines/hf.py"] if stage == "benchmark" else []  # the reference runs beside
-    if stage == "quantize":
-        starts += [PACKAGE / "quantizers" / f"{item['quantizer']}.py"]
-    needed = {str(f.relative_to(ROOT)) for f in closure(*starts)}
-    missing = {f for f in needed if not any(f == d or f.startswith(f"{d}/") for d in deps)}
-    assert not missing, f"{label} in dvc.yaml does not list {sorted(missing)}"
+HF, OWN = "pipeline/engines/hf.py", "pipeline/engines/${item.engine}.py"
+CODE = {  # of stages that measure: what a person edits to change one variant's results
+    "download": set(), "calibrate": {HF}, "quantize": {"pipeline/quantizers/${item.quantizer}.py"}, "reference": {HF},
+    "floor": {HF}, "diverge": {OWN}, "evaluate": {OWN}, "benchmark": {OWN, HF}, "serve": set(),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("stage", [s for s in STAGES if s != "check"])
-def test_dvc_lists_every_section_of_params_a_stage_reads(stage: str) -> None:
-    """`check` depends on the whole file; any other stage on the sections it takes from `settings`."""
-    body = yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))["stages"][stage]
-    listed = {p.replace("tiers.${tier}.", "tier's ").split(".")[0] for p in body.get("do", body)["params"]}
-    text = (PACKAGE / f"{stage}.py").read_text(encoding="utf-8")
-    read = set(re.findall(r"\bsettings\.(\w+)", text)) - {"model_dump", "amount"}
-    names = {"variant": "variants", "thread_count": "threads"}
-    amounts = {f"tier's {what}" for what in re.findall(r"\bamount\.(\w+)", text)}
-    missing = ({names.get(r, r) for r in read} | amounts) - listed
-    assert not missing, f"{stage} in dvc.yaml does not list {sorted(missing)}"
+def test_a_stage_that_measures_lists_its_number_and_no_code_but_an_engine_s_or_a_quantizer_s() -> None:
+    numbers = yaml.safe_load((ROOT / PROTOCOL).read_text(encoding="utf-8"))
+    assert numbers.keys() == CODE.keys() and all(type(n) is int and n > 0 for n in numbers.values())
+    for name, stage in _stages().items():
+        code = {dep for dep in stage["deps"] if dep.startswith("pipeline")}
+        if name in CODE:
+            assert {PROTOCOL: [name]} in stage["params"] and "constraints.txt" in stage["deps"], name
+        assert code == CODE.get(name, {"pipeline"}), name
+
+
+def test_dvc_lists_every_section_of_params_a_stage_reads() -> None:
+    """`check` depends on the whole file; any other stage on the sections it takes from `settings`, or on what holds them: a
+    model's manifest and gate.json its variants' params, a path its file."""
+    for stage in STAGES:
+        if stage == "check":
+            continue
+        body = _stages()[stage]
+        params = [p for p in body["params"] if isinstance(p, str)]
+        listed = {p.replace("tiers.${tier}.", "tier's ").split(".")[0] for p in params}
+        listed |= {section for dep in body["deps"] for section in re.findall(r"\$\{(\w+)", dep)}
+        if any(dep.startswith("artifacts/models/") or dep == "reports/gate.json" for dep in body["deps"]):
+            listed.add("variants")
+        text = (PACKAGE / f"{stage}.py").read_text(encoding="utf-8")
+        read = set(re.findall(r"\bsettings\.(\w+)", text)) - {"model_dump", "amount"}
+        names = {"variant": "variants", "thread_count": "threads"}
+        amounts = {f"tier's {what}" for what in re.findall(r"\bamount\.(\w+)", text)}
+        missing = ({names.get(r, r) for r in read} | amounts) - listed
+        assert not missing, f"{stage} in dvc.yaml does not list {sorted(missing)}"
+
+
+def test_packages_that_can_change_a_figure_are_pinned_where_the_stages_that_measure_look() -> None:
+    """All that pyproject.toml asks for, but what only runs the stages, draws and tracks."""
+    pins = {file: _names((ROOT / file).read_text(encoding="utf-8")) for file in ("constraints.txt", "constraints-dev.txt")}
+    asked = (ROOT / "pyproject.toml").read_text(encoding="utf-8").partition("dependencies = [")[2].partition("\n]")[0]
+    asked = asked.replace(' "', "").replace('"', "")
+    assert not pins["constraints.txt"] & pins["constraints-dev.txt"]
+    assert pins["constraints-dev.txt"] & _names(asked) == {"dvc", "matplotlib", "mlflow"}
+    assert _names(asked) <= pins["constraints.txt"] | pins["constraints-dev.txt"]
+
+
+def _names(requirements: str) -> set[str]:
+    """Packages of a text with a requirement a line, in one spelling."""
+    return {re.sub("[-_.]+", "-", n).lower() for n in re.findall(r"^ *([A-Za-z][\w.-]*)", requirements, re.MULTILINE)}
 
 
 def test_control_flow_fits_on_a_few_screens() -> None:
@@ -210,7 +205,7 @@ def test_control_flow_fits_on_a_few_screens() -> None:
 
 
 def test_no_registry_address_is_committed() -> None:
-    for name in ("constraints.txt", "pyproject.toml", "Makefile"):
+    for name in ("constraints.txt", "constraints-dev.txt", "pyproject.toml", "Makefile"):
         assert not re.search(r"https?://(?!127\.0\.0\.1)", (ROOT / name).read_text(encoding="utf-8")), name
 
 

@@ -397,7 +397,6 @@ def test_a_rule_taken_out_with_a_reason_is_no_fault_since_the_baseline(measured:
 @pytest.fixture
 def committed(measured: params.Params) -> params.Params:
     """The house in git, its ledger among what HEAD holds."""
-    Path("pipeline").mkdir()  # as gate._inputs hashes it
     git("init", "--quiet")
     judge(measured)
     commit("rules with their evidence")

@@ -116,6 +116,23 @@ def test_the_printed_summary_has_the_advice_in_two_lines(written: Path, capsys: 
     assert [line.split(": ")[0] for line in lines if line.startswith(("advice", "  next"))] == ["advice", "  next"]
 
 
+def test_the_first_look_is_the_verdict_on_what_is_there_and_is_silent_once_all_is(
+    reports: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = params.load()
+    first, verdict = settings.gate.required[0], artifacts.read_json(artifacts.GATE)
+    others = set(settings.variants) - {settings.reference, first}
+    for name in others:
+        artifacts.metrics(name).unlink()
+    report.print_first(settings)
+    told = capsys.readouterr().out
+    assert f"{first}: {verdict['variants'][first]['verdict']} so far: " in told and f"{len(others)} more variants follow" in told
+    assert not any(name in told for name in others)
+    monkeypatch.setattr(stale, "since", lambda verdict, settings: [])
+    report.print_first(settings)
+    assert capsys.readouterr().out == ""
+
+
 @pytest.mark.parametrize("options, said", [
     ({"pack": Path("a.zip"), "other": Path("b.zip")}, "--bundle and --compare"),
     ({"summary": True, "readme": True}, "--summary and --readme"),

@@ -13,7 +13,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from pipeline.core import cli
+from pipeline.core import cli, quiet
 from pipeline.core.errors import DataError
 from pipeline.numbers import serving_figures as figures
 from pipeline.serving import __main__ as command
@@ -677,7 +677,7 @@ def test_a_run_without_one_complete_request_keeps_its_rows_and_exits_1(
     monkeypatch.setattr(serving_server, "plain", lambda h, _: h.json(400, {"error": "exceeds the context"}))
     path, asked_for = numbers_file(), ["--concurrency", "1", "--requests", "4", "--rounds", "1", "--prompt-tokens", "8"]
     monkeypatch.setattr("sys.argv", ["serving", server.url, "--prompts", str(path), *asked_for])
-    monkeypatch.setattr(cli, "_quiet", lambda: None)
+    monkeypatch.setattr(quiet, "libraries", lambda: None)
     with pytest.raises(SystemExit) as e:
         cli.run(command.main)
     assert str(e.value).startswith("error: none of 4 requests was complete; the first said: HTTP 400: error: exceeds the context")

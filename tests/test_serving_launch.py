@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from pipeline import envs
-from pipeline.core.errors import ParamsError, Unsupported
+from pipeline.core.errors import Crashed, ParamsError, Unsupported
 from pipeline.engines import llamacpp as llamacpp_engine
 from pipeline.numbers import serving_figures as figures
 from pipeline.serving import _llamacpp, client, launch, logprobs, measure, probe, score
@@ -129,17 +129,40 @@ def test_a_run_that_is_killed_leaves_no_server(number: signal.Signals, tmp_path:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel ends the server with its guard on Linux alone")
+def await_end(process: psutil.Process) -> None:
+    """Until it has ended; its parent, who is to see how, has yet to ask."""
+    deadline = time.monotonic() + 20
+    while process.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
 def test_a_guard_that_is_killed_leaves_no_helper_of_the_server() -> None:
     body = SCRIPT.format(deaf=False, open=False).replace("start_new_session=True", "start_new_session=False")
-    with launch.served(*toy(body=body)):
+    with pytest.raises(ServerError, match="its guard was killed"), launch.served(*toy(body=body)):
         pids = family()
-        psutil.Process(pids[0]).parent().kill()
+        guard = psutil.Process(pids[0]).parent()
+        guard.kill()
+        await_end(guard)
     assert gone(pids)
+
+
+def test_a_server_that_dies_of_a_signal_is_a_crash_with_its_name() -> None:
+    at_once = launch.served(*toy(body="import os, signal; os.kill(os.getpid(), signal.SIGILL)"))
+    with pytest.raises(Crashed, match="died of SIGILL before it answered"), at_once:
+        raise AssertionError
+    with pytest.raises(Crashed, match="died of SIGSEGV while it was asked"), launch.served(*toy()):
+        server = psutil.Process(family()[0])
+        guard = server.parent()
+        server.send_signal(signal.SIGSEGV)
+        await_end(guard)
 
 
 def test_a_server_that_ends_at_once_is_an_error_with_its_last_words() -> None:
     body = "import os; print('loading'); raise SystemExit('no such model ' + os.environ['TOY_KEY'])"
-    with pytest.raises(ServerError, match=r"ended before it answered: no such model \*\*\*"), launch.served(*toy(body=body)):
+    with (
+        pytest.raises(Crashed, match=r"ended with exit code 1 before it answered: no such model \*\*\*"),
+        launch.served(*toy(body=body)),
+    ):
         raise AssertionError
 
 

@@ -293,9 +293,10 @@ class Stopwatch:
         self._start = time.monotonic()
 
     def done(self) -> float:
-        """Write wall time and peak memory of this process; returns the seconds."""
+        """Write wall time and peak memory of the largest process; returns the seconds."""
         seconds = round(time.monotonic() - self._start, 1)
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+        peak = max(resource.getrusage(kind).ru_maxrss for kind in kinds) * (1 if sys.platform == "darwin" else 1024)
         finished = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         write_json(self.path, {"wall_s": seconds, "peak_memory_bytes": peak, "finished": finished})
         return seconds

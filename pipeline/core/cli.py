@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import atexit
-import ctypes
-import logging
 import os
 import signal
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
+from pipeline.core import isolate, quiet
 from pipeline.core.errors import QuantgateError
 
 if TYPE_CHECKING:
     from tqdm import tqdm
-
-PR_SET_PDEATHSIG = 1
 
 
 def run(stage: Callable[..., Any]) -> None:
@@ -28,10 +24,9 @@ def run(stage: Callable[..., Any]) -> None:
     A `QuantgateError` is printed as one line and exits 1. SIGTERM ends the stage like Ctrl-C, so that temporary files
     are removed and helper processes stopped. On Linux the stage also ends when the `dvc` that started it is killed.
     """
-    _quiet()
-    signal.signal(signal.SIGTERM, _interrupt)
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    quiet.libraries()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    isolate.end_with_parent()
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command(help=(stage.__doc__ or "").split("\n\n")[0])(stage)
     try:
@@ -61,7 +56,7 @@ def leave() -> NoReturn:
 
 def say(stage: str, text: str) -> None:
     """The one result line of a stage."""
-    print(f"{stage:<10} {text}", flush=True)
+    print(f"{stage:<10} {text}", file=quiet.kept_terminal, flush=True)  # None: stdout
 
 
 def table(columns: Sequence[str], rows: Iterable[dict[str, str]], *, title: str | None = None, left: Sequence[str] = ()) -> None:
@@ -81,36 +76,6 @@ def progress(total: int, what: str, unit: str, file: Any = None) -> tqdm[Any]:
     """A progress bar on a terminal; in a log, a line every ten seconds."""
     from tqdm import tqdm  # late: it reads TQDM_MININTERVAL, which `run` sets, when it is imported
 
-    stream = file or sys.stderr
+    stream = file or quiet.terminal()
     often = 0.1 if stream.isatty() else 10.0
     return tqdm(total=total, desc=what, unit=unit, file=stream, leave=False, mininterval=often)
-
-
-def _interrupt(signum: int, frame: Any) -> None:
-    raise KeyboardInterrupt
-
-
-def _quiet() -> None:
-    """Keep the pages that model libraries print out of a stage's output; their errors still come through."""
-    if not sys.stderr.isatty():  # a log wants a line now and then, not ten a second
-        os.environ.setdefault("TQDM_MININTERVAL", "10")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    warnings.filterwarnings("ignore", category=FutureWarning)
-    warnings.filterwarnings("ignore", category=UserWarning)
-    warnings.filterwarnings("ignore", category=DeprecationWarning)
-    logging.basicConfig(level=logging.ERROR)
-    for name in (
-        "torch.utils._pytree",
-        "torchao",
-        "lm_eval",
-        "datasets",
-        "httpx",
-        "mlflow",
-        "alembic",
-        "bitsandbytes",
-        "llama-cpp-python",
-    ):
-        logging.getLogger(name).setLevel(logging.ERROR)

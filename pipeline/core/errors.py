@@ -7,7 +7,8 @@ QuantgateError
 ├── ArtifactError       something an earlier stage should have written is missing, stale or damaged
 └── NoResult            ends one variant's stage and not the run; status and reason become part of the result
     ├── InvalidVariant  the variant ran, but what it computes cannot be used (NaN, overflow, not quantized)
-    └── Unsupported     this machine, package or model cannot do it
+    ├── Unsupported     this machine, package or model cannot do it
+    └── Crashed         a library ended the process that ran the variant, or raised what nobody expected
 """
 
 from __future__ import annotations
@@ -49,3 +50,9 @@ class Unsupported(NoResult):
     """Something cannot be done here."""
 
     status = "unsupported"
+
+
+class Crashed(NoResult):
+    """The process that ran a variant died."""
+
+    status = "crashed"

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.core import artifacts
-from pipeline.core.errors import ArtifactError, Unsupported
+from pipeline.core.errors import InvalidVariant, Unsupported
 from pipeline.core.quiet import before_gptqmodel
 from pipeline.engines import Sampling, Trace
 
@@ -61,7 +61,7 @@ def load(
         )
         wrong = {k: sorted(map(str, v)) for k, v in info.items() if k.endswith("_keys") and v}
         if wrong:
-            raise ArtifactError(f"{model_dir}: weights do not fit the model: {wrong}")
+            raise InvalidVariant(f"the weights do not fit the model: {wrong}")
     tokenizer = AutoTokenizer.from_pretrained(model_dir, trust_remote_code=trusted)
     return HfEngine(model.eval(), tokenizer, str(device))
 

@@ -40,7 +40,7 @@ def load(
         import llama_cpp
         from transformers import AutoTokenizer
     except ImportError as e:
-        raise Unsupported(f"engine 'llamacpp' needs {e.name}; pip install llama-cpp-python -c constraints.txt") from None
+        raise Unsupported(f"engine 'llamacpp' needs {e.name}; python -m pipeline.core.install") from None
     file = model_dir / "model.gguf"
     if not file.exists():
         raise Unsupported(f"engine 'llamacpp' reads GGUF, and {model_dir} holds none; use quantizer 'gguf'")
@@ -49,7 +49,7 @@ def load(
     asked.n_gpu_layers = gpu_layers
     model = llama_cpp.llama_model_load_from_file(str(file).encode(), asked)
     if not model:
-        raise ArtifactError(f"llama.cpp cannot load {file}; delete {model_dir} and `dvc repro`")
+        raise Unsupported(f"llama.cpp cannot load {file.name}; its log says why")
     engine = LlamaCppEngine(llama_cpp, model, AutoTokenizer.from_pretrained(model_dir), file, threads, kv_type)
     engine.device = "mixed" if gpu_layers else "cpu"
     return engine
@@ -239,9 +239,7 @@ class LlamaCppEngine:
     def _run(self, context: Any, batch: Any) -> None:
         code = self.api.llama_decode(context, batch)
         if code:
-            raise ArtifactError(
-                f"llama.cpp could not compute {batch.n_tokens} tokens from position {batch.pos[0]} on (code {code})"
-            )
+            raise Unsupported(f"llama.cpp could not compute {batch.n_tokens} tokens from position {batch.pos[0]} on (code {code})")
 
     def _logits(self, context: Any, rows: int) -> NDArray[np.float32]:
         """A copy of the last pass's logits: float32 [rows, vocab], those that were wanted in order."""

@@ -78,16 +78,33 @@ def cached(path: str, md5_then: str, commit: str) -> Path:
     return kept
 
 
-def other_params(names: set[str], now: dict[str, Any]) -> list[str]:
-    """`stage: key` of every param that is another now than when dvc.lock says that the stage ran, or another tier's. now:
-    params.yaml, parsed."""
-    known = stages(LOCK.read_bytes()) if LOCK.exists() else {}
-    found, tier = [], f"tiers.{now.get('tier')}."
-    for name in sorted(names & known.keys()):
-        for key, then in (known[name].get("params") or {}).get("params.yaml", {}).items():
-            other_tier = key.startswith("tiers.") and not key.startswith(tier)
-            found += [f"{name}: {key}"] if other_tier or _at(now, key) != then else []
+def other_params(names: set[str]) -> list[str]:
+    """`stage: key` of every param that is another now than when dvc.lock says that the stage ran, or another tier's."""
+    found, read = [], functools.cache(lambda file: yaml.safe_load(Path(file).read_text(encoding="utf-8")))
+    for name, stage in _ran(names):
+        for file, params in (stage.get("params") or {}).items():
+            now, tier = read(file), f"tiers.{read(file).get('tier')}."
+            for key, then in params.items():
+                other_tier = key.startswith("tiers.") and not key.startswith(tier)
+                found += [f"{name}: {key}"] if other_tier or _at(now, key) != then else []
     return found
+
+
+def other_code(names: set[str]) -> list[str]:
+    """Quantizers and engines that changed since dvc.lock says that a stage ran with them, each once, in words."""
+    found: dict[str, str] = {}
+    for name, stage in _ran(names):
+        for dep in stage.get("deps", []):
+            code = Path(dep["path"])
+            if code.suffix == ".py" and not (code.exists() and md5(code.read_bytes()) == dep["md5"]):
+                found.setdefault(dep["path"], f"{code} (not what {name} ran with)")
+    return list(found.values())
+
+
+def _ran(names: set[str]) -> list[tuple[str, dict[str, Any]]]:
+    """(name, its entry in dvc.lock) of those stages that ran."""
+    known = stages(LOCK.read_bytes()) if LOCK.exists() else {}
+    return [(name, known[name]) for name in sorted(names & known.keys())]
 
 
 def _at(params: Any, key: str) -> Any:

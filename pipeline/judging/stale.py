@@ -5,19 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from pipeline import served
 from pipeline.core import artifacts
 from pipeline.core.errors import ArtifactError
-from pipeline.core.params import PARAMS, Params, PathModel
+from pipeline.core.params import Params, PathModel
 from pipeline.judging import locked
 
 ONCE = ("download", "calibrate", "reference", "floor")  # stages of dvc.yaml that measure, and
 PER_VARIANT = ("quantize", "diverge", "evaluate", "benchmark", "compare")
 UNLIKE_SOURCE = "(not what was downloaded from there)"
-SUFFIXES = (".py", ".j2", ".yaml", ".jsonl", ".txt")
-SOURCES = ("pipeline", "evalsets", "envs", "constraints.txt", "dvc.yaml")
+SUFFIXES = (".py", ".yaml", ".jsonl", ".txt")
+SOURCES = ("evalsets", "envs", "constraints.txt", "pipeline/protocol.yaml")
+JUDGED_BY = {"compare", "gate", "reference", "seed", "tier", "variants"}  # of params; the others: `_other_stages`
 
 
 def since(verdict: dict[str, Any], settings: Params) -> list[str]:
@@ -45,11 +44,11 @@ def inputs(settings: Params) -> dict[str, str | None]:
     files += served.files(settings)
     files += [artifacts.FLOOR] if any(rule.above for rule in settings.gate.rules) else []
     hashes: dict[str, str | None] = {str(f): artifacts.sha256_file(f) if f.exists() else None for f in files}
-    for name in SOURCES:  # what measured and judged: a change of any of it needs a new verdict
+    for name in SOURCES:  # what was measured on, with which packages, and what the rows mean
         path = Path(name)
         found = sorted(p for p in path.rglob("*") if p.suffix in SUFFIXES) if path.is_dir() else [path]
         hashes[name] = artifacts.digest({p.as_posix(): artifacts.sha256_file(p) for p in found if p.exists()})
-    return hashes | {"params": artifacts.digest(settings.model_dump(exclude={"track"} | served.idle(settings)))}
+    return hashes | {"params": artifacts.digest(settings.model_dump(include=JUDGED_BY))}
 
 
 def changed(settings: Params) -> list[str]:
@@ -61,14 +60,15 @@ def changed(settings: Params) -> list[str]:
     servers = served.load(settings) if served.judged(settings) else {}
     found = sorted(changed_rows(servers)) + sorted(changed_rows(results)) + _changed_model(settings)
     found += _changed_base(results)
-    return found + _changed_builds(results, settings) + locked.edited(written) + _other_params(settings)
+    return found + _changed_builds(results, settings) + locked.edited(written) + _other_stages(settings)
 
 
-def _other_params(settings: Params) -> list[str]:
-    """What was measured with other params than those of now: a verdict made by hand on top would not say so."""
+def _other_stages(settings: Params) -> list[str]:
+    """What was measured with other params, protocol numbers, quantizers or engines than those of now: a verdict made by hand on
+    top would not say so."""
     stages = {f"{stage}@{name}" for stage in PER_VARIANT for name in settings.variants} | set(ONCE)
     stages |= {f"serve@{name}" for name in settings.serving.variants}  # dvc.lock keeps what is no longer asked for
-    return locked.other_params(stages, yaml.safe_load(PARAMS.read_text(encoding="utf-8")))
+    return locked.other_params(stages) + locked.other_code(stages)
 
 
 def absent(settings: Params) -> list[str]:

@@ -18,6 +18,7 @@ from pipeline.core.errors import Unsupported
 from pipeline.core.quiet import before_gptqmodel, output_to
 from pipeline.quantizers import Facts
 from pipeline.quantizers._probe import OTHER_KERNEL, probe
+from pipeline.quantizers._reproducible import ANY_MACHINE, SAME_MACHINE
 from pipeline.weights import kept_layers, linear_widths, packed_bits
 
 GroupSize = Literal[-1, 16, 32, 64, 128, 256, 512, 1024]  # what its kernels take; -1: one group a row
@@ -56,7 +57,9 @@ def build(
     facts = _losses(out_dir, artifacts.LOGS / f"{method}.csv", config[1].get("damp_percent"))
     index = 0 if method == "awq" else 32  # an int32 a column says which group it is in
     expected = packed_bits(model_dir, kept, weight=bits, group=16 + bits, group_size=group_size, column=index)
-    return {"library": "gptqmodel", "head": "bfloat16", "kept": kept, "expected_bits": expected, **answered, **facts}
+    reach = ANY_MACHINE if rows is None else SAME_MACHINE
+    return {"library": "gptqmodel", "reproducible": reach, "head": "bfloat16", "kept": kept, "expected_bits": expected,
+            **answered, **facts}  # fmt: skip
 
 
 def has_cuda() -> bool:

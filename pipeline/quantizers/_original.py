@@ -18,6 +18,7 @@ from pipeline.core.errors import ArtifactError, Unsupported
 from pipeline.quantizers import Facts
 from pipeline.quantizers._gptqmodel import has_cuda, refuse_groups_without_kernel, refuse_odd_widths
 from pipeline.quantizers._probe import KEPT, OTHER_KERNEL, token_ids
+from pipeline.quantizers._reproducible import SAME_MACHINE
 from pipeline.weights import kept_layers, linear_shapes, packed_bits
 
 Json = dict[str, Any]
@@ -105,9 +106,8 @@ def _run(tool: Literal["autoawq", "autogptq"], model_dir: Path, out_dir: Path, r
         raise Unsupported(result["unsupported"])
     refuse_misread(old, result["config"])
     _give_config_back(out_dir, config, options.get("kept", []))
-    return {"library": tool, "head": "bfloat16", "environment": result["versions"],
-            "library_peak_memory_bytes": result["peak_memory_bytes"], "modules": result["modules"],
-            "probe": result["probe"] | {"close": OTHER_KERNEL}}  # fmt: skip
+    return {"library": tool, "reproducible": SAME_MACHINE, "head": "bfloat16", "environment": result["versions"],
+            "modules": result["modules"], "probe": result["probe"] | {"close": OTHER_KERNEL}}  # fmt: skip
 
 
 def link_base(model_dir: Path, folder: Path, config: Json) -> Path:

@@ -10,6 +10,7 @@ from pipeline.core import artifacts
 from pipeline.core.errors import Unsupported
 from pipeline.quantizers import Facts
 from pipeline.quantizers._probe import probe
+from pipeline.quantizers._reproducible import ANY_MACHINE, SAME_MACHINE, save
 from pipeline.weights import kept_layers, linear_widths, packed_bits
 
 
@@ -50,10 +51,11 @@ def quantize(
         use_safetensors=True,
         trust_remote_code=artifacts.trusts_code(model_dir),
     )
-    model.save_pretrained(out_dir)
+    save(model, out_dir)
     return {
         "library": "bitsandbytes", "head": "bfloat16", "kept": kept, "modules": len(linear_widths(model_dir)) - len(kept),
         "expected_bits": packed_bits(model_dir, kept, **_bits(type, double_quant)), "probe": probe(model),
+        "reproducible": SAME_MACHINE if double_quant else ANY_MACHINE,  # double_quant: a mean of scales, and a code book of sums
     }  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from pipeline.core import artifacts
 from pipeline.core.errors import InvalidVariant
 from pipeline.quantizers import Facts
 from pipeline.quantizers._probe import first_overflow
+from pipeline.quantizers._reproducible import ANY_MACHINE
 
 
 def quantize(
@@ -47,7 +48,7 @@ def quantize(
     config.pop("torch_dtype", None)  # the older name of the same key; two that disagree would be worse than none
     config["dtype"] = dtype
     (out_dir / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    facts: Facts = {"library": "torch", "underflowed_weights": underflow}
+    facts: Facts = {"library": "torch", "reproducible": ANY_MACHINE, "underflowed_weights": underflow}
     if dtype == "float16":
         facts["range_probe_tokens"] = _probe_range(out_dir, calibration.token_rows()[0])
     return facts

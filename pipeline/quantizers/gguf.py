@@ -12,9 +12,10 @@ from typing import Literal
 from pipeline import envs
 from pipeline.calibration import Calibration
 from pipeline.core import artifacts
-from pipeline.core.errors import ArtifactError, Unsupported
+from pipeline.core.errors import Unsupported
 from pipeline.core.quiet import output_to
 from pipeline.quantizers import Facts
+from pipeline.quantizers._reproducible import ANY_MACHINE
 from pipeline.weights import kept_layers
 
 ENGINE = "llamacpp"  # the one that reads what this writes
@@ -42,7 +43,7 @@ def quantize(
     try:
         import llama_cpp
     except ImportError as e:
-        raise Unsupported(f"quantizer 'gguf' needs {e.name}; pip install llama-cpp-python -c constraints.txt") from None
+        raise Unsupported(f"quantizer 'gguf' needs {e.name}; python -m pipeline.core.install") from None
     kept = kept_layers(model_dir, keep)
     with tempfile.TemporaryDirectory(dir=out_dir.parent) as tmp:
         whole = Path(tmp) / "whole.gguf"
@@ -57,11 +58,13 @@ def quantize(
         with output_to(artifacts.LOGS / "gguf.log"):
             failed = llama_cpp.llama_model_quantize(str(whole).encode(), str(out_dir / FILE).encode(), ctypes.byref(asked))
     if failed:
-        raise ArtifactError(f"llama.cpp could not quantize to {type} (code {failed}); see {artifacts.LOGS / 'gguf.log'}")
+        raise Unsupported(f"llama.cpp could not quantize to {type} (code {failed}); its log is in {artifacts.LOGS}")
     shutil.copyfile(model_dir / "config.json", out_dir / "config.json")
     converter = (envs.FILES / "gguf.txt").read_text(encoding="utf-8").split("\n")[2]
     warnings = _fallen_back(out_dir / FILE, type, left)
-    return {"library": "llama-cpp-python", "converter": converter, "kept": kept, "warnings": warnings}
+    return {
+        "library": "llama-cpp-python", "converter": converter, "reproducible": ANY_MACHINE, "kept": kept, "warnings": warnings
+    }  # fmt: skip
 
 
 def _names(whole: Path, layers: list[str]) -> list[str]:

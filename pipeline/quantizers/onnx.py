@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -13,9 +14,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from pipeline.calibration import Calibration
-from pipeline.core import artifacts
+from pipeline.core import artifacts, isolate
 from pipeline.core.errors import Unsupported
 from pipeline.quantizers import Facts
+from pipeline.quantizers._reproducible import ANY_MACHINE
 from pipeline.weights import kept_layers
 
 ENGINE = "onnxruntime"  # the one that reads what this writes
@@ -42,6 +44,7 @@ def quantize(
     options = [f"block_size={block_size}"] if precision != "fp32" else []
     options += [f"nodes_to_exclude={','.join(nodes)}"] if nodes else []
     LOG.parent.mkdir(parents=True, exist_ok=True)
+    killed = isolate.oom_kills()
     with tempfile.TemporaryDirectory() as cache, LOG.open("w") as log:
         done = subprocess.run(
             [
@@ -49,13 +52,16 @@ def quantize(
                 "-o", str(out_dir), "-p", precision, "-e", "cpu", "-c", cache, "--extra_options", "hf_token=false", *options,
             ],
             stdout=log, stderr=subprocess.STDOUT,
+            env=os.environ | {"GIT_DIR": os.devnull},  # else it stamps the graph with the commit of the repository around .venv
         )  # fmt: skip
+    if done.returncode < 0:
+        raise isolate.how_it_ended("ONNX Runtime's builder", done.returncode, LOG, killed)
     if done.returncode:
         last = [line for line in LOG.read_text(errors="replace").splitlines() if line.strip()][-1:]
         raise Unsupported(f"ONNX Runtime's builder does not take this model at {precision}: {' '.join(last)} (see {LOG})")
     shutil.copyfile(model_dir / "config.json", out_dir / "config.json")
     _check_kept(out_dir, nodes)
-    return {"library": "onnxruntime-genai", "kept": kept}
+    return {"library": "onnxruntime-genai", "reproducible": ANY_MACHINE, "kept": kept}
 
 
 def refuse(model_dir: Path, options: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ from pipeline.core import artifacts
 from pipeline.core.errors import Unsupported
 from pipeline.quantizers import Facts
 from pipeline.quantizers._probe import probe
+from pipeline.quantizers._reproducible import ANY_MACHINE, save
 from pipeline.weights import kept_layers, linear_widths, packed_bits
 
 BITS: dict[str, dict[str, int]] = {  # of a weight, and of a row's or a group's scale and zero point, as torchao saves them
@@ -61,9 +62,10 @@ def quantize(
         use_safetensors=True,
         trust_remote_code=artifacts.trusts_code(model_dir),
     )
-    model.save_pretrained(out_dir)
+    save(model, out_dir)
     return {
-        "library": "torchao", "head": "bfloat16", "kept": kept, "modules": len(linear_widths(model_dir)) - len(kept),
+        "library": "torchao", "reproducible": ANY_MACHINE, "head": "bfloat16", "kept": kept,
+        "modules": len(linear_widths(model_dir)) - len(kept),
         "expected_bits": packed_bits(model_dir, kept, **BITS[scheme]), "probe": probe(model),
     }  # fmt: skip
 

@@ -35,7 +35,8 @@ def main(command: list[str]) -> int:
             ready, _, _ = select.select([sys.stdin], [], [], 0.2)
             if ready and not os.read(sys.stdin.fileno(), 1):
                 return 0
-        return server.returncode or 1  # a server that ends by itself has failed
+        code = server.returncode or 1  # a server that ends by itself has failed
+        return 128 - code if code < 0 else code
     finally:
         stop()
 

@@ -26,8 +26,8 @@ import httpx2
 import psutil
 
 from pipeline import envs
-from pipeline.core import artifacts, cli
-from pipeline.core.errors import ParamsError, Unsupported
+from pipeline.core import artifacts, cli, install
+from pipeline.core.errors import Crashed, ParamsError, QuantgateError, Unsupported
 from pipeline.core.explain import did_you_mean
 from pipeline.serving.client import ServerError
 
@@ -168,13 +168,15 @@ def served(command: Command, port: int, log: Path, startup_s: float) -> Iterator
     with log.open("wb") as out:
         process = subprocess.Popen(
             [sys.executable, str(guard), *command.arguments], stdin=subprocess.PIPE, stdout=out, stderr=out,
-            env=envs._clean() | command.variables | {command.key_variable: key},
+            env=install.clean() | command.variables | {command.key_variable: key},
         )  # fmt: skip
     try:
         _wait(process, url, key, log, start + startup_s)
         facts = {"startup_s": time.monotonic() - start, "build": _build(log, key), "log": str(log)}
         try:
             yield Launched(url, key, facts, log)
+            if process.poll() is not None:
+                raise _ended(process.returncode, "while it was asked", log, key)
         finally:
             facts.update(_cost(process.pid))
     finally:
@@ -194,7 +196,7 @@ def _wait(process: subprocess.Popen[bytes], url: str, key: str, log: Path, deadl
     with httpx2.Client(trust_env=False, timeout=5.0) as client:
         while not _answers(client, url, key):
             if process.poll() is not None:
-                raise ServerError(f"the server ended before it answered: {_last_line(log, key)} (see {log})")
+                raise _ended(process.returncode, "before it answered", log, key)
             if time.monotonic() > deadline:
                 raise ServerError(f"the server did not answer in time: {_last_line(log, key)} (see {log})")
             time.sleep(0.2)
@@ -246,6 +248,14 @@ def _build(log: Path, key: str) -> str | None:
     said = log.read_text(errors="replace").replace(key, "***")
     found = re.search(r"^build: (.*)$|█ +(version \d\S*)$", said, re.MULTILINE)
     return found and (found[1] or found[2])
+
+
+def _ended(code: int, when: str, log: Path, key: str) -> QuantgateError:
+    """The error for a server that ended by itself; its guard ends with 128 + the number of the signal that it died of."""
+    if code < 0:
+        return ServerError(f"the server was stopped: its guard was killed {when}; run the same command again")
+    how = f"died of {signal.Signals(code - 128).name}" if code > 128 else f"ended with exit code {code}"
+    return Crashed(f"the server {how} {when}: {_last_line(log, key)} (see {log})")
 
 
 def _last_line(log: Path, key: str) -> str:

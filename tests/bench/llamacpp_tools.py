@@ -1,7 +1,7 @@
 """llama.cpp's own programs: built from the source archive of the very llama-cpp-python that is installed; and their output.
 
-The archive carries llama.cpp, so that the programs and the engine are one version, compiled with the same defaults. cmake
-and ninja come from pip, into an environment of their own. Built once under artifacts/tools/<hash>, some minutes a core.
+The archive carries llama.cpp, so that the programs and the engine are one version, compiled for the same instruction
+sets. cmake and ninja come from pip, into an environment of their own. Built once under artifacts/tools/<hash>, some minutes a core.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 from filelock import FileLock
 
 from pipeline import hardware
-from pipeline.core import artifacts, cli
+from pipeline.core import artifacts, cli, install
 from pipeline.core.errors import Unsupported
 
 HOME = artifacts.ARTIFACTS / "tools"
@@ -42,16 +42,17 @@ TOLD_EVERY_S = 20
 def build(threads: int) -> Path:
     """The folder with PROGRAMS and their libraries, built if it is not here yet. Raises `Unsupported` with the log's name."""
     version = metadata.version("llama-cpp-python")
-    made_of = [version, *FLAGS, *PROGRAMS, hardware.describe(threads)["cpu"], platform.platform()]
+    flags = (*FLAGS, *install.set_switches(install.instruction_sets(install.native_macros("c++"))))
+    made_of = [version, *flags, *PROGRAMS, hardware.describe(threads)["cpu"], platform.platform()]
     home = HOME / f"llamacpp-{artifacts.digest(made_of)[:12]}"
     HOME.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{home}.lock"):
         if not home.exists():
-            _build(version, home, threads)
+            _build(version, home, threads, flags)
     return home
 
 
-def _build(version: str, home: Path, threads: int) -> None:
+def _build(version: str, home: Path, threads: int, flags: tuple[str, ...]) -> None:
     log = artifacts.LOGS / "llamacpp-tools.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     cli.say("tools", f"building {', '.join(PROGRAMS)} of llama-cpp-python {version} (once; log: {log})")
@@ -63,7 +64,7 @@ def _build(version: str, home: Path, threads: int) -> None:
         wanted = ["--no-deps", "--no-binary", "llama-cpp-python", f"llama-cpp-python=={version}"]
         _step([str(binaries / "pip"), "download", "--quiet", *wanted, "--dest", str(work)], out)
         source = _unpack(next(work.glob("llama_cpp_python-*.tar.gz")), work)
-        programs = [str(binaries / "cmake"), "-S", str(source), "-B", str(work / "build"), "-G", "Ninja", *FLAGS]
+        programs = [str(binaries / "cmake"), "-S", str(source), "-B", str(work / "build"), "-G", "Ninja", *flags]
         _step([*programs, f"-DCMAKE_MAKE_PROGRAM={binaries / 'ninja'}"], out)
         _step([str(binaries / "ninja"), "-C", str(work / "build"), "-j", str(threads), *PROGRAMS], out, told=True)
         shutil.copytree(work / "build" / "bin", done, symlinks=True, dirs_exist_ok=True)

@@ -1,0 +1,210 @@
+"""Install the project into .venv: `python3 -m pipeline.core.install`, which `make` runs. Standard library only.
+
+uv fetches the packages (pip, where uv cannot be had), at the versions of constraints.txt. llama.cpp is compiled, and comes
+last: whatever goes wrong with it, the rest is installed. What is here of settings, environments of other backends use too.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+VENV = Path(".venv")
+LOG = VENV / "install.log"
+PINS = ["-c", "constraints.txt", "-c", "constraints-dev.txt"]
+LESS = Path("envs/llamacpp.cmake")
+AGAIN = "python3 -m pipeline.core.install"  # what a message tells a person to run
+TOLD_EVERY_S = 10  # in a log; on a terminal every second, in place
+TAIL = 15  # lines of the log that a failure shows
+
+# Variables that would let another Python's packages in, or install somewhere else than into the environment that is meant.
+ELSEWHERE = {
+    "PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_PYTHON",
+    "UV_PYTHON", "UV_SYSTEM_PYTHON",
+}  # fmt: skip
+# pip's settings and what uv, which does not read them, calls them; lists are divided by white space but for the one.
+FOR_UV = {
+    "index-url": "UV_DEFAULT_INDEX", "extra-index-url": "UV_INDEX", "find-links": "UV_FIND_LINKS", "no-index": "UV_NO_INDEX",
+    "trusted-host": "UV_INSECURE_HOST", "constraint": "UV_CONSTRAINT", "cert": "SSL_CERT_FILE", "proxy": "ALL_PROXY",
+}  # fmt: skip
+# llama.cpp's switches for instruction sets, and the compiler's macros for them. AMX is left out: compiled by GCC 12, its
+# kernels die of SIGILL at their first product (llama.cpp pull request 26954).
+SETS = {
+    "SSE42": "SSE4_2", "AVX": "AVX", "F16C": "F16C", "FMA": "FMA", "BMI2": "BMI2", "AVX2": "AVX2", "AVX_VNNI": "AVXVNNI",
+    "AVX512": "AVX512F AVX512CD AVX512VL AVX512DQ AVX512BW", "AVX512_VBMI": "AVX512VBMI", "AVX512_VNNI": "AVX512VNNI",
+    "AVX512_BF16": "AVX512BF16",
+}  # fmt: skip
+ASK_LLAMACPP = "import llama_cpp; print(llama_cpp.llama_print_system_info().decode())"
+
+
+# --- settings ----------------------------------------------------------------------------------------------------
+
+
+def clean() -> dict[str, str]:
+    """This process's variables without those that lead to another environment."""
+    return {k: v for k, v in os.environ.items() if k not in ELSEWHERE} | {"PIP_USER": "0"}  # pip's files may say user, too
+
+
+def pip_settings(listed: str) -> dict[str, str]:
+    """{option: value} of an installation, from what `pip config list` prints."""
+    found: dict[str, str] = {}
+    for source in ("global.", "install.", ":env:."):  # each goes before the one before it
+        for name, _, value in (line.partition("=") for line in listed.splitlines()):
+            if name.startswith(source):
+                found[name.removeprefix(source)] = str(ast.literal_eval(value))
+    return found
+
+
+def for_uv(settings: dict[str, str]) -> dict[str, str]:
+    """pip's settings as uv's variables. uv looks at all indexes, as pip does, and not at the first that has the package."""
+    found = {FOR_UV[k]: ("," if k == "find-links" else " ").join(v.split()) for k, v in settings.items() if k in FOR_UV}
+    return {"UV_INDEX_STRATEGY": "unsafe-best-match"} | found
+
+
+def environment(python: str | Path) -> dict[str, str]:
+    """Variables for installing: this process's clean ones, and pip's settings for uv; a person's own for uv go first."""
+    listed = subprocess.run([python, "-m", "pip", "config", "list"], capture_output=True, text=True, env=clean())
+    return for_uv(pip_settings(listed.stdout)) | clean()
+
+
+def installer(python: str | Path, venv: Path = VENV) -> list[str]:
+    """The command that installs into the environment of `python`: uv's, if `venv` has it, else pip's."""
+    uv = venv / "bin" / "uv"
+    if uv.exists():
+        return [str(uv), "pip", "install", "--python", str(python)]
+    return [str(python), "-m", "pip", "install"]
+
+
+# --- llama.cpp ---------------------------------------------------------------------------------------------------
+
+
+def instruction_sets(macros: str) -> list[str]:
+    """llama.cpp's names of the instruction sets in a compiler's macros for this processor; empty where it is no x86-64."""
+    defined = set(re.findall(r"^#define __(\w+?)__ ", macros, re.MULTILINE))
+    return [name for name, needed in SETS.items() if defined.issuperset(needed.split())] if "x86_64" in defined else []
+
+
+def native_macros(compiler: str) -> str:
+    """What a compiler defines for the processor it runs on: both have to know an instruction set."""
+    ask = [compiler, "-march=native", "-E", "-dM", "-x", "c++", os.devnull]
+    return subprocess.run(ask, capture_output=True, text=True).stdout
+
+
+def set_switches(sets: list[str]) -> list[str]:
+    """CMake's arguments for these sets and no others; none for no sets, where llama.cpp knows best.
+
+    They are named since -march=native takes AMX, and since caches that several machines share know a wheel by its settings.
+    """
+    return ["-DGGML_NATIVE=OFF", *(f"-DGGML_{name}={'ON' if name in sets else 'OFF'}" for name in SETS)] if sets else []
+
+
+def built_for(python: str | Path) -> list[str] | None:
+    """Instruction sets that the installed llama.cpp was compiled for, by its own word; None if there is none that runs.
+
+    Asked in a process of its own: one that was compiled for another processor may die of the question.
+    """
+    told = subprocess.run([python, "-c", ASK_LLAMACPP], capture_output=True, text=True, env=clean())
+    return None if told.returncode else re.findall(r"(\w+) = 1\b", told.stdout)
+
+
+def as_asked(built: list[str] | None, sets: list[str]) -> bool:
+    """Whether an installed llama.cpp is compiled for just these sets; it does not tell of SSE42."""
+    told = {s for s in built or () if s.startswith(("AVX", "AMX", "F16C", "FMA", "BMI2"))}
+    return built is not None and (not sets or told == set(sets) - {"SSE42"})
+
+
+# --- the steps ---------------------------------------------------------------------------------------------------
+
+
+def say(text: str) -> None:
+    print(f"{'install':<10} {text}", flush=True)
+
+
+def where(output: str) -> str:
+    """Where an installer is, by its output so far: how many files are compiled, or its last line."""
+    if compiled := re.findall(r"\[(\d+)/(\d+)\]", output):
+        return "compiled {} of {} files".format(*compiled[-1])
+    lines = readable(output)
+    return lines[-1].strip()[:90] if lines else ""
+
+
+def readable(output: str) -> list[str]:
+    """Lines of an installer that are meant for a person."""
+    return [line for line in output.splitlines() if line.strip() and not line.startswith(("DEBUG", "TRACE", " + "))]
+
+
+def follow(command: list[str], env: dict[str, str]) -> int:
+    """Run a command, its output into LOG; say now and then how long it has run and where it is, and its last lines if it fails."""
+    start, terminal = time.monotonic(), sys.stdout.isatty()
+    with LOG.open("w", encoding="utf-8") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=env)
+    while process.poll() is None:
+        try:
+            process.wait(1 if terminal else TOLD_EVERY_S)
+        except subprocess.TimeoutExpired:
+            text = f"{'':<10} {time.monotonic() - start:4.0f} s  {where(LOG.read_text('utf-8', 'replace'))}"
+            print(f"\r\033[K{text}" if terminal else text, end="" if terminal else "\n", flush=True)
+    if terminal:
+        print("\r\033[K", end="")
+    if process.returncode:
+        print("\n".join(readable(LOG.read_text("utf-8", "replace"))[-TAIL:]))
+    return process.returncode
+
+
+def main() -> None:
+    """Make .venv, fetch uv, install the packages, compile llama.cpp."""
+    start, python = time.monotonic(), VENV / "bin" / "python"
+    say(f"1/4  .venv with Python {platform.python_version()}")
+    if subprocess.run([sys.executable, "-m", "venv", str(VENV)], env=clean()).returncode:
+        sys.exit("error: .venv could not be made")
+    env = environment(python)
+    say("2/4  uv, which installs faster than pip")
+    got = subprocess.run([python, "-m", "pip", "install", "--quiet", "uv", *PINS], capture_output=True, env=env)
+    if got.returncode:
+        say("     it cannot be had here; pip goes on, and takes minutes longer")
+    command = installer(python)
+    say("3/4  everything but llama.cpp")
+    if follow([*command, "-e", ".[dev]", *PINS], env):
+        sys.exit(f"error: packages could not be installed (log: {LOG}); the same command tries again")
+    say(f"     installed, {time.monotonic() - start:.0f} s")
+    compile_llamacpp(command, env, python)
+    say(f"done in {time.monotonic() - start:.0f} s")
+
+
+def compile_llamacpp(command: list[str], env: dict[str, str], python: Path) -> None:
+    """Compile llama.cpp for this processor, unless it is here and is. Without a compiler say what will be missing."""
+    compiler = shutil.which(env.get("CXX", "c++")) or shutil.which("g++")
+    if compiler is None:
+        say("4/4  llama.cpp is left out: there is no C++ compiler. Its variants will be unsupported; all others work.")
+        say(f"     To add it, install g++; then `{AGAIN}` and `dvc repro --force-downstream quantize@VARIANT`")
+        return
+    own, sets, built = env.get("CMAKE_ARGS", ""), instruction_sets(native_macros(compiler)), built_for(python)
+    if built is not None and (own or as_asked(built, sets)):
+        say(f"4/4  llama.cpp is here, compiled for {' '.join(built)}")
+        return
+    say(f"4/4  llama.cpp, compiled for {' '.join(sets) or 'this processor'} on {os.cpu_count()} cores: some minutes")
+    subprocess.run([python, "-m", "pip", "uninstall", "--yes", "llama-cpp-python"], capture_output=True, env=env)
+    arguments = [*set_switches(sets), "-DLLAVA_BUILD=OFF", *shlex.split(own)]  # no pictures are read; a person's own go first
+    options = [word for a in arguments for word in ("-C", f"cmake.args={a}")]
+    # not as a setting, or each checkout would compile anew
+    less = f"-DCMAKE_PROJECT_llama_cpp_INCLUDE={shlex.quote(str(LESS.absolute()))}"
+    if follow([*command, "-v", *options, "llama-cpp-python", *PINS], env | {"CMAKE_ARGS": f"{less} {own}"}):
+        sys.exit(
+            f"error: llama.cpp could not be compiled (log: {LOG}); everything else is installed. The same command tries again, "
+            "`touch .venv/installed` goes on without it: its variants will be unsupported"
+        )
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,161 @@
+"""Do work in a process of its own, so that a library that dies costs one variant and not the run.
+
+Native code ends processes in ways that Python cannot catch: a fatal signal, `std::terminate`, `exit` in a library, the kernel's
+memory killer. The parent stays small, sees how the child ended, and turns that into `Crashed`: a result like `Unsupported`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import faulthandler
+import multiprocessing as mp
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pipeline.core import artifacts, quiet
+from pipeline.core.errors import ArtifactError, Crashed, QuantgateError
+
+T = TypeVar("T")
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+BY_A_PERSON = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGKILL}
+OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}  # of the moment: the stage fails, and nothing is recorded
+MEMORY = "the machine ran out of memory; free some, or measure a smaller model or batch"
+ADVICE = {
+    signal.SIGILL: "the library was built for another processor; build it here: rm -rf .venv, then `make repro`",
+    signal.SIGBUS: "a file that it had open was cut, or the disk is full",
+}
+TAIL = 3  # lines of a log that a reason repeats
+GRACE_S = 30  # for a child that was asked to end
+
+
+def in_own_process(work: Callable[..., T], *args: Any, what: str, **named: Any) -> T:
+    """Return what `work` returns, from a fresh process; raise the `QuantgateError` that it raises.
+
+    what: "stage variant", which names the log. Raises `Crashed` where the process died or something nobody expected was raised.
+    A signal that a person sends stops the stage, and so does a full disk.
+    """
+    log, before = log_of(what), oom_kills()
+    context = mp.get_context("spawn")
+    near, far = context.Pipe(duplex=False)
+    child = context.Process(target=_child, args=(far, log, work, args, named), name=what)
+    child.start()
+    far.close()
+    outcome: tuple[str, Any] | None = None
+    try:
+        with suppress(EOFError, ConnectionResetError):
+            outcome = near.recv()
+        child.join()
+    except KeyboardInterrupt:
+        child.terminate()
+        child.join(GRACE_S)
+        child.kill()
+        raise
+    if outcome is None or child.exitcode:
+        raise how_it_ended(what, child.exitcode or 0, log, before)
+    kind, value = outcome
+    if kind == "raised":
+        raise value
+    if kind == "failed":
+        raise Crashed(f"{what}: {value}; see {log}")
+    return value  # type: ignore[no-any-return]
+
+
+isolated = in_own_process  # what stages call, by this name: tests put a plain call in its place
+
+
+def how_it_ended(what: str, code: int, log: Path, oom_kills_before: int) -> QuantgateError:
+    """The error for a process that ended with `code` (negative: a signal's number) without saying what it found."""
+    tail = f"; its last words: {said}" if (said := _last_lines(log)) else ""
+    if code >= 0:
+        return Crashed(f"{what}: a library ended the process by exit({code}){tail}; see {log}")
+    number = signal.Signals(-code)
+    out_of_memory = number == signal.SIGKILL and oom_kills() > oom_kills_before
+    if number in BY_A_PERSON and not out_of_memory:
+        return ArtifactError(f"{what} was stopped by {number.name}; nothing was recorded, the same command goes on from there")
+    advice = MEMORY if out_of_memory else ADVICE.get(number, "a fault of the library or of the model's files")
+    return Crashed(f"{what}: the process died of {number.name}: {advice}{tail}; see {log}")
+
+
+def log_of(what: str) -> Path:
+    """Where the output of work goes, by its name."""
+    return artifacts.LOGS / f"{what.replace(' ', '-')}.log"
+
+
+def enter(log: Path) -> None:
+    """Call first in a child process: it ends with its parent, its output goes to `log`, and so does the stack at a fatal signal.
+
+    Progress bars still reach the terminal.
+    """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    end_with_parent()
+    log.parent.mkdir(parents=True, exist_ok=True)
+    quiet.keep_terminal()
+    with log.open("wb") as f:
+        os.dup2(f.fileno(), 1)
+        os.dup2(f.fileno(), 2)
+    faulthandler.enable()
+
+
+def end_with_parent() -> None:
+    """On Linux, get SIGTERM when the process that started this one ends, however it ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
+def oom_kills() -> int:
+    """How many processes the kernel has killed for want of memory since it started; 0 where it does not say."""
+    try:
+        lines = Path("/proc/vmstat").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+
+
+def _child(pipe: Connection, log: Path, work: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> None:
+    from pipeline.core import cli
+
+    quiet.libraries()
+    enter(log)
+    try:
+        found: tuple[str, Any] = ("returned", work(*args, **named))
+    except QuantgateError as e:
+        found = ("raised", e)
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)  # so that the parent sees what it was
+    except BaseException as e:
+        traceback.print_exc()
+        found = ("raised", _disk_error(e)) if _is_of_the_disk(e) else ("failed", _brief(e))
+    pipe.send(found)
+    cli.leave()
+
+
+def _is_of_the_disk(e: BaseException) -> bool:
+    """Whether the disk refused; libraries in other languages leave only the system's words for it."""
+    return getattr(e, "errno", None) in OF_THE_DISK or os.strerror(errno.ENOSPC) in str(e)
+
+
+def _disk_error(e: BaseException) -> ArtifactError:
+    return ArtifactError(f"a file could not be written ({_brief(e)}); make room, then run the same command again")
+
+
+def _brief(e: BaseException) -> str:
+    first = next((line.strip() for line in str(e).splitlines() if line.strip()), "no message")
+    hint = f" ({MEMORY})" if isinstance(e, MemoryError) or "out of memory" in first.lower() else ""
+    return f"{type(e).__name__}: {first[:300]}{hint}"
+
+
+def _last_lines(log: Path) -> str:
+    """The last lines that a library printed before Python's own stack, without paths of this machine."""
+    text = log.read_text(encoding="utf-8", errors="replace").partition("Fatal Python error")[0] if log.exists() else ""
+    text = text.replace(f"{Path.cwd()}/", "").replace(str(Path.home()), "~")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return " / ".join(lines[-TAIL:])[-300:]

@@ -1,0 +1,25 @@
+"""Equal inputs give equal files: how far that reaches, as a manifest's `reproducible` says, and how saving keeps to it."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+ANY_MACHINE = "any machine"
+# Methods that calibrate: a processor chooses the kernels that sum activations, and a Cholesky factor depends on the threads.
+# One last bit turns one rounding, and by that every later one.
+SAME_MACHINE = "same processor, same number of threads"
+
+
+def save(model: Any, out_dir: Path) -> None:
+    """`save_pretrained`, with the metadata of each file's header sorted: safetensors writes it as a hash map, seeded by process."""
+    model.save_pretrained(out_dir)
+    for file in out_dir.glob("*.safetensors"):
+        with file.open("rb+") as f:
+            (size,) = struct.unpack("<Q", f.read(8))
+            header = json.loads(f.read(size))
+            header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+            f.seek(8)
+            f.write(json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(size))

@@ -1,0 +1,142 @@
+"""A library that dies costs the work that ran it; what a person stops, and a full disk, stop the stage."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pipeline.core import isolate
+from pipeline.core.errors import ArtifactError, Crashed, Unsupported
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def add(a: int, b: int) -> int:
+    return a + b
+
+
+def die(number: int) -> None:
+    os.write(2, b"ggml: tile configuration\n")
+    os.kill(os.getpid(), number)
+
+
+def die_at_exit(number: int) -> str:
+    import atexit
+
+    atexit.register(die, number)
+    return "all was written"
+
+
+def terminate() -> None:
+    import ctypes
+
+    ctypes.CDLL("libstdc++.so.6")._ZSt9terminatev()
+
+
+def leave(code: int) -> None:
+    import ctypes
+
+    ctypes.CDLL(None).exit(code)
+
+
+def refuse() -> None:
+    raise Unsupported("no GPU")
+
+
+def fail(kind: type[Exception], *args: object) -> None:
+    raise kind(*args)
+
+
+@pytest.mark.parametrize("number", [signal.SIGILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE])
+def test_a_fatal_signal_is_a_crash_with_its_name_and_the_last_words(number: signal.Signals) -> None:
+    with pytest.raises(Crashed, match=rf"diverge x: .* {number.name}.* ggml: tile configuration; see artifacts/logs/diverge-x.log"):
+        isolate.in_own_process(die, number, what="diverge x")
+
+
+def test_the_log_of_a_fatal_signal_says_where_python_was() -> None:
+    with pytest.raises(Crashed):
+        isolate.in_own_process(die, signal.SIGSEGV, what="diverge x")
+    assert "in die" in Path("artifacts/logs/diverge-x.log").read_text()
+
+
+def test_a_crash_after_the_work_is_a_crash() -> None:
+    with pytest.raises(Crashed, match="SIGSEGV"):
+        isolate.in_own_process(die_at_exit, signal.SIGSEGV, what="diverge x")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the name of C++'s library is Linux's")
+def test_terminate_and_exit_of_a_library_are_crashes() -> None:
+    with pytest.raises(Crashed, match="SIGABRT"):
+        isolate.in_own_process(terminate, what="diverge x")
+    for code in (0, 1):
+        with pytest.raises(Crashed, match=rf"exit\({code}\)"):
+            isolate.in_own_process(leave, code, what="diverge x")
+
+
+def test_an_exception_nobody_expected_is_a_crash_and_its_stack_is_in_the_log() -> None:
+    with pytest.raises(Crashed, match="diverge x: RuntimeError: tensors differ; see"):
+        isolate.in_own_process(fail, RuntimeError, "tensors differ", what="diverge x")
+    assert "in fail" in Path("artifacts/logs/diverge-x.log").read_text()
+    for error in (MemoryError(), RuntimeError("CUDA out of memory. Tried to allocate 2 GiB")):
+        with pytest.raises(Crashed, match="ran out of memory"):
+            isolate.in_own_process(fail, type(error), *error.args, what="diverge x")
+
+
+def test_the_kernel_s_memory_killer_is_a_crash_and_a_person_s_kill_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = iter((3, 4, 4))
+    monkeypatch.setattr(isolate, "oom_kills", lambda: next(counts))
+    with pytest.raises(Crashed, match="SIGKILL: the machine ran out of memory"):
+        isolate.in_own_process(die, signal.SIGKILL, what="diverge x")
+    monkeypatch.undo()
+    for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT):
+        with pytest.raises(ArtifactError, match=r"stopped by SIG\w+; nothing was recorded"):
+            isolate.in_own_process(die, number, what="diverge x")
+
+
+def test_a_full_disk_fails_the_stage_whoever_wrote() -> None:
+    for error in (
+        OSError(errno.ENOSPC, "No space left on device"),
+        RuntimeError("I/O error: No space left on device (os error 28)"),
+    ):
+        with pytest.raises(ArtifactError, match="make room"):
+            isolate.in_own_process(fail, type(error), *error.args, what="diverge x")
+
+
+def test_values_and_refusals_come_through() -> None:
+    assert isolate.in_own_process(add, 1, b=2, what="x") == 3
+    with pytest.raises(Unsupported, match="no GPU"):
+        isolate.in_own_process(refuse, what="x")
+
+
+def test_the_child_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    """kill -9 of a stage leaves no process behind that writes on."""
+    script = tmp_path / "stage.py"
+    script.write_text(
+        "import os, time\nfrom pathlib import Path\nfrom pipeline.core import isolate\n"
+        "def work():\n    Path('pid').write_text(str(os.getpid()))\n    time.sleep(60)\n"
+        "if __name__ == '__main__':\n    isolate.in_own_process(work, what='x')\n"
+    )
+    import subprocess
+
+    parent = subprocess.Popen(
+        [sys.executable, str(script)], env=os.environ | {"PYTHONPATH": str(Path(isolate.__file__).parents[2])}
+    )
+    deadline = time.monotonic() + 60
+    while not (Path("pid").exists() and Path("pid").read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    child = int(Path("pid").read_text())
+    parent.kill()
+    parent.wait()
+    while Path(f"/proc/{child}").exists() and "zombie" not in Path(f"/proc/{child}/status").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
