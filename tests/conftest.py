@@ -89,3 +89,8 @@ def server() -> Iterator[Any]:
 
     with serving_server.serving() as running:
         yield running
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files first, so that no process is left alone with one at the end."""
+    items.sort(key=lambda item: item.path.stem not in ("test_pipeline", "test_track_servers", "test_quantize", "test_parity"))

@@ -39,28 +39,38 @@ def edit(change: Any) -> params.Params:
     return params.load()
 
 
-@pytest.fixture
-def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> params.Params:
+@pytest.fixture(scope="session")
+def on_main(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository whose branch `main` has an int4 of 0.25 nats; a branch `change` starts from there."""
+    folder = tmp_path_factory.mktemp("on_main")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        shutil.copy(ROOT / "params.yaml", "params.yaml")
+        Path(".gitignore").write_text("/artifacts/\n/.dvc/cache/\n")
+
+        def small(p: dict[str, Any]) -> None:
+            p["variants"] = {"bf16": p["variants"]["bf16"], "int4": copy.deepcopy(INT4)}
+            p["serving"] = {"variants": {}}
+            p["gate"] = {"required": ["int4"], "rules": RULES}
+            p["compare"]["resamples"] = 200
+
+        settings = edit(small)
+        keep_ledger(settings)
+        make(settings, "bf16", 0.0, 20)
+        make(settings, "int4", 0.25, 40)
+        git("init", "--quiet", "--initial-branch", "main")
+        finish(settings, "int4 in groups of 64")
+        git("checkout", "--quiet", "-b", "change")
+    return folder
+
+
+@pytest.fixture
+def house(on_main: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> params.Params:
+    """A copy of that repository, as the working directory."""
+    shutil.copytree(on_main, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv(baseline.VARIABLE, raising=False)
-    shutil.copy(ROOT / "params.yaml", "params.yaml")
-    Path(".gitignore").write_text("/artifacts/\n/.dvc/cache/\n")
-
-    def small(p: dict[str, Any]) -> None:
-        p["variants"] = {"bf16": p["variants"]["bf16"], "int4": copy.deepcopy(INT4)}
-        p["serving"] = {"variants": {}}
-        p["gate"] = {"required": ["int4"], "rules": RULES}
-        p["compare"]["resamples"] = 200
-
-    settings = edit(small)
-    keep_ledger(settings)
-    make(settings, "bf16", 0.0, 20)
-    make(settings, "int4", 0.25, 40)
-    git("init", "--quiet", "--initial-branch", "main")
-    finish(settings, "int4 in groups of 64")
-    git("checkout", "--quiet", "-b", "change")
-    return settings
+    return params.load()
 
 
 def coarser(loss: float = 0.5, wrong: int = 60, **sizes: int) -> params.Params:

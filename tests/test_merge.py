@@ -1,4 +1,4 @@
-# ruff: noqa: F811 (`house` is a fixture)
+# ruff: noqa: F811 (`house` and `on_main` are fixtures)
 """Merges: the comment as people see it, posted once and edited; a recipe and a hook that exit by the verdict."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 from gate_house import commit, git, keep_ledger
-from test_baseline import coarser, edit, house  # noqa: F401
+from test_baseline import coarser, edit, house, on_main  # noqa: F401
 
 from pipeline import gate
 from pipeline.core import artifacts, params
