@@ -21,12 +21,11 @@ from transformers import AutoConfig, PreTrainedModel
 
 from pipeline.core import cli
 from pipeline.core.errors import Unsupported
-from pipeline.engines import Sampling
+from pipeline.engines import ROWS, Sampling
 from pipeline.engines._forest import Forest, grown
 from pipeline.engines._greedy import grow, has_stopped, is_plain, keeps_some
 
 BLOCK_TOKENS = 256  # tokens in one pass: enough to fill the cores; attention costs its square
-ROWS = 128  # logits [ROWS, vocab] in float32 at a time
 ALIKE = 0.05  # of the largest logit: how far a forest's may be off; a token that sees another's branch is further off
 Request = tuple[Any, list[int], list[int]]  # (texts, context ids, choice ids), as lm-eval passes it
 Answer = tuple[float, bool]  # log-likelihood, and whether greedy decoding would say the same
