@@ -10,7 +10,9 @@ from pipeline.core import artifacts
 from pipeline.core.errors import Unsupported
 from pipeline.quantizers import Facts
 from pipeline.quantizers._probe import probe
-from pipeline.weights import kept_layers, linear_widths, packed_bits
+from pipeline.weights import kept_layers, linear_widths, packed_bits, plain_linear, skeleton
+
+PACKS = plain_linear
 
 
 def quantize(
@@ -34,7 +36,8 @@ def quantize(
         from transformers.utils import logging
     except ImportError as e:
         raise Unsupported(f"quantizer 'bnb' needs {e.name}; pip install bitsandbytes -c constraints.txt") from None
-    kept = kept_layers(model_dir, keep)
+    kept, own = kept_layers(model_dir, keep), skeleton(model_dir)
+    head = own.head if own else "lm_head"
     how: dict[str, Any] = {"load_in_8bit": True}
     if type != "int8":
         how = {
@@ -46,14 +49,14 @@ def quantize(
         model_dir,
         dtype=torch.bfloat16,
         device_map="cuda" if torch.cuda.is_available() else "cpu",
-        quantization_config=BitsAndBytesConfig(**how, llm_int8_skip_modules=[*kept, "lm_head"]),
+        quantization_config=BitsAndBytesConfig(**how, llm_int8_skip_modules=[*kept, head]),
         use_safetensors=True,
         trust_remote_code=artifacts.trusts_code(model_dir),
     )
     model.save_pretrained(out_dir)
     return {
-        "library": "bitsandbytes", "head": "bfloat16", "kept": kept, "modules": len(linear_widths(model_dir)) - len(kept),
-        "expected_bits": packed_bits(model_dir, kept, **_bits(type, double_quant)), "probe": probe(model),
+        "library": "bitsandbytes", "head": "bfloat16", "kept": kept, "modules": len(linear_widths(model_dir, PACKS).keys() - kept),
+        "expected_bits": packed_bits(model_dir, kept, packs=PACKS, **_bits(type, double_quant)), "probe": probe(model),
     }  # fmt: skip
 
 
