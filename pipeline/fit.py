@@ -45,11 +45,16 @@ def faults(settings: Params) -> list[str]:
 
 
 def told(settings: Params) -> list[str]:
-    """Variants that can only be `unsupported`, in words: a result, and no fault, since the run goes on without them."""
+    """Variants that can only be `unsupported` or are packed in part, in words: a result, and no fault; the run goes on."""
     folder = base_folder(settings)
     refused = _refused(settings, folder) if folder else []
     gate = dict.fromkeys(settings.gate.required, ", and it is required: the gate will FAIL")
-    return [f"variants.{n} will be unsupported: {e}{gate.get(n, '')}" for n, e in refused if isinstance(e, Unsupported)]
+    unsupported = {n: e for n, e in refused if isinstance(e, Unsupported)}
+    found = [f"variants.{n} will be unsupported: {e}{gate.get(n, '')}" for n, e in unsupported.items()]
+    for name, variant in settings.variants.items():
+        if folder and name not in unsupported and (why := quantizers.packs_only(variant.quantizer, folder)):
+            found.append(f"variants.{name}: {why}")
+    return found
 
 
 def _too_long(settings: Params, folder: Path) -> list[str]:

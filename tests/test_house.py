@@ -60,7 +60,7 @@ ALLOWED = {
     "matplotlib": {"pages/pictures.py", "runs/run_picture.py"},
     "jinja2": {"report.py", "evaluate.py"},
     "lm_eval": {"evaluate.py", "check.py", "engines/_lm_eval.py"},
-    "gptqmodel": {"quantizers/_gptqmodel.py", "engines/hf.py"},
+    "gptqmodel": {"quantizers/_gptqmodel.py", "engines/_gptq.py"},
     "bitsandbytes": {"quantizers/bnb.py"},
     "llama_cpp": {"quantizers/gguf.py", "engines/llamacpp.py"},
     "onnxruntime_genai": {"engines/onnxruntime.py"},

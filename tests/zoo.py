@@ -79,14 +79,17 @@ ZOO: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def make(name: str, folder: Path, *, seed: int = 0, dtype: str = "bfloat16", **other: Any) -> Path:
-    """Write a model of the zoo. other: settings of its config beside those of the zoo."""
+def make(name: str, folder: Path, *, seed: int = 0, dtype: str = "bfloat16", tokenizer: Path | None = None, **other: Any) -> Path:
+    """Write a model of the zoo. tokenizer: a model folder whose own it gets; other: settings beside those of the zoo."""
     import torch
     import transformers
     from conftest import make_tokenizer
 
     kind, settings = ZOO[name]
-    common = {"vocab_size": VOCAB, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2, "initializer_range": 0.2}
+    spoken = make_tokenizer() if tokenizer is None else transformers.AutoTokenizer.from_pretrained(tokenizer)
+    if "text_config" in settings:
+        settings = settings | {"text_config": settings["text_config"] | {"vocab_size": len(spoken)}}
+    common = {"vocab_size": len(spoken), "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2, "initializer_range": 0.2}
     config = getattr(transformers, kind)(**common | settings | other)
     with torch.random.fork_rng(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -97,5 +100,5 @@ def make(name: str, folder: Path, *, seed: int = 0, dtype: str = "bfloat16", **o
                 if parameter.dim() > 1:
                     parameter.normal_(0, 0.2)
         model.to(getattr(torch, dtype)).save_pretrained(folder)
-        make_tokenizer().save_pretrained(folder)
+        spoken.save_pretrained(folder)
     return folder

@@ -267,7 +267,7 @@ class HfEngine:
             weight = getattr(module, "weight", None)
             if hasattr(module, "qweight"):
                 found[kind] += 1
-            elif "Linear" in kind and weight is not None:
+            elif weight is not None and ("Linear" in kind or isinstance(module, self.torch.nn.Linear)):
                 inner = getattr(weight, "data", weight)
                 packed = type(inner).__name__
                 found[f"{kind}[{str(inner.dtype).removeprefix('torch.') if packed == 'Tensor' else packed}]"] += 1
