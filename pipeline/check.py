@@ -82,9 +82,9 @@ def _check_folder(folder: Path) -> None:
         raise ParamsError(f"{str(folder)!r} is not a folder (looked in {folder.resolve()})")
     if not (folder / "config.json").exists():
         raise ParamsError(f"{str(folder)!r} holds no config.json; is it a transformers model folder?")
-    if list(folder.glob("*.safetensors")):
+    if artifacts.data_files(folder, "*.safetensors"):
         return
-    pickled = sorted(f.name for pattern in PICKLED for f in folder.glob(pattern))
+    pickled = sorted(f.name for pattern in PICKLED for f in artifacts.data_files(folder, pattern))
     if pickled:
         raise ParamsError(
             f"{str(folder)!r} holds no .safetensors weights, and pickled ones ({pickled[0]}) are not loaded; "
