@@ -12,6 +12,7 @@ import pytest
 
 from pipeline import download, evalset, quantizers
 from pipeline.core import artifacts, params
+from pipeline.core.errors import DataError
 from pipeline.core.options import names_in
 from pipeline.evalset import tasks
 from pipeline.judging import stale
@@ -49,6 +50,13 @@ def test_droppings_are_no_sets_no_tasks_no_backends_and_no_change(tmp_path: Path
     before = seen()
     assert len(litter(tmp_path)) > 100
     assert seen() == before and before[3] == quantizers.names()
+
+
+def test_a_link_with_the_name_of_a_set_that_leads_nowhere_is_named_since_a_part_would_be_missing(tmp_path: Path) -> None:
+    shutil.copyfile(ROOT / "evalsets/corpus/news.jsonl", tmp_path / "news.jsonl")
+    (tmp_path / "wiki.jsonl").symlink_to("nowhere")
+    with pytest.raises(DataError, match="wiki.jsonl is a link that leads nowhere"):
+        evalset.load_texts(tmp_path)
 
 
 def test_droppings_are_no_part_of_a_model_and_no_damage_to_it(tmp_path: Path) -> None:
