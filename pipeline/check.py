@@ -45,7 +45,7 @@ def faults(settings: Params) -> list[str]:
         why = "choose one in 'hf': its hidden states are kept"
         found.append(f"params.yaml: reference {settings.reference!r} runs in {engine!r}; {why}")
     if isinstance(settings.model, PathModel):
-        collect("params.yaml: model.path", _check_folder, Path(settings.model.path).expanduser())
+        collect("params.yaml: model.path", _check_folder, settings.model.folder)
     for name, variant in settings.variants.items():
         collect(f"params.yaml: variants.{name}", quantizers.check, variant.quantizer, variant.options)
         if variant.engine in engines.names() and variant.quantizer in quantizers.names():

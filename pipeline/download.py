@@ -163,7 +163,7 @@ def restore_splitting(tokenizer: Any, pre: str) -> None:
 
 
 def _from_path(model: params.PathModel, out: Path) -> dict[str, Any]:
-    folder = Path(model.path).expanduser()
+    folder = model.folder
     if not folder.is_dir():
         raise DownloadError(f"model.path {model.path!r} is not a folder (looked in {folder.resolve()})")
     for pattern in (*WANTED, "*.py") if model.trust_remote_code else WANTED:

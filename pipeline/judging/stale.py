@@ -174,7 +174,7 @@ def _changed_model(settings: Params) -> list[str]:
     if not isinstance(settings.model, PathModel) or not (artifacts.BASE / artifacts.MANIFEST).exists():
         return []
     then = artifacts.read_manifest(artifacts.BASE).get("files", {})  # without: `_changed_base` says that it is damaged
-    folder = Path(settings.model.path).expanduser()
+    folder = settings.model.folder
     return [
         f"{folder / name} {UNLIKE_SOURCE}"
         for name, facts in then.items()
