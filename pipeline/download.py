@@ -163,11 +163,11 @@ def restore_splitting(tokenizer: Any, pre: str) -> None:
 
 
 def _from_path(model: params.PathModel, out: Path) -> dict[str, Any]:
-    folder = Path(model.path).expanduser()
+    folder = model.folder
     if not folder.is_dir():
         raise DownloadError(f"model.path {model.path!r} is not a folder (looked in {folder.resolve()})")
     for pattern in (*WANTED, "*.py") if model.trust_remote_code else WANTED:
-        for file in folder.glob(pattern):
+        for file in artifacts.data_files(folder, pattern):
             shutil.copyfile(file, out / file.name)
     return {"source": "path", "path": model.path}
 
@@ -178,11 +178,12 @@ def _from_hub(model: params.HubModel, out: Path) -> dict[str, Any]:
     from huggingface_hub.utils import get_token
 
     where = f"{model.id} at {model.revision!r}"
-    patterns = [*WANTED, "*.py"] if model.trust_remote_code else list(WANTED)
+    wanted = [*WANTED, "*.py"] if model.trust_remote_code else list(WANTED)
+    patterns: dict[str, Any] = {"allow_patterns": wanted, "ignore_patterns": list(artifacts.DROPPINGS)}
     try:
         info = HfApi().model_info(model.id, revision=model.revision)
         commit = info.sha
-        snapshot_download(model.id, revision=commit, local_dir=out, allow_patterns=patterns)
+        snapshot_download(model.id, revision=commit, local_dir=out, **patterns)
     except GatedRepoError:
         if get_token() is None:
             raise DownloadError(f"{model.id} is gated and there is no token: set HF_TOKEN or run `hf auth login`") from None

@@ -37,9 +37,9 @@ def quantize(variant: Variant, base: Path, out: Path, *, calibration: Calibratio
 
 def _copy_text_side(base: Path, out: Path) -> None:
     """Everything of the base that is not weights or config: tokenizer files, chat template, generation config."""
-    for file in base.iterdir():
+    for file in artifacts.data_files(base, "*"):
         weights = file.name.endswith((".safetensors", ".safetensors.index.json"))
-        if file.is_file() and not weights and file.name not in ("config.json", artifacts.MANIFEST):
+        if not weights and file.name not in ("config.json", artifacts.MANIFEST):
             shutil.copyfile(file, out / file.name)
 
 

@@ -109,7 +109,7 @@ def _parent(tracker: Tracker, state: State, settings: Params, made_from: dict[st
     tracker.set_tags(run_id, {"verdict": verdict["verdict"], **made_from})
     pages = [artifacts.REPORTS / "report.html", artifacts.REPORTS / "report.md", artifacts.TRADEOFF_TABLE, artifacts.GATE]
     tracker.log_files(run_id, pages, "report")
-    tracker.log_files(run_id, sorted((artifacts.REPORTS / "figures").glob("*")), "figures")
+    tracker.log_files(run_id, artifacts.data_files(artifacts.REPORTS / "figures", "*"), "figures")
     return run_id
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import importlib
 import json
+import os
+import pwd
 import socket
 import subprocess
 import threading
@@ -17,7 +19,7 @@ from mlflow import MlflowClient
 from track_house import ROOT, VARIANTS, change, rule, sqlite_house, write_results
 
 from pipeline import track
-from pipeline.core import artifacts, params
+from pipeline.core import artifacts, isolate, params
 from pipeline.core.errors import ArtifactError, ParamsError
 from pipeline.runs import reach, tracking
 from pipeline.runs.run_picture import draw_rules
@@ -52,6 +54,22 @@ def test_one_run_a_variant_under_one_of_the_state(house: House) -> None:
     assert {r.info.run_name: r.data.tags["verdict"] for r in below} == {"bf16": "REFERENCE", "int8": "PASS", "nf4": "FAIL"}
     assert {r.info.status for r in runs(client, found["experiment"])} == {"FINISHED"}
     assert client.get_run(found["parent"]).info.run_name.endswith("vs bf16")
+
+
+@pytest.mark.parametrize("error", [KeyError("getpwuid(): uid not found: 12345"), OSError("No username set in the environment")])
+def test_a_user_without_a_name_and_a_home_is_a_number(error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(_: int) -> None:
+        raise error
+
+    for name in ("HOME", "LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    assert tracking.user() == "uid 12345"
+    assert params.PathModel(source="path", path="~/model").folder == Path("~/model")
+    log = tmp_path / "x.log"
+    artifacts.write_text(log, "/somewhere/lib: no symbol")
+    assert isolate._last_lines(log) == "/somewhere/lib: no symbol"
 
 
 def test_the_same_state_makes_no_second_run_and_appends_nothing(house: House) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import json
 import math
@@ -42,6 +43,23 @@ ASKED = ("variant", "quantizer", "asked", "options", "engine", "engine_options",
 VERSIONED = (
     "torch", "transformers", "datasets", "lm_eval", "torchao", "gptqmodel", "optimum", "numpy", "scipy", "tokenizers",
 )  # fmt: skip
+
+# What desktops, editors and Python leave beside people's files: no data and no change. .dvcignore has the same list.
+DROPPINGS = (".*", "*~", "[#]*[#]", "Thumbs.db", "desktop.ini", "__pycache__", "*.pyc")
+
+
+def meant(folder: Path, pattern: str) -> list[Path]:
+    """What matches under a folder, in name order, without droppings."""
+
+    def dropped(path: Path) -> bool:
+        return any(fnmatch.fnmatchcase(part, d) for part in path.relative_to(folder).parts for d in DROPPINGS)
+
+    return sorted(p for p in folder.glob(pattern) if not dropped(p))
+
+
+def data_files(folder: Path, pattern: str) -> list[Path]:
+    """Files under a folder that somebody meant to be there, in name order: no droppings, no links that lead nowhere."""
+    return [p for p in meant(folder, pattern) if p.is_file()]
 
 
 def model_dir(variant: str) -> Path:
@@ -247,11 +265,11 @@ def build_digest(manifest: dict[str, Any]) -> str:
 
 
 def files_of(folder: Path) -> dict[str, dict[str, Any]]:
-    """{relative name: {bytes, sha256}} of a folder's files, its manifest left out."""
+    """{relative name: {bytes, sha256}} of a folder's data files, its manifest left out."""
     return {
         str(p.relative_to(folder)): {"bytes": p.stat().st_size, "sha256": sha256_file(p)}
-        for p in sorted(folder.rglob("*"))
-        if p.is_file() and p.name != MANIFEST
+        for p in data_files(folder, "**/*")
+        if p.name != MANIFEST
     }
 
 

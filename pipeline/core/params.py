@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Union
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, field_validator, model_validator
 
+from pipeline.core import quota
 from pipeline.core.errors import ParamsError
 from pipeline.core.explain import Fault, did_you_mean, explain_all, unknown
 from pipeline.core.sections import Count, Load, Positive, Section, Serving, shaped
@@ -53,6 +54,10 @@ class PathModel(Model):
 
     source: Literal["path"]
     path: str
+
+    @property
+    def folder(self) -> Path:
+        return Path(os.path.expanduser(self.path))  # noqa: PTH111 - Path's own raises where nobody has a home
 
 
 class HubModel(Model):
@@ -276,12 +281,7 @@ class Params(Section):
 
     @property
     def thread_count(self) -> int:
-        if self.threads != "auto":
-            return self.threads
-        try:
-            return len(os.sched_getaffinity(0))
-        except AttributeError:  # not on macOS or Windows
-            return os.cpu_count() or 1
+        return quota.processors() if self.threads == "auto" else self.threads
 
 
 def load(path: Path = PARAMS) -> Params:

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
+from pipeline.core import quota
+
 kept_terminal: TextIO | None = None  # stderr of the process that started this one, where this one's own goes to a log
 
 
@@ -59,7 +61,7 @@ def before_sharing_cores() -> None:
 
 def before_gptqmodel() -> None:
     """Call before gptqmodel is imported, which reads this: with one worker, on a machine of two cores, its loading stops."""
-    os.environ.setdefault("GPTQMODEL_CPU_WORKERS", str(max(2, os.cpu_count() or 2)))
+    os.environ.setdefault("GPTQMODEL_CPU_WORKERS", str(max(2, quota.processors())))
 
 
 def libraries() -> None:

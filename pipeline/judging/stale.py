@@ -46,7 +46,7 @@ def inputs(settings: Params) -> dict[str, str | None]:
     hashes: dict[str, str | None] = {str(f): artifacts.sha256_file(f) if f.exists() else None for f in files}
     for name in SOURCES:  # what was measured on, with which packages, and what the rows mean
         path = Path(name)
-        found = sorted(p for p in path.rglob("*") if p.suffix in SUFFIXES) if path.is_dir() else [path]
+        found = [p for p in artifacts.data_files(path, "**/*") if p.suffix in SUFFIXES] if path.is_dir() else [path]
         hashes[name] = artifacts.digest({p.as_posix(): artifacts.sha256_file(p) for p in found if p.exists()})
     return hashes | {"params": artifacts.digest(settings.model_dump(include=JUDGED_BY))}
 
@@ -174,7 +174,7 @@ def _changed_model(settings: Params) -> list[str]:
     if not isinstance(settings.model, PathModel) or not (artifacts.BASE / artifacts.MANIFEST).exists():
         return []
     then = artifacts.read_manifest(artifacts.BASE).get("files", {})  # without: `_changed_base` says that it is damaged
-    folder = Path(settings.model.path).expanduser()
+    folder = settings.model.folder
     return [
         f"{folder / name} {UNLIKE_SOURCE}"
         for name, facts in then.items()

@@ -6,7 +6,6 @@ a stack. An alias that was moved by hand in between is found and written down to
 
 from __future__ import annotations
 
-import getpass
 import json
 import platform
 import time
@@ -15,6 +14,7 @@ from typing import Any
 
 from pipeline.core import secrets
 from pipeline.core.errors import ArtifactError
+from pipeline.runs.tracking import user
 
 ALIAS = "champion"
 MOVE = "quantgate.move."
@@ -130,7 +130,7 @@ class Registry:
 
     def _record(self, version: str, before: str | None, how: str, reason: str, files: str = NOT_COMPARED) -> Move:
         variant = self.client.get_model_version(self.name, version).tags.get("variant", "?")
-        at, by = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), f"{getpass.getuser()}@{platform.node()}"
+        at, by = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), f"{user()}@{platform.node()}"
         move = {"number": f"{len(self.moves()) + 1:04d}", "version": version, "variant": variant, "before": before,
                 "how": how, "at": at, "by": by, "reason": secrets.hide(reason), "files": files}  # fmt: skip
         self.client.set_registered_model_tag(self.name, MOVE + move["number"], json.dumps(move))

@@ -73,7 +73,7 @@ class Tracker:
         found = self.find(key)
         if found:
             return str(found.info.run_id), False
-        tags = {KEY: key, WRITER: writer(), "mlflow.user": getpass.getuser(), **secrets.hide_in(tags)}
+        tags = {KEY: key, WRITER: writer(), "mlflow.user": user(), **secrets.hide_in(tags)}
         run_id = str(self.client.create_run(self.experiment, run_name=secrets.hide(name), tags=tags).info.run_id)
         try:
             log(run_id)
@@ -132,6 +132,14 @@ class Tracker:
         from mlflow.entities import RunTag
 
         self.client.log_batch(run_id, tags=[RunTag(k, secrets.hide(v)) for k, v in tags.items()])
+
+
+def user() -> str:
+    """Who runs this: by name, or by number where the system has none for it, as in a container."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"uid {os.getuid()}"
 
 
 def writer() -> str:
