@@ -17,6 +17,8 @@ import sys
 import time
 from pathlib import Path
 
+from pipeline.core import quota
+
 VENV = Path(".venv")
 LOG = VENV / "install.log"
 PINS = ["-c", "constraints.txt", "-c", "constraints-dev.txt"]
@@ -194,11 +196,12 @@ def compile_llamacpp(command: list[str], env: dict[str, str], python: Path) -> N
     if built is not None and (own or as_asked(built, sets)):
         say(f"4/4  llama.cpp is here, compiled for {' '.join(built)}")
         return
-    say(f"4/4  llama.cpp, compiled for {' '.join(sets) or 'this processor'} on {os.cpu_count()} cores: some minutes")
+    say(f"4/4  llama.cpp, compiled for {' '.join(sets) or 'this processor'} on {quota.processors()} cores: some minutes")
     subprocess.run([python, "-m", "pip", "uninstall", "--yes", "llama-cpp-python"], capture_output=True, env=env)
     arguments = [*set_switches(sets), "-DLLAVA_BUILD=OFF", *shlex.split(own)]  # no pictures are read; a person's own go first
     wanted = ["llama-cpp-python", *PINS]
-    env = env | {"CMAKE_ARGS": shlex.join([f"-DCMAKE_PROJECT_llama_cpp_INCLUDE={LESS.absolute()}", *arguments])}
+    less = f"-DCMAKE_PROJECT_llama_cpp_INCLUDE={LESS.absolute()}"
+    env = {"CMAKE_BUILD_PARALLEL_LEVEL": str(quota.processors())} | env | {"CMAKE_ARGS": shlex.join([less, *arguments])}
     if is_uv(command):
         # uv keeps what it compiles by these settings (it does not look at variables; the path above is another in each checkout),
         # but asks the index whether the source has changed, and some indexes always say so
