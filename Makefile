@@ -20,7 +20,7 @@ repro: .venv/installed  ## install what is missing, run the whole pipeline, prin
 
 test: .venv/installed  ## install what is missing, check style and types, run the tests
 	ruff check pipeline tests evalsets && ruff format --check pipeline tests evalsets && mypy pipeline tests/bench
-	pytest
+	pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 bench: .venv/installed  ## what the figures are checked against, after `make repro`; an hour, nothing else may run
 	@failed=''; try() { echo "== $$*"; "$$@" || failed="$$failed\n  exit $$?: $$*"; }; \

@@ -100,5 +100,6 @@ def server() -> Iterator[Any]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first, so that no process is left alone with one at the end."""
-    items.sort(key=lambda item: item.path.stem not in ("test_pipeline", "test_track_servers", "test_quantize", "test_parity"))
+    """The longest files first, so that `make test`'s second process is not left without work at the end."""
+    rank = {f"test_{name}": k for k, name in enumerate(("pipeline", "golden", "same_bytes", "quantize", "parity", "original"), -6)}
+    items.sort(key=lambda item: rank.get(item.path.stem, 0))
