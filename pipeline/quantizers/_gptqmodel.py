@@ -160,7 +160,7 @@ def _take_back_logs() -> None:
 
 
 def _is_split(model_dir: Path, out_dir: Path) -> bool:
-    """Whether a packed matrix is no Linear of transformers' class: gptqmodel packs experts one by one, parts of fused ones, Conv1D."""
+    """Whether a packed matrix is no Linear of transformers' class: gptqmodel packs single experts, parts of fused ones, Conv1D."""
     model = skeleton(model_dir)
     packed = {name.rpartition(".")[0] for name in read_headers(out_dir) if name.endswith(".qweight")}
     return model is not None and not packed <= {name for name, m in model.matrices.items() if m.linear}
