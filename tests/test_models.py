@@ -101,7 +101,7 @@ def test_the_window_is_the_text_part_s_whatever_its_name(model: Any, name: str, 
 
 @pytest.mark.parametrize("name, method, count", [
     ("gpt2", "bnb", 8), ("gpt2", "torchao", 0), ("bloom", "torchao", 8), ("gpt_neox", "torchao", 8), ("mpt", "bnb", 8),
-    ("qwen3_moe", "torchao", 8), ("llama", "torchao", 14),
+    ("qwen3_moe", "torchao", 8), ("llama", "torchao", 14), ("falcon", "torchao", 0),
 ])  # fmt: skip
 def test_a_method_packs_the_matrices_of_its_kinds_whatever_they_are_called(model: Any, name: str, method: str, count: int) -> None:
     packs = quantizers._module(method).PACKS
