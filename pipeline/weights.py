@@ -85,8 +85,8 @@ def count_weights(folder: Path) -> int:
 
 @dataclass(frozen=True)
 class Matrix:
-    """kind: its module's class, or `Experts` for one expert's part of a tensor that holds those of all; block: whether it is one
-    of the layers that are repeated."""
+    """kind: its module's class, or `Experts` for one expert's part of a tensor that holds those of all; linear: whether it is
+    multiplied with as a Linear is; block: whether it is one of the layers that are repeated."""
 
     kind: str
     outputs: int
@@ -134,7 +134,8 @@ def _skeleton(folder: str, changed: int) -> Skeleton | None:
         if part is head:
             name_of_head = name
         elif isinstance(part, torch.nn.Linear):
-            found[name] = Matrix(type(part).__name__, part.out_features, part.in_features, True, block)
+            plain = type(part).forward is torch.nn.Linear.forward  # Falcon's multiplies by itself, with what no packed weight has
+            found[name] = Matrix(type(part).__name__, part.out_features, part.in_features, plain, block)
         elif isinstance(part, Conv1D):
             found[name] = Matrix("Conv1D", part.weight.shape[1], part.weight.shape[0], False, block)
         elif "Experts" in type(part).__name__:
@@ -149,8 +150,8 @@ def _skeleton(folder: str, changed: int) -> Skeleton | None:
 
 # Which matrices a library packs.
 def any_linear(matrix: Matrix) -> bool:
-    """Every Linear of the model, whatever is derived from it."""
-    return matrix.linear
+    """Every Linear that is multiplied with as one, but what torch.nn.MultiheadAttention reads by itself."""
+    return matrix.linear and matrix.kind != "NonDynamicallyQuantizableLinear"
 
 
 def plain_linear(matrix: Matrix) -> bool:

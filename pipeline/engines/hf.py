@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from pipeline.core import artifacts
 from pipeline.core.errors import InvalidVariant, Unsupported
-from pipeline.core.model_config import window
+from pipeline.core.model_config import end_ids, window
 from pipeline.engines import Sampling, Trace, _gptq
 
 UNBOUNDED = 2048  # tokens: what is taken for the window of a model that has none, as a recurrent one or one with ALiBi
@@ -73,7 +73,7 @@ def load(
         if wrong:
             raise InvalidVariant(f"the weights do not fit the model: {wrong}")
     tokenizer = AutoTokenizer.from_pretrained(model_dir, trust_remote_code=trusted)
-    return HfEngine(model.eval(), tokenizer, str(device))
+    return HfEngine(model.eval(), tokenizer, str(device), end_ids(model_dir, tokenizer))
 
 
 class HfEngine:
@@ -81,13 +81,13 @@ class HfEngine:
 
     name = "hf"
 
-    def __init__(self, model: Any, tokenizer: Any, device: str) -> None:
+    def __init__(self, model: Any, tokenizer: Any, device: str, ends: set[int]) -> None:
         import torch
 
         from pipeline.engines._head import Head, body_of
 
         self.torch = torch
-        self.model, self.tokenizer, self.device = model, tokenizer, device
+        self.model, self.tokenizer, self.device, self.end_ids = model, tokenizer, device, ends
         self.body = getattr(model, body_of(model))
         self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
         config = model.config.get_text_config()
@@ -249,13 +249,6 @@ class HfEngine:
             end = next((k + 1 for k, token in enumerate(row) if token in ends), len(row))
             replies.append(row[:end])
         return replies
-
-    @property
-    def end_ids(self) -> set[int]:
-        """Tokens that end a reply: the generation config's, and the tokenizer's own."""
-        end = self.model.generation_config.eos_token_id
-        own = set() if end is None else set(end) if isinstance(end, list) else {int(end)}
-        return own | ({self.tokenizer.eos_token_id} - {None})
 
     # --- what ran ------------------------------------------------------------------------------------------------
 

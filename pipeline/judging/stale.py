@@ -8,6 +8,7 @@ from typing import Any
 from pipeline import served
 from pipeline.core import artifacts
 from pipeline.core.errors import ArtifactError
+from pipeline.core.model_config import wanted
 from pipeline.core.params import Params, PathModel
 from pipeline.judging import locked
 
@@ -173,10 +174,14 @@ def _changed_model(settings: Params) -> list[str]:
     """A local model folder whose files are no longer those that were downloaded from it."""
     if not isinstance(settings.model, PathModel) or not (artifacts.BASE / artifacts.MANIFEST).exists():
         return []
-    then = artifacts.read_manifest(artifacts.BASE).get("files", {})  # without: `_changed_base` says that it is damaged
+    manifest = artifacts.read_manifest(artifacts.BASE)
+    then = {name: facts["sha256"] for name, facts in manifest.get("files", {}).items()}  # none: `_changed_base` says what is wrong
+    then |= manifest.get("repaired") or {}  # as they were given
     folder = settings.model.folder
+    given = manifest.get("given")
+    added = {f.name for f in wanted(folder, settings.model.trust_remote_code)} - set(given) if given is not None else set()
     return [
         f"{folder / name} {UNLIKE_SOURCE}"
-        for name, facts in then.items()
-        if not (folder / name).exists() or artifacts.sha256_file(folder / name) != facts["sha256"]
+        for name, sha256 in (then | dict.fromkeys(added)).items()
+        if not (folder / name).exists() or artifacts.sha256_file(folder / name) != sha256
     ]

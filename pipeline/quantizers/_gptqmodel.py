@@ -100,7 +100,7 @@ def _quantize(
 
     given = None if rows is None else [{"input_ids": r, "attention_mask": [1] * len(r)} for r in rows]
     chosen = {} if cpu_backend is None or has_cuda() else {"backend": BACKEND[cpu_backend]}
-    with cli.progress(model.model.config.num_hidden_layers, method, "layer", terminal) as bar:
+    with cli.progress(model.model.config.get_text_config().num_hidden_layers, method, "layer", terminal) as bar:
         model.layer_callback = _Progress(bar)
         model.quantize(given, batch_size=batch_size, **chosen)
 

@@ -54,13 +54,13 @@ def quantize(
         "float8-dynamic": methods.Float8DynamicActivationFloat8WeightConfig,
     }
     kept, own = kept_layers(model_dir, keep), skeleton(model_dir)
-    head = own.head if own else "lm_head"
+    left = [own.head, *(n for n, m in own.matrices.items() if not PACKS(m))] if own else ["lm_head"]
     logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(
         model_dir,
         dtype=torch.bfloat16,
         device_map="cuda" if torch.cuda.is_available() else None,
-        quantization_config=TorchAoConfig(configs[scheme](), modules_to_not_convert=[*kept, head]),
+        quantization_config=TorchAoConfig(configs[scheme](), modules_to_not_convert=[*kept, *left]),
         use_safetensors=True,
         trust_remote_code=artifacts.trusts_code(model_dir),
     )

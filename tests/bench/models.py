@@ -3,8 +3,9 @@
     python tests/bench/models.py [NAME ...]      after `make repro`: their tokenizer is the base's (llama.cpp knows no other)
 
 A cell is the mean KLD to the model's own bfloat16 in nats with the bits a weight, or why there is none: said by `check`, from the
-model's files (c), or later (l). Exit 1 if a cell is wrong: a reference that differs from itself, an int8 farther off than an int4,
-GGUF or ONNX without rounding farther off than FAITHFUL, or a reason that came late.
+model's files (c), when it was to be built, as by another project's converter (b), or too late (l). Exit 1 if a cell is wrong: a
+reference that differs from itself, an int8 farther off than an int4, GGUF or ONNX without rounding farther off than FAITHFUL, or a
+reason that came too late. `ZOO_TOKENIZER=FOLDER`: another tokenizer; `ZOO_KEEP=1`: what is found so far, in zoo.json.
 """
 
 from __future__ import annotations
@@ -50,13 +51,13 @@ def cells(name: str, base: Path, done: list[str], pipe: Any) -> None:
     """In a process of its own: every method that is not done yet, each sent as it is found."""
     warnings.simplefilter("ignore")
     logging.disable(logging.ERROR)
-    import zoo
-    from test_models import WINDOWS
+    import zoo  # type: ignore[import-not-found]
+    from test_models import WINDOWS  # type: ignore[import-not-found]
 
     from pipeline import engines, quantize, quantizers, reference
     from pipeline.calibration import Calibration
     from pipeline.core import artifacts
-    from pipeline.core.errors import QuantgateError
+    from pipeline.core.errors import QuantgateError, Unsupported
     from pipeline.core.params import Variant
     from pipeline.diverge import diverge
     from pipeline.store import Store
@@ -101,6 +102,8 @@ def cells(name: str, base: Path, done: list[str], pipe: Any) -> None:
             continue
         try:
             cell = score(method)
+        except Unsupported as e:
+            cell = {"built": str(e).replace(str(home), name)}
         except QuantgateError as e:
             cell = {"late": f"{type(e).__name__}: {e}"}
         except Exception as e:  # what a run would end with: the cell that this is here to find
@@ -169,7 +172,7 @@ def table(results: dict[str, dict[str, Cell]]) -> str:
         if "kld" in cell:
             value = "0" if cell["kld"] == 0 else f"{cell['kld']:.2g}"
             return f"{value} ({cell['bits']:.1f})" + (f" c{_note(notes, cell['told'])}" if cell.get("told") else "")
-        kind = "check" if "check" in cell else "late"
+        kind = next(kind for kind in ("check", "built", "late") if kind in cell)
         return f"{kind[0]}{_note(notes, cell[kind])}"
 
     lines = [f"| model | {' | '.join(METHODS)} |", "|---" * (len(METHODS) + 1) + "|"]
@@ -205,7 +208,8 @@ def main() -> None:
             wrong = faults(results[name])
             bad += len(wrong)
             print(f"{name}: {time.monotonic() - started:.0f} s; " + ("; ".join(wrong) or "right"), file=sys.stderr, flush=True)
-            (root / "zoo.json").write_text(json.dumps(results, indent=1)) if os.environ.get("ZOO_KEEP") else None
+            if os.environ.get("ZOO_KEEP"):
+                (root / "zoo.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
         os.chdir(root)
     print(f"{time.strftime('%Y-%m-%d')}, {platform.machine()}, {os.cpu_count()} processors; {bad} cells that should be otherwise\n")
     print(table(results))
