@@ -18,6 +18,7 @@ from typing import Any
 
 from pipeline import sound
 from pipeline.core import artifacts, cli, params
+from pipeline.core.droppings import DROPPINGS, data_files
 from pipeline.core.errors import DownloadError
 from pipeline.weights import count_weights
 
@@ -167,7 +168,7 @@ def _from_path(model: params.PathModel, out: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise DownloadError(f"model.path {model.path!r} is not a folder (looked in {folder.resolve()})")
     for pattern in (*WANTED, "*.py") if model.trust_remote_code else WANTED:
-        for file in artifacts.data_files(folder, pattern):
+        for file in data_files(folder, pattern):
             shutil.copyfile(file, out / file.name)
     return {"source": "path", "path": model.path}
 
@@ -179,7 +180,7 @@ def _from_hub(model: params.HubModel, out: Path) -> dict[str, Any]:
 
     where = f"{model.id} at {model.revision!r}"
     wanted = [*WANTED, "*.py"] if model.trust_remote_code else list(WANTED)
-    patterns: dict[str, Any] = {"allow_patterns": wanted, "ignore_patterns": list(artifacts.DROPPINGS)}
+    patterns: dict[str, Any] = {"allow_patterns": wanted, "ignore_patterns": list(DROPPINGS)}
     try:
         info = HfApi().model_info(model.id, revision=model.revision)
         commit = info.sha

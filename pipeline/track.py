@@ -21,6 +21,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from pipeline.core import artifacts, cli, params
+from pipeline.core.droppings import data_files
 from pipeline.core.errors import ArtifactError, ParamsError, QuantgateError
 from pipeline.core.params import Params
 from pipeline.runs import run_content, run_picture, views
@@ -109,7 +110,7 @@ def _parent(tracker: Tracker, state: State, settings: Params, made_from: dict[st
     tracker.set_tags(run_id, {"verdict": verdict["verdict"], **made_from})
     pages = [artifacts.REPORTS / "report.html", artifacts.REPORTS / "report.md", artifacts.TRADEOFF_TABLE, artifacts.GATE]
     tracker.log_files(run_id, pages, "report")
-    tracker.log_files(run_id, artifacts.data_files(artifacts.REPORTS / "figures", "*"), "figures")
+    tracker.log_files(run_id, data_files(artifacts.REPORTS / "figures", "*"), "figures")
     return run_id
 
 
