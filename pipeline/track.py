@@ -35,10 +35,10 @@ WAIT_S = 60  # for another `track` in this folder
 STALE = 2  # exit code of `python -m pipeline.gate --enforce`
 PARENT, JUDGED = "mlflow.parentRunId", "quantgate.judged"
 AWAY_LOG = (
-    "all results are safe in reports/ and artifacts/ (`python -m pipeline.report --summary` shows them): when it is back, run "
+    "all results are safe in reports/ and artifacts/ (`python -m pipeline.report --summary` shows them): once that is mended, run "
     "`python -m pipeline.track`; where this was a stage of `dvc repro`, the next `dvc repro` does it"
 )
-AWAY_MOVE = "when it is back, see there who is champion, and repeat the command if it was not moved"
+AWAY_MOVE = "once that is mended, see there who is champion, and repeat the command if it was not moved"
 Done = TypeVar("Done")
 
 
