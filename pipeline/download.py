@@ -18,6 +18,7 @@ from typing import Any
 
 from pipeline import sound
 from pipeline.core import artifacts, cli, params
+from pipeline.core.droppings import DROPPINGS
 from pipeline.core.errors import DownloadError
 from pipeline.core.model_config import WANTED, wanted
 from pipeline.weights import count_weights
@@ -179,7 +180,7 @@ def _from_hub(model: params.HubModel, out: Path) -> dict[str, Any]:
 
     where = f"{model.id} at {model.revision!r}"
     wanted = [*WANTED, "*.py"] if model.trust_remote_code else list(WANTED)
-    patterns: dict[str, Any] = {"allow_patterns": wanted, "ignore_patterns": list(artifacts.DROPPINGS)}
+    patterns: dict[str, Any] = {"allow_patterns": wanted, "ignore_patterns": list(DROPPINGS)}
     try:
         info = HfApi().model_info(model.id, revision=model.revision)
         commit = info.sha

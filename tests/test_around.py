@@ -12,6 +12,7 @@ import pytest
 
 from pipeline import download, evalset, quantizers
 from pipeline.core import artifacts, params
+from pipeline.core.droppings import DROPPINGS
 from pipeline.core.errors import DataError
 from pipeline.core.options import names_in
 from pipeline.evalset import tasks
@@ -76,7 +77,7 @@ def test_droppings_are_no_part_of_a_model_and_no_damage_to_it(tmp_path: Path) ->
 
 def test_dvc_ignores_what_the_pipeline_takes_for_droppings_and_nothing_else(tmp_path: Path) -> None:
     patterns = (ROOT / ".dvcignore").read_text(encoding="utf-8").splitlines()
-    assert [p for p in patterns if p[0] not in "#/"] == list(artifacts.DROPPINGS)
+    assert [p for p in patterns if p[0] not in "#/"] == list(DROPPINGS)
     (tmp_path / "news.jsonl").write_text("{}")
     asked = [f"evalsets/{p.relative_to(tmp_path)}" for p in litter(tmp_path)] + ["evalsets/news.jsonl", "evalsets/#1.jsonl"]
     dvc = [sys.executable, "-m", "dvc", "check-ignore", *asked]

@@ -15,7 +15,7 @@ GB = 10**9
 
 @pytest.mark.parametrize(
     "own, files, processors, memory",
-    [
+    [  # of a machine of 8 processors and 16 GB
         ("", {}, 8, 16 * GB),
         ("0::/", {"cpu.max": "100000 100000", "memory.max": str(GB)}, 1, GB),
         ("0::/", {"cpu.max": "max 100000", "memory.max": "max"}, 8, 16 * GB),
@@ -25,10 +25,7 @@ GB = 10**9
         ("0::/docker/1f2e", {"cpu.max": "400000 100000"}, 4, 16 * GB),  # the path is the host's, the tree its own
         ("3:cpu,cpuacct:/\n2:memory:/x\n0::/", {"cpu/cpu.cfs_quota_us": "150000", "cpu/cpu.cfs_period_us": "50000"}, 3, 16 * GB),
         ("3:cpu,cpuacct:/", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 8, 16 * GB),
-        (
-            "2:memory:/x",
-            {"memory/memory.limit_in_bytes": str(2**63 - 4096), "memory/x/memory.limit_in_bytes": f"{2 * GB}"}, 8, 2 * GB,
-        ),
+        ("2:memory:/x", {"memory/x/memory.limit_in_bytes": f"{2 * GB}", "memory/memory.limit_in_bytes": f"{2**63}"}, 8, 2 * GB),
         ("0::/", {"cpu.max": "1600000 100000", "memory.max": str(64 * GB)}, 8, 16 * GB),
     ],
 )  # fmt: skip

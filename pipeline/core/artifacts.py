@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import hashlib
 import json
 import math
@@ -17,6 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from pipeline.core.droppings import data_files
 from pipeline.core.errors import ArtifactError
 
 ARTIFACTS = Path("artifacts")
@@ -43,23 +43,6 @@ ASKED = ("variant", "quantizer", "asked", "options", "engine", "engine_options",
 VERSIONED = (
     "torch", "transformers", "datasets", "lm_eval", "torchao", "gptqmodel", "optimum", "numpy", "scipy", "tokenizers",
 )  # fmt: skip
-
-# What desktops, editors and Python leave beside people's files: no data and no change. .dvcignore has the same list.
-DROPPINGS = (".*", "*~", "[#]*[#]", "Thumbs.db", "desktop.ini", "__pycache__", "*.pyc")
-
-
-def meant(folder: Path, pattern: str) -> list[Path]:
-    """What matches under a folder, in name order, without droppings."""
-
-    def dropped(path: Path) -> bool:
-        return any(fnmatch.fnmatchcase(part, d) for part in path.relative_to(folder).parts for d in DROPPINGS)
-
-    return sorted(p for p in folder.glob(pattern) if not dropped(p))
-
-
-def data_files(folder: Path, pattern: str) -> list[Path]:
-    """Files under a folder that somebody meant to be there, in name order: no droppings, no links that lead nowhere."""
-    return [p for p in meant(folder, pattern) if p.is_file()]
 
 
 def model_dir(variant: str) -> Path:

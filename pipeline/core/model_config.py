@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core import artifacts
+from pipeline.core.droppings import data_files
 
 NESTED = ("text_config", "llm_config", "language_config")  # where a model with pictures or sound keeps its text part
 # What a model folder may bring along; pickled weights and code files stay out unless code is asked for.
@@ -35,7 +36,7 @@ def sliding(config: dict[str, Any]) -> tuple[int, list[bool]]:
 
 def wanted(folder: Path, code: bool) -> list[Path]:
     """Files of a model's folder that are taken. code: its own Python files too."""
-    return sorted({file for pattern in (*WANTED, *["*.py"] * code) for file in artifacts.data_files(folder, pattern)})
+    return sorted({file for pattern in (*WANTED, *["*.py"] * code) for file in data_files(folder, pattern)})
 
 
 def end_ids(folder: Path, tokenizer: Any) -> set[int]:

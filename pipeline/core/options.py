@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from pipeline.core.artifacts import data_files
+from pipeline.core.droppings import data_files
 from pipeline.core.errors import ParamsError
 from pipeline.core.explain import by_place, did_you_mean, in_words
 

@@ -220,7 +220,14 @@ class Gate(Section):
 
 
 class Track(Section):
-    experiment: str = "quantgate"
+    # MLflow's filters quote it, the registry has a model of this name; other stores than SQLite take 250 characters
+    experiment: Annotated[
+        str,
+        shaped(
+            r"""(?=.*\S)(?!\.{1,2}$)(?:[^'\n]{1,250}|[^"\n]{1,250})""",
+            "one line of 1 to 250 characters with one kind of quotes, and more than dots",
+        ),
+    ] = "quantgate"
     uri: str = "sqlite:///mlflow.db"
 
 

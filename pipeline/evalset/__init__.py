@@ -13,7 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.artifacts import data_files, meant, read_json, sha256_file
+from pipeline.core.artifacts import read_json, sha256_file
+from pipeline.core.droppings import data_files, meant
 from pipeline.core.errors import DataError
 from pipeline.core.params import HowMany
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from pipeline.core.artifacts import meant
+from pipeline.core.droppings import meant
 from pipeline.core.errors import DataError
 from pipeline.core.explain import did_you_mean
 from pipeline.core.yamls import line_of, parse, read_text

@@ -7,6 +7,7 @@ from typing import Any
 
 from pipeline import served
 from pipeline.core import artifacts
+from pipeline.core.droppings import data_files
 from pipeline.core.errors import ArtifactError
 from pipeline.core.model_config import wanted
 from pipeline.core.params import Params, PathModel
@@ -47,7 +48,7 @@ def inputs(settings: Params) -> dict[str, str | None]:
     hashes: dict[str, str | None] = {str(f): artifacts.sha256_file(f) if f.exists() else None for f in files}
     for name in SOURCES:  # what was measured on, with which packages, and what the rows mean
         path = Path(name)
-        found = [p for p in artifacts.data_files(path, "**/*") if p.suffix in SUFFIXES] if path.is_dir() else [path]
+        found = [p for p in data_files(path, "**/*") if p.suffix in SUFFIXES] if path.is_dir() else [path]
         hashes[name] = artifacts.digest({p.as_posix(): artifacts.sha256_file(p) for p in found if p.exists()})
     return hashes | {"params": artifacts.digest(settings.model_dump(include=JUDGED_BY))}
 

@@ -29,15 +29,17 @@ class Registry:
     def __init__(self, client: Any, experiment: str) -> None:
         self.client = client
         self.name = experiment.replace("/", "-").replace(":", "-")
+        quote = '"' if "'" in self.name else "'"  # MLflow's filters know no escape; params allow one kind of quotes in a name
+        self.named = f"name = {quote}{self.name}{quote}"
 
     def _model(self) -> Any:
         """The registered model, or None."""
-        return next(iter(self.client.search_registered_models(f"name = '{self.name}'")), None)
+        return next(iter(self.client.search_registered_models(self.named)), None)
 
     def _versions(self) -> Iterator[Any]:
         token = None
         while True:
-            page = self.client.search_model_versions(f"name = '{self.name}'", page_token=token)
+            page = self.client.search_model_versions(self.named, page_token=token)
             yield from page
             token = page.token
             if not token:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core import secrets
+from pipeline.core.errors import ArtifactError
 from pipeline.runs.reach import reach
 
 KEY = "quantgate.key"
@@ -39,6 +40,9 @@ class Tracker:
         mlflow.set_tracking_uri(uri)  # the registry looks models up at the global address
         self.client = mlflow.MlflowClient(tracking_uri=uri)
         found = self.client.get_experiment_by_name(experiment)
+        if found and found.lifecycle_stage == "deleted":
+            way = f"restore it (`mlflow experiments restore --experiment-id {found.experiment_id}`) or name another"
+            raise ArtifactError(f"track.experiment {experiment!r} was deleted in MLflow; {way}")
         self.experiment = str(found.experiment_id if found else self.client.create_experiment(experiment))
         self.made = 0
         self._sweep()
