@@ -11,7 +11,7 @@ from scipy.special import log_softmax, rel_entr, softmax
 
 from pipeline.evalset import LABEL
 from pipeline.numbers.distributions import compare_logits, top_ids
-from pipeline.numbers.metrics import DEFINITIONS, TOKEN_PARTS, definition, itl, tpot, ttft
+from pipeline.numbers.metrics import DEFINITIONS, TOKEN_PARTS, bounds_of, definition, itl, position_parts, tpot, ttft
 
 
 def rows(p: list[float] | NDArray[np.float32], q: list[float] | NDArray[np.float32], true: int = 0):  # type: ignore[no-untyped-def]
@@ -70,6 +70,11 @@ def test_mass_far_from_where_the_reference_has_any_is_not_lost(far: float) -> No
     assert found.kld[0] == pytest.approx((p * logs).sum(), rel=1e-5)
     assert found.kld_reverse[0] == pytest.approx(-(q * logs).sum(), rel=1e-5)
     assert found.logp_ref[0] == pytest.approx(-far - np.log1p(np.exp(-1)), rel=1e-5)
+
+
+def test_mass_where_float32_sees_none_of_the_reference_s_is_not_lost() -> None:
+    """e^-104 is 0 in float32, and e^85 is not infinite: without float64 the reverse divergence of 84 e^-19 would be 0."""
+    assert rows([0.0, -104.0], [0.0, -19.0]).kld_reverse[0] == pytest.approx(84 * np.exp(-19), rel=1e-3)
 
 
 def test_logits_are_compared_raw_at_temperature_one() -> None:
@@ -173,10 +178,15 @@ def test_one_token_has_no_tpot_and_none_has_no_ttft() -> None:
     assert tpot([1.0]) is None and ttft(0.0, []) is None
 
 
+BETTER_HIGH = (
+    "top1_agreement top5_agreement first_departure never_departs delta_p_mean acc acc_delta recovery flips_to_right p_mcnemar "
+    "prefill_tok_s decode_tok_s speed_ratio prefill_ratio mbu mfu free_same free_same_floor free_departure"
+)
+
+
 def test_direction_belongs_to_the_metric() -> None:
-    lower = {definition(n).better for n in ("ppl", "kld_mean/news", "ttft_ms", "peak_memory_bytes")}  # type: ignore[union-attr]
-    higher = {definition(n).better for n in ("acc/facts", "acc_delta/all", "speed_ratio")}  # type: ignore[union-attr]
-    assert lower == {"lower"} and higher == {"higher"}
+    assert {name for name, what in DEFINITIONS.items() if what.better == "higher"} == set(BETTER_HIGH.split())
+    assert definition("acc/facts") is DEFINITIONS["acc"] and definition("kld_mean/news") is DEFINITIONS["kld_mean"]
     assert definition("kld_maen") is None
     assert all(definition(f"top1_agreement/{part}") is DEFINITIONS["top1_agreement"] for part in TOKEN_PARTS)
 
@@ -184,6 +194,17 @@ def test_direction_belongs_to_the_metric() -> None:
 def test_names_of_parts_are_names_that_mlflow_takes_and_no_domain_has() -> None:
     for part in TOKEN_PARTS:
         assert re.fullmatch(r"[A-Za-z0-9_\-./: ]+", part) and not LABEL.match(part)
+
+
+def test_a_position_belongs_to_the_part_that_names_it() -> None:
+    assert list(position_parts([1, 31, 32, 127, 128, 511, 512, 9999])) == [
+        "1-31", "1-31", "32-127", "32-127", "128-511", "128-511", "512-up", "512-up",
+    ]  # fmt: skip
+
+
+def test_what_a_figure_cannot_pass() -> None:
+    assert bounds_of("top1_agreement/news") == (0, 1) and bounds_of("kld_mean") == (0, np.inf)
+    assert bounds_of("delta_p_mean") == bounds_of("acc_delta/all") == (-1, 1), "a change has two sides"
 
 
 def test_every_metric_says_its_unit_and_meaning() -> None:

@@ -121,6 +121,15 @@ def test_a_quantile_beyond_what_was_seen_has_no_upper_limit_and_so_no_interval()
     assert "155 values are few" in found.warnings[0] and "reaches past" in found.warnings[1]
 
 
+def test_no_limit_of_a_quantile_is_the_largest_value_behind_which_nothing_was_measured() -> None:
+    given = []
+    for n in range(40, 400, 20):
+        x = rng(n).normal(size=n)
+        given += [stats.quantile_interval(x, np.arange(n), q, confidence=0.95).high for q in (0.9, 0.95, 0.98)]
+        assert all(high is None or high < x.max() for high in given[-3:]), n
+    assert None in given and len(set(given)) > 10
+
+
 def test_values_of_one_document_do_not_narrow_a_quantiles_interval() -> None:
     x = rng(5).normal(size=60)
     once = stats.quantile_interval(x, np.arange(60), 0.5, confidence=0.95)
@@ -266,6 +275,13 @@ def test_more_items_settle_what_is_inconclusive() -> None:
     assert stats.items_to_settle(found, -2.0) == 4005
     assert stats.items_to_settle(found, -1.0) is None
     assert stats.items_to_settle(stats.Estimate(-1.0, None, None, 1000, ""), -2.0) is None
+
+
+@pytest.mark.parametrize("threshold, half", [(0.5, 0.2), (3.0, 1.0)])
+def test_of_a_skewed_interval_the_side_of_the_bound_says_how_many_items_settle_it(threshold: float, half: float) -> None:
+    found = stats.Estimate(1.0, 0.8, 2.0, 100, "")
+    expected = 100 * (half * (1.959964 + 0.841621) / 1.959964 / (threshold - 1)) ** 2
+    assert stats.items_to_settle(found, threshold) == np.ceil(expected)
 
 
 def test_the_items_asked_for_settle_it_in_80_of_100_runs() -> None:
