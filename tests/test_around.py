@@ -88,3 +88,33 @@ def test_a_clone_under_autocrlf_holds_the_same_bytes(tmp_path: Path) -> None:
     subprocess.run(["git", "clone", "-q", "--shared", "-c", "core.autocrlf=true", str(ROOT), str(tmp_path / "clone")], check=True)
     ends = subprocess.run(["git", "ls-files", "--eol"], cwd=tmp_path / "clone", capture_output=True, text=True, check=True).stdout
     assert "w/lf" in ends and "w/crlf" not in ends and "w/mixed" not in ends
+
+
+def test_the_hook_lets_through_whatever_names_the_judged_commit_and_refuses_another_by_its_name(tmp_path: Path) -> None:
+    def git(*command: str) -> str:
+        who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        return subprocess.run(["git", *who, *command], cwd=tmp_path, capture_output=True, text=True, check=True).stdout.strip()
+
+    git("init", "-q", "-b", "main")
+    artifacts.write_text(tmp_path / "pipeline/gate.py", "print('judged')")
+    git("add", "-A")
+    git("commit", "-qm", "old")
+    old = git("rev-parse", "HEAD")
+    git("commit", "-q", "--allow-empty", "-m", "new")
+    git("tag", "-a", "v1", "-m", "v1")
+    git("notes", "add", "-m", "a note")
+    head, tag, note, none = git("rev-parse", "HEAD"), git("rev-parse", "v1"), git("rev-parse", "refs/notes/commits"), "0" * 40
+    assert tag != head
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    pushed = {
+        f"refs/tags/v1 {tag}": "judged", f"refs/heads/main {head}\nrefs/tags/v1 {tag}": "judged", f"HEAD {head}": "judged",
+        f"refs/notes/commits {note}": "", f"refs/notes/commits {note}\nrefs/tags/v1 {tag}": "judged", f"(delete) {none}": "",
+        f"refs/heads/old {old}": "pre-push: refs/heads/old is not checked out",
+        f"refs/tags/v1 {tag}\nrefs/heads/old {old}": "pre-push: refs/heads/old is not checked out",
+    }  # fmt: skip
+    for refs, said in pushed.items():
+        asked = "".join(f"{line} refs/x {none}\n" for line in refs.split("\n"))
+        hook = ["sh", str(ROOT / ".github/hooks/pre-push")]
+        done = subprocess.run(hook, cwd=tmp_path, input=asked, capture_output=True, text=True, env=env)
+        assert (done.stdout + done.stderr).startswith(said) and bool(done.stdout + done.stderr) == bool(said), refs
+        assert done.returncode == (2 if "not checked" in said else 0)

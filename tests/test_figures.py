@@ -76,7 +76,7 @@ def test_where_both_do_no_better_than_guessing_no_rule_passes(ours: int, theirs:
         assert (metric["low"] is None) == blind and metric["value"] is not None
         if blind:
             judged = judge(Bound(name, 50.0, "lower", "50"), metric)
-            assert judged.verdict == "INCONCLUSIVE" and f"the reference is at chance ({theirs} of 400 right" in judged.reason
+            assert judged.verdict == "INCONCLUSIVE" and f"is at chance ({theirs} of 400 right" in judged.reason
 
 
 def test_families_that_flip_together_widen_the_interval() -> None:

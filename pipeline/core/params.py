@@ -6,7 +6,6 @@ is checked by `pipeline.check`, which runs before any work.
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union
@@ -57,7 +56,7 @@ class PathModel(Model):
 
     @property
     def folder(self) -> Path:
-        return Path(os.path.expanduser(self.path))  # noqa: PTH111 - Path's own raises where nobody has a home
+        return Path(self.path).expanduser()
 
 
 class HubModel(Model):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -65,7 +66,9 @@ def before_gptqmodel() -> None:
 
 
 def libraries() -> None:
-    """Keep the pages that model libraries print out of a stage's output; their errors still come through."""
+    """Keep the pages that model libraries print out of a stage's output, and give them a home; their errors still come through."""
+    if os.path.expanduser("~") == "~":  # noqa: PTH111 - a container's user without a name: Path.home() raises, MLflow's import too
+        os.environ["HOME"] = tempfile.gettempdir()
     if not sys.stderr.isatty():  # a log wants a line now and then, not ten a second
         os.environ.setdefault("TQDM_MININTERVAL", "10")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -92,8 +92,8 @@ def _blind(right: Any, right_ref: Any, pairs: list[tuple[Row, Row]], confidence:
     guessed = float(np.mean([1 / len(r["loglikelihoods"]) if r["kind"] == "multiple_choice" else 0.0 for _, r in pairs]))
     if any((wilson(int(k.sum()), len(pairs), confidence=confidence).low or 0.0) > guessed for k in (right, right_ref)):
         return None
-    told = f"{int(right_ref.sum())} of {len(pairs)} right, the variant {int(right.sum())}, and guessing {len(pairs) * guessed:.3g}"
-    return f"the reference is at chance ({told}): a loss could not be seen"
+    told = f"{int(right_ref.sum())} of {len(pairs)} right; the variant: {int(right.sum())}; guessing: {len(pairs) * guessed:.3g}"
+    return f"what the variant is held against is at chance ({told}): a loss could not be seen"
 
 
 def _rolling(b: Builder, task: str, pairs: list[tuple[Row, Row]]) -> None:
