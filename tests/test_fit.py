@@ -323,7 +323,7 @@ def test_a_damaged_file_of_the_model_is_a_line(house: params.Params) -> None:
     assert len(found := fit.faults(house)) == 1 and "params.yaml: model: model/config.json is not valid JSON" in found[0]
 
 
-def test_the_look_at_the_model_loads_no_torch(house: params.Params) -> None:
+def test_the_look_at_the_model_loads_neither_lm_eval_nor_a_method_s_library(house: params.Params) -> None:
     rows({"id": "first", "context": "a " * 1100, "target": "b"})
     text = re.sub(
         r"( smoke: (?:.|\n)*?tasks: \{)", r"\1mine: all, ", Path("params.yaml").read_text(encoding="utf-8"), count=1
@@ -334,7 +334,7 @@ def test_the_look_at_the_model_loads_no_torch(house: params.Params) -> None:
     Path("params.yaml").write_text("\n".join(text).replace("tier: default", "tier: smoke"), encoding="utf-8")
     code = "import sys; from pipeline import check; from pipeline.core import params; print(check.faults(params.load())); "
     done = subprocess.run(
-        [sys.executable, "-c", code + "assert not {'torch', 'transformers', 'lm_eval'} & set(sys.modules)"],
+        [sys.executable, "-c", code + "assert not {'lm_eval', 'torchao', 'gptqmodel', 'bitsandbytes'} & set(sys.modules)"],
         capture_output=True, text=True, env={"PYTHONPATH": str(ROOT), "PATH": ""},
     )  # fmt: skip
     assert done.returncode == 0 and "item 'first' has" in done.stdout, done.stdout + done.stderr

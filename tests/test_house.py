@@ -42,8 +42,10 @@ ALLOWED = {
         "download.py",
         "sound.py",
         "hardware.py",
+        "weights.py",  # a model's class without its weights
     },
     "transformers": {
+        "weights.py",
         "quantizers/cast.py",
         "quantizers/bnb.py",
         "engines/llamacpp.py",
