@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help repro test bench full ui
+.PHONY: help repro test bench full models ui
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -37,6 +37,9 @@ bench: .venv/installed  ## what the figures are checked against, after `make rep
 
 full: .venv/installed  ## every variant of tests/bench/full.yaml, in a clone, smoke tier
 	python tests/bench/full.py
+
+models: .venv/installed  ## small random models of every architecture through every method, after `make repro`; an hour
+	python tests/bench/models.py
 
 ui: .venv/installed  ## open the MLflow UI on 127.0.0.1:5000
 	mlflow ui --backend-store-uri sqlite:///mlflow.db --host 127.0.0.1 --port 5000

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from pipeline import engines, evalset, fit, power, quantizers, served
 from pipeline.core import artifacts, cli, params
+from pipeline.core.droppings import data_files
 from pipeline.core.errors import ParamsError, QuantgateError
 from pipeline.core.explain import did_you_mean
 from pipeline.core.params import Params, PathModel, Tier
@@ -45,7 +46,7 @@ def faults(settings: Params) -> list[str]:
         why = "choose one in 'hf': its hidden states are kept"
         found.append(f"params.yaml: reference {settings.reference!r} runs in {engine!r}; {why}")
     if isinstance(settings.model, PathModel):
-        collect("params.yaml: model.path", _check_folder, Path(settings.model.path).expanduser())
+        collect("params.yaml: model.path", _check_folder, settings.model.folder)
     for name, variant in settings.variants.items():
         collect(f"params.yaml: variants.{name}", quantizers.check, variant.quantizer, variant.options)
         if variant.engine in engines.names() and variant.quantizer in quantizers.names():
@@ -82,9 +83,9 @@ def _check_folder(folder: Path) -> None:
         raise ParamsError(f"{str(folder)!r} is not a folder (looked in {folder.resolve()})")
     if not (folder / "config.json").exists():
         raise ParamsError(f"{str(folder)!r} holds no config.json; is it a transformers model folder?")
-    if list(folder.glob("*.safetensors")):
+    if data_files(folder, "*.safetensors"):
         return
-    pickled = sorted(f.name for pattern in PICKLED for f in folder.glob(pattern))
+    pickled = sorted(f.name for pattern in PICKLED for f in data_files(folder, pattern))
     if pickled:
         raise ParamsError(
             f"{str(folder)!r} holds no .safetensors weights, and pickled ones ({pickled[0]}) are not loaded; "

@@ -21,9 +21,9 @@ import typer
 from pipeline import attest, engines, free_run, llamacpp_compat
 from pipeline.core import artifacts, cli, isolate, params, quiet
 from pipeline.core.errors import ArtifactError, InvalidVariant, NoResult, ParamsError
-from pipeline.engines import Engine
+from pipeline.engines import ROWS, Engine
 from pipeline.numbers.distributions import compare_parts
-from pipeline.store import ROWS, Store, Window, batches
+from pipeline.store import Store, Window, batches
 from pipeline.token_class import classes
 
 # Quantizers that leave every weight as it is, so that a difference of exactly zero to the reference is no fault.
@@ -145,7 +145,8 @@ def _score(engine: Engine, store: Store, path: Path, settings: params.Params, va
         except NoResult as e:
             status, why = e.status, str(e)
     told = why or f"mean KLD {seen.kld_sum / seen.tokens:.3g} nats over {seen.tokens} tokens ({rate:.0f} tok/s)"
-    return {"status": status, "reason": why, "tokens": seen.tokens, "kernels": engine.kernels()}, told
+    ran = {"kernels": engine.kernels(), "attention": getattr(engine, "attention", None)}
+    return {"status": status, "reason": why, "tokens": seen.tokens, **ran}, told
 
 
 def measure(variant: str, settings: params.Params, meta: Row) -> str:

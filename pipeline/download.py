@@ -18,11 +18,10 @@ from typing import Any
 
 from pipeline import sound
 from pipeline.core import artifacts, cli, params
+from pipeline.core.droppings import DROPPINGS
 from pipeline.core.errors import DownloadError
+from pipeline.core.model_config import WANTED, wanted
 from pipeline.weights import count_weights
-
-# What a model folder may bring along; pickled weights and code files stay out unless code is asked for.
-WANTED = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.txt", "*.model", "*.jinja", "LICENSE*", "README.md")
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
 
@@ -49,7 +48,10 @@ def download(model: params.PackageModel | params.PathModel | params.HubModel, ou
             f"{model.source} model holds no tokenizer.json; make one with AutoTokenizer.from_pretrained(...).save_pretrained(...)"
         )
     sound.refuse_unsound(out, model.trust_remote_code)
-    return facts | {"repairs": _repair_generation_config(out)}
+    config = out / "generation_config.json"
+    before = artifacts.sha256_file(config) if config.exists() else None
+    repairs = _repair_generation_config(out)
+    return facts | {"repairs": repairs} | ({"repaired": {config.name: before}} if repairs else {})
 
 
 def _repair_generation_config(out: Path) -> list[str]:
@@ -163,13 +165,12 @@ def restore_splitting(tokenizer: Any, pre: str) -> None:
 
 
 def _from_path(model: params.PathModel, out: Path) -> dict[str, Any]:
-    folder = Path(model.path).expanduser()
+    folder = model.folder
     if not folder.is_dir():
         raise DownloadError(f"model.path {model.path!r} is not a folder (looked in {folder.resolve()})")
-    for pattern in (*WANTED, "*.py") if model.trust_remote_code else WANTED:
-        for file in folder.glob(pattern):
-            shutil.copyfile(file, out / file.name)
-    return {"source": "path", "path": model.path}
+    for file in wanted(folder, model.trust_remote_code):
+        shutil.copyfile(file, out / file.name)
+    return {"source": "path", "path": model.path, "given": [file.name for file in wanted(folder, model.trust_remote_code)]}
 
 
 def _from_hub(model: params.HubModel, out: Path) -> dict[str, Any]:
@@ -178,11 +179,12 @@ def _from_hub(model: params.HubModel, out: Path) -> dict[str, Any]:
     from huggingface_hub.utils import get_token
 
     where = f"{model.id} at {model.revision!r}"
-    patterns = [*WANTED, "*.py"] if model.trust_remote_code else list(WANTED)
+    wanted = [*WANTED, "*.py"] if model.trust_remote_code else list(WANTED)
+    patterns: dict[str, Any] = {"allow_patterns": wanted, "ignore_patterns": list(DROPPINGS)}
     try:
         info = HfApi().model_info(model.id, revision=model.revision)
         commit = info.sha
-        snapshot_download(model.id, revision=commit, local_dir=out, allow_patterns=patterns)
+        snapshot_download(model.id, revision=commit, local_dir=out, **patterns)
     except GatedRepoError:
         if get_token() is None:
             raise DownloadError(f"{model.id} is gated and there is no token: set HF_TOKEN or run `hf auth login`") from None

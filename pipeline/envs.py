@@ -56,7 +56,7 @@ def _build(name: str, wanted: Path, home: Path) -> None:
     text = wanted.read_text(encoding="utf-8")
     layered = text.startswith(LAYERED)
     fast = install.installer(home / "bin/python", Path(sys.prefix))
-    make = [sys.executable, "-m", "venv", *(["--without-pip"] if Path(fast[0]).name == "uv" else []), str(home)]
+    make = [sys.executable, "-m", "venv", *(["--without-pip"] if install.is_uv(fast) else []), str(home)]
     steps = (make, [*fast, *(["--no-deps"] if layered else []), "--requirement", str(wanted.absolute())])
     variables = install.environment(sys.executable) | dict(WITH.findall(text))
     with log.open("w") as out:

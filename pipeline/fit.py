@@ -9,8 +9,9 @@ from pipeline.core import artifacts
 from pipeline.core.errors import ArtifactError, DataError, ParamsError, QuantgateError, Unsupported
 from pipeline.core.params import Params, PathModel
 from pipeline.earlier import is_of
+from pipeline.engines.llamacpp import LONGEST
 from pipeline.evalset import choose, load_prompts, refuse_chats
-from pipeline.evalset.unfit import longest, unfit
+from pipeline.evalset.unfit import lengths, longest, unfit
 
 
 def base_folder(settings: Params) -> Path | None:
@@ -44,11 +45,16 @@ def faults(settings: Params) -> list[str]:
 
 
 def told(settings: Params) -> list[str]:
-    """Variants that can only be `unsupported`, in words: a result, and no fault, since the run goes on without them."""
+    """Variants that can only be `unsupported` or are packed in part, in words: a result, and no fault; the run goes on."""
     folder = base_folder(settings)
     refused = _refused(settings, folder) if folder else []
     gate = dict.fromkeys(settings.gate.required, ", and it is required: the gate will FAIL")
-    return [f"variants.{n} will be unsupported: {e}{gate.get(n, '')}" for n, e in refused if isinstance(e, Unsupported)]
+    unsupported = {n: e for n, e in refused if isinstance(e, Unsupported)}
+    found = [f"variants.{n} will be unsupported: {e}{gate.get(n, '')}" for n, e in unsupported.items()]
+    for name, variant in settings.variants.items():
+        if folder and name not in unsupported and (why := quantizers.packs_only(variant.quantizer, folder)):
+            found.append(f"variants.{name}: {why}")
+    return found
 
 
 def _too_long(settings: Params, folder: Path) -> list[str]:
@@ -58,7 +64,33 @@ def _too_long(settings: Params, folder: Path) -> list[str]:
         if asked and most and asked.prompt_tokens + asked.output_tokens > most:
             told = f"{asked.prompt_tokens} prompt and {asked.output_tokens} output tokens are more than the model's {most}"
             found.append(f"params.yaml: tiers.{settings.tier}.{section}: {told}; ask for fewer")
-    return found
+    return found + (_long_trajectories(settings, folder, most) if most else []) + _long_windows(settings, most)
+
+
+def _long_trajectories(settings: Params, folder: Path, most: int) -> list[str]:
+    """The longest trajectory past the model's window, in words. A template can only add to what is counted here."""
+    setup = settings.diverge.trajectories
+    prompts = choose(load_prompts(Path(setup.prompts)), settings.amount.trajectories, settings.seed)
+    texts = {row["id"]: row.get("prompt") or " ".join(m["content"] for m in row["messages"]) for row in prompts}
+    near = {name: text for name, text in texts.items() if len(text.encode()) + setup.tokens > most}  # a token has a byte at least
+    long = {name: n + setup.tokens for name, n in lengths(near, folder).items() if n + setup.tokens > most}
+    if not long:
+        return []
+    name = max(long, key=long.__getitem__)
+    return [
+        f"params.yaml: diverge.trajectories: prompt {name!r} and reply have {long[name]} tokens and the model's window is {most}; "
+        "lower diverge.trajectories.tokens or shorten the prompt"
+    ]
+
+
+def _long_windows(settings: Params, most: int | None) -> list[str]:
+    """Windows of text that an engine here reads only a part of, in words."""
+    asked = min(settings.diverge.window, most or settings.diverge.window)
+    if asked <= LONGEST:
+        return []
+    named = [name for name, variant in settings.variants.items() if variant.engine == "llamacpp"]
+    told = f"{asked} tokens are more than engine 'llamacpp' reads here ({LONGEST})"
+    return [f"params.yaml: diverge.window: {told}, for {', '.join(named)}; lower it"] if named else []
 
 
 def _refused(settings: Params, folder: Path) -> list[tuple[str, QuantgateError]]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.core.errors import ArtifactError
-from pipeline.weights import count_weights, read_headers
+from pipeline.weights import count_weights, weights_of
 
 FULL = {
     "F64",
@@ -57,14 +57,25 @@ def measure(base: Path, variant: Path) -> Measured:
 
 
 def _safetensors(base: Path, variant: Path) -> tuple[Counter[str], int, int]:
-    """({type: bytes}, weights quantized, bytes they take): a base weight counts as quantized unless held in a full type."""
-    ours, theirs = read_headers(variant), read_headers(base)
+    """({type: bytes}, weights quantized, bytes they take): a base weight counts as quantized unless held in a full type.
+
+    One that has another name here, as a library gives it, is known by its shape.
+    """
+    ours, theirs = weights_of(variant, base), weights_of(base)
     types: Counter[str] = Counter()
     for tensor in ours.values():
         types[tensor.dtype] += tensor.bytes
-    kept = {n: t for n, t in theirs.items() if n in ours and ours[n].shape == t.shape and ours[n].dtype in FULL}
-    quantized = count_weights(base) - sum(math.prod(t.shape) for t in kept.values())
-    return types, quantized, sum(t.bytes for n, t in ours.items() if n not in kept)
+    kept = {n: n for n, t in theirs.items() if n in ours and ours[n].shape == t.shape and ours[n].dtype in FULL}
+    renamed: dict[tuple[int, ...], list[str]] = {}
+    for name, tensor in ours.items():
+        if name not in theirs and tensor.dtype in FULL:
+            renamed.setdefault(tensor.shape, []).append(name)
+    for name, tensor in theirs.items():
+        if name not in ours and renamed.get(tensor.shape):
+            kept[name] = renamed[tensor.shape].pop()
+    quantized = sum(math.prod(t.shape) for n, t in theirs.items() if n not in kept)
+    whole = set(kept.values())
+    return types, quantized, sum(t.bytes for n, t in ours.items() if n not in whole)
 
 
 def _gguf(variant: Path) -> tuple[Counter[str], int]:

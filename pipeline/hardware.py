@@ -8,7 +8,6 @@ context that stayed would be in what NVML says is in use.
 from __future__ import annotations
 
 import contextlib
-import os
 import platform
 import sys
 import time
@@ -17,18 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 
-from pipeline.core import install
+from pipeline.core import install, quota
 
 
 def describe(threads: int) -> dict[str, Any]:
     """What the figures were measured on."""
     facts: dict[str, Any] = {
         "cpu": _cpu_name(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": quota.processors(),
         "threads": threads,
-        "memory_bytes": psutil.virtual_memory().total,
+        "memory_bytes": quota.memory_bytes(),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "gpu": None,

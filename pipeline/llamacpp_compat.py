@@ -28,12 +28,12 @@ from pipeline import attest, engines
 from pipeline.core import artifacts, cli, params
 from pipeline.core.errors import ArtifactError, DataError, InvalidVariant, ParamsError, Unsupported
 from pipeline.core.params import Compare, Params
-from pipeline.engines import Engine
+from pipeline.engines import ROWS, Engine
 from pipeline.engines._forest import common_prefix
 from pipeline.numbers.distributions import TokenRows, compare_parts
 from pipeline.numbers.metrics import bounds_of, definition
 from pipeline.numbers.stats import Estimate, cluster_bootstrap, quantile_interval
-from pipeline.store import ROWS, Window
+from pipeline.store import Window
 
 N_CTX = 512  # llama-perplexity's default
 QUANTILES = {"kld_median": 0.5, "kld_p90": 0.9, "kld_p95": 0.95, "kld_p99": 0.99, "kld_p999": 0.999}

@@ -11,6 +11,7 @@ from typing import Any
 from pipeline import attest, engines, quantizers
 from pipeline.calibration import Calibration
 from pipeline.core import artifacts, cli, isolate, options, params
+from pipeline.core.droppings import data_files
 from pipeline.core.errors import NoResult
 from pipeline.core.params import Variant
 from pipeline.formats import measure
@@ -37,9 +38,9 @@ def quantize(variant: Variant, base: Path, out: Path, *, calibration: Calibratio
 
 def _copy_text_side(base: Path, out: Path) -> None:
     """Everything of the base that is not weights or config: tokenizer files, chat template, generation config."""
-    for file in base.iterdir():
+    for file in data_files(base, "*"):
         weights = file.name.endswith((".safetensors", ".safetensors.index.json"))
-        if file.is_file() and not weights and file.name not in ("config.json", artifacts.MANIFEST):
+        if not weights and file.name not in ("config.json", artifacts.MANIFEST):
             shutil.copyfile(file, out / file.name)
 
 

@@ -1,9 +1,11 @@
 """The reference store: what the reference said at every scored position, kept exactly and small.
 
 Kept are each position's *final hidden state* (2·d bytes a token for a 16-bit model) and the output head once, not
-logits (2·vocab): about 85 times smaller for the default model. Replaying a state through the stored head gives the
-model's own logits bit for bit, which `reference` verifies for every window before it writes it. States lie in shards of
-bounded size, of which one at a time is open. The store's key names what it holds: model, tokens, seed.
+logits (2·vocab): about 85 times smaller for the default model. A state is replayed through the stored head in products of
+one shape, here and where the reference is measured itself, so that both give the same logits bit for bit. `reference`
+compares them with the model's own pass over every window before it writes it: they are the same, or, on processors that sum
+products of another shape in another order, differ by a step of rounding; how many do is in the manifest. States lie in
+shards of bounded size, of which one at a time is open. The store's key names what it holds: model, tokens, seed.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ from numpy.typing import NDArray
 
 from pipeline.core import artifacts
 from pipeline.core.errors import ArtifactError
+from pipeline.engines import ROWS
 
-ROWS = 128  # positions projected at a time: 25 MB of float32 logits at a vocabulary of 49 152
 SHARD_BYTES = 16 << 20  # of states in one file: what a killed `reference` loses, and what a reader has open
 
 

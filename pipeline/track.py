@@ -21,6 +21,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from pipeline.core import artifacts, cli, params
+from pipeline.core.droppings import data_files
 from pipeline.core.errors import ArtifactError, ParamsError, QuantgateError
 from pipeline.core.params import Params
 from pipeline.runs import run_content, run_picture, views
@@ -34,10 +35,10 @@ WAIT_S = 60  # for another `track` in this folder
 STALE = 2  # exit code of `python -m pipeline.gate --enforce`
 PARENT, JUDGED = "mlflow.parentRunId", "quantgate.judged"
 AWAY_LOG = (
-    "all results are safe in reports/ and artifacts/ (`python -m pipeline.report --summary` shows them): when it is back, run "
+    "all results are safe in reports/ and artifacts/ (`python -m pipeline.report --summary` shows them): once that is mended, run "
     "`python -m pipeline.track`; where this was a stage of `dvc repro`, the next `dvc repro` does it"
 )
-AWAY_MOVE = "when it is back, see there who is champion, and repeat the command if it was not moved"
+AWAY_MOVE = "once that is mended, see there who is champion, and repeat the command if it was not moved"
 Done = TypeVar("Done")
 
 
@@ -109,7 +110,7 @@ def _parent(tracker: Tracker, state: State, settings: Params, made_from: dict[st
     tracker.set_tags(run_id, {"verdict": verdict["verdict"], **made_from})
     pages = [artifacts.REPORTS / "report.html", artifacts.REPORTS / "report.md", artifacts.TRADEOFF_TABLE, artifacts.GATE]
     tracker.log_files(run_id, pages, "report")
-    tracker.log_files(run_id, sorted((artifacts.REPORTS / "figures").glob("*")), "figures")
+    tracker.log_files(run_id, data_files(artifacts.REPORTS / "figures", "*"), "figures")
     return run_id
 
 

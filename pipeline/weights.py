@@ -1,13 +1,17 @@
-"""What safetensors files hold, read from their headers: nothing is loaded, so the figures are those of the files."""
+"""What safetensors files hold, read from their headers, and what their model's class makes of it: no weights are loaded."""
 
 from __future__ import annotations
 
 import fnmatch
 import json
 import math
+import re
 import struct
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
+from typing import TypeAlias
 
 from pipeline.core.errors import ArtifactError, ParamsError
 from pipeline.core.explain import did_you_mean
@@ -18,6 +22,9 @@ class Tensor:
     dtype: str
     shape: tuple[int, ...]
     bytes: int
+
+
+Packs: TypeAlias = Callable[["Matrix"], bool]
 
 
 def read_headers(folder: Path) -> dict[str, Tensor]:
@@ -36,23 +43,149 @@ def read_headers(folder: Path) -> dict[str, Tensor]:
     return found
 
 
+def weights_of(folder: Path, base: Path | None = None) -> dict[str, Tensor]:
+    """The headers of what a folder holds of its model's weights: no second copy of tied ones, and no masks, rotary frequencies
+    and other buffers of older checkpoints, which transformers does not read. base: whose class says so, if not the folder's."""
+    headers, model = read_headers(folder), skeleton(base or folder)
+    if model is None:
+        return headers
+    unread = re.compile("|".join(model.unread) or r"(?!)")
+    found = {name: t for name, t in headers.items() if not unread.search(name)}
+    for copy, source in model.tied.items():
+        one, other = _named(copy, found), _named(source, found)
+        if one and other and _equal(folder, one, other):
+            del found[one]
+    return found
+
+
+def _named(parameter: str, names: Iterable[str]) -> str | None:
+    """What a parameter is called in a file: as in the model, or as saved from its base class, without the first part."""
+    return next((n for n in (parameter, parameter.partition(".")[2]) if n in names), None)
+
+
+def _equal(folder: Path, one: str, other: str) -> bool:
+    """Whether two tensors of a folder hold the same values."""
+    import torch
+    from safetensors import safe_open
+
+    held: dict[str, torch.Tensor] = {}
+    for file in folder.glob("*.safetensors"):
+        with safe_open(file, framework="pt") as tensors:
+            held |= {name: tensors.get_tensor(name) for name in {one, other} & set(tensors.keys())}
+    return torch.equal(held[one], held[other])
+
+
 def count_weights(folder: Path) -> int:
-    """Number of weights; tied tensors are stored, and counted, once."""
-    return sum(math.prod(t.shape) for t in read_headers(folder).values())
+    """Number of weights; tied tensors are counted once, however often they are stored."""
+    return sum(math.prod(t.shape) for t in weights_of(folder).values())
 
 
-def linear_shapes(folder: Path) -> dict[str, tuple[int, int]]:
-    """{layer: (out_features, in_features)} of the matrices inside the decoder layers: what weight quantizers pack."""
-    return {
-        name.removesuffix(".weight"): (t.shape[0], t.shape[1])
-        for name, t in read_headers(folder).items()
-        if name.endswith(".weight") and len(t.shape) == 2 and ".layers." in name
-    }
+# --- the model without its values --------------------------------------------------------------------------------
 
 
-def linear_widths(folder: Path) -> dict[str, int]:
+@dataclass(frozen=True)
+class Matrix:
+    """kind: its module's class, or `Experts` for one expert's part of a tensor that holds those of all; linear: whether it is
+    multiplied with as a Linear is; block: whether it is one of the layers that are repeated."""
+
+    kind: str
+    outputs: int
+    inputs: int
+    linear: bool
+    block: bool
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class Skeleton:
+    """What a model's class says of itself: its matrices but the output head, by module; names of tied parameters, {copy: source};
+    patterns of what its loader does not read."""
+
+    matrices: dict[str, Matrix]
+    tied: dict[str, str]
+    unread: tuple[str, ...]
+    head: str
+
+
+def skeleton(folder: Path) -> Skeleton | None:
+    """The model of a folder's config.json, built without memory; None if its class is not known here or is code of its own."""
+    file = folder / "config.json"
+    return _skeleton(str(folder.resolve()), file.stat().st_mtime_ns) if file.exists() else None
+
+
+@lru_cache
+def _skeleton(folder: str, changed: int) -> Skeleton | None:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.pytorch_utils import Conv1D
+
+    try:
+        config = AutoConfig.from_pretrained(folder)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+    except Exception:  # download says what is wrong with it
+        return None
+    head = model.get_output_embeddings()
+    lists = [part for part in model.get_decoder().modules() if isinstance(part, torch.nn.ModuleList)]
+    repeated = {part for own in lists for part in own.modules()}
+    found, name_of_head = {}, "lm_head"
+    for name, part in model.named_modules():
+        block = part in repeated
+        if part is head:
+            name_of_head = name
+        elif isinstance(part, torch.nn.Linear):
+            plain = type(part).forward is torch.nn.Linear.forward  # Falcon's multiplies by itself, with what no packed weight has
+            found[name] = Matrix(type(part).__name__, part.out_features, part.in_features, plain, block)
+        elif isinstance(part, Conv1D):
+            found[name] = Matrix("Conv1D", part.weight.shape[1], part.weight.shape[0], False, block)
+        elif "Experts" in type(part).__name__:
+            turned = getattr(part, "is_transposed", False)
+            for own, tensor in part.named_parameters(recurse=False):
+                if tensor.dim() == 3:
+                    count, outputs, inputs = tensor.shape if not turned else (tensor.shape[0], *tensor.shape[:0:-1])
+                    found[f"{name}.{own}"] = Matrix("Experts", outputs, inputs, False, block, count)
+    unread = (*(model._keys_to_ignore_on_load_unexpected or ()), r"rotary_emb\.inv_freq$", r"(^|\.)position_ids$")
+    return Skeleton(found, dict(getattr(model, "all_tied_weights_keys", None) or {}), unread, name_of_head)
+
+
+# Which matrices a library packs.
+def any_linear(matrix: Matrix) -> bool:
+    """Every Linear that is multiplied with as one, but what torch.nn.MultiheadAttention reads by itself."""
+    return matrix.linear and matrix.kind != "NonDynamicallyQuantizableLinear"
+
+
+def plain_linear(matrix: Matrix) -> bool:
+    """Every Linear itself, and GPT-2's Conv1D."""
+    return matrix.kind in ("Linear", "Conv1D")
+
+
+def in_blocks(matrix: Matrix) -> bool:
+    """Every matrix of the layers, fused experts among them."""
+    return matrix.block
+
+
+def linear_shapes(folder: Path, packs: Packs = in_blocks) -> dict[str, tuple[int, int]]:
+    """{module: (out_features, in_features)} of the matrices that a method packs."""
+    model = skeleton(folder)
+    if model is None:
+        return {
+            name.removesuffix(".weight"): (t.shape[0], t.shape[1])
+            for name, t in read_headers(folder).items()
+            if name.endswith(".weight") and len(t.shape) == 2 and ".layers." in name
+        }
+    return {name: (m.outputs, m.inputs) for name, m in model.matrices.items() if packs(m)}
+
+
+def packed_share(folder: Path, packs: Packs) -> float:
+    """Share of the matrices' weights, embeddings and head not counted, that a method packs."""
+    model = skeleton(folder)
+    sizes = {name: m.outputs * m.inputs * m.count for name, m in model.matrices.items()} if model else {}
+    return sum(n for name, n in sizes.items() if model and packs(model.matrices[name])) / max(1, sum(sizes.values()))
+
+
+def linear_widths(folder: Path, packs: Packs = in_blocks) -> dict[str, int]:
     """{layer: in_features} of `linear_shapes`."""
-    return {name: shape[1] for name, shape in linear_shapes(folder).items()}
+    return {name: shape[1] for name, shape in linear_shapes(folder, packs).items()}
 
 
 def packed_bits(
@@ -65,6 +198,7 @@ def packed_bits(
     row: int = 0,
     column: int = 0,
     each: int = 0,
+    packs: Packs = in_blocks,
 ) -> float:
     """Bits a weight that a method's packed matrices take, from their shapes.
 
@@ -72,7 +206,7 @@ def packed_bits(
     input row carries; each: of what every matrix carries.
     """
     bits = weights = 0.0
-    for name, (outputs, inputs) in linear_shapes(folder).items():
+    for name, (outputs, inputs) in linear_shapes(folder, packs).items():
         if name not in kept:
             groups = 1 if group_size == -1 else math.ceil(inputs / group_size)
             bits += outputs * (inputs * weight + groups * group + row) + inputs * column + each
@@ -81,7 +215,7 @@ def packed_bits(
 
 
 def kept_layers(folder: Path, patterns: list[str]) -> list[str]:
-    """Names of the decoder layers' matrices that `options.keep` leaves at 16 bit.
+    """Names of the layers' matrices that `options.keep` leaves at 16 bit.
 
     patterns: as in a shell, matched against whole names or their ends (`*.down_proj`, `layers.0.*`). One that matches nothing
     is an error: it would quantize what somebody meant to keep.

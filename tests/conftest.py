@@ -29,11 +29,10 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return empty_database(tmp_path_factory.mktemp("mlflow"))
 
 
-def make_model(folder: Path, *, seed: int = 0, hidden: int = 64, layers: int = 2, dtype: str = "float32") -> Path:
-    """Write a random Llama; its tokenizer is trained on the project's own corpus."""
-    import torch
+def make_tokenizer() -> Any:
+    """A tokenizer of 512 entries, trained on the project's own corpus."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
 
     raw = Tokenizer(models.BPE())
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -49,8 +48,17 @@ def make_model(folder: Path, *, seed: int = 0, hidden: int = 64, layers: int = 2
         tokenizer_object=raw, bos_token="<|im_start|>", eos_token="<|im_end|>", pad_token="<|im_end|>"
     )
     tokenizer.chat_template = CHAT
+    return tokenizer
+
+
+def make_model(folder: Path, *, seed: int = 0, hidden: int = 64, layers: int = 2, dtype: str = "float32") -> Path:
+    """Write a random Llama."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    tokenizer = make_tokenizer()
     config = LlamaConfig(
-        vocab_size=raw.get_vocab_size(),
+        vocab_size=len(tokenizer),
         hidden_size=hidden,
         intermediate_size=2 * hidden,
         num_hidden_layers=layers,

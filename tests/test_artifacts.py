@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -119,24 +118,33 @@ cli.run(main)
 """
 
 
+ORPHAN = """
+import os, time
+from pipeline.core import cli
+def main() -> None:
+    parent = os.getppid()
+    print("started", flush=True)
+    while os.getppid() == parent:
+        time.sleep(0.01)
+    time.sleep(0.1)
+    print("outlived", flush=True)
+cli.run(main)
+"""
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent died")
-def test_a_stage_ends_with_the_dvc_that_started_it() -> None:
-    code = f"import subprocess, sys, time\nsubprocess.Popen([sys.executable, '-c', {STAGE!r}])\ntime.sleep(60)"
+@pytest.mark.parametrize("starter, says", [({"DVC_STAGE": "serve@int8"}, ""), ({}, "outlived\n")])
+def test_a_stage_ends_with_the_dvc_that_started_it_and_a_person_s_command_outlives_its_shell(
+    starter: dict[str, str], says: str
+) -> None:
+    code = f"import subprocess, sys, time\nsubprocess.Popen([sys.executable, '-c', {ORPHAN!r}])\ntime.sleep(60)"
     root = Path(__file__).resolve().parent.parent
-    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=root)
-    assert parent.stdout
-    pid = int(parent.stdout.readline().split()[1])
-    parent.kill()
-    parent.wait()
-    parent.stdout.close()
-    deadline = time.monotonic() + 20
-    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-        if state == "Z":  # ended; nobody has collected it in this container
-            break
-        time.sleep(0.1)
-    else:
-        assert not Path(f"/proc/{pid}").exists(), "the stage outlived its parent"
+    env = {k: v for k, v in os.environ.items() if k != "DVC_STAGE"} | starter
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=root, env=env) as parent:
+        assert parent.stdout and parent.stdout.readline() == "started\n"
+        parent.kill()
+        parent.wait()
+        assert parent.stdout.read() == says
 
 
 def test_an_interrupted_stage_does_not_look_like_a_success() -> None:

@@ -12,6 +12,7 @@ from pipeline.core.params import Compare
 from pipeline.evaluate import check as check_rows
 from pipeline.figures import answer_figures as figures
 from pipeline.figures.builder import Builder
+from pipeline.numbers.rules import Bound, judge
 
 
 def builder() -> Builder:
@@ -22,7 +23,7 @@ def answer(k: int, acc: float, task: str = "t", **more: Any) -> dict[str, Any]:
     return {
         "task": task, "doc_id": k, "filter": "none", "doc_hash": f"d{k}", "prompt_hash": f"p{k}", "target_hash": f"t{k}",
         "first_token_ids": [1, 2], "acc": acc, "cluster": str(k), "kind": "multiple_choice", "truncated": False,
-        "empty": False, "non_finite": 0, "loglikelihoods": [-1.0, -2.0], **more,
+        "empty": False, "non_finite": 0, "loglikelihoods": [-1.0, -2.0, -3.0, -4.0], **more,
     }  # fmt: skip
 
 
@@ -51,6 +52,31 @@ def test_30_lost_and_20_won_of_1000() -> None:
     assert m["p_mcnemar/all"]["value"] == pytest.approx(0.203, abs=5e-4)
     assert m["acc_delta/all"]["low"] < -2 < m["acc_delta/all"]["high"] < 1
     assert m["recovery/all"]["value"] == pytest.approx(620 / 630)
+
+
+@pytest.mark.parametrize(
+    "ours, theirs, more, blind",
+    [
+        (0, 0, {"kind": "generate_until", "loglikelihoods": [], "empty": True}, True),  # both silent
+        (0, 1, {"kind": "generate_until", "loglikelihoods": []}, False),  # one right answer is above guessing, which gives none
+        (100, 100, {}, True),  # a quarter of 400 with four choices
+        (100, 110, {}, True),
+        (200, 200, {"loglikelihoods": [-1.0, -2.0]}, True),
+        (100, 200, {}, False),  # the variant lost all it could: that is seen
+        (200, 100, {}, False),
+        (300, 300, {}, False),
+    ],
+)
+def test_where_both_do_no_better_than_guessing_no_rule_passes(ours: int, theirs: int, more: dict[str, Any], blind: bool) -> None:
+    b = builder()
+    rows = [[answer(k, float(k < right), **more) for k in range(400)] for right in (ours, theirs)]
+    figures.answer_metrics(b, figures.pair(*rows), allow_truncated=False)
+    for name in ("acc_delta/t", "acc_delta/all", "flips_to_wrong/t"):
+        metric = b.metrics[name]
+        assert (metric["low"] is None) == blind and metric["value"] is not None
+        if blind:
+            judged = judge(Bound(name, 50.0, "lower", "50"), metric)
+            assert judged.verdict == "INCONCLUSIVE" and f"is at chance ({theirs} of 400 right" in judged.reason
 
 
 def test_families_that_flip_together_widen_the_interval() -> None:

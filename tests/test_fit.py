@@ -61,6 +61,38 @@ def without_template(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
 
 
+# --- windows -----------------------------------------------------------------------------------------------------
+
+
+def test_a_window_of_the_text_part_counts_whatever_it_is_called(tmp_path: Path) -> None:
+    from transformers import Gemma3Config, GPTJConfig, MptConfig
+
+    from pipeline.evalset.unfit import longest
+
+    for k, config in enumerate(
+        [GPTJConfig(n_positions=128), Gemma3Config(text_config={"max_position_embeddings": 128}), MptConfig(max_seq_len=128)]
+    ):
+        config.save_pretrained(tmp_path / str(k))
+        assert longest(tmp_path / str(k)) == 128
+
+
+def test_trajectories_past_the_window_are_named(house: params.Params) -> None:
+    longer = house.diverge.model_copy(update={"trajectories": house.diverge.trajectories.model_copy(update={"tokens": 1000})})
+    (found,) = fit.faults(settings(house, diverge=longer))
+    assert "diverge.trajectories: prompt" in found and "the model's window is 1024" in found
+    assert not fit.faults(house)
+
+
+def test_windows_longer_than_an_engine_reads_are_named(house: params.Params) -> None:
+    config = Path("model/config.json")
+    config.write_text(config.read_text().replace('"max_position_embeddings": 1024', '"max_position_embeddings": 8192'))
+    longer = settings(house, diverge=house.diverge.model_copy(update={"window": 8192}))
+    assert not fit.faults(longer)
+    gguf = Variant(quantizer="gguf", engine="llamacpp", options={"type": "Q8_0"})
+    (found,) = fit.faults(settings(longer, variants={"bf16": cast(), "gguf-q8_0": gguf}))
+    assert "8192 tokens are more than engine 'llamacpp' reads here (4096), for gguf-q8_0" in found
+
+
 # --- items longer than the window --------------------------------------------------------------------------------
 
 

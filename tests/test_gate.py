@@ -18,7 +18,7 @@ from pipeline import gate, report
 from pipeline.core import artifacts, params
 from pipeline.core.errors import ArtifactError, ParamsError
 from pipeline.core.params import Rule
-from pipeline.judging import ledger, locked, verdicts
+from pipeline.judging import ledger, locked, stale, verdicts
 from pipeline.numbers.definitions import DEFINITIONS
 from pipeline.numbers.rules import UNITS, bound_of, judge, worst
 from pipeline.numbers.stats import paired_difference
@@ -432,6 +432,21 @@ def test_a_local_model_that_changed_since_its_download_is_stale(
     assert gate.enforce(house) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.endswith("config.json (not what was downloaded from there); run `dvc repro -f download`, then `dvc repro`")
+
+
+def test_a_file_that_was_repaired_at_download_is_no_change_and_one_that_was_added_is(house: params.Params, tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "generation_config.json").write_text("as given")
+    make_base({"generation_config.json": "repaired"})
+    manifest = artifacts.read_manifest(artifacts.BASE)
+    given = artifacts.sha256_file(folder / "generation_config.json")
+    told = {"given": ["generation_config.json"], "repaired": {"generation_config.json": given}}
+    artifacts.write_json(artifacts.BASE / artifacts.MANIFEST, manifest | told)
+    house = house.model_copy(update={"model": params.PathModel(source="path", path=str(folder))})
+    assert stale._changed_model(house) == []
+    (folder / "added_tokens.json").write_text("{}")
+    assert [line.split()[0] for line in stale._changed_model(house)] == [str(folder / "added_tokens.json")]
 
 
 @pytest.mark.parametrize("content", ["[]", "{}", '{"verdict": "PASS", "variants": {}}'])

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import envs
+from pipeline import envs, hardware
 from pipeline.core import install
 from pipeline.core.errors import ArtifactError, Unsupported
 
@@ -73,6 +73,7 @@ def test_llama_cpp_here_was_compiled_for_this_processor_and_without_amx() -> Non
     assert built is not None and not [s for s in built if s.startswith("AMX")]
     here = install.instruction_sets(install.native_macros(compiler()))
     assert set(built) & install.SETS.keys() <= set(here)
+    assert hardware.describe(1)["llamacpp"] == " ".join(built)  # so that figures say it
 
 
 @pytest.mark.parametrize("built, right", [

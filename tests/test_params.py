@@ -144,6 +144,10 @@ KINDS = {
     "int_type of bool": ({"seed": True}, "seed = True: must be a whole number"),
     "float_type": ({"compare.confidence": "0.9"}, "compare.confidence = '0.9': must be a number"),
     "bool_type": ({"evaluate.allow_truncated": 1}, "evaluate.allow_truncated = 1: must be true or false"),
+    **{
+        f"experiment {k}": ({"track.experiment": name}, "must be one line of 1 to 250 characters with one kind of quotes")
+        for k, name in enumerate(("", "  ", ".", "..", "a\nb", 'it\'s "both"', "x" * 251))
+    },
     "string_type": ({"track.experiment": 3}, "track.experiment = 3: must be text; put it in quotes"),
     "string_type of bool": ({"track.experiment": True}, "put it in quotes; YAML reads yes, no, on and off as true and false"),
     "string_type of date": ({"track.experiment": date(2024, 1, 1)}, "track.experiment = 2024-01-01: must be text"),

@@ -497,6 +497,46 @@ def test_a_probe_finds_what_a_server_can(server: Server) -> None:
     assert found["model"] == "m" and probe.lacking(found) == [f"kld: no: {probe.TOP_K}"]
 
 
+WORDS = {
+    "OpenAI": "Unsupported parameter: '{}' is not supported with this model. Use 'max_completion_tokens' instead.",
+    "pydantic": [{"type": "extra_forbidden", "loc": ["body", "{}"], "msg": "Extra inputs are not permitted"}],
+    "plain": "Unknown argument {}",
+}
+
+
+@pytest.mark.parametrize("words", list(WORDS))
+@pytest.mark.parametrize(
+    "refused",
+    [
+        ["stream_options"],
+        ["max_tokens"],
+        ["temperature"],
+        ["stream_options", "temperature"],
+        ["max_tokens", "max_completion_tokens"],
+    ],
+)
+def test_a_server_that_refuses_a_field_is_asked_again_without_it(refused: list[str], words: str, server: Server) -> None:
+    def picky(h: serving_server.Handler, body: dict[str, Any]) -> None:
+        for field in refused:
+            if field in body:
+                detail = json.loads(json.dumps(WORDS[words]).replace("{}", field, 1))
+                h.json(422 if words == "pydantic" else 400, {"detail" if words == "pydantic" else "error": detail})
+                return
+        able(h, {"max_tokens": body.get("max_completion_tokens", 16)} | body)
+
+    server.plays = {"The": picky, "Answer": picky}
+    found = probed(server)
+    assert found["one_token_an_event"]["value"] and found["prompt_logprobs"]["value"]
+    assert found["all_fields"]["reason"] == f"it was asked without {', '.join(sorted(refused))}, which it refuses"
+
+
+def test_a_bad_request_for_another_reason_is_told_in_the_server_s_words_and_not_repeated(server: Server) -> None:
+    server.plays = {"The": lambda h, _: h.json(400, {"error": "this model is for embeddings"})}
+    with pytest.raises(ServerError, match="refuses completions: HTTP 400: error: this model is for embeddings"):
+        probed(server)
+    assert len(server.asked) == 1
+
+
 def test_a_probe_says_what_a_server_lacks_and_what_cannot_be_told(server: Server) -> None:
     def poor(h: serving_server.Handler, body: dict[str, Any]) -> None:
         if body.get("ignore_eos"):
@@ -552,7 +592,7 @@ def test_a_server_that_is_not_there_or_cannot_stream_is_one_line(server: Server)
     with pytest.raises(ServerError, match="no server answers at"):
         probed(replace_url(server, "http://127.0.0.1:9/v1"))
     server.locked = True
-    with pytest.raises(ServerError, match="does not stream completions: HTTP 401"):
+    with pytest.raises(ServerError, match="refuses completions: HTTP 401"):
         probed(server)
 
 

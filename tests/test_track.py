@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import copy
+import getpass
 import importlib
 import json
+import os
+import pwd
 import socket
 import subprocess
+import tempfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -17,9 +21,10 @@ from mlflow import MlflowClient
 from track_house import ROOT, VARIANTS, change, rule, sqlite_house, write_results
 
 from pipeline import track
-from pipeline.core import artifacts, params
+from pipeline.core import artifacts, params, quiet
 from pipeline.core.errors import ArtifactError, ParamsError
 from pipeline.runs import reach, tracking
+from pipeline.runs.registry import Registry
 from pipeline.runs.run_picture import draw_rules
 from pipeline.runs.state import load_state, provenance
 from pipeline.runs.tracking import CURRENT, KEY, Tracker
@@ -52,6 +57,58 @@ def test_one_run_a_variant_under_one_of_the_state(house: House) -> None:
     assert {r.info.run_name: r.data.tags["verdict"] for r in below} == {"bf16": "REFERENCE", "int8": "PASS", "nf4": "FAIL"}
     assert {r.info.status for r in runs(client, found["experiment"])} == {"FINISHED"}
     assert client.get_run(found["parent"]).info.run_name.endswith("vs bf16")
+
+
+def test_a_user_without_a_name_and_a_home_is_a_number_and_has_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(uid: int) -> None:
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    monkeypatch.setenv("HOME", "")  # so that it is taken back in the end
+    for name in ("HOME", "LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    assert tracking.user() == "uid 12345"
+    quiet.libraries()
+    assert Path.home() == Path("~/x").expanduser().parent == Path(tempfile.gettempdir()), "libraries ask for it when imported"
+    monkeypatch.setattr(getpass, "getuser", lambda: Path("/nowhere").stat())  # an OSError, as from Python 3.13 on
+    assert tracking.user() == "uid 12345"
+
+
+def test_every_name_that_check_lets_through_names_one_experiment_and_one_registered_model(house: House) -> None:
+    _, uri, client = house
+    names = (
+        "Anna's models",
+        '6" pipes',
+        "100 % of %s",
+        "a;b -- c",
+        "ä 模型",
+        "`tick`",
+        "a\\b",
+        " padded ",
+        "''",
+        "${HOME}",
+        "x" * 250,
+    )
+    for name in names:
+        tags = {"variant": "int8", "location": "here", "model": "m"}
+        assert params.Track(experiment=name).experiment == name
+        first, again = Tracker(uri, name).experiment, Tracker(uri, name).experiment
+        assert first == again
+        run = client.create_run(first).info.run_id
+        for _ in range(2):  # the second time all is there
+            assert list(Registry(client, name).register(first, {run: tags})) == [run]
+    assert sorted(m.name for m in client.search_registered_models()) == sorted(names)
+
+
+def test_an_experiment_that_was_deleted_in_the_ui_is_named_as_that_and_works_again_once_restored(house: House) -> None:
+    settings, uri, client = house
+    experiment = Tracker(uri, settings.track.experiment).experiment
+    client.delete_experiment(experiment)
+    with pytest.raises(ArtifactError, match=f"'quantgate' was deleted in MLflow; restore it .* --experiment-id {experiment}"):
+        Tracker(uri, settings.track.experiment)
+    client.restore_experiment(experiment)
+    assert Tracker(uri, settings.track.experiment).experiment == experiment
 
 
 def test_the_same_state_makes_no_second_run_and_appends_nothing(house: House) -> None:

@@ -16,6 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from pipeline.core.droppings import data_files
 from pipeline.core.errors import ArtifactError
 
 ARTIFACTS = Path("artifacts")
@@ -247,11 +248,11 @@ def build_digest(manifest: dict[str, Any]) -> str:
 
 
 def files_of(folder: Path) -> dict[str, dict[str, Any]]:
-    """{relative name: {bytes, sha256}} of a folder's files, its manifest left out."""
+    """{relative name: {bytes, sha256}} of a folder's data files, its manifest left out."""
     return {
         str(p.relative_to(folder)): {"bytes": p.stat().st_size, "sha256": sha256_file(p)}
-        for p in sorted(folder.rglob("*"))
-        if p.is_file() and p.name != MANIFEST
+        for p in data_files(folder, "**/*")
+        if p.name != MANIFEST
     }
 
 

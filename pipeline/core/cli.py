@@ -26,7 +26,8 @@ def run(stage: Callable[..., Any]) -> None:
     """
     quiet.libraries()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    isolate.end_with_parent()
+    if "DVC_STAGE" in os.environ:  # a person's own command outlives the shell that started it, as with nohup
+        isolate.end_with_parent()
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command(help=(stage.__doc__ or "").split("\n\n")[0])(stage)
     try:

@@ -17,6 +17,8 @@ import sys
 import time
 from pathlib import Path
 
+from pipeline.core import quota
+
 VENV = Path(".venv")
 LOG = VENV / "install.log"
 PINS = ["-c", "constraints.txt", "-c", "constraints-dev.txt"]
@@ -73,6 +75,10 @@ def environment(python: str | Path) -> dict[str, str]:
     """Variables for installing: this process's clean ones, and pip's settings for uv; a person's own for uv go first."""
     listed = subprocess.run([python, "-m", "pip", "config", "list"], capture_output=True, text=True, env=clean())
     return for_uv(pip_settings(listed.stdout)) | clean()
+
+
+def is_uv(command: list[str]) -> bool:
+    return Path(command[0]).name == "uv"
 
 
 def installer(python: str | Path, venv: Path = VENV) -> list[str]:
@@ -138,7 +144,7 @@ def where(output: str) -> str:
 
 def readable(output: str) -> list[str]:
     """Lines of an installer that are meant for a person."""
-    return [line for line in output.splitlines() if line.strip() and not line.startswith(("DEBUG", "TRACE", " + "))]
+    return [line for line in output.splitlines() if line.strip() and not line.startswith(("DEBUG", "TRACE", " + ", " - "))]
 
 
 def follow(command: list[str], env: dict[str, str]) -> int:
@@ -190,13 +196,23 @@ def compile_llamacpp(command: list[str], env: dict[str, str], python: Path) -> N
     if built is not None and (own or as_asked(built, sets)):
         say(f"4/4  llama.cpp is here, compiled for {' '.join(built)}")
         return
-    say(f"4/4  llama.cpp, compiled for {' '.join(sets) or 'this processor'} on {os.cpu_count()} cores: some minutes")
+    say(f"4/4  llama.cpp, compiled for {' '.join(sets) or 'this processor'} on {quota.processors()} cores: some minutes")
     subprocess.run([python, "-m", "pip", "uninstall", "--yes", "llama-cpp-python"], capture_output=True, env=env)
     arguments = [*set_switches(sets), "-DLLAVA_BUILD=OFF", *shlex.split(own)]  # no pictures are read; a person's own go first
-    options = [word for a in arguments for word in ("-C", f"cmake.args={a}")]
-    # not as a setting, or each checkout would compile anew
-    less = f"-DCMAKE_PROJECT_llama_cpp_INCLUDE={shlex.quote(str(LESS.absolute()))}"
-    if follow([*command, "-v", *options, "llama-cpp-python", *PINS], env | {"CMAKE_ARGS": f"{less} {own}"}):
+    wanted = ["llama-cpp-python", *PINS]
+    less = f"-DCMAKE_PROJECT_llama_cpp_INCLUDE={LESS.absolute()}"
+    env = {"CMAKE_BUILD_PARALLEL_LEVEL": str(quota.processors())} | env | {"CMAKE_ARGS": shlex.join([less, *arguments])}
+    if is_uv(command):
+        # uv keeps what it compiles by these settings (it does not look at variables; the path above is another in each checkout),
+        # but asks the index whether the source has changed, and some indexes always say so
+        wanted += [word for argument in arguments for word in ("-C", f"cmake.args={argument}")]
+        kept = [*command, "--offline", "--no-build-isolation", *wanted]
+        if subprocess.run(kept, capture_output=True, env=env).returncode == 0:
+            say("     it was compiled so before, and taken from uv's cache")
+            return
+    else:
+        wanted += ["--no-cache-dir"]  # pip's cache tells nothing apart
+    if follow([*command, "-v", *wanted], env):
         sys.exit(
             f"error: llama.cpp could not be compiled (log: {LOG}); everything else is installed. The same command tries again, "
             "`touch .venv/installed` goes on without it: its variants will be unsupported"

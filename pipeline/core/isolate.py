@@ -156,6 +156,6 @@ def _brief(e: BaseException) -> str:
 def _last_lines(log: Path) -> str:
     """The last lines that a library printed before Python's own stack, without paths of this machine."""
     text = log.read_text(encoding="utf-8", errors="replace").partition("Fatal Python error")[0] if log.exists() else ""
-    text = text.replace(f"{Path.cwd()}/", "").replace(str(Path.home()), "~")
+    text = text.replace(f"{Path.cwd()}/", "").replace(f"{Path.home()}/", "~/")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return " / ".join(lines[-TAIL:])[-300:]

@@ -9,13 +9,14 @@ from typing import Any, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from pipeline.core.droppings import data_files
 from pipeline.core.errors import ParamsError
 from pipeline.core.explain import by_place, did_you_mean, in_words
 
 
 def names_in(folder: Path) -> list[str]:
     """Names of the backends in a folder: one file each."""
-    return sorted(p.stem for p in folder.glob("*.py") if not p.stem.startswith("_"))
+    return [p.stem for p in data_files(folder, "*.py") if not p.stem.startswith("_")]
 
 
 def with_defaults(function: Callable[..., Any], options: dict[str, Any], given: set[str]) -> dict[str, Any]:

@@ -6,13 +6,13 @@ is checked by `pipeline.check`, which runs before any work.
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, field_validator, model_validator
 
+from pipeline.core import quota
 from pipeline.core.errors import ParamsError
 from pipeline.core.explain import Fault, did_you_mean, explain_all, unknown
 from pipeline.core.sections import Count, Load, Positive, Section, Serving, shaped
@@ -53,6 +53,10 @@ class PathModel(Model):
 
     source: Literal["path"]
     path: str
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.path).expanduser()
 
 
 class HubModel(Model):
@@ -215,7 +219,14 @@ class Gate(Section):
 
 
 class Track(Section):
-    experiment: str = "quantgate"
+    # MLflow's filters quote it, the registry has a model of this name; other stores than SQLite take 250 characters
+    experiment: Annotated[
+        str,
+        shaped(
+            r"""(?=.*\S)(?!\.{1,2}$)(?:[^'\n]{1,250}|[^"\n]{1,250})""",
+            "one line of 1 to 250 characters with one kind of quotes, and more than dots",
+        ),
+    ] = "quantgate"
     uri: str = "sqlite:///mlflow.db"
 
 
@@ -276,12 +287,7 @@ class Params(Section):
 
     @property
     def thread_count(self) -> int:
-        if self.threads != "auto":
-            return self.threads
-        try:
-            return len(os.sched_getaffinity(0))
-        except AttributeError:  # not on macOS or Windows
-            return os.cpu_count() or 1
+        return quota.processors() if self.threads == "auto" else self.threads
 
 
 def load(path: Path = PARAMS) -> Params:

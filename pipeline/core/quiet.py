@@ -6,11 +6,14 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
+
+from pipeline.core import quota
 
 kept_terminal: TextIO | None = None  # stderr of the process that started this one, where this one's own goes to a log
 
@@ -59,11 +62,13 @@ def before_sharing_cores() -> None:
 
 def before_gptqmodel() -> None:
     """Call before gptqmodel is imported, which reads this: with one worker, on a machine of two cores, its loading stops."""
-    os.environ.setdefault("GPTQMODEL_CPU_WORKERS", str(max(2, os.cpu_count() or 2)))
+    os.environ.setdefault("GPTQMODEL_CPU_WORKERS", str(max(2, quota.processors())))
 
 
 def libraries() -> None:
-    """Keep the pages that model libraries print out of a stage's output; their errors still come through."""
+    """Keep the pages that model libraries print out of a stage's output, and give them a home; their errors still come through."""
+    if os.path.expanduser("~") == "~":  # noqa: PTH111 - a container's user without a name: Path.home() raises, MLflow's import too
+        os.environ["HOME"] = tempfile.gettempdir()
     if not sys.stderr.isatty():  # a log wants a line now and then, not ten a second
         os.environ.setdefault("TQDM_MININTERVAL", "10")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

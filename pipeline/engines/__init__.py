@@ -23,6 +23,7 @@ from pipeline.core.options import check_options, names_in
 from pipeline.core.quiet import output_to
 
 State = TypeVar("State")
+ROWS = 128  # positions projected at a time: 25 MB of float32 logits at a vocabulary of 49 152
 
 
 @dataclass(frozen=True)

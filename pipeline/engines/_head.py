@@ -1,4 +1,4 @@
-"""The output head by itself: hidden states -> the very logits the whole model gives.
+"""The output head by itself: hidden states -> the logits the whole model gives.
 
 It is the model's own class with its body replaced by one that returns given hidden states, so that models which scale
 or cap their logits, or add a bias, do so here too: nothing about the head is written a second time.
@@ -18,6 +18,16 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from pipeline.core import artifacts
+from pipeline.engines import ROWS
+
+
+class _Output(BaseModelOutputWithPast):  # type: ignore[misc]  # transformers has no types
+    """A body's output that holds final hidden states and nothing else: all that a model's own class may read besides, such as
+    router logits, cross-attentions or a state, is None, as it is where it was not asked for."""
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
 
 
 class _Given(torch.nn.Module):
@@ -25,8 +35,13 @@ class _Given(torch.nn.Module):
 
     hidden: torch.Tensor
 
-    def forward(self, *args: Any, **kwargs: Any) -> BaseModelOutputWithPast:
-        return BaseModelOutputWithPast(last_hidden_state=self.hidden)  # type: ignore[arg-type]
+    def forward(self, *args: Any, **kwargs: Any) -> _Output:
+        return _Output(last_hidden_state=self.hidden)
+
+    @property
+    def decoder(self) -> _Given:
+        """Itself: OPT's class calls its body's decoder, not its body."""
+        return self
 
 
 class Head:
@@ -35,7 +50,7 @@ class Head:
     def __init__(self, model: Any) -> None:
         self._model = model
         self._given = _Given()
-        model._modules[model.base_model_prefix] = self._given
+        model._modules[body_of(model)] = self._given
 
     @classmethod
     def of(cls, model: Any) -> Head:
@@ -51,9 +66,9 @@ class Head:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trusted)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=trusted).eval()
-        model._modules[model.base_model_prefix] = _Given()
+        head = cls(model)
         model.load_state_dict(load_file(folder / "model.safetensors"), assign=True)
-        return cls(model)
+        return head
 
     def save(self, folder: Path) -> int:
         """Write what the head needs, once; returns its size in bytes."""
@@ -63,9 +78,6 @@ class Head:
         config = copy.deepcopy(self._model.config)
         if hasattr(config, "quantization_config"):
             del config.quantization_config
-        config.num_hidden_layers = 1  # the body is never built from it; one layer keeps `load` quick
-        if getattr(config, "layer_types", None):
-            config.layer_types = config.layer_types[:1]
         config.save_pretrained(folder)
         return sum(t.numel() * t.element_size() for t in state.values())
 
@@ -80,15 +92,27 @@ class Head:
         )
 
     def tensor(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits [n, vocab] in the model's own type."""
+        """Logits [n, vocab] in the model's own type, made ROWS at a time and the rest filled up with zeros: a processor may sum
+        products of another shape in another order."""
+        return torch.cat([self._block(hidden[at : at + ROWS]) for at in range(0, len(hidden), ROWS)])
+
+    def _block(self, hidden: torch.Tensor) -> torch.Tensor:
+        n = len(hidden)
+        ids = torch.zeros(1, ROWS, dtype=torch.long, device=hidden.device)
         with torch.inference_mode():
-            self._given.hidden = hidden[None]
-            ids = torch.zeros(1, hidden.shape[0], dtype=torch.long, device=hidden.device)
-            logits: torch.Tensor = self._model(input_ids=ids, use_cache=False).logits[0]
+            self._given.hidden = torch.nn.functional.pad(hidden, (0, 0, 0, ROWS - n))[None]
+            logits: torch.Tensor = self._model(input_ids=ids, use_cache=False).logits[0, :n]
         return logits
 
     def __call__(self, hidden: torch.Tensor) -> NDArray[np.float32]:
         return self.tensor(hidden).float().cpu().numpy()  # type: ignore[no-any-return]
+
+
+def body_of(model: Any) -> str:
+    """Name of the part of a model that makes hidden states: the one that holds its embeddings."""
+    embeddings = model.get_input_embeddings()
+    parts: dict[str, Any] = dict(model.named_children())
+    return next(name for name, part in parts.items() if any(m is embeddings for m in part.modules()))
 
 
 def _scaling(config: Any) -> dict[str, Any]:

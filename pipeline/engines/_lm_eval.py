@@ -21,12 +21,12 @@ from transformers import AutoConfig, PreTrainedModel
 
 from pipeline.core import cli
 from pipeline.core.errors import Unsupported
-from pipeline.engines import Sampling
+from pipeline.core.model_config import appended
+from pipeline.engines import ROWS, Sampling
 from pipeline.engines._forest import Forest, grown
 from pipeline.engines._greedy import grow, has_stopped, is_plain, keeps_some
 
 BLOCK_TOKENS = 256  # tokens in one pass: enough to fill the cores; attention costs its square
-ROWS = 128  # logits [ROWS, vocab] in float32 at a time
 ALIKE = 0.05  # of the largest logit: how far a forest's may be off; a token that sees another's branch is further off
 Request = tuple[Any, list[int], list[int]]  # (texts, context ids, choice ids), as lm-eval passes it
 Answer = tuple[float, bool]  # log-likelihood, and whether greedy decoding would say the same
@@ -67,11 +67,19 @@ class _Texts(HFLM):  # type: ignore[misc]  # lm-eval has no types
     def __init__(self, **arguments: Any) -> None:
         self._known: dict[tuple[Any, ...], list[int]] = {}
         super().__init__(**arguments)
+        self._tail = appended(self.tokenizer)
+
+    def tok_batch_encode(self, *given: Any, **named: Any) -> tuple[Any, Any]:
+        """Without an end that the tokenizer appends: these texts are continued, padded on the left."""
+        ids, mask = super().tok_batch_encode(*given, **named)
+        return (ids[:, : -self._tail], mask[:, : -self._tail]) if self._tail else (ids, mask)
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, left_truncate_len: int | None = None) -> list[int]:
         key = (string, add_special_tokens, left_truncate_len)
         if key not in self._known:
-            self._known[key] = super().tok_encode(string, add_special_tokens, left_truncate_len)
+            ids = super().tok_encode(string, add_special_tokens, left_truncate_len)
+            bare = not self._tail or ids == super().tok_encode(string, False, left_truncate_len)
+            self._known[key] = ids if bare else ids[: -self._tail]
         return list(self._known[key])
 
     def encoded(self, context: str, choice: str) -> tuple[list[int], list[int]]:

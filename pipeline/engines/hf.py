@@ -8,7 +8,6 @@ which on a small model is most of it.
 from __future__ import annotations
 
 import inspect
-import json
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -20,8 +19,11 @@ from numpy.typing import NDArray
 
 from pipeline.core import artifacts
 from pipeline.core.errors import InvalidVariant, Unsupported
-from pipeline.core.quiet import before_gptqmodel
-from pipeline.engines import Sampling, Trace
+from pipeline.core.model_config import end_ids, window
+from pipeline.engines import Sampling, Trace, _gptq
+
+UNBOUNDED = 2048  # tokens: what is taken for the window of a model that has none, as a recurrent one or one with ALiBi
+CACHES = ("cache", "past_key_values", "cache_params")  # what models call it
 
 
 def load(
@@ -29,9 +31,12 @@ def load(
     *,
     threads: int,
     device: Literal["auto", "cpu", "cuda"] = "auto",
-    attention: Literal["sdpa", "eager"] = "sdpa",
+    attention: Literal["auto", "sdpa", "eager"] = "auto",
 ) -> HfEngine:
-    """Load a Hugging Face folder as it was written: its own dtype, its own quantization config, its own kernel."""
+    """Load a Hugging Face folder as it was written: its own dtype, its own quantization config, its own kernel.
+
+    attention: auto is sdpa where the model has it, else eager.
+    """
     trusted = artifacts.trusts_code(model_dir)
     try:
         import torch
@@ -45,41 +50,30 @@ def load(
         device = "cuda" if torch.cuda.is_available() else "cpu"
     elif device == "cuda" and not torch.cuda.is_available():
         raise Unsupported("no CUDA device on this machine")
-    if _keeps_layers(model_dir):
-        if attention != "sdpa":
-            raise Unsupported("a GPTQ model with kept layers runs with attention: sdpa only")
-        model = _load_mixed(model_dir, device, trusted)
+    if _gptq.is_its_own(model_dir):
+        if attention != "auto":
+            raise Unsupported("a model that gptqmodel loads runs with attention: auto only")
+        model = _gptq.load(model_dir, device, trusted)
     else:
-        model, info = AutoModelForCausalLM.from_pretrained(
-            model_dir,
-            dtype="auto",
-            attn_implementation=attention,
-            device_map=None if device == "cpu" else {"": device},
-            trust_remote_code=trusted,
-            use_safetensors=True,
-            output_loading_info=True,
-        )
+        try:
+            model, info = AutoModelForCausalLM.from_pretrained(
+                model_dir,
+                dtype="auto",
+                attn_implementation=None if attention == "auto" else attention,
+                device_map=None if device == "cpu" else {"": device},
+                trust_remote_code=trusted,
+                use_safetensors=True,
+                output_loading_info=True,
+            )
+        except ValueError as e:
+            if "attention" not in str(e):
+                raise
+            raise Unsupported(f"this model has no attention: {attention}; take auto ({' '.join(str(e).split())[:200]})") from None
         wrong = {k: sorted(map(str, v)) for k, v in info.items() if k.endswith("_keys") and v}
         if wrong:
             raise InvalidVariant(f"the weights do not fit the model: {wrong}")
     tokenizer = AutoTokenizer.from_pretrained(model_dir, trust_remote_code=trusted)
-    return HfEngine(model.eval(), tokenizer, str(device))
-
-
-def _keeps_layers(model_dir: Path) -> bool:
-    """Whether a GPTQ checkpoint leaves some layers unpacked: transformers takes every layer for a packed one."""
-    config = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
-    return bool((config.get("quantization_config") or {}).get("dynamic"))
-
-
-def _load_mixed(model_dir: Path, device: str, trusted: bool) -> Any:
-    """By gptqmodel's own loader, which knows about layers of their own kind."""
-    try:
-        before_gptqmodel()
-        from gptqmodel import GPTQModel
-    except ImportError as e:
-        raise Unsupported(f"a model with kept layers needs {e.name}; pip install gptqmodel -c constraints.txt") from None
-    return GPTQModel.load(str(model_dir), device=device, trust_remote_code=trusted).model
+    return HfEngine(model.eval(), tokenizer, str(device), end_ids(model_dir, tokenizer))
 
 
 class HfEngine:
@@ -87,32 +81,34 @@ class HfEngine:
 
     name = "hf"
 
-    def __init__(self, model: Any, tokenizer: Any, device: str) -> None:
+    def __init__(self, model: Any, tokenizer: Any, device: str, ends: set[int]) -> None:
         import torch
 
-        from pipeline.engines._head import Head
+        from pipeline.engines._head import Head, body_of
 
         self.torch = torch
-        self.model, self.tokenizer, self.device = model, tokenizer, device
+        self.model, self.tokenizer, self.device, self.end_ids = model, tokenizer, device, ends
+        self.body = getattr(model, body_of(model))
         self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
-        self.max_length = int(getattr(model.config, "max_position_embeddings", 2048))
+        config = model.config.get_text_config()
+        self.max_length = window(config.to_dict()) or UNBOUNDED
+        self.attention = str(config._attn_implementation)
         self.head = Head.of(model)
         self.trace = Trace()
         self.kv_bytes_per_token: float | None = None
         arguments = inspect.signature(model.forward).parameters
         self._keep_last = "logits_to_keep" in arguments
-        self._cache = "cache" if "cache" in arguments else "past_key_values"  # renamed in transformers 5.2x
+        self._cache = next(name for name in CACHES if name in arguments)
 
     def close(self) -> None:
-        del self.model, self.head
+        del self.model, self.body, self.head
 
     # --- teacher-forced ------------------------------------------------------------------------------------------
 
     def hidden(self, batch: Sequence[Sequence[int]]) -> Any:
         """Final hidden states (after the last norm) of windows of equal length: tensor [b, n, d]."""
-        body = getattr(self.model, self.model.base_model_prefix)
         with self.torch.inference_mode():
-            return body(input_ids=self._ids(batch), use_cache=False).last_hidden_state
+            return self.body(input_ids=self._ids(batch), use_cache=False).last_hidden_state
 
     def logits(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
         return self.own_logits([token_ids])[1][0].float().cpu().numpy()  # type: ignore[no-any-return]
@@ -121,14 +117,16 @@ class HfEngine:
         """The model's own forward pass, nothing split: hidden states [b, n, d] on their way to the head, and the
         logits [b, n, vocab] it made of them, in the model's own type."""
         caught: list[Any] = []
-        body = getattr(self.model, self.model.base_model_prefix)
-        hook = body.register_forward_hook(lambda module, args, out: caught.append(out[0]))
+        # of a body that wraps a decoder either may be what the model calls; the outer one ends last
+        parts = {self.body, self.body.get_decoder()}
+        hooks = [part.register_forward_hook(lambda _, __, out: caught.append(out[0])) for part in parts]
         try:
             with self.torch.inference_mode():
                 logits = self.model(input_ids=self._ids(batch), use_cache=False).logits
         finally:
-            hook.remove()
-        return caught[0], logits
+            for hook in hooks:
+                hook.remove()
+        return caught[-1], logits
 
     def logit_blocks(
         self, batch: Sequence[Sequence[int]], starts: Sequence[int], rows: int, whole: bool = False
@@ -252,13 +250,6 @@ class HfEngine:
             replies.append(row[:end])
         return replies
 
-    @property
-    def end_ids(self) -> set[int]:
-        """Tokens that end a reply: the generation config's, and the tokenizer's own."""
-        end = self.model.generation_config.eos_token_id
-        own = set() if end is None else set(end) if isinstance(end, list) else {int(end)}
-        return own | ({self.tokenizer.eos_token_id} - {None})
-
     # --- what ran ------------------------------------------------------------------------------------------------
 
     def kernels(self) -> dict[str, int]:
@@ -269,7 +260,7 @@ class HfEngine:
             weight = getattr(module, "weight", None)
             if hasattr(module, "qweight"):
                 found[kind] += 1
-            elif "Linear" in kind and weight is not None:
+            elif weight is not None and ("Linear" in kind or isinstance(module, self.torch.nn.Linear)):
                 inner = getattr(weight, "data", weight)
                 packed = type(inner).__name__
                 found[f"{kind}[{str(inner.dtype).removeprefix('torch.') if packed == 'Tensor' else packed}]"] += 1
@@ -293,6 +284,5 @@ def _free_bytes(torch: Any, device: str) -> int:
 
 def _cache_bytes(cache: Any) -> int | None:
     """Bytes of a cache's keys and values; None for one that is made of other things too, as of a model with linear attention."""
-    if not all(hasattr(layer, "keys") and hasattr(layer, "values") for layer in getattr(cache, "layers", [None])):
-        return None
-    return int(sum(t.numel() * t.element_size() for layer in cache.layers for t in (layer.keys, layer.values)))
+    held = [getattr(layer, kind, None) for layer in getattr(cache, "layers", [None]) for kind in ("keys", "values")]
+    return None if any(t is None for t in held) else int(sum(t.nbytes for t in held if t is not None))

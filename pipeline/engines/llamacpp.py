@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.core.errors import ArtifactError, Unsupported
+from pipeline.core.model_config import end_ids
 from pipeline.engines import Sampling, Trace, steps
 from pipeline.engines._forest import Forest, common_prefix
 
@@ -75,7 +76,7 @@ class LlamaCppEngine:
         self.forests: tuple[Any, Any] | None = None  # a context and a batch for them
         self.trace = Trace()
         self.kv_bytes_per_token: float | None = None
-        self.end_ids = {int(t) for t in range(self.vocab_size) if api.llama_vocab_is_eog(self.vocab, t)}
+        self.end_ids = end_ids(self.folder, tokenizer)
 
     def close(self) -> None:
         for context, batch in [(self.context, self.batch), *([self.forests] if self.forests else [])]:
@@ -106,8 +107,8 @@ class LlamaCppEngine:
 
     def _rows(self, ids: list[int], start: int) -> Iterator[tuple[int, NDArray[np.float32]]]:
         """(first position, logits [n, vocab]) of the positions from `start` on, pass by pass."""
-        begin = min(common_prefix(self.kept, ids), start)
-        self._forget_from(begin)
+        self._forget_from(min(common_prefix(self.kept, ids), start))
+        begin = len(self.kept)
         for at in range(begin, len(ids), BATCH):
             part = ids[at : at + BATCH]
             wanted = [p >= start for p in range(at, at + len(part))]
@@ -122,7 +123,8 @@ class LlamaCppEngine:
         Each leaf's path is a sequence; a token that several share is computed once, as a token of them all.
         """
         leaves = forest.leaves()
-        if len(leaves) > SEQUENCES or len(forest.tokens) > self.max_length:
+        state = self.api.llama_model_is_recurrent(self.model) or self.api.llama_model_is_hybrid(self.model)
+        if state or len(leaves) > SEQUENCES or len(forest.tokens) > self.max_length:  # a state follows one sequence
             return None
         sequences: list[list[int]] = [[] for _ in forest.tokens]
         for k, path in enumerate(leaves):
@@ -219,7 +221,10 @@ class LlamaCppEngine:
     # --- the cache -----------------------------------------------------------------------------------------------
 
     def _forget_from(self, position: int) -> None:
-        self.api.llama_memory_seq_rm(self.memory, 0, position, -1)
+        """Leave the cache with the kept tokens before a position, or with none where that is refused, as of a recurrent state."""
+        if not self.api.llama_memory_seq_rm(self.memory, 0, position, -1):
+            self.api.llama_memory_clear(self.memory, True)
+            position = 0
         self.kept = self.kept[:position]
 
     def _decode(self, ids: list[int], at: int, wanted: list[bool]) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.core.errors import Unsupported
+from pipeline.core.model_config import end_ids
 from pipeline.engines import Sampling, Trace, steps
 from pipeline.engines._forest import common_prefix
 
@@ -47,8 +48,7 @@ class OnnxRuntimeEngine:
         self.og, self.model, self.tokenizer, self.folder = og, model, tokenizer, folder
         facts = json.loads((folder / "genai_config.json").read_text(encoding="utf-8"))["model"]
         self.vocab_size, self.max_length = int(facts["vocab_size"]), int(facts["context_length"])
-        end = facts["eos_token_id"]
-        self.end_ids = set(end) if isinstance(end, list) else {end}
+        self.end_ids = end_ids(folder, tokenizer)
         self.trace = Trace()
         self.kv_bytes_per_token: float | None = None
         names, layers = facts["decoder"]["outputs"], range(int(facts["decoder"]["num_hidden_layers"]))

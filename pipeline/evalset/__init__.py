@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.artifacts import read_json, sha256_file
+from pipeline.core.droppings import data_files, meant
 from pipeline.core.errors import DataError
 from pipeline.core.params import HowMany
 
@@ -45,7 +46,7 @@ def choose(rows: list[Row], count: HowMany, seed: int) -> list[Row]:
 
 def has_chat_template(model_dir: Path) -> bool:
     """Whether a model's files hold a chat template; taken for granted where its tokenizer has code of its own."""
-    if any(model_dir.glob("chat_template.*")) or (model_dir / "additional_chat_templates").is_dir():
+    if data_files(model_dir, "chat_template.*") or (model_dir / "additional_chat_templates").is_dir():
         return True
     config = model_dir / "tokenizer_config.json"
     own = read_json(config) if config.exists() else {}
@@ -66,7 +67,7 @@ def sets_digest(path: Path) -> dict[str, str]:
 
 def _files(path: Path) -> list[Path]:
     try:
-        files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+        files = meant(path, "*.jsonl") if path.is_dir() else [path]
     except (OSError, ValueError) as e:  # a name too long, or with a zero byte in it
         raise DataError(f"{str(path)[:60]!r} is no path ({e.__class__.__name__}); correct it in params.yaml") from None
     if not files:
@@ -103,7 +104,8 @@ def _lines(path: Path) -> list[tuple[int, Any]]:
     try:
         raw = path.read_bytes()
     except FileNotFoundError:
-        raise DataError(f"{path} is not here; check the path in params.yaml") from None
+        way = "is a link that leads nowhere; delete it" if path.is_symlink() else "is not here; check the path in params.yaml"
+        raise DataError(f"{path} {way}") from None
     except OSError as e:
         raise DataError(f"{path} cannot be read ({e.strerror})") from None
     if raw.startswith(b"\xef\xbb\xbf"):

@@ -131,6 +131,8 @@ def _task(name: str, n: int, probe: str, others: list[str], settings: Params) ->
     b = Builder(settings.compare, settings.seed)
     answer_metrics(b, pair(_answers(probe, name), ref), True)
     delta = b.metrics[f"acc_delta/{name}"]
+    if delta["low"] is None:  # both at chance: it resolves nothing
+        return found
     slices = {s: [r["acc"] for r in ref if r["slice"] == s] for s in sorted({r["slice"] for r in ref})}
     found |= {
         "reference": sum(r["acc"] for r in ref) / n,
@@ -144,7 +146,7 @@ def _task(name: str, n: int, probe: str, others: list[str], settings: Params) ->
         b = Builder(settings.compare, settings.seed)
         answer_metrics(b, pair(_answers(other, name), _answers(probe, name)), True)
         found["delta"][other] = apart = b.metrics[f"acc_delta/{name}"]
-        found["told"][other] = not apart["low"] <= 0 <= apart["high"]
+        found["told"][other] = apart["low"] is not None and not apart["low"] <= 0 <= apart["high"]
     return found
 
 

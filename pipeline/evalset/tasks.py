@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from pipeline.core.droppings import meant
 from pipeline.core.errors import DataError
 from pipeline.core.explain import did_you_mean
 from pipeline.core.yamls import line_of, parse, read_text
@@ -45,9 +46,9 @@ KINDS: dict[tuple[str, ...], dict[str, Any]] = {
 
 def local_tasks() -> dict[str, Path]:
     """{task name: its YAML, or its rows where it has none} of the tasks in evalsets/tasks."""
-    named = {p.stem: p for p in sorted(TASKS.glob("*.yaml"))}
+    named = {p.stem: p for p in meant(TASKS, "*.yaml")}
     used = {file.resolve() for path in named.values() for file in _data_files(path, _peek(path))}
-    return named | {p.stem: p for p in sorted(TASKS.glob("*.jsonl")) if p.stem not in named and p.resolve() not in used}
+    return named | {p.stem: p for p in meant(TASKS, "*.jsonl") if p.stem not in named and p.resolve() not in used}
 
 
 def load_task(name: str) -> tuple[dict[str, Any], list[Row]]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.artifacts import read_json
+from pipeline.core.model_config import text_config, window
 from pipeline.core.params import HowMany
 from pipeline.evalset import Row, has_chat_template
 from pipeline.evalset.tasks import TASKS, is_chat, load_task, local_tasks, subset
@@ -30,9 +30,7 @@ def unfit(tasks: dict[str, HowMany], model_dir: Path, allow_truncated: bool, see
 
 def longest(model_dir: Path) -> int | None:
     """The most tokens that a model reads, or None where its config does not say."""
-    config = model_dir / "config.json"
-    known = read_json(config).get("max_position_embeddings") if config.exists() else None
-    return known if isinstance(known, int) else None
+    return window(text_config(model_dir)) if (model_dir / "config.json").exists() else None
 
 
 def _too_long(name: str, config: dict[str, Any], rows: list[Row], model_dir: Path, window: int) -> list[str]:
@@ -40,8 +38,8 @@ def _too_long(name: str, config: dict[str, Any], rows: list[Row], model_dir: Pat
     reply = _reply(config) or 0
     texts = {row["id"]: _asked(row, config) for row in rows}
     # a token has a byte at least
-    lengths = _lengths({item: text for item, text in texts.items() if len(text.encode()) + reply > window}, model_dir)
-    long = {item: n + reply for item, n in lengths.items() if n + reply > window}
+    counted = lengths({item: text for item, text in texts.items() if len(text.encode()) + reply > window}, model_dir)
+    long = {item: n + reply for item, n in counted.items() if n + reply > window}
     if not long:
         return []
     item = max(long, key=long.__getitem__)
@@ -66,8 +64,8 @@ def _out_of_reach(name: str, config: dict[str, Any], rows: list[Row], model_dir:
     asked = {row["id"]: _targets(row, config) for row in rows}
     # a token has a byte at least; after a space, as a reply begins, there may be fewer
     doubtful = {item: own for item, own in asked.items() if own and min(len(text.encode()) for text in own) > most}
-    lengths = _lengths({text: text for own in doubtful.values() for one in own for text in (one, f" {one}")}, model_dir)
-    fewest = {item: min(lengths[text] for one in own for text in (one, f" {one}")) for item, own in doubtful.items()}
+    counted = lengths({text: text for own in doubtful.values() for one in own for text in (one, f" {one}")}, model_dir)
+    fewest = {item: min(counted[text] for one in own for text in (one, f" {one}")) for item, own in doubtful.items()}
     long = {item: n for item, n in fewest.items() if n > most}
     if not long:
         return []
@@ -83,9 +81,9 @@ def _targets(row: Row, config: dict[str, Any]) -> list[str]:
     return [text.strip() for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)]
 
 
-def _lengths(texts: dict[str, str], model_dir: Path) -> dict[str, int]:
+def lengths(texts: dict[str, str], model_dir: Path) -> dict[str, int]:
     """{item: tokens of its text}, without special ones."""
-    if not texts:
+    if not texts or not (model_dir / "tokenizer.json").exists():
         return {}
     from tokenizers import Tokenizer
 

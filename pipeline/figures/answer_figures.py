@@ -72,13 +72,28 @@ def _accuracy(b: Builder, task: str, pairs: list[tuple[Row, Row]]) -> None:
         delta = outer(delta, b.resampled(f"acc_delta/{task}", change, np.ones(n), clusters))
         score = outer(score, b.resampled(f"acc/{task}", right, np.ones(n), clusters))
     b.add(f"acc/{task}", score)
-    b.add(f"acc_delta/{task}", delta, 100.0)
-    b.exact(f"flips_to_wrong/{task}", lost, n, "count")
-    b.exact(f"flips_to_right/{task}", won, n, "count")
+    if blind := _blind(right, right_ref, pairs, b.confidence):  # that nothing was lost of nothing is no finding
+        for name, value in (("acc_delta", 100.0 * (won - lost) / n), ("flips_to_wrong", lost), ("flips_to_right", won)):
+            b.bare(f"{name}/{task}", value, n, "count", blind)
+        if right_ref.any():
+            b.bare(f"recovery/{task}", float(right.sum() / right_ref.sum()), n, "ratio", blind)
+    else:
+        b.add(f"acc_delta/{task}", delta, 100.0)
+        b.exact(f"flips_to_wrong/{task}", lost, n, "count")
+        b.exact(f"flips_to_right/{task}", won, n, "count")
+        if right_ref.any():
+            b.mean(f"recovery/{task}", right, right_ref, clusters)
     note = () if lost + won else ("no item changed: there is nothing to test",)
     b.bare(f"p_mcnemar/{task}", mcnemar(lost, won), lost + won, "exact McNemar, two-sided", *note)
-    if right_ref.any():
-        b.mean(f"recovery/{task}", right, right_ref, clusters)
+
+
+def _blind(right: Any, right_ref: Any, pairs: list[tuple[Row, Row]], confidence: float) -> str | None:
+    """Why no difference says anything, in words, where guessing would do as well as both: neither interval is above chance."""
+    guessed = float(np.mean([1 / len(r["loglikelihoods"]) if r["kind"] == "multiple_choice" else 0.0 for _, r in pairs]))
+    if any((wilson(int(k.sum()), len(pairs), confidence=confidence).low or 0.0) > guessed for k in (right, right_ref)):
+        return None
+    told = f"{int(right_ref.sum())} of {len(pairs)} right; the variant: {int(right.sum())}; guessing: {len(pairs) * guessed:.3g}"
+    return f"what the variant is held against is at chance ({told}): a loss could not be seen"
 
 
 def _rolling(b: Builder, task: str, pairs: list[tuple[Row, Row]]) -> None:

@@ -55,7 +55,9 @@ def edited(paths: list[Path]) -> list[str]:
         if then is None:
             found.append(f"{path} (no stage in {LOCK} wrote it)")
         elif path.exists() and md5(path.read_bytes()) != then:
-            found.append(f"{path} (not what {LOCK} says its stage wrote: edited by hand, or made without dvc)")
+            found.append(
+                f"{path} (not what {LOCK} says its stage wrote: edited by hand, made without dvc, or line ends that git rewrote)"
+            )
     return found
 
 

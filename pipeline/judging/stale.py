@@ -7,7 +7,9 @@ from typing import Any
 
 from pipeline import served
 from pipeline.core import artifacts
+from pipeline.core.droppings import data_files
 from pipeline.core.errors import ArtifactError
+from pipeline.core.model_config import wanted
 from pipeline.core.params import Params, PathModel
 from pipeline.judging import locked
 
@@ -46,7 +48,7 @@ def inputs(settings: Params) -> dict[str, str | None]:
     hashes: dict[str, str | None] = {str(f): artifacts.sha256_file(f) if f.exists() else None for f in files}
     for name in SOURCES:  # what was measured on, with which packages, and what the rows mean
         path = Path(name)
-        found = sorted(p for p in path.rglob("*") if p.suffix in SUFFIXES) if path.is_dir() else [path]
+        found = [p for p in data_files(path, "**/*") if p.suffix in SUFFIXES] if path.is_dir() else [path]
         hashes[name] = artifacts.digest({p.as_posix(): artifacts.sha256_file(p) for p in found if p.exists()})
     return hashes | {"params": artifacts.digest(settings.model_dump(include=JUDGED_BY))}
 
@@ -173,10 +175,14 @@ def _changed_model(settings: Params) -> list[str]:
     """A local model folder whose files are no longer those that were downloaded from it."""
     if not isinstance(settings.model, PathModel) or not (artifacts.BASE / artifacts.MANIFEST).exists():
         return []
-    then = artifacts.read_manifest(artifacts.BASE).get("files", {})  # without: `_changed_base` says that it is damaged
-    folder = Path(settings.model.path).expanduser()
+    manifest = artifacts.read_manifest(artifacts.BASE)
+    then = {name: facts["sha256"] for name, facts in manifest.get("files", {}).items()}  # none: `_changed_base` says what is wrong
+    then |= manifest.get("repaired") or {}  # as they were given
+    folder = settings.model.folder
+    given = manifest.get("given")
+    added = {f.name for f in wanted(folder, settings.model.trust_remote_code)} - set(given) if given is not None else set()
     return [
         f"{folder / name} {UNLIKE_SOURCE}"
-        for name, facts in then.items()
-        if not (folder / name).exists() or artifacts.sha256_file(folder / name) != facts["sha256"]
+        for name, sha256 in (then | dict.fromkeys(added)).items()
+        if not (folder / name).exists() or artifacts.sha256_file(folder / name) != sha256
     ]

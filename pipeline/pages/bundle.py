@@ -20,6 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pipeline.core import artifacts, secrets
+from pipeline.core.droppings import data_files
 from pipeline.core.errors import ArtifactError
 from pipeline.core.params import Params
 from pipeline.judging import stale
@@ -97,7 +98,8 @@ def evalsets(settings: Params) -> dict[str, str]:
     asked = artifacts.meta_of(artifacts.answers(settings.reference))
     tasks = dict(artifacts.read_json(asked).get("sets") or {}) if asked.exists() else {}
     folders = [Path(settings.diverge.corpus), Path(settings.benchmark.prompts)]
-    files = {f for folder in folders for f in folder.rglob("*.jsonl")} | {Path(settings.diverge.trajectories.prompts)}
+    files = {f for folder in folders for f in data_files(folder, "**/*.jsonl")}
+    files |= {Path(settings.diverge.trajectories.prompts)}
     return tasks | {f.as_posix(): artifacts.sha256_file(f) for f in sorted(files) if f.exists()}
 
 
@@ -124,7 +126,7 @@ def _found() -> Iterator[Path]:
     """What goes in where it is there: other figures, environments, how long stages took, logs."""
     yield artifacts.SUMMARY
     for folder, pattern in FOUND:
-        yield from (f for f in Path(folder).glob(pattern) if f.is_file())
+        yield from data_files(Path(folder), pattern)
 
 
 def _refuse_stale(results: dict[str, Row]) -> None:

@@ -15,9 +15,10 @@ from typing import Any
 from pipeline.core.errors import ParamsError, Unsupported
 from pipeline.core.explain import did_you_mean
 from pipeline.core.options import check_options, names_in, with_defaults
-from pipeline.weights import kept_layers, linear_widths
+from pipeline.weights import in_blocks, kept_layers, linear_widths, packed_share, skeleton
 
 Facts = dict[str, Any]
+MOST = 0.9  # a smaller share of the matrices packed is told
 GIVEN = {"model_dir", "out_dir", "calibration", "seed"}  # what the pipeline passes; all else is an option
 
 
@@ -62,14 +63,25 @@ def check_model(name: str, options: dict[str, Any], model_dir: Path) -> None:
     if "keep" in asked:
         kept = kept_layers(model_dir, asked["keep"])
         if getattr(module, "ENGINE", "hf") == "hf":  # GGUF and ONNX quantize the head besides
-            _refuse_nothing_left(name, asked["keep"], len(kept), len(linear_widths(model_dir)))
+            packed = linear_widths(model_dir, getattr(module, "PACKS", in_blocks))
+            _refuse_nothing_left(name, asked["keep"], len(packed.keys() & kept), len(packed))
     if hasattr(module, "refuse"):
         module.refuse(model_dir, asked)
 
 
+def packs_only(name: str, model_dir: Path) -> str | None:
+    """In words, that a method leaves a good part of the model's matrices as they are, such as the fused experts of a mixture."""
+    packs = getattr(_module(name), "PACKS", None)
+    if packs is None or (share := packed_share(model_dir, packs)) > MOST:
+        return None
+    model = skeleton(model_dir)
+    kinds = sorted({m.kind for m in model.matrices.values() if not packs(m)}) if model else []
+    return f"quantizer {name!r} packs {100 * share:.0f} % of this model's matrices; the others ({', '.join(kinds)}) stay at 16 bits"
+
+
 def _refuse_nothing_left(name: str, keep: list[str], kept: int, layers: int) -> None:
-    """Raise where a method that packs the matrices of decoder layers, and nothing else, has none to pack."""
+    """Raise where a method that packs matrices of the layers, and nothing else, has none to pack."""
     if layers == 0:
-        raise Unsupported(f"the model has no matrix with '.layers.' in its name, and quantizer {name!r} packs no others")
+        raise Unsupported(f"the model has no matrix that quantizer {name!r} packs")
     if kept == layers:
         raise ParamsError(f"options.keep: {keep} keeps all {layers} matrices of the layers, so that nothing is left to quantize")

@@ -19,8 +19,9 @@ from pipeline.core.quiet import before_gptqmodel, output_to
 from pipeline.quantizers import Facts
 from pipeline.quantizers._probe import OTHER_KERNEL, probe
 from pipeline.quantizers._reproducible import ANY_MACHINE, SAME_MACHINE
-from pipeline.weights import kept_layers, linear_widths, packed_bits
+from pipeline.weights import kept_layers, linear_widths, packed_bits, read_headers, skeleton
 
+SPLIT = "split"  # what engine 'hf' looks for in quantization_config.meta
 GroupSize = Literal[-1, 16, 32, 64, 128, 256, 512, 1024]  # what its kernels take; -1: one group a row
 CPU_INT4_GROUPS = (32, 64, 128, 256)  # torch's _weight_int4pack_mm
 SMALL = 8  # a model of at most this part of the memory stays in it, at 1.6 times its size at most
@@ -53,7 +54,7 @@ def build(
         model.save(str(out_dir))
         answered = {} if _on_disk(model_dir) else {"probe": _answer(model)}
         _take_back_logs()
-    _forget_this_run(out_dir, kept if method == "awq" else [])
+    _forget_this_run(out_dir, kept if method == "awq" else [], split=_is_split(model_dir, out_dir))
     facts = _losses(out_dir, artifacts.LOGS / f"{method}.csv", config[1].get("damp_percent"))
     index = 0 if method == "awq" else 32  # an int32 a column says which group it is in
     expected = packed_bits(model_dir, kept, weight=bits, group=16 + bits, group_size=group_size, column=index)
@@ -99,7 +100,7 @@ def _quantize(
 
     given = None if rows is None else [{"input_ids": r, "attention_mask": [1] * len(r)} for r in rows]
     chosen = {} if cpu_backend is None or has_cuda() else {"backend": BACKEND[cpu_backend]}
-    with cli.progress(model.model.config.num_hidden_layers, method, "layer", terminal) as bar:
+    with cli.progress(model.model.config.get_text_config().num_hidden_layers, method, "layer", terminal) as bar:
         model.layer_callback = _Progress(bar)
         model.quantize(given, batch_size=batch_size, **chosen)
 
@@ -161,15 +162,24 @@ def _take_back_logs() -> None:
         Path("logs").rmdir()
 
 
-def _forget_this_run(out_dir: Path, unconverted: list[str]) -> None:
+def _is_split(model_dir: Path, out_dir: Path) -> bool:
+    """Whether a packed matrix is no Linear of transformers' class: gptqmodel packs single experts, fused parts and Conv1D too."""
+    model = skeleton(model_dir)
+    packed = {name.rpartition(".")[0] for name in read_headers(out_dir) if name.endswith(".qweight")}
+    return model is not None and not packed <= {name for name, m in model.matrices.items() if m.linear}
+
+
+def _forget_this_run(out_dir: Path, unconverted: list[str], *, split: bool) -> None:
     """Take a temporary folder's name out of the written configs, since equal inputs must give equal files; name the layers
-    that are not AWQ's in transformers' own way."""
+    that are not AWQ's in transformers' own way; say what only gptqmodel's own loader reads."""
     for name in ("config.json", "quantize_config.json"):
         file = out_dir / name
         config = json.loads(file.read_text(encoding="utf-8"))
         own = config.get("quantization_config", config)
         for key in ("offload_to_disk", "offload_to_disk_path"):
             own.get("meta", {}).pop(key, None)
+        if split:
+            own.setdefault("meta", {})[SPLIT] = True
         if unconverted:
             own["modules_to_not_convert"] = unconverted
             own.pop("dynamic", None)

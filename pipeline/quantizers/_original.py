@@ -68,7 +68,7 @@ def refuse_without_cuda() -> None:
 def refuse_shapes_of_autoawq(model_dir: Path) -> None:
     """Raise, with the layer's name, where AutoAWQ would stop on an assertion after loading."""
     for layer, (outputs, _) in linear_shapes(model_dir).items():
-        kind = layer.split(".layers.", 1)[1].split(".", 1)[1]
+        kind = layer.rpartition(".")[2]
         step = CODE_ROWS if any(part in kind for part in UNCLIPPED) else CLIP_ROWS
         if outputs % step:
             raise Unsupported(f"{layer} has {outputs} outputs, and AutoAWQ takes multiples of {step}; backend: gptqmodel takes it")

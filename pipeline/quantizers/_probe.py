@@ -18,7 +18,7 @@ def probe(model: Any) -> dict[str, Any]:
     """{token_ids, at: ids of the largest logits after them, logits: their values}."""
     import torch
 
-    ids = token_ids(model.config.vocab_size)
+    ids = token_ids(model.config.get_text_config().vocab_size)
     with torch.inference_mode():
         logits = model(input_ids=torch.tensor([ids], device=model.device), use_cache=False).logits[0, -1].float().cpu()
     values, at = logits.topk(KEPT)

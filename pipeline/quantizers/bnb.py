@@ -11,7 +11,9 @@ from pipeline.core.errors import Unsupported
 from pipeline.quantizers import Facts
 from pipeline.quantizers._probe import probe
 from pipeline.quantizers._reproducible import ANY_MACHINE, SAME_MACHINE, save
-from pipeline.weights import kept_layers, linear_widths, packed_bits
+from pipeline.weights import kept_layers, linear_widths, packed_bits, plain_linear, skeleton
+
+PACKS = plain_linear
 
 
 def quantize(
@@ -35,7 +37,8 @@ def quantize(
         from transformers.utils import logging
     except ImportError as e:
         raise Unsupported(f"quantizer 'bnb' needs {e.name}; pip install bitsandbytes -c constraints.txt") from None
-    kept = kept_layers(model_dir, keep)
+    kept, own = kept_layers(model_dir, keep), skeleton(model_dir)
+    head = own.head if own else "lm_head"
     how: dict[str, Any] = {"load_in_8bit": True}
     if type != "int8":
         how = {
@@ -47,14 +50,14 @@ def quantize(
         model_dir,
         dtype=torch.bfloat16,
         device_map="cuda" if torch.cuda.is_available() else "cpu",
-        quantization_config=BitsAndBytesConfig(**how, llm_int8_skip_modules=[*kept, "lm_head"]),
+        quantization_config=BitsAndBytesConfig(**how, llm_int8_skip_modules=[*kept, head]),
         use_safetensors=True,
         trust_remote_code=artifacts.trusts_code(model_dir),
     )
     save(model, out_dir)
     return {
-        "library": "bitsandbytes", "head": "bfloat16", "kept": kept, "modules": len(linear_widths(model_dir)) - len(kept),
-        "expected_bits": packed_bits(model_dir, kept, **_bits(type, double_quant)), "probe": probe(model),
+        "library": "bitsandbytes", "head": "bfloat16", "kept": kept, "modules": len(linear_widths(model_dir, PACKS).keys() - kept),
+        "expected_bits": packed_bits(model_dir, kept, packs=PACKS, **_bits(type, double_quant)), "probe": probe(model),
         "reproducible": SAME_MACHINE if double_quant else ANY_MACHINE,  # double_quant: a mean of scales, and a code book of sums
     }  # fmt: skip
 

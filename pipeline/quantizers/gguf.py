@@ -7,12 +7,13 @@ import re
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pipeline import envs
 from pipeline.calibration import Calibration
 from pipeline.core import artifacts
 from pipeline.core.errors import Unsupported
+from pipeline.core.model_config import sliding, text_config
 from pipeline.core.quiet import output_to
 from pipeline.quantizers import Facts
 from pipeline.quantizers._reproducible import ANY_MACHINE
@@ -23,6 +24,9 @@ FILE = "model.gguf"
 FILE_TYPES = {"F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10, "Q3_K_M": 12, "Q4_K_S": 14,
               "Q4_K_M": 15, "Q5_K_M": 17, "Q6_K": 18, "BF16": 32}  # fmt: skip  # llama.h: enum llama_ftype
 BF16 = 30  # ggml.h: enum ggml_type
+# Where llama.cpp keeps a sliding window: one layer in so many sees all, whatever the config says. It drops all others in silence.
+EVERY = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6, "cohere2": 4, "gpt_oss": 2}
+READ = 4096  # tokens that engine 'llamacpp' reads at most: a longer window loses nothing here
 K_ROW = 256  # weights in a block of a K-quant
 
 
@@ -65,6 +69,20 @@ def quantize(
     return {
         "library": "llama-cpp-python", "converter": converter, "reproducible": ANY_MACHINE, "kept": kept, "warnings": warnings
     }  # fmt: skip
+
+
+def refuse(model_dir: Path, options: dict[str, Any]) -> None:
+    """See `pipeline.quantizers`: a model whose sliding window llama.cpp does not keep would be another model there."""
+    config = text_config(model_dir)
+    tokens, layers = sliding(config)
+    every = EVERY.get(str(config.get("model_type")))
+    if tokens >= READ or not layers or (every and layers == [(k + 1) % every != 0 for k in range(len(layers))]):
+        return
+    raise Unsupported(
+        f"{sum(layers)} of {len(layers)} layers see a window of {tokens} tokens, which llama.cpp "
+        + (f"keeps in all but every {every}th layer only" if every else f"does not keep for {config.get('model_type')}")
+        + ": GGUF would be another model"
+    )
 
 
 def _names(whole: Path, layers: list[str]) -> list[str]:

@@ -11,7 +11,7 @@ from pipeline.core.errors import Unsupported
 from pipeline.quantizers import Facts
 from pipeline.quantizers._probe import probe
 from pipeline.quantizers._reproducible import ANY_MACHINE, save
-from pipeline.weights import kept_layers, linear_widths, packed_bits
+from pipeline.weights import any_linear, kept_layers, linear_widths, packed_bits, skeleton
 
 BITS: dict[str, dict[str, int]] = {  # of a weight, and of a row's or a group's scale and zero point, as torchao saves them
     "int8-weight-only": {"weight": 8, "row": 32 + 8},
@@ -20,6 +20,7 @@ BITS: dict[str, dict[str, int]] = {  # of a weight, and of a row's or a group's 
     "float8-weight-only": {"weight": 8, "row": 32},  # untried: needs CUDA
     "float8-dynamic": {"weight": 8, "row": 32},  # untried: needs CUDA
 }
+PACKS = any_linear
 FLOAT8_SINCE = (8, 9)  # CUDA compute capability of the first cards with float8 products
 
 
@@ -52,21 +53,22 @@ def quantize(
         "float8-weight-only": methods.Float8WeightOnlyConfig,
         "float8-dynamic": methods.Float8DynamicActivationFloat8WeightConfig,
     }
-    kept = kept_layers(model_dir, keep)
+    kept, own = kept_layers(model_dir, keep), skeleton(model_dir)
+    left = [own.head, *(n for n, m in own.matrices.items() if not PACKS(m))] if own else ["lm_head"]
     logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(
         model_dir,
         dtype=torch.bfloat16,
         device_map="cuda" if torch.cuda.is_available() else None,
-        quantization_config=TorchAoConfig(configs[scheme](), modules_to_not_convert=[*kept, "lm_head"]),
+        quantization_config=TorchAoConfig(configs[scheme](), modules_to_not_convert=[*kept, *left]),
         use_safetensors=True,
         trust_remote_code=artifacts.trusts_code(model_dir),
     )
     save(model, out_dir)
     return {
-        "library": "torchao", "reproducible": ANY_MACHINE, "head": "bfloat16", "kept": kept,
-        "modules": len(linear_widths(model_dir)) - len(kept),
-        "expected_bits": packed_bits(model_dir, kept, **BITS[scheme]), "probe": probe(model),
+        "library": "torchao", "head": "bfloat16", "kept": kept, "modules": len(linear_widths(model_dir, PACKS).keys() - kept),
+        "expected_bits": packed_bits(model_dir, kept, packs=PACKS, **BITS[scheme]), "probe": probe(model),
+        "reproducible": ANY_MACHINE,
     }  # fmt: skip
 
 

@@ -6,7 +6,6 @@ a stack. An alias that was moved by hand in between is found and written down to
 
 from __future__ import annotations
 
-import getpass
 import json
 import platform
 import time
@@ -15,6 +14,7 @@ from typing import Any
 
 from pipeline.core import secrets
 from pipeline.core.errors import ArtifactError
+from pipeline.runs.tracking import user
 
 ALIAS = "champion"
 MOVE = "quantgate.move."
@@ -29,15 +29,17 @@ class Registry:
     def __init__(self, client: Any, experiment: str) -> None:
         self.client = client
         self.name = experiment.replace("/", "-").replace(":", "-")
+        quote = '"' if "'" in self.name else "'"  # MLflow's filters know no escape; params allow one kind of quotes in a name
+        self.named = f"name = {quote}{self.name}{quote}"
 
     def _model(self) -> Any:
         """The registered model, or None."""
-        return next(iter(self.client.search_registered_models(f"name = '{self.name}'")), None)
+        return next(iter(self.client.search_registered_models(self.named)), None)
 
     def _versions(self) -> Iterator[Any]:
         token = None
         while True:
-            page = self.client.search_model_versions(f"name = '{self.name}'", page_token=token)
+            page = self.client.search_model_versions(self.named, page_token=token)
             yield from page
             token = page.token
             if not token:
@@ -130,7 +132,7 @@ class Registry:
 
     def _record(self, version: str, before: str | None, how: str, reason: str, files: str = NOT_COMPARED) -> Move:
         variant = self.client.get_model_version(self.name, version).tags.get("variant", "?")
-        at, by = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), f"{getpass.getuser()}@{platform.node()}"
+        at, by = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), f"{user()}@{platform.node()}"
         move = {"number": f"{len(self.moves()) + 1:04d}", "version": version, "variant": variant, "before": before,
                 "how": how, "at": at, "by": by, "reason": secrets.hide(reason), "files": files}  # fmt: skip
         self.client.set_registered_model_tag(self.name, MOVE + move["number"], json.dumps(move))

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core import secrets
+from pipeline.core.errors import ArtifactError
 from pipeline.runs.reach import reach
 
 KEY = "quantgate.key"
@@ -39,6 +40,9 @@ class Tracker:
         mlflow.set_tracking_uri(uri)  # the registry looks models up at the global address
         self.client = mlflow.MlflowClient(tracking_uri=uri)
         found = self.client.get_experiment_by_name(experiment)
+        if found and found.lifecycle_stage == "deleted":
+            way = f"restore it (`mlflow experiments restore --experiment-id {found.experiment_id}`) or name another"
+            raise ArtifactError(f"track.experiment {experiment!r} was deleted in MLflow; {way}")
         self.experiment = str(found.experiment_id if found else self.client.create_experiment(experiment))
         self.made = 0
         self._sweep()
@@ -73,7 +77,7 @@ class Tracker:
         found = self.find(key)
         if found:
             return str(found.info.run_id), False
-        tags = {KEY: key, WRITER: writer(), "mlflow.user": getpass.getuser(), **secrets.hide_in(tags)}
+        tags = {KEY: key, WRITER: writer(), "mlflow.user": user(), **secrets.hide_in(tags)}
         run_id = str(self.client.create_run(self.experiment, run_name=secrets.hide(name), tags=tags).info.run_id)
         try:
             log(run_id)
@@ -132,6 +136,14 @@ class Tracker:
         from mlflow.entities import RunTag
 
         self.client.log_batch(run_id, tags=[RunTag(k, secrets.hide(v)) for k, v in tags.items()])
+
+
+def user() -> str:
+    """Who runs this: by name, or by number where the system has none for it, as in a container."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"uid {os.getuid()}"
 
 
 def writer() -> str:

@@ -36,6 +36,10 @@ class ServerError(QuantgateError):
     """An endpoint that cannot be measured; the message says what to change."""
 
 
+LENGTH = "max_completion_tokens"  # max_tokens in newer servers of OpenAI's
+DISPENSABLE = ("stream_options", "max_tokens", LENGTH, "temperature")  # a server that refuses them may still be measured
+
+
 @dataclass(frozen=True)
 class Endpoint:
     """Where requests go. key: sent as a bearer token, never printed or written; timeout_s: for a whole reply."""
@@ -47,6 +51,12 @@ class Endpoint:
     key: str | None = field(default=None, repr=False)
     count: Callable[[str], int] | None = field(default=None, repr=False)  # tokens of a text, where usage is not sent
     key_variable: str = KEY  # where the key came from, for messages
+    refused: frozenset[str] = frozenset()  # fields of a body that the server does not take
+
+    def takes(self, body: Row) -> Row:
+        """A body without the fields that the server refuses; max_tokens has a newer name."""
+        named = {LENGTH if k == "max_tokens" and k in self.refused else k: v for k, v in body.items()}
+        return {k: v for k, v in named.items() if k not in self.refused}
 
     def clean(self, text: str) -> str:
         """`text` without the key: servers like to repeat what they refuse."""
@@ -138,8 +148,8 @@ def body_of(endpoint: Endpoint, request: Request) -> tuple[str, Row]:
     is_chat = isinstance(prompt, list) and all(isinstance(m, Mapping) for m in prompt)
     if is_chat or endpoint.chat:
         messages = prompt if is_chat else [{"role": "user", "content": prompt}]
-        return "/chat/completions", body | {"messages": messages} | dict(request.options)
-    return "/completions", body | {"prompt": prompt} | dict(request.options)
+        return "/chat/completions", endpoint.takes(body | {"messages": messages} | dict(request.options))
+    return "/completions", endpoint.takes(body | {"prompt": prompt} | dict(request.options))
 
 
 async def ask(client: httpx2.AsyncClient, endpoint: Endpoint, request: Request, *, clock: Clock = time.monotonic) -> Answer:

@@ -26,7 +26,7 @@ import httpx2
 import psutil
 
 from pipeline import envs
-from pipeline.core import artifacts, cli, install
+from pipeline.core import artifacts, cli, install, quota
 from pipeline.core.errors import Crashed, ParamsError, QuantgateError, Unsupported
 from pipeline.core.explain import did_you_mean
 from pipeline.serving.client import ServerError
@@ -80,8 +80,7 @@ def _vllm(model_dir: Path, port: int, threads: int, parallel: int, context: int)
     options += ["--no-enable-prefix-caching", "--enable-prompt-tokens-details"]  # the second lets it say that none was cached
     # By itself it takes all cores but one, however many threads were asked for, and reports its use over the net. That one is
     # its engine's, which waits busily: with threads on both of two cores, requests of a second took twenty, on a busy machine.
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads = min(threads, max(1, cores - 1))
+    threads = min(threads, max(1, quota.processors() - 1))
     own = {"OMP_NUM_THREADS": str(threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
     own["VLLM_CPU_KVCACHE_SPACE"] = os.environ.get("VLLM_CPU_KVCACHE_SPACE", "4")  # GiB; unset, it takes 92 % of all memory
     return Command([python, "-m", "vllm.entrypoints.cli.main", "serve", *options], "VLLM_API_KEY", own)

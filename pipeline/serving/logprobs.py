@@ -138,7 +138,9 @@ async def _post(client: httpx2.AsyncClient, endpoint: Endpoint, body: Row) -> tu
     """(the one choice of a greedy reply that is not streamed, its number of prompt tokens or None). Raises `ServerError`."""
     asked = {"model": endpoint.model, "temperature": 0.0, **body}
     try:
-        response = await asyncio.wait_for(client.post(f"{endpoint.url}/completions", json=asked), endpoint.timeout_s)
+        response = await asyncio.wait_for(
+            client.post(f"{endpoint.url}/completions", json=endpoint.takes(asked)), endpoint.timeout_s
+        )
         found = response.json()
     except asyncio.TimeoutError:
         raise ServerError(f"no reply within {endpoint.timeout_s:g} s") from None

