@@ -25,7 +25,8 @@ PINS = ["-c", "constraints.txt", "-c", "constraints-dev.txt"]
 LESS = Path("envs/llamacpp.cmake")
 AGAIN = "python3 -m pipeline.core.install"  # what a message tells a person to run
 TOLD_EVERY_S = 10  # in a log; on a terminal every second, in place
-TAIL = 15  # lines of the log that a failure shows
+TAIL = 10  # lines of the log that a failure shows
+WRONG = re.compile(r"\berror:|\bfatal\b|FAILED:|cause:|hint:", re.IGNORECASE)
 
 # Variables that would let another Python's packages in, or install somewhere else than into the environment that is meant.
 ELSEWHERE = {
@@ -147,6 +148,12 @@ def readable(output: str) -> list[str]:
     return [line for line in output.splitlines() if line.strip() and not line.startswith(("DEBUG", "TRACE", " + ", " - "))]
 
 
+def what_failed(output: str) -> list[str]:
+    """The last lines of an installer that tell of an error, each once; its last lines where none does."""
+    told = [line.removeprefix("DEBUG ").strip()[:200] for line in output.splitlines() if WRONG.search(line)]
+    return list(dict.fromkeys(told))[-TAIL:] or readable(output)[-TAIL:]
+
+
 def follow(command: list[str], env: dict[str, str]) -> int:
     """Run a command, its output into LOG; say now and then how long it has run and where it is, and its last lines if it fails."""
     start, terminal = time.monotonic(), sys.stdout.isatty()
@@ -161,7 +168,7 @@ def follow(command: list[str], env: dict[str, str]) -> int:
     if terminal:
         print("\r\033[K", end="")
     if process.returncode:
-        print("\n".join(readable(LOG.read_text("utf-8", "replace"))[-TAIL:]))
+        print("\n".join(what_failed(LOG.read_text("utf-8", "replace"))))
     return process.returncode
 
 
