@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -167,9 +168,11 @@ def test_what_has_no_figure_is_counted_and_not_scored() -> None:
 
 def test_a_prompt_that_gets_no_reply_is_counted() -> None:
     class Silent:
-        @staticmethod
-        def tokenizer(text: str) -> object:
-            return type("Encoded", (), {"input_ids": [1, 2]})
+        class tokenizer:
+            bos_token_id = None
+
+            def __new__(cls, text: str, add_special_tokens: bool = True) -> Any:  # type: ignore[misc]
+                return SimpleNamespace(input_ids=[1, 2])
 
         @staticmethod
         def sample(ids: list[list[int]], n: int, sampling: object) -> list[list[int]]:

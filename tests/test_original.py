@@ -199,7 +199,7 @@ json.dump({"logits": logits.tolist(), "said": said[len(ids):]}, open(out, "w"))
 '''
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def autoawq() -> Iterator[None]:
     """The environment of AutoAWQ, in the repository's own artifacts, where later runs and sessions find it."""
     with pytest.MonkeyPatch.context() as patch:
@@ -213,7 +213,7 @@ def autoawq() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of widths that AutoAWQ takes, with a rope base that is not the one an ignorant transformers would take, and with
     input channels of unequal size, as in trained models: what scales are for."""
@@ -232,7 +232,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def packed(autoawq: None, wide: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     home = tmp_path_factory.mktemp("awq")
     built = build(wide, home, "awq", backend="autoawq", group_size=32, rows=3)

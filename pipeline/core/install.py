@@ -86,7 +86,7 @@ def installer(python: str | Path, venv: Path = VENV) -> list[str]:
     """The command that installs into the environment of `python`: uv's, if `venv` has it, else pip's."""
     uv = venv / "bin" / "uv"
     if uv.exists():
-        return [str(uv), "pip", "install", "--python", str(python)]
+        return [str(uv), "pip", "install", "--compile-bytecode", "--python", str(python)]  # as pip does: else each process does
     return [str(python), "-m", "pip", "install"]
 
 
