@@ -14,6 +14,8 @@ import pytest
 from pipeline.core import isolate
 from pipeline.core.errors import ArtifactError, Crashed, Unsupported
 
+FATAL = (signal.SIGILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE)
+
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,9 +58,10 @@ def fail(kind: type[Exception], *args: object) -> None:
     raise kind(*args)
 
 
-@pytest.mark.parametrize("number", [signal.SIGILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE])
-def test_a_fatal_signal_is_a_crash_with_its_name_and_the_last_words(number: signal.Signals) -> None:
-    with pytest.raises(Crashed, match=rf"diverge x: .* {number.name}.* ggml: tile configuration; see artifacts/logs/diverge-x.log"):
+@pytest.mark.parametrize("number", [*FATAL, pytest.param(40, id="a real-time signal")])
+def test_a_fatal_signal_is_a_crash_with_its_name_and_the_last_words(number: int) -> None:
+    name = getattr(number, "name", "signal 40")
+    with pytest.raises(Crashed, match=rf"diverge x: .* {name}.* ggml: tile configuration; see artifacts/logs/diverge-x.log"):
         isolate.in_own_process(die, number, what="diverge x")
 
 

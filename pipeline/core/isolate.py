@@ -28,7 +28,7 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 BY_A_PERSON = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGKILL}
 OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}  # of the moment: the stage fails, and nothing is recorded
 MEMORY = "the machine ran out of memory; free some, or measure a smaller model or batch"
-ADVICE = {
+ADVICE: dict[int, str] = {
     signal.SIGILL: "the library was built for another processor; build it here: rm -rf .venv, then `make repro`",
     signal.SIGBUS: "a file that it had open was cut, or the disk is full",
 }
@@ -76,12 +76,13 @@ def how_it_ended(what: str, code: int, log: Path, oom_kills_before: int) -> Quan
     tail = f"; its last words: {said}" if (said := _last_lines(log)) else ""
     if code >= 0:
         return Crashed(f"{what}: a library ended the process by exit({code}){tail}; see {log}")
-    number = signal.Signals(-code)
+    number = -code
+    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"  # real-time ones have no name
     out_of_memory = number == signal.SIGKILL and oom_kills() > oom_kills_before
     if number in BY_A_PERSON and not out_of_memory:
-        return ArtifactError(f"{what} was stopped by {number.name}; nothing was recorded, the same command goes on from there")
+        return ArtifactError(f"{what} was stopped by {name}; nothing was recorded, the same command goes on from there")
     advice = MEMORY if out_of_memory else ADVICE.get(number, "a fault of the library or of the model's files")
-    return Crashed(f"{what}: the process died of {number.name}: {advice}{tail}; see {log}")
+    return Crashed(f"{what}: the process died of {name}: {advice}{tail}; see {log}")
 
 
 def log_of(what: str) -> Path:
