@@ -377,6 +377,8 @@ def test_a_metric_that_the_baseline_has_and_this_run_lacks_fails_and_a_new_one_h
     assert v["verdict"] == "FAIL" and v["reason"] == "lost since the baseline, which has them: jsd_mean, recovery/facts"
     assert gate.enforce(settings, "main", write=True) == 1
     assert "- int4: no baseline for kld_mean/code" in comment.FILE.read_text(encoding="utf-8")
+    v = merged(rewrite("bf16", model="built anew"))  # by its rules alone it would be INCONCLUSIVE
+    assert v["verdict"] == "FAIL" and v["reason"].startswith("lost since the baseline")
 
 
 @pytest.mark.parametrize("gone", [None, {"value": None, "low": None, "high": None, "n": 0, "warnings": []}])
@@ -415,13 +417,16 @@ def test_a_variant_that_the_baseline_had_taken_out_before_is_no_baseline(house: 
     assert artifacts.metrics("old").exists() and "old" not in baseline.read(then).results
 
 
-def test_a_margin_as_wide_as_the_baselines_whole_value_fails(house: params.Params) -> None:
-    settings = edit(lambda p: p["gate"].update(rules=[{"metric": "ppl", "margin": "1000 ppl", "against": "baseline"}]))
+@pytest.mark.parametrize("share, verdict", [(1.1, "FAIL"), (0.9, "PASS")])
+def test_a_margin_as_wide_as_the_baselines_whole_value_fails(house: params.Params, share: float, verdict: str) -> None:
+    had = artifacts.read_json(artifacts.metrics("int4"))["metrics"]["ppl"]["value"]
+    rules = [{"metric": "ppl", "margin": f"{share * had:.3f} ppl", "against": "baseline"}]
+    settings = edit(lambda p: p["gate"].update(rules=rules))
     keep_ledger(settings)
     lock(settings, *rows_of(settings))
     judge(settings)
-    v = merged(settings)
-    assert v["verdict"] == "FAIL" and "so it protects nothing" in v["reason"]
+    found = rule(merged(settings), "ppl")
+    assert found["verdict"] == verdict and ("so it protects nothing" in found["reason"]) is (verdict == "FAIL")
 
 
 def test_what_counts_from_a_reference_that_was_built_anew_is_not_judged(house: params.Params) -> None:

@@ -267,8 +267,36 @@ def test_a_reply_with_its_finish_and_its_usage_is_whole_without_done(
     assert row["ok"] and row["output_tokens"] == 1 and row["t_done"] is None and row["t_end"] >= row["t_last"]
 
 
-def test_an_error_before_done_fails_even_a_whole_reply(server: Server) -> None:
+def test_without_done_a_reply_is_whole_once_both_its_finish_and_its_usage_are_there() -> None:
+    finish = {"choices": [{"delta": {}, "finish_reason": "stop"}]}
+    for first, last in ((finish, usage(1)), (usage(1), finish)):
+        row = timed([(0.3, said("a")), (1.0, first), (1.5, last)]).row
+        assert row["ok"] and row["t_done"] is None and row["t_end"] == 1.5
+
+
+def test_an_error_before_done_fails_even_a_whole_reply_and_one_behind_it_none(server: Server) -> None:
     assert ask(server, "late_error", 1).row["fault"] == "in_band"
+
+    def behind(h: serving_server.Handler, _: dict[str, Any]) -> None:
+        h.start()
+        h.text(" a", "length")
+        h.usage(1)
+        h.event("[DONE]")
+        h.event({"error": {"message": "out of memory"}})
+        h.wfile.write(b"0\r\n\r\n")
+
+    server.plays = {"behind": behind}
+    assert ask(server, "behind", 1).row["ok"]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_no_proxy_has_a_part_in_this_machine_s_own_addresses(server: Server, monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    row = asked(Endpoint(server.url.replace("127.0.0.1", host), "m"), Request("plain", 2)).row
+    assert row["ok"], row["error"]
 
 
 def test_everything_the_event_stream_format_allows_is_read(server: Server) -> None:
@@ -338,6 +366,7 @@ def test_a_text_that_cannot_be_counted_fails_its_request_and_no_other(server: Se
 def test_a_forced_reply_of_another_length_has_failed_and_a_free_one_has_not(server: Server) -> None:
     row = ask(server, "early 3", 8, forced=True).row
     assert not row["ok"] and row["fault"] == "short" and row["error"] == "asked for 8 tokens, got 3"
+    assert ask(server, "early 3", 2, forced=True).row["error"] == "asked for 2 tokens, got 3"
     assert ask(server, "early 3", 8).row["ok"]
 
 
