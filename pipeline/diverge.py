@@ -163,7 +163,7 @@ def measured(variant: str, settings: params.Params) -> str:
     """`measure` in a process of its own; where it comes to nothing, files without rows that say why."""
     manifest, path = artifacts.read_manifest(artifacts.model_dir(variant)), artifacts.tokens(variant)
     meta: Row = {
-        "variant": variant, "model": manifest["digest"], "reference": Store(artifacts.REFERENCE).manifest["digest"],
+        "variant": variant, "model": manifest["digest"], "reference": artifacts.read_manifest(artifacts.REFERENCE)["digest"],
         "status": manifest["status"], "reason": manifest["reason"], "versions": artifacts.versions(),
     }  # fmt: skip
     if meta["status"] == "ok":
