@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
@@ -23,9 +24,13 @@ EVIL = "<script>alert(1)</script>"
 PROMPT_TOKENS = 3
 
 
+@functools.cache
+def items(task: str) -> list[dict[str, Any]]:
+    return load_task(task)[1]
+
+
 def answer(k: int, prediction: int, ref_margin: float, task: str = "facts") -> dict[str, Any]:
-    _, items = load_task(task)
-    item = items[k]
+    item = items(task)[k]
     wrong = next(i for i in range(len(item["choices"])) if i != item["answer"])
     scores = [-20.0] * len(item["choices"])
     scores[item["answer"]], scores[wrong] = -5.0, -5.0 - ref_margin

@@ -112,7 +112,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     import huggingface_hub.hf_api
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     address = f"http://127.0.0.1:{server.server_port}"
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)

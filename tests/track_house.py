@@ -53,10 +53,10 @@ def rule(value: float, verdict: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def write_results(variants: tuple[str, ...] = VARIANTS) -> params.Params:
+def write_results() -> params.Params:
     """Params, results and verdict in the working directory: int8 passes, nf4 fails."""
     data = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
-    data["variants"] = {name: data["variants"][name] for name in variants}
+    data["variants"] = {name: data["variants"][name] for name in VARIANTS}
     data["serving"] = {"variants": {}}
     Path("params.yaml").write_text(yaml.safe_dump(data, sort_keys=False), encoding="utf-8")
     settings = params.load()
