@@ -169,7 +169,7 @@ def _from_path(model: params.PathModel, out: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise DownloadError(f"model.path {model.path!r} is not a folder (looked in {folder.resolve()})")
     for file in wanted(folder, model.trust_remote_code):
-        shutil.copyfile(file, out / file.name)
+        artifacts.copy_file(file, out / file.name)  # no hard link: a later edit of it would be one of ours
     return {"source": "path", "path": model.path, "given": [file.name for file in wanted(folder, model.trust_remote_code)]}
 
 

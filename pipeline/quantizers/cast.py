@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pipeline.calibration import Calibration
 from pipeline.core import artifacts
@@ -12,6 +13,7 @@ from pipeline.core.errors import InvalidVariant
 from pipeline.quantizers import Facts
 from pipeline.quantizers._probe import first_overflow
 from pipeline.quantizers._reproducible import ANY_MACHINE
+from pipeline.quantizers._streaming import Shapes, chunks, write
 
 
 def quantize(
@@ -22,36 +24,53 @@ def quantize(
     seed: int,
     dtype: Literal["float32", "bfloat16", "float16"],
 ) -> Facts:
-    """Cast every floating tensor, shard by shard, so that memory stays near one shard.
+    """Cast every floating tensor, a part at a time. A base that has the type already is linked, not written again.
 
     Returns how many non-zero weights became zero (underflow). A weight past the type's range is an error.
     """
-    import torch
-    from safetensors.torch import load_file, save_file
-
-    target = getattr(torch, dtype)
-    underflow = 0
-    for shard in sorted(model_dir.glob("*.safetensors")):
-        tensors = {}
-        for name, tensor in load_file(shard).items():
-            if tensor.is_floating_point():
-                narrow = tensor.to(target)
-                if not torch.isfinite(narrow).all() and torch.isfinite(tensor).all():
-                    raise InvalidVariant(f"{name} holds {tensor.abs().max():.3g}, past the range of {dtype}")
-                underflow += int(((narrow == 0) & (tensor != 0)).sum())
-                tensor = narrow
-            tensors[name] = tensor
-        save_file(tensors, out_dir / shard.name, metadata={"format": "pt"})
-    for index in model_dir.glob("*.safetensors.index.json"):
-        (out_dir / index.name).write_bytes(index.read_bytes())
+    shapes = {name: (_type(tensor, dtype), tuple(tensor.shape)) for name, tensor in _tensors(model_dir)}
+    facts: Facts = {"library": "torch", "reproducible": ANY_MACHINE, "underflowed_weights": 0}
+    if all(shapes[name][0] == _type(tensor) for name, tensor in _tensors(model_dir)):
+        for file in model_dir.glob("*.safetensors*"):
+            artifacts.link_file(file, out_dir / file.name)
+    else:
+        write(out_dir, shapes, _cast(model_dir, shapes, facts), {"format": "pt"})
     config = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
     config.pop("torch_dtype", None)  # the older name of the same key; two that disagree would be worse than none
     config["dtype"] = dtype
     (out_dir / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    facts: Facts = {"library": "torch", "reproducible": ANY_MACHINE, "underflowed_weights": underflow}
     if dtype == "float16":
         facts["range_probe_tokens"] = _probe_range(out_dir, calibration.token_rows()[0])
     return facts
+
+
+def _tensors(folder: Path) -> Iterator[tuple[str, Any]]:
+    """(name, tensor), mapped from its file."""
+    from safetensors import safe_open
+
+    for shard in sorted(folder.glob("*.safetensors")):
+        with safe_open(shard, framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118  # it is no dict
+                yield name, tensors.get_tensor(name)
+
+
+def _type(tensor: Any, floating: str | None = None) -> str:
+    """A tensor's type, or what one of floating type is cast to."""
+    return floating if floating and tensor.is_floating_point() else str(tensor.dtype).removeprefix("torch.")
+
+
+def _cast(folder: Path, shapes: Shapes, facts: Facts) -> Iterator[tuple[str, Any]]:
+    import torch
+
+    for name, tensor in _tensors(folder):
+        kind = shapes[name][0]
+        for part in chunks(tensor):
+            narrow = part.to(getattr(torch, kind))
+            if tensor.is_floating_point():
+                if not torch.isfinite(narrow).all() and torch.isfinite(part).all():
+                    raise InvalidVariant(f"{name} holds {part.abs().max():.3g}, past the range of {kind}")
+                facts["underflowed_weights"] += int(((narrow == 0) & (part != 0)).sum())
+            yield name, narrow
 
 
 def _probe_range(folder: Path, token_ids: list[int]) -> int:
