@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,6 +13,7 @@ from pipeline.core.errors import Unsupported
 from pipeline.quantizers import Facts
 from pipeline.quantizers._probe import probe
 from pipeline.quantizers._reproducible import ANY_MACHINE, save
+from pipeline.quantizers._streaming import Shapes, write
 from pipeline.weights import any_linear, kept_layers, linear_widths, packed_bits, skeleton
 
 BITS: dict[str, dict[str, int]] = {  # of a weight, and of a row's or a group's scale and zero point, as torchao saves them
@@ -55,19 +58,24 @@ def quantize(
     }
     kept, own = kept_layers(model_dir, keep), skeleton(model_dir)
     left = [own.head, *(n for n, m in own.matrices.items() if not PACKS(m))] if own else ["lm_head"]
+    asked = TorchAoConfig(configs[scheme](), modules_to_not_convert=[*kept, *left])
     logging.disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(
-        model_dir,
-        dtype=torch.bfloat16,
-        device_map="cuda" if torch.cuda.is_available() else None,
-        quantization_config=TorchAoConfig(configs[scheme](), modules_to_not_convert=[*kept, *left]),
-        use_safetensors=True,
-        trust_remote_code=artifacts.trusts_code(model_dir),
-    )
-    save(model, out_dir)
+    loading = {
+        "dtype": torch.bfloat16, "device_map": "cuda" if torch.cuda.is_available() else None, "use_safetensors": True,
+        "trust_remote_code": artifacts.trusts_code(model_dir),
+    }  # fmt: skip
+    model = AutoModelForCausalLM.from_pretrained(model_dir, **loading)  # its weights stay mapped where the files hold this type
+    packed = _Packed(model, asked, "meta" if scheme.startswith("int8") else model.device)
+    if packed.saves_as_loaded():
+        answered = packed.probe()
+        packed.save(out_dir)
+    else:  # transformers loads other tensors than it saves, as fused experts, and needs them all at once for that
+        model = AutoModelForCausalLM.from_pretrained(model_dir, quantization_config=asked, **loading)
+        answered = probe(model)
+        save(model, out_dir)
     return {
         "library": "torchao", "head": "bfloat16", "kept": kept, "modules": len(linear_widths(model_dir, PACKS).keys() - kept),
-        "expected_bits": packed_bits(model_dir, kept, packs=PACKS, **BITS[scheme]), "probe": probe(model),
+        "expected_bits": packed_bits(model_dir, kept, packs=PACKS, **BITS[scheme]), "probe": answered,
         "reproducible": ANY_MACHINE,
     }  # fmt: skip
 
@@ -78,3 +86,75 @@ def _refuse_without_kernel(torch: Any, scheme: str) -> None:
         raise Unsupported("torchao's int4 needs a CUDA device: it has no packed kernel for this CPU")
     if scheme.startswith("float8") and not (cuda and torch.cuda.get_device_capability() >= FLOAT8_SINCE):
         raise Unsupported("float8 products need a CUDA device of compute capability 8.9 or later")
+
+
+class _Packed:
+    """A model in 16 bits whose matrices are packed one at a time, so that memory stays near one: while it answers, and while it
+    is saved. The files are those of transformers' `save_pretrained` of a model that was loaded with the same config."""
+
+    def __init__(self, model: Any, asked: Any, shapes_on: Any) -> None:
+        import torch
+        from transformers.modeling_utils import remove_tied_weights_from_state_dict
+        from transformers.quantizers.quantizers_utils import should_convert_module
+
+        self.model, self.asked, self.shapes_on = model, asked, shapes_on
+        self.linears = {
+            name: part
+            for name, part in model.named_modules()
+            if isinstance(part, torch.nn.Linear) and should_convert_module(name, asked.modules_to_not_convert)
+        }
+        self.state = model.state_dict()
+        self.saved = remove_tied_weights_from_state_dict(dict(self.state), model).keys() - set(model._keys_to_ignore_on_save or ())
+
+    def saves_as_loaded(self) -> bool:
+        from transformers.core_model_loading import revert_weight_conversion
+
+        names = {name: self.state[name].to("meta") for name in self.saved}
+        return bool(revert_weight_conversion(self.model, names).keys() == self.saved)
+
+    def probe(self) -> dict[str, Any]:
+        plain: dict[Any, Any] = {}
+
+        def pack(part: Any, _: Any) -> None:
+            plain[part], part.weight = part.weight, self._pack(part.weight)
+
+        def unpack(part: Any, *_: Any) -> None:
+            part.weight = plain.pop(part)
+
+        for part in self.linears.values():
+            part.register_forward_pre_hook(pack)
+            part.register_forward_hook(unpack)
+        return probe(self.model)
+
+    def save(self, out_dir: Path) -> None:
+        metadata: dict[str, str] = {}
+        shapes: Shapes = {}
+        for tensors, about in self._flat(self.shapes_on):
+            metadata |= about
+            shapes |= {n: (str(t.dtype).removeprefix("torch."), tuple(t.shape)) for n, t in tensors.items()}
+        metadata |= {"tensor_names": json.dumps(list(self.state)), "format": "pt"}
+        write(out_dir, shapes, (item for tensors, _ in self._flat() for item in tensors.items()), metadata)
+        config = self.model.config
+        config.dtype, config.architectures, config.quantization_config = "bfloat16", [type(self.model).__name__], self.asked
+        config.save_pretrained(out_dir)
+        self.model.generation_config.save_pretrained(out_dir)
+
+    def _flat(self, device: Any = None) -> Iterator[tuple[dict[str, Any], dict[str, str]]]:
+        """({name in the file: tensor}, what the header says of it), one of the model's at a time; no tensors of tied copies."""
+        from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
+
+        for name, tensor in self.state.items():
+            value = tensor.to(device) if device is not None else tensor
+            packed = self._pack(value).data if name.removesuffix(".weight") in self.linears else value
+            tensors, about = flatten_tensor_state_dict({name: packed})
+            about.pop("tensor_names")
+            yield tensors if name in self.saved else {}, about
+
+    def _pack(self, weight: Any) -> Any:
+        import torch
+        from torchao.quantization import quantize_
+
+        one = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+        one.weight = torch.nn.Parameter(weight, requires_grad=False)
+        quantize_(one, self.asked.get_apply_tensor_subclass(), lambda *_: True)
+        return one.weight
