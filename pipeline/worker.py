@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import multiprocessing as mp
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
@@ -15,12 +16,11 @@ from typing import Any, NoReturn
 
 from pipeline import engines, hardware
 from pipeline.core import cli, isolate, quiet
-from pipeline.core.errors import ArtifactError, QuantgateError, Unsupported
+from pipeline.core.errors import ArtifactError, Crashed, QuantgateError, Unsupported
 from pipeline.core.params import Variant
 from pipeline.engines import Sampling, Trace
 
 Row = dict[str, Any]
-STARTUP_S = 600  # a model that does not load within this time is not going to
 FORCED = Sampling(stop=False)  # greedy, and end tokens do not end it
 
 
@@ -40,6 +40,10 @@ def _serve(pipe: Connection, variant: Variant, folder: Path, threads: int, log: 
         return
     except QuantgateError as e:
         pipe.send({"error": str(e)})
+        return
+    except Exception as e:  # such as a card that ran out of memory
+        traceback.print_exc()
+        pipe.send({"crashed": isolate.brief(e)})
         return
     cold = True
     while (request := pipe.recv()) is not None:
@@ -147,10 +151,12 @@ class Worker:
         self.process = context.Process(target=_serve, args=(far, variant, folder, threads, self.log), name=self.what, daemon=True)
         self.process.start()
         far.close()
-        self.facts = self._receive(STARTUP_S)
+        self.facts = self._receive()
         if "unsupported" in self.facts:
             self.close()
             raise Unsupported(self.facts["unsupported"])
+        if "crashed" in self.facts:
+            raise Crashed(f"{self.what}: {self.facts['crashed']}; see {self.log}")
         if "error" in self.facts:
             raise ArtifactError(f"{folder} could not be loaded: {self.facts['error']}")
 
@@ -171,14 +177,13 @@ class Worker:
             self.pipe.send(request)
         except OSError:
             self._died()
-        row = self._receive(STARTUP_S)
+        row = self._receive()
         if "unsupported" in row:
             raise Unsupported(row["unsupported"])
         return row
 
-    def _receive(self, seconds: float) -> Row:
-        if not self.pipe.poll(seconds):
-            raise ArtifactError(f"the benchmark process gave no answer within {seconds:.0f} s")
+    def _receive(self) -> Row:
+        """The next answer, however long a large model takes for it: a process that hangs is a person's to stop."""
         try:
             row: Row = self.pipe.recv()
         except (EOFError, ConnectionResetError):

@@ -28,6 +28,7 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 BY_A_PERSON = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGKILL}
 OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}  # of the moment: the stage fails, and nothing is recorded
 MEMORY = "the machine ran out of memory; free some, or measure a smaller model or batch"
+CARD = "the card ran out of memory; lower the batch sizes, or in engine 'hf' set engine_options: {device_map: auto}"
 ADVICE: dict[int, str] = {
     signal.SIGILL: "the library was built for another processor; build it here: rm -rf .venv, then `make repro`",
     signal.SIGBUS: "a file that it had open was cut, or the disk is full",
@@ -134,7 +135,7 @@ def _child(pipe: Connection, log: Path, work: Callable[..., Any], args: tuple[An
         os.kill(os.getpid(), signal.SIGINT)  # so that the parent sees what it was
     except BaseException as e:
         traceback.print_exc()
-        found = ("raised", _disk_error(e)) if _is_of_the_disk(e) else ("failed", _brief(e))
+        found = ("raised", _disk_error(e)) if _is_of_the_disk(e) else ("failed", brief(e))
     pipe.send(found)
     cli.leave()
 
@@ -145,12 +146,14 @@ def _is_of_the_disk(e: BaseException) -> bool:
 
 
 def _disk_error(e: BaseException) -> ArtifactError:
-    return ArtifactError(f"a file could not be written ({_brief(e)}); make room, then run the same command again")
+    return ArtifactError(f"a file could not be written ({brief(e)}); make room, then run the same command again")
 
 
-def _brief(e: BaseException) -> str:
+def brief(e: BaseException) -> str:
+    """An error's type and first line, and what to do about want of memory."""
     first = next((line.strip() for line in str(e).splitlines() if line.strip()), "no message")
-    hint = f" ({MEMORY})" if isinstance(e, MemoryError) or "out of memory" in first.lower() else ""
+    of_memory = isinstance(e, MemoryError) or "out of memory" in first.lower()
+    hint = f" ({CARD if 'CUDA' in first else MEMORY})" if of_memory else ""
     return f"{type(e).__name__}: {first[:300]}{hint}"
 
 

@@ -32,10 +32,12 @@ def load(
     threads: int,
     device: Literal["auto", "cpu", "cuda"] = "auto",
     attention: Literal["auto", "sdpa", "eager"] = "auto",
+    device_map: Literal["one", "auto"] = "one",
 ) -> HfEngine:
     """Load a Hugging Face folder as it was written: its own dtype, its own quantization config, its own kernel.
 
-    attention: auto is sdpa where the model has it, else eager.
+    attention: auto is sdpa where the model has it, else eager. device_map: auto spreads a model that is larger than one card
+    over all of them and then the machine's memory, by accelerate (untried on cards).
     """
     trusted = artifacts.trusts_code(model_dir)
     try:
@@ -60,7 +62,7 @@ def load(
                 model_dir,
                 dtype="auto",
                 attn_implementation=None if attention == "auto" else attention,
-                device_map=None if device == "cpu" else {"": device},
+                device_map="auto" if device_map == "auto" else None if device == "cpu" else {"": device},
                 trust_remote_code=trusted,
                 use_safetensors=True,
                 output_loading_info=True,
@@ -163,20 +165,28 @@ class HfEngine:
         self.torch.set_num_threads(threads)
 
     def to_float32(self) -> None:
-        """Compute with the same weights in float32 from here on.
+        """Compute with the same weights in float32 from here on: a layer's while it runs, all others' at once.
 
         Raises `Unsupported`, and changes nothing, where that is no other arithmetic or does not fit.
         """
         if getattr(self.model.config, "quantization_config", None):
             raise Unsupported("its weights are packed: float32 would not be the same weights through the same products")
-        weights = list(self.model.parameters())
-        more = sum(w.numel() * (4 - w.element_size()) for w in weights)
-        if more <= 0:
+        if all(w.element_size() >= 4 for w in self.model.parameters()):
             raise Unsupported("it computes in float32 already")
+        lists = [part for part in self.body.get_decoder().modules() if isinstance(part, self.torch.nn.ModuleList)]
+        inner = {part for own in lists for layer in own for part in layer.modules()}
+        layers = [layer for own in lists if own not in inner for layer in own]
+        within = {id(tensor) for layer in layers for tensor in _values(layer)}
+        rest = [tensor for tensor in _values(self.model) if id(tensor) not in within]
+        more = 4 * (_count(rest) + max((_count(_values(layer)) for layer in layers), default=0))
         free = _free_bytes(self.torch, self.device)
         if more > 0.9 * free:
             raise Unsupported(f"its weights in float32 need {more / 1e9:.1f} GB more, and {free / 1e9:.1f} GB are free")
-        self.model.float()
+        for tensor in rest:
+            tensor.data = tensor.data.float()
+        for layer in layers:
+            layer.register_forward_pre_hook(_widen)
+            layer.register_forward_hook(_narrow)
 
     # --- generation ----------------------------------------------------------------------------------------------
 
@@ -265,6 +275,25 @@ class HfEngine:
                 packed = type(inner).__name__
                 found[f"{kind}[{str(inner.dtype).removeprefix('torch.') if packed == 'Tensor' else packed}]"] += 1
         return dict(found)
+
+
+def _values(module: Any) -> list[Any]:
+    return [t for t in (*module.parameters(), *module.buffers()) if t.is_floating_point()]
+
+
+def _count(tensors: list[Any]) -> int:
+    return sum(tensor.numel() for tensor in tensors)
+
+
+def _widen(layer: Any, _: Any) -> None:
+    layer.narrow = [(tensor, tensor.data) for tensor in _values(layer)]
+    for tensor, data in layer.narrow:
+        tensor.data = data.float()
+
+
+def _narrow(layer: Any, *_: Any) -> None:
+    for tensor, data in layer.__dict__.pop("narrow"):
+        tensor.data = data
 
 
 def _choose(torch: Any, logits: Any, sampling: Sampling, generator: Any) -> int:

@@ -17,7 +17,7 @@ from pipeline.core.model_config import sliding, text_config
 from pipeline.core.quiet import output_to
 from pipeline.quantizers import Facts
 from pipeline.quantizers._reproducible import ANY_MACHINE
-from pipeline.weights import kept_layers
+from pipeline.weights import kept_layers, read_headers
 
 ENGINE = "llamacpp"  # the one that reads what this writes
 FILE = "model.gguf"
@@ -39,7 +39,7 @@ def quantize(
     type: Literal["BF16", "F16", "Q8_0", "Q6_K", "Q5_K_M", "Q5_0", "Q5_1", "Q4_K_M", "Q4_K_S", "Q4_0", "Q4_1", "Q3_K_M", "Q2_K"],
     keep: list[str] = [],  # noqa: B006  # read only
 ) -> Facts:
-    """Convert to float32 GGUF in the converter's own environment, then let llama.cpp quantize that.
+    """Convert to a GGUF of the base's own type in the converter's environment, then let llama.cpp quantize that.
 
     K-quants need rows of 256: llama.cpp gives tensors with other rows another type, which the manifest says as a warning and as
     measured bits (`tensor_types`, `bits_per_weight`).
@@ -123,7 +123,9 @@ def _fallen_back(file: Path, type: str, left: list[str]) -> list[str]:
 
 def _convert(model_dir: Path, out: Path) -> None:
     log = artifacts.LOGS / "gguf-convert.log"
-    arguments = ("-m", "convert_hf_to_gguf", str(model_dir.absolute()), "--outfile", str(out.absolute()), "--outtype", "f32")
+    held = {tensor.dtype for tensor in read_headers(model_dir).values() if len(tensor.shape) > 1}
+    whole = {"BF16": "bf16", "F16": "f16"}.get(held.pop(), "f32") if len(held) == 1 else "f32"  # the smallest that loses nothing
+    arguments = ("-m", "convert_hf_to_gguf", str(model_dir.absolute()), "--outfile", str(out.absolute()), "--outtype", whole)
     try:
         envs.run("gguf", *arguments, log=log)
     except RuntimeError as e:  # an architecture that llama.cpp does not know

@@ -2,14 +2,15 @@
 
     python tests/bench/size.py FOLDER [STAGE ...]      after `make repro`: the model gets the base's tokenizer; FOLDER: 25 GB free
 
-A row a stage, run by DVC in a clone of this commit: what its processes held at most that no file backs (sampled, summed over
-them), seconds, and what the clone's folder held on disk at most while it ran and at its end, every inode once. The goal: 1.3
-times the largest of one layer in float32 and one shard, over the mapped model and the imports (`check`'s own share is shown).
+A row a stage, run by DVC in a clone of this commit: seconds, what its processes held at most that no file backs (sampled, and
+summed over them), and what artifacts and DVC's cache held on disk, at most and at its end, every inode once. The goal: 1.3
+times the largest of one layer in float32 and one shard.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -26,6 +27,9 @@ HIDDEN, WIDTH, LAYERS, VOCABULARY, HEADS, KV = 2048, 5632, 22, 49152, 32, 4
 SHARDS = 3
 GOAL = 1.3
 STAGES = ("check", "download", "calibrate", "quantize", "reference", "floor", "diverge", "evaluate", "benchmark")
+
+
+EACH = ("quantize", "diverge", "evaluate", "benchmark")
 
 
 def shapes() -> dict[str, tuple[int, ...]]:
@@ -76,24 +80,20 @@ def own_bytes(process: psutil.Process) -> int:
     """What the descendants of a process hold that no file backs."""
     total = 0
     for child in process.children(recursive=True):
-        try:
+        with contextlib.suppress(OSError):
             lines = Path(f"/proc/{child.pid}/status").read_text().splitlines()
-        except OSError:
-            continue
-        total += sum(1024 * int(line.split()[1]) for line in lines if line.startswith(("RssAnon", "RssShmem")))
+            total += sum(1024 * int(line.split()[1]) for line in lines if line.startswith(("RssAnon", "RssShmem")))
     return total
 
 
-def disk_bytes(folder: Path) -> int:
-    """What a folder takes on disk, every inode once."""
+def disk_bytes(work: Path) -> int:
+    """What artifacts and DVC's cache take on disk, every inode once; not the environments of other backends."""
     found = {}
-    for place, _, files in os.walk(folder):
-        for file in files:
-            try:
-                status = os.lstat(os.path.join(place, file))
-            except OSError:
-                continue
-            found[status.st_ino] = status.st_blocks * 512
+    for place, _, files in (step for top in ("artifacts", ".dvc") for step in os.walk(work / top)):
+        for file in (os.path.join(place, name) for name in files if "/envs/" not in place):
+            with contextlib.suppress(OSError):
+                status = os.lstat(file)
+                found[status.st_ino] = status.st_blocks * 512
     return sum(found.values())
 
 
@@ -124,8 +124,8 @@ def main() -> None:
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(work)], check=True)
     path = work / "params.yaml"
     data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    data |= {"model": {"source": "path", "path": str(model)}, "tier": "smoke", "threads": 2, "serving": data["serving"] | {"variants": {}}}
-    data["calibration"] |= {"rows": 4, "tokens": 128}
+    data |= {"model": {"source": "path", "path": str(model)}, "tier": "smoke", "threads": 2}
+    data["serving"]["variants"], data["calibration"]["rows"], data["calibration"]["tokens"] = {}, 4, 128
     path.write_text(yaml.safe_dump(data, sort_keys=False), encoding="utf-8")
     own = Path(sys.executable).parent
     env = os.environ | {"PATH": f"{own}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(work), "OMP_NUM_THREADS": "2"}
@@ -135,13 +135,12 @@ def main() -> None:
     goal = GOAL * max(layer, shard)
     print(f"S {size / 1e9:.2f} GB; a layer in float32 {layer / 1e9:.2f}, a shard {shard / 1e9:.2f}, goal {goal / 1e9:.2f} GB")
     print("| stage | s | own GB | of the goal | disk at most, S | at the end, S |\n|---|---|---|---|---|---|", flush=True)
-    before = disk_bytes(work)
     for stage in options.stages:
-        keys = [""] if "@" in stage or stage not in ("quantize", "diverge", "evaluate", "benchmark") else [f"@{v}" for v in data["variants"]]
+        keys = [f"@{v}" for v in data["variants"]] if stage in EACH else [""]
         for key in keys:
             done = measured([str(own / "dvc"), "repro", "--single-item", stage + key], work, env)
             told = f"{done['s']:.0f} | {done['memory'] / 1e9:.2f} | {done['memory'] / goal:.2f}"
-            disk = f"{(done['disk'] - before) / size:.2f} | {(done['left'] - before) / size:.2f}"
+            disk = f"{done['disk'] / size:.2f} | {done['left'] / size:.2f}"
             print(f"| {stage}{key} | {told} | {disk} |" + (" failed" if done["code"] else ""), flush=True)
 
 
