@@ -10,7 +10,7 @@ import itertools
 import math
 from pathlib import Path
 
-from pipeline import engines, evalset, fit, power, quantizers, served
+from pipeline import engines, evalset, fit, power, quantizers, served, size
 from pipeline.core import artifacts, cli, params
 from pipeline.core.droppings import data_files
 from pipeline.core.errors import ParamsError, QuantgateError
@@ -186,7 +186,7 @@ def main() -> None:
     served.write_asked(settings)
     for line in power.told(settings):
         cli.say("power", line)
-    for line in more_than_there(settings) + fit.told(settings) + able.told(settings):
+    for line in more_than_there(settings) + fit.told(settings) + able.told(settings) + size.told(settings):
         cli.say("check", line)
     for line in served.told(settings):
         cli.say("power", line)

@@ -48,14 +48,6 @@ def test_cast_measures_the_bits_it_asked_for(tiny: Path, tmp_path: Path, dtype: 
     assert facts["bits_per_weight"] == bits and facts["quantized_share"] == 0 and facts["dtype"] == dtype
 
 
-def test_cast_to_the_same_type_keeps_every_bit(tiny: Path, tmp_path: Path) -> None:
-    from safetensors.torch import load_file
-
-    run(tiny, tmp_path / "out", "cast", dtype="float32")
-    ours, theirs = load_file(tmp_path / "out/model.safetensors"), load_file(tiny / "model.safetensors")
-    assert ours.keys() == theirs.keys() and all((ours[k] == theirs[k]).all() for k in ours)
-
-
 def test_a_weight_past_the_range_of_fp16_is_refused_by_name(tiny: Path, tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 

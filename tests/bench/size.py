@@ -90,9 +90,9 @@ def disk_bytes(work: Path) -> int:
     """What artifacts and DVC's cache take on disk, every inode once; not the environments of other backends."""
     found = {}
     for place, _, files in (step for top in ("artifacts", ".dvc") for step in os.walk(work / top)):
-        for file in (os.path.join(place, name) for name in files if "/envs/" not in place):
+        for file in (Path(place, name) for name in files if "/envs/" not in place):
             with contextlib.suppress(OSError):
-                status = os.lstat(file)
+                status = file.lstat()
                 found[status.st_ino] = status.st_blocks * 512
     return sum(found.values())
 
