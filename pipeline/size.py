@@ -42,7 +42,7 @@ def told(settings: Params) -> list[str]:
     if need > free:
         lines.append(f"the disk is too small: about {need / 1e9:.1f} GB are needed and {free / 1e9:.1f} GB are free")
     if not _links():
-        lines.append("files cannot be linked here: DVC keeps a second copy of every artifact")
+        lines.append("files cannot be linked here: run `dvc config --local cache.type copy`; DVC then keeps each artifact twice")
     if weights > have:
         lines.append(
             f"its {weights / 1e9:.1f} GB at 16 bits are more than the memory: each pass reads them from disk"
