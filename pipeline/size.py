@@ -85,7 +85,7 @@ def variant_bytes(variant: Variant, folder: Path) -> float:
 
 def _bits(variant: Variant) -> int:
     asked = options.with_defaults(quantizers.find(variant.quantizer), variant.options, quantizers.GIVEN)
-    return next(int(number) for key in WIDTH for number in re.findall(r"\d+", str(asked.get(key, ""))))
+    return next((int(number) for key in WIDTH for number in re.findall(r"\d+", str(asked.get(key, "")))), 16)
 
 
 def _is_link(variant: Variant, folder: Path) -> bool:
