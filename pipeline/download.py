@@ -176,14 +176,18 @@ def _from_path(model: params.PathModel, out: Path) -> dict[str, Any]:
 def _from_hub(model: params.HubModel, out: Path) -> dict[str, Any]:
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
-    from huggingface_hub.utils import get_token
+    from huggingface_hub.utils import filter_repo_objects, get_token
 
     where = f"{model.id} at {model.revision!r}"
     wanted = [*WANTED, "*.py"] if model.trust_remote_code else list(WANTED)
     patterns: dict[str, Any] = {"allow_patterns": wanted, "ignore_patterns": list(DROPPINGS)}
     try:
-        info = HfApi().model_info(model.id, revision=model.revision)
+        info = HfApi().model_info(model.id, revision=model.revision, files_metadata=True)
         commit = info.sha
+        files = filter_repo_objects(info.siblings or [], key=lambda file: file.rfilename, **patterns)
+        need, free = sum(file.size or 0 for file in files), shutil.disk_usage(out.parent).free
+        if need > free:
+            raise DownloadError(f"{where} has {need / 1e9:.1f} GB and {free / 1e9:.1f} GB are free in {out.parent}; make room")
         snapshot_download(model.id, revision=commit, local_dir=out, **patterns)
     except GatedRepoError:
         if get_token() is None:

@@ -44,9 +44,7 @@ def told(settings: Params) -> list[str]:
     if not _links():
         lines.append("files cannot be linked here: run `dvc config --local cache.type copy`; DVC then keeps each artifact twice")
     if weights > have:
-        lines.append(
-            f"its {weights / 1e9:.1f} GB at 16 bits are more than the memory: each pass reads them from disk"
-        )
+        lines.append(f"its {weights / 1e9:.1f} GB at 16 bits are more than the memory: each pass reads them from disk")
     for stage, bytes in memory.items():
         if bytes > have:
             lines.append(f"{stage} needs about {bytes / 1e9:.1f} GB of memory and {have / 1e9:.1f} GB are here: it will be killed")

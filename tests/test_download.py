@@ -149,6 +149,15 @@ def test_the_hub_s_refusals_are_told_apart(
     assert "hf_x" not in str(caught.value)
 
 
+def test_a_model_larger_than_the_disk_is_refused_before_it_is_fetched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from huggingface_hub.hf_api import HfApi, ModelInfo
+
+    files = [{"rfilename": "model.safetensors", "size": 10**18}, {"rfilename": "pytorch_model.bin", "size": 10**18}]
+    monkeypatch.setattr(HfApi, "model_info", lambda *_, **asked: ModelInfo(id="org/model", siblings=files, sha="c"))
+    with pytest.raises(DownloadError, match="has 1000000000.0 GB"):
+        download.download(HubModel(source="hub", id="org/model"), tmp_path)
+
+
 def test_offline_says_so_and_what_else_there_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import huggingface_hub.constants
 
