@@ -20,7 +20,7 @@ from pipeline.weights import count_weights, linear_shapes, read_headers, weights
 
 IMPORTS = 0.4e9  # Python and its libraries
 # What a method's library holds at most, in parts of the model at 16 bits; all others go tensor by tensor.
-COPIES = {"awq": 1.0, "bnb": 0.7, "gptq": 1.0, "onnx": 2.8, "rtn": 1.0}
+COPIES = {"awq": 1.0, "bnb": 0.5, "gptq": 1.0, "onnx": 2.8, "rtn": 1.0}
 LOADED = ("onnxruntime",)  # engines that read a variant into memory, and do not map it
 SCALES = 0.5  # bits a packed weight, for scales and zero points
 WIDTH = ("dtype", "scheme", "bits", "type", "precision")  # options whose first number is a weight's bits
