@@ -36,6 +36,7 @@ ALLOWED = {
         "engines/_lm_eval.py",
         "quantizers/_gptqmodel.py",
         "quantizers/_probe.py",
+        "quantizers/_streaming.py",
         "quantizers/bnb.py",
         "quantizers/cast.py",
         "quantizers/torchao.py",
