@@ -22,7 +22,7 @@ def builder() -> Builder:
 def answer(k: int, acc: float, task: str = "t", **more: Any) -> dict[str, Any]:
     return {
         "task": task, "doc_id": k, "filter": "none", "doc_hash": f"d{k}", "prompt_hash": f"p{k}", "target_hash": f"t{k}",
-        "first_token_ids": [1, 2], "acc": acc, "cluster": str(k), "kind": "multiple_choice", "truncated": False,
+        "first_token_ids": [1, 2], "acc": acc, "cluster": str(k), "kind": "multiple_choice", "target": 0, "truncated": False,
         "empty": False, "non_finite": 0, "loglikelihoods": [-1.0, -2.0, -3.0, -4.0], **more,
     }  # fmt: skip
 
