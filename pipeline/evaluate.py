@@ -149,18 +149,12 @@ def _row(task: str, sample: Row, lm: Any, output_type: str) -> Row:
 
 def _tokens(lm: Any, requests: list[Any], output_type: str) -> tuple[list[int], list[int]]:
     """Token count of each request, and the first real token ids that the model saw."""
-    lengths = []
+    lengths: list[int] = []
     first: list[int] = []
-    for request in requests:
-        if output_type == "generate_until":
-            ids = lm.tok_encode(request[0])
-            lengths.append(len(ids) + int(request[1].get("max_gen_toks", lm.max_gen_toks)))
-        elif output_type == "loglikelihood_rolling":
-            ids = lm.tok_encode(request[0])
-            lengths.append(len(ids))
-        else:
-            ids = [t for part in lm.encoded(request[0], request[1]) for t in part]
-            lengths.append(len(ids))
+    for text, *more in requests:
+        choice = output_type not in ("generate_until", "loglikelihood_rolling")
+        ids = [t for part in lm.encoded(text, *more) for t in part] if choice else lm.tok_encode(text)
+        lengths.append(len(ids) + (int(more[0].get("max_gen_toks", lm.max_gen_toks)) if output_type == "generate_until" else 0))
         first = first or [int(t) for t in ids[:4]]
     return lengths, first
 

@@ -4,7 +4,7 @@
 
 Quantized models are kept; the reference's store, the floor, divergences and answers are made anew with and without PRETENDED.
 Prints the share of quality figures whose intervals overlap, those that do not, and each rule's two verdicts; exit 1 where fewer
-than 95 % overlap or a verdict turns from PASS to FAIL or back. Two minutes a variant at tier smoke; nothing is timed.
+than 95 % overlap or a variant has another verdict. Two minutes a variant at tier smoke; nothing is timed.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def main(tier: str, chosen: list[str]) -> int:
     for name, one in judged["variants"].items():
         for rule, other in zip(one["rules"], judged_there["variants"][name]["rules"]):
             print(f"{name} {rule['metric']}: {rule['value']} {rule['verdict']} and {other['value']} {other['verdict']}")
-            turned += [name] * ({rule["verdict"], other["verdict"]} == {"PASS", "FAIL"})
         print(f"{name}: {one['verdict']} and {judged_there['variants'][name]['verdict']}")
+        turned += [name] * (one["verdict"] != judged_there["variants"][name]["verdict"])
     print(f"{held} of {held + len(apart)} quality figures overlap", *apart, sep="\n  ")
     return int(bool(turned) or held < 0.95 * (held + len(apart)))
 
