@@ -217,14 +217,14 @@ def outer(one: Estimate, other: Estimate) -> Estimate:
 
 
 def arithmetic_error(twice: ArrayLike, size: float, clusters: ArrayLike) -> float:
-    """Standard error of sum(mean of two) / size, where the two are the same items' values in two equivalent arithmetics.
+    """Standard error of sum(mean of two) / size that resampled items do not show, from two equivalent arithmetics.
 
-    twice: [2, n]. It is half of what the two sums differ by, but at least what it would be if clusters changed independently
-    of each other: one shift of all of them, as another processor may bring, is no less likely than none.
+    twice: [2, n], the same items' values in both. Changes that clusters make independently of each other are in the spread of
+    the items. One shift of all of them is not: half of what the two sums differ by, less what such changes explain of it.
     """
     first, second = np.asarray(twice, float)
     (change,) = _by_cluster(clusters, first - second)
-    return float(max(abs(change.sum()), np.sqrt((change**2).sum())) / 2 / size)
+    return float(np.sqrt(max(change.sum() ** 2 - (change**2).sum(), 0.0)) / 2 / size)
 
 
 def widened(estimate: Estimate, error: float, *, confidence: float, bounds: tuple[float, float]) -> Estimate:
