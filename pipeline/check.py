@@ -20,7 +20,7 @@ from pipeline.evalset import tasks
 from pipeline.numbers import sweep
 from pipeline.numbers.definitions import is_served
 from pipeline.numbers.metrics import TOKEN_PARTS
-from pipeline.numbers.rules import bound_of
+from pipeline.gating.rules import bound_of
 from pipeline.overlap import measured_rows, refuse_overlap
 from pipeline.serving import able
 

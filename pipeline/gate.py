@@ -4,7 +4,7 @@ The stage only writes the verdict and exits 0, so that report and MLflow always 
 merge runs: 0 pass, 1 fail, 2 missing or stale, 3 inconclusive. With `--baseline REV` it also judges the rules against
 what that commit had (baseline.py says why the stage does not), and `--comment` writes what a merge's reader should see.
 `--justify RULE` writes the ledger, without which no bound holds (ledger.py, justify.py). How results become a verdict:
-judging/verdicts.py.
+gating/verdicts.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pipeline import served
 from pipeline.core import artifacts, cli, params
 from pipeline.core.errors import ArtifactError, ParamsError, QuantgateError
 from pipeline.core.params import Params
-from pipeline.judging import baseline, comment, justify, ledger, proof, recomputed, stale, verdicts
+from pipeline.gating import baseline, comment, justify, ledger, proof, recomputed, stale, verdicts
 
 EXIT = {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 3}
 STALE = 2

@@ -20,7 +20,7 @@ from pipeline.core import artifacts, cli, params
 from pipeline.core.errors import ArtifactError, ParamsError, QuantgateError
 from pipeline.core.params import Params
 from pipeline.figures import noise
-from pipeline.judging import ledger, stale, verdicts
+from pipeline.gating import ledger, stale, verdicts
 from pipeline.numbers import sweep
 from pipeline.numbers.definitions import is_served
 from pipeline.numbers.shown import n_of

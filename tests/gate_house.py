@@ -18,7 +18,7 @@ from pipeline.core import artifacts, params
 from pipeline.figures.answer_figures import answer_metrics, pair
 from pipeline.figures.builder import Builder
 from pipeline.figures.token_figures import token_metrics
-from pipeline.judging import ledger, locked, stale
+from pipeline.gating import ledger, locked, stale
 
 EVIDENCE = {
     "of": "int8", "n": 100, "value": 0.0, "low": 0.0, "high": 0.0, "unit": "x", "noise": 0.0, "date": "2026-11-30",

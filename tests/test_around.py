@@ -16,7 +16,7 @@ from pipeline.core.droppings import DROPPINGS
 from pipeline.core.errors import DataError
 from pipeline.core.options import names_in
 from pipeline.evalset import tasks
-from pipeline.judging import stale
+from pipeline.gating import stale
 
 ROOT = Path(__file__).resolve().parent.parent
 

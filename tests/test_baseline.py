@@ -17,9 +17,9 @@ from pipeline.core import artifacts, params
 from pipeline.core.errors import ArtifactError
 from pipeline.core.params import Compare, Rule
 from pipeline.figures.builder import Builder
-from pipeline.judging import against, baseline, comment, locked, recomputed, stale
-from pipeline.numbers.rules import bound_of
-from pipeline.numbers.rules import judge as judge_metric
+from pipeline.gating import against, baseline, comment, locked, recomputed, stale
+from pipeline.gating.rules import bound_of
+from pipeline.gating.rules import judge as judge_metric
 from pipeline.numbers.stats import paired_difference
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -17,8 +17,8 @@ from pipeline.core.params import Compare, Rule, Trajectories
 from pipeline.engines import hf
 from pipeline.figures import noise
 from pipeline.figures.builder import Builder
-from pipeline.judging import verdicts
-from pipeline.numbers.rules import bound_of, judge_above
+from pipeline.gating import verdicts
+from pipeline.gating.rules import bound_of, judge_above
 from pipeline.runs import run_content
 from pipeline.store import Store, Window, batches
 

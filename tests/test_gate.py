@@ -18,9 +18,9 @@ from pipeline import gate, report
 from pipeline.core import artifacts, params
 from pipeline.core.errors import ArtifactError, ParamsError
 from pipeline.core.params import Rule
-from pipeline.judging import ledger, locked, stale, verdicts
+from pipeline.gating import ledger, locked, stale, verdicts
 from pipeline.numbers.definitions import DEFINITIONS
-from pipeline.numbers.rules import UNITS, bound_of, judge, worst
+from pipeline.gating.rules import UNITS, bound_of, judge, worst
 from pipeline.numbers.stats import paired_difference
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -14,8 +14,8 @@ from pipeline import gate, report
 from pipeline.core import artifacts, params
 from pipeline.core.errors import ArtifactError, ParamsError
 from pipeline.core.params import BetweenRuns, Rule
-from pipeline.judging import evidence, justify, ledger, proof, verdicts
-from pipeline.numbers.rules import bound_of
+from pipeline.gating import evidence, justify, ledger, proof, verdicts
+from pipeline.gating.rules import bound_of
 
 ROOT = Path(__file__).resolve().parent.parent
 RULES = [

@@ -18,7 +18,7 @@ from test_baseline import coarser, edit, house, on_main  # noqa: F401
 
 from pipeline import gate
 from pipeline.core import artifacts, params
-from pipeline.judging import comment, stale
+from pipeline.gating import comment, stale
 
 ROOT = Path(__file__).resolve().parent.parent
 WORKFLOW = ROOT / ".github/workflows/gate.yml"

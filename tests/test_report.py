@@ -18,7 +18,7 @@ from reported import around, metric, result
 from pipeline import report
 from pipeline.core import artifacts, params
 from pipeline.core.errors import ParamsError
-from pipeline.judging import stale
+from pipeline.gating import stale
 from pipeline.numbers.definitions import definition
 from pipeline.pages import charts, latency, pictures, place, speed, words
 from pipeline.runs import run_content

@@ -22,7 +22,7 @@ from pipeline import check, gate, serve, served
 from pipeline.core import artifacts, params
 from pipeline.core.errors import ParamsError, Unsupported
 from pipeline.core.params import Params
-from pipeline.judging import stale, verdicts
+from pipeline.gating import stale, verdicts
 from pipeline.numbers.stats import quantile_interval
 from pipeline.serving import able, launch, measure
 from pipeline.serving.client import ServerError

@@ -19,7 +19,7 @@ from scipy import stats
 
 from pipeline.core.params import Params
 from pipeline.numbers.metrics import tpot
-from pipeline.numbers.rules import bound_of
+from pipeline.gating.rules import bound_of
 from pipeline.numbers.stats import Estimate, geometric_mean_t
 from pipeline.numbers.whole_runs import deviations, whole_runs
 

@@ -23,7 +23,7 @@ from pipeline.core import artifacts, secrets
 from pipeline.core.droppings import data_files
 from pipeline.core.errors import ArtifactError
 from pipeline.core.params import Params
-from pipeline.judging import stale
+from pipeline.gating import stale
 
 Row = dict[str, Any]
 FORMAT = 1

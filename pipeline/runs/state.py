@@ -9,7 +9,7 @@ from typing import Any
 from pipeline import served
 from pipeline.core import artifacts, git
 from pipeline.core.params import Params
-from pipeline.judging import locked, stale
+from pipeline.gating import locked, stale
 from pipeline.runs import run_content
 
 WRITTEN = (str(locked.LOCK), str(artifacts.REPORTS), "README.md")  # by the pipeline; the ledger is among them, and people's

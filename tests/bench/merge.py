@@ -25,7 +25,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from gate_house import finish, git, keep_ledger, lock  # type: ignore[import-not-found]  # noqa: E402
 
 from pipeline.core import artifacts, params  # noqa: E402
-from pipeline.judging import locked  # noqa: E402
+from pipeline.gating import locked  # noqa: E402
 
 RULES = [
     {"metric": "kld_mean", "margin": "0.6 nats"},

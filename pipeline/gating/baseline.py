@@ -22,7 +22,7 @@ from pipeline.core import artifacts, git
 from pipeline.core.errors import ArtifactError
 from pipeline.core.params import PARAMS, Params
 from pipeline.figures.builder import Builder
-from pipeline.judging import against, locked
+from pipeline.gating import against, locked
 from pipeline.numbers.definitions import is_served
 
 Row = dict[str, Any]

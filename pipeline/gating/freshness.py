@@ -11,7 +11,7 @@ from pipeline.core.droppings import data_files
 from pipeline.core.errors import ArtifactError
 from pipeline.core.model_config import wanted
 from pipeline.core.params import Params, PathModel
-from pipeline.judging import locked
+from pipeline.gating import locked
 
 ONCE = ("download", "calibrate", "reference", "floor")  # stages of dvc.yaml that measure, and
 PER_VARIANT = ("quantize", "diverge", "evaluate", "benchmark", "compare")
