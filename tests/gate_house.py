@@ -18,7 +18,7 @@ from pipeline.core import artifacts, params
 from pipeline.figures.answer_figures import answer_metrics, pair
 from pipeline.figures.builder import Builder
 from pipeline.figures.token_figures import token_metrics
-from pipeline.gating import ledger, locked, stale
+from pipeline.gating import ledger, dvc_lock, stale
 
 EVIDENCE = {
     "of": "int8", "n": 100, "value": 0.0, "low": 0.0, "high": 0.0, "unit": "x", "noise": 0.0, "date": "2026-11-30",
@@ -38,7 +38,7 @@ def lock(settings: params.Params, *also: Path) -> None:
     files = [artifacts.metrics(n) for n in settings.variants] + [artifacts.FLOOR, *also]
     outs = [{"path": f.as_posix(), "hash": "md5", "md5": md5(f)} for f in files if f.exists()]
     stages = {"compare": {"cmd": "python -m pipeline.compare", "outs": outs}}
-    artifacts.write_text(locked.LOCK, yaml.safe_dump({"schema": "2.0", "stages": stages}))
+    artifacts.write_text(dvc_lock.LOCK, yaml.safe_dump({"schema": "2.0", "stages": stages}))
 
 
 def keep_ledger(settings: params.Params) -> None:
@@ -106,7 +106,7 @@ def make(settings: params.Params, variant: str, loss: float, wrong: int, **sizes
     v = settings.variants[variant]
     files = (artifacts.tokens(variant), artifacts.answers(variant))
     for file in files:
-        kept = locked.CACHE / md5(file)[:2] / md5(file)[2:]
+        kept = dvc_lock.CACHE / md5(file)[:2] / md5(file)[2:]
         kept.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(file, kept)
     artifacts.write_json(artifacts.metrics(variant), {

@@ -17,7 +17,7 @@ from pipeline.core import artifacts, params
 from pipeline.core.errors import ArtifactError
 from pipeline.core.params import Compare, Rule
 from pipeline.figures.builder import Builder
-from pipeline.gating import against, baseline, comment, locked, recomputed, stale
+from pipeline.gating import against, baseline, comment, dvc_lock, recomputed, stale
 from pipeline.gating.rules import bound_of
 from pipeline.gating.rules import judge as judge_metric
 from pipeline.numbers.stats import paired_difference
@@ -157,9 +157,9 @@ def test_without_the_baselines_rows_the_summaries_do_and_say_that_pairing_was_lo
     house: params.Params, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paired = rule(merged(coarser()), "kld_mean")
-    shutil.rmtree(locked.CACHE)
+    shutil.rmtree(dvc_lock.CACHE)
     if where == "dvc get":
-        monkeypatch.setattr(locked.sys, "executable", "/nowhere/python")
+        monkeypatch.setattr(dvc_lock.sys, "executable", "/nowhere/python")
         monkeypatch.setenv("PATH", str(Path(shutil.which("git") or "").parent))
     verdict, beside = gate.for_merge(params.load(), "main")
     assert beside is not None
@@ -172,7 +172,7 @@ def test_without_the_baselines_rows_the_summaries_do_and_say_that_pairing_was_lo
 def test_cached_rows_that_are_not_those_of_the_metrics_are_not_used(house: params.Params) -> None:
     settings = coarser()
     then = baseline.read("main").lock["artifacts/tokens/int4.parquet"]
-    shutil.copy(artifacts.tokens("int4"), locked.CACHE / then[:2] / then[2:])
+    shutil.copy(artifacts.tokens("int4"), dvc_lock.CACHE / then[:2] / then[2:])
     assert "is not what the metrics were made from" in rule(merged(settings), "kld_mean")["reason"]
 
 

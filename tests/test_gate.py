@@ -18,7 +18,7 @@ from pipeline import gate, report
 from pipeline.core import artifacts, params
 from pipeline.core.errors import ArtifactError, ParamsError
 from pipeline.core.params import Rule
-from pipeline.gating import ledger, locked, stale, verdicts
+from pipeline.gating import ledger, dvc_lock, stale, verdicts
 from pipeline.numbers.definitions import DEFINITIONS
 from pipeline.gating.rules import UNITS, bound_of, judge, worst
 from pipeline.numbers.stats import paired_difference
@@ -481,9 +481,9 @@ def test_without_a_lock_that_vouches_for_the_results_nothing_passes(
 ) -> None:
     judged(house)
     if how == "gone":
-        locked.LOCK.unlink()
+        dvc_lock.LOCK.unlink()
     else:
-        artifacts.write_text(locked.LOCK, "stages: {}" if how == "no entry" else "stages: [")
+        artifacts.write_text(dvc_lock.LOCK, "stages: {}" if how == "no entry" else "stages: [")
     assert gate._enforce_or_stale() == 2 and word in capsys.readouterr().err
 
 
@@ -670,7 +670,7 @@ def test_a_verdict_made_by_hand_on_what_was_measured_otherwise_is_stale(
         "variants.int8": copy.deepcopy(data["variants"]["int8"]),
     }
     ran = {"cmd": "c", "params": {"params.yaml": recorded, str(NUMBERS): {"evaluate": 1}}}
-    ran["deps"] = [{"path": str(ENGINE), "md5": locked.md5(b"code")}]
+    ran["deps"] = [{"path": str(ENGINE), "md5": dvc_lock.md5(b"code")}]
 
     def lock_again() -> None:
         content = yaml.safe_load(Path("dvc.lock").read_text(encoding="utf-8"))

@@ -180,6 +180,9 @@ class Compare(Section):
     between_runs: BetweenRuns = BetweenRuns()
 
 
+Reason = Annotated[str, shaped(r"(?s).*\S.*", "a sentence")]
+
+
 class Rule(Section):
     """One line of the gate; exactly one of margin (allowed loss), gain (demanded gain) and limit (absolute bound)."""
 
@@ -191,6 +194,7 @@ class Rule(Section):
     variants: Annotated[list[str], Field(min_length=1)] | None = None
     against: Literal["reference", "baseline"] = "reference"  # baseline: what the commit that is merged into had
     required: bool = True
+    reason: Reason | None = None  # why it asks for less than in the commit that is merged into
 
     @field_validator("margin", "gain", "limit", mode="before")
     @classmethod
@@ -215,6 +219,7 @@ class Gate(Section):
     required: Annotated[list[str], Field(min_length=1)]  # variants whose verdict decides; the others are advisory
     inconclusive: Literal["blocks", "passes"] = "blocks"
     baseline: str | None = None  # a branch or commit; QUANTGATE_BASELINE and --baseline go first
+    reason: Reason | None = None  # why something other than a rule's bound asks for less than in the commit that is merged into
     rules: Annotated[list[Rule], Field(min_length=1)]
 
 

@@ -1,188 +1,92 @@
-"""What is no longer, byte for byte, what the pipeline measured: a verdict on top of it is stale."""
+"""Freshness: whether the results and the verdict on file still follow from what is here.
+
+DVC compares every file, param and command with dvc.lock, so that a forgotten rerun, a bad merge and an edit by hand are
+seen. What it does not see is a local model (`model.path`) that changed since its download.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-from pipeline import served
 from pipeline.core import artifacts
 from pipeline.core.droppings import data_files
 from pipeline.core.errors import ArtifactError
 from pipeline.core.model_config import wanted
 from pipeline.core.params import Params, PathModel
-from pipeline.gating import locked
 
-ONCE = ("download", "calibrate", "reference", "floor")  # stages of dvc.yaml that measure, and
-PER_VARIANT = ("quantize", "diverge", "evaluate", "benchmark", "compare")
-UNLIKE_SOURCE = "(not what was downloaded from there)"
+ABSENT = ("deleted", "not in cache")  # DVC's words for a file that is not in the folder, or whose copy its cache lacks
+SHOWN = 8
 SUFFIXES = (".py", ".yaml", ".jsonl", ".txt")
 SOURCES = ("evalsets", "envs", "constraints.txt", "pipeline/protocol.yaml")
-JUDGED_BY = {"compare", "gate", "reference", "seed", "tier", "variants"}  # of params; the others: `_other_stages`
+JUDGED_BY = {"compare", "gate", "reference", "seed", "tier", "variants"}  # sections of params.yaml
 
 
-def since(verdict: dict[str, Any], settings: Params) -> list[str]:
-    """What is missing or was changed since a verdict (gate.json's content) was given, each once; empty where it still holds."""
-    now, then = inputs(settings), verdict.get("inputs", {})
-    others = sorted(k for k in now.keys() | then.keys() if now.get(k) is None or now.get(k) != then.get(k))
-    in_words = list(dict.fromkeys(changed(settings)))
-    return [k for k in others if not any(said.startswith(f"{k} ") for said in in_words)] + in_words
+def inputs(settings: Params) -> dict[str, str]:
+    """Digests of what a verdict rests on beside the results: data, packages, protocol and params."""
+    digests = {}
+    for path in map(Path, SOURCES):
+        files = [p for p in data_files(path, "**/*") if p.suffix in SUFFIXES] if path.is_dir() else [path]
+        digests[str(path)] = artifacts.digest({p.as_posix(): artifacts.sha256_file(p) for p in files if p.exists()})
+    return digests | {"params": artifacts.digest(settings.model_dump(include=JUDGED_BY))}
 
 
-def sentence(found: list[str], most: int | None = None) -> str:
-    """What `since` found (the first `most` of it) and what to do, in one sentence."""
-    more = f" and {len(found) - most} more" if most and len(found) > most else ""
-    way = (
-        "run `dvc repro -f download`, then `dvc repro`"
-        if any(said.endswith(UNLIKE_SOURCE) for said in found)
-        else "run `dvc repro`"
-    )
-    return f"missing or changed since: {', '.join(found[:most])}{more}; {way}"
+def check(settings: Params) -> list[str]:
+    """Paths that are not in this folder, so that they could not be compared. Raises `ArtifactError` if any other differs."""
+    changed, absent = status()
+    if source := changed_source(settings):
+        raise ArtifactError(
+            f"the local model is not what was downloaded: {_some(source)}; run `dvc repro -f download`, then `dvc repro`"
+        )
+    if changed:
+        raise ArtifactError(f"the results are stale, missing or changed since: {_some(changed)}; run `dvc repro`")
+    return absent
 
 
-def inputs(settings: Params) -> dict[str, str | None]:
-    """Hashes of what a verdict rests on; None where a file is missing."""
-    files = [artifacts.metrics(name) for name in settings.variants] + [artifacts.LEDGER]
-    files += served.files(settings)
-    files += [artifacts.FLOOR] if any(rule.above for rule in settings.gate.rules) else []
-    hashes: dict[str, str | None] = {str(f): artifacts.sha256_file(f) if f.exists() else None for f in files}
-    for name in SOURCES:  # what was measured on, with which packages, and what the rows mean
-        path = Path(name)
-        found = [p for p in data_files(path, "**/*") if p.suffix in SUFFIXES] if path.is_dir() else [path]
-        hashes[name] = artifacts.digest({p.as_posix(): artifacts.sha256_file(p) for p in found if p.exists()})
-    return hashes | {"params": artifacts.digest(settings.model_dump(include=JUDGED_BY))}
+def _some(names: list[str]) -> str:
+    more = len(names) - SHOWN
+    return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
-def changed(settings: Params) -> list[str]:
-    """Files in words: rows and a local model that changed since, and results that no stage wrote."""
-    shown = [p for n in settings.serving.variants if (p := artifacts.served(n)).exists()]  # judged by no rule, and still told
-    written = [artifacts.metrics(n) for n in settings.variants] + list(dict.fromkeys(served.files(settings) + shown))
-    written += [artifacts.FLOOR] if artifacts.FLOOR.exists() else []
-    results = _results(settings)
-    servers = served.load(settings) if served.judged(settings) else {}
-    found = sorted(changed_rows(servers)) + sorted(changed_rows(results)) + _changed_model(settings)
-    found += _changed_base(results)
-    return found + _changed_builds(results, settings) + locked.edited(written) + _other_stages(settings)
+def status() -> tuple[list[str], list[str]]:
+    """(what differs from dvc.lock, what is absent), of all that the stage `gate` follows from.
 
-
-def _other_stages(settings: Params) -> list[str]:
-    """What was measured with other params, protocol numbers, quantizers or engines than those of now: a verdict made by hand on
-    top would not say so."""
-    stages = {f"{stage}@{name}" for stage in PER_VARIANT for name in settings.variants} | set(ONCE)
-    stages |= {f"serve@{name}" for name in settings.serving.variants}  # dvc.lock keeps what is no longer asked for
-    return locked.other_params(stages) + locked.other_code(stages)
-
-
-def absent(settings: Params) -> list[str]:
-    """What the verdict rests on and is not in this folder, so that nobody compared it: a clone has no rows and no models."""
-    rows = [f for result in _results(settings).values() for f in result["inputs"] if not Path(f).exists()]
-    models = [n for n in settings.gate.required if not (artifacts.model_dir(n) / artifacts.MANIFEST).exists()]
-    base = [] if (artifacts.BASE / artifacts.MANIFEST).exists() else ["the base model"]
-    return [f"{len(rows)} files of rows"] * bool(rows) + [f"the model of {n}" for n in models] + base
-
-
-def _changed_builds(results: dict[str, Any], settings: Params) -> list[str]:
-    """Models of required variants that are here and are not, byte for byte, what was measured."""
-    found = []
-    for name in settings.gate.required:
-        folder = artifacts.model_dir(name)
-        if not (folder / artifacts.MANIFEST).exists() or name not in results:
-            continue
-        found += changed_build(folder, results[name]["model"]) or _other_options(folder, results[name])
-    return found
-
-
-def _other_options(folder: Path, result: dict[str, Any]) -> list[str]:
-    """A build that is not what its results say was asked for. The digests were compared before."""
-    manifest = artifacts.read_manifest(folder)
-    other = [
-        k for k in ("quantizer", "asked", "engine", "engine_options") if k in result and k in manifest and manifest[k] != result[k]
-    ]
-    return [f"{folder} (its {key} is not what its results say)" for key in other[:1]]
-
-
-def changed_build(folder: Path, measured: str) -> list[str]:
-    """What of a model that is here is not, byte for byte, what was measured, in words. measured: its metrics' `model`."""
-    try:
-        manifest = artifacts.read_manifest(folder)
-        made_of, digest = artifacts.build_digest(manifest), manifest["digest"]
-        found = _changed_files(folder, manifest)
-    except ArtifactError as e:
-        return [_fault(e)]
-    except (AttributeError, KeyError, TypeError):
-        return [f"{folder} (its manifest is damaged)"]
-    if digest != measured:
-        found.append(f"{folder} (another build than was measured)")
-    elif made_of != digest:
-        found.append(f"{folder} (its manifest was edited by hand)")
-    return found
-
-
-def _changed_base(results: dict[str, Any]) -> list[str]:
-    """What of a base model that is here is not, byte for byte, what every measured variant was made from, in words.
-
-    All of it is hashed: 0.7 s for 538 MB. A file of the same size and time may still be another, so nothing less would do.
+    Raises `ArtifactError` where DVC cannot say: no project, a damaged dvc.lock, another dvc at work.
     """
-    folder = artifacts.BASE
-    if not (folder / artifacts.MANIFEST).exists():
-        return []
+    from dvc.exceptions import DvcException
+    from dvc.repo import Repo
+
     try:
-        manifest = artifacts.read_manifest(folder)
-        found, digest = _changed_files(folder, manifest), manifest["digest"]
-    except ArtifactError as e:
-        return [_fault(e)]
-    except (AttributeError, KeyError, TypeError):
-        return [f"{folder} (its manifest is damaged)"]
-    if any(result.get("base") not in (None, digest) for result in results.values()):
-        found.append(f"{folder} (another model than the variants were made from)")
-    elif artifacts.digest(manifest["files"]) != digest:
-        found.append(f"{folder} (its manifest was edited by hand)")
-    return found
+        with Repo() as repo:
+            stages = repo.status(targets=["gate"], with_deps=True)
+    except DvcException as e:
+        why = " ".join(str(e).split())
+        raise ArtifactError(f"DVC cannot compare the results with dvc.lock ({why}); see `dvc status`") from None
+    changed: set[str] = set()
+    absent: set[str] = set()
+    for stage, faults in stages.items():
+        for fault in faults:
+            if isinstance(fault, str):  # "changed command"
+                changed.add(f"stage {stage} ({fault})")
+                continue
+            for path, state in next(iter(fault.values())).items():
+                if isinstance(state, dict):
+                    changed |= {f"{path} ({key})" for key in state}
+                elif state not in ABSENT or Path(artifacts.ARTIFACTS) not in Path(path).parents:  # reports are in git
+                    changed.add(path if Path(path).exists() else f"{path} (missing)")
+                elif not Path(path).exists():
+                    absent.add(path)
+    named = [c for c in changed if not any(other.startswith((f"{c}/", f"{c} (")) for other in changed)]
+    return sorted(named), sorted(absent)
 
 
-def _changed_files(folder: Path, manifest: dict[str, Any]) -> list[str]:
-    """The first file of a folder that is not as its manifest says, in words."""
-    try:
-        artifacts.verify_files(folder, manifest)
-    except ArtifactError as e:
-        return [_fault(e)]
-    return []
-
-
-def _fault(e: ArtifactError) -> str:
-    """An error without what to do about it: `sentence` says that once, for all that is found."""
-    return str(e).partition("; ")[0]
-
-
-def _results(settings: Params) -> dict[str, Any]:
-    return {n: artifacts.read_json(artifacts.metrics(n)) for n in settings.variants if artifacts.metrics(n).exists()}
-
-
-def changed_rows(results: dict[str, Any]) -> dict[str, str]:
-    """{row file: variant} of those that are here and are not what that variant's metrics were made from."""
-    now: dict[str, str | None] = {}  # the reference's rows are behind every variant's metrics: hashed once
-    found: dict[str, str] = {}
-    for name, result in results.items():
-        for file, then in result["inputs"].items():
-            if file not in now:
-                now[file] = artifacts.sha256_file(Path(file)) if Path(file).exists() else None
-            if now[file] not in (None, then):
-                found.setdefault(file, name)
-    return found
-
-
-def _changed_model(settings: Params) -> list[str]:
-    """A local model folder whose files are no longer those that were downloaded from it."""
+def changed_source(settings: Params) -> list[str]:
+    """Files of a local model that are no longer those that were downloaded from it."""
     if not isinstance(settings.model, PathModel) or not (artifacts.BASE / artifacts.MANIFEST).exists():
         return []
-    manifest = artifacts.read_manifest(artifacts.BASE)
-    then = {name: facts["sha256"] for name, facts in manifest.get("files", {}).items()}  # none: `_changed_base` says what is wrong
-    then |= manifest.get("repaired") or {}  # as they were given
-    folder = settings.model.folder
-    given = manifest.get("given")
-    added = {f.name for f in wanted(folder, settings.model.trust_remote_code)} - set(given) if given is not None else set()
-    return [
-        f"{folder / name} {UNLIKE_SOURCE}"
-        for name, sha256 in (then | dict.fromkeys(added)).items()
-        if not (folder / name).exists() or artifacts.sha256_file(folder / name) != sha256
-    ]
+    manifest, folder = artifacts.read_manifest(artifacts.BASE), settings.model.folder
+    then = {name: facts["sha256"] for name, facts in manifest["files"].items()} | (manifest.get("repaired") or {})
+    if "given" in manifest:
+        added = {f.name for f in wanted(folder, settings.model.trust_remote_code)} - set(manifest["given"])
+        then |= dict.fromkeys(added)
+    paths = {folder / name: sha256 for name, sha256 in then.items()}
+    return [str(p) for p, sha256 in paths.items() if not p.exists() or artifacts.sha256_file(p) != sha256]

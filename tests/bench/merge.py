@@ -25,7 +25,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from gate_house import finish, git, keep_ledger, lock  # type: ignore[import-not-found]  # noqa: E402
 
 from pipeline.core import artifacts, params  # noqa: E402
-from pipeline.gating import locked  # noqa: E402
+from pipeline.gating import dvc_lock  # noqa: E402
 
 RULES = [
     {"metric": "kld_mean", "margin": "0.6 nats"},
@@ -46,9 +46,9 @@ def take(source: Path, variant: str, name: str) -> list[Path]:
     for make in (artifacts.tokens, artifacts.answers):
         make(name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(source / make(variant), make(name))
-        md5 = locked.md5(make(name).read_bytes())
-        (locked.CACHE / md5[:2]).mkdir(parents=True, exist_ok=True)
-        shutil.copy(make(name), locked.CACHE / md5[:2] / md5[2:])
+        md5 = dvc_lock.md5(make(name).read_bytes())
+        (dvc_lock.CACHE / md5[:2]).mkdir(parents=True, exist_ok=True)
+        shutil.copy(make(name), dvc_lock.CACHE / md5[:2] / md5[2:])
         taken.append(make(name))
     metrics["inputs"] = {str(f): artifacts.sha256_file(f) for f in taken}
     artifacts.write_json(artifacts.metrics(name), metrics)
@@ -64,7 +64,7 @@ def state(source: Path, variant: str) -> None:
     data["gate"] = {"required": ["int4"], "rules": RULES}
     Path("params.yaml").write_text(yaml.safe_dump(data, sort_keys=False), encoding="utf-8")
     settings = params.load()
-    if not locked.LOCK.exists():
+    if not dvc_lock.LOCK.exists():
         keep_ledger(settings)
     rows = [*take(source, "bf16", "bf16"), *take(source, variant, "int4")]
     lock(settings, *rows)
@@ -95,7 +95,7 @@ def main(source: Path, readme: bool) -> None:
             state(source, variant)
             git("checkout", "--quiet", "-B", "change")
         text = show("rows of both commits")
-        shutil.rmtree(locked.CACHE)
+        shutil.rmtree(dvc_lock.CACHE)
         show("without the baseline's rows")
         os.chdir(ROOT)
     if readme:
