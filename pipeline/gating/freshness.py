@@ -38,7 +38,7 @@ def check(settings: Params) -> list[str]:
             f"the local model is not what was downloaded: {_some(source)}; run `dvc repro -f download`, then `dvc repro`"
         )
     if changed:
-        raise ArtifactError(f"the results are stale, missing or changed since: {_some(changed)}; run `dvc repro`")
+        raise ArtifactError(f"the results are stale; missing or changed: {_some(changed)}; run `dvc repro`")
     return absent
 
 
