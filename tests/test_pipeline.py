@@ -66,8 +66,6 @@ def house(tmp_path_factory: pytest.TempPathFactory, server: Server) -> Path:
         shutil.copytree(ROOT / name, house / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("dvc.yaml", "params.yaml", "constraints.txt", ".gitignore", ".dvcignore"):
         shutil.copy(ROOT / name, house / name)
-    (house / "reports").mkdir()
-    shutil.copy(ROOT / "reports/ledger.yaml", house / "reports")
     make_model(house / "artifacts" / "source")
     shutil.copy(ROOT / "tests/dying/engine.py", house / "pipeline/engines/dies.py")
     shutil.copy(ROOT / "tests/dying/quantizer.py", house / "pipeline/quantizers/dies.py")
