@@ -16,7 +16,7 @@ from pipeline.core import quota
 from pipeline.core.errors import ParamsError
 from pipeline.core.explain import Fault, did_you_mean, explain_all, unknown
 from pipeline.core.sections import Count, Load, Positive, Section, Serving, shaped
-from pipeline.core.yamls import parse, read_text, refuse_odd_names
+from pipeline.core.yamls import parse, read_text
 
 PARAMS = Path("params.yaml")
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_-]*$")  # no dot: DVC reads it as a path of keys
@@ -302,7 +302,6 @@ def load(path: Path = PARAMS) -> Params:
     """
     missing = f"{path} is not here ({Path.cwd()}); run from the repository root"
     data, root = parse(path, read_text(path, ParamsError, missing), ParamsError)
-    refuse_odd_names(root, path, ParamsError)
     try:
         return Params.model_validate(data)
     except ValidationError as e:

@@ -15,12 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from pipeline import served
 from pipeline.core import artifacts, git
 from pipeline.core.errors import ArtifactError
 from pipeline.core.params import PARAMS, Params
+from pipeline.core.yamls import parse
 from pipeline.figures.builder import Builder
 from pipeline.gating import dvc_lock, paired_difference
 from pipeline.numbers.definitions import is_served
@@ -64,13 +63,11 @@ def read(rev: str) -> Baseline:
     name, lock = _name(rev, commit), git.show(commit, dvc_lock.LOCK)
     if lock is None:
         raise ArtifactError(f"no baseline: {name} has no {dvc_lock.LOCK}, so no results; {NEXT}")
-    try:
-        then: Row = yaml.safe_load(git.show(commit, PARAMS) or b"")
-        variants = list(then["variants"])  # files of a variant that was taken out before are not its results
-    except (yaml.YAMLError, KeyError, TypeError):
-        raise ArtifactError(f"no baseline: {PARAMS} of {name} names no variants; {NEXT}") from None
+    then, _ = parse(Path(f"{PARAMS} of {name}"), (git.show(commit, PARAMS) or b"").decode(errors="replace"), ArtifactError)
+    if not isinstance(then, dict) or not isinstance(then.get("variants"), dict):
+        raise ArtifactError(f"no baseline: {PARAMS} of {name} names no variants; {NEXT}")
     base = Baseline(rev, commit, then, dvc_lock.outputs(lock, f"{dvc_lock.LOCK} of {name}"))
-    for variant in variants:
+    for variant in then["variants"]:  # files of a variant that was taken out before are not its results
         result = _written(base, path := artifacts.metrics(variant))
         if result is not None and (not isinstance(result, dict) or not isinstance(result.get("metrics"), dict)):
             raise ArtifactError(f"no baseline: {path} of {name} is damaged; {NEXT}")
