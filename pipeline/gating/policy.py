@@ -44,10 +44,10 @@ def hold(verdict: Row, loosened: list[Loosening]) -> Row:
     faults = [found for found in loosened if not found.reason]
     variants = dict(verdict["variants"])
     for name, v in variants.items():
-        own = [str(fault) for fault in faults if fault.variants is None or name in fault.variants]
+        own = dict.fromkeys(fault.what for fault in faults if fault.variants is None or name in fault.variants)
         if own and v["verdict"] != "UNSUPPORTED":
-            own += [v["reason"]] if v["verdict"] == "FAIL" else []
-            variants[name] = v | {"verdict": "FAIL", "reason": f"the gate is looser than at the baseline: {'; '.join(own)}"}
+            why = f"looser than at the baseline, without a new `reason:` in params.yaml: {', '.join(own)}"
+            variants[name] = v | {"verdict": "FAIL", "reason": f"{why}; {v['reason']}" if v["verdict"] == "FAIL" else why}
     return verdict | {"verdict": "FAIL" if faults else verdict["verdict"], "variants": variants, "loosened": loosened}
 
 
