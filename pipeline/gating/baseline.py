@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,66 +39,48 @@ class Baseline:
 
     rev: str
     commit: str
-    params: Row
-    lock: dict[str, str]
+    params: Row = field(default_factory=dict)
+    lock: dict[str, str] = field(default_factory=dict)
     results: dict[str, Row] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
-        return _name(self.rev, self.commit)
-
-
-def _name(rev: str, commit: str) -> str:
-    return f"{rev} ({commit[:7]})"
+        return f"{self.rev} ({self.commit[:7]})"
 
 
 def read(rev: str) -> Baseline:
     """A commit's results. Raises `ArtifactError` where it has none, or not those that its own pipeline wrote."""
-    if shutil.which("git") is None:
-        raise ArtifactError("no baseline: git is not installed")
     commit = git.line("rev-parse", "--verify", "--quiet", "--end-of-options", f"{rev}^{{commit}}")
     if commit is None:
         raise ArtifactError(f"no baseline: {rev!r} is no commit here; {NEXT}")
-    name, lock = _name(rev, commit), git.show(commit, dvc_lock.LOCK)
-    if lock is None:
-        raise ArtifactError(f"no baseline: {name} has no {dvc_lock.LOCK}, so no results; {NEXT}")
-    then, _ = parse(Path(f"{PARAMS} of {name}"), (git.show(commit, PARAMS) or b"").decode(errors="replace"), ArtifactError)
+    base = Baseline(rev, commit)
+    if (lock := git.show(commit, dvc_lock.LOCK)) is None:
+        raise ArtifactError(f"no baseline: {base.name} has no {dvc_lock.LOCK}, so no results; {NEXT}")
+    base.lock.update(dvc_lock.outputs(lock, f"{dvc_lock.LOCK} of {base.name}"))
+    then, _ = parse(Path(f"{PARAMS} of {base.name}"), (git.show(commit, PARAMS) or b"").decode(errors="replace"), ArtifactError)
     if not isinstance(then, dict) or not isinstance(then.get("variants"), dict):
-        raise ArtifactError(f"no baseline: {PARAMS} of {name} names no variants; {NEXT}")
-    base = Baseline(rev, commit, then, dvc_lock.outputs(lock, f"{dvc_lock.LOCK} of {name}"))
-    for variant in then["variants"]:  # files of a variant that was taken out before are not its results
-        result = _written(base, path := artifacts.metrics(variant))
-        if result is not None and (not isinstance(result, dict) or not isinstance(result.get("metrics"), dict)):
-            raise ArtifactError(f"no baseline: {path} of {name} is damaged; {NEXT}")
-        base.results.update({variant: result} if result else {})
+        raise ArtifactError(f"no baseline: {PARAMS} of {base.name} names no variants; {NEXT}")
+    base.params.update(then)
+    # files of a variant that was taken out before are not its results
+    base.results.update({name: found for name in then["variants"] if (found := _written(base, artifacts.metrics(name)))})
     if not base.results:
-        raise ArtifactError(f"no baseline: {name} holds no {artifacts.metrics('<variant>')}; {NEXT}")
+        raise ArtifactError(f"no baseline: {base.name} holds no {artifacts.metrics('<variant>')}; {NEXT}")
     return base
 
 
-def _written(base: Baseline, path: Path) -> Any:
+def _written(base: Baseline, path: Path) -> Row | None:
     """What a JSON file that the baseline's pipeline wrote holds; None where it is not there."""
     content = git.show(base.commit, path)
-    if content is None:
-        return None
-    if base.lock.get(path.as_posix()) != dvc_lock.md5(content):
+    if content is not None and base.lock.get(path.as_posix()) != dvc_lock.md5(content):
         raise ArtifactError(f"no baseline: {path} of {base.name} is not what its {dvc_lock.LOCK} says the pipeline wrote")
-    try:
-        return json.loads(content)
-    except ValueError:
-        raise ArtifactError(f"no baseline: {path} of {base.name} is damaged; {NEXT}") from None
+    return None if content is None else dict(json.loads(content))
 
 
 def _add_served(base: Baseline, settings: Params) -> None:
     """Put the figures of the baseline's servers beside its variants', if any rule asks for one; null with why where they are
     not there, or were asked for in another way than now."""
-    found: dict[str, Row] = {}
-    for name in base.results if served.judged(settings) else ():
-        figures = _written(base, path := artifacts.served(name))
-        if figures is not None and not served.whole(figures):
-            raise ArtifactError(f"no baseline: {path} of {base.name} is damaged; {NEXT}")
-        found |= {name: figures} if figures is not None else {}
-    served.add(base.results, settings, found)
+    names = base.results if served.judged(settings) else ()
+    served.add(base.results, settings, {n: found for n in names if (found := _written(base, artifacts.served(n)))})
 
 
 # --- differences -------------------------------------------------------------------------------------------------
