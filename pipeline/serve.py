@@ -86,6 +86,8 @@ def measure_variant(variant: str, settings: Params) -> Row:
     try:
         if manifest["status"] != "ok":
             raise Unsupported(f"quantize: {manifest['status']}: {manifest['reason']}")
+        hardware.note()
+        artifacts.verify_files(folder, manifest)
         plan, own = plan_of(load, common, settings.seed), settings.variant(variant).engine_options
         server, path = common.variants[variant], artifacts.serving(variant)
         found, plan, rows, facts = serve(folder, server, plan, common, settings.thread_count, own, path)
