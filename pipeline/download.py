@@ -18,7 +18,7 @@ from typing import Any
 
 from pipeline import sound
 from pipeline.core import artifacts, cli, params
-from pipeline.core.droppings import DROPPINGS
+from pipeline.core.droppings import DROPPINGS, data_files
 from pipeline.core.errors import DownloadError
 from pipeline.core.model_config import WANTED, wanted
 from pipeline.weights import count_weights
@@ -35,7 +35,7 @@ def download(model: params.PackageModel | params.PathModel | params.HubModel, ou
     else:
         facts = _from_hub(model, out)
     _one_set_of_weights(out)
-    if not list(out.glob("*.safetensors")):
+    if not data_files(out, "*.safetensors"):
         raise DownloadError(
             f"{model.source} model holds no .safetensors file (pickled weights are not loaded); "
             "convert it with transformers' save_pretrained"
@@ -80,7 +80,7 @@ def _refuse_damage(out: Path) -> None:
     """Raise if a weight file is cut short."""
     from safetensors import SafetensorError, safe_open
 
-    for file in sorted(out.glob("*.safetensors")):
+    for file in data_files(out, "*.safetensors"):
         try:
             with safe_open(file, framework="np"):
                 pass

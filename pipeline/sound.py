@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core import cli
+from pipeline.core.droppings import data_files
 from pipeline.core.errors import DownloadError
 from pipeline.weights import read_headers
 
@@ -189,14 +190,14 @@ def _used_by_templates(folder: Path) -> str:
     file = folder / "tokenizer_config.json"
     config = read_object(file) if file.exists() else {}
     named = [json.dumps(config.get(key), ensure_ascii=False) for key in ("chat_template", "bos_token", "eos_token")]
-    return "\n".join([*named, *(f.read_text(encoding="utf-8") for f in sorted(folder.glob("*.jinja")))])
+    return "\n".join([*named, *(f.read_text(encoding="utf-8") for f in data_files(folder, "*.jinja"))])
 
 
 def _refuse_not_finite(folder: Path) -> None:
     """Raise if a weight is NaN or infinite: all that is computed from it would be."""
     from safetensors import safe_open
 
-    for file in sorted(folder.glob("*.safetensors")):
+    for file in data_files(folder, "*.safetensors"):
         with safe_open(file, framework="pt") as weights:
             for name in list(weights.keys()):
                 count = _not_finite(weights.get_tensor(name))

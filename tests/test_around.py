@@ -118,3 +118,38 @@ def test_the_hook_lets_through_whatever_names_the_judged_commit_and_refuses_anot
         done = subprocess.run(hook, cwd=tmp_path, input=asked, capture_output=True, text=True, env=env)
         assert (done.stdout + done.stderr).startswith(said) and bool(done.stdout + done.stderr) == bool(said), refs
         assert done.returncode == (2 if "not checked" in said else 0)
+
+
+def test_another_machines_timings_are_not_restored_from_a_shared_cache_and_quality_is(tmp_path: Path) -> None:
+    ran, a, b = tmp_path / "ran", tmp_path / "a", tmp_path / "b"
+    key = {"params": [{"reports/machine.yaml": ["machine"]}]}
+    cmd = "echo {0} >> {1} && cp in {0}"
+    stages = {
+        "quality": {"cmd": cmd.format("quality", ran), "deps": ["in"], "outs": ["quality"]},
+        "timing": {"cmd": "python -m pipeline.hardware && " + cmd.format("timing", ran), "deps": ["in"], "outs": ["timing"], **key},
+    }
+
+    def on(machine: str, where: Path, *commands: str) -> str:
+        """Run commands on a pretended machine; returns what stages ran, and what was printed last."""
+        ran.write_text("")
+        env = {**os.environ, "ATEN_CPU_CAPABILITY": machine, "PYTHONPATH": str(ROOT), "GIT_CONFIG_COUNT": "0"}
+        for command in commands:
+            done = subprocess.run(command.split(), cwd=where, env=env, capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr
+        return ran.read_text().strip() or done.stdout.strip()
+
+    a.mkdir()
+    (a / "in").write_text("x")
+    artifacts.write_json(a / "dvc.yaml", {"stages": stages})
+    init = (
+        "git init -q",
+        "git config user.name a",
+        "git config user.email a@b",
+        "dvc init -q",
+        f"dvc cache dir {tmp_path / 'cache'}",
+    )
+    assert on("one", a, *init, "python -m pipeline.hardware", "dvc repro -q") == "quality\ntiming"
+    assert on("one", a, "git add -A", "git commit -qm x", f"git clone -q {a} {b}") == ""
+    assert on("two", b, "python -m pipeline.hardware", "dvc repro -q") == "timing"
+    assert on("three", b, "dvc repro -q -f timing") == "timing"  # what times says where it does: the entry is that machine's
+    assert "up to date" in on("three", b, "dvc status")

@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pipeline.core import artifacts, quiet
+from pipeline.core import artifacts, quiet, quota
 from pipeline.core.errors import ArtifactError, Crashed, QuantgateError
 
 T = TypeVar("T")
@@ -42,7 +42,7 @@ def in_own_process(work: Callable[..., T], *args: Any, what: str, **named: Any) 
     what: "stage variant", which names the log. Raises `Crashed` where the process died or something nobody expected was raised.
     A signal that a person sends stops the stage, and so does a full disk.
     """
-    log, before = log_of(what), oom_kills()
+    log, before = log_of(what), quota.oom_kills()
     context = mp.get_context("spawn")
     near, far = context.Pipe(duplex=False)
     child = context.Process(target=_child, args=(far, log, work, args, named), name=what)
@@ -78,7 +78,7 @@ def how_it_ended(what: str, code: int, log: Path, oom_kills_before: int) -> Quan
         return Crashed(f"{what}: a library ended the process by exit({code}){tail}; see {log}")
     number = -code
     name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"  # real-time ones have no name
-    out_of_memory = number == signal.SIGKILL and oom_kills() > oom_kills_before
+    out_of_memory = number == signal.SIGKILL and quota.oom_kills() > oom_kills_before
     if number in BY_A_PERSON and not out_of_memory:
         return ArtifactError(f"{what} was stopped by {name}; nothing was recorded, the same command goes on from there")
     advice = MEMORY if out_of_memory else ADVICE.get(number, "a fault of the library or of the model's files")
@@ -109,15 +109,6 @@ def end_with_parent() -> None:
     """On Linux, get SIGTERM when the process that started this one ends, however it ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-
-
-def oom_kills() -> int:
-    """How many processes the kernel has killed for want of memory since it started; 0 where it does not say."""
-    try:
-        lines = Path("/proc/vmstat").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
 
 
 def _child(pipe: Connection, log: Path, work: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> None:

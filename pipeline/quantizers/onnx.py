@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from pipeline.calibration import Calibration
-from pipeline.core import artifacts, isolate
+from pipeline.core import artifacts, isolate, quota
 from pipeline.core.errors import Unsupported
 from pipeline.quantizers import Facts
 from pipeline.quantizers._reproducible import ANY_MACHINE
@@ -44,7 +44,7 @@ def quantize(
     options = [f"block_size={block_size}"] if precision != "fp32" else []
     options += [f"nodes_to_exclude={','.join(nodes)}"] if nodes else []
     LOG.parent.mkdir(parents=True, exist_ok=True)
-    killed = isolate.oom_kills()
+    killed = quota.oom_kills()
     with tempfile.TemporaryDirectory() as cache, LOG.open("w") as log:
         done = subprocess.run(
             [
