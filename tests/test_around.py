@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 from pipeline import download, evalset, quantizers
 from pipeline.core import artifacts, params
 from pipeline.core.droppings import DROPPINGS
-from pipeline.core.errors import DataError
+from pipeline.core.errors import DataError, DownloadError
 from pipeline.core.options import names_in
 from pipeline.evalset import tasks
 from pipeline.judging import stale
@@ -153,3 +154,50 @@ def test_another_machines_timings_are_not_restored_from_a_shared_cache_and_quali
     assert on("two", b, "python -m pipeline.hardware", "dvc repro -q") == "timing"
     assert on("three", b, "dvc repro -q -f timing") == "timing"  # what times says where it does: the entry is that machine's
     assert "up to date" in on("three", b, "dvc status")
+
+
+def written(folder: Path, files: dict[str, object]) -> Path:
+    """A model's folder with more in it: keys for its JSON files, for safetensors the factor of its weights, None: taken out."""
+    from safetensors.torch import load_file, save_file
+
+    for name, more in files.items():
+        file = folder / name
+        if isinstance(more, float):
+            save_file({k: more * t for k, t in load_file(folder / "model.safetensors").items()}, file, metadata={"format": "pt"})
+        elif isinstance(more, dict):
+            artifacts.write_json(file, (artifacts.read_json(file) if file.exists() else {}) | more)
+        elif more is None:
+            file.unlink()
+        else:
+            file.write_text(str(more))
+    return folder
+
+
+@pytest.mark.parametrize("files", [
+    {"quantize_config.json": {"bits": 4}, "hf_quant_config.json": {}, "genai_config.json": {}, "params.json": {}},
+    {"model.gguf": "x", "model.onnx": "x", "pytorch_model.bin": "x", "tokenization_x.py": "raise SystemExit"},
+    {"model.fp16.safetensors": 2.0, "consolidated.safetensors": 2.0, "consolidated.safetensors.index.json": {}},
+    {"a.safetensors": 2.0, "model.safetensors.index.json": {"weight_map": {"lm_head.weight": "a.safetensors"}}},
+    {"model.safetensors.index.json": {"weight_map": {"lm_head.weight": "gone.safetensors"}}},
+])  # fmt: skip
+def test_what_a_loader_of_these_weights_does_not_need_is_left_out(tiny: Path, tmp_path: Path, files: dict[str, object]) -> None:
+    model, out = Path(shutil.copytree(tiny, tmp_path / "model")), tmp_path / "out"
+    out.mkdir()
+    download.download(params.PathModel(source="path", path=str(written(model, files))), out)
+    assert {f.name: f.read_bytes() for f in out.iterdir()} == {f.name: f.read_bytes() for f in tiny.iterdir()}
+
+
+@pytest.mark.parametrize("files, said", [
+    ({"adapter_config.json": {"peft_type": "LORA"}}, "adapter_config.json lies beside the weights"),
+    ({"b.safetensors": 2.0, "config.json": {"transformers_weights": "b.safetensors"}}, "transformers_weights: 'b.safetensors'"),
+    ({"config.json": {"return_dict": False}}, "return_dict: False"),
+    ({"special_tokens_map.json": "{"}, "transformers refuses the tokenizer's files"),
+    ({"tokenizer_config.json": {"tokenizer_class": "T", "auto_map": {"AutoTokenizer": ["t.T", None]}}}, "trust_remote_code: true"),
+    ({"generation_config.json": "[]"}, "generation_config.json holds a list"),
+    ({"Model.safetensors": 1.0, "model.safetensors": None}, "the weights are in Model.safetensors"),
+])  # fmt: skip
+def test_what_would_be_loaded_otherwise_is_refused_by_name(tiny: Path, tmp_path: Path, files: dict[str, object], said: str) -> None:
+    model, out = Path(shutil.copytree(tiny, tmp_path / "model")), tmp_path / "out"
+    out.mkdir()
+    with pytest.raises(DownloadError, match=re.escape(said)):
+        download.download(params.PathModel(source="path", path=str(written(model, files))), out)

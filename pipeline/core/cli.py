@@ -38,6 +38,8 @@ def run(stage: Callable[..., Any]) -> None:
         sys.exit(130)
     except Exception as e:
         # typer's and click's own usage errors know how to show themselves; anything else is a bug: keep the traceback.
+        if of_disk := isolate.disk_error(e):
+            sys.exit(f"error: {of_disk}")
         if not hasattr(e, "show"):
             raise
         e.show()

@@ -12,6 +12,7 @@ import faulthandler
 import multiprocessing as mp
 import os
 import signal
+import subprocess
 import sys
 import traceback
 from collections.abc import Callable
@@ -26,7 +27,11 @@ from pipeline.core.errors import ArtifactError, Crashed, QuantgateError
 T = TypeVar("T")
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 BY_A_PERSON = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGKILL}
-OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}  # of the moment: the stage fails, and nothing is recorded
+# What a system says of its disk is of the moment: the stage fails, nothing is recorded. With what to do about it.
+ROOM, WRITABLE = "make room", "make that writable for you, or work in a copy"
+OF_THE_DISK = {
+    errno.ENOSPC: ROOM, errno.EDQUOT: ROOM, errno.EROFS: WRITABLE, errno.EACCES: WRITABLE, errno.EIO: "look after the disk",
+}  # fmt: skip
 MEMORY = "the machine ran out of memory; free some, or measure a smaller model or batch"
 ADVICE: dict[int, str] = {
     signal.SIGILL: "the library was built for another processor; build it here: rm -rf .venv, then `make repro`",
@@ -85,6 +90,26 @@ def how_it_ended(what: str, code: int, log: Path, oom_kills_before: int) -> Quan
     return Crashed(f"{what}: the process died of {name}: {advice}{tail}; see {log}")
 
 
+def tool(command: list[str], *, what: str, log: Path, env: dict[str, str]) -> None:
+    """Run another's program, its output into `log`.
+
+    Raises `RuntimeError` with its last line where it refused its input, and what `in_own_process` raises where it died, was
+    stopped, or had no memory or disk.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    before = quota.oom_kills()
+    with log.open("w") as out:
+        code = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, env=env).returncode
+    if code < 0:
+        raise how_it_ended(what, code, log, before)
+    if code:
+        lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()] or ["no output"]
+        failed = RuntimeError(f"{what}: {lines[-1].strip()} (see {log})")
+        if lines[-1].startswith("MemoryError"):
+            raise Crashed(f"{what}: {MEMORY}; see {log}")
+        raise disk_error(failed) or failed
+
+
 def log_of(what: str) -> Path:
     """Where the output of work goes, by its name."""
     return artifacts.LOGS / f"{what.replace(' ', '-')}.log"
@@ -125,18 +150,15 @@ def _child(pipe: Connection, log: Path, work: Callable[..., Any], args: tuple[An
         os.kill(os.getpid(), signal.SIGINT)  # so that the parent sees what it was
     except BaseException as e:
         traceback.print_exc()
-        found = ("raised", _disk_error(e)) if _is_of_the_disk(e) else ("failed", _brief(e))
+        found = ("raised", of_disk) if (of_disk := disk_error(e)) else ("failed", _brief(e))
     pipe.send(found)
     cli.leave()
 
 
-def _is_of_the_disk(e: BaseException) -> bool:
-    """Whether the disk refused; libraries in other languages leave only the system's words for it."""
-    return getattr(e, "errno", None) in OF_THE_DISK or os.strerror(errno.ENOSPC) in str(e)
-
-
-def _disk_error(e: BaseException) -> ArtifactError:
-    return ArtifactError(f"a file could not be written ({_brief(e)}); make room, then run the same command again")
+def disk_error(e: BaseException) -> ArtifactError | None:
+    """The error to raise where the disk refused; libraries in other languages leave only the system's words for it."""
+    remedy = next((r for n, r in OF_THE_DISK.items() if getattr(e, "errno", None) == n or os.strerror(n) in str(e)), None)
+    return ArtifactError(f"a file could not be used ({_brief(e)}); {remedy}, then run the same command again") if remedy else None
 
 
 def _brief(e: BaseException) -> str:
