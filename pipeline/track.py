@@ -212,6 +212,7 @@ def main(
     _refuse_odd_options(to_promote, back, force, reason)
     settings = params.load()
     uri = os.environ.get("MLFLOW_TRACKING_URI") or settings.track.uri
+    uri = re.sub(r"(?<=^sqlite:///)(?!/).*", lambda file: str(artifacts.from_project(file[0])), uri)
     with _alone():
         if to_promote:
             cli.say(

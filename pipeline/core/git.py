@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+from pipeline.core.errors import ArtifactError
+
 
 def ask(*words: str) -> bytes | None:
     """What a git command prints; None where it fails: no repository, no such commit or file, git not installed."""
@@ -12,6 +14,10 @@ def ask(*words: str) -> bytes | None:
         done = subprocess.run(["git", *words], capture_output=True)
     except FileNotFoundError:
         return None
+    if b"dubious ownership" in done.stderr:
+        raise ArtifactError(
+            f"git refuses this folder, which is another user's: git config --global --add safe.directory {Path.cwd()}"
+        )
     return done.stdout if done.returncode == 0 else None
 
 
