@@ -62,9 +62,9 @@ def note() -> None:
 
 def elsewhere() -> str:
     """The machine that timings in this folder are of, in words, if it is another than this; else nothing."""
-    then = yaml.safe_load(MACHINE.read_text(encoding="utf-8")) if MACHINE.exists() else None
-    same = then is None or then.get("machine") == artifacts.digest(_class())[:8]
-    return "" if same else ", ".join(str(then[k]) for k in ("processor", "gpu") if then.get(k)) + f", {then.get('cores')} cores"
+    then = yaml.safe_load(MACHINE.read_text(encoding="utf-8")) if MACHINE.exists() else {}
+    other = then and then["machine"] != artifacts.digest(_class())[:8]
+    return ", ".join(str(then[k]) for k in ("processor", "gpu", "instruction_sets") if then[k]) if other else ""
 
 
 def _class() -> dict[str, Any]:

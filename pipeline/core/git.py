@@ -15,9 +15,7 @@ def ask(*words: str) -> bytes | None:
     except FileNotFoundError:
         return None
     if b"dubious ownership" in done.stderr:
-        raise ArtifactError(
-            f"git refuses this folder, which is another user's: git config --global --add safe.directory {Path.cwd()}"
-        )
+        raise ArtifactError(f"git refuses another user's folder: git config --global --add safe.directory {Path.cwd()}")
     return done.stdout if done.returncode == 0 else None
 
 
