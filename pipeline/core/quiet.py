@@ -69,8 +69,9 @@ def before_gptqmodel() -> None:
 def libraries() -> None:
     """Keep the pages that model libraries print out of a stage's output, and give them a home; their errors still come through.
 
-    A terminal or log that takes ASCII only gets question marks, not a traceback.
+    Where nothing listens, as to a daemon, nothing is said; a terminal or log that takes ASCII only gets question marks.
     """
+    sys.stdout, sys.stderr = (stream or Path(os.devnull).open("w") for stream in (sys.stdout, sys.stderr))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
