@@ -31,6 +31,7 @@ BY_A_PERSON = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, sig
 ROOM, WRITABLE = "make room", "make that writable for you, or work in a copy"
 OF_THE_DISK = {
     errno.ENOSPC: ROOM, errno.EDQUOT: ROOM, errno.EROFS: WRITABLE, errno.EACCES: WRITABLE, errno.EIO: "look after the disk",
+    errno.EFBIG: "raise the limit of a file's size (ulimit -f)",
 }  # fmt: skip
 MEMORY = "the machine ran out of memory; free some, or measure a smaller model or batch"
 ADVICE: dict[int, str] = {
