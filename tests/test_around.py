@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from pipeline import download, evalset, quantizers
-from pipeline.core import artifacts, params
+from pipeline.calibration import Calibration
+from pipeline.core import artifacts, git, isolate, params
 from pipeline.core.droppings import DROPPINGS
-from pipeline.core.errors import DataError, DownloadError
+from pipeline.core.errors import ArtifactError, DataError, DownloadError, Unsupported
 from pipeline.core.options import names_in
 from pipeline.evalset import tasks
-from pipeline.judging import stale
+from pipeline.judging import locked, stale
+from pipeline.quantizers import gguf
+from pipeline.weights import read_headers
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -201,3 +207,87 @@ def test_what_would_be_loaded_otherwise_is_refused_by_name(tiny: Path, tmp_path:
     out.mkdir()
     with pytest.raises(DownloadError, match=re.escape(said)):
         download.download(params.PathModel(source="path", path=str(written(model, files))), out)
+
+
+# Words that say whose fault it was, and messages with them that no test meets: the second list may only get shorter.
+BLAME = re.compile(
+    r"by hand|cut short|disk is full|out of memory|was killed|was stopped|not checked out|was deleted|git rewrote|another user"
+    r"|is gone|fault of|takes any API key|quantized already|could not be built|is gated|refused your token|does not stream|code: true"
+)
+UNPROVOKED = {"stopped: its guard"}
+
+
+def test_every_message_that_blames_a_cause_is_met_by_a_test_that_makes_that_cause() -> None:
+    told = " ".join(" ".join(re.sub(r"\\\\(.)", r"\1", f.read_text()).split()) for f in sorted((ROOT / "tests").rglob("*.py")))
+    found = set()
+    for file in sorted((ROOT / "pipeline").rglob("*.py")):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            text = node.value if isinstance(node, ast.Constant) and id(node) not in docs else None
+            if isinstance(text, str) and not text.startswith("#"):
+                for blamed in BLAME.finditer(text):
+                    words = list(re.finditer(r"\S+", text))
+                    threes = [(a, text[a.start() : c.end()].strip(";:,.)")) for a, c in zip(words, words[2:], strict=False)]
+                    near = [said for a, said in threes if a.start() < blamed.end() and a.start() + len(said) > blamed.start()]
+                    if not any(said in told for said in near or [text]):
+                        found.add(near[-1] if near else text)
+    assert found == UNPROVOKED
+
+
+def test_what_is_blamed_is_what_happened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    log = tmp_path / "log"
+    for number, said in (
+        (signal.SIGBUS, "a file that it had open was cut, or the disk is full"),
+        (signal.SIGSEGV, "a fault of the library or of the model's files"),
+        (signal.SIGTERM, "quantize x was stopped by SIGTERM"),
+    ):
+        assert said in str(isolate.how_it_ended("quantize x", -number, log, 0))
+    (tmp_path / "model.safetensors").write_bytes(b"\xff\xff")
+    with pytest.raises(ArtifactError, match="is no safetensors file or is cut short"):
+        read_headers(tmp_path)
+    result = tmp_path / "reports/a.json"
+    artifacts.write_text(result, "{}\n")
+    artifacts.write_json(
+        tmp_path / "dvc.lock", {"stages": {"x": {"outs": [{"path": "reports/a.json", "md5": locked.md5(b"{}\n")}]}}}
+    )
+    assert locked.edited([Path("reports/a.json")]) == []
+    result.write_bytes(b"{}\r\n")
+    assert locked.edited([Path("reports/a.json")])[0].endswith("made without dvc, or line ends that git rewrote)")
+    subprocess.run(["git", "init", "-q"], check=True)
+    monkeypatch.setenv("GIT_DIR", str(ROOT / ".git"))
+    assert git.line("rev-parse", "--show-toplevel") == str(tmp_path) and git.line("rev-parse", "HEAD") is None
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    with pytest.raises(ArtifactError, match="git refuses another user's folder"):
+        git.line("rev-parse", "HEAD")
+
+
+@pytest.mark.parametrize("free, error, said", [
+    (0, ArtifactError, "could not be written: the disk is full"), (1 << 40, Unsupported, "could not quantize to Q8_0"),
+])  # fmt: skip
+def test_a_disk_that_fills_under_llama_cpp_is_no_property_of_the_model(
+    free: int, error: type[Exception], said: str, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import llama_cpp
+
+    out = tmp_path / "out"
+    out.mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(gguf.envs, "run", lambda *arguments, **_: Path(arguments[4]).touch())
+    monkeypatch.setattr(gguf, "_names", lambda *_: [])
+    monkeypatch.setattr(llama_cpp, "llama_model_quantize", lambda *_: 1)  # all that C++ says of either
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    with pytest.raises(error, match=said):
+        gguf.quantize(tiny, out, calibration=Calibration(), seed=0, type="Q8_0")
+
+
+def test_a_copy_that_dvc_exp_works_in_finds_what_lies_beside_the_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project, copy = tmp_path / "project", tmp_path / "project/.dvc/tmp/exps/standalone/tmp1"
+    for folder in (project / "sub", copy / ".dvc", copy / "sub"):
+        folder.mkdir(parents=True)
+    model = params.PathModel(source="path", path="../my-model")
+    monkeypatch.setenv("DVC_ROOT", str(project))  # as DVC sets it for every stage
+    for here, root in ((copy, project), (copy / "sub", project / "sub"), (project, Path()), (project / "sub", Path())):
+        monkeypatch.chdir(here)
+        assert model.folder == root / "../my-model"
