@@ -211,7 +211,7 @@ def test_what_would_be_loaded_otherwise_is_refused_by_name(tiny: Path, tmp_path:
 
 # Words that say whose fault it was. Nothing but a kill between two lines makes "the server was stopped: its guard was killed".
 BLAME = re.compile(
-    r"by hand|cut short|disk is full|out of memory|guard was killed|was stopped|not checked out|was deleted|git rewrote|another user"
+    r"by hand|cut short|disk is full|out of memory|guard was killed|was stopped|not checked out|was deleted|git rewrote|other user"
     r"|is gone|fault of|any API key|quantized already|could not be built|is gated|refused your token|does not stream|code: true"
 )
 
