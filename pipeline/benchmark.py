@@ -138,8 +138,8 @@ def main(variant: str) -> None:
         "reason": manifest["reason"],
     }  # fmt: skip
     rows: list[Row] = []
+    hardware.note()
     if meta["status"] == "ok":
-        hardware.note()
         for name, written in {variant: manifest, settings.reference: theirs}.items():
             artifacts.verify_files(artifacts.model_dir(name), written)
         try:
