@@ -10,7 +10,7 @@ import itertools
 import math
 from pathlib import Path
 
-from pipeline import engines, evalset, fit, power, quantizers, served
+from pipeline import engines, evalset, fit, hardware, power, quantizers, served
 from pipeline.core import artifacts, cli, params
 from pipeline.core.droppings import data_files
 from pipeline.core.errors import ParamsError, QuantgateError
@@ -24,10 +24,8 @@ from pipeline.numbers.metrics import TOKEN_PARTS
 from pipeline.overlap import measured_rows, refuse_overlap
 from pipeline.serving import able
 
-BY_TASK = (
-    "acc", "acc_delta", "recovery", "flips_to_wrong", "flips_to_right", "p_mcnemar", "byte_ppl", "byte_ppl_ratio",
-)  # fmt: skip
-SCORED = ("acc", "acc_delta", "recovery", "flips_to_wrong", "flips_to_right", "p_mcnemar")
+SCORED = ("acc", "acc_delta", "score_delta", "recovery", "flips_to_wrong", "flips_to_right", "p_mcnemar")
+BY_TASK = (*SCORED, "byte_ppl", "byte_ppl_ratio")
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 CHECKED = artifacts.ARTIFACTS / "checked.json"
 
@@ -149,6 +147,8 @@ def _check_part(metric: str, settings: Params) -> None:
         kind = tasks.load_task(part)[0].get("output_type")
         if kind == "loglikelihood_rolling":
             raise ParamsError(f"metric {metric!r}: {part} has no right and wrong; use byte_ppl_ratio/{part}")
+        if kind == "generate_until" and stem == "score_delta":
+            raise ParamsError(f"metric {metric!r}: {part} has no choices; use acc_delta/{part}")
     if part and stem in ("kld_mean", "top1_agreement"):
         domains = [*sorted({row["domain"] for row in evalset.load_texts(Path(settings.diverge.corpus))}), "trajectory"]
         if part not in domains and part not in TOKEN_PARTS:
@@ -190,6 +190,10 @@ def main() -> None:
         cli.say("check", line)
     for line in served.told(settings):
         cli.say("power", line)
+    if not hardware.MACHINE.exists():  # DVC asks for it before a stage that times could write it
+        hardware.note()
+    elif machine := hardware.elsewhere():
+        cli.say("check", f"timings here are of another machine ({machine}); `make repro` times again, and keeps quality")
     cli.say("check", f"params.yaml is sound: {len(settings.variants)} variants, {len(settings.gate.rules)} gate rules")
 
 
