@@ -16,7 +16,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from pipeline import sound
+from pipeline import dequantize, sound
 from pipeline.core import artifacts, cli, params
 from pipeline.core.droppings import DROPPINGS
 from pipeline.core.errors import DownloadError
@@ -24,6 +24,7 @@ from pipeline.core.model_config import WANTED, wanted
 from pipeline.weights import count_weights
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
+REPLACED = ("config.json", "*.safetensors", "*.safetensors.index.json")  # where weights are dequantized
 
 
 def download(model: params.PackageModel | params.PathModel | params.HubModel, out: Path) -> dict[str, Any]:
@@ -43,6 +44,7 @@ def download(model: params.PackageModel | params.PathModel | params.HubModel, ou
     if not (out / "config.json").exists():
         raise DownloadError(f"{model.source} model holds no config.json; is it a transformers model folder?")
     _refuse_damage(out)
+    facts |= _dequantized(model, out)
     if not (out / "tokenizer.json").exists():
         raise DownloadError(
             f"{model.source} model holds no tokenizer.json; make one with AutoTokenizer.from_pretrained(...).save_pretrained(...)"
@@ -51,7 +53,19 @@ def download(model: params.PackageModel | params.PathModel | params.HubModel, ou
     config = out / "generation_config.json"
     before = artifacts.sha256_file(config) if config.exists() else None
     repairs = _repair_generation_config(out)
-    return facts | {"repairs": repairs} | ({"repaired": {config.name: before}} if repairs else {})
+    repaired = facts.get("repaired", {}) | ({config.name: before} if repairs else {})
+    return facts | {"repairs": repairs, "repaired": repaired}
+
+
+def _dequantized(model: params.PackageModel | params.PathModel | params.HubModel, out: Path) -> dict[str, Any]:
+    """Put values in the place of packed weights; returns what they were, and the files as they were given."""
+    packed = sound.refuse_quantized(sound.read_object(out / "config.json"), model.dequantize)
+    if packed is None:
+        return {}
+    given = {file.name: artifacts.sha256_file(file) for pattern in REPLACED for file in out.glob(pattern)}
+    dequantize.dequantize(out)
+    cli.say("download", f"the weights were published as {packed}; the base is their dequantization to bfloat16")
+    return {"dequantized_from": packed, "repaired": given}
 
 
 def _repair_generation_config(out: Path) -> list[str]:

@@ -8,12 +8,18 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pipeline import download
 from pipeline.core.errors import DownloadError
 from pipeline.core.params import HubModel, PackageModel, PathModel
+
+
+def fetch(folder: Path, out: Path, **more: Any) -> dict[str, Any]:
+    out.mkdir()
+    return download.download(PathModel(source="path", path=str(folder), **more), out)
 
 
 def test_a_local_folder_is_copied_without_pickles_or_code(tiny: Path, tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ class Model(Section):
     license: str = "unknown"
     note: str = ""
     trust_remote_code: bool = False
+    dequantize: bool = False  # whether packed weights (MXFP4, FP8, INT4) are taken, as the bfloat16 values that they stand for
 
 
 class PackageModel(Model):

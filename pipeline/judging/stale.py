@@ -180,6 +180,8 @@ def _changed_model(settings: Params) -> list[str]:
     then |= manifest.get("repaired") or {}  # as they were given
     folder = settings.model.folder
     given = manifest.get("given")
+    if given is not None:  # the others were made by `download`
+        then = {name: sha256 for name, sha256 in then.items() if name in given}
     added = {f.name for f in wanted(folder, settings.model.trust_remote_code)} - set(given) if given is not None else set()
     return [
         f"{folder / name} {UNLIKE_SOURCE}"
