@@ -10,7 +10,7 @@ import itertools
 import math
 from pathlib import Path
 
-from pipeline import engines, evalset, fit, power, quantizers, served, sound
+from pipeline import engines, evalset, fit, from_gguf, power, quantizers, served, sound
 from pipeline.core import artifacts, cli, params
 from pipeline.core.droppings import data_files
 from pipeline.core.errors import ParamsError, QuantgateError
@@ -80,6 +80,9 @@ def faults(settings: Params) -> list[str]:
 def _check_folder(model: PathModel) -> None:
     """Raise unless a local model folder holds a model, and one that is not packed or is to be dequantized."""
     folder = model.folder
+    if folder.suffix == ".gguf":
+        from_gguf.refuse_absent(folder)
+        return
     if not folder.is_dir():
         raise ParamsError(f"{str(folder)!r} is not a folder (looked in {folder.resolve()})")
     if not (folder / "config.json").exists():

@@ -61,8 +61,8 @@ def dequantize(folder: Path) -> None:
 
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     own, shards = _settings(config), sorted(folder.glob("*.safetensors"))
-    opened = {shard: safe_open(shard, framework="pt") for shard in shards}
-    where = {name: file for file in opened.values() for name in file.keys()}  # noqa: SIM118
+    opened: list[Any] = [safe_open(shard, framework="pt") for shard in shards]
+    where = {name: file for file in opened for name in file.keys()}  # noqa: SIM118
 
     def read(name: str) -> Tensor | None:
         return where[name].get_tensor(name) if name in where else None
@@ -71,8 +71,6 @@ def dequantize(folder: Path) -> None:
     for name in where:
         if not name.endswith(BESIDE + UNUSED):
             out.add(*_values(name, where[name].get_tensor(name), read, own))
-    del where
-    opened.clear()
     for file in [*shards, *folder.glob("*.safetensors.index.json")]:
         file.unlink()
     out.finish()
@@ -147,7 +145,10 @@ def _unpack(words: Tensor, bits: int) -> Tensor:
 
 
 def _scaled(codes: Tensor, scale: Tensor, zero: Tensor | None, groups: Tensor | None, block: tuple[int, int] | None) -> Tensor:
-    """(codes - zero) * scale in bfloat16. The last block of a row or column may be cut short; groups: of each input, if reordered."""
+    """(codes - zero) * scale in bfloat16. The last block of a row or column may be cut short.
+
+    groups: of each input, where they do not stand in order.
+    """
     import torch
 
     if scale.dtype == torch.uint8:  # E8M0
@@ -190,7 +191,8 @@ class _Shards:
 
     def finish(self) -> None:
         self._write()
-        names, n = {}, len(self.written)
+        names: dict[str, str] = {}
+        n = len(self.written)
         for k, sizes in enumerate(self.written):
             name = f"model-{k + 1:05}-of-{n:05}.safetensors" if n > 1 else "model.safetensors"
             (self.folder / f"{k}.part").rename(self.folder / name)

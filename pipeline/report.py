@@ -201,7 +201,8 @@ def print_summary(settings: Params) -> None:
     if (told := stale_line(verdict, settings)) is not None:
         print(told)
     rows = words.table(results, verdict, settings.variants)
-    title = f"{settings.model.source} model, reference {settings.reference}{dequantized(results[settings.reference])}, tier {settings.tier}: {verdict['verdict']}"
+    reference = settings.reference + dequantized(results[settings.reference])
+    title = f"{settings.model.source} model, reference {reference}, tier {settings.tier}: {verdict['verdict']}"
     cli.table(list(rows[0]), rows, title=title, left=("variant", "verdict"))
     for name, v in verdict["variants"].items():
         beside = f"; {aside}" if (aside := words.aside(v)) else ""

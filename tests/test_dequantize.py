@@ -190,7 +190,10 @@ def test_many_shards_are_written_and_scales_in_another_shard_are_found(
         tensors |= own
     as_packed(base, {}, {"quant_method": "fp8", "weight_block_size": [48, 40]})
     (base / "model.safetensors").unlink()
-    shards = {"scales": {n: t for n, t in tensors.items() if "scale" in n}, "codes": {n: t for n, t in tensors.items() if "scale" not in n}}
+    shards = {
+        "scales": {n: t for n, t in tensors.items() if "scale" in n},
+        "codes": {n: t for n, t in tensors.items() if "scale" not in n},
+    }
     for name, own in shards.items():
         save_file(own, base / f"{name}.safetensors", metadata={"format": "pt"})
     index = {n: f"{name}.safetensors" for name, own in shards.items() for n in own}

@@ -50,7 +50,7 @@ class PackageModel(Model):
 
 
 class PathModel(Model):
-    """A local folder in Hugging Face layout."""
+    """A local folder in Hugging Face layout, or a GGUF file (of a split one the first part)."""
 
     source: Literal["path"]
     path: str
