@@ -16,10 +16,9 @@ from pipeline import engines
 from pipeline.core import cli, isolate, quota
 from pipeline.core.errors import Crashed, DownloadError, Unsupported
 from pipeline.core.model_config import parts
-from pipeline.evalset import load_texts
 from pipeline.numbers.distributions import compare_logits
+from pipeline.tokenizer_files import corpus_texts
 
-CORPUS = Path(__file__).resolve().parent.parent / "evalsets/corpus"
 COMPARED = 256  # tokens of text
 NEAR = 0.05  # nats, mean: llama.cpp's kernels round activations to 8 bits; a lost window or scale is far beyond
 PLAIN = ("F32", "F16", "BF16")
@@ -232,7 +231,7 @@ def restore_splitting(tokenizer: Any, pre: str) -> None:
 def _refuse_other_tokens(file: Path, pre: Any, out: Path) -> None:
     from transformers import AutoTokenizer
 
-    texts = [row["text"] for row in load_texts(CORPUS)]
+    texts = corpus_texts()
     tokenizer = AutoTokenizer.from_pretrained(out)
     try:
         theirs = isolate.isolated(llama_ids, file, texts, what="download tokens")
@@ -289,7 +288,7 @@ def divergence(file: Path, folder: Path) -> float:
             (Path(tmp) / source.name).symlink_to(source.resolve())
         (Path(tmp) / "model.gguf").symlink_to(file.resolve())
         theirs: Any = engines.load("llamacpp", Path(tmp), threads=threads, kv_type="f32")
-        ids = theirs.tokenize(load_texts(CORPUS)[0]["text"])[: min(COMPARED, theirs.max_length)]
+        ids = theirs.tokenize(corpus_texts()[0])[: min(COMPARED, theirs.max_length)]
         found = theirs.logits(ids)
         theirs.close()
     ours: Any = engines.load("hf", folder, threads=threads)

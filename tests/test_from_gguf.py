@@ -14,7 +14,7 @@ from test_engines import write_gguf
 
 from pipeline import from_gguf
 from pipeline.core.errors import DownloadError
-from pipeline.evalset import load_texts
+from pipeline.tokenizer_files import corpus_texts
 
 # llama-cpp-python's log cuts a list of tokens within a character, and cannot decode it then
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -133,7 +133,7 @@ def merging(tmp_path_factory: pytest.TempPathFactory) -> Any:
         vocab_size=3000, max_token_length=12, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), special_tokens=["<|end|>"],
         show_progress=False,
     )  # fmt: skip
-    texts = [row["text"] for row in load_texts(from_gguf.CORPUS)]
+    texts = corpus_texts()
     pieces = [text[at : at + 60] for text in texts for at in range(0, len(text), 60)]
     tokenizer.train_from_iterator(pieces + ODD * 30, trainer)
     return json.loads(tokenizer.to_str())["model"]
@@ -170,7 +170,7 @@ def test_text_is_cut_as_llama_cpp_cuts_it(merging: dict[str, Any], tmp_path: Pat
     from_gguf._write_tokenizer(file, GGUFReader(file), tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
-    texts = [row["text"] for row in load_texts(from_gguf.CORPUS)] + ODD
+    texts = corpus_texts() + ODD
     assert [tokenizer(text).input_ids for text in texts] == from_gguf.llama_ids(file, texts)
 
 
