@@ -208,7 +208,18 @@ def _write_tokenizer(file: Path, reader: Any, out: Path) -> None:
         ) from None
     if _told(reader, "tokenizer.ggml.model") == "gpt2":
         restore_splitting(tokenizer.backend_tokenizer, _told(reader, "tokenizer.ggml.pre") or "default")
+    elif _told(reader, "tokenizer.ggml.add_space_prefix") is False:
+        _without_prefix(tokenizer.backend_tokenizer)
     tokenizer.save_pretrained(out)
+
+
+def _without_prefix(tokenizer: Any) -> None:
+    """Let a text begin without a space of the tokenizer's making, and end in none that is taken away again."""
+    from tokenizers import decoders, pre_tokenizers
+
+    if isinstance(tokenizer.pre_tokenizer, pre_tokenizers.Metaspace):  # Gemma's has no prefix anyway
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace("▁", prepend_scheme="never", split=False)
+        tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
 
 
 def restore_splitting(tokenizer: Any, pre: str) -> None:
