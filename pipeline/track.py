@@ -212,6 +212,7 @@ def main(
     _refuse_odd_options(to_promote, back, force, reason)
     settings = params.load()
     uri = os.environ.get("MLFLOW_TRACKING_URI") or settings.track.uri
+    uri = re.sub(r"(?<=^sqlite:///)(?!/).*", lambda file: str(artifacts.from_project(file[0])), uri)
     with _alone():
         if to_promote:
             cli.say(
@@ -265,6 +266,9 @@ def _safely(uri: str, act: Callable[[], Done], then: str) -> Done:
     except Exception as e:
         lines = str(e).strip().splitlines() or [type(e).__name__]
         why = without_password(lines[0])[:200]
+        if schemas := re.search(r"found version (\w+), but expected (\w+)", why):
+            why = "another MLflow's schema, {} where this one has {}: if that one was older, `mlflow db upgrade`; else install it"
+            why = why.format(*schemas.groups())
         hint = "; set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD" if "401" in why else ""
         hint = f"; pip install {e.name}" if isinstance(e, ModuleNotFoundError) else hint  # boto3, where files go to S3 from here
         raise ArtifactError(

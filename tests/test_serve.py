@@ -65,6 +65,12 @@ def set_params(who: dict[str, Any], change: Callable[[dict[str, Any]], object] =
     return params.load()
 
 
+def as_written(folder: Path) -> None:
+    """Let a model's manifest list what is there."""
+    manifest = artifacts.read_manifest(folder)
+    artifacts.write_json(folder / artifacts.MANIFEST, manifest | {"files": artifacts.files_of(folder)})
+
+
 def rules(*more: dict[str, Any]) -> Callable[[dict[str, Any]], object]:
     return lambda data: data["gate"]["rules"].extend(more)
 
@@ -452,6 +458,7 @@ def test_a_launched_llama_cpp_server_is_measured_and_gone(tiny: Path) -> None:
     folder = artifacts.model_dir("q8")
     shutil.copytree(tiny, folder, dirs_exist_ok=True)
     write_gguf(folder, folder / "model.gguf")
+    as_written(folder)
     shutil.copytree(ROOT / "envs", "envs")
     if (ROOT / "artifacts/envs").exists():  # built once for the checkout, not for every run of the tests
         Path("artifacts/envs").symlink_to(ROOT / "artifacts/envs")
@@ -496,6 +503,7 @@ def test_a_stage_that_is_killed_leaves_no_server_and_no_half_written_file(number
 
 def test_an_environment_that_cannot_be_built_is_unsupported_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     (artifacts.model_dir("q8") / "model.gguf").touch()
+    as_written(artifacts.model_dir("q8"))
 
     def broken(name: str) -> Path:
         raise Unsupported(f"environment {name!r} could not be built: no matching distribution")
