@@ -306,9 +306,7 @@ def _choose(torch: Any, logits: Any, sampling: Sampling, generator: Any) -> int:
 def _free_bytes(torch: Any, device: str) -> int:
     if device != "cpu":
         return int(torch.cuda.mem_get_info()[0])
-    import psutil
-
-    return min(int(psutil.virtual_memory().available), quota.memory_bytes())
+    return quota.free_bytes()
 
 
 def _cache_bytes(cache: Any) -> int | None:

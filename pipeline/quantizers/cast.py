@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from pipeline.calibration import Calibration
 from pipeline.core import artifacts
+from pipeline.core.droppings import data_files
 from pipeline.core.errors import InvalidVariant
 from pipeline.quantizers import Facts
 from pipeline.quantizers._probe import first_overflow
@@ -31,7 +32,7 @@ def quantize(
     shapes = {name: (_type(tensor, dtype), tuple(tensor.shape)) for name, tensor in _tensors(model_dir)}
     facts: Facts = {"library": "torch", "reproducible": ANY_MACHINE, "underflowed_weights": 0}
     if all(shapes[name][0] == _type(tensor) for name, tensor in _tensors(model_dir)):
-        for file in model_dir.glob("*.safetensors*"):
+        for file in data_files(model_dir, "*.safetensors*"):
             artifacts.link_file(file, out_dir / file.name)
     else:
         write(out_dir, shapes, _cast(model_dir, shapes, facts), {"format": "pt"})
@@ -48,7 +49,7 @@ def _tensors(folder: Path) -> Iterator[tuple[str, Any]]:
     """(name, tensor), mapped from its file."""
     from safetensors import safe_open
 
-    for shard in sorted(folder.glob("*.safetensors")):
+    for shard in data_files(folder, "*.safetensors"):
         with safe_open(shard, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118  # it is no dict
                 yield name, tensors.get_tensor(name)

@@ -23,7 +23,7 @@ import yaml
 
 from pipeline.check import BY_TASK
 from pipeline.core import artifacts, params
-from pipeline.judging import verdicts
+from pipeline.gating import verdicts
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PRETENDED = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
