@@ -10,7 +10,7 @@ import itertools
 import math
 from pathlib import Path
 
-from pipeline import engines, evalset, fit, power, quantizers, served
+from pipeline import engines, evalset, fit, power, quantizers
 from pipeline.core import artifacts, cli, params
 from pipeline.core.droppings import data_files
 from pipeline.core.errors import ParamsError, QuantgateError
@@ -22,7 +22,8 @@ from pipeline.numbers.definitions import is_served
 from pipeline.numbers.metrics import TOKEN_PARTS
 from pipeline.numbers.rules import bound_of
 from pipeline.overlap import measured_rows, refuse_overlap
-from pipeline.serving import able
+from pipeline.preflight import servers
+from pipeline.serving import results
 
 BY_TASK = (
     "acc", "acc_delta", "recovery", "flips_to_wrong", "flips_to_right", "p_mcnemar", "byte_ppl", "byte_ppl_ratio",
@@ -55,11 +56,11 @@ def faults(settings: Params) -> list[str]:
     for k, rule in enumerate(settings.gate.rules):
         collect(f"params.yaml: gate.rules.{k}", bound_of, rule)
         collect(f"params.yaml: gate.rules.{k}", _check_part, rule.metric, settings)
-        collect(f"params.yaml: gate.rules.{k}", served.check_rule, rule, settings)
+        collect(f"params.yaml: gate.rules.{k}", servers.check_rule, rule, settings)
     collect("params.yaml: calibration.set", evalset.load_texts, Path(settings.calibration.set))
     collect("params.yaml: diverge.corpus", evalset.load_texts, Path(settings.diverge.corpus))
     collect("params.yaml: diverge.trajectories.prompts", evalset.load_prompts, Path(settings.diverge.trajectories.prompts))
-    found += able.faults(settings)
+    found += servers.faults(settings)
     if settings.serving.variants:
         collect("params.yaml: serving.prompts", evalset.load_texts, Path(settings.serving.prompts))
     collect("params.yaml: benchmark.prompts", evalset.load_texts, Path(settings.benchmark.prompts))
@@ -139,7 +140,7 @@ def _check_part(metric: str, settings: Params) -> None:
     stem, _, part = metric.partition("/")
     parts = [*settings.amount.tasks, "all"]
     if is_served(metric):
-        served.check_metric(metric, settings)
+        servers.check_metric(metric, settings)
         return
     if stem == "truncated" and part in ("", *settings.amount.tasks):
         return
@@ -183,12 +184,12 @@ def main() -> None:
     if found:
         raise ParamsError("\n       ".join(found))
     artifacts.write_json(CHECKED, {"status": "ok"})
-    served.write_asked(settings)
+    results.write_asked(settings)
     for line in power.told(settings):
         cli.say("power", line)
-    for line in more_than_there(settings) + fit.told(settings) + able.told(settings):
+    for line in more_than_there(settings) + fit.told(settings) + servers.unsupported(settings):
         cli.say("check", line)
-    for line in served.told(settings):
+    for line in servers.inconclusive(settings):
         cli.say("power", line)
     cli.say("check", f"params.yaml is sound: {len(settings.variants)} variants, {len(settings.gate.rules)} gate rules")
 

@@ -14,11 +14,11 @@ from typing import Annotated, Any
 
 import typer
 
-from pipeline import served
 from pipeline.core import artifacts, cli, params
 from pipeline.core.errors import ArtifactError, ParamsError, QuantgateError
 from pipeline.core.params import Params
 from pipeline.judging import baseline, comment, justify, ledger, proof, recomputed, stale, verdicts
+from pipeline.serving import results as server_results
 
 EXIT = {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 3}
 STALE = 2
@@ -32,7 +32,7 @@ def _results(settings: Params) -> dict[str, dict[str, Any]]:
     for name, result in results.items():
         if not isinstance(result, dict) or not isinstance(result.get("metrics"), dict) or "asked" not in result:
             raise ArtifactError(f"{artifacts.metrics(name)} is damaged; delete it and run `dvc repro`")
-    served.add(results, settings)
+    server_results.add(results, settings)
     return results
 
 

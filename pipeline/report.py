@@ -13,7 +13,6 @@ from typing import Annotated, Any
 
 import typer
 
-from pipeline import served
 from pipeline.core import artifacts, cli, params
 from pipeline.core.errors import ArtifactError, ParamsError, QuantgateError
 from pipeline.core.params import Params
@@ -24,6 +23,7 @@ from pipeline.numbers.definitions import is_served
 from pipeline.numbers.shown import n_of
 from pipeline.pages import advice, charts, latency, pareto, pictures, speed, tradeoff, where, words
 from pipeline.pages.words import show
+from pipeline.serving import results as server_results
 
 FIGURES = artifacts.REPORTS / "figures"
 README_MARKS = ("<!-- results -->", "<!-- /results -->")
@@ -169,7 +169,7 @@ def tradeoff_csv(numbers: dict[str, dict[str, float]]) -> str:
 def write(settings: Params) -> None:
     """Write pictures, pages and the numbers that DVC compares."""
     results, verdict = load_results(settings)
-    figures, faults = served.current(results, settings)
+    figures, faults = server_results.current(results, settings)
     prompts = settings.amount.benchmark.prompt_tokens, sweep.BATCH_PROMPT
     table = tradeoff.view(results, figures, faults, prompts, settings.compare.confidence, show)
     drawn = draw(results, verdict, settings, figures)

@@ -21,7 +21,7 @@ from pipeline.core.errors import ParamsError
 from pipeline.judging import stale
 from pipeline.numbers.definitions import definition
 from pipeline.pages import charts, latency, pictures, place, speed, words
-from pipeline.runs import run_content
+from pipeline.tracking import runs
 
 DRAWN = ("tradeoff", "domains", "positions", "memory")
 
@@ -171,7 +171,7 @@ def test_how_many_rounds_stand_behind_speed_is_said_alike_everywhere(reports: Pa
         artifacts.write_json(artifacts.metrics(name), found)
     report.write(params.load())
     results, verdict = report.load_results(params.load())
-    note = run_content.state_note(results, verdict, params.load())
+    note = runs.state_note(results, verdict, params.load())
     picture = (reports / "reports/figures/tradeoff.svg").read_text(encoding="utf-8")
     assert all("5 to 10 rounds" in text for text in (*pages(reports), note, picture))
     assert not re.search(r"(?<!to )\b(5|10) rounds", "".join((*pages(reports), note, picture)))

@@ -18,13 +18,15 @@ import pytest
 import yaml
 from gate_house import judge, keep_ledger, lock
 
-from pipeline import check, gate, serve, served
+from pipeline import check, gate, serve
 from pipeline.core import artifacts, params
 from pipeline.core.errors import ParamsError, Unsupported
 from pipeline.core.params import Params
 from pipeline.judging import stale, verdicts
 from pipeline.numbers.stats import quantile_interval
-from pipeline.serving import able, launch, measure
+from pipeline.preflight import servers
+from pipeline.serving import launch, measure
+from pipeline.serving import results as server_results
 from pipeline.serving.client import ServerError
 from tests import serving_server
 from tests.serving_server import KEY, Server
@@ -171,7 +173,7 @@ def test_a_server_without_one_complete_reply_passes_nothing(server: Server, monk
     monkeypatch.setattr(serving_server, "plain", serving_server.unavailable)
     settings = set_params({"q8": {"url": server.url}}, rules(*LIMITS))
     serve.main("q8")
-    assert figures()["status"] == "invalid" and "none of 32 requests was complete; the first said: HTTP 503" in figures()["reason"]
+    assert figures()["status"] == "invalid" and "none of 32 requests was complete; the first failed" in figures()["reason"]
     found = judged(settings)
     assert {found[r["metric"]][0] for r in LIMITS} == {"FAIL"} and len(rows()) == 35
 
@@ -198,7 +200,7 @@ def test_engine_options_that_a_launched_server_has_no_equal_for_are_refused_by_n
     set_params({"q8": {"launch": "vllm"}}, given)
     serve.main("q8")
     assert figures()["status"] == "unsupported" and rows() == []
-    assert "engine_options {attention: eager} have no equal in a launched vllm server (it takes none)" in figures()["reason"]
+    assert "a launched vllm server does not have engine_options {attention: eager} (it has none)" in figures()["reason"]
     set_params({"q8": {"url": server.url}}, given)
     serve.main("q8")
     assert figures()["status"] == "ok", "what a server elsewhere was started with is its owner's"
@@ -297,7 +299,7 @@ def test_a_verdict_is_stale_once_what_a_server_did_is_changed(server: Server, ca
 
 def test_without_a_rule_on_servers_a_verdict_rests_on_none(server: Server) -> None:
     settings = set_params({"q8": {"url": server.url}})
-    assert served.files(settings) == [] and not [f for f in stale.changed(settings) if "serving" in f]
+    assert server_results.files(settings) == [] and not [f for f in stale.changed(settings) if "serving" in f]
     assert judged(settings)[""][0] == "PASS"
 
 
@@ -328,8 +330,9 @@ def test_a_rule_on_what_is_measured_is_taken(metric: str) -> None:
 
 def test_a_percentile_that_no_run_can_bound_is_said_before_any_work() -> None:
     asked = [{"metric": f"ttft_{q}_ms/closed-2", "limit": "60 s"} for q in ("p50", "p99")]
-    (line,) = served.told(set_params({"q8": {"url": "http://h"}}, rules(*asked, {"metric": "itl_p99_ms/closed-2", "limit": "1 s"})))
-    assert line.startswith("ttft_p99_ms/closed-2 will be INCONCLUSIVE: 16 requests bound no p99; about ")
+    asked.append({"metric": "itl_p99_ms/closed-2", "limit": "1 s"})
+    (line,) = servers.inconclusive(set_params({"q8": {"url": "http://h"}}, rules(*asked)))
+    assert line.startswith("ttft_p99_ms/closed-2 will be INCONCLUSIVE: 16 requests are too few for a p99 interval; about ")
     enough = int(line.split("about ")[1].split()[0])
     for n, bounded in ((enough, True), (enough // 2, False)):
         found = quantile_interval(np.arange(n), np.arange(n), 0.99, confidence=0.95)
@@ -369,61 +372,61 @@ def as_variant(quantizer: str, engine: str, **more: Any) -> Callable[[dict[str, 
 @pytest.mark.parametrize("kind", launch.KINDS)
 @pytest.mark.parametrize("quantizer, engine", [("cast", "hf"), ("onnx", "onnxruntime"), ("gguf", "llamacpp")])
 def test_a_server_that_does_not_read_the_variant_is_a_fault_before_any_work(kind: str, quantizer: str, engine: str) -> None:
-    found = able.faults(set_params({"q8": {"launch": kind}}, as_variant(quantizer, engine)))
+    found = servers.faults(set_params({"q8": {"launch": kind}}, as_variant(quantizer, engine)))
     reads = {"llamacpp": "llamacpp", "vllm": "hf"}[kind] == engine
     assert len(found) == (not reads), found
     if found:
-        assert f"serving.variants.q8: launch: {kind} does not read models of engine {engine!r}" in found[0]
+        assert f"serving.variants.q8: launch: {kind} reads models of engine" in found[0]
         assert ("launch: vllm, or" in found[0], "launch: llamacpp, or" in found[0]) == (engine == "hf", engine == "llamacpp")
 
 
 @pytest.mark.parametrize("url, key, words", [
-    ("127.0.0.1:8000", "k", "is no address of a server"), ("http://me:secret@h", "k", "carries a password"),
-    ("http://h", "two words", "the value of OWN_KEY is no API key"), ("http://h", "k", ""),
+    ("127.0.0.1:8000", "k", "invalid server URL"), ("http://me:secret@h", "k", "contains a password"),
+    ("http://h", "two words", "OWN_KEY is not a valid API key"), ("http://h", "k", ""),
 ])  # fmt: skip
 def test_an_address_or_key_that_is_none_is_a_fault_before_any_work(
     url: str, key: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OWN_KEY", key)
-    found = able.faults(set_params({"q8": {"url": url, "key_env": "OWN_KEY"}}))
+    found = servers.faults(set_params({"q8": {"url": url, "key_env": "OWN_KEY"}}))
     assert len(found) == bool(words) and all(words in f and "secret" not in f and "two words" not in f for f in found), found
 
 
 @pytest.mark.parametrize("python, words", [
-    (None, "put the path of the Python"), ("/none/python", "is no program"), (sys.executable, ""),
+    (None, "needs its own environment"), ("/none/python", "is not a program"), (sys.executable, ""),
 ])  # fmt: skip
 def test_a_server_that_this_machine_lacks_is_told_before_any_work_as_the_stage_says_it(
     python: str | None, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(launch.VLLM, python) if python else monkeypatch.delenv(launch.VLLM, raising=False)
     settings = set_params({"q8": {"launch": "vllm"}}, as_variant("cast", "hf"))
-    assert able.faults(settings) == []
-    told = able.told(settings)
+    assert servers.faults(settings) == []
+    told = servers.unsupported(settings)
     assert len(told) == bool(words) and all(words in line and "FAIL" not in line for line in told), told
     if words:
         serve.main("q8")
         assert figures()["status"] == "unsupported" and words in figures()["reason"]
         ruled = set_params({"q8": {"launch": "vllm"}}, lambda d: (as_variant("cast", "hf")(d), rules(LIMITS[0])(d)))
-        assert able.told(ruled)[0].endswith("a required rule judges it: the gate will FAIL")
+        assert servers.unsupported(ruled)[0].endswith("a required rule judges it: the gate will FAIL")
 
 
 def test_options_without_an_equal_are_told_before_any_work() -> None:
     settings = set_params({"q8": {"launch": "llamacpp"}}, as_variant("gguf", "llamacpp", engine_options={"flash": True}))
-    assert able.faults(settings) == []
-    assert ["engine_options {flash: True} have no equal" in line for line in able.told(settings)] == [True]
+    assert servers.faults(settings) == []
+    assert ["does not have engine_options {flash: True}" in line for line in servers.unsupported(settings)] == [True]
 
 
 def test_check_says_what_cannot_be_served(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(check, "_lm_eval_tasks", set)  # seconds, for tasks whose sets are not in this folder
     settings = set_params({"q8": {"launch": "vllm"}}, as_variant("gguf", "llamacpp"))
-    assert any("launch: vllm does not read" in fault for fault in check.faults(settings))
+    assert any("launch: vllm reads models of engine" in fault for fault in check.faults(settings))
     lacking = set_params({"q8": {"launch": "vllm"}}, as_variant("cast", "hf"))
     monkeypatch.delenv(launch.VLLM, raising=False)
     monkeypatch.setattr(params, "load", lambda: lacking)
     for name in ("faults", "more_than_there"):  # they read sets that are not in this folder
         monkeypatch.setattr(check, name, lambda _: [])
     check.main()
-    assert "check      serving.variants.q8 will be unsupported: vLLM has" in capsys.readouterr().out
+    assert "check      serving.variants.q8 will be unsupported: vLLM needs" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("change", [
@@ -432,16 +435,16 @@ def test_check_says_what_cannot_be_served(monkeypatch: pytest.MonkeyPatch, capsy
 ])  # fmt: skip
 def test_a_project_that_serves_nothing_is_sound_and_says_so(change: Callable[[dict[str, Any]], object]) -> None:
     settings = set_params({}, change)
-    served.write_asked(settings)
+    server_results.write_asked(settings)
     assert settings.serving.variants == {} and "no variant is served" in artifacts.SERVING_ASKED.read_text(encoding="utf-8")
-    assert served.current(results(settings), settings) == ({}, {})
+    assert server_results.current(results(settings), settings) == ({}, {})
 
 
 def test_what_is_asked_of_servers_is_written_where_stages_depend_on_it() -> None:
-    served.write_asked(set_params({"q8": {"url": "http://h", "key_env": "K"}}))
+    server_results.write_asked(set_params({"q8": {"url": "http://h", "key_env": "K"}}))
     first = artifacts.SERVING_ASKED.read_text(encoding="utf-8")
     assert yaml.safe_load(first)["q8"]["load"] == LOAD and yaml.safe_load(first)["q8"]["key_env"] == "K"
-    served.write_asked(set_params({"q8": {"url": "http://h", "key_env": "K", "chat": True}}))
+    server_results.write_asked(set_params({"q8": {"url": "http://h", "key_env": "K", "chat": True}}))
     assert artifacts.SERVING_ASKED.read_text(encoding="utf-8") != first
 
 

@@ -117,14 +117,14 @@ def test_failed_ones_are_asked_again_when_that_is_wanted(server: Server) -> None
 
 def test_a_key_that_was_asked_something_else_is_refused(server: Server) -> None:
     run(server, requests_file({"key": "a", "prompt": "plain", "max_tokens": 1}))
-    with pytest.raises(ArtifactError, match="'a' was asked something else"):
+    with pytest.raises(ArtifactError, match="'a' has another request"):
         run(server, requests_file({"key": "a", "prompt": "plain other", "max_tokens": 1}))
 
 
 def test_answers_of_two_models_are_not_mixed_in_one_file(server: Server) -> None:
     run(server, requests_file({"key": "a", "prompt": "plain", "max_tokens": 1}))
     server.models = ["other"]
-    with pytest.raises(ArtifactError, match="has answers of 'm' and this would add 'other'"):
+    with pytest.raises(ArtifactError, match="has results of 'm', not 'other'"):
         run(server, requests_file({"key": "b", "prompt": "plain", "max_tokens": 1}))
 
 
@@ -134,7 +134,7 @@ def test_results_are_never_written_into_the_requests(server: Server, name: str) 
     path.write_bytes(path.read_bytes().rstrip(b"\n"))  # as editors leave it: the last request has no line end
     Path("link.jsonl").symlink_to(path)
     before = path.read_bytes()
-    with pytest.raises(ParamsError, match="holds the requests; name another file"):
+    with pytest.raises(ParamsError, match="has the requests; choose another file"):
         batch.main(server.url, path, Path(name))
     assert path.read_bytes() == before and server.asked == [] and not Path(f"{name}.lock").exists()
 
@@ -143,13 +143,13 @@ GOOD = '{"key": "z", "request": "d", "model": "m", "ok": true}\n'
 
 
 @pytest.mark.parametrize("content, words", [
-    (GOOD + '{"key": "a", "prompt": "b"}\nlast words', "results.jsonl:2 is no line of results: no 'request'"),
-    (GOOD + '{"key": "a", "request": "d", "model": "m", "ok": "yes"}\n', "results.jsonl:2 is no line of results: no 'ok'"),
-    ("[1]\nlast words", "results.jsonl:1 is no line of results: no 'key'"),
-    (GOOD + "\nnot JSON\nlast words", "results.jsonl:3 is no line of results: not JSON"),
-    (b"\xff\xfe\nlast words", "results.jsonl:1 is no line of results: not JSON"),
-    ("my only line of notes", "results.jsonl:1 is no line of results that was cut off"),
-    (GOOD + '{"key": "a", "prompt": "b"}', "results.jsonl:2 is no line of results: no 'request'"),
+    (GOOD + '{"key": "a", "prompt": "b"}\nlast words', "results.jsonl:2 is not a result: it has no 'request'"),
+    (GOOD + '{"key": "a", "request": "d", "model": "m", "ok": "yes"}\n', "results.jsonl:2 is not a result: it has no 'ok'"),
+    ("[1]\nlast words", "results.jsonl:1 is not a result: it has no 'key'"),
+    (GOOD + "\nnot JSON\nlast words", "results.jsonl:3 is not a result: not JSON"),
+    (b"\xff\xfe\nlast words", "results.jsonl:1 is not a result: not JSON"),
+    ("my only line of notes", "results.jsonl:1 is not a result that was cut off"),
+    (GOOD + '{"key": "a", "prompt": "b"}', "results.jsonl:2 is not a result: it has no 'request'"),
 ])  # fmt: skip
 def test_a_file_of_other_things_is_named_with_its_line_and_left_as_it_was(server: Server, content: str | bytes, words: str) -> None:
     before = content if isinstance(content, bytes) else content.encode()
@@ -164,7 +164,7 @@ def test_a_cut_line_stays_where_the_run_is_refused(server: Server) -> None:
     with Path("results.jsonl").open("a") as f:
         f.write('{"key": "b", "req')
     before = Path("results.jsonl").read_bytes()
-    with pytest.raises(ArtifactError, match="'a' was asked something else"):
+    with pytest.raises(ArtifactError, match="'a' has another request"):
         run(server, requests_file({"key": "a", "prompt": "plain other", "max_tokens": 1}))
     assert Path("results.jsonl").read_bytes() == before
 
@@ -176,9 +176,9 @@ def test_two_batches_do_not_write_one_file(server: Server) -> None:
 
 @pytest.mark.parametrize("text, words", [
     ("{", "requests.jsonl:1: not JSON"), ('{"key": "a"}', "either prompt or messages"), ("[1]", "either prompt or messages"),
-    ('{"prompt": "a", "messages": []}', "either prompt or messages"), ('{"prompt": "a", "n": 4}', "n are not for requests"),
-    ('{"key": 1, "prompt": "a"}\n\n{"key": "1", "prompt": "b"}', "requests.jsonl:3: key '1' is there twice"),
-    ("\n", "holds no request"), (r'{"key": "\ud83d", "prompt": "a"}', "requests.jsonl:1: not JSON .*surrogates"),
+    ('{"prompt": "a", "messages": []}', "either prompt or messages"), ('{"prompt": "a", "n": 4}', "cannot set stream"),
+    ('{"key": 1, "prompt": "a"}\n\n{"key": "1", "prompt": "b"}', "requests.jsonl:3: key '1' occurs twice"),
+    ("\n", "has no requests"), (r'{"key": "\ud83d", "prompt": "a"}', "requests.jsonl:1: not JSON .*surrogates"),
     ('{"prompt": "a", "max_tokens": 0}', "max_tokens"), ('{"prompt": "a", "max_tokens": "9"}', "max_tokens"),
 ])  # fmt: skip
 def test_a_faulty_request_is_named_with_its_line_before_anything_is_asked(text: str, words: str) -> None:
@@ -242,7 +242,7 @@ def test_a_date_to_wait_for_is_seconds_from_now_and_one_too_far_is_a_failure_and
     assert 1 < wait <= 40
     for far in (b"Wed, 21 Oct 2037 07:28:00 GMT", b"61", b"999999999999"):
         assert waited(server, far) == [] and results()[-1]["tries"] == 1
-        assert not results()[-1]["ok"] and "longer than 60" in results()[-1]["error"] and "HTTP 429" in results()[-1]["error"]
+        assert not results()[-1]["ok"] and "more than 60" in results()[-1]["error"] and "HTTP 429" in results()[-1]["error"]
 
 
 def waited(server: Server, retry_after: bytes) -> list[float]:

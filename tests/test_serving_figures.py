@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.knee import knee
 from pipeline.numbers.metrics import Definition
-from pipeline.numbers.serving_figures import DEFINITIONS, WHOLE, Objective, level, memory, scenarios
+from pipeline.numbers.serving_figures import DEFINITIONS, WHOLE, Objective, level, memory, saturation_point, scenarios
 
 CONFIDENCE = 0.95
 
@@ -172,24 +171,24 @@ def closed(latency: dict[int, float], rounds: int = 2) -> dict[int, list[dict[st
 
 def test_the_knee_is_where_throughput_stops_paying_for_latency() -> None:
     """Throughput over latency is c / latency²: 1, 2, 4 / 1.21, 8 / 16 and so on: the most is at 4."""
-    found = knee(closed({1: 1.0, 2: 1.0, 4: 1.1, 8: 4.0, 16: 9.0}), 0.95)
+    found = saturation_point(closed({1: 1.0, 2: 1.0, 4: 1.1, 8: 4.0, 16: 9.0}), 0.95)
     assert found["value"] == 4 and found["low"] == found["high"] == 4 and found["n"] == 2 and not found["warnings"]
-    assert knee(closed({1: 1.0, 2: 2.0, 4: 4.0}), 0.95)["value"] == 1
+    assert saturation_point(closed({1: 1.0, 2: 2.0, 4: 4.0}), 0.95)["value"] == 1
 
 
 def test_no_knee_is_claimed_where_none_was_reached_or_compared() -> None:
-    rising = knee(closed({1: 1.0, 2: 1.0, 4: 1.0}), 0.95)
+    rising = saturation_point(closed({1: 1.0, 2: 1.0, 4: 1.0}), 0.95)
     assert rising["value"] is None and "still pays for latency at 4" in rising["warnings"][0]
     for levels in ({}, {1: 1.0, 2: 1.0}):
-        assert knee(closed(levels), 0.95)["value"] is None
+        assert saturation_point(closed(levels), 0.95)["value"] is None
     broken = closed({1: 1.0, 2: 1.0, 4: 3.0}) | {2: [failed(0, 1, "reset")]}
-    assert "2 levels" in knee(broken, 0.95)["warnings"][0]
+    assert "2 levels" in saturation_point(broken, 0.95)["warnings"][0]
 
 
 def test_a_least_level_that_is_the_best_one_is_no_knee_unless_it_is_one_at_once() -> None:
-    falling = knee(closed({2: 1.0, 4: 2.0, 8: 4.0}), 0.95)
+    falling = saturation_point(closed({2: 1.0, 4: 2.0, 8: 4.0}), 0.95)
     assert falling["value"] is None and "best at 2 at once, and nothing lower was tried" in falling["warnings"][0]
-    assert knee(closed({1: 1.0, 2: 2.0, 4: 4.0}), 0.95)["value"] == 1
+    assert saturation_point(closed({1: 1.0, 2: 2.0, 4: 4.0}), 0.95)["value"] == 1
 
 
 def test_rounds_that_disagree_about_the_knee_say_so() -> None:
@@ -197,7 +196,7 @@ def test_rounds_that_disagree_about_the_knee_say_so() -> None:
     levels[1] += [row(100, 0.1, 2, 0.1, number=1)]
     for c in (2, 4, 8):
         levels[c] += [row(100, 2.0, 2, 2.0, number=1)] * c
-    found = knee(levels, 0.95)
+    found = saturation_point(levels, 0.95)
     assert (found["low"], found["high"]) == (1, 2) and "disagree" in found["warnings"][0]
 
 

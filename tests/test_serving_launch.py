@@ -86,7 +86,7 @@ def killed_once(run: subprocess.Popen[bytes], sign: Path, number: signal.Signals
 
 @pytest.mark.parametrize("deaf", [False, True])
 def test_a_server_and_its_helpers_end_with_the_block(deaf: bool) -> None:
-    with launch.served(*toy(deaf=deaf)) as server:
+    with launch.running(*toy(deaf=deaf)) as server:
         pids = family()
         assert all(psutil.pid_exists(p) for p in pids) and server.facts["startup_s"] > 0
         assert server.facts["build"].startswith("toy 1.0") and server.key not in json.dumps(server.facts)
@@ -97,7 +97,7 @@ def test_a_server_and_its_helpers_end_with_the_block(deaf: bool) -> None:
 
 
 def test_an_error_in_the_block_stops_the_server_and_comes_through() -> None:
-    with pytest.raises(KeyboardInterrupt), launch.served(*toy()):
+    with pytest.raises(KeyboardInterrupt), launch.running(*toy()):
         pids = family()
         raise KeyboardInterrupt
     assert gone(pids, 1.0)
@@ -111,7 +111,7 @@ def test_a_run_that_is_killed_leaves_no_server(number: signal.Signals, tmp_path:
         "import sys, time\nfrom pathlib import Path\nfrom pipeline.core import cli\nfrom pipeline.serving import launch\n"
         "def main() -> None:\n"
         "    port = launch.free_port()\n"
-        "    with launch.served(launch.Command([sys.executable, 'toy.py', str(port)], 'TOY_KEY'), port, Path('toy.log'), 60.0):\n"
+        "    with launch.running(launch.Command([sys.executable, 'toy.py', str(port)], 'TOY_KEY'), port, Path('toy.log'), 60.0):\n"
         "        Path('up').touch()\n        time.sleep(600)\n"
         "cli.run(main)\n"
     )
@@ -138,7 +138,7 @@ def await_end(process: psutil.Process) -> None:
 
 def test_a_guard_that_is_killed_leaves_no_helper_of_the_server() -> None:
     body = SCRIPT.format(deaf=False, open=False).replace("start_new_session=True", "start_new_session=False")
-    with pytest.raises(ServerError, match="its guard was killed"), launch.served(*toy(body=body)):
+    with pytest.raises(ServerError, match="its guard was killed"), launch.running(*toy(body=body)):
         pids = family()
         guard = psutil.Process(pids[0]).parent()
         guard.kill()
@@ -147,10 +147,10 @@ def test_a_guard_that_is_killed_leaves_no_helper_of_the_server() -> None:
 
 
 def test_a_server_that_dies_of_a_signal_is_a_crash_with_its_name() -> None:
-    at_once = launch.served(*toy(body="import os, signal; os.kill(os.getpid(), signal.SIGILL)"))
+    at_once = launch.running(*toy(body="import os, signal; os.kill(os.getpid(), signal.SIGILL)"))
     with pytest.raises(Crashed, match="died of SIGILL before it answered"), at_once:
         raise AssertionError
-    with pytest.raises(Crashed, match="died of SIGSEGV while it was asked"), launch.served(*toy()):
+    with pytest.raises(Crashed, match="died of SIGSEGV while it was asked"), launch.running(*toy()):
         server = psutil.Process(family()[0])
         guard = server.parent()
         server.send_signal(signal.SIGSEGV)
@@ -161,7 +161,7 @@ def test_a_server_that_ends_at_once_is_an_error_with_its_last_words() -> None:
     body = "import os; print('loading'); raise SystemExit('no such model ' + os.environ['TOY_KEY'])"
     with (
         pytest.raises(Crashed, match=r"ended with exit code 1 before it answered: no such model \*\*\*"),
-        launch.served(*toy(body=body)),
+        launch.running(*toy(body=body)),
     ):
         raise AssertionError
 
@@ -169,13 +169,13 @@ def test_a_server_that_ends_at_once_is_an_error_with_its_last_words() -> None:
 def test_a_server_that_never_answers_is_stopped_and_said() -> None:
     body = "import os, time; open('pids', 'w').write(str(os.getpid())); time.sleep(600)"
     command, port, log, _ = toy(body=body)
-    with pytest.raises(ServerError, match="did not answer in time: it printed nothing"), launch.served(command, port, log, 1.5):
+    with pytest.raises(ServerError, match="did not answer in time: no output"), launch.running(command, port, log, 1.5):
         raise AssertionError
     assert not Path("pids").exists() or gone(family(), 1.0)
 
 
 def test_a_server_that_takes_any_key_is_not_ours() -> None:
-    with pytest.raises(ServerError, match="takes any API key"), launch.served(*toy(open_to_all=True)):
+    with pytest.raises(ServerError, match="accepts any API key"), launch.running(*toy(open_to_all=True)):
         raise AssertionError
     assert gone(family(), 1.0)
 
@@ -195,7 +195,7 @@ def test_no_key_is_on_a_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setenv(launch.VLLM, sys.executable)
     command = launch.KINDS["vllm"](tmp_path, 8123, 1, 4, 2048)
     assert "--api-key" not in command.arguments and command.key_variable == "VLLM_API_KEY" and "127.0.0.1" in command.arguments
-    with launch.served(*toy()) as server:
+    with launch.running(*toy()) as server:
         lines = [" ".join(p.cmdline()) for p in psutil.Process().children(recursive=True)]
         assert len(lines) >= 3 and not any(server.key in line for line in lines)
 
@@ -217,7 +217,7 @@ def test_a_server_gets_its_variables_and_its_version_is_read_from_a_banner_as_vl
     body = SCRIPT.format(deaf=False, open=False).replace('"build: toy 1.0, key", os.environ["TOY_KEY"]', "os.environ['BANNER']")
     command, *rest = toy(body=body)
     own = {"BANNER": "(pid=7) INFO [api.py:1]  ▄▄ ▄█ █     █     █ ▀▄▀ █  version 0.32.0", "PYTHONIOENCODING": "utf-8"}
-    with launch.served(Command(command.arguments, command.key_variable, own), *rest) as server:
+    with launch.running(Command(command.arguments, command.key_variable, own), *rest) as server:
         assert server.facts["build"] == "version 0.32.0"
 
 
@@ -244,7 +244,10 @@ def test_engine_options_reach_a_server_that_has_an_equal_and_the_rest_are_refuse
     (tmp_path / "model.gguf").touch()
     given = launch.KINDS["llamacpp"](tmp_path, 8123, 1, 4, 2048, kv_type="q8_0", gpu_layers=7).arguments
     assert "--kv-type=q8_0" in given and "--gpu-layers=7" in given
-    words, both = r"\{batch: 2\} have no equal in a launched llamacpp server \(it takes kv_type", {"kv_type": "q8_0", "batch": 2}
+    words, both = (
+        r"a launched llamacpp server does not have engine_options \{batch: 2\} \(it has kv_type",
+        {"kv_type": "q8_0", "batch": 2},
+    )
     with pytest.raises(Unsupported, match=words), launch.launched("llamacpp", tmp_path, options=both):
         raise AssertionError
 

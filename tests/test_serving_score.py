@@ -227,14 +227,14 @@ def on(document: str, fault: Play) -> Play:
 @pytest.mark.parametrize("fault, words", [
     (lambda h, b: echo(h, b, ids=[B, *b["prompt"][1:]]), "token 0 came back as another than 1 ('a')"),
     (lambda h, b: echo(h, b, ids=[*b["prompt"][:3], B, *b["prompt"][4:]]), "token 3 came back as another than 1 ('a')"),
-    (lambda h, b: echo(h, b, ids=b["prompt"][:5]), "made 5 tokens of a prompt of 9"),
-    (lambda h, b: echo(h, b, ids=b["prompt"][4:], is_counted=False), "5 tokens came back of 9"),
-    (lambda h, b: echo(h, b, ids=[0, *b["prompt"]], is_counted=False), "10 tokens came back of 9"),
+    (lambda h, b: echo(h, b, ids=b["prompt"][:5]), "counts 5 tokens in a prompt of 9"),
+    (lambda h, b: echo(h, b, ids=b["prompt"][4:], is_counted=False), "5 of 9 tokens came back"),
+    (lambda h, b: echo(h, b, ids=[0, *b["prompt"]], is_counted=False), "10 of 9 tokens came back"),
     (lambda h, b: echo(h, b, ids=b["prompt"][1:], is_counted=False), "token 1 came back as another"),
     (lambda h, b: echo(h, b, token_logprobs=[None, *[-1.0] * 4, None, *[-1.0] * 4]), "without its log-probability"),
-    (lambda h, b: echo(h, b, token_logprobs=[None, *[-1.0] * 7, math.nan, -1.0]), "log-probability nan"),
-    (lambda h, b: echo(h, b, token_logprobs=[None, *[-1.0] * 7, -math.inf, -1.0]), "log-probability -inf"),
-    (lambda h, b: echo(h, b, token_logprobs=[None, *[-1.0] * 7, 0.5, -1.0]), "log-probability 0.5"),
+    (lambda h, b: echo(h, b, token_logprobs=[None, *[-1.0] * 7, math.nan, -1.0]), "invalid log-probability nan"),
+    (lambda h, b: echo(h, b, token_logprobs=[None, *[-1.0] * 7, -math.inf, -1.0]), "invalid log-probability -inf"),
+    (lambda h, b: echo(h, b, token_logprobs=[None, *[-1.0] * 7, 0.5, -1.0]), "invalid log-probability 0.5"),
     (lambda h, b: echo(h, b, token_logprobs=[None, *[0.0] * 9]), "narrowed to one"),
     (lambda h, b: echo(h, b, token_logprobs=[-1.0] * 10), "whose first token has none"),
     (lambda h, b: h.json(500, {"error": {"message": f"out of memory for {h.headers['Authorization']}"}}), "for Bearer ***"),
@@ -266,12 +266,12 @@ def test_tokens_of_a_window_that_fails_midway_are_not_half_counted(server: Serve
     with pytest.raises(typer.Exit):
         scored(server, monkeypatch, other_later)
     assert [(r["ok"], r["logps"] is None) for r in rows()] == [(True, False)] + [(False, True)] * 3
-    assert figures()["metrics"]["ppl"]["n"] == 7 and "token 8 was to be" in figures()["failed"][0]["error"]
+    assert figures()["metrics"]["ppl"]["n"] == 7 and "token 8 is not" in figures()["failed"][0]["error"]
 
 
 def test_no_window_at_all_is_an_error_after_everything_is_written(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     windows = [[A if w == "a" else B for w in text.split()] for text in TEXTS.values()]
-    with pytest.raises(ServerError, match=r"none of 4 windows was scored; the first said: HTTP 503: busy"):
+    with pytest.raises(ServerError, match=r"none of 4 windows was scored; the first failed with: HTTP 503: busy"):
         scored(server, monkeypatch, lambda h, b: h.json(503, {"error": "busy"}) if b["prompt"] in windows else echo(h, b))
     assert len(rows()) == N and figures()["metrics"]["ppl"]["value"] is None and len(figures()["failed"]) == N
 
@@ -310,7 +310,7 @@ def shifted(h: Handler, body: Body) -> None:
 
 
 def test_an_echo_whose_values_are_out_of_place_is_no_way(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(Unsupported, match=r"out of place: a token generated with -0\.1054 nats comes back with -2"):
+    with pytest.raises(Unsupported, match=r"misaligned: a token generated with -0\.1054 nats comes back with -2"):
         scored(server, monkeypatch, shifted)
     assert figures()["metrics"]["ppl"]["value"] is None
 
@@ -319,7 +319,7 @@ def test_an_echo_that_cannot_be_compared_is_no_way(server: Server, monkeypatch: 
     def grown(h: Handler, body: Body) -> None:
         echo(h, body) if body.get("echo") else h.json(200, {"choices": [{"text": "s", "logprobs": None}]})
 
-    with pytest.raises(Unsupported, match="cannot be told: no token that was generated"):
+    with pytest.raises(Unsupported, match="no generated token could be compared"):
         scored(server, monkeypatch, grown)
 
 
@@ -358,7 +358,10 @@ def test_parts_of_characters_may_come_without_a_log_probability_and_are_counted(
     metrics = scored(server, monkeypatch, silent)["metrics"]
     kept = [-math.log(P[x]) for pairs in PAIRS.values() for x in pairs if x[1] != A]
     assert metrics["ppl"]["value"] == pytest.approx(math.exp(sum(kept) / len(kept))) and metrics["ppl"]["n"] == len(kept)
-    assert f"{TOKENS - len(kept)} of {TOKENS} tokens are left out: parts of characters" in metrics["delta_p_rms"]["warnings"][-1]
+    assert (
+        f"{TOKENS - len(kept)} of {TOKENS} tokens are left out: the server reports no parts"
+        in metrics["delta_p_rms"]["warnings"][-1]
+    )
     assert rows()[0]["logps"][1] is None and rows()[0]["logps"][0] == math.log(0.5)
 
 
@@ -373,12 +376,12 @@ def unpaired(found: dict[str, Any], words: str) -> None:
 
 
 def test_without_the_reference_s_rows_perplexity_stands_alone(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    unpaired(scored(server, monkeypatch, echo), "bf16.parquet is not here")
+    unpaired(scored(server, monkeypatch, echo), "bf16.parquet is missing")
 
 
 def test_rows_of_other_tokens_pair_with_nothing(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     reference(lambda rows: rows["token_id"].__setitem__(5, 77))
-    unpaired(scored(server, monkeypatch, echo), "1 tokens are others")
+    unpaired(scored(server, monkeypatch, echo), "1 tokens differ")
 
 
 def test_rows_of_other_windows_pair_with_nothing(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,8 +74,8 @@ def pack(settings: Params, path: Path) -> Row:
         if file.exists() and file.stat().st_size > MAX_MEMBER_BYTES:
             absent[file.as_posix()] = f"{file.stat().st_size} bytes, over {MAX_MEMBER_BYTES}"
         elif file.exists():
-            files[file.as_posix()], changed = _content(file)
-            hidden += [file.as_posix()] if changed else []
+            files[file.as_posix()], had_secrets = _content(file)
+            hidden += [file.as_posix()] if had_secrets else []
     files["environment.json"] = _json(secrets.hide_in(environment()))
     index = {
         "format": FORMAT, "verdict": verdict["verdict"], "conditions": conditions(settings, results, verdict),

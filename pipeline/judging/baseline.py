@@ -17,13 +17,13 @@ from typing import Any
 
 import yaml
 
-from pipeline import served
 from pipeline.core import artifacts, git
 from pipeline.core.errors import ArtifactError
 from pipeline.core.params import PARAMS, Params
 from pipeline.figures.builder import Builder
 from pipeline.judging import against, locked
 from pipeline.numbers.definitions import is_served
+from pipeline.serving import results as server_results
 
 Row = dict[str, Any]
 VARIABLE = "QUANTGATE_BASELINE"
@@ -116,12 +116,12 @@ def _add_served(base: Baseline, settings: Params) -> None:
     """Put the figures of the baseline's servers beside its variants', if any rule asks for one; null with why where they are
     not there, or were asked for in another way than now."""
     found: dict[str, Row] = {}
-    for name in base.results if served.judged(settings) else ():
+    for name in base.results if server_results.judged(settings) else ():
         figures = _written(base, path := artifacts.served(name))
-        if figures is not None and not served.whole(figures):
+        if figures is not None and not server_results.is_valid(figures):
             raise ArtifactError(f"no baseline: {path} of {base.name} is damaged; {NEXT}")
         found |= {name: figures} if figures is not None else {}
-    served.add(base.results, settings, found)
+    server_results.add(base.results, settings, found)
 
 
 # --- differences -------------------------------------------------------------------------------------------------

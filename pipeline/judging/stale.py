@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pipeline import served
 from pipeline.core import artifacts
 from pipeline.core.droppings import data_files
 from pipeline.core.errors import ArtifactError
 from pipeline.core.model_config import wanted
 from pipeline.core.params import Params, PathModel
 from pipeline.judging import locked
+from pipeline.serving import results as server_results
 
 ONCE = ("download", "calibrate", "reference", "floor")  # stages of dvc.yaml that measure, and
 PER_VARIANT = ("quantize", "diverge", "evaluate", "benchmark", "compare")
@@ -43,7 +43,7 @@ def sentence(found: list[str], most: int | None = None) -> str:
 def inputs(settings: Params) -> dict[str, str | None]:
     """Hashes of what a verdict rests on; None where a file is missing."""
     files = [artifacts.metrics(name) for name in settings.variants] + [artifacts.LEDGER]
-    files += served.files(settings)
+    files += server_results.files(settings)
     files += [artifacts.FLOOR] if any(rule.above for rule in settings.gate.rules) else []
     hashes: dict[str, str | None] = {str(f): artifacts.sha256_file(f) if f.exists() else None for f in files}
     for name in SOURCES:  # what was measured on, with which packages, and what the rows mean
@@ -56,10 +56,10 @@ def inputs(settings: Params) -> dict[str, str | None]:
 def changed(settings: Params) -> list[str]:
     """Files in words: rows and a local model that changed since, and results that no stage wrote."""
     shown = [p for n in settings.serving.variants if (p := artifacts.served(n)).exists()]  # judged by no rule, and still told
-    written = [artifacts.metrics(n) for n in settings.variants] + list(dict.fromkeys(served.files(settings) + shown))
+    written = [artifacts.metrics(n) for n in settings.variants] + list(dict.fromkeys(server_results.files(settings) + shown))
     written += [artifacts.FLOOR] if artifacts.FLOOR.exists() else []
     results = _results(settings)
-    servers = served.load(settings) if served.judged(settings) else {}
+    servers = server_results.load(settings) if server_results.judged(settings) else {}
     found = sorted(changed_rows(servers)) + sorted(changed_rows(results)) + _changed_model(settings)
     found += _changed_base(results)
     return found + _changed_builds(results, settings) + locked.edited(written) + _other_stages(settings)
