@@ -43,7 +43,7 @@ def other(request: pytest.FixtureRequest, tiny: Path, tmp_path_factory: pytest.T
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(home)
         patch.setattr("pipeline.quantizers.gguf._convert", write_gguf)
-        built = quantize.build(variant, tiny, _made(home / "model"), calibration=Calibration(home / "none"), seed=1, threads=2)
+        built = quantize.build(variant, tiny, _made(home / "model"), calibration=Calibration(home / "none"), seed=1, threads=1)
         if built["status"] == "unsupported":
             pytest.skip(f"{request.param}: {built['reason']}")
         return engines.load(variant.engine, home / "model", threads=1), home / "model", tolerance

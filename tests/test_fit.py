@@ -238,7 +238,7 @@ def test_a_pattern_that_matches_no_layer_is_a_fault_before_any_work(
     found = fit.faults(settings(house, variants={"bf16": cast(), "mine": own}))
     assert len(found) == 1 and "variants.mine: options.keep: '*.dwon_proj' matches no layer" in found[0]
     with pytest.raises(ParamsError, match="matches no layer"):  # and not: no calibration rows, or no library
-        quantize.build(own, Path("model"), Path("out"), calibration=Calibration(Path("none")), seed=1, threads=2)
+        quantize.build(own, Path("model"), Path("out"), calibration=Calibration(Path("none")), seed=1, threads=1)
     right = Variant(quantizer=quantizer, options=options | {"keep": ["*.down_proj"]})
     assert fit.faults(settings(house, variants={"mine": right})) == [] == fit.told(settings(house, variants={"mine": right}))
 
@@ -258,7 +258,7 @@ def test_what_a_quantizer_cannot_do_with_the_model_is_told_and_no_fault(
     assert required.startswith("variants.int8 will be unsupported: ") and words in required and required.endswith("will FAIL")
     assert words in advisory and "required" not in advisory
     (tmp_path / "out").mkdir()
-    facts = quantize.build(own, Path("model"), tmp_path / "out", calibration=Calibration(Path("none")), seed=1, threads=2)
+    facts = quantize.build(own, Path("model"), tmp_path / "out", calibration=Calibration(Path("none")), seed=1, threads=1)
     assert facts["status"] == "unsupported" and words in facts["reason"]
 
 
@@ -282,7 +282,7 @@ def test_to_keep_all_layers_is_a_fault_where_nothing_else_is_quantized(
     assert found == [f"params.yaml: variants.mine: options.keep: {keep} keeps all 14 matrices of the layers, so that nothing is "
                      "left to quantize"]  # fmt: skip
     with pytest.raises(ParamsError, match="nothing is left to quantize"):  # where check had no model to look at
-        quantize.build(own, Path("model"), Path("out"), calibration=Calibration(Path("none")), seed=1, threads=2)
+        quantize.build(own, Path("model"), Path("out"), calibration=Calibration(Path("none")), seed=1, threads=1)
 
 
 def test_every_quantizer_that_can_keep_layers_is_held_to_leave_some() -> None:

@@ -64,7 +64,7 @@ def found(made: tuple[Store, Path]) -> dict[str, dict[str, Any]]:
 def measured(store: Store, model: Path) -> dict[str, dict[str, Any]]:
     b = Builder(Compare(), seed=1)
     everything = list(range(len(store.windows)))
-    floor.measure(load(model), store, everything, b, batch_size=2, steps=60, threads=2)
+    floor.measure(load(model), store, everything, b, batch_size=2, steps=60, threads=1)
     return b.metrics
 
 

@@ -167,14 +167,11 @@ def wheel(folder: Path, tag: str = "py3-none-any") -> None:
         made.writestr(f"{info}/RECORD", "")
 
 
-def test_an_environment_that_cannot_be_fetched_is_an_error_that_a_later_run_mends(home: Path) -> None:
+def test_an_environment_that_cannot_be_fetched_is_an_error_that_a_later_run_mends_and_no_variable_leads_it_elsewhere(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(ArtifactError, match="'one' could not be built.*try again"):
         envs.python("one")
-    wheel(home / "wheels")
-    envs.run("one", "-c", "import quantgate_one", log=home / "log")
-
-
-def test_no_variable_leads_an_environment_s_packages_elsewhere(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (home / "other").mkdir()
     (home / "other/quantgate_one.py").write_text("raise SystemExit('not this one')\n", "utf-8")
     for name, value in {"PIP_USER": "1", "PIP_TARGET": str(home / "target"), "PYTHONPATH": str(home / "other")}.items():
