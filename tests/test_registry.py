@@ -13,7 +13,7 @@ from track_house import VARIANTS, change, copy_tracked, sqlite_house
 from pipeline import track
 from pipeline.core import artifacts, params
 from pipeline.core.errors import ArtifactError, ParamsError
-from pipeline.tracking.registry import ALIAS, Registry, succession
+from pipeline.tracking.registry import ALIAS, Registry
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own
 House = tuple[params.Params, str, MlflowClient]
@@ -264,8 +264,3 @@ def test_a_move_killed_after_it_was_written_down_is_made_by_the_next(house: Hous
             promote(house, "int8")
     assert champion(client) == "bf16"
     assert "already" in promote(house, "int8") and champion(client) == "int8"
-
-
-def test_a_succession_is_a_stack() -> None:
-    moves = [{"how": how, "version": v} for how, v in (("promote", "1"), ("force", "2"), ("rollback", "1"), ("by hand", "3"))]
-    assert succession(moves[:3]) == ["1"] and succession(moves) == ["1", "3"]

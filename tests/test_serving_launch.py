@@ -263,7 +263,7 @@ def llamacpp(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[L
             pytest.skip(f"llama.cpp's server: {e}")
 
 
-def asked(server: Launched, work: Callable[[httpx2.AsyncClient, Endpoint], Any], **more: Any) -> Any:
+def through(server: Launched, work: Callable[[httpx2.AsyncClient, Endpoint], Any], **more: Any) -> Any:
     endpoint = Endpoint(server.url, "model", key=server.key, **more)
 
     async def go() -> Any:
@@ -274,7 +274,7 @@ def asked(server: Launched, work: Callable[[httpx2.AsyncClient, Endpoint], Any],
 
 
 def test_llama_cpp_s_server_is_probed(llamacpp: Launched) -> None:
-    _, found = asked(llamacpp, probe.probe)
+    _, found = through(llamacpp, probe.probe)
     assert found["model"] == "model" and found["stream_usage"]["value"] is True and found["prefix_cache"]["value"] is False
     assert found["seed"]["value"] is True
     assert found["prompt_logprobs"]["value"] is False, "llama.cpp has no echo; should it get one, the README may say so"
@@ -282,15 +282,15 @@ def test_llama_cpp_s_server_is_probed(llamacpp: Launched) -> None:
 
 
 def test_llama_cpp_s_server_gives_rows_of_forced_length_and_refuses_another_key(llamacpp: Launched) -> None:
-    answer = asked(llamacpp, lambda c, e: client.ask(c, e, Request([5, 17, 44, 9, 200], 12, forced=True)))
+    answer = through(llamacpp, lambda c, e: client.ask(c, e, Request([5, 17, 44, 9, 200], 12, forced=True)))
     row = answer.row
     assert row["ok"], row["error"]
     assert (row["prompt_tokens"], row["output_tokens"], row["counted_by"], row["finish"]) == (5, 12, "usage", "length")
     assert row["t_submit"] < row["t_first"] <= row["t_chunks"][-1] <= row["t_done"] and row["cached_tokens"] == 0
-    chat = asked(llamacpp, lambda c, e: client.ask(c, e, Request("one two", 3, forced=True)), chat=True)
+    chat = through(llamacpp, lambda c, e: client.ask(c, e, Request("one two", 3, forced=True)), chat=True)
     assert chat.row["ok"] or chat.row["fault"] == "http", chat.row["error"]  # a GGUF without a template may refuse chats
     wrong = Launched(llamacpp.url, "guess", {}, llamacpp.log)
-    row = asked(wrong, lambda c, e: client.ask(c, e, Request("a", 1))).row
+    row = through(wrong, lambda c, e: client.ask(c, e, Request("a", 1))).row
     assert row["status"] == 401 and "guess" not in row["error"] and llamacpp.key not in llamacpp.log.read_text(errors="replace")
 
 
@@ -307,7 +307,7 @@ def test_llama_cpp_s_greedy_tokens_are_those_of_transformers(llamacpp: Launched,
         body = {"prompt": ids, "n_predict": 12, "temperature": 0.0, "ignore_eos": 2 not in expected, **more}
         return (await c.post(e.url.removesuffix("/v1") + "/completion", json=body)).json()["tokens"]
 
-    assert asked(llamacpp, tokens) == expected
+    assert through(llamacpp, tokens) == expected
 
 
 def test_llama_cpp_s_server_scores_given_tokens_as_transformers_does(llamacpp: Launched, tiny: Path) -> None:
@@ -315,9 +315,9 @@ def test_llama_cpp_s_server_scores_given_tokens_as_transformers_does(llamacpp: L
 
     words = score.Tokens(tiny)
     ids = words.encoded(probe.TEXT)
-    name, lacks = asked(llamacpp, lambda c, e: logprobs.find_way(c, e, words, probe.TEXT))
+    name, lacks = through(llamacpp, lambda c, e: logprobs.find_way(c, e, words, probe.TEXT))
     assert name == "logit_bias, a token at a time" and "echo" in " ".join(lacks)
-    found = asked(llamacpp, lambda c, e: logprobs.WAYS[name](c, e, words, ids, 1))
+    found = through(llamacpp, lambda c, e: logprobs.WAYS[name](c, e, words, ids, 1))
     logits = np.asarray(engines.load("hf", tiny, threads=1).logits(ids), float)[:-1]
     expected = logits[np.arange(len(ids) - 1), ids[1:]] - np.log(np.exp(logits).sum(-1))
     assert found == pytest.approx(expected, abs=0.05) and len(found) == len(ids) - 1, "keys and values are kept in 16 bits there"
@@ -326,7 +326,7 @@ def test_llama_cpp_s_server_scores_given_tokens_as_transformers_does(llamacpp: L
 def test_llama_cpp_s_server_under_load(llamacpp: Launched) -> None:
     plan = measure.Plan([1, 2, 4], [50.0], requests=4, rounds=2, warmups=1, prompt_tokens=12, output_tokens=4)
     asked = [[3 + (7 * k + j) % 500 for j in range(12)] for k in range(plan.prompts())]
-    rows = asked(llamacpp, lambda c, e: measure.run(c, e, plan, asked, lambda: None))
+    rows = through(llamacpp, lambda c, e: measure.run(c, e, plan, asked, lambda: None))
     report = measure.figures(rows, plan)
     assert len(rows) == plan.prompts() and [r["error"] for r in rows if not r["ok"]] == []
     for metrics in report["levels"].values():

@@ -117,19 +117,19 @@ def answered(results: Path, items: list[Item]) -> dict[str, Row]:
     if not results.exists():
         return {}
     *lines, last = results.read_bytes().split(b"\n")
-    found: dict[str, Row] = {}
+    previous: dict[str, Row] = {}
     for number, text in enumerate(lines, 1):
         if text.strip():
             row = _result(text, f"{results}:{number}")
-            found[row["key"]] = row  # a key's last line is its last try
+            previous[row["key"]] = row  # a key's last line is its last try
     for item in items:
-        if item.key in found and found[item.key]["request"] != item.digest:
+        if item.key in previous and previous[item.key]["request"] != item.digest:
             raise ArtifactError(f"key {item.key!r} has another request in {results}; give the new request a new key")
     if last:
         _check_cut(last, f"{results}:{len(lines) + 1}")
         with results.open("rb+") as f:
             f.truncate(sum(len(text) + 1 for text in lines))
-    return found
+    return previous
 
 
 def _result(text: bytes, where: str) -> Row:
@@ -239,13 +239,13 @@ async def run(
 
 
 async def main_async(
-    endpoint: Endpoint, items: list[Item], todo: list[Item], found: dict[str, Row], pace: Pace, out: TextIO
+    endpoint: Endpoint, items: list[Item], todo: list[Item], previous: dict[str, Row], pace: Pace, out: TextIO
 ) -> None:
-    """Send `todo`, the `items` without a result in `found`. Raises `ArtifactError` if another model gave these."""
+    """Send `todo`, the `items` without a result in `previous`. Raises `ArtifactError` if another model gave these."""
     async with connected(endpoint) as client:
         model = probe.chosen(endpoint.model, await probe.models(client, endpoint), endpoint.url)
         endpoint = replace(endpoint, model=model)
-        others = sorted({row["model"] for row in found.values()} - {item.model(endpoint) for item in items})
+        others = sorted({row["model"] for row in previous.values()} - {item.model(endpoint) for item in items})
         if others:
             raise ArtifactError(f"{out.name} has results of {others[0]!r}, not {model!r}; choose another file")
         with cli.progress(len(todo), "batch", "request") as bar:
@@ -254,8 +254,8 @@ async def main_async(
 
 def export(results: Path, items: list[Item]) -> tuple[int, Path]:
     """Write the requests that failed beside the results; returns their number and the file."""
-    found = answered(results, items)
-    failed = [item.line for item in items if item.key in found and not found[item.key]["ok"]]
+    previous = answered(results, items)
+    failed = [item.line for item in items if item.key in previous and not previous[item.key]["ok"]]
     path = results.with_suffix(".failed.jsonl")
     artifacts.write_jsonl(path, failed)
     return len(failed), path
@@ -280,10 +280,10 @@ def main(
     items = read(requests, max_tokens)
     endpoint = Endpoint(address(url, key_env), model, False, timeout, key_from(key_env), key_variable=key_env)
     with appending(results) as out:
-        found = answered(results, items)
-        todo = [i for i in items if i.key not in found or (retry_failed and not found[i.key]["ok"])]
+        previous = answered(results, items)
+        todo = [i for i in items if i.key not in previous or (retry_failed and not previous[i.key]["ok"])]
         if todo:
-            asyncio.run(main_async(endpoint, items, todo, found, Pace(concurrency, rate or None, tries), out))
+            asyncio.run(main_async(endpoint, items, todo, previous, Pace(concurrency, rate or None, tries), out))
         failed, path = export(results, items)
     failures = f"; {failed} failed: {path}" if failed else ""
     cli.say("batch", f"{len(items)} requests, {len(items) - len(todo)} answered before, {len(todo)} sent{failures}; {results}")

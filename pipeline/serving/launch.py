@@ -80,9 +80,11 @@ def _vllm(model_dir: Path, port: int, threads: int, parallel: int, context: int)
     # By default it uses all cores but one and sends usage statistics. One core is for its engine, which waits busily: with threads
     # on both of two cores, requests of one second took twenty.
     threads = min(threads, max(1, quota.processors() - 1))
-    own = {"OMP_NUM_THREADS": str(threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
-    own["VLLM_CPU_KVCACHE_SPACE"] = os.environ.get("VLLM_CPU_KVCACHE_SPACE", "4")  # GiB; by default it takes 92 % of all memory
-    return Command([python, "-m", "vllm.entrypoints.cli.main", "serve", *options], "VLLM_API_KEY", own)
+    variables = {"OMP_NUM_THREADS": str(threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
+    variables["VLLM_CPU_KVCACHE_SPACE"] = os.environ.get(
+        "VLLM_CPU_KVCACHE_SPACE", "4"
+    )  # GiB; by default it takes 92 % of all memory
+    return Command([python, "-m", "vllm.entrypoints.cli.main", "serve", *options], "VLLM_API_KEY", variables)
 
 
 def _vllm_python() -> str:

@@ -127,8 +127,8 @@ def prompts(documents: list[Row], plan: Plan, tokenizer: Any, as_ids: bool) -> l
     if tokenizer is None:
         return pieces(text, CHARACTERS * plan.prompt_tokens, plan.prompts(), plan.seed)
     ids = tokenizer.encode(text, add_special_tokens=False).ids
-    found = pieces(ids, plan.prompt_tokens, plan.prompts(), plan.seed)
-    return found if as_ids else [tokenizer.decode(p) for p in found]
+    cut = pieces(ids, plan.prompt_tokens, plan.prompts(), plan.seed)
+    return cut if as_ids else [tokenizer.decode(p) for p in cut]
 
 
 def pieces(source: Sequence[Any], length: int, count: int, seed: int) -> list[Any]:

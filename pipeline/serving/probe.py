@@ -61,25 +61,26 @@ async def probe(client: httpx2.AsyncClient, endpoint: Endpoint) -> tuple[Endpoin
     """(the endpoint with its model and without refused fields, what it can do). Raises `ServerError` if it cannot be measured."""
     names = await models(client, endpoint)
     endpoint = replace(endpoint, model=chosen(endpoint.model, names, endpoint.url))
-    found: Row = {"url": endpoint.url, "model": endpoint.model, "models": names, "api": "chat" if endpoint.chat else "completions"}
+    api = "chat" if endpoint.chat else "completions"
+    abilities: Row = {"url": endpoint.url, "model": endpoint.model, "models": names, "api": api}
     first = await ask(client, endpoint, Request(TEXT, 4))
     while more := _refused_fields(first.row) - endpoint.refused:
         endpoint = replace(endpoint, refused=endpoint.refused | more)
         first = await ask(client, endpoint, Request(TEXT, 4))
     if not first.row["ok"]:
         how = {200: "does not stream", None: "does not answer"}.get(first.row["status"], "refuses")
-        raise ServerError(f"{endpoint.url} {how} {found['api']}: {first.row['error']}")
+        raise ServerError(f"{endpoint.url} {how} {api}: {first.row['error']}")
     if endpoint.refused:
-        found["all_fields"] = finding(False, f"requests go without {', '.join(sorted(endpoint.refused))}, which it refuses")
+        abilities["all_fields"] = finding(False, f"requests go without {', '.join(sorted(endpoint.refused))}, which it refuses")
     usage = first.row["counted_by"] == "usage"
-    found["stream_usage"] = finding(usage, None if usage else "no usage came, though stream_options asked for it")
-    found["one_token_an_event"] = finding(*_single(first.row))
-    found["ignore_eos"] = await _ignores_eos(client, endpoint)
-    found["seed"] = await _seed(client, endpoint)
-    found["prefix_cache"] = await _prefix_cache(client, endpoint)
-    found["ppl"] = found["delta_p"] = found["prompt_logprobs"] = await _prompt_logprobs(client, endpoint)
-    found["kld"] = finding(False, TOP_K)  # never an approximation under the same name
-    return endpoint, found
+    abilities["stream_usage"] = finding(usage, None if usage else "no usage came, though stream_options asked for it")
+    abilities["one_token_an_event"] = finding(*_single(first.row))
+    abilities["ignore_eos"] = await _ignores_eos(client, endpoint)
+    abilities["seed"] = await _seed(client, endpoint)
+    abilities["prefix_cache"] = await _prefix_cache(client, endpoint)
+    abilities["ppl"] = abilities["delta_p"] = abilities["prompt_logprobs"] = await _prompt_logprobs(client, endpoint)
+    abilities["kld"] = finding(False, TOP_K)  # never an approximation under the same name
+    return endpoint, abilities
 
 
 def _refused_fields(row: Row) -> frozenset[str]:
@@ -88,10 +89,10 @@ def _refused_fields(row: Row) -> frozenset[str]:
     return frozenset(re.findall(rf"\b({'|'.join(DISPENSABLE)})\b", error)[:1])
 
 
-def lacking(found: Row) -> list[str]:
+def lacking(abilities: Row) -> list[str]:
     """One line for each ability that the endpoint lacks, or may lack."""
-    abilities = {k: v for k, v in found.items() if isinstance(v, dict) and k != "prefix_cache"}  # nobody misses that one
-    return [f"{k}: {'unknown' if v['value'] is None else 'no'}: {v['reason']}" for k, v in abilities.items() if not v["value"]]
+    asked = {k: v for k, v in abilities.items() if isinstance(v, dict) and k != "prefix_cache"}  # nobody misses that one
+    return [f"{k}: {'unknown' if v['value'] is None else 'no'}: {v['reason']}" for k, v in asked.items() if not v["value"]]
 
 
 def _single(row: Row) -> tuple[bool | None, str | None]:

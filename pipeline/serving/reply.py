@@ -99,15 +99,15 @@ class Reply:
         if (error := error_in(choice)) is not None:
             raise _in_stream(error)
         delta = choice.get("delta") or {}
-        said = choice.get("text") or delta.get("content") or ""
+        content = choice.get("text") or delta.get("content") or ""
         thought = next((delta[k] for k in REASONING if delta.get(k)), "")
-        called = "".join((c.get("function") or {}).get("arguments") or "" for c in delta.get("tool_calls") or [])
-        self.text, self.reasoning, self.tools = self.text + said, self.reasoning + thought, self.tools + called
-        if said or thought or delta.get("tool_calls"):
+        arguments = "".join((c.get("function") or {}).get("arguments") or "" for c in delta.get("tool_calls") or [])
+        self.text, self.reasoning, self.tools = self.text + content, self.reasoning + thought, self.tools + arguments
+        if content or thought or delta.get("tool_calls"):
             self.t_chunks.append(now)
         elif not choice.get("finish_reason") and not delta.get("role"):
             self.t_empty.append(now)
-        if said and self.t_content is None:
+        if content and self.t_content is None:
             self.t_content = now
         if choice.get("finish_reason"):
             self.finish, self.t_finish = paired(str(choice["finish_reason"])), now

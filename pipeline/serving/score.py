@@ -205,8 +205,8 @@ def run(
         with endpoint_of(
             url, kind, model_dir, plan, tokenizer=words.raw, model=model, timeout_s=timeout, key_env=key_env, threads=threads
         ) as (endpoint, launch):
-            found, rows = asyncio.run(scored(endpoint, windows, words, at_once))
-            about |= found
+            server, rows = asyncio.run(scored(endpoint, windows, words, at_once))
+            about |= server
     except Unsupported as e:
         lack = e
     metrics = figures(rows, reference_rows(settings.reference), Builder(settings.compare, settings.seed))
