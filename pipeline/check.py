@@ -25,10 +25,8 @@ from pipeline.overlap import measured_rows, refuse_overlap
 from pipeline.preflight import servers
 from pipeline.serving import results
 
-BY_TASK = (
-    "acc", "acc_delta", "recovery", "flips_to_wrong", "flips_to_right", "p_mcnemar", "byte_ppl", "byte_ppl_ratio",
-)  # fmt: skip
-SCORED = ("acc", "acc_delta", "recovery", "flips_to_wrong", "flips_to_right", "p_mcnemar")
+SCORED = ("acc", "acc_delta", "score_delta", "recovery", "flips_to_wrong", "flips_to_right", "p_mcnemar")
+BY_TASK = (*SCORED, "byte_ppl", "byte_ppl_ratio")
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 CHECKED = artifacts.ARTIFACTS / "checked.json"
 
@@ -150,6 +148,8 @@ def _check_part(metric: str, settings: Params) -> None:
         kind = tasks.load_task(part)[0].get("output_type")
         if kind == "loglikelihood_rolling":
             raise ParamsError(f"metric {metric!r}: {part} has no right and wrong; use byte_ppl_ratio/{part}")
+        if kind == "generate_until" and stem == "score_delta":
+            raise ParamsError(f"metric {metric!r}: {part} has no choices; use acc_delta/{part}")
     if part and stem in ("kld_mean", "top1_agreement"):
         domains = [*sorted({row["domain"] for row in evalset.load_texts(Path(settings.diverge.corpus))}), "trajectory"]
         if part not in domains and part not in TOKEN_PARTS:

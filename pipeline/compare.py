@@ -124,7 +124,7 @@ def _answers(b: Builder, variant: str, ref: str, metas: dict[Path, Row], setting
             raise ArtifactError(f"answers of {variant} and {ref} were made with different {key}; run `dvc repro`")
     try:
         pairs = pair(artifacts.read_jsonl(artifacts.answers(variant)), artifacts.read_jsonl(artifacts.answers(ref)))
-        return answer_metrics(b, pairs, settings.evaluate.allow_truncated)
+        return answer_metrics(b, pairs, settings.evaluate.allow_truncated, theirs["once"])
     except KeyError as e:
         raise ArtifactError(f"an answer row of {variant} or {ref} has no {e}; delete the file and run `dvc repro`") from None
 

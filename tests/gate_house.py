@@ -85,7 +85,7 @@ def answer_rows(wrong: int, *, items: int = ITEMS) -> list[dict[str, Any]]:
     return [
         {
             "task": "facts", "doc_id": k, "filter": "none", "doc_hash": f"h{k}", "prompt_hash": f"p{k}", "target_hash": "t",
-            "first_token_ids": [1], "kind": "multiple_choice", "cluster": f"c{k}", "truncated": False, "empty": False,
+            "first_token_ids": [1], "kind": "multiple_choice", "target": 0, "cluster": f"c{k}", "truncated": False, "empty": False,
             "acc": float(k >= wrong), "loglikelihoods": [-1.0, -2.0],
         }
         for k in range(items)

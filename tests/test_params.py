@@ -252,6 +252,7 @@ def test_the_line_is_that_of_the_key(tmp_path: Path, old: str, new: str, key: st
         ("group_size: 64", "group_size: 0", ["group_size = 0", "must be -1, 16"]),
         ("metric: acc_delta/all", "metric: acc_delta/fatcs", ["'acc_delta/fatcs'", "did you mean 'facts'"]),
         ("metric: acc_delta/all", "metric: acc_delta/prose_ppl", ["has no right and wrong; use byte_ppl_ratio/prose_ppl"]),
+        ("metric: acc_delta/all", "metric: score_delta/instruct", ["has no choices; use acc_delta/instruct"]),
         ("metric: acc_delta/all", "metric: acc_delta", ["'acc_delta'", "give one of the tier's tasks"]),
         ("metric: kld_mean", "metric: kld_mean/nwes", ["'kld_mean/nwes'", "did you mean 'news'"]),
         ("metric: speed_ratio", "metric: speed_ratio/x", ["speed_ratio has no parts"]),
