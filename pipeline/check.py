@@ -10,7 +10,7 @@ import itertools
 import math
 from pathlib import Path
 
-from pipeline import engines, evalset, fit, power, quantizers
+from pipeline import engines, evalset, fit, from_gguf, power, quantizers, sound
 from pipeline.core import artifacts, cli, params
 from pipeline.core.droppings import data_files
 from pipeline.core.errors import ParamsError, QuantgateError
@@ -45,7 +45,7 @@ def faults(settings: Params) -> list[str]:
         why = "choose one in 'hf': its hidden states are kept"
         found.append(f"params.yaml: reference {settings.reference!r} runs in {engine!r}; {why}")
     if isinstance(settings.model, PathModel):
-        collect("params.yaml: model.path", _check_folder, settings.model.folder)
+        collect("params.yaml: model.path", _check_folder, settings.model)
     for name, variant in settings.variants.items():
         collect(f"params.yaml: variants.{name}", quantizers.check, variant.quantizer, variant.options)
         if variant.engine in engines.names() and variant.quantizer in quantizers.names():
@@ -76,12 +76,17 @@ def faults(settings: Params) -> list[str]:
     return found
 
 
-def _check_folder(folder: Path) -> None:
-    """Raise unless a local model folder holds a model."""
+def _check_folder(model: PathModel) -> None:
+    """Raise unless a local model folder holds a model, and one that is not packed or is to be dequantized."""
+    folder = model.folder
+    if folder.suffix == ".gguf":
+        from_gguf.refuse_absent(folder)
+        return
     if not folder.is_dir():
         raise ParamsError(f"{str(folder)!r} is not a folder (looked in {folder.resolve()})")
     if not (folder / "config.json").exists():
         raise ParamsError(f"{str(folder)!r} holds no config.json; is it a transformers model folder?")
+    sound.refuse_quantized(sound.read_object(folder / "config.json"), model.dequantize)
     if data_files(folder, "*.safetensors"):
         return
     pickled = sorted(f.name for pattern in PICKLED for f in data_files(folder, pattern))

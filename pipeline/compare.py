@@ -54,7 +54,7 @@ def compare(variant: str, settings: params.Params) -> Row:
         "variant": variant, "reference": ref, "status": status, "reason": "; ".join(faults) or None,
         "quantizer": manifest["quantizer"], "asked": manifest["asked"], "options": manifest["options"],
         "engine": manifest["engine"], "engine_options": manifest["engine_options"],
-        "model": manifest["digest"], "base": manifest["base"],
+        "model": manifest["digest"], "base": manifest["base"], **{k: manifest[k] for k in ("dequantized_from",) if k in manifest},
         "machine": metas[artifacts.timings(variant)].get("machine"),
         "kernels": metas[artifacts.tokens(variant)].get("kernels"),
         "inputs": {str(f): artifacts.sha256_file(f) for f in [*files, artifacts.FLOOR]},

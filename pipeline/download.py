@@ -16,7 +16,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from pipeline import sound
+from pipeline import dequantize, from_gguf, sound
 from pipeline.core import artifacts, cli, params
 from pipeline.core.droppings import DROPPINGS
 from pipeline.core.errors import DownloadError
@@ -24,6 +24,7 @@ from pipeline.core.model_config import WANTED, wanted
 from pipeline.weights import count_weights
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
+REPLACED = ("config.json", "*.safetensors", "*.safetensors.index.json")  # where weights are dequantized
 
 
 def download(model: params.PackageModel | params.PathModel | params.HubModel, out: Path) -> dict[str, Any]:
@@ -43,6 +44,7 @@ def download(model: params.PackageModel | params.PathModel | params.HubModel, ou
     if not (out / "config.json").exists():
         raise DownloadError(f"{model.source} model holds no config.json; is it a transformers model folder?")
     _refuse_damage(out)
+    facts |= _dequantized(model, out)
     if not (out / "tokenizer.json").exists():
         raise DownloadError(
             f"{model.source} model holds no tokenizer.json; make one with AutoTokenizer.from_pretrained(...).save_pretrained(...)"
@@ -51,7 +53,19 @@ def download(model: params.PackageModel | params.PathModel | params.HubModel, ou
     config = out / "generation_config.json"
     before = artifacts.sha256_file(config) if config.exists() else None
     repairs = _repair_generation_config(out)
-    return facts | {"repairs": repairs} | ({"repaired": {config.name: before}} if repairs else {})
+    repaired = facts.get("repaired", {}) | ({config.name: before} if repairs else {})
+    return facts | {"repairs": repairs, "repaired": repaired}
+
+
+def _dequantized(model: params.PackageModel | params.PathModel | params.HubModel, out: Path) -> dict[str, Any]:
+    """Put values in the place of packed weights; returns what they were, and the files as they were given."""
+    packed = sound.refuse_quantized(sound.read_object(out / "config.json"), model.dequantize)
+    if packed is None:
+        return {}
+    given = {file.name: artifacts.sha256_file(file) for pattern in REPLACED for file in out.glob(pattern)}
+    dequantize.dequantize(out)
+    cli.say("download", f"the weights were published as {packed}; the base is their dequantization to bfloat16")
+    return {"dequantized_from": packed, "repaired": given}
 
 
 def _repair_generation_config(out: Path) -> list[str]:
@@ -123,54 +137,23 @@ def _from_package(model: params.PackageModel, out: Path) -> dict[str, Any]:
                 f"{model.file} has sha256 {found}, params.yaml says {model.sha256}; "
                 "if the package was meant to change, update model.sha256"
             )
-        _convert_gguf(file, out)
-    return {"source": "package", "package": model.package, "file": model.file, "sha256": found}
-
-
-def _convert_gguf(file: Path, out: Path) -> None:
-    """Write a GGUF file's weights, dequantized to float32, as a transformers folder."""
-    import torch
-    from gguf import GGUFReader
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    loaded = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
-    config = loaded.config
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config  # it describes the file, not these weights, and stops save_pretrained
-    config._name_or_path = ""
-    config.architectures = [type(loaded).__name__]
-    # save_pretrained refuses a model that was loaded from GGUF, so the weights move to a fresh one of the same class
-    fresh = type(loaded)(config)
-    fresh.load_state_dict(loaded.state_dict(), strict=True)
-    fresh.tie_weights()
-    fresh.save_pretrained(out)
-    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-    restore_splitting(tokenizer.backend_tokenizer, GGUFReader(file).fields["tokenizer.ggml.pre"].contents())
-    tokenizer.save_pretrained(out)
-
-
-def restore_splitting(tokenizer: Any, pre: str) -> None:
-    """Put back what transformers loses of a GGUF file's rules for cutting text before its merges apply.
-
-    pre: the file's `tokenizer.ggml.pre`. smollm takes digits one by one, and without that step cuts the space before a digit in
-    another way than the model was trained on (5 of 79 texts of our corpus). Other rules are taken as transformers makes them.
-    """
-    from tokenizers import pre_tokenizers
-
-    if pre == "smollm":
-        digits = pre_tokenizers.Digits(individual_digits=True)
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, tokenizer.pre_tokenizer])
+        packed = from_gguf.convert(file, out)
+    facts = {"source": "package", "package": model.package, "file": model.file, "sha256": found}
+    return facts | ({"dequantized_from": packed} if packed else {})
 
 
 def _from_path(model: params.PathModel, out: Path) -> dict[str, Any]:
-    folder = model.folder
+    folder, taken = model.folder, wanted(model.folder, model.trust_remote_code)
+    facts: dict[str, Any] = {"source": "path", "path": model.path, "given": [file.name for file in taken]}
+    if folder.suffix == ".gguf":
+        packed = from_gguf.convert(folder, out)
+        facts["repaired"] = {file.name: artifacts.sha256_file(file) for file in taken}
+        return facts | ({"dequantized_from": packed} if packed else {})
     if not folder.is_dir():
         raise DownloadError(f"model.path {model.path!r} is not a folder (looked in {folder.resolve()})")
-    for file in wanted(folder, model.trust_remote_code):
+    for file in taken:
         shutil.copyfile(file, out / file.name)
-    return {"source": "path", "path": model.path, "given": [file.name for file in wanted(folder, model.trust_remote_code)]}
+    return facts
 
 
 def _from_hub(model: params.HubModel, out: Path) -> dict[str, Any]:

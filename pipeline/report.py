@@ -20,7 +20,7 @@ from pipeline.figures import noise
 from pipeline.judging import ledger, stale, verdicts
 from pipeline.numbers import sweep
 from pipeline.numbers.definitions import is_served
-from pipeline.numbers.shown import n_of
+from pipeline.numbers.shown import dequantized, n_of
 from pipeline.pages import advice, charts, latency, pareto, pictures, speed, tradeoff, where, words
 from pipeline.pages.words import show
 from pipeline.serving import results as server_results
@@ -199,7 +199,8 @@ def print_summary(settings: Params) -> None:
     if (told := stale_line(verdict, settings)) is not None:
         print(told)
     rows = words.table(results, verdict, settings.variants)
-    title = f"{settings.model.source} model, reference {settings.reference}, tier {settings.tier}: {verdict['verdict']}"
+    reference = settings.reference + dequantized(results[settings.reference])
+    title = f"{settings.model.source} model, reference {reference}, tier {settings.tier}: {verdict['verdict']}"
     cli.table(list(rows[0]), rows, title=title, left=("variant", "verdict"))
     for name, v in verdict["variants"].items():
         beside = f"; {aside}" if (aside := words.aside(v)) else ""

@@ -15,6 +15,7 @@ from typing import Any
 
 from pipeline.core import cli
 from pipeline.core.errors import DownloadError
+from pipeline.dequantize import packed_as, why_not
 from pipeline.weights import read_headers
 
 SHOWN = 3  # how many tensors an error names
@@ -26,7 +27,6 @@ def refuse_unsound(folder: Path, trusted: bool) -> None:
     trusted: whether the model's own code may run (`model.trust_remote_code`).
     """
     config = read_object(folder / "config.json")
-    refuse_quantized(config)
     _refuse_unknown_kind(config, trusted)
     built = _build_config(folder, trusted)
     _refuse_misfit(folder, built, trusted)
@@ -62,15 +62,25 @@ def indexed_shards(index: Path) -> set[str]:
     return shards
 
 
-def refuse_quantized(config: dict[str, Any]) -> None:
-    """Raise `DownloadError` if the weights were quantized before: every variant is compared with the base as the original."""
-    own = config.get("quantization_config")
-    if own:
-        method = own.get("quant_method", "method not named") if isinstance(own, dict) else own
+def refuse_quantized(config: dict[str, Any], dequantize: bool) -> str | None:
+    """The format that a base's weights are packed in, or None. Raises `DownloadError` unless they can be dequantized and are to be:
+    every variant is compared with the base as the original.
+
+    dequantize: what params say.
+    """
+    packed = packed_as(config)
+    if packed is None:
+        return None
+    told = f"config.json has a quantization_config ({packed}): the base is quantized already"
+    source = "take the full-precision model it was made from"
+    if why := why_not(config):
+        raise DownloadError(f"{told}, and {why}; {source}")
+    if not dequantize:
         raise DownloadError(
-            f"config.json has a quantization_config ({method}): the base is quantized already, and variants would be measured "
-            "against rounded weights; take the full-precision model it was made from"
+            f"{told}, and variants would be measured against rounded weights. If it was published like this, say "
+            f"`dequantize: true` under `model`: its values in bfloat16 become the base, and every page says so; else {source}"
         )
+    return packed
 
 
 def _refuse_unknown_kind(config: dict[str, Any], trusted: bool) -> None:

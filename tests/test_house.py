@@ -39,7 +39,8 @@ ALLOWED = {
         "quantizers/bnb.py",
         "quantizers/cast.py",
         "quantizers/torchao.py",
-        "download.py",
+        "dequantize.py",
+        "from_gguf.py",
         "sound.py",
         "hardware.py",
         "weights.py",  # a model's class without its weights
@@ -54,7 +55,7 @@ ALLOWED = {
         "engines/hf.py",
         "engines/_head.py",
         "quantizers/torchao.py",
-        "download.py",
+        "from_gguf.py",
         "sound.py",
         "benchmark.py",  # what it takes for a config that does not say
     },
@@ -64,7 +65,7 @@ ALLOWED = {
     "lm_eval": {"evaluate.py", "check.py", "engines/_lm_eval.py"},
     "gptqmodel": {"quantizers/_gptqmodel.py", "engines/_gptq.py"},
     "bitsandbytes": {"quantizers/bnb.py"},
-    "llama_cpp": {"quantizers/gguf.py", "engines/llamacpp.py"},
+    "llama_cpp": {"quantizers/gguf.py", "engines/llamacpp.py", "from_gguf.py"},
     "onnxruntime_genai": {"engines/onnxruntime.py"},
     "onnx": {"formats.py", "engines/onnxruntime.py", "quantizers/onnx.py"},
     "torchao": {"quantizers/torchao.py"},

@@ -18,7 +18,7 @@ from reported import around, metric, result
 from pipeline import report
 from pipeline.core import artifacts, params
 from pipeline.core.errors import ParamsError
-from pipeline.judging import stale
+from pipeline.judging import comment, stale
 from pipeline.numbers.definitions import definition
 from pipeline.pages import charts, latency, pictures, place, speed, words
 from pipeline.tracking import runs
@@ -175,6 +175,18 @@ def test_how_many_rounds_stand_behind_speed_is_said_alike_everywhere(reports: Pa
     picture = (reports / "reports/figures/tradeoff.svg").read_text(encoding="utf-8")
     assert all("5 to 10 rounds" in text for text in (*pages(reports), note, picture))
     assert not re.search(r"(?<!to )\b(5|10) rounds", "".join((*pages(reports), note, picture)))
+
+
+def test_wherever_the_reference_is_named_stands_what_its_base_was_dequantized_from(reports: Path) -> None:
+    for file in (artifacts.metrics("bf16"), artifacts.BASE / artifacts.MANIFEST):
+        artifacts.write_json(file, artifacts.read_json(file) | {"dequantized_from": "MXFP4"})
+    settings = params.load()
+    report.write(settings)
+    results, verdict = report.load_results(settings)
+    told = "(dequantized from MXFP4)"
+    assert all("; dequantized from MXFP4; a note" in page and f"reference {told}" in page for page in pages(reports))
+    assert f"Reference: `bf16` {told}" in comment.render(verdict, results, None)
+    assert f"against `bf16` {told}" in run_content.state_note(results, verdict, settings)
 
 
 def test_every_picture_says_itself_in_words_and_has_a_unit_and_n(written: Path) -> None:

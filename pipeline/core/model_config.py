@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,17 @@ def sliding(config: dict[str, Any]) -> tuple[int, list[bool]]:
 
 
 def wanted(folder: Path, code: bool) -> list[Path]:
-    """Files of a model's folder that are taken. code: its own Python files too."""
+    """Files of a model's folder that are taken, or all parts of a GGUF file. code: its own Python files too."""
+    if folder.suffix == ".gguf":
+        return parts(folder)
     return sorted({file for pattern in (*WANTED, *["*.py"] * code) for file in data_files(folder, pattern)})
+
+
+def parts(file: Path) -> list[Path]:
+    """The files of a GGUF model, there or not: one, or all that a name such as `x-00001-of-00003.gguf` stands for."""
+    split = re.search(r"-\d{5}-of-(\d{5})\.gguf$", file.name)
+    stem, count = (file.name[: split.start()], split[1]) if split else ("", "0")
+    return [file.with_name(f"{stem}-{k + 1:05}-of-{count}.gguf") for k in range(int(count))] or [file]
 
 
 def end_ids(folder: Path, tokenizer: Any) -> set[int]:

@@ -37,6 +37,7 @@ class Model(Section):
     license: str = "unknown"
     note: str = ""
     trust_remote_code: bool = False
+    dequantize: bool = False  # whether packed weights (MXFP4, FP8, INT4) are taken, as the bfloat16 values that they stand for
 
 
 class PackageModel(Model):
@@ -49,7 +50,7 @@ class PackageModel(Model):
 
 
 class PathModel(Model):
-    """A local folder in Hugging Face layout."""
+    """A local folder in Hugging Face layout, or a GGUF file (of a split one the first part)."""
 
     source: Literal["path"]
     path: str

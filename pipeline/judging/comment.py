@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from pipeline.core import artifacts
-from pipeline.numbers.shown import number, show
+from pipeline.numbers.shown import dequantized, number, show
 
 FILE = artifacts.ARTIFACTS / "comment.md"
 MARK = "<!-- quantgate -->"
@@ -41,7 +41,7 @@ def render(verdict: Row, results: dict[str, Row], beside: Row | None) -> str:
     lines += [
         "",
         f"Brackets: {_confidence(verdict):g} % intervals{'; arrows: from the baseline to this change' if beside else ''}."
-        f" Reference: `{_safe(verdict['reference'])}`.",
+        f" Reference: `{_safe(ref := verdict['reference'])}`{_safe(dequantized(results.get(ref, {})))}.",
     ]
     lines += [f"- loosened on new evidence: {_safe(note)}" for note in verdict.get("loosened", [])]
     head = lines

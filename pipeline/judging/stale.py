@@ -178,9 +178,12 @@ def _changed_model(settings: Params) -> list[str]:
     manifest = artifacts.read_manifest(artifacts.BASE)
     then = {name: facts["sha256"] for name, facts in manifest.get("files", {}).items()}  # none: `_changed_base` says what is wrong
     then |= manifest.get("repaired") or {}  # as they were given
-    folder = settings.model.folder
+    folder, code = settings.model.folder, settings.model.trust_remote_code
     given = manifest.get("given")
-    added = {f.name for f in wanted(folder, settings.model.trust_remote_code)} - set(given) if given is not None else set()
+    if given is not None:  # the others were made by `download`
+        then = {name: sha256 for name, sha256 in then.items() if name in given}
+    added = {f.name for f in wanted(folder, code)} - set(given) if given is not None else set()
+    folder = folder.parent if folder.suffix == ".gguf" else folder
     return [
         f"{folder / name} {UNLIKE_SOURCE}"
         for name, sha256 in (then | dict.fromkeys(added)).items()
