@@ -144,6 +144,9 @@ def main(variant: str) -> None:
     if manifest["status"] != "ok":
         _write_nothing(path, meta | {"status": manifest["status"], "reason": manifest["reason"]})
         return
+    hardware.note()
+    for name, written in {variant: manifest, settings.reference: theirs}.items():
+        artifacts.verify_files(artifacts.model_dir(name), written)
     try:
         rows, found = timed(settings, variant, settings.thread_count)
     except NoResult as e:

@@ -10,7 +10,7 @@ import itertools
 import math
 from pathlib import Path
 
-from pipeline import engines, evalset, fit, from_gguf, power, quantizers, sound
+from pipeline import engines, evalset, fit, from_gguf, hardware, power, quantizers, sound
 from pipeline.core import artifacts, cli, params
 from pipeline.core.droppings import data_files
 from pipeline.core.errors import ParamsError, QuantgateError
@@ -196,6 +196,8 @@ def main() -> None:
         cli.say("check", line)
     for line in servers.inconclusive(settings):
         cli.say("power", line)
+    if machine := hardware.elsewhere():
+        cli.say("check", f"timings here are of another machine ({machine}); `make repro` times again, and keeps quality")
     cli.say("check", f"params.yaml is sound: {len(settings.variants)} variants, {len(settings.gate.rules)} gate rules")
 
 

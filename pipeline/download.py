@@ -7,7 +7,6 @@ Weights end up as safetensors, with licence, source and hashes in manifest.json.
 from __future__ import annotations
 
 import errno
-import json
 import shutil
 import subprocess
 import sys
@@ -18,9 +17,9 @@ from typing import Any
 
 from pipeline import dequantize, from_gguf, sound
 from pipeline.core import artifacts, cli, params
-from pipeline.core.droppings import DROPPINGS
+from pipeline.core.droppings import DROPPINGS, data_files
 from pipeline.core.errors import DownloadError
-from pipeline.core.model_config import WANTED, wanted
+from pipeline.core.model_config import LEFT, WANTED, wanted
 from pipeline.weights import count_weights
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
@@ -36,7 +35,7 @@ def download(model: params.PackageModel | params.PathModel | params.HubModel, ou
     else:
         facts = _from_hub(model, out)
     _one_set_of_weights(out)
-    if not list(out.glob("*.safetensors")):
+    if not data_files(out, "*.safetensors"):
         raise DownloadError(
             f"{model.source} model holds no .safetensors file (pickled weights are not loaded); "
             "convert it with transformers' save_pretrained"
@@ -77,10 +76,7 @@ def _repair_generation_config(out: Path) -> list[str]:
     file = out / "generation_config.json"
     if not file.exists():
         return []
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as e:
-        raise DownloadError(f"generation_config.json is not valid JSON ({e}); fetch it again") from None
+    config = sound.read_object(file)
     found = [] if config.get("do_sample") else [key for key in SAMPLING if config.get(key) is not None]
     repairs = [f"generation_config.json: {key} = {config.pop(key)!r} taken out, since do_sample is false" for key in found]
     if repairs:
@@ -94,7 +90,7 @@ def _refuse_damage(out: Path) -> None:
     """Raise if a weight file is cut short."""
     from safetensors import SafetensorError, safe_open
 
-    for file in sorted(out.glob("*.safetensors")):
+    for file in data_files(out, "*.safetensors"):
         try:
             with safe_open(file, framework="np"):
                 pass
@@ -103,17 +99,23 @@ def _refuse_damage(out: Path) -> None:
 
 
 def _one_set_of_weights(out: Path) -> None:
-    """Remove weights that transformers would not load, such as a second copy in another layout: they would be counted."""
-    index = out / "model.safetensors.index.json"
-    if index.exists():
-        wanted = sound.indexed_shards(index)
-    elif (out / "model.safetensors").exists():
-        wanted = {"model.safetensors"}
-    else:
-        return
-    for file in out.glob("*.safetensors"):
-        if file.name not in wanted:
+    """Leave the weights that transformers would load, and no others: they would be counted, or loaded instead."""
+    index, whole, files = out / "model.safetensors.index.json", out / "model.safetensors", data_files(out, "*.safetensors*")
+    kept = {whole.name} if whole.exists() else {index.name, *sound.indexed_shards(index)} if index.exists() else set()
+    if files and not kept:
+        raise DownloadError(f"the weights are in {files[0].name}, and transformers loads {whole.name}; rename or save them anew")
+    for file in files:
+        if file.name not in kept:
             file.unlink()
+
+
+def _refuse_adapter(names: set[str]) -> None:
+    """Raise where transformers would load more than the weights. names: of the files in the model's own folder."""
+    if "adapter_config.json" in names:
+        raise DownloadError(
+            "adapter_config.json lies beside the weights, and transformers would load that adapter on top of them; merge it "
+            "(PEFT's merge_and_unload, then save_pretrained), or take it out"
+        )
 
 
 def _from_package(model: params.PackageModel, out: Path) -> dict[str, Any]:
@@ -151,6 +153,7 @@ def _from_path(model: params.PathModel, out: Path) -> dict[str, Any]:
         return facts | ({"dequantized_from": packed} if packed else {})
     if not folder.is_dir():
         raise DownloadError(f"model.path {model.path!r} is not a folder (looked in {folder.resolve()})")
+    _refuse_adapter({file.name for file in data_files(folder, "*")})
     for file in taken:
         shutil.copyfile(file, out / file.name)
     return facts
@@ -163,9 +166,10 @@ def _from_hub(model: params.HubModel, out: Path) -> dict[str, Any]:
 
     where = f"{model.id} at {model.revision!r}"
     wanted = [*WANTED, "*.py"] if model.trust_remote_code else list(WANTED)
-    patterns: dict[str, Any] = {"allow_patterns": wanted, "ignore_patterns": list(DROPPINGS)}
+    patterns: dict[str, Any] = {"allow_patterns": wanted, "ignore_patterns": [*DROPPINGS, *LEFT]}
     try:
         info = HfApi().model_info(model.id, revision=model.revision)
+        _refuse_adapter({file.rfilename for file in info.siblings or []})
         commit = info.sha
         snapshot_download(model.id, revision=commit, local_dir=out, **patterns)
     except GatedRepoError:

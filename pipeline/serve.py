@@ -77,6 +77,8 @@ def measure_variant(variant: str, settings: Params) -> str:
     try:
         if manifest["status"] != "ok":
             raise Unsupported(f"quantize: {manifest['status']}: {manifest['reason']}")
+        hardware.note()
+        artifacts.verify_files(folder, manifest)
         plan, options = plan_of(load, common, settings.seed), settings.variant(variant).engine_options
         server, path = common.variants[variant], artifacts.serving(variant)
         abilities, plan, rows, facts = serve(folder, server, plan, common, settings.thread_count, options, path)

@@ -120,6 +120,7 @@ def main(
     _check_options(to_promote, back, force, reason)
     settings, why = params.load(), reason.strip()
     uri = os.environ.get("MLFLOW_TRACKING_URI") or settings.track.uri
+    uri = re.sub(r"(?<=^sqlite:///)(?!/).*", lambda file: str(artifacts.from_project(file[0])), uri)
     with _alone():
         if to_promote:
             sentence = _reported(uri, MOVING_FAILED, lambda: promote(settings, uri, to_promote, force=force, reason=why))
@@ -168,6 +169,9 @@ def _reported(uri: str, advice: str, act: Callable[[], Done]) -> Done:
     except Exception as e:
         lines = str(e).strip().splitlines() or [type(e).__name__]
         why = without_password(lines[0])[:200]
+        if schemas := re.search(r"found version (\w+), but expected (\w+)", why):
+            why = "another MLflow's schema, {} where this one has {}: if that one was older, `mlflow db upgrade`; else install it"
+            why = why.format(*schemas.groups())
         hint = "; set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD" if "401" in why else ""
         hint = f"; pip install {e.name}" if isinstance(e, ModuleNotFoundError) else hint  # boto3, where files go to S3 from here
         raise ArtifactError(

@@ -138,7 +138,7 @@ def _at(address: str, init):  # type: ignore[no-untyped-def]
     "name, token, word",
     [
         ("org/gated", None, "is gated and there is no token: set HF_TOKEN"),
-        ("org/gated", "hf_x", "accept its licence"),
+        ("org/gated", "hf_x", "is gated: accept its licence"),
         ("org/none", None, "does not exist on the hub"),
         ("org/revision", None, "has no revision 'main'"),
         ("org/token", "hf_x", "refused your token"),

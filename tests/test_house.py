@@ -164,6 +164,8 @@ def test_a_stage_that_measures_lists_its_number_and_no_code_but_an_engine_s_or_a
         code = {dep for dep in stage["deps"] if dep.startswith("pipeline")}
         if name in CODE:
             assert {PROTOCOL: [name]} in stage["params"] and "constraints.txt" in stage["deps"], name
+            times = "hardware.note()" in (PACKAGE / f"{name}.py").read_text(encoding="utf-8")
+            assert times == ({"reports/machine.yaml": ["machine"]} in stage["params"]), name
         assert code == CODE.get(name, {"pipeline"}), name
 
 

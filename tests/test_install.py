@@ -13,7 +13,7 @@ import pytest
 
 from pipeline import envs, hardware
 from pipeline.core import install
-from pipeline.core.errors import ArtifactError, Unsupported
+from pipeline.core.errors import ArtifactError, Crashed, Unsupported
 
 AVX512 = "AVX512 SSE42 AVX F16C FMA AVX2 BMI2"
 # llama.cpp's own table of processors, ggml/src/CMakeLists.txt; AMX_TILE and AMX_INT8 of the last one are left out here.
@@ -193,5 +193,11 @@ def test_a_full_disk_under_a_tool_is_no_fault_of_the_model(home: Path) -> None:
     wheel(home / "wheels")
     with pytest.raises(ArtifactError, match="No space left on device"):
         envs.run("one", "-c", "import errno, os; raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))", log=home / "log")
+    with pytest.raises(ArtifactError, match="stopped by SIGTERM; nothing was recorded"):
+        envs.run("one", "-c", "import os; os.kill(os.getpid(), 15)", log=home / "log")
+    with pytest.raises(Crashed, match="SIGSEGV"):
+        envs.run("one", "-c", "import os; os.kill(os.getpid(), 11)", log=home / "log")
+    with pytest.raises(Crashed, match="ran out of memory"):
+        envs.run("one", "-c", "raise MemoryError", log=home / "log")
     with pytest.raises(RuntimeError, match="no such model"):
         envs.run("one", "-c", "raise SystemExit('no such model')", log=home / "log")

@@ -131,10 +131,10 @@ def test_every_variant_has_results_and_the_reference_is_exactly_itself(house: Pa
 def test_what_dies_costs_its_own_variant_only(house: Path) -> None:
     dies, unbuilt = results(house, "dies"), results(house, "unbuilt")
     assert dies["status"] == unbuilt["status"] == "crashed"
-    assert "diverge dies: the process died of SIGILL" in dies["reason"]
-    assert "evaluate dies: the process died of SIGSEGV" in dies["reason"]
-    assert "benchmark of dies: a library ended the process by exit(1); its last words: terminate called" in dies["reason"]
-    assert "quantize unbuilt: the process died of SIGABRT" in unbuilt["reason"]
+    assert dies["reason"].count("diverge: the process died of SIGILL") == dies["reason"].count("SIGILL") == 1
+    assert "evaluate: the process died of SIGSEGV" in dies["reason"]
+    assert "benchmark: a library ended the process by exit(1); its last words: terminate called" in dies["reason"]
+    assert "quantize: the process died of SIGABRT" in unbuilt["reason"]
     assert not list((house / "artifacts/models/unbuilt").glob("*.safetensors"))
     verdict = json.loads((house / "reports/gate.json").read_text(encoding="utf-8"))["variants"]
     assert all(verdict[name]["verdict"] == "FAIL" and "crashed" in verdict[name]["reason"] for name in ("dies", "unbuilt"))

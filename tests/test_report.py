@@ -186,7 +186,7 @@ def test_wherever_the_reference_is_named_stands_what_its_base_was_dequantized_fr
     told = "(dequantized from MXFP4)"
     assert all("; dequantized from MXFP4; a note" in page and f"reference {told}" in page for page in pages(reports))
     assert f"Reference: `bf16` {told}" in comment.render(verdict, results, None)
-    assert f"against `bf16` {told}" in run_content.state_note(results, verdict, settings)
+    assert f"against `bf16` {told}" in runs.state_note(results, verdict, settings)
 
 
 def test_every_picture_says_itself_in_words_and_has_a_unit_and_n(written: Path) -> None:

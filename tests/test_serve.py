@@ -77,6 +77,12 @@ def served(how: dict[str, Any], *changes: Change) -> Params:
     return settings
 
 
+def as_written(folder: Path) -> None:
+    """Let a model's manifest list what is there."""
+    manifest = artifacts.read_manifest(folder)
+    artifacts.write_json(folder / artifacts.MANIFEST, manifest | {"files": artifacts.files_of(folder)})
+
+
 def rules(*more: dict[str, Any]) -> Change:
     return lambda data: data["gate"]["rules"].extend(more)
 
@@ -184,6 +190,7 @@ def in_hf(data: dict[str, Any]) -> None:
 
 def no_environment(data: dict[str, Any]) -> None:
     (artifacts.model_dir("q8") / "model.gguf").touch()
+    as_written(artifacts.model_dir("q8"))
 
 
 @pytest.mark.parametrize("kind, change, words", [
@@ -417,6 +424,7 @@ def test_a_launched_llama_cpp_server_is_measured_and_gone(tiny: Path) -> None:
     folder = artifacts.model_dir("q8")
     shutil.copytree(tiny, folder, dirs_exist_ok=True)
     write_gguf(folder, folder / "model.gguf")
+    as_written(folder)
     shutil.copytree(ROOT / "envs", "envs")
     if (ROOT / "artifacts/envs").exists():  # built once for the checkout, not for every run of the tests
         Path("artifacts/envs").symlink_to(ROOT / "artifacts/envs")

@@ -338,9 +338,10 @@ def test_a_forced_reply_of_another_length_has_failed_and_a_free_one_has_not(serv
 
 
 @pytest.mark.parametrize("url, completed", [
-    ("http://127.0.0.1:8000", "http://127.0.0.1:8000/v1"), ("http://h:1/v1/", "http://h:1/v1"), ("https://h/api?x=1", "https://h/api"),
+    ("http://127.0.0.1:8000", "http://127.0.0.1:8000/v1"), ("http://h:1/v1/", "http://h:1/v1"), ("https://h/api#x", "https://h/api"),
     ("https://api.example.org/v1", "https://api.example.org/v1"), ("http://[::1]:81", "http://[::1]:81/v1"),
-    ("http://my-host_1:9", "http://my-host_1:9/v1"),
+    ("http://my-host_1:9", "http://my-host_1:9/v1"), ("http://h/v1/chat/completions", "http://h/v1"),
+    ("http://h/completions/", "http://h/v1"), ("http://h/a/v1/models", "http://h/a/v1"),
 ])  # fmt: skip
 def test_a_url_gets_what_it_lacks(url: str, completed: str) -> None:
     assert client.address(url) == completed
@@ -349,7 +350,7 @@ def test_a_url_gets_what_it_lacks(url: str, completed: str) -> None:
 @pytest.mark.parametrize("url, message", [
     *((url, "invalid server URL") for url in (
         "localhost:8000", "", "ftp://h", "http://", "http://[::1", "http://a b:80", "http://h:99999", "http://h:0", "h:80")),
-    ("http://me:hunter2@h/v1", "put the key into OTHER_KEY"),
+    ("http://me:hunter2@h/v1", "put the key into OTHER_KEY"), ("https://h/v1?api_key=hunter2", "the URL of h has a query"),
 ])  # fmt: skip
 def test_an_invalid_url_or_one_with_a_password_is_refused_and_no_password_repeated(url: str, message: str) -> None:
     with pytest.raises(ServerError, match=message) as e:

@@ -45,6 +45,15 @@ VERSIONED = (
 )  # fmt: skip
 
 
+def from_project(path: str | Path) -> Path:
+    """A path of params.yaml that is outside git: from the project's folder, also where `dvc exp run` works in a copy of it."""
+    here = Path.cwd()
+    copy = next((p for p in (here, *here.parents) if (p / ".dvc").is_dir()), here)
+    root = Path(os.environ.get("DVC_ROOT", copy))
+    inside = copy.is_relative_to(root / ".dvc" / "tmp")
+    return (root / here.relative_to(copy) if inside else Path()) / Path(path).expanduser()
+
+
 def model_dir(variant: str) -> Path:
     return ARTIFACTS / "models" / variant
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from pipeline.core.droppings import data_files
 NESTED = ("text_config", "llm_config", "language_config")  # where a model with pictures or sound keeps its text part
 # What a model folder may bring along; pickled weights and code files stay out unless code is asked for.
 WANTED = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.txt", "*.model", "*.jinja", "LICENSE*", "README.md")
+# What loaders take up by themselves where it lies beside the weights, or what would stand in the place of a quantizer's own.
+LEFT = ("adapter_*", "*quant*config.json", "genai_config.json", "params.json")
 WINDOWS = ("max_position_embeddings", "n_positions", "max_seq_len")
 
 
@@ -39,7 +42,8 @@ def wanted(folder: Path, code: bool) -> list[Path]:
     """Files of a model's folder that are taken, or all parts of a GGUF file. code: its own Python files too."""
     if folder.suffix == ".gguf":
         return parts(folder)
-    return sorted({file for pattern in (*WANTED, *["*.py"] * code) for file in data_files(folder, pattern)})
+    found = {file for pattern in (*WANTED, *["*.py"] * code) for file in data_files(folder, pattern)}
+    return sorted(file for file in found if not any(fnmatch.fnmatchcase(file.name, left) for left in LEFT))
 
 
 def parts(file: Path) -> list[Path]:

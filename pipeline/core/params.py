@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Union
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, field_validator, model_validator
 
-from pipeline.core import quota
+from pipeline.core import artifacts, quota
 from pipeline.core.errors import ParamsError
 from pipeline.core.explain import Fault, did_you_mean, explain_all, unknown
 from pipeline.core.sections import Count, Load, Positive, Section, Serving, shaped
@@ -57,7 +57,7 @@ class PathModel(Model):
 
     @property
     def folder(self) -> Path:
-        return Path(self.path).expanduser()
+        return artifacts.from_project(self.path)
 
 
 class HubModel(Model):

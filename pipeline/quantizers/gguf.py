@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pipeline import envs
 from pipeline.calibration import Calibration
 from pipeline.core import artifacts
-from pipeline.core.errors import Unsupported
+from pipeline.core.errors import ArtifactError, Unsupported
 from pipeline.core.model_config import sliding, text_config
 from pipeline.core.quiet import output_to
 from pipeline.quantizers import Facts
@@ -28,6 +28,7 @@ BF16 = 30  # ggml.h: enum ggml_type
 EVERY = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6, "cohere2": 4, "gpt_oss": 2}
 READ = 4096  # tokens that engine 'llamacpp' reads at most: a longer window loses nothing here
 K_ROW = 256  # weights in a block of a K-quant
+NO_ROOM = 1 << 24
 
 
 def quantize(
@@ -61,6 +62,8 @@ def quantize(
         asked.tt_overrides = (override * (len(left) + 1))(*(override(pattern, BF16) for pattern in patterns), ends)
         with output_to(artifacts.LOGS / "gguf.log"):
             failed = llama_cpp.llama_model_quantize(str(whole).encode(), str(out_dir / FILE).encode(), ctypes.byref(asked))
+        if failed and shutil.disk_usage(out_dir).free < NO_ROOM:  # C++ says only that a stream failed
+            raise ArtifactError(f"{out_dir / FILE} could not be written: the disk is full; make room, then start again")
     if failed:
         raise Unsupported(f"llama.cpp could not quantize to {type} (code {failed}); its log is in {artifacts.LOGS}")
     shutil.copyfile(model_dir / "config.json", out_dir / "config.json")

@@ -96,8 +96,10 @@ def address(url: str, variable: str = KEY) -> str:
         raise ServerError(f"invalid server URL {url!r}; write it as http://127.0.0.1:8000")
     if parsed.userinfo:
         raise ServerError(f"the URL of {parsed.host} contains a password; remove it and put the key into {variable}")
-    bare = str(parsed.copy_with(query=None, fragment=None)).rstrip("/")
-    return bare if parsed.path.strip("/") else f"{bare}/v1"
+    if parsed.query:  # its values may be keys
+        raise ServerError(f"the URL of {parsed.host} has a query, which requests do not carry; remove it")
+    bare = re.sub(r"/(chat/completions|completions|models)$", "", str(parsed.copy_with(fragment=None)).rstrip("/"))
+    return bare if httpx2.URL(bare).path.strip("/") else f"{bare}/v1"
 
 
 def key_from(variable: str = KEY) -> str | None:

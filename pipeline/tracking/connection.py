@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from pipeline.core import artifacts, secrets
 from pipeline.core.errors import ArtifactError
@@ -93,7 +93,9 @@ def _create_sqlite(uri: str) -> None:
     import sqlalchemy
 
     name = sqlalchemy.make_url(uri).database
-    if not name or name == ":memory:" or Path(name).exists():
+    if not name or name == ":memory:":
+        raise ArtifactError(f"MLflow at {uri} is in memory and keeps no runs; give it a file: sqlite:///mlflow.db")
+    if Path(name).exists():
         return
     from mlflow import MlflowClient
 
@@ -122,7 +124,10 @@ class Tracker:
         if existing and existing.lifecycle_stage == "deleted":
             way = f"restore it (`mlflow experiments restore --experiment-id {existing.experiment_id}`) or name another"
             raise ArtifactError(f"track.experiment {experiment!r} was deleted in MLflow; {way}")
-        self.experiment = str(existing.experiment_id if existing else self.client.create_experiment(experiment))
+        if existing and _is_gone(existing.artifact_location):
+            where = f"experiment {experiment!r} of MLflow keeps files in {existing.artifact_location}, which is gone"
+            raise ArtifactError(f"{where}; if the folder was moved, link it to the old path, or name another track.experiment")
+        self.experiment = str(existing.experiment_id if existing else self.client.create_experiment(experiment, _file_store()))
         self.created = 0
         for run in self.search("attributes.status != 'FINISHED'"):  # whatever state a dead process was writing
             if KEY in run.data.tags and not is_being_written(run):
@@ -202,6 +207,18 @@ class Tracker:
         from mlflow.entities import RunTag
 
         self.client.log_batch(run_id, tags=[RunTag(k, secrets.hide(v)) for k, v in tags.items()])
+
+
+def _file_store() -> str | None:
+    """Where a new experiment keeps its files. MLflow's default is the working directory, which may be a temporary copy."""
+    folder = artifacts.from_project("mlruns")
+    return folder.as_uri() if folder.is_absolute() else None
+
+
+def _is_gone(location: str) -> bool:
+    """Whether files are kept on this machine in a folder whose parent no longer exists: MLflow would create it again."""
+    url = urlsplit(location)
+    return url.scheme in ("", "file") and not Path(unquote(url.path)).parent.parent.exists()
 
 
 def pages(search: Callable[[str | None], Any]) -> Iterator[Any]:
