@@ -211,8 +211,8 @@ def test_what_would_be_loaded_otherwise_is_refused_by_name(tiny: Path, tmp_path:
 
 # Words that say whose fault it was, and messages with them that no test meets: the second list may only get shorter.
 BLAME = re.compile(
-    r"by hand|cut short|disk is full|out of memory|was killed|was stopped|not checked out|was deleted|git rewrote|another user"
-    r"|is gone|fault of|accepts any API key|quantized already|could not be built|is gated|refused your token|does not stream|code: true"
+    r"by hand|cut short|disk is full|out of memory|was killed|was stopped|not checked out|was deleted|git rewrote|another user|is gone"
+    r"|fault of|accepts any API key|quantized already|could not be built|is gated|refused your token|does not stream|code: true"
 )
 UNPROVOKED = {"stopped: its guard"}
 
