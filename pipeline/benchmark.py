@@ -21,6 +21,7 @@ from pipeline.core import artifacts, cli, params
 from pipeline.core.errors import NoResult, Unsupported
 from pipeline.core.params import Params, Requests
 from pipeline.evalset import load_texts
+from pipeline.gating.rules import looks_of
 from pipeline.numbers import rounds, sweep
 from pipeline.numbers.bounds import Shape
 from pipeline.worker import Worker, working
@@ -68,7 +69,7 @@ def timed(settings: Params, variant: str, threads: int) -> tuple[list[Row], Row]
     models = {"variant": facts(variant, folder, settings), "reference": facts(reference, base, settings)}
     tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
     prompts = sweep.Prompts(sweep.tokens_of(load_texts(Path(settings.benchmark.prompts)), tokenizer), settings.seed)
-    looks = rounds.of(settings, variant)
+    looks = looks_of(settings, variant)
     count = setup.warmups + (setup.rounds if looks.planned == 1 else setup.max_rounds or 0)
     asked = [prompts.cut(setup.prompt_tokens) for _ in range(count)]
     with working(settings.variant(variant), folder, threads) as a, working(settings.variant(reference), base, threads) as b:

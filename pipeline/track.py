@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
@@ -18,13 +16,13 @@ import typer
 from pipeline.core import artifacts, cli, params
 from pipeline.core.errors import ArtifactError, ParamsError, QuantgateError
 from pipeline.core.params import Params
+from pipeline.gating import merge
 from pipeline.tracking import runs, views
 from pipeline.tracking.connection import Tracker, without_password
 from pipeline.tracking.registry import Move, Registry
 
 LOCK = artifacts.ARTIFACTS / "track.lock"
 WAIT_S = 60  # for another `track` in this folder
-STALE = 2  # exit code of `python -m pipeline.gate --enforce`
 LOGGING_FAILED = (
     "all results are safe in reports/ and artifacts/ (`python -m pipeline.report --summary` shows them); once MLflow is back, run "
     "`python -m pipeline.track`, or `dvc repro` if this was its stage"
@@ -75,20 +73,18 @@ def promote(settings: Params, uri: str, variant: str, *, force: bool, reason: st
 
 
 def _check_promotable(variant: str, settings: Params, changed: str) -> None:
-    """Raise unless the gate, asked as a merge asks it, gives PASS and does not call it stale, and the files are those measured."""
+    """Raise unless the variant's verdict, judged as a merge judges it, is PASS and the files are those measured."""
     force, told = "or use --force --reason TEXT", f"{variant} is not promoted"
-    gate = subprocess.run([sys.executable, "-m", "pipeline.gate", "--enforce"], capture_output=True, text=True)
-    if gate.returncode == STALE or gate.returncode not in (0, 1, 3):
-        lines = gate.stderr.strip().splitlines() or ["the gate could not be asked"]
-        raise ArtifactError(f"{told}: {lines[-1]}; {force}")
+    try:
+        judged = merge.judge(settings).verdict["variants"]
+    except QuantgateError as e:
+        raise ArtifactError(f"{told}: {e}; {force}") from None
     if variant == settings.reference:
-        passing = ", ".join(re.findall(r"^PASS +(\S+)(?: \(advisory\))?: ", gate.stdout, re.MULTILINE)) or "none at present"
+        passing = ", ".join(name for name, v in judged.items() if v["verdict"] == "PASS") or "none at present"
         why = f"it is the reference, which others are judged by and nothing judges; variants with a PASS: {passing}"
         raise ArtifactError(f"{told}: {why}; {force}")
-    said = re.search(rf"^([A-Z]+) +{re.escape(variant)}(?: \(advisory\))?: (.*)$", gate.stdout, re.MULTILINE)
-    word, why = said.groups() if said else ("MISSING", "the gate names none")
-    if word != "PASS":
-        raise ArtifactError(f"{told}: its verdict is {word}, not PASS: {why}; mend it, {force}")
+    if (word := judged[variant]["verdict"]) != "PASS":
+        raise ArtifactError(f"{told}: its verdict is {word}, not PASS: {judged[variant]['reason']}; mend it, {force}")
     if changed:
         raise ArtifactError(f"{told}: {changed}; run `dvc repro`, {force}")
 

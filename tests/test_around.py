@@ -21,7 +21,7 @@ from pipeline.core.droppings import DROPPINGS
 from pipeline.core.errors import ArtifactError, DataError, DownloadError, Unsupported
 from pipeline.core.options import names_in
 from pipeline.evalset import tasks
-from pipeline.judging import locked, stale
+from pipeline.gating import freshness
 from pipeline.quantizers import gguf
 from pipeline.weights import read_headers
 
@@ -53,7 +53,7 @@ def test_droppings_are_no_sets_no_tasks_no_backends_and_no_change(tmp_path: Path
     def seen() -> tuple[object, ...]:
         corpus = Path("evalsets/corpus")
         named = names_in(tmp_path / "pipeline/quantizers")
-        return evalset.load_texts(corpus), evalset.sets_digest(corpus), tasks.local_tasks(), named, stale.inputs(params.load())
+        return evalset.load_texts(corpus), evalset.sets_digest(corpus), tasks.local_tasks(), named, freshness.inputs(params.load())
 
     before = seen()
     assert len(litter(tmp_path)) > 100

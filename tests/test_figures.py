@@ -12,7 +12,7 @@ from pipeline.core.params import Compare
 from pipeline.evaluate import check as check_rows
 from pipeline.figures import answer_figures as figures
 from pipeline.figures.builder import Builder
-from pipeline.numbers.rules import Bound, judge
+from pipeline.gating.rules import Bound, judge
 
 
 def builder() -> Builder:

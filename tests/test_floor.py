@@ -18,8 +18,8 @@ from pipeline.engines import hf
 from pipeline.evalset.windows import corpus_windows
 from pipeline.figures import noise
 from pipeline.figures.builder import Builder
-from pipeline.judging import verdicts
-from pipeline.numbers.rules import bound_of, judge_above
+from pipeline.gating import verdicts
+from pipeline.gating.rules import bound_of, judge_above
 from pipeline.store import Store, Window, batches
 from pipeline.tracking.runs import flat_metrics
 

@@ -18,7 +18,7 @@ from reported import around, metric, result
 from pipeline import report
 from pipeline.core import artifacts, params
 from pipeline.core.errors import ParamsError
-from pipeline.judging import comment, stale
+from pipeline.gating import comment, freshness
 from pipeline.numbers.definitions import definition
 from pipeline.pages import charts, latency, pictures, place, speed, words
 from pipeline.tracking import runs
@@ -128,7 +128,7 @@ def test_the_first_look_is_the_verdict_on_what_is_there_and_is_silent_once_all_i
     told = capsys.readouterr().out
     assert f"{first}: {verdict['variants'][first]['verdict']} so far: " in told and f"{len(others)} more variants follow" in told
     assert not any(name in told for name in others)
-    monkeypatch.setattr(stale, "since", lambda verdict, settings: [])
+    monkeypatch.setattr(freshness, "status", lambda: ([], []))
     report.print_first(settings)
     assert capsys.readouterr().out == ""
 
@@ -146,11 +146,13 @@ def test_the_printed_summary_says_on_top_what_makes_the_results_stale(
     written: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for found in ([f"file-{k}" for k in range(9)], []):
-        monkeypatch.setattr(stale, "since", lambda verdict, settings, found=found: found)
+        monkeypatch.setattr(freshness, "status", lambda found=found: (found, []))
         report.print_summary(params.load())
         line = capsys.readouterr().out.split("\n")[0]
         assert line.startswith("STALE: ") is bool(found), line
-        assert not found or line.endswith("changed since: file-0, file-1, file-2, file-3 and 5 more; run `dvc repro`")
+        assert not found or line.endswith(
+            "changed: file-0, file-1, file-2, file-3, file-4, file-5, file-6, file-7 and 1 more; run `dvc repro`"
+        )
 
 
 def test_no_name_stands_twice_in_the_page_and_nothing_of_it_is_fetched(written: Path) -> None:

@@ -16,13 +16,13 @@ import numpy as np
 import psutil
 import pytest
 import yaml
-from gate_house import judge, keep_ledger, lock
+from gate_house import run
 
 from pipeline import check, gate, serve
 from pipeline.core import artifacts, params
 from pipeline.core.errors import ParamsError, Unsupported
 from pipeline.core.params import Params
-from pipeline.judging import stale, verdicts
+from pipeline.gating import merge, verdicts
 from pipeline.numbers.stats import quantile_interval
 from pipeline.preflight import servers
 from pipeline.serving import launch, measure
@@ -95,7 +95,7 @@ def results(settings: Params) -> dict[str, dict[str, Any]]:
             "reference": settings.reference, "quantizer": v.quantizer, "engine": v.engine, "asked": v.options,
             "engine_options": v.engine_options, "model": f"{name}-1",
         })  # fmt: skip
-    return gate._results(settings)
+    return merge.load_results(settings)
 
 
 def judged(settings: Params) -> dict[str, Any]:
@@ -267,9 +267,7 @@ def test_a_verdict_is_stale_once_what_a_server_did_is_changed(server: Server, ca
     settings = served({"url": server.url}, rules(*LIMITS))
     (artifacts.model_dir("q8") / artifacts.MANIFEST).unlink()  # as in a clone: its digest here is no build's
     results(settings)
-    keep_ledger(settings)
-    lock(settings, artifacts.served("q8"))
-    judge(settings)
+    run(settings)
     assert gate.enforce(settings) == 0
     before = figures()
     artifacts.write_json(artifacts.served("q8"), before | {"knee": before["knee"] | {"n": 99}})
@@ -281,7 +279,6 @@ def test_a_verdict_is_stale_once_what_a_server_did_is_changed(server: Server, ca
 
 def test_without_a_rule_on_servers_a_verdict_rests_on_none(server: Server) -> None:
     settings = set_params({"q8": {"url": server.url}})
-    assert server_results.files(settings) == [] and not [f for f in stale.changed(settings) if "serving" in f]
     assert judged(settings)[""][0] == "PASS"
 
 

@@ -13,7 +13,7 @@ from pipeline.core.errors import ArtifactError
 from pipeline.core.params import Compare
 from pipeline.figures.builder import Builder
 from pipeline.figures.speed_figures import timing_metrics
-from pipeline.judging.against import timed
+from pipeline.gating.paired_difference import timed
 from pipeline.numbers.bounds import Shape
 
 # 2 layers, 2 key-value heads of 16, vocabulary of 10 x 64: 640 weights in the tied head, 1360 in the body, 8 bytes in the cache

@@ -10,8 +10,8 @@ import pytest
 from scipy import stats as scipy_stats
 
 from pipeline.core.params import Rule
+from pipeline.gating.rules import bound_of, judge
 from pipeline.numbers import stats
-from pipeline.numbers.rules import bound_of, judge
 
 SURE = {"confidence": 0.95, "resamples": 1000}
 

@@ -28,7 +28,6 @@ from pipeline.core import artifacts, cli, params, secrets
 from pipeline.core.droppings import data_files
 from pipeline.core.errors import ArtifactError
 from pipeline.core.params import Params
-from pipeline.judging import stale
 from tools import machines
 
 Row = dict[str, Any]
@@ -63,9 +62,10 @@ def pack(settings: Params, path: Path) -> Row:
     if not path.absolute().parent.is_dir():
         raise ArtifactError(f"{path.absolute().parent} does not exist; create it or choose another folder")
     results, verdict = _results(settings)
-    if changed := stale.changed_rows(results):
-        rows, name = next(iter(changed.items()))
-        raise ArtifactError(f"{rows} is not what the metrics of {name} were computed from; run `dvc repro`, then bundle")
+    rows = {(Path(file), sha256): name for name, result in results.items() for file, sha256 in result["inputs"].items()}
+    for (row_file, sha256), name in rows.items():
+        if row_file.exists() and artifacts.sha256_file(row_file) != sha256:
+            raise ArtifactError(f"{row_file} is not what the metrics of {name} were computed from; run `dvc repro`, then bundle")
     required = _required(settings)
     absent = {str(f): "not on this machine; `dvc pull` or `dvc repro` restores it" for f in required if not f.exists()}
     files: dict[str, bytes] = {}
@@ -101,7 +101,7 @@ def conditions(settings: Params, results: dict[str, Row], verdict: Row) -> Row:
     return dict(secrets.hide_in(artifacts.jsonable({
         "base": first["base"], "quality": asked, "sets": evalsets(settings), "speed": speed, "gate": settings.gate.model_dump(),
         "versions": first["versions"], "machine": first["machine"],
-        "code": {k: v for k, v in verdict.get("inputs", {}).items() if not k.startswith(artifacts.REPORTS.name)},
+        "code": verdict["inputs"],
         "variants": {n: {k: r[k] for k in facts} for n, r in results.items()},
     })))  # fmt: skip
 

@@ -16,7 +16,7 @@ from pipeline.core import artifacts, quota
 from pipeline.core.errors import ParamsError
 from pipeline.core.explain import Fault, did_you_mean, explain_all, unknown
 from pipeline.core.sections import Count, Load, Positive, Section, Serving, shaped
-from pipeline.core.yamls import parse, read_text, refuse_odd_names
+from pipeline.core.yamls import parse, read_text
 
 PARAMS = Path("params.yaml")
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_-]*$")  # no dot: DVC reads it as a path of keys
@@ -181,6 +181,9 @@ class Compare(Section):
     between_runs: BetweenRuns = BetweenRuns()
 
 
+Reason = Annotated[str, shaped(r"(?s).*\S.*", "a sentence")]
+
+
 class Rule(Section):
     """One line of the gate; exactly one of margin (allowed loss), gain (demanded gain) and limit (absolute bound)."""
 
@@ -192,6 +195,7 @@ class Rule(Section):
     variants: Annotated[list[str], Field(min_length=1)] | None = None
     against: Literal["reference", "baseline"] = "reference"  # baseline: what the commit that is merged into had
     required: bool = True
+    reason: Reason | None = None  # why it asks for less than in the commit that is merged into
 
     @field_validator("margin", "gain", "limit", mode="before")
     @classmethod
@@ -216,6 +220,7 @@ class Gate(Section):
     required: Annotated[list[str], Field(min_length=1)]  # variants whose verdict decides; the others are advisory
     inconclusive: Literal["blocks", "passes"] = "blocks"
     baseline: str | None = None  # a branch or commit; QUANTGATE_BASELINE and --baseline go first
+    reason: Reason | None = None  # why something other than a rule's bound asks for less than in the commit that is merged into
     rules: Annotated[list[Rule], Field(min_length=1)]
 
 
@@ -298,7 +303,6 @@ def load(path: Path = PARAMS) -> Params:
     """
     missing = f"{path} is not here ({Path.cwd()}); run from the repository root"
     data, root = parse(path, read_text(path, ParamsError, missing), ParamsError)
-    refuse_odd_names(root, path, ParamsError)
     try:
         return Params.model_validate(data)
     except ValidationError as e:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -44,11 +43,6 @@ def write_asked(settings: Params) -> None:
 def judged(settings: Params) -> set[str]:
     """Server metrics that rules judge."""
     return {rule.metric for rule in settings.gate.rules if is_served(rule.metric)}
-
-
-def files(settings: Params) -> list[Path]:
-    """Server results that the verdict depends on; empty if no rule judges one."""
-    return [artifacts.served(name) for name in settings.serving.variants] if judged(settings) else []
 
 
 def load(settings: Params) -> dict[str, Row]:

@@ -19,7 +19,7 @@ from pipeline.core import artifacts, git
 from pipeline.core.droppings import data_files
 from pipeline.core.errors import ArtifactError
 from pipeline.core.params import Params
-from pipeline.judging import locked, stale
+from pipeline.gating import dvc_lock
 from pipeline.numbers.shown import UNITS, dequantized, n_of, show
 from pipeline.serving import results as server_results
 from pipeline.tracking import views
@@ -31,7 +31,7 @@ DIGEST = 32  # hexadecimal digits of a dataset's digest; MLflow keeps 36
 DIGITS = 4  # of values in text
 LIMITS = (("", "value"), ("_low", "low"), ("_high", "high"))
 PARENT, JUDGED = "mlflow.parentRunId", "quantgate.judged"
-WRITTEN = (str(locked.LOCK), str(artifacts.REPORTS), "README.md")  # by the pipeline; people edit the ledger among them
+WRITTEN = (str(dvc_lock.LOCK), str(artifacts.REPORTS), "README.md")  # by the pipeline
 Values = dict[str, Any]  # value, low, high, ...
 
 
@@ -77,7 +77,13 @@ def compare_files(state: State, name: str) -> tuple[str, str]:
     folder = artifacts.model_dir(name)
     if not (folder / artifacts.MANIFEST).exists():
         return f"{folder} is not here, and so not compared with what was measured", ""
-    changed = "; ".join(stale.changed_build(folder, str(state.results[name]["model"])))
+    try:
+        manifest = artifacts.read_manifest(folder)
+        artifacts.verify_files(folder, manifest)
+    except ArtifactError as e:
+        changed = str(e).partition("; ")[0]
+    else:
+        changed = "" if manifest.get("digest") == state.results[name]["model"] else f"{folder} (another build than was measured)"
     return changed or "as measured", changed
 
 
@@ -98,16 +104,15 @@ def provenance(state: State, settings: Params) -> dict[str, str]:
     tags = {"mlflow.source.name": "pipeline.track", "mlflow.source.type": "LOCAL", "machine": machine}
     if commit := git.line("rev-parse", "HEAD"):
         tags |= {"mlflow.source.git.commit": commit, "git.changed": str(_is_tree_changed()).lower()}
-    if locked.LOCK.exists():  # without this stage's own entry, which DVC writes after it
-        stages = locked.stages(locked.LOCK.read_bytes())
+    if dvc_lock.LOCK.exists():  # without this stage's own entry, which DVC writes after it
+        stages = dvc_lock.stages(dvc_lock.LOCK.read_bytes())
         tags["dvc.lock"] = artifacts.digest({k: v for k, v in stages.items() if k != "track"})
     return tags
 
 
 def _is_tree_changed() -> bool:
     """Whether anything but the pipeline's own outputs differs from the commit."""
-    others = git.line("status", "--porcelain", "--", ":/", *(f":(exclude){path}" for path in WRITTEN))
-    return bool(others or git.line("status", "--porcelain", "--", str(artifacts.LEDGER)))
+    return bool(git.line("status", "--porcelain", "--", ":/", *(f":(exclude){path}" for path in WRITTEN)))
 
 
 # --- the runs ----------------------------------------------------------------------------------------------------

@@ -22,8 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 import yaml
 
 from pipeline.core import artifacts, params
-from pipeline.judging import verdicts
-from pipeline.judging.against import timed
+from pipeline.gating import verdicts
+from pipeline.gating.paired_difference import timed
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PRETENDED = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}

@@ -23,9 +23,9 @@ from scipy import stats as scipy_stats
 
 from pipeline.core import artifacts
 from pipeline.core.params import Rule
-from pipeline.judging.verdicts import _hold_fails
+from pipeline.gating.rules import bound_of, judge
+from pipeline.gating.verdicts import _hold_fails
 from pipeline.numbers import stats
-from pipeline.numbers.rules import bound_of, judge
 
 Estimates = Callable[[np.random.Generator], stats.Estimate]
 SURE = {"confidence": 0.95, "resamples": 1000}
