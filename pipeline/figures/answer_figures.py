@@ -80,13 +80,17 @@ def _accuracy(b: Builder, task: str, pairs: list[tuple[Row, Row]], note: tuple[s
         score = outer(score, b.resampled(f"acc/{task}", right, ones, clusters))
     b.add(f"acc/{task}", score)
     blind = _blind(right, right_ref, pairs, b.confidence)  # that nothing was lost of nothing is no finding
-    error = arithmetic_error(ours - theirs, n, clusters)
+    error = arithmetic_error(ours - theirs, n)
     _add(b, f"acc_delta/{task}", delta, error, note, blind, 100.0)
-    for name, count in (("flips_to_wrong", lost), ("flips_to_right", won)):
-        b.bare(f"{name}/{task}", count, n, "count", blind) if blind else b.exact(f"{name}/{task}", count, n, "count")
+    for name, hit in (("flips_to_wrong", right_ref & ~right), ("flips_to_right", right & ~right_ref)):
+        share = wilson(int(hit.sum()), n, confidence=b.confidence)
+        if len(set(clusters)) < n:
+            share = outer(share, b.resampled(f"acc/{name}/{task}", hit, ones, clusters))  # a share, as accuracy is
+        _add(b, f"{name}/{task}", share, 0.0, (), blind, n)
+        b.metrics[f"{name}/{task}"]["value"] = int(hit.sum())
     if y.any():
         recovery, name = x.sum() / y.sum(), f"recovery/{task}"
-        own = arithmetic_error(ours - recovery * theirs, y.sum(), clusters)
+        own = arithmetic_error(ours - recovery * theirs, y.sum())
         _add(b, name, b.resampled(name, x, y, clusters), own, note, blind)
     p = mcnemar(lost, won)
     if p is not None and error:
@@ -99,7 +103,7 @@ def _accuracy(b: Builder, task: str, pairs: list[tuple[Row, Row]], note: tuple[s
         change = np.subtract(*(_twice(rows, _share) for rows in zip(*chosen)))
         name, families = f"score_delta/{task}", _families(chosen)
         found = b.resampled(name, change.mean(0), np.ones(len(chosen)), families)
-        _add(b, name, found, arithmetic_error(change, len(chosen), families), note, blind, 100.0)
+        _add(b, name, found, arithmetic_error(change, len(chosen)), note, blind, 100.0)
 
 
 def _families(pairs: list[tuple[Row, Row]]) -> list[str]:

@@ -216,15 +216,14 @@ def outer(one: Estimate, other: Estimate) -> Estimate:
     return replace(other, low=min(one.low, other.low), high=max(one.high, other.high), method=method)
 
 
-def arithmetic_error(twice: ArrayLike, size: float, clusters: ArrayLike) -> float:
-    """Standard error of sum(mean of two) / size that resampled items do not show, from two equivalent arithmetics.
+def arithmetic_error(twice: ArrayLike, size: float) -> float:
+    """Standard error of sum(mean of two) / size that items do not show: half of what two equivalent arithmetics differ by.
 
-    twice: [2, n], the same items' values in both. Changes that clusters make independently of each other are in the spread of
-    the items. One shift of all of them is not: half of what the two sums differ by, less what such changes explain of it.
+    twice: [2, n], the same items' values in both. Changes that items make independently of each other are in their own spread;
+    a shift of all of them at once, as by another processor, is not.
     """
     first, second = np.asarray(twice, float)
-    (change,) = _by_cluster(clusters, first - second)
-    return float(np.sqrt(max(change.sum() ** 2 - (change**2).sum(), 0.0)) / 2 / size)
+    return float(abs(first.sum() - second.sum()) / 2 / size)
 
 
 def widened(estimate: Estimate, error: float, *, confidence: float, bounds: tuple[float, float]) -> Estimate:
