@@ -15,15 +15,15 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from pipeline import dequantize, from_gguf, sound
+from pipeline import dequantize, from_gguf, sound, tokenizer_files
 from pipeline.core import artifacts, cli, params
 from pipeline.core.droppings import DROPPINGS, data_files
 from pipeline.core.errors import DownloadError
 from pipeline.core.model_config import LEFT, WANTED, wanted
+from pipeline.evalset.chats import NAMED
 from pipeline.weights import count_weights
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
-REPLACED = ("config.json", "*.safetensors", "*.safetensors.index.json")  # where weights are dequantized
 
 
 def download(model: params.PackageModel | params.PathModel | params.HubModel, out: Path) -> dict[str, Any]:
@@ -43,17 +43,17 @@ def download(model: params.PackageModel | params.PathModel | params.HubModel, ou
     if not (out / "config.json").exists():
         raise DownloadError(f"{model.source} model holds no config.json; is it a transformers model folder?")
     _refuse_damage(out)
+    given = {file.name: artifacts.sha256_file(file) for file in data_files(out, "*") if file.suffix != ".safetensors"}
     facts |= _dequantized(model, out)
-    if not (out / "tokenizer.json").exists():
-        raise DownloadError(
-            f"{model.source} model holds no tokenizer.json; make one with AutoTokenizer.from_pretrained(...).save_pretrained(...)"
-        )
+    settled = tokenizer_files.settle(out, model.trust_remote_code)
     sound.refuse_unsound(out, model.trust_remote_code)
-    config = out / "generation_config.json"
-    before = artifacts.sha256_file(config) if config.exists() else None
-    repairs = _repair_generation_config(out)
-    repaired = facts.get("repaired", {}) | ({config.name: before} if repairs else {})
-    return facts | {"repairs": repairs, "repaired": repaired}
+    if not model.trust_remote_code:
+        tokenizer_files.refuse_two_ways(out)
+    repairs = settled + _repair_generation_config(out)
+    for repair in repairs:
+        cli.say("download", f"repaired: {repair}")
+    changed = {n: sha256 for n, sha256 in given.items() if not (out / n).exists() or artifacts.sha256_file(out / n) != sha256}
+    return facts | {"repairs": repairs, "repaired": changed | facts.get("repaired", {})}
 
 
 def _dequantized(model: params.PackageModel | params.PathModel | params.HubModel, out: Path) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def _dequantized(model: params.PackageModel | params.PathModel | params.HubModel
     packed = sound.refuse_quantized(sound.read_object(out / "config.json"), model.dequantize)
     if packed is None:
         return {}
-    given = {file.name: artifacts.sha256_file(file) for pattern in REPLACED for file in out.glob(pattern)}
+    given = {file.name: artifacts.sha256_file(file) for file in data_files(out, "*.safetensors")}
     dequantize.dequantize(out)
     cli.say("download", f"the weights were published as {packed}; the base is their dequantization to bfloat16")
     return {"dequantized_from": packed, "repaired": given}
@@ -81,8 +81,6 @@ def _repair_generation_config(out: Path) -> list[str]:
     repairs = [f"generation_config.json: {key} = {config.pop(key)!r} taken out, since do_sample is false" for key in found]
     if repairs:
         artifacts.write_json(file, config)
-    for repair in repairs:
-        cli.say("download", f"repaired: {repair}")
     return repairs
 
 
@@ -156,6 +154,8 @@ def _from_path(model: params.PathModel, out: Path) -> dict[str, Any]:
     _refuse_adapter({file.name for file in data_files(folder, "*")})
     for file in taken:
         shutil.copyfile(file, out / file.name)
+    if data_files(folder / NAMED, "*.jinja"):
+        shutil.copytree(folder / NAMED, out / NAMED)
     return facts
 
 

@@ -10,7 +10,8 @@ from pipeline.core.errors import ArtifactError, DataError, ParamsError, Quantgat
 from pipeline.core.params import Params, PathModel
 from pipeline.earlier import is_of
 from pipeline.engines.llamacpp import LONGEST
-from pipeline.evalset import choose, load_prompts, refuse_chats
+from pipeline.evalset import choose, load_prompts
+from pipeline.evalset.chats import refuse_chats
 from pipeline.evalset.unfit import lengths, longest, unfit
 
 

@@ -16,10 +16,9 @@ from pipeline import engines
 from pipeline.core import cli, isolate, quota
 from pipeline.core.errors import Crashed, DownloadError, Unsupported
 from pipeline.core.model_config import parts
-from pipeline.evalset import load_texts
 from pipeline.numbers.distributions import compare_logits
+from pipeline.tokenizer_files import corpus_texts
 
-CORPUS = Path(__file__).resolve().parent.parent / "evalsets/corpus"
 COMPARED = 256  # tokens of text
 NEAR = 0.05  # nats, mean: llama.cpp's kernels round activations to 8 bits; a lost window or scale is far beyond
 PLAIN = ("F32", "F16", "BF16")
@@ -209,7 +208,18 @@ def _write_tokenizer(file: Path, reader: Any, out: Path) -> None:
         ) from None
     if _told(reader, "tokenizer.ggml.model") == "gpt2":
         restore_splitting(tokenizer.backend_tokenizer, _told(reader, "tokenizer.ggml.pre") or "default")
+    elif _told(reader, "tokenizer.ggml.add_space_prefix") is False:
+        _without_prefix(tokenizer.backend_tokenizer)
     tokenizer.save_pretrained(out)
+
+
+def _without_prefix(tokenizer: Any) -> None:
+    """Let a text begin without a space of the tokenizer's making, and end in none that is taken away again."""
+    from tokenizers import decoders, pre_tokenizers
+
+    if isinstance(tokenizer.pre_tokenizer, pre_tokenizers.Metaspace):  # Gemma's has no prefix anyway
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace("▁", prepend_scheme="never", split=False)
+        tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
 
 
 def restore_splitting(tokenizer: Any, pre: str) -> None:
@@ -232,7 +242,7 @@ def restore_splitting(tokenizer: Any, pre: str) -> None:
 def _refuse_other_tokens(file: Path, pre: Any, out: Path) -> None:
     from transformers import AutoTokenizer
 
-    texts = [row["text"] for row in load_texts(CORPUS)]
+    texts = corpus_texts()
     tokenizer = AutoTokenizer.from_pretrained(out)
     try:
         theirs = isolate.isolated(llama_ids, file, texts, what="download tokens")
@@ -289,7 +299,7 @@ def divergence(file: Path, folder: Path) -> float:
             (Path(tmp) / source.name).symlink_to(source.resolve())
         (Path(tmp) / "model.gguf").symlink_to(file.resolve())
         theirs: Any = engines.load("llamacpp", Path(tmp), threads=threads, kv_type="f32")
-        ids = theirs.tokenize(load_texts(CORPUS)[0]["text"])[: min(COMPARED, theirs.max_length)]
+        ids = theirs.tokenize(corpus_texts()[0])[: min(COMPARED, theirs.max_length)]
         found = theirs.logits(ids)
         theirs.close()
     ours: Any = engines.load("hf", folder, threads=threads)

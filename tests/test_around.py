@@ -20,7 +20,7 @@ from pipeline.core import artifacts, git, isolate, params
 from pipeline.core.droppings import DROPPINGS
 from pipeline.core.errors import ArtifactError, DataError, DownloadError, Unsupported
 from pipeline.core.options import names_in
-from pipeline.evalset import tasks
+from pipeline.evalset import chats, tasks
 from pipeline.gating import freshness
 from pipeline.quantizers import gguf
 from pipeline.weights import read_headers
@@ -79,7 +79,7 @@ def test_droppings_are_no_part_of_a_model_and_no_damage_to_it(tmp_path: Path) ->
     artifacts.verify_files(model, manifest)
     download._from_path(params.PathModel(source="path", path=str(model)), out)
     assert sorted(os.listdir(out)) == ["config.json", "model.safetensors", "tokenizer.json"]
-    assert not evalset.has_chat_template(model)
+    assert chats.chat_template(model) is None
 
 
 def test_dvc_ignores_what_the_pipeline_takes_for_droppings_and_nothing_else(tmp_path: Path) -> None:

@@ -205,6 +205,23 @@ def test_chats_are_named_where_the_model_has_no_template(house: params.Params, m
     assert unfit({"facts": 2}, Path("model"), False, 0) == []
 
 
+def test_a_template_that_refuses_a_chat_or_is_not_the_default_is_said(
+    house: params.Params, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system = CHAT | {"messages": [{"role": "system", "content": "be brief"}, *CHAT["messages"]]}
+    monkeypatch.setattr(fit, "choose", lambda *_: [system])
+    assert fit.faults(house) == []
+    without_template(Path("model"))
+    refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}{{ messages[0].content }}"
+    artifacts.write_text(Path("model/chat_template.jinja"), refusing)
+    (found,) = fit.faults(house)
+    assert "prompt 'c' is a chat that the model's template refuses (no system role); choose plain prompts" in found
+    Path("model/chat_template.jinja").unlink()
+    artifacts.write_json(Path("model/chat_template.json"), {"chat_template": [{"name": "rag", "template": "x"}]})
+    (found,) = fit.faults(house)
+    assert "prompt 'c' is a chat, and the model's chat templates are named (rag) and none is the default" in found
+
+
 def test_chats_that_the_tier_does_not_take_are_no_fault(house: params.Params) -> None:
     without_template(Path("model"))
     prompts = evalset.load_prompts(Path(house.diverge.trajectories.prompts))

@@ -14,7 +14,7 @@ from test_engines import write_gguf
 
 from pipeline import from_gguf
 from pipeline.core.errors import DownloadError
-from pipeline.evalset import load_texts
+from pipeline.tokenizer_files import corpus_texts
 
 # llama-cpp-python's log cuts a list of tokens within a character, and cannot decode it then
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -133,53 +133,73 @@ def merging(tmp_path_factory: pytest.TempPathFactory) -> Any:
         vocab_size=3000, max_token_length=12, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), special_tokens=["<|end|>"],
         show_progress=False,
     )  # fmt: skip
-    texts = [row["text"] for row in load_texts(from_gguf.CORPUS)]
+    texts = corpus_texts()
     pieces = [text[at : at + 60] for text in texts for at in range(0, len(text), 60)]
     tokenizer.train_from_iterator(pieces + ODD * 30, trainer)
     return json.loads(tokenizer.to_str())["model"]
 
 
-def write_vocabulary(model: dict[str, Any], pre: str, file: Path) -> None:
+def write_vocabulary(file: Path, kind: str, pre: str, tokens: list[Any], types: list[int], **more: Any) -> None:
+    """A GGUF file without tensors. more: names of gguf's writer, without `add_`, and what they are given."""
     import gguf
 
     writer = gguf.GGUFWriter(file, "llama")
-    for add in ("block_count", "context_length", "embedding_length", "head_count", "feed_forward_length", "rope_dimension_count"):
-        getattr(writer, f"add_{add}")(8)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(pre)
-    writer.add_token_list(sorted(model["vocab"], key=model["vocab"].__getitem__))
-    writer.add_token_types([3, *[1] * (len(model["vocab"]) - 1)])
-    writer.add_token_merges([" ".join(m) for m in model["merges"]])
-    for add in ("bos", "eos"):
-        getattr(writer, f"add_{add}_token_id")(0)
-    writer.add_add_bos_token(False)
+    sizes = ("block_count", "context_length", "embedding_length", "head_count", "feed_forward_length", "rope_dimension_count")
+    told = {"tokenizer_model": kind, "tokenizer_pre": pre, "token_list": tokens, "token_types": types, "layer_norm_rms_eps": 1e-5}
+    for name, value in (dict.fromkeys(sizes, 8) | told | more).items():
+        getattr(writer, f"add_{name}")(value)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-@pytest.mark.parametrize("pre", [*from_gguf.CUTS, *from_gguf.DIGITS, "gpt-2", "llama-bpe"])
-def test_text_is_cut_as_llama_cpp_cuts_it(merging: dict[str, Any], tmp_path: Path, pre: str) -> None:
+def tokenizer_of(file: Path) -> Any:
     from gguf import GGUFReader
     from transformers import AutoTokenizer
 
-    file = tmp_path / "vocabulary.gguf"
-    write_vocabulary(merging, pre, file)
-    from_gguf._write_tokenizer(file, GGUFReader(file), tmp_path)
-    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
-    texts = [row["text"] for row in load_texts(from_gguf.CORPUS)] + ODD
+    from_gguf._write_tokenizer(file, GGUFReader(file), file.parent)
+    (file.parent / "config.json").write_text('{"model_type": "llama"}')
+    return AutoTokenizer.from_pretrained(file.parent)
+
+
+def write_merging(model: dict[str, Any], pre: str, file: Path) -> None:
+    tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
+    merges = [" ".join(m) for m in model["merges"]]
+    ends = {"bos_token_id": 0, "eos_token_id": 0, "add_bos_token": False}
+    write_vocabulary(file, "gpt2", pre, tokens, [3, *[1] * (len(tokens) - 1)], token_merges=merges, **ends)
+
+
+@pytest.mark.parametrize("pre", [*from_gguf.CUTS, *from_gguf.DIGITS, "gpt-2", "llama-bpe"])
+def test_text_is_cut_as_llama_cpp_cuts_it(merging: dict[str, Any], tmp_path: Path, pre: str) -> None:
+    write_merging(merging, pre, file := tmp_path / "vocabulary.gguf")
+    tokenizer, texts = tokenizer_of(file), corpus_texts() + ODD
     assert [tokenizer(text).input_ids for text in texts] == from_gguf.llama_ids(file, texts)
 
 
 def test_a_rule_that_nobody_here_knows_is_refused_by_its_name(merging: dict[str, Any], tmp_path: Path) -> None:
-    from gguf import GGUFReader
-
-    file = tmp_path / "vocabulary.gguf"
-    write_vocabulary(merging, "youtu", file)
-    from_gguf._write_tokenizer(file, GGUFReader(file), tmp_path)
-    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    write_merging(merging, "youtu", file := tmp_path / "vocabulary.gguf")
+    tokenizer_of(file)
     with pytest.raises(DownloadError, match=r"tokenizer.ggml.pre 'youtu': .* cuts 79 of 79 texts otherwise than llama.cpp"):
         from_gguf._refuse_other_tokens(file, "youtu", tmp_path)
+
+
+@pytest.mark.parametrize("more", [{}, {"add_space_prefix": False}, {"add_bos_token": False}, {"add_eos_token": True}], ids=str)
+def test_a_sentencepiece_vocabulary_gives_llama_cpp_s_tokens(tmp_path: Path, more: dict[str, bool]) -> None:
+    sentencepiece = pytest.importorskip("sentencepiece")
+    text, texts = tmp_path / "text", corpus_texts()
+    text.write_text("\n".join(texts), encoding="utf-8")
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(text), model_prefix=str(tmp_path / "own"), vocab_size=1500, model_type="bpe", byte_fallback=True, minloglevel=2,
+        normalization_rule_name="identity", remove_extra_whitespaces=False,
+    )  # fmt: skip
+    own = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "own.model"))
+    ids = range(own.vocab_size())
+    types = [2 if own.is_unknown(i) else 3 if own.is_control(i) else 6 if own.is_byte(i) else 1 for i in ids]
+    ends = {"bos_token_id": 1, "eos_token_id": 2, "unk_token_id": 0, "token_scores": [own.get_score(i) for i in ids]}
+    file = tmp_path / "vocabulary.gguf"
+    write_vocabulary(file, "llama", "default", [own.id_to_piece(i).encode() for i in ids], types, **ends, **more)
+    tokenizer = tokenizer_of(file)
+    theirs = from_gguf.llama_ids(file, texts)
+    assert [tokenizer(t).input_ids for t in texts] == theirs
+    assert more or theirs == [[1, *own.encode(t)] for t in texts]

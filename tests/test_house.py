@@ -55,7 +55,9 @@ ALLOWED = {
         "engines/hf.py",
         "engines/_head.py",
         "quantizers/torchao.py",
+        "evalset/chats.py",
         "from_gguf.py",
+        "tokenizer_files.py",
         "sound.py",
         "benchmark.py",  # what it takes for a config that does not say
     },
