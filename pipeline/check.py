@@ -196,7 +196,9 @@ def main() -> None:
         cli.say("check", line)
     for line in servers.inconclusive(settings):
         cli.say("power", line)
-    if machine := hardware.elsewhere():
+    if not hardware.MACHINE.exists():  # DVC asks for it before a stage that times could write it
+        hardware.note()
+    elif machine := hardware.elsewhere():
         cli.say("check", f"timings here are of another machine ({machine}); `make repro` times again, and keeps quality")
     cli.say("check", f"params.yaml is sound: {len(settings.variants)} variants, {len(settings.gate.rules)} gate rules")
 

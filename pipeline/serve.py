@@ -74,10 +74,10 @@ def measure_variant(variant: str, settings: Params) -> str:
     assert load is not None  # params checks it
     about: Row = {"variant": variant, "model": manifest["digest"], "asked": results.asked(variant, settings)}
     empty: Row = {"launch": None, "probe": None, "levels": {}, "knee": None, "server_memory_bytes": None}
+    hardware.note()
     try:
         if manifest["status"] != "ok":
             raise Unsupported(f"quantize: {manifest['status']}: {manifest['reason']}")
-        hardware.note()
         artifacts.verify_files(folder, manifest)
         plan, options = plan_of(load, common, settings.seed), settings.variant(variant).engine_options
         server, path = common.variants[variant], artifacts.serving(variant)

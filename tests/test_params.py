@@ -77,6 +77,8 @@ def test_the_shipped_params_are_sound() -> None:
         ("source: text", "source: slef", ["calibration.source = 'slef'", "did you mean 'self'"]),
         ("seed: 2026", "seed: -2026", ["seed = -", "must be at least 0"]),
         ("  int8:      {", "  int8.0:      {", ["variant name 'int8.0'"]),
+        ("  int8:      {", '  "int8\\n": {', ["variant name 'int8\\n'"]),
+        ("  int8:      {", "  BF16:      {", ["variant names 'bf16' and 'BF16' are one to some file systems"]),
         ("inconclusive: blocks", "inconclusive: block", ["inconclusive = 'block'", "did you mean 'blocks'"]),
         ("calibration:  ", "calibratoin:  ", ["calibratoin", "did you mean 'calibration'"]),
         ("confidence: 0.95", "confidence: .nan", ["compare.confidence = nan"]),

@@ -19,7 +19,7 @@ from pipeline.core.sections import Count, Load, Positive, Section, Serving, shap
 from pipeline.core.yamls import parse, read_text
 
 PARAMS = Path("params.yaml")
-NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_-]*$")  # no dot: DVC reads it as a path of keys
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")  # no dot: DVC reads it as a path of keys
 
 
 def _how_many(value: Any) -> Any:
@@ -259,9 +259,12 @@ class Params(Section):
     @model_validator(mode="after")
     def _names(self) -> Params:
         for section in ("variants", "tiers"):
+            same: dict[str, str] = {}
             for name in getattr(self, section):
-                if not NAME.match(name):
+                if not NAME.fullmatch(name):
                     raise Fault(f"{section[:-1]} name {name!r}: use letters, digits, '_' and '-'", section, name)
+                if (other := same.setdefault(name.lower(), name)) != name:
+                    raise Fault(f"{section[:-1]} names {other!r} and {name!r} are one to some file systems", section, name)
         known = list(self.variants)
         if self.reference not in known:
             raise Fault(f"{self.reference!r} is not a variant{did_you_mean(self.reference, known)}", "reference")
