@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gate_house import judge, vouch
+from gate_house import run
 from pydantic import ValidationError
 
 from pipeline import compare, engines, floor, gate, reference
@@ -391,8 +391,7 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> params.Params:
 
 
 def judged(settings: params.Params) -> dict[str, Any]:
-    vouch(settings)
-    return judge(settings)
+    return run(settings)
 
 
 def test_the_gate_counts_from_the_floor_and_records_it(house: params.Params) -> None:

@@ -1,1 +1,1 @@
-"""What the gate judges with: baselines, the ledger of margins, staleness, the comment of a merge."""
+"""What a merge is judged by: rules and verdicts, the baseline, freshness, policy, the comment."""
