@@ -53,7 +53,8 @@ def download(model: params.PackageModel | params.PathModel | params.HubModel, ou
     for repair in repairs:
         cli.say("download", f"repaired: {repair}")
     changed = {n: sha256 for n, sha256 in given.items() if not (out / n).exists() or artifacts.sha256_file(out / n) != sha256}
-    return facts | {"repairs": repairs, "repaired": changed | facts.get("repaired", {})}
+    changed |= facts.pop("repaired", {})
+    return facts | {"repairs": repairs} | ({"repaired": changed} if changed else {})
 
 
 def _dequantized(model: params.PackageModel | params.PathModel | params.HubModel, out: Path) -> dict[str, Any]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from gate_house import run
+from gate_house import run as judged
 from pydantic import ValidationError
 
 from pipeline import compare, engines, floor, gate, reference
@@ -373,7 +374,8 @@ def test_only_a_margin_counts_from_a_floor(rule: dict[str, Any], reason: str) ->
 def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> params.Params:
     """One variant beside the reference, and one rule above the floor."""
     monkeypatch.chdir(tmp_path)
-    settings = params.load(ROOT / "params.yaml")
+    shutil.copy(ROOT / "params.yaml", "params.yaml")
+    settings = params.load()
     rules = [Rule(metric="kld_mean", margin="0.02 nats", above="floor")]
     settings = settings.model_copy(update={
         "variants": {n: settings.variants[n] for n in ("bf16", "int8")},
@@ -388,10 +390,6 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> params.Params:
             "quantizer": v.quantizer, "engine": v.engine, "asked": v.options, "engine_options": v.engine_options,
         })  # fmt: skip
     return settings
-
-
-def judged(settings: params.Params) -> dict[str, Any]:
-    return run(settings)
 
 
 def test_the_gate_counts_from_the_floor_and_records_it(house: params.Params) -> None:

@@ -85,8 +85,10 @@ def changed_source(settings: Params) -> list[str]:
         return []
     manifest, folder = artifacts.read_manifest(artifacts.BASE), settings.model.folder
     then = {name: facts["sha256"] for name, facts in manifest["files"].items()} | (manifest.get("repaired") or {})
-    if "given" in manifest:
-        added = {f.name for f in wanted(folder, settings.model.trust_remote_code)} - set(manifest["given"])
-        then |= dict.fromkeys(added)
+    given = manifest.get("given")
+    if given is not None:  # the others were made by `download`
+        added = {f.name for f in wanted(folder, settings.model.trust_remote_code)} - set(given)
+        then = {name: sha256 for name, sha256 in then.items() if name in given} | dict.fromkeys(added)
+    folder = folder.parent if folder.suffix == ".gguf" else folder
     paths = {folder / name: sha256 for name, sha256 in then.items()}
     return [str(p) for p, sha256 in paths.items() if not p.exists() or artifacts.sha256_file(p) != sha256]
