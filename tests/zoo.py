@@ -21,7 +21,7 @@ LATENT: dict[str, Any] = {
 GPT: dict[str, Any] = {"n_embd": WIDTH, "n_layer": LAYERS, "n_head": HEADS, "n_positions": WINDOW}
 LINEAR: dict[str, Any] = {
     "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
-    "layer_types": ["linear_attention", "full_attention"],
+    "num_hidden_layers": 4, "layer_types": ["linear_attention"] * 3 + ["full_attention"],  # as llama.cpp takes for granted
 }  # fmt: skip
 
 # {name: (class of its config, what is not this class's default)}; the name says what is particular about it
@@ -59,18 +59,19 @@ ZOO: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_next": ("Qwen3NextConfig", WIDE | EXPERTS | LINEAR | {"shared_expert_intermediate_size": 64}),
     "minimax": ("MiniMaxConfig", WIDE | {"num_local_experts": 4, "layer_types": ["linear_attention", "full_attention"]}),
     "mixtral": ("MixtralConfig", DENSE | {"num_local_experts": 4}),
-    "qwen3_moe": ("Qwen3MoeConfig", WIDE | EXPERTS),
+    "qwen3_moe": ("Qwen3MoeConfig", WIDE | EXPERTS | {"norm_topk_prob": True}),
     "deepseek_v3": (
         "DeepseekV3Config",
         DENSE | LATENT | {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "n_group": 1,
                           "topk_group": 1, "first_k_dense_replace": 1, "n_shared_experts": 1},
     ),
-    "gpt_oss": ("GptOssConfig", WIDE | {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 64}),
-    "llama4_text": ("Llama4TextConfig", WIDE | {"intermediate_size_mlp": 128, "num_local_experts": 4, "attention_chunk_size": 128}),
+    "gpt_oss": ("GptOssConfig", WIDE | {"head_dim": 64, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 64}),
+    "llama4_text": ("Llama4TextConfig", WIDE | {"num_hidden_layers": 4, "intermediate_size_mlp": 128, "num_local_experts": 4}),
     "gemma3": (
         "Gemma3Config",
         {
-            "text_config": WIDE | {"vocab_size": VOCAB, "sliding_window": 64, "max_position_embeddings": 256},
+            "text_config": WIDE | {"vocab_size": VOCAB, "sliding_window": 64, "max_position_embeddings": 256,
+                                   "query_pre_attn_scalar": 16},
             "vision_config": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2,
                               "image_size": 32, "patch_size": 16},
             "mm_tokens_per_image": 4, "image_token_index": 5, "boi_token_index": 6, "eoi_token_index": 7,

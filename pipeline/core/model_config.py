@@ -27,10 +27,11 @@ def window(config: dict[str, Any]) -> int | None:
 
 
 def sliding(config: dict[str, Any]) -> tuple[int, list[bool]]:
-    """(tokens, which layers) of attention that sees a window only; (0, none) for a model without."""
-    tokens, layers = config.get("sliding_window") or 0, config.get("num_hidden_layers") or 0
-    types = config.get("layer_types") or ["sliding_attention"] * layers
-    found = [kind == "sliding_attention" for kind in types]
+    """(tokens, which layers) of attention that sees a window or a chunk only; (0, none) for a model without."""
+    types = config.get("layer_types") or ["sliding_attention"] * (config.get("num_hidden_layers") or 0)
+    chunked = "chunked_attention" in types
+    tokens = config.get("attention_chunk_size" if chunked else "sliding_window") or 0
+    found = [kind == ("chunked_attention" if chunked else "sliding_attention") for kind in types]
     return (tokens, found) if tokens and any(found) and config.get("use_sliding_window") is not False else (0, [])
 
 

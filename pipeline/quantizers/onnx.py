@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -65,8 +67,22 @@ def quantize(
 
 
 def refuse(model_dir: Path, options: dict[str, Any]) -> None:
-    """See `pipeline.quantizers`: q, k and v can only be kept together."""
+    """See `pipeline.quantizers`: an architecture that the builder does not name; q, k and v can only be kept together."""
     _nodes(kept_layers(model_dir, options["keep"]))
+    kind, known = artifacts.read_json(model_dir / "config.json")["architectures"][0], _architectures()
+    if known and kind not in known:
+        raise Unsupported(f"ONNX Runtime's builder has no {kind}")
+
+
+@cache
+def _architectures() -> set[str]:
+    """The architectures that the builder's own source compares a model's with; nothing where it is not here."""
+    found = find_spec("onnxruntime_genai")
+    folder = Path(found.origin or "").parent / "models" if found else Path()
+    source = (folder / "builder.py").read_text(encoding="utf-8") if found else ""
+    compared = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Compare))
+    named = [node for node in compared if ast.unparse(node.left) == "config.architectures[0]"]
+    return {str(side.value) for node in named for side in node.comparators if isinstance(side, ast.Constant)}
 
 
 def _nodes(layers: list[str]) -> list[str]:
