@@ -44,6 +44,11 @@ def python(name: str) -> Path:
     return home / "bin" / "python"
 
 
+def is_here(name: str) -> bool:
+    """Whether an environment is built."""
+    return (FILES / f"{name}.txt").exists() and (folder(name) / READY).exists()
+
+
 def folder(name: str) -> Path:
     """Where an environment is, or will be."""
     text = (FILES / f"{name}.txt").read_bytes()

@@ -55,7 +55,7 @@ ZOO: dict[str, tuple[str, dict[str, Any]]] = {
     "mpt": ("MptConfig", {"d_model": WIDTH, "n_heads": HEADS, "n_layers": LAYERS, "max_seq_len": WINDOW, "expansion_ratio": 2}),
     "mamba": ("MambaConfig", {"hidden_size": WIDTH, "num_hidden_layers": LAYERS, "state_size": 8}),
     "falcon_mamba": ("FalconMambaConfig", {"hidden_size": WIDTH, "num_hidden_layers": LAYERS, "state_size": 8}),
-    "lfm2": ("Lfm2Config", DENSE | {"layer_types": ["conv", "full_attention"], "block_multiple_of": 32}),
+    "lfm2": ("Lfm2Config", DENSE | {"layer_types": ["conv", "full_attention"], "block_multiple_of": 64}),
     "qwen3_next": ("Qwen3NextConfig", WIDE | EXPERTS | LINEAR | {"shared_expert_intermediate_size": 64}),
     "minimax": ("MiniMaxConfig", WIDE | {"num_local_experts": 4, "layer_types": ["linear_attention", "full_attention"]}),
     "mixtral": ("MixtralConfig", DENSE | {"num_local_experts": 4}),

@@ -80,12 +80,11 @@ def refuse(model_dir: Path, options: dict[str, Any]) -> None:
 
     Asked once a model, wherever the converter's environment is here.
     """
-    home = envs.folder("gguf")
-    if not (home / envs.READY).exists():
+    if not envs.is_here("gguf"):
         return
     files = [f for f in wanted(model_dir, code=False) if f.suffix != ".safetensors"]
     parts = [*(f.read_bytes() for f in files), repr(read_headers(model_dir)).encode(), (envs.FILES / CONVERTER).read_bytes()]
-    answer = home / "asked" / hashlib.sha256(b"".join(parts)).hexdigest()
+    answer = envs.folder("gguf") / "asked" / hashlib.sha256(b"".join(parts)).hexdigest()
     if not answer.exists():
         answer.parent.mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory() as tmp:
