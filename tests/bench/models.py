@@ -65,8 +65,7 @@ def work(todo: list[tuple[str, str]], base: Path, pipe: Any) -> None:
     from pipeline.quantizers import gguf
 
     isolate.isolated = lambda function, *args, what: function(*args)  # this process is one already
-    plain = gguf._convert
-    gguf._convert = functools.partial(_converted, plain)
+    gguf._convert = functools.partial(_converted, gguf._convert)
     for name, method in todo:
         pipe.send((name, method, None))
         pipe.send((name, method, cell(name, method, base)))
@@ -74,11 +73,8 @@ def work(todo: list[tuple[str, str]], base: Path, pipe: Any) -> None:
 
 
 def _converted(plain: Any, model_dir: Path, out: Path, *options: str) -> None:
-    """Convert a model once for all GGUF methods."""
+    """Convert a model once, for check (which would take holes for values) and all GGUF methods."""
     whole = model_dir.parent / "whole.gguf"
-    if options:
-        plain(model_dir, out, *options)
-        return
     if not whole.exists():
         plain(model_dir, whole)
     out.hardlink_to(whole)
