@@ -15,7 +15,7 @@ DENSE: dict[str, Any] = {
 WIDE: dict[str, Any] = DENSE | {"head_dim": 16}  # classes whose own width of a head is not hidden / heads
 EXPERTS: dict[str, Any] = {"moe_intermediate_size": 64, "num_experts": 4, "num_experts_per_tok": 2}
 LATENT: dict[str, Any] = {
-    "q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16,
+    "q_lora_rank": 64, "kv_lora_rank": 64, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16,
     "num_key_value_heads": HEADS, "head_dim": 16,
 }  # fmt: skip
 GPT: dict[str, Any] = {"n_embd": WIDTH, "n_layer": LAYERS, "n_head": HEADS, "n_positions": WINDOW}

@@ -100,7 +100,6 @@ def refuse(model_dir: Path, options: dict[str, Any]) -> None:
 
 def _lost(file: Path, model_dir: Path) -> str:
     """Why llama.cpp cannot read a file, or runs another model, by its own account of the header; empty where it is right."""
-    import gguf
     import llama_cpp
 
     lines: list[str] = []
@@ -109,10 +108,17 @@ def _lost(file: Path, model_dir: Path) -> str:
     asked, room = llama_cpp.llama_model_default_params(), llama_cpp.llama_context_default_params()
     asked.no_alloc, asked.load_mode = True, llama_cpp.LLAMA_LOAD_MODE_NONE
     room.n_ctx = room.n_batch = room.n_ubatch = 256
+    value = ctypes.create_string_buffer(64)
+
+    def held(key: str) -> bool:
+        return bool(model) and llama_cpp.llama_model_meta_val_str(model, key.encode(), value, len(value)) >= 0
+
     try:
         model = llama_cpp.llama_model_load_from_file(str(file).encode(), asked)
         context = llama_cpp.llama_init_from_model(model, room) if model else None
         window = llama_cpp.llama_model_n_swa(model) if model else 0
+        architecture = value.value.decode() if held("general.architecture") else ""
+        says_norm = held(f"{architecture}.expert_weights_norm")
         if context:
             llama_cpp.llama_free(context)
         if model:
@@ -123,8 +129,7 @@ def _lost(file: Path, model_dir: Path) -> str:
     if not context:
         why = re.findall(r"error loading model: (.*)", said)
         return f"llama.cpp cannot read this model as GGUF ({why[-1] if why else 'its log says no more'})"
-    config, fields = text_config(model_dir), gguf.GGUFReader(file).fields
-    architecture = str(fields["general.architecture"].contents())
+    config = text_config(model_dir)
     seen = {int(layer) for layer in re.findall(r"layer +(\d+): dev =", said.partition("    SWA KV cache")[2])}
     differs = []
     tokens, layers = sliding(config)
@@ -137,7 +142,7 @@ def _lost(file: Path, model_dir: Path) -> str:
     if heads and abs((scale or config["head_dim"] ** -0.5) * heads**0.5 - 1) > 0.1:  # said with two digits
         differs.append(f"attention is scaled for heads of {heads:g}, and llama.cpp scales by {scale:g}")
     normed = config.get("norm_topk_prob")
-    if normed is not None and f"{architecture}.expert_weights_norm" not in fields and normed == (architecture in UNNORMED):
+    if normed is not None and not says_norm and normed == (architecture in UNNORMED):
         differs.append(f"norm_topk_prob is {normed}, which llama.cpp does not read for {architecture}")
     return f"{'; '.join(differs)}: GGUF would be another model" if differs else ""
 
@@ -146,6 +151,8 @@ def _names(whole: Path, layers: list[str]) -> list[str]:
     """GGUF's names of transformers' layers; one that it does not know is an error, not a layer that is quantized after all."""
     import gguf
 
+    if not layers:  # to read a file's vocabulary takes seconds
+        return []
     reader = gguf.GGUFReader(whole)
     architecture = str(reader.fields["general.architecture"].contents())
     known = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}

@@ -61,9 +61,13 @@ def work(todo: list[tuple[str, str]], base: Path, pipe: Any) -> None:
     """In a process of its own: send (name, method, None) before each cell, and the cell when it is found."""
     warnings.simplefilter("ignore")
     logging.disable(logging.ERROR)
+    import numpy as np
+
     from pipeline.core import isolate
     from pipeline.quantizers import gguf
 
+    memmap = np.memmap
+    np.memmap = lambda *args, **named: np.asarray(memmap(*args, **named))  # gguf's reader slices it two million times a file
     isolate.isolated = lambda function, *args, what: function(*args)  # this process is one already
     gguf._convert = functools.partial(_converted, gguf._convert)
     for name, method in todo:
