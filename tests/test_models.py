@@ -243,10 +243,27 @@ def test_a_model_that_llama_cpp_cannot_read_or_makes_another_of_is_refused_at_ch
     assert len(converter) == 1  # asked once
 
 
-def test_an_architecture_that_the_onnx_builder_does_not_name_is_refused_at_check(model: Any) -> None:
-    quantizers.check_model("onnx", {"precision": "int4"}, model("llama"))
-    with pytest.raises(Unsupported, match="builder has no GPT2LMHeadModel"):
-        quantizers.check_model("onnx", {"precision": "int4"}, model("gpt2"))
+@pytest.mark.parametrize("name, settings, why", [
+    ("llama", {}, None), ("gemma2", {}, None), ("gpt2", {}, "builder has no GPT2LMHeadModel"),
+    ("mistral-window", {}, "all layers see a window of 64 tokens, which ONNX Runtime's builder does not keep"),
+    ("mistral-window", {"sliding_window": 4096}, None), ("gemma3_text", {}, "one for each kind of layer"),
+    ("phi", {}, None), ("phi", {"num_attention_heads": 4}, "turns heads by multiples of 16, and 8 of 16 are left over"),
+])  # fmt: skip
+def test_what_onnx_runtime_does_not_take_is_refused_at_check(
+    tmp_path: Path, name: str, settings: dict[str, Any], why: str | None
+) -> None:
+    folder = zoo.make(name, tmp_path / "model", **settings)
+    if why is None:
+        quantizers.check_model("onnx", {"precision": "int4"}, folder)
+        return
+    with pytest.raises(Unsupported, match=why):
+        quantizers.check_model("onnx", {"precision": "int4"}, folder)
+
+
+def test_latent_attention_is_refused_at_check_by_an_int8_that_does_not_take_it(model: Any) -> None:
+    with pytest.raises(Unsupported, match="int8 has no latent attention on a CPU"):
+        quantizers.check_model("bnb", {"type": "int8"}, model("deepseek_v3"))
+    quantizers.check_model("torchao", {"scheme": "int8-weight-only"}, model("deepseek_v3"))
 
 
 def test_a_4_bit_product_of_blocks_that_a_matrix_does_not_fill_is_refused_at_check(

@@ -15,8 +15,8 @@ DENSE: dict[str, Any] = {
 WIDE: dict[str, Any] = DENSE | {"head_dim": 16}  # classes whose own width of a head is not hidden / heads
 EXPERTS: dict[str, Any] = {"moe_intermediate_size": 64, "num_experts": 4, "num_experts_per_tok": 2}
 LATENT: dict[str, Any] = {
-    "q_lora_rank": 64, "kv_lora_rank": 64, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16,
-    "num_key_value_heads": HEADS, "head_dim": 16,
+    "q_lora_rank": 64, "kv_lora_rank": 64, "qk_nope_head_dim": 16, "qk_rope_head_dim": 32, "v_head_dim": 16,
+    "num_key_value_heads": HEADS, "head_dim": 32,
 }  # fmt: skip
 GPT: dict[str, Any] = {"n_embd": WIDTH, "n_layer": LAYERS, "n_head": HEADS, "n_positions": WINDOW}
 LINEAR: dict[str, Any] = {
@@ -36,14 +36,14 @@ ZOO: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2": ("Olmo2Config", DENSE),
     "stablelm": ("StableLmConfig", DENSE),
     "ernie4_5": ("Ernie4_5Config", WIDE),
-    "nemotron": ("NemotronConfig", WIDE),
+    "nemotron": ("NemotronConfig", WIDE | {"num_attention_heads": 2, "head_dim": 32}),  # half of a head turns
     "cohere": ("CohereConfig", DENSE | {"logit_scale": 0.25}),
     "cohere2": ("Cohere2Config", WIDE | {"sliding_window": 64}),
     "starcoder2": ("Starcoder2Config", DENSE | {"sliding_window": 64}),
     "exaone4": ("Exaone4Config", DENSE | {"sliding_window": 64, "sliding_window_pattern": 2}),
     "glm4": ("Glm4Config", WIDE),
-    "phi3": ("Phi3Config", DENSE),
-    "phi": ("PhiConfig", DENSE),
+    "phi3": ("Phi3Config", DENSE | {"original_max_position_embeddings": WINDOW}),
+    "phi": ("PhiConfig", DENSE | {"num_attention_heads": 2}),
     "gemma2": ("Gemma2Config", WIDE | {"query_pre_attn_scalar": 16, "final_logit_softcapping": 5.0, "sliding_window": 64}),
     "gemma3_text": ("Gemma3TextConfig", WIDE | {"query_pre_attn_scalar": 16, "sliding_window": 64}),
     "gpt2": ("GPT2Config", GPT),

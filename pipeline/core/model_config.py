@@ -11,6 +11,7 @@ from pipeline.core.droppings import data_files
 NESTED = ("text_config", "llm_config", "language_config")  # where a model with pictures or sound keeps its text part
 # What a model folder may bring along; pickled weights and code files stay out unless code is asked for.
 WANTED = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.txt", "*.model", "*.jinja", "LICENSE*", "README.md")
+READ = 4096  # tokens: no text that is scored comes near, so that a longer sliding window loses nothing
 WINDOWS = ("max_position_embeddings", "n_positions", "max_seq_len")
 
 

@@ -14,7 +14,7 @@ from pipeline import envs
 from pipeline.calibration import Calibration
 from pipeline.core import artifacts, isolate
 from pipeline.core.errors import NoResult, Unsupported
-from pipeline.core.model_config import sliding, text_config, wanted
+from pipeline.core.model_config import READ, sliding, text_config, wanted
 from pipeline.core.quiet import output_to
 from pipeline.quantizers import Facts
 from pipeline.quantizers._reproducible import ANY_MACHINE
@@ -26,7 +26,6 @@ CONVERTER = "converter.py"  # beside gguf.txt
 FILE_TYPES = {"F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10, "Q3_K_M": 12, "Q4_K_S": 14,
               "Q4_K_M": 15, "Q5_K_M": 17, "Q6_K": 18, "BF16": 32}  # fmt: skip  # llama.h: enum llama_ftype
 BF16 = 30  # ggml.h: enum ggml_type
-READ = 4096  # tokens that engine 'llamacpp' reads at most: a longer window loses nothing here
 # Where llama.cpp takes the weights of the chosen experts as they are; elsewhere they sum to 1, unless the file says which.
 UNNORMED = {"qwen2moe", "olmoe", "llada-moe", "deepseek"}
 K_ROW = 256  # weights in a block of a K-quant

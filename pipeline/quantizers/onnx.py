@@ -18,6 +18,7 @@ from pydantic import Field
 from pipeline.calibration import Calibration
 from pipeline.core import artifacts, isolate
 from pipeline.core.errors import Unsupported
+from pipeline.core.model_config import READ, sliding, text_config
 from pipeline.quantizers import Facts
 from pipeline.quantizers._reproducible import ANY_MACHINE
 from pipeline.weights import kept_layers
@@ -67,11 +68,20 @@ def quantize(
 
 
 def refuse(model_dir: Path, options: dict[str, Any]) -> None:
-    """See `pipeline.quantizers`: an architecture that the builder does not name; q, k and v can only be kept together."""
+    """See `pipeline.quantizers`: an architecture that the builder does not name, or what it makes another model of or its runtime
+    stops at; q, k and v can only be kept together."""
     _nodes(kept_layers(model_dir, options["keep"]))
-    kind, known = artifacts.read_json(model_dir / "config.json")["architectures"][0], _architectures()
+    config, known = text_config(model_dir), _architectures()
+    kind, rope, tokens = config["architectures"][0], config.get("rope_parameters") or {}, sliding(config)[0]
     if known and kind not in known:
         raise Unsupported(f"ONNX Runtime's builder has no {kind}")
+    if "rope_local_base_freq" in config or any(isinstance(value, dict) for value in rope.values()):  # older, and today's
+        raise Unsupported("ONNX Runtime's builder reads one rotary embedding, and this model has one for each kind of layer")
+    if 0 < tokens < READ and not config.get("layer_types"):
+        raise Unsupported(f"all layers see a window of {tokens} tokens, which ONNX Runtime's builder does not keep")
+    width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    if turned := int(width * (rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1)) % 16:
+        raise Unsupported(f"ONNX Runtime turns heads by multiples of 16, and {turned} of {width} are left over")
 
 
 @cache

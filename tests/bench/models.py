@@ -22,6 +22,7 @@ import tempfile
 import time
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
@@ -62,12 +63,13 @@ def work(todo: list[tuple[str, str]], base: Path, pipe: Any) -> None:
     warnings.simplefilter("ignore")
     logging.disable(logging.ERROR)
     import numpy as np
+    from gguf import gguf_reader
 
     from pipeline.core import isolate
     from pipeline.quantizers import gguf
 
-    memmap = np.memmap
-    np.memmap = lambda *args, **named: np.asarray(memmap(*args, **named))  # gguf's reader slices it two million times a file
+    plain = {"memmap": lambda *args, **named: np.asarray(np.memmap(*args, **named))}  # it slices it two million times a file
+    gguf_reader.np = SimpleNamespace(**vars(np) | plain)  # type: ignore[assignment]
     isolate.isolated = lambda function, *args, what: function(*args)  # this process is one already
     gguf._convert = functools.partial(_converted, gguf._convert)
     for name, method in todo:
