@@ -21,6 +21,7 @@ from pipeline.core import artifacts, cli, params
 from pipeline.core.errors import NoResult, Unsupported
 from pipeline.core.params import Params, Requests
 from pipeline.evalset import load_texts
+from pipeline.gating.rules import looks_of
 from pipeline.numbers import rounds, sweep
 from pipeline.numbers.bounds import Shape
 from pipeline.worker import Worker, working
@@ -68,7 +69,7 @@ def timed(settings: Params, variant: str, threads: int) -> tuple[list[Row], Row]
     models = {"variant": facts(variant, folder, settings), "reference": facts(reference, base, settings)}
     tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
     prompts = sweep.Prompts(sweep.tokens_of(load_texts(Path(settings.benchmark.prompts)), tokenizer), settings.seed)
-    looks = rounds.of(settings, variant)
+    looks = looks_of(settings, variant)
     count = setup.warmups + (setup.rounds if looks.planned == 1 else setup.max_rounds or 0)
     asked = [prompts.cut(setup.prompt_tokens) for _ in range(count)]
     with working(settings.variant(variant), folder, threads) as a, working(settings.variant(reference), base, threads) as b:
@@ -126,13 +127,6 @@ def with_tying(config: Row) -> Row:
     return config | {"tie_word_embeddings": tied}
 
 
-def _write_nothing(path: Path, meta: Row) -> None:
-    """No rows, and why."""
-    artifacts.write_jsonl(path, [])
-    artifacts.write_json(artifacts.meta_of(path), meta)
-    cli.say("benchmark", f"{meta['variant']}: {meta['status']}: {meta['reason']}")
-
-
 def main(variant: str) -> None:
     """Time VARIANT, in turns with the reference."""
     watch = artifacts.Stopwatch("benchmark", variant)
@@ -140,19 +134,25 @@ def main(variant: str) -> None:
     settings.variant(variant)
     path = artifacts.timings(variant)
     manifest, theirs = (artifacts.read_manifest(artifacts.model_dir(name)) for name in (variant, settings.reference))
-    meta: Row = {"variant": variant, "model": manifest["digest"], "reference": theirs["digest"]}
-    if manifest["status"] != "ok":
-        _write_nothing(path, meta | {"status": manifest["status"], "reason": manifest["reason"]})
-        return
-    try:
-        rows, found = timed(settings, variant, settings.thread_count)
-    except NoResult as e:
-        _write_nothing(path, meta | {"status": e.status, "reason": str(e)})
-        return
+    meta: Row = {
+        "variant": variant, "model": manifest["digest"], "reference": theirs["digest"], "status": manifest["status"],
+        "reason": manifest["reason"],
+    }  # fmt: skip
+    rows: list[Row] = []
+    hardware.note()
+    if meta["status"] == "ok":
+        for name, written in {variant: manifest, settings.reference: theirs}.items():
+            artifacts.verify_files(artifacts.model_dir(name), written)
+        try:
+            rows, found = timed(settings, variant, settings.thread_count)
+            meta |= found | {"versions": artifacts.versions()}
+        except NoResult as e:
+            meta |= {"status": e.status, "reason": str(e)}
     artifacts.write_jsonl(path, rows)
-    artifacts.write_json(
-        artifacts.meta_of(path), meta | {"status": "ok", "reason": None} | found | {"versions": artifacts.versions()}
-    )
+    artifacts.write_json(artifacts.meta_of(path), meta)
+    if meta["status"] != "ok":
+        cli.say("benchmark", f"{variant}: {meta['status']}: {meta['reason']}")
+        return
     ratios = rounds.decode_ratios(rows)
     spans = [r["t_tokens"][-1] - r["t_first"] for r, _ in rounds.pairs(rows)]
     rate = len(spans) * (settings.amount.benchmark.output_tokens - 1) / sum(spans) if spans else 0

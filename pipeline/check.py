@@ -10,24 +10,22 @@ import itertools
 import math
 from pathlib import Path
 
-from pipeline import engines, evalset, fit, power, quantizers, served
+from pipeline import engines, evalset, fit, from_gguf, hardware, power, quantizers, served, sound
 from pipeline.core import artifacts, cli, params
 from pipeline.core.droppings import data_files
 from pipeline.core.errors import ParamsError, QuantgateError
 from pipeline.core.explain import did_you_mean
 from pipeline.core.params import Params, PathModel, Tier
 from pipeline.evalset import tasks
+from pipeline.gating.rules import bound_of
 from pipeline.numbers import sweep
 from pipeline.numbers.definitions import is_served
 from pipeline.numbers.metrics import TOKEN_PARTS
-from pipeline.numbers.rules import bound_of
 from pipeline.overlap import measured_rows, refuse_overlap
 from pipeline.serving import able
 
-BY_TASK = (
-    "acc", "acc_delta", "recovery", "flips_to_wrong", "flips_to_right", "p_mcnemar", "byte_ppl", "byte_ppl_ratio",
-)  # fmt: skip
-SCORED = ("acc", "acc_delta", "recovery", "flips_to_wrong", "flips_to_right", "p_mcnemar")
+SCORED = ("acc", "acc_delta", "score_delta", "recovery", "flips_to_wrong", "flips_to_right", "p_mcnemar")
+BY_TASK = (*SCORED, "byte_ppl", "byte_ppl_ratio")
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 CHECKED = artifacts.ARTIFACTS / "checked.json"
 
@@ -46,7 +44,7 @@ def faults(settings: Params) -> list[str]:
         why = "choose one in 'hf': its hidden states are kept"
         found.append(f"params.yaml: reference {settings.reference!r} runs in {engine!r}; {why}")
     if isinstance(settings.model, PathModel):
-        collect("params.yaml: model.path", _check_folder, settings.model.folder)
+        collect("params.yaml: model.path", _check_folder, settings.model)
     for name, variant in settings.variants.items():
         collect(f"params.yaml: variants.{name}", quantizers.check, variant.quantizer, variant.options)
         if variant.engine in engines.names() and variant.quantizer in quantizers.names():
@@ -77,12 +75,17 @@ def faults(settings: Params) -> list[str]:
     return found
 
 
-def _check_folder(folder: Path) -> None:
-    """Raise unless a local model folder holds a model."""
+def _check_folder(model: PathModel) -> None:
+    """Raise unless a local model folder holds a model, and one that is not packed or is to be dequantized."""
+    folder = model.folder
+    if folder.suffix == ".gguf":
+        from_gguf.refuse_absent(folder)
+        return
     if not folder.is_dir():
         raise ParamsError(f"{str(folder)!r} is not a folder (looked in {folder.resolve()})")
     if not (folder / "config.json").exists():
         raise ParamsError(f"{str(folder)!r} holds no config.json; is it a transformers model folder?")
+    sound.refuse_quantized(sound.read_object(folder / "config.json"), model.dequantize)
     if data_files(folder, "*.safetensors"):
         return
     pickled = sorted(f.name for pattern in PICKLED for f in data_files(folder, pattern))
@@ -149,6 +152,8 @@ def _check_part(metric: str, settings: Params) -> None:
         kind = tasks.load_task(part)[0].get("output_type")
         if kind == "loglikelihood_rolling":
             raise ParamsError(f"metric {metric!r}: {part} has no right and wrong; use byte_ppl_ratio/{part}")
+        if kind == "generate_until" and stem == "score_delta":
+            raise ParamsError(f"metric {metric!r}: {part} has no choices; use acc_delta/{part}")
     if part and stem in ("kld_mean", "top1_agreement"):
         domains = [*sorted({row["domain"] for row in evalset.load_texts(Path(settings.diverge.corpus))}), "trajectory"]
         if part not in domains and part not in TOKEN_PARTS:
@@ -190,6 +195,10 @@ def main() -> None:
         cli.say("check", line)
     for line in served.told(settings):
         cli.say("power", line)
+    if not hardware.MACHINE.exists():  # DVC asks for it before a stage that times could write it
+        hardware.note()
+    elif machine := hardware.elsewhere():
+        cli.say("check", f"timings here are of another machine ({machine}); `make repro` times again, and keeps quality")
     cli.say("check", f"params.yaml is sound: {len(settings.variants)} variants, {len(settings.gate.rules)} gate rules")
 
 

@@ -6,6 +6,7 @@ another reference, are refused.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ def compare(variant: str, settings: params.Params) -> Row:
     _same_models(metas, manifests, theirs)
     floors = _floors(theirs)
     b = Builder(settings.compare, settings.seed)
-    status, faults = manifest["status"], [f"quantize: {manifest['reason']}"] if manifest["status"] != "ok" else []
+    status, faults = manifest["status"], [("quantize", manifest["reason"])] if manifest["status"] != "ok" else []
     if status == "ok":
         size_metrics(b, manifest, theirs)
         for name, fault in (
@@ -42,7 +43,7 @@ def compare(variant: str, settings: params.Params) -> Row:
             ("replies", _free(b, variant, ref, metas)),
         ):
             if fault:
-                faults.append(f"{name}: {fault}")
+                faults.append((name, fault))
         if variant == ref:  # the floor is the reference's own figure: what it differs from itself
             b.metrics |= floors
         else:
@@ -51,16 +52,24 @@ def compare(variant: str, settings: params.Params) -> Row:
         if faults:
             status = next((s for s in ("crashed", "invalid", "unsupported") if s in own), "invalid")
     return {
-        "variant": variant, "reference": ref, "status": status, "reason": "; ".join(faults) or None,
+        "variant": variant, "reference": ref, "status": status, "reason": _reason(faults, variant),
         "quantizer": manifest["quantizer"], "asked": manifest["asked"], "options": manifest["options"],
         "engine": manifest["engine"], "engine_options": manifest["engine_options"],
-        "model": manifest["digest"], "base": manifest["base"],
+        "model": manifest["digest"], "base": manifest["base"], **{k: manifest[k] for k in ("dequantized_from",) if k in manifest},
         "machine": metas[artifacts.timings(variant)].get("machine"),
         "kernels": metas[artifacts.tokens(variant)].get("kernels"),
         "inputs": {str(f): artifacts.sha256_file(f) for f in [*files, artifacts.FLOOR]},
         "versions": metas[artifacts.tokens(variant)].get("versions") or manifest["versions"],
         "metrics": b.metrics, "curves": b.curves, "bounds": b.bounds,
     }  # fmt: skip
+
+
+def _reason(faults: list[tuple[str, str]], variant: str) -> str | None:
+    """Stages and what each says, once: tokens and replies come from one process, which ends for both."""
+    said: dict[str, str] = {}
+    for stage, fault in faults:
+        said.setdefault(re.sub(rf"^({variant}: )?(\w+ {variant}: )?", "", fault), stage)
+    return "; ".join(f"{stage}: {fault}" for fault, stage in said.items()) or None
 
 
 def _same_models(metas: dict[Path, Row], manifests: dict[str, Row], reference: Row) -> None:
@@ -124,7 +133,7 @@ def _answers(b: Builder, variant: str, ref: str, metas: dict[Path, Row], setting
             raise ArtifactError(f"answers of {variant} and {ref} were made with different {key}; run `dvc repro`")
     try:
         pairs = pair(artifacts.read_jsonl(artifacts.answers(variant)), artifacts.read_jsonl(artifacts.answers(ref)))
-        return answer_metrics(b, pairs, settings.evaluate.allow_truncated)
+        return answer_metrics(b, pairs, settings.evaluate.allow_truncated, theirs["once"])
     except KeyError as e:
         raise ArtifactError(f"an answer row of {variant} or {ref} has no {e}; delete the file and run `dvc repro`") from None
 

@@ -7,7 +7,6 @@ Weights end up as safetensors, with licence, source and hashes in manifest.json.
 from __future__ import annotations
 
 import errno
-import json
 import shutil
 import subprocess
 import sys
@@ -16,11 +15,12 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from pipeline import sound
+from pipeline import dequantize, from_gguf, sound, tokenizer_files
 from pipeline.core import artifacts, cli, params
-from pipeline.core.droppings import DROPPINGS
+from pipeline.core.droppings import DROPPINGS, data_files
 from pipeline.core.errors import DownloadError
-from pipeline.core.model_config import WANTED, wanted
+from pipeline.core.model_config import LEFT, WANTED, wanted
+from pipeline.evalset.chats import NAMED
 from pipeline.weights import count_weights
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
@@ -35,7 +35,7 @@ def download(model: params.PackageModel | params.PathModel | params.HubModel, ou
     else:
         facts = _from_hub(model, out)
     _one_set_of_weights(out)
-    if not list(out.glob("*.safetensors")):
+    if not data_files(out, "*.safetensors"):
         raise DownloadError(
             f"{model.source} model holds no .safetensors file (pickled weights are not loaded); "
             "convert it with transformers' save_pretrained"
@@ -43,15 +43,29 @@ def download(model: params.PackageModel | params.PathModel | params.HubModel, ou
     if not (out / "config.json").exists():
         raise DownloadError(f"{model.source} model holds no config.json; is it a transformers model folder?")
     _refuse_damage(out)
-    if not (out / "tokenizer.json").exists():
-        raise DownloadError(
-            f"{model.source} model holds no tokenizer.json; make one with AutoTokenizer.from_pretrained(...).save_pretrained(...)"
-        )
+    given = {file.name: artifacts.sha256_file(file) for file in data_files(out, "*") if file.suffix != ".safetensors"}
+    facts |= _dequantized(model, out)
+    settled = tokenizer_files.settle(out, model.trust_remote_code)
     sound.refuse_unsound(out, model.trust_remote_code)
-    config = out / "generation_config.json"
-    before = artifacts.sha256_file(config) if config.exists() else None
-    repairs = _repair_generation_config(out)
-    return facts | {"repairs": repairs} | ({"repaired": {config.name: before}} if repairs else {})
+    if not model.trust_remote_code:
+        tokenizer_files.refuse_two_ways(out)
+    repairs = settled + _repair_generation_config(out)
+    for repair in repairs:
+        cli.say("download", f"repaired: {repair}")
+    changed = {n: sha256 for n, sha256 in given.items() if not (out / n).exists() or artifacts.sha256_file(out / n) != sha256}
+    changed |= facts.pop("repaired", {})
+    return facts | {"repairs": repairs} | ({"repaired": changed} if changed else {})
+
+
+def _dequantized(model: params.PackageModel | params.PathModel | params.HubModel, out: Path) -> dict[str, Any]:
+    """Put values in the place of packed weights; returns what they were, and the files as they were given."""
+    packed = sound.refuse_quantized(sound.read_object(out / "config.json"), model.dequantize)
+    if packed is None:
+        return {}
+    given = {file.name: artifacts.sha256_file(file) for file in data_files(out, "*.safetensors")}
+    dequantize.dequantize(out)
+    cli.say("download", f"the weights were published as {packed}; the base is their dequantization to bfloat16")
+    return {"dequantized_from": packed, "repaired": given}
 
 
 def _repair_generation_config(out: Path) -> list[str]:
@@ -63,16 +77,11 @@ def _repair_generation_config(out: Path) -> list[str]:
     file = out / "generation_config.json"
     if not file.exists():
         return []
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as e:
-        raise DownloadError(f"generation_config.json is not valid JSON ({e}); fetch it again") from None
+    config = sound.read_object(file)
     found = [] if config.get("do_sample") else [key for key in SAMPLING if config.get(key) is not None]
     repairs = [f"generation_config.json: {key} = {config.pop(key)!r} taken out, since do_sample is false" for key in found]
     if repairs:
         artifacts.write_json(file, config)
-    for repair in repairs:
-        cli.say("download", f"repaired: {repair}")
     return repairs
 
 
@@ -80,7 +89,7 @@ def _refuse_damage(out: Path) -> None:
     """Raise if a weight file is cut short."""
     from safetensors import SafetensorError, safe_open
 
-    for file in sorted(out.glob("*.safetensors")):
+    for file in data_files(out, "*.safetensors"):
         try:
             with safe_open(file, framework="np"):
                 pass
@@ -89,17 +98,23 @@ def _refuse_damage(out: Path) -> None:
 
 
 def _one_set_of_weights(out: Path) -> None:
-    """Remove weights that transformers would not load, such as a second copy in another layout: they would be counted."""
-    index = out / "model.safetensors.index.json"
-    if index.exists():
-        wanted = sound.indexed_shards(index)
-    elif (out / "model.safetensors").exists():
-        wanted = {"model.safetensors"}
-    else:
-        return
-    for file in out.glob("*.safetensors"):
-        if file.name not in wanted:
+    """Leave the weights that transformers would load, and no others: they would be counted, or loaded instead."""
+    index, whole, files = out / "model.safetensors.index.json", out / "model.safetensors", data_files(out, "*.safetensors*")
+    kept = {whole.name} if whole.exists() else {index.name, *sound.indexed_shards(index)} if index.exists() else set()
+    if files and not kept:
+        raise DownloadError(f"the weights are in {files[0].name}, and transformers loads {whole.name}; rename or save them anew")
+    for file in files:
+        if file.name not in kept:
             file.unlink()
+
+
+def _refuse_adapter(names: set[str]) -> None:
+    """Raise where transformers would load more than the weights. names: of the files in the model's own folder."""
+    if "adapter_config.json" in names:
+        raise DownloadError(
+            "adapter_config.json lies beside the weights, and transformers would load that adapter on top of them; merge it "
+            "(PEFT's merge_and_unload, then save_pretrained), or take it out"
+        )
 
 
 def _from_package(model: params.PackageModel, out: Path) -> dict[str, Any]:
@@ -123,54 +138,26 @@ def _from_package(model: params.PackageModel, out: Path) -> dict[str, Any]:
                 f"{model.file} has sha256 {found}, params.yaml says {model.sha256}; "
                 "if the package was meant to change, update model.sha256"
             )
-        _convert_gguf(file, out)
-    return {"source": "package", "package": model.package, "file": model.file, "sha256": found}
-
-
-def _convert_gguf(file: Path, out: Path) -> None:
-    """Write a GGUF file's weights, dequantized to float32, as a transformers folder."""
-    import torch
-    from gguf import GGUFReader
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    loaded = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
-    config = loaded.config
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config  # it describes the file, not these weights, and stops save_pretrained
-    config._name_or_path = ""
-    config.architectures = [type(loaded).__name__]
-    # save_pretrained refuses a model that was loaded from GGUF, so the weights move to a fresh one of the same class
-    fresh = type(loaded)(config)
-    fresh.load_state_dict(loaded.state_dict(), strict=True)
-    fresh.tie_weights()
-    fresh.save_pretrained(out)
-    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-    restore_splitting(tokenizer.backend_tokenizer, GGUFReader(file).fields["tokenizer.ggml.pre"].contents())
-    tokenizer.save_pretrained(out)
-
-
-def restore_splitting(tokenizer: Any, pre: str) -> None:
-    """Put back what transformers loses of a GGUF file's rules for cutting text before its merges apply.
-
-    pre: the file's `tokenizer.ggml.pre`. smollm takes digits one by one, and without that step cuts the space before a digit in
-    another way than the model was trained on (5 of 79 texts of our corpus). Other rules are taken as transformers makes them.
-    """
-    from tokenizers import pre_tokenizers
-
-    if pre == "smollm":
-        digits = pre_tokenizers.Digits(individual_digits=True)
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, tokenizer.pre_tokenizer])
+        packed = from_gguf.convert(file, out)
+    facts = {"source": "package", "package": model.package, "file": model.file, "sha256": found}
+    return facts | ({"dequantized_from": packed} if packed else {})
 
 
 def _from_path(model: params.PathModel, out: Path) -> dict[str, Any]:
-    folder = model.folder
+    folder, taken = model.folder, wanted(model.folder, model.trust_remote_code)
+    facts: dict[str, Any] = {"source": "path", "path": model.path, "given": [file.name for file in taken]}
+    if folder.suffix == ".gguf":
+        packed = from_gguf.convert(folder, out)
+        facts["repaired"] = {file.name: artifacts.sha256_file(file) for file in taken}
+        return facts | ({"dequantized_from": packed} if packed else {})
     if not folder.is_dir():
         raise DownloadError(f"model.path {model.path!r} is not a folder (looked in {folder.resolve()})")
-    for file in wanted(folder, model.trust_remote_code):
+    _refuse_adapter({file.name for file in data_files(folder, "*")})
+    for file in taken:
         shutil.copyfile(file, out / file.name)
-    return {"source": "path", "path": model.path, "given": [file.name for file in wanted(folder, model.trust_remote_code)]}
+    if data_files(folder / NAMED, "*.jinja"):
+        shutil.copytree(folder / NAMED, out / NAMED)
+    return facts
 
 
 def _from_hub(model: params.HubModel, out: Path) -> dict[str, Any]:
@@ -180,9 +167,10 @@ def _from_hub(model: params.HubModel, out: Path) -> dict[str, Any]:
 
     where = f"{model.id} at {model.revision!r}"
     wanted = [*WANTED, "*.py"] if model.trust_remote_code else list(WANTED)
-    patterns: dict[str, Any] = {"allow_patterns": wanted, "ignore_patterns": list(DROPPINGS)}
+    patterns: dict[str, Any] = {"allow_patterns": wanted, "ignore_patterns": [*DROPPINGS, *LEFT]}
     try:
         info = HfApi().model_info(model.id, revision=model.revision)
+        _refuse_adapter({file.rfilename for file in info.siblings or []})
         commit = info.sha
         snapshot_download(model.id, revision=commit, local_dir=out, **patterns)
     except GatedRepoError:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from pipeline.core import artifacts, cli, install
+from pipeline.core import artifacts, cli, install, isolate
 from pipeline.core.errors import ArtifactError, Unsupported
 
 FILES = Path("envs")
@@ -26,7 +26,6 @@ HOME = artifacts.ARTIFACTS / "envs"
 LAYERED = "# on top of ours"  # first line of a file whose packages only need to win over ours, not to do without them
 WITH = re.compile(r"^# with (\w+)=(\S+)$", re.MULTILINE)  # a variable that a package's build reads
 READY = ".ready"  # written last: an environment without it was not finished
-FULL = "No space left on device"
 NEVER = "has no wheels with a matching"  # uv of a package that is not made for this system or Python
 
 
@@ -92,16 +91,8 @@ def _why(said: str) -> str:
 
 
 def run(name: str, *arguments: str, log: Path) -> None:
-    """Run `python <arguments>` in an environment; what it prints goes to `log`.
-
-    Raises `RuntimeError` with its last line if it fails, `ArtifactError` if that is for want of disk.
-    """
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("w") as out:
-        done = subprocess.run([str(python(name)), *arguments], stdout=out, stderr=subprocess.STDOUT, env=install.clean())
-    if done.returncode:
-        full = FULL in log.read_text(errors="replace")
-        raise (ArtifactError if full else RuntimeError)(f"{name}: {_last_line(log)} (see {log})")
+    """Run `python <arguments>` in an environment, as `isolate.tool` does."""
+    isolate.tool([str(python(name)), *arguments], what=name, log=log, env=install.clean())
 
 
 def _last_line(log: Path) -> str:

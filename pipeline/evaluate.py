@@ -17,7 +17,7 @@ import yaml
 
 from pipeline import engines
 from pipeline.core import artifacts, cli, isolate, params
-from pipeline.core.errors import DataError, NoResult
+from pipeline.core.errors import DataError, NoResult, Unsupported
 from pipeline.core.params import Evaluate, HowMany
 from pipeline.evalset import sets_digest
 from pipeline.evalset.tasks import TASKS, is_chat, load_task, local_tasks, subset, task_files
@@ -149,18 +149,12 @@ def _row(task: str, sample: Row, lm: Any, output_type: str) -> Row:
 
 def _tokens(lm: Any, requests: list[Any], output_type: str) -> tuple[list[int], list[int]]:
     """Token count of each request, and the first real token ids that the model saw."""
-    lengths = []
+    lengths: list[int] = []
     first: list[int] = []
-    for request in requests:
-        if output_type == "generate_until":
-            ids = lm.tok_encode(request[0])
-            lengths.append(len(ids) + int(request[1].get("max_gen_toks", lm.max_gen_toks)))
-        elif output_type == "loglikelihood_rolling":
-            ids = lm.tok_encode(request[0])
-            lengths.append(len(ids))
-        else:
-            ids = [t for part in lm.encoded(request[0], request[1]) for t in part]
-            lengths.append(len(ids))
+    for text, *more in requests:
+        choice = output_type not in ("generate_until", "loglikelihood_rolling")
+        ids = [t for part in lm.encoded(text, *more) for t in part] if choice else lm.tok_encode(text)
+        lengths.append(len(ids) + (int(more[0].get("max_gen_toks", lm.max_gen_toks)) if output_type == "generate_until" else 0))
         first = first or [int(t) for t in ids[:4]]
     return lengths, first
 
@@ -190,15 +184,35 @@ def task_hashes(tasks: Iterable[str]) -> Iterator[tuple[str, str]]:
                 yield from sets_digest(file).items()
 
 
-def answers(variant: str, settings: params.Params) -> tuple[list[Row], str | None]:
-    """The variant's rows, and why they cannot be used, or None."""
+def answers(variant: str, settings: params.Params) -> tuple[list[Row], str | None, str | None]:
+    """The variant's rows, why they cannot be used, and why they hold no second answers (None where they do)."""
     chosen = settings.variant(variant)
     engine = engines.load(
         chosen.engine, artifacts.model_dir(variant), threads=settings.thread_count, **chosen.engine_options
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as tmp:
         rows = evaluate(engine, settings.evaluate, settings.amount.tasks, settings.seed, Path(tmp))
-    return rows, check(rows, engine.tokenizer)
+        return rows, check(rows, engine.tokenizer), answer_again(rows, engine, settings, Path(tmp))
+
+
+def answer_again(rows: list[Row], engine: Any, settings: params.Params, scratch: Path) -> str | None:
+    """Add `again` to the rows: the same weights' answers in float32. Return why that cannot be, or None.
+
+    Products in 16 bits are rounded as the processor sums them, and near ties fall either way: two processors' answers of one
+    model differ. Float32 stands for another processor, and is alike on all of them. Only models of 16-bit weights can.
+    """
+    if engine.name != "hf":
+        return f"engine {engine.name!r} has one arithmetic"
+    try:
+        engine.to_float32()
+    except Unsupported as e:
+        return str(e)
+    rolling = {row["task"] for row in rows if row["kind"] == "loglikelihood_rolling"}
+    tasks = {name: count for name, count in settings.amount.tasks.items() if name not in rolling}
+    found = evaluate(engine, settings.evaluate, tasks, settings.seed, scratch)
+    for row, again in zip((row for row in rows if row["task"] not in rolling), found, strict=True):
+        row["again"] = {k: again[k] for k in ("loglikelihoods", "prediction", "acc")}
+    return None
 
 
 def main(variant: str) -> None:
@@ -213,18 +227,18 @@ def main(variant: str) -> None:
         "batch_size": settings.evaluate.batch_size, "seed": settings.seed, "versions": artifacts.versions(),
     }  # fmt: skip
     rows: list[Row] = []
-    status, why = manifest["status"], manifest["reason"]
+    status, why, once = manifest["status"], manifest["reason"], None
     if status == "ok":
         artifacts.verify_files(folder, manifest)
         if cannot := unfit(settings.amount.tasks, folder, settings.evaluate.allow_truncated, settings.seed):
             raise DataError("\n       ".join(cannot))
         try:
-            rows, why = isolate.isolated(answers, variant, settings, what=f"evaluate {variant}")
+            rows, why, once = isolate.isolated(answers, variant, settings, what=f"evaluate {variant}")
             status = "invalid" if why else "ok"
         except NoResult as e:
             status, why = e.status, str(e)
     artifacts.write_jsonl(path, rows)
-    artifacts.write_json(artifacts.meta_of(path), meta | {"status": status, "reason": why})
+    artifacts.write_json(artifacts.meta_of(path), meta | {"status": status, "reason": why, "once": once})
     scored = [r["acc"] for r in rows if r["acc"] is not None]
     told = f"{status}: {why}"
     if status == "ok":

@@ -10,14 +10,15 @@ from pipeline.core.errors import ArtifactError, DataError, ParamsError, Quantgat
 from pipeline.core.params import Params, PathModel
 from pipeline.earlier import is_of
 from pipeline.engines.llamacpp import LONGEST
-from pipeline.evalset import choose, load_prompts, refuse_chats
+from pipeline.evalset import choose, load_prompts
+from pipeline.evalset.chats import refuse_chats
 from pipeline.evalset.unfit import lengths, longest, unfit
 
 
 def base_folder(settings: Params) -> Path | None:
     """Where the files of the base model are: its own folder, or artifacts/base if that is of this model; None: not here yet."""
-    if isinstance(settings.model, PathModel):
-        return Path(settings.model.path).expanduser()
+    if isinstance(settings.model, PathModel) and settings.model.folder.suffix != ".gguf":
+        return settings.model.folder
     try:
         manifest = artifacts.read_manifest(artifacts.BASE)
     except QuantgateError:  # not downloaded yet

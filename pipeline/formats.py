@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.core.droppings import data_files
 from pipeline.core.errors import ArtifactError
 from pipeline.weights import count_weights, weights_of
 
@@ -43,11 +44,11 @@ def measure(base: Path, variant: Path) -> Measured:
     Raises `ArtifactError` if there are none.
     """
     packed: int | None = None
-    if list(variant.glob("*.gguf")):
+    if data_files(variant, "*.gguf"):
         types, quantized = _gguf(variant)
     elif (variant / "model.onnx").exists():
         types, quantized = _onnx(base, variant)
-    elif list(variant.glob("*.safetensors")):
+    elif data_files(variant, "*.safetensors"):
         types, quantized, packed = _safetensors(base, variant)
     else:
         raise ArtifactError(f"{variant} holds no weights: no .safetensors, .gguf or model.onnx was written")
@@ -83,7 +84,7 @@ def _gguf(variant: Path) -> tuple[Counter[str], int]:
 
     types: Counter[str] = Counter()
     quantized = 0
-    for tensor in GGUFReader(next(variant.glob("*.gguf"))).tensors:
+    for tensor in GGUFReader(data_files(variant, "*.gguf")[0]).tensors:
         types[tensor.tensor_type.name] += int(tensor.n_bytes)
         quantized += 0 if tensor.tensor_type.name in FULL else int(tensor.n_elements)
     return types, quantized

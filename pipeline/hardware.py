@@ -8,6 +8,7 @@ context that stayed would be in what NVML says is in use.
 from __future__ import annotations
 
 import contextlib
+import os
 import platform
 import sys
 import time
@@ -16,14 +17,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
-from pipeline.core import install, quota
+from pipeline.core import artifacts, install, quota
+
+MACHINE = artifacts.REPORTS / "machine.yaml"
+SETS = ("amx", "avx", "asimd", "bf16", "f16c", "fma", "i8mm", "sve")  # how the names begin of instruction sets that do the work
+CAPS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")  # variables that keep libraries from using some of them
+OF_MACHINE = """\
+# The machine that the timings of this folder are of, a param of the stages that time: no other machine's are restored as its.
+# `make repro` and every stage that times write it; where it has changed, `dvc repro` times again, and quality stays as it is.
+"""
 
 
 def describe(threads: int) -> dict[str, Any]:
     """What the figures were measured on."""
     facts: dict[str, Any] = {
-        "cpu": _cpu_name(),
+        "cpu": _processor(),
         "cores": quota.processors(),
         "threads": threads,
         "memory_bytes": quota.memory_bytes(),
@@ -42,14 +52,46 @@ def describe(threads: int) -> dict[str, Any]:
     return facts
 
 
-def _cpu_name() -> str:
-    try:
+def note() -> None:
+    """Write the class of this machine where timings are kept, if they are another's."""
+    if MACHINE.exists() and not elsewhere():
+        return
+    facts = _class()
+    artifacts.write_text(MACHINE, OF_MACHINE + yaml.safe_dump({"machine": artifacts.digest(facts)[:8], **facts}, sort_keys=False))
+
+
+def elsewhere() -> str:
+    """The machine that timings in this folder are of, in words, if it is another than this; else nothing."""
+    then = yaml.safe_load(MACHINE.read_text(encoding="utf-8")) if MACHINE.exists() else {}
+    other = then and then["machine"] != artifacts.digest(_class())[:8]
+    return ", ".join(str(then[k]) for k in ("processor", "gpu", "instruction_sets") if then[k]) if other else ""
+
+
+def _class() -> dict[str, Any]:
+    """What speed depends on, by the system's files: nothing heavy is loaded."""
+    gpus = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
+    models = [line.split(":", 1)[1].strip() for file in gpus for line in file.read_text().splitlines() if line.startswith("Model:")]
+    driver = Path("/proc/driver/nvidia/version")
+    sets = {name for name in _cpuinfo("flags", "Features").split() if name.startswith(SETS)}
+    return {
+        "processor": _processor(), "cores": quota.processors(), "gpu": " + ".join(models) or None,
+        "driver": driver.read_text().splitlines()[0] if driver.exists() else None, "system": platform.machine(),
+        "instruction_sets": " ".join(sorted(sets)), **{name: os.environ[name] for name in CAPS if name in os.environ},
+    }  # fmt: skip
+
+
+def _processor() -> str:
+    return _cpuinfo("model name") or platform.processor() or "unknown"
+
+
+def _cpuinfo(*names: str) -> str:
+    """What the first line of one of these names in /proc/cpuinfo says; empty where there is none."""
+    with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or "unknown"
+            name, _, value = line.partition(":")
+            if name.strip() in names:
+                return value.strip()
+    return ""
 
 
 def memory_bandwidth(threads: int, size: int = 1 << 28, repeats: int = 5) -> float:
@@ -195,3 +237,7 @@ def peak_memory(reset: bool = False) -> int | None:
         with contextlib.suppress(OSError):  # some containers forbid it: the peak then includes the loading
             Path("/proc/self/clear_refs").write_text("5")
     return peak
+
+
+if __name__ == "__main__":
+    note()

@@ -20,8 +20,8 @@ from pipeline.core.errors import QuantgateError
 from pipeline.core.params import HowMany, Params
 from pipeline.earlier import RECORD, Sources
 from pipeline.evalset import load_prompts, load_texts, tasks
+from pipeline.gating.rules import MIN_CLUSTERS, bound_of
 from pipeline.numbers.definitions import definition
-from pipeline.numbers.rules import MIN_CLUSTERS, bound_of
 from pipeline.numbers.stats import paired_difference, resolvable, standard_errors
 
 POWER = 0.8
@@ -217,9 +217,12 @@ def lines(settings: Params) -> list[str]:
     """What each task resolves, and whether each of the gate's margins can be met by a variant without any loss."""
     known = Sources(settings)
     parts = {name: task(name, count, known) for name, count in settings.amount.tasks.items()}
-    found = [f"{name}: {_said(r, 'pp')}" for name, r in parts.items() if r.source != UNSCORED]
+    found = [f"{n}: {_seen(f'acc_delta/{n}', known) or _said(r, 'pp')}" for n, r in parts.items() if r.source != UNSCORED]
     for rule in settings.gate.rules:
         if rule.against == "baseline":  # a paired difference between two commits: of those, nothing is foretold here
+            continue
+        if seen := _seen(rule.metric, known):
+            found.append(f"rule {rule.metric}, {bound_of(rule).text}: {seen}")
             continue
         what, resolution = definition(rule.metric), _of(rule.metric, parts, known)
         if resolution and what and what.neutral is not None and what.unit in SHOWN and not rule.limit:
@@ -229,6 +232,14 @@ def lines(settings: Params) -> list[str]:
             found.append(f"rule {rule.metric}, {bound.text}: {few or _against(resolution, margin, what.unit)}")
     found += [known.about()] if any(str(RECORD) in line for line in found) else []
     return found + [f"not used: {note}" for note in known.notes]
+
+
+def _seen(metric: str, known: Sources) -> str | None:
+    """Why a figure had no interval in an earlier run, so that no verdict could rest on it; None where it had one."""
+    then = known.metrics.get(metric) or {}
+    if then.get("value") is None or then.get("low") is not None:
+        return None
+    return f"WARNING: INCONCLUSIVE in {known.probe}'s last run: {'; '.join(then.get('warnings') or ['no interval'])}"
 
 
 def _of(metric: str, parts: dict[str, Resolution], known: Sources) -> Resolution | None:

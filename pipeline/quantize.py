@@ -81,6 +81,7 @@ def main(variant: str) -> None:
         "options": options.with_defaults(quantizers.find(chosen.quantizer), chosen.options, quantizers.GIVEN),
         "engine": chosen.engine, "engine_options": chosen.engine_options, "base": base["digest"], "seed": settings.seed,
         "trust_remote_code": base["trust_remote_code"],
+        **{k: base[k] for k in ("dequantized_from",) if k in base},
     }  # fmt: skip
     with artifacts.atomic_dir(artifacts.model_dir(variant)) as out:
         artifacts.write_json(out / artifacts.MANIFEST, asked)  # what loading reads: whether the model's own code may run

@@ -19,7 +19,8 @@ from pipeline.core.errors import ArtifactError, DataError, InvalidVariant, Unsup
 from pipeline.core.model_config import leading
 from pipeline.core.params import Diverge, Tier
 from pipeline.engines import ROWS, Sampling
-from pipeline.evalset import Row, choose, load_prompts, load_texts, refuse_chats, sets_digest
+from pipeline.evalset import Row, choose, load_prompts, load_texts, sets_digest
+from pipeline.evalset.chats import refuse_chats
 from pipeline.partial import Partial
 from pipeline.store import Window, estimate_bytes, key_of, refuse_if_too_large, shards
 

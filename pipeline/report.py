@@ -20,10 +20,10 @@ from pipeline.core import artifacts, cli, params
 from pipeline.core.errors import ArtifactError, ParamsError, QuantgateError
 from pipeline.core.params import Params
 from pipeline.figures import noise
-from pipeline.judging import ledger, stale, verdicts
+from pipeline.gating import freshness, verdicts
 from pipeline.numbers import sweep
 from pipeline.numbers.definitions import is_served
-from pipeline.numbers.shown import n_of
+from pipeline.numbers.shown import dequantized, n_of
 from pipeline.pages import advice, bundle, charts, latency, machines, pareto, pictures, speed, tradeoff, where, words
 from pipeline.pages.words import show
 
@@ -56,7 +56,6 @@ WHY = {
     "latency": "no figure here has parts by context or by batch, and no variant was served at several loads (reports/serving/)",
     "positions": "no variant has a curve of KLD by position",
 }
-SHOWN = 4  # of what makes results stale
 Results = dict[str, dict[str, Any]]
 
 
@@ -115,10 +114,9 @@ def context_of(results: Results, verdict: dict[str, Any], settings: Params, tabl
 
 def hashes_of(base: dict[str, Any], results: Results, verdict: dict[str, Any]) -> dict[str, str]:
     """{what: digest} of all that the verdict rests on: weights, conditions, code, variants."""
-    inputs = {k: v for k, v in verdict.get("inputs", {}).items() if v and not k.startswith(f"{artifacts.REPORTS}/metrics")}
     return {
         "weights of the base": base["digest"],
-        **inputs,
+        **verdict["inputs"],
         **{f"variant {n}": r["model"] for n, r in results.items() if r["model"]},
     }
 
@@ -184,24 +182,23 @@ def write(settings: Params) -> None:
     artifacts.write_text(artifacts.TRADEOFF_TABLE, tradeoff.as_csv(table["points"]))
 
 
-def stale_line(verdict: dict[str, Any], settings: Params) -> str | None:
-    """What the gate would say of results that are no longer those of the verdict, on one line; None where they still are."""
+def stale_line(settings: Params) -> str | None:
+    """Why the gate would not judge these results, on one line; None where it would."""
     try:
-        changed = stale.since(verdict, settings)
-        if changed:
-            ledger.read()  # a damaged one says so itself
+        freshness.check(settings)
     except QuantgateError as e:
         return f"STALE: {e}"
-    return f"STALE: {stale.sentence(changed, SHOWN)}" if changed else None
+    return None
 
 
 def print_summary(settings: Params) -> None:
     """Whether the results are stale, the table, the verdicts, the advice, the stages' times, and where to look next."""
     results, verdict = load_results(settings)
-    if (told := stale_line(verdict, settings)) is not None:
+    if (told := stale_line(settings)) is not None:
         print(told)
     rows = words.table(results, verdict, settings.variants)
-    title = f"{settings.model.source} model, reference {settings.reference}, tier {settings.tier}: {verdict['verdict']}"
+    reference = settings.reference + dequantized(results[settings.reference])
+    title = f"{settings.model.source} model, reference {reference}, tier {settings.tier}: {verdict['verdict']}"
     cli.table(list(rows[0]), rows, title=title, left=("variant", "verdict"))
     for name, v in verdict["variants"].items():
         beside = f"; {aside}" if (aside := words.aside(v)) else ""
@@ -221,7 +218,7 @@ def print_first(settings: Params) -> None:
     What only a server tells is left out: `serve` comes later.
     """
     first = settings.gate.required[0]
-    if artifacts.GATE.exists() and stale_line(artifacts.read_json(artifacts.GATE), settings) is None:
+    if stale_line(settings) is None:
         return
     results = {name: artifacts.read_json(artifacts.metrics(name)) for name in (settings.reference, first)}
     rules = [rule for rule in settings.gate.rules if not is_served(rule.metric)]

@@ -83,9 +83,11 @@ def measure_variant(variant: str, settings: Params) -> Row:
     assert load is not None  # params has seen to that
     about: Row = {"variant": variant, "model": manifest["digest"], "asked": served.asked(variant, settings)}
     none: Row = {"launch": None, "probe": None, "levels": {}, "knee": None, "server_memory_bytes": None}
+    hardware.note()
     try:
         if manifest["status"] != "ok":
             raise Unsupported(f"quantize: {manifest['status']}: {manifest['reason']}")
+        artifacts.verify_files(folder, manifest)
         plan, own = plan_of(load, common, settings.seed), settings.variant(variant).engine_options
         server, path = common.variants[variant], artifacts.serving(variant)
         found, plan, rows, facts = serve(folder, server, plan, common, settings.thread_count, own, path)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import re
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -93,11 +92,6 @@ def told(settings: Params) -> list[str]:
 
 def _has_interval(q: float, n: int, settings: Params) -> bool:
     return quantile_interval(range(n), range(n), q, confidence=settings.compare.confidence).low is not None
-
-
-def files(settings: Params) -> list[Path]:
-    """Figures of servers that a verdict rests on: none where no rule asks for any."""
-    return [artifacts.served(name) for name in settings.serving.variants] if judged(settings) else []
 
 
 def load(settings: Params) -> dict[str, Row]:

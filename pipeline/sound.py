@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core import cli
+from pipeline.core.droppings import data_files
 from pipeline.core.errors import DownloadError
+from pipeline.dequantize import packed_as, why_not
 from pipeline.weights import read_headers
 
 SHOWN = 3  # how many tensors an error names
@@ -26,13 +28,14 @@ def refuse_unsound(folder: Path, trusted: bool) -> None:
     trusted: whether the model's own code may run (`model.trust_remote_code`).
     """
     config = read_object(folder / "config.json")
-    refuse_quantized(config)
+    _refuse_otherwise(config)
     _refuse_unknown_kind(config, trusted)
     built = _build_config(folder, trusted)
     _refuse_misfit(folder, built, trusted)
     size = getattr(built.get_text_config(), "vocab_size", None)
     if size is not None:
         _refuse_ids_beyond(folder, int(size))
+    _refuse_tokenizer(folder, trusted)
     _refuse_not_finite(folder)
 
 
@@ -55,22 +58,36 @@ def indexed_shards(index: Path) -> set[str]:
     shards = set(listed.values())
     absent = sorted(s for s in shards if not (index.parent / s).exists())
     if absent:
-        raise DownloadError(
-            f"{index.name} names {_some(absent)}, absent from the model's folder; add what is missing, "
-            "or delete the index if another file holds all weights"
-        )
+        raise DownloadError(f"{index.name} names {_some(absent)}, absent from the model's folder; add what is missing")
     return shards
 
 
-def refuse_quantized(config: dict[str, Any]) -> None:
-    """Raise `DownloadError` if the weights were quantized before: every variant is compared with the base as the original."""
-    own = config.get("quantization_config")
-    if own:
-        method = own.get("quant_method", "method not named") if isinstance(own, dict) else own
+def refuse_quantized(config: dict[str, Any], dequantize: bool) -> str | None:
+    """The format that a base's weights are packed in, or None. Raises `DownloadError` unless they can be dequantized and are to be:
+    every variant is compared with the base as the original.
+
+    dequantize: what params say.
+    """
+    packed = packed_as(config)
+    if packed is None:
+        return None
+    told = f"config.json has a quantization_config ({packed}): the base is quantized already"
+    source = "take the full-precision model it was made from"
+    if why := why_not(config):
+        raise DownloadError(f"{told}, and {why}; {source}")
+    if not dequantize:
         raise DownloadError(
-            f"config.json has a quantization_config ({method}): the base is quantized already, and variants would be measured "
-            "against rounded weights; take the full-precision model it was made from"
+            f"{told}, and variants would be measured against rounded weights. If it was published like this, say "
+            f"`dequantize: true` under `model`: its values in bfloat16 become the base, and every page says so; else {source}"
         )
+    return packed
+
+
+def _refuse_otherwise(config: dict[str, Any]) -> None:
+    """Raise for what makes transformers load other files, or its models give back something else."""
+    for key, usual in (("transformers_weights", None), ("return_dict", True)):
+        if config.get(key, usual) != usual:
+            raise DownloadError(f"config.json has {key}: {config[key]!r}, which loads or returns other things; take it out")
 
 
 def _refuse_unknown_kind(config: dict[str, Any], trusted: bool) -> None:
@@ -160,6 +177,19 @@ def _quiet() -> Iterator[None]:
         logging.disable(before)
 
 
+def _refuse_tokenizer(folder: Path, trusted: bool) -> None:
+    """Raise if transformers does not load the tokenizer with all that lies beside it."""
+    from transformers import AutoTokenizer
+
+    try:
+        with _quiet():
+            AutoTokenizer.from_pretrained(folder, trust_remote_code=trusted)
+    except Exception as e:  # each class of it raises what it likes
+        own_code = "if you trust its code, set model.trust_remote_code: true" if "trust_remote_code" in str(e) else ""
+        way = own_code or "correct them, or fetch them again"
+        raise DownloadError(f"transformers refuses the tokenizer's files ({_brief(e)}); {way}") from None
+
+
 def _refuse_ids_beyond(folder: Path, size: int) -> None:
     """Raise if the tokenizer gives ids that the model has no embedding for.
 
@@ -189,14 +219,14 @@ def _used_by_templates(folder: Path) -> str:
     file = folder / "tokenizer_config.json"
     config = read_object(file) if file.exists() else {}
     named = [json.dumps(config.get(key), ensure_ascii=False) for key in ("chat_template", "bos_token", "eos_token")]
-    return "\n".join([*named, *(f.read_text(encoding="utf-8") for f in sorted(folder.glob("*.jinja")))])
+    return "\n".join([*named, *(f.read_text(encoding="utf-8") for f in data_files(folder, "*.jinja"))])
 
 
 def _refuse_not_finite(folder: Path) -> None:
     """Raise if a weight is NaN or infinite: all that is computed from it would be."""
     from safetensors import safe_open
 
-    for file in sorted(folder.glob("*.safetensors")):
+    for file in data_files(folder, "*.safetensors"):
         with safe_open(file, framework="pt") as weights:
             for name in list(weights.keys()):
                 count = _not_finite(weights.get_tensor(name))

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -24,6 +22,7 @@ from pipeline.core import artifacts, cli, params
 from pipeline.core.droppings import data_files
 from pipeline.core.errors import ArtifactError, ParamsError, QuantgateError
 from pipeline.core.params import Params
+from pipeline.gating import merge
 from pipeline.runs import run_content, run_picture, views
 from pipeline.runs.reach import without_password
 from pipeline.runs.registry import Move, Registry
@@ -32,7 +31,6 @@ from pipeline.runs.tracking import CURRENT, Tracker
 
 LOCK = artifacts.ARTIFACTS / "track.lock"
 WAIT_S = 60  # for another `track` in this folder
-STALE = 2  # exit code of `python -m pipeline.gate --enforce`
 PARENT, JUDGED = "mlflow.parentRunId", "quantgate.judged"
 AWAY_LOG = (
     "all results are safe in reports/ and artifacts/ (`python -m pipeline.report --summary` shows them): once that is mended, run "
@@ -169,20 +167,18 @@ def promote(settings: Params, uri: str, variant: str, *, force: bool, reason: st
 
 
 def _refuse_unfit(variant: str, settings: Params, changed: str) -> None:
-    """Raise unless the gate, asked as a merge asks it, gives PASS and does not call it stale, and the files are those measured."""
+    """Raise unless the variant's verdict, judged as a merge judges it, is PASS and the files are those measured."""
     force, told = "or use --force --reason TEXT", f"{variant} is not promoted"
-    gate = subprocess.run([sys.executable, "-m", "pipeline.gate", "--enforce"], capture_output=True, text=True)
-    if gate.returncode == STALE or gate.returncode not in (0, 1, 3):
-        lines = gate.stderr.strip().splitlines() or ["the gate could not be asked"]
-        raise ArtifactError(f"{told}: {lines[-1]}; {force}")
+    try:
+        judged = merge.judge(settings).verdict["variants"]
+    except QuantgateError as e:
+        raise ArtifactError(f"{told}: {e}; {force}") from None
     if variant == settings.reference:
-        passing = ", ".join(re.findall(r"^PASS +(\S+)(?: \(advisory\))?: ", gate.stdout, re.MULTILINE)) or "none at present"
+        passing = ", ".join(name for name, v in judged.items() if v["verdict"] == "PASS") or "none at present"
         why = f"it is the reference, which others are judged by and nothing judges; variants with a PASS: {passing}"
         raise ArtifactError(f"{told}: {why}; {force}")
-    said = re.search(rf"^([A-Z]+) +{re.escape(variant)}(?: \(advisory\))?: (.*)$", gate.stdout, re.MULTILINE)
-    word, why = said.groups() if said else ("MISSING", "the gate names none")
-    if word != "PASS":
-        raise ArtifactError(f"{told}: its verdict is {word}, not PASS: {why}; mend it, {force}")
+    if (word := judged[variant]["verdict"]) != "PASS":
+        raise ArtifactError(f"{told}: its verdict is {word}, not PASS: {judged[variant]['reason']}; mend it, {force}")
     if changed:
         raise ArtifactError(f"{told}: {changed}; run `dvc repro`, {force}")
 
@@ -212,6 +208,7 @@ def main(
     _refuse_odd_options(to_promote, back, force, reason)
     settings = params.load()
     uri = os.environ.get("MLFLOW_TRACKING_URI") or settings.track.uri
+    uri = re.sub(r"(?<=^sqlite:///)(?!/).*", lambda file: str(artifacts.from_project(file[0])), uri)
     with _alone():
         if to_promote:
             cli.say(
@@ -265,6 +262,9 @@ def _safely(uri: str, act: Callable[[], Done], then: str) -> Done:
     except Exception as e:
         lines = str(e).strip().splitlines() or [type(e).__name__]
         why = without_password(lines[0])[:200]
+        if schemas := re.search(r"found version (\w+), but expected (\w+)", why):
+            why = "another MLflow's schema, {} where this one has {}: if that one was older, `mlflow db upgrade`; else install it"
+            why = why.format(*schemas.groups())
         hint = "; set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD" if "401" in why else ""
         hint = f"; pip install {e.name}" if isinstance(e, ModuleNotFoundError) else hint  # boto3, where files go to S3 from here
         raise ArtifactError(

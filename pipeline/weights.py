@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from pipeline.core import artifacts
+from pipeline.core.droppings import data_files
 from pipeline.core.errors import ArtifactError, ParamsError
 from pipeline.core.explain import did_you_mean
 
@@ -33,7 +34,7 @@ Packs: TypeAlias = Callable[["Matrix"], bool]
 def read_headers(folder: Path) -> dict[str, Tensor]:
     """{tensor name: type, shape, bytes} over all safetensors files of a folder."""
     found = {}
-    for file in sorted(folder.glob("*.safetensors")):
+    for file in data_files(folder, "*.safetensors"):
         with file.open("rb") as f:
             try:
                 header = json.loads(f.read(struct.unpack("<Q", f.read(8))[0]))
@@ -72,7 +73,7 @@ def _equal(folder: Path, one: str, other: str) -> bool:
     from safetensors import safe_open
 
     held: dict[str, torch.Tensor] = {}
-    for file in folder.glob("*.safetensors"):
+    for file in data_files(folder, "*.safetensors"):
         with safe_open(file, framework="pt") as tensors:
             held |= {name: tensors.get_tensor(name) for name in {one, other} & set(tensors.keys())}
     return torch.equal(held[one], held[other])

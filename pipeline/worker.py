@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from pipeline import engines, hardware
-from pipeline.core import cli, isolate, quiet
+from pipeline.core import cli, isolate, quiet, quota
 from pipeline.core.errors import ArtifactError, QuantgateError, Unsupported
 from pipeline.core.params import Variant
 from pipeline.engines import Sampling, Trace
@@ -142,7 +142,7 @@ class Worker:
     def __init__(self, variant: Variant, folder: Path, threads: int) -> None:
         context = mp.get_context("spawn")
         self.pipe, far = context.Pipe()
-        self.what, self.oom_kills = f"benchmark of {folder.name}", isolate.oom_kills()
+        self.what, self.oom_kills = f"benchmark {folder.name}", quota.oom_kills()
         self.log = isolate.log_of(self.what)
         self.process = context.Process(target=_serve, args=(far, variant, folder, threads, self.log), name=self.what, daemon=True)
         self.process.start()

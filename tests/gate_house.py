@@ -1,8 +1,9 @@
-"""A project in a folder of its own as far as a gate looks: params, results that dvc.lock vouches for, a ledger, git commits."""
+"""A project in a folder of its own as far as a gate looks: params, results, DVC's files as a run leaves them, git commits."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 import subprocess
 from pathlib import Path
@@ -13,54 +14,50 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from pipeline import gate
 from pipeline.core import artifacts, params
 from pipeline.figures.answer_figures import answer_metrics, pair
 from pipeline.figures.builder import Builder
 from pipeline.figures.token_figures import token_metrics
-from pipeline.judging import ledger, locked, stale
+from pipeline.gating import dvc_lock, freshness, merge, verdicts
 
-EVIDENCE = {
-    "of": "int8", "n": 100, "value": 0.0, "low": 0.0, "high": 0.0, "unit": "x", "noise": 0.0, "date": "2026-11-30",
-    "figures": "first",
-}  # fmt: skip
 DOCUMENTS, EACH, ITEMS = 40, 25, 300
+OTHERS = ("pipeline/protocol.yaml", "pipeline/engines/hf.py")  # what a stage that measures depends on, where a test has it
 
 
 def md5(path: Path) -> str:
     return hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
 
 
-def lock(settings: params.Params, *also: Path) -> None:
-    """Write dvc.lock as a run of the pipeline would: results and whatever else is here are what their stages wrote."""
-    if not params.PARAMS.exists():  # read beside dvc.lock: what was measured with other params is stale
-        shutil.copy(Path(__file__).parent.parent / params.PARAMS, params.PARAMS)
-    files = [artifacts.metrics(n) for n in settings.variants] + [artifacts.FLOOR, *also]
-    outs = [{"path": f.as_posix(), "hash": "md5", "md5": md5(f)} for f in files if f.exists()]
-    stages = {"compare": {"cmd": "python -m pipeline.compare", "outs": outs}}
-    artifacts.write_text(locked.LOCK, yaml.safe_dump({"schema": "2.0", "stages": stages}))
+def lock(settings: params.Params) -> None:
+    """Write dvc.yaml and dvc.lock as if DVC had run three stages that gave what is here: rows, metrics, verdict."""
+    artifacts.write_text(Path(".dvc/config"), "[core]\n    no_scm = true\n")
+    folders = [artifacts.ARTIFACTS / kind for kind in ("answers", "base", "models", "serving", "tokens")]
+    rows = [p for folder in folders for p in folder.rglob("*") if p.is_file()]
+    results = [f(n) for n in settings.variants for f in (artifacts.metrics, artifacts.served)] + [artifacts.FLOOR]
+    read = {"measure": map(Path, OTHERS), "compare": rows, "gate": results}
+    wrote = {"measure": rows, "compare": results, "gate": [artifacts.GATE]}
+    data = yaml.safe_load(params.PARAMS.read_text(encoding="utf-8"))
+    stages: dict[str, Any] = {}
+    locks: dict[str, Any] = {}
+    for name in read:
+        deps, outs = (sorted({p.as_posix() for p in own if p.exists()}) for own in (read[name], wrote[name]))
+        sections = ["seed", "variants"] if name == "measure" else [] if name == "compare" else ["compare", "gate", "reference"]
+        stages[name] = {"cmd": name, "deps": deps, "params": sections}
+        stages[name]["outs"] = outs if name == "measure" else [{path: {"cache": False}} for path in outs]
+        hashes = {
+            key: [{"path": p, "hash": "md5", "md5": md5(Path(p))} for p in own] for key, own in (("deps", deps), ("outs", outs))
+        }
+        locks[name] = {"cmd": name, **hashes, "params": {"params.yaml": {s: data[s] for s in sections if s in data}}}
+    artifacts.write_text(Path("dvc.yaml"), json.dumps({"stages": stages}))
+    artifacts.write_text(dvc_lock.LOCK, json.dumps({"schema": "2.0", "stages": locks}))
 
 
-def keep_ledger(settings: params.Params) -> None:
-    """Write a ledger with the rules as they are now."""
-    rules = [{"rule": r.model_dump(exclude_defaults=True), "reason": None, "evidence": [EVIDENCE]} for r in settings.gate.rules]
-    policy = {"required": settings.gate.required, "inconclusive": settings.gate.inconclusive, "reason": None}
-    policy |= {"confidence": settings.compare.confidence, "reference": settings.reference}
-    policy |= {"between_runs": settings.compare.between_runs.model_dump()}
-    ledger.write({"policy": ledger.sealed(policy), "rules": [ledger.sealed(r) for r in rules]})
-
-
-def vouch(settings: params.Params) -> None:
-    """Lock and ledger for what is here now."""
+def run(settings: params.Params) -> dict[str, Any]:
+    """Judge what is here, and lock it, as `dvc repro` does; returns the verdict."""
+    verdict = verdicts.of(merge.load_results(settings), settings)
+    artifacts.write_json(artifacts.GATE, verdict | {"inputs": freshness.inputs(settings)})
     lock(settings)
-    keep_ledger(settings)
-
-
-def judge(settings: params.Params) -> dict[str, Any]:
-    """What the stage writes."""
-    found = gate.judged(settings) | {"inputs": stale.inputs(settings)}
-    artifacts.write_json(artifacts.GATE, found)
-    return found
+    return verdict
 
 
 # --- rows, and commits of them -----------------------------------------------------------------------------------
@@ -85,7 +82,7 @@ def answer_rows(wrong: int, *, items: int = ITEMS) -> list[dict[str, Any]]:
     return [
         {
             "task": "facts", "doc_id": k, "filter": "none", "doc_hash": f"h{k}", "prompt_hash": f"p{k}", "target_hash": "t",
-            "first_token_ids": [1], "kind": "multiple_choice", "cluster": f"c{k}", "truncated": False, "empty": False,
+            "first_token_ids": [1], "kind": "multiple_choice", "target": 0, "cluster": f"c{k}", "truncated": False, "empty": False,
             "acc": float(k >= wrong), "loglikelihoods": [-1.0, -2.0],
         }
         for k in range(items)
@@ -106,7 +103,7 @@ def make(settings: params.Params, variant: str, loss: float, wrong: int, **sizes
     v = settings.variants[variant]
     files = (artifacts.tokens(variant), artifacts.answers(variant))
     for file in files:
-        kept = locked.CACHE / md5(file)[:2] / md5(file)[2:]
+        kept = dvc_lock.CACHE / md5(file)[:2] / md5(file)[2:]
         kept.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(file, kept)
     artifacts.write_json(artifacts.metrics(variant), {
@@ -114,11 +111,6 @@ def make(settings: params.Params, variant: str, loss: float, wrong: int, **sizes
         "reference": settings.reference, "quantizer": v.quantizer, "engine": v.engine, "asked": v.options, "base": "b",
         "engine_options": v.engine_options, "model": f"{variant} {loss}", "machine": {"cpu": "c"},
     })  # fmt: skip
-
-
-def rows_of(settings: params.Params) -> list[Path]:
-    made = (artifacts.tokens, artifacts.answers, artifacts.served)
-    return [f(n) for n in settings.variants for f in made if f(n).exists()]
 
 
 def git(*words: str) -> str:
@@ -133,7 +125,6 @@ def commit(message: str) -> str:
 
 
 def finish(settings: params.Params, message: str) -> str:
-    """Lock, judge and commit what is here."""
-    lock(settings, *rows_of(settings))
-    judge(settings)
+    """Judge, lock and commit what is here."""
+    run(settings)
     return commit(message)

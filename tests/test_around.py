@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from pipeline import download, evalset, quantizers
-from pipeline.core import artifacts, params
+from pipeline.calibration import Calibration
+from pipeline.core import artifacts, git, isolate, params
 from pipeline.core.droppings import DROPPINGS
-from pipeline.core.errors import DataError
+from pipeline.core.errors import ArtifactError, DataError, DownloadError, Unsupported
 from pipeline.core.options import names_in
-from pipeline.evalset import tasks
-from pipeline.judging import stale
+from pipeline.evalset import chats, tasks
+from pipeline.gating import freshness
+from pipeline.quantizers import gguf
+from pipeline.weights import read_headers
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -46,7 +53,7 @@ def test_droppings_are_no_sets_no_tasks_no_backends_and_no_change(tmp_path: Path
     def seen() -> tuple[object, ...]:
         corpus = Path("evalsets/corpus")
         named = names_in(tmp_path / "pipeline/quantizers")
-        return evalset.load_texts(corpus), evalset.sets_digest(corpus), tasks.local_tasks(), named, stale.inputs(params.load())
+        return evalset.load_texts(corpus), evalset.sets_digest(corpus), tasks.local_tasks(), named, freshness.inputs(params.load())
 
     before = seen()
     assert len(litter(tmp_path)) > 100
@@ -72,7 +79,7 @@ def test_droppings_are_no_part_of_a_model_and_no_damage_to_it(tmp_path: Path) ->
     artifacts.verify_files(model, manifest)
     download._from_path(params.PathModel(source="path", path=str(model)), out)
     assert sorted(os.listdir(out)) == ["config.json", "model.safetensors", "tokenizer.json"]
-    assert not evalset.has_chat_template(model)
+    assert chats.chat_template(model) is None
 
 
 def test_dvc_ignores_what_the_pipeline_takes_for_droppings_and_nothing_else(tmp_path: Path) -> None:
@@ -118,3 +125,160 @@ def test_the_hook_lets_through_whatever_names_the_judged_commit_and_refuses_anot
         done = subprocess.run(hook, cwd=tmp_path, input=asked, capture_output=True, text=True, env=env)
         assert (done.stdout + done.stderr).startswith(said) and bool(done.stdout + done.stderr) == bool(said), refs
         assert done.returncode == (2 if "not checked" in said else 0)
+
+
+def test_another_machines_timings_are_not_restored_from_a_shared_cache_and_quality_is(tmp_path: Path) -> None:
+    ran, a, b = tmp_path / "ran", tmp_path / "a", tmp_path / "b"
+    key = {"params": [{"reports/machine.yaml": ["machine"]}]}
+    cmd = "echo {0} >> {1} && cp in {0}"
+    stages = {
+        "quality": {"cmd": cmd.format("quality", ran), "deps": ["in"], "outs": ["quality"]},
+        "timing": {"cmd": "python -m pipeline.hardware && " + cmd.format("timing", ran), "deps": ["in"], "outs": ["timing"], **key},
+    }
+
+    def on(machine: str, where: Path, *commands: str) -> str:
+        """Run commands on a pretended machine; returns what stages ran, and what was printed last."""
+        ran.write_text("")
+        env = {**os.environ, "ATEN_CPU_CAPABILITY": machine, "PYTHONPATH": str(ROOT), "GIT_CONFIG_COUNT": "0"}
+        for command in commands:
+            done = subprocess.run(command.split(), cwd=where, env=env, capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr
+        return ran.read_text().strip() or done.stdout.strip()
+
+    a.mkdir()
+    (a / "in").write_text("x")
+    artifacts.write_json(a / "dvc.yaml", {"stages": stages})
+    init = (
+        "git init -q",
+        "git config user.name a",
+        "git config user.email a@b",
+        "dvc init -q",
+        f"dvc cache dir {tmp_path / 'cache'}",
+    )
+    assert on("one", a, *init, "python -m pipeline.hardware", "dvc repro -q") == "quality\ntiming"
+    assert on("one", a, "git add -A", "git commit -qm x", f"git clone -q {a} {b}") == ""
+    assert on("two", b, "python -m pipeline.hardware", "dvc repro -q") == "timing"
+    assert on("three", b, "dvc repro -q -f timing") == "timing"  # what times says where it does: the entry is that machine's
+    assert "up to date" in on("three", b, "dvc status")
+
+
+def written(folder: Path, files: dict[str, object]) -> Path:
+    """A model's folder with more in it: keys for its JSON files, for safetensors the factor of its weights, None: taken out."""
+    from safetensors.torch import load_file, save_file
+
+    for name, more in files.items():
+        file = folder / name
+        if isinstance(more, float):
+            save_file({k: more * t for k, t in load_file(folder / "model.safetensors").items()}, file, metadata={"format": "pt"})
+        elif isinstance(more, dict):
+            artifacts.write_json(file, (artifacts.read_json(file) if file.exists() else {}) | more)
+        elif more is None:
+            file.unlink()
+        else:
+            file.write_text(str(more))
+    return folder
+
+
+@pytest.mark.parametrize("files", [
+    {"quantize_config.json": {"bits": 4}, "hf_quant_config.json": {}, "genai_config.json": {}, "params.json": {}},
+    {"model.gguf": "x", "model.onnx": "x", "pytorch_model.bin": "x", "tokenization_x.py": "raise SystemExit"},
+    {"model.fp16.safetensors": 2.0, "consolidated.safetensors": 2.0, "consolidated.safetensors.index.json": {}},
+    {"a.safetensors": 2.0, "model.safetensors.index.json": {"weight_map": {"lm_head.weight": "a.safetensors"}}},
+    {"model.safetensors.index.json": {"weight_map": {"lm_head.weight": "gone.safetensors"}}},
+])  # fmt: skip
+def test_what_a_loader_of_these_weights_does_not_need_is_left_out(tiny: Path, tmp_path: Path, files: dict[str, object]) -> None:
+    model, out = Path(shutil.copytree(tiny, tmp_path / "model")), tmp_path / "out"
+    out.mkdir()
+    download.download(params.PathModel(source="path", path=str(written(model, files))), out)
+    assert {f.name: f.read_bytes() for f in out.iterdir()} == {f.name: f.read_bytes() for f in tiny.iterdir()}
+
+
+@pytest.mark.parametrize("files, said", [
+    ({"adapter_config.json": {"peft_type": "LORA"}}, "adapter_config.json lies beside the weights"),
+    ({"b.safetensors": 2.0, "config.json": {"transformers_weights": "b.safetensors"}}, "transformers_weights: 'b.safetensors'"),
+    ({"config.json": {"return_dict": False}}, "return_dict: False"),
+    ({"special_tokens_map.json": "{"}, "transformers refuses the tokenizer's files"),
+    ({"tokenizer_config.json": {"tokenizer_class": "T", "auto_map": {"AutoTokenizer": ["t.T", None]}}}, "trust_remote_code: true"),
+    ({"generation_config.json": "[]"}, "generation_config.json holds a list"),
+    ({"Model.safetensors": 1.0, "model.safetensors": None}, "the weights are in Model.safetensors"),
+])  # fmt: skip
+def test_what_would_be_loaded_otherwise_is_refused_by_name(tiny: Path, tmp_path: Path, files: dict[str, object], said: str) -> None:
+    model, out = Path(shutil.copytree(tiny, tmp_path / "model")), tmp_path / "out"
+    out.mkdir()
+    with pytest.raises(DownloadError, match=re.escape(said)):
+        download.download(params.PathModel(source="path", path=str(written(model, files))), out)
+
+
+# Words that say whose fault it was. Nothing but a kill between two lines makes "the server was stopped: its guard was killed".
+BLAME = re.compile(
+    r"by hand|cut short|disk is full|out of memory|guard was killed|was stopped|not checked out|was deleted|git rewrote|other user"
+    r"|is gone|fault of|any API key|quantized already|could not be built|is gated|refused your token|does not stream|code: true"
+)
+
+
+def test_every_message_that_blames_a_cause_is_met_by_a_test_that_makes_that_cause() -> None:
+    told = " ".join(" ".join(re.sub(r"\\\\(.)", r"\1", f.read_text()).split()) for f in sorted((ROOT / "tests").rglob("*.py")))
+    found = []
+    for file in sorted((ROOT / "pipeline").rglob("*.py")):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            text = node.value if isinstance(node, ast.Constant) and id(node) not in docs else None
+            if isinstance(text, str) and not text.startswith("#"):
+                for blamed in BLAME.finditer(text):
+                    words = list(re.finditer(r"\S+", text))
+                    threes = [(a, text[a.start() : c.end()].strip(";:,.)")) for a, c in zip(words, words[2:], strict=False)]
+                    near = [said for a, said in threes if a.start() < blamed.end() and a.start() + len(said) > blamed.start()]
+                    if not any(said in told for said in near or [text]):
+                        found.append(text)
+    assert not found
+
+
+def test_what_is_blamed_is_what_happened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    log = tmp_path / "log"
+    for number, said in (
+        (signal.SIGBUS, "a file that it had open was cut, or the disk is full"),
+        (signal.SIGSEGV, "a fault of the library or of the model's files"),
+        (signal.SIGTERM, "quantize x was stopped by SIGTERM"),
+    ):
+        assert said in str(isolate.how_it_ended("quantize x", -number, log, 0))
+    (tmp_path / "model.safetensors").write_bytes(b"\xff\xff")
+    with pytest.raises(ArtifactError, match="is no safetensors file or is cut short"):
+        read_headers(tmp_path)
+    subprocess.run(["git", "init", "-q"], check=True)
+    monkeypatch.setenv("GIT_DIR", str(ROOT / ".git"))
+    assert git.line("rev-parse", "--show-toplevel") == str(tmp_path) and git.line("rev-parse", "HEAD") is None
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    with pytest.raises(ArtifactError, match="git refuses another user's folder"):
+        git.line("rev-parse", "HEAD")
+
+
+@pytest.mark.parametrize("free, error, said", [
+    (0, ArtifactError, "could not be written: the disk is full"), (1 << 40, Unsupported, "could not quantize to Q8_0"),
+])  # fmt: skip
+def test_a_disk_that_fills_under_llama_cpp_is_no_property_of_the_model(
+    free: int, error: type[Exception], said: str, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import llama_cpp
+
+    out = tmp_path / "out"
+    out.mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(gguf.envs, "run", lambda *arguments, **_: Path(arguments[4]).touch())
+    monkeypatch.setattr(gguf, "_names", lambda *_: [])
+    monkeypatch.setattr(llama_cpp, "llama_model_quantize", lambda *_: 1)  # all that C++ says of either
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    with pytest.raises(error, match=said):
+        gguf.quantize(tiny, out, calibration=Calibration(), seed=0, type="Q8_0")
+
+
+def test_a_copy_that_dvc_exp_works_in_finds_what_lies_beside_the_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project, copy = tmp_path / "project", tmp_path / "project/.dvc/tmp/exps/standalone/tmp1"
+    for folder in (project / "sub", copy / ".dvc", copy / "sub"):
+        folder.mkdir(parents=True)
+    model = params.PathModel(source="path", path="../my-model")
+    monkeypatch.setenv("DVC_ROOT", str(project))  # as DVC sets it for every stage
+    for here, root in ((copy, project), (copy / "sub", project / "sub"), (project, Path()), (project / "sub", Path())):
+        monkeypatch.chdir(here)
+        assert model.folder == root / "../my-model"

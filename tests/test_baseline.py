@@ -10,17 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from gate_house import EACH, ITEMS, answer_rows, commit, finish, git, judge, keep_ledger, lock, make, rows_of, token_rows
+from gate_house import EACH, ITEMS, answer_rows, commit, finish, git, make, run, token_rows
 
 from pipeline import gate, served
 from pipeline.core import artifacts, params
 from pipeline.core.errors import ArtifactError
 from pipeline.core.params import Compare, Rule
 from pipeline.figures.builder import Builder
-from pipeline.judging import against, baseline, comment, locked, recomputed, stale
-from pipeline.numbers.rules import bound_of
-from pipeline.numbers.rules import judge as judge_metric
-from pipeline.numbers.stats import paired_difference
+from pipeline.gating import baseline, comment, dvc_lock, merge
+from pipeline.gating.paired_difference import items_paired, tokens_paired, unpaired
+from pipeline.gating.rules import bound_of
+from pipeline.gating.rules import judge as judge_metric
+from pipeline.numbers import stats
 
 ROOT = Path(__file__).resolve().parent.parent
 RULES = [
@@ -46,7 +47,7 @@ def on_main(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         shutil.copy(ROOT / "params.yaml", "params.yaml")
-        Path(".gitignore").write_text("/artifacts/\n/.dvc/cache/\n")
+        Path(".gitignore").write_text("/artifacts/\n/.dvc/cache/\n/.dvc/tmp/\n")
 
         def small(p: dict[str, Any]) -> None:
             p["variants"] = {"bf16": p["variants"]["bf16"], "int4": copy.deepcopy(INT4)}
@@ -55,7 +56,6 @@ def on_main(tmp_path_factory: pytest.TempPathFactory) -> Path:
             p["compare"]["resamples"] = 200
 
         settings = edit(small)
-        keep_ledger(settings)
         make(settings, "bf16", 0.0, 20)
         make(settings, "int4", 0.25, 40)
         git("init", "--quiet", "--initial-branch", "main")
@@ -82,7 +82,8 @@ def coarser(loss: float = 0.5, wrong: int = 60, **sizes: int) -> params.Params:
 
 
 def merged(settings: params.Params, rev: str | None = "main") -> dict[str, Any]:
-    return gate.for_merge(settings, rev)[0]["variants"]["int4"]
+    found: dict[str, Any] = merge.judge(settings, rev).verdict["variants"]["int4"]
+    return found
 
 
 def rule(v: dict[str, Any], metric: str, against: str = "baseline") -> dict[str, Any]:
@@ -123,8 +124,7 @@ def test_the_comment_says_the_verdict_the_three_differences_and_folds_the_rest(h
 
 def test_a_change_that_leaves_int4_as_it_is_passes(house: params.Params) -> None:
     settings = edit(lambda p: p["track"].update(experiment="another"))
-    lock(settings, *rows_of(settings))
-    judge(settings)
+    run(settings)
     v = merged(settings)
     assert v["verdict"] == "PASS" and rule(v, "kld_mean")["low"] == rule(v, "kld_mean")["high"] == 0
     assert rule(v, "ppl_ratio")["value"] == 1 and gate.enforce(settings, "main") == 0
@@ -141,7 +141,7 @@ def test_a_better_int4_passes(house: params.Params) -> None:
 def test_paired_differences_are_those_of_the_closed_forms_and_narrower_than_unpaired_ones(house: params.Params) -> None:
     v = merged(coarser(0.3, 60))
     acc = rule(v, "acc_delta/all")
-    newcombe = paired_difference(ITEMS - 60, 20, 0, 40, confidence=0.95)  # 40 wrong before, the same and 20 more now
+    newcombe = stats.paired_difference(ITEMS - 60, 20, 0, 40, confidence=0.95)  # 40 wrong before, the same and 20 more now
     assert (acc["value"], acc["low"], acc["high"]) == pytest.approx(
         [100 * x for x in (newcombe.value, newcombe.low, newcombe.high)]
     )
@@ -152,66 +152,35 @@ def test_paired_differences_are_those_of_the_closed_forms_and_narrower_than_unpa
     assert ratio["value"] == pytest.approx(np.exp(loss.mean()))
 
 
-@pytest.mark.parametrize("where", ["cache", "dvc get"])
-def test_without_the_baselines_rows_the_summaries_do_and_say_that_pairing_was_lost(
-    house: params.Params, where: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_baselines_rows_the_summaries_do_and_say_that_pairing_was_lost(house: params.Params) -> None:
     paired = rule(merged(coarser()), "kld_mean")
-    shutil.rmtree(locked.CACHE)
-    if where == "dvc get":
-        monkeypatch.setattr(locked.sys, "executable", "/nowhere/python")
-        monkeypatch.setenv("PATH", str(Path(shutil.which("git") or "").parent))
-    verdict, beside = gate.for_merge(params.load(), "main")
-    assert beside is not None
-    found = rule(verdict["variants"]["int4"], "kld_mean")
+    shutil.rmtree(dvc_lock.CACHE)
+    judged = merge.judge(params.load(), "main")
+    assert judged.beside is not None
+    found = rule(judged.verdict["variants"]["int4"], "kld_mean")
     assert found["value"] == pytest.approx(paired["value"]) and found["high"] - found["low"] > paired["high"] - paired["low"]
     assert "pairing was lost: artifacts/tokens/int4.parquet" in found["reason"] and found["verdict"] == "FAIL"
-    assert beside["variants"]["int4"]["figures"]["kld_mean"]["how"] == "unpaired"
+    assert judged.beside["variants"]["int4"]["figures"]["kld_mean"]["how"] == "unpaired"
 
 
 def test_cached_rows_that_are_not_those_of_the_metrics_are_not_used(house: params.Params) -> None:
     settings = coarser()
     then = baseline.read("main").lock["artifacts/tokens/int4.parquet"]
-    shutil.copy(artifacts.tokens("int4"), locked.CACHE / then[:2] / then[2:])
+    shutil.copy(artifacts.tokens("int4"), dvc_lock.CACHE / then[:2] / then[2:])
     assert "is not what the metrics were made from" in rule(merged(settings), "kld_mean")["reason"]
 
 
 def test_only_what_was_asked_both_times_is_paired_and_the_rest_is_counted(house: params.Params) -> None:
     make(house, "bf16", 0.0, 20, items=ITEMS + 100)
     settings = coarser(0.5, 60, documents=50, items=ITEMS + 100)
-    verdict, beside = gate.for_merge(settings, "main")
-    assert beside is not None
-    figures = beside["variants"]["int4"]["figures"]
+    judged = merge.judge(settings, "main")
+    assert judged.beside is not None
+    figures = judged.beside["variants"]["int4"]["figures"]
     assert figures["kld_mean"]["n"] == 1000 and "250 tokens of this run have no baseline" in figures["kld_mean"]["warnings"]
     assert (
         figures["acc_delta/all"]["n"] == ITEMS and "100 items of this run have no baseline" in figures["acc_delta/all"]["warnings"]
     )
-    assert "250 tokens of this run" in rule(verdict["variants"]["int4"], "kld_mean")["reason"]
-
-
-@pytest.mark.parametrize(
-    "change, said",
-    [
-        ({"value": 0.001}, "kld_mean is 0.001 ["),
-        ({"high": 0.3}, ", 0.3], n = 1000 and, by its rows, 0.25"),
-        ({"n": 2000}, "n = 2000 and, by its rows, "),
-        ({"value": None, "low": None, "high": None}, "kld_mean is None [None, None], n = 1000 and, by its rows, "),
-    ],
-)
-def test_results_edited_together_with_their_md5_are_not_what_their_rows_say(
-    house: params.Params, change: dict[str, Any], said: str
-) -> None:
-    found = artifacts.read_json(artifacts.metrics("int4"))
-    found["metrics"]["kld_mean"] |= change
-    artifacts.write_json(artifacts.metrics("int4"), found)
-    finish(house, "a better figure")
-    assert recomputed.differing(gate._results(house), house)
-    with pytest.raises(ArtifactError, match=r"results are not what their rows say; reports/metrics/int4.json: kld_mean is ") as e:
-        gate.for_merge(house, "main")
-    assert said in str(e.value)
-    assert gate.enforce(house, "main") == 2
-    shutil.rmtree("artifacts/tokens")  # a clone: nobody can know, and it is named
-    assert recomputed.differing(gate._results(house), house) == [] and stale.absent(house)
+    assert "250 tokens of this run" in rule(judged.verdict["variants"]["int4"], "kld_mean")["reason"]
 
 
 def builder() -> Builder:
@@ -221,9 +190,9 @@ def builder() -> Builder:
 def test_pairing_is_by_token_and_item_and_not_by_order() -> None:
     now, then = token_rows(0.5), token_rows(0.25)
     turned = {k: list(reversed(v)) for k, v in then.items()}
-    assert against.tokens_paired(builder(), "kld_mean", now, turned) == against.tokens_paired(builder(), "kld_mean", now, then)
-    answers = against.items_paired(builder(), answer_rows(60), list(reversed(answer_rows(40))))
-    assert answers == against.items_paired(builder(), answer_rows(60), answer_rows(40))
+    assert tokens_paired(builder(), "kld_mean", now, turned) == tokens_paired(builder(), "kld_mean", now, then)
+    answers = items_paired(builder(), answer_rows(60), list(reversed(answer_rows(40))))
+    assert answers == items_paired(builder(), answer_rows(60), answer_rows(40))
     assert answers["acc/all"]["value"] == pytest.approx(-20 / ITEMS) and answers["acc/all"]["unit"] == "fraction"
 
 
@@ -241,23 +210,23 @@ def test_a_part_of_the_tokens_is_paired_over_that_part(part: str) -> None:
         "class": [c == name for c in now["token_class"]],
         "position": [(p >= 32) == (name == "32-127") for p in now["position"]],
     }[kind]
-    found = against.tokens_paired(builder(), f"kld_mean/{part}", now, then)
+    found = tokens_paired(builder(), f"kld_mean/{part}", now, then)
     change = (np.array(now["kld"]) - np.array(then["kld"]))[own]
     assert found is not None and found["n"] == sum(own) and found["value"] == pytest.approx(change.mean())
 
 
 def test_rows_without_a_token_or_item_in_common_give_no_pair() -> None:
     other = token_rows(0.25) | {"window": ["elsewhere"] * 1000, "position": list(range(1000))}
-    assert against.tokens_paired(builder(), "kld_mean", token_rows(0.5), other) is None
+    assert tokens_paired(builder(), "kld_mean", token_rows(0.5), other) is None
     renamed = [row | {"prompt_hash": "asked otherwise"} for row in answer_rows(40)]
-    assert against.items_paired(builder(), answer_rows(60), renamed) == {}
+    assert items_paired(builder(), answer_rows(60), renamed) == {}
 
 
 def test_a_token_that_stands_twice_is_refused() -> None:
     twice = {k: v + v[:1] for k, v in token_rows(0.25).items()}
     for now, then in ((twice, token_rows(0.5)), (token_rows(0.5), twice)):
         with pytest.raises(ArtifactError, match="stands twice"):
-            against.tokens_paired(builder(), "kld_mean", now, then)
+            tokens_paired(builder(), "kld_mean", now, then)
 
 
 # --- without rows ------------------------------------------------------------------------------------------------
@@ -269,20 +238,20 @@ def figure(value: float | None, low: float | None, high: float | None, **more: A
 
 def test_what_whole_runs_differ_by_stays_in_a_difference_however_many_rounds() -> None:
     then, now = ({**figure(v, v - 4, v + 4), "between": 0.03} for v in (100, 110))
-    assert against.unpaired("ttft_ms", now, then, "", same_machine=True)["between"] == pytest.approx(np.hypot(3, 3.3) / 10)
+    assert unpaired("ttft_ms", now, then, "", same_machine=True)["between"] == pytest.approx(np.hypot(3, 3.3) / 10)
     then, now = ({**figure(v, 0.9 * v, 1.1 * v), "between": 0.03} for v in (1, 2))
-    assert against.unpaired("speed_ratio", now, then, "", same_machine=True)["between"] == pytest.approx(0.03 * np.sqrt(2))
-    assert against.unpaired("ttft_ms", figure(2, 1, 3), figure(1, 0, 2), "", same_machine=True)["between"] is None
+    assert unpaired("speed_ratio", now, then, "", same_machine=True)["between"] == pytest.approx(0.03 * np.sqrt(2))
+    assert unpaired("ttft_ms", figure(2, 1, 3), figure(1, 0, 2), "", same_machine=True)["between"] is None
 
 
 def test_unpaired_limits_add_by_their_squares() -> None:
-    found = against.unpaired("ttft_ms", figure(110, 107, 114), figure(100, 96, 103), "", same_machine=True)
+    found = unpaired("ttft_ms", figure(110, 107, 114), figure(100, 96, 103), "", same_machine=True)
     assert (found["value"], found["low"], found["high"]) == (
         10,
         pytest.approx(10 - np.hypot(3, 3)),
         pytest.approx(10 + np.hypot(4, 4)),
     )
-    ratio = against.unpaired("speed_ratio", figure(2, 1.8, 2.2), figure(1, 0.9, 1.1), "", same_machine=True)
+    ratio = unpaired("speed_ratio", figure(2, 1.8, 2.2), figure(1, 0.9, 1.1), "", same_machine=True)
     assert ratio["value"] == pytest.approx(2) and ratio["low"] < 1.8 < 2.2 < ratio["high"]
 
 
@@ -291,7 +260,7 @@ def test_perplexity_from_10_to_12_fails_and_accuracy_from_89_to_91_percent_passe
         ("ppl", "1 ppl", figure(12, 11.9, 12.1), figure(10, 9.9, 10.1), "FAIL"),
         ("acc/all", "1 pp", figure(0.91, 0.905, 0.915), figure(0.89, 0.885, 0.895), "PASS"),
     ):
-        change = against.unpaired(name, now, then, "", same_machine=True)
+        change = unpaired(name, now, then, "", same_machine=True)
         bound = bound_of(Rule.model_validate({"metric": name, "margin": margin, "against": "baseline"}))
         assert judge_metric(bound, change).verdict == verdict
 
@@ -307,7 +276,7 @@ def test_perplexity_from_10_to_12_fails_and_accuracy_from_89_to_91_percent_passe
     ],
 )  # fmt: skip
 def test_figures_that_cannot_be_compared_have_no_interval(name: str, now: Any, then: Any, same: bool, reason: str) -> None:
-    found = against.unpaired(name, now, then, "", same_machine=same)
+    found = unpaired(name, now, then, "", same_machine=same)
     assert found["low"] is None and reason in found["warnings"][0]
 
 
@@ -325,8 +294,7 @@ def test_rules_against_a_baseline_that_nobody_names_never_pass(house: params.Par
     found = artifacts.read_json(artifacts.GATE)
     assert found["verdict"] == "INCONCLUSIVE" and "--enforce --baseline REV" in found["variants"]["int4"]["reason"]
     lax = edit(lambda p: p["gate"].update(inconclusive="passes"))
-    keep_ledger(lax)
-    judge(lax)
+    run(lax)
     assert gate.enforce(lax) == 2
     monkeypatch.setenv(baseline.VARIABLE, "main")
     assert baseline.wanted(None, settings) == "main" and baseline.wanted("HEAD", settings) == "HEAD"
@@ -401,10 +369,11 @@ def test_a_variant_that_the_baseline_has_not_is_listed_and_never_passes_a_rule_a
     settings = edit(lambda p: p["variants"].update({"int3": INT4 | {"options": {"bits": 3, "group_size": 64}}}))
     make(settings, "int3", 0.1, 30)
     finish(settings, "int3")
-    verdict, beside = gate.for_merge(settings, "main")
+    judged = merge.judge(settings, "main")
+    verdict = judged.verdict
     assert verdict["variants"]["int3"]["verdict"] == "INCONCLUSIVE" and verdict["variants"]["int4"]["verdict"] == "PASS"
     assert "no baseline: kld_mean is new" in verdict["variants"]["int3"]["reason"]
-    assert "- int3: no baseline (a new variant)" in comment.render(verdict, gate._results(settings), beside)
+    assert "- int3: no baseline (a new variant)" in comment.render(judged.verdict, judged.results, judged.beside)
 
 
 def test_a_variant_that_the_baseline_had_taken_out_before_is_no_baseline(house: params.Params) -> None:
@@ -422,9 +391,7 @@ def test_a_margin_as_wide_as_the_baselines_whole_value_fails(house: params.Param
     had = artifacts.read_json(artifacts.metrics("int4"))["metrics"]["ppl"]["value"]
     rules = [{"metric": "ppl", "margin": f"{share * had:.3f} ppl", "against": "baseline"}]
     settings = edit(lambda p: p["gate"].update(rules=rules))
-    keep_ledger(settings)
-    lock(settings, *rows_of(settings))
-    judge(settings)
+    run(settings)
     found = rule(merged(settings), "ppl")
     assert found["verdict"] == verdict and ("so it protects nothing" in found["reason"]) is (verdict == "FAIL")
 
@@ -445,18 +412,6 @@ def test_a_baseline_measured_against_another_reference_is_exit_2(house: params.P
     assert gate.enforce(settings, "change") == 2 and "against another reference than bf16" in capsys.readouterr().err
 
 
-def test_a_baseline_judged_against_another_reference_is_exit_2(house: params.Params, capsys: pytest.CaptureFixture[str]) -> None:
-    """Whatever its results say: gate.json names what its bounds counted from."""
-    verdict = artifacts.read_json(artifacts.GATE)
-    assert verdict["reference"] == "bf16"
-    artifacts.write_json(artifacts.GATE, verdict | {"reference": "fp16"})
-    commit("judged against fp16")
-    git("checkout", "--quiet", "-b", "next")
-    settings = coarser(0.1, 30)
-    assert gate.enforce(settings, "change") == 2
-    assert "was judged against another reference (fp16) than bf16" in capsys.readouterr().err
-
-
 def test_the_comment_names_the_reference_that_figures_count_from(house: params.Params) -> None:
     gate.enforce(coarser(0.1, 30), "main", write=True)
     assert "Reference: `bf16`." in comment.FILE.read_text(encoding="utf-8").split("<details>")[0]
@@ -465,15 +420,6 @@ def test_the_comment_names_the_reference_that_figures_count_from(house: params.P
 def test_rules_against_reference_and_baseline_are_one_family(house: params.Params) -> None:
     v = merged(coarser())
     assert v["family"]["rules"] == 3  # the advisory rule is not one
-
-
-def test_a_margin_loosened_since_the_baseline_fails_the_merge(house: params.Params) -> None:
-    coarser()
-    settings = edit(lambda p: p["gate"]["rules"][1].update(margin="0.4 nats"))
-    keep_ledger(settings)  # rewritten along with it
-    finish(settings, "and now it passes")
-    found = gate.for_merge(settings, "main")[0]
-    assert found["verdict"] == "FAIL" and "since the baseline, kld_mean: margin 0.4 nats" in found["ledger"][0]
 
 
 # --- servers -----------------------------------------------------------------------------------------------------
@@ -507,7 +453,6 @@ def serving(house: params.Params) -> params.Params:
         p["gate"]["rules"].append({"metric": TTFT, "margin": "20 ms", "against": "baseline"})
 
     settings = edit(ask)
-    keep_ledger(settings)
     serve(settings, 100)
     finish(settings, "int4 is served")
     git("checkout", "--quiet", "-b", "served")
@@ -522,11 +467,11 @@ def test_a_server_is_judged_against_the_baselines_server(serving: params.Params,
     found = rule(v, TTFT)
     assert (found["value"], found["verdict"], v["verdict"]) == (pytest.approx(ttft - 100), verdict, verdict)
     # the variant itself is what it was, byte for byte
-    assert gate.for_merge(serving, "main")[1]["variants"]["int4"]["figures"]["kld_mean"]["how"] == "unchanged"  # type: ignore[index]
+    assert merge.judge(serving, "main").beside["variants"]["int4"]["figures"]["kld_mean"]["how"] == "unchanged"  # type: ignore[index]
 
 
 def test_a_server_s_unchanged_figures_are_unchanged_and_the_variant_s_too(serving: params.Params) -> None:
-    _, beside = gate.for_merge(serving, "main")
+    beside = merge.judge(serving, "main").beside
     assert beside is not None
     assert {f["how"] for f in beside["variants"]["int4"]["figures"].values()} == {"unchanged"}
     assert merged(serving)["verdict"] == "PASS" and beside["variants"]["int4"]["new"] == []
@@ -571,18 +516,12 @@ def test_without_the_baselines_figures_of_a_server_a_rule_against_them_never_pas
     assert "dvc repro" not in found["reason"]
 
 
-@pytest.mark.parametrize(
-    "text, said", [('{"levels": {}}', "is not what its dvc.lock says"), ("[]", "is damaged"), ("{", "is damaged")]
-)
 def test_a_baselines_figures_of_a_server_that_its_pipeline_did_not_write_are_exit_2(
-    serving: params.Params, text: str, said: str, capsys: pytest.CaptureFixture[str]
+    serving: params.Params, capsys: pytest.CaptureFixture[str]
 ) -> None:
     git("checkout", "--quiet", "main")
-    artifacts.served("int4").write_text(text)
-    if said == "is damaged":
-        lock(serving, *rows_of(serving))
+    artifacts.served("int4").write_text('{"levels": {}}')
     commit("a baseline to be refused")
     git("checkout", "--quiet", "served")
     assert gate.enforce(serving, "main") == 2
-    err = capsys.readouterr().err
-    assert "no baseline: reports/serving/int4.json of main" in err and said in err and err.count("\n") == 1
+    assert "no baseline: reports/serving/int4.json of main (" in capsys.readouterr().err

@@ -124,7 +124,7 @@ def test_a_short_reply_is_not_ok_and_an_engine_that_keeps_no_trace_has_no_phases
 
 
 @pytest.mark.parametrize("number, error, words", [
-    (signal.SIGILL, Crashed, "benchmark of model: the process died of SIGILL"),
+    (signal.SIGILL, Crashed, "benchmark model: the process died of SIGILL"),
     (signal.SIGKILL, ArtifactError, "stopped by SIGKILL"),
 ])  # fmt: skip
 def test_a_process_that_dies_is_a_crash_and_one_that_is_killed_is_none(

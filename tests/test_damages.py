@@ -23,8 +23,8 @@ from pipeline.core.params import Compare
 from pipeline.figures.answer_figures import pair
 from pipeline.figures.builder import Builder
 from pipeline.figures.token_figures import token_metrics
+from pipeline.gating.rules import bound_of, judge, worst
 from pipeline.numbers.distributions import compare_logits
-from pipeline.numbers.rules import bound_of, judge, worst
 
 WINDOW, STEPS, BATCH = 128, 220, 16
 JUDGED = 60  # documents that the gate sees; all others are the truth

@@ -77,7 +77,7 @@ def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def columns(engine: Any, where: Store, batch_size: int = 2) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {}
-    for block in diverge.diverge(engine, where, batch_size=batch_size, threads=2):
+    for block in diverge.diverge(engine, where, batch_size=batch_size, threads=1):
         for name, values in block.items():
             found.setdefault(name, []).extend(values)
     return found
@@ -479,7 +479,7 @@ def test_rows_in_groups_are_the_rows_that_were_measured(
     made: tuple[Store, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(diverge, "GROUP_ROWS", 60)
-    counted = diverge.write(diverge.diverge(made[1], made[0], batch_size=2, threads=2), tmp_path / "rows.parquet")
+    counted = diverge.write(diverge.diverge(made[1], made[0], batch_size=2, threads=1), tmp_path / "rows.parquet")
     file = pq.ParquetFile(tmp_path / "rows.parquet")
     assert file.num_row_groups > 3 and counted.tokens == file.metadata.num_rows == made[0].manifest["tokens"]
     assert file.read().to_pydict() == columns(made[1], made[0])
@@ -491,7 +491,7 @@ def test_a_failure_between_groups_leaves_the_old_file(made: tuple[Store, Any], t
     path.write_text("old", encoding="utf-8")
 
     def failing() -> Any:
-        yield from itertools.islice(diverge.diverge(made[1], made[0], batch_size=2, threads=2), 3)
+        yield from itertools.islice(diverge.diverge(made[1], made[0], batch_size=2, threads=1), 3)
         raise Stopped
 
     with pytest.raises(Stopped), artifacts.atomic_file(path) as tmp:

@@ -8,12 +8,18 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pipeline import download
 from pipeline.core.errors import DownloadError
 from pipeline.core.params import HubModel, PackageModel, PathModel
+
+
+def fetch(folder: Path, out: Path, **more: Any) -> dict[str, Any]:
+    out.mkdir()
+    return download.download(PathModel(source="path", path=str(folder), **more), out)
 
 
 def test_a_local_folder_is_copied_without_pickles_or_code(tiny: Path, tmp_path: Path) -> None:
@@ -132,7 +138,7 @@ def _at(address: str, init):  # type: ignore[no-untyped-def]
     "name, token, word",
     [
         ("org/gated", None, "is gated and there is no token: set HF_TOKEN"),
-        ("org/gated", "hf_x", "accept its licence"),
+        ("org/gated", "hf_x", "is gated: accept its licence"),
         ("org/none", None, "does not exist on the hub"),
         ("org/revision", None, "has no revision 'main'"),
         ("org/token", "hf_x", "refused your token"),
@@ -173,16 +179,3 @@ def test_sampling_settings_beside_do_sample_false_are_taken_out_and_said(tiny: P
     GenerationConfig.from_pretrained(out).validate(strict=True)
     assert json.loads((out / "generation_config.json").read_text("utf-8")) == {"do_sample": False, "eos_token_id": 2}
     assert json.loads((source / "generation_config.json").read_text("utf-8")) == wrong
-
-
-def test_digits_are_taken_one_by_one_where_the_file_says_so() -> None:
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    def pieces(pre: str) -> list[str]:
-        tokenizer = Tokenizer(models.BPE())
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        download.restore_splitting(tokenizer, pre)
-        return [piece for piece, _ in tokenizer.pre_tokenizer.pre_tokenize_str("in  42")]
-
-    assert pieces("smollm") == ["in", "\u0120\u0120", "4", "2"]
-    assert pieces("gpt-2") == ["in", "\u0120", "\u012042"]

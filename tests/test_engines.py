@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -43,16 +44,17 @@ def other(request: pytest.FixtureRequest, tiny: Path, tmp_path_factory: pytest.T
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(home)
         patch.setattr("pipeline.quantizers.gguf._convert", write_gguf)
-        built = quantize.build(variant, tiny, _made(home / "model"), calibration=Calibration(home / "none"), seed=1, threads=2)
+        built = quantize.build(variant, tiny, _made(home / "model"), calibration=Calibration(home / "none"), seed=1, threads=1)
         if built["status"] == "unsupported":
             pytest.skip(f"{request.param}: {built['reason']}")
         return engines.load(variant.engine, home / "model", threads=1), home / "model", tolerance
 
 
-def write_gguf(model_dir: Path, out: Path) -> None:
+def write_gguf(model_dir: Path, out: Path, more: Mapping[str, Any] = {}, **how: Any) -> None:
     """The tiny model as GGUF: llama.cpp's converter knows tokenizers by their hash, and takes none that was made here.
 
-    Rows of q and k stand in another order: transformers rotates halves of a head, llama.cpp pairs.
+    more: tensors beside its own; how: for gguf's writer. Rows of q and k stand in another order: transformers rotates halves of
+    a head, llama.cpp pairs.
     """
     import gguf
     from safetensors.torch import load_file
@@ -61,7 +63,7 @@ def write_gguf(model_dir: Path, out: Path) -> None:
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     tensors = {k: v.float().numpy() for k, v in load_file(model_dir / "model.safetensors").items()}
     vocab = json.loads((model_dir / "tokenizer.json").read_text("utf-8"))["model"]
-    writer = gguf.GGUFWriter(out, "llama")
+    writer = gguf.GGUFWriter(out, "llama", **how)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
@@ -92,6 +94,8 @@ def write_gguf(model_dir: Path, out: Path) -> None:
             weight = tensors[f"model.layers.{layer}.{theirs}.weight"]
             weight = paired(weight, heads) if ours == "attn_q" else paired(weight, kv_heads) if ours == "attn_k" else weight
             writer.add_tensor(f"blk.{layer}.{ours}.weight", np.ascontiguousarray(weight))
+    for name, tensor in more.items():
+        writer.add_tensor(name, tensor)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

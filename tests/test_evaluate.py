@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from pipeline import engines, evaluate
+from pipeline.core import params
 from pipeline.core.errors import DataError
 from pipeline.core.params import Evaluate
 
@@ -64,6 +65,24 @@ def test_log_likelihoods_are_the_models_in_float32(engine: Any) -> None:
         logp = log_softmax(engine.logits(ids).astype(float), -1)
         assert value == pytest.approx(sum(logp[p - 1, ids[p]] for p in range(start, len(ids))), abs=1e-3)
     assert row["prediction"] == int(np.argmax(row["loglikelihoods"]))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_16_bit_model_answers_again_in_float32_and_a_float32_one_says_why_not(engine: Any, tiny_bf16: Path) -> None:
+    settings = params.load()
+    tier = settings.amount.model_copy(update={"tasks": {"facts": 3, "instruct": 2, "prose_ppl": 1}})
+    settings = settings.model_copy(update={"tiers": {settings.tier: tier}, "seed": 1})
+    loaded = engines.load("hf", tiny_bf16, threads=1)
+    rows = answered(loaded, settings.evaluate, tier.tasks)
+    with tempfile.TemporaryDirectory() as scratch:
+        assert evaluate.answer_again(rows, loaded, settings, Path(scratch)) is None
+        assert "float32 already" in str(evaluate.answer_again([], engine, settings, Path(scratch)))
+    again = answered(loaded, settings.evaluate, tier.tasks)  # it computes in float32 from now on
+    assert ["again" in row for row in rows] == [True] * 5 + [False]
+    for row, alone in zip(rows[:5], again):
+        assert row["again"] == {k: alone[k] for k in ("loglikelihoods", "prediction", "acc")}
+    first, second = rows[0]["loglikelihoods"], rows[0]["again"]["loglikelihoods"]
+    assert first != second and second == pytest.approx(first, abs=0.3)
 
 
 def test_subsets_nest() -> None:

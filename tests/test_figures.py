@@ -12,7 +12,7 @@ from pipeline.core.params import Compare
 from pipeline.evaluate import check as check_rows
 from pipeline.figures import answer_figures as figures
 from pipeline.figures.builder import Builder
-from pipeline.numbers.rules import Bound, judge
+from pipeline.gating.rules import Bound, judge
 
 
 def builder() -> Builder:
@@ -22,7 +22,7 @@ def builder() -> Builder:
 def answer(k: int, acc: float, task: str = "t", **more: Any) -> dict[str, Any]:
     return {
         "task": task, "doc_id": k, "filter": "none", "doc_hash": f"d{k}", "prompt_hash": f"p{k}", "target_hash": f"t{k}",
-        "first_token_ids": [1, 2], "acc": acc, "cluster": str(k), "kind": "multiple_choice", "truncated": False,
+        "first_token_ids": [1, 2], "acc": acc, "cluster": str(k), "kind": "multiple_choice", "target": 0, "truncated": False,
         "empty": False, "non_finite": 0, "loglikelihoods": [-1.0, -2.0, -3.0, -4.0], **more,
     }  # fmt: skip
 
@@ -71,12 +71,51 @@ def test_where_both_do_no_better_than_guessing_no_rule_passes(ours: int, theirs:
     b = builder()
     rows = [[answer(k, float(k < right), **more) for k in range(400)] for right in (ours, theirs)]
     figures.answer_metrics(b, figures.pair(*rows), allow_truncated=False)
-    for name in ("acc_delta/t", "acc_delta/all", "flips_to_wrong/t"):
+    names = ("acc_delta/t", "acc_delta/all", "flips_to_wrong/t", *["score_delta/t"][: not more.get("kind")])
+    for name in names:
         metric = b.metrics[name]
-        assert (metric["low"] is None) == blind and metric["value"] is not None
+        assert (metric["low"] is None) == blind and metric["value"] is not None, name
         if blind:
             judged = judge(Bound(name, 50.0, "lower", "50"), metric)
             assert judged.verdict == "INCONCLUSIVE" and f"is at chance ({theirs} of 400 right" in judged.reason
+
+
+def test_an_answer_that_float32_turns_counts_half_and_its_error_is_in_every_paired_figure() -> None:
+    """Of 400, 10 are wrong by the reference's own products and right in float32: the variant, right there, won five."""
+    theirs = [answer(k, float(10 <= k < 300)) for k in range(400)]
+    turned = [row | {"again": {"acc": float(k < 300), "loglikelihoods": row["loglikelihoods"]}} for k, row in enumerate(theirs)]
+    ours = [answer(k, float(k < 300)) for k in range(400)]
+    found = []
+    for reference in (theirs, turned):
+        b = builder()
+        figures.answer_metrics(b, figures.pair(ours, reference), allow_truncated=False)
+        found.append(b.metrics)
+    alone, both = found
+    assert (alone["acc_delta/t"]["value"], both["acc_delta/t"]["value"]) == (pytest.approx(2.5), pytest.approx(1.25))
+    assert alone["recovery/t"]["value"] == pytest.approx(300 / 290) and both["recovery/t"]["value"] == pytest.approx(300 / 295)
+    assert alone["acc_delta/t"]["low"] > 0 > both["acc_delta/t"]["low"] < 1.25 - 1.96 * 100 * 5 / 400 + 1e-6
+    assert alone["p_mcnemar/t"]["value"] < 0.01 < 0.3 < both["p_mcnemar/t"]["value"] and alone["acc/t"] == both["acc/t"]
+    b = builder()
+    figures.answer_metrics(b, figures.pair(turned, turned), allow_truncated=False, once=None)
+    assert b.metrics["acc_delta/t"]["value"] == b.metrics["score_delta/t"]["high"] == 0, "beside itself nothing differs"
+
+
+def test_a_reference_without_second_answers_is_a_warning_of_every_paired_figure() -> None:
+    b = builder()
+    figures.answer_metrics(
+        b, figures.pair([answer(0, 0.0), answer(1, 1.0)], [answer(k, 1.0) for k in range(2)]), False, "too large"
+    )
+    for name in ("acc_delta", "score_delta", "recovery", "p_mcnemar"):
+        assert b.metrics[f"{name}/t"]["warnings"][-1].endswith("is not in it: too large"), name
+
+
+def test_score_is_the_right_choices_share_of_probability() -> None:
+    ours = [answer(k, 1.0, target=1, loglikelihoods=np.log([0.1, 0.3, 0.1]).tolist()) for k in range(20)]
+    theirs = [answer(k, 1.0, target=1, loglikelihoods=np.log([0.2, 0.2, 0.1]).tolist()) for k in range(20)]
+    words = [answer(20 + k, 1.0, kind="generate_until", target="yes", loglikelihoods=None) for k in range(5)]
+    b = builder()
+    figures.answer_metrics(b, figures.pair(ours + words, theirs + words), allow_truncated=False)
+    assert b.metrics["score_delta/all"]["value"] == pytest.approx(100 * (0.6 - 0.4)) and b.metrics["score_delta/all"]["n"] == 20
 
 
 def test_families_that_flip_together_widen_the_interval() -> None:

@@ -205,6 +205,23 @@ def test_chats_are_named_where_the_model_has_no_template(house: params.Params, m
     assert unfit({"facts": 2}, Path("model"), False, 0) == []
 
 
+def test_a_template_that_refuses_a_chat_or_is_not_the_default_is_said(
+    house: params.Params, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system = CHAT | {"messages": [{"role": "system", "content": "be brief"}, *CHAT["messages"]]}
+    monkeypatch.setattr(fit, "choose", lambda *_: [system])
+    assert fit.faults(house) == []
+    without_template(Path("model"))
+    refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}{{ messages[0].content }}"
+    artifacts.write_text(Path("model/chat_template.jinja"), refusing)
+    (found,) = fit.faults(house)
+    assert "prompt 'c' is a chat that the model's template refuses (no system role); choose plain prompts" in found
+    Path("model/chat_template.jinja").unlink()
+    artifacts.write_json(Path("model/chat_template.json"), {"chat_template": [{"name": "rag", "template": "x"}]})
+    (found,) = fit.faults(house)
+    assert "prompt 'c' is a chat, and the model's chat templates are named (rag) and none is the default" in found
+
+
 def test_chats_that_the_tier_does_not_take_are_no_fault(house: params.Params) -> None:
     without_template(Path("model"))
     prompts = evalset.load_prompts(Path(house.diverge.trajectories.prompts))
@@ -238,7 +255,7 @@ def test_a_pattern_that_matches_no_layer_is_a_fault_before_any_work(
     found = fit.faults(settings(house, variants={"bf16": cast(), "mine": own}))
     assert len(found) == 1 and "variants.mine: options.keep: '*.dwon_proj' matches no layer" in found[0]
     with pytest.raises(ParamsError, match="matches no layer"):  # and not: no calibration rows, or no library
-        quantize.build(own, Path("model"), Path("out"), calibration=Calibration(Path("none")), seed=1, threads=2)
+        quantize.build(own, Path("model"), Path("out"), calibration=Calibration(Path("none")), seed=1, threads=1)
     right = Variant(quantizer=quantizer, options=options | {"keep": ["*.down_proj"]})
     assert fit.faults(settings(house, variants={"mine": right})) == [] == fit.told(settings(house, variants={"mine": right}))
 
@@ -258,7 +275,7 @@ def test_what_a_quantizer_cannot_do_with_the_model_is_told_and_no_fault(
     assert required.startswith("variants.int8 will be unsupported: ") and words in required and required.endswith("will FAIL")
     assert words in advisory and "required" not in advisory
     (tmp_path / "out").mkdir()
-    facts = quantize.build(own, Path("model"), tmp_path / "out", calibration=Calibration(Path("none")), seed=1, threads=2)
+    facts = quantize.build(own, Path("model"), tmp_path / "out", calibration=Calibration(Path("none")), seed=1, threads=1)
     assert facts["status"] == "unsupported" and words in facts["reason"]
 
 
@@ -282,7 +299,7 @@ def test_to_keep_all_layers_is_a_fault_where_nothing_else_is_quantized(
     assert found == [f"params.yaml: variants.mine: options.keep: {keep} keeps all 14 matrices of the layers, so that nothing is "
                      "left to quantize"]  # fmt: skip
     with pytest.raises(ParamsError, match="nothing is left to quantize"):  # where check had no model to look at
-        quantize.build(own, Path("model"), Path("out"), calibration=Calibration(Path("none")), seed=1, threads=2)
+        quantize.build(own, Path("model"), Path("out"), calibration=Calibration(Path("none")), seed=1, threads=1)
 
 
 def test_every_quantizer_that_can_keep_layers_is_held_to_leave_some() -> None:

@@ -46,6 +46,13 @@ def test_the_reference_beside_itself_is_the_same_everywhere() -> None:
     assert all(m[name]["value"] == 0 for name in m if name.endswith("_delta"))
 
 
+def test_where_the_reference_and_the_variant_are_both_silent_no_interval_says_that_nothing_was_lost() -> None:
+    b, silent = builder(), [reply(k, []) for k in range(16)]
+    free_figures.free_metrics(b, free_figures.pair(silent, silent), MOST, False)
+    for name in ("free_same", "free_empty_delta", "free_garbled_delta"):
+        assert b.metrics[name]["low"] is None and "nothing could" in b.metrics[name]["warnings"][0], name
+
+
 def test_a_reference_that_another_batch_size_moves_says_how_often() -> None:
     moved = [r if k else {**r, "again": [7]} for k, r in enumerate(REFERENCE)]
     b = builder()

@@ -24,9 +24,9 @@ BELOW = {
     "core": set(),
     "numbers": {"core"},
     "figures": {"core", "numbers", "evalset"},
-    "judging": {"core", "numbers", "figures", "served"},
-    "pages": {"core", "numbers", "figures", "judging"},
-    "runs": {"core", "numbers", "judging", "served"},
+    "gating": {"core", "numbers", "figures", "served"},
+    "pages": {"core", "numbers", "figures", "gating"},
+    "runs": {"core", "numbers", "gating", "served"},
 }
 # Heavy packages and the files that may import them, anywhere in the file.
 ALLOWED = {
@@ -39,7 +39,8 @@ ALLOWED = {
         "quantizers/bnb.py",
         "quantizers/cast.py",
         "quantizers/torchao.py",
-        "download.py",
+        "dequantize.py",
+        "from_gguf.py",
         "sound.py",
         "hardware.py",
         "weights.py",  # a model's class without its weights
@@ -54,7 +55,9 @@ ALLOWED = {
         "engines/hf.py",
         "engines/_head.py",
         "quantizers/torchao.py",
-        "download.py",
+        "evalset/chats.py",
+        "from_gguf.py",
+        "tokenizer_files.py",
         "sound.py",
         "benchmark.py",  # what it takes for a config that does not say
     },
@@ -64,11 +67,11 @@ ALLOWED = {
     "lm_eval": {"evaluate.py", "check.py", "engines/_lm_eval.py"},
     "gptqmodel": {"quantizers/_gptqmodel.py", "engines/_gptq.py"},
     "bitsandbytes": {"quantizers/bnb.py"},
-    "llama_cpp": {"quantizers/gguf.py", "engines/llamacpp.py"},
+    "llama_cpp": {"quantizers/gguf.py", "engines/llamacpp.py", "from_gguf.py"},
     "onnxruntime_genai": {"engines/onnxruntime.py"},
     "onnx": {"formats.py", "engines/onnxruntime.py", "quantizers/onnx.py"},
     "torchao": {"quantizers/torchao.py"},
-    "dvc": set(),
+    "dvc": {"gating/freshness.py", "gating/dvc_lock.py"},
 }
 # Only these may be imported when a backend's file is merely looked at: params are checked without loading torch.
 LIGHT = {"engines/_head.py", "engines/_lm_eval.py"}
@@ -163,6 +166,8 @@ def test_a_stage_that_measures_lists_its_number_and_no_code_but_an_engine_s_or_a
         code = {dep for dep in stage["deps"] if dep.startswith("pipeline")}
         if name in CODE:
             assert {PROTOCOL: [name]} in stage["params"] and "constraints.txt" in stage["deps"], name
+            times = "hardware.note()" in (PACKAGE / f"{name}.py").read_text(encoding="utf-8")
+            assert times == ({"reports/machine.yaml": ["machine"]} in stage["params"]), name
         assert code == CODE.get(name, {"pipeline"}), name
 
 
@@ -192,7 +197,7 @@ def test_packages_that_can_change_a_figure_are_pinned_where_the_stages_that_meas
     asked = (ROOT / "pyproject.toml").read_text(encoding="utf-8").partition("dependencies = [")[2].partition("\n]")[0]
     asked = asked.replace(' "', "").replace('"', "")
     assert not pins["constraints.txt"] & pins["constraints-dev.txt"]
-    assert pins["constraints-dev.txt"] & _names(asked) == {"dvc", "matplotlib", "mlflow"}
+    assert pins["constraints-dev.txt"] & _names(asked) == {"dvc", "matplotlib", "mlflow", "ruamel-yaml"}
     assert _names(asked) <= pins["constraints.txt"] | pins["constraints-dev.txt"]
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from pipeline import envs, hardware
 from pipeline.core import install
-from pipeline.core.errors import ArtifactError, Unsupported
+from pipeline.core.errors import ArtifactError, Crashed, Unsupported
 
 AVX512 = "AVX512 SSE42 AVX F16C FMA AVX2 BMI2"
 # llama.cpp's own table of processors, ggml/src/CMakeLists.txt; AMX_TILE and AMX_INT8 of the last one are left out here.
@@ -167,14 +167,11 @@ def wheel(folder: Path, tag: str = "py3-none-any") -> None:
         made.writestr(f"{info}/RECORD", "")
 
 
-def test_an_environment_that_cannot_be_fetched_is_an_error_that_a_later_run_mends(home: Path) -> None:
+def test_an_environment_that_cannot_be_fetched_is_an_error_that_a_later_run_mends_and_no_variable_leads_it_elsewhere(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(ArtifactError, match="'one' could not be built.*try again"):
         envs.python("one")
-    wheel(home / "wheels")
-    envs.run("one", "-c", "import quantgate_one", log=home / "log")
-
-
-def test_no_variable_leads_an_environment_s_packages_elsewhere(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (home / "other").mkdir()
     (home / "other/quantgate_one.py").write_text("raise SystemExit('not this one')\n", "utf-8")
     for name, value in {"PIP_USER": "1", "PIP_TARGET": str(home / "target"), "PYTHONPATH": str(home / "other")}.items():
@@ -196,5 +193,11 @@ def test_a_full_disk_under_a_tool_is_no_fault_of_the_model(home: Path) -> None:
     wheel(home / "wheels")
     with pytest.raises(ArtifactError, match="No space left on device"):
         envs.run("one", "-c", "import errno, os; raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))", log=home / "log")
+    with pytest.raises(ArtifactError, match="stopped by SIGTERM; nothing was recorded"):
+        envs.run("one", "-c", "import os; os.kill(os.getpid(), 15)", log=home / "log")
+    with pytest.raises(Crashed, match="SIGSEGV"):
+        envs.run("one", "-c", "import os; os.kill(os.getpid(), 11)", log=home / "log")
+    with pytest.raises(Crashed, match="ran out of memory"):
+        envs.run("one", "-c", "raise MemoryError", log=home / "log")
     with pytest.raises(RuntimeError, match="no such model"):
         envs.run("one", "-c", "raise SystemExit('no such model')", log=home / "log")

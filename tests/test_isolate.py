@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.core import isolate
+from pipeline.core import isolate, quota
 from pipeline.core.errors import ArtifactError, Crashed, Unsupported
 
 FATAL = (signal.SIGILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE)
@@ -96,7 +96,7 @@ def test_an_exception_nobody_expected_is_a_crash_and_its_stack_is_in_the_log() -
 
 def test_the_kernel_s_memory_killer_is_a_crash_and_a_person_s_kill_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = iter((3, 4, 4))
-    monkeypatch.setattr(isolate, "oom_kills", lambda: next(counts))
+    monkeypatch.setattr(quota, "oom_kills", lambda: next(counts))
     with pytest.raises(Crashed, match="SIGKILL: the machine ran out of memory"):
         isolate.in_own_process(die, signal.SIGKILL, what="diverge x")
     monkeypatch.undo()

@@ -30,7 +30,7 @@ def build(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         out = tmp_path / "out"
         out.mkdir()
         variant = Variant(quantizer=quantizer, engine=ENGINES[quantizer], options=dict(options))
-        return quantize.build(variant, tiny, out, calibration=Calibration(tmp_path / "none"), seed=1, threads=2), out
+        return quantize.build(variant, tiny, out, calibration=Calibration(tmp_path / "none"), seed=1, threads=1), out
 
     return make
 

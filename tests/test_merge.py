@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 import yaml
-from gate_house import commit, git, keep_ledger
+from gate_house import commit, git, run
 from test_baseline import coarser, edit, house, on_main  # noqa: F401
 
 from pipeline import gate
 from pipeline.core import artifacts, params
-from pipeline.judging import comment, stale
+from pipeline.gating import comment, merge
 
 ROOT = Path(__file__).resolve().parent.parent
 WORKFLOW = ROOT / ".github/workflows/gate.yml"
@@ -40,17 +40,16 @@ def tools(folder: Path, **scripts: str) -> dict[str, str]:
 
 def test_text_of_a_comment_makes_no_cell_tag_mention_or_line(house: params.Params) -> None:
     settings = coarser()
-    verdict, beside = gate.for_merge(settings, "main")
-    verdict["variants"]["int4"]["reason"] = "a | b\n### no @everyone <img src=x> & so on"
-    text = comment.render(verdict, gate._results(settings), beside)
+    judged = merge.judge(settings, "main")
+    judged.verdict["variants"]["int4"]["reason"] = "a | b\n### no @everyone <img src=x> & so on"
+    text = comment.render(judged.verdict, judged.results, judged.beside)
     assert "a \\| b ### no &#64;everyone &lt;img src=x> &amp; so on" in text and "@" not in text
 
 
 def test_without_a_baseline_the_comment_has_the_figures_and_no_differences(house: params.Params) -> None:
     rules = [{"metric": "kld_mean", "margin": "0.02 nats"}, {"metric": "top1_agreement", "margin": "30 pp"}]
     settings = edit(lambda p: p["gate"].update(rules=rules))
-    keep_ledger(settings)
-    artifacts.write_json(artifacts.GATE, gate.judged(settings) | {"inputs": stale.inputs(settings)})
+    run(settings)
     assert gate.enforce(settings, write=True) == 1
     text = comment.FILE.read_text(encoding="utf-8")
     head = text.split("<details>")[0]
@@ -62,13 +61,15 @@ def test_a_comment_without_a_verdict_says_that_nothing_is_passed(house: params.P
     artifacts.GATE.unlink()
     assert gate.enforce(house, "main", write=True) == 2
     text = comment.FILE.read_text(encoding="utf-8")
-    assert text.startswith(f"{comment.MARK}\n### quantgate: no verdict\n\nreports/gate.json is missing")
+    assert text.startswith(
+        f"{comment.MARK}\n### quantgate: no verdict\n\nthe results are stale; missing or changed: reports/gate.json"
+    )
 
 
 def test_every_difference_above_the_fold_has_unit_interval_n_and_how_it_was_made(house: params.Params) -> None:
     coarser()
-    verdict, beside = gate.for_merge(params.load(), "main")
-    text = comment.render(verdict, gate._results(params.load()), beside)
+    judged = merge.judge(params.load(), "main")
+    text = comment.render(judged.verdict, judged.results, judged.beside)
     deltas = [line for line in text.split("\n") if line.startswith("- **int4** ")]
     assert len(deltas) == 3
     for line in deltas:
@@ -78,10 +79,10 @@ def test_every_difference_above_the_fold_has_unit_interval_n_and_how_it_was_made
 
 def test_required_rules_stand_before_advisory_ones_and_failures_before_the_rest(house: params.Params) -> None:
     coarser(0.5, 43)
-    verdict, beside = gate.for_merge(params.load(), "main")
-    for r in verdict["variants"]["int4"]["rules"]:
+    judged = merge.judge(params.load(), "main")
+    for r in judged.verdict["variants"]["int4"]["rules"]:
         r["verdict"] = "PASS" if r["required"] and r["metric"] == "kld_mean" else "FAIL"
-    text = comment.render(verdict, gate._results(params.load()), beside)
+    text = comment.render(judged.verdict, judged.results, judged.beside)
     first = [line.split(" ")[2] for line in text.split("\n") if line.startswith("- **int4** ")]
     assert first == ["acc_delta/all:", "kld_mean:", "ppl_ratio:"] and "FAIL, margin 20 % against the baseline, advisory" in text
 
@@ -96,8 +97,8 @@ def readme_s_merge(text: str) -> list[str]:
 def test_the_readme_s_merge_is_a_comment_as_it_is_posted_and_not_cut(house: params.Params) -> None:
     lines = readme_s_merge((ROOT / "README.md").read_text(encoding="utf-8"))
     coarser()
-    verdict, beside = gate.for_merge(params.load(), "main")
-    rendered = comment.render(verdict, gate._results(params.load()), beside).rstrip("\n").split("\n")
+    judged = merge.judge(params.load(), "main")
+    rendered = comment.render(judged.verdict, judged.results, judged.beside).rstrip("\n").split("\n")
     assert lines[0] == rendered[0] == comment.MARK
     assert lines[1].partition(" (")[0] == rendered[1].partition(" (")[0] == "### quantgate: FAIL against `main`"
     fixed = [line for line in rendered if line.startswith(("Brackets", "<", "| variant", "|---"))]
@@ -120,12 +121,12 @@ def test_the_readme_s_merge_has_the_figures_of_reports() -> None:
 
 def test_a_comment_of_many_rules_keeps_to_what_can_be_posted(house: params.Params) -> None:
     coarser()
-    verdict, beside = gate.for_merge(params.load(), "main")
-    assert beside is not None
+    judged = merge.judge(params.load(), "main")
+    assert judged.beside is not None
     for k in range(400):
-        verdict["variants"][f"v{k}"] = verdict["variants"]["int4"] | {"required": False}
-        beside["variants"][f"v{k}"] = beside["variants"]["int4"]
-    text = comment.render(verdict, gate._results(params.load()), beside)
+        judged.verdict["variants"][f"v{k}"] = judged.verdict["variants"]["int4"] | {"required": False}
+        judged.beside["variants"][f"v{k}"] = judged.beside["variants"]["int4"]
+    text = comment.render(judged.verdict, judged.results, judged.beside)
     assert len(text) < 65_536 and "too many for a comment" in text and "- **int4** kld_mean" in text
 
 

@@ -179,8 +179,8 @@ def test_one_token_has_no_tpot_and_none_has_no_ttft() -> None:
 
 
 BETTER_HIGH = (
-    "top1_agreement top5_agreement first_departure never_departs delta_p_mean acc acc_delta recovery flips_to_right p_mcnemar "
-    "prefill_tok_s decode_tok_s speed_ratio prefill_ratio mbu mfu free_same free_same_floor free_departure"
+    "top1_agreement top5_agreement first_departure never_departs delta_p_mean acc acc_delta score_delta recovery "
+    "flips_to_right p_mcnemar prefill_tok_s decode_tok_s speed_ratio prefill_ratio mbu mfu free_same free_same_floor free_departure"
 )
 
 

@@ -49,10 +49,10 @@ def stored(engine: Any, out: Path) -> Store:
 @pytest.mark.parametrize("name", SLICE)
 def test_the_reference_through_its_own_store_is_exactly_itself(model: Any, tmp_path: Path, name: str) -> None:
     """Whatever a model's own class reads of its body's output besides hidden states, and whatever scales or caps its logits."""
-    engine: Any = engines.load("hf", model(name), threads=2)
+    engine: Any = engines.load("hf", model(name), threads=1)
     store = stored(engine, tmp_path / "store")
     assert store.manifest["kind"] == "hidden", store.manifest["why_not_hidden"]
-    blocks = list(diverge.diverge(engine, store, batch_size=4, threads=2))
+    blocks = list(diverge.diverge(engine, store, batch_size=4, threads=1))
     assert sum(len(b["kld"]) for b in blocks) == sum(w.scored for w in WINDOWS)
     assert not any(value for b in blocks for value in b["kld"])
 
@@ -60,7 +60,7 @@ def test_the_reference_through_its_own_store_is_exactly_itself(model: Any, tmp_p
 def test_a_class_that_needs_more_than_hidden_states_is_stored_as_logits_and_said(
     model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine: Any = engines.load("hf", model("gpt2"), threads=2)
+    engine: Any = engines.load("hf", model("gpt2"), threads=1)
 
     def needs_more(hidden: Any) -> Any:
         raise IndexError("tuple index out of range")
@@ -72,7 +72,7 @@ def test_a_class_that_needs_more_than_hidden_states_is_stored_as_logits_and_said
 
 
 def test_logits_a_step_of_rounding_apart_are_counted_and_more_is_inexact(model: Any, tmp_path: Path) -> None:
-    engine: Any = engines.load("hf", model("gpt2"), threads=2)
+    engine: Any = engines.load("hf", model("gpt2"), threads=1)
     hidden, logits = (t[0] for t in engine.own_logits([WINDOWS[0].token_ids]))
     assert reference._replay(engine, hidden, logits, "w") == 0
     step = engine.torch.finfo(logits.dtype).eps
@@ -87,14 +87,14 @@ def test_logits_a_step_of_rounding_apart_are_counted_and_more_is_inexact(model: 
 
 
 def test_attention_is_the_best_the_model_has_and_what_it_has_not_is_refused_in_words(model: Any) -> None:
-    assert [engines.load("hf", model(n), threads=2).attention for n in ("gpt2", "gemma2")] == ["sdpa", "eager"]  # type: ignore[attr-defined]
+    assert [engines.load("hf", model(n), threads=1).attention for n in ("gpt2", "gemma2")] == ["sdpa", "eager"]  # type: ignore[attr-defined]
     with pytest.raises(Unsupported, match="this model has no attention: sdpa; take auto"):
-        engines.load("hf", model("bloom"), threads=2, attention="sdpa")
+        engines.load("hf", model("bloom"), threads=1, attention="sdpa")
 
 
 @pytest.mark.parametrize("name, window", [("gemma3", 256), ("gptj", 1024), ("mpt", 1024), ("opt", 1024)])
 def test_the_window_is_the_text_part_s_whatever_its_name(model: Any, name: str, window: int) -> None:
-    assert engines.load("hf", model(name), threads=2).max_length == window
+    assert engines.load("hf", model(name), threads=1).max_length == window
 
 
 # --- what is packed ----------------------------------------------------------------------------------------------
@@ -171,10 +171,10 @@ def test_experts_and_turned_matrices_run_packed_in_engine_hf(
     Path("out").mkdir()
     variant = Variant(quantizer="rtn", options={"bits": 8, "group_size": 32})
     facts = quantize.quantize(variant, model(name), Path("out"), calibration=Calibration(Path("none")), seed=1)
-    quantize.answer(variant, Path("out"), facts, 2)
-    engine: Any = engines.load("hf", Path("out"), threads=2)
+    quantize.answer(variant, Path("out"), facts, 1)
+    engine: Any = engines.load("hf", Path("out"), threads=1)
     assert facts["modules"] == packed == sum(n for kind, n in engine.kernels().items() if "[" not in kind)
-    base: Any = engines.load("hf", model(name), threads=2)
+    base: Any = engines.load("hf", model(name), threads=1)
     weights = dict(base.model.named_parameters())
     with torch.no_grad():
         for module, part in engine.model.named_modules():
@@ -347,7 +347,7 @@ def test_a_choice_is_scored_after_its_context_without_an_end_between(model: Any)
 
     from pipeline.engines._lm_eval import lm_for
 
-    engine: Any = engines.load("hf", model("llama"), threads=2)
+    engine: Any = engines.load("hf", model("llama"), threads=1)
     before = lm_for(engine, 1).encoded("What is two?", " four")
     engine.tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
         single="$A <|im_end|>", special_tokens=[("<|im_end|>", 2)]

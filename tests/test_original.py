@@ -143,7 +143,7 @@ def build(base: Path, home: Path, quantizer: str, **options: Any) -> dict[str, A
     out = home / "model"
     out.mkdir(parents=True)
     variant = Variant(quantizer=quantizer, options=options)
-    return quantize.build(variant, base, out, calibration=rows_of(home / "calibration"), seed=1, threads=2)
+    return quantize.build(variant, base, out, calibration=rows_of(home / "calibration"), seed=1, threads=1)
 
 
 @pytest.mark.usefixtures("no_environment")

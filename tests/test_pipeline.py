@@ -66,16 +66,13 @@ def house(tmp_path_factory: pytest.TempPathFactory, server: Server) -> Path:
         shutil.copytree(ROOT / name, house / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("dvc.yaml", "params.yaml", "constraints.txt", ".gitignore", ".dvcignore"):
         shutil.copy(ROOT / name, house / name)
-    (house / "reports").mkdir()
-    shutil.copy(ROOT / "reports/ledger.yaml", house / "reports")
     make_model(house / "artifacts" / "source")
     shutil.copy(ROOT / "tests/dying/engine.py", house / "pipeline/engines/dies.py")
     shutil.copy(ROOT / "tests/dying/quantizer.py", house / "pipeline/quantizers/dies.py")
 
     def small(p: dict[str, Any]) -> None:
         p["model"] = {"source": "path", "path": "artifacts/source"}
-        p["variants"] = {"bf16": BF16, "int8": INT8, "int4-odd": ODD}
-        p["variants"] |= {"dies": DYING, "unbuilt": DYING | {"options": {"whole": False}}}
+        p["variants"] = {"bf16": BF16, "int8": INT8, "dies": DYING, "unbuilt": DYING | {"options": {"whole": False}}}
         p["threads"] = 1
         p["calibration"] |= {"rows": 4, "tokens": 32}
         p["evaluate"] |= {"batch_size": 4}
@@ -132,22 +129,14 @@ def test_every_variant_has_results_and_the_reference_is_exactly_itself(house: Pa
 def test_what_dies_costs_its_own_variant_only(house: Path) -> None:
     dies, unbuilt = results(house, "dies"), results(house, "unbuilt")
     assert dies["status"] == unbuilt["status"] == "crashed"
-    assert "diverge dies: the process died of SIGILL" in dies["reason"]
-    assert "evaluate dies: the process died of SIGSEGV" in dies["reason"]
-    assert "benchmark of dies: a library ended the process by exit(1); its last words: terminate called" in dies["reason"]
-    assert "quantize unbuilt: the process died of SIGABRT" in unbuilt["reason"]
+    assert dies["reason"].count("diverge: the process died of SIGILL") == dies["reason"].count("SIGILL") == 1
+    assert "evaluate: the process died of SIGSEGV" in dies["reason"]
+    assert "benchmark: a library ended the process by exit(1); its last words: terminate called" in dies["reason"]
+    assert "quantize: the process died of SIGABRT" in unbuilt["reason"]
     assert not list((house / "artifacts/models/unbuilt").glob("*.safetensors"))
     verdict = json.loads((house / "reports/gate.json").read_text(encoding="utf-8"))["variants"]
     assert all(verdict[name]["verdict"] == "FAIL" and "crashed" in verdict[name]["reason"] for name in ("dies", "unbuilt"))
     assert "died of SIGILL" in (house / "reports/report.html").read_text(encoding="utf-8")
-
-
-def test_what_cannot_be_built_is_a_result_and_the_run_goes_on(house: Path) -> None:
-    odd = results(house, "int4-odd")
-    assert odd["status"] == "unsupported" and "group_size 128 does not divide" in odd["reason"]
-    verdict = json.loads((house / "reports/gate.json").read_text(encoding="utf-8"))
-    assert verdict["variants"]["int4-odd"]["verdict"] == "UNSUPPORTED"
-    assert "group_size 128" in (house / "reports/report.html").read_text(encoding="utf-8")
 
 
 def test_the_report_holds_every_variant_and_needs_no_network(house: Path) -> None:
@@ -171,7 +160,7 @@ def test_a_served_variant_stands_in_the_trade_off_table_beside_itself_in_process
 def test_a_stage_says_one_line_and_libraries_stay_quiet(house: Path) -> None:
     log = (house / "repro.log").read_text(encoding="utf-8")
     own = [line for line in log.replace("\r", "\n").split("\n") if line.startswith("quantize ")]
-    assert len(own) == 5 and "GPT-QModel" not in log and "INFO  " not in log
+    assert len(own) == 4 and "GPT-QModel" not in log and "INFO  " not in log
 
 
 def test_the_summary_holds_the_table_and_the_times(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -219,7 +208,7 @@ def test_a_merge_into_the_state_it_is_changes_nothing_and_an_edited_result_is_no
     code = exit_code(gate, **enforce)
     path.write_text(good, encoding="utf-8")
     Path("reports/gate.json").write_bytes(verdict)
-    assert code == gate.STALE and "int8.json (not what dvc.lock says its stage wrote" in capsys.readouterr().err
+    assert code == gate.STALE and "missing or changed: reports/gate.json, reports/metrics/int8.json" in capsys.readouterr().err
 
 
 def test_a_rule_on_a_server_is_judged_and_asks_no_server_again(inside: Path, server: Server) -> None:
@@ -229,31 +218,33 @@ def test_a_rule_on_a_server_is_judged_and_asks_no_server_again(inside: Path, ser
     gate.main()
     verdict = json.loads(Path("reports/gate.json").read_text(encoding="utf-8"))
     judged = {r["metric"]: r["verdict"] for r in verdict["variants"]["int8"]["rules"]}
-    assert judged["failure_rate/closed-2"] == "PASS" and "reports/serving/int8.json" in verdict["inputs"]
-    planned = stages_run(run(inside, "dvc", "repro", "--dry"))
-    assert not [s for s in planned if "@" in s] and len(server.asked) == asked
+    assert judged["failure_rate/closed-2"] == "PASS" and len(server.asked) == asked
     Path("params.yaml").write_text(good, encoding="utf-8")
 
 
-def test_a_changed_option_or_an_added_variant_reruns_its_own_chain_only(house: Path) -> None:
+def test_a_changed_option_or_an_added_variant_reruns_its_own_chain_and_a_rule_reruns_no_measurement(house: Path) -> None:
     good = (house / "params.yaml").read_text(encoding="utf-8")
-    edit(house, lambda p: p["variants"]["int8"]["engine_options"].update(attention="eager"))
-    planned = stages_run(run(house, "dvc", "repro", "--dry"))
-    assert {s for s in planned if "@" in s} == {"quantize@int8"}  # what follows depends on its manifest, in which the option stands
-    (house / "params.yaml").write_text(good, encoding="utf-8")
-    edit(house, lambda p: p["variants"].update(new=ODD))
+
+    def change(p: dict[str, Any]) -> None:
+        p["variants"]["int8"]["engine_options"].update(attention="eager")
+        p["variants"]["new"] = ODD
+        p["gate"]["rules"].append({"metric": "failure_rate/closed-2", "limit": "50 pp", "variants": ["int8"]})
+
+    edit(house, change)
     changed = json.loads(run(house, "dvc", "status", "--json"))
-    assert {s for s in changed if "@" in s} == {f"{s}@new" for s in CHAIN}
+    # what follows quantize@int8 depends on its manifest, in which the option stands
+    assert {s for s in changed if "@" in s} == {"quantize@int8"} | {f"{s}@new" for s in CHAIN}
+    assert "gate" in changed and not {"reference", "calibrate", "floor", "serve"} & changed.keys()
     (house / "params.yaml").write_text(good, encoding="utf-8")
 
 
 def test_what_is_taken_out_appears_nowhere_and_a_project_without_servers_needs_no_section(inside: Path) -> None:
-    edit(inside, lambda p: (p["variants"].pop("int4-odd"), p.pop("serving"), p["tiers"]["tiny"].pop("serving")))
+    edit(inside, lambda p: (p["variants"].pop("unbuilt"), p.pop("serving"), p["tiers"]["tiny"].pop("serving")))
     assert stages_run(run(inside, "dvc", "repro", "--dry", "report")) == {"check", "gate", "report"}
     for stage in (gate, report):
         stage.main()
     for name in ("gate.json", "report.html", "report.md", "summary.json"):
-        assert "int4-odd" not in Path("reports", name).read_text(encoding="utf-8"), name
+        assert "unbuilt" not in Path("reports", name).read_text(encoding="utf-8"), name
     assert ",server," not in Path("reports/tradeoff_table.csv").read_text(encoding="utf-8")
 
 

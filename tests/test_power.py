@@ -86,6 +86,13 @@ def test_what_was_measured_here_goes_before_the_record(house: params.Params) -> 
     assert "evalsets.json" in line(house, "grammar")
 
 
+def test_what_an_earlier_run_could_not_judge_is_a_warning(house: params.Params) -> None:
+    blind = {"value": 0.0, "low": None, "high": None, "n": 696, "warnings": ["the reference is at chance"]}
+    measured(**{"acc_delta/facts": blind, "acc_delta/all": blind})
+    for start in ("facts", "rule acc_delta/all"):
+        assert "WARNING: INCONCLUSIVE in int8's last run: the reference is at chance" in line(house, start)
+
+
 def test_another_models_run_is_not_used(house: params.Params) -> None:
     measured("another", **{"acc_delta/facts": metric(-1, -3.5, 1.5, 300)})
     assert "evalsets.json" in line(house, "facts") and "of another base" in power.lines(house)[-1]

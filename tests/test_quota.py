@@ -13,6 +13,17 @@ from pipeline.core import artifacts, quota
 GB = 10**9
 
 
+def pretend(own: str, files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process in these groups of a machine with 16 GB, 12 of them free, where three processes were killed for memory."""
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Memory", (), {"total": 16 * GB, "available": 12 * GB}))
+    for name in ("TREES", "OWN", "VMSTAT"):
+        monkeypatch.setattr(quota, name, tmp_path / name)
+    artifacts.write_text(tmp_path / "OWN", own)
+    artifacts.write_text(tmp_path / "VMSTAT", "pgfree 7\noom_kill 3\n")
+    for name, text in files.items():
+        artifacts.write_text(tmp_path / "TREES" / name, text + "\n")
+
+
 @pytest.mark.parametrize(
     "own, files, processors, memory",
     [  # of a machine of 8 processors and 16 GB
@@ -33,10 +44,24 @@ def test_a_quota_of_any_group_above_counts(
     own: str, files: dict[str, str], processors: int, memory: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Memory", (), {"total": 16 * GB}))
-    monkeypatch.setattr(quota, "TREES", tmp_path / "cgroup")
-    monkeypatch.setattr(quota, "OWN", tmp_path / "own")
-    artifacts.write_text(tmp_path / "own", own)
-    for name, text in files.items():
-        artifacts.write_text(tmp_path / "cgroup" / name, text + "\n")
+    pretend(own, files, tmp_path, monkeypatch)
     assert (quota.processors(), quota.memory_bytes()) == (processors, memory)
+
+
+@pytest.mark.parametrize(
+    "own, files, free, kills",
+    [
+        ("", {}, 12 * GB, 3),
+        ("0::/a", {"a/memory.max": f"{4 * GB}", "a/memory.current": f"{3 * GB}", "a/memory.stat": f"file 9\ninactive_file {2 * GB}",
+                   "a/memory.events": "oom 5\noom_kill 1"}, 3 * GB, 1),
+        ("0::/a", {"a/memory.max": "max", "a/memory.current": f"{3 * GB}", "a/memory.events": "oom_kill 0"}, 12 * GB, 0),
+        ("4:memory:/b", {"memory/b/memory.limit_in_bytes": f"{2 * GB}", "memory/b/memory.usage_in_bytes": f"{GB}",
+                         "memory/b/memory.stat": f"inactive_file 0\ntotal_inactive_file {GB}",
+                         "memory/b/memory.oom_control": "under_oom 0\noom_kill 2"}, 2 * GB, 2),
+    ],
+)  # fmt: skip
+def test_what_is_free_and_who_was_killed_is_this_group_s_and_not_the_machine_s(
+    own: str, files: dict[str, str], free: int, kills: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(own, files, tmp_path, monkeypatch)
+    assert (quota.free_bytes(), quota.oom_kills()) == (free, kills)

@@ -13,6 +13,7 @@ from track_house import VARIANTS, change, copy_tracked, sqlite_house
 from pipeline import track
 from pipeline.core import artifacts, params
 from pipeline.core.errors import ArtifactError, ParamsError
+from pipeline.gating import merge
 from pipeline.runs.registry import ALIAS, Registry, succession
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own
@@ -30,23 +31,19 @@ def tracked_once(tmp_path_factory: pytest.TempPathFactory, database: Path) -> Pa
     return folder
 
 
+def say(patch: pytest.MonkeyPatch, words: dict[str, str]) -> None:
+    """Have the gate judge each variant so, as a merge asks it."""
+    variants = {name: {"verdict": word, "reason": "r"} for name, word in words.items()}
+    patch.setattr(merge, "judge", lambda settings: merge.Merge({"variants": variants}, {}, None, []))
+
+
 @pytest.fixture
 def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tracked_once: Path) -> House:
-    """Tracked, with a gate of its own that finds the verdict fresh."""
+    """Tracked, with a gate that finds the results fresh."""
     monkeypatch.chdir(tmp_path)
     uri = copy_tracked(tracked_once, tmp_path)
-    gate_says(0)
+    say(monkeypatch, {"int8": "PASS", "nf4": "FAIL"})
     return params.load(), uri, MlflowClient(tracking_uri=uri)
-
-
-def gate_says(
-    code: int, lines: str = "FAIL          nf4 (advisory): r\nPASS          int8: all rules pass\nPASS          overall"
-) -> None:
-    """A `python -m pipeline.gate` in the working directory that only prints and exits."""
-    Path("pipeline").mkdir(exist_ok=True)
-    Path("pipeline/__init__.py").touch()
-    said = f"import sys\nprint({lines!r})\nprint('gate: said', file=sys.stderr)\nsys.exit({code})\n"
-    Path("pipeline/gate.py").write_text(said, encoding="utf-8")
 
 
 def build(variant: str) -> Path:
@@ -106,25 +103,26 @@ def test_a_variant_that_passes_becomes_champion_and_the_move_is_written_down(hou
     assert "already" in promote(house, "int8") and len(Registry(client, NAME).moves()) == 1
 
 
-@pytest.mark.parametrize("variant, word", [("nf4", "FAIL"), ("nf4", "INCONCLUSIVE"), ("nf4", "UNSUPPORTED")])
-def test_what_does_not_pass_needs_force_and_a_reason(house: House, variant: str, word: str) -> None:
+@pytest.mark.parametrize("word", ["FAIL", "INCONCLUSIVE", "UNSUPPORTED"])
+def test_what_does_not_pass_needs_force_and_a_reason(house: House, monkeypatch: pytest.MonkeyPatch, word: str) -> None:
     verdict = artifacts.read_json(artifacts.GATE)
-    verdict["variants"][variant]["verdict"] = word
+    verdict["variants"]["nf4"]["verdict"] = word
     artifacts.write_json(artifacts.GATE, verdict)
-    gate_says(0, f"{word:<13} {variant} (advisory): r")
-    with pytest.raises(ArtifactError, match=f"{variant} is not promoted: its verdict is {word}"):
-        promote(house, variant)
+    say(monkeypatch, {"nf4": word})
+    with pytest.raises(ArtifactError, match=f"nf4 is not promoted: its verdict is {word}, not PASS: r; mend it, or use --force"):
+        promote(house, "nf4")
     assert Registry(house[2], NAME).champion() is None
-    promote(house, variant, reason="a trial", force=True)
-    assert champion(house[2]) == variant and Registry(house[2], NAME).moves()[0]["how"] == "force"
+    promote(house, "nf4", reason="a trial", force=True)
+    assert champion(house[2]) == "nf4" and Registry(house[2], NAME).moves()[0]["how"] == "force"
 
 
-@pytest.mark.parametrize("lines, passing", [
-    ("PASS          int8: r\nFAIL          nf4 (advisory): r\nPASS          q8 (advisory): r\nPASS          overall", "int8, q8;"),
-    ("FAIL          int8: r\nFAIL          overall", "none at present;"),
+@pytest.mark.parametrize("words, passing", [
+    ({"int8": "PASS", "nf4": "FAIL", "q8": "PASS"}, "int8, q8;"), ({"int8": "FAIL"}, "none at present;"),
 ])  # fmt: skip
-def test_the_reference_is_said_to_be_judged_by_nothing_beside_what_can_be_promoted(house: House, lines: str, passing: str) -> None:
-    gate_says(0, lines)
+def test_the_reference_is_said_to_be_judged_by_nothing_beside_what_can_be_promoted(
+    house: House, monkeypatch: pytest.MonkeyPatch, words: dict[str, str], passing: str
+) -> None:
+    say(monkeypatch, words)
     with pytest.raises(ArtifactError, match=f"bf16 is not promoted: it is the reference, .* with a PASS: {passing}") as caught:
         promote(house, "bf16")
     assert "mend" not in str(caught.value) and Registry(house[2], NAME).champion() is None
@@ -132,45 +130,26 @@ def test_the_reference_is_said_to_be_judged_by_nothing_beside_what_can_be_promot
     assert champion(house[2]) == "bf16"
 
 
-@pytest.mark.parametrize("code", [2, 1 + 127, 42])
-def test_a_stale_verdict_or_a_gate_that_cannot_say_promotes_nothing(house: House, code: int) -> None:
-    gate_says(code)
-    with pytest.raises(ArtifactError, match="int8 is not promoted: gate: said"):
+def test_where_the_gate_cannot_judge_nothing_is_promoted(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()  # the real one: this folder is no project of DVC's
+    monkeypatch.chdir(house[1].removeprefix("sqlite:///").removesuffix("/mlflow.db"))
+    with pytest.raises(ArtifactError, match="int8 is not promoted: DVC cannot compare the results"):
         promote(house, "int8")
     assert Registry(house[2], NAME).champion() is None
 
 
-@pytest.mark.parametrize("code", [1, 3])
-def test_another_variant_s_fail_does_not_keep_one_that_passes_from_promotion(house: House, code: int) -> None:
-    gate_says(code)
-    promote(house, "int8")
-    assert champion(house[2]) == "int8"
-
-
-@pytest.mark.parametrize(
-    "lines, said",
-    [
-        (
-            "INCONCLUSIVE  int8: kld_mean: judged where a merge names the commit",
-            "its verdict is INCONCLUSIVE, not PASS: kld_mean: judged",
-        ),
-        ("FAIL          int8: the bounds are not those of reports/ledger.yaml", "its verdict is FAIL, not PASS: the bounds are"),
-        ("PASS          int88: r\nPASS          overall", "its verdict is MISSING, not PASS"),
-        ("", "its verdict is MISSING, not PASS"),
-    ],
-)
-def test_the_verdict_is_the_gate_s_as_a_merge_asks_it_and_not_that_of_the_file(house: House, lines: str, said: str) -> None:
-    """A rule against a baseline, or a ledger's commit, is judged only there; gate.json says PASS."""
-    gate_says(1, lines)
-    with pytest.raises(ArtifactError, match=f"int8 is not promoted: {said}"):
+def test_the_verdict_is_the_gate_s_as_a_merge_asks_it_and_not_that_of_the_file(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rule against a baseline is judged only there; gate.json says PASS, or could not judge it."""
+    say(monkeypatch, {"int8": "INCONCLUSIVE"})
+    with pytest.raises(ArtifactError, match="int8 is not promoted: its verdict is INCONCLUSIVE, not PASS: r"):
         promote(house, "int8")
     assert Registry(house[2], NAME).champion() is None
-
-
-def test_what_passes_against_a_baseline_is_promoted_though_the_file_could_not_judge_it(house: House) -> None:
     verdict = artifacts.read_json(artifacts.GATE)
     verdict["variants"]["int8"]["verdict"] = "INCONCLUSIVE"
     artifacts.write_json(artifacts.GATE, verdict)
+    say(monkeypatch, {"int8": "PASS"})
     promote(house, "int8")
     assert champion(house[2]) == "int8" and Registry(house[2], NAME).moves()[0]["reason"] == "verdict PASS"
 
@@ -183,19 +162,11 @@ def tracked(house: House) -> House:
     return house
 
 
-def reseal(folder: Path) -> None:
-    """A manifest that lists what is there now, under the digest of before."""
-    manifest = artifacts.read_manifest(folder)
-    artifacts.write_json(folder / artifacts.MANIFEST, manifest | {"files": artifacts.files_of(folder)})
-
-
 DAMAGES: list[tuple[str, Any, str]] = [
     ("changed", lambda f: artifacts.write_text(f / "model.safetensors", "others"), "model.safetensors was changed"),
     ("gone", lambda f: (f / "model.safetensors").unlink(), "model.safetensors is missing"),
     ("added", lambda f: artifacts.write_text(f / "more", "x"), "more was added"),
-    ("listed anew", lambda f: (artifacts.write_text(f / "more", "x"), reseal(f)), "its manifest was edited by hand"),
     ("another", lambda f: artifacts.write_json(f / "manifest.json", artifacts.read_manifest(f) | {"digest": "d"}), "another build"),
-    ("no manifest's", lambda f: artifacts.write_json(f / "manifest.json", {}), "its manifest is damaged"),
 ]
 
 
@@ -211,11 +182,13 @@ def test_a_model_that_is_not_what_was_measured_needs_force_and_the_move_says_so(
     assert said in Registry(house[2], NAME).moves()[0]["files"]
 
 
-def test_a_model_that_is_what_was_measured_is_promoted_and_one_that_is_not_here_is_said_to_be_unchecked(house: House) -> None:
+def test_a_model_that_is_what_was_measured_is_promoted_and_one_that_is_not_here_is_said_to_be_unchecked(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
     build("int8")
     tracked(house)
     assert "as measured" in promote(house, "int8") and Registry(house[2], NAME).moves()[0]["files"] == "as measured"
-    gate_says(0, "PASS          nf4 (advisory): all rules pass")
+    say(monkeypatch, {"nf4": "PASS"})
     assert "not here, and so not compared with what was measured" in promote(house, "nf4")
     assert "not here" in house[2].get_model_version_by_alias(NAME, ALIAS).tags[f"{ALIAS}.files"]
 

@@ -18,7 +18,7 @@ from reported import around, metric, result
 from pipeline import report
 from pipeline.core import artifacts, params
 from pipeline.core.errors import ParamsError
-from pipeline.judging import stale
+from pipeline.gating import comment, freshness
 from pipeline.numbers.definitions import definition
 from pipeline.pages import charts, latency, pictures, place, speed, words
 from pipeline.runs import run_content
@@ -128,7 +128,7 @@ def test_the_first_look_is_the_verdict_on_what_is_there_and_is_silent_once_all_i
     told = capsys.readouterr().out
     assert f"{first}: {verdict['variants'][first]['verdict']} so far: " in told and f"{len(others)} more variants follow" in told
     assert not any(name in told for name in others)
-    monkeypatch.setattr(stale, "since", lambda verdict, settings: [])
+    monkeypatch.setattr(freshness, "status", lambda: ([], []))
     report.print_first(settings)
     assert capsys.readouterr().out == ""
 
@@ -149,11 +149,13 @@ def test_the_printed_summary_says_on_top_what_makes_the_results_stale(
     written: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for found in ([f"file-{k}" for k in range(9)], []):
-        monkeypatch.setattr(stale, "since", lambda verdict, settings, found=found: found)
+        monkeypatch.setattr(freshness, "status", lambda found=found: (found, []))
         report.print_summary(params.load())
         line = capsys.readouterr().out.split("\n")[0]
         assert line.startswith("STALE: ") is bool(found), line
-        assert not found or line.endswith("changed since: file-0, file-1, file-2, file-3 and 5 more; run `dvc repro`")
+        assert not found or line.endswith(
+            "changed: file-0, file-1, file-2, file-3, file-4, file-5, file-6, file-7 and 1 more; run `dvc repro`"
+        )
 
 
 def test_no_name_stands_twice_in_the_page_and_nothing_of_it_is_fetched(written: Path) -> None:
@@ -178,6 +180,18 @@ def test_how_many_rounds_stand_behind_speed_is_said_alike_everywhere(reports: Pa
     picture = (reports / "reports/figures/tradeoff.svg").read_text(encoding="utf-8")
     assert all("5 to 10 rounds" in text for text in (*pages(reports), note, picture))
     assert not re.search(r"(?<!to )\b(5|10) rounds", "".join((*pages(reports), note, picture)))
+
+
+def test_wherever_the_reference_is_named_stands_what_its_base_was_dequantized_from(reports: Path) -> None:
+    for file in (artifacts.metrics("bf16"), artifacts.BASE / artifacts.MANIFEST):
+        artifacts.write_json(file, artifacts.read_json(file) | {"dequantized_from": "MXFP4"})
+    settings = params.load()
+    report.write(settings)
+    results, verdict = report.load_results(settings)
+    told = "(dequantized from MXFP4)"
+    assert all("; dequantized from MXFP4; a note" in page and f"reference {told}" in page for page in pages(reports))
+    assert f"Reference: `bf16` {told}" in comment.render(verdict, results, None)
+    assert f"against `bf16` {told}" in run_content.state_note(results, verdict, settings)
 
 
 def test_every_picture_says_itself_in_words_and_has_a_unit_and_n(written: Path) -> None:

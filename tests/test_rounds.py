@@ -11,6 +11,7 @@ import pytest
 
 from pipeline.core import params
 from pipeline.core.params import Compare, Requests, Rule
+from pipeline.gating.rules import looks_of
 from pipeline.numbers import rounds
 from pipeline.numbers.rounds import Looks
 from pipeline.numbers.stats import geometric_mean_t
@@ -42,20 +43,20 @@ def test_ratios_pair_rounds_that_both_answered() -> None:
 def test_a_second_look_is_planned_where_a_rule_asks_and_rounds_may_be_added() -> None:
     rule = Rule(metric="speed_ratio", margin="10 %")
     more = {"max_rounds": 10}
-    assert rounds.of(settings([rule], **more), "int8") == Looks(2, (0.9,))
-    assert rounds.of(settings([rule]), "int8").planned == 1, "no more rounds are allowed"
-    assert rounds.of(settings([rule], max_rounds=5), "int8").planned == 1
-    assert rounds.of(settings([], **more), "int8").planned == 1, "no rule asks"
-    assert rounds.of(settings([rule], **more), "bf16") == Looks(1, ()), "the reference is not judged"
+    assert looks_of(settings([rule], **more), "int8") == Looks(2, (0.9,))
+    assert looks_of(settings([rule]), "int8").planned == 1, "no more rounds are allowed"
+    assert looks_of(settings([rule], max_rounds=5), "int8").planned == 1
+    assert looks_of(settings([], **more), "int8").planned == 1, "no rule asks"
+    assert looks_of(settings([rule], **more), "bf16") == Looks(1, ()), "the reference is not judged"
     other = Rule(metric="speed_ratio", gain="20 %", variants=["int4"])
-    assert rounds.of(settings([rule, other], **more), "int4").bounds == pytest.approx((0.9, 1.2))
-    assert rounds.of(settings([rule, other], **more), "int8").bounds == (0.9,)
+    assert looks_of(settings([rule, other], **more), "int4").bounds == pytest.approx((0.9, 1.2))
+    assert looks_of(settings([rule, other], **more), "int8").bounds == (0.9,)
 
 
 def test_the_shipped_rule_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     settings = params.load()
-    assert rounds.of(settings, "int8") == Looks(2, (0.9,), settings.compare.between_runs.ratio)
+    assert looks_of(settings, "int8") == Looks(2, (0.9,), settings.compare.between_runs.ratio)
 
 
 def test_rounds_are_unsettled_while_the_interval_holds_a_bound() -> None:

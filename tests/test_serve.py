@@ -16,13 +16,13 @@ import numpy as np
 import psutil
 import pytest
 import yaml
-from gate_house import judge, keep_ledger, lock
+from gate_house import run
 
 from pipeline import check, gate, serve, served
 from pipeline.core import artifacts, params
 from pipeline.core.errors import ParamsError, Unsupported
 from pipeline.core.params import Params
-from pipeline.judging import stale, verdicts
+from pipeline.gating import merge, verdicts
 from pipeline.numbers.stats import quantile_interval
 from pipeline.serving import able, launch, measure
 from pipeline.serving.client import ServerError
@@ -65,6 +65,12 @@ def set_params(who: dict[str, Any], change: Callable[[dict[str, Any]], object] =
     return params.load()
 
 
+def as_written(folder: Path) -> None:
+    """Let a model's manifest list what is there."""
+    manifest = artifacts.read_manifest(folder)
+    artifacts.write_json(folder / artifacts.MANIFEST, manifest | {"files": artifacts.files_of(folder)})
+
+
 def rules(*more: dict[str, Any]) -> Callable[[dict[str, Any]], object]:
     return lambda data: data["gate"]["rules"].extend(more)
 
@@ -77,7 +83,7 @@ def results(settings: Params) -> dict[str, dict[str, Any]]:
             "reference": settings.reference, "quantizer": v.quantizer, "engine": v.engine, "asked": v.options,
             "engine_options": v.engine_options, "model": f"{name}-1",
         })  # fmt: skip
-    return gate._results(settings)
+    return merge.load_results(settings)
 
 
 def judged(settings: Params) -> dict[str, Any]:
@@ -283,9 +289,7 @@ def test_a_verdict_is_stale_once_what_a_server_did_is_changed(server: Server, ca
     serve.main("q8")
     (artifacts.model_dir("q8") / artifacts.MANIFEST).unlink()  # as in a clone: its digest here is no build's
     results(settings)
-    keep_ledger(settings)
-    lock(settings, artifacts.served("q8"))
-    judge(settings)
+    run(settings)
     assert gate.enforce(settings) == 0
     found = figures()
     artifacts.write_json(artifacts.served("q8"), found | {"knee": found["knee"] | {"n": 99}})
@@ -297,7 +301,6 @@ def test_a_verdict_is_stale_once_what_a_server_did_is_changed(server: Server, ca
 
 def test_without_a_rule_on_servers_a_verdict_rests_on_none(server: Server) -> None:
     settings = set_params({"q8": {"url": server.url}})
-    assert served.files(settings) == [] and not [f for f in stale.changed(settings) if "serving" in f]
     assert judged(settings)[""][0] == "PASS"
 
 
@@ -452,6 +455,7 @@ def test_a_launched_llama_cpp_server_is_measured_and_gone(tiny: Path) -> None:
     folder = artifacts.model_dir("q8")
     shutil.copytree(tiny, folder, dirs_exist_ok=True)
     write_gguf(folder, folder / "model.gguf")
+    as_written(folder)
     shutil.copytree(ROOT / "envs", "envs")
     if (ROOT / "artifacts/envs").exists():  # built once for the checkout, not for every run of the tests
         Path("artifacts/envs").symlink_to(ROOT / "artifacts/envs")
@@ -496,6 +500,7 @@ def test_a_stage_that_is_killed_leaves_no_server_and_no_half_written_file(number
 
 def test_an_environment_that_cannot_be_built_is_unsupported_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     (artifacts.model_dir("q8") / "model.gguf").touch()
+    as_written(artifacts.model_dir("q8"))
 
     def broken(name: str) -> Path:
         raise Unsupported(f"environment {name!r} could not be built: no matching distribution")

@@ -389,7 +389,8 @@ def test_a_forced_length_that_only_a_tokenizer_tells_fails_no_reply_that_ended_b
 
 
 @pytest.mark.parametrize("url, whole", [
-    ("http://127.0.0.1:8000", "http://127.0.0.1:8000/v1"), ("http://h:1/v1/", "http://h:1/v1"), ("https://h/api?x=1", "https://h/api"),
+    ("http://127.0.0.1:8000", "http://127.0.0.1:8000/v1"), ("http://h:1/v1/", "http://h:1/v1"), ("https://h/api#x", "https://h/api"),
+    ("http://h/v1/chat/completions", "http://h/v1"), ("http://h/completions/", "http://h/v1"), ("http://h/a/v1/models", "http://h/a/v1"),
 ])  # fmt: skip
 def test_an_address_gets_what_it_lacks(url: str, whole: str) -> None:
     assert client.address(url) == whole
@@ -399,6 +400,12 @@ def test_an_address_gets_what_it_lacks(url: str, whole: str) -> None:
 def test_what_is_no_address_is_said(url: str) -> None:
     with pytest.raises(ServerError, match="no address of a server"):
         client.address(url)
+
+
+def test_a_query_is_refused_and_not_repeated() -> None:
+    with pytest.raises(ServerError, match="the address of h has a query") as e:
+        client.address("https://h/v1?api_key=hunter2")
+    assert "hunter2" not in str(e.value)
 
 
 def test_a_password_in_an_address_is_refused_and_not_repeated() -> None:

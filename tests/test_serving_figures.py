@@ -42,6 +42,14 @@ def test_one_round_by_hand() -> None:
     assert "1 failed requests are left out" in found["ttft_p50_ms"]["warnings"]
 
 
+def test_replies_without_any_token_are_no_success() -> None:
+    empty = {"t_first": None, "t_content": None, "t_tokens": [], "t_chunks": [], "output_tokens": 0}
+    rows = [row(k, 0.2, 1, 0.0, number=k) | empty for k in range(30)]
+    found = level(rows, CONFIDENCE, Objective(e2e_ms=1000))
+    for name in ("failure_rate", "attainment", "throughput_req_s"):
+        assert found[name]["low"] is None and "nothing was served" in found[name]["warnings"][-1], name
+
+
 def test_rates_are_means_over_rounds_with_an_interval() -> None:
     rows = [row(10 * k, 0.5, 6, 0.1 + 0.1 * k, number=k) for k in range(3)]  # 6 tokens in 1.0, 1.5, 2.0 s
     rate = level(rows, CONFIDENCE)["throughput_tok_s"]

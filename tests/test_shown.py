@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pipeline.figures import noise
-from pipeline.judging import comment
+from pipeline.gating import comment
 from pipeline.numbers.shown import digits_apart, number, show
 from pipeline.pages import words
 from pipeline.runs.run_content import variant_note

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pipeline import check, download, sound
+from pipeline import check, download
 from pipeline.core.errors import DownloadError, ParamsError
 from pipeline.core.params import PathModel
 
@@ -84,6 +84,7 @@ def test_a_model_in_shards_passes(base: Path) -> None:
 
 @pytest.mark.parametrize("text, word", [("{", "is not valid JSON"), ("[]", "holds a list"), ("{}", "has no weight_map")])
 def test_an_index_that_lists_nothing_is_refused(base: Path, text: str, word: str) -> None:
+    (base / "model.safetensors").unlink()  # else no loader asks an index
     (base / "model.safetensors.index.json").write_text(text)
     assert word in refusal(base)
 
@@ -209,9 +210,13 @@ def test_check_says_what_a_model_folder_lacks(tmp_path: Path, files: list[str], 
     for file in files:
         (tmp_path / file).write_text("{}")
     with pytest.raises(ParamsError, match=word):
-        check._check_folder(tmp_path)
+        check._check_folder(PathModel(source="path", path=str(tmp_path)))
 
 
-def test_check_takes_a_whole_model_folder(base: Path) -> None:
-    check._check_folder(base)
-    sound.refuse_unsound(base, trusted=False)
+def test_check_takes_a_whole_model_folder_and_refuses_a_packed_one(base: Path) -> None:
+    model = PathModel(source="path", path=str(base))
+    check._check_folder(model)
+    change_config(base, quantization_config={"quant_method": "mxfp4"})
+    with pytest.raises(DownloadError, match="say `dequantize: true`"):
+        check._check_folder(model)
+    check._check_folder(model.model_copy(update={"dequantize": True}))

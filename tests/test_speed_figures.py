@@ -13,6 +13,7 @@ from pipeline.core.errors import ArtifactError
 from pipeline.core.params import Compare
 from pipeline.figures.builder import Builder
 from pipeline.figures.speed_figures import timing_metrics
+from pipeline.gating.paired_difference import timed
 from pipeline.numbers.bounds import Shape
 
 # 2 layers, 2 key-value heads of 16, vocabulary of 10 x 64: 640 weights in the tied head, 1360 in the body, 8 bytes in the cache
@@ -55,6 +56,12 @@ def timings(rows: list[dict[str, Any]], **more: Any) -> dict[str, dict[str, Any]
 
 FIVE = [request(k, "variant", 0.2, 0.05) for k in range(5)]
 PAIRED = [r for k in range(5) for r in (request(k, "variant", 0.2, 0.05 + k / 1000), request(k, "reference", 0.4, 0.1))]
+
+
+def test_what_a_benchmark_measures_is_never_compared_with_another_machine_s() -> None:
+    memory = {"allocated": 1, "reserved": 2, "nvml": 3}
+    found = timings([r | {"cuda_memory": memory} for r in PAIRED])
+    assert {name.split("/")[0] for name in found if not timed(name)} == {"kv_bytes_per_token"}
 
 
 def test_ratios_are_taken_round_by_round_so_that_drift_cancels() -> None:

@@ -10,8 +10,8 @@ import pytest
 from scipy import stats as scipy_stats
 
 from pipeline.core.params import Rule
+from pipeline.gating.rules import bound_of, judge
 from pipeline.numbers import stats
-from pipeline.numbers.rules import bound_of, judge
 
 SURE = {"confidence": 0.95, "resamples": 1000}
 
@@ -184,6 +184,22 @@ def test_a_million_items_have_an_interval_as_wide_as_a_walds() -> None:
     found = stats.paired_difference(600_000, 30_000, 20_000, 350_000, confidence=0.95)
     half = 1.959964 * np.sqrt((0.05 - 0.01**2) / 10**6)
     assert (found.low, found.high) == pytest.approx((-0.01 - half, -0.01 + half), abs=2e-6)
+
+
+def test_error_of_two_arithmetics_is_half_of_what_their_sums_differ_by() -> None:
+    assert stats.arithmetic_error([[1.0, 1.0, 0.0, 1.0], [0.0, 0.0, 1.0, 1.0]], 4) == pytest.approx(1 / 2 / 4)
+
+
+def test_an_error_is_added_by_its_square_and_never_leaves_the_bounds() -> None:
+    found = stats.widened(stats.Estimate(0.5, 0.2, 0.9, 10, "m"), 0.4 / 1.959964, confidence=0.95, bounds=(0, 1))
+    assert (found.low, found.high) == (pytest.approx(0.5 - np.hypot(0.3, 0.4), abs=1e-6), 1)
+
+
+@pytest.mark.parametrize("lost, won", [(30, 20), (4, 18), (7, 7)])
+def test_paired_p_is_mcnemars_chi_square_and_grows_with_an_error(lost: int, won: int) -> None:
+    change = [-1.0] * lost + [1.0] * won + [0.0] * 50
+    chi = scipy_stats.chi2.sf((lost - won) ** 2 / (lost + won), 1)
+    assert stats.paired_p(change, 0) == pytest.approx(chi) and stats.paired_p(change, 5) >= stats.paired_p(change, 0)
 
 
 def test_newcombe_paired_interval_contains_mcnemars_answer_for_30_lost_20_won() -> None:

@@ -209,7 +209,6 @@ def test_a_state_s_name_begins_with_its_verdict_and_its_reference_s_run_has_the_
     [
         ("dvc.lock", "false"),
         ("reports/gate.json", "false"),
-        ("reports/ledger.yaml", "true"),
         ("params.yaml", "true"),
         ("x.py", "true"),
     ],
@@ -219,8 +218,7 @@ def test_a_tree_is_not_changed_by_what_the_pipeline_writes(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     settings = write_results()
-    for name in ("dvc.lock", "reports/ledger.yaml"):
-        Path(name).write_text("stages: {}\n", encoding="utf-8")
+    Path("dvc.lock").write_text("stages: {}\n", encoding="utf-8")
     own = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
     for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "x"]):
         subprocess.run([*own, *words], check=True)

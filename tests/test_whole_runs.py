@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline.numbers.rules import Bound, judge
+from pipeline.gating.rules import Bound, judge
 from pipeline.numbers.stats import Estimate, geometric_mean_t, items_to_settle
 from pipeline.numbers.whole_runs import whole_runs
 

@@ -29,7 +29,6 @@ RUNS = ARTIFACTS / "runs"
 LOGS = ARTIFACTS / "logs"
 GATE = REPORTS / "gate.json"
 FLOOR = REPORTS / "floor.json"
-LEDGER = REPORTS / "ledger.yaml"
 SUMMARY = REPORTS / "summary.json"
 TRADEOFF = REPORTS / "tradeoff.csv"
 TRADEOFF_TABLE = REPORTS / "tradeoff_table.csv"
@@ -43,6 +42,15 @@ ASKED = ("variant", "quantizer", "asked", "options", "engine", "engine_options",
 VERSIONED = (
     "torch", "transformers", "datasets", "lm_eval", "torchao", "gptqmodel", "optimum", "numpy", "scipy", "tokenizers",
 )  # fmt: skip
+
+
+def from_project(path: str | Path) -> Path:
+    """A path of params.yaml that is outside git: from the project's folder, also where `dvc exp run` works in a copy of it."""
+    here = Path.cwd()
+    copy = next((p for p in (here, *here.parents) if (p / ".dvc").is_dir()), here)
+    root = Path(os.environ.get("DVC_ROOT", copy))
+    inside = copy.is_relative_to(root / ".dvc" / "tmp")
+    return (root / here.relative_to(copy) if inside else Path()) / Path(path).expanduser()
 
 
 def model_dir(variant: str) -> Path:

@@ -25,6 +25,8 @@ def run(stage: Callable[..., Any]) -> None:
     are removed and helper processes stopped. On Linux the stage also ends when the `dvc` that started it is killed.
     """
     quiet.libraries()
+    if sys.flags.optimize > 1:
+        sys.exit("error: PYTHONOPTIMIZE=2 takes away the docstrings that transformers builds its models from; unset it")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if "DVC_STAGE" in os.environ:  # a person's own command outlives the shell that started it, as with nohup
         isolate.end_with_parent()
@@ -38,6 +40,8 @@ def run(stage: Callable[..., Any]) -> None:
         sys.exit(130)
     except Exception as e:
         # typer's and click's own usage errors know how to show themselves; anything else is a bug: keep the traceback.
+        if of_disk := isolate.disk_error(e):
+            sys.exit(f"error: {of_disk}")
         if not hasattr(e, "show"):
             raise
         e.show()

@@ -117,11 +117,7 @@ def _message(error: ErrorDetails) -> str:
 
 
 def _misread(value: Any, errors: list[ErrorDetails]) -> str:
-    """What YAML made of what was meant otherwise, or the nearest of the words allowed."""
-    if isinstance(value, str) and re.fullmatch(r"[+-]?\d+e[+-]?\d+", value):
-        return f"; YAML reads {value} as text, write {value.replace('e', '.0e')}"
-    if isinstance(value, bool) and errors[0]["type"] in ("string_type", "literal_error"):
-        return "; YAML reads yes, no, on and off as true and false"
+    """That a number must be finite, or the nearest of the words allowed."""
     if isinstance(value, float) and not math.isfinite(value) and errors[0]["type"] in BOUNDS:
         return ", and finite"
     words = [w for e in errors if e["type"] == "literal_error" for w in re.findall(r"'([^']+)'", e["ctx"]["expected"])]

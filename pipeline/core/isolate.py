@@ -12,6 +12,7 @@ import faulthandler
 import multiprocessing as mp
 import os
 import signal
+import subprocess
 import sys
 import traceback
 from collections.abc import Callable
@@ -20,13 +21,18 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pipeline.core import artifacts, quiet
+from pipeline.core import artifacts, quiet, quota
 from pipeline.core.errors import ArtifactError, Crashed, QuantgateError
 
 T = TypeVar("T")
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 BY_A_PERSON = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGKILL}
-OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}  # of the moment: the stage fails, and nothing is recorded
+# What a system says of its disk is of the moment: the stage fails, nothing is recorded. With what to do about it.
+ROOM, WRITABLE = "make room", "make that writable for you, or work in a copy"
+OF_THE_DISK = {
+    errno.ENOSPC: ROOM, errno.EDQUOT: ROOM, errno.EROFS: WRITABLE, errno.EACCES: WRITABLE, errno.EIO: "look after the disk",
+    errno.EFBIG: "raise the limit of a file's size (ulimit -f)",
+}  # fmt: skip
 MEMORY = "the machine ran out of memory; free some, or measure a smaller model or batch"
 ADVICE: dict[int, str] = {
     signal.SIGILL: "the library was built for another processor; build it here: rm -rf .venv, then `make repro`",
@@ -42,7 +48,7 @@ def in_own_process(work: Callable[..., T], *args: Any, what: str, **named: Any) 
     what: "stage variant", which names the log. Raises `Crashed` where the process died or something nobody expected was raised.
     A signal that a person sends stops the stage, and so does a full disk.
     """
-    log, before = log_of(what), oom_kills()
+    log, before = log_of(what), quota.oom_kills()
     context = mp.get_context("spawn")
     near, far = context.Pipe(duplex=False)
     child = context.Process(target=_child, args=(far, log, work, args, named), name=what)
@@ -78,11 +84,31 @@ def how_it_ended(what: str, code: int, log: Path, oom_kills_before: int) -> Quan
         return Crashed(f"{what}: a library ended the process by exit({code}){tail}; see {log}")
     number = -code
     name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"  # real-time ones have no name
-    out_of_memory = number == signal.SIGKILL and oom_kills() > oom_kills_before
+    out_of_memory = number == signal.SIGKILL and quota.oom_kills() > oom_kills_before
     if number in BY_A_PERSON and not out_of_memory:
         return ArtifactError(f"{what} was stopped by {name}; nothing was recorded, the same command goes on from there")
     advice = MEMORY if out_of_memory else ADVICE.get(number, "a fault of the library or of the model's files")
     return Crashed(f"{what}: the process died of {name}: {advice}{tail}; see {log}")
+
+
+def tool(command: list[str], *, what: str, log: Path, env: dict[str, str]) -> None:
+    """Run another's program, its output into `log`.
+
+    Raises `RuntimeError` with its last line where it refused its input, and what `in_own_process` raises where it died, was
+    stopped, or had no memory or disk.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    before = quota.oom_kills()
+    with log.open("w") as out:
+        code = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, env=env).returncode
+    if code < 0:
+        raise how_it_ended(what, code, log, before)
+    if code:
+        lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()] or ["no output"]
+        failed = RuntimeError(f"{what}: {lines[-1].strip()} (see {log})")
+        if lines[-1].startswith("MemoryError"):
+            raise Crashed(f"{what}: {MEMORY}; see {log}")
+        raise disk_error(failed) or failed
 
 
 def log_of(what: str) -> Path:
@@ -111,15 +137,6 @@ def end_with_parent() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
-def oom_kills() -> int:
-    """How many processes the kernel has killed for want of memory since it started; 0 where it does not say."""
-    try:
-        lines = Path("/proc/vmstat").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
-
-
 def _child(pipe: Connection, log: Path, work: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> None:
     from pipeline.core import cli
 
@@ -134,18 +151,15 @@ def _child(pipe: Connection, log: Path, work: Callable[..., Any], args: tuple[An
         os.kill(os.getpid(), signal.SIGINT)  # so that the parent sees what it was
     except BaseException as e:
         traceback.print_exc()
-        found = ("raised", _disk_error(e)) if _is_of_the_disk(e) else ("failed", _brief(e))
+        found = ("raised", of_disk) if (of_disk := disk_error(e)) else ("failed", _brief(e))
     pipe.send(found)
     cli.leave()
 
 
-def _is_of_the_disk(e: BaseException) -> bool:
-    """Whether the disk refused; libraries in other languages leave only the system's words for it."""
-    return getattr(e, "errno", None) in OF_THE_DISK or os.strerror(errno.ENOSPC) in str(e)
-
-
-def _disk_error(e: BaseException) -> ArtifactError:
-    return ArtifactError(f"a file could not be written ({_brief(e)}); make room, then run the same command again")
+def disk_error(e: BaseException) -> ArtifactError | None:
+    """The error to raise where the disk refused; libraries in other languages leave only the system's words for it."""
+    remedy = next((r for n, r in OF_THE_DISK.items() if getattr(e, "errno", None) == n or os.strerror(n) in str(e)), None)
+    return ArtifactError(f"a file could not be used ({_brief(e)}); {remedy}, then run the same command again") if remedy else None
 
 
 def _brief(e: BaseException) -> str:

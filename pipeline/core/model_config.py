@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fnmatch
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ NESTED = ("text_config", "llm_config", "language_config")  # where a model with 
 # What a model folder may bring along; pickled weights and code files stay out unless code is asked for.
 WANTED = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.txt", "*.model", "*.jinja", "LICENSE*", "README.md")
 READ = 4096  # tokens: no text that is scored comes near, so that a longer sliding window loses nothing
+# What loaders take up by themselves where it lies beside the weights, or what would stand in the place of a quantizer's own.
+LEFT = ("adapter_*", "*quant*config.json", "genai_config.json", "params.json")
 WINDOWS = ("max_position_embeddings", "n_positions", "max_seq_len")
 
 
@@ -37,8 +41,18 @@ def sliding(config: dict[str, Any]) -> tuple[int, list[bool]]:
 
 
 def wanted(folder: Path, code: bool) -> list[Path]:
-    """Files of a model's folder that are taken. code: its own Python files too."""
-    return sorted({file for pattern in (*WANTED, *["*.py"] * code) for file in data_files(folder, pattern)})
+    """Files of a model's folder that are taken, or all parts of a GGUF file. code: its own Python files too."""
+    if folder.suffix == ".gguf":
+        return parts(folder)
+    found = {file for pattern in (*WANTED, *["*.py"] * code) for file in data_files(folder, pattern)}
+    return sorted(file for file in found if not any(fnmatch.fnmatchcase(file.name, left) for left in LEFT))
+
+
+def parts(file: Path) -> list[Path]:
+    """The files of a GGUF model, there or not: one, or all that a name such as `x-00001-of-00003.gguf` stands for."""
+    split = re.search(r"-\d{5}-of-(\d{5})\.gguf$", file.name)
+    stem, count = (file.name[: split.start()], split[1]) if split else ("", "0")
+    return [file.with_name(f"{stem}-{k + 1:05}-of-{count}.gguf") for k in range(int(count))] or [file]
 
 
 def end_ids(folder: Path, tokenizer: Any) -> set[int]:

@@ -12,14 +12,14 @@ from typing import Annotated, Any, Literal, Union
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, field_validator, model_validator
 
-from pipeline.core import quota
+from pipeline.core import artifacts, quota
 from pipeline.core.errors import ParamsError
 from pipeline.core.explain import Fault, did_you_mean, explain_all, unknown
 from pipeline.core.sections import Count, Load, Positive, Section, Serving, shaped
-from pipeline.core.yamls import parse, read_text, refuse_odd_names
+from pipeline.core.yamls import parse, read_text
 
 PARAMS = Path("params.yaml")
-NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_-]*$")  # no dot: DVC reads it as a path of keys
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")  # no dot: DVC reads it as a path of keys
 
 
 def _how_many(value: Any) -> Any:
@@ -37,6 +37,7 @@ class Model(Section):
     license: str = "unknown"
     note: str = ""
     trust_remote_code: bool = False
+    dequantize: bool = False  # whether packed weights (MXFP4, FP8, INT4) are taken, as the bfloat16 values that they stand for
 
 
 class PackageModel(Model):
@@ -49,14 +50,14 @@ class PackageModel(Model):
 
 
 class PathModel(Model):
-    """A local folder in Hugging Face layout."""
+    """A local folder in Hugging Face layout, or a GGUF file (of a split one the first part)."""
 
     source: Literal["path"]
     path: str
 
     @property
     def folder(self) -> Path:
-        return Path(self.path).expanduser()
+        return artifacts.from_project(self.path)
 
 
 class HubModel(Model):
@@ -180,6 +181,9 @@ class Compare(Section):
     between_runs: BetweenRuns = BetweenRuns()
 
 
+Reason = Annotated[str, shaped(r"(?s).*\S.*", "a sentence")]
+
+
 class Rule(Section):
     """One line of the gate; exactly one of margin (allowed loss), gain (demanded gain) and limit (absolute bound)."""
 
@@ -191,6 +195,7 @@ class Rule(Section):
     variants: Annotated[list[str], Field(min_length=1)] | None = None
     against: Literal["reference", "baseline"] = "reference"  # baseline: what the commit that is merged into had
     required: bool = True
+    reason: Reason | None = None  # why it asks for less than in the commit that is merged into
 
     @field_validator("margin", "gain", "limit", mode="before")
     @classmethod
@@ -215,6 +220,7 @@ class Gate(Section):
     required: Annotated[list[str], Field(min_length=1)]  # variants whose verdict decides; the others are advisory
     inconclusive: Literal["blocks", "passes"] = "blocks"
     baseline: str | None = None  # a branch or commit; QUANTGATE_BASELINE and --baseline go first
+    reason: Reason | None = None  # why something other than a rule's bound asks for less than in the commit that is merged into
     rules: Annotated[list[Rule], Field(min_length=1)]
 
 
@@ -253,9 +259,12 @@ class Params(Section):
     @model_validator(mode="after")
     def _names(self) -> Params:
         for section in ("variants", "tiers"):
+            same: dict[str, str] = {}
             for name in getattr(self, section):
-                if not NAME.match(name):
+                if not NAME.fullmatch(name):
                     raise Fault(f"{section[:-1]} name {name!r}: use letters, digits, '_' and '-'", section, name)
+                if (other := same.setdefault(name.lower(), name)) != name:
+                    raise Fault(f"{section[:-1]} names {other!r} and {name!r} are one to some file systems", section, name)
         known = list(self.variants)
         if self.reference not in known:
             raise Fault(f"{self.reference!r} is not a variant{did_you_mean(self.reference, known)}", "reference")
@@ -297,7 +306,6 @@ def load(path: Path = PARAMS) -> Params:
     """
     missing = f"{path} is not here ({Path.cwd()}); run from the repository root"
     data, root = parse(path, read_text(path, ParamsError, missing), ParamsError)
-    refuse_odd_names(root, path, ParamsError)
     try:
         return Params.model_validate(data)
     except ValidationError as e:

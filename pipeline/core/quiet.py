@@ -3,6 +3,7 @@ too; and settings that libraries read when they are imported."""
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import sys
@@ -26,7 +27,7 @@ def terminal() -> TextIO:
 def keep_terminal() -> None:
     """Call before stderr goes to a log, in a process of which nothing else is to be seen."""
     global kept_terminal
-    kept_terminal = os.fdopen(os.dup(2), "w")
+    kept_terminal = os.fdopen(os.dup(2), "w", errors="replace")
 
 
 @contextmanager
@@ -39,7 +40,7 @@ def output_to(log: Path) -> Iterator[TextIO]:
     sys.stdout.flush()
     sys.stderr.flush()
     saved = os.dup(1), os.dup(2)
-    shown = os.fdopen(os.dup(2), "w")
+    shown = os.fdopen(os.dup(2), "w", errors="replace")
     try:
         with log.open("wb") as f:
             os.dup2(f.fileno(), 1)
@@ -66,7 +67,14 @@ def before_gptqmodel() -> None:
 
 
 def libraries() -> None:
-    """Keep the pages that model libraries print out of a stage's output, and give them a home; their errors still come through."""
+    """Keep the pages that model libraries print out of a stage's output, and give them a home; their errors still come through.
+
+    Where nothing listens, as to a daemon, nothing is said; a terminal or log that takes ASCII only gets question marks.
+    """
+    sys.stdout, sys.stderr = (stream or Path(os.devnull).open("w") for stream in (sys.stdout, sys.stderr))  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     if os.path.expanduser("~") == "~":  # noqa: PTH111 - a container's user without a name: Path.home() raises, MLflow's import too
         os.environ["HOME"] = tempfile.gettempdir()
     if not sys.stderr.isatty():  # a log wants a line now and then, not ten a second

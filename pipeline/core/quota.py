@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-TREES, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+TREES, OWN, VMSTAT = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"), Path("/proc/vmstat")
 
 
 def processors() -> int:
@@ -28,12 +28,39 @@ def memory_bytes() -> int:
     """How much memory there is."""
     import psutil
 
-    allowed = int(psutil.virtual_memory().total)
+    return min([int(psutil.virtual_memory().total), *(most for most, _ in _memory())])
+
+
+def free_bytes() -> int:
+    """How much memory can be had now: what a group holds of files that nobody reads, it gives back."""
+    import psutil
+
+    return min([int(psutil.virtual_memory().available), *(most - used for most, used in _memory())])
+
+
+def oom_kills() -> int:
+    """How many processes the kernel killed for want of memory: in this group, or on the machine where no group says; else 0."""
+    told = [group / name for group in _groups("memory") for name in ("memory.events", "memory.oom_control")]
+    return next((n for file in (*told, VMSTAT) if (n := _facts(file).get("oom_kill")) is not None), 0)
+
+
+def _memory() -> Iterator[tuple[int, int]]:
+    """(limit, use) of every group that has a limit."""
     for group in _groups("memory"):
-        for name in ("memory.max", "memory.limit_in_bytes"):
+        for limit, use in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
             with suppress(OSError, ValueError):
-                allowed = min(allowed, int((group / name).read_text()))
-    return allowed
+                most = int((group / limit).read_text())
+                used = int((group / use).read_text()) if (group / use).exists() else 0
+                facts = _facts(group / "memory.stat")
+                yield most, used - facts.get("total_inactive_file", facts.get("inactive_file", 0))
+
+
+def _facts(file: Path) -> dict[str, int]:
+    """A file of lines that each hold a name and a number; empty where there is none."""
+    with suppress(OSError):
+        words = (line.split() for line in file.read_text().splitlines())
+        return {name: int(number) for name, number in words}
+    return {}
 
 
 def _groups(controller: str) -> Iterator[Path]:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.core import artifacts
+from pipeline.core import artifacts, quota
 from pipeline.core.errors import InvalidVariant, Unsupported
 from pipeline.core.model_config import end_ids, window
 from pipeline.engines import Sampling, Trace, _gptq
@@ -277,9 +277,7 @@ def _choose(torch: Any, logits: Any, sampling: Sampling, generator: Any) -> int:
 def _free_bytes(torch: Any, device: str) -> int:
     if device != "cpu":
         return int(torch.cuda.mem_get_info()[0])
-    import psutil
-
-    return int(psutil.virtual_memory().available)
+    return quota.free_bytes()
 
 
 def _cache_bytes(cache: Any) -> int | None:

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.artifacts import read_json, sha256_file
-from pipeline.core.droppings import data_files, meant
+from pipeline.core.artifacts import sha256_file
+from pipeline.core.droppings import meant
 from pipeline.core.errors import DataError
 from pipeline.core.params import HowMany
 
@@ -42,22 +42,6 @@ def choose(rows: list[Row], count: HowMany, seed: int) -> list[Row]:
         turn[i] = taken[rows[i]["domain"]]
         taken[rows[i]["domain"]] += 1
     return [rows[i] for i in sorted(sorted(order, key=turn.__getitem__)[: None if isinstance(count, str) else count])]
-
-
-def has_chat_template(model_dir: Path) -> bool:
-    """Whether a model's files hold a chat template; taken for granted where its tokenizer has code of its own."""
-    if data_files(model_dir, "chat_template.*") or (model_dir / "additional_chat_templates").is_dir():
-        return True
-    config = model_dir / "tokenizer_config.json"
-    own = read_json(config) if config.exists() else {}
-    return bool(own.get("chat_template") or own.get("auto_map"))
-
-
-def refuse_chats(prompts: list[Row], model_dir: Path) -> None:
-    """Raise `DataError` if one of the prompts is a chat and the model has no template for chats."""
-    chats = [row["id"] for row in prompts if "messages" in row]
-    if chats and not has_chat_template(model_dir):
-        raise DataError(f"prompt {chats[0]!r} is a chat and the model has no chat template; choose plain prompts")
 
 
 def sets_digest(path: Path) -> dict[str, str]:

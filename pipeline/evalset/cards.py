@@ -15,6 +15,7 @@ import yaml
 
 from pipeline.core import artifacts
 from pipeline.core.artifacts import sha256_file
+from pipeline.core.droppings import data_files
 from pipeline.core.errors import DataError
 from pipeline.core.params import Params
 from pipeline.evalset import Row, load_prompts, load_texts
@@ -42,7 +43,7 @@ def cards() -> list[dict[str, Any]]:
     for kind, unit in KINDS.items():
         load = load_prompts if kind == "prompts" else load_texts
         load(HOME / kind)  # as a whole: an id may not come twice in the folder
-        for file in sorted((HOME / kind).glob("*.jsonl")):
+        for file in data_files(HOME / kind, "*.jsonl"):
             found.append(_card(f"{kind}/{file.stem}", [file], len(load(file)), unit, words))
     return found
 

@@ -8,8 +8,11 @@ from typing import Any
 
 from pipeline.core.model_config import text_config, window
 from pipeline.core.params import HowMany
-from pipeline.evalset import Row, has_chat_template
+from pipeline.evalset import Row
+from pipeline.evalset.chats import why_not
 from pipeline.evalset.tasks import TASKS, is_chat, load_task, local_tasks, subset
+
+ASKED = [{"role": "user", "content": "hello"}]
 
 
 def unfit(tasks: dict[str, HowMany], model_dir: Path, allow_truncated: bool, seed: int) -> list[str]:
@@ -18,8 +21,8 @@ def unfit(tasks: dict[str, HowMany], model_dir: Path, allow_truncated: bool, see
     window, found = longest(model_dir), []
     for name in tasks.keys() & local_tasks().keys():
         config, rows = load_task(name)
-        if is_chat(config) and not has_chat_template(model_dir):
-            found.append(f"task {name!r} is a chat and the model has no chat template; take it out of the tier")
+        if is_chat(config) and (why := why_not(ASKED, model_dir)):
+            found.append(f"task {name!r} {why}; take it out of the tier")
         if (model_dir / "tokenizer.json").exists():
             count = tasks[name]
             chosen = [rows[i] for i in subset(len(rows), None if isinstance(count, str) else count, seed)]

@@ -5,6 +5,7 @@ Everything is paired by prompt with the reference's reply. No files and no model
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -43,14 +44,17 @@ def free_metrics(b: Builder, pairs: list[tuple[Row, Row]], most: int, is_referen
     if not pairs:
         return "no trajectory prompt was answered"
     gone = [garble.departure(ours["token_ids"], theirs["token_ids"]) for ours, theirs in pairs]
-    n = len(pairs)
-    b.add("free_same", wilson(sum(g is None for g in gone), n, confidence=b.confidence))
+    n, found = len(pairs), checked(pairs)
+    same = wilson(sum(g is None for g in gone), n, confidence=b.confidence)
+    silent = (
+        () if not all(theirs["empty"] for _, theirs in found) else ("no reply of the reference has any text: nothing could differ",)
+    )
+    b.add("free_same", replace(same, low=None, high=None, warnings=silent) if silent else same)
     b.add("free_departure", median_position(gone, most, confidence=b.confidence))
     if is_reference and all("again" in r for r, _ in pairs):
         again = sum(garble.departure(r["again"], r["token_ids"]) is None for r, _ in pairs)
         b.add("free_same_floor", wilson(again, n, confidence=b.confidence))
     _repetition(b, pairs)
-    found = checked(pairs)
     for kind in garble.FAULTS:
         _rate(b, kind, [(ours[kind], theirs[kind]) for ours, theirs in found])
     _rate(b, "garbled", [(any(ours.values()), any(theirs.values())) for ours, theirs in found])
@@ -64,6 +68,10 @@ def _rate(b: Builder, kind: str, found: list[tuple[bool, bool]]) -> None:
     n = len(found)
     b.add(f"free_{kind}", wilson(both + more, n, confidence=b.confidence))
     delta = paired_difference(both, fewer, more, n - both - more - fewer, confidence=b.confidence)
+    if both == n:  # nothing was left to become so
+        delta = replace(
+            delta, low=None, high=None, warnings=(f"every reply is {kind}, the reference's too: nothing could be lost",)
+        )
     b.add(f"free_{kind}_delta", delta, 100.0)
 
 

@@ -52,6 +52,7 @@ DEFINITIONS: dict[str, Definition] = {
     "ppl_ratio": Definition("ratio", "lower", 1.0, "perplexity over the reference's, same tokens"),
     "acc": Definition("fraction", "higher", None, "share of items answered correctly"),
     "acc_delta": Definition("pp", "higher", 0.0, "accuracy minus the reference's, same items"),
+    "score_delta": Definition("pp", "higher", 0.0, "right choice's share of probability minus the reference's, same items"),
     "recovery": Definition("ratio", "higher", 1.0, "accuracy over the reference's"),
     "flips_to_wrong": Definition("items", "lower", 0.0, "right with the reference, wrong with the variant"),
     "flips_to_right": Definition("items", "higher", 0.0, "wrong with the reference, right with the variant"),

@@ -19,12 +19,10 @@ from scipy import stats
 
 from pipeline.core.params import Params
 from pipeline.numbers.metrics import tpot
-from pipeline.numbers.rules import bound_of
 from pipeline.numbers.stats import Estimate, geometric_mean_t
 from pipeline.numbers.whole_runs import deviations, whole_runs
 
 Row = dict[str, Any]
-RATIO = "speed_ratio"
 MOVED = 1.1  # of the reference's slowest round to its fastest: more is said
 
 
@@ -57,18 +55,6 @@ class Looks:
     def level(self, confidence: float) -> float:
         """The confidence of each look, so that all of them together have `confidence`."""
         return 1 - (1 - confidence) / self.planned
-
-
-def of(settings: Params, variant: str) -> Looks:
-    """Two looks where rounds may be added and a gate rule asks for something of this variant's decode rate; else one.
-
-    Rules only decide when to stop, never what a round measures: a changed margin makes no timing stale, which is why
-    `benchmark` does not depend on them in dvc.yaml.
-    """
-    setup = settings.amount.benchmark
-    own = [r for r in settings.gate.rules if r.metric == RATIO and (r.variants is None or variant in r.variants)]
-    bounds = tuple(bound_of(r).threshold for r in own) if variant != settings.reference else ()
-    return Looks(2 if bounds and (setup.max_rounds or 0) > setup.rounds else 1, bounds, settings.compare.between_runs.ratio)
 
 
 def confidence(settings: Params) -> float:

@@ -118,6 +118,9 @@ def level(rows: list[Row], confidence: float, objective: Objective | None = None
         found["client_lag_p99_ms"] = _lag(counted, good)
     times = [name for name in found if DEFINITIONS[name].unit in ("ms", "tok/s", "req/s") and name != "client_lag_p99_ms"]
     found |= {name: whole_runs(found[name], between, confidence=confidence) for name in times}
+    if good and all(ttft(r) is None for r in good):  # that no empty reply failed is no finding
+        silent = "no complete reply has a token: nothing was served"
+        found = {name: replace(e, low=None, high=None, warnings=(*e.warnings, silent)) for name, e in found.items()}
     return {name: shown(name, e, confidence) for name, e in found.items()}
 
 

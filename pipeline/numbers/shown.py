@@ -41,6 +41,11 @@ def n_of(results: dict[str, dict[str, Any]], metric: str) -> str:
     return counted(m.get("n", 0) for r in results.values() if (m := r["metrics"].get(metric)) and m["value"] is not None)
 
 
+def dequantized(result: dict[str, Any]) -> str:
+    """What is said beside the reference's name where its base was published packed."""
+    return f" (dequantized from {found})" if (found := result.get("dequantized_from")) else ""
+
+
 def counted(numbers: Iterable[int]) -> str:
     """`5`, or `5 to 10`; of none: `0`."""
     found = list(numbers) or [0]

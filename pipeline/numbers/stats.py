@@ -147,7 +147,7 @@ def quantile_interval(values: ArrayLike, clusters: ArrayLike, q: float, *, confi
     return Estimate(value, at(shares[0]), at(shares[1]), n, method, notes, count)
 
 
-def wilson(successes: int, n: int, *, confidence: float) -> Estimate:
+def wilson(successes: float, n: int, *, confidence: float) -> Estimate:
     """Wilson score interval of a proportion (Wilson 1927)."""
     if n == 0:
         return Estimate(None, None, None, 0, "Wilson score", ("no items",))
@@ -158,13 +158,14 @@ def wilson(successes: int, n: int, *, confidence: float) -> Estimate:
     return Estimate(share, low, high, n, "Wilson score")
 
 
-def paired_difference(both: int, lost: int, won: int, neither: int, *, confidence: float) -> Estimate:
+def paired_difference(both: float, lost: float, won: float, neither: float, *, confidence: float) -> Estimate:
     """Difference of two proportions on the same items, (won - lost) / n, with Newcombe's paired interval.
 
-    both, lost, won, neither: items right in both, only in the reference, only in the variant, in none.
+    both, lost, won, neither: items right in both, only in the reference, only in the variant, in none; an item that is half
+    right (in one of two arithmetics) is in two of them by halves.
     Source: Newcombe 1998, Statistics in Medicine 17:2635, method 10 (square-and-add Wilson, continuity-corrected phi).
     """
-    n = both + lost + won + neither
+    n = round(both + lost + won + neither)
     method = "Newcombe paired interval (method 10)"
     if n == 0:
         return Estimate(None, None, None, 0, method, ("no items",))
@@ -179,14 +180,14 @@ def paired_difference(both: int, lost: int, won: int, neither: int, *, confidenc
     return Estimate(delta, float(low), float(high), n, method)
 
 
-def _phi(a: int, b: int, c: int, d: int) -> float:
+def _phi(a: float, b: float, c: float, d: float) -> float:
     """Phi coefficient of a 2x2 table, pulled towards 0 by n/2 where positive, as method 10 asks."""
     product = (a + b) * (c + d) * (a + c) * (b + d)
     if product == 0:
         return 0.0
     cross = a * d - b * c
     if cross > 0:
-        cross = max(cross - (a + b + c + d) / 2, 0)  # type: ignore[assignment]
+        cross = max(cross - (a + b + c + d) / 2, 0)
     return float(cross / np.sqrt(float(product)))  # a product of whole numbers outgrows 64 bits at 100 000 items
 
 
@@ -215,11 +216,42 @@ def outer(one: Estimate, other: Estimate) -> Estimate:
     return replace(other, low=min(one.low, other.low), high=max(one.high, other.high), method=method)
 
 
+def arithmetic_error(twice: ArrayLike, size: float) -> float:
+    """Standard error of sum(mean of two) / size that items do not show: half of what two equivalent arithmetics differ by.
+
+    twice: [2, n], the same items' values in both. Changes that items make independently of each other are in their own spread;
+    a shift of all of them at once, as by another processor, is not.
+    """
+    first, second = np.asarray(twice, float)
+    return float(abs(first.sum() - second.sum()) / 2 / size)
+
+
+def widened(estimate: Estimate, error: float, *, confidence: float, bounds: tuple[float, float]) -> Estimate:
+    """An interval with an independent standard error added to both sides by its square, inside `bounds`."""
+    if not error or estimate.value is None or estimate.low is None or estimate.high is None:
+        return estimate
+    more = stats.norm.ppf((1 + confidence) / 2) * error
+    low = estimate.value - np.hypot(estimate.value - estimate.low, more)
+    high = estimate.value + np.hypot(estimate.high - estimate.value, more)
+    method = f"{estimate.method}; with the arithmetic's own error"
+    return replace(estimate, low=float(max(low, bounds[0])), high=float(min(high, bounds[1])), method=method)
+
+
 def mcnemar(lost: int, won: int) -> float | None:
     """Exact two-sided McNemar p-value of the discordant pairs; None if there are none."""
     if lost + won == 0:
         return None
     return float(stats.binomtest(lost, lost + won, 0.5).pvalue)
+
+
+def paired_p(change: ArrayLike, error: float) -> float:
+    """Two-sided p-value of "no change on average": McNemar's, by the normal distribution, with an error added to the sum's.
+
+    change: [n] per item, -1 .. 1; error: standard error of their sum besides that of the items.
+    """
+    x = np.asarray(change, float)
+    spread = np.hypot(np.sqrt((x**2).sum()), error)
+    return float(2 * stats.norm.sf(abs(x.sum()) / spread)) if spread else 1.0
 
 
 def geometric_mean_t(ratios: ArrayLike, *, confidence: float) -> Estimate:

@@ -23,7 +23,6 @@ from pipeline.core import artifacts, secrets
 from pipeline.core.droppings import data_files
 from pipeline.core.errors import ArtifactError
 from pipeline.core.params import Params
-from pipeline.judging import stale
 
 Row = dict[str, Any]
 FORMAT = 1
@@ -88,7 +87,7 @@ def conditions(settings: Params, results: dict[str, Row], verdict: Row) -> Row:
     return dict(secrets.hide_in(artifacts.jsonable({
         "base": first["base"], "quality": asked, "sets": evalsets(settings), "speed": speed, "gate": settings.gate.model_dump(),
         "versions": first["versions"], "machine": first["machine"],
-        "code": {k: v for k, v in verdict.get("inputs", {}).items() if not k.startswith(artifacts.REPORTS.name)},
+        "code": verdict["inputs"],
         "variants": {n: {k: r[k] for k in facts} for n, r in results.items()},
     })))  # fmt: skip
 
@@ -130,9 +129,10 @@ def _found() -> Iterator[Path]:
 
 
 def _refuse_stale(results: dict[str, Row]) -> None:
-    if changed := stale.changed_rows(results):
-        file, name = next(iter(changed.items()))
-        raise ArtifactError(f"{file} is not what the metrics of {name} were made from; run `dvc repro`, then bundle")
+    behind = {(Path(file), sha256): name for name, result in results.items() for file, sha256 in result["inputs"].items()}
+    for (file, sha256), name in behind.items():
+        if file.exists() and artifacts.sha256_file(file) != sha256:
+            raise ArtifactError(f"{file} is not what the metrics of {name} were made from; run `dvc repro`, then bundle")
 
 
 def _content(file: Path) -> tuple[bytes, bool]:

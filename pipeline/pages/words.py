@@ -6,7 +6,7 @@ from typing import Any
 
 from pipeline.figures import noise
 from pipeline.numbers.shown import UNITS as UNITS
-from pipeline.numbers.shown import digits_apart
+from pipeline.numbers.shown import dequantized, digits_apart
 from pipeline.numbers.shown import number as number
 from pipeline.numbers.shown import show as show
 
@@ -94,7 +94,7 @@ def table(results: Results, verdict: dict[str, Any], variants: Any) -> list[dict
         m = results[name]["metrics"]
         rows.append({
             "variant": name,
-            "verdict": verdict_word(verdict["variants"].get(name)),
+            "verdict": verdict_word(judged := verdict["variants"].get(name)) + ("" if judged else dequantized(results[name])),
             "bits/weight": show(m.get("bits_per_weight")),
             "size MB": show(m.get("weight_bytes"), scale=1e-6),
             "KLD (nats)": show(m.get("kld_mean")) + noise.marked(m.get("kld_mean")),

@@ -71,11 +71,10 @@ def check_model(name: str, options: dict[str, Any], model_dir: Path) -> None:
 
 def packs_only(name: str, model_dir: Path) -> str | None:
     """In words, that a method leaves a good part of the model's matrices as they are, such as the fused experts of a mixture."""
-    packs = getattr(_module(name), "PACKS", None)
-    if packs is None or (share := packed_share(model_dir, packs)) > MOST:
+    packs, model = getattr(_module(name), "PACKS", None), skeleton(model_dir)
+    if packs is None or model is None or (share := packed_share(model_dir, packs)) > MOST:
         return None
-    model = skeleton(model_dir)
-    kinds = sorted({m.kind for m in model.matrices.values() if not packs(m)}) if model else []
+    kinds = sorted({m.kind for m in model.matrices.values() if not packs(m)})
     return f"quantizer {name!r} packs {100 * share:.0f} % of this model's matrices; the others ({', '.join(kinds)}) stay at 16 bits"
 
 

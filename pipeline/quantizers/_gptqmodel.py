@@ -11,9 +11,8 @@ import shutil
 from pathlib import Path
 from typing import Any, Literal, TextIO, get_args
 
-import psutil
-
-from pipeline.core import artifacts, cli
+from pipeline.core import artifacts, cli, quota
+from pipeline.core.droppings import data_files
 from pipeline.core.errors import Unsupported
 from pipeline.core.quiet import before_gptqmodel, output_to
 from pipeline.quantizers import Facts
@@ -72,8 +71,8 @@ def has_cuda() -> bool:
 
 def _on_disk(model_dir: Path) -> bool:
     """Whether packed layers go to a disk meanwhile: always with CUDA, and for a model that is large for this machine."""
-    size = sum(file.stat().st_size for file in model_dir.glob("*.safetensors"))
-    return has_cuda() or size > psutil.virtual_memory().total / SMALL
+    size = sum(file.stat().st_size for file in data_files(model_dir, "*.safetensors"))
+    return has_cuda() or size > quota.memory_bytes() / SMALL
 
 
 def _load(method: str, model_dir: Path, config: tuple[str, dict[str, Any]], kept: list[str], group_size: int) -> Any:

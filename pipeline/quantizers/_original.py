@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from pipeline import envs
 from pipeline.core import artifacts, cli
+from pipeline.core.droppings import data_files
 from pipeline.core.errors import ArtifactError, Unsupported
 from pipeline.quantizers import Facts
 from pipeline.quantizers._gptqmodel import has_cuda, refuse_groups_without_kernel, refuse_odd_widths
@@ -113,8 +114,8 @@ def _run(tool: Literal["autoawq", "autogptq"], model_dir: Path, out_dir: Path, r
 def link_base(model_dir: Path, folder: Path, config: Json) -> Path:
     """The base for the old transformers: weights and text files linked, not copied; config and tokenizer class translated."""
     folder.mkdir()
-    for file in model_dir.iterdir():
-        if file.is_file() and file.name not in ("config.json", "tokenizer_config.json", artifacts.MANIFEST):
+    for file in data_files(model_dir, "*"):
+        if file.name not in ("config.json", "tokenizer_config.json", artifacts.MANIFEST):
             (folder / file.name).symlink_to(file.absolute())
     artifacts.write_json(folder / "config.json", config)
     own = model_dir / "tokenizer_config.json"

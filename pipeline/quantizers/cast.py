@@ -8,6 +8,7 @@ from typing import Literal
 
 from pipeline.calibration import Calibration
 from pipeline.core import artifacts
+from pipeline.core.droppings import data_files
 from pipeline.core.errors import InvalidVariant
 from pipeline.quantizers import Facts
 from pipeline.quantizers._probe import first_overflow
@@ -31,7 +32,7 @@ def quantize(
 
     target = getattr(torch, dtype)
     underflow = 0
-    for shard in sorted(model_dir.glob("*.safetensors")):
+    for shard in data_files(model_dir, "*.safetensors"):
         tensors = {}
         for name, tensor in load_file(shard).items():
             if tensor.is_floating_point():
@@ -42,7 +43,7 @@ def quantize(
                 tensor = narrow
             tensors[name] = tensor
         save_file(tensors, out_dir / shard.name, metadata={"format": "pt"})
-    for index in model_dir.glob("*.safetensors.index.json"):
+    for index in data_files(model_dir, "*.safetensors.index.json"):
         (out_dir / index.name).write_bytes(index.read_bytes())
     config = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
     config.pop("torch_dtype", None)  # the older name of the same key; two that disagree would be worse than none

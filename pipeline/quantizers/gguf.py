@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pipeline import envs
 from pipeline.calibration import Calibration
 from pipeline.core import artifacts, isolate
-from pipeline.core.errors import NoResult, Unsupported
+from pipeline.core.errors import ArtifactError, NoResult, Unsupported
 from pipeline.core.model_config import READ, sliding, text_config, wanted
 from pipeline.core.quiet import output_to
 from pipeline.quantizers import Facts
@@ -29,6 +29,7 @@ BF16 = 30  # ggml.h: enum ggml_type
 # Where llama.cpp takes the weights of the chosen experts as they are; elsewhere they sum to 1, unless the file says which.
 UNNORMED = {"qwen2moe", "olmoe", "llada-moe", "deepseek"}
 K_ROW = 256  # weights in a block of a K-quant
+NO_ROOM = 1 << 24
 
 
 def quantize(
@@ -64,6 +65,8 @@ def quantize(
         asked.tt_overrides = (override * (len(left) + 1))(*(override(pattern, BF16) for pattern in patterns), ends)
         with output_to(artifacts.LOGS / "gguf.log"):
             failed = llama_cpp.llama_model_quantize(str(whole).encode(), str(out_dir / FILE).encode(), ctypes.byref(asked))
+        if failed and shutil.disk_usage(out_dir).free < NO_ROOM:  # C++ says only that a stream failed
+            raise ArtifactError(f"{out_dir / FILE} could not be written: the disk is full; make room, then start again")
     if failed:
         raise Unsupported(f"llama.cpp could not quantize to {type} (code {failed}); its log is in {artifacts.LOGS}")
     shutil.copyfile(model_dir / "config.json", out_dir / "config.json")
@@ -128,7 +131,7 @@ def _lost(file: Path, model_dir: Path) -> str:
     if not context:
         why = re.findall(r"error loading model: (.*)", said)
         return f"llama.cpp cannot read this model as GGUF ({why[-1] if why else 'its log says no more'})"
-    config = text_config(model_dir)
+    config = _whole_config(model_dir)
     seen = {int(layer) for layer in re.findall(r"layer +(\d+): dev =", said.partition("    SWA KV cache")[2])}
     differs = []
     tokens, layers = sliding(config)
@@ -144,6 +147,16 @@ def _lost(file: Path, model_dir: Path) -> str:
     if normed is not None and not says_norm and normed == (architecture in UNNORMED):
         differs.append(f"norm_topk_prob is {normed}, which llama.cpp does not read for {architecture}")
     return f"{'; '.join(differs)}: GGUF would be another model" if differs else ""
+
+
+def _whole_config(model_dir: Path) -> dict[str, Any]:
+    """The text part's config with what its class fills in, such as the kinds of layers; as it is where the class is not known."""
+    from transformers import AutoConfig
+
+    try:
+        return dict(AutoConfig.from_pretrained(model_dir).get_text_config().to_dict())
+    except ValueError:  # code of its own
+        return text_config(model_dir)
 
 
 def _names(whole: Path, layers: list[str]) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from functools import cache
@@ -46,22 +45,16 @@ def quantize(
     nodes = _nodes(kept)
     options = [f"block_size={block_size}"] if precision != "fp32" else []
     options += [f"nodes_to_exclude={','.join(nodes)}"] if nodes else []
-    LOG.parent.mkdir(parents=True, exist_ok=True)
-    killed = isolate.oom_kills()
-    with tempfile.TemporaryDirectory() as cache, LOG.open("w") as log:
-        done = subprocess.run(
-            [
-                sys.executable, "-m", "onnxruntime_genai.models.builder", "-m", str(model_dir), "-i", str(model_dir),
-                "-o", str(out_dir), "-p", precision, "-e", "cpu", "-c", cache, "--extra_options", "hf_token=false", *options,
-            ],
-            stdout=log, stderr=subprocess.STDOUT,
-            env=os.environ | {"GIT_DIR": os.devnull},  # else it stamps the graph with the commit of the repository around .venv
-        )  # fmt: skip
-    if done.returncode < 0:
-        raise isolate.how_it_ended("ONNX Runtime's builder", done.returncode, LOG, killed)
-    if done.returncode:
-        last = [line for line in LOG.read_text(errors="replace").splitlines() if line.strip()][-1:]
-        raise Unsupported(f"ONNX Runtime's builder does not take this model at {precision}: {' '.join(last)} (see {LOG})")
+    with tempfile.TemporaryDirectory() as cache:
+        command = [
+            sys.executable, "-m", "onnxruntime_genai.models.builder", "-m", str(model_dir), "-i", str(model_dir),
+            "-o", str(out_dir), "-p", precision, "-e", "cpu", "-c", cache, "--extra_options", "hf_token=false", *options,
+        ]  # fmt: skip
+        env = os.environ | {"GIT_DIR": os.devnull}  # else it stamps the graph with the commit of the repository around .venv
+        try:
+            isolate.tool(command, what="ONNX Runtime's builder", log=LOG, env=env)
+        except RuntimeError as e:
+            raise Unsupported(f"this model at {precision} is refused by {e}") from None
     shutil.copyfile(model_dir / "config.json", out_dir / "config.json")
     _check_kept(out_dir, nodes)
     return {"library": "onnxruntime-genai", "reproducible": ANY_MACHINE, "kept": kept}

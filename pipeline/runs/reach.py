@@ -75,7 +75,9 @@ def _make_sqlite(uri: str) -> None:
     import sqlalchemy
 
     name = sqlalchemy.make_url(uri).database
-    if not name or name == ":memory:" or Path(name).exists():
+    if not name or name == ":memory:":
+        raise ArtifactError(f"MLflow at {uri} would be in memory, and no run would stay; give it a file: sqlite:///mlflow.db")
+    if Path(name).exists():
         return
     from mlflow import MlflowClient
 

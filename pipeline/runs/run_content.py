@@ -11,7 +11,7 @@ from typing import Any
 from pipeline.core import artifacts
 from pipeline.core.errors import ArtifactError
 from pipeline.core.params import Params
-from pipeline.numbers.shown import UNITS, n_of, show
+from pipeline.numbers.shown import UNITS, dequantized, n_of, show
 
 SWEPT = re.compile(r"(?P<stem>[^/]+)/(?P<axis>context|batch|concurrency|closed)-(?P<at>\d+)")
 AXES = {"closed": "concurrency"}  # so many requests at once, each waiting for its own answer
@@ -80,7 +80,7 @@ def params_of(name: str, result: Values, manifest: Values, settings: Params) -> 
         **{f"options.{k}": v for k, v in result["options"].items()},
         **{f"engine_options.{k}": v for k, v in (result.get("engine_options") or {}).items()},
         **{f"calibration.{k}": v for k, v in kept.items() if v is not None},
-        **{k: result[k] for k in ("reason", "reference", "base", "kernels") if result.get(k)},
+        **{k: result[k] for k in ("reason", "reference", "base", "dequantized_from", "kernels") if result.get(k)},
         "model": result["model"], "seed": settings.seed, "tier": settings.tier, "confidence": settings.compare.confidence,
         "versions": result["versions"], "machine": result["machine"], **measured_by(settings),
     }  # fmt: skip
@@ -162,8 +162,9 @@ def state_note(results: dict[str, Values], verdict: Values, settings: Params) ->
     table = markdown(comparison(results, verdict, settings.reference))
     told = [f"{n_of(results, m)} {what}" for m, what in (
         ("kld_mean", "tokens"), ("acc/all", "items"), ("decode_tok_s", "rounds"))]  # fmt: skip
+    against = f"`{settings.reference}`{dequantized(results[settings.reference])}"
     return (
-        f"**{verdict['verdict']}**: every precision of one model against `{settings.reference}`; child runs are the variants.\n\n"
+        f"**{verdict['verdict']}**: every precision of one model against {against}; child runs are the variants.\n\n"
         f"{table}\n\nBrackets are {100 * settings.compare.confidence:.3g} % intervals over {', '.join(told)} (tier "
         f"{settings.tier}). Artifacts: report/report.html, figures/, comparison.json."
     )

@@ -8,11 +8,12 @@ from typing import Any
 
 from pipeline import served
 from pipeline.core import artifacts, git
+from pipeline.core.errors import ArtifactError
 from pipeline.core.params import Params
-from pipeline.judging import locked, stale
+from pipeline.gating import dvc_lock
 from pipeline.runs import run_content
 
-WRITTEN = (str(locked.LOCK), str(artifacts.REPORTS), "README.md")  # by the pipeline; the ledger is among them, and people's
+WRITTEN = (str(dvc_lock.LOCK), str(artifacts.REPORTS), "README.md")  # by the pipeline
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,13 @@ def compared_files(state: State, name: str) -> tuple[str, str]:
     folder = artifacts.model_dir(name)
     if not (folder / artifacts.MANIFEST).exists():
         return f"{folder} is not here, and so not compared with what was measured", ""
-    changed = "; ".join(stale.changed_build(folder, str(state.results[name]["model"])))
+    try:
+        manifest = artifacts.read_manifest(folder)
+        artifacts.verify_files(folder, manifest)
+    except ArtifactError as e:
+        changed = str(e).partition("; ")[0]
+    else:
+        changed = "" if manifest.get("digest") == state.results[name]["model"] else f"{folder} (another build than was measured)"
     return changed or "as measured", changed
 
 
@@ -84,8 +91,7 @@ def machine(state: State, settings: Params) -> str:
 
 def _changed() -> bool:
     """Whether the tree differs from its commit in what results are made from: not only in what the pipeline itself writes."""
-    others = git.line("status", "--porcelain", "--", ":/", *(f":(exclude){path}" for path in WRITTEN))
-    return bool(others or git.line("status", "--porcelain", "--", str(artifacts.LEDGER)))
+    return bool(git.line("status", "--porcelain", "--", ":/", *(f":(exclude){path}" for path in WRITTEN)))
 
 
 def provenance(state: State, settings: Params) -> dict[str, str]:
@@ -93,7 +99,7 @@ def provenance(state: State, settings: Params) -> dict[str, str]:
     tags = {"mlflow.source.name": "pipeline.track", "mlflow.source.type": "LOCAL", "machine": machine(state, settings)}
     if commit := git.line("rev-parse", "HEAD"):
         tags |= {"mlflow.source.git.commit": commit, "git.changed": str(_changed()).lower()}
-    if locked.LOCK.exists():  # without this stage's own entry, which DVC writes after it
-        stages = locked.stages(locked.LOCK.read_bytes())
+    if dvc_lock.LOCK.exists():  # without this stage's own entry, which DVC writes after it
+        stages = dvc_lock.stages(dvc_lock.LOCK.read_bytes())
         tags["dvc.lock"] = artifacts.digest({k: v for k, v in stages.items() if k != "track"})
     return tags

@@ -16,8 +16,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
-from pipeline.core import secrets
+from pipeline.core import artifacts, secrets
 from pipeline.core.errors import ArtifactError
 from pipeline.runs.reach import reach
 
@@ -43,7 +44,10 @@ class Tracker:
         if found and found.lifecycle_stage == "deleted":
             way = f"restore it (`mlflow experiments restore --experiment-id {found.experiment_id}`) or name another"
             raise ArtifactError(f"track.experiment {experiment!r} was deleted in MLflow; {way}")
-        self.experiment = str(found.experiment_id if found else self.client.create_experiment(experiment))
+        if found and _is_gone(found.artifact_location):
+            why = f"in {found.artifact_location}, which is gone: was a folder moved? Link it to where they are, or name another"
+            raise ArtifactError(f"experiment {experiment!r} of MLflow keeps files {why} track.experiment")
+        self.experiment = str(found.experiment_id if found else self.client.create_experiment(experiment, _place()))
         self.made = 0
         self._sweep()
 
@@ -136,6 +140,18 @@ class Tracker:
         from mlflow.entities import RunTag
 
         self.client.log_batch(run_id, tags=[RunTag(k, secrets.hide(v)) for k, v in tags.items()])
+
+
+def _place() -> str | None:
+    """Where a new experiment keeps its files: MLflow takes the working directory, which may be a copy that goes away."""
+    own = artifacts.from_project("mlruns")
+    return own.as_uri() if own.is_absolute() else None
+
+
+def _is_gone(location: str) -> bool:
+    """Whether files are kept on this machine, in a folder whose folder is no longer there: MLflow would make it again."""
+    place = urlsplit(location)
+    return place.scheme in ("", "file") and not Path(unquote(place.path)).parent.parent.exists()
 
 
 def user() -> str:

@@ -97,8 +97,10 @@ def address(url: str, variable: str = KEY) -> str:
         raise ServerError(f"{url!r} is no address of a server; write it as http://127.0.0.1:8000")
     if parsed.userinfo:
         raise ServerError(f"the address of {parsed.host} carries a password; put the key into {variable} and leave it out there")
-    bare = str(parsed.copy_with(query=None, fragment=None)).rstrip("/")
-    return bare if parsed.path.strip("/") else f"{bare}/v1"
+    if parsed.query:  # its values may be keys
+        raise ServerError(f"the address of {parsed.host} has a query, which no request here carries; give one without")
+    bare = re.sub(r"/(chat/completions|completions|models)$", "", str(parsed.copy_with(fragment=None)).rstrip("/"))
+    return bare if httpx2.URL(bare).path.strip("/") else f"{bare}/v1"
 
 
 def key_from(variable: str = KEY) -> str | None:

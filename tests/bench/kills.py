@@ -110,8 +110,6 @@ def build(folder: Path, url: str) -> House:
             shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("dvc.yaml", "params.yaml", "constraints.txt", ".gitignore", ".dvcignore"):
         shutil.copy(ROOT / name, folder / name)
-    (folder / "reports").mkdir()
-    shutil.copy(ROOT / "reports/ledger.yaml", folder / "reports")
     make_model(folder / "artifacts" / "source")
     _shrink(folder / "params.yaml")
     _serve(folder / "params.yaml", url)

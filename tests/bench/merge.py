@@ -22,10 +22,10 @@ import yaml
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-from gate_house import finish, git, keep_ledger, lock  # type: ignore[import-not-found]  # noqa: E402
+from gate_house import finish, git  # type: ignore[import-not-found]  # noqa: E402
 
 from pipeline.core import artifacts, params  # noqa: E402
-from pipeline.judging import locked  # noqa: E402
+from pipeline.gating import dvc_lock  # noqa: E402
 
 RULES = [
     {"metric": "kld_mean", "margin": "0.6 nats"},
@@ -39,20 +39,19 @@ README_MARKS = ("<!-- merge -->", "<!-- /merge -->")
 WHEN = {"GIT_AUTHOR_DATE": "2026-01-01T00:00:00Z", "GIT_COMMITTER_DATE": "2026-01-01T00:00:00Z"}  # the same commits each time
 
 
-def take(source: Path, variant: str, name: str) -> list[Path]:
+def take(source: Path, variant: str, name: str) -> None:
     """A variant's rows and metrics from the source, under another name; rows go into DVC's cache, too."""
     metrics = artifacts.read_json(source / artifacts.metrics(variant))
     taken = []
     for make in (artifacts.tokens, artifacts.answers):
         make(name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(source / make(variant), make(name))
-        md5 = locked.md5(make(name).read_bytes())
-        (locked.CACHE / md5[:2]).mkdir(parents=True, exist_ok=True)
-        shutil.copy(make(name), locked.CACHE / md5[:2] / md5[2:])
+        md5 = dvc_lock.md5(make(name).read_bytes())
+        (dvc_lock.CACHE / md5[:2]).mkdir(parents=True, exist_ok=True)
+        shutil.copy(make(name), dvc_lock.CACHE / md5[:2] / md5[2:])
         taken.append(make(name))
     metrics["inputs"] = {str(f): artifacts.sha256_file(f) for f in taken}
     artifacts.write_json(artifacts.metrics(name), metrics)
-    return taken
 
 
 def state(source: Path, variant: str) -> None:
@@ -64,10 +63,8 @@ def state(source: Path, variant: str) -> None:
     data["gate"] = {"required": ["int4"], "rules": RULES}
     Path("params.yaml").write_text(yaml.safe_dump(data, sort_keys=False), encoding="utf-8")
     settings = params.load()
-    if not locked.LOCK.exists():
-        keep_ledger(settings)
-    rows = [*take(source, "bf16", "bf16"), *take(source, variant, "int4")]
-    lock(settings, *rows)
+    for name, taken in (("bf16", "bf16"), ("int4", variant)):
+        take(source, taken, name)
     finish(settings, f"int4 by {int4['quantizer']}")
 
 
@@ -89,13 +86,13 @@ def main(source: Path, readme: bool) -> None:
     os.environ.update(WHEN)
     with tempfile.TemporaryDirectory(prefix="quantgate-merge-") as folder:
         os.chdir(folder)
-        Path(".gitignore").write_text("/artifacts/\n/.dvc/cache/\n")
+        Path(".gitignore").write_text("/artifacts/\n/.dvc/cache/\n/.dvc/tmp/\n")
         git("init", "--quiet", "--initial-branch", "main")
         for variant in STATES:
             state(source, variant)
             git("checkout", "--quiet", "-B", "change")
         text = show("rows of both commits")
-        shutil.rmtree(locked.CACHE)
+        shutil.rmtree(dvc_lock.CACHE)
         show("without the baseline's rows")
         os.chdir(ROOT)
     if readme:

@@ -23,9 +23,9 @@ from scipy import stats as scipy_stats
 
 from pipeline.core import artifacts
 from pipeline.core.params import Rule
-from pipeline.judging.verdicts import _hold_fails
+from pipeline.gating.rules import bound_of, judge
+from pipeline.gating.verdicts import _hold_fails
 from pipeline.numbers import stats
-from pipeline.numbers.rules import bound_of, judge
 
 Estimates = Callable[[np.random.Generator], stats.Estimate]
 SURE = {"confidence": 0.95, "resamples": 1000}
@@ -110,6 +110,30 @@ def accuracy(n: int, lost: float, won: float, families: int | None = None, alike
     return find
 
 
+def machines(n: int, lost: float, won: float, alike: float, twice: bool = True) -> Estimates:
+    """Accuracy deltas as answer_figures.py has them, each run on another machine, where reference and variant err anew.
+
+    One item in six is within four errors of a tie, where an error is what 16-bit products move a margin by (quantizing to 8
+    bits: twice that); a share `alike` of its variance is one shift of all items by the machine. twice: the reference answers
+    in float32 too. A machine's right answers then vary by 3 (none alike) to 4 of 696 (standard deviation), as ours do.
+    """
+
+    def find(rng: np.random.Generator) -> stats.Estimate:
+        kind = rng.choice(4, n, p=[0.7 - lost, lost, won, 0.3 - won])
+        tie, margin = rng.random(n) < 1 / 6, rng.uniform(-4, 4, n)
+        errors = [math.sqrt(alike) * rng.normal() + math.sqrt(1 - alike) * rng.normal(size=n) for _ in range(2)]
+        ours = np.where(tie, margin + 2 * rng.normal(size=n) + errors[0] > 0, (kind == 0) | (kind == 2)).astype(float)
+        theirs, again = (np.where(tie, margin + e > 0, (kind == 0) | (kind == 1)).astype(float) for e in (errors[1], 0.0))
+        second = again if twice else theirs
+        x, y, family = ours, (theirs + second) / 2, np.arange(n) % (3 * n // 4)
+        cells = np.minimum(x, y), np.maximum(y - x, 0), np.maximum(x - y, 0), 1 - np.maximum(x, y)
+        plain = stats.paired_difference(*(float(c.sum()) for c in cells), confidence=0.95)
+        found = stats.outer(plain, stats.cluster_bootstrap(x - y, np.ones(n), family, rng=rng, **SURE))  # type: ignore[arg-type]
+        return stats.widened(found, stats.arithmetic_error([theirs, second], n), confidence=0.95, bounds=(-1, 1))
+
+    return find
+
+
 def speed(rounds: int, slow: float = 0.0) -> Estimates:
     """Ratios of interleaved rounds; `slow`: how often another process makes one of the two 30 % slower."""
 
@@ -146,6 +170,11 @@ def coverage(runs: int) -> None:
     for n, lost, won in ((240, 0.03, 0.01), (240, 0.06, 0.02), (696, 0.01, 0.01), (696, 0.03, 0.01), (696, 0.06, 0.02)):
         name = f"accuracy delta, {n} in families of 3, {lost:.0%} lost, {won:.0%} won"
         rows.append((name, accuracy(n, lost, won, n // 3), won - lost))
+    for alike in (0.0, 0.03):
+        for lost, won in ((0.0, 0.0), (0.03, 0.01)):
+            for how, twice in (("float32 too", True), ("  alone", False)):
+                name = f"{how}: delta over machines, {alike:.0%} alike, {lost:.1%} lost"
+                rows.append((name, machines(696, lost, won, alike, twice), (won - lost) * 5 / 6))
     rows += [("speed ratio, 5 rounds", speed(5), 0.9), ("speed ratio, 5 rounds, 10 % disturbed", speed(5, 0.1), 0.9)]
     for k, (name, find, truth) in enumerate(rows):
         rng = np.random.default_rng([1, k])

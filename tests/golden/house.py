@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
 import logging
 import re
 import runpy
 import shutil
-import subprocess
 import sys
 import warnings
 import zipfile
@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 import pytest
@@ -177,21 +177,21 @@ def _prepare(patch: pytest.MonkeyPatch, url: str) -> None:
     patch.setattr(isolate, "isolated", lambda work, *args, what, **named: work(*args, **named))
     patch.setattr(gguf, "_convert", write_gguf)
     patch.setitem(gguf.FILE_TYPES, "F16", 0)  # llama.h's F32: products in 16 bits depend on the processor
-    patch.setattr(onnx, "subprocess", SimpleNamespace(run=_build_onnx, STDOUT=subprocess.STDOUT))
+    patch.setattr(onnx, "isolate", SimpleNamespace(tool=_build_onnx))
 
 
 def _set_params(**other: Any) -> None:
     Path("params.yaml").write_text(yaml.safe_dump(PARAMS | other, sort_keys=False), encoding="utf-8")
 
 
-def _build_onnx(command: list[str], stdout: TextIO, **_: Any) -> SimpleNamespace:
+def _build_onnx(command: list[str], **_: Any) -> None:
     """GenAI's builder in this process: a process of its own imports torch for ten seconds."""
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stdout):
+    quiet = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(quiet), contextlib.redirect_stderr(quiet):
         patch.setattr(logging.root, "handlers", [*logging.root.handlers])  # it sets up its own
         patch.setattr(logging.root, "level", logging.root.level)
         patch.setattr(sys, "argv", command[2:])
         runpy.run_module(command[2], run_name="__main__")
-    return SimpleNamespace(returncode=0)
 
 
 # --- each stage --------------------------------------------------------------------------------------------------

@@ -13,9 +13,10 @@ from typing import Any, Literal
 
 from pipeline.core.errors import ParamsError
 from pipeline.core.explain import did_you_mean
-from pipeline.core.params import Rule
+from pipeline.core.params import Params, Rule
 from pipeline.numbers.definitions import DEFINITIONS, definition
 from pipeline.numbers.metrics import FLOORS, Definition, bounds_of
+from pipeline.numbers.rounds import Looks
 from pipeline.numbers.shown import UNITS as UNITS_SHOWN
 from pipeline.numbers.shown import number
 from pipeline.numbers.stats import FEW, Estimate, items_to_settle, one_sided_p
@@ -229,6 +230,18 @@ def judge_above(rule: Rule, metric: dict[str, Any] | None, floors: dict[str, Any
         reason = f"past the bound above {name}'s lower end, not above its upper: {found.reason}"
         return strict, replace(beyond, verdict="INCONCLUSIVE", reason=reason)
     return strict, replace(found, p_fail=beyond.p_fail)  # a FAIL is claimed against the upper end, and so is its p-value
+
+
+def looks_of(settings: Params, variant: str) -> Looks:
+    """Two looks where rounds may be added and a gate rule asks for something of this variant's decode rate; else one.
+
+    Rules only decide when to stop, never what a round measures: a changed margin makes no timing stale, which is why
+    `benchmark` does not depend on them in dvc.yaml.
+    """
+    setup = settings.amount.benchmark
+    own = [r for r in settings.gate.rules if r.metric == "speed_ratio" and (r.variants is None or variant in r.variants)]
+    bounds = tuple(bound_of(r).threshold for r in own) if variant != settings.reference else ()
+    return Looks(2 if bounds and (setup.max_rounds or 0) > setup.rounds else 1, bounds, settings.compare.between_runs.ratio)
 
 
 def worst(verdicts: list[Verdict]) -> Verdict:

@@ -41,9 +41,12 @@ PER_TOKEN: dict[str, Callable[[Columns], NDArray[Any]]] = {
     "moved_10pct": lambda c: (np.abs(np.exp(c["logp"]) - np.exp(c["logp_ref"])) > 0.1).astype(float),
     "ppl_ratio": lambda c: c["logp_ref"] - c["logp"],
 }
-PER_ITEM = {"acc": "acc_delta", "acc_delta": "acc_delta", "recovery": "recovery", "byte_ppl_ratio": "byte_ppl_ratio"}
+PER_ITEM = {"acc": "acc_delta"} | {name: name for name in ("acc_delta", "score_delta", "recovery", "byte_ppl_ratio")}
 CLOCKED = ("ms", "s", "tok/s")  # units that a machine's speed is in
-OF_MACHINES = ("speed_ratio", "prefill_ratio", "mbu", "peak_memory_bytes", "load_memory_bytes")  # and what else depends on it
+OF_MACHINES = (  # and what else depends on it
+    "speed_ratio", "prefill_ratio", "mbu", "mfu", "reference_drift", "failure_rate", "peak_memory_bytes", "load_memory_bytes",
+    "cuda_allocated_bytes", "cuda_reserved_bytes", "nvml_used_bytes",
+)  # fmt: skip
 
 
 def timed(name: str) -> bool:

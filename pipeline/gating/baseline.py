@@ -10,19 +10,17 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from pipeline import served
 from pipeline.core import artifacts, git
 from pipeline.core.errors import ArtifactError
 from pipeline.core.params import PARAMS, Params
+from pipeline.core.yamls import parse
 from pipeline.figures.builder import Builder
-from pipeline.judging import against, locked
+from pipeline.gating import dvc_lock, paired_difference
 from pipeline.numbers.definitions import is_served
 
 Row = dict[str, Any]
@@ -37,10 +35,11 @@ def wanted(given: str | None, settings: Params) -> str | None:
 
 @dataclass(frozen=True)
 class Baseline:
-    """A commit's results. lock: {path: md5} of what its pipeline wrote; results: {variant: metrics/<variant>.json}."""
+    """A commit's params.yaml as it was read, dvc.lock's {path: md5}, and results: {variant: metrics/<variant>.json}."""
 
     rev: str
     commit: str
+    params: Row = field(default_factory=dict)
     lock: dict[str, str] = field(default_factory=dict)
     results: dict[str, Row] = field(default_factory=dict)
 
@@ -51,77 +50,37 @@ class Baseline:
 
 def read(rev: str) -> Baseline:
     """A commit's results. Raises `ArtifactError` where it has none, or not those that its own pipeline wrote."""
-    if shutil.which("git") is None:
-        raise ArtifactError("no baseline: git is not installed")
     commit = git.line("rev-parse", "--verify", "--quiet", "--end-of-options", f"{rev}^{{commit}}")
     if commit is None:
         raise ArtifactError(f"no baseline: {rev!r} is no commit here; {NEXT}")
-    found = Baseline(rev, commit)
-    lock = show(found, locked.LOCK)
-    if lock is None:
-        raise ArtifactError(f"no baseline: {found.name} has no {locked.LOCK}, so no results; {NEXT}")
-    found.lock.update(locked.outputs(lock, f"{locked.LOCK} of {found.name}"))
-    for variant in _variants(found):
-        found.results.update(_result(found, variant))
-    if not found.results:
-        raise ArtifactError(f"no baseline: {found.name} holds no {artifacts.metrics('<variant>')}; {NEXT}")
-    return found
+    base = Baseline(rev, commit)
+    if (lock := git.show(commit, dvc_lock.LOCK)) is None:
+        raise ArtifactError(f"no baseline: {base.name} has no {dvc_lock.LOCK}, so no results; {NEXT}")
+    base.lock.update(dvc_lock.outputs(lock, f"{dvc_lock.LOCK} of {base.name}"))
+    then, _ = parse(Path(f"{PARAMS} of {base.name}"), (git.show(commit, PARAMS) or b"").decode(errors="replace"), ArtifactError)
+    if not isinstance(then, dict) or not isinstance(then.get("variants"), dict):
+        raise ArtifactError(f"no baseline: {PARAMS} of {base.name} names no variants; {NEXT}")
+    base.params.update(then)
+    # files of a variant that was taken out before are not its results
+    base.results.update({name: found for name in then["variants"] if (found := _written(base, artifacts.metrics(name)))})
+    if not base.results:
+        raise ArtifactError(f"no baseline: {base.name} holds no {artifacts.metrics('<variant>')}; {NEXT}")
+    return base
 
 
-def show(base: Baseline, path: Path) -> bytes | None:
-    """A file as it is at the baseline; None where it is not in git there."""
-    return git.show(base.commit, path)
-
-
-def _variants(base: Baseline) -> list[str]:
-    """Names in the baseline's own params: files of a variant that was taken out before are not its results."""
-    try:
-        return list(yaml.safe_load(show(base, PARAMS) or b"")["variants"])
-    except (yaml.YAMLError, KeyError, TypeError):
-        raise ArtifactError(f"no baseline: {PARAMS} of {base.name} names no variants; {NEXT}") from None
-
-
-def _result(base: Baseline, variant: str) -> dict[str, Row]:
-    result = _written(base, artifacts.metrics(variant))
-    if result is None:
-        return {}
-    if not isinstance(result, dict) or not isinstance(result.get("metrics"), dict):
-        raise ArtifactError(f"no baseline: {artifacts.metrics(variant)} of {base.name} is damaged; {NEXT}")
-    return {variant: result}
-
-
-def _written(base: Baseline, path: Path) -> Any:
+def _written(base: Baseline, path: Path) -> Row | None:
     """What a JSON file that the baseline's pipeline wrote holds; None where it is not there."""
-    content = show(base, path)
-    if content is None:
-        return None
-    if base.lock.get(path.as_posix()) != locked.md5(content):
-        raise ArtifactError(f"no baseline: {path} of {base.name} is not what its {locked.LOCK} says the pipeline wrote")
-    try:
-        return json.loads(content)
-    except ValueError:
-        raise ArtifactError(f"no baseline: {path} of {base.name} is damaged; {NEXT}") from None
-
-
-def _judged_against(base: Baseline) -> str | None:
-    """The reference that the baseline's own verdict names; None where there is none or it names none."""
-    try:
-        named = json.loads(show(base, artifacts.GATE) or b"")["reference"]
-    except (ValueError, KeyError, TypeError):
-        return None
-    return str(named)
+    content = git.show(base.commit, path)
+    if content is not None and base.lock.get(path.as_posix()) != dvc_lock.md5(content):
+        raise ArtifactError(f"no baseline: {path} of {base.name} is not what its {dvc_lock.LOCK} says the pipeline wrote")
+    return None if content is None else dict(json.loads(content))
 
 
 def _add_served(base: Baseline, settings: Params) -> None:
     """Put the figures of the baseline's servers beside its variants', if any rule asks for one; null with why where they are
     not there, or were asked for in another way than now."""
-    found: dict[str, Row] = {}
-    for name in base.results if served.judged(settings) else ():
-        figures = _written(base, path := artifacts.served(name))
-        if figures is not None and not served.whole(figures):
-            raise ArtifactError(f"no baseline: {path} of {base.name} is damaged; {NEXT}")
-        found |= {name: figures} if figures is not None else {}
-    served.add(base.results, settings, found)
+    names = base.results if served.judged(settings) else ()
+    served.add(base.results, settings, {n: found for n in names if (found := _written(base, artifacts.served(n)))})
 
 
 # --- differences -------------------------------------------------------------------------------------------------
@@ -137,8 +96,6 @@ def beside(base: Baseline, results: dict[str, Row], settings: Params) -> dict[st
     ours, theirs = results.get(ref, {}), base.results.get(ref, {})
     if not theirs or any(r.get("reference") != ref for r in base.results.values()):
         raise ArtifactError(f"no baseline: {base.name} measured against another reference than {ref}; {NEXT}")
-    if (judged := _judged_against(base)) not in (None, ref):
-        raise ArtifactError(f"no baseline: {base.name} was judged against another reference ({judged}) than {ref}; {NEXT}")
     if ours.get("base") != theirs.get("base"):
         raise ArtifactError(f"no baseline: {base.name} measured another base model; {NEXT}")
     _add_served(base, settings)
@@ -160,7 +117,7 @@ def _variant(base: Baseline, name: str, now: Row, names: list[str], settings: Pa
     had = then["metrics"]
     figures = _figures(base, name, now, then, [n for n in names if n in have and n in had], settings)
     if notes:
-        figures = {n: against.another_reference(n, figure, notes) for n, figure in figures.items()}
+        figures = {n: paired_difference.another_reference(n, figure, notes) for n, figure in figures.items()}
     lost = sorted(n for n, m in had.items() if m.get("value") is not None and _gone(have.get(n)))
     values = {n: had[n] for n in names if n in had}
     return {"figures": figures, "lost": lost, "new": sorted(have.keys() - had.keys()), "values": values, "known": True}
@@ -174,7 +131,7 @@ def _gone(metric: Row | None) -> bool:
 def _figures(base: Baseline, variant: str, now: Row, then: Row, names: list[str], settings: Params) -> dict[str, Row]:
     """{metric: its difference}: paired where the rows of both can be had, else from the two summaries."""
     same = {of: artifacts.digest(_part(now, of)) == artifacts.digest(_part(then, of)) for of in (True, False)}
-    found = {n: against.unchanged(n, now["metrics"][n]) for n in names if same[is_served(n)]}
+    found = {n: paired_difference.unchanged(n, now["metrics"][n]) for n in names if same[is_served(n)]}
     found = {n: m for n, m in found.items() if now["metrics"][n].get("value") is not None}
     names = [n for n in names if not same[is_served(n)]]
     if not names:
@@ -183,21 +140,21 @@ def _figures(base: Baseline, variant: str, now: Row, then: Row, names: list[str]
     why = {"token": "no rows of tokens", "item": "no rows of items"}
     try:
         ours, theirs = (artifacts.read_columns(p) for p in _rows(base, artifacts.tokens(variant), now, then))
-        found |= {n: m for n in names if (m := against.tokens_paired(b, n, ours, theirs))}
+        found |= {n: m for n in names if (m := paired_difference.tokens_paired(b, n, ours, theirs))}
     except (ArtifactError, KeyError) as e:
         why["token"] = str(e)
     try:
         answers = [artifacts.read_jsonl(p) for p in _rows(base, artifacts.answers(variant), now, then)]
-        paired = against.items_paired(b, *answers)
+        paired = paired_difference.items_paired(b, *answers)
         found |= {n: paired[n] for n in names if n in paired}
     except (ArtifactError, KeyError) as e:
         why["item"] = str(e)
     for n in names:
         if n not in found and now["metrics"][n].get("value") is not None and then["metrics"][n].get("value") is not None:
-            reason = why["item" if n.split("/")[0] in against.PER_ITEM else "token"]
+            reason = why["item" if n.split("/")[0] in paired_difference.PER_ITEM else "token"]
             machine = "client" if is_served(n) else "machine"
             same_machine = now.get(machine) == then.get(machine)
-            found[n] = against.unpaired(n, now["metrics"][n], then["metrics"][n], reason, same_machine=same_machine)
+            found[n] = paired_difference.unpaired(n, now["metrics"][n], then["metrics"][n], reason, same_machine=same_machine)
     return found
 
 
@@ -209,14 +166,14 @@ def _part(result: Row, of_server: bool) -> Row:
 
 def _rows(base: Baseline, path: Path, now: Row, then: Row) -> list[Path]:
     """The rows that this run's metrics and the baseline's were made from; each is checked against its recorded hash."""
-    known = locked.outputs(locked.LOCK.read_bytes()) if locked.LOCK.exists() else {}
+    known = dvc_lock.outputs(dvc_lock.LOCK.read_bytes()) if dvc_lock.LOCK.exists() else {}
     name, found = path.as_posix(), []
     for result, lock, commit in ((now, known, "HEAD"), (then, base.lock, base.commit)):
         sha256 = result.get("inputs", {}).get(name)
         here = path.exists() and artifacts.sha256_file(path) == sha256
         if not here and name not in lock:
-            raise ArtifactError(f"{name} stands in no {locked.LOCK}")
-        rows = path if here else locked.cached(name, lock[name], commit)
+            raise ArtifactError(f"{name} stands in no {dvc_lock.LOCK}")
+        rows = path if here else dvc_lock.cached(name, lock[name], commit)
         if artifacts.sha256_file(rows) != sha256:
             raise ArtifactError(f"{rows} is not what the metrics were made from")
         found.append(rows)

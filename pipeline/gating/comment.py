@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from pipeline.core import artifacts
-from pipeline.numbers.shown import number, show
+from pipeline.numbers.shown import dequantized, number, show
 
 FILE = artifacts.ARTIFACTS / "comment.md"
 MARK = "<!-- quantgate -->"
@@ -37,13 +37,14 @@ def render(verdict: Row, results: dict[str, Row], beside: Row | None) -> str:
     advisory = {n: v for n, v in verdict["variants"].items() if not v["required"]}
     lines = [MARK, f"### quantgate: {verdict['verdict']}{where}", ""]
     lines += [_line(n, v) for n, v in required.items()]
+    lines += [f"- looser than at the baseline: {_safe(str(change))}" for change in verdict["loosened"]]
     lines += ["", *_deltas(required or advisory, results, beside)]
     lines += [
         "",
         f"Brackets: {_confidence(verdict):g} % intervals{'; arrows: from the baseline to this change' if beside else ''}."
-        f" Reference: `{_safe(verdict['reference'])}`.",
+        f" Reference: `{_safe(ref := verdict['reference'])}`{_safe(dequantized(results.get(ref, {})))}.",
     ]
-    lines += [f"- loosened on new evidence: {_safe(note)}" for note in verdict.get("loosened", [])]
+    lines += [] if beside else ["No baseline was named, so the rules were not compared with earlier ones."]
     head = lines
     lines = ["", f"<details><summary>All rules, {len(required)} required and {len(advisory)} advisory variants</summary>", ""]
     lines += [_line(n, v) for n, v in advisory.items()]

@@ -1,0 +1,94 @@
+"""Freshness: whether the results and the verdict on file still follow from what is here.
+
+DVC compares every file, param and command with dvc.lock, so that a forgotten rerun, a bad merge and an edit by hand are
+seen. What it does not see is a local model (`model.path`) that changed since its download.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pipeline.core import artifacts
+from pipeline.core.droppings import data_files
+from pipeline.core.errors import ArtifactError
+from pipeline.core.model_config import wanted
+from pipeline.core.params import Params, PathModel
+
+ABSENT = ("deleted", "not in cache")  # DVC's words for a file that is not in the folder, or whose copy its cache lacks
+SHOWN = 8
+SUFFIXES = (".py", ".yaml", ".jsonl", ".txt")
+SOURCES = ("evalsets", "envs", "constraints.txt", "pipeline/protocol.yaml")
+JUDGED_BY = {"compare", "gate", "reference", "seed", "tier", "variants"}  # sections of params.yaml
+
+
+def inputs(settings: Params) -> dict[str, str]:
+    """Digests of what a verdict rests on beside the results: data, packages, protocol and params."""
+    digests = {}
+    for path in map(Path, SOURCES):
+        files = [p for p in data_files(path, "**/*") if p.suffix in SUFFIXES] if path.is_dir() else [path]
+        digests[str(path)] = artifacts.digest({p.as_posix(): artifacts.sha256_file(p) for p in files if p.exists()})
+    return digests | {"params": artifacts.digest(settings.model_dump(include=JUDGED_BY))}
+
+
+def check(settings: Params) -> list[str]:
+    """Paths that are not in this folder, so that they could not be compared. Raises `ArtifactError` if any other differs."""
+    changed, absent = status()
+    if source := changed_source(settings):
+        raise ArtifactError(
+            f"the local model is not what was downloaded: {_some(source)}; run `dvc repro -f download`, then `dvc repro`"
+        )
+    if changed:
+        raise ArtifactError(f"the results are stale; missing or changed: {_some(changed)}; run `dvc repro`")
+    return absent
+
+
+def _some(names: list[str]) -> str:
+    more = len(names) - SHOWN
+    return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def status() -> tuple[list[str], list[str]]:
+    """(what differs from dvc.lock, what is absent), of all that the stage `gate` follows from.
+
+    Raises `ArtifactError` where DVC cannot say: no project, a damaged dvc.lock, another dvc at work.
+    """
+    from dvc.exceptions import DvcException
+    from dvc.repo import Repo
+
+    try:
+        with Repo() as repo:
+            stages = repo.status(targets=["gate"], with_deps=True)
+    except DvcException as e:
+        why = " ".join(str(e).split())
+        raise ArtifactError(f"DVC cannot compare the results with dvc.lock ({why}); see `dvc status`") from None
+    changed: set[str] = set()
+    absent: set[str] = set()
+    for stage, faults in stages.items():
+        for fault in faults:
+            if isinstance(fault, str):  # "changed command"
+                changed.add(f"stage {stage} ({fault})")
+                continue
+            for path, state in next(iter(fault.values())).items():
+                if isinstance(state, dict):
+                    changed |= {f"{path} ({key})" for key in state}
+                elif state not in ABSENT or Path(artifacts.ARTIFACTS) not in Path(path).parents:  # reports are in git
+                    changed.add(path if Path(path).exists() else f"{path} (missing)")
+                elif not Path(path).exists():
+                    absent.add(path)
+    named = [c for c in changed if not any(other.startswith((f"{c}/", f"{c} (")) for other in changed)]
+    return sorted(named), sorted(absent)
+
+
+def changed_source(settings: Params) -> list[str]:
+    """Files of a local model that are no longer those that were downloaded from it."""
+    if not isinstance(settings.model, PathModel) or not (artifacts.BASE / artifacts.MANIFEST).exists():
+        return []
+    manifest, folder = artifacts.read_manifest(artifacts.BASE), settings.model.folder
+    then = {name: facts["sha256"] for name, facts in manifest["files"].items()} | (manifest.get("repaired") or {})
+    given = manifest.get("given")
+    if given is not None:  # the others were made by `download`
+        added = {f.name for f in wanted(folder, settings.model.trust_remote_code)} - set(given)
+        then = {name: sha256 for name, sha256 in then.items() if name in given} | dict.fromkeys(added)
+    folder = folder.parent if folder.suffix == ".gguf" else folder
+    paths = {folder / name: sha256 for name, sha256 in then.items()}
+    return [str(p) for p, sha256 in paths.items() if not p.exists() or artifacts.sha256_file(p) != sha256]

@@ -1,0 +1,56 @@
+"""The verdict that a merge goes by: fresh results, judged by rules that are no looser than at the commit merged into."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline import served
+from pipeline.core import artifacts
+from pipeline.core.errors import ArtifactError
+from pipeline.core.params import Params
+from pipeline.gating import baseline, freshness, policy, verdicts
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Merge:
+    """beside: see `baseline.beside`, None where nobody names a baseline; absent: files that could not be compared."""
+
+    verdict: Row
+    results: dict[str, Row]
+    beside: Row | None
+    absent: list[str]
+
+
+def load_results(settings: Params) -> dict[str, Row]:
+    """{variant: its metrics} of those that are there; a file that `compare` did not write is an error."""
+    results = {n: artifacts.read_json(artifacts.metrics(n)) for n in settings.variants if artifacts.metrics(n).exists()}
+    for name, result in results.items():
+        if not isinstance(result, dict) or not isinstance(result.get("metrics"), dict) or "asked" not in result:
+            raise ArtifactError(f"{artifacts.metrics(name)} is damaged; delete it and run `dvc repro`")
+    served.add(results, settings)
+    return results
+
+
+def judge(settings: Params, rev: str | None = None) -> Merge:
+    """Judge the results on file as a merge does. rev: the commit merged into; else QUANTGATE_BASELINE or gate.baseline.
+
+    Raises `ArtifactError` for whatever keeps a verdict from being given: results that are stale, a baseline that is asked for
+    and not there.
+    """
+    if rev is not None and not rev.strip():
+        raise ArtifactError("no baseline: --baseline is empty; name the commit merged into, or leave it out")
+    absent = freshness.check(settings)
+    results, beside, loosened = load_results(settings), None, []
+    if (named := baseline.wanted(rev, settings)) is not None:
+        base = baseline.read(named)
+        beside = baseline.beside(base, results, settings)
+        loosened = policy.compare(settings, base.params, results)
+    elif any(rule.against == "baseline" for rule in settings.gate.rules):
+        raise ArtifactError(
+            f"no baseline: params.yaml has rules against it; name the commit: --baseline, {baseline.VARIABLE} or gate.baseline"
+        )
+    verdict = policy.hold(dict(artifacts.jsonable(verdicts.of(results, settings, beside))), loosened)
+    return Merge(verdict, results, beside, absent)
