@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import fnmatch
-import hashlib
 import json
 import math
 import re
 import struct
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
-from importlib import metadata
 from pathlib import Path
 from typing import TypeAlias
 
-from pipeline.core import artifacts
 from pipeline.core.droppings import data_files
 from pipeline.core.errors import ArtifactError, ParamsError
 from pipeline.core.explain import did_you_mean
@@ -107,30 +104,18 @@ class Skeleton:
 
     matrices: dict[str, Matrix]
     tied: dict[str, str]
-    unread: list[str]
+    unread: tuple[str, ...]
     head: str
 
 
 def skeleton(folder: Path) -> Skeleton | None:
     """The model of a folder's config.json, built without memory; None if its class is not known here or is code of its own."""
     file = folder / "config.json"
-    return _skeleton(str(folder.resolve()), file.read_bytes()) if file.exists() else None
+    return _skeleton(str(folder.resolve()), file.stat().st_mtime_ns) if file.exists() else None
 
 
 @lru_cache
-def _skeleton(folder: str, config: bytes) -> Skeleton | None:
-    """`_built`, kept by config and release of transformers, whose import takes seconds."""
-    asked = hashlib.sha256(config + metadata.version("transformers").encode()).hexdigest()
-    kept = artifacts.ARTIFACTS / "skeletons" / f"{asked}.json"
-    if kept.exists():
-        own = artifacts.read_json(kept)
-        return Skeleton(**own | {"matrices": {name: Matrix(**matrix) for name, matrix in own["matrices"].items()}})
-    if built := _built(folder):
-        artifacts.write_json(kept, asdict(built))
-    return built
-
-
-def _built(folder: str) -> Skeleton | None:
+def _skeleton(folder: str, changed: int) -> Skeleton | None:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.pytorch_utils import Conv1D
@@ -160,7 +145,7 @@ def _built(folder: str) -> Skeleton | None:
                 if tensor.dim() == 3:
                     count, outputs, inputs = tensor.shape if not turned else (tensor.shape[0], *tensor.shape[:0:-1])
                     found[f"{name}.{own}"] = Matrix("Experts", outputs, inputs, False, block, count)
-    unread = [*(model._keys_to_ignore_on_load_unexpected or ()), r"rotary_emb\.inv_freq$", r"(^|\.)position_ids$"]
+    unread = (*(model._keys_to_ignore_on_load_unexpected or ()), r"rotary_emb\.inv_freq$", r"(^|\.)position_ids$")
     return Skeleton(found, dict(getattr(model, "all_tied_weights_keys", None) or {}), unread, name_of_head)
 
 

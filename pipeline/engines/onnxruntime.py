@@ -130,7 +130,7 @@ class OnnxRuntimeEngine:
         Two tokens at least are read at a time: one alone goes through kernels for decoding, which round in another way.
         """
         at = max(0, min(common_prefix(self.kept, ids), start, len(ids) - 2))
-        if len(ids) + more >= self.room:
+        if not self.cache_names or len(ids) + more >= self.room:  # a state of convolutions cannot be rewound
             at, self.room = 0, min(self.max_length, ROOM * ((len(ids) + more) // ROOM + 1))
             self.reader = self._generator(self.room)
         else:

@@ -48,7 +48,7 @@ def quantize(
     with tempfile.TemporaryDirectory() as cache:
         command = [
             sys.executable, "-m", "onnxruntime_genai.models.builder", "-m", str(model_dir), "-i", str(model_dir),
-            "-o", str(out_dir), "-p", precision, "-e", "cpu", "-c", cache, "--extra_options", "hf_token=false", *options,
+            "-o", str(out_dir), "-p", precision, "-e", "cpu", "-c", cache, "--extra_options", "hf_token=false", "windowed_kv_cache=false", *options,
         ]  # fmt: skip
         env = os.environ | {"GIT_DIR": os.devnull}  # else it stamps the graph with the commit of the repository around .venv
         try:
