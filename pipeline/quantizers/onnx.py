@@ -43,12 +43,13 @@ def quantize(
             raise Unsupported(f"quantizer 'onnx' needs {needed}; pip install onnxruntime-genai onnx-ir -c constraints.txt")
     kept = kept_layers(model_dir, keep)
     nodes = _nodes(kept)
-    options = [f"block_size={block_size}"] if precision != "fp32" else []
+    options = ["hf_token=false", "windowed_kv_cache=false"]  # a cache of a window cannot be taken back to what texts share
+    options += [f"block_size={block_size}"] if precision != "fp32" else []
     options += [f"nodes_to_exclude={','.join(nodes)}"] if nodes else []
     with tempfile.TemporaryDirectory() as cache:
         command = [
             sys.executable, "-m", "onnxruntime_genai.models.builder", "-m", str(model_dir), "-i", str(model_dir),
-            "-o", str(out_dir), "-p", precision, "-e", "cpu", "-c", cache, "--extra_options", "hf_token=false", "windowed_kv_cache=false", *options,
+            "-o", str(out_dir), "-p", precision, "-e", "cpu", "-c", cache, "--extra_options", *options,
         ]  # fmt: skip
         env = os.environ | {"GIT_DIR": os.devnull}  # else it stamps the graph with the commit of the repository around .venv
         try:
