@@ -19,7 +19,7 @@ repro: .venv/installed  ## install what is missing, run the whole pipeline, prin
 	@python -m pipeline.report --summary
 
 test: .venv/installed  ## install what is missing, check style and types, run the tests
-	ruff check pipeline tests evalsets && ruff format --check pipeline tests evalsets && mypy pipeline tests/bench
+	ruff check pipeline tools tests evalsets && ruff format --check pipeline tools tests evalsets && mypy pipeline tools tests/bench
 	pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 bench: .venv/installed  ## what the figures are checked against, after `make repro`; an hour, nothing else may run

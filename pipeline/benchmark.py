@@ -82,7 +82,7 @@ def timed(settings: Params, variant: str, threads: int) -> tuple[list[Row], Row]
         device, dtypes = a.facts["device"], [m["dtype"] for m in models.values()]
         rates = b.cpu_rates(threads, dtypes) if device == "cpu" else hardware.rates(threads, device, dtypes)
         rows, told = in_rounds(a, b, setup, asked, looks, rounds.confidence(settings))
-        plan = sweep.plan(setup, min(a.facts["max_length"], len(prompts.ids)))
+        plan = sweep.plan(setup, min(a.facts["max_length"], len(prompts.source)))
         sweep.fill(plan, prompts)
         rows += sweep.run(a, plan)
         loads = {"variant": a.facts, "reference": b.facts}

@@ -10,7 +10,7 @@ import itertools
 import math
 from pathlib import Path
 
-from pipeline import engines, evalset, fit, from_gguf, hardware, power, quantizers, served, sound
+from pipeline import engines, evalset, fit, from_gguf, hardware, power, quantizers, sound
 from pipeline.core import artifacts, cli, params
 from pipeline.core.droppings import data_files
 from pipeline.core.errors import ParamsError, QuantgateError
@@ -22,7 +22,8 @@ from pipeline.numbers import sweep
 from pipeline.numbers.definitions import is_served
 from pipeline.numbers.metrics import TOKEN_PARTS
 from pipeline.overlap import measured_rows, refuse_overlap
-from pipeline.serving import able
+from pipeline.preflight import servers
+from pipeline.serving import results
 
 SCORED = ("acc", "acc_delta", "score_delta", "recovery", "flips_to_wrong", "flips_to_right", "p_mcnemar")
 BY_TASK = (*SCORED, "byte_ppl", "byte_ppl_ratio")
@@ -53,11 +54,11 @@ def faults(settings: Params) -> list[str]:
     for k, rule in enumerate(settings.gate.rules):
         collect(f"params.yaml: gate.rules.{k}", bound_of, rule)
         collect(f"params.yaml: gate.rules.{k}", _check_part, rule.metric, settings)
-        collect(f"params.yaml: gate.rules.{k}", served.check_rule, rule, settings)
+        collect(f"params.yaml: gate.rules.{k}", servers.check_rule, rule, settings)
     collect("params.yaml: calibration.set", evalset.load_texts, Path(settings.calibration.set))
     collect("params.yaml: diverge.corpus", evalset.load_texts, Path(settings.diverge.corpus))
     collect("params.yaml: diverge.trajectories.prompts", evalset.load_prompts, Path(settings.diverge.trajectories.prompts))
-    found += able.faults(settings)
+    found += servers.faults(settings)
     if settings.serving.variants:
         collect("params.yaml: serving.prompts", evalset.load_texts, Path(settings.serving.prompts))
     collect("params.yaml: benchmark.prompts", evalset.load_texts, Path(settings.benchmark.prompts))
@@ -142,7 +143,7 @@ def _check_part(metric: str, settings: Params) -> None:
     stem, _, part = metric.partition("/")
     parts = [*settings.amount.tasks, "all"]
     if is_served(metric):
-        served.check_metric(metric, settings)
+        servers.check_metric(metric, settings)
         return
     if stem == "truncated" and part in ("", *settings.amount.tasks):
         return
@@ -188,12 +189,12 @@ def main() -> None:
     if found:
         raise ParamsError("\n       ".join(found))
     artifacts.write_json(CHECKED, {"status": "ok"})
-    served.write_asked(settings)
+    results.write_asked(settings)
     for line in power.told(settings):
         cli.say("power", line)
-    for line in more_than_there(settings) + fit.told(settings) + able.told(settings):
+    for line in more_than_there(settings) + fit.told(settings) + servers.unsupported(settings):
         cli.say("check", line)
-    for line in served.told(settings):
+    for line in servers.inconclusive(settings):
         cli.say("power", line)
     if not hardware.MACHINE.exists():  # DVC asks for it before a stage that times could write it
         hardware.note()

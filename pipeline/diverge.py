@@ -13,14 +13,13 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-import typer
 
-from pipeline import attest, engines, free_run, llamacpp_compat
+from pipeline import attest, engines, free_run
 from pipeline.core import artifacts, cli, isolate, params, quiet
-from pipeline.core.errors import ArtifactError, InvalidVariant, NoResult, ParamsError
+from pipeline.core.errors import ArtifactError, InvalidVariant, NoResult
 from pipeline.engines import ROWS, Engine
 from pipeline.numbers.distributions import compare_parts
 from pipeline.store import Store, Window, batches
@@ -178,21 +177,9 @@ def measured(variant: str, settings: params.Params) -> str:
     return f"{meta['status']}: {meta['reason']}"
 
 
-def main(
-    variant: str,
-    llamacpp_compatible: Annotated[
-        Path | None, typer.Option(help="A text: measure on it as llama-perplexity does, write nothing.")
-    ] = None,
-    against: Annotated[str | None, typer.Option(help="With it: the variant to compare with (default: the reference).")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="With it: print JSON.")] = False,
-) -> None:
+def main(variant: str) -> None:
     """Compare VARIANT's next-token distributions with the reference's."""
     quiet.before_sharing_cores()
-    if llamacpp_compatible is not None:
-        llamacpp_compat.main(variant, llamacpp_compatible, against, as_json)
-        return
-    if against is not None or as_json:
-        raise ParamsError("--against and --json belong to --llamacpp-compatible TEXT; name the text, or leave them out")
     watch = artifacts.Stopwatch("diverge", variant)
     settings = params.load()
     settings.variant(variant)

@@ -15,58 +15,21 @@ from typing import Any
 
 from pipeline import engines
 from pipeline.core import artifacts, cli, isolate, params
-from pipeline.core.errors import ArtifactError, DataError, InvalidVariant, Unsupported
-from pipeline.core.model_config import leading
+from pipeline.core.errors import ArtifactError, InvalidVariant, Unsupported
 from pipeline.core.params import Diverge, Tier
 from pipeline.engines import ROWS, Sampling
 from pipeline.evalset import Row, choose, load_prompts, load_texts, sets_digest
 from pipeline.evalset.chats import refuse_chats
+from pipeline.evalset.windows import corpus_windows, prompt_ids
 from pipeline.partial import Partial
 from pipeline.store import Window, estimate_bytes, key_of, refuse_if_too_large, shards
 
 CODE = (  # other code may make another store
     "engines/__init__.py", "engines/_gptq.py", "engines/_head.py", "engines/hf.py",
-    "evalset/__init__.py", "partial.py", "reference.py", "store.py",
+    "evalset/__init__.py", "evalset/windows.py", "partial.py", "reference.py", "store.py",
 )  # fmt: skip
 
 OTHERWISE = "rounded_otherwise"  # logits of a shard that the model's own pass rounds to a neighbour
-
-
-def corpus_windows(documents: list[Row], tokenizer: Any, length: int, skipped: Counter[str] | None = None) -> list[Window]:
-    """Cut each document into windows of at most `length` tokens.
-
-    A rest of fewer than 8 tokens, or of padding only, is left out and counted in `skipped`: it has no figure, not 0.
-    Where the tokenizer puts a BOS in front of a text, every window gets it, unscored: a model that expects it would
-    otherwise be measured in contexts that it never meets.
-    """
-    lead = tuple(leading(tokenizer))
-    pad = getattr(tokenizer, "pad_token_id", None)
-    step = length - len(lead)
-    skipped = Counter() if skipped is None else skipped
-    found = []
-    for document in documents:
-        ids = tokenizer(document["text"], add_special_tokens=False).input_ids
-        for k, at in enumerate(range(0, len(ids), step)):
-            piece = tuple(ids[at : at + step])
-            if set(piece) == {pad}:
-                skipped["padding"] += 1
-            elif len(piece) < 8:
-                skipped["short"] += 1
-            else:
-                found.append(
-                    Window(document["domain"], f"{document['id']}#{k}", document["id"], lead + piece, 1, document["domain"])
-                )
-    return found
-
-
-def prompt_ids(row: Row, tokenizer: Any) -> list[int]:
-    """A prompt's tokens: plain text as it is, without an end that the tokenizer appends; a chat through the model's template."""
-    if "messages" not in row:
-        return leading(tokenizer) + list(tokenizer(row["prompt"], add_special_tokens=False).input_ids)
-    if not tokenizer.chat_template:
-        raise DataError(f"prompt {row['id']} is a chat and the model has no chat template; choose plain prompts")
-    text = tokenizer.apply_chat_template(row["messages"], add_generation_prompt=True, tokenize=False)
-    return list(tokenizer(text, add_special_tokens=False).input_ids)
 
 
 def trajectories(

@@ -1,8 +1,6 @@
 """report: report.md, report.html, figures -> reports/
 
-`--summary` prints the table, what each stage took, and where to look, `--first` two rows of it before the rest is measured;
-`--bundle` packs what another machine needs to check
-the claim, and `--compare` lays such a pack of another machine beside the results here.
+`--summary` prints the table, what each stage took, and where to look, `--first` two rows of it before the rest is measured.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ from typing import Annotated, Any
 
 import typer
 
-from pipeline import served
 from pipeline.core import artifacts, cli, params
 from pipeline.core.errors import ArtifactError, ParamsError, QuantgateError
 from pipeline.core.params import Params
@@ -24,8 +21,9 @@ from pipeline.gating import freshness, verdicts
 from pipeline.numbers import sweep
 from pipeline.numbers.definitions import is_served
 from pipeline.numbers.shown import dequantized, n_of
-from pipeline.pages import advice, bundle, charts, latency, machines, pareto, pictures, speed, tradeoff, where, words
+from pipeline.pages import advice, charts, latency, pareto, pictures, speed, tradeoff, where, words
 from pipeline.pages.words import show
+from pipeline.serving import results as server_results
 
 FIGURES = artifacts.REPORTS / "figures"
 README_MARKS = ("<!-- results -->", "<!-- /results -->")
@@ -169,7 +167,7 @@ def tradeoff_csv(numbers: dict[str, dict[str, float]]) -> str:
 def write(settings: Params) -> None:
     """Write pictures, pages and the numbers that DVC compares."""
     results, verdict = load_results(settings)
-    figures, faults = served.current(results, settings)
+    figures, faults = server_results.current(results, settings)
     prompts = settings.amount.benchmark.prompt_tokens, sweep.BATCH_PROMPT
     table = tradeoff.view(results, figures, faults, prompts, settings.compare.confidence, show)
     drawn = draw(results, verdict, settings, figures)
@@ -244,33 +242,17 @@ def write_readme(path: Path = Path("README.md")) -> None:
     artifacts.write_between(path, README_MARKS, f"\n{body}\n")
 
 
-def side_by_side(settings: Params, other: Path) -> str:
-    """This machine's results beside a bundle's, as Markdown."""
-    theirs = bundle.read(other)
-    results, verdict = load_results(settings)
-    here = {"conditions": bundle.conditions(settings, results, verdict), "results": results, "verdict": verdict}
-    return machines.side_by_side(artifacts.jsonable(here), theirs | {"conditions": theirs["index"]["conditions"]})
-
-
 def main(
     summary: Annotated[bool, typer.Option("--summary", help="Print the table; write nothing.")] = False,
     first: Annotated[bool, typer.Option("--first", help="Print the first variant that decides, before all are measured.")] = False,
     readme: Annotated[bool, typer.Option("--readme", help="Copy the results into README.md; write nothing else.")] = False,
-    pack: Annotated[Path | None, typer.Option("--bundle", help="Pack what another machine needs to check the claim.")] = None,
-    other: Annotated[Path | None, typer.Option("--compare", help="Lay another machine's bundle beside these results.")] = None,
 ) -> None:
     """Write the report from metrics and verdicts."""
-    options = {"--summary": summary, "--first": first, "--readme": readme, "--bundle": pack, "--compare": other}
+    options = {"--summary": summary, "--first": first, "--readme": readme}
     asked = [name for name, given in options.items() if given]
     if len(asked) > 1:
         raise ParamsError(f"{' and '.join(asked)} exclude each other: each does one thing and no more; give one")
     settings = params.load()
-    if pack:
-        index = bundle.pack(settings, pack)
-        told = ", ".join(f"{len(index[k])} {k}" for k in ("files", "absent", "hidden"))
-        cli.say("report", f"{pack}: {told}, {pack.stat().st_size / 1e6:.1f} MB")
-    if other:
-        print(side_by_side(settings, other))
     if readme:
         write_readme()
     if summary:

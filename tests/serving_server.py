@@ -139,110 +139,69 @@ def plain(h: Handler, body: Body) -> None:
     h.done()
 
 
+def stream(*steps: Any, chunked: bool = True) -> Callable[[Handler, Body], None]:
+    """A play of steps: a text, (text, finish), a number of tokens as usage, bytes, an event, or a call with the handler."""
+
+    def play(h: Handler, body: Body) -> None:
+        h.start(chunked)
+        for step in steps:
+            if callable(step):
+                step(h)
+            elif isinstance(step, (str, tuple)):
+                h.text(*([step] if isinstance(step, str) else step))
+            else:
+                (h.usage if isinstance(step, int) else h.raw if isinstance(step, bytes) else h.event)(step)
+
+    return play
+
+
+def wait(h: Handler) -> None:
+    """Nothing, for longer than anybody waits."""
+    threading.Event().wait(3)
+
+
+def pause(h: Handler) -> None:
+    time.sleep(0.05)  # a reset overtakes what is still on its way
+
+
+def close(h: Handler) -> None:
+    h.close_connection = True
+
+
 def many(h: Handler, body: Body) -> None:
     """10 events carry 40 tokens."""
-    h.start()
-    for k in range(10):
-        h.text(f" {k} a b c")
-    h.text(None, "length")
-    if not str(body["prompt"]).endswith("silent"):
-        h.usage(40)
-    h.done()
+    is_silent = str(body["prompt"]).endswith("silent")
+    stream(*(f" {k} a b c" for k in range(10)), (None, "length"), *([] if is_silent else [40]), Handler.done)(h, body)
 
 
 def reasoning(h: Handler, body: Body) -> None:
-    field = str(body["messages"][-1]["content"]).split(" ")[1]
+    words = str(body["messages"][-1]["content"]).split(" ")
     h.start()
     h.text("", role="assistant")
-    h.text(None, **{field: "hm"})
-    h.text(None, **{field: " so"})
-    if not body["messages"][-1]["content"].endswith("only"):
+    for thought in ("hm", " so"):
+        h.text(None, **{words[1]: thought})
+    if words[-1] != "only":
         h.text("yes")
     h.text(None, "stop")
     h.usage(3)
     h.done()
 
 
-def in_band(h: Handler, _: Body) -> None:
-    h.start()
-    h.text(" a")
-    h.event({"error": {"message": "out of memory", "code": 500}})
-    h.done()
-
-
-def cut(h: Handler, _: Body) -> None:
-    """The connection closes inside a chunked body."""
-    h.start()
-    h.text(" a")
-    h.text(" b")
-    h.close_connection = True
-
-
-def ended(h: Handler, _: Body) -> None:
-    """The body has no length, so its close looks like an end, and is none."""
-    h.start(chunked=False)
-    h.text(" a")
-
-
-def reset(h: Handler, _: Body) -> None:
-    h.start()
-    h.text(" a")
-    time.sleep(0.05)  # a reset overtakes what is still on its way
-    h.reset()
-
-
-def mute(h: Handler, _: Body) -> None:
-    h.reset()
-
-
-def unavailable(h: Handler, _: Body) -> None:
-    h.json(503, {"error": {"message": "model is loading"}}, Retry_After="3")
-
-
-def no_stream(h: Handler, _: Body) -> None:
-    h.json(200, {"error": "streams are switched off"})
-
-
-def hang(h: Handler, _: Body) -> None:
-    """Headers and a token, then nothing for longer than anybody waits."""
-    h.start()
-    h.text(" a")
-    h.server_hung = threading.Event()  # type: ignore[attr-defined]
-    h.server_hung.wait(5)  # type: ignore[attr-defined]
-
-
-def one(h: Handler, _: Body) -> None:
-    h.start()
-    h.text(" yes", "stop")
-    h.usage(1)
-    h.done()
-
-
 def early(h: Handler, body: Body) -> None:
     """An end token at a length that depends on the prompt, whatever was asked for."""
     n = int(str(body["prompt"]).split(" ")[1])
-    h.start()
-    for k in range(n):
-        h.text(f" {k}")
-    h.text(None, "stop")
-    h.usage(n)
-    h.done()
+    stream(*(f" {k}" for k in range(n)), (None, "stop"), n, Handler.done)(h, body)
 
 
-def aborted(h: Handler, _: Body) -> None:
-    h.start()
-    h.text(" a", "abort")
-    h.done()
+def in_stream(h: Handler, body: Body) -> None:
+    """A token, an error as the prompt spells it, and then an end as if nothing had been."""
+    stream(" a", str(body["prompt"]).partition(" ")[2].encode() + b"\n\n", (None, "stop"), 1, Handler.done)(h, body)
 
 
-def not_json(h: Handler, _: Body) -> None:
-    h.start()
-    h.event("<html>bad gateway</html>")
-
-
-def odd_shape(h: Handler, _: Body) -> None:
-    h.start()
-    h.event({"choices": ["text"]})
+def halves(h: Handler, body: Body) -> None:
+    """A character in two escaped halves, an event each, and then half of one; usage unless the prompt ends in silent."""
+    is_silent = str(body["prompt"]).endswith("silent")
+    stream(" \ud83d", "\ude00", "\ud83d", (None, "stop"), *([] if is_silent else [3]), Handler.done)(h, body)
 
 
 def awkward(h: Handler, _: Body) -> None:
@@ -258,81 +217,29 @@ def awkward(h: Handler, _: Body) -> None:
     h.raw(b"\n\n" + b'data: {"choices": [{"index": 0, "text": "a"}]}\n\ndata: {"choices": [{"index": 0, "text": "b"}]}\n\n')
     h.raw(b'data: {"choices": [{"index": 0, "text": "\xff\xfe", "finish_reason": "stop"}]}\n\n')
     h.usage(5)
-    h.raw(b"data: [DONE]\n\n")
-    h.wfile.write(b"0\r\n\r\n")
-
-
-def held_open(h: Handler, _: Body) -> None:
-    """A whole reply with its usage, and no [DONE]: the connection stays open."""
-    h.start()
-    h.text(" a")
-    h.text(None, "length")
-    h.usage(1)
-    threading.Event().wait(3)
-
-
-def dropped(h: Handler, _: Body) -> None:
-    """A whole reply with its usage, and then a reset."""
-    h.start()
-    h.text(" a", "length")
-    h.usage(1)
-    time.sleep(0.05)
-    h.reset()
-
-
-def late_error(h: Handler, _: Body) -> None:
-    """A whole reply with its usage, and then an error."""
-    h.start()
-    h.text(" a", "length")
-    h.usage(1)
-    h.event({"error": {"message": "out of memory"}})
     h.done()
 
 
-def in_stream(h: Handler, body: Body) -> None:
-    """A token, an error as the prompt spells it, and then an end as if nothing had been."""
-    h.start()
-    h.text(" a")
-    h.raw(str(body["prompt"]).partition(" ")[2].encode() + b"\n\n")
-    h.text(None, "stop")
-    h.usage(1)
-    h.done()
-
-
-def loose(h: Handler, _: Body) -> None:
-    """What real servers add to a stream: a byte order mark, events without data, pings in words and in JSON."""
-    h.start()
-    h.raw(b'\xef\xbb\xbfdata: {"choices": [{"index": 0, "text": "z"}]}\n\n')
-    h.raw(b"data:\n\nid: 7\n\nretry: 10\n\nevent: ping\ndata: 2026-11-30 12:00\n\nevent: ping\ndata: {}\n\n")
-    h.raw('data: {"choices": [{"index": 0, "text": "wölf", "finish_reason": "stop"}]}\n\n'.encode())
-    h.usage(2)
-    h.done()
-
-
-def halves(h: Handler, body: Body) -> None:
-    """A character in two escaped halves, an event each, and then half of one; usage unless the prompt ends in silent."""
-    h.start()
-    for half in (" \ud83d", "\ude00", "\ud83d"):
-        h.text(half)
-    h.text(None, "stop")
-    if not str(body["prompt"]).endswith("silent"):
-        h.usage(3)
-    h.done()
-
-
-def open_end(h: Handler, _: Body) -> None:
-    """[DONE], and then the connection stays open."""
-    h.start()
-    h.text(" a", "length")
-    h.usage(1)
-    h.event("[DONE]")
-    threading.Event().wait(3)
-
-
-PLAYS = {
-    "many": many, "reasoning": reasoning, "in_band": in_band, "cut": cut, "ended": ended, "reset": reset, "mute": mute,
-    "unavailable": unavailable, "no_stream": no_stream, "hang": hang, "one": one, "early": early, "aborted": aborted,
-    "not_json": not_json, "odd_shape": odd_shape, "awkward": awkward, "open_end": open_end,
-    "halves": halves, "loose": loose, "in_stream": in_stream,
-    "held_open": held_open, "dropped": dropped, "late_error": late_error,
+OOM = {"error": {"message": "out of memory", "code": 500}}
+LOOSE = (  # what real servers add to a stream: a byte order mark, events without data, pings in words and in JSON
+    b'\xef\xbb\xbfdata: {"choices": [{"index": 0, "text": "z"}]}\n\n',
+    b"data:\n\nid: 7\n\nretry: 10\n\nevent: ping\ndata: 2026-11-30 12:00\n\nevent: ping\ndata: {}\n\n",
+    'data: {"choices": [{"index": 0, "text": "wölf", "finish_reason": "stop"}]}\n\n'.encode(),
+)
+PLAYS: dict[str, Callable[[Handler, Body], None]] = {
+    "many": many, "reasoning": reasoning, "early": early, "in_stream": in_stream, "halves": halves, "awkward": awkward,
+    "one": stream((" yes", "stop"), 1, Handler.done), "loose": stream(*LOOSE, 2, Handler.done),
+    # failures
+    "in_band": stream(" a", OOM, Handler.done), "aborted": stream((" a", "abort"), Handler.done),
+    "late_error": stream((" a", "length"), 1, OOM, Handler.done),
+    "cut": stream(" a", " b", close),  # inside a chunked body
+    "ended": stream(" a", chunked=False),  # the body has no length, so its close looks like an end, and is none
+    "reset": stream(" a", pause, Handler.reset), "mute": lambda h, _: h.reset(), "hang": stream(" a", wait, wait),
+    "not_json": stream(b"data: <html>bad gateway</html>\n\n"), "odd_shape": stream({"choices": ["text"]}),
+    "unavailable": lambda h, _: h.json(503, {"error": {"message": "model is loading"}}, Retry_After="3"),
+    "no_stream": lambda h, _: h.json(200, {"error": "streams are switched off"}),
+    # complete replies whose stream does not close: with [DONE] and without
+    "open_end": stream((" a", "length"), 1, b"data: [DONE]\n\n", wait), "held_open": stream(" a", (None, "length"), 1, wait),
+    "dropped": stream((" a", "length"), 1, pause, Handler.reset),
+    "behind": stream((" a", "length"), 1, b"data: [DONE]\n\n", OOM, lambda h: h.wfile.write(b"0\r\n\r\n")),
 }  # fmt: skip

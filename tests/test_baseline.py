@@ -12,7 +12,7 @@ import pytest
 import yaml
 from gate_house import EACH, ITEMS, answer_rows, commit, finish, git, make, run, token_rows
 
-from pipeline import gate, served
+from pipeline import gate
 from pipeline.core import artifacts, params
 from pipeline.core.errors import ArtifactError
 from pipeline.core.params import Compare, Rule
@@ -22,6 +22,7 @@ from pipeline.gating.paired_difference import items_paired, tokens_paired, unpai
 from pipeline.gating.rules import bound_of
 from pipeline.gating.rules import judge as judge_metric
 from pipeline.numbers import stats
+from pipeline.serving import results as server_results
 
 ROOT = Path(__file__).resolve().parent.parent
 RULES = [
@@ -433,7 +434,7 @@ def serve(settings: params.Params, ttft: float, **more: Any) -> None:
     levels = {"closed-1": {"ttft_p50_ms": figure(ttft, ttft - 1, ttft + 1)}}
     artifacts.write_json(artifacts.served("int4"), {
         "variant": "int4", "model": artifacts.read_json(artifacts.metrics("int4"))["model"], "status": "ok", "reason": None,
-        "asked": served.asked("int4", settings), "client": {"cpu": "c"}, "levels": levels, "knee": memory,
+        "asked": server_results.asked("int4", settings), "client": {"cpu": "c"}, "levels": levels, "knee": memory,
         "server_memory_bytes": memory, "inputs": {},
     } | more)  # fmt: skip
 
@@ -497,7 +498,7 @@ def test_a_level_that_the_baselines_server_has_and_this_one_lacks_fails(serving:
         (lambda s: artifacts.served("int4").unlink(), "reports/serving/int4.json is missing"),
         (lambda s: serve(s, 100, asked={"load": "another"}), "int4's server was measured for other params"),
         (lambda s: serve(s, 100, model="another"), "int4's server had another build of the model"),
-        (lambda s: serve(s, 100, levels={}), "the server's run has no such figure"),
+        (lambda s: serve(s, 100, levels={}), "the server's run has no such metric"),
         (lambda s: serve(s, 100, status="unsupported", reason="no port"), "the server is unsupported: no port"),
     ],
 )

@@ -1,4 +1,4 @@
-"""A bundle holds what checks a claim and nothing that must not leave; one from elsewhere is read with suspicion."""
+"""A bundle holds what checks a claim and no secrets; a bundle from elsewhere is not trusted."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ import pytest
 import reported
 import yaml
 
-from pipeline import report
 from pipeline.core import artifacts, params
 from pipeline.core.errors import ArtifactError
-from pipeline.pages import bundle, machines
+from tools import bundle, machines
 
 KEY = "sk-0123456789abcdef0123"
 Members = dict[str, bytes]
+Change = Callable[[Any], Any]
 
 
 @pytest.fixture
@@ -51,58 +51,54 @@ def packed(house: Path, name: str = "out.zip") -> Path:
     return house / name
 
 
-def changed(path: Path, change: Callable[[Members], None], indexed: bool = True) -> Path:
-    """A bundle with other members; `indexed`: its index lists them as they now are."""
+def members(path: Path) -> Members:
     with zipfile.ZipFile(path) as old:
-        members = {n: old.read(n) for n in old.namelist()}
-    change(members)
+        return {n: old.read(n) for n in old.namelist()}
+
+
+def changed(path: Path, change: Callable[[Members], Any], indexed: bool = True) -> Path:
+    """A bundle with other members; indexed: its index lists them as they now are."""
+    content = members(path)
+    change(content)
     if indexed:
-        index = json.loads(members.pop(bundle.INDEX))
-        index["files"] = {n: {"sha256": hashlib.sha256(b).hexdigest()} for n, b in members.items()}
-        members[bundle.INDEX] = json.dumps(index).encode()
+        index = json.loads(content.pop(bundle.INDEX))
+        index["files"] = {n: {"sha256": hashlib.sha256(b).hexdigest()} for n, b in content.items()}
+        content[bundle.INDEX] = json.dumps(index).encode()
     other = path.with_name("changed.zip")
     with zipfile.ZipFile(other, "w") as new:
-        for name, data in members.items():
+        for name, data in content.items():
             new.writestr(name, data)
     return other
 
 
-def read_json(path: Path, name: str) -> Any:
-    with zipfile.ZipFile(path) as found:
-        return json.loads(found.read(name))
+def index_of(path: Path) -> Any:
+    return json.loads(members(path)[bundle.INDEX])
 
 
-# --- making one --------------------------------------------------------------------------------------------------
+# --- packing -----------------------------------------------------------------------------------------------------
 
 
-def test_a_bundle_has_environment_conditions_rows_figures_and_failures(house: Path) -> None:
-    path = packed(house)
-    with zipfile.ZipFile(path) as found:
-        names = set(found.namelist())
+def test_a_bundle_has_everything_that_checks_the_claim_and_no_weights_and_no_secrets(house: Path) -> None:
+    content, index = members(packed(house)), index_of(packed(house))
     assert {"params.yaml", "environment.json", "reports/gate.json", "reports/metrics/int8.json", "artifacts/answers/int8.jsonl",
             "artifacts/answers/int8.meta.json", "artifacts/models/int8/manifest.json", "artifacts/broke/int8.json",
-            "artifacts/logs/gptq.log"} <= names  # fmt: skip
-    index = read_json(path, bundle.INDEX)
-    assert index["files"].keys() == names - {bundle.INDEX}
+            "artifacts/logs/gptq.log"} <= content.keys()  # fmt: skip
+    assert index["files"].keys() == content.keys() - {bundle.INDEX}
     assert index["conditions"]["sets"]["evalsets/tasks/facts.jsonl"] == "f" * 64
     assert any(n.startswith("evalsets/corpus/") for n in index["conditions"]["sets"])
-    assert read_json(path, "environment.json")["packages"]["numpy"]
-
-
-def test_no_weights_and_no_secrets_leave_and_what_was_hidden_is_named(house: Path) -> None:
-    path = packed(house)
-    with zipfile.ZipFile(path) as found:
-        whole = b"\n".join(found.read(n) for n in found.namelist())
-        assert not [n for n in found.namelist() if n.endswith((".safetensors", ".gguf", ".bin", ".onnx"))]
-        assert b"postgresql://(hidden)@db/x" in found.read("params.yaml")
+    assert json.loads(content["environment.json"])["packages"]["numpy"]
+    assert "dvc pull" in index["absent"]["artifacts/tokens/int8.parquet"] and "artifacts/answers/int8.jsonl" not in index["absent"]
+    assert not [n for n in content if n.endswith((".safetensors", ".gguf", ".bin", ".onnx"))]
+    assert b"postgresql://(hidden)@db/x" in content["params.yaml"]
     for secret in (b"WEIGHTS", b"hunter2", KEY.encode(), b"secretpw"):
-        assert secret not in whole, secret
-    assert set(read_json(path, bundle.INDEX)["hidden"]) == {"params.yaml", "artifacts/logs/gptq.log"}
+        assert secret not in b"\n".join(content.values()), secret
+    assert set(index["hidden"]) == {"params.yaml", "artifacts/logs/gptq.log"}
+    assert packed(house).read_bytes() == packed(house, "again.zip").read_bytes(), "equal results give equal bytes"
 
 
 @pytest.mark.parametrize("where", ["a file of another kind", "options", "a server's address"])
 def test_no_secret_leaves_in_what_is_written_for_the_bundle_itself(house: Path, where: str) -> None:
-    """The index repeats params; any text goes in by what it is, not by how its file is called."""
+    """The index repeats params; any text is searched by its content, not by its file name."""
     if where == "a file of another kind":
         artifacts.write_text(Path("envs/own.cfg"), f"index-url = https://me:hunter2pass@pypi/simple\n{KEY}\n")
     elif where == "options":
@@ -114,72 +110,57 @@ def test_no_secret_leaves_in_what_is_written_for_the_bundle_itself(house: Path, 
         data["serving"]["variants"] = {"int8": {"url": "http://me:hunter2pass@host:8000"}}
         (house / "params.yaml").write_text(yaml.safe_dump(data), encoding="utf-8")
     path = packed(house)
-    with zipfile.ZipFile(path) as found:
-        for name in found.namelist():
-            assert not re.search(rb"hunter2|sk-0123456789|secretpw", found.read(name)), name
+    for name, content in members(path).items():
+        assert not re.search(rb"hunter2|sk-0123456789|secretpw", content), name
     assert bundle.read(path)["index"]["files"]
+    other = bundle.compare(params.load(), path)
+    assert "hunter2" not in other and KEY not in other
 
 
-def test_a_variable_whose_value_is_a_folder_s_name_breaks_no_bundle(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_secret_that_is_a_folder_s_name_breaks_no_bundle(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKENS_FOLDER", "artifacts/answers")
     assert "artifacts/answers/int8.jsonl" in bundle.read(packed(house))["index"]["files"]
 
 
-def test_a_log_cut_to_its_end_has_no_half_of_a_secret_and_is_not_said_to_hide_one(
-    house: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_log_cut_to_its_end_has_no_half_of_a_secret(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = artifacts.LOGS / "gptq.log"
-    artifacts.write_text(log, f"{KEY}\n{'x' * 1000}")
-    monkeypatch.setattr(bundle, "MOST_LOG", 1010)
-    with zipfile.ZipFile(packed(house)) as found:
-        assert b"cdef0123" not in found.read(str(log))
-    artifacts.write_text(log, "y" * 5000)
-    path = packed(house)
-    assert str(log) not in read_json(path, bundle.INDEX)["hidden"]
+    monkeypatch.setattr(bundle, "MAX_LOG_BYTES", 1010)
+    for text, hidden in ((f"{KEY}\n{'x' * 1000}", True), ("y" * 5000, False)):
+        artifacts.write_text(log, text)
+        path = packed(house)
+        assert b"cdef0123" not in members(path)[str(log)] and (str(log) in index_of(path)["hidden"]) is hidden
 
 
-def test_what_is_not_here_is_named_with_the_way_to_get_it(house: Path) -> None:
-    absent = read_json(packed(house), bundle.INDEX)["absent"]
-    assert "dvc pull" in absent["artifacts/tokens/int8.parquet"] and "dvc.lock" in absent
-    assert "artifacts/answers/int8.jsonl" not in absent
-
-
-def test_the_same_results_give_the_same_bytes(house: Path) -> None:
-    assert packed(house).read_bytes() == packed(house, "again.zip").read_bytes()
-
-
-def test_rows_that_are_not_those_of_the_metrics_are_not_bundled(house: Path) -> None:
-    artifacts.write_jsonl(artifacts.answers("int8"), [{"item": 2}])
-    with pytest.raises(ArtifactError, match=r"answers/int8\.jsonl is not what the metrics of int8 were made from; run `dvc repro`"):
+@pytest.mark.parametrize("break_it, words", [
+    (lambda: artifacts.write_jsonl(artifacts.answers("int8"), [{"item": 2}]),
+     r"answers/int8\.jsonl is not what the metrics of int8 were computed from; run `dvc repro`"),
+    (artifacts.GATE.unlink, "is missing; run `dvc repro`"), (artifacts.metrics("int8").unlink, "is missing; run `dvc repro`"),
+])  # fmt: skip
+def test_stale_or_missing_results_make_no_bundle(house: Path, break_it: Callable[[], object], words: str) -> None:
+    break_it()
+    with pytest.raises(ArtifactError, match=words):
         packed(house)
     assert not (house / "out.zip").exists()
 
 
-@pytest.mark.parametrize("file", [artifacts.GATE, artifacts.metrics("int8")])
-def test_without_metrics_or_verdict_there_is_no_bundle(house: Path, file: Path) -> None:
-    file.unlink()
-    with pytest.raises(ArtifactError, match="is missing; run `dvc repro`"):
-        packed(house)
+@pytest.mark.parametrize("name, words", [("nowhere/out.zip", "nowhere does not exist"), ("reports", "is a folder; name a file")])
+def test_a_bundle_makes_no_folders_and_replaces_none(house: Path, name: str, words: str) -> None:
+    with pytest.raises(ArtifactError, match=words):
+        packed(house, name)
+    assert not (house / "nowhere").exists() and (house / "reports").is_dir()
 
 
-def test_a_bundle_makes_no_folders(house: Path) -> None:
-    with pytest.raises(ArtifactError, match="nowhere is not there; make it"):
-        bundle.pack(params.load(), house / "nowhere" / "out.zip")
-    assert not (house / "nowhere").exists()
+# --- reading -----------------------------------------------------------------------------------------------------
 
 
-def test_a_folder_is_no_name_for_a_bundle(house: Path) -> None:
-    with pytest.raises(ArtifactError, match="is a folder; name a file"):
-        bundle.pack(params.load(), house / "reports")
+def test_a_bundle_reads_back_as_it_was_packed(house: Path) -> None:
+    content = bundle.read(packed(house))
+    assert content["results"].keys() == params.load().variants.keys()
+    assert content["verdict"] == artifacts.read_json(artifacts.GATE)
 
 
-# --- reading another's -------------------------------------------------------------------------------------------
-
-
-def test_a_bundle_is_read_as_it_was_made(house: Path) -> None:
-    found = bundle.read(packed(house))
-    assert found["results"].keys() == params.load().variants.keys()
-    assert found["verdict"] == artifacts.read_json(artifacts.GATE)
+def put(name: str, data: bytes) -> Callable[[Members], None]:
+    return lambda content: content.update({name: data})
 
 
 def test_a_name_that_leads_out_of_the_folder_is_refused(house: Path) -> None:
@@ -187,101 +168,88 @@ def test_a_name_that_leads_out_of_the_folder_is_refused(house: Path) -> None:
     for name in ("../evil", "/etc/evil", "a/../../evil", "a\\..\\evil", "C:evil", "./evil", "a//evil"):
         bad = changed(good, put(name, b"x"))
         before = sorted(house.rglob("*"))
-        with pytest.raises(ArtifactError, match="no plain name inside a folder"):
+        with pytest.raises(ArtifactError, match="not a plain name inside"):
             bundle.read(bad)
         assert sorted(house.rglob("*")) == before and not Path("/etc/evil").exists(), name
 
 
-def test_a_link_is_refused(house: Path) -> None:
-    path = packed(house)
-    info = zipfile.ZipInfo("link")
-    info.external_attr = 0o120777 << 16
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+@pytest.mark.parametrize("name, attributes, words", [("link", 0o120777 << 16, "not a plain name"), ("params.yaml", 0, "twice")])
+def test_a_link_and_a_name_given_twice_are_refused(house: Path, name: str, attributes: int, words: str) -> None:
+    path, info = packed(house), zipfile.ZipInfo(name)
+    info.external_attr = attributes
     with zipfile.ZipFile(path, "a") as more:
         more.writestr(info, "/etc/passwd")
-    with pytest.raises(ArtifactError, match="no plain name inside a folder"):
+    with pytest.raises(ArtifactError, match=words):
         bundle.read(path)
 
 
-def test_a_name_given_twice_is_refused(house: Path) -> None:
+@pytest.mark.parametrize("limit", ["MAX_MEMBER_BYTES", "MAX_TOTAL_BYTES", "MAX_MEMBERS"])
+def test_what_would_fill_the_memory_is_refused_unread(house: Path, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
     path = packed(house)
-    with pytest.warns(UserWarning, match="Duplicate name"), zipfile.ZipFile(path, "a") as more:
-        more.writestr("params.yaml", "x")
-    with pytest.raises(ArtifactError, match="twice"):
+    monkeypatch.setattr(bundle, limit, 3)
+    with pytest.raises(ArtifactError, match=r"over 3\b"):
         bundle.read(path)
-
-
-def test_what_would_fill_the_memory_is_refused_unread(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = packed(house)
-    for limit in ("MOST_BYTES", "MOST_TOTAL", "MOST_MEMBERS"):
-        with monkeypatch.context() as patched, pytest.raises(ArtifactError, match=r"over 3\b"):
-            patched.setattr(bundle, limit, 3)
-            bundle.read(path)
-
-
-def put(name: str, data: bytes) -> Callable[[Members], None]:
-    return lambda members: members.update({name: data})
 
 
 INCOHERENT: list[tuple[Callable[[Members], Any], bool, str]] = [
     (put("reports/metrics/int8.json", b"{}"), False, "was changed after the bundle was made"),
     (put("more.txt", b"x"), False, "does not list what the bundle holds"),
     (lambda m: m.pop("params.yaml"), False, "does not list what the bundle holds"),
-    (lambda m: m.pop(bundle.INDEX), False, "it is no bundle"),
+    (lambda m: m.pop(bundle.INDEX), False, "not a bundle"),
     (lambda m: m.pop("reports/gate.json"), True, "holds no reports/gate.json"),
     (put("reports/gate.json", b"[1]"), True, "is not a JSON object"),
     (put("reports/gate.json", b"{"), True, "is not JSON"),
     (put("reports/gate.json", b"[" * 100_000), True, "is not JSON"),
     (put("reports/gate.json", b"\xff\xfe"), True, "is not JSON"),
-    (put("artifacts/answers/int8.jsonl", b"{}"), True, "is not what the metrics of int8 were made from"),
+    (put("artifacts/answers/int8.jsonl", b"{}"), True, "is not what the metrics of int8 were computed from"),
     (put(bundle.INDEX, b'{"format": 99}'), False, "format 99, not 1"),
     (put(bundle.INDEX, b'{"format": 1, "files": []}'), False, "does not list"),
 ]
 
 
-def test_a_bundle_that_does_not_hold_together_is_refused_in_one_line(house: Path) -> None:
-    good = packed(house)
-    for change, indexed, told in INCOHERENT:
+def test_an_incoherent_or_damaged_bundle_is_refused_in_one_line(house: Path) -> None:
+    good, damaged, folder = packed(house), house / "damaged.zip", house / "folder.zip"
+    for change, indexed, words in INCOHERENT:
         bad = changed(good, change, indexed)
-        with pytest.raises(ArtifactError, match=re.escape(told)) as error:
+        with pytest.raises(ArtifactError, match=re.escape(words)) as error:
             bundle.read(bad)
         assert "\n" not in str(error.value) and str(bad) in str(error.value)
-
-
-def test_what_is_no_zip_is_refused_in_one_line(house: Path) -> None:
-    data, (folder, bad) = packed(house).read_bytes(), (house / "folder.zip", house / "bad.zip")
-    folder.mkdir()
+    data = good.read_bytes()
     middle = len(data) // 2
     flipped = data[:middle] + bytes(b ^ 255 for b in data[middle : middle + 4000]) + data[middle + 4000 :]
-    for path, content in ((folder, None), (bad, None), (bad, data[:middle]), (bad, flipped), (bad, b"hello"), (bad, b"")):
-        if content is not None:
+    folder.mkdir()
+    for path, content in ((folder, b""), (damaged, data[:middle]), (damaged, flipped), (damaged, b"hello"), (damaged, b"")):
+        if path is damaged:
             path.write_bytes(content)
         with pytest.raises(ArtifactError) as error:
             bundle.read(path)
         assert "\n" not in str(error.value) and path.name in str(error.value)
 
 
-def test_the_command_line_says_a_mistake_in_one_line_and_no_traceback(house: Path) -> None:
-    run = [sys.executable, "-m", "pipeline.report", "--compare", "nowhere.zip"]
-    done = subprocess.run(run, capture_output=True, text=True, env={"PYTHONPATH": str(reported.ROOT), "PATH": ""})
-    assert done.returncode == 1 and done.stdout == ""
-    assert done.stderr.strip().split("\n") == [
-        "error: nowhere.zip is not there; `python -m pipeline.report --bundle out.zip` makes one"
-    ]
+def test_the_command_packs_compares_and_reports_a_mistake_in_one_line(house: Path) -> None:
+    def command(*words: str) -> Any:
+        run = [sys.executable, "-m", "tools.bundle", *words]
+        return subprocess.run(run, capture_output=True, text=True, env={"PYTHONPATH": str(reported.ROOT), "PATH": ""})
+
+    failed = command("compare", "nowhere.zip")
+    assert failed.returncode == 1 and failed.stdout == ""
+    assert failed.stderr.strip() == "error: nowhere.zip does not exist; `python -m tools.bundle pack out.zip` makes a bundle"
+    assert "out.zip: " in command("pack", "out.zip").stdout and "## Quality" in command("compare", "out.zip").stdout
 
 
 # --- side by side ------------------------------------------------------------------------------------------------
 
 
-def compared(house: Path, change: Callable[[Any], None] | None = None, what: str = "reports/metrics/int8.json") -> str:
-    """The comparison with a bundle whose member `what` was made to say something else."""
+def compared(house: Path, change: Change = lambda value: None, what: str = "reports/metrics/int8.json") -> str:
+    """The comparison with a bundle whose member `what` was changed."""
 
-    def altered(members: Members) -> None:
-        value = json.loads(members[what])
-        if change:
-            change(value)
-        members[what] = json.dumps(value).encode()
+    def altered(content: Members) -> None:
+        value = json.loads(content[what])
+        change(value)
+        content[what] = json.dumps(value).encode()
 
-    return report.side_by_side(params.load(), changed(packed(house), altered))
+    return bundle.compare(params.load(), changed(packed(house), altered))
 
 
 def rows_of(text: str, name: str) -> list[list[str]]:
@@ -301,8 +269,7 @@ def test_quality_is_compared_by_intervals_and_timings_have_two_columns_and_no_ve
             m.update({k: 9 * m[k] for k in ("value", "low", "high")})
         result["metrics"]["ppl_ratio"]["value"] += 1e-4
 
-    text = compared(house, worse)
-    by = {r[1]: r for r in rows_of(text, "int8")}
+    by = {r[1]: r for r in rows_of(compared(house, worse), "int8")}
     assert by["kld_mean"][4] == "apart" and by["ppl_ratio"][4] == "overlap" and by["top1_agreement"][4] == "equal"
     assert len(by["ttft_ms"]) == 4 and by["ttft_ms"][2] != by["ttft_ms"][3]
 
@@ -318,47 +285,25 @@ def test_where_conditions_differ_they_come_first_and_quality_is_not_compared(hou
     assert {r[4] for r in rows_of(text, "int8") if len(r) == 5} == {"not comparable"}
 
 
-@pytest.mark.parametrize(
-    "section, change, said",
-    [
-        ("benchmark", lambda c: c["amount"].update(rounds=99), "speed: benchmark.amount.rounds: 5, 99"),
-        ("benchmark", lambda c: c.update(prompts="other"), "speed: benchmark.prompts: evalsets/corpus, other"),
-        ("serving", lambda c: c["amount"].update(requests=99), "speed: serving.amount.requests: 4, 99"),
-        ("serving", lambda c: c.update(timeout_s=9.0), "speed: serving.timeout_s: 60.0, 9.0"),
-    ],
-)
-def test_other_benchmarks_and_servers_are_named_and_leave_quality_comparable(
-    house: Path, section: str, change: Callable[[Any], None], said: str
-) -> None:
-    text = compared(house, lambda i: change(i["conditions"]["speed"][section]), bundle.INDEX)
-    assert f"- {said}" in text and text.index(said) < text.index("## Quality")
+@pytest.mark.parametrize("change, words", [
+    (lambda c: c["speed"]["benchmark"]["amount"].update(rounds=99), "- speed: benchmark.amount.rounds: 5, 99"),
+    (lambda c: c["speed"]["serving"].update(timeout_s=9.0), "- speed: serving.timeout_s: 60.0, 9.0"),
+    (lambda c: c["machine"].update(cpu="Another CPU"), "- machine: cpu: AMD EPYC, Another CPU"),
+])  # fmt: skip
+def test_another_speed_test_or_machine_is_named_and_leaves_quality_comparable(house: Path, change: Change, words: str) -> None:
+    text = compared(house, lambda i: change(i["conditions"]), bundle.INDEX)
+    assert words in text and text.index(words) < text.index("## Quality")
     assert "equal" in {r[-1] for r in rows_of(text, "int8")}
+    assert ("There: Another CPU, 2 cores" in text) == ("Another" in words)
 
 
-def test_what_is_compared_here_shows_no_secret_either(house: Path) -> None:
-    path = artifacts.metrics("int8")
-    other = changed(packed(house), lambda m: None)
-    artifacts.write_json(path, artifacts.read_json(path) | {"options": {"index": "https://me:hunter2pass@h"}})
-    text = report.side_by_side(params.load(), other)
-    assert "hunter2" not in text and "(hidden)@h" in text
-
-
-def test_another_machine_is_named_and_leaves_quality_comparable(house: Path) -> None:
-    text = compared(house, lambda i: i["conditions"]["machine"].update({"cpu": "Another CPU"}), bundle.INDEX)
-    assert "- machine: cpu: AMD EPYC, Another CPU" in text and "There: Another CPU, 2 cores" in text
-    assert "equal" in {r[-1] for r in rows_of(text, "int8")}
-
-
-def test_a_variant_that_only_one_side_has_is_said_and_shown_as_unknown(house: Path) -> None:
-    def without(members: Members) -> None:
-        del members["reports/metrics/int8.json"]
-
-    text = report.side_by_side(params.load(), changed(packed(house), without))
+def test_a_variant_that_only_one_side_has_is_shown_as_unknown(house: Path) -> None:
+    text = bundle.compare(params.load(), changed(packed(house), lambda m: m.pop("reports/metrics/int8.json")))
     assert "- variant int8: only here" in text
     assert ["unknown", "not in both"] in [r[3:] for r in rows_of(text, "int8")]
 
 
-def test_a_figure_that_is_no_number_is_unknown(house: Path) -> None:
+def test_a_value_that_is_no_number_is_unknown(house: Path) -> None:
     for value in (float("nan"), float("inf"), 10**400, True, "1", [1], {"value": 1}, None):
         text = compared(house, lambda r, value=value: r["metrics"]["kld_mean"].update({"value": value}))
         assert rows_of(text, "int8")[1][3].startswith("unknown") and rows_of(text, "int8")[1][4] == "not in both"
@@ -366,11 +311,8 @@ def test_a_figure_that_is_no_number_is_unknown(house: Path) -> None:
 
 @pytest.mark.parametrize("junk", [None, [], "x", 3, {"variants": 7}, {"variants": {"int8": []}}])
 def test_junk_in_place_of_conditions_breaks_nothing(junk: Any) -> None:
-    side = {
-        "conditions": junk if isinstance(junk, dict) else {},
-        "results": {"int8": {"metrics": junk}},
-        "verdict": {"variants": junk},
-    }
+    conditions = junk if isinstance(junk, dict) else {}
+    side = {"conditions": conditions, "results": {"int8": {"metrics": junk}}, "verdict": {"variants": junk}}
     assert "# This machine and another" in machines.side_by_side(side, side)
 
 

@@ -23,6 +23,7 @@ from pipeline import diverge, engines, reference, store
 from pipeline.core import artifacts, params
 from pipeline.core.errors import ArtifactError, DataError, InvalidVariant
 from pipeline.core.params import Trajectories
+from pipeline.evalset.windows import corpus_windows, prompt_ids
 from pipeline.figures import token_figures
 from pipeline.partial import Partial
 from pipeline.store import Store, Window, batches, estimate_bytes, refuse_if_too_large, shards
@@ -37,7 +38,7 @@ DOCUMENTS = [{"id": f"doc{i}", "domain": "ab"[i % 2], "text": f"The council of {
 
 
 def windows_of(engine: Any) -> list[Window]:
-    windows = reference.corpus_windows(DOCUMENTS, engine.tokenizer, 48)
+    windows = corpus_windows(DOCUMENTS, engine.tokenizer, 48)
     return windows + reference.trajectories(engine, PROMPTS, SETUP, seed=1)
 
 
@@ -160,7 +161,7 @@ def test_what_has_no_figure_is_counted_and_not_scored() -> None:
         {"id": str(k), "domain": "x", "text": t} for k, t in enumerate(["\0" * 30, "a" * 30, "\0" * 9 + "a" * 9, "b" * 23])
     ]
     skipped: Counter[str] = Counter()
-    found = reference.corpus_windows(documents, Bytes(), 10, skipped)
+    found = corpus_windows(documents, Bytes(), 10, skipped)
     assert skipped == {"padding": 3, "short": 1}
     assert [w.window for w in found] == ["1#0", "1#1", "1#2", "2#0", "2#1", "3#0", "3#1"]
     assert all(w.scored == len(w.token_ids) - 1 for w in found)
@@ -191,7 +192,7 @@ def test_every_window_begins_as_the_tokenizer_begins_a_text() -> None:
             ids = ([7] if add_special_tokens else []) + [10 + len(w) for w in text.split()]
             return type("Encoded", (), {"input_ids": ids})
 
-    found = reference.corpus_windows([{"id": "d", "domain": "x", "text": "a bb ccc " * 20}], WithBos(), 31)
+    found = corpus_windows([{"id": "d", "domain": "x", "text": "a bb ccc " * 20}], WithBos(), 31)
     assert [len(w.token_ids) for w in found] == [31, 31]
     assert all(w.token_ids[0] == 7 and w.first == 1 and 7 not in w.token_ids[1:] for w in found)
 
@@ -255,7 +256,7 @@ def test_a_head_that_does_not_replay_makes_the_store_keep_logits(tmp_path: Path,
         return honest(hidden) + (1e-3 if calls[0] > 3 else 0)
 
     engine.head.tensor = wrong_later
-    where = finish(engine, reference.corpus_windows(DOCUMENTS[:2], engine.tokenizer, 48), tmp_path / "s")
+    where = finish(engine, corpus_windows(DOCUMENTS[:2], engine.tokenizer, 48), tmp_path / "s")
     assert where.manifest["kind"] == "logits" and "differs" in where.manifest["why_not_hidden"]
     assert where.manifest["bytes_per_token"] == 4 * 512 and not list(where.folder.rglob("hidden-*"))
     engine.head.tensor = honest
@@ -611,7 +612,7 @@ def test_a_chat_without_a_template_is_refused(made: tuple[Store, Any]) -> None:
         chat_template = None
 
     with pytest.raises(DataError, match="no chat template"):
-        reference.prompt_ids(PROMPTS[1], Plain())
+        prompt_ids(PROMPTS[1], Plain())
 
 
 def test_a_window_is_plain_data() -> None:

@@ -16,12 +16,13 @@ from pipeline.core import artifacts, params
 from pipeline.core.errors import ArtifactError, ParamsError, Unsupported
 from pipeline.core.params import Compare, Rule, Trajectories
 from pipeline.engines import hf
+from pipeline.evalset.windows import corpus_windows
 from pipeline.figures import noise
 from pipeline.figures.builder import Builder
 from pipeline.gating import verdicts
 from pipeline.gating.rules import bound_of, judge_above
-from pipeline.runs import run_content
 from pipeline.store import Store, Window, batches
+from pipeline.tracking.runs import flat_metrics
 
 ROOT = Path(__file__).resolve().parent.parent
 IDS = [5, 9, 200, 31, 77, 400, 12, 8, 301, 44]
@@ -37,7 +38,7 @@ def load(model: Path) -> Any:
 
 def build(folder: Path, model: Path) -> Store:
     engine = load(model)
-    windows = reference.corpus_windows(DOCUMENTS, engine.tokenizer, 48)
+    windows = corpus_windows(DOCUMENTS, engine.tokenizer, 48)
     windows += reference.trajectories(engine, PROMPTS, Trajectories(prompts="", tokens=10), seed=1)
     with artifacts.atomic_dir(folder) as out:
         facts = reference.write_store(engine, windows, out, batch_size=2)
@@ -291,7 +292,7 @@ def test_the_band_reaches_from_zero_to_the_limit() -> None:
 
 
 def test_mlflow_gets_the_floor_with_the_reference_s_figures_and_no_null() -> None:
-    flat = run_content.flat_metrics(FLOORS | {"kld_rounding": NOTHING})
+    flat = flat_metrics(FLOORS | {"kld_rounding": NOTHING})
     assert flat["kld_floor"] == 0.002 and flat["kld_floor_high"] == 0.003 and flat["kld_floor/stepwise"] == 0.001
     assert not any(name.startswith("kld_rounding") for name in flat)
 

@@ -16,6 +16,7 @@ from pipeline.core import artifacts, isolate
 from pipeline.core.errors import Unsupported
 from pipeline.core.model_config import appended, end_ids
 from pipeline.core.params import Variant
+from pipeline.evalset.windows import prompt_ids
 from pipeline.store import Store, Window
 
 WINDOWS = [  # that begin alike, of two lengths, the last scored from its middle on, as a trajectory is
@@ -334,12 +335,12 @@ def test_an_end_that_a_tokenizer_appends_stands_in_no_text_that_goes_on() -> Non
     tokenizer = make_tokenizer()
     text = {"id": "p", "prompt": "What is two?"}
     plain = tokenizer(text["prompt"], add_special_tokens=False).input_ids
-    assert appended(tokenizer) == 0 and reference.prompt_ids(text, tokenizer) == plain
+    assert appended(tokenizer) == 0 and prompt_ids(text, tokenizer) == plain
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
         single="<|im_start|> $A <|im_end|>", special_tokens=[("<|im_start|>", 1), ("<|im_end|>", 2)]
     )
     assert tokenizer(text["prompt"]).input_ids == [1, *plain, 2]
-    assert appended(tokenizer) == 1 and reference.prompt_ids(text, tokenizer) == [1, *plain]
+    assert appended(tokenizer) == 1 and prompt_ids(text, tokenizer) == [1, *plain]
 
 
 def test_a_choice_is_scored_after_its_context_without_an_end_between(model: Any) -> None:

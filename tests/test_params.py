@@ -321,7 +321,7 @@ def test_check_prints_what_is_more_than_there_is(
     settings = params.load(path)
     monkeypatch.setattr(params, "load", lambda: settings)
     monkeypatch.setattr(check, "CHECKED", tmp_path / "checked.json")
-    monkeypatch.setattr(check.served, "write_asked", lambda _: None)
+    monkeypatch.setattr(check.results, "write_asked", lambda _: None)
     check.main()
     lines = capsys.readouterr().out.splitlines()
     assert lines.count("check      tiers.default.documents = 1000 is more than there is: all 79 are taken") == 1

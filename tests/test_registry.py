@@ -14,7 +14,7 @@ from pipeline import track
 from pipeline.core import artifacts, params
 from pipeline.core.errors import ArtifactError, ParamsError
 from pipeline.gating import merge
-from pipeline.runs.registry import ALIAS, Registry, succession
+from pipeline.tracking.registry import ALIAS, Registry, succession
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own
 House = tuple[params.Params, str, MlflowClient]

@@ -1,4 +1,4 @@
-"""The stage: a variant behind a server becomes rows, figures and metrics; what fails, or is not there, never passes."""
+"""The stage: a variant behind a server becomes rows and metrics; what fails, or is missing, never passes."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ import pytest
 import yaml
 from gate_house import run
 
-from pipeline import check, gate, serve, served
+from pipeline import check, gate, serve
 from pipeline.core import artifacts, params
 from pipeline.core.errors import ParamsError, Unsupported
 from pipeline.core.params import Params
 from pipeline.gating import merge, verdicts
 from pipeline.numbers.stats import quantile_interval
-from pipeline.serving import able, launch, measure
+from pipeline.preflight import servers
+from pipeline.serving import launch, measure
+from pipeline.serving import results as server_results
 from pipeline.serving.client import ServerError
 from tests import serving_server
 from tests.serving_server import KEY, Server
@@ -35,6 +37,12 @@ ROOT = Path(__file__).resolve().parent.parent
 LOAD = {"concurrency": [1, 2], "rates": [], "requests": 8, "rounds": 2, "warmups": 1, "prompt_tokens": 8, "output_tokens": 3}
 GOOD = {"value": 1.0, "low": 0.9, "high": 1.1, "n": 9, "warnings": [], "confidence": 0.95}
 SELDOM = GOOD | {"value": 0.1, "low": 0.0, "high": 0.2}
+LIMITS = (
+    {"metric": "ttft_p50_ms/closed-2", "limit": "60 s"}, {"metric": "failure_rate/closed-2", "limit": "50 pp"},
+    {"metric": "attainment/closed-1", "margin": "30 pp"},
+)  # fmt: skip
+HERE: dict[str, Any] = {"q8": {"url": "http://h"}}
+Change = Callable[[dict[str, Any]], object]
 
 
 @pytest.fixture(autouse=True)
@@ -44,25 +52,29 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = json.dumps({"id": "a", "domain": "d", "text": " ".join(map(str, range(9000)))})
     Path("texts.jsonl").write_text(text + "\n", encoding="utf-8")
     for name in ("bf16", "q8"):
-        artifacts.write_json(
-            artifacts.model_dir(name) / artifacts.MANIFEST,
-            {"status": "ok", "reason": None, "digest": f"{name}-1", "files": artifacts.files_of(artifacts.model_dir(name))},
-        )
+        manifest = {"status": "ok", "reason": None, "digest": f"{name}-1", "files": {}}
+        artifacts.write_json(artifacts.model_dir(name) / artifacts.MANIFEST, manifest)
 
 
-def set_params(who: dict[str, Any], change: Callable[[dict[str, Any]], object] = lambda _: None) -> Params:
+def set_params(who: dict[str, Any], *changes: Change) -> Params:
     """params.yaml with `who` under serving.variants, and variants bf16 and q8."""
     data = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
-    data["variants"] = {
-        "bf16": data["variants"]["bf16"],
-        "q8": {"quantizer": "gguf", "engine": "llamacpp", "options": {"type": "Q8_0"}},
-    }
+    gguf = {"quantizer": "gguf", "engine": "llamacpp", "options": {"type": "Q8_0"}}
+    data["variants"] = {"bf16": data["variants"]["bf16"], "q8": gguf}
     data["serving"] |= {"variants": who, "prompts": "texts.jsonl", "timeout_s": 20.0, "objective": {"ttft_ms": 60000.0}}
     data["tiers"][data["tier"]]["serving"] = dict(LOAD)
     data["gate"]["required"], data["gate"]["rules"] = ["q8"], [{"metric": "kld_mean", "limit": "2 nats"}]
-    change(data)
+    for change in changes:
+        change(data)
     Path("params.yaml").write_text(yaml.safe_dump(data, sort_keys=False), encoding="utf-8")
     return params.load()
+
+
+def served(how: dict[str, Any], *changes: Change) -> Params:
+    """Serve q8; returns the params."""
+    settings = set_params({"q8": how}, *changes)
+    serve.main("q8")
+    return settings
 
 
 def as_written(folder: Path) -> None:
@@ -71,7 +83,7 @@ def as_written(folder: Path) -> None:
     artifacts.write_json(folder / artifacts.MANIFEST, manifest | {"files": artifacts.files_of(folder)})
 
 
-def rules(*more: dict[str, Any]) -> Callable[[dict[str, Any]], object]:
+def rules(*more: dict[str, Any]) -> Change:
     return lambda data: data["gate"]["rules"].extend(more)
 
 
@@ -88,8 +100,8 @@ def results(settings: Params) -> dict[str, dict[str, Any]]:
 
 def judged(settings: Params) -> dict[str, Any]:
     """{metric: (verdict, reason)} of q8."""
-    found = verdicts.of(results(settings), settings)["variants"]["q8"]
-    return {r["metric"]: (r["verdict"], r["reason"]) for r in found["rules"]} | {"": (found["verdict"], found["reason"])}
+    verdict = verdicts.of(results(settings), settings)["variants"]["q8"]
+    return {r["metric"]: (r["verdict"], r["reason"]) for r in verdict["rules"]} | {"": (verdict["verdict"], verdict["reason"])}
 
 
 def rows() -> list[dict[str, Any]]:
@@ -101,200 +113,166 @@ def figures() -> dict[str, Any]:
     return found
 
 
-def test_a_run_that_is_stopped_leaves_the_rows_of_its_whole_rounds_and_a_whole_one_no_second_file(
+# --- what is written ---------------------------------------------------------------------------------------------
+
+
+def test_a_served_variant_has_rows_metrics_and_no_key_anywhere(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MY_KEY", KEY)
+    server.locked = True
+    served({"url": server.url, "key_env": "MY_KEY"})
+    assert len(rows()) == 2 * 2 * 8 + 1 + 2 and all(r["ok"] and r["forced"] for r in rows())
+    meta, report = artifacts.read_json(artifacts.meta_of(artifacts.serving("q8"))), figures()
+    assert meta["probe"]["model"] == "m" and meta["launch"] is None and meta["client"]["cores"] and meta["versions"]["numpy"]
+    assert report["status"] == "ok" and list(report["levels"]) == ["closed-1", "closed-2"] and report["model"] == "q8-1"
+    assert report["levels"]["closed-2"]["ttft_p50_ms"]["n"] == 16 and report["levels"]["closed-1"]["attainment"]["value"] == 1
+    assert report["knee"]["value"] is None and "needs three" in report["knee"]["warnings"][0]
+    assert report["server_memory_bytes"]["value"] is None and "not started here" in report["server_memory_bytes"]["warnings"][0]
+    files = [f for f in tmp_path.rglob("*") if f.is_file()]
+    assert not any(KEY in f.read_text(encoding="utf-8") for f in files) and KEY not in "".join(capfd.readouterr())
+    assert str(tmp_path) not in artifacts.served("q8").read_text(encoding="utf-8"), "reports are committed: no paths of a machine"
+
+
+def test_a_stopped_run_keeps_the_rows_of_its_whole_rounds_and_a_whole_run_leaves_no_second_file(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left, whole = artifacts.serving("q8").with_suffix(".unfinished.jsonl"), measure.closed
-    taken: list[int] = []
+    calls: list[int] = []
 
     async def stopping(*arguments: Any, **more: Any) -> Any:
-        taken.append(1)
-        if len(taken) == 6:  # two levels' warm-ups and first rounds were taken, and one level of the second
+        calls.append(1)
+        if len(calls) == 6:  # after two levels' warm-ups and first rounds, and one level of the second
             raise KeyboardInterrupt
         return await whole(*arguments, **more)
 
-    set_params({"q8": {"url": server.url}})
     monkeypatch.setattr(measure, "closed", stopping)
     with pytest.raises(KeyboardInterrupt):
-        serve.main("q8")
+        served({"url": server.url})
     kept = artifacts.read_jsonl(left)
     assert len(kept) == 1 + 2 + 2 * 8 and {r["round"] for r in kept} == {None, 0} and not artifacts.serving("q8").exists()
     serve.main("q8")
     assert len(rows()) == 35 and not left.exists()
 
 
-LIMITS = (
-    {"metric": "ttft_p50_ms/closed-2", "limit": "60 s"}, {"metric": "failure_rate/closed-2", "limit": "50 pp"},
-    {"metric": "attainment/closed-1", "margin": "30 pp"},
-)  # fmt: skip
-
-
-# --- what is written ---------------------------------------------------------------------------------------------
-
-
-def test_a_served_variant_has_rows_figures_and_no_key_anywhere(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("good", [12, 0])
+def test_a_server_that_fails_keeps_its_rows_and_its_failures_count(
+    server: Server, monkeypatch: pytest.MonkeyPatch, good: int
 ) -> None:
-    monkeypatch.setenv("MY_KEY", KEY)
-    server.locked = True
-    set_params({"q8": {"url": server.url, "key_env": "MY_KEY"}})
-    serve.main("q8")
-    assert len(rows()) == 2 * 2 * 8 + 1 + 2 and all(r["ok"] and r["forced"] for r in rows())
-    meta, found = artifacts.read_json(artifacts.meta_of(artifacts.serving("q8"))), figures()
-    assert meta["probe"]["model"] == "m" and meta["launch"] is None and meta["client"]["cores"] and meta["versions"]["numpy"]
-    assert found["status"] == "ok" and list(found["levels"]) == ["closed-1", "closed-2"] and found["model"] == "q8-1"
-    assert found["levels"]["closed-2"]["ttft_p50_ms"]["n"] == 16 and found["levels"]["closed-1"]["attainment"]["value"] == 1
-    assert found["knee"]["value"] is None and "needs three" in found["knee"]["warnings"][0]
-    assert found["server_memory_bytes"]["value"] is None and "not started here" in found["server_memory_bytes"]["warnings"][0]
-    files = [f for f in tmp_path.rglob("*") if f.is_file()]
-    assert not any(KEY in f.read_text(encoding="utf-8") for f in files) and KEY not in "".join(capfd.readouterr())
-    assert str(tmp_path) not in artifacts.served("q8").read_text(encoding="utf-8"), "reports are committed: no paths of a machine"
-
-
-def test_a_server_that_fails_half_way_keeps_its_rows_and_its_failures_count(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    good, asked = serving_server.plain, []
+    answer, asked = serving_server.plain, []
 
     def dying(h: serving_server.Handler, body: dict[str, Any]) -> None:
         asked.append(1)
-        good(h, body) if len(asked) < 12 else h.reset()
+        answer(h, body) if len(asked) < good else h.reset()
 
-    server.plays = {"The": good, "Answer": good}  # the probe's
+    server.plays = {"The": answer, "Answer": answer}  # the probe's
     monkeypatch.setattr(serving_server, "plain", dying)
-    settings = set_params({"q8": {"url": server.url}}, rules(*LIMITS))
-    serve.main("q8")
+    verdict = judged(served({"url": server.url}, rules(*LIMITS)))
     counted = [r for r in rows() if not r["warmup"]]
-    assert len(counted) == 32 and 0 < sum(r["ok"] for r in counted) < 12 and figures()["status"] == "ok"
-    assert {r["fault"] for r in counted if not r["ok"]} == {"reset"}
-    assert figures()["levels"]["closed-2"]["failure_rate"]["value"] > 0.5
-    found = judged(settings)
-    assert found["failure_rate/closed-2"][0] != "PASS" != found[""][0]  # two rounds that differ settle little, and pass nothing
+    assert len(rows()) == 35 and {r["fault"] for r in counted if not r["ok"]} == {"reset"}
+    if good:
+        assert 0 < sum(r["ok"] for r in counted) < good and figures()["status"] == "ok"
+        assert figures()["levels"]["closed-2"]["failure_rate"]["value"] > 0.5
+        assert verdict["failure_rate/closed-2"][0] != "PASS" != verdict[""][0], "two rounds that differ settle little"
+    else:
+        assert figures()["status"] == "invalid" and "none of 32 requests was complete; the first failed" in figures()["reason"]
+        assert {verdict[r["metric"]][0] for r in LIMITS} == {"FAIL"}
 
 
-def test_a_server_without_one_complete_reply_passes_nothing(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    server.plays = {"The": serving_server.plain, "Answer": serving_server.plain}
-    monkeypatch.setattr(serving_server, "plain", serving_server.unavailable)
-    settings = set_params({"q8": {"url": server.url}}, rules(*LIMITS))
-    serve.main("q8")
-    assert figures()["status"] == "invalid" and "none of 32 requests was complete; the first said: HTTP 503" in figures()["reason"]
-    found = judged(settings)
-    assert {found[r["metric"]][0] for r in LIMITS} == {"FAIL"} and len(rows()) == 35
+def not_built(data: dict[str, Any]) -> None:
+    manifest = {"status": "unsupported", "reason": "no kernel", "digest": "q8-1"}
+    artifacts.write_json(artifacts.model_dir("q8") / artifacts.MANIFEST, manifest)
 
 
-@pytest.mark.parametrize("how, words", [
-    ({"launch": "llamacpp"}, "llama.cpp's server reads GGUF"), ({"launch": "vllm"}, launch.VLLM),
+def in_hf(data: dict[str, Any]) -> None:
+    data["variants"]["q8"] |= {"engine": "hf", "engine_options": {"attention": "eager"}}
+
+
+def no_environment(data: dict[str, Any]) -> None:
+    (artifacts.model_dir("q8") / "model.gguf").touch()
+    as_written(artifacts.model_dir("q8"))
+
+
+@pytest.mark.parametrize("kind, change, words", [
+    ("llamacpp", rules(), "llama.cpp's server reads GGUF"), ("vllm", rules(), launch.VLLM), ("llamacpp", not_built, "no kernel"),
+    ("vllm", in_hf, "a launched vllm server does not have engine_options {attention: eager} (it has none)"),
+    ("llamacpp", no_environment, "no matching distribution"),
 ])  # fmt: skip
 def test_a_server_that_cannot_run_here_is_a_result_and_the_run_goes_on(
-    how: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    kind: str, change: Change, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    def broken(name: str) -> Path:
+        raise Unsupported(f"environment {name!r} could not be built: no matching distribution")
+
+    monkeypatch.setattr(launch.envs, "python", broken)
     monkeypatch.delenv(launch.VLLM, raising=False)
-    settings = set_params({"q8": how}, rules(*LIMITS))
-    serve.main("q8")
+    verdict, reason = judged(served({"launch": kind}, change, rules(*LIMITS)))["ttft_p50_ms/closed-2"]
     assert figures()["status"] == "unsupported" and words in figures()["reason"] and rows() == []
     assert "unsupported" in capsys.readouterr().out
-    verdict, reason = judged(settings)["ttft_p50_ms/closed-2"]
     assert verdict == "FAIL" and "the server is unsupported" in reason and words in reason
 
 
-def test_engine_options_that_a_launched_server_has_no_equal_for_are_refused_by_name(server: Server) -> None:
-    def given(data: dict[str, Any]) -> None:
-        data["variants"]["q8"] |= {"engine": "hf", "engine_options": {"attention": "eager"}}
-
-    set_params({"q8": {"launch": "vllm"}}, given)
-    serve.main("q8")
-    assert figures()["status"] == "unsupported" and rows() == []
-    assert "engine_options {attention: eager} have no equal in a launched vllm server (it takes none)" in figures()["reason"]
-    set_params({"q8": {"url": server.url}}, given)
-    serve.main("q8")
-    assert figures()["status"] == "ok", "what a server elsewhere was started with is its owner's"
+def test_engine_options_of_a_server_elsewhere_are_its_owner_s(server: Server) -> None:
+    served({"url": server.url}, in_hf)
+    assert figures()["status"] == "ok"
 
 
-def test_a_variant_that_could_not_be_built_is_not_served() -> None:
-    artifacts.write_json(
-        artifacts.model_dir("q8") / artifacts.MANIFEST, {"status": "unsupported", "reason": "no kernel", "digest": "x"}
-    )
-    set_params({"q8": {"launch": "llamacpp"}})
-    serve.main("q8")
-    assert figures()["status"] == "unsupported" and "no kernel" in figures()["reason"]
-
-
-def test_a_server_that_is_not_there_is_one_line_and_writes_nothing() -> None:
+@pytest.mark.parametrize("variant, error, words", [
+    ("q8", ServerError, "no server answers at http://127.0.0.1:9/v1"),
+    ("q9", ParamsError, r"serving.variants: variant 'q9' .* did you mean 'q8'"),
+])  # fmt: skip
+def test_no_server_and_no_such_variant_are_one_line_and_write_nothing(variant: str, error: type[Exception], words: str) -> None:
     set_params({"q8": {"url": "http://127.0.0.1:9"}})
-    with pytest.raises(ServerError, match="no server answers at http://127.0.0.1:9/v1"):
-        serve.main("q8")
+    with pytest.raises(error, match=words):
+        serve.main(variant)
     assert not artifacts.served("q8").exists() and not artifacts.serving("q8").exists()
-
-
-def test_a_variant_that_nobody_asked_to_serve_is_named() -> None:
-    set_params({"q8": {"url": "http://127.0.0.1:9"}})
-    with pytest.raises(ParamsError, match=r"serving.variants: variant 'q9' .* did you mean 'q8'"):
-        serve.main("q9")
 
 
 # --- as metrics ----------------------------------------------------------------------------------------------------
 
 
 def test_rules_judge_a_server_beside_the_variant_in_process(server: Server) -> None:
-    settings = set_params({"q8": {"url": server.url}}, rules(*LIMITS, {"metric": "failure_rate", "limit": "99 pp"}))
-    serve.main("q8")
-    found = judged(settings)
-    assert {v for v, _ in found.values()} == {"PASS"} and found.keys() >= {"failure_rate", "failure_rate/closed-2"}
+    more = {"metric": "failure_rate", "limit": "99 pp"}, {"metric": "ttft_p99_ms/closed-2", "limit": "60 s"}
+    verdict = judged(served({"url": server.url}, rules(*LIMITS, *more)))
+    assert verdict.keys() >= {"failure_rate", "failure_rate/closed-2"}
+    few = verdict.pop("ttft_p99_ms/closed-2")
+    assert few[0] == verdict.pop("")[0] == "INCONCLUSIVE" and "its interval reaches past the 16 values" in few[1]
+    assert {v for v, _ in verdict.values()} == {"PASS"}
 
 
-def test_a_p99_of_few_requests_is_inconclusive_and_says_why(server: Server) -> None:
-    settings = set_params({"q8": {"url": server.url}}, rules({"metric": "ttft_p99_ms/closed-2", "limit": "60 s"}))
-    serve.main("q8")
-    verdict, reason = judged(settings)["ttft_p99_ms/closed-2"]
-    assert verdict == "INCONCLUSIVE" and "its interval reaches past the 16 values" in reason
+@pytest.mark.parametrize("who, words", [
+    ("bf16", "q8 is not served (serving.variants in params.yaml)"), ("q8", "reports/serving/q8.json is missing"),
+])  # fmt: skip
+def test_a_variant_without_a_server_s_results_fails_a_rule_on_them(who: str, words: str) -> None:
+    verdict, reason = judged(set_params({who: {"url": "http://h"}}, rules(*LIMITS)))["ttft_p50_ms/closed-2"]
+    assert verdict == "FAIL" and words in reason
 
 
-def test_a_variant_that_is_not_served_fails_a_rule_on_its_server(server: Server) -> None:
-    settings = set_params({"bf16": {"url": server.url}}, rules(*LIMITS))
-    verdict, reason = judged(settings)["ttft_p50_ms/closed-2"]
-    assert verdict == "FAIL" and "q8 is not served (serving.variants in params.yaml)" in reason
-    settings = set_params({"q8": {"url": server.url}}, rules(*LIMITS))
-    assert "reports/serving/q8.json is missing" in judged(settings)["ttft_p50_ms/closed-2"][1]
+def other_build(data: dict[str, Any]) -> None:
+    artifacts.write_json(artifacts.served("q8"), figures() | {"model": "q8-0"})
 
 
 @pytest.mark.parametrize("change, words", [
     (lambda d: d["serving"].update(objective={"ttft_ms": 1.0}), "for other params"),
     (lambda d: d["serving"]["variants"]["q8"].update(chat=True), "for other params"),
-    (lambda d: d["tiers"][d["tier"]]["serving"].update(requests=9), "for other params"),
+    (lambda d: d["tiers"][d["tier"]]["serving"].update(requests=9), "for other params"), (other_build, "another build"),
 ])  # fmt: skip
-def test_figures_that_were_made_for_other_params_pass_nothing(
-    server: Server, change: Callable[[dict[str, Any]], object], words: str
-) -> None:
-    set_params({"q8": {"url": server.url}}, rules(*LIMITS))
-    serve.main("q8")
-
-    def both(data: dict[str, Any]) -> None:
-        rules(*LIMITS)(data)
-        change(data)
-
-    verdict, reason = judged(set_params({"q8": {"url": server.url}}, both))["ttft_p50_ms/closed-2"]
+def test_results_of_other_params_or_another_build_pass_nothing(server: Server, change: Change, words: str) -> None:
+    served({"url": server.url}, rules(*LIMITS))
+    verdict, reason = judged(set_params({"q8": {"url": server.url}}, rules(*LIMITS), change))["ttft_p50_ms/closed-2"]
     assert verdict == "FAIL" and words in reason
 
 
-def test_figures_of_another_build_of_the_model_pass_nothing(server: Server) -> None:
-    settings = set_params({"q8": {"url": server.url}}, rules(*LIMITS))
-    serve.main("q8")
-    artifacts.write_json(artifacts.served("q8"), figures() | {"model": "q8-0"})
-    verdict, reason = judged(settings)["ttft_p50_ms/closed-2"]
-    assert verdict == "FAIL" and "another build" in reason
-
-
 def test_a_verdict_is_stale_once_what_a_server_did_is_changed(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
-    settings = set_params({"q8": {"url": server.url}}, rules(*LIMITS))
-    serve.main("q8")
+    settings = served({"url": server.url}, rules(*LIMITS))
     (artifacts.model_dir("q8") / artifacts.MANIFEST).unlink()  # as in a clone: its digest here is no build's
     results(settings)
     run(settings)
     assert gate.enforce(settings) == 0
-    found = figures()
-    artifacts.write_json(artifacts.served("q8"), found | {"knee": found["knee"] | {"n": 99}})
+    before = figures()
+    artifacts.write_json(artifacts.served("q8"), before | {"knee": before["knee"] | {"n": 99}})
     assert gate.enforce(settings) == gate.STALE and "reports/serving/q8.json" in capsys.readouterr().err
-    artifacts.write_json(artifacts.served("q8"), found)
+    artifacts.write_json(artifacts.served("q8"), before)
     artifacts.write_jsonl(artifacts.serving("q8"), rows()[1:])
     assert gate.enforce(settings) == gate.STALE and "artifacts/serving/q8.jsonl" in capsys.readouterr().err
 
@@ -304,8 +282,8 @@ def test_without_a_rule_on_servers_a_verdict_rests_on_none(server: Server) -> No
     assert judged(settings)[""][0] == "PASS"
 
 
-def test_a_damaged_file_of_figures_is_named() -> None:
-    settings = set_params({"q8": {"url": "http://h"}}, rules(*LIMITS))
+def test_a_damaged_file_of_results_is_named() -> None:
+    settings = set_params(HERE, rules(*LIMITS))
     artifacts.write_json(artifacts.served("q8"), ["no figures"])
     with pytest.raises(artifacts.ArtifactError, match=r"reports/serving/q8.json is damaged"):
         results(settings)
@@ -314,138 +292,126 @@ def test_a_damaged_file_of_figures_is_named() -> None:
 # --- params ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("metric, words", [
-    ("ttft_p99_ms/closed-3", "did you mean 'closed-"), ("ttft_p99_ms", "as in 'ttft_p99_ms/closed-1'"),
-    ("failure_rate/open-1", "give one of the tier's levels"), ("knee/closed-1", "write 'knee'"),
+@pytest.mark.parametrize("metric, who, words", [
+    ("ttft_p99_ms/closed-3", HERE, "did you mean 'closed-"), ("ttft_p99_ms", HERE, "as in 'ttft_p99_ms/closed-1'"),
+    ("failure_rate/open-1", HERE, "give one of the tier's levels"), ("knee/closed-1", HERE, "write 'knee'"),
+    ("ttft_p99_ms/closed-2", {}, "no variant is served"), ("ttft_p99_ms/closed-2", HERE, ""), ("failure_rate/closed-1", HERE, ""),
+    ("knee", HERE, ""), ("server_memory_bytes", HERE, ""), ("failure_rate", HERE, ""),
 ])  # fmt: skip
-def test_a_rule_on_a_level_that_is_not_measured_is_refused(metric: str, words: str) -> None:
-    settings = set_params({"q8": {"url": "http://h"}})
+def test_a_rule_on_what_is_not_measured_is_refused_and_others_are_not(metric: str, who: dict[str, Any], words: str) -> None:
+    settings = set_params(who)
+    if not words:
+        check._check_part(metric, settings)
+        return
     with pytest.raises(ParamsError, match=words):
         check._check_part(metric, settings)
 
 
-@pytest.mark.parametrize("metric", ["ttft_p99_ms/closed-2", "failure_rate/closed-1", "knee", "server_memory_bytes", "failure_rate"])
-def test_a_rule_on_what_is_measured_is_taken(metric: str) -> None:
-    check._check_part(metric, set_params({"q8": {"url": "http://h"}}))
-
-
 def test_a_percentile_that_no_run_can_bound_is_said_before_any_work() -> None:
     asked = [{"metric": f"ttft_{q}_ms/closed-2", "limit": "60 s"} for q in ("p50", "p99")]
-    (line,) = served.told(set_params({"q8": {"url": "http://h"}}, rules(*asked, {"metric": "itl_p99_ms/closed-2", "limit": "1 s"})))
-    assert line.startswith("ttft_p99_ms/closed-2 will be INCONCLUSIVE: 16 requests bound no p99; about ")
+    asked.append({"metric": "itl_p99_ms/closed-2", "limit": "1 s"})
+    (line,) = servers.inconclusive(set_params(HERE, rules(*asked)))
+    assert line.startswith("ttft_p99_ms/closed-2 will be INCONCLUSIVE: 16 requests are too few for a p99 interval; about ")
     enough = int(line.split("about ")[1].split()[0])
-    for n, bounded in ((enough, True), (enough // 2, False)):
-        found = quantile_interval(np.arange(n), np.arange(n), 0.99, confidence=0.95)
-        assert (found.high is not None) is bounded, n
-
-
-def test_a_rule_on_a_server_where_none_is_served_is_refused() -> None:
-    with pytest.raises(ParamsError, match="no variant is served"):
-        check._check_part("ttft_p99_ms/closed-2", set_params({}))
+    for n, is_bounded in ((enough, True), (enough // 2, False)):
+        interval = quantile_interval(np.arange(n), np.arange(n), 0.99, confidence=0.95)
+        assert (interval.high is not None) is is_bounded, n
 
 
 @pytest.mark.parametrize("who, change, words", [
-    ({"q9": {"url": "http://h"}}, lambda d: None, "serving.variants.q9: variant 'q9' .* did you mean 'q8'"),
-    ({"q8": {"url": "http://h", "launch": "vllm"}}, lambda d: None, "one of the two"),
-    ({"q8": {}}, lambda d: None, "one of the two"),
-    ({"q8": {"launch": "lamacpp"}}, lambda d: None, "did you mean 'llamacpp'"),
-    ({"q8": {"url": "http://h"}}, lambda d: d["serving"].pop("objective"), "objective is needed and missing"),
-    ({"q8": {"url": "http://h"}}, lambda d: d["serving"].update(timeout_s=0.0), "timeout_s"),
-    ({"q8": {"url": "http://h"}}, lambda d: d["serving"].update(timeout_s=float("inf")), "timeout_s"),
-    ({"q8": {"url": "http://h"}}, lambda d: d["tiers"][d["tier"]].pop("serving"), "tiers.default: serving is needed"),
-    ({"q8": {"url": "http://h"}}, lambda d: d["tiers"]["smoke"]["serving"].update(concurrency=[]), "nothing to measure"),
-    ({"q8": {"url": "http://h"}}, lambda d: d["tiers"]["smoke"]["serving"].update(concurrency=[0]), "at least 1"),
-    ({"q8": {"url": "http://h"}}, lambda d: d["tiers"]["smoke"]["serving"].update(rates=[-1.0]), "more than 0"),
-    ({"q8": {"url": "http://h", "key": "sk-1"}}, lambda d: None, "unknown key"),
+    ({"q9": {"url": "http://h"}}, rules(), "serving.variants.q9: variant 'q9' .* did you mean 'q8'"),
+    ({"q8": {"url": "http://h", "launch": "vllm"}}, rules(), "one of the two"), ({"q8": {}}, rules(), "one of the two"),
+    ({"q8": {"launch": "lamacpp"}}, rules(), "did you mean 'llamacpp'"),
+    ({"q8": {"url": "http://h", "key": "sk-1"}}, rules(), "unknown key"),
+    (HERE, lambda d: d["serving"].pop("objective"), "objective is needed and missing"),
+    (HERE, lambda d: d["serving"].update(timeout_s=0.0), "timeout_s"),
+    (HERE, lambda d: d["serving"].update(timeout_s=float("inf")), "timeout_s"),
+    (HERE, lambda d: d["tiers"][d["tier"]].pop("serving"), "tiers.default: serving is needed"),
+    (HERE, lambda d: d["tiers"]["smoke"]["serving"].update(concurrency=[]), "nothing to measure"),
+    (HERE, lambda d: d["tiers"]["smoke"]["serving"].update(concurrency=[0]), "at least 1"),
+    (HERE, lambda d: d["tiers"]["smoke"]["serving"].update(rates=[-1.0]), "more than 0"),
 ])  # fmt: skip
-def test_a_mistake_in_the_section_is_named(who: dict[str, Any], change: Callable[[dict[str, Any]], object], words: str) -> None:
+def test_a_mistake_in_the_section_is_named(who: dict[str, Any], change: Change, words: str) -> None:
     with pytest.raises(ParamsError, match=words):
         set_params(who, change)
 
 
-def as_variant(quantizer: str, engine: str, **more: Any) -> Callable[[dict[str, Any]], object]:
+def as_variant(quantizer: str, engine: str, **more: Any) -> Change:
     options = {"cast": {"dtype": "bfloat16"}, "onnx": {"precision": "int4"}, "gguf": {"type": "Q8_0"}}[quantizer]
-    made = {"quantizer": quantizer, "engine": engine, "options": options, **more}
-    return lambda d: d["variants"].update(q8=made)
+    return lambda d: d["variants"].update(q8={"quantizer": quantizer, "engine": engine, "options": options, **more})
 
 
 @pytest.mark.parametrize("kind", launch.KINDS)
 @pytest.mark.parametrize("quantizer, engine", [("cast", "hf"), ("onnx", "onnxruntime"), ("gguf", "llamacpp")])
 def test_a_server_that_does_not_read_the_variant_is_a_fault_before_any_work(kind: str, quantizer: str, engine: str) -> None:
-    found = able.faults(set_params({"q8": {"launch": kind}}, as_variant(quantizer, engine)))
-    reads = {"llamacpp": "llamacpp", "vllm": "hf"}[kind] == engine
-    assert len(found) == (not reads), found
-    if found:
-        assert f"serving.variants.q8: launch: {kind} does not read models of engine {engine!r}" in found[0]
-        assert ("launch: vllm, or" in found[0], "launch: llamacpp, or" in found[0]) == (engine == "hf", engine == "llamacpp")
+    faults = servers.faults(set_params({"q8": {"launch": kind}}, as_variant(quantizer, engine)))
+    reads = {"llamacpp": "llamacpp", "vllm": "hf"}[kind]
+    assert len(faults) == (reads != engine), faults
+    if faults:
+        assert f"serving.variants.q8: launch: {kind} reads models of engine {reads!r}, not {engine!r}" in faults[0]
+        assert ("launch: vllm, or" in faults[0], "launch: llamacpp, or" in faults[0]) == (engine == "hf", engine == "llamacpp")
 
 
 @pytest.mark.parametrize("url, key, words", [
-    ("127.0.0.1:8000", "k", "is no address of a server"), ("http://me:secret@h", "k", "carries a password"),
-    ("http://h", "two words", "the value of OWN_KEY is no API key"), ("http://h", "k", ""),
+    ("127.0.0.1:8000", "k", "invalid server URL"), ("http://me:secret@h", "k", "contains a password"),
+    ("http://h", "two words", "OWN_KEY is not a valid API key"), ("http://h", "k", ""),
 ])  # fmt: skip
-def test_an_address_or_key_that_is_none_is_a_fault_before_any_work(
-    url: str, key: str, words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_invalid_url_or_key_is_a_fault_before_any_work(url: str, key: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OWN_KEY", key)
-    found = able.faults(set_params({"q8": {"url": url, "key_env": "OWN_KEY"}}))
-    assert len(found) == bool(words) and all(words in f and "secret" not in f and "two words" not in f for f in found), found
+    faults = servers.faults(set_params({"q8": {"url": url, "key_env": "OWN_KEY"}}))
+    assert len(faults) == bool(words) and all(words in f and "secret" not in f and "two words" not in f for f in faults), faults
 
 
-@pytest.mark.parametrize("python, words", [
-    (None, "put the path of the Python"), ("/none/python", "is no program"), (sys.executable, ""),
+@pytest.mark.parametrize("how, variant, python, words", [
+    ("vllm", as_variant("cast", "hf"), None, "needs its own environment"),
+    ("vllm", as_variant("cast", "hf"), "/none/python", "is not a program"), ("vllm", as_variant("cast", "hf"), sys.executable, ""),
+    ("llamacpp", as_variant("gguf", "llamacpp", engine_options={"flash": True}), None, "not have engine_options {flash: True}"),
 ])  # fmt: skip
-def test_a_server_that_this_machine_lacks_is_told_before_any_work_as_the_stage_says_it(
-    python: str | None, words: str, monkeypatch: pytest.MonkeyPatch
+def test_what_this_machine_or_the_server_lacks_is_said_before_any_work_as_the_stage_says_it(
+    how: str, variant: Change, python: str | None, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(launch.VLLM, python) if python else monkeypatch.delenv(launch.VLLM, raising=False)
-    settings = set_params({"q8": {"launch": "vllm"}}, as_variant("cast", "hf"))
-    assert able.faults(settings) == []
-    told = able.told(settings)
-    assert len(told) == bool(words) and all(words in line and "FAIL" not in line for line in told), told
+    settings = set_params({"q8": {"launch": how}}, variant)
+    lines = servers.unsupported(settings)
+    assert servers.faults(settings) == [] and len(lines) == bool(words)
+    assert all(words in line and "FAIL" not in line for line in lines), lines
     if words:
         serve.main("q8")
         assert figures()["status"] == "unsupported" and words in figures()["reason"]
-        ruled = set_params({"q8": {"launch": "vllm"}}, lambda d: (as_variant("cast", "hf")(d), rules(LIMITS[0])(d)))
-        assert able.told(ruled)[0].endswith("a required rule judges it: the gate will FAIL")
-
-
-def test_options_without_an_equal_are_told_before_any_work() -> None:
-    settings = set_params({"q8": {"launch": "llamacpp"}}, as_variant("gguf", "llamacpp", engine_options={"flash": True}))
-    assert able.faults(settings) == []
-    assert ["engine_options {flash: True} have no equal" in line for line in able.told(settings)] == [True]
+        ruled = set_params({"q8": {"launch": how}}, variant, rules(LIMITS[0]))
+        assert servers.unsupported(ruled)[0].endswith("a required rule judges it: the gate will FAIL")
 
 
 def test_check_says_what_cannot_be_served(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(check, "_lm_eval_tasks", set)  # seconds, for tasks whose sets are not in this folder
-    settings = set_params({"q8": {"launch": "vllm"}}, as_variant("gguf", "llamacpp"))
-    assert any("launch: vllm does not read" in fault for fault in check.faults(settings))
+    settings = set_params({"q8": {"launch": "vllm"}})
+    assert any("launch: vllm reads models of engine" in fault for fault in check.faults(settings))
     lacking = set_params({"q8": {"launch": "vllm"}}, as_variant("cast", "hf"))
     monkeypatch.delenv(launch.VLLM, raising=False)
     monkeypatch.setattr(params, "load", lambda: lacking)
     for name in ("faults", "more_than_there"):  # they read sets that are not in this folder
         monkeypatch.setattr(check, name, lambda _: [])
     check.main()
-    assert "check      serving.variants.q8 will be unsupported: vLLM has" in capsys.readouterr().out
+    assert "check      serving.variants.q8 will be unsupported: vLLM needs" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("change", [
     lambda d: None, lambda d: d.pop("serving"), lambda d: d.update(serving={}), lambda d: d.update(serving={"variants": {}}),
     lambda d: (d.pop("serving"), d["tiers"][d["tier"]].pop("serving")),
 ])  # fmt: skip
-def test_a_project_that_serves_nothing_is_sound_and_says_so(change: Callable[[dict[str, Any]], object]) -> None:
+def test_a_project_that_serves_nothing_is_valid_and_says_so(change: Change) -> None:
     settings = set_params({}, change)
-    served.write_asked(settings)
+    server_results.write_asked(settings)
     assert settings.serving.variants == {} and "no variant is served" in artifacts.SERVING_ASKED.read_text(encoding="utf-8")
-    assert served.current(results(settings), settings) == ({}, {})
+    assert server_results.current(results(settings), settings) == ({}, {})
 
 
 def test_what_is_asked_of_servers_is_written_where_stages_depend_on_it() -> None:
-    served.write_asked(set_params({"q8": {"url": "http://h", "key_env": "K"}}))
-    first = artifacts.SERVING_ASKED.read_text(encoding="utf-8")
-    assert yaml.safe_load(first)["q8"]["load"] == LOAD and yaml.safe_load(first)["q8"]["key_env"] == "K"
-    served.write_asked(set_params({"q8": {"url": "http://h", "key_env": "K", "chat": True}}))
-    assert artifacts.SERVING_ASKED.read_text(encoding="utf-8") != first
+    written = []
+    for chat in (False, True):
+        server_results.write_asked(set_params({"q8": {"url": "http://h", "key_env": "K", "chat": chat}}))
+        written.append(yaml.safe_load(artifacts.SERVING_ASKED.read_text(encoding="utf-8"))["q8"])
+    assert written[0]["load"] == LOAD and written[0]["key_env"] == "K" and written[0] | {"chat": True} == written[1] != written[0]
 
 
 # --- launched ----------------------------------------------------------------------------------------------------
@@ -465,18 +431,16 @@ def test_a_launched_llama_cpp_server_is_measured_and_gone(tiny: Path) -> None:
         data["tiers"][data["tier"]]["serving"]["concurrency"] = [1, 2, 4]
         data["variants"]["q8"]["engine_options"] = {"kv_type": "f32"}
 
-    set_params({"q8": {"launch": "llamacpp"}}, asked)
-    serve.main("q8")
-    found = figures()
-    if found["status"] == "unsupported":
-        pytest.skip(f"llama.cpp's server: {found['reason']}")
-    assert found["status"] == "ok" and len(rows()) == 2 * (8 + 8 + 16) + 1 + 2 + 4
+    served({"launch": "llamacpp"}, asked)
+    report = figures()
+    if report["status"] == "unsupported":
+        pytest.skip(f"llama.cpp's server: {report['reason']}")
+    assert report["status"] == "ok" and len(rows()) == 2 * (8 + 8 + 16) + 1 + 2 + 4
     assert all(r["prompt_tokens"] == 8 and r["output_tokens"] == 3 for r in rows() if r["ok"])
-    assert {m["failure_rate"]["value"] for m in found["levels"].values()} == {0.0}
-    assert found["launch"]["kind"] == "llamacpp" and found["launch"]["parallel"] == 4 and "log" not in found["launch"]
-    assert found["launch"]["engine_options"] == {"kv_type": "f32"}
-    if sys.platform == "linux":
-        assert found["server_memory_bytes"]["value"] > 2**20
+    assert {m["failure_rate"]["value"] for m in report["levels"].values()} == {0.0}
+    assert report["launch"]["kind"] == "llamacpp" and report["launch"]["parallel"] == 4 and "log" not in report["launch"]
+    assert report["launch"]["engine_options"] == {"kv_type": "f32"}
+    assert sys.platform != "linux" or report["server_memory_bytes"]["value"] > 2**20
     assert not {p.pid for p in psutil.Process().children(recursive=True)} - before
 
 
@@ -496,16 +460,3 @@ def test_a_stage_that_is_killed_leaves_no_server_and_no_half_written_file(number
     guards = killed_once(run, Path("asked"), number)
     assert len(guards) == 1 and gone([*guards, *family()]) and run.returncode != 0
     assert not Path("reports/serving").exists() and not list(Path("artifacts").rglob("*.jsonl"))
-
-
-def test_an_environment_that_cannot_be_built_is_unsupported_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    (artifacts.model_dir("q8") / "model.gguf").touch()
-    as_written(artifacts.model_dir("q8"))
-
-    def broken(name: str) -> Path:
-        raise Unsupported(f"environment {name!r} could not be built: no matching distribution")
-
-    monkeypatch.setattr(launch.envs, "python", broken)
-    set_params({"q8": {"launch": "llamacpp"}})
-    serve.main("q8")
-    assert figures()["status"] == "unsupported" and "no matching distribution" in figures()["reason"]

@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,14 @@ from pipeline.core import cli, quiet
 from pipeline.core.errors import DataError
 from pipeline.numbers import serving_figures as figures
 from pipeline.serving import __main__ as command
-from pipeline.serving import client, launch, measure, probe, session
-from pipeline.serving.client import Answer, Endpoint, Request, ServerError, address
+from pipeline.serving import client, launch, measure, probe
+from pipeline.serving.client import Answer, Endpoint, Request, ServerError
 from pipeline.serving.events import Parser
 from pipeline.serving.reply import Fault
 from tests import serving_server
 from tests.serving_server import KEY, Server
 
-COUNT = str.split  # a tokenizer for which words are tokens
+Script = list[tuple[float, Any]]  # seconds and events
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +55,8 @@ def ask(server: Server, prompt: Any, n: int = 4, **more: Any) -> Answer:
 # --- times, by a clock of our own ----------------------------------------------------------------------------------
 
 
-def timed(script: list[tuple[float, Any]], *, chat: bool = True, t_headers: float = 0.0, **more: Any) -> Answer:
-    """A reply whose events come at given seconds: the whole client runs, on a network and a clock made here."""
+def timed(script: Script, *, t_headers: float = 0.0, error: Exception | None = None, **more: Any) -> dict[str, Any]:
+    """The row of a reply whose events come at given seconds, on a network and a clock made here; error: what ends it."""
     now = [0.0]
 
     class Body(httpx2.AsyncByteStream):
@@ -65,28 +64,25 @@ def timed(script: list[tuple[float, Any]], *, chat: bool = True, t_headers: floa
             for at, value in script:
                 now[0] = at
                 yield f"data: {value if isinstance(value, str) else json.dumps(value)}\n\n".encode()
+            if error:
+                raise error
 
     def reply(_: httpx2.Request) -> httpx2.Response:
         now[0] = t_headers
         return httpx2.Response(200, headers={"content-type": "text/event-stream"}, stream=Body())
 
     async def go() -> Answer:
-        endpoint = Endpoint("http://127.0.0.1:1/v1", "m", chat=chat, **more)
+        endpoint = Endpoint("http://127.0.0.1:1/v1", "m", chat=True, **more)
         async with client.connected(endpoint, httpx2.MockTransport(reply)) as c:
             return await client.ask(c, endpoint, Request("hello", 8), clock=lambda: now[0])
 
-    return asyncio.run(go())
+    return asyncio.run(go()).row
 
 
-def replied(handler: Any, **more: Any) -> Answer:
-    """What is made of a response of our own."""
-
-    async def go() -> Answer:
-        endpoint = Endpoint("http://127.0.0.1:1/v1", "m", chat=True, **more)
-        async with client.connected(endpoint, httpx2.MockTransport(handler)) as c:
-            return await client.ask(c, endpoint, Request("hello", 8))
-
-    return asyncio.run(go())
+def whole(script: Script, n: Any, **more: Any) -> dict[str, Any]:
+    """The row of a script that ends in usage and [DONE]."""
+    end = script[-1][0] + 0.1
+    return timed([*script, (end, usage(n)), (end, "[DONE]")], **more)
 
 
 def said(text: str | None = None, **delta: str) -> dict[str, Any]:
@@ -97,9 +93,13 @@ def usage(n: Any) -> dict[str, Any]:
     return {"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": n}}
 
 
+def ended(text: str = "") -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": "length"}]}
+
+
 def test_role_and_usage_are_no_tokens_and_end_is_the_last_token() -> None:
     tokens = [(0.30 + 0.05 * k, said("x")) for k in range(21)]
-    row = timed([(0.05, said("", role="assistant")), *tokens, (1.35, usage(21)), (1.36, "[DONE]")], t_headers=0.04).row
+    row = timed([(0.05, said("", role="assistant")), *tokens, (1.35, usage(21)), (1.36, "[DONE]")], t_headers=0.04)
     assert figures.ttft(row) == pytest.approx(0.30) and figures.tpot(row) == pytest.approx(0.050)
     assert figures.e2e(row) == pytest.approx(1.30) and row["t_done"] == pytest.approx(1.36)
     assert row["phases"]["headers"] == pytest.approx(0.04) and row["prompt_tokens"] == 5
@@ -107,74 +107,77 @@ def test_role_and_usage_are_no_tokens_and_end_is_the_last_token() -> None:
 
 
 def test_tokens_are_counted_by_usage_and_not_by_events() -> None:
-    row = timed([(0.2 + 0.2 * k, said("a b c d")) for k in range(10)] + [(2.1, usage(40)), (2.1, "[DONE]")]).row
+    row = whole([(0.2 + 0.2 * k, said("a b c d")) for k in range(10)], 40)
     tpot = figures.tpot(row)
     assert row["output_tokens"] == 40 and row["counted_by"] == "usage"
     assert tpot is not None and 1 / tpot == pytest.approx(39 / 1.8)
     assert row["t_tokens"] is None and figures.gaps(row) == [], "an event that carries four tokens says nothing of gaps"
-
-
-def test_reasoning_is_the_first_token_and_content_is_timed_apart() -> None:
-    for field in ("reasoning_content", "reasoning"):
-        row = timed([(0.2, said(None, **{field: "hm"})), (2.0, said("yes")), (2.1, usage(2)), (2.1, "[DONE]")]).row
-        assert figures.ttft(row) == pytest.approx(0.2) and figures.ttfc(row) == pytest.approx(2.0)
-        row = timed([(0.2, said(None, **{field: "hm"})), (2.1, usage(1)), (2.1, "[DONE]")]).row
-        assert row["ok"] and figures.ttfc(row) is None
-
-
-def test_slow_headers_are_seen_apart_from_a_slow_token() -> None:
-    row = timed([(3.5, said("x")), (3.6, usage(1)), (3.6, "[DONE]")], t_headers=3.0).row
-    assert row["phases"]["headers"] == pytest.approx(3.0) and figures.ttft(row) == pytest.approx(3.5)
-
-
-def test_one_token_has_no_tpot_and_all_at_once_has_none_either() -> None:
-    assert figures.tpot(timed([(0.5, said("x")), (0.6, usage(1)), (0.6, "[DONE]")]).row) is None
-    assert figures.tpot(timed([(0.5, said("a b c")), (0.6, usage(3)), (0.6, "[DONE]")]).row) is None
-
-
-def test_usage_in_every_event_counts_once() -> None:
     running = [(0.1 * k, said("x") | {"usage": {"prompt_tokens": 5, "completion_tokens": k}}) for k in (1, 2, 3)]
-    row = timed([*running, (0.4, "[DONE]")]).row
-    assert row["output_tokens"] == 3 and row["t_tokens"] == pytest.approx([0.1, 0.2, 0.3])
+    row = timed([*running, (0.4, "[DONE]")])
+    assert row["output_tokens"] == 3 and row["t_tokens"] == pytest.approx([0.1, 0.2, 0.3]), "usage in every event counts once"
 
 
-def ended(text: str = "") -> dict[str, Any]:
-    return {"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": "length"}]}
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
+def test_reasoning_is_the_first_token_and_content_is_timed_apart(server: Server, field: str) -> None:
+    thought = (0.2, said(None, **{field: "hm"}))
+    row = whole([thought, (2.0, said("yes"))], 2)
+    assert figures.ttft(row) == pytest.approx(0.2) and figures.ttfc(row) == pytest.approx(2.0)
+    assert figures.ttfc(whole([thought], 1)) is None
+    answer = ask(server, f"reasoning {field}", chat=True)
+    assert answer.reasoning == "hm so" and answer.text == "yes" and answer.row["t_content"] >= answer.row["t_first"]
+    assert ask(server, f"reasoning {field} only", chat=True).row["t_content"] is None
 
 
-def test_a_token_whose_text_is_held_back_has_come_when_its_empty_event_did() -> None:
+def test_slow_headers_are_seen_apart_and_one_token_or_all_at_once_have_no_tpot() -> None:
+    row = whole([(3.5, said("x"))], 1, t_headers=3.0)
+    assert row["phases"]["headers"] == pytest.approx(3.0) and figures.ttft(row) == pytest.approx(3.5)
+    assert figures.tpot(row) is None and figures.tpot(whole([(0.5, said("a b c"))], 3)) is None
+
+
+def test_a_token_whose_text_is_buffered_came_with_its_empty_event() -> None:
     script = [(0.1 * k, said(text)) for k, text in enumerate(["", "", "x", "", "y"], 1)]
-    row = timed([(0.05, said("", role="assistant")), *script, (0.6, ended()), (0.6, usage(5)), (0.6, "[DONE]")]).row
+    row = timed([(0.05, said("", role="assistant")), *script, (0.6, ended()), (0.6, usage(5)), (0.6, "[DONE]")])
     assert figures.ttft(row) == pytest.approx(0.1) and figures.tpot(row) == pytest.approx(0.1)
     assert row["t_tokens"] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5]) and figures.e2e(row) == pytest.approx(0.5)
-    alive = timed([(0.1, said("")), (0.3, said("x")), (0.4, said("y")), (0.5, ended()), (0.5, usage(2)), (0.5, "[DONE]")]).row
+    alive = whole([(0.1, said("")), (0.3, said("x")), (0.4, said("y")), (0.5, ended())], 2)
     assert figures.ttft(alive) == pytest.approx(0.3), "an empty event more than there are tokens is none of them"
 
 
-def test_a_last_token_that_is_not_seen_came_no_later_than_the_reply_s_end() -> None:
+def test_an_unseen_last_token_came_no_later_than_the_reply_s_end() -> None:
     """As llama.cpp's server does: 9 tokens, of which the third and the last make no whole character."""
     seen = [(0.1 * k, said("x")) for k in (1, 2, 4, 5, 6, 7, 8)]
-    row = timed([*seen, (0.9, ended()), (1.4, usage(9)), (1.4, "[DONE]")]).row
+    row = whole([*seen, (0.9, ended())], 9)
     assert figures.tpot(row) == pytest.approx(0.1) and figures.e2e(row) == pytest.approx(0.9) and figures.gaps(row) == []
-    whole = timed([*seen, (0.9, ended()), (1.4, usage(7)), (1.4, "[DONE]")]).row
-    assert figures.e2e(whole) == pytest.approx(0.8), "where every token was seen, the end is none"
-    last = timed([*seen, (0.9, ended("x")), (0.9, usage(8)), (0.9, "[DONE]")]).row
+    assert figures.e2e(whole([*seen, (0.9, ended())], 7)) == pytest.approx(0.8), "where every token was seen, the end is none"
+    last = whole([*seen, (0.9, ended("x"))], 8)
     assert figures.e2e(last) == pytest.approx(0.9) and len(figures.gaps(last)) == 7
 
 
-def test_a_usage_that_text_follows_is_none_of_the_whole_reply() -> None:
+def test_a_usage_before_the_last_text_does_not_count_the_reply() -> None:
     early = [(0.1, said("a")), (0.2, said("b")), (0.3, usage(2)), (0.4, said("c") | {"usage": None}), (0.5, "[DONE]")]
-    row = timed(early).row
+    row = timed(early)
     assert row["ok"] and row["output_tokens"] is None and "after the last text" in row["counted_by"] and figures.tpot(row) is None
-    assert timed([*early[:-1], (0.5, usage(3)), (0.6, "[DONE]")]).row["counted_by"] == "usage"
-    counted = timed(early, count=len).row
+    assert whole(early[:-1], 3)["counted_by"] == "usage"
+    counted = timed(early, count=len)
     assert counted["output_tokens"] == 3 and counted["counted_by"].startswith("tokenizer") and "after" in counted["counted_by"]
 
 
 @pytest.mark.parametrize("n", [0, -1, 2.0, True, "2", None, 10**400])
-def test_a_usage_that_can_be_no_number_of_tokens_is_not_believed(n: Any) -> None:
-    row = timed([(0.1, said("a")), (0.2, said("b")), (0.3, usage(n)), (0.3, "[DONE]")]).row
+def test_an_impossible_usage_is_not_believed(n: Any) -> None:
+    row = whole([(0.1, said("a")), (0.2, said("b"))], n)
     assert row["ok"] and row["output_tokens"] is None and "no usage that counts" in row["counted_by"]
+
+
+@pytest.mark.parametrize("first, last", [(ended(), usage(1)), (usage(1), ended())])
+def test_without_done_a_reply_is_complete_once_its_finish_and_its_usage_are_there(first: Any, last: Any) -> None:
+    row = timed([(0.3, said("a")), (1.0, first), (1.5, last)])
+    assert row["ok"] and row["t_done"] is None and row["t_end"] == 1.5
+
+
+@pytest.mark.parametrize("error", [OSError("gone"), httpx2.StreamClosed(), ZeroDivisionError("x")])
+def test_whatever_breaks_while_a_reply_is_read_is_that_request_s_row(error: Exception) -> None:
+    row = timed([(0.1, said("x"))], error=error)
+    assert not row["ok"] and type(error).__name__ in row["error"] and len(row["t_chunks"]) == 1
 
 
 # --- a live server -------------------------------------------------------------------------------------------------
@@ -205,18 +208,12 @@ def test_without_usage_the_joined_text_is_tokenized_or_nothing_is_claimed(server
     assert row["ok"] and row["output_tokens"] is None and "not counted" in row["counted_by"] and figures.tpot(row) is None
 
 
-def test_reasoning_comes_under_both_names(server: Server) -> None:
-    for field in ("reasoning_content", "reasoning"):
-        answer = ask(server, f"reasoning {field}", chat=True)
-        assert answer.reasoning == "hm so" and answer.text == "yes" and answer.row["t_content"] >= answer.row["t_first"]
-        assert ask(server, f"reasoning {field} only", chat=True).row["t_content"] is None
-
-
 @pytest.mark.parametrize("play, fault, words", [
     ("in_band", "in_band", "out of memory"), ("aborted", "in_band", "abort"), ("no_stream", "in_band", "switched off"),
     ("cut", "cut", "closed early"), ("ended", "cut", "without its end, after 1 chunk"), ("reset", "reset", "reset"),
     ("mute", "reset", "reset"), ("unavailable", "http", "HTTP 503: error: model is loading"),
-    ("not_json", "malformed", "bad gateway"), ("odd_shape", "malformed", "no completion chunk"),
+    ("not_json", "malformed", "bad gateway"), ("odd_shape", "malformed", "not a completion chunk"),
+    ("late_error", "in_band", "out of memory"),
 ])  # fmt: skip
 def test_every_way_to_fail_is_a_row_with_its_reason(server: Server, play: str, fault: str, words: str) -> None:
     answer = ask(server, play)
@@ -229,68 +226,37 @@ def test_every_way_to_fail_is_a_row_with_its_reason(server: Server, play: str, f
     'event: error\ndata: {"message": "oom", "code": 500}', "event: error\ndata: oom",
     'event: error\ndata: {"error": {"message": "oom"}}', 'event: completion.error\ndata: "oom"',
     'data: {"object": "error", "message": "oom", "code": 400}', 'data: {"type": "error", "error": {"message": "oom"}}',
-    'error: {"code": 500, "message": "oom"}', 'data: {"error": "oom"}',
+    'error: {"code": 500, "message": "oom"}', 'data: {"error": "oom"}', 'data: {"error": {}}',
     'data: {"choices": [{"index": 0, "text": "", "error": {"message": "oom"}}]}', 'data: {"choices": [], "error": {"code": "oom"}}',
 ])  # fmt: skip
 def test_an_error_inside_a_stream_fails_it_whatever_came_before_and_comes_after(server: Server, event: str) -> None:
     row = ask(server, f"in_stream {event}").row
-    assert not row["ok"] and row["fault"] == "in_band" and "oom" in row["error"] and len(row["t_chunks"]) == 1
-
-
-def test_an_error_without_words_is_one_and_null_is_none(server: Server) -> None:
-    assert ask(server, 'in_stream data: {"error": {}}').row["fault"] == "in_band"
+    assert not row["ok"] and row["fault"] == "in_band" and ("oom" in row["error"]) == ("oom" in event) and len(row["t_chunks"]) == 1
     assert ask(server, 'in_stream data: {"error": null, "choices": []}').row["ok"]
 
 
-def test_a_reply_that_never_ends_is_a_timeout_that_keeps_what_came(server: Server) -> None:
+def test_a_timeout_keeps_what_came_and_nobody_there_is_a_row_too(server: Server) -> None:
     row = ask(server, "hang", timeout_s=0.6).row
     assert not row["ok"] and row["fault"] == "timeout" and "0.6 s" in row["error"] and len(row["t_chunks"]) == 1
     assert row["status"] == 200
-
-
-def test_nobody_there_is_a_row_too() -> None:
     row = asked(Endpoint("http://127.0.0.1:9/v1", "m"), Request("x", 1)).row
     assert not row["ok"] and row["fault"] == "connect" and row["status"] is None and row["t_chunks"] == []
 
 
-def test_what_follows_the_end_of_a_reply_cannot_fail_it(server: Server) -> None:
-    row = ask(server, "open_end", 1, timeout_s=2.5).row
-    assert row["ok"] and row["t_end"] == row["t_done"]
-
-
-@pytest.mark.parametrize("play, drain", [("held_open", 0.2), ("held_open", 30.0), ("dropped", 30.0)])
-def test_a_reply_with_its_finish_and_its_usage_is_whole_without_done(
+@pytest.mark.parametrize("play, drain", [
+    ("behind", 0.2), ("open_end", 0.2), ("held_open", 0.2), ("held_open", 30.0), ("dropped", 30.0),
+])  # fmt: skip
+def test_what_follows_a_complete_reply_cannot_fail_it(
     server: Server, monkeypatch: pytest.MonkeyPatch, play: str, drain: float
 ) -> None:
     monkeypatch.setattr(client, "DRAIN_S", drain)
     row = ask(server, play, 1, forced=True, timeout_s=1.5 if drain > 1 else 30).row
-    assert row["ok"] and row["output_tokens"] == 1 and row["t_done"] is None and row["t_end"] >= row["t_last"]
-
-
-def test_without_done_a_reply_is_whole_once_both_its_finish_and_its_usage_are_there() -> None:
-    finish = {"choices": [{"delta": {}, "finish_reason": "stop"}]}
-    for first, last in ((finish, usage(1)), (usage(1), finish)):
-        row = timed([(0.3, said("a")), (1.0, first), (1.5, last)]).row
-        assert row["ok"] and row["t_done"] is None and row["t_end"] == 1.5
-
-
-def test_an_error_before_done_fails_even_a_whole_reply_and_one_behind_it_none(server: Server) -> None:
-    assert ask(server, "late_error", 1).row["fault"] == "in_band"
-
-    def behind(h: serving_server.Handler, _: dict[str, Any]) -> None:
-        h.start()
-        h.text(" a", "length")
-        h.usage(1)
-        h.event("[DONE]")
-        h.event({"error": {"message": "out of memory"}})
-        h.wfile.write(b"0\r\n\r\n")
-
-    server.plays = {"behind": behind}
-    assert ask(server, "behind", 1).row["ok"]
+    assert row["ok"] and row["output_tokens"] == 1 and row["t_end"] >= row["t_last"]
+    assert row["t_end"] == row["t_done"] if play in ("behind", "open_end") else row["t_done"] is None
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-def test_no_proxy_has_a_part_in_this_machine_s_own_addresses(server: Server, monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+def test_no_proxy_is_used_on_this_machine(server: Server, monkeypatch: pytest.MonkeyPatch, host: str) -> None:
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     for name in ("NO_PROXY", "no_proxy"):
@@ -319,14 +285,11 @@ def read(*pieces: str) -> list[tuple[str, str]]:
     return [(e.kind, e.data) for piece in pieces for e in parser.feed(piece.encode())]
 
 
-def test_lines_end_as_the_standard_says_wherever_the_stream_is_cut() -> None:
+def test_lines_end_as_the_standard_says_wherever_the_stream_is_cut_and_an_endless_event_is_given_up() -> None:
     for end in ("\n", "\r", "\r\n"):
         text = end.join(["event: a", "data: 1", "data:2", "", ": no", "data: x\u2028y", "", ""])
         assert read(text) == read(*text) == [("a", "1\n2"), ("message", "x\u2028y")], repr(end)
     assert read("data: 1\r", "data: 2\r", "\r") == [("message", "1\n2")] and read("data: 1\n\ndata: 2\n") == [("message", "1")]
-
-
-def test_an_event_without_an_end_is_given_up() -> None:
     for piece in ("data: x", "data: x\n"):
         with pytest.raises(Fault, match="more than"):
             read(piece.replace("x", "x" * 2**19), piece.replace("x", "x" * 2**19), piece)
@@ -337,22 +300,11 @@ def words(text: str) -> int:
     return len(text.encode().split())
 
 
-def test_a_character_that_comes_in_halves_is_whole_and_half_a_one_is_marked(server: Server) -> None:
+def test_a_character_in_halves_is_joined_and_a_lone_half_is_marked(server: Server) -> None:
     for play in ("halves", "halves silent"):
         answer = ask(server, play, count=words)
         assert answer.row["ok"] and answer.text == " 😀\ufffd" and json.dumps(answer.row, ensure_ascii=False).encode()
     assert answer.row["output_tokens"] == 1
-
-
-@pytest.mark.parametrize("error", [OSError("gone"), httpx2.StreamClosed(), ZeroDivisionError("x")])
-def test_whatever_breaks_while_a_reply_is_read_is_that_request_s_row(error: Exception) -> None:
-    class Body(httpx2.AsyncByteStream):
-        async def __aiter__(self) -> AsyncIterator[bytes]:
-            yield f"data: {json.dumps(said('x'))}\n\n".encode()
-            raise error
-
-    row = replied(lambda _: httpx2.Response(200, headers={"content-type": "text/event-stream"}, stream=Body())).row
-    assert not row["ok"] and type(error).__name__ in row["error"] and len(row["t_chunks"]) == 1
 
 
 def test_a_text_that_cannot_be_counted_fails_its_request_and_no_other(server: Server) -> None:
@@ -369,8 +321,6 @@ def test_a_forced_reply_of_another_length_has_failed_and_a_free_one_has_not(serv
     assert ask(server, "early 3", 2, forced=True).row["error"] == "asked for 2 tokens, got 3"
     assert ask(server, "early 3", 8).row["ok"]
 
-
-def test_a_forced_length_that_only_a_tokenizer_tells_fails_no_reply_that_ended_by_it(server: Server) -> None:
     def silent(h: serving_server.Handler, body: dict[str, Any]) -> None:
         h.start()
         h.text(" a b c")
@@ -379,38 +329,32 @@ def test_a_forced_length_that_only_a_tokenizer_tells_fails_no_reply_that_ended_b
 
     server.plays = {"ends": silent}
     row = ask(server, "ends length", 4, forced=True, count=words).row
-    assert row["ok"] and row["output_tokens"] == 3 and row["counted_by"].startswith("tokenizer")
-    row = ask(server, "ends stop", 4, forced=True, count=words).row
-    assert row["fault"] == "short" and row["error"] == "asked for 4 tokens, got 3"
+    assert row["ok"] and row["output_tokens"] == 3, "a text tokenized again may differ by a token"
+    assert ask(server, "ends stop", 4, forced=True, count=words).row["error"] == "asked for 4 tokens, got 3"
     assert ask(server, "ends length", 4, forced=True).row["output_tokens"] is None
 
 
-# --- addresses and keys --------------------------------------------------------------------------------------------
+# --- URLs and keys -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("url, whole", [
+@pytest.mark.parametrize("url, completed", [
     ("http://127.0.0.1:8000", "http://127.0.0.1:8000/v1"), ("http://h:1/v1/", "http://h:1/v1"), ("https://h/api#x", "https://h/api"),
-    ("http://h/v1/chat/completions", "http://h/v1"), ("http://h/completions/", "http://h/v1"), ("http://h/a/v1/models", "http://h/a/v1"),
+    ("https://api.example.org/v1", "https://api.example.org/v1"), ("http://[::1]:81", "http://[::1]:81/v1"),
+    ("http://my-host_1:9", "http://my-host_1:9/v1"), ("http://h/v1/chat/completions", "http://h/v1"),
+    ("http://h/completions/", "http://h/v1"), ("http://h/a/v1/models", "http://h/a/v1"),
 ])  # fmt: skip
-def test_an_address_gets_what_it_lacks(url: str, whole: str) -> None:
-    assert client.address(url) == whole
+def test_a_url_gets_what_it_lacks(url: str, completed: str) -> None:
+    assert client.address(url) == completed
 
 
-@pytest.mark.parametrize("url", ["localhost:8000", "", "ftp://h", "http://", "http://[::1"])
-def test_what_is_no_address_is_said(url: str) -> None:
-    with pytest.raises(ServerError, match="no address of a server"):
-        client.address(url)
-
-
-def test_a_query_is_refused_and_not_repeated() -> None:
-    with pytest.raises(ServerError, match="the address of h has a query") as e:
-        client.address("https://h/v1?api_key=hunter2")
-    assert "hunter2" not in str(e.value)
-
-
-def test_a_password_in_an_address_is_refused_and_not_repeated() -> None:
-    with pytest.raises(ServerError, match="QUANTGATE_API_KEY") as e:
-        client.address("http://me:hunter2@h/v1")
+@pytest.mark.parametrize("url, message", [
+    *((url, "invalid server URL") for url in (
+        "localhost:8000", "", "ftp://h", "http://", "http://[::1", "http://a b:80", "http://h:99999", "http://h:0", "h:80")),
+    ("http://me:hunter2@h/v1", "put the key into OTHER_KEY"), ("https://h/v1?api_key=hunter2", "the URL of h has a query"),
+])  # fmt: skip
+def test_an_invalid_url_or_one_with_a_password_is_refused_and_no_password_repeated(url: str, message: str) -> None:
+    with pytest.raises(ServerError, match=message) as e:
+        client.address(url, "OTHER_KEY")
     assert "hunter2" not in str(e.value)
 
 
@@ -418,20 +362,16 @@ def test_the_key_is_sent_and_appears_nowhere_else(server: Server) -> None:
     server.locked = True
     assert ask(server, "plain", key=KEY).row["ok"]
     server.plays = {"tell": lambda h, _: h.json(400, {"error": {"message": f"bad request with {h.headers['Authorization']}"}})}
-    endpoint = Endpoint(server.url, "m", key=KEY)
     row = ask(server, "tell", key=KEY).row
     assert row["status"] == 400 and "bad request with Bearer ***" in row["error"]
-    assert KEY not in json.dumps(row) and KEY not in repr(endpoint)
+    assert KEY not in json.dumps(row) and KEY not in repr(Endpoint(server.url, "m", key=KEY))
 
 
 @pytest.mark.parametrize("around", ["{}\r", "{}\n", "{} ", "\t{}\r\n"])
-def test_white_space_around_the_key_is_not_part_of_it(server: Server, monkeypatch: pytest.MonkeyPatch, around: str) -> None:
-    monkeypatch.setenv("OTHER_KEY", around.format(KEY))
-    assert client.key_from("OTHER_KEY") == KEY
-    server.locked = True
-    assert ask(server, "plain", key=client.key_from("OTHER_KEY")).row["ok"]
-    monkeypatch.setenv("OTHER_KEY", around.format(""))
-    assert client.key_from("OTHER_KEY") is None
+def test_white_space_around_the_key_is_not_part_of_it(monkeypatch: pytest.MonkeyPatch, around: str) -> None:
+    for value, key in ((KEY, KEY), ("", None)):
+        monkeypatch.setenv("OTHER_KEY", around.format(value))
+        assert client.key_from("OTHER_KEY") == key
 
 
 @pytest.mark.parametrize("value", [f"{KEY} b", f"{KEY}\nb", f"{KEY}ü", f"{KEY}\x7f", f"{KEY}\udcff"])
@@ -445,17 +385,17 @@ def test_a_key_that_no_header_can_carry_is_refused_by_its_variable_s_name(monkey
 def long(h: serving_server.Handler, body: dict[str, Any]) -> None:
     """The key lies across every place at which a message may be cut: the first letters before it, the others after."""
     n, kind = int(str(body["prompt"]).split(" ")[1]), str(body["prompt"]).split(" ")[2]
-    said = "x" * n + h.headers["Authorization"].removeprefix("Bearer ")
+    message = "x" * n + h.headers["Authorization"].removeprefix("Bearer ")
     if kind == "json":
-        h.json(400, {"error": {"message": said}})
+        h.json(400, {"error": {"message": message}})
     elif kind == "text":
         h.send_response(502)
-        h.send_header("Content-Length", str(len(said)))
+        h.send_header("Content-Length", str(len(message)))
         h.end_headers()
-        h.wfile.write(said.encode())
+        h.wfile.write(message.encode())
     else:
         h.start()
-        h.event(said)
+        h.event(message)
 
 
 @pytest.mark.parametrize("kind, end", [("json", 300 - len("error: ")), ("text", 300), ("event", 80)])
@@ -466,32 +406,24 @@ def test_no_part_of_the_key_is_left_where_a_message_is_cut(server: Server, kind:
         assert "x" * n + "*" in error and "sk" not in error and "s'" not in error and not error.endswith("s"), (n, error)
 
 
-def listed(endpoint: Endpoint, reply: Any) -> list[str]:
+def unreachable(request: httpx2.Request) -> httpx2.Response:
+    raise httpx2.ConnectError(f"refused {request.headers['Authorization']}")
+
+
+@pytest.mark.parametrize("key, reply, message", [
+    (KEY, unreachable, r"no server answers at .*refused Bearer \*\*\*"),
+    (KEY, lambda _: httpx2.Response(401), "refuses this API key; set OTHER_KEY to the right one$"),
+    (None, lambda _: httpx2.Response(401), "requires an API key; set OTHER_KEY to the right one$"),
+])  # fmt: skip
+def test_a_server_that_is_away_or_needs_another_key_is_one_line_without_the_key(key: str | None, reply: Any, message: str) -> None:
     async def go() -> list[str]:
+        endpoint = Endpoint("http://127.0.0.1:1/v1", key=key, key_variable="OTHER_KEY")
         async with client.connected(endpoint, httpx2.MockTransport(reply)) as c:
             return await probe.models(c, endpoint)
 
-    return asyncio.run(go())
-
-
-def test_a_server_that_cannot_be_reached_is_named_without_the_key() -> None:
-    def reply(request: httpx2.Request) -> httpx2.Response:
-        raise httpx2.ConnectError(f"refused {request.headers['Authorization']}")
-
-    with pytest.raises(ServerError, match=r"no server answers .*refused Bearer \*\*\*") as e:
-        listed(Endpoint("http://127.0.0.1:1/v1", key=KEY), reply)
+    with pytest.raises(ServerError, match=message) as e:
+        asyncio.run(go())
     assert KEY not in str(e.value)
-
-
-@pytest.mark.parametrize("key, words", [(KEY, "refuses this API key"), (None, "wants an API key")])
-def test_a_refused_key_is_asked_for_in_the_variable_that_was_read(key: str | None, words: str) -> None:
-    with pytest.raises(ServerError, match=f"{words}; put the right one into OTHER_KEY$"):
-        listed(Endpoint("http://127.0.0.1:1/v1", key=key, key_variable="OTHER_KEY"), lambda _: httpx2.Response(401))
-
-
-def test_a_password_in_an_address_belongs_into_the_variable_that_is_read() -> None:
-    with pytest.raises(ServerError, match="put the key into OTHER_KEY"):
-        client.address("http://me:hunter2@h/v1", "OTHER_KEY")
 
 
 # --- probe ---------------------------------------------------------------------------------------------------------
@@ -507,13 +439,10 @@ def probed(server: Server, **more: Any) -> dict[str, Any]:
     return asyncio.run(go())
 
 
-def able(h: serving_server.Handler, body: dict[str, Any]) -> None:
-    """A server that can all that is asked about: ends by itself unless told not to, seeds, caches, scores prompts."""
+def able(h: serving_server.Handler, body: dict[str, Any], values: Any = (None, -1.5, -0.25, -3.0)) -> None:
+    """A server that can do everything: ends by itself unless told not to, seeds, caches, scores prompts."""
     if body.get("echo"):
-        h.json(
-            200,
-            {"choices": [{"text": "..", "logprobs": {"token_logprobs": [None, -1.5, -0.25, -3.0], "text_offset": [0, 3, 5, 9]}}]},
-        )
+        h.json(200, {"choices": [{"text": "..", "logprobs": {"token_logprobs": values}}]})
         return
     n = body["max_tokens"] if body.get("ignore_eos") or body["max_tokens"] < 20 else 5
     h.start()
@@ -524,8 +453,13 @@ def able(h: serving_server.Handler, body: dict[str, Any]) -> None:
     h.done()
 
 
+def always(play: Any) -> dict[str, Any]:
+    """A server's plays for all that the probe asks."""
+    return {"The": play, "Answer": play}
+
+
 def test_a_probe_finds_what_a_server_can(server: Server) -> None:
-    server.plays = {"The": able, "Answer": able}
+    server.plays = always(able)
     found = probed(server)
     for name in ("stream_usage", "one_token_an_event", "ignore_eos", "seed", "prefix_cache", "prompt_logprobs", "ppl", "delta_p"):
         assert found[name]["value"] is True, name
@@ -533,47 +467,33 @@ def test_a_probe_finds_what_a_server_can(server: Server) -> None:
     assert found["model"] == "m" and probe.lacking(found) == [f"kld: no: {probe.TOP_K}"]
 
 
-WORDS = {
+REFUSALS = {
     "OpenAI": "Unsupported parameter: '{}' is not supported with this model. Use 'max_completion_tokens' instead.",
     "pydantic": [{"type": "extra_forbidden", "loc": ["body", "{}"], "msg": "Extra inputs are not permitted"}],
     "plain": "Unknown argument {}",
 }
 
 
-@pytest.mark.parametrize("words", list(WORDS))
-@pytest.mark.parametrize(
-    "refused",
-    [
-        ["stream_options"],
-        ["max_tokens"],
-        ["temperature"],
-        ["stream_options", "temperature"],
-        ["max_tokens", "max_completion_tokens"],
-    ],
-)
-def test_a_server_that_refuses_a_field_is_asked_again_without_it(refused: list[str], words: str, server: Server) -> None:
+@pytest.mark.parametrize("style", list(REFUSALS))
+@pytest.mark.parametrize("refused", [
+    ["stream_options"], ["max_tokens"], ["temperature"], ["stream_options", "temperature"], ["max_tokens", "max_completion_tokens"],
+])  # fmt: skip
+def test_a_server_that_refuses_a_field_is_asked_again_without_it(refused: list[str], style: str, server: Server) -> None:
     def picky(h: serving_server.Handler, body: dict[str, Any]) -> None:
         for field in refused:
             if field in body:
-                detail = json.loads(json.dumps(WORDS[words]).replace("{}", field, 1))
-                h.json(422 if words == "pydantic" else 400, {"detail" if words == "pydantic" else "error": detail})
+                detail = json.loads(json.dumps(REFUSALS[style]).replace("{}", field, 1))
+                h.json(422 if style == "pydantic" else 400, {"detail" if style == "pydantic" else "error": detail})
                 return
         able(h, {"max_tokens": body.get("max_completion_tokens", 16)} | body)
 
-    server.plays = {"The": picky, "Answer": picky}
+    server.plays = always(picky)
     found = probed(server)
     assert found["one_token_an_event"]["value"] and found["prompt_logprobs"]["value"]
-    assert found["all_fields"]["reason"] == f"it was asked without {', '.join(sorted(refused))}, which it refuses"
+    assert found["all_fields"]["reason"] == f"requests go without {', '.join(sorted(refused))}, which it refuses"
 
 
-def test_a_bad_request_for_another_reason_is_told_in_the_server_s_words_and_not_repeated(server: Server) -> None:
-    server.plays = {"The": lambda h, _: h.json(400, {"error": "this model is for embeddings"})}
-    with pytest.raises(ServerError, match="refuses completions: HTTP 400: error: this model is for embeddings"):
-        probed(server)
-    assert len(server.asked) == 1
-
-
-def test_a_probe_says_what_a_server_lacks_and_what_cannot_be_told(server: Server) -> None:
+def test_a_probe_says_what_a_server_lacks_and_what_is_unknown(server: Server) -> None:
     def poor(h: serving_server.Handler, body: dict[str, Any]) -> None:
         if body.get("ignore_eos"):
             h.json(400, {"detail": "extra fields not permitted: ignore_eos"})
@@ -582,81 +502,81 @@ def test_a_probe_says_what_a_server_lacks_and_what_cannot_be_told(server: Server
         h.text(f" {len(h.server.asked)}", "stop")  # another text each time
         h.done()
 
-    server.plays = {"The": poor, "Answer": poor}
+    found = probed(server)  # `plain` always goes on to the end, and says the same whatever the seed
+    assert found["ignore_eos"]["value"] is None and found["seed"]["value"] is None
+    assert "ignore_eos: unknown: " in " ".join(probe.lacking(found))
+    server.plays = always(poor)
     found = probed(server)
     assert found["ignore_eos"] == {"value": False, "reason": "HTTP 400: error: extra fields not permitted: ignore_eos"}
-    assert found["seed"]["value"] is False and "two texts" in found["seed"]["reason"]
+    assert found["seed"]["value"] is False and "different texts" in found["seed"]["reason"]
     assert found["stream_usage"]["value"] is False and found["one_token_an_event"]["value"] is None
     assert found["prefix_cache"]["value"] is None and found["ppl"]["value"] is False
     assert {line.split(":")[0] for line in probe.lacking(found)} == set(found) - {"url", "model", "models", "api", "prefix_cache"}
 
 
-def test_a_model_that_never_ends_by_itself_leaves_ignore_eos_open(server: Server) -> None:
-    found = probed(server)  # `plain` always goes on to the end, and says the same whatever the seed
-    assert found["ignore_eos"]["value"] is None and found["seed"]["value"] is None
-    assert "cannot be told" in " ".join(probe.lacking(found))
-
-
-def test_a_prompt_is_scored_only_if_the_scores_are_the_prompt_s(server: Server) -> None:
-    server.plays = {
-        "The": able,
-        "echoless": lambda h, _: h.json(200, {"choices": [{"text": "x", "logprobs": {"token_logprobs": [-1.0]}}]}),
-    }
-    endpoint = Endpoint(server.url, "m")
-
-    async def go(prompt: str) -> list[float]:
-        async with client.connected(endpoint) as c:
-            return await probe.score(c, endpoint, prompt)
-
-    assert asyncio.run(go("The end")) == [-1.5, -0.25]
-    with pytest.raises(ServerError, match="echo is ignored"):
-        asyncio.run(go("echoless"))
-    with pytest.raises(ServerError, match="do not give"):
-        asyncio.run(go("plain"))
-
-
-@pytest.mark.parametrize("models, asked_for, words", [
-    ([], "", "serves no model"), (["a", "b"], "", "choose one with --model"), (["llama", "b"], "lama", "did you mean 'llama'"),
+@pytest.mark.parametrize("values, reason", [
+    ([None, -1.5, -0.25, -3.0], None), ([-1.0], "echo is ignored"), ([None, -1.5, None, -3.0], "came without a log-probability"),
+    (None, "do not give the prompt's log-probabilities"), ([None], "came without a log-probability"),
 ])  # fmt: skip
-def test_which_model_is_meant_must_be_plain(server: Server, models: list[str], asked_for: str, words: str) -> None:
-    server.models = models
-    with pytest.raises(ServerError, match=words):
-        probed(server, model=asked_for)
+def test_a_prompt_is_scored_only_if_the_scores_are_the_prompt_s(server: Server, values: Any, reason: str | None) -> None:
+    server.plays = always(lambda h, b: able(h, b, values))
+    scored = probed(server)["prompt_logprobs"]
+    assert scored["value"] is (reason is None) and (reason or "2 tokens of a prompt") in scored["reason"]
 
 
-def test_a_server_that_is_not_there_or_cannot_stream_is_one_line(server: Server) -> None:
-    with pytest.raises(ServerError, match="no server answers at"):
-        probed(replace_url(server, "http://127.0.0.1:9/v1"))
-    server.locked = True
-    with pytest.raises(ServerError, match="refuses completions: HTTP 401"):
-        probed(server)
+@pytest.mark.parametrize("models, model, play, message", [
+    ([], "", able, "serves no model"), (["a", "b"], "", able, "choose one with --model"),
+    (["llama", "b"], "lama", able, "did you mean 'llama'"),
+    (["m"], "", lambda h, _: h.json(400, {"error": "for embeddings"}), "refuses completions: HTTP 400: error: for embeddings"),
+    (["m"], "", lambda h, _: h.json(401, {}), "refuses completions: HTTP 401"),
+])  # fmt: skip
+def test_a_server_that_cannot_be_measured_is_one_line(server: Server, models: Any, model: str, play: Any, message: str) -> None:
+    server.models, server.plays = models, always(play)
+    with pytest.raises(ServerError, match=message):
+        probed(server, model=model)
+    assert len(server.asked) <= 1, "a refusal is not repeated"
 
 
-def replace_url(server: Server, url: str) -> Any:
-    return type("Elsewhere", (), {"url": url})()
+def test_no_request_of_the_probe_is_longer_than_a_launched_server_takes(server: Server) -> None:
+    lengths: list[int] = []
+
+    def noting(h: serving_server.Handler, body: dict[str, Any]) -> None:
+        text = body.get("prompt") or "".join(m["content"] for m in body["messages"])
+        lengths.append(len(text) + body["max_tokens"])  # as many tokens as letters, at the worst
+        able(h, body)
+
+    server.plays = always(noting)
+    probed(server)
+    assert len(lengths) > 8 and max(lengths) + measure.END_TOKENS <= measure.PROBE_TOKENS
 
 
 # --- the command ---------------------------------------------------------------------------------------------------
 
 
-def test_the_command_writes_rows_and_figures_and_no_key(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A text in a working directory of its own."""
     monkeypatch.chdir(tmp_path)
+    path = Path("texts.jsonl")
+    path.write_text(json.dumps({"id": "a", "domain": "d", "text": " ".join(map(str, range(9000)))}) + "\n")
+    return path
+
+
+def test_the_command_writes_rows_and_metrics_and_no_key(
+    server: Server, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("QUANTGATE_API_KEY", KEY)
     server.locked = True
-    Path("texts.jsonl").write_text(json.dumps({"id": "a", "domain": "d", "text": " ".join(map(str, range(3000)))}) + "\n")
     command.main(
         url=server.url.removesuffix("/v1"), concurrency="1,2", rates="200", requests=8, rounds=2, warmups=1, prompt_tokens=10,
-        output_tokens=4, prompts=Path("texts.jsonl"), objective="ttft_ms=60000", timeout=20.0, name="here",
+        output_tokens=4, prompts=texts, objective="ttft_ms=60000", timeout=20.0, name="here",
     )  # fmt: skip
     rows = [json.loads(line) for line in Path("artifacts/serving/here.jsonl").read_text().splitlines()]
     report = json.loads(Path("artifacts/serving/here.figures.json").read_text())
     assert len(rows) == 3 * 2 * 8 + 1 + 2 + 1 and all(r["ok"] for r in rows)
     assert [r["scenario"] for r in rows if r["warmup"]] == ["closed-1", "closed-2", "closed-2", "open-200"]
-    assert {(r["scenario"], r["round"]) for r in rows} == {
-        (s, k) for s in ("closed-1", "closed-2", "open-200") for k in (None, 0, 1)
-    }
+    levels = ("closed-1", "closed-2", "open-200")
+    assert {(r["scenario"], r["round"]) for r in rows} == {(s, k) for s in levels for k in (None, 0, 1)}
     sent = [b["prompt"] for _, b, _ in server.asked if b.get("ignore_eos") and b.get("max_tokens") == 4]
     assert len(sent) == len({p[:24] for p in sent}) == len(rows), "every prompt is new to the server"
     for metrics in report["levels"].values():
@@ -666,36 +586,28 @@ def test_the_command_writes_rows_and_figures_and_no_key(
     assert not any(KEY in f.read_text() for f in tmp_path.rglob("*") if f.is_file()) and KEY not in "".join(capfd.readouterr())
 
 
-@pytest.mark.parametrize("options, words", [
-    ({"url": ""}, "name a server"), ({"concurrency": "1,x"}, "--concurrency: 'x' is no positive number"),
-    ({"concurrency": "1.5"}, "whole numbers"), ({"concurrency": ""}, "nothing to measure"), ({"rates": "-1"}, "--rates: '-1'"),
-    ({"objective": "ttft=5"}, "did you mean 'ttft_ms'"), ({"objective": "ttft_ms=inf"}, "no positive number"),
+@pytest.mark.parametrize("options, message", [
+    ({"url": ""}, "name a server"), ({"concurrency": "1,x"}, "--concurrency: 'x' is not a positive number"),
+    ({"concurrency": "1.5"}, "whole number"), ({"concurrency": ""}, "nothing to measure"), ({"rates": "-1"}, "--rates: '-1'"),
+    ({"objective": "ttft=5"}, "did you mean 'ttft_ms'"), ({"objective": "ttft_ms=inf"}, "not a positive number"),
     ({"tokenizer": Path("nowhere")}, "tokenizer.json"), ({"url": "http://h", "launch_": "vllm"}, "give one of them"),
 ])  # fmt: skip
-def test_mistakes_on_the_command_line_are_named_before_anything_is_asked(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(command.ParamsError if "tokenizer" not in options else DataError, match=words):
+def test_mistakes_on_the_command_line_are_named_before_anything_is_asked(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(command.ParamsError if "tokenizer" not in options else DataError, match=message):
         command.main(**{"url": "http://127.0.0.1:9", **options})
 
 
-def test_a_server_that_refuses_ignore_eos_is_measured_unforced_and_said_to_be(server: Server) -> None:
-    endpoint = replace(Endpoint(server.url), model="m")
-    server.plays = {
-        "The": lambda h, b: h.json(400, {"error": "no ignore_eos"}) if b.get("ignore_eos") else serving_server.plain(h, b)
-    }
-    server.plays["Answer"] = server.plays["The"]
-    texts = Path(__file__).parent.parent / "evalsets/corpus/news.jsonl"
+def test_a_server_that_refuses_ignore_eos_is_measured_unforced_and_reported_so(server: Server, texts: Path) -> None:
+    def refusing(h: serving_server.Handler, body: dict[str, Any]) -> None:
+        h.json(400, {"error": "no ignore_eos"}) if body.get("ignore_eos") else serving_server.plain(h, body)
+
+    server.plays = always(refusing)
     plan = command.Plan([1], requests=4, rounds=1, warmups=0, prompt_tokens=8, output_tokens=2)
-    found, held, rows = asyncio.run(command.measured(endpoint, plan, texts, None, only_probe=False))
+    found, held, rows = asyncio.run(command.measured(Endpoint(server.url, "m"), plan, texts, None, only_probe=False))
     assert found["ignore_eos"]["value"] is False and not held.forced and len(rows) == 4 and not any(r["forced"] for r in rows)
 
 
-def numbers_file() -> Path:
-    path = Path("texts.jsonl")
-    path.write_text(json.dumps({"id": "a", "domain": "d", "text": " ".join(map(str, range(9000)))}) + "\n")
-    return path
-
-
-def test_the_command_names_the_variable_that_it_read(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_reads_the_key_from_the_variable_it_is_told(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Endpoint] = []
 
     async def stop(endpoint: Endpoint, *_: Any) -> Any:
@@ -722,52 +634,27 @@ def test_a_launched_server_takes_what_it_will_be_asked(
 
     monkeypatch.setattr(launch, "launched", launched)
     command.main(launch_="llamacpp", model_dir=tmp_path, prompt_tokens=prompt, output_tokens=reply, only_probe=True)
-    assert given[0]["context"] == max(prompt + prompt // 2 + reply, session.PROBED), "and no more: it is memory"
+    assert given[0]["context"] == max(prompt + prompt // 2 + reply, measure.PROBE_TOKENS), "and no more: it is memory"
 
 
 def test_a_counted_prompt_needs_less_room_than_a_guessed_one_and_a_chat_more() -> None:
     plan = measure.Plan(prompt_tokens=4000, output_tokens=100)
-    assert session.context_of(plan, is_counted=True, is_chat=False) == 4100 + session.ENDS
-    assert session.context_of(plan, is_counted=True, is_chat=True) == 4100 + session.TEMPLATE
-    assert session.context_of(plan, is_counted=False, is_chat=True) == 6100
-
-
-def test_no_request_of_the_probe_is_longer_than_a_launched_server_takes(server: Server) -> None:
-    seen: list[int] = []
-
-    def noting(h: serving_server.Handler, body: dict[str, Any]) -> None:
-        words = body.get("prompt") or "".join(m["content"] for m in body["messages"])
-        seen.append(len(words) + body["max_tokens"])  # as many tokens as letters, at the worst
-        able(h, body)
-
-    server.plays = {"The": noting, "Answer": noting}
-    probed(server)
-    assert len(seen) > 8 and max(seen) + session.ENDS <= session.PROBED
+    assert measure.context_of(plan, is_counted=True, is_chat=False) == 4100 + measure.END_TOKENS
+    assert measure.context_of(plan, is_counted=True, is_chat=True) == 4100 + measure.TEMPLATE_TOKENS
+    assert measure.context_of(plan, is_counted=False, is_chat=True) == 6100
 
 
 def test_a_run_without_one_complete_request_keeps_its_rows_and_exits_1(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    server: Server, texts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    server.plays = {"The": serving_server.plain, "Answer": serving_server.plain}  # the probe's; all others are refused
+    server.plays = always(serving_server.plain)  # the probe's; all others are refused
     monkeypatch.setattr(serving_server, "plain", lambda h, _: h.json(400, {"error": "exceeds the context"}))
-    path, asked_for = numbers_file(), ["--concurrency", "1", "--requests", "4", "--rounds", "1", "--prompt-tokens", "8"]
-    monkeypatch.setattr("sys.argv", ["serving", server.url, "--prompts", str(path), *asked_for])
+    asked_for = ["--concurrency", "1", "--requests", "4", "--rounds", "1", "--prompt-tokens", "8"]
+    monkeypatch.setattr("sys.argv", ["serving", server.url, "--prompts", str(texts), *asked_for])
     monkeypatch.setattr(quiet, "libraries", lambda: None)
     with pytest.raises(SystemExit) as e:
         cli.run(command.main)
-    assert str(e.value).startswith("error: none of 4 requests was complete; the first said: HTTP 400: error: exceeds the context")
+    assert "error: none of 4 requests was complete; the first failed with: HTTP 400: error: exceeds the context" in str(e.value)
     assert len(str(e.value).splitlines()) == 1 and "closed-1" not in capsys.readouterr().out
     rows = [json.loads(line) for line in Path("artifacts/serving/server.jsonl").read_text().splitlines()]
     assert len(rows) == 6 and not any(r["ok"] for r in rows)
-
-
-@pytest.mark.parametrize("url", ["http://a b:80", "http://h:99999", "http://h:0", "http://", "h:80", "ftp://h"])
-def test_what_is_no_address_is_refused_as_it_was_written(url: str) -> None:
-    with pytest.raises(ServerError, match="is no address of a server"):
-        address(url)
-
-
-@pytest.mark.parametrize("url", ["http://127.0.0.1:8000", "https://api.example.org/v1", "http://[::1]:81", "http://my-host_1:9"])
-def test_addresses_are_taken(url: str) -> None:
-    assert address(url).startswith(url)

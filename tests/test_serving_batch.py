@@ -45,6 +45,9 @@ def results(path: str = "results.jsonl") -> list[dict[str, Any]]:
     return [json.loads(line) for line in Path(path).read_text().splitlines()]
 
 
+A = {"key": "a", "prompt": "plain", "max_tokens": 1}
+
+
 def run(server: Server, path: Path, **options: Any) -> int:
     try:
         batch.main(server.url, path, Path("results.jsonl"), timeout=20.0, **options)
@@ -75,13 +78,16 @@ def test_what_was_not_taken_is_sent_again_and_under_the_same_key(server: Server)
         tried = sum(b["prompt"] == body["prompt"] for _, b, _ in server.asked)
         h.json(429, {"error": "slow down"}, Retry_After="0") if tried < 3 else plain(h, body)
 
-    server.plays = {"busy": busy}
-    assert run(server, requests_file({"key": "a", "prompt": "busy", "max_tokens": 1})) == 0
+    server.plays = {"busy": busy, "full": lambda h, _: h.json(503, {}, Retry_After="0")}
+    assert run(server, requests_file(A | {"prompt": "busy"})) == 0
     assert results()[0]["tries"] == 3 and len({h["Idempotency-Key"] for _, _, h in server.asked}) == 1
+    assert run(server, requests_file(A | {"key": "b", "prompt": "full"}), tries=4) == 1, "it gives up in the end"
+    assert Counter(b["prompt"] for _, b, _ in server.asked) == {"busy": 3, "full": 4}
 
 
-@pytest.mark.parametrize("play", ["cut", "reset", "in_band", "ended", "no_stream", "not_json"])
+@pytest.mark.parametrize("play", ["cut", "reset", "in_band", "ended", "no_stream", "not_json", "broken"])
 def test_what_may_have_been_computed_is_never_sent_twice(server: Server, play: str) -> None:
+    server.plays = {"broken": lambda h, _: h.json(500, {"error": "trace"})}
     path = requests_file({"key": "a", "prompt": play}, {"key": "b", "prompt": "plain", "max_tokens": 1})
     assert run(server, path, tries=5) == 1 and run(server, path, tries=5) == 1
     assert Counter(b["prompt"] for _, b, _ in server.asked) == {play: 1, "plain": 1}
@@ -89,13 +95,6 @@ def test_what_may_have_been_computed_is_never_sent_twice(server: Server, play: s
     assert failed == [{"key": "a", "prompt": play}]
     (row,) = (r for r in results() if r["key"] == "a")
     assert not row["ok"] and row["text"] is None and row["error"] and row["fault"]
-
-
-def test_a_server_error_inside_is_not_safe_and_a_busy_one_gives_up_in_the_end(server: Server) -> None:
-    server.plays = {"broken": lambda h, _: h.json(500, {"error": "trace"})}
-    server.plays["full"] = lambda h, _: h.json(503, {}, Retry_After="0")
-    assert run(server, requests_file({"key": "a", "prompt": "broken"}, {"key": "b", "prompt": "full"}), tries=4) == 1
-    assert Counter(b["prompt"] for _, b, _ in server.asked) == {"broken": 1, "full": 4}
 
 
 def test_half_a_character_in_a_reply_or_an_error_stops_no_batch(server: Server) -> None:
@@ -115,17 +114,20 @@ def test_failed_ones_are_asked_again_when_that_is_wanted(server: Server) -> None
     assert [r["ok"] for r in results()][-1] is True and Path("results.failed.jsonl").read_text() == ""
 
 
-def test_a_key_that_was_asked_something_else_is_refused(server: Server) -> None:
-    run(server, requests_file({"key": "a", "prompt": "plain", "max_tokens": 1}))
-    with pytest.raises(ArtifactError, match="'a' was asked something else"):
-        run(server, requests_file({"key": "a", "prompt": "plain other", "max_tokens": 1}))
-
-
-def test_answers_of_two_models_are_not_mixed_in_one_file(server: Server) -> None:
-    run(server, requests_file({"key": "a", "prompt": "plain", "max_tokens": 1}))
-    server.models = ["other"]
-    with pytest.raises(ArtifactError, match="has answers of 'm' and this would add 'other'"):
-        run(server, requests_file({"key": "b", "prompt": "plain", "max_tokens": 1}))
+@pytest.mark.parametrize("request_, model, words", [
+    (A | {"prompt": "plain other"}, "m", "'a' has another request"), (A | {"key": "b"}, "other", "has results of 'm', not 'other'"),
+])  # fmt: skip
+@pytest.mark.parametrize("cut", ["", '{"key": "b", "req'])
+def test_a_key_with_another_request_and_another_model_are_refused_and_the_file_stays_as_it_was(
+    server: Server, request_: dict[str, Any], model: str, words: str, cut: str
+) -> None:
+    run(server, requests_file(A))
+    with Path("results.jsonl").open("a") as f:
+        f.write(cut if model == "m" else "")
+    before, server.models = Path("results.jsonl").read_bytes(), [model]
+    with pytest.raises(ArtifactError, match=words):
+        run(server, requests_file(request_))
+    assert Path("results.jsonl").read_bytes() == before
 
 
 @pytest.mark.parametrize("name", ["requests.jsonl", "./requests.jsonl", "link.jsonl"])
@@ -134,7 +136,7 @@ def test_results_are_never_written_into_the_requests(server: Server, name: str) 
     path.write_bytes(path.read_bytes().rstrip(b"\n"))  # as editors leave it: the last request has no line end
     Path("link.jsonl").symlink_to(path)
     before = path.read_bytes()
-    with pytest.raises(ParamsError, match="holds the requests; name another file"):
+    with pytest.raises(ParamsError, match="has the requests; choose another file"):
         batch.main(server.url, path, Path(name))
     assert path.read_bytes() == before and server.asked == [] and not Path(f"{name}.lock").exists()
 
@@ -143,13 +145,13 @@ GOOD = '{"key": "z", "request": "d", "model": "m", "ok": true}\n'
 
 
 @pytest.mark.parametrize("content, words", [
-    (GOOD + '{"key": "a", "prompt": "b"}\nlast words', "results.jsonl:2 is no line of results: no 'request'"),
-    (GOOD + '{"key": "a", "request": "d", "model": "m", "ok": "yes"}\n', "results.jsonl:2 is no line of results: no 'ok'"),
-    ("[1]\nlast words", "results.jsonl:1 is no line of results: no 'key'"),
-    (GOOD + "\nnot JSON\nlast words", "results.jsonl:3 is no line of results: not JSON"),
-    (b"\xff\xfe\nlast words", "results.jsonl:1 is no line of results: not JSON"),
-    ("my only line of notes", "results.jsonl:1 is no line of results that was cut off"),
-    (GOOD + '{"key": "a", "prompt": "b"}', "results.jsonl:2 is no line of results: no 'request'"),
+    (GOOD + '{"key": "a", "prompt": "b"}\nlast words', "results.jsonl:2 is not a result: it has no 'request'"),
+    (GOOD + '{"key": "a", "request": "d", "model": "m", "ok": "yes"}\n', "results.jsonl:2 is not a result: it has no 'ok'"),
+    ("[1]\nlast words", "results.jsonl:1 is not a result: it has no 'key'"),
+    (GOOD + "\nnot JSON\nlast words", "results.jsonl:3 is not a result: not JSON"),
+    (b"\xff\xfe\nlast words", "results.jsonl:1 is not a result: not JSON"),
+    ("my only line of notes", "results.jsonl:1 is not a result that was cut off"),
+    (GOOD + '{"key": "a", "prompt": "b"}', "results.jsonl:2 is not a result: it has no 'request'"),
 ])  # fmt: skip
 def test_a_file_of_other_things_is_named_with_its_line_and_left_as_it_was(server: Server, content: str | bytes, words: str) -> None:
     before = content if isinstance(content, bytes) else content.encode()
@@ -159,16 +161,6 @@ def test_a_file_of_other_things_is_named_with_its_line_and_left_as_it_was(server
     assert Path("results.jsonl").read_bytes() == before and server.asked == []
 
 
-def test_a_cut_line_stays_where_the_run_is_refused(server: Server) -> None:
-    run(server, requests_file({"key": "a", "prompt": "plain", "max_tokens": 1}))
-    with Path("results.jsonl").open("a") as f:
-        f.write('{"key": "b", "req')
-    before = Path("results.jsonl").read_bytes()
-    with pytest.raises(ArtifactError, match="'a' was asked something else"):
-        run(server, requests_file({"key": "a", "prompt": "plain other", "max_tokens": 1}))
-    assert Path("results.jsonl").read_bytes() == before
-
-
 def test_two_batches_do_not_write_one_file(server: Server) -> None:
     with batch.appending(Path("results.jsonl")), pytest.raises(ArtifactError, match="another batch is writing"):
         run(server, requests_file({"key": "a", "prompt": "plain"}))
@@ -176,9 +168,9 @@ def test_two_batches_do_not_write_one_file(server: Server) -> None:
 
 @pytest.mark.parametrize("text, words", [
     ("{", "requests.jsonl:1: not JSON"), ('{"key": "a"}', "either prompt or messages"), ("[1]", "either prompt or messages"),
-    ('{"prompt": "a", "messages": []}', "either prompt or messages"), ('{"prompt": "a", "n": 4}', "n are not for requests"),
-    ('{"key": 1, "prompt": "a"}\n\n{"key": "1", "prompt": "b"}', "requests.jsonl:3: key '1' is there twice"),
-    ("\n", "holds no request"), (r'{"key": "\ud83d", "prompt": "a"}', "requests.jsonl:1: not JSON .*surrogates"),
+    ('{"prompt": "a", "messages": []}', "either prompt or messages"), ('{"prompt": "a", "n": 4}', "cannot set stream"),
+    ('{"key": 1, "prompt": "a"}\n\n{"key": "1", "prompt": "b"}', "requests.jsonl:3: key '1' occurs twice"),
+    ("\n", "has no requests"), (r'{"key": "\ud83d", "prompt": "a"}', "requests.jsonl:1: not JSON .*surrogates"),
     ('{"prompt": "a", "max_tokens": 0}', "max_tokens"), ('{"prompt": "a", "max_tokens": "9"}', "max_tokens"),
 ])  # fmt: skip
 def test_a_faulty_request_is_named_with_its_line_before_anything_is_asked(text: str, words: str) -> None:
@@ -187,11 +179,12 @@ def test_a_faulty_request_is_named_with_its_line_before_anything_is_asked(text: 
         batch.read(Path("requests.jsonl"), 8)
 
 
-def test_the_key_of_the_server_is_in_no_file(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("QUANTGATE_API_KEY", KEY)
+def test_the_key_is_read_from_the_variable_that_is_named_and_is_in_no_file(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTHER_KEY", f"{KEY}\n")
     server.locked = True
     server.plays = {"tell": lambda h, _: h.json(400, {"error": {"message": f"no: {h.headers['Authorization']}"}})}
-    assert run(server, requests_file({"key": "a", "prompt": "tell"}, {"key": "b", "prompt": "plain", "max_tokens": 1})) == 1
+    assert run(server, requests_file({"key": "a", "prompt": "tell"}, A | {"key": "b"}), key_env="OTHER_KEY") == 1
+    assert {r["key"]: r["ok"] for r in results()} == {"a": False, "b": True}
     assert "Bearer ***" in Path("results.jsonl").read_text()
     assert not any(KEY in f.read_text() for f in Path().rglob("*") if f.is_file())
 
@@ -242,12 +235,27 @@ def test_a_date_to_wait_for_is_seconds_from_now_and_one_too_far_is_a_failure_and
     assert 1 < wait <= 40
     for far in (b"Wed, 21 Oct 2037 07:28:00 GMT", b"61", b"999999999999"):
         assert waited(server, far) == [] and results()[-1]["tries"] == 1
-        assert not results()[-1]["ok"] and "longer than 60" in results()[-1]["error"] and "HTTP 429" in results()[-1]["error"]
+        assert not results()[-1]["ok"] and "more than 60" in results()[-1]["error"] and "HTTP 429" in results()[-1]["error"]
+
+
+def sent(url: str, prompt: str, pace: Pace) -> list[float]:
+    """The waits of one request."""
+    waits, endpoint = list[float](), Endpoint(url, "m")
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    async def go() -> None:
+        async with connected(endpoint) as client:
+            with batch.appending(Path("results.jsonl")) as out:
+                await batch.run(client, endpoint, batch.read(requests_file({"prompt": prompt}), 1), pace, out, sleep=sleep)
+
+    asyncio.run(go())
+    return waits
 
 
 def waited(server: Server, retry_after: bytes) -> list[float]:
     """The waits of a request that is refused once, with this in its Retry-After."""
-    waits: list[float] = []
 
     def refuse(h: Handler, body: dict[str, Any]) -> None:
         if len(server.asked) > 1:
@@ -258,35 +266,14 @@ def waited(server: Server, retry_after: bytes) -> list[float]:
         h.send_header("Content-Length", "0")
         h.end_headers()
 
-    async def sleep(seconds: float) -> None:
-        waits.append(seconds)
-
-    async def go() -> None:
-        endpoint = Endpoint(server.url, "m")
-        async with connected(endpoint) as client:
-            with batch.appending(Path("results.jsonl")) as out:
-                await batch.run(client, endpoint, batch.read(requests_file({"prompt": "refuse"}), 1), Pace(), out, sleep=sleep)
-
     server.plays = {"refuse": refuse}
     server.asked.clear()
-    asyncio.run(go())
-    return waits
+    return sent(server.url, "refuse", Pace())
 
 
 def test_nobody_there_is_tried_again_because_nothing_arrived() -> None:
-    waits: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        waits.append(seconds)
-
-    async def go() -> None:
-        endpoint = Endpoint("http://127.0.0.1:9/v1", "m")
-        async with connected(endpoint) as client:
-            with batch.appending(Path("results.jsonl")) as out:
-                await batch.run(client, endpoint, batch.read(requests_file({"prompt": "x"}), 1), Pace(tries=4), out, sleep=sleep)
-
-    asyncio.run(go())
-    assert len(waits) == 3 and results()[0]["tries"] == 4 and results()[0]["fault"] == "connect"
+    assert len(sent("http://127.0.0.1:9/v1", "x", Pace(tries=4))) == 3
+    assert results()[0]["tries"] == 4 and results()[0]["fault"] == "connect"
 
 
 # --- kills ---------------------------------------------------------------------------------------------------------
@@ -302,18 +289,6 @@ def test_a_line_that_was_being_written_when_the_run_died_is_asked_again(server: 
         server.asked.clear()
         assert run(server, path) == 0
         assert len(server.asked) == 1 and sorted(r["key"] for r in results()) == ["k0", "k1", "k2"]
-
-
-def test_the_batch_reads_the_key_that_it_is_told_and_names_its_variable(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Endpoint] = []
-
-    async def stop(endpoint: Endpoint, *_: Any) -> None:
-        seen.append(endpoint)
-
-    monkeypatch.setattr(batch, "main_async", stop)
-    monkeypatch.setenv("OTHER_KEY", f"{KEY}\n")
-    run(server, requests_file({"key": "a", "prompt": "plain"}), key_env="OTHER_KEY")
-    assert (seen[0].key, seen[0].key_variable) == (KEY, "OTHER_KEY")
 
 
 def test_a_killed_batch_goes_on_and_asks_nothing_answered_twice(server: Server) -> None:

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.knee import knee
 from pipeline.numbers.metrics import Definition
-from pipeline.numbers.serving_figures import DEFINITIONS, WHOLE, Objective, level, memory, scenarios
+from pipeline.numbers.serving_figures import DEFINITIONS, WHOLE, Objective, level, memory, saturation_point, scenarios
 
 CONFIDENCE = 0.95
 
@@ -56,11 +55,8 @@ def test_rates_are_means_over_rounds_with_an_interval() -> None:
     assert rate["value"] == pytest.approx((6 + 4 + 3) / 3) and rate["n"] == 3 and rate["low"] < rate["value"] < rate["high"]
     single = level(rows[:1], CONFIDENCE)["throughput_tok_s"]
     assert single["low"] is None and "no interval can be made" in single["warnings"][0]
-
-
-def test_an_interval_of_a_rate_does_not_go_below_zero() -> None:
     rate = level([row(0, 0.1, 2, 0.1, number=0), row(9, 1.0, 2, 3.0, number=1)], CONFIDENCE)["throughput_req_s"]
-    assert rate["low"] == 0 < rate["value"] and "2 rounds are few" in rate["warnings"][0]
+    assert rate["low"] == 0 < rate["value"] and "2 rounds are few" in rate["warnings"][0], "and none below 0"
 
 
 def test_warm_ups_count_as_warm_ups_only() -> None:
@@ -71,11 +67,9 @@ def test_warm_ups_count_as_warm_ups_only() -> None:
 
 
 def test_p99_of_fewer_than_100_values_carries_a_warning() -> None:
-    def warned(n: int) -> bool:
+    for n, is_warned in ((99, True), (100, False)):
         found = level([row(k, 0.2, 2, 0.1) for k in range(n)], CONFIDENCE)["ttft_p99_ms"]
-        return any("little more than their maximum" in w for w in found["warnings"])
-
-    assert warned(99) and not warned(100)
+        assert any("little more than their maximum" in w for w in found["warnings"]) is is_warned
 
 
 def test_one_token_replies_are_counted_and_have_no_tpot() -> None:
@@ -178,34 +172,33 @@ def closed(latency: dict[int, float], rounds: int = 2) -> dict[int, list[dict[st
     }
 
 
-def test_the_knee_is_where_throughput_stops_paying_for_latency() -> None:
-    """Throughput over latency is c / latency²: 1, 2, 4 / 1.21, 8 / 16 and so on: the most is at 4."""
-    found = knee(closed({1: 1.0, 2: 1.0, 4: 1.1, 8: 4.0, 16: 9.0}), 0.95)
-    assert found["value"] == 4 and found["low"] == found["high"] == 4 and found["n"] == 2 and not found["warnings"]
-    assert knee(closed({1: 1.0, 2: 2.0, 4: 4.0}), 0.95)["value"] == 1
+@pytest.mark.parametrize("latency, point", [
+    ({1: 1.0, 2: 1.0, 4: 1.1, 8: 4.0, 16: 9.0}, 4), ({1: 1.0, 2: 2.0, 4: 4.0}, 1),
+    ({1: 1.0, 2: 1.0, 4: 1.0}, "still pays for latency at 4"), ({2: 1.0, 4: 2.0, 8: 4.0}, "best at 2 at once, and nothing lower"),
+    ({}, "0 levels"), ({1: 1.0, 2: 1.0}, "2 levels"),
+])  # fmt: skip
+def test_saturation_is_where_throughput_stops_paying_for_latency_and_unknown_where_it_was_not_reached(
+    latency: dict[int, float], point: int | str
+) -> None:
+    """Throughput over latency is c / latency², in the first case 1, 2, 4 / 1.21, 8 / 16 and so on: the most is at 4."""
+    found = saturation_point(closed(latency), 0.95)
+    if isinstance(point, int):
+        assert found["value"] == found["low"] == found["high"] == point and found["n"] == 2 and not found["warnings"]
+    else:
+        assert found["value"] is None and point in found["warnings"][0]
 
 
-def test_no_knee_is_claimed_where_none_was_reached_or_compared() -> None:
-    rising = knee(closed({1: 1.0, 2: 1.0, 4: 1.0}), 0.95)
-    assert rising["value"] is None and "still pays for latency at 4" in rising["warnings"][0]
-    for levels in ({}, {1: 1.0, 2: 1.0}):
-        assert knee(closed(levels), 0.95)["value"] is None
+def test_a_level_without_a_complete_request_is_not_compared() -> None:
     broken = closed({1: 1.0, 2: 1.0, 4: 3.0}) | {2: [failed(0, 1, "reset")]}
-    assert "2 levels" in knee(broken, 0.95)["warnings"][0]
+    assert "2 levels" in saturation_point(broken, 0.95)["warnings"][0]
 
 
-def test_a_least_level_that_is_the_best_one_is_no_knee_unless_it_is_one_at_once() -> None:
-    falling = knee(closed({2: 1.0, 4: 2.0, 8: 4.0}), 0.95)
-    assert falling["value"] is None and "best at 2 at once, and nothing lower was tried" in falling["warnings"][0]
-    assert knee(closed({1: 1.0, 2: 2.0, 4: 4.0}), 0.95)["value"] == 1
-
-
-def test_rounds_that_disagree_about_the_knee_say_so() -> None:
+def test_rounds_that_disagree_about_the_saturation_point_say_so() -> None:
     levels = closed({1: 1.0, 2: 1.0, 4: 3.0, 8: 9.0}, rounds=1)
     levels[1] += [row(100, 0.1, 2, 0.1, number=1)]
     for c in (2, 4, 8):
         levels[c] += [row(100, 2.0, 2, 2.0, number=1)] * c
-    found = knee(levels, 0.95)
+    found = saturation_point(levels, 0.95)
     assert (found["low"], found["high"]) == (1, 2) and "disagree" in found["warnings"][0]
 
 

@@ -53,9 +53,9 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def toy(*, deaf: bool = False, open_to_all: bool = False, body: str | None = None) -> tuple[Command, int, Path, float]:
+def toy(*, deaf: bool = False, body: str | None = None) -> tuple[Command, int, Path, float]:
     port = launch.free_port()
-    Path("toy.py").write_text(SCRIPT.format(deaf=deaf, open=open_to_all) if body is None else body)
+    Path("toy.py").write_text(SCRIPT.format(deaf=deaf, open=False) if body is None else body)
     return Command([sys.executable, "toy.py", str(port)], "TOY_KEY"), port, Path("toy.log"), 60.0
 
 
@@ -86,7 +86,7 @@ def killed_once(run: subprocess.Popen[bytes], sign: Path, number: signal.Signals
 
 @pytest.mark.parametrize("deaf", [False, True])
 def test_a_server_and_its_helpers_end_with_the_block(deaf: bool) -> None:
-    with launch.served(*toy(deaf=deaf)) as server:
+    with launch.running(*toy(deaf=deaf)) as server:
         pids = family()
         assert all(psutil.pid_exists(p) for p in pids) and server.facts["startup_s"] > 0
         assert server.facts["build"].startswith("toy 1.0") and server.key not in json.dumps(server.facts)
@@ -97,7 +97,7 @@ def test_a_server_and_its_helpers_end_with_the_block(deaf: bool) -> None:
 
 
 def test_an_error_in_the_block_stops_the_server_and_comes_through() -> None:
-    with pytest.raises(KeyboardInterrupt), launch.served(*toy()):
+    with pytest.raises(KeyboardInterrupt), launch.running(*toy()):
         pids = family()
         raise KeyboardInterrupt
     assert gone(pids, 1.0)
@@ -111,24 +111,20 @@ def test_a_run_that_is_killed_leaves_no_server(number: signal.Signals, tmp_path:
         "import sys, time\nfrom pathlib import Path\nfrom pipeline.core import cli\nfrom pipeline.serving import launch\n"
         "def main() -> None:\n"
         "    port = launch.free_port()\n"
-        "    with launch.served(launch.Command([sys.executable, 'toy.py', str(port)], 'TOY_KEY'), port, Path('toy.log'), 60.0):\n"
+        "    with launch.running(launch.Command([sys.executable, 'toy.py', str(port)], 'TOY_KEY'), port, Path('toy.log'), 60.0):\n"
         "        Path('up').touch()\n        time.sleep(600)\n"
         "cli.run(main)\n"
     )
-    before = signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # tests in a shell's background ignore it, and so would a child
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background, also by a child
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
     try:
-        run = subprocess.Popen(
-            [sys.executable, "-c", program], env=os.environ | {"PYTHONPATH": str(ROOT)}, stderr=subprocess.DEVNULL
-        )
+        run = subprocess.Popen([sys.executable, "-c", program], env=env, stderr=subprocess.DEVNULL)
     finally:
         signal.signal(signal.SIGINT, before)
     guards = killed_once(run, Path("up"), number)
     assert len(guards) == 1 and gone([*guards, *family()])
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the kernel ends the server with its guard on Linux alone")
 def await_end(process: psutil.Process) -> None:
     """Until it has ended; its parent, who is to see how, has yet to ask."""
     deadline = time.monotonic() + 20
@@ -136,66 +132,53 @@ def await_end(process: psutil.Process) -> None:
         time.sleep(0.02)
 
 
-def test_a_guard_that_is_killed_leaves_no_helper_of_the_server() -> None:
+@pytest.mark.parametrize("number, error, words", [
+    (signal.SIGKILL, ServerError, "its guard was killed"), (signal.SIGSEGV, Crashed, "died of SIGSEGV while it was asked"),
+])  # fmt: skip
+def test_a_guard_or_server_that_is_killed_is_an_error_with_its_name_and_leaves_no_helper(
+    number: signal.Signals, error: type[Exception], words: str
+) -> None:
     body = SCRIPT.format(deaf=False, open=False).replace("start_new_session=True", "start_new_session=False")
-    with pytest.raises(ServerError, match="its guard was killed"), launch.served(*toy(body=body)):
+    with pytest.raises(error, match=words), launch.running(*toy(body=body)):
         pids = family()
         guard = psutil.Process(pids[0]).parent()
-        guard.kill()
+        (guard if number == signal.SIGKILL else psutil.Process(pids[0])).send_signal(number)
         await_end(guard)
     assert gone(pids)
 
 
-def test_a_server_that_dies_of_a_signal_is_a_crash_with_its_name() -> None:
-    at_once = launch.served(*toy(body="import os, signal; os.kill(os.getpid(), signal.SIGILL)"))
-    with pytest.raises(Crashed, match="died of SIGILL before it answered"), at_once:
-        raise AssertionError
-    with pytest.raises(Crashed, match="died of SIGSEGV while it was asked"), launch.served(*toy()):
-        server = psutil.Process(family()[0])
-        guard = server.parent()
-        server.send_signal(signal.SIGSEGV)
-        await_end(guard)
-
-
-def test_a_server_that_ends_at_once_is_an_error_with_its_last_words() -> None:
-    body = "import os; print('loading'); raise SystemExit('no such model ' + os.environ['TOY_KEY'])"
-    with (
-        pytest.raises(Crashed, match=r"ended with exit code 1 before it answered: no such model \*\*\*"),
-        launch.served(*toy(body=body)),
-    ):
-        raise AssertionError
-
-
-def test_a_server_that_never_answers_is_stopped_and_said() -> None:
-    body = "import os, time; open('pids', 'w').write(str(os.getpid())); time.sleep(600)"
-    command, port, log, _ = toy(body=body)
-    with pytest.raises(ServerError, match="did not answer in time: it printed nothing"), launch.served(command, port, log, 1.5):
+@pytest.mark.parametrize("body, error, words", [
+    ("import os, signal; os.kill(os.getpid(), signal.SIGILL)", Crashed, "died of SIGILL before it answered"),
+    ("import os; print('loading'); raise SystemExit('no such model ' + os.environ['TOY_KEY'])", Crashed,
+     r"ended with exit code 1 before it answered: no such model \*\*\*"),
+    ("import os, time; open('pids', 'w').write(str(os.getpid())); time.sleep(600)", ServerError,
+     "did not answer in time: no output"),
+    (SCRIPT.format(deaf=False, open=True), ServerError, "accepts any API key"),
+])  # fmt: skip
+def test_a_server_that_does_not_come_up_is_stopped_and_says_why(body: str, error: type[Exception], words: str) -> None:
+    command, port, log, wait_s = toy(body=body)
+    with pytest.raises(error, match=words), launch.running(command, port, log, 1.5 if "in time" in words else wait_s):
         raise AssertionError
     assert not Path("pids").exists() or gone(family(), 1.0)
 
 
-def test_a_server_that_takes_any_key_is_not_ours() -> None:
-    with pytest.raises(ServerError, match="takes any API key"), launch.served(*toy(open_to_all=True)):
-        raise AssertionError
-    assert gone(family(), 1.0)
-
-
-def test_what_cannot_be_launched_is_said_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind, error, words", [
+    ("lamacpp", ParamsError, "did you mean 'llamacpp'"), ("llamacpp", Unsupported, "reads GGUF"),
+    ("vllm", Unsupported, launch.VLLM),
+])  # fmt: skip
+def test_what_cannot_be_launched_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, error: type[Exception], words: str
+) -> None:
     monkeypatch.delenv(launch.VLLM, raising=False)
-    cases: list[tuple[str, type[Exception], str]] = [
-        ("lamacpp", ParamsError, "did you mean 'llamacpp'"), ("llamacpp", Unsupported, "reads GGUF"),
-        ("vllm", Unsupported, launch.VLLM),
-    ]  # fmt: skip
-    for kind, error, words in cases:
-        with pytest.raises(error, match=words), launch.launched(kind, tmp_path):
-            raise AssertionError
+    with pytest.raises(error, match=words), launch.launched(kind, tmp_path):
+        raise AssertionError
 
 
 def test_no_key_is_on_a_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(launch.VLLM, sys.executable)
     command = launch.KINDS["vllm"](tmp_path, 8123, 1, 4, 2048)
     assert "--api-key" not in command.arguments and command.key_variable == "VLLM_API_KEY" and "127.0.0.1" in command.arguments
-    with launch.served(*toy()) as server:
+    with launch.running(*toy()) as server:
         lines = [" ".join(p.cmdline()) for p in psutil.Process().children(recursive=True)]
         assert len(lines) >= 3 and not any(server.key in line for line in lines)
 
@@ -204,11 +187,10 @@ def test_vllm_has_the_threads_that_its_facts_name_some_memory_and_tells_nobody_t
     monkeypatch.setenv(launch.VLLM, sys.executable)
     monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4)), raising=False)
-    given = [launch.KINDS["vllm"](Path("model"), 8123, n, 4, 2048).variables["OMP_NUM_THREADS"] for n in (1, 3, 4)]
-    assert given == ["1", "3", "3"], "one core is its engine's, which waits busily"
-    own = launch.KINDS["vllm"](Path("model"), 8123, 3, 4, 2048).variables
-    assert own["OMP_NUM_THREADS"] == "3" and own["VLLM_CPU_OMP_THREADS_BIND"] == "nobind" and own["VLLM_NO_USAGE_STATS"] == "1"
-    assert own["VLLM_CPU_KVCACHE_SPACE"] == "4", "unset, it would take all of the machine's memory"
+    commands = [launch.KINDS["vllm"](Path("model"), 8123, n, 4, 2048).variables for n in (1, 3, 4)]
+    assert [c["OMP_NUM_THREADS"] for c in commands] == ["1", "3", "3"], "one core is its engine's, which waits busily"
+    assert commands[0]["VLLM_CPU_OMP_THREADS_BIND"] == "nobind" and commands[0]["VLLM_NO_USAGE_STATS"] == "1"
+    assert commands[0]["VLLM_CPU_KVCACHE_SPACE"] == "4", "unset, it would take all of the machine's memory"
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "40")
     assert launch.KINDS["vllm"](Path("model"), 8123, 3, 4, 2048).variables["VLLM_CPU_KVCACHE_SPACE"] == "40"
 
@@ -217,7 +199,7 @@ def test_a_server_gets_its_variables_and_its_version_is_read_from_a_banner_as_vl
     body = SCRIPT.format(deaf=False, open=False).replace('"build: toy 1.0, key", os.environ["TOY_KEY"]', "os.environ['BANNER']")
     command, *rest = toy(body=body)
     own = {"BANNER": "(pid=7) INFO [api.py:1]  ▄▄ ▄█ █     █     █ ▀▄▀ █  version 0.32.0", "PYTHONIOENCODING": "utf-8"}
-    with launch.served(Command(command.arguments, command.key_variable, own), *rest) as server:
+    with launch.running(Command(command.arguments, command.key_variable, own), *rest) as server:
         assert server.facts["build"] == "version 0.32.0"
 
 
@@ -244,7 +226,10 @@ def test_engine_options_reach_a_server_that_has_an_equal_and_the_rest_are_refuse
     (tmp_path / "model.gguf").touch()
     given = launch.KINDS["llamacpp"](tmp_path, 8123, 1, 4, 2048, kv_type="q8_0", gpu_layers=7).arguments
     assert "--kv-type=q8_0" in given and "--gpu-layers=7" in given
-    words, both = r"\{batch: 2\} have no equal in a launched llamacpp server \(it takes kv_type", {"kv_type": "q8_0", "batch": 2}
+    words, both = (
+        r"a launched llamacpp server does not have engine_options \{batch: 2\} \(it has kv_type",
+        {"kv_type": "q8_0", "batch": 2},
+    )
     with pytest.raises(Unsupported, match=words), launch.launched("llamacpp", tmp_path, options=both):
         raise AssertionError
 
@@ -278,7 +263,7 @@ def llamacpp(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[L
             pytest.skip(f"llama.cpp's server: {e}")
 
 
-def against(server: Launched, work: Callable[[httpx2.AsyncClient, Endpoint], Any], **more: Any) -> Any:
+def through(server: Launched, work: Callable[[httpx2.AsyncClient, Endpoint], Any], **more: Any) -> Any:
     endpoint = Endpoint(server.url, "model", key=server.key, **more)
 
     async def go() -> Any:
@@ -289,21 +274,24 @@ def against(server: Launched, work: Callable[[httpx2.AsyncClient, Endpoint], Any
 
 
 def test_llama_cpp_s_server_is_probed(llamacpp: Launched) -> None:
-    _, found = against(llamacpp, probe.probe)
+    _, found = through(llamacpp, probe.probe)
     assert found["model"] == "model" and found["stream_usage"]["value"] is True and found["prefix_cache"]["value"] is False
     assert found["seed"]["value"] is True
     assert found["prompt_logprobs"]["value"] is False, "llama.cpp has no echo; should it get one, the README may say so"
     assert "AVX" in llamacpp.facts["build"] or "NEON" in llamacpp.facts["build"]
 
 
-def test_llama_cpp_s_server_gives_rows_of_forced_length(llamacpp: Launched) -> None:
-    answer = against(llamacpp, lambda c, e: client.ask(c, e, Request([5, 17, 44, 9, 200], 12, forced=True)))
+def test_llama_cpp_s_server_gives_rows_of_forced_length_and_refuses_another_key(llamacpp: Launched) -> None:
+    answer = through(llamacpp, lambda c, e: client.ask(c, e, Request([5, 17, 44, 9, 200], 12, forced=True)))
     row = answer.row
     assert row["ok"], row["error"]
     assert (row["prompt_tokens"], row["output_tokens"], row["counted_by"], row["finish"]) == (5, 12, "usage", "length")
     assert row["t_submit"] < row["t_first"] <= row["t_chunks"][-1] <= row["t_done"] and row["cached_tokens"] == 0
-    chat = against(llamacpp, lambda c, e: client.ask(c, e, Request("one two", 3, forced=True)), chat=True)
+    chat = through(llamacpp, lambda c, e: client.ask(c, e, Request("one two", 3, forced=True)), chat=True)
     assert chat.row["ok"] or chat.row["fault"] == "http", chat.row["error"]  # a GGUF without a template may refuse chats
+    wrong = Launched(llamacpp.url, "guess", {}, llamacpp.log)
+    row = through(wrong, lambda c, e: client.ask(c, e, Request("a", 1))).row
+    assert row["status"] == 401 and "guess" not in row["error"] and llamacpp.key not in llamacpp.log.read_text(errors="replace")
 
 
 def test_llama_cpp_s_greedy_tokens_are_those_of_transformers(llamacpp: Launched, tiny: Path) -> None:
@@ -319,7 +307,7 @@ def test_llama_cpp_s_greedy_tokens_are_those_of_transformers(llamacpp: Launched,
         body = {"prompt": ids, "n_predict": 12, "temperature": 0.0, "ignore_eos": 2 not in expected, **more}
         return (await c.post(e.url.removesuffix("/v1") + "/completion", json=body)).json()["tokens"]
 
-    assert against(llamacpp, tokens) == expected
+    assert through(llamacpp, tokens) == expected
 
 
 def test_llama_cpp_s_server_scores_given_tokens_as_transformers_does(llamacpp: Launched, tiny: Path) -> None:
@@ -327,9 +315,9 @@ def test_llama_cpp_s_server_scores_given_tokens_as_transformers_does(llamacpp: L
 
     words = score.Tokens(tiny)
     ids = words.encoded(probe.TEXT)
-    name, lacks = against(llamacpp, lambda c, e: logprobs.find_way(c, e, words, probe.TEXT))
+    name, lacks = through(llamacpp, lambda c, e: logprobs.find_way(c, e, words, probe.TEXT))
     assert name == "logit_bias, a token at a time" and "echo" in " ".join(lacks)
-    found = against(llamacpp, lambda c, e: logprobs.WAYS[name](c, e, words, ids, 1))
+    found = through(llamacpp, lambda c, e: logprobs.WAYS[name](c, e, words, ids, 1))
     logits = np.asarray(engines.load("hf", tiny, threads=1).logits(ids), float)[:-1]
     expected = logits[np.arange(len(ids) - 1), ids[1:]] - np.log(np.exp(logits).sum(-1))
     assert found == pytest.approx(expected, abs=0.05) and len(found) == len(ids) - 1, "keys and values are kept in 16 bits there"
@@ -338,7 +326,7 @@ def test_llama_cpp_s_server_scores_given_tokens_as_transformers_does(llamacpp: L
 def test_llama_cpp_s_server_under_load(llamacpp: Launched) -> None:
     plan = measure.Plan([1, 2, 4], [50.0], requests=4, rounds=2, warmups=1, prompt_tokens=12, output_tokens=4)
     asked = [[3 + (7 * k + j) % 500 for j in range(12)] for k in range(plan.prompts())]
-    rows = against(llamacpp, lambda c, e: measure.run(c, e, plan, asked, lambda: None))
+    rows = through(llamacpp, lambda c, e: measure.run(c, e, plan, asked, lambda: None))
     report = measure.figures(rows, plan)
     assert len(rows) == plan.prompts() and [r["error"] for r in rows if not r["ok"]] == []
     for metrics in report["levels"].values():
@@ -346,9 +334,3 @@ def test_llama_cpp_s_server_under_load(llamacpp: Launched) -> None:
         assert metrics["ttft_p50_ms"]["value"] > 0 and metrics["throughput_tok_s"]["value"] > 0
     assert set(report["levels"]) == {"closed-1", "closed-2", "closed-4", "open-50"} and report["knee"]["n"] in (0, 2)
     assert all(figures.e2e(r) >= figures.ttft(r) for r in rows)  # type: ignore[operator]
-
-
-def test_llama_cpp_s_server_refuses_another_key(llamacpp: Launched) -> None:
-    wrong = Launched(llamacpp.url, "guess", {}, llamacpp.log)
-    row = against(wrong, lambda c, e: client.ask(c, e, Request("a", 1))).row
-    assert row["status"] == 401 and "guess" not in row["error"] and llamacpp.key not in llamacpp.log.read_text(errors="replace")

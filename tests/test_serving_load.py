@@ -57,7 +57,7 @@ def test_an_open_loop_sends_when_due_whether_or_not_others_were_answered() -> No
 def test_what_an_open_loop_cannot_send_is_a_failure_and_not_forgotten() -> None:
     rows = asyncio.run(load.opened(Fake(turns=50), REQUESTS, [0.0] * 12, most=4))
     unsent = [r for r in rows if r.get("fault") == "unsent"]
-    assert len(rows) == 12 and len(unsent) == 8 and "4 requests were waiting" in unsent[0]["error"] and not unsent[0]["ok"]
+    assert len(rows) == 12 and len(unsent) == 8 and "4 requests were already waiting" in unsent[0]["error"] and not unsent[0]["ok"]
 
 
 def test_arrivals_are_poisson() -> None:

@@ -40,6 +40,7 @@ N = len(TEXTS)
 PAIRS = {name: list(pairwise([A if w == "a" else B for w in text.split()])) for name, text in TEXTS.items()}
 TOKENS = sum(map(len, PAIRS.values()))
 Play = Callable[[Handler, Body], None]
+Scored = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture(autouse=True)
@@ -122,16 +123,21 @@ def biased(h: Handler, body: Body) -> None:
     })  # fmt: skip
 
 
-def scored(server: Server, monkeypatch: pytest.MonkeyPatch, play: Play, **more: Any) -> dict[str, Any]:
-    """The figures' file of a run against a server that always plays this."""
-    monkeypatch.setattr(serving_server, "plain", play)
-    server.locked = True
-    try:
-        command.main(**{"url": server.url, "tokenizer": Path("tokenizer.json"), "is_scored": True, "timeout": 20.0, **more})
-    finally:
-        files = [f for f in Path().rglob("*") if f.is_file()]
-        assert not any(KEY.encode() in f.read_bytes() for f in files), "the key is never written"
-    return figures()
+@pytest.fixture
+def scored(server: Server, monkeypatch: pytest.MonkeyPatch) -> Scored:
+    """Scores a server that always plays this; returns the file of metrics."""
+
+    def score_it(play: Play, **more: Any) -> dict[str, Any]:
+        monkeypatch.setattr(serving_server, "plain", play)
+        server.locked = True
+        try:
+            command.main(**{"url": server.url, "tokenizer": Path("tokenizer.json"), "is_scored": True, "timeout": 20.0, **more})
+        finally:
+            files = [f for f in Path().rglob("*") if f.is_file()]
+            assert not any(KEY.encode() in f.read_bytes() for f in files), "the key is never written"
+        return figures()
+
+    return score_it
 
 
 def figures() -> dict[str, Any]:
@@ -159,11 +165,9 @@ def by_hand(names: Sequence[str] = tuple(TEXTS)) -> dict[str, float]:
 @pytest.mark.parametrize("play, way", [
     (echo, "echo of token ids"), (texts_only, "echo of text"), (biased, "logit_bias, a token at a time"),
 ])  # fmt: skip
-def test_figures_are_those_of_the_known_distribution_whatever_the_way(
-    server: Server, monkeypatch: pytest.MonkeyPatch, play: Play, way: str
-) -> None:
+def test_figures_are_those_of_the_known_distribution_whatever_the_way(scored: Scored, play: Play, way: str) -> None:
     reference()
-    found = scored(server, monkeypatch, play)
+    found = scored(play)
     assert found["status"] == "ok" and found["windows"] == N and found["failed"] == []
     for name, value in by_hand().items():
         metric = found["metrics"][name]
@@ -208,10 +212,10 @@ def test_an_interval_of_two_documents_may_have_no_end_and_says_so() -> None:
     assert found["ppl_ratio"]["value"] == pytest.approx(by_hand(("one", "three"))["ppl_ratio"])
 
 
-def test_the_requests_at_once_are_the_first_of_concurrency(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    scored(server, monkeypatch, echo)
+def test_the_requests_at_once_are_the_first_of_concurrency(scored: Scored, server: Server) -> None:
+    scored(echo)
     assert server.most == 1
-    scored(server, monkeypatch, echo, concurrency="3,8")
+    scored(echo, concurrency="3,8")
     assert 1 <= server.most <= 3
 
 
@@ -227,25 +231,25 @@ def on(document: str, fault: Play) -> Play:
 @pytest.mark.parametrize("fault, words", [
     (lambda h, b: echo(h, b, ids=[B, *b["prompt"][1:]]), "token 0 came back as another than 1 ('a')"),
     (lambda h, b: echo(h, b, ids=[*b["prompt"][:3], B, *b["prompt"][4:]]), "token 3 came back as another than 1 ('a')"),
-    (lambda h, b: echo(h, b, ids=b["prompt"][:5]), "made 5 tokens of a prompt of 9"),
-    (lambda h, b: echo(h, b, ids=b["prompt"][4:], is_counted=False), "5 tokens came back of 9"),
-    (lambda h, b: echo(h, b, ids=[0, *b["prompt"]], is_counted=False), "10 tokens came back of 9"),
+    (lambda h, b: echo(h, b, ids=b["prompt"][:5]), "counts 5 tokens in a prompt of 9"),
+    (lambda h, b: echo(h, b, ids=b["prompt"][4:], is_counted=False), "5 of 9 tokens came back"),
+    (lambda h, b: echo(h, b, ids=[0, *b["prompt"]], is_counted=False), "10 of 9 tokens came back"),
     (lambda h, b: echo(h, b, ids=b["prompt"][1:], is_counted=False), "token 1 came back as another"),
     (lambda h, b: echo(h, b, token_logprobs=[None, *[-1.0] * 4, None, *[-1.0] * 4]), "without its log-probability"),
-    (lambda h, b: echo(h, b, token_logprobs=[None, *[-1.0] * 7, math.nan, -1.0]), "log-probability nan"),
-    (lambda h, b: echo(h, b, token_logprobs=[None, *[-1.0] * 7, -math.inf, -1.0]), "log-probability -inf"),
-    (lambda h, b: echo(h, b, token_logprobs=[None, *[-1.0] * 7, 0.5, -1.0]), "log-probability 0.5"),
+    (lambda h, b: echo(h, b, token_logprobs=[None, *[-1.0] * 7, math.nan, -1.0]), "invalid log-probability nan"),
+    (lambda h, b: echo(h, b, token_logprobs=[None, *[-1.0] * 7, -math.inf, -1.0]), "invalid log-probability -inf"),
+    (lambda h, b: echo(h, b, token_logprobs=[None, *[-1.0] * 7, 0.5, -1.0]), "invalid log-probability 0.5"),
     (lambda h, b: echo(h, b, token_logprobs=[None, *[0.0] * 9]), "narrowed to one"),
     (lambda h, b: echo(h, b, token_logprobs=[-1.0] * 10), "whose first token has none"),
     (lambda h, b: h.json(500, {"error": {"message": f"out of memory for {h.headers['Authorization']}"}}), "for Bearer ***"),
     (lambda h, _: h.reset(), "no reply"),
 ])  # fmt: skip
 def test_a_window_that_fails_is_named_and_left_out_of_every_figure(
-    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fault: Play, words: str
+    scored: Scored, capsys: pytest.CaptureFixture[str], fault: Play, words: str
 ) -> None:
     reference()
     with pytest.raises(typer.Exit) as e:
-        scored(server, monkeypatch, on("two", fault))
+        scored(on("two", fault))
     assert e.value.exit_code == 1
     found, expected = figures(), by_hand(("one", "three", "four"))
     assert [f["window"] for f in found["failed"]] == ["two#0"] and words in found["failed"][0]["error"]
@@ -256,7 +260,7 @@ def test_a_window_that_fails_is_named_and_left_out_of_every_figure(
     assert "window two#0 failed" in capsys.readouterr().out
 
 
-def test_tokens_of_a_window_that_fails_midway_are_not_half_counted(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_of_a_window_that_fails_midway_are_not_half_counted(scored: Scored, monkeypatch: pytest.MonkeyPatch) -> None:
     def other_later(h: Handler, body: Body) -> None:
         if len(body["prompt"]) == 8 and "logit_bias" in body:  # one of the windows has so many before its last token
             body = body | {"logit_bias": {"2": 100}} if body["logit_bias"] == {"1": 100} else body | {"logit_bias": {"1": 100}}
@@ -264,15 +268,15 @@ def test_tokens_of_a_window_that_fails_midway_are_not_half_counted(server: Serve
 
     monkeypatch.setattr(probe, "TEXT", "a b a b")
     with pytest.raises(typer.Exit):
-        scored(server, monkeypatch, other_later)
+        scored(other_later)
     assert [(r["ok"], r["logps"] is None) for r in rows()] == [(True, False)] + [(False, True)] * 3
-    assert figures()["metrics"]["ppl"]["n"] == 7 and "token 8 was to be" in figures()["failed"][0]["error"]
+    assert figures()["metrics"]["ppl"]["n"] == 7 and "token 8 is not" in figures()["failed"][0]["error"]
 
 
-def test_no_window_at_all_is_an_error_after_everything_is_written(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_window_at_all_is_an_error_after_everything_is_written(scored: Scored) -> None:
     windows = [[A if w == "a" else B for w in text.split()] for text in TEXTS.values()]
-    with pytest.raises(ServerError, match=r"none of 4 windows was scored; the first said: HTTP 503: busy"):
-        scored(server, monkeypatch, lambda h, b: h.json(503, {"error": "busy"}) if b["prompt"] in windows else echo(h, b))
+    with pytest.raises(ServerError, match=r"none of 4 windows was scored; the first failed with: HTTP 503: busy"):
+        scored(lambda h, b: h.json(503, {"error": "busy"}) if b["prompt"] in windows else echo(h, b))
     assert len(rows()) == N and figures()["metrics"]["ppl"]["value"] is None and len(figures()["failed"]) == N
 
 
@@ -287,12 +291,10 @@ def test_no_window_at_all_is_an_error_after_everything_is_written(server: Server
     (lambda h, b: h.json(200, ["b"]), "no choice"),
     (lambda h, b: echo(h, b, tokens=["b"]), "do not give the prompt's log-probabilities"),
 ])  # fmt: skip
-def test_what_a_server_lacks_is_one_line_and_null_with_that_reason(
-    server: Server, monkeypatch: pytest.MonkeyPatch, play: Play, words: str
-) -> None:
+def test_what_a_server_lacks_is_one_line_and_null_with_that_reason(scored: Scored, play: Play, words: str) -> None:
     reference()
     with pytest.raises(Unsupported, match=words) as e:
-        scored(server, monkeypatch, play)
+        scored(play)
     found = figures()
     assert "\n" not in str(e.value) and found["status"] == "unsupported" and found["reason"] == str(e.value) and rows() == []
     for name in ("ppl", *score.PAIRED):
@@ -309,42 +311,34 @@ def shifted(h: Handler, body: Body) -> None:
         texts_only(h, body)
 
 
-def test_an_echo_whose_values_are_out_of_place_is_no_way(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(Unsupported, match=r"out of place: a token generated with -0\.1054 nats comes back with -2"):
-        scored(server, monkeypatch, shifted)
+def grown(h: Handler, body: Body) -> None:
+    echo(h, body) if body.get("echo") else h.json(200, {"choices": [{"text": "s", "logprobs": None}]})
+
+
+def after_bias(h: Handler, body: Body) -> None:
+    wanted = int(next(iter(body.get("logit_bias", {"7": 0}))))
+    left = -0.3 if wanted == WORDS.index("storm") else -1e-30  # a token so unlikely that even the bias leaves others
+    h.json(200, {"choices": [{"logprobs": {"content": [{"id": wanted, "logprob": left}]}}]})
+
+
+@pytest.mark.parametrize("play, words", [
+    (shifted, r"misaligned: a token generated with -0\.1054 nats comes back with -2"), (after_bias, "narrowed to one"),
+    (grown, "no generated token could be compared"),
+])  # fmt: skip
+def test_values_that_are_not_the_token_s_or_not_the_model_s_are_no_way(scored: Scored, play: Play, words: str) -> None:
+    with pytest.raises(Unsupported, match=words):
+        scored(play)
     assert figures()["metrics"]["ppl"]["value"] is None
 
 
-def test_an_echo_that_cannot_be_compared_is_no_way(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    def grown(h: Handler, body: Body) -> None:
-        echo(h, body) if body.get("echo") else h.json(200, {"choices": [{"text": "s", "logprobs": None}]})
-
-    with pytest.raises(Unsupported, match="cannot be told: no token that was generated"):
-        scored(server, monkeypatch, grown)
-
-
-def test_a_server_that_tells_what_is_left_after_the_bias_has_no_way(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    def after(h: Handler, body: Body) -> None:
-        wanted = int(next(iter(body.get("logit_bias", {"7": 0}))))
-        left = -0.3 if wanted == WORDS.index("storm") else -1e-30  # a token so unlikely that even the bias leaves others
-        h.json(200, {"choices": [{"logprobs": {"content": [{"id": wanted, "logprob": left}]}}]})
-
-    with pytest.raises(Unsupported, match="narrowed to one"):
-        scored(server, monkeypatch, after)
-
-
-def test_what_another_server_gave_before_does_not_stand_for_one_that_lacks_it(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert scored(server, monkeypatch, echo)["status"] == "ok"
+def test_what_another_server_gave_before_does_not_stand_for_one_that_lacks_it(scored: Scored) -> None:
+    assert scored(echo)["status"] == "ok"
     with pytest.raises(Unsupported):
-        scored(server, monkeypatch, lambda h, _: h.json(400, {"error": "no echo"}))
+        scored(lambda h, _: h.json(400, {"error": "no echo"}))
     assert rows() == [] and figures()["metrics"]["ppl"]["value"] is None
 
 
-def test_parts_of_characters_may_come_without_a_log_probability_and_are_counted(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_of_characters_may_lack_a_log_probability_and_are_counted(scored: Scored, monkeypatch: pytest.MonkeyPatch) -> None:
     piece = score.Tokens.piece
     monkeypatch.setattr(score.Tokens, "piece", lambda self, i: "\N{REPLACEMENT CHARACTER}" if i == A else piece(self, i))
 
@@ -355,48 +349,43 @@ def test_parts_of_characters_may_come_without_a_log_probability_and_are_counted(
             biased(h, body)
 
     reference()
-    metrics = scored(server, monkeypatch, silent)["metrics"]
+    metrics = scored(silent)["metrics"]
     kept = [-math.log(P[x]) for pairs in PAIRS.values() for x in pairs if x[1] != A]
     assert metrics["ppl"]["value"] == pytest.approx(math.exp(sum(kept) / len(kept))) and metrics["ppl"]["n"] == len(kept)
-    assert f"{TOKENS - len(kept)} of {TOKENS} tokens are left out: parts of characters" in metrics["delta_p_rms"]["warnings"][-1]
+    assert (
+        f"{TOKENS - len(kept)} of {TOKENS} tokens are left out: the server reports no parts"
+        in metrics["delta_p_rms"]["warnings"][-1]
+    )
     assert rows()[0]["logps"][1] is None and rows()[0]["logps"][0] == math.log(0.5)
 
 
 # --- the reference's rows ------------------------------------------------------------------------------------------
 
 
-def unpaired(found: dict[str, Any], words: str) -> None:
-    assert found["metrics"]["ppl"]["value"] == pytest.approx(by_hand()["ppl"])
-    for name in score.PAIRED:
-        metric = found["metrics"][name]
-        assert metric["value"] is None and metric["n"] == 0 and words in metric["warnings"][0], metric
-
-
-def test_without_the_reference_s_rows_perplexity_stands_alone(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    unpaired(scored(server, monkeypatch, echo), "bf16.parquet is not here")
-
-
-def test_rows_of_other_tokens_pair_with_nothing(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    reference(lambda rows: rows["token_id"].__setitem__(5, 77))
-    unpaired(scored(server, monkeypatch, echo), "1 tokens are others")
-
-
-def test_rows_of_other_windows_pair_with_nothing(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    reference(lambda rows: rows.update(window=[f"x{w}" for w in rows["window"]]))
-    unpaired(scored(server, monkeypatch, echo), "other texts or windows")
-
-
-def test_rows_of_a_build_that_is_gone_or_has_none_pair_with_nothing(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def other_build() -> None:
     reference()
     artifacts.write_json(artifacts.model_dir("bf16") / artifacts.MANIFEST, {"digest": "bf16-2"})
-    unpaired(scored(server, monkeypatch, echo), "another build of bf16")
-    artifacts.write_json(artifacts.meta_of(artifacts.tokens("bf16")), {"status": "invalid", "reason": "NaN", "model": "bf16-2"})
-    unpaired(scored(server, monkeypatch, echo), "NaN")
 
 
-def test_tokens_that_the_reference_lacks_are_counted(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("make, words", [
+    (lambda: None, "bf16.parquet is missing"), 
+    (lambda: reference(lambda rows: rows["token_id"].__setitem__(5, 77)), "1 tokens differ"),
+    (lambda: reference(lambda rows: rows.update(window=[f"x{w}" for w in rows["window"]])), "other texts or windows"),
+    (other_build, "another build of bf16"), (lambda: reference(status="invalid", reason="NaN"), "has no rows: NaN"),
+])  # fmt: skip
+def test_without_the_reference_s_rows_of_these_tokens_perplexity_stands_alone(
+    scored: Scored, make: Callable[[], object], words: str
+) -> None:
+    make()
+    metrics = scored(echo)["metrics"]
+    assert metrics["ppl"]["value"] == pytest.approx(by_hand()["ppl"])
+    for name in score.PAIRED:
+        assert metrics[name]["value"] is None and metrics[name]["n"] == 0 and words in metrics[name]["warnings"][0], metrics[name]
+
+
+def test_tokens_that_the_reference_lacks_are_counted(scored: Scored) -> None:
     reference(lambda rows: rows.update({k: v[:15] for k, v in rows.items()}))  # one and two
-    metrics = scored(server, monkeypatch, echo)["metrics"]
+    metrics = scored(echo)["metrics"]
     assert metrics["ppl"]["n"] == TOKENS and metrics["ppl"]["value"] == pytest.approx(by_hand()["ppl"])
     assert metrics["ppl_ratio"]["n"] == 15 and metrics["ppl_ratio"]["value"] == pytest.approx(by_hand(("one", "two"))["ppl_ratio"])
     assert f"{TOKENS - 15} scored tokens have no row of the reference" in metrics["ppl_ratio"]["warnings"]
@@ -421,15 +410,11 @@ def test_a_bos_is_found_where_the_config_or_the_tokenizer_says_so_and_left_to_th
         assert words.text([0, A, B]) == "a b" and words.piece(B) == "b"
 
 
-@pytest.mark.parametrize("options, words", [
-    ({"tokenizer": None}, "--tokenizer"), ({"chat": True}, "leave --chat out"), ({"only_probe": True}, "leave --probe out"),
+@pytest.mark.parametrize("options, error, words", [
+    ({"tokenizer": None}, ParamsError, "--tokenizer"), ({"chat": True}, ParamsError, "leave --chat out"),
+    ({"only_probe": True}, ParamsError, "leave --probe out"), ({}, ServerError, "no server answers at"),
 ])  # fmt: skip
-def test_options_that_do_not_go_together_are_named_before_anything_is_asked(options: dict[str, Any], words: str) -> None:
+def test_wrong_options_and_nobody_there_are_one_line(options: dict[str, Any], error: type[Exception], words: str) -> None:
     asked = {"url": "http://127.0.0.1:9", "tokenizer": Path("tokenizer.json"), "is_scored": True, **options}
-    with pytest.raises(ParamsError, match=words):
+    with pytest.raises(error, match=words):
         command.main(**asked)
-
-
-def test_nobody_there_is_one_line() -> None:
-    with pytest.raises(ServerError, match="no server answers at"):
-        command.main(url="http://127.0.0.1:9", tokenizer=Path("tokenizer.json"), is_scored=True)

@@ -10,7 +10,7 @@ from pipeline.figures import noise
 from pipeline.gating import comment
 from pipeline.numbers.shown import digits_apart, number, show
 from pipeline.pages import words
-from pipeline.runs.run_content import variant_note
+from pipeline.tracking.runs import variant_note
 
 
 def figure(value: float | None, low: float | None = None, high: float | None = None, **more: Any) -> dict[str, Any]:

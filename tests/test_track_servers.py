@@ -31,8 +31,8 @@ from werkzeug.security import generate_password_hash
 from pipeline import track
 from pipeline.core import artifacts
 from pipeline.core.errors import ArtifactError
-from pipeline.runs import reach
-from pipeline.runs.tracking import Tracker
+from pipeline.tracking import connection
+from pipeline.tracking.connection import Tracker
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(900)]  # the warnings are MLflow's own
 UP_S = 240  # a loaded machine takes its time to start a server
@@ -161,7 +161,7 @@ def test_a_server_that_dies_midway_loses_nothing_and_the_next_track_finishes(
     assert not artifacts.MLFLOW.exists() and artifacts.metrics("int8").exists()
     server.start()
     assert statuses(server.uri, "midway") == ["FINISHED", "RUNNING"]
-    monkeypatch.setattr("pipeline.runs.tracking._alive", lambda run: False)  # it is this process that wrote it, and it is over
+    monkeypatch.setattr("pipeline.tracking.connection.is_being_written", lambda run: False)  # this process wrote it
     track.main()
     assert statuses(server.uri, "midway") == ["FINISHED"] * (len(VARIANTS) + 1)
 
@@ -218,14 +218,9 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     [("proxied", ["--artifacts-destination"]), ("direct", ["--no-serve-artifacts", "--default-artifact-root"])],
 )
 def test_files_lie_in_s3_and_a_bucket_that_is_missing_loses_nothing(
-    bucket: str,
-    options: list[str],
-    house: Path,
-    database: Path,
-    s3: Any,
-    tmp_path_factory: pytest.TempPathFactory,
+    bucket: str, options: list[str], house: Path, database: Path, s3: Any, tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+) -> None:  # fmt: skip
     server = Server(tmp_path_factory.mktemp("s3"), database, *options, f"s3://{bucket}")
     try:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
@@ -320,5 +315,5 @@ def _count_tries(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_database_that_is_not_there_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     uri = f"postgresql://postgres:secret@127.0.0.1:{free_port()}/postgres"
     with pytest.raises(ArtifactError) as caught:
-        track._safely(uri, lambda: reach.reach(uri), track.AWAY_LOG)
+        track._reported(uri, track.LOGGING_FAILED, lambda: connection.check_reachable(uri))
     assert "refused" in str(caught.value) and "secret" not in str(caught.value) and "\n" not in str(caught.value)

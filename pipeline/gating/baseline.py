@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline import served
 from pipeline.core import artifacts, git
 from pipeline.core.errors import ArtifactError
 from pipeline.core.params import PARAMS, Params
@@ -22,6 +21,7 @@ from pipeline.core.yamls import parse
 from pipeline.figures.builder import Builder
 from pipeline.gating import dvc_lock, paired_difference
 from pipeline.numbers.definitions import is_served
+from pipeline.serving import results as server_results
 
 Row = dict[str, Any]
 VARIABLE = "QUANTGATE_BASELINE"
@@ -79,8 +79,8 @@ def _written(base: Baseline, path: Path) -> Row | None:
 def _add_served(base: Baseline, settings: Params) -> None:
     """Put the figures of the baseline's servers beside its variants', if any rule asks for one; null with why where they are
     not there, or were asked for in another way than now."""
-    names = base.results if served.judged(settings) else ()
-    served.add(base.results, settings, {n: found for n in names if (found := _written(base, artifacts.served(n)))})
+    names = base.results if server_results.judged(settings) else ()
+    server_results.add(base.results, settings, {n: found for n in names if (found := _written(base, artifacts.served(n)))})
 
 
 # --- differences -------------------------------------------------------------------------------------------------

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline import served
 from pipeline.core import artifacts
 from pipeline.core.errors import ArtifactError
 from pipeline.core.params import Params
 from pipeline.gating import baseline, freshness, policy, verdicts
+from pipeline.serving import results as server_results
 
 Row = dict[str, Any]
 
@@ -30,7 +30,7 @@ def load_results(settings: Params) -> dict[str, Row]:
     for name, result in results.items():
         if not isinstance(result, dict) or not isinstance(result.get("metrics"), dict) or "asked" not in result:
             raise ArtifactError(f"{artifacts.metrics(name)} is damaged; delete it and run `dvc repro`")
-    served.add(results, settings)
+    server_results.add(results, settings)
     return results
 
 

@@ -6,7 +6,7 @@ machine is full, more requests at once raise throughput and cost little; beyond,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -276,3 +276,42 @@ def _lag(counted: list[Row], good: list[Row]) -> Estimate:
     if usual and value > LAG * float(np.median(usual)):
         note = f"this client sent late by more than {LAG:.0%} of the median TTFT: use a lower rate or another machine; {note}"
     return Estimate(value, None, None, len(late), "99th percentile", (note,))
+
+
+# --- over all levels ---------------------------------------------------------------------------------------------
+
+
+def saturation_point(levels: Mapping[int, list[Row]], confidence: float) -> dict[str, Any]:
+    """The metric `knee`: the concurrency at which throughput over median latency is greatest. Beyond it, one percent more
+    throughput costs more than one percent more latency.
+
+    levels: {concurrency: its rows}. low and high: the least and greatest of single rounds. Null if the best level is the
+    highest tried, or the lowest (unless that is 1), or if fewer than three levels can be compared. Source: Kleinrock 1979,
+    "Power and deterministic rules of thumb for probabilistic problems in computer communications".
+    """
+    power = {c: p for c, rows in sorted(levels.items()) if (p := _power([r for r in rows if not r["warmup"]]))}
+    rounds = sorted(set.intersection(*(set(p) for p in power.values()))) if power else []
+    if len(power) < 3 or not rounds:
+        reason = f"{len(power)} levels have complete requests in every round; a knee needs three"
+        return shown("knee", nothing(reason, len(rounds)), confidence)
+    single = [max(power, key=lambda c, k=k: power[c][k]) for k in rounds]  # type: ignore[misc]
+    best = max(power, key=lambda c: float(np.mean(np.log([power[c][k] for k in rounds]))))
+    method = f"greatest throughput / median latency over {len(power)} levels, {len(rounds)} rounds; interval: single rounds' own"
+    unsettled = {
+        max(power): f"throughput still pays for latency at {best} at once, the most that was tried",
+        min(power): f"throughput over latency is best at {best} at once, and nothing lower was tried",
+    }
+    if best in unsettled and best > 1:
+        return shown("knee", nothing(unsettled[best], len(rounds), method), confidence)
+    notes = () if len(set(single)) == 1 else (f"rounds disagree: {single}",)
+    return shown("knee", Estimate(best, min(single), max(single), len(rounds), method, notes), confidence)
+
+
+def _power(counted: list[Row]) -> dict[int, float]:
+    """{round: complete requests a second over median end-to-end seconds}, for rounds with complete requests."""
+    by_round = {}
+    for k, seconds in walls(counted).items():
+        times = [x for r in counted if r["round"] == k and r["ok"] and (x := e2e(r)) is not None]
+        if times:
+            by_round[k] = len(times) / seconds / float(np.median(times))
+    return by_round

@@ -67,31 +67,34 @@ def tokens_of(documents: Sequence[Row], tokenizer: Any) -> list[int]:
 
 
 class Prompts:
-    """Cuts prompts out of a text; each begins with other tokens than any before, so that no cache of prefixes can help."""
+    """Cuts prompts out of token ids, or of a text; each opens differently from all others, so that no prefix cache can help.
 
-    def __init__(self, ids: Sequence[int], seed: int) -> None:
-        self.ids = list(ids)
-        self.starts = list(range(0, len(self.ids), HEAD))
+    starts: where a prompt may begin; opening: how many of its first tokens, or characters, must differ.
+    """
+
+    def __init__(self, source: Sequence[Any], seed: int, *, starts: range | None = None, opening: int = HEAD) -> None:
+        self.source, self.opening = source, opening
+        self.starts = list(range(0, len(source), opening) if starts is None else starts)
         random.Random(seed).shuffle(self.starts)
-        self.heads: set[tuple[int, ...]] = set()
+        self.openings: set[tuple[Any, ...]] = set()
 
-    def cut(self, length: int) -> list[int]:
-        """A prompt of exactly `length` tokens; `DataError` when the text holds no other."""
+    def cut(self, length: int) -> Any:
+        """A prompt of exactly `length` tokens (or characters). Raises `DataError` when the text has no other."""
         for start in self.starts:
-            piece = self.ids[start : start + length]
-            head = tuple(piece[:HEAD])
-            if len(piece) == length and not any(head[: len(h)] == h[: len(head)] for h in self._alike(head)):
-                self.heads.add(head)
+            piece = self.source[start : start + length]
+            head = tuple(piece[: self.opening])
+            if len(piece) == length and not any(head[: len(o)] == o[: len(head)] for o in self._alike(head)):
+                self.openings.add(head)
                 self.starts.remove(start)
                 return piece
         raise DataError(
-            f"{len(self.ids)} tokens of text make no more than {len(self.heads)} different prompts, and none of {length} tokens "
-            "besides; add text to benchmark.prompts"
+            f"{len(self.source)} tokens of text make no more than {len(self.openings)} different prompts, and none of "
+            f"{length} tokens besides; add text to benchmark.prompts"
         )
 
-    def _alike(self, head: tuple[int, ...]) -> set[tuple[int, ...]]:
-        """Heads that may be one with this: equal, or, where prompts are shorter than HEAD, of another length."""
-        return {h for h in self.heads if h == head or len(h) != len(head)}
+    def _alike(self, head: tuple[Any, ...]) -> set[tuple[Any, ...]]:
+        """Openings that may equal this one: the same, or of another length where prompts are shorter than an opening."""
+        return {o for o in self.openings if o == head or len(o) != len(head)}
 
 
 def plan(setup: Requests, longest: int) -> Plan:

@@ -1,1 +1,1 @@
-"""What the report is made of: words, advice, pictures, tables, bundles for other machines."""
+"""What the report is made of: words, advice, pictures, tables."""

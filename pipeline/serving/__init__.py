@@ -1,17 +1,17 @@
-"""Speed against a server: any OpenAI-compatible endpoint by its address (vLLM, TensorRT-LLM, llama.cpp's, SGLang).
+"""Measure servers: any OpenAI-compatible endpoint by its URL (vLLM, TensorRT-LLM, llama.cpp's, SGLang), or one launched here.
 
-events.py     a stream's bytes -> its events (pure)
-reply.py      what a streamed reply says, event by event (pure)
-client.py     one request over HTTP -> one timings row
+events.py     bytes of a stream -> its events (pure)
+reply.py      events -> what a streamed reply says (pure)
+client.py     one request over HTTP -> one row
 probe.py      what an endpoint can do, before anything is measured
 load.py       closed loop at fixed concurrency, open loop with Poisson arrivals
-session.py    one run from the probe to the last row, by hand or as a stage (pipeline/serve.py)
-launch.py     a server of one's own: started, waited for, stopped whatever happens
-able.py       whether params.yaml's servers can be: said by check
+measure.py    one run, from the launch or URL to the metrics; also for the stage (pipeline/serve.py)
+launch.py     start a server, wait for it, stop it whatever happens
 logprobs.py   log-probabilities of given tokens, in the ways that servers have
-score.py      the corpus through a server: perplexity, and beside the reference's rows the change of the true token's probability
-batch.py      many requests, asked once each: `python -m pipeline.serving.batch`
+score.py      perplexity of the corpus through a server
+results.py    reports/serving/<variant>.json as metrics for rules
+batch.py      many requests, each asked once: `python -m pipeline.serving.batch`
 __main__.py   measure an endpoint: `python -m pipeline.serving URL`
 
-What the rows mean stands in pipeline/numbers/serving_figures.py.
+pipeline/numbers/serving_figures.py computes metrics from rows.
 """

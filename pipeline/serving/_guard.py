@@ -1,5 +1,6 @@
-"""Run a command and end it, with all its descendants, when whoever asked for it goes away: by closing the pipe on stdin,
-which the kernel does even after kill -9. A script of its own, so that a server's whole family has one parent that outlives it.
+"""Run a command, and end it with all its descendants when the pipe on stdin closes. The kernel closes it even after kill -9.
+
+This is a process of its own so that a server's whole process tree has one parent that outlives it.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ SET_PDEATHSIG, SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 
 
 def main(command: list[str]) -> int:
-    os.setpgid(0, 0)  # Ctrl-C at the terminal is for our parent, who then closes the pipe
+    os.setpgid(0, 0)  # Ctrl-C is for our parent, which then closes the pipe
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
     if libc:
-        libc.prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # grandchildren whose parent ends come to us, and are not lost
+        libc.prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # orphaned grandchildren become our children
 
     def die_with_us() -> None:
         if libc:
@@ -42,7 +43,7 @@ def main(command: list[str]) -> int:
 
 
 def stop() -> None:
-    """Ask every descendant to end, wait, and end those that did not."""
+    """Ask every descendant to end, wait, then kill those that did not."""
     family = psutil.Process().children(recursive=True)
     for process in family:
         _signal(process, signal.SIGTERM)

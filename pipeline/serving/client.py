@@ -1,7 +1,7 @@
-"""One request to an OpenAI-compatible endpoint, streamed, and what becomes of it: one timings row.
+"""Send one streamed request to an OpenAI-compatible endpoint; its outcome is one row.
 
-What is seen from here: a token's time is when its event reached this process, so network and this client's own work are
-in every figure, as they are for whoever uses the server. A failed request is a row like any other, with its error.
+A token's time is when its event reached this process, so latencies include the network and this client, as for any user of the
+server. A failed request is a row like any other, with its error.
 """
 
 from __future__ import annotations
@@ -29,44 +29,44 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 KEY = "QUANTGATE_API_KEY"
 CONNECT_S = 10.0
 SECONDS = re.compile(r"[0-9]{1,12}(\.[0-9]{0,12})?")
-DRAIN_S = 1.0  # a whole reply's stream is read to its close, so that a connection can be used again, for at most this long
+DRAIN_S = 1.0  # the longest wait for a complete reply's stream to close, so that the connection can be reused
 
 
 class ServerError(QuantgateError):
-    """An endpoint that cannot be measured; the message says what to change."""
+    """An endpoint cannot be measured; the message says what to change."""
 
 
-LENGTH = "max_completion_tokens"  # max_tokens in newer servers of OpenAI's
-DISPENSABLE = ("stream_options", "max_tokens", LENGTH, "temperature")  # a server that refuses them may still be measured
+LENGTH = "max_completion_tokens"  # OpenAI's newer name for max_tokens
+DISPENSABLE = ("stream_options", "max_tokens", LENGTH, "temperature")  # a server that refuses these can still be measured
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where requests go. key: sent as a bearer token, never printed or written; timeout_s: for a whole reply."""
+    """Where requests go. key: the bearer token, never printed or written; timeout_s: for a whole reply."""
 
     url: str
     model: str = ""
     chat: bool = False
     timeout_s: float = 120.0
     key: str | None = field(default=None, repr=False)
-    count: Callable[[str], int] | None = field(default=None, repr=False)  # tokens of a text, where usage is not sent
+    count: Callable[[str], int] | None = field(default=None, repr=False)  # tokens of a text, for servers without usage
     key_variable: str = KEY  # where the key came from, for messages
-    refused: frozenset[str] = frozenset()  # fields of a body that the server does not take
+    refused: frozenset[str] = frozenset()  # fields that the server does not accept
 
     def takes(self, body: Row) -> Row:
-        """A body without the fields that the server refuses; max_tokens has a newer name."""
-        named = {LENGTH if k == "max_tokens" and k in self.refused else k: v for k, v in body.items()}
-        return {k: v for k, v in named.items() if k not in self.refused}
+        """A body without refused fields; a refused max_tokens gets its newer name."""
+        renamed = {LENGTH if k == "max_tokens" and k in self.refused else k: v for k, v in body.items()}
+        return {k: v for k, v in renamed.items() if k not in self.refused}
 
     def clean(self, text: str) -> str:
-        """`text` without the key: servers like to repeat what they refuse."""
+        """`text` without the key: servers repeat what they refuse."""
         return text.replace(self.key, "***") if self.key else text
 
 
 @dataclass(frozen=True)
 class Request:
-    """prompt: text, token ids (completions only) or chat messages. forced: end tokens are ignored, and a reply that does
-    not have exactly max_tokens has failed. options: further fields of the body."""
+    """prompt: text, token ids (completions only) or chat messages. forced: ignore end tokens; a reply without exactly max_tokens
+    has failed. options: further fields of the body."""
 
     prompt: Prompt
     max_tokens: int
@@ -77,7 +77,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """A request's row, and what was said."""
+    """A request's row and its reply."""
 
     row: Row
     text: str
@@ -86,39 +86,38 @@ class Answer:
 
 
 def address(url: str, variable: str = KEY) -> str:
-    """An endpoint's address with its `/v1`. Raises `ServerError` for what is no address, or carries a password, with the
-    variable that a key belongs into."""
+    """A server's URL with its `/v1`. Raises `ServerError` if it is invalid or has a password. variable: where a key belongs."""
     try:
         parsed = httpx2.URL(url)
     except httpx2.InvalidURL:
         parsed = httpx2.URL("")
-    named = re.fullmatch(r"[A-Za-z0-9._:%-]+", parsed.host) is not None and (parsed.port is None or 0 < parsed.port < 65536)
-    if parsed.scheme not in ("http", "https") or not named or " " in url.strip():
-        raise ServerError(f"{url!r} is no address of a server; write it as http://127.0.0.1:8000")
+    is_host = re.fullmatch(r"[A-Za-z0-9._:%-]+", parsed.host) is not None and (parsed.port is None or 0 < parsed.port < 65536)
+    if parsed.scheme not in ("http", "https") or not is_host or " " in url.strip():
+        raise ServerError(f"invalid server URL {url!r}; write it as http://127.0.0.1:8000")
     if parsed.userinfo:
-        raise ServerError(f"the address of {parsed.host} carries a password; put the key into {variable} and leave it out there")
+        raise ServerError(f"the URL of {parsed.host} contains a password; remove it and put the key into {variable}")
     if parsed.query:  # its values may be keys
-        raise ServerError(f"the address of {parsed.host} has a query, which no request here carries; give one without")
+        raise ServerError(f"the URL of {parsed.host} has a query, which requests do not carry; remove it")
     bare = re.sub(r"/(chat/completions|completions|models)$", "", str(parsed.copy_with(fragment=None)).rstrip("/"))
     return bare if httpx2.URL(bare).path.strip("/") else f"{bare}/v1"
 
 
 def key_from(variable: str = KEY) -> str | None:
-    """The API key of the environment, or None. Raises `ServerError`, without the value, for what no header can carry:
-    the HTTP library's own message would repeat it, escaped, so that `Endpoint.clean` would not know it again."""
-    key = os.environ.get(variable, "").strip()  # a line end comes along from files and command substitutions
+    """The API key from the environment, or None. Raises `ServerError` for a key that no header can carry: the HTTP library's own
+    message would repeat it, escaped, so that `Endpoint.clean` could not remove it."""
+    key = os.environ.get(variable, "").strip()  # files and command substitutions add a line end
     if not all("!" <= c <= "~" for c in key):
-        raise ServerError(f"the value of {variable} is no API key: it has a space, or what is not printable ASCII; set it anew")
+        raise ServerError(f"{variable} is not a valid API key: it contains a space or a character that is not printable ASCII")
     return key or None
 
 
 @asynccontextmanager
 async def connected(endpoint: Endpoint, transport: httpx2.AsyncBaseTransport | None = None) -> AsyncIterator[httpx2.AsyncClient]:
-    """A client with as many connections as are asked for at once; no request waits for another's.
+    """A client with as many connections as concurrent requests.
 
-    Over http each request has a connection of its own: that costs one round trip, which its row tells, and none can fall
-    on a connection that the server is about to close (llama.cpp's closes after each stream, and a few requests in a
-    hundred were lost to that). Over https, where a handshake costs several, connections are kept.
+    Over http each request opens a connection. That costs one round trip, which the row shows, and no request hits a connection that
+    the server is closing: llama.cpp's server closes after each stream, and a few percent of requests failed. Over https, where a
+    handshake costs several round trips, connections are kept.
     """
     headers = {"Authorization": f"Bearer {endpoint.key}"} if endpoint.key else {}
     is_plain = httpx2.URL(endpoint.url).scheme == "http"
@@ -126,13 +125,13 @@ async def connected(endpoint: Endpoint, transport: httpx2.AsyncBaseTransport | N
     async with httpx2.AsyncClient(
         headers=headers, limits=limits, timeout=httpx2.Timeout(endpoint.timeout_s, connect=min(CONNECT_S, endpoint.timeout_s)),
         trust_env=not _is_local(endpoint.url), transport=transport,
-        verify=not is_plain,  # http has nothing to verify, no redirect is followed, and certificates take long to load
+        verify=not is_plain,  # certificates take long to load, and http without redirects needs none
     ) as client:  # fmt: skip
         yield client
 
 
 def _is_local(url: str) -> bool:
-    """Whether an address is this machine's own, which no proxy has a part in."""
+    """Whether a URL is on this machine, where no proxy applies."""
     host = httpx2.URL(url).host
     try:
         return ip_address(host).is_loopback
@@ -141,7 +140,7 @@ def _is_local(url: str) -> bool:
 
 
 def body_of(endpoint: Endpoint, request: Request) -> tuple[str, Row]:
-    """(path, JSON body) of a request: greedy and streamed, unless its options say otherwise."""
+    """(path, JSON body) of a request: greedy and streamed unless its options differ."""
     body: Row = {"model": endpoint.model, "max_tokens": request.max_tokens, "temperature": 0.0, "stream": True}
     body["stream_options"] = {"include_usage": True}
     if request.forced:
@@ -155,7 +154,7 @@ def body_of(endpoint: Endpoint, request: Request) -> tuple[str, Row]:
 
 
 async def ask(client: httpx2.AsyncClient, endpoint: Endpoint, request: Request, *, clock: Clock = time.monotonic) -> Answer:
-    """Ask once. Whatever goes wrong with the request or its reply is in the row (ok, fault, status, error)."""
+    """Send the request once. The row has whatever went wrong (ok, fault, status, error)."""
     reply = Reply(clean=endpoint.clean)
     phases: dict[str, float | None] = {"connected": None, "headers": None}
     t_submit = clock()
@@ -163,9 +162,9 @@ async def ask(client: httpx2.AsyncClient, endpoint: Endpoint, request: Request, 
     whole = reply.t_whole()
     t_end = whole if whole is not None and fault is None else clock()
     try:
-        row = _row(endpoint, request, reply, t_submit, phases, fault)
-    except Exception as e:  # a tokenizer that cannot read the text, for one
-        row = _row(endpoint, request, Reply(status=reply.status), t_submit, phases, _transport(e))
+        row = row_of(endpoint, request, reply, t_submit, phases, fault)
+    except Exception as e:  # such as a tokenizer that cannot read the text
+        row = row_of(endpoint, request, Reply(status=reply.status), t_submit, phases, _transport(e))
     retry_after = fault.retry_after if fault else None
     return Answer(row | {"t_end": t_end}, paired(reply.text), paired(reply.reasoning), retry_after)
 
@@ -173,13 +172,13 @@ async def ask(client: httpx2.AsyncClient, endpoint: Endpoint, request: Request, 
 async def _heard(
     client: httpx2.AsyncClient, endpoint: Endpoint, request: Request, reply: Reply, phases: dict[str, float | None], clock: Clock
 ) -> Fault | None:
-    """Fill `reply`, whatever the server does; returns what went wrong."""
+    """Fill `reply` and return what went wrong."""
     try:
         await asyncio.wait_for(_stream(client, endpoint, request, reply, phases, clock), endpoint.timeout_s)
     except Fault as e:
         return e
-    except Exception as e:  # whatever a server sends, its request has failed and the run goes on
-        if reply.t_whole() is None:  # else the stream was only held open, or dropped
+    except Exception as e:  # the run goes on, whatever a server sends
+        if reply.t_whole() is None:  # else only the close of the stream was late or missing
             late = isinstance(e, asyncio.TimeoutError)
             return Fault("timeout", f"no complete reply within {endpoint.timeout_s:g} s") if late else _transport(e)
     return None
@@ -221,8 +220,8 @@ async def _events(response: httpx2.Response) -> AsyncIterator[Event]:
 
 
 async def _drain(events: AsyncIterator[Event], reply: Reply, clock: Clock) -> None:
-    """Read what follows a whole reply: [DONE], mostly, and after it nothing. Only an error that the server names before
-    [DONE] can still fail it; a stream that is held open or dropped cannot."""
+    """Read what follows a complete reply, usually [DONE]. Only an error before [DONE] can still fail it; a stream that stays open
+    or breaks cannot."""
 
     async def rest() -> None:
         async for event in events:
@@ -234,22 +233,22 @@ async def _drain(events: AsyncIterator[Event], reply: Reply, clock: Clock) -> No
 
 
 async def _refuse(response: httpx2.Response, endpoint: Endpoint) -> None:
-    """Raise `Fault` for an answer that is no stream of events, with the server's own words."""
+    """Raise `Fault`, with the server's message, for a reply that is not a stream of events."""
     kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
     if response.status_code == 200 and kind == "text/event-stream":
         return
-    said = _words(response, await response.aread(), endpoint)
+    message = _message(response, await response.aread(), endpoint)
     if response.status_code != 200:
-        raise Fault("http", f"HTTP {response.status_code}: {said}", _retry_after(response))
-    raise Fault("in_band" if said.startswith("error") else "malformed", f"HTTP 200 but no stream of events: {said}")
+        raise Fault("http", f"HTTP {response.status_code}: {message}", _retry_after(response))
+    raise Fault("in_band" if message.startswith("error") else "malformed", f"HTTP 200 but no stream of events: {message}")
 
 
-def _words(response: httpx2.Response, content: bytes, endpoint: Endpoint) -> str:
-    """What the server said, cut only when the key is out of it: a part of the key would not be known for what it is."""
+def _message(response: httpx2.Response, content: bytes, endpoint: Endpoint) -> str:
+    """The server's message without the key, then shortened: part of a key could not be recognized."""
     try:
-        found = response.json()
-        error = error_in(found) if isinstance(found, dict) else None
-        if error is not None or (isinstance(found, dict) and (error := found.get("detail"))):
+        reply = response.json()
+        error = error_in(reply) if isinstance(reply, dict) else None
+        if error is not None or (isinstance(reply, dict) and (error := reply.get("detail"))):
             return endpoint.clean(f"error: {message_of(error)}")[:300]
     except ValueError:
         pass
@@ -257,7 +256,7 @@ def _words(response: httpx2.Response, content: bytes, endpoint: Endpoint) -> str
 
 
 def _retry_after(response: httpx2.Response) -> float | None:
-    """Seconds from now that a Retry-After header asks for, as a number or as a date; None where it holds neither."""
+    """Seconds from now that a Retry-After header asks for, as a number or a date; None if it has neither."""
     value = response.headers.get("retry-after", "").strip()
     if SECONDS.fullmatch(value):
         return float(value)
@@ -268,26 +267,26 @@ def _retry_after(response: httpx2.Response) -> float | None:
 
 
 def _transport(error: Exception) -> Fault:
-    said = str(error) or type(error).__name__
+    message = str(error) or type(error).__name__
     if isinstance(error, (httpx2.ConnectError, httpx2.ConnectTimeout)):
-        return Fault("connect", f"no connection: {said}")
+        return Fault("connect", f"no connection: {message}")
     if isinstance(error, httpx2.TimeoutException):
         return Fault("timeout", f"{type(error).__name__}: nothing came in time")
     if isinstance(error, (httpx2.ReadError, httpx2.WriteError)):
-        return Fault("reset", f"the connection was reset: {said}")
+        return Fault("reset", f"the connection was reset: {message}")
     if isinstance(error, httpx2.RemoteProtocolError):
-        return Fault("cut", f"the connection closed early: {said}")
-    return Fault("malformed", f"{type(error).__name__}: {said}")
+        return Fault("cut", f"the connection closed early: {message}")
+    return Fault("malformed", f"{type(error).__name__}: {message}")
 
 
-def _row(
+def row_of(
     endpoint: Endpoint, request: Request, reply: Reply, t_submit: float, phases: dict[str, float | None], fault: Fault | None
 ) -> Row:
-    """DESIGN's timings row. t_chunks: when each event with a token came; t_tokens: the same where each carried one;
-    t_last: the last token, or the reply's end where that one was not seen."""
+    """The request's row. t_chunks: arrivals of events with tokens; t_tokens: the same if each had one token; t_last: the last
+    token, or the reply's end if that token was not seen."""
     tokens, how = reply.output_tokens(endpoint.count) if reply.t_chunks or reply.usage else (None, "no reply")
-    sure = how == "usage" or reply.finish != "length"  # a text's tokens, made anew, can be one more or less than were sent
-    if fault is None and request.forced and sure and tokens is not None and tokens != request.max_tokens:
+    is_exact = how == "usage" or reply.finish != "length"  # a text tokenized again can differ by a token from what was generated
+    if fault is None and request.forced and is_exact and tokens is not None and tokens != request.max_tokens:
         fault = Fault("short", f"asked for {request.max_tokens} tokens, got {tokens}")
     seen = reply.arrivals(tokens)
     return {

@@ -1,6 +1,6 @@
-"""Server-sent events from the bytes of a reply, as the HTML standard reads them (section 9.2.6). Pure: no network, no clock.
+"""Parse server-sent events from a reply's bytes, as the HTML standard says (section 9.2.6). Pure: no network, no clock.
 
-One thing is read beyond it: a field `error`, which some servers send in place of `data`.
+One extension: the field `error`, which some servers send instead of `data`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from pipeline.serving.reply import Fault
 
-MOST = 1 << 20  # characters of one event
-LINE_END = re.compile(r"\r\n|\r|\n")  # and no other: a text may hold what else Unicode calls a line's end
+MAX_EVENT = 1 << 20  # characters
+LINE_END = re.compile(r"\r\n|\r|\n")  # no other: texts may contain Unicode's further line separators
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Event:
 
 
 class Parser:
-    """Bytes in, as they come; events out. They are UTF-8, whatever a header says."""
+    """Turns bytes, as they come, into events. Bytes are UTF-8, whatever a header says."""
 
     def __init__(self) -> None:
         self.decoder = codecs.getincrementaldecoder("utf-8-sig")("replace")  # drops a byte order mark at the start
@@ -33,9 +33,9 @@ class Parser:
         self.kind, self.data = "", list[str]()
 
     def feed(self, content: bytes) -> Iterator[Event]:
-        """The events that `content` completes. Raises `Fault` for one without an end."""
+        """The events that `content` completes. Raises `Fault` for an endless one."""
         text = self.decoder.decode(content)
-        if self.after_cr and text.startswith("\n"):  # CR LF, cut in two
+        if self.after_cr and text.startswith("\n"):  # a CR LF cut in two
             text, self.after_cr = text[1:], False
         self.after_cr = text.endswith("\r") if text else self.after_cr
         *lines, self.rest = LINE_END.split(self.rest + text)
@@ -44,8 +44,8 @@ class Parser:
                 self._field(line)
             elif event := self._dispatched():
                 yield event
-        if len(self.rest) + sum(map(len, self.data)) > MOST:
-            raise Fault("malformed", f"an event has more than {MOST} characters")
+        if len(self.rest) + sum(map(len, self.data)) > MAX_EVENT:
+            raise Fault("malformed", f"an event has more than {MAX_EVENT} characters")
 
     def _field(self, line: str) -> None:
         name, _, value = line.partition(":")
@@ -57,7 +57,7 @@ class Parser:
             self.kind = "error" if name == "error" else self.kind
 
     def _dispatched(self) -> Event | None:
-        """The event that an empty line ends; None where it had no data."""
+        """The event that an empty line ends; None without data."""
         event = Event(self.kind or "message", "\n".join(self.data))
         self.kind, self.data = "", []
         return event if event.data.strip() else None

@@ -1,7 +1,7 @@
-"""Start a server for a model folder, wait until it answers, and stop it whatever happens; nothing is left running.
+"""Start a server for a model folder, wait until it answers, and stop it whatever happens.
 
-It listens on 127.0.0.1 with a random API key, which goes to it through its environment: command lines are there for all to
-read. That the key is taken, and no other, shows that the server that answers is the one that was started.
+It listens on 127.0.0.1 with a random API key, passed in its environment, since anybody can read command lines. If it accepts that
+key and no other, it is the server that was started.
 """
 
 from __future__ import annotations
@@ -33,14 +33,13 @@ from pipeline.serving.client import ServerError
 
 STARTUP_S = 600.0
 STOP_S = 20.0
-CONTEXT = 2048  # tokens a request may have, prompt and reply together, where no more are asked for
+CONTEXT = 2048  # tokens of a request, prompt and reply together
 VLLM = "VLLM_PYTHON"
 
 
 @dataclass(frozen=True)
 class Launched:
-    """A running server. facts: what it is, for the figures' side file; the key is in none of them. When it has been
-    stopped, `peak_memory_bytes` and `cpu_s` are among them."""
+    """A running server. facts: what it is, without the key; `peak_memory_bytes` and `cpu_s` are added when it has stopped."""
 
     url: str
     key: str = field(repr=False)
@@ -50,14 +49,14 @@ class Launched:
 
 @dataclass(frozen=True)
 class Command:
-    """How a kind of server is started: its arguments, the variable in which it looks for its API key, and more variables."""
+    """How to start a server: arguments, the variable from which it reads its API key, further variables."""
 
     arguments: list[str]
     key_variable: str
     variables: dict[str, str] = field(default_factory=dict)
 
 
-# Keyword-only arguments of a kind: the engine options it has an equal for, under the engine's names and with its defaults.
+# A kind's keyword-only arguments are the engine options that it supports, with the engine's names and defaults.
 
 
 def _llamacpp(
@@ -73,45 +72,44 @@ def _llamacpp(
 
 
 def _vllm(model_dir: Path, port: int, threads: int, parallel: int, context: int) -> Command:
-    """vLLM is gigabytes and has pins of its own: it is taken where it is installed, and never fetched."""
+    """vLLM takes gigabytes and has its own pins: it is used where it is installed and never downloaded."""
     python = _vllm_python()
     options = [str(model_dir), "--served-model-name", "model", "--host", "127.0.0.1", "--port", str(port)]
     options += ["--max-num-seqs", str(parallel), "--max-model-len", str(context)]
-    options += ["--no-enable-prefix-caching", "--enable-prompt-tokens-details"]  # the second lets it say that none was cached
-    # By itself it takes all cores but one, however many threads were asked for, and reports its use over the net. That one is
-    # its engine's, which waits busily: with threads on both of two cores, requests of a second took twenty, on a busy machine.
+    options += ["--no-enable-prefix-caching", "--enable-prompt-tokens-details"]  # the second makes it report cached tokens
+    # By default it uses all cores but one and sends usage statistics. One core is for its engine, which waits busily: with threads
+    # on both of two cores, requests of one second took twenty.
     threads = min(threads, max(1, quota.processors() - 1))
-    own = {"OMP_NUM_THREADS": str(threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
-    own["VLLM_CPU_KVCACHE_SPACE"] = os.environ.get("VLLM_CPU_KVCACHE_SPACE", "4")  # GiB; unset, it takes 92 % of all memory
-    return Command([python, "-m", "vllm.entrypoints.cli.main", "serve", *options], "VLLM_API_KEY", own)
+    variables = {"OMP_NUM_THREADS": str(threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
+    variables["VLLM_CPU_KVCACHE_SPACE"] = os.environ.get(
+        "VLLM_CPU_KVCACHE_SPACE", "4"
+    )  # GiB; by default it takes 92 % of all memory
+    return Command([python, "-m", "vllm.entrypoints.cli.main", "serve", *options], "VLLM_API_KEY", variables)
 
 
 def _vllm_python() -> str:
     python = os.environ.get(VLLM)
     if not python:
-        raise Unsupported(f"vLLM has an environment of its own; put the path of the Python that has it into {VLLM}")
+        raise Unsupported(f"vLLM needs its own environment; set {VLLM} to the Python that has vLLM")
     if shutil.which(python) is None:
-        raise Unsupported(f"{VLLM} = {python!r} is no program; put the path of the Python that has vLLM into it")
+        raise Unsupported(f"{VLLM} = {python!r} is not a program; set it to the Python that has vLLM")
     return python
 
 
 KINDS = {"llamacpp": _llamacpp, "vllm": _vllm}
-READS = {"llamacpp": "llamacpp", "vllm": "hf"}  # the engine whose models a kind takes
+READS = {"llamacpp": "llamacpp", "vllm": "hf"}  # the engine whose models a kind reads
 
 
 def check_engine(kind: str, engine: str) -> None:
     """Raise `ParamsError` if a kind of server does not read the models of an engine."""
     if engine != READS[kind]:
-        fits = next((k for k, reads in READS.items() if reads == engine), None)
-        way = f"launch: {fits}, or " if fits else ""
-        raise ParamsError(
-            f"launch: {kind} does not read models of engine {engine!r}, but those of {READS[kind]!r}; {way}give its server by url"
-        )
+        other = next((f"launch: {k}, or " for k, reads in READS.items() if reads == engine), "")
+        raise ParamsError(f"launch: {kind} reads models of engine {READS[kind]!r}, not {engine!r}; use {other}its server's url")
 
 
-def refuse_here(kind: str, options: dict[str, Any]) -> None:
-    """Raise `Unsupported` for what is known of a kind before it is started: this machine lacks it, or it lacks an option."""
-    _refuse(kind, options)
+def check_supported(kind: str, options: dict[str, Any]) -> None:
+    """Raise `Unsupported` if this machine lacks the kind of server, or the server an option."""
+    _check_options(kind, options)
     if kind == "vllm":
         _vllm_python()
 
@@ -127,38 +125,37 @@ def launched(
     startup_s: float = STARTUP_S,
     options: dict[str, Any] | None = None,
 ) -> Iterator[Launched]:
-    """A server of `kind` on the model in `model_dir`, `parallel` requests at once, each of up to `context` tokens.
+    """A server on the model in `model_dir` for `parallel` requests at once, each of up to `context` tokens.
 
-    options: a variant's engine_options. Raises `ParamsError` for an unknown kind, `Unsupported` where it cannot run here or
-    has no such option, `ServerError` if it does not come up.
+    options: the variant's engine_options. Raises `ParamsError` for an unknown kind, `Unsupported` if it cannot run here or lacks an
+    option, `ServerError` or `Crashed` if it does not come up.
     """
     if kind not in KINDS:
         raise ParamsError(f"server {kind!r} cannot be launched{did_you_mean(kind, list(KINDS))}")
-    own = options or {}
-    _refuse(kind, own)
+    options = options or {}
+    _check_options(kind, options)
     port = free_port()
-    command = KINDS[kind](model_dir, port, threads, parallel, context, **own)
+    command = KINDS[kind](model_dir, port, threads, parallel, context, **options)
     threads = int(command.variables.get("OMP_NUM_THREADS", threads))
-    with served(command, port, artifacts.LOGS / f"serve-{kind}-{model_dir.name}.log", startup_s) as server:
+    with running(command, port, artifacts.LOGS / f"serve-{kind}-{model_dir.name}.log", startup_s) as server:
         server.facts.update(kind=kind, model_dir=str(model_dir), threads=threads, parallel=parallel, context=context)
-        server.facts["engine_options"] = own
+        server.facts["engine_options"] = options
         yield server
 
 
-def _refuse(kind: str, options: dict[str, Any]) -> None:
-    """Raise `Unsupported` for engine options that a kind of server has no equal for: it would serve something else."""
+def _check_options(kind: str, options: dict[str, Any]) -> None:
+    """Raise `Unsupported` for engine options that a kind of server lacks: it would serve something else."""
     known = inspect.getfullargspec(KINDS[kind]).kwonlyargs
-    if lost := {k: v for k, v in options.items() if k not in known}:
-        told = ", ".join(f"{k}: {v}" for k, v in lost.items())
+    if missing := ", ".join(f"{k}: {v}" for k, v in options.items() if k not in known):
         raise Unsupported(
-            f"engine_options {{{told}}} have no equal in a launched {kind} server (it takes {' and '.join(known) or 'none'}); "
-            "give the variant a server by url, or take them out"
+            f"a launched {kind} server does not have engine_options {{{missing}}} (it has {' and '.join(known) or 'none'}); "
+            "give the variant a server by url, or remove them"
         )
 
 
 @contextmanager
-def served(command: Command, port: int, log: Path, startup_s: float) -> Iterator[Launched]:
-    """Run a command until the block is left; yields when its server answers on `port` with our key and no other."""
+def running(command: Command, port: int, log: Path, startup_s: float) -> Iterator[Launched]:
+    """Run a command for the block; yields once its server on `port` accepts our key and no other."""
     key, url = secrets.token_urlsafe(32), f"http://127.0.0.1:{port}/v1"
     log.parent.mkdir(parents=True, exist_ok=True)
     guard = Path(__file__).with_name("_guard.py")
@@ -180,12 +177,12 @@ def served(command: Command, port: int, log: Path, startup_s: float) -> Iterator
             facts.update(_cost(process.pid))
     finally:
         _stop(process)
-        if key.encode() in (said := log.read_bytes()):  # some servers print all that they are given
-            artifacts.write_text(log, said.replace(key.encode(), b"***").decode(errors="replace"))
+        if key.encode() in (printed := log.read_bytes()):  # some servers print their environment
+            artifacts.write_text(log, printed.replace(key.encode(), b"***").decode(errors="replace"))
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nobody listens on now; should another take it, our key is refused there and we say so."""
+    """A free port of 127.0.0.1. If another process takes it, `_wait` notices: our key fails there."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return int(s.getsockname()[1])
@@ -200,22 +197,22 @@ def _wait(process: subprocess.Popen[bytes], url: str, key: str, log: Path, deadl
                 raise ServerError(f"the server did not answer in time: {_last_line(log, key)} (see {log})")
             time.sleep(0.2)
         if _answers(client, url, f"not-{key}"):
-            raise ServerError(f"{url} takes any API key: it is not the server that was started, or it has no lock; see {log}")
+            raise ServerError(f"{url} accepts any API key: it is another server than the one started, or checks none; see {log}")
 
 
 def _answers(client: httpx2.Client, url: str, key: str) -> bool:
-    """Whether a model is ready there for this key."""
+    """Whether the server answers a request with this key."""
     try:
-        found = client.post(f"{url}/completions", headers={"Authorization": f"Bearer {key}"}, json={
+        reply = client.post(f"{url}/completions", headers={"Authorization": f"Bearer {key}"}, json={
             "model": "model", "prompt": "a", "max_tokens": 1
         })  # fmt: skip
     except httpx2.HTTPError:
         return False
-    return found.status_code == 200
+    return reply.status_code == 200
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Close the guard's pipe, upon which it ends the server and all that the server started."""
+    """Close the guard's pipe: it then ends the server and all processes that the server started."""
     assert process.stdin is not None
     process.stdin.close()
     try:
@@ -224,14 +221,13 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         cli.say("serving", f"the server did not stop within {STOP_S:g} s and was killed")
         process.kill()
         process.wait()
-    if process.returncode < 0:  # killed, the guard ends nothing: the server dies with it by the kernel, what that started does not
+    if process.returncode < 0:  # a killed guard ends nothing: the kernel ends the server, and this ends the server's children
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
 
 
 def _cost(guard: int) -> dict[str, float | int | None]:
-    """What the processes that the guard started have taken: the sum of their peak resident bytes, and processor seconds;
-    both None where the system does not say, or where they have ended already."""
+    """The guard's children: sum of peak resident bytes, and processor seconds. None if unknown or if they have ended."""
     try:
         family = psutil.Process(guard).children(recursive=True)
         lines = [line for p in family for line in Path(f"/proc/{p.pid}/status").read_text().splitlines()]
@@ -243,20 +239,20 @@ def _cost(guard: int) -> dict[str, float | int | None]:
 
 
 def _build(log: Path, key: str) -> str | None:
-    """What the server said it is, where it does: in a line of its own, or as vLLM's banner does."""
-    said = log.read_text(errors="replace").replace(key, "***")
-    found = re.search(r"^build: (.*)$|█ +(version \d\S*)$", said, re.MULTILINE)
-    return found and (found[1] or found[2])
+    """The build that the server printed, in a line of its own or in vLLM's banner."""
+    printed = log.read_text(errors="replace").replace(key, "***")
+    match = re.search(r"^build: (.*)$|█ +(version \d\S*)$", printed, re.MULTILINE)
+    return match and (match[1] or match[2])
 
 
 def _ended(code: int, when: str, log: Path, key: str) -> QuantgateError:
-    """The error for a server that ended by itself; its guard ends with 128 + the number of the signal that it died of."""
+    """The error for a server that ended by itself; its guard's exit code is 128 + the signal that killed it."""
     if code < 0:
-        return ServerError(f"the server was stopped: its guard was killed {when}; run the same command again")
+        return ServerError(f"the server was stopped: its guard was killed {when}; run the command again")
     how = f"died of {signal.Signals(code - 128).name}" if code > 128 else f"ended with exit code {code}"
     return Crashed(f"the server {how} {when}: {_last_line(log, key)} (see {log})")
 
 
 def _last_line(log: Path, key: str) -> str:
     lines = [line for line in log.read_text(errors="replace").replace(key, "***").splitlines() if line.strip()]
-    return lines[-1].strip()[:300] if lines else "it printed nothing"
+    return lines[-1].strip()[:300] if lines else "no output"

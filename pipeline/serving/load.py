@@ -1,7 +1,7 @@
-"""Loads: so many requests at once (closed loop), or so many a second whatever happens (open loop).
+"""Generate load: a fixed number of concurrent requests (closed loop), or a fixed rate (open loop).
 
-A closed loop sends the next request when one is answered, so a slow server is asked less; it shows capacity. An open loop
-sends when requests are due, as users do, and queues grow if the server cannot keep up; it shows what users wait.
+A closed loop sends the next request when one is answered, so a slow server gets fewer; it shows capacity. An open loop sends
+requests when they are due, as users do, and queues grow if the server cannot keep up; it shows how long users wait.
 """
 
 from __future__ import annotations
@@ -13,21 +13,22 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.serving.client import Answer, Clock, Request, Row
+from pipeline.serving.client import Answer, Clock, Endpoint, Request, Row, row_of
+from pipeline.serving.reply import Fault, Reply
 
 Ask = Callable[[Request], Awaitable[Answer]]
-IN_FLIGHT = 256  # an open loop sends no more than this at once: what is due beyond is a failure of its own
+IN_FLIGHT = 256  # an open loop's limit; a request that is due beyond it fails as `unsent`
 
 
 def schedule(rate: float, count: int, rng: np.random.Generator) -> list[float]:
-    """Due times in seconds from the start of `count` Poisson arrivals at `rate` a second: gaps are exponential."""
+    """Due times of `count` Poisson arrivals at `rate` a second, in seconds from the start."""
     return [float(t) for t in np.cumsum(rng.exponential(1 / rate, count))]
 
 
 async def closed(
     ask: Ask, requests: Sequence[Request], concurrency: int, *, tick: Callable[[], object] = lambda: None
 ) -> list[Row]:
-    """Every request, `concurrency` at once; rows in the order of the requests."""
+    """Send all requests, `concurrency` at once; rows in the order of the requests."""
     rows: list[Row] = [{} for _ in requests]
     waiting = iter(enumerate(requests))
 
@@ -44,7 +45,7 @@ async def opened(
     ask: Ask, requests: Sequence[Request], due: Sequence[float], *, most: int = IN_FLIGHT, clock: Clock = time.monotonic,
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep, tick: Callable[[], object] = lambda: None,
 ) -> list[Row]:  # fmt: skip
-    """Every request at its due time, answered or not; rows in the order of the requests, with t_due."""
+    """Send each request when it is due; rows in the order of the requests, with t_due."""
     start, in_flight = clock(), 0
 
     async def one(request: Request, at: float) -> Row:
@@ -52,7 +53,7 @@ async def opened(
         await sleep(max(0.0, at - clock()))
         if in_flight >= most:
             tick()
-            return unsent(request, clock(), f"not sent: {most} requests were waiting already") | {"t_due": at}
+            return unsent(request, clock(), f"not sent: {most} requests were already waiting") | {"t_due": at}
         in_flight += 1
         try:
             return (await ask(request)).row | {"t_due": at}
@@ -64,7 +65,7 @@ async def opened(
 
 
 async def together(work: Sequence[Awaitable[Any]]) -> list[Any]:
-    """All at once; if one raises, the others are stopped before its error goes on."""
+    """Run all at once; if one raises, cancel the others before raising."""
     tasks = [asyncio.ensure_future(w) for w in work]
     try:
         return await asyncio.gather(*tasks)
@@ -75,11 +76,6 @@ async def together(work: Sequence[Awaitable[Any]]) -> list[Any]:
 
 
 def unsent(request: Request, now: float, why: str) -> Row:
-    """The row of a request that never left: it failed, and it counts."""
-    return {
-        "prompt_tokens": None, "cached_tokens": None, "output_tokens": None, "counted_by": "no reply",
-        "asked_tokens": request.max_tokens, "forced": request.forced, "t_submit": now, "t_first": None, "t_content": None,
-        "t_last": None, "t_tokens": None, "t_chunks": [], "t_done": None, "t_end": now,
-        "phases": {"connected": None, "headers": None}, "peak_memory_bytes": None,
-        "finish": None, "ok": False, "fault": "unsent", "status": None, "error": why,
-    }  # fmt: skip
+    """The row of a request that was never sent: it counts as failed."""
+    phases: dict[str, float | None] = {"connected": None, "headers": None}
+    return row_of(Endpoint(""), request, Reply(), now, phases, Fault("unsent", why)) | {"t_end": now}

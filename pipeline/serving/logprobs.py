@@ -1,11 +1,11 @@
-"""Log-probabilities of given tokens, from servers that are made to write tokens of their own. There are two ways:
+"""Get the log-probabilities of given tokens from a server, which is built to write its own. There are two ways:
 
-echo       the prompt comes back with its tokens' log-probabilities (vLLM, llama-cpp-python): one prefill
-bias       a token at a time: `logit_bias` makes the given one the likeliest, and where a server tells log-probabilities as
-           they were before that (llama.cpp's), this one's is the model's own: a decoding step each, if prefixes are cached
+echo  the server returns the prompt with its tokens' log-probabilities (vLLM, llama-cpp-python): one prefill
+bias  one token at a time: `logit_bias` forces the given token, and a server that reports log-probabilities from before the bias
+      (llama.cpp's) reports the model's own: a decoding step each, if prefixes are cached
 
-What comes back is compared with what was asked, token by token: a server may make other tokens of a text, keep less of a
-prompt than it got, or not know the field.
+Every reply is compared with the request token by token: a server may tokenize a text differently, truncate a prompt, or ignore the
+field.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from pipeline.core.errors import Unsupported
 from pipeline.serving.client import Endpoint, Row, ServerError
 from pipeline.serving.reply import message_of
 
-ROUNDING = 1e-3  # nats above 0 that a server's arithmetic may give a token which is all but certain
-OPENINGS = (6, 10, 14)  # words of a text that are continued by a token
-ALIGNED = 0.5  # nats: one model's two ways to the same likeliest token differ by less, another token's value by more
-CERTAIN = 1e-6  # nats: no model is so sure of most tokens of a text
-BIAS = 100  # the most that the API allows
-UNTOLD = "\N{REPLACEMENT CHARACTER}"  # a token that is part of a character has no text of its own
+ROUNDING = 1e-3  # nats above 0 that rounding may give an almost certain token
+OPENINGS = (6, 10, 14)  # words of a text that the server continues by a token
+ALIGNED = 0.5  # nats: a token's own two values differ by less, values of different tokens by more
+CERTAIN = 1e-6  # nats: no model is this sure of most tokens of a text
+BIAS = 100  # the API's maximum
+PART = "\N{REPLACEMENT CHARACTER}"  # a token that is part of a character has no text of its own
 
 
 class Words(Protocol):
     """A model's tokenizer."""
 
     def text(self, ids: Sequence[int]) -> str:
-        """What a server that puts its own BOS in front must be sent to get these tokens."""
+        """The text that a server, which adds a BOS itself, turns into these tokens."""
 
     def piece(self, token_id: int) -> str: ...
 
     def encoded(self, text: str) -> list[int]:
-        """Tokens of a text, with the BOS that the tokenizer puts in front of one."""
+        """A text's tokens, with the BOS that the tokenizer adds."""
 
 
 Way = Callable[[httpx2.AsyncClient, Endpoint, Words, Sequence[int], int], Awaitable[list[float | None]]]
@@ -48,74 +48,79 @@ Way = Callable[[httpx2.AsyncClient, Endpoint, Words, Sequence[int], int], Awaita
 async def echo_ids(
     client: httpx2.AsyncClient, endpoint: Endpoint, words: Words, ids: Sequence[int], first: int
 ) -> list[float | None]:  # fmt: skip
-    """Log-probabilities in nats of tokens first .. n - 1 of `ids`. Raises `ServerError` where they do not come, or are others'."""
+    """Log-probabilities in nats of tokens first .. n - 1 of `ids`. Raises `ServerError` if the server gives none, or another's."""
     return await _echo(client, endpoint, words, ids, first, list(ids))
 
 
 async def echo_text(
     client: httpx2.AsyncClient, endpoint: Endpoint, words: Words, ids: Sequence[int], first: int
 ) -> list[float | None]:  # fmt: skip
-    """As `echo_ids`, for servers that take no ids. Raises `ServerError` also where the text would become other tokens."""
+    """Like `echo_ids`, for servers that take no ids. Raises `ServerError` also if the text has other tokens."""
     text = words.text(ids)
     if words.encoded(text) != list(ids):
-        raise ServerError("as text these tokens would become others (it starts or ends inside a word or a character)")
+        raise ServerError("these tokens cannot be sent as text: it starts or ends inside a word or a character")
     return await _echo(client, endpoint, words, ids, first, text)
 
 
 async def bias(client: httpx2.AsyncClient, endpoint: Endpoint, words: Words, ids: Sequence[int], first: int) -> list[float | None]:
-    """As `echo_ids`, by one request a token. None: a part of a character, which llama.cpp's server says nothing of."""
-    found = list[float | None]()
+    """Like `echo_ids`, by one request for each token. None for a part of a character: llama.cpp's server reports nothing for it."""
+    logps = list[float | None]()
     for k, wanted in enumerate(ids[first:], first):
         body = {"prompt": list(ids[:k]), "max_tokens": 1, "logprobs": 1, "logit_bias": {str(wanted): BIAS}, "cache_prompt": True}
         choice, prompt_tokens = await _post(client, endpoint, body)
         _check_length(prompt_tokens, k)
         name, value = _generated(choice)
-        if name is None and UNTOLD in words.piece(wanted):
-            found.append(None)
+        if name is None and PART in words.piece(wanted):
+            logps.append(None)
         elif name is None or not _is(name, wanted, words):
-            raise ServerError(f"token {k} was to be {_shown(wanted, words)}: logit_bias is ignored, or no log-probability comes")
+            raise ServerError(f"token {k} is not {_name(wanted, words)}: the server ignores logit_bias or sends no log-probability")
         else:
-            found.append(_checked(value))
-    _check_open([v for v in found if v is not None])
-    return found
+            logps.append(_checked(value))
+    _check_open([v for v in logps if v is not None])
+    return logps
 
 
 def _generated(choice: Row) -> tuple[Any, Any]:
-    """(id or text, log-probability) of a reply's first token, in llama.cpp's form or that of completions; else (None, None)."""
-    told: Row = choice["logprobs"] if isinstance(choice.get("logprobs"), dict) else {}
-    content, tokens, values = told.get("content"), told.get("tokens"), told.get("token_logprobs")
+    """(id or text, log-probability) of a reply's first token, in llama.cpp's or the completions format; else (None, None)."""
+    reported = _logprobs(choice)
+    content, tokens, values = reported.get("content"), reported.get("tokens"), reported.get("token_logprobs")
     if isinstance(content, list) and content and isinstance(content[0], dict):
         return content[0].get("id", content[0].get("token")), content[0].get("logprob")
     both = isinstance(tokens, list) and isinstance(values, list) and tokens and values
     return (tokens[0], values[0]) if both else (None, None)  # type: ignore[index]
 
 
+def _logprobs(choice: Row) -> Row:
+    return choice["logprobs"] if isinstance(choice.get("logprobs"), dict) else {}
+
+
 WAYS: dict[str, Way] = {"echo of token ids": echo_ids, "echo of text": echo_text, "logit_bias, a token at a time": bias}
 
 
 async def find_way(client: httpx2.AsyncClient, endpoint: Endpoint, words: Words, text: str) -> tuple[str, dict[str, str]]:
-    """(the first of WAYS that gives log-probabilities of this text's tokens, {way before it: why not}).
+    """(the first of WAYS that works on this text, {each way before it: why it does not}).
 
-    Raises `Unsupported` with every reason if there is none.
+    Raises `Unsupported` with all reasons if none works.
     """
-    ids, lacks = words.encoded(text), dict[str, str]()
+    ids, failed = words.encoded(text), dict[str, str]()
     for name, way in WAYS.items():
         try:
             await way(client, endpoint, words, ids, 1)
-            if way is not bias:  # there the generated token itself is what is scored
+            if way is not bias:  # which scores the generated token itself
                 await _check_aligned(client, endpoint, words, way, text)
-            return name, lacks
+            return name, failed
         except ServerError as e:
-            lacks[name] = str(e)
-    told = "; ".join(f"{name}: {why}" for name, why in lacks.items())
-    raise Unsupported(f"{endpoint.url} gives no log-probabilities of given tokens, so no ppl, ppl_ratio or delta_p ({told})")
+            failed[name] = str(e)
+    reasons = "; ".join(f"{name}: {why}" for name, why in failed.items())
+    raise Unsupported(f"{endpoint.url} gives no log-probabilities of given tokens, so no ppl, ppl_ratio or delta_p ({reasons})")
 
 
 async def _check_aligned(client: httpx2.AsyncClient, endpoint: Endpoint, words: Words, way: Way, text: str) -> None:
-    """Raise `ServerError` unless a token that was generated after some words of a text comes back with the log-probability it
-    was generated with. The echo of llama-cpp-python 0.3.36 is one token out of place: all tokens are there, every value wrong.
+    """Raise `ServerError` unless echo returns a generated token with the log-probability that it was generated with.
+
+    The echo of llama-cpp-python 0.3.36 is off by one token: all tokens are there, every value is wrong.
     """
-    told = 0
+    compared = 0
     for count in OPENINGS:
         opening = " ".join(text.split()[:count])
         ids = words.encoded(opening)
@@ -123,103 +128,112 @@ async def _check_aligned(client: httpx2.AsyncClient, endpoint: Endpoint, words: 
         choice, _ = await _post(client, endpoint, {"prompt": prompt, "max_tokens": 1, "logprobs": 1})
         value, longer = _generated(choice)[1], words.encoded(f"{opening}{choice.get('text')}")
         if longer[:-1] != ids or not isinstance(value, (int, float)):
-            continue  # it grows together with the last word, or has no log-probability: nothing to compare
+            continue  # the token merges with the last word, or has no log-probability: nothing to compare
         again = (await way(client, endpoint, words, longer, 1))[-1]
-        told += 1
+        compared += 1
         if again is None or not abs(again - value) <= ALIGNED:
-            raise ServerError(
-                f"echo's values are out of place: a token generated with {value:.4g} nats comes back with {again:.4g}"
-            )
-    if not told:
-        raise ServerError("whether echo's values are in place cannot be told: no token that was generated could be compared")
+            raise ServerError(f"echo's values are misaligned: a token generated with {value:.4g} nats comes back with {again:.4g}")
+    if not compared:
+        raise ServerError("cannot tell whether echo's values are aligned: no generated token could be compared")
 
 
 async def _post(client: httpx2.AsyncClient, endpoint: Endpoint, body: Row) -> tuple[Row, Any]:
-    """(the one choice of a greedy reply that is not streamed, its number of prompt tokens or None). Raises `ServerError`."""
-    asked = {"model": endpoint.model, "temperature": 0.0, **body}
+    """(the choice of a greedy, unstreamed reply; its number of prompt tokens or None). Raises `ServerError`."""
+    sent = endpoint.takes({"model": endpoint.model, "temperature": 0.0, **body})
     try:
-        response = await asyncio.wait_for(
-            client.post(f"{endpoint.url}/completions", json=endpoint.takes(asked)), endpoint.timeout_s
-        )
-        found = response.json()
+        response = await asyncio.wait_for(client.post(f"{endpoint.url}/completions", json=sent), endpoint.timeout_s)
+        reply = response.json()
     except asyncio.TimeoutError:
         raise ServerError(f"no reply within {endpoint.timeout_s:g} s") from None
     except httpx2.HTTPError as e:
         raise ServerError(f"no reply: {endpoint.clean(str(e)) or type(e).__name__}") from None
     except (ValueError, RecursionError):
-        raise ServerError(f"HTTP {response.status_code}, and no JSON that can be read") from None
-    found = found if isinstance(found, dict) else {}
-    if response.status_code != 200 or found.get("error"):
-        said = endpoint.clean(message_of(found.get("error") or found.get("detail") or "no reason given"))
-        raise ServerError(f"HTTP {response.status_code}: {' '.join(said.split())[:200]}")
-    choices, usage = found.get("choices"), found.get("usage")
+        raise ServerError(f"HTTP {response.status_code} without readable JSON") from None
+    reply = reply if isinstance(reply, dict) else {}
+    if response.status_code != 200 or reply.get("error"):
+        reason = endpoint.clean(message_of(reply.get("error") or reply.get("detail") or "no reason given"))
+        raise ServerError(f"HTTP {response.status_code}: {' '.join(reason.split())[:200]}")
+    choices, usage = reply.get("choices"), reply.get("usage")
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
         raise ServerError("the reply has no choice")
     return choices[0], usage.get("prompt_tokens") if isinstance(usage, dict) else None
 
 
+async def echo(
+    client: httpx2.AsyncClient, endpoint: Endpoint, prompt: str | list[int], **fields: Any
+) -> tuple[list[Any] | None, list[Any], Any]:
+    """(tokens or None, their log-probabilities, number of prompt tokens or None) of a prompt and the one token generated after it.
+
+    Raises `ServerError` if the reply has no log-probabilities of the prompt.
+    """
+    # One token, not none: llama-cpp-python takes 0 for no limit.
+    body = {"prompt": prompt, "max_tokens": 1, "echo": True, "logprobs": 1, **fields}
+    choice, prompt_tokens = await _post(client, endpoint, body)
+    reported = _logprobs(choice)
+    tokens, values = reported.get("tokens"), reported.get("token_logprobs")
+    if not values and reported.get("top_logprobs"):
+        raise ServerError("the server sent only the likeliest tokens' log-probabilities (top_logprobs), not the prompt's")
+    if not isinstance(values, list) or not values:
+        raise ServerError("completions with echo and logprobs do not give the prompt's log-probabilities")
+    if values[0] is not None:
+        raise ServerError("echo is ignored: the log-probabilities are not the prompt's, whose first token has none")
+    return tokens if isinstance(tokens, list) else None, values, prompt_tokens
+
+
 async def _echo(
     client: httpx2.AsyncClient, endpoint: Endpoint, words: Words, ids: Sequence[int], first: int, prompt: str | list[int]
 ) -> list[float | None]:
-    # A reply of no tokens is not asked for: for llama-cpp-python that means one without an end. vLLM knows the last field:
-    # its tokens' texts are not always those of the tokens alone.
-    body = {"prompt": prompt, "max_tokens": 1, "echo": True, "logprobs": 1, "return_tokens_as_token_ids": True}
-    choice, prompt_tokens = await _post(client, endpoint, body)
-    told: Row = choice["logprobs"] if isinstance(choice.get("logprobs"), dict) else {}
-    tokens, values = told.get("tokens"), told.get("token_logprobs")
-    if not values and told.get("top_logprobs"):
-        raise ServerError("only the likeliest tokens' log-probabilities came (top_logprobs), not the prompt's own tokens'")
-    if not isinstance(tokens, list) or not isinstance(values, list) or len(tokens) != len(values) or not values:
+    # By id, where a server knows the field (vLLM): the texts of its tokens are not always those of the tokens alone.
+    tokens, values, prompt_tokens = await echo(client, endpoint, prompt, return_tokens_as_token_ids=True)
+    if tokens is None or len(tokens) != len(values):
         raise ServerError("completions with echo and logprobs do not give the prompt's log-probabilities")
-    if values[0] is not None:
-        raise ServerError("echo is ignored: the log-probabilities that came are not the prompt's, whose first token has none")
     _check_length(prompt_tokens, len(ids))
-    end = len(ids) if len(tokens) == len(ids) else -1  # the last is the one that was generated, where it is there
+    end = len(ids) if len(tokens) == len(ids) else -1  # without the generated token
     _check_tokens(tokens[:end], ids, words)
     scored = [_checked(v) for v in values[:end][first:]]
     _check_open(scored)
     return list(scored)
 
 
-def _check_length(told: Any, asked: int) -> None:
-    if isinstance(told, int) and told != asked:
-        raise ServerError(f"the server made {told} tokens of a prompt of {asked}: it cuts prompts, or has another tokenizer")
+def _check_length(counted: Any, sent: int) -> None:
+    if isinstance(counted, int) and counted != sent:
+        raise ServerError(f"the server counts {counted} tokens in a prompt of {sent}: it truncates, or has another tokenizer")
 
 
-def _check_tokens(told: Sequence[Any], ids: Sequence[int], words: Words) -> None:
-    """Raise `ServerError` unless the tokens that came back, by id or by text, are those that were asked."""
-    if len(told) != len(ids):
-        raise ServerError(f"{len(told)} tokens came back of {len(ids)}: the server cuts prompts, or has another tokenizer")
-    for k, (got, wanted) in enumerate(zip(told, ids)):
+def _check_tokens(returned: Sequence[Any], ids: Sequence[int], words: Words) -> None:
+    """Raise `ServerError` unless the returned tokens, by id or by text, are the ones that were sent."""
+    if len(returned) != len(ids):
+        raise ServerError(f"{len(returned)} of {len(ids)} tokens came back: the server truncates, or has another tokenizer")
+    for k, (got, wanted) in enumerate(zip(returned, ids)):
         if not _is(got, wanted, words):
-            raise ServerError(f"token {k} came back as another than {_shown(wanted, words)}; is that the model's tokenizer?")
+            raise ServerError(f"token {k} came back as another than {_name(wanted, words)}; is that the model's tokenizer?")
 
 
-def _shown(token_id: int, words: Words) -> str:
+def _name(token_id: int, words: Words) -> str:
     return f"{token_id} ({words.piece(token_id)!r})"
 
 
 def _is(got: Any, wanted: int, words: Words) -> bool:
-    """Whether a server's name of a token (an id, `token_id:17`, its text) is that of `wanted`; parts of characters count as
-    such, and what is white space around a token is not compared: some write it as ▁, some leave it out."""
+    """Whether a server's name for a token (an id, `token_id:17`, its text) means `wanted`. Any part of a character matches any
+    other. Surrounding white space is ignored: some servers write ▁, some leave it out."""
     if not isinstance(got, str):
         return not isinstance(got, bool) and bool(got == wanted)
     if got.startswith("token_id:"):
         return got == f"token_id:{wanted}"
     piece = words.piece(wanted)
-    return UNTOLD in piece or got.replace("▁", " ").strip() == piece.strip()
+    return PART in piece or got.replace("▁", " ").strip() == piece.strip()
 
 
-def _checked(told: Any) -> float:
-    """A log-probability in nats. Raises `ServerError` for what is none: not there, not finite, or above 0."""
-    if isinstance(told, bool) or not isinstance(told, (int, float)):
+def _checked(value: Any) -> float:
+    """A log-probability in nats. Raises `ServerError` if it is missing, not finite, or above 0."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ServerError("a token came without its log-probability")
-    if not math.isfinite(told) or told > ROUNDING:
-        raise ServerError(f"a token has the log-probability {told}, which is none")
-    return float(told)
+    if not math.isfinite(value) or value > ROUNDING:
+        raise ServerError(f"a token has the invalid log-probability {value}")
+    return float(value)
 
 
 def _check_open(scored: Sequence[float]) -> None:
-    """Raise `ServerError` where most tokens are certain: that is what was narrowed to one choice, not the model's own."""
+    """Raise `ServerError` if most tokens are certain: then the server reports values from after the bias, not the model's."""
     if scored and median(scored) > -CERTAIN:
-        raise ServerError("most log-probabilities are 0: they are those of a choice that was narrowed to one, not the model's")
+        raise ServerError("most log-probabilities are 0: they are from after the choice was narrowed to one token, not the model's")

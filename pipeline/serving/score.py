@@ -1,8 +1,8 @@
-"""`python -m pipeline.serving URL --score`: what a server's model makes of the corpus, token by token.
+"""`python -m pipeline.serving URL --score`: score the corpus with a server's model, token by token.
 
-The windows are those that `diverge` scores (the tier's documents). A server gives the true tokens' log-probabilities at best,
-so there are perplexity and, beside the reference's rows of the same tokens, their ratio and the change of the true token's
-probability; there is no divergence, which needs every token's.
+It scores the windows that `diverge` scores. At best a server gives the true tokens' log-probabilities. That is enough for the
+perplexity and, beside the reference's rows of the same tokens, for its ratio and the change of the true token's probability.
+Divergence needs the log-probabilities of the whole vocabulary.
 
 Writes artifacts/serving/<name>.scores.jsonl (one row a window), its .meta.json and <name>.scores.figures.json.
 """
@@ -24,34 +24,34 @@ import typer
 from pipeline import hardware
 from pipeline.core import artifacts, cli, params
 from pipeline.core.errors import DataError, ParamsError, Unsupported
+from pipeline.core.model_config import leading
 from pipeline.evalset import choose, load_texts, sets_digest
+from pipeline.evalset.windows import corpus_windows
 from pipeline.figures.builder import Builder, Metrics
-from pipeline.reference import corpus_windows
 from pipeline.serving import probe
-from pipeline.serving.client import Answer, Endpoint, Request, Row, ServerError, address, connected, key_from
+from pipeline.serving.client import Answer, Endpoint, Request, Row, ServerError, connected
 from pipeline.serving.load import closed
 from pipeline.serving.logprobs import WAYS, find_way
-from pipeline.serving.measure import Plan
-from pipeline.serving.session import load_tokenizer, started
+from pipeline.serving.measure import Plan, endpoint_of, load_tokenizer
 from pipeline.store import Window
 
 HOME = artifacts.ARTIFACTS / "serving"
 PAIRED = ("ppl_ratio", "delta_p_mean", "delta_p_rms")
-COLUMNS = ("figure", "value", "low", "high", "n", "unit")
-ABOUT = "texts only: compare's delta_p_mean and delta_p_rms are over the reference's own continuations too"
+COLUMNS = ("metric", "value", "low", "high", "n", "unit")
+ABOUT = "texts only; compare's delta_p_mean and delta_p_rms include the reference's own continuations"
 
 
 class Tokens:
-    """A tokenizer.json with what stands beside it; called as `corpus_windows` calls a tokenizer of transformers."""
+    """A tokenizer.json and its config, with the interface that `corpus_windows` and `logprobs.Words` need."""
 
     def __init__(self, path: Path) -> None:
         self.raw = load_tokenizer(path)
         self.raw.no_truncation()
         self.raw.no_padding()
         config = (path if path.is_dir() else path.parent) / "tokenizer_config.json"
-        named = artifacts.read_json(config) if config.exists() else {}
-        self.bos_token_id, self.pad_token_id = self._id(named.get("bos_token")), self._id(named.get("pad_token"))
-        if not config.exists():  # then what it puts in front of a text is taken for its BOS
+        special = artifacts.read_json(config) if config.exists() else {}
+        self.bos_token_id, self.pad_token_id = self._id(special.get("bos_token")), self._id(special.get("pad_token"))
+        if not config.exists():  # then take what it puts before a text for its BOS
             self.bos_token_id = next(iter(self("").input_ids), None)
 
     def __call__(self, text: str, add_special_tokens: bool = True) -> Any:
@@ -61,27 +61,23 @@ class Tokens:
         text = name.get("content") if isinstance(name, dict) else name
         return self.raw.token_to_id(text) if isinstance(text, str) else None
 
-    def _lead(self) -> list[int]:
-        return [t for t in self("").input_ids if t == self.bos_token_id][:1]
-
     def text(self, ids: Sequence[int]) -> str:
-        skipped = len(self._lead())  # the server puts it there
-        return str(self.raw.decode(list(ids)[skipped:], skip_special_tokens=False))
+        return str(self.raw.decode(list(ids)[len(leading(self)) :], skip_special_tokens=False))  # the server adds the BOS
 
     def piece(self, token_id: int) -> str:
         return str(self.raw.decode([token_id], skip_special_tokens=False))
 
     def encoded(self, text: str) -> list[int]:
-        return [*self._lead(), *self(text, add_special_tokens=False).input_ids]
+        return [*leading(self), *self(text, add_special_tokens=False).input_ids]
 
 
 # --- asking ------------------------------------------------------------------------------------------------------
 
 
 async def scored(endpoint: Endpoint, windows: Sequence[Window], words: Tokens, at_once: int) -> tuple[Row, list[Row]]:
-    """({the endpoint, its model, the way, why not the ways before}, one row a window).
+    """({url, model, way, lacks: why the ways before it fail}, one row a window).
 
-    Raises `ServerError` if no server or no such model is there, `Unsupported` if it gives no such log-probabilities.
+    Raises `ServerError` without a server or its model, `Unsupported` if it gives no log-probabilities.
     """
     async with connected(endpoint) as client:
         endpoint = replace(endpoint, model=probe.chosen(endpoint.model, await probe.models(client, endpoint), endpoint.url))
@@ -89,7 +85,7 @@ async def scored(endpoint: Endpoint, windows: Sequence[Window], words: Tokens, a
 
         async def ask(request: Request) -> Answer:
             t_submit, logps, error = time.monotonic(), None, None
-            try:  # windows of texts are scored from their second token on
+            try:  # a window of a text is scored from its second token on
                 logps = await WAYS[name](client, endpoint, words, request.prompt, 1)  # type: ignore[arg-type]
             except ServerError as e:
                 error = endpoint.clean(str(e))
@@ -103,18 +99,18 @@ async def scored(endpoint: Endpoint, windows: Sequence[Window], words: Tokens, a
 
 
 def _labelled(w: Window, row: Row) -> Row:
-    """A window's row. logps: nats, of tokens first .. n - 1; null where it failed."""
+    """A window's row. logps: in nats, of tokens first .. n - 1; null if it failed."""
     return {"set": w.set, "document": w.document, "window": w.window, "first": w.first, "token_ids": w.token_ids, **row}
 
 
-# --- figures -----------------------------------------------------------------------------------------------------
+# --- metrics -----------------------------------------------------------------------------------------------------
 
 
 def reference_rows(variant: str) -> dict[tuple[str, int], tuple[int, float]] | str:
-    """{(window, position): (token id, the reference's log-probability)}, or why there is none to pair with."""
+    """{(window, position): (token id, the reference's log-probability)}, or why there are no rows to compare with."""
     path = artifacts.tokens(variant)
     if not path.exists():
-        return f"{path} is not here: nothing to pair with; run `dvc repro diverge@{variant}`"
+        return f"{path} is missing; run `dvc repro diverge@{variant}`"
     meta, manifest = artifacts.read_json(artifacts.meta_of(path)), artifacts.model_dir(variant) / artifacts.MANIFEST
     if meta["status"] != "ok":
         return f"{path} has no rows: {meta['reason']}"
@@ -124,9 +120,9 @@ def reference_rows(variant: str) -> dict[tuple[str, int], tuple[int, float]] | s
     return {(w, p): (t, v) for w, p, t, v in zip(c["window"], c["position"], c["token_id"], c["logp_ref"])}
 
 
-@np.errstate(over="ignore")  # of a few documents an interval may have no end: see _note_open
+@np.errstate(over="ignore")  # with few documents an interval may be unbounded
 def figures(rows: Sequence[Row], reference: dict[tuple[str, int], tuple[int, float]] | str, b: Builder) -> Metrics:
-    """Perplexity, and what the reference's rows of the same tokens add; documents are resampled, as `compare` does."""
+    """Perplexity, and its comparison with the reference's rows of the same tokens; documents are resampled as in `compare`."""
     tokens = [
         (row["document"], logp, reference.get((row["window"], k)) if isinstance(reference, dict) else None, row["token_ids"][k])
         for row in rows if row["ok"] for k, logp in enumerate(row["logps"], row["first"]) if logp is not None
@@ -136,19 +132,19 @@ def figures(rows: Sequence[Row], reference: dict[tuple[str, int], tuple[int, flo
         b.mean("ppl", -logp, np.ones(len(logp)), documents, transform="exp")
     else:
         b.bare("ppl", None, 0, "none", "no token was scored")
-    others = sum(there is not None and there[0] != own for _, _, there, own in tokens)
+    differing = sum(pair is not None and pair[0] != token for _, _, pair, token in tokens)
     why = reference if isinstance(reference, str) else "no scored token is among the reference's rows: other texts or windows"
-    if others:
-        why = f"{others} tokens are others in the reference's rows: another tokenizer, or other texts"
-    own = np.array([there is not None and not others for _, _, there, _ in tokens], bool)
-    if own.any():
-        logp_ref = np.array([there[1] for _, _, there, _ in tokens if there is not None])
-        _paired(b, logp[own], logp_ref, documents[own])
-    for name in PAIRED if not own.any() else ():
+    if differing:
+        why = f"{differing} tokens differ from the reference's rows: another tokenizer, or other texts"
+    has_pair = np.array([pair is not None and not differing for _, _, pair, _ in tokens], bool)
+    if has_pair.any():
+        logp_ref = np.array([pair[1] for _, _, pair, _ in tokens if pair is not None])
+        _paired(b, logp[has_pair], logp_ref, documents[has_pair])
+    for name in PAIRED if not has_pair.any() else ():
         b.bare(name, None, 0, "paired by token", why)
     b.bare("kld_mean", None, 0, "none", probe.TOP_K)
     _note(b, b.metrics, _left_out(rows))
-    _note(b, PAIRED, [f"{(~own).sum()} scored tokens have no row of the reference"] if not own.all() else [])
+    _note(b, PAIRED, [f"{(~has_pair).sum()} scored tokens have no row of the reference"] if not has_pair.all() else [])
     return b.metrics
 
 
@@ -161,30 +157,28 @@ def _paired(b: Builder, logp: Any, logp_ref: Any, documents: Any) -> None:
 
 def _left_out(rows: Sequence[Row]) -> list[str]:
     failed = [r for r in rows if not r["ok"]]
-    told = [f"{len(failed)} of {len(rows)} windows failed and are left out: {failed[0]['error']}"] if failed else []
     logps = [v for r in rows if r["ok"] for v in r["logps"]]
-    untold = sum(v is None for v in logps)
-    return told + (
-        [f"{untold} of {len(logps)} tokens are left out: parts of characters, of which the server says nothing"] if untold else []
-    )
+    parts = sum(v is None for v in logps)
+    notes = [f"{len(failed)} of {len(rows)} windows failed and are left out: {failed[0]['error']}"] if failed else []
+    return notes + ([f"{parts} of {len(logps)} tokens are left out: the server reports no parts of characters"] if parts else [])
 
 
 def _note(b: Builder, names: Iterable[str], notes: Sequence[str]) -> None:
-    """What is left out is said with every figure that has a value."""
+    """Add notes to each metric that has a value."""
     for metric in (b.metrics[name] for name in names):
         if metric["value"] is not None:
             metric["warnings"] = (*metric["warnings"], *notes)
 
 
-# --- by hand -----------------------------------------------------------------------------------------------------
+# --- the command -------------------------------------------------------------------------------------------------
 
 
 def check_asked(tokenizer: Path | None, is_chat: bool, only_probe: bool) -> Path:
     """The tokenizer's path. Raises `ParamsError` for options that do not go together."""
     if is_chat or only_probe:
-        raise ParamsError(f"--score asks completions and is a run of its own; leave {'--chat' if is_chat else '--probe'} out")
+        raise ParamsError(f"--score uses completions and does nothing else; leave {'--chat' if is_chat else '--probe'} out")
     if tokenizer is None:
-        raise ParamsError("--score sends tokens of known ids: name the model's tokenizer.json, or its folder, with --tokenizer")
+        raise ParamsError("--score sends token ids: name the model's tokenizer.json, or its folder, with --tokenizer")
     return tokenizer
 
 
@@ -192,38 +186,38 @@ def run(
     url: str, kind: str, model_dir: Path | None, tokenizer: Path, *, model: str, at_once: int, timeout: float, key_env: str,
     threads: int, name: str,
 ) -> None:  # fmt: skip
-    """Score the tier's texts and write rows and figures; where a server cannot, the reason is what is written, and raised."""
+    """Score the tier's texts and write rows and metrics. If the server cannot, write the reason and raise `Unsupported`."""
     settings, words = params.load(), Tokens(tokenizer)
     setup, documents, skipped = settings.diverge, settings.amount.documents, Counter[str]()
     texts = choose(load_texts(Path(setup.corpus)), documents, settings.seed)
     windows = corpus_windows(texts, words, setup.window, skipped)
     if not windows:
-        raise DataError(f"{setup.corpus} makes no window of 8 tokens; give it text, or a larger tier")
+        raise DataError(f"{setup.corpus} makes no window of 8 tokens; add text or choose a larger tier")
     about: Row = {
         "tokenizer": artifacts.sha256_file(tokenizer / "tokenizer.json" if tokenizer.is_dir() else tokenizer),
         "sets": sets_digest(Path(setup.corpus)), "window": setup.window, "documents": len(texts), "seed": settings.seed,
         "reference": settings.reference, "at_once": at_once, "skipped": dict(skipped),
         "client": hardware.describe(0) | {"threads": None}, "versions": artifacts.versions(), "launch": None,
     }  # fmt: skip
-    rows, lack, own = list[Row](), None, None
-    room = Plan([at_once], prompt_tokens=max(len(w.token_ids) for w in windows), output_tokens=1)
+    rows, lack, launch = list[Row](), None, None
+    plan = Plan([at_once], prompt_tokens=max(len(w.token_ids) for w in windows), output_tokens=1)
     try:
-        with started(kind, model_dir, room, threads=threads, is_counted=True, is_chat=False) as own:
-            key = own.key if own else key_from(key_env)
-            endpoint = Endpoint(own.url if own else address(url, key_env), model, False, timeout, key, key_variable=key_env)
-            found, rows = asyncio.run(scored(endpoint, windows, words, at_once))
-            about |= found
+        with endpoint_of(
+            url, kind, model_dir, plan, tokenizer=words.raw, model=model, timeout_s=timeout, key_env=key_env, threads=threads
+        ) as (endpoint, launch):
+            server, rows = asyncio.run(scored(endpoint, windows, words, at_once))
+            about |= server
     except Unsupported as e:
         lack = e
     metrics = figures(rows, reference_rows(settings.reference), Builder(settings.compare, settings.seed))
-    path = write(name, rows, about | {"launch": own.facts if own else None}, metrics, lack)
+    path = write(name, rows, about | {"launch": launch}, metrics, lack)
     if lack:
         raise lack
     show(rows, metrics, about["way"], path)
 
 
 def write(name: str, rows: Sequence[Row], about: Row, metrics: Metrics, lack: Unsupported | None) -> Path:
-    """Rows, their side file and the figures; returns the figures' path. A server's lack replaces what another one gave."""
+    """Write rows, their meta file and the metrics; returns the metrics' path. lack: why there are none."""
     path = HOME / f"{name}.scores.jsonl"
     state = {"status": lack.status if lack else "ok", "reason": str(lack) if lack else None}
     for metric in metrics.values() if lack else ():
@@ -231,17 +225,17 @@ def write(name: str, rows: Sequence[Row], about: Row, metrics: Metrics, lack: Un
     artifacts.write_jsonl(path, rows)
     artifacts.write_json(artifacts.meta_of(path), state | about)
     failed = [{k: r[k] for k in ("window", "document", "error")} for r in rows if not r["ok"]]
-    told = {"windows": len(rows), "failed": failed, "about": ABOUT}
-    artifacts.write_json(path.with_suffix(".figures.json"), state | told | {"metrics": metrics})
+    report = {"windows": len(rows), "failed": failed, "about": ABOUT, "metrics": metrics}
+    artifacts.write_json(path.with_suffix(".figures.json"), state | report)
     return path.with_suffix(".figures.json")
 
 
 def show(rows: Sequence[Row], metrics: Metrics, way: str, path: Path) -> None:
-    """Figures and what failed, in words. Raises `ServerError` if every window failed, and exits 1 if one did."""
+    """Print the metrics and failures. Raises `ServerError` if every window failed, and exits 1 if one did."""
     failed = [r for r in rows if not r["ok"]]
     if len(failed) == len(rows):
-        raise ServerError(f"none of {len(rows)} windows was scored; the first said: {failed[0]['error']} (all: {path})")
-    cli.table(COLUMNS, [_line(name, m) for name, m in metrics.items()], left=("figure", "unit"))
+        raise ServerError(f"none of {len(rows)} windows was scored; the first failed with: {failed[0]['error']} (all: {path})")
+    cli.table(COLUMNS, [_line(name, m) for name, m in metrics.items()], left=("metric", "unit"))
     for row in failed:
         cli.say("score", f"window {row['window']} failed: {row['error']}")
     for why in dict.fromkeys(str(m["warnings"][0]) for m in metrics.values() if m["value"] is None):

@@ -2,8 +2,8 @@
 
     python tests/bench/llamacpp.py [VARIANT] [--against OTHER] [--rounds N] [--threads N]     -> reports/llamacpp.json
 
-Divergence: llama-perplexity writes OTHER's log-probabilities and compares VARIANT with them; `pipeline.diverge
---llamacpp-compatible` does both through our engine, on the same tokens. They must agree within 1 %. llama-perplexity keeps
+Divergence: llama-perplexity writes OTHER's log-probabilities and compares VARIANT with them; `tools.llamacpp_compat`
+does both through our engine, on the same tokens. They must agree within 1 %. llama-perplexity keeps
 the base's log-probabilities in 16 bits, cut 16 nats below the likeliest, and leaves terms below exp(-16) out of the sum.
 Doing the same to our logits gave its mean KLD to every digit that it prints; not doing it, 0.04 % less (Q4_0 against Q8_0,
 5865 tokens). Figures without a tolerance are shown, not judged.
@@ -27,17 +27,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import llamacpp_tools as tools
+import llamacpp_tools as llama
 import numpy as np
 import typer
 from scipy import stats
 
-from pipeline import engines, hardware, llamacpp_compat
+from pipeline import engines, hardware
 from pipeline.core import artifacts, cli, params
 from pipeline.core.errors import DataError
 from pipeline.core.params import Params
 from pipeline.engines import Sampling, llamacpp
 from pipeline.evalset import load_texts
+from tools import llamacpp_compat
 
 REPORT = artifacts.REPORTS / "llamacpp.json"
 JUDGED = {"kld_mean": 0.01, "top1_agreement": 0.01, "ppl_ratio": 0.01}  # how far they may be apart, relative
@@ -69,7 +70,7 @@ def write_text(engine: Any, into: Path, tokens: int) -> dict[str, Any]:
 def divergence(settings: Params, home: Path, variant: str, against: str, tokens: int, threads: int) -> dict[str, Any]:
     """Both programs' figures on one text, and how far they are apart."""
     files = {name: str(artifacts.model_dir(name) / "model.gguf") for name in (variant, against)}
-    with tempfile.TemporaryDirectory(dir=tools.HOME) as tmp:
+    with tempfile.TemporaryDirectory(dir=llama.HOME) as tmp:
         text, stored = Path(tmp) / "text.txt", Path(tmp) / "base.kld"
         engine: Any = engines.load("llamacpp", artifacts.model_dir(variant), threads=threads)
         facts = write_text(engine, text, tokens)
@@ -77,15 +78,15 @@ def divergence(settings: Params, home: Path, variant: str, against: str, tokens:
         engine.close()
         common = ("-c", str(llamacpp_compat.N_CTX), "-b", str(llamacpp_compat.N_CTX), "-t", str(threads))
         cli.say("perplexity", f"llama-perplexity on {against}, then {variant}")
-        tools.run(home, "llama-perplexity", "-m", files[against], "-f", str(text), "--kl-divergence-base", str(stored), *common)
+        llama.run(home, "llama-perplexity", "-m", files[against], "-f", str(text), "--kl-divergence-base", str(stored), *common)
         asked = ("--kl-divergence", "--kl-divergence-base", str(stored))
-        theirs = tools.parse_divergence(tools.run(home, "llama-perplexity", "-m", files[variant], *asked, *common))
+        theirs = llama.parse_divergence(llama.run(home, "llama-perplexity", "-m", files[variant], *asked, *common))
         cli.say("perplexity", "the same through our engine")
         ours = llamacpp_compat.report(settings, variant, against, text)
-        scored = tools.base_tokens(stored)
+        scored = llama.base_tokens(stored)
     if scored != ids[: llamacpp_compat.N_CTX * ours["windows"]]:
         raise DataError(f"the {len(scored)} tokens that llama-perplexity read are not those that our engine scored")
-    return ours | {"text": facts, "rows": [row(name, ours["figures"][name], theirs[name]) for name in tools.LABELS]}
+    return ours | {"text": facts, "rows": [row(name, ours["figures"][name], theirs[name]) for name in llama.LABELS]}
 
 
 def row(name: str, ours: dict[str, Any], theirs: tuple[float, float | None]) -> dict[str, Any]:
@@ -113,8 +114,8 @@ class Rates:
 def llama_bench(home: Path, file: Path, threads: int) -> Rates:
     """One repetition each: a prompt in an empty cache; tokens one by one behind a prompt of the same length."""
     common = ("-m", str(file), "-t", str(threads), "-r", "1", "-o", "json")
-    prompt = json.loads(tools.run(home, "llama-bench", *common, "-p", str(PROMPT), "-n", "0"))
-    decode = json.loads(tools.run(home, "llama-bench", *common, "-p", "0", "-n", str(OUTPUT), "-d", str(PROMPT)))
+    prompt = json.loads(llama.run(home, "llama-bench", *common, "-p", str(PROMPT), "-n", "0"))
+    decode = json.loads(llama.run(home, "llama-bench", *common, "-p", "0", "-n", str(OUTPUT), "-d", str(PROMPT)))
     return Rates(prompt[0]["avg_ts"], decode[0]["avg_ts"])
 
 
@@ -201,7 +202,7 @@ def main(
     """Hold our divergence and speed figures against llama.cpp's own programs."""
     settings = params.load()
     threads = threads or settings.thread_count
-    home = tools.build(threads)
+    home = llama.build(threads)
     if build_only:
         return
     settings = settings.model_copy(update={"threads": threads})

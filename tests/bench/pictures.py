@@ -23,7 +23,7 @@ import httpx2
 from browser import Browser, find  # type: ignore[import-not-found]
 
 from pipeline.core import artifacts
-from pipeline.runs.views import VIEW
+from pipeline.tracking.views import VIEW
 
 FOLDER = artifacts.REPORTS / "pictures"
 WIDTH, HEIGHT = 1440, 1250

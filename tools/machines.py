@@ -1,7 +1,7 @@
-"""Two machines side by side: this one's results and a bundle's. Quality is compared, timings only laid beside each other.
+"""Show this machine's results beside a bundle's, as Markdown. Pure.
 
-What differs in the conditions comes first. Quality figures are compared (intervals apart or not) only where base,
-reference, sets and what was asked agree; else they too stand beside each other and nothing is claimed. Pure.
+Differing conditions come first. Quality is compared (do the intervals overlap?) only where base, sets and amounts agree. Timings of
+two machines are never compared, only shown.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NUMBERS = ("value", "low", "high", "n")
 
 
 def side_by_side(here: Row, there: Row) -> str:
-    """The comparison as Markdown. here, there: {conditions, results, verdict}, as a bundle's index and files give them."""
+    """The comparison as Markdown. here, there: {conditions, results, verdict} as in a bundle."""
     differ = {part: _differences(here["conditions"].get(part), there["conditions"].get(part)) for part in SHOWN}
     names = sorted(here["results"].keys() | there["results"].keys(), key=lambda n: (n not in here["results"], n))
     parts = (
@@ -70,7 +70,7 @@ def _quality(names: list[str], differ: dict[str, list[str]], here: Row, there: R
 
 
 def _timings(names: list[str], here: Row, there: Row) -> list[str]:
-    """Two columns and no difference: times of two machines have nothing to say about the variants."""
+    """Two columns and no difference: timings of two machines say nothing about the variants."""
     rows = []
     for name in names:
         for metric, unit in TIMINGS:
@@ -83,7 +83,7 @@ def _timings(names: list[str], here: Row, there: Row) -> list[str]:
 
 
 def machine(side: Row) -> str:
-    """The machine of one side in words; a bundle that does not say is `unknown`."""
+    """One side's machine; `unknown` if the bundle does not say."""
     try:
         return plain(words.machine(side["conditions"]["machine"]))
     except (KeyError, TypeError, ValueError):
@@ -91,7 +91,7 @@ def machine(side: Row) -> str:
 
 
 def compared(ours: Row | None, theirs: Row | None) -> str:
-    """`equal`, `overlap`, `apart`, or why neither can be said."""
+    """`equal`, `overlap`, `apart`, or why they cannot be compared."""
     if not (ours and theirs) or ours["value"] is None or theirs["value"] is None:
         return "not in both"
     if all(ours[k] == theirs[k] for k in NUMBERS):
@@ -102,7 +102,7 @@ def compared(ours: Row | None, theirs: Row | None) -> str:
 
 
 def figure(result: Row | None, name: str) -> Row | None:
-    """One figure of a metrics file that may come from anywhere: numbers or None, and nothing else."""
+    """One metric of an untrusted metrics file: numbers or None."""
     found = _dict((result or {}).get("metrics")).get(name)
     if not isinstance(found, dict):
         return None
@@ -110,13 +110,13 @@ def figure(result: Row | None, name: str) -> Row | None:
 
 
 def plain(value: Any) -> str:
-    """Text from elsewhere in one line: nothing a terminal or a table would act on, and not endless."""
+    """Untrusted text as one short line without control characters or table marks."""
     text = "".join(c if c.isprintable() else " " for c in str(value)).replace("|", "/")
     return text if len(text) <= 200 else f"{text[:200]}…"
 
 
 def _differences(ours: Any, theirs: Any, where: str = "") -> list[str]:
-    """`tier: default, full` for each leaf that is not the same."""
+    """`tier: default, full` for each leaf that differs."""
     if isinstance(ours, dict) and isinstance(theirs, dict):
         keys = [*ours, *(k for k in theirs if k not in ours)]
         return [d for k in keys for d in _differences(ours.get(k), theirs.get(k), f"{where}.{k}" if where else str(k))]

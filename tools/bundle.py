@@ -1,8 +1,11 @@
-"""A bundle: one zip with all that another person needs to check a claim on other hardware, and no weights and no secrets.
+"""Pack the results into one zip that lets others check them on their hardware, or compare with such a zip.
 
-environment (packages, params, locks) · conditions (digests of every set and of the code) · rows · metrics, verdict, report · logs
-and what failed. `bundle.json` lists each file with its sha256, and what was left out and why. A bundle from elsewhere is only
-read, member by member, never unpacked to disk and never run; its sizes are bounded and its digests checked first.
+    python -m tools.bundle pack out.zip
+    python -m tools.bundle compare out.zip
+
+A bundle holds the environment (packages, params, locks), conditions (digests of all sets and of the code), rows, metrics, verdict,
+report and logs; no weights and no secrets. `bundle.json` lists each file with its sha256, and what was left out and why. A bundle
+from elsewhere is read member by member. Nothing of it is unpacked to disk or run; sizes and digests are checked first.
 """
 
 from __future__ import annotations
@@ -17,25 +20,28 @@ import zlib
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from pipeline.core import artifacts, secrets
+import typer
+
+from pipeline.core import artifacts, cli, params, secrets
 from pipeline.core.droppings import data_files
 from pipeline.core.errors import ArtifactError
 from pipeline.core.params import Params
+from tools import machines
 
 Row = dict[str, Any]
 FORMAT = 1
 INDEX = "bundle.json"
-STAMP = (2020, 1, 1, 0, 0, 0)  # equal content gives equal bytes
-MOST_BYTES = 200_000_000  # of one member
-MOST_TOTAL = 2_000_000_000
-MOST_MEMBERS = 10_000
-MOST_LOG = 1_000_000  # bytes of a log: its end
+STAMP = (2020, 1, 1, 0, 0, 0)  # a fixed date: equal content gives equal bytes
+MAX_MEMBER_BYTES = 200_000_000
+MAX_TOTAL_BYTES = 2_000_000_000
+MAX_MEMBERS = 10_000
+MAX_LOG_BYTES = 1_000_000  # longer logs are cut to their end
 ENVIRONMENT = ("params.yaml", "dvc.yaml", "dvc.lock", "constraints.txt")
-APART = {"variants", "tiers", "track", "gate", "threads", "model", "calibration", "tier"}  # compared by themselves, or by digest
-SPEED = ("benchmark", "serving")  # sections that no quality figure depends on
-FOUND = (
+APART = {"variants", "tiers", "track", "gate", "threads", "model", "calibration", "tier"}  # compared separately, or by digest
+SPEED = ("benchmark", "serving")  # sections that no quality metric depends on
+OPTIONAL = (
     ("reports", "*.csv"), ("reports", "*.yaml"), ("reports/figures", "*.svg"), ("reports/serving", "*.json"), ("envs", "*"),
     ("artifacts/serving", "*.json*"), ("artifacts/runs", "*.json"), ("artifacts/logs", "*.log"),
 )  # fmt: skip
@@ -46,27 +52,30 @@ ROWS = (artifacts.answers, artifacts.tokens, artifacts.timings, artifacts.genera
 
 
 def pack(settings: Params, path: Path) -> Row:
-    """Write the bundle of the results on file; returns its index.
+    """Bundle the results on disk into `path` and return the bundle's index.
 
-    Raises `ArtifactError` if `path` is a folder, if a metrics file or the verdict is missing, or if rows are not those that
-    the metrics were made from.
+    Raises `ArtifactError` if `path` cannot be written, if metrics or the verdict are missing, or if the rows are not the ones the
+    metrics were computed from.
     """
     if path.is_dir():
         raise ArtifactError(f"{path} is a folder; name a file, such as {path / 'out.zip'}")
     if not path.absolute().parent.is_dir():
-        raise ArtifactError(f"{path.absolute().parent} is not there; make it, or name a file in a folder that is")
-    results = {name: artifacts.read_json(artifacts.metrics(name)) for name in settings.variants}
-    verdict = artifacts.read_json(artifacts.GATE)
-    _refuse_stale(results)
-    absent = {str(f): "not on this machine; `dvc pull` or `dvc repro` brings it" for f in _wanted(settings) if not f.exists()}
+        raise ArtifactError(f"{path.absolute().parent} does not exist; create it or choose another folder")
+    results, verdict = _results(settings)
+    rows = {(Path(file), sha256): name for name, result in results.items() for file, sha256 in result["inputs"].items()}
+    for (row_file, sha256), name in rows.items():
+        if row_file.exists() and artifacts.sha256_file(row_file) != sha256:
+            raise ArtifactError(f"{row_file} is not what the metrics of {name} were computed from; run `dvc repro`, then bundle")
+    required = _required(settings)
+    absent = {str(f): "not on this machine; `dvc pull` or `dvc repro` restores it" for f in required if not f.exists()}
     files: dict[str, bytes] = {}
     hidden = []
-    for file in sorted({*_wanted(settings), *_found()}):
-        if file.exists() and file.stat().st_size > MOST_BYTES:
-            absent[file.as_posix()] = f"{file.stat().st_size} bytes, over {MOST_BYTES}"
+    for file in sorted({*required, *_optional()}):
+        if file.exists() and file.stat().st_size > MAX_MEMBER_BYTES:
+            absent[file.as_posix()] = f"{file.stat().st_size} bytes, over {MAX_MEMBER_BYTES}"
         elif file.exists():
-            files[file.as_posix()], changed = _content(file)
-            hidden += [file.as_posix()] if changed else []
+            files[file.as_posix()], had_secrets = _content(file)
+            hidden += [file.as_posix()] if had_secrets else []
     files["environment.json"] = _json(secrets.hide_in(environment()))
     index = {
         "format": FORMAT, "verdict": verdict["verdict"], "conditions": conditions(settings, results, verdict),
@@ -78,8 +87,13 @@ def pack(settings: Params, path: Path) -> Row:
     return index
 
 
+def _results(settings: Params) -> tuple[dict[str, Row], Row]:
+    """({variant: its metrics file}, the verdict)."""
+    return {name: artifacts.read_json(artifacts.metrics(name)) for name in settings.variants}, artifacts.read_json(artifacts.GATE)
+
+
 def conditions(settings: Params, results: dict[str, Row], verdict: Row) -> Row:
-    """What must agree for quality figures of two machines to be comparable, and what explains differences of speed; no secrets."""
+    """What must agree for quality to be comparable between two machines, and what explains differences in speed; no secrets."""
     asked = settings.model_dump(exclude=APART) | {"amount": settings.amount.model_dump()}
     speed = {k: asked.pop(k) | {"amount": asked["amount"].pop(k)} for k in SPEED}
     first = results[settings.reference]
@@ -93,7 +107,7 @@ def conditions(settings: Params, results: dict[str, Row], verdict: Row) -> Row:
 
 
 def evalsets(settings: Params) -> dict[str, str]:
-    """{file: sha256} of the sets that answers were given to and texts that divergence was measured on."""
+    """{file: sha256} of the task sets and of the texts that divergence was measured on."""
     asked = artifacts.meta_of(artifacts.answers(settings.reference))
     tasks = dict(artifacts.read_json(asked).get("sets") or {}) if asked.exists() else {}
     folders = [Path(settings.diverge.corpus), Path(settings.benchmark.prompts)]
@@ -102,16 +116,16 @@ def evalsets(settings: Params) -> dict[str, str]:
     return tasks | {f.as_posix(): artifacts.sha256_file(f) for f in sorted(files) if f.exists()}
 
 
-@functools.cache  # they do not change while a process runs
+@functools.cache
 def environment() -> Row:
-    """Every installed package and its version, the interpreter and the system; nothing that names a user or an address."""
+    """Installed packages with versions, interpreter and system; no user name and no address."""
     packages = {m["Name"]: m["Version"] for d in metadata.distributions() if (m := d.metadata)["Name"]}
     system = {k: getattr(platform, k)() for k in ("system", "release", "machine", "python_version", "python_implementation")}
     return {"packages": dict(sorted(packages.items())), **system}
 
 
-def _wanted(settings: Params) -> list[Path]:
-    """What a whole bundle has."""
+def _required(settings: Params) -> list[Path]:
+    """Files of a complete bundle."""
     rows = [f for make in ROWS for v in settings.variants for f in (make(v), artifacts.meta_of(make(v)))]
     models = [artifacts.model_dir(v) / artifacts.MANIFEST for v in settings.variants]
     more = [artifacts.broke(v) for v in settings.variants] + [artifacts.metrics(v) for v in settings.variants]
@@ -121,25 +135,18 @@ def _wanted(settings: Params) -> list[Path]:
     return [Path(name) for name in ENVIRONMENT] + rows + models + more + store + pages
 
 
-def _found() -> Iterator[Path]:
-    """What goes in where it is there: other figures, environments, how long stages took, logs."""
+def _optional() -> Iterator[Path]:
+    """Files that are included where they exist: pictures, environments, stage times, logs."""
     yield artifacts.SUMMARY
-    for folder, pattern in FOUND:
+    for folder, pattern in OPTIONAL:
         yield from data_files(Path(folder), pattern)
 
 
-def _refuse_stale(results: dict[str, Row]) -> None:
-    behind = {(Path(file), sha256): name for name, result in results.items() for file, sha256 in result["inputs"].items()}
-    for (file, sha256), name in behind.items():
-        if file.exists() and artifacts.sha256_file(file) != sha256:
-            raise ArtifactError(f"{file} is not what the metrics of {name} were made from; run `dvc repro`, then bundle")
-
-
 def _content(file: Path) -> tuple[bytes, bool]:
-    """A file's bytes, and whether a secret in them was replaced; of a log only its end."""
+    """(bytes without secrets, whether a secret was replaced); the end only of a long log."""
     data = file.read_bytes()
     clean = secrets.hide_bytes(data, file.suffix)
-    return clean[-MOST_LOG:] if file.suffix == ".log" else clean, clean is not data
+    return clean[-MAX_LOG_BYTES:] if file.suffix == ".log" else clean, clean is not data
 
 
 def _write(path: Path, files: dict[str, bytes]) -> None:
@@ -152,11 +159,11 @@ def _json(value: Any) -> bytes:
     return (json.dumps(artifacts.jsonable(value), indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
-# --- reading another's -------------------------------------------------------------------------------------------
+# --- reading one from elsewhere ----------------------------------------------------------------------------------
 
 
 def read(path: Path) -> Row:
-    """{index, results, verdict} of a bundle. Raises `ArtifactError` in one line for whatever is wrong with it."""
+    """{index, results, verdict} of a bundle. Raises a one-line `ArtifactError` for anything wrong with it."""
     try:
         with zipfile.ZipFile(path) as bundle:
             members = _members(path, bundle)
@@ -167,70 +174,70 @@ def read(path: Path) -> Row:
             _check_rows(path, index, results)
             return {"index": index, "results": results, "verdict": _parsed(path, bundle, members, artifacts.GATE.as_posix())}
     except FileNotFoundError:
-        raise ArtifactError(f"{path} is not there; `python -m pipeline.report --bundle out.zip` makes one") from None
+        raise ArtifactError(f"{path} does not exist; `python -m tools.bundle pack out.zip` makes a bundle") from None
     except (zipfile.BadZipFile, OSError, NotImplementedError, RuntimeError, EOFError, zlib.error) as e:
-        raise ArtifactError(f"{path} is not a bundle that can be read ({e}); have it made and sent again") from None
+        raise ArtifactError(f"{path} cannot be read as a bundle ({e}); ask for a new one") from None
 
 
 def _members(path: Path, bundle: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
-    """Members by name; anything that could land outside a folder, hide another, or fill the memory is refused."""
-    found: dict[str, zipfile.ZipInfo] = {}
-    if len(bundle.infolist()) > MOST_MEMBERS:
-        raise ArtifactError(f"{path} holds {len(bundle.infolist())} members, over {MOST_MEMBERS}: that is no bundle")
-    if sum(info.file_size for info in bundle.infolist()) > MOST_TOTAL:
-        raise ArtifactError(f"{path} would take over {MOST_TOTAL} bytes: that is no bundle")
+    """{name: member}. Refuses names outside the folder, duplicates, links, and sizes that could fill the memory."""
+    members: dict[str, zipfile.ZipInfo] = {}
+    if len(bundle.infolist()) > MAX_MEMBERS:
+        raise ArtifactError(f"{path} holds {len(bundle.infolist())} members, over {MAX_MEMBERS}: not a bundle")
+    if sum(info.file_size for info in bundle.infolist()) > MAX_TOTAL_BYTES:
+        raise ArtifactError(f"{path} would unpack to over {MAX_TOTAL_BYTES} bytes: not a bundle")
     for info in bundle.infolist():
         name = info.filename
         pure = PurePosixPath(name)
-        link = (info.external_attr >> 16) & 0o170000 == 0o120000
-        if pure.is_absolute() or ".." in pure.parts or "\\" in name or ":" in name or link or pure.as_posix() != name:
-            raise ArtifactError(f"{path} holds {name!r}, which is no plain name inside a folder: refused")
-        if name in found:
+        is_link = (info.external_attr >> 16) & 0o170000 == 0o120000
+        if pure.is_absolute() or ".." in pure.parts or "\\" in name or ":" in name or is_link or pure.as_posix() != name:
+            raise ArtifactError(f"{path} holds {name!r}, which is not a plain name inside the bundle: refused")
+        if name in members:
             raise ArtifactError(f"{path} holds {name!r} twice: refused")
-        if info.file_size > MOST_BYTES:
-            raise ArtifactError(f"{path}: {name} would take {info.file_size} bytes, over {MOST_BYTES}: refused")
-        found[name] = info
-    return found
+        if info.file_size > MAX_MEMBER_BYTES:
+            raise ArtifactError(f"{path}: {name} would take {info.file_size} bytes, over {MAX_MEMBER_BYTES}: refused")
+        members[name] = info
+    return members
 
 
 def _check(path: Path, bundle: zipfile.ZipFile, members: dict[str, zipfile.ZipInfo], index: Row) -> None:
-    """Raise unless the index is of a known format and names exactly the members, each with its own digest."""
+    """Raise unless the index has a known format and lists exactly the members, each with its digest."""
     if index.get("format") != FORMAT:
-        raise ArtifactError(f"{path} has format {index.get('format')!r}, not {FORMAT}: it was made by another version of quantgate")
+        raise ArtifactError(f"{path} has format {index.get('format')!r}, not {FORMAT}: another version of quantgate made it")
     listed = index.get("files")
     if (
         not isinstance(listed, dict)
         or listed.keys() != members.keys() - {INDEX}
         or not all(isinstance(index.get(key), dict) for key in ("conditions", "hidden"))
     ):
-        raise ArtifactError(f"{path}: {INDEX} does not list what the bundle holds; have it made and sent again")
+        raise ArtifactError(f"{path}: {INDEX} does not list what the bundle holds; ask for a new one")
     for name, facts in listed.items():
         if hashlib.sha256(_bytes(path, bundle, members[name])).hexdigest() != (facts or {}).get("sha256"):
-            raise ArtifactError(f"{path}: {name} was changed after the bundle was made; have it made and sent again")
+            raise ArtifactError(f"{path}: {name} was changed after the bundle was made; ask for a new one")
 
 
 def _check_rows(path: Path, index: Row, results: dict[str, Row]) -> None:
-    """Raise if rows in the bundle are not those its metrics say they were made from."""
+    """Raise if rows in the bundle are not the ones its metrics were computed from."""
     for name, result in results.items():
         inputs = result.get("inputs")
         for file, then in inputs.items() if isinstance(inputs, dict) else []:
             held = index["files"].get(file, {"sha256": then})
             if held["sha256"] != then and file not in index.get("hidden", {}):
-                raise ArtifactError(f"{path}: {file} is not what the metrics of {name} were made from")
+                raise ArtifactError(f"{path}: {file} is not what the metrics of {name} were computed from")
 
 
 def _bytes(path: Path, bundle: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
-    """A member's bytes, never more than it says it has."""
+    """A member's bytes, at most as many as it declares."""
     with bundle.open(info) as f:
         data = f.read(info.file_size + 1)
     if len(data) != info.file_size:
-        raise ArtifactError(f"{path}: {info.filename} is longer or shorter than it says: refused")
+        raise ArtifactError(f"{path}: {info.filename} does not have its declared size: refused")
     return data
 
 
 def _parsed(path: Path, bundle: zipfile.ZipFile, members: dict[str, zipfile.ZipInfo], name: str) -> Row:
     if name not in members:
-        raise ArtifactError(f"{path} holds no {name}: it is no bundle of `python -m pipeline.report --bundle`")
+        raise ArtifactError(f"{path} holds no {name}: not a bundle of `python -m tools.bundle`")
     try:
         value = json.loads(_bytes(path, bundle, members[name]))
     except (ValueError, RecursionError) as e:
@@ -238,3 +245,32 @@ def _parsed(path: Path, bundle: zipfile.ZipFile, members: dict[str, zipfile.ZipI
     if not isinstance(value, dict):
         raise ArtifactError(f"{path}: {name} is not a JSON object")
     return value
+
+
+# --- the command -------------------------------------------------------------------------------------------------
+
+
+def compare(settings: Params, path: Path) -> str:
+    """This machine's results beside a bundle's, as Markdown."""
+    theirs = read(path)
+    results, verdict = _results(settings)
+    here = {"conditions": conditions(settings, results, verdict), "results": results, "verdict": verdict}
+    return machines.side_by_side(artifacts.jsonable(here), theirs | {"conditions": theirs["index"]["conditions"]})
+
+
+def main(
+    action: Annotated[Literal["pack", "compare"], typer.Argument(help="write a bundle, or compare these results with one")],
+    path: Annotated[Path, typer.Argument(help="the bundle, out.zip")],
+) -> None:
+    """Pack the results so that others can check them, or show another machine's bundle beside them."""
+    settings = params.load()
+    if action == "compare":
+        print(compare(settings, path))
+        return
+    index = pack(settings, path)
+    counts = ", ".join(f"{len(index[k])} {k}" for k in ("files", "absent", "hidden"))
+    cli.say("bundle", f"{path}: {counts}, {path.stat().st_size / 1e6:.1f} MB")
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,7 +1,7 @@
-"""Variants as versions of one registered model, by reference: no weights are uploaded. The alias `champion` is what is served.
+"""Register variants as versions of one model, without uploading weights. The alias `champion` marks the one to serve.
 
-Every move of the alias is written down as a tag of the registered model, before it is made; `--rollback` reads them back as
-a stack. An alias that was moved by hand in between is found and written down too.
+Every move of the alias is recorded as a tag of the registered model before it is made; `--rollback` reads these tags as a stack.
+A move that somebody made by hand is recorded when it is noticed.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 
 from pipeline.core import secrets
 from pipeline.core.errors import ArtifactError
-from pipeline.runs.tracking import user
+from pipeline.tracking.connection import pages, user
 
 ALIAS = "champion"
 MOVE = "quantgate.move."
-EXTERNAL = "mlflow.model.isExternal"  # MLflow's own mark of a model whose files it does not hold
+EXTERNAL = "mlflow.model.isExternal"  # MLflow's mark for a model whose files are elsewhere
 NOT_COMPARED = "not compared"
 Move = dict[str, Any]  # number, version, variant, before, how, at, by, reason, files
 
@@ -29,45 +29,38 @@ class Registry:
     def __init__(self, client: Any, experiment: str) -> None:
         self.client = client
         self.name = experiment.replace("/", "-").replace(":", "-")
-        quote = '"' if "'" in self.name else "'"  # MLflow's filters know no escape; params allow one kind of quotes in a name
-        self.named = f"name = {quote}{self.name}{quote}"
+        quote = '"' if "'" in self.name else "'"  # MLflow's filters have no escapes; params allow one kind of quote in a name
+        self.query = f"name = {quote}{self.name}{quote}"
 
     def _model(self) -> Any:
         """The registered model, or None."""
-        return next(iter(self.client.search_registered_models(self.named)), None)
+        return next(iter(self.client.search_registered_models(self.query)), None)
 
     def _versions(self) -> Iterator[Any]:
-        token = None
-        while True:
-            page = self.client.search_model_versions(self.named, page_token=token)
-            yield from page
-            token = page.token
-            if not token:
-                return
+        return pages(lambda token: self.client.search_model_versions(self.query, page_token=token))
 
-    def register(self, experiment_id: str, wanted: dict[str, dict[str, str]]) -> dict[str, str]:
-        """{run id: version}. wanted: {run id: tags, `variant` among them}; versions that are there get changed tags only.
+    def register(self, experiment_id: str, current: dict[str, dict[str, str]]) -> dict[str, str]:
+        """Make a version for each run and update its tags; other versions become not current. Returns {run id: version}.
 
-        A version whose run is not wanted any more is marked as not current.
+        current: {run id: tags, with `variant` among them}.
         """
         if self._model() is None:
             about = f"Variants of the MLflow experiment, by reference. `{ALIAS}` is the one to serve; its moves are tags."
             self.client.create_registered_model(self.name, description=about)
-        known, wanted = {v.run_id: v for v in self._versions()}, secrets.hide_in(wanted)
-        for run_id, tags in wanted.items():
-            known.setdefault(run_id, None)
-            if known[run_id] is None:
-                known[run_id] = self._add(experiment_id, run_id, tags)
-        for run_id, version in known.items():
-            for key, value in {**wanted.get(run_id, {}), "current": str(run_id in wanted).lower()}.items():
+        versions, current = {v.run_id: v for v in self._versions()}, secrets.hide_in(current)
+        for run_id, tags in current.items():
+            if run_id not in versions:
+                versions[run_id] = self._add(experiment_id, run_id, tags)
+        for run_id, version in versions.items():
+            for key, value in {**current.get(run_id, {}), "current": str(run_id in current).lower()}.items():
                 if version.tags.get(key) != value:
                     self.client.set_model_version_tag(self.name, version.version, key, value)
-        return {run_id: str(known[run_id].version) for run_id in wanted}
+        return {run_id: str(versions[run_id].version) for run_id in current}
 
     def _add(self, experiment_id: str, run_id: str, tags: dict[str, str]) -> Any:
-        """A version that points at a run; an earlier try that got half-way is taken up."""
-        found = self.client.search_logged_models([experiment_id], f"source_run_id = '{run_id}'")
-        model = next(iter(found), None) or self.client.create_logged_model(
+        """Create a version that points at a run, or finish one that was interrupted."""
+        logged = self.client.search_logged_models([experiment_id], f"source_run_id = '{run_id}'")
+        model = next(iter(logged), None) or self.client.create_logged_model(
             experiment_id, name=tags["variant"], source_run_id=run_id, tags={EXTERNAL: "true", **tags}
         )
         self.client.finalize_logged_model(model.model_id, "READY")
@@ -82,32 +75,32 @@ class Registry:
     # --- the alias ---
 
     def champion(self) -> str | None:
-        """The version that is served, or None."""
+        """The version that has the alias, or None."""
         model = self._model()
         return str(model.aliases[ALIAS]) if model is not None and ALIAS in model.aliases else None
 
     def moves(self) -> list[Move]:
-        """Every recorded move, oldest first."""
+        """All recorded moves, oldest first."""
         model = self._model()
         tags = model.tags if model is not None else {}
         return [json.loads(tags[k]) for k in sorted(tags) if k.startswith(MOVE)]
 
     def promote(self, version: str, *, reason: str, forced: bool, files: str) -> Move | None:
-        """Move the alias to a version; None if it is there already. files: whether the model's were what was measured."""
+        """Move the alias to a version; None if it is there already. files: how the model's files compare with the measured ones."""
         self._settle()
         return None if self.champion() == version else self._move(version, "force" if forced else "promote", reason, files)
 
     def rollback(self, reason: str) -> Move:
-        """Move the alias back to the champion before. Raises `ArtifactError` if there was none."""
+        """Move the alias back to the previous champion. Raises `ArtifactError` if there was none."""
         self._settle()
-        line = succession(self.moves())
-        if len(line) < 2:
-            now = f"version {line[-1]} is the first champion" if line else "there is no champion yet"
+        champions = succession(self.moves())
+        if len(champions) < 2:
+            now = f"version {champions[-1]} is the first champion" if champions else "there is no champion yet"
             raise ArtifactError(f"nothing to roll back to: {now} of {self.name!r}")
-        return self._move(line[-2], "rollback", reason)
+        return self._move(champions[-2], "rollback", reason)
 
     def _settle(self) -> None:
-        """Write down a move that was made by hand; make one that was written down and not made."""
+        """Record a move that was made by hand; make one that was recorded and not made."""
         moves, now = self.moves(), self.champion()
         last = moves[-1] if moves else None
         if last and last["how"] != "by hand" and not self._made(last):  # killed between the record and the move
@@ -140,11 +133,8 @@ class Registry:
 
 
 def succession(moves: list[Move]) -> list[str]:
-    """Champions that a rollback could return to, the present one last: a rollback takes the one before it off again."""
-    line: list[str] = []
+    """Champions that a rollback can return to, and the present one, last; a rollback removes the one it undid."""
+    champions: list[str] = []
     for move in moves:
-        if move["how"] == "rollback":
-            line = line[:-1]
-        else:
-            line.append(move["version"])
-    return line
+        champions = champions[:-1] if move["how"] == "rollback" else [*champions, move["version"]]
+    return champions

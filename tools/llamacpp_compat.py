@@ -1,15 +1,14 @@
 """llama-perplexity's protocol for any engine: one text, windows of 512 tokens, the second half of each window scored.
 
-    python -m pipeline.diverge VARIANT --llamacpp-compatible TEXT --against OTHER [--json]
+    python -m tools.llamacpp_compat VARIANT TEXT [--against OTHER] [--json]
 
-What llama.cpp's users publish (perplexity, mean KLD, same top p) is measured so. The text is tokenized once, as a whole,
-and cut into windows without regard to documents; the first half of a window is only context, and where the vocabulary
-asks for a BOS it takes the place of the window's first token. Figures made so compare with theirs, and not with ours.
-tests/bench/llamacpp.py holds them against llama-perplexity's own.
+llama.cpp's users publish perplexity, mean KLD and same top p measured this way. The text is tokenized once, as a whole, and cut
+into windows across documents. The first half of a window is only context. Where the vocabulary asks for a BOS, it replaces the
+window's first token. The results compare with llama.cpp's, not with this pipeline's. tests/bench/llamacpp.py checks them.
 
-Source: llama.cpp, tools/perplexity/perplexity.cpp, `perplexity` and `kl_divergence`. Three things differ, on purpose:
-there the base's log-probabilities are rounded to 16 bits and cut at 16 nats below the likeliest, terms below exp(-16) are
-left out of the sum, and tokens are taken as independent; here nothing is rounded or cut, and intervals resample windows.
+Source: llama.cpp, tools/perplexity/perplexity.cpp, `perplexity` and `kl_divergence`. Three differences are deliberate:
+llama.cpp rounds the base's log-probabilities to 16 bits, cut 16 nats below the likeliest; it leaves terms below exp(-16) out of
+the sum; and it takes tokens as independent. Here nothing is rounded or cut, and intervals resample windows.
 """
 
 from __future__ import annotations
@@ -19,14 +18,16 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Annotated, Any, Protocol, runtime_checkable
 
 import numpy as np
+import typer
 from numpy.typing import NDArray
 
 from pipeline import attest, engines
-from pipeline.core import artifacts, cli, params
+from pipeline.core import artifacts, cli, params, quiet
 from pipeline.core.errors import ArtifactError, DataError, InvalidVariant, ParamsError, Unsupported
+from pipeline.core.model_config import leading
 from pipeline.core.params import Compare, Params
 from pipeline.engines import ROWS, Engine
 from pipeline.engines._forest import common_prefix
@@ -44,7 +45,7 @@ QUANTILES = {"kld_median": 0.5, "kld_p90": 0.9, "kld_p95": 0.95, "kld_p99": 0.99
 
 @runtime_checkable
 class OwnTokenizer(Protocol):
-    """An engine whose model file brings a tokenizer of its own, beside the base's."""
+    """An engine whose model file has its own tokenizer, beside the base's."""
 
     def tokenize(self, text: str) -> list[int]: ...
 
@@ -53,7 +54,7 @@ class OwnTokenizer(Protocol):
 
 @dataclass(frozen=True)
 class Tokens:
-    """A text's token ids, what each window begins with (None: the text's own token), and whose tokenizer said so."""
+    """A text's token ids. bos: replaces each window's first token, if not None; tokenizer: where the ids came from."""
 
     ids: list[int]
     bos: int | None
@@ -61,67 +62,59 @@ class Tokens:
 
 
 def read_text(path: Path) -> str:
-    """The file's text as llama-perplexity takes it: UTF-8, byte by byte, without one newline at its end."""
+    """The file's text as llama-perplexity reads it: UTF-8, without one final newline."""
     try:
         text = path.read_bytes().decode("utf-8")
     except FileNotFoundError:
-        raise DataError(f"{path} is not here; name a text file") from None
+        raise DataError(f"{path} does not exist; name a text file") from None
     except UnicodeDecodeError as e:
         raise DataError(f"{path} is not UTF-8 (byte {e.start}); save it as UTF-8") from None
     return text.removesuffix("\n")
 
 
 def tokenize(loaded: dict[str, Engine], text: str) -> Tokens:
-    """The text's tokens, if all tokenizers of these engines agree: the base's, and llama.cpp's own where a GGUF is there.
+    """The text's tokens by these engines' tokenizers: transformers', and llama.cpp's for a GGUF.
 
-    loaded: {variant: engine}. Raises `DataError` with the first place where two of them differ.
+    loaded: {variant: engine}. Raises `DataError` at the first place where two tokenizers differ.
     """
-    found: dict[str, Tokens] = {}
+    by_source: dict[str, Tokens] = {}
     for name, engine in loaded.items():
-        ids, bos = _by_transformers(engine.tokenizer, text)
-        found[f"{name}'s tokenizer.json"] = Tokens(ids, bos, "transformers")
+        bos = next(iter(leading(engine.tokenizer)), None)
+        by_source[f"{name}'s tokenizer.json"] = Tokens(list(engine.tokenizer(text, verbose=False).input_ids), bos, "transformers")
         if isinstance(engine, OwnTokenizer):
-            found[f"{name}'s model.gguf"] = Tokens(engine.tokenize(text), engine.leading_token(), "llama.cpp and transformers")
-    (first, tokens), *others = found.items()
+            both = "llama.cpp and transformers"
+            by_source[f"{name}'s model.gguf"] = Tokens(engine.tokenize(text), engine.leading_token(), both)
+    (first, tokens), *others = by_source.items()
     decode = next(iter(loaded.values())).tokenizer.decode
     for name, other in others:
         _refuse_difference(first, tokens, name, other, decode)
-    return max(found.values(), key=lambda t: len(t.tokenizer))
-
-
-def _by_transformers(tokenizer: Any, text: str) -> tuple[list[int], int | None]:
-    """(ids, the BOS that the tokenizer puts in front of every text, or None)"""
-    lead = [t for t in tokenizer("").input_ids if t == tokenizer.bos_token_id][:1]
-    return list(tokenizer(text, verbose=False).input_ids), lead[0] if lead else None
+    return max(by_source.values(), key=lambda t: len(t.tokenizer))
 
 
 def _refuse_difference(a: str, ours: Tokens, b: str, theirs: Tokens, decode: Callable[[list[int]], str]) -> None:
     if ours.bos != theirs.bos:
-        raise DataError(f"{a} begins a text with token {ours.bos}, {b} with {theirs.bos}: one protocol cannot serve both")
+        raise DataError(f"{a} begins a text with token {ours.bos}, {b} with {theirs.bos}: their windows cannot be compared")
     if ours.ids == theirs.ids:
         return
     at = common_prefix(ours.ids, theirs.ids)
     near = decode(ours.ids[max(0, at - 4) : at + 4])
     raise DataError(
         f"token {at} of the text, in {near!r}, is {ours.ids[at : at + 1]} by {a} and {theirs.ids[at : at + 1]} by {b}: "
-        "llama-perplexity would score other tokens than the base's; take the place out of the text"
+        "llama-perplexity would score other tokens than the base; remove this place from the text"
     )
 
 
 def windows(token_ids: Sequence[int], *, n_ctx: int = N_CTX, bos: int | None = None) -> list[Window]:
-    """As many whole windows of n_ctx tokens as there are; what is left at the end is dropped.
+    """All whole windows of n_ctx tokens; the rest at the end is dropped.
 
-    Scored are the tokens at n_ctx/2 + 1 .. n_ctx - 1 of each, by the logits at n_ctx/2 .. n_ctx - 2: n_ctx - 1 - n_ctx/2
-    of them. bos: takes the place of each window's first token; None leaves it. Raises `DataError` below two windows.
+    Each window scores its tokens n_ctx/2 + 1 .. n_ctx - 1 by the logits at n_ctx/2 .. n_ctx - 2. bos: replaces each window's
+    first token. Raises `DataError` for fewer than two windows.
     """
     if len(token_ids) < 2 * n_ctx:
-        raise DataError(f"the text has {len(token_ids)} tokens; windows of {n_ctx} need at least {2 * n_ctx}: take a longer text")
-    found = []
-    for k in range(len(token_ids) // n_ctx):
-        own = tuple(token_ids[k * n_ctx : (k + 1) * n_ctx])
-        own = own if bos is None else (bos, *own[1:])
-        found.append(Window("text", f"text#{k}", "text", own, n_ctx // 2 + 1))
-    return found
+        raise DataError(f"the text has {len(token_ids)} tokens; windows of {n_ctx} need at least {2 * n_ctx}: use a longer text")
+    pieces = [tuple(token_ids[at : at + n_ctx]) for at in range(0, len(token_ids) - n_ctx + 1, n_ctx)]
+    begun = pieces if bos is None else [(bos, *piece[1:]) for piece in pieces]
+    return [Window("text", f"text#{k}", "text", ids, n_ctx // 2 + 1) for k, ids in enumerate(begun)]
 
 
 # --- the scores --------------------------------------------------------------------------------------------------
@@ -129,21 +122,21 @@ def windows(token_ids: Sequence[int], *, n_ctx: int = N_CTX, bos: int | None = N
 
 @dataclass(frozen=True)
 class Scores:
-    """Rows of all scored tokens, and the number of the window [n] that each stands in."""
+    """Rows of all scored tokens, and the window number [n] of each."""
 
     rows: TokenRows
     window: NDArray[np.int64]
 
 
 def score(variant: Engine, base: Engine, asked: Sequence[Window], *, threads: int) -> Scores:
-    """Every scored token of the windows through both engines; logits of one block at a time are held."""
+    """Score every window with both engines, holding one block of logits at a time."""
     if variant.vocab_size != base.vocab_size:
         raise ArtifactError(
             f"vocabularies of {variant.vocab_size} and {base.vocab_size} entries: their distributions cannot be compared"
         )
     longest = min(variant.max_length, base.max_length)
     if len(asked[0].token_ids) > longest:
-        raise DataError(f"windows of {len(asked[0].token_ids)} tokens are longer than the {longest} that the model takes")
+        raise DataError(f"windows of {len(asked[0].token_ids)} tokens are longer than the model's {longest}")
     parts: list[TokenRows] = []
     numbers: list[int] = []
     with ThreadPoolExecutor(threads) as pool, cli.progress(sum(w.scored for w in asked), "compare", "token") as bar:
@@ -157,7 +150,7 @@ def score(variant: Engine, base: Engine, asked: Sequence[Window], *, threads: in
 
 
 def _blocks(variant: Engine, base: Engine, window: Window) -> Iterator[tuple[Any, Any, NDArray[np.int64]]]:
-    """(base's logits, variant's logits, tokens that came next) of one window, at most ROWS positions at a time."""
+    """(base's logits, variant's logits, next tokens) of one window, at most ROWS positions at a time."""
     ids, start = [window.token_ids], [window.first - 1]
     for (_, at, ref), (_, also, var) in zip(base.logit_blocks(ids, start, ROWS), variant.logit_blocks(ids, start, ROWS)):
         if at != also or len(ref) != len(var):
@@ -169,14 +162,14 @@ def _blocks(variant: Engine, base: Engine, window: Window) -> Iterator[tuple[Any
 
 
 class _Summary:
-    """Figures by name: value, interval with windows resampled, and the standard error that llama.cpp would print."""
+    """Metrics by name: value, interval from resampled windows, and the standard error that llama.cpp prints."""
 
     def __init__(self, scores: Scores, setup: Compare, seed: int) -> None:
         self.windows, self.setup, self.seed, self.n = scores.window, setup, seed, len(scores.window)
         self.figures: dict[str, dict[str, Any]] = {}
 
     def mean(self, name: str, values: Any, unit: str, transform: str = "mean") -> None:
-        """transform: `stats.TRANSFORMS`; the standard error goes through it to first order."""
+        """transform: one of `stats.TRANSFORMS`, applied to the standard error to first order."""
         x = np.asarray(values, float)
         e = cluster_bootstrap(
             x, np.ones(self.n), self.windows, transform=transform, bounds=bounds_of(name, transform), **self._drawn(name)
@@ -187,12 +180,12 @@ class _Summary:
         self._add(name, e, unit, error * slope)
 
     def quantile(self, name: str, values: NDArray[np.float64], q: float) -> None:
-        """Interpolated between ranks, as llama.cpp does; the interval is of the quantile without interpolation."""
+        """Value interpolated between ranks, as in llama.cpp; interval of the quantile without interpolation."""
         e = quantile_interval(values, self.windows, q, confidence=self.setup.confidence)
         self._add(name, e, "nats", None, value=float(np.quantile(values, q)))
 
     def maximum(self, name: str, values: NDArray[np.float64]) -> None:
-        note = "an interval of a maximum says nothing"
+        note = "a maximum has no interval"
         self._add(name, Estimate(float(values.max()), None, None, self.n, "maximum", (note,)), "nats", None)
 
     def _add(self, name: str, e: Estimate, unit: str, error: float | None, **changed: Any) -> None:
@@ -206,10 +199,10 @@ class _Summary:
 
 
 def summarize(scores: Scores, setup: Compare, seed: int) -> dict[str, dict[str, Any]]:
-    """{figure: value, low, high, standard_error, n, unit, method, warnings}, named as in `metrics.DEFINITIONS`.
+    """{metric: value, low, high, standard_error, n, unit, method, warnings}, named as in `metrics.DEFINITIONS`.
 
-    `ppl_reference` is the perplexity of the model that the variant is held against, `ppl_log_ratio` is ln(ppl / ppl_reference).
-    Raises `InvalidVariant` where a token has no finite divergence: an average would hide it.
+    `ppl_reference` is the other model's perplexity, `ppl_log_ratio` is ln(ppl / ppl_reference). Raises `InvalidVariant` if a token
+    has no finite divergence: an average would hide it.
     """
     r = scores.rows
     bad = int((~np.isfinite(r.kld)).sum())
@@ -235,7 +228,7 @@ def summarize(scores: Scores, setup: Compare, seed: int) -> dict[str, dict[str, 
 
 
 def _load(settings: Params, variant: str) -> tuple[Engine, str]:
-    """(engine, the model's digest), attested as `diverge` does."""
+    """(engine, the model's digest), verified as `diverge` does."""
     chosen, folder = settings.variant(variant), artifacts.model_dir(variant)
     manifest = artifacts.read_manifest(folder)
     if manifest["status"] != "ok":
@@ -247,9 +240,9 @@ def _load(settings: Params, variant: str) -> tuple[Engine, str]:
 
 
 def report(settings: Params, variant: str, against: str, text: Path) -> dict[str, Any]:
-    """Measure, and say what was measured and how."""
+    """The metrics, with what was measured and how."""
     if variant == against:
-        raise ParamsError(f"{variant!r} would be compared with itself; name another variant after --against")
+        raise ParamsError(f"cannot compare {variant!r} with itself; name another variant with --against")
     content = read_text(text)
     loaded = {name: _load(settings, name) for name in dict.fromkeys((variant, against))}
     tokens = tokenize({name: engine for name, (engine, _) in loaded.items()}, content)
@@ -264,30 +257,40 @@ def report(settings: Params, variant: str, against: str, text: Path) -> dict[str
     }  # fmt: skip
 
 
-def main(variant: str, text: Path, against: str | None, as_json: bool) -> None:
-    """Print what llama-perplexity would say of VARIANT held against another; nothing is written."""
+def main(
+    variant: str,
+    text: Annotated[Path, typer.Argument(help="a UTF-8 text file")],
+    against: Annotated[str | None, typer.Option(help="the variant to compare with (default: the reference)")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> None:
+    """Print what llama-perplexity reports for VARIANT compared with another; writes nothing."""
+    quiet.before_sharing_cores()
     settings = params.load()
-    found = report(settings, variant, against or settings.reference, text)
+    result = report(settings, variant, against or settings.reference, text)
     if as_json:
-        print(json.dumps(artifacts.jsonable(found), indent=2, ensure_ascii=False, allow_nan=False))
-        return
-    _print(found)
+        print(json.dumps(artifacts.jsonable(result), indent=2, ensure_ascii=False, allow_nan=False))
+    else:
+        _print(result)
 
 
-def _print(found: dict[str, Any]) -> None:
-    level = 100 * found["figures"]["kld_mean"]["confidence"]
-    columns = ("figure", "value", "±", f"{level:g} % interval", "unit", "n")
+def _print(result: dict[str, Any]) -> None:
+    level = 100 * result["figures"]["kld_mean"]["confidence"]
+    columns = ("metric", "value", "±", f"{level:g} % interval", "unit", "n")
     rows = []
-    for name, f in found["figures"].items():
+    for name, f in result["figures"].items():
         error = "" if f["standard_error"] is None else f"{f['standard_error']:.3g}"
         interval = "" if f["low"] is None else f"[{f['low']:.5g}, {f['high']:.5g}]"
         rows.append(dict(zip(columns, (name, f"{f['value']:.6g}", error, interval, f["unit"], str(f["n"])))))
-    title = f"{found['variant']} against {found['against']}, as llama-perplexity measures"
-    cli.table(columns, rows, title=title, left=("figure", "unit"))
+    title = f"{result['variant']} against {result['against']}, as llama-perplexity measures"
+    cli.table(columns, rows, title=title, left=("metric", "unit"))
     print(
-        f"{found['tokens']} tokens in {found['windows']} windows of {found['n_ctx']} ({found['tokens_dropped']} tokens at the "
-        f"end dropped); tokenized by {found['tokenizer']}; BOS {found['bos']}.\n"
-        "± is the standard error as llama.cpp prints it, tokens taken as independent; intervals resample whole windows."
+        f"{result['tokens']} tokens in {result['windows']} windows of {result['n_ctx']} ({result['tokens_dropped']} tokens at the "
+        f"end dropped); tokenized by {result['tokenizer']}; BOS {result['bos']}.\n"
+        "± is the standard error as llama.cpp prints it, with tokens taken as independent; intervals resample whole windows."
     )
-    for note in sorted({w for f in found["figures"].values() for w in f["warnings"]}):
+    for note in sorted({w for f in result["figures"].values() for w in f["warnings"]}):
         print(f"note: {note}")
+
+
+if __name__ == "__main__":
+    cli.run(main)

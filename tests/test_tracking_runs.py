@@ -10,8 +10,8 @@ import pytest
 
 from pipeline.core import artifacts
 from pipeline.core.errors import ArtifactError
-from pipeline.runs import views
-from pipeline.runs.run_content import comparison, curves, datasets, flat_metrics, markdown, variant_note
+from pipeline.tracking import views
+from pipeline.tracking.runs import comparison, curves, datasets, flat_metrics, markdown, variant_note
 
 
 def figure(value: float | None, low: float | None = None, high: float | None = None) -> dict[str, Any]:
@@ -27,37 +27,23 @@ def test_names_that_would_collide_are_an_error() -> None:
 
 
 def test_a_curve_is_sorted_has_its_bounds_beside_and_leaves_out_what_is_unknown() -> None:
-    metrics = {
-        "tpot_ms/context-1024": figure(3.0, 2.0, 4.0),
-        "tpot_ms/context-256": figure(1.0),
-        "tpot_ms/context-64": figure(None),
-    }
-    found = curves({"metrics": metrics | {"tpot_ms": figure(9.0), "kld_mean/news": figure(1.0)}})
-    assert found == {
-        "tpot_ms_by_context": [(256, 1.0), (1024, 3.0)],
-        "tpot_ms_by_context_low": [(1024, 2.0)],
-        "tpot_ms_by_context_high": [(1024, 4.0)],
-    }
+    contexts = {1024: figure(3.0, 2.0, 4.0), 256: figure(1.0), 64: figure(None)}
+    metrics = {f"tpot_ms/context-{n}": m for n, m in contexts.items()} | {"tpot_ms": figure(9.0), "kld_mean/news": figure(1.0)}
+    name = "tpot_ms_by_context"
+    expected = {name: [(256, 1.0), (1024, 3.0)], f"{name}_low": [(1024, 2.0)], f"{name}_high": [(1024, 4.0)]}
+    assert curves({"metrics": metrics}) == expected
 
 
-def test_kld_and_agreement_lie_over_positions() -> None:
+def test_curves_lie_over_positions_and_a_server_s_over_concurrency() -> None:
     drawn = {
         "kld_by_position": {"corpus": [{"from": 4, "to": 7, **figure(0.2)}, {"from": 1, "to": 3, **figure(0.3)}]},
         "agreement_by_position": [{"position": 2, "free": figure(0.5), "forced": figure(0.9)}],
     }
-    found = curves({"metrics": {}, "curves": drawn})
-    assert found["kld_by_position/corpus"] == [(1, 0.3), (4, 0.2)]
-    assert found["agreement_by_position/free"] == [(2, 0.5)] and found["agreement_by_position/forced"] == [(2, 0.9)]
-
-
-def test_a_server_s_levels_lie_over_how_many_ask_at_once() -> None:
-    levels = {f"closed-{n}": {"throughput_tok_s": figure(10.0 * n)} for n in (4, 1)} | {
-        "open-2.5": {"throughput_tok_s": figure(7.0)}
-    }
-    assert curves({"metrics": {}}, {"levels": levels}) == {"throughput_tok_s_by_concurrency": [(1, 10.0), (4, 40.0)]}
-
-
-def test_no_curves_are_no_curves() -> None:
+    levels = {f"closed-{n}": {"throughput_tok_s": figure(10.0 * n)} for n in (4, 1)}
+    assert curves({"metrics": {}, "curves": drawn}, {"levels": levels | {"open-2.5": {"throughput_tok_s": figure(7.0)}}}) == {
+        "kld_by_position/corpus": [(1, 0.3), (4, 0.2)], "throughput_tok_s_by_concurrency": [(1, 10.0), (4, 40.0)],
+        "agreement_by_position/free": [(2, 0.5)], "agreement_by_position/forced": [(2, 0.9)],
+    }  # fmt: skip
     assert curves({"metrics": {}}, {"status": "unsupported"}) == {}
 
 
@@ -94,15 +80,7 @@ def test_a_variant_without_a_verdict_is_never_shown_as_passing() -> None:
 
 
 def test_a_failed_advisory_rule_is_called_advisory_and_has_its_unit() -> None:
-    of = {
-        "metric": "top1_agreement",
-        "unit": "fraction",
-        "value": 0.951,
-        "low": 0.942,
-        "high": 0.96,
-        "n": 9,
-        "bound": "margin 7 pp",
-    }
+    of = {"metric": "top1_agreement", "unit": "fraction", **figure(0.951, 0.942, 0.96), "n": 9, "bound": "margin 7 pp"}
     rules = [of | {"verdict": "FAIL", "required": False}, of | {"verdict": "PASS", "required": True}]
     note = variant_note("int8", {"variants": {"int8": {"verdict": "PASS", "reason": "r", "rules": rules}}}, "bf16")
     assert "- top1_agreement 95.1 [94.2, 96] %, n = 9: FAIL, advisory, margin 7 pp" in note

@@ -1,0 +1,96 @@
+"""Check what params.yaml asks of servers, before any server is started or asked."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+from pipeline.core.errors import ParamsError, QuantgateError, Unsupported
+from pipeline.core.explain import did_you_mean
+from pipeline.core.params import Params, Rule
+from pipeline.numbers.definitions import is_served
+from pipeline.numbers.serving_figures import QUANTILES, WHOLE, in_a_round
+from pipeline.numbers.stats import quantile_interval
+from pipeline.serving import launch, results
+from pipeline.serving.client import address, key_from
+
+PERCENTILE = re.compile(r"(?:ttft|ttfc|tpot|e2e)_(p\d+)_ms")  # over requests; gaps between tokens are many more
+
+
+def faults(settings: Params) -> list[str]:
+    """Server settings that cannot work: wrong launcher for the format, malformed URL or key."""
+    messages = []
+    for name, server in settings.serving.variants.items():
+        try:
+            if server.launch:
+                launch.check_engine(server.launch, settings.variant(name).engine)
+            else:
+                address(server.url or "", server.key_env)
+                key_from(server.key_env)
+        except QuantgateError as e:
+            messages.append(f"params.yaml: serving.variants.{name}: {e}")
+    return messages
+
+
+def unsupported(settings: Params) -> list[str]:
+    """Servers that this machine cannot start. That is a result and not a fault: the run goes on without them."""
+    messages = []
+    for name, server in settings.serving.variants.items():
+        try:
+            if server.launch:
+                launch.check_supported(server.launch, settings.variant(name).engine_options)
+        except Unsupported as e:
+            gate = ", and a required rule judges it: the gate will FAIL" if _is_required(name, settings) else ""
+            messages.append(f"serving.variants.{name} will be unsupported: {e}{gate}")
+    return messages
+
+
+def _is_required(variant: str, settings: Params) -> bool:
+    rules = [r for r in settings.gate.rules if is_served(r.metric) and r.required]
+    return variant in settings.gate.required and any(variant in (r.variants or [variant]) for r in rules)
+
+
+def check_metric(metric: str, settings: Params) -> None:
+    """Raise `ParamsError` if a rule's metric will not be measured: nobody is served, or the level is missing or unknown."""
+    stem, _, level = metric.partition("/")
+    levels = results.levels(settings)
+    if not settings.serving.variants:
+        raise ParamsError(f"metric {metric!r} needs a server, and no variant is served; name one under serving.variants")
+    if stem in WHOLE and level:
+        raise ParamsError(f"metric {metric!r}: {stem} belongs to the whole run; write {stem!r}")
+    if stem not in WHOLE and level not in levels:
+        hint = did_you_mean(level, levels)
+        raise ParamsError(f"metric {metric!r}: give one of the tier's levels, as in '{stem}/{levels[0]}'{hint}")
+
+
+def check_rule(rule: Rule, settings: Params) -> None:
+    """Raise `ParamsError` for a required rule on a server that a required variant does not have: it could only fail."""
+    if not is_served(rule.metric) or not rule.required:
+        return
+    without = [n for n in settings.gate.required if n not in settings.serving.variants and n in (rule.variants or [n])]
+    if without:
+        raise ParamsError(
+            f"metric {rule.metric!r}: required variant {without[0]!r} is not served; give the rule `variants: [...]`, or serve it"
+        )
+
+
+def inconclusive(settings: Params) -> list[str]:
+    """Rules on a percentile that the tier's requests are too few to judge."""
+    messages = []
+    for metric in sorted(results.judged(settings)):
+        stem, _, level = metric.partition("/")
+        percentile, load = PERCENTILE.fullmatch(stem), settings.amount.serving
+        if not percentile or not load:
+            continue
+        q, n = QUANTILES[percentile[1]], load.rounds * in_a_round(level, load.requests)
+        if not _has_interval(q, n, settings):
+            enough = next(k for k in itertools.count(n, max(1, n // 8)) if _has_interval(q, k, settings))
+            messages.append(
+                f"{metric} will be INCONCLUSIVE: {n} requests are too few for a {percentile[1]} interval; about {enough} are "
+                "enough (tier's serving.requests)"
+            )
+    return messages
+
+
+def _has_interval(q: float, n: int, settings: Params) -> bool:
+    return quantile_interval(range(n), range(n), q, confidence=settings.compare.confidence).low is not None

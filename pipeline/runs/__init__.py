@@ -1,1 +1,0 @@
-"""What the stage `track` hands to MLflow, and how it is reached."""

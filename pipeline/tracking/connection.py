@@ -1,0 +1,273 @@
+"""Connect to MLflow and write runs: each is found by the content it was made from, and finished or written again.
+
+A run counts once it is FINISHED. `Tracker` deletes what a crash left half-written; the next `python -m pipeline.track` writes it
+again. Values go out in batches with one timestamp a run, so that a repeated request changes nothing. All text passes `secrets`.
+
+MLflow itself retries for minutes: 100 s for a database that is down, 247 s for an unreachable server. So `check_reachable` asks
+once, with short limits, and limits MLflow's own retries.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import platform
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from pipeline.core import artifacts, secrets
+from pipeline.core.errors import ArtifactError
+
+KEY = "quantgate.key"
+CURRENT = "quantgate.current"
+WRITER = "quantgate.writer"
+MAX_PARAMS, MAX_METRICS = 100, 500  # in one request; MLflow takes 100 params and 1000 metrics
+MAX_PARAM_LENGTH = 6000  # characters
+ABANDONED_S = 3600  # nobody still writes another machine's run this old: writing one takes seconds
+ANSWER_S = 5  # for the first answer; a loaded server may take longer for later ones
+REQUEST_S = 30
+TIMEOUT = {"postgresql": "connect_timeout", "mysql": "connect_timeout", "mssql": "login_timeout"}  # the drivers' names for it
+PACKAGES = {"psycopg": "'psycopg[binary]'", "psycopg2": "psycopg2-binary", "MySQLdb": "mysqlclient"}  # where names differ
+LIMITS = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": str(REQUEST_S),
+    "PGCONNECT_TIMEOUT": str(ANSWER_S),
+    "AWS_MAX_ATTEMPTS": "2",  # botocore's, where S3 is the artifact store
+}
+Curve = list[tuple[int, float]]  # (step, value)
+
+
+# --- reaching it -------------------------------------------------------------------------------------------------
+
+
+def check_reachable(uri: str) -> None:
+    """Return once the server or database answers; create a missing sqlite file, completely or not at all.
+
+    Raises `ArtifactError` for a missing driver, and whatever the network or the driver raises.
+    """
+    for name, value in LIMITS.items():
+        os.environ.setdefault(name, value)
+    scheme = urlsplit(uri).scheme.partition("+")[0]
+    if scheme in ("http", "https"):
+        _ask_server(uri)
+    elif scheme in TIMEOUT:
+        _ask_database(uri, TIMEOUT[scheme])
+    elif scheme == "sqlite":
+        _create_sqlite(uri)
+
+
+def _ask_server(uri: str) -> None:
+    """Accept any answer, even a refusal: MLflow's own request will say why. Sends no password and checks no certificate: MLflow has
+    settings of its own for these."""
+    import httpx2
+
+    bare = re.sub(r"://[^/]*@", "://", uri).rstrip("/")
+    try:
+        httpx2.get(f"{bare}/health", timeout=ANSWER_S, verify=False)
+    except httpx2.TimeoutException:
+        raise TimeoutError(f"no answer within {ANSWER_S} s") from None
+    except httpx2.HTTPError as e:
+        if "ssl" not in str(e).lower():
+            raise
+
+
+def _ask_database(uri: str, timeout: str) -> None:
+    import sqlalchemy
+
+    try:
+        engine = sqlalchemy.create_engine(uri, poolclass=sqlalchemy.NullPool, connect_args={timeout: ANSWER_S})
+    except ModuleNotFoundError as e:
+        package = PACKAGES.get(e.name or "", e.name)
+        raise ArtifactError(f"MLflow at {without_password(uri)} needs a driver: pip install {package}") from None
+    engine.connect().close()
+
+
+def _create_sqlite(uri: str) -> None:
+    """Create MLflow's tables in a temporary file and rename it: a database killed half-way could never be opened again."""
+    import sqlalchemy
+
+    name = sqlalchemy.make_url(uri).database
+    if not name or name == ":memory:":
+        raise ArtifactError(f"MLflow at {uri} is in memory and keeps no runs; give it a file: sqlite:///mlflow.db")
+    if Path(name).exists():
+        return
+    from mlflow import MlflowClient
+
+    with artifacts.atomic_file(Path(name)) as tmp:
+        MlflowClient(tracking_uri=f"sqlite:///{tmp}").search_experiments(max_results=1)
+
+
+def without_password(text: str) -> str:
+    """`text` with `user:password@` removed from URLs."""
+    return re.sub(r"://\S*@", "://", text)
+
+
+# --- writing runs ------------------------------------------------------------------------------------------------
+
+
+class Tracker:
+    """Writes runs to one MLflow experiment. created: how many runs of variants were new."""
+
+    def __init__(self, uri: str, experiment: str) -> None:
+        check_reachable(uri)
+        import mlflow
+
+        mlflow.set_tracking_uri(uri)  # the registry looks models up at the global address
+        self.client = mlflow.MlflowClient(tracking_uri=uri)
+        existing = self.client.get_experiment_by_name(experiment)
+        if existing and existing.lifecycle_stage == "deleted":
+            way = f"restore it (`mlflow experiments restore --experiment-id {existing.experiment_id}`) or name another"
+            raise ArtifactError(f"track.experiment {experiment!r} was deleted in MLflow; {way}")
+        if existing and _is_gone(existing.artifact_location):
+            where = f"experiment {experiment!r} of MLflow keeps files in {existing.artifact_location}, which is gone"
+            raise ArtifactError(f"{where}; if the folder was moved, link it to the old path, or name another track.experiment")
+        self.experiment = str(existing.experiment_id if existing else self.client.create_experiment(experiment, _file_store()))
+        self.created = 0
+        for run in self.search("attributes.status != 'FINISHED'"):  # whatever state a dead process was writing
+            if KEY in run.data.tags and not is_being_written(run):
+                if run.info.status == "RUNNING":
+                    self.client.set_terminated(run.info.run_id, "KILLED")
+                self.client.delete_run(run.info.run_id)
+
+    def search(self, query: str) -> Iterator[Any]:
+        """All runs of the experiment that match, over all pages."""
+        return pages(lambda token: self.client.search_runs([self.experiment], query, page_token=token))
+
+    def find(self, key: str) -> Any:
+        """The finished run with this key, or None."""
+        return next((r for r in self.search(f"tags.`{KEY}` = '{key}'") if r.info.status == "FINISHED"), None)
+
+    def run(self, key: str, name: str, log: Callable[[str], None], tags: dict[str, str]) -> tuple[str, bool]:
+        """(id of the run with this key, whether it is new). A new run is filled by `log(run_id)`."""
+        existing = self.find(key)
+        if existing:
+            return str(existing.info.run_id), False
+        tags = {KEY: key, WRITER: writer(), "mlflow.user": user(), **secrets.hide_in(tags)}
+        run_id = str(self.client.create_run(self.experiment, run_name=secrets.hide(name), tags=tags).info.run_id)
+        try:
+            log(run_id)
+        except BaseException:
+            with contextlib.suppress(Exception):  # the server may be gone; the next Tracker cleans up
+                self.client.set_terminated(run_id, "FAILED")
+            raise
+        self.client.set_terminated(run_id, "FINISHED")
+        return run_id, True
+
+    def log_params(self, run_id: str, values: dict[str, Any]) -> None:
+        from mlflow.entities import Param
+
+        for batch in _batches(list(values.items()), MAX_PARAMS):
+            self.client.log_batch(run_id, params=[Param(k, _shortened(secrets.hide(str(v)))) for k, v in batch])
+
+    def log_metrics(self, run_id: str, values: dict[str, float], curves: dict[str, Curve] | None = None) -> None:
+        """Log values at step 0 and each curve's points at their own steps (a position, a context, a concurrency)."""
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        points = [(k, 0, v) for k, v in values.items()]
+        points += [(k, step, v) for k, curve in (curves or {}).items() for step, v in curve]
+        for batch in _batches(points, MAX_METRICS):
+            self.client.log_batch(run_id, metrics=[Metric(k, float(v), now, step) for k, step, v in batch])
+
+    def log_datasets(self, run_id: str, sets: Iterable[dict[str, str]]) -> None:
+        """sets: each with name, digest (up to 36 characters), source, context, profile."""
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        inputs = [
+            DatasetInput(
+                Dataset(s["name"], s["digest"], "local", s["source"], profile=s["profile"]),
+                [InputTag("mlflow.data.context", s["context"])],
+            )
+            for s in map(secrets.hide_in, sets)
+        ]
+        if inputs:
+            self.client.log_inputs(run_id, datasets=inputs)
+
+    def log_files(self, run_id: str, files: Iterable[Path], folder: str) -> None:
+        """Upload the files that exist, with secrets in text hidden."""
+        for file in filter(Path.exists, files):
+            data = file.read_bytes()
+            clean = secrets.hide_bytes(data, file.suffix)
+            with tempfile.TemporaryDirectory() as work:
+                sent = file if clean is data else Path(work) / file.name
+                if sent != file:
+                    sent.write_bytes(clean)
+                self.client.log_artifact(run_id, str(sent), folder)
+
+    def log_dict(self, run_id: str, value: dict[str, Any], name: str) -> None:
+        self.client.log_dict(run_id, secrets.hide_in(value), name)
+
+    def set_tags(self, run_id: str, tags: dict[str, str]) -> None:
+        from mlflow.entities import RunTag
+
+        self.client.log_batch(run_id, tags=[RunTag(k, secrets.hide(v)) for k, v in tags.items()])
+
+
+def _file_store() -> str | None:
+    """Where a new experiment keeps its files. MLflow's default is the working directory, which may be a temporary copy."""
+    folder = artifacts.from_project("mlruns")
+    return folder.as_uri() if folder.is_absolute() else None
+
+
+def _is_gone(location: str) -> bool:
+    """Whether files are kept on this machine in a folder whose parent no longer exists: MLflow would create it again."""
+    url = urlsplit(location)
+    return url.scheme in ("", "file") and not Path(unquote(url.path)).parent.parent.exists()
+
+
+def pages(search: Callable[[str | None], Any]) -> Iterator[Any]:
+    """Items of all pages of an MLflow search, which takes the page's token."""
+    token = None
+    while True:
+        page = search(token)
+        yield from page
+        token = page.token
+        if not token:
+            return
+
+
+def user() -> str:
+    """The user's name, or number where the system has no name for it, as in a container."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"uid {os.getuid()}"
+
+
+def writer() -> str:
+    """This process: machine, pid and start time, since pids are reused."""
+    import psutil
+
+    return f"{platform.node()}:{os.getpid()}:{psutil.Process().create_time():.0f}"
+
+
+def is_being_written(run: Any) -> bool:
+    """Whether a living process may still be writing an unfinished run."""
+    import psutil
+
+    node, _, process = run.data.tags.get(WRITER, "::").partition(":")
+    pid, _, began = process.partition(":")
+    if run.info.status != "RUNNING" or not pid.isdigit():
+        return False
+    if node != platform.node():
+        return bool(time.time() - run.info.start_time / 1000 < ABANDONED_S)
+    try:
+        return bool(f"{psutil.Process(int(pid)).create_time():.0f}" == began)
+    except psutil.Error:
+        return False
+
+
+def _shortened(text: str) -> str:
+    """`text` within MLflow's limit for a param, marked where it was cut."""
+    return text if len(text) <= MAX_PARAM_LENGTH else f"{text[: MAX_PARAM_LENGTH - 40]} ... ({len(text)} characters)"
+
+
+def _batches(values: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    for start in range(0, len(values), size):
+        yield values[start : start + size]

@@ -1,0 +1,134 @@
+"""What MLflow's UI shows: a saved view of the trade-off, the experiment's description, a picture of each variant's rules.
+
+A saved view is a tag of the experiment (`mlflow.sharedViewState.<id>`, MLflow 3.17's format), which the menu "Views" lists. Other
+versions of MLflow ignore it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pipeline.core import artifacts
+from pipeline.tracking.connection import CURRENT
+
+VIEW = "tradeoff"
+NAME = "quantgate: trade-off"
+SIGNED = "Written by quantgate."
+SECTION, OTHER = "quantgate", "rest"
+# MLflow always shows attributes, metrics, params and tags in that order. On a screen of 1440 points the tag `verdict` is out of
+# sight, so the description, which begins with the verdict, comes first.
+COLUMNS = (
+    "attributes.`Description`", "tags.`verdict`", "metrics.`kld_mean`", "metrics.`top1_agreement`", "metrics.`acc_delta/all`",
+    "metrics.`ttft_ms`", "metrics.`decode_tok_s`", "metrics.`weight_bytes`", "params.`quantizer`", "params.`engine`",
+)  # fmt: skip
+SCATTER = (("decode_tok_s", "kld_mean"), ("weight_bytes", "kld_mean"), ("ttft_ms", "decode_tok_s"))
+BARS = ("kld_mean", "top1_agreement", "acc_delta/all", "decode_tok_s", "ttft_ms", "weight_bytes")
+LINES = (
+    "kld_by_position/corpus", "kld_by_position/trajectory", "tpot_ms_by_context", "ttft_ms_by_context",
+    "throughput_tok_s_by_concurrency",
+)  # fmt: skip
+
+# Twelve colours that most colour-blind people can tell apart (after Okabe and Ito 2008); MLflow's own repeat.
+COLOURS = (
+    "#0072b2", "#e69f00", "#009e73", "#d55e00", "#56b4e9", "#cc79a7", "#8c6d31",
+    "#000000", "#7b4173", "#637939", "#b8b800", "#777777",
+)  # fmt: skip
+MARKS = {"PASS": "o", "FAIL": "X", "INCONCLUSIVE": "D"}
+
+
+def colour(k: int) -> str:
+    """The colour of the k-th variant's run."""
+    return COLOURS[k % len(COLOURS)]
+
+
+def _card(kind: str, key: str, **fields: Any) -> dict[str, Any]:
+    return {"uuid": f"qg-{kind}-{key}", "type": kind, "runsCountToCompare": 20, "metricSectionId": SECTION, "deleted": False,
+            "isGenerated": False, **fields}  # fmt: skip
+
+
+def charts() -> list[dict[str, Any]]:
+    """Quality against speed and size as scatter plots, deciding metrics as bars, curves as lines."""
+    axis = {"type": "METRIC"}
+    cards = [
+        _card("SCATTER", f"{x}-{y}", displayName=f"{y} over {x}", xaxis=axis | {"key": x}, yaxis=axis | {"key": y})
+        for x, y in SCATTER
+    ]
+    cards += [_card("BAR", m, metricKey=m, displayName=m) for m in BARS]
+    return cards + [
+        _card("LINE", m, metricKey=m, selectedMetricKeys=[m], displayName=m, xAxisKey="step", useGlobalXaxisKey=False,
+              xAxisScaleType="log", scaleType="linear", range={}, yAxisKey="metric", yAxisExpressions=[], lineSmoothness=0,
+              useGlobalLineSmoothing=True)
+        for m in LINES
+    ]  # fmt: skip
+
+
+def saved_view(made_ms: int) -> str:
+    """The saved view's tag: the current variants and the charts."""
+    state = {
+        "searchFilter": f"tags.`{CURRENT}` = 'true' and tags.`variant` != ''",
+        "orderByKey": "metrics.`kld_mean`", "orderByAsc": True, "selectedColumns": list(COLUMNS),
+        "compareRunCharts": charts(),
+        "compareRunSections": [{"uuid": SECTION, "name": "Trade-off", "display": True, "isReordered": True, "deleted": False,
+                                "isGenerated": False}],
+        "isAccordionReordered": True, "hideEmptyCharts": True,
+    }  # fmt: skip
+    return json.dumps({"name": NAME, "createdAt": made_ms, "updatedAt": made_ms, "state": json.dumps(state)})
+
+
+def dress(client: Any, experiment_id: str) -> None:
+    """Set an experiment's saved view, kind and description; keep a person's own description."""
+    experiment = client.get_experiment(experiment_id)
+    tags = {
+        f"mlflow.sharedViewState.{VIEW}": saved_view(int(experiment.creation_time or 0)),
+        "mlflow.experimentKind": "custom_model_development",
+        "mlflow.note.content": (
+            f"{SIGNED} Quality against speed: menu `Views` (top right), `{NAME}`, then the button `Chart view` (left of the "
+            f"search field); or add `?viewStateShareKey={VIEW}&compareRunsMode=CHART` to this page's address. Each parent run is "
+            "one state of the pipeline, its children are the variants."
+        ),
+    }
+    for key, value in tags.items():
+        before = experiment.tags.get(key)
+        is_ours = before is None or key.startswith("mlflow.sharedViewState") or before.startswith(SIGNED)
+        if is_ours and before != value:
+            client.set_experiment_tag(experiment_id, key, value)
+
+
+def draw_rules(variant: str, judged: dict[str, Any], confidence: float, path: Path) -> bool:
+    """Draw each rule's value and interval beside its bound. Returns False, and writes no file, if no rule has a value."""
+    rules = [r for r in judged.get("rules", []) if r["value"] is not None and r["threshold"] is not None]
+    if not rules:
+        return False
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    with plt.rc_context({"font.size": 9}):
+        figure, panels = plt.subplots(len(rules), 1, figsize=(7.2, 0.6 + 0.95 * len(rules)), squeeze=False, layout="constrained")
+        for rule, axes in zip(rules, panels[:, 0]):
+            _panel(axes, rule)
+        title = f"{variant}: {judged['verdict']} (bars: {100 * confidence:.3g} % intervals; shaded: where a rule fails)"
+        figure.suptitle(title, fontsize=10)
+        with artifacts.atomic_file(path) as tmp:
+            figure.savefig(tmp, format="png", dpi=110, metadata={"Software": None})
+        plt.close(figure)
+    return True
+
+
+def _panel(axes: Any, rule: dict[str, Any]) -> None:
+    value, bound = rule["value"], rule["threshold"]
+    low, high = (value if rule[k] is None else rule[k] for k in ("low", "high"))
+    axes.errorbar(value, 0, xerr=[[max(0.0, value - low)], [max(0.0, high - value)]], fmt="none", ecolor="#444444", capsize=4)
+    axes.plot(value, 0, MARKS.get(rule["verdict"], "s"), color="#0b57a4")
+    axes.axvline(bound, color="#b42318", linestyle="--")
+    span = max(high, bound) - min(low, bound) or abs(bound) or 1.0
+    left, right = min(low, bound) - 0.15 * span, max(high, bound) + 0.15 * span
+    axes.axvspan(*((bound, right) if rule["better"] == "lower" else (left, bound)), color="#b42318", alpha=0.1)
+    axes.set_xlim(left, right)
+    axes.set_yticks([])
+    advisory = "" if rule["required"] else ", advisory"
+    axes.set_title(f"{rule['metric']} ({rule['unit']}, n = {rule['n']}): {rule['verdict']}, {rule['bound']}{advisory}",
+                   fontsize=8, loc="left")  # fmt: skip
