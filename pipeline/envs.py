@@ -35,16 +35,24 @@ def python(name: str) -> Path:
     Raises `Unsupported` where a package is not made for this machine, and `ArtifactError` for all that may pass: no network,
     a full disk, a mirror without the package. A later run tries again.
     """
-    wanted = FILES / f"{name}.txt"
-    text = wanted.read_bytes()
-    ours = sysconfig.get_path("purelib") if text.decode().startswith(LAYERED) else ""  # it points there
-    digest = hashlib.sha256(text + sys.version.encode() + ours.encode()).hexdigest()[:12]
-    home = (HOME / f"{name}-{digest}").absolute()
+    home = folder(name)
     HOME.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{home}.lock"):
         if not (home / READY).exists():
-            _build(name, wanted, home)
+            _build(name, FILES / f"{name}.txt", home)
     return home / "bin" / "python"
+
+
+def is_here(name: str) -> bool:
+    """Whether an environment is built."""
+    return (FILES / f"{name}.txt").exists() and (folder(name) / READY).exists()
+
+
+def folder(name: str) -> Path:
+    """Where an environment is, or will be."""
+    text = (FILES / f"{name}.txt").read_bytes()
+    ours = sysconfig.get_path("purelib") if text.decode().startswith(LAYERED) else ""  # it points there
+    return (HOME / f"{name}-{hashlib.sha256(text + sys.version.encode() + ours.encode()).hexdigest()[:12]}").absolute()
 
 
 def _build(name: str, wanted: Path, home: Path) -> None:

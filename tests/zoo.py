@@ -15,13 +15,13 @@ DENSE: dict[str, Any] = {
 WIDE: dict[str, Any] = DENSE | {"head_dim": 16}  # classes whose own width of a head is not hidden / heads
 EXPERTS: dict[str, Any] = {"moe_intermediate_size": 64, "num_experts": 4, "num_experts_per_tok": 2}
 LATENT: dict[str, Any] = {
-    "q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16,
-    "num_key_value_heads": HEADS, "head_dim": 16,
+    "q_lora_rank": 64, "kv_lora_rank": 64, "qk_nope_head_dim": 16, "qk_rope_head_dim": 32, "v_head_dim": 16,
+    "num_key_value_heads": HEADS, "head_dim": 32,
 }  # fmt: skip
 GPT: dict[str, Any] = {"n_embd": WIDTH, "n_layer": LAYERS, "n_head": HEADS, "n_positions": WINDOW}
 LINEAR: dict[str, Any] = {
     "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
-    "layer_types": ["linear_attention", "full_attention"],
+    "num_hidden_layers": 4, "layer_types": ["linear_attention"] * 3 + ["full_attention"],  # as llama.cpp takes for granted
 }  # fmt: skip
 
 # {name: (class of its config, what is not this class's default)}; the name says what is particular about it
@@ -36,14 +36,14 @@ ZOO: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2": ("Olmo2Config", DENSE),
     "stablelm": ("StableLmConfig", DENSE),
     "ernie4_5": ("Ernie4_5Config", WIDE),
-    "nemotron": ("NemotronConfig", WIDE),
+    "nemotron": ("NemotronConfig", WIDE | {"num_attention_heads": 2, "head_dim": 32}),  # half of a head turns
     "cohere": ("CohereConfig", DENSE | {"logit_scale": 0.25}),
     "cohere2": ("Cohere2Config", WIDE | {"sliding_window": 64}),
     "starcoder2": ("Starcoder2Config", DENSE | {"sliding_window": 64}),
     "exaone4": ("Exaone4Config", DENSE | {"sliding_window": 64, "sliding_window_pattern": 2}),
     "glm4": ("Glm4Config", WIDE),
-    "phi3": ("Phi3Config", DENSE),
-    "phi": ("PhiConfig", DENSE),
+    "phi3": ("Phi3Config", DENSE | {"original_max_position_embeddings": WINDOW}),
+    "phi": ("PhiConfig", DENSE | {"num_attention_heads": 2}),
     "gemma2": ("Gemma2Config", WIDE | {"query_pre_attn_scalar": 16, "final_logit_softcapping": 5.0, "sliding_window": 64}),
     "gemma3_text": ("Gemma3TextConfig", WIDE | {"query_pre_attn_scalar": 16, "sliding_window": 64}),
     "gpt2": ("GPT2Config", GPT),
@@ -55,22 +55,23 @@ ZOO: dict[str, tuple[str, dict[str, Any]]] = {
     "mpt": ("MptConfig", {"d_model": WIDTH, "n_heads": HEADS, "n_layers": LAYERS, "max_seq_len": WINDOW, "expansion_ratio": 2}),
     "mamba": ("MambaConfig", {"hidden_size": WIDTH, "num_hidden_layers": LAYERS, "state_size": 8}),
     "falcon_mamba": ("FalconMambaConfig", {"hidden_size": WIDTH, "num_hidden_layers": LAYERS, "state_size": 8}),
-    "lfm2": ("Lfm2Config", DENSE | {"layer_types": ["conv", "full_attention"], "block_multiple_of": 32}),
+    "lfm2": ("Lfm2Config", DENSE | {"layer_types": ["conv", "full_attention"], "block_multiple_of": 64}),
     "qwen3_next": ("Qwen3NextConfig", WIDE | EXPERTS | LINEAR | {"shared_expert_intermediate_size": 64}),
     "minimax": ("MiniMaxConfig", WIDE | {"num_local_experts": 4, "layer_types": ["linear_attention", "full_attention"]}),
     "mixtral": ("MixtralConfig", DENSE | {"num_local_experts": 4}),
-    "qwen3_moe": ("Qwen3MoeConfig", WIDE | EXPERTS),
+    "qwen3_moe": ("Qwen3MoeConfig", WIDE | EXPERTS | {"norm_topk_prob": True}),
     "deepseek_v3": (
         "DeepseekV3Config",
         DENSE | LATENT | {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "n_group": 1,
                           "topk_group": 1, "first_k_dense_replace": 1, "n_shared_experts": 1},
     ),
-    "gpt_oss": ("GptOssConfig", WIDE | {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 64}),
-    "llama4_text": ("Llama4TextConfig", WIDE | {"intermediate_size_mlp": 128, "num_local_experts": 4, "attention_chunk_size": 128}),
+    "gpt_oss": ("GptOssConfig", WIDE | {"head_dim": 64, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 64}),
+    "llama4_text": ("Llama4TextConfig", WIDE | {"num_hidden_layers": 4, "intermediate_size_mlp": 128, "num_local_experts": 4}),
     "gemma3": (
         "Gemma3Config",
         {
-            "text_config": WIDE | {"vocab_size": VOCAB, "sliding_window": 64, "max_position_embeddings": 256},
+            "text_config": WIDE | {"vocab_size": VOCAB, "sliding_window": 64, "max_position_embeddings": 256,
+                                   "query_pre_attn_scalar": 16},
             "vision_config": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2,
                               "image_size": 32, "patch_size": 16},
             "mm_tokens_per_image": 4, "image_token_index": 5, "boi_token_index": 6, "eoi_token_index": 7,

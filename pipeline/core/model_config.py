@@ -13,6 +13,7 @@ from pipeline.core.droppings import data_files
 NESTED = ("text_config", "llm_config", "language_config")  # where a model with pictures or sound keeps its text part
 # What a model folder may bring along; pickled weights and code files stay out unless code is asked for.
 WANTED = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.txt", "*.model", "*.jinja", "LICENSE*", "README.md")
+READ = 4096  # tokens: no text that is scored comes near, so that a longer sliding window loses nothing
 # What loaders take up by themselves where it lies beside the weights, or what would stand in the place of a quantizer's own.
 LEFT = ("adapter_*", "*quant*config.json", "genai_config.json", "params.json")
 WINDOWS = ("max_position_embeddings", "n_positions", "max_seq_len")
@@ -31,10 +32,11 @@ def window(config: dict[str, Any]) -> int | None:
 
 
 def sliding(config: dict[str, Any]) -> tuple[int, list[bool]]:
-    """(tokens, which layers) of attention that sees a window only; (0, none) for a model without."""
-    tokens, layers = config.get("sliding_window") or 0, config.get("num_hidden_layers") or 0
-    types = config.get("layer_types") or ["sliding_attention"] * layers
-    found = [kind == "sliding_attention" for kind in types]
+    """(tokens, which layers) of attention that sees a window or a chunk only; (0, none) for a model without."""
+    types = config.get("layer_types") or ["sliding_attention"] * (config.get("num_hidden_layers") or 0)
+    chunked = "chunked_attention" in types
+    tokens = config.get("attention_chunk_size" if chunked else "sliding_window") or 0
+    found = [kind == ("chunked_attention" if chunked else "sliding_attention") for kind in types]
     return (tokens, found) if tokens and any(found) and config.get("use_sliding_window") is not False else (0, [])
 
 

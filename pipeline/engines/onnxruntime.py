@@ -53,7 +53,9 @@ class OnnxRuntimeEngine:
         self.kv_bytes_per_token: float | None = None
         names, layers = facts["decoder"]["outputs"], range(int(facts["decoder"]["num_hidden_layers"]))
         kinds = [names[kind] for kind in ("present_key_names", "present_value_names") if kind in names]
-        self.cache_names = [kind % layer for layer in layers for kind in kinds]
+        cache = [kind % layer for layer in layers for kind in kinds]
+        made = {output.name for output in self._graph().output}  # a layer of convolutions has no keys: then a cache is no whole
+        self.cache_names = cache if made.issuperset(cache) else []
         self.reader: Any = None
         self.room = 0
         self.kept: list[int] = []
@@ -113,11 +115,13 @@ class OnnxRuntimeEngine:
 
     def kernels(self) -> dict[str, int]:
         """How many products of each kind the graph holds."""
+        kinds = Counter(node.op_type for node in self._graph().node if "MatMul" in node.op_type or node.op_type == "Gemm")
+        return {f"onnxruntime[{kind}]": n for kind, n in kinds.items()}
+
+    def _graph(self) -> Any:
         import onnx
 
-        graph = onnx.load(self.folder / "model.onnx", load_external_data=False).graph
-        kinds = Counter(node.op_type for node in graph.node if "MatMul" in node.op_type or node.op_type == "Gemm")
-        return {f"onnxruntime[{kind}]": n for kind, n in kinds.items()}
+        return onnx.load(self.folder / "model.onnx", load_external_data=False).graph
 
     def _read_on(self, ids: list[int], start: int, more: int = 0) -> tuple[int, NDArray[np.float32]]:
         """(first, logits [n, vocab] from position `first` <= start on): what the last request began with is not read again.
@@ -126,7 +130,7 @@ class OnnxRuntimeEngine:
         Two tokens at least are read at a time: one alone goes through kernels for decoding, which round in another way.
         """
         at = max(0, min(common_prefix(self.kept, ids), start, len(ids) - 2))
-        if len(ids) + more >= self.room:
+        if not self.cache_names or len(ids) + more >= self.room:  # a state of convolutions cannot be rewound
             at, self.room = 0, min(self.max_length, ROOM * ((len(ids) + more) // ROOM + 1))
             self.reader = self._generator(self.room)
         else:

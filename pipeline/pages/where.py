@@ -77,7 +77,8 @@ def free_words(result: Row, floor: Row | None = None) -> str | None:
     garbled, more = m["free_garbled"], m["free_garbled_delta"]
     kinds = ", ".join(f"{FAULT_WORDS[k]} {round(m[f'free_{k}']['value'] * n)}" for k in FAULT_WORDS if m[f"free_{k}"]["value"])
     told += f"; {round(garbled['value'] * n)} of {n} are garbled" + (f" ({kinds})" if kinds else "")
-    return f"{told}, {signed(more['value'])} pp against the reference [{signed(more['low'])}, {signed(more['high'])}]"
+    interval = "" if more["low"] is None else f" [{signed(more['low'])}, {signed(more['high'])}]"
+    return f"{told}, {signed(more['value'])} pp against the reference{interval}"
 
 
 def signed(value: float) -> str:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
 from pipeline.calibration import Calibration
 from pipeline.core import artifacts
 from pipeline.core.errors import Unsupported
+from pipeline.core.model_config import text_config
 from pipeline.quantizers import Facts
 from pipeline.quantizers._probe import probe
 from pipeline.quantizers._reproducible import ANY_MACHINE, SAME_MACHINE, save
-from pipeline.weights import kept_layers, linear_widths, packed_bits, plain_linear, skeleton
+from pipeline.weights import kept_layers, linear_shapes, linear_widths, packed_bits, plain_linear, skeleton
 
 PACKS = plain_linear
 
@@ -60,6 +62,28 @@ def quantize(
         "expected_bits": packed_bits(model_dir, kept, packs=PACKS, **_bits(type, double_quant)), "probe": probe(model),
         "reproducible": SAME_MACHINE if double_quant else ANY_MACHINE,  # double_quant: a mean of scales, and a code book of sums
     }  # fmt: skip
+
+
+def refuse(model_dir: Path, options: dict[str, Any]) -> None:
+    """See `pipeline.quantizers`: on a CPU, int8 takes activations of three dimensions, and latent attention has some of four;
+    with AVX-512 BF16, 4-bit products are in blocks of 32 outputs and 64 inputs."""
+    latent = options["type"] == "int8" and text_config(model_dir).get("kv_lora_rank")
+    shapes = linear_shapes(model_dir, PACKS).items() if options["type"] != "int8" else ()
+    odd = [(name, shape) for name, shape in shapes if shape[0] % 32 or shape[1] % 64]
+    if not (latent or odd) or find_spec("bitsandbytes") is None:
+        return
+    import torch
+    from bitsandbytes.functional import has_avx512bf16
+
+    if torch.cuda.is_available():
+        return
+    if latent:
+        raise Unsupported("bitsandbytes' int8 has no latent attention on a CPU: it takes no activations of four dimensions")
+    if has_avx512bf16():
+        name, (outputs, inputs) = odd[0]
+        raise Unsupported(
+            f"this CPU's 4-bit product takes multiples of 32 outputs and 64 inputs, and {name} has {outputs} and {inputs}"
+        )
 
 
 def _bits(type: str, double_quant: bool) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import re
 import shutil
 import tempfile
@@ -11,9 +12,9 @@ from typing import Any, Literal
 
 from pipeline import envs
 from pipeline.calibration import Calibration
-from pipeline.core import artifacts
-from pipeline.core.errors import ArtifactError, Unsupported
-from pipeline.core.model_config import sliding, text_config
+from pipeline.core import artifacts, isolate
+from pipeline.core.errors import ArtifactError, NoResult, Unsupported
+from pipeline.core.model_config import READ, sliding, text_config, wanted
 from pipeline.core.quiet import output_to
 from pipeline.quantizers import Facts
 from pipeline.quantizers._reproducible import ANY_MACHINE
@@ -21,12 +22,12 @@ from pipeline.weights import kept_layers, read_headers
 
 ENGINE = "llamacpp"  # the one that reads what this writes
 FILE = "model.gguf"
+CONVERTER = "converter.py"  # beside gguf.txt
 FILE_TYPES = {"F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10, "Q3_K_M": 12, "Q4_K_S": 14,
               "Q4_K_M": 15, "Q5_K_M": 17, "Q6_K": 18, "BF16": 32}  # fmt: skip  # llama.h: enum llama_ftype
 BF16 = 30  # ggml.h: enum ggml_type
-# Where llama.cpp keeps a sliding window: one layer in so many sees all, whatever the config says. It drops all others in silence.
-EVERY = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6, "cohere2": 4, "gpt_oss": 2}
-READ = 4096  # tokens that engine 'llamacpp' reads at most: a longer window loses nothing here
+# Where llama.cpp takes the weights of the chosen experts as they are; elsewhere they sum to 1, unless the file says which.
+UNNORMED = {"qwen2moe", "olmoe", "llada-moe", "deepseek"}
 K_ROW = 256  # weights in a block of a K-quant
 NO_ROOM = 1 << 24
 
@@ -53,6 +54,8 @@ def quantize(
     with tempfile.TemporaryDirectory(dir=out_dir.parent) as tmp:
         whole = Path(tmp) / "whole.gguf"
         _convert(model_dir, whole)
+        if lost := _lost(whole, model_dir):
+            raise Unsupported(lost)
         asked = llama_cpp.llama_model_quantize_default_params()
         asked.ftype = FILE_TYPES[type]
         left = _names(whole, kept)
@@ -75,23 +78,93 @@ def quantize(
 
 
 def refuse(model_dir: Path, options: dict[str, Any]) -> None:
-    """See `pipeline.quantizers`: a model whose sliding window llama.cpp does not keep would be another model there."""
-    config = text_config(model_dir)
-    tokens, layers = sliding(config)
-    every = EVERY.get(str(config.get("model_type")))
-    if tokens >= READ or not layers or (every and layers == [(k + 1) % every != 0 for k in range(len(layers))]):
+    """See `pipeline.quantizers`: what llama.cpp's converter, and llama.cpp itself, do not take, by a file with holes for values.
+
+    Asked once a model, wherever the converter's environment is here.
+    """
+    if not envs.is_here("gguf"):
         return
-    raise Unsupported(
-        f"{sum(layers)} of {len(layers)} layers see a window of {tokens} tokens, which llama.cpp "
-        + (f"keeps in all but every {every}th layer only" if every else f"does not keep for {config.get('model_type')}")
-        + ": GGUF would be another model"
-    )
+    files = [f for f in wanted(model_dir, code=False) if f.suffix != ".safetensors"]
+    parts = [*(f.read_bytes() for f in files), repr(read_headers(model_dir)).encode(), (envs.FILES / CONVERTER).read_bytes()]
+    answer = envs.folder("gguf") / "asked" / hashlib.sha256(b"".join(parts)).hexdigest()
+    if not answer.exists():
+        answer.parent.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory() as tmp:
+            try:
+                _convert(model_dir, Path(tmp) / FILE, "--skeleton")
+                why = isolate.isolated(_lost, Path(tmp) / FILE, model_dir, what="check gguf")
+            except NoResult as e:
+                why = str(e)
+        artifacts.write_text(answer, why)
+    if why := answer.read_text(encoding="utf-8"):
+        raise Unsupported(why)
+
+
+def _lost(file: Path, model_dir: Path) -> str:
+    """Why llama.cpp cannot read a file, or runs another model, by its own account of the header; empty where it is right."""
+    import llama_cpp
+
+    lines: list[str] = []
+    listen = llama_cpp.llama_log_callback(lambda level, text, data: lines.append(text.decode(errors="replace")))
+    llama_cpp.llama_log_set(listen, None)
+    asked, room = llama_cpp.llama_model_default_params(), llama_cpp.llama_context_default_params()
+    asked.no_alloc, asked.load_mode = True, llama_cpp.LLAMA_LOAD_MODE_NONE
+    room.n_ctx = room.n_batch = room.n_ubatch = 256
+    value = ctypes.create_string_buffer(64)
+
+    def held(key: str) -> bool:
+        return bool(model) and llama_cpp.llama_model_meta_val_str(model, key.encode(), value, len(value)) >= 0
+
+    try:
+        model = llama_cpp.llama_model_load_from_file(str(file).encode(), asked)
+        context = llama_cpp.llama_init_from_model(model, room) if model else None
+        window = llama_cpp.llama_model_n_swa(model) if model else 0
+        architecture = value.value.decode() if held("general.architecture") else ""
+        says_norm = held(f"{architecture}.expert_weights_norm")
+        if context:
+            llama_cpp.llama_free(context)
+        if model:
+            llama_cpp.llama_model_free(model)
+    finally:
+        llama_cpp.llama_log_set(llama_cpp._logger.llama_log_callback, None)
+    said = "".join(lines)
+    if not context:
+        why = re.findall(r"error loading model: (.*)", said)
+        return f"llama.cpp cannot read this model as GGUF ({why[-1] if why else 'its log says no more'})"
+    config = _whole_config(model_dir)
+    seen = {int(layer) for layer in re.findall(r"layer +(\d+): dev =", said.partition("    SWA KV cache")[2])}
+    differs = []
+    tokens, layers = sliding(config)
+    window = window if seen else 0
+    if (tokens, {k for k, slides in enumerate(layers) if slides}) != (window, seen) and min(tokens or READ, window or READ) < READ:
+        kept = f"keeps {window} in {len(seen)}" if seen else "keeps none"
+        differs.append(f"{sum(layers)} of {len(layers)} layers see a window of {tokens} tokens, and llama.cpp {kept}")
+    heads = config.get("query_pre_attn_scalar")
+    scale = float(re.findall(r"f_attn_scale += (\S+)", said)[-1])
+    if heads and abs((scale or config["head_dim"] ** -0.5) * heads**0.5 - 1) > 0.1:  # said with two digits
+        differs.append(f"attention is scaled for heads of {heads:g}, and llama.cpp scales by {scale:g}")
+    normed = config.get("norm_topk_prob")
+    if normed is not None and not says_norm and normed == (architecture in UNNORMED):
+        differs.append(f"norm_topk_prob is {normed}, which llama.cpp does not read for {architecture}")
+    return f"{'; '.join(differs)}: GGUF would be another model" if differs else ""
+
+
+def _whole_config(model_dir: Path) -> dict[str, Any]:
+    """The text part's config with what its class fills in, such as the kinds of layers; as it is where the class is not known."""
+    from transformers import AutoConfig
+
+    try:
+        return dict(AutoConfig.from_pretrained(model_dir).get_text_config().to_dict())
+    except ValueError:  # code of its own
+        return text_config(model_dir)
 
 
 def _names(whole: Path, layers: list[str]) -> list[str]:
     """GGUF's names of transformers' layers; one that it does not know is an error, not a layer that is quantized after all."""
     import gguf
 
+    if not layers:  # to read a file's vocabulary takes seconds
+        return []
     reader = gguf.GGUFReader(whole)
     architecture = str(reader.fields["general.architecture"].contents())
     known = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}
@@ -124,12 +197,11 @@ def _fallen_back(file: Path, type: str, left: list[str]) -> list[str]:
     ]
 
 
-def _convert(model_dir: Path, out: Path) -> None:
-    log = artifacts.LOGS / "gguf-convert.log"
+def _convert(model_dir: Path, out: Path, *options: str) -> None:
+    log, tool = artifacts.LOGS / "gguf-convert.log", str((envs.FILES / CONVERTER).absolute())
     held = {tensor.dtype for tensor in read_headers(model_dir).values() if len(tensor.shape) > 1}
     whole = {"BF16": "bf16", "F16": "f16"}.get(held.pop(), "f32") if len(held) == 1 else "f32"  # the smallest that loses nothing
-    arguments = ("-m", "convert_hf_to_gguf", str(model_dir.absolute()), "--outfile", str(out.absolute()), "--outtype", whole)
     try:
-        envs.run("gguf", *arguments, log=log)
+        envs.run("gguf", tool, *options, str(model_dir.absolute()), "--outfile", str(out.absolute()), "--outtype", whole, log=log)
     except RuntimeError as e:  # an architecture that llama.cpp does not know
         raise Unsupported(f"llama.cpp's converter does not take this model: {e}") from None

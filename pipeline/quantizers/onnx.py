@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import shutil
 import sys
 import tempfile
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,6 +17,7 @@ from pydantic import Field
 from pipeline.calibration import Calibration
 from pipeline.core import artifacts, isolate
 from pipeline.core.errors import Unsupported
+from pipeline.core.model_config import READ, sliding, text_config
 from pipeline.quantizers import Facts
 from pipeline.quantizers._reproducible import ANY_MACHINE
 from pipeline.weights import kept_layers
@@ -40,12 +43,13 @@ def quantize(
             raise Unsupported(f"quantizer 'onnx' needs {needed}; pip install onnxruntime-genai onnx-ir -c constraints.txt")
     kept = kept_layers(model_dir, keep)
     nodes = _nodes(kept)
-    options = [f"block_size={block_size}"] if precision != "fp32" else []
+    options = ["hf_token=false", "windowed_kv_cache=false"]  # a cache of a window cannot be taken back to what texts share
+    options += [f"block_size={block_size}"] if precision != "fp32" else []
     options += [f"nodes_to_exclude={','.join(nodes)}"] if nodes else []
     with tempfile.TemporaryDirectory() as cache:
         command = [
             sys.executable, "-m", "onnxruntime_genai.models.builder", "-m", str(model_dir), "-i", str(model_dir),
-            "-o", str(out_dir), "-p", precision, "-e", "cpu", "-c", cache, "--extra_options", "hf_token=false", *options,
+            "-o", str(out_dir), "-p", precision, "-e", "cpu", "-c", cache, "--extra_options", *options,
         ]  # fmt: skip
         env = os.environ | {"GIT_DIR": os.devnull}  # else it stamps the graph with the commit of the repository around .venv
         try:
@@ -58,8 +62,31 @@ def quantize(
 
 
 def refuse(model_dir: Path, options: dict[str, Any]) -> None:
-    """See `pipeline.quantizers`: q, k and v can only be kept together."""
+    """See `pipeline.quantizers`: an architecture that the builder does not name, or what it makes another model of or its runtime
+    stops at; q, k and v can only be kept together."""
     _nodes(kept_layers(model_dir, options["keep"]))
+    config, known = text_config(model_dir), _architectures()
+    kind, rope, tokens = config["architectures"][0], config.get("rope_parameters") or {}, sliding(config)[0]
+    if known and kind not in known:
+        raise Unsupported(f"ONNX Runtime's builder has no {kind}")
+    if "rope_local_base_freq" in config or any(isinstance(value, dict) for value in rope.values()):  # older, and today's
+        raise Unsupported("ONNX Runtime's builder reads one rotary embedding, and this model has one for each kind of layer")
+    if 0 < tokens < READ and not config.get("layer_types"):
+        raise Unsupported(f"all layers see a window of {tokens} tokens, which ONNX Runtime's builder does not keep")
+    width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    if turned := int(width * (rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1)) % 16:
+        raise Unsupported(f"ONNX Runtime turns heads by multiples of 16, and {turned} of {width} are left over")
+
+
+@cache
+def _architectures() -> set[str]:
+    """The architectures that the builder's own source compares a model's with; nothing where it is not here."""
+    found = find_spec("onnxruntime_genai")
+    folder = Path(found.origin or "").parent / "models" if found else Path()
+    source = (folder / "builder.py").read_text(encoding="utf-8") if found else ""
+    compared = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Compare))
+    named = [node for node in compared if ast.unparse(node.left) == "config.architectures[0]"]
+    return {str(side.value) for node in named for side in node.comparators if isinstance(side, ast.Constant)}
 
 
 def _nodes(layers: list[str]) -> list[str]:
