@@ -19,8 +19,7 @@ from pipeline.core.params import Params, PathModel, Tier
 from pipeline.evalset import tasks
 from pipeline.gating.rules import bound_of
 from pipeline.numbers import sweep
-from pipeline.numbers.definitions import is_served
-from pipeline.numbers.metrics import TOKEN_PARTS
+from pipeline.numbers.metrics import TOKEN_PARTS, is_served
 from pipeline.overlap import measured_rows, refuse_overlap
 from pipeline.preflight import servers
 from pipeline.serving import results

@@ -21,7 +21,7 @@ from pipeline.core.params import HowMany, Params
 from pipeline.earlier import RECORD, Sources
 from pipeline.evalset import load_prompts, load_texts, tasks
 from pipeline.gating.rules import MIN_CLUSTERS, bound_of
-from pipeline.numbers.definitions import definition
+from pipeline.numbers.metrics import definition
 from pipeline.numbers.stats import paired_difference, resolvable, standard_errors
 
 POWER = 0.8

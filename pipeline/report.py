@@ -19,7 +19,7 @@ from pipeline.core.params import Params
 from pipeline.figures import noise
 from pipeline.gating import freshness, verdicts
 from pipeline.numbers import sweep
-from pipeline.numbers.definitions import is_served
+from pipeline.numbers.metrics import is_served
 from pipeline.numbers.shown import dequantized, n_of
 from pipeline.pages import advice, charts, latency, pareto, pictures, speed, tradeoff, where, words
 from pipeline.pages.words import show

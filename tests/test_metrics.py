@@ -11,7 +11,8 @@ from scipy.special import log_softmax, rel_entr, softmax
 
 from pipeline.evalset import LABEL
 from pipeline.numbers.distributions import compare_logits, top_ids
-from pipeline.numbers.metrics import DEFINITIONS, TOKEN_PARTS, bounds_of, definition, itl, position_parts, tpot, ttft
+from pipeline.numbers.metrics import IN_PROCESS, TOKEN_PARTS, bounds_of, definition, position_parts
+from pipeline.numbers.requests import itl, tpot, ttft
 
 
 def rows(p: list[float] | NDArray[np.float32], q: list[float] | NDArray[np.float32], true: int = 0):  # type: ignore[no-untyped-def]
@@ -185,10 +186,10 @@ BETTER_HIGH = (
 
 
 def test_direction_belongs_to_the_metric() -> None:
-    assert {name for name, what in DEFINITIONS.items() if what.better == "higher"} == set(BETTER_HIGH.split())
-    assert definition("acc/facts") is DEFINITIONS["acc"] and definition("kld_mean/news") is DEFINITIONS["kld_mean"]
+    assert {name for name, what in IN_PROCESS.items() if what.better == "higher"} == set(BETTER_HIGH.split())
+    assert definition("acc/facts") is IN_PROCESS["acc"] and definition("kld_mean/news") is IN_PROCESS["kld_mean"]
     assert definition("kld_maen") is None
-    assert all(definition(f"top1_agreement/{part}") is DEFINITIONS["top1_agreement"] for part in TOKEN_PARTS)
+    assert all(definition(f"top1_agreement/{part}") is IN_PROCESS["top1_agreement"] for part in TOKEN_PARTS)
 
 
 def test_names_of_parts_are_names_that_mlflow_takes_and_no_domain_has() -> None:
@@ -208,4 +209,4 @@ def test_what_a_figure_cannot_pass() -> None:
 
 
 def test_every_metric_says_its_unit_and_meaning() -> None:
-    assert all(d.unit and d.about for d in DEFINITIONS.values())
+    assert all(d.unit and d.about for d in IN_PROCESS.values())

@@ -19,7 +19,7 @@ from pipeline import report
 from pipeline.core import artifacts, params
 from pipeline.core.errors import ParamsError
 from pipeline.gating import comment, freshness
-from pipeline.numbers.definitions import definition
+from pipeline.numbers.metrics import definition
 from pipeline.pages import charts, latency, pictures, place, speed, words
 from pipeline.tracking import runs
 

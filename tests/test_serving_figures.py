@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.numbers.metrics import Definition
-from pipeline.numbers.serving_figures import DEFINITIONS, WHOLE, Objective, level, memory, saturation_point, scenarios
+from pipeline.numbers.metrics import SERVED, SERVED_WHOLE, Definition
+from pipeline.numbers.serving_figures import Objective, level, memory, saturation_point, scenarios
 
 CONFIDENCE = 0.95
 
@@ -204,9 +204,9 @@ def test_rounds_that_disagree_about_the_saturation_point_say_so() -> None:
 
 def test_every_figure_is_defined_with_its_direction_and_says_how_sure_it_is() -> None:
     found = level([row(0, 0.2, 5, 0.1, t_due=0.0), failed(0, 1, "cut", t_due=0.5)], CONFIDENCE, Objective(ttft_ms=1))
-    assert found.keys() | set(WHOLE) == DEFINITIONS.keys() and all(isinstance(d, Definition) for d in DEFINITIONS.values())
+    assert found.keys() | set(SERVED_WHOLE) == SERVED.keys() and all(isinstance(d, Definition) for d in SERVED.values())
     for name, metric in found.items():
-        assert metric["unit"] == DEFINITIONS[name].unit and metric["method"]
+        assert metric["unit"] == SERVED[name].unit and metric["method"]
         assert metric["low"] is not None or metric["warnings"], name
 
 

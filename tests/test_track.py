@@ -231,11 +231,11 @@ def test_a_variant_that_cannot_run_here_is_a_run_that_says_why(house: House) -> 
 
 
 def test_metric_names_survive_the_round_trip_unknown_values_are_left_out_and_curves_have_steps(house: House) -> None:
-    from pipeline.numbers.metrics import DEFINITIONS
+    from pipeline.numbers.metrics import IN_PROCESS
 
     settings, uri, client = house
     result = artifacts.read_json(artifacts.metrics("int8"))
-    names = [f"{n}{t}" for n in DEFINITIONS for t in ("", "/chinese-english", "/arithmetic_copy")]
+    names = [f"{n}{t}" for n in IN_PROCESS for t in ("", "/chinese-english", "/arithmetic_copy")]
     result["metrics"] = {n: {"value": float(i), "low": i - 0.5, "high": i + 0.5} for i, n in enumerate(names)}
     result["metrics"] |= {f"tpot_ms/context-{n}": {"value": n / 100, "low": None, "high": None} for n in (4096, 256)}
     artifacts.write_json(artifacts.metrics("int8"), result)

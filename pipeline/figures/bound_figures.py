@@ -12,7 +12,7 @@ from typing import Any
 
 from pipeline.figures.builder import Builder
 from pipeline.numbers.bounds import Phase, Shape, against
-from pipeline.numbers.metrics import tpot, ttft
+from pipeline.numbers.requests import tpot, ttft
 from pipeline.numbers.rounds import pairs
 from pipeline.numbers.stats import mean_t
 

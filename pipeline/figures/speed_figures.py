@@ -19,7 +19,7 @@ from pipeline.figures import bound_figures
 from pipeline.figures.bound_figures import each_token_s, first_token_s
 from pipeline.figures.builder import Builder
 from pipeline.numbers.bounds import KV_TOLERANCE, Shape
-from pipeline.numbers.metrics import itl
+from pipeline.numbers.requests import itl
 from pipeline.numbers.rounds import Looks, drift, drift_in_words, pairs
 from pipeline.numbers.stats import Estimate, geometric_mean_t, mean_t, quantile_interval, wilson
 from pipeline.numbers.sweep import PHASES, SWEPT

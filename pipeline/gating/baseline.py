@@ -20,7 +20,7 @@ from pipeline.core.params import PARAMS, Params
 from pipeline.core.yamls import parse
 from pipeline.figures.builder import Builder
 from pipeline.gating import dvc_lock, paired_difference
-from pipeline.numbers.definitions import is_served
+from pipeline.numbers.metrics import is_served
 from pipeline.serving import results as server_results
 
 Row = dict[str, Any]

@@ -21,9 +21,8 @@ from pipeline.core.params import Compare
 from pipeline.figures.answer_figures import answer_metrics, pair
 from pipeline.figures.builder import Builder
 from pipeline.figures.token_figures import TOKEN
-from pipeline.numbers.definitions import definition, is_served
 from pipeline.numbers.distributions import TOP
-from pipeline.numbers.metrics import position_parts
+from pipeline.numbers.metrics import definition, is_served, position_parts
 from pipeline.numbers.stats import Estimate, cluster_bootstrap
 
 Metric = dict[str, Any]

@@ -16,8 +16,7 @@ from pipeline.core.errors import ParamsError
 from pipeline.core.params import BetweenRuns, Params, Rule
 from pipeline.gating.paired_difference import timed
 from pipeline.gating.rules import QUANTITY, UNITS, bound_of
-from pipeline.numbers.definitions import definition
-from pipeline.numbers.metrics import FLOORS
+from pipeline.numbers.metrics import FLOORS, definition
 from pipeline.numbers.stats import resolvable
 
 Row = dict[str, Any]

@@ -14,8 +14,7 @@ from typing import Any, Literal
 from pipeline.core.errors import ParamsError
 from pipeline.core.explain import did_you_mean
 from pipeline.core.params import Params, Rule
-from pipeline.numbers.definitions import DEFINITIONS, definition
-from pipeline.numbers.metrics import FLOORS, Definition, bounds_of
+from pipeline.numbers.metrics import DEFINITIONS, FLOORS, Definition, bounds_of, definition
 from pipeline.numbers.rounds import Looks
 from pipeline.numbers.shown import UNITS as UNITS_SHOWN
 from pipeline.numbers.shown import number

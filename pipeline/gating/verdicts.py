@@ -16,8 +16,7 @@ from typing import Any
 from pipeline.core import artifacts
 from pipeline.core.params import Params, Rule, Variant
 from pipeline.gating.rules import Bound, Judgement, Verdict, bound_of, judge, judge_above, neutral_of, worst, would_settle
-from pipeline.numbers.definitions import definition
-from pipeline.numbers.metrics import FLOORS
+from pipeline.numbers.metrics import FLOORS, definition
 from pipeline.numbers.stats import Estimate, holm, items_to_settle
 
 OWN_SIZE = ("ms", "s", "bytes", "tok/s", "req/s", "bits", "ppl")  # only the baseline's value says how wide a margin is

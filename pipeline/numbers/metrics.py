@@ -1,10 +1,9 @@
-"""What the figures mean: definitions, units, directions, and the arithmetic. Pure: no files, no clock, no torch."""
+"""What the metrics mean: unit, direction, "no difference"; one table for those in process and one for those of a server."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -24,7 +23,7 @@ class Definition:
 
 
 # `name/<task>` metrics are looked up by the part before the slash.
-DEFINITIONS: dict[str, Definition] = {
+IN_PROCESS: dict[str, Definition] = {
     "kld_mean": Definition("nats", "lower", 0.0, "KL(reference || variant), full vocabulary, mean over tokens"),
     "kld_median": Definition("nats", "lower", 0.0, "median over tokens"),
     "kld_p90": Definition("nats", "lower", 0.0, "90th percentile over tokens"),
@@ -110,6 +109,37 @@ DEFINITIONS: dict[str, Definition] = {
 }
 
 
+# --- of a server ------------------------------------------------------------------------------------------------
+
+QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+TIMES = {
+    "ttft": "submit to first token, reasoning counted",
+    "ttfc": "submit to first token of the content proper",
+    "tpot": "(last token - first token) / (n - 1), n by usage",
+    "itl": "gap between consecutive tokens",
+    "e2e": "submit to last token",
+}
+SERVED: dict[str, Definition] = {
+    **{f"{k}_{q}_ms": Definition("ms", "lower", None, f"{about}, {q}") for k, about in TIMES.items() for q in QUANTILES},
+    "throughput_tok_s": Definition("tok/s", "higher", None, "output tokens of all complete requests over the round's wall time"),
+    "throughput_req_s": Definition("req/s", "higher", None, "complete requests over the round's wall time"),
+    "goodput_req_s": Definition("req/s", "higher", None, "requests that meet the objective over the round's wall time"),
+    "attainment": Definition("fraction", "higher", 1.0, "share of all requests that meet the objective; failed ones do not"),
+    "failure_rate": Definition("fraction", "lower", 0.0, "requests that failed, in any way"),
+    "timeout_rate": Definition("fraction", "lower", 0.0, "requests without a complete reply in time"),
+    "one_token_replies": Definition("requests", "lower", None, "complete replies of one token: they have no TPOT"),
+    "output_tokens_min": Definition("tokens", "higher", None, "shortest complete reply"),
+    "output_tokens_max": Definition("tokens", "lower", None, "longest complete reply"),
+    "cached_tokens": Definition("tokens", "lower", 0.0, "prompt tokens that a prefix cache answered"),
+    "warmups": Definition("requests", "higher", None, "complete requests before the measured ones"),
+    "client_lag_p99_ms": Definition("ms", "lower", 0.0, "how late this client sent what was due (open loop)"),
+    "server_memory_bytes": Definition("bytes", "lower", None, "peak resident memory of a launched server, all its processes"),
+    "knee": Definition("requests at once", "higher", None, "where throughput over median latency is greatest (Kleinrock's power)"),
+}  # fmt: skip
+SERVED_WHOLE = ("knee", "server_memory_bytes")  # of a run, not of a level
+DEFINITIONS = SERVED | IN_PROCESS
+
+
 # Metrics of a variant whose "no difference" is measured: (floor, rounding), both metrics of the reference.
 FLOORS: dict[str, tuple[str, str]] = {
     "kld_mean": ("kld_floor", "kld_rounding"),
@@ -131,8 +161,14 @@ def bounds_of(name: str, transform: str = "mean") -> tuple[float, float]:
 
 
 def definition(name: str) -> Definition | None:
-    """The definition of a metric by its name, `acc_delta/facts` by `acc_delta`."""
+    """The definition of a metric by its name: `acc_delta/facts` by `acc_delta`, `ttft_p99_ms/closed-4` by `ttft_p99_ms`."""
     return DEFINITIONS.get(name.split("/")[0])
+
+
+def is_served(name: str) -> bool:
+    """Whether a metric is a server's: one of a level (`failure_rate/closed-4`), or one of a whole run (`knee`)."""
+    stem, _, part = name.partition("/")
+    return stem in SERVED_WHOLE or (stem in SERVED and (stem not in IN_PROCESS or bool(part)))
 
 
 # Parts of `kld_mean` and `top1_agreement` besides the domains: kld_mean/position:32-127, top1_agreement/class:digits.
@@ -145,21 +181,3 @@ TOKEN_PARTS = (*(f"position:{name}" for name in POSITIONS), *(f"class:{name}" fo
 def position_parts(positions: ArrayLike) -> NDArray[np.str_]:
     """The name in POSITIONS of each position, of at least 1: [n] -> [n]."""
     return np.asarray(list(POSITIONS))[np.searchsorted(LASTS, np.asarray(positions))]
-
-
-# --- requests ----------------------------------------------------------------------------------------------------
-
-
-def ttft(t_submit: float, t_tokens: list[float]) -> float | None:
-    """Time to first token in seconds; None if no token came."""
-    return t_tokens[0] - t_submit if t_tokens else None
-
-
-def tpot(t_tokens: list[float]) -> float | None:
-    """Time per output token after the first, in seconds; undefined (None) for fewer than two tokens."""
-    return (t_tokens[-1] - t_tokens[0]) / (len(t_tokens) - 1) if len(t_tokens) > 1 else None
-
-
-def itl(t_tokens: list[float]) -> list[float]:
-    """Gaps between consecutive tokens, in seconds."""
-    return [b - a for a, b in pairwise(t_tokens)]

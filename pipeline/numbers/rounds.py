@@ -18,7 +18,7 @@ import numpy as np
 from scipy import stats
 
 from pipeline.core.params import Params
-from pipeline.numbers.metrics import tpot
+from pipeline.numbers.requests import tpot
 from pipeline.numbers.stats import Estimate, geometric_mean_t
 from pipeline.numbers.whole_runs import deviations, whole_runs
 

@@ -12,42 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.numbers.metrics import Definition
+from pipeline.numbers.metrics import QUANTILES, SERVED
 from pipeline.numbers.replies import e2e, gaps, tpot, ttfc, ttft, unseen, unverified
 from pipeline.numbers.stats import Estimate, mean_t, quantile_interval, wilson
 from pipeline.numbers.whole_runs import whole_runs
 
 Row = dict[str, Any]
 Metrics = dict[str, dict[str, Any]]
-QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 FEW_FOR_P99 = 100
 LAG = 0.05  # a client that sends later than this share of the median TTFT measures itself as well
-
-ABOUT = {
-    "ttft": "submit to first token, reasoning counted",
-    "ttfc": "submit to first token of the content proper",
-    "tpot": "(last token - first token) / (n - 1), n by usage",
-    "itl": "gap between consecutive tokens",
-    "e2e": "submit to last token",
-}
-DEFINITIONS: dict[str, Definition] = {
-    **{f"{k}_{q}_ms": Definition("ms", "lower", None, f"{about}, {q}") for k, about in ABOUT.items() for q in QUANTILES},
-    "throughput_tok_s": Definition("tok/s", "higher", None, "output tokens of all complete requests over the round's wall time"),
-    "throughput_req_s": Definition("req/s", "higher", None, "complete requests over the round's wall time"),
-    "goodput_req_s": Definition("req/s", "higher", None, "requests that meet the objective over the round's wall time"),
-    "attainment": Definition("fraction", "higher", 1.0, "share of all requests that meet the objective; failed ones do not"),
-    "failure_rate": Definition("fraction", "lower", 0.0, "requests that failed, in any way"),
-    "timeout_rate": Definition("fraction", "lower", 0.0, "requests without a complete reply in time"),
-    "one_token_replies": Definition("requests", "lower", None, "complete replies of one token: they have no TPOT"),
-    "output_tokens_min": Definition("tokens", "higher", None, "shortest complete reply"),
-    "output_tokens_max": Definition("tokens", "lower", None, "longest complete reply"),
-    "cached_tokens": Definition("tokens", "lower", 0.0, "prompt tokens that a prefix cache answered"),
-    "warmups": Definition("requests", "higher", None, "complete requests before the measured ones"),
-    "client_lag_p99_ms": Definition("ms", "lower", 0.0, "how late this client sent what was due (open loop)"),
-    "server_memory_bytes": Definition("bytes", "lower", None, "peak resident memory of a launched server, all its processes"),
-    "knee": Definition("requests at once", "higher", None, "where throughput over median latency is greatest (Kleinrock's power)"),
-}  # fmt: skip
-WHOLE = ("knee", "server_memory_bytes")  # of a run, not of a level
 
 
 def scenarios(concurrency: Iterable[int], rates: Iterable[float]) -> list[str]:
@@ -116,7 +89,7 @@ def level(rows: list[Row], confidence: float, objective: Objective | None = None
     found |= _latencies(good, len(counted) - len(good), confidence) | _rates(counted, confidence, objective) | _counts(rows, good)
     if any(r.get("t_due") is not None for r in counted):
         found["client_lag_p99_ms"] = _lag(counted, good)
-    times = [name for name in found if DEFINITIONS[name].unit in ("ms", "tok/s", "req/s") and name != "client_lag_p99_ms"]
+    times = [name for name in found if SERVED[name].unit in ("ms", "tok/s", "req/s") and name != "client_lag_p99_ms"]
     found |= {name: whole_runs(found[name], between, confidence=confidence) for name in times}
     if good and all(ttft(r) is None for r in good):  # that no empty reply failed is no finding
         silent = "no complete reply has a token: nothing was served"
@@ -125,7 +98,7 @@ def level(rows: list[Row], confidence: float, objective: Objective | None = None
 
 
 def shown(name: str, estimate: Estimate, confidence: float) -> dict[str, Any]:
-    return asdict(estimate) | {"unit": DEFINITIONS[name].unit, "confidence": confidence}
+    return asdict(estimate) | {"unit": SERVED[name].unit, "confidence": confidence}
 
 
 def nothing(reason: str, n: int = 0, method: str = "none") -> Estimate:

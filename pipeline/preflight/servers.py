@@ -8,8 +8,8 @@ import re
 from pipeline.core.errors import ParamsError, QuantgateError, Unsupported
 from pipeline.core.explain import did_you_mean
 from pipeline.core.params import Params, Rule
-from pipeline.numbers.definitions import is_served
-from pipeline.numbers.serving_figures import QUANTILES, WHOLE, in_a_round
+from pipeline.numbers.metrics import QUANTILES, SERVED_WHOLE, is_served
+from pipeline.numbers.serving_figures import in_a_round
 from pipeline.numbers.stats import quantile_interval
 from pipeline.serving import launch, results
 from pipeline.serving.client import address, key_from
@@ -56,9 +56,9 @@ def check_metric(metric: str, settings: Params) -> None:
     levels = results.levels(settings)
     if not settings.serving.variants:
         raise ParamsError(f"metric {metric!r} needs a server, and no variant is served; name one under serving.variants")
-    if stem in WHOLE and level:
+    if stem in SERVED_WHOLE and level:
         raise ParamsError(f"metric {metric!r}: {stem} belongs to the whole run; write {stem!r}")
-    if stem not in WHOLE and level not in levels:
+    if stem not in SERVED_WHOLE and level not in levels:
         hint = did_you_mean(level, levels)
         raise ParamsError(f"metric {metric!r}: give one of the tier's levels, as in '{stem}/{levels[0]}'{hint}")
 

@@ -16,7 +16,8 @@ from pipeline.core import artifacts, cli
 from pipeline.core.errors import DataError, ParamsError
 from pipeline.core.explain import did_you_mean
 from pipeline.evalset import load_texts
-from pipeline.numbers.serving_figures import DEFINITIONS, Objective, in_a_round, level, saturation_point, scenarios, warm_ups
+from pipeline.numbers.metrics import SERVED
+from pipeline.numbers.serving_figures import Objective, in_a_round, level, saturation_point, scenarios, warm_ups
 from pipeline.numbers.sweep import Prompts
 from pipeline.serving import launch, probe
 from pipeline.serving.client import KEY, Endpoint, Request, Row, address, ask, connected, key_from
@@ -208,7 +209,7 @@ def figures(rows: list[Row], plan: Plan, confidence: float = CONFIDENCE, between
         "levels": {name: level(r, confidence, plan.objective, between) for name, r in by_level.items()},
         "knee": saturation_point(by_concurrency, confidence),
         "objective": plan.objective.__dict__,
-        "about": {name: d.about for name, d in DEFINITIONS.items()},
+        "about": {name: d.about for name, d in SERVED.items()},
     }
 
 

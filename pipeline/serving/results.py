@@ -12,8 +12,8 @@ import yaml
 from pipeline.core import artifacts
 from pipeline.core.errors import ArtifactError
 from pipeline.core.params import Params
-from pipeline.numbers.definitions import is_served
-from pipeline.numbers.serving_figures import DEFINITIONS, WHOLE, scenarios
+from pipeline.numbers.metrics import SERVED, SERVED_WHOLE, is_served
+from pipeline.numbers.serving_figures import scenarios
 
 Row = dict[str, Any]
 Metrics = dict[str, dict[str, Any]]
@@ -78,9 +78,9 @@ def metrics(variant: str, result: Row | None, model: str, settings: Params) -> M
     known: Metrics = {}
     if result is not None and why is None:
         known = {f"{name}/{level}": m for level, by_name in result["levels"].items() for name, m in by_name.items()}
-        known |= {name: result[name] for name in WHOLE}
+        known |= {name: result[name] for name in SERVED_WHOLE}
     null = {"value": None, "low": None, "high": None, "n": 0, "reason": why or "the server's run has no such metric"}
-    return {name: null | {"unit": DEFINITIONS[name.split("/")[0]].unit} for name in judged(settings)} | known
+    return {name: null | {"unit": SERVED[name.split("/")[0]].unit} for name in judged(settings)} | known
 
 
 def current(variants: dict[str, Row], settings: Params) -> tuple[dict[str, Row], dict[str, str]]:

@@ -28,7 +28,7 @@ from pipeline import benchmark, hardware
 from pipeline.core import artifacts, cli, params
 from pipeline.core.params import Params
 from pipeline.numbers import rounds
-from pipeline.numbers.metrics import tpot, ttft
+from pipeline.numbers.requests import tpot, ttft
 from pipeline.numbers.stats import geometric_mean_t
 from pipeline.numbers.whole_runs import whole_runs
 
