@@ -13,7 +13,7 @@ help:  ## show this list
 FIRST := from pipeline.core import params; s = params.load(); print(*(f"compare@{v}" for v in (s.reference, s.gate.required[0])))
 
 repro: .venv/installed  ## install what is missing, run the whole pipeline, print the table
-	@python -m pipeline.check > /dev/null && python -m pipeline.hardware
+	@python -m pipeline.check > /dev/null && python -m pipeline.speed.hardware
 	@{ dvc repro $$(python -c '$(FIRST)') && python -m pipeline.report --first && dvc repro; } || { echo "make: stopped at the stage \
 	that is named above; all that was finished before it is kept, and \`make repro\` goes on from there"; exit 1; }
 	@python -m pipeline.report --summary

@@ -16,15 +16,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pipeline import hardware
 from pipeline.core import artifacts, cli, params
 from pipeline.core.errors import NoResult, Unsupported
 from pipeline.core.params import Params, Requests
+from pipeline.engines._worker import Worker, working
 from pipeline.evalset import load_texts
 from pipeline.gating.rules import looks_of
-from pipeline.numbers import rounds, sweep
-from pipeline.numbers.bounds import Shape
-from pipeline.worker import Worker, working
+from pipeline.speed import hardware, rounds, schedule
+from pipeline.speed.roofline import Shape
 
 Row = dict[str, Any]
 
@@ -68,7 +67,7 @@ def timed(settings: Params, variant: str, threads: int) -> tuple[list[Row], Row]
     folder, base = artifacts.model_dir(variant), artifacts.model_dir(reference)
     models = {"variant": facts(variant, folder, settings), "reference": facts(reference, base, settings)}
     tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
-    prompts = sweep.Prompts(sweep.tokens_of(load_texts(Path(settings.benchmark.prompts)), tokenizer), settings.seed)
+    prompts = schedule.Prompts(schedule.tokens_of(load_texts(Path(settings.benchmark.prompts)), tokenizer), settings.seed)
     looks = looks_of(settings, variant)
     count = setup.warmups + (setup.rounds if looks.planned == 1 else setup.max_rounds or 0)
     asked = [prompts.cut(setup.prompt_tokens) for _ in range(count)]
@@ -82,13 +81,13 @@ def timed(settings: Params, variant: str, threads: int) -> tuple[list[Row], Row]
         device, dtypes = a.facts["device"], [m["dtype"] for m in models.values()]
         rates = b.cpu_rates(threads, dtypes) if device == "cpu" else hardware.rates(threads, device, dtypes)
         rows, told = in_rounds(a, b, setup, asked, looks, rounds.confidence(settings))
-        plan = sweep.plan(setup, min(a.facts["max_length"], len(prompts.source)))
-        sweep.fill(plan, prompts)
-        rows += sweep.run(a, plan)
+        plan = schedule.plan(setup, min(a.facts["max_length"], len(prompts.source)))
+        schedule.fill(plan, prompts)
+        rows += schedule.run(a, plan)
         loads = {"variant": a.facts, "reference": b.facts}
     return rows, {
         "loads": loads, "models": models, "rates": rates, "memory_bandwidth": rates["read"], "looks": told,
-        "sweep": {"output_tokens": sweep.OUTPUT, "repeats": sweep.REPEATS, "notes": plan.notes, "missing": plan.absent()},
+        "sweep": {"output_tokens": schedule.OUTPUT, "repeats": schedule.REPEATS, "notes": plan.notes, "missing": plan.absent()},
         "machine": hardware.describe(threads),
     }  # fmt: skip
 

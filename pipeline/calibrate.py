@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import engines
-from pipeline.calibration import cut
 from pipeline.core import artifacts, cli, params
 from pipeline.core.errors import DataError
 from pipeline.core.params import HubText
 from pipeline.engines import Sampling
 from pipeline.evalset import Row, load_texts, sets_digest
-from pipeline.overlap import measured_rows, overlap, refuse_overlap
+from pipeline.evalset.calibration import cut
+from pipeline.evalset.overlap import measured_rows, overlap, refuse_overlap
 
 OPENING = 16  # tokens of a text that a continuation starts from: enough to settle its language and kind
 BATCH = 16

@@ -10,19 +10,21 @@ import itertools
 import math
 from pathlib import Path
 
-from pipeline import engines, evalset, fit, from_gguf, hardware, power, quantizers, size, sound
+from pipeline import engines, evalset, quantizers
 from pipeline.core import artifacts, cli, params
 from pipeline.core.droppings import data_files
 from pipeline.core.errors import ParamsError, QuantgateError
 from pipeline.core.explain import did_you_mean
 from pipeline.core.params import Params, PathModel, Tier
 from pipeline.evalset import tasks
+from pipeline.evalset.overlap import measured_rows, refuse_overlap
 from pipeline.gating.rules import bound_of
-from pipeline.numbers import sweep
-from pipeline.numbers.metrics import TOKEN_PARTS, is_served
-from pipeline.overlap import measured_rows, refuse_overlap
-from pipeline.preflight import servers
+from pipeline.metrics.definitions import TOKEN_PARTS, is_served
+from pipeline.model import from_gguf, integrity
+from pipeline.preflight import capacity, power, servers
+from pipeline.preflight import model as preflight_model
 from pipeline.serving import results
+from pipeline.speed import hardware, schedule
 
 SCORED = ("acc", "acc_delta", "score_delta", "recovery", "flips_to_wrong", "flips_to_right", "p_mcnemar")
 BY_TASK = (*SCORED, "byte_ppl", "byte_ppl_ratio")
@@ -71,7 +73,7 @@ def faults(settings: Params) -> list[str]:
         collect("evalsets/tasks", tasks.load_task, task)
     if not found:  # it reads all of these files again, and would only repeat what is wrong with them
         collect("params.yaml: calibration.set", _check_overlap, settings)
-        found += fit.faults(settings)
+        found += preflight_model.faults(settings)
     return found
 
 
@@ -85,7 +87,7 @@ def _check_folder(model: PathModel) -> None:
         raise ParamsError(f"{str(folder)!r} is not a folder (looked in {folder.resolve()})")
     if not (folder / "config.json").exists():
         raise ParamsError(f"{str(folder)!r} holds no config.json; is it a transformers model folder?")
-    sound.refuse_quantized(sound.read_object(folder / "config.json"), model.dequantize)
+    integrity.refuse_quantized(integrity.read_object(folder / "config.json"), model.dequantize)
     if data_files(folder, "*.safetensors"):
         return
     pickled = sorted(f.name for pattern in PICKLED for f in data_files(folder, pattern))
@@ -161,7 +163,7 @@ def _check_part(metric: str, settings: Params) -> None:
         first = part.removeprefix("position:").partition("-")[0]
         if part.startswith("position:") and int(first) >= settings.diverge.window:
             raise ParamsError(f"metric {metric!r}: no token has {first} before it in windows of {settings.diverge.window} tokens")
-    elif part and (timed := sweep.published(settings.amount.benchmark).get(stem)):
+    elif part and (timed := schedule.published(settings.amount.benchmark).get(stem)):
         if part not in timed:
             raise ParamsError(f"metric {metric!r}: the tier's benchmark has no such part{did_you_mean(part, timed)}")
     elif part and stem not in BY_TASK:
@@ -191,7 +193,9 @@ def main() -> None:
     results.write_asked(settings)
     for line in power.told(settings):
         cli.say("power", line)
-    for line in more_than_there(settings) + fit.told(settings) + servers.unsupported(settings) + size.told(settings):
+    for line in (
+        more_than_there(settings) + preflight_model.told(settings) + servers.unsupported(settings) + capacity.told(settings)
+    ):
         cli.say("check", line)
     for line in servers.inconclusive(settings):
         cli.say("power", line)

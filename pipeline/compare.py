@@ -1,6 +1,6 @@
 """compare: rows -> metrics with intervals -> reports/metrics/<variant>.json, and where it broke -> artifacts/broke/<variant>.json
 
-No model is loaded here; the arithmetic is in figures/. Rows that were made with another build of a model, or against
+No model is loaded here; the arithmetic is in metrics/. Rows that were made with another build of a model, or against
 another reference, are refused.
 """
 
@@ -12,11 +12,11 @@ from typing import Any
 
 from pipeline.core import artifacts, cli, params
 from pipeline.core.errors import ArtifactError
-from pipeline.figures import broke, free_figures, noise
-from pipeline.figures.answer_figures import answer_metrics, pair
-from pipeline.figures.builder import Builder, size_metrics
-from pipeline.figures.speed_figures import timing_metrics
-from pipeline.figures.token_figures import refuse_other_tokens, token_metrics
+from pipeline.metrics import failure_analysis, generation, noise_floor
+from pipeline.metrics.answers import answer_metrics, pair
+from pipeline.metrics.builder import Builder, size_metrics
+from pipeline.metrics.speed import timing_metrics
+from pipeline.metrics.tokens import refuse_other_tokens, token_metrics
 
 Row = dict[str, Any]
 ROWS = (artifacts.answers, artifacts.tokens, artifacts.timings, artifacts.generations)
@@ -47,7 +47,7 @@ def compare(variant: str, settings: params.Params) -> Row:
         if variant == ref:  # the floor is the reference's own figure: what it differs from itself
             b.metrics |= floors
         else:
-            noise.mark(b.metrics, floors)
+            noise_floor.mark(b.metrics, floors)
         own = {metas[make(variant)]["status"] for make in ROWS}
         if faults:
             status = next((s for s in ("crashed", "invalid", "unsupported") if s in own), "invalid")
@@ -116,11 +116,11 @@ def _free(b: Builder, variant: str, ref: str, metas: dict[Path, Row]) -> str | N
     if ours["tokens"] != theirs["tokens"]:
         raise ArtifactError(f"replies of {variant} and {ref} were made with different limits; run `dvc repro`")
     rows = [artifacts.read_jsonl(artifacts.generations(v)) for v in (variant, ref)]
-    pairs = free_figures.pair(*rows)
+    pairs = generation.pair(*rows)
     tokens = artifacts.tokens(variant)
     columns = artifacts.read_columns(tokens) if metas[tokens]["status"] == "ok" else None
-    b.curves["agreement_by_position"] = free_figures.by_position(b, pairs, columns, ours["tokens"])
-    return free_figures.free_metrics(b, pairs, ours["tokens"], variant == ref)
+    b.curves["agreement_by_position"] = generation.by_position(b, pairs, columns, ours["tokens"])
+    return generation.free_metrics(b, pairs, ours["tokens"], variant == ref)
 
 
 def _answers(b: Builder, variant: str, ref: str, metas: dict[Path, Row], settings: params.Params) -> str | None:
@@ -152,7 +152,7 @@ def main(variant: str) -> None:
     settings = params.load()
     settings.variant(variant)
     result = compare(variant, settings)
-    where = broke.write(variant, settings)
+    where = failure_analysis.write(variant, settings)
     artifacts.write_json(artifacts.metrics(variant), result)
     told = f"{result['status']}: {result['reason']}"
     if result["status"] == "ok":

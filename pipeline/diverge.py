@@ -17,13 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from pipeline import attest, engines, free_run
+from pipeline import engines
 from pipeline.core import artifacts, cli, isolate, params, quiet
 from pipeline.core.errors import ArtifactError, InvalidVariant, NoResult
-from pipeline.engines import ROWS, Engine
-from pipeline.numbers.distributions import compare_parts
-from pipeline.store import Store, Window, batches
-from pipeline.token_class import classes
+from pipeline.divergence.distributions import compare_parts
+from pipeline.divergence.store import Store, Window, batches
+from pipeline.engines import ROWS, Engine, _generation
+from pipeline.evalset.token_classes import classes
+from pipeline.model import attestation
 
 # Quantizers that leave every weight as it is, so that a difference of exactly zero to the reference is no fault.
 LOSSLESS = ("cast",)
@@ -126,7 +127,7 @@ def _attested(variant: params.Variant, folder: Path, manifest: dict[str, Any], t
     """The variant's engine, if its files, its kernels and its logits are those that the manifest tells of."""
     artifacts.verify_files(folder, manifest)
     engine = engines.load(variant.engine, folder, threads=threads, **variant.engine_options)
-    attest.check_kernels(engine.kernels(), manifest)
+    attestation.check_kernels(engine.kernels(), manifest)
     return engine
 
 
@@ -154,7 +155,7 @@ def measure(variant: str, settings: params.Params, meta: Row) -> str:
     engine = _attested(settings.variant(variant), folder, artifacts.read_manifest(folder), settings.thread_count)
     facts, told = _score(engine, Store(artifacts.REFERENCE), path, settings, variant)
     artifacts.write_json(artifacts.meta_of(path), meta | facts)
-    replied = free_run.write(variant, engine, settings, meta)
+    replied = _generation.write(variant, engine, settings, meta)
     return f"{told}; " + (replied["reason"] or f"{replied['rows']} replies of its own")
 
 
@@ -173,7 +174,7 @@ def measured(variant: str, settings: params.Params) -> str:
     with artifacts.atomic_file(path) as tmp:
         write([], tmp)
     artifacts.write_json(artifacts.meta_of(path), meta)
-    free_run.write(variant, None, settings, meta)
+    _generation.write(variant, None, settings, meta)
     return f"{meta['status']}: {meta['reason']}"
 
 

@@ -15,13 +15,13 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from pipeline import dequantize, from_gguf, sound, tokenizer_files
 from pipeline.core import artifacts, cli, params
 from pipeline.core.droppings import DROPPINGS, data_files
 from pipeline.core.errors import DownloadError
-from pipeline.core.model_config import LEFT, WANTED, wanted
 from pipeline.evalset.chats import NAMED
-from pipeline.weights import count_weights
+from pipeline.model import dequantize, from_gguf, integrity, tokenizer_files
+from pipeline.model.config import LEFT, WANTED, wanted
+from pipeline.model.headers import count_weights
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
 
@@ -46,7 +46,7 @@ def download(model: params.PackageModel | params.PathModel | params.HubModel, ou
     given = {file.name: artifacts.sha256_file(file) for file in data_files(out, "*") if file.suffix != ".safetensors"}
     facts |= _dequantized(model, out)
     settled = tokenizer_files.settle(out, model.trust_remote_code)
-    sound.refuse_unsound(out, model.trust_remote_code)
+    integrity.refuse_unsound(out, model.trust_remote_code)
     if not model.trust_remote_code:
         tokenizer_files.refuse_two_ways(out)
     repairs = settled + _repair_generation_config(out)
@@ -59,7 +59,7 @@ def download(model: params.PackageModel | params.PathModel | params.HubModel, ou
 
 def _dequantized(model: params.PackageModel | params.PathModel | params.HubModel, out: Path) -> dict[str, Any]:
     """Put values in the place of packed weights; returns what they were, and the files as they were given."""
-    packed = sound.refuse_quantized(sound.read_object(out / "config.json"), model.dequantize)
+    packed = integrity.refuse_quantized(integrity.read_object(out / "config.json"), model.dequantize)
     if packed is None:
         return {}
     given = {file.name: artifacts.sha256_file(file) for file in data_files(out, "*.safetensors")}
@@ -77,7 +77,7 @@ def _repair_generation_config(out: Path) -> list[str]:
     file = out / "generation_config.json"
     if not file.exists():
         return []
-    config = sound.read_object(file)
+    config = integrity.read_object(file)
     found = [] if config.get("do_sample") else [key for key in SAMPLING if config.get(key) is not None]
     repairs = [f"generation_config.json: {key} = {config.pop(key)!r} taken out, since do_sample is false" for key in found]
     if repairs:
@@ -100,7 +100,7 @@ def _refuse_damage(out: Path) -> None:
 def _one_set_of_weights(out: Path) -> None:
     """Leave the weights that transformers would load, and no others: they would be counted, or loaded instead."""
     index, whole, files = out / "model.safetensors.index.json", out / "model.safetensors", data_files(out, "*.safetensors*")
-    kept = {whole.name} if whole.exists() else {index.name, *sound.indexed_shards(index)} if index.exists() else set()
+    kept = {whole.name} if whole.exists() else {index.name, *integrity.indexed_shards(index)} if index.exists() else set()
     if files and not kept:
         raise DownloadError(f"the weights are in {files[0].name}, and transformers loads {whole.name}; rename or save them anew")
     for file in files:

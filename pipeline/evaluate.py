@@ -21,7 +21,7 @@ from pipeline.core.errors import DataError, NoResult, Unsupported
 from pipeline.core.params import Evaluate, HowMany
 from pipeline.evalset import sets_digest
 from pipeline.evalset.tasks import TASKS, is_chat, load_task, local_tasks, subset, task_files
-from pipeline.evalset.unfit import unfit
+from pipeline.preflight.tasks import unfit
 
 Row = dict[str, Any]
 BATCH_TOKENS = 2048

@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from pipeline import engines
 from pipeline.core import artifacts, cli, isolate, params
 from pipeline.core.errors import ArtifactError, Unsupported
+from pipeline.divergence.distributions import compare_parts
+from pipeline.divergence.store import Store, Window, batches
 from pipeline.engines import ROWS
-from pipeline.figures.builder import Builder
-from pipeline.numbers.distributions import compare_parts
-from pipeline.store import Store, Window, batches
+from pipeline.metrics.builder import Builder
 
 # (index of a window, position that predicts the first row, logits float32 [rows, vocab])
 Found = Iterator[tuple[int, int, NDArray[np.float32]]]

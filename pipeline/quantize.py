@@ -8,13 +8,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pipeline import attest, engines, quantizers
-from pipeline.calibration import Calibration
+from pipeline import engines, quantizers
 from pipeline.core import artifacts, cli, isolate, options, params
 from pipeline.core.droppings import data_files
 from pipeline.core.errors import NoResult
 from pipeline.core.params import Variant
-from pipeline.formats import measure
+from pipeline.evalset.calibration import Calibration
+from pipeline.model import attestation
+from pipeline.model.size import measure
 
 
 def quantize(variant: Variant, base: Path, out: Path, *, calibration: Calibration, seed: int) -> dict[str, Any]:
@@ -27,7 +28,7 @@ def quantize(variant: Variant, base: Path, out: Path, *, calibration: Calibratio
     facts = make(base, out, calibration=calibration, seed=seed, **variant.options)
     _copy_text_side(base, out)
     size = measure(base, out)
-    attest.check_bits(facts, size.packed_bits)
+    attestation.check_bits(facts, size.packed_bits)
     return {
         **facts,
         **asdict(size),
@@ -50,8 +51,8 @@ def answer(variant: Variant, folder: Path, facts: dict[str, Any], threads: int) 
     Raises where other kernels run than were packed, where it answers otherwise than the model in memory did, or not at all.
     """
     engine = engines.load(variant.engine, folder, threads=threads, **variant.engine_options)
-    attest.check_kernels(engine.kernels(), facts)
-    attest.check_answer(engine, facts.get("probe"))
+    attestation.check_kernels(engine.kernels(), facts)
+    attestation.check_answer(engine, facts.get("probe"))
 
 
 def build(

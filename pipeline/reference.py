@@ -17,16 +17,16 @@ from pipeline import engines
 from pipeline.core import artifacts, cli, isolate, params
 from pipeline.core.errors import ArtifactError, InvalidVariant, Unsupported
 from pipeline.core.params import Diverge, Tier
+from pipeline.divergence.checkpoints import Partial
+from pipeline.divergence.store import Window, estimate_bytes, key_of, refuse_if_too_large, shards
 from pipeline.engines import ROWS, Sampling
 from pipeline.evalset import Row, choose, load_prompts, load_texts, sets_digest
 from pipeline.evalset.chats import refuse_chats
 from pipeline.evalset.windows import corpus_windows, prompt_ids
-from pipeline.partial import Partial
-from pipeline.store import Window, estimate_bytes, key_of, refuse_if_too_large, shards
 
 CODE = (  # other code may make another store
     "engines/__init__.py", "engines/_gptq.py", "engines/_head.py", "engines/hf.py",
-    "evalset/__init__.py", "evalset/windows.py", "partial.py", "reference.py", "store.py",
+    "evalset/__init__.py", "evalset/windows.py", "divergence/checkpoints.py", "reference.py", "divergence/store.py",
 )  # fmt: skip
 
 OTHERWISE = "rounded_otherwise"  # logits of a shard that the model's own pass rounds to a neighbour

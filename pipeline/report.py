@@ -16,19 +16,19 @@ import typer
 from pipeline.core import artifacts, cli, params
 from pipeline.core.errors import ArtifactError, ParamsError, QuantgateError
 from pipeline.core.params import Params
-from pipeline.figures import noise
 from pipeline.gating import freshness, verdicts
-from pipeline.numbers import sweep
-from pipeline.numbers.metrics import is_served
-from pipeline.numbers.shown import dequantized, n_of
-from pipeline.pages import advice, charts, latency, pareto, pictures, speed, tradeoff, where, words
-from pipeline.pages.words import show
+from pipeline.metrics import noise_floor
+from pipeline.metrics.definitions import is_served
+from pipeline.reporting import charts, failures, latency, pareto, plots, recommendation, speed, tradeoff, wording
+from pipeline.reporting.numbers import dequantized, n_of
+from pipeline.reporting.wording import show
 from pipeline.serving import results as server_results
+from pipeline.speed import schedule
 
 FIGURES = artifacts.REPORTS / "figures"
 README_MARKS = ("<!-- results -->", "<!-- /results -->")
 README_ENDS = "<!-- the README's part ends here -->"  # in report.md
-TEMPLATES = Path(__file__).parent / "pages/templates"
+TEMPLATES = Path(__file__).parent / "reporting/templates"
 STAGES = (
     "check",
     "download",
@@ -86,25 +86,25 @@ def context_of(results: Results, verdict: dict[str, Any], settings: Params, tabl
     base = artifacts.read_manifest(artifacts.BASE)
     first = results[settings.reference]["metrics"]
     return {
-        "verdict": verdict, "rows": words.table(results, verdict, settings.variants), "reference": settings.reference,
+        "verdict": verdict, "rows": wording.table(results, verdict, settings.variants), "reference": settings.reference,
         "show": show,
         "results": results, "base": base, "model": settings.model.model_dump(), "seed": settings.seed,
-        "machine": words.machine_line(results), "confidence": settings.compare.confidence,
+        "machine": wording.machine_line(results), "confidence": settings.compare.confidence,
         "tokens": n_of(results, "kld_mean"), "items": n_of(results, "acc/all"),
-        "against_rounding": words.against_rounding(results), "noise": noise.sentence(first, settings.reference),
-        "where": where.where(results, settings.reference), "visible": where.visible, "clipped": where.clipped,
-        "fault_words": where.FAULT_WORDS,
+        "against_rounding": wording.against_rounding(results), "noise": noise_floor.sentence(first, settings.reference),
+        "where": failures.where(results, settings.reference), "visible": failures.visible, "clipped": failures.clipped,
+        "fault_words": failures.FAULT_WORDS,
         "rounds": n_of(results, "decode_tok_s"), "benchmark": settings.amount.benchmark,
-        "whole_runs": words.whole_runs(first.get("speed_ratio", {}).get("between")),
+        "whole_runs": wording.whole_runs(first.get("speed_ratio", {}).get("between")),
         "versions": results[settings.reference]["versions"],
         "tradeoff": table,
         "tasks": sorted({k.split("/")[1] for k in first if k.startswith("acc/")}),
         "domains": sorted({k.split("/")[1] for k in first if k.startswith("kld_mean/") and ":" not in k}),
-        "advice": advice.advice(results, verdict, settings.reference), "brief": words.brief, "aside": words.aside,
-        "judged_figure": words.judged_figure, "bars": f". {pictures.level(settings.compare.confidence)}",
-        "noise_line": words.noise_line(first, settings.reference), "unmeasured": words.unmeasured(results),
+        "advice": recommendation.advice(results, verdict, settings.reference), "brief": wording.brief, "aside": wording.aside,
+        "judged_figure": wording.judged_figure, "bars": f". {plots.level(settings.compare.confidence)}",
+        "noise_line": wording.noise_line(first, settings.reference), "unmeasured": wording.unmeasured(results),
         "dominated": pareto.dominated(results, settings.reference), "one_machine": pareto.one_machine(results),
-        "said": {n: words.said(r) for n, r in results.items() if r.get("bounds")},
+        "said": {n: wording.said(r) for n, r in results.items() if r.get("bounds")},
         "speed": speed.table(results, show), "readme_ends": README_ENDS,
         "hashes": hashes_of(base, results, verdict),
     }  # fmt: skip
@@ -127,7 +127,7 @@ def draw(results: Results, verdict: dict[str, Any], settings: Params, serving: R
     reference, level = settings.reference, settings.compare.confidence
     loads = latency.sweeps(results, serving, settings.amount.benchmark.prompt_tokens)
     found = {
-        "tradeoff": pictures.draw_tradeoff(results, verdict, reference, level, FIGURES / "tradeoff.svg"),
+        "tradeoff": plots.draw_tradeoff(results, verdict, reference, level, FIGURES / "tradeoff.svg"),
         "domains": charts.draw_domains(results, reference, level, FIGURES / "domains.svg"),
         "positions": charts.draw_positions(results, reference, level, FIGURES / "positions.svg"),
         "latency": latency.draw_latency(loads, level, FIGURES / "latency.svg"),
@@ -168,7 +168,7 @@ def write(settings: Params) -> None:
     """Write pictures, pages and the numbers that DVC compares."""
     results, verdict = load_results(settings)
     figures, faults = server_results.current(results, settings)
-    prompts = settings.amount.benchmark.prompt_tokens, sweep.BATCH_PROMPT
+    prompts = settings.amount.benchmark.prompt_tokens, schedule.BATCH_PROMPT
     table = tradeoff.view(results, figures, faults, prompts, settings.compare.confidence, show)
     drawn = draw(results, verdict, settings, figures)
     context = context_of(results, verdict, settings, table) | {"pictures": drawn}
@@ -194,14 +194,14 @@ def print_summary(settings: Params) -> None:
     results, verdict = load_results(settings)
     if (told := stale_line(settings)) is not None:
         print(told)
-    rows = words.table(results, verdict, settings.variants)
+    rows = wording.table(results, verdict, settings.variants)
     reference = settings.reference + dequantized(results[settings.reference])
     title = f"{settings.model.source} model, reference {reference}, tier {settings.tier}: {verdict['verdict']}"
     cli.table(list(rows[0]), rows, title=title, left=("variant", "verdict"))
     for name, v in verdict["variants"].items():
-        beside = f"; {aside}" if (aside := words.aside(v)) else ""
-        print(f"  {name}: {words.verdict_word(v)}: {words.brief(v)}{beside}")
-    advised = advice.advice(results, verdict, settings.reference)
+        beside = f"; {aside}" if (aside := wording.aside(v)) else ""
+        print(f"  {name}: {wording.verdict_word(v)}: {wording.brief(v)}{beside}")
+    advised = recommendation.advice(results, verdict, settings.reference)
     print("\n".join([f"advice: {advised['serve']}", *(f"  next: {step}" for step in advised["ladder"][-1:])]))
     stages = run_times(settings)
     took = ", ".join(f"{stage} {sum(s):.0f} s" + (f" (×{len(s)})" if len(s) > 1 else "") for stage, s in stages.items())
@@ -222,10 +222,10 @@ def print_first(settings: Params) -> None:
     rules = [rule for rule in settings.gate.rules if not is_served(rule.metric)]
     alone = settings.model_copy(update={"gate": settings.gate.model_copy(update={"rules": rules})})
     verdict = verdicts.of(results, alone)
-    rows = words.table(results, verdict, results)
+    rows = wording.table(results, verdict, results)
     cli.table(list(rows[0]), rows, title=f"first look, tier {settings.tier}", left=("variant", "verdict"))
     judged, facts = verdict["variants"][first], [artifacts.run_facts(stage, first) for stage in STAGES]
-    print(f"  {first}: {words.verdict_word(judged)} so far: {words.brief(judged)}")
+    print(f"  {first}: {wording.verdict_word(judged)} so far: {wording.brief(judged)}")
     took = sum(float(f["wall_s"]) for f in facts if f)
     print(f"  it took {took:.0f} s beside the reference; {len(settings.variants) - 2} more variants follow")
 

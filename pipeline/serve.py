@@ -11,16 +11,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pipeline import hardware
 from pipeline.core import artifacts, cli, params
 from pipeline.core.errors import NoResult, ParamsError, Unsupported
 from pipeline.core.explain import unknown
 from pipeline.core.params import Compare, Params
 from pipeline.core.sections import Load, Server, Serving
 from pipeline.evalset import sets_digest
-from pipeline.numbers.serving_figures import Objective, memory
+from pipeline.metrics.serving import Objective, memory
 from pipeline.serving import measure, results
 from pipeline.serving.measure import Plan, endpoint_of, load_tokenizer, measured, unfinished
+from pipeline.speed import hardware
 
 Row = dict[str, Any]
 ELSEWHERE = "the server was not started here, so its memory is not seen"

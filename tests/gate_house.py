@@ -15,10 +15,10 @@ import pyarrow.parquet as pq
 import yaml
 
 from pipeline.core import artifacts, params
-from pipeline.figures.answer_figures import answer_metrics, pair
-from pipeline.figures.builder import Builder
-from pipeline.figures.token_figures import token_metrics
 from pipeline.gating import dvc_lock, freshness, merge, verdicts
+from pipeline.metrics.answers import answer_metrics, pair
+from pipeline.metrics.builder import Builder
+from pipeline.metrics.tokens import token_metrics
 
 DOCUMENTS, EACH, ITEMS = 40, 25, 300
 OTHERS = ("pipeline/protocol.yaml", "pipeline/engines/hf.py")  # what a stage that measures depends on, where a test has it

@@ -15,15 +15,15 @@ from types import SimpleNamespace
 import pytest
 
 from pipeline import download, evalset, quantizers
-from pipeline.calibration import Calibration
 from pipeline.core import artifacts, git, isolate, params
 from pipeline.core.droppings import DROPPINGS
 from pipeline.core.errors import ArtifactError, DataError, DownloadError, Unsupported
 from pipeline.core.options import names_in
 from pipeline.evalset import chats, tasks
+from pipeline.evalset.calibration import Calibration
 from pipeline.gating import freshness
+from pipeline.model.headers import read_headers
 from pipeline.quantizers import gguf
-from pipeline.weights import read_headers
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -133,7 +133,12 @@ def test_another_machines_timings_are_not_restored_from_a_shared_cache_and_quali
     cmd = "echo {0} >> {1} && cp in {0}"
     stages = {
         "quality": {"cmd": cmd.format("quality", ran), "deps": ["in"], "outs": ["quality"]},
-        "timing": {"cmd": "python -m pipeline.hardware && " + cmd.format("timing", ran), "deps": ["in"], "outs": ["timing"], **key},
+        "timing": {
+            "cmd": "python -m pipeline.speed.hardware && " + cmd.format("timing", ran),
+            "deps": ["in"],
+            "outs": ["timing"],
+            **key,
+        },
     }
 
     def on(machine: str, where: Path, *commands: str) -> str:
@@ -155,9 +160,9 @@ def test_another_machines_timings_are_not_restored_from_a_shared_cache_and_quali
         "dvc init -q",
         f"dvc cache dir {tmp_path / 'cache'}",
     )
-    assert on("one", a, *init, "python -m pipeline.hardware", "dvc repro -q") == "quality\ntiming"
+    assert on("one", a, *init, "python -m pipeline.speed.hardware", "dvc repro -q") == "quality\ntiming"
     assert on("one", a, "git add -A", "git commit -qm x", f"git clone -q {a} {b}") == ""
-    assert on("two", b, "python -m pipeline.hardware", "dvc repro -q") == "timing"
+    assert on("two", b, "python -m pipeline.speed.hardware", "dvc repro -q") == "timing"
     assert on("three", b, "dvc repro -q -f timing") == "timing"  # what times says where it does: the entry is that machine's
     assert "up to date" in on("three", b, "dvc status")
 

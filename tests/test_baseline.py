@@ -16,13 +16,13 @@ from pipeline import gate
 from pipeline.core import artifacts, params
 from pipeline.core.errors import ArtifactError
 from pipeline.core.params import Compare, Rule
-from pipeline.figures.builder import Builder
 from pipeline.gating import baseline, comment, dvc_lock, merge
 from pipeline.gating.paired_difference import items_paired, tokens_paired, unpaired
 from pipeline.gating.rules import bound_of
 from pipeline.gating.rules import judge as judge_metric
-from pipeline.numbers import stats
+from pipeline.metrics.builder import Builder
 from pipeline.serving import results as server_results
+from pipeline.stats import intervals
 
 ROOT = Path(__file__).resolve().parent.parent
 RULES = [
@@ -142,7 +142,7 @@ def test_a_better_int4_passes(house: params.Params) -> None:
 def test_paired_differences_are_those_of_the_closed_forms_and_narrower_than_unpaired_ones(house: params.Params) -> None:
     v = merged(coarser(0.3, 60))
     acc = rule(v, "acc_delta/all")
-    newcombe = stats.paired_difference(ITEMS - 60, 20, 0, 40, confidence=0.95)  # 40 wrong before, the same and 20 more now
+    newcombe = intervals.paired_difference(ITEMS - 60, 20, 0, 40, confidence=0.95)  # 40 wrong before, the same and 20 more now
     assert (acc["value"], acc["low"], acc["high"]) == pytest.approx(
         [100 * x for x in (newcombe.value, newcombe.low, newcombe.high)]
     )

@@ -14,12 +14,13 @@ from typing import Any
 import psutil
 import pytest
 
-from pipeline import benchmark, hardware, worker
+from pipeline import benchmark
 from pipeline.core.errors import ArtifactError, Crashed, Unsupported
 from pipeline.core.params import Requests, Variant
-from pipeline.numbers import sweep
-from pipeline.numbers.bounds import Shape
-from pipeline.numbers.rounds import Looks
+from pipeline.engines import _worker
+from pipeline.speed import hardware, schedule
+from pipeline.speed.roofline import Shape
+from pipeline.speed.rounds import Looks
 
 HF = Variant(quantizer="cast", engine="hf", options={"dtype": "float32"})
 SETUP = Requests(prompt_tokens=8, output_tokens=6, warmups=1, rounds=5)
@@ -33,16 +34,16 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def two(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[worker.Worker, worker.Worker]]:
+def two(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[_worker.Worker, _worker.Worker]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("home"))
         patch.setenv("PYTHONPATH", str(Path(__file__).resolve().parent.parent))
-        with worker.working(HF, tiny, 1) as a, worker.working(HF, tiny, 1) as b:
+        with _worker.working(HF, tiny, 1) as a, _worker.working(HF, tiny, 1) as b:
             yield a, b
     assert not any(psutil.pid_exists(w.process.pid or 0) for w in (a, b)), "nothing is left behind"
 
 
-def test_rounds_interleave_and_output_length_is_forced(two: tuple[worker.Worker, worker.Worker]) -> None:
+def test_rounds_interleave_and_output_length_is_forced(two: tuple[_worker.Worker, _worker.Worker]) -> None:
     """The first test that asks the two, so that a first request of each is there."""
     rows = list(benchmark.measure(*two, SETUP, ASKED))
     assert len(rows) == 12 and all(r["ok"] and r["output_tokens"] == 6 for r in rows)
@@ -55,7 +56,7 @@ def test_rounds_interleave_and_output_length_is_forced(two: tuple[worker.Worker,
     assert two[0].facts["load_s"] > 0
 
 
-def test_phases_of_a_request_lie_within_it(two: tuple[worker.Worker, worker.Worker]) -> None:
+def test_phases_of_a_request_lie_within_it(two: tuple[_worker.Worker, _worker.Worker]) -> None:
     row = two[0].ask(ASKED[0], 6)
     phases = row["phases"]
     assert len(phases["decode"]) == 5 and len(phases["sampling"]) == 6 and row["phases_unknown"] == {}
@@ -67,7 +68,7 @@ def test_phases_of_a_request_lie_within_it(two: tuple[worker.Worker, worker.Work
 
 @pytest.mark.parametrize("is_open, last", [(True, 4), (False, 2)])
 def test_rounds_are_added_once_where_the_first_ones_leave_the_bound_open(
-    two: tuple[worker.Worker, worker.Worker], is_open: bool, last: int
+    two: tuple[_worker.Worker, _worker.Worker], is_open: bool, last: int
 ) -> None:
     class Told(Looks):
         def unsettled(self, rows: Sequence[dict[str, Any]], confidence: float) -> bool:
@@ -80,20 +81,21 @@ def test_rounds_are_added_once_where_the_first_ones_leave_the_bound_open(
     assert sum(r["warmup"] for r in rows) == 2, "there are no second warm-ups"
 
 
-def test_one_planned_look_never_adds_rounds(two: tuple[worker.Worker, worker.Worker]) -> None:
+def test_one_planned_look_never_adds_rounds(two: tuple[_worker.Worker, _worker.Worker]) -> None:
     setup = SETUP.model_copy(update={"rounds": 3, "max_rounds": 5})
     rows, told = benchmark.in_rounds(*two, setup, ASKED[:4], Looks(1, (1.0,)), 0.95)
     assert told["taken"] == 1 and len(rows) == 8
 
 
-def test_a_sweep_runs_on_a_real_engine(two: tuple[worker.Worker, worker.Worker]) -> None:
+def test_a_sweep_runs_on_a_real_engine(two: tuple[_worker.Worker, _worker.Worker]) -> None:
     setup = Requests(prompt_tokens=16, contexts=[64, 4096], batches=[1, 3])
-    plan = sweep.plan(setup, min(two[0].facts["max_length"], 4000))
-    sweep.fill(plan, sweep.Prompts([t for k in range(4000) for t in [k * 7919 % 500]], 1))
-    rows = {(r["scenario"], r["round"]): r for r in sweep.run(two[0], plan)}
+    plan = schedule.plan(setup, min(two[0].facts["max_length"], 4000))
+    schedule.fill(plan, schedule.Prompts([t for k in range(4000) for t in [k * 7919 % 500]], 1))
+    rows = {(r["scenario"], r["round"]): r for r in schedule.run(two[0], plan)}
     assert {s for s, _ in rows} == {"context-64", "context-1024", "batch-1", "batch-3"} and all(r["ok"] for r in rows.values())
     assert (
-        rows["batch-3", 0]["output_tokens"] == 3 * sweep.OUTPUT and rows["context-1024", 0]["prompt_tokens"] == 1024 - sweep.OUTPUT
+        rows["batch-3", 0]["output_tokens"] == 3 * schedule.OUTPUT
+        and rows["context-1024", 0]["prompt_tokens"] == 1024 - schedule.OUTPUT
     )
     per_token = {r["cache_bytes"] / r["cache_tokens"] for (s, _), r in rows.items() if s.startswith("context")}
     assert len(per_token) == 1
@@ -105,7 +107,7 @@ def test_a_failed_request_is_a_row_and_not_the_end() -> None:
         def stream(self, *_: object) -> object:
             raise RuntimeError("reset")
 
-    row = worker._safely(Broken(), [[1]], 4, "stream", False)
+    row = _worker._safely(Broken(), [[1]], 4, "stream", False)
     assert not row["ok"] and row["error"] == "RuntimeError: reset" and row["t_tokens"] == []
 
 
@@ -117,10 +119,10 @@ def test_a_short_reply_is_not_ok_and_an_engine_that_keeps_no_trace_has_no_phases
         def stream_batch(self, *_: object) -> list[tuple[list[int], float]]:
             return [([1], time.monotonic())] * 4
 
-    row = worker._safely(Short(), [[1]], 4, "stream", False)
+    row = _worker._safely(Short(), [[1]], 4, "stream", False)
     assert not row["ok"] and row["error"] == "asked for 4 tokens, got 1"
     assert set(row["phases"].values()) == {None} and row["phases_unknown"].keys() == row["phases"].keys()
-    assert "other than 2 tokens" in worker._safely(Short(), [[1], [2]], 4, "stream_batch", False)["error"]
+    assert "other than 2 tokens" in _worker._safely(Short(), [[1], [2]], 4, "stream_batch", False)["error"]
 
 
 @pytest.mark.parametrize("number, error, words", [
@@ -130,7 +132,7 @@ def test_a_short_reply_is_not_ok_and_an_engine_that_keeps_no_trace_has_no_phases
 def test_a_process_that_dies_is_a_crash_and_one_that_is_killed_is_none(
     tiny: Path, number: int, error: type[Exception], words: str
 ) -> None:
-    with worker.working(HF, tiny, 1) as one:
+    with _worker.working(HF, tiny, 1) as one:
         os.kill(one.process.pid or 0, number)
         with pytest.raises(error, match=words):
             one.ask([1, 2], 2)
@@ -140,7 +142,7 @@ def test_a_model_that_cannot_run_here_is_unsupported_and_not_a_crash(tmp_path: P
     variant = HF.model_copy(update={"engine_options": {"device": "cuda"}})
     if __import__("torch").cuda.is_available():
         pytest.skip("this machine has a CUDA device")
-    with pytest.raises(Unsupported, match="no CUDA device"), worker.working(variant, tmp_path, 1):
+    with pytest.raises(Unsupported, match="no CUDA device"), _worker.working(variant, tmp_path, 1):
         pass
 
 
@@ -210,7 +212,7 @@ def test_what_loading_left_on_a_gpu_is_not_in_a_request_s_memory(monkeypatch: py
     cuda.take(100)  # weights as they are stored
     cuda.take(30)  # packed
     cuda.take(-100)
-    facts = worker._facts(SimpleNamespace(max_length=8, device="cuda"), 1.0)
+    facts = _worker._facts(SimpleNamespace(max_length=8, device="cuda"), 1.0)
     assert facts["load_cuda_memory"] == {"allocated": 130, "reserved": 130, "nvml": 130}
     cuda.take(5)
     assert hardware.cuda_memory() == {"allocated": 35, "reserved": 35, "nvml": 35}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.numbers.bounds import SHARE, Phase, Shape, against
+from pipeline.speed.roofline import SHARE, Phase, Shape, against
 
 # 100 bytes and 1000 operations in a second, on a machine that does so many a second
 PHASE = Phase("decode", "a token", seconds=1.0, bytes=100.0, operations=1000.0, bandwidth=400.0, rate=9000.0, rate_of="float32")

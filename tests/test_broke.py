@@ -16,8 +16,8 @@ from pipeline import report
 from pipeline.core import artifacts, params
 from pipeline.core.errors import ArtifactError
 from pipeline.evalset.tasks import load_task
-from pipeline.figures import broke, worst
-from pipeline.pages import where
+from pipeline.metrics import failure_analysis, worst_cases
+from pipeline.reporting import failures
 
 ROOT = Path(__file__).resolve().parent.parent
 EVIL = "<script>alert(1)</script>"
@@ -71,7 +71,7 @@ def house(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> params
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(data), encoding="utf-8")
     artifacts.BASE.mkdir(parents=True)
     (artifacts.BASE / "tokenizer.json").write_bytes((tiny / "tokenizer.json").read_bytes())
-    words = worst.Words(artifacts.BASE)
+    words = worst_cases.Words(artifacts.BASE)
     ids = words._tokenizer.encode(f"The harbour {EVIL} was closed for the third day in a row. " * 6).ids
     windows = [
         {"set": "news", "window": f"n{k}#0", "document": f"n{k}", "token_ids": ids[k : k + 80], "first": 1} for k in range(30)
@@ -101,14 +101,14 @@ def house(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> params
 
 
 def found(settings: params.Params) -> dict[str, Any]:
-    broke.write("int8", settings)
+    failure_analysis.write("int8", settings)
     result: dict[str, Any] = artifacts.read_json(artifacts.broke("int8"))
     return result
 
 
 def test_the_worst_tokens_come_first_with_their_context_and_the_total(house: params.Params) -> None:
     tokens = found(house)["worst_tokens"]
-    assert (tokens["shown"], tokens["total"]) == (worst.SHOWN, 30 * 79)
+    assert (tokens["shown"], tokens["total"]) == (worst_cases.SHOWN, 30 * 79)
     first, second = tokens["rows"][:2]
     assert first["kld"] == 9.0 and second["kld"] == 8.0 and first["position"] == 10
     whole = "The harbour <script>"
@@ -119,9 +119,9 @@ def test_the_worst_tokens_come_first_with_their_context_and_the_total(house: par
 def test_what_is_not_finite_stands_before_everything_else(house: params.Params) -> None:
     columns = artifacts.read_columns(artifacts.tokens("int8"))
     columns["kld"][20] = math.nan
-    rows = worst.worst_tokens(columns, artifacts.read_jsonl(artifacts.REFERENCE / "windows.jsonl"), worst.Words(artifacts.BASE))[
-        "rows"
-    ]
+    rows = worst_cases.worst_tokens(
+        columns, artifacts.read_jsonl(artifacts.REFERENCE / "windows.jsonl"), worst_cases.Words(artifacts.BASE)
+    )["rows"]
     assert rows[0]["not_finite"] and rows[0]["kld"] is None and rows[0]["position"] == 21
 
 
@@ -153,7 +153,7 @@ def test_replies_that_loop_are_shown_as_such(house: params.Params) -> None:
 
 
 def test_the_reference_differs_from_itself_nowhere(house: params.Params) -> None:
-    broke.write("bf16", house)
+    failure_analysis.write("bf16", house)
     result = artifacts.read_json(artifacts.broke("bf16"))
     assert result["spread"]["kind"] == "none" and result["flips_to_wrong"]["total"] == result["replies"]["total"] == 0
 
@@ -188,29 +188,29 @@ def test_capped_flips_come_from_every_task() -> None:
         }  # fmt: skip
 
     pairs = [(flip(k, task, False), flip(k, task, True)) for task in ("long", "short") for k in range(60 if task == "long" else 3)]
-    listed = worst.flips(pairs, worst.Questions(), to_right=False)
+    listed = worst_cases.flips(pairs, worst_cases.Questions(), to_right=False)
     assert listed["total"] == 63 and listed["shown"] == 20 and sum(r["task"] == "short" for r in listed["rows"]) == 3
     assert "lm-eval's own" in listed["rows"][0]["unknown"]
 
 
 def test_a_long_prompt_keeps_head_and_tail_and_says_what_is_left_out() -> None:
     text = "a" * 300 + "b" * 1000
-    short = worst.shortened(text)
+    short = worst_cases.shortened(text)
     assert short.startswith("a" * 200) and short.endswith("b" * 400) and "[…700 characters…]" in short
-    assert worst.shortened("short") == "short"
+    assert worst_cases.shortened("short") == "short"
 
 
 def test_white_space_and_control_characters_of_a_token_can_be_seen() -> None:
-    assert where.visible(" a\n") == "␣a↵" and where.visible("\u200b") == "U+200B" and where.visible("\ufffd") == "(bytes)"
-    assert where.visible("") == "nothing"
+    assert failures.visible(" a\n") == "␣a↵" and failures.visible("\u200b") == "U+200B" and failures.visible("\ufffd") == "(bytes)"
+    assert failures.visible("") == "nothing"
 
 
 def page(settings: params.Params) -> tuple[str, str]:
     found(settings)
     results: dict[str, Any] = {"bf16": {"metrics": {}}, "int8": {"metrics": {}}}
     context = {
-        "where": where.where(results, "bf16"), "reference": "bf16", "show": report.show, "visible": where.visible,
-        "clipped": where.clipped, "fault_words": where.FAULT_WORDS,
+        "where": failures.where(results, "bf16"), "reference": "bf16", "show": report.show, "visible": failures.visible,
+        "clipped": failures.clipped, "fault_words": failures.FAULT_WORDS,
     }  # fmt: skip
     return report.render("where.html.j2", context), report.render("where.md.j2", context)
 
@@ -229,17 +229,17 @@ def test_free_running_figures_are_said_in_a_sentence() -> None:
     def metric(value: float | None, low: float = 0.0, high: float = 0.0) -> dict[str, Any]:
         return {"value": value, "low": low, "high": high, "n": 16}
 
-    rates = {f"free_{k}": metric(0.0) for k in where.FAULT_WORDS} | {"free_loop": metric(0.25)}
+    rates = {f"free_{k}": metric(0.0) for k in failures.FAULT_WORDS} | {"free_loop": metric(0.25)}
     m = rates | {
         "free_same": metric(0.125), "free_departure": metric(4, 2, 9), "free_garbled": metric(0.25),
         "free_garbled_delta": metric(18.75, -3, 40),
     }  # fmt: skip
-    said = where.free_words({"metrics": m})
+    said = failures.free_words({"metrics": m})
     assert said is not None and "14 of 16 greedy replies leave" in said and "token 4 [2, 9]" in said
     assert "4 of 16 are garbled (a loop 4), +19 pp against the reference [-3, +40]" in said
     floor = {"value": 0.75, "low": 0.5, "high": 0.9, "n": 16}
-    assert "(4 of 16 of its own do at another batch size)" in str(where.free_words({"metrics": m}, floor))
-    assert where.free_words({"metrics": {}}) is None
+    assert "(4 of 16 of its own do at another batch size)" in str(failures.free_words({"metrics": m}, floor))
+    assert failures.free_words({"metrics": {}}) is None
 
 
 def test_what_is_written_is_strict_json(house: params.Params) -> None:

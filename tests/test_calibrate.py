@@ -11,10 +11,10 @@ import pytest
 import yaml
 
 from pipeline import calibrate
-from pipeline.calibration import Calibration, cut
 from pipeline.core import artifacts
 from pipeline.core.errors import DataError, ParamsError
-from pipeline.overlap import SHARED_WORDS, overlap
+from pipeline.evalset.calibration import Calibration, cut
+from pipeline.evalset.overlap import SHARED_WORDS, overlap
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -20,11 +20,11 @@ from pipeline import engines
 from pipeline.core import artifacts, params
 from pipeline.core.errors import ArtifactError
 from pipeline.core.params import Compare
-from pipeline.figures.answer_figures import pair
-from pipeline.figures.builder import Builder
-from pipeline.figures.token_figures import token_metrics
+from pipeline.divergence.distributions import compare_logits
 from pipeline.gating.rules import bound_of, judge, worst
-from pipeline.numbers.distributions import compare_logits
+from pipeline.metrics.answers import pair
+from pipeline.metrics.builder import Builder
+from pipeline.metrics.tokens import token_metrics
 
 WINDOW, STEPS, BATCH = 128, 220, 16
 JUDGED = 60  # documents that the gate sees; all others are the truth

@@ -181,7 +181,7 @@ def test_many_shards_are_written_and_scales_in_another_shard_are_found(
     import torch
     from safetensors.torch import save_file
 
-    from pipeline import dequantize
+    from pipeline.model import dequantize
 
     monkeypatch.setattr(dequantize, "SHARD", 40_000)
     tensors, right = {}, {}

@@ -19,14 +19,15 @@ import pytest
 from conftest import ROOT, make_model
 from scipy.special import log_softmax, rel_entr, softmax
 
-from pipeline import diverge, engines, reference, store
+from pipeline import diverge, engines, reference
 from pipeline.core import artifacts, params
 from pipeline.core.errors import ArtifactError, DataError, InvalidVariant
 from pipeline.core.params import Trajectories
+from pipeline.divergence import store
+from pipeline.divergence.checkpoints import Partial
+from pipeline.divergence.store import Store, Window, batches, estimate_bytes, refuse_if_too_large, shards
 from pipeline.evalset.windows import corpus_windows, prompt_ids
-from pipeline.figures import token_figures
-from pipeline.partial import Partial
-from pipeline.store import Store, Window, batches, estimate_bytes, refuse_if_too_large, shards
+from pipeline.metrics.tokens import NEEDED
 
 SETUP = Trajectories(prompts="", tokens=10, temperature=1.0)
 PROMPTS = [
@@ -330,7 +331,7 @@ import os, pickle, signal, sys
 from pathlib import Path
 from pipeline import engines, reference, store
 from pipeline.core import artifacts
-from pipeline.partial import Partial
+from pipeline.divergence.checkpoints import Partial
 
 model, windows, partial, out, passes = sys.argv[1:]
 store.SHARD_BYTES = 8000
@@ -484,7 +485,7 @@ def test_rows_in_groups_are_the_rows_that_were_measured(
     file = pq.ParquetFile(tmp_path / "rows.parquet")
     assert file.num_row_groups > 3 and counted.tokens == file.metadata.num_rows == made[0].manifest["tokens"]
     assert file.read().to_pydict() == columns(made[1], made[0])
-    assert set(diverge.SCHEMA) >= set(token_figures.NEEDED)
+    assert set(diverge.SCHEMA) >= set(NEEDED)
 
 
 def test_a_failure_between_groups_leaves_the_old_file(made: tuple[Store, Any], tmp_path: Path) -> None:

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from pipeline import engines, evaluate, quantize
-from pipeline.calibration import Calibration
 from pipeline.core.errors import Unsupported
 from pipeline.core.params import Evaluate, Variant
 from pipeline.engines import Sampling, Trace, choose, steps
 from pipeline.engines._forest import Forest
+from pipeline.evalset.calibration import Calibration
 
 ROOT = Path(__file__).resolve().parent.parent
 WHOLE = {  # each engine with a variant that keeps every bit, and how far its logits may be off (of the largest)

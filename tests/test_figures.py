@@ -10,9 +10,9 @@ import pytest
 from pipeline.core.errors import ArtifactError
 from pipeline.core.params import Compare
 from pipeline.evaluate import check as check_rows
-from pipeline.figures import answer_figures as figures
-from pipeline.figures.builder import Builder
 from pipeline.gating.rules import Bound, judge
+from pipeline.metrics import answers as figures
+from pipeline.metrics.builder import Builder
 
 
 def builder() -> Builder:

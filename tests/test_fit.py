@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 from conftest import ROOT
 
-from pipeline import check, engines, evalset, evaluate, fit, quantize, quantizers, reference
-from pipeline.calibration import Calibration
+from pipeline import check, engines, evalset, evaluate, quantize, quantizers, reference
 from pipeline.core import artifacts, params
 from pipeline.core.errors import DataError, ParamsError
 from pipeline.core.params import Evaluate, PathModel, Trajectories, Variant
 from pipeline.core.sections import Serving
-from pipeline.evalset.unfit import unfit
+from pipeline.evalset.calibration import Calibration
+from pipeline.preflight import model
+from pipeline.preflight.tasks import unfit
 
 CHAT = {"id": "c", "domain": "chat", "messages": [{"role": "user", "content": "hello"}]}
 WINDOW = 1024  # of the tiny model
@@ -67,7 +68,7 @@ def without_template(folder: Path) -> None:
 def test_a_window_of_the_text_part_counts_whatever_it_is_called(tmp_path: Path) -> None:
     from transformers import Gemma3Config, GPTJConfig, MptConfig
 
-    from pipeline.evalset.unfit import longest
+    from pipeline.preflight.tasks import longest
 
     for k, config in enumerate(
         [GPTJConfig(n_positions=128), Gemma3Config(text_config={"max_position_embeddings": 128}), MptConfig(max_seq_len=128)]
@@ -78,18 +79,18 @@ def test_a_window_of_the_text_part_counts_whatever_it_is_called(tmp_path: Path) 
 
 def test_trajectories_past_the_window_are_named(house: params.Params) -> None:
     longer = house.diverge.model_copy(update={"trajectories": house.diverge.trajectories.model_copy(update={"tokens": 1000})})
-    (found,) = fit.faults(settings(house, diverge=longer))
+    (found,) = model.faults(settings(house, diverge=longer))
     assert "diverge.trajectories: prompt" in found and "the model's window is 1024" in found
-    assert not fit.faults(house)
+    assert not model.faults(house)
 
 
 def test_windows_longer_than_an_engine_reads_are_named(house: params.Params) -> None:
     config = Path("model/config.json")
     config.write_text(config.read_text().replace('"max_position_embeddings": 1024', '"max_position_embeddings": 8192'))
     longer = settings(house, diverge=house.diverge.model_copy(update={"window": 8192}))
-    assert not fit.faults(longer)
+    assert not model.faults(longer)
     gguf = Variant(quantizer="gguf", engine="llamacpp", options={"type": "Q8_0"})
-    (found,) = fit.faults(settings(longer, variants={"bf16": cast(), "gguf-q8_0": gguf}))
+    (found,) = model.faults(settings(longer, variants={"bf16": cast(), "gguf-q8_0": gguf}))
     assert "8192 tokens are more than engine 'llamacpp' reads here (4096), for gguf-q8_0" in found
 
 
@@ -104,7 +105,7 @@ def test_windows_longer_than_an_engine_reads_are_named(house: params.Params) -> 
 ])  # fmt: skip
 def test_an_item_past_the_window_is_named_with_its_tokens(house: params.Params, row: dict[str, Any], tokens: int | None) -> None:
     rows({"id": "first"} | row)
-    found = fit.faults(asked(house, mine="all"))
+    found = model.faults(asked(house, mine="all"))
     assert bool(found) is (tokens is None), found
     if not found:
         return
@@ -119,10 +120,10 @@ def test_an_item_past_the_window_is_named_with_its_tokens(house: params.Params, 
 
 def test_items_that_are_not_asked_or_may_be_cut_are_no_fault(house: params.Params) -> None:
     rows(*({"id": f"{k}", "context": "a " * (1100 if k else 3) + str(k), "target": "b"} for k in range(2)))
-    long = [n for n in (1, 2) if fit.faults(asked(house, mine=n))]
+    long = [n for n in (1, 2) if model.faults(asked(house, mine=n))]
     assert 2 in long and (1 in long) is (evaluate.subset(2, 1, house.seed) == [1])
-    assert not fit.faults(settings(asked(house, mine=2), evaluate=Evaluate(allow_truncated=True)))
-    assert not fit.faults(asked(house, facts=2))
+    assert not model.faults(settings(asked(house, mine=2), evaluate=Evaluate(allow_truncated=True)))
+    assert not model.faults(asked(house, facts=2))
 
 
 def test_a_long_item_is_named_before_a_model_is_loaded(house: params.Params, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +158,7 @@ def test_a_target_that_no_reply_can_hold_is_named_with_its_tokens(
     target = " ".join("abc"[k % 3] for k in range(words))
     rows({"id": "short", "context": "q", "target": ["b"] if several else "b"},
          {"id": "first", "context": "q", "target": [target, f"{target} more"] if several else target})  # fmt: skip
-    found = fit.faults(asked(house, mine="all"))
+    found = model.faults(asked(house, mine="all"))
     assert (found == []) is fits, found
     if found:
         assert len(found) == 1 and found[0].startswith(
@@ -170,7 +171,7 @@ def test_a_target_that_no_reply_can_hold_is_named_with_its_tokens(
 def test_one_target_of_several_within_reach_is_enough_and_the_task_s_own_limit_counts(house: params.Params) -> None:
     long = " ".join("a" * 60)
     rows({"id": "first", "context": "q", "target": [long, "b"]}, {"id": "second", "context": "q", "target": [long]})
-    assert ["item 'second'" in f for f in fit.faults(asked(house, mine="all"))] == [True]
+    assert ["item 'second'" in f for f in model.faults(asked(house, mine="all"))] == [True]
     config = {
         "task": "mine", "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": "evalsets/tasks/mine.jsonl"}},
         "test_split": "test", "output_type": "generate_until", "doc_to_text": "context", "doc_to_target": "target",
@@ -179,15 +180,15 @@ def test_one_target_of_several_within_reach_is_enough_and_the_task_s_own_limit_c
     for most, faults in ((200, 0), (16, 1), (None, 0)):  # None: lm-eval's own, which nobody has said
         config["generation_kwargs"] = {"until": ["\n"]} | ({"max_gen_toks": most} if most else {})
         Path("evalsets/tasks/mine.yaml").write_text(json.dumps(config), encoding="utf-8")
-        assert len(fit.faults(asked(house, mine="all"))) == faults, most
+        assert len(model.faults(asked(house, mine="all"))) == faults, most
 
 
 def test_truncation_allowed_does_not_make_a_long_target_answerable(house: params.Params) -> None:
     rows({"id": "first", "context": "q", "target": " ".join("a" * 60)})
     allowed = settings(asked(house, mine="all"), evaluate=Evaluate(allow_truncated=True))
-    assert len(fit.faults(allowed)) == 1
+    assert len(model.faults(allowed)) == 1
     packaged = settings(allowed, model=params.load().model)
-    assert fit.faults(packaged) == [], "the base is not here yet: nothing is known of its tokens"
+    assert model.faults(packaged) == [], "the base is not here yet: nothing is known of its tokens"
 
 
 # --- chats -------------------------------------------------------------------------------------------------------
@@ -196,9 +197,9 @@ def test_truncation_allowed_does_not_make_a_long_target_answerable(house: params
 def test_chats_are_named_where_the_model_has_no_template(house: params.Params, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("evalsets/prompts/trajectories.jsonl").write_text(json.dumps(CHAT) + "\n", encoding="utf-8")
     chatty = asked(house, instruct=2, facts=2)
-    assert fit.faults(chatty) == []
+    assert model.faults(chatty) == []
     without_template(Path("model"))
-    task, prompt = fit.faults(chatty)
+    task, prompt = model.faults(chatty)
     assert "tiers.default.tasks: task 'instruct' is a chat and the model has no chat template" in task
     assert "diverge.trajectories.prompts: prompt 'c' is a chat and the model has no chat template" in prompt
     assert check.faults(chatty)[-2:] == [task, prompt]
@@ -209,16 +210,16 @@ def test_a_template_that_refuses_a_chat_or_is_not_the_default_is_said(
     house: params.Params, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     system = CHAT | {"messages": [{"role": "system", "content": "be brief"}, *CHAT["messages"]]}
-    monkeypatch.setattr(fit, "choose", lambda *_: [system])
-    assert fit.faults(house) == []
+    monkeypatch.setattr(model, "choose", lambda *_: [system])
+    assert model.faults(house) == []
     without_template(Path("model"))
     refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}{{ messages[0].content }}"
     artifacts.write_text(Path("model/chat_template.jinja"), refusing)
-    (found,) = fit.faults(house)
+    (found,) = model.faults(house)
     assert "prompt 'c' is a chat that the model's template refuses (no system role); choose plain prompts" in found
     Path("model/chat_template.jinja").unlink()
     artifacts.write_json(Path("model/chat_template.json"), {"chat_template": [{"name": "rag", "template": "x"}]})
-    (found,) = fit.faults(house)
+    (found,) = model.faults(house)
     assert "prompt 'c' is a chat, and the model's chat templates are named (rag) and none is the default" in found
 
 
@@ -228,7 +229,7 @@ def test_chats_that_the_tier_does_not_take_are_no_fault(house: params.Params) ->
     for n in (1, 2, 4, len(prompts)):
         tier = house.amount.model_copy(update={"trajectories": n})
         chats = any("messages" in row for row in evalset.choose(prompts, n, house.seed))
-        assert bool(fit.faults(settings(house, tiers={house.tier: tier}))) is chats
+        assert bool(model.faults(settings(house, tiers={house.tier: tier}))) is chats
     assert chats
 
 
@@ -252,12 +253,12 @@ def test_a_pattern_that_matches_no_layer_is_a_fault_before_any_work(
     house: params.Params, quantizer: str, options: dict[str, Any]
 ) -> None:
     own = Variant(quantizer=quantizer, options=options | {"keep": ["*.dwon_proj"]})
-    found = fit.faults(settings(house, variants={"bf16": cast(), "mine": own}))
+    found = model.faults(settings(house, variants={"bf16": cast(), "mine": own}))
     assert len(found) == 1 and "variants.mine: options.keep: '*.dwon_proj' matches no layer" in found[0]
     with pytest.raises(ParamsError, match="matches no layer"):  # and not: no calibration rows, or no library
         quantize.build(own, Path("model"), Path("out"), calibration=Calibration(Path("none")), seed=1, threads=1)
     right = Variant(quantizer=quantizer, options=options | {"keep": ["*.down_proj"]})
-    assert fit.faults(settings(house, variants={"mine": right})) == [] == fit.told(settings(house, variants={"mine": right}))
+    assert model.faults(settings(house, variants={"mine": right})) == [] == model.told(settings(house, variants={"mine": right}))
 
 
 @pytest.mark.parametrize("quantizer, options, words", [
@@ -270,8 +271,8 @@ def test_what_a_quantizer_cannot_do_with_the_model_is_told_and_no_fault(
 ) -> None:
     own = Variant(quantizer=quantizer, options=options)
     with_it = settings(house, variants={"bf16": cast(), "int8": own, "other": own})
-    assert fit.faults(with_it) == []
-    required, advisory = fit.told(with_it)
+    assert model.faults(with_it) == []
+    required, advisory = model.told(with_it)
     assert required.startswith("variants.int8 will be unsupported: ") and words in required and required.endswith("will FAIL")
     assert words in advisory and "required" not in advisory
     (tmp_path / "out").mkdir()
@@ -292,7 +293,7 @@ def test_to_keep_all_layers_is_a_fault_where_nothing_else_is_quantized(
     house: params.Params, quantizer: str, keep: list[str]
 ) -> None:
     own = Variant(quantizer=quantizer, options=KEEPING[quantizer] | {"keep": keep})
-    found = fit.faults(settings(house, variants={"bf16": cast(), "mine": own}))
+    found = model.faults(settings(house, variants={"bf16": cast(), "mine": own}))
     if quantizer in HEAD_TOO:
         assert found == []
         return
@@ -317,16 +318,16 @@ def test_every_quantizer_with_groups_says_which_it_cannot_pack() -> None:
 
 def test_a_base_is_looked_at_only_if_it_is_of_the_model_that_params_name(house: params.Params) -> None:
     packaged = settings(house, model=params.load().model, variants={"mine": Variant(quantizer="rtn", options={"keep": ["x"]})})
-    assert fit.base_folder(packaged) is None and fit.faults(packaged) == [] == fit.told(packaged)
+    assert model.base_folder(packaged) is None and model.faults(packaged) == [] == model.told(packaged)
     shutil.copytree("model", artifacts.BASE)
     for package, here in (("other==1", False), (params.load().model.model_dump()["package"], True)):
         artifacts.write_json(artifacts.BASE / artifacts.MANIFEST, {"source": "package", "package": package})
-        assert bool(fit.faults(packaged)) is here
+        assert bool(model.faults(packaged)) is here
 
 
 def test_a_damaged_file_of_the_model_is_a_line(house: params.Params) -> None:
     Path("model/config.json").write_text("{", encoding="utf-8")
-    assert len(found := fit.faults(house)) == 1 and "params.yaml: model: model/config.json is not valid JSON" in found[0]
+    assert len(found := model.faults(house)) == 1 and "params.yaml: model: model/config.json is not valid JSON" in found[0]
 
 
 def test_the_look_at_the_model_loads_neither_lm_eval_nor_a_method_s_library(house: params.Params) -> None:
@@ -349,9 +350,9 @@ def test_the_look_at_the_model_loads_neither_lm_eval_nor_a_method_s_library(hous
 def test_requests_longer_than_the_window_are_told_before_any_is_sent(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"max_position_embeddings": 300}', encoding="utf-8")
     settings = params.load(ROOT / "params.yaml")
-    found = fit._too_long(settings, tmp_path)
+    found = model._too_long(settings, tmp_path)
     assert found == []
     (tmp_path / "config.json").write_text('{"max_position_embeddings": 280}', encoding="utf-8")
-    assert fit._too_long(settings, tmp_path) == [
+    assert model._too_long(settings, tmp_path) == [
         "params.yaml: tiers.default.benchmark: 256 prompt and 32 output tokens are more than the model's 280; ask for fewer"
     ]

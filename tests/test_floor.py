@@ -15,13 +15,13 @@ from pipeline import compare, engines, floor, gate, reference
 from pipeline.core import artifacts, params
 from pipeline.core.errors import ArtifactError, ParamsError, Unsupported
 from pipeline.core.params import Compare, Rule, Trajectories
+from pipeline.divergence.store import Store, Window, batches
 from pipeline.engines import hf
 from pipeline.evalset.windows import corpus_windows
-from pipeline.figures import noise
-from pipeline.figures.builder import Builder
 from pipeline.gating import verdicts
 from pipeline.gating.rules import bound_of, judge_above
-from pipeline.store import Store, Window, batches
+from pipeline.metrics import noise_floor
+from pipeline.metrics.builder import Builder
 from pipeline.tracking.runs import flat_metrics
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -258,21 +258,21 @@ FLOORS = {
 ])  # fmt: skip
 def test_below_twice_the_larger_of_floor_and_rounding_is_floor_limited(kld: float, agreement: float, expected: set[str]) -> None:
     found = {"kld_mean": metric(kld, kld, kld), "top1_agreement": metric(agreement, 0, 1), "ppl_ratio": metric(1.0, 1, 1)}
-    noise.mark(found, FLOORS)
-    assert {name for name, m in found.items() if noise.marked(m)} == expected
+    noise_floor.mark(found, FLOORS)
+    assert {name for name, m in found.items() if noise_floor.marked(m)} == expected
 
 
 def test_an_unknown_floor_is_a_warning_and_an_unknown_rounding_leaves_the_floor() -> None:
     found = {"kld_mean": metric(0.001, 0.001, 0.001)}
-    noise.mark(found, {"kld_floor": NOTHING, "kld_rounding": NOTHING})
+    noise_floor.mark(found, {"kld_floor": NOTHING, "kld_rounding": NOTHING})
     assert found["kld_mean"]["warnings"] == ["the noise floor is unknown"]
-    assert noise.limit("kld_mean", FLOORS | {"kld_rounding": NOTHING}) == pytest.approx(0.004)
+    assert noise_floor.limit("kld_mean", FLOORS | {"kld_rounding": NOTHING}) == pytest.approx(0.004)
 
 
 def test_the_sentence_has_every_figure_or_its_reason() -> None:
-    said = noise.sentence(FLOORS | {"kld_rounding": NOTHING}, "bf16")
+    said = noise_floor.sentence(FLOORS | {"kld_rounding": NOTHING}, "bf16")
     assert all(part in said for part in ("0.002 [0.001, 0.003]", "float32 already", "1 [0.8, 1.2] %", "2 [1, 3] %", "stepwise"))
-    assert noise.sentence({}, "bf16") == ""
+    assert noise_floor.sentence({}, "bf16") == ""
 
 
 def test_the_band_reaches_from_zero_to_the_limit() -> None:
@@ -282,9 +282,9 @@ def test_the_band_reaches_from_zero_to_the_limit() -> None:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots()
-    noise.draw(axes, {})
+    noise_floor.draw(axes, {})
     assert not axes.patches and not axes.texts
-    noise.draw(axes, FLOORS)
+    noise_floor.draw(axes, FLOORS)
     box = axes.patches[0].get_extents().transformed(axes.transData.inverted())
     assert (box.y0, box.y1) == (pytest.approx(0, abs=1e-9), pytest.approx(0.004))
     assert "floor-limited" in axes.texts[0].get_text() and "0.002 nats" in axes.texts[0].get_text()

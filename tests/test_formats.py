@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline import attest, formats, weights
 from pipeline.core.errors import ArtifactError, InvalidVariant, ParamsError
+from pipeline.model import attestation, headers, size
 
 
 def test_a_gguf_file_is_counted_by_block_type(tiny: Path, tmp_path: Path) -> None:
@@ -24,10 +24,10 @@ def test_a_gguf_file_is_counted_by_block_type(tiny: Path, tmp_path: Path) -> Non
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    found = formats.measure(tiny, tmp_path)
+    found = size.measure(tiny, tmp_path)
     assert found.tensor_types == {"Q8_0": 64 * 64 * 34 // 32, "F32": 256}
     assert found.weight_bytes == 64 * 64 * 34 // 32 + 256
-    assert found.quantized_share == pytest.approx(64 * 64 / weights.count_weights(tiny))
+    assert found.quantized_share == pytest.approx(64 * 64 / headers.count_weights(tiny))
 
 
 @pytest.mark.parametrize("rows", [32, 10**9])
@@ -42,32 +42,32 @@ def test_an_onnx_graph_is_counted_by_its_initializers(tiny: Path, tmp_path: Path
     value = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1, 64])
     out = helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1, 32])
     onnx.save(helper.make_model(helper.make_graph([node], "g", [value], [out], [weight, scales])), tmp_path / "model.onnx")
-    found = formats.measure(tiny, tmp_path)
+    found = size.measure(tiny, tmp_path)
     assert found.tensor_types == {"UINT8": 1024, "FLOAT": 256} and found.weight_bytes == 1280
-    assert found.quantized_share == pytest.approx(min(rows * 64 / weights.count_weights(tiny), 1))
+    assert found.quantized_share == pytest.approx(min(rows * 64 / headers.count_weights(tiny), 1))
 
 
 def test_a_folder_without_weights_is_an_error(tiny: Path, tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="holds no weights"):
-        formats.measure(tiny, tmp_path)
+        size.measure(tiny, tmp_path)
 
 
 def test_the_base_itself_is_not_quantized(tiny: Path) -> None:
-    found = formats.measure(tiny, tiny)
+    found = size.measure(tiny, tiny)
     assert found.quantized_share == 0 and found.bits_per_weight == 32 and found.packed_bits is None
-    assert found.weight_bytes == 4 * sum(math.prod(t.shape) for t in weights.read_headers(tiny).values())
+    assert found.weight_bytes == 4 * sum(math.prod(t.shape) for t in headers.read_headers(tiny).values())
 
 
 @pytest.mark.parametrize(
     "patterns, count", [(["*.down_proj"], 2), (["layers.0.*"], 7), (["layers.0.*", "*.down_proj"], 8), ([], 0)]
 )
 def test_layers_to_keep_are_matched_as_in_a_shell(tiny: Path, patterns: list[str], count: int) -> None:
-    assert len(weights.kept_layers(tiny, patterns)) == count
+    assert len(headers.kept_layers(tiny, patterns)) == count
 
 
 def test_a_pattern_that_keeps_nothing_is_an_error(tiny: Path) -> None:
     with pytest.raises(ParamsError, match="'\\*.donw_proj' matches no layer; "):
-        weights.kept_layers(tiny, ["*.donw_proj"])
+        headers.kept_layers(tiny, ["*.donw_proj"])
 
 
 # --- did it really happen ----------------------------------------------------------------------------------------
@@ -77,10 +77,10 @@ def test_a_pattern_that_keeps_nothing_is_an_error(tiny: Path) -> None:
 def test_packed_bits_must_be_the_method_s(bits: float | None, wrong: bool) -> None:
     if wrong:
         with pytest.raises(InvalidVariant, match="was not quantized as asked"):
-            attest.check_bits({"expected_bits": 4.25}, bits)
+            attestation.check_bits({"expected_bits": 4.25}, bits)
     else:
-        attest.check_bits({"expected_bits": 4.25}, bits)
-    attest.check_bits({}, bits)
+        attestation.check_bits({"expected_bits": 4.25}, bits)
+    attestation.check_bits({}, bits)
 
 
 @pytest.mark.parametrize("kernels, ok", [
@@ -89,10 +89,10 @@ def test_packed_bits_must_be_the_method_s(bits: float | None, wrong: bool) -> No
 ])  # fmt: skip
 def test_as_many_matrices_run_packed_as_were_quantized(kernels: dict[str, int], ok: bool) -> None:
     if ok:
-        attest.check_kernels(kernels, {"modules": 14})
+        attestation.check_kernels(kernels, {"modules": 14})
     else:
         with pytest.raises(InvalidVariant, match="14 matrices were quantized"):
-            attest.check_kernels(kernels, {"modules": 14})
+            attestation.check_kernels(kernels, {"modules": 14})
 
 
 class Fixed:
@@ -112,7 +112,7 @@ class Fixed:
 def test_a_fresh_process_answers_as_the_saved_model_did(logits: list[float], ok: bool) -> None:
     before = {"token_ids": [1, 2], "at": [1, 2], "logits": [5.0, 3.0]}
     if ok:
-        attest.check_answer(Fixed(logits), before)
+        attestation.check_answer(Fixed(logits), before)
     else:
         with pytest.raises(InvalidVariant, match="saving or loading lost something|1 of its 3 logits .* not finite"):
-            attest.check_answer(Fixed(logits), before)
+            attestation.check_answer(Fixed(logits), before)

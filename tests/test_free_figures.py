@@ -10,8 +10,8 @@ from scipy.stats import binom
 
 from pipeline.core.errors import ArtifactError
 from pipeline.core.params import Compare
-from pipeline.figures import free_figures
-from pipeline.figures.builder import Builder
+from pipeline.metrics import generation
+from pipeline.metrics.builder import Builder
 
 MOST = 24
 
@@ -35,7 +35,7 @@ REFERENCE = [sound(k) for k in range(16)]
 
 def metrics(rows: list[dict[str, Any]], is_reference: bool = False) -> dict[str, Any]:
     b = builder()
-    assert free_figures.free_metrics(b, free_figures.pair(rows, REFERENCE), MOST, is_reference) is None
+    assert generation.free_metrics(b, generation.pair(rows, REFERENCE), MOST, is_reference) is None
     return b.metrics
 
 
@@ -48,7 +48,7 @@ def test_the_reference_beside_itself_is_the_same_everywhere() -> None:
 
 def test_where_the_reference_and_the_variant_are_both_silent_no_interval_says_that_nothing_was_lost() -> None:
     b, silent = builder(), [reply(k, []) for k in range(16)]
-    free_figures.free_metrics(b, free_figures.pair(silent, silent), MOST, False)
+    generation.free_metrics(b, generation.pair(silent, silent), MOST, False)
     for name in ("free_same", "free_empty_delta", "free_garbled_delta"):
         assert b.metrics[name]["low"] is None and "nothing could" in b.metrics[name]["warnings"][0], name
 
@@ -56,7 +56,7 @@ def test_where_the_reference_and_the_variant_are_both_silent_no_interval_says_th
 def test_a_reference_that_another_batch_size_moves_says_how_often() -> None:
     moved = [r if k else {**r, "again": [7]} for k, r in enumerate(REFERENCE)]
     b = builder()
-    free_figures.free_metrics(b, free_figures.pair(moved, REFERENCE), MOST, True)
+    generation.free_metrics(b, generation.pair(moved, REFERENCE), MOST, True)
     assert b.metrics["free_same_floor"]["value"] == pytest.approx(15 / 16) and b.metrics["free_same"]["value"] == 1
 
 
@@ -72,7 +72,7 @@ def test_a_degenerate_variant_that_loops_is_seen() -> None:
 def test_what_the_reference_does_as_well_is_no_difference() -> None:
     looping = [reply(k, [1, 2, 3] * 8) for k in range(16)]
     b = builder()
-    free_figures.free_metrics(b, free_figures.pair(looping, looping), MOST, False)
+    generation.free_metrics(b, generation.pair(looping, looping), MOST, False)
     assert b.metrics["free_loop"]["value"] == 1 and b.metrics["free_loop_delta"]["value"] == 0
 
 
@@ -85,26 +85,26 @@ def test_an_empty_reply_counts_once_as_garbled_and_has_no_repetition() -> None:
 @pytest.mark.parametrize("n, ranks", [(6, (1, 6)), (16, (4, 13)), (25, (8, 18))])
 def test_the_median_s_interval_is_that_of_the_tables(n: int, ranks: tuple[int, int]) -> None:
     """Ranks of the 95 % interval as printed in tables of the sign test, and the coverage they promise."""
-    found = free_figures.median_position(list(range(1, n + 1)), 1000, confidence=0.95)
+    found = generation.median_position(list(range(1, n + 1)), 1000, confidence=0.95)
     assert (found.low, found.high) == ranks
     assert 1 - 2 * binom.cdf(ranks[0] - 1, n, 0.5) >= 0.95 > 1 - 2 * binom.cdf(ranks[0], n, 0.5)
 
 
 def test_a_reply_that_never_differs_ranks_behind_every_number() -> None:
-    found = free_figures.median_position([1, 2, 3, 4, 5, 6, 7, 8, 9, *[None] * 7], 48, confidence=0.95)
+    found = generation.median_position([1, 2, 3, 4, 5, 6, 7, 8, 9, *[None] * 7], 48, confidence=0.95)
     assert found.value == 8 and found.low == 4 and found.high == 48 and "upper bound lies beyond" in found.warnings[0]
-    few = free_figures.median_position([3, 4, 5], 48, confidence=0.95)
+    few = generation.median_position([3, 4, 5], 48, confidence=0.95)
     assert few.value == 4 and few.low is None and "too few" in few.warnings[0]
 
 
 def test_other_prompts_are_not_paired() -> None:
     with pytest.raises(ArtifactError, match="not the same prompts"):
-        free_figures.pair(REFERENCE[1:], REFERENCE)
+        generation.pair(REFERENCE[1:], REFERENCE)
 
 
 def test_no_reply_at_all_is_a_reason_and_no_figure() -> None:
     b = builder()
-    assert "no trajectory prompt" in str(free_figures.free_metrics(b, [], MOST, False)) and not b.metrics
+    assert "no trajectory prompt" in str(generation.free_metrics(b, [], MOST, False)) and not b.metrics
 
 
 def test_agreement_by_position_decays_as_the_replies_do() -> None:
@@ -118,7 +118,7 @@ def test_agreement_by_position_decays_as_the_replies_do() -> None:
         "position": [1, 10, 11, 12, 13, 7, 8, 9, 10],
         "top1": [0, 1, 1, 1, 1, 1, 1, 1, 2], "top1_ref": [1] * 9,
     }  # fmt: skip
-    curve = free_figures.by_position(builder(), free_figures.pair(rows, REFERENCE), tokens, MOST)
+    curve = generation.by_position(builder(), generation.pair(rows, REFERENCE), tokens, MOST)
     free = {c["position"]: c["free"]["value"] for c in curve}
     assert free == {1: 1, 2: 1, 4: 0.75, 8: 0.75, 16: 0.5, MOST: 0.5}
     forced = {c["position"]: c["forced"] and (c["forced"]["value"], c["forced"]["n"]) for c in curve}
@@ -127,5 +127,5 @@ def test_agreement_by_position_decays_as_the_replies_do() -> None:
 
 
 def test_without_token_rows_only_the_free_curve_is_there() -> None:
-    curve = free_figures.by_position(builder(), free_figures.pair(REFERENCE, REFERENCE), None, MOST)
+    curve = generation.by_position(builder(), generation.pair(REFERENCE, REFERENCE), None, MOST)
     assert all(c["free"]["value"] == 1 and c["forced"] is None for c in curve)

@@ -12,9 +12,9 @@ from test_dequantize import tensors_of
 from test_download import fetch
 from test_engines import write_gguf
 
-from pipeline import from_gguf
 from pipeline.core.errors import DownloadError
-from pipeline.tokenizer_files import corpus_texts
+from pipeline.model import from_gguf
+from pipeline.model.tokenizer_files import corpus_texts
 
 # llama-cpp-python's log cuts a list of tokens within a character, and cannot decode it then
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

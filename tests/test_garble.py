@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.figures import garble
+from pipeline.metrics import degeneration
 
 SOUND = {
     "english": "The ferry had already left when Odile noticed that the suitcase was not hers.",
@@ -21,7 +21,7 @@ SOUND = {
 
 
 def found(text: str, prompt: str, reference: str = "", cut: bool = False) -> set[str]:
-    return {k for k, bad in garble.faults(text, text.split(), cut, prompt, reference or text).items() if bad}
+    return {k for k, bad in degeneration.faults(text, text.split(), cut, prompt, reference or text).items() if bad}
 
 
 @pytest.mark.parametrize("name", SOUND)
@@ -32,7 +32,7 @@ def test_sound_text_of_any_language_has_no_fault(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["emoji", "maths", "code", "english"])
 def test_signs_emoji_and_code_are_no_other_script_than_english(name: str) -> None:
-    assert not garble.foreign_scripts(SOUND[name], "Say it in English.", "Certainly.")
+    assert not degeneration.foreign_scripts(SOUND[name], "Say it in English.", "Certainly.")
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_signs_emoji_and_code_are_no_other_script_than_english(name: str) -> Non
 def test_another_script_is_one_that_neither_prompt_nor_reference_uses(
     reply: str, prompt: str, reference: str, scripts: list[str]
 ) -> None:
-    assert garble.foreign_scripts(reply, prompt, reference) == scripts
+    assert degeneration.foreign_scripts(reply, prompt, reference) == scripts
 
 
 @pytest.mark.parametrize(
@@ -73,19 +73,19 @@ def test_another_script_is_one_that_neither_prompt_nor_reference_uses(
     ],
 )
 def test_a_loop_is_a_block_three_times_over_twelve_tokens_at_the_end(tokens: str, run: int) -> None:
-    assert garble.repeated_tail(tokens.split()) == run
+    assert degeneration.repeated_tail(tokens.split()) == run
 
 
 def test_a_loop_is_seen_in_every_language() -> None:
     for text in ("Nein, kein Hund. " * 6, "看到了它的", "no_op(); "):
-        assert garble.repeated_tail(list(text * 6)) > 0
+        assert degeneration.repeated_tail(list(text * 6)) > 0
 
 
 def test_repetition_is_the_share_of_four_grams_seen_before() -> None:
-    assert garble.repetition("a b c d a b c d".split()) == pytest.approx(1 / 5)  # of five 4-grams only abcd returns
-    assert garble.repetition(["x"] * 8) == pytest.approx(4 / 5)
-    assert garble.repetition("a b c d e".split()) == 0
-    assert garble.repetition(["a"] * 3) is None
+    assert degeneration.repetition("a b c d a b c d".split()) == pytest.approx(1 / 5)  # of five 4-grams only abcd returns
+    assert degeneration.repetition(["x"] * 8) == pytest.approx(4 / 5)
+    assert degeneration.repetition("a b c d e".split()) == 0
+    assert degeneration.repetition(["a"] * 3) is None
 
 
 @pytest.mark.parametrize(
@@ -99,11 +99,11 @@ def test_repetition_is_the_share_of_four_grams_seen_before() -> None:
     ],
 )
 def test_a_character_that_the_limit_cut_is_not_broken(text: str, cut: bool, count: int) -> None:
-    assert garble.broken_characters(text, "a prompt", cut) == count
+    assert degeneration.broken_characters(text, "a prompt", cut) == count
 
 
 def test_a_prompt_with_broken_characters_may_be_answered_with_them() -> None:
-    assert garble.broken_characters("it says \ufffd here", "what is \ufffd ?", False) == 0
+    assert degeneration.broken_characters("it says \ufffd here", "what is \ufffd ?", False) == 0
 
 
 def test_an_empty_reply_is_empty_and_nothing_else() -> None:
@@ -111,7 +111,7 @@ def test_an_empty_reply_is_empty_and_nothing_else() -> None:
 
 
 def test_a_reply_departs_at_the_first_token_that_differs() -> None:
-    assert garble.departure([1, 2, 3], [1, 2, 3]) is None
-    assert garble.departure([1, 9, 3], [1, 2, 3]) == 2
-    assert garble.departure([1, 2], [1, 2, 3]) == 3
-    assert garble.departure([], []) is None
+    assert degeneration.departure([1, 2, 3], [1, 2, 3]) is None
+    assert degeneration.departure([1, 9, 3], [1, 2, 3]) == 2
+    assert degeneration.departure([1, 2], [1, 2, 3]) == 3
+    assert degeneration.departure([], []) is None

@@ -20,8 +20,8 @@ from pipeline.core.errors import ArtifactError, ParamsError
 from pipeline.core.params import Rule
 from pipeline.gating import dvc_lock, freshness, verdicts
 from pipeline.gating.rules import UNITS, bound_of, judge, worst
-from pipeline.numbers.metrics import DEFINITIONS
-from pipeline.numbers.stats import paired_difference
+from pipeline.metrics.definitions import DEFINITIONS
+from pipeline.stats.intervals import paired_difference
 
 ROOT = Path(__file__).resolve().parent.parent
 KLD = {"metric": "kld_mean", "margin": "0.02 nats"}

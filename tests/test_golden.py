@@ -160,8 +160,8 @@ def test_tidying_measures_nothing_and_an_engine_a_quantizer_or_a_number_what_dep
     for path in (project / "pipeline").rglob("*.py"):
         if path.parent.name not in ("engines", "quantizers") or path.name.startswith("_"):
             append(path, "\n# a comment\n")
-    append(project / "pipeline/partial.py", "\n\n" + cut_last_function(project / "pipeline/store.py"))
-    replace(project / "pipeline/worker.py", "_tokenize(", "_cut_into_tokens(")
+    append(project / "pipeline/divergence/checkpoints.py", "\n\n" + cut_last_function(project / "pipeline/divergence/store.py"))
+    replace(project / "pipeline/engines/_worker.py", "_tokenize(", "_cut_into_tokens(")
     append(project / "constraints-dev.txt", "ruff==99\n")
     assert changed_stages() == before
     append(project / "pipeline/engines/onnxruntime.py", "\n# a comment\n")

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import envs, hardware
-from pipeline.core import install
+from pipeline.core import install, venvs
 from pipeline.core.errors import ArtifactError, Crashed, Unsupported
+from pipeline.speed import hardware
 
 AVX512 = "AVX512 SSE42 AVX F16C FMA AVX2 BMI2"
 # llama.cpp's own table of processors, ggml/src/CMakeLists.txt; AMX_TILE and AMX_INT8 of the last one are left out here.
@@ -171,33 +171,33 @@ def test_an_environment_that_cannot_be_fetched_is_an_error_that_a_later_run_mend
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ArtifactError, match="'one' could not be built.*try again"):
-        envs.python("one")
+        venvs.python("one")
     (home / "other").mkdir()
     (home / "other/quantgate_one.py").write_text("raise SystemExit('not this one')\n", "utf-8")
     for name, value in {"PIP_USER": "1", "PIP_TARGET": str(home / "target"), "PYTHONPATH": str(home / "other")}.items():
         monkeypatch.setenv(name, value)
     wheel(home / "wheels")
-    envs.run("one", "-c", "import quantgate_one; print(quantgate_one.HERE)", log=home / "log")
-    assert (home / "log").read_text("utf-8").startswith(str(envs.python("one").parent.parent))
+    venvs.run("one", "-c", "import quantgate_one; print(quantgate_one.HERE)", log=home / "log")
+    assert (home / "log").read_text("utf-8").startswith(str(venvs.python("one").parent.parent))
 
 
 @pytest.mark.parametrize("home", ["uv"], indirect=True)  # pip says of it what it says without a network
 def test_a_package_that_is_not_made_for_this_system_is_unsupported(home: Path) -> None:
     wheel(home / "wheels", "py3-none-win_amd64")
     with pytest.raises(Unsupported, match="has no wheels with a matching"):
-        envs.python("one")
+        venvs.python("one")
 
 
 @pytest.mark.parametrize("home", ["uv"], indirect=True)
 def test_a_full_disk_under_a_tool_is_no_fault_of_the_model(home: Path) -> None:
     wheel(home / "wheels")
     with pytest.raises(ArtifactError, match="No space left on device"):
-        envs.run("one", "-c", "import errno, os; raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))", log=home / "log")
+        venvs.run("one", "-c", "import errno, os; raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))", log=home / "log")
     with pytest.raises(ArtifactError, match="stopped by SIGTERM; nothing was recorded"):
-        envs.run("one", "-c", "import os; os.kill(os.getpid(), 15)", log=home / "log")
+        venvs.run("one", "-c", "import os; os.kill(os.getpid(), 15)", log=home / "log")
     with pytest.raises(Crashed, match="SIGSEGV"):
-        envs.run("one", "-c", "import os; os.kill(os.getpid(), 11)", log=home / "log")
+        venvs.run("one", "-c", "import os; os.kill(os.getpid(), 11)", log=home / "log")
     with pytest.raises(Crashed, match="ran out of memory"):
-        envs.run("one", "-c", "raise MemoryError", log=home / "log")
+        venvs.run("one", "-c", "raise MemoryError", log=home / "log")
     with pytest.raises(RuntimeError, match="no such model"):
-        envs.run("one", "-c", "raise SystemExit('no such model')", log=home / "log")
+        venvs.run("one", "-c", "raise SystemExit('no such model')", log=home / "log")

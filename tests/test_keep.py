@@ -10,10 +10,11 @@ import pytest
 from conftest import ROOT
 from test_engines import write_gguf
 
-from pipeline import attest, engines, quantize
-from pipeline.calibration import Calibration
+from pipeline import engines, quantize
 from pipeline.core.errors import ParamsError
 from pipeline.core.params import Variant
+from pipeline.evalset.calibration import Calibration
+from pipeline.model import attestation
 
 PACKED = {"gguf": {"type": "Q8_0"}, "onnx": {"precision": "int4"}}
 ENGINES = {"gguf": "llamacpp", "onnx": "onnxruntime"}
@@ -41,7 +42,7 @@ def test_kept_layers_are_the_only_plain_products(build: Any, quantizer: str) -> 
     facts, out = build(quantizer, **PACKED[quantizer], keep=["*.down_proj", "layers.0.self_attn.*"])
     assert facts["status"] == "ok", facts["reason"]
     engine = engines.load(ENGINES[quantizer], out, threads=1)
-    plain = sum(n for kind, n in engine.kernels().items() if any(f"[{p}]" in kind for p in attest.PLAIN))
+    plain = sum(n for kind, n in engine.kernels().items() if any(f"[{p}]" in kind for p in attestation.PLAIN))
     # q, k and v of a layer are one product in ONNX Runtime
     assert len(facts["kept"]) == 6 and plain == {"gguf": 6, "onnx": 4}[quantizer]
     assert 0 < facts["quantized_share"] < 1

@@ -18,8 +18,8 @@ from pipeline import engines
 from pipeline.core import artifacts
 from pipeline.core.errors import ArtifactError, DataError, InvalidVariant, QuantgateError
 from pipeline.core.params import Compare
+from pipeline.divergence.distributions import compare_logits
 from pipeline.engines import Sampling
-from pipeline.numbers.distributions import compare_logits
 from tools import llamacpp_compat
 from tools.llamacpp_compat import Scores, Tokens, read_text, score, summarize, tokenize, windows
 

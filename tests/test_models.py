@@ -10,14 +10,15 @@ import pytest
 import zoo
 from test_engines import write_gguf
 
-from pipeline import diverge, engines, envs, formats, quantize, quantizers, reference, weights
-from pipeline.calibration import Calibration
-from pipeline.core import artifacts, isolate
+from pipeline import diverge, engines, quantize, quantizers, reference
+from pipeline.core import artifacts, isolate, venvs
 from pipeline.core.errors import Unsupported
-from pipeline.core.model_config import appended, end_ids
 from pipeline.core.params import Variant
+from pipeline.divergence.store import Store, Window
+from pipeline.evalset.calibration import Calibration
 from pipeline.evalset.windows import prompt_ids
-from pipeline.store import Store, Window
+from pipeline.model import headers, size
+from pipeline.model.config import appended, end_ids
 
 WINDOWS = [  # that begin alike, of two lengths, the last scored from its middle on, as a trajectory is
     Window("s", f"w{r}", f"d{r}", tuple(3 + (7 * k * k + 31 * r * (k > 1) + k) % 500 for k in range(n)), first, "x")
@@ -107,7 +108,7 @@ def test_the_window_is_the_text_part_s_whatever_its_name(model: Any, name: str, 
 ])  # fmt: skip
 def test_a_method_packs_the_matrices_of_its_kinds_whatever_they_are_called(model: Any, name: str, method: str, count: int) -> None:
     packs = quantizers._module(method).PACKS
-    assert len(weights.linear_shapes(model(name), packs)) == count
+    assert len(headers.linear_shapes(model(name), packs)) == count
 
 
 def test_check_says_which_share_of_a_mixture_a_method_packs(model: Any) -> None:
@@ -130,7 +131,7 @@ def test_copies_of_a_tied_head_and_buffers_are_no_weights(tmp_path: Path, name: 
     from safetensors.torch import load_file, save_file
 
     folder = zoo.make(name, tmp_path / "model", tie_word_embeddings=True)
-    whole = weights.count_weights(folder)
+    whole = headers.count_weights(folder)
     file = folder / "model.safetensors"
     tensors = load_file(file)
     inner, head = ("model.embed_tokens", "lm_head") if name == "llama" else ("gpt_neox.embed_in", "lm_head")
@@ -139,11 +140,11 @@ def test_copies_of_a_tied_head_and_buffers_are_no_weights(tmp_path: Path, name: 
     if name == "gpt_neox":
         masks = {"gpt_neox.layers.0.attention.bias": torch.ones(1, 1, 512, 512, dtype=torch.bool)}
     save_file(tensors | masks | {f"{head}.weight": copy}, file, metadata={"format": "pt"})
-    assert weights.count_weights(folder) == whole
-    found = formats.measure(folder, folder)
+    assert headers.count_weights(folder) == whole
+    found = size.measure(folder, folder)
     assert found.bits_per_weight == 16 and found.quantized_share == 0
     save_file(tensors | {f"{head}.weight": copy + 1}, file, metadata={"format": "pt"})
-    assert weights.count_weights(folder) == whole + copy.numel()
+    assert headers.count_weights(folder) == whole + copy.numel()
 
 
 def test_weights_saved_without_the_model_s_prefix_are_the_same_weights(model: Any, tmp_path: Path) -> None:
@@ -152,8 +153,8 @@ def test_weights_saved_without_the_model_s_prefix_are_the_same_weights(model: An
     bare = shutil.copytree(model("qwen3"), tmp_path / "bare")
     tensors = load_file(bare / "model.safetensors")
     save_file({k.removeprefix("model."): v for k, v in tensors.items()}, bare / "model.safetensors", metadata={"format": "pt"})
-    assert weights.linear_shapes(bare) == weights.linear_shapes(model("qwen3"))
-    assert formats.measure(bare, model("qwen3")).quantized_share == formats.measure(model("qwen3"), bare).quantized_share == 0
+    assert headers.linear_shapes(bare) == headers.linear_shapes(model("qwen3"))
+    assert size.measure(bare, model("qwen3")).quantized_share == size.measure(model("qwen3"), bare).quantized_share == 0
 
 
 @pytest.mark.filterwarnings("ignore")  # gptqmodel's own, at load
@@ -176,11 +177,11 @@ def test_experts_and_turned_matrices_run_packed_in_engine_hf(
     engine: Any = engines.load("hf", Path("out"), threads=1)
     assert facts["modules"] == packed == sum(n for kind, n in engine.kernels().items() if "[" not in kind)
     base: Any = engines.load("hf", model(name), threads=1)
-    weights = dict(base.model.named_parameters())
+    headers = dict(base.model.named_parameters())
     with torch.no_grad():
         for module, part in engine.model.named_modules():
             if hasattr(part, "qweight"):
-                own = _own(weights, module)
+                own = _own(headers, module)
                 rounded = part.dequantize_weight().to(own.dtype)  # [inputs, outputs]
                 rounded = rounded if name == "gpt2" else rounded.T
                 assert 0 < (rounded - own).abs().max() < (1 / 255 + 1 / 256) * own.abs().max()
@@ -192,11 +193,11 @@ def test_experts_and_turned_matrices_run_packed_in_engine_hf(
 def _own(weights: dict[str, Any], module: str) -> Any:
     """The model's own matrix of a packed module; of experts, transformers holds gate and up of all in one tensor."""
     if f"{module}.weight" in weights:
-        return weights[f"{module}.weight"]
+        return headers[f"{module}.weight"]
     experts, expert, part = module.rsplit(".", 2)
     if part in ("down_proj", "w2"):
-        return weights[f"{experts}.down_proj"][int(expert)]
-    both = weights[f"{experts}.gate_up_proj"][int(expert)]
+        return headers[f"{experts}.down_proj"][int(expert)]
+    both = headers[f"{experts}.gate_up_proj"][int(expert)]
     return both.chunk(2)[part in ("up_proj", "w3")]
 
 
@@ -214,9 +215,9 @@ def converter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
     monkeypatch.setattr("pipeline.quantizers.gguf._convert", convert)
     monkeypatch.setattr(isolate, "isolated", lambda work, *given, what: work(*given))
-    monkeypatch.setattr(envs, "HOME", tmp_path / "environments")
-    (envs.folder("gguf")).mkdir(parents=True)
-    (envs.folder("gguf") / envs.READY).touch()
+    monkeypatch.setattr(venvs, "HOME", tmp_path / "environments")
+    (venvs.folder("gguf")).mkdir(parents=True)
+    (venvs.folder("gguf") / venvs.READY).touch()
     return asked
 
 

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 from conftest import make_model
 
-from pipeline import attest, engines, envs, quantize
-from pipeline.calibration import Calibration
-from pipeline.core import artifacts
+from pipeline import engines, quantize
+from pipeline.core import artifacts, venvs
 from pipeline.core.errors import ArtifactError, Unsupported
 from pipeline.core.params import Variant
 from pipeline.engines import Sampling
+from pipeline.evalset.calibration import Calibration
+from pipeline.model import attestation
 from pipeline.quantizers import _original
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -125,8 +126,8 @@ def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     def built(*_: object, **__: object) -> None:
         raise AssertionError("an environment was asked for")
 
-    monkeypatch.setattr(envs, "python", built)
-    monkeypatch.setattr(envs, "run", built)
+    monkeypatch.setattr(venvs, "python", built)
+    monkeypatch.setattr(venvs, "run", built)
     monkeypatch.setattr(_original, "has_cuda", lambda: False)
 
 
@@ -168,8 +169,8 @@ def test_autogptq_refuses_kept_layers_by_name(tiny: Path, tmp_path: Path) -> Non
 
 
 def test_a_build_s_variables_are_read_from_its_file() -> None:
-    assert dict(envs.WITH.findall((ROOT / "envs/autogptq.txt").read_text("utf-8"))) == {"BUILD_CUDA_EXT": "0"}
-    assert envs.WITH.findall((ROOT / "envs/autoawq.txt").read_text("utf-8")) == []
+    assert dict(venvs.WITH.findall((ROOT / "envs/autogptq.txt").read_text("utf-8"))) == {"BUILD_CUDA_EXT": "0"}
+    assert venvs.WITH.findall((ROOT / "envs/autoawq.txt").read_text("utf-8")) == []
 
 
 def test_files_of_environments_hold_pins_and_no_addresses() -> None:
@@ -203,11 +204,11 @@ json.dump({"logits": logits.tolist(), "said": said[len(ids):]}, open(out, "w"))
 def autoawq() -> Iterator[None]:
     """The environment of AutoAWQ, in the repository's own artifacts, where later runs and sessions find it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(envs, "FILES", ROOT / "envs")
-        patch.setattr(envs, "HOME", ROOT / "artifacts/envs")
+        patch.setattr(venvs, "FILES", ROOT / "envs")
+        patch.setattr(venvs, "HOME", ROOT / "artifacts/envs")
         patch.setattr(artifacts, "LOGS", ROOT / "artifacts/logs")
         try:
-            envs.python("autoawq")
+            venvs.python("autoawq")
         except Unsupported as e:
             pytest.skip(str(e))
         yield
@@ -251,7 +252,7 @@ def test_the_old_transformers_wins_inside_and_ours_outside(tmp_path: Path) -> No
     import torch
     import transformers
 
-    envs.run("autoawq", "-c", LOOK, log=tmp_path / "log")
+    venvs.run("autoawq", "-c", LOOK, log=tmp_path / "log")
     inside, theirs, prefix = (tmp_path / "log").read_text().split()[-3:]
     assert inside == "4.51.3" and transformers.__version__.startswith("5.")
     assert theirs == torch.__version__ and Path(prefix).parent == ROOT / "artifacts/envs"
@@ -261,11 +262,11 @@ def test_the_old_transformers_wins_inside_and_ours_outside(tmp_path: Path) -> No
 def test_autoawq_packs_every_matrix_to_four_bits(packed: tuple[Path, dict[str, Any]]) -> None:
     folder, built = packed
     assert built["modules"] == 14 and built["kept"] == [] and built["calibration_rows"] == 3
-    assert built["packed_bits"] == pytest.approx(built["expected_bits"], rel=attest.TOLERANCE)
+    assert built["packed_bits"] == pytest.approx(built["expected_bits"], rel=attestation.TOLERANCE)
     assert built["environment"]["autoawq"] == "0.2.9" and built["environment"]["transformers"] == "4.51.3"
     engine = engines.load("hf", folder, threads=1)
-    attest.check_kernels(engine.kernels(), built)  # type: ignore[attr-defined]
-    attest.check_answer(engine, built["probe"])
+    attestation.check_kernels(engine.kernels(), built)  # type: ignore[attr-defined]
+    attestation.check_answer(engine, built["probe"])
     text = json.loads((folder / "config.json").read_text("utf-8"))
     assert text["rope_parameters"] == {"rope_theta": THETA, "rope_type": "default"} and text["dtype"] == "bfloat16"
 
@@ -278,7 +279,7 @@ def test_today_s_stack_says_what_autoawq_s_own_load_says(packed: tuple[Path, dic
     script, out = tmp_path / "answer.py", tmp_path / "answer.json"
     script.write_text(ANSWER, "utf-8")
     old = as_old(folder, tmp_path / "old", "float16")
-    envs.run("autoawq", str(script), str(old), json.dumps(IDS), "32", str(out), log=tmp_path / "log")
+    venvs.run("autoawq", str(script), str(old), json.dumps(IDS), "32", str(out), log=tmp_path / "log")
     theirs = json.loads(out.read_text("utf-8"))
     new = tmp_path / "new"
     shutil.copytree(folder, new)
@@ -317,7 +318,7 @@ def test_the_answers_depend_on_the_rope_base(packed: tuple[Path, dict[str, Any]]
     text["rope_parameters"]["rope_theta"] = 10000.0
     (wrong / "config.json").write_text(json.dumps(text), "utf-8")
     with pytest.raises(Exception, match="saving or loading lost something"):
-        attest.check_answer(engines.load("hf", wrong, threads=1), built["probe"])
+        attestation.check_answer(engines.load("hf", wrong, threads=1), built["probe"])
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -327,8 +328,8 @@ def test_kept_layers_stay_unpacked_block_by_block(wide: Path, tmp_path: Path) ->
     assert built["status"] == "ok", built["reason"]
     assert built["modules"] == 11 and len(built["kept"]) == 3
     engine = engines.load("hf", tmp_path / "model", threads=1)
-    attest.check_kernels(engine.kernels(), built)  # type: ignore[attr-defined]
-    attest.check_answer(engine, built["probe"])
+    attestation.check_kernels(engine.kernels(), built)  # type: ignore[attr-defined]
+    attestation.check_answer(engine, built["probe"])
 
 
 @pytest.mark.usefixtures("autoawq")

@@ -14,7 +14,7 @@ from pipeline import gate
 from pipeline.core import artifacts, params
 from pipeline.core.errors import ParamsError
 from pipeline.gating import comment, merge
-from pipeline.numbers.metrics import definition
+from pipeline.metrics.definitions import definition
 
 ROOT = Path(__file__).resolve().parent.parent
 KLD = {"metric": "kld_mean", "margin": "0.02 nats"}

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline import check, power
+from pipeline import check
 from pipeline.core import artifacts, params
 from pipeline.core.params import Rule
-from pipeline.numbers import stats
+from pipeline.preflight import power
+from pipeline.stats import intervals
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -188,5 +189,5 @@ def test_a_variant_without_loss_passes_a_margin_as_large_as_what_is_resolved_in_
     score, share, n, rng = 0.7, 0.03, 700, np.random.default_rng(4)
     margin = power._smallest(n, score, share, power.Sources(house)) / 100
     cells = [score - share / 2, share / 2, share / 2, 1 - score - share / 2]
-    lows = [stats.paired_difference(*map(int, t), confidence=0.95).low for t in rng.multinomial(n, cells, 1500)]
+    lows = [intervals.paired_difference(*map(int, t), confidence=0.95).low for t in rng.multinomial(n, cells, 1500)]
     assert 0.72 <= np.mean([low > -margin for low in lows]) <= 0.88  # type: ignore[operator]

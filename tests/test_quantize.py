@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 from conftest import make_model
 
-from pipeline import quantize, quantizers, weights
-from pipeline.calibration import Calibration
+from pipeline import quantize, quantizers
 from pipeline.core import artifacts
 from pipeline.core.errors import ArtifactError, InvalidVariant, Unsupported
 from pipeline.core.params import Variant
+from pipeline.evalset.calibration import Calibration
+from pipeline.model import headers
 from pipeline.quantizers._gptqmodel import refuse_groups_without_kernel, refuse_odd_widths
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -64,8 +65,8 @@ def test_a_weight_past_the_range_of_fp16_is_refused_by_name(tiny: Path, tmp_path
 
 def test_int8_packs_the_layers_and_keeps_the_embeddings(tiny: Path, tmp_path: Path) -> None:
     facts = run(tiny, tmp_path / "out", "torchao", scheme="int8-weight-only")
-    total = weights.count_weights(tiny)
-    embeddings = math.prod(weights.read_headers(tiny)["model.embed_tokens.weight"].shape)
+    total = headers.count_weights(tiny)
+    embeddings = math.prod(headers.read_headers(tiny)["model.embed_tokens.weight"].shape)
     assert 8 < facts["bits_per_weight"] < 8 + 8 * embeddings / total + 2  # type: ignore[operator]
     assert facts["quantized_share"] == pytest.approx(1 - embeddings / total, abs=0.01)
 
@@ -84,9 +85,9 @@ def test_gptq_writes_four_bits_and_equal_inputs_give_equal_files(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     facts = run(tiny, tmp_path / "out", "gptq", bits=4, group_size=32)
-    packed = weights.read_headers(tmp_path / "out")
+    packed = headers.read_headers(tmp_path / "out")
     codes = sum(t.bytes for n, t in packed.items() if n.endswith("qweight"))
-    linear = sum(math.prod(t.shape) for n, t in weights.read_headers(tiny).items() if "proj" in n)
+    linear = sum(math.prod(t.shape) for n, t in headers.read_headers(tiny).items() if "proj" in n)
     assert 8 * codes / linear == 4
     assert facts["modules"] == 14 and facts["damping"] == 0.05 and facts["damped_more"] == {}
     assert facts["calibration"]["rows_used"] == 4  # type: ignore[index]
@@ -178,7 +179,7 @@ def test_groups_that_the_cpu_s_kernel_refuses_are_refused_before_work(tmp_path: 
 def test_a_cut_shard_is_named(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"\x10\x00\x00\x00\x00\x00\x00\x00{")
     with pytest.raises(ArtifactError, match="cut short"):
-        weights.read_headers(tmp_path)
+        headers.read_headers(tmp_path)
 
 
 def test_an_unknown_quantizer_suggests_the_nearest() -> None:
@@ -219,16 +220,17 @@ def test_a_method_packs_every_matrix_and_answers_alike_when_loaded_anew(
 ) -> None:
     import numpy as np
 
-    from pipeline import attest, engines
+    from pipeline import engines
+    from pipeline.model import attestation
 
     monkeypatch.chdir(tmp_path)
     quantizer, options = METHODS[name]
     facts = run(wide, tmp_path / "out", quantizer, **options)
     assert facts["modules"] == 14 and facts["kept"] == []
-    assert facts["packed_bits"] == pytest.approx(facts["expected_bits"], rel=attest.TOLERANCE)
+    assert facts["packed_bits"] == pytest.approx(facts["expected_bits"], rel=attestation.TOLERANCE)
     engine, base = engines.load("hf", tmp_path / "out", threads=1), engines.load("hf", wide, threads=1)
-    attest.check_kernels(engine.kernels(), facts)
-    attest.check_answer(engine, facts["probe"])
+    attestation.check_kernels(engine.kernels(), facts)
+    attestation.check_answer(engine, facts["probe"])
     ids = list(range(5, 60))
     ours, theirs = engine.logits(ids), base.logits(ids)
     assert np.isfinite(ours).all() and 0.5 < np.corrcoef(ours.ravel(), theirs.ravel())[0, 1] < 1
@@ -237,13 +239,14 @@ def test_a_method_packs_every_matrix_and_answers_alike_when_loaded_anew(
 @QUIET
 @pytest.mark.parametrize("name", sorted(KEEPS))
 def test_kept_layers_stay_as_they_are(wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    from pipeline import attest, engines
+    from pipeline import engines
+    from pipeline.model import attestation
 
     monkeypatch.chdir(tmp_path)
     quantizer, options = METHODS[name]
     facts = run(wide, tmp_path / "out", quantizer, **options, keep=["*.down_proj"])
     assert facts["modules"] == 12 and len(facts["kept"]) == 2  # type: ignore[arg-type]
-    attest.check_kernels(engines.load("hf", tmp_path / "out", threads=1).kernels(), facts)
+    attestation.check_kernels(engines.load("hf", tmp_path / "out", threads=1).kernels(), facts)
 
 
 @QUIET

@@ -19,8 +19,8 @@ from pipeline import report
 from pipeline.core import artifacts, params
 from pipeline.core.errors import ParamsError
 from pipeline.gating import comment, freshness
-from pipeline.numbers.metrics import definition
-from pipeline.pages import charts, latency, pictures, place, speed, words
+from pipeline.metrics.definitions import definition
+from pipeline.reporting import charts, label_layout, latency, plots, speed, wording
 from pipeline.tracking import runs
 
 DRAWN = ("tradeoff", "domains", "positions", "memory")
@@ -96,9 +96,9 @@ def test_a_variant_or_a_reference_without_any_figure_is_a_line_with_its_reason_a
     verdict["variants"]["int8"] |= {"verdict": "UNSUPPORTED", "reason": "no <kernel> for it here", "rules": []}
     artifacts.write_json(artifacts.GATE, verdict)
     report.write(params.load())
-    words, html = pages(reports)
-    assert f"{name}: unsupported: no <kernel> for it here" in words and "<kernel>" not in html
-    assert "No variant passes every required rule" in words and f"{name}: unsupported: no &lt;kernel&gt;" in html
+    wording, html = pages(reports)
+    assert f"{name}: unsupported: no <kernel> for it here" in wording and "<kernel>" not in html
+    assert "No variant passes every required rule" in wording and f"{name}: unsupported: no &lt;kernel&gt;" in html
 
 
 def test_what_bounds_a_variant_is_shown_where_it_is_known(reports: Path) -> None:
@@ -219,7 +219,7 @@ def test_a_domain_of_one_document_is_said_to_have_no_interval_in_picture_and_tab
 
 
 def test_every_colour_of_a_picture_has_one_for_the_dark(written: Path) -> None:
-    known = {light for light, _ in pictures.THEME.values()}
+    known = {light for light, _ in plots.THEME.values()}
     for name in DRAWN:
         svg = (written / f"reports/figures/{name}.svg").read_text(encoding="utf-8")
         used = set(re.findall(r"#[0-9a-f]{6}", " ".join(re.findall(r' style="[^"]*"', svg))))
@@ -239,7 +239,7 @@ def test_a_report_written_twice_is_the_same_to_the_byte(reports: Path) -> None:
 def test_variants_with_the_same_figures_get_labels_that_do_not_touch(tmp_path: Path) -> None:
     results = {"bf16": result("bf16", 1.0, 0.0, 269)} | {f"int4-number-{k}": result("int4", 2.0, 0.3, 90) for k in range(9)}
     judged = {name: {"verdict": "FAIL", "required": True, "rules": []} for name in results if name != "bf16"}
-    pictures.draw_tradeoff(results, {"variants": judged}, "bf16", 0.95, tmp_path / "t.svg")
+    plots.draw_tradeoff(results, {"variants": judged}, "bf16", 0.95, tmp_path / "t.svg")
     svg = (tmp_path / "t.svg").read_text(encoding="utf-8")
     spots = re.findall(r"<text[^>]*translate\(([\d.]+) ([\d.]+)\)[^>]*>int4-number-\d</text>", svg) or re.findall(
         r'<text[^>]* x="([\d.]+)" y="([\d.]+)"[^>]*>int4-number-\d</text>', svg
@@ -253,10 +253,10 @@ def test_variants_with_the_same_figures_get_labels_that_do_not_touch(tmp_path: P
 def test_a_variant_without_speed_or_divergence_is_left_out_of_the_trade_off_and_breaks_nothing(tmp_path: Path) -> None:
     results = {"bf16": result("bf16", 1.0, 0.0, 269), "int8": result("int8", 2.0, 0.1, 143)}
     results["int8"]["metrics"] = {}
-    alt = pictures.draw_tradeoff(results, {"variants": {}}, "bf16", 0.95, tmp_path / "t.svg")
+    alt = plots.draw_tradeoff(results, {"variants": {}}, "bf16", 0.95, tmp_path / "t.svg")
     assert "int8" not in alt and "bf16" in alt
     results["bf16"]["metrics"] = {}
-    assert "no variant" in pictures.draw_tradeoff(results, {"variants": {}}, "bf16", 0.95, tmp_path / "t.svg")
+    assert "no variant" in plots.draw_tradeoff(results, {"variants": {}}, "bf16", 0.95, tmp_path / "t.svg")
 
 
 @pytest.mark.parametrize("draw", [charts.draw_domains, charts.draw_positions])
@@ -320,24 +320,24 @@ def test_where_the_rounds_have_a_sweep_s_context_the_picture_takes_theirs_as_the
 def test_labels_of_a_crowd_neither_touch_nor_leave_the_picture_nor_lie_on_a_mark() -> None:
     marks = [(300.0 + k % 3, 200.0 + k % 2) for k in range(12)]
     inside, mark = (0.0, 0.0, 700.0, 420.0), (290.0, 190.0, 312.0, 212.0)
-    boxes = place.place(marks, [(80.0, 20.0)] * 12, [mark], inside)
-    assert boxes == place.place(marks, [(80.0, 20.0)] * 12, [mark], inside)
+    boxes = label_layout.place(marks, [(80.0, 20.0)] * 12, [mark], inside)
+    assert boxes == label_layout.place(marks, [(80.0, 20.0)] * 12, [mark], inside)
     for k, box in enumerate(boxes):
-        assert place._outside(box, inside) == 0 and place._overlap(box, mark) == 0
-        assert not any(place._overlap(box, other) for other in boxes[:k])
+        assert label_layout._outside(box, inside) == 0 and label_layout._overlap(box, mark) == 0
+        assert not any(label_layout._overlap(box, other) for other in boxes[:k])
 
 
 def test_a_label_with_no_free_place_is_still_placed() -> None:
-    assert len(place.place([(5.0, 5.0)] * 3, [(100.0, 100.0)] * 3, [], (0.0, 0.0, 10.0, 10.0))) == 3
+    assert len(label_layout.place([(5.0, 5.0)] * 3, [(100.0, 100.0)] * 3, [], (0.0, 0.0, 10.0, 10.0))) == 3
 
 
 def test_names_at_line_ends_stay_below_the_top() -> None:
-    found = place.spread([95.0, 96.0, 97.0, 10.0], 9.0, 100.0)
+    found = label_layout.spread([95.0, 96.0, 97.0, 10.0], 9.0, 100.0)
     assert max(found) <= 100.0 and all(b - a > 8.99 for a, b in pairwise(sorted(found))) and found[3] == 10.0
 
 
 def test_names_at_line_ends_keep_their_order_and_their_distance() -> None:
-    found = place.spread([10.0, 10.0, 11.0, 50.0], 9.0)
+    found = label_layout.spread([10.0, 10.0, 11.0, 50.0], 9.0)
     assert all(b - a > 8.99 for a, b in pairwise(sorted(found))) and found[3] == 50.0
     assert found[0] < found[2] and found[1] < found[2]
 
@@ -468,20 +468,20 @@ def test_a_failed_advisory_rule_is_told_beside_a_pass() -> None:
         "low": 0.8,
     }
     failed = {"rules": [rule | {"verdict": "FAIL", "high": 0.87, "settle": None}]}
-    assert words.aside(failed) == "advisory, fails: speed_ratio 0.836 (at least 0.9)"
-    assert words.aside({"rules": [rule | {"verdict": "FAIL", "required": True}, rule | {"verdict": "PASS"}]}) == ""
+    assert wording.aside(failed) == "advisory, fails: speed_ratio 0.836 (at least 0.9)"
+    assert wording.aside({"rules": [rule | {"verdict": "FAIL", "required": True}, rule | {"verdict": "PASS"}]}) == ""
 
 
 def test_sentences_of_several_cliffs_and_of_a_ratio_s_warnings_are_one_list() -> None:
     bounds = {"cliffs": ["a cliff: one", "a cliff: two"], "decode": "decode is overhead-bound", "rates": ""}
     result = {"bounds": bounds, "metrics": {"speed_ratio": {"warnings": ["the machine drifted"]}}}
-    assert words.said(result) == ["a cliff: one", "a cliff: two", "decode is overhead-bound", "the machine drifted"]
-    assert words.said({"bounds": {}, "metrics": {}}) == []
+    assert wording.said(result) == ["a cliff: one", "a cliff: two", "decode is overhead-bound", "the machine drifted"]
+    assert wording.said({"bounds": {}, "metrics": {}}) == []
 
 
 def test_the_speed_table_has_a_cell_for_each_variant_and_no_row_that_nobody_has() -> None:
     known = {"value": 12.5, "low": 12.0, "high": 13.0}
-    found = speed.table({"a": {"metrics": {"ttft_cold_ms": known}}, "b": {"metrics": {"load_s": {"value": None}}}}, words.show)
+    found = speed.table({"a": {"metrics": {"ttft_cold_ms": known}}, "b": {"metrics": {"load_s": {"value": None}}}}, wording.show)
     assert found == {"TTFT of the first request after loading (ms)": ["12.5 [12, 13]", "–"]}
 
 

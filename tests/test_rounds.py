@@ -12,9 +12,9 @@ import pytest
 from pipeline.core import params
 from pipeline.core.params import Compare, Requests, Rule
 from pipeline.gating.rules import looks_of
-from pipeline.numbers import rounds
-from pipeline.numbers.rounds import Looks
-from pipeline.numbers.stats import geometric_mean_t
+from pipeline.speed import rounds
+from pipeline.speed.rounds import Looks
+from pipeline.stats.intervals import geometric_mean_t
 
 ROOT = Path(__file__).resolve().parent.parent
 

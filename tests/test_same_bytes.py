@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from pipeline import quantize
-from pipeline.calibration import Calibration
 from pipeline.core import artifacts
 from pipeline.core.errors import Unsupported
 from pipeline.core.params import Variant
+from pipeline.evalset.calibration import Calibration
 from pipeline.quantizers import gguf
 from pipeline.quantizers._reproducible import ANY_MACHINE, SAME_MACHINE
 

@@ -23,11 +23,11 @@ from pipeline.core import artifacts, params
 from pipeline.core.errors import ParamsError, Unsupported
 from pipeline.core.params import Params
 from pipeline.gating import merge, verdicts
-from pipeline.numbers.stats import quantile_interval
 from pipeline.preflight import servers
 from pipeline.serving import launch, measure
 from pipeline.serving import results as server_results
 from pipeline.serving.client import ServerError
+from pipeline.stats.intervals import quantile_interval
 from tests import serving_server
 from tests.serving_server import KEY, Server
 from tests.test_engines import write_gguf

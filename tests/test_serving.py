@@ -14,7 +14,7 @@ import pytest
 
 from pipeline.core import cli, quiet
 from pipeline.core.errors import DataError
-from pipeline.numbers import serving_figures as figures
+from pipeline.metrics import serving as figures
 from pipeline.serving import __main__ as command
 from pipeline.serving import client, launch, measure, probe
 from pipeline.serving.client import Answer, Endpoint, Request, ServerError

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.numbers.metrics import SERVED, SERVED_WHOLE, Definition
-from pipeline.numbers.serving_figures import Objective, level, memory, saturation_point, scenarios
+from pipeline.metrics.definitions import SERVED, SERVED_WHOLE, Definition
+from pipeline.metrics.serving import Objective, level, memory, saturation_point, scenarios
 
 CONFIDENCE = 0.95
 

@@ -20,10 +20,10 @@ import numpy as np
 import psutil
 import pytest
 
-from pipeline import envs
+from pipeline.core import venvs
 from pipeline.core.errors import Crashed, ParamsError, Unsupported
 from pipeline.engines import llamacpp as llamacpp_engine
-from pipeline.numbers import serving_figures as figures
+from pipeline.metrics import serving as figures
 from pipeline.serving import _llamacpp, client, launch, logprobs, measure, probe, score
 from pipeline.serving.client import Endpoint, Request, ServerError
 from pipeline.serving.launch import Command, Launched
@@ -205,7 +205,7 @@ def test_a_server_gets_its_variables_and_its_version_is_read_from_a_banner_as_vl
 
 def test_the_context_that_is_asked_for_reaches_the_server_and_its_facts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(launch.VLLM, sys.executable)
-    monkeypatch.setattr(envs, "python", lambda _: Path("python"))
+    monkeypatch.setattr(venvs, "python", lambda _: Path("python"))
     (tmp_path / "model.gguf").touch()
     assert "--max-model-len 3210 " in " ".join(launch.KINDS["vllm"](tmp_path, 8123, 1, 4, 3210).arguments)
     assert "--context=3210" in launch.KINDS["llamacpp"](tmp_path, 8123, 1, 4, 3210).arguments
@@ -222,7 +222,7 @@ def test_the_context_that_is_asked_for_reaches_the_server_and_its_facts(monkeypa
 def test_engine_options_reach_a_server_that_has_an_equal_and_the_rest_are_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(envs, "python", lambda _: Path("python"))
+    monkeypatch.setattr(venvs, "python", lambda _: Path("python"))
     (tmp_path / "model.gguf").touch()
     given = launch.KINDS["llamacpp"](tmp_path, 8123, 1, 4, 2048, kv_type="q8_0", gpu_layers=7).arguments
     assert "--kv-type=q8_0" in given and "--gpu-layers=7" in given

@@ -20,8 +20,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from pipeline.core import artifacts
 from pipeline.core.errors import ParamsError, Unsupported
 from pipeline.core.params import Compare
-from pipeline.figures.builder import Builder
-from pipeline.figures.token_figures import token_metrics
+from pipeline.metrics.builder import Builder
+from pipeline.metrics.tokens import token_metrics
 from pipeline.serving import __main__ as command
 from pipeline.serving import probe, score
 from pipeline.serving.client import ServerError

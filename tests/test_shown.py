@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from pipeline.figures import noise
 from pipeline.gating import comment
-from pipeline.numbers.shown import digits_apart, number, show
-from pipeline.pages import words
+from pipeline.metrics import noise_floor
+from pipeline.reporting import wording
+from pipeline.reporting.numbers import digits_apart, number, show
 from pipeline.tracking.runs import variant_note
 
 
@@ -39,9 +39,10 @@ def test_a_figure_has_the_digits_that_tell_it_from_what_it_is_judged_by(values: 
 def test_report_floor_comment_and_mlflow_write_the_same_figure_alike() -> None:
     found = figure(1234.0, 1100.0, 1300.0, unit="ms", n=9)
     text = "1234 [1100, 1300]"
-    assert words.told(found, "ms") == comment._interval(found) == f"{text} ms" and noise.shown(found) == text
+    assert wording.told(found, "ms") == comment._interval(found) == f"{text} ms" and noise_floor.shown(found) == text
     rule = found | {"metric": "ttft_ms", "verdict": "PASS", "bound": "limit 2 s", "required": True}
     assert f"- ttft_ms {text} ms, n = 9: PASS" in variant_note("x", {"variants": {"x": {"rules": [rule]}}}, "bf16")
     assert (
-        noise.shown(figure(None, reason="why")) == "unknown (why)" and comment._interval(figure(0.0, 0.0, 0.0, unit="ms")) == "0 ms"
+        noise_floor.shown(figure(None, reason="why")) == "unknown (why)"
+        and comment._interval(figure(0.0, 0.0, 0.0, unit="ms")) == "0 ms"
     )

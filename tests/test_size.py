@@ -10,10 +10,11 @@ import pytest
 from conftest import make_model
 from test_fit import house  # noqa: F401  # a fixture
 
-from pipeline import engines, quantize, size
-from pipeline.calibration import Calibration
+from pipeline import engines, quantize
 from pipeline.core import artifacts, params, quota
 from pipeline.core.params import Variant
+from pipeline.evalset.calibration import Calibration
+from pipeline.preflight import capacity
 from pipeline.quantizers import _streaming
 
 FILES = ("model.safetensors", "config.json", "generation_config.json")
@@ -92,14 +93,14 @@ def test_a_model_spread_by_its_device_map_is_the_same_model(tiny_bf16: Path) -> 
 
 
 def test_check_tells_what_does_not_fit_here_before_any_work(house: params.Params, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
-    whole = size.told(house)
+    whole = capacity.told(house)
     assert len(whole) == 1 and "GB more on disk" in whole[0]
-    needed = size.memory_by_stage(house, house.model.folder)  # type: ignore[union-attr]
+    needed = capacity.memory_by_stage(house, house.model.folder)  # type: ignore[union-attr]
     monkeypatch.setattr(quota, "memory_bytes", lambda: max(needed.values()) - 1)
-    assert [line.split()[0] for line in size.told(house)[1:]] == [max(needed, key=needed.__getitem__)]
+    assert [line.split()[0] for line in capacity.told(house)[1:]] == [max(needed, key=needed.__getitem__)]
     monkeypatch.setattr(quota, "memory_bytes", lambda: 1 << 40)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1000, 999, 1))  # type: ignore[attr-defined]
-    assert "the disk is too small" in size.told(house)[1]
+    assert "the disk is too small" in capacity.told(house)[1]
 
 
 def test_what_check_expects_of_a_variant_is_what_it_takes(tiny: Path, tmp_path: Path) -> None:
@@ -112,4 +113,4 @@ def test_what_check_expects_of_a_variant_is_what_it_takes(tiny: Path, tmp_path: 
         out.mkdir()
         quantize.quantize(variant, tiny, out, calibration=Calibration(), seed=1)
         held = sum(file.stat().st_size for file in out.glob("*.safetensors"))
-        assert size.variant_bytes(variant, tiny) == pytest.approx(held, rel=0.15), quantizer
+        assert capacity.variant_bytes(variant, tiny) == pytest.approx(held, rel=0.15), quantizer

@@ -60,7 +60,7 @@ def refusal(folder: Path, **how: bool) -> str:
 
 
 def test_a_whole_model_passes_though_its_tied_head_is_stored_once(base: Path) -> None:
-    from pipeline.weights import read_headers
+    from pipeline.model.headers import read_headers
 
     assert "lm_head.weight" not in read_headers(base)
     assert fetch(base)["source"] == "path"

@@ -11,10 +11,10 @@ from scipy import stats
 
 from pipeline.core.errors import ArtifactError
 from pipeline.core.params import Compare
-from pipeline.figures.builder import Builder
-from pipeline.figures.speed_figures import timing_metrics
 from pipeline.gating.paired_difference import timed
-from pipeline.numbers.bounds import Shape
+from pipeline.metrics.builder import Builder
+from pipeline.metrics.speed import timing_metrics
+from pipeline.speed.roofline import Shape
 
 # 2 layers, 2 key-value heads of 16, vocabulary of 10 x 64: 640 weights in the tied head, 1360 in the body, 8 bytes in the cache
 SHAPE = asdict(Shape(layers=2, kv_heads=1, head_dim=1, hidden=64, vocab=10, tied=True, experts=None))

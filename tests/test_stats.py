@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy import stats as scipy_stats
+from scipy import intervals as scipy_stats
 
 from pipeline.core.params import Rule
 from pipeline.gating.rules import bound_of, judge
-from pipeline.numbers import stats
+from pipeline.stats import intervals
 
 SURE = {"confidence": 0.95, "resamples": 1000}
 
@@ -25,7 +25,7 @@ def rng(seed: int = 0) -> np.random.Generator:
 
 def test_cluster_interval_is_never_inside_the_t_interval_of_its_clusters() -> None:
     x = rng(1).exponential(1, 25)
-    found = stats.cluster_bootstrap(x, np.ones(25), np.arange(25), rng=rng(5), **SURE)
+    found = intervals.cluster_bootstrap(x, np.ones(25), np.arange(25), rng=rng(5), **SURE)
     low, high = scipy_stats.ttest_1samp(x, 0).confidence_interval(0.95)
     assert found.value == pytest.approx(x.mean())
     assert found.low <= low + 1e-12 and found.high >= high - 1e-12  # type: ignore[operator]
@@ -33,7 +33,7 @@ def test_cluster_interval_is_never_inside_the_t_interval_of_its_clusters() -> No
 
 def test_upper_limit_of_skewed_clusters_is_bootstrap_t_done_by_hand() -> None:
     x = rng(2).lognormal(0, 1, 20)
-    found = stats.cluster_bootstrap(x, np.ones(20), np.arange(20), confidence=0.95, resamples=20000, rng=rng(5))
+    found = intervals.cluster_bootstrap(x, np.ones(20), np.arange(20), confidence=0.95, resamples=20000, rng=rng(5))
     draws = x[rng(6).integers(0, 20, (20000, 20))]
     low_t = np.quantile(scipy_stats.ttest_1samp(draws, x.mean(), axis=1).statistic, 0.025)
     assert found.high == pytest.approx(x.mean() - low_t * scipy_stats.sem(x), rel=0.03)
@@ -44,55 +44,55 @@ def test_ratio_error_is_that_of_the_jackknife() -> None:
     num, den = rng(4).normal(2, 0.3, 40) * size, size.astype(float)
     alone = (num.sum() - num) / (den.sum() - den)
     jackknife = np.sqrt(39 / 40 * ((alone - alone.mean()) ** 2).sum())
-    assert stats._ratio_error(num, den, num.sum() / den.sum()) == pytest.approx(jackknife, rel=0.02)
+    assert intervals._ratio_error(num, den, num.sum() / den.sum()) == pytest.approx(jackknife, rel=0.02)
 
 
 def test_items_of_one_cluster_do_not_narrow_the_interval() -> None:
     x = rng(1).normal(size=40)
-    once = stats.cluster_bootstrap(x, np.ones(40), np.arange(40), rng=rng(2), **SURE)
-    copied = stats.cluster_bootstrap(np.repeat(x, 25), np.ones(1000), np.repeat(np.arange(40), 25), rng=rng(2), **SURE)
+    once = intervals.cluster_bootstrap(x, np.ones(40), np.arange(40), rng=rng(2), **SURE)
+    copied = intervals.cluster_bootstrap(np.repeat(x, 25), np.ones(1000), np.repeat(np.arange(40), 25), rng=rng(2), **SURE)
     assert copied.high - copied.low == pytest.approx(once.high - once.low, rel=1e-6)  # type: ignore[operator]
 
 
 def test_a_transform_is_applied_to_value_and_limits() -> None:
     x = rng(7).uniform(0.5, 2, 30)
-    plain = stats.cluster_bootstrap(x, np.ones(30), np.arange(30), rng=rng(2), **SURE)
+    plain = intervals.cluster_bootstrap(x, np.ones(30), np.arange(30), rng=rng(2), **SURE)
     for name, shape in (("exp", np.exp), ("sqrt", np.sqrt)):
-        found = stats.cluster_bootstrap(x, np.ones(30), np.arange(30), rng=rng(2), transform=name, **SURE)
+        found = intervals.cluster_bootstrap(x, np.ones(30), np.arange(30), rng=rng(2), transform=name, **SURE)
         assert (found.value, found.low, found.high) == pytest.approx([shape(v) for v in (plain.value, plain.low, plain.high)])
 
 
 def test_a_share_stays_between_0_and_1_and_a_divergence_above_0() -> None:
-    share = stats.cluster_bootstrap([1.0] * 11 + [0.0], [1.0] * 12, range(12), rng=rng(), **SURE, bounds=(0, 1))
-    kld = stats.cluster_bootstrap([5.0] + [0.001] * 11, [1.0] * 12, range(12), rng=rng(), **SURE, bounds=(0, np.inf))
+    share = intervals.cluster_bootstrap([1.0] * 11 + [0.0], [1.0] * 12, range(12), rng=rng(), **SURE, bounds=(0, 1))
+    kld = intervals.cluster_bootstrap([5.0] + [0.001] * 11, [1.0] * 12, range(12), rng=rng(), **SURE, bounds=(0, np.inf))
     assert share.high == 1 and kld.low == 0
 
 
 def test_interval_of_no_difference_is_no_difference() -> None:
-    found = stats.cluster_bootstrap(np.zeros(50), np.ones(50), np.arange(50), rng=rng(), **SURE)
+    found = intervals.cluster_bootstrap(np.zeros(50), np.ones(50), np.arange(50), rng=rng(), **SURE)
     assert (found.value, found.low, found.high) == (0, 0, 0)
 
 
 def test_one_changed_item_still_has_an_interval_and_its_method_says_which() -> None:
-    found = stats.cluster_bootstrap([1.0] + [0.0] * 19, np.ones(20), np.arange(20), rng=rng(), **SURE, bounds=(0, 1))
+    found = intervals.cluster_bootstrap([1.0] + [0.0] * 19, np.ones(20), np.arange(20), rng=rng(), **SURE, bounds=(0, 1))
     assert found.low == 0 < found.high and found.method.startswith("t over clusters")  # type: ignore[operator]
 
 
 def test_one_cluster_has_no_interval_and_says_so() -> None:
-    found = stats.cluster_bootstrap([1.0, 2.0], [1.0, 1.0], ["a", "a"], rng=rng(), **SURE)
+    found = intervals.cluster_bootstrap([1.0, 2.0], [1.0, 1.0], ["a", "a"], rng=rng(), **SURE)
     assert found.low is None and found.high is None and "one cluster" in found.warnings[0]
 
 
 def test_three_clusters_that_agree_are_no_certainty() -> None:
-    found = stats.cluster_bootstrap([1.0] * 3, [1.0] * 3, [1, 2, 3], rng=rng(), **SURE)
+    found = intervals.cluster_bootstrap([1.0] * 3, [1.0] * 3, [1, 2, 3], rng=rng(), **SURE)
     assert found.value == 1 and found.low is None and found.clusters == 3
 
 
 def test_many_clusters_of_which_one_is_nearly_everything_are_few() -> None:
     sizes = np.array([5000] + [10] * 29)
-    found = stats.cluster_bootstrap(rng().uniform(1, 2, 30) * sizes, sizes, range(30), rng=rng(), **SURE)
+    found = intervals.cluster_bootstrap(rng().uniform(1, 2, 30) * sizes, sizes, range(30), rng=rng(), **SURE)
     assert found.warnings == ("30 clusters, which weigh as 1, are few",)
-    even = stats.cluster_bootstrap(rng().uniform(1, 2, 30), np.ones(30), range(30), rng=rng(), **SURE)
+    even = intervals.cluster_bootstrap(rng().uniform(1, 2, 30), np.ones(30), range(30), rng=rng(), **SURE)
     assert even.warnings == ()
 
 
@@ -102,21 +102,21 @@ def test_many_clusters_of_which_one_is_nearly_everything_are_few() -> None:
 def test_quantile_is_the_inverse_distribution_function() -> None:
     x = rng(3).normal(size=500)
     for q in (0.5, 0.9, 0.99):
-        found = stats.quantile_interval(x, np.arange(500), q, confidence=0.95)
+        found = intervals.quantile_interval(x, np.arange(500), q, confidence=0.95)
         assert found.value == np.quantile(x, q, method="inverted_cdf")
 
 
 @pytest.mark.parametrize("q", [0.1, 0.5, 0.9])
 def test_quantile_interval_of_independent_values_is_scipys_exact_one(q: float) -> None:
     x = np.sort(rng(4).normal(size=4000))
-    found = stats.quantile_interval(x, np.arange(4000), q, confidence=0.95)
+    found = intervals.quantile_interval(x, np.arange(4000), q, confidence=0.95)
     exact = scipy_stats.quantile_test(x, p=q).confidence_interval(0.95)
     ranks = np.searchsorted(x, [found.low, exact.low, found.high, exact.high])
     assert abs(ranks[0] - ranks[1]) <= 3 and abs(ranks[2] - ranks[3]) <= 3  # of a half-width of 37 to 62 ranks
 
 
 def test_a_quantile_beyond_what_was_seen_has_no_upper_limit_and_so_no_interval() -> None:
-    found = stats.quantile_interval(rng().normal(size=155), np.repeat(range(5), 31), 0.99, confidence=0.95)
+    found = intervals.quantile_interval(rng().normal(size=155), np.repeat(range(5), 31), 0.99, confidence=0.95)
     assert found.low is None and found.high is None
     assert "155 values are few" in found.warnings[0] and "reaches past" in found.warnings[1]
 
@@ -125,15 +125,15 @@ def test_no_limit_of_a_quantile_is_the_largest_value_behind_which_nothing_was_me
     given = []
     for n in range(40, 400, 20):
         x = rng(n).normal(size=n)
-        given += [stats.quantile_interval(x, np.arange(n), q, confidence=0.95).high for q in (0.9, 0.95, 0.98)]
+        given += [intervals.quantile_interval(x, np.arange(n), q, confidence=0.95).high for q in (0.9, 0.95, 0.98)]
         assert all(high is None or high < x.max() for high in given[-3:]), n
     assert None in given and len(set(given)) > 10
 
 
 def test_values_of_one_document_do_not_narrow_a_quantiles_interval() -> None:
     x = rng(5).normal(size=60)
-    once = stats.quantile_interval(x, np.arange(60), 0.5, confidence=0.95)
-    copied = stats.quantile_interval(np.repeat(x, 50), np.repeat(np.arange(60), 50), 0.5, confidence=0.95)
+    once = intervals.quantile_interval(x, np.arange(60), 0.5, confidence=0.95)
+    copied = intervals.quantile_interval(np.repeat(x, 50), np.repeat(np.arange(60), 50), 0.5, confidence=0.95)
     assert copied.high - copied.low >= once.high - once.low  # type: ignore[operator]
 
 
@@ -146,13 +146,13 @@ def test_values_of_one_document_do_not_narrow_a_quantiles_interval() -> None:
 )
 def test_wilson_is_that_of_newcombe_1998_table_i(right: int, n: int, low: float, high: float) -> None:
     """Statistics in Medicine 17:857, method 3."""
-    found = stats.wilson(right, n, confidence=0.95)
+    found = intervals.wilson(right, n, confidence=0.95)
     assert (found.low, found.high) == pytest.approx((low, high), abs=6e-5) and found.value == right / n
 
 
 def test_wilson_is_scipys() -> None:
     for right, n in itertools.product((0, 1, 3, 7, 12), (12, 40)):
-        found, theirs = stats.wilson(right, n, confidence=0.9), scipy_stats.binomtest(right, n).proportion_ci(0.9, "wilson")
+        found, theirs = intervals.wilson(right, n, confidence=0.9), scipy_stats.binomtest(right, n).proportion_ci(0.9, "wilson")
         assert (found.low, found.high) == pytest.approx((theirs.low, theirs.high), abs=1e-12)
 
 
@@ -176,22 +176,22 @@ def test_paired_difference_is_that_of_newcombe_1998_table_iii(
     both: int, won: int, lost: int, neither: int, low: float, high: float
 ) -> None:
     """Statistics in Medicine 17:2635, method 10; his e, f, g, h are both, won, lost, neither here."""
-    found = stats.paired_difference(both, lost, won, neither, confidence=0.95)
+    found = intervals.paired_difference(both, lost, won, neither, confidence=0.95)
     assert (found.low, found.high) == pytest.approx((low, high), abs=1e-4)
 
 
 def test_a_million_items_have_an_interval_as_wide_as_a_walds() -> None:
-    found = stats.paired_difference(600_000, 30_000, 20_000, 350_000, confidence=0.95)
+    found = intervals.paired_difference(600_000, 30_000, 20_000, 350_000, confidence=0.95)
     half = 1.959964 * np.sqrt((0.05 - 0.01**2) / 10**6)
     assert (found.low, found.high) == pytest.approx((-0.01 - half, -0.01 + half), abs=2e-6)
 
 
 def test_error_of_two_arithmetics_is_half_of_what_their_sums_differ_by() -> None:
-    assert stats.arithmetic_error([[1.0, 1.0, 0.0, 1.0], [0.0, 0.0, 1.0, 1.0]], 4) == pytest.approx(1 / 2 / 4)
+    assert intervals.arithmetic_error([[1.0, 1.0, 0.0, 1.0], [0.0, 0.0, 1.0, 1.0]], 4) == pytest.approx(1 / 2 / 4)
 
 
 def test_an_error_is_added_by_its_square_and_never_leaves_the_bounds() -> None:
-    found = stats.widened(stats.Estimate(0.5, 0.2, 0.9, 10, "m"), 0.4 / 1.959964, confidence=0.95, bounds=(0, 1))
+    found = intervals.widened(intervals.Estimate(0.5, 0.2, 0.9, 10, "m"), 0.4 / 1.959964, confidence=0.95, bounds=(0, 1))
     assert (found.low, found.high) == (pytest.approx(0.5 - np.hypot(0.3, 0.4), abs=1e-6), 1)
 
 
@@ -199,32 +199,32 @@ def test_an_error_is_added_by_its_square_and_never_leaves_the_bounds() -> None:
 def test_paired_p_is_mcnemars_chi_square_and_grows_with_an_error(lost: int, won: int) -> None:
     change = [-1.0] * lost + [1.0] * won + [0.0] * 50
     chi = scipy_stats.chi2.sf((lost - won) ** 2 / (lost + won), 1)
-    assert stats.paired_p(change, 0) == pytest.approx(chi) and stats.paired_p(change, 5) >= stats.paired_p(change, 0)
+    assert intervals.paired_p(change, 0) == pytest.approx(chi) and intervals.paired_p(change, 5) >= intervals.paired_p(change, 0)
 
 
 def test_newcombe_paired_interval_contains_mcnemars_answer_for_30_lost_20_won() -> None:
-    found = stats.paired_difference(600, 30, 20, 350, confidence=0.95)
+    found = intervals.paired_difference(600, 30, 20, 350, confidence=0.95)
     assert found.value == pytest.approx(-0.010)
     assert found.low == pytest.approx(-0.0239, abs=5e-4) and found.high == pytest.approx(0.0039, abs=5e-4)
-    assert stats.mcnemar(30, 20) == pytest.approx(0.203, abs=5e-4)
+    assert intervals.mcnemar(30, 20) == pytest.approx(0.203, abs=5e-4)
 
 
 @pytest.mark.parametrize("lost, won", [(0, 1), (3, 9), (30, 20), (7, 7)])
 def test_mcnemar_is_the_sum_of_binomial_terms(lost: int, won: int) -> None:
     tail = scipy_stats.binom.cdf(min(lost, won), lost + won, 0.5)
-    assert stats.mcnemar(lost, won) == pytest.approx(min(1.0, 2 * tail))
+    assert intervals.mcnemar(lost, won) == pytest.approx(min(1.0, 2 * tail))
 
 
 def test_identical_answers_give_no_p_value() -> None:
-    assert stats.mcnemar(0, 0) is None
+    assert intervals.mcnemar(0, 0) is None
 
 
 def test_of_two_intervals_the_outer_limits_count_and_one_without_bounds_never() -> None:
-    one, other = stats.Estimate(0, -2, 1, 9, "one"), stats.Estimate(0, -1, 2, 9, "other")
-    none = stats.Estimate(0, None, None, 9, "none")
-    for found in (stats.outer(one, other), stats.outer(other, one)):
+    one, other = intervals.Estimate(0, -2, 1, 9, "one"), intervals.Estimate(0, -1, 2, 9, "other")
+    none = intervals.Estimate(0, None, None, 9, "none")
+    for found in (intervals.outer(one, other), intervals.outer(other, one)):
         assert (found.low, found.high) == (-2, 2) and "one" in found.method and "other" in found.method
-    assert stats.outer(one, none) is one is stats.outer(none, one)
+    assert intervals.outer(one, none) is one is intervals.outer(none, one)
 
 
 # --- rounds ------------------------------------------------------------------------------------------------------
@@ -232,20 +232,20 @@ def test_of_two_intervals_the_outer_limits_count_and_one_without_bounds_never() 
 
 def test_mean_interval_is_that_of_student_1908() -> None:
     sleep = [1.2, 2.4, 1.3, 1.3, 0.0, 1.0, 1.8, 0.8, 4.6, 1.4]  # hours gained, drug 2 over drug 1
-    found = stats.mean_t(sleep, confidence=0.95)
+    found = intervals.mean_t(sleep, confidence=0.95)
     assert (found.value, found.low, found.high) == pytest.approx((1.58, 0.7001142, 2.4598858))
 
 
 def test_ratio_interval_is_the_t_interval_of_logs() -> None:
     ratios = [1.1, 1.2, 1.15, 1.3, 1.05]
-    found = stats.geometric_mean_t(ratios, confidence=0.95)
+    found = intervals.geometric_mean_t(ratios, confidence=0.95)
     logs = np.log(ratios)
     low, high = scipy_stats.t.interval(0.95, 4, loc=logs.mean(), scale=scipy_stats.sem(logs))
     assert found.value == pytest.approx(scipy_stats.gmean(ratios))
     assert (found.low, found.high) == pytest.approx((np.exp(low), np.exp(high)))
 
 
-@pytest.mark.parametrize("estimate", [stats.mean_t, stats.geometric_mean_t])
+@pytest.mark.parametrize("estimate", [intervals.mean_t, intervals.geometric_mean_t])
 def test_one_round_has_a_value_and_no_interval_and_none_has_neither(estimate: Any) -> None:
     one, none = estimate([2.0], confidence=0.95), estimate([], confidence=0.95)
     assert one.value == pytest.approx(2) and one.low is None and one.warnings
@@ -267,44 +267,44 @@ def test_connors_formula_here_gives_the_sizes_of_published_calculators() -> None
 @pytest.mark.parametrize("n, changed", [(700, 0.03), (700, 0.08), (3000, 0.02)])
 def test_what_a_paired_interval_resolves_is_connors_1987_sample_size_turned_around(n: int, changed: float) -> None:
     half = round(n * changed / 2)
-    found = stats.paired_difference(round(0.7 * n) - half, half, half, round(0.3 * n) - half, confidence=0.95)
-    smallest = stats.resolvable(found.low, found.high, confidence=0.95, power=0.8)  # type: ignore[arg-type]
+    found = intervals.paired_difference(round(0.7 * n) - half, half, half, round(0.3 * n) - half, confidence=0.95)
+    smallest = intervals.resolvable(found.low, found.high, confidence=0.95, power=0.8)  # type: ignore[arg-type]
     assert connor(smallest, changed) == pytest.approx(n, rel=0.1)
 
 
 def test_what_is_called_resolvable_is_found_in_80_of_100_runs() -> None:
     n, changed = 700, 0.06
-    none = stats.paired_difference(469, 21, 21, 189, confidence=0.95)
-    delta = stats.resolvable(none.low, none.high, confidence=0.95, power=0.8)  # type: ignore[arg-type]
+    none = intervals.paired_difference(469, 21, 21, 189, confidence=0.95)
+    delta = intervals.resolvable(none.low, none.high, confidence=0.95, power=0.8)  # type: ignore[arg-type]
     cells = [0.6, (changed - delta) / 2, (changed + delta) / 2, 0.4 - changed]
-    found = [stats.paired_difference(*map(int, t), confidence=0.95).low > 0 for t in rng(8).multinomial(n, cells, 1500)]  # type: ignore[operator]
+    found = [intervals.paired_difference(*map(int, t), confidence=0.95).low > 0 for t in rng(8).multinomial(n, cells, 1500)]  # type: ignore[operator]
     assert 0.75 <= np.mean(found) <= 0.88
 
 
 def test_resolvable_is_2_8_standard_errors() -> None:
-    assert stats.resolvable(-1.96, 1.96, confidence=0.95, power=0.8) == pytest.approx(1.96 + 0.8416, abs=1e-3)
+    assert intervals.resolvable(-1.96, 1.96, confidence=0.95, power=0.8) == pytest.approx(1.96 + 0.8416, abs=1e-3)
 
 
 def test_more_items_settle_what_is_inconclusive() -> None:
-    found = stats.Estimate(-1.0, -2.4, 0.4, 1000, "")
+    found = intervals.Estimate(-1.0, -2.4, 0.4, 1000, "")
     # the error is 1.4 / 1.960 now; 1 pp must be 1.960 + 0.842 errors: n x (1.4 x 2.802 / 1.960)^2
-    assert stats.items_to_settle(found, -2.0) == 4005
-    assert stats.items_to_settle(found, -1.0) is None
-    assert stats.items_to_settle(stats.Estimate(-1.0, None, None, 1000, ""), -2.0) is None
+    assert intervals.items_to_settle(found, -2.0) == 4005
+    assert intervals.items_to_settle(found, -1.0) is None
+    assert intervals.items_to_settle(intervals.Estimate(-1.0, None, None, 1000, ""), -2.0) is None
 
 
 @pytest.mark.parametrize("threshold, half", [(0.5, 0.2), (3.0, 1.0)])
 def test_of_a_skewed_interval_the_side_of_the_bound_says_how_many_items_settle_it(threshold: float, half: float) -> None:
-    found = stats.Estimate(1.0, 0.8, 2.0, 100, "")
+    found = intervals.Estimate(1.0, 0.8, 2.0, 100, "")
     expected = 100 * (half * (1.959964 + 0.841621) / 1.959964 / (threshold - 1)) ** 2
-    assert stats.items_to_settle(found, threshold) == np.ceil(expected)
+    assert intervals.items_to_settle(found, threshold) == np.ceil(expected)
 
 
 def test_the_items_asked_for_settle_it_in_80_of_100_runs() -> None:
     cells, bound = np.array([0.63, 0.04, 0.03, 0.30]), -0.02  # 1 pp are lost; the rule allows 2
-    now = stats.paired_difference(*map(int, 1000 * cells), confidence=0.95)
-    n = stats.items_to_settle(now, bound)
-    settled = [stats.paired_difference(*map(int, t), confidence=0.95).low > bound for t in rng(9).multinomial(n, cells, 1500)]  # type: ignore[operator]
+    now = intervals.paired_difference(*map(int, 1000 * cells), confidence=0.95)
+    n = intervals.items_to_settle(now, bound)
+    settled = [intervals.paired_difference(*map(int, t), confidence=0.95).low > bound for t in rng(9).multinomial(n, cells, 1500)]  # type: ignore[operator]
     assert 0.75 <= np.mean(settled) <= 0.86
 
 
@@ -316,21 +316,21 @@ def test_holm_is_the_closure_of_bonferroni() -> None:
     for p in rng(10).uniform(0, 0.2, (20, 4)).tolist():
         sets = [s for k in range(1, 5) for s in itertools.combinations(range(4), k)]
         closure = [max(min(1.0, len(s) * min(p[j] for j in s)) for s in sets if i in s) for i in range(4)]
-        assert stats.holm(p) == pytest.approx(closure)
-    assert stats.holm([]) == [] and stats.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+        assert intervals.holm(p) == pytest.approx(closure)
+    assert intervals.holm([]) == [] and intervals.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
 
 
 def test_one_sided_p_of_a_t_interval_is_the_t_tests() -> None:
     x = rng(11).normal(1, 1, 8)
-    found = stats.mean_t(x, confidence=0.95)
+    found = intervals.mean_t(x, confidence=0.95)
     for bound in (-1.0, 0.4, 2.5):
-        p = stats.one_sided_p(found.value - bound, found.high - found.value, df=7, confidence=0.95)  # type: ignore[operator]
+        p = intervals.one_sided_p(found.value - bound, found.high - found.value, df=7, confidence=0.95)  # type: ignore[operator]
         assert p == pytest.approx(scipy_stats.ttest_1samp(x, bound, alternative="greater").pvalue)
 
 
 def test_an_exact_figure_is_past_its_bound_or_is_not() -> None:
-    assert stats.one_sided_p(0.1, 0.0, df=1, confidence=0.95) == 0
-    assert stats.one_sided_p(-0.1, 0.0, df=1, confidence=0.95) == stats.one_sided_p(0.0, 0.0, df=1, confidence=0.95) == 1
+    assert intervals.one_sided_p(0.1, 0.0, df=1, confidence=0.95) == 0
+    assert intervals.one_sided_p(-0.1, 0.0, df=1, confidence=0.95) == intervals.one_sided_p(0.0, 0.0, df=1, confidence=0.95) == 1
 
 
 # --- coverage, small; tests/bench/simulations.py has it at full size ----------------------------------------------
@@ -348,10 +348,10 @@ def test_divergence_interval_covers_what_it_says_at_few_documents(documents: int
     sizes = np.array([380] * 11 + [48] * (documents - 11))
     doc = np.repeat(np.arange(documents), sizes)
 
-    def find() -> stats.Estimate:
+    def find() -> intervals.Estimate:
         mean = 0.02 * np.exp(draw.normal(-0.04, 0.283, documents))  # document means as in our rows: log-sd 0.2 to 0.4
         kld = mean[doc] * np.exp(draw.normal(-0.98, 1.4, len(doc)))  # tokens within one: log-sd 1.3 to 1.5
-        return stats.cluster_bootstrap(kld, np.ones(len(doc)), doc, confidence=0.95, resamples=400, rng=draw)
+        return intervals.cluster_bootstrap(kld, np.ones(len(doc)), doc, confidence=0.95, resamples=400, rng=draw)
 
     assert 0.93 <= coverage(find, 0.02, 600) <= 0.98
 
@@ -359,7 +359,7 @@ def test_divergence_interval_covers_what_it_says_at_few_documents(documents: int
 def test_paired_interval_covers_what_it_says() -> None:
     draw, cells = rng(7), np.array([0.62, 0.06, 0.04, 0.28])
     covered = coverage(
-        lambda: stats.paired_difference(*map(int, draw.multinomial(300, cells)), confidence=0.95), cells[2] - cells[1], 2000
+        lambda: intervals.paired_difference(*map(int, draw.multinomial(300, cells)), confidence=0.95), cells[2] - cells[1], 2000
     )
     assert 0.93 <= covered <= 0.97
 
@@ -368,19 +368,19 @@ def test_paired_interval_covers_items_of_families() -> None:
     """Newcombe's alone, which takes items for independent, covers 88 %."""
     draw, cells, family = rng(13), [0.62, 0.06, 0.02, 0.30], np.arange(240) % 80
 
-    def find() -> stats.Estimate:
+    def find() -> intervals.Estimate:
         kind = np.where(draw.random(240) < 0.5, draw.choice(4, 80, p=cells)[family], draw.choice(4, 240, p=cells))
         change = (kind == 2).astype(float) - (kind == 1)
-        plain = stats.paired_difference(*np.bincount(kind, minlength=4).tolist(), confidence=0.95)
-        whole = stats.cluster_bootstrap(change, np.ones(240), family, confidence=0.95, resamples=400, rng=draw)
-        return stats.outer(plain, whole)
+        plain = intervals.paired_difference(*np.bincount(kind, minlength=4).tolist(), confidence=0.95)
+        whole = intervals.cluster_bootstrap(change, np.ones(240), family, confidence=0.95, resamples=400, rng=draw)
+        return intervals.outer(plain, whole)
 
     assert 0.92 <= coverage(find, -0.04, 600) <= 0.98
 
 
 def test_speed_ratio_of_five_rounds_covers_what_it_says() -> None:
     draw = rng(14)
-    covered = coverage(lambda: stats.geometric_mean_t(0.9 * np.exp(draw.normal(0, 0.06, 5)), confidence=0.95), 0.9, 2000)
+    covered = coverage(lambda: intervals.geometric_mean_t(0.9 * np.exp(draw.normal(0, 0.06, 5)), confidence=0.95), 0.9, 2000)
     assert 0.93 <= covered <= 0.97
 
 
@@ -391,10 +391,10 @@ def test_a_variant_exactly_at_its_margin_passes_at_most_5_times_in_100() -> None
     passed = {"acc": 0, "speed": 0}
     for _ in range(1000):
         table = draw.multinomial(696, [0.66, 0.035, 0.015, 0.29])
-        delta = stats.paired_difference(*map(int, table), confidence=0.95)
+        delta = intervals.paired_difference(*map(int, table), confidence=0.95)
         metric = {"value": 100 * delta.value, "low": 100 * delta.low, "high": 100 * delta.high, "n": 696}  # type: ignore[operator]
         passed["acc"] += judge(acc, metric).verdict == "PASS"
-        ratio = stats.geometric_mean_t(0.9 * np.exp(draw.normal(0, 0.06, 5)), confidence=0.95)
+        ratio = intervals.geometric_mean_t(0.9 * np.exp(draw.normal(0, 0.06, 5)), confidence=0.95)
         passed["speed"] += judge(speed, {"value": ratio.value, "low": ratio.low, "high": ratio.high, "n": 5}).verdict == "PASS"
     assert all(0.005 <= n / 1000 <= 0.05 for n in passed.values()), passed
 
@@ -403,24 +403,24 @@ def test_clusters_that_weigh_as_few_give_an_interval_as_wide_as_few_do() -> None
     """Two long documents and nine of one token are two documents, whatever their number."""
     labels = np.repeat(np.arange(11), [5000, 5000, *[1] * 9])
     values = np.where(labels == 0, 0.015, np.where(labels == 1, 0.017, 0.016))
-    found = stats.cluster_bootstrap(values, np.ones(len(values)), labels, rng=rng(), **SURE)
+    found = intervals.cluster_bootstrap(values, np.ones(len(values)), labels, rng=rng(), **SURE)
     assert found.weight == pytest.approx(2, abs=0.01) and found.clusters == 11
     assert found.low is not None and found.high is not None and found.high - found.low > 0.01
 
 
 def test_a_share_in_which_all_agree_is_no_certainty() -> None:
-    found = stats.cluster_bootstrap(np.zeros(30), np.ones(30), np.arange(30) % 10, rng=rng(), **SURE, bounds=(0, 1))
-    assert (found.value, found.low) == (0, 0) and found.high == pytest.approx(stats.wilson(0, 10, confidence=0.95).high)
+    found = intervals.cluster_bootstrap(np.zeros(30), np.ones(30), np.arange(30) % 10, rng=rng(), **SURE, bounds=(0, 1))
+    assert (found.value, found.low) == (0, 0) and found.high == pytest.approx(intervals.wilson(0, 10, confidence=0.95).high)
 
 
 def test_a_difference_without_losses_may_still_be_a_loss() -> None:
     change = np.repeat([1.0, 0.0], [2, 58])
-    found = stats.cluster_bootstrap(change, np.ones(60), np.arange(60) % 20, rng=rng(), **SURE, bounds=(-1, 1))
+    found = intervals.cluster_bootstrap(change, np.ones(60), np.arange(60) % 20, rng=rng(), **SURE, bounds=(-1, 1))
     assert found.low is not None and found.low < 0
 
 
 def test_a_limit_past_all_numbers_is_no_interval_and_no_warning_of_the_arithmetic() -> None:
-    found = stats.cluster_bootstrap(
+    found = intervals.cluster_bootstrap(
         [0.0, 60.0], [10.0, 10.0], ["a", "b"], confidence=0.999, resamples=200, rng=np.random.default_rng(0), transform="exp"
     )  # fmt: skip
     assert found.value == pytest.approx(np.exp(3)) and found.low is found.high is None

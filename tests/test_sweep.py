@@ -10,8 +10,8 @@ import pytest
 
 from pipeline.core.errors import ArtifactError, DataError, Unsupported
 from pipeline.core.params import Requests
-from pipeline.numbers import sweep
-from pipeline.numbers.sweep import HEAD, OUTPUT, REPEATS, Prompts
+from pipeline.speed import schedule
+from pipeline.speed.schedule import HEAD, OUTPUT, REPEATS, Prompts
 
 IDS = np.random.default_rng(0).integers(0, 500, 9000).tolist()
 SETUP = Requests(prompt_tokens=64, contexts=[256, 1024], batches=[1, 4])
@@ -33,9 +33,9 @@ class Fake:
         return {"ok": True, "t_tokens": [0.0] * n, "batch": len(prompts)}
 
 
-def planned(setup: Requests = SETUP, longest: int = 4096, ids: list[int] = IDS) -> sweep.Plan:
-    plan = sweep.plan(setup, longest)
-    sweep.fill(plan, Prompts(ids, seed=1))
+def planned(setup: Requests = SETUP, longest: int = 4096, ids: list[int] = IDS) -> schedule.Plan:
+    plan = schedule.plan(setup, longest)
+    schedule.fill(plan, Prompts(ids, seed=1))
     return plan
 
 
@@ -61,12 +61,12 @@ def test_a_text_that_is_too_short_is_an_error_with_its_size() -> None:
 
 def test_every_step_has_prompts_of_its_lengths_and_contexts_hold_the_reply() -> None:
     plan, worker = planned(), Fake()
-    rows = list(sweep.run(worker, plan))
+    rows = list(schedule.run(worker, plan))
     names = [r["scenario"] for r in rows]
     assert names == ["context-256", "context-1024"] * 2 + ["batch-1", "batch-4"] * 2 + ["prefix-cold", "prefix-warm"] * 2
     assert REPEATS == 2 and all(n == OUTPUT for _, _, n in worker.asked)
     lengths = {r["scenario"]: {len(p) for p in prompts} for r, (_, prompts, _) in zip(rows, worker.asked)}
-    assert lengths["context-1024"] == {1024 - OUTPUT} and lengths["batch-4"] == {sweep.BATCH_PROMPT}
+    assert lengths["context-1024"] == {1024 - OUTPUT} and lengths["batch-4"] == {schedule.BATCH_PROMPT}
     assert plan.notes == plan.absent() == {}
 
 
@@ -86,25 +86,25 @@ def test_a_context_beyond_the_window_is_capped_once_and_says_so() -> None:
 
 def test_a_text_without_enough_prompts_leaves_those_scenarios_out_with_the_reason() -> None:
     plan = planned(Requests(prompt_tokens=64, contexts=[256], batches=[8]), ids=IDS[:300])
-    assert [r["scenario"] for r in sweep.run(Fake(), plan)].count("context-256") == 2
+    assert [r["scenario"] for r in schedule.run(Fake(), plan)].count("context-256") == 2
     assert "300 tokens of text" in plan.absent()["batch-8"]
 
 
 def test_what_an_engine_cannot_do_is_missing_with_its_reason_and_the_rest_goes_on() -> None:
     plan = planned()
-    rows = list(sweep.run(Fake({"stream_on": Unsupported("keeps no prefix")}), plan))
+    rows = list(schedule.run(Fake({"stream_on": Unsupported("keeps no prefix")}), plan))
     assert {r["scenario"] for r in rows} == {"context-256", "context-1024", "batch-1", "batch-4"}
     assert plan.absent() == {"prefix-cold": "keeps no prefix", "prefix-warm": "keeps no prefix"}
 
 
 def test_a_process_that_dies_ends_the_sweep_with_a_failed_row() -> None:
-    rows = list(sweep.run(Fake({"stream_batch": ArtifactError("died (exit code -9); out of memory?")}), planned()))
+    rows = list(schedule.run(Fake({"stream_batch": ArtifactError("died (exit code -9); out of memory?")}), planned()))
     assert [r["ok"] for r in rows] == [True] * 4 + [False] and "out of memory" in rows[-1]["error"]
     assert rows[-1]["scenario"] == "batch-1" and rows[-1]["t_tokens"] == []
 
 
 def test_published_parts_are_those_that_a_plan_measures() -> None:
-    parts = sweep.published(SETUP)
+    parts = schedule.published(SETUP)
     assert parts["ttft_ms"] == ["context-256", "context-1024", "batch-1", "batch-4", "prefix-cold", "prefix-warm"]
     assert parts["decode_tok_s"] == ["context-256", "context-1024", "batch-1", "batch-4"] and "decode" in parts["phase_ms"]
-    assert sweep.published(Requests()).keys() == {"phase_ms"}
+    assert schedule.published(Requests()).keys() == {"phase_ms"}

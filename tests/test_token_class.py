@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from pipeline.numbers.metrics import TOKEN_CLASSES
-from pipeline.token_class import class_of, classes
+from pipeline.evalset.token_classes import class_of, classes
+from pipeline.metrics.definitions import TOKEN_CLASSES
 
 
 @pytest.mark.parametrize(

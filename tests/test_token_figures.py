@@ -11,9 +11,9 @@ import pytest
 
 from pipeline.core.errors import ArtifactError
 from pipeline.core.params import Compare
-from pipeline.figures.builder import Builder
-from pipeline.figures.token_figures import TOKEN, median_departure, refuse_other_tokens, token_metrics
-from pipeline.numbers import metrics
+from pipeline.metrics import definitions
+from pipeline.metrics.builder import Builder
+from pipeline.metrics.tokens import TOKEN, median_departure, refuse_other_tokens, token_metrics
 
 
 def builder(resamples: int = 200) -> Builder:
@@ -103,7 +103,7 @@ def test_mass_that_only_the_variant_has_leaves_the_reverse_without_value() -> No
 def test_self_comparison_is_exactly_zero_in_every_part() -> None:
     found = measured(tokens([0.0] * 200))
     for name, metric in found.items():
-        neutral = metrics.definition(name).neutral  # type: ignore[union-attr]
+        neutral = definitions.definition(name).neutral  # type: ignore[union-attr]
         assert neutral is None or metric["value"] == neutral, name
 
 
@@ -119,7 +119,7 @@ def test_each_way_of_cutting_covers_every_token_once_and_averages_to_the_whole()
     n = 600
     found = measured(tokens(
         rng.exponential(0.1, n), top1=rng.integers(0, 2, n), set=rng.choice(["news", "code-rust", "trajectory"], n),
-        token_class=rng.choice(metrics.TOKEN_CLASSES, n), position=rng.choice([1, 31, 32, 127, 128, 511, 512, 4000], n),
+        token_class=rng.choice(definitions.TOKEN_CLASSES, n), position=rng.choice([1, 31, 32, 127, 128, 511, 512, 4000], n),
     ))  # fmt: skip
     for stem in ("kld_mean", "top1_agreement"):
         for mark in ("position:", "class:", ""):

@@ -14,7 +14,7 @@ from test_download import fetch
 from test_from_gguf import ODD
 
 from pipeline.core.errors import DownloadError
-from pipeline.tokenizer_files import corpus_texts
+from pipeline.model.tokenizer_files import corpus_texts
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 

@@ -231,7 +231,7 @@ def test_a_variant_that_cannot_run_here_is_a_run_that_says_why(house: House) -> 
 
 
 def test_metric_names_survive_the_round_trip_unknown_values_are_left_out_and_curves_have_steps(house: House) -> None:
-    from pipeline.numbers.metrics import IN_PROCESS
+    from pipeline.metrics.definitions import IN_PROCESS
 
     settings, uri, client = house
     result = artifacts.read_json(artifacts.metrics("int8"))

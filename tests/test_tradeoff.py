@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.pages import tradeoff
-from pipeline.pages.tradeoff import IN_PROCESS, SERVER, Point
 from pipeline.report import render, show
+from pipeline.reporting import tradeoff
+from pipeline.reporting.tradeoff import IN_PROCESS, SERVER, Point
 
 
 def metric(value: float | None, low: float | None = None, high: float | None = None, n: int = 5, *warnings: str) -> dict[str, Any]:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from pipeline.gating.rules import Bound, judge
-from pipeline.numbers.stats import Estimate, geometric_mean_t, items_to_settle
-from pipeline.numbers.whole_runs import whole_runs
+from pipeline.speed.run_to_run import whole_runs
+from pipeline.stats.intervals import Estimate, geometric_mean_t, items_to_settle
 
 ONE = Estimate(0.9, 0.88, 0.92, 5, "t interval")
 

@@ -24,17 +24,18 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from pipeline import attest, engines
+from pipeline import engines
 from pipeline.core import artifacts, cli, params, quiet
 from pipeline.core.errors import ArtifactError, DataError, InvalidVariant, ParamsError, Unsupported
-from pipeline.core.model_config import leading
 from pipeline.core.params import Compare, Params
+from pipeline.divergence.distributions import TokenRows, compare_parts
+from pipeline.divergence.store import Window
 from pipeline.engines import ROWS, Engine
 from pipeline.engines._forest import common_prefix
-from pipeline.numbers.distributions import TokenRows, compare_parts
-from pipeline.numbers.metrics import bounds_of, definition
-from pipeline.numbers.stats import Estimate, cluster_bootstrap, quantile_interval
-from pipeline.store import Window
+from pipeline.metrics.definitions import bounds_of, definition
+from pipeline.model import attestation
+from pipeline.model.config import leading
+from pipeline.stats.intervals import Estimate, cluster_bootstrap, quantile_interval
 
 N_CTX = 512  # llama-perplexity's default
 QUANTILES = {"kld_median": 0.5, "kld_p90": 0.9, "kld_p95": 0.95, "kld_p99": 0.99, "kld_p999": 0.999}
@@ -235,7 +236,7 @@ def _load(settings: Params, variant: str) -> tuple[Engine, str]:
         raise Unsupported(f"variant {variant!r} is {manifest['status']}: {manifest['reason']}")
     artifacts.verify_files(folder, manifest)
     engine = engines.load(chosen.engine, folder, threads=settings.thread_count, **chosen.engine_options)
-    attest.check_kernels(engine.kernels(), manifest)
+    attestation.check_kernels(engine.kernels(), manifest)
     return engine, str(manifest["digest"])
 
 

@@ -21,10 +21,10 @@ from transformers import AutoConfig, PreTrainedModel
 
 from pipeline.core import cli
 from pipeline.core.errors import Unsupported
-from pipeline.core.model_config import appended
 from pipeline.engines import ROWS, Sampling
 from pipeline.engines._forest import Forest, grown
 from pipeline.engines._greedy import grow, has_stopped, is_plain, keeps_some
+from pipeline.model.config import appended
 
 BLOCK_TOKENS = 256  # tokens in one pass: enough to fill the cores; attention costs its square
 ALIKE = 0.05  # of the largest logit: how far a forest's may be off; a token that sees another's branch is further off

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from pipeline.core import artifacts, quota
 from pipeline.core.errors import InvalidVariant, Unsupported
-from pipeline.core.model_config import end_ids, window
 from pipeline.engines import Sampling, Trace, _gptq
+from pipeline.model.config import end_ids, window
 
 UNBOUNDED = 2048  # tokens: what is taken for the window of a model that has none, as a recurrent one or one with ALiBi
 CACHES = ("cache", "past_key_values", "cache_params")  # what models call it

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.core.errors import ArtifactError, Unsupported
-from pipeline.core.model_config import end_ids
 from pipeline.engines import Sampling, Trace, steps
 from pipeline.engines._forest import Forest, common_prefix
+from pipeline.model.config import end_ids
 
 CACHE_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2}  # ggml.h: enum ggml_type
 CACHE_BYTES = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}  # of one number; blocks carry a scale

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.core.errors import Unsupported
-from pipeline.core.model_config import end_ids
 from pipeline.engines import Sampling, Trace, steps
 from pipeline.engines._forest import common_prefix
+from pipeline.model.config import end_ids
 
 ROOM = 1024  # tokens: a generator's cache is made for a multiple of it
 PIECE = 256  # tokens read at a time: the graph makes logits for all of them, wanted or not

@@ -11,7 +11,7 @@ import typer
 from pipeline.core import artifacts, cli, params
 from pipeline.evalset import cards as sets
 from pipeline.evalset import load_texts
-from pipeline.overlap import measured_rows, refuse_overlap
+from pipeline.evalset.overlap import measured_rows, refuse_overlap
 
 README = sets.HOME / "README.md"
 MARKS = ("<!-- cards -->", "<!-- /cards -->")

@@ -20,9 +20,9 @@ from pipeline.core.errors import DataError
 from pipeline.core.params import Params
 from pipeline.evalset import Row, load_prompts, load_texts
 from pipeline.evalset.tasks import load_task, local_tasks, task_files
-from pipeline.figures.answer_figures import answer_metrics, pair
-from pipeline.figures.builder import Builder
-from pipeline.numbers.stats import mean_t, resolvable
+from pipeline.metrics.answers import answer_metrics, pair
+from pipeline.metrics.builder import Builder
+from pipeline.stats.intervals import mean_t, resolvable
 
 HOME = Path("evalsets")
 WORDS = HOME / "cards.yaml"

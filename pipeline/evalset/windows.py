@@ -6,9 +6,9 @@ from collections import Counter
 from typing import Any
 
 from pipeline.core.errors import DataError
-from pipeline.core.model_config import leading
+from pipeline.divergence.store import Window
 from pipeline.evalset import Row
-from pipeline.store import Window
+from pipeline.model.config import leading
 
 MIN_TOKENS = 8
 

@@ -18,9 +18,9 @@ from pipeline.core import artifacts, git
 from pipeline.core.errors import ArtifactError
 from pipeline.core.params import PARAMS, Params
 from pipeline.core.yamls import parse
-from pipeline.figures.builder import Builder
 from pipeline.gating import dvc_lock, paired_difference
-from pipeline.numbers.metrics import is_served
+from pipeline.metrics.builder import Builder
+from pipeline.metrics.definitions import is_served
 from pipeline.serving import results as server_results
 
 Row = dict[str, Any]

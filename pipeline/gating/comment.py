@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from pipeline.core import artifacts
-from pipeline.numbers.shown import dequantized, number, show
+from pipeline.reporting.numbers import dequantized, number, show
 
 FILE = artifacts.ARTIFACTS / "comment.md"
 MARK = "<!-- quantgate -->"

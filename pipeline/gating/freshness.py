@@ -11,8 +11,8 @@ from pathlib import Path
 from pipeline.core import artifacts
 from pipeline.core.droppings import data_files
 from pipeline.core.errors import ArtifactError
-from pipeline.core.model_config import wanted
 from pipeline.core.params import Params, PathModel
+from pipeline.model.config import wanted
 
 ABSENT = ("deleted", "not in cache")  # DVC's words for a file that is not in the folder, or whose copy its cache lacks
 SHOWN = 8

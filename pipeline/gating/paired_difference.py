@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 
 from pipeline.core.errors import ArtifactError
 from pipeline.core.params import Compare
-from pipeline.figures.answer_figures import answer_metrics, pair
-from pipeline.figures.builder import Builder
-from pipeline.figures.token_figures import TOKEN
-from pipeline.numbers.distributions import TOP
-from pipeline.numbers.metrics import definition, is_served, position_parts
-from pipeline.numbers.stats import Estimate, cluster_bootstrap
+from pipeline.divergence.distributions import TOP
+from pipeline.metrics.answers import answer_metrics, pair
+from pipeline.metrics.builder import Builder
+from pipeline.metrics.definitions import definition, is_served, position_parts
+from pipeline.metrics.tokens import TOKEN
+from pipeline.stats.intervals import Estimate, cluster_bootstrap
 
 Metric = dict[str, Any]
 Row = dict[str, Any]
@@ -103,7 +103,7 @@ def _part(c: Columns, part: str, stem: str) -> NDArray[np.bool_]:
 def items_paired(b: Builder, now: list[Row], then: list[Row]) -> dict[str, Metric]:
     """{metric: paired difference} of accuracy and byte perplexity, over items that were asked in the same words both times.
 
-    The same arithmetic as against the reference, with the baseline's answers in its place (figures/answer_figures.py).
+    The same arithmetic as against the reference, with the baseline's answers in its place (metrics/answers.py).
     """
     theirs = {tuple(row[k] for k in ITEM): row for row in then}
     ours = [row for row in now if tuple(row[k] for k in ITEM) in theirs]

@@ -16,8 +16,8 @@ from pipeline.core.errors import ParamsError
 from pipeline.core.params import BetweenRuns, Params, Rule
 from pipeline.gating.paired_difference import timed
 from pipeline.gating.rules import QUANTITY, UNITS, bound_of
-from pipeline.numbers.metrics import FLOORS, definition
-from pipeline.numbers.stats import resolvable
+from pipeline.metrics.definitions import FLOORS, definition
+from pipeline.stats.intervals import resolvable
 
 Row = dict[str, Any]
 

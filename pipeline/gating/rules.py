@@ -14,11 +14,11 @@ from typing import Any, Literal
 from pipeline.core.errors import ParamsError
 from pipeline.core.explain import did_you_mean
 from pipeline.core.params import Params, Rule
-from pipeline.numbers.metrics import DEFINITIONS, FLOORS, Definition, bounds_of, definition
-from pipeline.numbers.rounds import Looks
-from pipeline.numbers.shown import UNITS as UNITS_SHOWN
-from pipeline.numbers.shown import number
-from pipeline.numbers.stats import FEW, Estimate, items_to_settle, one_sided_p
+from pipeline.metrics.definitions import DEFINITIONS, FLOORS, Definition, bounds_of, definition
+from pipeline.reporting.numbers import UNITS as UNITS_SHOWN
+from pipeline.reporting.numbers import number
+from pipeline.speed.rounds import Looks
+from pipeline.stats.intervals import FEW, Estimate, items_to_settle, one_sided_p
 
 Verdict = Literal["PASS", "FAIL", "INCONCLUSIVE"]
 

@@ -16,8 +16,8 @@ from typing import Any
 from pipeline.core import artifacts
 from pipeline.core.params import Params, Rule, Variant
 from pipeline.gating.rules import Bound, Judgement, Verdict, bound_of, judge, judge_above, neutral_of, worst, would_settle
-from pipeline.numbers.metrics import FLOORS, definition
-from pipeline.numbers.stats import Estimate, holm, items_to_settle
+from pipeline.metrics.definitions import FLOORS, definition
+from pipeline.stats.intervals import Estimate, holm, items_to_settle
 
 OWN_SIZE = ("ms", "s", "bytes", "tok/s", "req/s", "bits", "ppl")  # only the baseline's value says how wide a margin is
 UNJUDGED = "judged where a merge names the commit it goes into: `python -m pipeline.gate --enforce --baseline REV`"

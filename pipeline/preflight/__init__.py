@@ -1,1 +1,1 @@
-"""What `check` says before any work starts: no model is loaded and no server is asked."""
+"""What `check` says before any work."""

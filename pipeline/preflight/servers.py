@@ -8,11 +8,11 @@ import re
 from pipeline.core.errors import ParamsError, QuantgateError, Unsupported
 from pipeline.core.explain import did_you_mean
 from pipeline.core.params import Params, Rule
-from pipeline.numbers.metrics import QUANTILES, SERVED_WHOLE, is_served
-from pipeline.numbers.serving_figures import in_a_round
-from pipeline.numbers.stats import quantile_interval
+from pipeline.metrics.definitions import QUANTILES, SERVED_WHOLE, is_served
+from pipeline.metrics.serving import in_a_round
 from pipeline.serving import launch, results
 from pipeline.serving.client import address, key_from
+from pipeline.stats.intervals import quantile_interval
 
 PERCENTILE = re.compile(r"(?:ttft|ttfc|tpot|e2e)_(p\d+)_ms")  # over requests; gaps between tokens are many more
 

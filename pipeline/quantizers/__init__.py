@@ -15,7 +15,7 @@ from typing import Any
 from pipeline.core.errors import ParamsError, Unsupported
 from pipeline.core.explain import did_you_mean
 from pipeline.core.options import check_options, names_in, with_defaults
-from pipeline.weights import in_blocks, kept_layers, linear_widths, packed_share, skeleton
+from pipeline.model.headers import in_blocks, kept_layers, linear_widths, packed_share, skeleton
 
 Facts = dict[str, Any]
 MOST = 0.9  # a smaller share of the matrices packed is told

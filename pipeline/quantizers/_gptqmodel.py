@@ -15,10 +15,10 @@ from pipeline.core import artifacts, cli, quota
 from pipeline.core.droppings import data_files
 from pipeline.core.errors import Unsupported
 from pipeline.core.quiet import before_gptqmodel, output_to
+from pipeline.model.headers import kept_layers, linear_widths, packed_bits, read_headers, skeleton
 from pipeline.quantizers import Facts
 from pipeline.quantizers._probe import OTHER_KERNEL, probe
 from pipeline.quantizers._reproducible import ANY_MACHINE, SAME_MACHINE
-from pipeline.weights import kept_layers, linear_widths, packed_bits, read_headers, skeleton
 
 SPLIT = "split"  # what engine 'hf' looks for in quantization_config.meta
 GroupSize = Literal[-1, 16, 32, 64, 128, 256, 512, 1024]  # what its kernels take; -1: one group a row

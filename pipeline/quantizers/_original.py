@@ -12,15 +12,14 @@ import tempfile
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline import envs
-from pipeline.core import artifacts, cli
+from pipeline.core import artifacts, cli, venvs
 from pipeline.core.droppings import data_files
 from pipeline.core.errors import ArtifactError, Unsupported
+from pipeline.model.headers import kept_layers, linear_shapes, packed_bits
 from pipeline.quantizers import Facts
 from pipeline.quantizers._gptqmodel import has_cuda, refuse_groups_without_kernel, refuse_odd_widths
 from pipeline.quantizers._probe import KEPT, OTHER_KERNEL, token_ids
 from pipeline.quantizers._reproducible import SAME_MACHINE
-from pipeline.weights import kept_layers, linear_shapes, packed_bits
 
 Json = dict[str, Any]
 # Of each rope type that means the same in both: the keys that both read.
@@ -96,10 +95,10 @@ def _run(tool: Literal["autoawq", "autogptq"], model_dir: Path, out_dir: Path, r
         asked = {"base": str(link_base(model_dir, request.parent / "base", old)), "out": str(out_dir.absolute()), "rows": rows}
         probe = {"probe_ids": token_ids(config["vocab_size"]), "probe_kept": KEPT}
         artifacts.write_json(request, {**asked, **probe, **options})
-        envs.python(tool)  # built first, so that the next line says what takes the time
+        venvs.python(tool)  # built first, so that the next line says what takes the time
         cli.say("quantize", f"{tool} in its own environment (log: {log})")
         try:
-            envs.run(tool, str((envs.FILES / f"{tool}.py").absolute()), str(request), log=log)
+            venvs.run(tool, str((venvs.FILES / f"{tool}.py").absolute()), str(request), log=log)
         except RuntimeError as e:
             raise Unsupported(f"the original library could not quantize this model: {e}") from None
         result = artifacts.read_json(request.with_name("result.json"))

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from pipeline.calibration import Calibration
+from pipeline.evalset.calibration import Calibration
 from pipeline.quantizers import Facts, _gptqmodel, _original
 from pipeline.quantizers._gptqmodel import GroupSize, refuse
 

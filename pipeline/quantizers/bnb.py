@@ -6,14 +6,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.calibration import Calibration
 from pipeline.core import artifacts
 from pipeline.core.errors import Unsupported
-from pipeline.core.model_config import text_config
+from pipeline.evalset.calibration import Calibration
+from pipeline.model.config import text_config
+from pipeline.model.headers import kept_layers, linear_shapes, linear_widths, packed_bits, plain_linear, skeleton
 from pipeline.quantizers import Facts
 from pipeline.quantizers._probe import probe
 from pipeline.quantizers._reproducible import ANY_MACHINE, SAME_MACHINE, save
-from pipeline.weights import kept_layers, linear_shapes, linear_widths, packed_bits, plain_linear, skeleton
 
 PACKS = plain_linear
 

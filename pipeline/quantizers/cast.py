@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.calibration import Calibration
 from pipeline.core import artifacts
 from pipeline.core.droppings import data_files
 from pipeline.core.errors import InvalidVariant
+from pipeline.evalset.calibration import Calibration
 from pipeline.quantizers import Facts
 from pipeline.quantizers._probe import first_overflow
 from pipeline.quantizers._reproducible import ANY_MACHINE

@@ -10,15 +10,14 @@ import tempfile
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline import envs
-from pipeline.calibration import Calibration
-from pipeline.core import artifacts, isolate
+from pipeline.core import artifacts, isolate, venvs
 from pipeline.core.errors import ArtifactError, NoResult, Unsupported
-from pipeline.core.model_config import READ, sliding, text_config, wanted
 from pipeline.core.quiet import output_to
+from pipeline.evalset.calibration import Calibration
+from pipeline.model.config import READ, sliding, text_config, wanted
+from pipeline.model.headers import kept_layers, read_headers
 from pipeline.quantizers import Facts
 from pipeline.quantizers._reproducible import ANY_MACHINE
-from pipeline.weights import kept_layers, read_headers
 
 ENGINE = "llamacpp"  # the one that reads what this writes
 FILE = "model.gguf"
@@ -70,7 +69,7 @@ def quantize(
     if failed:
         raise Unsupported(f"llama.cpp could not quantize to {type} (code {failed}); its log is in {artifacts.LOGS}")
     shutil.copyfile(model_dir / "config.json", out_dir / "config.json")
-    converter = (envs.FILES / "gguf.txt").read_text(encoding="utf-8").split("\n")[2]
+    converter = (venvs.FILES / "gguf.txt").read_text(encoding="utf-8").split("\n")[2]
     warnings = _fallen_back(out_dir / FILE, type, left)
     return {
         "library": "llama-cpp-python", "converter": converter, "reproducible": ANY_MACHINE, "kept": kept, "warnings": warnings
@@ -82,11 +81,11 @@ def refuse(model_dir: Path, options: dict[str, Any]) -> None:
 
     Asked once a model, wherever the converter's environment is here.
     """
-    if not envs.is_here("gguf"):
+    if not venvs.is_here("gguf"):
         return
     files = [f for f in wanted(model_dir, code=False) if f.suffix != ".safetensors"]
-    parts = [*(f.read_bytes() for f in files), repr(read_headers(model_dir)).encode(), (envs.FILES / CONVERTER).read_bytes()]
-    answer = envs.folder("gguf") / "asked" / hashlib.sha256(b"".join(parts)).hexdigest()
+    parts = [*(f.read_bytes() for f in files), repr(read_headers(model_dir)).encode(), (venvs.FILES / CONVERTER).read_bytes()]
+    answer = venvs.folder("gguf") / "asked" / hashlib.sha256(b"".join(parts)).hexdigest()
     if not answer.exists():
         answer.parent.mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory() as tmp:
@@ -198,10 +197,10 @@ def _fallen_back(file: Path, type: str, left: list[str]) -> list[str]:
 
 
 def _convert(model_dir: Path, out: Path, *options: str) -> None:
-    log, tool = artifacts.LOGS / "gguf-convert.log", str((envs.FILES / CONVERTER).absolute())
+    log, tool = artifacts.LOGS / "gguf-convert.log", str((venvs.FILES / CONVERTER).absolute())
     held = {tensor.dtype for tensor in read_headers(model_dir).values() if len(tensor.shape) > 1}
     whole = {"BF16": "bf16", "F16": "f16"}.get(held.pop(), "f32") if len(held) == 1 else "f32"  # the smallest that loses nothing
     try:
-        envs.run("gguf", tool, *options, str(model_dir.absolute()), "--outfile", str(out.absolute()), "--outtype", whole, log=log)
+        venvs.run("gguf", tool, *options, str(model_dir.absolute()), "--outfile", str(out.absolute()), "--outtype", whole, log=log)
     except RuntimeError as e:  # an architecture that llama.cpp does not know
         raise Unsupported(f"llama.cpp's converter does not take this model: {e}") from None

@@ -14,13 +14,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from pipeline.calibration import Calibration
 from pipeline.core import artifacts, isolate
 from pipeline.core.errors import Unsupported
-from pipeline.core.model_config import READ, sliding, text_config
+from pipeline.evalset.calibration import Calibration
+from pipeline.model.config import READ, sliding, text_config
+from pipeline.model.headers import kept_layers
 from pipeline.quantizers import Facts
 from pipeline.quantizers._reproducible import ANY_MACHINE
-from pipeline.weights import kept_layers
 
 ENGINE = "onnxruntime"  # the one that reads what this writes
 LOG = artifacts.LOGS / "onnx.log"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pipeline.calibration import Calibration
+from pipeline.evalset.calibration import Calibration
 from pipeline.quantizers import Facts, _gptqmodel
 from pipeline.quantizers._gptqmodel import GroupSize, refuse
 

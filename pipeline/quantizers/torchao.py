@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.calibration import Calibration
 from pipeline.core import artifacts
 from pipeline.core.errors import Unsupported
+from pipeline.evalset.calibration import Calibration
+from pipeline.model.headers import any_linear, kept_layers, linear_widths, packed_bits, skeleton
 from pipeline.quantizers import Facts
 from pipeline.quantizers._probe import probe
 from pipeline.quantizers._reproducible import ANY_MACHINE, save
 from pipeline.quantizers._streaming import Shapes, write
-from pipeline.weights import any_linear, kept_layers, linear_widths, packed_bits, skeleton
 
 BITS: dict[str, dict[str, int]] = {  # of a weight, and of a row's or a group's scale and zero point, as torchao saves them
     "int8-weight-only": {"weight": 8, "row": 32 + 8},

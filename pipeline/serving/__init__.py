@@ -13,5 +13,5 @@ results.py    reports/serving/<variant>.json as metrics for rules
 batch.py      many requests, each asked once: `python -m pipeline.serving.batch`
 __main__.py   measure an endpoint: `python -m pipeline.serving URL`
 
-pipeline/numbers/serving_figures.py computes metrics from rows.
+pipeline/metrics/serving.py computes metrics from rows.
 """

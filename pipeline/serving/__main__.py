@@ -12,13 +12,13 @@ from typing import Annotated
 
 import typer
 
-from pipeline import hardware
 from pipeline.core import artifacts, cli
 from pipeline.core.errors import ParamsError
 from pipeline.evalset import sets_digest
 from pipeline.serving import measure, probe, score
 from pipeline.serving.client import KEY, Row, ServerError
 from pipeline.serving.measure import Plan, endpoint_of, load_tokenizer, measured, unfinished
+from pipeline.speed import hardware
 
 PROMPTS = Path("evalsets/corpus")
 HOME = artifacts.ARTIFACTS / "serving"

@@ -25,8 +25,7 @@ from typing import Any
 import httpx2
 import psutil
 
-from pipeline import envs
-from pipeline.core import artifacts, cli, install, quota
+from pipeline.core import artifacts, cli, install, quota, venvs
 from pipeline.core.errors import Crashed, ParamsError, QuantgateError, Unsupported
 from pipeline.core.explain import did_you_mean
 from pipeline.serving.client import ServerError
@@ -68,7 +67,7 @@ def _llamacpp(
     script = Path(__file__).with_name("_llamacpp.py")
     sizes = {"port": port, "threads": threads, "parallel": parallel, "context": context, "gpu-layers": gpu_layers}
     options = [f"--{k}={v}" for k, v in {**sizes, "kv-type": kv_type}.items()]
-    return Command([str(envs.python("llamacpp-server")), str(script), str(file), *options], "QUANTGATE_SERVER_KEY")
+    return Command([str(venvs.python("llamacpp-server")), str(script), str(file), *options], "QUANTGATE_SERVER_KEY")
 
 
 def _vllm(model_dir: Path, port: int, threads: int, parallel: int, context: int) -> Command:

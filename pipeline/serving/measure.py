@@ -16,12 +16,12 @@ from pipeline.core import artifacts, cli
 from pipeline.core.errors import DataError, ParamsError
 from pipeline.core.explain import did_you_mean
 from pipeline.evalset import load_texts
-from pipeline.numbers.metrics import SERVED
-from pipeline.numbers.serving_figures import Objective, in_a_round, level, saturation_point, scenarios, warm_ups
-from pipeline.numbers.sweep import Prompts
+from pipeline.metrics.definitions import SERVED
+from pipeline.metrics.serving import Objective, in_a_round, level, saturation_point, scenarios, warm_ups
 from pipeline.serving import launch, probe
 from pipeline.serving.client import KEY, Endpoint, Request, Row, address, ask, connected, key_from
 from pipeline.serving.load import closed, opened, schedule
+from pipeline.speed.schedule import Prompts
 
 CHARACTERS = 4  # of English text in a token, where no tokenizer counts them
 OPENING = 24  # prompts differ within their first characters or tokens, so that a prefix cache has no hits

@@ -12,8 +12,8 @@ import yaml
 from pipeline.core import artifacts
 from pipeline.core.errors import ArtifactError
 from pipeline.core.params import Params
-from pipeline.numbers.metrics import SERVED, SERVED_WHOLE, is_served
-from pipeline.numbers.serving_figures import scenarios
+from pipeline.metrics.definitions import SERVED, SERVED_WHOLE, is_served
+from pipeline.metrics.serving import scenarios
 
 Row = dict[str, Any]
 Metrics = dict[str, dict[str, Any]]

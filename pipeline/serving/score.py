@@ -21,19 +21,19 @@ from typing import Any
 import numpy as np
 import typer
 
-from pipeline import hardware
 from pipeline.core import artifacts, cli, params
 from pipeline.core.errors import DataError, ParamsError, Unsupported
-from pipeline.core.model_config import leading
+from pipeline.divergence.store import Window
 from pipeline.evalset import choose, load_texts, sets_digest
 from pipeline.evalset.windows import corpus_windows
-from pipeline.figures.builder import Builder, Metrics
+from pipeline.metrics.builder import Builder, Metrics
+from pipeline.model.config import leading
 from pipeline.serving import probe
 from pipeline.serving.client import Answer, Endpoint, Request, Row, ServerError, connected
 from pipeline.serving.load import closed
 from pipeline.serving.logprobs import WAYS, find_way
 from pipeline.serving.measure import Plan, endpoint_of, load_tokenizer
-from pipeline.store import Window
+from pipeline.speed import hardware
 
 HOME = artifacts.ARTIFACTS / "serving"
 PAIRED = ("ppl_ratio", "delta_p_mean", "delta_p_rms")

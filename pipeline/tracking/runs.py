@@ -20,7 +20,7 @@ from pipeline.core.droppings import data_files
 from pipeline.core.errors import ArtifactError
 from pipeline.core.params import Params
 from pipeline.gating import dvc_lock
-from pipeline.numbers.shown import UNITS, dequantized, n_of, show
+from pipeline.reporting.numbers import UNITS, dequantized, n_of, show
 from pipeline.serving import results as server_results
 from pipeline.tracking import views
 from pipeline.tracking.connection import CURRENT, Tracker

@@ -25,7 +25,7 @@ import yaml
 
 from pipeline.core import artifacts, params
 from pipeline.evalset import sets_digest
-from pipeline.figures.builder import Builder
+from pipeline.metrics.builder import Builder
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 VARIANT = "int4-gptq"

@@ -34,7 +34,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from pipeline import diverge, engines, reference  # noqa: E402
 from pipeline.core import artifacts, quiet  # noqa: E402
-from pipeline.store import Store, Window, batches  # noqa: E402
+from pipeline.divergence.store import Store, Window, batches  # noqa: E402
 
 TOKENS = (10_000, 100_000)
 LENGTH = 501  # a window's tokens; all but the first are scored

@@ -32,12 +32,13 @@ import numpy as np
 import typer
 from scipy import stats
 
-from pipeline import engines, hardware
+from pipeline import engines
 from pipeline.core import artifacts, cli, params
 from pipeline.core.errors import DataError
 from pipeline.core.params import Params
 from pipeline.engines import Sampling, llamacpp
 from pipeline.evalset import load_texts
+from pipeline.speed import hardware
 from tools import llamacpp_compat
 
 REPORT = artifacts.REPORTS / "llamacpp.json"

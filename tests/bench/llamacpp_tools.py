@@ -21,9 +21,9 @@ from typing import Any
 
 from filelock import FileLock
 
-from pipeline import hardware
 from pipeline.core import artifacts, cli, install
 from pipeline.core.errors import Unsupported
+from pipeline.speed import hardware
 
 HOME = artifacts.ARTIFACTS / "tools"
 PROGRAMS = ("llama-perplexity", "llama-bench")

@@ -113,11 +113,11 @@ def score(method: str, folder: Path) -> Cell:
     from test_models import WINDOWS, stored  # type: ignore[import-not-found]
 
     from pipeline import engines, quantize, quantizers
-    from pipeline.calibration import Calibration
     from pipeline.core import artifacts
     from pipeline.core.params import Variant
     from pipeline.diverge import diverge
-    from pipeline.store import Store
+    from pipeline.divergence.store import Store
+    from pipeline.evalset.calibration import Calibration
 
     quantizer, engine, options = METHODS[method]
     home = folder.parent
@@ -214,9 +214,9 @@ def main() -> None:
         (root / "artifacts" / "envs").mkdir(parents=True, exist_ok=True)
         Path(tmp, "artifacts", "envs").symlink_to(root / "artifacts" / "envs")
         os.chdir(tmp)
-        from pipeline import envs
+        from pipeline.core import venvs
 
-        envs.python("gguf")
+        venvs.python("gguf")
         results = measure(sys.argv[1:] or list(zoo.ZOO), base, kept)
         os.chdir(root)
     bad = sum(len(faults(found)) for found in results.values())

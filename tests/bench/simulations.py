@@ -25,9 +25,9 @@ from pipeline.core import artifacts
 from pipeline.core.params import Rule
 from pipeline.gating.rules import bound_of, judge
 from pipeline.gating.verdicts import _hold_fails
-from pipeline.numbers import stats
+from pipeline.stats import intervals
 
-Estimates = Callable[[np.random.Generator], stats.Estimate]
+Estimates = Callable[[np.random.Generator], intervals.Estimate]
 SURE = {"confidence": 0.95, "resamples": 1000}
 TEXT, MIXED = [380] * 11, [380] * 11 + [48] * 16  # tokens a document in tier default: text; text and trajectories
 CARE = 0.45
@@ -52,9 +52,9 @@ def divergences(sizes: list[int], spread: float, mean: float = 0.02) -> Callable
 
 
 def mean_of(draw: Callable[[np.random.Generator], tuple[Any, Any]], transform: str = "mean") -> Estimates:
-    def find(rng: np.random.Generator) -> stats.Estimate:
+    def find(rng: np.random.Generator) -> intervals.Estimate:
         values, doc = draw(rng)
-        return stats.cluster_bootstrap(values, np.ones(len(values)), doc, rng=rng, transform=transform, **SURE)  # type: ignore[arg-type]
+        return intervals.cluster_bootstrap(values, np.ones(len(values)), doc, rng=rng, transform=transform, **SURE)  # type: ignore[arg-type]
 
     return find
 
@@ -62,13 +62,13 @@ def mean_of(draw: Callable[[np.random.Generator], tuple[Any, Any]], transform: s
 def bca(draw: Callable[[np.random.Generator], tuple[Any, Any]]) -> Estimates:
     """What was here before, for comparison."""
 
-    def find(rng: np.random.Generator) -> stats.Estimate:
+    def find(rng: np.random.Generator) -> intervals.Estimate:
         values, doc = draw(rng)
         sums, sizes = np.bincount(doc, values), np.bincount(doc).astype(float)
         found = scipy_stats.bootstrap(
             (sums, sizes), lambda a, b, axis=-1: a.sum(axis) / b.sum(axis), paired=True, vectorized=True, n_resamples=1000, rng=rng
         ).confidence_interval  # fmt: skip
-        return stats.Estimate(0.0, float(found.low), float(found.high), len(values), "BCa")
+        return intervals.Estimate(0.0, float(found.low), float(found.high), len(values), "BCa")
 
     return find
 
@@ -97,15 +97,15 @@ def accuracy(n: int, lost: float, won: float, families: int | None = None, alike
     cells = [0.7 - lost, lost, won, 0.3 - won]
     family = np.arange(n) % (families or n)
 
-    def find(rng: np.random.Generator) -> stats.Estimate:
+    def find(rng: np.random.Generator) -> intervals.Estimate:
         kind = rng.choice(4, n, p=cells)
         if families:
             kind = np.where(rng.random(n) < alike, rng.choice(4, families, p=cells)[family], kind)
-        plain = stats.paired_difference(*np.bincount(kind, minlength=4).tolist(), confidence=0.95)
+        plain = intervals.paired_difference(*np.bincount(kind, minlength=4).tolist(), confidence=0.95)
         if not families:
             return plain
         change = (kind == 2).astype(float) - (kind == 1)
-        return stats.outer(plain, stats.cluster_bootstrap(change, np.ones(n), family, rng=rng, **SURE))  # type: ignore[arg-type]
+        return intervals.outer(plain, intervals.cluster_bootstrap(change, np.ones(n), family, rng=rng, **SURE))  # type: ignore[arg-type]
 
     return find
 
@@ -118,7 +118,7 @@ def machines(n: int, lost: float, won: float, alike: float, twice: bool = True) 
     in float32 too. A machine's right answers then vary by 3 (none alike) to 4 of 696 (standard deviation), as ours do.
     """
 
-    def find(rng: np.random.Generator) -> stats.Estimate:
+    def find(rng: np.random.Generator) -> intervals.Estimate:
         kind = rng.choice(4, n, p=[0.7 - lost, lost, won, 0.3 - won])
         tie, margin = rng.random(n) < 1 / 6, rng.uniform(-4, 4, n)
         errors = [math.sqrt(alike) * rng.normal() + math.sqrt(1 - alike) * rng.normal(size=n) for _ in range(2)]
@@ -127,9 +127,9 @@ def machines(n: int, lost: float, won: float, alike: float, twice: bool = True) 
         second = again if twice else theirs
         x, y, family = ours, (theirs + second) / 2, np.arange(n) % (3 * n // 4)
         cells = np.minimum(x, y), np.maximum(y - x, 0), np.maximum(x - y, 0), 1 - np.maximum(x, y)
-        plain = stats.paired_difference(*(float(c.sum()) for c in cells), confidence=0.95)
-        found = stats.outer(plain, stats.cluster_bootstrap(x - y, np.ones(n), family, rng=rng, **SURE))  # type: ignore[arg-type]
-        return stats.widened(found, stats.arithmetic_error([theirs, second], n), confidence=0.95, bounds=(-1, 1))
+        plain = intervals.paired_difference(*(float(c.sum()) for c in cells), confidence=0.95)
+        found = intervals.outer(plain, intervals.cluster_bootstrap(x - y, np.ones(n), family, rng=rng, **SURE))  # type: ignore[arg-type]
+        return intervals.widened(found, intervals.arithmetic_error([theirs, second], n), confidence=0.95, bounds=(-1, 1))
 
     return find
 
@@ -137,9 +137,9 @@ def machines(n: int, lost: float, won: float, alike: float, twice: bool = True) 
 def speed(rounds: int, slow: float = 0.0) -> Estimates:
     """Ratios of interleaved rounds; `slow`: how often another process makes one of the two 30 % slower."""
 
-    def find(rng: np.random.Generator) -> stats.Estimate:
+    def find(rng: np.random.Generator) -> intervals.Estimate:
         hit = rng.choice([-0.3, 0.0, 0.3], rounds, p=[slow / 2, 1 - slow, slow / 2])
-        return stats.geometric_mean_t(0.9 * np.exp(rng.normal(0, 0.06, rounds) + hit), confidence=0.95)
+        return intervals.geometric_mean_t(0.9 * np.exp(rng.normal(0, 0.06, rounds) + hit), confidence=0.95)
 
     return find
 
@@ -147,7 +147,7 @@ def speed(rounds: int, slow: float = 0.0) -> Estimates:
 def quantile(sizes: list[int], spread: float, q: float) -> tuple[Estimates, float]:
     draw, all_of_it = divergences(sizes, spread, 1.0), math.sqrt(spread**2 + 1.4**2)
     truth = math.exp(-(spread**2) / 2 - 0.98 + all_of_it * float(scipy_stats.norm.ppf(q)))
-    return (lambda rng: stats.quantile_interval(*draw(rng), q, confidence=0.95)), truth
+    return (lambda rng: intervals.quantile_interval(*draw(rng), q, confidence=0.95)), truth
 
 
 # --- the tables --------------------------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ def coverage(runs: int) -> None:
         print(f"{name:<58} {text}", flush=True)
 
 
-def metric(found: stats.Estimate, scale: float = 1.0) -> dict[str, Any]:
+def metric(found: intervals.Estimate, scale: float = 1.0) -> dict[str, Any]:
     value, low, high = (None if v is None else scale * v for v in (found.value, found.low, found.high))
     return {"value": value, "low": low, "high": high, "n": found.n, "clusters": found.clusters, "confidence": 0.95}
 
@@ -227,19 +227,19 @@ def verdicts(runs: int) -> None:
 def settling(runs: int) -> None:
     print(f"\nDo the items asked for settle it? 1000 items, 4 % lost, 3 % won, margin 2 pp, {runs} runs\n")
     rng, cells, bound = np.random.default_rng(3), np.array([0.66, 0.04, 0.03, 0.27]), -0.02
-    planned = stats.items_to_settle(stats.paired_difference(*map(int, 1000 * cells), confidence=0.95), bound)
+    planned = intervals.items_to_settle(intervals.paired_difference(*map(int, 1000 * cells), confidence=0.95), bound)
     settled, asked = 0, []
     assert planned is not None  # these true values can be settled
     for table in rng.multinomial(planned, cells, runs):
-        settled += stats.paired_difference(*map(int, table), confidence=0.95).low > bound  # type: ignore[operator]
+        settled += intervals.paired_difference(*map(int, table), confidence=0.95).low > bound  # type: ignore[operator]
     print(f"told of the true values ({planned} items): {share(settled, runs)}")
     settled = 0
     for table in rng.multinomial(1000, cells, runs):
-        now = stats.paired_difference(*map(int, table), confidence=0.95)
-        n = stats.items_to_settle(now, bound)
+        now = intervals.paired_difference(*map(int, table), confidence=0.95)
+        n = intervals.items_to_settle(now, bound)
         if now.low > bound or now.high < bound or n is None:  # type: ignore[operator]
             continue
-        again = stats.paired_difference(*map(int, rng.multinomial(min(n, 10**7), cells)), confidence=0.95)
+        again = intervals.paired_difference(*map(int, rng.multinomial(min(n, 10**7), cells)), confidence=0.95)
         asked.append(n)
         settled += not again.low <= bound <= again.high  # type: ignore[operator]
     first = f"told of an INCONCLUSIVE first run ({len(asked)}, median {np.median(asked):.0f} items)"
@@ -268,11 +268,11 @@ def pairing(folder: Path) -> None:
 def _fewer(own: list[tuple[dict[str, Any], dict[str, Any]]]) -> str:
     ours, theirs, n = np.array([a["acc"] for a, _ in own]), np.array([b["acc"] for _, b in own]), len(own)
     lost, won, both = int((theirs > ours).sum()), int((ours > theirs).sum()), int((ours * theirs).sum())
-    found = stats.paired_difference(both, lost, won, n - both - lost - won, confidence=0.95)
+    found = intervals.paired_difference(both, lost, won, n - both - lost - won, confidence=0.95)
     families = [f"{a['task']}/{a['cluster']}" for a, _ in own]
     if len(set(families)) < n:
-        whole = stats.cluster_bootstrap(ours - theirs, np.ones(n), families, rng=np.random.default_rng(5), **SURE)  # type: ignore[arg-type]
-        found = stats.outer(found, whole)
+        whole = intervals.cluster_bootstrap(ours - theirs, np.ones(n), families, rng=np.random.default_rng(5), **SURE)  # type: ignore[arg-type]
+        found = intervals.outer(found, whole)
     unpaired = (ours.var(ddof=1) + theirs.var(ddof=1)) / n  # lm-eval's stderr of each score, squared
     half = (found.high - found.low) / 2  # type: ignore[operator]
     plain = (ours - theirs).var()

@@ -22,15 +22,15 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
+from pipeline.speed.requests import tpot, ttft
 from scipy import stats
 
-from pipeline import benchmark, hardware
+from pipeline import benchmark
 from pipeline.core import artifacts, cli, params
 from pipeline.core.params import Params
-from pipeline.numbers import rounds
-from pipeline.numbers.requests import tpot, ttft
-from pipeline.numbers.stats import geometric_mean_t
-from pipeline.numbers.whole_runs import whole_runs
+from pipeline.speed import hardware, rounds
+from pipeline.speed.run_to_run import whole_runs
+from pipeline.stats.intervals import geometric_mean_t
 
 REPORT = Path("reports/stability.json")
 WITHIN = 0.05

@@ -29,9 +29,10 @@ import pytest
 import yaml
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from pipeline import benchmark, calibrate, diverge, download, engines, evaluate, floor, quantize, reference, serve, worker
+from pipeline import benchmark, calibrate, diverge, download, engines, evaluate, floor, quantize, reference, serve
 from pipeline.core import artifacts, isolate, params
 from pipeline.core.errors import Unsupported
+from pipeline.engines import _worker
 from pipeline.quantizers import gguf, onnx
 from tests.serving_server import Server
 
@@ -291,20 +292,20 @@ def _evaluate(variant: str) -> dict[str, Any]:
     return {"rows": rows, "meta": meta}
 
 
-class Here(worker.Worker):
+class Here(_worker.Worker):
     """A worker in this process: the rows are those of the function that serves one in its own."""
 
     asked: list[Row] = []
 
     def __init__(self, variant: params.Variant, folder: Path, threads: int) -> None:
         self.engine: Any = engines.load(variant.engine, folder, threads=threads, **variant.engine_options)
-        self.facts, self.cold = worker._facts(self.engine, 0.0), True
+        self.facts, self.cold = _worker._facts(self.engine, 0.0), True
 
     def _answer(self, request: Row) -> Row:
         if "yardsticks" in request:
             return {"device": "cpu", "read": 1e9, "copy": 1e9, "matrix": dict.fromkeys(request["yardsticks"]["dtypes"], 1e9)}
         self.asked.append({"how": request["how"], "fresh": request["fresh"], "prompts": [p[:4] for p in request["prompts"]]})
-        row = worker._safely(self.engine, **request) | {"cold": self.cold}
+        row = _worker._safely(self.engine, **request) | {"cold": self.cold}
         self.cold = False
         if "unsupported" in row:
             raise Unsupported(row["unsupported"])
@@ -318,7 +319,7 @@ def _benchmark(variant: str) -> dict[str, Any]:
     """What is asked in which order, and which fields come of it."""
     Here.asked.clear()
     with pytest.MonkeyPatch.context() as there:
-        there.setattr(worker, "Worker", Here)
+        there.setattr(_worker, "Worker", Here)
         benchmark.main(variant)
     told = ("round", "scenario", "who", "warmup", "prompt_tokens", "output_tokens", "batch", "ok", "cold")
     path = artifacts.timings(variant)

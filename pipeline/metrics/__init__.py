@@ -1,0 +1,1 @@
+"""Rows to metrics with intervals; what each metric means stands in definitions.py."""

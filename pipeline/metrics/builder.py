@@ -1,0 +1,71 @@
+"""What figures are collected in: each metric with its unit, its interval and how it was made.
+
+No files and no models: what a metric means stands in metrics/definitions.py, how sure it is in stats/.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from pipeline.core.params import Compare
+from pipeline.metrics.definitions import bounds_of, definition
+from pipeline.stats.intervals import Estimate, cluster_bootstrap, quantile_interval
+
+Metrics = dict[str, dict[str, Any]]
+Row = dict[str, Any]
+
+
+class Builder:
+    """Collects metrics under one confidence, one number of resamples and one seed.
+
+    Each metric gets a generator of its own from the seed and its name, so that adding a metric moves no other's interval.
+    """
+
+    def __init__(self, setup: Compare, seed: int) -> None:
+        self.confidence, self.resamples, self.seed, self.between = setup.confidence, setup.resamples, seed, setup.between_runs
+        self.metrics: Metrics = {}
+        self.curves: dict[str, Any] = {}  # what is drawn and not judged
+        self.bounds: dict[str, Any] = {}  # what bounds the phases of a request, in words
+
+    def add(self, name: str, estimate: Estimate, scale: float = 1.0) -> None:
+        what = definition(name)
+        assert what is not None, f"{name} has no definition in pipeline/metrics/definitions.py"
+        fields = asdict(estimate)
+        for key in ("value", "low", "high"):
+            fields[key] = None if fields[key] is None else fields[key] * scale
+        self.metrics[name] = fields | {"unit": what.unit, "confidence": self.confidence}
+
+    def exact(self, name: str, value: float | None, n: int, method: str, *warnings: str) -> None:
+        """A count or a size: it has no sampling error, so its interval is itself."""
+        self.add(name, Estimate(value, value, value, n, method, warnings))
+
+    def bare(self, name: str, value: float | None, n: int, method: str, *warnings: str) -> None:
+        """A figure for which no interval is made; the warnings say why."""
+        self.add(name, Estimate(value, None, None, n, method, warnings))
+
+    def mean(self, name: str, num: Any, den: Any, clusters: Any, transform: str = "mean", scale: float = 1.0) -> None:
+        self.add(name, self.resampled(name, num, den, clusters, transform), scale)
+
+    def resampled(self, name: str, num: Any, den: Any, clusters: Any, transform: str = "mean") -> Estimate:
+        return cluster_bootstrap(
+            num, den, clusters, confidence=self.confidence, resamples=self.resamples, rng=self.rng(name),
+            transform=transform, bounds=bounds_of(name, transform),
+        )  # fmt: skip
+
+    def quantile(self, name: str, values: Any, clusters: Any, q: float) -> None:
+        self.add(name, quantile_interval(values, clusters, q, confidence=self.confidence))
+
+    def rng(self, name: str) -> np.random.Generator:
+        """A metric's own generator."""
+        return np.random.default_rng([self.seed, *name.encode()])
+
+
+def size_metrics(b: Builder, manifest: Row, reference: Row) -> None:
+    size = manifest["weight_bytes"]
+    b.exact("weight_bytes", size, 1, "file headers")
+    notes = manifest.get("warnings") or []
+    b.exact("bits_per_weight", manifest["bits_per_weight"], 1, "file headers over the base's weights", *notes)
+    b.exact("size_ratio", size / reference["weight_bytes"], 1, "file headers")

@@ -1,0 +1,214 @@
+"""Token rows -> divergence metrics with intervals, by domain, position and class, and curves by position.
+
+Whole documents are resampled, never tokens: tokens of one document are not independent. See builder.py.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.core.errors import ArtifactError
+from pipeline.divergence.distributions import TOP
+from pipeline.metrics.builder import Builder
+from pipeline.metrics.definitions import POSITIONS, TOKEN_CLASSES, definition, position_parts
+from pipeline.stats.intervals import FEW, Estimate, wilson
+
+NEEDED = (
+    "set", "document", "window", "token_class", "position", "kld", "kld_reverse", "jsd", "logp_ref", "logp", "top1_ref",
+    "top1", "top5_overlap",
+)  # fmt: skip
+TRAJECTORY = "trajectory"
+TOKEN = ("set", "document", "window", "position", "token_id")  # what makes two rows the same token in the same place
+QUANTILES = {"kld_median": 0.5, "kld_p90": 0.9, "kld_p95": 0.95, "kld_p99": 0.99, "kld_p999": 0.999}
+STEPS = 16  # at most so many points in a trajectory's curve
+
+Columns = dict[str, NDArray[Any]]
+
+
+def refuse_other_tokens(rows: dict[str, Any], reference: dict[str, Any]) -> None:
+    """Raise unless both hold the same tokens in the same order: figures over fewer of them are figures of something else."""
+    counts = [len(columns["kld"]) for columns in (rows, reference)]
+    if counts[0] != counts[1]:
+        raise ArtifactError(f"{counts[0]} token rows cannot be paired with the reference's {counts[1]}; `dvc repro` them")
+    for name in TOKEN:
+        if (other := np.flatnonzero(np.asarray(rows[name]) != np.asarray(reference[name]))).size:
+            raise ArtifactError(f"token row {other[0]}: {name} is another than the reference's; they are not the same tokens")
+
+
+def token_metrics(b: Builder, rows: dict[str, Any]) -> str | None:
+    """Divergence metrics; returns why the variant is invalid, or None. rows: columns of artifacts/tokens."""
+    missing = [name for name in NEEDED if name not in rows]
+    if missing:
+        raise ArtifactError(f"token rows have no {', '.join(missing)}: an older version wrote them; run `dvc repro`")
+    columns = {name: np.asarray(rows[name]) for name in NEEDED}
+    kld = columns["kld"].astype(float)
+    n, infinite, nan = len(kld), int(np.isinf(kld).sum()), int(np.isnan(kld).sum())
+    b.exact("kld_infinite", infinite, n, "count")
+    if not n:
+        return "no token was scored"
+    if nan:
+        return f"{nan} of {n} tokens have logits that are not finite"
+    if infinite:
+        return f"{infinite} of {n} tokens have infinite divergence: the variant rules out what the reference allows"
+    _divergence(b, columns)
+    _agreement(b, columns)
+    _parts(b, columns)
+    _perplexity(b, columns)
+    _departures(b, columns)
+    if not kld.any():
+        _all_the_same(b)
+    b.curves["kld_by_position"] = {"corpus": _corpus_curve(b, columns), TRAJECTORY: _trajectory_curve(b, columns)}
+    return None
+
+
+def _all_the_same(b: Builder) -> None:
+    """Where every distribution is the reference's own, what says "no difference" is no estimate: nothing could be otherwise."""
+    for name, metric in b.metrics.items():
+        what = definition(name)
+        if what is not None and what.neutral is not None and metric["value"] == what.neutral:
+            metric |= {"low": what.neutral, "high": what.neutral, "method": "equal distributions at every token"}
+
+
+def _divergence(b: Builder, c: Columns) -> None:
+    kld, documents, ones = c["kld"], c["document"], np.ones(len(c["kld"]))
+    b.mean("kld_mean", kld, ones, documents)
+    for name, q in QUANTILES.items():
+        b.quantile(name, kld, documents, q)
+    b.bare("kld_max", float(kld.max()), len(kld), "maximum", "an interval of a maximum says nothing")
+    b.mean("jsd_mean", c["jsd"], ones, documents)
+    unbounded = int((~np.isfinite(c["kld_reverse"])).sum())
+    if unbounded:
+        why = f"infinite in {unbounded} of {len(kld)} tokens: the variant allows what the reference rules out"
+        b.bare("kld_reverse_mean", None, len(kld), "mean", why)
+    else:
+        b.mean("kld_reverse_mean", c["kld_reverse"], ones, documents)
+
+
+def _agreement(b: Builder, c: Columns) -> None:
+    documents, ones = c["document"], np.ones(len(c["kld"]))
+    b.mean("top1_agreement", c["top1"] == c["top1_ref"], ones, documents)
+    b.mean("top5_agreement", c["top5_overlap"] / TOP, ones, documents)
+    change = np.exp(c["logp"]) - np.exp(c["logp_ref"])
+    b.mean("delta_p_mean", change, ones, documents)
+    b.mean("delta_p_rms", change**2, ones, documents, transform="sqrt")
+    b.mean("moved_10pct", np.abs(change) > 0.1, ones, documents)
+
+
+def _parts(b: Builder, c: Columns) -> None:
+    """Mean divergence and agreement by domain, by tokens of context, by class; a part without tokens has no metric."""
+    parts = {str(name): c["set"] == name for name in np.unique(c["set"])}
+    where = position_parts(c["position"])
+    parts |= {f"position:{name}": where == name for name in POSITIONS}
+    parts |= {f"class:{name}": c["token_class"] == name for name in TOKEN_CLASSES}
+    same = c["top1"] == c["top1_ref"]
+    for name, own in parts.items():
+        if own.any():
+            ones, documents = np.ones(int(own.sum())), c["document"][own]
+            b.mean(f"kld_mean/{name}", c["kld"][own], ones, documents)
+            b.mean(f"top1_agreement/{name}", same[own], ones, documents)
+
+
+def _perplexity(b: Builder, c: Columns) -> None:
+    """On texts only: the reference wrote the trajectories, so its perplexity on them says nothing."""
+    text = c["set"] != TRAJECTORY
+    if not text.any():
+        return
+    ones, documents, loss, loss_ref = np.ones(int(text.sum())), c["document"][text], -c["logp"][text], -c["logp_ref"][text]
+    b.mean("ppl", loss, ones, documents, transform="exp")
+    b.mean("ppl_ratio", loss - loss_ref, ones, documents, transform="exp")
+
+
+# --- along trajectories ------------------------------------------------------------------------------------------
+
+
+def _departures(b: Builder, c: Columns) -> None:
+    """Where along the reference's own continuations the likeliest token first differs from the reference's."""
+    found = [_first(differs) for differs in _along(c, c["top1"] != c["top1_ref"])]
+    if not found:
+        return
+    at, departed = np.array([k for k, _ in found]), np.array([d for _, d in found])
+    b.add("never_departs", wilson(int((~departed).sum()), len(departed), confidence=b.confidence))
+    b.add("first_departure", median_departure(at, departed, b.confidence, b.resamples, b.rng("first_departure")))
+
+
+def _along(c: Columns, values: NDArray[Any]) -> list[NDArray[Any]]:
+    """`values` of each trajectory, in the order of its positions."""
+    found = []
+    for window in np.unique(c["window"][c["set"] == TRAJECTORY]):
+        own = np.flatnonzero((c["set"] == TRAJECTORY) & (c["window"] == window))
+        found.append(values[own[np.argsort(c["position"][own])]])
+    return found
+
+
+def _first(differs: NDArray[np.bool_]) -> tuple[int, bool]:
+    """(1-based position of the first True, True), or (length, False)."""
+    return (int(differs.argmax()) + 1, True) if differs.any() else (len(differs), False)
+
+
+def median_departure(
+    at: NDArray[np.int64], departed: NDArray[np.bool_], confidence: float, resamples: int, rng: np.random.Generator
+) -> Estimate:
+    """Median position of the first departure, with a percentile interval over resampled trajectories.
+
+    at: [n] position of the first departure, or length of a trajectory that has none (departed False): it might have
+    departed later, so it counts as long as it lasts. Source: Kaplan and Meier 1958, the product-limit median.
+    """
+    n = len(at)
+    method = f"Kaplan-Meier median, {n} trajectories, percentile bootstrap, {resamples} resamples"
+    value = _product_limit_median(at, departed)
+    draws = (rng.integers(0, n, n) for _ in range(resamples))
+    medians = [_product_limit_median(at[d], departed[d]) for d in draws]
+    low, high = np.quantile(medians, [(1 - confidence) / 2, (1 + confidence) / 2], method="inverted_cdf")
+    notes = () if n >= FEW else (f"{n} trajectories are few for an interval",)
+    if not np.isfinite(value):
+        return Estimate(None, None, None, n, method, (*notes, "fewer than half of the trajectories depart before they end"), n)
+    if not np.isfinite(high):
+        notes = (*notes, "no upper bound: the trajectories end before it")
+    return Estimate(float(value), float(low), float(high) if np.isfinite(high) else None, n, method, notes, n)
+
+
+def _product_limit_median(at: NDArray[np.int64], departed: NDArray[np.bool_]) -> float:
+    """The first position at which at most half have not departed; infinite if there is none."""
+    times = np.unique(at[departed])
+    at_risk = (at[:, None] >= times).sum(0)
+    leaving = ((at[:, None] == times) & departed[:, None]).sum(0)
+    left = np.cumprod(1 - leaving / at_risk)
+    return float(times[np.argmax(left <= 0.5 + 1e-12)]) if (left <= 0.5 + 1e-12).any() else np.inf
+
+
+# --- curves ------------------------------------------------------------------------------------------------------
+
+
+def _corpus_curve(b: Builder, c: Columns) -> list[dict[str, Any]]:
+    """By tokens of context, in steps that double."""
+    own = c["set"] != TRAJECTORY
+    return _curve(b, "corpus", c["position"][own], c["kld"][own], c["document"][own], [1 << k for k in range(31)])
+
+
+def _trajectory_curve(b: Builder, c: Columns) -> list[dict[str, Any]]:
+    """By tokens into the continuation, in equal steps."""
+    kld, documents = _along(c, c["kld"]), _along(c, c["document"])
+    if not kld:
+        return []
+    longest = max(map(len, kld))
+    step = max(4, -(-longest // STEPS))
+    index = np.concatenate([np.arange(1, len(k) + 1) for k in kld])
+    return _curve(b, TRAJECTORY, index, np.concatenate(kld), np.concatenate(documents), list(range(1, longest + 1 + step, step)))
+
+
+def _curve(b: Builder, name: str, index: Any, kld: Any, documents: Any, edges: list[int]) -> list[dict[str, Any]]:
+    """[{from, to (inclusive), n, clusters, value, low, high, unit, method, warnings}] of the steps that hold tokens."""
+    found = []
+    for first, after in pairwise(edges):
+        own = (index >= first) & (index < after)
+        if own.any():
+            e = b.resampled(f"curve/{name}/{first}", kld[own], np.ones(int(own.sum())), documents[own])
+            found.append({
+                "from": first, "to": after - 1, "n": e.n, "clusters": e.clusters, "value": e.value, "low": e.low, "high": e.high,
+                "unit": "nats", "confidence": b.confidence, "method": e.method, "warnings": e.warnings,
+            })  # fmt: skip
+    return found

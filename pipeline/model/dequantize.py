@@ -1,0 +1,202 @@
+"""Bases that were published in packed weights (MXFP4, FP8, INT4 of compressed-tensors): their values, written as bfloat16.
+
+By hand and tensor by tensor rather than through transformers, which holds the whole model, and takes the scales of FP8 for
+those of equal blocks: DeepSeek's 576 rows in blocks of 128 end in half a block.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.core.artifacts import write_json
+from pipeline.core.errors import DownloadError
+from pipeline.model.config import NESTED
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)  # of the 16 codes of E2M1
+SHARD = 4 << 30  # bytes
+# What stands beside a weight, behind its name without `weight`, `blocks` or `packed`.
+BESIDE = ("weight_scale_inv", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx", "proj_scales", "proj_scale_inv")
+UNUSED = ("input_scale", "input_zero_point", "activation_scale", "k_scale", "v_scale")  # of activations: a weight needs none
+FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
+
+
+def packed_as(config: dict[str, Any]) -> str | None:
+    """The format of a config's packed weights in words, or None if they are not packed."""
+    own = _settings(config)
+    if not own:
+        return None
+    method = str(own.get("quant_method", "a method that is not named"))
+    if method == "compressed-tensors":
+        kinds = {f"{w['type']}{w['num_bits']}".upper().replace("FLOAT", "FP") for w in _weights(own)}
+        return f"{' and '.join(sorted(kinds))} (compressed-tensors)"
+    return {"mxfp4": "MXFP4", "fp8": "FP8"}.get(method, method)
+
+
+def why_not(config: dict[str, Any]) -> str | None:
+    """Why packed weights cannot be taken apart here, in words; None where they can."""
+    own = _settings(config)
+    if own.get("quant_method") in ("mxfp4", "fp8"):
+        return None
+    if own.get("quant_method") != "compressed-tensors":
+        return f"weights of {packed_as(config)} cannot be dequantized here"
+    formats = {own.get("format"), *(g.get("format") or own.get("format") for g in own.get("config_groups", {}).values())}
+    if odd := sorted(str(f) for f in formats - {*FORMATS, "mixed-precision"}):
+        return f"compressed-tensors of format {odd[0]} cannot be dequantized here ({', '.join(FORMATS)} can)"
+    if odd := sorted({w["num_bits"] for w in _weights(own)} - {4, 8}):
+        return f"compressed-tensors of {odd[0]} bits cannot be dequantized here (4 and 8 can)"
+    return None
+
+
+def dequantize(folder: Path) -> None:
+    """Replace a folder's packed weights by their values in bfloat16; config.json then names no quantization.
+
+    What was not packed stays as it is. Raises `DownloadError` if a scale is missing.
+    """
+    from safetensors import safe_open
+
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    own, shards = _settings(config), sorted(folder.glob("*.safetensors"))
+    opened: list[Any] = [safe_open(shard, framework="pt") for shard in shards]
+    where = {name: file for file in opened for name in file.keys()}  # noqa: SIM118
+
+    def read(name: str) -> Tensor | None:
+        return where[name].get_tensor(name) if name in where else None
+
+    out = _Shards(folder)
+    for name in where:
+        if not name.endswith(BESIDE + UNUSED):
+            out.add(*_values(name, where[name].get_tensor(name), read, own))
+    for file in [*shards, *folder.glob("*.safetensors.index.json")]:
+        file.unlink()
+    out.finish()
+    for part in [config, *(config[n] for n in NESTED if isinstance(config.get(n), dict))]:
+        part.pop("quantization_config", None)
+    config.pop("torch_dtype", None)
+    write_json(folder / "config.json", config | {"dtype": "bfloat16"})
+
+
+def _settings(config: dict[str, Any]) -> dict[str, Any]:
+    """The quantization_config, wherever config.json has it."""
+    nested = (config[n] for n in NESTED if isinstance(config.get(n), dict))
+    return next((c["quantization_config"] for c in (config, *nested) if c.get("quantization_config")), {})
+
+
+def _weights(own: dict[str, Any]) -> list[dict[str, Any]]:
+    return [group["weights"] for group in own.get("config_groups", {}).values() if group.get("weights")]
+
+
+def _values(name: str, tensor: Tensor, read: Any, own: dict[str, Any]) -> tuple[str, Tensor]:
+    """A tensor's name and values in the model; what is not packed is handed back."""
+    import torch
+
+    if name.endswith("_blocks"):  # gpt-oss: [experts, outputs, groups, 16 bytes]; its own matrices stand the other way round
+        stem = name.removesuffix("_blocks")
+        scales = _needed(read(f"{stem}_scales"), name)
+        values = torch.empty(tensor.shape[0], 2 * tensor[0, 0].numel(), tensor.shape[1], dtype=torch.bfloat16)
+        for expert, (codes, scale) in enumerate(zip(tensor, scales)):
+            values[expert] = _mxfp4(codes, scale).T
+        return stem, values
+    if name.endswith("weight_packed"):
+        stem = name.removesuffix("_packed")
+        outputs, inputs = (int(n) for n in _needed(read(f"{stem}_shape"), name))
+        scale, zero = _needed(read(f"{stem}_scale"), name), read(f"{stem}_zero_point")
+        bits = next(b for b in (4, 8) if -(-inputs * b // 32) == tensor.shape[1])
+        codes = _unpack(tensor, bits)[:, :inputs]
+        if zero is not None:
+            zero = _unpack(zero.T.contiguous(), bits).T[:outputs]
+        return stem, _scaled(codes, scale, zero, read(f"{stem}_g_idx"), _block(own))
+    if tensor.dtype in (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2):
+        scale = next((s for end in ("_scale_inv", "_scale") if (s := read(name + end)) is not None), None)
+        return name, _scaled(tensor, _needed(scale, name), read(f"{name}_zero_point"), None, _block(own))
+    return name, tensor
+
+
+def _needed(found: Tensor | None, name: str) -> Tensor:
+    if found is None:
+        raise DownloadError(f"{name} is packed and its scale is not among the weights; fetch them again")
+    return found
+
+
+def _block(own: dict[str, Any]) -> tuple[int, int] | None:
+    """(outputs, inputs) that share a scale, where the config says so in blocks."""
+    told = own.get("weight_block_size") or next((w["block_structure"] for w in _weights(own) if w.get("block_structure")), None)
+    return (int(told[0]), int(told[1])) if told else None
+
+
+def _mxfp4(codes: Tensor, scales: Tensor) -> Tensor:
+    """Values of E2M1 codes [rows, groups, 16], two a byte and the low one first; scales: powers of two [rows, groups], biased."""
+    import torch
+
+    values = torch.tensor(FP4)[torch.stack((codes & 15, codes >> 4), dim=-1).int()].flatten(-2)
+    return torch.ldexp(values, scales.int().unsqueeze(-1) - 127).flatten(-2)
+
+
+def _unpack(words: Tensor, bits: int) -> Tensor:
+    """Signed codes of 32-bit words, the lowest bits first."""
+    import torch
+
+    codes = words.unsqueeze(-1) >> torch.arange(0, 32, bits, dtype=torch.int32)
+    return ((codes & (1 << bits) - 1) - (1 << bits - 1)).flatten(-2)
+
+
+def _scaled(codes: Tensor, scale: Tensor, zero: Tensor | None, groups: Tensor | None, block: tuple[int, int] | None) -> Tensor:
+    """(codes - zero) * scale in bfloat16. The last block of a row or column may be cut short.
+
+    groups: of each input, where they do not stand in order.
+    """
+    import torch
+
+    if scale.dtype == torch.uint8:  # E8M0
+        scale = torch.ldexp(torch.ones(()), scale.int() - 127)
+
+    def spread(part: Tensor) -> Tensor:
+        part = part.float()
+        if part.numel() == 1:
+            return part.reshape(())
+        rows, columns = codes.shape[-2:]
+        part = part.unsqueeze(-1) if part.dim() < codes.dim() else part
+        high, wide = block if block and part.shape[-1] > 1 else (-(-rows // part.shape[-2]), -(-columns // part.shape[-1]))
+        part = part.repeat_interleave(high, -2)[..., :rows, :]
+        return part[..., groups.long()] if groups is not None else part.repeat_interleave(wide, -1)[..., :columns]
+
+    values = codes.float() if zero is None else codes.float() - spread(zero)
+    return (values * spread(scale)).to(torch.bfloat16)
+
+
+class _Shards:
+    """Writes tensors to files of about 4 GB and their index."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.held, self.bytes = folder, {}, 0  # type: tuple[Path, dict[str, Tensor], int]
+        self.written: list[dict[str, int]] = []
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        size = tensor.numel() * tensor.element_size()
+        if self.held and self.bytes + size > SHARD:
+            self._write()
+        self.held[name] = tensor
+        self.bytes += size
+
+    def _write(self) -> None:
+        from safetensors.torch import save_file
+
+        save_file(self.held, self.folder / f"{len(self.written)}.part", metadata={"format": "pt"})
+        self.written.append({name: t.numel() * t.element_size() for name, t in self.held.items()})
+        self.held, self.bytes = {}, 0
+
+    def finish(self) -> None:
+        self._write()
+        names: dict[str, str] = {}
+        n = len(self.written)
+        for k, sizes in enumerate(self.written):
+            name = f"model-{k + 1:05}-of-{n:05}.safetensors" if n > 1 else "model.safetensors"
+            (self.folder / f"{k}.part").rename(self.folder / name)
+            names |= dict.fromkeys(sizes, name)
+        if n > 1:
+            total = sum(sum(sizes.values()) for sizes in self.written)
+            write_json(self.folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": names})

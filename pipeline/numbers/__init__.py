@@ -1,1 +1,0 @@
-"""Arithmetic without files, clock or models: statistics, metrics and what their names mean."""

@@ -1,1 +1,0 @@
-"""What the report is made of: words, advice, pictures, tables."""

@@ -1,0 +1,1 @@
+"""What the report shows: words, tables, plots."""

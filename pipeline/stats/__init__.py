@@ -1,0 +1,1 @@
+"""Intervals and tests: NumPy and SciPy only."""
