@@ -7,12 +7,12 @@ import re
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from pipeline.speed.requests import itl, tpot, ttft
 from scipy.special import log_softmax, rel_entr, softmax
 
 from pipeline.divergence.distributions import compare_logits, top_ids
 from pipeline.evalset import LABEL
 from pipeline.metrics.definitions import IN_PROCESS, TOKEN_PARTS, bounds_of, definition, position_parts
+from pipeline.speed.requests import itl, tpot, ttft
 
 
 def rows(p: list[float] | NDArray[np.float32], q: list[float] | NDArray[np.float32], true: int = 0):  # type: ignore[no-untyped-def]

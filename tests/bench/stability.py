@@ -22,13 +22,13 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from pipeline.speed.requests import tpot, ttft
 from scipy import stats
 
 from pipeline import benchmark
 from pipeline.core import artifacts, cli, params
 from pipeline.core.params import Params
 from pipeline.speed import hardware, rounds
+from pipeline.speed.requests import tpot, ttft
 from pipeline.speed.run_to_run import whole_runs
 from pipeline.stats.intervals import geometric_mean_t
 
