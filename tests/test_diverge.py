@@ -329,7 +329,8 @@ def test_a_stopped_reference_goes_on_where_it_was_and_gives_the_same_store(
 KILLED_REFERENCE = """
 import os, pickle, signal, sys
 from pathlib import Path
-from pipeline import engines, reference, store
+from pipeline import engines, reference
+from pipeline.divergence import store
 from pipeline.core import artifacts
 from pipeline.divergence.checkpoints import Partial
 

@@ -193,11 +193,11 @@ def test_experts_and_turned_matrices_run_packed_in_engine_hf(
 def _own(weights: dict[str, Any], module: str) -> Any:
     """The model's own matrix of a packed module; of experts, transformers holds gate and up of all in one tensor."""
     if f"{module}.weight" in weights:
-        return headers[f"{module}.weight"]
+        return weights[f"{module}.weight"]
     experts, expert, part = module.rsplit(".", 2)
     if part in ("down_proj", "w2"):
-        return headers[f"{experts}.down_proj"][int(expert)]
-    both = headers[f"{experts}.gate_up_proj"][int(expert)]
+        return weights[f"{experts}.down_proj"][int(expert)]
+    both = weights[f"{experts}.gate_up_proj"][int(expert)]
     return both.chunk(2)[part in ("up_proj", "w3")]
 
 

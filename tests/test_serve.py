@@ -204,7 +204,7 @@ def test_a_server_that_cannot_run_here_is_a_result_and_the_run_goes_on(
     def broken(name: str) -> Path:
         raise Unsupported(f"environment {name!r} could not be built: no matching distribution")
 
-    monkeypatch.setattr(launch.envs, "python", broken)
+    monkeypatch.setattr(launch.venvs, "python", broken)
     monkeypatch.delenv(launch.VLLM, raising=False)
     verdict, reason = judged(served({"launch": kind}, change, rules(*LIMITS)))["ttft_p50_ms/closed-2"]
     assert figures()["status"] == "unsupported" and words in figures()["reason"] and rows() == []

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy import intervals as scipy_stats
+from scipy import stats as scipy_stats
 
 from pipeline.core.params import Rule
 from pipeline.gating.rules import bound_of, judge
