@@ -68,9 +68,6 @@ def load_results(settings: Params) -> tuple[dict[str, dict[str, Any]], dict[str,
     return {name: artifacts.read_json(artifacts.metrics(name)) for name in settings.variants}, artifacts.read_json(artifacts.GATE)
 
 
-# --- pages -------------------------------------------------------------------------------------------------------
-
-
 def render(template: str, context: dict[str, Any]) -> str:
     import jinja2
 

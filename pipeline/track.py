@@ -46,9 +46,6 @@ def track(settings: Params, uri: str) -> tuple[dict[str, Any], int]:
     return {"experiment": tracker.experiment, "parent": parent, "runs": children, "versions": versions}, tracker.created
 
 
-# --- the alias ---------------------------------------------------------------------------------------------------
-
-
 def promote(settings: Params, uri: str, variant: str, *, force: bool, reason: str) -> str:
     """Make a variant the champion; returns a sentence about what happened.
 
@@ -101,9 +98,6 @@ def _sentence(move: Move) -> str:
         f"champion is {move['variant']} (version {move['version']}), by {move['how']}; {before}; reason: {move['reason']}; "
         f"its files: {move['files']}"
     )
-
-
-# --- command line ------------------------------------------------------------------------------------------------
 
 
 def main(

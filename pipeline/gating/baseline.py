@@ -83,9 +83,6 @@ def _add_served(base: Baseline, settings: Params) -> None:
     server_results.add(base.results, settings, {n: found for n in names if (found := _written(base, artifacts.served(n)))})
 
 
-# --- differences -------------------------------------------------------------------------------------------------
-
-
 def beside(base: Baseline, results: dict[str, Row], settings: Params) -> dict[str, Any]:
     """What a merge is judged by: {rev, commit, variants: {name: {figures, lost, new, values}}}.
 

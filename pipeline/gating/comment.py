@@ -64,9 +64,6 @@ def _line(name: str, v: Row) -> str:
     return f"- **{name}**: {v['verdict']}{'' if v['required'] else ' (advisory)'} – {_safe(v['reason'])}"
 
 
-# --- the differences that matter ---------------------------------------------------------------------------------
-
-
 def _deltas(variants: Row, results: dict[str, Row], beside: Row | None) -> list[str]:
     """One line for each of the figures nearest to, or farthest past, what their rules allow."""
     found: dict[tuple[str, str], tuple[tuple[bool, int, float], str]] = {}
@@ -129,9 +126,6 @@ def _interval(metric: Row, sign: bool = False) -> str:
         return _number(metric["value"], metric["unit"], sign) + ("" if metric.get("low") is not None else " (no interval)")
     unit = _number(metric["value"], metric["unit"], sign).partition(" ")[2]
     return f"{show(metric, scale=SHOWN.get(metric['unit'], (1.0, ''))[0], sign=sign)} {unit}"
-
-
-# --- folded ------------------------------------------------------------------------------------------------------
 
 
 def _table(variants: Row, beside: Row | None) -> list[str]:

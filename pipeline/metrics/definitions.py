@@ -80,10 +80,7 @@ IN_PROCESS: dict[str, Definition] = {
     "speed_ratio": Definition("ratio", "higher", 1.0, "decode rate over the reference's, interleaved rounds"),
     "prefill_ratio": Definition("ratio", "higher", 1.0, "prefill rate over the reference's, interleaved rounds"),
     "mbu": Definition(
-        "fraction",
-        "higher",
-        None,
-        "bytes that decoding (or the phase named) must read / its time / measured bandwidth",
+        "fraction", "higher", None, "bytes that decoding (or the phase named) must read / its time / measured bandwidth"
     ),
     "mfu": Definition("fraction", "higher", None, "products of prefill (or the phase named) / its time / measured matrix rate"),
     "reference_drift": Definition("fraction", "lower", None, "change a round of the reference's time per token"),
@@ -108,8 +105,6 @@ IN_PROCESS: dict[str, Definition] = {
     "free_garbled_delta": Definition("pp", "lower", 0.0, "garbled replies minus the reference's, same prompts"),
 }
 
-
-# --- of a server ------------------------------------------------------------------------------------------------
 
 QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 TIMES = {
@@ -141,10 +136,7 @@ DEFINITIONS = SERVED | IN_PROCESS
 
 
 # Metrics of a variant whose "no difference" is measured: (floor, rounding), both metrics of the reference.
-FLOORS: dict[str, tuple[str, str]] = {
-    "kld_mean": ("kld_floor", "kld_rounding"),
-    "top1_agreement": ("flip_floor", "flip_rounding"),
-}
+FLOORS: dict[str, tuple[str, str]] = {"kld_mean": ("kld_floor", "kld_rounding"), "top1_agreement": ("flip_floor", "flip_rounding")}
 
 
 SIGNED = ("delta_p_mean",)  # a fraction that may be below zero

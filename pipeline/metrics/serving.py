@@ -47,9 +47,6 @@ def memory(peak: int | None, why_not: str, confidence: float) -> dict[str, Any]:
     return shown("server_memory_bytes", found, confidence)
 
 
-# --- an objective ------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Objective:
     """What a request must keep to count as good; limits in milliseconds, None: not asked for."""
@@ -68,9 +65,6 @@ class Objective:
             found["tpot_ms"] = 0.0
         limits = {k: v for k, v in asdict(self).items() if v is not None}
         return all((x := found[k]) is not None and 1000 * x <= limit for k, limit in limits.items())
-
-
-# --- one level ---------------------------------------------------------------------------------------------------
 
 
 def level(rows: list[Row], confidence: float, objective: Objective | None = None, between: float | None = None) -> Metrics:
@@ -249,9 +243,6 @@ def _lag(counted: list[Row], good: list[Row]) -> Estimate:
     if usual and value > LAG * float(np.median(usual)):
         note = f"this client sent late by more than {LAG:.0%} of the median TTFT: use a lower rate or another machine; {note}"
     return Estimate(value, None, None, len(late), "99th percentile", (note,))
-
-
-# --- over all levels ---------------------------------------------------------------------------------------------
 
 
 def saturation_point(levels: Mapping[int, list[Row]], confidence: float) -> dict[str, Any]:

@@ -70,9 +70,6 @@ def _time(b: Builder, values: Sequence[float]) -> Estimate:
     return whole_runs(_average(values, b.confidence), b.between.time, confidence=b.confidence)
 
 
-# --- the paired rounds -------------------------------------------------------------------------------------------
-
-
 def _latency(b: Builder, good: list[Row]) -> None:
     for name, (value, scale) in FIGURES.items():
         b.add(name, _time(b, [value(r) for r in good]), scale)
@@ -110,9 +107,6 @@ def _phases(b: Builder, good: list[Row]) -> None:
             b.bare(f"phase_ms/{phase}", None, 0, "clock inside the engine", good[0]["phases_unknown"].get(phase, "unknown"))
 
 
-# --- memory ------------------------------------------------------------------------------------------------------
-
-
 def _cache(b: Builder, rows: list[Row], meta: Row) -> float | None:
     """Bytes of keys and values a token: the slope over context lengths, or, at one length, all bytes over all tokens."""
     own = [r for r in rows if r["who"] == "variant" and r["ok"] and r.get("cache_bytes") is not None]
@@ -148,9 +142,6 @@ def _memory(b: Builder, good: list[Row], meta: Row) -> None:
             b.bare(name, max(known, default=None), len(known), "largest after a request", note)
             loaded = (load.get("load_cuda_memory") or {}).get(key)
             b.bare(f"{name}/load", loaded, 1, "after loading", ONCE if loaded is not None else note)
-
-
-# --- sweeps ------------------------------------------------------------------------------------------------------
 
 
 def _sweeps(b: Builder, rows: list[Row], meta: Row) -> None:

@@ -122,9 +122,6 @@ def _perplexity(b: Builder, c: Columns) -> None:
     b.mean("ppl_ratio", loss - loss_ref, ones, documents, transform="exp")
 
 
-# --- along trajectories ------------------------------------------------------------------------------------------
-
-
 def _departures(b: Builder, c: Columns) -> None:
     """Where along the reference's own continuations the likeliest token first differs from the reference's."""
     found = [_first(differs) for differs in _along(c, c["top1"] != c["top1_ref"])]
@@ -178,9 +175,6 @@ def _product_limit_median(at: NDArray[np.int64], departed: NDArray[np.bool_]) ->
     leaving = ((at[:, None] == times) & departed[:, None]).sum(0)
     left = np.cumprod(1 - leaving / at_risk)
     return float(times[np.argmax(left <= 0.5 + 1e-12)]) if (left <= 0.5 + 1e-12).any() else np.inf
-
-
-# --- curves ------------------------------------------------------------------------------------------------------
 
 
 def _corpus_curve(b: Builder, c: Columns) -> list[dict[str, Any]]:

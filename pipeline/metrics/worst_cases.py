@@ -54,9 +54,6 @@ def _capped(rows: list[Row], total: int, **more: Any) -> Row:
     return {"shown": len(rows), "total": total, **more, "rows": rows}
 
 
-# --- tokens ------------------------------------------------------------------------------------------------------
-
-
 def worst_tokens(columns: dict[str, list[Any]], windows: list[Row], words: Words) -> Row:
     """The tokens with the largest divergence (what is not finite first), with context and what both would have said."""
     ids = {w["window"]: w["token_ids"] for w in windows}
@@ -86,9 +83,6 @@ def _token(columns: dict[str, list[Any]], k: int, ids: dict[str, list[int]], wor
         "variant_says": words.piece(columns["top1"][k]), "variant_says_id": columns["top1"][k],
         "p_reference": math.exp(columns["logp_ref"][k]), "p_variant": math.exp(columns["logp"][k]),
     }  # fmt: skip
-
-
-# --- items -------------------------------------------------------------------------------------------------------
 
 
 class Questions:
@@ -177,9 +171,6 @@ def _answer(value: Any, choices: list[str] | None) -> str:
     if isinstance(value, int):
         return choices[value] if choices and 0 <= value < len(choices) else f"choice {value + 1}"
     return str(value[0]) if isinstance(value, list) and value else str(value)
-
-
-# --- replies -----------------------------------------------------------------------------------------------------
 
 
 def worst_replies(pairs: list[tuple[Row, Row]]) -> Row:

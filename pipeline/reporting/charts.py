@@ -26,9 +26,6 @@ MEMORY = (("weight_bytes", "weights on disk", "s"), ("load_memory_bytes", "peak 
           ("peak_memory_bytes", "peak while serving", "o"))  # fmt: skip
 
 
-# --- divergence, a panel a variant -------------------------------------------------------------------------------
-
-
 def draw_domains(results: Results, reference: str, confidence: float, path: Path) -> str | None:
     """Mean KLD of each variant by domain, with intervals; hollow where one document gives none."""
     names = [n for n in results if n != reference and _domains(results[n])]
@@ -127,9 +124,6 @@ def dots(axes: Any, points: Curve, along: str, shape: str = "o", ink: str = BLUE
 
 def _domains(result: dict[str, Any]) -> list[str]:
     return [k.split("/")[1] for k in result["metrics"] if k.startswith("kld_mean/") and ":" not in k]
-
-
-# --- memory ------------------------------------------------------------------------------------------------------
 
 
 def draw_memory(results: Results, path: Path) -> str | None:

@@ -37,9 +37,6 @@ LARGEST = 420.0  # square points of the mark of the largest file
 SPREAD = 5.0  # an axis is logarithmic where its greatest value is so many times its least
 
 
-# --- the sheet ---------------------------------------------------------------------------------------------------
-
-
 @contextmanager
 def sheet(size: tuple[float, float], rows: int = 1, columns: int = 1, **shared: Any) -> Iterator[tuple[Any, Any]]:
     """(figure, axes [rows, columns]) in the theme's colours. size: inches; shared: sharex, sharey."""
@@ -99,9 +96,6 @@ def bars(metric: dict[str, Any]) -> list[list[float]] | None:
     if metric["low"] is None or metric["high"] is None:
         return None
     return [[max(0.0, metric["value"] - metric["low"])], [max(0.0, metric["high"] - metric["value"])]]
-
-
-# --- quality against speed ---------------------------------------------------------------------------------------
 
 
 def draw_tradeoff(results: Results, verdict: dict[str, Any], reference: str, confidence: float, path: Path) -> str:

@@ -76,9 +76,6 @@ def _none(results: Results, judged: dict[str, Any]) -> str:
     return f"No variant passes every required rule; {near[0]} comes nearest: {wording.brief(judged[near[0]])}."
 
 
-# --- the ladder --------------------------------------------------------------------------------------------------
-
-
 def _rungs(results: Results, judged: dict[str, Any], reference: str) -> list[str]:
     """The reference, then the best variant of each lower number of bits that was measured."""
     top = nominal_bits(results[reference]) or 16
@@ -144,9 +141,6 @@ def _cost(before: dict[str, Any] | None, after: dict[str, Any] | None, label: st
     known = before is not None and before["value"] is not None
     from_ = wording.show(before | {"low": None}, scale=scale, sign=unit == "pp") if before and known else "unknown"
     return f"{label} {from_} to {wording.told(after, unit)}"
-
-
-# --- what is not settled -----------------------------------------------------------------------------------------
 
 
 def _open(results: Results, judged: dict[str, Any], reference: str) -> list[str]:

@@ -164,9 +164,6 @@ def load_of(level: str) -> str:
     return size if kind == "closed" else f"{size} req/s"
 
 
-# --- as text -----------------------------------------------------------------------------------------------------
-
-
 def texts(rows: list[Point], show: Show) -> list[dict[str, str]]:
     """Rows for a page. show(metric, scale=1): value with its interval, a dash where there is none."""
     found = []
@@ -217,9 +214,6 @@ def as_csv(rows: list[Point]) -> str:
         cells = [(row.metrics[c] or {}).get(k) for c in columns for k in ("value", "low", "high", "n")]
         writer.writerow([row.variant, row.source, row.context, row.load, *cells])
     return out.getvalue()
-
-
-# --- servers in words --------------------------------------------------------------------------------------------
 
 
 def servers(served: dict[str, Any], faults: dict[str, str], show: Show) -> list[dict[str, Any]]:

@@ -26,9 +26,6 @@ def told(metric: Metric | None, unit: str, interval: bool = True, digits: int = 
     return show(shown, digits, scale=scale, sign=unit == "pp") + name
 
 
-# --- verdicts ----------------------------------------------------------------------------------------------------
-
-
 def verdict_word(judged: dict[str, Any] | None) -> str:
     """`FAIL (advisory)`; the reference is not judged."""
     return "reference" if judged is None else judged["verdict"] + ("" if judged["required"] else " (advisory)")
@@ -82,9 +79,6 @@ def settled_by(rule: dict[str, Any]) -> str:
         return ""
     kind = next((what for start, what in COUNTED.items() if rule["metric"].startswith(start)), "")
     return f"; about {rule['settle']}{kind} in place of {rule['n']} would settle it"
-
-
-# --- lines and rows ----------------------------------------------------------------------------------------------
 
 
 def table(results: Results, verdict: dict[str, Any], variants: Any) -> list[dict[str, str]]:

@@ -63,9 +63,6 @@ class Pace:
     longest_wait_s: float = 60.0
 
 
-# --- requests ----------------------------------------------------------------------------------------------------
-
-
 def read(path: Path, max_tokens: int) -> list[Item]:
     """Read a file of requests. Raises `DataError` with the line of the first invalid one."""
     items: dict[str, Item] = {}
@@ -104,9 +101,6 @@ def _item(text: str, where: str, max_tokens: int) -> Item:
     prompt = line["prompt"] if "prompt" in line else line["messages"]
     request = Request(prompt, body["max_tokens"], options=options, headers=headers)
     return Item(key, request, digest, line)
-
-
-# --- results -----------------------------------------------------------------------------------------------------
 
 
 def answered(results: Path, items: list[Item]) -> dict[str, Row]:
@@ -171,9 +165,6 @@ def _append(out: TextIO, row: Row) -> None:
     out.write(json.dumps(artifacts.jsonable(row), ensure_ascii=False, allow_nan=False) + "\n")
     out.flush()
     os.fsync(out.fileno())
-
-
-# --- sending -----------------------------------------------------------------------------------------------------
 
 
 def is_safe(answer: Answer) -> bool:

@@ -79,9 +79,6 @@ def positive(text: str, option: str) -> float:
     return value
 
 
-# --- the server --------------------------------------------------------------------------------------------------
-
-
 @contextmanager
 def endpoint_of(
     url: str | None, kind: str | None, folder: Path | None, plan: Plan, *, tokenizer: Any = None, model: str = "",
@@ -117,9 +114,6 @@ def load_tokenizer(path: Path | None) -> Any:
     if not file.exists():
         raise DataError(f"--tokenizer {path}: {file} does not exist; name a tokenizer.json or a folder that has one")
     return Tokenizer.from_file(str(file))
-
-
-# --- the run -----------------------------------------------------------------------------------------------------
 
 
 def prompts(documents: list[Row], plan: Plan, tokenizer: Any, as_ids: bool) -> list[Any]:
@@ -196,9 +190,6 @@ def _labelled(rows: list[Row], scenario: str, number: int | None) -> Iterator[Ro
     """Rows with their level and round; a warm-up has no round."""
     for row in rows:
         yield {"round": number, "scenario": scenario, "warmup": number is None, **row}
-
-
-# --- what came of it ---------------------------------------------------------------------------------------------
 
 
 def figures(rows: list[Row], plan: Plan, confidence: float = CONFIDENCE, between: float | None = None) -> Row:

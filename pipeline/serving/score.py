@@ -71,9 +71,6 @@ class Tokens:
         return [*leading(self), *self(text, add_special_tokens=False).input_ids]
 
 
-# --- asking ------------------------------------------------------------------------------------------------------
-
-
 async def scored(endpoint: Endpoint, windows: Sequence[Window], words: Tokens, at_once: int) -> tuple[Row, list[Row]]:
     """({url, model, way, lacks: why the ways before it fail}, one row a window).
 
@@ -101,9 +98,6 @@ async def scored(endpoint: Endpoint, windows: Sequence[Window], words: Tokens, a
 def _labelled(w: Window, row: Row) -> Row:
     """A window's row. logps: in nats, of tokens first .. n - 1; null if it failed."""
     return {"set": w.set, "document": w.document, "window": w.window, "first": w.first, "token_ids": w.token_ids, **row}
-
-
-# --- metrics -----------------------------------------------------------------------------------------------------
 
 
 def reference_rows(variant: str) -> dict[tuple[str, int], tuple[int, float]] | str:
@@ -168,9 +162,6 @@ def _note(b: Builder, names: Iterable[str], notes: Sequence[str]) -> None:
     for metric in (b.metrics[name] for name in names):
         if metric["value"] is not None:
             metric["warnings"] = (*metric["warnings"], *notes)
-
-
-# --- the command -------------------------------------------------------------------------------------------------
 
 
 def check_asked(tokenizer: Path | None, is_chat: bool, only_probe: bool) -> Path:

@@ -43,9 +43,6 @@ LIMITS = {
 Curve = list[tuple[int, float]]  # (step, value)
 
 
-# --- reaching it -------------------------------------------------------------------------------------------------
-
-
 def check_reachable(uri: str) -> None:
     """Return once the server or database answers; create a missing sqlite file, completely or not at all.
 
@@ -106,9 +103,6 @@ def _create_sqlite(uri: str) -> None:
 def without_password(text: str) -> str:
     """`text` with `user:password@` removed from URLs."""
     return re.sub(r"://\S*@", "://", text)
-
-
-# --- writing runs ------------------------------------------------------------------------------------------------
 
 
 class Tracker:

@@ -72,8 +72,6 @@ class Registry:
     def version_of(self, run_id: str) -> str | None:
         return next((str(v.version) for v in self._versions() if v.run_id == run_id), None)
 
-    # --- the alias ---
-
     def champion(self) -> str | None:
         """The version that has the alias, or None."""
         model = self._model()

@@ -35,9 +35,6 @@ WRITTEN = (str(dvc_lock.LOCK), str(artifacts.REPORTS), "README.md")  # by the pi
 Values = dict[str, Any]  # value, low, high, ...
 
 
-# --- the state ---------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class State:
     """Each variant's results and serving results (empty if none), and the verdict."""
@@ -115,9 +112,6 @@ def _is_tree_changed() -> bool:
     return bool(git.line("status", "--porcelain", "--", ":/", *(f":(exclude){path}" for path in WRITTEN)))
 
 
-# --- the runs ----------------------------------------------------------------------------------------------------
-
-
 def log_variant(tracker: Tracker, state: State, name: str, settings: Params, made_from: dict[str, str]) -> str:
     """Log one variant unless it is there; returns its run's id."""
     result, folder = state.results[name], artifacts.model_dir(name)
@@ -193,9 +187,6 @@ def _describe(tracker: Tracker, run_id: str, name: str, state: State, settings: 
         if views.draw_rules(name, judged, settings.compare.confidence, picture):
             tracker.log_files(run_id, [picture], "figures")
     tracker.set_tags(run_id, {"mlflow.note.content": variant_note(name, state.verdict, settings.reference), JUDGED: digest})
-
-
-# --- metrics and params ------------------------------------------------------------------------------------------
 
 
 def flat_metrics(metrics: dict[str, Values]) -> dict[str, float]:
@@ -281,9 +272,6 @@ def model_name(settings: Params) -> str:
     return Path(names[0]).name.removesuffix(".gguf") or "model"
 
 
-# --- datasets ----------------------------------------------------------------------------------------------------
-
-
 def datasets(variant: str) -> list[dict[str, str]]:
     """{name, digest, source, context, profile} of each set that a variant was evaluated, measured or calibrated on."""
     answers = _read(artifacts.meta_of(artifacts.answers(variant))).get("sets")
@@ -308,8 +296,6 @@ def _sets(files: dict[str, str] | None, context: str) -> Iterator[dict[str, str]
             "context": context, "profile": json.dumps({"sha256": hashes}),
         }  # fmt: skip
 
-
-# --- text --------------------------------------------------------------------------------------------------------
 
 COLUMNS = (
     ("size MB", "weight_bytes", 1e-6), ("KLD (nats)", "kld_mean", 1.0), ("top-1 (%)", "top1_agreement", 100.0),
