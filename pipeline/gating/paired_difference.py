@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from pipeline.core.errors import ArtifactError
 from pipeline.core.params import Compare
 from pipeline.divergence.distributions import TOP
 from pipeline.metrics.answers import answer_metrics, pair
-from pipeline.metrics.builder import Builder
+from pipeline.metrics.builder import Builder, as_metric
 from pipeline.metrics.definitions import definition, is_served, position_parts
 from pipeline.metrics.tokens import TOKEN
 from pipeline.stats.intervals import Estimate, cluster_bootstrap
@@ -210,7 +209,4 @@ def another_reference(name: str, figure: Metric, notes: tuple[str, ...]) -> Metr
 
 
 def _metric(estimate: Estimate, name: str, confidence: float, how: str, notes: tuple[str, ...]) -> Metric:
-    what = definition(name)
-    assert what is not None
-    fields = asdict(estimate)
-    return fields | {"warnings": [*estimate.warnings, *notes], "unit": what.unit, "confidence": confidence, "how": how}
+    return as_metric(name, estimate, confidence) | {"warnings": [*estimate.warnings, *notes], "how": how}

@@ -15,8 +15,7 @@ from pipeline.core.errors import ParamsError
 from pipeline.core.explain import did_you_mean
 from pipeline.core.params import Params, Rule
 from pipeline.metrics.definitions import DEFINITIONS, FLOORS, Definition, bounds_of, definition
-from pipeline.reporting.numbers import UNITS as UNITS_SHOWN
-from pipeline.reporting.numbers import number
+from pipeline.reporting.text import number, scale_of
 from pipeline.speed.rounds import Looks
 from pipeline.stats.intervals import FEW, Estimate, items_to_settle, one_sided_p
 
@@ -187,7 +186,7 @@ def judge(bound: Bound, metric: dict[str, Any] | None) -> Judgement:
 def _shown(bound: Bound) -> str:
     """A bound as people read its metric: 93 (percent) where the metric itself is 0.93."""
     what = definition(bound.metric)
-    return number(bound.threshold * (UNITS_SHOWN.get(what.unit, (1.0, ""))[0] if what else 1.0), ".4g")
+    return number(bound.threshold * (scale_of({"unit": what.unit}) if what else 1.0), ".4g")
 
 
 def would_settle(settle: int | None, metric: dict[str, Any]) -> str:

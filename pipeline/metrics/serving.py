@@ -1,7 +1,7 @@
-"""Request rows of a server -> figures with intervals. Pure: no files, no clock; randomness comes in as generators.
+"""Request rows of a server -> metrics with intervals.
 
-A level is one load: so many requests at once (closed loop), or so many a second (open loop). What bounds it: until the
-machine is full, more requests at once raise throughput and cost little; beyond, they only wait for each other.
+A level is one load: so many requests at once (closed loop), or so many a second (open loop). Until the machine is full, more
+requests at once raise throughput and cost little; beyond, they only wait for each other.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.metrics.builder import as_metric
 from pipeline.metrics.definitions import QUANTILES, SERVED
 from pipeline.metrics.replies import e2e, gaps, tpot, ttfc, ttft, unseen, unverified
 from pipeline.speed.run_to_run import whole_runs
@@ -24,18 +25,18 @@ LAG = 0.05  # a client that sends later than this share of the median TTFT measu
 
 
 def scenarios(concurrency: Iterable[int], rates: Iterable[float]) -> list[str]:
-    """Names of levels: `closed-4` (four at once), `open-0.5` (one every other second); closed ones first, each rising."""
+    """Names of levels: `closed-4` (four at once), `open-0.5` (one every other second)."""
     return [*(f"closed-{c}" for c in sorted(set(concurrency))), *(f"open-{r:g}" for r in sorted(set(rates)))]
 
 
 def in_a_round(scenario: str, requests: int) -> int:
-    """Requests of a level in a round: as many as asked for, but never fewer than four for each that is asked at once."""
+    """Requests of a level in a round: at least four for each concurrent one."""
     kind, _, size = scenario.partition("-")
     return max(requests, 4 * int(size)) if kind == "closed" else requests
 
 
 def warm_ups(scenario: str, warmups: int) -> int:
-    """Requests before a level: as many as asked for, but, unless that is none, one for each that is asked at once."""
+    """Requests before a level: at least one for each concurrent one, unless none is asked for."""
     kind, _, size = scenario.partition("-")
     return max(warmups, int(size)) if warmups and kind == "closed" else warmups
 
@@ -43,8 +44,8 @@ def warm_ups(scenario: str, warmups: int) -> int:
 def memory(peak: int | None, why_not: str, confidence: float) -> dict[str, Any]:
     """`server_memory_bytes`; null, with the reason, where it cannot be seen."""
     method = "sum of VmHWM over the server's processes, loading and all levels"
-    found = nothing(why_not) if peak is None else Estimate(peak, None, None, 1, method, ("measured once: no interval",))
-    return shown("server_memory_bytes", found, confidence)
+    estimate = nothing(why_not) if peak is None else Estimate(peak, None, None, 1, method, ("measured once: no interval",))
+    return as_metric("server_memory_bytes", estimate, confidence)
 
 
 @dataclass(frozen=True)
@@ -88,11 +89,7 @@ def level(rows: list[Row], confidence: float, objective: Objective | None = None
     if good and all(ttft(r) is None for r in good):  # that no empty reply failed is no finding
         silent = "no complete reply has a token: nothing was served"
         found = {name: replace(e, low=None, high=None, warnings=(*e.warnings, silent)) for name, e in found.items()}
-    return {name: shown(name, e, confidence) for name, e in found.items()}
-
-
-def shown(name: str, estimate: Estimate, confidence: float) -> dict[str, Any]:
-    return asdict(estimate) | {"unit": SERVED[name].unit, "confidence": confidence}
+    return {name: as_metric(name, e, confidence) for name, e in found.items()}
 
 
 def nothing(reason: str, n: int = 0, method: str = "none") -> Estimate:
@@ -257,7 +254,7 @@ def saturation_point(levels: Mapping[int, list[Row]], confidence: float) -> dict
     rounds = sorted(set.intersection(*(set(p) for p in power.values()))) if power else []
     if len(power) < 3 or not rounds:
         reason = f"{len(power)} levels have complete requests in every round; a knee needs three"
-        return shown("knee", nothing(reason, len(rounds)), confidence)
+        return as_metric("knee", nothing(reason, len(rounds)), confidence)
     single = [max(power, key=lambda c, k=k: power[c][k]) for k in rounds]  # type: ignore[misc]
     best = max(power, key=lambda c: float(np.mean(np.log([power[c][k] for k in rounds]))))
     method = f"greatest throughput / median latency over {len(power)} levels, {len(rounds)} rounds; interval: single rounds' own"
@@ -266,9 +263,9 @@ def saturation_point(levels: Mapping[int, list[Row]], confidence: float) -> dict
         min(power): f"throughput over latency is best at {best} at once, and nothing lower was tried",
     }
     if best in unsettled and best > 1:
-        return shown("knee", nothing(unsettled[best], len(rounds), method), confidence)
+        return as_metric("knee", nothing(unsettled[best], len(rounds), method), confidence)
     notes = () if len(set(single)) == 1 else (f"rounds disagree: {single}",)
-    return shown("knee", Estimate(best, min(single), max(single), len(rounds), method, notes), confidence)
+    return as_metric("knee", Estimate(best, min(single), max(single), len(rounds), method, notes), confidence)
 
 
 def _power(counted: list[Row]) -> dict[int, float]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from pipeline.core.errors import ArtifactError
 from pipeline.divergence.distributions import TOP
-from pipeline.metrics.builder import Builder
+from pipeline.metrics.builder import Builder, as_metric
 from pipeline.metrics.definitions import POSITIONS, TOKEN_CLASSES, definition, position_parts
 from pipeline.stats.intervals import FEW, Estimate, wilson
 
@@ -24,6 +24,7 @@ NEEDED = (
 TRAJECTORY = "trajectory"
 TOKEN = ("set", "document", "window", "position", "token_id")  # what makes two rows the same token in the same place
 QUANTILES = {"kld_median": 0.5, "kld_p90": 0.9, "kld_p95": 0.95, "kld_p99": 0.99, "kld_p999": 0.999}
+POINT = ("n", "clusters", "value", "low", "high", "unit", "confidence", "method", "warnings")  # of a curve
 STEPS = 16  # at most so many points in a trajectory's curve
 
 Columns = dict[str, NDArray[Any]]
@@ -134,11 +135,9 @@ def _departures(b: Builder, c: Columns) -> None:
 
 def _along(c: Columns, values: NDArray[Any]) -> list[NDArray[Any]]:
     """`values` of each trajectory, in the order of its positions."""
-    found = []
-    for window in np.unique(c["window"][c["set"] == TRAJECTORY]):
-        own = np.flatnonzero((c["set"] == TRAJECTORY) & (c["window"] == window))
-        found.append(values[own[np.argsort(c["position"][own])]])
-    return found
+    windows = np.unique(c["window"][c["set"] == TRAJECTORY])
+    rows = [np.flatnonzero((c["set"] == TRAJECTORY) & (c["window"] == window)) for window in windows]
+    return [values[own[np.argsort(c["position"][own])]] for own in rows]
 
 
 def _first(differs: NDArray[np.bool_]) -> tuple[int, bool]:
@@ -195,14 +194,12 @@ def _trajectory_curve(b: Builder, c: Columns) -> list[dict[str, Any]]:
 
 
 def _curve(b: Builder, name: str, index: Any, kld: Any, documents: Any, edges: list[int]) -> list[dict[str, Any]]:
-    """[{from, to (inclusive), n, clusters, value, low, high, unit, method, warnings}] of the steps that hold tokens."""
-    found = []
+    """A metric with its range (from, to inclusive) for each step that has tokens."""
+    points = []
     for first, after in pairwise(edges):
         own = (index >= first) & (index < after)
         if own.any():
-            e = b.resampled(f"curve/{name}/{first}", kld[own], np.ones(int(own.sum())), documents[own])
-            found.append({
-                "from": first, "to": after - 1, "n": e.n, "clusters": e.clusters, "value": e.value, "low": e.low, "high": e.high,
-                "unit": "nats", "confidence": b.confidence, "method": e.method, "warnings": e.warnings,
-            })  # fmt: skip
-    return found
+            estimate = b.resampled(f"curve/{name}/{first}", kld[own], np.ones(int(own.sum())), documents[own])
+            fields = as_metric("kld_mean", estimate, b.confidence)
+            points.append({"from": first, "to": after - 1} | {k: fields[k] for k in POINT})
+    return points

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from pipeline.reporting import plots
-from pipeline.reporting.numbers import counted, n_of
 from pipeline.reporting.plots import AMBER, BLUE, INK, PAGE, bars, level, sheet
+from pipeline.reporting.text import counted, n_of
 
 Results = dict[str, dict[str, Any]]
 Curve = list[tuple[float, dict[str, Any]]]  # (context or requests at once, metric)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pipeline.metrics import noise_floor
-from pipeline.reporting import wording
+from pipeline.reporting.text import show
 
 Results = dict[str, dict[str, Any]]
 Side = Literal["better", "same", "open", "worse"]
@@ -87,9 +87,9 @@ def _words(results: Results, by: str, name: str, limit: float) -> str:
     a, b = results[by]["metrics"], results[name]["metrics"]
     same = " (both floor-limited)" if _side(a["kld_mean"], b["kld_mean"], limit) == "same" else ""
     return (
-        f"{by} against {name}: decode {wording.show(a['speed_ratio'])} to {wording.show(b['speed_ratio'])} times the reference's, "
-        f"KLD {wording.show(a['kld_mean'])} to {wording.show(b['kld_mean'])} nats{same}, "
-        f"{wording.show(a['weight_bytes'], scale=1e-6)} to {wording.show(b['weight_bytes'], scale=1e-6)} MB"
+        f"{by} against {name}: decode {show(a['speed_ratio'])} to {show(b['speed_ratio'])} times the reference's, "
+        f"KLD {show(a['kld_mean'])} to {show(b['kld_mean'])} nats{same}, "
+        f"{show(a['weight_bytes'])} to {show(b['weight_bytes'])} MB"
     )
 
 

@@ -26,6 +26,11 @@ class Estimate:
     between: float | None = None  # standard deviation, of the logarithm, that a larger n does not shrink
 
 
+def short(estimate: Estimate) -> dict[str, Any]:
+    """An estimate without what only verdicts need."""
+    return {k: getattr(estimate, k) for k in ("value", "low", "high", "n", "method", "warnings")}
+
+
 TRANSFORMS: dict[str, Callable[..., Any]] = {"mean": np.asarray, "exp": np.exp, "sqrt": np.sqrt}
 FEW = 10  # clusters that weigh as much as so few equal ones carry a warning, and the gate does not judge by them
 AGREEING = 30  # so many clusters that all say the same are taken at their word; fewer are no certainty

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from pipeline.core.droppings import data_files
 from pipeline.core.errors import ArtifactError
 from pipeline.core.params import Params
 from pipeline.gating import dvc_lock
-from pipeline.reporting.numbers import UNITS, dequantized, n_of, show
+from pipeline.reporting.text import dequantized, markdown_table, n_of, show, with_unit
 from pipeline.serving import results as server_results
 from pipeline.tracking import views
 from pipeline.tracking.connection import CURRENT, Tracker
@@ -139,14 +139,14 @@ def log_variant(tracker: Tracker, state: State, name: str, settings: Params, mad
 def log_state(tracker: Tracker, state: State, settings: Params, made_from: dict[str, str], runs: dict[str, str]) -> str:
     """Log the whole state unless it is there; returns its run's id. Pages are always uploaded: wording may change alone."""
     key, verdict, reference = state.key(), state.verdict, settings.reference
-    table = comparison(state.results, verdict, reference)
+    rows = comparison(state.results, verdict, reference)
 
     def log(run_id: str) -> None:
         shared = {f"model.{k}": v for k, v in settings.model.model_dump().items()}
         shared |= {"base": state.results[reference]["base"], "reference": reference, "seed": settings.seed, "tier": settings.tier}
         shared |= measured_by(settings)
         tracker.log_params(run_id, shared | {"variants": ", ".join(runs), "machine": made_from["machine"]})
-        tracker.log_dict(run_id, table, "comparison.json")
+        tracker.log_dict(run_id, {"columns": list(rows[0]), "data": [list(row.values()) for row in rows]}, "comparison.json")
         tracker.log_dict(run_id, {"runs": runs, "key": key}, "state.json")
         tracker.log_files(run_id, [Path("params.yaml"), Path("dvc.lock")], "made_from")
 
@@ -297,10 +297,10 @@ def _sets(files: dict[str, str] | None, context: str) -> Iterator[dict[str, str]
         }  # fmt: skip
 
 
-COLUMNS = (
-    ("size MB", "weight_bytes", 1e-6), ("KLD (nats)", "kld_mean", 1.0), ("top-1 (%)", "top1_agreement", 100.0),
-    ("accuracy Δ (pp)", "acc_delta/all", 1.0), ("TTFT (ms)", "ttft_ms", 1.0), ("decode tok/s", "decode_tok_s", 1.0),
-)  # fmt: skip
+COLUMNS = {
+    "size MB": "weight_bytes", "KLD (nats)": "kld_mean", "top-1 (%)": "top1_agreement", "accuracy Δ (pp)": "acc_delta/all",
+    "TTFT (ms)": "ttft_ms", "decode tok/s": "decode_tok_s",
+}  # fmt: skip
 
 
 def verdict_of(verdict: Values, name: str, reference: str) -> str:
@@ -308,24 +308,18 @@ def verdict_of(verdict: Values, name: str, reference: str) -> str:
     return "REFERENCE" if name == reference else str(verdict["variants"].get(name, {}).get("verdict", "MISSING"))
 
 
-def comparison(results: dict[str, Values], verdict: Values, reference: str) -> Values:
-    """The trade-off as {columns, data}: a row for each variant, values as text with their intervals."""
-    data = [
-        [name, verdict_of(verdict, name, reference), *(show(r["metrics"].get(m), DIGITS, scale) for _, m, scale in COLUMNS)]
+def comparison(results: dict[str, Values], verdict: Values, reference: str) -> list[dict[str, str]]:
+    """The trade-off: a row for each variant, values as text with their intervals."""
+    return [
+        {"variant": name, "verdict": verdict_of(verdict, name, reference)}
+        | {head: show(r["metrics"].get(metric), DIGITS) for head, metric in COLUMNS.items()}
         for name, r in results.items()
     ]
-    return {"columns": ["variant", "verdict", *(head for head, _, _ in COLUMNS)], "data": data}
-
-
-def markdown(table: Values) -> str:
-    """A comparison as a Markdown table."""
-    rows: Iterable[list[str]] = [table["columns"], ["---"] * len(table["columns"]), *table["data"]]
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
 def state_note(results: dict[str, Values], verdict: Values, settings: Params) -> str:
     """The description of a state's run."""
-    table = markdown(comparison(results, verdict, settings.reference))
+    table = markdown_table(comparison(results, verdict, settings.reference))
     counts = [f"{n_of(results, m)} {what}" for m, what in (
         ("kld_mean", "tokens"), ("acc/all", "items"), ("decode_tok_s", "rounds"))]  # fmt: skip
     reference = f"`{settings.reference}`{dequantized(results[settings.reference])}"
@@ -343,8 +337,7 @@ def variant_note(name: str, verdict: Values, reference: str) -> str:
     judged = verdict["variants"].get(name, {})
     lines = [f"{judged.get('verdict', 'MISSING')}: {judged.get('reason', 'no verdict')}"]
     for rule in judged.get("rules", []):
-        scale, unit = UNITS.get(rule["unit"], (1.0, f" {rule['unit']}"))
         advisory = "" if rule["required"] else ", advisory"
-        value = f"{show(rule, DIGITS, scale)}{unit}"
+        value = with_unit(rule, digits=DIGITS)
         lines.append(f"- {rule['metric']} {value}, n = {rule['n']}: {rule['verdict']}{advisory}, {rule['bound']}")
     return "\n".join(lines)
