@@ -1,7 +1,6 @@
-"""Freshness: whether the results and the verdict on file still follow from what is here.
+"""Freshness: whether results and verdict still follow from the files here.
 
-DVC compares every file, param and command with dvc.lock, so that a forgotten rerun, a bad merge and an edit by hand are
-seen. What it does not see is a local model (`model.path`) that changed since its download.
+DVC compares every file, param and command with dvc.lock; `changed_source` adds a local model (`model.path`) that changed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""A variant's figures against those of the baseline, the commit that is merged into.
+"""Differences between a variant's metrics and the baseline's.
 
-Where both commits' rows can be had, the difference is paired, item by item and token by token. Else it is made from the two
-intervals, as if they were independent, and says that pairing was lost: that is wider, never narrower. A ratio is compared
-by its quotient, everything else by its difference, both the baseline's as second. No files here; where rows and summaries
-come from is baseline.py's matter.
+They are paired, item by item and token by token, if both commits' rows are available. Else they come from the two intervals, as if
+these were independent, which makes them wider. A ratio is compared by its quotient, all else by its difference.
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ OF_MACHINES = (  # and what else depends on it
 
 
 def timed(name: str) -> bool:
-    """Whether a figure is one machine's: those of two are never compared."""
+    """Whether a metric depends on the machine, so that two machines' are never compared."""
     what = definition(name)
     return name.split("/")[0] in OF_MACHINES or is_served(name) or (what is not None and what.unit in CLOCKED)
 
@@ -100,10 +98,8 @@ def _part(c: Columns, part: str, stem: str) -> NDArray[np.bool_]:
 
 
 def items_paired(b: Builder, now: list[Row], then: list[Row]) -> dict[str, Metric]:
-    """{metric: paired difference} of accuracy and byte perplexity, over items that were asked in the same words both times.
-
-    The same arithmetic as against the reference, with the baseline's answers in its place (metrics/answers.py).
-    """
+    """{metric: paired difference} of accuracy and byte perplexity over the items of both, as metrics/answers.py compares with the
+    reference."""
     theirs = {tuple(row[k] for k in ITEM): row for row in then}
     ours = [row for row in now if tuple(row[k] for k in ITEM) in theirs]
     if not ours:
@@ -111,15 +107,15 @@ def items_paired(b: Builder, now: list[Row], then: list[Row]) -> dict[str, Metri
     held = Builder(Compare(confidence=b.confidence, resamples=b.resamples), b.seed)
     answer_metrics(held, pair(ours, [theirs[tuple(row[k] for k in ITEM)] for row in ours]), allow_truncated=True)
     note = _left(len(now) - len(ours), "items")
-    found = {}
+    differences = {}
     for name, metric in held.metrics.items():
         stem, _, part = name.partition("/")
         if stem in PER_ITEM.values():
-            found[name] = metric | {"how": "paired by item", "warnings": [*metric["warnings"], *note]}
+            differences[name] = metric | {"how": "paired by item", "warnings": [*metric["warnings"], *note]}
         if stem == "acc_delta":
             scaled = {k: None if metric[k] is None else metric[k] / 100 for k in ("value", "low", "high")}
-            found[f"acc/{part}"] = found[name] | scaled | {"unit": "fraction"}
-    return found
+            differences[f"acc/{part}"] = differences[name] | scaled | {"unit": "fraction"}
+    return differences
 
 
 def _left(count: int, what: str) -> tuple[str, ...]:
@@ -127,11 +123,10 @@ def _left(count: int, what: str) -> tuple[str, ...]:
 
 
 def unpaired(name: str, now: Metric, then: Metric, why: str, *, same_machine: bool) -> Metric:
-    """Difference of two figures of which only value and interval are known.
+    """Difference of two figures from their values and intervals, as if they were independent.
 
-    The limits add by their squares (Zou and Donner 2008, Statistics in Medicine 27:1693), on the log scale for a ratio, as if
-    the two were independent; figures of the same items are not, and their true interval is narrower. Without both
-    intervals, or with timings of two machines, there is a value and no interval, which never passes.
+    The limits add by their squares (Zou and Donner 2008, Statistics in Medicine 27:1693), on the log scale for a ratio. Without
+    both intervals, or with timings of two machines, there is a value and no interval, which never passes.
     """
     what = definition(name)
     assert what is not None  # the caller has it from the results
@@ -159,7 +154,7 @@ def unpaired(name: str, now: Metric, then: Metric, why: str, *, same_machine: bo
 
 
 def _between(value: float, now: Metric, then: Metric, ratio: bool) -> float | None:
-    """What more rounds leave of a difference, in parts of it, by what whole runs differ by in either figure."""
+    """Run-to-run variation of a difference, relative to it: more rounds do not reduce it."""
     shares = [m.get("between") or 0.0 for m in (now, then)]
     if ratio or not value:
         return math.hypot(*shares) or None
@@ -175,7 +170,7 @@ def _apart(now: float | None, then: float | None, ratio: bool) -> float | None:
 
 
 def _incomparable(name: str, now: Metric, then: Metric, same_machine: bool) -> str:
-    """Why two figures give no interval of their difference; empty where they do."""
+    """Why the difference has no interval; empty if it has one."""
     if timed(name) and not same_machine:
         return "the baseline was timed on another machine"
     if now.get("confidence") != then.get("confidence"):
@@ -189,7 +184,7 @@ def _incomparable(name: str, now: Metric, then: Metric, same_machine: bool) -> s
 
 
 def unchanged(name: str, now: Metric) -> Metric:
-    """The difference of a figure to itself: the variant's results are the baseline's, byte for byte."""
+    """The difference of equal results: none."""
     what = definition(name)
     neutral = 1.0 if what is not None and what.unit == "ratio" else 0.0
     held = {k: now.get(k) for k in ("n", "confidence", "unit")}
@@ -198,9 +193,9 @@ def unchanged(name: str, now: Metric) -> Metric:
 
 
 def another_reference(name: str, figure: Metric, notes: tuple[str, ...]) -> Metric:
-    """A difference where the reference was built anew in between: of what counts from it, none can be judged.
+    """A difference without its interval if it counts from a reference that was built again: a worse one brings variants nearer.
 
-    A worse reference would bring variants nearer to it. Answers that are paired item by item do not count from it.
+    Answers that are paired item by item do not count from the reference.
     """
     what = definition(name)
     relative = what is not None and what.neutral is not None and figure["how"] != "paired by item"

@@ -53,7 +53,9 @@ def judge(
     if n < FEW_TOKENS:
         return shape | {"words": f"{n} tokens are too few to say how divergence is spread ({FEW_TOKENS} are needed)"}
     settings: dict[str, Any] = {"confidence": confidence, "resamples": resamples, "rng": rng}
-    share = _worst_share(x, docs, settings)
+    worst = np.zeros(n)  # which tokens are the worst stays as it is while documents are resampled
+    worst[np.argsort(-x, kind="stable")[: int(np.ceil(WORST * n))]] = 1
+    share = cluster_bootstrap(x * worst, x, docs, bounds=(0, 1), **settings)
     median = float(np.median(x) / x.mean())
     kind, settled = _kind(share, median)
     rows = [row for by, labels in groups.items() for row in _groups(x, docs, by, np.asarray(labels), settings)]
@@ -61,13 +63,6 @@ def judge(
         "kind": kind, "settled": settled, "worst_share": asdict(share), "median_over_mean": median,
         "groups": rows, "words": _words(kind, settled, share, median, rows),
     }  # fmt: skip
-
-
-def _worst_share(x: NDArray[np.float64], docs: NDArray[Any], settings: dict[str, Any]) -> Estimate:
-    """Share of the total on the worst 1 % of tokens; the set of worst tokens stays as it is while documents are resampled."""
-    worst = np.zeros(len(x))
-    worst[np.argsort(-x, kind="stable")[: int(np.ceil(WORST * len(x)))]] = 1
-    return cluster_bootstrap(x * worst, x, docs, bounds=(0, 1), **settings)
 
 
 def _kind(share: Estimate, median: float) -> tuple[str, bool]:
@@ -92,18 +87,13 @@ def _groups(
             continue
         ours = cluster_bootstrap(x[own], np.ones(own.sum()), docs[own], bounds=(0, np.inf), **settings)
         rest = cluster_bootstrap(x[~own], np.ones((~own).sum()), docs[~own], bounds=(0, np.inf), **settings)
+        known = None not in (ours.value, ours.low, rest.value, rest.high)
         rows.append({
             "by": by, "group": str(name), "mean": asdict(ours), "rest": asdict(rest),
             "ratio": ours.value / rest.value if ours.value is not None and rest.value else None,
-            "stands_out": _stands_out(ours, rest),
+            "stands_out": known and ours.value > TWICE * rest.value and ours.low > rest.high,  # type: ignore[operator]
         })  # fmt: skip
     return rows
-
-
-def _stands_out(ours: Estimate, rest: Estimate) -> bool:
-    if ours.value is None or ours.low is None or rest.value is None or rest.high is None:
-        return False
-    return ours.value > TWICE * rest.value and ours.low > rest.high
 
 
 def _words(kind: str, settled: bool, share: Estimate, median: float, rows: list[dict[str, Any]]) -> str:

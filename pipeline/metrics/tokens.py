@@ -1,6 +1,6 @@
 """Token rows -> divergence metrics with intervals, by domain, position and class, and curves by position.
 
-Whole documents are resampled, never tokens: tokens of one document are not independent. See builder.py.
+Whole documents are resampled, never tokens: tokens of one document are not independent.
 """
 
 from __future__ import annotations
@@ -60,18 +60,15 @@ def token_metrics(b: Builder, rows: dict[str, Any]) -> str | None:
     _parts(b, columns)
     _perplexity(b, columns)
     _departures(b, columns)
-    if not kld.any():
-        _all_the_same(b)
-    b.curves["kld_by_position"] = {"corpus": _corpus_curve(b, columns), TRAJECTORY: _trajectory_curve(b, columns)}
+    if not kld.any():  # every distribution is the reference's own: what means "no difference" is no estimate
+        for name, metric in b.metrics.items():
+            what = definition(name)
+            if what is not None and what.neutral is not None and metric["value"] == what.neutral:
+                metric |= {"low": what.neutral, "high": what.neutral, "method": "equal distributions at every token"}
+    text, steps = columns["set"] != TRAJECTORY, [1 << k for k in range(31)]
+    corpus = _curve(b, "corpus", columns["position"][text], columns["kld"][text], columns["document"][text], steps)
+    b.curves["kld_by_position"] = {"corpus": corpus, TRAJECTORY: _trajectory_curve(b, columns)}
     return None
-
-
-def _all_the_same(b: Builder) -> None:
-    """Where every distribution is the reference's own, what says "no difference" is no estimate: nothing could be otherwise."""
-    for name, metric in b.metrics.items():
-        what = definition(name)
-        if what is not None and what.neutral is not None and metric["value"] == what.neutral:
-            metric |= {"low": what.neutral, "high": what.neutral, "method": "equal distributions at every token"}
 
 
 def _divergence(b: Builder, c: Columns) -> None:
@@ -125,10 +122,11 @@ def _perplexity(b: Builder, c: Columns) -> None:
 
 def _departures(b: Builder, c: Columns) -> None:
     """Where along the reference's own continuations the likeliest token first differs from the reference's."""
-    found = [_first(differs) for differs in _along(c, c["top1"] != c["top1_ref"])]
-    if not found:
+    trajectories = _along(c, c["top1"] != c["top1_ref"])
+    if not trajectories:
         return
-    at, departed = np.array([k for k, _ in found]), np.array([d for _, d in found])
+    departed = np.array([differs.any() for differs in trajectories])
+    at = np.array([differs.argmax() + 1 if differs.any() else len(differs) for differs in trajectories])
     b.add("never_departs", wilson(int((~departed).sum()), len(departed), confidence=b.confidence))
     b.add("first_departure", median_departure(at, departed, b.confidence, b.resamples, b.rng("first_departure")))
 
@@ -138,11 +136,6 @@ def _along(c: Columns, values: NDArray[Any]) -> list[NDArray[Any]]:
     windows = np.unique(c["window"][c["set"] == TRAJECTORY])
     rows = [np.flatnonzero((c["set"] == TRAJECTORY) & (c["window"] == window)) for window in windows]
     return [values[own[np.argsort(c["position"][own])]] for own in rows]
-
-
-def _first(differs: NDArray[np.bool_]) -> tuple[int, bool]:
-    """(1-based position of the first True, True), or (length, False)."""
-    return (int(differs.argmax()) + 1, True) if differs.any() else (len(differs), False)
 
 
 def median_departure(
@@ -174,12 +167,6 @@ def _product_limit_median(at: NDArray[np.int64], departed: NDArray[np.bool_]) ->
     leaving = ((at[:, None] == times) & departed[:, None]).sum(0)
     left = np.cumprod(1 - leaving / at_risk)
     return float(times[np.argmax(left <= 0.5 + 1e-12)]) if (left <= 0.5 + 1e-12).any() else np.inf
-
-
-def _corpus_curve(b: Builder, c: Columns) -> list[dict[str, Any]]:
-    """By tokens of context, in steps that double."""
-    own = c["set"] != TRAJECTORY
-    return _curve(b, "corpus", c["position"][own], c["kld"][own], c["document"][own], [1 << k for k in range(31)])
 
 
 def _trajectory_curve(b: Builder, c: Columns) -> list[dict[str, Any]]:

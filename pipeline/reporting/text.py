@@ -190,7 +190,8 @@ def noise_details(floors: dict[str, Metric]) -> str:
     parts = ", ".join(f"{n.split('/')[1]} {known(m)}" for n, m in floors.items() if n.startswith("kld_floor/"))
     return (
         f"Noise floor by condition: {parts} nats ({floors['kld_floor/stepwise']['n']} tokens stepwise). "
-        f"The same weights in float32: {known(floors['kld_rounding'])} nats, another likeliest token in {known(floors['flip_rounding'])} %. "
+        f"The same weights in float32: {known(floors['kld_rounding'])} nats, another likeliest token in "
+        f"{known(floors['flip_rounding'])} %. "
         f"A figure below {TIMES} times the larger of floor and rounding is {MARK}."
     )
 

@@ -198,14 +198,8 @@ def csv_text(head: Iterable[Any], rows: Iterable[Iterable[Any]]) -> str:
 def as_csv(rows: list[Point]) -> str:
     """The table for a spreadsheet: each figure with its bounds and n; what is not known is empty."""
     columns = [*OWN[:1], *FROM, *OWN[1:]]
-    head = [
-        "variant",
-        "measured",
-        "context_tokens",
-        "at_once",
-        *(f"{c}{end}" for c in columns for end in ("", "_low", "_high", "_n")),
-    ]
-    return csv_text(head, (
+    head = [f"{column}{end}" for column in columns for end in ("", "_low", "_high", "_n")]
+    return csv_text(["variant", "measured", "context_tokens", "at_once", *head], (
         [row.variant, row.source, row.context, row.load,
          *((row.metrics[c] or {}).get(k) for c in columns for k in ("value", "low", "high", "n"))]
         for row in rows
@@ -224,8 +218,20 @@ def servers(served: dict[str, Any], faults: dict[str, str]) -> list[dict[str, An
         {"variant": name, "about": f"not measured: {why}", "build": None, "lacks": [], "levels": []} for name, why in faults.items()
     ]
     for name, figures in served.items():
-        about = f"{_server(figures)}; {_saturation(figures['knee'])}; {_memory(figures['server_memory_bytes'])}"
-        about += f"; objective: {_objective(figures['asked'])}"
+        knee, memory = figures["knee"], figures["server_memory_bytes"]
+        limits = {k: v for k, v in (figures["asked"].get("objective") or {}).items() if v is not None}
+        objective = " and ".join(f"{k.removesuffix('_ms').upper()} at most {v:g} ms" for k, v in limits.items())
+        about = f"{_server(figures)}; "
+        if knee["value"] is None:
+            about += f"no saturation point: {'; '.join(knee['warnings'])}; "
+        else:
+            rounds = f"single rounds: {knee['low']:g} to {knee['high']:g}; {knee['n']} rounds"
+            about += f"saturation point: {knee['value']:g} requests at once ({rounds}); "
+        known = memory["value"] is not None
+        about += (
+            f"peak memory {show(memory)} MB (n = 1, no interval)" if known else f"memory not known: {'; '.join(memory['warnings'])}"
+        )
+        about += f"; objective: {objective or 'none stated'}"
         found.append({
             "variant": name, "about": about if figures["status"] == "ok" else f"{figures['status']}: {figures['reason']}; {about}",
             "build": (figures["launch"] or {}).get("build"), "lacks": lacks(figures["probe"]),
@@ -240,24 +246,6 @@ def _server(figures: dict[str, Any]) -> str:
         return f"{probe['model']} at {probe['url']} ({probe['api']})"
     options = "".join(f", {k} {v}" for k, v in launch.get("engine_options", {}).items())
     return f"{launch['kind']} started here ({launch['threads']} threads, {launch['parallel']} at once at most{options})"
-
-
-def _saturation(knee: Metric) -> str:
-    if knee["value"] is None:
-        return f"no saturation point: {'; '.join(knee['warnings'])}"
-    rounds = f"single rounds: {knee['low']:g} to {knee['high']:g}; {knee['n']} rounds"
-    return f"saturation point: {knee['value']:g} requests at once ({rounds})"
-
-
-def _objective(asked: dict[str, Any]) -> str:
-    limits = {k: v for k, v in (asked.get("objective") or {}).items() if v is not None}
-    return " and ".join(f"{k.removesuffix('_ms').upper()} at most {v:g} ms" for k, v in limits.items()) or "none stated"
-
-
-def _memory(memory: Metric) -> str:
-    if memory["value"] is None:
-        return f"memory not known: {'; '.join(memory['warnings'])}"
-    return f"peak memory {show(memory)} MB (n = 1, no interval)"
 
 
 def _level(level: str, metrics: Metrics) -> dict[str, str]:
