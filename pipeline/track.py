@@ -54,7 +54,7 @@ def promote(settings: Params, uri: str, variant: str, *, force: bool, reason: st
     """
     settings.variant(variant)
     state = runs.load_state(settings)
-    word = state.word(variant, settings.reference)
+    word = runs.verdict_of(state.verdict, variant, settings.reference)
     files, changed = runs.compare_files(state, variant)
     if not force:
         _check_promotable(variant, settings, changed)
@@ -71,19 +71,19 @@ def promote(settings: Params, uri: str, variant: str, *, force: bool, reason: st
 
 def _check_promotable(variant: str, settings: Params, changed: str) -> None:
     """Raise unless the variant's verdict, judged as a merge judges it, is PASS and the files are those measured."""
-    force, told = "or use --force --reason TEXT", f"{variant} is not promoted"
+    force, refused = "or use --force --reason TEXT", f"{variant} is not promoted"
     try:
         judged = merge.judge(settings).verdict["variants"]
     except QuantgateError as e:
-        raise ArtifactError(f"{told}: {e}; {force}") from None
+        raise ArtifactError(f"{refused}: {e}; {force}") from None
     if variant == settings.reference:
         passing = ", ".join(name for name, v in judged.items() if v["verdict"] == "PASS") or "none at present"
         why = f"it is the reference, which others are judged by and nothing judges; variants with a PASS: {passing}"
-        raise ArtifactError(f"{told}: {why}; {force}")
+        raise ArtifactError(f"{refused}: {why}; {force}")
     if (word := judged[variant]["verdict"]) != "PASS":
-        raise ArtifactError(f"{told}: its verdict is {word}, not PASS: {judged[variant]['reason']}; mend it, {force}")
+        raise ArtifactError(f"{refused}: its verdict is {word}, not PASS: {judged[variant]['reason']}; mend it, {force}")
     if changed:
-        raise ArtifactError(f"{told}: {changed}; run `dvc repro`, {force}")
+        raise ArtifactError(f"{refused}: {changed}; run `dvc repro`, {force}")
 
 
 def rollback(settings: Params, uri: str, reason: str) -> str:

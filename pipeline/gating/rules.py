@@ -148,8 +148,10 @@ def judge(bound: Bound, metric: dict[str, Any] | None) -> Judgement:
         return Judgement("FAIL", f"{bound.metric} is missing from the results")
     value, low, high = metric.get("value"), metric.get("low"), metric.get("high")
     if not _number(value):
-        return Judgement("FAIL", f"{bound.metric} has no value: {_why(metric)}")
-    if not _count(n := metric.get("n")):
+        why = metric.get("reason") or "; ".join(metric.get("warnings") or []) or "not a number"
+        return Judgement("FAIL", f"{bound.metric} has no value: {why}")
+    n = metric.get("n")
+    if not hasattr(n, "__index__") or isinstance(n, bool) or n <= 0:
         return Judgement("FAIL", f"{bound.metric} rests on no items" + (f" (n = {n!r})" if n else ""))
     if low is None or high is None or not (_number(low) and _number(high)):
         return Judgement("INCONCLUSIVE", f"{bound.metric} has no interval: {'; '.join(metric.get('warnings') or ['unknown'])}")
@@ -188,10 +190,6 @@ def would_settle(settle: int | None, metric: dict[str, Any]) -> str:
         return f"; more rounds will not help: whole runs differ by {100 * metric['between']:g} % (compare.between_runs)"
     more = " (documents or families in proportion)" if metric.get("clusters") else ""
     return f"; about {settle} in place of {metric['n']}{more} would settle it in 80 % of runs" if settle else ""
-
-
-def _why(metric: dict[str, Any]) -> str:
-    return str(metric.get("reason") or "; ".join(metric.get("warnings") or []) or "not a number")
 
 
 def _notes(metric: dict[str, Any]) -> str:
@@ -239,10 +237,6 @@ def worst(verdicts: list[Verdict]) -> Verdict:
         if verdict in verdicts:
             return verdict  # type: ignore[return-value]
     return "FAIL"
-
-
-def _count(n: Any) -> bool:
-    return hasattr(n, "__index__") and not isinstance(n, bool) and n > 0
 
 
 def _number(value: Any) -> bool:

@@ -21,6 +21,11 @@ from pipeline.stats.intervals import Estimate, mean_t, quantile_interval, wilson
 Row = dict[str, Any]
 Metrics = dict[str, dict[str, Any]]
 FEW_FOR_P99 = 100
+WHY_MISSING = {
+    "tpot": "one token, a number of tokens that is not known, or all at once",
+    "itl": "fewer than two tokens, or events that carry more than one or none",
+    "ttfc": "nothing but reasoning",
+}
 LAG = 0.05  # a client that sends later than this share of the median TTFT measures itself as well
 
 
@@ -106,7 +111,8 @@ def _latencies(good: list[Row], failed: int, confidence: float) -> dict[str, Est
     found = {}
     for name, pairs in each.items():
         left_out = without if name == "itl" else len(good) - len(pairs)
-        notes: tuple[str, ...] = (_why_missing(name, left_out, len(good)),) if left_out else ()
+        why = f"{left_out} of {len(good)} complete replies are left out: {WHY_MISSING.get(name, 'no token')}"
+        notes: tuple[str, ...] = (why,) if left_out else ()
         notes += seen if name in ("ttft", "tpot", "e2e") else ()
         notes += (f"{failed} failed requests are left out",) if failed else ()
         rounds = _by_round([1000 * x for x, _ in pairs], [good[k]["round"] for _, k in pairs])
@@ -143,15 +149,6 @@ def _across(pooled: Estimate, rounds: list[float], confidence: float) -> Estimat
     return replace(pooled, low=low, high=high, method=f"outer limits of: {pooled.method}; {each.method} of rounds")
 
 
-def _why_missing(name: str, missing: int, of: int) -> str:
-    why = {
-        "tpot": "one token, a number of tokens that is not known, or all at once",
-        "itl": "fewer than two tokens, or events that carry more than one or none",
-        "ttfc": "nothing but reasoning",
-    }.get(name, "no token")
-    return f"{missing} of {of} complete replies are left out: {why}"
-
-
 def _quantile(pairs: list[tuple[float, int]], q: float, notes: tuple[str, ...], confidence: float) -> Estimate:
     if not pairs:
         return nothing("; ".join(notes) or "no request was complete")
@@ -180,7 +177,10 @@ def _rates(counted: list[Row], confidence: float, objective: Objective | None) -
 
     def rate(weight: Callable[[Row], float]) -> Estimate:
         sums = [sum(weight(r) for r in counted if r["round"] == k) / seconds for k, seconds in sorted(wall.items())]
-        return _not_negative(mean_t(sums, confidence=confidence))
+        mean = mean_t(sums, confidence=confidence)
+        if mean.low is None or mean.low >= 0:
+            return mean
+        return replace(mean, low=0.0, warnings=(*mean.warnings, f"cut at 0: {mean.n} rounds are few for an interval"))
 
     found = {"throughput_req_s": rate(lambda r: float(r["ok"]))}
     unknown = sum(r["output_tokens"] is None for r in good)
@@ -194,13 +194,6 @@ def _rates(counted: list[Row], confidence: float, objective: Objective | None) -
         return found | {"goodput_req_s": nothing(reason), "attainment": nothing(reason)}
     found["goodput_req_s"] = rate(lambda r: float(objective.met(r)))
     return found | {"attainment": _share(counted, objective.met, confidence)}
-
-
-def _not_negative(rate: Estimate) -> Estimate:
-    """A rate whose interval stops at 0: with two or three rounds a t interval may go on below, where no rate is."""
-    if rate.low is None or rate.low >= 0:
-        return rate
-    return replace(rate, low=0.0, warnings=(*rate.warnings, f"cut at 0: {rate.n} rounds are few for an interval"))
 
 
 def _counts(rows: list[Row], good: list[Row]) -> dict[str, Estimate]:

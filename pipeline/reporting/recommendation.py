@@ -52,7 +52,7 @@ def _serve(results: Results, judged: dict[str, Any], reference: str) -> str:
     of = "the only variant that passes" if len(names) == 1 else f"the fastest of {len(names)} variants that pass"
     line = f"{best} is {of} every required rule: {text.show(m['speed_ratio'])} times {reference}'s decode rate"
     line += _smaller(results, reference, best) + f", KLD {text.with_unit(m.get('kld_mean'))}"
-    rivals = [n for n in names[1:] if not _apart(results[n]["metrics"]["speed_ratio"], m["speed_ratio"])]
+    rivals = [n for n in names[1:] if pareto.side(results[n]["metrics"]["speed_ratio"], m["speed_ratio"]) != "better"]
     if rivals:
         line += f"; that it is faster than {', '.join(rivals)} is not settled (their intervals overlap)"
     missed = [r["metric"] for r in judged[best]["rules"] if not r["required"] and r["verdict"] != "PASS"]
@@ -155,7 +155,3 @@ def _open(results: Results, judged: dict[str, Any], reference: str) -> list[str]
 def _speed(result: dict[str, Any]) -> float | None:
     value = result["metrics"].get("speed_ratio", {}).get("value")
     return None if value is None else float(value)
-
-
-def _apart(low: dict[str, Any], high: dict[str, Any]) -> bool:
-    return low["high"] is not None and high["low"] is not None and bool(low["high"] < high["low"])

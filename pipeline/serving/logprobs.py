@@ -189,7 +189,11 @@ async def _echo(
         raise ServerError("completions with echo and logprobs do not give the prompt's log-probabilities")
     _check_length(prompt_tokens, len(ids))
     end = len(ids) if len(tokens) == len(ids) else -1  # without the generated token
-    _check_tokens(tokens[:end], ids, words)
+    if len(tokens[:end]) != len(ids):
+        raise ServerError(f"{len(tokens[:end])} of {len(ids)} tokens came back: the server truncates, or has another tokenizer")
+    for k, (got, wanted) in enumerate(zip(tokens, ids)):
+        if not _is(got, wanted, words):
+            raise ServerError(f"token {k} came back as another than {_name(wanted, words)}; is that the model's tokenizer?")
     scored = [_checked(v) for v in values[:end][first:]]
     _check_open(scored)
     return list(scored)
@@ -198,15 +202,6 @@ async def _echo(
 def _check_length(counted: Any, sent: int) -> None:
     if isinstance(counted, int) and counted != sent:
         raise ServerError(f"the server counts {counted} tokens in a prompt of {sent}: it truncates, or has another tokenizer")
-
-
-def _check_tokens(returned: Sequence[Any], ids: Sequence[int], words: Words) -> None:
-    """Raise `ServerError` unless the returned tokens, by id or by text, are the ones that were sent."""
-    if len(returned) != len(ids):
-        raise ServerError(f"{len(returned)} of {len(ids)} tokens came back: the server truncates, or has another tokenizer")
-    for k, (got, wanted) in enumerate(zip(returned, ids)):
-        if not _is(got, wanted, words):
-            raise ServerError(f"token {k} came back as another than {_name(wanted, words)}; is that the model's tokenizer?")
 
 
 def _name(token_id: int, words: Words) -> str:

@@ -157,7 +157,9 @@ class Tracker:
         from mlflow.entities import Param
 
         for batch in _batches(list(values.items()), MAX_PARAMS):
-            self.client.log_batch(run_id, params=[Param(k, _shortened(secrets.hide(str(v)))) for k, v in batch])
+            texts = [(k, secrets.hide(str(v))) for k, v in batch]
+            marked = [(k, v, f"{v[: MAX_PARAM_LENGTH - 40]} ... ({len(v)} characters)") for k, v in texts]
+            self.client.log_batch(run_id, params=[Param(k, v if len(v) <= MAX_PARAM_LENGTH else cut) for k, v, cut in marked])
 
     def log_metrics(self, run_id: str, values: dict[str, float], curves: dict[str, Curve] | None = None) -> None:
         """Log values at step 0 and each curve's points at their own steps (a position, a context, a concurrency)."""
@@ -255,11 +257,6 @@ def is_being_written(run: Any) -> bool:
         return bool(f"{psutil.Process(int(pid)).create_time():.0f}" == began)
     except psutil.Error:
         return False
-
-
-def _shortened(text: str) -> str:
-    """`text` within MLflow's limit for a param, marked where it was cut."""
-    return text if len(text) <= MAX_PARAM_LENGTH else f"{text[: MAX_PARAM_LENGTH - 40]} ... ({len(text)} characters)"
 
 
 def _batches(values: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:

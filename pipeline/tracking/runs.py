@@ -35,6 +35,11 @@ WRITTEN = (str(dvc_lock.LOCK), str(artifacts.REPORTS), "README.md")  # by the pi
 Values = dict[str, Any]  # value, low, high, ...
 
 
+def verdict_of(verdict: Values, name: str, reference: str) -> str:
+    """A variant's verdict as one word."""
+    return "REFERENCE" if name == reference else str(verdict["variants"].get(name, {}).get("verdict", "MISSING"))
+
+
 @dataclass(frozen=True)
 class State:
     """Each variant's results and serving results (empty if none), and the verdict."""
@@ -56,10 +61,6 @@ class State:
             for name, v in self.verdict["variants"].items()
         }
         return artifacts.digest([{n: self.variant_key(n) for n in self.results}, self.verdict["verdict"], judged])
-
-    def word(self, name: str, reference: str) -> str:
-        """A variant's verdict as one word."""
-        return verdict_of(self.verdict, name, reference)
 
 
 def load_state(settings: Params) -> State:
@@ -88,7 +89,7 @@ def version_tags(state: State, name: str, settings: Params) -> dict[str, str]:
     """Tags of a variant's version in the registry; its files stay where they are."""
     result = state.results[name]
     return {
-        "variant": name, "verdict": state.word(name, settings.reference),
+        "variant": name, "verdict": verdict_of(state.verdict, name, settings.reference),
         "status": result["status"], "base": result["base"], "model": str(result["model"]), "key": state.variant_key(name),
         "location": str(artifacts.model_dir(name)),
     }  # fmt: skip
@@ -100,16 +101,12 @@ def provenance(state: State, settings: Params) -> dict[str, str]:
     machine = ", ".join(f"{k} {v}" for k, v in facts.items() if v is not None) or "no timings were taken"
     tags = {"mlflow.source.name": "pipeline.track", "mlflow.source.type": "LOCAL", "machine": machine}
     if commit := git.line("rev-parse", "HEAD"):
-        tags |= {"mlflow.source.git.commit": commit, "git.changed": str(_is_tree_changed()).lower()}
+        changed = git.line("status", "--porcelain", "--", ":/", *(f":(exclude){path}" for path in WRITTEN))
+        tags |= {"mlflow.source.git.commit": commit, "git.changed": str(bool(changed)).lower()}
     if dvc_lock.LOCK.exists():  # without this stage's own entry, which DVC writes after it
         stages = dvc_lock.stages(dvc_lock.LOCK.read_bytes())
         tags["dvc.lock"] = artifacts.digest({k: v for k, v in stages.items() if k != "track"})
     return tags
-
-
-def _is_tree_changed() -> bool:
-    """Whether anything but the pipeline's own outputs differs from the commit."""
-    return bool(git.line("status", "--porcelain", "--", ":/", *(f":(exclude){path}" for path in WRITTEN)))
 
 
 def log_variant(tracker: Tracker, state: State, name: str, settings: Params, made_from: dict[str, str]) -> str:
@@ -170,7 +167,7 @@ def mark_current(tracker: Tracker, parent: str, runs: dict[str, str], state: Sta
             tracker.set_tags(run.info.run_id, {CURRENT: "false"})
     tracker.set_tags(parent, {CURRENT: "true"})
     for name, run_id in runs.items():
-        tracker.set_tags(run_id, {PARENT: parent, CURRENT: "true", "verdict": state.word(name, settings.reference)})
+        tracker.set_tags(run_id, {PARENT: parent, CURRENT: "true", "verdict": verdict_of(state.verdict, name, settings.reference)})
         _describe(tracker, run_id, name, state, settings)
 
 
@@ -301,11 +298,6 @@ COLUMNS = {
     "size MB": "weight_bytes", "KLD (nats)": "kld_mean", "top-1 (%)": "top1_agreement", "accuracy Δ (pp)": "acc_delta/all",
     "TTFT (ms)": "ttft_ms", "decode tok/s": "decode_tok_s",
 }  # fmt: skip
-
-
-def verdict_of(verdict: Values, name: str, reference: str) -> str:
-    """A variant's verdict as one word."""
-    return "REFERENCE" if name == reference else str(verdict["variants"].get(name, {}).get("verdict", "MISSING"))
 
 
 def comparison(results: dict[str, Values], verdict: Values, reference: str) -> list[dict[str, str]]:
