@@ -1,9 +1,8 @@
 """gate: metrics + rules -> PASS / FAIL / INCONCLUSIVE -> reports/gate.json
 
-The stage only writes the verdict and exits 0, so that report and MLflow always come after it. `--enforce` is what a
-merge runs: 0 pass, 1 fail, 2 missing or stale, 3 inconclusive. With `--baseline REV` it also judges the rules against
-what that commit had, and the rules themselves against that commit's; `--comment` writes what a merge's reader should see.
-How results become a verdict: gating/verdicts.py; what a merge asks on top: gating/merge.py.
+The stage writes the verdict and exits 0, so that report and MLflow always come after it. A merge runs `--enforce`: exit 0 pass,
+1 fail, 2 missing or stale, 3 inconclusive. `--baseline REV` also compares results and rules with that commit's; `--comment`
+writes the comment of a merge request.
 """
 
 from __future__ import annotations

@@ -82,10 +82,8 @@ def context_of(results: Results, verdict: dict[str, Any], settings: Params, tabl
 
 
 def draw(results: Results, verdict: dict[str, Any], settings: Params, serving: Results) -> dict[str, dict[str, str | None]]:
-    """Draw every picture for which there are figures; {name: {alt, svg, why}}, `why` where there are none.
-
-    serving: {variant: figures of its server}, of those that are not stale.
-    """
+    """Draw every picture for which there are figures; {name: {alt, svg, why}}, `why` where there are none. serving: {variant:
+    figures of its server}, of those that are not stale."""
     reference, level = settings.reference, settings.compare.confidence
     loads = latency.sweeps(results, serving, settings.amount.benchmark.prompt_tokens)
     found = {
@@ -164,10 +162,8 @@ def print_summary(settings: Params) -> None:
 
 
 def print_first(settings: Params) -> None:
-    """The reference and the first variant that decides, judged, while others are to be measured; nothing once all are.
-
-    What only a server tells is left out: `serve` comes later.
-    """
+    """The reference and the first variant that decides, judged, while others are to be measured; nothing once all are. What only a
+    server tells is left out: `serve` comes later."""
     first = settings.gate.required[0]
     if stale_line(settings) is None:
         return

@@ -47,11 +47,8 @@ def track(settings: Params, uri: str) -> tuple[dict[str, Any], int]:
 
 
 def promote(settings: Params, uri: str, variant: str, *, force: bool, reason: str) -> str:
-    """Make a variant the champion; returns a sentence about what happened.
-
-    Without `force`, raises `ArtifactError` unless its verdict is PASS and not stale, and its files, if they are here, are the
-    measured ones.
-    """
+    """Make a variant the champion; returns a sentence about what happened. Without `force`, raises `ArtifactError` unless its
+    verdict is PASS and not stale, and its files, if they are here, are the measured ones."""
     settings.variant(variant)
     state = runs.load_state(settings)
     word = runs.verdict_of(state.verdict, variant, settings.reference)
@@ -147,10 +144,8 @@ def _alone() -> Any:
 
 
 def _reported(uri: str, advice: str, act: Callable[[], Done]) -> Done:
-    """Return `act()`; turn whatever MLflow, SQLAlchemy or a missing driver raises into one line that ends in `advice`.
-
-    The stage exits 1 under `dvc repro` too: DVC would not repeat a stage that succeeded.
-    """
+    """Return `act()`; turn whatever MLflow, SQLAlchemy or a missing driver raises into one line that ends in `advice`. The stage
+    exits 1 under `dvc repro` too: DVC would not repeat a stage that succeeded."""
     start = time.monotonic()
     try:
         return act()

@@ -82,11 +82,9 @@ def _add_served(base: Baseline, settings: Params) -> None:
 
 
 def beside(base: Baseline, results: dict[str, Row], settings: Params) -> dict[str, Any]:
-    """Differences to the baseline: {rev, commit, variants: {name: {figures, lost, new, values}}}.
-
-    figures: {metric: its difference} of metrics that a rule names; lost: metrics that only the baseline has; new: metrics that only
-    this run has; values: the baseline's metrics that a rule names.
-    """
+    """Differences to the baseline: {rev, commit, variants: {name: {figures, lost, new, values}}}. figures: {metric: its
+    difference} of metrics that a rule names; lost: metrics that only the baseline has; new: metrics that only this run has;
+    values: the baseline's metrics that a rule names."""
     ref = settings.reference
     ours, theirs = results.get(ref, {}), base.results.get(ref, {})
     if not theirs or any(r.get("reference") != ref for r in base.results.values()):

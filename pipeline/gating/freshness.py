@@ -47,10 +47,8 @@ def _some(names: list[str]) -> str:
 
 
 def status() -> tuple[list[str], list[str]]:
-    """(what differs from dvc.lock, what is absent), of all that the stage `gate` follows from.
-
-    Raises `ArtifactError` where DVC cannot say: no project, a damaged dvc.lock, another dvc at work.
-    """
+    """(what differs from dvc.lock, what is absent), of all that the stage `gate` follows from. Raises `ArtifactError` where DVC
+    cannot say: no project, a damaged dvc.lock, another dvc at work."""
     from dvc.exceptions import DvcException
     from dvc.repo import Repo
 

@@ -35,10 +35,8 @@ def load_results(settings: Params) -> dict[str, Row]:
 
 
 def judge(settings: Params, rev: str | None = None) -> Merge:
-    """Judge the results on file as a merge does. rev: the commit merged into; else QUANTGATE_BASELINE or gate.baseline.
-
-    Raises `ArtifactError` for stale results or a missing baseline.
-    """
+    """Judge the results on file as a merge does. rev: the commit merged into; else QUANTGATE_BASELINE or gate.baseline. Raises
+    `ArtifactError` for stale results or a missing baseline."""
     if rev is not None and not rev.strip():
         raise ArtifactError("no baseline: --baseline is empty; name the commit merged into, or leave it out")
     absent = freshness.check(settings)

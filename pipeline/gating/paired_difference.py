@@ -52,10 +52,8 @@ def timed(name: str) -> bool:
 
 
 def tokens_paired(b: Builder, name: str, now: dict[str, Any], then: dict[str, Any]) -> Metric | None:
-    """Paired difference of a token metric over tokens that both have; None where they share none, or it has no such rows.
-
-    now, then: columns of artifacts/tokens. Whole documents are resampled, as in the metric itself.
-    """
+    """Paired difference of a token metric over tokens that both have; None where they share none, or it has no such rows. now,
+    then: columns of artifacts/tokens. Whole documents are resampled, as in the metric itself."""
     stem, _, part = name.partition("/")
     if stem not in PER_TOKEN:
         return None
@@ -123,11 +121,9 @@ def _left(count: int, what: str) -> tuple[str, ...]:
 
 
 def unpaired(name: str, now: Metric, then: Metric, why: str, *, same_machine: bool) -> Metric:
-    """Difference of two figures from their values and intervals, as if they were independent.
-
-    The limits add by their squares (Zou and Donner 2008, Statistics in Medicine 27:1693), on the log scale for a ratio. Without
-    both intervals, or with timings of two machines, there is a value and no interval, which never passes.
-    """
+    """Difference of two figures from their values and intervals, as if they were independent. The limits add by their squares (Zou
+    and Donner 2008, Statistics in Medicine 27:1693), on the log scale for a ratio. Without both intervals, or with timings of two
+    machines, there is a value and no interval, which never passes."""
     what = definition(name)
     assert what is not None  # the caller has it from the results
     ratio = what.unit == "ratio"
@@ -194,9 +190,7 @@ def unchanged(name: str, now: Metric) -> Metric:
 
 def another_reference(name: str, figure: Metric, notes: tuple[str, ...]) -> Metric:
     """A difference without its interval if it counts from a reference that was built again: a worse one brings variants nearer.
-
-    Answers that are paired item by item do not count from the reference.
-    """
+    Answers that are paired item by item do not count from the reference."""
     what = definition(name)
     relative = what is not None and what.neutral is not None and figure["how"] != "paired by item"
     limits: Metric = {"low": None, "high": None} if relative else {}

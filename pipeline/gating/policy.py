@@ -134,11 +134,9 @@ def _text(rule: Rule) -> str:
 
 
 def _noise(rule: Rule, settings: Params, results: dict[str, Row]) -> str:
-    """The least margin that a variant without loss passes in 80 % of runs, in the unit of the rule's bound.
-
-    It is the smallest loss that the narrowest interval of a required variant can resolve, above the noise floor's upper end if the
-    metric has one. Unknown without an interval, and for timings whose run-to-run variation was not measured.
-    """
+    """The least margin that a variant without loss passes in 80 % of runs, in the unit of the rule's bound. It is the smallest
+    loss that the narrowest interval of a required variant can resolve, above the noise floor's upper end if the metric has one.
+    Unknown without an interval, and for timings whose run-to-run variation was not measured."""
     own = [results.get(n, {}).get("metrics", {}).get(rule.metric) or {} for n in settings.gate.required if _applies(rule, n)]
     own = [m for m in own if None not in (m.get("low"), m.get("high")) and not (timed(rule.metric) and m.get("between") is None)]
     if not own:

@@ -198,11 +198,9 @@ def _notes(metric: dict[str, Any]) -> str:
 
 
 def judge_above(rule: Rule, metric: dict[str, Any] | None, floors: dict[str, Any]) -> tuple[Bound, Judgement]:
-    """Verdict of a metric against a margin above the floor (or the rounding), and the bound that a PASS must meet.
-
-    floors: metrics of the reference. The floor is an estimate too: a PASS must hold above its lower bound and a FAIL above its
-    upper one. A floor that is missing, null or without an interval is never a PASS.
-    """
+    """Verdict of a metric against a margin above the floor (or the rounding), and the bound that a PASS must meet. floors: metrics
+    of the reference. The floor is an estimate too: a PASS must hold above its lower bound and a FAIL above its upper one. A floor
+    that is missing, null or without an interval is never a PASS."""
     bound = bound_of(rule)
     name = FLOORS[rule.metric][0 if rule.above == "floor" else 1]
     floor = floors.get(name)
@@ -221,10 +219,8 @@ def judge_above(rule: Rule, metric: dict[str, Any] | None, floors: dict[str, Any
 
 
 def looks_of(settings: Params, variant: str) -> Looks:
-    """Two looks if rounds may be added and a gate rule bounds this variant's decode rate; else one.
-
-    Rules decide when to stop, not what a round measures: so `benchmark` does not depend on them in dvc.yaml.
-    """
+    """Two looks if rounds may be added and a gate rule bounds this variant's decode rate; else one. Rules decide when to stop, not
+    what a round measures: so `benchmark` does not depend on them in dvc.yaml."""
     setup = settings.amount.benchmark
     own = [r for r in settings.gate.rules if r.metric == "speed_ratio" and (r.variants is None or variant in r.variants)]
     bounds = tuple(bound_of(r).threshold for r in own) if variant != settings.reference else ()

@@ -36,10 +36,8 @@ def pair(rows: list[Row], reference: list[Row]) -> list[tuple[Row, Row]]:
 
 
 def answer_metrics(b: Builder, pairs: list[tuple[Row, Row]], allow_truncated: bool, once: str | None = None) -> str | None:
-    """Scores, paired differences and flips per task; returns why the variant is invalid, or None.
-
-    once: why the reference answered in one arithmetic only. Where it answered in two, differences count from the mean of both.
-    """
+    """Scores, paired differences and flips per task; returns why the variant is invalid, or None. once: why the reference answered
+    in one arithmetic only. Where it answered in two, differences count from the mean of both."""
     note = (f"how far its arithmetic moves the reference's answers is not in it: {once}",) if once else ()
     tasks: dict[str, list[tuple[Row, Row]]] = {}
     first = {ours["task"]: ours["filter"] for ours, _ in reversed(pairs)}

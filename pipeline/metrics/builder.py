@@ -26,10 +26,8 @@ def as_metric(name: str, estimate: Estimate, confidence: float, scale: float = 1
 
 
 class Builder:
-    """Collects metrics under one confidence, one number of resamples and one seed.
-
-    Each metric gets a generator of its own from the seed and its name, so that adding a metric moves no other's interval.
-    """
+    """Collects metrics under one confidence, one number of resamples and one seed. Each metric gets a generator of its own from
+    the seed and its name, so that adding a metric moves no other's interval."""
 
     def __init__(self, setup: Compare, seed: int) -> None:
         self.confidence, self.resamples, self.seed, self.between = setup.confidence, setup.resamples, seed, setup.between_runs

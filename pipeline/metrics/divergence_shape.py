@@ -36,12 +36,9 @@ def judge(
     kld: ArrayLike, documents: ArrayLike, groups: dict[str, ArrayLike], *, confidence: float, resamples: int,
     rng: np.random.Generator,
 ) -> dict[str, Any]:  # fmt: skip
-    """How divergence is spread, with the figures behind it.
-
-    kld: [n], nats; documents: [n], whole ones are resampled; groups: {what they are grouped by: [n] labels}.
-    kind: uniform, isolated, neither, none (no divergence at all), too few, or not finite. settled: the interval of the
-    worst tokens' share lies on one side of the bound that decided.
-    """
+    """How divergence is spread, with the figures behind it. kld: [n], nats; documents: [n], whole ones are resampled; groups:
+    {what they are grouped by: [n] labels}. kind: uniform, isolated, neither, none (no divergence at all), too few, or not finite.
+    settled: the interval of the worst tokens' share lies on one side of the bound that decided."""
     x, docs = np.asarray(kld, float), np.asarray(documents)
     n = len(x)
     shape = {"kind": "too few", "settled": False, "n": n, "worst_share": None, "median_over_mean": None, "groups": list[Any]()}

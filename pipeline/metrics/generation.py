@@ -28,10 +28,8 @@ def pair(rows: list[Row], reference: list[Row]) -> list[tuple[Row, Row]]:
 
 
 def checked(pairs: list[tuple[Row, Row]]) -> list[tuple[dict[str, bool], dict[str, bool]]]:
-    """What is wrong with each reply, and with the reference's to the same prompt by the same criteria.
-
-    Scripts that the reference's reply uses are at home in both, so the reference itself never switches.
-    """
+    """What is wrong with each reply, and with the reference's to the same prompt by the same criteria. Scripts that the
+    reference's reply uses are at home in both, so the reference itself never switches."""
 
     def of(row: Row, reference: Row) -> dict[str, bool]:
         return degeneration.faults(row["text"], row["token_ids"], row["cut"], row["prompt"], reference["text"])
@@ -85,11 +83,9 @@ def _repetition(b: Builder, pairs: list[tuple[Row, Row]]) -> None:
 
 
 def median_position(gone: list[int | None], most: int, *, confidence: float) -> Estimate:
-    """Median over prompts of the first token that differs, with the exact interval of order statistics.
-
-    gone: None where a reply never differs within `most` tokens; that ranks behind every number. Source: the binomial
-    interval of a quantile (David and Nagaraja, Order Statistics, 2003, 7.1).
-    """
+    """Median over prompts of the first token that differs, with the exact interval of order statistics. gone: None where a reply
+    never differs within `most` tokens; that ranks behind every number. Source: the binomial interval of a quantile (David and
+    Nagaraja, Order Statistics, 2003, 7.1)."""
     n = len(gone)
     x = sorted(most + 1 if g is None else g for g in gone)
     value = x[(n + 1) // 2 - 1]

@@ -74,12 +74,9 @@ class Objective:
 
 
 def level(rows: list[Row], confidence: float, objective: Objective | None = None, between: float | None = None) -> Metrics:
-    """Figures of one level. rows: all of its requests, failed ones and warm-ups too; between: what times and rates of whole
-    runs differ by (whole_runs.py).
-
-    Failed requests are out of latencies and throughput and in the rates; how long they took counts as wall time
-    all the same.
-    """
+    """Figures of one level. rows: all of its requests, failed ones and warm-ups too; between: what times and rates of whole runs
+    differ by (whole_runs.py). Failed requests are out of latencies and throughput and in the rates; how long they took counts as
+    wall time all the same."""
     counted = [r for r in rows if not r["warmup"]]
     good = [r for r in counted if r["ok"]]
     found = {

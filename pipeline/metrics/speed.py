@@ -167,10 +167,8 @@ def _swept(b: Builder, scenario: str, own: list[Row], notes: tuple[str, ...]) ->
 
 
 def _cliffs(b: Builder, contexts: list[list[Row]]) -> list[str]:
-    """Where a token costs more than CLIFF times what it cost at the next shorter context; also a warning on the metric.
-
-    The least of the repetitions is compared: interference only adds.
-    """
+    """Where a token costs more than CLIFF times what it cost at the next shorter context; also a warning on the metric. The least
+    of the repetitions is compared: interference only adds."""
     costs = {
         "ttft_ms": ("ms per prompt token", lambda r: first_token_s(r) / r["prompt_tokens"]),
         "tpot_ms": ("ms per output token", each_token_s),

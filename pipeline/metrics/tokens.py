@@ -141,11 +141,9 @@ def _along(c: Columns, values: NDArray[Any]) -> list[NDArray[Any]]:
 def median_departure(
     at: NDArray[np.int64], departed: NDArray[np.bool_], confidence: float, resamples: int, rng: np.random.Generator
 ) -> Estimate:
-    """Median position of the first departure, with a percentile interval over resampled trajectories.
-
-    at: [n] position of the first departure, or length of a trajectory that has none (departed False): it might have
-    departed later, so it counts as long as it lasts. Source: Kaplan and Meier 1958, the product-limit median.
-    """
+    """Median position of the first departure, with a percentile interval over resampled trajectories. at: [n] position of the
+    first departure, or length of a trajectory that has none (departed False): it might have departed later, so it counts as long
+    as it lasts. Source: Kaplan and Meier 1958, the product-limit median."""
     n = len(at)
     method = f"Kaplan-Meier median, {n} trajectories, percentile bootstrap, {resamples} resamples"
     value = _product_limit_median(at, departed)

@@ -31,11 +31,9 @@ ROOM = 2.0  # times the greatest figure, and a share of the least, is how far a 
 
 
 def sweeps(results: Results, serving: Results, prompt_tokens: int) -> list[tuple[str, str, str, Curves]]:
-    """(title, unit, axis, {variant: its curve}) of those loads at which two or more were measured.
-
-    serving: {variant: reports/serving/<variant>.json}, whose levels count like parts of a metric. prompt_tokens: of the
-    rounds, whose figures stand for a sweep's of the same context, as in the trade-off table: they are surer.
-    """
+    """(title, unit, axis, {variant: its curve}) of those loads at which two or more were measured. serving: {variant:
+    reports/serving/<variant>.json}, whose levels count like parts of a metric. prompt_tokens: of the rounds, whose figures stand
+    for a sweep's of the same context, as in the trade-off table: they are surer."""
     found = []
     for title, unit, start in SWEEPS:
         curves = {}

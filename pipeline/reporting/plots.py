@@ -95,10 +95,8 @@ def bars(metric: dict[str, Any]) -> list[list[float]] | None:
 
 
 def draw_tradeoff(results: Results, verdict: dict[str, Any], reference: str, confidence: float, path: Path) -> str:
-    """Quality (KLD) against decode speed: a numbered mark a variant, area by file size; returns the alternative text.
-
-    Speed is the ratio to the reference in the same run; the line is the least KLD to be had at a speed, by value.
-    """
+    """Quality (KLD) against decode speed: a numbered mark a variant, area by file size; returns the alternative text. Speed is the
+    ratio to the reference in the same run; the line is the least KLD to be had at a speed, by value."""
     behind = {n: d for n, d in pareto.dominated(results, reference).items() if d.sure}
     names = pareto.measured(results)
     alt = f"Mean KLD to {reference} against decode speed, for {', '.join(names) or 'no variant'}; the table has the figures."

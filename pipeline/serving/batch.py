@@ -104,10 +104,8 @@ def _item(text: str, where: str, max_tokens: int) -> Item:
 
 
 def answered(results: Path, items: list[Item]) -> dict[str, Row]:
-    """{key: its result} of previous runs. Removes a last line that a killed run left incomplete.
-
-    Raises `ArtifactError`, before changing the file, if a key had another request, or if the file is not one of results.
-    """
+    """{key: its result} of previous runs. Removes a last line that a killed run left incomplete. Raises `ArtifactError`, before
+    changing the file, if a key had another request, or if the file is not one of results."""
     if not results.exists():
         return {}
     *lines, last = results.read_bytes().split(b"\n")

@@ -113,12 +113,9 @@ def key_from(variable: str = KEY) -> str | None:
 
 @asynccontextmanager
 async def connected(endpoint: Endpoint, transport: httpx2.AsyncBaseTransport | None = None) -> AsyncIterator[httpx2.AsyncClient]:
-    """A client with as many connections as concurrent requests.
-
-    Over http each request opens a connection. That costs one round trip, which the row shows, and no request hits a connection that
-    the server is closing: llama.cpp's server closes after each stream, and a few percent of requests failed. Over https, where a
-    handshake costs several round trips, connections are kept.
-    """
+    """A client with as many connections as concurrent requests. Over http each request opens a connection. That costs one round
+    trip, which the row shows, and no request hits a connection that the server is closing: llama.cpp's server closes after each
+    stream, and a few percent of requests failed. Over https, where a handshake costs several round trips, connections are kept."""
     headers = {"Authorization": f"Bearer {endpoint.key}"} if endpoint.key else {}
     is_plain = httpx2.URL(endpoint.url).scheme == "http"
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=0 if is_plain else None)

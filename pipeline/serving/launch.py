@@ -117,11 +117,9 @@ def launched(
     kind: str, model_dir: Path, *, threads: int = 1, parallel: int = 1, context: int = CONTEXT, startup_s: float = STARTUP_S,
     options: dict[str, Any] | None = None,
 ) -> Iterator[Launched]:  # fmt: skip
-    """A server on the model in `model_dir` for `parallel` requests at once, each of up to `context` tokens.
-
-    options: the variant's engine_options. Raises `ParamsError` for an unknown kind, `Unsupported` if it cannot run here or lacks an
-    option, `ServerError` or `Crashed` if it does not come up.
-    """
+    """A server on the model in `model_dir` for `parallel` requests at once, each of up to `context` tokens. options: the variant's
+    engine_options. Raises `ParamsError` for an unknown kind, `Unsupported` if it cannot run here or lacks an option, `ServerError`
+    or `Crashed` if it does not come up."""
     if kind not in KINDS:
         raise ParamsError(f"server {kind!r} cannot be launched{did_you_mean(kind, list(KINDS))}")
     options = options or {}

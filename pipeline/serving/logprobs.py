@@ -98,10 +98,8 @@ WAYS: dict[str, Way] = {"echo of token ids": echo_ids, "echo of text": echo_text
 
 
 async def find_way(client: httpx2.AsyncClient, endpoint: Endpoint, words: Words, text: str) -> tuple[str, dict[str, str]]:
-    """(the first of WAYS that works on this text, {each way before it: why it does not}).
-
-    Raises `Unsupported` with all reasons if none works.
-    """
+    """(the first of WAYS that works on this text, {each way before it: why it does not}). Raises `Unsupported` with all reasons if
+    none works."""
     ids, failed = words.encoded(text), dict[str, str]()
     for name, way in WAYS.items():
         try:
@@ -116,10 +114,8 @@ async def find_way(client: httpx2.AsyncClient, endpoint: Endpoint, words: Words,
 
 
 async def _check_aligned(client: httpx2.AsyncClient, endpoint: Endpoint, words: Words, way: Way, text: str) -> None:
-    """Raise `ServerError` unless echo returns a generated token with the log-probability that it was generated with.
-
-    The echo of llama-cpp-python 0.3.36 is off by one token: all tokens are there, every value is wrong.
-    """
+    """Raise `ServerError` unless echo returns a generated token with the log-probability that it was generated with. The echo of
+    llama-cpp-python 0.3.36 is off by one token: all tokens are there, every value is wrong."""
     compared = 0
     for count in OPENINGS:
         opening = " ".join(text.split()[:count])
@@ -163,9 +159,7 @@ async def echo(
     client: httpx2.AsyncClient, endpoint: Endpoint, prompt: str | list[int], **fields: Any
 ) -> tuple[list[Any] | None, list[Any], Any]:
     """(tokens or None, their log-probabilities, number of prompt tokens or None) of a prompt and the one token generated after it.
-
-    Raises `ServerError` if the reply has no log-probabilities of the prompt.
-    """
+    Raises `ServerError` if the reply has no log-probabilities of the prompt."""
     # One token, not none: llama-cpp-python takes 0 for no limit.
     body = {"prompt": prompt, "max_tokens": 1, "echo": True, "logprobs": 1, **fields}
     choice, prompt_tokens = await _post(client, endpoint, body)

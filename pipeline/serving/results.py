@@ -91,10 +91,8 @@ def current(variants: dict[str, Row], settings: Params) -> tuple[dict[str, Row],
 
 
 def add(variants: dict[str, Row], settings: Params, servers: dict[str, Row] | None = None) -> None:
-    """Add server metrics to {variant: its metrics file}, if any rule judges one; `client` is the machine that asked.
-
-    servers: {variant: its server's results}, by default those on disk.
-    """
+    """Add server metrics to {variant: its metrics file}, if any rule judges one; `client` is the machine that asked. servers:
+    {variant: its server's results}, by default those on disk."""
     if not judged(settings):
         return
     servers = load(settings) if servers is None else servers

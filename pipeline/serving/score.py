@@ -72,10 +72,8 @@ class Tokens:
 
 
 async def scored(endpoint: Endpoint, windows: Sequence[Window], words: Tokens, at_once: int) -> tuple[Row, list[Row]]:
-    """({url, model, way, lacks: why the ways before it fail}, one row a window). logps: in nats, of tokens first .. n - 1.
-
-    Raises `ServerError` without a server or its model, `Unsupported` if it gives no log-probabilities.
-    """
+    """({url, model, way, lacks: why the ways before it fail}, one row a window). logps: in nats, of tokens first .. n - 1. Raises
+    `ServerError` without a server or its model, `Unsupported` if it gives no log-probabilities."""
     async with connected(endpoint) as client:
         endpoint = replace(endpoint, model=probe.chosen(endpoint.model, await probe.models(client, endpoint), endpoint.url))
         name, lacks = await find_way(client, endpoint, words, probe.TEXT)

@@ -44,10 +44,8 @@ Curve = list[tuple[int, float]]  # (step, value)
 
 
 def check_reachable(uri: str) -> None:
-    """Return once the server or database answers; create a missing sqlite file, completely or not at all.
-
-    Raises `ArtifactError` for a missing driver, and whatever the network or the driver raises.
-    """
+    """Return once the server or database answers; create a missing sqlite file, completely or not at all. Raises `ArtifactError`
+    for a missing driver, and whatever the network or the driver raises."""
     for name, value in LIMITS.items():
         os.environ.setdefault(name, value)
     scheme = urlsplit(uri).scheme.partition("+")[0]

@@ -40,10 +40,8 @@ class Registry:
         return pages(lambda token: self.client.search_model_versions(self.query, page_token=token))
 
     def register(self, experiment_id: str, current: dict[str, dict[str, str]]) -> dict[str, str]:
-        """Make a version for each run and update its tags; other versions become not current. Returns {run id: version}.
-
-        current: {run id: tags, with `variant` among them}.
-        """
+        """Make a version for each run and update its tags; other versions become not current. Returns {run id: version}. current:
+        {run id: tags, with `variant` among them}."""
         if self._model() is None:
             about = f"Variants of the MLflow experiment, by reference. `{ALIAS}` is the one to serve; its moves are tags."
             self.client.create_registered_model(self.name, description=about)

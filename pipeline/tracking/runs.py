@@ -187,10 +187,8 @@ def _describe(tracker: Tracker, run_id: str, name: str, state: State, settings: 
 
 
 def flat_metrics(metrics: dict[str, Values]) -> dict[str, float]:
-    """{name: value} with `_low` and `_high` beside. Unknown values are left out: MLflow would show them as 0.
-
-    A suffix goes before the slash: kld_mean_low/news. Raises `ArtifactError` if two names collide.
-    """
+    """{name: value} with `_low` and `_high` beside. Unknown values are left out: MLflow would show them as 0. A suffix goes before
+    the slash: kld_mean_low/news. Raises `ArtifactError` if two names collide."""
     flat: dict[str, float] = {}
     for name, metric in metrics.items():
         for full, value in _with_limits(name, metric):
@@ -209,10 +207,8 @@ def _with_limits(name: str, metric: Values) -> Iterator[tuple[str, float]]:
 
 
 def curves(result: Values, serving: Values | None = None) -> dict[str, list[tuple[int, float]]]:
-    """{name: [(step, value), ...]} of what is measured along an axis: kld_by_position/corpus, tpot_ms_by_context, ...
-
-    Raises `ArtifactError` if a curve has a metric's name: MLflow would merge the two.
-    """
+    """{name: [(step, value), ...]} of what is measured along an axis: kld_by_position/corpus, tpot_ms_by_context, ... Raises
+    `ArtifactError` if a curve has a metric's name: MLflow would merge the two."""
     by_name: dict[str, dict[int, float]] = {}
     for name, step, metric in _points(result, serving or {}):
         for full, value in _with_limits(name, metric):
