@@ -93,24 +93,21 @@ def draw(results: Results, verdict: dict[str, Any], settings: Params, serving: R
         "latency": latency.draw_latency(loads, level, FIGURES / "latency.svg"),
         "memory": charts.draw_memory(results, FIGURES / "memory.svg"),
     }
-    return {name: _drawn(FIGURES / f"{name}.svg", alt, WHY.get(name, "no variant has the figures")) for name, alt in found.items()}
-
-
-def _drawn(path: Path, alt: str | None, why: str) -> dict[str, str | None]:
-    if alt is None:  # an earlier run's picture must not stand for this one
-        path.unlink(missing_ok=True)
-        return {"alt": None, "svg": None, "why": why}
-    svg = path.read_text(encoding="utf-8")
-    return {"alt": alt, "svg": svg[svg.index("<svg") :], "why": None}
+    drawn = {}
+    for name, alt in found.items():
+        path = FIGURES / f"{name}.svg"
+        if alt is None:  # an earlier run's picture must not stand for this one
+            path.unlink(missing_ok=True)
+        svg = path.read_text(encoding="utf-8") if alt else None
+        why = None if alt else WHY.get(name, "no variant has the figures")
+        drawn[name] = {"alt": alt, "svg": svg and svg[svg.index("<svg") :], "why": why}
+    return drawn
 
 
 def summary_numbers(results: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
     """{variant: {metric: value}} for `dvc metrics`, which drops text; unknown values are left out."""
-    found = {}
-    for name, result in results.items():
-        values = {k: result["metrics"][k]["value"] for k in SUMMARY_METRICS if k in result["metrics"]}
-        found[name] = {k: v for k, v in values.items() if v is not None}
-    return found
+    values = {name: {k: r["metrics"].get(k, {}).get("value") for k in SUMMARY_METRICS} for name, r in results.items()}
+    return {name: {k: v for k, v in by_metric.items() if v is not None} for name, by_metric in values.items()}
 
 
 def write(settings: Params) -> None:

@@ -104,7 +104,12 @@ def main(
     reason: Annotated[str, typer.Option("--reason", help="Kept with the move.")] = "",
 ) -> None:
     """Log the results to MLflow; safe to repeat."""
-    _check_options(to_promote, back, force, reason)
+    if to_promote and back:
+        raise ParamsError("--promote and --rollback exclude each other; give one")
+    if force and not (to_promote and reason.strip()):
+        raise ParamsError("--force goes with --promote VARIANT and --reason TEXT, which is kept with the move")
+    if reason and not (to_promote or back):
+        raise ParamsError("--reason goes with --promote VARIANT or --rollback")
     settings, why = params.load(), reason.strip()
     uri = os.environ.get("MLFLOW_TRACKING_URI") or settings.track.uri
     uri = re.sub(r"(?<=^sqlite:///)(?!/).*", lambda file: str(artifacts.from_project(file[0])), uri)
@@ -120,15 +125,6 @@ def main(
             counts = f"{created} new MLflow runs, {len(logged['runs'])} variants"
             sentence = f"{counts} under state {logged['parent'][:8]}, {watch.done():.1f} s"
         cli.say("track", sentence)
-
-
-def _check_options(to_promote: str, back: bool, force: bool, reason: str) -> None:
-    if to_promote and back:
-        raise ParamsError("--promote and --rollback exclude each other; give one")
-    if force and not (to_promote and reason.strip()):
-        raise ParamsError("--force goes with --promote VARIANT and --reason TEXT, which is kept with the move")
-    if reason and not (to_promote or back):
-        raise ParamsError("--reason goes with --promote VARIANT or --rollback")
 
 
 def _alone() -> Any:

@@ -20,7 +20,7 @@ from pipeline.core import artifacts, params
 from pipeline.core.errors import ParamsError
 from pipeline.gating import comment, freshness
 from pipeline.metrics.definitions import definition
-from pipeline.reporting import charts, latency, plots, text
+from pipeline.reporting import charts, latency, plots, text, tradeoff
 from pipeline.tracking import runs
 
 DRAWN = ("tradeoff", "domains", "positions", "memory")

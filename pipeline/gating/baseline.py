@@ -75,12 +75,6 @@ def _written(base: Baseline, path: Path) -> Row | None:
     return None if content is None else dict(json.loads(content))
 
 
-def _add_served(base: Baseline, settings: Params) -> None:
-    """Add the baseline's server metrics, if any rule judges one; null with the reason if missing or of other params."""
-    names = base.results if server_results.judged(settings) else ()
-    server_results.add(base.results, settings, {n: report for n in names if (report := _written(base, artifacts.served(n)))})
-
-
 def beside(base: Baseline, results: dict[str, Row], settings: Params) -> dict[str, Any]:
     """Differences to the baseline: {rev, commit, variants: {name: {figures, lost, new, values}}}. figures: {metric: its
     difference} of metrics that a rule names; lost: metrics that only the baseline has; new: metrics that only this run has;
@@ -91,7 +85,8 @@ def beside(base: Baseline, results: dict[str, Row], settings: Params) -> dict[st
         raise ArtifactError(f"no baseline: {base.name} measured against another reference than {ref}; {NEXT}")
     if ours.get("base") != theirs.get("base"):
         raise ArtifactError(f"no baseline: {base.name} measured another base model; {NEXT}")
-    _add_served(base, settings)
+    judged = base.results if server_results.judged(settings) else ()  # without a server's rule its metrics are not needed
+    server_results.add(base.results, settings, {n: report for n in judged if (report := _written(base, artifacts.served(n)))})
     notes = () if ours.get("model") == theirs.get("model") else (f"the reference is built in another way than at {base.rev}",)
     names = list(dict.fromkeys(rule.metric for rule in settings.gate.rules))
     variants = {
@@ -111,14 +106,10 @@ def _variant(base: Baseline, name: str, now: Row, names: list[str], settings: Pa
     figures = _figures(base, name, now, then, [n for n in names if n in have and n in had], settings)
     if notes:
         figures = {n: paired_difference.another_reference(n, figure, notes) for n, figure in figures.items()}
-    lost = sorted(n for n, m in had.items() if m.get("value") is not None and _gone(have.get(n)))
+    unexplained = {n for n, m in have.items() if m.get("value") is None and not (m.get("reason") or m.get("warnings"))}
+    lost = sorted(n for n, m in had.items() if m.get("value") is not None and (n not in have or n in unexplained))
     values = {n: had[n] for n in names if n in had}
     return {"figures": figures, "lost": lost, "new": sorted(have.keys() - had.keys()), "values": values, "known": True}
-
-
-def _gone(metric: Row | None) -> bool:
-    """Whether a metric is missing, or null without a reason."""
-    return metric is None or (metric.get("value") is None and not (metric.get("reason") or metric.get("warnings")))
 
 
 def _figures(base: Baseline, variant: str, now: Row, then: Row, names: list[str], settings: Params) -> dict[str, Row]:

@@ -33,9 +33,8 @@ def check(settings: Params) -> list[str]:
     """Paths that are not in this folder, so that they could not be compared. Raises `ArtifactError` if any other differs."""
     changed, absent = status()
     if source := changed_source(settings):
-        raise ArtifactError(
-            f"the local model is not what was downloaded: {_some(source)}; run `dvc repro -f download`, then `dvc repro`"
-        )
+        redo = "run `dvc repro -f download`, then `dvc repro`"
+        raise ArtifactError(f"the local model is not what was downloaded: {_some(source)}; {redo}")
     if changed:
         raise ArtifactError(f"the results are stale; missing or changed: {_some(changed)}; run `dvc repro`")
     return absent

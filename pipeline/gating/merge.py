@@ -46,8 +46,7 @@ def judge(settings: Params, rev: str | None = None) -> Merge:
         beside = baseline.beside(base, results, settings)
         loosened = policy.compare(settings, base.params, results)
     elif any(rule.against == "baseline" for rule in settings.gate.rules):
-        raise ArtifactError(
-            f"no baseline: params.yaml has rules against it; name the commit: --baseline, {baseline.VARIABLE} or gate.baseline"
-        )
+        name = f"name the commit: --baseline, {baseline.VARIABLE} or gate.baseline"
+        raise ArtifactError(f"no baseline: params.yaml has rules against it; {name}")
     verdict = policy.hold(dict(artifacts.jsonable(verdicts.of(results, settings, beside))), loosened)
     return Merge(verdict, results, beside, absent)

@@ -127,7 +127,8 @@ def unpaired(name: str, now: Metric, then: Metric, why: str, *, same_machine: bo
     what = definition(name)
     assert what is not None  # the caller has it from the results
     ratio = what.unit == "ratio"
-    value = _apart(now["value"], then["value"], ratio)
+    positive = now["value"] > 0 and then["value"] > 0
+    value = now["value"] - then["value"] if not ratio else now["value"] / then["value"] if positive else None
     n = min(now["n"], then["n"])
     method = "limits added by their squares (Zou and Donner 2008)"
     fault = _incomparable(name, now, then, same_machine)
@@ -155,14 +156,6 @@ def _between(value: float, now: Metric, then: Metric, ratio: bool) -> float | No
     if ratio or not value:
         return math.hypot(*shares) or None
     return math.hypot(*(s * m["value"] for s, m in zip(shares, (now, then)))) / abs(value) or None
-
-
-def _apart(now: float | None, then: float | None, ratio: bool) -> float | None:
-    if now is None or then is None:
-        return None
-    if ratio:
-        return now / then if now > 0 and then > 0 else None
-    return now - then
 
 
 def _incomparable(name: str, now: Metric, then: Metric, same_machine: bool) -> str:

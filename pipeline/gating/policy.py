@@ -58,7 +58,9 @@ def compare(settings: Params, base: Row, results: dict[str, Row]) -> list[Loosen
     rules, unknown = _readable(then.get("rules") or [])
     found += [Loosening(str(raw.get("metric")), "a rule", "unknown to this version", reason) for raw in unknown]
     for rule in rules:
-        ours, earlier = ([r for r in own if _key(r) == _key(rule)] for own in (settings.gate.rules, rules))
+        ours, earlier = (
+            [r for r in own if (r.metric, r.against) == (rule.metric, rule.against)] for own in (settings.gate.rules, rules)
+        )
         reasons = [r.reason for r in ours if r.reason and r.reason not in {t.reason for t in earlier}] if ours else [reason]
         shortfalls = {v: _shortfall(ours, rule, v) for v in settings.variants if v != settings.reference and _applies(rule, v)}
         for now in dict.fromkeys(filter(None, shortfalls.values())):
@@ -103,10 +105,6 @@ def _readable(raw: list[Row]) -> tuple[list[Rule], list[Row]]:
         except (ValidationError, ParamsError):
             unknown.append(one)
     return rules, unknown
-
-
-def _key(rule: Rule) -> tuple[str, str]:
-    return rule.metric, rule.against
 
 
 def _applies(rule: Rule, variant: str) -> bool:

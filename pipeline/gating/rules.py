@@ -109,10 +109,10 @@ def _meaningful(rule: Rule, what: Definition, bound: Bound) -> Bound:
     low, high = _range(rule, what)
     least, most = (low, high) if bound.better == "lower" else (-high, -low)  # turned so that less is better
     edge = bound.threshold if bound.better == "lower" else -bound.threshold
-    if edge >= most:
-        raise ParamsError(f"gate rule on {rule.metric}: {bound.text} can never fail ({_spelled(low, high, what)})")
-    if edge < least:
-        raise ParamsError(f"gate rule on {rule.metric}: {bound.text} can never be met ({_spelled(low, high, what)})")
+    if edge >= most or edge < least:
+        extent = f"lies between {low:g} and {high:g}" if high < math.inf else f"is at least {low:g}"
+        never = "fail" if edge >= most else "be met"
+        raise ParamsError(f"gate rule on {rule.metric}: {bound.text} can never {never} (it {extent} {what.unit})")
     return bound
 
 
@@ -124,10 +124,6 @@ def _range(rule: Rule, what: Definition) -> tuple[float, float]:
     if rule.against == "baseline" and what.unit != "ratio":
         return (-1.0, 1.0) if what.unit == "fraction" else (-math.inf, math.inf)
     return max(low, 0.0) if low == -math.inf else low, min(high, 1.0) if what.unit in ("p", "fraction") else high
-
-
-def _spelled(low: float, high: float, what: Definition) -> str:
-    return f"it lies between {low:g} and {high:g} {what.unit}" if high < math.inf else f"it is at least {low:g} {what.unit}"
 
 
 def quantity(text: str, what: Definition, where: str) -> float:

@@ -44,8 +44,8 @@ def of(results: dict[str, dict[str, Any]], settings: Params, beside: dict[str, A
         if v["required"] or name not in results  # what is listed and was lost is no advisory matter
     ]
     overall = worst(deciding)
-    own = results.get(settings.reference, {}).get("metrics", {})
-    floor = {name: own.get(name) for names in FLOORS.values() for name in names}
+    metrics = results.get(settings.reference, {}).get("metrics", {})
+    floor = {name: metrics.get(name) for names in FLOORS.values() for name in names}
     policy = {"reference": settings.reference, "inconclusive": settings.gate.inconclusive}
     return {"verdict": overall, **policy, "floor": floor, "variants": variants}
 

@@ -1,7 +1,6 @@
 """What is wrong with a generated text whatever it says: broken characters, a loop, another script, nothing at all.
 
-Pure: text and token ids in, facts out. Every criterion is a constant with its reason, and each is counted for the
-reference's own reply too, since a small model loops at full precision as well.
+Each fault is counted for the reference's own reply too: a small model loops at full precision as well.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ the others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -78,14 +78,6 @@ def each_token_s(row: Row) -> float:
 SECONDS: dict[str, Callable[[Row], float]] = {"prefill": first_token_s, "decode": each_token_s}
 
 
-def _seconds(rows: Sequence[Row], name: str, confidence: float) -> tuple[float, tuple[float, float] | None]:
-    """Mean over requests, and its interval where they give one."""
-    found = mean_t([SECONDS[name](r) for r in rows if r["ok"]], confidence=confidence)
-    assert found.value is not None
-    sure = found.low is not None and found.high is not None and found.low > 0
-    return found.value, (float(found.low or 0), float(found.high or 0)) if sure else None
-
-
 def _phase(rows: list[Row], meta: Row, who: str, name: str, kv: float | None, confidence: float) -> Phase:
     """One phase of one model, held against the rates of its device."""
     model, load, rates = meta["models"][who], meta["loads"][who], meta["rates"]
@@ -93,7 +85,9 @@ def _phase(rows: list[Row], meta: Row, who: str, name: str, kv: float | None, co
     products = Shape(**model["shape"]).products(model["parameters"])
     rate, experts = rates["matrix"].get(model["dtype"]) if here else None, model["shape"]["experts"]
     prompt = rows[0]["prompt_tokens"]
-    seconds, span = _seconds(rows, name, confidence)
+    time = mean_t([SECONDS[name](r) for r in rows if r["ok"]], confidence=confidence)
+    assert time.value is not None  # at least one request is ok
+    span = (time.low, time.high) if time.low is not None and time.high is not None and time.low > 0 else None
     if name == "prefill":
         needed, step = float(model["weight_bytes"]), f"for {prompt} prompt tokens"
         work = 2 * (products[0] * prompt + products[1]) if products else None
@@ -109,7 +103,7 @@ def _phase(rows: list[Row], meta: Row, who: str, name: str, kv: float | None, co
         untimed = f"no product in {model['dtype']} could be timed here"
         why = untimed if products else "config.json does not say which weights a token multiplies"
     return Phase(
-        name=name, step=step, seconds=seconds, bytes=None if experts else needed, operations=work,
+        name=name, step=step, seconds=time.value, bytes=None if experts else needed, operations=work,
         bandwidth=rates["read"] if here else None, rate=rate, rate_of=model["rate_of"],
         why=why,
         span=span, note="keys and values not counted" if name == "decode" and kv is None else "",

@@ -187,8 +187,7 @@ def _rates(counted: list[Row], confidence: float, objective: Objective | None) -
         else rate(lambda r: float(r["output_tokens"] if r["ok"] else 0))
     )
     if objective is None or objective == Objective():
-        reason = "no objective was stated"
-        return found | {"goodput_req_s": nothing(reason), "attainment": nothing(reason)}
+        return found | dict.fromkeys(("goodput_req_s", "attainment"), nothing("no objective was stated"))
     found["goodput_req_s"] = rate(lambda r: float(objective.met(r)))
     return found | {"attainment": _share(counted, objective.met, confidence)}
 

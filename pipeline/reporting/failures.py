@@ -41,23 +41,26 @@ def clipped(text: str | None, longest: int = LONGEST) -> str:
 def of(results: dict[str, Row], reference: str) -> dict[str, Row]:
     """{variant: what templates/failures.*.j2 show of it}, without the reference."""
     floor = results[reference]["metrics"].get("free_same_floor")
-    others = {name: result for name, result in results.items() if name != reference}
-    return {name: _one(artifacts.read_json(artifacts.broke(name)), result, floor) for name, result in others.items()}
+    return {name: _one(artifacts.read_json(artifacts.broke(name)), r, floor) for name, r in results.items() if name != reference}
 
 
 def _one(found: Row, result: Row, floor: Row | None) -> Row:
-    heads = {name: _head(found[name], count) for name, count in HEADS.items()}
-    spread = found["spread"] or {}
-    groups = sorted(spread.get("groups") or [], key=lambda g: -(g["ratio"] or 0))[:5]
+    heads = {
+        name: rows and rows | {"rows": rows["rows"][:count], "shown": min(count, rows["shown"])}
+        for name, count in HEADS.items() for rows in [found[name]]
+    }  # fmt: skip
+    spread, wrong, replies = found["spread"] or {}, found["flips_to_wrong"], found["replies"]
+    gist = [KINDS[spread["kind"]] if spread else "not known"]
+    if wrong:
+        gist.append(f"{wrong['total']} answers became wrong, {found['flips_to_right']['total']} right")
+    if replies:
+        gist.append(f"{replies['total']} of {replies['of']} free replies differ")
     return {
-        "gist": _gist(found), "words": found["words"], "free": free_words(result, floor),
-        "missing": found["missing"], "notes": found["notes"], "groups": groups,
+        "gist": "; ".join(gist), "words": found["words"], "free": free_words(result, floor),
+        "missing": found["missing"], "notes": found["notes"],
+        "groups": sorted(spread.get("groups") or [], key=lambda g: -(g["ratio"] or 0))[:5],
         "curve": result.get("curves", {}).get("agreement_by_position", []), **heads,
     }  # fmt: skip
-
-
-def _head(found: Row | None, count: int) -> Row | None:
-    return None if found is None else {**found, "rows": found["rows"][:count], "shown": min(count, found["shown"])}
 
 
 def free_words(result: Row, floor: Row | None = None) -> str | None:
@@ -84,13 +87,3 @@ def free_words(result: Row, floor: Row | None = None) -> str | None:
 def signed(value: float) -> str:
     """Whole points with their sign; none on zero."""
     return f"{round(value):+d}" if round(value) else "0"
-
-
-def _gist(found: Row) -> str:
-    """What a closed section says of itself."""
-    parts = [KINDS[found["spread"]["kind"]] if found["spread"] else "not known"]
-    if found["flips_to_wrong"]:
-        parts.append(f"{found['flips_to_wrong']['total']} answers became wrong, {found['flips_to_right']['total']} right")
-    if found["replies"]:
-        parts.append(f"{found['replies']['total']} of {found['replies']['of']} free replies differ")
-    return "; ".join(parts)

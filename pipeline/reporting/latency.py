@@ -1,7 +1,4 @@
-"""The report's picture of latency and rate against context and load: a panel a figure, a line a variant.
-
-Variants stand side by side at a load, so that no interval lies on another; one that leaves the panel ends in an arrow.
-"""
+"""The report's picture of latency and rate against context and load: a panel a metric, variants side by side at a load."""
 
 from __future__ import annotations
 
@@ -99,7 +96,7 @@ def _loads_of(curves: Curves) -> list[float]:
 
 
 def _loads(axes: Any, part: tuple[str, str, str, Curves]) -> None:
-    """A panel's axes, title and ticks; figures of 0 or less have no place on it."""
+    """A panel's axes, title and ticks."""
     title, unit, axis, curves = part
     at = _loads_of(curves)
     plots.plain_log(axes, "x")

@@ -96,7 +96,14 @@ def _unpassed(judged: dict[str, Any]) -> int:
 def _step(results: Results, judged: dict[str, Any], a: str, b: str) -> str:
     """One step down: what it gains, what it costs, and what the gate says of it."""
     line = f"{_named(results, a)} → {_named(results, b)}: {_faster(results, a, b)}{_smaller(results, a, b)}; "
-    line += "; ".join(_cost(results[a]["metrics"].get(k), results[b]["metrics"].get(k), label) for k, label in COSTS)
+    costs = []
+    for metric, label in COSTS:
+        before, after = (results[n]["metrics"].get(metric) for n in (a, b))
+        start = (
+            "unknown" if not before or before["value"] is None else text.show(before | {"low": None}, sign=before["unit"] == "pp")
+        )
+        costs.append(f"{label} {start} to {text.with_unit(after)}")
+    line += "; ".join(costs)
     verdict = text.verdict_word(judged[b])
     why = f": {text.brief(judged[b])}" if text.deciding(judged[b]) else ""
     return f"{line}. {verdict}{why}."
@@ -132,11 +139,6 @@ def _smaller(results: Results, a: str, b: str) -> str:
     change = 100 * (sizes[1] / sizes[0] - 1)
     size = f"{text.number(sizes[1] / 1e6)} MB"
     return f", {size} ({abs(change):.0f} % {'smaller' if change < 0 else 'larger'} than {a})" if round(change) else f", {size}"
-
-
-def _cost(before: dict[str, Any] | None, after: dict[str, Any] | None, label: str) -> str:
-    start = "unknown" if not before or before["value"] is None else text.show(before | {"low": None}, sign=before["unit"] == "pp")
-    return f"{label} {start} to {text.with_unit(after)}"
 
 
 def _open(results: Results, judged: dict[str, Any], reference: str) -> list[str]:

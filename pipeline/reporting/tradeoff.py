@@ -262,8 +262,5 @@ def lacks(probe: dict[str, Any]) -> list[str]:
         if not finding["value"]:
             by.setdefault((finding["value"] is None, finding["reason"]), []).append(words)
     form = {False: "no {}", True: "whether it has {} is not known"}
-    return [f"{form[unknown].format(_joined(words))}: {why}" for (unknown, why), words in by.items()]
-
-
-def _joined(words: list[str]) -> str:
-    return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+    named = {key: " or ".join(filter(None, (", ".join(words[:-1]), words[-1]))) for key, words in by.items()}
+    return [f"{form[unknown].format(words)}: {why}" for (unknown, why), words in named.items()]

@@ -1,7 +1,4 @@
-"""Parse server-sent events from a reply's bytes, as the HTML standard says (section 9.2.6). Pure: no network, no clock.
-
-One extension: the field `error`, which some servers send instead of `data`.
-"""
+"""Parse server-sent events (HTML standard, section 9.2.6), and the field `error`, which some servers send instead of `data`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Probe what an endpoint can do, before anything is measured; the findings are kept with the results.
-
-A finding is {value: true, false or null, reason}; null means unknown, and the reason says why.
-"""
+"""Probe what an endpoint can do. A finding is {value: true, false or null (unknown), reason}."""
 
 from __future__ import annotations
 

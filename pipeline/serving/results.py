@@ -1,7 +1,4 @@
-"""Read what servers did, as metrics: reports/serving/<variant>.json -> {metric/level: value, interval, ...}.
-
-`ttft_p99_ms/closed-4` belongs to a level, `knee` and `server_memory_bytes` to a whole run.
-"""
+"""reports/serving/<variant>.json -> metrics of a level (`ttft_p99_ms/closed-4`) and of a whole run (`knee`)."""
 
 from __future__ import annotations
 

@@ -59,7 +59,9 @@ def cluster_bootstrap(
     both = f"outer limits of cluster bootstrap-t and t, {count} clusters, {resamples} resamples"
     if count < 2:
         return Estimate(value, None, None, len(num), both, ("one cluster: no interval can be made",), count)
-    notes, weight = _few(dens), _weight(dens)
+    weight = _weight(dens)
+    equal = f", which weigh as {weight:.0f}," if weight < count - 0.5 else ""
+    notes = () if weight >= FEW - 0.5 else (f"{count} clusters{equal} are few",)
     if (nums * dens.sum() == dens * nums.sum()).all():  # every cluster says the same: resampling cannot vary
         if bounds == (0, 1) and ratio in bounds:
             share = wilson(int(ratio) * count, count, confidence=confidence)
@@ -89,14 +91,6 @@ def _by_cluster(clusters: ArrayLike, *values: NDArray[np.float64]) -> list[NDArr
 def _weight(dens: NDArray[np.float64]) -> float:
     """How many clusters of equal size would say as much (Kish 1965, (sum w)^2 / sum w^2)."""
     return float(dens.sum() ** 2 / (dens**2).sum())
-
-
-def _few(dens: NDArray[np.float64]) -> tuple[str, ...]:
-    """A warning where the clusters weigh as much as fewer than FEW equal ones."""
-    weigh = _weight(dens)
-    if weigh >= FEW - 0.5:
-        return ()
-    return (f"{len(dens)} clusters" + (f", which weigh as {weigh:.0f}," if weigh < len(dens) - 0.5 else "") + " are few",)
 
 
 def _ratio_error(nums: NDArray[np.float64], dens: NDArray[np.float64], ratio: float) -> float:

@@ -119,7 +119,9 @@ class Tracker:
         if existing and _is_gone(existing.artifact_location):
             where = f"experiment {experiment!r} of MLflow keeps files in {existing.artifact_location}, which is gone"
             raise ArtifactError(f"{where}; if the folder was moved, link it to the old path, or name another track.experiment")
-        self.experiment = str(existing.experiment_id if existing else self.client.create_experiment(experiment, _file_store()))
+        folder = artifacts.from_project("mlruns")  # MLflow's default, the working directory, may be a temporary copy
+        files = folder.as_uri() if folder.is_absolute() else None
+        self.experiment = str(existing.experiment_id if existing else self.client.create_experiment(experiment, files))
         self.created = 0
         for run in self.search("attributes.status != 'FINISHED'"):  # whatever state a dead process was writing
             if KEY in run.data.tags and not is_being_written(run):
@@ -173,13 +175,10 @@ class Tracker:
         """sets: each with name, digest (up to 36 characters), source, context, profile."""
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
-        inputs = [
-            DatasetInput(
-                Dataset(s["name"], s["digest"], "local", s["source"], profile=s["profile"]),
-                [InputTag("mlflow.data.context", s["context"])],
-            )
-            for s in map(secrets.hide_in, sets)
-        ]
+        inputs = []
+        for s in map(secrets.hide_in, sets):
+            dataset = Dataset(s["name"], s["digest"], "local", s["source"], profile=s["profile"])
+            inputs.append(DatasetInput(dataset, [InputTag("mlflow.data.context", s["context"])]))
         if inputs:
             self.client.log_inputs(run_id, datasets=inputs)
 
@@ -201,12 +200,6 @@ class Tracker:
         from mlflow.entities import RunTag
 
         self.client.log_batch(run_id, tags=[RunTag(k, secrets.hide(v)) for k, v in tags.items()])
-
-
-def _file_store() -> str | None:
-    """Where a new experiment keeps its files. MLflow's default is the working directory, which may be a temporary copy."""
-    folder = artifacts.from_project("mlruns")
-    return folder.as_uri() if folder.is_absolute() else None
 
 
 def _is_gone(location: str) -> bool:

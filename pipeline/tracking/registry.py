@@ -99,14 +99,11 @@ class Registry:
         """Record a move that was made by hand; make one that was recorded and not made."""
         moves, now = self.moves(), self.champion()
         last = moves[-1] if moves else None
-        if last and last["how"] != "by hand" and not self._made(last):  # killed between the record and the move
+        tags = self.client.get_model_version(self.name, last["version"]).tags if last else {}
+        if last and last["how"] != "by hand" and tags.get(f"{ALIAS}.move") != last["number"]:  # killed before the move was made
             self._make(last)
         elif now and now != (last or {}).get("version"):
             self._record(now, last["version"] if last else None, "by hand", "found so; not moved by quantgate")
-
-    def _made(self, move: Move) -> bool:
-        version = self.client.get_model_version(self.name, move["version"])
-        return bool(version.tags.get(f"{ALIAS}.move") == move["number"])
 
     def _make(self, move: Move) -> None:
         self.client.set_registered_model_alias(self.name, ALIAS, move["version"])

@@ -126,7 +126,7 @@ def log_variant(tracker: Tracker, state: State, name: str, settings: Params, mad
             tracker.log_files(run_id, [file], f"rows/{file.parent.name}")
         tracker.log_files(run_id, [artifacts.broke(name)], "broke")
 
-    colour = views.colour(list(state.results).index(name))
+    colour = views.COLOURS[list(state.results).index(name) % len(views.COLOURS)]
     tags = {"variant": name, "mlflow.runColor": colour, **made_from}
     run_id, is_new = tracker.run(state.variant_key(name), name, log, tags)
     tracker.created += is_new
