@@ -52,10 +52,7 @@ def _tokens(variant: str, settings: params.Params, words: worst_cases.Words) -> 
     windows = artifacts.read_jsonl(artifacts.REFERENCE / "windows.jsonl")
     judged = divergence_shape.judge(
         columns["kld"], columns["document"],
-        {
-            "domain": columns["set"], "token class": columns["token_class"],
-            "position": position_parts(columns["position"]),
-        },
+        {"domain": columns["set"], "token class": columns["token_class"], "position": position_parts(columns["position"])},
         confidence=settings.compare.confidence, resamples=settings.compare.resamples,
         rng=np.random.default_rng([settings.seed, *b"spread"]),
     )  # fmt: skip

@@ -134,15 +134,8 @@ def draw_memory(results: Results, path: Path) -> str | None:
         axes = grid[0][0]
         for key, label, shape in MEMORY:
             found = [(y, m) for y, n in enumerate(names) if (m := results[n]["metrics"].get(key)) and m["value"] is not None]
-            axes.plot(
-                [],
-                [],
-                shape,
-                ms=6,
-                color=INK,
-                mfc=INK if any(m["low"] is not None for _, m in found) or not found else PAGE,
-                label=label,
-            )
+            hollow = found and all(m["low"] is None for _, m in found)
+            axes.plot([], [], shape, ms=6, color=INK, mfc=PAGE if hollow else INK, label=label)
             in_mb = [(y, m | {k: m[k] / 1e6 for k in ("value", "low", "high") if m[k] is not None}) for y, m in found]
             dots(axes, in_mb, "x", shape, INK)
         axes.set_yticks(range(len(names)), names)
