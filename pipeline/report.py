@@ -33,7 +33,7 @@ SUMMARY_METRICS = (
     "acc/all", "acc_delta/all", "ttft_ms", "tpot_ms", "decode_tok_s", "speed_ratio", "peak_memory_bytes",
 )  # fmt: skip
 WHY = {
-    "latency": "no figure here has parts by context or by batch, and no variant was served at several loads (reports/serving/)",
+    "latency": "no metric was swept over contexts or batches, and no variant was served at several loads (reports/serving/)",
     "positions": "no variant has a curve of KLD by position",
 }
 Results = dict[str, dict[str, Any]]
