@@ -86,7 +86,7 @@ def draw(results: Results, verdict: dict[str, Any], settings: Params, serving: R
     figures of its server}, of those that are not stale."""
     reference, level = settings.reference, settings.compare.confidence
     loads = latency.sweeps(results, serving, settings.amount.benchmark.prompt_tokens)
-    found = {
+    alts = {
         "tradeoff": plots.draw_tradeoff(results, verdict, reference, level, FIGURES / "tradeoff.svg"),
         "domains": charts.draw_domains(results, reference, level, FIGURES / "domains.svg"),
         "positions": charts.draw_positions(results, reference, level, FIGURES / "positions.svg"),
@@ -94,7 +94,7 @@ def draw(results: Results, verdict: dict[str, Any], settings: Params, serving: R
         "memory": charts.draw_memory(results, FIGURES / "memory.svg"),
     }
     drawn = {}
-    for name, alt in found.items():
+    for name, alt in alts.items():
         path = FIGURES / f"{name}.svg"
         if alt is None:  # an earlier run's picture must not stand for this one
             path.unlink(missing_ok=True)

@@ -29,9 +29,9 @@ def nominal_bits(result: dict[str, Any]) -> int | None:
     """Bits that a variant's options name (`bits: 4`, `int8-weight-only`, `Q4_0`); None where they name none."""
     options = result.get("options") or {}
     for key in ("bits", "dtype", "scheme", "type", "precision"):
-        found = BITS.search(str(options.get(key, "")))
-        if found:
-            return int(found[1])
+        match = BITS.search(str(options.get(key, "")))
+        if match:
+            return int(match[1])
     return None
 
 
