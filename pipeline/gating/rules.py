@@ -147,7 +147,7 @@ def judge(bound: Bound, metric: dict[str, Any] | None) -> Judgement:
         why = metric.get("reason") or "; ".join(metric.get("warnings") or []) or "not a number"
         return Judgement("FAIL", f"{bound.metric} has no value: {why}")
     n = metric.get("n")
-    if not hasattr(n, "__index__") or isinstance(n, bool) or n <= 0:
+    if n is None or not hasattr(n, "__index__") or isinstance(n, bool) or n <= 0:
         return Judgement("FAIL", f"{bound.metric} rests on no items" + (f" (n = {n!r})" if n else ""))
     if low is None or high is None or not (_number(low) and _number(high)):
         return Judgement("INCONCLUSIVE", f"{bound.metric} has no interval: {'; '.join(metric.get('warnings') or ['unknown'])}")

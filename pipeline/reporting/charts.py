@@ -136,7 +136,7 @@ def draw_memory(results: Results, path: Path) -> str | None:
             known = [(y, m) for y, n in enumerate(names) if (m := results[n]["metrics"].get(key)) and m["value"] is not None]
             hollow = known and all(m["low"] is None for _, m in known)
             axes.plot([], [], shape, ms=6, color=INK, mfc=PAGE if hollow else INK, label=label)
-            in_mb = [(y, m | {k: m[k] / 1e6 for k in ("value", "low", "high") if m[k] is not None}) for y, m in known]
+            in_mb: Curve = [(y, m | {k: m[k] / 1e6 for k in ("value", "low", "high") if m[k] is not None}) for y, m in known]
             dots(axes, in_mb, "x", shape, INK)
         axes.set_yticks(range(len(names)), names)
         axes.set_xlim(left=0)
