@@ -73,5 +73,5 @@ def _paired(make: Any, variant: str, ref: str) -> list[tuple[Row, Row]]:
 def write(variant: str, settings: params.Params) -> Row:
     """Say where the variant broke, and write it."""
     found = locate(variant, settings)
-    artifacts.write_json(artifacts.broke(variant), found)
+    artifacts.write_json(artifacts.failures(variant), found)
     return found

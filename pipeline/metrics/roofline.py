@@ -12,7 +12,7 @@ from typing import Any
 
 from pipeline.metrics.builder import Builder
 from pipeline.speed.requests import tpot, ttft
-from pipeline.speed.roofline import Phase, Shape, against
+from pipeline.speed.roofline import Phase, Shape, compare_phases
 from pipeline.speed.rounds import pairs
 from pipeline.stats.intervals import mean_t
 
@@ -41,7 +41,7 @@ def add(b: Builder, single: list[Row], meta: Row, kv: float | None) -> None:
             theirs = _phase(rows, meta, "reference", name, rows[0].get("kv_bytes_per_token"), b.confidence)
             found = b.metrics[ratio]
             names = meta["models"]["variant"]["name"], meta["models"]["reference"]["name"]
-            b.bounds[told] = against(names[0], phase, names[1], theirs, (found["value"], found["low"], found["high"]))
+            b.bounds[told] = compare_phases(names[0], phase, names[1], theirs, (found["value"], found["low"], found["high"]))
     b.bounds["rates"] = _rates(meta["rates"])
 
 

@@ -42,7 +42,7 @@ def where(results: dict[str, Row], reference: str) -> dict[str, Row]:
     """{variant: what templates/where.*.j2 show of it}, the reference left out: it does not differ from itself."""
     floor = results[reference]["metrics"].get("free_same_floor")
     others = {name: result for name, result in results.items() if name != reference}
-    return {name: _one(artifacts.read_json(artifacts.broke(name)), result, floor) for name, result in others.items()}
+    return {name: _one(artifacts.read_json(artifacts.failures(name)), result, floor) for name, result in others.items()}
 
 
 def _one(found: Row, result: Row, floor: Row | None) -> Row:
