@@ -77,7 +77,7 @@ def timed(settings: Params, variant: str, threads: int) -> tuple[list[Row], Row]
             )
         device, dtypes = a.facts["device"], [m["dtype"] for m in models.values()]
         rates = b.cpu_rates(threads, dtypes) if device == "cpu" else hardware.rates(threads, device, dtypes)
-        rows, looked = in_rounds(a, b, setup, asked, looks, settings.compare.confidence)
+        rows, looked = in_rounds(a, b, setup, asked, looks, rounds.confidence(settings))
         plan = schedule.plan(setup, min(a.facts["max_length"], len(prompts.source)))
         schedule.fill(plan, prompts)
         rows += schedule.run(a, plan)

@@ -21,12 +21,11 @@ from pipeline.evalset import Row, load_prompts, load_texts
 from pipeline.evalset.tasks import load_task, local_tasks, task_files
 from pipeline.metrics.answers import answer_metrics, pair
 from pipeline.metrics.builder import Builder
-from pipeline.stats.intervals import mean_t, resolvable
+from pipeline.stats.intervals import POWER, mean_t, resolvable
 
 HOME = Path("evalsets")
 WORDS = HOME / "cards.yaml"
 MEASURED = artifacts.REPORTS / "evalsets.json"
-POWER = 0.8
 KINDS = {"corpus": "documents", "prompts": "prompts", "calibration": "documents"}
 
 
@@ -124,7 +123,7 @@ def _task(name: str, n: int, probe: str, others: list[str], settings: Params) ->
         "reference": sum(r["acc"] for r in ref) / n,
         "changed": (b.metrics[f"flips_to_wrong/{name}"]["value"] + b.metrics[f"flips_to_right/{name}"]["value"]) / n,
         "delta": {probe: delta}, "half_width": (delta["high"] - delta["low"]) / 2,
-        "resolvable": resolvable(delta["low"], delta["high"], confidence=settings.compare.confidence, power=POWER),
+        "resolvable": resolvable(delta["low"], delta["high"], confidence=settings.compare.confidence),
         "told": {},
     }  # fmt: skip
     for other in others:
@@ -158,7 +157,7 @@ def _corpus(name: str, ids: set[str], probe: str, others: list[str], settings: P
         "n": len(ids), "tokens": len(rows["kld"]), "told": {},
         "kld": {probe: asdict(mean_t(_by_document(rows, rows["kld"]), confidence=c))},
         "ppl_half_width": float(np.expm1((loss.high - loss.low) / 2)),
-        "resolvable_ppl": float(np.expm1(resolvable(loss.low, loss.high, confidence=c, power=POWER))),
+        "resolvable_ppl": float(np.expm1(resolvable(loss.low, loss.high, confidence=c))),
     }  # fmt: skip
     for other in others:
         theirs = _tokens(other, ids)

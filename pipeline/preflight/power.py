@@ -23,7 +23,6 @@ from pipeline.metrics.definitions import definition
 from pipeline.preflight.prior_results import RECORD, Sources
 from pipeline.stats.intervals import paired_difference, resolvable, standard_errors
 
-POWER = 0.8
 UNKNOWN = "unknown until a variant has been measured"
 UNSCORED = "no right and wrong"
 SHOWN = {"pp": (1.0, "pp"), "fraction": (100.0, "pp"), "ratio": (100.0, "%"), "nats": (1.0, "nats")}
@@ -81,7 +80,7 @@ def _half(n: float, score: float, share: float, known: Sources) -> float:
 
 def _smallest(n: float, score: float, share: float, known: Sources) -> float:
     half, confidence = _half(n, score, share, known), known.settings.compare.confidence
-    return resolvable(-half, half, confidence=confidence, power=POWER)
+    return resolvable(-half, half, confidence=confidence)
 
 
 def all_tasks(parts: dict[str, Resolution], known: Sources) -> Resolution:
@@ -141,7 +140,7 @@ def judgeable(metric: str, known: Sources) -> str | None:
 def _recorded_kld(cards: list[dict[str, Any]], n: float, known: Sources) -> tuple[float, float]:
     """(smallest, mean) of the probe's divergence: documents differ within their domains, and domains from each other."""
     klds, sizes, total = [c["kld"][known.record["probe"]] for c in cards], [c["n"] for c in cards], sum(c["n"] for c in cards)
-    level = {"confidence": known.record["confidence"], "power": POWER}
+    level = {"confidence": known.record["confidence"]}
     within = sum((m * resolvable(k["low"], k["high"], **level)) ** 2 for m, k in zip(sizes, klds)) / total
     mean = sum(m * k["value"] for m, k in zip(sizes, klds)) / total
     between = sum(m * (k["value"] - mean) ** 2 for m, k in zip(sizes, klds)) / total
@@ -165,8 +164,8 @@ def interval(metric: Any) -> dict[str, Any] | None:
 def _scaled(last: dict[str, Any], then: float, n: float, unit: str, source: str) -> Resolution:
     """An earlier interval's resolution, its error shrinking with the square root of the units."""
     n = then if math.isnan(n) else n
-    smallest = resolvable(last["low"], last["high"], confidence=last["confidence"], power=POWER)
-    stays = (last.get("between") or 0.0) * last["value"] * standard_errors(confidence=last["confidence"], power=POWER)
+    smallest = resolvable(last["low"], last["high"], confidence=last["confidence"])
+    stays = (last.get("between") or 0.0) * last["value"] * standard_errors(confidence=last["confidence"])
     shrinks = max(smallest**2 - stays**2, 0.0)
     return Resolution(n, unit, math.sqrt(shrinks * then / n + stays**2), source, stays=stays)
 

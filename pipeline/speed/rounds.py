@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from pipeline.core.params import Params
 from pipeline.speed.requests import tpot
 from pipeline.speed.run_to_run import deviations, whole_runs
 from pipeline.stats.intervals import Estimate, geometric_mean_t
@@ -51,6 +52,11 @@ class Looks:
     def level(self, confidence: float) -> float:
         """The confidence of each look, so that all of them together have `confidence`."""
         return 1 - (1 - confidence) / self.planned
+
+
+def confidence(settings: Params) -> float:
+    """Of the intervals that decide on more rounds; another one makes no timing invalid, so `benchmark` does not depend on it."""
+    return settings.compare.confidence
 
 
 def pairs(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
