@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.report import render, show
 from pipeline.reporting import tradeoff
+from pipeline.reporting.text import render
 from pipeline.reporting.tradeoff import IN_PROCESS, SERVER, Point
 
 
@@ -56,7 +56,7 @@ RESULTS = {"bf16": {"metrics": METRICS}, "q8": {"metrics": METRICS}}
 
 
 def view(served: dict[str, Any], faults: dict[str, str] | None = None, results: dict[str, Any] = RESULTS) -> dict[str, Any]:
-    return tradeoff.view(results, served, faults or {}, (256, 64), 0.95, show)
+    return tradeoff.view(results, served, faults or {}, (256, 64), 0.95)
 
 
 def row(source: str, context: int, load: str) -> Point:
@@ -159,7 +159,7 @@ def test_a_server_is_described_with_its_knee_and_its_memory() -> None:
         and one["build"] == "b42 (x) {}"
         and "peak memory 300 MB" in one["about"]
     )
-    assert "knee at 2 at once (single rounds: 1 to 2; 2 rounds)" in one["about"]
+    assert "saturation point: 2 requests at once (single rounds: 1 to 2; 2 rounds)" in one["about"]
     assert one["about"].endswith("objective: TTFT at most 500 ms")
     assert one["levels"][0]["load"] == "1 at once" and one["levels"][2]["load"] == "0.5 req/s"
     assert one["levels"][1]["within objective (%)"] == "75 [60, 90]" and one["levels"][1]["n"] == "32 requests, 2 rounds"

@@ -1,7 +1,7 @@
-"""Request rows of a server -> figures with intervals. Pure: no files, no clock; randomness comes in as generators.
+"""Request rows of a server -> metrics with intervals.
 
-A level is one load: so many requests at once (closed loop), or so many a second (open loop). What bounds it: until the
-machine is full, more requests at once raise throughput and cost little; beyond, they only wait for each other.
+A level is one load: so many requests at once (closed loop), or so many a second (open loop). Until the machine is full, more
+requests at once raise throughput and cost little; beyond, they only wait for each other.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.metrics.builder import as_metric
 from pipeline.metrics.definitions import QUANTILES, SERVED
 from pipeline.metrics.replies import e2e, gaps, tpot, ttfc, ttft, unseen, unverified
 from pipeline.speed.run_to_run import whole_runs
@@ -20,22 +21,27 @@ from pipeline.stats.intervals import Estimate, mean_t, quantile_interval, wilson
 Row = dict[str, Any]
 Metrics = dict[str, dict[str, Any]]
 FEW_FOR_P99 = 100
+WHY_MISSING = {
+    "tpot": "one token, a number of tokens that is not known, or all at once",
+    "itl": "fewer than two tokens, or events that carry more than one or none",
+    "ttfc": "nothing but reasoning",
+}
 LAG = 0.05  # a client that sends later than this share of the median TTFT measures itself as well
 
 
 def scenarios(concurrency: Iterable[int], rates: Iterable[float]) -> list[str]:
-    """Names of levels: `closed-4` (four at once), `open-0.5` (one every other second); closed ones first, each rising."""
+    """Names of levels: `closed-4` (four at once), `open-0.5` (one every other second)."""
     return [*(f"closed-{c}" for c in sorted(set(concurrency))), *(f"open-{r:g}" for r in sorted(set(rates)))]
 
 
 def in_a_round(scenario: str, requests: int) -> int:
-    """Requests of a level in a round: as many as asked for, but never fewer than four for each that is asked at once."""
+    """Requests of a level in a round: at least four for each concurrent one."""
     kind, _, size = scenario.partition("-")
     return max(requests, 4 * int(size)) if kind == "closed" else requests
 
 
 def warm_ups(scenario: str, warmups: int) -> int:
-    """Requests before a level: as many as asked for, but, unless that is none, one for each that is asked at once."""
+    """Requests before a level: at least one for each concurrent one, unless none is asked for."""
     kind, _, size = scenario.partition("-")
     return max(warmups, int(size)) if warmups and kind == "closed" else warmups
 
@@ -43,11 +49,8 @@ def warm_ups(scenario: str, warmups: int) -> int:
 def memory(peak: int | None, why_not: str, confidence: float) -> dict[str, Any]:
     """`server_memory_bytes`; null, with the reason, where it cannot be seen."""
     method = "sum of VmHWM over the server's processes, loading and all levels"
-    found = nothing(why_not) if peak is None else Estimate(peak, None, None, 1, method, ("measured once: no interval",))
-    return shown("server_memory_bytes", found, confidence)
-
-
-# --- an objective ------------------------------------------------------------------------------------------------
+    estimate = nothing(why_not) if peak is None else Estimate(peak, None, None, 1, method, ("measured once: no interval",))
+    return as_metric("server_memory_bytes", estimate, confidence)
 
 
 @dataclass(frozen=True)
@@ -70,16 +73,10 @@ class Objective:
         return all((x := found[k]) is not None and 1000 * x <= limit for k, limit in limits.items())
 
 
-# --- one level ---------------------------------------------------------------------------------------------------
-
-
 def level(rows: list[Row], confidence: float, objective: Objective | None = None, between: float | None = None) -> Metrics:
-    """Figures of one level. rows: all of its requests, failed ones and warm-ups too; between: what times and rates of whole
-    runs differ by (whole_runs.py).
-
-    Failed requests are out of latencies and throughput and in the rates; how long they took counts as wall time
-    all the same.
-    """
+    """Figures of one level. rows: all of its requests, failed ones and warm-ups too; between: what times and rates of whole runs
+    differ by (whole_runs.py). Failed requests are out of latencies and throughput and in the rates; how long they took counts as
+    wall time all the same."""
     counted = [r for r in rows if not r["warmup"]]
     good = [r for r in counted if r["ok"]]
     found = {
@@ -94,11 +91,7 @@ def level(rows: list[Row], confidence: float, objective: Objective | None = None
     if good and all(ttft(r) is None for r in good):  # that no empty reply failed is no finding
         silent = "no complete reply has a token: nothing was served"
         found = {name: replace(e, low=None, high=None, warnings=(*e.warnings, silent)) for name, e in found.items()}
-    return {name: shown(name, e, confidence) for name, e in found.items()}
-
-
-def shown(name: str, estimate: Estimate, confidence: float) -> dict[str, Any]:
-    return asdict(estimate) | {"unit": SERVED[name].unit, "confidence": confidence}
+    return {name: as_metric(name, e, confidence) for name, e in found.items()}
 
 
 def nothing(reason: str, n: int = 0, method: str = "none") -> Estimate:
@@ -115,7 +108,8 @@ def _latencies(good: list[Row], failed: int, confidence: float) -> dict[str, Est
     found = {}
     for name, pairs in each.items():
         left_out = without if name == "itl" else len(good) - len(pairs)
-        notes: tuple[str, ...] = (_why_missing(name, left_out, len(good)),) if left_out else ()
+        why = f"{left_out} of {len(good)} complete replies are left out: {WHY_MISSING.get(name, 'no token')}"
+        notes: tuple[str, ...] = (why,) if left_out else ()
         notes += seen if name in ("ttft", "tpot", "e2e") else ()
         notes += (f"{failed} failed requests are left out",) if failed else ()
         rounds = _by_round([1000 * x for x, _ in pairs], [good[k]["round"] for _, k in pairs])
@@ -152,15 +146,6 @@ def _across(pooled: Estimate, rounds: list[float], confidence: float) -> Estimat
     return replace(pooled, low=low, high=high, method=f"outer limits of: {pooled.method}; {each.method} of rounds")
 
 
-def _why_missing(name: str, missing: int, of: int) -> str:
-    why = {
-        "tpot": "one token, a number of tokens that is not known, or all at once",
-        "itl": "fewer than two tokens, or events that carry more than one or none",
-        "ttfc": "nothing but reasoning",
-    }.get(name, "no token")
-    return f"{missing} of {of} complete replies are left out: {why}"
-
-
 def _quantile(pairs: list[tuple[float, int]], q: float, notes: tuple[str, ...], confidence: float) -> Estimate:
     if not pairs:
         return nothing("; ".join(notes) or "no request was complete")
@@ -189,7 +174,10 @@ def _rates(counted: list[Row], confidence: float, objective: Objective | None) -
 
     def rate(weight: Callable[[Row], float]) -> Estimate:
         sums = [sum(weight(r) for r in counted if r["round"] == k) / seconds for k, seconds in sorted(wall.items())]
-        return _not_negative(mean_t(sums, confidence=confidence))
+        mean = mean_t(sums, confidence=confidence)
+        if mean.low is None or mean.low >= 0:
+            return mean
+        return replace(mean, low=0.0, warnings=(*mean.warnings, f"cut at 0: {mean.n} rounds are few for an interval"))
 
     found = {"throughput_req_s": rate(lambda r: float(r["ok"]))}
     unknown = sum(r["output_tokens"] is None for r in good)
@@ -199,17 +187,9 @@ def _rates(counted: list[Row], confidence: float, objective: Objective | None) -
         else rate(lambda r: float(r["output_tokens"] if r["ok"] else 0))
     )
     if objective is None or objective == Objective():
-        reason = "no objective was stated"
-        return found | {"goodput_req_s": nothing(reason), "attainment": nothing(reason)}
+        return found | dict.fromkeys(("goodput_req_s", "attainment"), nothing("no objective was stated"))
     found["goodput_req_s"] = rate(lambda r: float(objective.met(r)))
     return found | {"attainment": _share(counted, objective.met, confidence)}
-
-
-def _not_negative(rate: Estimate) -> Estimate:
-    """A rate whose interval stops at 0: with two or three rounds a t interval may go on below, where no rate is."""
-    if rate.low is None or rate.low >= 0:
-        return rate
-    return replace(rate, low=0.0, warnings=(*rate.warnings, f"cut at 0: {rate.n} rounds are few for an interval"))
 
 
 def _counts(rows: list[Row], good: list[Row]) -> dict[str, Estimate]:
@@ -251,9 +231,6 @@ def _lag(counted: list[Row], good: list[Row]) -> Estimate:
     return Estimate(value, None, None, len(late), "99th percentile", (note,))
 
 
-# --- over all levels ---------------------------------------------------------------------------------------------
-
-
 def saturation_point(levels: Mapping[int, list[Row]], confidence: float) -> dict[str, Any]:
     """The metric `knee`: the concurrency at which throughput over median latency is greatest. Beyond it, one percent more
     throughput costs more than one percent more latency.
@@ -266,7 +243,7 @@ def saturation_point(levels: Mapping[int, list[Row]], confidence: float) -> dict
     rounds = sorted(set.intersection(*(set(p) for p in power.values()))) if power else []
     if len(power) < 3 or not rounds:
         reason = f"{len(power)} levels have complete requests in every round; a knee needs three"
-        return shown("knee", nothing(reason, len(rounds)), confidence)
+        return as_metric("knee", nothing(reason, len(rounds)), confidence)
     single = [max(power, key=lambda c, k=k: power[c][k]) for k in rounds]  # type: ignore[misc]
     best = max(power, key=lambda c: float(np.mean(np.log([power[c][k] for k in rounds]))))
     method = f"greatest throughput / median latency over {len(power)} levels, {len(rounds)} rounds; interval: single rounds' own"
@@ -275,9 +252,9 @@ def saturation_point(levels: Mapping[int, list[Row]], confidence: float) -> dict
         min(power): f"throughput over latency is best at {best} at once, and nothing lower was tried",
     }
     if best in unsettled and best > 1:
-        return shown("knee", nothing(unsettled[best], len(rounds), method), confidence)
+        return as_metric("knee", nothing(unsettled[best], len(rounds), method), confidence)
     notes = () if len(set(single)) == 1 else (f"rounds disagree: {single}",)
-    return shown("knee", Estimate(best, min(single), max(single), len(rounds), method, notes), confidence)
+    return as_metric("knee", Estimate(best, min(single), max(single), len(rounds), method, notes), confidence)
 
 
 def _power(counted: list[Row]) -> dict[int, float]:

@@ -122,10 +122,9 @@ def _bound(phase: Phase) -> str | None:
 
 
 def compare_phases(
-    variant: str, ours: Phase, reference: str, theirs: Phase, ratio: tuple[float, float | None, float | None]
+    variant: str, ours: Phase, reference: str, theirs: Phase, value: float, low: float | None, high: float | None
 ) -> str:
-    """Why a variant is faster or slower than the reference in a phase. ratio: of their rates, with its interval."""
-    value, low, high = ratio
+    """Why a variant is faster or slower than the reference in a phase. value, low, high: the ratio of their rates."""
     same = low is None or high is None or low <= 1 <= high
     how = "not surely faster or slower" if same else "faster" if value > 1 else "slower"
     text = f"{variant} is {how} than {reference} here: its {ours.name} rate is {value:.2f} times as high "
