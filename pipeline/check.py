@@ -63,11 +63,7 @@ def faults(settings: Params) -> list[str]:
     collect("params.yaml: benchmark.prompts", evalset.load_texts, Path(settings.benchmark.prompts))
     messages += _tier_faults(settings)
     asked = {task: name for name, tier in settings.tiers.items() for task in tier.tasks}
-    known: set[str] = set()
-    if asked.keys() - tasks.local_tasks().keys():  # lm-eval's index takes some seconds
-        from lm_eval.tasks import TaskManager
-
-        known = set(TaskManager().all_tasks)
+    known = _lm_eval_tasks() if asked.keys() - tasks.local_tasks().keys() else set()
     for task, tier_name in asked.items():
         if task not in known or task in tasks.local_tasks():
             collect(f"params.yaml: tiers.{tier_name}.tasks", tasks.load_task, task)
@@ -158,6 +154,13 @@ def _check_part(metric: str, settings: Params) -> None:
             raise ParamsError(f"metric {metric!r}: the tier's benchmark has no such part{did_you_mean(part, timed)}")
     elif part and stem not in BY_TASK:
         raise ParamsError(f"metric {metric!r}: {stem} has no parts; write {stem!r}")
+
+
+def _lm_eval_tasks() -> set[str]:
+    """Names of lm-eval's own tasks; its index takes some seconds."""
+    from lm_eval.tasks import TaskManager
+
+    return set(TaskManager().all_tasks)
 
 
 def main() -> None:

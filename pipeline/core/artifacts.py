@@ -139,7 +139,7 @@ def write_json(path: Path, value: Any) -> None:
         tmp.write_text(text + "\n", encoding="utf-8")
 
 
-def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> int:
+def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     """Write one strict JSON object a line."""
     with atomic_file(path) as tmp, tmp.open("w", encoding="utf-8", newline="\n") as f:
         for row in rows:

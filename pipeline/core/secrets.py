@@ -41,5 +41,4 @@ def hide_bytes(data: bytes, suffix: str) -> bytes:
         text = data.decode("utf-8", errors="replace" if suffix in TEXT else "strict")
     except UnicodeDecodeError:
         return data
-    clean = hide(text)
-    return data if clean == text else clean.encode()
+    return data if (clean := hide(text)) == text else clean.encode()

@@ -77,11 +77,11 @@ def main(
     refuse_overlap(load_texts(sets.HOME / "calibration"), measured, "evalsets/calibration")
     if record:
         artifacts.write_json(sets.MEASURED, sets.record(settings))
-    measured = sets.measured()
+    recorded = sets.measured()
     if readme:
-        artifacts.write_between(README, MARKS, markdown(cards, measured))
-    cli.table(COLUMNS, [line(card, measured) for card in cards], left=("set", "tells apart"))
-    print(how(measured))
+        artifacts.write_between(README, MARKS, markdown(cards, recorded))
+    cli.table(COLUMNS, [line(card, recorded) for card in cards], left=("set", "tells apart"))
+    print(how(recorded))
     cli.say("evalset", f"{len(cards)} sets are valid; calibration text shares no run of 12 words with what is measured")
 
 

@@ -184,26 +184,19 @@ def _spaced(choices: list[Any]) -> bool:
 
 
 def _one_kind(files: list[Path], rows: list[Row], config: dict[str, Any]) -> None:
-    """Raise if a column is text in one row and a list in another: lm-eval takes the first row's kind for all."""
-    if files[0].parent == TASKS and not (TASKS / f"{config['task']}.yaml").exists():
-        _inferred_fault(files[0], rows, config)
+    """Raise if rows differ in kind: a column is text in one and a list in another (lm-eval takes the first row's kind for all), or,
+    where no YAML says how, choices begin with a space or not, or a target has several lines."""
+    inferred = files[0].parent == TASKS and not (TASKS / f"{config['task']}.yaml").exists()
+    for row in rows if inferred else []:
+        where = f"{files[0]}: item {row['id']!r}"
+        if "choices" in row and _spaced(row["choices"]) != (config.get("target_delimiter") == ""):
+            raise DataError(f"{where}: some choices of the file begin with a space and others do not; use one way")
+        if config["output_type"] == "generate_until" and "\n" in "".join(row["target"]).strip():
+            raise DataError(f"{where}: a target of several lines can never match, since a reply ends at its first")
     column = config.get("doc_to_target")
     kinds = {type(row[column]).__name__ for row in rows if isinstance(column, str) and column in row}
     if len(kinds) > 1:
         raise DataError(f"{files[0]}: column {column!r} is {' in some rows and '.join(sorted(kinds))} in others; use one of them")
-
-
-def _inferred_fault(file: Path, rows: list[Row], config: dict[str, Any]) -> None:
-    """Raise for what no YAML has said otherwise: choices with and without a space, a reply that cannot end where it must."""
-    for row in rows:
-        if "choices" in row and _spaced(row["choices"]) != (config.get("target_delimiter") == ""):
-            raise DataError(
-                f"{file}: item {row['id']!r}: some choices of the file begin with a space and others do not; use one way"
-            )
-        if config["output_type"] == "generate_until" and "\n" in "".join(row["target"]).strip():
-            raise DataError(
-                f"{file}: item {row['id']!r}: a target of several lines can never match, since a reply ends at its first"
-            )
 
 
 def _task_row(row: Any, config: dict[str, Any]) -> str | None:

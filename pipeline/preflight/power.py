@@ -59,7 +59,7 @@ def task(name: str, count: HowMany, known: Sources) -> Resolution:
     if last:
         flips = [known.metrics[f"flips_to_{way}/{name}"]["value"] for way in ("wrong", "right")]
         detail = f"{sum(flips):.0f} of {last['n']} answers changed"
-        return replace(_scaled(last, last["n"], n, "items", f"{known.probe}'s last run"), detail=detail, held=held)
+        return _scaled(last, last["n"], n, "items", known, detail=detail, held=held)
     if math.isnan(n) or not card or "changed" not in card:
         return Resolution(n, "items", None, UNKNOWN, held=held)
     score, share = card["reference"], card["changed"]
@@ -90,7 +90,7 @@ def all_tasks(parts: dict[str, Resolution], known: Sources) -> Resolution:
     measured = {name.partition("/")[2] for name in known.metrics if name.startswith("acc_delta/")} - {"all"}
     last = interval(known.metrics.get("acc_delta/all"))
     if last and measured == scored.keys():
-        return replace(_scaled(last, last["n"], n, "items", f"{known.probe}'s last run"), held=held)
+        return _scaled(last, last["n"], n, "items", known, held=held)
     unknown = [name for name, r in scored.items() if r.smallest is None]
     if unknown or not scored:
         return Resolution(n, "items", None, UNKNOWN, f"{', '.join(unknown) or 'no task'}", held)
@@ -108,7 +108,7 @@ def corpus(metric: str, known: Sources) -> Resolution:
         n, held, unit = n + _count(s.amount.trajectories, prompts), held + prompts, "documents and trajectories"
     last = interval(known.metrics.get(metric))
     if last and last.get("clusters"):
-        scaled = replace(_scaled(last, last["clusters"], n, unit, f"{known.probe}'s last run"), held=held)
+        scaled = _scaled(last, last["clusters"], n, unit, known, held=held)
         return _relative(scaled, last["value"]) if metric == "kld_mean" else scaled
     cards = [c for k in known.record.get("sets", {}) if k.startswith("corpus/") and (c := known.recorded(k))]
     if not cards or metric not in ("kld_mean", "ppl_ratio"):
@@ -152,7 +152,7 @@ def rounds(metric: str, known: Sources) -> Resolution:
     n, last = known.settings.amount.benchmark.rounds, interval(known.metrics.get(metric))
     if not last:
         return Resolution(n, "rounds", None, "unknown until a variant has been timed here")
-    return _scaled(last, last["n"], n, "rounds", f"{known.probe}'s last run")
+    return _scaled(last, last["n"], n, "rounds", known)
 
 
 def interval(metric: Any) -> dict[str, Any] | None:
@@ -161,13 +161,13 @@ def interval(metric: Any) -> dict[str, Any] | None:
     return metric if has and metric["low"] < metric["high"] else None
 
 
-def _scaled(last: dict[str, Any], then: float, n: float, unit: str, source: str) -> Resolution:
+def _scaled(last: dict[str, Any], then: float, n: float, unit: str, known: Sources, **more: Any) -> Resolution:
     """An earlier interval's resolution, its error shrinking with the square root of the units."""
     n = then if math.isnan(n) else n
     smallest = resolvable(last["low"], last["high"], confidence=last["confidence"])
     stays = (last.get("between") or 0.0) * last["value"] * standard_errors(confidence=last["confidence"])
     shrinks = max(smallest**2 - stays**2, 0.0)
-    return Resolution(n, unit, math.sqrt(shrinks * then / n + stays**2), source, stays=stays)
+    return Resolution(n, unit, math.sqrt(shrinks * then / n + stays**2), f"{known.probe}'s last run", stays=stays, **more)
 
 
 def _relative(resolution: Resolution, value: float) -> Resolution:
