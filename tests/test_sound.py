@@ -202,8 +202,8 @@ def test_transformers_own_report_is_neither_printed_nor_silenced_afterwards(base
     "files, word",
     [
         ([], "holds no config.json; is it"),
-        (["config.json"], "holds no .safetensors weights; convert"),
-        (["config.json", "pytorch_model.bin"], r"pickled ones \(pytorch_model.bin\) are not loaded; convert .*save_pretrained"),
+        (["config.json"], "holds no .safetensors weights"),
+        (["config.json", "pytorch_model.bin"], "pickled weights are not loaded; convert"),
     ],
 )
 def test_check_says_what_a_model_folder_lacks(tmp_path: Path, files: list[str], word: str) -> None:

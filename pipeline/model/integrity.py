@@ -20,7 +20,6 @@ from pipeline.model.dequantize import packed_as, why_not
 from pipeline.model.headers import read_headers
 
 SHOWN = 3  # how many names an error lists
-PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 def refuse_unsound(folder: Path, trusted: bool) -> None:
@@ -50,9 +49,8 @@ def refuse_incomplete(folder: Path, name: str) -> None:
     if not (folder / "config.json").exists():
         raise DownloadError(f"{name} holds no config.json; is it a transformers model folder?")
     if not data_files(folder, "*.safetensors"):
-        pickled = sorted(f.name for pattern in PICKLED for f in data_files(folder, pattern))
-        why = f", and pickled ones ({pickled[0]}) are not loaded" if pickled else ""
-        raise DownloadError(f"{name} holds no .safetensors weights{why}; convert them with transformers' save_pretrained")
+        why = "pickled weights are not loaded; convert them with transformers' save_pretrained"
+        raise DownloadError(f"{name} holds no .safetensors weights ({why})")
 
 
 def read_object(file: Path) -> dict[str, Any]:
