@@ -148,14 +148,15 @@ def _cuda_rates(threads: int, dtypes: list[str]) -> dict[str, Any]:
     import torch
 
     matrix = {dtype: matrix_rate(threads, dtype, "cuda") for dtype in dict.fromkeys(dtypes)}
-    a = torch.ones(1 << 28, device="cuda")
+    size = 1 << 30
+    a = torch.ones(size // 4, device="cuda")
     b = torch.empty_like(a)
 
     def copied() -> None:
         b.copy_(a)
         torch.cuda.synchronize()
 
-    rate = 2 * a.numel() * a.element_size() / _best(copied, 5)
+    rate = 2 * size / _best(copied, 5)
     return {"device": "cuda", "read": rate, "copy": rate, "matrix": matrix}
 
 
