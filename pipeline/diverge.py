@@ -62,11 +62,9 @@ def diverge(engine: Engine, store: Store, *, batch_size: int, threads: int) -> I
                     raise ArtifactError(f"window {window.window}: engine and store disagree about positions ({at}, {first})")
                 scored = slice(at + 1, at + 1 + len(logits))
                 true_ids = np.asarray(window.token_ids[scored])
-                names = ("set", "document", "window")
-                labels: Columns = {name: [getattr(window, name)] * len(logits) for name in names}
-                labels["token_class"], labels["token_id"] = kinds[index][scored], true_ids
-                labels["position"] = np.arange(scored.start, scored.stop)
-                yield labels | asdict(compare_parts(pool, expected, logits, true_ids))
+                labels: Columns = {name: [getattr(window, name)] * len(logits) for name in ("set", "document", "window")}
+                labels |= {"token_class": kinds[index][scored], "position": np.arange(scored.start, scored.stop)}
+                yield labels | {"token_id": true_ids} | asdict(compare_parts(pool, expected, logits, true_ids))
                 bar.update(len(logits))
             for i, window in part:
                 if next(reference[i], None) is not None:

@@ -33,7 +33,7 @@ SUMMARY_METRICS = (
     "acc/all", "acc_delta/all", "ttft_ms", "tpot_ms", "decode_tok_s", "speed_ratio", "peak_memory_bytes",
 )  # fmt: skip
 WHY = {
-    "latency": "no figure here has parts by context or by batch, and no variant was served at several loads (reports/serving/)",
+    "latency": "no metric was swept over contexts or batches, and no variant was served at several loads (reports/serving/)",
     "positions": "no variant has a curve of KLD by position",
 }
 Results = dict[str, dict[str, Any]]
@@ -86,7 +86,7 @@ def draw(results: Results, verdict: dict[str, Any], settings: Params, serving: R
     figures of its server}, of those that are not stale."""
     reference, level = settings.reference, settings.compare.confidence
     loads = latency.sweeps(results, serving, settings.amount.benchmark.prompt_tokens)
-    found = {
+    alts = {
         "tradeoff": plots.draw_tradeoff(results, verdict, reference, level, FIGURES / "tradeoff.svg"),
         "domains": charts.draw_domains(results, reference, level, FIGURES / "domains.svg"),
         "positions": charts.draw_positions(results, reference, level, FIGURES / "positions.svg"),
@@ -94,7 +94,7 @@ def draw(results: Results, verdict: dict[str, Any], settings: Params, serving: R
         "memory": charts.draw_memory(results, FIGURES / "memory.svg"),
     }
     drawn = {}
-    for name, alt in found.items():
+    for name, alt in alts.items():
         path = FIGURES / f"{name}.svg"
         if alt is None:  # an earlier run's picture must not stand for this one
             path.unlink(missing_ok=True)

@@ -141,12 +141,12 @@ def test_a_verdict_in_brief_names_only_the_rules_that_decided_it() -> None:
         "FAIL", rule("kld_mean", "FAIL"), rule("top1_agreement", "INCONCLUSIVE"), rule("speed_ratio", "FAIL", required=False),
         rule("size_ratio", "FAIL", unit="ratio", threshold=0.7, value=2.0),
     )  # fmt: skip
-    assert text.brief(many) == "kld_mean 0.1 nats (at most 0.02), size_ratio 2 (at most 0.7)"
+    assert text.brief(many) == "kld_mean 0.1 nats (at most 0.02), size_ratio 2 × (at most 0.7)"
 
 
 def test_a_figure_near_its_bound_is_not_rounded_into_it() -> None:
     near = rule("ppl_ratio", "PASS", value=1.00545, low=0.99996, high=1.01098, threshold=1.02, unit="ratio")
-    assert text.judged_figure(near) == "1.005 [1, 1.011]"
+    assert text.judged_figure(near) == "1.005 [1, 1.011] ×"
     past = rule("kld_mean", "FAIL", value=0.020004, low=0.020001, high=0.020007)
     assert text.brief(judged("FAIL", past)) == "kld_mean 0.020004 nats (at most 0.02)"
 

@@ -438,7 +438,7 @@ def test_a_failed_advisory_rule_is_told_beside_a_pass() -> None:
         "low": 0.8,
     }
     failed = {"rules": [rule | {"verdict": "FAIL", "high": 0.87, "settle": None}]}
-    assert text.aside(failed) == "advisory, fails: speed_ratio 0.836 (at least 0.9)"
+    assert text.aside(failed) == "advisory, fails: speed_ratio 0.836 × (at least 0.9)"
     assert text.aside({"rules": [rule | {"verdict": "FAIL", "required": True}, rule | {"verdict": "PASS"}]}) == ""
 
 

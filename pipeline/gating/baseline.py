@@ -115,31 +115,31 @@ def _variant(base: Baseline, name: str, now: Row, names: list[str], settings: Pa
 def _figures(base: Baseline, variant: str, now: Row, then: Row, names: list[str], settings: Params) -> dict[str, Row]:
     """{metric: its difference}: paired where the rows of both can be had, else from the two summaries."""
     same = {of: artifacts.digest(_part(now, of)) == artifacts.digest(_part(then, of)) for of in (True, False)}
-    found = {n: paired_difference.unchanged(n, now["metrics"][n]) for n in names if same[is_served(n)]}
-    found = {n: m for n, m in found.items() if now["metrics"][n].get("value") is not None}
+    differences = {n: paired_difference.unchanged(n, now["metrics"][n]) for n in names if same[is_served(n)]}
+    differences = {n: m for n, m in differences.items() if now["metrics"][n].get("value") is not None}
     names = [n for n in names if not same[is_served(n)]]
     if not names:
-        return found
+        return differences
     b = Builder(settings.compare, settings.seed)
     why = {"token": "no rows of tokens", "item": "no rows of items"}
     try:
         ours, theirs = (artifacts.read_columns(p) for p in _rows(base, artifacts.tokens(variant), now, then))
-        found |= {n: m for n in names if (m := paired_difference.tokens_paired(b, n, ours, theirs))}
+        differences |= {n: m for n in names if (m := paired_difference.tokens_paired(b, n, ours, theirs))}
     except (ArtifactError, KeyError) as e:
         why["token"] = str(e)
     try:
         answers = [artifacts.read_jsonl(p) for p in _rows(base, artifacts.answers(variant), now, then)]
         paired = paired_difference.items_paired(b, *answers)
-        found |= {n: paired[n] for n in names if n in paired}
+        differences |= {n: paired[n] for n in names if n in paired}
     except (ArtifactError, KeyError) as e:
         why["item"] = str(e)
     for n in names:
-        if n not in found and now["metrics"][n].get("value") is not None and then["metrics"][n].get("value") is not None:
+        if n not in differences and now["metrics"][n].get("value") is not None and then["metrics"][n].get("value") is not None:
             reason = why["item" if n.split("/")[0] in paired_difference.PER_ITEM else "token"]
             machine = "client" if is_served(n) else "machine"
             same_machine = now.get(machine) == then.get(machine)
-            found[n] = paired_difference.unpaired(n, now["metrics"][n], then["metrics"][n], reason, same_machine=same_machine)
-    return found
+            differences[n] = paired_difference.unpaired(n, now["metrics"][n], then["metrics"][n], reason, same_machine=same_machine)
+    return differences
 
 
 def _part(result: Row, of_server: bool) -> Row:
@@ -151,7 +151,7 @@ def _part(result: Row, of_server: bool) -> Row:
 def _rows(base: Baseline, path: Path, now: Row, then: Row) -> list[Path]:
     """The rows of this run's metrics and of the baseline's, by their recorded hashes."""
     known = dvc_lock.outputs(dvc_lock.LOCK.read_bytes()) if dvc_lock.LOCK.exists() else {}
-    name, found = path.as_posix(), []
+    name, paths = path.as_posix(), []
     for result, lock, commit in ((now, known, "HEAD"), (then, base.lock, base.commit)):
         sha256 = result.get("inputs", {}).get(name)
         here = path.exists() and artifacts.sha256_file(path) == sha256
@@ -160,5 +160,5 @@ def _rows(base: Baseline, path: Path, now: Row, then: Row) -> list[Path]:
         rows = path if here else dvc_lock.cached(name, lock[name], commit)
         if artifacts.sha256_file(rows) != sha256:
             raise ArtifactError(f"{rows} is not what the metrics were made from")
-        found.append(rows)
-    return found
+        paths.append(rows)
+    return paths

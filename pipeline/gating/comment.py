@@ -109,7 +109,7 @@ def _cells(name: str, rule: Row, beside: Row | None) -> Row:
 
 def _plain(text: Any) -> str:
     """Text without a cell, tag, mention or line of Markdown's."""
-    text = str(text)
+    plain = str(text)
     for char, instead in (("&", "&amp;"), ("<", "&lt;"), ("|", "\\|"), ("@", "&#64;"), ("\n", " "), ("\r", " ")):
-        text = text.replace(char, instead)
-    return text
+        plain = plain.replace(char, instead)
+    return plain

@@ -54,9 +54,9 @@ def compare(settings: Params, base: Row, results: dict[str, Row]) -> list[Loosen
     """Settings looser than the base's. base: its params.yaml as parsed; results: {variant: metrics}."""
     then = base.get("gate") or {}
     reason = settings.gate.reason if settings.gate.reason != then.get("reason") else None
-    found = [Loosening(*change, reason) for change in _conditions(settings, base)]
+    loosened = [Loosening(*change, reason) for change in _conditions(settings, base)]
     rules, unknown = _readable(then.get("rules") or [])
-    found += [Loosening(str(raw.get("metric")), "a rule", "unknown to this version", reason) for raw in unknown]
+    loosened += [Loosening(str(raw.get("metric")), "a rule", "unknown to this version", reason) for raw in unknown]
     for rule in rules:
         ours, earlier = (
             [r for r in own if (r.metric, r.against) == (rule.metric, rule.against)] for own in (settings.gate.rules, rules)
@@ -66,32 +66,32 @@ def compare(settings: Params, base: Row, results: dict[str, Row]) -> list[Loosen
         for now in dict.fromkeys(filter(None, shortfalls.values())):
             variants = tuple(v for v, rule_now in shortfalls.items() if rule_now == now)
             noise = _noise(rule, settings, results)
-            found.append(Loosening(rule.metric, _text(rule), now, next(iter(reasons), None), noise, variants))
-    return found
+            loosened.append(Loosening(rule.metric, _text(rule), now, next(iter(reasons), None), noise, variants))
+    return loosened
 
 
 def _conditions(settings: Params, base: Row) -> list[tuple[str, str, str]]:
     """(what, before, now) of looser settings other than rules."""
     then, ours = base.get("gate") or {}, settings.compare
     compared = base.get("compare") or {}
-    found: list[tuple[str, Any, Any]] = []
+    looser: list[tuple[str, Any, Any]] = []
     for what, names, kept in (
         ("variants", base.get("variants") or {}, settings.variants),
         ("gate.required", then.get("required") or [], settings.gate.required),
     ):
-        found += [(what, name, "taken out") for name in names if name not in kept]
+        looser += [(what, name, "taken out") for name in names if name not in kept]
     inconclusive = settings.gate.inconclusive
     if then.get("inconclusive", "blocks") == "blocks" != inconclusive:
-        found.append(("gate.inconclusive", "blocks", inconclusive))
+        looser.append(("gate.inconclusive", "blocks", inconclusive))
     if (confidence := compared.get("confidence", 0.95)) > ours.confidence:
-        found.append(("compare.confidence", confidence, ours.confidence))
+        looser.append(("compare.confidence", confidence, ours.confidence))
     for name in BetweenRuns.model_fields:  # less makes intervals narrower; more turns a FAIL into INCONCLUSIVE
         before, now = (compared.get("between_runs") or {}).get(name), getattr(ours.between_runs, name)
         if (before or 0) > (now or 0) or ((before or 0) < (now or 0) and inconclusive == "passes"):
-            found.append((f"compare.between_runs.{name}", before, now))
+            looser.append((f"compare.between_runs.{name}", before, now))
     if settings.evaluate.allow_truncated and not (base.get("evaluate") or {}).get("allow_truncated"):
-        found.append(("evaluate.allow_truncated", False, True))
-    return [(what, str(before), str(now)) for what, before, now in found]
+        looser.append(("evaluate.allow_truncated", False, True))
+    return [(what, str(before), str(now)) for what, before, now in looser]
 
 
 def _readable(raw: list[Row]) -> tuple[list[Rule], list[Row]]:

@@ -147,7 +147,7 @@ def judge(bound: Bound, metric: dict[str, Any] | None) -> Judgement:
         why = metric.get("reason") or "; ".join(metric.get("warnings") or []) or "not a number"
         return Judgement("FAIL", f"{bound.metric} has no value: {why}")
     n = metric.get("n")
-    if not hasattr(n, "__index__") or isinstance(n, bool) or n <= 0:
+    if n is None or not hasattr(n, "__index__") or isinstance(n, bool) or n <= 0:
         return Judgement("FAIL", f"{bound.metric} rests on no items" + (f" (n = {n!r})" if n else ""))
     if low is None or high is None or not (_number(low) and _number(high)):
         return Judgement("INCONCLUSIVE", f"{bound.metric} has no interval: {'; '.join(metric.get('warnings') or ['unknown'])}")
@@ -207,11 +207,11 @@ def judge_above(rule: Rule, metric: dict[str, Any] | None, floors: dict[str, Any
     sign = 1 if bound.better == "lower" else -1
     strict, loose = (replace(bound, threshold=bound.threshold + sign * floor[side]) for side in ("low", "high"))
     strict = replace(strict, text=f"{bound.text} {floor['value']:.3g} [{floor['low']:.3g}, {floor['high']:.3g}]")
-    found, beyond = judge(strict, metric), judge(loose, metric)
-    if found.verdict == "FAIL" and beyond.verdict != "FAIL":
-        reason = f"past the bound above {name}'s lower end, not above its upper: {found.reason}"
+    judged, beyond = judge(strict, metric), judge(loose, metric)
+    if judged.verdict == "FAIL" and beyond.verdict != "FAIL":
+        reason = f"past the bound above {name}'s lower end, not above its upper: {judged.reason}"
         return strict, replace(beyond, verdict="INCONCLUSIVE", reason=reason)
-    return strict, replace(found, p_fail=beyond.p_fail)  # a FAIL is claimed against the upper end, and so is its p-value
+    return strict, replace(judged, p_fail=beyond.p_fail)  # a FAIL is claimed against the upper end, and so is its p-value
 
 
 def looks_of(settings: Params, variant: str) -> Looks:

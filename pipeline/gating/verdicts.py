@@ -67,11 +67,11 @@ def _as_asked(result: dict[str, Any], confidence: float) -> dict[str, Any]:
 def _floors(result: dict[str, Any] | None, reference: dict[str, Any] | None) -> dict[str, Any]:
     """The reference's metrics; the noise floor null if the variant's results were made with another."""
     made = [(r or {}).get("inputs", {}).get(str(artifacts.FLOOR)) for r in (result, reference)]
-    found: dict[str, Any] = (reference or {}).get("metrics", {})
+    metrics: dict[str, Any] = (reference or {}).get("metrics", {})
     if made[0] is None or made[0] != made[1]:
         why = f"the results were not made with the {artifacts.FLOOR} of the reference; run `dvc repro`"
-        found = found | {name: {"value": None, "reason": why} for names in FLOORS.values() for name in names}
-    return found
+        metrics = metrics | {name: {"value": None, "reason": why} for names in FLOORS.values() for name in names}
+    return metrics
 
 
 def _apply(rule: Rule, result: dict[str, Any] | None, floors: dict[str, Any], then: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -98,8 +98,8 @@ def _accuracy(b: Builder, task: str, pairs: list[tuple[Row, Row]], note: tuple[s
         shares = (_twice(rows, lambda row: float(softmax(row["loglikelihoods"])[row["target"]])) for rows in zip(*chosen))
         change = np.subtract(*shares)
         name, families = f"score_delta/{task}", _families(chosen)
-        found = b.resampled(name, change.mean(0), np.ones(len(chosen)), families)
-        _add(b, name, found, arithmetic_error(change, len(chosen)), note, blind, 100.0)
+        estimate = b.resampled(name, change.mean(0), np.ones(len(chosen)), families)
+        _add(b, name, estimate, arithmetic_error(change, len(chosen)), note, blind, 100.0)
 
 
 def _families(pairs: list[tuple[Row, Row]]) -> list[str]:
@@ -112,13 +112,13 @@ def _twice(rows: Iterable[Row], value: Callable[[Row], float]) -> NDArray[np.flo
 
 
 def _add(
-    b: Builder, name: str, found: Estimate, error: float, note: tuple[str, ...], blind: str | None, scale: float = 1.0
+    b: Builder, name: str, estimate: Estimate, error: float, note: tuple[str, ...], blind: str | None, scale: float = 1.0
 ) -> None:
     """Add a paired figure: its interval with the arithmetic's own error, or none if `blind`."""
     if blind:
-        found = replace(found, low=None, high=None, warnings=(blind,))
-    found = widened(found, error, confidence=b.confidence, bounds=bounds_of(name))
-    b.add(name, replace(found, warnings=(*found.warnings, *note)), scale)
+        estimate = replace(estimate, low=None, high=None, warnings=(blind,))
+    estimate = widened(estimate, error, confidence=b.confidence, bounds=bounds_of(name))
+    b.add(name, replace(estimate, warnings=(*estimate.warnings, *note)), scale)
 
 
 def _blind(right: Any, right_ref: Any, pairs: list[tuple[Row, Row]], confidence: float) -> str | None:

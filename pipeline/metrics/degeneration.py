@@ -71,13 +71,13 @@ def foreign_scripts(reply: str, prompt: str, reference: str) -> list[str]:
     if not home:
         return []
     home |= {"CJK"} if "KANA" in home else set()  # Japanese is written in both
-    found = [script_of(c) for c in unicodedata.normalize("NFKC", reply)]
+    by_character = [script_of(c) for c in unicodedata.normalize("NFKC", reply)]
     longest: dict[str, int] = {}
-    for script, run in groupby(found):
+    for script, run in groupby(by_character):
         if script and script not in home:
             longest[script] = max(longest.get(script, 0), len(list(run)))
-    letters = sum(s is not None for s in found)
-    mostly_latin = found.count("LATIN") > LATIN_SHARE * letters
+    letters = sum(s is not None for s in by_character)
+    mostly_latin = by_character.count("LATIN") > LATIN_SHARE * letters
     counts = {s for s, run in longest.items() if run >= (1 if s in WHOLE_WORDS else STRAY)}
     return sorted(s for s in counts if s != "LATIN" or mostly_latin)
 

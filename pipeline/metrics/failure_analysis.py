@@ -28,22 +28,22 @@ def locate(variant: str, settings: params.Params) -> Row:
         if fault := next((f"{m['variant']} is {m['status']}: {m['reason']}" for m in metas if m["status"] != "ok"), None):
             missing[stage] = fault
     words = worst_cases.Words(artifacts.BASE)
-    found: Row = dict.fromkeys(("spread", "worst_tokens", "worst_items", "flips_to_wrong", "flips_to_right", "replies"))
+    lists: Row = dict.fromkeys(("spread", "worst_tokens", "worst_items", "flips_to_wrong", "flips_to_right", "replies"))
     if "diverge" not in missing:
-        found |= _tokens(variant, settings, words)
+        lists |= _tokens(variant, settings, words)
     if "evaluate" not in missing:
         pairs = worst_cases.scored_pairs(pair(*(artifacts.read_jsonl(artifacts.answers(name)) for name in names)))
         questions = worst_cases.Questions()
-        found["worst_items"] = worst_cases.worst_items(pairs, questions)
-        found["flips_to_wrong"] = worst_cases.flips(pairs, questions, to_right=False)
-        found["flips_to_right"] = worst_cases.flips(pairs, questions, to_right=True)
+        lists["worst_items"] = worst_cases.worst_items(pairs, questions)
+        lists["flips_to_wrong"] = worst_cases.flips(pairs, questions, to_right=False)
+        lists["flips_to_right"] = worst_cases.flips(pairs, questions, to_right=True)
     if "replies" not in missing:
         replies = (artifacts.read_jsonl(artifacts.generations(name)) for name in names)
-        found["replies"] = worst_cases.worst_replies(generation.pair(*replies))
-    spread = found["spread"]
+        lists["replies"] = worst_cases.worst_replies(generation.pair(*replies))
+    spread = lists["spread"]
     return {
         "variant": variant, "reference": settings.reference, "missing": missing, "notes": [words.missing] if words.missing else [],
-        **found, "words": spread["words"] if spread else f"not known: diverge: {missing['diverge']}",
+        **lists, "words": spread["words"] if spread else f"not known: diverge: {missing['diverge']}",
     }  # fmt: skip
 
 
@@ -52,10 +52,7 @@ def _tokens(variant: str, settings: params.Params, words: worst_cases.Words) -> 
     windows = artifacts.read_jsonl(artifacts.REFERENCE / "windows.jsonl")
     judged = divergence_shape.judge(
         columns["kld"], columns["document"],
-        {
-            "domain": columns["set"], "token class": columns["token_class"],
-            "position": position_parts(columns["position"]),
-        },
+        {"domain": columns["set"], "token class": columns["token_class"], "position": position_parts(columns["position"])},
         confidence=settings.compare.confidence, resamples=settings.compare.resamples,
         rng=np.random.default_rng([settings.seed, *b"spread"]),
     )  # fmt: skip
@@ -64,6 +61,6 @@ def _tokens(variant: str, settings: params.Params, words: worst_cases.Words) -> 
 
 def write(variant: str, settings: params.Params) -> Row:
     """Write artifacts/broke/<variant>.json; returns what it holds."""
-    found = locate(variant, settings)
-    artifacts.write_json(artifacts.failures(variant), found)
-    return found
+    failures = locate(variant, settings)
+    artifacts.write_json(artifacts.failures(variant), failures)
+    return failures

@@ -42,9 +42,9 @@ def free_metrics(b: Builder, pairs: list[tuple[Row, Row]], most: int, is_referen
     if not pairs:
         return "no trajectory prompt was answered"
     gone = [degeneration.departure(ours["token_ids"], theirs["token_ids"]) for ours, theirs in pairs]
-    n, found = len(pairs), checked(pairs)
+    n, faults = len(pairs), checked(pairs)
     same = wilson(sum(g is None for g in gone), n, confidence=b.confidence)
-    if all(theirs["empty"] for _, theirs in found):
+    if all(theirs["empty"] for _, theirs in faults):
         same = replace(same, low=None, high=None, warnings=("no reply of the reference has any text: nothing could differ",))
     b.add("free_same", same)
     b.add("free_departure", median_position(gone, most, confidence=b.confidence))
@@ -53,16 +53,16 @@ def free_metrics(b: Builder, pairs: list[tuple[Row, Row]], most: int, is_referen
         b.add("free_same_floor", wilson(again, n, confidence=b.confidence))
     _repetition(b, pairs)
     for kind in degeneration.FAULTS:
-        _rate(b, kind, [(ours[kind], theirs[kind]) for ours, theirs in found])
-    _rate(b, "garbled", [(any(ours.values()), any(theirs.values())) for ours, theirs in found])
+        _rate(b, kind, [(ours[kind], theirs[kind]) for ours, theirs in faults])
+    _rate(b, "garbled", [(any(ours.values()), any(theirs.values())) for ours, theirs in faults])
     return None
 
 
-def _rate(b: Builder, kind: str, found: list[tuple[bool, bool]]) -> None:
+def _rate(b: Builder, kind: str, pairs: list[tuple[bool, bool]]) -> None:
     """The variant's rate, and its paired difference to the reference's in points."""
-    both = sum(x and y for x, y in found)
-    more, fewer = sum(x and not y for x, y in found), sum(y and not x for x, y in found)
-    n = len(found)
+    both = sum(x and y for x, y in pairs)
+    more, fewer = sum(x and not y for x, y in pairs), sum(y and not x for x, y in pairs)
+    n = len(pairs)
     b.add(f"free_{kind}", wilson(both + more, n, confidence=b.confidence))
     delta = paired_difference(both, fewer, more, n - both - more - fewer, confidence=b.confidence)
     if both == n:  # nothing was left to become so

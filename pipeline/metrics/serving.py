@@ -66,11 +66,11 @@ class Objective:
         and cannot be known of a longer reply is not kept."""
         if not row["ok"]:
             return False
-        found = {"ttft_ms": ttft(row), "tpot_ms": tpot(row), "e2e_ms": e2e(row)}
+        times = {"ttft_ms": ttft(row), "tpot_ms": tpot(row), "e2e_ms": e2e(row)}
         if row["output_tokens"] == 1:
-            found["tpot_ms"] = 0.0
+            times["tpot_ms"] = 0.0
         limits = {k: v for k, v in asdict(self).items() if v is not None}
-        return all((x := found[k]) is not None and 1000 * x <= limit for k, limit in limits.items())
+        return all((x := times[k]) is not None and 1000 * x <= limit for k, limit in limits.items())
 
 
 def level(rows: list[Row], confidence: float, objective: Objective | None = None, between: float | None = None) -> Metrics:
@@ -79,19 +79,21 @@ def level(rows: list[Row], confidence: float, objective: Objective | None = None
     wall time all the same."""
     counted = [r for r in rows if not r["warmup"]]
     good = [r for r in counted if r["ok"]]
-    found = {
+    estimates = {
         "failure_rate": _share(counted, lambda r: not r["ok"], confidence),
         "timeout_rate": _share(counted, lambda r: r["fault"] == "timeout", confidence),
     }
-    found |= _latencies(good, len(counted) - len(good), confidence) | _rates(counted, confidence, objective) | _counts(rows, good)
+    estimates |= (
+        _latencies(good, len(counted) - len(good), confidence) | _rates(counted, confidence, objective) | _counts(rows, good)
+    )
     if any(r.get("t_due") is not None for r in counted):
-        found["client_lag_p99_ms"] = _lag(counted, good)
-    times = [name for name in found if SERVED[name].unit in ("ms", "tok/s", "req/s") and name != "client_lag_p99_ms"]
-    found |= {name: whole_runs(found[name], between, confidence=confidence) for name in times}
+        estimates["client_lag_p99_ms"] = _lag(counted, good)
+    times = [name for name in estimates if SERVED[name].unit in ("ms", "tok/s", "req/s") and name != "client_lag_p99_ms"]
+    estimates |= {name: whole_runs(estimates[name], between, confidence=confidence) for name in times}
     if good and all(ttft(r) is None for r in good):  # that no empty reply failed is no finding
         silent = "no complete reply has a token: nothing was served"
-        found = {name: replace(e, low=None, high=None, warnings=(*e.warnings, silent)) for name, e in found.items()}
-    return {name: as_metric(name, e, confidence) for name, e in found.items()}
+        estimates = {name: replace(e, low=None, high=None, warnings=(*e.warnings, silent)) for name, e in estimates.items()}
+    return {name: as_metric(name, e, confidence) for name, e in estimates.items()}
 
 
 def nothing(reason: str, n: int = 0, method: str = "none") -> Estimate:
@@ -105,7 +107,7 @@ def _latencies(good: list[Row], failed: int, confidence: float) -> dict[str, Est
         each[name] = [(x, k) for k, r in enumerate(good) if (x := of(r)) is not None]
     without = len(good) - len({k for _, k in each["itl"]})
     seen = unseen(good)
-    found = {}
+    latencies = {}
     for name, pairs in each.items():
         left_out = without if name == "itl" else len(good) - len(pairs)
         why = f"{left_out} of {len(good)} complete replies are left out: {WHY_MISSING.get(name, 'no token')}"
@@ -114,18 +116,18 @@ def _latencies(good: list[Row], failed: int, confidence: float) -> dict[str, Est
         notes += (f"{failed} failed requests are left out",) if failed else ()
         rounds = _by_round([1000 * x for x, _ in pairs], [good[k]["round"] for _, k in pairs])
         for label, q in QUANTILES.items():
-            found[f"{name}_{label}_ms"] = _across(
+            latencies[f"{name}_{label}_ms"] = _across(
                 _quantile(pairs, q, notes, confidence), [float(np.quantile(own, q)) for own in rounds], confidence
             )
-    return found
+    return latencies
 
 
 def _share(rows: list[Row], hit: Callable[[Row], bool], confidence: float) -> Estimate:
     """The share of requests that `hit` says yes to."""
     hits = [float(hit(r)) for r in rows]
     rounds = [float(np.mean(own)) for own in _by_round(hits, [r["round"] for r in rows])]
-    found = _across(wilson(int(sum(hits)), len(hits), confidence=confidence), rounds, confidence)
-    return found if found.high is None else replace(found, high=min(found.high, 1.0))
+    share = _across(wilson(int(sum(hits)), len(hits), confidence=confidence), rounds, confidence)
+    return share if share.high is None else replace(share, high=min(share.high, 1.0))
 
 
 def _by_round(values: list[float], rounds: list[int]) -> list[list[float]]:
@@ -158,13 +160,13 @@ def _quantile(pairs: list[tuple[float, int]], q: float, notes: tuple[str, ...], 
 
 def walls(rows: list[Row]) -> dict[int, float]:
     """{round: seconds from its first submission to its last event}; rounds that took no time at all are left out."""
-    found = {}
+    by_round = {}
     for k in {r["round"] for r in rows}:
         own = [r for r in rows if r["round"] == k]
         seconds = max(r["t_end"] for r in own) - min(r["t_submit"] for r in own)
         if seconds > 0:
-            found[k] = seconds
-    return found
+            by_round[k] = seconds
+    return by_round
 
 
 def _rates(counted: list[Row], confidence: float, objective: Objective | None) -> dict[str, Estimate]:
@@ -179,17 +181,17 @@ def _rates(counted: list[Row], confidence: float, objective: Objective | None) -
             return mean
         return replace(mean, low=0.0, warnings=(*mean.warnings, f"cut at 0: {mean.n} rounds are few for an interval"))
 
-    found = {"throughput_req_s": rate(lambda r: float(r["ok"]))}
+    rates = {"throughput_req_s": rate(lambda r: float(r["ok"]))}
     unknown = sum(r["output_tokens"] is None for r in good)
-    found["throughput_tok_s"] = (
+    rates["throughput_tok_s"] = (
         nothing(f"{unknown} of {len(good)} replies have no known number of tokens")
         if unknown
         else rate(lambda r: float(r["output_tokens"] if r["ok"] else 0))
     )
     if objective is None or objective == Objective():
-        return found | dict.fromkeys(("goodput_req_s", "attainment"), nothing("no objective was stated"))
-    found["goodput_req_s"] = rate(lambda r: float(objective.met(r)))
-    return found | {"attainment": _share(counted, objective.met, confidence)}
+        return rates | dict.fromkeys(("goodput_req_s", "attainment"), nothing("no objective was stated"))
+    rates["goodput_req_s"] = rate(lambda r: float(objective.met(r)))
+    return rates | {"attainment": _share(counted, objective.met, confidence)}
 
 
 def _counts(rows: list[Row], good: list[Row]) -> dict[str, Estimate]:
@@ -202,23 +204,23 @@ def _counts(rows: list[Row], good: list[Row]) -> dict[str, Estimate]:
     def exact(value: int, n: int, *notes: str) -> Estimate:
         return Estimate(value, value, value, n, "count", notes)
 
-    found = {"warmups": exact(ready, len(warm), *(() if ready else ("no warm-up: the first requests carry what is done once",)))}
+    counts = {"warmups": exact(ready, len(warm), *(() if ready else ("no warm-up: the first requests carry what is done once",)))}
     notes = unverified(good)
     if known:
         if min(known) != max(known):
             notes += ("replies differ in length: latencies and throughput are not comparable with another run's",)
-        found["output_tokens_min"] = exact(min(known), len(known), *notes)
-        found["output_tokens_max"] = exact(max(known), len(known), *notes)
-        found["one_token_replies"] = exact(sum(k == 1 for k in known), len(known))
+        counts["output_tokens_min"] = exact(min(known), len(known), *notes)
+        counts["output_tokens_max"] = exact(max(known), len(known), *notes)
+        counts["one_token_replies"] = exact(sum(k == 1 for k in known), len(known))
     else:
         reason = "; ".join(("no complete reply has a known number of tokens", *notes))
-        found |= {k: nothing(reason) for k in ("output_tokens_min", "output_tokens_max", "one_token_replies")}
+        counts |= {k: nothing(reason) for k in ("output_tokens_min", "output_tokens_max", "one_token_replies")}
     if cached:
         note = ("a prefix cache answered part of the prompts: TTFT is not that of new ones",) if sum(cached) else ()
-        found["cached_tokens"] = exact(sum(cached), len(cached), *note)
+        counts["cached_tokens"] = exact(sum(cached), len(cached), *note)
     else:
-        found["cached_tokens"] = nothing("the server does not say what its prefix cache answered")
-    return found
+        counts["cached_tokens"] = nothing("the server does not say what its prefix cache answered")
+    return counts
 
 
 def _lag(counted: list[Row], good: list[Row]) -> Estimate:

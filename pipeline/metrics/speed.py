@@ -74,8 +74,8 @@ def _latency(b: Builder, good: list[Row]) -> None:
         b.add(name, _time(b, [value(r) for r in good]), scale)
     gaps = [(1000 * g, r["round"]) for r in good for g in itl(r["t_tokens"])]
     for name, q in (("itl_p50_ms", 0.5), ("itl_p95_ms", 0.95), ("itl_p99_ms", 0.99)):
-        found = quantile_interval([g for g, _ in gaps], [k for _, k in gaps], q, confidence=b.confidence)
-        b.add(name, whole_runs(found, b.between.time, confidence=b.confidence))
+        estimate = quantile_interval([g for g, _ in gaps], [k for _, k in gaps], q, confidence=b.confidence)
+        b.add(name, whole_runs(estimate, b.between.time, confidence=b.confidence))
 
 
 def _ratios(b: Builder, single: list[Row], looks: Looks) -> None:
@@ -90,9 +90,9 @@ def _ratios(b: Builder, single: list[Row], looks: Looks) -> None:
 
 def _phases(b: Builder, good: list[Row]) -> None:
     for phase in PHASES:
-        found = [r["phases"][phase] for r in good if r["phases"][phase] not in (None, [])]
-        if found:
-            b.add(f"phase_ms/{phase}", _time(b, [float(np.mean(v)) for v in found]), 1000.0)
+        times = [r["phases"][phase] for r in good if r["phases"][phase] not in (None, [])]
+        if times:
+            b.add(f"phase_ms/{phase}", _time(b, [float(np.mean(v)) for v in times]), 1000.0)
         else:
             b.bare(f"phase_ms/{phase}", None, 0, "clock inside the engine", good[0]["phases_unknown"].get(phase, "unknown"))
 
@@ -136,16 +136,16 @@ def _memory(b: Builder, good: list[Row], meta: Row) -> None:
 
 def _sweeps(b: Builder, rows: list[Row], meta: Row) -> None:
     sweep = meta["sweep"]
-    found: dict[str, list[Row]] = {}
+    by_scenario: dict[str, list[Row]] = {}
     for row in rows:
         if row["scenario"] != "single":
-            found.setdefault(row["scenario"], []).append(row)
-    for scenario, own in found.items():
+            by_scenario.setdefault(row["scenario"], []).append(row)
+    for scenario, own in by_scenario.items():
         _swept(b, scenario, own, tuple(filter(None, [sweep["notes"].get(scenario)])))
     for scenario, why in sweep["missing"].items():
-        for name in SWEPT[scenario.partition("-")[0]] if scenario not in found else ():
+        for name in SWEPT[scenario.partition("-")[0]] if scenario not in by_scenario else ():
             b.bare(f"{name}/{scenario}", None, 0, "sweep", why)
-    contexts = [own for scenario, own in found.items() if scenario.startswith("context-") and any(r["ok"] for r in own)]
+    contexts = [own for scenario, own in by_scenario.items() if scenario.startswith("context-") and any(r["ok"] for r in own)]
     b.bounds["cliffs"] = _cliffs(b, contexts)
 
 

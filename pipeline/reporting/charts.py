@@ -56,9 +56,9 @@ def draw_positions(results: Results, reference: str, confidence: float, path: Pa
 
     def panel(axes: Any, name: str) -> None:
         for (kind, points), shape, line, ink in zip(sorted(curves[name].items()), "os", ("-", "--"), (BLUE, AMBER)):
-            found = [(math.sqrt(p["from"] * p["to"]), p) for p in points if p["value"] is not None]
-            axes.plot([x for x, _ in found], [p["value"] for _, p in found], ls=line, lw=1, color=ink)
-            dots(axes, found, "y", shape, ink)
+            known = [(math.sqrt(p["from"] * p["to"]), p) for p in points if p["value"] is not None]
+            axes.plot([x for x, _ in known], [p["value"] for _, p in known], ls=line, lw=1, color=ink)
+            dots(axes, known, "y", shape, ink)
             if name == first:
                 axes.plot([], [], f"{shape}{line}", color=ink, ms=4.5, lw=1, label=KINDS.get(kind, kind))
         plots.plain_log(axes, "x")
@@ -133,17 +133,10 @@ def draw_memory(results: Results, path: Path) -> str | None:
     with sheet((7.6, 0.9 + 0.3 * len(names))) as (figure, grid):
         axes = grid[0][0]
         for key, label, shape in MEMORY:
-            found = [(y, m) for y, n in enumerate(names) if (m := results[n]["metrics"].get(key)) and m["value"] is not None]
-            axes.plot(
-                [],
-                [],
-                shape,
-                ms=6,
-                color=INK,
-                mfc=INK if any(m["low"] is not None for _, m in found) or not found else PAGE,
-                label=label,
-            )
-            in_mb = [(y, m | {k: m[k] / 1e6 for k in ("value", "low", "high") if m[k] is not None}) for y, m in found]
+            known = [(y, m) for y, n in enumerate(names) if (m := results[n]["metrics"].get(key)) and m["value"] is not None]
+            hollow = known and all(m["low"] is None for _, m in known)
+            axes.plot([], [], shape, ms=6, color=INK, mfc=PAGE if hollow else INK, label=label)
+            in_mb: Curve = [(y, m | {k: m[k] / 1e6 for k in ("value", "low", "high") if m[k] is not None}) for y, m in known]
             dots(axes, in_mb, "x", shape, INK)
         axes.set_yticks(range(len(names)), names)
         axes.set_xlim(left=0)

@@ -44,20 +44,20 @@ def of(results: dict[str, Row], reference: str) -> dict[str, Row]:
     return {name: _one(artifacts.read_json(artifacts.failures(name)), r, floor) for name, r in results.items() if name != reference}
 
 
-def _one(found: Row, result: Row, floor: Row | None) -> Row:
+def _one(lists: Row, result: Row, floor: Row | None) -> Row:
     heads = {
         name: rows and rows | {"rows": rows["rows"][:count], "shown": min(count, rows["shown"])}
-        for name, count in HEADS.items() for rows in [found[name]]
+        for name, count in HEADS.items() for rows in [lists[name]]
     }  # fmt: skip
-    spread, wrong, replies = found["spread"] or {}, found["flips_to_wrong"], found["replies"]
+    spread, wrong, replies = lists["spread"] or {}, lists["flips_to_wrong"], lists["replies"]
     gist = [KINDS[spread["kind"]] if spread else "not known"]
     if wrong:
-        gist.append(f"{wrong['total']} answers became wrong, {found['flips_to_right']['total']} right")
+        gist.append(f"{wrong['total']} answers became wrong, {lists['flips_to_right']['total']} right")
     if replies:
         gist.append(f"{replies['total']} of {replies['of']} free replies differ")
     return {
-        "gist": "; ".join(gist), "words": found["words"], "free": free_words(result, floor),
-        "missing": found["missing"], "notes": found["notes"],
+        "gist": "; ".join(gist), "words": lists["words"], "free": free_words(result, floor),
+        "missing": lists["missing"], "notes": lists["notes"],
         "groups": sorted(spread.get("groups") or [], key=lambda g: -(g["ratio"] or 0))[:5],
         "curve": result.get("curves", {}).get("agreement_by_position", []), **heads,
     }  # fmt: skip

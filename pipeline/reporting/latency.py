@@ -31,7 +31,7 @@ def sweeps(results: Results, serving: Results, prompt_tokens: int) -> list[tuple
     """(title, unit, axis, {variant: its curve}) of those loads at which two or more were measured. serving: {variant:
     reports/serving/<variant>.json}, whose levels count like parts of a metric. prompt_tokens: of the rounds, whose figures stand
     for a sweep's of the same context, as in the trade-off table: they are surer."""
-    found = []
+    panels = []
     for title, unit, start in SWEEPS:
         curves = {}
         for name in [*results, *(n for n in serving if n not in results)]:
@@ -39,8 +39,8 @@ def sweeps(results: Results, serving: Results, prompt_tokens: int) -> list[tuple
             curves[name] = _curve(results.get(name, {}).get("metrics", {}) | served, start, prompt_tokens)
         curves = {n: c for n, c in curves.items() if len(c) > 1}
         if curves:
-            found.append((title, unit, AXES[start.split("/")[1].rstrip("-")], curves))
-    return found
+            panels.append((title, unit, AXES[start.split("/")[1].rstrip("-")], curves))
+    return panels
 
 
 def _curve(metrics: dict[str, Any], start: str, prompt_tokens: int) -> Curve:
@@ -48,19 +48,19 @@ def _curve(metrics: dict[str, Any], start: str, prompt_tokens: int) -> Curve:
     rounds = metrics.get(start.split("/")[0]) if start.endswith("/context-") else None
     if rounds and rounds["value"] is not None and f"{start}{prompt_tokens}" in metrics:
         metrics = metrics | {f"{start}{prompt_tokens}": rounds}
-    found = [(re.fullmatch(re.escape(start) + r"(\d+)", k), m) for k, m in metrics.items()]
-    return sorted(((float(k[1]), m) for k, m in found if k and m["value"] is not None), key=lambda p: p[0])
+    matches = [(re.fullmatch(re.escape(start) + r"(\d+)", k), m) for k, m in metrics.items()]
+    return sorted(((float(k[1]), m) for k, m in matches if k and m["value"] is not None), key=lambda p: p[0])
 
 
-def draw_latency(found: list[tuple[str, str, str, Curves]], confidence: float, path: Path) -> str | None:
+def draw_latency(panels: list[tuple[str, str, str, Curves]], confidence: float, path: Path) -> str | None:
     """Latency and rate against context and load: a panel a figure, a line a variant."""
-    if not found:
+    if not panels:
         return None
-    rows = math.ceil(len(found) / 2)
-    names = list(dict.fromkeys(name for *_, curves in found for name in curves))
-    beside = [(title, unit, axis, side_by_side(curves)) for title, unit, axis, curves in found]
-    with sheet((8.6, 3.4 * rows + 0.3), rows, min(2, len(found))) as (figure, grid):
-        for axes, part, drawn in zip(grid.flat, [*found, *[None] * (grid.size - len(found))], [*beside, *beside]):
+    rows = math.ceil(len(panels) / 2)
+    names = list(dict.fromkeys(name for *_, curves in panels for name in curves))
+    beside = [(title, unit, axis, side_by_side(curves)) for title, unit, axis, curves in panels]
+    with sheet((8.6, 3.4 * rows + 0.3), rows, min(2, len(panels))) as (figure, grid):
+        for axes, part, drawn in zip(grid.flat, [*panels, *[None] * (grid.size - len(panels))], [*beside, *beside]):
             if part is None:
                 axes.set_visible(False)
                 continue
@@ -70,7 +70,7 @@ def draw_latency(found: list[tuple[str, str, str, Curves]], confidence: float, p
         for name, shape in zip(names, SHAPES * len(names)):
             grid[0][0].plot([], [], shape, color=BLUE, ms=4.5, label=name)
         figure.legend(loc="outside upper center", ncols=4, fontsize=8, frameon=False)
-        alt = "Latency and rate against load: " + "; ".join(f"{title} by {axis}" for title, _, axis, _ in found)
+        alt = "Latency and rate against load: " + "; ".join(f"{title} by {axis}" for title, _, axis, _ in panels)
         plots.save(figure, path, alt)
     return alt
 

@@ -48,15 +48,15 @@ def front(results: Results) -> list[str]:
 
 def dominated(results: Results, reference: str) -> dict[str, Domination]:
     """{variant: by whom it is dominated}, sure ones before open ones; of several the nearest to the reference."""
-    found: dict[str, Domination] = {}
+    behind: dict[str, Domination] = {}
     names = measured(results) if one_machine(results) else []
     limit = noise_floor.limit("kld_mean", results[reference]["metrics"]) or 0.0
     for name in names:
         rivals = [(r, sure) for r in names if (sure := _dominates(results[r], results[name], limit)) is not None]
         if name != reference and rivals:
             by, sure = min(rivals, key=lambda r: (not r[1], _value(results, r[0], "kld_mean")))
-            found[name] = Domination(by, sure, _words(results, by, name, limit))
-    return found
+            behind[name] = Domination(by, sure, _words(results, by, name, limit))
+    return behind
 
 
 def _dominates(ours: dict[str, Any], theirs: dict[str, Any], limit: float) -> bool | None:

@@ -29,9 +29,9 @@ def nominal_bits(result: dict[str, Any]) -> int | None:
     """Bits that a variant's options name (`bits: 4`, `int8-weight-only`, `Q4_0`); None where they name none."""
     options = result.get("options") or {}
     for key in ("bits", "dtype", "scheme", "type", "precision"):
-        found = BITS.search(str(options.get(key, "")))
-        if found:
-            return int(found[1])
+        match = BITS.search(str(options.get(key, "")))
+        if match:
+            return int(match[1])
     return None
 
 
@@ -99,9 +99,8 @@ def _step(results: Results, judged: dict[str, Any], a: str, b: str) -> str:
     costs = []
     for metric, label in COSTS:
         before, after = (results[n]["metrics"].get(metric) for n in (a, b))
-        start = (
-            "unknown" if not before or before["value"] is None else text.show(before | {"low": None}, sign=before["unit"] == "pp")
-        )
+        known = before and before["value"] is not None
+        start = text.show(before | {"low": None}, sign=before["unit"] == "pp") if known else "unknown"
         costs.append(f"{label} {start} to {text.with_unit(after)}")
     line += "; ".join(costs)
     verdict = text.verdict_word(judged[b])

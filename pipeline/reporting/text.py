@@ -32,8 +32,8 @@ def render(template: str, context: dict[str, Any], **filters: Any) -> str:
 
 def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Rows of equal keys as a Markdown table."""
-    cells = [list(rows[0]), ["---"] * len(rows[0]), *(row.values() for row in rows)]
-    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in cells)
+    head, *lines = (f"| {' | '.join(map(str, cells))} |" for cells in [rows[0], *(row.values() for row in rows)])
+    return "\n".join([head, f"|{'---|' * len(rows[0])}", *lines])
 
 
 def scale_of(metric: Metric) -> float:

@@ -214,7 +214,7 @@ def details(results: dict[str, Any]) -> dict[str, list[str]]:
 
 def servers(served: dict[str, Any], faults: dict[str, str]) -> list[dict[str, Any]]:
     """Each variant that was to be served: its server, its saturation point, what it lacks, its levels."""
-    found: list[dict[str, Any]] = [
+    rows: list[dict[str, Any]] = [
         {"variant": name, "about": f"not measured: {why}", "build": None, "lacks": [], "levels": []} for name, why in faults.items()
     ]
     for name, figures in served.items():
@@ -232,12 +232,12 @@ def servers(served: dict[str, Any], faults: dict[str, str]) -> list[dict[str, An
             f"peak memory {show(memory)} MB (n = 1, no interval)" if known else f"memory not known: {'; '.join(memory['warnings'])}"
         )
         about += f"; objective: {objective or 'none stated'}"
-        found.append({
+        rows.append({
             "variant": name, "about": about if figures["status"] == "ok" else f"{figures['status']}: {figures['reason']}; {about}",
             "build": (figures["launch"] or {}).get("build"), "lacks": lacks(figures["probe"]),
             "levels": [_level(level, by_name) for level, by_name in figures["levels"].items()],
         })  # fmt: skip
-    return found
+    return rows
 
 
 def _server(figures: dict[str, Any]) -> str:

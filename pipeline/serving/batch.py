@@ -17,7 +17,7 @@ import os
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, TextIO
@@ -118,8 +118,12 @@ def answered(results: Path, items: list[Item]) -> dict[str, Row]:
         if item.key in previous and previous[item.key]["request"] != item.digest:
             raise ArtifactError(f"key {item.key!r} has another request in {results}; give the new request a new key")
     if last:
+        where = f"{results}:{len(lines) + 1}"
         if not last.startswith(OPENING[: len(last)]):
-            raise ArtifactError(f"{results}:{len(lines) + 1} is not a result that was cut off; choose another file for the results")
+            raise ArtifactError(f"{where} is not a result that was cut off; choose another file for the results")
+        with suppress(ValueError):  # a whole object must be a result
+            json.loads(last)
+            _result(last, where)
         with results.open("rb+") as f:
             f.truncate(sum(len(text) + 1 for text in lines))
     return previous

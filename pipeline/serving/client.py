@@ -27,7 +27,7 @@ Clock = Callable[[], float]
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 KEY = "QUANTGATE_API_KEY"
 CONNECT_S = 10.0
-LOCAL = re.compile(r"localhost$|127\.|::1$")  # no proxy applies to these hosts
+LOCAL = re.compile(r"localhost$|127(\.\d+){3}$|::1$")  # no proxy applies to these hosts
 SECONDS = re.compile(r"[0-9]{1,12}(\.[0-9]{0,12})?")
 DRAIN_S = 1.0  # the longest wait for a complete reply's stream to close, so that the connection can be reused
 
