@@ -99,7 +99,7 @@ def house(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> params
 
 def found(settings: params.Params) -> dict[str, Any]:
     failure_analysis.write("int8", settings)
-    result: dict[str, Any] = artifacts.read_json(artifacts.broke("int8"))
+    result: dict[str, Any] = artifacts.read_json(artifacts.failures("int8"))
     return result
 
 
@@ -147,7 +147,7 @@ def test_replies_that_loop_are_shown_as_such(house: params.Params) -> None:
 
 def test_the_reference_differs_from_itself_nowhere(house: params.Params) -> None:
     failure_analysis.write("bf16", house)
-    result = artifacts.read_json(artifacts.broke("bf16"))
+    result = artifacts.read_json(artifacts.failures("bf16"))
     assert result["spread"]["kind"] == "none" and result["flips_to_wrong"]["total"] == result["replies"]["total"] == 0
 
 
@@ -237,4 +237,4 @@ def test_free_running_figures_are_said_in_a_sentence() -> None:
 
 def test_what_is_written_is_strict_json(house: params.Params) -> None:
     found(house)
-    json.loads(artifacts.broke("int8").read_text(encoding="utf-8"), parse_constant=lambda c: pytest.fail(c))
+    json.loads(artifacts.failures("int8").read_text(encoding="utf-8"), parse_constant=lambda c: pytest.fail(c))

@@ -84,7 +84,7 @@ def test_a_16_bit_model_answers_again_in_float32_and_a_float32_one_says_why_not(
 
 
 def test_subsets_nest() -> None:
-    chosen = [set(evaluate.subset(592, n, 3)) for n in (5, 50, 500, None)]
+    chosen = [set(evaluate.subset(592, n, 3)) for n in (5, 50, 500, "all")]
     assert chosen[0] < chosen[1] < chosen[2] < chosen[3] == set(range(592))
 
 

@@ -385,7 +385,7 @@ def test_check_says_what_cannot_be_served(monkeypatch: pytest.MonkeyPatch, capsy
     lacking = set_params({"q8": {"launch": "vllm"}}, as_variant("cast", "hf"))
     monkeypatch.delenv(launch.VLLM, raising=False)
     monkeypatch.setattr(params, "load", lambda: lacking)
-    for name in ("faults", "more_than_there"):  # they read sets that are not in this folder
+    for name in ("faults", "more_than_held"):  # they read sets that are not in this folder
         monkeypatch.setattr(check, name, lambda _: [])
     check.main()
     assert "check      serving.variants.q8 will be unsupported: vLLM needs" in capsys.readouterr().out
