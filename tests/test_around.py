@@ -214,6 +214,13 @@ def test_what_would_be_loaded_otherwise_is_refused_by_name(tiny: Path, tmp_path:
         download.download(params.PathModel(source="path", path=str(written(model, files))), out)
 
 
+def test_output_that_takes_ascii_only_gets_question_marks() -> None:
+    code = "from pipeline.core import cli; cli.run(lambda: cli.say('compare', 'accuracy Δ'))"
+    env = os.environ | {"PYTHONIOENCODING": "ascii", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, check=True)
+    assert done.stdout == b"compare    accuracy ?\n"
+
+
 # Words that say whose fault it was. Nothing but a kill between two lines makes "the server was stopped: its guard was killed".
 BLAME = re.compile(
     r"by hand|cut short|disk is full|out of memory|guard was killed|was stopped|not checked out|was deleted|git rewrote|other user"
