@@ -68,7 +68,7 @@ def refuse_absent(file: Path) -> None:
     """Raise `DownloadError` unless all files of a GGUF model are here."""
     for part in parts(file):
         if not part.is_file():
-            raise DownloadError(f"{part.name} is not in {part.parent.resolve()}; a split model needs all its files")
+            raise DownloadError(f"{part.name} is not in {part.parent.resolve()} (a split model needs all its files)")
         with part.open("rb") as f:
             if f.read(4) != b"GGUF":
                 raise DownloadError(f"{part.name} is no GGUF file; fetch it again")
