@@ -31,6 +31,7 @@ bench: .venv/installed  ## what the figures are checked against, after `make rep
 	try python tests/bench/diverge.py speed bf16 int8; \
 	try python tests/bench/diverge.py speed --random --rounds 3 --windows 4; \
 	try python tests/bench/evaluate.py; \
+	try python tests/bench/processors.py; \
 	try python tests/bench/stability.py int8; \
 	try python tests/bench/merge.py; \
 	try python tests/bench/kills.py; \

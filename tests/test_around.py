@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -210,6 +211,13 @@ def test_what_would_be_loaded_otherwise_is_refused_by_name(tiny: Path, tmp_path:
     out.mkdir()
     with pytest.raises(DownloadError, match=re.escape(said)):
         download.download(params.PathModel(source="path", path=str(written(model, files))), out)
+
+
+def test_output_that_takes_ascii_only_gets_question_marks() -> None:
+    code = "from pipeline.core import cli; cli.run(lambda: cli.say('compare', 'accuracy Δ'))"
+    env = os.environ | {"PYTHONIOENCODING": "ascii", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, check=True)
+    assert done.stdout == b"compare    accuracy ?\n"
 
 
 # Words that say whose fault it was. Nothing but a kill between two lines makes "the server was stopped: its guard was killed".

@@ -145,7 +145,7 @@ def test_a_run_holds_what_it_was_made_from_and_what_defines_the_measurement(hous
     settings, uri, client = house
     artifacts.write_json(artifacts.meta_of(artifacts.answers("int8")), {"sets": {"evalsets/tasks/facts.jsonl": "a" * 64}})
     Path("dvc.lock").write_text("stages: {gate: {cmd: x}, track: {cmd: y}}\n", encoding="utf-8")
-    rows = [artifacts.answers("int8"), artifacts.timings("int8"), artifacts.generations("int8"), artifacts.broke("int8")]
+    rows = [artifacts.answers("int8"), artifacts.timings("int8"), artifacts.generations("int8"), artifacts.failures("int8")]
     for file in (*rows, artifacts.REPORTS / "figures/tradeoff.png"):
         artifacts.write_text(file, f"{file}\n")
     logged, _ = track.track(settings, uri)
@@ -197,7 +197,7 @@ def test_no_password_or_key_is_uploaded(house: House, monkeypatch: pytest.Monkey
     for file in ("params.yaml", "dvc.lock"):
         there = Path(file).read_text(encoding="utf-8") if Path(file).exists() else "stages: {}\n"
         Path(file).write_text(f"{there}# {secret}\n", encoding="utf-8")
-    files = [artifacts.answers("int8"), artifacts.timings("int8"), artifacts.broke("int8"), artifacts.served("int8")]
+    files = [artifacts.answers("int8"), artifacts.timings("int8"), artifacts.failures("int8"), artifacts.served("int8")]
     for file in [*files, artifacts.REPORTS / "report.md", artifacts.REPORTS / "figures/a.svg"]:
         artifacts.write_json(file, {"said": secret})
     artifacts.write_json(artifacts.model_dir("int8") / artifacts.MANIFEST, {"calibration": {"source": secret}})
