@@ -89,19 +89,14 @@ def test_an_index_that_lists_nothing_is_refused(base: Path, text: str, word: str
     assert word in refusal(base)
 
 
-def test_a_missing_tensor_is_named(base: Path) -> None:
-    change_weights(base, lambda tensors: tensors.pop(UP))
-    assert f"lack {UP}, which" in refusal(base)
-
-
-def test_many_missing_tensors_are_counted(base: Path) -> None:
-    change_weights(base, lambda tensors: [tensors.pop(t) for t in list(tensors) if "layers.1" in t])
-    assert " and 6 more, which" in refusal(base)
-
-
-def test_a_tensor_the_model_has_no_place_for_is_named(base: Path) -> None:
-    change_weights(base, lambda tensors: tensors.update(extra=tensors[UP].clone()))
-    assert "hold extra, which config.json's model has no place for" in refusal(base)
+@pytest.mark.parametrize("change, words", [
+    (lambda tensors: tensors.pop(UP), f"lack {UP}, which"),
+    (lambda tensors: [tensors.pop(t) for t in list(tensors) if "layers.1" in t], " and 6 more, which"),
+    (lambda tensors: tensors.update(extra=tensors[UP].clone()), "hold extra, which config.json's model has no place for"),
+], ids=["one missing", "many missing", "one more"])  # fmt: skip
+def test_tensors_that_are_not_the_model_s_are_named_and_counted(base: Path, change: Any, words: str) -> None:
+    change_weights(base, change)
+    assert words in refusal(base)
 
 
 @pytest.mark.parametrize(
@@ -156,8 +151,7 @@ def test_trusted_code_that_cannot_do_without_weights_passes_and_it_is_said(base:
     assert "weights not compared with config.json: the model's own code raises RuntimeError: no meta" in told
 
 
-@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float8_e5m2"])
+@pytest.mark.parametrize("value, dtype", [("nan", "float32"), ("inf", "bfloat16"), ("-inf", "float16"), ("nan", "float8_e5m2")])
 def test_a_weight_that_is_not_finite_is_named(base: Path, value: str, dtype: str) -> None:
     import torch
 
