@@ -102,6 +102,15 @@ def test_a_sweep_runs_on_a_real_engine(two: tuple[_worker.Worker, _worker.Worker
     assert "keeps no prefix" in plan.absent()["prefix-warm"]
 
 
+def test_a_process_that_dies_is_a_crash_and_one_that_is_killed_is_none(two: tuple[_worker.Worker, _worker.Worker]) -> None:
+    """The last test that asks the two."""
+    crash = (signal.SIGILL, Crashed, "benchmark model: the process died of SIGILL")
+    for one, (number, error, words) in zip(two, (crash, (signal.SIGKILL, ArtifactError, "stopped by SIGKILL"))):
+        os.kill(one.process.pid or 0, number)
+        with pytest.raises(error, match=words):
+            one.ask([1, 2], 2)
+
+
 def test_a_failed_request_is_a_row_and_not_the_end() -> None:
     class Broken:
         def stream(self, *_: object) -> object:
@@ -123,19 +132,6 @@ def test_a_short_reply_is_not_ok_and_an_engine_that_keeps_no_trace_has_no_phases
     assert not row["ok"] and row["error"] == "asked for 4 tokens, got 1"
     assert set(row["phases"].values()) == {None} and row["phases_unknown"].keys() == row["phases"].keys()
     assert "other than 2 tokens" in _worker._safely(Short(), [[1], [2]], 4, "stream_batch", False)["error"]
-
-
-@pytest.mark.parametrize("number, error, words", [
-    (signal.SIGILL, Crashed, "benchmark model: the process died of SIGILL"),
-    (signal.SIGKILL, ArtifactError, "stopped by SIGKILL"),
-])  # fmt: skip
-def test_a_process_that_dies_is_a_crash_and_one_that_is_killed_is_none(
-    tiny: Path, number: int, error: type[Exception], words: str
-) -> None:
-    with _worker.working(HF, tiny, 1) as one:
-        os.kill(one.process.pid or 0, number)
-        with pytest.raises(error, match=words):
-            one.ask([1, 2], 2)
 
 
 def test_a_model_that_cannot_run_here_is_unsupported_and_not_a_crash(tmp_path: Path) -> None:

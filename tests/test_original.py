@@ -48,19 +48,10 @@ def test_today_s_transformers_reads_a_translated_config_as_the_one_it_came_from(
     assert dict(read.rope_parameters) == rope and str(read.dtype).removeprefix("torch.") == "bfloat16"
 
 
-def test_the_rope_base_is_kept_under_its_older_name() -> None:
-    old = _original.to_old(config(rope_theta=THETA, rope_type="default"))
-    assert old["rope_theta"] == THETA and old["torch_dtype"] == "bfloat16"
-    assert not {"rope_parameters", "rope_scaling", "dtype"} & old.keys()
-
-
-def test_scaling_keeps_every_number() -> None:
+def test_rope_keeps_every_number_under_its_older_names_and_a_config_that_is_old_already_comes_out_as_it_was() -> None:
     old = _original.to_old(config(rope_theta=THETA, rope_type="llama3", **LLAMA3))
     assert old["rope_theta"] == THETA and old["rope_scaling"] == {"rope_type": "llama3", **LLAMA3}
-
-
-def test_a_config_that_is_old_already_comes_out_as_it_was() -> None:
-    old = _original.to_old(config(rope_theta=THETA, rope_type="llama3", **LLAMA3))
+    assert old["torch_dtype"] == "bfloat16" and not {"rope_parameters", "dtype"} & old.keys()
     assert _original.to_old(old) == old
 
 
@@ -181,22 +172,29 @@ def test_files_of_environments_hold_pins_and_no_addresses() -> None:
 
 # --- AutoAWQ, really ----------------------------------------------------------------------------------------------
 
-LOOK = "import sys, transformers, torch; print(transformers.__version__, torch.__version__, sys.prefix)"
 ANSWER = '''
-"""AutoAWQ's own loader and modules: greedy tokens and logits of a checkpoint of its own."""
-import json, sys, torch
+"""AutoAWQ's own loader and modules: greedy tokens and logits of a checkpoint of its own; versions; what a config is refused for."""
+import json, sys, torch, transformers
 import awq.models.base as base
 from awq import AutoAWQForCausalLM
 
 base.get_best_device = lambda: "plain torch"  # on "cpu" its loader wants Intel's extension, which ended with torch 2.8
-folder, ids, tokens, out = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+folder, ids, tokens, out, odd, envs = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:]
+sys.path.insert(0, envs)
+import old_stack
 model = AutoAWQForCausalLM.from_quantized(folder, fuse_layers=False, device_map={"": "cpu"}, trust_remote_code=False).model
 with torch.inference_mode():
     logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].float()
     said = list(ids)
     for _ in range(tokens):
         said.append(int(model(input_ids=torch.tensor([said]), use_cache=False).logits[0, -1].argmax()))
-json.dump({"logits": logits.tolist(), "said": said[len(ids):]}, open(out, "w"))
+versions = [transformers.__version__, torch.__version__, sys.prefix]
+try:
+    refused = old_stack.check_config(odd)
+except old_stack.Unsupported as e:
+    refused = str(e)
+found = {"logits": logits.tolist(), "said": said[len(ids):], "versions": versions, "refused": refused}
+json.dump(found, open(out, "w"))
 '''
 
 
@@ -241,21 +239,29 @@ def packed(autoawq: None, wide: Path, tmp_path_factory: pytest.TempPathFactory) 
     return home / "model", built
 
 
-def as_old(folder: Path, to: Path, dtype: str) -> Path:
-    """A checkpoint for the old library, read in `dtype`."""
-    text = json.loads((folder / "config.json").read_text("utf-8"))
-    return _original.link_base(folder, to, _original.to_old(text | {"dtype": dtype}))
+@pytest.fixture(scope="module")
+def theirs(packed: tuple[Path, dict[str, Any]], wide: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What ANSWER finds, of the packed model in float16, and of a base with a key of next year."""
+    home = tmp_path_factory.mktemp("theirs")
+    text = json.loads((packed[0] / "config.json").read_text("utf-8"))
+    old = _original.link_base(packed[0], home / "old", _original.to_old(text | {"dtype": "float16"}))
+    text = json.loads((wide / "config.json").read_text("utf-8"))
+    odd = _original.link_base(wide, home / "odd", _original.to_old(text) | {"residual_scale_of_next_year": 0.5})
+    script, out = home / "answer.py", home / "answer.json"
+    script.write_text(ANSWER, "utf-8")
+    words = [str(script), str(old), json.dumps(IDS), "32", str(out), str(odd), str(ROOT / "envs")]
+    venvs.run("autoawq", *words, log=home / "log")
+    return dict(json.loads(out.read_text("utf-8")))
 
 
-@pytest.mark.usefixtures("autoawq")
-def test_the_old_transformers_wins_inside_and_ours_outside(tmp_path: Path) -> None:
+def test_the_old_transformers_wins_inside_and_ours_outside_and_refuses_a_key_that_it_does_not_know(theirs: dict[str, Any]) -> None:
     import torch
     import transformers
 
-    venvs.run("autoawq", "-c", LOOK, log=tmp_path / "log")
-    inside, theirs, prefix = (tmp_path / "log").read_text().split()[-3:]
+    inside, their_torch, prefix = theirs["versions"]
     assert inside == "4.51.3" and transformers.__version__.startswith("5.")
-    assert theirs == torch.__version__ and Path(prefix).parent == ROOT / "artifacts/envs"
+    assert their_torch == torch.__version__ and Path(prefix).parent == ROOT / "artifacts/envs"
+    assert "does not know residual_scale_of_next_year" in theirs["refused"]
 
 
 @pytest.mark.filterwarnings("ignore")  # gptqmodel's own, at load
@@ -272,16 +278,12 @@ def test_autoawq_packs_every_matrix_to_four_bits(packed: tuple[Path, dict[str, A
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_today_s_stack_says_what_autoawq_s_own_load_says(packed: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+def test_today_s_stack_says_what_autoawq_s_own_load_says(
+    packed: tuple[Path, dict[str, Any]], theirs: dict[str, Any], tmp_path: Path
+) -> None:
     """Both in float16, which AutoAWQ's loader asks for, and with plain products of unpacked weights: the packed product that this
     CPU would serve with rounds to bfloat16, which moves a random model's logits by some percent (the probe's tolerance)."""
-    folder, _ = packed
-    script, out = tmp_path / "answer.py", tmp_path / "answer.json"
-    script.write_text(ANSWER, "utf-8")
-    old = as_old(folder, tmp_path / "old", "float16")
-    venvs.run("autoawq", str(script), str(old), json.dumps(IDS), "32", str(out), log=tmp_path / "log")
-    theirs = json.loads(out.read_text("utf-8"))
-    new = tmp_path / "new"
+    folder, new = packed[0], tmp_path / "new"
     shutil.copytree(folder, new)
     text = json.loads((new / "config.json").read_text("utf-8")) | {"dtype": "float16"}
     text["quantization_config"]["backend"] = "torch_awq"
@@ -330,13 +332,3 @@ def test_kept_layers_stay_unpacked_block_by_block(wide: Path, tmp_path: Path) ->
     engine = engines.load("hf", tmp_path / "model", threads=1)
     attestation.check_kernels(engine.kernels(), built)  # type: ignore[attr-defined]
     attestation.check_answer(engine, built["probe"])
-
-
-@pytest.mark.usefixtures("autoawq")
-def test_a_key_unknown_to_the_old_transformers_is_refused_by_name(wide: Path, tmp_path: Path) -> None:
-    base = tmp_path / "base"
-    shutil.copytree(wide, base)
-    text = json.loads((base / "config.json").read_text("utf-8"))
-    (base / "config.json").write_text(json.dumps(text | {"residual_scale_of_next_year": 0.5}), "utf-8")
-    built = build(base, tmp_path / "home", "awq", backend="autoawq", group_size=32)
-    assert built["status"] == "unsupported" and "does not know residual_scale_of_next_year" in built["reason"]

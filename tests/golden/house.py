@@ -9,13 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import json
-import logging
 import re
-import runpy
 import shutil
-import sys
 import warnings
 import zipfile
 from collections import Counter
@@ -30,10 +26,10 @@ import yaml
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from pipeline import benchmark, calibrate, diverge, download, engines, evaluate, floor, quantize, reference, serve
-from pipeline.core import artifacts, isolate, params
+from pipeline.core import artifacts, params
 from pipeline.core.errors import Unsupported
 from pipeline.engines import _worker
-from pipeline.quantizers import gguf, onnx
+from pipeline.quantizers import gguf
 from tests.serving_server import Server
 
 Row = dict[str, Any]
@@ -167,6 +163,8 @@ def run(folder: Path, server: Server) -> dict[str, dict[str, Any]]:
 
 
 def _prepare(patch: pytest.MonkeyPatch, url: str) -> None:
+    import conftest  # noqa: F401  # work that stages isolate is done in this process
+
     from tests.test_engines import write_gguf
 
     shutil.copytree(ROOT / "envs", "envs")
@@ -175,24 +173,12 @@ def _prepare(patch: pytest.MonkeyPatch, url: str) -> None:
     write_model(Path("coarse"), COARSE)
     PARAMS["serving"]["variants"] = {f"hf-{FLOAT}": {"url": url}}
     _set_params()
-    patch.setattr(isolate, "isolated", lambda work, *args, what, **named: work(*args, **named))
     patch.setattr(gguf, "_convert", write_gguf)
     patch.setitem(gguf.FILE_TYPES, "F16", 0)  # llama.h's F32: products in 16 bits depend on the processor
-    patch.setattr(onnx, "isolate", SimpleNamespace(tool=_build_onnx))
 
 
 def _set_params(**other: Any) -> None:
     Path("params.yaml").write_text(yaml.safe_dump(PARAMS | other, sort_keys=False), encoding="utf-8")
-
-
-def _build_onnx(command: list[str], **_: Any) -> None:
-    """GenAI's builder in this process: a process of its own imports torch for ten seconds."""
-    quiet = io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(quiet), contextlib.redirect_stderr(quiet):
-        patch.setattr(logging.root, "handlers", [*logging.root.handlers])  # it sets up its own
-        patch.setattr(logging.root, "level", logging.root.level)
-        patch.setattr(sys, "argv", command[2:])
-        runpy.run_module(command[2], run_name="__main__")
 
 
 # --- each stage --------------------------------------------------------------------------------------------------
