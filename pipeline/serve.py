@@ -36,10 +36,8 @@ def plan_of(load: Load, common: Serving, seed: int) -> Plan:
 def serve(
     folder: Path, server: Server, plan: Plan, common: Serving, threads: int, options: dict[str, Any], path: Path
 ) -> tuple[Row, Plan, list[Row], Row | None]:
-    """(what the server can do, the plan as it was carried out, rows, facts of the launch).
-
-    folder: the variant's model; options: its engine options, for a launched server; path: where the rows will be written.
-    """
+    """(what the server can do, the plan as it was carried out, rows, facts of the launch). folder: the variant's model; options:
+    its engine options, for a launched server; path: where the rows will be written."""
     assert common.timeout_s is not None  # params checks it
     tokenizer = load_tokenizer(folder) if (folder / "tokenizer.json").exists() else None
     with endpoint_of(

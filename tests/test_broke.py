@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline import report
 from pipeline.core import artifacts, params
 from pipeline.core.errors import ArtifactError
 from pipeline.evalset.tasks import load_task
 from pipeline.metrics import failure_analysis, worst_cases
 from pipeline.reporting import failures
+from pipeline.reporting.text import render
 
 ROOT = Path(__file__).resolve().parent.parent
 EVIL = "<script>alert(1)</script>"
@@ -209,10 +209,10 @@ def page(settings: params.Params) -> tuple[str, str]:
     found(settings)
     results: dict[str, Any] = {"bf16": {"metrics": {}}, "int8": {"metrics": {}}}
     context = {
-        "where": failures.where(results, "bf16"), "reference": "bf16", "show": report.show, "visible": failures.visible,
+        "failures": failures.of(results, "bf16"), "reference": "bf16", "visible": failures.visible,
         "clipped": failures.clipped, "fault_words": failures.FAULT_WORDS,
     }  # fmt: skip
-    return report.render("where.html.j2", context), report.render("where.md.j2", context)
+    return render("failures.html.j2", context), render("failures.md.j2", context)
 
 
 def test_the_page_shows_every_list_with_its_total_and_escapes_everything(house: params.Params) -> None:

@@ -22,6 +22,7 @@ from pipeline.gating import verdicts
 from pipeline.gating.rules import bound_of, judge_above
 from pipeline.metrics import noise_floor
 from pipeline.metrics.builder import Builder
+from pipeline.reporting import plots, text
 from pipeline.tracking.runs import flat_metrics
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -250,6 +251,8 @@ FLOORS = {
     "kld_rounding": metric(0.001, 0.0005, 0.0015), "flip_rounding": metric(0.02, 0.01, 0.03),
     **{f"kld_floor/{run}": metric(0.001, 0.001, 0.001) for run in floor.RUNS},
 }  # fmt: skip
+for _name in ("flip_floor", "flip_rounding"):
+    FLOORS[_name]["unit"] = "fraction"
 
 
 @pytest.mark.parametrize("kld, agreement, expected", [
@@ -259,7 +262,7 @@ FLOORS = {
 def test_below_twice_the_larger_of_floor_and_rounding_is_floor_limited(kld: float, agreement: float, expected: set[str]) -> None:
     found = {"kld_mean": metric(kld, kld, kld), "top1_agreement": metric(agreement, 0, 1), "ppl_ratio": metric(1.0, 1, 1)}
     noise_floor.mark(found, FLOORS)
-    assert {name for name, m in found.items() if noise_floor.marked(m)} == expected
+    assert {name for name, m in found.items() if text.floor_mark(m)} == expected
 
 
 def test_an_unknown_floor_is_a_warning_and_an_unknown_rounding_leaves_the_floor() -> None:
@@ -270,9 +273,10 @@ def test_an_unknown_floor_is_a_warning_and_an_unknown_rounding_leaves_the_floor(
 
 
 def test_the_sentence_has_every_figure_or_its_reason() -> None:
-    said = noise_floor.sentence(FLOORS | {"kld_rounding": NOTHING}, "bf16")
+    floors = FLOORS | {"kld_rounding": NOTHING}
+    said = text.noise_line(floors, "bf16") + text.noise_details(floors)
     assert all(part in said for part in ("0.002 [0.001, 0.003]", "float32 already", "1 [0.8, 1.2] %", "2 [1, 3] %", "stepwise"))
-    assert noise_floor.sentence({}, "bf16") == ""
+    assert text.noise_line({}, "bf16") == text.noise_details({}) == ""
 
 
 def test_the_band_reaches_from_zero_to_the_limit() -> None:
@@ -282,9 +286,9 @@ def test_the_band_reaches_from_zero_to_the_limit() -> None:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots()
-    noise_floor.draw(axes, {})
+    plots.draw_floor(axes, {})
     assert not axes.patches and not axes.texts
-    noise_floor.draw(axes, FLOORS)
+    plots.draw_floor(axes, FLOORS)
     box = axes.patches[0].get_extents().transformed(axes.transData.inverted())
     assert (box.y0, box.y1) == (pytest.approx(0, abs=1e-9), pytest.approx(0.004))
     assert "floor-limited" in axes.texts[0].get_text() and "0.002 nats" in axes.texts[0].get_text()

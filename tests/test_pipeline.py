@@ -142,7 +142,7 @@ def test_what_dies_costs_its_own_variant_only(house: Path) -> None:
 def test_the_report_holds_every_variant_and_needs_no_network(house: Path) -> None:
     page = (house / "reports/report.html").read_text(encoding="utf-8")
     assert all(f'<th scope="row">{name}</th>' in page for name in ("bf16", "int8"))
-    assert "Where it broke" in page and "<summary><strong>int8</strong>: " in page
+    assert "Failure analysis" in page and "<summary><strong>int8</strong>: " in page
     assert "src=" not in page and "<link" not in page and "@import" not in page
     assert "| int8 |" in (house / "reports/report.md").read_text(encoding="utf-8")
     assert (house / "reports/figures/tradeoff.svg").stat().st_size > 1000

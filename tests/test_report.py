@@ -20,7 +20,7 @@ from pipeline.core import artifacts, params
 from pipeline.core.errors import ParamsError
 from pipeline.gating import comment, freshness
 from pipeline.metrics.definitions import definition
-from pipeline.reporting import charts, label_layout, latency, plots, speed, wording
+from pipeline.reporting import charts, latency, plots, text, tradeoff
 from pipeline.tracking import runs
 
 DRAWN = ("tradeoff", "domains", "positions", "memory")
@@ -61,8 +61,8 @@ def test_the_readme_gets_a_line_a_variant_the_table_and_the_picture_and_not_wher
     assert text.endswith("<!-- /results -->\nbelow\n")
     assert sum(line.startswith("- **") for line in text.split("\n")) == len(variants) - 1
     assert sum(line.startswith("| ") for line in text.split("\n")) == len(variants) + 1
-    assert "](reports/figures/tradeoff.svg)" in text and "Where it broke" not in text and "What to serve" not in text
-    assert "<summary>Where it broke</summary>" in whole and whole.count("<details>") == whole.count("</details>") == 3
+    assert "](reports/figures/tradeoff.svg)" in text and "Failure analysis" not in text and "What to serve" not in text
+    assert "<summary>Failure analysis</summary>" in whole and whole.count("<details>") == whole.count("</details>") == 3
     assert len(text.split("\n")) < 20 + 2 * len(variants)
 
 
@@ -236,18 +236,13 @@ def test_a_report_written_twice_is_the_same_to_the_byte(reports: Path) -> None:
     assert before == files() and any(name.endswith("positions.svg") for name in before)
 
 
-def test_variants_with_the_same_figures_get_labels_that_do_not_touch(tmp_path: Path) -> None:
+def test_every_mark_of_the_trade_off_has_a_number_that_the_legend_explains(tmp_path: Path) -> None:
     results = {"bf16": result("bf16", 1.0, 0.0, 269)} | {f"int4-number-{k}": result("int4", 2.0, 0.3, 90) for k in range(9)}
     judged = {name: {"verdict": "FAIL", "required": True, "rules": []} for name in results if name != "bf16"}
     plots.draw_tradeoff(results, {"variants": judged}, "bf16", 0.95, tmp_path / "t.svg")
     svg = (tmp_path / "t.svg").read_text(encoding="utf-8")
-    spots = re.findall(r"<text[^>]*translate\(([\d.]+) ([\d.]+)\)[^>]*>int4-number-\d</text>", svg) or re.findall(
-        r'<text[^>]* x="([\d.]+)" y="([\d.]+)"[^>]*>int4-number-\d</text>', svg
-    )
-    boxes = [(float(x), float(y)) for x, y in spots]
-    assert len(boxes) == 9
-    for k, (x, y) in enumerate(boxes):
-        assert all(abs(x - a) > 60 or abs(y - b) > 16 for a, b in boxes[:k]), boxes
+    for k, name in enumerate(results, 1):
+        assert f">{k}</text>" in svg and re.search(rf">{k}: {name} · [^<]* · (FAIL|REFERENCE)[^<]*</text>", svg), name
 
 
 def test_a_variant_without_speed_or_divergence_is_left_out_of_the_trade_off_and_breaks_nothing(tmp_path: Path) -> None:
@@ -284,7 +279,7 @@ def test_latency_is_drawn_from_parts_of_metrics_and_from_what_was_served(tmp_pat
     assert [x for x, _ in found[0][3]["int8"]] == [256, 1024]
     alt = latency.draw_latency(found, 0.95, tmp_path / "latency.svg")
     svg = (tmp_path / "latency.svg").read_text(encoding="utf-8")
-    assert alt and "TTFT by tokens of context" in alt and svg.count(">int8<") == 3 and svg.count(">bf16<") == 1
+    assert alt and "TTFT by tokens of context" in alt and svg.count(">int8<") == svg.count(">bf16<") == 1
     assert "TTFT (ms; n = 3)" in svg
 
 
@@ -315,31 +310,6 @@ def test_where_the_rounds_have_a_sweep_s_context_the_picture_takes_theirs_as_the
     curve = latency.sweeps({"bf16": r}, {}, 256)[0][3]["bf16"]
     assert [(x, m["value"], m["n"]) for x, m in curve] == [(256, 100.0, 10), (1024, 400.0, 100)]
     assert latency.sweeps({"bf16": r}, {}, 512)[0][3]["bf16"][0][1]["value"] == 90.0
-
-
-def test_labels_of_a_crowd_neither_touch_nor_leave_the_picture_nor_lie_on_a_mark() -> None:
-    marks = [(300.0 + k % 3, 200.0 + k % 2) for k in range(12)]
-    inside, mark = (0.0, 0.0, 700.0, 420.0), (290.0, 190.0, 312.0, 212.0)
-    boxes = label_layout.place(marks, [(80.0, 20.0)] * 12, [mark], inside)
-    assert boxes == label_layout.place(marks, [(80.0, 20.0)] * 12, [mark], inside)
-    for k, box in enumerate(boxes):
-        assert label_layout._outside(box, inside) == 0 and label_layout._overlap(box, mark) == 0
-        assert not any(label_layout._overlap(box, other) for other in boxes[:k])
-
-
-def test_a_label_with_no_free_place_is_still_placed() -> None:
-    assert len(label_layout.place([(5.0, 5.0)] * 3, [(100.0, 100.0)] * 3, [], (0.0, 0.0, 10.0, 10.0))) == 3
-
-
-def test_names_at_line_ends_stay_below_the_top() -> None:
-    found = label_layout.spread([95.0, 96.0, 97.0, 10.0], 9.0, 100.0)
-    assert max(found) <= 100.0 and all(b - a > 8.99 for a, b in pairwise(sorted(found))) and found[3] == 10.0
-
-
-def test_names_at_line_ends_keep_their_order_and_their_distance() -> None:
-    found = label_layout.spread([10.0, 10.0, 11.0, 50.0], 9.0)
-    assert all(b - a > 8.99 for a, b in pairwise(sorted(found))) and found[3] == 50.0
-    assert found[0] < found[2] and found[1] < found[2]
 
 
 # --- in a real browser -------------------------------------------------------------------------------------------
@@ -468,22 +438,22 @@ def test_a_failed_advisory_rule_is_told_beside_a_pass() -> None:
         "low": 0.8,
     }
     failed = {"rules": [rule | {"verdict": "FAIL", "high": 0.87, "settle": None}]}
-    assert wording.aside(failed) == "advisory, fails: speed_ratio 0.836 (at least 0.9)"
-    assert wording.aside({"rules": [rule | {"verdict": "FAIL", "required": True}, rule | {"verdict": "PASS"}]}) == ""
+    assert text.aside(failed) == "advisory, fails: speed_ratio 0.836 × (at least 0.9)"
+    assert text.aside({"rules": [rule | {"verdict": "FAIL", "required": True}, rule | {"verdict": "PASS"}]}) == ""
 
 
 def test_sentences_of_several_cliffs_and_of_a_ratio_s_warnings_are_one_list() -> None:
     bounds = {"cliffs": ["a cliff: one", "a cliff: two"], "decode": "decode is overhead-bound", "rates": ""}
     result = {"bounds": bounds, "metrics": {"speed_ratio": {"warnings": ["the machine drifted"]}}}
-    assert wording.said(result) == ["a cliff: one", "a cliff: two", "decode is overhead-bound", "the machine drifted"]
-    assert wording.said({"bounds": {}, "metrics": {}}) == []
+    assert text.speed_bounds(result) == ["a cliff: one", "a cliff: two", "decode is overhead-bound", "the machine drifted"]
+    assert text.speed_bounds({"bounds": {}, "metrics": {}}) == []
 
 
 def test_the_speed_table_has_a_cell_for_each_variant_and_no_row_that_nobody_has() -> None:
     known = {"value": 12.5, "low": 12.0, "high": 13.0}
-    found = speed.table({"a": {"metrics": {"ttft_cold_ms": known}}, "b": {"metrics": {"load_s": {"value": None}}}}, wording.show)
+    found = tradeoff.details({"a": {"metrics": {"ttft_cold_ms": known}}, "b": {"metrics": {"load_s": {"value": None}}}})
     assert found == {"TTFT of the first request after loading (ms)": ["12.5 [12, 13]", "–"]}
 
 
 def test_every_row_of_the_speed_table_is_a_metric() -> None:
-    assert all(definition(name) for name, _ in speed.ROWS.values())
+    assert all(map(definition, tradeoff.DETAILS.values()))

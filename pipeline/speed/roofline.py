@@ -128,9 +128,10 @@ def _bound(phase: Phase) -> str | None:
     return max(known, key=lambda kind: known[kind]) if sum(known.values()) >= SHARE else "overhead"
 
 
-def against(variant: str, ours: Phase, reference: str, theirs: Phase, ratio: tuple[float, float | None, float | None]) -> str:
-    """Why a variant is faster or slower than the reference in a phase, in words. ratio: their rates', with its interval."""
-    value, low, high = ratio
+def compare_phases(
+    variant: str, ours: Phase, reference: str, theirs: Phase, value: float, low: float | None, high: float | None
+) -> str:
+    """Why a variant is faster or slower than the reference in a phase. value, low, high: the ratio of their rates."""
     same = low is None or high is None or low <= 1 <= high
     how = "not surely faster or slower" if same else "faster" if value > 1 else "slower"
     times = f"{_ms(ours.seconds)} ms {ours.step} instead of {_ms(theirs.seconds)}"
