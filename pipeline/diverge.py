@@ -1,9 +1,8 @@
 """diverge: a variant's next-token distributions against the reference's -> artifacts/tokens/<variant>.parquet,
-and its own replies, from the same load of its model.
+and its own replies (engines/_generation.py), from the same load of its model.
 
-What bounds it: the variant's prefill; the reference is replayed from its store at the price of its output head, and
-the comparison itself runs in NumPy on rows that fit the cache. Rows go to the file in groups as they come, so that
-memory does not grow with the number of tokens.
+What bounds it: the variant's prefill. The reference is replayed from its store at the price of its output head, and NumPy
+compares rows that fit the cache. Rows go to the file in groups, so that memory does not grow with the number of tokens.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import numpy as np
 
 from pipeline import engines
 from pipeline.core import artifacts, cli, isolate, params, quiet
-from pipeline.core.errors import ArtifactError, InvalidVariant, NoResult
+from pipeline.core.errors import ArtifactError, InvalidVariant
 from pipeline.divergence.distributions import compare_parts
 from pipeline.divergence.store import Store, batches
 from pipeline.engines import ROWS, Engine, _generation
@@ -74,7 +73,7 @@ def diverge(engine: Engine, store: Store, *, batch_size: int, threads: int) -> I
 
 @dataclass
 class Seen:
-    """Counts over the rows written."""
+    """What went by on its way to the file."""
 
     tokens: int = 0
     differing: int = 0  # tokens whose divergence is not exactly 0
@@ -87,7 +86,7 @@ class Seen:
 
 
 def check(seen: Seen, *, is_reference: bool, lossless: bool) -> None:
-    """Raise if the reference differs from itself, or a quantized model does not."""
+    """Raise where the figures cannot be: a reference that differs from itself, a quantized model that does not."""
     if not seen.tokens:
         raise InvalidVariant("no token was scored")
     if is_reference and seen.differing:
@@ -119,48 +118,44 @@ def write(blocks: Iterable[Columns], path: Path) -> Seen:
 
 
 def _score(engine: Engine, store: Store, path: Path, settings: params.Params, variant: str) -> tuple[Row, str]:
-    """Write the token rows; returns their meta file's facts and a summary."""
+    """Write the token rows; returns (what belongs in their meta file, what to say of them)."""
     store.share_head(engine)
-    status, why = "ok", None
+    outcome: Row = {"status": "ok", "reason": None}
     started = time.monotonic()
     with artifacts.atomic_file(path) as tmp:
         seen = write(diverge(engine, store, batch_size=settings.diverge.batch_size, threads=settings.thread_count), tmp)
         rate = seen.tokens / (time.monotonic() - started)
-        try:
+        with artifacts.recording(outcome):
             lossless = settings.variant(variant).quantizer in LOSSLESS
             check(seen, is_reference=variant == settings.reference, lossless=lossless)
-        except NoResult as e:
-            status, why = e.status, str(e)
-    summary = why or f"mean KLD {seen.kld_sum / seen.tokens:.3g} nats over {seen.tokens} tokens ({rate:.0f} tok/s)"
+    kld = f"mean KLD {seen.kld_sum / max(1, seen.tokens):.3g} nats over {seen.tokens} tokens ({rate:.0f} tok/s)"
     ran = {"kernels": engine.kernels(), "attention": getattr(engine, "attention", None)}
-    return {"status": status, "reason": why, "tokens": seen.tokens, **ran}, summary
+    return {**outcome, "tokens": seen.tokens, **ran}, outcome["reason"] or kld
 
 
 def measure(variant: str, settings: params.Params, meta: Row) -> str:
-    """Write the variant's token rows and its own replies, from one load of its model; returns a summary."""
-    folder, path = artifacts.model_dir(variant), artifacts.tokens(variant)
-    asked, manifest = settings.variant(variant), artifacts.read_manifest(folder)
+    """Write the variant's token rows and its own replies, from one load of its model; returns what to say of both."""
+    chosen, folder, path = settings.variant(variant), artifacts.model_dir(variant), artifacts.tokens(variant)
+    manifest = artifacts.read_manifest(folder)
     artifacts.verify_files(folder, manifest)
-    engine = engines.load(asked.engine, folder, threads=settings.thread_count, **asked.engine_options)
+    engine = engines.load(chosen.engine, folder, threads=settings.thread_count, **chosen.engine_options)
     attestation.check_kernels(engine.kernels(), manifest)
-    facts, summary = _score(engine, Store(artifacts.REFERENCE), path, settings, variant)
+    facts, scored = _score(engine, Store(artifacts.REFERENCE), path, settings, variant)
     artifacts.write_json(artifacts.meta_of(path), meta | facts)
     replied = _generation.write(variant, engine, settings, meta)
-    return f"{summary}; " + (replied["reason"] or f"{replied['rows']} replies of its own")
+    return f"{scored}; " + (replied["reason"] or f"{replied['rows']} replies of its own")
 
 
 def measured(variant: str, settings: params.Params) -> str:
-    """`measure` in a process of its own; if it fails, write empty files with the reason."""
+    """`measure` in a process of its own; where that gives nothing, files without rows that say why."""
     manifest, path = artifacts.read_manifest(artifacts.model_dir(variant)), artifacts.tokens(variant)
     meta: Row = {
         "variant": variant, "model": manifest["digest"], "reference": artifacts.read_manifest(artifacts.REFERENCE)["digest"],
         "status": manifest["status"], "reason": manifest["reason"], "versions": artifacts.versions(),
     }  # fmt: skip
     if meta["status"] == "ok":
-        try:
+        with artifacts.recording(meta):
             return isolate.isolated(measure, variant, settings, meta, what=f"diverge {variant}")
-        except NoResult as e:
-            meta |= {"status": e.status, "reason": str(e)}
     with artifacts.atomic_file(path) as tmp:
         write([], tmp)
     artifacts.write_json(artifacts.meta_of(path), meta)

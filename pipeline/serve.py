@@ -14,8 +14,7 @@ from typing import Any
 from pipeline.core import artifacts, cli, params
 from pipeline.core.errors import NoResult, ParamsError, Unsupported
 from pipeline.core.explain import unknown
-from pipeline.core.params import Compare, Params
-from pipeline.core.sections import Load, Server, Serving
+from pipeline.core.params import Compare, Load, Params, Server, Serving
 from pipeline.evalset import sets_digest
 from pipeline.metrics.serving import Objective, memory
 from pipeline.serving import measure, results

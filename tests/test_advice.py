@@ -51,10 +51,8 @@ def test_if_nothing_passes_nothing_is_advised_and_the_nearest_is_named(verdict: 
 def test_a_variant_that_passes_without_a_speed_is_not_called_the_fastest() -> None:
     results = house(int8=(2.0, 0.1, 143))
     results["int8"]["metrics"]["speed_ratio"] = metric(None)
-    assert (
-        recommendation.advice(results, verdicts(int8=PASS), "bf16")["serve"]
-        == "int8 pass every required rule; how fast they are is unknown."
-    )
+    said = recommendation.advice(results, verdicts(int8=PASS), "bf16")["serve"]
+    assert said == "int8 pass every required rule; how fast they are is unknown."
 
 
 def test_overlapping_speeds_are_not_ranked() -> None:
@@ -72,9 +70,8 @@ def test_speeds_of_two_machines_are_not_compared() -> None:
 
 
 def test_what_is_not_settled_is_told_with_the_sample_that_would_settle_it() -> None:
-    open_ = rule(
-        "acc_delta/all", "INCONCLUSIVE", unit="pp", threshold=-2.0, better="higher", value=-1.5, low=-4, high=1, settle=2184, n=696
-    )
+    own = {"unit": "pp", "threshold": -2.0, "better": "higher", "value": -1.5, "low": -4, "high": 1, "settle": 2184, "n": 696}
+    open_ = rule("acc_delta/all", "INCONCLUSIVE", **own)
     told = recommendation.advice(house(int8=(2.0, 0.006, 143)), verdicts(int8=judged("INCONCLUSIVE", open_)), "bf16")["open"]
     assert told == ["int8: acc_delta/all -1.5 [-4, +1] pp (at least -2); about 2184 items in place of 696 would settle it"]
 

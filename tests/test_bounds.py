@@ -64,15 +64,10 @@ def test_more_than_all_of_a_rate_is_a_yardstick_of_something_else() -> None:
     assert replace(phase, bandwidth=150.0).bound == "bandwidth", "what is known may decide"
 
 
-@pytest.mark.parametrize(
-    "ratio, how",
-    [
-        ((1.4, 1.3, 1.5), "is faster than"),
-        ((0.7, 0.6, 0.8), "is slower than"),
-        ((1.1, 0.9, 1.3), "is not surely faster or slower than"),
-        ((1.1, None, None), "is not surely faster or slower than"),
-    ],
-)
+@pytest.mark.parametrize("ratio, how", [
+    ((1.4, 1.3, 1.5), "is faster than"), ((0.7, 0.6, 0.8), "is slower than"),
+    ((1.1, 0.9, 1.3), "is not surely faster or slower than"), ((1.1, None, None), "is not surely faster or slower than"),
+])  # fmt: skip
 def test_faster_and_slower_are_claimed_with_the_whole_interval_only(ratio: Any, how: str) -> None:
     assert f"int4 {how} bf16 here" in compare_phases("int4", PHASE, "bf16", replace(PHASE, seconds=2.0), *ratio)
 

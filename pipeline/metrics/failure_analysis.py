@@ -62,5 +62,5 @@ def _tokens(variant: str, settings: params.Params, words: worst_cases.Words) -> 
 def write(variant: str, settings: params.Params) -> Row:
     """Write artifacts/broke/<variant>.json; returns what it holds."""
     failures = locate(variant, settings)
-    artifacts.write_json(artifacts.broke(variant), failures)
+    artifacts.write_json(artifacts.failures(variant), failures)
     return failures

@@ -41,7 +41,7 @@ def clipped(text: str | None, longest: int = LONGEST) -> str:
 def of(results: dict[str, Row], reference: str) -> dict[str, Row]:
     """{variant: what templates/failures.*.j2 show of it}, without the reference."""
     floor = results[reference]["metrics"].get("free_same_floor")
-    return {name: _one(artifacts.read_json(artifacts.broke(name)), r, floor) for name, r in results.items() if name != reference}
+    return {name: _one(artifacts.read_json(artifacts.failures(name)), r, floor) for name, r in results.items() if name != reference}
 
 
 def _one(lists: Row, result: Row, floor: Row | None) -> Row:

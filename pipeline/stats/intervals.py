@@ -34,6 +34,7 @@ def short(estimate: Estimate) -> dict[str, Any]:
 TRANSFORMS: dict[str, Callable[..., Any]] = {"mean": np.asarray, "exp": np.exp, "sqrt": np.sqrt}
 FEW = 10  # clusters that weigh as much as so few equal ones carry a warning, and the gate does not judge by them
 AGREEING = 30  # so many clusters that all say the same are taken at their word; fewer are no certainty
+POWER = 0.8  # of comparisons that should find a true difference
 
 
 def cluster_bootstrap(
@@ -190,12 +191,12 @@ def _phi(a: float, b: float, c: float, d: float) -> float:
     return float(cross / np.sqrt(float(product)))  # a product of whole numbers outgrows 64 bits at 100 000 items
 
 
-def standard_errors(*, confidence: float, power: float) -> float:
+def standard_errors(*, confidence: float, power: float = POWER) -> float:
     """How many standard errors a true difference must be for a two-sided interval to find it with probability `power`."""
     return float(stats.norm.ppf((1 + confidence) / 2) + stats.norm.ppf(power))
 
 
-def resolvable(low: float, high: float, *, confidence: float, power: float) -> float:
+def resolvable(low: float, high: float, *, confidence: float, power: float = POWER) -> float:
     """The smallest true difference that a comparison with an interval this wide finds with probability `power`. Normal
     approximation: the half-width is z(confidence) standard errors, and z(confidence) + z(power) of them are needed. It is also the
     smallest margin that a variant without any loss passes with that probability."""

@@ -50,7 +50,7 @@ class State:
 
     def variant_key(self, name: str) -> str:
         """Digest of what a variant's run is made from."""
-        broke = artifacts.broke(name)
+        broke = artifacts.failures(name)
         where = artifacts.sha256_file(broke) if broke.exists() else None
         return artifacts.digest([name, self.results[name], self.serving[name], where])
 
@@ -124,7 +124,7 @@ def log_variant(tracker: Tracker, state: State, name: str, settings: Params, mad
         rows = (artifacts.answers, artifacts.timings, artifacts.tokens, artifacts.generations, artifacts.serving)
         for file in (path(name) for path in rows):  # a folder for each kind: all files are called <variant>.jsonl
             tracker.log_files(run_id, [file], f"rows/{file.parent.name}")
-        tracker.log_files(run_id, [artifacts.broke(name)], "broke")
+        tracker.log_files(run_id, [artifacts.failures(name)], "broke")
 
     colour = views.COLOURS[list(state.results).index(name) % len(views.COLOURS)]
     tags = {"variant": name, "mlflow.runColor": colour, **made_from}
