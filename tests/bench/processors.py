@@ -28,7 +28,7 @@ from pipeline.core import artifacts, params
 from pipeline.gating import verdicts
 from pipeline.gating.paired_difference import timed
 from pipeline.metrics.definitions import DEFINITIONS
-from pipeline.reporting import wording
+from pipeline.reporting import text
 from tools import machines
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -76,8 +76,8 @@ def compared(name: str, here: dict[str, Any], there: dict[str, Any]) -> list[str
         if timed(metric) or all(m is None or m["low"] == m["high"] for m in pair):
             continue
         said.append(machines.compared(*pair))
-        unit = DEFINITIONS[metric.split("/")[0]].unit
-        print(f"| {name} | {metric} | {' | '.join(wording.told(m, unit) for m in pair)} | {said[-1]} |")
+        unit = {"unit": DEFINITIONS[metric.split("/")[0]].unit}
+        print(f"| {name} | {metric} | {' | '.join(text.with_unit(m and m | unit) for m in pair)} | {said[-1]} |")
     return said
 
 
