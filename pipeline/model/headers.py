@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import fnmatch
+import inspect
 import json
 import math
 import re
 import struct
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -86,8 +88,8 @@ def count_weights(folder: Path) -> int:
 
 @dataclass(frozen=True)
 class Matrix:
-    """kind: its module's class, or `Experts` for one expert's part of a tensor that holds those of all; linear: whether it is
-    multiplied with as a Linear is; block: whether it is one of the layers that are repeated."""
+    """kind: its module's class; linear: whether it is multiplied with as a Linear is; block: whether it is one of the layers that
+    are repeated; count: of experts in one tensor; bare: whether the class around it multiplies with its weight itself."""
 
     kind: str
     outputs: int
@@ -95,6 +97,7 @@ class Matrix:
     linear: bool
     block: bool
     count: int = 1
+    bare: bool = False
 
 
 @dataclass(frozen=True)
@@ -135,8 +138,10 @@ def _skeleton(folder: str, changed: int) -> Skeleton | None:
         if part is head:
             name_of_head = name
         elif isinstance(part, torch.nn.Linear):
-            plain = type(part).forward is torch.nn.Linear.forward  # Falcon's multiplies by itself, with what no packed weight has
-            found[name] = Matrix(type(part).__name__, part.out_features, part.in_features, plain, block)
+            around, _, own = name.rpartition(".")
+            bare = own in _bare(type(model.get_submodule(around)).__module__)
+            plain = type(part).forward is torch.nn.Linear.forward and not bare  # Falcon's multiplies with what no packed weight has
+            found[name] = Matrix(type(part).__name__, part.out_features, part.in_features, plain, block, bare=bare)
         elif isinstance(part, Conv1D):
             found[name] = Matrix("Conv1D", part.weight.shape[1], part.weight.shape[0], False, block)
         elif "Experts" in type(part).__name__:
@@ -144,9 +149,15 @@ def _skeleton(folder: str, changed: int) -> Skeleton | None:
             for own, tensor in part.named_parameters(recurse=False):
                 if tensor.dim() == 3:
                     count, outputs, inputs = tensor.shape if not turned else (tensor.shape[0], *tensor.shape[:0:-1])
-                    found[f"{name}.{own}"] = Matrix("Experts", outputs, inputs, False, block, count)
+                    found[f"{name}.{own}"] = Matrix(type(part).__name__, outputs, inputs, False, block, count)
     unread = (*(model._keys_to_ignore_on_load_unexpected or ()), r"rotary_emb\.inv_freq$", r"(^|\.)position_ids$")
     return Skeleton(found, dict(getattr(model, "all_tied_weights_keys", None) or {}), unread, name_of_head)
+
+
+@lru_cache
+def _bare(module: str) -> set[str]:
+    """Parts whose weights the classes of a module multiply with themselves, as Mamba's does with its time steps'."""
+    return set(re.findall(r"self\.(\w+)\.weight @", inspect.getsource(sys.modules[module])))
 
 
 # Which matrices a library packs.
