@@ -53,7 +53,7 @@ def weights_of(folder: Path, base: Path | None = None) -> dict[str, Tensor]:
     if model is None:
         return headers
     unread = re.compile("|".join(model.unread) or r"(?!)")
-    found = {name: t for name, t in headers.items() if not unread.search(name)}
+    found = {name: t for name, t in headers.items() if name in model.parameters or not unread.search(name)}
     for copy, source in model.tied.items():
         one, other = _named(copy, found), _named(source, found)
         if one and other and _equal(folder, one, other):
@@ -103,12 +103,13 @@ class Matrix:
 @dataclass(frozen=True)
 class Skeleton:
     """What a model's class says of itself: its matrices but the output head, by module; names of tied parameters, {copy: source};
-    patterns of what its loader does not read."""
+    patterns of what its loader does not read, unless it is a parameter, with the base class's name in front or without."""
 
     matrices: dict[str, Matrix]
     tied: dict[str, str]
     unread: tuple[str, ...]
     head: str
+    parameters: frozenset[str]
 
 
 def skeleton(folder: Path) -> Skeleton | None:
@@ -151,7 +152,8 @@ def _skeleton(folder: str, changed: int) -> Skeleton | None:
                     count, outputs, inputs = tensor.shape if not turned else (tensor.shape[0], *tensor.shape[:0:-1])
                     found[f"{name}.{own}"] = Matrix(type(part).__name__, outputs, inputs, False, block, count)
     unread = (*(model._keys_to_ignore_on_load_unexpected or ()), r"rotary_emb\.inv_freq$", r"(^|\.)position_ids$")
-    return Skeleton(found, dict(getattr(model, "all_tied_weights_keys", None) or {}), unread, name_of_head)
+    parameters = frozenset(n for name, _ in model.named_parameters() for n in (name, name.partition(".")[2]))
+    return Skeleton(found, dict(getattr(model, "all_tied_weights_keys", None) or {}), unread, name_of_head, parameters)
 
 
 @lru_cache

@@ -181,8 +181,13 @@ def _take_back_logs() -> None:
 
 
 def _is_split(model_dir: Path, out_dir: Path) -> bool:
-    """Whether a packed matrix is no Linear of transformers' class: gptqmodel packs single experts, fused parts and Conv1D too."""
+    """Whether only gptqmodel loads it: a packed matrix is no Linear of transformers' class (gptqmodel packs single experts, fused
+    parts and Conv1D too), or the layers have a name that optimum, which transformers loads by, does not look for."""
+    from optimum.gptq.constants import BLOCK_PATTERNS
+
     model = skeleton(model_dir)
+    if model is not None and not any(name.startswith(tuple(BLOCK_PATTERNS)) for name in model.matrices):
+        return True
     packed = {name.rpartition(".")[0] for name in read_headers(out_dir) if name.endswith(".qweight")}
     return model is not None and not packed <= {name for name, m in model.matrices.items() if m.linear}
 
