@@ -18,8 +18,9 @@ repro: .venv/installed  ## install what is missing, run the whole pipeline, prin
 	that is named above; all that was finished before it is kept, and \`make repro\` goes on from there"; exit 1; }
 	@python -m pipeline.report --summary
 
-test: .venv/installed  ## install what is missing, check style and types, run the tests
+test: .venv/installed  ## install what is missing, check style, types and imports, run the tests
 	ruff check pipeline tools tests evalsets && ruff format --check pipeline tools tests evalsets && mypy pipeline tools tests/bench
+	lint-imports
 	pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 bench: .venv/installed  ## what the figures are checked against, after `make repro`; an hour, nothing else may run
@@ -30,6 +31,7 @@ bench: .venv/installed  ## what the figures are checked against, after `make rep
 	try python tests/bench/diverge.py speed bf16 int8; \
 	try python tests/bench/diverge.py speed --random --rounds 3 --windows 4; \
 	try python tests/bench/evaluate.py; \
+	try python tests/bench/processors.py; \
 	try python tests/bench/stability.py int8; \
 	try python tests/bench/merge.py; \
 	try python tests/bench/kills.py; \

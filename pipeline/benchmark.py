@@ -1,12 +1,12 @@
 """benchmark: speed and memory, one row per request, raw timestamps -> artifacts/timings/<variant>.jsonl
 
-What bounds it: decoding one token reads every weight once, so its floor is weight bytes over memory bandwidth; prefill
-is matrix products, so its floor is arithmetic; a small model on a fast machine is bound by neither but by the cost of
-launching some thousand operations a token from Python. Both rates are measured in the same run (hardware.py).
+Decoding a token reads every weight once, so its floor is weight bytes over memory bandwidth; prefill is matrix products, so its
+floor is arithmetic; a small model on a fast machine is bound by the cost of launching operations from Python. Both rates are
+measured in the same run (speed/hardware.py).
 
-Machines drift (heat, neighbours), so a ratio is only fair inside one run: variant and reference each live in a process
-of their own (worker.py) and answer the same prompt in turn, A B B A A B ..., and each round gives one ratio. Where they
-leave a rule open, there are more (rounds.py); then the variant alone goes through contexts and batches (sweep.py).
+Machines drift, so a ratio is only fair inside one run: variant and reference each live in their own process and answer the same
+prompt in turn, A B B A A B ..., and each round gives one ratio. Where they leave a gate rule open, there are more
+(speed/rounds.py); then the variant alone goes through contexts and batches (speed/schedule.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core import artifacts, cli, params
-from pipeline.core.errors import NoResult, Unsupported
+from pipeline.core.errors import Unsupported
 from pipeline.core.params import Params, Requests
 from pipeline.engines._worker import Worker, working
 from pipeline.evalset import load_texts
@@ -30,9 +30,7 @@ Row = dict[str, Any]
 
 def measure(ours: Worker, theirs: Worker, setup: Requests, asked: Sequence[list[int]], first: int = 0) -> Iterator[Row]:
     """Warm-ups, then rounds; both answer the same prompt, and who goes first changes from round to round.
-
-    first: how many of them there have been already.
-    """
+    first: how many rounds there have been already."""
     order = [("variant", ours), ("reference", theirs)]
     with cli.progress(len(asked), "benchmark", "round") as bar:
         for k, prompt in enumerate(asked, first):
@@ -49,18 +47,17 @@ def measure(ours: Worker, theirs: Worker, setup: Requests, asked: Sequence[list[
 def in_rounds(
     ours: Worker, theirs: Worker, setup: Requests, prompts: Sequence[list[int]], looks: rounds.Looks, confidence: float
 ) -> tuple[list[Row], Row]:
-    """Rows of the paired rounds, as many more of them as prompts go where the first look leaves a rule open, and how it went."""
+    """(rows of the paired rounds, how often they were looked at); a second batch where the first leaves a rule open."""
     some = setup.warmups + setup.rounds
     rows = list(measure(ours, theirs, setup, prompts[:some]))
-    taken = 1
-    if looks.planned > 1 and looks.unsettled(rows, confidence):
+    more = looks.planned > 1 and looks.unsettled(rows, confidence)
+    if more:
         rows += measure(ours, theirs, setup, prompts[some:], first=some)
-        taken = 2
-    return rows, {"planned": looks.planned, "taken": taken, "bounds": looks.bounds, "max_rounds": setup.max_rounds}
+    return rows, {"planned": looks.planned, "taken": 1 + more, "bounds": looks.bounds, "max_rounds": setup.max_rounds}
 
 
 def timed(settings: Params, variant: str, threads: int) -> tuple[list[Row], Row]:
-    """All rows of a variant, and what their figures need to know besides. Raises `Unsupported` where a model cannot run."""
+    """(all rows of a variant, what its metrics need besides). Raises `Unsupported` where a model cannot run."""
     from tokenizers import Tokenizer
 
     setup, reference = settings.amount.benchmark, settings.reference
@@ -80,20 +77,20 @@ def timed(settings: Params, variant: str, threads: int) -> tuple[list[Row], Row]
             )
         device, dtypes = a.facts["device"], [m["dtype"] for m in models.values()]
         rates = b.cpu_rates(threads, dtypes) if device == "cpu" else hardware.rates(threads, device, dtypes)
-        rows, told = in_rounds(a, b, setup, asked, looks, rounds.confidence(settings))
+        rows, looked = in_rounds(a, b, setup, asked, looks, rounds.confidence(settings))
         plan = schedule.plan(setup, min(a.facts["max_length"], len(prompts.source)))
         schedule.fill(plan, prompts)
         rows += schedule.run(a, plan)
         loads = {"variant": a.facts, "reference": b.facts}
     return rows, {
-        "loads": loads, "models": models, "rates": rates, "memory_bandwidth": rates["read"], "looks": told,
+        "loads": loads, "models": models, "rates": rates, "memory_bandwidth": rates["read"], "looks": looked,
         "sweep": {"output_tokens": schedule.OUTPUT, "repeats": schedule.REPEATS, "notes": plan.notes, "missing": plan.absent()},
         "machine": hardware.describe(threads),
     }  # fmt: skip
 
 
 def facts(name: str, folder: Path, settings: Params) -> Row:
-    """What figures need to know of a model: its size, its shape, and the type whose products are timed as its yardstick."""
+    """What metrics need of a model: size, shape, and the type whose products are its yardstick."""
     manifest, config = artifacts.read_manifest(folder), artifacts.read_json(folder / "config.json")
     engine = settings.variant(name).engine
     dtype, own = product(manifest, engine)
@@ -106,16 +103,15 @@ def facts(name: str, folder: Path, settings: Params) -> Row:
 
 
 def product(manifest: Row, engine: str) -> tuple[str, bool]:
-    """(type of the products that a model does, whether torch's are its own): llama.cpp and ONNX Runtime round activations to
-    8 bits where weights are packed, torchao's dynamic scheme does too; else packed weights are unpacked to the model's type."""
+    """(type of a model's products, whether they are torch's): llama.cpp, ONNX Runtime and torchao's dynamic scheme round
+    activations to 8 bits for packed weights; elsewhere packed weights are unpacked to the model's type."""
     packed, kind = bool(manifest.get("quantized_share")), str(manifest.get("dtype") or "float32")
     eight = packed and (engine in ("llamacpp", "onnxruntime") or manifest["options"].get("scheme") == "int8-dynamic")
     return "int8" if eight else kind, engine == "hf" and not packed
 
 
 def with_tying(config: Row) -> Row:
-    """A config.json that says whether its embedding is its head: what transformers takes for that type of model where the file
-    leaves it out, as it does for what is the default; null for a type that transformers does not know."""
+    """A config.json with `tie_word_embeddings`: where it is left out, transformers' default for the model type, or null."""
     own = {**config, **(config.get("text_config") or {})}
     if "tie_word_embeddings" in own:
         return config
@@ -142,11 +138,9 @@ def main(variant: str) -> None:
     if meta["status"] == "ok":
         for name, written in {variant: manifest, settings.reference: theirs}.items():
             artifacts.verify_files(artifacts.model_dir(name), written)
-        try:
-            rows, found = timed(settings, variant, settings.thread_count)
-            meta |= found | {"versions": artifacts.versions()}
-        except NoResult as e:
-            meta |= {"status": e.status, "reason": str(e)}
+        with artifacts.recording(meta):
+            rows, details = timed(settings, variant, settings.thread_count)
+            meta |= details | {"versions": artifacts.versions()}
     artifacts.write_jsonl(path, rows)
     artifacts.write_json(artifacts.meta_of(path), meta)
     if meta["status"] != "ok":
@@ -155,8 +149,8 @@ def main(variant: str) -> None:
     ratios = rounds.decode_ratios(rows)
     spans = [r["t_tokens"][-1] - r["t_first"] for r, _ in rounds.pairs(rows)]
     rate = len(spans) * (settings.amount.benchmark.output_tokens - 1) / sum(spans) if spans else 0
-    told = f"{rate:.1f} tok/s decoding over {len(ratios)} rounds" if spans else "every request failed"
-    cli.say("benchmark", f"{variant}: {told}, {watch.done():.1f} s")
+    what = f"{rate:.1f} tok/s decoding over {len(ratios)} rounds" if spans else "every request failed"
+    cli.say("benchmark", f"{variant}: {what}, {watch.done():.1f} s")
 
 
 if __name__ == "__main__":

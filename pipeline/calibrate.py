@@ -1,7 +1,7 @@
 """calibrate: text -> equal token rows for quantizers that look at activations -> artifacts/calibration/
 
-Three sources: a text file; the base model's own fixed-seed continuations of that file's openings (what the model itself
-finds likely, whatever it was trained on: Williams and Aletras 2024); a dataset of the Hugging Face hub.
+Three sources: a text file; the base model's own fixed-seed continuations of that file's openings (Williams and Aletras 2024);
+a dataset of the Hugging Face hub.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import engines
-from pipeline.core import artifacts, cli, params
+from pipeline.core import artifacts, cli, isolate, params
 from pipeline.core.errors import DataError
 from pipeline.core.params import HubText
 from pipeline.engines import Sampling
 from pipeline.evalset import Row, load_texts, sets_digest
 from pipeline.evalset.calibration import cut
 from pipeline.evalset.overlap import measured_rows, overlap, refuse_overlap
+from pipeline.model.config import leading
 
 OPENING = 16  # tokens of a text that a continuation starts from: enough to settle its language and kind
 BATCH = 16
@@ -33,16 +34,14 @@ def encode(texts: list[Row]) -> list[list[int]]:
 def continuations(
     texts: list[Row], measured: list[Row], *, total: int, length: int, threads: int, seed: int
 ) -> tuple[list[Row], int]:
-    """(the base model's own samples at temperature 1, how many were left out), opening by opening, until `total` tokens.
-
-    One that happens to say what is measured is left out. They start as the tokenizer starts a text (with a BOS, where it does).
-    """
+    """(the base model's own samples at temperature 1 until `total` tokens, how many were left out since they are measured on).
+    They start as the tokenizer starts a text (with a BOS, where it does)."""
     engine: Any = engines.load("hf", artifacts.BASE, threads=threads)
-    lead = [t for t in engine.tokenizer("").input_ids if t == engine.tokenizer.bos_token_id][:1]
+    lead = leading(engine.tokenizer)
     pieces = [ids[at : at + OPENING] for ids in encode(texts) for at in range(0, len(ids) - OPENING, 4 * OPENING)]
     openings = sorted(pieces, key=lambda ids: artifacts.digest([seed, ids]))
     length = min(length, engine.max_length - OPENING - len(lead))
-    found: list[Row] = []
+    samples: list[Row] = []
     made = dropped = 0
     batch = max(1, min(BATCH, -(-total // (OPENING + length))))
     with cli.progress(total, "calibrate: own samples", "token") as bar:
@@ -53,20 +52,17 @@ def continuations(
             rows = [{"id": f"self-{at + k:04d}", "domain": "self", "text": text} for k, text in enumerate(written)]
             kept = [row for row in rows if not overlap([row], measured)]
             dropped += len(rows) - len(kept)
-            found += kept
+            samples += kept
             new = sum(map(len, encode(kept)))
             made += new
             bar.update(new)
             if made >= total:
                 break
-    return found, dropped
+    return samples, dropped
 
 
 def hub_texts(hub: HubText) -> tuple[list[Row], dict[str, Any]]:
-    """(the first documents of a dataset, facts: the commit, how many were blank).
-
-    A dataset's own code never runs (`datasets` has dropped it); what cannot be had or used is an error in words.
-    """
+    """(the first documents of a dataset, facts: the commit, how many were blank). A dataset's own code never runs."""
     import datasets
     from huggingface_hub import HfApi
 
@@ -79,9 +75,8 @@ def hub_texts(hub: HubText) -> tuple[list[Row], dict[str, Any]]:
         commit = None if local else HfApi().dataset_info(hub.dataset, revision=hub.revision).sha
         data = datasets.load_dataset(hub.dataset, hub.name, split=hub.split, revision=commit, streaming=True)
         taken = list(data.take(hub.documents))
-    except Exception as e:  # the hub's, the network's, the parser's: all of them mean that there is no text
-        first = (str(e).strip().splitlines() or ["no message"])[0]
-        raise DataError(f"calibration.hub: {hub.dataset!r} could not be loaded ({type(e).__name__}: {first})") from None
+    except Exception as e:  # the hub's, the network's, the parser's
+        raise DataError(f"calibration.hub: {hub.dataset!r} could not be loaded ({isolate.brief(e)})") from None
     rows = []
     for i, row in enumerate(taken):
         if hub.column not in row:
@@ -95,7 +90,7 @@ def hub_texts(hub: HubText) -> tuple[list[Row], dict[str, Any]]:
 
 
 def gather(setup: params.Calibration, measured: list[Row], threads: int, seed: int) -> tuple[list[Row], dict[str, Any]]:
-    """(texts, facts about them) of the source that params name; none of them is measured on."""
+    """(texts, facts about them) of the source in params; none of them is measured on."""
     facts: dict[str, Any] = {"source": setup.source}
     if setup.source == "hub":
         assert setup.hub is not None  # params.py has seen to that

@@ -1,7 +1,7 @@
-"""check: everything that can be wrong with params.yaml and the data is found here, before any work starts.
+"""check: find everything that can be wrong with params.yaml and the data before any work starts.
 
-It is the first stage of dvc.yaml and every other follows it. What it writes never changes, so that an edit of params
-that passes reruns only the stages which read the edited key.
+It is the first stage and every other follows it. Its output never changes, so an edit of params that passes reruns only
+the stages which read the edited key.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from pathlib import Path
 
 from pipeline import engines, evalset, quantizers
 from pipeline.core import artifacts, cli, params
-from pipeline.core.droppings import data_files
 from pipeline.core.errors import ParamsError, QuantgateError
 from pipeline.core.explain import did_you_mean
 from pipeline.core.params import Params, PathModel, Tier
@@ -28,23 +27,22 @@ from pipeline.speed import hardware, schedule
 
 SCORED = ("acc", "acc_delta", "score_delta", "recovery", "flips_to_wrong", "flips_to_right", "p_mcnemar")
 BY_TASK = (*SCORED, "byte_ppl", "byte_ppl_ratio")
-PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 CHECKED = artifacts.ARTIFACTS / "checked.json"
 
 
 def faults(settings: Params) -> list[str]:
     """All that is wrong beyond the shape of params.yaml, as messages."""
-    found: list[str] = []
+    messages: list[str] = []
 
     def collect(where: str, check: object, *args: object) -> None:
         try:
             check(*args)  # type: ignore[operator]
         except QuantgateError as e:
-            found.append(f"{where}: {e}")
+            messages.append(f"{where}: {e}")
 
     if (engine := settings.variants[settings.reference].engine) != "hf":
         why = "choose one in 'hf': its hidden states are kept"
-        found.append(f"params.yaml: reference {settings.reference!r} runs in {engine!r}; {why}")
+        messages.append(f"params.yaml: reference {settings.reference!r} runs in {engine!r}; {why}")
     if isinstance(settings.model, PathModel):
         collect("params.yaml: model.path", _check_folder, settings.model)
     for name, variant in settings.variants.items():
@@ -59,75 +57,63 @@ def faults(settings: Params) -> list[str]:
     collect("params.yaml: calibration.set", evalset.load_texts, Path(settings.calibration.set))
     collect("params.yaml: diverge.corpus", evalset.load_texts, Path(settings.diverge.corpus))
     collect("params.yaml: diverge.trajectories.prompts", evalset.load_prompts, Path(settings.diverge.trajectories.prompts))
-    found += servers.faults(settings)
+    messages += servers.faults(settings)
     if settings.serving.variants:
         collect("params.yaml: serving.prompts", evalset.load_texts, Path(settings.serving.prompts))
     collect("params.yaml: benchmark.prompts", evalset.load_texts, Path(settings.benchmark.prompts))
-    found += _tier_faults(settings)
+    messages += _tier_faults(settings)
     asked = {task: name for name, tier in settings.tiers.items() for task in tier.tasks}
     known = _lm_eval_tasks() if asked.keys() - tasks.local_tasks().keys() else set()
     for task, tier_name in asked.items():
         if task not in known or task in tasks.local_tasks():
             collect(f"params.yaml: tiers.{tier_name}.tasks", tasks.load_task, task)
-    for task in tasks.local_tasks().keys() - asked.keys():  # calibration text is compared with every task that is here
+    for task in tasks.local_tasks().keys() - asked.keys():  # calibration text is compared with every local task
         collect("evalsets/tasks", tasks.load_task, task)
-    if not found:  # it reads all of these files again, and would only repeat what is wrong with them
-        collect("params.yaml: calibration.set", _check_overlap, settings)
-        found += preflight_model.faults(settings)
-    return found
+    if not messages:  # these read all the files again, and would repeat what is wrong with them
+        source = settings.calibration.set  # `calibrate` checks what a hub or the model gives
+        measured = measured_rows(Path(settings.diverge.corpus), Path(settings.diverge.trajectories.prompts))
+        collect("params.yaml: calibration.set", refuse_overlap, evalset.load_texts(Path(source)), measured, source)
+        messages += preflight_model.faults(settings)
+    return messages
 
 
 def _check_folder(model: PathModel) -> None:
-    """Raise unless a local model folder holds a model, and one that is not packed or is to be dequantized."""
+    """Raise unless a local folder holds a model whose weights are full, or packed and to be dequantized."""
     folder = model.folder
     if folder.suffix == ".gguf":
         from_gguf.refuse_absent(folder)
         return
     if not folder.is_dir():
         raise ParamsError(f"{str(folder)!r} is not a folder (looked in {folder.resolve()})")
-    if not (folder / "config.json").exists():
-        raise ParamsError(f"{str(folder)!r} holds no config.json; is it a transformers model folder?")
+    integrity.refuse_incomplete(folder, repr(str(folder)))
     integrity.refuse_quantized(integrity.read_object(folder / "config.json"), model.dequantize)
-    if data_files(folder, "*.safetensors"):
-        return
-    pickled = sorted(f.name for pattern in PICKLED for f in data_files(folder, pattern))
-    if pickled:
-        raise ParamsError(
-            f"{str(folder)!r} holds no .safetensors weights, and pickled ones ({pickled[0]}) are not loaded; "
-            "convert them with transformers' save_pretrained"
-        )
-    raise ParamsError(f"{str(folder)!r} holds a config.json and no .safetensors weights; add them, or correct the path")
 
 
 def _tier_faults(settings: Params) -> list[str]:
-    """Where a later tier measures less of something than an earlier one; a task may be in one of them only."""
-    found = []
-    pairs = list(settings.tiers.items())
-    for (small, less), (large, more) in itertools.pairwise(pairs):
+    """Where a tier measures less of something than the one before it; a task may be in one of them only."""
+    messages = []
+    for (small, less), (large, more) in itertools.pairwise(settings.tiers.items()):
         for what, count in _counts(less).items():
-            if _number(_counts(more).get(what, "all")) < _number(count):
-                found.append(
-                    f"params.yaml: tiers.{large}.{what} = {_counts(more).get(what)!r} is less than tiers.{small}'s {count!r}; "
+            if _number(larger := _counts(more).get(what, "all")) < _number(count):
+                messages.append(
+                    f"params.yaml: tiers.{large}.{what} = {larger!r} is less than tiers.{small}'s {count!r}; "
                     "tiers stand from small to large, and each is part of the next"
                 )
-    return found
+    return messages
 
 
-def more_than_there(settings: Params) -> list[str]:
-    """Where a tier asks for more than a set holds, in words: all of it is measured, which is no fault."""
-    there = {f"tasks.{name}": len(tasks.load_task(name)[1]) for name in _asked(settings) & tasks.local_tasks().keys()}
-    there["documents"] = len(evalset.load_texts(Path(settings.diverge.corpus)))
-    there["trajectories"] = len(evalset.load_prompts(Path(settings.diverge.trajectories.prompts)))
+def more_than_held(settings: Params) -> list[str]:
+    """Where a tier asks for more than a set holds: all of it is measured, which is no fault."""
+    asked = {task for tier in settings.tiers.values() for task in tier.tasks}
+    held = {f"tasks.{name}": len(tasks.load_task(name)[1]) for name in asked & tasks.local_tasks().keys()}
+    held["documents"] = len(evalset.load_texts(Path(settings.diverge.corpus)))
+    held["trajectories"] = len(evalset.load_prompts(Path(settings.diverge.trajectories.prompts)))
     return [
-        f"tiers.{name}.{what} = {count} is more than there is: all {there[what]} are taken"
+        f"tiers.{name}.{what} = {count} is more than there is: all {held[what]} are taken"
         for name, tier in settings.tiers.items()
         for what, count in _counts(tier).items()
-        if isinstance(count, int) and count > there.get(what, math.inf)
+        if isinstance(count, int) and count > held.get(what, math.inf)
     ]
-
-
-def _asked(settings: Params) -> set[str]:
-    return {task for tier in settings.tiers.values() for task in tier.tasks}
 
 
 def _counts(tier: Tier) -> dict[str, params.HowMany]:
@@ -140,7 +126,7 @@ def _number(count: params.HowMany) -> float:
 
 
 def _check_part(metric: str, settings: Params) -> None:
-    """Raise if what stands after a metric's slash will not be there, or is missing."""
+    """Raise if the part after a metric's slash is missing or will not be measured."""
     stem, _, part = metric.partition("/")
     parts = [*settings.amount.tasks, "all"]
     if is_served(metric):
@@ -170,14 +156,8 @@ def _check_part(metric: str, settings: Params) -> None:
         raise ParamsError(f"metric {metric!r}: {stem} has no parts; write {stem!r}")
 
 
-def _check_overlap(settings: Params) -> None:
-    """Raise if calibration text is also measured on; what a hub or the model gives is looked at by `calibrate`."""
-    measured = measured_rows(Path(settings.diverge.corpus), Path(settings.diverge.trajectories.prompts))
-    refuse_overlap(evalset.load_texts(Path(settings.calibration.set)), measured, settings.calibration.set)
-
-
 def _lm_eval_tasks() -> set[str]:
-    """Names of lm-eval's own tasks; its index takes some seconds, so it is asked only for names that are not ours."""
+    """Names of lm-eval's own tasks; its index takes some seconds."""
     from lm_eval.tasks import TaskManager
 
     return set(TaskManager().all_tasks)
@@ -186,16 +166,14 @@ def _lm_eval_tasks() -> set[str]:
 def main() -> None:
     """Check params.yaml and every data file it names."""
     settings = params.load()
-    found = faults(settings)
-    if found:
-        raise ParamsError("\n       ".join(found))
+    if messages := faults(settings):
+        raise ParamsError("\n       ".join(messages))
     artifacts.write_json(CHECKED, {"status": "ok"})
     results.write_asked(settings)
-    for line in power.told(settings):
+    for line in power.notes(settings):
         cli.say("power", line)
-    for line in (
-        more_than_there(settings) + preflight_model.told(settings) + servers.unsupported(settings) + capacity.told(settings)
-    ):
+    notes = more_than_held(settings) + preflight_model.notes(settings) + servers.unsupported(settings) + capacity.notes(settings)
+    for line in notes:
         cli.say("check", line)
     for line in servers.inconclusive(settings):
         cli.say("power", line)
@@ -203,7 +181,7 @@ def main() -> None:
         hardware.note()
     elif machine := hardware.elsewhere():
         cli.say("check", f"timings here are of another machine ({machine}); `make repro` times again, and keeps quality")
-    cli.say("check", f"params.yaml is sound: {len(settings.variants)} variants, {len(settings.gate.rules)} gate rules")
+    cli.say("check", f"params.yaml is valid: {len(settings.variants)} variants, {len(settings.gate.rules)} gate rules")
 
 
 if __name__ == "__main__":

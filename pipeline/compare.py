@@ -1,7 +1,6 @@
-"""compare: rows -> metrics with intervals -> reports/metrics/<variant>.json, and where it broke -> artifacts/broke/<variant>.json
+"""compare: rows -> metrics with intervals -> reports/metrics/<variant>.json, and failures -> artifacts/broke/<variant>.json
 
-No model is loaded here; the arithmetic is in metrics/. Rows that were made with another build of a model, or against
-another reference, are refused.
+Rows of another build of a model, or of another reference, are refused.
 """
 
 from __future__ import annotations
@@ -36,15 +35,16 @@ def compare(variant: str, settings: params.Params) -> Row:
     status, faults = manifest["status"], [("quantize", manifest["reason"])] if manifest["status"] != "ok" else []
     if status == "ok":
         size_metrics(b, manifest, theirs)
-        for name, fault in (
-            ("diverge", _tokens(b, variant, ref, metas)),
-            ("evaluate", _answers(b, variant, ref, metas, settings)),
-            ("benchmark", _timings(b, variant, metas, manifest)),
-            ("replies", _free(b, variant, ref, metas)),
-        ):
-            if fault:
-                faults.append((name, fault))
-        if variant == ref:  # the floor is the reference's own figure: what it differs from itself
+        parts = (
+            ("diverge", artifacts.tokens, [variant], _tokens), ("evaluate", artifacts.answers, both, _answers),
+            ("benchmark", artifacts.timings, [variant], _timings), ("replies", artifacts.generations, both, _free),
+        )  # fmt: skip
+        for stage, make, names, measure in parts:
+            made = [metas[make(name)] for name in names]
+            fault = next((f"{m['variant']}: {m['reason']}" for m in made if m["status"] != "ok"), None)
+            if fault := fault or measure(b, variant, metas, settings):
+                faults.append((stage, fault))
+        if variant == ref:  # the floor is the reference's own metric: its difference to itself
             b.metrics |= floors
         else:
             noise_floor.mark(b.metrics, floors)
@@ -65,15 +65,15 @@ def compare(variant: str, settings: params.Params) -> Row:
 
 
 def _reason(faults: list[tuple[str, str]], variant: str) -> str | None:
-    """Stages and what each says, once: tokens and replies come from one process, which ends for both."""
-    said: dict[str, str] = {}
+    """Each stage's fault, once: tokens and replies come from one process, which ends for both."""
+    by_fault: dict[str, str] = {}
     for stage, fault in faults:
-        said.setdefault(re.sub(rf"^({variant}: )?(\w+ {variant}: )?", "", fault), stage)
-    return "; ".join(f"{stage}: {fault}" for fault, stage in said.items()) or None
+        by_fault.setdefault(re.sub(rf"^({variant}: )?(\w+ {variant}: )?", "", fault), stage)
+    return "; ".join(f"{stage}: {fault}" for fault, stage in by_fault.items()) or None
 
 
 def _same_models(metas: dict[Path, Row], manifests: dict[str, Row], reference: Row) -> None:
-    """Raise if rows were made with another build of a variant, or against another reference, than is here now."""
+    """Raise `ArtifactError` if rows are of another build of a variant, or of another reference, than is here now."""
     store = artifacts.read_manifest(artifacts.REFERENCE)
     for path, meta in metas.items():
         if meta["model"] != manifests[meta["variant"]]["digest"]:
@@ -98,66 +98,54 @@ def _floors(reference: Row) -> Row:
     return dict(floor["metrics"])
 
 
-def _tokens(b: Builder, variant: str, ref: str, metas: dict[Path, Row]) -> str | None:
-    path = artifacts.tokens(variant)
-    if metas[path]["status"] != "ok":
-        return str(metas[path]["reason"])
-    rows = artifacts.read_columns(path)
-    if metas[artifacts.tokens(ref)]["status"] == "ok":
-        refuse_other_tokens(rows, artifacts.read_columns(artifacts.tokens(ref)))
+def _tokens(b: Builder, variant: str, metas: dict[Path, Row], settings: params.Params) -> str | None:
+    rows, theirs = artifacts.read_columns(artifacts.tokens(variant)), artifacts.tokens(settings.reference)
+    if metas[theirs]["status"] == "ok":
+        refuse_other_tokens(rows, artifacts.read_columns(theirs))
     return token_metrics(b, rows)
 
 
-def _free(b: Builder, variant: str, ref: str, metas: dict[Path, Row]) -> str | None:
-    ours, theirs = metas[artifacts.generations(variant)], metas[artifacts.generations(ref)]
-    for meta in (ours, theirs):
-        if meta["status"] != "ok":
-            return f"{meta['variant']}: {meta['reason']}"
-    if ours["tokens"] != theirs["tokens"]:
-        raise ArtifactError(f"replies of {variant} and {ref} were made with different limits; run `dvc repro`")
-    rows = [artifacts.read_jsonl(artifacts.generations(v)) for v in (variant, ref)]
-    pairs = generation.pair(*rows)
-    tokens = artifacts.tokens(variant)
+def _free(b: Builder, variant: str, metas: dict[Path, Row], settings: params.Params) -> str | None:
+    paths = [artifacts.generations(name) for name in (variant, settings.reference)]
+    most, others = (metas[path]["tokens"] for path in paths)
+    if most != others:
+        raise ArtifactError(f"replies of {variant} and {settings.reference} were made with different limits; run `dvc repro`")
+    pairs, tokens = generation.pair(*map(artifacts.read_jsonl, paths)), artifacts.tokens(variant)
     columns = artifacts.read_columns(tokens) if metas[tokens]["status"] == "ok" else None
-    b.curves["agreement_by_position"] = generation.by_position(b, pairs, columns, ours["tokens"])
-    return generation.free_metrics(b, pairs, ours["tokens"], variant == ref)
+    b.curves["agreement_by_position"] = generation.by_position(b, pairs, columns, most)
+    return generation.free_metrics(b, pairs, most, variant == settings.reference)
 
 
-def _answers(b: Builder, variant: str, ref: str, metas: dict[Path, Row], settings: params.Params) -> str | None:
-    ours, theirs = metas[artifacts.answers(variant)], metas[artifacts.answers(ref)]
-    for meta in (ours, theirs):
-        if meta["status"] != "ok":
-            return f"{meta['variant']}: {meta['reason']}"
+def _answers(b: Builder, variant: str, metas: dict[Path, Row], settings: params.Params) -> str | None:
+    ref, paths = settings.reference, [artifacts.answers(name) for name in (variant, settings.reference)]
+    ours, theirs = (metas[path] for path in paths)
     for key in ("sets", "batch_size", "seed"):
         if ours[key] != theirs[key]:
             raise ArtifactError(f"answers of {variant} and {ref} were made with different {key}; run `dvc repro`")
     try:
-        pairs = pair(artifacts.read_jsonl(artifacts.answers(variant)), artifacts.read_jsonl(artifacts.answers(ref)))
+        pairs = pair(*map(artifacts.read_jsonl, paths))
         return answer_metrics(b, pairs, settings.evaluate.allow_truncated, theirs["once"])
     except KeyError as e:
         raise ArtifactError(f"an answer row of {variant} or {ref} has no {e}; delete the file and run `dvc repro`") from None
 
 
-def _timings(b: Builder, variant: str, metas: dict[Path, Row], manifest: Row) -> str | None:
+def _timings(b: Builder, variant: str, metas: dict[Path, Row], settings: params.Params) -> str | None:
     path = artifacts.timings(variant)
-    if metas[path]["status"] != "ok":
-        return str(metas[path]["reason"])
     timing_metrics(b, artifacts.read_jsonl(path), metas[path])
     return None
 
 
 def main(variant: str) -> None:
-    """Turn VARIANT's rows into metrics with intervals, and say where it broke."""
+    """Turn VARIANT's rows into metrics with intervals, and analyse its failures."""
     watch = artifacts.Stopwatch("compare", variant)
     settings = params.load()
     settings.variant(variant)
     result = compare(variant, settings)
-    where = failure_analysis.write(variant, settings)
+    failures = failure_analysis.write(variant, settings)
     artifacts.write_json(artifacts.metrics(variant), result)
-    told = f"{result['status']}: {result['reason']}"
-    if result["status"] == "ok":
-        told = f"{len(result['metrics'])} metrics, {where['words']}"
-    cli.say("compare", f"{variant}: {told}, {watch.done():.1f} s")
+    counts = f"{len(result['metrics'])} metrics, {failures['words']}"
+    outcome = counts if result["status"] == "ok" else f"{result['status']}: {result['reason']}"
+    cli.say("compare", f"{variant}: {outcome}, {watch.done():.1f} s")
 
 
 if __name__ == "__main__":

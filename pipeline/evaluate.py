@@ -1,8 +1,7 @@
 """evaluate: lm-eval tasks, one row per question -> artifacts/answers/<variant>.jsonl
 
-lm-eval does the prompting and scoring; the rows keep what a paired comparison needs later: which item it was (hashes of
-document, prompt and target), what the model saw first, and what it answered. No response cache is used: lm-eval's does
-not know which model it is for.
+lm-eval prompts and scores. The rows keep what a paired comparison needs: which item it was (hashes of document, prompt and
+target), what the model saw first, and what it answered. lm-eval's response cache is not used: it does not know the model.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ import yaml
 
 from pipeline import engines
 from pipeline.core import artifacts, cli, isolate, params
-from pipeline.core.errors import DataError, NoResult, Unsupported
+from pipeline.core.errors import DataError, Unsupported
 from pipeline.core.params import Evaluate, HowMany
 from pipeline.evalset import sets_digest
 from pipeline.evalset.tasks import TASKS, is_chat, load_task, local_tasks, subset, task_files
-from pipeline.preflight.tasks import unfit
+from pipeline.preflight.tasks import unanswerable
 
 Row = dict[str, Any]
 BATCH_TOKENS = 2048
@@ -31,10 +30,7 @@ SCORES = ("acc", "exact_match")  # lm-eval's names for "this item was answered c
 
 def evaluate(engine: Any, setup: Evaluate, tasks: dict[str, HowMany], seed: int, scratch: Path) -> list[Row]:
     """Score so many items of every task; one row per item, in task and item order.
-
-    scratch: an empty folder for what `datasets` makes of the files: it keeps parsed files by path and time, and in a folder of our
-    own an edited set is never an old one.
-    """
+    scratch: an empty folder for the cache of `datasets`, which would otherwise serve an old version of an edited set."""
     import datasets
     from lm_eval.tasks import TaskManager
 
@@ -47,32 +43,26 @@ def evaluate(engine: Any, setup: Evaluate, tasks: dict[str, HowMany], seed: int,
         if is_chat(config) and not engine.tokenizer.chat_template:
             raise DataError(f"task {task!r} is a chat and the model has no chat template; take it out of `tiers` in params.yaml")
     # lm-eval's index of its own tasks costs 8 s; it is built only if one of them is asked for
-    manager = TaskManager(include_path=_yamls(loaded, scratch), include_defaults=len(loaded) < len(tasks))
+    for task, (config, _) in loaded.items():  # a JSONL file without a YAML gets the one that its columns ask for
+        if not (TASKS / f"{task}.yaml").exists():
+            (scratch / f"{task}.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+    manager = TaskManager(include_path=[TASKS, scratch], include_defaults=len(loaded) < len(tasks))
     rows: list[Row] = []
     for task, count in tasks.items():
         config, items = loaded.get(task, ({}, []))
-        limit = None if isinstance(count, str) else count
         lm = lm_for(engine, batch_for(items, engine.tokenizer, setup.batch_size))
-        chosen = subset(len(items), limit, seed) if config else None
-        first = None if config else limit
-        found = _run(lm, manager, task, samples=chosen, limit=first, chat=is_chat(config), seed=seed)
-        for name, samples in found["samples"].items():
+        chosen = subset(len(items), count, seed) if config else None
+        first = None if config or isinstance(count, str) else count
+        result = _run(lm, manager, task, samples=chosen, limit=first, chat=is_chat(config), seed=seed)
+        for name, samples in result["samples"].items():
             if config:
                 _same_rows(task, config, samples, items)
-            rows.extend(_row(name, sample, lm, found["configs"][name]["output_type"]) for sample in samples)
+            rows.extend(_row(name, sample, lm, result["configs"][name]["output_type"]) for sample in samples)
     return rows
 
 
-def _yamls(loaded: dict[str, tuple[dict[str, Any], list[Row]]], folder: Path) -> list[str | Path]:
-    """Where lm-eval finds our tasks; a task that is a JSONL file alone gets the YAML that its columns ask for."""
-    for name, (config, _) in loaded.items():
-        if not (TASKS / f"{name}.yaml").exists():
-            (folder / f"{name}.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
-    return [TASKS, folder]
-
-
 def _same_rows(task: str, config: dict[str, Any], samples: list[Row], items: list[Row]) -> None:
-    """Raise if `datasets` made something else of our rows: it guesses types, and reads a column of dates as times."""
+    """Raise if `datasets` changed our rows: it guesses types, and reads a column of dates as times."""
     used = {str(config.get(key)) for key in ("doc_to_text", "doc_to_choice", "doc_to_target")}
     for sample in samples:
         theirs, ours = sample["doc"], items[sample["doc_id"]]
@@ -85,7 +75,7 @@ def _same_rows(task: str, config: dict[str, Any], samples: list[Row], items: lis
 
 
 def _run(lm: Any, manager: Any, task: str, **how: Any) -> Any:
-    """lm-eval's evaluation; data that a hub does not give is an error in words."""
+    """lm-eval's evaluation; faults of a task's YAML or data become a `DataError`."""
     from datasets.exceptions import DatasetsError
     from jinja2 import UndefinedError
 
@@ -98,16 +88,12 @@ def _run(lm: Any, manager: Any, task: str, **how: Any) -> Any:
             raise  # not a user's YAML: a fault of ours, or of lm-eval
         raise DataError(f"task {task!r}: lm-eval cannot use {TASKS / task}.yaml ({type(e).__name__}: {e})") from e
     except (OSError, ConnectionError, DatasetsError) as e:
-        first = (str(e).strip().splitlines() or ["no message"])[0]
-        raise DataError(f"task {task!r}: its data could not be loaded ({type(e).__name__}: {first})") from None
+        raise DataError(f"task {task!r}: its data could not be loaded ({isolate.brief(e)})") from None
 
 
 def batch_for(items: list[Row], tokenizer: Any, most: int) -> int:
-    """Items at a time: `most`, or fewer where the longest are long.
-
-    Replies grow side by side, and a model that cannot read forests keeps the logits of every position of a batch: sixteen times a
-    thousand tokens are gigabytes. The same for every variant, since it depends on the items alone.
-    """
+    """Items at a time: `most`, or fewer where the longest are long, since some models keep the logits of all positions.
+    It depends on the items alone and is the same for every variant."""
     texts = sorted((" ".join(v for v in row.values() if isinstance(v, str)) for row in items), key=len)[-LOOKED_AT:]
     longest = max((len(tokenizer(text).input_ids) for text in texts), default=0)
     return max(1, min(most, BATCH_TOKENS // max(1, longest)))
@@ -131,13 +117,8 @@ def _row(task: str, sample: Row, lm: Any, output_type: str) -> Row:
     elif output_type == "loglikelihood_rolling":
         reply = sample["filtered_resps"][0]
         value = float(reply[0] if isinstance(reply, (list, tuple)) else reply)
-        row |= {
-            "loglikelihoods": [value],
-            "bytes": len(requests[0][0].encode("utf-8")),
-            "prediction": None,
-            "target": None,
-            "empty": False,
-        }
+        row |= {"loglikelihoods": [value], "bytes": len(requests[0][0].encode("utf-8"))}
+        row |= {"prediction": None, "target": None, "empty": False}
     else:
         values = [float(r[0]) for r in sample["filtered_resps"]]
         best = max(range(len(values)), key=values.__getitem__)
@@ -177,15 +158,14 @@ def check(rows: list[Row], tokenizer: Any) -> str | None:
 def task_hashes(tasks: Iterable[str]) -> Iterator[tuple[str, str]]:
     """(file, sha256) of every file behind the local tasks."""
     for name in tasks:
-        if name in local_tasks():
-            for file in task_files(name):
-                if not file.exists():
-                    raise DataError(f"task {name!r}: its data {file} is not here")
-                yield from sets_digest(file).items()
+        for file in task_files(name) if name in local_tasks() else []:
+            if not file.exists():
+                raise DataError(f"task {name!r}: its data {file} is not here")
+            yield from sets_digest(file).items()
 
 
 def answers(variant: str, settings: params.Params) -> tuple[list[Row], str | None, str | None]:
-    """The variant's rows, why they cannot be used, and why they hold no second answers (None where they do)."""
+    """(the variant's rows, why they cannot be used, why they hold no second answers); None: they can, they do."""
     chosen = settings.variant(variant)
     engine = engines.load(
         chosen.engine, artifacts.model_dir(variant), threads=settings.thread_count, **chosen.engine_options
@@ -197,10 +177,8 @@ def answers(variant: str, settings: params.Params) -> tuple[list[Row], str | Non
 
 def answer_again(rows: list[Row], engine: Any, settings: params.Params, scratch: Path) -> str | None:
     """Add `again` to the rows: the same weights' answers in float32. Return why that cannot be, or None.
-
-    Products in 16 bits are rounded as the processor sums them, and near ties fall either way: two processors' answers of one
-    model differ. Float32 stands for another processor, and is alike on all of them. Only models of 16-bit weights can.
-    """
+    Processors sum 16-bit products in different orders, so near ties fall either way. Float32 is alike on all of them and
+    stands for another processor. Only models of 16-bit weights can."""
     if engine.name != "hf":
         return f"engine {engine.name!r} has one arithmetic"
     try:
@@ -209,8 +187,8 @@ def answer_again(rows: list[Row], engine: Any, settings: params.Params, scratch:
         return str(e)
     rolling = {row["task"] for row in rows if row["kind"] == "loglikelihood_rolling"}
     tasks = {name: count for name, count in settings.amount.tasks.items() if name not in rolling}
-    found = evaluate(engine, settings.evaluate, tasks, settings.seed, scratch)
-    for row, again in zip((row for row in rows if row["task"] not in rolling), found, strict=True):
+    repeated = evaluate(engine, settings.evaluate, tasks, settings.seed, scratch)
+    for row, again in zip((row for row in rows if row["task"] not in rolling), repeated, strict=True):
         row["again"] = {k: again[k] for k in ("loglikelihoods", "prediction", "acc")}
     return None
 
@@ -225,25 +203,23 @@ def main(variant: str) -> None:
     meta: dict[str, Any] = {
         "variant": variant, "model": manifest["digest"], "sets": dict(task_hashes(settings.amount.tasks)),
         "batch_size": settings.evaluate.batch_size, "seed": settings.seed, "versions": artifacts.versions(),
+        "status": manifest["status"], "reason": manifest["reason"], "once": None,
     }  # fmt: skip
     rows: list[Row] = []
-    status, why, once = manifest["status"], manifest["reason"], None
-    if status == "ok":
+    if meta["status"] == "ok":
         artifacts.verify_files(folder, manifest)
-        if cannot := unfit(settings.amount.tasks, folder, settings.evaluate.allow_truncated, settings.seed):
+        if cannot := unanswerable(settings.amount.tasks, folder, settings.evaluate.allow_truncated, settings.seed):
             raise DataError("\n       ".join(cannot))
-        try:
-            rows, why, once = isolate.isolated(answers, variant, settings, what=f"evaluate {variant}")
-            status = "invalid" if why else "ok"
-        except NoResult as e:
-            status, why = e.status, str(e)
+        with artifacts.recording(meta):
+            rows, why, meta["once"] = isolate.isolated(answers, variant, settings, what=f"evaluate {variant}")
+            meta |= {"status": "invalid" if why else "ok", "reason": why}
     artifacts.write_jsonl(path, rows)
-    artifacts.write_json(artifacts.meta_of(path), meta | {"status": status, "reason": why, "once": once})
+    artifacts.write_json(artifacts.meta_of(path), meta)
     scored = [r["acc"] for r in rows if r["acc"] is not None]
-    told = f"{status}: {why}"
-    if status == "ok":
-        told = f"{100 * sum(scored) / max(1, len(scored)):.1f} % of {len(scored)} items right"
-    cli.say("evaluate", f"{variant}: {told}, {watch.done():.1f} s")
+    what = f"{meta['status']}: {meta['reason']}"
+    if meta["status"] == "ok":
+        what = f"{100 * sum(scored) / max(1, len(scored)):.1f} % of {len(scored)} items right"
+    cli.say("evaluate", f"{variant}: {what}, {watch.done():.1f} s")
 
 
 if __name__ == "__main__":

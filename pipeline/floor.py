@@ -1,15 +1,13 @@
 """floor: what "no difference" measures here, the reference against itself -> reports/floor.json
 
-A 16-bit product is summed in an order that its shape decides, so one and the same model gives other digits at another
-length or token by token. Each run below computes again what the reference store holds, in one other way; the largest is
-the floor. Apart from it stands the rounding: the same weights, computed in float32. What bounds the time: forward passes
-over the sample, and one decode step a token for the run through the cache.
+The shape of a 16-bit product decides the order of its sums, so one model gives other digits at another length or token by
+token. Each run below recomputes the reference store in one other way; the largest is the floor. The rounding is measured
+apart: the same weights, computed in float32.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 import random
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +25,7 @@ from pipeline.engines import ROWS
 from pipeline.metrics.builder import Builder
 
 # (index of a window, position that predicts the first row, logits float32 [rows, vocab])
-Found = Iterator[tuple[int, int, NDArray[np.float32]]]
+Blocks = Iterator[tuple[int, int, NDArray[np.float32]]]
 Parts = list[list[tuple[int, Window]]]
 
 RUNS = {
@@ -41,10 +39,10 @@ GOLDEN = 0.618  # multiples of it, modulo 1, spread evenly however many there ar
 
 
 def choose(windows: Sequence[Window], tokens: int, seed: int) -> list[int]:
-    """Indices of a bounded sample: whole windows, texts and trajectories in turn, as many as `tokens` scored ones hold."""
+    """Indices of whole windows, texts and trajectories in turn, that hold at most `tokens` scored tokens."""
     order = list(range(len(windows)))
     random.Random(seed).shuffle(order)
-    kinds = [[i for i in order if (windows[i].set == "trajectory") == own] for own in (False, True)]
+    kinds = [[i for i in order if (windows[i].set == "trajectory") == replies] for replies in (False, True)]
     taken: list[int] = []
     left = tokens
     for i in itertools.chain.from_iterable(itertools.zip_longest(*kinds)):
@@ -54,10 +52,7 @@ def choose(windows: Sequence[Window], tokens: int, seed: int) -> list[int]:
     return sorted(taken)
 
 
-# --- the runs ----------------------------------------------------------------------------------------------------
-
-
-def rerun(engine: Any, parts: Parts, chosen: Sequence[int], whole: bool) -> Found:
+def rerun(engine: Any, parts: Parts, chosen: Sequence[int], whole: bool) -> Blocks:
     """As the store was made: the same windows in the same batches."""
     for part in parts:
         starts = [w.first - 1 if i in chosen else len(w.token_ids) - 1 for i, w in part]  # the others: no rows
@@ -66,7 +61,7 @@ def rerun(engine: Any, parts: Parts, chosen: Sequence[int], whole: bool) -> Foun
                 yield part[k][0], at, logits
 
 
-def rebatched(engine: Any, parts: Parts, chosen: Sequence[int], whole: bool) -> Found:
+def rebatched(engine: Any, parts: Parts, chosen: Sequence[int], whole: bool) -> Blocks:
     """A window that shared its batch, alone; one that was alone, with a copy of itself beside it."""
     for part in parts:
         for i, w in part:
@@ -76,7 +71,7 @@ def rebatched(engine: Any, parts: Parts, chosen: Sequence[int], whole: bool) -> 
                 yield from ((i, at, x) for _, at, x in engine.logit_blocks([w.token_ids] * copies, starts, ROWS, whole))
 
 
-def shortened(engine: Any, windows: Sequence[Window], chosen: Sequence[int], whole: bool) -> Found:
+def shortened(engine: Any, windows: Sequence[Window], chosen: Sequence[int], whole: bool) -> Blocks:
     """Without the window's last quarter, on which nothing before it depends."""
     for i in chosen:
         w, n = windows[i], len(windows[i].token_ids)
@@ -84,7 +79,7 @@ def shortened(engine: Any, windows: Sequence[Window], chosen: Sequence[int], who
         yield from ((i, at, x) for _, at, x in engine.logit_blocks([ids], [w.first - 1], ROWS, whole))
 
 
-def stepwise(engine: Any, windows: Sequence[Window], chosen: Sequence[int], tokens: int) -> Found:
+def stepwise(engine: Any, windows: Sequence[Window], chosen: Sequence[int], tokens: int) -> Blocks:
     """As many tokens of each window as `tokens` allows, at depths spread over the windows."""
     each = max(1, tokens // len(chosen))
     for k, i in enumerate(chosen):
@@ -93,16 +88,13 @@ def stepwise(engine: Any, windows: Sequence[Window], chosen: Sequence[int], toke
         yield i, start, engine.logits_stepwise(w.token_ids[: min(start + each, len(w.token_ids) - 1)], start)
 
 
-# --- their figures -----------------------------------------------------------------------------------------------
-
-
-def compared(found: Found, store: Store, threads: int) -> dict[str, list[Any]]:
+def compared(blocks: Blocks, store: Store, threads: int) -> dict[str, list[Any]]:
     """Each row against the store's: its KLD in nats, whether the likeliest token is another, its document."""
     rows: dict[str, list[Any]] = {"kld": [], "flip": [], "document": []}
     held = -1
     reference: NDArray[np.float32] = np.zeros((0, 0), np.float32)
     with ThreadPoolExecutor(threads) as pool:
-        for index, at, logits in found:
+        for index, at, logits in blocks:
             w = store.windows[index]
             if index != held:
                 held, reference = index, np.concatenate([block for _, block in store.logit_blocks(index)])
@@ -134,7 +126,7 @@ def add_nothing(b: Builder, suffix: str, why: str, n: int = 0) -> None:
 
 
 def add_largest(b: Builder, name: str) -> None:
-    """The floor: the run with the largest value; null if one of them broke. What could not be tried here is a warning."""
+    """The floor: the run with the largest value; null if one failed. What could not be tried here is a warning."""
     runs = {run: b.metrics[f"{name}/{run}"] for run in RUNS}
     broken = [f"{run}: {m['reason']}" for run, m in runs.items() if m["value"] is None and m["n"]]
     tried = {run: m for run, m in runs.items() if m["value"] is not None}
@@ -156,8 +148,8 @@ def measure(engine: Any, store: Store, chosen: Sequence[int], b: Builder, *, bat
     parts, windows = list(batches(store.windows, batch_size)), store.windows
     with cli.progress(len(RUNS) + 1, "floor", "run") as bar:
 
-        def take(suffix: str, found: Found) -> None:
-            add(b, suffix, compared(found, store, threads))
+        def take(suffix: str, blocks: Blocks) -> None:
+            add(b, suffix, compared(blocks, store, threads))
             bar.update()
 
         take("floor/rerun", rerun(engine, parts, chosen, whole))
@@ -181,7 +173,7 @@ def measure(engine: Any, store: Store, chosen: Sequence[int], b: Builder, *, bat
 
 
 def run() -> None:
-    """All that the stage does, from params to its file."""
+    """Do the stage's work, from params to its file."""
     watch = artifacts.Stopwatch("floor")
     settings = params.load()
     variant = settings.variant(settings.reference)
@@ -202,13 +194,10 @@ def run() -> None:
         "runs": RUNS, "windows": [store.windows[i].window for i in chosen], "threads": settings.thread_count,
         "metrics": b.metrics, "versions": artifacts.versions(),
     })  # fmt: skip
-    told = ", ".join(f"{name} {_shown(b.metrics[name])}" for name in ("kld_floor", "kld_rounding"))
-    cli.say("floor", f"{told} nats over {len(chosen)} windows, {watch.done():.1f} s")
-
-
-def _shown(metric: dict[str, Any]) -> str:
-    value = metric["value"]
-    return f"{value:.3g}" if value is not None and math.isfinite(value) else f"unknown ({metric['reason']})"
+    values = [b.metrics[name] for name in ("kld_floor", "kld_rounding")]
+    texts = [f"unknown ({m['reason']})" if m["value"] is None else f"{m['value']:.3g}" for m in values]
+    what = f"kld_floor {texts[0]}, kld_rounding {texts[1]} nats over {len(chosen)} windows"
+    cli.say("floor", f"{what}, {watch.done():.1f} s")
 
 
 def main() -> None:

@@ -1,9 +1,8 @@
 """gate: metrics + rules -> PASS / FAIL / INCONCLUSIVE -> reports/gate.json
 
-The stage only writes the verdict and exits 0, so that report and MLflow always come after it. `--enforce` is what a
-merge runs: 0 pass, 1 fail, 2 missing or stale, 3 inconclusive. With `--baseline REV` it also judges the rules against
-what that commit had, and the rules themselves against that commit's; `--comment` writes what a merge's reader should see.
-How results become a verdict: gating/verdicts.py; what a merge asks on top: gating/merge.py.
+The stage writes the verdict and exits 0, so that report and MLflow always come after it. A merge runs `--enforce`: exit 0 pass,
+1 fail, 2 missing or stale, 3 inconclusive. `--baseline REV` also compares results and rules with that commit's; `--comment`
+writes the comment of a merge request.
 """
 
 from __future__ import annotations
@@ -26,28 +25,28 @@ NO_BASE = "no baseline named: the rules were not compared with earlier ones (--b
 def enforce(settings: Params, rev: str | None = None, *, write: bool = False) -> int:
     """Exit code for a merge; anything missing or changed since is never a pass. write: the comment, too."""
     try:
-        found = merge.judge(settings, rev)
+        judged = merge.judge(settings, rev)
     except QuantgateError as e:
         return _no_verdict(str(e), write)
-    verdict, beside = found.verdict, found.beside
+    verdict, beside = judged.verdict, judged.beside
     for name, v in verdict["variants"].items():
         print(f"{v['verdict']:<13} {name}{'' if v['required'] else ' (advisory)'}: {v['reason']}")
-    against = f", against {beside['rev']} ({beside['commit'][:7]})" if beside else ""
+    baseline = f", against {beside['rev']} ({beside['commit'][:7]})" if beside else ""
     passes = verdict["verdict"] == "INCONCLUSIVE" and settings.gate.inconclusive == "passes"
-    print(f"{verdict['verdict']:<13} overall{against}{' (passes: gate.inconclusive)' if passes else ''}")
+    print(f"{verdict['verdict']:<13} overall{baseline}{' (passes: gate.inconclusive)' if passes else ''}")
     for line in [f"looser than at the baseline: {change}" for change in verdict["loosened"]] if beside else [NO_BASE]:
         print(line)
-    if found.absent:
-        print(f"not here, and so not compared with dvc.lock: {', '.join(found.absent)}")
+    if judged.absent:
+        print(f"not here, and so not compared with dvc.lock: {', '.join(judged.absent)}")
     if write:
-        comment.write(comment.render(verdict, found.results, beside))
+        artifacts.write_text(comment.FILE, comment.render(verdict, judged.results, beside))
     return 0 if passes else EXIT[verdict["verdict"]]
 
 
 def _no_verdict(problem: str, write: bool) -> int:
     print(f"gate: {problem}", file=sys.stderr)
     if write:
-        comment.write(comment.problem(problem))
+        artifacts.write_text(comment.FILE, comment.problem(problem))
     return STALE
 
 

@@ -17,16 +17,20 @@ from pipeline.evalset.calibration import Calibration
 from pipeline.model import attestation
 from pipeline.model.size import measure
 
+# what params ask of a build, as its manifest repeats it
+ASKED = ("variant", "quantizer", "asked", "options", "engine", "engine_options", "base", "seed", "trust_remote_code")
+
 
 def quantize(variant: Variant, base: Path, out: Path, *, calibration: Calibration, seed: int) -> dict[str, Any]:
     """Run a variant's quantizer from `base` into `out`; returns the manifest's facts.
-
-    Tokenizer, chat template and special tokens are then the base's, byte for byte, whatever the library wrote.
-    """
-    quantizers.check_model(variant.quantizer, variant.options, base)  # before a calibration row is read or a library loaded
+    Tokenizer, chat template and special tokens are the base's, byte for byte."""
+    quantizers.check_model(variant.quantizer, variant.options, base)  # before anything heavy is loaded
     make = quantizers.find(variant.quantizer)
     facts = make(base, out, calibration=calibration, seed=seed, **variant.options)
-    _copy_text_side(base, out)
+    for file in data_files(base, "*"):  # all but weights and config
+        weights = file.name.endswith((".safetensors", ".safetensors.index.json"))
+        if not weights and file.name not in ("config.json", artifacts.MANIFEST):
+            shutil.copyfile(file, out / file.name)
     size = measure(base, out)
     attestation.check_bits(facts, size.packed_bits)
     return {
@@ -37,19 +41,9 @@ def quantize(variant: Variant, base: Path, out: Path, *, calibration: Calibratio
     }
 
 
-def _copy_text_side(base: Path, out: Path) -> None:
-    """Everything of the base that is not weights or config: tokenizer files, chat template, generation config."""
-    for file in data_files(base, "*"):
-        weights = file.name.endswith((".safetensors", ".safetensors.index.json"))
-        if not weights and file.name not in ("config.json", artifacts.MANIFEST):
-            shutil.copyfile(file, out / file.name)
-
-
 def answer(variant: Variant, folder: Path, facts: dict[str, Any], threads: int) -> None:
-    """Load what was built with its engine and ask it: known now, and not after an hour of measuring, if it cannot run.
-
-    Raises where other kernels run than were packed, where it answers otherwise than the model in memory did, or not at all.
-    """
+    """Load what was built with its engine and ask it, so that a broken variant is known now and not after an hour.
+    Raises where other kernels run than were packed, or where it answers unlike the model in memory, or not at all."""
     engine = engines.load(variant.engine, folder, threads=threads, **variant.engine_options)
     attestation.check_kernels(engine.kernels(), facts)
     attestation.check_answer(engine, facts.get("probe"))
@@ -58,12 +52,12 @@ def answer(variant: Variant, folder: Path, facts: dict[str, Any], threads: int) 
 def build(
     variant: Variant, base: Path, out: Path, *, calibration: Calibration, seed: int, threads: int, name: str = "variant"
 ) -> dict[str, Any]:
-    """Quantize and ask the result, each in a process of its own; a variant that cannot be built or run here is a result too:
-    its status and reason, and an empty folder."""
+    """Quantize and ask the result, each in its own process; a variant that cannot run here is a result too: status, reason
+    and an empty folder."""
     try:
         facts = isolate.isolated(quantize, variant, base, out, calibration=calibration, seed=seed, what=f"quantize {name}")
         isolate.isolated(answer, variant, out, facts, threads, what=f"probe {name}")
-    except NoResult as e:  # the run goes on without this variant; the gate knows
+    except NoResult as e:
         for left in out.iterdir():
             shutil.rmtree(left) if left.is_dir() else left.unlink()
         return {"status": e.status, "reason": str(e)}
@@ -85,19 +79,20 @@ def main(variant: str) -> None:
         **{k: base[k] for k in ("dequantized_from",) if k in base},
     }  # fmt: skip
     with artifacts.atomic_dir(artifacts.model_dir(variant)) as out:
-        artifacts.write_json(out / artifacts.MANIFEST, asked)  # what loading reads: whether the model's own code may run
+        artifacts.write_json(out / artifacts.MANIFEST, asked)  # says whether the model's own code may run
         built = build(
             chosen, artifacts.BASE, out, calibration=Calibration(), seed=settings.seed, threads=settings.thread_count, name=variant
         )
-        built.pop("probe", None)  # its last digits are this processor's; the manifest is the same on any
+        built.pop("probe", None)  # its last digits are this processor's
         manifest = {**asked, **built, "files": artifacts.files_of(out)}
-        manifest["digest"] = artifacts.build_digest(manifest)
+        # the identity of a build: its files and all that was asked for
+        manifest["digest"] = artifacts.digest([{k: manifest[k] for k in ASKED if k in manifest}, manifest["files"]])
         artifacts.write_json(out / artifacts.MANIFEST, manifest | {"versions": artifacts.versions()})
     if manifest["status"] == "ok":
-        told = f"{manifest['bits_per_weight']:.2f} bits/weight, {manifest['weight_bytes'] / 1e6:.1f} MB"
+        what = f"{manifest['bits_per_weight']:.2f} bits/weight, {manifest['weight_bytes'] / 1e6:.1f} MB"
     else:
-        told = f"{manifest['status']}: {manifest['reason']}"
-    cli.say("quantize", f"{variant}: {told}, {watch.done():.1f} s")
+        what = f"{manifest['status']}: {manifest['reason']}"
+    cli.say("quantize", f"{variant}: {what}, {watch.done():.1f} s")
     for warning in manifest.get("warnings") or []:
         cli.say("quantize", f"{variant}: warning: {warning}")
 

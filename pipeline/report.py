@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,41 +15,25 @@ from pipeline.core import artifacts, cli, params
 from pipeline.core.errors import ArtifactError, ParamsError, QuantgateError
 from pipeline.core.params import Params
 from pipeline.gating import freshness, verdicts
-from pipeline.metrics import noise_floor
 from pipeline.metrics.definitions import is_served
-from pipeline.reporting import charts, failures, latency, pareto, plots, recommendation, speed, tradeoff, wording
-from pipeline.reporting.numbers import dequantized, n_of
-from pipeline.reporting.wording import show
+from pipeline.reporting import charts, failures, latency, pareto, plots, recommendation, text, tradeoff
 from pipeline.serving import results as server_results
 from pipeline.speed import schedule
 
 FIGURES = artifacts.REPORTS / "figures"
 README_MARKS = ("<!-- results -->", "<!-- /results -->")
 README_ENDS = "<!-- the README's part ends here -->"  # in report.md
-TEMPLATES = Path(__file__).parent / "reporting/templates"
 STAGES = (
-    "check",
-    "download",
-    "calibrate",
-    "quantize",
-    "reference",
-    "floor",
-    "diverge",
-    "evaluate",
-    "benchmark",
-    "serve",
-    "compare",
-    "gate",
-    "report",
-    "track",
-)
+    "check", "download", "calibrate", "quantize", "reference", "floor", "diverge", "evaluate", "benchmark", "serve", "compare",
+    "gate", "report", "track",
+)  # fmt: skip
 # Numbers that `dvc metrics show` compares between commits; everything else is in metrics/<variant>.json.
 SUMMARY_METRICS = (
     "bits_per_weight", "weight_bytes", "kld_mean", "kld_floor", "kld_rounding", "kld_p999", "top1_agreement", "ppl_ratio",
     "acc/all", "acc_delta/all", "ttft_ms", "tpot_ms", "decode_tok_s", "speed_ratio", "peak_memory_bytes",
 )  # fmt: skip
 WHY = {
-    "latency": "no figure here has parts by context or by batch, and no variant was served at several loads (reports/serving/)",
+    "latency": "no metric was swept over contexts or batches, and no variant was served at several loads (reports/serving/)",
     "positions": "no variant has a curve of KLD by position",
 }
 Results = dict[str, dict[str, Any]]
@@ -68,100 +50,64 @@ def load_results(settings: Params) -> tuple[dict[str, dict[str, Any]], dict[str,
     return {name: artifacts.read_json(artifacts.metrics(name)) for name in settings.variants}, artifacts.read_json(artifacts.GATE)
 
 
-# --- pages -------------------------------------------------------------------------------------------------------
-
-
-def render(template: str, context: dict[str, Any]) -> str:
-    import jinja2
-
-    env = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=template.endswith(".html.j2"), trim_blocks=True,
-        lstrip_blocks=True, undefined=jinja2.StrictUndefined, keep_trailing_newline=True,
-    )  # fmt: skip
-    return env.get_template(template).render(context)
-
-
 def context_of(results: Results, verdict: dict[str, Any], settings: Params, table: dict[str, Any]) -> dict[str, Any]:
     """All that the templates show, but the pictures. table: `tradeoff.view`'s."""
-    base = artifacts.read_manifest(artifacts.BASE)
-    first = results[settings.reference]["metrics"]
+    base, reference = artifacts.read_manifest(artifacts.BASE), settings.reference
+    own = results[reference]["metrics"]
     return {
-        "verdict": verdict, "rows": wording.table(results, verdict, settings.variants), "reference": settings.reference,
-        "show": show,
+        "verdict": verdict, "rows": text.results_table(results, verdict, settings.variants), "reference": reference,
         "results": results, "base": base, "model": settings.model.model_dump(), "seed": settings.seed,
-        "machine": wording.machine_line(results), "confidence": settings.compare.confidence,
-        "tokens": n_of(results, "kld_mean"), "items": n_of(results, "acc/all"),
-        "against_rounding": wording.against_rounding(results), "noise": noise_floor.sentence(first, settings.reference),
-        "where": failures.where(results, settings.reference), "visible": failures.visible, "clipped": failures.clipped,
+        "machine": text.machines(results), "confidence": settings.compare.confidence,
+        "tokens": text.n_of(results, "kld_mean"), "items": text.n_of(results, "acc/all"),
+        "calibration_gains": text.calibration_gains(results), "noise_details": text.noise_details(own),
+        "failures": failures.of(results, reference), "visible": failures.visible, "clipped": failures.clipped,
         "fault_words": failures.FAULT_WORDS,
-        "rounds": n_of(results, "decode_tok_s"), "benchmark": settings.amount.benchmark,
-        "whole_runs": wording.whole_runs(first.get("speed_ratio", {}).get("between")),
-        "versions": results[settings.reference]["versions"],
+        "rounds": text.n_of(results, "decode_tok_s"), "benchmark": settings.amount.benchmark,
+        "run_to_run": text.run_to_run(own.get("speed_ratio", {}).get("between")),
+        "versions": results[reference]["versions"],
         "tradeoff": table,
-        "tasks": sorted({k.split("/")[1] for k in first if k.startswith("acc/")}),
-        "domains": sorted({k.split("/")[1] for k in first if k.startswith("kld_mean/") and ":" not in k}),
-        "advice": recommendation.advice(results, verdict, settings.reference), "brief": wording.brief, "aside": wording.aside,
-        "judged_figure": wording.judged_figure, "bars": f". {plots.level(settings.compare.confidence)}",
-        "noise_line": wording.noise_line(first, settings.reference), "unmeasured": wording.unmeasured(results),
-        "dominated": pareto.dominated(results, settings.reference), "one_machine": pareto.one_machine(results),
-        "said": {n: wording.said(r) for n, r in results.items() if r.get("bounds")},
-        "speed": speed.table(results, show), "readme_ends": README_ENDS,
-        "hashes": hashes_of(base, results, verdict),
+        "tasks": sorted({k.split("/")[1] for k in own if k.startswith("acc/")}),
+        "domains": sorted({k.split("/")[1] for k in own if k.startswith("kld_mean/") and ":" not in k}),
+        "advice": recommendation.advice(results, verdict, reference), "brief": text.brief, "aside": text.aside,
+        "judged_figure": text.judged_figure, "bars": f". {plots.level(settings.compare.confidence)}",
+        "noise_line": text.noise_line(own, reference), "unmeasured": text.unmeasured(results),
+        "dominated": pareto.dominated(results, reference), "one_machine": pareto.one_machine(results),
+        "speed_bounds": {n: text.speed_bounds(r) for n, r in results.items() if r.get("bounds")},
+        "speed": tradeoff.details(results), "readme_ends": README_ENDS,
+        "hashes": {  # of what the verdict rests on
+            "weights of the base": base["digest"], **verdict["inputs"],
+            **{f"variant {n}": r["model"] for n, r in results.items() if r["model"]},
+        },
     }  # fmt: skip
 
 
-def hashes_of(base: dict[str, Any], results: Results, verdict: dict[str, Any]) -> dict[str, str]:
-    """{what: digest} of all that the verdict rests on: weights, conditions, code, variants."""
-    return {
-        "weights of the base": base["digest"],
-        **verdict["inputs"],
-        **{f"variant {n}": r["model"] for n, r in results.items() if r["model"]},
-    }
-
-
 def draw(results: Results, verdict: dict[str, Any], settings: Params, serving: Results) -> dict[str, dict[str, str | None]]:
-    """Draw every picture for which there are figures; {name: {alt, svg, why}}, `why` where there are none.
-
-    serving: {variant: figures of its server}, of those that are not stale.
-    """
+    """Draw every picture for which there are figures; {name: {alt, svg, why}}, `why` where there are none. serving: {variant:
+    figures of its server}, of those that are not stale."""
     reference, level = settings.reference, settings.compare.confidence
     loads = latency.sweeps(results, serving, settings.amount.benchmark.prompt_tokens)
-    found = {
+    alts = {
         "tradeoff": plots.draw_tradeoff(results, verdict, reference, level, FIGURES / "tradeoff.svg"),
         "domains": charts.draw_domains(results, reference, level, FIGURES / "domains.svg"),
         "positions": charts.draw_positions(results, reference, level, FIGURES / "positions.svg"),
         "latency": latency.draw_latency(loads, level, FIGURES / "latency.svg"),
         "memory": charts.draw_memory(results, FIGURES / "memory.svg"),
     }
-    return {name: _drawn(FIGURES / f"{name}.svg", alt, WHY.get(name, "no variant has the figures")) for name, alt in found.items()}
-
-
-def _drawn(path: Path, alt: str | None, why: str) -> dict[str, str | None]:
-    if alt is None:  # what an earlier run drew must not stand for this one
-        path.unlink(missing_ok=True)
-        return {"alt": None, "svg": None, "why": why}
-    text = path.read_text(encoding="utf-8")
-    return {"alt": alt, "svg": text[text.index("<svg") :], "why": None}
+    drawn = {}
+    for name, alt in alts.items():
+        path = FIGURES / f"{name}.svg"
+        if alt is None:  # an earlier run's picture must not stand for this one
+            path.unlink(missing_ok=True)
+        svg = path.read_text(encoding="utf-8") if alt else None
+        why = None if alt else WHY.get(name, "no variant has the figures")
+        drawn[name] = {"alt": alt, "svg": svg and svg[svg.index("<svg") :], "why": why}
+    return drawn
 
 
 def summary_numbers(results: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
     """{variant: {metric: value}} for `dvc metrics`, which drops text; unknown values are left out."""
-    found = {}
-    for name, result in results.items():
-        values = {k: result["metrics"][k]["value"] for k in SUMMARY_METRICS if k in result["metrics"]}
-        found[name] = {k: v for k, v in values.items() if v is not None}
-    return found
-
-
-def tradeoff_csv(numbers: dict[str, dict[str, float]]) -> str:
-    """The trade-off as a table for `dvc plots`."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["variant", "decode_tok_s", "kld_mean", "weight_bytes"])
-    for name, values in numbers.items():
-        if {"decode_tok_s", "kld_mean", "weight_bytes"} <= values.keys():
-            writer.writerow([name, values["decode_tok_s"], values["kld_mean"], values["weight_bytes"]])
-    return out.getvalue()
+    values = {name: {k: r["metrics"].get(k, {}).get("value") for k in SUMMARY_METRICS} for name, r in results.items()}
+    return {name: {k: v for k, v in by_metric.items() if v is not None} for name, by_metric in values.items()}
 
 
 def write(settings: Params) -> None:
@@ -169,14 +115,16 @@ def write(settings: Params) -> None:
     results, verdict = load_results(settings)
     figures, faults = server_results.current(results, settings)
     prompts = settings.amount.benchmark.prompt_tokens, schedule.BATCH_PROMPT
-    table = tradeoff.view(results, figures, faults, prompts, settings.compare.confidence, show)
+    table = tradeoff.view(results, figures, faults, prompts, settings.compare.confidence)
     drawn = draw(results, verdict, settings, figures)
     context = context_of(results, verdict, settings, table) | {"pictures": drawn}
-    artifacts.write_text(artifacts.REPORTS / "report.md", render("report.md.j2", context))
-    artifacts.write_text(artifacts.REPORTS / "report.html", render("report.html.j2", context))
+    artifacts.write_text(artifacts.REPORTS / "report.md", text.render("report.md.j2", context))
+    artifacts.write_text(artifacts.REPORTS / "report.html", text.render("report.html.j2", context))
     numbers = summary_numbers(results)
     artifacts.write_json(artifacts.SUMMARY, numbers)
-    artifacts.write_text(artifacts.TRADEOFF, tradeoff_csv(numbers))
+    columns = ("decode_tok_s", "kld_mean", "weight_bytes")
+    plotted = [[name, *map(own.get, columns)] for name, own in numbers.items() if own.keys() >= set(columns)]
+    artifacts.write_text(artifacts.TRADEOFF, tradeoff.csv_text(["variant", *columns], plotted))
     artifacts.write_text(artifacts.TRADEOFF_TABLE, tradeoff.as_csv(table["points"]))
 
 
@@ -192,15 +140,15 @@ def stale_line(settings: Params) -> str | None:
 def print_summary(settings: Params) -> None:
     """Whether the results are stale, the table, the verdicts, the advice, the stages' times, and where to look next."""
     results, verdict = load_results(settings)
-    if (told := stale_line(settings)) is not None:
-        print(told)
-    rows = wording.table(results, verdict, settings.variants)
-    reference = settings.reference + dequantized(results[settings.reference])
+    if (stale := stale_line(settings)) is not None:
+        print(stale)
+    rows = text.results_table(results, verdict, settings.variants)
+    reference = settings.reference + text.dequantized(results[settings.reference])
     title = f"{settings.model.source} model, reference {reference}, tier {settings.tier}: {verdict['verdict']}"
     cli.table(list(rows[0]), rows, title=title, left=("variant", "verdict"))
     for name, v in verdict["variants"].items():
-        beside = f"; {aside}" if (aside := wording.aside(v)) else ""
-        print(f"  {name}: {wording.verdict_word(v)}: {wording.brief(v)}{beside}")
+        beside = f"; {aside}" if (aside := text.aside(v)) else ""
+        print(f"  {name}: {text.verdict_word(v)}: {text.brief(v)}{beside}")
     advised = recommendation.advice(results, verdict, settings.reference)
     print("\n".join([f"advice: {advised['serve']}", *(f"  next: {step}" for step in advised["ladder"][-1:])]))
     stages = run_times(settings)
@@ -211,10 +159,8 @@ def print_summary(settings: Params) -> None:
 
 
 def print_first(settings: Params) -> None:
-    """The reference and the first variant that decides, judged, while others are to be measured; nothing once all are.
-
-    What only a server tells is left out: `serve` comes later.
-    """
+    """The reference and the first variant that decides, judged, while others are to be measured; nothing once all are. What only a
+    server tells is left out: `serve` comes later."""
     first = settings.gate.required[0]
     if stale_line(settings) is None:
         return
@@ -222,10 +168,10 @@ def print_first(settings: Params) -> None:
     rules = [rule for rule in settings.gate.rules if not is_served(rule.metric)]
     alone = settings.model_copy(update={"gate": settings.gate.model_copy(update={"rules": rules})})
     verdict = verdicts.of(results, alone)
-    rows = wording.table(results, verdict, results)
+    rows = text.results_table(results, verdict, results)
     cli.table(list(rows[0]), rows, title=f"first look, tier {settings.tier}", left=("variant", "verdict"))
     judged, facts = verdict["variants"][first], [artifacts.run_facts(stage, first) for stage in STAGES]
-    print(f"  {first}: {wording.verdict_word(judged)} so far: {wording.brief(judged)}")
+    print(f"  {first}: {text.verdict_word(judged)} so far: {text.brief(judged)}")
     took = sum(float(f["wall_s"]) for f in facts if f)
     print(f"  it took {took:.0f} s beside the reference; {len(settings.variants) - 2} more variants follow")
 

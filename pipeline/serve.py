@@ -14,8 +14,7 @@ from typing import Any
 from pipeline.core import artifacts, cli, params
 from pipeline.core.errors import NoResult, ParamsError, Unsupported
 from pipeline.core.explain import unknown
-from pipeline.core.params import Compare, Params
-from pipeline.core.sections import Load, Server, Serving
+from pipeline.core.params import Compare, Load, Params, Server, Serving
 from pipeline.evalset import sets_digest
 from pipeline.metrics.serving import Objective, memory
 from pipeline.serving import measure, results
@@ -36,10 +35,8 @@ def plan_of(load: Load, common: Serving, seed: int) -> Plan:
 def serve(
     folder: Path, server: Server, plan: Plan, common: Serving, threads: int, options: dict[str, Any], path: Path
 ) -> tuple[Row, Plan, list[Row], Row | None]:
-    """(what the server can do, the plan as it was carried out, rows, facts of the launch).
-
-    folder: the variant's model; options: its engine options, for a launched server; path: where the rows will be written.
-    """
+    """(what the server can do, the plan as it was carried out, rows, facts of the launch). folder: the variant's model; options:
+    its engine options, for a launched server; path: where the rows will be written."""
     assert common.timeout_s is not None  # params checks it
     tokenizer = load_tokenizer(folder) if (folder / "tokenizer.json").exists() else None
     with endpoint_of(

@@ -46,18 +46,12 @@ def track(settings: Params, uri: str) -> tuple[dict[str, Any], int]:
     return {"experiment": tracker.experiment, "parent": parent, "runs": children, "versions": versions}, tracker.created
 
 
-# --- the alias ---------------------------------------------------------------------------------------------------
-
-
 def promote(settings: Params, uri: str, variant: str, *, force: bool, reason: str) -> str:
-    """Make a variant the champion; returns a sentence about what happened.
-
-    Without `force`, raises `ArtifactError` unless its verdict is PASS and not stale, and its files, if they are here, are the
-    measured ones.
-    """
+    """Make a variant the champion; returns a sentence about what happened. Without `force`, raises `ArtifactError` unless its
+    verdict is PASS and not stale, and its files, if they are here, are the measured ones."""
     settings.variant(variant)
     state = runs.load_state(settings)
-    word = state.word(variant, settings.reference)
+    word = runs.verdict_of(state.verdict, variant, settings.reference)
     files, changed = runs.compare_files(state, variant)
     if not force:
         _check_promotable(variant, settings, changed)
@@ -74,19 +68,19 @@ def promote(settings: Params, uri: str, variant: str, *, force: bool, reason: st
 
 def _check_promotable(variant: str, settings: Params, changed: str) -> None:
     """Raise unless the variant's verdict, judged as a merge judges it, is PASS and the files are those measured."""
-    force, told = "or use --force --reason TEXT", f"{variant} is not promoted"
+    force, refused = "or use --force --reason TEXT", f"{variant} is not promoted"
     try:
         judged = merge.judge(settings).verdict["variants"]
     except QuantgateError as e:
-        raise ArtifactError(f"{told}: {e}; {force}") from None
+        raise ArtifactError(f"{refused}: {e}; {force}") from None
     if variant == settings.reference:
         passing = ", ".join(name for name, v in judged.items() if v["verdict"] == "PASS") or "none at present"
         why = f"it is the reference, which others are judged by and nothing judges; variants with a PASS: {passing}"
-        raise ArtifactError(f"{told}: {why}; {force}")
+        raise ArtifactError(f"{refused}: {why}; {force}")
     if (word := judged[variant]["verdict"]) != "PASS":
-        raise ArtifactError(f"{told}: its verdict is {word}, not PASS: {judged[variant]['reason']}; mend it, {force}")
+        raise ArtifactError(f"{refused}: its verdict is {word}, not PASS: {judged[variant]['reason']}; mend it, {force}")
     if changed:
-        raise ArtifactError(f"{told}: {changed}; run `dvc repro`, {force}")
+        raise ArtifactError(f"{refused}: {changed}; run `dvc repro`, {force}")
 
 
 def rollback(settings: Params, uri: str, reason: str) -> str:
@@ -103,9 +97,6 @@ def _sentence(move: Move) -> str:
     )
 
 
-# --- command line ------------------------------------------------------------------------------------------------
-
-
 def main(
     to_promote: Annotated[str, typer.Option("--promote", metavar="VARIANT", help="Make it champion; its verdict must PASS.")] = "",
     back: Annotated[bool, typer.Option("--rollback", help="Make the previous champion champion again.")] = False,
@@ -113,7 +104,12 @@ def main(
     reason: Annotated[str, typer.Option("--reason", help="Kept with the move.")] = "",
 ) -> None:
     """Log the results to MLflow; safe to repeat."""
-    _check_options(to_promote, back, force, reason)
+    if to_promote and back:
+        raise ParamsError("--promote and --rollback exclude each other; give one")
+    if force and not (to_promote and reason.strip()):
+        raise ParamsError("--force goes with --promote VARIANT and --reason TEXT, which is kept with the move")
+    if reason and not (to_promote or back):
+        raise ParamsError("--reason goes with --promote VARIANT or --rollback")
     settings, why = params.load(), reason.strip()
     uri = os.environ.get("MLFLOW_TRACKING_URI") or settings.track.uri
     uri = re.sub(r"(?<=^sqlite:///)(?!/).*", lambda file: str(artifacts.from_project(file[0])), uri)
@@ -131,15 +127,6 @@ def main(
         cli.say("track", sentence)
 
 
-def _check_options(to_promote: str, back: bool, force: bool, reason: str) -> None:
-    if to_promote and back:
-        raise ParamsError("--promote and --rollback exclude each other; give one")
-    if force and not (to_promote and reason.strip()):
-        raise ParamsError("--force goes with --promote VARIANT and --reason TEXT, which is kept with the move")
-    if reason and not (to_promote or back):
-        raise ParamsError("--reason goes with --promote VARIANT or --rollback")
-
-
 def _alone() -> Any:
     """Lock this folder: two `track` at once would both find a run missing and both make it."""
     from filelock import FileLock, Timeout
@@ -153,10 +140,8 @@ def _alone() -> Any:
 
 
 def _reported(uri: str, advice: str, act: Callable[[], Done]) -> Done:
-    """Return `act()`; turn whatever MLflow, SQLAlchemy or a missing driver raises into one line that ends in `advice`.
-
-    The stage exits 1 under `dvc repro` too: DVC would not repeat a stage that succeeded.
-    """
+    """Return `act()`; turn whatever MLflow, SQLAlchemy or a missing driver raises into one line that ends in `advice`. The stage
+    exits 1 under `dvc repro` too: DVC would not repeat a stage that succeeded."""
     start = time.monotonic()
     try:
         return act()

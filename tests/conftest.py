@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import compileall
+import contextlib
+import functools
+import io
+import logging
 import os
+import runpy
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,9 +23,34 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # products as small as these only
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 isolate.isolated = lambda work, *args, what, **named: work(*args, **named)  # a stage that a test calls works in its process
+plain_tool = isolate.tool
+
+
+def tool(command: list[str], *, what: str, log: Path, env: dict[str, str]) -> None:
+    """`isolate.tool`, but with ONNX Runtime's builder in this process: in one of its own it imports torch for ten seconds."""
+    if command[1:3] != ["-m", "onnxruntime_genai.models.builder"]:
+        return plain_tool(command, what=what, log=log, env=env)
+    quiet = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(quiet), contextlib.redirect_stderr(quiet):
+        patch.setattr(logging.root, "handlers", [*logging.root.handlers])  # it sets up its own
+        patch.setattr(logging.root, "level", logging.root.level)
+        patch.setattr(sys, "argv", command[2:])
+        patch.setenv("GIT_DIR", env["GIT_DIR"])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                runpy.run_module(command[2], run_name="__main__")
+            except Exception as e:
+                raise RuntimeError(f"{what}: {e} (see {log})") from e
+
+
+isolate.tool = tool
 
 CHAT = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
 ROOT = Path(__file__).resolve().parent.parent
+
+# Where PYTHONDONTWRITEBYTECODE is set, as in most containers, each of the hundred processes that tests start would compile these.
+compileall.compile_dir(str(ROOT / "pipeline"), quiet=2)
 
 
 @pytest.fixture(scope="session")
@@ -29,10 +61,25 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return empty_database(tmp_path_factory.mktemp("mlflow"))
 
 
-def make_tokenizer() -> Any:
+@pytest.fixture(scope="session")
+def tracked(tmp_path_factory: pytest.TempPathFactory, database: Path) -> Path:
+    """A folder with results that are tracked, to be copied (track_house.copy_tracked)."""
+    from track_house import sqlite_house
+
+    from pipeline import track
+
+    folder = tmp_path_factory.mktemp("tracked")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        settings, uri, _ = sqlite_house(folder, database)
+        track.track(settings, uri)
+    return folder
+
+
+@functools.cache
+def trained() -> str:
     """A tokenizer of 512 entries, trained on the project's own corpus."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
 
     raw = Tokenizer(models.BPE())
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -44,9 +91,15 @@ def make_tokenizer() -> Any:
         show_progress=False,
     )
     raw.train_from_iterator((ROOT / "evalsets/corpus/news.jsonl").read_text(encoding="utf-8").split("\n"), trainer)
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=raw, bos_token="<|im_start|>", eos_token="<|im_end|>", pad_token="<|im_end|>"
-    )
+    return str(raw.to_str())
+
+
+def make_tokenizer() -> Any:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    own = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "pad_token": "<|im_end|>"}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(trained()), **own)
     tokenizer.chat_template = CHAT
     return tokenizer
 

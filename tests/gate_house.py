@@ -60,6 +60,19 @@ def run(settings: params.Params) -> dict[str, Any]:
     return verdict
 
 
+def result(settings: params.Params, variant: str, metrics: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """A variant's metrics file as `compare` writes it with these params."""
+    v = settings.variants[variant]
+    return {
+        "status": "ok", "reason": None, "metrics": metrics, "inputs": {}, "reference": settings.reference,
+        "quantizer": v.quantizer, "engine": v.engine, "asked": v.options, "engine_options": v.engine_options,
+    } | more  # fmt: skip
+
+
+def write_metrics(settings: params.Params, variant: str, metrics: dict[str, Any], **more: Any) -> None:
+    artifacts.write_json(artifacts.metrics(variant), result(settings, variant, metrics, **more))
+
+
 # --- rows, and commits of them -----------------------------------------------------------------------------------
 
 
@@ -100,17 +113,13 @@ def make(settings: params.Params, variant: str, loss: float, wrong: int, **sizes
     b = Builder(settings.compare, settings.seed)
     token_metrics(b, columns)
     answer_metrics(b, pair(rows, answer_rows(20, **items)), False)
-    v = settings.variants[variant]
     files = (artifacts.tokens(variant), artifacts.answers(variant))
     for file in files:
         kept = dvc_lock.CACHE / md5(file)[:2] / md5(file)[2:]
         kept.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(file, kept)
-    artifacts.write_json(artifacts.metrics(variant), {
-        "status": "ok", "reason": None, "metrics": b.metrics, "inputs": {str(f): artifacts.sha256_file(f) for f in files},
-        "reference": settings.reference, "quantizer": v.quantizer, "engine": v.engine, "asked": v.options, "base": "b",
-        "engine_options": v.engine_options, "model": f"{variant} {loss}", "machine": {"cpu": "c"},
-    })  # fmt: skip
+    inputs = {str(f): artifacts.sha256_file(f) for f in files}
+    write_metrics(settings, variant, b.metrics, inputs=inputs, base="b", model=f"{variant} {loss}", machine={"cpu": "c"})
 
 
 def git(*words: str) -> str:

@@ -9,6 +9,8 @@ from typing import Any
 
 import yaml
 
+from pipeline.metrics.definitions import DEFINITIONS
+
 ROOT = Path(__file__).resolve().parent.parent
 
 MACHINE = {
@@ -36,6 +38,8 @@ def result(name: str, speed: float, kld: float, size: float, **more: Any) -> dic
         "weight_bytes": metric(size * 1e6, size * 1e6, size * 1e6, n=1), "decode_tok_s": around(20 * speed, n=5),
         "top1_agreement": around(0.95), "acc_delta/all": metric(-0.5, -1.0, 0.1), "bits_per_weight": metric(BITS.get(name, 4)),
     }  # fmt: skip
+    for key, m in metrics.items():
+        m["unit"] = DEFINITIONS[key.split("/")[0]].unit
     bits = BITS.get(name, 4)
     options = {"dtype": "bfloat16"} if bits == 16 else {"bits": bits, "group_size": 64}
     return {

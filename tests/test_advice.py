@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from reported import MACHINE, around, judged, metric, result, rule, verdicts
 
-from pipeline.reporting import pareto, recommendation, wording
+from pipeline.reporting import pareto, recommendation, text
 
 PASS = judged("PASS", rule("kld_mean", "PASS"))
 FAIL = judged("FAIL", rule("kld_mean", "FAIL"), rule("acc_delta/all", "PASS"))
@@ -51,10 +51,8 @@ def test_if_nothing_passes_nothing_is_advised_and_the_nearest_is_named(verdict: 
 def test_a_variant_that_passes_without_a_speed_is_not_called_the_fastest() -> None:
     results = house(int8=(2.0, 0.1, 143))
     results["int8"]["metrics"]["speed_ratio"] = metric(None)
-    assert (
-        recommendation.advice(results, verdicts(int8=PASS), "bf16")["serve"]
-        == "int8 pass every required rule; how fast they are is unknown."
-    )
+    said = recommendation.advice(results, verdicts(int8=PASS), "bf16")["serve"]
+    assert said == "int8 pass every required rule; how fast they are is unknown."
 
 
 def test_overlapping_speeds_are_not_ranked() -> None:
@@ -72,9 +70,8 @@ def test_speeds_of_two_machines_are_not_compared() -> None:
 
 
 def test_what_is_not_settled_is_told_with_the_sample_that_would_settle_it() -> None:
-    open_ = rule(
-        "acc_delta/all", "INCONCLUSIVE", unit="pp", threshold=-2.0, better="higher", value=-1.5, low=-4, high=1, settle=2184, n=696
-    )
+    own = {"unit": "pp", "threshold": -2.0, "better": "higher", "value": -1.5, "low": -4, "high": 1, "settle": 2184, "n": 696}
+    open_ = rule("acc_delta/all", "INCONCLUSIVE", **own)
     told = recommendation.advice(house(int8=(2.0, 0.006, 143)), verdicts(int8=judged("INCONCLUSIVE", open_)), "bf16")["open"]
     assert told == ["int8: acc_delta/all -1.5 [-4, +1] pp (at least -2); about 2184 items in place of 696 would settle it"]
 
@@ -141,27 +138,26 @@ def test_a_verdict_in_brief_names_only_the_rules_that_decided_it() -> None:
         "FAIL", rule("kld_mean", "FAIL"), rule("top1_agreement", "INCONCLUSIVE"), rule("speed_ratio", "FAIL", required=False),
         rule("size_ratio", "FAIL", unit="ratio", threshold=0.7, value=2.0),
     )  # fmt: skip
-    assert wording.brief(many) == "kld_mean 0.1 nats (at most 0.02), size_ratio 2 (at most 0.7)"
+    assert text.brief(many) == "kld_mean 0.1 nats (at most 0.02), size_ratio 2 × (at most 0.7)"
 
 
 def test_a_figure_near_its_bound_is_not_rounded_into_it() -> None:
     near = rule("ppl_ratio", "PASS", value=1.00545, low=0.99996, high=1.01098, threshold=1.02, unit="ratio")
-    assert wording.judged_figure(near) == "1.005 [1, 1.011]"
+    assert text.judged_figure(near) == "1.005 [1, 1.011] ×"
     past = rule("kld_mean", "FAIL", value=0.020004, low=0.020001, high=0.020007)
-    assert wording.brief(judged("FAIL", past)) == "kld_mean 0.020004 nats (at most 0.02)"
+    assert text.brief(judged("FAIL", past)) == "kld_mean 0.020004 nats (at most 0.02)"
 
 
 def test_a_rule_without_a_value_is_unknown_in_brief_and_a_variant_without_rules_keeps_its_reason() -> None:
     assert (
-        wording.brief(judged("FAIL", rule("kld_mean", "FAIL", value=None, low=None, high=None)))
-        == "kld_mean unknown (at most 0.02)"
+        text.brief(judged("FAIL", rule("kld_mean", "FAIL", value=None, low=None, high=None))) == "kld_mean unknown (at most 0.02)"
     )
-    assert wording.brief(judged("UNSUPPORTED", reason="no kernel")) == "no kernel"
-    assert len(wording.brief(judged("FAIL", reason="x" * 1000))) < 200
+    assert text.brief(judged("UNSUPPORTED", reason="no kernel")) == "no kernel"
+    assert len(text.brief(judged("FAIL", reason="x" * 1000))) < 200
 
 
 def test_an_unsettled_rule_in_brief_has_interval_and_sample() -> None:
-    said = wording.brief(judged("INCONCLUSIVE", rule("kld_mean", "INCONCLUSIVE", settle=9000)))
+    said = text.brief(judged("INCONCLUSIVE", rule("kld_mean", "INCONCLUSIVE", settle=9000)))
     assert said == "kld_mean 0.1 [0.09, 0.11] nats (at most 0.02; about 9000 tokens in place of 4914 would settle it)"
 
 
@@ -169,6 +165,6 @@ def test_what_failed_or_is_unknown_is_listed_with_its_reason() -> None:
     results = house(int8=(2.0, 0.1, 143))
     results["int4"] = {"status": "unsupported", "reason": "no kernel here", "metrics": {}}
     results["int8"]["metrics"] |= {"ppl": metric(None) | {"reason": "no texts"}, "failure_rate": around(0.4, n=5)}
-    said = wording.unmeasured(results)
+    said = text.unmeasured(results)
     assert "int4: unsupported: no kernel here" in said and "int8: no value for ppl: no texts" in said
     assert any("of 5 requests failed" in line for line in said) and not any("bf16" in line for line in said)

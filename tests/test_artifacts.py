@@ -77,7 +77,7 @@ def test_json_stays_strict_and_loses_nothing(tmp_path: Path) -> None:
 
 def test_lines_with_odd_separators_survive_the_round_trip(tmp_path: Path) -> None:
     rows = [{"text": "a\u2028b\u0085c\n\r\x0b"}, {"text": "日本"}]
-    assert artifacts.write_jsonl(tmp_path / "r.jsonl", rows) == 2
+    artifacts.write_jsonl(tmp_path / "r.jsonl", rows)
     assert artifacts.read_jsonl(tmp_path / "r.jsonl") == rows
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.speed.roofline import SHARE, Phase, Shape, against
+from pipeline.speed.roofline import SHARE, Phase, Shape, compare_phases
 
 # 100 bytes and 1000 operations in a second, on a machine that does so many a second
 PHASE = Phase("decode", "a token", seconds=1.0, bytes=100.0, operations=1000.0, bandwidth=400.0, rate=9000.0, rate_of="float32")
@@ -64,23 +64,18 @@ def test_more_than_all_of_a_rate_is_a_yardstick_of_something_else() -> None:
     assert replace(phase, bandwidth=150.0).bound == "bandwidth", "what is known may decide"
 
 
-@pytest.mark.parametrize(
-    "ratio, how",
-    [
-        ((1.4, 1.3, 1.5), "is faster than"),
-        ((0.7, 0.6, 0.8), "is slower than"),
-        ((1.1, 0.9, 1.3), "is not surely faster or slower than"),
-        ((1.1, None, None), "is not surely faster or slower than"),
-    ],
-)
+@pytest.mark.parametrize("ratio, how", [
+    ((1.4, 1.3, 1.5), "is faster than"), ((0.7, 0.6, 0.8), "is slower than"),
+    ((1.1, 0.9, 1.3), "is not surely faster or slower than"), ((1.1, None, None), "is not surely faster or slower than"),
+])  # fmt: skip
 def test_faster_and_slower_are_claimed_with_the_whole_interval_only(ratio: Any, how: str) -> None:
-    assert f"int4 {how} bf16 here" in against("int4", PHASE, "bf16", replace(PHASE, seconds=2.0), ratio)
+    assert f"int4 {how} bf16 here" in compare_phases("int4", PHASE, "bf16", replace(PHASE, seconds=2.0), *ratio)
 
 
 def test_why_depends_on_what_binds_the_variant() -> None:
     ratio = (1.4, 1.3, 1.5)
     told = [
-        against("int4", replace(PHASE, bandwidth=b, rate=r), "bf16", PHASE, ratio).rpartition("; ")[2]
+        compare_phases("int4", replace(PHASE, bandwidth=b, rate=r), "bf16", PHASE, *ratio).rpartition("; ")[2]
         for b, r in ((100, 9000), (400, 1000), (400, 10000), (None, None))
     ]
     assert "memory holds it" in told[0] and "products hold it" in told[1]

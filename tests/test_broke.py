@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline import report
 from pipeline.core import artifacts, params
 from pipeline.core.errors import ArtifactError
 from pipeline.evalset.tasks import load_task
 from pipeline.metrics import failure_analysis, worst_cases
 from pipeline.reporting import failures
+from pipeline.reporting.text import render
 
 ROOT = Path(__file__).resolve().parent.parent
 EVIL = "<script>alert(1)</script>"
@@ -73,9 +73,8 @@ def house(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> params
     (artifacts.BASE / "tokenizer.json").write_bytes((tiny / "tokenizer.json").read_bytes())
     words = worst_cases.Words(artifacts.BASE)
     ids = words._tokenizer.encode(f"The harbour {EVIL} was closed for the third day in a row. " * 6).ids
-    windows = [
-        {"set": "news", "window": f"n{k}#0", "document": f"n{k}", "token_ids": ids[k : k + 80], "first": 1} for k in range(30)
-    ]
+    own = {"set": "news", "first": 1}
+    windows = [own | {"window": f"n{k}#0", "document": f"n{k}", "token_ids": ids[k : k + 80]} for k in range(30)]
     artifacts.write_jsonl(artifacts.REFERENCE / "windows.jsonl", windows)
     artifacts.write_json(artifacts.REFERENCE / artifacts.MANIFEST, {"digest": "store"})
     for name, kld in (("bf16", 0.0), ("int8", 0.1)):
@@ -90,10 +89,8 @@ def house(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> params
         artifacts.write_jsonl(artifacts.answers(name), rows)
         text = f"And then {EVIL}" if hurt else "And then it rained."
         ids_of = [1, 2, 3] * 8 if hurt else list(range(24))
-        generated = [
-            {"id": f"t{k}", "prompt": EVIL, "token_ids": ids_of, "text": text, "cut": True, "again": ids_of} for k in range(4)
-        ]
-        artifacts.write_jsonl(artifacts.generations(name), generated)
+        reply = {"prompt": EVIL, "token_ids": ids_of, "text": text, "cut": True, "again": ids_of}
+        artifacts.write_jsonl(artifacts.generations(name), [{"id": f"t{k}"} | reply for k in range(4)])
         for make in (artifacts.tokens, artifacts.answers, artifacts.generations):
             meta = {"variant": name, "model": f"m-{name}", "status": "ok", "reason": None, "reference": "store"}
             artifacts.write_json(artifacts.meta_of(make(name)), meta)
@@ -102,7 +99,7 @@ def house(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> params
 
 def found(settings: params.Params) -> dict[str, Any]:
     failure_analysis.write("int8", settings)
-    result: dict[str, Any] = artifacts.read_json(artifacts.broke("int8"))
+    result: dict[str, Any] = artifacts.read_json(artifacts.failures("int8"))
     return result
 
 
@@ -119,9 +116,8 @@ def test_the_worst_tokens_come_first_with_their_context_and_the_total(house: par
 def test_what_is_not_finite_stands_before_everything_else(house: params.Params) -> None:
     columns = artifacts.read_columns(artifacts.tokens("int8"))
     columns["kld"][20] = math.nan
-    rows = worst_cases.worst_tokens(
-        columns, artifacts.read_jsonl(artifacts.REFERENCE / "windows.jsonl"), worst_cases.Words(artifacts.BASE)
-    )["rows"]
+    windows = artifacts.read_jsonl(artifacts.REFERENCE / "windows.jsonl")
+    rows = worst_cases.worst_tokens(columns, windows, worst_cases.Words(artifacts.BASE))["rows"]
     assert rows[0]["not_finite"] and rows[0]["kld"] is None and rows[0]["position"] == 21
 
 
@@ -132,18 +128,15 @@ def test_flips_are_listed_with_prompt_and_both_answers_and_say_how_many_there_ar
     assert (right["shown"], right["total"]) == (0, 0)
     _, items = load_task("facts")
     row = wrong["rows"][0]
-    assert (
-        row["prompt"] == items[0]["context"] and row["right"] == row["reference_answers"] == items[0]["choices"][items[0]["answer"]]
-    )
+    right = items[0]["choices"][items[0]["answer"]]
+    assert row["prompt"] == items[0]["context"] and row["right"] == row["reference_answers"] == right
     assert row["variant_answers"] in items[0]["choices"] and row["variant_answers"] != row["right"]
 
 
 def test_worst_items_lost_most_of_their_margin(house: params.Params) -> None:
     listed = found(house)["worst_items"]
     assert listed["total"] == 40 and [r["fall"] for r in listed["rows"]] == pytest.approx([6.0] * 20)
-    assert listed["rows"][0]["margin_reference"] == pytest.approx(2.0) and listed["rows"][0]["margin_variant"] == pytest.approx(
-        -4.0
-    )
+    assert [listed["rows"][0][f"margin_{who}"] for who in ("reference", "variant")] == pytest.approx([2.0, -4.0])
 
 
 def test_replies_that_loop_are_shown_as_such(house: params.Params) -> None:
@@ -154,7 +147,7 @@ def test_replies_that_loop_are_shown_as_such(house: params.Params) -> None:
 
 def test_the_reference_differs_from_itself_nowhere(house: params.Params) -> None:
     failure_analysis.write("bf16", house)
-    result = artifacts.read_json(artifacts.broke("bf16"))
+    result = artifacts.read_json(artifacts.failures("bf16"))
     assert result["spread"]["kind"] == "none" and result["flips_to_wrong"]["total"] == result["replies"]["total"] == 0
 
 
@@ -209,10 +202,10 @@ def page(settings: params.Params) -> tuple[str, str]:
     found(settings)
     results: dict[str, Any] = {"bf16": {"metrics": {}}, "int8": {"metrics": {}}}
     context = {
-        "where": failures.where(results, "bf16"), "reference": "bf16", "show": report.show, "visible": failures.visible,
+        "failures": failures.of(results, "bf16"), "reference": "bf16", "visible": failures.visible,
         "clipped": failures.clipped, "fault_words": failures.FAULT_WORDS,
     }  # fmt: skip
-    return report.render("where.html.j2", context), report.render("where.md.j2", context)
+    return render("failures.html.j2", context), render("failures.md.j2", context)
 
 
 def test_the_page_shows_every_list_with_its_total_and_escapes_everything(house: params.Params) -> None:
@@ -244,4 +237,4 @@ def test_free_running_figures_are_said_in_a_sentence() -> None:
 
 def test_what_is_written_is_strict_json(house: params.Params) -> None:
     found(house)
-    json.loads(artifacts.broke("int8").read_text(encoding="utf-8"), parse_constant=lambda c: pytest.fail(c))
+    json.loads(artifacts.failures("int8").read_text(encoding="utf-8"), parse_constant=lambda c: pytest.fail(c))

@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import subprocess
-import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +14,7 @@ import pytest
 import reported
 import yaml
 
-from pipeline.core import artifacts, params
+from pipeline.core import artifacts, cli, params, quiet
 from pipeline.core.errors import ArtifactError
 from tools import bundle, machines
 
@@ -227,15 +225,19 @@ def test_an_incoherent_or_damaged_bundle_is_refused_in_one_line(house: Path) -> 
         assert "\n" not in str(error.value) and path.name in str(error.value)
 
 
-def test_the_command_packs_compares_and_reports_a_mistake_in_one_line(house: Path) -> None:
-    def command(*words: str) -> Any:
-        run = [sys.executable, "-m", "tools.bundle", *words]
-        return subprocess.run(run, capture_output=True, text=True, env={"PYTHONPATH": str(reported.ROOT), "PATH": ""})
+def test_the_command_packs_compares_and_reports_a_mistake_in_one_line(
+    house: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def command(*words: str) -> str:
+        monkeypatch.setattr("sys.argv", ["bundle", *words])
+        cli.run(bundle.main)
+        return capsys.readouterr().out
 
-    failed = command("compare", "nowhere.zip")
-    assert failed.returncode == 1 and failed.stdout == ""
-    assert failed.stderr.strip() == "error: nowhere.zip does not exist; `python -m tools.bundle pack out.zip` makes a bundle"
-    assert "out.zip: " in command("pack", "out.zip").stdout and "## Quality" in command("compare", "out.zip").stdout
+    monkeypatch.setattr(quiet, "libraries", lambda: None)
+    with pytest.raises(SystemExit) as e:
+        command("compare", "nowhere.zip")
+    assert str(e.value) == "error: nowhere.zip does not exist; `python -m tools.bundle pack out.zip` makes a bundle"
+    assert "out.zip: " in command("pack", "out.zip") and "## Quality" in command("compare", "out.zip")
 
 
 # --- side by side ------------------------------------------------------------------------------------------------

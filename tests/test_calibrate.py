@@ -12,7 +12,7 @@ import yaml
 
 from pipeline import calibrate
 from pipeline.core import artifacts
-from pipeline.core.errors import DataError, ParamsError
+from pipeline.core.errors import DataError
 from pipeline.evalset.calibration import Calibration, cut
 from pipeline.evalset.overlap import SHARED_WORDS, overlap
 
@@ -135,11 +135,6 @@ def test_the_bound_is_where_it_says(shared: int, found: int, words: list[str]) -
     ours = [{"id": "ours", "text": join.join([*words[:shared], *(["x y"] * 5)])}]
     theirs = [{"id": "theirs", "context": join.join(words)}]
     assert len(overlap(ours, theirs)) == found
-
-
-def test_a_hub_source_without_a_dataset_is_a_fault_of_params(house: Path) -> None:
-    with pytest.raises(ParamsError, match="source hub needs"):
-        run(house, source="hub")
 
 
 def test_a_changed_row_file_is_found(house: Path) -> None:

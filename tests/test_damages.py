@@ -18,11 +18,9 @@ from conftest import ROOT, make_model
 
 from pipeline import engines
 from pipeline.core import artifacts, params
-from pipeline.core.errors import ArtifactError
 from pipeline.core.params import Compare
 from pipeline.divergence.distributions import compare_logits
 from pipeline.gating.rules import bound_of, judge, worst
-from pipeline.metrics.answers import pair
 from pipeline.metrics.builder import Builder
 from pipeline.metrics.tokens import token_metrics
 
@@ -209,39 +207,32 @@ def damaged(base: Path, out: Path, damage: Callable[[Weights, Config], None]) ->
 
 
 @pytest.fixture(scope="module")
-def texts(trained: Path) -> tuple[list[list[int]], list[list[list[float]]]]:
+def texts(trained: Path) -> tuple[list[list[int]], list[Any]]:
     """(token ids of a window a document, the trained model's logits there)."""
     engine = engines.load("hf", trained, threads=1)
     corpus, other = documents()
     ids = [engine.tokenizer(text).input_ids[:WINDOW] for text in [*corpus, *other]]
+    assert {len(row) for row in ids} == {WINDOW}
     order = np.random.default_rng(1).permutation(len(ids))
     ids = [ids[i] for i in order]
-    return ids, [engine.logits(row) for row in ids]  # type: ignore[misc]
+    return ids, logits_of(engine, ids)
 
 
-def token_rows(folder: Path, texts: Any, which: slice) -> dict[str, list[Any]]:
-    engine = engines.load("hf", folder, threads=1)
-    columns: dict[str, list[Any]] = {}
-    for k, (ids, expected) in enumerate(zip(texts[0][which], texts[1][which])):
-        rows = compare_logits(expected[:-1], engine.logits(ids)[:-1], np.asarray(ids[1:]))
-        own = {name: list(values) for name, values in vars(rows).items()}
-        n = len(ids) - 1
-        own |= {
-            "token_class": ["words"] * n,
-            "set": ["text"] * n,
-            "document": [f"d{k}"] * n,
-            "window": [f"d{k}#0"] * n,
-            "position": list(range(1, n + 1)),
-        }
-        for name, values in own.items():
-            columns.setdefault(name, []).extend(values)
-    return columns
+def logits_of(engine: Any, ids: list[list[int]]) -> list[Any]:
+    """Logits of each window's next tokens."""
+    found: list[Any] = []
+    for part in (ids[k : k + BATCH] for k in range(0, len(ids), BATCH)):
+        found += [logits for _, _, logits in engine.logit_blocks(part, [0] * len(part), WINDOW)]
+    return found
 
 
-def figures(rows: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
-    builder = Builder(Compare(resamples=300), 1)
-    fault = token_metrics(builder, rows)
-    return builder.metrics, fault
+def token_rows(engine: Any, texts: Any, which: slice) -> dict[str, Any]:
+    n, parts = WINDOW - 1, []
+    for k, (ids, expected, logits) in enumerate(zip(texts[0][which], texts[1][which], logits_of(engine, texts[0][which]))):
+        told = {"token_class": "words", "set": "text", "document": f"d{k}", "window": f"d{k}#0"}
+        rows = vars(compare_logits(expected, logits, np.asarray(ids[1:])))
+        parts.append(rows | {name: [text] * n for name, text in told.items()} | {"position": range(1, n + 1)})
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def rules() -> list[Any]:
@@ -250,28 +241,30 @@ def rules() -> list[Any]:
     return [b for b in found if b.metric in ("kld_mean", "top1_agreement", "ppl_ratio")]
 
 
-def verdict(metrics: dict[str, Any], fault: str | None) -> tuple[str, set[str]]:
+def verdict(rows: dict[str, Any]) -> tuple[str, set[str]]:
     """(the gate's verdict, the rules that do not pass)."""
-    if fault:
+    builder = Builder(Compare(resamples=300), 1)
+    if fault := token_metrics(builder, rows):
         return "FAIL", {fault}
-    judged = {b.metric: judge(b, metrics.get(b.metric)).verdict for b in rules()}
+    judged = {b.metric: judge(b, builder.metrics.get(b.metric)).verdict for b in rules()}
     return worst(list(judged.values())), {m for m, v in judged.items() if v != "PASS"}
 
 
-def too_dear(metrics: dict[str, Any], fault: str | None) -> bool:
-    """Whether the true cost is past any margin."""
-    if fault:
-        return True
+def too_dear(rows: dict[str, Any]) -> bool:
+    """Whether the true cost is past any margin, or not a number."""
+    kld, logp, logp_ref, top1, top1_ref = (np.asarray(rows[k]) for k in ("kld", "logp", "logp_ref", "top1", "top1_ref"))
+    cost = {"kld_mean": kld.mean(), "top1_agreement": (top1 == top1_ref).mean(), "ppl_ratio": np.exp((logp_ref - logp).mean())}
     sign = {"lower": 1, "higher": -1}
-    return any(sign[b.better] * (metrics[b.metric]["value"] - b.threshold) > 0 for b in rules())
+    return not all(sign[b.better] * (cost[b.metric] - b.threshold) <= 0 for b in rules())
 
 
 @pytest.mark.parametrize("name", DAMAGES)
 def test_no_damage_that_costs_more_than_a_margin_passes(trained: Path, texts: Any, tmp_path: Path, name: str) -> None:
     damage, catcher = DAMAGES[name]
     folder = damaged(trained, tmp_path / "m", damage)
-    seen, by = verdict(*figures(token_rows(folder, texts, slice(JUDGED))))
-    dear = too_dear(*figures(token_rows(folder, texts, slice(JUDGED, None))))
+    engine = engines.load("hf", folder, threads=1)
+    seen, by = verdict(token_rows(engine, texts, slice(JUDGED)))
+    dear = too_dear(token_rows(engine, texts, slice(JUDGED, None)))
     told = f"{name}: {seen} by {sorted(by)}; costs more than a margin: {dear}"
     if catcher:  # so that the test can fail: it would prove nothing if no damage here were dear
         assert dear and seen != "PASS" and any(catcher in rule for rule in by), told
@@ -281,33 +274,5 @@ def test_no_damage_that_costs_more_than_a_margin_passes(trained: Path, texts: An
 
 @pytest.mark.parametrize("name", HARMLESS)
 def test_what_does_no_harm_passes(trained: Path, texts: Any, tmp_path: Path, name: str) -> None:
-    folder = damaged(trained, tmp_path / "m", HARMLESS[name])
-    assert verdict(*figures(token_rows(folder, texts, slice(JUDGED)))) == ("PASS", set())
-
-
-# --- damages to what is not a weight -----------------------------------------------------------------------------
-
-
-def answers(prompt: str) -> list[dict[str, Any]]:
-    row = {"task": "t", "doc_id": 0, "filter": "none", "doc_hash": "d", "target_hash": "t", "first_token_ids": [1, 2]}
-    return [row | {"prompt_hash": artifacts.digest(prompt)}]
-
-
-def test_a_dropped_template_and_a_second_bos_are_refused_before_any_delta() -> None:
-    with pytest.raises(ArtifactError, match="not asked the same thing"):
-        pair(answers("Hello"), answers("<|im_start|>user\nHello"))
-    twice = [answers("Hello")[0] | {"first_token_ids": [1, 1, 2]}]
-    with pytest.raises(ArtifactError, match="first_token_ids"):
-        pair(twice, answers("Hello"))
-
-
-@pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json", "chat_template.jinja", "config.json"])
-def test_any_file_changed_after_the_manifest_is_found(trained: Path, tmp_path: Path, file: str) -> None:
-    folder = tmp_path / "m"
-    shutil.copytree(trained, folder)
-    manifest = {"files": artifacts.files_of(folder)}
-    data = bytearray((folder / file).read_bytes())
-    data[len(data) // 2] ^= 1
-    (folder / file).write_bytes(bytes(data))
-    with pytest.raises(ArtifactError, match=f"{file} was changed"):
-        artifacts.verify_files(folder, manifest)
+    engine = engines.load("hf", damaged(trained, tmp_path / "m", HARMLESS[name]), threads=1)
+    assert verdict(token_rows(engine, texts, slice(JUDGED))) == ("PASS", set())

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import json
+import os
 import shutil
-import subprocess
-import sys
+import signal
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -198,53 +197,34 @@ def test_every_window_begins_as_the_tokenizer_begins_a_text() -> None:
     assert all(w.token_ids[0] == 7 and w.first == 1 and 7 not in w.token_ids[1:] for w in found)
 
 
-def copied(where: Store, folder: Path) -> Path:
-    shutil.copytree(where.folder, folder)
-    return folder
-
-
-def flip(path: Path) -> None:
-    raw = bytearray(path.read_bytes())
-    raw[-5] ^= 1
-    path.write_bytes(raw)
-
-
 @pytest.mark.parametrize("name", ["states/hidden-00000.safetensors", "head/model.safetensors", "windows.jsonl"])
 def test_a_damaged_store_is_found_and_says_how_to_rebuild(made16: tuple[Store, Any], tmp_path: Path, name: str) -> None:
-    folder = copied(made16[0], tmp_path / "copy")
-    flip(folder / name)
+    folder = shutil.copytree(made16[0].folder, tmp_path / "copy")
+    raw = bytearray((folder / name).read_bytes())
+    raw[-5] ^= 1
+    (folder / name).write_bytes(raw)
     with pytest.raises(ArtifactError, match=f"{Path(name).name} was changed.*delete .*`dvc repro`"):
         Store(folder)
 
 
-@pytest.mark.parametrize("change", [{"model": "another"}, {"seed": 2}, {"key": "0" * 64}])
-def test_a_store_of_another_model_or_seed_than_its_key_says_is_refused(
-    made: tuple[Store, Any], tmp_path: Path, change: dict[str, Any]
+def test_a_store_of_other_things_than_its_key_says_or_of_an_older_version_is_refused(
+    made: tuple[Store, Any], tmp_path: Path
 ) -> None:
-    folder = copied(made[0], tmp_path / "copy")
-    artifacts.write_json(folder / artifacts.MANIFEST, made[0].manifest | change)
-    with pytest.raises(ArtifactError, match="than its key says; delete .* `dvc repro reference`"):
-        Store(folder)
-
-
-def test_a_store_of_other_tokens_than_its_key_says_is_refused(made: tuple[Store, Any], tmp_path: Path) -> None:
-    folder = copied(made[0], tmp_path / "copy")
+    folder, whole = shutil.copytree(made[0].folder, tmp_path / "copy"), made[0].manifest
+    ((name, own), *_), other = whole["shards"].items(), "than its key says; delete .* `dvc repro reference`"
+    for manifest, words in (
+        (whole | {"model": "another"}, other), (whole | {"seed": 2}, other), (whole | {"key": "0" * 64}, other),
+        ({k: v for k, v in whole.items() if k != "key"}, "older version; delete"),
+        (whole | {"shards": {name: own[1:]}}, "states of all its windows"),
+    ):  # fmt: skip
+        artifacts.write_json(folder / artifacts.MANIFEST, manifest)
+        with pytest.raises(ArtifactError, match=words):
+            Store(folder)
     rows = artifacts.read_jsonl(folder / "windows.jsonl")
     rows[0]["token_ids"][3] += 1
     artifacts.write_jsonl(folder / "windows.jsonl", rows)
-    artifacts.write_json(folder / artifacts.MANIFEST, made[0].manifest | {"files": artifacts.files_of(folder)})
+    artifacts.write_json(folder / artifacts.MANIFEST, whole | {"files": artifacts.files_of(folder)})
     with pytest.raises(ArtifactError, match="other tokens"):
-        Store(folder)
-
-
-def test_a_store_of_an_older_version_or_without_all_its_states_is_refused(made: tuple[Store, Any], tmp_path: Path) -> None:
-    folder = copied(made[0], tmp_path / "copy")
-    artifacts.write_json(folder / artifacts.MANIFEST, {k: v for k, v in made[0].manifest.items() if k != "key"})
-    with pytest.raises(ArtifactError, match="older version; delete"):
-        Store(folder)
-    (name, own), *_ = made[0].manifest["shards"].items()
-    artifacts.write_json(folder / artifacts.MANIFEST, made[0].manifest | {"shards": {name: own[1:]}})
-    with pytest.raises(ArtifactError, match="states of all its windows"):
         Store(folder)
 
 
@@ -293,13 +273,21 @@ class Stopped(Exception):
     pass
 
 
-def stop_after(engine: Any, batches_done: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def stop() -> None:
+    raise Stopped
+
+
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def stop_after(engine: Any, batches_done: int, monkeypatch: pytest.MonkeyPatch, how: Callable[[], object] = stop) -> list[int]:
     """Make an engine stop after so many forward passes; returns a list that grows with each pass."""
     plain, done = engine.own_logits, []
 
     def own_logits(batch: Any) -> Any:
         if len(done) >= batches_done:
-            raise Stopped
+            how()
         done.append(len(batch))
         return plain(batch)
 
@@ -326,43 +314,28 @@ def test_a_stopped_reference_goes_on_where_it_was_and_gives_the_same_store(
     assert resumed.manifest == whole.manifest
 
 
-KILLED_REFERENCE = """
-import os, pickle, signal, sys
-from pathlib import Path
-from pipeline import engines, reference
-from pipeline.divergence import store
-from pipeline.core import artifacts
-from pipeline.divergence.checkpoints import Partial
-
-model, windows, partial, out, passes = sys.argv[1:]
-store.SHARD_BYTES = 8000
-engine = engines.load("hf", Path(model), threads=1)
-plain, left = engine.own_logits, [int(passes)]
-
-def own_logits(batch):
-    if not left[0]:
-        os.kill(os.getpid(), signal.SIGKILL)
-    left[0] -= 1
-    return plain(batch)
-
-engine.own_logits = own_logits
-rows = [store.Window(**{**row, "token_ids": tuple(row["token_ids"])}) for row in artifacts.read_jsonl(Path(windows))]
-with artifacts.atomic_dir(Path(out)) as tmp:
-    reference.write_store(engine, rows, tmp, 2, model="m", seed=1, partial=Partial(Path(partial)))
-"""
+def killed(work: Callable[[], object]) -> None:
+    """Do this in a child that kills itself before it is done."""
+    child = os.fork()
+    if not child:
+        try:
+            work()
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_killed_reference_leaves_no_half_store_and_goes_on(
-    made16: tuple[Store, Any], tiny_bf16: Path, tmp_path: Path, small_shards: None, monkeypatch: pytest.MonkeyPatch
+    made16: tuple[Store, Any], tmp_path: Path, small_shards: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, windows = made16[1], made16[0].windows
     plan = shards(windows, 2, 128)
     partial, out = Partial(tmp_path / "partial" / "reference-1"), tmp_path / "reference"
-    killed_in = len(plan) // 2  # by the second batch of this shard, or the first of the next
-    passes = sum(map(len, plan[:killed_in])) + 1
-    command = [sys.executable, "-c", KILLED_REFERENCE, tiny_bf16, made16[0].folder / "windows.jsonl", partial.folder, out, passes]
-    done = subprocess.run(list(map(str, command)), cwd=ROOT, capture_output=True)
-    assert done.returncode == -9, done.stderr[-2000:]
+    passes = sum(map(len, plan[: len(plan) // 2])) + 1  # into the shard in the middle
+    with monkeypatch.context() as patch:
+        stop_after(engine, passes, patch, kill)
+        killed(lambda: finish(engine, windows, out, partial=partial))
     assert not out.exists()
     with monkeypatch.context() as patch:
         again = stop_after(engine, 99, patch)
@@ -433,49 +406,34 @@ def test_windows_made_once_are_not_made_again(tmp_path: Path) -> None:
 # --- one copy of the head ----------------------------------------------------------------------------------------
 
 
-def test_the_reference_and_variants_with_its_head_replay_through_one_copy(made16: tuple[Store, Any]) -> None:
-    store_, engine = Store(made16[0].folder), made16[1]
-    assert store_.share_head(engine) and store_._head is engine.head
-    assert not any(columns(engine, store_)["kld"])
-
-
-def test_another_head_is_not_shared(made16: tuple[Store, Any], tmp_path: Path) -> None:
-    where = Store(made16[0].folder)
-    other: Any = engines.load("hf", make_model(tmp_path / "other", seed=5), threads=1)
-    assert not where.share_head(other)
-
-    class NoHead:
-        pass
-
-    assert not where.share_head(NoHead())
-
-
-def test_a_head_that_scales_its_logits_otherwise_is_not_shared(made16: tuple[Store, Any]) -> None:
+def test_the_reference_and_variants_with_its_head_replay_through_one_copy_and_no_others(
+    made16: tuple[Store, Any], tmp_path: Path
+) -> None:
     where, engine = Store(made16[0].folder), made16[1]
+    assert where.share_head(engine) and not any(columns(engine, where)["kld"])
+    where, other = Store(made16[0].folder), engines.load("hf", make_model(tmp_path / "other", seed=5), threads=1)
+    assert not where.share_head(other) and not where.share_head(SimpleNamespace())
     where._head._model.config.logit_scale = 0.5
-    assert not where.share_head(engine)
+    assert not where.share_head(engine), "a head that scales its logits otherwise"
 
 
 # --- rows on their way to the file -------------------------------------------------------------------------------
 
 
-def test_a_quantized_variant_that_equals_the_reference_is_an_error() -> None:
+def test_a_quantized_variant_that_equals_the_reference_is_an_error_and_no_rows_are_never_a_result() -> None:
     same = seen([0.0, 0.0])
     with pytest.raises(InvalidVariant, match="was not quantized"):
         diverge.check(same, is_reference=False, lossless=False)
     diverge.check(same, is_reference=False, lossless=True)
     diverge.check(seen([0.0, 1e-12]), is_reference=False, lossless=False)
+    with pytest.raises(InvalidVariant, match="no token"):
+        diverge.check(diverge.Seen(), is_reference=False, lossless=True)
 
 
 @pytest.mark.parametrize("bad", [1e-9, np.nan, np.inf])
 def test_a_reference_that_differs_from_itself_is_an_error(bad: float) -> None:
     with pytest.raises(ArtifactError, match="1 of 2 tokens; delete"):
         diverge.check(seen([0.0, bad]), is_reference=True, lossless=True)
-
-
-def test_no_rows_are_never_a_result() -> None:
-    with pytest.raises(InvalidVariant, match="no token"):
-        diverge.check(diverge.Seen(), is_reference=False, lossless=True)
 
 
 def test_rows_in_groups_are_the_rows_that_were_measured(
@@ -502,28 +460,20 @@ def test_a_failure_between_groups_leaves_the_old_file(made: tuple[Store, Any], t
     assert path.read_text(encoding="utf-8") == "old" and list(tmp_path.iterdir()) == [path]
 
 
-KILLED = """
-import itertools, os, signal, sys
-from pathlib import Path
-import numpy as np
-from pipeline import diverge
-from pipeline.core import artifacts
-
-def block(k):
-    if k == 300:
-        os.kill(os.getpid(), signal.SIGKILL)
-    numbers = {name: np.zeros(128) for name, kind in diverge.SCHEMA.items() if kind != "string"}
-    return {name: ["x"] * 128 for name, kind in diverge.SCHEMA.items() if kind == "string"} | numbers
-
-with artifacts.atomic_file(Path(sys.argv[1])) as tmp:
-    diverge.write(map(block, itertools.count()), tmp)
-"""
-
-
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_kill_between_groups_leaves_no_file_and_the_next_run_sweeps(tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
-    done = subprocess.run([sys.executable, "-c", KILLED, str(path)], cwd=ROOT, capture_output=True)
-    assert done.returncode == -9, done.stderr
+
+    def block(k: int) -> dict[str, Any]:
+        if k == 300:
+            kill()
+        return {name: ["x"] * 128 if kind == "string" else np.zeros(128) for name, kind in diverge.SCHEMA.items()}
+
+    def write() -> None:
+        with artifacts.atomic_file(path) as tmp:
+            diverge.write(map(block, itertools.count()), tmp)
+
+    killed(write)
     assert not path.exists() and len(list(tmp_path.iterdir())) == 1
     with artifacts.atomic_file(path) as tmp:
         diverge.write([], tmp)
@@ -538,32 +488,17 @@ def test_another_vocabulary_is_refused(made: tuple[Store, Any]) -> None:
         columns(engine, other)
 
 
-class Engineered:
-    """An engine that gives other blocks than it is asked for."""
-
-    def __init__(self, engine: Any, change: Any) -> None:
-        self.engine, self.change = engine, change
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.engine, name)
-
-    def logit_blocks(self, *arguments: Any) -> Any:
-        return self.change(list(self.engine.logit_blocks(*arguments)))
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda blocks: blocks[:-1],
-        lambda blocks: [*blocks[:-1], (*blocks[-1][:2], blocks[-1][2][:-1])],
-        lambda blocks: [(k, at + 1, logits) for k, at, logits in blocks],
-        lambda blocks: [*blocks, blocks[-1]],
-    ],
-    ids=["a block less", "a row less", "shifted", "a block twice"],
-)
-def test_an_engine_that_gives_other_positions_is_refused_and_loses_none_in_silence(made: tuple[Store, Any], change: Any) -> None:
+@pytest.mark.parametrize("change", [
+    lambda blocks: blocks[:-1], lambda blocks: [*blocks[:-1], (*blocks[-1][:2], blocks[-1][2][:-1])],
+    lambda blocks: [(k, at + 1, logits) for k, at, logits in blocks], lambda blocks: [*blocks, blocks[-1]],
+], ids=["a block less", "a row less", "shifted", "a block twice"])  # fmt: skip
+def test_an_engine_that_gives_other_positions_is_refused_and_loses_none_in_silence(
+    made: tuple[Store, Any], change: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = made[1].logit_blocks
+    monkeypatch.setattr(made[1], "logit_blocks", lambda *arguments: change(list(plain(*arguments))))
     with pytest.raises(ArtifactError, match="positions"):
-        columns(Engineered(made[1], change), made[0])
+        columns(made[1], made[0])
 
 
 def test_the_stores_size_is_known_before_it_is_written(tmp_path: Path) -> None:
@@ -615,8 +550,3 @@ def test_a_chat_without_a_template_is_refused(made: tuple[Store, Any]) -> None:
 
     with pytest.raises(DataError, match="no chat template"):
         prompt_ids(PROMPTS[1], Plain())
-
-
-def test_a_window_is_plain_data() -> None:
-    w = Window("s", "w", "d", (1, 2, 3), 1)
-    assert replace(w, first=2).scored == 1 and json.dumps(w.token_ids) == "[1, 2, 3]"

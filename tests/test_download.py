@@ -22,20 +22,6 @@ def fetch(folder: Path, out: Path, **more: Any) -> dict[str, Any]:
     return download.download(PathModel(source="path", path=str(folder), **more), out)
 
 
-def test_a_local_folder_is_copied_without_pickles_or_code(tiny: Path, tmp_path: Path) -> None:
-    source, out = tmp_path / "source", tmp_path / "out"
-    source.mkdir()
-    out.mkdir()
-    for file in tiny.iterdir():
-        (source / file.name).write_bytes(file.read_bytes())
-    (source / "pytorch_model.bin").write_bytes(b"pickle")
-    (source / "modeling_mine.py").write_text("print('code')")
-    download.download(PathModel(source="path", path=str(source)), out)
-    names = {f.name for f in out.iterdir()}
-    assert {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"} <= names
-    assert not names & {"pytorch_model.bin", "modeling_mine.py"}
-
-
 def test_a_folder_with_pickled_weights_only_is_refused(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"pickle")
     (tmp_path / "config.json").write_text("{}")

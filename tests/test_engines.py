@@ -135,6 +135,13 @@ def test_greedy_tokens_are_those_of_transformers_and_times_go_on(base: Any, othe
     assert list(engine.stream(IDS[:40], 12, Sampling(stop=False)))[3][0] == ours[3][0]
 
 
+def test_replies_end_at_the_tokens_that_the_base_names_in_every_engine(tiny: Path, other: Any, tmp_path: Path) -> None:
+    for name, folder in (("hf", tiny), (other[0].name, other[1])):
+        own = Path(shutil.copytree(folder, tmp_path / name))
+        (own / "generation_config.json").write_text('{"eos_token_id": [2, 14]}')
+        assert engines.load(name, own, threads=1).end_ids == {2, 14}
+
+
 def test_the_kernels_that_ran_are_named(other: Any) -> None:
     kernels = other[0].kernels()
     assert kernels and all(n > 0 for n in kernels.values())

@@ -16,29 +16,23 @@ from pipeline.evalset.tasks import load_task
 
 ROOT = Path(__file__).resolve().parent.parent
 ROW = '{"id": "a", "domain": "d", "text": "some text"}'
+SOUND: dict[str, object] = {"id": "a", "question": "q", "choices": ["x", "y"], "answer": 0}
 
 
-@pytest.mark.parametrize(
-    "content, line, word",
-    [
-        (b"\xef\xbb\xbf" + ROW.encode(), 1, "byte order mark"),
-        (ROW.encode() + b"\r\n", 1, "CR LF"),
-        (ROW.encode() + b"\n{oops", 2, "not JSON"),
-        (b'{"id": "a", "domain": "d", "text": "\xff"}', 1, "not UTF-8"),
-        (b'{"id": "a", "domain": "d"}', 1, "'text' is missing"),
-        (b'{"id": "a", "domain": "d", "text": 7}', 1, "must be text, in quotes; found 7"),
-        (b'{"id": "a", "domain": "d", "text": "  "}', 1, "is empty"),
-        (b"[1, 2]", 1, "must be an object"),
-        (f"{ROW}\n{ROW}".encode(), 2, "used twice"),
-        (f"{ROW}\n{ROW.replace(': ' + chr(34) + 'a', ': ' + chr(34) + 'b')}".encode(), 2, "would count twice"),
-        (f"{ROW}\n{ROW}\r\n".encode(), 2, "CR LF"),
-        (b'{"id": "a", "id": "b", "domain": "d", "text": "t"}', 1, "'id' stands twice"),
-        (b'{"id": "a", "domain": "d", "text": "\\ud800"}', 1, "surrogate"),
-        (b'{"id": "a", "domain": "d", "text": "t", "weight": NaN}', 1, "NaN is not a JSON value"),
-        (b'{"id": null, "domain": "d", "text": "t"}', 1, "must be text, in quotes; found None"),
-        ("\ufeff".encode("utf-16-le") + ROW.encode("utf-16-le"), 1, "not UTF-8"),
-    ],
-)
+@pytest.mark.parametrize("content, line, word", [
+    (b"\xef\xbb\xbf" + ROW.encode(), 1, "byte order mark"), (ROW.encode() + b"\r\n", 1, "CR LF"),
+    (ROW.encode() + b"\n{oops", 2, "not JSON"), (b'{"id": "a", "domain": "d", "text": "\xff"}', 1, "not UTF-8"),
+    (b'{"id": "a", "domain": "d"}', 1, "'text' is missing"),
+    (b'{"id": "a", "domain": "d", "text": 7}', 1, "must be text, in quotes; found 7"),
+    (b'{"id": "a", "domain": "d", "text": "  "}', 1, "is empty"), (b"[1, 2]", 1, "must be an object"),
+    (f"{ROW}\n{ROW}".encode(), 2, "used twice"),
+    (f"{ROW}\n{ROW.replace(': ' + chr(34) + 'a', ': ' + chr(34) + 'b')}".encode(), 2, "would count twice"),
+    (f"{ROW}\n{ROW}\r\n".encode(), 2, "CR LF"), (b'{"id": "a", "id": "b", "domain": "d", "text": "t"}', 1, "'id' stands twice"),
+    (b'{"id": "a", "domain": "d", "text": "\\ud800"}', 1, "surrogate"),
+    (b'{"id": "a", "domain": "d", "text": "t", "weight": NaN}', 1, "NaN is not a JSON value"),
+    (b'{"id": null, "domain": "d", "text": "t"}', 1, "must be text, in quotes; found None"),
+    ("\ufeff".encode("utf-16-le") + ROW.encode("utf-16-le"), 1, "not UTF-8"),
+])  # fmt: skip
 def test_a_malformed_row_is_named_with_its_line(tmp_path: Path, content: bytes, line: int, word: str) -> None:
     path = tmp_path / "set.jsonl"
     path.write_bytes(content)
@@ -91,6 +85,19 @@ def test_an_edited_set_has_another_digest(tmp_path: Path) -> None:
     assert evalset.sets_digest(path) != before
 
 
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty evalsets/tasks, and the process in the folder above."""
+    monkeypatch.chdir(tmp_path)
+    home = Path("evalsets/tasks")
+    home.mkdir(parents=True)
+    return home
+
+
+def write(path: Path, *rows: dict[str, object]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
 YAML = """
 task: mine
 dataset_path: json
@@ -103,56 +110,28 @@ doc_to_target: answer
 """
 
 
-@pytest.mark.parametrize(
-    "row, split, word",
-    [
-        (
-            {"id": "a", "question": "q", "choices": ["x", "y"], "answer": 2},
-            "test",
-            "answer 2 is neither an index from 0 to 1 nor the text of a choice",
-        ),
-        ({"id": "a", "question": "q", "choices": ["x", "x"], "answer": 0}, "test", "two choices are equal"),
-        ({"id": "a", "question": "q", "choices": ["x"], "answer": 0}, "test", "at least two choices"),
-        ({"id": "a", "choices": ["x", "y"], "answer": 0}, "test", "column 'question' (doc_to_text) is missing"),
-        ({"question": "q", "choices": ["x", "y"], "answer": 0}, "test", "'id' is missing"),
-        ({"id": "a"}, "tset", "test_split 'tset' has no data file; did you mean 'test'"),
-        (None, "test", "is empty"),
-        ({"id": "a", "question": "q", "choices": ["x", " "], "answer": 0}, "test", "all non-empty text"),
-        ({"id": "a", "question": "q", "choices": ["x", "y"], "answer": True}, "test", "answer True is neither"),
-        ({"id": "a", "question": "q", "choices": ["x", "y"], "answer": "z"}, "test", "answer 'z' is neither"),
-        (
-            {"id": "a", "question": 5, "choices": ["x", "y"], "answer": 0},
-            "test",
-            "'question' must be text, found 5; write it in quotes",
-        ),
-    ],
-)
-def test_a_faulty_task_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: dict[str, object] | None, split: str, word: str
-) -> None:
-    home = own_home(tmp_path, monkeypatch)
-    (home / "mine.jsonl").write_text(json.dumps(row) if row else "", encoding="utf-8")
+@pytest.mark.parametrize("row, split, word", [
+    (SOUND | {"answer": 2}, "test", "answer 2 is neither an index from 0 to 1 nor the text of a choice"),
+    (SOUND | {"choices": ["x", "x"]}, "test", "two choices are equal"), (SOUND | {"choices": ["x"]}, "test", "at least two"),
+    ({"id": "a", "choices": ["x", "y"], "answer": 0}, "test", "column 'question' (doc_to_text) is missing"),
+    ({"question": "q", "choices": ["x", "y"], "answer": 0}, "test", "'id' is missing"),
+    ({"id": "a"}, "tset", "test_split 'tset' has no data file; did you mean 'test'"), (None, "test", "is empty"),
+    (SOUND | {"choices": ["x", " "]}, "test", "all non-empty text"), (SOUND | {"answer": True}, "test", "answer True is neither"),
+    (SOUND | {"answer": "z"}, "test", "answer 'z' is neither"),
+    (SOUND | {"question": 5}, "test", "'question' must be text, found 5; write it in quotes"),
+])  # fmt: skip
+def test_a_faulty_task_is_named(home: Path, row: dict[str, object] | None, split: str, word: str) -> None:
+    write(home / "mine.jsonl", *([row] if row else []))
     (home / "mine.yaml").write_text(YAML.format(file=home / "mine.jsonl", split=split), encoding="utf-8")
     with pytest.raises(DataError) as caught:
         load_task("mine")
     assert word in str(caught.value)
 
 
-def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty evalsets/tasks, and the process in the folder above."""
-    monkeypatch.chdir(tmp_path)
-    home = Path("evalsets/tasks")
-    home.mkdir(parents=True)
-    return home
-
-
 @pytest.mark.parametrize("name, file, word", [
     ("other", "evalsets/tasks/x.jsonl", "says `task: mine`"), ("mine", "elsewhere.jsonl", "lies outside evalsets/tasks"),
 ])  # fmt: skip
-def test_a_task_must_be_called_as_its_file_and_keep_its_data_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, file: str, word: str
-) -> None:
-    home = own_home(tmp_path, monkeypatch)
+def test_a_task_must_be_called_as_its_file_and_keep_its_data_here(home: Path, name: str, file: str, word: str) -> None:
     (home / f"{name}.yaml").write_text(YAML.format(file=file, split="test"), encoding="utf-8")
     with pytest.raises(DataError) as caught:
         load_task(name)
@@ -172,8 +151,8 @@ CHOICE = "task: mine\noutput_type: multiple_choice\n"
     (CHOICE + "task: mine", "mine.yaml:3: is not valid YAML (found dup"), ("a: 1\nb: [", "mine.yaml:2: is not valid YAML"),
     ("a: 1\ntask: other", "mine.yaml:2: says `task: other`"), ("a: \x01", "mine.yaml:1: holds a character"),
 ])  # fmt: skip
-def test_a_faulty_yaml_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, word: str) -> None:
-    (own_home(tmp_path, monkeypatch) / "mine.yaml").write_text(text, encoding="utf-8")
+def test_a_faulty_yaml_is_named(home: Path, text: str, word: str) -> None:
+    (home / "mine.yaml").write_text(text, encoding="utf-8")
     with pytest.raises(DataError) as caught:
         load_task("mine")
     assert "mine.yaml" in str(caught.value) and word in str(caught.value)
@@ -183,16 +162,14 @@ def test_a_faulty_yaml_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     ({"context": "q", "choices": ["x", "y"], "answer": 1}, "multiple_choice"),
     ({"context": "q", "target": "x"}, "generate_until"), ({"text": "x"}, "loglikelihood_rolling"),
 ])  # fmt: skip
-def test_rows_of_one_s_own_need_no_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: dict[str, object], kind: str) -> None:
-    home = own_home(tmp_path, monkeypatch)
-    (home / "mine.jsonl").write_text(json.dumps({"id": "a", **row}) + "\n", encoding="utf-8")
+def test_rows_of_one_s_own_need_no_yaml(home: Path, row: dict[str, object], kind: str) -> None:
+    write(home / "mine.jsonl", {"id": "a", **row})
     config, rows = load_task("mine")
     assert config["output_type"] == kind and len(rows) == 1 and tasks.task_files("mine") == [home / "mine.jsonl"]
 
 
-def test_rows_whose_columns_fit_nothing_say_what_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    home = own_home(tmp_path, monkeypatch)
-    (home / "mine.jsonl").write_text('{"id": "a", "question": "q", "target": "t"}\n', encoding="utf-8")
+def test_rows_whose_columns_fit_nothing_say_what_is_needed(home: Path) -> None:
+    write(home / "mine.jsonl", {"id": "a", "question": "q", "target": "t"})
     with pytest.raises(DataError, match="has columns id, question, target; needed besides id: context, choices, answer"):
         load_task("mine")
 
@@ -249,11 +226,10 @@ def test_the_committed_rows_are_what_the_generator_makes(generator: Path, tmp_pa
     assert made == (ROOT / "evalsets/tasks" / f"{generator.stem}.jsonl").read_bytes()
 
 
-def test_few_shot_examples_belong_to_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_shot_examples_belong_to_a_task(home: Path) -> None:
     """They change every prompt: an edit must be seen, wherever they lie."""
-    home = own_home(tmp_path, monkeypatch)
-    (home / "mine.jsonl").write_text('{"id": "a", "question": "q", "choices": ["x", "y"], "answer": 0}\n', encoding="utf-8")
-    (home / "shots.jsonl").write_text('{"question": "q", "choices": ["x", "y"], "answer": 0}\n', encoding="utf-8")
+    write(home / "mine.jsonl", SOUND)
+    write(home / "shots.jsonl", SOUND)
     text = YAML.format(file=home / "mine.jsonl", split="test")
     (home / "mine.yaml").write_text(text.replace("{test: ", "{dev: evalsets/tasks/shots.jsonl, test: "), encoding="utf-8")
     assert home / "shots.jsonl" in tasks.task_files("mine") and set(tasks.local_tasks()) == {"mine"}
@@ -262,19 +238,15 @@ def test_few_shot_examples_belong_to_a_task(tmp_path: Path, monkeypatch: pytest.
         load_task("mine")
 
 
-def test_a_target_of_two_kinds_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_target_of_two_kinds_is_refused(home: Path) -> None:
     """lm-eval takes the first row's kind for all: the others could never be right."""
-    home = own_home(tmp_path, monkeypatch)
-    rows = [{"id": "a", "context": "q", "target": "x"}, {"id": "b", "context": "r", "target": ["y", "z"]}]
-    (home / "mine.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows), encoding="utf-8")
+    write(home / "mine.jsonl", {"id": "a", "context": "q", "target": "x"}, {"id": "b", "context": "r", "target": ["y", "z"]})
     with pytest.raises(DataError, match="column 'target' is list in some rows and str in others"):
         load_task("mine")
 
 
-def test_choices_that_bring_their_space_get_no_second_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    home = own_home(tmp_path, monkeypatch)
-    row = {"id": "a", "context": "q", "choices": [" x", " y"], "answer": 1}
-    (home / "mine.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
+def test_choices_that_bring_their_space_get_no_second_one(home: Path) -> None:
+    write(home / "mine.jsonl", {"id": "a", "context": "q", "choices": [" x", " y"], "answer": 1})
     assert load_task("mine")[0]["target_delimiter"] == ""
 
 
@@ -283,12 +255,8 @@ def test_choices_that_bring_their_space_get_no_second_one(tmp_path: Path, monkey
     ([{"context": "q", "choices": [" x", " y"], "answer": 0}, {"context": "r", "choices": ["x", "y"], "answer": 0}], "use one way"),
     ([{"context": "q", "target": "two\nlines"}], "can never match"),
 ])  # fmt: skip
-def test_rows_that_could_only_mislead_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, object]], word: str
-) -> None:
-    home = own_home(tmp_path, monkeypatch)
-    text = "".join(json.dumps({"id": str(k), **row}) + "\n" for k, row in enumerate(rows))
-    (home / "mine.jsonl").write_text(text, encoding="utf-8")
+def test_rows_that_could_only_mislead_are_refused(home: Path, rows: list[dict[str, object]], word: str) -> None:
+    write(home / "mine.jsonl", *({"id": str(k), **row} for k, row in enumerate(rows)))
     with pytest.raises(DataError, match=word):
         load_task("mine")
 
@@ -296,11 +264,8 @@ def test_rows_that_could_only_mislead_are_refused(
 @pytest.mark.parametrize("line, word", [
     ("fewshot_split: tset", "did you mean 'test'"), ("include: facts.yaml", "`include` is not read here"),
 ])  # fmt: skip
-def test_what_lm_eval_would_stumble_over_is_named_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, word: str
-) -> None:
-    home = own_home(tmp_path, monkeypatch)
+def test_what_lm_eval_would_stumble_over_is_named_first(home: Path, line: str, word: str) -> None:
     (home / "mine.yaml").write_text(YAML.format(file=home / "mine.jsonl", split="test") + line + "\n", encoding="utf-8")
-    (home / "mine.jsonl").write_text('{"id": "a", "question": "q", "choices": ["x", "y"], "answer": 0}\n', encoding="utf-8")
+    write(home / "mine.jsonl", SOUND)
     with pytest.raises(DataError, match=word):
         load_task("mine")

@@ -18,6 +18,7 @@ from pipeline.core.errors import DataError
 from pipeline.core.params import Evaluate
 
 ROOT = Path(__file__).resolve().parent.parent
+pytestmark = pytest.mark.filterwarnings("ignore")  # lm-eval's and datasets' own
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +36,6 @@ def answered(engine: Any, setup: Evaluate, tasks: dict[str, Any]) -> list[dict[s
         return evaluate.evaluate(engine, setup, tasks, 1, Path(scratch))
 
 
-@pytest.mark.filterwarnings("ignore")  # lm-eval's and datasets' own
 def test_rows_say_what_was_asked_and_what_was_answered(engine: Any) -> None:
     setup, tasks = Evaluate(batch_size=4), {"facts": 3, "arithmetic_copy": 3, "prose_ppl": 3}
     rows = answered(engine, setup, tasks)
@@ -50,7 +50,6 @@ def test_rows_say_what_was_asked_and_what_was_answered(engine: Any) -> None:
     assert answered(engine, setup, tasks) == rows
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_log_likelihoods_are_the_models_in_float32(engine: Any) -> None:
     import numpy as np
     from scipy.special import log_softmax
@@ -67,7 +66,6 @@ def test_log_likelihoods_are_the_models_in_float32(engine: Any) -> None:
     assert row["prediction"] == int(np.argmax(row["loglikelihoods"]))
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_a_16_bit_model_answers_again_in_float32_and_a_float32_one_says_why_not(engine: Any, tiny_bf16: Path) -> None:
     settings = params.load()
     tier = settings.amount.model_copy(update={"tasks": {"facts": 3, "instruct": 2, "prose_ppl": 1}})
@@ -86,7 +84,7 @@ def test_a_16_bit_model_answers_again_in_float32_and_a_float32_one_says_why_not(
 
 
 def test_subsets_nest() -> None:
-    chosen = [set(evaluate.subset(592, n, 3)) for n in (5, 50, 500, None)]
+    chosen = [set(evaluate.subset(592, n, 3)) for n in (5, 50, 500, "all")]
     assert chosen[0] < chosen[1] < chosen[2] < chosen[3] == set(range(592))
 
 
@@ -116,7 +114,6 @@ def write(file: Path, rows: list[dict[str, Any]]) -> None:
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_an_edited_set_is_scored_anew(engine: Any, own_task: Path) -> None:
     """Even if its time says nothing: `datasets` goes by name and time."""
     when = own_task.stat().st_mtime_ns
@@ -129,7 +126,6 @@ def test_an_edited_set_is_scored_anew(engine: Any, own_task: Path) -> None:
     assert dict(evaluate.task_hashes(["mine"])) != hashes
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_no_variant_is_answered_from_another_s_cache(engine: Any, own_task: Path) -> None:
     """Every run sends every request through the model: the second time as the first."""
     write(own_task, [*OWN, {"id": "c", "context": "word " * 400, "choices": [" one", " two three"], "answer": 0}])
@@ -157,7 +153,6 @@ def watched(engine: Any) -> Iterator[list[int]]:
         hook.remove()
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_one_row_of_nan_makes_the_variant_invalid_though_the_right_answer_comes_first(engine: Any, own_task: Path) -> None:
     write(own_task, [row | {"choices": row["choices"][:: 1 if row["answer"] == 0 else -1], "answer": 0} for row in OWN])
 
@@ -177,7 +172,6 @@ def test_one_row_of_nan_makes_the_variant_invalid_though_the_right_answer_comes_
     assert why and "1 of 2 items have a log-likelihood that is not finite" in why
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", ["no pad token", "padded on the right"])
 def test_generation_does_not_depend_on_batch_or_padding(tiny: Path, own_task: Path, kind: str) -> None:
     own = engines.load("hf", tiny, threads=1)
@@ -191,7 +185,6 @@ def test_generation_does_not_depend_on_batch_or_padding(tiny: Path, own_task: Pa
     assert replies[0] == replies[1] and len(set(replies[0])) > 1
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_empty_replies_and_cut_items_are_marked(engine: Any, own_task: Path) -> None:
     write(own_task, [{"id": "long", "context": "word " * 1100, "target": "x"}, {"id": "short", "context": "word", "target": "x"}])
     ends = engine.model.generation_config.eos_token_id
@@ -209,11 +202,9 @@ def test_empty_replies_and_cut_items_are_marked(engine: Any, own_task: Path) -> 
     assert [r["truncated"] for r in rows] == [True, False] and all(r["empty"] for r in rows)
 
 
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    "front, first, refused",
-    [("", [], False), ("<|im_start|>", [1], False), ("<|im_start|><|im_start|>", [1, 1], True)],
-)
+@pytest.mark.parametrize("front, first, refused", [
+    ("", [], False), ("<|im_start|>", [1], False), ("<|im_start|><|im_start|>", [1, 1], True),
+])  # fmt: skip
 def test_what_stands_first_is_recorded_and_two_bos_are_refused(
     engine: Any, own_task: Path, front: str, first: list[int], refused: bool
 ) -> None:
@@ -224,7 +215,6 @@ def test_what_stands_first_is_recorded_and_two_bos_are_refused(
     assert bool(evaluate.check(rows, engine.tokenizer)) == refused
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_a_choice_that_brings_what_stands_for_no_context_is_not_taken_for_doubled(engine: Any, own_task: Path) -> None:
     choices = ["<|im_start|>one", "<|im_start|>two three"]
     write(own_task, [{"id": "a", "context": "", "choices": choices, "answer": 0}])
@@ -232,13 +222,11 @@ def test_a_choice_that_brings_what_stands_for_no_context_is_not_taken_for_double
     assert rows[0]["first_token_ids"][0] == 1 != rows[0]["first_token_ids"][1] and not evaluate.check(rows, engine.tokenizer)
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_choices_past_the_window_are_marked_as_cut(engine: Any, own_task: Path) -> None:
     write(own_task, [OWN[0] | {"context": "word " * 1100 + "is"}, OWN[1]])
     assert [row["truncated"] for row in answered(engine, Evaluate(), {"mine": "all"})] == [True, False]
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_a_choice_without_a_token_of_its_own_is_named(engine: Any, own_task: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its likelihood would be that of nothing, 1, and it would always win."""
     from pipeline.engines import _lm_eval
@@ -248,7 +236,6 @@ def test_a_choice_without_a_token_of_its_own_is_named(engine: Any, own_task: Pat
         answered(engine, Evaluate(), {"mine": "all"})
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_a_column_that_datasets_takes_for_dates_is_named(engine: Any, own_task: Path) -> None:
     """It would be compared as `2024-01-01 00:00:00`: no answer would ever be right, for any variant."""
     write(own_task, [{"id": str(k), "context": f"The {k}th day is", "target": f"2024-01-0{k}"} for k in range(1, 4)])
@@ -256,7 +243,6 @@ def test_a_column_that_datasets_takes_for_dates_is_named(engine: Any, own_task: 
         answered(engine, Evaluate(), {"mine": "all"})
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_a_chat_task_without_a_template_is_named(tiny: Path) -> None:
     own = engines.load("hf", tiny, threads=1)
     own.tokenizer.chat_template = None  # type: ignore[attr-defined]

@@ -16,7 +16,7 @@ from pipeline.metrics.builder import Builder
 
 
 def builder() -> Builder:
-    return Builder(Compare(), seed=1)
+    return Builder(Compare(resamples=200), seed=1)
 
 
 def answer(k: int, acc: float, task: str = "t", **more: Any) -> dict[str, Any]:
@@ -101,10 +101,8 @@ def test_an_answer_that_float32_turns_counts_half_and_its_error_is_in_every_pair
 
 
 def test_a_reference_without_second_answers_is_a_warning_of_every_paired_figure() -> None:
-    b = builder()
-    figures.answer_metrics(
-        b, figures.pair([answer(0, 0.0), answer(1, 1.0)], [answer(k, 1.0) for k in range(2)]), False, "too large"
-    )
+    b, pairs = builder(), figures.pair([answer(0, 0.0), answer(1, 1.0)], [answer(k, 1.0) for k in range(2)])
+    figures.answer_metrics(b, pairs, False, "too large")
     for name in ("acc_delta", "score_delta", "recovery", "p_mcnemar"):
         assert b.metrics[f"{name}/t"]["warnings"][-1].endswith("is not in it: too large"), name
 

@@ -16,11 +16,10 @@ from conftest import ROOT
 from pipeline import check, engines, evalset, evaluate, quantize, quantizers, reference
 from pipeline.core import artifacts, params
 from pipeline.core.errors import DataError, ParamsError
-from pipeline.core.params import Evaluate, PathModel, Trajectories, Variant
-from pipeline.core.sections import Serving
+from pipeline.core.params import Evaluate, PathModel, Serving, Trajectories, Variant
 from pipeline.evalset.calibration import Calibration
 from pipeline.preflight import model
-from pipeline.preflight.tasks import unfit
+from pipeline.preflight.tasks import unanswerable
 
 CHAT = {"id": "c", "domain": "chat", "messages": [{"role": "user", "content": "hello"}]}
 WINDOW = 1024  # of the tiny model
@@ -203,7 +202,7 @@ def test_chats_are_named_where_the_model_has_no_template(house: params.Params, m
     assert "tiers.default.tasks: task 'instruct' is a chat and the model has no chat template" in task
     assert "diverge.trajectories.prompts: prompt 'c' is a chat and the model has no chat template" in prompt
     assert check.faults(chatty)[-2:] == [task, prompt]
-    assert unfit({"facts": 2}, Path("model"), False, 0) == []
+    assert unanswerable({"facts": 2}, Path("model"), False, 0) == []
 
 
 def test_a_template_that_refuses_a_chat_or_is_not_the_default_is_said(
@@ -258,7 +257,7 @@ def test_a_pattern_that_matches_no_layer_is_a_fault_before_any_work(
     with pytest.raises(ParamsError, match="matches no layer"):  # and not: no calibration rows, or no library
         quantize.build(own, Path("model"), Path("out"), calibration=Calibration(Path("none")), seed=1, threads=1)
     right = Variant(quantizer=quantizer, options=options | {"keep": ["*.down_proj"]})
-    assert model.faults(settings(house, variants={"mine": right})) == [] == model.told(settings(house, variants={"mine": right}))
+    assert model.faults(settings(house, variants={"mine": right})) == [] == model.notes(settings(house, variants={"mine": right}))
 
 
 @pytest.mark.parametrize("quantizer, options, words", [
@@ -272,7 +271,7 @@ def test_what_a_quantizer_cannot_do_with_the_model_is_told_and_no_fault(
     own = Variant(quantizer=quantizer, options=options)
     with_it = settings(house, variants={"bf16": cast(), "int8": own, "other": own})
     assert model.faults(with_it) == []
-    required, advisory = model.told(with_it)
+    required, advisory = model.notes(with_it)
     assert required.startswith("variants.int8 will be unsupported: ") and words in required and required.endswith("will FAIL")
     assert words in advisory and "required" not in advisory
     (tmp_path / "out").mkdir()
@@ -318,7 +317,7 @@ def test_every_quantizer_with_groups_says_which_it_cannot_pack() -> None:
 
 def test_a_base_is_looked_at_only_if_it_is_of_the_model_that_params_name(house: params.Params) -> None:
     packaged = settings(house, model=params.load().model, variants={"mine": Variant(quantizer="rtn", options={"keep": ["x"]})})
-    assert model.base_folder(packaged) is None and model.faults(packaged) == [] == model.told(packaged)
+    assert model.base_folder(packaged) is None and model.faults(packaged) == [] == model.notes(packaged)
     shutil.copytree("model", artifacts.BASE)
     for package, here in (("other==1", False), (params.load().model.model_dump()["package"], True)):
         artifacts.write_json(artifacts.BASE / artifacts.MANIFEST, {"source": "package", "package": package})

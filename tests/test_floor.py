@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gate_house import run as judged
+from gate_house import write_metrics
 from pydantic import ValidationError
 
 from pipeline import compare, engines, floor, gate, reference
@@ -18,10 +19,10 @@ from pipeline.core.params import Compare, Rule, Trajectories
 from pipeline.divergence.store import Store, Window, batches
 from pipeline.engines import hf
 from pipeline.evalset.windows import corpus_windows
-from pipeline.gating import verdicts
 from pipeline.gating.rules import bound_of, judge_above
 from pipeline.metrics import noise_floor
 from pipeline.metrics.builder import Builder
+from pipeline.reporting import plots, text
 from pipeline.tracking.runs import flat_metrics
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -63,7 +64,7 @@ def found(made: tuple[Store, Path]) -> dict[str, dict[str, Any]]:
 
 
 def measured(store: Store, model: Path) -> dict[str, dict[str, Any]]:
-    b = Builder(Compare(), seed=1)
+    b = Builder(Compare(resamples=200), seed=1)
     everything = list(range(len(store.windows)))
     floor.measure(load(model), store, everything, b, batch_size=2, steps=60, threads=1)
     return b.metrics
@@ -211,7 +212,7 @@ def rows(kld: list[float], n: int = 40) -> dict[str, list[Any]]:
 
 
 def runs(**given: list[float]) -> Builder:
-    b = Builder(Compare(), seed=1)
+    b = Builder(Compare(resamples=200), seed=1)
     for run in floor.RUNS:
         floor.add(b, f"floor/{run}", rows(given.get(run, [0.0])))
     return b
@@ -250,6 +251,8 @@ FLOORS = {
     "kld_rounding": metric(0.001, 0.0005, 0.0015), "flip_rounding": metric(0.02, 0.01, 0.03),
     **{f"kld_floor/{run}": metric(0.001, 0.001, 0.001) for run in floor.RUNS},
 }  # fmt: skip
+for _name in ("flip_floor", "flip_rounding"):
+    FLOORS[_name]["unit"] = "fraction"
 
 
 @pytest.mark.parametrize("kld, agreement, expected", [
@@ -259,7 +262,7 @@ FLOORS = {
 def test_below_twice_the_larger_of_floor_and_rounding_is_floor_limited(kld: float, agreement: float, expected: set[str]) -> None:
     found = {"kld_mean": metric(kld, kld, kld), "top1_agreement": metric(agreement, 0, 1), "ppl_ratio": metric(1.0, 1, 1)}
     noise_floor.mark(found, FLOORS)
-    assert {name for name, m in found.items() if noise_floor.marked(m)} == expected
+    assert {name for name, m in found.items() if text.floor_mark(m)} == expected
 
 
 def test_an_unknown_floor_is_a_warning_and_an_unknown_rounding_leaves_the_floor() -> None:
@@ -270,9 +273,10 @@ def test_an_unknown_floor_is_a_warning_and_an_unknown_rounding_leaves_the_floor(
 
 
 def test_the_sentence_has_every_figure_or_its_reason() -> None:
-    said = noise_floor.sentence(FLOORS | {"kld_rounding": NOTHING}, "bf16")
+    floors = FLOORS | {"kld_rounding": NOTHING}
+    said = text.noise_line(floors, "bf16") + text.noise_details(floors)
     assert all(part in said for part in ("0.002 [0.001, 0.003]", "float32 already", "1 [0.8, 1.2] %", "2 [1, 3] %", "stepwise"))
-    assert noise_floor.sentence({}, "bf16") == ""
+    assert text.noise_line({}, "bf16") == text.noise_details({}) == ""
 
 
 def test_the_band_reaches_from_zero_to_the_limit() -> None:
@@ -282,9 +286,9 @@ def test_the_band_reaches_from_zero_to_the_limit() -> None:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots()
-    noise_floor.draw(axes, {})
+    plots.draw_floor(axes, {})
     assert not axes.patches and not axes.texts
-    noise_floor.draw(axes, FLOORS)
+    plots.draw_floor(axes, FLOORS)
     box = axes.patches[0].get_extents().transformed(axes.transData.inverted())
     assert (box.y0, box.y1) == (pytest.approx(0, abs=1e-9), pytest.approx(0.004))
     assert "floor-limited" in axes.texts[0].get_text() and "0.002 nats" in axes.texts[0].get_text()
@@ -304,19 +308,18 @@ def verdict(found: dict[str, Any] | None, floors: dict[str, Any], margin: str = 
     return judge_above(Rule(metric=name, margin=margin, above="floor"), found, floors)[1]
 
 
-@pytest.mark.parametrize("low, high, expected", [
-    (0.005, 0.0209, "PASS"), (0.005, 0.0211, "INCONCLUSIVE"), (0.0211, 0.0212, "INCONCLUSIVE"),
-    (0.0229, 0.03, "INCONCLUSIVE"), (0.0231, 0.03, "FAIL"),
-])  # fmt: skip
-def test_a_pass_holds_above_the_floor_s_lower_bound_and_a_fail_above_its_upper(low: float, high: float, expected: str) -> None:
-    assert verdict(metric((low + high) / 2, low, high), FLOORS).verdict == expected
+KLD, AGREEMENT = ("0.02 nats", "kld_mean"), ("3 pp", "top1_agreement")
 
 
-@pytest.mark.parametrize("low, high, expected", [
-    (0.963, 0.99, "PASS"), (0.961, 0.99, "INCONCLUSIVE"), (0.9, 0.959, "INCONCLUSIVE"), (0.9, 0.957, "FAIL"),
+@pytest.mark.parametrize("rule, low, high, expected", [
+    (KLD, 0.005, 0.0209, "PASS"), (KLD, 0.005, 0.0211, "INCONCLUSIVE"), (KLD, 0.0211, 0.0212, "INCONCLUSIVE"),
+    (KLD, 0.0229, 0.03, "INCONCLUSIVE"), (KLD, 0.0231, 0.03, "FAIL"), (AGREEMENT, 0.963, 0.99, "PASS"),
+    (AGREEMENT, 0.961, 0.99, "INCONCLUSIVE"), (AGREEMENT, 0.9, 0.959, "INCONCLUSIVE"), (AGREEMENT, 0.9, 0.957, "FAIL"),
 ])  # fmt: skip
-def test_agreement_counts_down_from_the_floor(low: float, high: float, expected: str) -> None:
-    assert verdict(metric((low + high) / 2, low, high), FLOORS, "3 pp", "top1_agreement").verdict == expected
+def test_a_pass_holds_above_the_floor_s_lower_bound_and_a_fail_above_its_upper_and_agreement_counts_down_from_it(
+    rule: tuple[str, str], low: float, high: float, expected: str
+) -> None:
+    assert verdict(metric((low + high) / 2, low, high), FLOORS, *rule).verdict == expected
 
 
 def test_a_floor_measured_too_high_lets_nothing_through() -> None:
@@ -352,22 +355,20 @@ def test_a_missing_metric_is_never_a_pass_above_a_sound_floor() -> None:
     ({"metric": "kld_mean/news", "margin": "1 nats", "above": "floor"}, "only kld_mean and top1_agreement"),
     ({"metric": "kld_floor", "limit": "1 nats"}, "figure of the reference"),
     ({"metric": "flip_rounding/x", "limit": "1 pp"}, "figure of the reference"),
+    ({"metric": "kld_mean", "limit": "1 nats", "above": "floor"}, "goes with a margin"),
+    ({"metric": "kld_mean", "gain": "1 nats", "above": "floor"}, "goes with a margin"),
+    ({"metric": "kld_mean", "margin": "1 nats", "above": "flor"}, "'floor' or 'rounding'"),
 ])  # fmt: skip
 def test_a_rule_that_no_floor_can_answer_is_refused(rule: dict[str, Any], reason: str) -> None:
-    with pytest.raises(ParamsError, match=reason):
+    with pytest.raises((ParamsError, ValidationError), match=reason):
         bound_of(Rule(**rule))
 
 
-@pytest.mark.parametrize("rule, reason", [
-    ({"limit": "1 nats", "above": "floor"}, "goes with a margin"), ({"gain": "1 nats", "above": "floor"}, "goes with a margin"),
-    ({"margin": "1 nats", "above": "flor"}, "'floor' or 'rounding'"),
-])  # fmt: skip
-def test_only_a_margin_counts_from_a_floor(rule: dict[str, Any], reason: str) -> None:
-    with pytest.raises(ValidationError, match=reason):
-        Rule(metric="kld_mean", **rule)
-
-
 # --- the gate ----------------------------------------------------------------------------------------------------
+
+
+def made_beside() -> dict[str, str]:
+    return {str(artifacts.FLOOR): artifacts.sha256_file(artifacts.FLOOR)}
 
 
 @pytest.fixture
@@ -382,13 +383,8 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> params.Params:
         "gate": settings.gate.model_copy(update={"rules": rules}),
     })  # fmt: skip
     artifacts.write_json(artifacts.FLOOR, {"model": "m", "store": "s", "metrics": FLOORS})
-    made = {str(artifacts.FLOOR): artifacts.sha256_file(artifacts.FLOOR)}
     for name, metrics in (("bf16", FLOORS), ("int8", {"kld_mean": metric(0.006, 0.005, 0.007)})):
-        v = settings.variants[name]
-        artifacts.write_json(artifacts.metrics(name), {
-            "status": "ok", "reason": None, "metrics": metrics, "inputs": made, "reference": settings.reference,
-            "quantizer": v.quantizer, "engine": v.engine, "asked": v.options, "engine_options": v.engine_options,
-        })  # fmt: skip
+        write_metrics(settings, name, metrics, inputs=made_beside())
     return settings
 
 
@@ -423,42 +419,31 @@ def test_a_floor_removed_or_changed_after_the_verdict_is_exit_2(house: params.Pa
     assert gate.enforce(house) == 2
 
 
-@pytest.mark.parametrize("model, store, stale", [("m", "s", False), ("other", "s", True), ("m", "other", True)])
-def test_compare_refuses_the_floor_of_another_reference(house: params.Params, model: str, store: str, stale: bool) -> None:
-    artifacts.write_json(artifacts.REFERENCE / artifacts.MANIFEST, {"digest": store})
-    if stale:
+def test_compare_refuses_a_missing_floor_and_that_of_another_reference(house: params.Params) -> None:
+    for model, store in (("m", "s"), ("other", "s"), ("m", "other")):
+        artifacts.write_json(artifacts.REFERENCE / artifacts.MANIFEST, {"digest": store})
+        if (model, store) == ("m", "s"):
+            assert compare._floors({"digest": model})["kld_floor"]["value"] == 0.002
+            continue
         with pytest.raises(ArtifactError, match="measured with another reference"):
             compare._floors({"digest": model})
-    else:
-        assert compare._floors({"digest": model})["kld_floor"]["value"] == 0.002
-
-
-def test_compare_refuses_to_go_without_a_floor(house: params.Params) -> None:
     artifacts.FLOOR.unlink()
     with pytest.raises(ArtifactError, match=r"floor.json is missing"):
         compare._floors({"digest": "m"})
 
 
-def test_a_fail_above_the_floor_is_corrected_by_the_p_value_of_the_bound_it_claims() -> None:
+def test_a_fail_above_the_floor_is_corrected_by_the_p_value_of_the_bound_it_claims(house: params.Params) -> None:
     """Past the upper end of the floor by little: alone a FAIL, as one of four rules not."""
-    rule = Rule(metric="kld_mean", margin="0.02 nats", above="floor")
-    floors = {"kld_floor": {"value": 0.01, "low": 0.005, "high": 0.015, "n": 900, "clusters": 40}}
-    metric = {"value": 0.045, "low": 0.0351, "high": 0.055, "n": 900, "clusters": 40, "confidence": 0.95}
-    found = [
-        verdicts._apply(rule, {"metrics": {"kld_mean": metric}}, floors)
-        for rule in [rule, *[Rule(metric=m, margin="5 %") for m in ("ppl_ratio", "byte_ppl_ratio", "recovery")]]
-    ]
-    for other in found[1:]:
-        other |= {"verdict": "PASS", "p_fail": 0.9, "low": 0.98, "high": 1.0, "value": 0.99, "n": 900}
-    alone = [dict(found[0])]
-    verdicts._hold_fails(alone, 0.95)
-    verdicts._hold_fails(found, 0.95)
-    assert alone[0]["verdict"] == "FAIL" and 0.02 < alone[0]["p_fail"] < 0.025
-    assert found[0]["verdict"] == "INCONCLUSIVE" and found[0]["p_fail_holm"] == pytest.approx(4 * found[0]["p_fail"])
+    near = {"ppl_ratio": metric(0.99, 0.98, 1.0), "byte_ppl_ratio": metric(0.99, 0.98, 1.0), "recovery": metric(0.99, 0.98, 1.0)}
+    write_metrics(house, "bf16", FLOORS | {"kld_floor": metric(0.01, 0.005, 0.015)}, inputs=made_beside())
+    write_metrics(house, "int8", near | {"kld_mean": metric(0.045, 0.0351, 0.055, clusters=40)}, inputs=made_beside())
+    more = [Rule(metric=name, margin="5 %") for name in near]
+    four = house.model_copy(update={"gate": house.gate.model_copy(update={"rules": house.gate.rules + more})})
+    alone, one_of_four = (judged(settings)["variants"]["int8"]["rules"][0] for settings in (house, four))
+    assert alone["verdict"] == "FAIL" and 0.02 < alone["p_fail"] < 0.025
+    assert one_of_four["verdict"] == "INCONCLUSIVE" and one_of_four["p_fail_holm"] == pytest.approx(4 * one_of_four["p_fail"])
 
 
 def test_a_rule_between_the_ends_of_the_floor_stays_in_the_family() -> None:
-    rule = Rule(metric="kld_mean", margin="0.02 nats", above="floor")
-    floors = {"kld_floor": {"value": 0.01, "low": 0.005, "high": 0.015, "n": 900, "clusters": 40}}
-    _, found = judge_above(rule, {"value": 0.03, "low": 0.0251, "high": 0.036, "n": 900, "clusters": 40}, floors)
+    found = verdict(metric(0.03, 0.0251, 0.036, 900), {"kld_floor": metric(0.01, 0.005, 0.015, 900)})
     assert found.verdict == "INCONCLUSIVE" and found.p_fail is not None

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from gate_house import OTHERS, lock
+from gate_house import OTHERS, lock, result, write_metrics
 from gate_house import run as judged
 from pydantic import ValidationError
 
@@ -41,9 +41,9 @@ DAMAGED: list[tuple[dict[str, Any], str, str]] = [
     ({"n": 1.5}, "FAIL", "kld_mean rests on no items (n = 1.5)"),
     ({"n": "100"}, "FAIL", "kld_mean rests on no items (n = '100')"),
     ({"n": True}, "FAIL", "kld_mean rests on no items (n = True)"),
-    ({"low": 0.007, "high": 0.005}, "INCONCLUSIVE", "does not hold its value: 0.006 is not in [0.007, 0.005]"),
-    ({"value": 0.5}, "INCONCLUSIVE", "does not hold its value: 0.5 is not in [0.005, 0.007]"),
-    ({"value": 0.001}, "INCONCLUSIVE", "does not hold its value: 0.001 is not in [0.005, 0.007]"),
+    ({"low": 0.007, "high": 0.005}, "INCONCLUSIVE", "does not contain its value: 0.006 is not in [0.007, 0.005]"),
+    ({"value": 0.5}, "INCONCLUSIVE", "does not contain its value: 0.5 is not in [0.005, 0.007]"),
+    ({"value": 0.001}, "INCONCLUSIVE", "does not contain its value: 0.001 is not in [0.005, 0.007]"),
     ({"value": "0.006"}, "FAIL", "kld_mean has no value"),
     ({"value": [0.006]}, "FAIL", "kld_mean has no value"),
     ({"value": False, "low": False, "high": False}, "FAIL", "kld_mean has no value"),
@@ -53,6 +53,11 @@ DAMAGED: list[tuple[dict[str, Any], str, str]] = [
     ({"confidence": "0.95"}, "INCONCLUSIVE", "it is of '0.95' confidence, not 0.95"),
     ({"confidence": None}, "INCONCLUSIVE", "it is of None confidence, not 0.95"),
     ({"unit": "pp"}, "INCONCLUSIVE", "its unit is pp, not nats"),
+    ({"value": None, "low": None, "high": None, "reason": "no kernel"}, "FAIL", "no kernel"),
+    ({"value": math.nan}, "FAIL", "kld_mean has no value"),
+    ({"value": math.inf, "high": math.inf}, "FAIL", "kld_mean has no value"),
+    ({"low": None, "high": None}, "INCONCLUSIVE", "kld_mean has no interval"),
+    ({"low": math.nan}, "INCONCLUSIVE", "kld_mean has no interval"),
 ]
 
 
@@ -63,10 +68,7 @@ def test_a_damaged_figure_never_passes_and_is_told(change: dict[str, Any], expec
     settings = settings.model_copy(update={"gate": settings.gate.model_copy(update={"rules": rules})})
 
     def judged(found: dict[str, Any]) -> dict[str, Any]:
-        v = settings.variants["int8"]
-        made = {"reference": "bf16", "quantizer": v.quantizer, "engine": v.engine, "asked": v.options}
-        made |= {"engine_options": v.engine_options, "status": "ok", "reason": None, "metrics": {"kld_mean": found}}
-        return dict(verdicts.of({"int8": made}, settings)["variants"]["int8"])
+        return dict(verdicts.of({"int8": result(settings, "int8", {"kld_mean": found})}, settings)["variants"]["int8"])
 
     whole = metric(0.006, 0.005, 0.007)
     assert judged(whole)["verdict"] == "PASS"
@@ -81,30 +83,22 @@ def test_a_name_that_is_given_twice_in_results_is_no_results(tmp_path: Path) -> 
         artifacts.read_json(path)
 
 
-@pytest.mark.parametrize(
-    "rule, found, expected",
-    [
-        ({"metric": "kld_mean", "margin": "0.02 nats"}, metric(0.006, 0.005, 0.007), "PASS"),
-        ({"metric": "kld_mean", "margin": "0.02 nats"}, metric(0.2, 0.1, 0.3), "FAIL"),
-        ({"metric": "kld_mean", "margin": "0.02 nats"}, metric(0.02, 0.01, 0.03), "INCONCLUSIVE"),
-        ({"metric": "acc_delta/all", "margin": "2 pp"}, metric(-1.0, -1.9, -0.1), "PASS"),
-        ({"metric": "acc_delta/all", "margin": "2 pp"}, metric(-1.0, -2.4, 0.4), "INCONCLUSIVE"),
-        ({"metric": "acc_delta/all", "margin": "2 pp"}, metric(-5.0, -7.0, -3.0), "FAIL"),
-        ({"metric": "speed_ratio", "margin": "10 %"}, metric(0.95, 0.91, 0.99), "PASS"),
-        ({"metric": "speed_ratio", "gain": "20 %"}, metric(1.5, 1.3, 1.7), "PASS"),
-        ({"metric": "speed_ratio", "gain": "20 %"}, metric(1.1, 1.05, 1.15), "FAIL"),
-        ({"metric": "ttft_ms", "limit": "0.5 s"}, metric(400, 380, 420), "PASS"),
-        ({"metric": "ttft_ms", "limit": "500 ms"}, metric(600, 580, 620), "FAIL"),
-        ({"metric": "peak_memory_bytes", "limit": "1 GB"}, metric(9e8, 9e8, 9e8), "PASS"),
-    ],
-)
+@pytest.mark.parametrize("rule, found, expected", [
+    ({"metric": "kld_mean", "margin": "0.02 nats"}, metric(0.006, 0.005, 0.007), "PASS"),
+    ({"metric": "kld_mean", "margin": "0.02 nats"}, metric(0.2, 0.1, 0.3), "FAIL"),
+    ({"metric": "kld_mean", "margin": "0.02 nats"}, metric(0.02, 0.01, 0.03), "INCONCLUSIVE"),
+    ({"metric": "acc_delta/all", "margin": "2 pp"}, metric(-1.0, -1.9, -0.1), "PASS"),
+    ({"metric": "acc_delta/all", "margin": "2 pp"}, metric(-1.0, -2.4, 0.4), "INCONCLUSIVE"),
+    ({"metric": "acc_delta/all", "margin": "2 pp"}, metric(-5.0, -7.0, -3.0), "FAIL"),
+    ({"metric": "speed_ratio", "margin": "10 %"}, metric(0.95, 0.91, 0.99), "PASS"),
+    ({"metric": "speed_ratio", "gain": "20 %"}, metric(1.5, 1.3, 1.7), "PASS"),
+    ({"metric": "speed_ratio", "gain": "20 %"}, metric(1.1, 1.05, 1.15), "FAIL"),
+    ({"metric": "ttft_ms", "limit": "0.5 s"}, metric(400, 380, 420), "PASS"),
+    ({"metric": "ttft_ms", "limit": "500 ms"}, metric(600, 580, 620), "FAIL"),
+    ({"metric": "peak_memory_bytes", "limit": "1 GB"}, metric(9e8, 9e8, 9e8), "PASS"),
+])  # fmt: skip
 def test_an_interval_is_judged_as_a_whole(rule: dict[str, Any], found: dict[str, Any], expected: str) -> None:
     assert verdict(rule, found) == expected
-
-
-def test_worse_perplexity_fails_and_better_accuracy_passes() -> None:
-    assert verdict({"metric": "ppl_ratio", "margin": "2 %"}, metric(1.2, 1.19, 1.21)) == "FAIL"
-    assert verdict({"metric": "acc_delta/all", "margin": "0 pp"}, metric(2.0, 0.5, 3.5)) == "PASS"
 
 
 def test_direction_belongs_to_the_metric_and_not_to_whoever_writes_the_rule() -> None:
@@ -124,50 +118,26 @@ def test_direction_belongs_to_the_metric_and_not_to_whoever_writes_the_rule() ->
             assert judge(bound, metric(found[-1], found[-1], found[-1])).verdict == "PASS", (name, against)
 
 
-@pytest.mark.parametrize(
-    "found, reason",
-    [
-        (None, "missing"),
-        (metric(None, None, None, reason="no kernel"), "no kernel"),
-        (metric(math.nan, 0, 0), "no value"),
-        (metric(math.inf, 0, 0), "no value"),
-        (metric(0.0, 0.0, 0.0, n=0), "no items"),
-        (metric(0.0, None, None), "no interval"),
-        (metric(0.0, math.nan, 0.0), "no interval"),
-        (metric(True, True, True), "no value"),
-    ],
-)
-def test_nothing_missing_ever_passes(found: dict[str, Any] | None, reason: str) -> None:
-    judged = judge(bound_of(Rule(metric="kld_mean", margin="1 nats")), found)
-    assert judged.verdict != "PASS" and reason in judged.reason
-
-
-@pytest.mark.parametrize(
-    "rule, reason",
-    [
-        ({"metric": "kld_mean", "margin": "nan nats"}, "number and a unit"),
-        ({"metric": "kld_mean", "margin": "1e999 nats"}, "finite"),
-        ({"metric": "kld_mean", "margin": "-1 nats"}, "not negative"),
-        ({"metric": "kld_mean", "margin": "1 pp"}, "nats"),
-        ({"metric": "kld_maen", "margin": "1 nats"}, "did you mean 'kld_mean'"),
-        ({"metric": "ppl", "margin": "1 ppl"}, "use limit"),
-        ({"metric": "top1_agreement", "margin": "5 %"}, "pp"),
-        ({"metric": "acc_delta/all", "margin": "1000 pp"}, "nothing that could fail"),
-        ({"metric": "acc_delta/all", "margin": "100 pp"}, "nothing that could fail"),
-        ({"metric": "top1_agreement", "margin": "100 pp"}, "nothing that could fail"),
-        ({"metric": "acc/all", "limit": "0 pp"}, "nothing that could fail"),
-        ({"metric": "failure_rate", "limit": "100 pp"}, "nothing that could fail"),
-        ({"metric": "speed_ratio", "margin": "100 %"}, "nothing that could fail"),
-        ({"metric": "p_mcnemar", "limit": "0 p"}, "nothing that could fail"),
-        ({"metric": "kld_mean", "margin": "50 nats"}, "protects nothing; the widest margin is 2 nats"),
-        ({"metric": "ppl_ratio", "margin": "900 %"}, "protects nothing; the widest margin is 100 %"),
-        ({"metric": "top1_agreement", "gain": "1 pp"}, "nothing that could be met"),
-        ({"metric": "kld_mean", "gain": "1 nats"}, "nothing that could be met"),
-        ({"metric": "acc_delta/all", "gain": "101 pp"}, "nothing that could be met"),
-        ({"metric": "top1_agreement", "margin": "100 pp", "against": "baseline"}, "nothing that could fail"),
-        ({"metric": "p_mcnemar", "margin": "0.1 p", "against": "baseline"}, "no value that means"),
-    ],
-)
+@pytest.mark.parametrize("rule, reason", [
+    ({"metric": "kld_mean", "margin": "nan nats"}, "number and a unit"),
+    ({"metric": "kld_mean", "margin": "1e999 nats"}, "finite"), ({"metric": "kld_mean", "margin": "-1 nats"}, "not negative"),
+    ({"metric": "kld_mean", "margin": "1 pp"}, "nats"), ({"metric": "kld_maen", "margin": "1 nats"}, "did you mean 'kld_mean'"),
+    ({"metric": "ppl", "margin": "1 ppl"}, "use limit"), ({"metric": "top1_agreement", "margin": "5 %"}, "pp"),
+    ({"metric": "acc_delta/all", "margin": "1000 pp"}, "can never fail"),
+    ({"metric": "acc_delta/all", "margin": "100 pp"}, "can never fail"),
+    ({"metric": "top1_agreement", "margin": "100 pp"}, "can never fail"),
+    ({"metric": "acc/all", "limit": "0 pp"}, "can never fail"),
+    ({"metric": "failure_rate", "limit": "100 pp"}, "can never fail"),
+    ({"metric": "speed_ratio", "margin": "100 %"}, "can never fail"),
+    ({"metric": "p_mcnemar", "limit": "0 p"}, "can never fail"),
+    ({"metric": "kld_mean", "margin": "50 nats"}, "protects nothing; the widest margin is 2 nats"),
+    ({"metric": "ppl_ratio", "margin": "900 %"}, "protects nothing; the widest margin is 100 %"),
+    ({"metric": "top1_agreement", "gain": "1 pp"}, "can never be met"),
+    ({"metric": "kld_mean", "gain": "1 nats"}, "can never be met"),
+    ({"metric": "acc_delta/all", "gain": "101 pp"}, "can never be met"),
+    ({"metric": "top1_agreement", "margin": "100 pp", "against": "baseline"}, "can never fail"),
+    ({"metric": "p_mcnemar", "margin": "0.1 p", "against": "baseline"}, "no value that means"),
+])  # fmt: skip
 def test_a_rule_that_could_be_read_wrongly_is_refused(rule: dict[str, Any], reason: str) -> None:
     with pytest.raises(ParamsError, match=reason):
         bound_of(Rule(**rule))
@@ -226,11 +196,8 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> params.Params:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "params.yaml").write_text((ROOT / "params.yaml").read_text(encoding="utf-8"), encoding="utf-8")
     settings = params.load()
-    for name, v in settings.variants.items():
-        artifacts.write_json(artifacts.metrics(name), {
-            "status": "ok", "reason": None, "metrics": GOOD, "inputs": {}, "reference": settings.reference,
-            "quantizer": v.quantizer, "engine": v.engine, "asked": v.options, "engine_options": v.engine_options,
-        })  # fmt: skip
+    for name in settings.variants:
+        write_metrics(settings, name, GOOD)
     return settings
 
 
@@ -238,13 +205,12 @@ def change(variant: str, **fields: Any) -> None:
     artifacts.write_json(artifacts.metrics(variant), artifacts.read_json(artifacts.metrics(variant)) | fields)
 
 
-def test_enforce_passes_what_passes(house: params.Params) -> None:
-    assert judged(house)["verdict"] == "PASS" and gate.enforce(house) == 0
-
-
-def test_enforce_fails_what_fails(house: params.Params) -> None:
-    change("int8", metrics=GOOD | {"kld_mean": metric(0.3, 0.2, 0.4)})
-    assert judged(house)["verdict"] == "FAIL" and gate.enforce(house) == 1
+@pytest.mark.parametrize("kld, expected, code", [
+    (GOOD["kld_mean"], "PASS", 0), (metric(0.3, 0.2, 0.4), "FAIL", 1), (metric(0.02, 0.01, 0.03), "INCONCLUSIVE", 3),
+])  # fmt: skip
+def test_enforce_exits_by_the_verdict(house: params.Params, kld: dict[str, Any], expected: str, code: int) -> None:
+    change("int8", metrics=GOOD | {"kld_mean": kld})
+    assert judged(house)["verdict"] == expected and gate.enforce(house) == code
 
 
 def test_an_advisory_variant_does_not_decide(house: params.Params) -> None:
@@ -264,9 +230,8 @@ def test_an_advisory_rule_does_not_decide(house: params.Params) -> None:
     assert judged(house)["verdict"] == "PASS"
 
 
-def test_inconclusive_blocks_unless_params_say_otherwise(house: params.Params) -> None:
+def test_inconclusive_passes_where_params_say_so(house: params.Params) -> None:
     change("int8", metrics=GOOD | {"kld_mean": metric(0.02, 0.01, 0.03)})
-    assert judged(house)["verdict"] == "INCONCLUSIVE" and gate.enforce(house) == 3
     relaxed = house.model_copy(update={"gate": house.gate.model_copy(update={"inconclusive": "passes"})})
     judged(relaxed)
     assert gate.enforce(relaxed) == 0
@@ -347,11 +312,6 @@ def test_a_required_variant_that_did_not_run_fails_the_gate(house: params.Params
     change("int8", status=status, reason=word, metrics={})
     found = judged(house)
     assert found["verdict"] == "FAIL" and word in found["variants"]["int8"]["reason"]
-
-
-def test_a_variant_without_results_fails(house: params.Params) -> None:
-    artifacts.metrics("int8").unlink()
-    assert judged(house)["verdict"] == "FAIL"
 
 
 def test_empty_results_fail_by_each_rule_s_own_reason(house: params.Params) -> None:
@@ -502,13 +462,12 @@ def test_four_good_figures_at_their_bounds_fail_a_variant_in_5_of_100_runs_at_mo
     """Uncorrected, four rules would fail it in about 10: the second figure here says so of the same draws."""
     names, rng = ("kld_mean", "top1_agreement", "ppl_ratio", "acc_delta/all"), np.random.default_rng(3)
     bounds = {b.metric: b for b in (bound_of(r) for r in house.gate.rules)}
-    result = artifacts.read_json(artifacts.metrics("int8"))
     one = house.model_copy(update={"variants": {k: house.variants[k] for k in ("bf16", "int8")}})
     held = plain = 0
     for errors in rng.normal(size=(400, 4)):
         figures = {n: bounds[n].threshold + 0.01 * e for n, e in zip(names, errors)}
         found = {n: metric(v, v - 0.0196, v + 0.0196, n=10**6) for n, v in figures.items()}
-        rules = verdicts.of({"int8": result | {"metrics": GOOD | found}}, one)["variants"]["int8"]["rules"]
+        rules = verdicts.of({"int8": result(one, "int8", GOOD | found)}, one)["variants"]["int8"]["rules"]
         held += any(r["verdict"] == "FAIL" for r in rules)
         plain += any(judge(bounds[n], found[n]).verdict == "FAIL" for n in names)
     assert held / 400 <= 0.05 < plain / 400 <= 0.14, (held, plain)
@@ -533,15 +492,12 @@ def test_what_is_not_here_is_named_and_keeps_nothing_from_passing(house: params.
     assert f"not here, and so not compared with dvc.lock: {ROWS}, {MODEL}\n" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "asked, value, said",
-    [
-        ({"metric": "top1_agreement", "margin": "7 pp"}, 0.5, "at least 93 (margin 7 pp)"),
-        ({"metric": "top1_agreement", "margin": "2 pp", "against": "baseline"}, -0.5, "at least -2 (margin 2 pp against"),
-        ({"metric": "weight_bytes", "limit": "300 MB"}, 4e8, "at most 300 (limit 300 MB)"),
-        ({"metric": "ppl_ratio", "margin": "2 %"}, 1.5, "at most 1.02 (margin 2 %)"),
-    ],
-)
+@pytest.mark.parametrize("asked, value, said", [
+    ({"metric": "top1_agreement", "margin": "7 pp"}, 0.5, "at least 93 (margin 7 pp)"),
+    ({"metric": "top1_agreement", "margin": "2 pp", "against": "baseline"}, -0.5, "at least -2 (margin 2 pp against"),
+    ({"metric": "weight_bytes", "limit": "300 MB"}, 4e8, "at most 300 (limit 300 MB)"),
+    ({"metric": "ppl_ratio", "margin": "2 %"}, 1.5, "at most 1.02 (margin 2 %)"),
+])  # fmt: skip
 def test_a_reason_has_its_bound_in_the_unit_that_the_rule_has(asked: dict[str, Any], value: float, said: str) -> None:
     assert said in judge(bound_of(Rule(**asked)), metric(value, value, value)).reason
 

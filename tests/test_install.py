@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.core import install, venvs
-from pipeline.core.errors import ArtifactError, Crashed, Unsupported
+from pipeline.core.errors import ArtifactError, Unsupported
 from pipeline.speed import hardware
 
 AVX512 = "AVX512 SSE42 AVX F16C FMA AVX2 BMI2"
@@ -131,10 +131,11 @@ def test_pip_s_settings_reach_uv_a_variable_before_a_file_and_a_command_s_own_be
 
 
 def test_a_person_s_own_settings_of_uv_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PIP_FIND_LINKS", "/a")
-    assert install.environment(sys.executable)["UV_FIND_LINKS"] == os.environ.get("UV_FIND_LINKS", "/a")
-    monkeypatch.setenv("UV_FIND_LINKS", "/b")
-    assert install.environment(sys.executable)["UV_FIND_LINKS"] == "/b"
+    monkeypatch.delenv("UV_FIND_LINKS", raising=False)
+    for name, value in {"PIP_FIND_LINKS": "/a", "PIP_EXTRA_INDEX_URL": "https://x", "UV_INDEX": "https://mine"}.items():
+        monkeypatch.setenv(name, value)
+    found = install.environment(sys.executable)
+    assert (found["UV_FIND_LINKS"], found["UV_INDEX"]) == ("/a", "https://mine")
 
 
 # --- environments of backends ------------------------------------------------------------------------------------
@@ -170,8 +171,9 @@ def wheel(folder: Path, tag: str = "py3-none-any") -> None:
 def test_an_environment_that_cannot_be_fetched_is_an_error_that_a_later_run_mends_and_no_variable_leads_it_elsewhere(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ArtifactError, match="'one' could not be built.*try again"):
-        venvs.python("one")
+    if install.is_uv(install.installer(home, Path(sys.prefix))):  # pip takes five seconds for it
+        with pytest.raises(ArtifactError, match="'one' could not be built.*try again"):
+            venvs.python("one")
     (home / "other").mkdir()
     (home / "other/quantgate_one.py").write_text("raise SystemExit('not this one')\n", "utf-8")
     for name, value in {"PIP_USER": "1", "PIP_TARGET": str(home / "target"), "PYTHONPATH": str(home / "other")}.items():
@@ -186,18 +188,3 @@ def test_a_package_that_is_not_made_for_this_system_is_unsupported(home: Path) -
     wheel(home / "wheels", "py3-none-win_amd64")
     with pytest.raises(Unsupported, match="has no wheels with a matching"):
         venvs.python("one")
-
-
-@pytest.mark.parametrize("home", ["uv"], indirect=True)
-def test_a_full_disk_under_a_tool_is_no_fault_of_the_model(home: Path) -> None:
-    wheel(home / "wheels")
-    with pytest.raises(ArtifactError, match="No space left on device"):
-        venvs.run("one", "-c", "import errno, os; raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))", log=home / "log")
-    with pytest.raises(ArtifactError, match="stopped by SIGTERM; nothing was recorded"):
-        venvs.run("one", "-c", "import os; os.kill(os.getpid(), 15)", log=home / "log")
-    with pytest.raises(Crashed, match="SIGSEGV"):
-        venvs.run("one", "-c", "import os; os.kill(os.getpid(), 11)", log=home / "log")
-    with pytest.raises(Crashed, match="ran out of memory"):
-        venvs.run("one", "-c", "raise MemoryError", log=home / "log")
-    with pytest.raises(RuntimeError, match="no such model"):
-        venvs.run("one", "-c", "raise SystemExit('no such model')", log=home / "log")

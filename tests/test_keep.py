@@ -11,7 +11,6 @@ from conftest import ROOT
 from test_engines import write_gguf
 
 from pipeline import engines, quantize
-from pipeline.core.errors import ParamsError
 from pipeline.core.params import Variant
 from pipeline.evalset.calibration import Calibration
 from pipeline.model import attestation
@@ -46,17 +45,6 @@ def test_kept_layers_are_the_only_plain_products(build: Any, quantizer: str) -> 
     # q, k and v of a layer are one product in ONNX Runtime
     assert len(facts["kept"]) == 6 and plain == {"gguf": 6, "onnx": 4}[quantizer]
     assert 0 < facts["quantized_share"] < 1
-
-
-@pytest.mark.parametrize("quantizer", PACKED)
-def test_a_pattern_that_matches_nothing_is_an_error(build: Any, quantizer: str) -> None:
-    with pytest.raises(ParamsError, match="matches no layer"):
-        build(quantizer, **PACKED[quantizer], keep=["*.dwon_proj"])
-
-
-def test_a_part_of_a_joined_product_cannot_be_kept(build: Any) -> None:
-    facts, out = build("onnx", precision="int4", keep=["*.q_proj"])
-    assert facts["status"] == "unsupported" and "keep all three or none" in facts["reason"] and not list(out.iterdir())
 
 
 @pytest.mark.parametrize("type, fell_back", [("Q4_K_M", True), ("Q6_K", True), ("Q4_0", False)])

@@ -12,7 +12,7 @@ from scipy.special import log_softmax, rel_entr, softmax
 from pipeline.divergence.distributions import compare_logits, top_ids
 from pipeline.evalset import LABEL
 from pipeline.metrics.definitions import IN_PROCESS, TOKEN_PARTS, bounds_of, definition, position_parts
-from pipeline.speed.requests import itl, tpot, ttft
+from pipeline.speed.requests import tpot, ttft
 
 
 def rows(p: list[float] | NDArray[np.float32], q: list[float] | NDArray[np.float32], true: int = 0):  # type: ignore[no-untyped-def]
@@ -166,13 +166,6 @@ def test_distributions_of_other_sizes_are_not_compared() -> None:
 def test_a_shift_of_all_logits_changes_nothing() -> None:
     ref = np.random.default_rng(3).normal(0, 4, (8, 1000)).astype(np.float32)
     assert compare_logits(ref, ref + np.float32(8), np.zeros(8, int)).kld.max() < 1e-9
-
-
-def test_ttft_and_tpot_of_a_known_stream() -> None:
-    times = [0.30 + 0.05 * k for k in range(21)]
-    assert ttft(0.0, times) == pytest.approx(0.30)
-    assert tpot(times) == pytest.approx(0.050)
-    assert itl(times) == pytest.approx([0.05] * 20)
 
 
 def test_one_token_has_no_tpot_and_none_has_no_ttft() -> None:

@@ -27,6 +27,7 @@ WINDOWS = [  # that begin alike, of two lengths, the last scored from its middle
     Window("s", f"w{r}", f"d{r}", tuple(3 + (7 * k * k + 31 * r * (k > 1) + k) % 500 for k in range(n)), first, "x")
     for r, (n, first) in enumerate([(200, 1), (200, 1), (60, 40)])
 ]
+INT8 = Variant(quantizer="torchao", options={"scheme": "int8-weight-only"})
 SLICE = ["gpt2", "gemma2", "gemma3", "qwen3_moe", "llama4_text", "mamba", "minimax"]
 
 
@@ -141,18 +142,18 @@ def test_check_says_which_share_of_a_mixture_a_method_packs(outline: Any) -> Non
     assert quantizers.packs_only("rtn", outline("qwen3_moe")) is None
 
 
-INT8, BNB, RTN, ONNX = (
+AO, BNB, RTN, ONNX = (
     ("torchao", {"scheme": "int8-weight-only"}), ("bnb", {"type": "int8"}), ("rtn", {"bits": 8, "group_size": 32}),
     ("onnx", {"precision": "int4"}),
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("name, settings, method, why", [
-    ("gpt2", {}, INT8, "no matrix that quantizer 'torchao' packs"),
-    ("deepseek_v3", {}, INT8, None), ("deepseek_v3", {}, BNB, "int8 has no latent attention on a CPU"),
-    ("mamba", {}, INT8, None), ("mamba", {}, BNB, r"weights of backbone.layers.0.mixer.dt_proj itself.*keep: \['\*.dt_proj'\]"),
+    ("gpt2", {}, AO, "no matrix that quantizer 'torchao' packs"),
+    ("deepseek_v3", {}, AO, None), ("deepseek_v3", {}, BNB, "int8 has no latent attention on a CPU"),
+    ("mamba", {}, AO, None), ("mamba", {}, BNB, r"weights of backbone.layers.0.mixer.dt_proj itself.*keep: \['\*.dt_proj'\]"),
     ("mamba", {}, RTN, "dt_proj itself"), ("mamba", {}, ("rtn", RTN[1] | {"keep": ["*.dt_proj"]}), None),
-    ("llama4_text", {}, INT8, None), ("llama4_text", {}, BNB, "splits Llama4TextExperts into matrices that are not in"),
+    ("llama4_text", {}, AO, None), ("llama4_text", {}, BNB, "splits Llama4TextExperts into matrices that are not in"),
     ("minimax", {}, RTN, "knows no part mlp in the layers of model_type minimax"), ("mixtral", {}, RTN, None),
     ("llama", {}, ONNX, None), ("gemma2", {}, ONNX, None), ("gpt2", {}, ONNX, "builder has no GPT2LMHeadModel"),
     ("mistral-window", {}, ONNX, "all layers see a window of 64 tokens, which ONNX Runtime's builder does not keep"),
@@ -168,14 +169,19 @@ def test_what_a_method_cannot_do_with_a_model_is_said_at_check(
         quantizers.check_model(*method, outline(name, **settings))
 
 
+def int8(base: Path, out: Path) -> dict[str, Any]:
+    out.mkdir()
+    return quantize.quantize(INT8, base, out, calibration=Calibration(Path("none")), seed=1)
+
+
 @pytest.mark.parametrize("name", ["llama", "gpt_neox"])
 def test_copies_of_a_tied_head_and_buffers_are_no_weights(tmp_path: Path, name: str) -> None:
-    """A 16-bit copy has 16 bits a weight, and as many weights as without them; another head's values count."""
+    """16 bits a weight, and the same int8 variant, as without them; another head's values count."""
     import torch
     from safetensors.torch import load_file, save_file
 
     folder = zoo.make(name, tmp_path / "model", tie_word_embeddings=True)
-    whole = headers.count_weights(folder)
+    whole, packed = headers.count_weights(folder), int8(folder, tmp_path / "whole")
     file = folder / "model.safetensors"
     tensors = load_file(file)
     inner, head = ("model.embed_tokens", "lm_head") if name == "llama" else ("gpt_neox.embed_in", "lm_head")
@@ -184,11 +190,17 @@ def test_copies_of_a_tied_head_and_buffers_are_no_weights(tmp_path: Path, name: 
     if name == "gpt_neox":
         masks = {"gpt_neox.layers.0.attention.bias": torch.ones(1, 1, 512, 512, dtype=torch.bool)}
     save_file(tensors | masks | {f"{head}.weight": copy}, file, metadata={"format": "pt"})
-    assert headers.count_weights(folder) == whole
+    assert headers.count_weights(folder) == whole and int8(folder, tmp_path / "copied") == packed
     found = size.measure(folder, folder)
     assert found.bits_per_weight == 16 and found.quantized_share == 0
     save_file(tensors | {f"{head}.weight": copy + 1}, file, metadata={"format": "pt"})
     assert headers.count_weights(folder) == whole + copy.numel()
+
+
+def test_a_model_that_takes_pictures_is_packed_and_answers(model: Any, tmp_path: Path) -> None:
+    facts = int8(model("gemma3"), tmp_path / "out")
+    quantize.answer(INT8, tmp_path / "out", facts, 1)
+    assert facts["modules"] == len(headers.linear_shapes(model("gemma3"), quantizers._module("torchao").PACKS))
 
 
 def test_weights_saved_without_the_model_s_prefix_are_the_same_weights(model: Any, tmp_path: Path) -> None:
@@ -350,7 +362,7 @@ def write_mamba(model_dir: Path, out: Path) -> None:
     writer.close()
 
 
-def test_replies_end_at_the_tokens_of_the_base_in_every_engine(tmp_path: Path) -> None:
+def test_end_tokens_are_those_of_the_base_and_its_tokenizer(tmp_path: Path) -> None:
     """A list in generation_config goes before config.json's; the tokenizer's own end is one in any case."""
     from types import SimpleNamespace
 

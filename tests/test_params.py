@@ -70,15 +70,14 @@ def test_the_shipped_params_are_sound() -> None:
         ("  smoke:   ", "  smo.ke:   ", ["tier name 'smo.ke'"]),
         ("tier: default", "tier: defualt", ["tier: 'defualt' is not in tiers", "did you mean 'default'"]),
         ("{facts: 24, ", "{facts: 24, facts: 50, ", ['duplicate key "facts"']),
-        ("{facts: 24, ", "{facts: 0, ", ["tiers.smoke.tasks.facts = 0", "a count of at least 1, or all"]),
-        ("{facts: 24, ", "{facts: every, ", ["tiers.smoke.tasks.facts = 'every'", "a count of at least 1, or all"]),
-        ("{facts: 24, ", "{facts: true, ", ["tiers.smoke.tasks.facts = True", "a count of at least 1, or all"]),
+        ("{facts: 24, ", "{facts: 0, ", ["tiers.smoke.tasks.facts = 0", "must be at least 1 or 'all'"]),
+        ("{facts: 24, ", "{facts: every, ", ["tiers.smoke.tasks.facts = 'every'", "must be a whole number or 'all'"]),
+        ("{facts: 24, ", "{facts: true, ", ["tiers.smoke.tasks.facts = True", "must be a whole number or 'all'"]),
         ("source: text", "source: hub", ["calibration", "source hub needs `hub: {dataset: org/name}`"]),
         ("source: text", "source: slef", ["calibration.source = 'slef'", "did you mean 'self'"]),
         ("seed: 2026", "seed: -2026", ["seed = -", "must be at least 0"]),
         ("  int8:      {", "  int8.0:      {", ["variant name 'int8.0'"]),
         ("  int8:      {", '  "int8\\n": {', ["variant name 'int8\\n'"]),
-        ("  int8:      {", "  BF16:      {", ["variant names 'bf16' and 'BF16' are one to some file systems"]),
         ("inconclusive: blocks", "inconclusive: block", ["inconclusive = 'block'", "did you mean 'blocks'"]),
         ("calibration:  ", "calibratoin:  ", ["calibratoin", "did you mean 'calibration'"]),
         ("confidence: 0.95", "confidence: .nan", ["compare.confidence = nan"]),
@@ -106,9 +105,7 @@ def test_all_faults_are_listed_at_once(tmp_path: Path) -> None:
         (b"seed: 1\ntier: 2024-13-41", "params.yaml: is not valid YAML (month must be in 1..12)"),
         (b"seed: !!python/object:os.system x", "params.yaml:1: is not valid YAML (could not determine a constructor"),
         (b"seed: 1\nnote: \x01", "params.yaml:2: holds a character that YAML does not take"),
-        (b"seed: &a [*a]", "params.yaml is nested too deeply, or holds itself"),
         (b"seed: 1\n---\nseed: 2", "params.yaml:2: is not valid YAML (but found another document)"),
-        (b"[" * 600, "params.yaml is nested too deeply"),
         (b"seed: 1\ntrue: 2", "params.yaml:2: YAML reads the name 'true' as bool; put it in quotes"),
         (b"seed: 1\n8: 2", "params.yaml:2: YAML reads the name '8' as int; put it in quotes"),
         (b"", "params.yaml: the file: is empty"),
@@ -303,17 +300,17 @@ def test_what_needs_other_modules_is_checked_before_work(
     ("", "", None),
 ])  # fmt: skip
 @pytest.mark.usefixtures("at_root")
-def test_more_than_there_is_is_told_and_no_fault(tmp_path: Path, old: str, new: str, told: str | None) -> None:
+def test_more_than_held_is_is_told_and_no_fault(tmp_path: Path, old: str, new: str, told: str | None) -> None:
     path = tmp_path / "params.yaml"
     path.write_text(GOOD.replace(old, new, 1), encoding="utf-8")
     settings = params.load(path)
     assert check.faults(settings) == []
-    found = check.more_than_there(settings)
+    found = check.more_than_held(settings)
     assert len(found) == (told is not None) and all(line.startswith(str(told)) for line in found), found
 
 
 @pytest.mark.usefixtures("at_root")
-def test_check_prints_what_is_more_than_there_is(
+def test_check_prints_what_is_more_than_held_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "params.yaml"

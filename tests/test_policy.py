@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from gate_house import commit, finish, git, run
+from gate_house import commit, finish, git, run, write_metrics
 from test_gate import GOOD, damage_params, metric
 
 from pipeline import gate
@@ -23,15 +23,11 @@ SPEED = {"metric": "speed_ratio", "margin": "10 %", "required": False}
 RULES = [KLD, ACC, SPEED]
 
 
-def write_metrics(settings: params.Params, **figures: Any) -> None:
-    for name, v in settings.variants.items():
-        metrics = {
-            k: m | {"confidence": settings.compare.confidence, "unit": definition(k).unit} for k, m in (GOOD | figures).items()
-        }
-        artifacts.write_json(artifacts.metrics(name), {
-            "status": "ok", "reason": None, "metrics": metrics, "inputs": {}, "reference": "bf16", "quantizer": v.quantizer,
-            "engine": v.engine, "asked": v.options, "engine_options": v.engine_options, "base": "b", "model": name,
-        })  # fmt: skip
+def measure(settings: params.Params, **figures: Any) -> None:
+    sure = {"confidence": settings.compare.confidence}
+    metrics = {k: m | sure | {"unit": definition(k).unit} for k, m in (GOOD | figures).items()}
+    for name in settings.variants:
+        write_metrics(settings, name, metrics, base="b", model=name)
 
 
 @pytest.fixture
@@ -45,7 +41,7 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> params.Params:
     artifacts.write_text(Path("params.yaml"), yaml.safe_dump(data, sort_keys=False))
     Path(".gitignore").write_text("/artifacts/\n/.dvc/tmp/\n")
     settings = params.load()
-    write_metrics(settings)
+    measure(settings)
     git("init", "--quiet", "--initial-branch", "main")
     finish(settings, "rules")
     git("checkout", "--quiet", "-b", "change")
@@ -57,7 +53,7 @@ def change(rules: list[dict[str, Any]] | None = None, **sections: Any) -> params
     gate_now = {"required": ["int8"], "rules": rules or RULES} | sections.pop("gate", {})
     damage_params(gate=gate_now, **sections)
     settings = params.load()
-    write_metrics(settings)
+    measure(settings)
     run(settings)
     return settings
 
@@ -80,9 +76,8 @@ def test_a_looser_rule_fails_unless_it_says_why_and_the_comment_says_both(
 ) -> None:
     judged = merge.judge(change(rules), "main")
     (loosened,), v = judged.verdict["loosened"], judged.verdict["variants"]["int8"]
-    assert (
-        said in str(loosened) and str(loosened).endswith("; no new reason") and judged.verdict["verdict"] == v["verdict"] == "FAIL"
-    )
+    assert said in str(loosened) and str(loosened).endswith("; no new reason")
+    assert judged.verdict["verdict"] == v["verdict"] == "FAIL"
     assert v["reason"].startswith(f"looser than at the baseline, without a new `reason:` in params.yaml: {loosened.what}")
     assert said in comment.render(judged.verdict, judged.results, judged.beside)
     judged = merge.judge(change([rule | (WHY if rule not in RULES else {}) for rule in rules]), "main")
@@ -110,9 +105,8 @@ def test_whatever_else_gets_looser_fails_without_a_reason_under_gate(
     assert judged.verdict["verdict"] == judged.verdict["variants"]["nf4"]["verdict"] == "FAIL"
     assert said in "".join(map(str, judged.verdict["loosened"]))
     judged = merge.judge(change(**sections | {"gate": sections.get("gate", {}) | WHY}), "main")
-    assert "at the baseline" not in str(judged.verdict["variants"]) and {x.reason for x in judged.verdict["loosened"]} == {
-        WHY["reason"]
-    }
+    assert "at the baseline" not in str(judged.verdict["variants"])
+    assert {x.reason for x in judged.verdict["loosened"]} == {WHY["reason"]}
 
 
 def test_a_variant_that_is_no_longer_measured_needs_a_reason(house: params.Params) -> None:
@@ -122,15 +116,12 @@ def test_a_variant_that_is_no_longer_measured_needs_a_reason(house: params.Param
     assert gate.enforce(change(rules, variants=variants, gate=WHY), "main") == 0
 
 
-@pytest.mark.parametrize(
-    "rules",
-    [
-        [KLD | {"margin": "0.01 nats"}, ACC, SPEED],
-        [KLD, ACC | {"variants": ["nf4", "int8"]}, SPEED | {"required": True, "margin": "6 %"}],
-        [*RULES, {"metric": "ppl_ratio", "margin": "2 %"}],
-        [KLD, KLD | {"margin": "0.05 nats", "variants": ["nf4"]}, {k: v for k, v in ACC.items() if k != "variants"}, SPEED],
-    ],
-)
+@pytest.mark.parametrize("rules", [
+    [KLD | {"margin": "0.01 nats"}, ACC, SPEED],
+    [KLD, ACC | {"variants": ["nf4", "int8"]}, SPEED | {"required": True, "margin": "6 %"}],
+    [*RULES, {"metric": "ppl_ratio", "margin": "2 %"}],
+    [KLD, KLD | {"margin": "0.05 nats", "variants": ["nf4"]}, {k: v for k, v in ACC.items() if k != "variants"}, SPEED],
+])  # fmt: skip
 def test_stricter_and_new_rules_just_hold(house: params.Params, rules: list[dict[str, Any]]) -> None:
     judged = merge.judge(change(rules), "main")
     assert judged.verdict["loosened"] == [] and "at the baseline" not in str(judged.verdict["variants"])
@@ -161,7 +152,7 @@ def test_a_rule_of_the_base_that_this_version_does_not_know_counts_as_taken_out(
 def test_the_noise_is_the_floors_upper_end_and_what_the_interval_of_a_required_variant_resolves(house: params.Params) -> None:
     settings = change([KLD | {"margin": "0.03 nats"}, ACC, SPEED | {"margin": "20 %"}])
     floor = {"value": 0.002, "low": 0.001, "high": 0.003, "n": 900, "confidence": 0.95}
-    write_metrics(settings, kld_floor=floor, speed_ratio=metric(1, 0.95, 1.05, between=0.01))
+    measure(settings, kld_floor=floor, speed_ratio=metric(1, 0.95, 1.05, between=0.01))
     wide = artifacts.read_json(artifacts.metrics("nf4"))
     wide["metrics"]["kld_mean"] |= {"low": 0.0001, "high": 0.9}
     artifacts.write_json(artifacts.metrics("nf4"), wide)

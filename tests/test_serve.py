@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 import yaml
-from gate_house import run
+from gate_house import run, write_metrics
 
 from pipeline import check, gate, serve
 from pipeline.core import artifacts, params
@@ -89,12 +89,8 @@ def rules(*more: dict[str, Any]) -> Change:
 
 def results(settings: Params) -> dict[str, dict[str, Any]]:
     """Metrics in process for every variant, good ones."""
-    for name, v in settings.variants.items():
-        artifacts.write_json(artifacts.metrics(name), {
-            "status": "ok", "reason": None, "metrics": {"kld_mean": GOOD, "failure_rate": SELDOM}, "inputs": {},
-            "reference": settings.reference, "quantizer": v.quantizer, "engine": v.engine, "asked": v.options,
-            "engine_options": v.engine_options, "model": f"{name}-1",
-        })  # fmt: skip
+    for name in settings.variants:
+        write_metrics(settings, name, {"kld_mean": GOOD, "failure_rate": SELDOM}, model=f"{name}-1")
     return merge.load_results(settings)
 
 
@@ -389,7 +385,7 @@ def test_check_says_what_cannot_be_served(monkeypatch: pytest.MonkeyPatch, capsy
     lacking = set_params({"q8": {"launch": "vllm"}}, as_variant("cast", "hf"))
     monkeypatch.delenv(launch.VLLM, raising=False)
     monkeypatch.setattr(params, "load", lambda: lacking)
-    for name in ("faults", "more_than_there"):  # they read sets that are not in this folder
+    for name in ("faults", "more_than_held"):  # they read sets that are not in this folder
         monkeypatch.setattr(check, name, lambda _: [])
     check.main()
     assert "check      serving.variants.q8 will be unsupported: vLLM needs" in capsys.readouterr().out
@@ -428,16 +424,16 @@ def test_a_launched_llama_cpp_server_is_measured_and_gone(tiny: Path) -> None:
     before = {p.pid for p in psutil.Process().children(recursive=True)}
 
     def asked(data: dict[str, Any]) -> None:
-        data["tiers"][data["tier"]]["serving"]["concurrency"] = [1, 2, 4]
+        data["tiers"][data["tier"]]["serving"] |= {"concurrency": [1, 2, 4], "rates": [50.0]}
         data["variants"]["q8"]["engine_options"] = {"kv_type": "f32"}
 
     served({"launch": "llamacpp"}, asked)
     report = figures()
     if report["status"] == "unsupported":
         pytest.skip(f"llama.cpp's server: {report['reason']}")
-    assert report["status"] == "ok" and len(rows()) == 2 * (8 + 8 + 16) + 1 + 2 + 4
+    assert report["status"] == "ok" and len(rows()) == 2 * (8 + 8 + 16 + 8) + 1 + 2 + 4 + 1
     assert all(r["prompt_tokens"] == 8 and r["output_tokens"] == 3 for r in rows() if r["ok"])
-    assert {m["failure_rate"]["value"] for m in report["levels"].values()} == {0.0}
+    assert {m["failure_rate"]["value"] for m in report["levels"].values()} == {0.0} and "open-50" in report["levels"]
     assert report["launch"]["kind"] == "llamacpp" and report["launch"]["parallel"] == 4 and "log" not in report["launch"]
     assert report["launch"]["engine_options"] == {"kv_type": "f32"}
     assert sys.platform != "linux" or report["server_memory_bytes"]["value"] > 2**20
@@ -445,8 +441,8 @@ def test_a_launched_llama_cpp_server_is_measured_and_gone(tiny: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the guard finds lost grandchildren with Linux's prctl")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_stage_that_is_killed_leaves_no_server_and_no_half_written_file(number: signal.Signals) -> None:
+def test_a_stage_that_is_killed_leaves_no_server_and_no_half_written_file() -> None:
+    """How a run ends by other signals: test_serving_launch.py."""
     set_params({"q8": {"launch": "llamacpp"}})
     hang = "    def do_GET(self):\n        open('asked', 'w').close(); time.sleep(600)\n    def do_POST"
     Path("toy.py").write_text(SCRIPT.format(deaf=False, open=False).replace("    def do_POST", hang), encoding="utf-8")
@@ -457,6 +453,6 @@ def test_a_stage_that_is_killed_leaves_no_server_and_no_half_written_file(number
     )
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     run = subprocess.Popen([sys.executable, "-c", program, "q8"], env=env, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    guards = killed_once(run, Path("asked"), number)
+    guards = killed_once(run, Path("asked"), signal.SIGKILL)
     assert len(guards) == 1 and gone([*guards, *family()]) and run.returncode != 0
     assert not Path("reports/serving").exists() and not list(Path("artifacts").rglob("*.jsonl"))

@@ -49,7 +49,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("QUANTGATE_API_KEY", KEY)
     data = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
-    data["diverge"]["corpus"] = "texts.jsonl"
+    data["diverge"]["corpus"], data["compare"]["resamples"] = "texts.jsonl", 200
     Path("params.yaml").write_text(yaml.safe_dump(data), encoding="utf-8")
     lines = [json.dumps({"id": name, "domain": "d", "text": text}) + "\n" for name, text in TEXTS.items()]
     Path("texts.jsonl").write_text("".join(lines), encoding="utf-8")
@@ -352,10 +352,8 @@ def test_parts_of_characters_may_lack_a_log_probability_and_are_counted(scored: 
     metrics = scored(silent)["metrics"]
     kept = [-math.log(P[x]) for pairs in PAIRS.values() for x in pairs if x[1] != A]
     assert metrics["ppl"]["value"] == pytest.approx(math.exp(sum(kept) / len(kept))) and metrics["ppl"]["n"] == len(kept)
-    assert (
-        f"{TOKENS - len(kept)} of {TOKENS} tokens are left out: the server reports no parts"
-        in metrics["delta_p_rms"]["warnings"][-1]
-    )
+    left_out = f"{TOKENS - len(kept)} of {TOKENS} tokens are left out: the server reports no parts"
+    assert left_out in metrics["delta_p_rms"]["warnings"][-1]
     assert rows()[0]["logps"][1] is None and rows()[0]["logps"][0] == math.log(0.5)
 
 
@@ -368,7 +366,7 @@ def other_build() -> None:
 
 
 @pytest.mark.parametrize("make, words", [
-    (lambda: None, "bf16.parquet is missing"), 
+    (lambda: None, "bf16.parquet is missing"),
     (lambda: reference(lambda rows: rows["token_id"].__setitem__(5, 77)), "1 tokens differ"),
     (lambda: reference(lambda rows: rows.update(window=[f"x{w}" for w in rows["window"]])), "other texts or windows"),
     (other_build, "another build of bf16"), (lambda: reference(status="invalid", reason="NaN"), "has no rows: NaN"),

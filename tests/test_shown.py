@@ -6,10 +6,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.gating import comment
-from pipeline.metrics import noise_floor
-from pipeline.reporting import wording
-from pipeline.reporting.numbers import digits_apart, number, show
+from pipeline.reporting.text import digits_apart, known, number, show, with_unit
 from pipeline.tracking.runs import variant_note
 
 
@@ -39,10 +36,9 @@ def test_a_figure_has_the_digits_that_tell_it_from_what_it_is_judged_by(values: 
 def test_report_floor_comment_and_mlflow_write_the_same_figure_alike() -> None:
     found = figure(1234.0, 1100.0, 1300.0, unit="ms", n=9)
     text = "1234 [1100, 1300]"
-    assert wording.told(found, "ms") == comment._interval(found) == f"{text} ms" and noise_floor.shown(found) == text
+    assert with_unit(found) == f"{text} ms" and known(found) == text
     rule = found | {"metric": "ttft_ms", "verdict": "PASS", "bound": "limit 2 s", "required": True}
     assert f"- ttft_ms {text} ms, n = 9: PASS" in variant_note("x", {"variants": {"x": {"rules": [rule]}}}, "bf16")
-    assert (
-        noise_floor.shown(figure(None, reason="why")) == "unknown (why)"
-        and comment._interval(figure(0.0, 0.0, 0.0, unit="ms")) == "0 ms"
-    )
+    assert known(figure(None, reason="why")) == "unknown (why)" and with_unit(figure(0.0, 0.0, 0.0, unit="ms")) == "0 ms"
+    share = figure(0.25, 0.2, 0.3, unit="fraction")
+    assert (with_unit(share), with_unit(share, sign=True)) == ("25 [20, 30] %", "+25 [+20, +30] pp")

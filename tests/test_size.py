@@ -93,14 +93,14 @@ def test_a_model_spread_by_its_device_map_is_the_same_model(tiny_bf16: Path) -> 
 
 
 def test_check_tells_what_does_not_fit_here_before_any_work(house: params.Params, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
-    whole = capacity.told(house)
+    whole = capacity.notes(house)
     assert len(whole) == 1 and "GB more on disk" in whole[0]
     needed = capacity.memory_by_stage(house, house.model.folder)  # type: ignore[union-attr]
     monkeypatch.setattr(quota, "memory_bytes", lambda: max(needed.values()) - 1)
-    assert [line.split()[0] for line in capacity.told(house)[1:]] == [max(needed, key=needed.__getitem__)]
+    assert [line.split()[0] for line in capacity.notes(house)[1:]] == [max(needed, key=needed.__getitem__)]
     monkeypatch.setattr(quota, "memory_bytes", lambda: 1 << 40)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1000, 999, 1))  # type: ignore[attr-defined]
-    assert "the disk is too small" in capacity.told(house)[1]
+    assert "the disk is too small" in capacity.notes(house)[1]
 
 
 def test_what_check_expects_of_a_variant_is_what_it_takes(tiny: Path, tmp_path: Path) -> None:

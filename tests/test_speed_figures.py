@@ -66,12 +66,8 @@ def test_what_a_benchmark_measures_is_never_compared_with_another_machine_s() ->
 
 def test_ratios_are_taken_round_by_round_so_that_drift_cancels() -> None:
     drift = [1.0, 1.5, 3.0, 0.7, 2.0]
-    rows = [
-        r
-        for k, d in enumerate(drift)
-        for r in (request(k, "variant", 0.2 * d, 0.05 * d), request(k, "reference", 0.4 * d, 0.1 * d))
-    ]
-    m = timings(rows)
+    rows = [request(k, "variant", 0.2 * d, 0.05 * d) for k, d in enumerate(drift)]
+    m = timings(rows + [request(k, "reference", 0.4 * d, 0.1 * d) for k, d in enumerate(drift)])
     assert m["speed_ratio"]["value"] == pytest.approx(2.0) and m["speed_ratio"]["high"] == pytest.approx(2.0)
     assert m["ttft_ms"]["value"] == pytest.approx(200 * np.mean(drift))
     assert m["ttft_ms"]["low"] < m["ttft_ms"]["value"] < m["ttft_ms"]["high"]
@@ -79,12 +75,7 @@ def test_ratios_are_taken_round_by_round_so_that_drift_cancels() -> None:
 
 def test_drift_of_the_machine_is_found_and_said() -> None:
     wobble = [0.001, -0.002, 0.0015, -0.001, 0.0005]
-    rows = [
-        r
-        for k, w in enumerate(wobble)
-        for r in (request(k, "variant", 0.2, 0.05), request(k, "reference", 0.4, 0.1 * 1.03**k * (1 + w)))
-    ]
-    m = timings(rows)
+    m = timings(FIVE + [request(k, "reference", 0.4, 0.1 * 1.03**k * (1 + w)) for k, w in enumerate(wobble)])
     line = stats.linregress(range(5), np.log([0.1 * 1.03**k * (1 + w) for k, w in enumerate(wobble)]))
     assert m["reference_drift"]["value"] == pytest.approx(np.expm1(line.slope)) and m["reference_drift"]["low"] > 0
     assert m["reference_drift"]["high"] == pytest.approx(np.expm1(line.slope + stats.t.ppf(0.975, 3) * line.stderr))
@@ -263,13 +254,10 @@ def test_experts_that_take_turns_have_neither_and_a_reason() -> None:
     assert "experts take turns" in b.metrics["mbu"]["warnings"][0] and "not known (experts" in b.bounds["decode"]
 
 
-@pytest.mark.parametrize(
-    "rates, why",
-    [
-        ({"device": "mixed", "read": None, "copy": None, "matrix": {"float32": None}}, "rates of its device were not measured"),
-        ({"device": "cpu", "read": 1e6, "copy": 1e6, "matrix": {"float32": None}}, "no product in float32 could be timed"),
-    ],
-)
+@pytest.mark.parametrize("rates, why", [
+    ({"device": "mixed", "read": None, "copy": None, "matrix": {"float32": None}}, "rates of its device were not measured"),
+    ({"device": "cpu", "read": 1e6, "copy": 1e6, "matrix": {"float32": None}}, "no product in float32 could be timed"),
+])  # fmt: skip
 def test_a_rate_that_could_not_be_measured_says_so(rates: dict[str, Any], why: str) -> None:
     load = meta()["loads"]["variant"] | {"device": rates["device"]}
     b = built(PAIRED, rates=rates, loads={"variant": load, "reference": load})
@@ -286,14 +274,12 @@ def test_the_reference_is_held_against_its_own_device_only() -> None:
 
 def test_the_figures_say_why_a_variant_is_faster() -> None:
     b = built(PAIRED)
-    assert b.bounds["decode"].startswith(
-        "decode is overhead-bound: it takes 52 ms a token, reads 0.00202 MB, 4 % of the 0.001 GB/s"
-    )
+    decode = "decode is overhead-bound: it takes 52 ms a token, reads 0.00202 MB, 4 % of the 0.001 GB/s"
+    assert b.bounds["decode"].startswith(decode)
     assert b.bounds["against"].startswith("int4 is faster than bf16 here: its decode rate is 1.9")
     assert "instead of 0.00502, which alone would make it 2.48 times as fast" in b.bounds["against"]
-    assert b.bounds["against_prefill"].startswith(
-        "int4 is faster than bf16 here: its prefill rate is 2.00 times as high (200 ms for"
-    )
+    prefill = "int4 is faster than bf16 here: its prefill rate is 2.00 times as high (200 ms for"
+    assert b.bounds["against_prefill"].startswith(prefill)
     assert "memory read 0.001 GB/s and copied 0.001 GB/s; products 0.01 GFLOP/s in float32" in b.bounds["rates"]
     alone = built(PAIRED, model="r").bounds
     assert "against" not in alone and "against_prefill" not in alone, "the reference is not compared with itself"

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import yaml
 from mlflow import MlflowClient
-from track_house import ROOT, VARIANTS, change, rule, sqlite_house, write_results
+from track_house import ROOT, VARIANTS, House, change, copy_tracked, rule, sqlite_house, write_results
 
 from pipeline import track
 from pipeline.core import artifacts, params, quiet
@@ -30,7 +30,6 @@ from pipeline.tracking.runs import PARENT, load_state, provenance
 from pipeline.tracking.views import draw_rules
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own
-House = tuple[params.Params, str, MlflowClient]
 
 
 @pytest.fixture
@@ -38,6 +37,13 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, database: Path) -> Ho
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     return sqlite_house(tmp_path, database)
+
+
+@pytest.fixture
+def tracked_house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tracked: Path) -> House:
+    """A house whose results are tracked already."""
+    monkeypatch.chdir(tmp_path)
+    return copy_tracked(tracked, tmp_path)
 
 
 def runs(client: MlflowClient, experiment: str) -> list[Any]:
@@ -104,8 +110,8 @@ def test_an_experiment_that_was_deleted_in_the_ui_is_named_as_that_and_works_aga
     assert Tracker(uri, settings.track.experiment).experiment == experiment
 
 
-def test_the_same_state_makes_no_run_a_changed_variant_two_and_going_back_none(house: House) -> None:
-    settings, uri, client = house
+def test_the_same_state_makes_no_run_a_changed_variant_two_and_going_back_none(tracked_house: House) -> None:
+    settings, uri, client = tracked_house
     first, _ = track.track(settings, uri)
     assert track.track(settings, uri) == (first, 0) and len(runs(client, first["experiment"])) == len(VARIANTS) + 1
     assert len(client.get_metric_history(first["runs"]["int8"], "kld_mean")) == 1, "history is not appended to"
@@ -122,8 +128,8 @@ def test_the_same_state_makes_no_run_a_changed_variant_two_and_going_back_none(h
     assert len(children(client, first)) == len(VARIANTS)
 
 
-def test_another_verdict_on_the_same_results_is_a_new_state_of_the_same_runs(house: House) -> None:
-    settings, uri, client = house
+def test_another_verdict_on_the_same_results_is_a_new_state_of_the_same_runs(tracked_house: House) -> None:
+    settings, uri, client = tracked_house
     first, _ = track.track(settings, uri)
     verdict = artifacts.read_json(artifacts.GATE)
     verdict["verdict"] = verdict["variants"]["int8"]["verdict"] = "FAIL"
@@ -139,7 +145,7 @@ def test_a_run_holds_what_it_was_made_from_and_what_defines_the_measurement(hous
     settings, uri, client = house
     artifacts.write_json(artifacts.meta_of(artifacts.answers("int8")), {"sets": {"evalsets/tasks/facts.jsonl": "a" * 64}})
     Path("dvc.lock").write_text("stages: {gate: {cmd: x}, track: {cmd: y}}\n", encoding="utf-8")
-    rows = [artifacts.answers("int8"), artifacts.timings("int8"), artifacts.generations("int8"), artifacts.broke("int8")]
+    rows = [artifacts.answers("int8"), artifacts.timings("int8"), artifacts.generations("int8"), artifacts.failures("int8")]
     for file in (*rows, artifacts.REPORTS / "figures/tradeoff.png"):
         artifacts.write_text(file, f"{file}\n")
     logged, _ = track.track(settings, uri)
@@ -166,23 +172,22 @@ def test_a_run_holds_what_it_was_made_from_and_what_defines_the_measurement(hous
     assert files(logged["runs"]["bf16"], "figures") == ["figures/tradeoff.png"]
 
 
-@pytest.mark.parametrize("touched, changed", [
-    ("dvc.lock", "false"), ("reports/gate.json", "false"), ("params.yaml", "true"),
-    ("x.py", "true"),
-])  # fmt: skip
-def test_a_tree_is_not_changed_by_what_the_pipeline_writes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, touched: str, changed: str
-) -> None:
+def test_a_tree_is_not_changed_by_what_the_pipeline_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     settings = write_results()
     Path("dvc.lock").write_text("stages: {}\n", encoding="utf-8")
     own = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
     for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "x"]):
         subprocess.run([*own, *words], check=True)
-    assert provenance(load_state(settings), settings)["git.changed"] == "false"
-    with Path(touched).open("a", encoding="utf-8") as file:
-        file.write("\n")
-    assert provenance(load_state(settings), settings)["git.changed"] == changed
+    changed = []
+    for touched in ("dvc.lock", "reports/gate.json", "params.yaml"):
+        with Path(touched).open("a", encoding="utf-8") as file:
+            file.write("\n")
+        changed.append(provenance(load_state(settings), settings)["git.changed"])
+    subprocess.run([*own, "commit", "-aqm", "y"], check=True)
+    Path("x.py").touch()
+    changed.append(provenance(load_state(settings), settings)["git.changed"])
+    assert changed == ["false", "false", "true", "true"]
 
 
 def test_no_password_or_key_is_uploaded(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +197,7 @@ def test_no_password_or_key_is_uploaded(house: House, monkeypatch: pytest.Monkey
     for file in ("params.yaml", "dvc.lock"):
         there = Path(file).read_text(encoding="utf-8") if Path(file).exists() else "stages: {}\n"
         Path(file).write_text(f"{there}# {secret}\n", encoding="utf-8")
-    files = [artifacts.answers("int8"), artifacts.timings("int8"), artifacts.broke("int8"), artifacts.served("int8")]
+    files = [artifacts.answers("int8"), artifacts.timings("int8"), artifacts.failures("int8"), artifacts.served("int8")]
     for file in [*files, artifacts.REPORTS / "report.md", artifacts.REPORTS / "figures/a.svg"]:
         artifacts.write_json(file, {"said": secret})
     artifacts.write_json(artifacts.model_dir("int8") / artifacts.MANIFEST, {"calibration": {"source": secret}})
@@ -216,8 +221,8 @@ def test_no_password_or_key_is_uploaded(house: House, monkeypatch: pytest.Monkey
     assert "hunter2" not in str([(v.tags, v.description) for v in client.search_model_versions("name = 'quantgate'")])
 
 
-def test_a_variant_that_cannot_run_here_is_a_run_that_says_why(house: House) -> None:
-    settings, uri, client = house
+def test_a_variant_that_cannot_run_here_is_a_run_that_says_why(tracked_house: House) -> None:
+    settings, uri, client = tracked_house
     result = artifacts.read_json(artifacts.metrics("nf4"))
     result |= {"status": "unsupported", "reason": "no kernel", "metrics": {}, "machine": None}
     artifacts.write_json(artifacts.metrics("nf4"), result)
@@ -230,10 +235,10 @@ def test_a_variant_that_cannot_run_here_is_a_run_that_says_why(house: House) -> 
     assert run.data.metrics == {} and run.data.tags["verdict"] == "UNSUPPORTED"
 
 
-def test_metric_names_survive_the_round_trip_unknown_values_are_left_out_and_curves_have_steps(house: House) -> None:
+def test_metric_names_survive_the_round_trip_unknown_values_are_left_out_and_curves_have_steps(tracked_house: House) -> None:
     from pipeline.metrics.definitions import IN_PROCESS
 
-    settings, uri, client = house
+    settings, uri, client = tracked_house
     result = artifacts.read_json(artifacts.metrics("int8"))
     names = [f"{n}{t}" for n in IN_PROCESS for t in ("", "/chinese-english", "/arithmetic_copy")]
     result["metrics"] = {n: {"value": float(i), "low": i - 0.5, "high": i + 0.5} for i, n in enumerate(names)}
@@ -270,19 +275,18 @@ def test_a_crash_leaves_no_run_running_and_the_next_try_finishes(house: House, m
     assert {r.info.status for r in runs(client, found["experiment"])} == {"FINISHED"}
 
 
-@pytest.mark.parametrize("key", ["the same", "another"])
-def test_a_run_left_running_by_kill_9_is_cleared_whatever_it_was_of(house: House, key: str) -> None:
-    settings, uri, client = house
-    first, _ = track.track(settings, uri)
-    killed = first["runs"]["int8"]
-    client.update_run(killed, status="RUNNING")
-    client.set_tag(killed, connection.WRITER, f"{connection.platform.node()}:999999999:1")
-    if key == "another":
-        client.set_tag(killed, KEY, "0" * 64)
-    second, made = track.track(settings, uri)
-    assert made == 1 and second["runs"]["int8"] != killed
-    assert client.get_run(killed).info.status == "KILLED" and client.get_run(killed).info.lifecycle_stage == "deleted"
-    assert {r.info.status for r in runs(client, first["experiment"])} == {"FINISHED"}
+def test_a_run_left_running_by_kill_9_is_cleared_whatever_it_was_of(tracked_house: House) -> None:
+    settings, uri, client = tracked_house
+    found, _ = track.track(settings, uri)
+    for other in ({}, {KEY: "0" * 64}):
+        killed = found["runs"]["int8"]
+        client.update_run(killed, status="RUNNING")
+        for tag, value in ({connection.WRITER: f"{connection.platform.node()}:999999999:1"} | other).items():
+            client.set_tag(killed, tag, value)
+        found, made = track.track(settings, uri)
+        assert made == 1 and found["runs"]["int8"] != killed
+        assert client.get_run(killed).info.status == "KILLED" and client.get_run(killed).info.lifecycle_stage == "deleted"
+        assert {r.info.status for r in runs(client, found["experiment"])} == {"FINISHED"}
 
 
 def test_a_run_that_a_living_process_writes_is_left_alone(house: House) -> None:

@@ -17,6 +17,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,7 @@ import pytest
 from mlflow import MlflowClient
 from track_house import VARIANTS, write_results
 from werkzeug.security import generate_password_hash
+from werkzeug.serving import make_server
 
 from pipeline import track
 from pipeline.core import artifacts
@@ -52,7 +54,7 @@ def free_port() -> int:
 
 
 class Server:
-    """An `mlflow server` with a store of its own, that can be stopped and started again; without its runner of jobs."""
+    """An `mlflow server` with a store of its own; without its runner of jobs."""
 
     def __init__(self, folder: Path, database: Path, *options: str, **env: str) -> None:
         self.folder, self.port = folder, free_port()
@@ -63,9 +65,6 @@ class Server:
             sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(self.port), "--workers", "1",
             "--backend-store-uri", store, "--artifacts-destination", str(folder / "files"), *options,
         ]  # fmt: skip
-        self.start()
-
-    def start(self) -> None:
         with (self.folder / "server.log").open("ab") as log:
             self.process = subprocess.Popen(
                 self.command, cwd=self.folder, env=self.env, stdout=log, stderr=log, start_new_session=True
@@ -77,10 +76,10 @@ class Server:
                     return
             except httpx2.HTTPError:
                 time.sleep(0.2)
-        self.stop()
+        self.close()
         raise RuntimeError((self.folder / "server.log").read_text(errors="replace")[-2000:])
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """The whole session that was started for it: its workers would go on without it."""
         for sign in (signal.SIGTERM, signal.SIGKILL):
             try:
@@ -92,11 +91,38 @@ class Server:
                 continue
 
 
+class Here:
+    """What `mlflow server` serves, in a thread, that can be stopped and started again at once: a process takes five seconds."""
+
+    def __init__(self) -> None:
+        self.port = free_port()
+        self.uri = f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        from mlflow.server import app
+
+        self.served = make_server("127.0.0.1", self.port, app, threaded=True)
+        self.thread = threading.Thread(target=self.served.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+        self.thread.start()
+
+    def stop(self) -> None:
+        self.served.shutdown()
+        self.thread.join()
+        self.served.server_close()
+
+
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, database: Path) -> Iterator[Server]:
-    made = Server(tmp_path_factory.mktemp("server"), database)
-    yield made
-    made.stop()
+def server(tmp_path_factory: pytest.TempPathFactory, database: Path) -> Iterator[Here]:
+    folder = tmp_path_factory.mktemp("server")
+    told = {"FILE_STORE": f"sqlite:///{shutil.copy(database, folder)}", "ARTIFACT_DESTINATION": str(folder / "files"),
+            "ARTIFACT_ROOT": "mlflow-artifacts:/", "SERVE_ARTIFACTS": "true"}  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in told.items():  # as its command line tells its workers
+            patch.setenv(f"_MLFLOW_SERVER_{name}", value)
+        made = Here()
+        made.start()
+        yield made
+        made.stop()
 
 
 @pytest.fixture
@@ -127,7 +153,7 @@ def files(client: MlflowClient, run: str, folder: str = "") -> set[str]:
     return found
 
 
-def test_a_server_gets_runs_files_versions_and_a_champion(house: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_gets_runs_files_versions_and_a_champion(house: Path, server: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
     track.main()
     track.main()
@@ -143,7 +169,7 @@ def test_a_server_gets_runs_files_versions_and_a_champion(house: Path, server: S
 
 
 def test_a_server_that_dies_midway_loses_nothing_and_the_next_track_finishes(
-    house: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+    house: Path, server: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own_experiment("midway")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
@@ -193,7 +219,7 @@ def test_a_server_with_passwords_refuses_in_one_line_and_takes_the_right_one(
         track.main()
         assert statuses(server.uri, "quantgate") == ["FINISHED"] * (len(VARIANTS) + 1)
     finally:
-        server.stop()
+        server.close()
 
 
 @pytest.fixture
@@ -234,7 +260,7 @@ def test_files_lie_in_s3_and_a_bucket_that_is_missing_loses_nothing(
         assert sent == artifacts.answers("int8").read_bytes()
         assert "metrics/int8.json" in files(MlflowClient(tracking_uri=server.uri), run)
     finally:
-        server.stop()
+        server.close()
 
 
 class Postgres:
@@ -273,6 +299,7 @@ class Postgres:
 
 @needs_postgres
 def test_a_postgresql_takes_it_all_and_being_down_is_asked_once(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("_MLFLOW_SERVER_ARTIFACT_ROOT", raising=False)  # of `server`, and read wherever a store is opened
     database = Postgres()
     try:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", database.uri)

@@ -10,8 +10,9 @@ import pytest
 
 from pipeline.core import artifacts
 from pipeline.core.errors import ArtifactError
+from pipeline.reporting.text import markdown_table
 from pipeline.tracking import views
-from pipeline.tracking.runs import comparison, curves, datasets, flat_metrics, markdown, variant_note
+from pipeline.tracking.runs import comparison, curves, datasets, flat_metrics, variant_note
 
 
 def figure(value: float | None, low: float | None = None, high: float | None = None) -> dict[str, Any]:
@@ -67,15 +68,14 @@ def test_a_dataset_is_a_task_s_definition_and_rows_with_one_digest(tmp_path: Pat
 
 def test_the_comparison_shows_intervals_and_a_dash_for_what_is_unknown() -> None:
     results = {"bf16": {"metrics": {"kld_mean": figure(0.0, 0.0, 0.0)}}, "int8": {"metrics": {"kld_mean": figure(0.5, 0.4, 0.6)}}}
-    table = comparison(results, {"variants": {"int8": {"verdict": "PASS"}}}, "bf16")
-    rows = [dict(zip(table["columns"], row)) for row in table["data"]]
+    rows = comparison(results, {"variants": {"int8": {"verdict": "PASS"}}}, "bf16")
     assert [r["verdict"] for r in rows] == ["REFERENCE", "PASS"]
     assert [r["KLD (nats)"] for r in rows] == ["0", "0.5 [0.4, 0.6]"] and rows[0]["TTFT (ms)"] == "–"
-    assert markdown(table).split("\n")[3].startswith("| int8 | PASS |")
+    assert markdown_table(rows).split("\n")[3].startswith("| int8 | PASS |")
 
 
 def test_a_variant_without_a_verdict_is_never_shown_as_passing() -> None:
-    assert comparison({"x": {"metrics": {}}}, {"variants": {}}, "bf16")["data"][0][1] == "MISSING"
+    assert comparison({"x": {"metrics": {}}}, {"variants": {}}, "bf16")[0]["verdict"] == "MISSING"
     assert variant_note("x", {"variants": {}}, "bf16").startswith("MISSING: ")
 
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.report import render, show
+from pipeline.metrics.definitions import DEFINITIONS
 from pipeline.reporting import tradeoff
+from pipeline.reporting.text import render
 from pipeline.reporting.tradeoff import IN_PROCESS, SERVER, Point
 
 
@@ -25,15 +26,18 @@ METRICS = {
     "decode_tok_s/batch-4": metric(260.0, n=2), "peak_memory_bytes/context-1024": metric(8e8), "ttft_ms/prefix-warm": metric(20.0),
     "failure_rate/context-4096": metric(1.0),
 }  # fmt: skip
+for _name, _metric in METRICS.items():
+    _metric["unit"] = DEFINITIONS[_name.split("/")[0]].unit
 
 
 def level(ttft: float, tok_s: float, n: int) -> dict[str, Any]:
     keys = ("ttft_p95_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms", "e2e_p50_ms", "e2e_p99_ms")
-    return {
+    metrics = {
         "ttft_p50_ms": metric(ttft, ttft - 10, ttft + 10, n), "throughput_tok_s": metric(tok_s, tok_s - 5, tok_s + 5, 2),
         "throughput_req_s": metric(1.5, 1.4, 1.6, 2), "goodput_req_s": metric(1.0, 0.5, 1.5, 2),
         "attainment": metric(0.75, 0.6, 0.9, n), "failure_rate": metric(0.25, 0.1, 0.4, n), **{k: metric(ttft) for k in keys},
     }  # fmt: skip
+    return {name: m | {"unit": DEFINITIONS[name].unit} for name, m in metrics.items()}
 
 
 def finding(value: bool | None, reason: str | None = None) -> dict[str, Any]:
@@ -50,13 +54,13 @@ SERVED: dict[str, Any] = {
     "asked": {"load": {"prompt_tokens": 256}, "objective": {"ttft_ms": 500.0, "tpot_ms": None}},
     "launch": {"kind": "llamacpp", "build": "b42 (x) {}", "threads": 2, "parallel": 4},
     "levels": {"closed-1": level(400.0, 50.0, 16), "closed-4": level(900.0, 90.0, 32), "open-0.5": level(410.0, 16.0, 8)},
-    "knee": metric(2, 1, 2, 2), "server_memory_bytes": metric(3e8, n=1),
+    "knee": metric(2, 1, 2, 2), "server_memory_bytes": metric(3e8, n=1) | {"unit": "bytes"},
 }  # fmt: skip
 RESULTS = {"bf16": {"metrics": METRICS}, "q8": {"metrics": METRICS}}
 
 
 def view(served: dict[str, Any], faults: dict[str, str] | None = None, results: dict[str, Any] = RESULTS) -> dict[str, Any]:
-    return tradeoff.view(results, served, faults or {}, (256, 64), 0.95, show)
+    return tradeoff.view(results, served, faults or {}, (256, 64), 0.95)
 
 
 def row(source: str, context: int, load: str) -> Point:
@@ -101,8 +105,8 @@ def test_what_an_engine_cannot_do_is_no_row_of_dashes_but_a_reason() -> None:
 
 def test_each_level_of_a_server_is_a_row_of_its_own() -> None:
     served = row(SERVER, 256, "4").metrics
-    assert served["ttft_ms"] == metric(900.0, 890.0, 910.0, 32) and served["memory_bytes"] == metric(3e8, n=1)
-    assert served["decode_tok_s"] is None and served["throughput_tok_s"] == metric(90.0, 85.0, 95.0, 2)
+    assert served["ttft_ms"] == metric(900.0, 890.0, 910.0, 32) and served["memory_bytes"] == SERVED["server_memory_bytes"]
+    assert served["decode_tok_s"] is None and served["throughput_tok_s"] == metric(90.0, 85.0, 95.0, 2) | {"unit": "tok/s"}
     assert row(SERVER, 256, "0.5 req/s").metrics["ttft_p99_ms"] == metric(410.0)
     assert not [p for p in tradeoff.points(RESULTS, {"q8": SERVED}, (256, 64)) if p.variant == "bf16" and p.source == SERVER]
 
@@ -119,18 +123,14 @@ def test_the_csv_has_every_bound_and_n_and_unknown_is_empty() -> None:
     last = rows[-2]
     assert (last["variant"], last["measured"], last["context_tokens"], last["at_once"]) == ("q8", "server", "256", "4")
     assert [last[f"throughput_tok_s{e}"] for e in ("", "_low", "_high", "_n")] == ["90.0", "85.0", "95.0", "2"]
-    assert (
-        last["decode_tok_s"] == last["decode_tok_s_n"] == last["memory_bytes_low"] == "" and last["memory_bytes"] == "300000000.0"
-    )
+    assert last["decode_tok_s"] == last["decode_tok_s_n"] == last["memory_bytes_low"] == ""
+    assert last["memory_bytes"] == "300000000.0"
 
 
 def test_figures_stand_with_their_interval_unit_and_n() -> None:
     shown = view({"q8": SERVED})["rows"][-2]
-    assert (
-        shown["TTFT (ms)"] == "900 [890, 910]"
-        and shown["throughput tok/s"] == "90 [85, 95]"
-        and shown["n"] == "32 requests, 2 rounds"
-    )
+    assert (shown["TTFT (ms)"], shown["throughput tok/s"]) == ("900 [890, 910]", "90 [85, 95]")
+    assert shown["n"] == "32 requests, 2 rounds"
     assert shown["memory (MB)"] == "300" and shown["failed (%)"] == "25 [10, 40]" and shown["decode tok/s"] == "–"
     assert view({})["rows"][0]["n"] == "5 requests"
 
@@ -154,12 +154,9 @@ def test_what_a_server_lacks_is_said_in_words_and_what_is_not_known_apart() -> N
 
 def test_a_server_is_described_with_its_knee_and_its_memory() -> None:
     (one,) = view({"q8": SERVED})["servers"]
-    assert (
-        "llamacpp started here (2 threads, 4 at once at most)" in one["about"]
-        and one["build"] == "b42 (x) {}"
-        and "peak memory 300 MB" in one["about"]
-    )
-    assert "knee at 2 at once (single rounds: 1 to 2; 2 rounds)" in one["about"]
+    assert "llamacpp started here (2 threads, 4 at once at most)" in one["about"] and one["build"] == "b42 (x) {}"
+    assert "peak memory 300 MB" in one["about"]
+    assert "saturation point: 2 requests at once (single rounds: 1 to 2; 2 rounds)" in one["about"]
     assert one["about"].endswith("objective: TTFT at most 500 ms")
     assert one["levels"][0]["load"] == "1 at once" and one["levels"][2]["load"] == "0.5 req/s"
     assert one["levels"][1]["within objective (%)"] == "75 [60, 90]" and one["levels"][1]["n"] == "32 requests, 2 rounds"

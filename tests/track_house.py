@@ -17,6 +17,7 @@ from sqlalchemy import Engine, event
 from pipeline.core import artifacts, params
 
 ROOT = Path(__file__).resolve().parent.parent
+House = tuple[params.Params, str, MlflowClient]  # with the address of its store
 VARIANTS = ("bf16", "int8", "nf4")
 WHERE_FILES_LIE = (("experiments", "artifact_location"), ("runs", "artifact_uri"), ("logged_models", "artifact_location"))
 
@@ -37,13 +38,14 @@ def empty_database(folder: Path) -> Path:
     return path
 
 
-def copy_tracked(there: Path, here: Path) -> str:
-    """Copy a house whose results are tracked; returns the address of its store, whose files lie in the copy."""
+def copy_tracked(there: Path, here: Path) -> House:
+    """Copy a house whose results are tracked into the working directory; its store's files lie in the copy."""
     shutil.copytree(there, here, dirs_exist_ok=True)
     with contextlib.closing(sqlite3.connect(here / "mlflow.db")) as store, store:
         for table, column in WHERE_FILES_LIE:
             store.execute(f"UPDATE {table} SET {column} = replace({column}, ?, ?)", (str(there), str(here)))  # noqa: S608
-    return f"sqlite:///{here / 'mlflow.db'}"
+    uri = f"sqlite:///{here / 'mlflow.db'}"
+    return params.load(), uri, MlflowClient(tracking_uri=uri)
 
 
 def rule(value: float, verdict: str) -> dict[str, Any]:
@@ -77,7 +79,7 @@ def write_results() -> params.Params:
     return settings
 
 
-def sqlite_house(folder: Path, database: Path) -> tuple[params.Params, str, MlflowClient]:
+def sqlite_house(folder: Path, database: Path) -> House:
     """(params, address, client) of a house in the working directory with a store of its own."""
     shutil.copy(database, folder / "mlflow.db")
     uri = f"sqlite:///{folder / 'mlflow.db'}"

@@ -128,7 +128,7 @@ def _required(settings: Params) -> list[Path]:
     """Files of a complete bundle."""
     rows = [f for make in ROWS for v in settings.variants for f in (make(v), artifacts.meta_of(make(v)))]
     models = [artifacts.model_dir(v) / artifacts.MANIFEST for v in settings.variants]
-    more = [artifacts.broke(v) for v in settings.variants] + [artifacts.metrics(v) for v in settings.variants]
+    more = [artifacts.failures(v) for v in settings.variants] + [artifacts.metrics(v) for v in settings.variants]
     store = [artifacts.BASE / artifacts.MANIFEST, artifacts.CALIBRATION / artifacts.MANIFEST]
     store += [artifacts.REFERENCE / artifacts.MANIFEST, artifacts.REFERENCE / "windows.jsonl"]
     pages = [artifacts.GATE, artifacts.FLOOR, artifacts.REPORTS / "report.md", artifacts.REPORTS / "report.html"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.reporting import wording
+from pipeline.reporting import text
 
 Row = dict[str, Any]
 QUALITY = (("kld_mean", "nats"), ("top1_agreement", "fraction"), ("ppl_ratio", "ratio"), ("acc_delta/all", "pp"))
@@ -64,7 +64,7 @@ def _quality(names: list[str], differ: dict[str, list[str]], here: Row, there: R
             ours, theirs = (figure(side["results"].get(name), metric) for side in (here, there))
             if ours or theirs:
                 said = "not comparable" if why else compared(ours, theirs)
-                rows.append([name, metric, *(f"{wording.told(m, unit)}{_n(m)}" for m in (ours, theirs)), said])
+                rows.append([name, metric, *(f"{text.with_unit(m and m | {'unit': unit})}{_n(m)}" for m in (ours, theirs)), said])
     note = f"Not comparable: {', '.join(why)} differ." if why else "Same base, sets and amounts, so that figures can be compared."
     return ["## Quality", "", note, "", *_table(["variant", "metric", "here", "there", "intervals"], rows)]
 
@@ -76,7 +76,7 @@ def _timings(names: list[str], here: Row, there: Row) -> list[str]:
         for metric, unit in TIMINGS:
             ours, theirs = (figure(side["results"].get(name), metric) for side in (here, there))
             if ours or theirs:
-                rows.append([name, metric, *(f"{wording.told(m, unit)}{_n(m)}" for m in (ours, theirs))])
+                rows.append([name, metric, *(f"{text.with_unit(m and m | {'unit': unit})}{_n(m)}" for m in (ours, theirs))])
     machines = [machine(side) for side in (here, there)]
     note = f"Each on its own machine, and not compared. Here: {machines[0]}. There: {machines[1]}."
     return ["## Speed and memory", "", note, "", *_table(["variant", "metric", "here", "there"], rows)]
@@ -85,7 +85,7 @@ def _timings(names: list[str], here: Row, there: Row) -> list[str]:
 def machine(side: Row) -> str:
     """One side's machine; `unknown` if the bundle does not say."""
     try:
-        return plain(wording.machine(side["conditions"]["machine"]))
+        return plain(text.machine(side["conditions"]["machine"]))
     except (KeyError, TypeError, ValueError):
         return "unknown"
 

@@ -11,14 +11,14 @@ import resource
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from pipeline.core.droppings import data_files
-from pipeline.core.errors import ArtifactError
+from pipeline.core.errors import ArtifactError, NoResult
 
 ARTIFACTS = Path("artifacts")
 REPORTS = Path("reports")
@@ -37,8 +37,6 @@ SERVING_ASKED = REPORTS / "serving" / "asked.yaml"
 MLFLOW = REPORTS / "mlflow.json"
 MANIFEST = "manifest.json"
 FICLONE = 0x40049409  # linux/fs.h
-# what was asked of a build, as its manifest tells it
-ASKED = ("variant", "quantizer", "asked", "options", "engine", "engine_options", "base", "seed", "trust_remote_code")
 
 # Packages whose version can change a figure; recorded with every artifact.
 VERSIONED = (
@@ -47,7 +45,7 @@ VERSIONED = (
 
 
 def from_project(path: str | Path) -> Path:
-    """A path of params.yaml that is outside git: from the project's folder, also where `dvc exp run` works in a copy of it."""
+    """A path of params.yaml outside git, from the project's folder; `dvc exp run` works in a copy under .dvc/tmp."""
     here = Path.cwd()
     copy = next((p for p in (here, *here.parents) if (p / ".dvc").is_dir()), here)
     root = Path(os.environ.get("DVC_ROOT", copy))
@@ -55,48 +53,24 @@ def from_project(path: str | Path) -> Path:
     return (root / here.relative_to(copy) if inside else Path()) / Path(path).expanduser()
 
 
-def model_dir(variant: str) -> Path:
-    return ARTIFACTS / "models" / variant
+def _by_variant(folder: Path, suffix: str = "") -> Callable[[str], Path]:
+    return lambda variant: folder / f"{variant}{suffix}"
 
 
-def answers(variant: str) -> Path:
-    return ARTIFACTS / "answers" / f"{variant}.jsonl"
-
-
-def tokens(variant: str) -> Path:
-    return ARTIFACTS / "tokens" / f"{variant}.parquet"
-
-
-def timings(variant: str) -> Path:
-    return ARTIFACTS / "timings" / f"{variant}.jsonl"
-
-
-def generations(variant: str) -> Path:
-    return ARTIFACTS / "generations" / f"{variant}.jsonl"
-
-
-def serving(variant: str) -> Path:
-    return ARTIFACTS / "serving" / f"{variant}.jsonl"
-
-
-def served(variant: str) -> Path:
-    return REPORTS / "serving" / f"{variant}.json"
-
-
-def broke(variant: str) -> Path:
-    return ARTIFACTS / "broke" / f"{variant}.json"
-
-
-def metrics(variant: str) -> Path:
-    return REPORTS / "metrics" / f"{variant}.json"
+model_dir = _by_variant(ARTIFACTS / "models")
+answers = _by_variant(ARTIFACTS / "answers", ".jsonl")
+tokens = _by_variant(ARTIFACTS / "tokens", ".parquet")
+timings = _by_variant(ARTIFACTS / "timings", ".jsonl")
+generations = _by_variant(ARTIFACTS / "generations", ".jsonl")
+serving = _by_variant(ARTIFACTS / "serving", ".jsonl")
+served = _by_variant(REPORTS / "serving", ".json")
+failures = _by_variant(ARTIFACTS / "broke", ".json")
+metrics = _by_variant(REPORTS / "metrics", ".json")
 
 
 def meta_of(rows: Path) -> Path:
     """The side file of a rows file: status, inputs, versions, seed, wall time."""
     return rows.with_suffix(".meta.json")
-
-
-# --- writing -----------------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -165,14 +139,11 @@ def write_json(path: Path, value: Any) -> None:
         tmp.write_text(text + "\n", encoding="utf-8")
 
 
-def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> int:
-    """Write one strict JSON object a line; returns the number of rows."""
-    n = 0
+def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    """Write one strict JSON object a line."""
     with atomic_file(path) as tmp, tmp.open("w", encoding="utf-8", newline="\n") as f:
         for row in rows:
             f.write(json.dumps(jsonable(row), ensure_ascii=False, allow_nan=False) + "\n")
-            n += 1
-    return n
 
 
 def copy_file(source: Path, to: Path) -> None:
@@ -185,7 +156,7 @@ def copy_file(source: Path, to: Path) -> None:
 
 
 def link_file(source: Path, to: Path) -> None:
-    """Give one of our own files, which nothing changes in place, a second name; a copy where that is on another disk."""
+    """Give one of our own files a second name; a copy where `to` is on another disk. Nothing changes such files in place."""
     try:
         to.hardlink_to(source.resolve())
     except OSError:
@@ -197,50 +168,45 @@ def write_text(path: Path, text: str) -> None:
         tmp.write_text(text, encoding="utf-8", newline="\n")
 
 
-# --- reading -----------------------------------------------------------------------------------------------------
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Turn what a missing or damaged file raises into an `ArtifactError` with the remedy."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise ArtifactError(f"{path} is missing; run `dvc repro` to make it") from None
+    except (ValueError, OSError) as e:
+        if getattr(e, "errno", None):  # the disk's own error; a damaged parquet file's has no number
+            raise
+        kind = path.suffix[1:].upper()
+        raise ArtifactError(f"{path} is not valid {kind} ({e}); delete it and run `dvc repro`") from None
 
 
 def read_json(path: Path) -> Any:
     """What a JSON file holds. Raises `ArtifactError` if it is missing, not JSON, or gives a name twice."""
-    try:
+    with _readable(path):
         return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_once)
-    except FileNotFoundError:
-        raise ArtifactError(f"{path} is missing; run `dvc repro` to make it") from None
-    except ValueError as e:
-        raise ArtifactError(f"{path} is not valid JSON ({e}); delete it and run `dvc repro`") from None
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    content = dict(pairs)
+    if len(content) < len(pairs):
         names = [name for name, _ in pairs]
         raise ValueError(f"{next(n for n in names if names.count(n) > 1)!r} is given twice")
-    return found
+    return content
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except FileNotFoundError:
-        raise ArtifactError(f"{path} is missing; run `dvc repro` to make it") from None
-    try:
-        return [json.loads(line) for line in lines if line]
-    except ValueError as e:
-        raise ArtifactError(f"{path} holds a line that is not JSON ({e}); delete it and run `dvc repro`") from None
+    with _readable(path):
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
 
 
 def read_columns(path: Path) -> dict[str, list[Any]]:
     """{column: values} of a parquet file."""
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    try:
-        columns: dict[str, list[Any]] = pq.read_table(path).to_pydict()
-    except FileNotFoundError:
-        raise ArtifactError(f"{path} is missing; run `dvc repro` to make it") from None
-    except (pa.ArrowInvalid, OSError) as e:
-        raise ArtifactError(f"{path} cannot be read ({e}); delete it and run `dvc repro`") from None
-    return columns
+    with _readable(path):
+        return dict(pq.read_table(path).to_pydict())
 
 
 def write_between(path: Path, marks: tuple[str, str], text: str) -> None:
@@ -250,9 +216,6 @@ def write_between(path: Path, marks: tuple[str, str], text: str) -> None:
     if not (opened and closed):
         raise ArtifactError(f"{path} has no {marks[0]} ... {marks[1]} to write between")
     write_text(path, f"{before}{marks[0]}{text}{marks[1]}{after}")
-
-
-# --- identity ----------------------------------------------------------------------------------------------------
 
 
 def sha256_file(path: Path) -> str:
@@ -269,11 +232,6 @@ def digest(value: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def build_digest(manifest: dict[str, Any]) -> str:
-    """What stands for a build: its files, and all that was asked for."""
-    return digest([{k: manifest[k] for k in ASKED if k in manifest}, manifest["files"]])
-
-
 def files_of(folder: Path) -> dict[str, dict[str, Any]]:
     """{relative name: {bytes, sha256}} of a folder's data files, its manifest left out."""
     return {
@@ -283,13 +241,22 @@ def files_of(folder: Path) -> dict[str, dict[str, Any]]:
     }
 
 
+@contextmanager
+def recording(meta: dict[str, Any]) -> Iterator[None]:
+    """Let a `NoResult` end the block, and put its status and reason into `meta`: the rows then stay empty."""
+    try:
+        yield
+    except NoResult as e:
+        meta.update(status=e.status, reason=str(e))
+
+
 def read_manifest(folder: Path) -> dict[str, Any]:
     manifest: dict[str, Any] = read_json(folder / MANIFEST)
     return manifest
 
 
 def trusts_code(folder: Path) -> bool:
-    """Whether params allowed the code that came with a model to run; off for a folder without a manifest."""
+    """Whether params allowed the model's own code to run; False for a folder without a manifest."""
     return (folder / MANIFEST).exists() and bool(read_manifest(folder).get("trust_remote_code"))
 
 
@@ -303,21 +270,23 @@ def verify_files(folder: Path, manifest: dict[str, Any]) -> None:
 
 
 def versions() -> dict[str, str]:
-    found = {}
+    """Versions of the packages that can change a figure, where they are installed."""
+    installed = {}
     for name in VERSIONED:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+        with suppress(metadata.PackageNotFoundError):
+            installed[name] = metadata.version(name)
+    return installed
+
+
+def _run_file(stage: str, variant: str | None) -> Path:
+    return RUNS / (f"{stage}@{variant}.json" if variant else f"{stage}.json")
 
 
 class Stopwatch:
-    """What a stage cost, kept beside the artifacts and not in them: equal inputs then give equal files, so a rerun that
-    changes nothing stops DVC from rerunning everything after it."""
+    """What a stage cost, kept outside its outputs: equal inputs give equal files, so an unchanged rerun stops there."""
 
     def __init__(self, stage: str, variant: str | None = None) -> None:
-        self.path = RUNS / (f"{stage}@{variant}.json" if variant else f"{stage}.json")
+        self.path = _run_file(stage, variant)
         self._start = time.monotonic()
 
     def done(self) -> float:
@@ -331,6 +300,6 @@ class Stopwatch:
 
 
 def run_facts(stage: str, variant: str | None = None) -> dict[str, Any]:
-    """What the last run of a stage on this machine cost; empty where its output was restored and not made here."""
-    path = RUNS / (f"{stage}@{variant}.json" if variant else f"{stage}.json")
+    """What the last run of a stage on this machine cost; empty where its output was restored."""
+    path = _run_file(stage, variant)
     return dict(read_json(path)) if path.exists() else {}

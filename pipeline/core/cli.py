@@ -21,12 +21,10 @@ if TYPE_CHECKING:
 def run(stage: Callable[..., Any]) -> None:
     """Run a stage's function as a command line.
 
-    A `QuantgateError` is printed as one line and exits 1. SIGTERM ends the stage like Ctrl-C, so that temporary files
-    are removed and helper processes stopped. On Linux the stage also ends when the `dvc` that started it is killed.
+    A `QuantgateError` is printed as one line and exits 1. SIGTERM ends the stage like Ctrl-C, so that temporary files are
+    removed and helper processes stopped. On Linux the stage ends with the `dvc` that started it.
     """
     quiet.libraries()
-    if sys.flags.optimize > 1:
-        sys.exit("error: PYTHONOPTIMIZE=2 takes away the docstrings that transformers builds its models from; unset it")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if "DVC_STAGE" in os.environ:  # a person's own command outlives the shell that started it, as with nohup
         isolate.end_with_parent()
@@ -39,7 +37,7 @@ def run(stage: Callable[..., Any]) -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as e:
-        # typer's and click's own usage errors know how to show themselves; anything else is a bug: keep the traceback.
+        # Usage errors of typer and click can show themselves; anything else is a bug and keeps its traceback.
         if of_disk := isolate.disk_error(e):
             sys.exit(f"error: {of_disk}")
         if not hasattr(e, "show"):
@@ -51,8 +49,7 @@ def run(stage: Callable[..., Any]) -> None:
 
 
 def leave() -> NoReturn:
-    """End the process now, after what was registered to be done at its end: to take torch and the model libraries apart,
-    object by object, costs each stage most of a second, and a run has some sixty of them."""
+    """End the process after its exit handlers: taking torch apart object by object costs each stage most of a second."""
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -69,12 +66,12 @@ def table(columns: Sequence[str], rows: Iterable[dict[str, str]], *, title: str 
     from rich.console import Console
     from rich.table import Table
 
-    shown = Table(title=title)
+    grid = Table(title=title)
     for column in columns:
-        shown.add_column(column, justify="left" if column in left else "right")
+        grid.add_column(column, justify="left" if column in left else "right")
     for row in rows:
-        shown.add_row(*(row[c] for c in columns))
-    Console(width=None if sys.stdout.isatty() else 200).print(shown)
+        grid.add_row(*(row[c] for c in columns))
+    Console(width=None if sys.stdout.isatty() else 200).print(grid)
 
 
 def progress(total: int, what: str, unit: str, file: Any = None) -> tqdm[Any]:
@@ -82,5 +79,5 @@ def progress(total: int, what: str, unit: str, file: Any = None) -> tqdm[Any]:
     from tqdm import tqdm  # late: it reads TQDM_MININTERVAL, which `run` sets, when it is imported
 
     stream = file or quiet.terminal()
-    often = 0.1 if stream.isatty() else 10.0
-    return tqdm(total=total, desc=what, unit=unit, file=stream, leave=False, mininterval=often)
+    interval = 0.1 if stream.isatty() else 10.0
+    return tqdm(total=total, desc=what, unit=unit, file=stream, leave=False, mininterval=interval)

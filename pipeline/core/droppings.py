@@ -1,4 +1,4 @@
-"""Which files are data, and which nobody meant: everything that lists a folder asks here."""
+"""Which files are data and which are litter: everything that lists a folder asks here."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ def meant(folder: Path, pattern: str) -> list[Path]:
 
 
 def data_files(folder: Path, pattern: str) -> list[Path]:
-    """Files under a folder that somebody meant to be there, in name order: no droppings, no links that lead nowhere."""
+    """Regular files that match under a folder, in name order, without litter or dangling links."""
     return [p for p in meant(folder, pattern) if p.is_file()]

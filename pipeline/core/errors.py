@@ -1,15 +1,4 @@
-"""What can go wrong, as one tree; every message says what, which value, and what to do next.
-
-QuantgateError
-├── ParamsError         params.yaml: unknown key, wrong type, value out of range
-├── DataError           an evaluation, calibration or prompt file, with its line
-├── DownloadError       the base model could not be had (offline, gated, missing, wrong hash)
-├── ArtifactError       something an earlier stage should have written is missing, stale or damaged
-└── NoResult            ends one variant's stage and not the run; status and reason become part of the result
-    ├── InvalidVariant  the variant ran, but what it computes cannot be used (NaN, overflow, not quantized)
-    ├── Unsupported     this machine, package or model cannot do it
-    └── Crashed         a library ended the process that ran the variant, or raised what nobody expected
-"""
+"""Errors that a user can act on. Every message says what, which value, and what to do next."""
 
 from __future__ import annotations
 
@@ -19,15 +8,15 @@ class QuantgateError(Exception):
 
 
 class ParamsError(QuantgateError):
-    """params.yaml says something that cannot be meant."""
+    """params.yaml: unknown key, wrong type, value out of range."""
 
 
 class DataError(QuantgateError):
-    """A data file is malformed; the message names file and line."""
+    """An evaluation, calibration or prompt file is malformed; the message names file and line."""
 
 
 class DownloadError(QuantgateError):
-    """The base model could not be had."""
+    """The base model could not be had: offline, gated, missing, wrong hash."""
 
 
 class ArtifactError(QuantgateError):
@@ -35,24 +24,24 @@ class ArtifactError(QuantgateError):
 
 
 class NoResult(QuantgateError):
-    """A stage has no rows of a variant; `status` and `str(error)` are kept in their place."""
+    """Ends one variant's stage and not the run; `status` and the message become part of the result."""
 
     status: str
 
 
 class InvalidVariant(NoResult):
-    """A variant's outputs cannot be used for any figure."""
+    """The variant ran, but its outputs cannot be used: NaN, overflow, not quantized."""
 
     status = "invalid"
 
 
 class Unsupported(NoResult):
-    """Something cannot be done here."""
+    """This machine, package or model cannot do it."""
 
     status = "unsupported"
 
 
 class Crashed(NoResult):
-    """The process that ran a variant died."""
+    """The process that ran the variant died, or a library raised what nobody expected."""
 
     status = "crashed"

@@ -1,4 +1,4 @@
-"""Faults of params.yaml in words: the line, the path of keys, the value, and the nearest right one."""
+"""Explain faults of params.yaml: the line, the path of keys, the value, and the nearest right one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ EMPTY = {
 
 
 class Fault(ValueError):
-    """A fault that a validator of a whole section finds below it. keys: where, from that section on."""
+    """A fault that a validator finds below its section. keys: where, from that section on."""
 
     def __init__(self, message: str, *keys: str | int) -> None:
         super().__init__(message)
@@ -59,52 +59,51 @@ def _near(name: str, known: list[str]) -> str:
 def explain_all(
     errors: list[ErrorDetails], data: Any, root: Any, path: Path, top: type[BaseModel], sources: dict[str, type[BaseModel]]
 ) -> list[str]:
-    """Validation errors in words: file and line, path of keys, value, and the nearest right one.
-
-    data, root: what the file says, and its YAML nodes; top: the model of the whole file; sources: the models that
-    `model.source` tells apart. A value of several allowed types is one fault and not one a type.
-    """
-    told = []
-    for keys, own in by_place(errors, data, sources).items():
+    """Validation errors with file and line, path of keys, value, and the nearest right one.
+    data, root: the file's content and its YAML nodes; top: the model of the whole file; sources: the models that `model.source`
+    selects. A value of several allowed types is one fault."""
+    messages = []
+    for keys, same in by_keys(errors, data, sources).items():
         line = line_of(root, list(keys))
         where = f"{path}:{line}: " if line else f"{path}: "
-        if own[0]["type"] == "extra_forbidden":
+        first = same[0]
+        if first["type"] == "extra_forbidden":
             near = did_you_mean(str(keys[-1]), _known_keys(list(keys[:-1]), root, top, sources))
-            told.append(f"{where}{_dotted(keys)}: unknown key (value {own[0]['input']!r}){near}")
-        elif own[0]["type"] in ("union_tag_invalid", "union_tag_not_found"):
-            source = str(own[0]["input"].get("source", "is missing"))
-            told.append(f"{where}{_dotted(keys)}: source {source}{did_you_mean(source, list(sources))}")
+            messages.append(f"{where}{_dotted(keys)}: unknown key (value {first['input']!r}){near}")
+        elif first["type"] in ("union_tag_invalid", "union_tag_not_found"):
+            source = str(first["input"].get("source", "is missing"))
+            messages.append(f"{where}{_dotted(keys)}: source {source}{did_you_mean(source, list(sources))}")
         else:
-            told.append(f"{where}{in_words(own, keys)}")
-    return told
+            messages.append(f"{where}{in_words(same, keys)}")
+    return messages
 
 
-def by_place(errors: list[ErrorDetails], data: Any, tags: Collection[str] = ()) -> dict[tuple[Any, ...], list[ErrorDetails]]:
-    """Errors by the path of keys in `data` that they are at. tags: names that pydantic puts after `model`."""
-    found: dict[tuple[Any, ...], list[ErrorDetails]] = {}
+def by_keys(errors: list[ErrorDetails], data: Any, tags: Collection[str] = ()) -> dict[tuple[Any, ...], list[ErrorDetails]]:
+    """Errors grouped by their path of keys in `data`. tags: names that pydantic puts after `model`."""
+    grouped: dict[tuple[Any, ...], list[ErrorDetails]] = {}
     for error in errors:
-        found.setdefault(tuple(_keys(error, data, tags)), []).append(error)
-    return found
+        grouped.setdefault(tuple(_keys(error, data, tags)), []).append(error)
+    return grouped
 
 
 def in_words(errors: list[ErrorDetails], keys: tuple[Any, ...]) -> str:
-    """What is wrong with one value, without pydantic's words: its path of keys, itself, what it must be instead.
-
-    errors: those at `keys`; several where it may be of several types, and is of none.
-    """
+    """What is wrong with one value: its path of keys, itself, and what it must be instead.
+    errors: all at `keys`; several where it may be of several types."""
     value, name = errors[0]["input"], _dotted(keys) or "the file"
     if errors[0]["type"] == "missing":
         return f"{name}: this key is needed and missing" + (f"; {EMPTY[keys]}" if keys in EMPTY else "")
-    said = [_message(e) for e in errors]
-    must = [s.removeprefix("must be ") for s in said if s.startswith("must be ")]
-    message = "; ".join([*([f"must be {' or '.join(must)}"] if must else []), *(s for s in said if not s.startswith("must be "))])
+    texts = [_message(e) for e in errors]
+    must = [s.removeprefix("must be ") for s in texts if s.startswith("must be ")]
+    message = "; ".join([*([f"must be {' or '.join(must)}"] if must else []), *(s for s in texts if not s.startswith("must be "))])
     if not value and keys in EMPTY:
         return f"{name}: is empty; {EMPTY[keys]}"
     if value is None:
         return f"{name}: is empty; {message}"
     plain = isinstance(value, (str, int, float, list))
-    shown = "" if isinstance(value, dict) or not keys else f" = {value!r}" if plain else f" = {value}"
-    return f"{name}{shown}: {message}{_misread(value, errors)}"
+    text = "" if isinstance(value, dict) or not keys else f" = {value!r}" if plain else f" = {value}"
+    words = [w for e in errors if e["type"] == "literal_error" for w in re.findall(r"'([^']+)'", e["ctx"]["expected"])]
+    finite = isinstance(value, float) and not math.isfinite(value) and errors[0]["type"] in BOUNDS
+    return f"{name}{text}: {message}{', and finite' if finite else _near(str(value), words)}"
 
 
 def _message(error: ErrorDetails) -> str:
@@ -116,20 +115,12 @@ def _message(error: ErrorDetails) -> str:
     return f"must be {MUST_BE[kind].format(**context)}"
 
 
-def _misread(value: Any, errors: list[ErrorDetails]) -> str:
-    """That a number must be finite, or the nearest of the words allowed."""
-    if isinstance(value, float) and not math.isfinite(value) and errors[0]["type"] in BOUNDS:
-        return ", and finite"
-    words = [w for e in errors if e["type"] == "literal_error" for w in re.findall(r"'([^']+)'", e["ctx"]["expected"])]
-    return _near(str(value), words)
-
-
 def _dotted(keys: tuple[Any, ...]) -> str:
     return ".".join(map(str, keys))
 
 
 def _keys(error: ErrorDetails, data: Any, tags: Collection[str]) -> list[Any]:
-    """The path of keys in the file: pydantic puts names of types and of validators of its own between them."""
+    """The path of keys in the file, without the names of types and validators that pydantic puts between them."""
     keys: list[Any] = []
     location = list(error["loc"])
     if location[:1] == ["model"] and location[1:2] and location[1] in tags:

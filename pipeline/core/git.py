@@ -1,4 +1,4 @@
-"""Git, asked what a commit holds and where this folder stands. Nothing is written."""
+"""Ask git what a commit holds and where this folder stands. Nothing is written."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def ask(*words: str) -> bytes | None:
 
 def line(*words: str) -> str | None:
     """The same as text, without the end of the line."""
-    found = ask(*words)
-    return None if found is None else found.decode(errors="replace").strip()
+    printed = ask(*words)
+    return None if printed is None else printed.decode(errors="replace").strip()
 
 
 def show(commit: str, path: Path) -> bytes | None:

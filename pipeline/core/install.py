@@ -1,7 +1,7 @@
 """Install the project into .venv: `python3 -m pipeline.core.install`, which `make` runs. Standard library only.
 
-uv fetches the packages (pip, where uv cannot be had), at the versions of constraints.txt. llama.cpp is compiled, and comes
-last: whatever goes wrong with it, the rest is installed. What is here of settings, environments of other backends use too.
+uv (or pip, where uv cannot be had) fetches the packages at the versions of constraints.txt. llama.cpp is compiled last, so that
+the rest is installed whatever goes wrong with it. Environments of other backends use these settings too.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ LOG = VENV / "install.log"
 PINS = ["-c", "constraints.txt", "-c", "constraints-dev.txt"]
 LESS = Path("envs/llamacpp.cmake")
 AGAIN = "python3 -m pipeline.core.install"  # what a message tells a person to run
-TOLD_EVERY_S = 10  # in a log; on a terminal every second, in place
+EVERY_S = 10  # how often progress is reported
 TAIL = 10  # lines of the log that a failure shows
 WRONG = re.compile(r"\berror:|\bfatal\b|FAILED:|cause:|hint:", re.IGNORECASE)
 
-# Variables that would let another Python's packages in, or install somewhere else than into the environment that is meant.
+# Variables that would bring in another Python's packages, or install somewhere else.
 ELSEWHERE = {
     "PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_PYTHON",
     "UV_PYTHON", "UV_SYSTEM_PYTHON",
 }  # fmt: skip
-# pip's settings and what uv, which does not read them, calls them; lists are divided by white space but for the one.
+# pip's settings and their names in uv, which does not read them; lists are divided by white space, but for find-links.
 FOR_UV = {
     "index-url": "UV_DEFAULT_INDEX", "extra-index-url": "UV_INDEX", "find-links": "UV_FIND_LINKS", "no-index": "UV_NO_INDEX",
     "trusted-host": "UV_INSECURE_HOST", "constraint": "UV_CONSTRAINT", "cert": "SSL_CERT_FILE", "proxy": "ALL_PROXY",
@@ -48,9 +48,6 @@ SETS = {
 ASK_LLAMACPP = "import llama_cpp; print(llama_cpp.llama_print_system_info().decode())"
 
 
-# --- settings ----------------------------------------------------------------------------------------------------
-
-
 def clean() -> dict[str, str]:
     """This process's variables without those that lead to another environment."""
     return {k: v for k, v in os.environ.items() if k not in ELSEWHERE} | {"PIP_USER": "0"}  # pip's files may say user, too
@@ -58,22 +55,22 @@ def clean() -> dict[str, str]:
 
 def pip_settings(listed: str) -> dict[str, str]:
     """{option: value} of an installation, from what `pip config list` prints."""
-    found: dict[str, str] = {}
+    settings: dict[str, str] = {}
     for source in ("global.", "install.", ":env:."):  # each goes before the one before it
         for name, _, value in (line.partition("=") for line in listed.splitlines()):
             if name.startswith(source):
-                found[name.removeprefix(source)] = str(ast.literal_eval(value))
-    return found
+                settings[name.removeprefix(source)] = str(ast.literal_eval(value))
+    return settings
 
 
 def for_uv(settings: dict[str, str]) -> dict[str, str]:
-    """pip's settings as uv's variables. uv looks at all indexes, as pip does, and not at the first that has the package."""
-    found = {FOR_UV[k]: ("," if k == "find-links" else " ").join(v.split()) for k, v in settings.items() if k in FOR_UV}
-    return {"UV_INDEX_STRATEGY": "unsafe-best-match"} | found
+    """pip's settings as uv's variables. uv looks at all indexes, as pip does, and not only at the first with the package."""
+    variables = {FOR_UV[k]: ("," if k == "find-links" else " ").join(v.split()) for k, v in settings.items() if k in FOR_UV}
+    return {"UV_INDEX_STRATEGY": "unsafe-best-match"} | variables
 
 
 def environment(python: str | Path) -> dict[str, str]:
-    """Variables for installing: this process's clean ones, and pip's settings for uv; a person's own for uv go first."""
+    """Variables for installing: clean ones, with pip's settings for uv unless a person has set uv's own."""
     listed = subprocess.run([python, "-m", "pip", "config", "list"], capture_output=True, text=True, env=clean())
     return for_uv(pip_settings(listed.stdout)) | clean()
 
@@ -90,9 +87,6 @@ def installer(python: str | Path, venv: Path = VENV) -> list[str]:
     return [str(python), "-m", "pip", "install"]
 
 
-# --- llama.cpp ---------------------------------------------------------------------------------------------------
-
-
 def instruction_sets(macros: str) -> list[str]:
     """llama.cpp's names of the instruction sets in a compiler's macros for this processor; empty where it is no x86-64."""
     defined = set(re.findall(r"^#define __(\w+?)__ ", macros, re.MULTILINE))
@@ -106,29 +100,22 @@ def native_macros(compiler: str) -> str:
 
 
 def set_switches(sets: list[str]) -> list[str]:
-    """CMake's arguments for these sets and no others; none for no sets, where llama.cpp knows best.
-
-    They are named since -march=native takes AMX, and since caches that several machines share know a wheel by its settings.
-    """
+    """CMake's arguments for these sets and no others; empty for no sets, where llama.cpp knows best.
+    They are named, since -march=native takes AMX and shared caches know a wheel by its settings."""
     return ["-DGGML_NATIVE=OFF", *(f"-DGGML_{name}={'ON' if name in sets else 'OFF'}" for name in SETS)] if sets else []
 
 
 def built_for(python: str | Path) -> list[str] | None:
-    """Instruction sets that the installed llama.cpp was compiled for, by its own word; None if there is none that runs.
-
-    Asked in a process of its own: one that was compiled for another processor may die of the question.
-    """
-    told = subprocess.run([python, "-c", ASK_LLAMACPP], capture_output=True, text=True, env=clean())
-    return None if told.returncode else re.findall(r"(\w+) = 1\b", told.stdout)
+    """Instruction sets that the installed llama.cpp was compiled for; None if there is none that runs.
+    Asked in a process of its own: one that was compiled for another processor may die."""
+    asked = subprocess.run([python, "-c", ASK_LLAMACPP], capture_output=True, text=True, env=clean())
+    return None if asked.returncode else re.findall(r"(\w+) = 1\b", asked.stdout)
 
 
 def as_asked(built: list[str] | None, sets: list[str]) -> bool:
-    """Whether an installed llama.cpp is compiled for just these sets; it does not tell of SSE42."""
-    told = {s for s in built or () if s.startswith(("AVX", "AMX", "F16C", "FMA", "BMI2"))}
-    return built is not None and (not sets or told == set(sets) - {"SSE42"})
-
-
-# --- the steps ---------------------------------------------------------------------------------------------------
+    """Whether an installed llama.cpp is compiled for just these sets; it does not report SSE42."""
+    reported = {s for s in built or () if s.startswith(("AVX", "AMX", "F16C", "FMA", "BMI2"))}
+    return built is not None and (not sets or reported == set(sets) - {"SSE42"})
 
 
 def say(text: str) -> None:
@@ -148,27 +135,20 @@ def readable(output: str) -> list[str]:
     return [line for line in output.splitlines() if line.strip() and not line.startswith(("DEBUG", "TRACE", " + ", " - "))]
 
 
-def what_failed(output: str) -> list[str]:
-    """The last lines of an installer that tell of an error, each once; its last lines where none does."""
-    told = [line.removeprefix("DEBUG ").strip()[:200] for line in output.splitlines() if WRONG.search(line)]
-    return list(dict.fromkeys(told))[-TAIL:] or readable(output)[-TAIL:]
-
-
 def follow(command: list[str], env: dict[str, str]) -> int:
-    """Run a command, its output into LOG; say now and then how long it has run and where it is, and its last lines if it fails."""
-    start, terminal = time.monotonic(), sys.stdout.isatty()
+    """Run a command with its output in LOG; report time and progress, and its last lines if it fails."""
+    start = time.monotonic()
     with LOG.open("w", encoding="utf-8") as out:
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=env)
     while process.poll() is None:
         try:
-            process.wait(1 if terminal else TOLD_EVERY_S)
+            process.wait(EVERY_S)
         except subprocess.TimeoutExpired:
-            text = f"{'':<10} {time.monotonic() - start:4.0f} s  {where(LOG.read_text('utf-8', 'replace'))}"
-            print(f"\r\033[K{text}" if terminal else text, end="" if terminal else "\n", flush=True)
-    if terminal:
-        print("\r\033[K", end="")
+            print(f"{'':<10} {time.monotonic() - start:4.0f} s  {where(LOG.read_text('utf-8', 'replace'))}", flush=True)
     if process.returncode:
-        print("\n".join(what_failed(LOG.read_text("utf-8", "replace"))))
+        output = LOG.read_text("utf-8", "replace")
+        errors = [line.removeprefix("DEBUG ").strip()[:200] for line in output.splitlines() if WRONG.search(line)]
+        print("\n".join(list(dict.fromkeys(errors))[-TAIL:] or readable(output)[-TAIL:]))
     return process.returncode
 
 
@@ -210,8 +190,8 @@ def compile_llamacpp(command: list[str], env: dict[str, str], python: Path) -> N
     less = f"-DCMAKE_PROJECT_llama_cpp_INCLUDE={LESS.absolute()}"
     env = {"CMAKE_BUILD_PARALLEL_LEVEL": str(quota.processors())} | env | {"CMAKE_ARGS": shlex.join([less, *arguments])}
     if is_uv(command):
-        # uv keeps what it compiles by these settings (it does not look at variables; the path above is another in each checkout),
-        # but asks the index whether the source has changed, and some indexes always say so
+        # uv caches wheels by these settings (the path above differs between checkouts), but asks the index whether
+        # the source has changed, and some indexes always say so: try offline first
         wanted += [word for argument in arguments for word in ("-C", f"cmake.args={argument}")]
         kept = [*command, "--offline", "--no-build-isolation", *wanted]
         if subprocess.run(kept, capture_output=True, env=env).returncode == 0:

@@ -1,7 +1,7 @@
 """Do work in a process of its own, so that a library that dies costs one variant and not the run.
 
-Native code ends processes in ways that Python cannot catch: a fatal signal, `std::terminate`, `exit` in a library, the kernel's
-memory killer. The parent stays small, sees how the child ended, and turns that into `Crashed`: a result like `Unsupported`.
+Native code ends processes in ways that Python cannot catch: a fatal signal, `std::terminate`, `exit`, the kernel's memory
+killer. The small parent turns that into `Crashed`, a result like `Unsupported`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pipeline.core.errors import ArtifactError, Crashed, QuantgateError
 T = TypeVar("T")
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 BY_A_PERSON = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGKILL}
-# What a system says of its disk is of the moment: the stage fails, nothing is recorded. With what to do about it.
+# Errors of the disk are of the moment: the stage fails, nothing is recorded, and the message says what to do.
 ROOM, WRITABLE = "make room", "make that writable for you, or work in a copy"
 OF_THE_DISK = {
     errno.ENOSPC: ROOM, errno.EDQUOT: ROOM, errno.EROFS: WRITABLE, errno.EACCES: WRITABLE, errno.EIO: "look after the disk",
@@ -45,10 +45,8 @@ GRACE_S = 30  # for a child that was asked to end
 
 def in_own_process(work: Callable[..., T], *args: Any, what: str, **named: Any) -> T:
     """Return what `work` returns, from a fresh process; raise the `QuantgateError` that it raises.
-
-    what: "stage variant", which names the log. Raises `Crashed` where the process died or something nobody expected was raised.
-    A signal that a person sends stops the stage, and so does a full disk.
-    """
+    what: "stage variant", which names the log. Raises `Crashed` where the process died or raised anything else. A signal
+    from a person stops the stage, and so does a full disk."""
     log, before = log_of(what), quota.oom_kills()
     context = mp.get_context("spawn")
     near, far = context.Pipe(duplex=False)
@@ -79,8 +77,8 @@ isolated = in_own_process  # what stages call, by this name: tests put a plain c
 
 
 def how_it_ended(what: str, code: int, log: Path, oom_kills_before: int) -> QuantgateError:
-    """The error for a process that ended with `code` (negative: a signal's number) without saying what it found."""
-    tail = f"; its last words: {said}" if (said := _last_lines(log)) else ""
+    """The error for a process that ended with `code` (negative: a signal's number) without an answer."""
+    tail = f"; its last words: {words}" if (words := last_lines(log, TAIL)) else ""
     if code >= 0:
         return Crashed(f"{what}: a library ended the process by exit({code}){tail}; see {log}")
     number = -code
@@ -94,10 +92,8 @@ def how_it_ended(what: str, code: int, log: Path, oom_kills_before: int) -> Quan
 
 def tool(command: list[str], *, what: str, log: Path, env: dict[str, str]) -> None:
     """Run another's program, its output into `log`.
-
     Raises `RuntimeError` with its last line where it refused its input, and what `in_own_process` raises where it died, was
-    stopped, or had no memory or disk.
-    """
+    stopped, or had no memory or disk."""
     log.parent.mkdir(parents=True, exist_ok=True)
     before = quota.oom_kills()
     with log.open("w") as out:
@@ -105,10 +101,10 @@ def tool(command: list[str], *, what: str, log: Path, env: dict[str, str]) -> No
     if code < 0:
         raise how_it_ended(what, code, log, before)
     if code:
-        lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()] or ["no output"]
-        failed = RuntimeError(f"{what}: {lines[-1].strip()} (see {log})")
-        if lines[-1].startswith("MemoryError"):
+        last = last_lines(log, 1) or "no output"
+        if last.startswith("MemoryError"):
             raise Crashed(f"{what}: {MEMORY}; see {log}")
+        failed = RuntimeError(f"{what}: {last} (see {log})")
         raise disk_error(failed) or failed
 
 
@@ -118,14 +114,11 @@ def log_of(what: str) -> Path:
 
 
 def enter(log: Path) -> None:
-    """Call first in a child process: it ends with its parent, its output goes to `log`, and so does the stack at a fatal signal.
-
-    Progress bars still reach the terminal.
-    """
+    """Call first in a child process: it ends with its parent, and its output and the stack at a fatal signal go to `log`."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     end_with_parent()
     log.parent.mkdir(parents=True, exist_ok=True)
-    quiet.keep_terminal()
+    quiet.kept_terminal = os.fdopen(os.dup(2), "w", errors="replace")  # for progress bars
     with log.open("wb") as f:
         os.dup2(f.fileno(), 1)
         os.dup2(f.fileno(), 2)
@@ -144,36 +137,36 @@ def _child(pipe: Connection, log: Path, work: Callable[..., Any], args: tuple[An
     quiet.libraries()
     enter(log)
     try:
-        found: tuple[str, Any] = ("returned", work(*args, **named))
+        outcome: tuple[str, Any] = ("returned", work(*args, **named))
     except QuantgateError as e:
-        found = ("raised", e)
+        outcome = ("raised", e)
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)  # so that the parent sees what it was
     except BaseException as e:
         traceback.print_exc()
-        found = ("raised", of_disk) if (of_disk := disk_error(e)) else ("failed", brief(e))
-    pipe.send(found)
+        outcome = ("raised", of_disk) if (of_disk := disk_error(e)) else ("failed", brief(e))
+    pipe.send(outcome)
     cli.leave()
 
 
 def disk_error(e: BaseException) -> ArtifactError | None:
-    """The error to raise where the disk refused; libraries in other languages leave only the system's words for it."""
+    """The error to raise where the disk refused; libraries in other languages leave only the system's message."""
     remedy = next((r for n, r in OF_THE_DISK.items() if getattr(e, "errno", None) == n or os.strerror(n) in str(e)), None)
     return ArtifactError(f"a file could not be used ({brief(e)}); {remedy}, then run the same command again") if remedy else None
 
 
 def brief(e: BaseException) -> str:
-    """An error's type and first line, and what to do about want of memory."""
+    """An error's type and first line, and what to do when out of memory."""
     first = next((line.strip() for line in str(e).splitlines() if line.strip()), "no message")
     of_memory = isinstance(e, MemoryError) or "out of memory" in first.lower()
     hint = f" ({CARD if 'CUDA' in first else MEMORY})" if of_memory else ""
     return f"{type(e).__name__}: {first[:300]}{hint}"
 
 
-def _last_lines(log: Path) -> str:
-    """The last lines that a library printed before Python's own stack, without paths of this machine."""
+def last_lines(log: Path, count: int) -> str:
+    """The last lines printed before Python's own stack, without paths of this machine."""
     text = log.read_text(encoding="utf-8", errors="replace").partition("Fatal Python error")[0] if log.exists() else ""
     text = text.replace(f"{Path.cwd()}/", "").replace(f"{Path.home()}/", "~/")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return " / ".join(lines[-TAIL:])[-300:]
+    return " / ".join(lines[-count:])[-300:]

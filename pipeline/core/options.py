@@ -11,7 +11,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from pipeline.core.droppings import data_files
 from pipeline.core.errors import ParamsError
-from pipeline.core.explain import by_place, did_you_mean, in_words
+from pipeline.core.explain import by_keys, did_you_mean, in_words
 
 
 def names_in(folder: Path) -> list[str]:
@@ -27,10 +27,7 @@ def with_defaults(function: Callable[..., Any], options: dict[str, Any], given: 
 
 def check_options(owner: str, function: Callable[..., Any], options: dict[str, Any], given: set[str]) -> None:
     """Raise `ParamsError` where an option is unknown, of the wrong type, or missing.
-
-    `given` are the arguments the pipeline itself passes. Types come from the function's annotations, strictly: a
-    string where a number is meant is an error, not a conversion.
-    """
+    given: arguments that the pipeline itself passes. Types are checked strictly: a string is not converted to a number."""
     parameters = {n: p for n, p in inspect.signature(function).parameters.items() if n not in given}
     hints = get_type_hints(function, include_extras=True)  # bounds are extras
     for name, value in options.items():
@@ -39,7 +36,7 @@ def check_options(owner: str, function: Callable[..., Any], options: dict[str, A
         try:
             TypeAdapter(hints[name], config=ConfigDict(strict=True)).validate_python(value)
         except ValidationError as e:
-            keys, errors = next(iter(by_place(e.errors(), value).items()))
+            keys, errors = next(iter(by_keys(e.errors(), value).items()))
             raise ParamsError(f"{owner}: option {in_words(errors, (name, *keys))}") from None
     for name, parameter in parameters.items():
         if parameter.default is inspect.Parameter.empty and name not in options:

@@ -10,25 +10,95 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union
 
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from pipeline.core import artifacts, quota
 from pipeline.core.errors import ParamsError
 from pipeline.core.explain import Fault, did_you_mean, explain_all, unknown
-from pipeline.core.sections import Count, Load, Positive, Section, Serving, shaped
 from pipeline.core.yamls import parse, read_text
 
 PARAMS = Path("params.yaml")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")  # no dot: DVC reads it as a path of keys
 
 
-def _how_many(value: Any) -> Any:
-    if value != "all" and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        raise ValueError("must be a count of at least 1, or all")
-    return value
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-HowMany = Annotated[Union[int, str], BeforeValidator(_how_many)]
+Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+def shaped(pattern: str, words: str) -> AfterValidator:
+    """Text that matches a pattern as a whole; `words` describe the pattern in the error message."""
+
+    def check(value: str) -> str:
+        if not re.fullmatch(pattern, value):
+            raise ValueError(f"must be {words}")
+        return value
+
+    return AfterValidator(check)
+
+
+class Load(Section):
+    """Load on a server: requests at once (closed loop) or a second (open loop); see serving/load.py."""
+
+    concurrency: list[Count] = []
+    rates: list[Positive] = []
+    requests: Count  # a level and round, but never fewer than four for each at once
+    rounds: Count
+    warmups: Annotated[int, Field(ge=0)] = 2
+    prompt_tokens: Count
+    output_tokens: Count
+
+    @model_validator(mode="after")
+    def _some(self) -> Load:
+        if not (self.concurrency or self.rates):
+            raise ValueError("nothing to measure: give concurrency: [1, 2, 4] or rates: [0.5, 1]")
+        return self
+
+
+class Server(Section):
+    """A variant's server: started here (launch), or running at a URL whose API key is in the variable key_env."""
+
+    launch: Literal["llamacpp", "vllm"] | None = None
+    url: str | None = None
+    key_env: Annotated[str, shaped(r"[A-Za-z_][A-Za-z0-9_]{0,63}", "a variable's name: the key is in it")] = "QUANTGATE_API_KEY"
+    model: str = ""  # its name there, where there are several
+    chat: bool = False
+
+    @model_validator(mode="after")
+    def _one(self) -> Server:
+        if (self.launch is None) == (self.url is None):
+            raise ValueError("give launch: llamacpp (or vllm), or the url of a server; one of the two")
+        return self
+
+
+class Limits(Section):
+    """What a request must meet to count as good (goodput)."""
+
+    ttft_ms: Positive | None = None
+    tpot_ms: Positive | None = None
+    e2e_ms: Positive | None = None
+
+
+class Serving(Section):
+    """Which variants are measured as servers too, and how. The tier's `serving` says how much."""
+
+    variants: dict[str, Server] = {}
+    prompts: str = ""
+    objective: Limits | None = None
+    timeout_s: Positive | None = None  # for a whole reply
+
+    @model_validator(mode="after")
+    def _whole(self) -> Serving:
+        missing = [k for k in ("prompts", "objective", "timeout_s") if not getattr(self, k)]
+        if self.variants and missing:
+            raise ValueError(f"{missing[0]} is needed and missing, as variants are to be served")
+        return self
+
+
+HowMany = Union[Count, Literal["all"]]
 
 
 class Model(Section):
@@ -84,10 +154,8 @@ class Floor(Section):
 
 class Requests(Section):
     """What the benchmark asks for: in each round the reference once, then the variant; after the rounds, the variant's sweeps.
-
     max_rounds: as many where the first ones leave a gate rule on speed_ratio open; contexts: tokens of prompt and reply
-    together; batches: requests side by side.
-    """
+    together; batches: requests side by side."""
 
     prompt_tokens: Annotated[int, Field(ge=2)] = 256
     output_tokens: Annotated[int, Field(ge=2)] = 32
@@ -166,10 +234,8 @@ class Benchmark(Section):
 
 class BetweenRuns(Section):
     """How far whole runs on this machine differ: standard deviations of the logarithm, as tests/bench/stability.py finds them.
-
     Rounds of one run share its minutes, so their spread alone says too little. ratio: of a speed over the reference's in the
-    same rounds; time: of a latency or a rate by itself. None: not measured; intervals then are of one run, and say so.
-    """
+    same rounds; time: of a latency or a rate by itself. None: not measured; intervals then are of one run, and say so."""
 
     ratio: Annotated[float, Field(ge=0, lt=1)] | None = None
     time: Annotated[float, Field(ge=0, lt=1)] | None = None
@@ -259,12 +325,9 @@ class Params(Section):
     @model_validator(mode="after")
     def _names(self) -> Params:
         for section in ("variants", "tiers"):
-            same: dict[str, str] = {}
             for name in getattr(self, section):
                 if not NAME.fullmatch(name):
                     raise Fault(f"{section[:-1]} name {name!r}: use letters, digits, '_' and '-'", section, name)
-                if (other := same.setdefault(name.lower(), name)) != name:
-                    raise Fault(f"{section[:-1]} names {other!r} and {name!r} are one to some file systems", section, name)
         known = list(self.variants)
         if self.reference not in known:
             raise Fault(f"{self.reference!r} is not a variant{did_you_mean(self.reference, known)}", "reference")
@@ -301,9 +364,7 @@ class Params(Section):
 
 def load(path: Path = PARAMS) -> Params:
     """Read and validate params.yaml.
-
-    Raises `ParamsError` that lists every fault: line, path of keys, value, and the nearest right key where there is one.
-    """
+    Raises `ParamsError` that lists every fault: line, path of keys, value, and the nearest right key where there is one."""
     missing = f"{path} is not here ({Path.cwd()}); run from the repository root"
     data, root = parse(path, read_text(path, ParamsError, missing), ParamsError)
     try:

@@ -1,5 +1,4 @@
-"""What libraries need around them: their output in a log file, at the level of file descriptors, so that C++ and threads obey
-too; and settings that libraries read when they are imported."""
+"""Send libraries' output to a log file, at the level of file descriptors so that C++ obeys too; set what they read on import."""
 
 from __future__ import annotations
 
@@ -24,15 +23,9 @@ def terminal() -> TextIO:
     return kept_terminal or sys.stderr
 
 
-def keep_terminal() -> None:
-    """Call before stderr goes to a log, in a process of which nothing else is to be seen."""
-    global kept_terminal
-    kept_terminal = os.fdopen(os.dup(2), "w", errors="replace")
-
-
 @contextmanager
 def output_to(log: Path) -> Iterator[TextIO]:
-    """Redirect stdout and stderr to `log`, unless they go to a log already; yields the terminal's stderr for a progress bar."""
+    """Redirect stdout and stderr to `log`, unless they go to a log already; yields the terminal's stderr for progress bars."""
     if kept_terminal:
         yield kept_terminal
         return
@@ -40,62 +33,49 @@ def output_to(log: Path) -> Iterator[TextIO]:
     sys.stdout.flush()
     sys.stderr.flush()
     saved = os.dup(1), os.dup(2)
-    shown = os.fdopen(os.dup(2), "w", errors="replace")
+    terminal_copy = os.fdopen(os.dup(2), "w", errors="replace")
     try:
         with log.open("wb") as f:
             os.dup2(f.fileno(), 1)
             os.dup2(f.fileno(), 2)
-            yield shown
+            yield terminal_copy
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
         for target, fd in zip((1, 2), saved):
             os.dup2(fd, target)
             os.close(fd)
-        shown.close()
+        terminal_copy.close()
 
 
 def before_sharing_cores() -> None:
-    """Call before torch is imported where its work takes turns with threads of our own: GNU OpenMP's workers, done with a
-    product, keep a core busy with waiting for the next one; this cuts that short (torch's own speed stays the same)."""
+    """Call before torch is imported where its work alternates with our own threads: idle GNU OpenMP workers would spin on a
+    core while they wait for the next product. torch's own speed stays the same."""
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
 def before_gptqmodel() -> None:
-    """Call before gptqmodel is imported, which reads this: with one worker, on a machine of two cores, its loading stops."""
+    """Call before gptqmodel is imported: with one worker, on two cores, its loading hangs."""
     os.environ.setdefault("GPTQMODEL_CPU_WORKERS", str(max(2, quota.processors())))
 
 
 def libraries() -> None:
-    """Keep the pages that model libraries print out of a stage's output, and give them a home; their errors still come through.
-
-    Where nothing listens, as to a daemon, nothing is said; a terminal or log that takes ASCII only gets question marks.
-    """
+    """Quiet model libraries, except for their errors, and give them a home folder.
+    Output is discarded where nothing listens, as in a daemon; a terminal or log for ASCII only gets question marks."""
     sys.stdout, sys.stderr = (stream or Path(os.devnull).open("w") for stream in (sys.stdout, sys.stderr))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-    if os.path.expanduser("~") == "~":  # noqa: PTH111 - a container's user without a name: Path.home() raises, MLflow's import too
+    if os.path.expanduser("~") == "~":  # noqa: PTH111 - a container's nameless user: Path.home() and MLflow's import raise
         os.environ["HOME"] = tempfile.gettempdir()
     if not sys.stderr.isatty():  # a log wants a line now and then, not ten a second
         os.environ.setdefault("TQDM_MININTERVAL", "10")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    warnings.filterwarnings("ignore", category=FutureWarning)
-    warnings.filterwarnings("ignore", category=UserWarning)
-    warnings.filterwarnings("ignore", category=DeprecationWarning)
+    for variable in (
+        "TOKENIZERS_PARALLELISM=false TRANSFORMERS_VERBOSITY=error HF_DATASETS_DISABLE_PROGRESS_BARS=1 HF_HUB_DISABLE_TELEMETRY=1"
+    ).split():
+        os.environ.setdefault(*variable.split("="))
+    for category in (FutureWarning, UserWarning, DeprecationWarning):
+        warnings.filterwarnings("ignore", category=category)
     logging.basicConfig(level=logging.ERROR)
-    for name in (
-        "torch.utils._pytree",
-        "torchao",
-        "lm_eval",
-        "datasets",
-        "httpx",
-        "mlflow",
-        "alembic",
-        "bitsandbytes",
-        "llama-cpp-python",
-    ):
+    for name in "torch.utils._pytree torchao lm_eval datasets httpx mlflow alembic bitsandbytes llama-cpp-python".split():
         logging.getLogger(name).setLevel(logging.ERROR)

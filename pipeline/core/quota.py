@@ -1,5 +1,4 @@
-"""The processors and the memory that this process may use: a container's quota (Linux cgroups, version 1 and 2) counts, and
-not the machine that it stands on."""
+"""The processors and memory that this process may use: a container's cgroup limits (version 1 and 2) count."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ TREES, OWN, VMSTAT = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"), Path("/p
 
 
 def processors() -> int:
-    """How many threads may compute at once, at least 1; a part of a processor more is none."""
+    """How many threads may compute at once, at least 1; fractions of a processor are rounded down."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     for group in _groups("cpu"):
         with suppress(OSError, ValueError):  # "max", or a version's file that is not there
@@ -25,23 +24,23 @@ def processors() -> int:
 
 
 def memory_bytes() -> int:
-    """How much memory there is."""
+    """Memory that this process may use."""
     import psutil
 
     return min([int(psutil.virtual_memory().total), *(most for most, _ in _memory())])
 
 
 def free_bytes() -> int:
-    """How much memory can be had now: what a group holds of files that nobody reads, it gives back."""
+    """Memory available now; a group's file cache counts as available."""
     import psutil
 
     return min([int(psutil.virtual_memory().available), *(most - used for most, used in _memory())])
 
 
 def oom_kills() -> int:
-    """How many processes the kernel killed for want of memory: in this group, or on the machine where no group says; else 0."""
-    told = [group / name for group in _groups("memory") for name in ("memory.events", "memory.oom_control")]
-    return next((n for file in (*told, VMSTAT) if (n := _facts(file).get("oom_kill")) is not None), 0)
+    """How many processes the kernel killed for lack of memory, in this group or else on the machine."""
+    counters = [group / name for group in _groups("memory") for name in ("memory.events", "memory.oom_control")]
+    return next((n for file in (*counters, VMSTAT) if (n := _facts(file).get("oom_kill")) is not None), 0)
 
 
 def _memory() -> Iterator[tuple[int, int]]:
@@ -56,7 +55,7 @@ def _memory() -> Iterator[tuple[int, int]]:
 
 
 def _facts(file: Path) -> dict[str, int]:
-    """A file of lines that each hold a name and a number; empty where there is none."""
+    """{name: number} of a file with one pair a line; empty if it is missing."""
     with suppress(OSError):
         words = (line.split() for line in file.read_text().splitlines())
         return {name: int(number) for name, number in words}
@@ -64,8 +63,8 @@ def _facts(file: Path) -> dict[str, int]:
 
 
 def _groups(controller: str) -> Iterator[Path]:
-    """This process's cgroups for a controller and all above: each may hold a limit. Version 1 has a tree for each controller,
-    version 2 one; a container may see its own group as the root of it, under a path that is only its host's."""
+    """This process's cgroups for a controller and all above, each of which may hold a limit. In a container the path may be
+    the host's and the root its own group."""
     lines = OWN.read_text().splitlines() if OWN.exists() else []
     for line in lines:
         _, controllers, path = line.split(":", 2)

@@ -1,4 +1,4 @@
-"""Passwords and keys, taken out of whatever text leaves this machine: bundles, MLflow."""
+"""Remove passwords and keys from text that leaves this machine: bundles, MLflow."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TEXT = {".json", ".jsonl", ".yaml", ".lock", ".txt", ".md", ".html", ".csv", ".s
 
 
 def hide(text: str) -> str:
-    """A text without what looks like a password or key, and without any value of this process's own secret variables."""
+    """A text without what looks like a password or key, and without the values of this process's secret variables."""
     for name, value in os.environ.items():
         if NAMES.search(name) and len(value) >= 8:
             text = text.replace(value, HIDDEN)
@@ -27,7 +27,7 @@ def hide(text: str) -> str:
 
 
 def hide_in(value: Any) -> Any:
-    """The same of every text in a value made of lists and dicts; keys stay, since they are names."""
+    """`hide` for every text in nested lists and dicts; keys stay, since they are names."""
     if isinstance(value, dict):
         return {k: hide_in(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -36,10 +36,9 @@ def hide_in(value: Any) -> Any:
 
 
 def hide_bytes(data: bytes, suffix: str) -> bytes:
-    """A file's bytes, the same object where nothing had to be hidden. A file is text by its suffix, or where it reads as UTF-8."""
+    """A file's bytes without secrets; the same object where nothing was hidden. Text is known by suffix or as valid UTF-8."""
     try:
         text = data.decode("utf-8", errors="replace" if suffix in TEXT else "strict")
     except UnicodeDecodeError:
         return data
-    clean = hide(text)
-    return data if clean == text else clean.encode()
+    return data if (clean := hide(text)) == text else clean.encode()

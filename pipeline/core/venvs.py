@@ -1,9 +1,7 @@
-"""Environments of their own for backends whose pins or modules clash with ours: envs/<name>.txt, built on first use.
+"""Separate environments for backends whose pins clash with ours: envs/<name>.txt, built on first use.
 
-Cached by the file's hash under artifacts/envs/, shared by all variants, built under a lock. A tool in one is called as a
-subprocess, files in and files out, and nothing of it leaks into this one. envs/<name>.py, where there is one, is that tool.
-
-A requirements file can say, in comments of its own, `# on top of ours` (first line) and `# with NAME=VALUE` (for its build).
+Cached under artifacts/envs/ by the file's hash and shared by all variants. A tool in one, such as envs/<name>.py, is called as
+a subprocess. A requirements file may say `# on top of ours` (first line) and `# with NAME=VALUE` (a variable for its build).
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from pipeline.core.errors import ArtifactError, Unsupported
 
 FILES = Path("envs")
 HOME = artifacts.ARTIFACTS / "envs"
-LAYERED = "# on top of ours"  # first line of a file whose packages only need to win over ours, not to do without them
+LAYERED = "# on top of ours"  # first line of a file whose packages take precedence over ours
 WITH = re.compile(r"^# with (\w+)=(\S+)$", re.MULTILINE)  # a variable that a package's build reads
 READY = ".ready"  # written last: an environment without it was not finished
 NEVER = "has no wheels with a matching"  # uv of a package that is not made for this system or Python
@@ -31,10 +29,8 @@ NEVER = "has no wheels with a matching"  # uv of a package that is not made for 
 
 def python(name: str) -> Path:
     """The interpreter of an environment, built if it is not here yet.
-
-    Raises `Unsupported` where a package is not made for this machine, and `ArtifactError` for all that may pass: no network,
-    a full disk, a mirror without the package. A later run tries again.
-    """
+    Raises `Unsupported` where a package does not exist for this machine, and `ArtifactError` for what may pass: no network,
+    a full disk, a mirror without the package."""
     home = folder(name)
     HOME.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{home}.lock"):
@@ -49,7 +45,7 @@ def is_here(name: str) -> bool:
 
 
 def folder(name: str) -> Path:
-    """Where an environment is, or will be."""
+    """The folder of an environment, built or not."""
     text = (FILES / f"{name}.txt").read_bytes()
     ours = sysconfig.get_path("purelib") if text.decode().startswith(LAYERED) else ""  # it points there
     return (HOME / f"{name}-{hashlib.sha256(text + sys.version.encode() + ours.encode()).hexdigest()[:12]}").absolute()
@@ -78,23 +74,14 @@ def _build(name: str, wanted: Path, home: Path) -> None:
 
 
 def _failed(name: str, log: Path) -> ArtifactError | Unsupported:
-    said = log.read_text(errors="replace")
-    if NEVER in said:
+    text = log.read_text(errors="replace")
+    if NEVER in text:
         return Unsupported(f"environment {name!r} cannot be built here: a package {NEVER} system or Python (see {log})")
-    return ArtifactError(f"environment {name!r} could not be built: {_why(said) or _last_line(log)} (see {log}); try again")
-
-
-def _why(said: str) -> str:
-    """uv's or pip's error and what caused it; empty where neither stands in their output."""
-    lines = [line.strip() for line in said.splitlines() if line.strip().lower().startswith(("error:", "cause:"))]
-    return " ".join(dict.fromkeys([lines[0], lines[-1]])) if lines else ""
+    errors = [line.strip() for line in text.splitlines() if line.strip().lower().startswith(("error:", "cause:"))]
+    why = " ".join(dict.fromkeys([errors[0], errors[-1]])) if errors else isolate.last_lines(log, 1) or "no output"
+    return ArtifactError(f"environment {name!r} could not be built: {why} (see {log}); try again")
 
 
 def run(name: str, *arguments: str, log: Path) -> None:
     """Run `python <arguments>` in an environment, as `isolate.tool` does."""
     isolate.tool([str(python(name)), *arguments], what=name, log=log, env=install.clean())
-
-
-def _last_line(log: Path) -> str:
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip() and not line.startswith("WARNING")]
-    return lines[-1].strip() if lines else "no output"

@@ -1,4 +1,4 @@
-"""YAML files with their lines: what cannot be read is told with the line that is to blame, and without one where none is."""
+"""Read YAML files so that every fault names its line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pipeline.core.errors import QuantgateError
 
 
 def read_text(path: Path, error: type[QuantgateError], missing: str) -> str:
-    """A UTF-8 file's text. Raises `error` in words for one that is not there (`missing`), no file, locked, or not UTF-8."""
+    """A UTF-8 file's text. Raises `error` where it cannot be read; missing: the message where it does not exist."""
     try:
         raw = path.read_bytes()
     except FileNotFoundError:
@@ -30,7 +30,7 @@ def read_text(path: Path, error: type[QuantgateError], missing: str) -> str:
 
 
 def parse(path: Path, text: str, error: type[QuantgateError]) -> tuple[Any, Any]:
-    """(what a YAML file says, its root node or None), by YAML 1.2, as DVC reads params.yaml: `1e-4` is a number, `on` is text."""
+    """(content, root node or None) of a YAML file, by YAML 1.2, as DVC reads params.yaml: `1e-4` is a number, `on` is text."""
     yaml = YAML(typ="safe", pure=True)
     try:
         root = yaml.compose(text)
@@ -42,8 +42,6 @@ def parse(path: Path, text: str, error: type[QuantgateError]) -> tuple[Any, Any]
         raise error(f"{where}: is not valid YAML ({e.problem or e.context})") from None
     except ReaderError as e:
         raise error(f"{path}:{text.count(chr(10), 0, e.position) + 1}: holds a character that YAML does not take") from None
-    except RecursionError:
-        raise error(f"{path} is nested too deeply, or holds itself") from None
     except ValueError as e:  # a date that is none
         raise error(f"{path}: is not valid YAML ({e})") from None
 
@@ -58,14 +56,14 @@ def _refuse_odd_names(node: Any, path: Path, error: type[QuantgateError]) -> Non
 
 
 def node_at(root: Any, keys: list[Any]) -> tuple[Any, int | None]:
-    """The YAML node at a path of keys, and the 1-based line of its key (or of its nearest ancestor; None: the whole file)."""
+    """The YAML node at a path of keys, and the 1-based line of its key or of its nearest ancestor (None: the whole file)."""
     node, line = root, None
     for key in keys:
         if isinstance(node, MappingNode):
-            found = next(((k, v) for k, v in node.value if k.value == str(key)), None)
-            if found is None:
+            pair = next(((k, v) for k, v in node.value if k.value == str(key)), None)
+            if pair is None:
                 break
-            line, node = found[0].start_mark.line + 1, found[1]
+            line, node = pair[0].start_mark.line + 1, pair[1]
         elif isinstance(node, SequenceNode) and isinstance(key, int) and key < len(node.value):
             node = node.value[key]
             line = node.start_mark.line + 1
@@ -75,7 +73,6 @@ def node_at(root: Any, keys: list[Any]) -> tuple[Any, int | None]:
 
 
 def line_of(root: Any, keys: list[Any]) -> int | None:
-    """The line of a key, or of its nearest ancestor; None where only the whole file is to blame."""
     return node_at(root, keys)[1]
 
 

@@ -1,4 +1,4 @@
-"""Two next-token distributions compared over the whole vocabulary: KLD both ways, JSD, the likeliest tokens. Pure."""
+"""Compare two next-token distributions over the whole vocabulary: KLD both ways, JSD, the likeliest tokens. Pure."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ def compare_logits(ref: F32, var: F32, true_ids: NDArray[np.int64]) -> TokenRows
             rows = slice(at, at + BATCH)
             r, v, true = ref[rows], var[rows], true_ids[rows, None]
             theirs, ours = top_ids(r), top_ids(v)
-            found = _near(r, v, np.take_along_axis(r, theirs[:, :1], 1), work[:, : len(r)])
-            for i in np.flatnonzero(~np.isfinite(found).all(axis=0)):
-                found[:, i] = _exact(r[i], v[i])
-            kld, reverse, jsd, logz_ref, logz, entropy = found
+            result = _in_float32(r, v, np.take_along_axis(r, theirs[:, :1], 1), work[:, : len(r)])
+            for i in np.flatnonzero(~np.isfinite(result).all(axis=0)):
+                result[:, i] = _exact(r[i], v[i])
+            kld, reverse, jsd, logz_ref, logz, entropy = result
             logp_ref, logp = (np.take_along_axis(x, true, 1)[:, 0] for x in (r, v))
             values[:, rows] = kld, reverse, jsd, logp_ref - logz_ref, logp - logz, entropy
             shared = (theirs[:, :, None] == ours[:, None, :]).any(2).sum(1)
@@ -83,7 +83,7 @@ def top_ids(logits: F32) -> NDArray[np.int64]:
     starts = np.arange(0, vocab, CHUNK)
     peaks = np.maximum.reduceat(logits, starts, axis=1)
     most = min(TOP, vocab)
-    found = np.empty((n, most), np.int64)
+    result = np.empty((n, most), np.int64)
     odd = np.asarray(~(peaks < np.inf).all(axis=1))  # NaN among them
     plain = np.flatnonzero(~odd)
     best = np.sort(np.argsort(-peaks[plain], axis=1, kind="stable")[:, :TOP], axis=1)
@@ -93,15 +93,15 @@ def top_ids(logits: F32) -> NDArray[np.int64]:
     rows = np.arange(len(plain))
     for k in range(most):
         at = held.argmax(1)  # the first of equals, and ids ascend
-        found[plain, k] = ids[rows, at]
+        result[plain, k] = ids[rows, at]
         odd[plain] |= held[rows, at] == -np.inf  # fewer than five that are not masked: their order is that of a sort
         held[rows, at] = -np.inf
     for i in np.flatnonzero(odd):
-        found[i] = np.argsort(-logits[i], kind="stable")[:most]
-    return found
+        result[i] = np.argsort(-logits[i], kind="stable")[:most]
+    return result
 
 
-def _near(ref: F32, var: F32, top: F32, work: F32) -> F64:
+def _in_float32(ref: F32, var: F32, top: F32, work: F32) -> F64:
     """(kld, reverse kld, jsd, both log normalizers, the reference's entropy) [6, n] of rows in float32; not finite: use `_exact`.
 
     Everything is an expectation under P of x = d - mean, d = var - ref, whose mean under P is (but for rounding) 0. With
@@ -137,9 +137,9 @@ def _near(ref: F32, var: F32, top: F32, work: F32) -> F64:
     jsd = reverse / 2 - _dot(p, x) / z
     logz_ref = top[:, 0] + log_z
     bounded = [np.maximum(d, 0.0) for d in (log_mean - rest, reverse, jsd)]
-    found = np.stack([*bounded, logz_ref, logz_ref + mean + log_mean, entropy])
-    found[:, far] = np.nan
-    return found
+    result = np.stack([*bounded, logz_ref, logz_ref + mean + log_mean, entropy])
+    result[:, far] = np.nan
+    return result
 
 
 def _dot(a: F32, b: F32) -> F64:
@@ -151,7 +151,7 @@ def _dot(a: F32, b: F32) -> F64:
 
 
 def _exact(ref: NDArray[np.float32], var: NDArray[np.float32]) -> tuple[float, ...]:
-    """What `_near` gives, by the textbook in float64, with 0 log 0 = 0; NaN where a row is no distribution."""
+    """What `_in_float32` gives, by the textbook in float64, with 0 log 0 = 0; NaN where a row is no distribution."""
     logp, logz_ref = _log_softmax(ref.astype(np.float64))
     logq, logz = _log_softmax(var.astype(np.float64))
     if not (np.isfinite(logz_ref) and np.isfinite(logz)):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core import artifacts, cli, params
-from pipeline.core.errors import ArtifactError, NoResult
+from pipeline.core.errors import ArtifactError
 from pipeline.engines import Sampling
 from pipeline.evalset import Row, load_prompts
 
@@ -78,10 +78,9 @@ def write(variant: str, engine: Any | None, settings: params.Params, meta: Row) 
     rows: list[Row] = []
     if engine is not None:
         prompts = asked(artifacts.REFERENCE, load_prompts(Path(setup.prompts)))
-        try:
+        meta = dict(meta)
+        with artifacts.recording(meta):
             rows = generate(engine, prompts, setup.tokens, variant == settings.reference)
-        except NoResult as e:
-            meta = meta | {"status": e.status, "reason": str(e)}
     meta = meta | {"tokens": setup.tokens, "batch": BATCH if rows and hasattr(engine, "sample") else 1}
     artifacts.write_jsonl(path, rows)
     artifacts.write_json(artifacts.meta_of(path), meta)

@@ -19,29 +19,28 @@ COLUMNS = ("set", "n", "sha256", "reference", "interval", "resolves", "tells apa
 
 
 def line(card: dict[str, Any], record: dict[str, Any]) -> dict[str, str]:
-    """A card's figures as text; what was not measured is a dash."""
-    found = sets.figures(card, record)
+    """A table row of a card and its record; what was not measured is a dash."""
+    measured = sets.figures(card, record)
     digest = list(card["files"].values())[-1]
     row = dict.fromkeys(COLUMNS, "–") | {"set": card["set"], "n": f"{card['n']} {card['unit']}", "sha256": digest[:12]}
-    if found is None:
+    if measured is None:
         return row
-    told = [name for name, apart in found.get("told", {}).items() if apart]
-    row["tells apart"] = ", ".join(told) or "–"
-    if "reference" in found:
-        row["reference"] = f"{100 * found['reference']:.1f} % (chance {100 * found['chance']:.0f})"
-        row["interval"] = f"±{found['half_width']:.1f} pp"
-        row["resolves"] = f"{found['resolvable']:.1f} pp"
-    elif "kld" in found:
-        kld = found["kld"][record["probe"]]
-        row["n"] += f", {found['tokens']} tokens"
+    row["tells apart"] = ", ".join(name for name, apart in measured.get("told", {}).items() if apart) or "–"
+    if "reference" in measured:
+        row["reference"] = f"{100 * measured['reference']:.1f} % (chance {100 * measured['chance']:.0f})"
+        row["interval"] = f"±{measured['half_width']:.1f} pp"
+        row["resolves"] = f"{measured['resolvable']:.1f} pp"
+    elif "kld" in measured:
+        kld = measured["kld"][record["probe"]]
+        row["n"] += f", {measured['tokens']} tokens"
         row["reference"] = f"KLD {kld['value']:.4f} ± {(kld['high'] - kld['low']) / 2:.4f} nats"
-        row["interval"] = f"±{100 * found['ppl_half_width']:.1f} % PPL"
-        row["resolves"] = f"{100 * found['resolvable_ppl']:.1f} % PPL"
+        row["interval"] = f"±{100 * measured['ppl_half_width']:.1f} % PPL"
+        row["resolves"] = f"{100 * measured['resolvable_ppl']:.1f} % PPL"
     return row
 
 
 def how(record: dict[str, Any]) -> str:
-    """What the table's columns mean, with the figures' own conditions."""
+    """What the table's columns mean."""
     if not record:
         return "Nothing has been measured yet: run the pipeline with `tier: full`, then `python -m pipeline.evalset --record`."
     level = f"{100 * record['confidence']:g} %"
@@ -61,35 +60,10 @@ def markdown(cards: list[dict[str, Any]], record: dict[str, Any]) -> str:
     parts = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
     parts += ["| " + " | ".join(row[c] for c in COLUMNS) + " |" for row in rows]
     parts += ["", how(record), ""]
-    for (measures, source, weaknesses), own in groupby(cards, lambda c: (c["measures"], c["source"], c["weaknesses"])):
-        names = ", ".join(card["set"] for card in own)
+    for (measures, source, weaknesses), same in groupby(cards, lambda c: (c["measures"], c["source"], c["weaknesses"])):
+        names = ", ".join(card["set"] for card in same)
         parts += [f"**{names}**: {measures} *Source:* {source} *Known weaknesses:* {weaknesses}", ""]
-    return "\n".join(parts + calibration_table(sets.calibrated()))
-
-
-def calibration_table(found: dict[str, Any]) -> list[str]:
-    """What tests/bench/calibration.py measured: one row a way to calibrate."""
-    if not found:
-        return []
-    runs = found["runs"]
-    parts = list(next(iter(runs.values()))["kld"])[:3]
-    options = ", ".join(f"{k} {v}" for k, v in found["variant"].items())
-    return [
-        f"**Which calibration text?** Mean KLD to the reference (nats, 95 % interval, documents resampled) of GPTQ ({options})",
-        "over the whole corpus, by `python tests/bench/calibration.py`; with prose only, the last column is held out.",
-        "",
-        "| calibration | rows | " + " | ".join(parts) + " |",
-        "|" + "---|" * (2 + len(parts)),
-        *(
-            f"| {name} | {run['rows']} × {run['tokens_per_row']} | " + " | ".join(_kld(run["kld"][p]) for p in parts) + " |"
-            for name, run in runs.items()
-        ),
-        "",
-    ]
-
-
-def _kld(metric: dict[str, Any]) -> str:
-    return f"{metric['value']:.3f} [{metric['low']:.3f}, {metric['high']:.3f}]"
+    return "\n".join(parts)
 
 
 def main(
@@ -103,12 +77,12 @@ def main(
     refuse_overlap(load_texts(sets.HOME / "calibration"), measured, "evalsets/calibration")
     if record:
         artifacts.write_json(sets.MEASURED, sets.record(settings))
-    found = sets.measured()
+    recorded = sets.measured()
     if readme:
-        artifacts.write_between(README, MARKS, markdown(cards, found))
-    cli.table(COLUMNS, [line(card, found) for card in cards], left=("set", "tells apart"))
-    print(how(found))
-    cli.say("evalset", f"{len(cards)} sets are sound; calibration text shares no run of 12 words with what is measured")
+        artifacts.write_between(README, MARKS, markdown(cards, recorded))
+    cli.table(COLUMNS, [line(card, recorded) for card in cards], left=("set", "tells apart"))
+    print(how(recorded))
+    cli.say("evalset", f"{len(cards)} sets are valid; calibration text shares no run of 12 words with what is measured")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from pipeline.core import artifacts
 
 
 def cut(documents: list[list[int]], *, rows: int, tokens: int, seed: int) -> list[list[int]]:
-    """At most `rows` rows of `tokens` token ids each: documents in seeded order, one after the other, cut at equal lengths."""
+    """At most `rows` rows of `tokens` token ids: documents in seeded order, joined and cut at equal lengths."""
     order = list(range(len(documents)))
     random.Random(seed).shuffle(order)
     stream = [t for i in order for t in documents[i]]

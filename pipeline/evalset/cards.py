@@ -1,7 +1,6 @@
-"""What each shipped set measures and how finely: its card, and the figures taken from a run of the pipeline.
+"""What each shipped set measures and how finely: its card, and what a run of the pipeline showed of it (`record`).
 
-Figures come from rows that the stages wrote (`record`), and are kept in reports/evalsets.json with the hashes of the
-sets they were made on: a set that has changed since has no figures, and says so.
+reports/evalsets.json keeps the record with the hashes of the sets: a set that has changed since has none, and says so.
 """
 
 from __future__ import annotations
@@ -22,36 +21,35 @@ from pipeline.evalset import Row, load_prompts, load_texts
 from pipeline.evalset.tasks import load_task, local_tasks, task_files
 from pipeline.metrics.answers import answer_metrics, pair
 from pipeline.metrics.builder import Builder
-from pipeline.stats.intervals import mean_t, resolvable
+from pipeline.stats.intervals import POWER, mean_t, resolvable
 
 HOME = Path("evalsets")
 WORDS = HOME / "cards.yaml"
 MEASURED = artifacts.REPORTS / "evalsets.json"
-POWER = 0.8
 KINDS = {"corpus": "documents", "prompts": "prompts", "calibration": "documents"}
 
 
 def cards() -> list[dict[str, Any]]:
-    """One card a set, all of it checked on the way: name, n, unit, files with sha256, and the words of cards.yaml."""
+    """One card a set, checked on the way: name, n, unit, files with sha256, and the words of cards.yaml."""
     words = yaml.safe_load(WORDS.read_text(encoding="utf-8"))
-    found = []
+    result = []
     for name in local_tasks():
         _, rows = load_task(name)
         clusters = len({row.get("cluster") or row["id"] for row in rows})
         unit = "items" if clusters == len(rows) else f"items in {clusters} families"
-        found.append(_card(f"tasks/{name}", task_files(name), len(rows), unit, words))
+        result.append(_card(f"tasks/{name}", task_files(name), len(rows), unit, words))
     for kind, unit in KINDS.items():
         load = load_prompts if kind == "prompts" else load_texts
         load(HOME / kind)  # as a whole: an id may not come twice in the folder
         for file in data_files(HOME / kind, "*.jsonl"):
-            found.append(_card(f"{kind}/{file.stem}", [file], len(load(file)), unit, words))
-    return found
+            result.append(_card(f"{kind}/{file.stem}", [file], len(load(file)), unit, words))
+    return result
 
 
 def _card(name: str, files: list[Path], n: int, unit: str, words: dict[str, Any]) -> dict[str, Any]:
     kind = name.split("/")[0]
-    own = {"measures": None, "source": None, "weaknesses": None} | words.get(kind, {}) | words.get(name, {})
-    return {"set": name, "n": n, "unit": unit, "files": {str(f): sha256_file(f) for f in files}, **own}
+    described = {"measures": None, "source": None, "weaknesses": None} | words.get(kind, {}) | words.get(name, {})
+    return {"set": name, "n": n, "unit": unit, "files": {str(f): sha256_file(f) for f in files}, **described}
 
 
 def measured() -> dict[str, Any]:
@@ -59,29 +57,18 @@ def measured() -> dict[str, Any]:
     return dict(artifacts.read_json(MEASURED)) if MEASURED.exists() else {}
 
 
-def calibrated() -> dict[str, Any]:
-    """What tests/bench/calibration.py wrote; empty where it has not run."""
-    path = artifacts.REPORTS / "calibration.json"
-    return dict(artifacts.read_json(path)) if path.exists() else {}
-
-
 def figures(card: dict[str, Any], record: dict[str, Any]) -> dict[str, Any] | None:
-    """The recorded figures of a set, or None if there are none or its files have changed since."""
-    found = record.get("sets", {}).get(card["set"])
-    return dict(found) if found is not None and found["files"] == card["files"] else None
-
-
-# --- taking the figures ------------------------------------------------------------------------------------------
+    """The record of a set, or None if there is none or its files have changed since."""
+    entry = record.get("sets", {}).get(card["set"])
+    return dict(entry) if entry is not None and entry["files"] == card["files"] else None
 
 
 def record(settings: Params) -> dict[str, Any]:
-    """Figures of every set of the present tier, from the rows in artifacts/.
-
-    The probe is the first variant that the gate requires: how much a set can resolve depends on how many answers such
-    a variant changes. Any other variant with rows is asked whether the set tells it from the probe.
-    """
+    """Measure every set of the present tier from the rows in artifacts/.
+    The probe is the first variant that the gate requires: what a set can resolve depends on how many answers it changes. The
+    other variants with rows show whether the set tells them from the probe."""
     probe, reference = settings.gate.required[0], settings.reference
-    usable = [v for v in settings.variants if v in (probe, reference) or _status(v) == "ok"]
+    usable = [v for v in settings.variants if v in (probe, reference) or _has_rows(v)]
     others = [v for v in usable if v not in (probe, reference)]
     sets: dict[str, Any] = {}
     for card in cards():
@@ -101,11 +88,9 @@ def record(settings: Params) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _status(variant: str) -> str:
-    """ok only if all of a variant's rows are."""
+def _has_rows(variant: str) -> bool:
     metas = [artifacts.meta_of(make(variant)) for make in (artifacts.answers, artifacts.tokens)]
-    found = [artifacts.read_json(m)["status"] for m in metas if m.exists()]
-    return "ok" if found == ["ok", "ok"] else "without rows"
+    return all(m.exists() and artifacts.read_json(m)["status"] == "ok" for m in metas)
 
 
 def _same_files(card: dict[str, Any], sources: list[Path]) -> None:
@@ -126,29 +111,27 @@ def _task(name: str, n: int, probe: str, others: list[str], settings: Params) ->
     if len(ref) != n:
         raise DataError(f"task {name!r}: {len(ref)} of its {n} items were answered; measure with `tier: full` first")
     choices = [len(r["loglikelihoods"]) for r in ref if r["kind"] == "multiple_choice"]
-    found: dict[str, Any] = {"n": n, "chance": float(np.mean([1 / c for c in choices])) if choices else 0.0}
+    result: dict[str, Any] = {"n": n, "chance": float(np.mean([1 / c for c in choices])) if choices else 0.0}
     if ref[0]["acc"] is None:
-        return found
+        return result
     b = Builder(settings.compare, settings.seed)
     answer_metrics(b, pair(_answers(probe, name), ref), True)
     delta = b.metrics[f"acc_delta/{name}"]
     if delta["low"] is None:  # both at chance: it resolves nothing
-        return found
-    slices = {s: [r["acc"] for r in ref if r["slice"] == s] for s in sorted({r["slice"] for r in ref})}
-    found |= {
+        return result
+    result |= {
         "reference": sum(r["acc"] for r in ref) / n,
-        "slices": {s: {"n": len(v), "reference": float(np.mean(v))} for s, v in slices.items()},
         "changed": (b.metrics[f"flips_to_wrong/{name}"]["value"] + b.metrics[f"flips_to_right/{name}"]["value"]) / n,
         "delta": {probe: delta}, "half_width": (delta["high"] - delta["low"]) / 2,
-        "resolvable": resolvable(delta["low"], delta["high"], confidence=settings.compare.confidence, power=POWER),
+        "resolvable": resolvable(delta["low"], delta["high"], confidence=settings.compare.confidence),
         "told": {},
     }  # fmt: skip
     for other in others:
         b = Builder(settings.compare, settings.seed)
         answer_metrics(b, pair(_answers(other, name), _answers(probe, name)), True)
-        found["delta"][other] = apart = b.metrics[f"acc_delta/{name}"]
-        found["told"][other] = apart["low"] is not None and not apart["low"] <= 0 <= apart["high"]
-    return found
+        result["delta"][other] = apart = b.metrics[f"acc_delta/{name}"]
+        result["told"][other] = apart["low"] is not None and not apart["low"] <= 0 <= apart["high"]
+    return result
 
 
 def _tokens(variant: str, ids: set[str]) -> dict[str, Any]:
@@ -170,20 +153,20 @@ def _corpus(name: str, ids: set[str], probe: str, others: list[str], settings: P
     c = settings.compare.confidence
     loss = mean_t(_by_document(rows, rows["logp_ref"] - rows["logp"]), confidence=c)
     assert loss.low is not None and loss.high is not None  # several documents: every file has
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "n": len(ids), "tokens": len(rows["kld"]), "told": {},
         "kld": {probe: asdict(mean_t(_by_document(rows, rows["kld"]), confidence=c))},
         "ppl_half_width": float(np.expm1((loss.high - loss.low) / 2)),
-        "resolvable_ppl": float(np.expm1(resolvable(loss.low, loss.high, confidence=c, power=POWER))),
+        "resolvable_ppl": float(np.expm1(resolvable(loss.low, loss.high, confidence=c))),
     }  # fmt: skip
     for other in others:
         theirs = _tokens(other, ids)
-        found["kld"][other] = asdict(mean_t(_by_document(theirs, theirs["kld"]), confidence=c))
+        result["kld"][other] = asdict(mean_t(_by_document(theirs, theirs["kld"]), confidence=c))
         apart = mean_t(_by_document(rows, theirs["kld"] - rows["kld"]), confidence=c)
-        found["told"][other] = apart.low is not None and apart.high is not None and not apart.low <= 0 <= apart.high
-    return found
+        result["told"][other] = apart.low is not None and apart.high is not None and not apart.low <= 0 <= apart.high
+    return result
 
 
 def _by_document(rows: dict[str, Any], values: Any) -> list[float]:
-    """The mean of each document: the independent units, few enough here that only a t interval is honest."""
+    """The mean of each document: the independent units, so few here that only a t interval is honest."""
     return [float(values[rows["document"] == d].mean()) for d in sorted(set(rows["document"]))]

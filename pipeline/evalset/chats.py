@@ -1,4 +1,4 @@
-"""Whether a model takes chats, by its files alone: its template, from any of the places where one is kept."""
+"""Whether a model takes chats, by its files alone."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def chat_template(folder: Path) -> str | None:
         return single.read_text(encoding="utf-8")
     named: dict[str, str] = {file.stem: file.read_text(encoding="utf-8") for file in data_files(folder / NAMED, "*.jinja")}
     for name in ("chat_template.json", "tokenizer_config.json"):
-        found = read_json(folder / name).get("chat_template") if (folder / name).exists() else None
-        if isinstance(found, str):
-            return found
-        named |= {t["name"]: t["template"] for t in found} if isinstance(found, list) else found or {}
+        template = read_json(folder / name).get("chat_template") if (folder / name).exists() else None
+        if isinstance(template, str):
+            return template
+        named |= {t["name"]: t["template"] for t in template} if isinstance(template, list) else template or {}
     if named and "default" not in named:
         raise DataError(
             f"the model's chat templates are named ({', '.join(sorted(named))}) and none is the default; "
@@ -32,18 +32,18 @@ def chat_template(folder: Path) -> str | None:
 
 
 def why_not(messages: list[dict[str, str]], folder: Path) -> str | None:
-    """Why a model takes no such chat, in words, or None; its tokenizer's own code, if it has any, is taken to know."""
+    """Why a model does not take a chat, or None; a tokenizer with code of its own is trusted to take it."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     file = folder / "tokenizer_config.json"
-    own = read_json(file) if file.exists() else {}
+    config = read_json(file) if file.exists() else {}
     try:
         template = chat_template(folder)
     except DataError as e:
         return f"is a chat, and {e}"
     if template is None:
-        return None if own.get("auto_map") else "is a chat and the model has no chat template"
-    tokens = {k: v["content"] if isinstance(v, dict) else v for k, v in own.items() if k.endswith("_token") and v}
+        return None if config.get("auto_map") else "is a chat and the model has no chat template"
+    tokens = {k: v["content"] if isinstance(v, dict) else v for k, v in config.items() if k.endswith("_token") and v}
     try:
         render_jinja_template([messages], chat_template=template, add_generation_prompt=True, **tokens)
     except Exception as e:  # a template raises what it likes

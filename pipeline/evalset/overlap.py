@@ -1,4 +1,4 @@
-"""Calibration text must not be text that is measured on: it would make a quantizer look better than it is."""
+"""Refuse calibration text that is measured on: it would make a quantizer look better than it is."""
 
 from __future__ import annotations
 
@@ -16,36 +16,30 @@ SHARED_WORDS = 12  # a run of this many words in both is a copy, not a coinciden
 
 
 def measured_rows(corpus: Path, prompts: Path) -> list[dict[str, Any]]:
-    """Everything that figures are measured on: corpus, trajectory prompts, and every task of evalsets/tasks."""
-    found = load_texts(corpus) + load_prompts(prompts)
-    for name in local_tasks():
-        found += load_task(name)[1]
-    return found
+    """Everything that is measured on: corpus, trajectory prompts, and every task of evalsets/tasks."""
+    return load_texts(corpus) + load_prompts(prompts) + [row for name in local_tasks() for row in load_task(name)[1]]
 
 
 def refuse_overlap(calibration: list[dict[str, Any]], measured: list[dict[str, Any]], source: str) -> None:
     """Raise `DataError` that names the calibration rows of `source` which are also measured on."""
-    shared = overlap(calibration, measured)
-    if shared:
+    if shared := overlap(calibration, measured):
         more = f" and {len(shared) - 3} more" if len(shared) > 3 else ""
         raise DataError(f"{source} overlaps what is measured: {'; '.join(shared[:3])}{more}")
 
 
 def overlap(calibration: list[dict[str, Any]], evaluation: list[dict[str, Any]]) -> list[str]:
     """Rows of a calibration set that share a run of SHARED_WORDS words with a row that is measured on.
-
-    A Chinese character counts as a word. rows: anything with an id; all their text is compared.
-    """
+    A Chinese character counts as a word. All text of a row is compared."""
     seen: dict[tuple[str, ...], str] = {}
     for row in evaluation:
         for run in _runs(row):
             seen.setdefault(run, str(row["id"]))
-    found = []
+    messages = []
     for row in calibration:
         other = next((seen[run] for run in _runs(row) if run in seen), None)
         if other is not None:
-            found.append(f"calibration row {row['id']!r} shares {SHARED_WORDS} words in a row with {other!r}")
-    return found
+            messages.append(f"calibration row {row['id']!r} shares {SHARED_WORDS} words in a row with {other!r}")
+    return messages
 
 
 def _runs(row: dict[str, Any]) -> Iterator[tuple[str, ...]]:
@@ -55,7 +49,7 @@ def _runs(row: dict[str, Any]) -> Iterator[tuple[str, ...]]:
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """Every text in a row, however deep: a chat's messages are lists of objects."""
+    """Every text in a row, however deep."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list):

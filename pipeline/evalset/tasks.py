@@ -1,7 +1,6 @@
 """lm-eval tasks: evalsets/tasks/<name>.yaml with its rows, or <name>.jsonl alone, whose columns say what it is.
 
-Everything is checked here, row by row, so that a missing split, a missing column or a malformed line is named before a
-model is loaded.
+Every row is checked here, so that a missing split or column or a malformed line is named before a model is loaded.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import yaml
 from pipeline.core.droppings import meant
 from pipeline.core.errors import DataError
 from pipeline.core.explain import did_you_mean
+from pipeline.core.params import HowMany
 from pipeline.core.yamls import line_of, parse, read_text
 from pipeline.evalset import Row, fields_fault, load_rows
 
@@ -78,11 +78,11 @@ def task_files(name: str) -> list[Path]:
     return list(dict.fromkeys([path, *(_data_files(path, _peek(path)) if path.suffix == ".yaml" else [])]))
 
 
-def subset(n: int, limit: int | None, seed: int) -> list[int]:
-    """Indices of a fixed-seed subset in file order; a smaller limit's items are among a larger one's. None: all."""
+def subset(n: int, count: HowMany, seed: int) -> list[int]:
+    """Indices of a fixed-seed subset in file order; a smaller count's items are among a larger one's."""
     order = list(range(n))
     random.Random(seed).shuffle(order)
-    return sorted(order[:limit])
+    return sorted(order[: None if isinstance(count, str) else count])
 
 
 def is_chat(config: dict[str, Any]) -> bool:
@@ -107,16 +107,13 @@ def _config(name: str, path: Path) -> dict[str, Any]:
     if not isinstance(listed, list):
         raise DataError(f"{at('metric_list')}: metric_list = {listed!r} must be a list, as in [{{metric: acc}}]")
     metrics = {str(m.get("metric")) for m in listed if isinstance(m, dict)}
-    splits = (config.get("dataset_kwargs") or {}).get("data_files") if isinstance(config.get("dataset_kwargs"), dict) else None
-    shots = config.get("fewshot_split")
-    if shots and isinstance(splits, dict) and shots not in splits:
+    splits, shots = _splits(config), config.get("fewshot_split")
+    if shots and splits and shots not in splits:
         raise DataError(f"{at('fewshot_split')}: fewshot_split {shots!r} has no data file{did_you_mean(str(shots), list(splits))}")
     if "include" in config:
         raise DataError(f"{at('include')}: `include` is not read here; write the whole task into one file")
     kind = config.get("output_type")
-    if kind == "loglikelihood_rolling":
-        pass
-    elif metrics and not metrics & {"acc", "exact_match"}:
+    if kind != "loglikelihood_rolling" and metrics and not metrics & {"acc", "exact_match"}:
         raise DataError(
             f"{at('metric_list')}: metric_list has neither acc nor exact_match: an item must be right or wrong to be compared"
         )
@@ -149,33 +146,37 @@ def _peek(path: Path) -> dict[str, Any]:
 
 @lru_cache
 def _parsed(text: str) -> dict[str, Any]:
-    """Only to be read; every task is looked up many times."""
     config = yaml.safe_load(text)
     return config if isinstance(config, dict) else {}
 
 
+def _splits(config: dict[str, Any]) -> dict[str, Any]:
+    """{split: its data files} of a task's config; empty if it says something else."""
+    kwargs = config.get("dataset_kwargs")
+    files = kwargs.get("data_files") if isinstance(kwargs, dict) else None
+    return files if isinstance(files, dict) else {}
+
+
 def _data_files(path: Path, config: dict[str, Any]) -> list[Path]:
     """The files of every split: few-shot examples change a prompt as much as the question does."""
-    given = (config.get("dataset_kwargs") or {}).get("data_files") if isinstance(config.get("dataset_kwargs") or {}, dict) else None
-    values = given.values() if isinstance(given, dict) else []
+    values = _splits(config).values()
     return [Path(f) for one in values for f in (one if isinstance(one, list) else [one]) if isinstance(f, str)]
 
 
 def _split_files(path: Path, config: dict[str, Any]) -> list[Path]:
     """The data files of a task's test split."""
     split = config.get("test_split")
-    kwargs = config.get("dataset_kwargs")
-    files = kwargs.get("data_files") if isinstance(kwargs, dict) else None
+    files = _splits(config)
     if not split:
         raise DataError(f"{path}: names no test_split")
-    if not isinstance(files, dict):
+    if not files:
         raise DataError(f"{path}: needs dataset_kwargs: {{data_files: {{{split}: evalsets/tasks/<file>.jsonl}}}}")
     if split not in files:
         raise DataError(f"{path}: test_split {split!r} has no data file{did_you_mean(split, list(files))}")
-    found = files[split] if isinstance(files[split], list) else [files[split]]
-    if not found or not all(isinstance(f, str) and "*" not in f for f in found):
+    names = files[split] if isinstance(files[split], list) else [files[split]]
+    if not names or not all(isinstance(f, str) and "*" not in f for f in names):
         raise DataError(f"{path}: data_files.{split} must be the name of a file, or a list of names; found {files[split]!r}")
-    return [Path(f) for f in found]
+    return [Path(f) for f in names]
 
 
 def _spaced(choices: list[Any]) -> bool:
@@ -183,36 +184,27 @@ def _spaced(choices: list[Any]) -> bool:
 
 
 def _one_kind(files: list[Path], rows: list[Row], config: dict[str, Any]) -> None:
-    """Raise if a column is text in one row and a list in another: lm-eval takes the first row's kind for all."""
-    if files[0].parent == TASKS and not (TASKS / f"{config['task']}.yaml").exists():
-        _inferred_fault(files[0], rows, config)
+    """Raise if rows differ in kind: a column is text in one and a list in another (lm-eval takes the first row's kind for all), or,
+    where no YAML says how, choices begin with a space or not, or a target has several lines."""
+    inferred = files[0].parent == TASKS and not (TASKS / f"{config['task']}.yaml").exists()
+    for row in rows if inferred else []:
+        where = f"{files[0]}: item {row['id']!r}"
+        if "choices" in row and _spaced(row["choices"]) != (config.get("target_delimiter") == ""):
+            raise DataError(f"{where}: some choices of the file begin with a space and others do not; use one way")
+        if config["output_type"] == "generate_until" and "\n" in "".join(row["target"]).strip():
+            raise DataError(f"{where}: a target of several lines can never match, since a reply ends at its first")
     column = config.get("doc_to_target")
     kinds = {type(row[column]).__name__ for row in rows if isinstance(column, str) and column in row}
     if len(kinds) > 1:
         raise DataError(f"{files[0]}: column {column!r} is {' in some rows and '.join(sorted(kinds))} in others; use one of them")
 
 
-def _inferred_fault(file: Path, rows: list[Row], config: dict[str, Any]) -> None:
-    """Raise for what no YAML has said otherwise: choices with and without a space, a reply that cannot end where it must."""
-    for row in rows:
-        if "choices" in row and _spaced(row["choices"]) != (config.get("target_delimiter") == ""):
-            raise DataError(
-                f"{file}: item {row['id']!r}: some choices of the file begin with a space and others do not; use one way"
-            )
-        if config["output_type"] == "generate_until" and "\n" in "".join(row["target"]).strip():
-            raise DataError(
-                f"{file}: item {row['id']!r}: a target of several lines can never match, since a reply ends at its first"
-            )
-
-
 def _task_row(row: Any, config: dict[str, Any]) -> str | None:
-    fault = fields_fault(row, {"id": str})
-    if fault:
+    if fault := fields_fault(row, {"id": str}):
         return fault
     for key in ("doc_to_text", "doc_to_target", "doc_to_choice"):
         column = config.get(key)
-        plain = isinstance(column, str) and column.isidentifier()
-        if plain and column not in row:
+        if isinstance(column, str) and column.isidentifier() and column not in row:
             return f"column {column!r} ({key}) is missing"
     return _choice_fault(row, config) or _text_fault(row, config)
 

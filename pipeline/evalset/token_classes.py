@@ -25,7 +25,8 @@ def class_of(text: str, *, special: bool, code: bool) -> str:
     bare = text.strip()
     if not bare:
         return "whitespace" if text else "other"
-    if any(_is_cjk(c) for c in bare):
+    scripts = (unicodedata.name(c, "").split(" ")[0].split("-")[0] for c in bare if c.isalpha() and ord(c) > 0x10FF)
+    if any(script in WIDE for script in scripts):
         return "cjk"
     if any(c.isalpha() for c in bare):
         return "words"
@@ -36,22 +37,16 @@ def class_of(text: str, *, special: bool, code: bool) -> str:
 
 
 def whole_characters(ids: Sequence[int], decode: Callable[[list[int]], str], special: Collection[int]) -> list[str]:
-    """The text of each token; tokens that share a character (byte-level vocabularies cut through) get it together.
-
-    What never becomes a whole character within LONGEST tokens stays broken, token by token.
-    """
-    found: list[str] = []
-    while len(found) < len(ids):
-        at = len(found)
+    """The text of each token; byte-level tokens that share a character get it together.
+    What never becomes a whole character within LONGEST tokens stays broken, token by token."""
+    texts: list[str] = []
+    while len(texts) < len(ids):
+        at = len(texts)
         text, n = decode([ids[at]]), 1
         while BROKEN in text and n < LONGEST and at + n < len(ids) and ids[at + n] not in special:
             n += 1
             text = decode(list(ids[at : at + n]))
         if BROKEN in text:
             text, n = decode([ids[at]]), 1
-        found += [text] * n
-    return found
-
-
-def _is_cjk(character: str) -> bool:
-    return character.isalpha() and ord(character) > 0x10FF and unicodedata.name(character, "").split(" ")[0].split("-")[0] in WIDE
+        texts += [text] * n
+    return texts

@@ -1,9 +1,8 @@
-"""The baseline: what the commit that a merge goes into had, from git (summaries) and from DVC's cache (rows).
+"""The baseline: results of the commit that a merge goes into, from git (summaries) and from DVC's cache (rows).
 
-In DVC's terms a verdict must follow from files, and a branch is none: it moves while nothing here changes. So the stage
-`gate` judges against the reference only, reproducibly, and lists rules `against: baseline` as not yet judged (never PASS);
-`python -m pipeline.gate --enforce --baseline REV` judges them when a merge asks, on top of gate.json, and says which
-commit REV was. Nothing of it is written into reports/.
+A branch moves while no file here changes, so DVC's stage `gate` judges against the reference only and leaves rules
+`against: baseline` unjudged (never PASS). `python -m pipeline.gate --enforce --baseline REV` judges them at a merge and writes
+nothing into reports/.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ NEXT = "fetch it (`git fetch`), or name another commit with --baseline"
 
 
 def wanted(given: str | None, settings: Params) -> str | None:
-    """The revision to compare with: --baseline, else QUANTGATE_BASELINE, else gate.baseline; None where nobody names one."""
+    """The revision to compare with: --baseline, else QUANTGATE_BASELINE, else gate.baseline, else None."""
     return given or os.environ.get(VARIABLE) or settings.gate.baseline
 
 
@@ -49,7 +48,7 @@ class Baseline:
 
 
 def read(rev: str) -> Baseline:
-    """A commit's results. Raises `ArtifactError` where it has none, or not those that its own pipeline wrote."""
+    """A commit's results. Raises `ArtifactError` if it has none, or others than its dvc.lock records."""
     commit = git.line("rev-parse", "--verify", "--quiet", "--end-of-options", f"{rev}^{{commit}}")
     if commit is None:
         raise ArtifactError(f"no baseline: {rev!r} is no commit here; {NEXT}")
@@ -62,7 +61,7 @@ def read(rev: str) -> Baseline:
         raise ArtifactError(f"no baseline: {PARAMS} of {base.name} names no variants; {NEXT}")
     base.params.update(then)
     # files of a variant that was taken out before are not its results
-    base.results.update({name: found for name in then["variants"] if (found := _written(base, artifacts.metrics(name)))})
+    base.results.update({name: result for name in then["variants"] if (result := _written(base, artifacts.metrics(name)))})
     if not base.results:
         raise ArtifactError(f"no baseline: {base.name} holds no {artifacts.metrics('<variant>')}; {NEXT}")
     return base
@@ -76,29 +75,18 @@ def _written(base: Baseline, path: Path) -> Row | None:
     return None if content is None else dict(json.loads(content))
 
 
-def _add_served(base: Baseline, settings: Params) -> None:
-    """Put the figures of the baseline's servers beside its variants', if any rule asks for one; null with why where they are
-    not there, or were asked for in another way than now."""
-    names = base.results if server_results.judged(settings) else ()
-    server_results.add(base.results, settings, {n: found for n in names if (found := _written(base, artifacts.served(n)))})
-
-
-# --- differences -------------------------------------------------------------------------------------------------
-
-
 def beside(base: Baseline, results: dict[str, Row], settings: Params) -> dict[str, Any]:
-    """What a merge is judged by: {rev, commit, variants: {name: {figures, lost, new, values}}}.
-
-    figures: {metric: its difference to the baseline} of all metrics that a rule names; lost: metrics that the baseline has
-    and this run lacks; new: the other way round; values: the baseline's own figures of the metrics that a rule names.
-    """
+    """Differences to the baseline: {rev, commit, variants: {name: {figures, lost, new, values}}}. figures: {metric: its
+    difference} of metrics that a rule names; lost: metrics that only the baseline has; new: metrics that only this run has;
+    values: the baseline's metrics that a rule names."""
     ref = settings.reference
     ours, theirs = results.get(ref, {}), base.results.get(ref, {})
     if not theirs or any(r.get("reference") != ref for r in base.results.values()):
         raise ArtifactError(f"no baseline: {base.name} measured against another reference than {ref}; {NEXT}")
     if ours.get("base") != theirs.get("base"):
         raise ArtifactError(f"no baseline: {base.name} measured another base model; {NEXT}")
-    _add_served(base, settings)
+    judged = base.results if server_results.judged(settings) else ()  # without a server's rule its metrics are not needed
+    server_results.add(base.results, settings, {n: report for n in judged if (report := _written(base, artifacts.served(n)))})
     notes = () if ours.get("model") == theirs.get("model") else (f"the reference is built in another way than at {base.rev}",)
     names = list(dict.fromkeys(rule.metric for rule in settings.gate.rules))
     variants = {
@@ -118,56 +106,52 @@ def _variant(base: Baseline, name: str, now: Row, names: list[str], settings: Pa
     figures = _figures(base, name, now, then, [n for n in names if n in have and n in had], settings)
     if notes:
         figures = {n: paired_difference.another_reference(n, figure, notes) for n, figure in figures.items()}
-    lost = sorted(n for n, m in had.items() if m.get("value") is not None and _gone(have.get(n)))
+    unexplained = {n for n, m in have.items() if m.get("value") is None and not (m.get("reason") or m.get("warnings"))}
+    lost = sorted(n for n, m in had.items() if m.get("value") is not None and (n not in have or n in unexplained))
     values = {n: had[n] for n in names if n in had}
     return {"figures": figures, "lost": lost, "new": sorted(have.keys() - had.keys()), "values": values, "known": True}
-
-
-def _gone(metric: Row | None) -> bool:
-    """Whether a metric is missing, or null without the reason that an unknown figure has."""
-    return metric is None or (metric.get("value") is None and not (metric.get("reason") or metric.get("warnings")))
 
 
 def _figures(base: Baseline, variant: str, now: Row, then: Row, names: list[str], settings: Params) -> dict[str, Row]:
     """{metric: its difference}: paired where the rows of both can be had, else from the two summaries."""
     same = {of: artifacts.digest(_part(now, of)) == artifacts.digest(_part(then, of)) for of in (True, False)}
-    found = {n: paired_difference.unchanged(n, now["metrics"][n]) for n in names if same[is_served(n)]}
-    found = {n: m for n, m in found.items() if now["metrics"][n].get("value") is not None}
+    differences = {n: paired_difference.unchanged(n, now["metrics"][n]) for n in names if same[is_served(n)]}
+    differences = {n: m for n, m in differences.items() if now["metrics"][n].get("value") is not None}
     names = [n for n in names if not same[is_served(n)]]
     if not names:
-        return found
+        return differences
     b = Builder(settings.compare, settings.seed)
     why = {"token": "no rows of tokens", "item": "no rows of items"}
     try:
         ours, theirs = (artifacts.read_columns(p) for p in _rows(base, artifacts.tokens(variant), now, then))
-        found |= {n: m for n in names if (m := paired_difference.tokens_paired(b, n, ours, theirs))}
+        differences |= {n: m for n in names if (m := paired_difference.tokens_paired(b, n, ours, theirs))}
     except (ArtifactError, KeyError) as e:
         why["token"] = str(e)
     try:
         answers = [artifacts.read_jsonl(p) for p in _rows(base, artifacts.answers(variant), now, then)]
         paired = paired_difference.items_paired(b, *answers)
-        found |= {n: paired[n] for n in names if n in paired}
+        differences |= {n: paired[n] for n in names if n in paired}
     except (ArtifactError, KeyError) as e:
         why["item"] = str(e)
     for n in names:
-        if n not in found and now["metrics"][n].get("value") is not None and then["metrics"][n].get("value") is not None:
+        if n not in differences and now["metrics"][n].get("value") is not None and then["metrics"][n].get("value") is not None:
             reason = why["item" if n.split("/")[0] in paired_difference.PER_ITEM else "token"]
             machine = "client" if is_served(n) else "machine"
             same_machine = now.get(machine) == then.get(machine)
-            found[n] = paired_difference.unpaired(n, now["metrics"][n], then["metrics"][n], reason, same_machine=same_machine)
-    return found
+            differences[n] = paired_difference.unpaired(n, now["metrics"][n], then["metrics"][n], reason, same_machine=same_machine)
+    return differences
 
 
 def _part(result: Row, of_server: bool) -> Row:
-    """What a server did, or the variant in process: two files, of which one may be the baseline's."""
+    """A variant's server metrics, or its others."""
     kept = {n: m for n, m in result["metrics"].items() if is_served(n) == of_server}
     return {"metrics": kept, "client": result.get("client")} if of_server else result | {"metrics": kept, "client": None}
 
 
 def _rows(base: Baseline, path: Path, now: Row, then: Row) -> list[Path]:
-    """The rows that this run's metrics and the baseline's were made from; each is checked against its recorded hash."""
+    """The rows of this run's metrics and of the baseline's, by their recorded hashes."""
     known = dvc_lock.outputs(dvc_lock.LOCK.read_bytes()) if dvc_lock.LOCK.exists() else {}
-    name, found = path.as_posix(), []
+    name, paths = path.as_posix(), []
     for result, lock, commit in ((now, known, "HEAD"), (then, base.lock, base.commit)):
         sha256 = result.get("inputs", {}).get(name)
         here = path.exists() and artifacts.sha256_file(path) == sha256
@@ -176,5 +160,5 @@ def _rows(base: Baseline, path: Path, now: Row, then: Row) -> list[Path]:
         rows = path if here else dvc_lock.cached(name, lock[name], commit)
         if artifacts.sha256_file(rows) != sha256:
             raise ArtifactError(f"{rows} is not what the metrics were made from")
-        found.append(rows)
-    return found
+        paths.append(rows)
+    return paths

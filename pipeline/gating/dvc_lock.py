@@ -38,10 +38,8 @@ def md5(content: bytes) -> str:
 
 
 def cached(path: str, md5_then: str, commit: str) -> Path:
-    """The file that `path` was at a commit: DVC's cache, else what `dvc get` brings from wherever it is kept.
-
-    Raises `ArtifactError` with the reason where neither has it.
-    """
+    """The file that `path` was at a commit: DVC's cache, else what `dvc get` brings from wherever it is kept. Raises
+    `ArtifactError` with the reason where neither has it."""
     here = CACHE / md5_then[:2] / md5_then[2:]
     kept = artifacts.ARTIFACTS / "baseline" / md5_then
     if here.exists() or kept.exists():

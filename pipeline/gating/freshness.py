@@ -1,7 +1,6 @@
-"""Freshness: whether the results and the verdict on file still follow from what is here.
+"""Freshness: whether results and verdict still follow from the files here.
 
-DVC compares every file, param and command with dvc.lock, so that a forgotten rerun, a bad merge and an edit by hand are
-seen. What it does not see is a local model (`model.path`) that changed since its download.
+DVC compares every file, param and command with dvc.lock; `changed_source` adds a local model (`model.path`) that changed.
 """
 
 from __future__ import annotations
@@ -34,9 +33,8 @@ def check(settings: Params) -> list[str]:
     """Paths that are not in this folder, so that they could not be compared. Raises `ArtifactError` if any other differs."""
     changed, absent = status()
     if source := changed_source(settings):
-        raise ArtifactError(
-            f"the local model is not what was downloaded: {_some(source)}; run `dvc repro -f download`, then `dvc repro`"
-        )
+        redo = "run `dvc repro -f download`, then `dvc repro`"
+        raise ArtifactError(f"the local model is not what was downloaded: {_some(source)}; {redo}")
     if changed:
         raise ArtifactError(f"the results are stale; missing or changed: {_some(changed)}; run `dvc repro`")
     return absent
@@ -48,10 +46,8 @@ def _some(names: list[str]) -> str:
 
 
 def status() -> tuple[list[str], list[str]]:
-    """(what differs from dvc.lock, what is absent), of all that the stage `gate` follows from.
-
-    Raises `ArtifactError` where DVC cannot say: no project, a damaged dvc.lock, another dvc at work.
-    """
+    """(what differs from dvc.lock, what is absent), of all that the stage `gate` follows from. Raises `ArtifactError` where DVC
+    cannot say: no project, a damaged dvc.lock, another dvc at work."""
     from dvc.exceptions import DvcException
     from dvc.repo import Repo
 

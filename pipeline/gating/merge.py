@@ -1,4 +1,4 @@
-"""The verdict that a merge goes by: fresh results, judged by rules that are no looser than at the commit merged into."""
+"""The verdict for a merge: fresh results, judged by rules no looser than the base's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Merge:
-    """beside: see `baseline.beside`, None where nobody names a baseline; absent: files that could not be compared."""
+    """beside: see `baseline.beside`, None without a baseline; absent: files that could not be compared."""
 
     verdict: Row
     results: dict[str, Row]
@@ -25,7 +25,7 @@ class Merge:
 
 
 def load_results(settings: Params) -> dict[str, Row]:
-    """{variant: its metrics} of those that are there; a file that `compare` did not write is an error."""
+    """{variant: its metrics} of those that exist. Raises `ArtifactError` for a file that `compare` did not write."""
     results = {n: artifacts.read_json(artifacts.metrics(n)) for n in settings.variants if artifacts.metrics(n).exists()}
     for name, result in results.items():
         if not isinstance(result, dict) or not isinstance(result.get("metrics"), dict) or "asked" not in result:
@@ -35,11 +35,8 @@ def load_results(settings: Params) -> dict[str, Row]:
 
 
 def judge(settings: Params, rev: str | None = None) -> Merge:
-    """Judge the results on file as a merge does. rev: the commit merged into; else QUANTGATE_BASELINE or gate.baseline.
-
-    Raises `ArtifactError` for whatever keeps a verdict from being given: results that are stale, a baseline that is asked for
-    and not there.
-    """
+    """Judge the results on file as a merge does. rev: the commit merged into; else QUANTGATE_BASELINE or gate.baseline. Raises
+    `ArtifactError` for stale results or a missing baseline."""
     if rev is not None and not rev.strip():
         raise ArtifactError("no baseline: --baseline is empty; name the commit merged into, or leave it out")
     absent = freshness.check(settings)
@@ -49,8 +46,7 @@ def judge(settings: Params, rev: str | None = None) -> Merge:
         beside = baseline.beside(base, results, settings)
         loosened = policy.compare(settings, base.params, results)
     elif any(rule.against == "baseline" for rule in settings.gate.rules):
-        raise ArtifactError(
-            f"no baseline: params.yaml has rules against it; name the commit: --baseline, {baseline.VARIABLE} or gate.baseline"
-        )
+        name = f"name the commit: --baseline, {baseline.VARIABLE} or gate.baseline"
+        raise ArtifactError(f"no baseline: params.yaml has rules against it; {name}")
     verdict = policy.hold(dict(artifacts.jsonable(verdicts.of(results, settings, beside))), loosened)
     return Merge(verdict, results, beside, absent)

@@ -1,16 +1,13 @@
-"""A variant's figures against those of the baseline, the commit that is merged into.
+"""Differences between a variant's metrics and the baseline's.
 
-Where both commits' rows can be had, the difference is paired, item by item and token by token. Else it is made from the two
-intervals, as if they were independent, and says that pairing was lost: that is wider, never narrower. A ratio is compared
-by its quotient, everything else by its difference, both the baseline's as second. No files here; where rows and summaries
-come from is baseline.py's matter.
+They are paired, item by item and token by token, if both commits' rows are available. Else they come from the two intervals, as if
+these were independent, which makes them wider. A ratio is compared by its quotient, all else by its difference.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -20,7 +17,7 @@ from pipeline.core.errors import ArtifactError
 from pipeline.core.params import Compare
 from pipeline.divergence.distributions import TOP
 from pipeline.metrics.answers import answer_metrics, pair
-from pipeline.metrics.builder import Builder
+from pipeline.metrics.builder import Builder, as_metric
 from pipeline.metrics.definitions import definition, is_served, position_parts
 from pipeline.metrics.tokens import TOKEN
 from pipeline.stats.intervals import Estimate, cluster_bootstrap
@@ -49,16 +46,14 @@ OF_MACHINES = (  # and what else depends on it
 
 
 def timed(name: str) -> bool:
-    """Whether a figure is one machine's: those of two are never compared."""
+    """Whether a metric depends on the machine, so that two machines' are never compared."""
     what = definition(name)
     return name.split("/")[0] in OF_MACHINES or is_served(name) or (what is not None and what.unit in CLOCKED)
 
 
 def tokens_paired(b: Builder, name: str, now: dict[str, Any], then: dict[str, Any]) -> Metric | None:
-    """Paired difference of a token metric over tokens that both have; None where they share none, or it has no such rows.
-
-    now, then: columns of artifacts/tokens. Whole documents are resampled, as in the metric itself.
-    """
+    """Paired difference of a token metric over tokens that both have; None where they share none, or it has no such rows. now,
+    then: columns of artifacts/tokens. Whole documents are resampled, as in the metric itself."""
     stem, _, part = name.partition("/")
     if stem not in PER_TOKEN:
         return None
@@ -101,10 +96,8 @@ def _part(c: Columns, part: str, stem: str) -> NDArray[np.bool_]:
 
 
 def items_paired(b: Builder, now: list[Row], then: list[Row]) -> dict[str, Metric]:
-    """{metric: paired difference} of accuracy and byte perplexity, over items that were asked in the same words both times.
-
-    The same arithmetic as against the reference, with the baseline's answers in its place (metrics/answers.py).
-    """
+    """{metric: paired difference} of accuracy and byte perplexity over the items of both, as metrics/answers.py compares with the
+    reference."""
     theirs = {tuple(row[k] for k in ITEM): row for row in then}
     ours = [row for row in now if tuple(row[k] for k in ITEM) in theirs]
     if not ours:
@@ -112,15 +105,15 @@ def items_paired(b: Builder, now: list[Row], then: list[Row]) -> dict[str, Metri
     held = Builder(Compare(confidence=b.confidence, resamples=b.resamples), b.seed)
     answer_metrics(held, pair(ours, [theirs[tuple(row[k] for k in ITEM)] for row in ours]), allow_truncated=True)
     note = _left(len(now) - len(ours), "items")
-    found = {}
+    differences = {}
     for name, metric in held.metrics.items():
         stem, _, part = name.partition("/")
         if stem in PER_ITEM.values():
-            found[name] = metric | {"how": "paired by item", "warnings": [*metric["warnings"], *note]}
+            differences[name] = metric | {"how": "paired by item", "warnings": [*metric["warnings"], *note]}
         if stem == "acc_delta":
             scaled = {k: None if metric[k] is None else metric[k] / 100 for k in ("value", "low", "high")}
-            found[f"acc/{part}"] = found[name] | scaled | {"unit": "fraction"}
-    return found
+            differences[f"acc/{part}"] = differences[name] | scaled | {"unit": "fraction"}
+    return differences
 
 
 def _left(count: int, what: str) -> tuple[str, ...]:
@@ -128,16 +121,14 @@ def _left(count: int, what: str) -> tuple[str, ...]:
 
 
 def unpaired(name: str, now: Metric, then: Metric, why: str, *, same_machine: bool) -> Metric:
-    """Difference of two figures of which only value and interval are known.
-
-    The limits add by their squares (Zou and Donner 2008, Statistics in Medicine 27:1693), on the log scale for a ratio, as if
-    the two were independent; figures of the same items are not, and their true interval is narrower. Without both
-    intervals, or with timings of two machines, there is a value and no interval, which never passes.
-    """
+    """Difference of two figures from their values and intervals, as if they were independent. The limits add by their squares (Zou
+    and Donner 2008, Statistics in Medicine 27:1693), on the log scale for a ratio. Without both intervals, or with timings of two
+    machines, there is a value and no interval, which never passes."""
     what = definition(name)
     assert what is not None  # the caller has it from the results
     ratio = what.unit == "ratio"
-    value = _apart(now["value"], then["value"], ratio)
+    positive = now["value"] > 0 and then["value"] > 0
+    value = now["value"] - then["value"] if not ratio else now["value"] / then["value"] if positive else None
     n = min(now["n"], then["n"])
     method = "limits added by their squares (Zou and Donner 2008)"
     fault = _incomparable(name, now, then, same_machine)
@@ -160,23 +151,15 @@ def unpaired(name: str, now: Metric, then: Metric, why: str, *, same_machine: bo
 
 
 def _between(value: float, now: Metric, then: Metric, ratio: bool) -> float | None:
-    """What more rounds leave of a difference, in parts of it, by what whole runs differ by in either figure."""
+    """Run-to-run variation of a difference, relative to it: more rounds do not reduce it."""
     shares = [m.get("between") or 0.0 for m in (now, then)]
     if ratio or not value:
         return math.hypot(*shares) or None
     return math.hypot(*(s * m["value"] for s, m in zip(shares, (now, then)))) / abs(value) or None
 
 
-def _apart(now: float | None, then: float | None, ratio: bool) -> float | None:
-    if now is None or then is None:
-        return None
-    if ratio:
-        return now / then if now > 0 and then > 0 else None
-    return now - then
-
-
 def _incomparable(name: str, now: Metric, then: Metric, same_machine: bool) -> str:
-    """Why two figures give no interval of their difference; empty where they do."""
+    """Why the difference has no interval; empty if it has one."""
     if timed(name) and not same_machine:
         return "the baseline was timed on another machine"
     if now.get("confidence") != then.get("confidence"):
@@ -190,7 +173,7 @@ def _incomparable(name: str, now: Metric, then: Metric, same_machine: bool) -> s
 
 
 def unchanged(name: str, now: Metric) -> Metric:
-    """The difference of a figure to itself: the variant's results are the baseline's, byte for byte."""
+    """The difference of equal results: none."""
     what = definition(name)
     neutral = 1.0 if what is not None and what.unit == "ratio" else 0.0
     held = {k: now.get(k) for k in ("n", "confidence", "unit")}
@@ -199,10 +182,8 @@ def unchanged(name: str, now: Metric) -> Metric:
 
 
 def another_reference(name: str, figure: Metric, notes: tuple[str, ...]) -> Metric:
-    """A difference where the reference was built anew in between: of what counts from it, none can be judged.
-
-    A worse reference would bring variants nearer to it. Answers that are paired item by item do not count from it.
-    """
+    """A difference without its interval if it counts from a reference that was built again: a worse one brings variants nearer.
+    Answers that are paired item by item do not count from the reference."""
     what = definition(name)
     relative = what is not None and what.neutral is not None and figure["how"] != "paired by item"
     limits: Metric = {"low": None, "high": None} if relative else {}
@@ -210,7 +191,4 @@ def another_reference(name: str, figure: Metric, notes: tuple[str, ...]) -> Metr
 
 
 def _metric(estimate: Estimate, name: str, confidence: float, how: str, notes: tuple[str, ...]) -> Metric:
-    what = definition(name)
-    assert what is not None
-    fields = asdict(estimate)
-    return fields | {"warnings": [*estimate.warnings, *notes], "unit": what.unit, "confidence": confidence, "how": how}
+    return as_metric(name, estimate, confidence) | {"warnings": [*estimate.warnings, *notes], "how": how}

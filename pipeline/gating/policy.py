@@ -1,8 +1,8 @@
 """Policy: a gate gets looser only with a reason.
 
-A margin can always be widened until a variant passes. So a merge compares params.yaml with that of the commit it goes into.
-What asks for less needs a `reason:` that the base did not have: on the rule, or under `gate` for a rule taken out and for
-all that is no rule. Stricter and new rules just hold.
+A margin can always be widened until a variant passes. So a merge compares params.yaml with the base's, that of the commit it goes
+into. What is looser needs a `reason:` that the base did not have: on the rule, or under `gate` for a removed rule and all other
+settings.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Loosening:
-    """Something that asks for less than at the base. reason: one that the base did not have; variants: None for all."""
+    """A setting looser than the base's. reason: one that the base did not have; variants: None for all."""
 
     what: str
     before: str
@@ -39,8 +39,8 @@ class Loosening:
 
 
 def hold(verdict: Row, loosened: list[Loosening]) -> Row:
-    """The verdict; FAIL for the variants that something concerns which got looser without a reason."""
-    faults = [found for found in loosened if not found.reason]
+    """The verdict; FAIL for variants with a setting that got looser without a reason."""
+    faults = [change for change in loosened if not change.reason]
     variants = dict(verdict["variants"])
     for name, v in variants.items():
         own = dict.fromkeys(fault.what for fault in faults if fault.variants is None or name in fault.variants)
@@ -51,45 +51,47 @@ def hold(verdict: Row, loosened: list[Loosening]) -> Row:
 
 
 def compare(settings: Params, base: Row, results: dict[str, Row]) -> list[Loosening]:
-    """What of params.yaml asks for less than the base's. base: its params.yaml as it was read; results: {variant: metrics}."""
+    """Settings looser than the base's. base: its params.yaml as parsed; results: {variant: metrics}."""
     then = base.get("gate") or {}
     reason = settings.gate.reason if settings.gate.reason != then.get("reason") else None
-    found = [Loosening(*change, reason) for change in _conditions(settings, base)]
+    loosened = [Loosening(*change, reason) for change in _conditions(settings, base)]
     rules, unknown = _readable(then.get("rules") or [])
-    found += [Loosening(str(raw.get("metric")), "a rule", "unknown to this version", reason) for raw in unknown]
+    loosened += [Loosening(str(raw.get("metric")), "a rule", "unknown to this version", reason) for raw in unknown]
     for rule in rules:
-        ours, earlier = ([r for r in own if _key(r) == _key(rule)] for own in (settings.gate.rules, rules))
-        given = [r.reason for r in ours if r.reason and r.reason not in {t.reason for t in earlier}] if ours else [reason]
+        ours, earlier = (
+            [r for r in own if (r.metric, r.against) == (rule.metric, rule.against)] for own in (settings.gate.rules, rules)
+        )
+        reasons = [r.reason for r in ours if r.reason and r.reason not in {t.reason for t in earlier}] if ours else [reason]
         shortfalls = {v: _shortfall(ours, rule, v) for v in settings.variants if v != settings.reference and _applies(rule, v)}
         for now in dict.fromkeys(filter(None, shortfalls.values())):
-            variants = tuple(v for v, said in shortfalls.items() if said == now)
+            variants = tuple(v for v, rule_now in shortfalls.items() if rule_now == now)
             noise = _noise(rule, settings, results)
-            found.append(Loosening(rule.metric, _in_words(rule), now, next(iter(given), None), noise, variants))
-    return found
+            loosened.append(Loosening(rule.metric, _text(rule), now, next(iter(reasons), None), noise, variants))
+    return loosened
 
 
 def _conditions(settings: Params, base: Row) -> list[tuple[str, str, str]]:
-    """(what, before, now) of all but rules that decides what passes."""
+    """(what, before, now) of looser settings other than rules."""
     then, ours = base.get("gate") or {}, settings.compare
     compared = base.get("compare") or {}
-    found: list[tuple[str, Any, Any]] = []
+    looser: list[tuple[str, Any, Any]] = []
     for what, names, kept in (
         ("variants", base.get("variants") or {}, settings.variants),
         ("gate.required", then.get("required") or [], settings.gate.required),
     ):
-        found += [(what, name, "taken out") for name in names if name not in kept]
+        looser += [(what, name, "taken out") for name in names if name not in kept]
     inconclusive = settings.gate.inconclusive
     if then.get("inconclusive", "blocks") == "blocks" != inconclusive:
-        found.append(("gate.inconclusive", "blocks", inconclusive))
+        looser.append(("gate.inconclusive", "blocks", inconclusive))
     if (confidence := compared.get("confidence", 0.95)) > ours.confidence:
-        found.append(("compare.confidence", confidence, ours.confidence))
+        looser.append(("compare.confidence", confidence, ours.confidence))
     for name in BetweenRuns.model_fields:  # less makes intervals narrower; more turns a FAIL into INCONCLUSIVE
         before, now = (compared.get("between_runs") or {}).get(name), getattr(ours.between_runs, name)
         if (before or 0) > (now or 0) or ((before or 0) < (now or 0) and inconclusive == "passes"):
-            found.append((f"compare.between_runs.{name}", before, now))
+            looser.append((f"compare.between_runs.{name}", before, now))
     if settings.evaluate.allow_truncated and not (base.get("evaluate") or {}).get("allow_truncated"):
-        found.append(("evaluate.allow_truncated", False, True))
-    return [(what, str(before), str(now)) for what, before, now in found]
+        looser.append(("evaluate.allow_truncated", False, True))
+    return [(what, str(before), str(now)) for what, before, now in looser]
 
 
 def _readable(raw: list[Row]) -> tuple[list[Rule], list[Row]]:
@@ -105,20 +107,16 @@ def _readable(raw: list[Row]) -> tuple[list[Rule], list[Row]]:
     return rules, unknown
 
 
-def _key(rule: Rule) -> tuple[str, str]:
-    return rule.metric, rule.against
-
-
 def _applies(rule: Rule, variant: str) -> bool:
     return rule.variants is None or variant in rule.variants
 
 
 def _shortfall(ours: list[Rule], theirs: Rule, variant: str) -> str:
-    """The rule that stands where `theirs` asks for more of a variant; empty where one asks for as much."""
+    """The rule in place of a stricter `theirs`; empty if one is as strict."""
     applying = [r for r in ours if _applies(r, variant)]
     if not applying:
         return "no rule" if theirs.variants is None and not ours else f"no rule for {variant}"
-    return "" if any(_as_strict(r, theirs) for r in applying) else _in_words(applying[0])
+    return "" if any(_as_strict(r, theirs) for r in applying) else _text(applying[0])
 
 
 def _as_strict(ours: Rule, theirs: Rule) -> bool:
@@ -129,16 +127,14 @@ def _as_strict(ours: Rule, theirs: Rule) -> bool:
     return ours.above in (None, theirs.above)
 
 
-def _in_words(rule: Rule) -> str:
+def _text(rule: Rule) -> str:
     return bound_of(rule).text + (f" above the {rule.above}" if rule.above else "") + ("" if rule.required else ", advisory")
 
 
 def _noise(rule: Rule, settings: Params, results: dict[str, Row]) -> str:
-    """The least margin that a variant without loss passes in 80 % of runs, in the unit of the rule's bound.
-
-    It is the upper end of the noise floor, if the metric has one, and on top the smallest loss that the narrowest interval of a
-    required variant tells from none. Unknown without an interval, and for timings whose run-to-run variation was not measured.
-    """
+    """The least margin that a variant without loss passes in 80 % of runs, in the unit of the rule's bound. It is the smallest
+    loss that the narrowest interval of a required variant can resolve, above the noise floor's upper end if the metric has one.
+    Unknown without an interval, and for timings whose run-to-run variation was not measured."""
     own = [results.get(n, {}).get("metrics", {}).get(rule.metric) or {} for n in settings.gate.required if _applies(rule, n)]
     own = [m for m in own if None not in (m.get("low"), m.get("high")) and not (timed(rule.metric) and m.get("between") is None)]
     if not own:

@@ -1,7 +1,7 @@
-"""Gate rules: a bound with a unit, and the verdict of an interval against it. Pure.
+"""Gate rules: a bound with a unit, and the verdict of an interval against it.
 
-PASS: the whole interval is on the good side of the bound. FAIL: the whole interval is on the bad side. Else
-INCONCLUSIVE. Whatever is missing, not a number, or without an interval is never a PASS.
+PASS: the whole interval is on the good side of the bound. FAIL: the whole interval is on the bad side. Else INCONCLUSIVE.
+What is missing, not a number, or without an interval is never a PASS.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from pipeline.core.errors import ParamsError
 from pipeline.core.explain import did_you_mean
 from pipeline.core.params import Params, Rule
 from pipeline.metrics.definitions import DEFINITIONS, FLOORS, Definition, bounds_of, definition
-from pipeline.reporting.numbers import UNITS as UNITS_SHOWN
-from pipeline.reporting.numbers import number
+from pipeline.reporting.text import number, scale_of
 from pipeline.speed.rounds import Looks
 from pipeline.stats.intervals import FEW, Estimate, items_to_settle, one_sided_p
 
@@ -106,29 +105,25 @@ def neutral_of(rule: Rule, what: Definition) -> float | None:
 
 
 def _meaningful(rule: Rule, what: Definition, bound: Bound) -> Bound:
-    """The bound, or a `ParamsError` where every value a metric can have is on one side of it."""
+    """The bound. Raises `ParamsError` if all possible values are on one side of it."""
     low, high = _range(rule, what)
     least, most = (low, high) if bound.better == "lower" else (-high, -low)  # turned so that less is better
     edge = bound.threshold if bound.better == "lower" else -bound.threshold
-    if edge >= most:
-        raise ParamsError(f"gate rule on {rule.metric}: {bound.text} is nothing that could fail ({_spelled(low, high, what)})")
-    if edge < least:
-        raise ParamsError(f"gate rule on {rule.metric}: {bound.text} is nothing that could be met ({_spelled(low, high, what)})")
+    if edge >= most or edge < least:
+        extent = f"lies between {low:g} and {high:g}" if high < math.inf else f"is at least {low:g}"
+        never = "fail" if edge >= most else "be met"
+        raise ParamsError(f"gate rule on {rule.metric}: {bound.text} can never {never} (it {extent} {what.unit})")
     return bound
 
 
 def _range(rule: Rule, what: Definition) -> tuple[float, float]:
-    """Between what a metric (or, against the baseline, its difference) can lie, in its own unit."""
+    """Possible values of a metric, or of its difference to the baseline, in its own unit."""
     low, high = bounds_of(rule.metric)
     if what.unit == "pp":
         return -100.0, 100.0
     if rule.against == "baseline" and what.unit != "ratio":
         return (-1.0, 1.0) if what.unit == "fraction" else (-math.inf, math.inf)
     return max(low, 0.0) if low == -math.inf else low, min(high, 1.0) if what.unit in ("p", "fraction") else high
-
-
-def _spelled(low: float, high: float, what: Definition) -> str:
-    return f"it lies between {low:g} and {high:g} {what.unit}" if high < math.inf else f"it is at least {low:g} {what.unit}"
 
 
 def quantity(text: str, what: Definition, where: str) -> float:
@@ -149,28 +144,29 @@ def judge(bound: Bound, metric: dict[str, Any] | None) -> Judgement:
         return Judgement("FAIL", f"{bound.metric} is missing from the results")
     value, low, high = metric.get("value"), metric.get("low"), metric.get("high")
     if not _number(value):
-        return Judgement("FAIL", f"{bound.metric} has no value: {_why(metric)}")
-    if not _count(n := metric.get("n")):
+        why = metric.get("reason") or "; ".join(metric.get("warnings") or []) or "not a number"
+        return Judgement("FAIL", f"{bound.metric} has no value: {why}")
+    n = metric.get("n")
+    if n is None or not hasattr(n, "__index__") or isinstance(n, bool) or n <= 0:
         return Judgement("FAIL", f"{bound.metric} rests on no items" + (f" (n = {n!r})" if n else ""))
     if low is None or high is None or not (_number(low) and _number(high)):
         return Judgement("INCONCLUSIVE", f"{bound.metric} has no interval: {'; '.join(metric.get('warnings') or ['unknown'])}")
     near = 1e-9 * max(map(abs, (value, low, high)))  # a quotient is rounded in another way than its logarithm
     if not low - near <= value <= high + near:
-        told = f"an interval that does not hold its value: {value:.4g} is not in [{low:.4g}, {high:.4g}]"
-        return Judgement("INCONCLUSIVE", f"{bound.metric} has {told}")
+        why = f"an interval that does not contain its value: {value:.4g} is not in [{low:.4g}, {high:.4g}]"
+        return Judgement("INCONCLUSIVE", f"{bound.metric} has {why}")
     independent = metric.get("weight") or metric.get("clusters")
     if independent is not None and independent < MIN_CLUSTERS - 0.5:
         few = f"{metric['clusters']} documents or item families"
         few += f" that weigh as {independent:.0f} equal ones" if independent < metric["clusters"] - 0.5 else ""
-        return Judgement(
-            "INCONCLUSIVE",
-            f"{bound.metric} rests on {few}; at least {MIN_CLUSTERS} are needed to judge it: ask for more in the tier",
-        )
+        why = f"{bound.metric} rests on {few}; at least {MIN_CLUSTERS} are needed to judge it: ask for more in the tier"
+        return Judgement("INCONCLUSIVE", why)
     sign = 1 if bound.better == "lower" else -1
     best, worst = sorted((sign * low, sign * high))
     edge = sign * bound.threshold
     side = "at most" if bound.better == "lower" else "at least"
-    asked = f"{side} {_shown(bound)} ({bound.text})"
+    what = definition(bound.metric)
+    asked = f"{side} {number(bound.threshold * scale_of({'unit': what.unit if what else ''}), '.4g')} ({bound.text})"
     here, df = sign * float(value or 0), max((independent or metric["n"]) - 1, 1)
     confidence = metric.get("confidence") or 0.95
     p = one_sided_p(here - edge, here - best if here > edge else worst - here, df=df, confidence=confidence)
@@ -184,22 +180,12 @@ def judge(bound: Bound, metric: dict[str, Any] | None) -> Judgement:
     return Judgement("INCONCLUSIVE", reason, settle, p)
 
 
-def _shown(bound: Bound) -> str:
-    """A bound as people read its metric: 93 (percent) where the metric itself is 0.93."""
-    what = definition(bound.metric)
-    return number(bound.threshold * (UNITS_SHOWN.get(what.unit, (1.0, ""))[0] if what else 1.0), ".4g")
-
-
 def would_settle(settle: int | None, metric: dict[str, Any]) -> str:
-    """How much more would do, in words."""
+    """How many more items would decide."""
     if settle is None and metric.get("between"):
-        return f"; more of one run would not settle it: whole runs differ by {100 * metric['between']:g} % (compare.between_runs)"
+        return f"; more rounds will not help: whole runs differ by {100 * metric['between']:g} % (compare.between_runs)"
     more = " (documents or families in proportion)" if metric.get("clusters") else ""
     return f"; about {settle} in place of {metric['n']}{more} would settle it in 80 % of runs" if settle else ""
-
-
-def _why(metric: dict[str, Any]) -> str:
-    return str(metric.get("reason") or "; ".join(metric.get("warnings") or []) or "not a number")
 
 
 def _notes(metric: dict[str, Any]) -> str:
@@ -208,12 +194,9 @@ def _notes(metric: dict[str, Any]) -> str:
 
 
 def judge_above(rule: Rule, metric: dict[str, Any] | None, floors: dict[str, Any]) -> tuple[Bound, Judgement]:
-    """Verdict of a metric against a margin above the floor (or the rounding), and the bound that a PASS must meet.
-
-    floors: metrics of the reference. The floor is an estimate too: a PASS must hold above its lower bound, so that a
-    floor measured too high lets nothing through, and a FAIL above its upper bound. A floor that is missing, null or
-    without an interval is never a PASS.
-    """
+    """Verdict of a metric against a margin above the floor (or the rounding), and the bound that a PASS must meet. floors: metrics
+    of the reference. The floor is an estimate too: a PASS must hold above its lower bound and a FAIL above its upper one. A floor
+    that is missing, null or without an interval is never a PASS."""
     bound = bound_of(rule)
     name = FLOORS[rule.metric][0 if rule.above == "floor" else 1]
     floor = floors.get(name)
@@ -224,19 +207,16 @@ def judge_above(rule: Rule, metric: dict[str, Any] | None, floors: dict[str, Any
     sign = 1 if bound.better == "lower" else -1
     strict, loose = (replace(bound, threshold=bound.threshold + sign * floor[side]) for side in ("low", "high"))
     strict = replace(strict, text=f"{bound.text} {floor['value']:.3g} [{floor['low']:.3g}, {floor['high']:.3g}]")
-    found, beyond = judge(strict, metric), judge(loose, metric)
-    if found.verdict == "FAIL" and beyond.verdict != "FAIL":
-        reason = f"past the bound above {name}'s lower end, not above its upper: {found.reason}"
+    judged, beyond = judge(strict, metric), judge(loose, metric)
+    if judged.verdict == "FAIL" and beyond.verdict != "FAIL":
+        reason = f"past the bound above {name}'s lower end, not above its upper: {judged.reason}"
         return strict, replace(beyond, verdict="INCONCLUSIVE", reason=reason)
-    return strict, replace(found, p_fail=beyond.p_fail)  # a FAIL is claimed against the upper end, and so is its p-value
+    return strict, replace(judged, p_fail=beyond.p_fail)  # a FAIL is claimed against the upper end, and so is its p-value
 
 
 def looks_of(settings: Params, variant: str) -> Looks:
-    """Two looks where rounds may be added and a gate rule asks for something of this variant's decode rate; else one.
-
-    Rules only decide when to stop, never what a round measures: a changed margin makes no timing stale, which is why
-    `benchmark` does not depend on them in dvc.yaml.
-    """
+    """Two looks if rounds may be added and a gate rule bounds this variant's decode rate; else one. Rules decide when to stop, not
+    what a round measures: so `benchmark` does not depend on them in dvc.yaml."""
     setup = settings.amount.benchmark
     own = [r for r in settings.gate.rules if r.metric == "speed_ratio" and (r.variants is None or variant in r.variants)]
     bounds = tuple(bound_of(r).threshold for r in own) if variant != settings.reference else ()
@@ -249,10 +229,6 @@ def worst(verdicts: list[Verdict]) -> Verdict:
         if verdict in verdicts:
             return verdict  # type: ignore[return-value]
     return "FAIL"
-
-
-def _count(n: Any) -> bool:
-    return hasattr(n, "__index__") and not isinstance(n, bool) and n > 0
 
 
 def _number(value: Any) -> bool:

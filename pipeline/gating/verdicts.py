@@ -1,12 +1,11 @@
-"""Results and rules -> each variant's verdict, and the one that decides. Pure: no files, no clock.
+"""Results and rules -> each variant's verdict, and the one that decides.
 
-How often a verdict is wrong: PASS asks all required rules to pass, so that a bad figure must slip through its own rule,
+How often a verdict is wrong: PASS needs all required rules to pass, so that a bad figure must slip through its own rule,
 nominally (1 - confidence) / 2 of the time (2 to 3.5 % in tests/bench/simulations.py), however many rules there are
-(intersection-union; Berger 1982). FAIL asks only one, so more rules would fail more good variants: a FAIL must hold after
-Holm's correction over the required rules of its variant, else it is INCONCLUSIVE. The family is one variant's, not all
-variants': what is said of a variant must not change because another stands beside it, and it is one variant that a merge
-ships. Rules on exact figures (sizes, counts) cannot fail by chance and are not counted; what fails because it is missing
-is no matter of chance either.
+(intersection-union; Berger 1982). FAIL needs only one, so more rules would fail more good variants: a FAIL must hold after
+Holm's correction over the required rules of its variant, else it is INCONCLUSIVE. The family is one variant's: its verdict must
+not depend on the other variants. Rules on exact figures (sizes, counts) and on missing ones are not counted: they do not fail by
+chance.
 """
 
 from __future__ import annotations
@@ -45,34 +44,34 @@ def of(results: dict[str, dict[str, Any]], settings: Params, beside: dict[str, A
         if v["required"] or name not in results  # what is listed and was lost is no advisory matter
     ]
     overall = worst(deciding)
-    own = results.get(settings.reference, {}).get("metrics", {})
-    floor = {name: own.get(name) for names in FLOORS.values() for name in names}
+    metrics = results.get(settings.reference, {}).get("metrics", {})
+    floor = {name: metrics.get(name) for names in FLOORS.values() for name in names}
     policy = {"reference": settings.reference, "inconclusive": settings.gate.inconclusive}
     return {"verdict": overall, **policy, "floor": floor, "variants": variants}
 
 
 def _as_asked(result: dict[str, Any], confidence: float) -> dict[str, Any]:
-    """A variant's results, without the intervals that are not of the confidence and unit that a verdict is about."""
+    """A variant's results, without intervals of another confidence or unit."""
     metrics = dict(result["metrics"])
     for name, m in metrics.items():
         what = definition(name)
         if m is None or what is None or m.get("low") is None:
             continue
-        said = [f"it is of {m.get('confidence')!r} confidence, not {confidence}"] * (m.get("confidence") != confidence)
-        said += [f"its unit is {m.get('unit')}, not {what.unit}"] * (m.get("unit", what.unit) != what.unit)
-        if said:
-            metrics[name] = m | {"low": None, "high": None, "confidence": None, "warnings": said}
+        faults = [f"it is of {m.get('confidence')!r} confidence, not {confidence}"] * (m.get("confidence") != confidence)
+        faults += [f"its unit is {m.get('unit')}, not {what.unit}"] * (m.get("unit", what.unit) != what.unit)
+        if faults:
+            metrics[name] = m | {"low": None, "high": None, "confidence": None, "warnings": faults}
     return result | {"metrics": metrics}
 
 
 def _floors(result: dict[str, Any] | None, reference: dict[str, Any] | None) -> dict[str, Any]:
-    """The reference's metrics, its floor among them; the floor null if a variant's results were made beside another."""
+    """The reference's metrics; the noise floor null if the variant's results were made with another."""
     made = [(r or {}).get("inputs", {}).get(str(artifacts.FLOOR)) for r in (result, reference)]
-    found: dict[str, Any] = (reference or {}).get("metrics", {})
+    metrics: dict[str, Any] = (reference or {}).get("metrics", {})
     if made[0] is None or made[0] != made[1]:
         why = f"the results were not made with the {artifacts.FLOOR} of the reference; run `dvc repro`"
-        found = found | {name: {"value": None, "reason": why} for names in FLOORS.values() for name in names}
-    return found
+        metrics = metrics | {name: {"value": None, "reason": why} for names in FLOORS.values() for name in names}
+    return metrics
 
 
 def _apply(rule: Rule, result: dict[str, Any] | None, floors: dict[str, Any], then: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -97,7 +96,7 @@ def _apply(rule: Rule, result: dict[str, Any] | None, floors: dict[str, Any], th
 def _beside(
     rule: Rule, bound: Bound, metric: dict[str, Any] | None, then: dict[str, Any] | None
 ) -> tuple[dict[str, Any] | None, Judgement]:
-    """(difference to the baseline, its judgement); without a baseline there is neither, and it is never a PASS."""
+    """(difference to the baseline, its judgement); without a baseline never a PASS."""
     if then is None:
         return None, Judgement("INCONCLUSIVE", UNJUDGED)
     if rule.metric in then["lost"] or metric is None or metric.get("value") is None:
@@ -113,16 +112,17 @@ def _beside(
 
 
 def _hold_lost(verdict: Verdict | str, reason: str, then: dict[str, Any] | None) -> tuple[Verdict | str, str]:
-    """FAIL where this run lacks what the baseline has: nobody can say that it did not get worse."""
+    """FAIL where this run lacks metrics of the baseline: they may have got worse."""
     lost = then["lost"] if then else []
     if not lost or verdict == "UNSUPPORTED":
         return verdict, reason
-    told = f"lost since the baseline, which has them: {', '.join(lost[:5])}{f' and {len(lost) - 5} more' if len(lost) > 5 else ''}"
-    return "FAIL", f"{told}; {reason}" if verdict == "FAIL" else told
+    more = f" and {len(lost) - 5} more" if len(lost) > 5 else ""
+    why = f"lost since the baseline, which has them: {', '.join(lost[:5])}{more}"
+    return "FAIL", f"{why}; {reason}" if verdict == "FAIL" else why
 
 
 def _hold_fails(rules: list[dict[str, Any]], confidence: float) -> dict[str, Any]:
-    """Turn each FAIL that Holm's correction does not bear out into INCONCLUSIVE, in place; returns the family's facts."""
+    """Turn each FAIL that does not hold after Holm's correction into INCONCLUSIVE, in place; returns the family's facts."""
     level = round((1 - confidence) / 2, 12)
     family = [r for r in rules if r["required"] and r["p_fail"] is not None and r["low"] != r["high"]]
     for rule, adjusted in zip(family, holm([r["p_fail"] for r in family])):

@@ -1,7 +1,4 @@
-"""Answers -> scores, paired differences and flips, a task at a time.
-
-Every difference is paired, item by item, with the reference's answer to the same item.
-"""
+"""Answers -> scores, differences paired by item with the reference's answers, and flips, a task at a time."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ Row = dict[str, Any]
 
 
 def pair(rows: list[Row], reference: list[Row]) -> list[tuple[Row, Row]]:
-    """The same items in both, in order; raises if they are not the same items asked in the same way."""
+    """Pairs of the same items, in order. Raises `ArtifactError` if they are not the same items asked in the same way."""
     asked = [(r["task"], r["doc_id"], r["filter"]) for r in rows]
     if len(set(asked)) < len(asked):
         raise ArtifactError("an item was answered twice; it would count as two")
@@ -39,10 +36,8 @@ def pair(rows: list[Row], reference: list[Row]) -> list[tuple[Row, Row]]:
 
 
 def answer_metrics(b: Builder, pairs: list[tuple[Row, Row]], allow_truncated: bool, once: str | None = None) -> str | None:
-    """Scores, paired differences and flips per task; returns why the variant is invalid, or None.
-
-    once: why the reference answered in one arithmetic only. Where it answered in two, differences count from the mean of both.
-    """
+    """Scores, paired differences and flips per task; returns why the variant is invalid, or None. once: why the reference answered
+    in one arithmetic only. Where it answered in two, differences count from the mean of both."""
     note = (f"how far its arithmetic moves the reference's answers is not in it: {once}",) if once else ()
     tasks: dict[str, list[tuple[Row, Row]]] = {}
     first = {ours["task"]: ours["filter"] for ours, _ in reversed(pairs)}
@@ -70,7 +65,7 @@ def answer_metrics(b: Builder, pairs: list[tuple[Row, Row]], allow_truncated: bo
 
 def _accuracy(b: Builder, task: str, pairs: list[tuple[Row, Row]], note: tuple[str, ...]) -> None:
     n, clusters, ones = len(pairs), _families(pairs), np.ones(len(pairs))
-    ours, theirs = (_twice(rows, _right) for rows in zip(*pairs))
+    ours, theirs = (_twice(rows, lambda row: float(row["acc"] > 0.5)) for rows in zip(*pairs))
     right, right_ref, x, y = ours[0] > 0, theirs[0] > 0, ours.mean(0), theirs.mean(0)
     lost, won = int((right_ref & ~right).sum()), int((right & ~right_ref).sum())
     cells = (float(c.sum()) for c in (np.minimum(x, y), np.maximum(y - x, 0), np.maximum(x - y, 0), 1 - np.maximum(x, y)))
@@ -96,14 +91,15 @@ def _accuracy(b: Builder, task: str, pairs: list[tuple[Row, Row]], note: tuple[s
     if p is not None and error:
         p = max(p, paired_p(x - y, n * error))
     notes = note if lost + won else ("no item changed: there is nothing to test",)
-    b.bare(
-        f"p_mcnemar/{task}", p, lost + won, "McNemar, two-sided: exact, and no less than with the arithmetic's own error", *notes
-    )
+    method = "McNemar, two-sided: exact, and no less than with the arithmetic's own error"
+    b.bare(f"p_mcnemar/{task}", p, lost + won, method, *notes)
     if chosen := [p for p in pairs if p[0]["kind"] == "multiple_choice" and isinstance(p[0]["target"], int)]:
-        change = np.subtract(*(_twice(rows, _share) for rows in zip(*chosen)))
+        # probability of the right choice, where one of the choices must be
+        shares = (_twice(rows, lambda row: float(softmax(row["loglikelihoods"])[row["target"]])) for rows in zip(*chosen))
+        change = np.subtract(*shares)
         name, families = f"score_delta/{task}", _families(chosen)
-        found = b.resampled(name, change.mean(0), np.ones(len(chosen)), families)
-        _add(b, name, found, arithmetic_error(change, len(chosen)), note, blind, 100.0)
+        estimate = b.resampled(name, change.mean(0), np.ones(len(chosen)), families)
+        _add(b, name, estimate, arithmetic_error(change, len(chosen)), note, blind, 100.0)
 
 
 def _families(pairs: list[tuple[Row, Row]]) -> list[str]:
@@ -115,32 +111,23 @@ def _twice(rows: Iterable[Row], value: Callable[[Row], float]) -> NDArray[np.flo
     return np.array([[value(row), value(row | row.get("again", {}))] for row in rows]).T
 
 
-def _right(row: Row) -> float:
-    return float(row["acc"] > 0.5)
-
-
-def _share(row: Row) -> float:
-    """Probability of the right choice, where one of the choices must be: of the log-likelihoods that accuracy compares."""
-    return float(softmax(row["loglikelihoods"])[row["target"]])
-
-
 def _add(
-    b: Builder, name: str, found: Estimate, error: float, note: tuple[str, ...], blind: str | None, scale: float = 1.0
+    b: Builder, name: str, estimate: Estimate, error: float, note: tuple[str, ...], blind: str | None, scale: float = 1.0
 ) -> None:
-    """Add a paired figure: its interval with the arithmetic's own error, or none, where nothing could be seen."""
+    """Add a paired figure: its interval with the arithmetic's own error, or none if `blind`."""
     if blind:
-        found = replace(found, low=None, high=None, warnings=(blind,))
-    found = widened(found, error, confidence=b.confidence, bounds=bounds_of(name))
-    b.add(name, replace(found, warnings=(*found.warnings, *note)), scale)
+        estimate = replace(estimate, low=None, high=None, warnings=(blind,))
+    estimate = widened(estimate, error, confidence=b.confidence, bounds=bounds_of(name))
+    b.add(name, replace(estimate, warnings=(*estimate.warnings, *note)), scale)
 
 
 def _blind(right: Any, right_ref: Any, pairs: list[tuple[Row, Row]], confidence: float) -> str | None:
-    """Why no difference says anything, in words, where guessing would do as well as both: neither interval is above chance."""
+    """Why a difference means nothing: neither score's interval is above chance."""
     guessed = float(np.mean([1 / len(r["loglikelihoods"]) if r["kind"] == "multiple_choice" else 0.0 for _, r in pairs]))
     if any((wilson(int(k.sum()), len(pairs), confidence=confidence).low or 0.0) > guessed for k in (right, right_ref)):
         return None
-    told = f"{int(right_ref.sum())} of {len(pairs)} right; the variant: {int(right.sum())}; guessing: {len(pairs) * guessed:.3g}"
-    return f"what the variant is held against is at chance ({told}): a loss could not be seen"
+    counts = f"{int(right_ref.sum())} of {len(pairs)} right; the variant: {int(right.sum())}; guessing: {len(pairs) * guessed:.3g}"
+    return f"what the variant is held against is at chance ({counts}): a loss could not be seen"
 
 
 def _rolling(b: Builder, task: str, pairs: list[tuple[Row, Row]]) -> None:

@@ -1,7 +1,4 @@
-"""What figures are collected in: each metric with its unit, its interval and how it was made.
-
-No files and no models: what a metric means stands in metrics/definitions.py, how sure it is in stats/.
-"""
+"""Collect metrics, each with its unit, its interval and its method."""
 
 from __future__ import annotations
 
@@ -18,32 +15,35 @@ Metrics = dict[str, dict[str, Any]]
 Row = dict[str, Any]
 
 
-class Builder:
-    """Collects metrics under one confidence, one number of resamples and one seed.
+def as_metric(name: str, estimate: Estimate, confidence: float, scale: float = 1.0) -> dict[str, Any]:
+    """An estimate as the dictionary that files hold. scale: to the metric's unit."""
+    what = definition(name)
+    assert what is not None, f"{name} has no definition in pipeline/metrics/definitions.py"
+    fields = asdict(estimate)
+    for key in ("value", "low", "high"):
+        fields[key] = None if fields[key] is None else fields[key] * scale
+    return fields | {"unit": what.unit, "confidence": confidence}
 
-    Each metric gets a generator of its own from the seed and its name, so that adding a metric moves no other's interval.
-    """
+
+class Builder:
+    """Collects metrics under one confidence, one number of resamples and one seed. Each metric gets a generator of its own from
+    the seed and its name, so that adding a metric moves no other's interval."""
 
     def __init__(self, setup: Compare, seed: int) -> None:
         self.confidence, self.resamples, self.seed, self.between = setup.confidence, setup.resamples, seed, setup.between_runs
         self.metrics: Metrics = {}
-        self.curves: dict[str, Any] = {}  # what is drawn and not judged
-        self.bounds: dict[str, Any] = {}  # what bounds the phases of a request, in words
+        self.curves: dict[str, Any] = {}  # drawn, not judged
+        self.bounds: dict[str, Any] = {}  # sentences on what bounds the phases of a request
 
     def add(self, name: str, estimate: Estimate, scale: float = 1.0) -> None:
-        what = definition(name)
-        assert what is not None, f"{name} has no definition in pipeline/metrics/definitions.py"
-        fields = asdict(estimate)
-        for key in ("value", "low", "high"):
-            fields[key] = None if fields[key] is None else fields[key] * scale
-        self.metrics[name] = fields | {"unit": what.unit, "confidence": self.confidence}
+        self.metrics[name] = as_metric(name, estimate, self.confidence, scale)
 
     def exact(self, name: str, value: float | None, n: int, method: str, *warnings: str) -> None:
         """A count or a size: it has no sampling error, so its interval is itself."""
         self.add(name, Estimate(value, value, value, n, method, warnings))
 
     def bare(self, name: str, value: float | None, n: int, method: str, *warnings: str) -> None:
-        """A figure for which no interval is made; the warnings say why."""
+        """A value without an interval; the warnings say why."""
         self.add(name, Estimate(value, None, None, n, method, warnings))
 
     def mean(self, name: str, num: Any, den: Any, clusters: Any, transform: str = "mean", scale: float = 1.0) -> None:
@@ -59,7 +59,6 @@ class Builder:
         self.add(name, quantile_interval(values, clusters, q, confidence=self.confidence))
 
     def rng(self, name: str) -> np.random.Generator:
-        """A metric's own generator."""
         return np.random.default_rng([self.seed, *name.encode()])
 
 

@@ -40,9 +40,7 @@ IN_PROCESS: dict[str, Definition] = {
     "jsd_mean": Definition("nats", "lower", 0.0, "Jensen-Shannon divergence, mean over tokens"),
     "top1_agreement": Definition("fraction", "higher", 1.0, "share of tokens with the same most likely next token"),
     "top5_agreement": Definition("fraction", "higher", 1.0, "share of the reference's five likeliest that the variant's five hold"),
-    "first_departure": Definition(
-        "tokens", "higher", None, "median position in a trajectory where the likeliest token first differs"
-    ),
+    "first_departure": Definition("tokens", "higher", None, "median position in a trajectory of the first other likeliest token"),
     "never_departs": Definition("fraction", "higher", 1.0, "share of trajectories in which the likeliest token never differs"),
     "delta_p_mean": Definition("fraction", "higher", 0.0, "mean change of the true token's probability, signed"),
     "delta_p_rms": Definition("fraction", "lower", 0.0, "root mean square change of the true token's probability"),
@@ -79,12 +77,7 @@ IN_PROCESS: dict[str, Definition] = {
     "decode_tok_s": Definition("tok/s", "higher", None, "tokens after the first over their time"),
     "speed_ratio": Definition("ratio", "higher", 1.0, "decode rate over the reference's, interleaved rounds"),
     "prefill_ratio": Definition("ratio", "higher", 1.0, "prefill rate over the reference's, interleaved rounds"),
-    "mbu": Definition(
-        "fraction",
-        "higher",
-        None,
-        "bytes that decoding (or the phase named) must read / its time / measured bandwidth",
-    ),
+    "mbu": Definition("fraction", "higher", None, "bytes that decoding (or the phase named) reads / its time / measured bandwidth"),
     "mfu": Definition("fraction", "higher", None, "products of prefill (or the phase named) / its time / measured matrix rate"),
     "reference_drift": Definition("fraction", "lower", None, "change a round of the reference's time per token"),
     "cuda_allocated_bytes": Definition("bytes", "lower", None, "peak bytes that torch allocated on the GPU"),
@@ -108,8 +101,6 @@ IN_PROCESS: dict[str, Definition] = {
     "free_garbled_delta": Definition("pp", "lower", 0.0, "garbled replies minus the reference's, same prompts"),
 }
 
-
-# --- of a server ------------------------------------------------------------------------------------------------
 
 QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 TIMES = {
@@ -141,10 +132,7 @@ DEFINITIONS = SERVED | IN_PROCESS
 
 
 # Metrics of a variant whose "no difference" is measured: (floor, rounding), both metrics of the reference.
-FLOORS: dict[str, tuple[str, str]] = {
-    "kld_mean": ("kld_floor", "kld_rounding"),
-    "top1_agreement": ("flip_floor", "flip_rounding"),
-}
+FLOORS: dict[str, tuple[str, str]] = {"kld_mean": ("kld_floor", "kld_rounding"), "top1_agreement": ("flip_floor", "flip_rounding")}
 
 
 SIGNED = ("delta_p_mean",)  # a fraction that may be below zero

@@ -1,7 +1,6 @@
 """What is wrong with a generated text whatever it says: broken characters, a loop, another script, nothing at all.
 
-Pure: text and token ids in, facts out. Every criterion is a constant with its reason, and each is counted for the
-reference's own reply too, since a small model loops at full precision as well.
+Each fault is counted for the reference's own reply too: a small model loops at full precision as well.
 """
 
 from __future__ import annotations
@@ -24,9 +23,7 @@ LATIN_SHARE = 0.5  # names, units and code stand in Latin letters in every langu
 
 def repeated_tail(tokens: Sequence[Hashable]) -> int:
     """How many tokens at the end of a reply are one block over and over; 0 where they are no loop (LOOP_TURNS, LOOP_TOKENS).
-
-    Greedy decoding does not leave a loop, so one is looked for at the end alone: a list or a refrain is left again.
-    """
+    Greedy decoding does not leave a loop, so one is looked for at the end alone: a list or a refrain is left again."""
     n = len(tokens)
     for period in range(1, n // LOOP_TURNS + 1):
         run = period
@@ -44,10 +41,8 @@ def repetition(tokens: Sequence[Hashable]) -> float | None:
 
 
 def broken_characters(text: str, prompt: str, cut: bool) -> int:
-    """Number of U+FFFD in a reply: bytes that are no UTF-8. cut: the reply stopped at the limit, perhaps within a character.
-
-    A prompt that holds U+FFFD itself may be answered with it.
-    """
+    """Number of U+FFFD in a reply: bytes that are no UTF-8. cut: the reply stopped at the limit, perhaps within a character. A
+    prompt that holds U+FFFD itself may be answered with it."""
     if "\ufffd" in prompt:
         return 0
     if cut:
@@ -70,21 +65,19 @@ def scripts(text: str) -> set[str]:
 
 
 def foreign_scripts(reply: str, prompt: str, reference: str) -> list[str]:
-    """Scripts of a reply that neither the prompt nor the reference's reply uses, as far as they count (see the constants).
-
-    Nothing can be said where prompt and reference hold no letter at all.
-    """
+    """Scripts of a reply that neither the prompt nor the reference's reply uses, as far as they count (see the constants). Nothing
+    can be said where prompt and reference hold no letter at all."""
     home = scripts(prompt) | scripts(reference)
     if not home:
         return []
     home |= {"CJK"} if "KANA" in home else set()  # Japanese is written in both
-    found = [script_of(c) for c in unicodedata.normalize("NFKC", reply)]
+    by_character = [script_of(c) for c in unicodedata.normalize("NFKC", reply)]
     longest: dict[str, int] = {}
-    for script, run in groupby(found):
+    for script, run in groupby(by_character):
         if script and script not in home:
             longest[script] = max(longest.get(script, 0), len(list(run)))
-    letters = sum(s is not None for s in found)
-    mostly_latin = found.count("LATIN") > LATIN_SHARE * letters
+    letters = sum(s is not None for s in by_character)
+    mostly_latin = by_character.count("LATIN") > LATIN_SHARE * letters
     counts = {s for s, run in longest.items() if run >= (1 if s in WHOLE_WORDS else STRAY)}
     return sorted(s for s in counts if s != "LATIN" or mostly_latin)
 

@@ -1,4 +1,4 @@
-"""Where a variant's divergence sits: over all tokens alike, on a few of them, or on one kind of text. Pure.
+"""Where a variant's divergence is: over all tokens alike, on a few of them, or on one kind of text.
 
 The two ends have different causes. A method or a range with too few levels moves nearly every token a little: *uniform
 shift*. Extremes that were clipped leave most tokens alone and ruin some: *isolated tokens*. `neither` is an answer too.
@@ -6,6 +6,7 @@ shift*. Extremes that were clipped leave most tokens alone and ruin some: *isola
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -35,45 +36,30 @@ def judge(
     kld: ArrayLike, documents: ArrayLike, groups: dict[str, ArrayLike], *, confidence: float, resamples: int,
     rng: np.random.Generator,
 ) -> dict[str, Any]:  # fmt: skip
-    """Verdict in words on how divergence is spread, with the figures behind it.
-
-    kld: [n], nats; documents: [n], whole ones are resampled; groups: {what they are grouped by: [n] labels}.
-    kind: uniform, isolated, neither, none (no divergence at all), too few, or not finite. settled: the interval of the
-    worst tokens' share lies on one side of the bound that decided.
-    """
+    """How divergence is spread, with the figures behind it. kld: [n], nats; documents: [n], whole ones are resampled; groups:
+    {what they are grouped by: [n] labels}. kind: uniform, isolated, neither, none (no divergence at all), too few, or not finite.
+    settled: the interval of the worst tokens' share lies on one side of the bound that decided."""
     x, docs = np.asarray(kld, float), np.asarray(documents)
     n = len(x)
-    found: dict[str, Any] = {
-        "kind": "too few",
-        "settled": False,
-        "n": n,
-        "worst_share": None,
-        "median_over_mean": None,
-        "groups": [],
-    }
+    shape = {"kind": "too few", "settled": False, "n": n, "worst_share": None, "median_over_mean": None, "groups": list[Any]()}
     bad = int((~np.isfinite(x)).sum())
     if bad:
-        return found | {"kind": "not finite", "words": f"{bad} of {n} tokens have no finite divergence: see those first"}
+        return shape | {"kind": "not finite", "words": f"{bad} of {n} tokens have no finite divergence: see those first"}
     if n and not x.any():
-        return found | {"kind": "none", "settled": True, "words": f"no divergence in any of {n} tokens"}
+        return shape | {"kind": "none", "settled": True, "words": f"no divergence in any of {n} tokens"}
     if n < FEW_TOKENS:
-        return found | {"words": f"{n} tokens are too few to say how divergence is spread ({FEW_TOKENS} are needed)"}
+        return shape | {"words": f"{n} tokens are too few to say how divergence is spread ({FEW_TOKENS} are needed)"}
     settings: dict[str, Any] = {"confidence": confidence, "resamples": resamples, "rng": rng}
-    share = _worst_share(x, docs, settings)
+    worst = np.zeros(n)  # which tokens are the worst stays as it is while documents are resampled
+    worst[np.argsort(-x, kind="stable")[: int(np.ceil(WORST * n))]] = 1
+    share = cluster_bootstrap(x * worst, x, docs, bounds=(0, 1), **settings)
     median = float(np.median(x) / x.mean())
     kind, settled = _kind(share, median)
     rows = [row for by, labels in groups.items() for row in _groups(x, docs, by, np.asarray(labels), settings)]
-    return found | {
-        "kind": kind, "settled": settled, "worst_share": _figure(share), "median_over_mean": median,
+    return shape | {
+        "kind": kind, "settled": settled, "worst_share": asdict(share), "median_over_mean": median,
         "groups": rows, "words": _words(kind, settled, share, median, rows),
     }  # fmt: skip
-
-
-def _worst_share(x: NDArray[np.float64], docs: NDArray[Any], settings: dict[str, Any]) -> Estimate:
-    """Share of the total on the worst 1 % of tokens; the set of worst tokens stays as it is while documents are resampled."""
-    worst = np.zeros(len(x))
-    worst[np.argsort(-x, kind="stable")[: int(np.ceil(WORST * len(x)))]] = 1
-    return cluster_bootstrap(x * worst, x, docs, bounds=(0, 1), **settings)
 
 
 def _kind(share: Estimate, median: float) -> tuple[str, bool]:
@@ -98,44 +84,26 @@ def _groups(
             continue
         ours = cluster_bootstrap(x[own], np.ones(own.sum()), docs[own], bounds=(0, np.inf), **settings)
         rest = cluster_bootstrap(x[~own], np.ones((~own).sum()), docs[~own], bounds=(0, np.inf), **settings)
+        known = None not in (ours.value, ours.low, rest.value, rest.high)
         rows.append({
-            "by": by, "group": str(name), "mean": _figure(ours), "rest": _figure(rest),
+            "by": by, "group": str(name), "mean": asdict(ours), "rest": asdict(rest),
             "ratio": ours.value / rest.value if ours.value is not None and rest.value else None,
-            "stands_out": _stands_out(ours, rest),
+            "stands_out": known and ours.value > TWICE * rest.value and ours.low > rest.high,  # type: ignore[operator]
         })  # fmt: skip
     return rows
 
 
-def _stands_out(ours: Estimate, rest: Estimate) -> bool:
-    if ours.value is None or ours.low is None or rest.value is None or rest.high is None:
-        return False
-    return ours.value > TWICE * rest.value and ours.low > rest.high
-
-
-def _figure(e: Estimate) -> dict[str, Any]:
-    return {
-        "value": e.value, "low": e.low, "high": e.high, "n": e.n, "clusters": e.clusters, "method": e.method,
-        "warnings": list(e.warnings),
-    }  # fmt: skip
-
-
 def _words(kind: str, settled: bool, share: Estimate, median: float, rows: list[dict[str, Any]]) -> str:
     name = {"uniform": "uniform shift", "isolated": "isolated tokens", "neither": "neither uniform nor isolated"}[kind]
-    told = (
-        f"{name} ({ADVICE[kind]}): the worst 1 % of {share.n} tokens carry {100 * (share.value or 0):.0f} %{_range(share)} of all "
+    limits = "" if share.low is None or share.high is None else f" [{100 * share.low:.0f}, {100 * share.high:.0f}]"
+    text = (
+        f"{name} ({ADVICE[kind]}): the worst 1 % of {share.n} tokens carry {100 * (share.value or 0):.0f} %{limits} of all "
         f"divergence, and the median token has {median:.2f} of the mean"
     )
     if not settled:
-        told += (
-            "; the interval reaches past the bound, so this is not settled"
-            if share.low is not None
-            else "; no interval: not settled"
-        )
-    return f"{told}. {_group_words(rows)}"
-
-
-def _range(share: Estimate) -> str:
-    return "" if share.low is None or share.high is None else f" [{100 * share.low:.0f}, {100 * share.high:.0f}]"
+        open_ = "the interval reaches past the bound, so this is not settled"
+        text += "; " + (open_ if share.low is not None else "no interval: not settled")
+    return f"{text}. {_group_words(rows)}"
 
 
 def _group_words(rows: list[dict[str, Any]]) -> str:

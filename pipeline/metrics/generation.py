@@ -1,6 +1,6 @@
 """Free-running rows -> metrics: where a variant's own text leaves the reference's, and how often it is garbled.
 
-Everything is paired by prompt with the reference's reply. No files and no models; what counts as garbled stands in garble.py.
+All are paired by prompt with the reference's reply; degeneration.py defines what is garbled.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from scipy.stats import binom
 from pipeline.core.errors import ArtifactError
 from pipeline.metrics import degeneration
 from pipeline.metrics.builder import Builder
-from pipeline.stats.intervals import Estimate, paired_difference, wilson
+from pipeline.stats.intervals import Estimate, paired_difference, short, wilson
 
 Row = dict[str, Any]
 POSITIONS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -28,10 +28,8 @@ def pair(rows: list[Row], reference: list[Row]) -> list[tuple[Row, Row]]:
 
 
 def checked(pairs: list[tuple[Row, Row]]) -> list[tuple[dict[str, bool], dict[str, bool]]]:
-    """What is wrong with each reply, and with the reference's to the same prompt by the same criteria.
-
-    Scripts that the reference's reply uses are at home in both, so the reference itself never switches.
-    """
+    """What is wrong with each reply, and with the reference's to the same prompt by the same criteria. Scripts that the
+    reference's reply uses are at home in both, so the reference itself never switches."""
 
     def of(row: Row, reference: Row) -> dict[str, bool]:
         return degeneration.faults(row["text"], row["token_ids"], row["cut"], row["prompt"], reference["text"])
@@ -44,34 +42,32 @@ def free_metrics(b: Builder, pairs: list[tuple[Row, Row]], most: int, is_referen
     if not pairs:
         return "no trajectory prompt was answered"
     gone = [degeneration.departure(ours["token_ids"], theirs["token_ids"]) for ours, theirs in pairs]
-    n, found = len(pairs), checked(pairs)
+    n, faults = len(pairs), checked(pairs)
     same = wilson(sum(g is None for g in gone), n, confidence=b.confidence)
-    silent = (
-        () if not all(theirs["empty"] for _, theirs in found) else ("no reply of the reference has any text: nothing could differ",)
-    )
-    b.add("free_same", replace(same, low=None, high=None, warnings=silent) if silent else same)
+    if all(theirs["empty"] for _, theirs in faults):
+        same = replace(same, low=None, high=None, warnings=("no reply of the reference has any text: nothing could differ",))
+    b.add("free_same", same)
     b.add("free_departure", median_position(gone, most, confidence=b.confidence))
     if is_reference and all("again" in r for r, _ in pairs):
         again = sum(degeneration.departure(r["again"], r["token_ids"]) is None for r, _ in pairs)
         b.add("free_same_floor", wilson(again, n, confidence=b.confidence))
     _repetition(b, pairs)
     for kind in degeneration.FAULTS:
-        _rate(b, kind, [(ours[kind], theirs[kind]) for ours, theirs in found])
-    _rate(b, "garbled", [(any(ours.values()), any(theirs.values())) for ours, theirs in found])
+        _rate(b, kind, [(ours[kind], theirs[kind]) for ours, theirs in faults])
+    _rate(b, "garbled", [(any(ours.values()), any(theirs.values())) for ours, theirs in faults])
     return None
 
 
-def _rate(b: Builder, kind: str, found: list[tuple[bool, bool]]) -> None:
+def _rate(b: Builder, kind: str, pairs: list[tuple[bool, bool]]) -> None:
     """The variant's rate, and its paired difference to the reference's in points."""
-    both = sum(x and y for x, y in found)
-    more, fewer = sum(x and not y for x, y in found), sum(y and not x for x, y in found)
-    n = len(found)
+    both = sum(x and y for x, y in pairs)
+    more, fewer = sum(x and not y for x, y in pairs), sum(y and not x for x, y in pairs)
+    n = len(pairs)
     b.add(f"free_{kind}", wilson(both + more, n, confidence=b.confidence))
     delta = paired_difference(both, fewer, more, n - both - more - fewer, confidence=b.confidence)
     if both == n:  # nothing was left to become so
-        delta = replace(
-            delta, low=None, high=None, warnings=(f"every reply is {kind}, the reference's too: nothing could be lost",)
-        )
+        why = f"every reply is {kind}, the reference's too: nothing could be lost"
+        delta = replace(delta, low=None, high=None, warnings=(why,))
     b.add(f"free_{kind}_delta", delta, 100.0)
 
 
@@ -87,11 +83,9 @@ def _repetition(b: Builder, pairs: list[tuple[Row, Row]]) -> None:
 
 
 def median_position(gone: list[int | None], most: int, *, confidence: float) -> Estimate:
-    """Median over prompts of the first token that differs, with the exact interval of order statistics.
-
-    gone: None where a reply never differs within `most` tokens; that ranks behind every number. Source: the binomial
-    interval of a quantile (David and Nagaraja, Order Statistics, 2003, 7.1).
-    """
+    """Median over prompts of the first token that differs, with the exact interval of order statistics. gone: None where a reply
+    never differs within `most` tokens; that ranks behind every number. Source: the binomial interval of a quantile (David and
+    Nagaraja, Order Statistics, 2003, 7.1)."""
     n = len(gone)
     x = sorted(most + 1 if g is None else g for g in gone)
     value = x[(n + 1) // 2 - 1]
@@ -121,7 +115,7 @@ def by_position(b: Builder, pairs: list[tuple[Row, Row]], tokens: dict[str, Any]
         own = (at > before) & (at <= t)
         free = wilson(sum(g is None or g > t for g in gone), len(gone), confidence=b.confidence)
         forced = b.resampled(f"forced/{t}", agree[own], np.ones(own.sum()), windows[own]) if own.any() else None
-        rows.append({"position": t, "free": _figure(free), "forced": _figure(forced) if forced else None})
+        rows.append({"position": t, "free": short(free), "forced": short(forced) if forced else None})
         before = t
     return rows
 
@@ -137,7 +131,3 @@ def _forced(tokens: dict[str, Any] | None) -> tuple[Any, Any, Any]:
         first[window] = min(p, first.get(window, p))
     at = np.array([p - first[w] + 1 for w, p in zip(windows.tolist(), position.tolist())], int)
     return at, (np.asarray(tokens["top1"]) == np.asarray(tokens["top1_ref"]))[own].astype(float), windows
-
-
-def _figure(e: Estimate) -> Row:
-    return {"value": e.value, "low": e.low, "high": e.high, "n": e.n, "method": e.method, "warnings": list(e.warnings)}

@@ -1,7 +1,7 @@
-"""Times of one request's row, in seconds; None is what cannot be known of it. Pure.
+"""Times of one request's row, in seconds; None if unknown.
 
-A token is seen by its event, and some have none: a server holds back what is no whole character yet, and one event may
-carry several. The last token came no later than the event that ends the reply (`t_last`).
+Some tokens have no event of their own: a server holds back partial characters, and one event may carry several tokens. The last
+token came no later than the event that ends the reply (`t_last`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def ttfc(row: Row) -> float | None:
 
 
 def last(row: Row) -> float | None:
-    """When the last token came: what comes after it (usage, the stream's close) is none. None if no token was seen."""
+    """Arrival of the last token; None if no token was seen."""
     return row.get("t_last", row["t_chunks"][-1]) if row["t_chunks"] else None
 
 
@@ -33,8 +33,7 @@ def e2e(row: Row) -> float | None:
 
 
 def tpot(row: Row) -> float | None:
-    """Time per output token after the first, in seconds. None for fewer than two tokens, for a number that is not known,
-    and where all came at once: then there is no time between them to share."""
+    """Time per output token after the first. None for fewer than two tokens, an unknown number, or if all came at once."""
     n, times, end = row["output_tokens"], row["t_chunks"], last(row)
     return float((end - times[0]) / (n - 1)) if end is not None and n is not None and n > 1 and len(times) > 1 else None
 
@@ -45,7 +44,7 @@ def gaps(row: Row) -> list[float]:
 
 
 def unseen(good: list[Row]) -> tuple[str, ...]:
-    """What is to be said of complete replies whose tokens did not come one an event."""
+    """Warnings on complete replies whose tokens did not come one an event."""
     known = [(len(r["t_chunks"]), r["output_tokens"]) for r in good if r["output_tokens"] is not None]
     fewer, more = sum(seen < n for seen, n in known), sum(seen > n for seen, n in known)
     notes = []
@@ -60,7 +59,7 @@ def unseen(good: list[Row]) -> tuple[str, ...]:
 
 
 def unverified(good: list[Row]) -> tuple[str, ...]:
-    """What is to be said of complete replies of forced length whose length the server's usage does not tell."""
+    """Warning on complete replies of forced length without usage."""
     forced = [r for r in good if r.get("forced")]
     unsure = sum(r["counted_by"] != "usage" for r in forced)
     return (f"length unverified: {unsure} of {len(forced)} replies of forced length came without usage",) if unsure else ()

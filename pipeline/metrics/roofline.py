@@ -1,4 +1,4 @@
-"""What bounds a variant: shares of the machine's rates by phase, and sentences with the figures behind them. No files, no models.
+"""What bounds a variant: shares of the machine's rates by phase, and sentences with the figures behind them.
 
 MBU and MFU of both phases; `mbu` is decoding's and `mfu` prefill's, where each of them decides, `mbu/prefill` and `mfu/decode`
 the others.
@@ -6,13 +6,13 @@ the others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from pipeline.metrics.builder import Builder
 from pipeline.speed.requests import tpot, ttft
-from pipeline.speed.roofline import Phase, Shape, against
+from pipeline.speed.roofline import Phase, Shape, compare_phases
 from pipeline.speed.rounds import pairs
 from pipeline.stats.intervals import mean_t
 
@@ -28,7 +28,7 @@ def add(b: Builder, single: list[Row], meta: Row, kv: float | None) -> None:
     values a token, None where the engine does not say."""
     both = pairs(single)
     ours = [r for r in single if r["who"] == "variant" and r["ok"] and not r["warmup"]]
-    for name, (mbu, mfu, ratio, told) in PHASES.items():
+    for name, (mbu, mfu, ratio, sentence) in PHASES.items():
         phase = _phase(ours, meta, "variant", name, kv, b.confidence)
         if phase.note:
             b.bare(mbu, None, 0, "bytes over time over bandwidth", "the engine does not say how large its cache is")
@@ -39,10 +39,14 @@ def add(b: Builder, single: list[Row], meta: Row, kv: float | None) -> None:
         if meta["model"] != meta["reference"] and both:
             rows = [r for _, r in both]
             theirs = _phase(rows, meta, "reference", name, rows[0].get("kv_bytes_per_token"), b.confidence)
-            found = b.metrics[ratio]
+            value, low, high = (b.metrics[ratio][k] for k in ("value", "low", "high"))
             names = meta["models"]["variant"]["name"], meta["models"]["reference"]["name"]
-            b.bounds[told] = against(names[0], phase, names[1], theirs, (found["value"], found["low"], found["high"]))
-    b.bounds["rates"] = _rates(meta["rates"])
+            b.bounds[sentence] = compare_phases(names[0], phase, names[1], theirs, value, low, high)
+    rates = meta["rates"]
+    moved = [f"{kind} {rates[key] / 1e9:.3g} GB/s" for key, kind in (("read", "read"), ("copy", "copied")) if rates[key]]
+    products = [f"{rate / 1e9:.3g} GFLOP/s in {dtype}" for dtype, rate in rates["matrix"].items() if rate]
+    parts = [f"memory {' and '.join(moved)}"] * bool(moved) + [f"products {', '.join(products)}"] * bool(products)
+    b.bounds["rates"] = f"measured in the same run: {'; '.join(parts)}" if parts else ""
 
 
 def _share(b: Builder, name: str, phase: Phase, rows: list[Row], needed: float | None, rate: float | None, method: str) -> None:
@@ -50,20 +54,11 @@ def _share(b: Builder, name: str, phase: Phase, rows: list[Row], needed: float |
     if not needed or not rate:
         b.bare(name, None, 0, method, phase.why)
         return
-    found = mean_t([needed / rate / SECONDS[phase.name](r) for r in rows], confidence=b.confidence)
-    low = None if found.low is None else max(found.low, 0.0)
-    over = ("more than all of it: its own products are faster than the one that was timed",) if (found.value or 0) > 1 else ()
-    b.add(
-        name, replace(found, low=low, method=f"{method}; {found.method}; attention not counted", warnings=(*found.warnings, *over))
-    )
-
-
-def _rates(rates: Row) -> str:
-    """The machine's rates of the same run, in words."""
-    moved = [f"{kind} {rates[key] / 1e9:.3g} GB/s" for key, kind in (("read", "read"), ("copy", "copied")) if rates[key]]
-    products = [f"{rate / 1e9:.3g} GFLOP/s in {dtype}" for dtype, rate in rates["matrix"].items() if rate]
-    told = [f"memory {' and '.join(moved)}"] * bool(moved) + [f"products {', '.join(products)}"] * bool(products)
-    return f"measured in the same run: {'; '.join(told)}" if told else ""
+    share = mean_t([needed / rate / SECONDS[phase.name](r) for r in rows], confidence=b.confidence)
+    low = None if share.low is None else max(share.low, 0.0)
+    over = ("more than all of it: its own products are faster than the one that was timed",) if (share.value or 0) > 1 else ()
+    method = f"{method}; {share.method}; attention not counted"
+    b.add(name, replace(share, low=low, method=method, warnings=(*share.warnings, *over)))
 
 
 def first_token_s(row: Row) -> float:
@@ -83,14 +78,6 @@ def each_token_s(row: Row) -> float:
 SECONDS: dict[str, Callable[[Row], float]] = {"prefill": first_token_s, "decode": each_token_s}
 
 
-def _seconds(rows: Sequence[Row], name: str, confidence: float) -> tuple[float, tuple[float, float] | None]:
-    """Mean over requests, and its interval where they give one."""
-    found = mean_t([SECONDS[name](r) for r in rows if r["ok"]], confidence=confidence)
-    assert found.value is not None
-    sure = found.low is not None and found.high is not None and found.low > 0
-    return found.value, (float(found.low or 0), float(found.high or 0)) if sure else None
-
-
 def _phase(rows: list[Row], meta: Row, who: str, name: str, kv: float | None, confidence: float) -> Phase:
     """One phase of one model, held against the rates of its device."""
     model, load, rates = meta["models"][who], meta["loads"][who], meta["rates"]
@@ -98,7 +85,9 @@ def _phase(rows: list[Row], meta: Row, who: str, name: str, kv: float | None, co
     products = Shape(**model["shape"]).products(model["parameters"])
     rate, experts = rates["matrix"].get(model["dtype"]) if here else None, model["shape"]["experts"]
     prompt = rows[0]["prompt_tokens"]
-    seconds, span = _seconds(rows, name, confidence)
+    time = mean_t([SECONDS[name](r) for r in rows if r["ok"]], confidence=confidence)
+    assert time.value is not None  # at least one request is ok
+    span = (time.low, time.high) if time.low is not None and time.high is not None and time.low > 0 else None
     if name == "prefill":
         needed, step = float(model["weight_bytes"]), f"for {prompt} prompt tokens"
         work = 2 * (products[0] * prompt + products[1]) if products else None
@@ -106,18 +95,16 @@ def _phase(rows: list[Row], meta: Row, who: str, name: str, kv: float | None, co
         step = "a token"
         needed = model["weight_bytes"] + (kv or 0) * (prompt + rows[0]["output_tokens"] / 2)
         work = 2 * sum(products) if products else None
+    if not here or rates["read"] is None:
+        why = "the rates of its device were not measured"
+    elif experts:
+        why = "experts take turns: which weights a token needs is not known"
+    else:
+        untimed = f"no product in {model['dtype']} could be timed here"
+        why = untimed if products else "config.json does not say which weights a token multiplies"
     return Phase(
-        name=name, step=step, seconds=seconds, bytes=None if experts else needed, operations=work,
+        name=name, step=step, seconds=time.value, bytes=None if experts else needed, operations=work,
         bandwidth=rates["read"] if here else None, rate=rate, rate_of=model["rate_of"],
-        why=_why(here and rates["read"] is not None, bool(experts), products is not None, model["dtype"]),
+        why=why,
         span=span, note="keys and values not counted" if name == "decode" and kv is None else "",
     )  # fmt: skip
-
-
-def _why(rates: bool, experts: bool, products: bool, dtype: str) -> str:
-    """Why shares of the machine's rates are not known, if they are not."""
-    if not rates:
-        return "the rates of its device were not measured"
-    if experts:
-        return "experts take turns: which weights a token needs is not known"
-    return f"no product in {dtype} could be timed here" if products else "config.json does not say which weights a token multiplies"

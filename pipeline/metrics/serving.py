@@ -1,7 +1,7 @@
-"""Request rows of a server -> figures with intervals. Pure: no files, no clock; randomness comes in as generators.
+"""Request rows of a server -> metrics with intervals.
 
-A level is one load: so many requests at once (closed loop), or so many a second (open loop). What bounds it: until the
-machine is full, more requests at once raise throughput and cost little; beyond, they only wait for each other.
+A level is one load: so many requests at once (closed loop), or so many a second (open loop). Until the machine is full, more
+requests at once raise throughput and cost little; beyond, they only wait for each other.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.metrics.builder import as_metric
 from pipeline.metrics.definitions import QUANTILES, SERVED
 from pipeline.metrics.replies import e2e, gaps, tpot, ttfc, ttft, unseen, unverified
 from pipeline.speed.run_to_run import whole_runs
@@ -20,22 +21,27 @@ from pipeline.stats.intervals import Estimate, mean_t, quantile_interval, wilson
 Row = dict[str, Any]
 Metrics = dict[str, dict[str, Any]]
 FEW_FOR_P99 = 100
+WHY_MISSING = {
+    "tpot": "one token, a number of tokens that is not known, or all at once",
+    "itl": "fewer than two tokens, or events that carry more than one or none",
+    "ttfc": "nothing but reasoning",
+}
 LAG = 0.05  # a client that sends later than this share of the median TTFT measures itself as well
 
 
 def scenarios(concurrency: Iterable[int], rates: Iterable[float]) -> list[str]:
-    """Names of levels: `closed-4` (four at once), `open-0.5` (one every other second); closed ones first, each rising."""
+    """Names of levels: `closed-4` (four at once), `open-0.5` (one every other second)."""
     return [*(f"closed-{c}" for c in sorted(set(concurrency))), *(f"open-{r:g}" for r in sorted(set(rates)))]
 
 
 def in_a_round(scenario: str, requests: int) -> int:
-    """Requests of a level in a round: as many as asked for, but never fewer than four for each that is asked at once."""
+    """Requests of a level in a round: at least four for each concurrent one."""
     kind, _, size = scenario.partition("-")
     return max(requests, 4 * int(size)) if kind == "closed" else requests
 
 
 def warm_ups(scenario: str, warmups: int) -> int:
-    """Requests before a level: as many as asked for, but, unless that is none, one for each that is asked at once."""
+    """Requests before a level: at least one for each concurrent one, unless none is asked for."""
     kind, _, size = scenario.partition("-")
     return max(warmups, int(size)) if warmups and kind == "closed" else warmups
 
@@ -43,11 +49,8 @@ def warm_ups(scenario: str, warmups: int) -> int:
 def memory(peak: int | None, why_not: str, confidence: float) -> dict[str, Any]:
     """`server_memory_bytes`; null, with the reason, where it cannot be seen."""
     method = "sum of VmHWM over the server's processes, loading and all levels"
-    found = nothing(why_not) if peak is None else Estimate(peak, None, None, 1, method, ("measured once: no interval",))
-    return shown("server_memory_bytes", found, confidence)
-
-
-# --- an objective ------------------------------------------------------------------------------------------------
+    estimate = nothing(why_not) if peak is None else Estimate(peak, None, None, 1, method, ("measured once: no interval",))
+    return as_metric("server_memory_bytes", estimate, confidence)
 
 
 @dataclass(frozen=True)
@@ -63,42 +66,34 @@ class Objective:
         and cannot be known of a longer reply is not kept."""
         if not row["ok"]:
             return False
-        found = {"ttft_ms": ttft(row), "tpot_ms": tpot(row), "e2e_ms": e2e(row)}
+        times = {"ttft_ms": ttft(row), "tpot_ms": tpot(row), "e2e_ms": e2e(row)}
         if row["output_tokens"] == 1:
-            found["tpot_ms"] = 0.0
+            times["tpot_ms"] = 0.0
         limits = {k: v for k, v in asdict(self).items() if v is not None}
-        return all((x := found[k]) is not None and 1000 * x <= limit for k, limit in limits.items())
-
-
-# --- one level ---------------------------------------------------------------------------------------------------
+        return all((x := times[k]) is not None and 1000 * x <= limit for k, limit in limits.items())
 
 
 def level(rows: list[Row], confidence: float, objective: Objective | None = None, between: float | None = None) -> Metrics:
-    """Figures of one level. rows: all of its requests, failed ones and warm-ups too; between: what times and rates of whole
-    runs differ by (whole_runs.py).
-
-    Failed requests are out of latencies and throughput and in the rates; how long they took counts as wall time
-    all the same.
-    """
+    """Figures of one level. rows: all of its requests, failed ones and warm-ups too; between: what times and rates of whole runs
+    differ by (whole_runs.py). Failed requests are out of latencies and throughput and in the rates; how long they took counts as
+    wall time all the same."""
     counted = [r for r in rows if not r["warmup"]]
     good = [r for r in counted if r["ok"]]
-    found = {
+    estimates = {
         "failure_rate": _share(counted, lambda r: not r["ok"], confidence),
         "timeout_rate": _share(counted, lambda r: r["fault"] == "timeout", confidence),
     }
-    found |= _latencies(good, len(counted) - len(good), confidence) | _rates(counted, confidence, objective) | _counts(rows, good)
+    estimates |= (
+        _latencies(good, len(counted) - len(good), confidence) | _rates(counted, confidence, objective) | _counts(rows, good)
+    )
     if any(r.get("t_due") is not None for r in counted):
-        found["client_lag_p99_ms"] = _lag(counted, good)
-    times = [name for name in found if SERVED[name].unit in ("ms", "tok/s", "req/s") and name != "client_lag_p99_ms"]
-    found |= {name: whole_runs(found[name], between, confidence=confidence) for name in times}
+        estimates["client_lag_p99_ms"] = _lag(counted, good)
+    times = [name for name in estimates if SERVED[name].unit in ("ms", "tok/s", "req/s") and name != "client_lag_p99_ms"]
+    estimates |= {name: whole_runs(estimates[name], between, confidence=confidence) for name in times}
     if good and all(ttft(r) is None for r in good):  # that no empty reply failed is no finding
         silent = "no complete reply has a token: nothing was served"
-        found = {name: replace(e, low=None, high=None, warnings=(*e.warnings, silent)) for name, e in found.items()}
-    return {name: shown(name, e, confidence) for name, e in found.items()}
-
-
-def shown(name: str, estimate: Estimate, confidence: float) -> dict[str, Any]:
-    return asdict(estimate) | {"unit": SERVED[name].unit, "confidence": confidence}
+        estimates = {name: replace(e, low=None, high=None, warnings=(*e.warnings, silent)) for name, e in estimates.items()}
+    return {name: as_metric(name, e, confidence) for name, e in estimates.items()}
 
 
 def nothing(reason: str, n: int = 0, method: str = "none") -> Estimate:
@@ -112,26 +107,27 @@ def _latencies(good: list[Row], failed: int, confidence: float) -> dict[str, Est
         each[name] = [(x, k) for k, r in enumerate(good) if (x := of(r)) is not None]
     without = len(good) - len({k for _, k in each["itl"]})
     seen = unseen(good)
-    found = {}
+    latencies = {}
     for name, pairs in each.items():
         left_out = without if name == "itl" else len(good) - len(pairs)
-        notes: tuple[str, ...] = (_why_missing(name, left_out, len(good)),) if left_out else ()
+        why = f"{left_out} of {len(good)} complete replies are left out: {WHY_MISSING.get(name, 'no token')}"
+        notes: tuple[str, ...] = (why,) if left_out else ()
         notes += seen if name in ("ttft", "tpot", "e2e") else ()
         notes += (f"{failed} failed requests are left out",) if failed else ()
         rounds = _by_round([1000 * x for x, _ in pairs], [good[k]["round"] for _, k in pairs])
         for label, q in QUANTILES.items():
-            found[f"{name}_{label}_ms"] = _across(
+            latencies[f"{name}_{label}_ms"] = _across(
                 _quantile(pairs, q, notes, confidence), [float(np.quantile(own, q)) for own in rounds], confidence
             )
-    return found
+    return latencies
 
 
 def _share(rows: list[Row], hit: Callable[[Row], bool], confidence: float) -> Estimate:
     """The share of requests that `hit` says yes to."""
     hits = [float(hit(r)) for r in rows]
     rounds = [float(np.mean(own)) for own in _by_round(hits, [r["round"] for r in rows])]
-    found = _across(wilson(int(sum(hits)), len(hits), confidence=confidence), rounds, confidence)
-    return found if found.high is None else replace(found, high=min(found.high, 1.0))
+    share = _across(wilson(int(sum(hits)), len(hits), confidence=confidence), rounds, confidence)
+    return share if share.high is None else replace(share, high=min(share.high, 1.0))
 
 
 def _by_round(values: list[float], rounds: list[int]) -> list[list[float]]:
@@ -152,15 +148,6 @@ def _across(pooled: Estimate, rounds: list[float], confidence: float) -> Estimat
     return replace(pooled, low=low, high=high, method=f"outer limits of: {pooled.method}; {each.method} of rounds")
 
 
-def _why_missing(name: str, missing: int, of: int) -> str:
-    why = {
-        "tpot": "one token, a number of tokens that is not known, or all at once",
-        "itl": "fewer than two tokens, or events that carry more than one or none",
-        "ttfc": "nothing but reasoning",
-    }.get(name, "no token")
-    return f"{missing} of {of} complete replies are left out: {why}"
-
-
 def _quantile(pairs: list[tuple[float, int]], q: float, notes: tuple[str, ...], confidence: float) -> Estimate:
     if not pairs:
         return nothing("; ".join(notes) or "no request was complete")
@@ -173,13 +160,13 @@ def _quantile(pairs: list[tuple[float, int]], q: float, notes: tuple[str, ...], 
 
 def walls(rows: list[Row]) -> dict[int, float]:
     """{round: seconds from its first submission to its last event}; rounds that took no time at all are left out."""
-    found = {}
+    by_round = {}
     for k in {r["round"] for r in rows}:
         own = [r for r in rows if r["round"] == k]
         seconds = max(r["t_end"] for r in own) - min(r["t_submit"] for r in own)
         if seconds > 0:
-            found[k] = seconds
-    return found
+            by_round[k] = seconds
+    return by_round
 
 
 def _rates(counted: list[Row], confidence: float, objective: Objective | None) -> dict[str, Estimate]:
@@ -189,27 +176,22 @@ def _rates(counted: list[Row], confidence: float, objective: Objective | None) -
 
     def rate(weight: Callable[[Row], float]) -> Estimate:
         sums = [sum(weight(r) for r in counted if r["round"] == k) / seconds for k, seconds in sorted(wall.items())]
-        return _not_negative(mean_t(sums, confidence=confidence))
+        mean = mean_t(sums, confidence=confidence)
+        if mean.low is None or mean.low >= 0:
+            return mean
+        return replace(mean, low=0.0, warnings=(*mean.warnings, f"cut at 0: {mean.n} rounds are few for an interval"))
 
-    found = {"throughput_req_s": rate(lambda r: float(r["ok"]))}
+    rates = {"throughput_req_s": rate(lambda r: float(r["ok"]))}
     unknown = sum(r["output_tokens"] is None for r in good)
-    found["throughput_tok_s"] = (
+    rates["throughput_tok_s"] = (
         nothing(f"{unknown} of {len(good)} replies have no known number of tokens")
         if unknown
         else rate(lambda r: float(r["output_tokens"] if r["ok"] else 0))
     )
     if objective is None or objective == Objective():
-        reason = "no objective was stated"
-        return found | {"goodput_req_s": nothing(reason), "attainment": nothing(reason)}
-    found["goodput_req_s"] = rate(lambda r: float(objective.met(r)))
-    return found | {"attainment": _share(counted, objective.met, confidence)}
-
-
-def _not_negative(rate: Estimate) -> Estimate:
-    """A rate whose interval stops at 0: with two or three rounds a t interval may go on below, where no rate is."""
-    if rate.low is None or rate.low >= 0:
-        return rate
-    return replace(rate, low=0.0, warnings=(*rate.warnings, f"cut at 0: {rate.n} rounds are few for an interval"))
+        return rates | dict.fromkeys(("goodput_req_s", "attainment"), nothing("no objective was stated"))
+    rates["goodput_req_s"] = rate(lambda r: float(objective.met(r)))
+    return rates | {"attainment": _share(counted, objective.met, confidence)}
 
 
 def _counts(rows: list[Row], good: list[Row]) -> dict[str, Estimate]:
@@ -222,23 +204,23 @@ def _counts(rows: list[Row], good: list[Row]) -> dict[str, Estimate]:
     def exact(value: int, n: int, *notes: str) -> Estimate:
         return Estimate(value, value, value, n, "count", notes)
 
-    found = {"warmups": exact(ready, len(warm), *(() if ready else ("no warm-up: the first requests carry what is done once",)))}
+    counts = {"warmups": exact(ready, len(warm), *(() if ready else ("no warm-up: the first requests carry what is done once",)))}
     notes = unverified(good)
     if known:
         if min(known) != max(known):
             notes += ("replies differ in length: latencies and throughput are not comparable with another run's",)
-        found["output_tokens_min"] = exact(min(known), len(known), *notes)
-        found["output_tokens_max"] = exact(max(known), len(known), *notes)
-        found["one_token_replies"] = exact(sum(k == 1 for k in known), len(known))
+        counts["output_tokens_min"] = exact(min(known), len(known), *notes)
+        counts["output_tokens_max"] = exact(max(known), len(known), *notes)
+        counts["one_token_replies"] = exact(sum(k == 1 for k in known), len(known))
     else:
         reason = "; ".join(("no complete reply has a known number of tokens", *notes))
-        found |= {k: nothing(reason) for k in ("output_tokens_min", "output_tokens_max", "one_token_replies")}
+        counts |= {k: nothing(reason) for k in ("output_tokens_min", "output_tokens_max", "one_token_replies")}
     if cached:
         note = ("a prefix cache answered part of the prompts: TTFT is not that of new ones",) if sum(cached) else ()
-        found["cached_tokens"] = exact(sum(cached), len(cached), *note)
+        counts["cached_tokens"] = exact(sum(cached), len(cached), *note)
     else:
-        found["cached_tokens"] = nothing("the server does not say what its prefix cache answered")
-    return found
+        counts["cached_tokens"] = nothing("the server does not say what its prefix cache answered")
+    return counts
 
 
 def _lag(counted: list[Row], good: list[Row]) -> Estimate:
@@ -249,9 +231,6 @@ def _lag(counted: list[Row], good: list[Row]) -> Estimate:
     if usual and value > LAG * float(np.median(usual)):
         note = f"this client sent late by more than {LAG:.0%} of the median TTFT: use a lower rate or another machine; {note}"
     return Estimate(value, None, None, len(late), "99th percentile", (note,))
-
-
-# --- over all levels ---------------------------------------------------------------------------------------------
 
 
 def saturation_point(levels: Mapping[int, list[Row]], confidence: float) -> dict[str, Any]:
@@ -266,7 +245,7 @@ def saturation_point(levels: Mapping[int, list[Row]], confidence: float) -> dict
     rounds = sorted(set.intersection(*(set(p) for p in power.values()))) if power else []
     if len(power) < 3 or not rounds:
         reason = f"{len(power)} levels have complete requests in every round; a knee needs three"
-        return shown("knee", nothing(reason, len(rounds)), confidence)
+        return as_metric("knee", nothing(reason, len(rounds)), confidence)
     single = [max(power, key=lambda c, k=k: power[c][k]) for k in rounds]  # type: ignore[misc]
     best = max(power, key=lambda c: float(np.mean(np.log([power[c][k] for k in rounds]))))
     method = f"greatest throughput / median latency over {len(power)} levels, {len(rounds)} rounds; interval: single rounds' own"
@@ -275,9 +254,9 @@ def saturation_point(levels: Mapping[int, list[Row]], confidence: float) -> dict
         min(power): f"throughput over latency is best at {best} at once, and nothing lower was tried",
     }
     if best in unsettled and best > 1:
-        return shown("knee", nothing(unsettled[best], len(rounds), method), confidence)
+        return as_metric("knee", nothing(unsettled[best], len(rounds), method), confidence)
     notes = () if len(set(single)) == 1 else (f"rounds disagree: {single}",)
-    return shown("knee", Estimate(best, min(single), max(single), len(rounds), method, notes), confidence)
+    return as_metric("knee", Estimate(best, min(single), max(single), len(rounds), method, notes), confidence)
 
 
 def _power(counted: list[Row]) -> dict[int, float]:

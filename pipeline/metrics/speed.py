@@ -1,8 +1,7 @@
-"""Rows of requests -> latency, rates, ratios by round, phases, memory, sweeps, and what bounds them, in words.
+"""Rows of requests -> latency, rates, ratios by round, phases, memory, sweeps, and what bounds them.
 
-No files and no models. Warm-ups and failed requests are out of the rates, not of the counts. The rounds in turn with the
-reference (scenario `single`) carry every figure without a part; `ttft_ms/context-1024` and its like come from the variant's
-own sweep behind them (sweep.py), and are as sure as their few repetitions allow.
+Warm-ups and failed requests are out of the rates, not of the counts. Metrics without a part come from the rounds in turn with the
+reference (scenario `single`); `ttft_ms/context-1024` and its like from the variant's sweep afterwards.
 """
 
 from __future__ import annotations
@@ -41,7 +40,11 @@ def timing_metrics(b: Builder, rows: list[Row], meta: Row) -> None:
     if not good:
         return
     _latency(b, good)
-    _cold(b, single)
+    cold = next((r for r in single if r["who"] == "variant" and r.get("cold")), None)  # pays for what later ones find ready
+    if cold is not None and cold["ok"]:
+        b.bare("ttft_cold_ms", 1000 * first_token_s(cold), 1, "first request of a fresh process", ONCE)
+    else:
+        b.bare("ttft_cold_ms", None, 0, "first request of a fresh process", "the first request failed" if cold else "no such row")
     _ratios(b, single, Looks(meta["looks"]["planned"], tuple(meta["looks"]["bounds"]), b.between.ratio))
     _phases(b, good)
     kv = _cache(b, rows, meta)
@@ -59,18 +62,11 @@ FIGURES: dict[str, tuple[Callable[[Row], float], float]] = {  # of one request; 
 }
 
 
-def _average(values: Sequence[float], confidence: float) -> Estimate:
-    """Mean with a t interval that does not reach below zero: times and rates cannot."""
-    found = mean_t(values, confidence=confidence)
-    return found if found.low is None else replace(found, low=max(found.low, 0.0))
-
-
 def _time(b: Builder, values: Sequence[float]) -> Estimate:
-    """`_average` of latencies or rates: whole runs differ by more than the requests of one."""
-    return whole_runs(_average(values, b.confidence), b.between.time, confidence=b.confidence)
-
-
-# --- the paired rounds -------------------------------------------------------------------------------------------
+    """Mean of latencies or rates, its t interval not below zero and with run-to-run variation."""
+    mean = mean_t(values, confidence=b.confidence)
+    mean = mean if mean.low is None else replace(mean, low=max(mean.low, 0.0))
+    return whole_runs(mean, b.between.time, confidence=b.confidence)
 
 
 def _latency(b: Builder, good: list[Row]) -> None:
@@ -78,17 +74,8 @@ def _latency(b: Builder, good: list[Row]) -> None:
         b.add(name, _time(b, [value(r) for r in good]), scale)
     gaps = [(1000 * g, r["round"]) for r in good for g in itl(r["t_tokens"])]
     for name, q in (("itl_p50_ms", 0.5), ("itl_p95_ms", 0.95), ("itl_p99_ms", 0.99)):
-        found = quantile_interval([g for g, _ in gaps], [k for _, k in gaps], q, confidence=b.confidence)
-        b.add(name, whole_runs(found, b.between.time, confidence=b.confidence))
-
-
-def _cold(b: Builder, single: list[Row]) -> None:
-    """The first request after loading, which pays for what later ones find ready."""
-    cold = next((r for r in single if r["who"] == "variant" and r.get("cold")), None)
-    if cold is not None and cold["ok"]:
-        b.bare("ttft_cold_ms", 1000 * first_token_s(cold), 1, "first request of a fresh process", ONCE)
-    else:
-        b.bare("ttft_cold_ms", None, 0, "first request of a fresh process", "the first request failed" if cold else "no such row")
+        estimate = quantile_interval([g for g, _ in gaps], [k for _, k in gaps], q, confidence=b.confidence)
+        b.add(name, whole_runs(estimate, b.between.time, confidence=b.confidence))
 
 
 def _ratios(b: Builder, single: list[Row], looks: Looks) -> None:
@@ -103,14 +90,11 @@ def _ratios(b: Builder, single: list[Row], looks: Looks) -> None:
 
 def _phases(b: Builder, good: list[Row]) -> None:
     for phase in PHASES:
-        found = [r["phases"][phase] for r in good if r["phases"][phase] not in (None, [])]
-        if found:
-            b.add(f"phase_ms/{phase}", _time(b, [float(np.mean(v)) for v in found]), 1000.0)
+        times = [r["phases"][phase] for r in good if r["phases"][phase] not in (None, [])]
+        if times:
+            b.add(f"phase_ms/{phase}", _time(b, [float(np.mean(v)) for v in times]), 1000.0)
         else:
             b.bare(f"phase_ms/{phase}", None, 0, "clock inside the engine", good[0]["phases_unknown"].get(phase, "unknown"))
-
-
-# --- memory ------------------------------------------------------------------------------------------------------
 
 
 def _cache(b: Builder, rows: list[Row], meta: Row) -> float | None:
@@ -118,16 +102,16 @@ def _cache(b: Builder, rows: list[Row], meta: Row) -> float | None:
     own = [r for r in rows if r["who"] == "variant" and r["ok"] and r.get("cache_bytes") is not None]
     sizes = {r["cache_tokens"]: r["cache_bytes"] for r in own}
     expected = Shape(**meta["models"]["variant"]["shape"]).cache_bytes(own[-1]["cache_element_bytes"] if own else None)
-    told = "the config does not say how many" if expected is None else f"the config makes it {expected:g}"
+    config = "the config does not say how many" if expected is None else f"the config makes it {expected:g}"
     if not sizes:
-        b.bare("kv_bytes_per_token", None, 0, told, "the engine does not say how large its cache is")
+        b.bare("kv_bytes_per_token", None, 0, config, "the engine does not say how large its cache is")
         return None
     lengths = sorted(sizes)
     if len(sizes) > 1:
         value = float(np.polyfit(lengths, [sizes[n] for n in lengths], 1)[0])
-        method = f"slope of cache bytes over {len(sizes)} lengths, {lengths[0]} to {lengths[-1]} tokens; {told}"
+        method = f"slope of cache bytes over {len(sizes)} lengths, {lengths[0]} to {lengths[-1]} tokens; {config}"
     else:
-        value, method = sizes[lengths[0]] / lengths[0], f"cache bytes over the {lengths[0]} tokens in it; {told}"
+        value, method = sizes[lengths[0]] / lengths[0], f"cache bytes over the {lengths[0]} tokens in it; {config}"
     apart = expected is not None and abs(value - expected) > KV_TOLERANCE * expected
     notes = (f"{value:g} bytes measured, {expected:g} by the config: more than {100 * KV_TOLERANCE:g} % apart",) if apart else ()
     b.exact("kv_bytes_per_token", value, len(own), method, *notes)
@@ -150,21 +134,18 @@ def _memory(b: Builder, good: list[Row], meta: Row) -> None:
             b.bare(f"{name}/load", loaded, 1, "after loading", ONCE if loaded is not None else note)
 
 
-# --- sweeps ------------------------------------------------------------------------------------------------------
-
-
 def _sweeps(b: Builder, rows: list[Row], meta: Row) -> None:
     sweep = meta["sweep"]
-    found: dict[str, list[Row]] = {}
+    by_scenario: dict[str, list[Row]] = {}
     for row in rows:
         if row["scenario"] != "single":
-            found.setdefault(row["scenario"], []).append(row)
-    for scenario, own in found.items():
+            by_scenario.setdefault(row["scenario"], []).append(row)
+    for scenario, own in by_scenario.items():
         _swept(b, scenario, own, tuple(filter(None, [sweep["notes"].get(scenario)])))
     for scenario, why in sweep["missing"].items():
-        for name in SWEPT[scenario.partition("-")[0]] if scenario not in found else ():
+        for name in SWEPT[scenario.partition("-")[0]] if scenario not in by_scenario else ():
             b.bare(f"{name}/{scenario}", None, 0, "sweep", why)
-    contexts = [own for scenario, own in found.items() if scenario.startswith("context-") and any(r["ok"] for r in own)]
+    contexts = [own for scenario, own in by_scenario.items() if scenario.startswith("context-") and any(r["ok"] for r in own)]
     b.bounds["cliffs"] = _cliffs(b, contexts)
 
 
@@ -186,35 +167,27 @@ def _swept(b: Builder, scenario: str, own: list[Row], notes: tuple[str, ...]) ->
 
 
 def _cliffs(b: Builder, contexts: list[list[Row]]) -> list[str]:
-    """Where a token costs more than CLIFF times what it cost at the next shorter context; also a warning on the metric.
-
-    The least of the repetitions is compared: interference only adds.
-    """
+    """Where a token costs more than CLIFF times what it cost at the next shorter context; also a warning on the metric. The least
+    of the repetitions is compared: interference only adds."""
     costs = {
         "ttft_ms": ("ms per prompt token", lambda r: first_token_s(r) / r["prompt_tokens"]),
         "tpot_ms": ("ms per output token", each_token_s),
     }  # fmt: skip
-    said = []
+    cliffs = []
     for shorter, longer in pairwise(sorted(contexts, key=lambda rows: int(rows[0]["prompt_tokens"]))):
         names = shorter[0]["scenario"], longer[0]["scenario"]
         for metric, (what, cost) in costs.items():
             growth = _least(longer, cost) / _least(shorter, cost)
             if growth > CLIFF:
-                n, sure = _counted(b, metric, shorter, longer)
-                told = f"a cliff: {what} grow {growth:.1f} times from {names[0]} to {names[1]}"
-                text = f"{told} (limit {CLIFF:g}; least of each, n = {n}{'' if sure else '; not settled: intervals overlap'})"
-                said.append(text)
-                b.metrics[f"{metric}/{names[1]}"]["warnings"] = (*b.metrics[f"{metric}/{names[1]}"]["warnings"], text)
-    return said
-
-
-def _counted(b: Builder, metric: str, shorter: list[Row], longer: list[Row]) -> tuple[str, bool]:
-    """(requests behind each of two contexts, whether a token's cost surely grew: intervals that do not overlap)."""
-    ends = [b.metrics[f"{metric}/{rows[0]['scenario']}"] for rows in (shorter, longer)]
-    of = [int(rows[0]["prompt_tokens"]) if metric == "ttft_ms" else 1 for rows in (shorter, longer)]
-    high, low = ends[0]["high"], ends[1]["low"]  # none: unknown, which settles nothing
-    sure = high is not None and low is not None and low / of[1] > high / of[0]
-    return " and ".join(str(m["n"]) for m in ends), sure
+                before, after = (b.metrics[f"{metric}/{name}"] for name in names)
+                of = [int(rows[0]["prompt_tokens"]) if metric == "ttft_ms" else 1 for rows in (shorter, longer)]
+                ends = before["high"], after["low"]
+                open_ = "" if None not in ends and ends[1] / of[1] > ends[0] / of[0] else "; not settled: intervals overlap"
+                text = f"a cliff: {what} grow {growth:.1f} times from {names[0]} to {names[1]}"
+                text += f" (limit {CLIFF:g}; least of each, n = {before['n']} and {after['n']}{open_})"
+                cliffs.append(text)
+                after["warnings"] = (*after["warnings"], text)
+    return cliffs
 
 
 def _least(rows: Sequence[Row], value: Callable[[Row], float]) -> float:

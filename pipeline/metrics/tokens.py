@@ -1,6 +1,6 @@
 """Token rows -> divergence metrics with intervals, by domain, position and class, and curves by position.
 
-Whole documents are resampled, never tokens: tokens of one document are not independent. See builder.py.
+Whole documents are resampled, never tokens: tokens of one document are not independent.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from pipeline.core.errors import ArtifactError
 from pipeline.divergence.distributions import TOP
-from pipeline.metrics.builder import Builder
+from pipeline.metrics.builder import Builder, as_metric
 from pipeline.metrics.definitions import POSITIONS, TOKEN_CLASSES, definition, position_parts
 from pipeline.stats.intervals import FEW, Estimate, wilson
 
@@ -24,6 +24,7 @@ NEEDED = (
 TRAJECTORY = "trajectory"
 TOKEN = ("set", "document", "window", "position", "token_id")  # what makes two rows the same token in the same place
 QUANTILES = {"kld_median": 0.5, "kld_p90": 0.9, "kld_p95": 0.95, "kld_p99": 0.99, "kld_p999": 0.999}
+POINT = ("n", "clusters", "value", "low", "high", "unit", "confidence", "method", "warnings")  # of a curve
 STEPS = 16  # at most so many points in a trajectory's curve
 
 Columns = dict[str, NDArray[Any]]
@@ -59,18 +60,15 @@ def token_metrics(b: Builder, rows: dict[str, Any]) -> str | None:
     _parts(b, columns)
     _perplexity(b, columns)
     _departures(b, columns)
-    if not kld.any():
-        _all_the_same(b)
-    b.curves["kld_by_position"] = {"corpus": _corpus_curve(b, columns), TRAJECTORY: _trajectory_curve(b, columns)}
+    if not kld.any():  # every distribution is the reference's own: what means "no difference" is no estimate
+        for name, metric in b.metrics.items():
+            what = definition(name)
+            if what is not None and what.neutral is not None and metric["value"] == what.neutral:
+                metric |= {"low": what.neutral, "high": what.neutral, "method": "equal distributions at every token"}
+    text, steps = columns["set"] != TRAJECTORY, [1 << k for k in range(31)]
+    corpus = _curve(b, "corpus", columns["position"][text], columns["kld"][text], columns["document"][text], steps)
+    b.curves["kld_by_position"] = {"corpus": corpus, TRAJECTORY: _trajectory_curve(b, columns)}
     return None
-
-
-def _all_the_same(b: Builder) -> None:
-    """Where every distribution is the reference's own, what says "no difference" is no estimate: nothing could be otherwise."""
-    for name, metric in b.metrics.items():
-        what = definition(name)
-        if what is not None and what.neutral is not None and metric["value"] == what.neutral:
-            metric |= {"low": what.neutral, "high": what.neutral, "method": "equal distributions at every token"}
 
 
 def _divergence(b: Builder, c: Columns) -> None:
@@ -122,41 +120,30 @@ def _perplexity(b: Builder, c: Columns) -> None:
     b.mean("ppl_ratio", loss - loss_ref, ones, documents, transform="exp")
 
 
-# --- along trajectories ------------------------------------------------------------------------------------------
-
-
 def _departures(b: Builder, c: Columns) -> None:
     """Where along the reference's own continuations the likeliest token first differs from the reference's."""
-    found = [_first(differs) for differs in _along(c, c["top1"] != c["top1_ref"])]
-    if not found:
+    trajectories = _along(c, c["top1"] != c["top1_ref"])
+    if not trajectories:
         return
-    at, departed = np.array([k for k, _ in found]), np.array([d for _, d in found])
+    departed = np.array([differs.any() for differs in trajectories])
+    at = np.array([differs.argmax() + 1 if differs.any() else len(differs) for differs in trajectories])
     b.add("never_departs", wilson(int((~departed).sum()), len(departed), confidence=b.confidence))
     b.add("first_departure", median_departure(at, departed, b.confidence, b.resamples, b.rng("first_departure")))
 
 
 def _along(c: Columns, values: NDArray[Any]) -> list[NDArray[Any]]:
     """`values` of each trajectory, in the order of its positions."""
-    found = []
-    for window in np.unique(c["window"][c["set"] == TRAJECTORY]):
-        own = np.flatnonzero((c["set"] == TRAJECTORY) & (c["window"] == window))
-        found.append(values[own[np.argsort(c["position"][own])]])
-    return found
-
-
-def _first(differs: NDArray[np.bool_]) -> tuple[int, bool]:
-    """(1-based position of the first True, True), or (length, False)."""
-    return (int(differs.argmax()) + 1, True) if differs.any() else (len(differs), False)
+    windows = np.unique(c["window"][c["set"] == TRAJECTORY])
+    rows = [np.flatnonzero((c["set"] == TRAJECTORY) & (c["window"] == window)) for window in windows]
+    return [values[own[np.argsort(c["position"][own])]] for own in rows]
 
 
 def median_departure(
     at: NDArray[np.int64], departed: NDArray[np.bool_], confidence: float, resamples: int, rng: np.random.Generator
 ) -> Estimate:
-    """Median position of the first departure, with a percentile interval over resampled trajectories.
-
-    at: [n] position of the first departure, or length of a trajectory that has none (departed False): it might have
-    departed later, so it counts as long as it lasts. Source: Kaplan and Meier 1958, the product-limit median.
-    """
+    """Median position of the first departure, with a percentile interval over resampled trajectories. at: [n] position of the
+    first departure, or length of a trajectory that has none (departed False): it might have departed later, so it counts as long
+    as it lasts. Source: Kaplan and Meier 1958, the product-limit median."""
     n = len(at)
     method = f"Kaplan-Meier median, {n} trajectories, percentile bootstrap, {resamples} resamples"
     value = _product_limit_median(at, departed)
@@ -180,15 +167,6 @@ def _product_limit_median(at: NDArray[np.int64], departed: NDArray[np.bool_]) ->
     return float(times[np.argmax(left <= 0.5 + 1e-12)]) if (left <= 0.5 + 1e-12).any() else np.inf
 
 
-# --- curves ------------------------------------------------------------------------------------------------------
-
-
-def _corpus_curve(b: Builder, c: Columns) -> list[dict[str, Any]]:
-    """By tokens of context, in steps that double."""
-    own = c["set"] != TRAJECTORY
-    return _curve(b, "corpus", c["position"][own], c["kld"][own], c["document"][own], [1 << k for k in range(31)])
-
-
 def _trajectory_curve(b: Builder, c: Columns) -> list[dict[str, Any]]:
     """By tokens into the continuation, in equal steps."""
     kld, documents = _along(c, c["kld"]), _along(c, c["document"])
@@ -201,14 +179,12 @@ def _trajectory_curve(b: Builder, c: Columns) -> list[dict[str, Any]]:
 
 
 def _curve(b: Builder, name: str, index: Any, kld: Any, documents: Any, edges: list[int]) -> list[dict[str, Any]]:
-    """[{from, to (inclusive), n, clusters, value, low, high, unit, method, warnings}] of the steps that hold tokens."""
-    found = []
+    """A metric with its range (from, to inclusive) for each step that has tokens."""
+    points = []
     for first, after in pairwise(edges):
         own = (index >= first) & (index < after)
         if own.any():
-            e = b.resampled(f"curve/{name}/{first}", kld[own], np.ones(int(own.sum())), documents[own])
-            found.append({
-                "from": first, "to": after - 1, "n": e.n, "clusters": e.clusters, "value": e.value, "low": e.low, "high": e.high,
-                "unit": "nats", "confidence": b.confidence, "method": e.method, "warnings": e.warnings,
-            })  # fmt: skip
-    return found
+            estimate = b.resampled(f"curve/{name}/{first}", kld[own], np.ones(int(own.sum())), documents[own])
+            fields = as_metric("kld_mean", estimate, b.confidence)
+            points.append({"from": first, "to": after - 1} | {k: fields[k] for k in POINT})
+    return points

@@ -1,7 +1,4 @@
-"""The worst tokens, items and replies of a variant, with their texts: rows in, capped lists out, each with its total.
-
-No model is loaded: the token rows hold what both said, the evalsets what was asked. Lists say `shown` and `total`.
-"""
+"""The worst tokens, items and replies of a variant, with their texts, as capped lists with their totals."""
 
 from __future__ import annotations
 
@@ -54,19 +51,12 @@ def _capped(rows: list[Row], total: int, **more: Any) -> Row:
     return {"shown": len(rows), "total": total, **more, "rows": rows}
 
 
-# --- tokens ------------------------------------------------------------------------------------------------------
-
-
 def worst_tokens(columns: dict[str, list[Any]], windows: list[Row], words: Words) -> Row:
     """The tokens with the largest divergence (what is not finite first), with context and what both would have said."""
     ids = {w["window"]: w["token_ids"] for w in windows}
-
-    def order(k: int) -> float:
-        value = columns["kld"][k]
-        return math.inf if not math.isfinite(value) else value
-
-    ranked = sorted(range(len(columns["kld"])), key=order, reverse=True)[:SHOWN]
-    return _capped([_token(columns, k, ids, words) for k in ranked], len(columns["kld"]))
+    klds = [kld if math.isfinite(kld) else math.inf for kld in columns["kld"]]
+    ranked = sorted(range(len(klds)), key=klds.__getitem__, reverse=True)[:SHOWN]
+    return _capped([_token(columns, k, ids, words) for k in ranked], len(klds))
 
 
 def _token(columns: dict[str, list[Any]], k: int, ids: dict[str, list[int]], words: Words) -> Row:
@@ -88,9 +78,6 @@ def _token(columns: dict[str, list[Any]], k: int, ids: dict[str, list[int]], wor
     }  # fmt: skip
 
 
-# --- items -------------------------------------------------------------------------------------------------------
-
-
 class Questions:
     """What was asked, by task and doc_id: rows of the local tasks; lm-eval's own are not kept here."""
 
@@ -103,12 +90,12 @@ class Questions:
         task = answer["task"]
         if task not in self._local:
             return {"prompt": None, "choices": None, "unknown": "a task of lm-eval's own, whose prompts are not kept"}
-        config, items = self._tasks.setdefault(task, load_task(task)) if task not in self._tasks else self._tasks[task]
+        if task not in self._tasks:
+            self._tasks[task] = load_task(task)
+        config, items = self._tasks[task]
         item = items[answer["doc_id"]] if answer["doc_id"] < len(items) else {}
-        if item.get("id") != answer["item"]:
-            raise ArtifactError(
-                f"task {task} item {answer['doc_id']} is {item.get('id')!r} now, was {answer['item']!r}; `dvc repro`"
-            )
+        if (now := item.get("id")) != answer["item"]:
+            raise ArtifactError(f"task {task} item {answer['doc_id']} is {now!r} now, was {answer['item']!r}; `dvc repro`")
         asked, column = config.get("doc_to_text"), config.get("doc_to_choice")
         choices = item.get(column) if isinstance(column, str) else column
         if asked == "":
@@ -142,9 +129,8 @@ def margin(answer: Row) -> float | None:
 
 def worst_items(pairs: list[tuple[Row, Row]], questions: Questions) -> Row:
     """The items whose right choice lost most of its log-likelihood margin, whether or not the answer changed."""
-    falls = [
-        (y - x, ours, theirs) for ours, theirs in pairs if (x := margin(ours)) is not None and (y := margin(theirs)) is not None
-    ]
+    margins = [(margin(ours), margin(theirs), ours, theirs) for ours, theirs in pairs]
+    falls = [(y - x, ours, theirs) for x, y, ours, theirs in margins if x is not None and y is not None]
     falls.sort(key=lambda f: -f[0])
     rows = [{**_item(ours, theirs, questions), "fall": fall} for fall, ours, theirs in falls[:SHOWN] if fall > 0]
     return _capped(rows, len(falls))
@@ -177,9 +163,6 @@ def _answer(value: Any, choices: list[str] | None) -> str:
     if isinstance(value, int):
         return choices[value] if choices and 0 <= value < len(choices) else f"choice {value + 1}"
     return str(value[0]) if isinstance(value, list) and value else str(value)
-
-
-# --- replies -----------------------------------------------------------------------------------------------------
 
 
 def worst_replies(pairs: list[tuple[Row, Row]]) -> Row:

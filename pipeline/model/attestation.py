@@ -1,4 +1,4 @@
-"""Did it really happen: what a variant's manifest promises against what its files and its loaded model show.
+"""Check what a variant's manifest promises against its files and its loaded model.
 
 A quantizer that silently kept, skipped or unpacked something would otherwise be measured under a wrong name.
 """
@@ -20,7 +20,7 @@ CLOSE = 1e-2  # of the largest logit: another process may choose another kernel,
 
 
 def check_bits(facts: dict[str, Any], quantized_bits: float | None) -> None:
-    """Raise if the packed matrices take more or less than their method says. quantized_bits: measured, a weight."""
+    """Raise if the packed matrices take other bits a weight (quantized_bits, measured) than their method says."""
     expected = facts.get("expected_bits")
     if expected is None or quantized_bits is None:
         return
@@ -42,10 +42,8 @@ def check_kernels(kernels: dict[str, int], manifest: dict[str, Any]) -> None:
 
 
 def check_answer(engine: Any, before: dict[str, Any] | None) -> None:
-    """Raise if the model, loaded in this process, gives no numbers, or others than in the process that saved it.
-
-    before: {token_ids, at, logits} of the model in memory (quantizers/_probe.py), where it could be asked.
-    """
+    """Raise if the loaded model's logits are not finite, or not those of the process that saved it.
+    before: {token_ids, at, logits} of the model in memory (quantizers/_probe.py), where it could be asked."""
     ids = before["token_ids"] if before else token_ids(engine.vocab_size)
     ours = engine.logits(ids)[-1]
     if not np.isfinite(ours).all():
@@ -54,10 +52,10 @@ def check_answer(engine: Any, before: dict[str, Any] | None) -> None:
     if not before:
         return
     theirs = np.asarray(before["logits"])
-    found = ours[np.asarray(before["at"])]
-    error = float(np.abs(found - theirs).max() / np.abs(theirs).max())
+    again = ours[np.asarray(before["at"])]
+    error = float(np.abs(again - theirs).max() / np.abs(theirs).max())
     if not error <= before.get("close", CLOSE):
         raise InvalidVariant(
-            f"loaded anew, it gives {found[0]:.4g} where the model that was saved gave {theirs[0]:.4g} (probe of "
+            f"loaded anew, it gives {again[0]:.4g} where the model that was saved gave {theirs[0]:.4g} (probe of "
             f"{len(ids)} tokens): saving or loading lost something"
         )

@@ -1,4 +1,4 @@
-"""What a model folder says of the part that reads text, whatever its class calls it: nothing heavy is loaded."""
+"""What a model folder says of the part that reads text, whatever its class calls it. Nothing heavy is loaded."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ WINDOWS = ("max_position_embeddings", "n_positions", "max_seq_len")
 
 
 def text_config(folder: Path) -> dict[str, Any]:
-    """config.json, with what it says of its text part in front."""
+    """config.json, with the keys of its text part in front."""
     config: dict[str, Any] = artifacts.read_json(folder / "config.json")
     nested = (config[name] for name in NESTED if isinstance(config.get(name), dict))
     return config | next(nested, {})
 
 
 def window(config: dict[str, Any]) -> int | None:
-    """The most tokens that a model reads, or None where its config names no bound, as with ALiBi or a recurrent state."""
+    """The most tokens that a model reads; None where its config sets no bound, as with ALiBi or a recurrent state."""
     return next((config[name] for name in WINDOWS if isinstance(config.get(name), int)), None)
 
 
@@ -36,16 +36,16 @@ def sliding(config: dict[str, Any]) -> tuple[int, list[bool]]:
     types = config.get("layer_types") or ["sliding_attention"] * (config.get("num_hidden_layers") or 0)
     chunked = "chunked_attention" in types
     tokens = config.get("attention_chunk_size" if chunked else "sliding_window") or 0
-    found = [kind == ("chunked_attention" if chunked else "sliding_attention") for kind in types]
-    return (tokens, found) if tokens and any(found) and config.get("use_sliding_window") is not False else (0, [])
+    layers = [kind == ("chunked_attention" if chunked else "sliding_attention") for kind in types]
+    return (tokens, layers) if tokens and any(layers) and config.get("use_sliding_window") is not False else (0, [])
 
 
 def wanted(folder: Path, code: bool) -> list[Path]:
     """Files of a model's folder that are taken, or all parts of a GGUF file. code: its own Python files too."""
     if folder.suffix == ".gguf":
         return parts(folder)
-    found = {file for pattern in (*WANTED, *["*.py"] * code) for file in data_files(folder, pattern)}
-    return sorted(file for file in found if not any(fnmatch.fnmatchcase(file.name, left) for left in LEFT))
+    files = {file for pattern in (*WANTED, *["*.py"] * code) for file in data_files(folder, pattern)}
+    return sorted(file for file in files if not any(fnmatch.fnmatchcase(file.name, left) for left in LEFT))
 
 
 def parts(file: Path) -> list[Path]:
@@ -56,20 +56,19 @@ def parts(file: Path) -> list[Path]:
 
 
 def end_ids(folder: Path, tokenizer: Any) -> set[int]:
-    """Tokens that end a reply, the same in every engine: those of the generation config, or else of the config, and the
-    tokenizer's own."""
+    """Tokens that end a reply in every engine: those of the generation config, or else of the config, and the tokenizer's."""
     file = folder / "generation_config.json"
-    own = artifacts.read_json(file).get("eos_token_id") if file.exists() else None
-    told = text_config(folder).get("eos_token_id") if own is None else own
-    return {*(told if isinstance(told, list) else [told]), tokenizer.eos_token_id} - {None}
+    ids = artifacts.read_json(file).get("eos_token_id") if file.exists() else None
+    ids = text_config(folder).get("eos_token_id") if ids is None else ids
+    return {*(ids if isinstance(ids, list) else [ids]), tokenizer.eos_token_id} - {None}
 
 
 def leading(tokenizer: Any) -> list[int]:
-    """The token that a tokenizer puts in front of every text, if it does."""
+    """The token that a tokenizer puts before every text, if it does."""
     return [t for t in tokenizer("").input_ids if t == tokenizer.bos_token_id][:1]
 
 
 def appended(tokenizer: Any) -> int:
-    """How many tokens a tokenizer puts behind every text, such as an end: a text that goes on must not have them."""
-    bare, whole = (tokenizer("a", add_special_tokens=own).input_ids for own in (False, True))
+    """How many tokens, such as an end, a tokenizer puts behind every text: a text that goes on must not have them."""
+    bare, whole = (tokenizer("a", add_special_tokens=special).input_ids for special in (False, True))
     return next(len(whole) - at - len(bare) for at in range(len(whole)) if whole[at : at + len(bare)] == bare)

@@ -1,7 +1,7 @@
-"""Bases that were published in packed weights (MXFP4, FP8, INT4 of compressed-tensors): their values, written as bfloat16.
+"""Write bases that were published in packed weights (MXFP4, FP8, INT4 of compressed-tensors) as bfloat16.
 
-By hand and tensor by tensor rather than through transformers, which holds the whole model, and takes the scales of FP8 for
-those of equal blocks: DeepSeek's 576 rows in blocks of 128 end in half a block.
+Tensor by tensor rather than through transformers, which holds the whole model and takes the scales of FP8 for those of equal
+blocks: DeepSeek's 576 rows in blocks of 128 end in half a block.
 """
 
 from __future__ import annotations
@@ -26,41 +26,40 @@ FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantize
 
 
 def packed_as(config: dict[str, Any]) -> str | None:
-    """The format of a config's packed weights in words, or None if they are not packed."""
-    own = _settings(config)
-    if not own:
+    """The format of a config's packed weights, or None if they are not packed."""
+    settings = _settings(config)
+    if not settings:
         return None
-    method = str(own.get("quant_method", "a method that is not named"))
+    method = str(settings.get("quant_method", "a method that is not named"))
     if method == "compressed-tensors":
-        kinds = {f"{w['type']}{w['num_bits']}".upper().replace("FLOAT", "FP") for w in _weights(own)}
+        kinds = {f"{w['type']}{w['num_bits']}".upper().replace("FLOAT", "FP") for w in _weights(settings)}
         return f"{' and '.join(sorted(kinds))} (compressed-tensors)"
     return {"mxfp4": "MXFP4", "fp8": "FP8"}.get(method, method)
 
 
 def why_not(config: dict[str, Any]) -> str | None:
-    """Why packed weights cannot be taken apart here, in words; None where they can."""
-    own = _settings(config)
-    if own.get("quant_method") in ("mxfp4", "fp8"):
+    """Why packed weights cannot be dequantized here; None where they can."""
+    settings = _settings(config)
+    if settings.get("quant_method") in ("mxfp4", "fp8"):
         return None
-    if own.get("quant_method") != "compressed-tensors":
+    if settings.get("quant_method") != "compressed-tensors":
         return f"weights of {packed_as(config)} cannot be dequantized here"
-    formats = {own.get("format"), *(g.get("format") or own.get("format") for g in own.get("config_groups", {}).values())}
+    default, groups = settings.get("format"), settings.get("config_groups", {})
+    formats = {default, *(g.get("format") or default for g in groups.values())}
     if odd := sorted(str(f) for f in formats - {*FORMATS, "mixed-precision"}):
         return f"compressed-tensors of format {odd[0]} cannot be dequantized here ({', '.join(FORMATS)} can)"
-    if odd := sorted({w["num_bits"] for w in _weights(own)} - {4, 8}):
+    if odd := sorted({w["num_bits"] for w in _weights(settings)} - {4, 8}):
         return f"compressed-tensors of {odd[0]} bits cannot be dequantized here (4 and 8 can)"
     return None
 
 
 def dequantize(folder: Path) -> None:
     """Replace a folder's packed weights by their values in bfloat16; config.json then names no quantization.
-
-    What was not packed stays as it is. Raises `DownloadError` if a scale is missing.
-    """
+    What was not packed stays as it is. Raises `DownloadError` if a scale is missing."""
     from safetensors import safe_open
 
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    own, shards = _settings(config), sorted(folder.glob("*.safetensors"))
+    settings, shards = _settings(config), sorted(folder.glob("*.safetensors"))
     opened: list[Any] = [safe_open(shard, framework="pt") for shard in shards]
     where = {name: file for file in opened for name in file.keys()}  # noqa: SIM118
 
@@ -70,7 +69,7 @@ def dequantize(folder: Path) -> None:
     out = _Shards(folder)
     for name in where:
         if not name.endswith(BESIDE + UNUSED):
-            out.add(*_values(name, where[name].get_tensor(name), read, own))
+            out.add(*_values(name, where[name].get_tensor(name), read, settings))
     for file in [*shards, *folder.glob("*.safetensors.index.json")]:
         file.unlink()
     out.finish()
@@ -86,12 +85,12 @@ def _settings(config: dict[str, Any]) -> dict[str, Any]:
     return next((c["quantization_config"] for c in (config, *nested) if c.get("quantization_config")), {})
 
 
-def _weights(own: dict[str, Any]) -> list[dict[str, Any]]:
-    return [group["weights"] for group in own.get("config_groups", {}).values() if group.get("weights")]
+def _weights(settings: dict[str, Any]) -> list[dict[str, Any]]:
+    return [group["weights"] for group in settings.get("config_groups", {}).values() if group.get("weights")]
 
 
-def _values(name: str, tensor: Tensor, read: Any, own: dict[str, Any]) -> tuple[str, Tensor]:
-    """A tensor's name and values in the model; what is not packed is handed back."""
+def _values(name: str, tensor: Tensor, read: Any, settings: dict[str, Any]) -> tuple[str, Tensor]:
+    """A tensor's name and values in the model; what is not packed is returned as it is."""
     import torch
 
     if name.endswith("_blocks"):  # gpt-oss: [experts, outputs, groups, 16 bytes]; its own matrices stand the other way round
@@ -99,7 +98,9 @@ def _values(name: str, tensor: Tensor, read: Any, own: dict[str, Any]) -> tuple[
         scales = _needed(read(f"{stem}_scales"), name)
         values = torch.empty(tensor.shape[0], 2 * tensor[0, 0].numel(), tensor.shape[1], dtype=torch.bfloat16)
         for expert, (codes, scale) in enumerate(zip(tensor, scales)):
-            values[expert] = _mxfp4(codes, scale).T
+            nibbles = torch.stack((codes & 15, codes >> 4), dim=-1)  # two codes a byte, the low one first
+            e2m1 = torch.tensor(FP4)[nibbles.int()].flatten(-2)
+            values[expert] = torch.ldexp(e2m1, scale.int().unsqueeze(-1) - 127).flatten(-2).T  # biased powers of two
         return stem, values
     if name.endswith("weight_packed"):
         stem = name.removesuffix("_packed")
@@ -109,31 +110,24 @@ def _values(name: str, tensor: Tensor, read: Any, own: dict[str, Any]) -> tuple[
         codes = _unpack(tensor, bits)[:, :inputs]
         if zero is not None:
             zero = _unpack(zero.T.contiguous(), bits).T[:outputs]
-        return stem, _scaled(codes, scale, zero, read(f"{stem}_g_idx"), _block(own))
+        return stem, _scaled(codes, scale, zero, read(f"{stem}_g_idx"), _block(settings))
     if tensor.dtype in (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2):
         scale = next((s for end in ("_scale_inv", "_scale") if (s := read(name + end)) is not None), None)
-        return name, _scaled(tensor, _needed(scale, name), read(f"{name}_zero_point"), None, _block(own))
+        return name, _scaled(tensor, _needed(scale, name), read(f"{name}_zero_point"), None, _block(settings))
     return name, tensor
 
 
-def _needed(found: Tensor | None, name: str) -> Tensor:
-    if found is None:
+def _needed(tensor: Tensor | None, name: str) -> Tensor:
+    if tensor is None:
         raise DownloadError(f"{name} is packed and its scale is not among the weights; fetch them again")
-    return found
+    return tensor
 
 
-def _block(own: dict[str, Any]) -> tuple[int, int] | None:
+def _block(settings: dict[str, Any]) -> tuple[int, int] | None:
     """(outputs, inputs) that share a scale, where the config says so in blocks."""
-    told = own.get("weight_block_size") or next((w["block_structure"] for w in _weights(own) if w.get("block_structure")), None)
-    return (int(told[0]), int(told[1])) if told else None
-
-
-def _mxfp4(codes: Tensor, scales: Tensor) -> Tensor:
-    """Values of E2M1 codes [rows, groups, 16], two a byte and the low one first; scales: powers of two [rows, groups], biased."""
-    import torch
-
-    values = torch.tensor(FP4)[torch.stack((codes & 15, codes >> 4), dim=-1).int()].flatten(-2)
-    return torch.ldexp(values, scales.int().unsqueeze(-1) - 127).flatten(-2)
+    structures = (w["block_structure"] for w in _weights(settings) if w.get("block_structure"))
+    block = settings.get("weight_block_size") or next(structures, None)
+    return (int(block[0]), int(block[1])) if block else None
 
 
 def _unpack(words: Tensor, bits: int) -> Tensor:
@@ -146,9 +140,7 @@ def _unpack(words: Tensor, bits: int) -> Tensor:
 
 def _scaled(codes: Tensor, scale: Tensor, zero: Tensor | None, groups: Tensor | None, block: tuple[int, int] | None) -> Tensor:
     """(codes - zero) * scale in bfloat16. The last block of a row or column may be cut short.
-
-    groups: of each input, where they do not stand in order.
-    """
+    groups: of each input, where they do not stand in order."""
     import torch
 
     if scale.dtype == torch.uint8:  # E8M0

@@ -1,7 +1,7 @@
-"""A GGUF file as the base: its weights dequantized into a transformers folder, and held against llama.cpp's reading of the file.
+"""Take a GGUF file as the base: dequantize it into a transformers folder, and compare that with llama.cpp's reading of the file.
 
-transformers' loader drops, without a word, settings that it does not know and rules by which text is cut. What is known to be
-lost is put back here; then llama.cpp's own tokenizer and its logits over a text must agree, or the file is refused.
+transformers' loader silently drops settings that it does not know and rules by which text is cut. What is known to be lost is put
+back here; then llama.cpp's tokens and its logits over a text must agree, or the file is refused.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def refuse_absent(file: Path) -> None:
     """Raise `DownloadError` unless all files of a GGUF model are here."""
     for part in parts(file):
         if not part.is_file():
-            raise DownloadError(f"{part.name} is not in {part.parent.resolve()}; a split model needs all its files")
+            raise DownloadError(f"{part.name} is not in {part.parent.resolve()} (a split model needs all its files)")
         with part.open("rb") as f:
             if f.read(4) != b"GGUF":
                 raise DownloadError(f"{part.name} is no GGUF file; fetch it again")
@@ -76,9 +76,7 @@ def refuse_absent(file: Path) -> None:
 
 def convert(file: Path, out: Path) -> str | None:
     """Write a GGUF file's model as a transformers folder; returns what its weights were packed in, if they were.
-
-    The type is float32, or bfloat16 if every weight is one. Raises `DownloadError` where the folder would be another model.
-    """
+    The type is float32, or bfloat16 if every weight is one. Raises `DownloadError` where the folder would be another model."""
     from gguf import GGUFReader
 
     refuse_absent(file)
@@ -87,14 +85,14 @@ def convert(file: Path, out: Path) -> str | None:
     types = sorted({t.tensor_type.name for t in reader.tensors if t.tensor_type.name not in PLAIN})
     _write_tokenizer(file, reader, out)
     _write_model(file, reader, out)
-    _refuse_other_tokens(file, _told(reader, "tokenizer.ggml.pre"), out)
+    _refuse_other_tokens(file, _field(reader, "tokenizer.ggml.pre"), out)
     _refuse_other_logits(file, out)
     if file.parent == out:  # joined
         file.unlink()
     return f"GGUF {', '.join(types)}" if types else None
 
 
-def _told(reader: Any, key: str) -> Any:
+def _field(reader: Any, key: str) -> Any:
     return reader.fields[key].contents() if key in reader.fields else None
 
 
@@ -103,7 +101,7 @@ def _joined(files: list[Path], out: Path) -> Path:
     from gguf import GGUFReader, GGUFValueType, GGUFWriter
 
     readers = [GGUFReader(file) for file in files]
-    writer = GGUFWriter(out / "joined.gguf", _told(readers[0], "general.architecture"))
+    writer = GGUFWriter(out / "joined.gguf", _field(readers[0], "general.architecture"))
     for name, field in readers[0].fields.items():
         if not name.startswith(("GGUF.", "split.")) and name != "general.architecture":
             kind = field.types[0]
@@ -131,7 +129,7 @@ def _write_model(file: Path, reader: Any, out: Path) -> None:
             file.parent, gguf_file=file.name, dtype=torch.float32, output_loading_info=True
         )
     except (ValueError, KeyError, NotImplementedError, RuntimeError) as e:
-        raise DownloadError(f"transformers cannot load this GGUF file ({type(e).__name__}: {str(e).splitlines()[0]})") from None
+        raise DownloadError(f"transformers cannot load this GGUF file ({isolate.brief(e)})") from None
     if info["missing_keys"]:
         raise DownloadError(f"the GGUF file has no {sorted(info['missing_keys'])[0]}, which transformers' model needs")
     config = loaded.config
@@ -153,47 +151,39 @@ def _write_model(file: Path, reader: Any, out: Path) -> None:
 
 
 def _put_back_positions(reader: Any, config: Any) -> None:
-    """Set what stretches positions in a long context, and refuse a window that would be lost."""
-    kind = _told(reader, "general.architecture")
-    length = _told(reader, f"{kind}.context_length") or 0
-    window = _told(reader, f"{kind}.attention.sliding_window")
+    """Set what stretches positions in a long context; refuse a window that would be lost."""
+    kind = _field(reader, "general.architecture")
+    length = _field(reader, f"{kind}.context_length") or 0
+    window = _field(reader, f"{kind}.attention.sliding_window")
     if isinstance(window, int) and window < length and not getattr(config, "sliding_window", None):
         raise DownloadError(f"the GGUF file's layers see a window of {window} tokens, which transformers' loader of {kind} drops")
     rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
-    scaling = _told(reader, f"{kind}.rope.scaling.type")
+    scaling = _field(reader, f"{kind}.rope.scaling.type")
     factors = next((np.array(t.data, np.float32) for t in reader.tensors if t.name == "rope_freqs.weight"), None)
     if rope.get("rope_type", "default") != "default" or (scaling in (None, "none") and factors is None):
         return
+    stretched: dict[str, Any] | None = None
     if factors is not None:
-        found = _llama3(rope["rope_theta"], factors)
+        stretched = _llama3(rope["rope_theta"], factors)
     elif scaling in ("linear", "yarn") and "rope_theta" in rope:
-        found = {"rope_type": scaling, "factor": float(_told(reader, f"{kind}.rope.scaling.factor"))}
+        stretched = {"rope_type": scaling, "factor": float(_field(reader, f"{kind}.rope.scaling.factor"))}
         if scaling == "yarn":
-            found["original_max_position_embeddings"] = int(_told(reader, f"{kind}.rope.scaling.original_context_length") or length)
-    else:
-        found = None
-    if found is None:
-        raise DownloadError(
-            f"the GGUF file stretches positions ({scaling or 'rope_freqs'}) in a way that transformers' loader drops"
-        )
-    config.rope_parameters = rope | found
+            original = int(_field(reader, f"{kind}.rope.scaling.original_context_length") or length)
+            stretched["original_max_position_embeddings"] = original
+    if stretched is None:
+        how = scaling or "rope_freqs"
+        raise DownloadError(f"the GGUF file stretches positions ({how}) in a way that transformers' loader drops")
+    config.rope_parameters = rope | stretched
 
 
 def _llama3(theta: float, factors: Any) -> dict[str, Any] | None:
     """The settings of Llama 3's stretched positions, if a file's factors are what they give."""
-    settings = {
-        "factor": float(factors.max()),
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    }
+    settings = {"factor": float(factors.max()), "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    settings["original_max_position_embeddings"] = 8192
     turns = 8192 * theta ** -(np.arange(len(factors)) / len(factors)) / (2 * np.pi)  # within the original length
     smooth = np.clip((turns - 1) / 3, 0, 1)
     same = np.allclose(1 / ((1 - smooth) / settings["factor"] + smooth), factors, rtol=1e-3)
     return settings | {"rope_type": "llama3"} if same else None
-
-
-# --- tokens ------------------------------------------------------------------------------------------------------
 
 
 def _write_tokenizer(file: Path, reader: Any, out: Path) -> None:
@@ -202,19 +192,17 @@ def _write_tokenizer(file: Path, reader: Any, out: Path) -> None:
     try:
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     except Exception as e:  # tokenizers and transformers raise what they like
-        why = f"{type(e).__name__}: {str(e).splitlines()[0]}"
-        raise DownloadError(
-            f"no tokenizer can be made of this GGUF file's ({_told(reader, 'tokenizer.ggml.model')}): {why}"
-        ) from None
-    if _told(reader, "tokenizer.ggml.model") == "gpt2":
-        restore_splitting(tokenizer.backend_tokenizer, _told(reader, "tokenizer.ggml.pre") or "default")
-    elif _told(reader, "tokenizer.ggml.add_space_prefix") is False:
-        _without_prefix(tokenizer.backend_tokenizer)
+        kind = _field(reader, "tokenizer.ggml.model")
+        raise DownloadError(f"no tokenizer can be made of this GGUF file's ({kind}): {isolate.brief(e)}") from None
+    if _field(reader, "tokenizer.ggml.model") == "gpt2":
+        restore_splitting(tokenizer.backend_tokenizer, _field(reader, "tokenizer.ggml.pre") or "default")
+    elif _field(reader, "tokenizer.ggml.add_space_prefix") is False:
+        _remove_prefix(tokenizer.backend_tokenizer)
     tokenizer.save_pretrained(out)
 
 
-def _without_prefix(tokenizer: Any) -> None:
-    """Let a text begin without a space of the tokenizer's making, and end in none that is taken away again."""
+def _remove_prefix(tokenizer: Any) -> None:
+    """Put no space before a text, and take none away again."""
     from tokenizers import decoders, pre_tokenizers
 
     if isinstance(tokenizer.pre_tokenizer, pre_tokenizers.Metaspace):  # Gemma's has no prefix anyway
@@ -224,9 +212,7 @@ def _without_prefix(tokenizer: Any) -> None:
 
 def restore_splitting(tokenizer: Any, pre: str) -> None:
     """Put back what transformers loses of a GGUF file's rules for cutting text before its merges apply.
-
-    pre: the file's `tokenizer.ggml.pre`. Rules that are not listed are taken as transformers makes them.
-    """
+    pre: the file's `tokenizer.ggml.pre`. Rules that are not listed stay as transformers makes them."""
     from tokenizers import Regex, pre_tokenizers
 
     if pre in DIGITS:
@@ -234,9 +220,8 @@ def restore_splitting(tokenizer: Any, pre: str) -> None:
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, tokenizer.pre_tokenizer])
     elif pre in CUTS:
         cuts = [pre_tokenizers.Split(Regex(cut), behavior="isolated") for cut in CUTS[pre]]
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-            [*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-        )
+        joined = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*cuts, joined])
 
 
 def _refuse_other_tokens(file: Path, pre: Any, out: Path) -> None:
@@ -267,15 +252,12 @@ def llama_ids(file: Path, texts: list[str]) -> list[list[int]]:
     model = llama_cpp.llama_model_load_from_file(str(file).encode(), asked)
     if not model:
         raise Unsupported("llama.cpp cannot load it")
-    vocab, found = llama_cpp.llama_model_get_vocab(model), []
+    vocab, ids = llama_cpp.llama_model_get_vocab(model), []
     for data in (text.encode() for text in texts):
         room = (llama_cpp.llama_token * (len(data) + 8))()
-        found.append(list(room[: llama_cpp.llama_tokenize(vocab, data, len(data), room, len(room), True, True)]))
+        ids.append(list(room[: llama_cpp.llama_tokenize(vocab, data, len(data), room, len(room), True, True)]))
     llama_cpp.llama_model_free(model)
-    return found
-
-
-# --- logits ------------------------------------------------------------------------------------------------------
+    return ids
 
 
 def _refuse_other_logits(file: Path, out: Path) -> None:
@@ -300,7 +282,7 @@ def divergence(file: Path, folder: Path) -> float:
         (Path(tmp) / "model.gguf").symlink_to(file.resolve())
         theirs: Any = engines.load("llamacpp", Path(tmp), threads=threads, kv_type="f32")
         ids = theirs.tokenize(corpus_texts()[0])[: min(COMPARED, theirs.max_length)]
-        found = theirs.logits(ids)
+        logits = theirs.logits(ids)
         theirs.close()
     ours: Any = engines.load("hf", folder, threads=threads)
-    return float(compare_logits(ours.logits(ids), found, np.array(ids)).kld.mean())
+    return float(compare_logits(ours.logits(ids), logits, np.array(ids)).kld.mean())

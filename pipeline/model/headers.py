@@ -1,4 +1,4 @@
-"""What safetensors files hold, read from their headers, and what their model's class makes of it: no weights are loaded."""
+"""What safetensors headers hold, and what their model's class makes of it: no weights are loaded."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import math
 import re
 import struct
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -32,7 +32,7 @@ Packs: TypeAlias = Callable[["Matrix"], bool]
 
 def read_headers(folder: Path) -> dict[str, Tensor]:
     """{tensor name: type, shape, bytes} over all safetensors files of a folder."""
-    found = {}
+    tensors = {}
     for file in data_files(folder, "*.safetensors"):
         with file.open("rb") as f:
             try:
@@ -42,28 +42,24 @@ def read_headers(folder: Path) -> dict[str, Tensor]:
         for name, t in header.items():
             if name != "__metadata__":
                 begin, end = t["data_offsets"]
-                found[name] = Tensor(t["dtype"], tuple(t["shape"]), end - begin)
-    return found
+                tensors[name] = Tensor(t["dtype"], tuple(t["shape"]), end - begin)
+    return tensors
 
 
 def weights_of(folder: Path, base: Path | None = None) -> dict[str, Tensor]:
-    """The headers of what a folder holds of its model's weights: no second copy of tied ones, and no masks, rotary frequencies
-    and other buffers of older checkpoints, which transformers does not read. base: whose class says so, if not the folder's."""
+    """Headers of a model's weights, each once: no second copy of tied ones, and no masks, rotary frequencies and other buffers that
+    transformers does not read. base: the folder whose class decides, if not this one."""
     headers, model = read_headers(folder), skeleton(base or folder)
     if model is None:
         return headers
     unread = re.compile("|".join(model.unread) or r"(?!)")
-    found = {name: t for name, t in headers.items() if name in model.parameters or not unread.search(name)}
+    kept = {name: t for name, t in headers.items() if name in model.parameters or not unread.search(name)}
     for copy, source in model.tied.items():
-        one, other = _named(copy, found), _named(source, found)
+        # as in the model, or as saved from its base class, without the first part
+        one, other = (next((n for n in (p, p.partition(".")[2]) if n in kept), None) for p in (copy, source))
         if one and other and _equal(folder, one, other):
-            del found[one]
-    return found
-
-
-def _named(parameter: str, names: Iterable[str]) -> str | None:
-    """What a parameter is called in a file: as in the model, or as saved from its base class, without the first part."""
-    return next((n for n in (parameter, parameter.partition(".")[2]) if n in names), None)
+            del kept[one]
+    return kept
 
 
 def _equal(folder: Path, one: str, other: str) -> bool:
@@ -81,9 +77,6 @@ def _equal(folder: Path, one: str, other: str) -> bool:
 def count_weights(folder: Path) -> int:
     """Number of weights; tied tensors are counted once, however often they are stored."""
     return sum(math.prod(t.shape) for t in weights_of(folder).values())
-
-
-# --- the model without its values --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -113,7 +106,7 @@ class Skeleton:
 
 
 def skeleton(folder: Path) -> Skeleton | None:
-    """The model of a folder's config.json, built without memory; None if its class is not known here or is code of its own."""
+    """The model of a folder's config.json, built without memory; None if its class is unknown or is code of its own."""
     file = folder / "config.json"
     return _skeleton(str(folder.resolve()), file.stat().st_mtime_ns) if file.exists() else None
 
@@ -132,8 +125,8 @@ def _skeleton(folder: str, changed: int) -> Skeleton | None:
         return None
     head = model.get_output_embeddings()
     lists = [part for part in model.get_decoder().modules() if isinstance(part, torch.nn.ModuleList)]
-    repeated = {part for own in lists for part in own.modules()}
-    found, name_of_head = {}, "lm_head"
+    repeated = {part for modules in lists for part in modules.modules()}
+    matrices, name_of_head = {}, "lm_head"
     for name, part in model.named_modules():
         block = part in repeated
         if part is head:
@@ -142,18 +135,18 @@ def _skeleton(folder: str, changed: int) -> Skeleton | None:
             around, _, own = name.rpartition(".")
             bare = own in _bare(type(model.get_submodule(around)).__module__)
             plain = type(part).forward is torch.nn.Linear.forward and not bare  # Falcon's multiplies with what no packed weight has
-            found[name] = Matrix(type(part).__name__, part.out_features, part.in_features, plain, block, bare=bare)
+            matrices[name] = Matrix(type(part).__name__, part.out_features, part.in_features, plain, block, bare=bare)
         elif isinstance(part, Conv1D):
-            found[name] = Matrix("Conv1D", part.weight.shape[1], part.weight.shape[0], False, block)
+            matrices[name] = Matrix("Conv1D", part.weight.shape[1], part.weight.shape[0], False, block)
         elif "Experts" in type(part).__name__:
             turned = getattr(part, "is_transposed", False)
-            for own, tensor in part.named_parameters(recurse=False):
+            for parameter, tensor in part.named_parameters(recurse=False):
                 if tensor.dim() == 3:
                     count, outputs, inputs = tensor.shape if not turned else (tensor.shape[0], *tensor.shape[:0:-1])
-                    found[f"{name}.{own}"] = Matrix(type(part).__name__, outputs, inputs, False, block, count)
+                    matrices[f"{name}.{parameter}"] = Matrix(type(part).__name__, outputs, inputs, False, block, count)
     unread = (*(model._keys_to_ignore_on_load_unexpected or ()), r"rotary_emb\.inv_freq$", r"(^|\.)position_ids$")
     parameters = frozenset(n for name, _ in model.named_parameters() for n in (name, name.partition(".")[2]))
-    return Skeleton(found, dict(getattr(model, "all_tied_weights_keys", None) or {}), unread, name_of_head, parameters)
+    return Skeleton(matrices, dict(getattr(model, "all_tied_weights_keys", None) or {}), unread, name_of_head, parameters)
 
 
 @lru_cache
@@ -203,22 +196,12 @@ def linear_widths(folder: Path, packs: Packs = in_blocks) -> dict[str, int]:
 
 
 def packed_bits(
-    folder: Path,
-    kept: list[str],
-    *,
-    weight: float,
-    group: int = 0,
-    group_size: int = -1,
-    row: int = 0,
-    column: int = 0,
-    each: int = 0,
-    packs: Packs = in_blocks,
-) -> float:
+    folder: Path, kept: list[str], *, weight: float, group: int = 0, group_size: int = -1,
+    row: int = 0, column: int = 0, each: int = 0, packs: Packs = in_blocks,
+) -> float:  # fmt: skip
     """Bits a weight that a method's packed matrices take, from their shapes.
-
-    weight: bits of a code; group: of what a group of `group_size` inputs shares (-1: a row); row, column: of what an output or an
-    input row carries; each: of what every matrix carries.
-    """
+    weight: bits of a code; group: bits shared by `group_size` inputs (-1: a row); row, column: bits of each output and input row;
+    each: bits of every matrix."""
     bits = weights = 0.0
     for name, (outputs, inputs) in linear_shapes(folder, packs).items():
         if name not in kept:
@@ -229,16 +212,14 @@ def packed_bits(
 
 
 def kept_layers(folder: Path, patterns: list[str]) -> list[str]:
-    """Names of the layers' matrices that `options.keep` leaves at 16 bit.
-
+    """Names of the layers' matrices that `options.keep` leaves at 16 bits.
     patterns: as in a shell, matched against whole names or their ends (`*.down_proj`, `layers.0.*`). One that matches nothing
-    is an error: it would quantize what somebody meant to keep.
-    """
+    is an error."""
     names = list(linear_widths(folder))
-    found: set[str] = set()
+    kept: set[str] = set()
     for pattern in patterns:
-        own = {n for n in names if fnmatch.fnmatchcase(n, pattern) or fnmatch.fnmatchcase(n, f"*.{pattern}")}
-        if not own:
+        matched = {n for n in names if fnmatch.fnmatchcase(n, pattern) or fnmatch.fnmatchcase(n, f"*.{pattern}")}
+        if not matched:
             raise ParamsError(f"options.keep: {pattern!r} matches no layer{did_you_mean(pattern, names[:7])}")
-        found |= own
-    return [n for n in names if n in found]
+        kept |= matched
+    return [n for n in names if n in kept]

@@ -1,7 +1,7 @@
-"""Whether a base model's folder is whole: found here in seconds rather than hours later, in a stage that needs the part.
+"""Whether a base model's folder is whole: found in seconds here rather than hours later, in a stage that needs the part.
 
-Names and shapes come from the safetensors headers and are matched by transformers' own loader on the meta device, so that
-renamed, merged and tied weights count as it counts them. The weights themselves are read once, tensor by tensor.
+transformers' own loader matches names and shapes from the safetensors headers on the meta device, so that renamed, merged and
+tied weights count as it counts them. The weights themselves are read once, tensor by tensor.
 """
 
 from __future__ import annotations
@@ -13,24 +13,29 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pipeline.core import cli
+from pipeline.core import cli, isolate
 from pipeline.core.droppings import data_files
 from pipeline.core.errors import DownloadError
 from pipeline.model.dequantize import packed_as, why_not
 from pipeline.model.headers import read_headers
 
-SHOWN = 3  # how many tensors an error names
+SHOWN = 3  # how many names an error lists
 
 
 def refuse_unsound(folder: Path, trusted: bool) -> None:
-    """Raise `DownloadError` unless config.json, weights and tokenizer are of one whole, finite model.
+    """Raise `DownloadError` unless config.json, weights and tokenizer belong to one whole, finite model.
+    trusted: whether the model's own code may run (`model.trust_remote_code`)."""
+    from transformers import AutoConfig
 
-    trusted: whether the model's own code may run (`model.trust_remote_code`).
-    """
     config = read_object(folder / "config.json")
-    _refuse_otherwise(config)
+    for key, usual in (("transformers_weights", None), ("return_dict", True)):
+        if config.get(key, usual) != usual:
+            raise DownloadError(f"config.json has {key}: {config[key]!r}, which loads or returns other things; take it out")
     _refuse_unknown_kind(config, trusted)
-    built = _build_config(folder, trusted)
+    try:
+        built = AutoConfig.from_pretrained(folder, trust_remote_code=trusted)
+    except Exception as e:  # transformers checks the values, and each class of it raises what it likes
+        raise DownloadError(f"transformers refuses config.json ({isolate.brief(e)}); correct it, or fetch it again") from None
     _refuse_misfit(folder, built, trusted)
     size = getattr(built.get_text_config(), "vocab_size", None)
     if size is not None:
@@ -39,15 +44,24 @@ def refuse_unsound(folder: Path, trusted: bool) -> None:
     _refuse_not_finite(folder)
 
 
+def refuse_incomplete(folder: Path, name: str) -> None:
+    """Raise `DownloadError` unless a folder holds config.json and safetensors weights. name: what the message calls it."""
+    if not (folder / "config.json").exists():
+        raise DownloadError(f"{name} holds no config.json; is it a transformers model folder?")
+    if not data_files(folder, "*.safetensors"):
+        why = "pickled weights are not loaded; convert them with transformers' save_pretrained"
+        raise DownloadError(f"{name} holds no .safetensors weights ({why})")
+
+
 def read_object(file: Path) -> dict[str, Any]:
     """A file's JSON object; raises `DownloadError` if it holds something else."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as e:
         raise DownloadError(f"{file.name} is not valid JSON ({e}); fetch it again") from None
-    if not isinstance(found, dict):
-        raise DownloadError(f"{file.name} holds a {type(found).__name__} where a JSON object belongs; fetch it again")
-    return found
+    if not isinstance(content, dict):
+        raise DownloadError(f"{file.name} holds a {type(content).__name__} where a JSON object belongs; fetch it again")
+    return content
 
 
 def indexed_shards(index: Path) -> set[str]:
@@ -63,58 +77,37 @@ def indexed_shards(index: Path) -> set[str]:
 
 
 def refuse_quantized(config: dict[str, Any], dequantize: bool) -> str | None:
-    """The format that a base's weights are packed in, or None. Raises `DownloadError` unless they can be dequantized and are to be:
-    every variant is compared with the base as the original.
-
-    dequantize: what params say.
-    """
+    """The format that a base's weights are packed in, or None.
+    Raises `DownloadError` unless they can be dequantized and `dequantize` (of params) says so: the base is the original that every
+    variant is compared with."""
     packed = packed_as(config)
     if packed is None:
         return None
-    told = f"config.json has a quantization_config ({packed}): the base is quantized already"
+    fault = f"config.json has a quantization_config ({packed}): the base is quantized already"
     source = "take the full-precision model it was made from"
     if why := why_not(config):
-        raise DownloadError(f"{told}, and {why}; {source}")
+        raise DownloadError(f"{fault}, and {why}; {source}")
     if not dequantize:
         raise DownloadError(
-            f"{told}, and variants would be measured against rounded weights. If it was published like this, say "
+            f"{fault}, and variants would be measured against rounded weights. If it was published like this, say "
             f"`dequantize: true` under `model`: its values in bfloat16 become the base, and every page says so; else {source}"
         )
     return packed
-
-
-def _refuse_otherwise(config: dict[str, Any]) -> None:
-    """Raise for what makes transformers load other files, or its models give back something else."""
-    for key, usual in (("transformers_weights", None), ("return_dict", True)):
-        if config.get(key, usual) != usual:
-            raise DownloadError(f"config.json has {key}: {config[key]!r}, which loads or returns other things; take it out")
 
 
 def _refuse_unknown_kind(config: dict[str, Any], trusted: bool) -> None:
     """Raise if neither transformers nor code that may run knows what `model_type` is."""
     import transformers
 
-    kind = config.get("model_type")
-    own_code = "auto_map" in config
+    kind, own_code = config.get("model_type"), "auto_map" in config
     if kind in transformers.CONFIG_MAPPING or (own_code and trusted):
         return
     if own_code:
         raise DownloadError(f"model_type {kind!r} needs the model's own code; if you trust it, set model.trust_remote_code: true")
-    if kind is None:
-        raise DownloadError("config.json names no model_type; is it a transformers model folder?")
     raise DownloadError(
         f"model_type {kind!r} is not known to transformers {transformers.__version__}; correct it in config.json, "
         "or pin a transformers that knows it in constraints.txt"
     )
-
-
-def _build_config(folder: Path, trusted: bool) -> Any:
-    from transformers import AutoConfig
-
-    try:
-        return AutoConfig.from_pretrained(folder, trust_remote_code=trusted)
-    except Exception as e:  # transformers checks the values, and each class of it raises what it likes
-        raise DownloadError(f"transformers refuses config.json ({_brief(e)}); correct it, or fetch it again") from None
 
 
 def _refuse_misfit(folder: Path, config: Any, trusted: bool) -> None:
@@ -123,22 +116,18 @@ def _refuse_misfit(folder: Path, config: Any, trusted: bool) -> None:
         info = _match(folder, config, trusted)
     except Exception as e:  # whatever a model's class raises on values it cannot be built from
         if trusted and hasattr(config, "auto_map"):  # code of the model's own need not know the meta device
-            cli.say("download", f"weights not compared with config.json: the model's own code raises {_brief(e)}")
+            cli.say("download", f"weights not compared with config.json: the model's own code raises {isolate.brief(e)}")
             return
-        raise DownloadError(f"transformers cannot build the model of config.json ({_brief(e)}); correct config.json") from None
-    _refuse_difference(info)
-
-
-def _refuse_difference(info: dict[str, Any]) -> None:
+        why = isolate.brief(e)
+        raise DownloadError(f"transformers cannot build the model of config.json ({why}); correct config.json") from None
     fetch = "the weights are another model's or incomplete; fetch them again"
     if missing := sorted(info["missing_keys"]):
         raise DownloadError(f"the .safetensors files lack {_some(missing)}, which config.json's model needs; {fetch}")
     if wrong := sorted(info["mismatched_keys"]):
-        name, found, asked = wrong[0]
+        name, held, asked = wrong[0]
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-        raise DownloadError(
-            f"{name} has shape {tuple(found)} and config.json asks for {tuple(asked)}{more}; correct it, or fetch both again"
-        )
+        shapes = f"{name} has shape {tuple(held)} and config.json asks for {tuple(asked)}{more}"
+        raise DownloadError(f"{shapes}; correct it, or fetch both again")
     if unknown := sorted(info["unexpected_keys"]):
         raise DownloadError(f"the .safetensors files hold {_some(unknown)}, which config.json's model has no place for; {fetch}")
 
@@ -152,20 +141,13 @@ def _match(folder: Path, config: Any, trusted: bool) -> dict[str, Any]:
     with _quiet():
         with torch.device("meta"):
             kind = type(AutoModelForCausalLM.from_config(config, trust_remote_code=trusted))
-        _, info = kind.from_pretrained(
-            None,
-            config=config,
-            state_dict=tensors,
-            device_map={"": "meta"},
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
-        )
-    return dict(info)
+        options: dict[str, Any] = {"ignore_mismatched_sizes": True, "output_loading_info": True, "device_map": {"": "meta"}}
+        return dict(kind.from_pretrained(None, config=config, state_dict=tensors, **options)[1])
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without transformers' own report of what did not fit, and what torchao logs where a build of it is not for this machine."""
+    """Silence transformers' report of mismatches, and torchao's of builds that are not for this machine."""
     from transformers.utils import logging as own
 
     before = logging.root.manager.disable
@@ -185,25 +167,26 @@ def _refuse_tokenizer(folder: Path, trusted: bool) -> None:
         with _quiet():
             AutoTokenizer.from_pretrained(folder, trust_remote_code=trusted)
     except Exception as e:  # each class of it raises what it likes
-        own_code = "if you trust its code, set model.trust_remote_code: true" if "trust_remote_code" in str(e) else ""
-        way = own_code or "correct them, or fetch them again"
-        raise DownloadError(f"transformers refuses the tokenizer's files ({_brief(e)}); {way}") from None
+        own_code = "trust_remote_code" in str(e)
+        way = "if you trust its code, set model.trust_remote_code: true" if own_code else "correct them, or fetch them again"
+        raise DownloadError(f"transformers refuses the tokenizer's files ({isolate.brief(e)}); {way}") from None
 
 
 def _refuse_ids_beyond(folder: Path, size: int) -> None:
     """Raise if the tokenizer gives ids that the model has no embedding for.
-
-    A special token beyond is let be where neither the chat template nor begin or end of a text uses it: Gemma 3's text models
-    are published with such an image token.
-    """
+    A special token beyond is allowed where neither the chat template nor the begin or end of a text uses it, as with the image
+    token of Gemma 3's text models."""
     from tokenizers import Tokenizer
 
     try:
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     except Exception as e:  # tokenizers raises bare Exceptions
-        raise DownloadError(f"tokenizer.json cannot be read ({_brief(e)}); fetch it again") from None
+        raise DownloadError(f"tokenizer.json cannot be read ({isolate.brief(e)}); fetch it again") from None
     added = tokenizer.get_added_tokens_decoder()
-    used = _used_by_templates(folder)
+    file = folder / "tokenizer_config.json"
+    config = read_object(file) if file.exists() else {}
+    named = [json.dumps(config.get(key), ensure_ascii=False) for key in ("chat_template", "bos_token", "eos_token")]
+    used = "\n".join([*named, *(f.read_text(encoding="utf-8") for f in data_files(folder, "*.jinja"))])
     beyond = [(id, token) for token, id in tokenizer.get_vocab(with_added_tokens=True).items() if id >= size]
     needed = [(id, token) for id, token in beyond if id not in added or not added[id].special or token in used]
     if needed:
@@ -214,14 +197,6 @@ def _refuse_ids_beyond(folder: Path, size: int) -> None:
         )
 
 
-def _used_by_templates(folder: Path) -> str:
-    """Text in which a special token that the model will be fed stands: chat templates, begin and end of a text."""
-    file = folder / "tokenizer_config.json"
-    config = read_object(file) if file.exists() else {}
-    named = [json.dumps(config.get(key), ensure_ascii=False) for key in ("chat_template", "bos_token", "eos_token")]
-    return "\n".join([*named, *(f.read_text(encoding="utf-8") for f in data_files(folder, "*.jinja"))])
-
-
 def _refuse_not_finite(folder: Path) -> None:
     """Raise if a weight is NaN or infinite: all that is computed from it would be."""
     from safetensors import safe_open
@@ -229,14 +204,13 @@ def _refuse_not_finite(folder: Path) -> None:
     for file in data_files(folder, "*.safetensors"):
         with safe_open(file, framework="pt") as weights:
             for name in list(weights.keys()):
-                count = _not_finite(weights.get_tensor(name))
-                if count:
-                    found = "a weight that is" if count == 1 else f"{count} weights that are"
-                    raise DownloadError(f"{name} in {file.name} holds {found} NaN or infinite; fetch it again, or export it anew")
+                if count := _not_finite(weights.get_tensor(name)):
+                    what = "a weight that is" if count == 1 else f"{count} weights that are"
+                    raise DownloadError(f"{name} in {file.name} holds {what} NaN or infinite; fetch it again, or export it anew")
 
 
 def _not_finite(tensor: Any) -> int:
-    """How many values are NaN or infinite; two reductions tell where there are none, the usual case."""
+    """How many values are NaN or infinite; a minimum and a maximum tell where there are none, the usual case."""
     import torch
 
     if not tensor.is_floating_point() or not tensor.numel():
@@ -250,8 +224,3 @@ def _not_finite(tensor: Any) -> int:
 def _some(names: list[str]) -> str:
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + more
-
-
-def _brief(error: Exception) -> str:
-    """An error's type and what it says, on one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]

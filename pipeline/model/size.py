@@ -1,7 +1,4 @@
-"""What a variant's files hold, whatever their format: bytes, bits a weight, share quantized, and tensor types by name.
-
-Read from headers: nothing is loaded, so the figures are those of the files.
-"""
+"""What a variant's files hold, whatever their format: bytes, bits a weight, share quantized. Only headers are read."""
 
 from __future__ import annotations
 
@@ -14,22 +11,13 @@ from pipeline.core.droppings import data_files
 from pipeline.core.errors import ArtifactError
 from pipeline.model.headers import count_weights, weights_of
 
-FULL = {
-    "F64",
-    "F32",
-    "F16",
-    "BF16",
-    "FLOAT",
-    "FLOAT16",
-    "BFLOAT16",
-    "DOUBLE",
-}  # a weight as it is; anything else is packed or scaled
+FULL = set("F64 F32 F16 BF16 FLOAT FLOAT16 BFLOAT16 DOUBLE".split())  # anything else is packed or scaled
 
 
 @dataclass(frozen=True)
 class Measured:
-    """weight_bytes: of all tensors; bits_per_weight: over the base's weights; quantized_share: of the base's weights;
-    packed_bits: per quantized weight, with its scales (None where the format does not tell them apart); tensor_types: bytes."""
+    """bits_per_weight and quantized_share: of the base's weights; packed_bits: per quantized weight, with its scales (None where
+    the format does not tell them apart); tensor_types: bytes."""
 
     weight_bytes: int
     bits_per_weight: float
@@ -39,10 +27,7 @@ class Measured:
 
 
 def measure(base: Path, variant: Path) -> Measured:
-    """Size of a variant by its files: GGUF, ONNX or safetensors.
-
-    Raises `ArtifactError` if there are none.
-    """
+    """Measure a variant by its files: GGUF, ONNX or safetensors."""
     packed: int | None = None
     if data_files(variant, "*.gguf"):
         types, quantized = _gguf(variant)
@@ -59,9 +44,7 @@ def measure(base: Path, variant: Path) -> Measured:
 
 def _safetensors(base: Path, variant: Path) -> tuple[Counter[str], int, int]:
     """({type: bytes}, weights quantized, bytes they take): a base weight counts as quantized unless held in a full type.
-
-    One that has another name here, as a library gives it, is known by its shape.
-    """
+    A weight that a library renamed is recognized by its shape."""
     ours, theirs = weights_of(variant, base), weights_of(base)
     types: Counter[str] = Counter()
     for tensor in ours.values():

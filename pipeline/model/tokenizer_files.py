@@ -1,4 +1,4 @@
-"""A base's tokenizer and chat template, in whatever files they come: tokenizer.json and chat_template.jinja are what they become.
+"""Turn a base's tokenizer and chat template, in whatever files they come, into tokenizer.json and chat_template.jinja.
 
 Half of the stages read tokenizer.json, half load transformers' class for the model: both must cut texts alike.
 """
@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pipeline.core import isolate
 from pipeline.core.artifacts import read_json, write_text
 from pipeline.core.errors import DataError, DownloadError
 from pipeline.evalset import load_texts
@@ -24,10 +25,8 @@ CORPUS = Path(__file__).resolve().parents[2] / "evalsets/corpus"
 
 
 def settle(folder: Path, trusted: bool) -> list[str]:
-    """Make tokenizer.json and chat_template.jinja of what a base's folder has; returns what was done, in words.
-
-    Raises `DownloadError` where no tokenizer can be made, or where it cuts a text of our corpus otherwise than its original.
-    """
+    """Write tokenizer.json and chat_template.jinja from what a base's folder has; returns what was done.
+    Raises `DownloadError` where no tokenizer can be made, or where it cuts a text of our corpus unlike its original."""
     done = [] if (folder / "tokenizer.json").exists() else [_convert(folder, trusted)]
     return done + _one_template(folder)
 
@@ -35,9 +34,6 @@ def settle(folder: Path, trusted: bool) -> list[str]:
 def corpus_texts() -> list[str]:
     """Texts that two tokenizers are compared on: prose, code, Chinese."""
     return [row["text"] for row in load_texts(CORPUS)]
-
-
-# --- tokens ------------------------------------------------------------------------------------------------------
 
 
 def _convert(folder: Path, trusted: bool) -> str:
@@ -49,14 +45,14 @@ def _convert(folder: Path, trusted: bool) -> str:
     original, texts, why = _original(file), corpus_texts(), ""
     for make in (AutoTokenizer, PreTrainedTokenizerFast):  # the model's class may add rules that its file does not have
         try:
-            found = make.from_pretrained(folder, trust_remote_code=trusted)
-            found.backend_tokenizer  # noqa: B018 - a slow one of its own code has none
+            tokenizer = make.from_pretrained(folder, trust_remote_code=trusted)
+            tokenizer.backend_tokenizer  # noqa: B018 - a slow one of its own code has none
         except Exception as e:  # whatever a tokenizer's class raises on files that it cannot read
-            why = why or f"{type(e).__name__}: {' '.join(str(e).split())[:200]}"
+            why = why or isolate.brief(e)
             continue
-        differ = sum(found(text, add_special_tokens=False).input_ids != original(text) for text in texts) if original else 0
+        differ = sum(tokenizer(text, add_special_tokens=False).input_ids != original(text) for text in texts) if original else 0
         if not differ:
-            found.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
             return f"tokenizer.json: made from {file.name}" + (f", equal on {len(texts)} texts" if original else "")
         why = f"it cuts {differ} of {len(texts)} texts otherwise"
     raise DownloadError(
@@ -65,23 +61,19 @@ def _convert(folder: Path, trusted: bool) -> str:
 
 
 def _original(file: Path) -> Callable[[str], list[int]] | None:
-    """Token ids of a text by the library that a tokenizer's file is of; None where transformers' class is all there is."""
+    """Token ids of a text by the library that wrote a tokenizer's file; None where transformers' class is all there is."""
     if file.suffix != ".model":
         return None
+    encode: Callable[[str], list[int]]
     if re.match(rb"[A-Za-z0-9+/=]+ \d+\r?\n", file.read_bytes()[:200]):
-        return _tiktoken(file)
-    encode: Callable[[str], list[int]] = _library("sentencepiece", file).SentencePieceProcessor(model_file=str(file)).encode
-    return encode
+        from transformers.convert_slow_tokenizer import TikTokenConverter
 
-
-def _tiktoken(file: Path) -> Callable[[str], list[int]]:
-    """Ranks by tiktoken itself. Its file does not say how text is cut: the rule is the one that transformers takes (Llama 3's)."""
-    from transformers.convert_slow_tokenizer import TikTokenConverter
-
-    ranks = _library("tiktoken.load", file).load_tiktoken_bpe(str(file))
-    make = _library("tiktoken", file).Encoding
-    rule = TikTokenConverter(vocab_file=str(file)).pattern
-    encode: Callable[[str], list[int]] = make("base", pat_str=rule, mergeable_ranks=ranks, special_tokens={}).encode_ordinary
+        ranks = _library("tiktoken.load", file).load_tiktoken_bpe(str(file))
+        rule = TikTokenConverter(vocab_file=str(file)).pattern  # the file has none: Llama 3's, as transformers takes it
+        make = _library("tiktoken", file).Encoding
+        encode = make("base", pat_str=rule, mergeable_ranks=ranks, special_tokens={}).encode_ordinary
+    else:
+        encode = _library("sentencepiece", file).SentencePieceProcessor(model_file=str(file)).encode
     return encode
 
 
@@ -94,10 +86,7 @@ def _library(module: str, file: Path) -> Any:
 
 
 def refuse_two_ways(folder: Path) -> None:
-    """Raise if transformers' class for the model cuts texts otherwise than tokenizer.json says.
-
-    It has rules of its own for some kinds of models, and drops the file's.
-    """
+    """Raise if transformers' class for the model, which has rules of its own for some kinds, cuts texts unlike tokenizer.json."""
     from tokenizers import Tokenizer
     from transformers import AutoTokenizer
 
@@ -111,20 +100,17 @@ def refuse_two_ways(folder: Path) -> None:
         )
 
 
-# --- chat templates ----------------------------------------------------------------------------------------------
-
-
 def _one_template(folder: Path) -> list[str]:
-    """Write the template as chat_template.jinja, with one date for all days; returns what was done, in words."""
+    """Write the template as chat_template.jinja, with one date for all days; returns what was done."""
     try:
-        found = chat_template(folder)
+        template = chat_template(folder)
     except DataError:  # said by check where a task or a prompt is a chat
         return []
-    if found is None:
+    if template is None:
         return []
     done = [] if (folder / "chat_template.jinja").exists() else ["chat_template.jinja: taken from where the model kept it"]
-    fixed = re.sub(r"strftime_now\(\s*(['\"])(.*?)\1\s*\)", lambda call: json.dumps(TODAY.strftime(call[2])), found)
-    if fixed != found:
+    fixed = re.sub(r"strftime_now\(\s*(['\"])(.*?)\1\s*\)", lambda call: json.dumps(TODAY.strftime(call[2])), template)
+    if fixed != template:
         done.append(f"chat_template.jinja: it reads the clock; {TODAY} stands in it for every day")
     if done:
         write_text(folder / "chat_template.jinja", fixed)

@@ -40,14 +40,11 @@ def unsupported(settings: Params) -> list[str]:
             if server.launch:
                 launch.check_supported(server.launch, settings.variant(name).engine_options)
         except Unsupported as e:
-            gate = ", and a required rule judges it: the gate will FAIL" if _is_required(name, settings) else ""
+            rules = [r for r in settings.gate.rules if is_served(r.metric) and r.required and name in (r.variants or [name])]
+            required = name in settings.gate.required and rules
+            gate = ", and a required rule judges it: the gate will FAIL" if required else ""
             messages.append(f"serving.variants.{name} will be unsupported: {e}{gate}")
     return messages
-
-
-def _is_required(variant: str, settings: Params) -> bool:
-    rules = [r for r in settings.gate.rules if is_served(r.metric) and r.required]
-    return variant in settings.gate.required and any(variant in (r.variants or [variant]) for r in rules)
 
 
 def check_metric(metric: str, settings: Params) -> None:

@@ -1,7 +1,6 @@
-"""The report's other pictures: divergence by domain and by position, and memory.
+"""The report's other pictures: divergence by domain and by position, a panel a variant, and memory.
 
-Each gives its alternative text, or None with nothing drawn where the figures are not there. Several variants' curves would
-hide one another, so that divergence has a panel a variant.
+Each function returns the alternative text, or None with nothing drawn if there are no figures.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from pipeline.reporting import plots
-from pipeline.reporting.numbers import counted, n_of
 from pipeline.reporting.plots import AMBER, BLUE, INK, PAGE, bars, level, sheet
+from pipeline.reporting.text import counted, n_of
 
 Results = dict[str, dict[str, Any]]
 Curve = list[tuple[float, dict[str, Any]]]  # (context or requests at once, metric)
@@ -24,9 +23,6 @@ ACROSS = 3
 KINDS = {"corpus": "texts", "trajectory": "the reference's own continuations"}
 MEMORY = (("weight_bytes", "weights on disk", "s"), ("load_memory_bytes", "peak while loading", "^"),
           ("peak_memory_bytes", "peak while serving", "o"))  # fmt: skip
-
-
-# --- divergence, a panel a variant -------------------------------------------------------------------------------
 
 
 def draw_domains(results: Results, reference: str, confidence: float, path: Path) -> str | None:
@@ -60,9 +56,9 @@ def draw_positions(results: Results, reference: str, confidence: float, path: Pa
 
     def panel(axes: Any, name: str) -> None:
         for (kind, points), shape, line, ink in zip(sorted(curves[name].items()), "os", ("-", "--"), (BLUE, AMBER)):
-            found = [(math.sqrt(p["from"] * p["to"]), p) for p in points if p["value"] is not None]
-            axes.plot([x for x, _ in found], [p["value"] for _, p in found], ls=line, lw=1, color=ink)
-            dots(axes, found, "y", shape, ink)
+            known = [(math.sqrt(p["from"] * p["to"]), p) for p in points if p["value"] is not None]
+            axes.plot([x for x, _ in known], [p["value"] for _, p in known], ls=line, lw=1, color=ink)
+            dots(axes, known, "y", shape, ink)
             if name == first:
                 axes.plot([], [], f"{shape}{line}", color=ink, ms=4.5, lw=1, label=KINDS.get(kind, kind))
         plots.plain_log(axes, "x")
@@ -129,9 +125,6 @@ def _domains(result: dict[str, Any]) -> list[str]:
     return [k.split("/")[1] for k in result["metrics"] if k.startswith("kld_mean/") and ":" not in k]
 
 
-# --- memory ------------------------------------------------------------------------------------------------------
-
-
 def draw_memory(results: Results, path: Path) -> str | None:
     """File size and peak resident memory of each variant, in MB; one measurement each, so without an interval."""
     names = [n for n, r in results.items() if any(r["metrics"].get(k, {}).get("value") for k, _, _ in MEMORY)][::-1]
@@ -140,9 +133,11 @@ def draw_memory(results: Results, path: Path) -> str | None:
     with sheet((7.6, 0.9 + 0.3 * len(names))) as (figure, grid):
         axes = grid[0][0]
         for key, label, shape in MEMORY:
-            found = [(y, m) for y, n in enumerate(names) if (m := results[n]["metrics"].get(key)) and m["value"] is not None]
-            axes.plot([], [], shape, ms=6, color=INK, mfc=PAGE if _single(found) else INK, label=label)
-            dots(axes, [(y, _in_mb(m)) for y, m in found], "x", shape, INK)
+            known = [(y, m) for y, n in enumerate(names) if (m := results[n]["metrics"].get(key)) and m["value"] is not None]
+            hollow = known and all(m["low"] is None for _, m in known)
+            axes.plot([], [], shape, ms=6, color=INK, mfc=PAGE if hollow else INK, label=label)
+            in_mb: Curve = [(y, m | {k: m[k] / 1e6 for k in ("value", "low", "high") if m[k] is not None}) for y, m in known]
+            dots(axes, in_mb, "x", shape, INK)
         axes.set_yticks(range(len(names)), names)
         axes.set_xlim(left=0)
         axes.set_xlabel("MB; filled: exact or with an interval, hollow: the highest of one process (n = 1), so no interval")
@@ -151,11 +146,3 @@ def draw_memory(results: Results, path: Path) -> str | None:
         alt = f"Weights and peak memory in MB of {', '.join(reversed(names))}."
         plots.save(figure, path, alt)
     return alt
-
-
-def _single(found: list[tuple[int, dict[str, Any]]]) -> bool:
-    return bool(found) and all(m["low"] is None for _, m in found)
-
-
-def _in_mb(metric: dict[str, Any]) -> dict[str, Any]:
-    return metric | {k: metric[k] / 1e6 for k in ("value", "low", "high") if metric[k] is not None}

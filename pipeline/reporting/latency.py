@@ -1,7 +1,4 @@
-"""The report's picture of latency and rate against context and load: a panel a figure, a line a variant.
-
-Variants stand side by side at a load, so that no interval lies on another; one that leaves the panel ends in an arrow.
-"""
+"""The report's picture of latency and rate against context and load: a panel a metric, variants side by side at a load."""
 
 from __future__ import annotations
 
@@ -11,10 +8,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from pipeline.reporting import label_layout, plots
+from pipeline.reporting import plots
 from pipeline.reporting.charts import Curve, Results, dots
-from pipeline.reporting.numbers import counted
 from pipeline.reporting.plots import BLUE, GREY, INK, level, sheet
+from pipeline.reporting.text import counted
 
 Curves = dict[str, Curve]
 SHAPES = "osD^vP*Xh<>p"
@@ -31,12 +28,10 @@ ROOM = 2.0  # times the greatest figure, and a share of the least, is how far a 
 
 
 def sweeps(results: Results, serving: Results, prompt_tokens: int) -> list[tuple[str, str, str, Curves]]:
-    """(title, unit, axis, {variant: its curve}) of those loads at which two or more were measured.
-
-    serving: {variant: reports/serving/<variant>.json}, whose levels count like parts of a metric. prompt_tokens: of the
-    rounds, whose figures stand for a sweep's of the same context, as in the trade-off table: they are surer.
-    """
-    found = []
+    """(title, unit, axis, {variant: its curve}) of those loads at which two or more were measured. serving: {variant:
+    reports/serving/<variant>.json}, whose levels count like parts of a metric. prompt_tokens: of the rounds, whose figures stand
+    for a sweep's of the same context, as in the trade-off table: they are surer."""
+    panels = []
     for title, unit, start in SWEEPS:
         curves = {}
         for name in [*results, *(n for n in serving if n not in results)]:
@@ -44,8 +39,8 @@ def sweeps(results: Results, serving: Results, prompt_tokens: int) -> list[tuple
             curves[name] = _curve(results.get(name, {}).get("metrics", {}) | served, start, prompt_tokens)
         curves = {n: c for n, c in curves.items() if len(c) > 1}
         if curves:
-            found.append((title, unit, AXES[start.split("/")[1].rstrip("-")], curves))
-    return found
+            panels.append((title, unit, AXES[start.split("/")[1].rstrip("-")], curves))
+    return panels
 
 
 def _curve(metrics: dict[str, Any], start: str, prompt_tokens: int) -> Curve:
@@ -53,26 +48,29 @@ def _curve(metrics: dict[str, Any], start: str, prompt_tokens: int) -> Curve:
     rounds = metrics.get(start.split("/")[0]) if start.endswith("/context-") else None
     if rounds and rounds["value"] is not None and f"{start}{prompt_tokens}" in metrics:
         metrics = metrics | {f"{start}{prompt_tokens}": rounds}
-    found = [(re.fullmatch(re.escape(start) + r"(\d+)", k), m) for k, m in metrics.items()]
-    return sorted(((float(k[1]), m) for k, m in found if k and m["value"] is not None), key=lambda p: p[0])
+    matches = [(re.fullmatch(re.escape(start) + r"(\d+)", k), m) for k, m in metrics.items()]
+    return sorted(((float(k[1]), m) for k, m in matches if k and m["value"] is not None), key=lambda p: p[0])
 
 
-def draw_latency(found: list[tuple[str, str, str, Curves]], confidence: float, path: Path) -> str | None:
-    """Latency and rate against context and load: a panel a figure, a line a variant, its name at the line's end."""
-    if not found:
+def draw_latency(panels: list[tuple[str, str, str, Curves]], confidence: float, path: Path) -> str | None:
+    """Latency and rate against context and load: a panel a figure, a line a variant."""
+    if not panels:
         return None
-    rows = math.ceil(len(found) / 2)
-    beside = [(title, unit, axis, side_by_side(curves)) for title, unit, axis, curves in found]
-    with sheet((8.6, 3.4 * rows + 0.3), rows, min(2, len(found))) as (figure, grid):
-        for axes, part, drawn in zip(grid.flat, [*found, *[None] * (grid.size - len(found))], [*beside, *beside]):
+    rows = math.ceil(len(panels) / 2)
+    names = list(dict.fromkeys(name for *_, curves in panels for name in curves))
+    beside = [(title, unit, axis, side_by_side(curves)) for title, unit, axis, curves in panels]
+    with sheet((8.6, 3.4 * rows + 0.3), rows, min(2, len(panels))) as (figure, grid):
+        for axes, part, drawn in zip(grid.flat, [*panels, *[None] * (grid.size - len(panels))], [*beside, *beside]):
             if part is None:
                 axes.set_visible(False)
                 continue
             _loads(axes, part)
-            _lines(axes, drawn[-1])
+            _lines(axes, drawn[-1], names)
         figure.supxlabel(f"{level(confidence)}; an arrow: the interval goes on; hollow: it has none", fontsize=8, color=INK)
-        _end_labels(figure, grid.flat, beside)
-        alt = "Latency and rate against load: " + "; ".join(f"{title} by {axis}" for title, _, axis, _ in found)
+        for name, shape in zip(names, SHAPES * len(names)):
+            grid[0][0].plot([], [], shape, color=BLUE, ms=4.5, label=name)
+        figure.legend(loc="outside upper center", ncols=4, fontsize=8, frameon=False)
+        alt = "Latency and rate against load: " + "; ".join(f"{title} by {axis}" for title, _, axis, _ in panels)
         plots.save(figure, path, alt)
     return alt
 
@@ -98,13 +96,13 @@ def _loads_of(curves: Curves) -> list[float]:
 
 
 def _loads(axes: Any, part: tuple[str, str, str, Curves]) -> None:
-    """A panel's axes, title and ticks; figures of 0 or less have no place on it."""
+    """A panel's axes, title and ticks."""
     title, unit, axis, curves = part
     at = _loads_of(curves)
     plots.plain_log(axes, "x")
     plots.plain_log(axes, "y")
     axes.set_xticks(at, [f"{x:g}" for x in at])
-    axes.set_xlim(at[0] / (at[1] / at[0]) ** (BESIDE / 2 + 0.05), at[-1] * (at[-1] / at[0]) ** 0.6)  # room for names
+    axes.set_xlim(at[0] / (at[1] / at[0]) ** (BESIDE / 2 + 0.05), at[-1] * (at[-1] / at[-2]) ** (BESIDE / 2 + 0.05))
     axes.set_title(f"{title} ({unit}; n = {counted(m['n'] for c in curves.values() for _, m in c)})")
     axes.minorticks_off()
     axes.set_xlabel(axis)
@@ -119,29 +117,16 @@ def _limits(curves: Curves) -> tuple[float, float]:
     return max(min(ends), least / ROOM) / 1.05, min(max(ends), most * ROOM) * 1.05
 
 
-def _lines(axes: Any, curves: Curves) -> None:
+def _lines(axes: Any, curves: Curves, names: list[str]) -> None:
     if not any(m["value"] > 0 for c in curves.values() for _, m in c):
         return
     least, most = _limits(curves)
     axes.set_ylim(least, most)
-    for (_, curve), shape in zip(curves.items(), SHAPES * len(curves)):
+    for name, curve in curves.items():
+        shape = SHAPES[names.index(name) % len(SHAPES)]
         axes.plot([x for x, _ in curve], [m["value"] for _, m in curve], color=GREY, lw=0.7, alpha=0.6)
-        shown = [(x, *within(m, least, most)) for x, m in curve]
-        dots(axes, [(x, m) for x, m, _ in shown], "y", shape)
-        for x, end, way in ((x, *end) for x, _, cut in shown for end in cut):
+        points = [(x, *within(m, least, most)) for x, m in curve]
+        dots(axes, [(x, m) for x, m, _ in points], "y", shape)
+        for x, end, way in ((x, *end) for x, _, cut in points for end in cut):
             axes.annotate("", (x, end), xytext=(0, -9 * way), textcoords="offset points",
                           arrowprops={"arrowstyle": "->", "color": BLUE, "lw": 1, "shrinkA": 0, "shrinkB": 0})  # fmt: skip
-
-
-def _end_labels(figure: Any, grid: Any, found: list[tuple[str, str, str, Curves]]) -> None:
-    """Names at the ends of lines, apart by a line's height; a thin line leads to those that had to move."""
-    figure.canvas.draw()
-    for axes, (_, _, _, curves) in zip(grid, found):
-        ends = {name: (curve[-1][0], curve[-1][1]["value"]) for name, curve in curves.items()}
-        at = {name: axes.transData.transform(end) for name, end in ends.items()}
-        right = max(x for x, _ in at.values())
-        heights = label_layout.spread([y for _, y in at.values()], 9.5, axes.get_window_extent().y1)
-        for (name, end), y in zip(ends.items(), heights):
-            axes.annotate(name, end, xytext=(right - at[name][0] + 12, y - at[name][1]), textcoords="offset points", fontsize=7.5,
-                          va="center", arrowprops={"arrowstyle": "-", "color": GREY, "lw": 0.5, "shrinkB": 4},
-                          ).set_in_layout(False)  # fmt: skip

@@ -1,9 +1,8 @@
-"""Which variants are dominated, and by whom. Pure.
+"""Which variants are dominated, and by whom.
 
-One variant dominates another if it is surely faster (decode rate over the reference's, taken in the same run, so that the
-machine's drift cancels), no larger on disk, and surely nearer to the reference (mean KLD); surely: the whole intervals are
-apart. Two KLDs that are both below the floor's limit count as equally near. Where one of speed and KLD is sure and
-the intervals of the other overlap, domination is open, and nothing is greyed. Timings of different machines are never compared.
+One variant dominates another if it is faster (decode rate over the reference's in the same run), no larger on disk, and nearer to
+the reference (mean KLD), with intervals apart. KLDs below the noise floor's limit count as equal. If one of speed and KLD is apart
+and the other overlaps, domination is open. Timings of different machines are never compared.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pipeline.metrics import noise_floor
-from pipeline.reporting import wording
+from pipeline.reporting.text import show
 
 Results = dict[str, dict[str, Any]]
 Side = Literal["better", "same", "open", "worse"]
@@ -49,15 +48,15 @@ def front(results: Results) -> list[str]:
 
 def dominated(results: Results, reference: str) -> dict[str, Domination]:
     """{variant: by whom it is dominated}, sure ones before open ones; of several the nearest to the reference."""
-    found: dict[str, Domination] = {}
+    behind: dict[str, Domination] = {}
     names = measured(results) if one_machine(results) else []
     limit = noise_floor.limit("kld_mean", results[reference]["metrics"]) or 0.0
     for name in names:
         rivals = [(r, sure) for r in names if (sure := _dominates(results[r], results[name], limit)) is not None]
         if name != reference and rivals:
             by, sure = min(rivals, key=lambda r: (not r[1], _value(results, r[0], "kld_mean")))
-            found[name] = Domination(by, sure, _words(results, by, name, limit))
-    return found
+            behind[name] = Domination(by, sure, _words(results, by, name, limit))
+    return behind
 
 
 def _dominates(ours: dict[str, Any], theirs: dict[str, Any], limit: float) -> bool | None:
@@ -66,13 +65,13 @@ def _dominates(ours: dict[str, Any], theirs: dict[str, Any], limit: float) -> bo
     size = [m.get("weight_bytes", {}).get("value") for m in (a, b)]
     if ours is theirs or None in size or size[0] > size[1]:
         return None
-    speed, kld = _side(b["speed_ratio"], a["speed_ratio"]), _side(a["kld_mean"], b["kld_mean"], limit)
+    speed, kld = side(b["speed_ratio"], a["speed_ratio"]), side(a["kld_mean"], b["kld_mean"], limit)
     if speed == "better" and kld in ("better", "same"):
         return True
     return False if {speed, kld} == {"better", "open"} else None
 
 
-def _side(low: dict[str, Any], high: dict[str, Any], limit: float = 0.0) -> Side:
+def side(low: dict[str, Any], high: dict[str, Any], limit: float = 0.0) -> Side:
     """How sure it is that the first figure is the lower one."""
     if max(low["value"], high["value"]) <= limit:
         return "same"
@@ -85,11 +84,11 @@ def _side(low: dict[str, Any], high: dict[str, Any], limit: float = 0.0) -> Side
 
 def _words(results: Results, by: str, name: str, limit: float) -> str:
     a, b = results[by]["metrics"], results[name]["metrics"]
-    same = " (both floor-limited)" if _side(a["kld_mean"], b["kld_mean"], limit) == "same" else ""
+    same = " (both floor-limited)" if side(a["kld_mean"], b["kld_mean"], limit) == "same" else ""
     return (
-        f"{by} against {name}: decode {wording.show(a['speed_ratio'])} to {wording.show(b['speed_ratio'])} times the reference's, "
-        f"KLD {wording.show(a['kld_mean'])} to {wording.show(b['kld_mean'])} nats{same}, "
-        f"{wording.show(a['weight_bytes'], scale=1e-6)} to {wording.show(b['weight_bytes'], scale=1e-6)} MB"
+        f"{by} against {name}: decode {show(a['speed_ratio'])} to {show(b['speed_ratio'])} times the reference's, "
+        f"KLD {show(a['kld_mean'])} to {show(b['kld_mean'])} nats{same}, "
+        f"{show(a['weight_bytes'])} to {show(b['weight_bytes'])} MB"
     )
 
 

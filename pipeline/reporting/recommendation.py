@@ -1,9 +1,7 @@
-"""What to serve, in words made from the figures: the fastest variant that passes, and what each next step down the ladder
-of bits (reference, 8, 4, ...) would gain and cost. Pure.
+"""What to serve: the fastest variant that passes, and the gain and cost of each step down in bits (reference, 8, 4, ...).
 
-A rung stands for all variants of as many nominal bits, by the one that comes nearest to passing: a PASS before anything
-else, then fewest required rules not passed, then the fastest. What the intervals leave open is said as open, with the
-sample that would settle it. Speeds are ratios to the reference taken in one run; they are not compared across machines.
+A rung is the variant of its nominal bits that comes nearest to passing: PASS first, then fewest required rules not passed, then
+fastest. Speeds are ratios to the reference in one run; they are not compared across machines.
 """
 
 from __future__ import annotations
@@ -12,11 +10,11 @@ import re
 from itertools import pairwise
 from typing import Any
 
-from pipeline.reporting import pareto, wording
+from pipeline.reporting import pareto, text
 
 Results = dict[str, dict[str, Any]]
 BITS = re.compile(r"(?<!\d)(32|16|8|6|5|4|3|2)(?!\d)")
-COSTS = (("kld_mean", "KLD", "nats"), ("top1_agreement", "top-1 agreement", "fraction"), ("acc_delta/all", "accuracy", "pp"))
+COSTS = (("kld_mean", "KLD"), ("top1_agreement", "top-1 agreement"), ("acc_delta/all", "accuracy"))
 
 
 def advice(results: Results, verdict: dict[str, Any], reference: str) -> dict[str, Any]:
@@ -31,9 +29,9 @@ def nominal_bits(result: dict[str, Any]) -> int | None:
     """Bits that a variant's options name (`bits: 4`, `int8-weight-only`, `Q4_0`); None where they name none."""
     options = result.get("options") or {}
     for key in ("bits", "dtype", "scheme", "type", "precision"):
-        found = BITS.search(str(options.get(key, "")))
-        if found:
-            return int(found[1])
+        match = BITS.search(str(options.get(key, "")))
+        if match:
+            return int(match[1])
     return None
 
 
@@ -52,17 +50,17 @@ def _serve(results: Results, judged: dict[str, Any], reference: str) -> str:
         return f"{', '.join(names)} pass every required rule; which is fastest is unknown: they were timed on different machines."
     best, m = names[0], results[names[0]]["metrics"]
     of = "the only variant that passes" if len(names) == 1 else f"the fastest of {len(names)} variants that pass"
-    said = f"{best} is {of} every required rule: {wording.told(m['speed_ratio'], 'ratio')} times {reference}'s decode rate"
-    said += _smaller(results, reference, best) + f", KLD {wording.told(m.get('kld_mean'), 'nats')}"
-    rivals = [n for n in names[1:] if not _apart(results[n]["metrics"]["speed_ratio"], m["speed_ratio"])]
+    line = f"{best} is {of} every required rule: {text.show(m['speed_ratio'])} times {reference}'s decode rate"
+    line += _smaller(results, reference, best) + f", KLD {text.with_unit(m.get('kld_mean'))}"
+    rivals = [n for n in names[1:] if pareto.side(results[n]["metrics"]["speed_ratio"], m["speed_ratio"]) != "better"]
     if rivals:
-        said += f"; that it is faster than {', '.join(rivals)} is not settled (their intervals overlap)"
+        line += f"; that it is faster than {', '.join(rivals)} is not settled (their intervals overlap)"
     missed = [r["metric"] for r in judged[best]["rules"] if not r["required"] and r["verdict"] != "PASS"]
     if missed:
-        said += f"; it does not pass the advisory rule on {', '.join(missed)}"
+        line += f"; it does not pass the advisory rule on {', '.join(missed)}"
     if not judged[best]["required"]:
-        said += f"; its verdict is advisory: add {best} to gate.required to hold merges to it"
-    return said + "."
+        line += f"; its verdict is advisory: add {best} to gate.required to hold merges to it"
+    return line + "."
 
 
 def _none(results: Results, judged: dict[str, Any]) -> str:
@@ -73,10 +71,7 @@ def _none(results: Results, judged: dict[str, Any]) -> str:
     near = sorted((n for n in judged if judged[n]["rules"]), key=lambda n: _rank(results, judged, n))
     if not near or _unpassed(judged[near[0]]) == 0:
         return "No variant passes every required rule: nothing here can be advised."
-    return f"No variant passes every required rule; {near[0]} comes nearest: {wording.brief(judged[near[0]])}."
-
-
-# --- the ladder --------------------------------------------------------------------------------------------------
+    return f"No variant passes every required rule; {near[0]} comes nearest: {text.brief(judged[near[0]])}."
 
 
 def _rungs(results: Results, judged: dict[str, Any], reference: str) -> list[str]:
@@ -100,11 +95,17 @@ def _unpassed(judged: dict[str, Any]) -> int:
 
 def _step(results: Results, judged: dict[str, Any], a: str, b: str) -> str:
     """One step down: what it gains, what it costs, and what the gate says of it."""
-    said = f"{_named(results, a)} → {_named(results, b)}: {_faster(results, a, b)}{_smaller(results, a, b)}; "
-    said += "; ".join(_cost(results[a]["metrics"].get(k), results[b]["metrics"].get(k), label, unit) for k, label, unit in COSTS)
-    verdict = wording.verdict_word(judged[b])
-    why = f": {wording.brief(judged[b])}" if wording.deciding(judged[b]) else ""
-    return f"{said}. {verdict}{why}."
+    line = f"{_named(results, a)} → {_named(results, b)}: {_faster(results, a, b)}{_smaller(results, a, b)}; "
+    costs = []
+    for metric, label in COSTS:
+        before, after = (results[n]["metrics"].get(metric) for n in (a, b))
+        known = before and before["value"] is not None
+        start = text.show(before | {"low": None}, sign=before["unit"] == "pp") if known else "unknown"
+        costs.append(f"{label} {start} to {text.with_unit(after)}")
+    line += "; ".join(costs)
+    verdict = text.verdict_word(judged[b])
+    why = f": {text.brief(judged[b])}" if text.deciding(judged[b]) else ""
+    return f"{line}. {verdict}{why}."
 
 
 def _named(results: Results, name: str) -> str:
@@ -124,10 +125,10 @@ def _faster(results: Results, a: str, b: str) -> str:
         return "speed not compared: timed on different machines"
     ratio = ours["value"] / theirs["value"]
     if None in (ours["low"], theirs["low"]):
-        return f"{wording.number(ratio)} times as fast, no interval"
+        return f"{text.number(ratio)} times as fast, no interval"
     low, high = ours["low"] / theirs["high"], ours["high"] / theirs["low"]
     open_ = ", so neither is surely faster" if low <= 1 <= high else ""
-    return f"{wording.number(ratio)} [{wording.number(low)}, {wording.number(high)}] times as fast{open_}"
+    return f"{text.number(ratio)} [{text.number(low)}, {text.number(high)}] times as fast{open_}"
 
 
 def _smaller(results: Results, a: str, b: str) -> str:
@@ -135,37 +136,23 @@ def _smaller(results: Results, a: str, b: str) -> str:
     if None in sizes:
         return ""
     change = 100 * (sizes[1] / sizes[0] - 1)
-    size = f"{wording.number(sizes[1] / 1e6)} MB"
+    size = f"{text.number(sizes[1] / 1e6)} MB"
     return f", {size} ({abs(change):.0f} % {'smaller' if change < 0 else 'larger'} than {a})" if round(change) else f", {size}"
-
-
-def _cost(before: dict[str, Any] | None, after: dict[str, Any] | None, label: str, unit: str) -> str:
-    scale, _ = wording.UNITS.get(unit, (1.0, ""))
-    known = before is not None and before["value"] is not None
-    from_ = wording.show(before | {"low": None}, scale=scale, sign=unit == "pp") if before and known else "unknown"
-    return f"{label} {from_} to {wording.told(after, unit)}"
-
-
-# --- what is not settled -----------------------------------------------------------------------------------------
 
 
 def _open(results: Results, judged: dict[str, Any], reference: str) -> list[str]:
     """Each rule whose interval contains its bound, and each variant whose domination the intervals leave open."""
-    said = []
+    lines = []
     for name, v in judged.items():
         for r in v["rules"]:
             if r["verdict"] == "INCONCLUSIVE":
-                more = wording.settled_by(r) or f": {r['reason']}"
+                more = text.settled_by(r) or f": {r['reason']}"
                 kind = "" if r["required"] else ", advisory"
-                said.append(f"{name}: {r['metric']} {wording.judged_figure(r)} ({wording.bound(r)}{kind}){more}")
+                lines.append(f"{name}: {r['metric']} {text.judged_figure(r)} ({text.bound(r)}{kind}){more}")
     behind = pareto.dominated(results, reference)
-    return said + [f"{d.words}: whether {n} is dominated is open" for n, d in behind.items() if not d.sure]
+    return lines + [f"{d.words}: whether {n} is dominated is open" for n, d in behind.items() if not d.sure]
 
 
 def _speed(result: dict[str, Any]) -> float | None:
     value = result["metrics"].get("speed_ratio", {}).get("value")
     return None if value is None else float(value)
-
-
-def _apart(low: dict[str, Any], high: dict[str, Any]) -> bool:
-    return low["high"] is not None and high["low"] is not None and bool(low["high"] < high["low"])

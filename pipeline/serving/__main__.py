@@ -34,14 +34,6 @@ def numbers(text: str, option: str) -> list[float]:
     return [measure.positive(part, option) for part in text.split(",") if part.strip()]
 
 
-def whole(text: str, option: str) -> list[int]:
-    """`1,2,4` as positive whole numbers."""
-    values = numbers(text, option)
-    if any(x != int(x) for x in values):
-        raise ParamsError(f"{option} {text!r}: concurrency is a whole number, as in 1,2,4,8")
-    return [int(x) for x in values]
-
-
 def line(level: str, metrics: dict[str, Row]) -> dict[str, str]:
     """A level's row of the table; a dash for unknown values."""
     values = [metrics[name]["value"] for name in IN_COLUMNS]
@@ -101,8 +93,11 @@ def main(
     Exits 1 if no request was complete.
     """
     check_server(url, launch_, model_dir)
+    concurrent = numbers(concurrency, "--concurrency")
+    if any(x != int(x) for x in concurrent):
+        raise ParamsError(f"--concurrency {concurrency!r}: concurrency is a whole number, as in 1,2,4,8")
     plan = Plan(
-        whole(concurrency, "--concurrency"), numbers(rates, "--rates"), requests, rounds, warmups, prompt_tokens, output_tokens,
+        list(map(int, concurrent)), numbers(rates, "--rates"), requests, rounds, warmups, prompt_tokens, output_tokens,
         objective=measure.objective_of(objective), seed=seed,
     )  # fmt: skip
     if not plan.levels():

@@ -46,16 +46,13 @@ def stop() -> None:
     """Ask every descendant to end, wait, then kill those that did not."""
     family = psutil.Process().children(recursive=True)
     for process in family:
-        _signal(process, signal.SIGTERM)
+        with suppress(psutil.NoSuchProcess):
+            process.terminate()
     _, alive = psutil.wait_procs(family, timeout=GRACE_S)
     for process in {*alive, *psutil.Process().children(recursive=True)}:
-        _signal(process, signal.SIGKILL)
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
     psutil.wait_procs(alive, timeout=GRACE_S)
-
-
-def _signal(process: psutil.Process, number: int) -> None:
-    with suppress(psutil.NoSuchProcess):
-        process.send_signal(number)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import os
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, TextIO
@@ -63,9 +63,6 @@ class Pace:
     longest_wait_s: float = 60.0
 
 
-# --- requests ----------------------------------------------------------------------------------------------------
-
-
 def read(path: Path, max_tokens: int) -> list[Item]:
     """Read a file of requests. Raises `DataError` with the line of the first invalid one."""
     items: dict[str, Item] = {}
@@ -106,14 +103,9 @@ def _item(text: str, where: str, max_tokens: int) -> Item:
     return Item(key, request, digest, line)
 
 
-# --- results -----------------------------------------------------------------------------------------------------
-
-
 def answered(results: Path, items: list[Item]) -> dict[str, Row]:
-    """{key: its result} of previous runs. Removes a last line that a killed run left incomplete.
-
-    Raises `ArtifactError`, before changing the file, if a key had another request, or if the file is not one of results.
-    """
+    """{key: its result} of previous runs. Removes a last line that a killed run left incomplete. Raises `ArtifactError`, before
+    changing the file, if a key had another request, or if the file is not one of results."""
     if not results.exists():
         return {}
     *lines, last = results.read_bytes().split(b"\n")
@@ -126,14 +118,19 @@ def answered(results: Path, items: list[Item]) -> dict[str, Row]:
         if item.key in previous and previous[item.key]["request"] != item.digest:
             raise ArtifactError(f"key {item.key!r} has another request in {results}; give the new request a new key")
     if last:
-        _check_cut(last, f"{results}:{len(lines) + 1}")
+        where = f"{results}:{len(lines) + 1}"
+        if not last.startswith(OPENING[: len(last)]):
+            raise ArtifactError(f"{where} is not a result that was cut off; choose another file for the results")
+        with suppress(ValueError):  # a whole object must be a result
+            json.loads(last)
+            _result(last, where)
         with results.open("rb+") as f:
             f.truncate(sum(len(text) + 1 for text in lines))
     return previous
 
 
 def _result(text: bytes, where: str) -> Row:
-    """Parse a result. Raises `ArtifactError` with its place for anything else."""
+    """Parse a result. Raises `ArtifactError` with its line for anything else."""
     try:
         row = json.loads(text)
     except ValueError as e:
@@ -142,17 +139,6 @@ def _result(text: bytes, where: str) -> Row:
     if missing:
         raise ArtifactError(f"{where} is not a result: it has no {missing[0]!r}; choose another file for the results")
     return dict(row)
-
-
-def _check_cut(text: bytes, where: str) -> None:
-    """Raise `ArtifactError` unless an incomplete last line can be a result."""
-    if not text.startswith(OPENING[: len(text)]):
-        raise ArtifactError(f"{where} is not a result that was cut off; choose another file for the results")
-    try:
-        json.loads(text)
-    except ValueError:
-        return
-    _result(text, where)
 
 
 @contextmanager
@@ -164,16 +150,6 @@ def appending(results: Path) -> Iterator[TextIO]:
             yield f
     except Timeout:
         raise ArtifactError(f"another batch is writing {results}; wait for it, or choose another file") from None
-
-
-def _append(out: TextIO, row: Row) -> None:
-    """Append a line and sync it to disk."""
-    out.write(json.dumps(artifacts.jsonable(row), ensure_ascii=False, allow_nan=False) + "\n")
-    out.flush()
-    os.fsync(out.fileno())
-
-
-# --- sending -----------------------------------------------------------------------------------------------------
 
 
 def is_safe(answer: Answer) -> bool:
@@ -232,7 +208,10 @@ async def run(
 
     async def work() -> None:
         for item in waiting:
-            _append(out, await one(client, endpoint, item, pace, gate, sleep, rng))
+            row = await one(client, endpoint, item, pace, gate, sleep, rng)
+            out.write(json.dumps(artifacts.jsonable(row), ensure_ascii=False, allow_nan=False) + "\n")
+            out.flush()
+            os.fsync(out.fileno())
             tick()
 
     await together([work() for _ in range(pace.concurrency)])

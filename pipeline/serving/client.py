@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
-from ipaddress import ip_address
 from typing import Any
 
 import httpx2
@@ -28,6 +27,7 @@ Clock = Callable[[], float]
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 KEY = "QUANTGATE_API_KEY"
 CONNECT_S = 10.0
+LOCAL = re.compile(r"localhost$|127(\.\d+){3}$|::1$")  # no proxy applies to these hosts
 SECONDS = re.compile(r"[0-9]{1,12}(\.[0-9]{0,12})?")
 DRAIN_S = 1.0  # the longest wait for a complete reply's stream to close, so that the connection can be reused
 
@@ -113,30 +113,18 @@ def key_from(variable: str = KEY) -> str | None:
 
 @asynccontextmanager
 async def connected(endpoint: Endpoint, transport: httpx2.AsyncBaseTransport | None = None) -> AsyncIterator[httpx2.AsyncClient]:
-    """A client with as many connections as concurrent requests.
-
-    Over http each request opens a connection. That costs one round trip, which the row shows, and no request hits a connection that
-    the server is closing: llama.cpp's server closes after each stream, and a few percent of requests failed. Over https, where a
-    handshake costs several round trips, connections are kept.
-    """
+    """A client with as many connections as concurrent requests. Over http each request opens a connection. That costs one round
+    trip, which the row shows, and no request hits a connection that the server is closing: llama.cpp's server closes after each
+    stream, and a few percent of requests failed. Over https, where a handshake costs several round trips, connections are kept."""
     headers = {"Authorization": f"Bearer {endpoint.key}"} if endpoint.key else {}
     is_plain = httpx2.URL(endpoint.url).scheme == "http"
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=0 if is_plain else None)
     async with httpx2.AsyncClient(
         headers=headers, limits=limits, timeout=httpx2.Timeout(endpoint.timeout_s, connect=min(CONNECT_S, endpoint.timeout_s)),
-        trust_env=not _is_local(endpoint.url), transport=transport,
+        trust_env=not LOCAL.match(httpx2.URL(endpoint.url).host), transport=transport,
         verify=not is_plain,  # certificates take long to load, and http without redirects needs none
     ) as client:  # fmt: skip
         yield client
-
-
-def _is_local(url: str) -> bool:
-    """Whether a URL is on this machine, where no proxy applies."""
-    host = httpx2.URL(url).host
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def body_of(endpoint: Endpoint, request: Request) -> tuple[str, Row]:
@@ -198,18 +186,11 @@ async def _stream(
         await _refuse(response, endpoint)
         events = _events(response)
         async for event in events:
-            _take(reply, event, clock())
+            reply.take(event.data, clock(), event.kind)
             if reply.t_whole() is not None:
                 break
         reply.check_end()
         await _drain(events, reply, clock)
-
-
-def _take(reply: Reply, event: Event, now: float) -> None:
-    try:
-        reply.take(event.data, now, event.kind)
-    except RecursionError:
-        raise Fault("malformed", "an event is nested too deeply to be read") from None
 
 
 async def _events(response: httpx2.Response) -> AsyncIterator[Event]:
@@ -226,7 +207,7 @@ async def _drain(events: AsyncIterator[Event], reply: Reply, clock: Clock) -> No
     async def rest() -> None:
         async for event in events:
             if reply.t_done is None:
-                _take(reply, event, clock())
+                reply.take(event.data, clock(), event.kind)
 
     with suppress(asyncio.TimeoutError, httpx2.HTTPError):
         await asyncio.wait_for(rest(), DRAIN_S)

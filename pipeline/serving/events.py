@@ -1,7 +1,4 @@
-"""Parse server-sent events from a reply's bytes, as the HTML standard says (section 9.2.6). Pure: no network, no clock.
-
-One extension: the field `error`, which some servers send instead of `data`.
-"""
+"""Parse server-sent events (HTML standard, section 9.2.6), and the field `error`, which some servers send instead of `data`."""
 
 from __future__ import annotations
 
@@ -40,24 +37,17 @@ class Parser:
         self.after_cr = text.endswith("\r") if text else self.after_cr
         *lines, self.rest = LINE_END.split(self.rest + text)
         for line in lines:
-            if line:
-                self._field(line)
-            elif event := self._dispatched():
-                yield event
+            name, _, value = line.partition(":")
+            value = value.removeprefix(" ")
+            if name == "event":
+                self.kind = value
+            elif name in ("data", "error"):
+                self.data.append(value)
+                self.kind = "error" if name == "error" else self.kind
+            elif not line:
+                event = Event(self.kind or "message", "\n".join(self.data))
+                self.kind, self.data = "", []
+                if event.data.strip():
+                    yield event
         if len(self.rest) + sum(map(len, self.data)) > MAX_EVENT:
             raise Fault("malformed", f"an event has more than {MAX_EVENT} characters")
-
-    def _field(self, line: str) -> None:
-        name, _, value = line.partition(":")
-        value = value.removeprefix(" ")
-        if name == "event":
-            self.kind = value
-        elif name in ("data", "error"):
-            self.data.append(value)
-            self.kind = "error" if name == "error" else self.kind
-
-    def _dispatched(self) -> Event | None:
-        """The event that an empty line ends; None without data."""
-        event = Event(self.kind or "message", "\n".join(self.data))
-        self.kind, self.data = "", []
-        return event if event.data.strip() else None

@@ -80,9 +80,8 @@ def _vllm(model_dir: Path, port: int, threads: int, parallel: int, context: int)
     # on both of two cores, requests of one second took twenty.
     threads = min(threads, max(1, quota.processors() - 1))
     variables = {"OMP_NUM_THREADS": str(threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
-    variables["VLLM_CPU_KVCACHE_SPACE"] = os.environ.get(
-        "VLLM_CPU_KVCACHE_SPACE", "4"
-    )  # GiB; by default it takes 92 % of all memory
+    # GiB; by default it takes 92 % of all memory
+    variables["VLLM_CPU_KVCACHE_SPACE"] = os.environ.get("VLLM_CPU_KVCACHE_SPACE", "4")
     return Command([python, "-m", "vllm.entrypoints.cli.main", "serve", *options], "VLLM_API_KEY", variables)
 
 
@@ -115,20 +114,12 @@ def check_supported(kind: str, options: dict[str, Any]) -> None:
 
 @contextmanager
 def launched(
-    kind: str,
-    model_dir: Path,
-    *,
-    threads: int = 1,
-    parallel: int = 1,
-    context: int = CONTEXT,
-    startup_s: float = STARTUP_S,
+    kind: str, model_dir: Path, *, threads: int = 1, parallel: int = 1, context: int = CONTEXT, startup_s: float = STARTUP_S,
     options: dict[str, Any] | None = None,
-) -> Iterator[Launched]:
-    """A server on the model in `model_dir` for `parallel` requests at once, each of up to `context` tokens.
-
-    options: the variant's engine_options. Raises `ParamsError` for an unknown kind, `Unsupported` if it cannot run here or lacks an
-    option, `ServerError` or `Crashed` if it does not come up.
-    """
+) -> Iterator[Launched]:  # fmt: skip
+    """A server on the model in `model_dir` for `parallel` requests at once, each of up to `context` tokens. options: the variant's
+    engine_options. Raises `ParamsError` for an unknown kind, `Unsupported` if it cannot run here or lacks an option, `ServerError`
+    or `Crashed` if it does not come up."""
     if kind not in KINDS:
         raise ParamsError(f"server {kind!r} cannot be launched{did_you_mean(kind, list(KINDS))}")
     options = options or {}

@@ -53,7 +53,10 @@ async def opened(
         await sleep(max(0.0, at - clock()))
         if in_flight >= most:
             tick()
-            return unsent(request, clock(), f"not sent: {most} requests were already waiting") | {"t_due": at}
+            now, why = clock(), f"not sent: {most} requests were already waiting"
+            phases: dict[str, float | None] = {"connected": None, "headers": None}
+            row = row_of(Endpoint(""), request, Reply(), now, phases, Fault("unsent", why))  # it counts as failed
+            return row | {"t_end": now, "t_due": at}
         in_flight += 1
         try:
             return (await ask(request)).row | {"t_due": at}
@@ -73,9 +76,3 @@ async def together(work: Sequence[Awaitable[Any]]) -> list[Any]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def unsent(request: Request, now: float, why: str) -> Row:
-    """The row of a request that was never sent: it counts as failed."""
-    phases: dict[str, float | None] = {"connected": None, "headers": None}
-    return row_of(Endpoint(""), request, Reply(), now, phases, Fault("unsent", why)) | {"t_end": now}

@@ -98,10 +98,8 @@ WAYS: dict[str, Way] = {"echo of token ids": echo_ids, "echo of text": echo_text
 
 
 async def find_way(client: httpx2.AsyncClient, endpoint: Endpoint, words: Words, text: str) -> tuple[str, dict[str, str]]:
-    """(the first of WAYS that works on this text, {each way before it: why it does not}).
-
-    Raises `Unsupported` with all reasons if none works.
-    """
+    """(the first of WAYS that works on this text, {each way before it: why it does not}). Raises `Unsupported` with all reasons if
+    none works."""
     ids, failed = words.encoded(text), dict[str, str]()
     for name, way in WAYS.items():
         try:
@@ -116,10 +114,8 @@ async def find_way(client: httpx2.AsyncClient, endpoint: Endpoint, words: Words,
 
 
 async def _check_aligned(client: httpx2.AsyncClient, endpoint: Endpoint, words: Words, way: Way, text: str) -> None:
-    """Raise `ServerError` unless echo returns a generated token with the log-probability that it was generated with.
-
-    The echo of llama-cpp-python 0.3.36 is off by one token: all tokens are there, every value is wrong.
-    """
+    """Raise `ServerError` unless echo returns a generated token with the log-probability that it was generated with. The echo of
+    llama-cpp-python 0.3.36 is off by one token: all tokens are there, every value is wrong."""
     compared = 0
     for count in OPENINGS:
         opening = " ".join(text.split()[:count])
@@ -163,9 +159,7 @@ async def echo(
     client: httpx2.AsyncClient, endpoint: Endpoint, prompt: str | list[int], **fields: Any
 ) -> tuple[list[Any] | None, list[Any], Any]:
     """(tokens or None, their log-probabilities, number of prompt tokens or None) of a prompt and the one token generated after it.
-
-    Raises `ServerError` if the reply has no log-probabilities of the prompt.
-    """
+    Raises `ServerError` if the reply has no log-probabilities of the prompt."""
     # One token, not none: llama-cpp-python takes 0 for no limit.
     body = {"prompt": prompt, "max_tokens": 1, "echo": True, "logprobs": 1, **fields}
     choice, prompt_tokens = await _post(client, endpoint, body)
@@ -189,7 +183,11 @@ async def _echo(
         raise ServerError("completions with echo and logprobs do not give the prompt's log-probabilities")
     _check_length(prompt_tokens, len(ids))
     end = len(ids) if len(tokens) == len(ids) else -1  # without the generated token
-    _check_tokens(tokens[:end], ids, words)
+    if len(tokens[:end]) != len(ids):
+        raise ServerError(f"{len(tokens[:end])} of {len(ids)} tokens came back: the server truncates, or has another tokenizer")
+    for k, (got, wanted) in enumerate(zip(tokens, ids)):
+        if not _is(got, wanted, words):
+            raise ServerError(f"token {k} came back as another than {_name(wanted, words)}; is that the model's tokenizer?")
     scored = [_checked(v) for v in values[:end][first:]]
     _check_open(scored)
     return list(scored)
@@ -198,15 +196,6 @@ async def _echo(
 def _check_length(counted: Any, sent: int) -> None:
     if isinstance(counted, int) and counted != sent:
         raise ServerError(f"the server counts {counted} tokens in a prompt of {sent}: it truncates, or has another tokenizer")
-
-
-def _check_tokens(returned: Sequence[Any], ids: Sequence[int], words: Words) -> None:
-    """Raise `ServerError` unless the returned tokens, by id or by text, are the ones that were sent."""
-    if len(returned) != len(ids):
-        raise ServerError(f"{len(returned)} of {len(ids)} tokens came back: the server truncates, or has another tokenizer")
-    for k, (got, wanted) in enumerate(zip(returned, ids)):
-        if not _is(got, wanted, words):
-            raise ServerError(f"token {k} came back as another than {_name(wanted, words)}; is that the model's tokenizer?")
 
 
 def _name(token_id: int, words: Words) -> str:

@@ -79,18 +79,13 @@ def positive(text: str, option: str) -> float:
     return value
 
 
-# --- the server --------------------------------------------------------------------------------------------------
-
-
 @contextmanager
 def endpoint_of(
     url: str | None, kind: str | None, folder: Path | None, plan: Plan, *, tokenizer: Any = None, model: str = "",
     chat: bool = False, timeout_s: float = 120.0, key_env: str = KEY, threads: int = 1, options: dict[str, Any] | None = None,
 ) -> Iterator[tuple[Endpoint, Row | None]]:  # fmt: skip
     """(the endpoint, facts of the launch): the server at `url`, or one of `kind` that runs for the block on a model's folder.
-
-    tokenizer: of the model, or None; options: the variant's engine options.
-    """
+    tokenizer: of the model, or None; options: the variant's engine options."""
     count = (lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)) if tokenizer else None
     if not kind or folder is None:
         yield Endpoint(address(url or "", key_env), model, chat, timeout_s, key_from(key_env), count, key_env), None
@@ -117,9 +112,6 @@ def load_tokenizer(path: Path | None) -> Any:
     if not file.exists():
         raise DataError(f"--tokenizer {path}: {file} does not exist; name a tokenizer.json or a folder that has one")
     return Tokenizer.from_file(str(file))
-
-
-# --- the run -----------------------------------------------------------------------------------------------------
 
 
 def prompts(documents: list[Row], plan: Plan, tokenizer: Any, as_ids: bool) -> list[Any]:
@@ -166,10 +158,8 @@ async def run(
     client: httpx2.AsyncClient, endpoint: Endpoint, plan: Plan, texts: Sequence[Any], tick: Callable[[], object],
     keep: Callable[[list[Row]], object] = lambda _: None,
 ) -> list[Row]:  # fmt: skip
-    """Every level's warm-ups, then rounds over all levels, forwards and backwards: a drift of the machine affects all levels alike.
-
-    keep: called with all rows so far after each round.
-    """
+    """Every level's warm-ups, then rounds over all levels, forwards and backwards: a drift of the machine affects all levels
+    alike. keep: called with all rows so far after each round."""
     unused = iter(texts)
     rng = np.random.default_rng(plan.seed)
     ask_one, rows = partial(ask, client, endpoint), list[Row]()
@@ -196,9 +186,6 @@ def _labelled(rows: list[Row], scenario: str, number: int | None) -> Iterator[Ro
     """Rows with their level and round; a warm-up has no round."""
     for row in rows:
         yield {"round": number, "scenario": scenario, "warmup": number is None, **row}
-
-
-# --- what came of it ---------------------------------------------------------------------------------------------
 
 
 def figures(rows: list[Row], plan: Plan, confidence: float = CONFIDENCE, between: float | None = None) -> Row:

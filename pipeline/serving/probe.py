@@ -1,7 +1,4 @@
-"""Probe what an endpoint can do, before anything is measured; the findings are kept with the results.
-
-A finding is {value: true, false or null, reason}; null means unknown, and the reason says why.
-"""
+"""Probe what an endpoint can do. A finding is {value: true, false or null (unknown), reason}."""
 
 from __future__ import annotations
 
@@ -74,7 +71,9 @@ async def probe(client: httpx2.AsyncClient, endpoint: Endpoint) -> tuple[Endpoin
         abilities["all_fields"] = finding(False, f"requests go without {', '.join(sorted(endpoint.refused))}, which it refuses")
     usage = first.row["counted_by"] == "usage"
     abilities["stream_usage"] = finding(usage, None if usage else "no usage came, though stream_options asked for it")
-    abilities["one_token_an_event"] = finding(*_single(first.row))
+    events, tokens = len(first.row["t_chunks"]), first.row["output_tokens"]
+    several = None if events == tokens else f"{tokens} tokens came in {events} events"
+    abilities["one_token_an_event"] = finding(*((None, first.row["counted_by"]) if tokens is None else (not several, several)))
     abilities["ignore_eos"] = await _ignores_eos(client, endpoint)
     abilities["seed"] = await _seed(client, endpoint)
     abilities["prefix_cache"] = await _prefix_cache(client, endpoint)
@@ -93,13 +92,6 @@ def lacking(abilities: Row) -> list[str]:
     """One line for each ability that the endpoint lacks, or may lack."""
     asked = {k: v for k, v in abilities.items() if isinstance(v, dict) and k != "prefix_cache"}  # nobody misses that one
     return [f"{k}: {'unknown' if v['value'] is None else 'no'}: {v['reason']}" for k, v in asked.items() if not v["value"]]
-
-
-def _single(row: Row) -> tuple[bool | None, str | None]:
-    events, tokens = len(row["t_chunks"]), row["output_tokens"]
-    if tokens is None:
-        return None, row["counted_by"]
-    return events == tokens, None if events == tokens else f"{tokens} tokens came in {events} events"
 
 
 def _refused(answer: Answer) -> Finding | None:

@@ -92,7 +92,7 @@ class Reply:
                 self._hear(choice, now)
             if isinstance(chunk.get("usage"), dict):  # some send it with every event: the last one counts
                 self.usage, self.used_at, self.t_used = chunk["usage"], len(self.t_chunks), now
-        except (ValueError, TypeError, AttributeError):
+        except (ValueError, TypeError, AttributeError, RecursionError):
             raise Fault("malformed", f"an event is not a completion chunk: {self.clean(data)[:80]!r}") from None
 
     def _hear(self, choice: dict[str, Any], now: float) -> None:

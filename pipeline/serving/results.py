@@ -1,7 +1,4 @@
-"""Read what servers did, as metrics: reports/serving/<variant>.json -> {metric/level: value, interval, ...}.
-
-`ttft_p99_ms/closed-4` belongs to a level, `knee` and `server_memory_bytes` to a whole run.
-"""
+"""reports/serving/<variant>.json -> metrics of a level (`ttft_p99_ms/closed-4`) and of a whole run (`knee`)."""
 
 from __future__ import annotations
 
@@ -91,10 +88,8 @@ def current(variants: dict[str, Row], settings: Params) -> tuple[dict[str, Row],
 
 
 def add(variants: dict[str, Row], settings: Params, servers: dict[str, Row] | None = None) -> None:
-    """Add server metrics to {variant: its metrics file}, if any rule judges one; `client` is the machine that asked.
-
-    servers: {variant: its server's results}, by default those on disk.
-    """
+    """Add server metrics to {variant: its metrics file}, if any rule judges one; `client` is the machine that asked. servers:
+    {variant: its server's results}, by default those on disk."""
     if not judged(settings):
         return
     servers = load(settings) if servers is None else servers

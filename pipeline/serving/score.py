@@ -71,14 +71,9 @@ class Tokens:
         return [*leading(self), *self(text, add_special_tokens=False).input_ids]
 
 
-# --- asking ------------------------------------------------------------------------------------------------------
-
-
 async def scored(endpoint: Endpoint, windows: Sequence[Window], words: Tokens, at_once: int) -> tuple[Row, list[Row]]:
-    """({url, model, way, lacks: why the ways before it fail}, one row a window).
-
-    Raises `ServerError` without a server or its model, `Unsupported` if it gives no log-probabilities.
-    """
+    """({url, model, way, lacks: why the ways before it fail}, one row a window). logps: in nats, of tokens first .. n - 1. Raises
+    `ServerError` without a server or its model, `Unsupported` if it gives no log-probabilities."""
     async with connected(endpoint) as client:
         endpoint = replace(endpoint, model=probe.chosen(endpoint.model, await probe.models(client, endpoint), endpoint.url))
         name, lacks = await find_way(client, endpoint, words, probe.TEXT)
@@ -95,15 +90,8 @@ async def scored(endpoint: Endpoint, windows: Sequence[Window], words: Tokens, a
         with cli.progress(len(windows), "score", "window") as bar:
             rows = await closed(ask, [Request(w.token_ids, 1) for w in windows], at_once, tick=bar.update)
     about = {"url": endpoint.url, "model": endpoint.model, "way": name, "lacks": lacks}
-    return about, [_labelled(w, row) for w, row in zip(windows, rows)]
-
-
-def _labelled(w: Window, row: Row) -> Row:
-    """A window's row. logps: in nats, of tokens first .. n - 1; null if it failed."""
-    return {"set": w.set, "document": w.document, "window": w.window, "first": w.first, "token_ids": w.token_ids, **row}
-
-
-# --- metrics -----------------------------------------------------------------------------------------------------
+    labels = ("set", "document", "window", "first", "token_ids")
+    return about, [{k: getattr(w, k) for k in labels} | row for w, row in zip(windows, rows)]
 
 
 def reference_rows(variant: str) -> dict[tuple[str, int], tuple[int, float]] | str:
@@ -139,20 +127,17 @@ def figures(rows: Sequence[Row], reference: dict[tuple[str, int], tuple[int, flo
     has_pair = np.array([pair is not None and not differing for _, _, pair, _ in tokens], bool)
     if has_pair.any():
         logp_ref = np.array([pair[1] for _, _, pair, _ in tokens if pair is not None])
-        _paired(b, logp[has_pair], logp_ref, documents[has_pair])
+        ours, documents, ones = logp[has_pair], documents[has_pair], np.ones(has_pair.sum())
+        change = np.exp(ours) - np.exp(logp_ref)
+        b.mean("ppl_ratio", logp_ref - ours, ones, documents, transform="exp")
+        b.mean("delta_p_mean", change, ones, documents)
+        b.mean("delta_p_rms", change**2, ones, documents, transform="sqrt")
     for name in PAIRED if not has_pair.any() else ():
         b.bare(name, None, 0, "paired by token", why)
     b.bare("kld_mean", None, 0, "none", probe.TOP_K)
     _note(b, b.metrics, _left_out(rows))
     _note(b, PAIRED, [f"{(~has_pair).sum()} scored tokens have no row of the reference"] if not has_pair.all() else [])
     return b.metrics
-
-
-def _paired(b: Builder, logp: Any, logp_ref: Any, documents: Any) -> None:
-    change, ones = np.exp(logp) - np.exp(logp_ref), np.ones(len(logp))
-    b.mean("ppl_ratio", logp_ref - logp, ones, documents, transform="exp")
-    b.mean("delta_p_mean", change, ones, documents)
-    b.mean("delta_p_rms", change**2, ones, documents, transform="sqrt")
 
 
 def _left_out(rows: Sequence[Row]) -> list[str]:
@@ -168,9 +153,6 @@ def _note(b: Builder, names: Iterable[str], notes: Sequence[str]) -> None:
     for metric in (b.metrics[name] for name in names):
         if metric["value"] is not None:
             metric["warnings"] = (*metric["warnings"], *notes)
-
-
-# --- the command -------------------------------------------------------------------------------------------------
 
 
 def check_asked(tokenizer: Path | None, is_chat: bool, only_probe: bool) -> Path:
@@ -235,7 +217,11 @@ def show(rows: Sequence[Row], metrics: Metrics, way: str, path: Path) -> None:
     failed = [r for r in rows if not r["ok"]]
     if len(failed) == len(rows):
         raise ServerError(f"none of {len(rows)} windows was scored; the first failed with: {failed[0]['error']} (all: {path})")
-    cli.table(COLUMNS, [_line(name, m) for name, m in metrics.items()], left=("metric", "unit"))
+    lines = []
+    for name, m in metrics.items():
+        values = ["–" if m[k] is None else f"{m[k]:.4g}" for k in ("value", "low", "high")]
+        lines.append(dict(zip(COLUMNS, [name, *values, str(m["n"]), m["unit"]])))
+    cli.table(COLUMNS, lines, left=("metric", "unit"))
     for row in failed:
         cli.say("score", f"window {row['window']} failed: {row['error']}")
     for why in dict.fromkeys(str(m["warnings"][0]) for m in metrics.values() if m["value"] is None):
@@ -245,8 +231,3 @@ def show(rows: Sequence[Row], metrics: Metrics, way: str, path: Path) -> None:
     cli.say("score", f"{len(rows) - len(failed)} of {len(rows)} windows scored by {way}; {path}")
     if failed:
         raise typer.Exit(1)
-
-
-def _line(name: str, metric: Row) -> dict[str, str]:
-    values = ["–" if metric[k] is None else f"{metric[k]:.4g}" for k in ("value", "low", "high")]
-    return dict(zip(COLUMNS, [name, *values, str(metric["n"]), metric["unit"]]))

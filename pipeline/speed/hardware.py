@@ -1,8 +1,7 @@
-"""The machine: what it is, how much memory a process takes, and what it can do: read, copy and multiply.
+"""The machine: what it is, how much memory a process takes, and how fast it reads, copies and multiplies.
 
-Rates are the best of a few repetitions over data well past any cache, with as many threads as the models get: yardsticks,
-measured in the run whose figures they are held against. A GPU's are measured in a process that ends with them: buffers and a
-context that stayed would be in what NVML says is in use.
+Rates are the best of a few repetitions over data well past any cache, with the models' number of threads, measured in the run
+whose metrics use them. A GPU's are measured in a process that ends with them, so that their buffers do not count as in use.
 """
 
 from __future__ import annotations
@@ -13,6 +12,8 @@ import platform
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ import yaml
 from pipeline.core import artifacts, install, quota
 
 MACHINE = artifacts.REPORTS / "machine.yaml"
-SETS = ("amx", "avx", "asimd", "bf16", "f16c", "fma", "i8mm", "sve")  # how the names begin of instruction sets that do the work
+SETS = ("amx", "avx", "asimd", "bf16", "f16c", "fma", "i8mm", "sve")  # beginnings of the names of instruction sets that matter
 CAPS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")  # variables that keep libraries from using some of them
 OF_MACHINE = """\
 # The machine that the timings of this folder are of, a param of the stages that time: no other machine's are restored as its.
@@ -31,17 +32,12 @@ OF_MACHINE = """\
 
 
 def describe(threads: int) -> dict[str, Any]:
-    """What the figures were measured on."""
+    """The machine and software that metrics were measured on."""
     facts: dict[str, Any] = {
-        "cpu": _processor(),
-        "cores": quota.processors(),
-        "threads": threads,
-        "memory_bytes": quota.memory_bytes(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "python": platform.python_version(),
-        "gpu": None,
-        "llamacpp": " ".join(install.built_for(sys.executable) or ()) or None,  # what it was compiled for: its speed is that
-    }
+        "cpu": _processor(), "cores": quota.processors(), "threads": threads, "memory_bytes": quota.memory_bytes(),
+        "system": f"{platform.system()} {platform.machine()}", "python": platform.python_version(), "gpu": None,
+        "llamacpp": " ".join(install.built_for(sys.executable) or ()) or None,  # its speed is that of what it was compiled for
+    }  # fmt: skip
     try:
         import torch
     except ImportError:
@@ -61,7 +57,7 @@ def note() -> None:
 
 
 def elsewhere() -> str:
-    """The machine that timings in this folder are of, in words, if it is another than this; else nothing."""
+    """The machine of the timings in this folder, if it is another than this; else an empty text."""
     then = yaml.safe_load(MACHINE.read_text(encoding="utf-8")) if MACHINE.exists() else {}
     other = then and then["machine"] != artifacts.digest(_class())[:8]
     return ", ".join(str(then[k]) for k in ("processor", "gpu", "instruction_sets") if then[k]) if other else ""
@@ -85,7 +81,7 @@ def _processor() -> str:
 
 
 def _cpuinfo(*names: str) -> str:
-    """What the first line of one of these names in /proc/cpuinfo says; empty where there is none."""
+    """The value of the first line with one of these names in /proc/cpuinfo; empty where there is none."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             name, _, value = line.partition(":")
@@ -96,8 +92,6 @@ def _cpuinfo(*names: str) -> str:
 
 def memory_bandwidth(threads: int, size: int = 1 << 28, repeats: int = 5) -> float:
     """Bytes a second of a streaming read over `size` bytes (well past any cache), best of `repeats`."""
-    from concurrent.futures import ThreadPoolExecutor
-
     parts = np.array_split(np.ones(size // 8), threads)
     with ThreadPoolExecutor(threads) as pool:
         return size / _best(lambda: list(pool.map(np.sum, parts)), repeats)  # NumPy frees the interpreter while it reads
@@ -105,32 +99,14 @@ def memory_bandwidth(threads: int, size: int = 1 << 28, repeats: int = 5) -> flo
 
 def copy_bandwidth(threads: int, size: int = 1 << 27, repeats: int = 3) -> float:
     """Bytes read and written a second by a streaming copy of `size` bytes, best of `repeats`."""
-    from concurrent.futures import ThreadPoolExecutor
-
     parts, into = np.array_split(np.ones(size // 8), threads), np.array_split(np.ones(size // 8), threads)
     with ThreadPoolExecutor(threads) as pool:
         return 2 * size / _best(lambda: list(pool.map(np.copyto, into, parts)), repeats)
 
 
-def cuda_bandwidth(size: int = 1 << 30, repeats: int = 5) -> float:
-    """Bytes read and written a second by a copy on the GPU, best of `repeats`. Written, untried here."""
-    import torch
-
-    a = torch.ones(size // 4, device="cuda")
-    b = torch.empty_like(a)
-
-    def copied() -> None:
-        b.copy_(a)
-        torch.cuda.synchronize()
-
-    return 2 * size / _best(copied, repeats)
-
-
 def matrix_rate(threads: int, dtype: str, device: str = "cpu", size: int = 2048, seconds: float = 0.25) -> float | None:
     """Operations a second of a product of two size x size matrices in torch, best within about `seconds`.
-
-    A product has 2 size^3 of them; in int8 it adds up in 32 bits. None where torch is missing or cannot multiply so here.
-    """
+    A product has 2 size^3 of them; in int8 it adds up in 32 bits. None where torch is missing or cannot multiply so here."""
     try:
         import torch
 
@@ -162,24 +138,30 @@ def rates(threads: int, device: str, dtypes: list[str]) -> dict[str, Any]:
     if device not in ("cpu", "cuda"):
         return {"device": device, "read": None, "copy": None, "matrix": dict.fromkeys(dtypes)}
     if device == "cuda":
-        found: dict[str, Any] = apart(_cuda_rates, threads, dtypes)
-        return found
+        return dict(apart(_cuda_rates, threads, dtypes))
     matrix = {dtype: matrix_rate(threads, dtype) for dtype in dict.fromkeys(dtypes)}
     return {"device": device, "read": memory_bandwidth(threads), "copy": copy_bandwidth(threads), "matrix": matrix}
 
 
 def _cuda_rates(threads: int, dtypes: list[str]) -> dict[str, Any]:
-    """`rates` of the GPU. Written, untried here."""
+    """`rates` of the GPU."""
+    import torch
+
     matrix = {dtype: matrix_rate(threads, dtype, "cuda") for dtype in dict.fromkeys(dtypes)}
-    copied = cuda_bandwidth()
-    return {"device": "cuda", "read": copied, "copy": copied, "matrix": matrix}
+    size = 1 << 30
+    a = torch.ones(size // 4, device="cuda")
+    b = torch.empty_like(a)
+
+    def copied() -> None:
+        b.copy_(a)
+        torch.cuda.synchronize()
+
+    rate = 2 * size / _best(copied, 5)
+    return {"device": "cuda", "read": rate, "copy": rate, "matrix": matrix}
 
 
 def apart(work: Callable[..., Any], *arguments: Any) -> Any:
-    """What `work` returns, done in a process of its own that has ended when this returns; its errors come through."""
-    from concurrent.futures import ProcessPoolExecutor
-    from multiprocessing import get_context
-
+    """What `work` returns, from a process of its own that has ended by then; its errors come through."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(work, *arguments).result()
 
@@ -195,25 +177,24 @@ def _best(work: Callable[[], Any], repeats: int) -> float:
 
 
 def cuda_memory(reset: bool = False) -> dict[str, int | None] | None:
-    """Peak bytes that torch allocated and reserved since the last reset, and bytes in use on the device as NVML says.
-
-    None in a process that runs nothing on a GPU. Written, untried here.
-    """
+    """Peak bytes that torch allocated and reserved since the last reset, and bytes in use on the device by NVML.
+    None in a process that runs nothing on a GPU."""
     torch = _torch_on_gpu()
     if torch is None:
         return None
-    found = {"allocated": int(torch.cuda.max_memory_allocated()), "reserved": int(torch.cuda.max_memory_reserved())}
+    memory: dict[str, int | None] = {"allocated": int(torch.cuda.max_memory_allocated())}
+    memory["reserved"] = int(torch.cuda.max_memory_reserved())
     try:
-        used = int(torch.cuda.device_memory_used())
+        memory["nvml"] = int(torch.cuda.device_memory_used())
     except (ImportError, AttributeError, RuntimeError):  # no pynvml, or an older torch
-        used = None
+        memory["nvml"] = None
     if reset:
         torch.cuda.reset_peak_memory_stats()
-    return found | {"nvml": used}
+    return memory
 
 
 def release_cuda() -> None:
-    """Give back what torch keeps on the GPU and nobody uses (what loading left there), and count its peaks from here on."""
+    """Return unused GPU memory that loading left with torch, and count peaks from here on."""
     torch = _torch_on_gpu()
     if torch is not None:
         torch.cuda.empty_cache()
@@ -221,7 +202,7 @@ def release_cuda() -> None:
 
 
 def _torch_on_gpu() -> Any:
-    """torch, if this process has begun to use a GPU with it; a process that has not imported it has nothing there."""
+    """torch, if this process already uses a GPU with it; one that has not imported it has nothing there."""
     torch = sys.modules.get("torch")
     return torch if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized() else None
 

@@ -1,11 +1,10 @@
-"""What bounds a phase of a request, in words, from what it does and what the machine can do. Pure: no files, no clock.
+"""What bounds a phase of a request, from what it needs and what the machine can do. Pure: no files, no clock.
 
 Decoding a token reads every weight and every key and value once; prefill multiplies every weight outside the embedding with
-every prompt token. Held against rates measured in the same run, that gives MBU and MFU (model bandwidth and model FLOPs
-utilization: what the model needs, not what the program did, so unpacking counts as overhead). Where both together account for
-less than SHARE of the time, one after the other, something else takes most of it; else the larger of the two bounds the phase.
-The time has an interval: where its ends give different answers, that is said. Attention's own products are not counted; the
-table of an embedding that is not the head's counts as read, though only a row of it is.
+every prompt token. Compared with rates measured in the same run, that gives MBU and MFU (what the model needs, not what the
+program did, so unpacking counts as overhead). Where both together account for less than SHARE of the time, something else takes
+most of it; else the larger of the two bounds the phase. Where the ends of the time's interval give different answers, that is
+said. Attention's own products are not counted; the table of an embedding that is not the head's counts as read.
 """
 
 from __future__ import annotations
@@ -31,18 +30,17 @@ class Shape:
 
     @classmethod
     def of(cls, config: dict[str, Any]) -> Shape:
-        """config: config.json, whose text part counts in a model of several kinds of input."""
-        own = {**config, **(config.get("text_config") or {})}
-        heads, hidden = own.get("num_attention_heads"), own.get("hidden_size")
-        experts = own.get("num_local_experts") or own.get("num_experts") or own.get("n_routed_experts")
+        """Read config.json, whose text part counts in a model of several kinds of input."""
+        text = {**config, **(config.get("text_config") or {})}
+        heads, hidden = text.get("num_attention_heads"), text.get("hidden_size")
         return cls(
-            layers=own.get("num_hidden_layers"),
-            kv_heads=own.get("num_key_value_heads") or heads,
-            head_dim=own.get("head_dim") or (hidden // heads if hidden and heads else None),
+            layers=text.get("num_hidden_layers"),
+            kv_heads=text.get("num_key_value_heads") or heads,
+            head_dim=text.get("head_dim") or (hidden // heads if hidden and heads else None),
             hidden=hidden,
-            vocab=own.get("vocab_size"),
-            tied=own.get("tie_word_embeddings"),
-            experts=experts,
+            vocab=text.get("vocab_size"),
+            tied=text.get("tie_word_embeddings"),
+            experts=text.get("num_local_experts") or text.get("num_experts") or text.get("n_routed_experts"),
         )
 
     def cache_bytes(self, element_bytes: float | None) -> float | None:
@@ -62,8 +60,8 @@ class Shape:
 
 @dataclass(frozen=True)
 class Phase:
-    """One step of a phase. bytes, operations: what it needs; bandwidth, rate: what the machine did in the same run, a second;
-    None: unknown, and `why` says why. rate_of: the type of the product that was timed; span: interval of `seconds`."""
+    """One step of a phase. bytes, operations: what it needs; bandwidth, rate: what the machine did in the same run, a second (None:
+    unknown, for the reason `why`); rate_of: the type of the product that was timed; span: interval of `seconds`."""
 
     name: str
     step: str
@@ -87,40 +85,35 @@ class Phase:
 
     @property
     def bound(self) -> str | None:
-        """`bandwidth`, `compute` or `overhead`; None where what is unknown could decide, or the time's interval leaves it open."""
-        found = self.bounds()
-        return found[0] if len(found) == 1 else None
+        """`bandwidth`, `compute` or `overhead`; None where it is not known or the time's interval leaves it open."""
+        bounds = self.bounds()
+        return bounds[0] if len(bounds) == 1 else None
 
     def bounds(self) -> list[str]:
         """What may bound it, over the interval of its time; empty where that is not known."""
-        found = {_bound(replace(self, seconds=s)) for s in (self.seconds, *(self.span or ()))}
-        return [] if None in found else sorted(b for b in found if b)
+        bounds = {_bound(replace(self, seconds=s)) for s in (self.seconds, *(self.span or ()))}
+        return [] if None in bounds else sorted(b for b in bounds if b)
 
     def sentence(self) -> str:
         bounds = self.bounds()
-        head = f"{self.name} is {' or '.join(bounds)}-bound" if bounds else f"what bounds {self.name} is not known ({self._why()})"
+        why = "its own products are faster than the one that was timed" if (self.mfu or 0) > 1 else self.why
+        head = f"{self.name} is {' or '.join(bounds)}-bound" if bounds else f"what bounds {self.name} is not known ({why})"
         open_ = f" (the interval of its time, {_ms(self.span[0])} to {_ms(self.span[1])} ms, leaves that open)" if self.span else ""
-        told = f"{head}{open_ if len(bounds) > 1 else ''}: it takes {_ms(self.seconds)} ms {self.step}"
+        text = f"{head}{open_ if len(bounds) > 1 else ''}: it takes {_ms(self.seconds)} ms {self.step}"
         parts = []
         if self.mbu is not None:
             parts.append(f"reads {_mega(self.bytes)} MB, {_percent(self.mbu)} of the {_giga(self.bandwidth)} GB/s measured")
         if self.mfu is not None:
             done = f"multiplies at {_giga(self.operations, self.seconds)} GFLOP/s"
             parts.append(f"{done}, {_percent(self.mfu)} of the {_giga(self.rate)} measured ({self.rate_of})")
-        told = ", ".join([told, *parts[:1]]) + (f", and {parts[1]}" if len(parts) == 2 else "")
+        text = ", ".join([text, *parts[:1]]) + (f", and {parts[1]}" if len(parts) == 2 else "")
         little = f"; together less than {_percent(SHARE)} of its time" if self.bound == "overhead" else ""
-        return told + little + (f" ({self.note})" if self.note else "")
-
-    def _why(self) -> str:
-        """Why nothing is claimed."""
-        return "its own products are faster than the one that was timed" if (self.mfu or 0) > 1 else self.why
+        return text + little + (f" ({self.note})" if self.note else "")
 
 
 def _bound(phase: Phase) -> str | None:
     """What bounds a phase that takes just these seconds; None where what is unknown could decide.
-
-    More than all of a rate is no share of it: that yardstick was not the program's.
-    """
+    More than all of a rate is no share of it: that was not the program's rate."""
     shares = {"bandwidth": phase.mbu, "compute": phase.mfu}
     known = {kind: share for kind, share in shares.items() if share is not None and share <= 1}
     if len(known) < 2:
@@ -128,40 +121,32 @@ def _bound(phase: Phase) -> str | None:
     return max(known, key=lambda kind: known[kind]) if sum(known.values()) >= SHARE else "overhead"
 
 
-def against(variant: str, ours: Phase, reference: str, theirs: Phase, ratio: tuple[float, float | None, float | None]) -> str:
-    """Why a variant is faster or slower than the reference in a phase, in words. ratio: their rates', with its interval."""
-    value, low, high = ratio
+def compare_phases(
+    variant: str, ours: Phase, reference: str, theirs: Phase, value: float, low: float | None, high: float | None
+) -> str:
+    """Why a variant is faster or slower than the reference in a phase. value, low, high: the ratio of their rates."""
     same = low is None or high is None or low <= 1 <= high
     how = "not surely faster or slower" if same else "faster" if value > 1 else "slower"
-    times = f"{_ms(ours.seconds)} ms {ours.step} instead of {_ms(theirs.seconds)}"
-    told = f"{variant} is {how} than {reference} here: its {ours.name} rate is {value:.2f} times as high ({times})"
+    text = f"{variant} is {how} than {reference} here: its {ours.name} rate is {value:.2f} times as high "
+    text += f"({_ms(ours.seconds)} ms {ours.step} instead of {_ms(theirs.seconds)})"
     if ours.name == "prefill":  # as much to multiply in both, and bytes that are read once for all of the prompt
-        return told + (_multiplied(ours, theirs) if ours.operations and theirs.operations else "")
+        if not (ours.operations and theirs.operations):
+            return text
+        rates = f"{_giga(ours.operations, ours.seconds)} GFLOP/s instead of {_giga(theirs.operations, theirs.seconds)}"
+        return f"{text}; it has as much to multiply and does it at {rates}: unpacking and its kernels make the difference"
     if ours.bytes and theirs.bytes:
-        told += f"; it reads {_mega(ours.bytes)} MB a token instead of {_mega(theirs.bytes)}"
-        told += f", which alone would make it {theirs.bytes / ours.bytes:.2f} times as fast"
-    return (
-        told
-        + {
-            "bandwidth": "; memory holds it, so bytes decide",
-            "compute": "; its products hold it, so bytes do not decide",
-            "overhead": f"; at the rates measured {_needed(ours, theirs, reference)}: the rest is unpacking, launching and waiting",
-            None: "",
-        }[ours.bound]
-    )
-
-
-def _multiplied(ours: Phase, theirs: Phase) -> str:
-    """Of prefill: the same products, done faster or slower."""
-    rates = f"{_giga(ours.operations, ours.seconds)} GFLOP/s instead of {_giga(theirs.operations, theirs.seconds)}"
-    return f"; it has as much to multiply and does it at {rates}: unpacking and its kernels make the difference"
-
-
-def _needed(ours: Phase, theirs: Phase, reference: str) -> str:
-    """Time that reading and multiplying account for if neither hides behind the other."""
-    told = f"reading and multiplying need {_percent((ours.mbu or 0) + (ours.mfu or 0))} of its time at most"
-    known = theirs.mbu is not None and theirs.mfu is not None
-    return told + (f" ({reference}: {_percent((theirs.mbu or 0) + (theirs.mfu or 0))})" if known else "")
+        text += f"; it reads {_mega(ours.bytes)} MB a token instead of {_mega(theirs.bytes)}"
+        text += f", which alone would make it {theirs.bytes / ours.bytes:.2f} times as fast"
+    if ours.bound == "bandwidth":
+        return f"{text}; memory holds it, so bytes decide"
+    if ours.bound == "compute":
+        return f"{text}; its products hold it, so bytes do not decide"
+    if ours.bound is None:
+        return text
+    needed = f"reading and multiplying need {_percent((ours.mbu or 0) + (ours.mfu or 0))} of its time at most"
+    if theirs.mbu is not None and theirs.mfu is not None:
+        needed += f" ({reference}: {_percent(theirs.mbu + theirs.mfu)})"
+    return f"{text}; at the rates measured {needed}: the rest is unpacking, launching and waiting"
 
 
 def _ms(seconds: float) -> str:

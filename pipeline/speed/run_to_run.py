@@ -10,18 +10,18 @@ from scipy import stats
 from pipeline.stats.intervals import Estimate
 
 
-def whole_runs(found: Estimate, between: float | None, *, confidence: float) -> Estimate:
-    """A positive figure of one run with the interval that it has for the next: the run's own and what whole runs differ by
-    (log standard deviation; None: not known), independent and so added by their squares, on the log scale, side by side."""
-    if not found.value or found.low is None or found.high is None:
-        return found
+def whole_runs(run: Estimate, between: float | None, *, confidence: float) -> Estimate:
+    """Widen a positive estimate's interval by what whole runs differ by (log standard deviation; None: not known).
+    Both errors are independent: their squares add, on the log scale, on each side."""
+    if not run.value or run.low is None or run.high is None:
+        return run
     if between is None:
-        return replace(found, method=f"{found.method}, one run: how far whole runs differ is not known (compare.between_runs)")
+        return replace(run, method=f"{run.method}, one run: how far whole runs differ is not known (compare.between_runs)")
     half = deviations(confidence) * between
-    low = found.value * np.exp(-np.hypot(np.log(found.value / found.low), half)) if found.low > 0 else 0.0
-    high = found.value * np.exp(np.hypot(np.log(found.high / found.value), half))
-    told = f"{found.method}, and {100 * between:g} % between whole runs"
-    return replace(found, low=float(low), high=float(high), method=told, between=between)
+    low = run.value * np.exp(-np.hypot(np.log(run.value / run.low), half)) if run.low > 0 else 0.0
+    high = run.value * np.exp(np.hypot(np.log(run.high / run.value), half))
+    method = f"{run.method}, and {100 * between:g} % between whole runs"
+    return replace(run, low=float(low), high=float(high), method=method, between=between)
 
 
 def deviations(confidence: float) -> float:

@@ -1,7 +1,7 @@
-"""What is asked of a model: prompts that no cache can know, and, after the paired rounds, sweeps over contexts, batches, prefixes.
+"""Requests to a model: prompts that no cache can know, and, after the paired rounds, sweeps over contexts, batches, prefixes.
 
-A context of 1024 is prompt and reply together. A sweep is the variant's own: its figures say how it scales, not how it
-compares. Few tokens and two repetitions each, so that a sweep takes seconds; the rounds are where the verdicts come from.
+A context of 1024 is prompt and reply together. Sweeps say how the variant scales, not how it compares: few tokens and two
+repetitions each. The rounds are where verdicts come from.
 """
 
 from __future__ import annotations
@@ -45,8 +45,7 @@ class Step:
 
 @dataclass
 class Plan:
-    """A sweep's steps in their order. notes: what a scenario's figures must say; missing: why a scenario, or a whole kind of
-    them (`batch`), has none."""
+    """A sweep's steps in order. notes: what a scenario's metrics must say; missing: why a scenario or a kind (`batch`) has none."""
 
     steps: list[Step]
     notes: dict[str, str] = field(default_factory=dict)
@@ -67,10 +66,8 @@ def tokens_of(documents: Sequence[Row], tokenizer: Any) -> list[int]:
 
 
 class Prompts:
-    """Cuts prompts out of token ids, or of a text; each opens differently from all others, so that no prefix cache can help.
-
-    starts: where a prompt may begin; opening: how many of its first tokens, or characters, must differ.
-    """
+    """Cut prompts out of token ids, or of a text; each opens differently from all others, so that no prefix cache can help.
+    starts: where a prompt may begin; opening: how many of its first tokens, or characters, must differ."""
 
     def __init__(self, source: Sequence[Any], seed: int, *, starts: range | None = None, opening: int = HEAD) -> None:
         self.source, self.opening = source, opening
@@ -83,7 +80,9 @@ class Prompts:
         for start in self.starts:
             piece = self.source[start : start + length]
             head = tuple(piece[: self.opening])
-            if len(piece) == length and not any(head[: len(o)] == o[: len(head)] for o in self._alike(head)):
+            # openings that may equal this one: the same, or of another length where prompts are shorter than an opening
+            alike = (o for o in self.openings if o == head or len(o) != len(head))
+            if len(piece) == length and not any(head[: len(o)] == o[: len(head)] for o in alike):
                 self.openings.add(head)
                 self.starts.remove(start)
                 return piece
@@ -92,43 +91,38 @@ class Prompts:
             f"{length} tokens besides; add text to benchmark.prompts"
         )
 
-    def _alike(self, head: tuple[Any, ...]) -> set[tuple[Any, ...]]:
-        """Openings that may equal this one: the same, or of another length where prompts are shorter than an opening."""
-        return {o for o in self.openings if o == head or len(o) != len(head)}
-
 
 def plan(setup: Requests, longest: int) -> Plan:
     """The sweep of a tier for a model (and a text) with room for `longest` tokens."""
-    found = Plan([])
+    sweep = Plan([])
     contexts: dict[int, None] = {}
     for asked in sorted(setup.contexts):
         room = min(asked, longest)
         if room < asked:
-            found.notes[f"context-{room}"] = (
-                f"{asked} tokens were asked for; {longest} is the most that engine, model and text hold"
-            )
+            most = f"{longest} is the most that engine, model and text hold"
+            sweep.notes[f"context-{room}"] = f"{asked} tokens were asked for; {most}"
         if room > OUTPUT:
             contexts[room] = None
     for repeat in range(REPEATS):
-        found.steps += [Step(f"context-{c}", [c - OUTPUT], repeat=repeat) for c in contexts]
+        sweep.steps += [Step(f"context-{c}", [c - OUTPUT], repeat=repeat) for c in contexts]
     for repeat in range(REPEATS):
-        found.steps += [Step(f"batch-{b}", [BATCH_PROMPT] * b, "stream_batch", repeat) for b in sorted(set(setup.batches))]
+        sweep.steps += [Step(f"batch-{b}", [BATCH_PROMPT] * b, "stream_batch", repeat) for b in sorted(set(setup.batches))]
     for repeat in range(REPEATS if contexts else 0):
-        found.steps += [Step(f"prefix-{t}", [setup.prompt_tokens], "stream_on", repeat) for t in ("cold", "warm")]
-    return found
+        sweep.steps += [Step(f"prefix-{t}", [setup.prompt_tokens], "stream_on", repeat) for t in ("cold", "warm")]
+    return sweep
 
 
 def published(setup: Requests) -> dict[str, list[str]]:
     """{metric: its parts} that a tier's requests give a model with room for all of them."""
-    found: dict[str, list[str]] = {"phase_ms": list(PHASES)}
+    parts: dict[str, list[str]] = {"phase_ms": list(PHASES)}
     for scenario in dict.fromkeys(step.scenario for step in plan(setup, max(setup.contexts, default=0)).steps):
         for name in SWEPT[scenario.partition("-")[0]]:
-            found.setdefault(name, []).append(scenario)
-    return found
+            parts.setdefault(name, []).append(scenario)
+    return parts
 
 
 def fill(plan: Plan, prompts: Prompts) -> None:
-    """Give every step its prompts, where the text has as many; a warm one begins as the cold one before it does."""
+    """Give every step its prompts, where the text has as many; a warm one begins as the cold one before it."""
     cold: list[int] = []
     for step in plan.steps:
         try:
@@ -144,17 +138,12 @@ def fill(plan: Plan, prompts: Prompts) -> None:
 
 
 def run(worker: Any, plan: Plan) -> Iterator[Row]:
-    """The sweep's rows. What the engine cannot do is missing from the plan; a process that dies ends the sweep with a row."""
+    """The sweep's rows. What the engine cannot do goes to the plan's missing; a process that dies ends the sweep with a row."""
     for at, step in enumerate(plan.steps):
         if plan.lacks(step):
             continue
-        head = {
-            "round": step.repeat,
-            "scenario": step.scenario,
-            "who": "variant",
-            "warmup": False,
-            "prompt_tokens": step.lengths[0],
-        }
+        head = {"round": step.repeat, "scenario": step.scenario, "who": "variant", "warmup": False}
+        head["prompt_tokens"] = step.lengths[0]
         try:
             if step.how == "stream_batch":
                 row = worker.ask_batch(step.prompts, OUTPUT)

@@ -26,9 +26,15 @@ class Estimate:
     between: float | None = None  # standard deviation, of the logarithm, that a larger n does not shrink
 
 
+def short(estimate: Estimate) -> dict[str, Any]:
+    """An estimate without what only verdicts need."""
+    return {k: getattr(estimate, k) for k in ("value", "low", "high", "n", "method", "warnings")}
+
+
 TRANSFORMS: dict[str, Callable[..., Any]] = {"mean": np.asarray, "exp": np.exp, "sqrt": np.sqrt}
 FEW = 10  # clusters that weigh as much as so few equal ones carry a warning, and the gate does not judge by them
 AGREEING = 30  # so many clusters that all say the same are taken at their word; fewer are no certainty
+POWER = 0.8  # of comparisons that should find a true difference
 
 
 def cluster_bootstrap(
@@ -54,7 +60,9 @@ def cluster_bootstrap(
     both = f"outer limits of cluster bootstrap-t and t, {count} clusters, {resamples} resamples"
     if count < 2:
         return Estimate(value, None, None, len(num), both, ("one cluster: no interval can be made",), count)
-    notes, weight = _few(dens), _weight(dens)
+    weight = _weight(dens)
+    equal = f", which weigh as {weight:.0f}," if weight < count - 0.5 else ""
+    notes = () if weight >= FEW - 0.5 else (f"{count} clusters{equal} are few",)
     if (nums * dens.sum() == dens * nums.sum()).all():  # every cluster says the same: resampling cannot vary
         if bounds == (0, 1) and ratio in bounds:
             share = wilson(int(ratio) * count, count, confidence=confidence)
@@ -84,14 +92,6 @@ def _by_cluster(clusters: ArrayLike, *values: NDArray[np.float64]) -> list[NDArr
 def _weight(dens: NDArray[np.float64]) -> float:
     """How many clusters of equal size would say as much (Kish 1965, (sum w)^2 / sum w^2)."""
     return float(dens.sum() ** 2 / (dens**2).sum())
-
-
-def _few(dens: NDArray[np.float64]) -> tuple[str, ...]:
-    """A warning where the clusters weigh as much as fewer than FEW equal ones."""
-    weigh = _weight(dens)
-    if weigh >= FEW - 0.5:
-        return ()
-    return (f"{len(dens)} clusters" + (f", which weigh as {weigh:.0f}," if weigh < len(dens) - 0.5 else "") + " are few",)
 
 
 def _ratio_error(nums: NDArray[np.float64], dens: NDArray[np.float64], ratio: float) -> float:
@@ -191,17 +191,15 @@ def _phi(a: float, b: float, c: float, d: float) -> float:
     return float(cross / np.sqrt(float(product)))  # a product of whole numbers outgrows 64 bits at 100 000 items
 
 
-def standard_errors(*, confidence: float, power: float) -> float:
+def standard_errors(*, confidence: float, power: float = POWER) -> float:
     """How many standard errors a true difference must be for a two-sided interval to find it with probability `power`."""
     return float(stats.norm.ppf((1 + confidence) / 2) + stats.norm.ppf(power))
 
 
-def resolvable(low: float, high: float, *, confidence: float, power: float) -> float:
-    """The smallest true difference that a comparison with an interval this wide finds with probability `power`.
-
-    Normal approximation: the half-width is z(confidence) standard errors, and z(confidence) + z(power) of them are needed.
-    It is also the smallest margin that a variant without any loss passes with that probability.
-    """
+def resolvable(low: float, high: float, *, confidence: float, power: float = POWER) -> float:
+    """The smallest true difference that a comparison with an interval this wide finds with probability `power`. Normal
+    approximation: the half-width is z(confidence) standard errors, and z(confidence) + z(power) of them are needed. It is also the
+    smallest margin that a variant without any loss passes with that probability."""
     error = (high - low) / 2 / stats.norm.ppf((1 + confidence) / 2)
     return float(error * standard_errors(confidence=confidence, power=power))
 
@@ -217,11 +215,9 @@ def outer(one: Estimate, other: Estimate) -> Estimate:
 
 
 def arithmetic_error(twice: ArrayLike, size: float) -> float:
-    """Standard error of sum(mean of two) / size that items do not show: half of what two equivalent arithmetics differ by.
-
-    twice: [2, n], the same items' values in both. Changes that items make independently of each other are in their own spread;
-    a shift of all of them at once, as by another processor, is not.
-    """
+    """Standard error of sum(mean of two) / size that items do not show: half of what two equivalent arithmetics differ by. twice:
+    [2, n], the same items' values in both. Changes that items make independently of each other are in their own spread; a shift of
+    all of them at once, as by another processor, is not."""
     first, second = np.asarray(twice, float)
     return float(abs(first.sum() - second.sum()) / 2 / size)
 
@@ -246,9 +242,7 @@ def mcnemar(lost: int, won: int) -> float | None:
 
 def paired_p(change: ArrayLike, error: float) -> float:
     """Two-sided p-value of "no change on average": McNemar's, by the normal distribution, with an error added to the sum's.
-
-    change: [n] per item, -1 .. 1; error: standard error of their sum besides that of the items.
-    """
+    change: [n] per item, -1 .. 1; error: standard error of their sum besides that of the items."""
     x = np.asarray(change, float)
     spread = np.hypot(np.sqrt((x**2).sum()), error)
     return float(2 * stats.norm.sf(abs(x.sum()) / spread)) if spread else 1.0
@@ -284,11 +278,9 @@ def mean_t(values: ArrayLike, *, confidence: float) -> Estimate:
 def items_to_settle(
     estimate: Estimate, threshold: float, *, confidence: float = 0.95, power: float = 0.8, family: float = 1
 ) -> int | None:
-    """How many items would settle on which side of the threshold the value lies in a share `power` of runs.
-
-    That is if the true value is what was measured, and the error shrinks with the square root of n, but for `between`. family:
-    by how much Holm's correction makes the level stricter. None where no number does, or there is no interval.
-    """
+    """How many items would settle on which side of the threshold the value lies in a share `power` of runs. That is if the true
+    value is what was measured, and the error shrinks with the square root of n, but for `between`. family: by how much Holm's
+    correction makes the level stricter. None where no number does, or there is no interval."""
     if estimate.value is None or estimate.low is None or estimate.high is None or estimate.value == threshold:
         return None
     half = (estimate.value - estimate.low) if threshold < estimate.value else (estimate.high - estimate.value)
@@ -312,11 +304,9 @@ def one_sided_p(distance: float, half: float, *, df: int, confidence: float) -> 
 
 
 def holm(p_values: list[float]) -> list[float]:
-    """Holm's step-down adjusted p-values, in the order given (Holm 1979, Scandinavian Journal of Statistics 6:65).
-
-    Claiming all whose adjusted value is at most a level makes any false claim at all with at most that probability,
-    however the tests depend on each other.
-    """
+    """Holm's step-down adjusted p-values, in the order given (Holm 1979, Scandinavian Journal of Statistics 6:65). Claiming all
+    whose adjusted value is at most a level makes any false claim at all with at most that probability, however the tests depend on
+    each other."""
     adjusted, largest = [0.0] * len(p_values), 0.0
     for rank, k in enumerate(np.argsort(p_values, kind="stable")):
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[k]))

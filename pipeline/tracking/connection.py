@@ -43,14 +43,9 @@ LIMITS = {
 Curve = list[tuple[int, float]]  # (step, value)
 
 
-# --- reaching it -------------------------------------------------------------------------------------------------
-
-
 def check_reachable(uri: str) -> None:
-    """Return once the server or database answers; create a missing sqlite file, completely or not at all.
-
-    Raises `ArtifactError` for a missing driver, and whatever the network or the driver raises.
-    """
+    """Return once the server or database answers; create a missing sqlite file, completely or not at all. Raises `ArtifactError`
+    for a missing driver, and whatever the network or the driver raises."""
     for name, value in LIMITS.items():
         os.environ.setdefault(name, value)
     scheme = urlsplit(uri).scheme.partition("+")[0]
@@ -108,9 +103,6 @@ def without_password(text: str) -> str:
     return re.sub(r"://\S*@", "://", text)
 
 
-# --- writing runs ------------------------------------------------------------------------------------------------
-
-
 class Tracker:
     """Writes runs to one MLflow experiment. created: how many runs of variants were new."""
 
@@ -127,7 +119,9 @@ class Tracker:
         if existing and _is_gone(existing.artifact_location):
             where = f"experiment {experiment!r} of MLflow keeps files in {existing.artifact_location}, which is gone"
             raise ArtifactError(f"{where}; if the folder was moved, link it to the old path, or name another track.experiment")
-        self.experiment = str(existing.experiment_id if existing else self.client.create_experiment(experiment, _file_store()))
+        folder = artifacts.from_project("mlruns")  # MLflow's default, the working directory, may be a temporary copy
+        files = folder.as_uri() if folder.is_absolute() else None
+        self.experiment = str(existing.experiment_id if existing else self.client.create_experiment(experiment, files))
         self.created = 0
         for run in self.search("attributes.status != 'FINISHED'"):  # whatever state a dead process was writing
             if KEY in run.data.tags and not is_being_written(run):
@@ -163,7 +157,9 @@ class Tracker:
         from mlflow.entities import Param
 
         for batch in _batches(list(values.items()), MAX_PARAMS):
-            self.client.log_batch(run_id, params=[Param(k, _shortened(secrets.hide(str(v)))) for k, v in batch])
+            texts = [(k, secrets.hide(str(v))) for k, v in batch]
+            marked = [(k, v, f"{v[: MAX_PARAM_LENGTH - 40]} ... ({len(v)} characters)") for k, v in texts]
+            self.client.log_batch(run_id, params=[Param(k, v if len(v) <= MAX_PARAM_LENGTH else cut) for k, v, cut in marked])
 
     def log_metrics(self, run_id: str, values: dict[str, float], curves: dict[str, Curve] | None = None) -> None:
         """Log values at step 0 and each curve's points at their own steps (a position, a context, a concurrency)."""
@@ -179,13 +175,10 @@ class Tracker:
         """sets: each with name, digest (up to 36 characters), source, context, profile."""
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
-        inputs = [
-            DatasetInput(
-                Dataset(s["name"], s["digest"], "local", s["source"], profile=s["profile"]),
-                [InputTag("mlflow.data.context", s["context"])],
-            )
-            for s in map(secrets.hide_in, sets)
-        ]
+        inputs = []
+        for s in map(secrets.hide_in, sets):
+            dataset = Dataset(s["name"], s["digest"], "local", s["source"], profile=s["profile"])
+            inputs.append(DatasetInput(dataset, [InputTag("mlflow.data.context", s["context"])]))
         if inputs:
             self.client.log_inputs(run_id, datasets=inputs)
 
@@ -207,12 +200,6 @@ class Tracker:
         from mlflow.entities import RunTag
 
         self.client.log_batch(run_id, tags=[RunTag(k, secrets.hide(v)) for k, v in tags.items()])
-
-
-def _file_store() -> str | None:
-    """Where a new experiment keeps its files. MLflow's default is the working directory, which may be a temporary copy."""
-    folder = artifacts.from_project("mlruns")
-    return folder.as_uri() if folder.is_absolute() else None
 
 
 def _is_gone(location: str) -> bool:
@@ -261,11 +248,6 @@ def is_being_written(run: Any) -> bool:
         return bool(f"{psutil.Process(int(pid)).create_time():.0f}" == began)
     except psutil.Error:
         return False
-
-
-def _shortened(text: str) -> str:
-    """`text` within MLflow's limit for a param, marked where it was cut."""
-    return text if len(text) <= MAX_PARAM_LENGTH else f"{text[: MAX_PARAM_LENGTH - 40]} ... ({len(text)} characters)"
 
 
 def _batches(values: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:

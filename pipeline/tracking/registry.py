@@ -40,10 +40,8 @@ class Registry:
         return pages(lambda token: self.client.search_model_versions(self.query, page_token=token))
 
     def register(self, experiment_id: str, current: dict[str, dict[str, str]]) -> dict[str, str]:
-        """Make a version for each run and update its tags; other versions become not current. Returns {run id: version}.
-
-        current: {run id: tags, with `variant` among them}.
-        """
+        """Make a version for each run and update its tags; other versions become not current. Returns {run id: version}. current:
+        {run id: tags, with `variant` among them}."""
         if self._model() is None:
             about = f"Variants of the MLflow experiment, by reference. `{ALIAS}` is the one to serve; its moves are tags."
             self.client.create_registered_model(self.name, description=about)
@@ -71,8 +69,6 @@ class Registry:
 
     def version_of(self, run_id: str) -> str | None:
         return next((str(v.version) for v in self._versions() if v.run_id == run_id), None)
-
-    # --- the alias ---
 
     def champion(self) -> str | None:
         """The version that has the alias, or None."""
@@ -103,14 +99,11 @@ class Registry:
         """Record a move that was made by hand; make one that was recorded and not made."""
         moves, now = self.moves(), self.champion()
         last = moves[-1] if moves else None
-        if last and last["how"] != "by hand" and not self._made(last):  # killed between the record and the move
+        tags = self.client.get_model_version(self.name, last["version"]).tags if last else {}
+        if last and last["how"] != "by hand" and tags.get(f"{ALIAS}.move") != last["number"]:  # killed before the move was made
             self._make(last)
         elif now and now != (last or {}).get("version"):
             self._record(now, last["version"] if last else None, "by hand", "found so; not moved by quantgate")
-
-    def _made(self, move: Move) -> bool:
-        version = self.client.get_model_version(self.name, move["version"])
-        return bool(version.tags.get(f"{ALIAS}.move") == move["number"])
 
     def _make(self, move: Move) -> None:
         self.client.set_registered_model_alias(self.name, ALIAS, move["version"])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from pipeline.core.droppings import data_files
 from pipeline.core.errors import ArtifactError
 from pipeline.core.params import Params
 from pipeline.gating import dvc_lock
-from pipeline.reporting.numbers import UNITS, dequantized, n_of, show
+from pipeline.reporting.text import dequantized, markdown_table, n_of, show, with_unit
 from pipeline.serving import results as server_results
 from pipeline.tracking import views
 from pipeline.tracking.connection import CURRENT, Tracker
@@ -35,7 +35,9 @@ WRITTEN = (str(dvc_lock.LOCK), str(artifacts.REPORTS), "README.md")  # by the pi
 Values = dict[str, Any]  # value, low, high, ...
 
 
-# --- the state ---------------------------------------------------------------------------------------------------
+def verdict_of(verdict: Values, name: str, reference: str) -> str:
+    """A variant's verdict as one word."""
+    return "REFERENCE" if name == reference else str(verdict["variants"].get(name, {}).get("verdict", "MISSING"))
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class State:
 
     def variant_key(self, name: str) -> str:
         """Digest of what a variant's run is made from."""
-        broke = artifacts.broke(name)
+        broke = artifacts.failures(name)
         where = artifacts.sha256_file(broke) if broke.exists() else None
         return artifacts.digest([name, self.results[name], self.serving[name], where])
 
@@ -59,10 +61,6 @@ class State:
             for name, v in self.verdict["variants"].items()
         }
         return artifacts.digest([{n: self.variant_key(n) for n in self.results}, self.verdict["verdict"], judged])
-
-    def word(self, name: str, reference: str) -> str:
-        """A variant's verdict as one word."""
-        return verdict_of(self.verdict, name, reference)
 
 
 def load_state(settings: Params) -> State:
@@ -91,7 +89,7 @@ def version_tags(state: State, name: str, settings: Params) -> dict[str, str]:
     """Tags of a variant's version in the registry; its files stay where they are."""
     result = state.results[name]
     return {
-        "variant": name, "verdict": state.word(name, settings.reference),
+        "variant": name, "verdict": verdict_of(state.verdict, name, settings.reference),
         "status": result["status"], "base": result["base"], "model": str(result["model"]), "key": state.variant_key(name),
         "location": str(artifacts.model_dir(name)),
     }  # fmt: skip
@@ -103,19 +101,12 @@ def provenance(state: State, settings: Params) -> dict[str, str]:
     machine = ", ".join(f"{k} {v}" for k, v in facts.items() if v is not None) or "no timings were taken"
     tags = {"mlflow.source.name": "pipeline.track", "mlflow.source.type": "LOCAL", "machine": machine}
     if commit := git.line("rev-parse", "HEAD"):
-        tags |= {"mlflow.source.git.commit": commit, "git.changed": str(_is_tree_changed()).lower()}
+        changed = git.line("status", "--porcelain", "--", ":/", *(f":(exclude){path}" for path in WRITTEN))
+        tags |= {"mlflow.source.git.commit": commit, "git.changed": str(bool(changed)).lower()}
     if dvc_lock.LOCK.exists():  # without this stage's own entry, which DVC writes after it
         stages = dvc_lock.stages(dvc_lock.LOCK.read_bytes())
         tags["dvc.lock"] = artifacts.digest({k: v for k, v in stages.items() if k != "track"})
     return tags
-
-
-def _is_tree_changed() -> bool:
-    """Whether anything but the pipeline's own outputs differs from the commit."""
-    return bool(git.line("status", "--porcelain", "--", ":/", *(f":(exclude){path}" for path in WRITTEN)))
-
-
-# --- the runs ----------------------------------------------------------------------------------------------------
 
 
 def log_variant(tracker: Tracker, state: State, name: str, settings: Params, made_from: dict[str, str]) -> str:
@@ -133,9 +124,9 @@ def log_variant(tracker: Tracker, state: State, name: str, settings: Params, mad
         rows = (artifacts.answers, artifacts.timings, artifacts.tokens, artifacts.generations, artifacts.serving)
         for file in (path(name) for path in rows):  # a folder for each kind: all files are called <variant>.jsonl
             tracker.log_files(run_id, [file], f"rows/{file.parent.name}")
-        tracker.log_files(run_id, [artifacts.broke(name)], "broke")
+        tracker.log_files(run_id, [artifacts.failures(name)], "broke")
 
-    colour = views.colour(list(state.results).index(name))
+    colour = views.COLOURS[list(state.results).index(name) % len(views.COLOURS)]
     tags = {"variant": name, "mlflow.runColor": colour, **made_from}
     run_id, is_new = tracker.run(state.variant_key(name), name, log, tags)
     tracker.created += is_new
@@ -145,14 +136,14 @@ def log_variant(tracker: Tracker, state: State, name: str, settings: Params, mad
 def log_state(tracker: Tracker, state: State, settings: Params, made_from: dict[str, str], runs: dict[str, str]) -> str:
     """Log the whole state unless it is there; returns its run's id. Pages are always uploaded: wording may change alone."""
     key, verdict, reference = state.key(), state.verdict, settings.reference
-    table = comparison(state.results, verdict, reference)
+    rows = comparison(state.results, verdict, reference)
 
     def log(run_id: str) -> None:
         shared = {f"model.{k}": v for k, v in settings.model.model_dump().items()}
         shared |= {"base": state.results[reference]["base"], "reference": reference, "seed": settings.seed, "tier": settings.tier}
         shared |= measured_by(settings)
         tracker.log_params(run_id, shared | {"variants": ", ".join(runs), "machine": made_from["machine"]})
-        tracker.log_dict(run_id, table, "comparison.json")
+        tracker.log_dict(run_id, {"columns": list(rows[0]), "data": [list(row.values()) for row in rows]}, "comparison.json")
         tracker.log_dict(run_id, {"runs": runs, "key": key}, "state.json")
         tracker.log_files(run_id, [Path("params.yaml"), Path("dvc.lock")], "made_from")
 
@@ -176,7 +167,7 @@ def mark_current(tracker: Tracker, parent: str, runs: dict[str, str], state: Sta
             tracker.set_tags(run.info.run_id, {CURRENT: "false"})
     tracker.set_tags(parent, {CURRENT: "true"})
     for name, run_id in runs.items():
-        tracker.set_tags(run_id, {PARENT: parent, CURRENT: "true", "verdict": state.word(name, settings.reference)})
+        tracker.set_tags(run_id, {PARENT: parent, CURRENT: "true", "verdict": verdict_of(state.verdict, name, settings.reference)})
         _describe(tracker, run_id, name, state, settings)
 
 
@@ -195,14 +186,9 @@ def _describe(tracker: Tracker, run_id: str, name: str, state: State, settings: 
     tracker.set_tags(run_id, {"mlflow.note.content": variant_note(name, state.verdict, settings.reference), JUDGED: digest})
 
 
-# --- metrics and params ------------------------------------------------------------------------------------------
-
-
 def flat_metrics(metrics: dict[str, Values]) -> dict[str, float]:
-    """{name: value} with `_low` and `_high` beside. Unknown values are left out: MLflow would show them as 0.
-
-    A suffix goes before the slash: kld_mean_low/news. Raises `ArtifactError` if two names collide.
-    """
+    """{name: value} with `_low` and `_high` beside. Unknown values are left out: MLflow would show them as 0. A suffix goes before
+    the slash: kld_mean_low/news. Raises `ArtifactError` if two names collide."""
     flat: dict[str, float] = {}
     for name, metric in metrics.items():
         for full, value in _with_limits(name, metric):
@@ -221,10 +207,8 @@ def _with_limits(name: str, metric: Values) -> Iterator[tuple[str, float]]:
 
 
 def curves(result: Values, serving: Values | None = None) -> dict[str, list[tuple[int, float]]]:
-    """{name: [(step, value), ...]} of what is measured along an axis: kld_by_position/corpus, tpot_ms_by_context, ...
-
-    Raises `ArtifactError` if a curve has a metric's name: MLflow would merge the two.
-    """
+    """{name: [(step, value), ...]} of what is measured along an axis: kld_by_position/corpus, tpot_ms_by_context, ... Raises
+    `ArtifactError` if a curve has a metric's name: MLflow would merge the two."""
     by_name: dict[str, dict[int, float]] = {}
     for name, step, metric in _points(result, serving or {}):
         for full, value in _with_limits(name, metric):
@@ -281,9 +265,6 @@ def model_name(settings: Params) -> str:
     return Path(names[0]).name.removesuffix(".gguf") or "model"
 
 
-# --- datasets ----------------------------------------------------------------------------------------------------
-
-
 def datasets(variant: str) -> list[dict[str, str]]:
     """{name, digest, source, context, profile} of each set that a variant was evaluated, measured or calibrated on."""
     answers = _read(artifacts.meta_of(artifacts.answers(variant))).get("sets")
@@ -309,37 +290,24 @@ def _sets(files: dict[str, str] | None, context: str) -> Iterator[dict[str, str]
         }  # fmt: skip
 
 
-# --- text --------------------------------------------------------------------------------------------------------
-
-COLUMNS = (
-    ("size MB", "weight_bytes", 1e-6), ("KLD (nats)", "kld_mean", 1.0), ("top-1 (%)", "top1_agreement", 100.0),
-    ("accuracy Δ (pp)", "acc_delta/all", 1.0), ("TTFT (ms)", "ttft_ms", 1.0), ("decode tok/s", "decode_tok_s", 1.0),
-)  # fmt: skip
+COLUMNS = {
+    "size MB": "weight_bytes", "KLD (nats)": "kld_mean", "top-1 (%)": "top1_agreement", "accuracy Δ (pp)": "acc_delta/all",
+    "TTFT (ms)": "ttft_ms", "decode tok/s": "decode_tok_s",
+}  # fmt: skip
 
 
-def verdict_of(verdict: Values, name: str, reference: str) -> str:
-    """A variant's verdict as one word."""
-    return "REFERENCE" if name == reference else str(verdict["variants"].get(name, {}).get("verdict", "MISSING"))
-
-
-def comparison(results: dict[str, Values], verdict: Values, reference: str) -> Values:
-    """The trade-off as {columns, data}: a row for each variant, values as text with their intervals."""
-    data = [
-        [name, verdict_of(verdict, name, reference), *(show(r["metrics"].get(m), DIGITS, scale) for _, m, scale in COLUMNS)]
+def comparison(results: dict[str, Values], verdict: Values, reference: str) -> list[dict[str, str]]:
+    """The trade-off: a row for each variant, values as text with their intervals."""
+    return [
+        {"variant": name, "verdict": verdict_of(verdict, name, reference)}
+        | {head: show(r["metrics"].get(metric), DIGITS) for head, metric in COLUMNS.items()}
         for name, r in results.items()
     ]
-    return {"columns": ["variant", "verdict", *(head for head, _, _ in COLUMNS)], "data": data}
-
-
-def markdown(table: Values) -> str:
-    """A comparison as a Markdown table."""
-    rows: Iterable[list[str]] = [table["columns"], ["---"] * len(table["columns"]), *table["data"]]
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
 def state_note(results: dict[str, Values], verdict: Values, settings: Params) -> str:
     """The description of a state's run."""
-    table = markdown(comparison(results, verdict, settings.reference))
+    table = markdown_table(comparison(results, verdict, settings.reference))
     counts = [f"{n_of(results, m)} {what}" for m, what in (
         ("kld_mean", "tokens"), ("acc/all", "items"), ("decode_tok_s", "rounds"))]  # fmt: skip
     reference = f"`{settings.reference}`{dequantized(results[settings.reference])}"
@@ -357,8 +325,7 @@ def variant_note(name: str, verdict: Values, reference: str) -> str:
     judged = verdict["variants"].get(name, {})
     lines = [f"{judged.get('verdict', 'MISSING')}: {judged.get('reason', 'no verdict')}"]
     for rule in judged.get("rules", []):
-        scale, unit = UNITS.get(rule["unit"], (1.0, f" {rule['unit']}"))
         advisory = "" if rule["required"] else ", advisory"
-        value = f"{show(rule, DIGITS, scale)}{unit}"
+        value = with_unit(rule, digits=DIGITS)
         lines.append(f"- {rule['metric']} {value}, n = {rule['n']}: {rule['verdict']}{advisory}, {rule['bound']}")
     return "\n".join(lines)

@@ -1,7 +1,6 @@
 """What MLflow's UI shows: a saved view of the trade-off, the experiment's description, a picture of each variant's rules.
 
-A saved view is a tag of the experiment (`mlflow.sharedViewState.<id>`, MLflow 3.17's format), which the menu "Views" lists. Other
-versions of MLflow ignore it.
+A saved view is a tag of the experiment (`mlflow.sharedViewState.<id>`, MLflow 3.17's format); other versions ignore it.
 """
 
 from __future__ import annotations
@@ -36,11 +35,6 @@ COLOURS = (
     "#000000", "#7b4173", "#637939", "#b8b800", "#777777",
 )  # fmt: skip
 MARKS = {"PASS": "o", "FAIL": "X", "INCONCLUSIVE": "D"}
-
-
-def colour(k: int) -> str:
-    """The colour of the k-th variant's run."""
-    return COLOURS[k % len(COLOURS)]
 
 
 def _card(kind: str, key: str, **fields: Any) -> dict[str, Any]:

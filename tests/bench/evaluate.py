@@ -46,7 +46,7 @@ def main(variant: str, rounds: int, models: Path, work: Path) -> None:
     settings = params.load(ROOT / "params.yaml")
     local = local_tasks()
     plain = {task: n for task, n in settings.amount.tasks.items() if task in local and not is_chat(load_task(task)[0])}
-    items = {task: subset(len(load_task(task)[1]), None if isinstance(n, str) else n, settings.seed) for task, n in plain.items()}
+    items = {task: subset(len(load_task(task)[1]), n, settings.seed) for task, n in plain.items()}
     data = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
     data["tiers"][settings.tier]["tasks"] = plain
     (work / "params.yaml").write_text(yaml.safe_dump(data, sort_keys=False), encoding="utf-8")

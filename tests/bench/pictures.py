@@ -5,22 +5,18 @@ python tests/bench/pictures.py: the saved view as charts, and the page of the pr
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import httpx2
 from browser import Browser, find  # type: ignore[import-not-found]
+from test_track_servers import Server  # type: ignore[import-not-found]
 
 from pipeline.core import artifacts
 from pipeline.tracking.views import VIEW
@@ -28,43 +24,6 @@ from pipeline.tracking.views import VIEW
 FOLDER = artifacts.REPORTS / "pictures"
 WIDTH, HEIGHT = 1440, 1250
 PATIENCE = 120.0  # seconds for the UI to start, and for a page to show what it is opened for
-
-
-@contextlib.contextmanager
-def served(database: Path) -> Iterator[str]:
-    """The address of an MLflow UI on a database, on a free port of this machine only; it is gone afterwards, come what may."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    words = ["-m", "mlflow", "ui", "--backend-store-uri", f"sqlite:///{database}", "--host", "127.0.0.1", "--port", str(port)]
-    with tempfile.TemporaryFile() as said:
-        ui = subprocess.Popen([sys.executable, *words], stdout=said, stderr=said, start_new_session=True)
-        try:
-            until = time.monotonic() + PATIENCE
-            while not _up(f"http://127.0.0.1:{port}/health"):
-                if ui.poll() is not None or time.monotonic() > until:
-                    said.seek(0)
-                    raise SystemExit(f"mlflow ui did not start: {said.read().decode(errors='replace')[-500:]}")
-                time.sleep(0.5)
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            stop(ui)
-
-
-def stop(ui: subprocess.Popen[bytes]) -> None:
-    """End a process and those that it started: it leads a group of its own."""
-    for sign in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(ui.pid, sign)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            ui.wait(10)
-
-
-def _up(address: str) -> bool:
-    try:
-        return httpx2.get(address, timeout=2, trust_env=False).status_code == 200
-    except httpx2.HTTPError:
-        return False
 
 
 def show(browser: Browser, address: str, *words: str) -> None:
@@ -109,8 +68,13 @@ def main() -> None:
     if not (Path("mlflow.db").exists() and artifacts.MLFLOW.exists()):
         raise SystemExit("mlflow.db or reports/mlflow.json is missing; run `dvc repro` in this folder first")
     found = artifacts.read_json(artifacts.MLFLOW)
-    with served(Path("mlflow.db")) as address, _home() as home, Browser(program, Path(home)) as browser:
-        runs = f"{address}/#/experiments/{found['experiment']}/runs"
+    with (
+        _home() as served,
+        _home() as home,
+        closing(Server(Path(served), Path("mlflow.db"))) as server,
+        Browser(program, Path(home)) as browser,
+    ):
+        runs = f"{server.uri}/#/experiments/{found['experiment']}/runs"
         show(browser, f"{runs}?viewStateShareKey={VIEW}&compareRunsMode=CHART", *found["runs"], "Trade-off")
         close_assistant(browser)
         browser.run(

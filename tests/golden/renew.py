@@ -102,11 +102,12 @@ def _short(value: Any) -> str:
 
 
 def written(value: Any, indent: str = "") -> str:
-    """JSON with a line for each key, lists on one, figures to six digits."""
-    if isinstance(value, dict) and value:
-        lines = [f"{indent} {json.dumps(k)}: {written(v, indent + ' ')}" for k, v in value.items()]
-        return "{\n" + ",\n".join(lines) + f"\n{indent}}}"
-    return json.dumps(_rounded(value), ensure_ascii=False)
+    """JSON with a line for each key of what is longer than one, lists on one, figures to six digits."""
+    line = json.dumps(_rounded(value), ensure_ascii=False)
+    if not isinstance(value, dict) or len(line) < 300:
+        return line
+    lines = [f"{indent} {json.dumps(k)}: {written(v, indent + ' ')}" for k, v in value.items()]
+    return "{\n" + ",\n".join(lines) + f"\n{indent}}}"
 
 
 def _rounded(value: Any) -> Any:
