@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
+from contextlib import nullcontext
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +21,14 @@ from pipeline.divergence.store import Store, Window
 from pipeline.evalset.calibration import Calibration
 from pipeline.evalset.windows import prompt_ids
 from pipeline.model import headers, size
-from pipeline.model.config import appended, end_ids
+from pipeline.model.config import appended, end_ids, text_config, window
 
 WINDOWS = [  # that begin alike, of two lengths, the last scored from its middle on, as a trajectory is
     Window("s", f"w{r}", f"d{r}", tuple(3 + (7 * k * k + 31 * r * (k > 1) + k) % 500 for k in range(n)), first, "x")
     for r, (n, first) in enumerate([(200, 1), (200, 1), (60, 40)])
 ]
 INT8 = Variant(quantizer="torchao", options={"scheme": "int8-weight-only"})
-SLICE = ["gpt2", "opt", "bloom", "gemma2", "gemma3", "mixtral", "qwen3_moe", "deepseek_v3", "llama4_text", "mamba", "minimax"]
+SLICE = ["gpt2", "gemma2", "gemma3", "qwen3_moe", "llama4_text", "mamba", "minimax"]
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +38,23 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
     def folder(name: str) -> Path:
         return home / name if (home / name).exists() else zoo.make(name, home / name)
+
+    return folder
+
+
+@pytest.fixture(scope="module")
+def loaded(model: Any) -> Any:
+    """A model of the zoo in engine hf, loaded once."""
+    return cache(lambda name: engines.load("hf", model(name), threads=1))
+
+
+@pytest.fixture
+def outline(tmp_path: Path) -> Any:
+    """The folder of a model of the zoo without its values: what check reads is its config and its class."""
+
+    def folder(name: str, **settings: Any) -> Path:
+        zoo.config(name, **settings).save_pretrained(tmp_path / name)
+        return tmp_path / name
 
     return folder
 
@@ -50,9 +70,9 @@ def stored(engine: Any, out: Path) -> Store:
 
 
 @pytest.mark.parametrize("name", SLICE)
-def test_the_reference_through_its_own_store_is_exactly_itself(model: Any, tmp_path: Path, name: str) -> None:
+def test_the_reference_through_its_own_store_is_exactly_itself(loaded: Any, tmp_path: Path, name: str) -> None:
     """Whatever a model's own class reads of its body's output besides hidden states, and whatever scales or caps its logits."""
-    engine: Any = engines.load("hf", model(name), threads=1)
+    engine = loaded(name)
     store = stored(engine, tmp_path / "store")
     assert store.manifest["kind"] == "hidden", store.manifest["why_not_hidden"]
     blocks = list(diverge.diverge(engine, store, batch_size=4, threads=1))
@@ -61,9 +81,9 @@ def test_the_reference_through_its_own_store_is_exactly_itself(model: Any, tmp_p
 
 
 def test_a_class_that_needs_more_than_hidden_states_is_stored_as_logits_and_said(
-    model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    loaded: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine: Any = engines.load("hf", model("gpt2"), threads=1)
+    engine = loaded("gpt2")
 
     def needs_more(hidden: Any) -> Any:
         raise IndexError("tuple index out of range")
@@ -74,8 +94,8 @@ def test_a_class_that_needs_more_than_hidden_states_is_stored_as_logits_and_said
     assert "no logits from hidden states alone (IndexError: tuple index" in store.manifest["why_not_hidden"]
 
 
-def test_logits_a_step_of_rounding_apart_are_counted_and_more_is_inexact(model: Any, tmp_path: Path) -> None:
-    engine: Any = engines.load("hf", model("gpt2"), threads=1)
+def test_logits_a_step_of_rounding_apart_are_counted_and_more_is_inexact(loaded: Any) -> None:
+    engine = loaded("gpt2")
     hidden, logits = (t[0] for t in engine.own_logits([WINDOWS[0].token_ids]))
     assert reference._replay(engine, hidden, logits, "w") == 0
     step = engine.torch.finfo(logits.dtype).eps
@@ -89,15 +109,15 @@ def test_logits_a_step_of_rounding_apart_are_counted_and_more_is_inexact(model: 
         reference._replay(engine, hidden, far, "w")
 
 
-def test_attention_is_the_best_the_model_has_and_what_it_has_not_is_refused_in_words(model: Any) -> None:
-    assert [engines.load("hf", model(n), threads=1).attention for n in ("gpt2", "gemma2")] == ["sdpa", "eager"]  # type: ignore[attr-defined]
+def test_attention_is_the_best_the_model_has_and_what_it_has_not_is_refused_in_words(loaded: Any, model: Any) -> None:
+    assert [loaded(name).attention for name in ("gpt2", "gemma2")] == ["sdpa", "eager"]
     with pytest.raises(Unsupported, match="this model has no attention: sdpa; take auto"):
-        engines.load("hf", model("bloom"), threads=1, attention="sdpa")
+        engines.load("hf", model("gemma2"), threads=1, attention="sdpa")
 
 
-@pytest.mark.parametrize("name, window", [("gemma3", 256), ("gptj", 1024), ("mpt", 1024), ("opt", 1024)])
-def test_the_window_is_the_text_part_s_whatever_its_name(model: Any, name: str, window: int) -> None:
-    assert engines.load("hf", model(name), threads=1).max_length == window
+@pytest.mark.parametrize("name, tokens", [("gemma3", 256), ("gptj", 1024), ("mpt", 1024), ("opt", 1024)])
+def test_the_window_is_the_text_part_s_whatever_its_name(outline: Any, name: str, tokens: int) -> None:
+    assert window(text_config(outline(name))) == tokens
 
 
 # --- what is packed ----------------------------------------------------------------------------------------------
@@ -105,24 +125,48 @@ def test_the_window_is_the_text_part_s_whatever_its_name(model: Any, name: str, 
 
 @pytest.mark.parametrize("name, method, count", [
     ("gpt2", "bnb", 8), ("gpt2", "torchao", 0), ("bloom", "torchao", 8), ("gpt_neox", "torchao", 8), ("mpt", "bnb", 8),
-    ("qwen3_moe", "torchao", 8), ("llama", "torchao", 14), ("falcon", "torchao", 0),
+    ("qwen3_moe", "torchao", 8), ("llama", "torchao", 14), ("falcon", "torchao", 0), ("mamba", "torchao", 6),
 ])  # fmt: skip
-def test_a_method_packs_the_matrices_of_its_kinds_whatever_they_are_called(model: Any, name: str, method: str, count: int) -> None:
-    packs = quantizers._module(method).PACKS
-    assert len(headers.linear_shapes(model(name), packs)) == count
+def test_a_method_packs_the_matrices_of_its_kinds_whatever_they_are_called(
+    outline: Any, name: str, method: str, count: int
+) -> None:
+    assert len(headers.linear_shapes(outline(name), quantizers._module(method).PACKS)) == count
 
 
-def test_check_says_which_share_of_a_mixture_a_method_packs(model: Any) -> None:
+def test_check_says_which_share_of_a_mixture_a_method_packs(outline: Any) -> None:
     """By hand: of 2 layers of q, k, v, o (64 x 64, 64 x 32 twice, 64 x 64) and 4 experts of 3 x 64 x 64 the first part only."""
     attention, experts = 2 * (2 * 64 * 64 + 2 * 64 * 32), 2 * 4 * 3 * 64 * 64
-    told = quantizers.packs_only("torchao", model("qwen3_moe"))
-    assert told is not None and f"packs {100 * attention / (attention + experts):.0f} %" in told and "Experts" in told
-    assert quantizers.packs_only("torchao", model("llama")) is None and quantizers.packs_only("rtn", model("qwen3_moe")) is None
+    told = quantizers.packs_only("torchao", outline("qwen3_moe"))
+    assert told is not None and f"packs {100 * attention / (attention + experts):.0f} %" in told and "Qwen3MoeExperts" in told
+    assert quantizers.packs_only("torchao", outline("llama")) is None
+    assert quantizers.packs_only("rtn", outline("qwen3_moe")) is None
 
 
-def test_what_has_no_matrix_that_a_method_packs_is_unsupported_at_check(model: Any) -> None:
-    with pytest.raises(Unsupported, match="no matrix that quantizer 'torchao' packs"):
-        quantizers.check_model("torchao", {"scheme": "int8-weight-only"}, model("gpt2"))
+AO, BNB, RTN, ONNX = (
+    ("torchao", {"scheme": "int8-weight-only"}), ("bnb", {"type": "int8"}), ("rtn", {"bits": 8, "group_size": 32}),
+    ("onnx", {"precision": "int4"}),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name, settings, method, why", [
+    ("gpt2", {}, AO, "no matrix that quantizer 'torchao' packs"),
+    ("deepseek_v3", {}, AO, None), ("deepseek_v3", {}, BNB, "int8 has no latent attention on a CPU"),
+    ("mamba", {}, AO, None), ("mamba", {}, BNB, r"weights of backbone.layers.0.mixer.dt_proj itself.*keep: \['\*.dt_proj'\]"),
+    ("mamba", {}, RTN, "dt_proj itself"), ("mamba", {}, ("rtn", RTN[1] | {"keep": ["*.dt_proj"]}), None),
+    ("llama4_text", {}, AO, None), ("llama4_text", {}, BNB, "splits Llama4TextExperts into matrices that are not in"),
+    ("minimax", {}, RTN, "knows no part mlp in the layers of model_type minimax"), ("mixtral", {}, RTN, None),
+    ("llama", {}, ONNX, None), ("gemma2", {}, ONNX, None), ("gpt2", {}, ONNX, "builder has no GPT2LMHeadModel"),
+    ("mistral-window", {}, ONNX, "all layers see a window of 64 tokens, which ONNX Runtime's builder does not keep"),
+    ("mistral-window", {"sliding_window": 4096}, ONNX, None), ("gemma3_text", {}, ONNX, "one for each kind of layer"),
+    ("phi", {}, ONNX, None),
+    ("phi", {"num_attention_heads": 4}, ONNX, "turns heads by multiples of 16, and 8 of 16 are left over"),
+    ("gpt_oss", {}, ("onnx", {"precision": "fp32"}), None), ("gpt_oss", {}, ONNX, "the base has no gate_up_proj_blocks"),
+])  # fmt: skip
+def test_what_a_method_cannot_do_with_a_model_is_said_at_check(
+    outline: Any, name: str, settings: dict[str, Any], method: tuple[str, dict[str, Any]], why: str | None
+) -> None:
+    with pytest.raises(Unsupported, match=why) if why else nullcontext():
+        quantizers.check_model(*method, outline(name, **settings))
 
 
 def int8(base: Path, out: Path) -> dict[str, Any]:
@@ -162,38 +206,52 @@ def test_a_model_that_takes_pictures_is_packed_and_answers(model: Any, tmp_path:
 def test_weights_saved_without_the_model_s_prefix_are_the_same_weights(model: Any, tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
-    bare = shutil.copytree(model("qwen3"), tmp_path / "bare")
+    bare = shutil.copytree(model("llama"), tmp_path / "bare")
     tensors = load_file(bare / "model.safetensors")
     save_file({k.removeprefix("model."): v for k, v in tensors.items()}, bare / "model.safetensors", metadata={"format": "pt"})
-    assert headers.linear_shapes(bare) == headers.linear_shapes(model("qwen3"))
-    assert size.measure(bare, model("qwen3")).quantized_share == size.measure(model("qwen3"), bare).quantized_share == 0
+    assert headers.linear_shapes(bare) == headers.linear_shapes(model("llama"))
+    assert size.measure(bare, model("llama")).quantized_share == size.measure(model("llama"), bare).quantized_share == 0
+
+
+ATTENTION = [(64, 64), (32, 64), (32, 64), (64, 64)]  # outputs and inputs of q, k, v, o
+PACKED = {  # matrices of one of two layers, and how many values stay at 16 bits: embeddings, head, norms, routers, biases
+    "llama": ([*ATTENTION, (128, 64), (128, 64), (64, 128)], 2 * 512 * 64 + 64 + 2 * 2 * 64),
+    "qwen3_moe": (ATTENTION + 4 * 3 * [(64, 64)], 2 * 512 * 64 + 64 + 2 * (2 * 64 + 2 * 16 + 4 * 64)),
+    "mixtral": (ATTENTION + 4 * [(128, 64), (128, 64), (64, 128)], 2 * 512 * 64 + 64 + 2 * (2 * 64 + 4 * 64)),
+    "gpt2": ([(192, 64), (64, 64), (256, 64), (64, 256)], (512 + 1024 + 2) * 64 + 2 * (4 * 64 + 192 + 64 + 256 + 64)),
+}
 
 
 @pytest.mark.filterwarnings("ignore")  # gptqmodel's own, at load
-@pytest.mark.parametrize("name, packed", [("qwen3_moe", 32), ("mixtral", 32), ("gpt2", 8)])
-def test_experts_and_turned_matrices_run_packed_in_engine_hf(
-    model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, packed: int
+@pytest.mark.parametrize("name", PACKED)
+def test_fused_experts_and_turned_matrices_run_packed_in_engine_hf(
+    model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """Of a mixture, 2 layers of 4 attention matrices and 4 experts of 3: by gptqmodel's loader, each matrix within half a step of
-    8 bits (and a bfloat16's) of the model's own, and together to the last bit what the model's class makes of these matrices.
+    """Each matrix is packed once, in the bits counted by hand, runs in gptqmodel's kernel, is within half a step of 8 bits (and a
+    bfloat16's) of the model's own, and all are together to the last bit what the model's class makes of these matrices.
 
     Near the model's own logits they need not be: of a random mixture some tokens take another expert, and are then far off.
     """
     import torch
 
+    matrices, rest = PACKED[name]
+    weights = 2 * sum(outputs * inputs for outputs, inputs in matrices)
+    bits = 2 * sum(outputs * inputs * (8 + 24 / 32) + 32 * inputs for outputs, inputs in matrices)  # of groups, of input columns
     monkeypatch.chdir(tmp_path)
     Path("out").mkdir()
     variant = Variant(quantizer="rtn", options={"bits": 8, "group_size": 32})
     facts = quantize.quantize(variant, model(name), Path("out"), calibration=Calibration(Path("none")), seed=1)
     quantize.answer(variant, Path("out"), facts, 1)
     engine: Any = engines.load("hf", Path("out"), threads=1)
-    assert facts["modules"] == packed == sum(n for kind, n in engine.kernels().items() if "[" not in kind)
+    assert facts["bits_per_weight"] == pytest.approx((bits + 16 * rest) / (weights + rest), abs=1e-9)
+    assert facts["quantized_share"] == pytest.approx(weights / (weights + rest), abs=1e-9)
+    assert facts["modules"] == 2 * len(matrices) == sum(n for kind, n in engine.kernels().items() if "[" not in kind)
     base: Any = engines.load("hf", model(name), threads=1)
-    headers = dict(base.model.named_parameters())
+    plain = dict(base.model.named_parameters())
     with torch.no_grad():
         for module, part in engine.model.named_modules():
             if hasattr(part, "qweight"):
-                own = _own(headers, module)
+                own = _own(plain, module)
                 rounded = part.dequantize_weight().to(own.dtype)  # [inputs, outputs]
                 rounded = rounded if name == "gpt2" else rounded.T
                 assert 0 < (rounded - own).abs().max() < (1 / 255 + 1 / 256) * own.abs().max()
@@ -249,41 +307,15 @@ def test_a_model_that_llama_cpp_cannot_read_or_makes_another_of_is_refused_at_ch
     config = artifacts.read_json(folder / "config.json")
     artifacts.write_json(folder / "config.json", config | settings)
     for _ in range(2):
-        if why is None:
+        with pytest.raises(Unsupported, match=why) if why else nullcontext():
             quantizers.check_model("gguf", {"type": "BF16"}, folder)
-        else:
-            with pytest.raises(Unsupported, match=why):
-                quantizers.check_model("gguf", {"type": "BF16"}, folder)
     assert len(converter) == 1  # asked once
 
 
-@pytest.mark.parametrize("name, settings, why", [
-    ("llama", {}, None), ("gemma2", {}, None), ("gpt2", {}, "builder has no GPT2LMHeadModel"),
-    ("mistral-window", {}, "all layers see a window of 64 tokens, which ONNX Runtime's builder does not keep"),
-    ("mistral-window", {"sliding_window": 4096}, None), ("gemma3_text", {}, "one for each kind of layer"),
-    ("phi", {}, None), ("phi", {"num_attention_heads": 4}, "turns heads by multiples of 16, and 8 of 16 are left over"),
-])  # fmt: skip
-def test_what_onnx_runtime_does_not_take_is_refused_at_check(
-    tmp_path: Path, name: str, settings: dict[str, Any], why: str | None
-) -> None:
-    folder = zoo.make(name, tmp_path / "model", **settings)
-    if why is None:
-        quantizers.check_model("onnx", {"precision": "int4"}, folder)
-        return
-    with pytest.raises(Unsupported, match=why):
-        quantizers.check_model("onnx", {"precision": "int4"}, folder)
-
-
-def test_latent_attention_is_refused_at_check_by_an_int8_that_does_not_take_it(model: Any) -> None:
-    with pytest.raises(Unsupported, match="int8 has no latent attention on a CPU"):
-        quantizers.check_model("bnb", {"type": "int8"}, model("deepseek_v3"))
-    quantizers.check_model("torchao", {"scheme": "int8-weight-only"}, model("deepseek_v3"))
-
-
 def test_a_4_bit_product_of_blocks_that_a_matrix_does_not_fill_is_refused_at_check(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    outline: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = zoo.make("llama", tmp_path / "model", intermediate_size=96)
+    folder = outline("llama", intermediate_size=96)
     monkeypatch.setattr("bitsandbytes.functional.has_avx512bf16", lambda: True)
     with pytest.raises(Unsupported, match="multiples of 32 outputs and 64 inputs, and model.layers.0.mlp.down_proj has 64 and 96"):
         quantizers.check_model("bnb", {"type": "nf4"}, folder)
@@ -356,12 +388,13 @@ def test_an_end_that_a_tokenizer_appends_stands_in_no_text_that_goes_on() -> Non
     assert appended(tokenizer) == 1 and prompt_ids(text, tokenizer) == [1, *plain]
 
 
-def test_a_choice_is_scored_after_its_context_without_an_end_between(model: Any) -> None:
+def test_a_choice_is_scored_after_its_context_without_an_end_between(loaded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from tokenizers import processors
 
     from pipeline.engines._lm_eval import lm_for
 
-    engine: Any = engines.load("hf", model("llama"), threads=1)
+    engine = loaded("gpt2")
+    monkeypatch.setattr(engine, "tokenizer", copy.deepcopy(engine.tokenizer))
     before = lm_for(engine, 1).encoded("What is two?", " four")
     engine.tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
         single="$A <|im_end|>", special_tokens=[("<|im_end|>", 2)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import shutil
 from collections.abc import Callable
@@ -18,7 +19,6 @@ from pipeline.core.errors import ArtifactError, InvalidVariant, Unsupported
 from pipeline.core.params import Variant
 from pipeline.evalset.calibration import Calibration
 from pipeline.model import attestation, headers
-from pipeline.quantizers._gptqmodel import refuse_groups_without_kernel, refuse_odd_widths
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -154,17 +154,14 @@ def test_an_invalid_variant_is_recorded_and_the_stage_goes_on(tiny: Path, monkey
     assert manifest["status"] == "invalid" and manifest["reason"] == "layer 3 holds inf" and manifest["files"] == {}
 
 
-def test_odd_widths_and_groups_without_a_kernel_are_refused_with_layer_width_and_sizes_that_work(tmp_path: Path) -> None:
+@pytest.mark.parametrize("bits, group, why", [
+    (8, 64, r"does not divide the 96 inputs of model\.layers\.0\..* 16, 32, or -1"), (8, 32, ""), (8, 16, ""), (8, -1, ""),
+    (4, 32, ""), (4, 16, "the CPU's 4-bit kernel takes 32, 64, 128, 256"), (4, -1, "groups of 96 .* kernel takes 32"),
+])  # fmt: skip
+def test_check_refuses_groups_that_do_not_divide_a_width_or_have_no_kernel(tmp_path: Path, bits: int, group: int, why: str) -> None:
     base = make_model(tmp_path / "odd", hidden=96)
-    with pytest.raises(Unsupported, match=r"the 96 inputs of model\.layers\.0\..*16, 32, or -1"):
-        refuse_odd_widths(base, 64)
-    for group in (32, -1):
-        refuse_odd_widths(base, group)
-    for bits, group in ((4, 32), (8, 16), (8, -1)):
-        refuse_groups_without_kernel(base, bits, group)
-    for group in (16, -1):
-        with pytest.raises(Unsupported, match="the CPU's 4-bit kernel takes 32, 64, 128, 256"):
-            refuse_groups_without_kernel(base, 4, group)
+    with pytest.raises(Unsupported, match=why) if why else contextlib.nullcontext():
+        quantizers.check_model("gptq", {"bits": bits, "group_size": group}, base)
 
 
 def test_a_failing_quantizer_leaves_no_model(tiny: Path, tmp_path: Path) -> None:

@@ -80,22 +80,30 @@ ZOO: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
+def config(name: str, vocab: int = VOCAB, **other: Any) -> Any:
+    """The config of a model of the zoo. other: settings beside those of the zoo."""
+    import transformers
+
+    kind, settings = ZOO[name]
+    if "text_config" in settings:
+        settings = settings | {"text_config": settings["text_config"] | {"vocab_size": vocab}}
+    common = {"vocab_size": vocab, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2, "initializer_range": 0.2}
+    made = getattr(transformers, kind)(**common | settings | other)
+    made.architectures = [transformers.AutoModelForCausalLM._model_mapping[type(made)].__name__]
+    return made
+
+
 def make(name: str, folder: Path, *, seed: int = 0, dtype: str = "bfloat16", tokenizer: Path | None = None, **other: Any) -> Path:
     """Write a model of the zoo. tokenizer: a model folder whose own it gets; other: settings beside those of the zoo."""
     import torch
     import transformers
     from conftest import make_tokenizer
 
-    kind, settings = ZOO[name]
     spoken = make_tokenizer() if tokenizer is None else transformers.AutoTokenizer.from_pretrained(tokenizer)
-    if "text_config" in settings:
-        settings = settings | {"text_config": settings["text_config"] | {"vocab_size": len(spoken)}}
-    common = {"vocab_size": len(spoken), "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2, "initializer_range": 0.2}
-    config = getattr(transformers, kind)(**common | settings | other)
     with torch.random.fork_rng(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.manual_seed(seed)
-        model = transformers.AutoModelForCausalLM.from_config(config)
+        model = transformers.AutoModelForCausalLM.from_config(config(name, len(spoken), **other))
         with torch.no_grad():
             for parameter in model.parameters():  # wide enough that predictions differ between tokens, and none is constant
                 if parameter.dim() > 1:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import fnmatch
+import inspect
 import json
 import math
 import re
 import struct
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -51,7 +53,7 @@ def weights_of(folder: Path, base: Path | None = None) -> dict[str, Tensor]:
     if model is None:
         return headers
     unread = re.compile("|".join(model.unread) or r"(?!)")
-    kept = {name: t for name, t in headers.items() if not unread.search(name)}
+    kept = {name: t for name, t in headers.items() if name in model.parameters or not unread.search(name)}
     for copy, source in model.tied.items():
         # as in the model, or as saved from its base class, without the first part
         one, other = (next((n for n in (p, p.partition(".")[2]) if n in kept), None) for p in (copy, source))
@@ -79,8 +81,8 @@ def count_weights(folder: Path) -> int:
 
 @dataclass(frozen=True)
 class Matrix:
-    """kind: its module's class, or `Experts` for one tensor of all experts; linear: whether it is multiplied as a Linear is;
-    block: whether it is in a repeated layer."""
+    """kind: its module's class; linear: whether it is multiplied with as a Linear is; block: whether it is one of the layers that
+    are repeated; count: of experts in one tensor; bare: whether the class around it multiplies with its weight itself."""
 
     kind: str
     outputs: int
@@ -88,17 +90,19 @@ class Matrix:
     linear: bool
     block: bool
     count: int = 1
+    bare: bool = False
 
 
 @dataclass(frozen=True)
 class Skeleton:
-    """A model's matrices without the output head, by module; tied parameters, {copy: source}; patterns of names that its loader
-    does not read; the head's name."""
+    """What a model's class says of itself: its matrices but the output head, by module; names of tied parameters, {copy: source};
+    patterns of what its loader does not read, unless it is a parameter, with the base class's name in front or without."""
 
     matrices: dict[str, Matrix]
     tied: dict[str, str]
     unread: tuple[str, ...]
     head: str
+    parameters: frozenset[str]
 
 
 def skeleton(folder: Path) -> Skeleton | None:
@@ -128,8 +132,10 @@ def _skeleton(folder: str, changed: int) -> Skeleton | None:
         if part is head:
             name_of_head = name
         elif isinstance(part, torch.nn.Linear):
-            plain = type(part).forward is torch.nn.Linear.forward  # Falcon's multiplies by itself, with what no packed weight has
-            matrices[name] = Matrix(type(part).__name__, part.out_features, part.in_features, plain, block)
+            around, _, own = name.rpartition(".")
+            bare = own in _bare(type(model.get_submodule(around)).__module__)
+            plain = type(part).forward is torch.nn.Linear.forward and not bare  # Falcon's multiplies with what no packed weight has
+            matrices[name] = Matrix(type(part).__name__, part.out_features, part.in_features, plain, block, bare=bare)
         elif isinstance(part, Conv1D):
             matrices[name] = Matrix("Conv1D", part.weight.shape[1], part.weight.shape[0], False, block)
         elif "Experts" in type(part).__name__:
@@ -137,9 +143,16 @@ def _skeleton(folder: str, changed: int) -> Skeleton | None:
             for parameter, tensor in part.named_parameters(recurse=False):
                 if tensor.dim() == 3:
                     count, outputs, inputs = tensor.shape if not turned else (tensor.shape[0], *tensor.shape[:0:-1])
-                    matrices[f"{name}.{parameter}"] = Matrix("Experts", outputs, inputs, False, block, count)
+                    matrices[f"{name}.{parameter}"] = Matrix(type(part).__name__, outputs, inputs, False, block, count)
     unread = (*(model._keys_to_ignore_on_load_unexpected or ()), r"rotary_emb\.inv_freq$", r"(^|\.)position_ids$")
-    return Skeleton(matrices, dict(getattr(model, "all_tied_weights_keys", None) or {}), unread, name_of_head)
+    parameters = frozenset(n for name, _ in model.named_parameters() for n in (name, name.partition(".")[2]))
+    return Skeleton(matrices, dict(getattr(model, "all_tied_weights_keys", None) or {}), unread, name_of_head, parameters)
+
+
+@lru_cache
+def _bare(module: str) -> set[str]:
+    """Parts whose weights the classes of a module multiply with themselves, as Mamba's does with its time steps'."""
+    return set(re.findall(r"self\.(\w+)\.weight @", inspect.getsource(sys.modules[module])))
 
 
 # Which matrices a library packs.

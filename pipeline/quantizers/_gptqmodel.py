@@ -8,6 +8,7 @@ import json
 import math
 import re
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, TextIO, get_args
 
@@ -44,14 +45,13 @@ def build(
     538 MB): 632 MB with packed layers put on a disk, which is the mapped base and a layer's work; 862 MB with them kept in memory,
     which a model that is small for this machine is, since only then can it answer a probe.
     """
-    refuse_odd_widths(model_dir, group_size)
     kept = kept_layers(model_dir, keep)
     bits = config[1]["bits"]
     with output_to(artifacts.LOGS / f"{method}.log") as terminal:
-        model = _load(method, model_dir, config, kept, group_size)
+        model = _load(method, model_dir, config, kept)
         _quantize(model, method, rows, batch_size, cpu_backend, terminal)
         model.save(str(out_dir))
-        answered = {} if _on_disk(model_dir) else {"probe": _answer(model)}
+        answered = {} if _on_disk(model_dir) or _routes(model_dir) else {"probe": _answer(model)}
         _take_back_logs()
     _forget_this_run(out_dir, kept if method == "awq" else [], split=_is_split(model_dir, out_dir))
     facts = _losses(out_dir, artifacts.LOGS / f"{method}.csv", config[1].get("damp_percent"))
@@ -75,7 +75,13 @@ def _on_disk(model_dir: Path) -> bool:
     return has_cuda() or size > quota.memory_bytes() / SMALL
 
 
-def _load(method: str, model_dir: Path, config: tuple[str, dict[str, Any]], kept: list[str], group_size: int) -> Any:
+def _routes(model_dir: Path) -> bool:
+    """Whether tokens go to some of many experts: a near tie falls another way in another kernel, and the whole answer with it."""
+    model = skeleton(model_dir)
+    return model is not None and any(matrix.count > 1 for matrix in model.matrices.values())
+
+
+def _load(method: str, model_dir: Path, config: tuple[str, dict[str, Any]], kept: list[str]) -> Any:
     """gptqmodel's model with the config class and arguments asked for, and without the layers to keep."""
     before_gptqmodel()
     try:
@@ -84,8 +90,6 @@ def _load(method: str, model_dir: Path, config: tuple[str, dict[str, Any]], kept
     except ImportError as e:
         raise Unsupported(f"quantizer {method!r} needs {e.name}; pip install gptqmodel -c constraints.txt") from None
     name, arguments = config
-    if not has_cuda():
-        refuse_groups_without_kernel(model_dir, arguments["bits"], group_size)
     skipped: dict[str, dict[str, Any]] = {f"-:^{re.escape(layer)}$": {} for layer in kept}
     asked = getattr(configs, name)(**arguments, offload_to_disk=_on_disk(model_dir), dynamic=skipped or None)
     return gptqmodel.GPTQModel.load(str(model_dir), asked, trust_remote_code=artifacts.trusts_code(model_dir))
@@ -97,6 +101,8 @@ def _quantize(
     """Layer by layer, with a progress bar on `terminal`; cpu_backend: the name of a kernel, where another is chosen than CUDA's."""
     from gptqmodel import BACKEND
 
+    named = model.simple_layer_modules  # has a shared expert as often as there are others, and RTN packs what it has
+    model.simple_layer_modules = lambda *args, **options: [list(dict.fromkeys(part)) for part in named(*args, **options)]
     given = None if rows is None else [{"input_ids": r, "attention_mask": [1] * len(r)} for r in rows]
     chosen = {} if cpu_backend is None or has_cuda() else {"backend": BACKEND[cpu_backend]}
     with cli.progress(model.model.config.get_text_config().num_hidden_layers, method, "layer", terminal) as bar:
@@ -122,35 +128,48 @@ class _Progress:
         self.bar.update(max(0, layer_idx + 1 - self.bar.n))  # it is told twice a layer, in threads
 
 
-def refuse_odd_widths(model_dir: Path, group_size: int) -> None:
-    """Raise before any calibration if a layer's width is not divisible by the group size."""
-    widths = linear_widths(model_dir)
-    if group_size == -1:  # one group a row
-        return
-    common = math.gcd(*widths.values())
-    works = [g for g in get_args(GroupSize) if g > 0 and common % g == 0]
+def refuse(model_dir: Path, options: dict[str, Any]) -> None:
+    """See `pipeline.quantizers`: parts of layers that gptqmodel would leave; groups that do not divide a layer's width, or that the
+    packed 4-bit product of this CPU does not take, which says so only when the model runs."""
+    _refuse_parts_unknown(model_dir)
+    size, kept = options["group_size"], kept_layers(model_dir, options["keep"])
+    widths = {layer: width for layer, width in linear_widths(model_dir).items() if layer not in kept}
+    taken = CPU_INT4_GROUPS if options["bits"] == 4 and not has_cuda() else ()
+    works = [g for g in get_args(GroupSize) if g > 0 and math.gcd(*widths.values()) % g == 0]
     for layer, width in widths.items():
-        if width % group_size:
+        if width % size:  # never of -1, one group a row
             raise Unsupported(
-                f"group_size {group_size} does not divide the {width} inputs of {layer}; "
+                f"group_size {size} does not divide the {width} inputs of {layer}; "
                 f"sizes that work for every layer: {', '.join(map(str, works)) or 'none'}, or -1 (one group a row)"
             )
-
-
-def refuse(model_dir: Path, options: dict[str, Any]) -> None:
-    """What no method here does, as `pipeline.quantizers` asks for it."""
-    refuse_odd_widths(model_dir, options["group_size"])
-
-
-def refuse_groups_without_kernel(model_dir: Path, bits: int, group_size: int) -> None:
-    """Raise if the packed 4-bit product of this CPU does not take the groups: it says so only when the model runs."""
-    for layer, width in linear_widths(model_dir).items():
-        group = width if group_size == -1 else group_size
-        if bits == 4 and group not in CPU_INT4_GROUPS:
+        if taken and (group := width if size == -1 else size) not in taken:
             raise Unsupported(
-                f"group_size {group_size} makes groups of {group} in {layer}; the CPU's 4-bit kernel takes "
-                f"{', '.join(map(str, CPU_INT4_GROUPS))}"
+                f"group_size {size} makes groups of {group} in {layer}; the CPU's 4-bit kernel takes {', '.join(map(str, taken))}"
             )
+
+
+def _refuse_parts_unknown(model_dir: Path) -> None:
+    """Raise where gptqmodel's own source, for a model's type, names none of the layers' parts that the model's class has."""
+    found, model = find_spec("gptqmodel"), skeleton(model_dir)
+    if found is None or model is None:
+        return
+    folder, kind = Path(found.origin or "").parent / "models", artifacts.read_json(model_dir / "config.json")["model_type"]
+    definition = re.search(rf'^    "{kind}": (\w+),', (folder / "auto.py").read_text(encoding="utf-8"), re.MULTILINE)
+    sources = (file.read_text(encoding="utf-8") for file in (folder / "definitions").glob("*.py"))
+    tree = _tree(list(sources), definition[1]) if definition else ""
+    known = {part for name in re.findall(r'"([\w.]+)', tree) for part in name.split(".")}
+    for name, matrix in model.matrices.items():
+        part = re.split(r"\.\d+\.", name, maxsplit=1)[-1].partition(".")[0]
+        if known and matrix.block and part not in known:
+            raise Unsupported(f"gptqmodel knows no part {part} in the layers of model_type {kind}, and would leave {name} as it is")
+
+
+def _tree(sources: list[str], name: str) -> str:
+    """The source of a class of gptqmodel's that lists the parts of a layer: its own, or that which it inherits from."""
+    for source in sources:
+        if own := re.search(rf"^class {name}\((\w+).*?(?=^class |\Z)", source, re.MULTILINE | re.DOTALL):
+            return own[0] if "module_tree =" in own[0] else _tree(sources, own[1])
+    return ""
 
 
 def _take_back_logs() -> None:
@@ -162,8 +181,13 @@ def _take_back_logs() -> None:
 
 
 def _is_split(model_dir: Path, out_dir: Path) -> bool:
-    """Whether a packed matrix is no Linear of transformers' class: gptqmodel packs single experts, fused parts and Conv1D too."""
+    """Whether only gptqmodel loads it: a packed matrix is no Linear of transformers' class (gptqmodel packs single experts, fused
+    parts and Conv1D too), or the layers have a name that optimum, which transformers loads by, does not look for."""
+    from optimum.gptq.constants import BLOCK_PATTERNS
+
     model = skeleton(model_dir)
+    if model is not None and not any(name.startswith(tuple(BLOCK_PATTERNS)) for name in model.matrices):
+        return True
     packed = {name.rpartition(".")[0] for name in read_headers(out_dir) if name.endswith(".qweight")}
     return model is not None and not packed <= {name for name, m in model.matrices.items() if m.linear}
 

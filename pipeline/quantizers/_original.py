@@ -17,7 +17,7 @@ from pipeline.core.droppings import data_files
 from pipeline.core.errors import ArtifactError, Unsupported
 from pipeline.model.headers import kept_layers, linear_shapes, packed_bits
 from pipeline.quantizers import Facts
-from pipeline.quantizers._gptqmodel import has_cuda, refuse_groups_without_kernel, refuse_odd_widths
+from pipeline.quantizers._gptqmodel import has_cuda
 from pipeline.quantizers._probe import KEPT, OTHER_KERNEL, token_ids
 from pipeline.quantizers._reproducible import SAME_MACHINE
 
@@ -38,7 +38,6 @@ def autoawq(model_dir: Path, out_dir: Path, *, rows: list[list[int]], bits: int,
     kept = kept_layers(model_dir, keep)
     if group_size == -1:
         raise Unsupported("option group_size = -1: AutoAWQ takes no whole rows as groups; give a size that divides every width")
-    _refuse_groups(model_dir, bits, group_size)
     refuse_shapes_of_autoawq(model_dir)
     options: Json = {"bits": bits, "group_size": group_size, "kept": kept}
     facts = _run("autoawq", model_dir, out_dir, rows, options)
@@ -53,7 +52,6 @@ def autogptq(
     kept = kept_layers(model_dir, keep)
     if kept:
         raise Unsupported(f"option keep = {keep}: AutoGPTQ packs every layer; backend: gptqmodel can keep some")
-    _refuse_groups(model_dir, bits, group_size)
     facts = _run("autogptq", model_dir, out_dir, rows, {"bits": bits, "group_size": group_size, **options})
     expected = packed_bits(model_dir, [], weight=bits, group=16 + bits, group_size=group_size, column=32)
     return {**facts, "kept": [], "expected_bits": expected}
@@ -72,12 +70,6 @@ def refuse_shapes_of_autoawq(model_dir: Path) -> None:
         step = CODE_ROWS if any(part in kind for part in UNCLIPPED) else CLIP_ROWS
         if outputs % step:
             raise Unsupported(f"{layer} has {outputs} outputs, and AutoAWQ takes multiples of {step}; backend: gptqmodel takes it")
-
-
-def _refuse_groups(model_dir: Path, bits: int, group_size: int) -> None:
-    refuse_odd_widths(model_dir, group_size)
-    if not has_cuda():
-        refuse_groups_without_kernel(model_dir, bits, group_size)
 
 
 # --- there and back ----------------------------------------------------------------------------------------------
