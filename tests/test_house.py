@@ -43,6 +43,7 @@ ALLOWED = {
         "quantizers/bnb.py",
         "engines/llamacpp.py",
         "quantizers/gguf.py",  # its config classes
+        "quantizers/__init__.py",  # the same
         "engines/onnxruntime.py",
         "engines/_lm_eval.py",
         "engines/hf.py",
