@@ -217,7 +217,6 @@ ATTENTION = [(64, 64), (32, 64), (32, 64), (64, 64)]  # outputs and inputs of q,
 PACKED = {  # matrices of one of two layers, and how many values stay at 16 bits: embeddings, head, norms, routers, biases
     "llama": ([*ATTENTION, (128, 64), (128, 64), (64, 128)], 2 * 512 * 64 + 64 + 2 * 2 * 64),
     "qwen3_moe": (ATTENTION + 4 * 3 * [(64, 64)], 2 * 512 * 64 + 64 + 2 * (2 * 64 + 2 * 16 + 4 * 64)),
-    "mixtral": (ATTENTION + 4 * [(128, 64), (128, 64), (64, 128)], 2 * 512 * 64 + 64 + 2 * (2 * 64 + 4 * 64)),
     "gpt2": ([(192, 64), (64, 64), (256, 64), (64, 256)], (512 + 1024 + 2) * 64 + 2 * (4 * 64 + 192 + 64 + 256 + 64)),
 }
 
