@@ -19,6 +19,7 @@ Body = dict[str, Any]
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: Server
+    at_work = False
 
     def log_message(self, *_: Any) -> None:
         pass
@@ -33,13 +34,19 @@ class Handler(BaseHTTPRequestHandler):
             self.server.asked.append((self.path, body, dict(self.headers)))
             self.server.now += 1
             self.server.most = max(self.server.most, self.server.now)
+            self.at_work = True
         try:
             self.play(str(prompt).split(" ")[0], body)
         except (BrokenPipeError, ConnectionResetError):
             pass  # the client gave up, as it may
         finally:
-            with self.server.lock:
-                self.server.now -= 1
+            self.leave()
+
+    def leave(self) -> None:
+        """Count this request no longer: before its last bytes, or the client's next one could come first."""
+        with self.server.lock:
+            self.server.now -= self.at_work
+            self.at_work = False
 
     def play(self, name: str, body: Body) -> None:
         if self.server.locked and self.headers.get("Authorization") != f"Bearer {KEY}":
@@ -55,6 +62,7 @@ class Handler(BaseHTTPRequestHandler):
         for k, v in {"Content-Type": "application/json", "Content-Length": str(len(content)), **headers}.items():
             self.send_header(k.replace("_", "-"), v)
         self.end_headers()
+        self.leave()
         self.wfile.write(content)
 
     def start(self, chunked: bool = True) -> None:
@@ -84,6 +92,7 @@ class Handler(BaseHTTPRequestHandler):
         self.event({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": n, **details}})
 
     def done(self) -> None:
+        self.leave()
         self.event("[DONE]")
         if self.chunked:
             self.wfile.write(b"0\r\n\r\n")
