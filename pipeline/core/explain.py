@@ -46,6 +46,11 @@ def unknown(kind: str, name: str, known: list[str]) -> str:
     return f"{kind} {name!r} is not in params.yaml{did_you_mean(name, known)}"
 
 
+def some(names: list[str], most: int, between: str = ", ") -> str:
+    """The first `most` names, and how many more there are."""
+    return between.join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
 def did_you_mean(name: str, known: list[str]) -> str:
     near = _near(name, known)
     return near or f"; there is: {', '.join(map(str, known))}"

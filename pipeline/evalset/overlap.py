@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import DataError
+from pipeline.core.explain import some
 from pipeline.evalset import load_prompts, load_texts
 from pipeline.evalset.tasks import load_task, local_tasks
 
@@ -23,8 +24,7 @@ def measured_rows(corpus: Path, prompts: Path) -> list[dict[str, Any]]:
 def refuse_overlap(calibration: list[dict[str, Any]], measured: list[dict[str, Any]], source: str) -> None:
     """Raise `DataError` that names the calibration rows of `source` which are also measured on."""
     if shared := overlap(calibration, measured):
-        more = f" and {len(shared) - 3} more" if len(shared) > 3 else ""
-        raise DataError(f"{source} overlaps what is measured: {'; '.join(shared[:3])}{more}")
+        raise DataError(f"{source} overlaps what is measured: {some(shared, 3, '; ')}")
 
 
 def overlap(calibration: list[dict[str, Any]], evaluation: list[dict[str, Any]]) -> list[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from pipeline.core import artifacts
 from pipeline.core.droppings import data_files
 from pipeline.core.errors import ArtifactError
+from pipeline.core.explain import some
 from pipeline.core.params import Params, PathModel
 from pipeline.model.config import wanted
 
@@ -34,15 +35,10 @@ def check(settings: Params) -> list[str]:
     changed, absent = status()
     if source := changed_source(settings):
         redo = "run `dvc repro -f download`, then `dvc repro`"
-        raise ArtifactError(f"the local model is not what was downloaded: {_some(source)}; {redo}")
+        raise ArtifactError(f"the local model is not what was downloaded: {some(source, SHOWN)}; {redo}")
     if changed:
-        raise ArtifactError(f"the results are stale; missing or changed: {_some(changed)}; run `dvc repro`")
+        raise ArtifactError(f"the results are stale; missing or changed: {some(changed, SHOWN)}; run `dvc repro`")
     return absent
-
-
-def _some(names: list[str]) -> str:
-    more = len(names) - SHOWN
-    return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def status() -> tuple[list[str], list[str]]:

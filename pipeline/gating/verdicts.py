@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from pipeline.core import artifacts
+from pipeline.core.explain import some
 from pipeline.core.params import Params, Rule, Variant
 from pipeline.gating.rules import Bound, Judgement, Verdict, bound_of, judge, judge_above, neutral_of, worst, would_settle
 from pipeline.metrics.definitions import FLOORS, definition
@@ -116,8 +117,7 @@ def _hold_lost(verdict: Verdict | str, reason: str, then: dict[str, Any] | None)
     lost = then["lost"] if then else []
     if not lost or verdict == "UNSUPPORTED":
         return verdict, reason
-    more = f" and {len(lost) - 5} more" if len(lost) > 5 else ""
-    why = f"lost since the baseline, which has them: {', '.join(lost[:5])}{more}"
+    why = f"lost since the baseline, which has them: {some(lost, 5)}"
     return "FAIL", f"{why}; {reason}" if verdict == "FAIL" else why
 
 

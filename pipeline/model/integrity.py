@@ -16,6 +16,7 @@ from typing import Any
 from pipeline.core import cli, isolate
 from pipeline.core.droppings import data_files
 from pipeline.core.errors import DownloadError
+from pipeline.core.explain import some
 from pipeline.model.dequantize import packed_as, why_not
 from pipeline.model.headers import read_headers
 
@@ -72,7 +73,7 @@ def indexed_shards(index: Path) -> set[str]:
     shards = set(listed.values())
     absent = sorted(s for s in shards if not (index.parent / s).exists())
     if absent:
-        raise DownloadError(f"{index.name} names {_some(absent)}, absent from the model's folder; add what is missing")
+        raise DownloadError(f"{index.name} names {some(absent, SHOWN)}, absent from the model's folder; add what is missing")
     return shards
 
 
@@ -122,14 +123,16 @@ def _refuse_misfit(folder: Path, config: Any, trusted: bool) -> None:
         raise DownloadError(f"transformers cannot build the model of config.json ({why}); correct config.json") from None
     fetch = "the weights are another model's or incomplete; fetch them again"
     if missing := sorted(info["missing_keys"]):
-        raise DownloadError(f"the .safetensors files lack {_some(missing)}, which config.json's model needs; {fetch}")
+        raise DownloadError(f"the .safetensors files lack {some(missing, SHOWN)}, which config.json's model needs; {fetch}")
     if wrong := sorted(info["mismatched_keys"]):
         name, held, asked = wrong[0]
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
         shapes = f"{name} has shape {tuple(held)} and config.json asks for {tuple(asked)}{more}"
         raise DownloadError(f"{shapes}; correct it, or fetch both again")
     if unknown := sorted(info["unexpected_keys"]):
-        raise DownloadError(f"the .safetensors files hold {_some(unknown)}, which config.json's model has no place for; {fetch}")
+        raise DownloadError(
+            f"the .safetensors files hold {some(unknown, SHOWN)}, which config.json's model has no place for; {fetch}"
+        )
 
 
 def _match(folder: Path, config: Any, trusted: bool) -> dict[str, Any]:
@@ -219,8 +222,3 @@ def _not_finite(tensor: Any) -> int:
     if torch.isfinite(torch.stack(torch.aminmax(tensor))).all():  # both are NaN where one value is
         return 0
     return int((~torch.isfinite(tensor)).sum())
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
