@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from reported import MACHINE, around, judged, metric, result, rule, verdicts
 
+from pipeline.core.options import nominal_bits
 from pipeline.reporting import pareto, recommendation, text
 
 PASS = judged("PASS", rule("kld_mean", "PASS"))
@@ -88,7 +89,7 @@ def test_an_advisory_verdict_is_said_to_hold_no_merge() -> None:
      ({"group_size": 64}, None), ({}, None)],
 )  # fmt: skip
 def test_nominal_bits_are_those_the_options_name(options: dict[str, Any], bits: int | None) -> None:
-    assert recommendation.nominal_bits({"options": options}) == bits
+    assert nominal_bits(options) == bits
 
 
 # --- who is dominated --------------------------------------------------------------------------------------------

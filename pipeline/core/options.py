@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -12,6 +13,8 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pipeline.core.droppings import data_files
 from pipeline.core.errors import ParamsError
 from pipeline.core.explain import by_keys, did_you_mean, in_words
+
+BITS = re.compile(r"(?<!\d)(32|16|8|6|5|4|3|2)(?!\d)")
 
 
 def names_in(folder: Path) -> list[str]:
@@ -23,6 +26,14 @@ def with_defaults(function: Callable[..., Any], options: dict[str, Any], given: 
     """Every option that a call would use: those given, and the defaults of the rest."""
     parameters = inspect.signature(function).parameters
     return {n: p.default for n, p in parameters.items() if n not in given and n not in options} | options
+
+
+def nominal_bits(options: dict[str, Any]) -> int | None:
+    """Bits that a variant's options name (`bits: 4`, `int8-weight-only`, `Q4_0`); None where they name none."""
+    for key in ("bits", "dtype", "scheme", "type", "precision"):
+        if match := BITS.search(str(options.get(key, ""))):
+            return int(match[1])
+    return None
 
 
 def check_options(owner: str, function: Callable[..., Any], options: dict[str, Any], given: set[str]) -> None:

@@ -22,7 +22,6 @@ IMPORTS = 0.4e9  # Python and its libraries
 COPIES = {"awq": 1.0, "bnb": 0.5, "gptq": 1.0, "onnx": 2.8, "rtn": 1.0}
 LOADED = ("onnxruntime",)  # engines that read a variant into memory, and do not map it
 SCALES = 0.5  # bits a packed weight, for scales and zero points
-WIDTH = ("dtype", "scheme", "bits", "type", "precision")  # options whose first number is a weight's bits
 
 
 def notes(settings: Params) -> list[str]:
@@ -77,7 +76,7 @@ def disk_bytes(settings: Params, folder: Path) -> float:
 def variant_bytes(variant: Variant, folder: Path) -> float:
     """Bytes of a variant's files: its matrices at its bits and their scales, the rest at 16 or, in ONNX, 32 bits."""
     asked = options.with_defaults(quantizers.find(variant.quantizer), variant.options, quantizers.GIVEN)
-    bits = next((int(number) for key in WIDTH for number in re.findall(r"\d+", str(asked.get(key, "")))), 16)
+    bits = options.nominal_bits(asked) or 16
     packed = sum(outputs * inputs for outputs, inputs in linear_shapes(folder).values())
     rest = 4 if bits == 32 or variant.engine == "onnxruntime" else 2
     return packed * (bits + (SCALES if bits < 16 else 0)) / 8 + (count_weights(folder) - packed) * rest

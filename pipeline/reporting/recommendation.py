@@ -6,14 +6,13 @@ fastest. Speeds are ratios to the reference in one run; they are not compared ac
 
 from __future__ import annotations
 
-import re
 from itertools import pairwise
 from typing import Any
 
+from pipeline.core.options import nominal_bits
 from pipeline.reporting import pareto, text
 
 Results = dict[str, dict[str, Any]]
-BITS = re.compile(r"(?<!\d)(32|16|8|6|5|4|3|2)(?!\d)")
 COSTS = (("kld_mean", "KLD"), ("top1_agreement", "top-1 agreement"), ("acc_delta/all", "accuracy"))
 
 
@@ -23,16 +22,6 @@ def advice(results: Results, verdict: dict[str, Any], reference: str) -> dict[st
     steps = _rungs(results, judged, reference)
     ladder = [_step(results, judged, a, b) for a, b in pairwise(steps)]
     return {"serve": _serve(results, judged, reference), "ladder": ladder, "open": _open(results, judged, reference)}
-
-
-def nominal_bits(result: dict[str, Any]) -> int | None:
-    """Bits that a variant's options name (`bits: 4`, `int8-weight-only`, `Q4_0`); None where they name none."""
-    options = result.get("options") or {}
-    for key in ("bits", "dtype", "scheme", "type", "precision"):
-        match = BITS.search(str(options.get(key, "")))
-        if match:
-            return int(match[1])
-    return None
 
 
 def passing(results: Results, judged: dict[str, Any]) -> list[str]:
@@ -76,10 +65,10 @@ def _none(results: Results, judged: dict[str, Any]) -> str:
 
 def _rungs(results: Results, judged: dict[str, Any], reference: str) -> list[str]:
     """The reference, then the best variant of each lower number of bits that was measured."""
-    top = nominal_bits(results[reference]) or 16
+    top = nominal_bits(results[reference]["options"]) or 16
     by: dict[int, list[str]] = {}
     for name in judged:
-        bits = nominal_bits(results[name])
+        bits = nominal_bits(results[name]["options"])
         if bits is not None and bits < top and _speed(results[name]) is not None:
             by.setdefault(bits, []).append(name)
     return [reference, *(min(by[b], key=lambda n: _rank(results, judged, n)) for b in sorted(by, reverse=True))]
@@ -109,7 +98,7 @@ def _step(results: Results, judged: dict[str, Any], a: str, b: str) -> str:
 
 
 def _named(results: Results, name: str) -> str:
-    bits = nominal_bits(results[name])
+    bits = nominal_bits(results[name]["options"])
     return f"{name} ({bits} bits)" if bits else name
 
 
