@@ -42,10 +42,10 @@ def evaluate(engine: Any, setup: Evaluate, tasks: dict[str, HowMany], seed: int,
     for task, (config, _) in loaded.items():
         if is_chat(config) and not engine.tokenizer.chat_template:
             raise DataError(f"task {task!r} is a chat and the model has no chat template; take it out of `tiers` in params.yaml")
-    # lm-eval's index of its own tasks costs 8 s; it is built only if one of them is asked for
     for task, (config, _) in loaded.items():  # a JSONL file without a YAML gets the one that its columns ask for
         if not (TASKS / f"{task}.yaml").exists():
             (scratch / f"{task}.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+    # lm-eval's index of its own tasks costs 8 s; it is built only if one of them is asked for
     manager = TaskManager(include_path=[TASKS, scratch], include_defaults=len(loaded) < len(tasks))
     rows: list[Row] = []
     for task, count in tasks.items():

@@ -142,7 +142,7 @@ def _noise(rule: Rule, settings: Params, results: dict[str, Row]) -> str:
     m = min(own, key=lambda m: float(m["high"] - m["low"]))
     floors = results.get(settings.reference, {}).get("metrics", {})
     floor = floors.get(FLOORS[rule.metric][0]) if rule.metric in FLOORS else None
-    amount = resolvable(m["low"], m["high"], confidence=m["confidence"], power=0.8) + ((floor or {}).get("high") or 0.0)
+    amount = resolvable(m["low"], m["high"], confidence=m["confidence"]) + ((floor or {}).get("high") or 0.0)
     what, written = definition(rule.metric), QUANTITY.match(rule.margin or rule.gain or rule.limit or "")
     assert what is not None and written is not None  # bound_of refuses everything else
     return f"{amount / UNITS[what.unit][written.group(2)]:.2g} {written.group(2)}"

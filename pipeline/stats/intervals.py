@@ -276,7 +276,7 @@ def mean_t(values: ArrayLike, *, confidence: float) -> Estimate:
 
 
 def items_to_settle(
-    estimate: Estimate, threshold: float, *, confidence: float = 0.95, power: float = 0.8, family: float = 1
+    estimate: Estimate, threshold: float, *, confidence: float = 0.95, power: float = POWER, family: float = 1
 ) -> int | None:
     """How many items would settle on which side of the threshold the value lies in a share `power` of runs. That is if the true
     value is what was measured, and the error shrinks with the square root of n, but for `between`. family: by how much Holm's
