@@ -181,9 +181,9 @@ def test_many_shards_are_written_and_scales_in_another_shard_are_found(
     import torch
     from safetensors.torch import save_file
 
-    from pipeline.model import dequantize
+    from pipeline.model import streaming
 
-    monkeypatch.setattr(dequantize, "SHARD", 40_000)
+    monkeypatch.setattr(streaming, "SHARD_BYTES", 40_000)
     tensors, right = {}, {}
     for name, tensor in tensors_of(base).items():
         own, right[name] = fp8(name, tensor, 48, 40) if "_proj" in name else ({name: tensor}, tensor)

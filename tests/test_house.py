@@ -27,7 +27,7 @@ ALLOWED = {
         "engines/_lm_eval.py",
         "quantizers/_gptqmodel.py",
         "quantizers/_probe.py",
-        "quantizers/_streaming.py",
+        "model/streaming.py",
         "quantizers/bnb.py",
         "quantizers/cast.py",
         "quantizers/torchao.py",

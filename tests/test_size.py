@@ -14,8 +14,8 @@ from pipeline import engines, quantize
 from pipeline.core import artifacts, params, quota
 from pipeline.core.params import Variant
 from pipeline.evalset.calibration import Calibration
+from pipeline.model import streaming
 from pipeline.preflight import capacity
-from pipeline.quantizers import _streaming
 
 FILES = ("model.safetensors", "config.json", "generation_config.json")
 
@@ -30,12 +30,12 @@ def test_a_streamed_file_has_the_bytes_that_safetensors_writes(tmp_path: Path) -
     import torch
     from safetensors.torch import save_file
 
-    tensors = {f"{k}.é.{kind}": torch.arange(9 + k).to(getattr(torch, kind)) for kind in _streaming.TYPES for k in range(2)}
+    tensors = {f"{k}.é.{kind}": torch.arange(9 + k).to(getattr(torch, kind)) for kind in streaming.TYPES for k in range(2)}
     tensors |= {"empty": torch.zeros(0, 3), "scalar": torch.tensor(3.0), "turned": torch.arange(6).view(2, 3).T.contiguous()}
     save_file(tensors, tmp_path / "theirs.safetensors", metadata={"format": "pt"})
     shapes = {name: (str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in tensors.items()}
-    parts = ((name, part) for name, t in tensors.items() for part in _streaming.chunks(t))
-    _streaming.write(tmp_path, shapes, parts, {"format": "pt"})
+    parts = ((name, part) for name, t in tensors.items() for part in streaming.chunks(t))
+    streaming.write(tmp_path, shapes, parts, {"format": "pt"})
     assert (tmp_path / "model.safetensors").read_bytes() == (tmp_path / "theirs.safetensors").read_bytes()
 
 
@@ -43,8 +43,8 @@ def test_shards_hold_so_much_at_most_and_are_the_model_again(tiny: Path, tmp_pat
     from safetensors.torch import load_file
     from transformers import AutoModelForCausalLM
 
-    monkeypatch.setattr(_streaming, "SHARD_BYTES", 70_000)
-    monkeypatch.setattr(_streaming, "CHUNK", 1000)
+    monkeypatch.setattr(streaming, "SHARD_BYTES", 70_000)
+    monkeypatch.setattr(streaming, "CHUNK", 1000)
     out = cast(tiny, tmp_path / "out", "bfloat16")
     files = sorted(out.glob("*.safetensors"))
     assert len(files) > 2 and all(file.stat().st_size < 75_000 for file in files)

@@ -7,18 +7,19 @@ blocks: DeepSeek's 576 rows in blocks of 128 end in half a block.
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.core.artifacts import write_json
 from pipeline.core.errors import DownloadError
 from pipeline.model.config import NESTED
+from pipeline.model.streaming import chunks, write
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)  # of the 16 codes of E2M1
-SHARD = 4 << 30  # bytes
 # What stands beside a weight, behind its name without `weight`, `blocks` or `packed`.
 BESIDE = ("weight_scale_inv", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx", "proj_scales", "proj_scale_inv")
 UNUSED = ("input_scale", "input_zero_point", "activation_scale", "k_scale", "v_scale")  # of activations: a weight needs none
@@ -66,13 +67,15 @@ def dequantize(folder: Path) -> None:
     def read(name: str) -> Tensor | None:
         return where[name].get_tensor(name) if name in where else None
 
-    out = _Shards(folder)
-    for name in where:
-        if not name.endswith(BESIDE + UNUSED):
-            out.add(*_values(name, where[name].get_tensor(name), read, settings))
-    for file in [*shards, *folder.glob("*.safetensors.index.json")]:
-        file.unlink()
-    out.finish()
+    kept = {name: where[name].get_tensor(name) for name in where if not name.endswith(BESIDE + UNUSED)}  # mapped, not read
+    shapes = dict(_described(name, tensor, read) for name, tensor in kept.items())
+    values = (_values(name, tensor, read, settings) for name, tensor in kept.items())
+    with tempfile.TemporaryDirectory(dir=folder) as out:
+        write(Path(out), shapes, ((name, part) for name, tensor in values for part in chunks(tensor)), {"format": "pt"})
+        for file in [*shards, *folder.glob("*.safetensors.index.json")]:
+            file.unlink()
+        for file in Path(out).iterdir():
+            file.rename(folder / file.name)
     for part in [config, *(config[n] for n in NESTED if isinstance(config.get(n), dict))]:
         part.pop("quantization_config", None)
     config.pop("torch_dtype", None)
@@ -87,6 +90,23 @@ def _settings(config: dict[str, Any]) -> dict[str, Any]:
 
 def _weights(settings: dict[str, Any]) -> list[dict[str, Any]]:
     return [group["weights"] for group in settings.get("config_groups", {}).values() if group.get("weights")]
+
+
+def _described(name: str, tensor: Tensor, read: Any) -> tuple[str, tuple[str, tuple[int, ...]]]:
+    """(name, (type, shape)) in the model of what `_values` makes of a tensor."""
+    if name.endswith("_blocks"):
+        return name.removesuffix("_blocks"), ("bfloat16", (tensor.shape[0], 2 * tensor[0, 0].numel(), tensor.shape[1]))
+    if name.endswith("weight_packed"):
+        stem = name.removesuffix("_packed")
+        return stem, ("bfloat16", tuple(int(n) for n in _needed(read(f"{stem}_shape"), name)))
+    return name, ("bfloat16" if _is_packed(tensor) else str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+
+
+def _is_packed(tensor: Tensor) -> bool:
+    """Whether a tensor holds one code for each value."""
+    import torch
+
+    return tensor.dtype in (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def _values(name: str, tensor: Tensor, read: Any, settings: dict[str, Any]) -> tuple[str, Tensor]:
@@ -111,7 +131,7 @@ def _values(name: str, tensor: Tensor, read: Any, settings: dict[str, Any]) -> t
         if zero is not None:
             zero = _unpack(zero.T.contiguous(), bits).T[:outputs]
         return stem, _scaled(codes, scale, zero, read(f"{stem}_g_idx"), _block(settings))
-    if tensor.dtype in (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2):
+    if _is_packed(tensor):
         scale = next((s for end in ("_scale_inv", "_scale") if (s := read(name + end)) is not None), None)
         return name, _scaled(tensor, _needed(scale, name), read(f"{name}_zero_point"), None, _block(settings))
     return name, tensor
@@ -158,37 +178,3 @@ def _scaled(codes: Tensor, scale: Tensor, zero: Tensor | None, groups: Tensor | 
 
     values = codes.float() if zero is None else codes.float() - spread(zero)
     return (values * spread(scale)).to(torch.bfloat16)
-
-
-class _Shards:
-    """Writes tensors to files of about 4 GB and their index."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.held, self.bytes = folder, {}, 0  # type: tuple[Path, dict[str, Tensor], int]
-        self.written: list[dict[str, int]] = []
-
-    def add(self, name: str, tensor: Tensor) -> None:
-        size = tensor.numel() * tensor.element_size()
-        if self.held and self.bytes + size > SHARD:
-            self._write()
-        self.held[name] = tensor
-        self.bytes += size
-
-    def _write(self) -> None:
-        from safetensors.torch import save_file
-
-        save_file(self.held, self.folder / f"{len(self.written)}.part", metadata={"format": "pt"})
-        self.written.append({name: t.numel() * t.element_size() for name, t in self.held.items()})
-        self.held, self.bytes = {}, 0
-
-    def finish(self) -> None:
-        self._write()
-        names: dict[str, str] = {}
-        n = len(self.written)
-        for k, sizes in enumerate(self.written):
-            name = f"model-{k + 1:05}-of-{n:05}.safetensors" if n > 1 else "model.safetensors"
-            (self.folder / f"{k}.part").rename(self.folder / name)
-            names |= dict.fromkeys(sizes, name)
-        if n > 1:
-            total = sum(sum(sizes.values()) for sizes in self.written)
-            write_json(self.folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": names})

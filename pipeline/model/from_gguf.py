@@ -17,6 +17,7 @@ from pipeline.core import cli, isolate, quota
 from pipeline.core.errors import Crashed, DownloadError, Unsupported
 from pipeline.divergence.distributions import compare_logits
 from pipeline.model.config import parts
+from pipeline.model.streaming import SHARD_BYTES
 from pipeline.model.tokenizer_files import corpus_texts
 
 COMPARED = 256  # tokens of text
@@ -147,7 +148,7 @@ def _write_model(file: Path, reader: Any, out: Path) -> None:
         fresh = type(loaded)(config)
     fresh.load_state_dict(weights, strict=True, assign=True)
     fresh.tie_weights()
-    fresh.save_pretrained(out, max_shard_size="4GB")
+    fresh.save_pretrained(out, max_shard_size=SHARD_BYTES)
 
 
 def _put_back_positions(reader: Any, config: Any) -> None:

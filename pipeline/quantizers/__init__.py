@@ -16,10 +16,8 @@ from pipeline.core.errors import ParamsError, Unsupported
 from pipeline.core.explain import did_you_mean
 from pipeline.core.options import check_options, names_in, with_defaults
 from pipeline.model.headers import in_blocks, kept_layers, linear_widths, packed_share, skeleton
-from pipeline.quantizers._onnx_source import refuse_missing_tensors
 
 Facts = dict[str, Any]
-LOADED_AS = {"bnb": "bitsandbytes", "torchao": "torchao"}  # transformers' names of methods that pack while it loads
 MOST = 0.9  # a smaller share of the matrices packed is told
 GIVEN = {"model_dir", "out_dir", "calibration", "seed"}  # what the pipeline passes; all else is an option
 
@@ -70,8 +68,6 @@ def check_model(name: str, options: dict[str, Any], model_dir: Path) -> None:
             _refuse_by_class(name, model_dir, [layer for layer in packed if layer not in kept])
     if hasattr(module, "refuse"):
         module.refuse(model_dir, asked)
-    if asked.get("precision", "fp32") != "fp32":
-        refuse_missing_tensors(model_dir)
 
 
 def packs_only(name: str, model_dir: Path) -> str | None:
@@ -88,16 +84,19 @@ def _refuse_by_class(name: str, model_dir: Path, packed: list[str]) -> None:
     model = skeleton(model_dir)
     if model is None:
         return
-    from transformers.quantizers.base import MODULES_TO_PATCH_FOR_QUANTIZATION as OTHERS
-
     if bare := next((layer for layer in packed if model.matrices[layer].bare), None):
         raise Unsupported(
             f"the model's class multiplies with the weights of {bare} itself, and quantizer {name!r} would pack them; "
             f"options.keep: ['*.{bare.rpartition('.')[2]}'] leaves them at 16 bits"
         )
+    loaded_as = getattr(_module(name), "LOADED_AS", None)  # transformers' name of a method that packs while it loads
+    if loaded_as is None:
+        return
+    from transformers.quantizers.base import MODULES_TO_PATCH_FOR_QUANTIZATION as OTHERS
+
     kinds = {matrix.kind for matrix in model.matrices.values()}
-    if split := next((k for k in kinds & OTHERS.keys() if LOADED_AS.get(name) in OTHERS[k]["quantization_methods"]), None):
-        raise Unsupported(f"for {LOADED_AS[name]}, transformers splits {split} into matrices that are not in the model's files")
+    if split := next((k for k in kinds & OTHERS.keys() if loaded_as in OTHERS[k]["quantization_methods"]), None):
+        raise Unsupported(f"for {loaded_as}, transformers splits {split} into matrices that are not in the model's files")
 
 
 def _refuse_nothing_left(name: str, keep: list[str], kept: int, layers: int) -> None:

@@ -7,7 +7,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from pipeline.quantizers import _streaming
+from pipeline.model.streaming import SHARD_BYTES
 
 ANY_MACHINE = "any machine"
 # Methods that calibrate: a processor chooses the kernels that sum activations, and a Cholesky factor depends on the threads.
@@ -17,7 +17,7 @@ SAME_MACHINE = "same processor, same number of threads"
 
 def save(model: Any, out_dir: Path) -> None:
     """`save_pretrained`, with the metadata of each file's header sorted: safetensors writes it as a hash map, seeded by process."""
-    model.save_pretrained(out_dir, max_shard_size=_streaming.SHARD_BYTES)
+    model.save_pretrained(out_dir, max_shard_size=SHARD_BYTES)
     for file in out_dir.glob("*.safetensors"):
         with file.open("rb+") as f:
             (size,) = struct.unpack("<Q", f.read(8))

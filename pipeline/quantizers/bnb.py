@@ -16,6 +16,7 @@ from pipeline.quantizers._probe import probe
 from pipeline.quantizers._reproducible import ANY_MACHINE, SAME_MACHINE, save
 
 PACKS = plain_linear
+LOADED_AS = "bitsandbytes"
 
 
 def quantize(

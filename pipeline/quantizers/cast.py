@@ -11,10 +11,10 @@ from pipeline.core import artifacts
 from pipeline.core.droppings import data_files
 from pipeline.core.errors import InvalidVariant
 from pipeline.evalset.calibration import Calibration
+from pipeline.model.streaming import Shapes, chunks, write
 from pipeline.quantizers import Facts
 from pipeline.quantizers._probe import first_overflow
 from pipeline.quantizers._reproducible import ANY_MACHINE
-from pipeline.quantizers._streaming import Shapes, chunks, write
 
 
 def quantize(

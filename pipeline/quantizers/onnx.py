@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -18,7 +19,7 @@ from pipeline.core import artifacts, isolate
 from pipeline.core.errors import Unsupported
 from pipeline.evalset.calibration import Calibration
 from pipeline.model.config import READ, sliding, text_config
-from pipeline.model.headers import kept_layers
+from pipeline.model.headers import kept_layers, read_headers
 from pipeline.quantizers import Facts
 from pipeline.quantizers._reproducible import ANY_MACHINE
 
@@ -77,16 +78,39 @@ def refuse(model_dir: Path, options: dict[str, Any]) -> None:
     if turned := int(width * (rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1)) % 16:
         raise Unsupported(f"ONNX Runtime turns heads by multiples of 16, and {turned} of {width} are left over")
 
+    if options["precision"] != "fp32":
+        _refuse_missing_tensors(model_dir, kind)
+
+
+def _builder() -> Path | None:
+    """The folder of the builder's own source; None where it is not installed."""
+    found = find_spec("onnxruntime_genai")
+    return Path(found.origin or "").parent / "models" if found else None
+
 
 @cache
 def _architectures() -> set[str]:
     """The architectures that the builder's own source compares a model's with; nothing where it is not here."""
-    found = find_spec("onnxruntime_genai")
-    folder = Path(found.origin or "").parent / "models" if found else Path()
-    source = (folder / "builder.py").read_text(encoding="utf-8") if found else ""
+    folder = _builder()
+    source = (folder / "builder.py").read_text(encoding="utf-8") if folder else ""
     compared = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Compare))
     named = [node for node in compared if ast.unparse(node.left) == "config.architectures[0]"]
     return {str(side.value) for node in named for side in node.comparators if isinstance(side, ast.Constant)}
+
+
+def _refuse_missing_tensors(model_dir: Path, kind: str) -> None:
+    """Raise if the builder packs this class's experts only from tensors as they were published, and the base has none of them."""
+    folder = _builder()
+    if folder is None:
+        return
+    made = re.search(rf'"{kind}".*?onnx_model = (\w+)\(', (folder / "builder.py").read_text(encoding="utf-8"), re.DOTALL)
+    files = [file.read_text(encoding="utf-8") for file in (folder / "builders").glob("*.py")] if made else []
+    for source in (text for text in files if made and re.search(rf"^class {made[1]}\b", text, re.MULTILINE)):
+        for loader in re.findall(r"models\.loaders\.(\w+) import", source):
+            wanted = re.findall(r'load_tensor\(f"\S+\.(\w+)"\)', (folder / "loaders" / f"{loader}.py").read_text(encoding="utf-8"))
+            held = {name.rpartition(".")[2] for name in read_headers(model_dir)}
+            if lost := next((name for name in wanted if name not in held), None):
+                raise Unsupported(f"ONNX Runtime's builder packs {kind} only from tensors as published, and the base has no {lost}")
 
 
 def _nodes(layers: list[str]) -> list[str]:

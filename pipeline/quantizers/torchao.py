@@ -11,10 +11,10 @@ from pipeline.core import artifacts
 from pipeline.core.errors import Unsupported
 from pipeline.evalset.calibration import Calibration
 from pipeline.model.headers import any_linear, kept_layers, linear_widths, packed_bits, skeleton
+from pipeline.model.streaming import Shapes, write
 from pipeline.quantizers import Facts
 from pipeline.quantizers._probe import probe
 from pipeline.quantizers._reproducible import ANY_MACHINE, save
-from pipeline.quantizers._streaming import Shapes, write
 
 BITS: dict[str, dict[str, int]] = {  # of a weight, and of a row's or a group's scale and zero point, as torchao saves them
     "int8-weight-only": {"weight": 8, "row": 32 + 8},
@@ -24,6 +24,7 @@ BITS: dict[str, dict[str, int]] = {  # of a weight, and of a row's or a group's 
     "float8-dynamic": {"weight": 8, "row": 32},  # untried: needs CUDA
 }
 PACKS = any_linear
+LOADED_AS = "torchao"
 FLOAT8_SINCE = (8, 9)  # CUDA compute capability of the first cards with float8 products
 
 
