@@ -21,14 +21,19 @@ T = TypeVar("T")
 Options = dict[str, Any]  # what params.yaml gives a quantizer or an engine: its own names, checked by its signature
 
 
-class Metric(TypedDict):
-    """A value with its interval. low, high: null where there is none, and `warnings` (or `reason`) says why."""
+class Interval(TypedDict):
+    """A value, its interval and its unit. low, high: null where there is no interval."""
 
     value: float | None
     low: float | None
     high: float | None
-    n: int
     unit: str
+
+
+class Metric(Interval):
+    """What is known of a value. Where it or its interval is null, `warnings` (or `reason`) says why."""
+
+    n: int
     confidence: NotRequired[float | None]
     method: NotRequired[str]
     warnings: NotRequired[list[str]]
@@ -78,8 +83,21 @@ class BaseManifest(Folder):
     dequantized_from: NotRequired[str]
     package: NotRequired[str]
     path: NotRequired[str]
+    given: NotRequired[list[str]]
     id: NotRequired[str]
     commit: NotRequired[str | None]
+
+
+class CalibrationFacts(TypedDict):
+    """What a quantizer was calibrated on. set_files: {file: sha256}."""
+
+    source: str
+    set: NotRequired[str]
+    set_files: NotRequired[dict[str, str]]
+    digest: str
+    rows_asked: int
+    rows_used: int
+    tokens_per_row: int
 
 
 class ModelManifest(Folder):
@@ -103,6 +121,7 @@ class ModelManifest(Folder):
     tensor_types: NotRequired[dict[str, int]]
     dtype: NotRequired[str | None]
     warnings: NotRequired[list[str] | None]
+    calibration: NotRequired[CalibrationFacts | None]
 
 
 class StoreManifest(Folder):
@@ -225,7 +244,8 @@ class Floor(TypedDict):
 
 
 class VariantResult(Outcome):
-    """reports/metrics/<variant>.json. model, base: digests; inputs: {file: sha256}; bounds: sentences on what bounds each phase."""
+    """reports/metrics/<variant>.json. model, base: digests; inputs: {file: sha256}; bounds: sentences on what bounds each phase;
+    client: the machine that asked the variant's server, in memory only."""
 
     variant: str
     reference: str
@@ -244,10 +264,11 @@ class VariantResult(Outcome):
     curves: dict[str, Any]
     bounds: dict[str, Any]
     dequantized_from: NotRequired[str]
+    client: NotRequired[dict[str, Any] | None]
 
 
-class RuleVerdict(TypedDict):
-    """A rule's verdict of a variant, with the figure that it judged. settle: items that would decide."""
+class RuleVerdict(Interval):
+    """A rule's verdict of a variant, with the value that it judged. settle: items that would decide."""
 
     metric: str
     against: str
@@ -255,16 +276,12 @@ class RuleVerdict(TypedDict):
     threshold: float
     better: str
     neutral: float | None
-    unit: str
     required: bool
     verdict: str
     reason: str
     settle: int | None
     p_fail: float | None
     p_fail_holm: float | None
-    value: float | None
-    low: float | None
-    high: float | None
     n: int | None
     clusters: int | None
     between: float | None
@@ -296,7 +313,15 @@ class Verdict(TypedDict):
     floor: dict[str, Metric | None]
     variants: dict[str, VariantVerdict]
     inputs: NotRequired[dict[str, str]]
-    loosened: NotRequired[list[str]]
+
+
+class Tracked(TypedDict):
+    """reports/mlflow.json: ids of the experiment, of the state's run and of each variant's, and its version in the registry."""
+
+    experiment: str
+    parent: str
+    runs: dict[str, str]
+    versions: dict[str, str]
 
 
 # ---- reading -----------------------------------------------------------------------------------------------------------------

@@ -291,7 +291,7 @@ def items_to_settle(
     return int(np.ceil(estimate.n * max(error**2 - stays, 0.0) / allowed)) if allowed > 0 else None
 
 
-def one_sided_p(distance: float, half: float, *, df: int, confidence: float) -> float:
+def one_sided_p(distance: float, half: float, *, df: float, confidence: float) -> float:
     """p-value of "the true value is not past the bound", read off an interval.
 
     distance: of the value past the bound (negative: on its good side); half: of the value to its limit on the bound's

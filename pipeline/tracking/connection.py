@@ -16,9 +16,9 @@ import platform
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 from urllib.parse import unquote, urlsplit
 
 from pipeline.core import artifacts, secrets
@@ -43,9 +43,19 @@ LIMITS = {
 Curve = list[tuple[int, float]]  # (step, value)
 
 
+class LoggedSet(TypedDict):
+    """A data set of a run. digest: up to 36 characters; context: what it was used for; source, profile: JSON."""
+
+    name: str
+    digest: str
+    source: str
+    context: str
+    profile: str
+
+
 def check_reachable(uri: str) -> None:
     """Return once the server or database answers; create a missing sqlite file, completely or not at all. Raises `ArtifactError`
-    for a missing driver, and whatever the network or the driver raises."""
+    for a missing driver, and what the network or the driver raises."""
     for name, value in LIMITS.items():
         os.environ.setdefault(name, value)
     scheme = urlsplit(uri).scheme.partition("+")[0]
@@ -58,7 +68,7 @@ def check_reachable(uri: str) -> None:
 
 
 def _ask_server(uri: str) -> None:
-    """Accept any answer, even a refusal: MLflow's own request will say why. Sends no password and checks no certificate: MLflow has
+    """Accept any answer, even a refusal: MLflow's own request will say why. Send no password and check no certificate: MLflow has
     settings of its own for these."""
     import httpx2
 
@@ -87,14 +97,12 @@ def _create_sqlite(uri: str) -> None:
     """Create MLflow's tables in a temporary file and rename it: a database killed half-way could never be opened again."""
     import sqlalchemy
 
-    name = sqlalchemy.make_url(uri).database
-    if not name or name == ":memory:":
-        raise ArtifactError(f"MLflow at {uri} is in memory and keeps no runs; give it a file: sqlite:///mlflow.db")
-    if Path(name).exists():
+    path = Path(sqlalchemy.make_url(uri).database or "")
+    if path.exists():
         return
     from mlflow import MlflowClient
 
-    with artifacts.atomic_file(Path(name)) as tmp:
+    with artifacts.atomic_file(path) as tmp:
         MlflowClient(tracking_uri=f"sqlite:///{tmp}").search_experiments(max_results=1)
 
 
@@ -113,15 +121,18 @@ class Tracker:
         mlflow.set_tracking_uri(uri)  # the registry looks models up at the global address
         self.client = mlflow.MlflowClient(tracking_uri=uri)
         existing = self.client.get_experiment_by_name(experiment)
-        if existing and existing.lifecycle_stage == "deleted":
+        if existing is None:
+            folder = artifacts.from_project("mlruns")  # MLflow's default, the working directory, may be a temporary copy
+            files = folder.as_uri() if folder.is_absolute() else None
+            self.experiment = str(self.client.create_experiment(experiment, files))
+        elif existing.lifecycle_stage == "deleted":
             way = f"restore it (`mlflow experiments restore --experiment-id {existing.experiment_id}`) or name another"
             raise ArtifactError(f"track.experiment {experiment!r} was deleted in MLflow; {way}")
-        if existing and _is_gone(existing.artifact_location):
+        elif _is_gone(existing.artifact_location):
             where = f"experiment {experiment!r} of MLflow keeps files in {existing.artifact_location}, which is gone"
             raise ArtifactError(f"{where}; if the folder was moved, link it to the old path, or name another track.experiment")
-        folder = artifacts.from_project("mlruns")  # MLflow's default, the working directory, may be a temporary copy
-        files = folder.as_uri() if folder.is_absolute() else None
-        self.experiment = str(existing.experiment_id if existing else self.client.create_experiment(experiment, files))
+        else:
+            self.experiment = str(existing.experiment_id)
         self.created = 0
         for run in self.search("attributes.status != 'FINISHED'"):  # whatever state a dead process was writing
             if KEY in run.data.tags and not is_being_written(run):
@@ -153,26 +164,28 @@ class Tracker:
         self.client.set_terminated(run_id, "FINISHED")
         return run_id, True
 
-    def log_params(self, run_id: str, values: dict[str, Any]) -> None:
+    def log_params(self, run_id: str, values: Mapping[str, object]) -> None:
         from mlflow.entities import Param
 
-        for batch in _batches(list(values.items()), MAX_PARAMS):
-            texts = [(k, secrets.hide(str(v))) for k, v in batch]
-            marked = [(k, v, f"{v[: MAX_PARAM_LENGTH - 40]} ... ({len(v)} characters)") for k, v in texts]
-            self.client.log_batch(run_id, params=[Param(k, v if len(v) <= MAX_PARAM_LENGTH else cut) for k, v, cut in marked])
+        params = []
+        for name, value in values.items():
+            text = secrets.hide(str(value))
+            cut = f"{text[: MAX_PARAM_LENGTH - 40]} ... ({len(text)} characters)"
+            params.append(Param(name, text if len(text) <= MAX_PARAM_LENGTH else cut))
+        for batch in _batches(params, MAX_PARAMS):
+            self.client.log_batch(run_id, params=batch)
 
     def log_metrics(self, run_id: str, values: dict[str, float], curves: dict[str, Curve] | None = None) -> None:
         """Log values at step 0 and each curve's points at their own steps (a position, a context, a concurrency)."""
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        points = [(k, 0, v) for k, v in values.items()]
-        points += [(k, step, v) for k, curve in (curves or {}).items() for step, v in curve]
+        points = [Metric(name, value, now, 0) for name, value in values.items()]
+        points += [Metric(name, value, now, step) for name, curve in (curves or {}).items() for step, value in curve]
         for batch in _batches(points, MAX_METRICS):
-            self.client.log_batch(run_id, metrics=[Metric(k, float(v), now, step) for k, step, v in batch])
+            self.client.log_batch(run_id, metrics=batch)
 
-    def log_datasets(self, run_id: str, sets: Iterable[dict[str, str]]) -> None:
-        """sets: each with name, digest (up to 36 characters), source, context, profile."""
+    def log_datasets(self, run_id: str, sets: Iterable[LoggedSet]) -> None:
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
         inputs = []
@@ -193,7 +206,7 @@ class Tracker:
                     sent.write_bytes(clean)
                 self.client.log_artifact(run_id, str(sent), folder)
 
-    def log_dict(self, run_id: str, value: dict[str, Any], name: str) -> None:
+    def log_dict(self, run_id: str, value: Mapping[str, object], name: str) -> None:
         self.client.log_dict(run_id, secrets.hide_in(value), name)
 
     def set_tags(self, run_id: str, tags: dict[str, str]) -> None:
@@ -220,7 +233,7 @@ def pages(search: Callable[[str | None], Any]) -> Iterator[Any]:
 
 
 def user() -> str:
-    """The user's name, or number where the system has no name for it, as in a container."""
+    """Return the user's name, or number where the system has no name for it, as in a container."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):
@@ -228,7 +241,7 @@ def user() -> str:
 
 
 def writer() -> str:
-    """This process: machine, pid and start time, since pids are reused."""
+    """Name this process: machine, pid and start time, since pids are reused."""
     import psutil
 
     return f"{platform.node()}:{os.getpid()}:{psutil.Process().create_time():.0f}"
