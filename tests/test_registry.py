@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 from mlflow import MlflowClient
-from track_house import VARIANTS, House, change, copy_tracked
+from track_house import VARIANTS, House, change, copy_tracked, judged, rejudge, write_manifest
 
 from pipeline import track
 from pipeline.core import artifacts
 from pipeline.core.errors import ArtifactError, ParamsError
-from pipeline.gating import merge
+from pipeline.gating import verdicts
 from pipeline.tracking.registry import ALIAS, Registry, succession
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own
@@ -23,8 +23,8 @@ NAME = "quantgate"
 
 def say(patch: pytest.MonkeyPatch, words: dict[str, str]) -> None:
     """Have the gate judge each variant so, as a merge asks it."""
-    variants = {name: {"verdict": word, "reason": "r"} for name, word in words.items()}
-    patch.setattr(merge, "judge", lambda settings: merge.Merge({"variants": variants}, {}, None, []))
+    verdict: Any = {"variants": {name: judged(word) for name, word in words.items()}}
+    patch.setattr(verdicts, "for_merge", lambda settings: verdicts.Merge(verdict))
 
 
 @pytest.fixture
@@ -39,11 +39,8 @@ def build(variant: str) -> Path:
     """A model as `quantize` leaves it, and results that were measured of it."""
     folder = artifacts.model_dir(variant)
     artifacts.write_text(folder / "model.safetensors", "weights")
-    asked, files = {"variant": variant, "seed": 1}, artifacts.files_of(folder)
-    digest = artifacts.digest([asked, files])
-    artifacts.write_json(folder / artifacts.MANIFEST, asked | {"status": "ok", "files": files, "digest": digest})
-    path = artifacts.metrics(variant)
-    artifacts.write_json(path, artifacts.read_json(path) | {"model": digest})
+    write_manifest(variant, digest="as built")
+    change(variant, model="as built")
     return folder
 
 
@@ -132,9 +129,7 @@ def test_the_verdict_is_the_gate_s_as_a_merge_asks_it_and_not_that_of_the_file(
     with pytest.raises(ArtifactError, match="int8 is not promoted: its verdict is INCONCLUSIVE, not PASS: r"):
         promote(house, "int8")
     assert Registry(house[2], NAME).champion() is None
-    verdict = artifacts.read_json(artifacts.GATE)
-    verdict["variants"]["int8"]["verdict"] = "INCONCLUSIVE"
-    artifacts.write_json(artifacts.GATE, verdict)
+    rejudge("int8", verdict="INCONCLUSIVE")
     say(monkeypatch, {"int8": "PASS"})
     promote(house, "int8")
     assert champion(house[2]) == "int8" and Registry(house[2], NAME).moves()[0]["reason"] == "verdict PASS"
@@ -147,7 +142,7 @@ DAMAGES: list[tuple[Any, str]] = [
     (lambda f: artifacts.write_text(f / "model.safetensors", "others"), "model.safetensors was changed"),
     (lambda f: (f / "model.safetensors").unlink(), "model.safetensors is missing"),
     (lambda f: artifacts.write_text(f / "more", "x"), "more was added"),
-    (lambda f: artifacts.write_json(f / "manifest.json", artifacts.read_manifest(f) | {"digest": "d"}), "another build"),
+    (lambda f: write_manifest("int8", digest="another"), "another build"),
 ]
 
 

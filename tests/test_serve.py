@@ -22,7 +22,7 @@ from pipeline import check, gate, serve
 from pipeline.core import artifacts, params
 from pipeline.core.errors import ParamsError, Unsupported
 from pipeline.core.params import Params
-from pipeline.gating import merge, verdicts
+from pipeline.gating import verdicts
 from pipeline.preflight import servers
 from pipeline.serving import launch, measure
 from pipeline.serving import results as server_results
@@ -91,7 +91,7 @@ def results(settings: Params) -> dict[str, dict[str, Any]]:
     """Metrics in process for every variant, good ones."""
     for name in settings.variants:
         write_metrics(settings, name, {"kld_mean": GOOD, "failure_rate": SELDOM}, model=f"{name}-1")
-    return merge.load_results(settings)
+    return verdicts.load_results(settings)
 
 
 def judged(settings: Params) -> dict[str, Any]:

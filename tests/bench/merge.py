@@ -25,7 +25,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from gate_house import finish, git  # type: ignore[import-not-found]  # noqa: E402
 
 from pipeline.core import artifacts, params  # noqa: E402
-from pipeline.gating import dvc_lock  # noqa: E402
+from pipeline.gating import baseline  # noqa: E402
 
 RULES = [
     {"metric": "kld_mean", "margin": "0.6 nats"},
@@ -46,9 +46,9 @@ def take(source: Path, variant: str, name: str) -> None:
     for make in (artifacts.tokens, artifacts.answers):
         make(name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(source / make(variant), make(name))
-        md5 = dvc_lock.md5(make(name).read_bytes())
-        (dvc_lock.CACHE / md5[:2]).mkdir(parents=True, exist_ok=True)
-        shutil.copy(make(name), dvc_lock.CACHE / md5[:2] / md5[2:])
+        md5 = baseline.md5(make(name).read_bytes())
+        (baseline.CACHE / md5[:2]).mkdir(parents=True, exist_ok=True)
+        shutil.copy(make(name), baseline.CACHE / md5[:2] / md5[2:])
         taken.append(make(name))
     metrics["inputs"] = {str(f): artifacts.sha256_file(f) for f in taken}
     artifacts.write_json(artifacts.metrics(name), metrics)
@@ -92,7 +92,7 @@ def main(source: Path, readme: bool) -> None:
             state(source, variant)
             git("checkout", "--quiet", "-B", "change")
         text = show("rows of both commits")
-        shutil.rmtree(dvc_lock.CACHE)
+        shutil.rmtree(baseline.CACHE)
         show("without the baseline's rows")
         os.chdir(ROOT)
     if readme:
