@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Annotated, TypeVar
 
 import typer
 
-from pipeline.core import artifacts, cli, params
+from pipeline.core import artifacts, cli, params, secrets
 from pipeline.core.errors import ArtifactError, ParamsError, QuantgateError
 from pipeline.core.params import Params
 from pipeline.core.records import Tracked
 from pipeline.gating import verdicts
 from pipeline.tracking import runs, views
-from pipeline.tracking.connection import Tracker, without_password
+from pipeline.tracking.connection import Tracker
 from pipeline.tracking.registry import Move, Registry
 
 LOCK = artifacts.ARTIFACTS / "track.lock"
@@ -142,22 +141,19 @@ def _alone() -> AbstractContextManager[object]:
 def _reported(uri: str, advice: str, act: Callable[[], Done]) -> Done:
     """Return `act()`; turn whatever MLflow, SQLAlchemy or a missing driver raises into one line that ends in `advice`. The stage
     exits 1 under `dvc repro` too: DVC would not repeat a stage that succeeded."""
-    start = time.monotonic()
     try:
         return act()
     except QuantgateError:
         raise
     except Exception as e:
         lines = str(e).strip().splitlines() or [type(e).__name__]
-        why = without_password(lines[0])[:200]
+        why = secrets.hide(lines[0])[:200]
         if schemas := re.search(r"found version (\w+), but expected (\w+)", why):
             why = "another MLflow's schema, {} where this one has {}: if that one was older, `mlflow db upgrade`; else install it"
             why = why.format(*schemas.groups())
         hint = "; set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD" if "401" in why else ""
         hint = f"; pip install {e.name}" if isinstance(e, ModuleNotFoundError) else hint  # boto3, where files go to S3 from here
-        raise ArtifactError(
-            f"cannot write to MLflow at {without_password(uri)} ({why}{hint}; {time.monotonic() - start:.0f} s); {advice}"
-        ) from None
+        raise ArtifactError(f"cannot write to MLflow at {secrets.hide(uri)} ({why}{hint}); {advice}") from None
 
 
 if __name__ == "__main__":

@@ -120,20 +120,19 @@ def test_the_comment_says_the_verdict_the_three_differences_and_folds_the_rest(h
     deltas = [line for line in lines[5:10] if line.startswith("- **int4** ")]
     assert "Brackets: 95 % intervals; arrows: from the baseline to this change. Reference: `bf16`." in lines
     assert len(deltas) == comment.DELTAS and deltas[0].startswith("- **int4** kld_mean: 0.2")
+    assert all(part in line for line in deltas for part in ("→", "[", "n = ", "paired by"))
+    assert all(any(unit in line for unit in (" nats", " pp", " ×")) for line in deltas)
     assert "nats, +0.2" in deltas[0] and "(paired by token, n = 1000): FAIL, margin 0.05 nats against the baseline" in deltas[0]
     fold = lines.index("</details>")
     assert any(line.startswith("| variant |") for line in lines[10:fold]) and lines[fold + 1 :] == [""]
 
 
-def test_a_change_that_leaves_int4_as_it_is_passes(house: params.Params) -> None:
+def test_an_int4_as_it_was_and_a_better_one_pass(house: params.Params) -> None:
     settings = edit(lambda p: p["track"].update(experiment="another"))
     run(settings)
     v = merged(settings)
     assert v["verdict"] == "PASS" and rule(v, "kld_mean")["low"] == rule(v, "kld_mean")["high"] == 0
     assert rule(v, "ppl_ratio")["value"] == 1 and gate.enforce(settings, "main") == 0
-
-
-def test_a_better_int4_passes(house: params.Params) -> None:
     v = merged(coarser(0.1, 30))
     assert v["verdict"] == "PASS" and rule(v, "kld_mean")["high"] < 0 and rule(v, "acc_delta/all")["value"] > 0
 
@@ -157,18 +156,14 @@ def test_paired_differences_are_those_of_the_closed_forms_and_narrower_than_unpa
 def test_without_the_baselines_rows_the_summaries_do_and_say_that_pairing_was_lost(house: params.Params) -> None:
     settings = coarser()
     paired = rule(merged(settings), "kld_mean")
+    then = baseline.read("main").lock["artifacts/tokens/int4.parquet"]
+    shutil.copy(artifacts.tokens("int4"), baseline.CACHE / then[:2] / then[2:])  # not those of the metrics
+    assert "is not what the metrics were made from" in rule(merged(settings), "kld_mean")["reason"]
     shutil.rmtree(baseline.CACHE)
     kld = rule(merged(settings), "kld_mean")
     assert kld["value"] == pytest.approx(paired["value"]) and kld["high"] - kld["low"] > paired["high"] - paired["low"]
     assert "pairing was lost: artifacts/tokens/int4.parquet" in kld["reason"] and kld["verdict"] == "FAIL"
     assert differences(settings)["kld_mean"]["how"] == "unpaired"
-
-
-def test_cached_rows_that_are_not_those_of_the_metrics_are_not_used(house: params.Params) -> None:
-    settings = coarser()
-    then = baseline.read("main").lock["artifacts/tokens/int4.parquet"]
-    shutil.copy(artifacts.tokens("int4"), baseline.CACHE / then[:2] / then[2:])
-    assert "is not what the metrics were made from" in rule(merged(settings), "kld_mean")["reason"]
 
 
 def test_only_what_was_asked_both_times_is_paired_and_the_rest_is_counted(house: params.Params) -> None:
@@ -229,19 +224,16 @@ def test_a_token_that_stands_twice_is_refused() -> None:
 # --- without rows ------------------------------------------------------------------------------------------------
 
 
-def test_what_whole_runs_differ_by_stays_in_a_difference_however_many_rounds() -> None:
-    then, now = ({**metric(v, v - 4, v + 4), "between": 0.03} for v in (100, 110))
-    assert unpaired("ttft_ms", now, then, "", same_machine=True)["between"] == pytest.approx(np.hypot(3, 3.3) / 10)
-    then, now = ({**metric(v, 0.9 * v, 1.1 * v), "between": 0.03} for v in (1, 2))
-    assert unpaired("speed_ratio", now, then, "", same_machine=True)["between"] == pytest.approx(0.03 * np.sqrt(2))
+def test_unpaired_limits_add_by_their_squares_and_what_whole_runs_differ_by_stays() -> None:
+    ttft = unpaired("ttft_ms", metric(110, 107, 114, between=0.03), metric(100, 96, 103, between=0.03), "", same_machine=True)
+    assert [ttft["value"], ttft["low"], ttft["high"]] == pytest.approx([10, 10 - np.hypot(3, 3), 10 + np.hypot(4, 4)])
+    assert ttft["between"] == pytest.approx(np.hypot(3, 3.3) / 10)
+    ratio = unpaired("speed_ratio", metric(2, 1.8, 2.2, between=0.03), metric(1, 0.9, 1.1, between=0.03), "", same_machine=True)
+    away = [np.hypot(np.log(2 / 1.8), np.log(1.1)), np.hypot(np.log(1.1), np.log(1 / 0.9))]
+    expected = [2, 2 / np.exp(away[0]), 2 * np.exp(away[1])]
+    assert [ratio["value"], ratio["low"], ratio["high"]] == pytest.approx(expected)
+    assert ratio["between"] == pytest.approx(0.03 * np.sqrt(2))
     assert unpaired("ttft_ms", metric(2, 1, 3), metric(1, 0, 2), "", same_machine=True)["between"] is None
-
-
-def test_unpaired_limits_add_by_their_squares() -> None:
-    found = unpaired("ttft_ms", metric(110, 107, 114), metric(100, 96, 103), "", same_machine=True)
-    assert [found["value"], found["low"], found["high"]] == pytest.approx([10, 10 - np.hypot(3, 3), 10 + np.hypot(4, 4)])
-    ratio = unpaired("speed_ratio", metric(2, 1.8, 2.2), metric(1, 0.9, 1.1), "", same_machine=True)
-    assert ratio["value"] == pytest.approx(2) and ratio["low"] < 1.8 < 2.2 < ratio["high"]
 
 
 def test_perplexity_from_10_to_12_fails_and_accuracy_from_89_to_91_percent_passes() -> None:
@@ -254,16 +246,13 @@ def test_perplexity_from_10_to_12_fails_and_accuracy_from_89_to_91_percent_passe
         assert judge_metric(bound, change).verdict == verdict
 
 
-@pytest.mark.parametrize(
-    "name, now, then, same, reason",
-    [
-        ("ttft_ms", metric(1, 1, 1), metric(1, 1, 1), False, "another machine"),
-        ("speed_ratio", metric(1, 0.9, 1.1), metric(1, 0.9, 1.1), False, "another machine"),
-        ("kld_mean", metric(1, 0, 2), metric(1, 0, 2, confidence=0.9), True, "0.95 and 0.9 confidence"),
-        ("kld_max", metric(1, None, None), metric(1, None, None), True, "no interval"),
-        ("ppl_ratio", metric(1, 0, 2), metric(1, 1, 1), True, "down to zero"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("name, now, then, same, reason", [
+    ("ttft_ms", metric(1, 1, 1), metric(1, 1, 1), False, "another machine"),
+    ("speed_ratio", metric(1, 0.9, 1.1), metric(1, 0.9, 1.1), False, "another machine"),
+    ("kld_mean", metric(1, 0, 2), metric(1, 0, 2, confidence=0.9), True, "0.95 and 0.9 confidence"),
+    ("kld_max", metric(1, None, None), metric(1, None, None), True, "no interval"),
+    ("ppl_ratio", metric(1, 0, 2), metric(1, 1, 1), True, "down to zero"),
+])  # fmt: skip
 def test_figures_that_cannot_be_compared_have_no_interval(name: str, now: Any, then: Any, same: bool, reason: str) -> None:
     found = unpaired(name, now, then, "", same_machine=same)
     assert found["low"] is None and reason in found["warnings"][0]
@@ -315,10 +304,6 @@ def rewrite(variant: str, **fields: Any) -> params.Params:
     artifacts.write_json(path, artifacts.read_json(path) | fields)
     finish(settings, "other results")
     return settings
-
-
-def test_a_baseline_of_another_base_model_is_exit_2(house: params.Params, capsys: pytest.CaptureFixture[str]) -> None:
-    assert gate.enforce(rewrite("bf16", base="another"), "main") == 2 and "another base model" in capsys.readouterr().err
 
 
 def test_a_metric_that_the_baseline_has_and_this_run_lacks_fails_and_a_new_one_has_no_baseline(house: params.Params) -> None:
@@ -390,7 +375,10 @@ def test_what_counts_from_a_reference_that_was_built_anew_is_not_judged(house: p
     assert acc["verdict"] == "PASS" and v["verdict"] == "INCONCLUSIVE"
 
 
-def test_a_baseline_measured_against_another_reference_is_exit_2(house: params.Params, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_baseline_measured_against_another_reference_or_of_another_base_model_is_exit_2(
+    house: params.Params, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert gate.enforce(rewrite("bf16", base="another"), "main") == 2 and "another base model" in capsys.readouterr().err
     rewrite("int4", reference="fp16")
     git("checkout", "--quiet", "-b", "next")
     settings = rewrite("int4", reference="bf16")
@@ -440,18 +428,12 @@ def test_a_server_is_judged_against_the_baselines_server(serving: params.Params,
     assert differences(serving)["kld_mean"]["how"] == "unchanged"  # the variant itself is what it was, byte for byte
 
 
-def test_a_server_s_unchanged_figures_are_unchanged_and_the_variant_s_too(serving: params.Params) -> None:
+def test_a_server_on_another_machine_has_no_interval_and_a_level_that_was_lost_fails(serving: params.Params) -> None:
     assert {d["how"] for d in differences(serving).values()} == {"unchanged"} and merged(serving)["verdict"] == "PASS"
-
-
-def test_a_server_on_another_machine_has_no_interval(serving: params.Params) -> None:
     serve(serving, 101, client=MACHINE | {"cpu": "another"})
     finish(serving, "elsewhere")
-    found = rule(merged(serving), TTFT)
-    assert found["verdict"] == "INCONCLUSIVE" and "another machine" in found["reason"]
-
-
-def test_a_level_that_the_baselines_server_has_and_this_one_lacks_fails(serving: params.Params) -> None:
+    ttft = rule(merged(serving), TTFT)
+    assert ttft["verdict"] == "INCONCLUSIVE" and "another machine" in ttft["reason"]
     serve(serving, 100, levels={"closed-2": {"ttft_p50_ms": metric(100, 99, 101, unit="ms")}})
     finish(serving, "other levels")
     v = merged(serving)

@@ -62,21 +62,18 @@ def test_every_variant_is_a_version_without_files_and_its_verdict_is_a_tag(house
     assert len(client.search_model_versions(f"name = '{NAME}'")) == len(VARIANTS)
 
 
-def test_a_changed_variant_is_a_new_version_and_the_old_one_says_so(house: House) -> None:
+def versions_of(client: MlflowClient, variant: str) -> list[Any]:
+    return [v for v in client.search_model_versions(f"name = '{NAME}'") if v.tags["variant"] == variant]
+
+
+def test_a_changed_variant_is_a_new_version_and_a_registration_that_was_killed_half_way_is_taken_up(house: House) -> None:
     settings, uri, client = house
     change("int8", 0.77)
+    (nf4,) = versions_of(client, "nf4")
+    client.delete_model_version(NAME, nf4.version)
     track.track(settings, uri)
-    ours = [v for v in client.search_model_versions(f"name = '{NAME}'") if v.tags["variant"] == "int8"]
-    assert sorted(v.tags["current"] for v in ours) == ["false", "true"]
-
-
-def test_a_registration_that_was_killed_half_way_is_taken_up(house: House) -> None:
-    settings, uri, client = house
-    version = next(v for v in client.search_model_versions(f"name = '{NAME}'") if v.tags["variant"] == "nf4")
-    client.delete_model_version(NAME, version.version)
-    track.track(settings, uri)
-    again = next(v for v in client.search_model_versions(f"name = '{NAME}'") if v.tags["variant"] == "nf4")
-    assert again.source == version.source  # the logged model was there already
+    assert sorted(v.tags["current"] for v in versions_of(client, "int8")) == ["false", "true"]
+    assert [v.source for v in versions_of(client, "nf4")] == [nf4.source]  # the logged model was there already
 
 
 def test_a_variant_that_passes_becomes_champion_and_the_move_is_written_down_without_a_password(house: House) -> None:
@@ -173,15 +170,12 @@ def test_a_model_that_is_what_was_measured_is_promoted_and_one_that_is_not_here_
     assert "not here" in house[2].get_model_version_by_alias(NAME, ALIAS).tags[f"{ALIAS}.files"]
 
 
-def test_results_that_are_not_in_mlflow_yet_are_not_promoted(house: House) -> None:
+def test_an_unknown_variant_and_results_that_are_not_in_mlflow_yet_are_not_promoted(house: House) -> None:
+    with pytest.raises(ParamsError, match="int88"):
+        promote(house, "int88")
     change("int8", 0.011)
     with pytest.raises(ArtifactError, match="not in MLflow; run `python -m pipeline.track` first"):
         promote(house, "int8")
-
-
-def test_an_unknown_variant_is_named_with_those_there_are(house: House) -> None:
-    with pytest.raises(ParamsError, match="int88"):
-        promote(house, "int88")
 
 
 def test_rollback_goes_back_one_champion_at_a_time(house: House) -> None:
@@ -202,8 +196,7 @@ def test_rollback_goes_back_one_champion_at_a_time(house: House) -> None:
 def test_a_move_by_hand_is_written_down_and_can_be_undone(house: House) -> None:
     settings, uri, client = house
     promote(house, "int8")
-    other = next(v.version for v in client.search_model_versions(f"name = '{NAME}'") if v.tags["variant"] == "nf4")
-    client.set_registered_model_alias(NAME, ALIAS, other)
+    client.set_registered_model_alias(NAME, ALIAS, versions_of(client, "nf4")[0].version)
     track.rollback(settings, uri, "who did that?")
     assert champion(client) == "int8" and [m["how"] for m in Registry(client, NAME).moves()] == ["promote", "by hand", "rollback"]
 
@@ -224,5 +217,5 @@ def test_a_move_killed_after_it_was_written_down_is_made_by_the_next(house: Hous
 
 
 def test_a_succession_is_a_stack() -> None:
-    moves = [{"how": how, "version": v} for how, v in (("promote", "1"), ("force", "2"), ("rollback", "1"), ("by hand", "3"))]
+    moves: Any = [{"how": how, "version": v} for how, v in (("promote", "1"), ("force", "2"), ("rollback", "1"), ("by hand", "3"))]
     assert succession(moves[:3]) == ["1"] and succession(moves) == ["1", "3"]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pipeline.reporting.text import digits_apart, known, number, show, with_unit
-from pipeline.tracking.runs import variant_note
+from pipeline.tracking.views import variant_note
 
 
 def figure(value: float | None, low: float | None = None, high: float | None = None, **more: Any) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def test_report_floor_comment_and_mlflow_write_the_same_figure_alike() -> None:
     text = "1234 [1100, 1300]"
     assert with_unit(found) == f"{text} ms" and known(found) == text
     rule = found | {"metric": "ttft_ms", "verdict": "PASS", "bound": "limit 2 s", "required": True}
-    assert f"- ttft_ms {text} ms, n = 9: PASS" in variant_note("x", {"variants": {"x": {"rules": [rule]}}}, "bf16")
+    assert f"- ttft_ms {text} ms, n = 9: PASS" in variant_note({"verdict": "PASS", "reason": "r", "rules": [rule]})
     assert known(figure(None, reason="why")) == "unknown (why)" and with_unit(figure(0.0, 0.0, 0.0, unit="ms")) == "0 ms"
     share = figure(0.25, 0.2, 0.3, unit="fraction")
     assert (with_unit(share), with_unit(share, sign=True)) == ("25 [20, 30] %", "+25 [+20, +30] pp")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import importlib
 import json
 import os
 import pwd
@@ -357,10 +356,10 @@ def test_the_first_question_carries_no_password_and_a_missing_driver_or_package_
     monkeypatch.setattr("httpx2.get", lambda url, **_: asked.append(url))
     connection.check_reachable("https://user:p%40ss@host.example/mlflow/")
     assert asked == ["https://host.example/mlflow/health"]
-    with pytest.raises(ArtifactError, match="pip install pymssql"):
-        connection.check_reachable("mssql+pymssql://user:secret@127.0.0.1/x")
-    with pytest.raises(ArtifactError, match="; pip install no_such_package; "):  # boto3, where files go to S3 from here
-        track._reported("http://h", "then", lambda: importlib.import_module("no_such_package"))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri := "mssql+pymssql://user:secret@127.0.0.1/x")
+    with pytest.raises(ArtifactError, match="; pip install pymssql") as caught:
+        track._reported(uri, "then", lambda: connection.check_reachable(uri))
+    assert "secret" not in str(caught.value)
 
 
 # --- command line ------------------------------------------------------------------------------------------------

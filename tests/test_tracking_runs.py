@@ -48,17 +48,16 @@ def test_curves_lie_over_positions_and_a_server_s_over_concurrency() -> None:
     }  # fmt: skip
 
 
-def test_a_dataset_is_a_task_s_definition_and_rows_with_one_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dataset_is_a_task_s_definition_and_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     sets = {"evalsets/tasks/facts.yaml": "a", "evalsets/tasks/facts.jsonl": "b"}
     write_answers_meta("x", sets)
     facts = {"source": "text", "digest": "d", "rows_asked": 1, "rows_used": 1, "tokens_per_row": 1}
     write_manifest("x", calibration=facts | {"set_files": {"evalsets/calibration/own.jsonl": "d"}})
-    before = datasets("x", read_manifest("x"))
-    assert [(d["name"], d["context"]) for d in before] == [("tasks/facts", "evaluation"), ("calibration/own", "calibration")]
-    assert all(len(d["digest"]) <= 36 for d in before)
-    write_answers_meta("x", sets | {"evalsets/tasks/facts.jsonl": "e"})
-    assert datasets("x", None)[0]["digest"] != before[0]["digest"]
+    logged = datasets("x", read_manifest("x"))
+    assert logged == [
+        ("tasks/facts", "evaluation", sets), ("calibration/own", "calibration", {"evalsets/calibration/own.jsonl": "d"}),
+    ]  # fmt: skip
 
 
 def test_a_description_begins_with_the_verdict_and_has_a_line_a_rule_with_its_unit() -> None:

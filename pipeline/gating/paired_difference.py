@@ -138,48 +138,43 @@ def unpaired(name: str, now: Metric, before: Metric, why: str, *, same_machine: 
     """Difference of two values from them and their intervals, as if they were independent. The limits add by their squares (Zou
     and Donner 2008, Statistics in Medicine 27:1693), on the log scale for a ratio. Without both intervals, or with timings of two
     machines, there is a value and no interval, which never passes. why: pairing was lost."""
-    a, b = now["value"], before["value"]
-    assert a is not None and b is not None  # the caller has left out what has no value
-    ratio = _unit(name) == "ratio"
-    value = a - b if not ratio else a / b if a > 0 and b > 0 else None
+    ratio, confidences = _unit(name) == "ratio", [m.get("confidence") for m in (now, before)]
+    ends = np.array([[m["value"], m["low"], m["high"]] for m in (now, before)], float)  # nan where there is none
+    value = ends[0, 0] / ends[1, 0] if ratio and ends[:, 0].min() > 0 else None if ratio else ends[0, 0] - ends[1, 0]
     method = "limits added by their squares (Zou and Donner 2008)"
-    confidence = now.get("confidence") or 0.95
     estimate = Estimate(value, None, None, min(now["n"], before["n"]), method)
-    limits = [x for m in (now, before) for x in (m["low"], m["high"]) if x is not None]
     fault = ""
     if timed(name) and not same_machine:
         fault = "the baseline was timed on another machine"
-    elif now.get("confidence") != before.get("confidence"):
-        fault = f"the intervals are of {now.get('confidence')} and {before.get('confidence')} confidence"
-    elif len(limits) < 4:
+    elif confidences[0] != confidences[1]:
+        fault = f"the intervals are of {confidences[0]} and {confidences[1]} confidence"
+    elif np.isnan(ends).any():
         fault = "one of the two values has no interval"
-    elif ratio and min(limits) <= 0:
+    elif ratio and ends.min() <= 0:
         fault = "an interval that reaches down to zero has no quotient"
-    if value is None or fault:
-        return _difference(estimate, name, confidence, "unpaired", fault or "no quotient")
-    (low_a, high_a, low_b, high_b), middle_a, middle_b = limits, a, b
-    if ratio:
-        middle_a, middle_b, low_a, high_a, low_b, high_b = map(math.log, (a, b, *limits))
-    low = middle_a - middle_b - math.hypot(middle_a - low_a, high_b - middle_b)
-    high = middle_a - middle_b + math.hypot(high_a - middle_a, middle_b - low_b)
+    if fault:
+        return _difference(estimate, name, confidences[0] or 0.95, "unpaired", fault)
+    (middle, low, high), (middle_before, low_before, high_before) = np.log(ends) if ratio else ends
+    limits = np.array([
+        middle - middle_before - math.hypot(middle - low, high_before - middle_before),
+        middle - middle_before + math.hypot(high - middle, middle_before - low_before),
+    ])  # fmt: skip
+    between = np.array([m.get("between") or 0.0 for m in (now, before)])  # more rounds do not reduce it
+    if not ratio and value:
+        between *= ends[:, 0] / value
+    low, high = np.exp(limits) if ratio else limits
     estimate = replace(
         estimate,
-        low=math.exp(low) if ratio else low,
-        high=math.exp(high) if ratio else high,
+        low=float(low),
+        high=float(high),
         clusters=min((c for m in (now, before) if (c := m.get("clusters"))), default=None),
         weight=min((w for m in (now, before) if (w := m.get("weight"))), default=None),
-        between=_between(value, now, before, ratio),
+        between=math.hypot(*between) or None,
     )
     if low == high:  # sizes and counts have no rows to pair
-        return _difference(estimate, name, confidence, "exact")
-    return _difference(estimate, name, confidence, "unpaired", *([] if timed(name) else [f"pairing was lost: {why}"]))
-
-
-def _between(value: float, now: Metric, before: Metric, ratio: bool) -> float | None:
-    """Run-to-run variation of a difference, relative to it: more rounds do not reduce it."""
-    if ratio or not value:
-        return math.hypot(*(m.get("between") or 0.0 for m in (now, before))) or None
-    return math.hypot(*((m.get("between") or 0.0) * (m["value"] or 0.0) for m in (now, before))) / abs(value) or None
+        return _difference(estimate, name, confidences[0] or 0.95, "exact")
+    notes = () if timed(name) else (f"pairing was lost: {why}",)
+    return _difference(estimate, name, confidences[0] or 0.95, "unpaired", *notes)
 
 
 def unchanged(name: str, now: Metric) -> Difference:

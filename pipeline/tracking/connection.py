@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import contextlib
 import getpass
+import json
 import os
 import platform
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from pipeline.core import artifacts, secrets
@@ -33,36 +34,30 @@ ABANDONED_S = 3600  # nobody still writes another machine's run this old: writin
 ANSWER_S = 5  # for the first answer; a loaded server may take longer for later ones
 REQUEST_S = 30
 TIMEOUT = {"postgresql": "connect_timeout", "mysql": "connect_timeout", "mssql": "login_timeout"}  # the drivers' names for it
-PACKAGES = {"psycopg": "'psycopg[binary]'", "psycopg2": "psycopg2-binary", "MySQLdb": "mysqlclient"}  # where names differ
 LIMITS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": str(REQUEST_S),
     "PGCONNECT_TIMEOUT": str(ANSWER_S),
     "AWS_MAX_ATTEMPTS": "2",  # botocore's, where S3 is the artifact store
 }
+DIGEST = 32  # hexadecimal digits of a dataset's digest; MLflow keeps 36
 Curve = list[tuple[int, float]]  # (step, value)
-
-
-class LoggedSet(TypedDict):
-    """A data set of a run. digest: up to 36 characters; context: what it was used for; source, profile: JSON."""
-
-    name: str
-    digest: str
-    source: str
-    context: str
-    profile: str
+DataSet = tuple[str, str, dict[str, str]]  # name, use, {file: sha256}
 
 
 def check_reachable(uri: str) -> None:
-    """Return once the server or database answers; create a missing sqlite file, completely or not at all. Raises `ArtifactError`
-    for a missing driver, and what the network or the driver raises."""
+    """Return once the server or database answers; create a missing sqlite file, completely or not at all. Raises what the network
+    or the driver raises."""
     for name, value in LIMITS.items():
         os.environ.setdefault(name, value)
     scheme = urlsplit(uri).scheme.partition("+")[0]
     if scheme in ("http", "https"):
         _ask_server(uri)
     elif scheme in TIMEOUT:
-        _ask_database(uri, TIMEOUT[scheme])
+        import sqlalchemy
+
+        engine = sqlalchemy.create_engine(uri, poolclass=sqlalchemy.NullPool, connect_args={TIMEOUT[scheme]: ANSWER_S})
+        engine.connect().close()
     elif scheme == "sqlite":
         _create_sqlite(uri)
 
@@ -82,17 +77,6 @@ def _ask_server(uri: str) -> None:
             raise
 
 
-def _ask_database(uri: str, timeout: str) -> None:
-    import sqlalchemy
-
-    try:
-        engine = sqlalchemy.create_engine(uri, poolclass=sqlalchemy.NullPool, connect_args={timeout: ANSWER_S})
-    except ModuleNotFoundError as e:
-        package = PACKAGES.get(e.name or "", e.name)
-        raise ArtifactError(f"MLflow at {without_password(uri)} needs a driver: pip install {package}") from None
-    engine.connect().close()
-
-
 def _create_sqlite(uri: str) -> None:
     """Create MLflow's tables in a temporary file and rename it: a database killed half-way could never be opened again."""
     import sqlalchemy
@@ -104,11 +88,6 @@ def _create_sqlite(uri: str) -> None:
 
     with artifacts.atomic_file(path) as tmp:
         MlflowClient(tracking_uri=f"sqlite:///{tmp}").search_experiments(max_results=1)
-
-
-def without_password(text: str) -> str:
-    """`text` with `user:password@` removed from URLs."""
-    return re.sub(r"://\S*@", "://", text)
 
 
 class Tracker:
@@ -172,8 +151,8 @@ class Tracker:
             text = secrets.hide(str(value))
             cut = f"{text[: MAX_PARAM_LENGTH - 40]} ... ({len(text)} characters)"
             params.append(Param(name, text if len(text) <= MAX_PARAM_LENGTH else cut))
-        for batch in _batches(params, MAX_PARAMS):
-            self.client.log_batch(run_id, params=batch)
+        for start in range(0, len(params), MAX_PARAMS):
+            self.client.log_batch(run_id, params=params[start : start + MAX_PARAMS])
 
     def log_metrics(self, run_id: str, values: dict[str, float], curves: dict[str, Curve] | None = None) -> None:
         """Log values at step 0 and each curve's points at their own steps (a position, a context, a concurrency)."""
@@ -182,16 +161,17 @@ class Tracker:
         now = int(time.time() * 1000)
         points = [Metric(name, value, now, 0) for name, value in values.items()]
         points += [Metric(name, value, now, step) for name, curve in (curves or {}).items() for step, value in curve]
-        for batch in _batches(points, MAX_METRICS):
-            self.client.log_batch(run_id, metrics=batch)
+        for start in range(0, len(points), MAX_METRICS):
+            self.client.log_batch(run_id, metrics=points[start : start + MAX_METRICS])
 
-    def log_datasets(self, run_id: str, sets: Iterable[LoggedSet]) -> None:
+    def log_datasets(self, run_id: str, sets: Iterable[DataSet]) -> None:
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
         inputs = []
-        for s in map(secrets.hide_in, sets):
-            dataset = Dataset(s["name"], s["digest"], "local", s["source"], profile=s["profile"])
-            inputs.append(DatasetInput(dataset, [InputTag("mlflow.data.context", s["context"])]))
+        for name, use, files in sets:
+            digest, source, profile = artifacts.digest(files)[:DIGEST], json.dumps(sorted(files)), json.dumps({"sha256": files})
+            tags = [InputTag("mlflow.data.context", use)]
+            inputs.append(DatasetInput(Dataset(name, digest, "local", source, profile=profile), tags))
         if inputs:
             self.client.log_inputs(run_id, datasets=inputs)
 
@@ -261,8 +241,3 @@ def is_being_written(run: Any) -> bool:
         return bool(f"{psutil.Process(int(pid)).create_time():.0f}" == began)
     except psutil.Error:
         return False
-
-
-def _batches(values: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
-    for start in range(0, len(values), size):
-        yield values[start : start + size]

@@ -24,13 +24,12 @@ from pipeline.gating import baseline
 from pipeline.reporting.text import dequantized, markdown_table, n_of, results_table
 from pipeline.serving import results as server_results
 from pipeline.tracking import views
-from pipeline.tracking.connection import CURRENT, Curve, LoggedSet, Tracker
+from pipeline.tracking.connection import CURRENT, Curve, DataSet, Tracker
 
 SWEPT = re.compile(r"(?P<stem>[^/]+)/(?P<axis>context|batch|concurrency|closed)-(?P<at>\d+)")
 AXES = {"closed": "concurrency"}
 Limits = tuple[float | None, float | None, float | None]  # value, low, high
 CALIBRATED_ON = ("source", "set", "digest", "rows_asked", "rows_used", "tokens_per_row")
-DIGEST = 32  # hexadecimal digits of a dataset's digest; MLflow keeps 36
 PARENT, JUDGED = "mlflow.parentRunId", "quantgate.judged"
 WRITTEN = (str(baseline.LOCK), str(artifacts.REPORTS), "README.md")  # by the pipeline
 
@@ -219,7 +218,7 @@ def _with_limits(name: str, value: float | None, low: float | None, high: float 
     stem, slash, part = name.partition("/")
     for suffix, known in (("", value), ("_low", low), ("_high", high)):
         if known is not None:
-            yield f"{stem}{suffix}{slash}{part}", known
+            yield f"{stem}{suffix}{slash}{part}", float(known)
 
 
 def curves(result: VariantResult, serving: dict[str, Any] | None = None) -> dict[str, Curve]:
@@ -284,7 +283,7 @@ def model_name(settings: Params) -> str:
     return Path(name).name.removesuffix(".gguf") or "model"
 
 
-def datasets(variant: str, manifest: ModelManifest | None) -> list[LoggedSet]:
+def datasets(variant: str, manifest: ModelManifest | None) -> list[DataSet]:
     """Each set that a variant was evaluated, measured or calibrated on. A task's definition and rows are one data set."""
     answers, store = artifacts.meta_of(artifacts.answers(variant)), artifacts.REFERENCE / artifacts.MANIFEST
     calibration = manifest.get("calibration") if manifest else None
@@ -293,14 +292,8 @@ def datasets(variant: str, manifest: ModelManifest | None) -> list[LoggedSet]:
         "divergence": records.read(store, StoreManifest)["sets"] if store.exists() else {},
         "calibration": calibration.get("set_files", {}) if calibration else {},
     }
-    sets: list[LoggedSet] = []
+    sets: dict[tuple[str, str], dict[str, str]] = {}
     for use, files in by_use.items():
-        by_name: dict[str, dict[str, str]] = {}
-        for file, sha256 in files.items():
-            by_name.setdefault(f"{Path(file).parent.name}/{Path(file).stem}", {})[file] = sha256
-        for name, hashes in sorted(by_name.items()):
-            source, profile = json.dumps(sorted(hashes)), json.dumps({"sha256": hashes})
-            sets.append({
-                "name": name, "digest": artifacts.digest(hashes)[:DIGEST], "source": source, "context": use, "profile": profile,
-            })  # fmt: skip
-    return sets
+        for file, sha256 in sorted(files.items()):
+            sets.setdefault((f"{Path(file).parent.name}/{Path(file).stem}", use), {})[file] = sha256
+    return [(name, use, hashes) for (name, use), hashes in sets.items()]
