@@ -139,17 +139,15 @@ def _apply(rule: Rule, result: VariantResult | None, floors: Mapping[str, Metric
         judgement = judge(bound, metric)
     what = definition(rule.metric)
     assert what is not None  # bound_of has refused unknown metrics
+    nothing: Metric = {"value": None, "low": None, "high": None, "unit": what.unit, "n": 0}
+    m = metric or nothing
     return {
         "metric": rule.metric, "against": rule.against, "bound": bound.text, "threshold": bound.threshold, "better": bound.better,
         "neutral": neutral_of(rule, what), "unit": what.unit, "required": rule.required,
         "verdict": judgement.verdict, "reason": judgement.reason,
         "settle": judgement.settle, "p_fail": judgement.p_fail, "p_fail_holm": judgement.p_fail,
-        "value": metric["value"] if metric else None,
-        "low": metric["low"] if metric else None,
-        "high": metric["high"] if metric else None,
-        "n": metric["n"] if metric else None,
-        "clusters": metric.get("clusters") if metric else None,
-        "between": metric.get("between") if metric else None,
+        "value": m["value"], "low": m["low"], "high": m["high"], "n": m["n"] if metric else None,
+        "clusters": m.get("clusters"), "between": m.get("between"),
     }  # fmt: skip
 
 

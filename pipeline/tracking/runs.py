@@ -104,8 +104,8 @@ def version_tags(state: State, name: str) -> dict[str, str]:
 
 def provenance(state: State) -> dict[str, str]:
     """Tags: the machine, and if known the commit, whether the tree differs from it, and dvc.lock's digest."""
-    facts = state.results[state.verdict["reference"]]["machine"] or {}
-    machine = ", ".join(f"{k} {v}" for k, v in facts.items() if v is not None) or "no timings were taken"
+    facts = state.results[state.verdict["reference"]]["machine"]
+    machine = ", ".join(f"{k} {v}" for k, v in facts.items() if v is not None) if facts else "no timings were taken"
     tags = {"mlflow.source.name": "pipeline.track", "mlflow.source.type": "LOCAL", "machine": machine}
     if commit := git.line("rev-parse", "HEAD"):
         changed = git.line("status", "--porcelain", "--", ":/", *(f":(exclude){path}" for path in WRITTEN))
