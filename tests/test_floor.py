@@ -353,8 +353,8 @@ def test_a_missing_metric_is_never_a_pass_above_a_sound_floor() -> None:
 @pytest.mark.parametrize("rule, reason", [
     ({"metric": "ppl_ratio", "margin": "2 %", "above": "floor"}, "only kld_mean and top1_agreement"),
     ({"metric": "kld_mean/news", "margin": "1 nats", "above": "floor"}, "only kld_mean and top1_agreement"),
-    ({"metric": "kld_floor", "limit": "1 nats"}, "figure of the reference"),
-    ({"metric": "flip_rounding/x", "limit": "1 pp"}, "figure of the reference"),
+    ({"metric": "kld_floor", "limit": "1 nats"}, "metric of the reference"),
+    ({"metric": "flip_rounding/x", "limit": "1 pp"}, "metric of the reference"),
     ({"metric": "kld_mean", "limit": "1 nats", "above": "floor"}, "goes with a margin"),
     ({"metric": "kld_mean", "gain": "1 nats", "above": "floor"}, "goes with a margin"),
     ({"metric": "kld_mean", "margin": "1 nats", "above": "flor"}, "'floor' or 'rounding'"),

@@ -17,7 +17,7 @@ from reported import around, metric, result
 from pipeline import report
 from pipeline.core import artifacts, params
 from pipeline.core.errors import ParamsError
-from pipeline.gating import comment, freshness
+from pipeline.gating import comment, freshness, verdicts
 from pipeline.metrics.definitions import definition
 from pipeline.reporting import charts, latency, plots, text, tradeoff
 from pipeline.tracking import runs
@@ -203,7 +203,7 @@ def test_wherever_the_reference_is_named_stands_what_its_base_was_dequantized_fr
     results, verdict = report.load_results(settings)
     told = "(dequantized from MXFP4)"
     assert all("; dequantized from MXFP4; a note" in page and f"reference {told}" in page for page in pages(altered))
-    assert f"Reference: `bf16` {told}" in comment.render(verdict | {"loosened": []}, results, None)
+    assert f"Reference: `bf16` {told}" in comment.render(verdicts.Merge(verdict, results))
     assert f"against `bf16` {told}" in runs.state_note(results, verdict, settings)
 
 

@@ -157,13 +157,7 @@ def log_state(tracker: Tracker, state: State, settings: Params, made_from: dict[
         tracker.log_files(run_id, [Path("params.yaml"), baseline.LOCK], "made_from")
 
     name = f"{word} ({key[:6]}): {model_name(settings)} vs {reference}"  # verdict first: lists cut a name's end
-    counts = (("kld_mean", "tokens"), ("acc/all", "items"), ("decode_tok_s", "rounds"))
-    note = (
-        f"**{word}**: every precision of one model against `{reference}`{dequantized(state.results[reference])}; child runs are "
-        f"the variants.\n\n{markdown_table(rows)}\n\nBrackets are {100 * settings.compare.confidence:.3g} % intervals over "
-        f"{', '.join(f'{n_of(state.results, metric)} {what}' for metric, what in counts)} (tier {settings.tier}). "
-        "Artifacts: report/report.html, figures/, comparison.json."
-    )
+    note = state_note(state.results, state.verdict, settings)
     table = '[{"path": "comparison.json", "type": "table"}]'  # the UI shows it as a table
     run_id, _ = tracker.run(key, name, log, {"mlflow.note.content": note, "mlflow.loggedArtifacts": table})
     tracker.set_tags(run_id, {"verdict": word, **made_from})
@@ -171,6 +165,18 @@ def log_state(tracker: Tracker, state: State, settings: Params, made_from: dict[
     tracker.log_files(run_id, report, "report")
     tracker.log_files(run_id, data_files(artifacts.REPORTS / "figures", "*"), "figures")
     return run_id
+
+
+def state_note(results: dict[str, VariantResult], verdict: Verdict, settings: Params) -> str:
+    """The description of a state's run."""
+    counts = (("kld_mean", "tokens"), ("acc/all", "items"), ("decode_tok_s", "rounds"))
+    reference = f"`{settings.reference}`{dequantized(results[settings.reference])}"
+    return (
+        f"**{verdict['verdict']}**: every precision of one model against {reference}; child runs are the variants.\n\n"
+        f"{markdown_table(results_table(results, verdict, results))}\n\nBrackets are {100 * settings.compare.confidence:.3g} % "
+        f"intervals over {', '.join(f'{n_of(results, metric)} {what}' for metric, what in counts)} (tier {settings.tier}). "
+        "Artifacts: report/report.html, figures/, comparison.json."
+    )
 
 
 def mark_current(tracker: Tracker, parent: str, runs: dict[str, str], state: State, settings: Params) -> None:
