@@ -18,6 +18,7 @@ from pipeline.core import artifacts
 from pipeline.core.errors import ArtifactError
 
 T = TypeVar("T")
+Json = dict[str, Any]  # what is not ours: a model's config, a server's reply, a row with columns of a person's own
 Options = dict[str, Any]  # what params.yaml gives a quantizer or an engine: its own names, checked by its signature
 
 
@@ -51,6 +52,34 @@ class Outcome(TypedDict):
 class File(TypedDict):
     bytes: int
     sha256: str
+
+
+class RunFacts(TypedDict):
+    """artifacts/runs/<stage>.json: what a stage cost, outside its outputs. peak_memory_bytes: of its largest process."""
+
+    wall_s: float
+    peak_memory_bytes: int
+    finished: str
+
+
+# ---- sets: the texts of evalsets/ ------------------------------------------------------------------------------------------
+
+
+class TextRow(TypedDict):
+    """A document: corpus, calibration text, what prompts are cut from."""
+
+    id: str
+    domain: str
+    text: str
+
+
+class PromptRow(TypedDict):
+    """A prompt: plain text, or a chat's messages, each with role and content."""
+
+    id: str
+    domain: str
+    prompt: NotRequired[str]
+    messages: NotRequired[list[dict[str, str]]]
 
 
 # ---- manifests: what a folder of artifacts/ holds and how it was made --------------------------------------------------------
@@ -297,6 +326,38 @@ class Verdict(TypedDict):
     variants: dict[str, VariantVerdict]
     inputs: NotRequired[dict[str, str]]
     loosened: NotRequired[list[str]]
+
+
+class SetRecord(TypedDict):
+    """What a shipped set showed. told: {variant: whether its difference to the probe has an interval without 0}."""
+
+    files: dict[str, str]
+    n: int
+    chance: NotRequired[float]
+    reference: NotRequired[float]
+    changed: NotRequired[float]
+    delta: NotRequired[Metrics]
+    half_width: NotRequired[float]
+    resolvable: NotRequired[float]
+    told: NotRequired[dict[str, bool]]
+    tokens: NotRequired[int]
+    kld: NotRequired[dict[str, Json]]
+    ppl_half_width: NotRequired[float]
+    resolvable_ppl: NotRequired[float]
+
+
+class EvalsetsRecord(TypedDict):
+    """reports/evalsets.json. probe: the variant whose difference to the reference each set was measured by."""
+
+    reference: str
+    probe: str
+    confidence: float
+    power: float
+    seed: int
+    base: str
+    versions: dict[str, str]
+    variants: dict[str, Json]
+    sets: dict[str, SetRecord]
 
 
 # ---- reading -----------------------------------------------------------------------------------------------------------------

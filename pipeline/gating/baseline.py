@@ -15,8 +15,8 @@ from typing import Any
 
 from pipeline.core import artifacts, git
 from pipeline.core.errors import ArtifactError
+from pipeline.core.explain import parse
 from pipeline.core.params import PARAMS, Params
-from pipeline.core.yamls import parse
 from pipeline.gating import dvc_lock, paired_difference
 from pipeline.metrics.builder import Builder
 from pipeline.metrics.definitions import is_served
