@@ -185,10 +185,11 @@ def _readable(path: Path) -> Iterator[None]:
 def read_json(path: Path) -> Any:
     """What a JSON file holds. Raises `ArtifactError` if it is missing, not JSON, or gives a name twice."""
     with _readable(path):
-        return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_once)
+        return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=unique_names)
 
 
-def _once(pairs: list[tuple[str, Any]]) -> Json:
+def unique_names(pairs: list[tuple[str, Any]]) -> Json:
+    """A JSON object's content. Raises `ValueError` if it gives a name twice."""
     content = dict(pairs)
     if len(content) < len(pairs):
         names = [name for name, _ in pairs]

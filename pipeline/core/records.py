@@ -368,14 +368,14 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
-def checked(value: Any, kind: type[T], where: str) -> T:
+def checked(value: Any, kind: type[T], where: str, remedy: str = "delete it and run `dvc repro`") -> T:
     """`value` as it is, if it is a record of that kind. Raises `ArtifactError` with the first fault."""
     try:
         _adapter(kind).validate_python(value, strict=True)
     except ValidationError as e:
         first = e.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "the whole"
-        raise ArtifactError(f"{where} is damaged ({place}: {first['msg'].lower()}); delete it and run `dvc repro`") from None
+        keys = ".".join(map(str, first["loc"])) or "the whole"
+        raise ArtifactError(f"{where} is damaged ({keys}: {first['msg'].lower()}); {remedy}") from None
     return value  # type: ignore[no-any-return]
 
 

@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pipeline.core.artifacts import sha256_file
+from pipeline.core.artifacts import sha256_file, unique_names
 from pipeline.core.droppings import meant
 from pipeline.core.errors import DataError
 from pipeline.core.params import HowMany
-from pipeline.core.records import Json, PromptRow, TextRow
+from pipeline.core.records import PromptRow, TextRow
 
 LABEL = re.compile(r"^[A-Za-z0-9._-]+$")
 R = TypeVar("R", TextRow, PromptRow)
@@ -100,7 +100,7 @@ def _lines(path: Path) -> list[tuple[int, Any]]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line.decode("utf-8"), parse_constant=_no_constant, object_pairs_hook=_object)
+            row = json.loads(line.decode("utf-8"), parse_constant=_no_constant, object_pairs_hook=unique_names)
             json.dumps(row, ensure_ascii=False).encode("utf-8")
             rows.append((number, row))
         except UnicodeDecodeError as e:
@@ -118,14 +118,6 @@ def _lines(path: Path) -> list[tuple[int, Any]]:
 
 def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not a JSON value; write null")
-
-
-def _object(pairs: list[tuple[str, Any]]) -> Json:
-    row = dict(pairs)
-    if len(row) < len(pairs):
-        names = [k for k, _ in pairs]
-        raise ValueError(f"key {next(k for k in names if names.count(k) > 1)!r} stands twice in one object")
-    return row
 
 
 def _text_row(row: Any) -> str | None:
