@@ -20,9 +20,10 @@ import zlib
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Literal, TypedDict, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import typer
+from typing_extensions import TypedDict
 
 from pipeline.core import artifacts, cli, params, records, secrets
 from pipeline.core.droppings import data_files

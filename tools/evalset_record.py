@@ -62,11 +62,11 @@ def _same_files(card: Card, sources: list[Path]) -> None:
             raise DataError(f"{source} was made with another {changed[0]}; run the pipeline with `tier: full` first")
 
 
-def _answers(variant: str, task: str) -> list[AnswerRow]:
+def _answers(variant: str, task: str) -> list[Any]:
     return [row for row in records.read_rows(artifacts.answers(variant), AnswerRow) if row["task"] == task]
 
 
-def _delta(settings: Params, name: str, rows: list[AnswerRow], reference: list[AnswerRow]) -> tuple[Metric, float]:
+def _delta(settings: Params, name: str, rows: list[Any], reference: list[Any]) -> tuple[Any, float]:
     """(paired difference in accuracy, share of answers that changed)."""
     b = Builder(settings.compare, settings.seed)
     answer_metrics(b, pair(rows, reference), True)

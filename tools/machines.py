@@ -6,7 +6,9 @@ two machines are never compared, only shown.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple
+
+from typing_extensions import TypedDict
 
 from pipeline.core.records import Json, Metric, VariantResult, Verdict
 from pipeline.reporting import text
@@ -64,8 +66,8 @@ def _conditions(differ: dict[str, list[str]], here: Side, there: Side) -> list[s
     for name in sorted(here.results.keys() ^ there.results.keys()):
         lines.append(f"- variant {plain(name)}: only {'here' if name in here.results else 'there'}")
     for name in sorted(here.results.keys() & there.results.keys()):
-        both = (side.conditions["variants"].get(name) for side in (here, there))
-        lines += [f"- variant {plain(name)}: {what}" for what in _differences(*both)]
+        whats = _differences(here.conditions["variants"].get(name), there.conditions["variants"].get(name))
+        lines += [f"- variant {plain(name)}: {what}" for what in whats]
     return lines or ["None."]
 
 
