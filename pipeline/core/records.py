@@ -371,7 +371,7 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 def checked(value: Any, kind: type[T], where: str, remedy: str = "delete it and run `dvc repro`") -> T:
     """`value` as it is, if it is a record of that kind. Raises `ArtifactError` with the first fault."""
     try:
-        _adapter(kind).validate_python(value, strict=True)
+        _adapter(kind).validate_python(value, strict=True)  # type: ignore[arg-type]  # a class can be hashed
     except ValidationError as e:
         first = e.errors()[0]
         keys = ".".join(map(str, first["loc"])) or "the whole"
