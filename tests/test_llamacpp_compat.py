@@ -238,7 +238,7 @@ def test_llama_cpp_against_transformers_on_the_same_weights_says_almost_nothing(
     assert 0 < found["figures"]["kld_mean"]["value"] < 1e-4  # keys and values are kept in 16 bits there
     assert found["figures"]["top1_agreement"]["value"] > 0.98
     assert not artifacts.tokens("gguf-q8_0").exists(), "nothing of the pipeline is written"
-    llamacpp_compat._print(found)
+    llamacpp_compat.show(found)
     out = capsys.readouterr().out
     assert "gguf-q8_0 against bf16" in out and "kld_mean" in out and "windows of 512" in out and "llama.cpp and" in out
 

@@ -257,10 +257,10 @@ def main(
     if as_json:
         print(json.dumps(artifacts.jsonable(result), indent=2, ensure_ascii=False, allow_nan=False))
     else:
-        _print(result)
+        show(result)
 
 
-def _print(result: Json) -> None:
+def show(result: Json) -> None:
     level = 100 * result["figures"]["kld_mean"]["confidence"]
     columns = ("metric", "value", "±", f"{level:g} % interval", "unit", "n")
     rows = []
