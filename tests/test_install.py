@@ -108,7 +108,7 @@ def test_a_compiler_that_fails_is_told_with_its_words_and_what_to_do(
     ("", ""),
 ])  # fmt: skip
 def test_where_an_installer_is_stands_in_a_few_words(output: str, said: str) -> None:
-    assert install.where(output) == said
+    assert install.progress(output) == said
 
 
 # --- settings ----------------------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ def test_where_an_installer_is_stands_in_a_few_words(output: str, said: str) -> 
 def test_pip_s_settings_reach_uv_a_variable_before_a_file_and_a_person_s_own_settings_of_uv_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert install.for_uv(install.pip_settings(PIP)) == {
+    assert install.for_uv(PIP) == {
         "UV_FIND_LINKS": "/a,/b", "UV_INDEX": "https://x/simple https://y/simple?a=b", "UV_DEFAULT_INDEX": "https://i/simple",
         "SSL_CERT_FILE": "/etc/ca.crt", "UV_INDEX_STRATEGY": "unsafe-best-match",
     }  # fmt: skip

@@ -94,11 +94,12 @@ def _task(card: Card, name: str, probe: str, others: list[str], settings: Params
     if delta["low"] is None or delta["high"] is None:  # both at chance: it resolves nothing
         return result
     deltas = {probe: delta} | {v: _delta(settings, name, _answers(v, name), rows)[0] for v in others}
-    return result | {
+    result.update({
         "reference": sum(right) / card.n, "changed": changed, "delta": deltas, "half_width": (delta["high"] - delta["low"]) / 2,
         "resolvable": resolvable(delta["low"], delta["high"], confidence=settings.compare.confidence),
         "told": {v: _apart(deltas[v]) for v in others},
-    }  # fmt: skip
+    })  # fmt: skip
+    return result
 
 
 def _tokens(variant: str, documents: set[str]) -> dict[str, NDArray[Any]]:

@@ -1,7 +1,7 @@
 """Show this machine's results beside a bundle's, as Markdown. Pure.
 
 Differing conditions come first. Quality is compared (do the intervals overlap?) only where base, sets and amounts agree. Timings of
-two machines are never compared, only shown.
+two machines stand side by side and are never compared.
 """
 
 from __future__ import annotations

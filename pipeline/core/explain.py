@@ -29,7 +29,7 @@ MUST_BE = {
 }  # fmt: skip
 LENGTH = {"too_short": "needs {min_length} at least, and has {actual_length}", "too_long": "may have {max_length} at most"}
 BOUNDS = ("greater_than", "greater_than_equal", "less_than", "less_than_equal", "multiple_of")
-# What to write where there is nothing.
+# What to write in an empty section.
 EMPTY = {
     ("variants",): "name a variant, as in `bf16: {quantizer: cast, options: {dtype: bfloat16}}`",
     ("serving",): "where nobody is served, leave the key out",
@@ -38,7 +38,7 @@ EMPTY = {
 
 
 class Fault(ValueError):
-    """A fault that a validator finds below its section. keys: where, from that section on."""
+    """A fault that a validator of a section reports further down. keys: the path from that section."""
 
     def __init__(self, message: str, *keys: str | int) -> None:
         super().__init__(message)
@@ -76,7 +76,7 @@ def parse(path: Path, text: str, error: type[QuantgateError]) -> tuple[Any, Any]
         raise error(f"{where}: is not valid YAML ({e.problem or e.context})") from None
     except ReaderError as e:
         raise error(f"{path}:{text.count(chr(10), 0, e.position) + 1}: holds a character that YAML does not take") from None
-    except ValueError as e:  # a date that is none
+    except ValueError as e:  # an impossible date
         raise error(f"{path}: is not valid YAML ({e})") from None
 
 

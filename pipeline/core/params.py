@@ -107,7 +107,7 @@ class Model(Section):
     license: str = "unknown"
     note: str = ""
     trust_remote_code: bool = False
-    dequantize: bool = False  # whether packed weights (MXFP4, FP8, INT4) are taken, as the bfloat16 values that they stand for
+    dequantize: bool = False  # accept packed weights (MXFP4, FP8, INT4), unpacked to bfloat16
 
 
 class PackageModel(Model):
@@ -257,11 +257,11 @@ class Rule(Section):
     margin: str | None = None
     gain: str | None = None
     limit: str | None = None
-    above: Literal["floor", "rounding"] | None = None  # the margin counts from what "no difference" measures
+    above: Literal["floor", "rounding"] | None = None  # the margin counts from the noise floor, or from what rounding alone does
     variants: Annotated[list[str], Field(min_length=1)] | None = None
     against: Literal["reference", "baseline"] = "reference"  # baseline: what the commit that is merged into had
     required: bool = True
-    reason: Reason | None = None  # why it asks for less than in the commit that is merged into
+    reason: Reason | None = None  # why it is looser than in the commit that is merged into
 
     @field_validator("margin", "gain", "limit", mode="before")
     @classmethod
@@ -286,7 +286,7 @@ class Gate(Section):
     required: Annotated[list[str], Field(min_length=1)]  # variants whose verdict decides; the others are advisory
     inconclusive: Literal["blocks", "passes"] = "blocks"
     baseline: str | None = None  # a branch or commit; QUANTGATE_BASELINE and --baseline go first
-    reason: Reason | None = None  # why something other than a rule's bound asks for less than in the commit that is merged into
+    reason: Reason | None = None  # why anything but a rule is looser than in the commit that is merged into
     rules: Annotated[list[Rule], Field(min_length=1)]
 
 

@@ -18,7 +18,7 @@ from pipeline.core import artifacts
 from pipeline.core.errors import ArtifactError
 
 T = TypeVar("T")
-Json = dict[str, Any]  # what is not ours: a model's config, a server's reply, a row with columns of a person's own
+Json = dict[str, Any]  # not ours: a model's config, a server's reply, a task's rows and config
 Options = dict[str, Any]  # what params.yaml gives a quantizer or an engine: its own names, checked by its signature
 
 

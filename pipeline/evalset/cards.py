@@ -103,12 +103,12 @@ def legend(record: EvalsetsRecord | None) -> str:
     )
 
 
-def markdown(shown: list[Card], record: EvalsetsRecord | None) -> str:
+def markdown(sets: list[Card], record: EvalsetsRecord | None) -> str:
     """The table, and each set's card in words."""
     parts = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
-    parts += ["| " + " | ".join(line(card, record).values()) + " |" for card in shown]
+    parts += ["| " + " | ".join(line(card, record).values()) + " |" for card in sets]
     parts += ["", legend(record), ""]
-    for (measures, source, weaknesses), same in groupby(shown, lambda c: (c.measures, c.source, c.weaknesses)):
+    for (measures, source, weaknesses), same in groupby(sets, lambda c: (c.measures, c.source, c.weaknesses)):
         names = ", ".join(card.name for card in same)
         parts += [f"**{names}**: {measures} *Source:* {source} *Known weaknesses:* {weaknesses}", ""]
     return "\n".join(parts)

@@ -23,7 +23,7 @@ TASKS = Path("evalsets/tasks")
 HOMES = (TASKS, Path("evalsets/corpus"))  # where a task's rows may lie: what dvc.yaml has `evaluate` depend on
 OUTPUT_TYPES = ("multiple_choice", "generate_until", "loglikelihood_rolling", "loglikelihood")
 
-ANSWER_TOKENS = 32  # how long a reply to a row of one's own may get, where no YAML says it
+ANSWER_TOKENS = 32  # longest reply to a row, if no YAML says it
 RIGHT = {"metric": "acc", "aggregation": "mean", "higher_is_better": True}
 EXACT = {"metric": "exact_match", "aggregation": "mean", "higher_is_better": True, "regexes_to_ignore": [r"^\s+|\s+$"]}
 
@@ -137,7 +137,7 @@ def _inferred(name: str, path: Path) -> Json:
 
 
 def _peek(path: Path) -> Json:
-    """A YAML as far as it can be read: a fault in it is named when its task is used."""
+    """A YAML's content, empty if it cannot be read: the fault is named when its task is used."""
     try:
         return _parsed(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, OSError, ValueError, RecursionError):
@@ -184,8 +184,8 @@ def _spaced(choices: list[Any]) -> bool:
 
 
 def _one_kind(files: list[Path], rows: list[Json], config: Json) -> None:
-    """Raise if rows differ in kind: a column is text in one and a list in another (lm-eval takes the first row's kind for all), or,
-    where no YAML says how, choices begin with a space or not, or a target has several lines."""
+    """Raise if a target is text in one row and a list in another (lm-eval takes the first row's kind for all). Without a YAML
+    also if only some choices begin with a space, or a target has several lines."""
     inferred = files[0].parent == TASKS and not (TASKS / f"{config['task']}.yaml").exists()
     for row in rows if inferred else []:
         where = f"{files[0]}: item {row['id']!r}"
@@ -230,7 +230,7 @@ def _choice_fault(row: Json, config: Json) -> str | None:
 
 
 def _text_fault(row: Json, config: Json) -> str | None:
-    """Text that is asked or expected must be text, and not empty; only a choice may stand without a context."""
+    """What is asked or expected must be text, and not empty; only a multiple choice may have no context."""
     asked, expected = config.get("doc_to_text"), config.get("doc_to_target")
     kind = config.get("output_type")
     if isinstance(asked, str) and asked in row:
