@@ -22,7 +22,7 @@ def main(readme: Annotated[bool, typer.Option("--readme", help="Write the cards 
     measured = measured_rows(Path(settings.diverge.corpus), Path(settings.diverge.trajectories.prompts))
     refuse_overlap(load_texts(cards.HOME / "calibration"), measured, "evalsets/calibration")
     if readme:
-        artifacts.write_between(README, MARKS, cards.markdown(sets, record))
+        artifacts.write_between(README, MARKS, f"\n{cards.markdown(sets, record)}")
     cli.table(cards.COLUMNS, [cards.line(card, record) for card in sets], left=("set", "tells apart"))
     print(cards.legend(record))
     cli.say("evalset", f"{len(sets)} sets are valid; calibration text shares no run of 12 words with what is measured")
