@@ -48,10 +48,13 @@ def test_a_malformed_row_is_named_with_its_line_and_a_file_without_one_to_blame_
     assert str(caught.value).startswith(str(path)) and words in str(caught.value)
 
 
-def test_a_missing_file_an_empty_folder_and_a_folder_for_a_file_are_three_messages(tmp_path: Path) -> None:
+def test_a_missing_file_an_empty_folder_a_dead_link_and_a_folder_for_a_file_are_told_apart(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is not here"):
         evalset.load_texts(tmp_path / "none.jsonl")
     with pytest.raises(DataError, match="holds no .jsonl file"):
+        evalset.load_texts(tmp_path)
+    (tmp_path / "wiki.jsonl").symlink_to("nowhere")  # passed over, a part of the set would be missing
+    with pytest.raises(DataError, match="wiki.jsonl is a link that leads nowhere"):
         evalset.load_texts(tmp_path)
     (tmp_path / "mine.jsonl").mkdir()
     with pytest.raises(DataError, match="mine.jsonl cannot be read \\(Is a directory\\)"):
