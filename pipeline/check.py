@@ -16,7 +16,7 @@ from pipeline.core.errors import ParamsError, QuantgateError
 from pipeline.core.explain import did_you_mean
 from pipeline.core.params import Params, PathModel, Tier
 from pipeline.evalset import tasks
-from pipeline.evalset.overlap import measured_rows, refuse_overlap
+from pipeline.evalset.calibration import measured_rows, refuse_overlap
 from pipeline.gating.rules import bound_of
 from pipeline.metrics.definitions import TOKEN_PARTS, is_served
 from pipeline.model import from_gguf, integrity

@@ -17,10 +17,11 @@ from pipeline import engines
 from pipeline.core import artifacts, cli, isolate, params
 from pipeline.core.errors import ArtifactError, InvalidVariant, Unsupported
 from pipeline.core.params import Diverge, Tier
+from pipeline.core.records import PromptRow
 from pipeline.divergence.checkpoints import Partial
 from pipeline.divergence.store import Window, estimate_bytes, key_of, refuse_if_too_large, shards
 from pipeline.engines import ROWS, Sampling
-from pipeline.evalset import Row, choose, load_prompts, load_texts, sets_digest
+from pipeline.evalset import choose, load_prompts, load_texts, sets_digest
 from pipeline.evalset.chats import refuse_chats
 from pipeline.evalset.windows import corpus_windows, prompt_ids
 
@@ -33,7 +34,12 @@ OTHERWISE = "rounded_otherwise"  # logits of a shard that the model's own pass r
 
 
 def trajectories(
-    engine: Any, prompts: list[Row], setup: params.Trajectories, seed: int, skipped: Counter[str] | None = None, batch: int = 8
+    engine: Any,
+    prompts: list[PromptRow],
+    setup: params.Trajectories,
+    seed: int,
+    skipped: Counter[str] | None = None,
+    batch: int = 8,
 ) -> list[Window]:
     """Let the reference continue each prompt; only its own tokens are scored, in the context they came from."""
     found = []
@@ -193,7 +199,7 @@ def _tensor_bytes(path: Path) -> int:
         return path.stat().st_size - 8 - int.from_bytes(f.read(8), "little")
 
 
-def _prompts(setup: Diverge, amount: Tier, seed: int) -> list[Row]:
+def _prompts(setup: Diverge, amount: Tier, seed: int) -> list[PromptRow]:
     return choose(load_prompts(Path(setup.trajectories.prompts)), amount.trajectories, seed)
 
 

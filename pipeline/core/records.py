@@ -18,6 +18,7 @@ from pipeline.core import artifacts
 from pipeline.core.errors import ArtifactError
 
 T = TypeVar("T")
+Json = dict[str, Any]  # not ours: a model's config, a server's reply, a task's rows and config
 Options = dict[str, Any]  # what params.yaml gives a quantizer or an engine: its own names, checked by its signature
 
 
@@ -56,6 +57,34 @@ class Outcome(TypedDict):
 class File(TypedDict):
     bytes: int
     sha256: str
+
+
+class RunFacts(TypedDict):
+    """artifacts/runs/<stage>.json: what a stage cost, outside its outputs. peak_memory_bytes: of its largest process."""
+
+    wall_s: float
+    peak_memory_bytes: int
+    finished: str
+
+
+# ---- sets: the texts of evalsets/ ------------------------------------------------------------------------------------------
+
+
+class TextRow(TypedDict):
+    """A document: corpus, calibration text, what prompts are cut from."""
+
+    id: str
+    domain: str
+    text: str
+
+
+class PromptRow(TypedDict):
+    """A prompt: plain text, or a chat's messages, each with role and content."""
+
+    id: str
+    domain: str
+    prompt: NotRequired[str]
+    messages: NotRequired[list[dict[str, str]]]
 
 
 # ---- manifests: what a folder of artifacts/ holds and how it was made --------------------------------------------------------
@@ -324,6 +353,38 @@ class Tracked(TypedDict):
     versions: dict[str, str]
 
 
+class SetRecord(TypedDict):
+    """What a shipped set showed. told: {variant: whether its difference to the probe has an interval without 0}."""
+
+    files: dict[str, str]
+    n: int
+    chance: NotRequired[float]
+    reference: NotRequired[float]
+    changed: NotRequired[float]
+    delta: NotRequired[Metrics]
+    half_width: NotRequired[float]
+    resolvable: NotRequired[float]
+    told: NotRequired[dict[str, bool]]
+    tokens: NotRequired[int]
+    kld: NotRequired[dict[str, Json]]
+    ppl_half_width: NotRequired[float]
+    resolvable_ppl: NotRequired[float]
+
+
+class EvalsetsRecord(TypedDict):
+    """reports/evalsets.json. probe: the variant whose difference to the reference each set was measured by."""
+
+    reference: str
+    probe: str
+    confidence: float
+    power: float
+    seed: int
+    base: str
+    versions: dict[str, str]
+    variants: dict[str, Json]
+    sets: dict[str, SetRecord]
+
+
 # ---- reading -----------------------------------------------------------------------------------------------------------------
 
 
@@ -332,14 +393,14 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
-def checked(value: Any, kind: type[T], where: str) -> T:
+def checked(value: Any, kind: type[T], where: str, remedy: str = "delete it and run `dvc repro`") -> T:
     """`value` as it is, if it is a record of that kind. Raises `ArtifactError` with the first fault."""
     try:
-        _adapter(kind).validate_python(value, strict=True)
+        _adapter(kind).validate_python(value, strict=True)  # type: ignore[arg-type]  # a class can be hashed
     except ValidationError as e:
         first = e.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "the whole"
-        raise ArtifactError(f"{where} is damaged ({place}: {first['msg'].lower()}); delete it and run `dvc repro`") from None
+        keys = ".".join(map(str, first["loc"])) or "the whole"
+        raise ArtifactError(f"{where} is damaged ({keys}: {first['msg'].lower()}); {remedy}") from None
     return value  # type: ignore[no-any-return]
 
 

@@ -11,14 +11,16 @@ from typing import Any
 
 from pipeline.core import artifacts, cli, params
 from pipeline.core.errors import ArtifactError
+from pipeline.core.records import Json as Row
+from pipeline.core.records import PromptRow
 from pipeline.engines import Sampling
-from pipeline.evalset import Row, load_prompts
+from pipeline.evalset import load_prompts
 
 BATCH = 16  # prompts at a time, padded on the left; the reference runs a second time in batches half as large
 GREEDY = Sampling(temperature=0.0)
 
 
-def asked(reference: Path, prompts: list[Row]) -> list[Row]:
+def asked(reference: Path, prompts: list[PromptRow]) -> list[Row]:
     """{id, domain, prompt, ids} of the prompts whose continuations the reference's store holds: the same ones, in its order."""
     known = {row["id"]: row for row in prompts}
     windows = [w for w in artifacts.read_jsonl(reference / "windows.jsonl") if w["set"] == "trajectory"]
@@ -29,7 +31,7 @@ def asked(reference: Path, prompts: list[Row]) -> list[Row]:
     return [{"id": row["id"], "domain": row["domain"], "prompt": _text(row), "ids": ids} for row, ids in rows]
 
 
-def _text(row: Row) -> str:
+def _text(row: PromptRow) -> str:
     """What a person wrote of a prompt: a chat template's own words would pass for the prompt's script."""
     return str(row["prompt"]) if "prompt" in row else "\n".join(m["content"] for m in row["messages"])
 

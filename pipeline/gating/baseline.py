@@ -22,9 +22,9 @@ import yaml
 
 from pipeline.core import artifacts, git, records
 from pipeline.core.errors import ArtifactError
+from pipeline.core.explain import parse
 from pipeline.core.params import PARAMS, Params
 from pipeline.core.records import AnswerRow, Metric, VariantResult
-from pipeline.core.yamls import parse
 from pipeline.gating import paired_difference
 from pipeline.gating.paired_difference import Difference
 from pipeline.metrics.builder import Builder

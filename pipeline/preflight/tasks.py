@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.params import HowMany
-from pipeline.evalset import Row
+from pipeline.core.records import Json as Row
 from pipeline.evalset.chats import why_not
 from pipeline.evalset.tasks import TASKS, is_chat, load_task, local_tasks, subset
 from pipeline.model.config import text_config, window

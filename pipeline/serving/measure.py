@@ -15,6 +15,7 @@ import numpy as np
 from pipeline.core import artifacts, cli
 from pipeline.core.errors import DataError, ParamsError
 from pipeline.core.explain import did_you_mean
+from pipeline.core.records import TextRow
 from pipeline.evalset import load_texts
 from pipeline.metrics.definitions import SERVED
 from pipeline.metrics.serving import Objective, in_a_round, level, saturation_point, scenarios, warm_ups
@@ -114,7 +115,7 @@ def load_tokenizer(path: Path | None) -> Any:
     return Tokenizer.from_file(str(file))
 
 
-def prompts(documents: list[Row], plan: Plan, tokenizer: Any, as_ids: bool) -> list[Any]:
+def prompts(documents: Sequence[TextRow], plan: Plan, tokenizer: Any, as_ids: bool) -> list[Any]:
     """The plan's prompts: token ids, or text of about as many tokens where ids cannot be sent."""
     text = "\n\n".join(d["text"] for d in documents)
     if tokenizer is None:

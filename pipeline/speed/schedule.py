@@ -13,6 +13,7 @@ from typing import Any
 
 from pipeline.core.errors import ArtifactError, DataError, Unsupported
 from pipeline.core.params import Requests
+from pipeline.core.records import TextRow
 
 Row = dict[str, Any]
 HEAD = 16  # tokens: no two prompts begin with the same ones
@@ -60,7 +61,7 @@ class Plan:
         return {step.scenario: self.missing.get(step.scenario) or self.missing[step.kind] for step in lost}
 
 
-def tokens_of(documents: Sequence[Row], tokenizer: Any) -> list[int]:
+def tokens_of(documents: Sequence[TextRow], tokenizer: Any) -> list[int]:
     """All documents as one row of token ids."""
     return [t for d in documents for t in tokenizer.encode(d["text"] + "\n\n", add_special_tokens=False).ids]
 
