@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy.special import softmax
 
 from pipeline.core.errors import ArtifactError
@@ -77,25 +77,32 @@ def _accuracy(b: Builder, task: str, pairs: list[AnswerPair], note: tuple[str, .
     variant, reference = (_twice(rows, right) for rows in zip(*pairs))
     is_right, was_right, x, y = variant[0] > 0, reference[0] > 0, variant.mean(0), reference.mean(0)
     lost, won = was_right & ~is_right, is_right & ~was_right
-    cells = (float(c.sum()) for c in (np.minimum(x, y), np.maximum(y - x, 0), np.maximum(x - y, 0), 1 - np.maximum(x, y)))
-    score, delta = wilson(int(is_right.sum()), n, confidence=b.confidence), paired_difference(*cells, confidence=b.confidence)
-    related = len(set(clusters)) < n  # items of one family rise and fall together: take the outer limits
-    if related:
-        delta = outer(delta, b.resampled(f"acc_delta/{task}", x - y, ones, clusters))
-        score = outer(score, b.resampled(f"acc/{task}", is_right, ones, clusters))
-    b.add(f"acc/{task}", score)
     blind = _at_chance(is_right, was_right, pairs, b.confidence)  # that nothing was lost of nothing is no finding
     error = arithmetic_error(variant - reference, n)
-    _add(b, f"acc_delta/{task}", delta, error, note, blind, 100.0)
+
+    def add(name: str, estimate: Estimate, error: float, note: tuple[str, ...] = note, scale: float = 1.0) -> None:
+        """Add a paired metric: its interval with the arithmetic's own error, or none if `blind`."""
+        if blind:
+            estimate = replace(estimate, low=None, high=None, warnings=(blind,))
+        estimate = widened(estimate, error, confidence=b.confidence, bounds=bounds_of(name))
+        b.add(name, replace(estimate, warnings=(*estimate.warnings, *note)), scale)
+
+    def of_families(estimate: Estimate, name: str, values: ArrayLike) -> Estimate:
+        """Items of one family rise and fall together: take the outer limits."""
+        return outer(estimate, b.resampled(name, values, ones, clusters)) if len(set(clusters)) < n else estimate
+
+    score = wilson(int(is_right.sum()), n, confidence=b.confidence)
+    b.add(f"acc/{task}", of_families(score, f"acc/{task}", is_right))
+    cells = (float(c.sum()) for c in (np.minimum(x, y), np.maximum(y - x, 0), np.maximum(x - y, 0), 1 - np.maximum(x, y)))
+    delta = of_families(paired_difference(*cells, confidence=b.confidence), f"acc_delta/{task}", x - y)
+    add(f"acc_delta/{task}", delta, error, scale=100.0)
     for name, flipped in (("flips_to_wrong", lost), ("flips_to_right", won)):
         share = wilson(int(flipped.sum()), n, confidence=b.confidence)
-        if related:
-            share = outer(share, b.resampled(f"acc/{name}/{task}", flipped, ones, clusters))  # a share, as accuracy is
-        _add(b, f"{name}/{task}", share, 0.0, (), blind, n)
+        add(f"{name}/{task}", of_families(share, f"acc/{name}/{task}", flipped), 0.0, (), n)  # resampled as a share, as accuracy is
         b.metrics[f"{name}/{task}"]["value"] = int(flipped.sum())
     if y.any():
         recovery, name = x.sum() / y.sum(), f"recovery/{task}"
-        _add(b, name, b.resampled(name, x, y, clusters), arithmetic_error(variant - recovery * reference, y.sum()), note, blind)
+        add(name, b.resampled(name, x, y, clusters), arithmetic_error(variant - recovery * reference, y.sum()))
     flips = int(lost.sum()), int(won.sum())
     p = mcnemar(*flips)
     if p is not None and error:
@@ -104,15 +111,11 @@ def _accuracy(b: Builder, task: str, pairs: list[AnswerPair], note: tuple[str, .
     method = "McNemar, two-sided: exact, and no less than with the arithmetic's own error"
     b.bare(f"p_mcnemar/{task}", p, sum(flips), method, *notes)
     if choices := [p for p in pairs if p[0]["kind"] == "multiple_choice" and isinstance(p[0]["target"], int)]:
-        change = np.subtract(*(_twice(rows, _share_of_right_choice) for rows in zip(*choices)))
-        name, families = f"score_delta/{task}", _families(choices)
-        estimate = b.resampled(name, change.mean(0), np.ones(len(choices)), families)
-        _add(b, name, estimate, arithmetic_error(change, len(choices)), note, blind, 100.0)
-
-
-def _share_of_right_choice(row: AnswerRow) -> float:
-    """Probability of the right choice, where one of the choices must be."""
-    return float(softmax(row["loglikelihoods"] or [])[row["target"]])
+        # probability of the right choice, where one of the choices must be
+        shares = (_twice(rows, lambda r: float(softmax(r["loglikelihoods"] or [])[r["target"]])) for rows in zip(*choices))
+        change, name = np.subtract(*shares), f"score_delta/{task}"
+        estimate = b.resampled(name, change.mean(0), np.ones(len(choices)), _families(choices))
+        add(name, estimate, arithmetic_error(change, len(choices)), scale=100.0)
 
 
 def _families(pairs: list[AnswerPair]) -> list[str]:
@@ -122,16 +125,6 @@ def _families(pairs: list[AnswerPair]) -> list[str]:
 def _twice(rows: Iterable[AnswerRow], value: Callable[[AnswerRow], float]) -> NDArray[np.float64]:
     """[2, n]: each item's value by its answer, and by its answer in float32 where there is one (evaluate.py says why)."""
     return np.array([[value(r), value({**r, **r["again"]}) if "again" in r else value(r)] for r in rows], float).T
-
-
-def _add(
-    b: Builder, name: str, estimate: Estimate, error: float, note: tuple[str, ...], blind: str | None, scale: float = 1.0
-) -> None:
-    """Add a paired metric: its interval with the arithmetic's own error, or none if `blind`."""
-    if blind:
-        estimate = replace(estimate, low=None, high=None, warnings=(blind,))
-    estimate = widened(estimate, error, confidence=b.confidence, bounds=bounds_of(name))
-    b.add(name, replace(estimate, warnings=(*estimate.warnings, *note)), scale)
 
 
 def _at_chance(is_right: Flags, was_right: Flags, pairs: list[AnswerPair], confidence: float) -> str | None:

@@ -53,7 +53,6 @@ def token_metrics(b: Builder, rows: dict[str, list[Any]]) -> str | None:
     if infinite:
         return f"{infinite} of {n} tokens have infinite divergence: the variant rules out what the reference allows"
     _divergence(b, columns)
-    _agreement(b, columns)
     _parts(b, columns)
     _perplexity(b, columns)
     trajectories = _trajectories(columns)
@@ -71,6 +70,7 @@ def token_metrics(b: Builder, rows: dict[str, list[Any]]) -> str | None:
 
 
 def _divergence(b: Builder, c: Columns) -> None:
+    """Over all tokens."""
     kld, documents, ones = c["kld"], c["document"], np.ones(len(c["kld"]))
     b.mean("kld_mean", kld, ones, documents)
     for name, q in QUANTILES.items():
@@ -83,10 +83,6 @@ def _divergence(b: Builder, c: Columns) -> None:
         b.bare("kld_reverse_mean", None, len(kld), "mean", why)
     else:
         b.mean("kld_reverse_mean", c["kld_reverse"], ones, documents)
-
-
-def _agreement(b: Builder, c: Columns) -> None:
-    documents, ones = c["document"], np.ones(len(c["kld"]))
     b.mean("top1_agreement", c["top1"] == c["top1_ref"], ones, documents)
     b.mean("top5_agreement", c["top5_overlap"] / TOP, ones, documents)
     change = np.exp(c["logp"]) - np.exp(c["logp_ref"])
@@ -140,9 +136,8 @@ def median_departure(
     """Median position of the first departure, with a percentile interval over resampled trajectories. at: [n] position of the
     first departure, or length of a trajectory that has none (departed False): it might have departed later, so it counts as long
     as it lasts. Source: Kaplan and Meier 1958, the product-limit median."""
-    n = len(at)
+    n, value = len(at), _product_limit_median(at, departed)
     method = f"Kaplan-Meier median, {n} trajectories, percentile bootstrap, {resamples} resamples"
-    value = _product_limit_median(at, departed)
     draws = (rng.integers(0, n, n) for _ in range(resamples))
     medians = [_product_limit_median(at[d], departed[d]) for d in draws]
     low, high = np.quantile(medians, [(1 - confidence) / 2, (1 + confidence) / 2], method="inverted_cdf")
