@@ -277,11 +277,8 @@ def test_one_sided_p_of_a_t_interval_is_the_t_tests() -> None:
     for bound in (-1.0, 0.4, 2.5):
         p = intervals.one_sided_p(found.value - bound, found.high - found.value, df=7, confidence=0.95)  # type: ignore[operator]
         assert p == pytest.approx(scipy_stats.ttest_1samp(x, bound, alternative="greater").pvalue)
-
-
-def test_an_exact_figure_is_past_its_bound_or_is_not() -> None:
-    assert intervals.one_sided_p(0.1, 0.0, df=1, confidence=0.95) == 0
-    assert intervals.one_sided_p(-0.1, 0.0, df=1, confidence=0.95) == intervals.one_sided_p(0.0, 0.0, df=1, confidence=0.95) == 1
+    exact = [intervals.one_sided_p(distance, 0.0, df=1, confidence=0.95) for distance in (0.1, 0.0, -0.1)]
+    assert exact == [0, 1, 1], "what is exact is past its bound or is not"
 
 
 # --- coverage, small; tests/bench/simulations.py has it at full size ----------------------------------------------
@@ -307,14 +304,6 @@ def test_divergence_interval_covers_what_it_says_at_few_documents(documents: int
     assert 0.93 <= coverage(find, 0.02, 600) <= 0.98
 
 
-def test_paired_interval_covers_what_it_says() -> None:
-    draw, cells = rng(7), np.array([0.62, 0.06, 0.04, 0.28])
-    covered = coverage(
-        lambda: intervals.paired_difference(*map(int, draw.multinomial(300, cells)), confidence=0.95), cells[2] - cells[1], 2000
-    )
-    assert 0.93 <= covered <= 0.97
-
-
 def test_paired_interval_covers_items_of_families() -> None:
     """Newcombe's alone, which takes items for independent, covers 88 %."""
     draw, cells, family = rng(13), [0.62, 0.06, 0.02, 0.30], np.arange(240) % 80
@@ -327,12 +316,6 @@ def test_paired_interval_covers_items_of_families() -> None:
         return intervals.outer(plain, whole)
 
     assert 0.92 <= coverage(find, -0.04, 300) <= 0.98
-
-
-def test_speed_ratio_of_five_rounds_covers_what_it_says() -> None:
-    draw = rng(14)
-    covered = coverage(lambda: intervals.geometric_mean_t(0.9 * np.exp(draw.normal(0, 0.06, 5)), confidence=0.95), 0.9, 2000)
-    assert 0.93 <= covered <= 0.97
 
 
 def test_a_variant_exactly_at_its_margin_passes_at_most_5_times_in_100() -> None:

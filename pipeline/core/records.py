@@ -267,18 +267,21 @@ class Machine(TypedDict):
     cpu_capability: str
 
 
-class TimingsMeta(RowsMeta):
-    """Beside timings that are `ok` all of it; loads, models: of `variant` and `reference`."""
+class TimingFacts(TypedDict, total=False):
+    """What metrics need besides the rows; all of it where they are `ok`. loads, models: of `variant` and `reference`."""
 
+    loads: dict[str, LoadFacts]
+    models: dict[str, TimedModel]
+    rates: Rates
+    memory_bandwidth: float | None
+    looks: Looked
+    sweep: Sweep
+    machine: Machine
+    versions: dict[str, str]
+
+
+class TimingsMeta(RowsMeta, TimingFacts):
     reference: str
-    loads: NotRequired[dict[str, LoadFacts]]
-    models: NotRequired[dict[str, TimedModel]]
-    rates: NotRequired[Rates]
-    memory_bandwidth: NotRequired[float | None]
-    looks: NotRequired[Looked]
-    sweep: NotRequired[Sweep]
-    machine: NotRequired[Machine]
-    versions: NotRequired[dict[str, str]]
 
 
 class TimedAnswer(TypedDict):
@@ -303,7 +306,8 @@ class TimedAnswer(TypedDict):
 
 
 class TimingRow(TimedAnswer):
-    """A request to `who` (`variant` or `reference`). scenario: `single` in paired rounds, else a sweep's; round: null in warm-ups."""
+    """A request to `who` (`variant` or `reference`). scenario: `single` in paired rounds, else a sweep's; round: null for a
+    warm-up."""
 
     round: int | None
     scenario: str
@@ -581,7 +585,7 @@ class VariantResult(Outcome, Dequantized):
     engine_options: Options
     model: str
     base: str
-    machine: dict[str, Any] | None
+    machine: Machine | None
     kernels: dict[str, int] | None
     inputs: dict[str, str]
     versions: dict[str, str]

@@ -117,8 +117,8 @@ def _perplexity(b: Builder, c: Columns) -> None:
 
 def _trajectories(c: Columns) -> list[NDArray[np.intp]]:
     """Rows of each of the reference's own continuations, in the order of its positions."""
-    own = c["set"] == TRAJECTORY
-    rows = [np.flatnonzero(own & (c["window"] == window)) for window in np.unique(c["window"][own])]
+    in_set = c["set"] == TRAJECTORY
+    rows = [np.flatnonzero(in_set & (c["window"] == window)) for window in np.unique(c["window"][in_set])]
     return [r[np.argsort(c["position"][r])] for r in rows]
 
 

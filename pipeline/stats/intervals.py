@@ -290,7 +290,7 @@ def one_sided_p(distance: float, half: float, *, df: int, confidence: float) -> 
 
     distance: of the value past the bound (negative: on its good side); half: of the value to its limit on the bound's
     side. Approximation: the error is taken for t-distributed with df degrees of freedom in units of that half-width, so
-    that p is exactly (1 - confidence) / 2 where the limit touches the bound. An exact figure (half 0) gives 0 or 1.
+    that p is exactly (1 - confidence) / 2 where the limit touches the bound. An exact value (half 0) gives 0 or 1.
     """
     if half == 0:
         return 0.0 if distance > 0 else 1.0
