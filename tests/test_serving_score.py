@@ -27,7 +27,7 @@ from pipeline.serving import probe, score
 from pipeline.serving.client import ServerError
 from tests import serving_server
 from tests.serving_server import KEY, Body, Handler, Server
-from tests.test_token_figures import tokens as token_rows
+from tests.test_token_metrics import tokens as token_rows
 
 ROOT = Path(__file__).resolve().parent.parent
 WORDS = list(dict.fromkeys(["[UNK]", "a", "b", *probe.TEXT.replace(".", " .").replace(",", " ,").split()]))

@@ -70,7 +70,7 @@ def _delta(settings: Params, name: str, rows: list[Any], reference: list[Any]) -
     """(paired difference in accuracy, share of answers that changed)."""
     b = Builder(settings.compare, settings.seed)
     answer_metrics(b, pair(rows, reference), True)
-    changed = sum(b.metrics[f"flips_to_{way}/{name}"]["value"] for way in ("wrong", "right"))
+    changed = sum(b.metrics[f"flips_to_{way}/{name}"]["value"] or 0 for way in ("wrong", "right"))
     return b.metrics[f"acc_delta/{name}"], changed / len(reference)
 
 
