@@ -20,6 +20,7 @@ from pipeline.core.errors import ArtifactError
 T = TypeVar("T")
 Json = dict[str, Any]  # not ours: a model's config, a server's reply, a task's rows and config
 Options = dict[str, Any]  # what params.yaml gives a quantizer or an engine: its own names, checked by its signature
+Json = dict[str, Any]  # JSON that others define: a model's config.json, a server's reply, lm-eval's samples
 
 
 class Metric(TypedDict):
@@ -237,6 +238,136 @@ class WindowRow(TypedDict):
     first: int
 
 
+# ---- servers: one row a request, and what was found of a server --------------------------------------------------------------
+
+
+class Phases(TypedDict):
+    """When the connection and the reply's headers were there."""
+
+    connected: float | None
+    headers: float | None
+
+
+class Exchange(TypedDict):
+    """One request to a server and its reply. t_*: seconds of the client's clock.
+
+    t_chunks: arrivals of events with tokens; t_tokens: the same if each had one token; t_last: the last token, or the reply's end
+    if that token was not seen; t_due: when an open loop should have sent it.
+    """
+
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    output_tokens: int | None
+    counted_by: str
+    asked_tokens: int
+    forced: bool
+    t_submit: float
+    t_first: float | None
+    t_content: float | None
+    t_last: float | None
+    t_tokens: list[float] | None
+    t_chunks: list[float]
+    t_done: float | None
+    phases: Phases
+    peak_memory_bytes: int | None
+    finish: str | None
+    ok: bool
+    fault: str | None
+    status: int | None
+    error: str | None
+    t_end: float
+    t_due: NotRequired[float]
+
+
+class RequestRow(Exchange):
+    """A line of artifacts/serving/<variant>.jsonl. round: null for a warm-up."""
+
+    round: int | None
+    scenario: str
+    warmup: bool
+
+
+class ScoreRow(TypedDict):
+    """A window that a server scored. logps: in nats, of tokens `first` and later; null for a part of a character."""
+
+    set: str
+    document: str
+    window: str
+    first: int
+    token_ids: list[int]
+    ok: bool
+    error: str | None
+    logps: list[float | None] | None
+    t_submit: float
+    t_end: float
+
+
+class Finding(TypedDict):
+    """Whether a server can do something; value: null if unknown."""
+
+    value: bool | None
+    reason: str | None
+
+
+class Probe(TypedDict):
+    """What a server can do. url, models: of a server that was not launched here."""
+
+    url: NotRequired[str]
+    model: str
+    models: NotRequired[list[str]]
+    api: str
+    all_fields: NotRequired[Finding]
+    stream_usage: Finding
+    one_token_an_event: Finding
+    ignore_eos: Finding
+    seed: Finding
+    prefix_cache: Finding
+    ppl: Finding
+    delta_p: Finding
+    prompt_logprobs: Finding
+    kld: Finding
+
+
+class Launch(TypedDict):
+    """A server that was launched here. log, model_dir: not in reports, which are in git; peak_memory_bytes, cpu_s: at its end."""
+
+    startup_s: float
+    build: str | None
+    log: NotRequired[str]
+    kind: str
+    model_dir: NotRequired[str]
+    threads: int
+    parallel: int
+    context: int
+    engine_options: Options
+    peak_memory_bytes: NotRequired[int | None]
+    cpu_s: NotRequired[float | None]
+
+
+class ServerMeta(Outcome):
+    """artifacts/serving/<variant>.meta.json. asked: all settings that the results depend on; prompts: {file: sha256}."""
+
+    variant: str
+    model: str
+    asked: Json
+    probe: NotRequired[Probe | None]
+    plan: NotRequired[Json]
+    client: NotRequired[Json]
+    launch: NotRequired[Launch | None]
+    prompts: NotRequired[dict[str, str]]
+    seed: NotRequired[int]
+    versions: NotRequired[dict[str, str]]
+
+
+class ServerReport(ServerMeta):
+    """reports/serving/<variant>.json. levels: {scenario: metrics}; inputs: {file: sha256}."""
+
+    levels: dict[str, Metrics]
+    knee: Metric | None
+    server_memory_bytes: Metric | None
+    inputs: dict[str, str]
+
+
 # ---- results: what judging stages write into reports/ ------------------------------------------------------------------------
 
 
@@ -254,7 +385,8 @@ class Floor(TypedDict):
 
 
 class VariantResult(Outcome):
-    """reports/metrics/<variant>.json. model, base: digests; inputs: {file: sha256}; bounds: sentences on what bounds each phase."""
+    """reports/metrics/<variant>.json. model, base: digests; inputs: {file: sha256}; bounds: sentences on what bounds each phase;
+    client: in memory, the machine that asked the variant's server."""
 
     variant: str
     reference: str
@@ -273,6 +405,7 @@ class VariantResult(Outcome):
     curves: dict[str, Any]
     bounds: dict[str, Any]
     dequantized_from: NotRequired[str]
+    client: NotRequired[Json | None]
 
 
 class RuleVerdict(TypedDict):
