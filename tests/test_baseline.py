@@ -227,7 +227,7 @@ def test_a_token_that_stands_twice_is_refused() -> None:
 
 
 def figure(value: float | None, low: float | None, high: float | None, **more: Any) -> dict[str, Any]:
-    return {"value": value, "low": low, "high": high, "n": 50, "confidence": 0.95, "warnings": []} | more
+    return {"value": value, "low": low, "high": high, "n": 50, "unit": "ms", "confidence": 0.95, "warnings": []} | more
 
 
 def test_what_whole_runs_differ_by_stays_in_a_difference_however_many_rounds() -> None:
