@@ -205,11 +205,15 @@ def test_an_interval_of_two_documents_may_have_no_end_and_says_so() -> None:
     assert metrics["ppl_ratio"]["value"] == pytest.approx(by_hand(("one", "three"))["ppl_ratio"])
 
 
-def test_the_requests_at_once_are_the_first_of_concurrency(scored: Scored, server: Server) -> None:
-    scored(echo)
-    assert server.most == 1
+def test_the_first_concurrency_is_kept_and_what_another_server_gave_does_not_stand_for_one_that_lacks_it(
+    scored: Scored, server: Server
+) -> None:
+    assert scored(echo)["status"] == "ok" and server.most == 1
     scored(echo, concurrency="3,8")
     assert 1 <= server.most <= 3
+    with pytest.raises(Unsupported):
+        scored(lambda h, _: h.json(400, {"error": "no echo"}))
+    assert rows() == [] and report()["metrics"]["ppl"]["value"] is None
 
 
 # --- what cannot be trusted is left out and said -------------------------------------------------------------------
@@ -276,25 +280,6 @@ def test_no_window_at_all_is_an_error_after_everything_is_written(scored: Scored
 # --- what a server lacks -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("play, words", [
-    (lambda h, b: echo(h, b, token_logprobs="none", top_logprobs=[{"a": -0.1}]), "likeliest tokens' .* not the prompt's"),
-    (lambda h, b: echo(h, b, token_logprobs=[-0.5], tokens=["b"]), "echo is ignored"),
-    (lambda h, b: h.json(400, {"error": "Only no echo is supported"}), "HTTP 400: Only no echo is supported"),
-    (lambda h, b: h.json(200, {"choices": [{"text": "b", "logprobs": None}]}), "do not give the prompt's log-probabilities"),
-    (lambda h, b: h.json(200, ["b"]), "no choice"),
-    (lambda h, b: echo(h, b, tokens=["b"]), "do not give the prompt's log-probabilities"),
-])  # fmt: skip
-def test_what_a_server_lacks_is_one_line_and_null_with_that_reason(scored: Scored, play: Play, words: str) -> None:
-    reference()
-    with pytest.raises(Unsupported, match=words) as e:
-        scored(play)
-    found = report()
-    assert "\n" not in str(e.value) and found["status"] == "unsupported" and found["reason"] == str(e.value) and rows() == []
-    for name in ("ppl", *score.PAIRED):
-        assert found["metrics"][name]["value"] is None and found["metrics"][name]["warnings"] == [str(e.value)]
-    assert found["metrics"]["kld_mean"]["value"] is None
-
-
 def shifted(h: Handler, body: Body) -> None:
     """As llama-cpp-python's echo: each token with what is said of it once it has been seen."""
     ids = body["prompt"]
@@ -312,20 +297,23 @@ def after_bias(h: Handler, body: Body) -> None:
 
 
 @pytest.mark.parametrize("play, words", [
+    (lambda h, b: echo(h, b, token_logprobs="none", top_logprobs=[{"a": -0.1}]), "likeliest tokens' .* not the prompt's"),
+    (lambda h, b: echo(h, b, token_logprobs=[-0.5], tokens=["b"]), "echo is ignored"),
+    (lambda h, b: h.json(400, {"error": "Only no echo is supported"}), "HTTP 400: Only no echo is supported"),
+    (lambda h, b: h.json(200, {"choices": [{"text": "b", "logprobs": None}]}), "do not give the prompt's log-probabilities"),
+    (lambda h, b: h.json(200, ["b"]), "no choice"),
+    (lambda h, b: echo(h, b, tokens=["b"]), "do not give the prompt's log-probabilities"),
+    # values that are not the token's, or not the model's
     (shifted, r"misaligned: a token generated with -0\.1054 nats comes back with -2"), (after_bias, "narrowed to one"),
     (grown, "no generated token could be compared"),
 ])  # fmt: skip
-def test_values_that_are_not_the_token_s_or_not_the_model_s_are_no_way(scored: Scored, play: Play, words: str) -> None:
-    with pytest.raises(Unsupported, match=words):
+def test_what_a_server_lacks_is_one_line_and_null_with_that_reason(scored: Scored, play: Play, words: str) -> None:
+    reference()
+    with pytest.raises(Unsupported, match=words) as e:
         scored(play)
-    assert report()["metrics"]["ppl"]["value"] is None
-
-
-def test_what_another_server_gave_before_does_not_stand_for_one_that_lacks_it(scored: Scored) -> None:
-    assert scored(echo)["status"] == "ok"
-    with pytest.raises(Unsupported):
-        scored(lambda h, _: h.json(400, {"error": "no echo"}))
-    assert rows() == [] and report()["metrics"]["ppl"]["value"] is None
+    written, reason = report(), str(e.value)
+    assert "\n" not in reason and written["status"] == "unsupported" and written["reason"] == reason and rows() == []
+    assert all(m["value"] is None and m["warnings"] == [reason] for m in written["metrics"].values())
 
 
 def test_parts_of_characters_may_lack_a_log_probability_and_are_counted(scored: Scored, monkeypatch: pytest.MonkeyPatch) -> None:

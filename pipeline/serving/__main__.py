@@ -16,7 +16,7 @@ import typer
 from pipeline.core import artifacts, cli
 from pipeline.core.errors import ParamsError
 from pipeline.core.explain import did_you_mean
-from pipeline.core.records import Json, Metrics, RequestRow
+from pipeline.core.records import Json, RequestRow
 from pipeline.evalset import sets_digest
 from pipeline.metrics.definitions import SERVED
 from pipeline.metrics.serving import Objective
@@ -61,12 +61,6 @@ def objective_of(text: str) -> Objective:
     return Objective(**limits)
 
 
-def line(level: str, metrics: Metrics) -> dict[str, str]:
-    """A level's row of the table; a dash for unknown values."""
-    values = {column: metrics[name]["value"] for column, name in COLUMNS.items()}
-    return {"load": level, **{column: "–" if v is None else f"{v:.3g}" for column, v in values.items()}}
-
-
 def write(path: Path, rows: list[RequestRow], plan: Plan, about: Json) -> None:
     """Write rows and metrics, and print them. Raises `ServerError`, after writing, if no request was complete."""
     levels, knee = measure.metrics_of(rows, plan)
@@ -78,7 +72,11 @@ def write(path: Path, rows: list[RequestRow], plan: Plan, about: Json) -> None:
     measure.unfinished(path).unlink(missing_ok=True)
     if why := measure.failure(rows):
         raise ServerError(f"{why} (all: {path})")
-    cli.table(("load", *COLUMNS), [line(level, metrics) for level, metrics in levels.items()], left=("load",))
+    table = []
+    for level, metrics in levels.items():
+        values = {column: metrics[name]["value"] for column, name in COLUMNS.items()}
+        table.append({"load": level, **{column: "–" if v is None else f"{v:.3g}" for column, v in values.items()}})
+    cli.table(("load", *COLUMNS), table, left=("load",))
     cli.say("serving", f"{measure.summary(rows, knee)}; {written}")
 
 

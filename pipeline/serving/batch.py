@@ -242,15 +242,6 @@ async def main_async(
             await run(client, endpoint, todo, pace, out, tick=bar.update)
 
 
-def export(results: Path, items: list[Item]) -> tuple[int, Path]:
-    """Write the requests that failed beside the results; returns their number and the file."""
-    previous = answered(results, items)
-    failed = [item.line for item in items if item.key in previous and not previous[item.key]["ok"]]
-    path = results.with_suffix(".failed.jsonl")
-    artifacts.write_jsonl(path, failed)
-    return len(failed), path
-
-
 def main(
     url: Annotated[str, typer.Argument(help="the server, http://127.0.0.1:8000; the API key comes from QUANTGATE_API_KEY")],
     requests: Annotated[Path, typer.Argument(help="JSONL: key, prompt or messages, max_tokens, ...")],
@@ -274,8 +265,11 @@ def main(
         todo = [i for i in items if i.key not in previous or (retry_failed and not previous[i.key]["ok"])]
         if todo:
             asyncio.run(main_async(endpoint, items, todo, previous, Pace(concurrency, rate or None, tries), out))
-        failed, path = export(results, items)
-    failures = f"; {failed} failed: {path}" if failed else ""
+        previous = answered(results, items)
+        failed = [item.line for item in items if item.key in previous and not previous[item.key]["ok"]]
+        path = results.with_suffix(".failed.jsonl")
+        artifacts.write_jsonl(path, failed)
+    failures = f"; {len(failed)} failed: {path}" if failed else ""
     cli.say("batch", f"{len(items)} requests, {len(items) - len(todo)} answered before, {len(todo)} sent{failures}; {results}")
     if failed:
         raise typer.Exit(1)

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import httpx2
 import numpy as np
 
 from pipeline.core import artifacts, cli
@@ -165,47 +164,42 @@ def unfinished(rows: Path) -> Path:
 
 
 async def measured(
-    endpoint: Endpoint, plan: Plan, corpus: Path, tokenizer: Any, only_probe: bool, rows: Path
+    endpoint: Endpoint, plan: Plan, corpus: Path, tokenizer: Any, only_probe: bool, path: Path
 ) -> tuple[Probe, Plan, list[RequestRow]]:
-    """(what the endpoint can do, the plan as it was carried out, rows). rows: the file that they will be written to."""
+    """(what the endpoint can do, the plan as it was carried out, rows). path: the file that rows will be written to.
+
+    Every level is warmed up; rounds go over all levels, forwards and backwards: a drift of the machine affects all alike.
+    """
     async with connected(endpoint) as client:
         endpoint, abilities = await probe.probe(client, endpoint)
         if only_probe:
             return abilities, plan, []
         plan = replace(plan, forced=plan.forced and abilities["ignore_eos"]["value"] is not False)
         texts = prompts(load_texts(corpus), plan, tokenizer, as_ids=not endpoint.chat)
+        unused, rng, rows = iter(texts), np.random.default_rng(plan.seed), list[RequestRow]()
+
+        async def send(request: Request) -> Exchange:
+            return (await ask(client, endpoint, request)).row
+
+        def take(n: int) -> list[Request]:
+            return [Request(next(unused), plan.output_tokens, forced=plan.forced) for _ in range(n)]
+
+        def add(answered: list[Exchange], scenario: str, number: int | None) -> None:
+            rows.extend({"round": number, "scenario": scenario, "warmup": number is None, **row} for row in answered)
+
         with cli.progress(len(texts), "serving", "request") as bar:
-            return abilities, plan, await run(client, endpoint, plan, texts, bar.update, unfinished(rows))
-
-
-async def run(
-    client: httpx2.AsyncClient, endpoint: Endpoint, plan: Plan, texts: Sequence[Any], tick: Tick, kept: Path
-) -> list[RequestRow]:
-    """Every level's warm-ups, then rounds over all levels, forwards and backwards: a drift of the machine affects all levels
-    alike. kept: the file that has all rows so far after each round."""
-    unused, rng, rows = iter(texts), np.random.default_rng(plan.seed), list[RequestRow]()
-
-    async def send(request: Request) -> Exchange:
-        return (await ask(client, endpoint, request)).row
-
-    def take(n: int) -> list[Request]:
-        return [Request(next(unused), plan.output_tokens, forced=plan.forced) for _ in range(n)]
-
-    def add(answered: list[Exchange], scenario: str, number: int | None) -> None:
-        rows.extend({"round": number, "scenario": scenario, "warmup": number is None, **row} for row in answered)
-
-    for number in range(plan.rounds):
-        for name, n in plan.levels()[:: -1 if number % 2 else 1]:
-            if number == 0:
-                warmups = warm_ups(name, plan.warmups)
-                add(await closed(send, take(warmups), max(1, warmups), tick), name, None)
-            kind, _, size = name.partition("-")
-            if kind == "closed":
-                add(await closed(send, take(n), int(size), tick), name, number)
-            else:
-                add(await opened(send, take(n), arrivals(float(size), n, rng), tick=tick), name, number)
-        artifacts.write_jsonl(kept, rows)
-    return rows
+            for number in range(plan.rounds):
+                for name, n in plan.levels()[:: -1 if number % 2 else 1]:
+                    if number == 0:
+                        warmups = warm_ups(name, plan.warmups)
+                        add(await closed(send, take(warmups), max(1, warmups), bar.update), name, None)
+                    kind, _, size = name.partition("-")
+                    if kind == "closed":
+                        add(await closed(send, take(n), int(size), bar.update), name, number)
+                    else:
+                        add(await opened(send, take(n), arrivals(float(size), n, rng), tick=bar.update), name, number)
+                artifacts.write_jsonl(unfinished(path), rows)
+        return abilities, plan, rows
 
 
 def metrics_of(
