@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,7 @@ def test_a_served_variant_has_rows_metrics_and_no_key_anywhere(
 ) -> None:
     monkeypatch.setenv("MY_KEY", KEY)
     server.locked = True
-    served({"url": server.url, "key_env": "MY_KEY"})
+    served({"url": server.url, "key_env": "MY_KEY"}, in_hf)  # engine options of a server elsewhere are its owner's
     assert len(rows()) == 2 * 2 * 8 + 1 + 2 and all(r["ok"] and r["forced"] for r in rows())
     meta, written = artifacts.read_json(artifacts.meta_of(artifacts.serving("q8"))), report()
     assert meta["probe"]["model"] == "m" and meta["launch"] is None and meta["client"]["cores"] and meta["versions"]["numpy"]
@@ -207,11 +208,6 @@ def test_a_server_that_cannot_run_here_is_a_result_and_the_run_goes_on(
     assert verdict == "FAIL" and "the server is unsupported" in reason and words in reason
 
 
-def test_engine_options_of_a_server_elsewhere_are_its_owner_s(server: Server) -> None:
-    served({"url": server.url}, in_hf)
-    assert report()["status"] == "ok"
-
-
 @pytest.mark.parametrize("variant, error, words", [
     ("q8", ServerError, "no server answers at http://127.0.0.1:9/v1"),
     ("q9", ParamsError, r"serving.variants: variant 'q9' .* did you mean 'q8'"),
@@ -235,24 +231,22 @@ def test_rules_judge_a_server_beside_the_variant_in_process(server: Server) -> N
     assert {v for v, _ in verdict.values()} == {"PASS"}
 
 
-@pytest.mark.parametrize("who, words", [
-    ("bf16", "q8 is not served (serving.variants in params.yaml)"), ("q8", "reports/serving/q8.json is missing"),
-])  # fmt: skip
-def test_a_variant_without_a_server_s_results_fails_a_rule_on_them(who: str, words: str) -> None:
-    verdict, reason = judged(set_params({who: {"url": "http://h"}}, rules(*LIMITS)))["ttft_p50_ms/closed-2"]
-    assert verdict == "FAIL" and words in reason
-
-
-def other_build(data: dict[str, Any]) -> None:
+def other_build(_: dict[str, Any]) -> None:
     artifacts.write_json(artifacts.served("q8"), report() | {"model": "q8-0"})
+
+
+def no_report(_: dict[str, Any]) -> None:
+    artifacts.served("q8").unlink()
 
 
 @pytest.mark.parametrize("change, words", [
     (lambda d: d["serving"].update(objective={"ttft_ms": 1.0}), "for other params"),
     (lambda d: d["serving"]["variants"]["q8"].update(chat=True), "for other params"),
     (lambda d: d["tiers"][d["tier"]]["serving"].update(requests=9), "for other params"), (other_build, "another build"),
+    (no_report, "reports/serving/q8.json is missing"),
+    (lambda d: d["serving"].update(variants={"bf16": {"url": "http://h"}}), "q8 is not served (serving.variants in params.yaml)"),
 ])  # fmt: skip
-def test_results_of_other_params_or_another_build_pass_nothing(server: Server, change: Change, words: str) -> None:
+def test_missing_results_or_those_of_other_params_or_another_build_pass_nothing(server: Server, change: Change, words: str) -> None:
     served({"url": server.url}, rules(*LIMITS))
     verdict, reason = judged(set_params({"q8": {"url": server.url}}, rules(*LIMITS), change))["ttft_p50_ms/closed-2"]
     assert verdict == "FAIL" and words in reason
@@ -272,9 +266,8 @@ def test_a_verdict_is_stale_once_what_a_server_did_is_changed(server: Server, ca
     assert gate.enforce(settings) == gate.STALE and "artifacts/serving/q8.jsonl" in capsys.readouterr().err
 
 
-def test_without_a_rule_on_servers_a_verdict_rests_on_none(server: Server) -> None:
-    settings = set_params({"q8": {"url": server.url}})
-    assert judged(settings)[""][0] == "PASS"
+def test_without_a_rule_on_servers_a_verdict_rests_on_none() -> None:
+    assert judged(set_params(HERE))[""][0] == "PASS"
 
 
 def test_a_damaged_file_of_results_is_named() -> None:
@@ -294,12 +287,8 @@ def test_a_damaged_file_of_results_is_named() -> None:
     ("knee", HERE, ""), ("server_memory_bytes", HERE, ""), ("failure_rate", HERE, ""),
 ])  # fmt: skip
 def test_a_rule_on_what_is_not_measured_is_refused_and_others_are_not(metric: str, who: dict[str, Any], words: str) -> None:
-    settings = set_params(who)
-    if not words:
-        check._check_part(metric, settings)
-        return
-    with pytest.raises(ParamsError, match=words):
-        check._check_part(metric, settings)
+    with pytest.raises(ParamsError, match=words) if words else nullcontext():
+        check._check_part(metric, set_params(who))
 
 
 def test_a_percentile_that_no_run_can_bound_is_said_before_any_work() -> None:
