@@ -89,27 +89,27 @@ def ended(text: str = "") -> dict[str, Any]:
 EIGHT = [(0.1 * k, said("x")) for k in (1, 2, 4, 5, 6, 7, 8)]  # as llama.cpp's: the third token of eight makes no whole character
 
 
-@pytest.mark.parametrize("script, n, t_headers, ttft, tpot, e2e, gaps", [
+@pytest.mark.parametrize("script, n, t_headers, ttft, tpot, e2e, timed_tokens", [
     # role and usage are no tokens, and the end is the last token
-    ([(0.05, said("", role="assistant")), *((0.30 + 0.05 * k, said("x")) for k in range(21))], 21, 0.04, 0.30, 0.05, 1.30, 20),
-    # tokens are counted by usage and not by events; an event that carries four tokens says nothing of gaps
+    ([(0.05, said("", role="assistant")), *((0.30 + 0.05 * k, said("x")) for k in range(21))], 21, 0.04, 0.30, 0.05, 1.30, 21),
+    # tokens are counted by usage and not by events; an event that carries four tokens has no time for each
     ([(0.2 + 0.2 * k, said("a b c d")) for k in range(10)], 40, 0.0, 0.2, 1.8 / 39, 2.0, 0),
     # slow headers; one token, or all at once, have no time per token
-    ([(3.5, said("x"))], 1, 3.0, 3.5, None, 3.5, 0), ([(0.5, said("a b c"))], 3, 0.0, 0.5, None, 0.5, 0),
+    ([(3.5, said("x"))], 1, 3.0, 3.5, None, 3.5, 1), ([(0.5, said("a b c"))], 3, 0.0, 0.5, None, 0.5, 0),
     # a token whose text is buffered came with its empty event; one empty event more than there are tokens is none of them
     ([(0.05, said("", role="assistant")), *((0.1 * k, said(t)) for k, t in enumerate(["", "", "x", "", "y"], 1)), (0.6, ended())],
-     5, 0.0, 0.1, 0.1, 0.5, 4),
-    ([(0.1, said("")), (0.3, said("x")), (0.4, said("y")), (0.5, ended())], 2, 0.0, 0.3, 0.1, 0.4, 1),
+     5, 0.0, 0.1, 0.1, 0.5, 5),
+    ([(0.1, said("")), (0.3, said("x")), (0.4, said("y")), (0.5, ended())], 2, 0.0, 0.3, 0.1, 0.4, 2),
     # an unseen last token came no later than the reply's end, which is none where every token was seen
-    ([*EIGHT, (0.9, ended())], 9, 0.0, 0.1, 0.1, 0.9, 0), ([*EIGHT, (0.9, ended())], 7, 0.0, 0.1, 0.7 / 6, 0.8, 6),
-    ([*EIGHT, (0.9, ended("x"))], 8, 0.0, 0.1, 0.8 / 7, 0.9, 7),
+    ([*EIGHT, (0.9, ended())], 9, 0.0, 0.1, 0.1, 0.9, 0), ([*EIGHT, (0.9, ended())], 7, 0.0, 0.1, 0.7 / 6, 0.8, 7),
+    ([*EIGHT, (0.9, ended("x"))], 8, 0.0, 0.1, 0.8 / 7, 0.9, 8),
 ])  # fmt: skip
 def test_times_are_those_of_the_tokens(
-    script: Script, n: int, t_headers: float, ttft: float, tpot: float | None, e2e: float, gaps: int
+    script: Script, n: int, t_headers: float, ttft: float, tpot: float | None, e2e: float, timed_tokens: int
 ) -> None:
     row: Any = whole(script, n, t_headers=t_headers)
     assert figures.ttft(row) == pytest.approx(ttft) and figures.e2e(row) == pytest.approx(e2e)
-    assert figures.tpot(row) == (None if tpot is None else pytest.approx(tpot)) and len(figures.gaps(row)) == gaps
+    assert figures.tpot(row) == (None if tpot is None else pytest.approx(tpot)) and len(row["t_tokens"] or ()) == timed_tokens
     assert row["output_tokens"] == n and row["counted_by"] == "usage" and row["prompt_tokens"] == 5
     assert row["phases"]["headers"] == t_headers and row["t_done"] == pytest.approx(script[-1][0] + 0.1)
 
