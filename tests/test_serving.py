@@ -274,6 +274,8 @@ def test_a_character_in_halves_is_joined_and_a_lone_half_is_marked(server: Serve
         answer = ask(server, play, count=words)
         assert answer.row["ok"] and answer.text == " 😀\ufffd" and json.dumps(answer.row, ensure_ascii=False).encode()
     assert answer.row["output_tokens"] == 1
+    server.plays = {"half": lambda h, _: h.json(400, {"error": "no \ud83d"})}
+    assert ask(server, "half").row["error"] == "HTTP 400: error: no \ufffd"
 
 
 def test_a_forced_reply_of_another_length_has_failed_and_a_free_one_has_not(server: Server) -> None:

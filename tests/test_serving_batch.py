@@ -97,15 +97,6 @@ def test_what_may_have_been_computed_is_never_sent_twice(server: Server, play: s
     assert not row["ok"] and row["text"] is None and row["error"] and row["fault"]
 
 
-def test_half_a_character_in_a_reply_or_an_error_stops_no_batch(server: Server) -> None:
-    server.plays = {"half": lambda h, _: h.json(400, {"error": "no \ud83d"})}
-    path = requests_file(*({"key": k, "prompt": k, "max_tokens": 1} for k in ("halves", "half", "plain")))
-    assert run(server, path, concurrency=1) == 1
-    rows = {r["key"]: r for r in results()}
-    assert rows.keys() == {"halves", "half", "plain"} and rows["halves"]["text"] == " 😀\ufffd"
-    assert rows["half"]["error"] == "HTTP 400: error: no \ufffd" and rows["plain"]["ok"]
-
-
 def test_failed_ones_are_asked_again_when_that_is_wanted(server: Server) -> None:
     path = requests_file({"key": "a", "prompt": "cut"})
     run(server, path)

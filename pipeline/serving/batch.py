@@ -35,6 +35,7 @@ from pipeline.serving import probe
 from pipeline.serving.client import KEY, Answer, Endpoint, Request, address, ask, connected, key_from
 from pipeline.serving.measure import together
 
+KEPT = ("ok", "fault", "status", "error", "finish", "prompt_tokens", "output_tokens", "counted_by")  # of a request's row
 OPENING = b'{"key": "'  # of every result, also of one that was cut off
 REFUSED = (429, 503)  # the server did not accept the request: it can be sent again
 Sleep = Callable[[float], Awaitable[object]]
@@ -201,14 +202,10 @@ async def one(
             answer.row["error"] = f"{answer.row['error']}; {limit}"
             break
         await gate.sleep(wait)
-    row = answer.row
+    row = dict(answer.row)
     text, reasoning = (answer.text, answer.reasoning or None) if row["ok"] else (None, None)
-    return {
-        "key": item.key, "request": item.digest, "model": item.model(endpoint), "tries": tried, "text": text,
-        "reasoning": reasoning, "ok": row["ok"], "fault": row["fault"], "status": row["status"], "error": row["error"],
-        "finish": row["finish"], "prompt_tokens": row["prompt_tokens"], "output_tokens": row["output_tokens"],
-        "counted_by": row["counted_by"],
-    }  # fmt: skip
+    request: Json = {"key": item.key, "request": item.digest, "model": item.model(endpoint), "tries": tried}
+    return request | {"text": text, "reasoning": reasoning} | {k: row[k] for k in KEPT}
 
 
 async def run(
