@@ -74,7 +74,7 @@ def measure_variant(variant: str, settings: Params) -> str:
         return f"{about['status']}: {about['reason']}"
     if why := measure.failure(rows):
         about["status"], about["reason"] = "invalid", why
-    about["probe"], about["plan"], about["client"] = abilities, asdict(plan), hardware.describe(settings.thread_count)
+    about["probe"], about["plan"], about["client"] = abilities, asdict(plan), {**hardware.describe(settings.thread_count)}
     public, peak = None, memory(None, ELSEWHERE, setup.confidence)
     if launch:  # its port changes with every launch, and reports are in git: no paths
         abilities.pop("url"), abilities.pop("models")

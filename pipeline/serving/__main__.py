@@ -65,7 +65,7 @@ def write(path: Path, rows: list[RequestRow], plan: Plan, about: Json) -> None:
     """Write rows and metrics, and print them. Raises `ServerError`, after writing, if no request was complete."""
     levels, knee = measure.metrics_of(rows, plan)
     written, named = path.with_suffix(".figures.json"), {name: d.about for name, d in SERVED.items()}
-    client = {"client": hardware.describe(0) | {"threads": None}, "versions": artifacts.versions()}
+    client = {"client": {**hardware.describe(0), "threads": None}, "versions": artifacts.versions()}
     artifacts.write_jsonl(path, rows)
     artifacts.write_json(artifacts.meta_of(path), about | client)
     artifacts.write_json(written, {"levels": levels, "knee": knee, "objective": asdict(plan.objective), "about": named})

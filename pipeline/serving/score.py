@@ -146,7 +146,7 @@ def run(connect: Connect, tokenizer: Path, at_once: int, path: Path) -> None:
         "tokenizer": artifacts.sha256_file(tokenizer / "tokenizer.json" if tokenizer.is_dir() else tokenizer),
         "sets": sets_digest(Path(setup.corpus)), "window": setup.window, "documents": len(texts), "seed": settings.seed,
         "reference": settings.reference, "at_once": at_once, "skipped": dict(skipped),
-        "client": hardware.describe(0) | {"threads": None}, "versions": artifacts.versions(), "launch": None,
+        "client": {**hardware.describe(0), "threads": None}, "versions": artifacts.versions(), "launch": None,
     }  # fmt: skip
     rows, lack = list[ScoreRow](), None
     plan = Plan([at_once], prompt_tokens=max(len(w.token_ids) for w in windows), output_tokens=1)
