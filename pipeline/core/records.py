@@ -20,7 +20,6 @@ from pipeline.core.errors import ArtifactError
 T = TypeVar("T")
 Json = dict[str, Any]  # not ours: a model's config, a server's reply, a task's rows and config
 Options = dict[str, Any]  # what params.yaml gives a quantizer or an engine: its own names, checked by its signature
-Json = dict[str, Any]  # JSON that others define: a model's config.json, a server's reply, lm-eval's samples
 
 
 class Metric(TypedDict):

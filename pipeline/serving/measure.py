@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,7 +18,7 @@ import numpy as np
 
 from pipeline.core import artifacts, cli
 from pipeline.core.errors import DataError
-from pipeline.core.records import Exchange, Launch, Metric, Metrics, Options, Probe, RequestRow
+from pipeline.core.records import Exchange, Launch, Metric, Metrics, Options, Probe, RequestRow, TextRow
 from pipeline.evalset import load_texts
 from pipeline.metrics.serving import Objective, in_a_round, level, saturation_point, scenarios, warm_ups
 from pipeline.serving import launch, probe
@@ -86,7 +86,7 @@ def context_of(plan: Plan, is_counted: bool, is_chat: bool) -> int:
     return max(PROBE_TOKENS, plan.prompt_tokens + plan.output_tokens + spare)
 
 
-def prompts(documents: Sequence[Mapping[str, Any]], plan: Plan, tokenizer: Any, as_ids: bool) -> list[Any]:
+def prompts(documents: Sequence[TextRow], plan: Plan, tokenizer: Any, as_ids: bool) -> list[Any]:
     """The plan's prompts, each with another opening: token ids, or text of about as many tokens where ids cannot be sent."""
     source, length = "\n\n".join(d["text"] for d in documents), plan.prompt_tokens
     if tokenizer:
