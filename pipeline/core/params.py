@@ -41,7 +41,7 @@ def shaped(pattern: str, words: str) -> AfterValidator:
 
 
 class Load(Section):
-    """Load on a server: requests at once (closed loop) or per second (open loop); see serving/load.py."""
+    """Load on a server: requests at once (closed loop) or a second (open loop); see serving/measure.py."""
 
     concurrency: list[Count] = []
     rates: list[Positive] = []
