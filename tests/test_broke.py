@@ -200,7 +200,7 @@ def test_white_space_and_control_characters_of_a_token_can_be_seen() -> None:
 
 def page(settings: params.Params) -> tuple[str, str]:
     found(settings)
-    results: dict[str, Any] = {"bf16": {"metrics": {}}, "int8": {"metrics": {}}}
+    results: dict[str, Any] = {name: {"metrics": {}, "curves": {}} for name in ("bf16", "int8")}
     context = {
         "failures": failures.of(results, "bf16"), "reference": "bf16", "visible": failures.visible,
         "clipped": failures.clipped, "fault_words": failures.FAULT_WORDS,

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from pipeline.core import artifacts
+from pipeline.core.cli import markdown_table
 from pipeline.core.errors import ArtifactError
-from pipeline.reporting.text import markdown_table
 from pipeline.tracking import views
 from pipeline.tracking.runs import comparison, curves, datasets, flat_metrics, variant_note
 
 
 def figure(value: float | None, low: float | None = None, high: float | None = None) -> dict[str, Any]:
-    return {"value": value, "low": low, "high": high}
+    return {"value": value, "low": low, "high": high, "unit": "nats"}
 
 
 def test_names_that_would_collide_are_an_error() -> None:
@@ -80,7 +80,7 @@ def test_a_variant_without_a_verdict_is_never_shown_as_passing() -> None:
 
 
 def test_a_failed_advisory_rule_is_called_advisory_and_has_its_unit() -> None:
-    of = {"metric": "top1_agreement", "unit": "fraction", **figure(0.951, 0.942, 0.96), "n": 9, "bound": "margin 7 pp"}
+    of = {"metric": "top1_agreement", **figure(0.951, 0.942, 0.96), "unit": "fraction", "n": 9, "bound": "margin 7 pp"}
     rules = [of | {"verdict": "FAIL", "required": False}, of | {"verdict": "PASS", "required": True}]
     note = variant_note("int8", {"variants": {"int8": {"verdict": "PASS", "reason": "r", "rules": rules}}}, "bf16")
     assert "- top1_agreement 95.1 [94.2, 96] %, n = 9: FAIL, advisory, margin 7 pp" in note

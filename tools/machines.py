@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pipeline.core.cli import markdown_table
 from pipeline.reporting import text
 
 Row = dict[str, Any]
@@ -127,7 +128,7 @@ def _differences(ours: Any, theirs: Any, where: str = "") -> list[str]:
 
 
 def _table(columns: list[str], rows: list[list[str]]) -> list[str]:
-    return [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}", *(f"| {' | '.join(map(plain, row))} |" for row in rows)]
+    return [markdown_table([dict(zip(columns, map(plain, row))) for row in rows])] if rows else []
 
 
 def _n(metric: Row | None) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import NotRequired, TypedDict
@@ -19,16 +19,22 @@ from pipeline.core.errors import ArtifactError
 
 T = TypeVar("T")
 Options = dict[str, Any]  # what params.yaml gives a quantizer or an engine: its own names, checked by its signature
+Json = dict[str, Any]  # JSON that others define: a model's config.json, a server's reply, lm-eval's samples
 
 
-class Metric(TypedDict):
-    """A value with its interval. low, high: null where there is none, and `warnings` (or `reason`) says why."""
+class Interval(TypedDict):
+    """A value, its interval and its unit. low, high: null where there is no interval."""
 
     value: float | None
     low: float | None
     high: float | None
-    n: int
     unit: str
+
+
+class Metric(Interval):
+    """What is known of a value. Where it or its interval is null, `warnings` (or `reason`) says why."""
+
+    n: int
     confidence: NotRequired[float | None]
     method: NotRequired[str]
     warnings: NotRequired[list[str]]
@@ -155,6 +161,134 @@ class RepliesMeta(RowsMeta):
     batch: int
 
 
+class GpuMemory(TypedDict):
+    """Peak bytes by torch, and bytes in use on the device by NVML (null where it cannot be asked)."""
+
+    allocated: int
+    reserved: int
+    nvml: int | None
+
+
+class LoadFacts(TypedDict):
+    """What loading a model took in a process of its own."""
+
+    load_s: float
+    load_memory_bytes: int | None
+    load_cuda_memory: GpuMemory | None
+    max_length: int
+    device: str
+
+
+class ModelShape(TypedDict):
+    """See `speed.roofline.Shape`."""
+
+    layers: int | None
+    kv_heads: int | None
+    head_dim: int | None
+    hidden: int | None
+    vocab: int | None
+    tied: bool | None
+    experts: int | None
+
+
+class TimedModel(TypedDict):
+    """dtype: of its products; rate_of: the product that stands for them among the rates."""
+
+    name: str
+    engine: str
+    weight_bytes: int
+    parameters: float
+    dtype: str
+    rate_of: str
+    shape: ModelShape
+
+
+class Rates(TypedDict):
+    """read, copy: bytes a second; matrix: {dtype: operations a second}; null where unknown."""
+
+    device: str
+    read: float | None
+    copy: float | None
+    matrix: dict[str, float | None]
+
+
+class Looked(TypedDict):
+    """How often the rounds were looked at, and against which bounds."""
+
+    planned: int
+    taken: int
+    bounds: list[float]
+    max_rounds: int | None
+
+
+class Sweep(TypedDict):
+    """notes, missing: {scenario: what its metrics must say, or why it has none}."""
+
+    output_tokens: int
+    repeats: int
+    notes: dict[str, str]
+    missing: dict[str, str]
+
+
+class Machine(TypedDict):
+    """gpu: null without one; llamacpp: what it was compiled for."""
+
+    cpu: str
+    cores: int
+    threads: int
+    memory_bytes: int
+    system: str
+    python: str
+    gpu: str | None
+    llamacpp: str | None
+    cpu_capability: str
+
+
+class TimingsMeta(RowsMeta):
+    """Beside timings that are `ok` all of it; loads, models: of `variant` and `reference`."""
+
+    reference: str
+    loads: NotRequired[dict[str, LoadFacts]]
+    models: NotRequired[dict[str, TimedModel]]
+    rates: NotRequired[Rates]
+    memory_bandwidth: NotRequired[float | None]
+    looks: NotRequired[Looked]
+    sweep: NotRequired[Sweep]
+    machine: NotRequired[Machine]
+    versions: NotRequired[dict[str, str]]
+
+
+class TimedAnswer(TypedDict):
+    """A request as the process that ran it saw it, in seconds by its monotonic clock. A failed one may lack the rest."""
+
+    ok: bool
+    error: str | None
+    t_submit: float | None
+    t_tokens: list[float]
+    t_first: NotRequired[float | None]
+    output_tokens: NotRequired[int]
+    batch: NotRequired[int]
+    phases: NotRequired[dict[str, float | list[float] | None]]
+    phases_unknown: NotRequired[dict[str, str]]
+    kv_bytes_per_token: NotRequired[float | None]
+    cache_bytes: NotRequired[int | None]
+    cache_tokens: NotRequired[int | None]
+    cache_element_bytes: NotRequired[float | None]
+    peak_memory_bytes: NotRequired[int | None]
+    cuda_memory: NotRequired[GpuMemory | None]
+    cold: NotRequired[bool]
+
+
+class TimingRow(TimedAnswer):
+    """A request to `who` (`variant` or `reference`). scenario: `single` in paired rounds, else a sweep's; round: null in warm-up."""
+
+    round: int | None
+    scenario: str
+    who: str
+    warmup: bool
+    prompt_tokens: int
+
+
 class AnswerAgain(TypedDict):
     loglikelihoods: list[float] | None
     prediction: int | str | None
@@ -162,13 +296,13 @@ class AnswerAgain(TypedDict):
 
 
 class AnswerRow(AnswerAgain):
-    """One item of a task. again: the same weights' answer in float32."""
+    """One item of a task. again: the same weights' answer in float32; item, slice, cluster: as the task's rows have them."""
 
     task: str
     doc_id: int
-    item: str | None
-    slice: str | None
-    cluster: str
+    item: str | int | None
+    slice: str | int | None
+    cluster: str | int
     doc_hash: str
     prompt_hash: str
     target_hash: str
@@ -208,7 +342,195 @@ class WindowRow(TypedDict):
     first: int
 
 
+# ---- servers: one row a request, and what was found of a server --------------------------------------------------------------
+
+
+class Phases(TypedDict):
+    """When the connection and the reply's headers were there."""
+
+    connected: float | None
+    headers: float | None
+
+
+class Exchange(TypedDict):
+    """One request to a server and its reply. t_*: seconds of the client's clock.
+
+    t_chunks: arrivals of events with tokens; t_tokens: the same if each had one token; t_last: the last token, or the reply's end
+    if that token was not seen; t_due: when an open loop should have sent it.
+    """
+
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    output_tokens: int | None
+    counted_by: str
+    asked_tokens: int
+    forced: bool
+    t_submit: float
+    t_first: float | None
+    t_content: float | None
+    t_last: float | None
+    t_tokens: list[float] | None
+    t_chunks: list[float]
+    t_done: float | None
+    phases: Phases
+    peak_memory_bytes: int | None
+    finish: str | None
+    ok: bool
+    fault: str | None
+    status: int | None
+    error: str | None
+    t_end: float
+    t_due: NotRequired[float]
+
+
+class RequestRow(Exchange):
+    """A line of artifacts/serving/<variant>.jsonl. round: null for a warm-up."""
+
+    round: int | None
+    scenario: str
+    warmup: bool
+
+
+class ScoreRow(TypedDict):
+    """A window that a server scored. logps: in nats, of tokens `first` and later; null for a part of a character."""
+
+    set: str
+    document: str
+    window: str
+    first: int
+    token_ids: list[int]
+    ok: bool
+    error: str | None
+    logps: list[float | None] | None
+    t_submit: float
+    t_end: float
+
+
+class Finding(TypedDict):
+    """Whether a server can do something; value: null if unknown."""
+
+    value: bool | None
+    reason: str | None
+
+
+class Probe(TypedDict):
+    """What a server can do. url, models: of a server that was not launched here."""
+
+    url: NotRequired[str]
+    model: str
+    models: NotRequired[list[str]]
+    api: str
+    all_fields: NotRequired[Finding]
+    stream_usage: Finding
+    one_token_an_event: Finding
+    ignore_eos: Finding
+    seed: Finding
+    prefix_cache: Finding
+    ppl: Finding
+    delta_p: Finding
+    prompt_logprobs: Finding
+    kld: Finding
+
+
+class Launch(TypedDict):
+    """A server that was launched here. log, model_dir: not in reports, which are in git; peak_memory_bytes, cpu_s: at its end."""
+
+    startup_s: float
+    build: str | None
+    log: NotRequired[str]
+    kind: str
+    model_dir: NotRequired[str]
+    threads: int
+    parallel: int
+    context: int
+    engine_options: Options
+    peak_memory_bytes: NotRequired[int | None]
+    cpu_s: NotRequired[float | None]
+
+
+class ServerMeta(Outcome):
+    """artifacts/serving/<variant>.meta.json. asked: all settings that the results depend on; prompts: {file: sha256}."""
+
+    variant: str
+    model: str
+    asked: Json
+    probe: NotRequired[Probe | None]
+    plan: NotRequired[Json]
+    client: NotRequired[Json]
+    launch: NotRequired[Launch | None]
+    prompts: NotRequired[dict[str, str]]
+    seed: NotRequired[int]
+    versions: NotRequired[dict[str, str]]
+
+
+class ServerReport(ServerMeta):
+    """reports/serving/<variant>.json. levels: {scenario: metrics}; inputs: {file: sha256}."""
+
+    levels: dict[str, Metrics]
+    knee: Metric | None
+    server_memory_bytes: Metric | None
+    inputs: dict[str, str]
+
+
 # ---- results: what judging stages write into reports/ ------------------------------------------------------------------------
+
+
+class ShortEstimate(TypedDict):
+    """An estimate without what only verdicts need."""
+
+    value: float | None
+    low: float | None
+    high: float | None
+    n: int
+    method: str
+    warnings: list[str]
+
+
+class WholeEstimate(ShortEstimate):
+    clusters: int | None
+    weight: float | None
+    between: float | None
+
+
+# A metric with its range of positions, from and to inclusive.
+Span = TypedDict(
+    "Span",
+    {
+        "from": int, "to": int, "n": int, "clusters": NotRequired[int | None], "value": float | None, "low": float | None,
+        "high": float | None, "unit": str, "confidence": NotRequired[float | None], "method": NotRequired[str],
+        "warnings": NotRequired[list[str]],
+    },
+)  # fmt: skip
+
+
+class Agreement(TypedDict):
+    """Share of replies still equal to the reference's at a position (free), and of equal choices up to it (forced)."""
+
+    position: int
+    free: ShortEstimate
+    forced: ShortEstimate | None
+
+
+class Curves(TypedDict, total=False):
+    """What is drawn and not judged. kld_by_position: {`corpus` or `trajectory`: points}."""
+
+    kld_by_position: dict[str, list[Span]]
+    agreement_by_position: list[Agreement]
+
+
+class Bounds(TypedDict, total=False):
+    """Sentences on what bounds each phase of a request, and why a variant is faster or slower than the reference."""
+
+    cliffs: list[str]
+    decode: str
+    against: str
+    prefill: str
+    against_prefill: str
+    rates: str
+
+
+class Dequantized(TypedDict, total=False):
+    dequantized_from: str
 
 
 class Floor(TypedDict):
@@ -224,7 +546,7 @@ class Floor(TypedDict):
     versions: dict[str, str]
 
 
-class VariantResult(Outcome):
+class VariantResult(Outcome, Dequantized):
     """reports/metrics/<variant>.json. model, base: digests; inputs: {file: sha256}; bounds: sentences on what bounds each phase."""
 
     variant: str
@@ -236,18 +558,20 @@ class VariantResult(Outcome):
     engine_options: Options
     model: str
     base: str
-    machine: dict[str, Any] | None
+    machine: Machine | None
     kernels: dict[str, int] | None
     inputs: dict[str, str]
     versions: dict[str, str]
     metrics: Metrics
-    curves: dict[str, Any]
-    bounds: dict[str, Any]
-    dequantized_from: NotRequired[str]
+    curves: Curves
+    bounds: Bounds
 
 
-class RuleVerdict(TypedDict):
-    """A rule's verdict of a variant, with the figure that it judged. settle: items that would decide."""
+Results = dict[str, VariantResult]  # by variant
+
+
+class RuleVerdict(Interval):
+    """A rule's verdict of a variant, with the value that it judged. settle: items that would decide."""
 
     metric: str
     against: str
@@ -255,16 +579,12 @@ class RuleVerdict(TypedDict):
     threshold: float
     better: str
     neutral: float | None
-    unit: str
     required: bool
     verdict: str
     reason: str
     settle: int | None
     p_fail: float | None
     p_fail_holm: float | None
-    value: float | None
-    low: float | None
-    high: float | None
     n: int | None
     clusters: int | None
     between: float | None
@@ -297,6 +617,104 @@ class Verdict(TypedDict):
     variants: dict[str, VariantVerdict]
     inputs: NotRequired[dict[str, str]]
     loosened: NotRequired[list[str]]
+
+
+# ---- failures: artifacts/broke/<variant>.json --------------------------------------------------------------------------------
+
+
+class Group(TypedDict):
+    """Mean divergence of a group of tokens beside that of the rest. by: what the group is of (domain, token class, position)."""
+
+    by: str
+    group: str
+    mean: WholeEstimate
+    rest: WholeEstimate
+    ratio: float | None
+    stands_out: bool
+
+
+class Spread(TypedDict):
+    """How divergence is spread over tokens. worst_share: of it, on the worst tokens."""
+
+    kind: str
+    settled: bool
+    n: int
+    worst_share: WholeEstimate | None
+    median_over_mean: float | None
+    groups: list[Group]
+    words: str
+
+
+class WorstToken(TypedDict):
+    set: str
+    document: str
+    window: str
+    position: int
+    kld: float | None
+    not_finite: bool
+    context: str
+    token: str
+    token_id: int
+    reference_says: str
+    reference_says_id: int
+    variant_says: str
+    variant_says_id: int
+    p_reference: float
+    p_variant: float
+
+
+class ItemPair(TypedDict):
+    """Both answers to an item in words. unknown: why its prompt is null; fall: nats that the right choice's margin lost."""
+
+    task: str
+    item: str | int | None
+    prompt: str | None
+    unknown: str | None
+    right: str
+    reference_answers: str
+    variant_answers: str
+    margin_reference: float | None
+    margin_variant: float | None
+    fall: NotRequired[float]
+
+
+class ReplyPair(TypedDict):
+    prompt_id: str
+    prompt: str
+    reference_reply: str
+    variant_reply: str
+    departs_at: int | None
+    faults: list[str]
+    reference_faults: list[str]
+
+
+class Cases(TypedDict, Generic[T]):
+    """The first rows of a longer list. of: how many rows were looked at."""
+
+    shown: int
+    total: int
+    of: NotRequired[int]
+    by_task: NotRequired[dict[str, int]]
+    rows: list[T]
+
+
+class FailureLists(TypedDict):
+    spread: Spread | None
+    worst_tokens: Cases[WorstToken] | None
+    worst_items: Cases[ItemPair] | None
+    flips_to_wrong: Cases[ItemPair] | None
+    flips_to_right: Cases[ItemPair] | None
+    replies: Cases[ReplyPair] | None
+
+
+class Failures(FailureLists):
+    """missing: {stage: why there are no rows}; words: `spread` in words."""
+
+    variant: str
+    reference: str
+    missing: dict[str, str]
+    notes: list[str]
+    words: str
 
 
 # ---- reading -----------------------------------------------------------------------------------------------------------------

@@ -56,10 +56,7 @@ def how(record: dict[str, Any]) -> str:
 
 def markdown(cards: list[dict[str, Any]], record: dict[str, Any]) -> str:
     """The table, and each set's card in words."""
-    rows = [line(card, record) for card in cards]
-    parts = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
-    parts += ["| " + " | ".join(row[c] for c in COLUMNS) + " |" for row in rows]
-    parts += ["", how(record), ""]
+    parts = [cli.markdown_table([line(card, record) for card in cards]), "", how(record), ""]
     for (measures, source, weaknesses), same in groupby(cards, lambda c: (c["measures"], c["source"], c["weaknesses"])):
         names = ", ".join(card["set"] for card in same)
         parts += [f"**{names}**: {measures} *Source:* {source} *Known weaknesses:* {weaknesses}", ""]

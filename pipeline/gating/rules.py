@@ -15,31 +15,14 @@ from pipeline.core.errors import ParamsError
 from pipeline.core.explain import did_you_mean
 from pipeline.core.params import Params, Rule
 from pipeline.metrics.definitions import DEFINITIONS, FLOORS, Definition, bounds_of, definition
-from pipeline.reporting.text import number, scale_of
+from pipeline.reporting.text import UNITS as READ
+from pipeline.reporting.text import number, unit_of
 from pipeline.speed.rounds import Looks
 from pipeline.stats.intervals import FEW, Estimate, items_to_settle, one_sided_p
 
 Verdict = Literal["PASS", "FAIL", "INCONCLUSIVE"]
 
-# unit of a metric -> {unit a rule may use: factor}. `%` of a fraction is left out: 5 % of 0.9, or 5 points?
-UNITS: dict[str, dict[str, float]] = {
-    "nats": {"nats": 1.0},
-    "fraction": {"pp": 0.01},
-    "pp": {"pp": 1.0},
-    "ratio": {"%": 0.01},
-    "ppl": {"ppl": 1.0},
-    "p": {"p": 1.0},
-    "items": {"items": 1.0},
-    "tokens": {"tokens": 1.0},
-    "bits": {"bits": 1.0},
-    "bytes": {"bytes": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30},
-    "ms": {"ms": 1.0, "s": 1000.0},
-    "s": {"s": 1.0, "ms": 0.001},
-    "tok/s": {"tok/s": 1.0},
-    "req/s": {"req/s": 1.0},
-    "requests": {"requests": 1.0},
-    "requests at once": {"requests at once": 1.0},
-}
+UNITS = {unit: read.rule for unit, read in READ.items()}  # unit of a metric -> {unit a rule may use: factor}
 # shown, but not to be judged -> what says the same of every variant
 CENSORED = {"first_departure": "never_departs", "free_departure": "free_same", "free_same_floor": "free_same"}
 FARTHEST = {"nats": 2.0, "ratio": 1.0}  # the widest margin of a metric that has no end: past it nothing is left to protect
@@ -166,7 +149,7 @@ def judge(bound: Bound, metric: dict[str, Any] | None) -> Judgement:
     edge = sign * bound.threshold
     side = "at most" if bound.better == "lower" else "at least"
     what = definition(bound.metric)
-    asked = f"{side} {number(bound.threshold * scale_of({'unit': what.unit if what else ''}), '.4g')} ({bound.text})"
+    asked = f"{side} {number(bound.threshold * unit_of(what.unit if what else '').factor, '.4g')} ({bound.text})"
     here, df = sign * float(value or 0), max((independent or metric["n"]) - 1, 1)
     confidence = metric.get("confidence") or 0.95
     p = one_sided_p(here - edge, here - best if here > edge else worst - here, df=df, confidence=confidence)
