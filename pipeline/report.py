@@ -1,4 +1,4 @@
-"""report: report.md, report.html, figures -> reports/
+"""report: report.md, report.html, pictures -> reports/
 
 `--summary` prints the table, what each stage took, and where to look, `--first` two rows of it before the rest is measured.
 """
@@ -33,10 +33,7 @@ SUMMARY_METRICS = (
     "bits_per_weight", "weight_bytes", "kld_mean", "kld_floor", "kld_rounding", "kld_p999", "top1_agreement", "ppl_ratio",
     "acc/all", "acc_delta/all", "ttft_ms", "tpot_ms", "decode_tok_s", "speed_ratio", "peak_memory_bytes",
 )  # fmt: skip
-WHY = {
-    "latency": "no metric was swept over contexts or batches, and no variant was served at several loads (reports/serving/)",
-    "positions": "no variant has a curve of KLD by position",
-}
+UNSWEPT = "no metric was swept over contexts or batches, and no variant was served at several loads (reports/serving/)"
 
 
 class Picture(NamedTuple):
@@ -106,7 +103,7 @@ def draw(results: Results, verdict: Verdict, settings: Params, serving: dict[str
         path = FIGURES / f"{name}.svg"
         if alt is None:  # an earlier run's picture must not stand for this one
             path.unlink(missing_ok=True)
-            drawn[name] = Picture(None, None, WHY.get(name, "no variant has the figures"))
+            drawn[name] = Picture(None, None, UNSWEPT if name == "latency" else "no variant has the values")
         else:
             svg = path.read_text(encoding="utf-8")
             drawn[name] = Picture(alt, svg[svg.index("<svg") :], None)

@@ -26,27 +26,6 @@ from pipeline.tracking import runs
 DRAWN = ("tradeoff", "domains", "positions", "memory")
 
 
-def write_once(house: Path, change: Callable[[], None] = lambda: None) -> Path:
-    """Write the report of a house of its own; tests look at it and change nothing."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(house)
-        change()
-        report.write(params.load())
-    return house
-
-
-@pytest.fixture(scope="module")
-def as_committed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_once(reported.reports(tmp_path_factory.mktemp("written")))
-
-
-@pytest.fixture
-def written(as_committed: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The report of the committed results."""
-    monkeypatch.chdir(as_committed)
-    return as_committed
-
-
 def update(file: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     data = artifacts.read_json(file)
     change(data)
@@ -67,15 +46,33 @@ def alter() -> None:
 
 
 @pytest.fixture(scope="module")
-def as_altered(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_once(reported.reports(tmp_path_factory.mktemp("altered"), keep=("bf16", "int8")), alter)
+def houses(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Reports that were written once; tests look at them and change nothing."""
+    made = {
+        "written": reported.reports(tmp_path_factory.mktemp("written")),
+        "altered": reported.reports(tmp_path_factory.mktemp("altered"), keep=("bf16", "int8")),
+    }
+    for name, house in made.items():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(house)
+            if name == "altered":
+                alter()
+            report.write(params.load())
+    return made
 
 
 @pytest.fixture
-def altered(as_altered: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def written(houses: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The report of the committed results."""
+    monkeypatch.chdir(houses["written"])
+    return houses["written"]
+
+
+@pytest.fixture
+def altered(houses: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> Path:
     """The report of results that were altered."""
-    monkeypatch.chdir(as_altered)
-    return as_altered
+    monkeypatch.chdir(houses["altered"])
+    return houses["altered"]
 
 
 @pytest.fixture
@@ -306,7 +303,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
-def test_the_page_opens_in_a_browser_without_error_or_request_and_fits(
+def test_the_page_opens_in_a_browser_without_error_or_request_and_nothing_is_cut_off(
     browser: Browser, written: Path, dark: bool, width: int
 ) -> None:
     browser.open(written / "reports/report.html", width=width, dark=dark)
@@ -317,24 +314,17 @@ def test_the_page_opens_in_a_browser_without_error_or_request_and_fits(
     assert browser.run("document.documentElement.scrollWidth") <= width
     rows = browser.run("[...document.querySelectorAll('table')[0].tBodies[0].rows].map(r => r.cells[0].innerText)")
     assert rows == list(params.load().variants)
+    captions = browser.run(
+        "[...document.querySelectorAll('caption')].map(c => { const r = document.createRange(); r.selectNodeContents(c);"
+        "const b = r.getBoundingClientRect(), s = c.closest('.scroll').getBoundingClientRect();"
+        "return [b.left - s.left, s.right - b.right, b.height, c.innerText.slice(0, 40)] })"
+    )
+    assert len(captions) >= 5 and all(left > -1 and right > -1 and height > 10 for left, right, height, _ in captions), captions
     drawn = len(list((written / "reports/figures").glob("*.svg")))
     assert browser.run("document.querySelectorAll('figure svg').length") == drawn >= len(DRAWN)
     ground = browser.run("getComputedStyle(document.body).backgroundColor")
     paper = browser.run("getComputedStyle(document.querySelector('figure svg path')).fill")
     assert ground == paper == ("rgb(13, 17, 23)" if dark else "rgb(255, 255, 255)")
-
-
-@pytest.mark.parametrize("width", [1280, 390])
-def test_what_a_table_says_of_itself_is_not_cut_off(browser: Browser, written: Path, width: int) -> None:
-    browser.open(written / "reports/report.html", width=width)
-    browser.run("document.querySelectorAll('details').forEach(d => d.open = true)")
-    script = (
-        "[...document.querySelectorAll('caption')].map(c => { const r = document.createRange(); r.selectNodeContents(c);"
-        "const b = r.getBoundingClientRect(), s = c.closest('.scroll').getBoundingClientRect();"
-        "return [b.left - s.left, s.right - b.right, b.height, c.innerText.slice(0, 40)] })"
-    )
-    captions = browser.run(script)
-    assert len(captions) >= 5 and all(left > -1 and right > -1 and height > 10 for left, right, height, _ in captions), captions
 
 
 def test_text_is_readable_in_both_themes(browser: Browser, written: Path) -> None:
@@ -354,21 +344,15 @@ def test_text_is_readable_in_both_themes(browser: Browser, written: Path) -> Non
         assert browser.run(script) >= 4.5, "dark" if dark else "light"
 
 
-def test_the_page_is_printed_light_and_unfolded(browser: Browser, written: Path) -> None:
-    browser.open(written / "reports/report.html", width=1280, dark=True)
+def test_the_page_is_printed_light_unfolded_and_fits_a_sheet_of_a4(browser: Browser, written: Path) -> None:
+    width = 680  # CSS pixels of 210 mm less margins of 15 mm
+    browser.open(written / "reports/report.html", width=width, dark=True)
     folded = "[...document.querySelectorAll('main > details > :not(summary)')].map(e => e.checkVisibility())"
     assert not any(browser.run(folded))
     browser.call("Emulation.setEmulatedMedia", media="print", features=[{"name": "prefers-color-scheme", "value": "dark"}])
     assert browser.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert browser.run("getComputedStyle(document.querySelector('figure svg path')).fill") == "rgb(255, 255, 255)"
     assert all(browser.run(folded))
-    browser.call("Emulation.setEmulatedMedia", media="")
-
-
-def test_what_is_printed_fits_a_sheet_of_a4(browser: Browser, written: Path) -> None:
-    width = 680  # CSS pixels of 210 mm less margins of 15 mm
-    browser.open(written / "reports/report.html", width=width)
-    browser.call("Emulation.setEmulatedMedia", media="print")
     browser.run("document.querySelectorAll('details').forEach(d => d.open = true)")
     over = browser.run(
         f"[...document.querySelectorAll('table, svg, pre')].filter(e => e.getBoundingClientRect().right > {width + 1})"

@@ -101,7 +101,7 @@ def draw_tradeoff(results: Results, verdict: Verdict, reference: str, confidence
     behind = {n for n, d in recommendation.dominated(results, reference).items() if d.sure}
     at = recommendation.measured(results)
     sizes = {n: value_of(r, "weight_bytes") or 0.0 for n, r in results.items()}
-    alt = f"Mean KLD to {reference} against decode speed, for {', '.join(at) or 'no variant'}; the table has the figures."
+    alt = f"Mean KLD to {reference} against decode speed, for {', '.join(at) or 'no variant'}; the table has the values."
     with sheet((7.6, 5.2)) as (figure, grid):
         axes = grid[0][0]
         floor = noise_floor.limit("kld_mean", results[reference]["metrics"])

@@ -19,15 +19,11 @@ IN_PROCESS, SERVER = "in process", "server"
 OWN = ("bits_per_weight", "kld_mean")  # a variant's own, however it is run
 # column of the table -> metric in process (its part follows), metric of a server's level
 FROM: dict[str, tuple[str | None, str | None]] = {
-    "ttft_ms": ("ttft_ms", "ttft_p50_ms"),
-    "ttft_p99_ms": (None, "ttft_p99_ms"),
-    "tpot_ms": ("tpot_ms", "tpot_p50_ms"),
-    "decode_tok_s": ("decode_tok_s", None),
-    "throughput_tok_s": ("throughput_tok_s", "throughput_tok_s"),
-    "memory_bytes": ("peak_memory_bytes", None),  # of a server: over all levels
-    "failure_rate": ("failure_rate", "failure_rate"),
-    "attainment": (None, "attainment"),
-}
+    "ttft_ms": ("ttft_ms", "ttft_p50_ms"), "ttft_p99_ms": (None, "ttft_p99_ms"), "tpot_ms": ("tpot_ms", "tpot_p50_ms"),
+    "decode_tok_s": ("decode_tok_s", None), "throughput_tok_s": ("throughput_tok_s", "throughput_tok_s"),
+    "memory_bytes": ("peak_memory_bytes", None),  # a server's is over all levels
+    "failure_rate": ("failure_rate", "failure_rate"), "attainment": (None, "attainment"),
+}  # fmt: skip
 MARK = " †"  # on a value with a warning; the warnings stand below the table
 ONCE = "measured once"  # the caption says it of all
 SPEED = ("ttft_ms", "tpot_ms", "decode_tok_s", "peak_memory_bytes")  # a part with any of these in it is a row
