@@ -280,7 +280,7 @@ class TimedAnswer(TypedDict):
 
 
 class TimingRow(TimedAnswer):
-    """A request to `who` (`variant` or `reference`). scenario: `single` in paired rounds, else a sweep's; round: null in warm-up."""
+    """A request to `who` (`variant` or `reference`). scenario: `single` in paired rounds, else a sweep's; round: null: warm-up."""
 
     round: int | None
     scenario: str

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pipeline.core import records
-from pipeline.core.cli import markdown_table
+from pipeline.core.cli import markdown_table as markdown_table  # tracking takes it from here
 from pipeline.core.records import Metric, Results, RuleVerdict, VariantResult, VariantVerdict
 from pipeline.metrics.noise_floor import MARK, TIMES
 

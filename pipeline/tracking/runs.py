@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core import artifacts, git
-from pipeline.core.cli import markdown_table
 from pipeline.core.droppings import data_files
 from pipeline.core.errors import ArtifactError
 from pipeline.core.params import Params
 from pipeline.gating import dvc_lock
-from pipeline.reporting.text import dequantized, n_of, show, with_unit
+from pipeline.reporting.text import dequantized, markdown_table, n_of, show, with_unit
 from pipeline.serving import results as server_results
 from pipeline.tracking import views
 from pipeline.tracking.connection import CURRENT, Tracker
