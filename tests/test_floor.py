@@ -251,8 +251,8 @@ FLOORS = {
     "kld_rounding": metric(0.001, 0.0005, 0.0015), "flip_rounding": metric(0.02, 0.01, 0.03),
     **{f"kld_floor/{run}": metric(0.001, 0.001, 0.001) for run in floor.RUNS},
 }  # fmt: skip
-for _name in ("flip_floor", "flip_rounding"):
-    FLOORS[_name]["unit"] = "fraction"
+for _name, _floor in FLOORS.items():
+    _floor["unit"] = "fraction" if _name.startswith("flip") else "nats"
 
 
 @pytest.mark.parametrize("kld, agreement, expected", [

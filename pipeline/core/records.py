@@ -615,6 +615,9 @@ class VariantResult(Outcome, Dequantized):
     client: NotRequired[Machine | None]
 
 
+Results = dict[str, VariantResult]  # by variant
+
+
 class RuleVerdict(Interval):
     """A rule's verdict of a variant, with the value that it judged. settle: items that would decide."""
 

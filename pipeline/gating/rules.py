@@ -17,22 +17,12 @@ from pipeline.core.explain import did_you_mean
 from pipeline.core.params import Params, Rule
 from pipeline.core.records import Metric, RuleVerdict
 from pipeline.metrics.definitions import DEFINITIONS, FLOORS, Definition, bounds_of, definition
-from pipeline.reporting.text import UNITS as READ_IN
-from pipeline.reporting.text import number
+from pipeline.reporting.text import UNITS, number, unit_of
 from pipeline.speed.rounds import Looks
 from pipeline.stats.intervals import FEW, Estimate, items_to_settle, one_sided_p
 
 Word = Literal["PASS", "FAIL", "INCONCLUSIVE"]
 
-# unit of a metric -> {unit a rule may use: factor}, where it is another than that itself. `%` of a fraction is left out: 5 % of
-# 0.9, or 5 points?
-UNITS: dict[str, dict[str, float]] = {
-    "fraction": {"pp": 0.01},
-    "ratio": {"%": 0.01},
-    "bytes": {"bytes": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30},
-    "ms": {"ms": 1.0, "s": 1000.0},
-    "s": {"s": 1.0, "ms": 0.001},
-}
 # shown, but not to be judged -> what says the same of every variant
 CENSORED = {"first_departure": "never_departs", "free_departure": "free_same", "free_same_floor": "free_same"}
 FARTHEST = {"nats": 2.0, "ratio": 1.0}  # the widest margin of a metric that has no end: past it nothing is left to protect
@@ -64,9 +54,9 @@ def applies(rule: Rule, variant: str) -> bool:
     return rule.variants is None or variant in rule.variants
 
 
-def units_of(what: Definition) -> dict[str, float]:
+def units_of(what: Definition) -> Mapping[str, float]:
     """{unit that a rule on a metric may use: factor to the metric's own}."""
-    return UNITS.get(what.unit, {what.unit: 1.0})
+    return UNITS[what.unit].rule
 
 
 def bound_of(rule: Rule) -> Bound:
@@ -170,7 +160,7 @@ def judge(bound: Bound, metric: Metric | None) -> Judgement:
     best, worst = sorted((sign * low, sign * high))
     edge, here = sign * bound.threshold, sign * value
     what = definition(bound.metric)
-    factor, _ = READ_IN.get(what.unit if what else "", (1.0, ""))
+    factor = unit_of(what.unit if what else "").factor
     side = "at most" if bound.better == "lower" else "at least"
     asked = f"{side} {number(bound.threshold * factor, '.4g')} ({bound.text})"
     note = f" ({warnings})" if warnings else ""

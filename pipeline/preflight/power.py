@@ -21,11 +21,11 @@ from pipeline.evalset import load_prompts, load_texts, tasks
 from pipeline.gating.rules import MIN_CLUSTERS, bound_of
 from pipeline.metrics.definitions import definition
 from pipeline.preflight.prior_results import RECORD, Sources
+from pipeline.reporting.text import difference
 from pipeline.stats.intervals import paired_difference, resolvable, standard_errors
 
 UNKNOWN = "unknown until a variant has been measured"
 UNSCORED = "no right and wrong"
-SHOWN = {"pp": (1.0, "pp"), "fraction": (100.0, "pp"), "ratio": (100.0, "%"), "nats": (1.0, "nats")}
 TRAJECTORIES = ("kld_mean", "top1_agreement", "jsd_mean", "moved_10pct", "delta_p_rms")  # measured on them as well as on text
 CORPUS = (*TRAJECTORIES, "ppl_ratio")
 ROUNDS = ("speed_ratio", "prefill_ratio")
@@ -200,7 +200,7 @@ def lines(settings: Params) -> list[str]:
             result.append(f"rule {rule.metric}, {bound_of(rule).text}: {seen}")
             continue
         what, resolution = definition(rule.metric), _of(rule.metric, parts, known)
-        if resolution and what and what.neutral is not None and what.unit in SHOWN and not rule.limit:
+        if resolution and what and what.neutral is not None and not rule.limit:
             bound = bound_of(rule)
             margin = abs(bound.threshold - what.neutral)
             few = judgeable(rule.metric, known) if rule.metric in CORPUS else None
@@ -232,13 +232,13 @@ def _said(r: Resolution, unit: str) -> str:
     detail = f": {r.detail}" if r.detail else ""
     if r.smallest is None:
         return f"n = {n} {r.unit}; {r.source}{detail}"
-    scale, unit_text = (100.0, "% of its value") if r.relative else SHOWN[unit]
+    scale, unit_text = (100.0, "% of its value") if r.relative else difference(unit)
     return f"n = {n} {r.unit} resolves {scale * r.smallest:.2g} {unit_text} ({r.source}{detail})"
 
 
 def _compared(r: Resolution, margin: float, unit: str) -> str:
     """Whether n resolves a margin; where not, how many would."""
-    scale, unit_text = SHOWN[unit]
+    scale, unit_text = difference(unit)
     if r.relative and r.smallest is not None:
         return f"{_said(r, unit)}; a true value up to {scale * margin / (1 + r.smallest):.3g} {unit_text} passes in 80 % of runs"
     if r.smallest is None or r.smallest <= margin:
