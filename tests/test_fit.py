@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -130,9 +131,17 @@ def test_a_long_item_is_named_before_a_model_is_loaded(house: params.Params, mon
     asking = asked(house, mine="all")
     folder = artifacts.model_dir("int8")
     shutil.copytree("model", folder)
-    artifacts.write_json(
-        folder / artifacts.MANIFEST, {"status": "ok", "reason": None, "digest": "d", "files": artifacts.files_of(folder)}
-    )
+    built = {
+        "status": "ok",
+        "reason": None,
+        "digest": "d",
+        "files": artifacts.files_of(folder),
+        "versions": {},
+        "base": "b",
+        "seed": 1,
+    }
+    built |= {"variant": "int8", "quantizer": "rtn", "engine": "hf", "trust_remote_code": False}
+    artifacts.write_json(folder / artifacts.MANIFEST, built | {k: {} for k in ("asked", "options", "engine_options")})
     monkeypatch.setattr(params, "load", lambda: asking)
     monkeypatch.setattr(engines, "load", lambda *a, **k: pytest.fail("a model was loaded"))
     with pytest.raises(DataError, match=r"item 'first' has \d+ tokens, the 32 of its reply among them, and the model's window is"):
@@ -238,7 +247,7 @@ def test_a_chat_among_prompts_is_named_before_the_first_is_continued(tiny: Path)
     engine.sample = lambda *a: pytest.fail("a prompt was continued")
     plain = [{"id": f"p{k}", "domain": "d", "prompt": "one two"} for k in range(9)]
     with pytest.raises(DataError, match="prompt c is a chat"):
-        reference.trajectories(engine, [*plain, CHAT], Trajectories(prompts="", tokens=2), seed=0)
+        reference.trajectories(engine, [*plain, CHAT], Trajectories(prompts="", tokens=2), seed=0, skipped=Counter())
 
 
 # --- layers and groups -------------------------------------------------------------------------------------------

@@ -161,7 +161,7 @@ def test_tidying_measures_nothing_and_an_engine_a_quantizer_or_a_number_what_dep
         if path.parent.name not in ("engines", "quantizers") or path.name.startswith("_"):
             append(path, "\n# a comment\n")
     append(project / "pipeline/divergence/checkpoints.py", "\n\n" + cut_last_function(project / "pipeline/divergence/store.py"))
-    replace(project / "pipeline/engines/_worker.py", "_tokenize(", "_cut_into_tokens(")
+    replace(project / "pipeline/engines/_worker.py", "_times(", "_when(")
     append(project / "constraints-dev.txt", "ruff==99\n")
     assert changed_stages() == before
     append(project / "pipeline/engines/onnxruntime.py", "\n# a comment\n")

@@ -17,6 +17,7 @@ from pipeline import diverge, engines, quantize, quantizers, reference
 from pipeline.core import artifacts, isolate, venvs
 from pipeline.core.errors import Unsupported
 from pipeline.core.params import Variant
+from pipeline.divergence.checkpoints import Checkpoints
 from pipeline.divergence.store import Store, Window
 from pipeline.evalset.calibration import Calibration
 from pipeline.evalset.windows import prompt_ids
@@ -62,7 +63,7 @@ def outline(tmp_path: Path) -> Any:
 def stored(engine: Any, out: Path) -> Store:
     """The store of `WINDOWS`."""
     out.mkdir(parents=True)
-    facts = reference.write_store(engine, WINDOWS, out, 4)
+    facts = reference.write_store(engine, WINDOWS, out, 4, Checkpoints(out.parent / "pieces"))
     files = artifacts.files_of(out)
     rest = {"vocab": engine.vocab_size, "files": files, "digest": artifacts.digest(files)}
     artifacts.write_json(out / artifacts.MANIFEST, facts | rest)

@@ -14,8 +14,8 @@ from pipeline.core.records import Metrics
 from pipeline.gating.paired_difference import timed
 from pipeline.metrics.builder import Builder
 from pipeline.metrics.speed import timing_metrics
-from pipeline.speed.requests import tpot, ttft
 from pipeline.speed.roofline import Shape
+from pipeline.speed.rounds import tpot, ttft
 
 # 2 layers, 2 key-value heads of 16, vocabulary of 10 x 64: 640 weights in the tied head, 1360 in the body, 8 bytes in the cache
 SHAPE = asdict(Shape(layers=2, kv_heads=1, head_dim=1, hidden=64, vocab=10, tied=True, experts=None))

@@ -21,7 +21,7 @@ from pipeline.core.droppings import data_files
 from pipeline.core.errors import ArtifactError, NoResult
 
 if TYPE_CHECKING:
-    from pipeline.core.records import File, Json, Outcome, RunFacts
+    from pipeline.core.records import File, Json, ModelManifest, Outcome, RunFacts
 
 ARTIFACTS = Path("artifacts")
 REPORTS = Path("reports")
@@ -255,6 +255,15 @@ def recording(meta: Outcome | Json, path: Path | None = None) -> Iterator[list[A
     if path is not None:
         write_jsonl(path, rows)
         write_json(meta_of(path), meta)
+
+
+def check_model(folder: Path, manifest: ModelManifest) -> None:
+    """Raise the `NoResult` that building the model ended with, or `ArtifactError` if its files changed since."""
+    if manifest["status"] != "ok":
+        no_model = NoResult(manifest["reason"])
+        no_model.status = manifest["status"]
+        raise no_model
+    verify_files(folder, manifest)
 
 
 def read_manifest(folder: Path) -> Json:

@@ -153,19 +153,44 @@ class ModelManifest(Folder):
     calibration: NotRequired[CalibrationFacts | None]
 
 
-class StoreManifest(Folder):
-    """artifacts/reference/manifest.json."""
+class States(TypedDict):
+    """What a reference store holds. kind: `hidden` states, or `logits` and why; key: sha256 of model, seed and tokens; shards:
+    {file: indices of its windows}; rounded_otherwise: logits that the head alone rounds to a neighbour."""
 
-    variant: str
-    model: str
     kind: str
-    vocab: int
-    tokens: int
+    why_not_hidden: str | None
+    rows_per_block: int
     windows: int
+    tokens: int
+    state_bytes: int
+    bytes_per_token: float
+    rounded_otherwise: int
+    head_bytes: int
+    shards: dict[str, list[int]]
+    model: str
+    seed: int
+    key: str
+
+
+class Store(States):
+    """What is needed to read a store."""
+
+    vocab: int
+    files: dict[str, File]
+    digest: str
+
+
+class StoreManifest(Store):
+    """artifacts/reference/manifest.json. skipped: {why a text was left out: how many}."""
+
+    status: str
+    variant: str
     skipped: dict[str, int]
+    trust_remote_code: bool
     temperature: float
     sets: dict[str, str]
     threads: int
+    versions: dict[str, str]
 
 
 # ---- rows: one a line or a token, and the meta file beside them --------------------------------------------------------------
@@ -178,9 +203,22 @@ class RowsMeta(Outcome):
     model: str
 
 
-class TokensMeta(RowsMeta):
+TOKEN_COLUMNS = {  # of artifacts/tokens/<variant>.parquet, a row a scored token: names, and Arrow's names of their types
+    "set": "string", "document": "string", "window": "string", "token_class": "string",
+    "position": "int32", "token_id": "int32",
+    "kld": "float64", "kld_reverse": "float64", "jsd": "float64", "logp_ref": "float64", "logp": "float64",
+    "entropy_ref": "float64", "top1_ref": "int32", "top1": "int32", "top5_overlap": "int8",
+}  # fmt: skip
+
+
+class DivergeMeta(RowsMeta):
+    """What both of `diverge`'s meta files have. reference: digest of the store."""
+
     reference: str
     versions: dict[str, str]
+
+
+class TokensMeta(DivergeMeta):
     tokens: NotRequired[int]
     kernels: NotRequired[dict[str, int]]
     attention: NotRequired[str | None]
@@ -196,9 +234,9 @@ class AnswersMeta(RowsMeta):
     once: str | None
 
 
-class RepliesMeta(RowsMeta):
-    reference: str
-    versions: dict[str, str]
+class RepliesMeta(DivergeMeta):
+    """tokens: the most that a reply may have; batch: prompts side by side."""
+
     tokens: int
     batch: int
 
@@ -341,8 +379,19 @@ class AnswerAgain(TypedDict):
     acc: float | None
 
 
-class AnswerRow(AnswerAgain):
-    """One item of a task. again: the same weights' answer in float32; item, slice, cluster: as the task's rows have them."""
+class ItemAnswer(TypedDict):
+    """What a model answered to an item. bytes: of a text that it scored as a whole; again: the same weights' answer in float32."""
+
+    loglikelihoods: list[float] | None
+    bytes: NotRequired[int]
+    prediction: int | str | None
+    target: Any
+    empty: bool
+    again: NotRequired[AnswerAgain]
+
+
+class AnswerRow(ItemAnswer):
+    """One item of a task; item, slice, cluster: as the rows of the task have them."""
 
     task: str
     doc_id: int
@@ -357,11 +406,8 @@ class AnswerRow(AnswerAgain):
     first_token_ids: list[int]
     n_tokens: int
     truncated: bool
-    target: Any
-    empty: bool
     non_finite: int
-    bytes: NotRequired[int]
-    again: NotRequired[AnswerAgain]
+    acc: float | None
 
 
 class ReplyRow(TypedDict):
@@ -380,12 +426,19 @@ class ReplyRow(TypedDict):
 class WindowRow(TypedDict):
     """A stretch of text that is scored from token `first` on."""
 
-    window: str
     set: str
+    window: str
     document: str
-    domain: str
     token_ids: list[int]
     first: int
+    domain: str
+
+
+class KeptWindows(TypedDict):
+    """The windows that a run of `reference` made, kept until it has ended."""
+
+    windows: list[WindowRow]
+    skipped: dict[str, int]
 
 
 # ---- servers: one row a request, and what was found of a server --------------------------------------------------------------

@@ -14,8 +14,8 @@ import numpy as np
 from pipeline.core.records import Metric, Metrics, RequestRow
 from pipeline.metrics.builder import as_metric
 from pipeline.metrics.definitions import QUANTILES, SERVED
-from pipeline.speed import requests
-from pipeline.speed.run_to_run import whole_runs
+from pipeline.speed import rounds as clock
+from pipeline.speed.rounds import whole_runs
 from pipeline.stats.intervals import Estimate, mean_t, quantile_interval, wilson
 
 FEW_FOR_P99 = 100
@@ -59,7 +59,7 @@ def memory(peak: int | None, why_not: str, confidence: float) -> Metric:
 
 def ttft(row: RequestRow) -> float | None:
     """Submit to first token."""
-    return requests.ttft(row["t_submit"], row["t_chunks"])
+    return clock.ttft(row["t_submit"], row["t_chunks"])
 
 
 def ttfc(row: RequestRow) -> float | None:
@@ -70,7 +70,7 @@ def ttfc(row: RequestRow) -> float | None:
 def tpot(row: RequestRow) -> float | None:
     """Time per output token after the first; None too for an unknown number of tokens."""
     n = row["output_tokens"]
-    return None if n is None else requests.tpot(row["t_chunks"], row["t_last"], n)
+    return None if n is None else clock.tpot(row["t_chunks"], row["t_last"], n)
 
 
 def e2e(row: RequestRow) -> float | None:
@@ -130,7 +130,7 @@ def nothing(reason: str, n: int = 0, method: str = "none") -> Estimate:
 def _latencies(good: list[RequestRow], failed: int, confidence: float) -> dict[str, Estimate]:
     """Percentiles over requests; of gaps, over all gaps, with a request's own drawn together."""
     latencies = {}
-    each = {"itl": [(gap, k) for k, r in enumerate(good) for gap in requests.itl(r["t_tokens"] or [])]}
+    each = {"itl": [(gap, k) for k, r in enumerate(good) for gap in clock.itl(r["t_tokens"] or [])]}
     for name, of in TIMES.items():
         each[name] = [(x, k) for k, r in enumerate(good) if (x := of(r)) is not None]
     for name, seconds in each.items():

@@ -17,10 +17,8 @@ import numpy as np
 from pipeline.core.records import LoadFacts, Sweep, TimingRow, TimingsMeta
 from pipeline.metrics.builder import Builder
 from pipeline.metrics.definitions import QUANTILES
-from pipeline.speed.requests import itl, tpot, ttft
 from pipeline.speed.roofline import KV_TOLERANCE, Phase, Shape, compare_phases
-from pipeline.speed.rounds import Looks, drift, drift_in_words, pairs
-from pipeline.speed.run_to_run import whole_runs
+from pipeline.speed.rounds import Looks, drift, drift_in_words, itl, pairs, tpot, ttft, whole_runs
 from pipeline.speed.schedule import PHASES, SWEPT
 from pipeline.stats.intervals import Estimate, geometric_mean_t, mean_t, quantile_interval, wilson
 

@@ -34,6 +34,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from pipeline import diverge, engines, reference  # noqa: E402
 from pipeline.core import artifacts, quiet  # noqa: E402
+from pipeline.divergence.checkpoints import Checkpoints  # noqa: E402
 from pipeline.divergence.store import Store, Window, batches  # noqa: E402
 
 TOKENS = (10_000, 100_000)
@@ -165,8 +166,9 @@ def write_random(engine: Any, folder: Path, tokens: int) -> None:
     rows = rng.integers(0, engine.vocab_size, (tokens // (LENGTH - 1), LENGTH)).tolist()
     windows = [Window("random", f"{k}#0", str(k), tuple(row), 1) for k, row in enumerate(rows)]
     with artifacts.atomic_dir(folder) as out:
-        facts = reference.write_store(engine, windows, out, 4)
-        artifacts.write_json(out / artifacts.MANIFEST, facts | {"vocab": engine.vocab_size, "files": artifacts.files_of(out)})
+        facts = reference.write_store(engine, windows, out, 4, Checkpoints(folder.parent / "pieces"))
+        rest = {"vocab": engine.vocab_size, "files": artifacts.files_of(out), "digest": "s"}
+        artifacts.write_json(out / artifacts.MANIFEST, facts | rest)
 
 
 def score_once(model: Path, folder: Path) -> None:

@@ -28,8 +28,7 @@ from pipeline import benchmark
 from pipeline.core import artifacts, cli, params
 from pipeline.core.params import Params
 from pipeline.speed import hardware, rounds
-from pipeline.speed.requests import tpot, ttft
-from pipeline.speed.run_to_run import whole_runs
+from pipeline.speed.rounds import tpot, ttft, whole_runs
 from pipeline.stats.intervals import geometric_mean_t
 
 REPORT = Path("reports/stability.json")
@@ -104,7 +103,7 @@ def once(settings: Params, variant: str, count: int) -> Figures:
     alone: dict[str, Any] = {"rounds": count, "max_rounds": None, "contexts": [], "batches": []}
     tier = settings.amount.model_copy(update={"benchmark": settings.amount.benchmark.model_copy(update=alone)})
     settings = settings.model_copy(update={"tiers": {**settings.tiers, settings.tier: tier}})
-    return figures(benchmark.timed(settings, variant, settings.thread_count)[0])
+    return figures(benchmark.timed(settings, variant, settings.thread_count, {}))
 
 
 def main(

@@ -27,7 +27,6 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from pipeline import benchmark, calibrate, diverge, download, engines, evaluate, floor, quantize, reference, serve
 from pipeline.core import artifacts, params
-from pipeline.core.errors import Unsupported
 from pipeline.engines import _worker
 from pipeline.quantizers import gguf
 from tests.serving_server import Server
@@ -285,16 +284,14 @@ class Here(_worker.Worker):
 
     def __init__(self, variant: params.Variant, folder: Path, threads: int) -> None:
         self.engine: Any = engines.load(variant.engine, folder, threads=threads, **variant.engine_options)
-        self.facts, self.cold = _worker._facts(self.engine, 0.0), True
+        self.facts, self.cold = _worker.load_facts(self.engine, 0.0), True
 
-    def _answer(self, request: Row) -> Row:
-        if "yardsticks" in request:
-            return {"device": "cpu", "read": 1e9, "copy": 1e9, "matrix": dict.fromkeys(request["yardsticks"]["dtypes"], 1e9)}
-        self.asked.append({"how": request["how"], "fresh": request["fresh"], "prompts": [p[:4] for p in request["prompts"]]})
-        row = _worker._safely(self.engine, **request) | {"cold": self.cold}
+    def _answer(self, request: _worker.Request | _worker.Yardsticks) -> Any:
+        if isinstance(request, _worker.Yardsticks):
+            return {"device": "cpu", "read": 1e9, "copy": 1e9, "matrix": dict.fromkeys(request.dtypes, 1e9)}
+        self.asked.append({"how": request.how, "fresh": request.fresh, "prompts": [p[:4] for p in request.prompts]})
+        row = _worker.answer(self.engine, request, self.cold)
         self.cold = False
-        if "unsupported" in row:
-            raise Unsupported(row["unsupported"])
         return row
 
     def close(self) -> None:
