@@ -19,7 +19,7 @@ def main(work: Path, tier: str) -> None:
     variants = yaml.safe_load((harness.ROOT / "tests/bench/full.yaml").read_text(encoding="utf-8"))
     each = {name: {"engine": "hf"} | variant for name, variant in variants.items()}
     harness.write_params(work, harness.settings() | {"variants": each, "tier": tier})
-    for command in ([harness.BIN / "dvc", "repro"], [sys.executable, "-m", "pipeline.report", "--summary"]):
+    for command in ([str(harness.BIN / "dvc"), "repro"], [sys.executable, "-m", "pipeline.report", "--summary"]):
         subprocess.run(command, cwd=work, env=harness.environment(work), check=True)
 
 

@@ -25,7 +25,7 @@ Settings = dict[str, Any]  # params.yaml as it is written
 # --- projects ----------------------------------------------------------------------------------------------------
 
 
-def environment(project: Path = ROOT, **more: str) -> dict[str, str]:
+def environment(project: Path = ROOT, /, **more: str) -> dict[str, str]:
     """Of a command that runs the code of `project`, with this interpreter and its `dvc`."""
     return os.environ | {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(project)} | more
 

@@ -48,7 +48,7 @@ def build(threads: int) -> Path:
     with tempfile.TemporaryDirectory(dir=HOME) as tmp, log.open("w") as out, artifacts.atomic_dir(home) as done:
         work = Path(tmp).absolute()
         binaries, made = work / "env/bin", work / "build"
-        pip = [binaries / "python", "-m", "pip", "--quiet"]
+        pip: list[str | Path] = [binaries / "python", "-m", "pip", "--quiet"]
 
         def step(*command: str | Path) -> None:
             if code := subprocess.run(command, stdout=out, stderr=out).returncode:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,7 +31,7 @@ from pipeline.stats import intervals
 from pipeline.stats.intervals import Estimate
 
 Rng = np.random.Generator
-Draw = Callable[[Rng], tuple[Any, Any]]  # values, and the document of each
+Rows = tuple[Any, Any]
 Estimates = Callable[[Rng], Estimate]
 CONFIDENCE = 0.95
 TEXT, MIXED = [380] * 11, [380] * 11 + [48] * 16  # tokens a document in tier default: text; text and trajectories
@@ -42,102 +43,83 @@ def share(count: float, runs: int) -> str:
     return f"{100 * p:5.1f} ± {100 * math.sqrt(max(p * (1 - p), 1 / runs / 4) / runs):.1f} %"
 
 
-# --- rows as ours ------------------------------------------------------------------------------------------------
+# --- rows as ours: values, and the document of each --------------------------------------------------------------
 
 
-def divergences(sizes: list[int], spread: float, mean: float = 0.02) -> Draw:
+def divergences(rng: Rng, sizes: list[int], spread: float, mean: float = 0.02) -> Rows:
     doc = np.repeat(np.arange(len(sizes)), sizes)
-
-    def draw(rng: Rng) -> tuple[Any, Any]:
-        means = mean * np.exp(rng.normal(-spread * spread / 2, spread, len(sizes)))
-        return means[doc] * np.exp(rng.normal(-0.98, 1.4, len(doc))), doc
-
-    return draw
+    means = mean * np.exp(rng.normal(-spread * spread / 2, spread, len(sizes)))
+    return means[doc] * np.exp(rng.normal(-0.98, 1.4, len(doc))), doc
 
 
-def losses(documents: int, shift: float = 0.005) -> Draw:
+def losses(rng: Rng, documents: int, shift: float = 0.005) -> Rows:
     doc = np.repeat(np.arange(documents), 380)
-
-    def draw(rng: Rng) -> tuple[Any, Any]:
-        return shift + rng.normal(0, 0.006, documents)[doc] + 0.126 * rng.standard_t(5, len(doc)) / math.sqrt(5 / 3), doc
-
-    return draw
+    return shift + rng.normal(0, 0.006, documents)[doc] + 0.126 * rng.standard_t(5, len(doc)) / math.sqrt(5 / 3), doc
 
 
-def agreement(p: float, concentration: float) -> Draw:
+def agreement(rng: Rng, p: float, concentration: float) -> Rows:
     doc = np.repeat(np.arange(len(MIXED)), MIXED)
-
-    def draw(rng: Rng) -> tuple[Any, Any]:
-        shares = rng.beta(p * concentration, (1 - p) * concentration, len(MIXED))
-        return (rng.random(len(doc)) < shares[doc]).astype(float), doc
-
-    return draw
+    shares = rng.beta(p * concentration, (1 - p) * concentration, len(MIXED))
+    return (rng.random(len(doc)) < shares[doc]).astype(float), doc
 
 
-def clustered(values: ArrayLike, clusters: ArrayLike, rng: Rng, transform: Any = "mean") -> Estimate:
+# --- estimates ---------------------------------------------------------------------------------------------------
+
+
+def clustered(values: ArrayLike, clusters: ArrayLike, rng: Rng, transform: str = "mean") -> Estimate:
     ones = np.ones(len(np.asarray(values)))
     return intervals.cluster_bootstrap(values, ones, clusters, rng=rng, transform=transform, confidence=CONFIDENCE, resamples=1000)
 
 
-def mean_of(draw: Draw, transform: str = "mean") -> Estimates:
-    return lambda rng: clustered(*draw(rng), rng, transform)
+def mean_of(rows: Callable[..., Rows], *given: Any, transform: str = "mean") -> Estimates:
+    return lambda rng: clustered(*rows(rng, *given), rng, transform)
 
 
-def accuracy(n: int, lost: float, won: float, families: int | None = None, alike: float = 0.5) -> Estimates:
-    """The wider of Newcombe and bootstrap, as metrics/answers.py has it; alike: the share of a family's items that move as one."""
+def accuracy(rng: Rng, n: int, lost: float, won: float, families: int | None = None) -> Estimate:
+    """The wider of Newcombe and bootstrap, as metrics/answers.py has it; half of a family's items move as one."""
     cells = [0.7 - lost, lost, won, 0.3 - won]
     family = np.arange(n) % (families or n)
-
-    def estimate(rng: Rng) -> Estimate:
-        kind = rng.choice(4, n, p=cells)
-        if families:
-            kind = np.where(rng.random(n) < alike, rng.choice(4, families, p=cells)[family], kind)
-        plain = intervals.paired_difference(*np.bincount(kind, minlength=4).tolist(), confidence=CONFIDENCE)
-        change = (kind == 2).astype(float) - (kind == 1)
-        return intervals.outer(plain, clustered(change, family, rng)) if families else plain
-
-    return estimate
+    kind = rng.choice(4, n, p=cells)
+    if families:
+        kind = np.where(rng.random(n) < 0.5, rng.choice(4, families, p=cells)[family], kind)
+    plain = intervals.paired_difference(*np.bincount(kind, minlength=4).tolist(), confidence=CONFIDENCE)
+    change = (kind == 2).astype(float) - (kind == 1)
+    return intervals.outer(plain, clustered(change, family, rng)) if families else plain
 
 
-def machines(lost: float, won: float, alike: float, twice: bool, n: int = 696) -> Estimates:
+def machines(rng: Rng, lost: float, won: float, alike: float, twice: bool) -> Estimate:
     """Accuracy deltas as metrics/answers.py has them, each run on another machine, where reference and variant err anew.
 
     One item in six is within four errors of a tie, where an error is what 16-bit products move a margin by (quantizing to 8
     bits: twice that); a share `alike` of its variance is one shift of all items by the machine. twice: the reference answers
     in float32 too. A machine's right answers then vary by 3 (none alike) to 4 of 696 (standard deviation), as ours do.
     """
-
-    def estimate(rng: Rng) -> Estimate:
-        kind = rng.choice(4, n, p=[0.7 - lost, lost, won, 0.3 - won])
-        tie, margin = rng.random(n) < 1 / 6, rng.uniform(-4, 4, n)
-        errors = [math.sqrt(alike) * rng.normal() + math.sqrt(1 - alike) * rng.normal(size=n) for _ in range(2)]
-        variant = np.where(tie, margin + 2 * rng.normal(size=n) + errors[0] > 0, (kind == 0) | (kind == 2)).astype(float)
-        first, again = (np.where(tie, margin + e > 0, (kind == 0) | (kind == 1)).astype(float) for e in (errors[1], 0.0))
-        second = again if twice else first
-        x, y = variant, (first + second) / 2
-        cells = np.minimum(x, y), np.maximum(y - x, 0), np.maximum(x - y, 0), 1 - np.maximum(x, y)
-        plain = intervals.paired_difference(*(float(c.sum()) for c in cells), confidence=CONFIDENCE)
-        both = intervals.outer(plain, clustered(x - y, np.arange(n) % (3 * n // 4), rng))
-        return intervals.widened(both, intervals.arithmetic_error([first, second], n), confidence=CONFIDENCE, bounds=(-1, 1))
-
-    return estimate
+    n = 696
+    kind = rng.choice(4, n, p=[0.7 - lost, lost, won, 0.3 - won])
+    tie, margin = rng.random(n) < 1 / 6, rng.uniform(-4, 4, n)
+    errors = [math.sqrt(alike) * rng.normal() + math.sqrt(1 - alike) * rng.normal(size=n) for _ in range(2)]
+    x = np.where(tie, margin + 2 * rng.normal(size=n) + errors[0] > 0, (kind == 0) | (kind == 2)).astype(float)
+    first, again = (np.where(tie, margin + e > 0, (kind == 0) | (kind == 1)).astype(float) for e in (errors[1], 0.0))
+    second = again if twice else first
+    y = (first + second) / 2
+    cells = np.minimum(x, y), np.maximum(y - x, 0), np.maximum(x - y, 0), 1 - np.maximum(x, y)
+    plain = intervals.paired_difference(*(float(c.sum()) for c in cells), confidence=CONFIDENCE)
+    both = intervals.outer(plain, clustered(x - y, np.arange(n) % (3 * n // 4), rng))
+    return intervals.widened(both, intervals.arithmetic_error([first, second], n), confidence=CONFIDENCE, bounds=(-1, 1))
 
 
-def speed(rounds: int, disturbed: float = 0.0) -> Estimates:
-    """Ratios of interleaved rounds; `disturbed`: how often another process makes one of the two 30 % slower."""
-
-    def estimate(rng: Rng) -> Estimate:
-        hit = rng.choice([-0.3, 0.0, 0.3], rounds, p=[disturbed / 2, 1 - disturbed, disturbed / 2])
-        return intervals.geometric_mean_t(0.9 * np.exp(rng.normal(0, 0.06, rounds) + hit), confidence=CONFIDENCE)
-
-    return estimate
+def speed(rng: Rng, disturbed: float = 0.0) -> Estimate:
+    """Ratios of five interleaved rounds; `disturbed`: how often another process makes one of the two 30 % slower."""
+    hit = rng.choice([-0.3, 0.0, 0.3], 5, p=[disturbed / 2, 1 - disturbed, disturbed / 2])
+    return intervals.geometric_mean_t(0.9 * np.exp(rng.normal(0, 0.06, 5) + hit), confidence=CONFIDENCE)
 
 
-def quantile(sizes: list[int], q: float) -> tuple[Estimates, float]:
-    """(estimates, the true value)"""
-    draw = divergences(sizes, SPREAD, 1.0)
-    truth = math.exp(-(SPREAD**2) / 2 - 0.98 + math.hypot(SPREAD, 1.4) * float(norm.ppf(q)))
-    return (lambda rng: intervals.quantile_interval(*draw(rng), q, confidence=CONFIDENCE)), truth
+def quantile(rng: Rng, sizes: list[int], q: float) -> Estimate:
+    return intervals.quantile_interval(*divergences(rng, sizes, SPREAD, 1.0), q, confidence=CONFIDENCE)
+
+
+def true_quantile(q: float) -> float:
+    return math.exp(-(SPREAD**2) / 2 - 0.98 + math.hypot(SPREAD, 1.4) * float(norm.ppf(q)))
 
 
 # --- the tables --------------------------------------------------------------------------------------------------
@@ -148,23 +130,23 @@ def coverage(runs: int) -> None:
     rows: list[tuple[str, Estimates, float]] = []
     for spread in (0.25, SPREAD):
         for name, sizes in (("11 documents", TEXT), ("27, unequal", MIXED), ("79", [380] * 79)):
-            rows.append((f"KLD, {name}, log-sd {spread}", mean_of(divergences(sizes, spread)), 0.02))
-    rows += [(f"PPL ratio, {n} documents", mean_of(losses(n), "exp"), math.exp(0.005)) for n in (11, 27, 79)]
-    rows += [("top-1 agreement 95 %, 27 unequal", mean_of(agreement(0.95, 60)), 0.95)]
-    rows += [("moved tokens 0.5 %, 27 unequal", mean_of(agreement(0.005, 100)), 0.005)]
+            rows.append((f"KLD, {name}, log-sd {spread}", mean_of(divergences, sizes, spread), 0.02))
+    rows += [(f"PPL ratio, {n} documents", mean_of(losses, n, transform="exp"), math.exp(0.005)) for n in (11, 27, 79)]
+    rows += [("top-1 agreement 95 %, 27 unequal", mean_of(agreement, 0.95, 60), 0.95)]
+    rows += [("moved tokens 0.5 %, 27 unequal", mean_of(agreement, 0.005, 100), 0.005)]
     for q, sizes, name in ((0.5, MIXED, "27 unequal"), (0.99, TEXT, "11"), (0.99, MIXED, "27 unequal"), (0.99, [380] * 79, "79")):
-        rows.append((f"KLD quantile {q:g}, {name}", *quantile(sizes, q)))
+        rows.append((f"KLD quantile {q:g}, {name}", partial(quantile, sizes=sizes, q=q), true_quantile(q)))
     for n in (36, 60, 240, 696):
-        rows.append((f"accuracy delta, {n} items, 3 % lost, 1 % won", accuracy(n, 0.03, 0.01), -0.02))
+        rows.append((f"accuracy delta, {n} items, 3 % lost, 1 % won", partial(accuracy, n=n, lost=0.03, won=0.01), -0.02))
     for n, lost, won in ((240, 0.03, 0.01), (240, 0.06, 0.02), (696, 0.01, 0.01), (696, 0.03, 0.01), (696, 0.06, 0.02)):
         name = f"accuracy delta, {n} in families of 3, {lost:.0%} lost, {won:.0%} won"
-        rows.append((name, accuracy(n, lost, won, n // 3), won - lost))
+        rows.append((name, partial(accuracy, n=n, lost=lost, won=won, families=n // 3), won - lost))
     for alike in (0.0, 0.03):
         for lost, won in ((0.0, 0.0), (0.03, 0.01)):
             for how, twice in (("float32 too", True), ("  alone", False)):
                 name = f"{how}: delta over machines, {alike:.0%} alike, {lost:.1%} lost"
-                rows.append((name, machines(lost, won, alike, twice), (won - lost) * 5 / 6))
-    rows += [("speed ratio, 5 rounds", speed(5), 0.9), ("speed ratio, 5 rounds, 10 % disturbed", speed(5, 0.1), 0.9)]
+                rows.append((name, partial(machines, lost=lost, won=won, alike=alike, twice=twice), (won - lost) * 5 / 6))
+    rows += [("speed ratio, 5 rounds", speed, 0.9), ("speed ratio, 5 rounds, 10 % disturbed", partial(speed, disturbed=0.1), 0.9)]
     for k, (name, estimates, truth) in enumerate(rows):
         rng = np.random.default_rng([1, k])
         each = [estimates(rng) for _ in range(runs)]
@@ -180,10 +162,10 @@ def false_verdicts(runs: int) -> None:
     """Of estimates whose true value is exactly the bound: one rule at a time, and a variant at all of them at once."""
     print(f"\nVerdicts where the truth is exactly the bound, {runs} runs: false PASS | FAIL\n")
     cases: dict[str, tuple[str, Estimates, float]] = {
-        "kld_mean": ("0.02 nats", mean_of(divergences(MIXED, 0.35)), 1.0),
-        "ppl_ratio": ("2 %", mean_of(losses(11, math.log(1.02)), "exp"), 1.0),
-        "acc_delta/all": ("2 pp", accuracy(696, 0.035, 0.015, 536), 100.0),
-        "speed_ratio": ("10 %", speed(5), 1.0),
+        "kld_mean": ("0.02 nats", mean_of(divergences, MIXED, 0.35), 1.0),
+        "ppl_ratio": ("2 %", mean_of(losses, 11, math.log(1.02), transform="exp"), 1.0),
+        "acc_delta/all": ("2 pp", partial(accuracy, n=696, lost=0.035, won=0.015, families=536), 100.0),
+        "speed_ratio": ("10 %", speed, 1.0),
     }
     rules = [Rule(metric=name, margin=margin) for name, (margin, _, _) in cases.items()]
     metrics: list[dict[str, Any]] = [{} for _ in range(runs)]
