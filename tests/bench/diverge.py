@@ -21,6 +21,7 @@ import resource
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -142,8 +143,8 @@ def memory() -> None:
         for tokens in TOKENS:
             folder = Path(work) / str(tokens)
             write_store(engine, random_windows(engine.vocab_size, tokens), folder)
-            with multiprocessing.get_context("spawn").Pool(1) as fresh:
-                peaks[tokens] = fresh.apply(peak_memory, (model, folder))
+            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as fresh:
+                peaks[tokens] = fresh.submit(peak_memory, model, folder).result()
     few, many = peaks.values()
     per_token = round((many - few) / (TOKENS[1] - TOKENS[0]), 1)
     print(json.dumps({"peak_memory_bytes": peaks, "ratio": round(many / few, 4), "bytes_per_token": per_token}))
