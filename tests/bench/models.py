@@ -158,12 +158,14 @@ def measure(names: list[str], tokenizer: Path) -> Rows:
                 rows[name][method] = future.result(LONGEST_S)
             except (BrokenExecutor, TimeoutError) as e:
                 rows[name][method] = Cell(None, why=f"the process died or hung ({type(e).__name__})", late=True)
+                for worker in multiprocessing.active_children():  # and what it started
+                    for process in psutil.Process(worker.pid).children(recursive=True):
+                        process.kill()
+                    worker.kill()
                 break
             if len(rows[name]) == len(METHODS):
                 print(f"{name}: {'; '.join(faults(rows[name])) or 'right'}", file=sys.stderr, flush=True)
-        for child in psutil.Process().children(recursive=True):
-            child.kill()
-        pool.shutdown(wait=False, cancel_futures=True)
+        pool.shutdown(cancel_futures=True)
     return rows
 
 
