@@ -19,7 +19,7 @@ from typing import Any
 
 import harness
 
-from pipeline.core import artifacts, params
+from pipeline.core import artifacts, params, records
 from pipeline.gating import verdicts
 from pipeline.gating.paired_difference import timed
 from pipeline.metrics.definitions import DEFINITIONS
@@ -33,7 +33,7 @@ AMOUNT: dict[str, Any] = {
 }  # fmt: skip
 
 
-def measured(chosen: list[str], environment: dict[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
+def measured(chosen: list[str], environment: dict[str, str]) -> tuple[dict[str, records.VariantResult], records.Verdict]:
     """({variant: its results}, the gate's judgement of them), in a project with this one's models and timings."""
     data = harness.settings()
     names = [data["reference"], *chosen]
@@ -46,11 +46,11 @@ def measured(chosen: list[str], environment: dict[str, str]) -> tuple[dict[str, 
         stages = [("reference",), ("floor",), *((verb, n) for verb in ("diverge", "evaluate", "compare") for n in names)]
         for stage in stages:
             harness.stage(work, *stage, **environment)
-        results = {name: artifacts.read_json(work / artifacts.metrics(name)) for name in names}
+        results = {name: records.read(work / artifacts.metrics(name), records.VariantResult) for name in names}
         return results, verdicts.of(results, params.load(work / "params.yaml"))
 
 
-def compared(name: str, here: dict[str, Any], there: dict[str, Any]) -> list[str]:
+def compared(name: str, here: records.VariantResult, there: records.VariantResult) -> list[str]:
     """Print a variant's figures; how each pair compares, where either has an interval and no clock made it."""
     comparisons = []
     for metric in here["metrics"] | there["metrics"]:

@@ -186,7 +186,7 @@ def false_verdicts(runs: int) -> None:
     name, variant = next((n, v) for n, v in settings.variants.items() if n != settings.reference)
     gate = settings.gate.model_copy(update={"rules": rules, "required": [name]})
     settings = settings.model_copy(update={"gate": gate, "variants": {name: variant}})
-    result = {
+    result: Any = {
         "status": "ok", "reason": None, "reference": settings.reference, "quantizer": variant.quantizer, "engine": variant.engine,
         "asked": variant.options, "engine_options": variant.engine_options, "inputs": {},
     }  # fmt: skip
