@@ -29,7 +29,9 @@ from pipeline import benchmark, calibrate, diverge, download, engines, evaluate,
 from pipeline.core import artifacts, params
 from pipeline.core.errors import Unsupported
 from pipeline.engines import _worker
+from pipeline.metrics.serving import Objective
 from pipeline.quantizers import gguf
+from pipeline.serving.measure import Plan, metrics_of
 from tests.serving_server import Server
 
 Json = dict[str, Any]  # a part of params.yaml, or of what a stage wrote
@@ -328,13 +330,12 @@ def _serve(server: Server) -> Json:
         row |= {"t_submit": start, "t_first": times[0], "t_content": times[0], "t_last": times[-1], "t_tokens": times}
         row |= {"t_chunks": times, "t_done": times[-1] + 0.01, "t_end": times[-1] + 0.02}
         row |= {"t_due": start - 0.01} if "t_due" in row else {}
-    settings = params.load()
-    assert settings.amount.serving is not None
-    plan = serve.plan_of(settings.amount.serving, settings.serving, settings.seed)
+    plan = Plan(**PARAMS["tiers"]["golden"]["serving"], objective=Objective(**PARAMS["serving"]["objective"]), seed=PARAMS["seed"])
+    levels, knee = metrics_of(rows, plan, PARAMS["compare"]["confidence"])
     return {"url": {
         "asked": dict(sorted(requests.items())), "schedule": [{k: row.get(k) for k in columns} for row in rows], "fields": fields,
         "report_fields": _fields({k: v for k, v in report.items() if k != "levels"}),
-        "figures": serve.figures(rows, plan, None, settings.compare),
+        "figures": {"levels": levels, "knee": knee, "server_memory_bytes": report["server_memory_bytes"]},
     }}  # fmt: skip
 
 
