@@ -20,7 +20,7 @@ from pipeline.core.errors import DataError, Unsupported
 from pipeline.core.params import Evaluate, HowMany
 from pipeline.evalset import sets_digest
 from pipeline.evalset.tasks import TASKS, is_chat, load_task, local_tasks, subset, task_files
-from pipeline.preflight.tasks import unanswerable
+from pipeline.preflight.model import unanswerable
 
 Row = dict[str, Any]
 BATCH_TOKENS = 2048
