@@ -21,7 +21,7 @@ from pipeline.core.params import Evaluate, HowMany
 from pipeline.core.records import AnswerRow, AnswersMeta, ItemAnswer, Json, ModelManifest
 from pipeline.evalset import sets_digest
 from pipeline.evalset.tasks import TASKS, is_chat, load_task, local_tasks, subset, task_files
-from pipeline.preflight.tasks import unanswerable
+from pipeline.preflight.model import unanswerable
 
 BATCH_TOKENS = 2048
 LOOKED_AT = 32  # items, those with most characters, among which the one with most tokens is looked for

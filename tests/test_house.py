@@ -36,8 +36,8 @@ ALLOWED = {
     "jinja2": {"reporting/text.py", "evaluate.py"}, "lm_eval": {"evaluate.py", "check.py", "engines/_lm_eval.py"},
     "gptqmodel": {"quantizers/_gptqmodel.py", "engines/_gptq.py"}, "bitsandbytes": {"quantizers/bnb.py"},
     "llama_cpp": {"quantizers/gguf.py", "engines/llamacpp.py", "model/from_gguf.py"},
-    "onnxruntime_genai": {"engines/onnxruntime.py"}, "onnx": {"model/size.py", "engines/onnxruntime.py", "quantizers/onnx.py"},
-    "torchao": {"quantizers/torchao.py"}, "dvc": {"gating/freshness.py", "gating/baseline.py"},
+    "onnx": {"model/attestation.py", "engines/onnxruntime.py", "quantizers/onnx.py"}, "torchao": {"quantizers/torchao.py"},
+    "onnxruntime_genai": {"engines/onnxruntime.py"}, "dvc": {"gating/freshness.py", "gating/baseline.py"},
 }  # fmt: skip
 # Only these may be imported when a backend's file is merely looked at: params are checked without loading torch.
 LIGHT = {"engines/_head.py", "engines/_lm_eval.py"}

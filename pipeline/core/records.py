@@ -99,22 +99,30 @@ class Folder(TypedDict):
     versions: dict[str, str]
 
 
-class BaseManifest(Folder):
-    """artifacts/base/manifest.json. repaired: {file: sha256 as it was given}."""
+class Origin(TypedDict):
+    """Where a base came from. given: its files as they lay there; repaired: {file: sha256 as it was given}."""
 
     source: str
-    license: str
-    note: str | None
-    weights: int
-    trust_remote_code: bool
-    repairs: list[str]
-    repaired: NotRequired[dict[str, str]]
-    dequantized_from: NotRequired[str]
+    license: NotRequired[str]
     package: NotRequired[str]
+    file: NotRequired[str]
+    sha256: NotRequired[str]
     path: NotRequired[str]
     given: NotRequired[list[str]]
     id: NotRequired[str]
+    revision: NotRequired[str]
     commit: NotRequired[str | None]
+    dequantized_from: NotRequired[str]
+    repairs: NotRequired[list[str]]
+    repaired: NotRequired[dict[str, str]]
+
+
+class BaseManifest(Folder, Origin):
+    """artifacts/base/manifest.json."""
+
+    note: str | None
+    weights: int
+    trust_remote_code: bool
 
 
 class CalibrationFacts(TypedDict):
@@ -129,7 +137,57 @@ class CalibrationFacts(TypedDict):
     tokens_per_row: int
 
 
-class ModelManifest(Folder):
+class BuildFacts(TypedDict, total=False):
+    """What a quantizer says of what it wrote. modules: packed matrices; expected_bits: a weight of them, as the method packs;
+    probe: what the model in memory answered (quantizers/_probe.py)."""
+
+    library: str
+    converter: str
+    environment: dict[str, str]
+    reproducible: str
+    head: str
+    kept: list[str]
+    modules: int
+    expected_bits: float
+    probe: Json
+    warnings: list[str]
+    calibration_rows: int
+    underflowed_weights: int
+    range_probe_tokens: int
+    loss_mean: float
+    loss_worst: dict[str, str | float]
+    damping: float
+    damped_more: dict[str, float]
+
+
+class Size(TypedDict):
+    """What a variant's files hold. bits_per_weight, quantized_share: of the base's weights; packed_bits: per quantized weight, with
+    its scales (null where the format does not tell them apart); tensor_types: bytes."""
+
+    weight_bytes: int
+    bits_per_weight: float
+    quantized_share: float
+    packed_bits: float | None
+    tensor_types: dict[str, int]
+
+
+class Build(BuildFacts, total=False):
+    """What is known of a variant that was built: `Size` too, and the manifest of its calibration rows."""
+
+    weight_bytes: int
+    bits_per_weight: float
+    quantized_share: float
+    packed_bits: float | None
+    tensor_types: dict[str, int]
+    calibration: CalibrationFacts | None
+    dtype: str | None
+
+
+class Built(Outcome, Build):
+    """How a build ended, and what was built where it is `ok`."""
+
+
+class ModelManifest(Folder, Build):
     """artifacts/models/<variant>/manifest.json: all that was asked, and of an `ok` variant what was built."""
 
     reason: str | None
@@ -143,14 +201,6 @@ class ModelManifest(Folder):
     seed: int
     trust_remote_code: bool
     dequantized_from: NotRequired[str]
-    weight_bytes: NotRequired[int]
-    bits_per_weight: NotRequired[float]
-    quantized_share: NotRequired[float]
-    packed_bits: NotRequired[float | None]
-    tensor_types: NotRequired[dict[str, int]]
-    dtype: NotRequired[str | None]
-    warnings: NotRequired[list[str] | None]
-    calibration: NotRequired[CalibrationFacts | None]
 
 
 class States(TypedDict):
