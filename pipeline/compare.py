@@ -91,7 +91,7 @@ def compare(name: str, settings: params.Params) -> tuple[records.VariantResult, 
         "variant": name, "reference": reference.name, "status": status, "reason": _reason(faults, name),
         "quantizer": manifest["quantizer"], "asked": manifest["asked"], "options": manifest["options"],
         "engine": manifest["engine"], "engine_options": manifest["engine_options"],
-        "model": manifest["digest"], "base": manifest["base"], **origin,
+        "model": manifest["digest"], "base": manifest["base"], **origin,  # type: ignore[typeddict-item]  # no client in it
         "machine": variant.timings.get("machine"), "kernels": variant.tokens.get("kernels"),
         "inputs": {str(f): artifacts.sha256_file(f) for f in [*files, artifacts.FLOOR]}, "versions": variant.tokens["versions"],
         "metrics": b.metrics, "curves": b.curves, "bounds": b.bounds,

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 from typing_extensions import TypedDict
 
-from pipeline.core.records import Json, Metric, VariantResult, Verdict
+from pipeline.core.records import Json, Machine, Metric, VariantResult, Verdict
 from pipeline.reporting import text
 
-QUALITY = {"kld_mean": "nats", "top1_agreement": "fraction", "ppl_ratio": "ratio", "acc_delta/all": "pp"}
-TIMINGS = {"ttft_ms": "ms", "tpot_ms": "ms", "decode_tok_s": "tok/s", "speed_ratio": "ratio", "peak_memory_bytes": "bytes"}
+QUALITY = ("kld_mean", "top1_agreement", "ppl_ratio", "acc_delta/all")
+TIMINGS = ("ttft_ms", "tpot_ms", "decode_tok_s", "speed_ratio", "peak_memory_bytes")
 DECIDES = ("base", "quality", "sets")  # differences in these make quality figures incomparable
 LONGEST = 200  # characters of text from elsewhere
 
@@ -28,7 +28,7 @@ class Conditions(TypedDict):
     speed: Json
     gate: Json
     versions: dict[str, str]
-    machine: Json | None
+    machine: Machine | None
     code: dict[str, str]
     variants: dict[str, Json]
 
@@ -77,15 +77,15 @@ def _verdict(side: Side, name: str) -> str:
 
 
 def _rows(
-    units: dict[str, str], names: list[str], here: Side, there: Side
+    metrics: tuple[str, ...], names: list[str], here: Side, there: Side
 ) -> list[tuple[list[str], tuple[Metric | None, Metric | None]]]:
     """(cells, the two metrics) of each variant and metric that a side has."""
     rows = []
     for name in names:
-        for metric, unit in units.items():
+        for metric in metrics:
             both = _metric(here, name, metric), _metric(there, name, metric)
             if any(both):
-                rows.append(([name, metric, *(_cell(m, unit) for m in both)], both))
+                rows.append(([name, metric, *map(_cell, both)], both))
     return rows
 
 
@@ -93,16 +93,14 @@ def _metric(side: Side, variant: str, name: str) -> Metric | None:
     return side.results[variant]["metrics"].get(name) if variant in side.results else None
 
 
-def _cell(metric: Metric | None, unit: str) -> str:
-    return f"{text.with_unit({**metric, 'unit': unit})} (n = {metric['n']:g})" if metric else "unknown"
+def _cell(metric: Metric | None) -> str:
+    return f"{text.with_unit(metric)} (n = {metric['n']:g})" if metric else "unknown"
 
 
 def machine(side: Side) -> str:
     """One side's machine; `unknown` if the bundle does not say."""
-    try:
-        return plain(text.machine(side.conditions["machine"] or {}))
-    except (KeyError, TypeError, ValueError):
-        return "unknown"
+    facts = side.conditions["machine"]
+    return plain(text.machine(facts)) if facts else "unknown"
 
 
 def compared(here: Metric | None, there: Metric | None) -> str:

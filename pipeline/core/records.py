@@ -605,7 +605,7 @@ class ServerMeta(Outcome):
     asked: Json
     probe: NotRequired[Probe | None]
     plan: NotRequired[Json]
-    client: NotRequired[Json]
+    client: NotRequired[Machine]
     launch: NotRequired[Launch | None]
     prompts: NotRequired[dict[str, str]]
     seed: NotRequired[int]

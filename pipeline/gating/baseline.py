@@ -143,7 +143,7 @@ def compare(base: Baseline, results: dict[str, VariantResult], settings: Params)
     if reference is None or reference["base"] != reference_before["base"]:
         raise ArtifactError(f"no baseline: {base.name} measured another base model; {NEXT}")
     if server_results.judged(settings):  # else a server's metrics are not needed
-        reports = _written(base, artifacts.served, list(base.results), dict[str, Any])
+        reports = _written(base, artifacts.served, list(base.results), records.ServerReport)
         server_results.add(base.results, settings, reports)
     variants = {}
     for name in settings.variants:

@@ -13,13 +13,21 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pipeline.core import artifacts, git, records
 from pipeline.core.droppings import data_files
 from pipeline.core.errors import ArtifactError
 from pipeline.core.params import Params
-from pipeline.core.records import AnswersMeta, Metric, ModelManifest, StoreManifest, VariantResult, VariantVerdict, Verdict
+from pipeline.core.records import (
+    AnswersMeta,
+    Metric,
+    ModelManifest,
+    ServerReport,
+    StoreManifest,
+    VariantResult,
+    VariantVerdict,
+    Verdict,
+)
 from pipeline.gating import baseline
 from pipeline.reporting.text import dequantized, markdown_table, n_of, results_table
 from pipeline.serving import results as server_results
@@ -39,7 +47,7 @@ class State:
     """Each variant's results, the results of those that were served, and the verdict."""
 
     results: dict[str, VariantResult]
-    serving: dict[str, dict[str, Any]]
+    serving: dict[str, ServerReport]
     verdict: Verdict
 
     def word(self, name: str) -> str:
@@ -227,7 +235,7 @@ def _with_limits(name: str, value: float | None, low: float | None, high: float 
             yield f"{stem}{suffix}{slash}{part}", float(known)
 
 
-def curves(result: VariantResult, serving: dict[str, Any] | None = None) -> dict[str, Curve]:
+def curves(result: VariantResult, serving: ServerReport | None = None) -> dict[str, Curve]:
     """{name: [(step, value), ...]} of what is measured along an axis: kld_by_position/corpus, tpot_ms_by_context, ... Raises
     `ArtifactError` if a curve has a metric's name: MLflow would merge the two."""
     by_name: dict[str, dict[int, float]] = {}
@@ -239,7 +247,7 @@ def curves(result: VariantResult, serving: dict[str, Any] | None = None) -> dict
     return {name: sorted(points.items()) for name, points in sorted(by_name.items())}
 
 
-def _points(result: VariantResult, serving: dict[str, Any] | None) -> Iterator[tuple[str, int, Limits]]:
+def _points(result: VariantResult, serving: ServerReport | None) -> Iterator[tuple[str, int, Limits]]:
     for kind, spans in result["curves"].get("kld_by_position", {}).items():
         yield from ((f"kld_by_position/{kind}", p["from"], (p["value"], p["low"], p["high"])) for p in spans)
     for point in result["curves"].get("agreement_by_position", []):

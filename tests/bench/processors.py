@@ -22,7 +22,6 @@ import harness
 from pipeline.core import artifacts, params, records
 from pipeline.gating import verdicts
 from pipeline.gating.paired_difference import timed
-from pipeline.metrics.definitions import DEFINITIONS
 from pipeline.reporting import text
 from tools import machines
 
@@ -58,8 +57,7 @@ def compared(name: str, here: records.VariantResult, there: records.VariantResul
         if timed(metric) or all(m is None or m["low"] == m["high"] for m in pair):
             continue
         comparisons.append(machines.compared(*pair))
-        unit = {"unit": DEFINITIONS[metric.split("/")[0]].unit}
-        print(harness.row(name, metric, *(text.with_unit(m and m | unit) for m in pair), comparisons[-1]))
+        print(harness.row(name, metric, *map(text.with_unit, pair), comparisons[-1]))
     return comparisons
 
 

@@ -47,7 +47,7 @@ def once(settings: Params, variant: str, count: int) -> dict[str, list[float]]:
     return {
         RATIO: rounds.decode_ratios(rows),
         "tpot_ms": [1000 * (tpot(r["t_tokens"]) or float("nan")) for r in requests],
-        "ttft_ms": [1000 * (ttft(r["t_submit"], r["t_tokens"]) or float("nan")) for r in requests],
+        "ttft_ms": [1000 * (ttft(float(r["t_submit"] or "nan"), r["t_tokens"]) or float("nan")) for r in requests],
     }
 
 
