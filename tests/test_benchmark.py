@@ -182,30 +182,6 @@ def test_what_loading_left_on_a_gpu_is_not_in_a_request_s_memory(monkeypatch: py
     assert hardware.cuda_memory() == {"allocated": 35, "reserved": 35, "nvml": 35}
 
 
-FAKE_TORCH = """
-import os, pathlib
-float32 = "float32"
-class cuda:
-    synchronize = staticmethod(lambda: None)
-class Tensor:
-    def copy_(self, other): pathlib.Path("pid").write_text(str(os.getpid()))
-def full(*_, **__): return Tensor()
-ones = empty_like = full
-def mm(a, b, out): assert isinstance(a, Tensor)
-get_num_threads, set_num_threads = (lambda: 1), (lambda n: None)
-"""
-
-
-def test_a_gpu_s_rates_are_measured_in_a_process_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "torch.py").write_text(FAKE_TORCH, encoding="utf-8")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    found = hardware.rates(1, "cuda", ["float32", "int5"])
-    assert found["device"] == "cuda" and found["read"] == found["copy"] > 0
-    assert found["matrix"]["float32"] > 0 and found["matrix"]["int5"] is None
-    pid = int(Path("pid").read_text(encoding="utf-8"))
-    assert pid != os.getpid() and not psutil.pid_exists(pid)
-
-
 def test_a_device_of_two_kinds_has_no_rates() -> None:
     found: dict[str, Any] = hardware.rates(1, "mixed", ["float32"])
     assert found["read"] is None and found["matrix"] == {"float32": None}

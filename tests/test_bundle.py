@@ -14,7 +14,7 @@ import pytest
 import reported
 import yaml
 
-from pipeline.core import artifacts, cli, params, quiet
+from pipeline.core import artifacts, params
 from pipeline.core.errors import ArtifactError
 from tools import bundle
 
@@ -130,19 +130,7 @@ def test_stale_or_missing_results_make_no_bundle(house: Path, break_it: Callable
     assert not (house / "out.zip").exists()
 
 
-@pytest.mark.parametrize("name, words", [("nowhere/out.zip", "nowhere does not exist"), ("reports", "is a folder; name a file")])
-def test_a_bundle_makes_no_folders_and_replaces_none(house: Path, name: str, words: str) -> None:
-    with pytest.raises(ArtifactError, match=words):
-        packed(house, name)
-    assert not (house / "nowhere").exists() and (house / "reports").is_dir()
-
-
 # --- reading -----------------------------------------------------------------------------------------------------
-
-
-def test_a_bundle_reads_back_as_it_was_packed(house: Path) -> None:
-    _, side = bundle.read(packed(house))
-    assert side.results.keys() == params.load().variants.keys() and side.verdict == artifacts.read_json(artifacts.GATE)
 
 
 def put(name: str, data: bytes) -> Callable[[Members], None]:
@@ -229,21 +217,6 @@ def test_an_incoherent_or_damaged_bundle_is_refused_in_one_line(house: Path) -> 
         assert "\n" not in str(error.value) and path.name in str(error.value)
 
 
-def test_the_command_packs_compares_and_reports_a_mistake_in_one_line(
-    house: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def command(*words: str) -> str:
-        monkeypatch.setattr("sys.argv", ["bundle", *words])
-        cli.run(bundle.main)
-        return capsys.readouterr().out
-
-    monkeypatch.setattr(quiet, "libraries", lambda: None)
-    with pytest.raises(SystemExit) as e:
-        command("compare", "nowhere.zip")
-    assert str(e.value) == "error: nowhere.zip does not exist; `python -m tools.bundle pack out.zip` makes a bundle"
-    assert "out.zip: " in command("pack", "out.zip") and "## Quality" in command("compare", "out.zip")
-
-
 # --- side by side ------------------------------------------------------------------------------------------------
 
 
@@ -283,26 +256,6 @@ def test_where_conditions_differ_they_come_first_and_quality_is_not_compared(hou
     assert text.index(f"- {part}: ") < text.index("## Quality")
     assert f"Not comparable: {part} differ." in text
     assert {r[4] for r in rows_of(text, "int8") if len(r) == 5} == {"not comparable"}
-
-
-@pytest.mark.parametrize("change, words", [
-    (lambda c: c["speed"]["benchmark"]["amount"].update(rounds=99), "- speed: benchmark.amount.rounds: 5, 99"),
-    (lambda c: c["speed"]["serving"].update(timeout_s=9.0), "- speed: serving.timeout_s: 60.0, 9.0"),
-    (lambda c: c["machine"].update(cpu="Another CPU"), "- machine: cpu: AMD EPYC, Another CPU"),
-])  # fmt: skip
-def test_another_speed_test_or_machine_is_named_and_leaves_quality_comparable(house: Path, change: Change, words: str) -> None:
-    text = compared(house, lambda i: change(i["conditions"]), bundle.INDEX)
-    assert words in text and text.index(words) < text.index("## Quality")
-    assert "equal" in {r[-1] for r in rows_of(text, "int8")}
-    assert ("There: Another CPU, 2 cores" in text) == ("Another" in words)
-
-
-def test_a_variant_that_only_one_side_has_is_shown_as_unknown(house: Path) -> None:
-    text = bundle.compare(params.load(), changed(packed(house), lambda m: m.pop("reports/metrics/int8.json")))
-    assert "- variant int8: only here" in text
-    assert ["unknown", "not in both"] in [r[3:] for r in rows_of(text, "int8")]
-    text = compared(house, lambda r: r["metrics"]["kld_mean"].update({"value": None}))
-    assert rows_of(text, "int8")[1][3].startswith("unknown") and rows_of(text, "int8")[1][4] == "not in both"
 
 
 def test_nothing_from_elsewhere_reaches_the_terminal_as_a_command(house: Path) -> None:

@@ -24,7 +24,7 @@ from pipeline.core import artifacts, params, records
 from pipeline.core.errors import ArtifactError, DataError, InvalidVariant
 from pipeline.divergence import store
 from pipeline.divergence.checkpoints import Checkpoints
-from pipeline.divergence.store import Store, Window, batches, shards
+from pipeline.divergence.store import Store, batches, shards
 from pipeline.evalset.windows import corpus_windows, prompt_ids
 from pipeline.metrics.tokens import NEEDED
 
@@ -146,13 +146,6 @@ def test_subsets_nest_and_spread_over_domains() -> None:
 def test_a_chat_without_a_template_is_refused() -> None:
     with pytest.raises(DataError, match="no chat template"):
         prompt_ids(PROMPTS[1], SimpleNamespace(chat_template=None))
-
-
-def test_batches_hold_windows_of_one_length() -> None:
-    windows = [Window("s", str(n), str(n), tuple(range(n)), 1) for n in (10, 20, 10, 30, 10, 20)]
-    parts = list(batches(windows, 2))
-    assert all(len({len(w.token_ids) for _, w in part}) == 1 and len(part) <= 2 for part in parts)
-    assert sorted(i for part in parts for i, _ in part) == list(range(6))
 
 
 # --- what is wrong with a store ----------------------------------------------------------------------------------
@@ -331,18 +324,6 @@ def test_every_input_of_a_store_is_in_what_names_its_pieces(monkeypatch: pytest.
     named = {artifacts.digest(reference.inputs(settings.model_copy(update=change), "m")) for change in changes}
     assert len(named | {artifacts.digest(reference.inputs(settings, "n"))}) == 5
     assert all((ROOT / "pipeline" / name).is_file() for name in reference.CODE)
-
-
-def test_windows_made_once_are_not_made_again(tmp_path: Path) -> None:
-    pieces, calls = Checkpoints(tmp_path / "p"), []
-
-    def make(skipped: Any) -> list[Window]:
-        calls.append(1)
-        skipped["short"] += 2
-        return [Window("s", "w", "d", (1, 2, 3), 1, "news")]
-
-    first, second = reference.keep_windows(pieces, make), reference.keep_windows(pieces, make)
-    assert first == second == ([Window("s", "w", "d", (1, 2, 3), 1, "news")], {"short": 2}) and len(calls) == 1
 
 
 def test_the_reference_and_variants_with_its_head_replay_through_one_copy_and_no_others(

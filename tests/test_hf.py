@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pipeline import engines
-from pipeline.core.errors import InvalidVariant, ParamsError
+from pipeline.core.errors import InvalidVariant
 from pipeline.engines import Sampling, hf
 from pipeline.engines._head import Head
 
@@ -110,13 +110,6 @@ def test_weights_that_do_not_fit_are_an_error(tiny: Path, tmp_path: Path) -> Non
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(InvalidVariant, match=r"missing_keys.*layers.1.mlp.up_proj"):
         engines.load("hf", tmp_path, threads=1)
-
-
-def test_an_unknown_engine_or_option_suggests_the_nearest(tiny: Path) -> None:
-    with pytest.raises(ParamsError, match="did you mean 'llamacpp'"):
-        engines.load("llamacpp9", tiny, threads=1)
-    with pytest.raises(ParamsError, match="did you mean 'attention'"):
-        engines.load("hf", tiny, threads=1, atention="sdpa")
 
 
 @pytest.mark.parametrize("device, order", [("cuda:0", ["finished", "clock"]), ("cpu", ["clock"])])

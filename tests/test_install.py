@@ -102,15 +102,6 @@ def test_a_compiler_that_fails_is_told_with_its_words_and_what_to_do(
     assert printed.count("a.cpp:1: error: no") == 1 and "DEBUG" not in printed
 
 
-@pytest.mark.parametrize("output, said", [
-    ("DEBUG [1/78] cc a.c\nDEBUG [57/78] c++ b.cpp\nDEBUG warning: x", "compiled 57 of 78 files"),
-    ("Resolved 238 packages in 2s\nDownloading torch (190 MiB)\nDEBUG y\n + absl-py==2.5\n", "Downloading torch (190 MiB)"),
-    ("", ""),
-])  # fmt: skip
-def test_where_an_installer_is_stands_in_a_few_words(output: str, said: str) -> None:
-    assert install.progress(output) == said
-
-
 # --- settings ----------------------------------------------------------------------------------------------------
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
 from pathlib import Path
@@ -16,10 +15,9 @@ from test_engines import write_gguf
 
 from pipeline import engines
 from pipeline.core import artifacts
-from pipeline.core.errors import ArtifactError, DataError, InvalidVariant, QuantgateError
+from pipeline.core.errors import DataError
 from pipeline.core.params import Compare
 from pipeline.divergence.distributions import compare_logits
-from pipeline.engines import Sampling
 from tools import llamacpp_compat
 from tools.llamacpp_compat import Scores, Tokens, read_text, score, summarize, tokenize, windows
 
@@ -142,14 +140,6 @@ def test_a_model_against_itself_is_exactly_no_different(pair: tuple[Any, Any]) -
     assert figures["ppl_ratio"]["value"] == figures["top1_agreement"]["value"] == 1
 
 
-def test_a_window_longer_than_the_model_and_another_vocabulary_are_refused(pair: tuple[Any, Any]) -> None:
-    with pytest.raises(DataError, match="windows of 2048 tokens are longer than the model's 1024"):
-        score(*pair, windows(IDS * 50, n_ctx=2048), threads=1)
-    small = type("Small", (), {"vocab_size": 7})
-    with pytest.raises(ArtifactError, match="vocabularies of 7 and 512"):
-        score(small(), pair[1], windows(IDS, n_ctx=N), threads=1)
-
-
 # --- figures -----------------------------------------------------------------------------------------------------
 
 
@@ -185,23 +175,6 @@ def test_figures_and_their_standard_errors_are_llama_cpp_s_formulas() -> None:
         low = figures[name]["low"]  # a quantile of 40 values in 4 windows has none
         assert figures[name]["n"] == n and (low is None) == (name == "kld_p90"), name
         assert low is None or low <= figures[name]["value"] * (1 + 1e-9), name
-
-
-def test_whole_windows_are_resampled() -> None:
-    """Tokens that agree inside their window: 4 values, not 40, stand behind the interval."""
-    ref, var, ids = made_up(4)
-    rows = compare_logits(*(np.repeat(x, 10, axis=0) for x in (ref, var, ids)))
-    kld = summarize(Scores(rows, np.repeat(range(4), 10)), Compare(), 1)["kld_mean"]
-    alone = summarize(Scores(rows, np.arange(40)), Compare(), 1)["kld_mean"]
-    assert kld["clusters"] == 4 and any("4 clusters are few" in w for w in kld["warnings"])
-    assert kld["high"] - kld["low"] > 1.5 * (alone["high"] - alone["low"])
-
-
-def test_a_token_without_a_finite_divergence_makes_no_average() -> None:
-    ref, var, ids = made_up()
-    var[3, :] = np.nan
-    with pytest.raises(InvalidVariant, match="1 of 40 tokens"):
-        summarize(Scores(compare_logits(ref, var, ids), np.arange(40)), Compare(), 1)
 
 
 # --- the command, and llama.cpp itself ---------------------------------------------------------------------------
@@ -243,89 +216,4 @@ def test_llama_cpp_against_transformers_on_the_same_weights_says_almost_nothing(
     assert "gguf-q8_0 against bf16" in out and "kld_mean" in out and "windows of 512" in out and "llama.cpp and" in out
 
 
-def test_llama_cpp_s_tokenizer_reads_no_special_tokens_out_of_a_text(workplace: Path) -> None:
-    engine: Any = engines.load("llamacpp", artifacts.model_dir("gguf-q8_0"), threads=1)
-    assert engine.leading_token() is None
-    assert engine.tokenize(TEXT) == engine.tokenizer(TEXT).input_ids and engine.tokenize("") == []
-    with pytest.raises(DataError, match=r"token 1 of the text.* is \[2\] by"):
-        tokenize({"gguf": engine}, "a<|im_end|>")
-
-
-def test_a_model_file_that_asks_for_a_bos_is_heard(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gguf = pytest.importorskip("gguf")
-    pytest.importorskip("llama_cpp")
-    monkeypatch.chdir(tmp_path)
-    plain = gguf.GGUFWriter.add_eos_token_id
-
-    def and_bos(writer: Any, token: int) -> None:
-        plain(writer, token)
-        writer.add_add_bos_token(True)
-
-    monkeypatch.setattr(gguf.GGUFWriter, "add_eos_token_id", and_bos)
-    shutil.copytree(tiny, tmp_path / "model")
-    write_gguf(tmp_path / "model", tmp_path / "model/model.gguf")
-    engine: Any = engines.load("llamacpp", tmp_path / "model", threads=1)
-    assert engine.leading_token() == 1 and engine.tokenize("a")[0] == 1
-    with pytest.raises(DataError, match="begins a text with token None, gguf's model.gguf with 1"):
-        tokenize({"gguf": engine}, "a")
-
-
-@pytest.mark.parametrize("ends_at", [None, 3])
-def test_what_the_cache_takes_is_known_after_a_request_however_it_ends(workplace: Path, ends_at: int | None) -> None:
-    engine: Any = engines.load("llamacpp", artifacts.model_dir("gguf-q8_0"), threads=1)
-    if ends_at is not None:
-        engine.end_ids = {[t for t, _ in engine.stream(IDS, 8, Sampling(stop=False))][ends_at]}
-    engine.kv_bytes_per_token = None
-    assert 1 <= len(list(engine.stream(IDS, 8, Sampling()))) <= 8
-    plain = 2 * 2 * 32 * 2  # keys and values, of 2 layers, 2 heads of 16, in 2 bytes
-    assert plain <= engine.kv_bytes_per_token < 1.5 * plain
-
-
-@pytest.mark.parametrize("manifest, against, words", [
-    ({}, "gguf-q8_0", "cannot compare 'gguf-q8_0' with itself"), ({}, "bf61", "did you mean 'bf16'"),
-    ({"status": "unsupported", "reason": "no kernel"}, None, "is unsupported: no kernel"),
-    ({"files": {}}, None, "was added after its manifest was written"),
-])  # fmt: skip
-def test_variants_that_cannot_be_compared_are_one_line(
-    workplace: Path, manifest: dict[str, Any], against: str | None, words: str
-) -> None:
-    path = artifacts.model_dir("gguf-q8_0") / artifacts.MANIFEST
-    artifacts.write_json(path, artifacts.read_json(path) | manifest)
-    with pytest.raises(QuantgateError, match=words):
-        llamacpp_compat.main("gguf-q8_0", Path("text.txt"), against)
-
-
 # --- what llama-perplexity prints (tests/bench) ------------------------------------------------------------------
-
-PRINTED = """
-Mean PPL(Q)                   :  24.112233 ±   1.203300
-Mean PPL(base)                :  19.500000 ±   0.950000
-Mean ln(PPL(Q)/PPL(base))     :  -0.212300 ±   0.011900
-Mean PPL(Q)/PPL(base)         :   0.808721 ±   0.009600
-Mean    KLD:   0.292933 ±   0.007270
-Maximum KLD:   2.242450
-99.9%   KLD:   1.579600
-99.0%   KLD:   1.203010
-95.0%   KLD:   0.716334
-90.0%   KLD:   0.546030
-Median  KLD:   0.245826
-Mean    Δp: -2.907 ± 0.318 %
-RMS Δp    : 10.574 ± 0.593 %
-Same top p: 67.745 ± 1.460 %
-"""
-
-
-def test_each_of_our_metrics_is_read_from_llama_perplexity_s_own_line_and_a_missing_one_is_an_error() -> None:
-    spec = importlib.util.spec_from_file_location("llamacpp_tools", ROOT / "tests/bench/llamacpp_tools.py")
-    assert spec and spec.loader
-    printed = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(printed)
-    found = printed.parse_divergence(PRINTED)
-    assert found["ppl"] == (24.112233, 1.2033) and found["ppl_log_ratio"] == (-0.2123, 0.0119)
-    assert found["kld_mean"] == (0.292933, 0.00727) and found["kld_p999"] == (1.5796, None)
-    assert found["top1_agreement"] == pytest.approx((0.67745, 0.0146)) and found["delta_p_mean"][0] == pytest.approx(-0.02907)
-    ref, var, ids = made_up()
-    assert found.keys() == summarize(Scores(compare_logits(ref, var, ids), np.arange(40)), Compare(), 1).keys()
-    for line in filter(None, PRINTED.split("\n")):
-        with pytest.raises(QuantgateError, match="printed no"):
-            printed.parse_divergence(PRINTED.replace(line, line.replace(":", " nan")))

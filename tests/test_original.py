@@ -15,7 +15,7 @@ from model_house import calibration, change_json, change_weights
 
 from pipeline import engines, quantize
 from pipeline.core import artifacts, venvs
-from pipeline.core.errors import ArtifactError, InvalidVariant, Unsupported
+from pipeline.core.errors import ArtifactError, Unsupported
 from pipeline.core.params import Variant
 from pipeline.engines import Sampling
 from pipeline.model import attestation
@@ -54,13 +54,6 @@ def test_today_s_transformers_reads_a_translated_config_as_the_one_it_came_from(
     assert dict(read.rope_parameters) == rope and str(read.dtype).removeprefix("torch.") == "bfloat16"
 
 
-def test_rope_keeps_every_number_under_its_older_names_and_a_config_that_is_old_already_comes_out_as_it_was() -> None:
-    old = _original.to_old(config(**PLAIN | {"rope_type": "llama3"} | LLAMA3))
-    assert old["rope_theta"] == THETA and old["rope_scaling"] == {"rope_type": "llama3", **LLAMA3}
-    assert old["torch_dtype"] == "bfloat16" and not {"rope_parameters", "dtype"} & old.keys()
-    assert _original.to_old(old) == old
-
-
 @pytest.mark.parametrize("change, named", [
     ({"rope_parameters": {"rope_theta": THETA, "rope_type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic'"),
     ({"rope_parameters": {"rope_theta": THETA, "rope_type": "proportional"}}, "rope_type 'proportional'"),
@@ -76,11 +69,6 @@ def test_what_cannot_be_translated_is_refused_by_name(change: dict[str, Any], na
     with pytest.raises(Unsupported) as caught:
         _original.to_old(config() | change)
     assert named in str(caught.value)
-
-
-@pytest.mark.parametrize("kinds", [["full_attention"] * 2, None])
-def test_layers_that_are_all_of_the_only_kind_it_knows_are_no_obstacle(kinds: list[str] | None) -> None:
-    assert _original.to_old(config() | {"layer_types": kinds}) == _original.to_old(config())
 
 
 def test_the_tokenizer_s_class_gets_its_older_name_and_all_else_stays() -> None:
@@ -105,14 +93,6 @@ def test_a_checkpoint_gets_the_base_s_config_back() -> None:
     new = _original.to_new(given | {"dtype": "float32"}, written, [])
     assert new == given | {"dtype": "bfloat16", "quantization_config": {"quant_method": "awq", "bits": 4}}
     assert _original.to_new(given, written, ["model.layers.0.mlp.up_proj"])["quantization_config"]["modules_to_not_convert"]
-
-
-def test_the_base_is_linked_and_not_copied(tiny: Path, tmp_path: Path) -> None:
-    folder = _original.link_base(tiny, tmp_path / "base", {"model_type": "llama"})
-    assert (folder / "model.safetensors").is_symlink() and (folder / "model.safetensors").samefile(tiny / "model.safetensors")
-    assert read(folder / "config.json") == {"model_type": "llama"}
-    classes = [read(f / "tokenizer_config.json")["tokenizer_class"] == "PreTrainedTokenizerFast" for f in (folder, tiny)]
-    assert classes == [True, False]
 
 
 # --- refusals before any environment is built ---------------------------------------------------------------------
@@ -148,17 +128,6 @@ def test_what_it_cannot_do_is_said_before_an_environment_is_built(
 ) -> None:
     built = build(tiny, tmp_path, quantizer, **options)
     assert built["status"] == "unsupported" and named in built["reason"]
-
-
-@pytest.mark.usefixtures("no_environment")
-def test_autogptq_refuses_kept_layers_by_name(tiny: Path, tmp_path: Path) -> None:
-    with pytest.raises(Unsupported, match=r"option keep = \['\*\.down_proj'\]: AutoGPTQ packs every layer"):
-        _original.autogptq(tiny, tmp_path, rows=[[1]], bits=4, group_size=32, keep=["*.down_proj"])
-
-
-def test_a_build_s_variables_are_read_from_its_file() -> None:
-    assert dict(venvs.WITH.findall((ROOT / "envs/autogptq.txt").read_text("utf-8"))) == {"BUILD_CUDA_EXT": "0"}
-    assert venvs.WITH.findall((ROOT / "envs/autoawq.txt").read_text("utf-8")) == []
 
 
 def test_files_of_environments_hold_pins_and_no_addresses() -> None:
@@ -294,15 +263,6 @@ def test_its_search_of_scales_is_worth_it(packed: tuple[Path, dict[str, Any]], w
     ids = [5 + 11 * k % 500 for k in range(200)]
     base, searched, rounded = (engines.load("hf", f, threads=1).logits(ids) for f in (wide, packed[0], tmp_path / "model"))
     assert ((searched - base) ** 2).mean() < ((rounded - base) ** 2).mean()
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_the_answers_depend_on_the_rope_base(packed: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
-    """So that the two tests above would have seen the trap: the base of 10000 that a misread config gives."""
-    wrong = Path(shutil.copytree(packed[0], tmp_path / "wrong"))
-    change_json(wrong / "config.json", rope_parameters=PLAIN | {"rope_theta": 10000.0})
-    with pytest.raises(InvalidVariant, match="saving or loading lost something"):
-        answers_as_saved(wrong, packed[1])
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -7,7 +7,6 @@ import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from test_engines import write_gguf
 
 from pipeline import engines, quantize, quantizers
 from pipeline.core import artifacts
-from pipeline.core.errors import ArtifactError, InvalidVariant, Unsupported
+from pipeline.core.errors import InvalidVariant, Unsupported
 from pipeline.core.params import Variant
 from pipeline.evalset.calibration import Calibration
 from pipeline.model import attestation, headers
@@ -164,13 +163,6 @@ def test_check_refuses_groups_that_do_not_divide_a_width_or_have_no_kernel(tmp_p
         quantizers.check_model("gptq", {"bits": bits, "group_size": group}, base)
 
 
-def test_a_failing_quantizer_leaves_no_model(tiny: Path, tmp_path: Path) -> None:
-    variant = Variant(quantizer="gptq", options={"group_size": 32})
-    with pytest.raises(ArtifactError), artifacts.atomic_dir(tmp_path / "model") as out:
-        quantize.quantize(variant, tiny, out, calibration=Calibration(tmp_path / "none"), seed=1)
-    assert not (tmp_path / "model").exists()
-
-
 # --- every method, on the tiny model -----------------------------------------------------------------------------
 
 METHODS: dict[str, tuple[str, dict[str, Any], float]] = {  # with how near its logits must be to the base's: their correlation
@@ -229,16 +221,6 @@ def test_a_hessian_that_cannot_be_factored_is_damped_more_and_said(wide: Path) -
     facts, _ = run(wide, "gptq", rows=[[7] * 64] * 8, bits=4, group_size=32, damping=1e-9)
     assert facts["damping"] == 1e-9 and all(d > 1e-9 for d in facts["damped_more"].values())
     assert facts["damped_more"]
-
-
-def test_a_model_that_is_large_for_the_machine_goes_layer_by_layer_to_a_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "model.safetensors").write_bytes(bytes(1000))
-    monkeypatch.setattr(_gptqmodel, "has_cuda", lambda: False)
-    for memory, on_disk in ((8000, False), (7999, True)):
-        monkeypatch.setattr("psutil.virtual_memory", lambda memory=memory: SimpleNamespace(total=memory))
-        assert _gptqmodel._on_disk(tmp_path) is on_disk
 
 
 # --- formats that are not transformers' own: GGUF and ONNX -------------------------------------------------------

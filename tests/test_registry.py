@@ -15,7 +15,7 @@ from pipeline import track
 from pipeline.core import artifacts
 from pipeline.core.errors import ArtifactError, ParamsError
 from pipeline.gating import verdicts
-from pipeline.tracking.registry import ALIAS, Registry, succession
+from pipeline.tracking.registry import ALIAS, Registry
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own
 NAME = "quantgate"
@@ -96,18 +96,6 @@ def test_what_does_not_pass_needs_force_and_a_reason(house: House, monkeypatch: 
     assert Registry(house[2], NAME).champion() is None
     promote(house, "nf4", reason="a trial", force=True)
     assert champion(house[2]) == "nf4" and Registry(house[2], NAME).moves()[0]["how"] == "force"
-
-
-def test_the_reference_is_said_to_be_judged_by_nothing_beside_what_can_be_promoted(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    some = {"int8": "PASS", "nf4": "FAIL", "q8": "PASS"}
-    for words, passing in ((some, "int8, q8;"), ({"int8": "FAIL"}, "none at present;")):
-        say(monkeypatch, words)
-        with pytest.raises(ArtifactError, match=f"bf16 is not promoted: it is the reference, .* with a PASS: {passing}") as caught:
-            promote(house, "bf16")
-        assert "mend" not in str(caught.value)
-    assert Registry(house[2], NAME).champion() is None
 
 
 def test_where_the_gate_cannot_judge_nothing_is_promoted(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,8 +201,3 @@ def test_a_move_killed_after_it_was_written_down_is_made_by_the_next(house: Hous
             promote(house, "int8")
     assert champion(client) == "bf16"
     assert "already" in promote(house, "int8") and champion(client) == "int8"
-
-
-def test_a_succession_is_a_stack() -> None:
-    moves: Any = [{"how": how, "version": v} for how, v in (("promote", "1"), ("force", "2"), ("rollback", "1"), ("by hand", "3"))]
-    assert succession(moves[:3]) == ["1"] and succession(moves) == ["1", "3"]

@@ -17,9 +17,9 @@ import numpy as np
 import psutil
 import pytest
 import yaml
-from gate_house import run, write_metrics
+from gate_house import write_metrics
 
-from pipeline import check, gate, serve
+from pipeline import check, serve
 from pipeline.core import artifacts, params
 from pipeline.core.errors import ParamsError, Unsupported
 from pipeline.core.params import Params
@@ -250,20 +250,6 @@ def test_missing_results_or_those_of_other_params_or_another_build_pass_nothing(
     served({"url": server.url}, rules(*LIMITS))
     verdict, reason = judged(set_params({"q8": {"url": server.url}}, rules(*LIMITS), change))["ttft_p50_ms/closed-2"]
     assert verdict == "FAIL" and words in reason
-
-
-def test_a_verdict_is_stale_once_what_a_server_did_is_changed(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
-    settings = served({"url": server.url}, rules(*LIMITS))
-    (artifacts.model_dir("q8") / artifacts.MANIFEST).unlink()  # as in a clone: its digest here is no build's
-    results(settings)
-    run(settings)
-    assert gate.enforce(settings) == 0
-    before = report()
-    artifacts.write_json(artifacts.served("q8"), before | {"knee": before["knee"] | {"n": 99}})
-    assert gate.enforce(settings) == gate.STALE and "reports/serving/q8.json" in capsys.readouterr().err
-    artifacts.write_json(artifacts.served("q8"), before)
-    artifacts.write_jsonl(artifacts.serving("q8"), rows()[1:])
-    assert gate.enforce(settings) == gate.STALE and "artifacts/serving/q8.jsonl" in capsys.readouterr().err
 
 
 def test_without_a_rule_on_servers_a_verdict_rests_on_none() -> None:

@@ -165,13 +165,6 @@ def test_a_reply_is_a_row_with_its_times_in_order(server: Server) -> None:
     assert body["stream"] and body["stream_options"] == {"include_usage": True} and body["temperature"] == 0
 
 
-def test_chats_go_to_their_own_path_and_token_ids_stay_ids(server: Server) -> None:
-    chat = [{"role": "user", "content": "plain"}]
-    assert all(a.row["ok"] for a in (ask(server, chat), ask(server, "plain", chat=True), ask(server, [1, 2, 3])))
-    assert [path for path, _, _ in server.asked] == ["/v1/chat/completions"] * 2 + ["/v1/completions"]
-    assert server.asked[1][1]["messages"] == chat and server.asked[2][1]["prompt"] == [1, 2, 3]
-
-
 def test_without_usage_the_joined_text_is_tokenized_or_nothing_is_claimed(server: Server) -> None:
     def broken(text: str) -> int:
         raise TypeError("TextInputSequence must be str")
@@ -556,18 +549,6 @@ def test_a_server_that_refuses_ignore_eos_is_measured_unforced_and_reported_so(s
     plan = measure.Plan([1], requests=4, rounds=1, warmups=0, prompt_tokens=8, output_tokens=2)
     can, held, rows = asyncio.run(measure.measured(Endpoint(server.url, "m"), plan, texts, None, False, Path("rows.jsonl")))
     assert can["ignore_eos"]["value"] is False and not held.forced and len(rows) == 4 and not any(r["forced"] for r in rows)
-
-
-@pytest.mark.parametrize("prompt, reply, is_counted, is_chat, spare", [
-    (2048, 128, False, False, 1024), (100, 4000, False, False, 50), (8000, 1, False, False, 4000),
-    (4000, 100, True, False, measure.END_TOKENS), (4000, 100, True, True, measure.TEMPLATE_TOKENS), (4000, 100, False, True, 2000),
-    (256, 32, False, False, measure.PROBE_TOKENS - 288),  # what the probe needs is the least
-])  # fmt: skip
-def test_a_launched_server_takes_what_it_will_be_asked_and_no_more(
-    prompt: int, reply: int, is_counted: bool, is_chat: bool, spare: int
-) -> None:
-    plan = measure.Plan(prompt_tokens=prompt, output_tokens=reply)
-    assert measure.context_of(plan, is_counted, is_chat) == prompt + reply + spare
 
 
 def test_a_run_without_one_complete_request_keeps_its_rows_and_exits_1(

@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 from pipeline.core import venvs
-from pipeline.core.errors import Crashed, ParamsError, Unsupported
+from pipeline.core.errors import Crashed, Unsupported
 from pipeline.engines import llamacpp as llamacpp_engine
 from pipeline.serving import _llamacpp, client, launch, logprobs, probe
 from pipeline.serving.client import Endpoint, Request, ServerError
@@ -173,18 +173,6 @@ def test_a_server_that_does_not_come_up_is_stopped_and_says_why(
     assert not Path("pids").exists() or gone(family(), 1.0)
 
 
-@pytest.mark.parametrize("kind, error, words", [
-    ("lamacpp", ParamsError, "did you mean 'llamacpp'"), ("llamacpp", Unsupported, "reads GGUF"),
-    ("vllm", Unsupported, launch.VLLM),
-])  # fmt: skip
-def test_what_cannot_be_launched_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, error: type[Exception], words: str
-) -> None:
-    monkeypatch.delenv(launch.VLLM, raising=False)
-    with pytest.raises(error, match=words), launch.launched(kind, tmp_path):
-        raise AssertionError
-
-
 def test_vllm_has_the_threads_and_memory_it_may_and_tells_nobody_its_key_or_that_it_ran(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(launch.VLLM, sys.executable)
     monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
@@ -279,22 +267,6 @@ def test_llama_cpp_s_server_gives_rows_of_forced_length_and_refuses_another_key(
     row = through(wrong, lambda c, e: client.ask(c, e, Request("a", 1))).row
     assert row["status"] == 401 and "guess" not in row["error"]
     assert llamacpp.key not in Path(llamacpp.facts["log"]).read_text(errors="replace")
-
-
-def test_llama_cpp_s_greedy_tokens_are_those_of_transformers(llamacpp: Launched, tiny: Path) -> None:
-    from pipeline import engines
-    from pipeline.engines import Sampling
-
-    ids = [5 + 11 * k % 500 for k in range(40)]
-    engine = engines.load("hf", tiny, threads=1)
-    expected = [t for t, _ in engine.stream(ids, 12, Sampling(stop=False))]
-    more = {"return_tokens": True}
-
-    async def tokens(c: httpx2.AsyncClient, e: Endpoint) -> Any:
-        body = {"prompt": ids, "n_predict": 12, "temperature": 0.0, "ignore_eos": 2 not in expected, **more}
-        return (await c.post(e.url.removesuffix("/v1") + "/completion", json=body)).json()["tokens"]
-
-    assert through(llamacpp, tokens) == expected
 
 
 def test_llama_cpp_s_server_scores_given_tokens_as_transformers_does(llamacpp: Launched, tiny: Path) -> None:

@@ -192,19 +192,6 @@ def test_metrics_are_computed_as_compare_computes_them() -> None:
         assert (found[name]["n"], found[name]["unit"]) == (b.metrics[name]["n"], b.metrics[name]["unit"])
 
 
-def test_an_interval_of_two_documents_may_have_no_end_and_says_so() -> None:
-    rows: list[Any] = []
-    pairs: score.Reference = {}
-    for name in ("one", "three"):
-        ids = [PAIRS[name][0][0], *(x[1] for x in PAIRS[name])]
-        rows.append({"ok": True, "document": name, "window": name, "first": 1, "token_ids": ids, "logps": said_of(ids)[1:]})
-        pairs |= {(name, k): (x[1], math.log(P_REF[x])) for k, x in enumerate(PAIRS[name], 1)}
-    metrics: Any = score.metrics_of(rows, pairs, Builder(Compare(), seed=1))
-    ends = [m for m in metrics.values() if m["value"] is not None and m["high"] is None]
-    assert ends and all("past all numbers" in m["warnings"][-1] and m["low"] is None for m in ends)
-    assert metrics["ppl_ratio"]["value"] == pytest.approx(by_hand(("one", "three"))["ppl_ratio"])
-
-
 def test_the_first_concurrency_is_kept_and_what_another_server_gave_does_not_stand_for_one_that_lacks_it(
     scored: Scored, server: Server
 ) -> None:

@@ -15,11 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from gate_house import metric, write_metrics
 from mlflow import MlflowClient
 from track_house import (
-    ROOT,
     VARIANTS,
     House,
     change,
@@ -379,11 +377,6 @@ def test_two_at_once_wait_for_each_other(house: House, monkeypatch: pytest.Monke
     monkeypatch.setattr(track, "WAIT_S", 0.1)
     with track._alone(), ThreadPoolExecutor(1) as pool, pytest.raises(ArtifactError, match="has been running here"):
         pool.submit(track.main).result()
-
-
-def test_shipped_params_name_the_ui_s_database() -> None:
-    shipped = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
-    assert shipped["track"]["uri"] in (ROOT / "Makefile").read_text(encoding="utf-8")
 
 
 # --- the picture -------------------------------------------------------------------------------------------------

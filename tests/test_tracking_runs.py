@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -66,15 +65,3 @@ def test_a_description_begins_with_the_verdict_and_has_a_line_a_rule_with_its_un
     assert note.startswith("FAIL: r\n") and views.COLUMNS[0] == "attributes.`Description`"
     assert "- top1_agreement 95.1 [94.2, 96] %, n = 9: FAIL, advisory, margin 7 pp" in note and ": PASS, margin 7 pp" in note
     assert views.variant_note(None).startswith("REFERENCE: ")
-
-
-def test_the_experiment_s_description_says_where_the_charts_are_in_its_first_words() -> None:
-    tags: dict[str, str] = {}
-    client = SimpleNamespace(
-        get_experiment=lambda _: SimpleNamespace(creation_time=1, tags={}),
-        set_experiment_tag=lambda _, key, value: tags.update({key: value}),
-    )
-    views.describe_experiment(client, "1")
-    first = tags["mlflow.note.content"][:130]
-    assert all(word in first for word in ("menu `Views`", views.NAME, "`Chart view`")), "what a closed description shows"
-    assert len(tags[f"mlflow.sharedViewState.{views.VIEW}"]) < 20_000, "more does not fit a tag of MLflow's"

@@ -1,6 +1,6 @@
 """Estimate what each stage takes of memory and disk, from headers and params, before any work.
 
-Memory is what no file backs: the system may drop a mapped model. The constants are those that tests/bench/size.py measured.
+Memory is what no file backs: the system may drop a mapped model. The constants were measured once, with a Llama of 1.17e9 weights.
 """
 
 from __future__ import annotations
