@@ -1,7 +1,5 @@
 """A two-layer random Llama with a tokenizer of its own: everything a real model folder has, in a second."""
 
-from __future__ import annotations
-
 import compileall
 import contextlib
 import functools

@@ -1,7 +1,5 @@
 """A project in a folder of its own as far as a gate looks: params, results, DVC's files as a run leaves them, git commits."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil
@@ -83,9 +81,6 @@ def result(settings: params.Params, variant: str, metrics: dict[str, Any], **mor
 
 def write_metrics(settings: params.Params, variant: str, metrics: dict[str, Any], **more: Any) -> None:
     artifacts.write_json(artifacts.metrics(variant), result(settings, variant, metrics, **more))
-
-
-# --- rows, and commits of them -----------------------------------------------------------------------------------
 
 
 def token_rows(loss: float, *, documents: int = DOCUMENTS) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """What tests of models share: a fetched base, changed weights and configs, calibration rows, GGUF files."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

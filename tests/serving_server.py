@@ -133,9 +133,6 @@ def serving() -> Iterator[Server]:
         server.server_close()
 
 
-# --- the plays ---------------------------------------------------------------------------------------------------
-
-
 def plain(h: Handler, body: Body) -> None:
     """max_tokens tokens, one an event, then usage: a server as it should be."""
     h.start()

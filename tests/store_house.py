@@ -1,7 +1,5 @@
 """A small reference store, as `reference` writes one."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Any

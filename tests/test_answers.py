@@ -1,7 +1,5 @@
 """Answers become metrics: pairing is checked, and nothing unknown turns into a number."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 
@@ -59,19 +57,14 @@ def test_30_lost_and_20_won_of_1000() -> None:
     assert m["recovery/all"]["value"] == pytest.approx(620 / 630)
 
 
-@pytest.mark.parametrize(
-    "ours, theirs, more, blind",
-    [
-        (0, 0, {"kind": "generate_until", "loglikelihoods": [], "empty": True}, True),  # both silent
-        (0, 1, {"kind": "generate_until", "loglikelihoods": []}, False),  # one right answer is above guessing, which gives none
-        (100, 100, {}, True),  # a quarter of 400 with four choices
-        (100, 110, {}, True),
-        (200, 200, {"loglikelihoods": [-1.0, -2.0]}, True),
-        (100, 200, {}, False),  # the variant lost all it could: that is seen
-        (200, 100, {}, False),
-        (300, 300, {}, False),
-    ],
-)
+@pytest.mark.parametrize("ours, theirs, more, blind", [
+    (0, 0, {"kind": "generate_until", "loglikelihoods": [], "empty": True}, True),  # both silent
+    (0, 1, {"kind": "generate_until", "loglikelihoods": []}, False),  # one right answer is above guessing, which gives none
+    (100, 100, {}, True),  # a quarter of 400 with four choices
+    (100, 110, {}, True), (200, 200, {"loglikelihoods": [-1.0, -2.0]}, True),
+    (100, 200, {}, False),  # the variant lost all it could: that is seen
+    (200, 100, {}, False), (300, 300, {}, False),
+])  # fmt: skip
 def test_where_both_do_no_better_than_guessing_no_rule_passes(ours: int, theirs: int, more: dict[str, Any], blind: bool) -> None:
     metrics = measured(*(answers((k < right for k in range(400)), **more) for right in (ours, theirs)))
     names = ("acc_delta/t", "acc_delta/all", "flips_to_wrong/t", *["score_delta/t"][: not more.get("kind")])
@@ -128,17 +121,14 @@ def test_a_task_with_two_filters_counts_each_item_once() -> None:
     assert metrics["acc/all"]["n"] == metrics["acc/t"]["n"] == 3
 
 
-@pytest.mark.parametrize(
-    "rows, reference, fault",
-    [
-        ([answer(0, 1.0)] * 2, [answer(0, 1.0)] * 2, "answered twice"),
-        ([answer(0, 1.0)], [answer(0, 1.0), answer(1, 1.0)], "cannot be paired"),
-        *(
-            ([answer(0, 1.0)], [answer(0, 1.0, **{key: "other"})], key)
-            for key in ("doc_hash", "prompt_hash", "target_hash", "first_token_ids")
-        ),
-    ],
-)
+@pytest.mark.parametrize("rows, reference, fault", [
+    ([answer(0, 1.0)] * 2, [answer(0, 1.0)] * 2, "answered twice"),
+    ([answer(0, 1.0)], [answer(0, 1.0), answer(1, 1.0)], "cannot be paired"),
+    *(
+        ([answer(0, 1.0)], [answer(0, 1.0, **{key: "other"})], key)
+        for key in ("doc_hash", "prompt_hash", "target_hash", "first_token_ids")
+    ),
+])  # fmt: skip
 def test_only_the_same_items_asked_the_same_once_are_paired(rows: list[Any], reference: list[Any], fault: str) -> None:
     with pytest.raises(ArtifactError, match=fault):
         pair(rows, reference)

@@ -1,7 +1,5 @@
 """What people have around their files changes nothing: droppings of desktops, editors and notebooks, and git's line ends."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

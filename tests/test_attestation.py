@@ -1,7 +1,5 @@
 """Sizes are read off the files, in every format; and what was asked really happened."""
 
-from __future__ import annotations
-
 import math
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A merge is judged against the commit it goes into: paired where its rows can be had, and never passed where it is missing."""
 
-from __future__ import annotations
-
 import copy
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The scripts of `make bench` run rarely: here the simulations go through, and stability.py's judgement of whole runs is right."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,9 +19,6 @@ def test_the_simulations_go_through_at_a_tiny_size(tmp_path: Path, capsys: pytes
     simulations.main(2, tmp_path)
     printed = capsys.readouterr().out
     assert "Coverage of 95 % intervals, 2 runs" in printed and "FAIL after Holm" in printed
-
-
-# --- whole runs are held against each other, not their rounds ----------------------------------------------------
 
 
 def run(times: int, center: float, between: float, within: float = 0.02, rounds: int = 5) -> Any:

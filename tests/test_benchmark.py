@@ -1,7 +1,5 @@
 """Two live processes in turns; every request is a row, failures too; nothing is left behind."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

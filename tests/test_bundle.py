@@ -1,7 +1,5 @@
 """A bundle holds what checks a claim and no secrets; a bundle from elsewhere is not trusted."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
@@ -69,9 +67,6 @@ def changed(path: Path, change: Callable[[Members], Any], indexed: bool = True) 
     return other
 
 
-# --- packing -----------------------------------------------------------------------------------------------------
-
-
 def test_a_bundle_has_everything_that_checks_the_claim_and_no_weights_and_no_secrets(house: Path) -> None:
     content = members(packed(house))
     index = json.loads(content[bundle.INDEX])
@@ -128,9 +123,6 @@ def test_stale_or_missing_results_make_no_bundle(house: Path, break_it: Callable
     with pytest.raises(ArtifactError, match=words):
         packed(house)
     assert not (house / "out.zip").exists()
-
-
-# --- reading -----------------------------------------------------------------------------------------------------
 
 
 def put(name: str, data: bytes) -> Callable[[Members], None]:
@@ -215,9 +207,6 @@ def test_an_incoherent_or_damaged_bundle_is_refused_in_one_line(house: Path) -> 
         with pytest.raises(ArtifactError) as error:
             bundle.read(path)
         assert "\n" not in str(error.value) and path.name in str(error.value)
-
-
-# --- side by side ------------------------------------------------------------------------------------------------
 
 
 def compared(house: Path, change: Change = lambda value: None, what: str = "reports/metrics/int8.json") -> str:

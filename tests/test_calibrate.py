@@ -1,7 +1,5 @@
 """Calibration text: three sources, what was asked and what was used, and nothing that is measured on."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ from conftest import ROOT
 from pipeline import calibrate
 from pipeline.core import artifacts
 from pipeline.core.errors import ArtifactError, DataError
-from pipeline.evalset.calibration import SHARED_WORDS, Calibration, cut, overlap
+from pipeline.evalset.calibration import SHARED_WORDS, Calibration, overlap
 
 
 @pytest.fixture
@@ -55,15 +53,6 @@ def test_text_becomes_equal_rows_and_the_same_ones_again_and_a_changed_file_of_t
         f.write('{"token_ids": [1]}\n')
     with pytest.raises(ArtifactError, match="was changed after its manifest"):
         Calibration().token_rows()
-
-
-def test_rows_are_cut_from_the_whole_text_in_seeded_order() -> None:
-    documents = [[k] * 10 for k in range(6)]
-    rows = cut(documents, rows=100, tokens=7, seed=3)
-    flat = [t for row in rows for t in row]
-    assert len(rows) == 60 // 7 and sorted(set(flat)) == list(range(6))
-    assert flat != [t for d in documents for t in d][: len(flat)]
-    assert cut(documents, rows=2, tokens=7, seed=3) == rows[:2] != cut(documents, rows=2, tokens=7, seed=4)
 
 
 def test_too_little_text_is_recorded_and_none_or_a_blank_row_of_a_file_is_an_error(house: Path) -> None:

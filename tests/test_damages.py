@@ -4,8 +4,6 @@ The model is tiny and trained here, in seconds, on the project's own texts, so t
 own rules on divergence, as they stand in params.yaml, judge sixty documents; what a damage truly costs is read off the others.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable
@@ -65,9 +63,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         model.save_pretrained(folder)
     assert float(loss.detach()) < 4.2, "the model has learned too little for its damages to mean anything"
     return folder
-
-
-# --- the damages -------------------------------------------------------------------------------------------------
 
 
 def part(name: str) -> str:
@@ -152,9 +147,6 @@ def damaged(base: Path, out: Path, damage: Damage) -> Path:
     save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
     (out / "config.json").write_text(json.dumps(config), "utf-8")
     return out
-
-
-# --- what the gate sees, and what is true ------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,5 @@
 """Garbled text is found in any language, and good text in any language is left alone."""
 
-from __future__ import annotations
-
 import pytest
 
 from pipeline.metrics import degeneration
@@ -32,43 +30,29 @@ def test_good_text_of_any_language_has_no_fault_and_signs_are_no_other_script_th
         assert not degeneration.foreign_scripts(text, "Say it in English.", "Certainly.")
 
 
-@pytest.mark.parametrize(
-    "reply, prompt, reference, scripts",
-    [
-        ("The dog 的 barked.", "Tell a story.", "The dog barked.", ["CJK"]),
-        ("The dog лаял all night.", "Tell a story.", "The dog barked.", ["CYRILLIC"]),
-        ("The angle π is half a turn.", "Tell me of circles.", "The angle is half a turn.", []),
-        ("The dog 的 barked.", "Tell a story about 狗.", "The dog barked.", []),
-        ("The dog 的 barked.", "Tell a story.", "The dog (狗) barked.", []),
-        ("我在 GitHub 上用 Python 写代码，它在我的电脑上运行。", "你做什么工作？", "我写代码。", []),
-        ("I am a helpful assistant.", "你做什么工作？", "我写代码。", ["LATIN"]),
-        ("カメラで", "駅の写真", "写真です", []),
-        ("ひらがな", "你做什么工作？", "我写代码。", ["KANA"]),
-        ("漢字", "ひらがなで", "ください", []),
-        ("ＦＵＬＬ width", "plain", "plain", []),
-        ("anything at all", "1 + 1 =", "2", []),
-    ],
-)
+@pytest.mark.parametrize("reply, prompt, reference, scripts", [
+    ("The dog 的 barked.", "Tell a story.", "The dog barked.", ["CJK"]),
+    ("The dog лаял all night.", "Tell a story.", "The dog barked.", ["CYRILLIC"]),
+    ("The angle π is half a turn.", "Tell me of circles.", "The angle is half a turn.", []),
+    ("The dog 的 barked.", "Tell a story about 狗.", "The dog barked.", []),
+    ("The dog 的 barked.", "Tell a story.", "The dog (狗) barked.", []),
+    ("我在 GitHub 上用 Python 写代码，它在我的电脑上运行。", "你做什么工作？", "我写代码。", []),
+    ("I am a helpful assistant.", "你做什么工作？", "我写代码。", ["LATIN"]),
+    ("カメラで", "駅の写真", "写真です", []), ("ひらがな", "你做什么工作？", "我写代码。", ["KANA"]),
+    ("漢字", "ひらがなで", "ください", []),
+    ("ＦＵＬＬ width", "plain", "plain", []), ("anything at all", "1 + 1 =", "2", []),
+])  # fmt: skip
 def test_another_script_is_one_that_neither_prompt_nor_reference_uses(
     reply: str, prompt: str, reference: str, scripts: list[str]
 ) -> None:
     assert degeneration.foreign_scripts(reply, prompt, reference) == scripts
 
 
-@pytest.mark.parametrize(
-    "tokens, run",
-    [
-        ("a b c d " * 3, 12),
-        ("so it went a b c d " + "a b c d " * 2, 12),
-        ("a b c d " * 2, 0),
-        ("x " * 12, 12),
-        ("x " * 11, 0),
-        ("a b c d " * 3 + "and then the end", 0),
-        ("start a b c d e f g " + "a b c d e f g " * 2 + "a b c", 24),
-        ("one two three four five six seven eight nine ten eleven twelve thirteen", 0),
-        ("", 0),
-    ],
-)
+@pytest.mark.parametrize("tokens, run", [
+    ("a b c d " * 3, 12), ("so it went a b c d " + "a b c d " * 2, 12), ("a b c d " * 2, 0), ("x " * 12, 12), ("x " * 11, 0),
+    ("a b c d " * 3 + "and then the end", 0), ("start a b c d e f g " + "a b c d e f g " * 2 + "a b c", 24),
+    ("one two three four five six seven eight nine ten eleven twelve thirteen", 0), ("", 0),
+])  # fmt: skip
 def test_a_loop_is_a_block_three_times_over_twelve_tokens_at_the_end(tokens: str, run: int) -> None:
     assert degeneration.repeated_tail(tokens.split()) == run
     assert degeneration.repeated_tail("看到了它的" * 6) == 30, "in every language"
@@ -81,16 +65,10 @@ def test_repetition_is_the_share_of_four_grams_seen_before() -> None:
     assert degeneration.repetition(["a"] * 3) is None
 
 
-@pytest.mark.parametrize(
-    "text, cut, count",
-    [
-        ("good 白\ufffd", True, 0),
-        ("good 白\ufffd", False, 1),
-        ("bad \ufffd in the middle", True, 1),
-        ("\ufffd" * 5, True, 2),
-        ("good", True, 0),
-    ],
-)
+@pytest.mark.parametrize("text, cut, count", [
+    ("good 白\ufffd", True, 0), ("good 白\ufffd", False, 1), ("bad \ufffd in the middle", True, 1), ("\ufffd" * 5, True, 2),
+    ("good", True, 0),
+])  # fmt: skip
 def test_a_character_that_the_limit_cut_is_not_broken(text: str, cut: bool, count: int) -> None:
     assert degeneration.broken_characters(text, "a prompt", cut) == count
     assert degeneration.broken_characters(text, "what is \ufffd ?", cut) == 0, "the prompt has broken characters itself"

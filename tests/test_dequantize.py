@@ -1,7 +1,5 @@
 """Bases that were published packed: each value by hand, from codes and scales that NumPy makes."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable
@@ -204,14 +202,11 @@ def test_a_code_without_its_scale_is_named(base: Path, tmp_path: Path) -> None:
         fetch(base, tmp_path / "out", dequantize=True)
 
 
-@pytest.mark.parametrize(
-    "settings, word",
-    [
-        ({"quant_method": "gptq", "bits": 4}, r"\(gptq\).*weights of gptq cannot be dequantized here; take the full-precision"),
-        (compressed("nvfp4-pack-quantized", type="float", num_bits=4), "of format nvfp4-pack-quantized cannot"),
-        (compressed("pack-quantized", type="int", num_bits=3), "of 3 bits cannot"),
-    ],
-)
+@pytest.mark.parametrize("settings, word", [
+    ({"quant_method": "gptq", "bits": 4}, r"\(gptq\).*weights of gptq cannot be dequantized here; take the full-precision"),
+    (compressed("nvfp4-pack-quantized", type="float", num_bits=4), "of format nvfp4-pack-quantized cannot"),
+    (compressed("pack-quantized", type="int", num_bits=3), "of 3 bits cannot"),
+])  # fmt: skip
 def test_what_cannot_be_dequantized_is_refused_by_name(base: Path, tmp_path: Path, settings: dict[str, Any], word: str) -> None:
     change_json(base / "config.json", quantization_config=settings)
     with pytest.raises(DownloadError, match=word):

@@ -1,7 +1,5 @@
 """Divergence against closed forms and against SciPy in float64."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray

@@ -1,7 +1,5 @@
 """Reference store and divergence: exact to itself, and equal to the textbook for anything else."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import shutil

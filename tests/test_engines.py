@@ -1,7 +1,5 @@
 """Every engine gives what transformers gives on the same weights: logits at all positions, tokens one by one, task scores."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Mapping

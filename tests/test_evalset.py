@@ -1,7 +1,5 @@
 """A malformed row is named with file and line before any model is loaded; and the sets that ship are sound."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -170,8 +168,6 @@ def test_choices_that_bring_their_space_get_no_second_one(home: Path) -> None:
     write(home / "mine.jsonl", {"id": "a", "context": "q", "choices": [" x", " y"], "answer": 1})
     assert load_task("mine")[0]["target_delimiter"] == ""
 
-
-# --- the sets that ship ------------------------------------------------------------------------------------------
 
 SIZES = {"facts": 400, "grammar": 600, "commonsense": 150, "retrieval": 150, "arithmetic_copy": 150, "instruct": 100}
 

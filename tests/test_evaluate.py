@@ -1,7 +1,5 @@
 """lm-eval does the scoring; the rows keep what pairing needs."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import tempfile
@@ -81,11 +79,6 @@ def test_a_16_bit_model_answers_again_in_float32_and_a_float32_one_says_why_not(
         assert row["again"] == {k: alone[k] for k in ("loglikelihoods", "prediction", "acc")}
     first, second = rows[0]["loglikelihoods"], rows[0]["again"]["loglikelihoods"]
     assert first != second and second == pytest.approx(first, abs=0.3)
-
-
-def test_subsets_nest() -> None:
-    chosen = [set(evaluate.subset(592, n, 3)) for n in (5, 50, 500, "all")]
-    assert chosen[0] < chosen[1] < chosen[2] < chosen[3] == set(range(592))
 
 
 def test_hashes_cover_yaml_and_rows() -> None:

@@ -1,7 +1,5 @@
 """A variant's failures: lists with their texts and totals, from rows alone, and nothing of them can break the page."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path
@@ -157,17 +155,6 @@ def test_capped_flips_come_from_every_task() -> None:
     listed = failure_analysis.flips(pairs, {}, to_right=False)
     assert listed["total"] == 63 and listed["shown"] == 20 and sum(r["task"] == "short" for r in listed["rows"]) == 3
     assert "lm-eval's own" in str(listed["rows"][0]["unknown"])
-
-
-def test_a_long_prompt_keeps_head_and_tail_and_says_what_is_left_out() -> None:
-    short = failure_analysis.shortened("a" * 300 + "b" * 1000)
-    assert short.startswith("a" * 200) and short.endswith("b" * 400) and "[…700 characters…]" in short
-    assert failure_analysis.shortened("short") == "short"
-
-
-def test_white_space_and_control_characters_of_a_token_can_be_seen() -> None:
-    assert failures.visible(" a\n") == "␣a↵" and failures.visible("\u200b") == "U+200B" and failures.visible("\ufffd") == "(bytes)"
-    assert failures.visible("") == "nothing"
 
 
 def test_the_page_shows_every_list_with_its_total_and_escapes_everything(tokenizer: Any) -> None:

@@ -1,7 +1,5 @@
 """What "no difference" measures: made of honest runs, marked where it drowns a metric, and never a way to pass."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """A GGUF file as the base: the model that it was made from comes back, and llama.cpp itself says whether it did."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -119,9 +117,6 @@ def test_a_file_that_is_none_and_an_architecture_that_is_not_known_are_named(tin
         fetch(tmp_path / "other.gguf", tmp_path / "other")
 
 
-# --- how text is cut ---------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def merging(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A tokenizer whose merges reach over words, digits and signs: it gives other tokens wherever text is cut otherwise."""
@@ -172,13 +167,6 @@ def test_text_is_cut_as_llama_cpp_cuts_it(merging: dict[str, Any], tmp_path: Pat
     write_merging(merging, pre, file := tmp_path / "vocabulary.gguf")
     tokenizer, texts = tokenizer_of(file), corpus_texts() + ODD
     assert [tokenizer(text).input_ids for text in texts] == from_gguf.llama_ids(file, texts)
-
-
-def test_a_rule_that_nobody_here_knows_is_refused_by_its_name(merging: dict[str, Any], tmp_path: Path) -> None:
-    write_merging(merging, "youtu", file := tmp_path / "vocabulary.gguf")
-    tokenizer_of(file)
-    with pytest.raises(DownloadError, match=r"tokenizer.ggml.pre 'youtu': .* cuts 79 of 79 texts otherwise than llama.cpp"):
-        from_gguf._refuse_other_tokens(file, "youtu", tmp_path)
 
 
 @pytest.mark.parametrize("more", [{}, {"add_space_prefix": False}, {"add_bos_token": False}, {"add_eos_token": True}], ids=str)

@@ -1,7 +1,5 @@
 """The gate passes only what is known to pass; everything missing, broken or undecided has its own reason."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import shutil

@@ -1,7 +1,5 @@
 """Metrics of free-running replies: paired with the reference by prompt, with exact intervals, and a looping variant is seen."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The transformers engine: what it says is what the model says, and the head by itself says the same."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """The house rules: which heavy packages a file may import, and that dvc.yaml lists what its stages read."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import re

@@ -1,7 +1,5 @@
 """Settings, instruction sets and environments of an installation. Other processors are pretended by their compiler flags."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -39,9 +37,6 @@ def compiler() -> str:
     if path is None or "x86_64" not in install.native_macros(path):
         pytest.skip("no g++ for x86-64")
     return path
-
-
-# --- llama.cpp ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("processor", PROCESSORS)
@@ -89,22 +84,6 @@ def test_without_a_compiler_a_line_says_what_is_missing_and_installing_goes_on(
     assert "no C++ compiler" in capsys.readouterr().out
 
 
-def test_a_compiler_that_fails_is_told_with_its_words_and_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    compiler()
-    monkeypatch.setattr(install, "LOG", tmp_path / "log")
-    monkeypatch.setattr(install, "built_for", lambda python: None)
-    code = "print('DEBUG [3/9] g++ a.cpp\\nDEBUG a.cpp:1: error: no\\n  a.cpp:1: error: no'); raise SystemExit(1)"
-    with pytest.raises(SystemExit, match="everything else is installed"):
-        install.compile_llamacpp([sys.executable, "-c", code], install.clean(), Path("/bin/false"))
-    printed = capsys.readouterr().out
-    assert printed.count("a.cpp:1: error: no") == 1 and "DEBUG" not in printed
-
-
-# --- settings ----------------------------------------------------------------------------------------------------
-
-
 def test_pip_s_settings_reach_uv_a_variable_before_a_file_and_a_person_s_own_settings_of_uv_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -117,9 +96,6 @@ def test_pip_s_settings_reach_uv_a_variable_before_a_file_and_a_person_s_own_set
         monkeypatch.setenv(name, value)
     variables = install.environment(sys.executable)
     assert (variables["UV_FIND_LINKS"], variables["UV_INDEX"]) == ("/a", "https://mine")
-
-
-# --- environments of backends ------------------------------------------------------------------------------------
 
 
 @pytest.fixture(params=["uv", "pip"])

@@ -1,7 +1,5 @@
 """A library that dies costs the work that ran it; what a person stops, and a full disk, stop the stage."""
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import errno

@@ -1,7 +1,5 @@
 """llama-perplexity's protocol: which tokens are scored, whose tokens they are, and the textbook's figures for them."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -24,9 +22,6 @@ from tools.llamacpp_compat import Scores, Tokens, read_text, score, summarize, t
 N = 32  # window of the tests that run a model
 
 
-# --- windows -----------------------------------------------------------------------------------------------------
-
-
 def test_windows_score_as_many_tokens_as_llama_perplexity_and_drop_the_rest() -> None:
     whole = windows(range(1300))
     assert [w.token_ids for w in whole] == [tuple(range(512)), tuple(range(512, 1024))]
@@ -41,9 +36,6 @@ def test_a_bos_takes_the_place_of_each_window_s_first_token_and_moves_nothing() 
     plain, begun = windows(range(100), n_ctx=N), windows(range(100), n_ctx=N, bos=777)
     assert [w.token_ids for w in begun] == [(777, *w.token_ids[1:]) for w in plain]
     assert [w.first for w in begun] == [w.first for w in plain]
-
-
-# --- text --------------------------------------------------------------------------------------------------------
 
 
 def test_one_final_newline_is_dropped_and_a_missing_or_malformed_text_is_named(tmp_path: Path) -> None:
@@ -106,9 +98,6 @@ def test_a_token_or_bos_on_which_llama_cpp_disagrees_is_named_with_its_place(loa
         tokenize(loaded, "abcxab")
 
 
-# --- scores ------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def pair(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     """(variant, base): random models of other weights and one vocabulary."""
@@ -138,9 +127,6 @@ def test_a_model_against_itself_is_exactly_no_different(pair: tuple[Any, Any]) -
     figures = summarize(score(pair[0], pair[0], windows(IDS, n_ctx=N), threads=1), Compare(), 1)
     assert figures["kld_mean"]["value"] == figures["kld_max"]["value"] == figures["delta_p_rms"]["value"] == 0
     assert figures["ppl_ratio"]["value"] == figures["top1_agreement"]["value"] == 1
-
-
-# --- figures -----------------------------------------------------------------------------------------------------
 
 
 def made_up(n: int = 40) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -177,8 +163,6 @@ def test_figures_and_their_standard_errors_are_llama_cpp_s_formulas() -> None:
         assert low is None or low <= figures[name]["value"] * (1 + 1e-9), name
 
 
-# --- the command, and llama.cpp itself ---------------------------------------------------------------------------
-
 TEXT = "The council of the town met and spoke of rain, of roads and of bread. " * 90
 
 
@@ -214,6 +198,3 @@ def test_llama_cpp_against_transformers_on_the_same_weights_says_almost_nothing(
     llamacpp_compat.show(found)
     out = capsys.readouterr().out
     assert "gguf-q8_0 against bf16" in out and "kld_mean" in out and "windows of 512" in out and "llama.cpp and" in out
-
-
-# --- what llama-perplexity prints (tests/bench) ------------------------------------------------------------------

@@ -1,8 +1,6 @@
 # ruff: noqa: F811 (`house` and `on_main` are fixtures)
 """Merges: the comment as people see it, posted once and edited; a recipe and a hook that exit by the verdict."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os
@@ -36,9 +34,6 @@ def tools(folder: Path, **scripts: str) -> dict[str, str]:
         (folder / name).write_text(f"#!/bin/sh\n{body}\n")
         (folder / name).chmod(0o755)
     return os.environ | {"PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "GITHUB_STEP_SUMMARY": ""}
-
-
-# --- the comment -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -104,9 +99,6 @@ def test_a_comment_of_many_rules_keeps_to_what_can_be_posted(merged: Merge) -> N
     assert len(text) < 65_536 and "too many for a comment" in text and "- **int4** kld_mean" in text
 
 
-# --- the workflow ------------------------------------------------------------------------------------------------
-
-
 def test_the_workflow_keeps_the_schema_of_workflows(tmp_path: Path) -> None:
     """By check-jsonschema, which carries the schema: it is there where actionlint is not, and sees less."""
     wrong = tmp_path / "gate.yml"
@@ -164,9 +156,6 @@ def test_the_comment_is_posted_once_and_then_edited(tmp_path: Path, there: list[
     calls = (tmp_path / "bin/calls").read_text().split("\n")
     where = "repos/o/r/issues/comments/9" if call == "PATCH" else "repos/o/r/issues/3/comments"
     assert len(calls) == 2 and calls[0].startswith(f"{call} ") and where in calls[0] and "body=@artifacts/comment.md" in calls[0]
-
-
-# --- recipe and hook ---------------------------------------------------------------------------------------------
 
 
 def recipe(*words: str, **scripts: str) -> subprocess.CompletedProcess[str]:

@@ -1,7 +1,5 @@
 """Models of many architectures: a slice of the matrix that `make models` makes whole (tests/bench/models.py)."""
 
-from __future__ import annotations
-
 import copy
 import shutil
 from contextlib import nullcontext

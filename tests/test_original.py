@@ -1,7 +1,5 @@
 """The original libraries, in environments of their own: what they pack, today's transformers reads as they read it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator
@@ -32,9 +30,6 @@ def answers_as_saved(folder: Path, built: Any) -> None:
     engine = engines.load("hf", folder, threads=1)
     attestation.check_kernels(engine.kernels(), built)
     attestation.check_answer(engine, built["probe"])
-
-
-# --- configs ------------------------------------------------------------------------------------------------------
 
 
 PLAIN = {"rope_theta": THETA, "rope_type": "default"}
@@ -95,9 +90,6 @@ def test_a_checkpoint_gets_the_base_s_config_back() -> None:
     assert _original.to_new(given, written, ["model.layers.0.mlp.up_proj"])["quantization_config"]["modules_to_not_convert"]
 
 
-# --- refusals before any environment is built ---------------------------------------------------------------------
-
-
 @pytest.fixture
 def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     def built(*_: object, **__: object) -> None:
@@ -135,8 +127,6 @@ def test_files_of_environments_hold_pins_and_no_addresses() -> None:
         wanted = [line for line in file.read_text("utf-8").splitlines() if line and not line.startswith(("#", "--no-binary "))]
         assert wanted and all(line.count("==") == 1 and "/" not in line for line in wanted), file
 
-
-# --- AutoAWQ, really ----------------------------------------------------------------------------------------------
 
 ANSWER = '''
 """AutoAWQ's own loader and modules: greedy tokens and logits of a checkpoint of its own; versions; what a config is refused for."""

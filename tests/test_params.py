@@ -1,7 +1,5 @@
 """A fault in params.yaml is found with its line, its value and the nearest right key."""
 
-from __future__ import annotations
-
 import functools
 import re
 from datetime import date

@@ -1,7 +1,5 @@
 """Answers are lm-eval's own: those of its command line, and its own class on requests of every shape."""
 
-from __future__ import annotations
-
 import functools
 import json
 import sys

@@ -3,8 +3,6 @@
 Tests stand in the order in which they change the house; what only reads or judges runs in this process.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import os
@@ -18,7 +16,6 @@ from typing import Any
 import pytest
 import yaml
 from conftest import ROOT, make_model
-from dvc.cli import main as dvc
 from dvc.repo import Repo
 
 from pipeline import gate, report, track
@@ -169,23 +166,11 @@ def test_a_stage_says_one_line_and_libraries_stay_quiet(house: Path) -> None:
     assert len(own) == 3 and "GPT-QModel" not in log and "INFO  " not in log
 
 
-def test_the_summary_holds_the_table_and_the_times(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    report.main(summary=True)
-    output = capsys.readouterr().out
-    assert "int8" in output and "quantize" in output and "make ui" in output
-
-
 def test_git_would_add_no_weights(house: Path) -> None:
     run(house, "git", "add", "-A")
     staged = run(house, "git", "diff", "--cached", "--name-only").split()
     assert not [f for f in staged if f.startswith("artifacts") or f.endswith((".safetensors", ".db"))]
     assert "dvc.lock" in staged and "reports/metrics/int8.json" in staged
-
-
-def test_dvc_shows_metrics_and_plots(inside: Path) -> None:
-    with Repo() as repo:
-        assert repo.metrics.show()[""]["data"]["reports/summary.json"]["data"]["int8"]["kld_mean"] > 0
-    assert dvc(["plots", "show", "-o", "dvc_plots"]) == 0 and Path("dvc_plots/index.html").exists()
 
 
 def test_nothing_changed_runs_nothing_and_makes_no_mlflow_run(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:

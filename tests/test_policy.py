@@ -1,7 +1,5 @@
 """A gate that asks for less than at the commit merged into fails, unless its params.yaml says why and did not say so before."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

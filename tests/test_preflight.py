@@ -1,11 +1,7 @@
 """What the base model does not take of params.yaml is said by check where its files are here, and else before any work."""
 
-from __future__ import annotations
-
 import json
-import re
 import shutil
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -15,7 +11,7 @@ import pytest
 from conftest import ROOT
 from model_house import change_json
 
-from pipeline import check, engines, evalset, evaluate, quantize, quantizers, reference
+from pipeline import check, engines, evaluate, quantize, quantizers, reference
 from pipeline.core import artifacts, params, quota
 from pipeline.core.errors import DataError, ParamsError
 from pipeline.core.params import Evaluate, PathModel, Serving, Trajectories, Variant
@@ -183,14 +179,6 @@ def test_one_target_of_several_within_reach_is_enough_and_the_task_s_own_limit_c
         assert len(model.faults(asked(house, mine="all"))) == faults, most
 
 
-def test_truncation_allowed_does_not_make_a_long_target_answerable(house: params.Params) -> None:
-    rows({"id": "first", "context": "q", "target": " ".join("a" * 60)})
-    allowed = settings(asked(house, mine="all"), evaluate=Evaluate(allow_truncated=True))
-    assert len(model.faults(allowed)) == 1
-    packaged = settings(allowed, model=params.load().model)
-    assert model.faults(packaged) == [], "the base is not here yet: nothing is known of its tokens"
-
-
 # --- chats -------------------------------------------------------------------------------------------------------
 
 
@@ -221,16 +209,6 @@ def test_a_template_that_refuses_a_chat_or_is_not_the_default_is_said(
     artifacts.write_json(Path("model/chat_template.json"), {"chat_template": [{"name": "rag", "template": "x"}]})
     (fault,) = model.faults(house)
     assert "prompt 'c' is a chat, and the model's chat templates are named (rag) and none is the default" in fault
-
-
-def test_chats_that_the_tier_does_not_take_are_no_fault(house: params.Params) -> None:
-    without_template(Path("model"))
-    prompts = evalset.load_prompts(Path(house.diverge.trajectories.prompts))
-    for n in (1, 2, 4, len(prompts)):
-        tier = house.amount.model_copy(update={"trajectories": n})
-        chats = any("messages" in row for row in evalset.choose(prompts, n, house.seed))
-        assert bool(model.faults(settings(house, tiers={house.tier: tier}))) is chats
-    assert chats
 
 
 def test_a_chat_among_prompts_is_named_before_the_first_is_continued(tiny: Path) -> None:
@@ -315,26 +293,6 @@ def test_a_base_is_looked_at_only_if_it_is_of_the_model_that_params_name(house: 
     for package, here in (("other==1", False), (named.model_dump()["package"], True)):
         artifacts.write_json(artifacts.BASE / artifacts.MANIFEST, rest | named.model_dump() | {"package": package})
         assert bool(model.faults(packaged)) is here
-
-
-def test_a_damaged_file_of_the_model_is_a_line(house: params.Params) -> None:
-    Path("model/config.json").write_text("{", encoding="utf-8")
-    (fault,) = model.faults(house)
-    assert "params.yaml: model: model/config.json is not valid JSON" in fault
-
-
-def test_the_look_at_the_model_loads_neither_lm_eval_nor_a_method_s_library(house: params.Params) -> None:
-    rows({"id": "first", "context": "a " * 1100, "target": "b"})
-    text = Path("params.yaml").read_text(encoding="utf-8").replace("tier: default", "tier: smoke")
-    text = re.sub(r"( smoke: (?:.|\n)*?tasks: \{)", r"\1mine: all, ", text, count=1)
-    text = re.sub(r"^model:\n(?:.|\n)*?^reference:", "model: {source: path, path: model}\nreference:", text, flags=re.MULTILINE)
-    Path("params.yaml").write_text(text, encoding="utf-8")
-    code = "import sys; from pipeline import check; from pipeline.core import params; print(check.faults(params.load())); "
-    done = subprocess.run(
-        [sys.executable, "-c", code + "assert not {'lm_eval', 'gptqmodel', 'bitsandbytes'} & set(sys.modules)"],
-        capture_output=True, text=True, env={"PYTHONPATH": str(ROOT), "PATH": ""},
-    )  # fmt: skip
-    assert done.returncode == 0 and "item 'first' has" in done.stdout, done.stdout + done.stderr
 
 
 # --- memory and disk ---------------------------------------------------------------------------------------------

@@ -1,7 +1,5 @@
 """What is written is what params ask for, measured from the files."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import shutil
@@ -163,8 +161,6 @@ def test_check_refuses_groups_that_do_not_divide_a_width_or_have_no_kernel(tmp_p
         quantizers.check_model("gptq", {"bits": bits, "group_size": group}, base)
 
 
-# --- every method, on the tiny model -----------------------------------------------------------------------------
-
 METHODS: dict[str, tuple[str, dict[str, Any], float]] = {  # with how near its logits must be to the base's: their correlation
     "w8a8": ("torchao", {"scheme": "int8-dynamic"}, 0.95),
     "bnb int8": ("bnb", {"type": "int8"}, 0.95),
@@ -221,9 +217,6 @@ def test_a_hessian_that_cannot_be_factored_is_damped_more_and_said(wide: Path) -
     facts, _ = run(wide, "gptq", rows=[[7] * 64] * 8, bits=4, group_size=32, damping=1e-9)
     assert facts["damping"] == 1e-9 and all(d > 1e-9 for d in facts["damped_more"].values())
     assert facts["damped_more"]
-
-
-# --- formats that are not transformers' own: GGUF and ONNX -------------------------------------------------------
 
 
 @pytest.fixture

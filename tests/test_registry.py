@@ -1,7 +1,5 @@
 """The registry: versions by reference, and the alias `champion` that only a fresh PASS, or a reason, moves."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -117,9 +115,6 @@ def test_the_verdict_is_the_gate_s_as_a_merge_asks_it_and_not_that_of_the_file(
     say(monkeypatch, {"int8": "PASS"})
     promote(house, "int8")
     assert champion(house[2]) == "int8" and Registry(house[2], NAME).moves()[0]["reason"] == "verdict PASS"
-
-
-# --- its files ---------------------------------------------------------------------------------------------------
 
 
 DAMAGES: list[tuple[Any, str]] = [

@@ -1,7 +1,5 @@
 """What bounds a phase: closed forms at and around the stated share, and never a claim from what is not known."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -13,27 +11,17 @@ from pipeline.speed.roofline import SHARE, Phase, Shape, compare_phases
 PHASE = Phase("decode", "a token", seconds=1.0, bytes=100.0, operations=1000.0, bandwidth=400.0, rate=9000.0, rate_of="float32")
 
 
-@pytest.mark.parametrize(
-    "bandwidth, rate, bound",
-    [
-        (100 / SHARE, 9000, "bandwidth"),
-        (101 / SHARE, 90000, "bandwidth"),  # half of it, with the products
-        (110 / SHARE, 90000, "overhead"),
-        (400, 1000 / SHARE, "compute"),
-        (10000, 1010 / SHARE, "compute"),
-        (10000, 1100 / SHARE, "overhead"),
-        (250, 9000, "bandwidth"),  # 40 and 11 percent
-        (400, 4100, "overhead"),
-        (400, 3990, "compute"),  # 25 percent and a little more
-        (110, 1050, "compute"),
-        (105, 1100, "bandwidth"),
-        (None, 9000, None),
-        (400, None, None),
-        (None, 1000, "compute"),
-        (100, None, "bandwidth"),
-        (None, None, None),
-    ],
-)
+@pytest.mark.parametrize("bandwidth, rate, bound", [
+    (100 / SHARE, 9000, "bandwidth"),
+    (101 / SHARE, 90000, "bandwidth"),  # half of it, with the products
+    (110 / SHARE, 90000, "overhead"), (400, 1000 / SHARE, "compute"), (10000, 1010 / SHARE, "compute"),
+    (10000, 1100 / SHARE, "overhead"),
+    (250, 9000, "bandwidth"),  # 40 and 11 percent
+    (400, 4100, "overhead"),
+    (400, 3990, "compute"),  # 25 percent and a little more
+    (110, 1050, "compute"), (105, 1100, "bandwidth"), (None, 9000, None), (400, None, None), (None, 1000, "compute"),
+    (100, None, "bandwidth"), (None, None, None),
+])  # fmt: skip
 def test_a_phase_is_bound_by_the_larger_share_where_both_are_half_of_its_time(bandwidth: Any, rate: Any, bound: str | None) -> None:
     phase = replace(PHASE, bandwidth=bandwidth, rate=rate)
     assert phase.bound == bound
@@ -81,9 +69,6 @@ def test_why_depends_on_what_binds_the_variant() -> None:
     assert "memory holds it" in sentences[0] and "products hold it" in sentences[1]
     assert sentences[2].startswith("at the rates measured reading and multiplying need 35 % of its time at most (bf16: 36 %)")
     assert "reads 0.0001 MB" in sentences[3], "nothing is claimed of what is not known"
-
-
-# --- config.json -------------------------------------------------------------------------------------------------
 
 
 LLAMA = {

@@ -1,8 +1,6 @@
 """When rounds are enough: looks planned from rules, an interval that holds the bound and knows what whole runs differ by, and the
 promise kept all the same."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
@@ -97,9 +95,6 @@ def test_a_step_of_the_machine_without_a_trend_is_said_too() -> None:
     stepped = rows([1.0, 1.2, 1.0, 1.21, 1.0, 1.19, 1.0])
     words = rounds.drift_in_words(rounds.drift(stepped, confidence=0.95), stepped)
     assert words == ("the machine was not steady: the reference's time per token went from 1e+03 to 1.21e+03 ms within 7 rounds",)
-
-
-# --- whole runs --------------------------------------------------------------------------------------------------
 
 
 def test_the_truth_of_all_runs_is_covered_though_each_run_has_a_shift_of_its_own() -> None:

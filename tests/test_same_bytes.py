@@ -1,7 +1,5 @@
 """Equal inputs give equal files: under other hash seeds, with other threads, and as another processor would compute."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

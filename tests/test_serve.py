@@ -1,7 +1,5 @@
 """The stage: a variant behind a server becomes rows and metrics; what fails, or is missing, never passes."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

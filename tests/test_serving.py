@@ -1,7 +1,5 @@
 """One streamed request becomes one row, whatever the server does; what an endpoint lacks is named and recorded."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator

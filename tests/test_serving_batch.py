@@ -1,7 +1,5 @@
 """A batch asks each request once: through refusals, kills and a second run; what failed is given back."""
 
-from __future__ import annotations
-
 import asyncio
 import email.utils
 import functools

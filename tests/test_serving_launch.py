@@ -1,7 +1,5 @@
 """A launched server listens here only, takes one key only, and is gone afterwards, whatever ended the run."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import inspect
@@ -213,9 +211,6 @@ def test_engine_options_reach_a_server_as_the_engine_means_them_and_the_rest_are
     options = {n: p.default for n, p in engine.items() if n not in ("model_dir", "threads")}
     assert {n: p.default for n, p in server.items() if p.kind is p.KEYWORD_ONLY} == options
     assert _llamacpp.KV_TYPES == llamacpp_engine.CACHE_TYPES
-
-
-# --- llama.cpp's own server, on a GGUF made here -------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

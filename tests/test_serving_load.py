@@ -1,7 +1,5 @@
 """Loads: so many at once and no more, arrivals that nobody holds back, prompts that no cache has seen."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Request rows to metrics: closed forms, and nothing that is not known under a name that says it is."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """A server's log-probabilities of given tokens become figures only if they are those tokens' and the model's own."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Sequence

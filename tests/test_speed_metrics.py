@@ -1,7 +1,5 @@
 """Requests become metrics: drift cancels in ratios, phases keep apart, memory is a slope, cliffs are named, bounds are said."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Any
 
@@ -126,9 +124,6 @@ def test_p99_of_few_gaps_carries_a_warning() -> None:
     assert any("few" in w for w in timings(FIVE)["itl_p99_ms"]["warnings"])
 
 
-# --- memory ------------------------------------------------------------------------------------------------------
-
-
 def test_cache_bytes_are_a_slope_over_contexts_so_that_a_constant_does_not_count() -> None:
     more = [request(0, "variant", 0.2, 0.05, scenario=f"context-{n}", cache_tokens=n, cache_bytes=500 + 10 * n) for n in (50, 400)]
     rows = [r | {"cache_bytes": 500 + 10 * 104} for r in FIVE] + more
@@ -156,9 +151,6 @@ def test_memory_of_a_gpu_is_allocated_reserved_and_in_use() -> None:
     assert m["cuda_allocated_bytes"]["value"] == 14 and m["cuda_reserved_bytes"]["value"] == 20
     assert m["nvml_used_bytes"]["value"] is None and "NVML" in m["nvml_used_bytes"]["warnings"][0]
     assert "cuda_allocated_bytes" not in timings(FIVE)
-
-
-# --- sweeps ------------------------------------------------------------------------------------------------------
 
 
 def swept(scenario: str, prompt: int, first: float, step: float, **more: Any) -> list[Any]:
@@ -212,9 +204,6 @@ def test_what_a_sweep_lacks_is_null_with_its_reason() -> None:
     assert "4096" in m["tpot_ms/context-1000"]["warnings"][0]
 
 
-# --- what bounds it ----------------------------------------------------------------------------------------------
-
-
 def test_shares_of_a_rate_are_what_is_needed_over_time_and_rate() -> None:
     """1360 weights multiply every prompt token, 640 of the head the last one only."""
     m = timings(FIVE)
@@ -246,13 +235,6 @@ def test_a_rate_that_could_not_be_measured_says_so(rates: dict[str, Any], why: s
     b = built(PAIRED, rates=rates, loads={"variant": load, "reference": load})
     assert b.metrics["mfu"]["value"] is None and why in b.metrics["mfu"]["warnings"][0]
     assert "is not known" in b.bounds["prefill"] and why in b.bounds["prefill"]
-
-
-def test_the_reference_is_held_against_its_own_device_only() -> None:
-    loads = meta()["loads"]
-    b = built(PAIRED, loads=loads | {"reference": loads["reference"] | {"device": "cuda"}})
-    assert b.metrics["mbu"]["value"] is not None and "(bf16: " not in b.bounds["against"]
-    assert "(bf16: " in built(PAIRED).bounds["against"]
 
 
 def test_the_bounds_say_why_a_variant_is_faster() -> None:

@@ -1,7 +1,5 @@
 """Intervals and tests against SciPy, closed forms, published tables and simulation (in full: tests/bench/simulations.py)."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Models larger than memory: files are written a tensor at a time, and not twice."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,7 +8,7 @@ import pytest
 from conftest import make_model
 from model_house import tensors_of
 
-from pipeline import engines, quantize
+from pipeline import quantize
 from pipeline.core import artifacts
 from pipeline.core.params import Variant
 from pipeline.evalset.calibration import Calibration
@@ -80,8 +78,3 @@ def test_torchao_packs_matrix_by_matrix_what_transformers_packs_at_once(tmp_path
     for name in ("model.safetensors", "config.json", "generation_config.json"):
         assert (tmp_path / "out" / name).read_bytes() == (right / name).read_bytes(), name
     assert facts["probe"] == probe(model)
-
-
-def test_a_model_spread_by_its_device_map_is_the_same_model(tiny_bf16: Path) -> None:
-    one, spread = (engines.load("hf", tiny_bf16, threads=1, device_map=how) for how in ("one", "auto"))
-    assert (one.logits(range(5, 40)) == spread.logits(range(5, 40))).all()

@@ -1,7 +1,5 @@
 """What is asked: prompts that no cache knows, contexts that fit, and what cannot be asked is missing with its reason."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 
@@ -44,10 +42,6 @@ def test_no_prompt_begins_as_another_does() -> None:
     cut = [prompts.cut(n) for n in [64] * 80 + [512, 1016, 32, 8]]
     assert [len(p) for p in cut] == [64] * 80 + [512, 1016, 32, 8]
     assert not any(a[:HEAD][: len(b)] == b[:HEAD][: len(a)] for a, b in itertools.combinations(cut, 2))
-
-
-def test_prompts_repeat_with_their_seed() -> None:
-    assert Prompts(IDS, 1).cut(64) == Prompts(IDS, 1).cut(64) != Prompts(IDS, 2).cut(64)
 
 
 def test_a_text_that_is_too_short_is_an_error_with_its_size() -> None:
@@ -101,10 +95,3 @@ def test_a_process_that_dies_ends_the_sweep_with_a_failed_row() -> None:
     rows = list(schedule.run(Fake({"stream_batch": ArtifactError("died (exit code -9); out of memory?")}), planned()))
     assert [r["ok"] for r in rows] == [True] * 4 + [False] and "out of memory" in rows[-1]["error"]
     assert rows[-1]["scenario"] == "batch-1" and rows[-1]["t_tokens"] == []
-
-
-def test_published_parts_are_those_that_a_plan_measures() -> None:
-    parts = schedule.published(SETUP)
-    assert parts["ttft_ms"] == ["context-256", "context-1024", "batch-1", "batch-4", "prefix-cold", "prefix-warm"]
-    assert parts["decode_tok_s"] == ["context-256", "context-1024", "batch-1", "batch-4"] and "decode" in parts["phase_ms"]
-    assert schedule.published(Requests()).keys() == {"phase_ms"}

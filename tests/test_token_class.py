@@ -1,7 +1,5 @@
 """Every token has one class, whichever way its characters were cut."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

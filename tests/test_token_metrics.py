@@ -1,7 +1,5 @@
 """Token rows become metrics: tails, parts and departures stay visible, and nothing unknown turns into a number."""
 
-from __future__ import annotations
-
 from collections import Counter
 from itertools import pairwise
 from typing import Any
@@ -145,13 +143,10 @@ def test_trajectories_that_never_depart_have_no_median_and_say_why() -> None:
     assert found["never_departs"]["value"] == pytest.approx(2 / 3)
 
 
-@pytest.mark.parametrize(
-    "at, departed",
-    [
-        ([1, 2, 2, 2, 9, 9], [False, True, True, True, False, False]),  # 3 of 6 depart at 2; one ended after 1
-        ([1, 1, 1, 2, 2, 5, 9], [False, False, False, True, True, False, False]),
-    ],
-)
+@pytest.mark.parametrize("at, departed", [
+    ([1, 2, 2, 2, 9, 9], [False, True, True, True, False, False]),  # 3 of 6 depart at 2; one ended after 1
+    ([1, 1, 1, 2, 2, 5, 9], [False, False, False, True, True, False, False]),
+])  # fmt: skip
 def test_a_trajectory_that_ended_early_is_not_taken_for_one_that_agreed_to_the_end(at: list[int], departed: list[bool]) -> None:
     """Product limit of the first: 1 - 3/5 = 0.4 at 2. Taking it for "never": 1 - 3/6."""
     assert median_departure(np.array(at), np.array(departed), 0.95, 200, np.random.default_rng(0)).value == 2

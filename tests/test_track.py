@@ -1,7 +1,5 @@
 """MLflow: the same state makes no second run, a changed one makes one, and nothing half-written stays."""
 
-from __future__ import annotations
-
 import getpass
 import json
 import os

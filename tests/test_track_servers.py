@@ -3,8 +3,6 @@
 Skipped by name where a package is missing: passwords need `pip install 'mlflow[auth]'`, PostgreSQL `'psycopg[binary]'`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import os

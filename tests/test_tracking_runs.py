@@ -1,16 +1,13 @@
 """What is logged: names that cannot collide, curves along their axes, datasets as they were recorded."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 import pytest
 from gate_house import metric
-from track_house import judged, rule, write_answers_meta, write_manifest
+from track_house import write_answers_meta, write_manifest
 
 from pipeline.core.errors import ArtifactError
-from pipeline.tracking import views
 from pipeline.tracking.runs import curves, datasets, flat_metrics, read_manifest
 
 
@@ -57,11 +54,3 @@ def test_a_dataset_is_a_task_s_definition_and_rows(tmp_path: Path, monkeypatch: 
     assert logged == [
         ("tasks/facts", "evaluation", sets), ("calibration/own", "calibration", {"evalsets/calibration/own.jsonl": "d"}),
     ]  # fmt: skip
-
-
-def test_a_description_begins_with_the_verdict_and_has_a_line_a_rule_with_its_unit() -> None:
-    top1 = {"metric": "top1_agreement", "unit": "fraction", "low": 0.942, "high": 0.96, "n": 9, "bound": "margin 7 pp"}
-    note = views.variant_note(judged("FAIL", rule(0.951, "FAIL", required=False, **top1), rule(0.951, "PASS", **top1)))
-    assert note.startswith("FAIL: r\n") and views.COLUMNS[0] == "attributes.`Description`"
-    assert "- top1_agreement 95.1 [94.2, 96] %, n = 9: FAIL, advisory, margin 7 pp" in note and ": PASS, margin 7 pp" in note
-    assert views.variant_note(None).startswith("REFERENCE: ")

@@ -1,7 +1,5 @@
 """A folder with results of three variants and a verdict, as `track` finds them; a sqlite store that is copied, not made."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import shutil

@@ -1,7 +1,5 @@
 """Small random models of many architectures that transformers has, with the tests' tokenizer: what people may bring."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 from typing import Any

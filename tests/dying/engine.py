@@ -1,8 +1,6 @@
 """An engine of the tests that really dies: of SIGILL in the middle of `diverge`, at the exit of `evaluate`, by `exit(1)` inside
 a library while `benchmark` loads. Elsewhere it is transformers'."""
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import multiprocessing as mp

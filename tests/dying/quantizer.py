@@ -1,7 +1,5 @@
 """A quantizer of the tests that dies while it writes, unless it is asked for the whole."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

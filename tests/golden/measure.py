@@ -5,8 +5,6 @@ Everything called float32 computes in float32, and the variants' weights are coa
 far from 0, and processors agree on them. Those of the packed ones differ by some percent, and are kept as means.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -7,8 +7,6 @@ keeps one from being asked for nothing. Ids, labels and fields are compared exac
 pass through 16 bits, to a hundredth), those of packed weights roughly.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import sys
