@@ -51,6 +51,12 @@ ROOT = Path(__file__).resolve().parent.parent
 compileall.compile_dir(str(ROOT / "pipeline"), quiet=2)
 
 
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test works in a folder of its own, as a stage in a project's."""
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture(scope="session")
 def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An empty store of MLflow's, to be copied: it takes seconds to make."""

@@ -41,12 +41,11 @@ def litter(folder: Path) -> list[Path]:
     return left
 
 
-def test_droppings_are_no_sets_no_tasks_no_backends_and_no_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_droppings_are_no_sets_no_tasks_no_backends_and_no_change(tmp_path: Path) -> None:
     for name in ("evalsets", "envs", "pipeline/quantizers"):
         shutil.copytree(ROOT / name, tmp_path / name)
     for name in ("constraints.txt", "pipeline/protocol.yaml", "params.yaml"):
         shutil.copyfile(ROOT / name, tmp_path / name)
-    monkeypatch.chdir(tmp_path)
 
     def seen() -> tuple[object, ...]:
         corpus = Path("evalsets/corpus")
@@ -210,7 +209,6 @@ def test_output_that_takes_ascii_only_gets_question_marks() -> None:
 
 
 def test_what_is_blamed_is_what_happened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
     log = tmp_path / "log"
     for number, said in (
         (signal.SIGBUS, "a file that it had open was cut, or the disk is full"),
@@ -239,7 +237,6 @@ def test_a_disk_that_fills_under_llama_cpp_is_no_property_of_the_model(
 
     out = tmp_path / "out"
     out.mkdir()
-    monkeypatch.chdir(tmp_path)
     for name, stub in {"_convert": lambda *_: None, "_lost": lambda *_: "", "_names": lambda *_: []}.items():
         monkeypatch.setattr(gguf, name, stub)
     monkeypatch.setattr(llama_cpp, "llama_model_quantize", lambda *_: 1)  # all that C++ says of either

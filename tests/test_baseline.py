@@ -68,7 +68,6 @@ def on_main(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def house(on_main: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> params.Params:
     """A copy of that repository, as the working directory."""
     shutil.copytree(on_main, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
     monkeypatch.delenv(baseline.VARIABLE, raising=False)
     return params.load()
 

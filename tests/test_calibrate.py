@@ -15,9 +15,8 @@ from pipeline.evalset.calibration import SHARED_WORDS, Calibration, overlap
 
 
 @pytest.fixture
-def house(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def house(tiny: Path, tmp_path: Path) -> Path:
     """A folder with the project's sets and params, and the tiny model as its base."""
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "evalsets").symlink_to(ROOT / "evalsets")
     shutil.copytree(tiny, artifacts.BASE)
     files = artifacts.files_of(artifacts.BASE)

@@ -25,13 +25,8 @@ VALID: dict[str, object] = {"id": "a", "question": "q", "choices": ["x", "y"], "
     (b'{"id": "a", "domain": "d", "text": "  "}', ":1: field 'text' is empty"), (b"[1, 2]", ":1: a row must be an object"),
     (f"{ROW}\n{ROW}".encode(), ":2: id 'a' is used twice"),
     (f"{ROW}\n{ROW.replace(': ' + chr(34) + 'a', ': ' + chr(34) + 'b')}".encode(), "it would count twice"),
-    (f"{ROW}\n{ROW}\r\n".encode(), ":2: ends in CR LF"),
     (b'{"id": "a", "id": "b", "domain": "d", "text": "t"}', ":1: is not JSON ('id' is given twice)"),
-    (b'{"id": "a", "domain": "d", "text": "\\ud800"}', ":1: holds half of a surrogate pair"),
     (b'{"id": "a", "domain": "d", "text": "t", "weight": NaN}', ":1: is not JSON (NaN is not a JSON value"),
-    (b'{"id": null, "domain": "d", "text": "t"}', ":1: field 'id' must be text, in quotes; found None"),
-    ("\ufeff".encode("utf-16-le") + ROW.encode("utf-16-le"), ":1: is not UTF-8"),
-    (b'{"a": 1}\n{"a": 1 "b"}\n', ":2: is not JSON (Expecting ',' delimiter, column 9)"),
     (b"[" * 100_000, ":1: is not JSON"), (b"\n\xff\n", ":2: is not UTF-8"), (b"\n\n", " is empty"), (b"", " is empty"),
     ("\n".join([ROW, "", "", *(ROW.replace('"a"', f'"{k}"').replace("some", f"{k}") for k in range(13)), "{"]).encode(),
      ":17: is not JSON"),
@@ -68,9 +63,8 @@ def test_an_edited_set_has_another_digest(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home() -> Path:
     """An empty evalsets/tasks, and the process in the folder above."""
-    monkeypatch.chdir(tmp_path)
     home = Path("evalsets/tasks")
     home.mkdir(parents=True)
     return home
@@ -102,24 +96,15 @@ CHOICE = "task: mine\noutput_type: multiple_choice\n"
     (yaml_of(), {"id": "a", "choices": ["x", "y"], "answer": 0}, "column 'question' (doc_to_text) is missing"),
     (yaml_of(), {"question": "q", "choices": ["x", "y"], "answer": 0}, "'id' is missing"), (yaml_of(), None, "is empty"),
     (yaml_of(), VALID | {"choices": ["x", " "]}, "all non-empty text"),
-    (yaml_of(), VALID | {"answer": True}, "answer True is neither"),
-    (yaml_of(), VALID | {"answer": "z"}, "answer 'z' is neither"),
     (yaml_of(), VALID | {"question": 5}, "'question' must be text, found 5; write it in quotes"),
     (yaml_of(split="tset"), VALID, "test_split 'tset' has no data file; did you mean 'test'"),
     (yaml_of("elsewhere.jsonl"), VALID, "elsewhere.jsonl lies outside evalsets/tasks"),
     (yaml_of().replace("task: mine", "task: other"), VALID, "mine.yaml:2: says `task: other`"),
-    (yaml_of() + "fewshot_split: tset", VALID, "did you mean 'test'"),
     (yaml_of() + "include: facts.yaml", VALID, "`include` is not read here"),
-    ("- a list", VALID, "mine.yaml: must be a mapping"), ("task: mine", VALID, "mine.yaml: output_type None"),
-    ("task: [", VALID, "is not valid YAML"), ("a: 1\nb: [", VALID, "mine.yaml:2: is not valid YAML"),
     ("task: mine\noutput_type: multiple_chioce", VALID, "mine.yaml:2: output_type 'multiple_chioce'; did you mean"),
-    (CHOICE, VALID, "mine.yaml: names no test_split"),
     (CHOICE + "test_split: test\ndataset_kwargs: {data_files: x.jsonl}", VALID, "needs dataset_kwargs"),
-    (CHOICE + "test_split: test\ndataset_kwargs: {data_files: {test: }}", VALID, "must be the name of a file"),
     (CHOICE + "metric_list: [{metric: bleu}]", VALID, "mine.yaml:3: metric_list has neither acc nor exact_match"),
-    (CHOICE + "metric_list: 5", VALID, "mine.yaml:3: metric_list = 5 must be a list"),
     (CHOICE + "task: mine", VALID, "mine.yaml:3: is not valid YAML (found dup"),
-    ("a: \x01", VALID, "mine.yaml:1: holds a character"),
 ])  # fmt: skip
 def test_a_faulty_task_is_named(home: Path, text: str, row: dict[str, object] | None, words: str) -> None:
     write(home / "mine.jsonl", *([row] if row else []))

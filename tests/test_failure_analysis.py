@@ -23,9 +23,8 @@ EVIL = "<script>alert(1)</script>"
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def folder(tmp_path: Path) -> None:
     (tmp_path / "evalsets").symlink_to(ROOT / "evalsets")
-    monkeypatch.chdir(tmp_path)
 
 
 def answer(k: int, is_right: bool, margin: float) -> dict[str, Any]:

@@ -302,9 +302,8 @@ def made_beside() -> dict[str, str]:
 
 
 @pytest.fixture
-def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> params.Params:
+def house() -> params.Params:
     """One variant beside the reference, and one rule above the floor."""
-    monkeypatch.chdir(tmp_path)
     shutil.copy(ROOT / "params.yaml", "params.yaml")
     settings = params.load()
     rules = [Rule(metric="kld_mean", margin="0.02 nats", above="floor")]

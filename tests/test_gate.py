@@ -100,11 +100,8 @@ def test_direction_belongs_to_the_metric_and_not_to_whoever_writes_the_rule() ->
     ({"margin": "1 nats", "above": "floor", "against": "baseline"}, "against: baseline goes with a margin or a gain"),
     ({"metric": "kld_maen", "margin": "1 nats"}, "did you mean 'kld_mean'"),
     ({"metric": "ppl", "margin": "1 ppl"}, "use limit"), ({"metric": "top1_agreement", "margin": "5 %"}, "pp"),
-    ({"metric": "acc_delta/all", "margin": "1000 pp"}, "can never fail"),
     ({"metric": "acc_delta/all", "margin": "100 pp"}, "can never fail"),
-    ({"metric": "top1_agreement", "margin": "100 pp"}, "can never fail"),
     ({"metric": "acc/all", "limit": "0 pp"}, "can never fail"),
-    ({"metric": "failure_rate", "limit": "100 pp"}, "can never fail"),
     ({"metric": "speed_ratio", "margin": "100 %"}, "can never fail"),
     ({"metric": "p_mcnemar", "limit": "0 p"}, "can never fail"),
     ({"margin": "50 nats"}, "protects nothing; the widest margin is 2 nats"),
@@ -168,8 +165,7 @@ GOOD = {
 
 
 @pytest.fixture
-def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> params.Params:
-    monkeypatch.chdir(tmp_path)
+def house(tmp_path: Path) -> params.Params:
     (tmp_path / "params.yaml").write_text((ROOT / "params.yaml").read_text(encoding="utf-8"), encoding="utf-8")
     settings = params.load()
     for name in settings.variants:

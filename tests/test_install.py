@@ -105,7 +105,6 @@ def home(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
         monkeypatch.setattr(install, "installer", lambda python, venv: [str(python), "-m", "pip", "install"])
     elif not (Path(sys.prefix) / "bin/uv").exists():
         pytest.skip("uv is not installed")
-    monkeypatch.chdir(tmp_path)
     for name, value in {"PIP_FIND_LINKS": str(tmp_path / "wheels"), "PIP_NO_INDEX": "1"}.items():
         monkeypatch.setenv(name, value)
     for name in ("UV_FIND_LINKS", "UV_DEFAULT_INDEX", "UV_INDEX"):

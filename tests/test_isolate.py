@@ -19,11 +19,6 @@ from pipeline.core import isolate, quota
 from pipeline.core.errors import ArtifactError, Crashed, Unsupported
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
 def add(a: int, b: int) -> int:
     return a + b
 

@@ -167,10 +167,9 @@ TEXT = "The council of the town met and spoke of rain, of roads and of bread. " 
 
 
 @pytest.fixture
-def workplace(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def workplace(tiny: Path, tmp_path: Path) -> Path:
     """A folder with params.yaml and two variants: bf16 (transformers) and gguf-q8_0 (llama.cpp), of the same weights."""
     pytest.importorskip("llama_cpp")
-    monkeypatch.chdir(tmp_path)
     shutil.copy(ROOT / "params.yaml", tmp_path)
     (tmp_path / "text.txt").write_text(TEXT + "\n", encoding="utf-8")
     for name in ("bf16", "gguf-q8_0"):

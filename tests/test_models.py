@@ -219,9 +219,7 @@ PACKED = {  # matrices of one of two layers, and how many values stay at 16 bits
 
 @pytest.mark.filterwarnings("ignore")  # gptqmodel's own, at load
 @pytest.mark.parametrize("name", PACKED)
-def test_fused_experts_and_turned_matrices_run_packed_in_engine_hf(
-    model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_fused_experts_and_turned_matrices_run_packed_in_engine_hf(model: Any, name: str) -> None:
     """Each matrix is packed once, in the bits counted by hand, runs in gptqmodel's kernel, is within half a step of 8 bits (and a
     bfloat16's) of the model's own, and all are together to the last bit what the model's class makes of these matrices.
 
@@ -232,7 +230,6 @@ def test_fused_experts_and_turned_matrices_run_packed_in_engine_hf(
     matrices, rest = PACKED[name]
     weights = 2 * sum(outputs * inputs for outputs, inputs in matrices)
     bits = 2 * sum(outputs * inputs * (8 + 24 / 32) + 32 * inputs for outputs, inputs in matrices)  # of groups, of input columns
-    monkeypatch.chdir(tmp_path)
     variant = Variant(quantizer="rtn", options={"bits": 8, "group_size": 32})
     facts = built(variant, model(name), Path("out"))
     quantize.answer(variant, Path("out"), facts, 1)

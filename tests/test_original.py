@@ -51,12 +51,8 @@ def test_today_s_transformers_reads_a_translated_config_as_the_one_it_came_from(
 
 @pytest.mark.parametrize("change, named", [
     ({"rope_parameters": {"rope_theta": THETA, "rope_type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic'"),
-    ({"rope_parameters": {"rope_theta": THETA, "rope_type": "proportional"}}, "rope_type 'proportional'"),
-    ({"rope_parameters": {"rope_theta": THETA, "rope_type": "linear", "factor": 2.0, "beta": 1}}, "rope_parameters.beta"),
     ({"rope_parameters": {"rope_theta": THETA, "factor": 2.0}}, "rope_parameters.factor of type 'default'"),
-    ({"rope_parameters": {"full_attention": {"rope_theta": THETA}}}, "full_attention"),
     ({"rope_theta": 10000.0}, "rope_theta is 10000.0"),
-    ({"torch_dtype": "float16"}, "torch_dtype is 'float16'"),
     ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
     ({"auto_map": {"AutoModel": "m.py"}}, "auto_map"),
 ])  # fmt: skip

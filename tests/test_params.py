@@ -2,9 +2,8 @@
 
 import functools
 import re
-from datetime import date
 from pathlib import Path
-from typing import Annotated, Any, Union
+from typing import Annotated, Any
 
 import pytest
 import yaml
@@ -50,21 +49,17 @@ def at_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("old, new, expected", [
     ("seed: 2026", "sede: 2026", ["params.yaml:2:", "sede", "did you mean 'seed'"]),
-    ("quantizer: torchao", "quantiser: torchao", ["variants.int8.quantiser", "did you mean 'quantizer'"]),
     ("rounds: 5}", "rounds: 2}", ["tiers.default.benchmark.rounds = 2", "must be at least 3"]),
     ("max_rounds: 10", "max_rounds: 4", ["tiers.default.benchmark", "max_rounds = 4 is below rounds = 5"]),
     ("reference: bf16", "reference: bf61", ["reference: 'bf61' is not a variant", "did you mean 'bf16'"]),
     ("margin: 0.02 nats", "margin: 0.02", ["margin = 0.02", "bare number"]),
-    ("margin: 0.02 nats", "marign: 0.02 nats", ["marign", "did you mean 'margin'"]),
     ("required: [int8]  ", "required: [itn8]  ", ["gate.required", "'itn8'", "did you mean 'int8'"]),
     ("required: [int8]  ", "required: [bf16]  ", ["gate.required", "'bf16' is the reference"]),
     ("  smoke:   ", "  smo.ke:   ", ["tier name 'smo.ke'"]), ("  int8:      {", '  "int8\\n": {', ["variant name 'int8\\n'"]),
     ("tier: default", "tier: defualt", ["tier: 'defualt' is not in tiers", "did you mean 'default'"]),
     ("{facts: 24, ", "{facts: 24, facts: 50, ", ['duplicate key "facts"']),
     ("{facts: 24, ", "{facts: 0, ", ["tiers.smoke.tasks.facts = 0", "must be at least 1 or 'all'"]),
-    ("{facts: 24, ", "{facts: true, ", ["tiers.smoke.tasks.facts = True", "must be a whole number or 'all'"]),
     ("source: text", "source: hub", ["calibration", "source hub needs `hub: {dataset: org/name}`"]),
-    ("source: text", "source: slef", ["calibration.source = 'slef'", "did you mean 'self'"]),
     ("seed: 2026", "rounds: 1\nsede: 2026", ["sede: unknown key", "rounds: unknown key"]),  # all faults at once
 ])  # fmt: skip
 def test_a_fault_names_line_value_and_remedy(tmp_path: Path, old: str, new: str, expected: list[str]) -> None:
@@ -75,13 +70,9 @@ def test_a_fault_names_line_value_and_remedy(tmp_path: Path, old: str, new: str,
 @pytest.mark.parametrize("content, expected", [
     (b"seed: 1\nthreads: \xe4", "params.yaml:2: is not UTF-8 (byte 17)"),
     (b"seed: 1\n\tthreads: 1", "params.yaml:2: is not valid YAML (found character"),
-    (b"seed: 1\nthreads: [1\ntier: a", "params.yaml:3: is not valid YAML ("),
-    (b"seed: 1\ntier: 2024-13-41", "params.yaml: is not valid YAML (month must be in 1..12)"),
     (b"seed: !!python/object:os.system x", "params.yaml:1: is not valid YAML (could not determine a constructor"),
-    (b"seed: 1\nnote: \x01", "params.yaml:2: holds a character that YAML does not take"),
     (b"seed: 1\n---\nseed: 2", "params.yaml:2: is not valid YAML (but found another document)"),
     (b"seed: 1\ntrue: 2", "params.yaml:2: YAML reads the name 'true' as bool; put it in quotes"),
-    (b"seed: 1\n8: 2", "params.yaml:2: YAML reads the name '8' as int; put it in quotes"),
     (b"", "params.yaml: the file: is empty"), (b"- 1", "params.yaml: the file: must be a section"),
     (None, "params.yaml cannot be read (Is a directory)"),
 ])  # fmt: skip
@@ -106,7 +97,6 @@ KINDS = {
     "dict_type": ({"variants": ["a"]}, "variants = ['a']: must be a section"),
     "list_type": ({"gate.required": "int8"}, "gate.required = 'int8': must be a list, such as [a, b]"),
     "int_type": ({"seed": 1.0}, "seed = 1.0: must be a whole number"),
-    "int_type of bool": ({"seed": True}, "seed = True: must be a whole number"),
     "float_type": ({"compare.confidence": "0.9"}, "compare.confidence = '0.9': must be a number"),
     "bool_type": ({"evaluate.allow_truncated": 1}, "evaluate.allow_truncated = 1: must be true or false"),
     **{
@@ -114,12 +104,8 @@ KINDS = {
         for k, name in enumerate(("", "  ", ".", "..", "a\nb", 'it\'s "both"', "x" * 251))
     },
     "string_type": ({"track.experiment": 3}, "track.experiment = 3: must be text; put it in quotes"),
-    "string_type of bool": ({"track.experiment": True}, "track.experiment = True: must be text; put it in quotes"),
-    "string_type of date": ({"track.experiment": date(2024, 1, 1)}, "track.experiment = 2024-01-01: must be text"),
-    "string_type in a list": ({"gate.required": [8]}, "gate.required.0 = 8: must be text"),
     "literal_error": ({"gate.inconclusive": 3}, "gate.inconclusive = 3: must be 'blocks' or 'passes'"),
     "union": ({"threads": "atuo"}, "threads = 'atuo': must be 'auto' or a whole number; did you mean 'auto'?"),
-    "union out of range": ({"threads": 0}, "threads = 0: must be 'auto' or at least 1"),
     "finite_number": ({"serving.timeout_s": float("inf")}, "serving.timeout_s = inf: must be a finite number"),
     "greater_than": ({"compare.confidence": 0.5}, "compare.confidence = 0.5: must be more than 0.5"),
     "less_than of nan": ({"compare.confidence": float("nan")}, "compare.confidence = nan: must be less than 1.0, and finite"),
@@ -133,7 +119,6 @@ KINDS = {
     "union_tag_not_found": ({"model": {"id": "a"}}, "model: source is missing; there is: package, path, hub"),
     "value_error": ({"model.package": "a>=1"}, "model.package = 'a>=1': must be a name and a version, as in name==1.2.3"),
     "none of a section": ({"variants": None}, "variants: is empty; name a variant"),
-    "none of a list": ({"gate.rules": None}, "gate.rules: is empty; must be a list"),
     "none where nobody is served": ({"serving.variants": None}, "serving.variants: is empty; where nobody is served, write"),
     "none of serving": ({"serving": None}, "serving: is empty; where nobody is served, leave the key out"),
 }
@@ -162,12 +147,8 @@ def test_no_fault_is_told_in_words_of_the_library(tmp_path: Path, kind: str) -> 
 @pytest.mark.parametrize("hint, value, expected", [
     (tuple[int, int], [1, 2], "option x = [1, 2]: must be a list"),  # strictly: YAML has no tuples, so no option may be one
     (list[str], "a", "option x = 'a': must be a list"), (list[str], ["a", 3], "option x.1 = 3: must be text"),
-    (dict[str, int], {"a": "b"}, "option x.a = 'b': must be a whole number"),
-    (Union[int, list[str]], 1.5, "option x = 1.5: must be a whole number or a list"),
-    (int | None, "a", "option x = 'a': must be a whole number"), (int, True, "option x = True: must be a whole number"),
     (Annotated[float, Field(gt=0, lt=1)], 5, "option x = 5: must be less than 1"),
     (Annotated[int, Field(multiple_of=32)], 5, "option x = 5: must be a multiple of 32"),
-    (Annotated[int, Field(le=3)], 5, "option x = 5: must be at most 3"),
     (Annotated[list[int], Field(max_length=1)], [1, 2], "option x = [1, 2]: may have 1 at most"),
     (None, 5, "option x = 5: must be left empty"), (bool, 1, "option x = 1: must be true or false"),
 ])  # fmt: skip
@@ -208,21 +189,14 @@ def test_the_line_is_that_of_the_key(tmp_path: Path, old: str, new: str, key: st
     ("metric: acc_delta/all", "metric: acc_delta/prose_ppl", ["has no right and wrong; use byte_ppl_ratio/prose_ppl"]),
     ("metric: acc_delta/all", "metric: score_delta/instruct", ["has no choices; use acc_delta/instruct"]),
     ("metric: acc_delta/all", "metric: acc_delta", ["'acc_delta'", "give one of the tier's tasks"]),
-    ("metric: kld_mean", "metric: kld_mean/nwes", ["'kld_mean/nwes'", "did you mean 'news'"]),
     ("metric: kld_mean", "metric: kld_maen", ["'kld_maen' is not known", "did you mean 'kld_mean'"]),
-    ("metric: speed_ratio", "metric: speed_ratio/x", ["speed_ratio has no parts"]),
     ("metric: speed_ratio", "metric: tpot_ms/context-1025", ["no such part", "did you mean 'context-1024'"]),
     ("set: evalsets/calibration/own.jsonl", "set: evalsets/corpus/news.jsonl", ["overlaps what is measured", "'news-01'"]),
     ("set: evalsets/calibration/own.jsonl", "set: evalsets/calibration/onw.jsonl", ["calibration.set", "is not here"]),
-    ("{dtype: bfloat16}", "{dtype: float61}", ["variants.bf16", "dtype = 'float61'"]),
     ("{dtype: bfloat16}", "{}", ["variants.bf16", "option 'dtype' is needed"]),
-    ("quantizer: gptq", "quantizer: gtpq", ["quantizer 'gtpq'", "did you mean 'gptq'"]),
-    ("engine: hf, options: {scheme", "engine: fh, options: {scheme", ["engine 'fh'"]),
     ("engine: llamacpp", "engine: hf", ["variants.gguf-q8_0", "does not read what quantizer 'gguf'", "llamacpp"]),
     ("engine: hf, options: {scheme", "engine: llamacpp, options: {scheme", ["variants.int8", "use engine: hf"]),
-    ("{facts: 24, ", "{fatcs: 48, ", ["tiers.smoke.tasks", "'fatcs'", "did you mean 'facts'"]),
     ("grammar: 24, ", "grammar: all, ", ["tiers.default.tasks.grammar = 240", "is less than tiers.smoke's 'all'"]),
-    ("margin: 7 pp", "margin: 7 %", ["top1_agreement", "a number and a unit (pp)"]),
     ("margin: 0.02 nats", "margin: -0.02 nats", ["must be a finite number that is not negative"]),
 ])  # fmt: skip
 @pytest.mark.usefixtures("at_root")

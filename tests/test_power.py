@@ -22,7 +22,6 @@ LOADED = functools.cache(power.tasks.load_task)  # the sets are the same in ever
 @pytest.fixture
 def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> params.Params:
     """The project's params, sets and record, in a folder where nothing has run."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(power.tasks, "load_task", LOADED)
     monkeypatch.setattr(check, "_lm_eval_tasks", set)  # seconds
     (tmp_path / "evalsets").symlink_to(ROOT / "evalsets")

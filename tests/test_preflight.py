@@ -24,9 +24,8 @@ BF16 = Variant(quantizer="cast", options={"dtype": "bfloat16"})
 
 
 @pytest.fixture
-def house(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> params.Params:
+def house(tiny: Path) -> params.Params:
     """The project's sets and params in a folder of its own, for a copy of the tiny model in ./model."""
-    monkeypatch.chdir(tmp_path)
     shutil.copytree(ROOT / "evalsets", "evalsets")
     shutil.copy(ROOT / "params.yaml", "params.yaml")
     shutil.copytree(tiny, "model")

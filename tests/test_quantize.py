@@ -38,11 +38,6 @@ def plain(wide: Path) -> Any:
     return engines.load("hf", wide, threads=1).logits(IDS)
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
 def run(base: Path, quantizer: str, rows: list[list[int]] | None = None, **options: Any) -> tuple[Any, Path]:
     """(facts, folder) of a model quantized in the working directory."""
     out = Path(f"out{len(list(Path().glob('out*')))}").absolute()

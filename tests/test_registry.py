@@ -28,7 +28,6 @@ def say(patch: pytest.MonkeyPatch, words: dict[str, str]) -> None:
 @pytest.fixture
 def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tracked: Path) -> House:
     """Tracked, with a gate that finds the results fresh."""
-    monkeypatch.chdir(tmp_path)
     say(monkeypatch, {"int8": "PASS", "nf4": "FAIL"})
     return copy_tracked(tracked, tmp_path)
 

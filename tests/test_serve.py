@@ -45,9 +45,8 @@ Change = Callable[[dict[str, Any]], object]
 
 
 @pytest.fixture(autouse=True)
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def project() -> None:
     """A folder with params, texts, and a variant `q8` that has a manifest and nothing else."""
-    monkeypatch.chdir(tmp_path)
     text = json.dumps({"id": "a", "domain": "d", "text": " ".join(map(str, range(9000)))})
     Path("texts.jsonl").write_text(text + "\n", encoding="utf-8")
     for name in ("bf16", "q8"):

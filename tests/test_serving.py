@@ -496,9 +496,8 @@ def test_no_request_of_the_probe_is_longer_than_a_launched_server_takes(server: 
 
 
 @pytest.fixture
-def texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def texts() -> Path:
     """A text in a working directory of its own."""
-    monkeypatch.chdir(tmp_path)
     path = Path("texts.jsonl")
     path.write_text(json.dumps({"id": "a", "domain": "d", "text": " ".join(map(str, range(9000)))}) + "\n")
     return path

@@ -28,8 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch, "Pace", functools.partial(Pace, first_wait_s=0.01))  # what the command line takes
 
 

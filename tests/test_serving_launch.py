@@ -46,11 +46,6 @@ HTTPServer(("127.0.0.1", int(sys.argv[1])), H).serve_forever()
 """
 
 
-@pytest.fixture(autouse=True)
-def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
 Toy = Callable[..., contextlib.AbstractContextManager[Launched]]
 LOG = Path("artifacts/logs/serve-toy-.log")
 

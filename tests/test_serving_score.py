@@ -42,9 +42,8 @@ Scored = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture(autouse=True)
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def project(monkeypatch: pytest.MonkeyPatch) -> None:
     """params.yaml, four documents of one window each, a tokenizer of words, and a key."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("QUANTGATE_API_KEY", KEY)
     data = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
     data["diverge"]["corpus"], data["compare"]["resamples"] = "texts.jsonl", 200

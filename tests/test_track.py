@@ -43,15 +43,13 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own
 
 @pytest.fixture
 def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, database: Path) -> House:
-    monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     return sqlite_house(tmp_path, database)
 
 
 @pytest.fixture
-def tracked_house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tracked: Path) -> House:
+def tracked_house(tmp_path: Path, tracked: Path) -> House:
     """A house whose results are tracked already."""
-    monkeypatch.chdir(tmp_path)
     return copy_tracked(tracked, tmp_path)
 
 
@@ -179,8 +177,7 @@ def test_a_run_holds_what_it_was_made_from_and_what_defines_the_measurement(hous
     assert files(logged["runs"]["bf16"], "figures") == ["figures/tradeoff.png"]
 
 
-def test_a_tree_is_not_changed_by_what_the_pipeline_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_tree_is_not_changed_by_what_the_pipeline_writes() -> None:
     settings = write_results()
     Path("dvc.lock").write_text("stages: {}\n", encoding="utf-8")
     own = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]

@@ -80,8 +80,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, database: Path) -> Iterator
 
 
 @pytest.fixture
-def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def house(tmp_path: Path) -> Path:
     write_results()
     for file in (artifacts.answers("int8"), artifacts.REPORTS / "report.html"):
         artifacts.write_text(file, "x\n")

@@ -1,6 +1,5 @@
 """What is logged: names that cannot collide, curves along their axes, datasets as they were recorded."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,8 +43,7 @@ def test_curves_lie_over_positions_and_a_server_s_over_concurrency() -> None:
     }  # fmt: skip
 
 
-def test_a_dataset_is_a_task_s_definition_and_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_dataset_is_a_task_s_definition_and_rows() -> None:
     sets = {"evalsets/tasks/facts.yaml": "a", "evalsets/tasks/facts.jsonl": "b"}
     write_answers_meta("x", sets)
     facts = {"source": "text", "digest": "d", "rows_asked": 1, "rows_used": 1, "tokens_per_row": 1}
