@@ -218,10 +218,3 @@ def test_a_column_that_datasets_takes_for_dates_is_named(engine: Any, own_task: 
     write_jsonl(own_task, [{"id": str(k), "context": f"The {k}th day is", "target": f"2024-01-0{k}"} for k in range(1, 4)])
     with pytest.raises(DataError, match="task 'mine' item '1': 'target' is '2024-01-01' in the file"):
         answered(engine)
-
-
-def test_a_chat_task_without_a_template_is_named(tiny: Path) -> None:
-    own = engines.load("hf", tiny, threads=1)
-    own.tokenizer.chat_template = None  # type: ignore[attr-defined]
-    with pytest.raises(DataError, match="task 'instruct' is a chat and the model has no chat template"):
-        answered(own, {"instruct": 2})

@@ -17,7 +17,7 @@ from pipeline.core.errors import DataError
 from pipeline.core.params import Compare
 from pipeline.divergence.distributions import compare_logits
 from tools import llamacpp_compat
-from tools.llamacpp_compat import Scores, Tokens, read_text, score, summarize, tokenize, windows
+from tools.llamacpp_compat import Scores, Tokens, score, summarize, tokenize, windows
 
 N = 32  # window of the tests that run a model
 
@@ -30,22 +30,6 @@ def test_windows_score_as_many_tokens_as_llama_perplexity_and_drop_the_rest() ->
         assert {w.scored for w in windows(range(3 * n_ctx + 1), n_ctx=n_ctx)} == {n_ctx - 1 - n_ctx // 2} == {scored}
     with pytest.raises(DataError, match="1023 tokens.*at least 1024"):
         windows(range(1023))
-
-
-def test_a_bos_takes_the_place_of_each_window_s_first_token_and_moves_nothing() -> None:
-    plain, begun = windows(range(100), n_ctx=N), windows(range(100), n_ctx=N, bos=777)
-    assert [w.token_ids for w in begun] == [(777, *w.token_ids[1:]) for w in plain]
-    assert [w.first for w in begun] == [w.first for w in plain]
-
-
-def test_one_final_newline_is_dropped_and_a_missing_or_malformed_text_is_named(tmp_path: Path) -> None:
-    (tmp_path / "t").write_bytes(b"\na\r\nb\n\n")
-    assert read_text(tmp_path / "t") == "\na\r\nb\n"
-    (tmp_path / "t").write_bytes(b"ab\xff")
-    with pytest.raises(DataError, match=r"t is not UTF-8 \(byte 2\)"):
-        read_text(tmp_path / "t")
-    with pytest.raises(DataError, match="nowhere does not exist"):
-        read_text(tmp_path / "nowhere")
 
 
 class Letters:

@@ -131,33 +131,6 @@ def test_comment_report_and_what_was_measured_are_kept_even_where_the_verdict_fa
     assert all(save["with"]["key"].startswith(prefix) for prefix in restore["with"]["restore-keys"].splitlines())
 
 
-GH = """
-store=$(dirname "$0")/comments.json
-case "$*" in
-  *--paginate*) jq -r "$(for a; do last=$a; done; echo "$last")" "$store" ;;
-  *PATCH*) echo "PATCH $*" >>"$(dirname "$0")/calls" ;;
-  *POST*) echo "POST $*" >>"$(dirname "$0")/calls" ;;
-esac
-"""
-
-
-@pytest.mark.parametrize("there, call", [
-    ([], "POST"), ([{"id": 7, "user": {"type": "User"}, "body": "<!-- quantgate --> quoted"}], "POST"),
-    ([{"id": 8, "user": {"type": "Bot"}, "body": "something else"}], "POST"),
-    ([{"id": 9, "user": {"type": "Bot"}, "body": "<!-- quantgate -->\n### quantgate: FAIL"}], "PATCH"),
-])  # fmt: skip
-def test_the_comment_is_posted_once_and_then_edited(tmp_path: Path, there: list[dict[str, Any]], call: str) -> None:
-    if not shutil.which("jq"):
-        pytest.skip("jq, which stands in for gh's own filter, is not installed")
-    body = next(s for s in STEPS if s.get("name") == "Comment")["run"]
-    env = tools(tmp_path / "bin", gh=GH) | {"GITHUB_REPOSITORY": "o/r", "NUMBER": "3"}
-    (tmp_path / "bin/comments.json").write_text(json.dumps(there))
-    subprocess.run(["bash", "-e", "-c", body], env=env, cwd=tmp_path, check=True)
-    calls = (tmp_path / "bin/calls").read_text().split("\n")
-    where = "repos/o/r/issues/comments/9" if call == "PATCH" else "repos/o/r/issues/3/comments"
-    assert len(calls) == 2 and calls[0].startswith(f"{call} ") and where in calls[0] and "body=@artifacts/comment.md" in calls[0]
-
-
 def recipe(*words: str, **scripts: str) -> subprocess.CompletedProcess[str]:
     Path(".github").mkdir(exist_ok=True)
     shutil.copy(ROOT / ".github/gate.sh", ".github/gate.sh")

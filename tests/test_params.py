@@ -170,16 +170,6 @@ def test_a_value_means_to_us_what_it_means_to_dvc(tmp_path: Path, value: str) ->
     assert (read, type(read)) == (by_dvc, type(by_dvc))
 
 
-@pytest.mark.parametrize("old, new, key", [
-    ("output_tokens: 32", "output_tokens: 0", "tiers.default.benchmark.output_tokens = 0"),
-    ("reference: bf16", "reference: bf61", "reference: 'bf61' is not"), ("required: [int8]", "required: [int9]", "gate.required: "),
-    ("    gguf-q8_0: {launch", "    gguf-q9_0: {launch", "serving.variants.gguf-q9_0: "),
-])  # fmt: skip
-def test_the_line_is_that_of_the_key(tmp_path: Path, old: str, new: str, key: str) -> None:
-    line = next(i for i, text in enumerate(GOOD.split("\n"), 1) if old in text)
-    assert f"params.yaml:{line}: {key}" in fault(written(tmp_path, old, new))
-
-
 @pytest.mark.parametrize("old, new, expected", [
     ("", "", []),  # as shipped
     ("hf, options: {bits: 4, group_size", "hf, options: {bits: 4, group_sise", ["unknown option 'group_sise'", "'group_size'"]),
@@ -206,22 +196,3 @@ def test_what_needs_other_modules_is_checked_before_work(
     monkeypatch.setattr(check, "_lm_eval_tasks", lambda: {"hellaswag"})  # the real index takes ten seconds
     faults = "\n".join(check.faults(params.load(written(tmp_path, old, new))))
     assert all(part in faults for part in expected) and bool(expected) == bool(faults), faults
-
-
-@pytest.mark.parametrize("old, new, note", [
-    ("{facts: 300, ", "{facts: 99999, ", "tiers.default.tasks.facts = 99999 is more than there is: all 592 are taken"),
-    ("documents: 11", "documents: 1000", "tiers.default.documents = 1000 is more than there is: all 79 are taken"),
-    ("trajectories: 16", "trajectories: 1000", "tiers.default.trajectories = 1000 is more than there is: all "),
-    ("{facts: 300, ", "{facts: 592, ", None),
-])  # fmt: skip
-@pytest.mark.usefixtures("at_root")
-def test_more_than_a_set_holds_is_a_note_and_no_fault(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], old: str, new: str, note: str | None
-) -> None:
-    settings = params.load(written(tmp_path, old, new))
-    monkeypatch.setattr(params, "load", lambda: settings)
-    monkeypatch.setattr(check, "CHECKED", tmp_path / "checked.json")
-    monkeypatch.setattr(check.results, "write_asked", lambda _: None)
-    check.main()
-    notes = [line for line in capsys.readouterr().out.splitlines() if "is more than there is" in line]
-    assert len(notes) == (note is not None) and all(line.startswith(f"check      {note}") for line in notes), notes

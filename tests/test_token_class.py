@@ -1,11 +1,7 @@
 """Every token has one class, whichever way its characters were cut."""
 
-from pathlib import Path
-
 import pytest
-from conftest import ROOT
 
-from pipeline.evalset import load_texts
 from pipeline.evalset.token_classes import class_of, classes
 from pipeline.metrics.definitions import TOKEN_CLASSES
 
@@ -34,19 +30,3 @@ def whole(text: str) -> list[str]:
 ])  # fmt: skip
 def test_characters_cut_into_bytes_are_classed_by_the_whole_character(ids: list[int], expected: list[str]) -> None:
     assert classes(ids, lambda some: bytes(some).decode(errors="replace"), {1}, "news") == expected
-
-
-def test_every_token_of_the_corpora_has_a_class_and_the_marks_are_special(tiny: Path) -> None:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(tiny)
-    special = set(tokenizer.all_special_ids)
-    seen = {}
-    for row in load_texts(ROOT / "evalsets/corpus")[::6]:
-        ids = [1, *tokenizer(row["text"]).input_ids]
-        kinds = classes(ids, tokenizer.decode, special, row["domain"])
-        assert len(kinds) == len(ids) and set(kinds) <= set(TOKEN_CLASSES) and kinds[0] == "special"
-        seen[row["domain"]] = kinds
-    assert seen["chinese"].count("cjk") > len(seen["chinese"]) / 2
-    assert seen["news"].count("words") > len(seen["news"]) / 2
-    assert set(seen["code-python"]) == {"special", "code"}

@@ -20,7 +20,6 @@ from track_house import (
     House,
     change,
     copy_tracked,
-    judged,
     rejudge,
     rule,
     sqlite_house,
@@ -36,7 +35,6 @@ from pipeline.tracking import connection
 from pipeline.tracking.connection import CURRENT, KEY, Tracker
 from pipeline.tracking.registry import Registry
 from pipeline.tracking.runs import PARENT, load_state, provenance
-from pipeline.tracking.views import draw_rules
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own
 
@@ -375,10 +373,3 @@ def test_two_at_once_wait_for_each_other(house: House, monkeypatch: pytest.Monke
 
 
 # --- the picture -------------------------------------------------------------------------------------------------
-
-
-def test_the_picture_leaves_out_rules_without_a_figure(tmp_path: Path) -> None:
-    unknown = rule(None, "FAIL")
-    assert not draw_rules("x", judged("FAIL", unknown), 0.95, tmp_path / "a.png")
-    assert draw_rules("x", judged("FAIL", unknown, rule(0.0, "PASS")), 0.95, tmp_path / "b.png")
-    assert (tmp_path / "b.png").read_bytes()[:4] == b"\x89PNG" and not (tmp_path / "a.png").exists()
