@@ -19,8 +19,9 @@ PROTOCOL = "pipeline/protocol.yaml"
 PURE = sorted(PACKAGE.glob("stats/*.py"))
 # Packages that take seconds to import: inside functions only, so that params are checked without them.
 HEAVY = {
-    *"bitsandbytes dvc gptqmodel jinja2 llama_cpp lm_eval matplotlib mlflow onnx onnxruntime_genai torch torchao transformers".split()
-}
+    "bitsandbytes", "dvc", "gptqmodel", "jinja2", "llama_cpp", "lm_eval", "matplotlib", "mlflow", "onnx", "onnxruntime_genai",
+    "torch", "torchao", "transformers",
+}  # fmt: skip
 LIGHT = {"engines/_head.py", "engines/_lm_eval.py"}
 
 
