@@ -79,6 +79,15 @@ def result(settings: params.Params, variant: str, metrics: dict[str, Any], **mor
     } | more  # fmt: skip
 
 
+def write_manifest(folder: Path, **fields: Any) -> None:
+    """The manifest of a base or a model as its stage writes it, of the files that are there."""
+    artifacts.write_json(folder / artifacts.MANIFEST, {
+        "status": "ok", "reason": None, "files": artifacts.files_of(folder), "digest": "d", "versions": {}, "source": "path",
+        "note": None, "weights": 1, "trust_remote_code": False, "variant": folder.name, "quantizer": "q", "engine": "e",
+        "base": "b", "seed": 1, "asked": {}, "options": {}, "engine_options": {},
+    } | fields)  # fmt: skip
+
+
 def write_metrics(settings: params.Params, variant: str, metrics: dict[str, Any], **more: Any) -> None:
     artifacts.write_json(artifacts.metrics(variant), result(settings, variant, metrics, **more))
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 from conftest import ROOT
+from gate_house import write_manifest
 
 from pipeline import calibrate
 from pipeline.core import artifacts
@@ -19,8 +20,7 @@ def house(tiny: Path, tmp_path: Path) -> Path:
     """A folder with the project's sets and params, and the tiny model as its base."""
     (tmp_path / "evalsets").symlink_to(ROOT / "evalsets")
     shutil.copytree(tiny, artifacts.BASE)
-    files = artifacts.files_of(artifacts.BASE)
-    artifacts.write_json(artifacts.BASE / artifacts.MANIFEST, {"files": files, "digest": "d", "trust_remote_code": False})
+    write_manifest(artifacts.BASE)
     return tmp_path
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from gate_house import OTHERS, lock, metric, result, write_metrics
+from gate_house import OTHERS, lock, metric, result, write_manifest, write_metrics
 from gate_house import run as judged
 from pydantic import ValidationError
 
@@ -325,11 +325,8 @@ def test_a_local_model_that_changed_or_was_added_to_since_its_download_is_stale_
         artifacts.write_text(folder / name, "as given")
         artifacts.write_text(artifacts.BASE / name, "as given" if name == "config.json" else "repaired")
     given = artifacts.sha256_file(folder / "generation_config.json")
-    artifacts.write_json(artifacts.BASE / artifacts.MANIFEST, {
-        "status": "ok", "files": artifacts.files_of(artifacts.BASE), "digest": "d", "versions": {}, "source": "path",
-        "license": "l", "note": None, "weights": 1, "trust_remote_code": False, "repairs": ["r"],
-        "repaired": {"generation_config.json": given}, "given": ["config.json", "generation_config.json"],
-    })  # fmt: skip
+    repaired = {"repairs": ["r"], "repaired": {"generation_config.json": given}}
+    write_manifest(artifacts.BASE, given=["config.json", "generation_config.json"], license="l", **repaired)
     house = house.model_copy(update={"model": params.PathModel(source="path", path=str(folder))})
     judged(house)
     assert gate.enforce(house) == 0

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import ROOT, make_model
+from gate_house import write_manifest
 from scipy.special import log_softmax, rel_entr, softmax
 from test_engines import write_gguf
 
@@ -156,8 +157,7 @@ def workplace(tiny: Path, tmp_path: Path) -> Path:
         if name != "bf16":
             write_gguf(folder, folder / "model.gguf")
             (folder / "model.safetensors").unlink()
-        manifest = {"status": "ok", "reason": None, "digest": name, "files": artifacts.files_of(folder)}
-        artifacts.write_json(folder / artifacts.MANIFEST, manifest)
+        write_manifest(folder, digest=name)
     return tmp_path
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gate_house import write_manifest
 
 from pipeline import check
 from pipeline.core import artifacts, params
@@ -37,8 +38,7 @@ def metric(value: float, low: float | None = None, high: float | None = None, n:
 
 def measured(base: str = "b", **metrics: Any) -> None:
     """Leave what an earlier run of int8 would have left."""
-    origin = params.load().model.model_dump() | {"versions": {}, "files": {}, "weights": 1}
-    artifacts.write_json(artifacts.BASE / artifacts.MANIFEST, origin | {"status": "ok", "digest": "b"})
+    write_manifest(artifacts.BASE, **params.load().model.model_dump() | {"digest": "b"})
     last = artifacts.read_json(ROOT / artifacts.metrics("int8"))
     artifacts.write_json(artifacts.metrics("int8"), last | {"base": base, "metrics": metrics})
 

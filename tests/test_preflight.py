@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from conftest import ROOT
+from gate_house import write_manifest
 from model_house import change_json
 
 from pipeline import check, engines, evaluate, quantize, quantizers, reference
@@ -126,17 +127,7 @@ def test_a_long_item_is_named_before_a_model_is_loaded(house: params.Params, mon
     asking = asked(house, mine="all")
     folder = artifacts.model_dir("int8")
     shutil.copytree("model", folder)
-    built = {
-        "status": "ok",
-        "reason": None,
-        "digest": "d",
-        "files": artifacts.files_of(folder),
-        "versions": {},
-        "base": "b",
-        "seed": 1,
-    }
-    built |= {"variant": "int8", "quantizer": "rtn", "engine": "hf", "trust_remote_code": False}
-    artifacts.write_json(folder / artifacts.MANIFEST, built | {k: {} for k in ("asked", "options", "engine_options")})
+    write_manifest(folder)
     monkeypatch.setattr(params, "load", lambda: asking)
     monkeypatch.setattr(engines, "load", lambda *a, **k: pytest.fail("a model was loaded"))
     with pytest.raises(DataError, match=r"item 'first' has \d+ tokens, the 32 of its reply among them, and the model's window is"):
@@ -288,9 +279,8 @@ def test_a_base_is_looked_at_only_if_it_is_of_the_model_that_params_name(house: 
     packaged = settings(house, model=named, variants={"mine": Variant(quantizer="rtn", options={"keep": ["x"]})})
     assert model.base_folder(packaged) is None and model.faults(packaged) == [] == model.notes(packaged)
     shutil.copytree("model", artifacts.BASE)
-    rest = {"status": "ok", "files": {}, "digest": "d", "versions": {}, "note": "", "weights": 1, "trust_remote_code": False}
     for package, here in (("other==1", False), (named.model_dump()["package"], True)):
-        artifacts.write_json(artifacts.BASE / artifacts.MANIFEST, rest | named.model_dump() | {"package": package})
+        write_manifest(artifacts.BASE, **named.model_dump() | {"package": package})
         assert bool(model.faults(packaged)) is here
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import ROOT, make_model
+from gate_house import write_manifest
 from model_house import calibration, change_weights, tensors_of
 from test_engines import write_gguf
 
@@ -133,9 +134,7 @@ def test_an_invalid_variant_is_recorded_and_the_stage_goes_on(tiny: Path, monkey
     for name in ("params.yaml", "evalsets"):
         Path(name).symlink_to(ROOT / name)
     shutil.copytree(tiny, artifacts.BASE)
-    files = artifacts.files_of(artifacts.BASE)
-    manifest = {"status": "ok", "source": "path", "files": files, "digest": "d", "versions": {}, "note": "", "weights": 1}
-    artifacts.write_json(artifacts.BASE / artifacts.MANIFEST, manifest | {"trust_remote_code": False})
+    write_manifest(artifacts.BASE)
 
     def overflow(*_: object, **__: object) -> dict[str, object]:
         raise InvalidVariant("layer 3 holds inf")

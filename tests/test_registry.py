@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gate_house import write_manifest
 from mlflow import MlflowClient
-from track_house import VARIANTS, House, change, copy_tracked, judged, rejudge, write_manifest
+from track_house import VARIANTS, House, change, copy_tracked, judged, rejudge
 
 from pipeline import track
 from pipeline.core import artifacts
@@ -36,7 +37,7 @@ def build(variant: str) -> Path:
     """A model as `quantize` leaves it, and results that were measured of it."""
     folder = artifacts.model_dir(variant)
     artifacts.write_text(folder / "model.safetensors", "weights")
-    write_manifest(variant, digest="as built")
+    write_manifest(folder, digest="as built")
     change(variant, model="as built")
     return folder
 
@@ -120,7 +121,7 @@ DAMAGES: list[tuple[Any, str]] = [
     (lambda f: artifacts.write_text(f / "model.safetensors", "others"), "model.safetensors was changed"),
     (lambda f: (f / "model.safetensors").unlink(), "model.safetensors is missing"),
     (lambda f: artifacts.write_text(f / "more", "x"), "more was added"),
-    (lambda f: write_manifest("int8", digest="another"), "another build"),
+    (lambda f: write_manifest(f, digest="another"), "another build"),
 ]
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 import pytest
 import yaml
-from gate_house import write_metrics
+from gate_house import write_manifest, write_metrics
 
 from pipeline import check, serve
 from pipeline.core import artifacts, params
@@ -50,8 +50,7 @@ def project() -> None:
     text = json.dumps({"id": "a", "domain": "d", "text": " ".join(map(str, range(9000)))})
     Path("texts.jsonl").write_text(text + "\n", encoding="utf-8")
     for name in ("bf16", "q8"):
-        manifest = {"status": "ok", "reason": None, "digest": f"{name}-1", "files": {}}
-        artifacts.write_json(artifacts.model_dir(name) / artifacts.MANIFEST, manifest)
+        write_manifest(artifacts.model_dir(name), digest=f"{name}-1")
 
 
 def set_params(who: dict[str, Any], *changes: Change) -> Params:
@@ -73,12 +72,6 @@ def served(how: dict[str, Any], *changes: Change) -> Params:
     settings = set_params({"q8": how}, *changes)
     serve.main("q8")
     return settings
-
-
-def as_written(folder: Path) -> None:
-    """Let a model's manifest list what is there."""
-    manifest = artifacts.read_manifest(folder)
-    artifacts.write_json(folder / artifacts.MANIFEST, manifest | {"files": artifacts.files_of(folder)})
 
 
 def rules(*more: dict[str, Any]) -> Change:
@@ -173,8 +166,7 @@ def test_a_server_that_fails_keeps_its_rows_and_its_failures_count(
 
 
 def not_built(data: dict[str, Any]) -> None:
-    manifest = {"status": "unsupported", "reason": "no kernel", "digest": "q8-1"}
-    artifacts.write_json(artifacts.model_dir("q8") / artifacts.MANIFEST, manifest)
+    write_manifest(artifacts.model_dir("q8"), status="unsupported", reason="no kernel", digest="q8-1")
 
 
 def in_hf(data: dict[str, Any]) -> None:
@@ -183,7 +175,7 @@ def in_hf(data: dict[str, Any]) -> None:
 
 def no_environment(data: dict[str, Any]) -> None:
     (artifacts.model_dir("q8") / "model.gguf").touch()
-    as_written(artifacts.model_dir("q8"))
+    write_manifest(artifacts.model_dir("q8"), digest="q8-1")
 
 
 @pytest.mark.parametrize("kind, change, words", [
@@ -388,7 +380,7 @@ def test_a_launched_llama_cpp_server_is_measured_and_gone(tiny: Path) -> None:
     folder = artifacts.model_dir("q8")
     shutil.copytree(tiny, folder, dirs_exist_ok=True)
     write_gguf(folder, folder / "model.gguf")
-    as_written(folder)
+    write_manifest(folder, digest="q8-1")
     shutil.copytree(ROOT / "envs", "envs")
     if (ROOT / "artifacts/envs").exists():  # built once for the checkout, not for every run of the tests
         Path("artifacts/envs").symlink_to(ROOT / "artifacts/envs")

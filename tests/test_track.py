@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gate_house import metric, write_metrics
+from gate_house import metric, write_manifest, write_metrics
 from mlflow import MlflowClient
 from track_house import (
     VARIANTS,
@@ -24,7 +24,6 @@ from track_house import (
     rule,
     sqlite_house,
     write_answers_meta,
-    write_manifest,
     write_results,
 )  # fmt: skip
 
@@ -203,7 +202,7 @@ def test_no_password_or_key_is_uploaded(house: House, monkeypatch: pytest.Monkey
     for file in [*files, artifacts.REPORTS / "report.md", artifacts.REPORTS / "figures/a.svg"]:
         artifacts.write_json(file, {"said": secret})
     calibration = {"source": secret, "digest": "d", "rows_asked": 1, "rows_used": 1, "tokens_per_row": 1}
-    write_manifest("int8", calibration=calibration)
+    write_manifest(artifacts.model_dir("int8"), calibration=calibration)
     for name in settings.variants:
         change(name, options={"index": secret}, versions={"torch": secret})
     rejudge("int8", reason=secret)

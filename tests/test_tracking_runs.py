@@ -3,9 +3,10 @@
 from typing import Any
 
 import pytest
-from gate_house import metric
-from track_house import write_answers_meta, write_manifest
+from gate_house import metric, write_manifest
+from track_house import write_answers_meta
 
+from pipeline.core import artifacts
 from pipeline.core.errors import ArtifactError
 from pipeline.tracking.runs import curves, datasets, flat_metrics, read_manifest
 
@@ -47,7 +48,7 @@ def test_a_dataset_is_a_task_s_definition_and_rows() -> None:
     sets = {"evalsets/tasks/facts.yaml": "a", "evalsets/tasks/facts.jsonl": "b"}
     write_answers_meta("x", sets)
     facts = {"source": "text", "digest": "d", "rows_asked": 1, "rows_used": 1, "tokens_per_row": 1}
-    write_manifest("x", calibration=facts | {"set_files": {"evalsets/calibration/own.jsonl": "d"}})
+    write_manifest(artifacts.model_dir("x"), calibration=facts | {"set_files": {"evalsets/calibration/own.jsonl": "d"}})
     logged = datasets("x", read_manifest("x"))
     assert logged == [
         ("tasks/facts", "evaluation", sets), ("calibration/own", "calibration", {"evalsets/calibration/own.jsonl": "d"}),

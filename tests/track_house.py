@@ -87,16 +87,6 @@ def sqlite_house(folder: Path, database: Path) -> House:
     return write_results(), uri, MlflowClient(tracking_uri=uri)
 
 
-def write_manifest(variant: str, **fields: Any) -> None:
-    """A model's manifest as `quantize` writes it."""
-    folder = artifacts.model_dir(variant)
-    artifacts.write_json(folder / artifacts.MANIFEST, {
-        "status": "ok", "reason": None, "variant": variant, "quantizer": "q", "engine": "e", "base": "b", "seed": 1, "asked": {},
-        "options": {}, "engine_options": {}, "versions": {}, "trust_remote_code": False, "files": artifacts.files_of(folder),
-        "digest": "d",
-    } | fields)  # fmt: skip
-
-
 def write_answers_meta(variant: str, sets: dict[str, str]) -> None:
     artifacts.write_json(artifacts.meta_of(artifacts.answers(variant)), {
         "variant": variant, "model": "m", "status": "ok", "reason": None, "versions": {}, "once": None, "sets": sets,
