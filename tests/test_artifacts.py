@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from conftest import ROOT
 
-from pipeline.core import artifacts
+from pipeline.core import artifacts, cli, quiet
 from pipeline.core.errors import ArtifactError, Unsupported
 
 
@@ -31,7 +31,7 @@ def test_a_failed_write_leaves_the_old_file_or_folder_and_nothing_else(tmp_path:
 WRITER = """
 import sys, time
 from pathlib import Path
-from pipeline.core import artifacts
+from pipeline.core import artifacts, cli, quiet
 with artifacts.{kind}(Path({path!r})) as out:
     ({file}).write_text("half")
     print("writing", flush=True)
@@ -136,3 +136,13 @@ def test_an_interrupted_stage_does_not_look_like_a_success() -> None:
         assert child.stdout and child.stdout.readline() == "started\n"
         child.terminate()
         assert child.wait(20) != 0
+
+
+def test_an_error_of_ours_is_one_line_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise ArtifactError("no such thing")
+
+    monkeypatch.setattr("sys.argv", ["stage"])
+    monkeypatch.setattr(quiet, "libraries", lambda: None)
+    with pytest.raises(SystemExit, match="^error: no such thing$"):
+        cli.run(fail)

@@ -4,8 +4,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from pipeline import engines
 from pipeline.core import artifacts
+from pipeline.core.errors import ArtifactError
 from pipeline.engines import Sampling, _generation
 from pipeline.engines._generation import Prompt
 
@@ -29,6 +32,11 @@ def test_prompts_are_those_the_reference_continued_in_its_order(tmp_path: Path) 
         Prompt("b", "dialogue", "Be brief.\n你好", [4, 5, 6]),  # what was written, not the template's words
         Prompt("a", "news", "The harbour", [8]),
     ]
+
+
+def test_a_prompt_that_is_gone_from_its_file_is_an_error_in_words(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="'c', which is not in the prompts' file"):
+        _generation.asked(store(tmp_path, ("trajectory", "c", [1, 2], 1)), PROMPTS)
 
 
 def test_replies_are_the_same_batched_and_one_at_a_time(tiny: Path) -> None:

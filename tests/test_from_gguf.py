@@ -169,6 +169,13 @@ def test_text_is_cut_as_llama_cpp_cuts_it(merging: dict[str, Any], tmp_path: Pat
     assert [tokenizer(text).input_ids for text in texts] == from_gguf.llama_ids(file, texts)
 
 
+def test_a_rule_that_nobody_here_knows_is_refused_by_its_name(merging: dict[str, Any], tmp_path: Path) -> None:
+    write_merging(merging, "youtu", file := tmp_path / "vocabulary.gguf")
+    tokenizer_of(file)
+    with pytest.raises(DownloadError, match=r"tokenizer.ggml.pre 'youtu': .* cuts 79 of 79 texts otherwise than llama.cpp"):
+        from_gguf._refuse_other_tokens(file, "youtu", tmp_path)
+
+
 @pytest.mark.parametrize("more", [{}, {"add_space_prefix": False}, {"add_bos_token": False}, {"add_eos_token": True}], ids=str)
 def test_a_sentencepiece_vocabulary_gives_llama_cpp_s_tokens(tmp_path: Path, more: dict[str, bool]) -> None:
     sentencepiece = pytest.importorskip("sentencepiece")

@@ -84,6 +84,19 @@ def test_without_a_compiler_a_line_says_what_is_missing_and_installing_goes_on(
     assert "no C++ compiler" in capsys.readouterr().out
 
 
+def test_a_compiler_that_fails_is_told_with_its_words_and_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    compiler()
+    monkeypatch.setattr(install, "LOG", tmp_path / "log")
+    monkeypatch.setattr(install, "built_for", lambda python: None)
+    code = "print('DEBUG [3/9] g++ a.cpp\\nDEBUG a.cpp:1: error: no\\n  a.cpp:1: error: no'); raise SystemExit(1)"
+    with pytest.raises(SystemExit, match="everything else is installed"):
+        install.compile_llamacpp([sys.executable, "-c", code], install.clean(), Path("/bin/false"))
+    printed = capsys.readouterr().out
+    assert printed.count("a.cpp:1: error: no") == 1 and "DEBUG" not in printed
+
+
 def test_pip_s_settings_reach_uv_a_variable_before_a_file_and_a_person_s_own_settings_of_uv_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -57,6 +57,13 @@ def test_a_whole_model_passes_in_one_file_or_in_shards_that_are_all_there(base: 
     assert "index.json names model-00001-of-00002.safetensors, absent" in refusal(base)
 
 
+@pytest.mark.parametrize("text, word", [("{", "is not valid JSON"), ("[]", "holds a list"), ("{}", "has no weight_map")])
+def test_an_index_that_lists_nothing_is_refused(base: Path, text: str, word: str) -> None:
+    (base / "model.safetensors").unlink()  # else no loader asks an index
+    (base / "model.safetensors.index.json").write_text(text)
+    assert word in refusal(base)
+
+
 @pytest.mark.parametrize("change, words", [
     (lambda tensors: tensors.pop(UP), f"lack {UP}, which"),
     (lambda tensors: [tensors.pop(t) for t in list(tensors) if "layers.1" in t], " and 6 more, which"),
@@ -138,6 +145,11 @@ def test_a_token_beyond_the_vocabulary_is_named_unless_it_is_special_and_unused(
     shutil.rmtree(base.parent / "out")
     add_token(base, "newword", special=False)
     assert "('newword') and config.json's vocab_size is" in refusal(base)
+
+
+def test_a_tokenizer_that_cannot_be_read_is_refused(base: Path) -> None:
+    (base / "tokenizer.json").write_text("{}")
+    assert "tokenizer.json cannot be read" in refusal(base)
 
 
 @pytest.mark.parametrize("files, word", [

@@ -14,7 +14,7 @@ from test_engines import write_gguf
 
 from pipeline import engines
 from pipeline.core import artifacts
-from pipeline.core.errors import DataError
+from pipeline.core.errors import DataError, InvalidVariant
 from pipeline.core.params import Compare
 from pipeline.divergence.distributions import compare_logits
 from tools import llamacpp_compat
@@ -143,6 +143,13 @@ def test_figures_and_their_standard_errors_are_llama_cpp_s_formulas() -> None:
 
 
 TEXT = "The council of the town met and spoke of rain, of roads and of bread. " * 90
+
+
+def test_a_token_without_a_finite_divergence_makes_no_average() -> None:
+    ref, var, ids = made_up()
+    var[3, :] = np.nan
+    with pytest.raises(InvalidVariant, match="1 of 40 tokens"):
+        summarize(Scores(compare_logits(ref, var, ids), np.arange(40)), Compare(), 1)
 
 
 @pytest.fixture

@@ -148,6 +148,15 @@ def test_a_damaged_record_stops_nothing_and_is_named(house: params.Params, conte
     assert line(house, "not used: reports/evalsets.json is ")
 
 
+def test_check_prints_it_and_writes_what_it_always_writes(house: params.Params, capsys: pytest.CaptureFixture[str]) -> None:
+    check.main()
+    fresh = check.CHECKED.read_bytes()
+    assert "rule acc_delta/all, margin 2 pp: n = 696" in capsys.readouterr().out
+    measured(**{"acc_delta/facts": metric(-1, -9, 7)}, **changed(3, 1))
+    check.main()
+    assert check.CHECKED.read_bytes() == fresh and "int8's last run" in capsys.readouterr().out
+
+
 def test_a_variant_without_loss_passes_a_margin_as_large_as_what_is_resolved_in_80_of_100_runs(house: params.Params) -> None:
     score, share, n, rng = 0.7, 0.03, 700, np.random.default_rng(4)
     margin = power._smallest(n, score, share, power.Sources(house)) / 100

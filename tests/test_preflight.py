@@ -287,6 +287,12 @@ def test_a_base_is_looked_at_only_if_it_is_of_the_model_that_params_name(house: 
 # --- memory and disk ---------------------------------------------------------------------------------------------
 
 
+def test_a_damaged_file_of_the_model_is_a_line(house: params.Params) -> None:
+    Path("model/config.json").write_text("{", encoding="utf-8")
+    (fault,) = model.faults(house)
+    assert "params.yaml: model: model/config.json is not valid JSON" in fault
+
+
 def test_check_says_what_does_not_fit_here_before_any_work(house: params.Params, monkeypatch: pytest.MonkeyPatch) -> None:
     (whole,) = capacity.notes(house)
     assert "GB more on disk" in whole

@@ -96,6 +96,12 @@ def test_what_does_not_pass_needs_force_and_a_reason(house: House, monkeypatch: 
     assert champion(house[2]) == "nf4" and Registry(house[2], NAME).moves()[0]["how"] == "force"
 
 
+def test_the_reference_is_judged_by_nothing_and_so_not_promoted(house: House) -> None:
+    with pytest.raises(ArtifactError, match="bf16 is not promoted: it is the reference, .* with a PASS: int8;"):
+        promote(house, "bf16")
+    assert Registry(house[2], NAME).champion() is None
+
+
 def test_where_the_gate_cannot_judge_nothing_is_promoted(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()  # the real one: this folder is no project of DVC's
     monkeypatch.chdir(house[1].removeprefix("sqlite:///").removesuffix("/mlflow.db"))
