@@ -1,0 +1,90 @@
+"""`quantgate status`: which stages `make repro` would run, why, and how long they took last time on this machine."""
+
+from __future__ import annotations
+
+import json
+from statistics import mean
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from pipeline.core import artifacts, cli
+from pipeline.core.errors import ArtifactError
+
+
+class Pending(NamedTuple):
+    """A stage to run. seconds: its last run's, or the mean of its variants' (`guess`); None: it never ran here."""
+
+    stage: str
+    why: str
+    seconds: float | None
+    guess: bool
+
+
+def pending() -> list[Pending]:
+    """Stages to run, in DVC's order. Raises `ArtifactError` where DVC cannot say."""
+    import networkx as nx
+    from dvc.exceptions import DvcException
+    from dvc.repo import Repo
+
+    try:
+        with Repo() as repo:
+            changed = repo.status()
+            graph = repo.index.graph  # an edge leads from a stage to what it depends on
+            names = {stage: stage.addressing for stage in graph}
+            order = [names[s] for s in nx.dfs_postorder_nodes(graph) if names[s] in changed or _follows(graph, s, changed)]
+    except DvcException as e:
+        raise ArtifactError(f"DVC cannot compare this folder with dvc.lock ({' '.join(str(e).split())}); see `dvc status`") from None
+    return [Pending(name, _why(changed.get(name)), *_seconds(name)) for name in order]
+
+
+def _follows(graph: Any, stage: Any, changed: dict[str, Any]) -> bool:
+    import networkx as nx
+
+    return any(s.addressing in changed for s in nx.descendants(graph, stage))
+
+
+def _why(faults: list[Any] | None) -> str:
+    """The first reason that DVC gives."""
+    if not faults:
+        return "if its inputs change"
+    first = next((f for f in faults if isinstance(f, str)), None)
+    if first:
+        return first
+    paths = [path for fault in faults for path in next(iter(fault.values()))]
+    return f"changed: {paths[0]}" + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
+
+
+def _seconds(name: str) -> tuple[float | None, bool]:
+    stage, _, variant = name.partition("@")
+    own = artifacts.run_facts(stage, variant or None)
+    if own:
+        return float(own["wall_s"]), False
+    others = [artifacts.read_json(path)["wall_s"] for path in artifacts.RUNS.glob(f"{stage}@*.json")]
+    return (mean(others), True) if others else (None, False)
+
+
+def main(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Say which stages `make repro` would run, why, and how long they took last time."""
+    stages = pending()
+    known = [p.seconds for p in stages if p.seconds is not None]
+    unknown = len(stages) - len(known)
+    if as_json:
+        print(json.dumps({"stages": [p._asdict() for p in stages], "seconds": sum(known), "unknown": unknown}, indent=2))
+        return
+    if not stages:
+        print("Everything is up to date.")
+        return
+    rows = [{"stage": p.stage, "why": p.why, "last time": _time(p)} for p in stages]
+    cli.table(("stage", "why", "last time"), rows, left=("stage", "why"))
+    rest = f", and {unknown} stages that never ran here" if unknown else ""
+    print(f"`make repro` runs at most {len(stages)} stages: about {minutes(sum(known))}{rest}.")
+
+
+def _time(stage: Pending) -> str:
+    return "–" if stage.seconds is None else f"{'~' * stage.guess}{stage.seconds:.0f} s"
+
+
+def minutes(seconds: float) -> str:
+    """A duration as a person says it."""
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
