@@ -26,7 +26,7 @@ def main(name: Annotated[str, typer.Argument(help="a metric, such as kld_mean or
     """Say what a metric means, its values, and the rows behind it."""
     what = definition(name)
     if what is None:
-        raise ParamsError(f"{name!r} is not a metric{did_you_mean(name.split("/")[0], sorted(DEFINITIONS))}")
+        raise ParamsError(f"{name!r} is not a metric{did_you_mean(name.split('/')[0], sorted(DEFINITIONS))}")
     settings = params.load()
     results = {n: records.read(p, records.VariantResult) for n in settings.variants if (p := artifacts.metrics(n)).exists()}
     print(f"{name}: {what.about}.\nUnit: {what.unit}; better: {what.better}.")
