@@ -1,4 +1,4 @@
-"""`quantgate COMMAND`, the same as `python -m pipeline COMMAND`. The stages' own commands (`python -m pipeline.<stage>`) are dvc.yaml's."""
+"""`quantgate COMMAND`, the same as `python -m pipeline COMMAND`. dvc.yaml runs the stages' own `python -m pipeline.<stage>`."""
 
 from __future__ import annotations
 
@@ -55,8 +55,12 @@ COMMANDS = {
         "pipeline.serving.batch:main", "Send many requests to a server, each once.",
         ("quantgate batch http://127.0.0.1:8000 requests.jsonl results.jsonl",),
     ),
-    "bundle": Command("pipeline.__main__:bundle", "Pack what checks these results on another machine.", ("quantgate bundle out.zip",)),
-    "compare": Command("pipeline.__main__:compare", "Compare these results with another machine's bundle.", ("quantgate compare out.zip",)),
+    "bundle": Command(
+        "pipeline.__main__:bundle", "Pack what checks these results on another machine.", ("quantgate bundle out.zip",),
+    ),
+    "compare": Command(
+        "pipeline.__main__:compare", "Compare these results with another machine's bundle.", ("quantgate compare out.zip",),
+    ),
     "evalset": Command(
         "pipeline.evalset.__main__:main", "Check evaluation sets; say what each can resolve.", ("quantgate evalset",),
     ),

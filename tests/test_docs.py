@@ -20,7 +20,7 @@ from pipeline.serving import batch
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 WRITTEN = {"models.md"}  # by a command, as are the parts between marks
-BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#]+)(#[\w-]+)?\)")
 MARKED = re.compile(r"<!-- (\w+) -->.*?<!-- /\1 -->", re.DOTALL)
 
@@ -58,7 +58,9 @@ def test_commands_on_the_pages_exist(text: str) -> None:
     targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
     for line in text.splitlines():
         words = [w for w in shlex.split(line, comments=True) if "=" not in w or w.startswith("-")]
-        if words[:1] == ["quantgate"] and words[1:] != ["--help"]:
+        if words[:2] == ["quantgate", "--help"]:
+            continue
+        if words[:1] == ["quantgate"]:
             command = loaded(words[1])
             known = {name for p in command.params for name in (*p.opts, *p.secondary_opts)}
             assert {w.partition("=")[0] for w in words if w.startswith("--")} <= known, line
@@ -76,8 +78,9 @@ def test_rows_on_the_pages_are_read(text: str, tmp_path: Path, monkeypatch: pyte
         (tmp_path / "requests.jsonl").write_text(text, "utf-8")
         assert len(batch.read(tmp_path / "requests.jsonl", 8)) == len(text.splitlines())
         return
-    (tmp_path / "mine.jsonl").write_text(text, "utf-8")
-    monkeypatch.setattr(tasks, "TASKS", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    tasks.TASKS.mkdir(parents=True)
+    (tasks.TASKS / "mine.jsonl").write_text(text, "utf-8")
     assert len(tasks.load_task("mine")[1]) == len(text.splitlines())
 
 
@@ -95,16 +98,25 @@ def test_every_page_has_an_example_and_no_dead_link(page: Path) -> None:
             continue
         target = page.parent / link
         assert target.exists(), link
-        heads = [re.sub(r"[^\w -]", "", h).strip().lower().replace(" ", "-") for h in re.findall(r"^#+ (.*)$", target.read_text("utf-8"), re.M)] if anchor else []
+        heads = (
+            [
+                re.sub(r"[^\w -]", "", h).strip().lower().replace(" ", "-")
+                for h in re.findall(r"^#+ (.*)$", target.read_text("utf-8"), re.M)
+            ]
+            if anchor
+            else []
+        )
         assert not anchor or anchor[1:] in heads, f"{link}{anchor}"
 
 
 def sentences(text: str) -> list[str]:
     """Sentences of a Markdown text: without code, tables and what commands write."""
     text = BLOCK.sub("", MARKED.sub("", text))
-    lines = ["" if line.startswith(("|", "#", "<", "!")) else re.sub(r"^\s*(-|\d+\.|>) ", "\n\n", line) for line in text.splitlines()]
+    lines = [
+        "" if line.startswith(("|", "#", "<", "!")) else re.sub(r"^\s*(-|\d+\.|>) ", "\n\n", line) for line in text.splitlines()
+    ]
     paragraphs = "\n".join(lines).split("\n\n")
-    return [s for p in paragraphs for s in re.split(r"(?<=[.?!:;])\s+", " ".join(p.split())) if s]
+    return [s for p in paragraphs for s in re.split(r"(?<=[.?!:;·])\s+", " ".join(p.split())) if s]
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if p.name not in WRITTEN], ids=lambda p: p.name)

@@ -246,6 +246,17 @@ class VariantResult(Outcome):
     dequantized_from: NotRequired[str]
 
 
+class ServerReport(Outcome):
+    """reports/serving/<variant>.json: metrics of each level of load, and of the whole run."""
+
+    variant: str
+    model: str
+    asked: dict[str, Any]
+    levels: dict[str, Metrics]
+    knee: Metric | None
+    server_memory_bytes: Metric | None
+
+
 class RuleVerdict(TypedDict):
     """A rule's verdict of a variant, with the figure that it judged. settle: items that would decide."""
 

@@ -19,7 +19,7 @@ from typing import Annotated, Literal, NamedTuple
 
 import typer
 
-from pipeline.core import artifacts, cli, git, install, params, quota, records
+from pipeline.core import artifacts, git, install, params, quota, records
 from pipeline.core.errors import QuantgateError
 from pipeline.core.params import HubModel, Params
 from pipeline.preflight import capacity
@@ -31,8 +31,10 @@ SKEW_S = 2.0
 UI_PORT = 5000
 SLOW = 0.6  # of a card's bandwidth; less is another clock, a shared card or a wrong mode
 # GB/s by the makers' data sheets; the first name that the card's contains counts.
-KNOWN = {"H200": 4800, "H100 NVL": 3900, "H100 PCIe": 2000, "H100": 3350, "A100-SXM4-80GB": 2039, "A100": 1555, "L40S": 864, "L40": 864,
-         "L4": 300, "A10G": 600, "A10": 600, "T4": 320, "V100": 900, "RTX 4090": 1008, "RTX 3090": 936}  # fmt: skip
+KNOWN = {
+    "H200": 4800, "H100 NVL": 3900, "H100 PCIe": 2000, "H100": 3350, "A100-SXM4-80GB": 2039, "A100": 1555, "L40": 864, "L4": 300,
+    "A10": 600, "T4": 320, "V100": 900, "RTX 4090": 1008, "RTX 3090": 936,
+}  # fmt: skip
 
 
 class Finding(NamedTuple):
@@ -52,7 +54,9 @@ def torch_and_card(settings: Params) -> Iterator[Finding]:
         name, capability = torch.cuda.get_device_name(), "sm_{}{}".format(*torch.cuda.get_device_capability())
         built = torch.cuda.get_arch_list()
         if capability not in built and not any(a.startswith(capability[:-1]) for a in built):
-            yield Finding("GPU", "problem", f"{name} is {capability}; torch has {' '.join(built)}", "install a torch built for this card")
+            yield Finding(
+                "GPU", "problem", f"{name} is {capability}; torch has {' '.join(built)}", "install a torch built for this card"
+            )
         else:
             yield Finding("GPU", "ok", f"{name}, torch {torch.__version__}")
     elif drivers and torch.version.cuda is None:
@@ -85,7 +89,9 @@ def builds(settings: Params) -> Iterator[Finding]:
         yield Finding("llama.cpp", "note", "not installed: its variants are unsupported", again)
     elif compiler and not install.as_asked(built, sets := install.instruction_sets(install.native_macros(compiler))):
         missing = " ".join(sorted({s for s in sets if s.startswith("AVX")} - set(built))) or "other sets than asked"
-        yield Finding("llama.cpp", "note", f"compiled without {missing}", "python3 -m pipeline.core.install compiles it for this machine")
+        yield Finding(
+            "llama.cpp", "note", f"compiled without {missing}", "python3 -m pipeline.core.install compiles it for this machine"
+        )
     else:
         yield Finding("llama.cpp", "ok", f"compiled for {' '.join(s for s in built if s.isupper())}")
 
@@ -98,7 +104,9 @@ def room(settings: Params) -> Iterator[Finding]:
         return
     need = capacity.disk_bytes(settings, folder)
     short = need > free
-    yield Finding("disk", "problem" if short else "ok", f"{need / 1e9:.1f} GB needed, {free / 1e9:.0f} GB free", "make room" * short)
+    yield Finding(
+        "disk", "problem" if short else "ok", f"{need / 1e9:.1f} GB needed, {free / 1e9:.0f} GB free", "make room" * short
+    )
     memory, have = capacity.memory_by_stage(settings, folder), quota.memory_bytes()
     most = max(memory, key=memory.__getitem__)
     short = memory[most] > have
@@ -120,7 +128,9 @@ def hub(settings: Params) -> Iterator[Finding]:
         from huggingface_hub.utils import get_token
 
         has = get_token() is not None
-        yield Finding("hub token", "ok" if has else "note", "present" if has else "none", "" if has else "gated models need `hf auth login`")
+        yield Finding(
+            "hub token", "ok" if has else "note", "present" if has else "none", "" if has else "gated models need `hf auth login`"
+        )
 
 
 def ports(settings: Params) -> Iterator[Finding]:
@@ -135,7 +145,9 @@ def clocks(settings: Params) -> Iterator[Finding]:
     with tempfile.NamedTemporaryFile(dir=Path.cwd()) as file:
         skew = Path(file.name).stat().st_mtime - time.time()
     if abs(skew) > SKEW_S:
-        yield Finding("clocks", "problem", f"the disk's clock is {skew:+.0f} s off", "synchronize both (chrony, NTP): make compares times")
+        yield Finding(
+            "clocks", "problem", f"the disk's clock is {skew:+.0f} s off", "synchronize both (chrony, NTP): make compares times"
+        )
     else:
         yield Finding("clocks", "ok", f"disk and system agree, resolution {time.get_clock_info('monotonic').resolution:.0e} s")
 
@@ -160,7 +172,9 @@ def remote(settings: Params) -> Iterator[Finding]:
     with Repo() as repo:
         remotes, default = repo.config["remote"], repo.config["core"].get("remote")
     if not remotes:
-        yield Finding("DVC remote", "note", "none: rows stay on this machine", "dvc remote add -d NAME URL, to pair baselines in CI")
+        yield Finding(
+            "DVC remote", "note", "none: rows stay on this machine", "dvc remote add -d NAME URL, to pair baselines in CI"
+        )
         return
     url = str(remotes[default or next(iter(remotes))].get("url", ""))
     missing = "://" not in url and not Path(url).exists()
@@ -179,7 +193,9 @@ def mlflow(settings: Params) -> Iterator[Finding]:
                 yield Finding("MLflow", "problem", f"{name}: {stale}", f"back it up, then mlflow db upgrade {name}")
                 return
     except Exception as e:  # whatever network, driver or database raises
-        yield Finding("MLflow", "problem", f"{name}: {type(e).__name__}: {str(e).splitlines()[0][:120]}", "start it, or set track.uri")
+        yield Finding(
+            "MLflow", "problem", f"{name}: {type(e).__name__}: {str(e).splitlines()[0][:120]}", "start it, or set track.uri"
+        )
         return
     yield Finding("MLflow", "ok", name)
 
@@ -197,7 +213,9 @@ def results(settings: Params) -> Iterator[Finding]:
     if first := next((n for n in steps if n in verdict and verdict[n]["verdict"] == "FAIL"), None):
         bits, kld = (_value(here[first]["metrics"], m) for m in ("bits_per_weight", "kld_mean"))
         seen = f"going down in bits, {first} is the first to FAIL ({bits:.3g} bits a weight, KLD {kld:.3g} nats)"
-        yield Finding("quality", "note", seen, "see *where it broke* in the report; `keep` the layers that hurt; more calibration rows")
+        yield Finding(
+            "quality", "note", seen, "see *where it broke* in the report; `keep` the layers that hurt; more calibration rows"
+        )
     elif steps:
         yield Finding("quality", "ok", "no variant with a verdict FAILs")
 

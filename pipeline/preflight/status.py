@@ -13,10 +13,11 @@ from pipeline.core.errors import ArtifactError
 
 
 class Pending(NamedTuple):
-    """A stage to run. seconds: its last run's, or the mean of its variants' (`guess`); None: it never ran here."""
+    """A stage to run. why: what changed; None: it runs only if a stage before it gives other output. seconds: its last run's, or
+    the mean of its variants' (`guess`); None: it never ran here."""
 
     stage: str
-    why: str
+    why: str | None
     seconds: float | None
     guess: bool
 
@@ -34,7 +35,9 @@ def pending() -> list[Pending]:
             names = {stage: stage.addressing for stage in graph}
             order = [names[s] for s in nx.dfs_postorder_nodes(graph) if names[s] in changed or _follows(graph, s, changed)]
     except DvcException as e:
-        raise ArtifactError(f"DVC cannot compare this folder with dvc.lock ({' '.join(str(e).split())}); see `dvc status`") from None
+        raise ArtifactError(
+            f"DVC cannot compare this folder with dvc.lock ({' '.join(str(e).split())}); see `dvc status`"
+        ) from None
     return [Pending(name, _why(changed.get(name)), *_seconds(name)) for name in order]
 
 
@@ -44,10 +47,10 @@ def _follows(graph: Any, stage: Any, changed: dict[str, Any]) -> bool:
     return any(s.addressing in changed for s in nx.descendants(graph, stage))
 
 
-def _why(faults: list[Any] | None) -> str:
+def _why(faults: list[Any] | None) -> str | None:
     """The first reason that DVC gives."""
     if not faults:
-        return "if its inputs change"
+        return None
     first = next((f for f in faults if isinstance(f, str)), None)
     if first:
         return first
@@ -67,24 +70,35 @@ def _seconds(name: str) -> tuple[float | None, bool]:
 def main(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Say which stages `make repro` would run, why, and how long they took last time."""
     stages = pending()
-    known = [p.seconds for p in stages if p.seconds is not None]
-    unknown = len(stages) - len(known)
+    runs, follows = [p for p in stages if p.why], [p for p in stages if not p.why]
     if as_json:
-        print(json.dumps({"stages": [p._asdict() for p in stages], "seconds": sum(known), "unknown": unknown}, indent=2))
+        print(
+            json.dumps({"stages": [p._asdict() for p in stages], "seconds": _sum(runs), "seconds_at_most": _sum(stages)}, indent=2)
+        )
         return
     if not stages:
         print("Everything is up to date.")
         return
-    rows = [{"stage": p.stage, "why": p.why, "last time": _time(p)} for p in stages]
-    cli.table(("stage", "why", "last time"), rows, left=("stage", "why"))
-    rest = f", and {unknown} stages that never ran here" if unknown else ""
-    print(f"`make repro` runs at most {len(stages)} stages: about {minutes(sum(known))}{rest}.")
+    cli.table(
+        ("stage", "why", "last time"),
+        [{"stage": p.stage, "why": p.why or "", "last time": _time(p)} for p in runs],
+        left=("stage", "why"),
+    )
+    print(f"`make repro` runs these {len(runs)} stages: {_minutes(runs)}.")
+    if follows:
+        print(f"If their output changes, up to {len(follows)} stages follow: at most {_minutes(stages)} in all.")
+
+
+def _sum(stages: list[Pending]) -> float:
+    return sum(p.seconds for p in stages if p.seconds is not None)
+
+
+def _minutes(stages: list[Pending]) -> str:
+    """Their time, as a person says it."""
+    seconds, unknown = _sum(stages), sum(p.seconds is None for p in stages)
+    text = f"about {seconds:.0f} s" if seconds < 90 else f"about {seconds / 60:.0f} min"
+    return text + (f" without {unknown} whose time is not known" if unknown else "")
 
 
 def _time(stage: Pending) -> str:
     return "–" if stage.seconds is None else f"{'~' * stage.guess}{stage.seconds:.0f} s"
-
-
-def minutes(seconds: float) -> str:
-    """A duration as a person says it."""
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"

@@ -30,7 +30,9 @@ def main(name: Annotated[str, typer.Argument(help="a metric, such as kld_mean or
     settings = params.load()
     results = {n: records.read(p, records.VariantResult) for n in settings.variants if (p := artifacts.metrics(n)).exists()}
     print(f"{name}: {what.about}.\nUnit: {what.unit}; better: {what.better}.")
-    print(f"Computed in {', '.join(modules(name.split('/')[0])) or 'pipeline/metrics/'}, defined in pipeline/metrics/definitions.py.")
+    print(
+        f"Computed in {', '.join(modules(name.split('/')[0])) or 'pipeline/metrics/'}, defined in pipeline/metrics/definitions.py."
+    )
     values = {n: m for n, r in results.items() if (m := r["metrics"].get(name))}
     if not values:
         print("No variant has a value here.")
