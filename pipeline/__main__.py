@@ -24,11 +24,11 @@ class Command(NamedTuple):
 COMMANDS = {
     "check": Command("pipeline.check:main", "Find faults in params.yaml and data before any work.", ("quantgate check",)),
     "status": Command(
-        "pipeline.preflight.status:main", "Say what would run, and how long it took last time.",
+        "tools.status:main", "Say what would run, and how long it took last time.",
         ("quantgate status", "quantgate status --json"),
     ),
     "doctor": Command(
-        "pipeline.preflight.doctor:main", "Check machine, packages, network, git, DVC and MLflow; say what to do.",
+        "tools.doctor:main", "Check machine, packages, network, git, DVC and MLflow; say what to do.",
         ("quantgate doctor", "quantgate doctor --json"),
     ),
     "gate": Command(
@@ -40,7 +40,7 @@ COMMANDS = {
         ("quantgate report --summary", "quantgate report --readme"),
     ),
     "explain": Command(
-        "pipeline.reporting.explain:main", "Say what a metric means, its values, and the rows behind it.",
+        "tools.explain:main", "Say what a metric means, its values, and the rows behind it.",
         ("quantgate explain kld_mean", "quantgate explain acc_delta/facts"),
     ),
     "track": Command(

@@ -14,26 +14,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from pipeline.core import artifacts, cli, params
+from pipeline.core import artifacts, cli, params, records
 from pipeline.core.errors import Unsupported
 from pipeline.core.params import Params, Requests
+from pipeline.core.records import Json, Looked, ModelManifest, ModelShape, TimedModel, TimingFacts, TimingRow, TimingsMeta
 from pipeline.engines._worker import Worker, working
 from pipeline.evalset import load_texts
 from pipeline.gating.rules import looks_of
 from pipeline.speed import hardware, rounds, schedule
 from pipeline.speed.roofline import Shape
 
-Row = dict[str, Any]
 
-
-def measure(ours: Worker, theirs: Worker, setup: Requests, asked: Sequence[list[int]], first: int = 0) -> Iterator[Row]:
+def measure(
+    variant: Worker, reference: Worker, setup: Requests, prompts: Sequence[list[int]], first: int = 0
+) -> Iterator[TimingRow]:
     """Warm-ups, then rounds; both answer the same prompt, and who goes first changes from round to round.
     first: how many rounds there have been already."""
-    order = [("variant", ours), ("reference", theirs)]
-    with cli.progress(len(asked), "benchmark", "round") as bar:
-        for k, prompt in enumerate(asked, first):
+    order = [("variant", variant), ("reference", reference)]
+    with cli.progress(len(prompts), "benchmark", "round") as bar:
+        for k, prompt in enumerate(prompts, first):
             warmup = k < setup.warmups
             for who, worker in order if k % 2 else order[::-1]:
                 row = worker.ask(prompt, setup.output_tokens)
@@ -45,24 +45,24 @@ def measure(ours: Worker, theirs: Worker, setup: Requests, asked: Sequence[list[
 
 
 def in_rounds(
-    ours: Worker, theirs: Worker, setup: Requests, prompts: Sequence[list[int]], looks: rounds.Looks, confidence: float
-) -> tuple[list[Row], Row]:
+    variant: Worker, reference: Worker, setup: Requests, prompts: Sequence[list[int]], looks: rounds.Looks, confidence: float
+) -> tuple[list[TimingRow], Looked]:
     """(rows of the paired rounds, how often they were looked at); a second batch where the first leaves a rule open."""
     some = setup.warmups + setup.rounds
-    rows = list(measure(ours, theirs, setup, prompts[:some]))
+    rows = list(measure(variant, reference, setup, prompts[:some]))
     more = looks.planned > 1 and looks.unsettled(rows, confidence)
     if more:
-        rows += measure(ours, theirs, setup, prompts[some:], first=some)
-    return rows, {"planned": looks.planned, "taken": 1 + more, "bounds": looks.bounds, "max_rounds": setup.max_rounds}
+        rows += measure(variant, reference, setup, prompts[some:], first=some)
+    return rows, {"planned": looks.planned, "taken": 1 + more, "bounds": [*looks.bounds], "max_rounds": setup.max_rounds}
 
 
-def timed(settings: Params, variant: str, threads: int) -> tuple[list[Row], Row]:
-    """(all rows of a variant, what its metrics need besides). Raises `Unsupported` where a model cannot run."""
+def timed(settings: Params, variant: str, threads: int, facts: TimingFacts) -> list[TimingRow]:
+    """All rows of a variant; fills `facts`. Raises `Unsupported` where a model cannot run."""
     from tokenizers import Tokenizer
 
     setup, reference = settings.amount.benchmark, settings.reference
     folder, base = artifacts.model_dir(variant), artifacts.model_dir(reference)
-    models = {"variant": facts(variant, folder, settings), "reference": facts(reference, base, settings)}
+    models = {"variant": timed_model(variant, settings), "reference": timed_model(reference, settings)}
     tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
     prompts = schedule.Prompts(schedule.tokens_of(load_texts(Path(settings.benchmark.prompts)), tokenizer), settings.seed)
     looks = looks_of(settings, variant)
@@ -81,43 +81,43 @@ def timed(settings: Params, variant: str, threads: int) -> tuple[list[Row], Row]
         plan = schedule.plan(setup, min(a.facts["max_length"], len(prompts.source)))
         schedule.fill(plan, prompts)
         rows += schedule.run(a, plan)
-        loads = {"variant": a.facts, "reference": b.facts}
-    return rows, {
-        "loads": loads, "models": models, "rates": rates, "memory_bandwidth": rates["read"], "looks": looked,
-        "sweep": {"output_tokens": schedule.OUTPUT, "repeats": schedule.REPEATS, "notes": plan.notes, "missing": plan.absent()},
-        "machine": hardware.describe(threads),
-    }  # fmt: skip
+        facts["loads"] = {"variant": a.facts, "reference": b.facts}
+    facts["models"], facts["rates"], facts["memory_bandwidth"], facts["looks"] = models, rates, rates["read"], looked
+    facts["sweep"] = {"output_tokens": schedule.OUTPUT, "repeats": schedule.REPEATS, "notes": plan.notes, "missing": plan.absent()}
+    facts["machine"], facts["versions"] = hardware.describe(threads), artifacts.versions()
+    return rows
 
 
-def facts(name: str, folder: Path, settings: Params) -> Row:
+def timed_model(name: str, settings: Params) -> TimedModel:
     """What metrics need of a model: size, shape, and the type whose products are its yardstick."""
-    manifest, config = artifacts.read_manifest(folder), artifacts.read_json(folder / "config.json")
-    engine = settings.variant(name).engine
-    dtype, own = product(manifest, engine)
+    folder, engine = artifacts.model_dir(name), settings.variant(name).engine
+    manifest = records.read(folder / artifacts.MANIFEST, ModelManifest)
+    dtype, in_torch = product(manifest, engine)
+    config = folder / "config.json"
     return {
         "name": name, "engine": engine, "weight_bytes": manifest["weight_bytes"],
         "parameters": 8 * manifest["weight_bytes"] / manifest["bits_per_weight"], "dtype": dtype,
-        "rate_of": dtype if own else f"{dtype} in torch, a yardstick: its own products are others",
-        "shape": asdict(Shape.of(with_tying(config))),
+        "rate_of": dtype if in_torch else f"{dtype} in torch, a yardstick: its own products are others",
+        "shape": records.checked(asdict(Shape.of(with_tying(artifacts.read_json(config)))), ModelShape, str(config)),
     }  # fmt: skip
 
 
-def product(manifest: Row, engine: str) -> tuple[str, bool]:
+def product(manifest: ModelManifest, engine: str) -> tuple[str, bool]:
     """(type of a model's products, whether they are torch's): llama.cpp, ONNX Runtime and torchao's dynamic scheme round
     activations to 8 bits for packed weights; elsewhere packed weights are unpacked to the model's type."""
-    packed, kind = bool(manifest.get("quantized_share")), str(manifest.get("dtype") or "float32")
+    packed = manifest["quantized_share"] > 0
     eight = packed and (engine in ("llamacpp", "onnxruntime") or manifest["options"].get("scheme") == "int8-dynamic")
-    return "int8" if eight else kind, engine == "hf" and not packed
+    return "int8" if eight else manifest["dtype"] or "float32", engine == "hf" and not packed
 
 
-def with_tying(config: Row) -> Row:
+def with_tying(config: Json) -> Json:
     """A config.json with `tie_word_embeddings`: where it is left out, transformers' default for the model type, or null."""
-    own = {**config, **(config.get("text_config") or {})}
-    if "tie_word_embeddings" in own:
+    text = {**config, **(config.get("text_config") or {})}
+    if "tie_word_embeddings" in text:
         return config
     from transformers import CONFIG_MAPPING
 
-    kind = own.get("model_type")
+    kind = text.get("model_type")
     tied = getattr(CONFIG_MAPPING[kind], "tie_word_embeddings", None) if kind in CONFIG_MAPPING else None
     return config | {"tie_word_embeddings": tied}
 
@@ -127,29 +127,24 @@ def main(variant: str) -> None:
     watch = artifacts.Stopwatch("benchmark", variant)
     settings = params.load()
     settings.variant(variant)
-    path = artifacts.timings(variant)
-    manifest, theirs = (artifacts.read_manifest(artifacts.model_dir(name)) for name in (variant, settings.reference))
-    meta: Row = {
-        "variant": variant, "model": manifest["digest"], "reference": theirs["digest"], "status": manifest["status"],
-        "reason": manifest["reason"],
-    }  # fmt: skip
-    rows: list[Row] = []
     hardware.note()
-    if meta["status"] == "ok":
-        for name, written in {variant: manifest, settings.reference: theirs}.items():
-            artifacts.verify_files(artifacts.model_dir(name), written)
-        with artifacts.recording(meta):
-            rows, details = timed(settings, variant, settings.thread_count)
-            meta |= details | {"versions": artifacts.versions()}
-    artifacts.write_jsonl(path, rows)
-    artifacts.write_json(artifacts.meta_of(path), meta)
+    folders = [artifacts.model_dir(name) for name in (variant, settings.reference)]
+    manifests = [records.read(folder / artifacts.MANIFEST, ModelManifest) for folder in folders]
+    meta: TimingsMeta = {
+        "variant": variant, "model": manifests[0]["digest"], "reference": manifests[1]["digest"], "status": "ok", "reason": None,
+    }  # fmt: skip
+    rows: list[TimingRow]
+    with artifacts.recording(meta, artifacts.timings(variant)) as rows:
+        for folder, manifest in zip(folders, manifests):
+            artifacts.check_model(folder, manifest)
+        rows += timed(settings, variant, settings.thread_count, meta)
     if meta["status"] != "ok":
         cli.say("benchmark", f"{variant}: {meta['status']}: {meta['reason']}")
         return
-    ratios = rounds.decode_ratios(rows)
-    spans = [r["t_tokens"][-1] - r["t_first"] for r, _ in rounds.pairs(rows)]
+    answered = [r for r, _ in rounds.pairs(rows)]
+    spans = [r["t_tokens"][-1] - r["t_tokens"][0] for r in answered]
     rate = len(spans) * (settings.amount.benchmark.output_tokens - 1) / sum(spans) if spans else 0
-    what = f"{rate:.1f} tok/s decoding over {len(ratios)} rounds" if spans else "every request failed"
+    what = f"{rate:.1f} tok/s decoding over {len(spans)} rounds" if spans else "every request failed"
     cli.say("benchmark", f"{variant}: {what}, {watch.done():.1f} s")
 
 

@@ -6,6 +6,7 @@ a dataset of the Hugging Face hub.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +14,20 @@ from pipeline import engines
 from pipeline.core import artifacts, cli, isolate, params
 from pipeline.core.errors import DataError
 from pipeline.core.params import HubText
+from pipeline.core.records import TextRow
 from pipeline.engines import Sampling
-from pipeline.evalset import Row, load_texts, sets_digest
-from pipeline.evalset.calibration import cut
-from pipeline.evalset.overlap import measured_rows, overlap, refuse_overlap
+from pipeline.evalset import load_texts, sets_digest
+from pipeline.evalset.calibration import AnyRow, cut, measured_rows, overlap, refuse_overlap
 from pipeline.model.config import leading
 
 OPENING = 16  # tokens of a text that a continuation starts from: enough to settle its language and kind
 BATCH = 16
 
 
-def encode(texts: list[Row]) -> list[list[int]]:
+Facts = dict[str, object]  # what the manifest says of the source
+
+
+def encode(texts: Sequence[TextRow]) -> list[list[int]]:
     """Each text's token ids, with an empty line after it and no special tokens."""
     from tokenizers import Tokenizer
 
@@ -32,8 +36,8 @@ def encode(texts: list[Row]) -> list[list[int]]:
 
 
 def continuations(
-    texts: list[Row], measured: list[Row], *, total: int, length: int, threads: int, seed: int
-) -> tuple[list[Row], int]:
+    texts: list[TextRow], measured: list[AnyRow], *, total: int, length: int, threads: int, seed: int
+) -> tuple[list[TextRow], int]:
     """(the base model's own samples at temperature 1 until `total` tokens, how many were left out since they are measured on).
     They start as the tokenizer starts a text (with a BOS, where it does)."""
     engine: Any = engines.load("hf", artifacts.BASE, threads=threads)
@@ -41,7 +45,7 @@ def continuations(
     pieces = [ids[at : at + OPENING] for ids in encode(texts) for at in range(0, len(ids) - OPENING, 4 * OPENING)]
     openings = sorted(pieces, key=lambda ids: artifacts.digest([seed, ids]))
     length = min(length, engine.max_length - OPENING - len(lead))
-    samples: list[Row] = []
+    samples: list[TextRow] = []
     made = dropped = 0
     batch = max(1, min(BATCH, -(-total // (OPENING + length))))
     with cli.progress(total, "calibrate: own samples", "token") as bar:
@@ -49,7 +53,7 @@ def continuations(
             part = openings[at : at + batch]
             replies = engine.sample([lead + ids for ids in part], length, Sampling(1.0, seed + at))
             written = [engine.tokenizer.decode(o + r, skip_special_tokens=True) for o, r in zip(part, replies)]
-            rows = [{"id": f"self-{at + k:04d}", "domain": "self", "text": text} for k, text in enumerate(written)]
+            rows: list[TextRow] = [{"id": f"self-{at + k:04d}", "domain": "self", "text": text} for k, text in enumerate(written)]
             kept = [row for row in rows if not overlap([row], measured)]
             dropped += len(rows) - len(kept)
             samples += kept
@@ -61,7 +65,7 @@ def continuations(
     return samples, dropped
 
 
-def hub_texts(hub: HubText) -> tuple[list[Row], dict[str, Any]]:
+def hub_texts(hub: HubText) -> tuple[list[TextRow], Facts]:
     """(the first documents of a dataset, facts: the commit, how many were blank). A dataset's own code never runs."""
     import datasets
     from huggingface_hub import HfApi
@@ -77,21 +81,22 @@ def hub_texts(hub: HubText) -> tuple[list[Row], dict[str, Any]]:
         taken = list(data.take(hub.documents))
     except Exception as e:  # the hub's, the network's, the parser's
         raise DataError(f"calibration.hub: {hub.dataset!r} could not be loaded ({isolate.brief(e)})") from None
-    rows = []
+    rows: list[TextRow] = []
     for i, row in enumerate(taken):
         if hub.column not in row:
             raise DataError(f"calibration.hub.column = {hub.column!r}: {hub.dataset!r} has {', '.join(row)}")
-        if not isinstance(row[hub.column] or "", str):
-            kind = type(row[hub.column]).__name__
+        text = row[hub.column] or ""
+        if not isinstance(text, str):
+            kind = type(text).__name__
             raise DataError(f"calibration.hub.column = {hub.column!r} holds {kind}, not text (row {i}); name a column of text")
-        if (row[hub.column] or "").strip():
-            rows.append({"id": f"{hub.dataset}#{i}", "domain": "hub", "text": row[hub.column]})
+        if text.strip():
+            rows.append({"id": f"{hub.dataset}#{i}", "domain": "hub", "text": text})
     return rows, {"commit": commit, "documents_given": len(taken), "documents_blank": len(taken) - len(rows)}
 
 
-def gather(setup: params.Calibration, measured: list[Row], threads: int, seed: int) -> tuple[list[Row], dict[str, Any]]:
+def gather(setup: params.Calibration, measured: list[AnyRow], threads: int, seed: int) -> tuple[list[TextRow], Facts]:
     """(texts, facts about them) of the source in params; none of them is measured on."""
-    facts: dict[str, Any] = {"source": setup.source}
+    facts: Facts = {"source": setup.source}
     if setup.source == "hub":
         assert setup.hub is not None  # params.py has seen to that
         texts, more = hub_texts(setup.hub)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 from pipeline import engines, evalset, quantizers
@@ -16,7 +17,7 @@ from pipeline.core.errors import ParamsError, QuantgateError
 from pipeline.core.explain import did_you_mean
 from pipeline.core.params import Params, PathModel, Tier
 from pipeline.evalset import tasks
-from pipeline.evalset.overlap import measured_rows, refuse_overlap
+from pipeline.evalset.calibration import measured_rows, refuse_overlap
 from pipeline.gating.rules import bound_of
 from pipeline.metrics.definitions import TOKEN_PARTS, is_served
 from pipeline.model import from_gguf, integrity
@@ -34,9 +35,9 @@ def faults(settings: Params) -> list[str]:
     """All that is wrong beyond the shape of params.yaml, as messages."""
     messages: list[str] = []
 
-    def collect(where: str, check: object, *args: object) -> None:
+    def collect(where: str, check: Callable[..., object], *args: object) -> None:
         try:
-            check(*args)  # type: ignore[operator]
+            check(*args)
         except QuantgateError as e:
             messages.append(f"{where}: {e}")
 
@@ -46,39 +47,42 @@ def faults(settings: Params) -> list[str]:
     if isinstance(settings.model, PathModel):
         collect("params.yaml: model.path", _check_folder, settings.model)
     for name, variant in settings.variants.items():
-        collect(f"params.yaml: variants.{name}", quantizers.check, variant.quantizer, variant.options)
+        where = f"params.yaml: variants.{name}"
+        collect(where, quantizers.check, variant.quantizer, variant.options)
         if variant.engine in engines.names() and variant.quantizer in quantizers.names():
-            collect(f"params.yaml: variants.{name}", quantizers.check_engine, variant.quantizer, variant.engine)
-        collect(f"params.yaml: variants.{name}", engines.check, variant.engine, variant.engine_options)
+            collect(where, quantizers.check_engine, variant.quantizer, variant.engine)
+        collect(where, engines.check, variant.engine, variant.engine_options)
     for k, rule in enumerate(settings.gate.rules):
-        collect(f"params.yaml: gate.rules.{k}", bound_of, rule)
-        collect(f"params.yaml: gate.rules.{k}", _check_part, rule.metric, settings)
-        collect(f"params.yaml: gate.rules.{k}", servers.check_rule, rule, settings)
+        where = f"params.yaml: gate.rules.{k}"
+        collect(where, bound_of, rule)
+        collect(where, _check_part, rule.metric, settings)
+        collect(where, servers.check_rule, rule, settings)
+    corpus, prompts = Path(settings.diverge.corpus), Path(settings.diverge.trajectories.prompts)
     collect("params.yaml: calibration.set", evalset.load_texts, Path(settings.calibration.set))
-    collect("params.yaml: diverge.corpus", evalset.load_texts, Path(settings.diverge.corpus))
-    collect("params.yaml: diverge.trajectories.prompts", evalset.load_prompts, Path(settings.diverge.trajectories.prompts))
+    collect("params.yaml: diverge.corpus", evalset.load_texts, corpus)
+    collect("params.yaml: diverge.trajectories.prompts", evalset.load_prompts, prompts)
     messages += servers.faults(settings)
     if settings.serving.variants:
         collect("params.yaml: serving.prompts", evalset.load_texts, Path(settings.serving.prompts))
     collect("params.yaml: benchmark.prompts", evalset.load_texts, Path(settings.benchmark.prompts))
     messages += _tier_faults(settings)
     asked = {task: name for name, tier in settings.tiers.items() for task in tier.tasks}
-    known = _lm_eval_tasks() if asked.keys() - tasks.local_tasks().keys() else set()
-    for task, tier_name in asked.items():
-        if task not in known or task in tasks.local_tasks():
-            collect(f"params.yaml: tiers.{tier_name}.tasks", tasks.load_task, task)
-    for task in tasks.local_tasks().keys() - asked.keys():  # calibration text is compared with every local task
+    local = tasks.local_tasks().keys()
+    known = _lm_eval_tasks() if asked.keys() - local else set()
+    for task, tier in asked.items():
+        if task not in known or task in local:
+            collect(f"params.yaml: tiers.{tier}.tasks", tasks.load_task, task)
+    for task in local - asked.keys():  # calibration text is compared with every local task
         collect("evalsets/tasks", tasks.load_task, task)
     if not messages:  # these read all the files again, and would repeat what is wrong with them
         source = settings.calibration.set  # `calibrate` checks what a hub or the model gives
-        measured = measured_rows(Path(settings.diverge.corpus), Path(settings.diverge.trajectories.prompts))
+        measured = measured_rows(corpus, prompts)
         collect("params.yaml: calibration.set", refuse_overlap, evalset.load_texts(Path(source)), measured, source)
         messages += preflight_model.faults(settings)
     return messages
 
 
 def _check_folder(model: PathModel) -> None:
-    """Raise unless a local folder holds a model whose weights are full, or packed and to be dequantized."""
     folder = model.folder
     if folder.suffix == ".gguf":
         from_gguf.refuse_absent(folder)
@@ -91,15 +95,14 @@ def _check_folder(model: PathModel) -> None:
 
 def _tier_faults(settings: Params) -> list[str]:
     """Where a tier measures less of something than the one before it; a task may be in one of them only."""
-    messages = []
-    for (small, less), (large, more) in itertools.pairwise(settings.tiers.items()):
-        for what, count in _counts(less).items():
-            if _number(larger := _counts(more).get(what, "all")) < _number(count):
-                messages.append(
-                    f"params.yaml: tiers.{large}.{what} = {larger!r} is less than tiers.{small}'s {count!r}; "
-                    "tiers stand from small to large, and each is part of the next"
-                )
-    return messages
+    counts = {name: _counts(tier) for name, tier in settings.tiers.items()}
+    return [
+        f"params.yaml: tiers.{large}.{what} = {larger!r} is less than tiers.{small}'s {count!r}; "
+        "tiers stand from small to large, and each is part of the next"
+        for small, large in itertools.pairwise(counts)
+        for what, count in counts[small].items()
+        if _number(larger := counts[large].get(what, "all")) < _number(count)
+    ]
 
 
 def more_than_held(settings: Params) -> list[str]:
@@ -137,7 +140,7 @@ def _check_part(metric: str, settings: Params) -> None:
     if stem in BY_TASK and part not in parts:
         raise ParamsError(f"metric {metric!r}: give one of the tier's tasks, such as '{stem}/all'{did_you_mean(part, parts)}")
     if stem in SCORED and part in tasks.local_tasks():
-        kind = tasks.load_task(part)[0].get("output_type")
+        kind = tasks.load_task(part)[0]["output_type"]
         if kind == "loglikelihood_rolling":
             raise ParamsError(f"metric {metric!r}: {part} has no right and wrong; use byte_ppl_ratio/{part}")
         if kind == "generate_until" and stem == "score_delta":
@@ -170,7 +173,7 @@ def main() -> None:
         raise ParamsError("\n       ".join(messages))
     artifacts.write_json(CHECKED, {"status": "ok"})
     results.write_asked(settings)
-    for line in power.notes(settings):
+    for line in power.lines(settings):
         cli.say("power", line)
     notes = more_than_held(settings) + preflight_model.notes(settings) + servers.unsupported(settings) + capacity.notes(settings)
     for line in notes:

@@ -6,133 +6,188 @@ Rows of another build of a model, or of another reference, are refused.
 from __future__ import annotations
 
 import re
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-from pipeline.core import artifacts, cli, params
+from pipeline.core import artifacts, cli, params, records
 from pipeline.core.errors import ArtifactError
+from pipeline.evalset.tasks import load_task, local_tasks
 from pipeline.metrics import failure_analysis, generation, noise_floor
-from pipeline.metrics.answers import answer_metrics, pair
+from pipeline.metrics.answers import AnswerPair, answer_metrics, pair
 from pipeline.metrics.builder import Builder, size_metrics
 from pipeline.metrics.speed import timing_metrics
 from pipeline.metrics.tokens import refuse_other_tokens, token_metrics
 
-Row = dict[str, Any]
 ROWS = (artifacts.answers, artifacts.tokens, artifacts.timings, artifacts.generations)
 
 
-def compare(variant: str, settings: params.Params) -> Row:
-    """All metrics of a variant, with what they were made from."""
-    ref = settings.reference
-    both = list(dict.fromkeys((variant, ref)))
-    files = [make(v) for make in ROWS for v in both]
-    manifests = {v: artifacts.read_manifest(artifacts.model_dir(v)) for v in both}
-    metas = {f: artifacts.read_json(artifacts.meta_of(f)) for f in files}
-    manifest, theirs = manifests[variant], manifests[ref]
-    _same_models(metas, manifests, theirs)
-    floors = _floors(theirs)
-    b = Builder(settings.compare, settings.seed)
-    status, faults = manifest["status"], [("quantize", manifest["reason"])] if manifest["status"] != "ok" else []
+@dataclass(frozen=True)
+class Measured:
+    """A variant's manifest, and what stands beside its rows."""
+
+    name: str
+    manifest: records.ModelManifest
+    answers: records.AnswersMeta
+    tokens: records.TokensMeta
+    timings: records.TimingsMeta
+    replies: records.RepliesMeta
+
+    @classmethod
+    def read(cls, name: str) -> Measured:
+        return cls(
+            name,
+            records.read(artifacts.model_dir(name) / artifacts.MANIFEST, records.ModelManifest),
+            records.read(artifacts.meta_of(artifacts.answers(name)), records.AnswersMeta),
+            records.read(artifacts.meta_of(artifacts.tokens(name)), records.TokensMeta),
+            records.read(artifacts.meta_of(artifacts.timings(name)), records.TimingsMeta),
+            records.read(artifacts.meta_of(artifacts.generations(name)), records.RepliesMeta),
+        )
+
+    def refuse_others(self, store: str, reference: str) -> None:
+        """Raise `ArtifactError` if rows are of another build, or of another store or reference, than those of these digests."""
+        for make, meta, made_with, now in (
+            (artifacts.answers, self.answers, None, None), (artifacts.tokens, self.tokens, self.tokens["reference"], store),
+            (artifacts.timings, self.timings, self.timings["reference"], reference),
+            (artifacts.generations, self.replies, self.replies["reference"], store),
+        ):  # fmt: skip
+            if meta["model"] != self.manifest["digest"]:
+                raise ArtifactError(f"{make(self.name)} was made with another build of {self.name}; run `dvc repro`")
+            if made_with != now:
+                raise ArtifactError(f"{make(self.name)} was made against another reference; run `dvc repro`")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What was measured of a variant, in pairs with the reference; None where a stage has no rows of one of them."""
+
+    columns: dict[str, list[Any]] | None
+    answers: list[AnswerPair] | None
+    replies: list[generation.Pair] | None
+
+
+def compare(name: str, settings: params.Params) -> tuple[records.VariantResult, records.Failures]:
+    """All metrics of a variant with what they were made from, and its failures."""
+    variant, reference = Measured.read(name), Measured.read(settings.reference)
+    store = records.read(artifacts.REFERENCE / artifacts.MANIFEST, records.StoreManifest)
+    for measured in (variant, reference):
+        measured.refuse_others(store["digest"], reference.manifest["digest"])
+    if store["model"] != reference.manifest["digest"]:
+        raise ArtifactError(f"{artifacts.REFERENCE} was made with another build of the reference; run `dvc repro`")
+    floors, rows = _floors(reference.manifest), _rows(variant, reference)
+    b, manifest = Builder(settings.compare, settings.seed), variant.manifest
+    status, faults = manifest["status"], {"quantize": manifest["reason"]}
     if status == "ok":
-        size_metrics(b, manifest, theirs)
-        parts = (
-            ("diverge", artifacts.tokens, [variant], _tokens), ("evaluate", artifacts.answers, both, _answers),
-            ("benchmark", artifacts.timings, [variant], _timings), ("replies", artifacts.generations, both, _free),
-        )  # fmt: skip
-        for stage, make, names, measure in parts:
-            made = [metas[make(name)] for name in names]
-            fault = next((f"{m['variant']}: {m['reason']}" for m in made if m["status"] != "ok"), None)
-            if fault := fault or measure(b, variant, metas, settings):
-                faults.append((stage, fault))
-        if variant == ref:  # the floor is the reference's own metric: its difference to itself
+        faults = _measure(b, variant, reference, rows, settings.evaluate.allow_truncated)
+        if name == reference.name:  # the floor is the reference's own metric: its difference to itself
             b.metrics |= floors
         else:
             noise_floor.mark(b.metrics, floors)
-        own = {metas[make(variant)]["status"] for make in ROWS}
-        if faults:
-            status = next((s for s in ("crashed", "invalid", "unsupported") if s in own), "invalid")
-    return {
-        "variant": variant, "reference": ref, "status": status, "reason": _reason(faults, variant),
+        if any(faults.values()):
+            statuses = {m["status"] for m in (variant.answers, variant.tokens, variant.timings, variant.replies)}
+            status = next((s for s in ("crashed", "invalid", "unsupported") if s in statuses), "invalid")
+    files = [make(v) for make in ROWS for v in dict.fromkeys((name, reference.name))]
+    origin: records.Dequantized = {"dequantized_from": manifest["dequantized_from"]} if "dequantized_from" in manifest else {}
+    result: records.VariantResult = {
+        "variant": name, "reference": reference.name, "status": status, "reason": _reason(faults, name),
         "quantizer": manifest["quantizer"], "asked": manifest["asked"], "options": manifest["options"],
         "engine": manifest["engine"], "engine_options": manifest["engine_options"],
-        "model": manifest["digest"], "base": manifest["base"], **{k: manifest[k] for k in ("dequantized_from",) if k in manifest},
-        "machine": metas[artifacts.timings(variant)].get("machine"),
-        "kernels": metas[artifacts.tokens(variant)].get("kernels"),
-        "inputs": {str(f): artifacts.sha256_file(f) for f in [*files, artifacts.FLOOR]},
-        "versions": metas[artifacts.tokens(variant)].get("versions") or manifest["versions"],
+        "model": manifest["digest"], "base": manifest["base"], **origin,  # type: ignore[typeddict-item]  # no client in it
+        "machine": variant.timings.get("machine"), "kernels": variant.tokens.get("kernels"),
+        "inputs": {str(f): artifacts.sha256_file(f) for f in [*files, artifacts.FLOOR]}, "versions": variant.tokens["versions"],
         "metrics": b.metrics, "curves": b.curves, "bounds": b.bounds,
     }  # fmt: skip
+    return result, _failures(b, variant, reference, rows)
 
 
-def _reason(faults: list[tuple[str, str]], variant: str) -> str | None:
-    """Each stage's fault, once: tokens and replies come from one process, which ends for both."""
-    by_fault: dict[str, str] = {}
-    for stage, fault in faults:
-        by_fault.setdefault(re.sub(rf"^({variant}: )?(\w+ {variant}: )?", "", fault), stage)
-    return "; ".join(f"{stage}: {fault}" for fault, stage in by_fault.items()) or None
-
-
-def _same_models(metas: dict[Path, Row], manifests: dict[str, Row], reference: Row) -> None:
-    """Raise `ArtifactError` if rows are of another build of a variant, or of another reference, than is here now."""
-    store = artifacts.read_manifest(artifacts.REFERENCE)
-    for path, meta in metas.items():
-        if meta["model"] != manifests[meta["variant"]]["digest"]:
-            raise ArtifactError(f"{path} was made with another build of {meta['variant']}; run `dvc repro`")
-        expected = {
-            artifacts.tokens: store["digest"],
-            artifacts.generations: store["digest"],
-            artifacts.timings: reference["digest"],
-        }
-        for make, digest in expected.items():
-            if path == make(meta["variant"]) and meta.get("reference", digest) != digest:
-                raise ArtifactError(f"{path} was made against another reference; run `dvc repro`")
-    if store["model"] != reference["digest"]:
-        raise ArtifactError(f"{artifacts.REFERENCE} was made with another build of the reference; run `dvc repro`")
-
-
-def _floors(reference: Row) -> Row:
+def _floors(reference: records.ModelManifest) -> records.Metrics:
     """The noise floor's metrics; raises if they are another reference's or another store's."""
     floor, store = artifacts.read_json(artifacts.FLOOR), artifacts.read_manifest(artifacts.REFERENCE)
-    if (floor.get("model"), floor.get("store")) != (reference["digest"], store["digest"]):
+    if (floor["model"], floor["store"]) != (reference["digest"], store["digest"]):
         raise ArtifactError(f"{artifacts.FLOOR} was measured with another reference; run `dvc repro floor`")
     return dict(floor["metrics"])
 
 
-def _tokens(b: Builder, variant: str, metas: dict[Path, Row], settings: params.Params) -> str | None:
-    rows, theirs = artifacts.read_columns(artifacts.tokens(variant)), artifacts.tokens(settings.reference)
-    if metas[theirs]["status"] == "ok":
-        refuse_other_tokens(rows, artifacts.read_columns(theirs))
-    return token_metrics(b, rows)
+def _rows(variant: Measured, reference: Measured) -> Rows:
+    """All rows but timings. Raises `ArtifactError` if those of the two were not made in the same way."""
+    columns = paired_answers = paired_replies = None
+    names = variant.name, reference.name
+    if variant.tokens["status"] == "ok":
+        columns = artifacts.read_columns(artifacts.tokens(variant.name))
+        if reference.tokens["status"] == "ok":
+            refuse_other_tokens(columns, artifacts.read_columns(artifacts.tokens(reference.name)))
+    if not _failed(variant.answers, reference.answers):
+        for key in ("sets", "batch_size", "seed"):
+            if variant.answers[key] != reference.answers[key]:
+                raise ArtifactError(f"answers of {names[0]} and {names[1]} were made with different {key}; run `dvc repro`")
+        paired_answers = pair(*(records.read_rows(artifacts.answers(name), records.AnswerRow) for name in names))
+    if not _failed(variant.replies, reference.replies):
+        if variant.replies["tokens"] != reference.replies["tokens"]:
+            raise ArtifactError(f"replies of {names[0]} and {names[1]} were made with different limits; run `dvc repro`")
+        paired_replies = generation.pair(*(records.read_rows(artifacts.generations(name), records.ReplyRow) for name in names))
+    return Rows(columns, paired_answers, paired_replies)
 
 
-def _free(b: Builder, variant: str, metas: dict[Path, Row], settings: params.Params) -> str | None:
-    paths = [artifacts.generations(name) for name in (variant, settings.reference)]
-    most, others = (metas[path]["tokens"] for path in paths)
-    if most != others:
-        raise ArtifactError(f"replies of {variant} and {settings.reference} were made with different limits; run `dvc repro`")
-    pairs, tokens = generation.pair(*map(artifacts.read_jsonl, paths)), artifacts.tokens(variant)
-    columns = artifacts.read_columns(tokens) if metas[tokens]["status"] == "ok" else None
-    b.curves["agreement_by_position"] = generation.by_position(b, pairs, columns, most)
-    return generation.free_metrics(b, pairs, most, variant == settings.reference)
+def _failed(*metas: records.RowsMeta) -> records.RowsMeta | None:
+    """The first stage's output without rows."""
+    return next((meta for meta in metas if meta["status"] != "ok"), None)
 
 
-def _answers(b: Builder, variant: str, metas: dict[Path, Row], settings: params.Params) -> str | None:
-    ref, paths = settings.reference, [artifacts.answers(name) for name in (variant, settings.reference)]
-    ours, theirs = (metas[path] for path in paths)
-    for key in ("sets", "batch_size", "seed"):
-        if ours[key] != theirs[key]:
-            raise ArtifactError(f"answers of {variant} and {ref} were made with different {key}; run `dvc repro`")
-    try:
-        pairs = pair(*map(artifacts.read_jsonl, paths))
-        return answer_metrics(b, pairs, settings.evaluate.allow_truncated, theirs["once"])
-    except KeyError as e:
-        raise ArtifactError(f"an answer row of {variant} or {ref} has no {e}; delete the file and run `dvc repro`") from None
+def _measure(b: Builder, variant: Measured, reference: Measured, rows: Rows, allow_truncated: bool) -> dict[str, str | None]:
+    """Make all metrics; returns {stage: why there are none of it, or None}."""
+    size_metrics(b, variant.manifest, reference.manifest)
+    stages: dict[str, tuple[records.RowsMeta, ...]] = {
+        "diverge": (variant.tokens,), "evaluate": (variant.answers, reference.answers), "benchmark": (variant.timings,),
+        "replies": (variant.replies, reference.replies),
+    }  # fmt: skip
+    faults = {k: f"{meta['variant']}: {meta['reason']}" if (meta := _failed(*metas)) else None for k, metas in stages.items()}
+    if rows.columns is not None:
+        faults["diverge"] = token_metrics(b, rows.columns)
+    if rows.answers is not None:
+        faults["evaluate"] = answer_metrics(b, rows.answers, allow_truncated, reference.answers["once"])
+    if not faults["benchmark"]:
+        timing_metrics(b, records.read_rows(artifacts.timings(variant.name), records.TimingRow), variant.timings)
+    if rows.replies is not None:
+        most = variant.replies["tokens"]
+        b.curves["agreement_by_position"] = generation.by_position(b, rows.replies, rows.columns, most)
+        faults["replies"] = generation.free_metrics(b, rows.replies, most, variant.name == reference.name)
+    return faults
 
 
-def _timings(b: Builder, variant: str, metas: dict[Path, Row], settings: params.Params) -> str | None:
-    path = artifacts.timings(variant)
-    timing_metrics(b, artifacts.read_jsonl(path), metas[path])
-    return None
+def _reason(faults: dict[str, str | None], variant: str) -> str | None:
+    """Each stage's fault, once: tokens and replies come from one process, which ends for both."""
+    by_fault: dict[str, str] = {}
+    for stage, fault in faults.items():
+        if fault:
+            by_fault.setdefault(re.sub(rf"^({variant}: )?(\w+ {variant}: )?", "", fault), stage)
+    return "; ".join(f"{stage}: {fault}" for fault, stage in by_fault.items()) or None
+
+
+def _failures(b: Builder, variant: Measured, reference: Measured, rows: Rows) -> records.Failures:
+    """The failures that rows show, with the texts of tokens and items."""
+    stages: dict[str, tuple[records.RowsMeta, ...]] = {
+        "diverge": (variant.tokens, reference.tokens), "evaluate": (variant.answers, reference.answers),
+        "replies": (variant.replies, reference.replies),
+    }  # fmt: skip
+    missing = {
+        k: f"{meta['variant']} is {meta['status']}: {meta['reason']}" for k, metas in stages.items() if (meta := _failed(*metas))
+    }
+    columns = None if "diverge" in missing else rows.columns
+    windows = records.read_rows(artifacts.REFERENCE / "windows.jsonl", records.WindowRow) if columns else []
+    tasks = {name: load_task(name) for name in local_tasks().keys() & {row["task"] for row, _ in rows.answers or []}}
+    path, tokenizer, notes = artifacts.BASE / "tokenizer.json", None, []
+    if path.exists():
+        from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.from_file(str(path))
+    else:
+        notes.append(f"{artifacts.BASE} has no tokenizer.json: tokens are shown as ids")
+    words = failure_analysis.Words(tokenizer)
+    lists = failure_analysis.lists(b, columns, windows, rows.answers, rows.replies, words, tasks)
+    spread = lists["spread"]
+    return {
+        "variant": variant.name, "reference": reference.name, "missing": missing, "notes": notes, **lists,
+        "words": spread["words"] if spread else f"not known: diverge: {missing['diverge']}",
+    }  # fmt: skip
 
 
 def main(variant: str) -> None:
@@ -140,8 +195,8 @@ def main(variant: str) -> None:
     watch = artifacts.Stopwatch("compare", variant)
     settings = params.load()
     settings.variant(variant)
-    result = compare(variant, settings)
-    failures = failure_analysis.write(variant, settings)
+    result, failures = compare(variant, settings)
+    artifacts.write_json(artifacts.failures(variant), failures)
     artifacts.write_json(artifacts.metrics(variant), result)
     counts = f"{len(result['metrics'])} metrics, {failures['words']}"
     outcome = counts if result["status"] == "ok" else f"{result['status']}: {result['reason']}"

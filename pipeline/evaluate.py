@@ -15,20 +15,20 @@ from typing import Any
 import yaml
 
 from pipeline import engines
-from pipeline.core import artifacts, cli, isolate, params
+from pipeline.core import artifacts, cli, isolate, params, records
 from pipeline.core.errors import DataError, Unsupported
 from pipeline.core.params import Evaluate, HowMany
+from pipeline.core.records import AnswerRow, AnswersMeta, ItemAnswer, Json, ModelManifest
 from pipeline.evalset import sets_digest
 from pipeline.evalset.tasks import TASKS, is_chat, load_task, local_tasks, subset, task_files
-from pipeline.preflight.tasks import unanswerable
+from pipeline.preflight.model import unanswerable
 
-Row = dict[str, Any]
 BATCH_TOKENS = 2048
 LOOKED_AT = 32  # items, those with most characters, among which the one with most tokens is looked for
 SCORES = ("acc", "exact_match")  # lm-eval's names for "this item was answered correctly"
 
 
-def evaluate(engine: Any, setup: Evaluate, tasks: dict[str, HowMany], seed: int, scratch: Path) -> list[Row]:
+def evaluate(engine: Any, setup: Evaluate, tasks: dict[str, HowMany], seed: int, scratch: Path) -> list[AnswerRow]:
     """Score so many items of every task; one row per item, in task and item order.
     scratch: an empty folder for the cache of `datasets`, which would otherwise serve an old version of an edited set."""
     import datasets
@@ -47,7 +47,7 @@ def evaluate(engine: Any, setup: Evaluate, tasks: dict[str, HowMany], seed: int,
             (scratch / f"{task}.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
     # lm-eval's index of its own tasks costs 8 s; it is built only if one of them is asked for
     manager = TaskManager(include_path=[TASKS, scratch], include_defaults=len(loaded) < len(tasks))
-    rows: list[Row] = []
+    rows: list[AnswerRow] = []
     for task, count in tasks.items():
         config, items = loaded.get(task, ({}, []))
         lm = lm_for(engine, batch_for(items, engine.tokenizer, setup.batch_size))
@@ -57,19 +57,19 @@ def evaluate(engine: Any, setup: Evaluate, tasks: dict[str, HowMany], seed: int,
         for name, samples in result["samples"].items():
             if config:
                 _same_rows(task, config, samples, items)
-            rows.extend(_row(name, sample, lm, result["configs"][name]["output_type"]) for sample in samples)
+            rows += [_row(name, sample, lm, result["configs"][name]["output_type"]) for sample in samples]
     return rows
 
 
-def _same_rows(task: str, config: dict[str, Any], samples: list[Row], items: list[Row]) -> None:
+def _same_rows(task: str, config: Json, samples: list[Json], items: list[Json]) -> None:
     """Raise if `datasets` changed our rows: it guesses types, and reads a column of dates as times."""
     used = {str(config.get(key)) for key in ("doc_to_text", "doc_to_choice", "doc_to_target")}
     for sample in samples:
-        theirs, ours = sample["doc"], items[sample["doc_id"]]
-        for key in used & ours.keys():
-            if theirs.get(key) != ours[key]:
+        loaded, item = sample["doc"], items[sample["doc_id"]]
+        for key in used & item.keys():
+            if loaded.get(key) != item[key]:
                 raise DataError(
-                    f"task {task!r} item {ours['id']!r}: {key!r} is {ours[key]!r} in the file and {theirs.get(key)!r} once loaded "
+                    f"task {task!r} item {item['id']!r}: {key!r} is {item[key]!r} in the file and {loaded.get(key)!r} once loaded "
                     "(`datasets` guesses a column's type): write it otherwise, or give the task a YAML with features"
                 )
 
@@ -91,7 +91,7 @@ def _run(lm: Any, manager: Any, task: str, **how: Any) -> Any:
         raise DataError(f"task {task!r}: its data could not be loaded ({isolate.brief(e)})") from None
 
 
-def batch_for(items: list[Row], tokenizer: Any, most: int) -> int:
+def batch_for(items: list[Json], tokenizer: Any, most: int) -> int:
     """Items at a time: `most`, or fewer where the longest are long, since some models keep the logits of all positions.
     It depends on the items alone and is the same for every variant."""
     texts = sorted((" ".join(v for v in row.values() if isinstance(v, str)) for row in items), key=len)[-LOOKED_AT:]
@@ -99,60 +99,50 @@ def batch_for(items: list[Row], tokenizer: Any, most: int) -> int:
     return max(1, min(most, BATCH_TOKENS // max(1, longest)))
 
 
-def _row(task: str, sample: Row, lm: Any, output_type: str) -> Row:
+def _row(task: str, sample: Json, lm: Any, output_type: str) -> AnswerRow:
     """One answer row from one lm-eval sample."""
     requests = [list(args) for args in sample["arguments"]]
-    lengths, first = _tokens(lm, requests, output_type)
-    doc = sample["doc"]
-    row: Row = {
+    rolling, generated = output_type == "loglikelihood_rolling", output_type == "generate_until"
+    if rolling or generated:
+        ids = [lm.tok_encode(text) for text, *_ in requests]
+    else:
+        ids = [[t for part in lm.encoded(*pair) for t in part] for pair in requests]
+    room = [int(how.get("max_gen_toks", lm.max_gen_toks)) for _, how in requests] if generated else [0] * len(ids)
+    n_tokens = max(len(tokens) + more for tokens, more in zip(ids, room))
+    doc, replies = sample["doc"], sample["filtered_resps"]
+    answer: ItemAnswer
+    if generated:
+        text = str(replies[0])
+        answer = {"loglikelihoods": None, "prediction": text, "target": sample["target"], "empty": not text.strip()}
+    elif rolling:
+        value = float(replies[0][0] if isinstance(replies[0], (list, tuple)) else replies[0])
+        size = len(requests[0][0].encode("utf-8"))
+        answer = {"loglikelihoods": [value], "bytes": size, "prediction": None, "target": None, "empty": False}
+    else:
+        values = [float(value) for value, *_ in replies]
+        best = max(range(len(values)), key=values.__getitem__)
+        answer = {"loglikelihoods": values, "prediction": best, "target": sample["target"], "empty": False}
+    return {
         "task": task, "doc_id": sample["doc_id"], "item": doc.get("id"), "slice": doc.get("slice") or doc.get("domain"),
         "cluster": doc.get("cluster") or doc.get("id") or str(sample["doc_id"]), "doc_hash": sample["doc_hash"],
         "prompt_hash": sample["prompt_hash"], "target_hash": sample["target_hash"], "filter": sample["filter"],
-        "kind": output_type, "first_token_ids": first, "n_tokens": max(lengths),
-        "truncated": output_type != "loglikelihood_rolling" and max(lengths) > lm.max_length,
+        "kind": output_type, "first_token_ids": [int(t) for t in next((tokens for tokens in ids if tokens), [])[:4]],
+        "n_tokens": n_tokens, "truncated": not rolling and n_tokens > lm.max_length, **answer,
+        "non_finite": sum(not math.isfinite(v) for v in answer["loglikelihoods"] or []),
+        "acc": next((float(sample[name]) for name in SCORES if name in sample), None),
     }  # fmt: skip
-    if output_type == "generate_until":
-        text = str(sample["filtered_resps"][0])
-        row |= {"loglikelihoods": None, "prediction": text, "target": sample["target"], "empty": not text.strip()}
-    elif output_type == "loglikelihood_rolling":
-        reply = sample["filtered_resps"][0]
-        value = float(reply[0] if isinstance(reply, (list, tuple)) else reply)
-        row |= {"loglikelihoods": [value], "bytes": len(requests[0][0].encode("utf-8"))}
-        row |= {"prediction": None, "target": None, "empty": False}
-    else:
-        values = [float(r[0]) for r in sample["filtered_resps"]]
-        best = max(range(len(values)), key=values.__getitem__)
-        row |= {"loglikelihoods": values, "prediction": best, "target": sample["target"], "empty": False}
-    row["non_finite"] = sum(not math.isfinite(v) for v in row["loglikelihoods"] or [])
-    row["acc"] = next((float(sample[name]) for name in SCORES if name in sample), None)
-    return row
 
 
-def _tokens(lm: Any, requests: list[Any], output_type: str) -> tuple[list[int], list[int]]:
-    """Token count of each request, and the first real token ids that the model saw."""
-    lengths: list[int] = []
-    first: list[int] = []
-    for text, *more in requests:
-        choice = output_type not in ("generate_until", "loglikelihood_rolling")
-        ids = [t for part in lm.encoded(text, *more) for t in part] if choice else lm.tok_encode(text)
-        lengths.append(len(ids) + (int(more[0].get("max_gen_toks", lm.max_gen_toks)) if output_type == "generate_until" else 0))
-        first = first or [int(t) for t in ids[:4]]
-    return lengths, first
-
-
-def check(rows: list[Row], tokenizer: Any) -> str | None:
+def check(rows: list[AnswerRow], tokenizer: Any) -> str | None:
     """Why the rows cannot be used, or None: non-finite scores, a doubled BOS, no rows at all."""
     if not rows:
         return "no task gave a row"
-    broken = [r for r in rows if r["non_finite"]]
-    if broken:
+    if broken := [r for r in rows if r["non_finite"]]:
         first = f"{broken[0]['task']} {broken[0]['doc_id']}"
         return f"{len(broken)} of {len(rows)} items have a log-likelihood that is not finite (first: {first})"
     bos = tokenizer.bos_token_id
-    doubled = [r for r in rows if bos is not None and r["first_token_ids"][:2] == [bos, bos]]
-    if doubled:
-        return f"{len(doubled)} prompts begin with two BOS tokens (id {bos})"
-    return None
+    doubled = sum(bos is not None and r["first_token_ids"][:2] == [bos, bos] for r in rows)
+    return f"{doubled} prompts begin with two BOS tokens (id {bos})" if doubled else None
 
 
 def task_hashes(tasks: Iterable[str]) -> Iterator[tuple[str, str]]:
@@ -164,7 +154,7 @@ def task_hashes(tasks: Iterable[str]) -> Iterator[tuple[str, str]]:
             yield from sets_digest(file).items()
 
 
-def answers(variant: str, settings: params.Params) -> tuple[list[Row], str | None, str | None]:
+def answers(variant: str, settings: params.Params) -> tuple[list[AnswerRow], str | None, str | None]:
     """(the variant's rows, why they cannot be used, why they hold no second answers); None: they can, they do."""
     chosen = settings.variant(variant)
     engine = engines.load(
@@ -175,7 +165,7 @@ def answers(variant: str, settings: params.Params) -> tuple[list[Row], str | Non
         return rows, check(rows, engine.tokenizer), answer_again(rows, engine, settings, Path(tmp))
 
 
-def answer_again(rows: list[Row], engine: Any, settings: params.Params, scratch: Path) -> str | None:
+def answer_again(rows: list[AnswerRow], engine: Any, settings: params.Params, scratch: Path) -> str | None:
     """Add `again` to the rows: the same weights' answers in float32. Return why that cannot be, or None.
     Processors sum 16-bit products in different orders, so near ties fall either way. Float32 is alike on all of them and
     stands for another processor. Only models of 16-bit weights can."""
@@ -189,7 +179,7 @@ def answer_again(rows: list[Row], engine: Any, settings: params.Params, scratch:
     tasks = {name: count for name, count in settings.amount.tasks.items() if name not in rolling}
     repeated = evaluate(engine, settings.evaluate, tasks, settings.seed, scratch)
     for row, again in zip((row for row in rows if row["task"] not in rolling), repeated, strict=True):
-        row["again"] = {k: again[k] for k in ("loglikelihoods", "prediction", "acc")}
+        row["again"] = {"loglikelihoods": again["loglikelihoods"], "prediction": again["prediction"], "acc": again["acc"]}
     return None
 
 
@@ -198,23 +188,21 @@ def main(variant: str) -> None:
     watch = artifacts.Stopwatch("evaluate", variant)
     settings = params.load()
     settings.variant(variant)
-    folder, path = artifacts.model_dir(variant), artifacts.answers(variant)
-    manifest = artifacts.read_manifest(folder)
-    meta: dict[str, Any] = {
+    folder = artifacts.model_dir(variant)
+    manifest = records.read(folder / artifacts.MANIFEST, ModelManifest)
+    meta: AnswersMeta = {
         "variant": variant, "model": manifest["digest"], "sets": dict(task_hashes(settings.amount.tasks)),
         "batch_size": settings.evaluate.batch_size, "seed": settings.seed, "versions": artifacts.versions(),
-        "status": manifest["status"], "reason": manifest["reason"], "once": None,
+        "status": "ok", "reason": None, "once": None,
     }  # fmt: skip
-    rows: list[Row] = []
-    if meta["status"] == "ok":
-        artifacts.verify_files(folder, manifest)
+    rows: list[AnswerRow]
+    with artifacts.recording(meta, artifacts.answers(variant)) as rows:
+        artifacts.check_model(folder, manifest)
         if cannot := unanswerable(settings.amount.tasks, folder, settings.evaluate.allow_truncated, settings.seed):
             raise DataError("\n       ".join(cannot))
-        with artifacts.recording(meta):
-            rows, why, meta["once"] = isolate.isolated(answers, variant, settings, what=f"evaluate {variant}")
-            meta |= {"status": "invalid" if why else "ok", "reason": why}
-    artifacts.write_jsonl(path, rows)
-    artifacts.write_json(artifacts.meta_of(path), meta)
+        answered, why, meta["once"] = isolate.isolated(answers, variant, settings, what=f"evaluate {variant}")
+        rows += answered
+        meta["status"], meta["reason"] = "invalid" if why else "ok", why
     scored = [r["acc"] for r in rows if r["acc"] is not None]
     what = f"{meta['status']}: {meta['reason']}"
     if meta["status"] == "ok":

@@ -11,22 +11,22 @@ import itertools
 import random
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline import engines
-from pipeline.core import artifacts, cli, isolate, params
+from pipeline.core import artifacts, cli, isolate, params, records
 from pipeline.core.errors import ArtifactError, Unsupported
+from pipeline.core.records import ModelManifest
 from pipeline.divergence.distributions import compare_parts
-from pipeline.divergence.store import Store, Window, batches
+from pipeline.divergence.store import Batch, Store, Window, batches
 from pipeline.engines import ROWS
 from pipeline.metrics.builder import Builder
 
 # (index of a window, position that predicts the first row, logits float32 [rows, vocab])
 Blocks = Iterator[tuple[int, int, NDArray[np.float32]]]
-Parts = list[list[tuple[int, Window]]]
 
 RUNS = {
     "rerun": "a second run in a fresh process",
@@ -52,7 +52,7 @@ def choose(windows: Sequence[Window], tokens: int, seed: int) -> list[int]:
     return sorted(taken)
 
 
-def rerun(engine: Any, parts: Parts, chosen: Sequence[int], whole: bool) -> Blocks:
+def rerun(engine: Any, parts: list[Batch], chosen: Sequence[int], whole: bool) -> Blocks:
     """As the store was made: the same windows in the same batches."""
     for part in parts:
         starts = [w.first - 1 if i in chosen else len(w.token_ids) - 1 for i, w in part]  # the others: no rows
@@ -61,7 +61,7 @@ def rerun(engine: Any, parts: Parts, chosen: Sequence[int], whole: bool) -> Bloc
                 yield part[k][0], at, logits
 
 
-def rebatched(engine: Any, parts: Parts, chosen: Sequence[int], whole: bool) -> Blocks:
+def rebatched(engine: Any, parts: list[Batch], chosen: Sequence[int], whole: bool) -> Blocks:
     """A window that shared its batch, alone; one that was alone, with a copy of itself beside it."""
     for part in parts:
         for i, w in part:
@@ -88,9 +88,17 @@ def stepwise(engine: Any, windows: Sequence[Window], chosen: Sequence[int], toke
         yield i, start, engine.logits_stepwise(w.token_ids[: min(start + each, len(w.token_ids) - 1)], start)
 
 
-def compared(blocks: Blocks, store: Store, threads: int) -> dict[str, list[Any]]:
+class Rows(NamedTuple):
     """Each row against the store's: its KLD in nats, whether the likeliest token is another, its document."""
-    rows: dict[str, list[Any]] = {"kld": [], "flip": [], "document": []}
+
+    kld: list[float]
+    flip: list[bool]
+    document: list[str]
+
+
+def compared(blocks: Blocks, store: Store, threads: int) -> Rows:
+    """The rows of a run. Raises `ArtifactError` where it scored other positions than the store holds."""
+    rows = Rows([], [], [])
     held = -1
     reference: NDArray[np.float32] = np.zeros((0, 0), np.float32)
     with ThreadPoolExecutor(threads) as pool:
@@ -98,25 +106,25 @@ def compared(blocks: Blocks, store: Store, threads: int) -> dict[str, list[Any]]
             w = store.windows[index]
             if index != held:
                 held, reference = index, np.concatenate([block for _, block in store.logit_blocks(index)])
-            theirs = reference[at - w.first + 1 :][: len(logits)]
+            expected = reference[at - w.first + 1 :][: len(logits)]
             true_ids = np.asarray(w.token_ids[at + 1 : at + 1 + len(logits)])
-            if not len(theirs) == len(logits) == len(true_ids):
-                raise ArtifactError(f"window {w.window}: the run gave {len(logits)} rows at {at}, the store {len(theirs)}")
-            done = compare_parts(pool, theirs, logits, true_ids)
-            rows["kld"] += done.kld.tolist()
-            rows["flip"] += (done.top1 != done.top1_ref).tolist()
-            rows["document"] += [w.document] * len(done.kld)
+            if not len(expected) == len(logits) == len(true_ids):
+                raise ArtifactError(f"window {w.window}: the run gave {len(logits)} rows at {at}, the store {len(expected)}")
+            done = compare_parts(pool, expected, logits, true_ids)
+            rows.kld.extend(done.kld.tolist())
+            rows.flip.extend((done.top1 != done.top1_ref).tolist())
+            rows.document.extend([w.document] * len(done.kld))
     return rows
 
 
-def add(b: Builder, suffix: str, rows: dict[str, list[Any]]) -> None:
+def add(b: Builder, suffix: str, rows: Rows) -> None:
     """`kld_<suffix>` and `flip_<suffix>`; null with the reason if a token has no finite divergence."""
-    n, bad = len(rows["kld"]), int((~np.isfinite(rows["kld"])).sum())
+    n, bad = len(rows.kld), int((~np.isfinite(rows.kld)).sum())
     if bad or not n:
         add_nothing(b, suffix, f"{bad} of {n} tokens have no finite divergence", n)
         return
-    for stem in ("kld", "flip"):
-        b.mean(f"{stem}_{suffix}", rows[stem], np.ones(n), rows["document"])
+    b.mean(f"kld_{suffix}", rows.kld, np.ones(n), rows.document)
+    b.mean(f"flip_{suffix}", rows.flip, np.ones(n), rows.document)
 
 
 def add_nothing(b: Builder, suffix: str, why: str, n: int = 0) -> None:
@@ -128,18 +136,17 @@ def add_nothing(b: Builder, suffix: str, why: str, n: int = 0) -> None:
 def add_largest(b: Builder, name: str) -> None:
     """The floor: the run with the largest value; null if one failed. What could not be tried here is a warning."""
     runs = {run: b.metrics[f"{name}/{run}"] for run in RUNS}
-    broken = [f"{run}: {m['reason']}" for run, m in runs.items() if m["value"] is None and m["n"]]
-    tried = {run: m for run, m in runs.items() if m["value"] is not None}
-    if broken or not tried:
+    values = {run: m["value"] for run, m in runs.items() if m["value"] is not None}
+    missing = {run: f"{run}: {m['reason']}" for run, m in runs.items() if m["value"] is None}
+    broken = [why for run, why in missing.items() if runs[run]["n"]]
+    if broken or not values:
         b.bare(name, None, 0, "largest of the runs", *broken)
         b.metrics[name]["reason"] = "; ".join(broken) or "no run could be made"
         return
-    run = max(tried, key=lambda r: float(tried[r]["value"]))
-    left_out = [f"{r}: {m['reason']}" for r, m in runs.items() if m["value"] is None]
-    b.metrics[name] = tried[run] | {
-        "method": f"largest of {len(tried)} runs, {run}: {tried[run]['method']}",
-        "warnings": [*tried[run]["warnings"], *left_out],
-    }
+    run = max(values, key=values.__getitem__)
+    largest = b.metrics[name] = runs[run].copy()
+    largest["method"] = f"largest of {len(values)} runs, {run}: {largest['method']}"
+    largest["warnings"] = [*largest["warnings"], *missing.values()]
 
 
 def measure(engine: Any, store: Store, chosen: Sequence[int], b: Builder, *, batch_size: int, steps: int, threads: int) -> None:
@@ -176,24 +183,23 @@ def run() -> None:
     """Do the stage's work, from params to its file."""
     watch = artifacts.Stopwatch("floor")
     settings = params.load()
-    variant = settings.variant(settings.reference)
+    asked, threads, variant = settings.amount.floor, settings.thread_count, settings.variant(settings.reference)
     folder = artifacts.model_dir(settings.reference)
-    manifest = artifacts.read_manifest(folder)
+    manifest = records.read(folder / artifacts.MANIFEST, ModelManifest)
     artifacts.verify_files(folder, manifest)
     store = Store(artifacts.REFERENCE)
     if store.manifest["model"] != manifest["digest"]:
         raise ArtifactError(f"{artifacts.REFERENCE} was made with another build of {settings.reference}; run `dvc repro`")
-    engine = engines.load(variant.engine, folder, threads=settings.thread_count, **variant.engine_options)
-    asked = settings.amount.floor
+    engine = engines.load(variant.engine, folder, threads=threads, **variant.engine_options)
     chosen = choose(store.windows, asked.tokens, settings.seed)
     b = Builder(settings.compare, settings.seed)
-    shape = {"batch_size": settings.diverge.batch_size, "threads": settings.thread_count}
-    measure(engine, store, chosen, b, steps=asked.stepwise, **shape)
-    artifacts.write_json(artifacts.FLOOR, {
+    measure(engine, store, chosen, b, batch_size=settings.diverge.batch_size, steps=asked.stepwise, threads=threads)
+    result: records.Floor = {
         "reference": settings.reference, "model": manifest["digest"], "store": store.manifest["digest"],
-        "runs": RUNS, "windows": [store.windows[i].window for i in chosen], "threads": settings.thread_count,
+        "runs": RUNS, "windows": [store.windows[i].window for i in chosen], "threads": threads,
         "metrics": b.metrics, "versions": artifacts.versions(),
-    })  # fmt: skip
+    }  # fmt: skip
+    artifacts.write_json(artifacts.FLOOR, result)
     values = [b.metrics[name] for name in ("kld_floor", "kld_rounding")]
     texts = [f"unknown ({m['reason']})" if m["value"] is None else f"{m['value']:.3g}" for m in values]
     what = f"kld_floor {texts[0]}, kld_rounding {texts[1]} nats over {len(chosen)} windows"

@@ -15,7 +15,7 @@ import typer
 from pipeline.core import artifacts, cli, params
 from pipeline.core.errors import ParamsError, QuantgateError
 from pipeline.core.params import Params
-from pipeline.gating import comment, freshness, merge, verdicts
+from pipeline.gating import comment, freshness, verdicts
 
 EXIT = {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 3}
 STALE = 2
@@ -25,28 +25,28 @@ NO_BASE = "no baseline named: the rules were not compared with earlier ones (--b
 def enforce(settings: Params, rev: str | None = None, *, write: bool = False) -> int:
     """Exit code for a merge; anything missing or changed since is never a pass. write: the comment, too."""
     try:
-        judged = merge.judge(settings, rev)
+        merge = verdicts.for_merge(settings, rev)
     except QuantgateError as e:
-        return _no_verdict(str(e), write)
-    verdict, beside = judged.verdict, judged.beside
-    for name, v in verdict["variants"].items():
+        return _no_verdict(e, write)
+    word = merge.verdict["verdict"]
+    for name, v in merge.verdict["variants"].items():
         print(f"{v['verdict']:<13} {name}{'' if v['required'] else ' (advisory)'}: {v['reason']}")
-    baseline = f", against {beside['rev']} ({beside['commit'][:7]})" if beside else ""
-    passes = verdict["verdict"] == "INCONCLUSIVE" and settings.gate.inconclusive == "passes"
-    print(f"{verdict['verdict']:<13} overall{baseline}{' (passes: gate.inconclusive)' if passes else ''}")
-    for line in [f"looser than at the baseline: {change}" for change in verdict["loosened"]] if beside else [NO_BASE]:
+    baseline = f", against {merge.changes.rev} ({merge.changes.commit[:7]})" if merge.changes else ""
+    passes = word == "INCONCLUSIVE" and settings.gate.inconclusive == "passes"
+    print(f"{word:<13} overall{baseline}{' (passes: gate.inconclusive)' if passes else ''}")
+    for line in [f"looser than at the baseline: {change}" for change in merge.loosened] if merge.changes else [NO_BASE]:
         print(line)
-    if judged.absent:
-        print(f"not here, and so not compared with dvc.lock: {', '.join(judged.absent)}")
+    if merge.absent:
+        print(f"not here, and so not compared with dvc.lock: {', '.join(merge.absent)}")
     if write:
-        artifacts.write_text(comment.FILE, comment.render(verdict, judged.results, beside))
-    return 0 if passes else EXIT[verdict["verdict"]]
+        artifacts.write_text(comment.FILE, comment.render(merge))
+    return 0 if passes else EXIT[word]
 
 
-def _no_verdict(problem: str, write: bool) -> int:
-    print(f"gate: {problem}", file=sys.stderr)
+def _no_verdict(error: QuantgateError, write: bool) -> int:
+    print(f"gate: {error}", file=sys.stderr)
     if write:
-        artifacts.write_text(comment.FILE, comment.problem(problem))
+        artifacts.write_text(comment.FILE, comment.problem(str(error)))
     return STALE
 
 
@@ -56,18 +56,18 @@ def main(
     commenting: Annotated[bool, typer.Option("--comment", help=f"Write {comment.FILE}, for a merge request.")] = False,
 ) -> None:
     """Judge every variant by the rules in params.yaml."""
-    if rev is not None and not (enforcing or commenting):
-        raise ParamsError("--baseline goes with --enforce or --comment")
     if enforcing or commenting:
         try:
             code = enforce(params.load(), rev, write=commenting)
         except ParamsError as e:
-            code = _no_verdict(str(e), commenting)
+            code = _no_verdict(e, commenting)
         sys.exit(code if enforcing else 0)
+    if rev is not None:
+        raise ParamsError("--baseline goes with --enforce or --comment")
     settings = params.load()
     watch = artifacts.Stopwatch("gate")
-    verdict = verdicts.of(merge.load_results(settings), settings) | {"inputs": freshness.inputs(settings)}
-    artifacts.write_json(artifacts.GATE, verdict)
+    verdict = verdicts.of(verdicts.load_results(settings), settings)
+    artifacts.write_json(artifacts.GATE, {**verdict, "inputs": freshness.inputs(settings)})
     words = ", ".join(f"{n} {v['verdict']}" for n, v in verdict["variants"].items())
     cli.say("gate", f"{verdict['verdict']} ({words}), {watch.done():.1f} s")
 

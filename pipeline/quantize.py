@@ -4,44 +4,39 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from pipeline import engines, quantizers
-from pipeline.core import artifacts, cli, isolate, options, params
+from pipeline.core import artifacts, cli, isolate, options, params, records
 from pipeline.core.droppings import data_files
 from pipeline.core.errors import NoResult
 from pipeline.core.params import Variant
+from pipeline.core.records import BaseManifest, Build, BuildFacts, Built, CalibrationFacts
 from pipeline.evalset.calibration import Calibration
 from pipeline.model import attestation
-from pipeline.model.size import measure
-
-# what params ask of a build, as its manifest repeats it
-ASKED = ("variant", "quantizer", "asked", "options", "engine", "engine_options", "base", "seed", "trust_remote_code")
 
 
-def quantize(variant: Variant, base: Path, out: Path, *, calibration: Calibration, seed: int) -> dict[str, Any]:
+def quantize(variant: Variant, base: Path, out: Path, *, calibration: Calibration, seed: int) -> Build:
     """Run a variant's quantizer from `base` into `out`; returns the manifest's facts.
     Tokenizer, chat template and special tokens are the base's, byte for byte."""
     quantizers.check_model(variant.quantizer, variant.options, base)  # before anything heavy is loaded
-    make = quantizers.find(variant.quantizer)
-    facts = make(base, out, calibration=calibration, seed=seed, **variant.options)
+    facts = quantizers.find(variant.quantizer)(base, out, calibration=calibration, seed=seed, **variant.options)
     for file in data_files(base, "*"):  # all but weights and config
         weights = file.name.endswith((".safetensors", ".safetensors.index.json"))
         if not weights and file.name not in ("config.json", artifacts.MANIFEST):
             shutil.copyfile(file, out / file.name)
-    size = measure(base, out)
-    attestation.check_bits(facts, size.packed_bits)
+    size = attestation.measure(base, out)
+    attestation.check_bits(facts, size["packed_bits"])
     return {
         **facts,
-        **asdict(size),
-        "calibration": calibration.facts,
+        **size,
+        "calibration": cast("CalibrationFacts | None", calibration.facts),
         "dtype": json.loads((out / "config.json").read_text(encoding="utf-8")).get("dtype"),
     }
 
 
-def answer(variant: Variant, folder: Path, facts: dict[str, Any], threads: int) -> None:
+def answer(variant: Variant, folder: Path, facts: BuildFacts, threads: int) -> None:
     """Load what was built with its engine and ask it, so that a broken variant is known now and not after an hour.
     Raises where other kernels run than were packed, or where it answers unlike the model in memory, or not at all."""
     engine = engines.load(variant.engine, folder, threads=threads, **variant.engine_options)
@@ -51,7 +46,7 @@ def answer(variant: Variant, folder: Path, facts: dict[str, Any], threads: int) 
 
 def build(
     variant: Variant, base: Path, out: Path, *, calibration: Calibration, seed: int, threads: int, name: str = "variant"
-) -> dict[str, Any]:
+) -> Built:
     """Quantize and ask the result, each in its own process; a variant that cannot run here is a result too: status, reason
     and an empty folder."""
     try:
@@ -69,31 +64,31 @@ def main(variant: str) -> None:
     watch = artifacts.Stopwatch("quantize", variant)
     settings = params.load()
     chosen = settings.variant(variant)
-    base = artifacts.read_manifest(artifacts.BASE)
+    base = records.read(artifacts.BASE / artifacts.MANIFEST, BaseManifest)
     artifacts.verify_files(artifacts.BASE, base)
     asked = {
         "variant": variant, "quantizer": chosen.quantizer, "asked": chosen.options,
         "options": options.with_defaults(quantizers.find(chosen.quantizer), chosen.options, quantizers.GIVEN),
         "engine": chosen.engine, "engine_options": chosen.engine_options, "base": base["digest"], "seed": settings.seed,
         "trust_remote_code": base["trust_remote_code"],
-        **{k: base[k] for k in ("dequantized_from",) if k in base},
     }  # fmt: skip
+    origin = {"dequantized_from": base["dequantized_from"]} if "dequantized_from" in base else {}
     with artifacts.atomic_dir(artifacts.model_dir(variant)) as out:
         artifacts.write_json(out / artifacts.MANIFEST, asked)  # says whether the model's own code may run
         built = build(
             chosen, artifacts.BASE, out, calibration=Calibration(), seed=settings.seed, threads=settings.thread_count, name=variant
         )
         built.pop("probe", None)  # its last digits are this processor's
-        manifest = {**asked, **built, "files": artifacts.files_of(out)}
-        # the identity of a build: its files and all that was asked for
-        manifest["digest"] = artifacts.digest([{k: manifest[k] for k in ASKED if k in manifest}, manifest["files"]])
-        artifacts.write_json(out / artifacts.MANIFEST, manifest | {"versions": artifacts.versions()})
-    if manifest["status"] == "ok":
-        what = f"{manifest['bits_per_weight']:.2f} bits/weight, {manifest['weight_bytes'] / 1e6:.1f} MB"
+        files = artifacts.files_of(out)
+        identity = artifacts.digest([asked, files])
+        manifest = {**asked, **origin, **built, "files": files, "digest": identity, "versions": artifacts.versions()}
+        artifacts.write_json(out / artifacts.MANIFEST, manifest)
+    if built["status"] == "ok":
+        what = f"{built['bits_per_weight']:.2f} bits/weight, {built['weight_bytes'] / 1e6:.1f} MB"
     else:
-        what = f"{manifest['status']}: {manifest['reason']}"
+        what = f"{built['status']}: {built['reason']}"
     cli.say("quantize", f"{variant}: {what}, {watch.done():.1f} s")
-    for warning in manifest.get("warnings") or []:
+    for warning in built.get("warnings", []):
         cli.say("quantize", f"{variant}: warning: {warning}")
 
 

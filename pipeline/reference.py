@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from pipeline import engines
-from pipeline.core import artifacts, cli, isolate, params
+from pipeline.core import artifacts, cli, isolate, params, records
 from pipeline.core.errors import ArtifactError, InvalidVariant, Unsupported
 from pipeline.core.params import Diverge, Tier
-from pipeline.divergence.checkpoints import Partial
-from pipeline.divergence.store import Window, estimate_bytes, key_of, refuse_if_too_large, shards
+from pipeline.core.records import ModelManifest, PromptRow, States
+from pipeline.divergence.checkpoints import Checkpoints
+from pipeline.divergence.store import Batch, Window, key_of, refuse_if_too_large, shards
 from pipeline.engines import ROWS, Sampling
-from pipeline.evalset import Row, choose, load_prompts, load_texts, sets_digest
+from pipeline.evalset import choose, load_prompts, load_texts, sets_digest
 from pipeline.evalset.chats import refuse_chats
 from pipeline.evalset.windows import corpus_windows, prompt_ids
 
@@ -28,30 +29,29 @@ CODE = (  # other code may make another store
     "engines/__init__.py", "engines/_gptq.py", "engines/_head.py", "engines/hf.py",
     "evalset/__init__.py", "evalset/windows.py", "divergence/checkpoints.py", "reference.py", "divergence/store.py",
 )  # fmt: skip
-
+TOGETHER = 8  # prompts continued at a time
 OTHERWISE = "rounded_otherwise"  # logits of a shard that the model's own pass rounds to a neighbour
+INEXACT = "inexact.txt"  # the piece that says why logits are stored
 
 
 def trajectories(
-    engine: Any, prompts: list[Row], setup: params.Trajectories, seed: int, skipped: Counter[str] | None = None, batch: int = 8
+    engine: Any, prompts: Sequence[PromptRow], setup: params.Trajectories, seed: int, skipped: Counter[str]
 ) -> list[Window]:
     """Let the reference continue each prompt; only its own tokens are scored, in the context they came from."""
-    found = []
-    skipped = Counter() if skipped is None else skipped
+    windows = []
     encoded = [prompt_ids(row, engine.tokenizer) for row in prompts]  # all, before the first is continued: one may be no good
     with cli.progress(len(prompts), "trajectories", "prompt") as bar:
-        for at in range(0, len(prompts), batch):
-            part = prompts[at : at + batch]
-            ids = encoded[at : at + batch]
-            replies = engine.sample(ids, setup.tokens, Sampling(setup.temperature, seed + at))
-            for row, prompt, reply in zip(part, ids, replies):
+        for at in range(0, len(prompts), TOGETHER):
+            part = encoded[at : at + TOGETHER]
+            replies = engine.sample(part, setup.tokens, Sampling(setup.temperature, seed + at))
+            for row, prompt, reply in zip(prompts[at:], part, replies):
                 if reply:
                     tokens = tuple(prompt + reply)
-                    found.append(Window("trajectory", row["id"], row["id"], tokens, len(prompt), row["domain"]))
+                    windows.append(Window("trajectory", row["id"], row["id"], tokens, len(prompt), row["domain"]))
                 else:
                     skipped["no reply"] += 1
             bar.update(len(part))
-    return found
+    return windows
 
 
 class Inexact(Exception):
@@ -59,40 +59,29 @@ class Inexact(Exception):
 
 
 def write_store(
-    engine: Any,
-    windows: list[Window],
-    out: Path,
-    batch_size: int,
-    *,
-    model: str = "",
-    seed: int = 0,
-    partial: Partial | None = None,
-) -> dict[str, Any]:
+    engine: Any, windows: list[Window], out: Path, batch_size: int, pieces: Checkpoints, *, model: str = "", seed: int = 0
+) -> States:
     """Write windows, states and head; every state is replayed and compared with the model's own logits.
 
     If one differs by more than a step of rounding, or the head cannot be split off, logits are stored instead, and the manifest
-    says so.
-    model, seed: what the windows were made with; with the tokens they are the store's key. partial: where finished
-    shards are kept until all are there.
+    says so. pieces: where finished shards are kept until all are there; model, seed: what the windows were made with.
     """
-    partial = partial or Partial(out / "partial")
-    why = "inexact.txt"
+    reason, head_bytes = None, 0
     try:
-        if partial.has(why):
-            raise Inexact((partial.folder / why).read_text(encoding="utf-8"))
-        shard_of = _write_shards(engine, windows, batch_size, partial, "hidden", out)
-        head_bytes, reason = _save_head(engine, out / "head"), None
+        if pieces.has(INEXACT):
+            raise Inexact((pieces.folder / INEXACT).read_text(encoding="utf-8"))
+        shard_of = _write_shards(engine, windows, batch_size, pieces, "hidden", out)
+        head_bytes = _save_head(engine, out / "head")
     except Inexact as e:
         reason = str(e)
-        partial.drop("hidden-*")
-        with partial.write(why) as tmp:
+        pieces.drop("hidden-*")
+        with pieces.write(INEXACT) as tmp:
             tmp.write_text(reason, encoding="utf-8")
-        shard_of, head_bytes = _write_shards(engine, windows, batch_size, partial, "logits", out), 0
+        shard_of = _write_shards(engine, windows, batch_size, pieces, "logits", out)
+    (out / "states").mkdir()
     for name in shard_of:
-        partial.give(Path(name).name, out / name)
+        artifacts.link_file(pieces.folder / Path(name).name, out / name)
     artifacts.write_jsonl(out / "windows.jsonl", (asdict(w) for w in windows))
-    if partial.folder.parent == out:
-        partial.clear()
     tokens, state_bytes = sum(w.scored for w in windows), sum(_tensor_bytes(out / name) for name in shard_of)
     return {
         "kind": "logits" if reason else "hidden", "why_not_hidden": reason, "rows_per_block": ROWS,
@@ -103,31 +92,28 @@ def write_store(
 
 
 def _write_shards(
-    engine: Any, windows: list[Window], batch_size: int, partial: Partial, kind: str, out: Path
+    engine: Any, windows: list[Window], batch_size: int, pieces: Checkpoints, kind: str, out: Path
 ) -> dict[str, list[int]]:
     """{shard's name in the store: indices of its windows}; only shards that are not there already are computed."""
-    per_position = _position_bytes(engine, kind)
-    head = engine.vocab_size * per_position if kind == "hidden" else 0
-    planned = list(enumerate(shards(windows, batch_size, per_position)))
-    missing = [w for k, shard in planned if not partial.has(_shard_name(kind, k)) for batch in shard for _, w in batch]
-    refuse_if_too_large(estimate_bytes(missing, per_position, 1) + head, out)
-    found = {}
+    # 2·d bytes a scored position for the states of a 16-bit model, 2·vocab for its logits
+    width = engine.model.config.get_text_config().hidden_size if kind == "hidden" else engine.vocab_size
+    position_bytes = int(width) * int(engine.model.dtype.itemsize)
+    head_bytes = engine.vocab_size * position_bytes if kind == "hidden" else 0
+    planned = {f"{kind}-{k:05d}.safetensors": shard for k, shard in enumerate(shards(windows, batch_size, position_bytes))}
+    missing = [w for name, shard in planned.items() if not pieces.has(name) for batch in shard for _, w in batch]
+    refuse_if_too_large(sum(w.scored for w in missing) * position_bytes + head_bytes, out)
+    indices = {}
     with cli.progress(len(windows), f"reference store ({kind})", "window") as bar:
-        for k, shard in planned:
-            name = _shard_name(kind, k)
-            if not partial.has(name):
-                with partial.write(name) as tmp:
+        for name, shard in planned.items():
+            if not pieces.has(name):
+                with pieces.write(name) as tmp:
                     _write_shard(engine, shard, kind, tmp)
-            found[f"states/{name}"] = [i for batch in shard for i, _ in batch]
-            bar.update(len(found[f"states/{name}"]))
-    return found
+            indices[f"states/{name}"] = [i for batch in shard for i, _ in batch]
+            bar.update(len(indices[f"states/{name}"]))
+    return indices
 
 
-def _shard_name(kind: str, k: int) -> str:
-    return f"{kind}-{k:05d}.safetensors"
-
-
-def _write_shard(engine: Any, shard: list[list[tuple[int, Window]]], kind: str, path: Path) -> None:
+def _write_shard(engine: Any, shard: list[Batch], kind: str, path: Path) -> None:
     from safetensors.torch import save_file
 
     states, differ = {}, 0
@@ -142,19 +128,19 @@ def _write_shard(engine: Any, shard: list[list[tuple[int, Window]]], kind: str, 
     save_file(states, path, metadata={OTHERWISE: str(differ)})
 
 
-def _replay(engine: Any, kept: Any, logits: Any, window: str) -> int:
+def _replay(engine: Any, hidden: Any, logits: Any, window: str) -> int:
     """How many logits the head by itself rounds otherwise than the model's own pass; `Inexact` beyond a step of rounding."""
     step, differ = engine.torch.finfo(logits.dtype).eps, 0
-    for at in range(0, len(kept), ROWS):
-        own = logits[at : at + ROWS]
+    for at in range(0, len(hidden), ROWS):
+        expected = logits[at : at + ROWS]
         try:
-            replayed = engine.head.tensor(kept[at : at + ROWS])
+            replayed = engine.head.tensor(hidden[at : at + ROWS])
         except Exception as e:  # whatever a model's class raises where it reads more of its body than hidden states
             raise Inexact(f"the model's class gives no logits from hidden states alone ({type(e).__name__}: {e})") from None
-        if engine.torch.equal(replayed, own):
+        if engine.torch.equal(replayed, expected):
             continue
-        error = (replayed.float() - own.float()).abs()
-        if not bool((error.amax(1) <= step * own.float().abs().amax(1)).all()):
+        error = (replayed.float() - expected.float()).abs()
+        if not bool((error.amax(1) <= step * expected.float().abs().amax(1)).all()):
             raise Inexact(f"window {window}: the head's replay differs from the model's own logits")
         differ += int((error > 0).sum())
     return differ
@@ -181,87 +167,82 @@ def _rounded_otherwise(shard: Path) -> int:
         return int(file.metadata()[OTHERWISE])
 
 
-def _position_bytes(engine: Any, kind: str) -> int:
-    """Bytes a scored position takes: 2·d for the states of a 16-bit model, 2·vocab for its logits."""
-    width = engine.model.config.get_text_config().hidden_size if kind == "hidden" else engine.vocab_size
-    return int(width) * int(engine.model.dtype.itemsize)
-
-
 def _tensor_bytes(path: Path) -> int:
     """Bytes of a safetensors file without its header (eight bytes of length, then the header)."""
     with path.open("rb") as f:
         return path.stat().st_size - 8 - int.from_bytes(f.read(8), "little")
 
 
-def _prompts(setup: Diverge, amount: Tier, seed: int) -> list[Row]:
+def _prompts(setup: Diverge, amount: Tier, seed: int) -> list[PromptRow]:
     return choose(load_prompts(Path(setup.trajectories.prompts)), amount.trajectories, seed)
 
 
-def make_windows(engine: Any, setup: Diverge, amount: Tier, seed: int, skipped: Counter[str] | None = None) -> list[Window]:
+def make_windows(engine: Any, setup: Diverge, amount: Tier, seed: int, skipped: Counter[str]) -> list[Window]:
     documents = choose(load_texts(Path(setup.corpus)), amount.documents, seed)
     prompts = _prompts(setup, amount, seed)
     windows = corpus_windows(documents, engine.tokenizer, min(setup.window, engine.max_length), skipped)
     return windows + trajectories(engine, prompts, setup.trajectories, seed, skipped)
 
 
-def keep_windows(partial: Partial, make: Callable[[Counter[str]], list[Window]]) -> tuple[list[Window], dict[str, int]]:
+def keep_windows(pieces: Checkpoints, make: Callable[[Counter[str]], list[Window]]) -> tuple[list[Window], dict[str, int]]:
     """The windows of this run, and how many were skipped and why; a run that is taken up finds those it had made."""
-    if not partial.has("windows.json"):
+    if not pieces.has("windows.json"):
         skipped: Counter[str] = Counter()
-        with partial.write("windows.json") as tmp:
-            kept = [asdict(w) for w in make(skipped)]
-            tmp.write_text(json.dumps({"windows": kept, "skipped": dict(skipped)}), encoding="utf-8")
-    data = artifacts.read_json(partial.folder / "windows.json")
-    return [Window(**{**w, "token_ids": tuple(w["token_ids"])}) for w in data["windows"]], data["skipped"]
+        with pieces.write("windows.json") as tmp:
+            windows = [asdict(w) for w in make(skipped)]
+            tmp.write_text(json.dumps({"windows": windows, "skipped": dict(skipped)}), encoding="utf-8")
+    kept = records.read(pieces.folder / "windows.json", records.KeptWindows)
+    return [Window.of(row) for row in kept["windows"]], kept["skipped"]
 
 
-def inputs(settings: params.Params, model: str) -> dict[str, Any]:
+def inputs(settings: params.Params, model: str) -> dict[str, object]:
     """All that a store's bytes depend on; `model`: the reference's digest."""
     setup, amount, here = settings.diverge, settings.amount, Path(__file__).parent
     return {
         "model": model, "variant": settings.variant(settings.reference).model_dump(), "seed": settings.seed,
         "threads": settings.thread_count, "diverge": setup.model_dump(),
-        "documents": amount.documents, "trajectories": amount.trajectories,
-        "sets": sets_digest(Path(setup.corpus)) | sets_digest(Path(setup.trajectories.prompts)),
+        "documents": amount.documents, "trajectories": amount.trajectories, "sets": _sets(setup),
         "code": {name: artifacts.sha256_file(here / name) for name in CODE}, "versions": artifacts.versions(),
     }  # fmt: skip
+
+
+def _sets(setup: Diverge) -> dict[str, str]:
+    return sets_digest(Path(setup.corpus)) | sets_digest(Path(setup.trajectories.prompts))
 
 
 def run() -> None:
     """All that the stage does, from params to its file."""
     watch = artifacts.Stopwatch("reference")
     settings = params.load()
-    variant = settings.variant(settings.reference)
-    folder = artifacts.model_dir(settings.reference)
-    manifest = artifacts.read_manifest(folder)
+    setup, seed = settings.diverge, settings.seed
+    variant, folder = settings.variant(settings.reference), artifacts.model_dir(settings.reference)
+    manifest = records.read(folder / artifacts.MANIFEST, ModelManifest)
     if manifest["status"] != "ok":
         raise ArtifactError(f"the reference {settings.reference!r} is {manifest['status']}: {manifest['reason']}")
     artifacts.verify_files(folder, manifest)
-    refuse_chats(_prompts(settings.diverge, settings.amount, settings.seed), folder)
+    refuse_chats(_prompts(setup, settings.amount, seed), folder)
     engine: Any = engines.load(variant.engine, folder, threads=settings.thread_count, **variant.engine_options)
     if not hasattr(engine, "hidden"):
         raise Unsupported(f"engine {variant.engine!r} gives no hidden states; choose a reference that runs in 'hf'")
-    setup, made_from = settings.diverge, inputs(settings, manifest["digest"])
-    partial = Partial.of("reference", made_from)
-    windows, skipped = keep_windows(partial, lambda count: make_windows(engine, setup, settings.amount, settings.seed, count))
+    pieces = Checkpoints.of("reference", inputs(settings, manifest["digest"]))
+    windows, skipped = keep_windows(pieces, lambda count: make_windows(engine, setup, settings.amount, seed, count))
     with artifacts.atomic_dir(artifacts.REFERENCE) as out:
-        facts = write_store(
-            engine, windows, out, setup.batch_size, model=manifest["digest"], seed=settings.seed, partial=partial
-        )  # fmt: skip
+        states = write_store(engine, windows, out, setup.batch_size, pieces, model=manifest["digest"], seed=seed)
         files = artifacts.files_of(out)
-        artifacts.write_json(out / artifacts.MANIFEST, {
-            "status": "ok", "variant": settings.reference, **facts, "skipped": skipped,
+        store: records.StoreManifest = {
+            "status": "ok", "variant": settings.reference, **states, "skipped": skipped,
             "trust_remote_code": manifest["trust_remote_code"],
-            "temperature": setup.trajectories.temperature, "vocab": engine.vocab_size, "sets": made_from["sets"],
+            "temperature": setup.trajectories.temperature, "vocab": engine.vocab_size, "sets": _sets(setup),
             "threads": settings.thread_count, "files": files, "digest": artifacts.digest(files),
             "versions": artifacts.versions(),
-        })  # fmt: skip
-    partial.clear()
+        }  # fmt: skip
+        artifacts.write_json(out / artifacts.MANIFEST, store)
+    pieces.clear()
     left_out = f" ({', '.join(f'{n} {why}' for why, n in skipped.items())} left out)" if skipped else ""
     cli.say(
         "reference",
-        f"{facts['tokens']} scored tokens in {facts['windows']} windows{left_out}, {facts['state_bytes'] / 1e6:.1f} MB of "
-        f"{facts['kind']} states ({facts['bytes_per_token']:g} bytes a token) + {facts['head_bytes'] / 1e6:.1f} MB head, "
+        f"{states['tokens']} scored tokens in {states['windows']} windows{left_out}, {states['state_bytes'] / 1e6:.1f} MB of "
+        f"{states['kind']} states ({states['bytes_per_token']:g} bytes a token) + {states['head_bytes'] / 1e6:.1f} MB head, "
         f"{watch.done():.1f} s",
     )
 

@@ -1,4 +1,4 @@
-"""report: report.md, report.html, figures -> reports/
+"""report: report.md, report.html, pictures -> reports/
 
 `--summary` prints the table, what each stage took, and where to look, `--first` two rows of it before the rest is measured.
 """
@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, NamedTuple
 
 import typer
 
-from pipeline.core import artifacts, cli, params
+from pipeline.core import artifacts, cli, params, records
 from pipeline.core.errors import ArtifactError, ParamsError, QuantgateError
 from pipeline.core.params import Params
+from pipeline.core.records import BaseManifest, Results, ServerReport, VariantResult, Verdict
 from pipeline.gating import freshness, verdicts
 from pipeline.metrics.definitions import is_served
-from pipeline.reporting import charts, failures, latency, pareto, plots, recommendation, text, tradeoff
+from pipeline.reporting import charts, failures, plots, recommendation, text, tradeoff
 from pipeline.serving import results as server_results
 from pipeline.speed import schedule
 
@@ -32,47 +33,52 @@ SUMMARY_METRICS = (
     "bits_per_weight", "weight_bytes", "kld_mean", "kld_floor", "kld_rounding", "kld_p999", "top1_agreement", "ppl_ratio",
     "acc/all", "acc_delta/all", "ttft_ms", "tpot_ms", "decode_tok_s", "speed_ratio", "peak_memory_bytes",
 )  # fmt: skip
-WHY = {
-    "latency": "no metric was swept over contexts or batches, and no variant was served at several loads (reports/serving/)",
-    "positions": "no variant has a curve of KLD by position",
-}
-Results = dict[str, dict[str, Any]]
+UNSWEPT = "no metric was swept over contexts or batches, and no variant was served at several loads (reports/serving/)"
+
+
+class Picture(NamedTuple):
+    """alt: in words; svg: the picture itself; both None where there is none, and `why` says why."""
+
+    alt: str | None
+    svg: str | None
+    why: str | None
 
 
 def run_times(settings: Params) -> dict[str, list[float]]:
     """{stage: seconds of its last run on this machine, one a variant}; stages that never ran here are left out."""
     facts = {stage: [artifacts.run_facts(stage, name) for name in (None, *settings.variants)] for stage in STAGES}
-    return {stage: [float(f["wall_s"]) for f in own if f] for stage, own in facts.items() if any(own)}
+    return {stage: [float(f["wall_s"]) for f in runs if f] for stage, runs in facts.items() if any(runs)}
 
 
-def load_results(settings: Params) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+def load_results(settings: Params) -> tuple[Results, Verdict]:
     """({variant: its metrics}, the verdict)."""
-    return {name: artifacts.read_json(artifacts.metrics(name)) for name in settings.variants}, artifacts.read_json(artifacts.GATE)
+    results = {name: records.read(artifacts.metrics(name), VariantResult) for name in settings.variants}
+    return results, records.read(artifacts.GATE, Verdict)
 
 
-def context_of(results: Results, verdict: dict[str, Any], settings: Params, table: dict[str, Any]) -> dict[str, Any]:
-    """All that the templates show, but the pictures. table: `tradeoff.view`'s."""
-    base, reference = artifacts.read_manifest(artifacts.BASE), settings.reference
-    own = results[reference]["metrics"]
+def context_of(results: Results, verdict: Verdict, settings: Params, table: tradeoff.View) -> dict[str, object]:
+    """All that the templates show, but the pictures."""
+    base, reference = records.read(artifacts.BASE / artifacts.MANIFEST, BaseManifest), settings.reference
+    metrics, ratio = results[reference]["metrics"], results[reference]["metrics"].get("speed_ratio")
     return {
         "verdict": verdict, "rows": text.results_table(results, verdict, settings.variants), "reference": reference,
         "results": results, "base": base, "model": settings.model.model_dump(), "seed": settings.seed,
         "machine": text.machines(results), "confidence": settings.compare.confidence,
         "tokens": text.n_of(results, "kld_mean"), "items": text.n_of(results, "acc/all"),
-        "calibration_gains": text.calibration_gains(results), "noise_details": text.noise_details(own),
+        "calibration_gains": text.calibration_gains(results), "noise_details": text.noise_details(metrics),
         "failures": failures.of(results, reference), "visible": failures.visible, "clipped": failures.clipped,
         "fault_words": failures.FAULT_WORDS,
         "rounds": text.n_of(results, "decode_tok_s"), "benchmark": settings.amount.benchmark,
-        "run_to_run": text.run_to_run(own.get("speed_ratio", {}).get("between")),
+        "run_to_run": text.run_to_run(ratio.get("between") if ratio else None),
         "versions": results[reference]["versions"],
         "tradeoff": table,
-        "tasks": sorted({k.split("/")[1] for k in own if k.startswith("acc/")}),
-        "domains": sorted({k.split("/")[1] for k in own if k.startswith("kld_mean/") and ":" not in k}),
+        "tasks": sorted({k.split("/")[1] for k in metrics if k.startswith("acc/")}),
+        "domains": sorted({k.split("/")[1] for k in metrics if k.startswith("kld_mean/") and ":" not in k}),
         "advice": recommendation.advice(results, verdict, reference), "brief": text.brief, "aside": text.aside,
-        "judged_figure": text.judged_figure, "bars": f". {plots.level(settings.compare.confidence)}",
-        "noise_line": text.noise_line(own, reference), "unmeasured": text.unmeasured(results),
-        "dominated": pareto.dominated(results, reference), "one_machine": pareto.one_machine(results),
-        "speed_bounds": {n: text.speed_bounds(r) for n, r in results.items() if r.get("bounds")},
+        "judged_value": text.judged_value, "bars": f". {plots.level(settings.compare.confidence)}",
+        "noise_line": text.noise_line(metrics, reference), "unmeasured": text.unmeasured(results),
+        "dominated": recommendation.dominated(results, reference), "one_machine": recommendation.one_machine(results),
+        "speed_bounds": {n: text.speed_bounds(r) for n, r in results.items() if r["bounds"]},
         "speed": tradeoff.details(results), "readme_ends": README_ENDS,
         "hashes": {  # of what the verdict rests on
             "weights of the base": base["digest"], **verdict["inputs"],
@@ -81,16 +87,15 @@ def context_of(results: Results, verdict: dict[str, Any], settings: Params, tabl
     }  # fmt: skip
 
 
-def draw(results: Results, verdict: dict[str, Any], settings: Params, serving: Results) -> dict[str, dict[str, str | None]]:
-    """Draw every picture for which there are figures; {name: {alt, svg, why}}, `why` where there are none. serving: {variant:
-    figures of its server}, of those that are not stale."""
+def draw(results: Results, verdict: Verdict, settings: Params, serving: dict[str, ServerReport]) -> dict[str, Picture]:
+    """Draw every picture for which there are values. serving: {variant: its server's results}, of those that are not stale."""
     reference, level = settings.reference, settings.compare.confidence
-    loads = latency.sweeps(results, serving, settings.amount.benchmark.prompt_tokens)
+    loads = charts.sweeps(results, serving, settings.amount.benchmark.prompt_tokens)
     alts = {
         "tradeoff": plots.draw_tradeoff(results, verdict, reference, level, FIGURES / "tradeoff.svg"),
         "domains": charts.draw_domains(results, reference, level, FIGURES / "domains.svg"),
         "positions": charts.draw_positions(results, reference, level, FIGURES / "positions.svg"),
-        "latency": latency.draw_latency(loads, level, FIGURES / "latency.svg"),
+        "latency": charts.draw_latency(loads, level, FIGURES / "latency.svg"),
         "memory": charts.draw_memory(results, FIGURES / "memory.svg"),
     }
     drawn = {}
@@ -98,34 +103,35 @@ def draw(results: Results, verdict: dict[str, Any], settings: Params, serving: R
         path = FIGURES / f"{name}.svg"
         if alt is None:  # an earlier run's picture must not stand for this one
             path.unlink(missing_ok=True)
-        svg = path.read_text(encoding="utf-8") if alt else None
-        why = None if alt else WHY.get(name, "no variant has the figures")
-        drawn[name] = {"alt": alt, "svg": svg and svg[svg.index("<svg") :], "why": why}
+            drawn[name] = Picture(None, None, UNSWEPT if name == "latency" else "no variant has the values")
+        else:
+            svg = path.read_text(encoding="utf-8")
+            drawn[name] = Picture(alt, svg[svg.index("<svg") :], None)
     return drawn
 
 
-def summary_numbers(results: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
+def summary_numbers(results: Results) -> dict[str, dict[str, float]]:
     """{variant: {metric: value}} for `dvc metrics`, which drops text; unknown values are left out."""
-    values = {name: {k: r["metrics"].get(k, {}).get("value") for k in SUMMARY_METRICS} for name, r in results.items()}
+    values = {name: {k: text.value_of(r, k) for k in SUMMARY_METRICS} for name, r in results.items()}
     return {name: {k: v for k, v in by_metric.items() if v is not None} for name, by_metric in values.items()}
 
 
 def write(settings: Params) -> None:
     """Write pictures, pages and the numbers that DVC compares."""
     results, verdict = load_results(settings)
-    figures, faults = server_results.current(results, settings)
+    serving, faults = server_results.current(results, settings)
     prompts = settings.amount.benchmark.prompt_tokens, schedule.BATCH_PROMPT
-    table = tradeoff.view(results, figures, faults, prompts, settings.compare.confidence)
-    drawn = draw(results, verdict, settings, figures)
+    table = tradeoff.view(results, serving, faults, prompts, settings.compare.confidence)
+    drawn = draw(results, verdict, settings, serving)
     context = context_of(results, verdict, settings, table) | {"pictures": drawn}
     artifacts.write_text(artifacts.REPORTS / "report.md", text.render("report.md.j2", context))
     artifacts.write_text(artifacts.REPORTS / "report.html", text.render("report.html.j2", context))
     numbers = summary_numbers(results)
     artifacts.write_json(artifacts.SUMMARY, numbers)
     columns = ("decode_tok_s", "kld_mean", "weight_bytes")
-    plotted = [[name, *map(own.get, columns)] for name, own in numbers.items() if own.keys() >= set(columns)]
+    plotted = [[name, *map(row.get, columns)] for name, row in numbers.items() if row.keys() >= set(columns)]
     artifacts.write_text(artifacts.TRADEOFF, tradeoff.csv_text(["variant", *columns], plotted))
-    artifacts.write_text(artifacts.TRADEOFF_TABLE, tradeoff.as_csv(table["points"]))
+    artifacts.write_text(artifacts.TRADEOFF_TABLE, tradeoff.as_csv(table.points))
 
 
 def stale_line(settings: Params) -> str | None:
@@ -150,7 +156,7 @@ def print_summary(settings: Params) -> None:
         beside = f"; {aside}" if (aside := text.aside(v)) else ""
         print(f"  {name}: {text.verdict_word(v)}: {text.brief(v)}{beside}")
     advised = recommendation.advice(results, verdict, settings.reference)
-    print("\n".join([f"advice: {advised['serve']}", *(f"  next: {step}" for step in advised["ladder"][-1:])]))
+    print("\n".join([f"advice: {advised.serve}", *(f"  next: {step}" for step in advised.ladder[-1:])]))
     stages = run_times(settings)
     took = ", ".join(f"{stage} {sum(s):.0f} s" + (f" (×{len(s)})" if len(s) > 1 else "") for stage, s in stages.items())
     total = sum(map(sum, stages.values()))
@@ -164,7 +170,7 @@ def print_first(settings: Params) -> None:
     first = settings.gate.required[0]
     if stale_line(settings) is None:
         return
-    results = {name: artifacts.read_json(artifacts.metrics(name)) for name in (settings.reference, first)}
+    results = {name: records.read(artifacts.metrics(name), VariantResult) for name in (settings.reference, first)}
     rules = [rule for rule in settings.gate.rules if not is_served(rule.metric)]
     alone = settings.model_copy(update={"gate": settings.gate.model_copy(update={"rules": rules})})
     verdict = verdicts.of(results, alone)

@@ -9,91 +9,86 @@ from __future__ import annotations
 import asyncio
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from pipeline.core import artifacts, cli, params
 from pipeline.core.errors import NoResult, ParamsError, Unsupported
 from pipeline.core.explain import unknown
-from pipeline.core.params import Compare, Load, Params, Server, Serving
+from pipeline.core.params import Params
+from pipeline.core.records import Launch, Probe, RequestRow, ServerMeta, ServerReport
 from pipeline.evalset import sets_digest
 from pipeline.metrics.serving import Objective, memory
 from pipeline.serving import measure, results
-from pipeline.serving.measure import Plan, endpoint_of, load_tokenizer, measured, unfinished
+from pipeline.serving.logprobs import load_tokenizer
+from pipeline.serving.measure import Plan
 from pipeline.speed import hardware
 
-Row = dict[str, Any]
 ELSEWHERE = "the server was not started here, so its memory is not seen"
 NOT_SEEN = "the system does not say, or the server ended before it was asked"
 
 
-def plan_of(load: Load, common: Serving, seed: int) -> Plan:
-    """The tier's amounts as a plan; replies have a forced length if the server can do that."""
-    limits = common.objective.model_dump() if common.objective else {}
-    return Plan(**load.model_dump(), objective=Objective(**limits), seed=seed)
-
-
-def serve(
-    folder: Path, server: Server, plan: Plan, common: Serving, threads: int, options: dict[str, Any], path: Path
-) -> tuple[Row, Plan, list[Row], Row | None]:
-    """(what the server can do, the plan as it was carried out, rows, facts of the launch). folder: the variant's model; options:
-    its engine options, for a launched server; path: where the rows will be written."""
-    assert common.timeout_s is not None  # params checks it
+def serve(variant: str, settings: Params) -> tuple[Probe, Plan, list[RequestRow], Launch | None]:
+    """(what the server can do, the plan as it was carried out, rows, facts of the launch). Replies have a forced length if the
+    server can do that."""
+    common, load, folder = settings.serving, settings.amount.serving, artifacts.model_dir(variant)
+    assert load is not None and common.timeout_s is not None and common.objective is not None  # params checks it
+    server, options = common.variants[variant], settings.variant(variant).engine_options
+    plan = Plan(**load.model_dump(), objective=Objective(**common.objective.model_dump()), seed=settings.seed)
     tokenizer = load_tokenizer(folder) if (folder / "tokenizer.json").exists() else None
-    with endpoint_of(
+    with measure.endpoint_of(
         server.url, server.launch, folder, plan, tokenizer=tokenizer, model=server.model, chat=server.chat,
-        timeout_s=common.timeout_s, key_env=server.key_env, threads=threads, options=options,
-    ) as (endpoint, facts):  # fmt: skip
-        run = measured(endpoint, plan, Path(common.prompts), tokenizer, False, path)
-        return *asyncio.run(run), facts
+        timeout_s=common.timeout_s, key_env=server.key_env, threads=settings.thread_count, options=options,
+    ) as (endpoint, launch):  # fmt: skip
+        run = measure.measured(endpoint, plan, Path(common.prompts), tokenizer, False, artifacts.serving(variant))
+        return *asyncio.run(run), launch
 
 
-def figures(rows: list[Row], plan: Plan, facts: Row | None, setup: Compare) -> Row:
-    """Metrics of each level, the saturation point and the server's memory."""
-    report = measure.figures(rows, plan, setup.confidence, setup.between_runs.time)
-    peak = memory(facts["peak_memory_bytes"] if facts else None, NOT_SEEN if facts else ELSEWHERE, setup.confidence)
-    return {"levels": report["levels"], "knee": report["knee"], "server_memory_bytes": peak}
-
-
-def write(variant: str, rows: list[Row], meta: Row, report: Row) -> None:
-    """Write rows, their meta file, and the metrics with digests of what they were computed from."""
-    path = artifacts.serving(variant)
+def write(rows: list[RequestRow], meta: ServerMeta, report: ServerReport) -> None:
+    """Write rows, their meta file, and the report with digests of both."""
+    path = artifacts.serving(meta["variant"])
     artifacts.write_jsonl(path, rows)
     artifacts.write_json(artifacts.meta_of(path), meta)
-    inputs = {str(f): artifacts.sha256_file(f) for f in (path, artifacts.meta_of(path))}
-    artifacts.write_json(artifacts.served(variant), report | {"inputs": inputs})
-    unfinished(path).unlink(missing_ok=True)
+    report["inputs"] = {str(f): artifacts.sha256_file(f) for f in (path, artifacts.meta_of(path))}
+    artifacts.write_json(artifacts.served(meta["variant"]), report)
+    measure.unfinished(path).unlink(missing_ok=True)
 
 
 def measure_variant(variant: str, settings: Params) -> str:
     """Serve a variant and write the results; returns them in a sentence."""
-    common, folder = settings.serving, artifacts.model_dir(variant)
-    manifest, load = artifacts.read_manifest(folder), settings.amount.serving
-    assert load is not None  # params checks it
-    about: Row = {"variant": variant, "model": manifest["digest"], "asked": results.asked(variant, settings)}
-    empty: Row = {"launch": None, "probe": None, "levels": {}, "knee": None, "server_memory_bytes": None}
+    folder, setup = artifacts.model_dir(variant), settings.compare
+    manifest = artifacts.read_manifest(folder)
+    about: ServerMeta = {
+        "variant": variant, "model": manifest["digest"], "asked": results.asked(variant, settings), "status": "ok", "reason": None,
+    }  # fmt: skip
     hardware.note()
     try:
         if manifest["status"] != "ok":
             raise Unsupported(f"quantize: {manifest['status']}: {manifest['reason']}")
         artifacts.verify_files(folder, manifest)
-        plan, options = plan_of(load, common, settings.seed), settings.variant(variant).engine_options
-        server, path = common.variants[variant], artifacts.serving(variant)
-        abilities, plan, rows, facts = serve(folder, server, plan, common, settings.thread_count, options, path)
+        abilities, plan, rows, launch = serve(variant, settings)
     except NoResult as e:
-        about |= {"status": e.status, "reason": f"{e} (after a change of this machine: dvc repro -sf serve@{variant})"}
-        write(variant, [], about, about | empty)
+        about["status"], about["reason"] = e.status, f"{e} (after a change of this machine: dvc repro -sf serve@{variant})"
+        nothing: ServerReport = {
+            **about, "launch": None, "probe": None, "levels": {}, "knee": None, "server_memory_bytes": None, "inputs": {}
+        }  # fmt: skip
+        write([], about, nothing)
         return f"{about['status']}: {about['reason']}"
-    why = measure.failure(rows)
-    about |= {"status": "invalid" if why else "ok", "reason": why, "probe": abilities, "plan": asdict(plan)}
-    about["client"] = hardware.describe(settings.thread_count)
-    public = {k: v for k, v in facts.items() if k not in ("log", "model_dir")} if facts else None  # reports are in git: no paths
-    side = {"launch": facts, "prompts": sets_digest(Path(common.prompts)), "seed": settings.seed, "versions": artifacts.versions()}
-    if facts:  # its port changes with every launch
-        about["probe"] = {k: v for k, v in abilities.items() if k not in ("url", "models")}
-    report = about | {"launch": public} | figures(rows, plan, facts, settings.compare)
-    write(variant, rows, about | side, report)
-    complete = f"{len(rows)} requests, {sum(r['ok'] for r in rows)} complete"
-    return f"invalid: {why}" if why else f"{complete}; {measure.saturation(report['knee'])}"
+    if why := measure.failure(rows):
+        about["status"], about["reason"] = "invalid", why
+    about["probe"], about["plan"], about["client"] = abilities, asdict(plan), {**hardware.describe(settings.thread_count)}
+    public, peak = None, memory(None, ELSEWHERE, setup.confidence)
+    if launch:  # its port changes with every launch, and reports are in git: no paths
+        abilities.pop("url"), abilities.pop("models")
+        public = launch.copy()
+        public.pop("log"), public.pop("model_dir")
+        peak = memory(launch["peak_memory_bytes"], NOT_SEEN, setup.confidence)
+    levels, knee = measure.metrics_of(rows, plan, setup.confidence, setup.between_runs.time)
+    sets = sets_digest(Path(settings.serving.prompts))
+    meta: ServerMeta = {**about, "launch": launch, "prompts": sets, "seed": settings.seed, "versions": artifacts.versions()}
+    report: ServerReport = {
+        **about, "launch": public, "levels": levels, "knee": knee, "server_memory_bytes": peak, "inputs": {}
+    }  # fmt: skip
+    write(rows, meta, report)
+    return f"invalid: {why}" if why else measure.summary(rows, knee)
 
 
 def main(variant: str) -> None:

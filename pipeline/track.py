@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from collections.abc import Callable
-from typing import Annotated, Any, TypeVar
+from contextlib import AbstractContextManager
+from typing import Annotated, TypeVar
 
 import typer
 
-from pipeline.core import artifacts, cli, params
+from pipeline.core import artifacts, cli, params, secrets
 from pipeline.core.errors import ArtifactError, ParamsError, QuantgateError
 from pipeline.core.params import Params
-from pipeline.gating import merge
+from pipeline.core.records import Tracked
+from pipeline.gating import verdicts
 from pipeline.tracking import runs, views
-from pipeline.tracking.connection import Tracker, without_password
+from pipeline.tracking.connection import Tracker
 from pipeline.tracking.registry import Move, Registry
 
 LOCK = artifacts.ARTIFACTS / "track.lock"
@@ -31,17 +32,17 @@ MOVING_FAILED = "once MLflow is back, look there who is champion, and repeat the
 Done = TypeVar("Done")
 
 
-def track(settings: Params, uri: str) -> tuple[dict[str, Any], int]:
-    """Log every variant's results; returns ({experiment, parent, runs, versions}, number of new variant runs)."""
+def track(settings: Params, uri: str) -> tuple[Tracked, int]:
+    """Log every variant's results; returns (what is tracked, number of new variant runs)."""
     state = runs.load_state(settings)
     tracker = Tracker(uri, settings.track.experiment)
-    made_from = runs.provenance(state, settings)
+    made_from = runs.provenance(state)
     children = {name: runs.log_variant(tracker, state, name, settings, made_from) for name in state.results}
     parent = runs.log_state(tracker, state, settings, made_from, children)
     runs.mark_current(tracker, parent, children, state, settings)
-    tags = {run: runs.version_tags(state, name, settings) for name, run in children.items()}
+    tags = {run: runs.version_tags(state, name) for name, run in children.items()}
     by_run = Registry(tracker.client, settings.track.experiment).register(tracker.experiment, tags)
-    views.dress(tracker.client, tracker.experiment)
+    views.describe_experiment(tracker.client, tracker.experiment)
     versions = {name: by_run[run] for name, run in children.items()}
     return {"experiment": tracker.experiment, "parent": parent, "runs": children, "versions": versions}, tracker.created
 
@@ -51,18 +52,16 @@ def promote(settings: Params, uri: str, variant: str, *, force: bool, reason: st
     verdict is PASS and not stale, and its files, if they are here, are the measured ones."""
     settings.variant(variant)
     state = runs.load_state(settings)
-    word = runs.verdict_of(state.verdict, variant, settings.reference)
     files, changed = runs.compare_files(state, variant)
     if not force:
         _check_promotable(variant, settings, changed)
-        word = "PASS"
     tracker = Tracker(uri, settings.track.experiment)
     registry = Registry(tracker.client, settings.track.experiment)
     run = tracker.find(state.variant_key(variant))
     version = registry.version_of(run.info.run_id) if run else None
     if version is None:
         raise ArtifactError(f"{variant}'s current results are not in MLflow; run `python -m pipeline.track` first")
-    move = registry.promote(version, reason=reason or f"verdict {word}", forced=force, files=files)
+    move = registry.promote(version, reason=reason or "verdict PASS", forced=force, files=files)
     return _sentence(move) if move else f"{variant} (version {version}) is already the champion; nothing changed"
 
 
@@ -70,7 +69,7 @@ def _check_promotable(variant: str, settings: Params, changed: str) -> None:
     """Raise unless the variant's verdict, judged as a merge judges it, is PASS and the files are those measured."""
     force, refused = "or use --force --reason TEXT", f"{variant} is not promoted"
     try:
-        judged = merge.judge(settings).verdict["variants"]
+        judged = verdicts.for_merge(settings).verdict["variants"]
     except QuantgateError as e:
         raise ArtifactError(f"{refused}: {e}; {force}") from None
     if variant == settings.reference:
@@ -127,7 +126,7 @@ def main(
         cli.say("track", sentence)
 
 
-def _alone() -> Any:
+def _alone() -> AbstractContextManager[object]:
     """Lock this folder: two `track` at once would both find a run missing and both make it."""
     from filelock import FileLock, Timeout
 
@@ -142,22 +141,19 @@ def _alone() -> Any:
 def _reported(uri: str, advice: str, act: Callable[[], Done]) -> Done:
     """Return `act()`; turn whatever MLflow, SQLAlchemy or a missing driver raises into one line that ends in `advice`. The stage
     exits 1 under `dvc repro` too: DVC would not repeat a stage that succeeded."""
-    start = time.monotonic()
     try:
         return act()
     except QuantgateError:
         raise
     except Exception as e:
         lines = str(e).strip().splitlines() or [type(e).__name__]
-        why = without_password(lines[0])[:200]
+        why = secrets.hide(lines[0])[:200]
         if schemas := re.search(r"found version (\w+), but expected (\w+)", why):
             why = "another MLflow's schema, {} where this one has {}: if that one was older, `mlflow db upgrade`; else install it"
             why = why.format(*schemas.groups())
         hint = "; set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD" if "401" in why else ""
         hint = f"; pip install {e.name}" if isinstance(e, ModuleNotFoundError) else hint  # boto3, where files go to S3 from here
-        raise ArtifactError(
-            f"cannot write to MLflow at {without_password(uri)} ({why}{hint}; {time.monotonic() - start:.0f} s); {advice}"
-        ) from None
+        raise ArtifactError(f"cannot write to MLflow at {secrets.hide(uri)} ({why}{hint}); {advice}") from None
 
 
 if __name__ == "__main__":

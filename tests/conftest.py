@@ -84,12 +84,8 @@ def trained() -> str:
     raw = Tokenizer(models.BPE())
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     raw.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=512,
-        special_tokens=["<|end|>", "<|im_start|>", "<|im_end|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
+    marks, alphabet = ["<|end|>", "<|im_start|>", "<|im_end|>"], pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=512, special_tokens=marks, initial_alphabet=alphabet, show_progress=False)
     raw.train_from_iterator((ROOT / "evalsets/corpus/news.jsonl").read_text(encoding="utf-8").split("\n"), trainer)
     return str(raw.to_str())
 
@@ -111,19 +107,10 @@ def make_model(folder: Path, *, seed: int = 0, hidden: int = 64, layers: int = 2
 
     tokenizer = make_tokenizer()
     config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=hidden,
-        intermediate_size=2 * hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=1024,
-        tie_word_embeddings=True,
-        bos_token_id=1,
-        eos_token_id=2,
-        pad_token_id=2,
-        initializer_range=0.2,  # wide enough that predictions differ between tokens
-    )
+        vocab_size=len(tokenizer), hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=layers,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=1024, tie_word_embeddings=True, bos_token_id=1,
+        eos_token_id=2, pad_token_id=2, initializer_range=0.2,  # wide enough that predictions differ between tokens
+    )  # fmt: skip
     with torch.random.fork_rng(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.manual_seed(seed)

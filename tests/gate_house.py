@@ -15,12 +15,17 @@ import pyarrow.parquet as pq
 import yaml
 
 from pipeline.core import artifacts, params
-from pipeline.gating import dvc_lock, freshness, merge, verdicts
+from pipeline.gating import baseline, freshness, verdicts
 from pipeline.metrics.answers import answer_metrics, pair
 from pipeline.metrics.builder import Builder
+from pipeline.metrics.definitions import definition
 from pipeline.metrics.tokens import token_metrics
 
 DOCUMENTS, EACH, ITEMS = 40, 25, 300
+MACHINE = {
+    "cpu": "c", "cores": 2, "threads": 2, "memory_bytes": 1, "system": "s", "python": "3", "gpu": None, "llamacpp": None,
+    "cpu_capability": "AVX2",
+}  # fmt: skip
 OTHERS = ("pipeline/protocol.yaml", "pipeline/engines/hf.py")  # what a stage that measures depends on, where a test has it
 
 
@@ -49,23 +54,30 @@ def lock(settings: params.Params) -> None:
         }
         locks[name] = {"cmd": name, **hashes, "params": {"params.yaml": {s: data[s] for s in sections if s in data}}}
     artifacts.write_text(Path("dvc.yaml"), json.dumps({"stages": stages}))
-    artifacts.write_text(dvc_lock.LOCK, json.dumps({"schema": "2.0", "stages": locks}))
+    artifacts.write_text(baseline.LOCK, json.dumps({"schema": "2.0", "stages": locks}))
 
 
 def run(settings: params.Params) -> dict[str, Any]:
     """Judge what is here, and lock it, as `dvc repro` does; returns the verdict."""
-    verdict = verdicts.of(merge.load_results(settings), settings)
+    verdict: Any = verdicts.of(verdicts.load_results(settings), settings)
     artifacts.write_json(artifacts.GATE, verdict | {"inputs": freshness.inputs(settings)})
     lock(settings)
     return verdict
 
 
-def result(settings: params.Params, variant: str, metrics: dict[str, Any], **more: Any) -> dict[str, Any]:
+def metric(value: float | None, low: float | None, high: float | None, n: int = 100, **more: Any) -> Any:
+    return {"value": value, "low": low, "high": high, "n": n, "warnings": [], "confidence": 0.95, **more}
+
+
+def result(settings: params.Params, variant: str, metrics: dict[str, Any], **more: Any) -> Any:
     """A variant's metrics file as `compare` writes it with these params."""
     v = settings.variants[variant]
+    with_units = {name: {"unit": what.unit} | m for name, m in metrics.items() if (what := definition(name))}
     return {
-        "status": "ok", "reason": None, "metrics": metrics, "inputs": {}, "reference": settings.reference,
-        "quantizer": v.quantizer, "engine": v.engine, "asked": v.options, "engine_options": v.engine_options,
+        "status": "ok", "reason": None, "metrics": metrics | with_units, "inputs": {}, "reference": settings.reference,
+        "variant": variant, "quantizer": v.quantizer, "engine": v.engine, "asked": v.options, "options": v.options,
+        "engine_options": v.engine_options, "model": "m", "base": "b", "machine": None, "kernels": None, "versions": {},
+        "curves": {}, "bounds": {},
     } | more  # fmt: skip
 
 
@@ -96,7 +108,8 @@ def answer_rows(wrong: int, *, items: int = ITEMS) -> list[dict[str, Any]]:
         {
             "task": "facts", "doc_id": k, "filter": "none", "doc_hash": f"h{k}", "prompt_hash": f"p{k}", "target_hash": "t",
             "first_token_ids": [1], "kind": "multiple_choice", "target": 0, "cluster": f"c{k}", "truncated": False, "empty": False,
-            "acc": float(k >= wrong), "loglikelihoods": [-1.0, -2.0],
+            "acc": float(k >= wrong), "loglikelihoods": [-1.0, -2.0], "item": None, "slice": None, "n_tokens": 1, "prediction": 0,
+            "non_finite": 0,
         }
         for k in range(items)
     ]  # fmt: skip
@@ -115,11 +128,11 @@ def make(settings: params.Params, variant: str, loss: float, wrong: int, **sizes
     answer_metrics(b, pair(rows, answer_rows(20, **items)), False)
     files = (artifacts.tokens(variant), artifacts.answers(variant))
     for file in files:
-        kept = dvc_lock.CACHE / md5(file)[:2] / md5(file)[2:]
+        kept = baseline.CACHE / md5(file)[:2] / md5(file)[2:]
         kept.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(file, kept)
     inputs = {str(f): artifacts.sha256_file(f) for f in files}
-    write_metrics(settings, variant, b.metrics, inputs=inputs, base="b", model=f"{variant} {loss}", machine={"cpu": "c"})
+    write_metrics(settings, variant, b.metrics, inputs=inputs, base="b", model=f"{variant} {loss}", machine=MACHINE)
 
 
 def git(*words: str) -> str:

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 MACHINE = {
     "cpu": "A CPU", "cores": 2, "threads": 2, "memory_bytes": 2**34, "system": "Linux x86_64", "python": "3.11.7", "gpu": None,
-    "cpu_capability": "AVX2",
+    "llamacpp": None, "cpu_capability": "AVX2",
 }  # fmt: skip
 BITS = {"bf16": 16, "int8": 8, "int8-slow": 8, "int4": 4, "int4-fast": 4}
 
@@ -27,7 +27,7 @@ def metric(
 
 
 def around(value: float, share: float = 0.02, **more: Any) -> dict[str, Any]:
-    """A figure whose interval reaches a share of it to both sides."""
+    """A metric whose interval reaches a share of it to both sides."""
     return metric(value, value * (1 - share), value * (1 + share), **more)
 
 
@@ -45,16 +45,15 @@ def result(name: str, speed: float, kld: float, size: float, **more: Any) -> dic
     return {
         "variant": name, "reference": "bf16", "status": "ok", "reason": None, "quantizer": "rtn", "asked": options,
         "options": options, "engine": "hf", "engine_options": {}, "model": name[0] * 64, "base": "b" * 64, "machine": MACHINE,
-        "versions": {"torch": "2.13.0"}, "inputs": {}, "metrics": metrics, "curves": {},
+        "versions": {"torch": "2.13.0"}, "inputs": {}, "metrics": metrics, "curves": {}, "bounds": {}, "kernels": None,
     } | more  # fmt: skip
 
 
 def rule(name: str, verdict: str, **more: Any) -> dict[str, Any]:
     """A judged rule as in gate.json."""
     return {
-        "metric": name, "bound": "margin", "threshold": 0.02, "better": "lower", "unit": "nats", "required": True,
+        "metric": name, "bound": "margin 0.02 nats", "threshold": 0.02, "better": "lower", "unit": "nats", "required": True,
         "verdict": verdict, "reason": f"{name} says {verdict}", "settle": None, "value": 0.1, "low": 0.09, "high": 0.11, "n": 4914,
-        "clusters": 27,
     } | more  # fmt: skip
 
 
@@ -72,8 +71,9 @@ def broken(name: str) -> dict[str, Any]:
     """artifacts/broke/<variant>.json with one row of each list, of long and odd texts."""
     long = "a_very_long_identifier_without_any_place_to_break_it" * 6
     token = {
-        "kld": 3.2, "not_finite": False, "context": long, "token": " <b>", "reference_says": "\n", "variant_says": "x" * 60,
-        "p_reference": 0.5, "p_variant": None, "document": "news-001", "position": 17,
+        "set": "corpus", "document": "news-001", "window": "news-001", "position": 17, "kld": 3.2, "not_finite": False,
+        "context": long, "token": " <b>", "token_id": 1, "reference_says": "\n", "reference_says_id": 2, "variant_says": "x" * 60,
+        "variant_says_id": 3, "p_reference": 0.5, "p_variant": 0.1,
     }  # fmt: skip
     answer = {
         "task": "facts", "item": "facts-1", "prompt": long, "unknown": None, "right": "Madrid", "reference_answers": "Madrid",
@@ -83,15 +83,18 @@ def broken(name: str) -> dict[str, Any]:
         "prompt_id": "p-1", "departs_at": 3, "faults": ["loop"], "reference_faults": [], "prompt": long, "reference_reply": "a",
         "variant_reply": long,
     }  # fmt: skip
-    group = {"by": "domain", "group": "news", "mean": metric(0.4), "rest": metric(0.2, 0.1, 0.3), "ratio": 2.0, "stands_out": False}
-
-    def rows(row: dict[str, Any]) -> dict[str, Any]:
-        return {"shown": 1, "total": 1, "of": 1, "by_task": {}, "rows": [row]}
-
+    whole = {"clusters": 11, "weight": 9.0, "between": None}
+    group = {
+        "by": "domain", "group": "news", "mean": metric(0.4) | whole, "rest": metric(0.2, 0.1, 0.3) | whole, "ratio": 2.0,
+        "stands_out": False,
+    }  # fmt: skip
+    rows = {"worst_tokens": token, "worst_items": answer, "flips_to_wrong": answer, "flips_to_right": answer, "replies": reply}
+    spread = {
+        "kind": "uniform", "settled": True, "n": 1, "worst_share": None, "median_over_mean": 0.5, "groups": [group], "words": "",
+    }  # fmt: skip
     return {
-        "variant": name, "reference": "bf16", "missing": {}, "notes": [], "words": f"uniform shift of {name}",
-        "spread": {"kind": "uniform", "groups": [group]}, "worst_tokens": rows(token), "worst_items": rows(answer),
-        "flips_to_wrong": rows(answer), "flips_to_right": rows(answer), "replies": rows(reply),
+        "variant": name, "reference": "bf16", "missing": {}, "notes": [], "words": f"uniform shift of {name}", "spread": spread,
+        **{k: {"shown": 1, "total": 1, "of": 1, "by_task": {}, "rows": [row]} for k, row in rows.items()},
     }  # fmt: skip
 
 
@@ -102,15 +105,15 @@ def reports(folder: Path, keep: tuple[str, ...] = ()) -> Path:
     """
     data = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
     have = {f.stem for f in (ROOT / "reports/metrics").glob("*.json")}
-    data["variants"] = {
-        k: v for k, v in data["variants"].items() if k in have and (not keep or k in keep)
-    }  # others have not been measured yet
-    if "serving" in data:
-        data["serving"]["variants"] = {k: v for k, v in data["serving"]["variants"].items() if k in data["variants"]}
+    data["variants"] = {k: v for k, v in data["variants"].items() if k in have and (not keep or k in keep)}
+    data["serving"]["variants"] = {k: v for k, v in data["serving"]["variants"].items() if k in data["variants"]}
     gate = json.loads((ROOT / "reports/gate.json").read_text(encoding="utf-8"))
     gate["variants"] = {k: v for k, v in gate["variants"].items() if k in data["variants"]}
     made = {"gate.json": gate} | {f"../artifacts/broke/{name}.json": broken(name) for name in data["variants"]}
-    made["../artifacts/base/manifest.json"] = {"license": "Apache-2.0", "note": "a note", "digest": "b" * 64}
+    made["../artifacts/base/manifest.json"] = {
+        "status": "ok", "files": {}, "digest": "b" * 64, "versions": {}, "source": "package", "license": "Apache-2.0",
+        "note": "a note", "weights": 1, "trust_remote_code": False, "repairs": [],
+    }  # fmt: skip
     for name in ("reports/metrics", "artifacts/base", "artifacts/broke"):
         (folder / name).mkdir(parents=True)
     for name in ("floor.json", *(f"metrics/{v}.json" for v in data["variants"])):

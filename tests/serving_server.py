@@ -183,19 +183,6 @@ def many(h: Handler, body: Body) -> None:
     stream(*(f" {k} a b c" for k in range(10)), (None, "length"), *([] if is_silent else [40]), Handler.done)(h, body)
 
 
-def reasoning(h: Handler, body: Body) -> None:
-    words = str(body["messages"][-1]["content"]).split(" ")
-    h.start()
-    h.text("", role="assistant")
-    for thought in ("hm", " so"):
-        h.text(None, **{words[1]: thought})
-    if words[-1] != "only":
-        h.text("yes")
-    h.text(None, "stop")
-    h.usage(3)
-    h.done()
-
-
 def early(h: Handler, body: Body) -> None:
     """An end token at a length that depends on the prompt, whatever was asked for."""
     n = int(str(body["prompt"]).split(" ")[1])
@@ -236,7 +223,7 @@ LOOSE = (  # what real servers add to a stream: a byte order mark, events withou
     'data: {"choices": [{"index": 0, "text": "wölf", "finish_reason": "stop"}]}\n\n'.encode(),
 )
 PLAYS: dict[str, Callable[[Handler, Body], None]] = {
-    "many": many, "reasoning": reasoning, "early": early, "in_stream": in_stream, "halves": halves, "awkward": awkward,
+    "many": many, "early": early, "in_stream": in_stream, "halves": halves, "awkward": awkward,
     "one": stream((" yes", "stop"), 1, Handler.done), "loose": stream(*LOOSE, 2, Handler.done),
     # failures
     "in_band": stream(" a", OOM, Handler.done), "aborted": stream((" a", "abort"), Handler.done),

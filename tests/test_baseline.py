@@ -10,16 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from gate_house import EACH, ITEMS, answer_rows, commit, finish, git, make, run, token_rows
+from gate_house import EACH, ITEMS, MACHINE, answer_rows, commit, finish, git, make, metric, run, token_rows
 
 from pipeline import gate
 from pipeline.core import artifacts, params
 from pipeline.core.errors import ArtifactError
 from pipeline.core.params import Compare, Rule
-from pipeline.gating import baseline, comment, dvc_lock, merge
+from pipeline.gating import baseline, comment
 from pipeline.gating.paired_difference import items_paired, tokens_paired, unpaired
 from pipeline.gating.rules import bound_of
 from pipeline.gating.rules import judge as judge_metric
+from pipeline.gating.verdicts import for_merge
 from pipeline.metrics.builder import Builder
 from pipeline.serving import results as server_results
 from pipeline.stats import intervals
@@ -82,14 +83,19 @@ def coarser(loss: float = 0.5, wrong: int = 60, **sizes: int) -> params.Params:
     return settings
 
 
-def merged(settings: params.Params, rev: str | None = "main") -> dict[str, Any]:
-    found: dict[str, Any] = merge.judge(settings, rev).verdict["variants"]["int4"]
-    return found
+def merged(settings: params.Params) -> Any:
+    """How a merge into main judges int4."""
+    return for_merge(settings, "main").verdict["variants"]["int4"]
 
 
-def rule(v: dict[str, Any], metric: str, against: str = "baseline") -> dict[str, Any]:
-    found: dict[str, Any] = next(r for r in v["rules"] if (r["metric"], r["against"]) == (metric, against))
-    return found
+def differences(settings: params.Params) -> dict[str, Any]:
+    changes = for_merge(settings, "main").changes
+    assert changes is not None
+    return dict(changes.variants["int4"].differences)
+
+
+def rule(v: Any, metric: str, against: str = "baseline") -> Any:
+    return next(r for r in v["rules"] if (r["metric"], r["against"]) == (metric, against))
 
 
 # --- the demonstration: one option makes int4 worse -----------------------------------------------------------------
@@ -114,20 +120,19 @@ def test_the_comment_says_the_verdict_the_three_differences_and_folds_the_rest(h
     deltas = [line for line in lines[5:10] if line.startswith("- **int4** ")]
     assert "Brackets: 95 % intervals; arrows: from the baseline to this change. Reference: `bf16`." in lines
     assert len(deltas) == comment.DELTAS and deltas[0].startswith("- **int4** kld_mean: 0.2")
+    assert all(part in line for line in deltas for part in ("→", "[", "n = ", "paired by"))
+    assert all(any(unit in line for unit in (" nats", " pp", " ×")) for line in deltas)
     assert "nats, +0.2" in deltas[0] and "(paired by token, n = 1000): FAIL, margin 0.05 nats against the baseline" in deltas[0]
     fold = lines.index("</details>")
     assert any(line.startswith("| variant |") for line in lines[10:fold]) and lines[fold + 1 :] == [""]
 
 
-def test_a_change_that_leaves_int4_as_it_is_passes(house: params.Params) -> None:
+def test_an_int4_as_it_was_and_a_better_one_pass(house: params.Params) -> None:
     settings = edit(lambda p: p["track"].update(experiment="another"))
     run(settings)
     v = merged(settings)
     assert v["verdict"] == "PASS" and rule(v, "kld_mean")["low"] == rule(v, "kld_mean")["high"] == 0
     assert rule(v, "ppl_ratio")["value"] == 1 and gate.enforce(settings, "main") == 0
-
-
-def test_a_better_int4_passes(house: params.Params) -> None:
     v = merged(coarser(0.1, 30))
     assert v["verdict"] == "PASS" and rule(v, "kld_mean")["high"] < 0 and rule(v, "acc_delta/all")["value"] > 0
 
@@ -149,32 +154,25 @@ def test_paired_differences_are_those_of_the_closed_forms_and_narrower_than_unpa
 
 
 def test_without_the_baselines_rows_the_summaries_do_and_say_that_pairing_was_lost(house: params.Params) -> None:
-    paired = rule(merged(coarser()), "kld_mean")
-    shutil.rmtree(dvc_lock.CACHE)
-    judged = merge.judge(params.load(), "main")
-    assert judged.beside is not None
-    found = rule(judged.verdict["variants"]["int4"], "kld_mean")
-    assert found["value"] == pytest.approx(paired["value"]) and found["high"] - found["low"] > paired["high"] - paired["low"]
-    assert "pairing was lost: artifacts/tokens/int4.parquet" in found["reason"] and found["verdict"] == "FAIL"
-    assert judged.beside["variants"]["int4"]["figures"]["kld_mean"]["how"] == "unpaired"
-
-
-def test_cached_rows_that_are_not_those_of_the_metrics_are_not_used(house: params.Params) -> None:
     settings = coarser()
+    paired = rule(merged(settings), "kld_mean")
     then = baseline.read("main").lock["artifacts/tokens/int4.parquet"]
-    shutil.copy(artifacts.tokens("int4"), dvc_lock.CACHE / then[:2] / then[2:])
+    shutil.copy(artifacts.tokens("int4"), baseline.CACHE / then[:2] / then[2:])  # not those of the metrics
     assert "is not what the metrics were made from" in rule(merged(settings), "kld_mean")["reason"]
+    shutil.rmtree(baseline.CACHE)
+    kld = rule(merged(settings), "kld_mean")
+    assert kld["value"] == pytest.approx(paired["value"]) and kld["high"] - kld["low"] > paired["high"] - paired["low"]
+    assert "pairing was lost: artifacts/tokens/int4.parquet" in kld["reason"] and kld["verdict"] == "FAIL"
+    assert differences(settings)["kld_mean"]["how"] == "unpaired"
 
 
 def test_only_what_was_asked_both_times_is_paired_and_the_rest_is_counted(house: params.Params) -> None:
     make(house, "bf16", 0.0, 20, items=ITEMS + 100)
     settings = coarser(0.5, 60, documents=50, items=ITEMS + 100)
-    judged = merge.judge(settings, "main")
-    assert judged.beside is not None
-    figures = judged.beside["variants"]["int4"]["figures"]
+    found = differences(settings)
     for name, n, left in (("kld_mean", 1000, "250 tokens"), ("acc_delta/all", ITEMS, "100 items")):
-        assert figures[name]["n"] == n and f"{left} of this run have no baseline" in figures[name]["warnings"]
-    assert "250 tokens of this run" in rule(judged.verdict["variants"]["int4"], "kld_mean")["reason"]
+        assert found[name]["n"] == n and f"{left} of this run have no baseline" in found[name]["warnings"]
+    assert "250 tokens of this run" in rule(merged(settings), "kld_mean")["reason"]
 
 
 def builder() -> Builder:
@@ -226,45 +224,35 @@ def test_a_token_that_stands_twice_is_refused() -> None:
 # --- without rows ------------------------------------------------------------------------------------------------
 
 
-def figure(value: float | None, low: float | None, high: float | None, **more: Any) -> dict[str, Any]:
-    return {"value": value, "low": low, "high": high, "n": 50, "confidence": 0.95, "warnings": []} | more
-
-
-def test_what_whole_runs_differ_by_stays_in_a_difference_however_many_rounds() -> None:
-    then, now = ({**figure(v, v - 4, v + 4), "between": 0.03} for v in (100, 110))
-    assert unpaired("ttft_ms", now, then, "", same_machine=True)["between"] == pytest.approx(np.hypot(3, 3.3) / 10)
-    then, now = ({**figure(v, 0.9 * v, 1.1 * v), "between": 0.03} for v in (1, 2))
-    assert unpaired("speed_ratio", now, then, "", same_machine=True)["between"] == pytest.approx(0.03 * np.sqrt(2))
-    assert unpaired("ttft_ms", figure(2, 1, 3), figure(1, 0, 2), "", same_machine=True)["between"] is None
-
-
-def test_unpaired_limits_add_by_their_squares() -> None:
-    found = unpaired("ttft_ms", figure(110, 107, 114), figure(100, 96, 103), "", same_machine=True)
-    assert [found["value"], found["low"], found["high"]] == pytest.approx([10, 10 - np.hypot(3, 3), 10 + np.hypot(4, 4)])
-    ratio = unpaired("speed_ratio", figure(2, 1.8, 2.2), figure(1, 0.9, 1.1), "", same_machine=True)
-    assert ratio["value"] == pytest.approx(2) and ratio["low"] < 1.8 < 2.2 < ratio["high"]
+def test_unpaired_limits_add_by_their_squares_and_what_whole_runs_differ_by_stays() -> None:
+    ttft = unpaired("ttft_ms", metric(110, 107, 114, between=0.03), metric(100, 96, 103, between=0.03), "", same_machine=True)
+    assert [ttft["value"], ttft["low"], ttft["high"]] == pytest.approx([10, 10 - np.hypot(3, 3), 10 + np.hypot(4, 4)])
+    assert ttft["between"] == pytest.approx(np.hypot(3, 3.3) / 10)
+    ratio = unpaired("speed_ratio", metric(2, 1.8, 2.2, between=0.03), metric(1, 0.9, 1.1, between=0.03), "", same_machine=True)
+    away = [np.hypot(np.log(2 / 1.8), np.log(1.1)), np.hypot(np.log(1.1), np.log(1 / 0.9))]
+    expected = [2, 2 / np.exp(away[0]), 2 * np.exp(away[1])]
+    assert [ratio["value"], ratio["low"], ratio["high"]] == pytest.approx(expected)
+    assert ratio["between"] == pytest.approx(0.03 * np.sqrt(2))
+    assert unpaired("ttft_ms", metric(2, 1, 3), metric(1, 0, 2), "", same_machine=True)["between"] is None
 
 
 def test_perplexity_from_10_to_12_fails_and_accuracy_from_89_to_91_percent_passes() -> None:
     for name, margin, now, then, verdict in (
-        ("ppl", "1 ppl", figure(12, 11.9, 12.1), figure(10, 9.9, 10.1), "FAIL"),
-        ("acc/all", "1 pp", figure(0.91, 0.905, 0.915), figure(0.89, 0.885, 0.895), "PASS"),
+        ("ppl", "1 ppl", metric(12, 11.9, 12.1), metric(10, 9.9, 10.1), "FAIL"),
+        ("acc/all", "1 pp", metric(0.91, 0.905, 0.915), metric(0.89, 0.885, 0.895), "PASS"),
     ):
         change = unpaired(name, now, then, "", same_machine=True)
         bound = bound_of(Rule.model_validate({"metric": name, "margin": margin, "against": "baseline"}))
         assert judge_metric(bound, change).verdict == verdict
 
 
-@pytest.mark.parametrize(
-    "name, now, then, same, reason",
-    [
-        ("ttft_ms", figure(1, 1, 1), figure(1, 1, 1), False, "another machine"),
-        ("speed_ratio", figure(1, 0.9, 1.1), figure(1, 0.9, 1.1), False, "another machine"),
-        ("kld_mean", figure(1, 0, 2), figure(1, 0, 2, confidence=0.9), True, "0.95 and 0.9 confidence"),
-        ("kld_max", figure(1, None, None), figure(1, None, None), True, "no interval"),
-        ("ppl_ratio", figure(1, 0, 2), figure(1, 1, 1), True, "down to zero"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("name, now, then, same, reason", [
+    ("ttft_ms", metric(1, 1, 1), metric(1, 1, 1), False, "another machine"),
+    ("speed_ratio", metric(1, 0.9, 1.1), metric(1, 0.9, 1.1), False, "another machine"),
+    ("kld_mean", metric(1, 0, 2), metric(1, 0, 2, confidence=0.9), True, "0.95 and 0.9 confidence"),
+    ("kld_max", metric(1, None, None), metric(1, None, None), True, "no interval"),
+    ("ppl_ratio", metric(1, 0, 2), metric(1, 1, 1), True, "down to zero"),
+])  # fmt: skip
 def test_figures_that_cannot_be_compared_have_no_interval(name: str, now: Any, then: Any, same: bool, reason: str) -> None:
     found = unpaired(name, now, then, "", same_machine=same)
     assert found["low"] is None and reason in found["warnings"][0]
@@ -318,10 +306,6 @@ def rewrite(variant: str, **fields: Any) -> params.Params:
     return settings
 
 
-def test_a_baseline_of_another_base_model_is_exit_2(house: params.Params, capsys: pytest.CaptureFixture[str]) -> None:
-    assert gate.enforce(rewrite("bf16", base="another"), "main") == 2 and "another base model" in capsys.readouterr().err
-
-
 def test_a_metric_that_the_baseline_has_and_this_run_lacks_fails_and_a_new_one_has_no_baseline(house: params.Params) -> None:
     coarser(0.1, 30)
     metrics = artifacts.read_json(artifacts.metrics("int4"))["metrics"]
@@ -335,7 +319,7 @@ def test_a_metric_that_the_baseline_has_and_this_run_lacks_fails_and_a_new_one_h
     assert v["verdict"] == "FAIL" and v["reason"].startswith("lost since the baseline")
 
 
-@pytest.mark.parametrize("gone", [None, {"value": None, "low": None, "high": None, "n": 0, "warnings": []}])
+@pytest.mark.parametrize("gone", [None, metric(None, None, None, n=0, unit="pp")])
 def test_a_ruled_metric_that_was_lost_fails_its_rule(house: params.Params, gone: Any) -> None:
     coarser(0.1, 30)
     artifacts.answers("bf16").unlink()  # with both answers here it is not what its rows say
@@ -355,11 +339,11 @@ def test_a_variant_that_the_baseline_has_not_is_listed_and_never_passes_a_rule_a
     settings = edit(lambda p: p["variants"].update({"int3": INT4 | {"options": {"bits": 3, "group_size": 64}}}))
     make(settings, "int3", 0.1, 30)
     finish(settings, "int3")
-    judged = merge.judge(settings, "main")
-    verdict = judged.verdict
-    assert verdict["variants"]["int3"]["verdict"] == "INCONCLUSIVE" and verdict["variants"]["int4"]["verdict"] == "PASS"
-    assert "no baseline: kld_mean is new" in verdict["variants"]["int3"]["reason"]
-    assert "- int3: no baseline (a new variant)" in comment.render(judged.verdict, judged.results, judged.beside)
+    merge = for_merge(settings, "main")
+    variants = merge.verdict["variants"]
+    assert variants["int3"]["verdict"] == "INCONCLUSIVE" and variants["int4"]["verdict"] == "PASS"
+    assert "no baseline: kld_mean is new" in variants["int3"]["reason"]
+    assert "- int3: no baseline (a new variant)" in comment.render(merge)
 
 
 def test_a_variant_that_the_baseline_had_taken_out_before_is_no_baseline(house: params.Params) -> None:
@@ -391,7 +375,10 @@ def test_what_counts_from_a_reference_that_was_built_anew_is_not_judged(house: p
     assert acc["verdict"] == "PASS" and v["verdict"] == "INCONCLUSIVE"
 
 
-def test_a_baseline_measured_against_another_reference_is_exit_2(house: params.Params, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_baseline_measured_against_another_reference_or_of_another_base_model_is_exit_2(
+    house: params.Params, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert gate.enforce(rewrite("bf16", base="another"), "main") == 2 and "another base model" in capsys.readouterr().err
     rewrite("int4", reference="fp16")
     git("checkout", "--quiet", "-b", "next")
     settings = rewrite("int4", reference="bf16")
@@ -405,11 +392,11 @@ TTFT = "ttft_p50_ms/closed-1"
 
 def serve(settings: params.Params, ttft: float, **more: Any) -> None:
     """What int4's server did, as `serve` writes it."""
-    memory = figure(1e6, 1e6, 1e6)
-    levels = {"closed-1": {"ttft_p50_ms": figure(ttft, ttft - 1, ttft + 1)}}
+    memory = metric(1e6, 1e6, 1e6, unit="bytes")
+    levels = {"closed-1": {"ttft_p50_ms": metric(ttft, ttft - 1, ttft + 1, unit="ms")}}
     artifacts.write_json(artifacts.served("int4"), {
         "variant": "int4", "model": artifacts.read_json(artifacts.metrics("int4"))["model"], "status": "ok", "reason": None,
-        "asked": server_results.asked("int4", settings), "client": {"cpu": "c"}, "levels": levels, "knee": memory,
+        "asked": server_results.asked("int4", settings), "client": MACHINE, "levels": levels, "knee": memory, "launch": None,
         "server_memory_bytes": memory, "inputs": {},
     } | more)  # fmt: skip
 
@@ -438,26 +425,16 @@ def test_a_server_is_judged_against_the_baselines_server(serving: params.Params,
     v = merged(serving)
     found = rule(v, TTFT)
     assert (found["value"], found["verdict"], v["verdict"]) == (pytest.approx(ttft - 100), verdict, verdict)
-    # the variant itself is what it was, byte for byte
-    assert merge.judge(serving, "main").beside["variants"]["int4"]["figures"]["kld_mean"]["how"] == "unchanged"  # type: ignore[index]
+    assert differences(serving)["kld_mean"]["how"] == "unchanged"  # the variant itself is what it was, byte for byte
 
 
-def test_a_server_s_unchanged_figures_are_unchanged_and_the_variant_s_too(serving: params.Params) -> None:
-    beside = merge.judge(serving, "main").beside
-    assert beside is not None
-    assert {f["how"] for f in beside["variants"]["int4"]["figures"].values()} == {"unchanged"}
-    assert merged(serving)["verdict"] == "PASS" and beside["variants"]["int4"]["new"] == []
-
-
-def test_a_server_on_another_machine_has_no_interval(serving: params.Params) -> None:
-    serve(serving, 101, client={"cpu": "another"})
+def test_a_server_on_another_machine_has_no_interval_and_a_level_that_was_lost_fails(serving: params.Params) -> None:
+    assert {d["how"] for d in differences(serving).values()} == {"unchanged"} and merged(serving)["verdict"] == "PASS"
+    serve(serving, 101, client=MACHINE | {"cpu": "another"})
     finish(serving, "elsewhere")
-    found = rule(merged(serving), TTFT)
-    assert found["verdict"] == "INCONCLUSIVE" and "another machine" in found["reason"]
-
-
-def test_a_level_that_the_baselines_server_has_and_this_one_lacks_fails(serving: params.Params) -> None:
-    serve(serving, 100, levels={"closed-2": {"ttft_p50_ms": figure(100, 99, 101)}})
+    ttft = rule(merged(serving), TTFT)
+    assert ttft["verdict"] == "INCONCLUSIVE" and "another machine" in ttft["reason"]
+    serve(serving, 100, levels={"closed-2": {"ttft_p50_ms": metric(100, 99, 101, unit="ms")}})
     finish(serving, "other levels")
     v = merged(serving)
     assert v["verdict"] == "FAIL" and rule(v, TTFT)["verdict"] == "FAIL"

@@ -13,11 +13,13 @@ from typing import Any
 
 import psutil
 import pytest
+from conftest import ROOT
 
 from pipeline import benchmark
 from pipeline.core.errors import ArtifactError, Crashed, Unsupported
 from pipeline.core.params import Requests, Variant
-from pipeline.engines import _worker
+from pipeline.engines import Trace, _worker
+from pipeline.engines._worker import Request, Worker, working
 from pipeline.speed import hardware, schedule
 from pipeline.speed.roofline import Shape
 from pipeline.speed.rounds import Looks
@@ -25,39 +27,40 @@ from pipeline.speed.rounds import Looks
 HF = Variant(quantizer="cast", engine="hf", options={"dtype": "float32"})
 SETUP = Requests(prompt_tokens=8, output_tokens=6, warmups=1, rounds=5)
 ASKED = [[k + 5 + i for i in range(8)] for k in range(6)]
+Two = tuple[Worker, Worker]
 
 
 @pytest.fixture(autouse=True)
 def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parent.parent))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
 
 @pytest.fixture(scope="module")
-def two(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[_worker.Worker, _worker.Worker]]:
+def two(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("home"))
-        patch.setenv("PYTHONPATH", str(Path(__file__).resolve().parent.parent))
-        with _worker.working(HF, tiny, 1) as a, _worker.working(HF, tiny, 1) as b:
+        patch.setenv("PYTHONPATH", str(ROOT))
+        with working(HF, tiny, 1) as a, working(HF, tiny, 1) as b:
             yield a, b
     assert not any(psutil.pid_exists(w.process.pid or 0) for w in (a, b)), "nothing is left behind"
 
 
-def test_rounds_interleave_and_output_length_is_forced(two: tuple[_worker.Worker, _worker.Worker]) -> None:
+def test_rounds_interleave_and_output_length_is_forced(two: Two) -> None:
     """The first test that asks the two, so that a first request of each is there."""
     rows = list(benchmark.measure(*two, SETUP, ASKED))
     assert len(rows) == 12 and all(r["ok"] and r["output_tokens"] == 6 for r in rows)
     assert [r["round"] for r in rows] == [None, None] + [k for k in range(5) for _ in "ab"]
     assert [r["who"] for r in rows[:4]] == ["reference", "variant", "variant", "reference"]
     assert [r["cold"] for r in rows] == [True, True] + [False] * 10, "the first request of each process stands apart"
-    times = [t for r in rows for t in (r["t_submit"], *r["t_tokens"])]
+    times = [t for r in rows for t in (r["t_submit"] or 0, *r["t_tokens"])]
     assert times == sorted(times), "requests overlapped"
-    assert all(r["peak_memory_bytes"] > 0 and r["kv_bytes_per_token"] > 0 for r in rows)
+    assert all((r["peak_memory_bytes"] or 0) > 0 and (r["kv_bytes_per_token"] or 0) > 0 for r in rows)
     assert two[0].facts["load_s"] > 0
 
 
-def test_phases_of_a_request_lie_within_it(two: tuple[_worker.Worker, _worker.Worker]) -> None:
-    row = two[0].ask(ASKED[0], 6)
+def test_phases_of_a_request_lie_within_it(two: Two) -> None:
+    row: Any = two[0].ask(ASKED[0], 6)
     phases = row["phases"]
     assert len(phases["decode"]) == 5 and len(phases["sampling"]) == 6 and row["phases_unknown"] == {}
     inside = phases["prefill"] + sum(phases["decode"]) + sum(phases["sampling"])
@@ -66,43 +69,34 @@ def test_phases_of_a_request_lie_within_it(two: tuple[_worker.Worker, _worker.Wo
     assert row["cache_tokens"] == 8 + 6 - 1 and row["cache_bytes"] == row["cache_tokens"] * row["kv_bytes_per_token"]
 
 
-@pytest.mark.parametrize("is_open, last", [(True, 4), (False, 2)])
-def test_rounds_are_added_once_where_the_first_ones_leave_the_bound_open(
-    two: tuple[_worker.Worker, _worker.Worker], is_open: bool, last: int
+@pytest.mark.parametrize("planned, is_open, last", [(2, True, 4), (2, False, 2), (1, True, 2)])
+def test_rounds_are_added_once_where_a_second_look_is_planned_and_the_first_leaves_the_bound_open(
+    two: Two, planned: int, is_open: bool, last: int
 ) -> None:
     class Told(Looks):
-        def unsettled(self, rows: Sequence[dict[str, Any]], confidence: float) -> bool:
+        def unsettled(self, rows: Sequence[Any], confidence: float) -> bool:
             assert [r["round"] for r in rows if not r["warmup"]] == [0, 0, 1, 1, 2, 2]
             return is_open
 
     setup = SETUP.model_copy(update={"rounds": 3, "max_rounds": 5})
-    rows, told = benchmark.in_rounds(*two, setup, ASKED, Told(2, (1.0,)), 0.95)
-    assert told["taken"] == 1 + is_open and [r["round"] for r in rows[2:]] == [k for k in range(last + 1) for _ in "ab"]
+    rows, looked = benchmark.in_rounds(*two, setup, ASKED, Told(planned, (1.0,)), 0.95)
+    assert looked["taken"] == 1 + (last == 4) and [r["round"] for r in rows[2:]] == [k for k in range(last + 1) for _ in "ab"]
     assert sum(r["warmup"] for r in rows) == 2, "there are no second warm-ups"
 
 
-def test_one_planned_look_never_adds_rounds(two: tuple[_worker.Worker, _worker.Worker]) -> None:
-    setup = SETUP.model_copy(update={"rounds": 3, "max_rounds": 5})
-    rows, told = benchmark.in_rounds(*two, setup, ASKED[:4], Looks(1, (1.0,)), 0.95)
-    assert told["taken"] == 1 and len(rows) == 8
-
-
-def test_a_sweep_runs_on_a_real_engine(two: tuple[_worker.Worker, _worker.Worker]) -> None:
+def test_a_sweep_runs_on_a_real_engine(two: Two) -> None:
     setup = Requests(prompt_tokens=16, contexts=[64, 4096], batches=[1, 3])
     plan = schedule.plan(setup, min(two[0].facts["max_length"], 4000))
-    schedule.fill(plan, schedule.Prompts([t for k in range(4000) for t in [k * 7919 % 500]], 1))
-    rows = {(r["scenario"], r["round"]): r for r in schedule.run(two[0], plan)}
+    schedule.fill(plan, schedule.Prompts([k * 7919 % 500 for k in range(4000)], 1))
+    rows: Any = {(r["scenario"], r["round"]): r for r in schedule.run(two[0], plan)}
     assert {s for s, _ in rows} == {"context-64", "context-1024", "batch-1", "batch-3"} and all(r["ok"] for r in rows.values())
-    assert (
-        rows["batch-3", 0]["output_tokens"] == 3 * schedule.OUTPUT
-        and rows["context-1024", 0]["prompt_tokens"] == 1024 - schedule.OUTPUT
-    )
-    per_token = {r["cache_bytes"] / r["cache_tokens"] for (s, _), r in rows.items() if s.startswith("context")}
-    assert len(per_token) == 1
+    assert rows["batch-3", 0]["output_tokens"] == 3 * schedule.OUTPUT
+    assert rows["context-1024", 0]["prompt_tokens"] == 1024 - schedule.OUTPUT
+    assert len({r["cache_bytes"] / r["cache_tokens"] for (s, _), r in rows.items() if s.startswith("context")}) == 1
     assert "keeps no prefix" in plan.absent()["prefix-warm"]
 
 
-def test_a_process_that_dies_is_a_crash_and_one_that_is_killed_is_none(two: tuple[_worker.Worker, _worker.Worker]) -> None:
+def test_a_process_that_dies_is_a_crash_and_one_that_is_killed_is_none(two: Two) -> None:
     """The last test that asks the two."""
     crash = (signal.SIGILL, Crashed, "benchmark model: the process died of SIGILL")
     for one, (number, error, words) in zip(two, (crash, (signal.SIGKILL, ArtifactError, "stopped by SIGKILL"))):
@@ -111,34 +105,28 @@ def test_a_process_that_dies_is_a_crash_and_one_that_is_killed_is_none(two: tupl
             one.ask([1, 2], 2)
 
 
-def test_a_failed_request_is_a_row_and_not_the_end() -> None:
-    class Broken:
-        def stream(self, *_: object) -> object:
-            raise RuntimeError("reset")
+def test_a_failed_or_short_request_is_a_row_and_not_the_end() -> None:
+    def broken(*_: object) -> object:
+        raise RuntimeError("reset")
 
-    row = _worker._safely(Broken(), [[1]], 4, "stream", False)
+    now = time.monotonic()
+    engine = SimpleNamespace(
+        tokenizer=type("Tokenizer", (), {"decode": str, "__call__": lambda *_, **__: ""})(), trace=Trace(None, None, None),
+        stream=broken, stream_on=lambda *_: [(1, now)], stream_batch=lambda *_: [([1], now)] * 4,
+    )  # fmt: skip
+    row: Any = _worker.answer(engine, Request([[1]], 4), False)
     assert not row["ok"] and row["error"] == "RuntimeError: reset" and row["t_tokens"] == []
-
-
-def test_a_short_reply_is_not_ok_and_an_engine_that_keeps_no_trace_has_no_phases() -> None:
-    class Short:
-        def stream(self, *_: object) -> list[tuple[int, float]]:
-            return [(1, time.monotonic())]
-
-        def stream_batch(self, *_: object) -> list[tuple[list[int], float]]:
-            return [([1], time.monotonic())] * 4
-
-    row = _worker._safely(Short(), [[1]], 4, "stream", False)
+    row = _worker.answer(engine, Request([[1]], 4, "stream_on"), False)
     assert not row["ok"] and row["error"] == "asked for 4 tokens, got 1"
-    assert set(row["phases"].values()) == {None} and row["phases_unknown"].keys() == row["phases"].keys()
-    assert "other than 2 tokens" in _worker._safely(Short(), [[1], [2]], 4, "stream_batch", False)["error"]
+    assert row["phases_unknown"] == dict.fromkeys(("prefill", "decode", "sampling"), "the engine does not say")
+    assert "other than 2 tokens" in _worker.answer(engine, Request([[1], [2]], 4, "stream_batch"), False)["error"]
 
 
 def test_a_model_that_cannot_run_here_is_unsupported_and_not_a_crash(tmp_path: Path) -> None:
     variant = HF.model_copy(update={"engine_options": {"device": "cuda"}})
     if __import__("torch").cuda.is_available():
         pytest.skip("this machine has a CUDA device")
-    with pytest.raises(Unsupported, match="no CUDA device"), _worker.working(variant, tmp_path, 1):
+    with pytest.raises(Unsupported, match="no CUDA device"), working(variant, tmp_path, 1):
         pass
 
 
@@ -161,39 +149,20 @@ def test_what_a_config_leaves_out_of_its_head_is_what_transformers_takes(config:
     assert Shape.of(benchmark.with_tying(config)).tied is tied
 
 
-def test_a_saved_config_that_leaves_it_out_is_read_as_the_model_was_made() -> None:
-    from transformers import CONFIG_MAPPING
-
-    for kind in ("gemma", "llama", "qwen2", "gpt2"):
-        made = CONFIG_MAPPING[kind]()
-        assert benchmark.with_tying({"model_type": kind})["tie_word_embeddings"] is made.tie_word_embeddings
-
-
 class FakeCuda:
     """torch.cuda's counters, as its documentation has them: reserved is allocated, and what is kept for later."""
 
     def __init__(self) -> None:
         self.allocated, self.kept, self.peaks = 0, 0, (0, 0)
+        self.is_available = self.is_initialized = lambda: True
+        self.max_memory_allocated, self.max_memory_reserved = lambda: self.peaks[0], lambda: self.peaks[1]
+        self.device_memory_used = lambda: self.allocated + self.kept
 
     def take(self, size: int) -> None:
         new = max(0, size - self.kept) if size > 0 else 0
         self.kept += new - size
         self.allocated += size
         self.peaks = max(self.peaks[0], self.allocated), max(self.peaks[1], self.allocated + self.kept)
-
-    def is_available(self) -> bool:
-        return True
-
-    is_initialized = is_available
-
-    def max_memory_allocated(self) -> int:
-        return self.peaks[0]
-
-    def max_memory_reserved(self) -> int:
-        return self.peaks[1]
-
-    def device_memory_used(self) -> int:
-        return self.allocated + self.kept
 
     def empty_cache(self) -> None:
         self.kept = 0
@@ -205,10 +174,9 @@ class FakeCuda:
 def test_what_loading_left_on_a_gpu_is_not_in_a_request_s_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = FakeCuda()
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
-    cuda.take(100)  # weights as they are stored
-    cuda.take(30)  # packed
-    cuda.take(-100)
-    facts = _worker._facts(SimpleNamespace(max_length=8, device="cuda"), 1.0)
+    for size in (100, 30, -100):  # weights as they are stored, packed, and gone
+        cuda.take(size)
+    facts = _worker.load_facts(SimpleNamespace(max_length=8, device="cuda"), 1.0)
     assert facts["load_cuda_memory"] == {"allocated": 130, "reserved": 130, "nvml": 130}
     cuda.take(5)
     assert hardware.cuda_memory() == {"allocated": 35, "reserved": 35, "nvml": 35}
@@ -236,11 +204,6 @@ def test_a_gpu_s_rates_are_measured_in_a_process_that_is_gone(tmp_path: Path, mo
     assert found["matrix"]["float32"] > 0 and found["matrix"]["int5"] is None
     pid = int(Path("pid").read_text(encoding="utf-8"))
     assert pid != os.getpid() and not psutil.pid_exists(pid)
-
-
-def test_an_error_in_a_process_apart_comes_through() -> None:
-    with pytest.raises(ValueError, match="invalid literal"):
-        hardware.apart(int, "seven")
 
 
 def test_a_device_of_two_kinds_has_no_rates() -> None:

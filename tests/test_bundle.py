@@ -16,7 +16,7 @@ import yaml
 
 from pipeline.core import artifacts, cli, params, quiet
 from pipeline.core.errors import ArtifactError
-from tools import bundle, machines
+from tools import bundle
 
 KEY = "sk-0123456789abcdef0123"
 Members = dict[str, bytes]
@@ -60,7 +60,7 @@ def changed(path: Path, change: Callable[[Members], Any], indexed: bool = True) 
     change(content)
     if indexed:
         index = json.loads(content.pop(bundle.INDEX))
-        index["files"] = {n: {"sha256": hashlib.sha256(b).hexdigest()} for n, b in content.items()}
+        index["files"] = {n: {"bytes": len(b), "sha256": hashlib.sha256(b).hexdigest()} for n, b in content.items()}
         content[bundle.INDEX] = json.dumps(index).encode()
     other = path.with_name("changed.zip")
     with zipfile.ZipFile(other, "w") as new:
@@ -69,15 +69,12 @@ def changed(path: Path, change: Callable[[Members], Any], indexed: bool = True) 
     return other
 
 
-def index_of(path: Path) -> Any:
-    return json.loads(members(path)[bundle.INDEX])
-
-
 # --- packing -----------------------------------------------------------------------------------------------------
 
 
 def test_a_bundle_has_everything_that_checks_the_claim_and_no_weights_and_no_secrets(house: Path) -> None:
-    content, index = members(packed(house)), index_of(packed(house))
+    content = members(packed(house))
+    index = json.loads(content[bundle.INDEX])
     assert {"params.yaml", "environment.json", "reports/gate.json", "reports/metrics/int8.json", "artifacts/answers/int8.jsonl",
             "artifacts/answers/int8.meta.json", "artifacts/models/int8/manifest.json", "artifacts/broke/int8.json",
             "artifacts/logs/gptq.log"} <= content.keys()  # fmt: skip
@@ -94,30 +91,22 @@ def test_a_bundle_has_everything_that_checks_the_claim_and_no_weights_and_no_sec
     assert packed(house).read_bytes() == packed(house, "again.zip").read_bytes(), "equal results give equal bytes"
 
 
-@pytest.mark.parametrize("where", ["a file of another kind", "options", "a server's address"])
-def test_no_secret_leaves_in_what_is_written_for_the_bundle_itself(house: Path, where: str) -> None:
-    """The index repeats params; any text is searched by its content, not by its file name."""
-    if where == "a file of another kind":
-        artifacts.write_text(Path("envs/own.cfg"), f"index-url = https://me:hunter2pass@pypi/simple\n{KEY}\n")
-    elif where == "options":
-        for name in params.load().variants:
-            path = artifacts.metrics(name)
-            artifacts.write_json(path, artifacts.read_json(path) | {"options": {"index": "https://me:hunter2pass@h", "k": [KEY]}})
-    else:
-        data = yaml.safe_load((house / "params.yaml").read_text(encoding="utf-8"))
-        data["serving"]["variants"] = {"int8": {"url": "http://me:hunter2pass@host:8000"}}
-        (house / "params.yaml").write_text(yaml.safe_dump(data), encoding="utf-8")
+def test_no_secret_leaves_in_what_is_written_for_the_bundle_itself(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The index repeats params; any text is searched by its content, not by its file name. A secret may be a folder's name."""
+    artifacts.write_text(Path("envs/own.cfg"), f"index-url = https://me:hunter2pass@pypi/simple\n{KEY}\n")
+    for name in params.load().variants:
+        path = artifacts.metrics(name)
+        artifacts.write_json(path, artifacts.read_json(path) | {"options": {"index": "https://me:hunter2pass@h", "k": [KEY]}})
+    data = yaml.safe_load((house / "params.yaml").read_text(encoding="utf-8"))
+    data["serving"]["variants"] = {"int8": {"url": "http://me:hunter2pass@host:8000"}}
+    (house / "params.yaml").write_text(yaml.safe_dump(data), encoding="utf-8")
+    monkeypatch.setenv("TOKENS_FOLDER", "artifacts/answers")
     path = packed(house)
     for name, content in members(path).items():
         assert not re.search(rb"hunter2|sk-0123456789|secretpw", content), name
-    assert bundle.read(path)["index"]["files"]
+    assert "artifacts/answers/int8.jsonl" in bundle.read(path)[0]["files"]
     other = bundle.compare(params.load(), path)
     assert "hunter2" not in other and KEY not in other
-
-
-def test_a_secret_that_is_a_folder_s_name_breaks_no_bundle(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TOKENS_FOLDER", "artifacts/answers")
-    assert "artifacts/answers/int8.jsonl" in bundle.read(packed(house))["index"]["files"]
 
 
 def test_a_log_cut_to_its_end_has_no_half_of_a_secret(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,8 +114,8 @@ def test_a_log_cut_to_its_end_has_no_half_of_a_secret(house: Path, monkeypatch: 
     monkeypatch.setattr(bundle, "MAX_LOG_BYTES", 1010)
     for text, hidden in ((f"{KEY}\n{'x' * 1000}", True), ("y" * 5000, False)):
         artifacts.write_text(log, text)
-        path = packed(house)
-        assert b"cdef0123" not in members(path)[str(log)] and (str(log) in index_of(path)["hidden"]) is hidden
+        content = members(packed(house))
+        assert b"cdef0123" not in content[str(log)] and (str(log) in json.loads(content[bundle.INDEX])["hidden"]) is hidden
 
 
 @pytest.mark.parametrize("break_it, words", [
@@ -152,13 +141,23 @@ def test_a_bundle_makes_no_folders_and_replaces_none(house: Path, name: str, wor
 
 
 def test_a_bundle_reads_back_as_it_was_packed(house: Path) -> None:
-    content = bundle.read(packed(house))
-    assert content["results"].keys() == params.load().variants.keys()
-    assert content["verdict"] == artifacts.read_json(artifacts.GATE)
+    _, side = bundle.read(packed(house))
+    assert side.results.keys() == params.load().variants.keys() and side.verdict == artifacts.read_json(artifacts.GATE)
 
 
 def put(name: str, data: bytes) -> Callable[[Members], None]:
     return lambda content: content.update({name: data})
+
+
+def edited(name: str, change: Change) -> Callable[[Members], None]:
+    """Change the value that a member's JSON holds."""
+
+    def edit(content: Members) -> None:
+        value = json.loads(content[name])
+        change(value)
+        content[name] = json.dumps(value).encode()
+
+    return edit
 
 
 def test_a_name_that_leads_out_of_the_folder_is_refused(house: Path) -> None:
@@ -196,14 +195,19 @@ INCOHERENT: list[tuple[Callable[[Members], Any], bool, str]] = [
     (lambda m: m.pop("params.yaml"), False, "does not list what the bundle holds"),
     (lambda m: m.pop(bundle.INDEX), False, "not a bundle"),
     (lambda m: m.pop("reports/gate.json"), True, "holds no reports/gate.json"),
-    (put("reports/gate.json", b"[1]"), True, "is not a JSON object"),
+    (put("reports/gate.json", b"[1]"), True, "reports/gate.json is damaged (the whole: input should be a valid dictionary"),
     (put("reports/gate.json", b"{"), True, "is not JSON"),
     (put("reports/gate.json", b"[" * 100_000), True, "is not JSON"),
     (put("reports/gate.json", b"\xff\xfe"), True, "is not JSON"),
     (put("artifacts/answers/int8.jsonl", b"{}"), True, "is not what the metrics of int8 were computed from"),
     (put(bundle.INDEX, b'{"format": 99}'), False, "format 99, not 1"),
-    (put(bundle.INDEX, b'{"format": 1, "files": []}'), False, "does not list"),
-]
+    (put(bundle.INDEX, b'{"format": 1, "files": []}'), False, "bundle.json is damaged (verdict: field required)"),
+    (edited(bundle.INDEX, lambda index: index.update(conditions=[])), True, "bundle.json is damaged (conditions: "),
+    (edited("reports/gate.json", lambda verdict: verdict.update(variants={"\x1b[2J": 7})), True, "damaged (variants. [2J: "),
+    *((edited("reports/metrics/int8.json", lambda r, v=value: r["metrics"]["kld_mean"].update(value=v)), True, words)
+      for value, words in ((float("nan"), "NaN is not a JSON value"), (float("inf"), "Infinity is not a JSON value"), *(
+          (junk, "int8.json is damaged (metrics.kld_mean.value: ") for junk in (10**400, True, "1", [1], {"value": 1})))),
+]  # fmt: skip
 
 
 def test_an_incoherent_or_damaged_bundle_is_refused_in_one_line(house: Path) -> None:
@@ -245,13 +249,7 @@ def test_the_command_packs_compares_and_reports_a_mistake_in_one_line(
 
 def compared(house: Path, change: Change = lambda value: None, what: str = "reports/metrics/int8.json") -> str:
     """The comparison with a bundle whose member `what` was changed."""
-
-    def altered(content: Members) -> None:
-        value = json.loads(content[what])
-        change(value)
-        content[what] = json.dumps(value).encode()
-
-    return bundle.compare(params.load(), changed(packed(house), altered))
+    return bundle.compare(params.load(), changed(packed(house), edited(what, change)))
 
 
 def rows_of(text: str, name: str) -> list[list[str]]:
@@ -303,19 +301,8 @@ def test_a_variant_that_only_one_side_has_is_shown_as_unknown(house: Path) -> No
     text = bundle.compare(params.load(), changed(packed(house), lambda m: m.pop("reports/metrics/int8.json")))
     assert "- variant int8: only here" in text
     assert ["unknown", "not in both"] in [r[3:] for r in rows_of(text, "int8")]
-
-
-def test_a_value_that_is_no_number_is_unknown(house: Path) -> None:
-    for value in (float("nan"), float("inf"), 10**400, True, "1", [1], {"value": 1}, None):
-        text = compared(house, lambda r, value=value: r["metrics"]["kld_mean"].update({"value": value}))
-        assert rows_of(text, "int8")[1][3].startswith("unknown") and rows_of(text, "int8")[1][4] == "not in both"
-
-
-@pytest.mark.parametrize("junk", [None, [], "x", 3, {"variants": 7}, {"variants": {"int8": []}}])
-def test_junk_in_place_of_conditions_breaks_nothing(junk: Any) -> None:
-    conditions = junk if isinstance(junk, dict) else {}
-    side = {"conditions": conditions, "results": {"int8": {"metrics": junk}}, "verdict": {"variants": junk}}
-    assert "# This machine and another" in machines.side_by_side(side, side)
+    text = compared(house, lambda r: r["metrics"]["kld_mean"].update({"value": None}))
+    assert rows_of(text, "int8")[1][3].startswith("unknown") and rows_of(text, "int8")[1][4] == "not in both"
 
 
 def test_nothing_from_elsewhere_reaches_the_terminal_as_a_command(house: Path) -> None:

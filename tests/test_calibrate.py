@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from conftest import ROOT
 
 from pipeline import calibrate
 from pipeline.core import artifacts
-from pipeline.core.errors import DataError
-from pipeline.evalset.calibration import Calibration, cut
-from pipeline.evalset.overlap import SHARED_WORDS, overlap
-
-ROOT = Path(__file__).resolve().parent.parent
+from pipeline.core.errors import ArtifactError, DataError
+from pipeline.evalset.calibration import SHARED_WORDS, Calibration, cut, overlap
 
 
 @pytest.fixture
@@ -36,26 +33,28 @@ def run(house: Path, **settings: Any) -> tuple[list[list[int]], dict[str, Any]]:
     data["calibration"] |= {"rows": 4, "tokens": 32} | settings
     (house / "params.yaml").write_text(yaml.safe_dump(data), encoding="utf-8")
     calibrate.main()
-    found = Calibration()
-    rows = found.token_rows()
-    assert found.facts is not None
-    return rows, found.facts
+    calibration = Calibration()
+    rows = calibration.token_rows()
+    assert calibration.facts is not None
+    return rows, calibration.facts
 
 
-def own_text(house: Path, texts: list[str], name: str = "own.jsonl") -> Path:
-    path = house / name
-    rows = [{"id": f"r{k}", "domain": "own", "text": t} for k, t in enumerate(texts)]
-    path.write_text("".join(json.dumps(r) + "\n" for r in rows), encoding="utf-8")
-    return path
+def own_text(house: Path, texts: list[Any], name: str = "own.jsonl") -> Path:
+    artifacts.write_jsonl(house / name, ({"id": f"r{k}", "domain": "own", "text": t} for k, t in enumerate(texts)))
+    return house / name
 
 
-def test_text_becomes_equal_rows_and_the_same_ones_again(house: Path) -> None:
+def test_text_becomes_equal_rows_and_the_same_ones_again_and_a_changed_file_of_them_is_found(house: Path) -> None:
     rows, facts = run(house)
     assert [len(r) for r in rows] == [32] * 4 and facts["rows_asked"] == facts["rows_used"] == 4
     assert facts["source"] == "text" and list(facts["set_files"])
     before = artifacts.files_of(artifacts.CALIBRATION)
     run(house)
     assert artifacts.files_of(artifacts.CALIBRATION) == before
+    with (artifacts.CALIBRATION / "rows.jsonl").open("a") as f:
+        f.write('{"token_ids": [1]}\n')
+    with pytest.raises(ArtifactError, match="was changed after its manifest"):
+        Calibration().token_rows()
 
 
 def test_rows_are_cut_from_the_whole_text_in_seeded_order() -> None:
@@ -67,15 +66,12 @@ def test_rows_are_cut_from_the_whole_text_in_seeded_order() -> None:
     assert cut(documents, rows=2, tokens=7, seed=3) == rows[:2] != cut(documents, rows=2, tokens=7, seed=4)
 
 
-def test_too_little_text_is_recorded_and_none_is_an_error(house: Path) -> None:
+def test_too_little_text_is_recorded_and_none_or_a_blank_row_of_a_file_is_an_error(house: Path) -> None:
     few = own_text(house, ["zebra umbrella xylophone " * 20])
     rows, facts = run(house, set=str(few), rows=1000)
     assert facts["rows_asked"] == 1000 and facts["rows_used"] == len(rows) < 1000
     with pytest.raises(DataError, match="make no row of 32; give more text"):
         run(house, set=str(own_text(house, ["hi"])))
-
-
-def test_a_blank_row_of_a_file_is_named(house: Path) -> None:
     with pytest.raises(DataError, match=r"own.jsonl:2: field 'text' is empty"):
         run(house, set=str(own_text(house, ["some text", "  "])))
 
@@ -98,26 +94,20 @@ def test_blank_rows_of_a_dataset_are_left_out_and_counted(house: Path, monkeypat
     shutil.copytree(ROOT / "evalsets", house / "evalsets")
     mine = "evalsets/mine"
     (house / mine).mkdir()
+    (house / "outside").mkdir()
     own_text(house, texts, f"{mine}/train.jsonl")
     rows, facts = run(house, source="hub", hub={"dataset": mine}, rows=20)
     assert facts["documents_given"] == 20 and facts["documents_blank"] == 10
     assert facts["rows_asked"] == 20 and 0 < facts["rows_used"] == len(rows)
-    with pytest.raises(DataError, match="calibration.hub.column = 'body': 'evalsets/mine' has id, domain, text"):
-        run(house, source="hub", hub={"dataset": mine, "column": "body"})
-    rows_of_lists = "".join(json.dumps({"id": str(k), "text": ["a", "b"]}) + "\n" for k in range(3))
-    (house / mine / "train.jsonl").write_text(rows_of_lists, encoding="utf-8")
-    with pytest.raises(DataError, match="holds list, not text"):
-        run(house, source="hub", hub={"dataset": mine})
-    (house / mine / "train.jsonl").write_text(
-        "".join(json.dumps({"id": str(k), "text": "  "}) + "\n" for k in range(20)), encoding="utf-8"
-    )
-    with pytest.raises(DataError, match=r"20 were blank\) make no row"):
-        run(house, source="hub", hub={"dataset": mine})
-    (house / "outside").mkdir()
-    with pytest.raises(DataError, match="lies outside evalsets/"):
-        run(house, source="hub", hub={"dataset": "outside"})
-    with pytest.raises(DataError, match="'none/such' could not be loaded"):
-        run(house, source="hub", hub={"dataset": "none/such"})
+    for wrong, texts_now, words in (
+        ({"column": "body"}, texts, "calibration.hub.column = 'body': 'evalsets/mine' has id, domain, text"),
+        ({}, [["a", "b"]] * 3, "holds list, not text"), ({}, ["  "] * 20, r"20 were blank\) make no row"),
+        ({"dataset": "outside"}, texts, "lies outside evalsets/"),
+        ({"dataset": "none/such"}, texts, "'none/such' could not be loaded"),
+    ):  # fmt: skip
+        own_text(house, texts_now, f"{mine}/train.jsonl")
+        with pytest.raises(DataError, match=words):
+            run(house, source="hub", hub={"dataset": mine} | wrong)
 
 
 def test_text_that_is_measured_on_is_refused_by_name(house: Path) -> None:
@@ -132,20 +122,7 @@ def test_text_that_is_measured_on_is_refused_by_name(house: Path) -> None:
 @pytest.mark.parametrize("words", [[f"w{k}" for k in range(40)], [chr(0x4E00 + k) for k in range(40)]], ids=["English", "Chinese"])
 def test_the_bound_is_where_it_says(shared: int, found: int, words: list[str]) -> None:
     join = "" if len(words[0]) == 1 else " "
-    ours = [{"id": "ours", "text": join.join([*words[:shared], *(["x y"] * 5)])}]
-    theirs = [{"id": "theirs", "context": join.join(words)}]
-    assert len(overlap(ours, theirs)) == found
-
-
-def test_a_changed_row_file_is_found(house: Path) -> None:
-    run(house)
-    with (artifacts.CALIBRATION / "rows.jsonl").open("a") as f:
-        f.write('{"token_ids": [1]}\n')
-    with pytest.raises(Exception, match="was changed after its manifest"):
-        Calibration().token_rows()
-
-
-def test_a_chat_that_quotes_is_found_too() -> None:
-    words = " ".join(f"w{k}" for k in range(40)).replace("w20 ", "w20\n")
-    chat = {"id": "chat", "messages": [{"role": "user", "content": words}]}
-    assert overlap([{"id": "ours", "text": words}], [chat])
+    calibration = [{"id": "own", "text": join.join([*words[:shared], *(["x y"] * 5)])}]
+    assert len(overlap(calibration, [{"id": "task", "context": join.join(words)}])) == found
+    chat = {"id": "chat", "messages": [{"role": "user", "content": join.join(words)}]}
+    assert len(overlap(calibration, [chat])) == found

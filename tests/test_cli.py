@@ -13,8 +13,9 @@ import pytest
 
 from pipeline.__main__ import COMMANDS
 from pipeline.core import artifacts, params
-from pipeline.preflight import capacity, doctor, status
+from pipeline.preflight import capacity
 from pipeline.tracking import connection
+from tools import doctor, status
 
 ROOT = Path(__file__).parents[1]
 
@@ -60,8 +61,9 @@ def line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "dvc.yaml").write_text(json.dumps({"stages": stages | {"second": {"foreach": ["int8"], "do": both}}}))
     with Repo.init(str(tmp_path), no_scm=True) as repo:
         repo.reproduce()
-    artifacts.write_json(artifacts.RUNS / "first.json", {"wall_s": 30.0})
-    artifacts.write_json(artifacts.RUNS / "second@nf4.json", {"wall_s": 60.0})
+    for stage, seconds in {"first": 30.0, "second@nf4": 60.0}.items():
+        facts = {"wall_s": seconds, "peak_memory_bytes": 1, "finished": "2026-12-01T00:00:00Z"}
+        artifacts.write_json(artifacts.RUNS / f"{stage}.json", facts)
     return tmp_path
 
 

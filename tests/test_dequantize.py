@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from test_download import fetch
+from model_house import change_json, fetch, tensors_of, write_tensors
 
 from pipeline.core.errors import DownloadError
 
@@ -17,23 +18,30 @@ FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6
 RNG = np.random.default_rng(20261201)
 
 
-def tensors_of(folder: Path) -> dict[str, Any]:
-    from safetensors.torch import load_file
-
-    return {name: t for file in sorted(folder.glob("*.safetensors")) for name, t in load_file(file).items()}
-
-
-def as_packed(folder: Path, tensors: dict[str, Any], settings: dict[str, Any]) -> None:
-    from safetensors.torch import save_file
-
-    save_file({n: t.contiguous() for n, t in tensors.items()}, folder / "model.safetensors", metadata={"format": "pt"})
-    file = folder / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": settings}))
+Packed = tuple[dict[str, Any], Any]  # tensors of a packed matrix, and its values
 
 
 @pytest.fixture
 def base(tiny_bf16: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(tiny_bf16, tmp_path / "base"))
+
+
+def repack(base: Path, settings: dict[str, Any], pack: Callable[[str, Any], Packed], chosen: str = "_proj") -> dict[str, Any]:
+    """Pack a base's matrices of some names; returns the values that all its tensors then stand for."""
+    packed, values = {}, {}
+    for name, tensor in tensors_of(base).items():
+        tensors, values[name] = pack(name, tensor) if chosen in name else ({name: tensor}, tensor)
+        packed |= tensors
+    write_tensors(base, packed)
+    change_json(base / "config.json", quantization_config=settings)
+    return values
+
+
+def same(folder: Path, values: dict[str, Any]) -> bool:
+    import torch
+
+    written = tensors_of(folder)
+    return written.keys() == values.keys() and all(torch.equal(written[name], value) for name, value in values.items())
 
 
 def bf16(values: np.ndarray) -> Any:
@@ -42,7 +50,7 @@ def bf16(values: np.ndarray) -> Any:
     return torch.from_numpy(np.ascontiguousarray(values, np.float32)).bfloat16()
 
 
-def mxfp4(name: str, matrix: Any) -> tuple[dict[str, Any], Any]:
+def mxfp4(name: str, matrix: Any) -> Packed:
     """gpt-oss keeps the experts' matrices [experts, inputs, outputs], and packed [experts, outputs, groups of 32 inputs]."""
     import torch
 
@@ -55,7 +63,7 @@ def mxfp4(name: str, matrix: Any) -> tuple[dict[str, Any], Any]:
     return packed, bf16(values.reshape(experts, outputs, inputs).transpose(0, 2, 1))
 
 
-def fp8(name: str, matrix: Any, high: int, wide: int) -> tuple[dict[str, Any], Any]:
+def fp8(name: str, matrix: Any, high: int = 48, wide: int = 40) -> Packed:
     """Scales of blocks; the last one of a row and a column may be cut short."""
     import torch
 
@@ -66,7 +74,7 @@ def fp8(name: str, matrix: Any, high: int, wide: int) -> tuple[dict[str, Any], A
     return {name: codes, f"{name}_scale_inv": torch.from_numpy(scale)}, bf16(codes.float().numpy() * of_each)
 
 
-def packed_int(name: str, matrix: Any, bits: int, group: int, zeros: bool, ordered: bool) -> tuple[dict[str, Any], Any]:
+def packed_int(name: str, matrix: Any, bits: int, group: int, zeros: bool, ordered: bool) -> Packed:
     """Codes in 32-bit words along the inputs, the zero points along the outputs."""
     import torch
 
@@ -99,7 +107,7 @@ def compressed(format: str, **weights: Any) -> dict[str, Any]:
     return {"quant_method": "compressed-tensors", "format": format, "config_groups": {"group_0": group}, "ignore": ["lm_head"]}
 
 
-def whole_scale(name: str, matrix: Any, dtype: str, shape: tuple[int, ...]) -> tuple[dict[str, Any], Any]:
+def whole_scale(name: str, matrix: Any, dtype: str, shape: tuple[int, ...]) -> Packed:
     """One scale a row, or one in all."""
     import torch
 
@@ -109,8 +117,9 @@ def whole_scale(name: str, matrix: Any, dtype: str, shape: tuple[int, ...]) -> t
 
 
 INT4 = {"type": "int", "num_bits": 4, "strategy": "group", "group_size": 16}
-FORMATS = {
-    "FP8": ({"quant_method": "fp8", "weight_block_size": [48, 40]}, lambda n, m: fp8(n, m, 48, 40)),
+FP8 = {"quant_method": "fp8", "weight_block_size": [48, 40]}
+FORMATS: dict[str, tuple[dict[str, Any], Callable[[str, Any], Packed]]] = {
+    "FP8": (FP8, fp8),
     "INT4 (compressed-tensors)": (compressed("pack-quantized", **INT4), lambda n, m: packed_int(n, m, 4, 16, False, True)),
     "INT8 (compressed-tensors)": (
         compressed("pack-quantized", **(INT4 | {"num_bits": 8, "symmetric": False})),
@@ -127,25 +136,21 @@ FORMATS = {
 }
 
 
-@pytest.mark.parametrize("told", FORMATS)
-def test_a_packed_base_is_written_as_the_values_that_its_codes_stand_for(base: Path, tmp_path: Path, told: str) -> None:
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_packed_base_is_written_as_the_values_that_its_codes_stand_for(base: Path, tmp_path: Path, name: str) -> None:
     import torch
 
-    settings, pack = FORMATS[told]
-    tensors, right = {}, {}
-    for name, tensor in tensors_of(base).items():
-        if "_proj" in name:
-            own, right[name] = pack(name, tensor)
-            tensors |= own | {name.replace("weight", "input_scale"): torch.ones(1)}
-        else:
-            tensors[name] = right[name] = tensor
-    as_packed(base, tensors, settings)
+    settings, pack = FORMATS[name]
+
+    def with_scale_of_inputs(name: str, matrix: Any) -> Packed:
+        tensors, values = pack(name, matrix)
+        return tensors | {name.replace("weight", "input_scale"): torch.ones(1)}, values
+
+    values = repack(base, settings, with_scale_of_inputs)
     with pytest.raises(DownloadError, match=r"say `dequantize: true` under `model`"):
         fetch(base, tmp_path / "refused")
-    facts = fetch(base, tmp_path / "out", dequantize=True)
-    found = tensors_of(tmp_path / "out")
-    assert facts["dequantized_from"] == told.strip() and found.keys() == right.keys()
-    assert all(torch.equal(found[name], value) for name, value in right.items())
+    assert fetch(base, tmp_path / "out", dequantize=True)["dequantized_from"] == name.strip()
+    assert same(tmp_path / "out", values)
     config = json.loads((tmp_path / "out/config.json").read_text())
     assert "quantization_config" not in config and config["dtype"] == "bfloat16"
 
@@ -162,56 +167,39 @@ def test_experts_in_mxfp4_are_the_model_that_transformers_makes_of_them(base: Pa
         pad_token_id=2, eos_token_id=2, bos_token_id=1,
     )  # fmt: skip
     GptOssForCausalLM(config).bfloat16().save_pretrained(base)
-    tensors, right = {}, {}
-    for name, tensor in tensors_of(base).items():
-        own, right[name] = mxfp4(name, tensor) if name.endswith("_proj") and tensor.dim() == 3 else ({name: tensor}, tensor)
-        tensors |= own
-    as_packed(base, tensors, {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]})
-    assert fetch(base, tmp_path / "out", dequantize=True)["dequantized_from"] == "MXFP4"
-    found = tensors_of(tmp_path / "out")
-    assert found.keys() == right.keys() and all(torch.equal(found[name], value) for name, value in right.items())
-    ours, theirs = (AutoModelForCausalLM.from_pretrained(f, dtype=torch.bfloat16) for f in (tmp_path / "out", base))
+    settings = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
+
+    def pack(name: str, tensor: Any) -> Packed:
+        return mxfp4(name, tensor) if name.endswith("_proj") and tensor.dim() == 3 else ({name: tensor}, tensor)
+
+    values = repack(base, settings, pack)
+    assert fetch(base, tmp_path / "out", dequantize=True)["dequantized_from"] == "MXFP4" and same(tmp_path / "out", values)
+    here, there = (AutoModelForCausalLM.from_pretrained(f, dtype=torch.bfloat16) for f in (tmp_path / "out", base))
     ids = torch.arange(40)[None]
-    assert torch.equal(ours(ids).logits, theirs(ids).logits)
+    assert torch.equal(here(ids).logits, there(ids).logits)
 
 
 def test_many_shards_are_written_and_scales_in_another_shard_are_found(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import torch
-    from safetensors.torch import save_file
-
     from pipeline.model import streaming
 
     monkeypatch.setattr(streaming, "SHARD_BYTES", 40_000)
-    tensors, right = {}, {}
-    for name, tensor in tensors_of(base).items():
-        own, right[name] = fp8(name, tensor, 48, 40) if "_proj" in name else ({name: tensor}, tensor)
-        tensors |= own
-    as_packed(base, {}, {"quant_method": "fp8", "weight_block_size": [48, 40]})
+    values, tensors = repack(base, FP8, fp8), tensors_of(base)
     (base / "model.safetensors").unlink()
-    shards = {
-        "scales": {n: t for n, t in tensors.items() if "scale" in n},
-        "codes": {n: t for n, t in tensors.items() if "scale" not in n},
-    }
-    for name, own in shards.items():
-        save_file(own, base / f"{name}.safetensors", metadata={"format": "pt"})
-    index = {n: f"{name}.safetensors" for name, own in shards.items() for n in own}
-    (base / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    shard_of = {name: f"{'scales' if 'scale' in name else 'codes'}.safetensors" for name in tensors}
+    for shard in set(shard_of.values()):
+        write_tensors(base, {name: tensor for name, tensor in tensors.items() if shard_of[name] == shard}, shard)
+    (base / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shard_of}))
     fetch(base, tmp_path / "out", dequantize=True)
     written = sorted((tmp_path / "out").glob("*.safetensors"))
-    assert len(written) > 3 and not list((tmp_path / "out").glob("*.part"))
-    found = tensors_of(tmp_path / "out")
-    assert found.keys() == right.keys() and all(torch.equal(found[name], value) for name, value in right.items())
+    assert len(written) > 3 and same(tmp_path / "out", values)
     index = json.loads((tmp_path / "out/model.safetensors.index.json").read_text())["weight_map"]
-    assert index.keys() == found.keys() and set(index.values()) == {f.name for f in written}
+    assert index.keys() == values.keys() and set(index.values()) == {f.name for f in written}
 
 
 def test_a_code_without_its_scale_is_named(base: Path, tmp_path: Path) -> None:
-    tensors = tensors_of(base)
-    name = next(n for n in tensors if "up_proj" in n)
-    tensors |= {name: fp8(name, tensors[name], 48, 40)[0][name]}
-    as_packed(base, tensors, {"quant_method": "fp8"})
+    repack(base, {"quant_method": "fp8"}, lambda name, matrix: ({name: fp8(name, matrix)[0][name]}, None), "1.mlp.up_proj")
     with pytest.raises(DownloadError, match="up_proj.weight is packed and its scale is not among the weights"):
         fetch(base, tmp_path / "out", dequantize=True)
 
@@ -225,6 +213,6 @@ def test_a_code_without_its_scale_is_named(base: Path, tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_dequantized_is_refused_by_name(base: Path, tmp_path: Path, settings: dict[str, Any], word: str) -> None:
-    as_packed(base, tensors_of(base), settings)
+    change_json(base / "config.json", quantization_config=settings)
     with pytest.raises(DownloadError, match=word):
         fetch(base, tmp_path / "out", dequantize=True)

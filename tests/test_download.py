@@ -3,45 +3,31 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
+from model_house import fetch
 
 from pipeline import download
 from pipeline.core.errors import DownloadError
-from pipeline.core.params import HubModel, PackageModel, PathModel
-
-
-def fetch(folder: Path, out: Path, **more: Any) -> dict[str, Any]:
-    out.mkdir()
-    return download.download(PathModel(source="path", path=str(folder), **more), out)
-
-
-def test_a_folder_with_pickled_weights_only_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "pytorch_model.bin").write_bytes(b"pickle")
-    (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "out").mkdir()
-    with pytest.raises(DownloadError, match="pickled weights are not loaded"):
-        download.download(PathModel(source="path", path=str(tmp_path)), tmp_path / "out")
+from pipeline.core.params import HubModel, PackageModel
 
 
 def test_a_weight_file_cut_short_is_named(tiny: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    out.mkdir()
-    for file in tiny.iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes()[: 5000 if file.suffix == ".safetensors" else None])
+    base = Path(shutil.copytree(tiny, tmp_path / "base"))
+    os.truncate(base / "model.safetensors", 5000)
     with pytest.raises(DownloadError, match=r"model.safetensors is damaged or cut short \(5000 bytes"):
-        download.download(PathModel(source="path", path=str(tmp_path)), out)
+        fetch(base, tmp_path / "out")
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(DownloadError, match="is not a folder"):
-        download.download(PathModel(source="path", path=str(tmp_path / "none")), tmp_path)
+        fetch(tmp_path / "none", tmp_path / "out")
 
 
 @pytest.fixture
@@ -107,17 +93,14 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     address = f"http://127.0.0.1:{server.server_port}"
+    plain = huggingface_hub.HfApi.__init__
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", address)
-    monkeypatch.setattr(huggingface_hub.HfApi, "__init__", _at(address, huggingface_hub.HfApi.__init__))
+    monkeypatch.setattr(huggingface_hub.HfApi, "__init__", lambda self, *a, **k: plain(self, *a, **{**k, "endpoint": address}))
     yield
     server.shutdown()
     server.server_close()
     thread.join()
-
-
-def _at(address: str, init):  # type: ignore[no-untyped-def]
-    return lambda self, *a, **k: init(self, *a, **{**k, "endpoint": address})
 
 
 @pytest.mark.parametrize(
@@ -162,14 +145,12 @@ def test_sampling_settings_beside_do_sample_false_are_taken_out_and_said(tiny: P
     """transformers loads such a config and refuses to save it: seen here first, by its own validation."""
     from transformers import GenerationConfig
 
-    source, out = tmp_path / "source", tmp_path / "out"
-    shutil.copytree(tiny, source)
+    source, out = Path(shutil.copytree(tiny, tmp_path / "source")), tmp_path / "out"
     wrong = {"do_sample": False, "temperature": 0.9, "top_p": 0.8, "eos_token_id": 2}
     (source / "generation_config.json").write_text(json.dumps(wrong), encoding="utf-8")
     with pytest.raises(ValueError, match="do_sample"):
         GenerationConfig.from_pretrained(source).validate(strict=True)
-    out.mkdir()
-    facts = download.download(PathModel(source="path", path=str(source)), out)
+    facts = fetch(source, out)
     assert [r.split(": ")[1].split(" ")[0] for r in facts["repairs"]] == ["temperature", "top_p"]
     GenerationConfig.from_pretrained(out).validate(strict=True)
     assert json.loads((out / "generation_config.json").read_text("utf-8")) == {"do_sample": False, "eos_token_id": 2}

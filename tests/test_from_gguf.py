@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_dequantize import tensors_of
-from test_download import fetch
+from model_house import SENTENCEPIECE, fetch, tensors_of, write_gguf_parts
 from test_engines import write_gguf
 
 from pipeline.core.errors import DownloadError
@@ -25,17 +24,22 @@ ODD = [
 ]  # fmt: skip
 
 
-def test_weights_and_tokens_come_back_and_the_type_is_the_narrow_one_that_holds_them(tiny_bf16: Path, tmp_path: Path) -> None:
+def same_weights(folder: Path, base: Path) -> bool:
     import torch
+
+    made, right = tensors_of(folder), tensors_of(base)
+    same = (made[name].dtype == right[name].dtype and torch.equal(made[name], right[name]) for name in right)
+    return made.keys() == right.keys() and all(same)
+
+
+def test_weights_and_tokens_come_back_and_the_type_is_the_narrow_one_that_holds_them(tiny_bf16: Path, tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
     write_gguf(tiny_bf16, tmp_path / "base.gguf")
     facts = fetch(tmp_path / "base.gguf", tmp_path / "out")
-    found, right = tensors_of(tmp_path / "out"), tensors_of(tiny_bf16)
-    assert found.keys() == right.keys() and "dequantized_from" not in facts
-    assert all(found[name].dtype == torch.bfloat16 and torch.equal(found[name], right[name]) for name in right)
-    ours, theirs = (AutoTokenizer.from_pretrained(f) for f in (tmp_path / "out", tiny_bf16))
-    assert all(ours(text).input_ids == theirs(text).input_ids for text in ODD)
+    assert same_weights(tmp_path / "out", tiny_bf16) and "dequantized_from" not in facts
+    made, original = (AutoTokenizer.from_pretrained(f) for f in (tmp_path / "out", tiny_bf16))
+    assert all(made(text).input_ids == original(text).input_ids for text in ODD)
 
 
 def test_a_packed_file_is_the_values_of_its_blocks_and_says_so(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,24 +59,20 @@ def test_a_packed_file_is_the_values_of_its_blocks_and_says_so(tiny: Path, tmp_p
     monkeypatch.setattr(from_gguf, "NEAR", 1.0)  # a random model is far from llama.cpp's 8-bit activations
     assert fetch(tmp_path / "base.gguf", tmp_path / "out")["dequantized_from"] == "GGUF Q8_0"
     name = "model.layers.1.mlp.up_proj.weight"
-    found, source = tensors_of(tmp_path / "out")[name].numpy(), tensors_of(tiny)[name].numpy()
+    written, source = (tensors_of(folder)[name].numpy() for folder in (tmp_path / "out", tiny))
     rows = source.reshape(len(source), -1, 32)
     scale = np.abs(rows).max(-1, keepdims=True) / 127
     codes = np.trunc(rows / scale + np.copysign(0.5, rows))
-    assert np.array_equal(found, (codes * scale.astype(np.float16).astype(np.float32)).reshape(source.shape))
+    assert np.array_equal(written, (codes * scale.astype(np.float16).astype(np.float32)).reshape(source.shape))
 
 
 def test_a_split_file_is_the_whole_and_each_part_is_needed(tiny_bf16: Path, tmp_path: Path) -> None:
-    import torch
-
     write_gguf(tiny_bf16, tmp_path / "base.gguf", split_max_tensors=8)
     files = sorted(tmp_path.glob("*.gguf"))
     assert len(files) == 3 and files[0].name == "base-00001-of-00003.gguf"
     facts = fetch(files[0], tmp_path / "out")
     assert facts["given"] == [f.name for f in files] == list(facts["repaired"])
-    assert not list((tmp_path / "out").glob("*.gguf"))
-    found = tensors_of(tmp_path / "out")
-    assert all(torch.equal(found[name], tensor) for name, tensor in tensors_of(tiny_bf16).items())
+    assert not list((tmp_path / "out").glob("*.gguf")) and same_weights(tmp_path / "out", tiny_bf16)
     files[2].unlink()
     with pytest.raises(DownloadError, match="base-00003-of-00003.gguf is not in"):
         fetch(files[0], tmp_path / "again")
@@ -148,10 +148,7 @@ def write_vocabulary(file: Path, kind: str, pre: str, tokens: list[Any], types: 
     told = {"tokenizer_model": kind, "tokenizer_pre": pre, "token_list": tokens, "token_types": types, "layer_norm_rms_eps": 1e-5}
     for name, value in (dict.fromkeys(sizes, 8) | told | more).items():
         getattr(writer, f"add_{name}")(value)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_gguf_parts(writer)
 
 
 def tokenizer_of(file: Path) -> Any:
@@ -190,16 +187,14 @@ def test_a_sentencepiece_vocabulary_gives_llama_cpp_s_tokens(tmp_path: Path, mor
     text, texts = tmp_path / "text", corpus_texts()
     text.write_text("\n".join(texts), encoding="utf-8")
     sentencepiece.SentencePieceTrainer.train(
-        input=str(text), model_prefix=str(tmp_path / "own"), vocab_size=1500, model_type="bpe", byte_fallback=True, minloglevel=2,
-        normalization_rule_name="identity", remove_extra_whitespaces=False,
-    )  # fmt: skip
-    own = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "own.model"))
-    ids = range(own.vocab_size())
-    types = [2 if own.is_unknown(i) else 3 if own.is_control(i) else 6 if own.is_byte(i) else 1 for i in ids]
-    ends = {"bos_token_id": 1, "eos_token_id": 2, "unk_token_id": 0, "token_scores": [own.get_score(i) for i in ids]}
+        **SENTENCEPIECE, input=str(text), model_prefix=str(tmp_path / "original"), vocab_size=1500
+    )
+    original = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "original.model"))
+    ids = range(original.vocab_size())
+    types = [2 if original.is_unknown(i) else 3 if original.is_control(i) else 6 if original.is_byte(i) else 1 for i in ids]
+    ends = {"bos_token_id": 1, "eos_token_id": 2, "unk_token_id": 0, "token_scores": [original.get_score(i) for i in ids]}
     file = tmp_path / "vocabulary.gguf"
-    write_vocabulary(file, "llama", "default", [own.id_to_piece(i).encode() for i in ids], types, **ends, **more)
-    tokenizer = tokenizer_of(file)
-    theirs = from_gguf.llama_ids(file, texts)
-    assert [tokenizer(t).input_ids for t in texts] == theirs
-    assert more or theirs == [[1, *own.encode(t)] for t in texts]
+    write_vocabulary(file, "llama", "default", [original.id_to_piece(i).encode() for i in ids], types, **ends, **more)
+    tokenizer, by_llama_cpp = tokenizer_of(file), from_gguf.llama_ids(file, texts)
+    assert [tokenizer(t).input_ids for t in texts] == by_llama_cpp
+    assert more or by_llama_cpp == [[1, *original.encode(t)] for t in texts]

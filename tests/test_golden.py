@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import copy
 import json
 import shutil
 from collections.abc import Callable
@@ -28,15 +27,15 @@ def fresh() -> dict[str, Cases]:
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_stage_writes_what_it_wrote_by_its_number(fresh: dict[str, Cases], stage: str) -> None:
-    told, _ = renew.fault(stage, renew.numbers()[stage], fresh[stage], renew.on_file(stage), renew.raised())
-    assert not told, told
+    message, _ = renew.fault(stage, renew.numbers()[stage], fresh[stage], renew.on_file(stage), renew.raised())
+    assert not message, message
 
 
-# --- what a change of each kind is told --------------------------------------------------------------------------
+# --- what a change of each kind is answered --------------------------------------------------------------------------
 
 
 def changed(stage: str, change: Callable[[Cases], object]) -> Cases:
-    cases: Cases = copy.deepcopy(renew.on_file(stage)["cases"])
+    cases: Cases = renew.on_file(stage)["cases"]  # read anew at each call
     change(cases)
     return cases
 
@@ -68,32 +67,27 @@ def test_changed_rows_ask_for_a_raised_number_and_a_raised_number_for_renewal(
     stage: str, change: Callable[[Cases], object], where: str
 ) -> None:
     golden, cases = renew.on_file(stage), changed(stage, change)
-    told, mends = renew.fault(stage, golden["protocol"], cases, golden)
-    assert told.startswith(f"rows of {stage} changed: raise {stage} in pipeline/protocol.yaml, then `{renew.RENEW}`")
-    assert where in told and not mends
+    message, mends = renew.fault(stage, golden["protocol"], cases, golden)
+    assert message.startswith(f"rows of {stage} changed: raise {stage} in pipeline/protocol.yaml, then `{renew.RENEW}`")
+    assert where in message and not mends
     assert renew.fault(stage, golden["protocol"] - 1, cases, golden)[1] is False, "numbers only rise"
-    told, mends = renew.fault(stage, golden["protocol"] + 1, cases, golden)
-    assert told == f"{stage} was raised to {golden['protocol'] + 1}: run `{renew.RENEW}`" and mends
+    message, mends = renew.fault(stage, golden["protocol"] + 1, cases, golden)
+    assert message == f"{stage} was raised to {golden['protocol'] + 1}: run `{renew.RENEW}`" and mends
 
 
 def test_rows_may_change_with_a_stage_before_and_with_no_other() -> None:
     golden, cases = renew.on_file("floor"), changed("floor", lambda c: c["float32"]["windows"].pop())
-    told, mends = renew.fault("floor", golden["protocol"], cases, golden, {"reference", "evaluate"})
-    assert told == f"rows of floor changed with reference, which rose: run `{renew.RENEW}`" and mends
+    message, mends = renew.fault("floor", golden["protocol"], cases, golden, {"reference", "evaluate"})
+    assert message == f"rows of floor changed with reference, which rose: run `{renew.RENEW}`" and mends
     assert not renew.fault("floor", golden["protocol"], cases, golden, {"evaluate", "diverge"})[1]
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_a_number_raised_for_nothing_is_told_so_and_renews_nothing(stage: str) -> None:
-    golden = renew.on_file(stage)
-    told, mends = renew.fault(stage, golden["protocol"] + 1, golden["cases"], golden)
-    assert "but its rows are as before" in told and "take the number back" in told and not mends
-
-
-def test_a_new_case_is_put_on_record_without_a_raise() -> None:
+def test_a_number_raised_for_nothing_renews_nothing_and_a_new_case_needs_no_raise() -> None:
     golden = renew.on_file("download")
-    told, mends = renew.fault("download", golden["protocol"], golden["cases"] | {"hub": {}}, golden)
-    assert told == f"download has no golden rows of hub: run `{renew.RENEW}`" and mends
+    message, mends = renew.fault("download", golden["protocol"] + 1, golden["cases"], golden)
+    assert "but its rows are as before" in message and "take the number back" in message and not mends
+    message, mends = renew.fault("download", golden["protocol"], golden["cases"] | {"hub": {}}, golden)
+    assert message == f"download has no golden rows of hub: run `{renew.RENEW}`" and mends
 
 
 @pytest.mark.parametrize("by, same", [(1 + 2e-4, True), (1 + 2e-3, False)])
@@ -161,7 +155,7 @@ def test_tidying_measures_nothing_and_an_engine_a_quantizer_or_a_number_what_dep
         if path.parent.name not in ("engines", "quantizers") or path.name.startswith("_"):
             append(path, "\n# a comment\n")
     append(project / "pipeline/divergence/checkpoints.py", "\n\n" + cut_last_function(project / "pipeline/divergence/store.py"))
-    replace(project / "pipeline/engines/_worker.py", "_tokenize(", "_cut_into_tokens(")
+    replace(project / "pipeline/engines/_worker.py", "_times(", "_when(")
     append(project / "constraints-dev.txt", "ruff==99\n")
     assert changed_stages() == before
     append(project / "pipeline/engines/onnxruntime.py", "\n# a comment\n")

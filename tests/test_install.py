@@ -18,16 +18,11 @@ from pipeline.speed import hardware
 AVX512 = "AVX512 SSE42 AVX F16C FMA AVX2 BMI2"
 # llama.cpp's own table of processors, ggml/src/CMakeLists.txt; AMX_TILE and AMX_INT8 of the last one are left out here.
 PROCESSORS = {
-    "nehalem": "SSE42",
-    "sandybridge": "SSE42 AVX",
-    "haswell": "SSE42 AVX F16C FMA AVX2 BMI2",
-    "skylake-avx512": AVX512,
-    "cascadelake": f"{AVX512} AVX512_VNNI",
-    "icelake-server": f"{AVX512} AVX512_VBMI AVX512_VNNI",
-    "cooperlake": f"{AVX512} AVX512_VNNI AVX512_BF16",
-    "alderlake": "SSE42 AVX F16C FMA AVX2 BMI2 AVX_VNNI",
+    "nehalem": "SSE42", "sandybridge": "SSE42 AVX", "haswell": "SSE42 AVX F16C FMA AVX2 BMI2", "skylake-avx512": AVX512,
+    "cascadelake": f"{AVX512} AVX512_VNNI", "icelake-server": f"{AVX512} AVX512_VBMI AVX512_VNNI",
+    "cooperlake": f"{AVX512} AVX512_VNNI AVX512_BF16", "alderlake": "SSE42 AVX F16C FMA AVX2 BMI2 AVX_VNNI",
     "sapphirerapids": f"{AVX512} AVX512_VBMI AVX512_VNNI AVX512_BF16 AVX_VNNI",  # the table leaves the last one out
-}
+}  # fmt: skip
 PIP = """:env:.find-links='/a /b'
 :env:.disable-pip-version-check='1'
 global.cert='/etc/ca.crt'
@@ -40,10 +35,10 @@ freeze.index-url='https://f/simple'
 
 
 def compiler() -> str:
-    found = shutil.which("g++")
-    if found is None or "x86_64" not in install.native_macros(found):
+    path = shutil.which("g++")
+    if path is None or "x86_64" not in install.native_macros(path):
         pytest.skip("no g++ for x86-64")
-    return found
+    return path
 
 
 # --- llama.cpp ---------------------------------------------------------------------------------------------------
@@ -52,10 +47,10 @@ def compiler() -> str:
 @pytest.mark.parametrize("processor", PROCESSORS)
 def test_each_processor_gets_the_instruction_sets_that_llama_cpp_lists_for_it_and_no_amx(processor: str) -> None:
     ask = [compiler(), f"-march={processor}", "-E", "-dM", "-x", "c++", os.devnull]
-    told = subprocess.run(ask, capture_output=True, text=True)
-    if told.returncode:
+    asked = subprocess.run(ask, capture_output=True, text=True)
+    if asked.returncode:
         pytest.skip(f"this compiler does not know {processor}")
-    sets = install.instruction_sets(told.stdout)
+    sets = install.instruction_sets(asked.stdout)
     assert set(sets) == set(PROCESSORS[processor].split())
     switches = install.set_switches(sets)
     assert {s.removeprefix("-DGGML_").removesuffix("=ON") for s in switches if s.endswith("=ON")} == set(sets)
@@ -100,15 +95,11 @@ def test_a_compiler_that_fails_is_told_with_its_words_and_what_to_do(
     compiler()
     monkeypatch.setattr(install, "LOG", tmp_path / "log")
     monkeypatch.setattr(install, "built_for", lambda python: None)
-    fails = [
-        sys.executable,
-        "-c",
-        "print('DEBUG [3/9] g++ a.cpp\\nDEBUG a.cpp:1: error: no\\n  a.cpp:1: error: no'); raise SystemExit(1)",
-    ]
+    code = "print('DEBUG [3/9] g++ a.cpp\\nDEBUG a.cpp:1: error: no\\n  a.cpp:1: error: no'); raise SystemExit(1)"
     with pytest.raises(SystemExit, match="everything else is installed"):
-        install.compile_llamacpp(fails, install.clean(), Path("/bin/false"))
-    told = capsys.readouterr().out
-    assert told.count("a.cpp:1: error: no") == 1 and "DEBUG" not in told
+        install.compile_llamacpp([sys.executable, "-c", code], install.clean(), Path("/bin/false"))
+    printed = capsys.readouterr().out
+    assert printed.count("a.cpp:1: error: no") == 1 and "DEBUG" not in printed
 
 
 @pytest.mark.parametrize("output, said", [
@@ -117,25 +108,24 @@ def test_a_compiler_that_fails_is_told_with_its_words_and_what_to_do(
     ("", ""),
 ])  # fmt: skip
 def test_where_an_installer_is_stands_in_a_few_words(output: str, said: str) -> None:
-    assert install.where(output) == said
+    assert install.progress(output) == said
 
 
 # --- settings ----------------------------------------------------------------------------------------------------
 
 
-def test_pip_s_settings_reach_uv_a_variable_before_a_file_and_a_command_s_own_before_all_commands() -> None:
-    assert install.for_uv(install.pip_settings(PIP)) == {
+def test_pip_s_settings_reach_uv_a_variable_before_a_file_and_a_person_s_own_settings_of_uv_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert install.for_uv(PIP) == {
         "UV_FIND_LINKS": "/a,/b", "UV_INDEX": "https://x/simple https://y/simple?a=b", "UV_DEFAULT_INDEX": "https://i/simple",
         "SSL_CERT_FILE": "/etc/ca.crt", "UV_INDEX_STRATEGY": "unsafe-best-match",
     }  # fmt: skip
-
-
-def test_a_person_s_own_settings_of_uv_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("UV_FIND_LINKS", raising=False)
     for name, value in {"PIP_FIND_LINKS": "/a", "PIP_EXTRA_INDEX_URL": "https://x", "UV_INDEX": "https://mine"}.items():
         monkeypatch.setenv(name, value)
-    found = install.environment(sys.executable)
-    assert (found["UV_FIND_LINKS"], found["UV_INDEX"]) == ("/a", "https://mine")
+    variables = install.environment(sys.executable)
+    assert (variables["UV_FIND_LINKS"], variables["UV_INDEX"]) == ("/a", "https://mine")
 
 
 # --- environments of backends ------------------------------------------------------------------------------------

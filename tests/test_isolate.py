@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import errno
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from conftest import ROOT
 
 from pipeline.core import isolate, quota
 from pipeline.core.errors import ArtifactError, Crashed, Unsupported
@@ -31,26 +36,12 @@ def die(number: int) -> None:
 
 
 def die_at_exit(number: int) -> str:
-    import atexit
-
     atexit.register(die, number)
     return "all was written"
 
 
-def terminate() -> None:
-    import ctypes
-
-    ctypes.CDLL("libstdc++.so.6")._ZSt9terminatev()
-
-
-def leave(code: int) -> None:
-    import ctypes
-
-    ctypes.CDLL(None).exit(code)
-
-
-def refuse() -> None:
-    raise Unsupported("no GPU")
+def library(name: str, function: str, *args: int) -> None:
+    ctypes.CDLL(name)[function](*args)
 
 
 def fail(kind: type[Exception], *args: object) -> None:
@@ -65,27 +56,19 @@ def test_a_fatal_signal_is_a_crash_with_its_name_the_last_words_and_python_s_sta
     assert number == 40 or "in die" in Path("artifacts/logs/diverge-x.log").read_text()
 
 
-def test_a_crash_after_the_work_is_a_crash() -> None:
-    with pytest.raises(Crashed, match="SIGSEGV"):
-        isolate.in_own_process(die_at_exit, signal.SIGSEGV, what="diverge x")
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="the name of C++'s library is Linux's")
-def test_terminate_and_exit_of_a_library_are_crashes() -> None:
-    with pytest.raises(Crashed, match="SIGABRT"):
-        isolate.in_own_process(terminate, what="diverge x")
-    for code in (0, 1):
-        with pytest.raises(Crashed, match=rf"exit\({code}\)"):
-            isolate.in_own_process(leave, code, what="diverge x")
-
-
-def test_an_exception_nobody_expected_is_a_crash_and_its_stack_is_in_the_log() -> None:
-    with pytest.raises(Crashed, match="diverge x: RuntimeError: tensors differ; see"):
-        isolate.in_own_process(fail, RuntimeError, "tensors differ", what="diverge x")
-    assert "in fail" in Path("artifacts/logs/diverge-x.log").read_text()
-    for error in (MemoryError(), RuntimeError("CUDA out of memory. Tried to allocate 2 GiB")):
-        with pytest.raises(Crashed, match="ran out of memory"):
-            isolate.in_own_process(fail, type(error), *error.args, what="diverge x")
+@pytest.mark.parametrize("work, args, words", [
+    (die_at_exit, (signal.SIGSEGV,), "SIGSEGV"), (library, ("libstdc++.so.6", "_ZSt9terminatev"), "SIGABRT"),
+    (library, (None, "exit", 0), r"exit\(0\)"), (library, (None, "exit", 1), r"exit\(1\)"),
+    (fail, (RuntimeError, "tensors differ"), "diverge x: RuntimeError: tensors differ; see"),
+    (fail, (MemoryError,), "ran out of memory"), (fail, (RuntimeError, "CUDA out of memory. Tried 2 GiB"), "ran out of memory"),
+])  # fmt: skip
+def test_a_library_that_ends_the_process_and_an_exception_nobody_expected_are_crashes(
+    work: Callable[..., object], args: tuple[Any, ...], words: str
+) -> None:
+    with pytest.raises(Crashed, match=words):
+        isolate.in_own_process(work, *args, what="diverge x")
+    assert work is not fail or "in fail" in Path("artifacts/logs/diverge-x.log").read_text()
 
 
 def test_the_kernel_s_memory_killer_is_a_crash_and_a_person_s_kill_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +106,7 @@ def test_another_s_program_is_told_apart_as_well_and_its_refusal_is_its_last_lin
 def test_values_and_refusals_come_through() -> None:
     assert isolate.in_own_process(add, 1, b=2, what="x") == 3
     with pytest.raises(Unsupported, match="no GPU"):
-        isolate.in_own_process(refuse, what="x")
+        isolate.in_own_process(fail, Unsupported, "no GPU", what="x")
 
 
 def test_the_child_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
@@ -134,16 +117,13 @@ def test_the_child_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
         "def work():\n    Path('pid').write_text(str(os.getpid()))\n    time.sleep(60)\n"
         "if __name__ == '__main__':\n    isolate.in_own_process(work, what='x')\n"
     )
-    parent = subprocess.Popen(
-        [sys.executable, str(script)], env=os.environ | {"PYTHONPATH": str(Path(isolate.__file__).parents[2])}
-    )
     deadline = time.monotonic() + 60
-    while not (Path("pid").exists() and Path("pid").read_text()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    with subprocess.Popen([sys.executable, str(script)], env=os.environ | {"PYTHONPATH": str(ROOT)}) as parent:
+        while not (Path("pid").exists() and Path("pid").read_text()):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        parent.kill()
     child = int(Path("pid").read_text())
-    parent.kill()
-    parent.wait()
     while Path(f"/proc/{child}").exists() and "zombie" not in Path(f"/proc/{child}/status").read_text():
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import make_model
+from conftest import ROOT, make_model
 from scipy.special import log_softmax, rel_entr, softmax
 from test_engines import write_gguf
 
@@ -23,7 +23,6 @@ from pipeline.engines import Sampling
 from tools import llamacpp_compat
 from tools.llamacpp_compat import Scores, Tokens, read_text, score, summarize, tokenize, windows
 
-ROOT = Path(__file__).resolve().parent.parent
 N = 32  # window of the tests that run a model
 
 
@@ -36,19 +35,14 @@ def test_windows_score_as_many_tokens_as_llama_perplexity_and_drop_the_rest() ->
     assert [(w.first, w.scored) for w in whole] == [(257, 255), (257, 255)]
     for n_ctx, scored in ((32, 15), (33, 16)):
         assert {w.scored for w in windows(range(3 * n_ctx + 1), n_ctx=n_ctx)} == {n_ctx - 1 - n_ctx // 2} == {scored}
+    with pytest.raises(DataError, match="1023 tokens.*at least 1024"):
+        windows(range(1023))
 
 
 def test_a_bos_takes_the_place_of_each_window_s_first_token_and_moves_nothing() -> None:
     plain, begun = windows(range(100), n_ctx=N), windows(range(100), n_ctx=N, bos=777)
-    assert [w.token_ids[0] for w in begun] == [777, 777, 777]
-    assert [w.token_ids[1:] for w in begun] == [w.token_ids[1:] for w in plain]
+    assert [w.token_ids for w in begun] == [(777, *w.token_ids[1:]) for w in plain]
     assert [w.first for w in begun] == [w.first for w in plain]
-
-
-def test_a_text_of_less_than_two_windows_is_refused_with_its_length() -> None:
-    assert len(windows(range(1024))) == 2
-    with pytest.raises(DataError, match="1023 tokens.*at least 1024"):
-        windows(range(1023))
 
 
 # --- text --------------------------------------------------------------------------------------------------------
@@ -78,22 +72,24 @@ class Letters:
 
 
 class Named:
+    """An engine with such a tokenizer."""
+
     def __init__(self, bos: int | None = None) -> None:
         self.tokenizer = Letters(bos)
 
 
 class WithOwn(Named):
-    """An engine whose own tokenizer reads 'x' as 'y' and begins a text as it is told."""
+    """An engine whose own tokenizer reads 'x' as 'y' and begins a text with `own_bos`."""
 
     def __init__(self, bos: int | None, own_bos: int | None) -> None:
         super().__init__(bos)
-        self.own_bos = own_bos
+        self.own = Letters(own_bos)
 
     def tokenize(self, text: str) -> list[int]:
-        return ([] if self.own_bos is None else [self.own_bos]) + [ord(c) for c in text.replace("x", "y")]
+        return list(self.own(text.replace("x", "y")).input_ids)
 
     def leading_token(self) -> int | None:
-        return self.own_bos
+        return next(iter(self.own.lead), None)
 
 
 @pytest.mark.parametrize("bos", [None, 1])
@@ -242,6 +238,9 @@ def test_llama_cpp_against_transformers_on_the_same_weights_says_almost_nothing(
     assert 0 < found["figures"]["kld_mean"]["value"] < 1e-4  # keys and values are kept in 16 bits there
     assert found["figures"]["top1_agreement"]["value"] > 0.98
     assert not artifacts.tokens("gguf-q8_0").exists(), "nothing of the pipeline is written"
+    llamacpp_compat.show(found)
+    out = capsys.readouterr().out
+    assert "gguf-q8_0 against bf16" in out and "kld_mean" in out and "windows of 512" in out and "llama.cpp and" in out
 
 
 def test_llama_cpp_s_tokenizer_reads_no_special_tokens_out_of_a_text(workplace: Path) -> None:
@@ -280,12 +279,6 @@ def test_what_the_cache_takes_is_known_after_a_request_however_it_ends(workplace
     assert 1 <= len(list(engine.stream(IDS, 8, Sampling()))) <= 8
     plain = 2 * 2 * 32 * 2  # keys and values, of 2 layers, 2 heads of 16, in 2 bytes
     assert plain <= engine.kv_bytes_per_token < 1.5 * plain
-
-
-def test_the_table_says_n_windows_and_whose_tokens(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    llamacpp_compat.main("gguf-q8_0", Path("text.txt"), "bf16")
-    out = capsys.readouterr().out
-    assert "gguf-q8_0 against bf16" in out and "kld_mean" in out and "windows of 512" in out and "llama.cpp and" in out
 
 
 @pytest.mark.parametrize("manifest, against, words", [

@@ -7,20 +7,23 @@ import shutil
 from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import zoo
+from model_house import change_json, tensors_of, write_gguf_parts, write_tensors
 from test_engines import write_gguf
 
 from pipeline import diverge, engines, quantize, quantizers, reference
 from pipeline.core import artifacts, isolate, venvs
 from pipeline.core.errors import Unsupported
 from pipeline.core.params import Variant
+from pipeline.divergence.checkpoints import Checkpoints
 from pipeline.divergence.store import Store, Window
 from pipeline.evalset.calibration import Calibration
 from pipeline.evalset.windows import prompt_ids
-from pipeline.model import headers, size
+from pipeline.model import attestation, headers
 from pipeline.model.config import appended, end_ids, text_config, window
 
 WINDOWS = [  # that begin alike, of two lengths, the last scored from its middle on, as a trajectory is
@@ -62,7 +65,7 @@ def outline(tmp_path: Path) -> Any:
 def stored(engine: Any, out: Path) -> Store:
     """The store of `WINDOWS`."""
     out.mkdir(parents=True)
-    facts = reference.write_store(engine, WINDOWS, out, 4)
+    facts = reference.write_store(engine, WINDOWS, out, 4, Checkpoints(out.parent / "pieces"))
     files = artifacts.files_of(out)
     rest = {"vocab": engine.vocab_size, "files": files, "digest": artifacts.digest(files)}
     artifacts.write_json(out / artifacts.MANIFEST, facts | rest)
@@ -136,8 +139,8 @@ def test_a_method_packs_the_matrices_of_its_kinds_whatever_they_are_called(
 def test_check_says_which_share_of_a_mixture_a_method_packs(outline: Any) -> None:
     """By hand: of 2 layers of q, k, v, o (64 x 64, 64 x 32 twice, 64 x 64) and 4 experts of 3 x 64 x 64 the first part only."""
     attention, experts = 2 * (2 * 64 * 64 + 2 * 64 * 32), 2 * 4 * 3 * 64 * 64
-    told = quantizers.packs_only("torchao", outline("qwen3_moe"))
-    assert told is not None and f"packs {100 * attention / (attention + experts):.0f} %" in told and "Qwen3MoeExperts" in told
+    said = quantizers.packs_only("torchao", outline("qwen3_moe"))
+    assert said is not None and f"packs {100 * attention / (attention + experts):.0f} %" in said and "Qwen3MoeExperts" in said
     assert quantizers.packs_only("torchao", outline("llama")) is None
     assert quantizers.packs_only("rtn", outline("qwen3_moe")) is None
 
@@ -169,48 +172,43 @@ def test_what_a_method_cannot_do_with_a_model_is_said_at_check(
         quantizers.check_model(*method, outline(name, **settings))
 
 
-def int8(base: Path, out: Path) -> dict[str, Any]:
+def built(variant: Variant, base: Path, out: Path) -> Any:
+    """The facts of a variant in a new folder."""
     out.mkdir()
-    return quantize.quantize(INT8, base, out, calibration=Calibration(Path("none")), seed=1)
+    return quantize.quantize(variant, base, out, calibration=Calibration(Path("none")), seed=1)
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt_neox"])
 def test_copies_of_a_tied_head_and_buffers_are_no_weights(tmp_path: Path, name: str) -> None:
     """16 bits a weight, and the same int8 variant, as without them; another head's values count."""
     import torch
-    from safetensors.torch import load_file, save_file
 
     folder = zoo.make(name, tmp_path / "model", tie_word_embeddings=True)
-    whole, packed = headers.count_weights(folder), int8(folder, tmp_path / "whole")
-    file = folder / "model.safetensors"
-    tensors = load_file(file)
+    whole, packed, tensors = headers.count_weights(folder), built(INT8, folder, tmp_path / "whole"), tensors_of(folder)
     inner, head = ("model.embed_tokens", "lm_head") if name == "llama" else ("gpt_neox.embed_in", "lm_head")
     copy = tensors[f"{inner}.weight"].clone()
     masks = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}
     if name == "gpt_neox":
         masks = {"gpt_neox.layers.0.attention.bias": torch.ones(1, 1, 512, 512, dtype=torch.bool)}
-    save_file(tensors | masks | {f"{head}.weight": copy}, file, metadata={"format": "pt"})
-    assert headers.count_weights(folder) == whole and int8(folder, tmp_path / "copied") == packed
-    found = size.measure(folder, folder)
-    assert found.bits_per_weight == 16 and found.quantized_share == 0
-    save_file(tensors | {f"{head}.weight": copy + 1}, file, metadata={"format": "pt"})
+    write_tensors(folder, tensors | masks | {f"{head}.weight": copy})
+    assert headers.count_weights(folder) == whole and built(INT8, folder, tmp_path / "copied") == packed
+    size = attestation.measure(folder, folder)
+    assert size["bits_per_weight"] == 16 and size["quantized_share"] == 0
+    write_tensors(folder, tensors | {f"{head}.weight": copy + 1})
     assert headers.count_weights(folder) == whole + copy.numel()
 
 
 def test_a_model_that_takes_pictures_is_packed_and_answers(model: Any, tmp_path: Path) -> None:
-    facts = int8(model("gemma3"), tmp_path / "out")
+    facts = built(INT8, model("gemma3"), tmp_path / "out")
     quantize.answer(INT8, tmp_path / "out", facts, 1)
     assert facts["modules"] == len(headers.linear_shapes(model("gemma3"), quantizers._module("torchao").PACKS))
 
 
 def test_weights_saved_without_the_model_s_prefix_are_the_same_weights(model: Any, tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
-    bare = shutil.copytree(model("llama"), tmp_path / "bare")
-    tensors = load_file(bare / "model.safetensors")
-    save_file({k.removeprefix("model."): v for k, v in tensors.items()}, bare / "model.safetensors", metadata={"format": "pt"})
-    assert headers.linear_shapes(bare) == headers.linear_shapes(model("llama"))
-    assert size.measure(bare, model("llama")).quantized_share == size.measure(model("llama"), bare).quantized_share == 0
+    whole, bare = model("llama"), Path(shutil.copytree(model("llama"), tmp_path / "bare"))
+    write_tensors(bare, {name.removeprefix("model."): tensor for name, tensor in tensors_of(bare).items()})
+    assert headers.linear_shapes(bare) == headers.linear_shapes(whole)
+    assert attestation.measure(bare, whole)["quantized_share"] == attestation.measure(whole, bare)["quantized_share"] == 0
 
 
 ATTENTION = [(64, 64), (32, 64), (32, 64), (64, 64)]  # outputs and inputs of q, k, v, o
@@ -237,9 +235,8 @@ def test_fused_experts_and_turned_matrices_run_packed_in_engine_hf(
     weights = 2 * sum(outputs * inputs for outputs, inputs in matrices)
     bits = 2 * sum(outputs * inputs * (8 + 24 / 32) + 32 * inputs for outputs, inputs in matrices)  # of groups, of input columns
     monkeypatch.chdir(tmp_path)
-    Path("out").mkdir()
     variant = Variant(quantizer="rtn", options={"bits": 8, "group_size": 32})
-    facts = quantize.quantize(variant, model(name), Path("out"), calibration=Calibration(Path("none")), seed=1)
+    facts = built(variant, model(name), Path("out"))
     quantize.answer(variant, Path("out"), facts, 1)
     engine: Any = engines.load("hf", Path("out"), threads=1)
     assert facts["bits_per_weight"] == pytest.approx((bits + 16 * rest) / (weights + rest), abs=1e-9)
@@ -250,16 +247,16 @@ def test_fused_experts_and_turned_matrices_run_packed_in_engine_hf(
     with torch.no_grad():
         for module, part in engine.model.named_modules():
             if hasattr(part, "qweight"):
-                own = _own(plain, module)
-                rounded = part.dequantize_weight().to(own.dtype)  # [inputs, outputs]
+                matrix = _matrix(plain, module)
+                rounded = part.dequantize_weight().to(matrix.dtype)  # [inputs, outputs]
                 rounded = rounded if name == "gpt2" else rounded.T
-                assert 0 < (rounded - own).abs().max() < (1 / 255 + 1 / 256) * own.abs().max()
-                own.copy_(rounded)
+                assert 0 < (rounded - matrix).abs().max() < (1 / 255 + 1 / 256) * matrix.abs().max()
+                matrix.copy_(rounded)
     ids = list(range(5, 60))
     assert (engine.logits(ids) == base.logits(ids)).all()
 
 
-def _own(weights: dict[str, Any], module: str) -> Any:
+def _matrix(weights: dict[str, Any], module: str) -> Any:
     """The model's own matrix of a packed module; of experts, transformers holds gate and up of all in one tensor."""
     if f"{module}.weight" in weights:
         return weights[f"{module}.weight"]
@@ -302,9 +299,8 @@ def converter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 def test_a_model_that_llama_cpp_cannot_read_or_makes_another_of_is_refused_at_check(
     model: Any, tmp_path: Path, converter: list[Path], settings: dict[str, Any], why: str | None
 ) -> None:
-    folder = shutil.copytree(model("llama"), tmp_path / "model")
-    config = artifacts.read_json(folder / "config.json")
-    artifacts.write_json(folder / "config.json", config | settings)
+    folder = Path(shutil.copytree(model("llama"), tmp_path / "model"))
+    change_json(folder / "config.json", **settings)
     for _ in range(2):
         with pytest.raises(Unsupported, match=why) if why else nullcontext():
             quantizers.check_model("gguf", {"type": "BF16"}, folder)
@@ -355,16 +351,11 @@ def write_mamba(model_dir: Path, out: Path) -> None:
     for name, shape in shapes.items():
         values = rng.normal(size=shape).astype(np.float32)
         writer.add_tensor(name, -np.abs(values) if name == "blk.0.ssm_a" else values)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_gguf_parts(writer)
 
 
 def test_end_tokens_are_those_of_the_base_and_its_tokenizer(tmp_path: Path) -> None:
     """A list in generation_config goes before config.json's; the tokenizer's own end is one in any case."""
-    from types import SimpleNamespace
-
     (tmp_path / "config.json").write_text('{"eos_token_id": 5, "text_config": {"eos_token_id": [6, 7]}}')
     tokenizer = SimpleNamespace(eos_token_id=2)
     assert end_ids(tmp_path, tokenizer) == {2, 6, 7}

@@ -10,46 +10,52 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import make_model
+from conftest import ROOT, make_model
+from model_house import calibration, change_json, change_weights
 
 from pipeline import engines, quantize
 from pipeline.core import artifacts, venvs
-from pipeline.core.errors import ArtifactError, Unsupported
+from pipeline.core.errors import ArtifactError, InvalidVariant, Unsupported
 from pipeline.core.params import Variant
 from pipeline.engines import Sampling
-from pipeline.evalset.calibration import Calibration
 from pipeline.model import attestation
 from pipeline.quantizers import _original
 
-ROOT = Path(__file__).resolve().parent.parent
 THETA = 500000.0
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 512}
 IDS = [5 + 11 * k % 500 for k in range(40)]
 
+read: Any = artifacts.read_json
+
+
+def answers_as_saved(folder: Path, built: Any) -> None:
+    engine = engines.load("hf", folder, threads=1)
+    attestation.check_kernels(engine.kernels(), built)
+    attestation.check_answer(engine, built["probe"])
+
+
 # --- configs ------------------------------------------------------------------------------------------------------
+
+
+PLAIN = {"rope_theta": THETA, "rope_type": "default"}
 
 
 def config(**rope: Any) -> dict[str, Any]:
     return {"model_type": "llama", "dtype": "bfloat16", "vocab_size": 512, "max_position_embeddings": 1024,
-            "rope_parameters": rope}  # fmt: skip
+            "rope_parameters": rope or PLAIN}  # fmt: skip
 
 
-@pytest.mark.parametrize("rope", [
-    {"rope_theta": THETA, "rope_type": "default"},
-    {"rope_theta": THETA, "rope_type": "linear", "factor": 2.0},
-    {"rope_theta": THETA, "rope_type": "llama3", **LLAMA3},
-])  # fmt: skip
+@pytest.mark.parametrize("rope", [PLAIN, PLAIN | {"rope_type": "linear", "factor": 2.0}, PLAIN | {"rope_type": "llama3"} | LLAMA3])
 def test_today_s_transformers_reads_a_translated_config_as_the_one_it_came_from(rope: dict[str, Any]) -> None:
     """It reads both forms: an independent word on what the older one means."""
     from transformers import LlamaConfig
 
-    given = config(**rope)
-    read = LlamaConfig(**_original.to_old(given))
+    read = LlamaConfig(**_original.to_old(config(**rope)))
     assert dict(read.rope_parameters) == rope and str(read.dtype).removeprefix("torch.") == "bfloat16"
 
 
 def test_rope_keeps_every_number_under_its_older_names_and_a_config_that_is_old_already_comes_out_as_it_was() -> None:
-    old = _original.to_old(config(rope_theta=THETA, rope_type="llama3", **LLAMA3))
+    old = _original.to_old(config(**PLAIN | {"rope_type": "llama3"} | LLAMA3))
     assert old["rope_theta"] == THETA and old["rope_scaling"] == {"rope_type": "llama3", **LLAMA3}
     assert old["torch_dtype"] == "bfloat16" and not {"rope_parameters", "dtype"} & old.keys()
     assert _original.to_old(old) == old
@@ -68,13 +74,13 @@ def test_rope_keeps_every_number_under_its_older_names_and_a_config_that_is_old_
 ])  # fmt: skip
 def test_what_cannot_be_translated_is_refused_by_name(change: dict[str, Any], named: str) -> None:
     with pytest.raises(Unsupported) as caught:
-        _original.to_old(config(rope_theta=THETA, rope_type="default") | change)
+        _original.to_old(config() | change)
     assert named in str(caught.value)
 
 
-def test_layers_that_are_all_of_the_only_kind_it_knows_are_no_obstacle() -> None:
-    given = config(rope_theta=THETA, rope_type="default")
-    assert _original.to_old(given | {"layer_types": ["full_attention"] * 2}) == _original.to_old(given)
+@pytest.mark.parametrize("kinds", [["full_attention"] * 2, None])
+def test_layers_that_are_all_of_the_only_kind_it_knows_are_no_obstacle(kinds: list[str] | None) -> None:
+    assert _original.to_old(config() | {"layer_types": kinds}) == _original.to_old(config())
 
 
 def test_the_tokenizer_s_class_gets_its_older_name_and_all_else_stays() -> None:
@@ -85,7 +91,7 @@ def test_the_tokenizer_s_class_gets_its_older_name_and_all_else_stays() -> None:
 
 
 def test_a_key_that_the_old_transformers_read_otherwise_is_an_error_with_both_values() -> None:
-    old = _original.to_old(config(rope_theta=THETA, rope_type="default"))
+    old = _original.to_old(config())
     _original.refuse_misread(old, old | {"more": 1})
     with pytest.raises(ArtifactError, match=r"read rope_theta = 10000.0 where the base has 500000.0"):
         _original.refuse_misread(old, old | {"rope_theta": 10000.0})
@@ -94,7 +100,7 @@ def test_a_key_that_the_old_transformers_read_otherwise_is_an_error_with_both_va
 
 
 def test_a_checkpoint_gets_the_base_s_config_back() -> None:
-    given = config(rope_theta=THETA, rope_type="llama3", **LLAMA3)
+    given = config(**PLAIN | {"rope_type": "llama3"} | LLAMA3)
     written = {"quant_method": "awq", "bits": 4, "modules_to_not_convert": None, "model_name_or_path": "/tmp/x"}
     new = _original.to_new(given | {"dtype": "float32"}, written, [])
     assert new == given | {"dtype": "bfloat16", "quantization_config": {"quant_method": "awq", "bits": 4}}
@@ -104,9 +110,9 @@ def test_a_checkpoint_gets_the_base_s_config_back() -> None:
 def test_the_base_is_linked_and_not_copied(tiny: Path, tmp_path: Path) -> None:
     folder = _original.link_base(tiny, tmp_path / "base", {"model_type": "llama"})
     assert (folder / "model.safetensors").is_symlink() and (folder / "model.safetensors").samefile(tiny / "model.safetensors")
-    assert json.loads((folder / "config.json").read_text("utf-8")) == {"model_type": "llama"}
-    assert json.loads((folder / "tokenizer_config.json").read_text("utf-8"))["tokenizer_class"] == "PreTrainedTokenizerFast"
-    assert json.loads((tiny / "tokenizer_config.json").read_text("utf-8"))["tokenizer_class"] != "PreTrainedTokenizerFast"
+    assert read(folder / "config.json") == {"model_type": "llama"}
+    classes = [read(f / "tokenizer_config.json")["tokenizer_class"] == "PreTrainedTokenizerFast" for f in (folder, tiny)]
+    assert classes == [True, False]
 
 
 # --- refusals before any environment is built ---------------------------------------------------------------------
@@ -122,20 +128,11 @@ def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_original, "has_cuda", lambda: False)
 
 
-def rows_of(folder: Path, rows: int = 4, tokens: int = 64) -> Calibration:
-    """Rows as `calibrate` writes them."""
-    ids = ({"token_ids": [5 + (7 * k + 31 * r) % 500 for k in range(tokens)]} for r in range(rows))
-    artifacts.write_jsonl(folder / "rows.jsonl", ids)
-    files = artifacts.files_of(folder)
-    artifacts.write_json(folder / artifacts.MANIFEST, {"status": "ok", "rows_used": rows, "files": files, "digest": "d"})
-    return Calibration(folder)
-
-
-def build(base: Path, home: Path, quantizer: str, **options: Any) -> dict[str, Any]:
+def build(base: Path, home: Path, quantizer: str, **options: Any) -> Any:
     out = home / "model"
     out.mkdir(parents=True)
-    variant = Variant(quantizer=quantizer, options=options)
-    return quantize.build(variant, base, out, calibration=rows_of(home / "calibration"), seed=1, threads=1)
+    rows = calibration(home / "calibration", [[5 + (7 * k + 31 * r) % 500 for k in range(64)] for r in range(4)])
+    return quantize.build(Variant(quantizer=quantizer, options=options), base, out, calibration=rows, seed=1, threads=1)
 
 
 @pytest.mark.usefixtures("no_environment")
@@ -217,17 +214,14 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of widths that AutoAWQ takes, with a rope base that is not the one an ignorant transformers would take, and with
     input channels of unequal size, as in trained models: what scales are for."""
     import torch
-    from safetensors.torch import load_file, save_file
 
-    folder = make_model(tmp_path_factory.mktemp("original") / "base", hidden=128, dtype="bfloat16")
-    tensors, rng = load_file(folder / "model.safetensors"), torch.Generator().manual_seed(3)
-    for name in [n for n in tensors if n.endswith("proj.weight")]:
-        tensors[name] *= torch.randn(tensors[name].shape[1], generator=rng).mul(1.2).exp().clamp(max=6).to(torch.bfloat16)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    file = folder / "config.json"
-    text = json.loads(file.read_text("utf-8"))
-    text["rope_parameters"]["rope_theta"] = THETA
-    file.write_text(json.dumps(text), "utf-8")
+    def spread(tensors: dict[str, Any]) -> None:
+        rng = torch.Generator().manual_seed(3)
+        for name in [n for n in tensors if n.endswith("proj.weight")]:
+            tensors[name] *= torch.randn(tensors[name].shape[1], generator=rng).mul(1.2).exp().clamp(max=6).to(torch.bfloat16)
+
+    folder = change_weights(make_model(tmp_path_factory.mktemp("original") / "base", hidden=128, dtype="bfloat16"), spread)
+    change_json(folder / "config.json", rope_parameters=PLAIN)
     return folder
 
 
@@ -240,28 +234,28 @@ def packed(autoawq: None, wide: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.fixture(scope="module")
-def theirs(packed: tuple[Path, dict[str, Any]], wide: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def original(packed: tuple[Path, dict[str, Any]], wide: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What ANSWER finds, of the packed model in float16, and of a base with a key of next year."""
-    home = tmp_path_factory.mktemp("theirs")
-    text = json.loads((packed[0] / "config.json").read_text("utf-8"))
-    old = _original.link_base(packed[0], home / "old", _original.to_old(text | {"dtype": "float16"}))
-    text = json.loads((wide / "config.json").read_text("utf-8"))
-    odd = _original.link_base(wide, home / "odd", _original.to_old(text) | {"residual_scale_of_next_year": 0.5})
+    home = tmp_path_factory.mktemp("original")
+    halved = _original.to_old(read(packed[0] / "config.json") | {"dtype": "float16"})
+    old = _original.link_base(packed[0], home / "old", halved)
+    of_next_year = _original.to_old(read(wide / "config.json")) | {"residual_scale_of_next_year": 0.5}
+    odd = _original.link_base(wide, home / "odd", of_next_year)
     script, out = home / "answer.py", home / "answer.json"
     script.write_text(ANSWER, "utf-8")
     words = [str(script), str(old), json.dumps(IDS), "32", str(out), str(odd), str(ROOT / "envs")]
     venvs.run("autoawq", *words, log=home / "log")
-    return dict(json.loads(out.read_text("utf-8")))
+    return read(out)
 
 
-def test_the_old_transformers_wins_inside_and_ours_outside_and_refuses_a_key_that_it_does_not_know(theirs: dict[str, Any]) -> None:
+def test_the_old_transformers_wins_inside_and_ours_outside_and_refuses_a_key_that_it_does_not_know(original: Any) -> None:
     import torch
     import transformers
 
-    inside, their_torch, prefix = theirs["versions"]
+    inside, torch_inside, prefix = original["versions"]
     assert inside == "4.51.3" and transformers.__version__.startswith("5.")
-    assert their_torch == torch.__version__ and Path(prefix).parent == ROOT / "artifacts/envs"
-    assert "does not know residual_scale_of_next_year" in theirs["refused"]
+    assert torch_inside == torch.__version__ and Path(prefix).parent == ROOT / "artifacts/envs"
+    assert "does not know residual_scale_of_next_year" in original["refused"]
 
 
 @pytest.mark.filterwarnings("ignore")  # gptqmodel's own, at load
@@ -270,32 +264,26 @@ def test_autoawq_packs_every_matrix_to_four_bits(packed: tuple[Path, dict[str, A
     assert built["modules"] == 14 and built["kept"] == [] and built["calibration_rows"] == 3
     assert built["packed_bits"] == pytest.approx(built["expected_bits"], rel=attestation.TOLERANCE)
     assert built["environment"]["autoawq"] == "0.2.9" and built["environment"]["transformers"] == "4.51.3"
-    engine = engines.load("hf", folder, threads=1)
-    attestation.check_kernels(engine.kernels(), built)  # type: ignore[attr-defined]
-    attestation.check_answer(engine, built["probe"])
-    text = json.loads((folder / "config.json").read_text("utf-8"))
-    assert text["rope_parameters"] == {"rope_theta": THETA, "rope_type": "default"} and text["dtype"] == "bfloat16"
+    answers_as_saved(folder, built)
+    written = read(folder / "config.json")
+    assert written["rope_parameters"] == PLAIN and written["dtype"] == "bfloat16"
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_today_s_stack_says_what_autoawq_s_own_load_says(
-    packed: tuple[Path, dict[str, Any]], theirs: dict[str, Any], tmp_path: Path
+    packed: tuple[Path, dict[str, Any]], original: dict[str, Any], tmp_path: Path
 ) -> None:
     """Both in float16, which AutoAWQ's loader asks for, and with plain products of unpacked weights: the packed product that this
     CPU would serve with rounds to bfloat16, which moves a random model's logits by some percent (the probe's tolerance)."""
-    folder, new = packed[0], tmp_path / "new"
-    shutil.copytree(folder, new)
-    text = json.loads((new / "config.json").read_text("utf-8")) | {"dtype": "float16"}
-    text["quantization_config"]["backend"] = "torch_awq"
-    (new / "config.json").write_text(json.dumps(text), "utf-8")
+    new = Path(shutil.copytree(packed[0], tmp_path / "new"))
+    settings = read(new / "config.json")["quantization_config"] | {"backend": "torch_awq"}
+    change_json(new / "config.json", dtype="float16", quantization_config=settings)
     engine = engines.load("hf", new, threads=1)
-    assert 14 in engine.kernels().values()  # type: ignore[attr-defined]
-    logits = np.array(theirs["logits"])
-    error = float(np.abs(engine.logits(IDS) - logits).max() / np.abs(logits).max())
-    print(f"largest difference of logits: {error:.2e} of the largest logit")
-    assert error < 1e-3
-    assert [token for token, _ in engine.stream(IDS, 32, Sampling(stop=False))] == theirs["said"]
-    assert len(set(theirs["said"])) > 3
+    assert 14 in engine.kernels().values()
+    logits = np.array(original["logits"])
+    assert np.abs(engine.logits(IDS) - logits).max() < 1e-3 * np.abs(logits).max()
+    assert [token for token, _ in engine.stream(IDS, 32, Sampling(stop=False))] == original["said"]
+    assert len(set(original["said"])) > 3
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -305,22 +293,16 @@ def test_its_search_of_scales_is_worth_it(packed: tuple[Path, dict[str, Any]], w
     assert plain["status"] == "ok", plain["reason"]
     ids = [5 + 11 * k % 500 for k in range(200)]
     base, searched, rounded = (engines.load("hf", f, threads=1).logits(ids) for f in (wide, packed[0], tmp_path / "model"))
-    errors = [float(np.sqrt(((found - base) ** 2).mean() / (base**2).mean())) for found in (searched, rounded)]
-    print(f"error of logits, of their root mean square: AutoAWQ {errors[0]:.3f}, rounding {errors[1]:.3f}")
-    assert errors[0] < errors[1]
+    assert ((searched - base) ** 2).mean() < ((rounded - base) ** 2).mean()
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_the_answers_depend_on_the_rope_base(packed: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     """So that the two tests above would have seen the trap: the base of 10000 that a misread config gives."""
-    folder, built = packed
-    wrong = tmp_path / "wrong"
-    shutil.copytree(folder, wrong)
-    text = json.loads((wrong / "config.json").read_text("utf-8"))
-    text["rope_parameters"]["rope_theta"] = 10000.0
-    (wrong / "config.json").write_text(json.dumps(text), "utf-8")
-    with pytest.raises(Exception, match="saving or loading lost something"):
-        attestation.check_answer(engines.load("hf", wrong, threads=1), built["probe"])
+    wrong = Path(shutil.copytree(packed[0], tmp_path / "wrong"))
+    change_json(wrong / "config.json", rope_parameters=PLAIN | {"rope_theta": 10000.0})
+    with pytest.raises(InvalidVariant, match="saving or loading lost something"):
+        answers_as_saved(wrong, packed[1])
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -329,6 +311,4 @@ def test_kept_layers_stay_unpacked_block_by_block(wide: Path, tmp_path: Path) ->
     built = build(wide, tmp_path, "awq", backend="autoawq", group_size=64, rows=1, keep=["layers.1.mlp.down_proj", "*.q_proj"])
     assert built["status"] == "ok", built["reason"]
     assert built["modules"] == 11 and len(built["kept"]) == 3
-    engine = engines.load("hf", tmp_path / "model", threads=1)
-    attestation.check_kernels(engine.kernels(), built)  # type: ignore[attr-defined]
-    attestation.check_answer(engine, built["probe"])
+    answers_as_saved(tmp_path / "model", built)

@@ -11,14 +11,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import make_model
+import torch
+from conftest import ROOT, make_model
+from lm_eval.api.instance import Instance
+from lm_eval.models.huggingface import HFLM
 
 from pipeline import engines, evaluate
+from pipeline.core import artifacts
 from pipeline.core.params import Evaluate
 from pipeline.engines._forest import grown
-from pipeline.engines._greedy import has_stopped, is_plain
+from pipeline.engines._lm_eval import has_stopped, is_plain, lm_for
 
-ROOT = Path(__file__).resolve().parent.parent
+pytestmark = pytest.mark.filterwarnings("ignore")  # lm-eval's and datasets' own
+
 SEED, BATCH = 7, 4
 SAME = ("doc_id", "doc_hash", "prompt_hash", "target_hash")
 # Every kind: one-token and longer choices, no context, contexts past the window (they are cut), replies, rolling; a chat alone
@@ -60,17 +65,11 @@ def theirs(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[s
             patch.setattr(sys, "argv", words + ["--apply_chat_template"] * chat)
             command = HarnessCLI()
             command.execute(command.parse_args())
-    found = {}
-    for file in out.rglob("samples_*.jsonl"):
-        task = next(t for tasks in TASKS.values() for t in tasks if file.name.startswith(f"samples_{t}_"))
-        for line in file.read_text("utf-8").split("\n"):
-            if line:
-                sample = json.loads(line)
-                found[task, sample["doc_hash"]] = sample
-    return found
+    names = [t for tasks in TASKS.values() for t in tasks]
+    files = {file: next(t for t in names if file.name.startswith(f"samples_{t}_")) for file in out.rglob("samples_*.jsonl")}
+    return {(task, sample["doc_hash"]): sample for file, task in files.items() for sample in artifacts.read_jsonl(file)}
 
 
-@pytest.mark.filterwarnings("ignore")  # lm-eval's and datasets' own
 @pytest.mark.parametrize("chat", TASKS, ids={False: "plain", True: "chat"}.get)
 def test_rows_say_what_lm_eval_s_command_line_says(
     engine: Any,
@@ -111,51 +110,43 @@ def mixed(tokenizer: Any) -> list[tuple[str, str]]:
     return pairs + [(f"{passage} " * 6, choice) for choice in (" is cut", " is cut too", " 28")]
 
 
-@pytest.mark.filterwarnings("ignore")
+def requests_of(kind: str, arguments: list[Any]) -> list[Instance]:
+    return [Instance(kind, {}, pair, k) for k, pair in enumerate(arguments)]
+
+
+def plain_lm(engine: Any, batch_size: int) -> HFLM:
+    """lm-eval's own class."""
+    return HFLM(
+        pretrained=engine.model, tokenizer=engine.tokenizer, batch_size=batch_size, max_length=1024, softmax_dtype="float32"
+    )
+
+
 def test_requests_of_every_shape_are_answered_as_by_lm_eval_s_own_class(engine: Any) -> None:
-    from lm_eval.api.instance import Instance
-    from lm_eval.models.huggingface import HFLM
-
-    from pipeline.engines._lm_eval import lm_for
-
-    requests = [Instance("loglikelihood", {}, pair, k) for k, pair in enumerate(mixed(engine.tokenizer))]
-    plain = HFLM(pretrained=engine.model, tokenizer=engine.tokenizer, batch_size=3, max_length=1024, softmax_dtype="float32")
+    requests, plain = requests_of("loglikelihood", mixed(engine.tokenizer)), plain_lm(engine, 3)
     expected = plain.loglikelihood(requests, disable_tqdm=True)
     seen: list[int] = []
     hook = engine.model.get_input_embeddings().register_forward_hook(lambda module, args, out: seen.append(args[0].numel()))
     try:
-        ours = lm_for(engine, 3).loglikelihood(requests, disable_tqdm=True)
+        answers = lm_for(engine, 3).loglikelihood(requests, disable_tqdm=True)
     finally:
         hook.remove()
-    assert [v for v, _ in ours] == pytest.approx([v for v, _ in expected], abs=1e-3, rel=0)
-    assert [greedy for _, greedy in ours] == [greedy for _, greedy in expected]
+    assert [v for v, _ in answers] == pytest.approx([v for v, _ in expected], abs=1e-3, rel=0)
+    assert [greedy for _, greedy in answers] == [greedy for _, greedy in expected]
     assert sum(seen) < 0.45 * sum(min(1024, len(plain.tok_encode(c + a))) for c, a in (r.args for r in requests))
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_the_tokens_that_rows_report_are_those_that_were_scored(engine: Any) -> None:
-    from lm_eval.api.instance import Instance
-
-    from pipeline.engines._lm_eval import lm_for
-
-    lm = lm_for(engine, 3)
-    pairs = mixed(engine.tokenizer)
+    lm, pairs = lm_for(engine, 3), mixed(engine.tokenizer)
     scored: list[tuple[list[int], list[int]]] = []
     lm._loglikelihood_tokens = lambda requests, **_: scored.extend((c, a) for _, c, a in requests)
-    lm.loglikelihood([Instance("loglikelihood", {}, pair, k) for k, pair in enumerate(pairs)], disable_tqdm=True)
+    lm.loglikelihood(requests_of("loglikelihood", pairs), disable_tqdm=True)
     assert [lm.encoded(*pair) for pair in pairs] == scored
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", ["a sliding window", "positions of its own"])
 def test_a_model_that_cannot_read_forests_is_left_to_lm_eval(tmp_path: Path, kind: str) -> None:
     """Its answers must be lm-eval's all the same."""
-    import torch
-    from lm_eval.api.instance import Instance
-    from lm_eval.models.huggingface import HFLM
-    from transformers import AutoTokenizer, MistralConfig, MistralForCausalLM
-
-    from pipeline.engines._lm_eval import lm_for
+    from transformers import MistralConfig, MistralForCausalLM
 
     folder = make_model(tmp_path / "model")
     if kind == "a sliding window":
@@ -164,48 +155,35 @@ def test_a_model_that_cannot_read_forests_is_left_to_lm_eval(tmp_path: Path, kin
         with torch.random.fork_rng():
             torch.manual_seed(1)
             MistralForCausalLM(config).save_pretrained(folder)
-        AutoTokenizer.from_pretrained(folder).save_pretrained(folder)
-    own: Any = engines.load("hf", folder, threads=1)
+    other: Any = engines.load("hf", folder, threads=1)
     if kind == "positions of its own":  # as a model does that numbers tokens by where they stand
-        inner, forward = own.model.model.rotary_emb, own.model.model.rotary_emb.forward
+        inner, forward = other.model.model.rotary_emb, other.model.model.rotary_emb.forward
         inner.forward = lambda x, position_ids: forward(x, torch.arange(x.shape[1])[None])
-    pairs = [("The code of the door is written here. " * 12, choice) for choice in (" one", " two three", " four")]
-    requests = [Instance("loglikelihood", {}, pair, k) for k, pair in enumerate(pairs)]
-    theirs = HFLM(pretrained=own.model, tokenizer=own.tokenizer, batch_size=3, max_length=1024, softmax_dtype="float32")
-    expected = [value for value, _ in theirs.loglikelihood(requests, disable_tqdm=True)]
-    lm = lm_for(own, 3)
+    context = "The code of the door is written here. " * 12
+    requests = requests_of("loglikelihood", [(context, choice) for choice in (" one", " two three", " four")])
+    expected = [value for value, _ in plain_lm(other, 3).loglikelihood(requests, disable_tqdm=True)]
+    lm = lm_for(other, 3)
     assert not lm.in_forests
     assert [v for v, _ in lm.loglikelihood(requests, disable_tqdm=True)] == pytest.approx(expected, abs=1e-4)
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_replies_that_leave_the_batch_are_those_of_generate(engine: Any) -> None:
     """Replies of different lengths: by stop sequences, by the model's end token, by the limit."""
-    from lm_eval.api.instance import Instance
-    from lm_eval.models.huggingface import HFLM
+    plain = plain_lm(engine, 5)
 
-    from pipeline.engines._lm_eval import lm_for
+    def requests(until: list[str]) -> list[Instance]:
+        how = {"until": until, "max_gen_toks": 20, "do_sample": False}
+        return requests_of("generate_until", [("one two three " * k + "four", dict(how)) for k in range(1, 12)])
 
-    plain = HFLM(pretrained=engine.model, tokenizer=engine.tokenizer, batch_size=5, max_length=1024)
-    openings = ["one two three " * k + "four" for k in range(1, 12)]
-    free = plain.generate_until(
-        [
-            Instance("generate_until", {}, (o, {"until": [], "max_gen_toks": 20, "do_sample": False}), k)
-            for k, o in enumerate(openings)
-        ],
-        disable_tqdm=True,
-    )
-    stops = [free[0][9:12], free[4][4:6], "never said"]
-    how = {"until": stops, "max_gen_toks": 20, "do_sample": False}
-    requests = [Instance("generate_until", {}, (o, dict(how)), k) for k, o in enumerate(openings)]
-    rows: list[int] = []
+    free = plain.generate_until(requests([]), disable_tqdm=True)
+    asked, rows = requests([free[0][9:12], free[4][4:6], "never said"]), list[int]()
     hook = engine.model.register_forward_hook(lambda module, args, kwargs, out: rows.append(len(out.logits)), with_kwargs=True)
     try:
-        ours = lm_for(engine, 5).generate_until(requests, disable_tqdm=True)
+        replies = lm_for(engine, 5).generate_until(asked, disable_tqdm=True)
     finally:
         hook.remove()
-    assert ours == plain.generate_until(requests, disable_tqdm=True)
-    assert len({len(reply) for reply in ours}) > 2 and len(set(rows)) > 2, "some left before others"
+    assert replies == plain.generate_until(asked, disable_tqdm=True)
+    assert len({len(reply) for reply in replies}) > 2 and len(set(rows)) > 2, "some left before others"
 
 
 def test_only_plain_greedy_settings_are_taken_over() -> None:
@@ -218,17 +196,11 @@ def test_only_plain_greedy_settings_are_taken_over() -> None:
     assert not is_plain(GenerationConfig(), {"do_sample": True}) and not is_plain(GenerationConfig(), greedy | {"num_beams": 3})
 
 
-@pytest.mark.parametrize(
-    "text, stop, ended",
-    [
-        ("answer", ["\n"], False),
-        ("answer\n", ["\n"], True),
-        ("a b", [" b", "a bc"], False),  # the other stop began earlier, and may still come
-        ("a bx", [" b", "a bc"], True),
-        ("a bc", [" b", "a bc"], True),
-        ("a", ["", "b"], False),
-    ],
-)
+@pytest.mark.parametrize("text, stop, ended", [
+    ("answer", ["\n"], False), ("answer\n", ["\n"], True), ("a bx", [" b", "a bc"], True), ("a bc", [" b", "a bc"], True),
+    ("a b", [" b", "a bc"], False),  # the other stop began earlier, and may still come
+    ("a", ["", "b"], False),
+])  # fmt: skip
 def test_a_reply_ends_where_no_later_token_could_change_its_cut(text: str, stop: list[str], ended: bool) -> None:
     assert has_stopped(text, stop) == ended
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import make_model
+from conftest import ROOT, make_model
 from dvc.cli import main as dvc
 from dvc.repo import Repo
 
@@ -25,7 +25,6 @@ from pipeline import gate, report, track
 from tests import serving_server
 from tests.serving_server import Server
 
-ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 BF16 = {"quantizer": "cast", "engine": "hf", "options": {"dtype": "bfloat16"}}
 INT8 = {"quantizer": "torchao", "engine": "hf", "options": {"scheme": "int8-weight-only"}, "engine_options": {}}
@@ -96,9 +95,8 @@ def house(tmp_path_factory: pytest.TempPathFactory, server: Server) -> Path:
     return house
 
 
-def results(house: Path, variant: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((house / f"reports/metrics/{variant}.json").read_text(encoding="utf-8"))
-    return found
+def results(house: Path, variant: str) -> Any:
+    return json.loads((house / f"reports/metrics/{variant}.json").read_text(encoding="utf-8"))
 
 
 @pytest.fixture

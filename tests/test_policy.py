@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 import yaml
-from gate_house import commit, finish, git, run, write_metrics
-from test_gate import GOOD, damage_params, metric
+from gate_house import commit, finish, git, metric, run, write_metrics
+from test_gate import GOOD, damage_params
 
 from pipeline import gate
 from pipeline.core import artifacts, params
 from pipeline.core.errors import ParamsError
-from pipeline.gating import comment, merge
-from pipeline.metrics.definitions import definition
+from pipeline.gating import comment
+from pipeline.gating.verdicts import Merge, for_merge
 
 ROOT = Path(__file__).resolve().parent.parent
 KLD = {"metric": "kld_mean", "margin": "0.02 nats"}
@@ -23,11 +23,10 @@ SPEED = {"metric": "speed_ratio", "margin": "10 %", "required": False}
 RULES = [KLD, ACC, SPEED]
 
 
-def measure(settings: params.Params, **figures: Any) -> None:
-    sure = {"confidence": settings.compare.confidence}
-    metrics = {k: m | sure | {"unit": definition(k).unit} for k, m in (GOOD | figures).items()}
+def measure(settings: params.Params, **metrics: Any) -> None:
+    all_metrics = {name: m | {"confidence": settings.compare.confidence} for name, m in (GOOD | metrics).items()}
     for name in settings.variants:
-        write_metrics(settings, name, metrics, base="b", model=name)
+        write_metrics(settings, name, all_metrics, model=name)
 
 
 @pytest.fixture
@@ -58,6 +57,10 @@ def change(rules: list[dict[str, Any]] | None = None, **sections: Any) -> params
     return settings
 
 
+def merged(rules: list[dict[str, Any]] | None = None, **sections: Any) -> Merge:
+    return for_merge(change(rules, **sections), "main")
+
+
 WHY = {"reason": "a smaller model"}
 LOOSER: dict[str, tuple[list[dict[str, Any]], str]] = {
     "a wider margin": ([KLD | {"margin": "0.03 nats"}, ACC, SPEED], "margin 0.02 nats → margin 0.03 nats (noise 0.0014 nats)"),
@@ -70,19 +73,18 @@ LOOSER: dict[str, tuple[list[dict[str, Any]], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("rules, said", LOOSER.values(), ids=LOOSER)
+@pytest.mark.parametrize("rules, line", LOOSER.values(), ids=LOOSER)
 def test_a_looser_rule_fails_unless_it_says_why_and_the_comment_says_both(
-    house: params.Params, rules: list[dict[str, Any]], said: str
+    house: params.Params, rules: list[dict[str, Any]], line: str
 ) -> None:
-    judged = merge.judge(change(rules), "main")
-    (loosened,), v = judged.verdict["loosened"], judged.verdict["variants"]["int8"]
-    assert said in str(loosened) and str(loosened).endswith("; no new reason")
-    assert judged.verdict["verdict"] == v["verdict"] == "FAIL"
+    merge = merged(rules)
+    (loosened,), v = merge.loosened, merge.verdict["variants"]["int8"]
+    assert line in str(loosened) and str(loosened).endswith("; no new reason")
+    assert merge.verdict["verdict"] == v["verdict"] == "FAIL"
     assert v["reason"].startswith(f"looser than at the baseline, without a new `reason:` in params.yaml: {loosened.what}")
-    assert said in comment.render(judged.verdict, judged.results, judged.beside)
-    judged = merge.judge(change([rule | (WHY if rule not in RULES else {}) for rule in rules]), "main")
-    text = comment.render(judged.verdict, judged.results, judged.beside)
-    assert said in text and "; reason: a smaller model\n" in text and "no new reason" not in text
+    assert line in comment.render(merge)
+    text = comment.render(merged([rule | (WHY if rule not in RULES else {}) for rule in rules]))
+    assert line in text and "; reason: a smaller model\n" in text and "no new reason" not in text
 
 
 SECTIONS: dict[str, tuple[dict[str, Any], str]] = {
@@ -97,16 +99,15 @@ SECTIONS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("sections, said", SECTIONS.values(), ids=SECTIONS)
+@pytest.mark.parametrize("sections, line", SECTIONS.values(), ids=SECTIONS)
 def test_whatever_else_gets_looser_fails_without_a_reason_under_gate(
-    house: params.Params, sections: dict[str, Any], said: str
+    house: params.Params, sections: dict[str, Any], line: str
 ) -> None:
-    judged = merge.judge(change(**sections), "main")
-    assert judged.verdict["verdict"] == judged.verdict["variants"]["nf4"]["verdict"] == "FAIL"
-    assert said in "".join(map(str, judged.verdict["loosened"]))
-    judged = merge.judge(change(**sections | {"gate": sections.get("gate", {}) | WHY}), "main")
-    assert "at the baseline" not in str(judged.verdict["variants"])
-    assert {x.reason for x in judged.verdict["loosened"]} == {WHY["reason"]}
+    merge = merged(**sections)
+    assert merge.verdict["verdict"] == merge.verdict["variants"]["nf4"]["verdict"] == "FAIL"
+    assert line in "".join(map(str, merge.loosened))
+    merge = merged(**sections | {"gate": sections.get("gate", {}) | WHY})
+    assert "at the baseline" not in str(merge.verdict) and {x.reason for x in merge.loosened} == {WHY["reason"]}
 
 
 def test_a_variant_that_is_no_longer_measured_needs_a_reason(house: params.Params) -> None:
@@ -123,8 +124,8 @@ def test_a_variant_that_is_no_longer_measured_needs_a_reason(house: params.Param
     [KLD, KLD | {"margin": "0.05 nats", "variants": ["nf4"]}, {k: v for k, v in ACC.items() if k != "variants"}, SPEED],
 ])  # fmt: skip
 def test_stricter_and_new_rules_just_hold(house: params.Params, rules: list[dict[str, Any]]) -> None:
-    judged = merge.judge(change(rules), "main")
-    assert judged.verdict["loosened"] == [] and "at the baseline" not in str(judged.verdict["variants"])
+    merge = merged(rules)
+    assert merge.loosened == [] and "at the baseline" not in str(merge.verdict)
 
 
 def test_a_reason_that_stood_there_already_excuses_nothing_new(house: params.Params) -> None:
@@ -145,19 +146,17 @@ def test_a_rule_of_the_base_that_this_version_does_not_know_counts_as_taken_out(
     artifacts.write_text(Path("params.yaml"), text)
     commit("an older version's")
     git("checkout", "--quiet", "change")
-    judged = merge.judge(change(), "main")
-    assert [str(x) for x in judged.verdict["loosened"]] == ["kld_of_before: a rule → unknown to this version; no new reason"]
+    assert [str(x) for x in merged().loosened] == ["kld_of_before: a rule → unknown to this version; no new reason"]
 
 
 def test_the_noise_is_the_floors_upper_end_and_what_the_interval_of_a_required_variant_resolves(house: params.Params) -> None:
     settings = change([KLD | {"margin": "0.03 nats"}, ACC, SPEED | {"margin": "20 %"}])
-    floor = {"value": 0.002, "low": 0.001, "high": 0.003, "n": 900, "confidence": 0.95}
-    measure(settings, kld_floor=floor, speed_ratio=metric(1, 0.95, 1.05, between=0.01))
+    measure(settings, kld_floor=metric(0.002, 0.001, 0.003), speed_ratio=metric(1, 0.95, 1.05, between=0.01))
     wide = artifacts.read_json(artifacts.metrics("nf4"))
     wide["metrics"]["kld_mean"] |= {"low": 0.0001, "high": 0.9}
     artifacts.write_json(artifacts.metrics("nf4"), wide)
     run(settings)
-    kld, speed = merge.judge(settings, "main").verdict["loosened"]
+    kld, speed = for_merge(settings, "main").loosened
     errors = 0.001 / 1.959964 * (1.959964 + 0.841621)  # 80 % of runs find a loss of 1.960 + 0.842 standard errors
     assert kld.noise == f"{0.003 + errors:.2g} nats" and speed.noise == "7.1 %"
 

@@ -7,11 +7,14 @@ import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import make_model
+from conftest import ROOT, make_model
+from model_house import calibration, change_weights, tensors_of
+from test_engines import write_gguf
 
 from pipeline import engines, quantize, quantizers
 from pipeline.core import artifacts
@@ -19,9 +22,7 @@ from pipeline.core.errors import ArtifactError, InvalidVariant, Unsupported
 from pipeline.core.params import Variant
 from pipeline.evalset.calibration import Calibration
 from pipeline.model import attestation, headers
-
-ROOT = Path(__file__).resolve().parent.parent
-
+from pipeline.quantizers import _gptqmodel
 
 QUIET = pytest.mark.filterwarnings("ignore")  # the libraries' own
 IDS = list(range(5, 60))
@@ -45,32 +46,32 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def calibration(folder: Path, rows: list[list[int]]) -> Calibration:
-    """Rows as `calibrate` writes them."""
-    artifacts.write_jsonl(folder / "rows.jsonl", ({"token_ids": row} for row in rows))
-    files = artifacts.files_of(folder)
-    artifacts.write_json(folder / artifacts.MANIFEST, {"status": "ok", "rows_used": len(rows), "files": files, "digest": "d"})
-    return Calibration(folder)
-
-
-def run(base: Path, quantizer: str, rows: list[list[int]] | None = None, **options: Any) -> tuple[dict[str, Any], Path]:
+def run(base: Path, quantizer: str, rows: list[list[int]] | None = None, **options: Any) -> tuple[Any, Path]:
     """(facts, folder) of a model quantized in the working directory."""
     out = Path(f"out{len(list(Path().glob('out*')))}").absolute()
     out.mkdir()
-    rows = rows or [[5 + (7 * k + r) % 500 for k in range(64)] for r in range(4)]
     given = calibration(Path("calibration"), rows)
     return quantize.quantize(Variant(quantizer=quantizer, options=options), base, out, calibration=given, seed=1), out
 
 
+def build(base: Path, quantizer: str, engine: str = "hf", **options: Any) -> tuple[Any, Path]:
+    """(manifest, folder) of a model built without calibration rows."""
+    (out := Path("out").absolute()).mkdir()
+    variant = Variant(quantizer=quantizer, engine=engine, options=options)
+    return quantize.build(variant, base, out, calibration=Calibration(Path("none")), seed=1, threads=1), out
+
+
 def changed(base: Path, change: Callable[[dict[str, Any]], object]) -> Path:
     """A copy of a model with other weights."""
-    from safetensors.torch import load_file, save_file
+    return change_weights(Path(shutil.copytree(base, "base")), change)
 
-    copy = Path(shutil.copytree(base, "base"))
-    tensors = load_file(copy / "model.safetensors")
-    change(tensors)
-    save_file(tensors, copy / "model.safetensors", metadata={"format": "pt"})
-    return copy
+
+def loaded(out: Path, facts: Any) -> Any:
+    """What was built, in engine hf: as many matrices run packed as were, and it answers as it did in memory."""
+    engine: Any = engines.load("hf", out, threads=1)
+    attestation.check_kernels(engine.kernels(), facts)
+    attestation.check_answer(engine, facts["probe"])
+    return engine
 
 
 def same_text_side(out: Path, base: Path) -> bool:
@@ -110,10 +111,9 @@ def test_weights_lost_to_underflow_are_counted(wide: Path) -> None:
 
 def test_int8_packs_the_layers_and_keeps_the_embeddings(tiny: Path) -> None:
     facts, _ = run(tiny, "torchao", scheme="int8-weight-only")
-    total = headers.count_weights(tiny)
-    embeddings = math.prod(headers.read_headers(tiny)["model.embed_tokens.weight"].shape)
-    assert 8 < facts["bits_per_weight"] < 8 + 8 * embeddings / total + 2
-    assert facts["quantized_share"] == pytest.approx(1 - embeddings / total, abs=0.01)
+    kept = math.prod(headers.read_headers(tiny)["model.embed_tokens.weight"].shape) / headers.count_weights(tiny)
+    assert 8 < facts["bits_per_weight"] < 8 + 8 * kept + 2
+    assert facts["quantized_share"] == pytest.approx(1 - kept, abs=0.01)
 
 
 @QUIET
@@ -121,12 +121,11 @@ def test_int8_packs_the_layers_and_keeps_the_embeddings(tiny: Path) -> None:
 def test_rtn_is_the_nearest_code_of_each_group(tiny: Path, bits: int, group: int) -> None:
     """No weight moves by more than half a step of its group: the definition of rounding to nearest."""
     import torch
-    from safetensors.torch import load_file
 
     facts, out = run(tiny, "rtn", bits=bits, group_size=group)
     assert facts["modules"] == 14 and facts["calibration"] is None
     engine: Any = engines.load("hf", out, threads=1)
-    base = load_file(tiny / "model.safetensors")
+    base = tensors_of(tiny)
     for name, module in engine.model.named_modules():
         if hasattr(module, "qweight"):
             original = base[f"{name}.weight"]
@@ -143,7 +142,8 @@ def test_an_invalid_variant_is_recorded_and_the_stage_goes_on(tiny: Path, monkey
         Path(name).symlink_to(ROOT / name)
     shutil.copytree(tiny, artifacts.BASE)
     files = artifacts.files_of(artifacts.BASE)
-    artifacts.write_json(artifacts.BASE / artifacts.MANIFEST, {"files": files, "digest": "d", "trust_remote_code": False})
+    manifest = {"status": "ok", "source": "path", "files": files, "digest": "d", "versions": {}, "note": "", "weights": 1}
+    artifacts.write_json(artifacts.BASE / artifacts.MANIFEST, manifest | {"trust_remote_code": False})
 
     def overflow(*_: object, **__: object) -> dict[str, object]:
         raise InvalidVariant("layer 3 holds inf")
@@ -197,11 +197,8 @@ def test_a_method_packs_every_matrix_and_answers_alike_when_loaded_anew(wide: Pa
     if quantizer == "gptq":
         assert facts["damping"] == 0.05 and facts["damped_more"] == {} and facts["calibration"]["rows_used"] == 4
         assert not Path("logs").exists()
-    engine: Any = engines.load("hf", out, threads=1)
-    attestation.check_kernels(engine.kernels(), facts)
-    attestation.check_answer(engine, facts["probe"])
-    ours = engine.logits(IDS)
-    assert np.isfinite(ours).all() and near < np.corrcoef(ours.ravel(), plain.ravel())[0, 1] < 1
+    logits = loaded(out, facts).logits(IDS)
+    assert np.isfinite(logits).all() and near < np.corrcoef(logits.ravel(), plain.ravel())[0, 1] < 1
     assert same_text_side(out, wide) and "/tmp/" not in (out / "config.json").read_text()
 
 
@@ -212,25 +209,17 @@ def test_kept_layers_stay_as_they_are_and_groups_of_nothing_give_finite_scales_a
     quantizer, options, _ = METHODS[name]
     facts, out = run(base, quantizer, **options, keep=["*.down_proj"])
     assert facts["modules"] == 12 and len(facts["kept"]) == 2
-    engine, whole = engines.load("hf", out, threads=1), engines.load("hf", base, threads=1)
-    attestation.check_kernels(engine.kernels(), facts)
-    ours, theirs = engine.logits(IDS), whole.logits(IDS)
-    assert np.isfinite(ours).all() and np.corrcoef(ours.ravel(), theirs.ravel())[0, 1] > 0.7
+    logits, whole = loaded(out, facts).logits(IDS), engines.load("hf", base, threads=1).logits(IDS)
+    assert np.isfinite(logits).all() and np.corrcoef(logits.ravel(), whole.ravel())[0, 1] > 0.7
 
 
 @pytest.mark.parametrize("scheme, word", [
     ("int4-weight-only", "int4 needs a CUDA device"), ("float8-weight-only", "compute capability 8.9"), ("float8-dynamic", "8.9"),
 ])  # fmt: skip
-def test_what_this_machine_has_no_kernel_for_is_unsupported_with_the_reason(
-    wide: Path, tmp_path: Path, scheme: str, word: str
-) -> None:
-    import torch
-
-    if torch.cuda.is_available():
+def test_what_this_machine_has_no_kernel_for_is_unsupported_with_the_reason(wide: Path, scheme: str, word: str) -> None:
+    if _gptqmodel.has_cuda():
         pytest.skip("a CUDA device is here: the scheme may be supported")
-    variant, out = Variant(quantizer="torchao", options={"scheme": scheme}), tmp_path / "out"
-    out.mkdir()
-    built = quantize.build(variant, wide, out, calibration=Calibration(tmp_path / "none"), seed=1, threads=1)
+    built, _ = build(wide, "torchao", scheme=scheme)
     assert built["status"] == "unsupported" and word in built["reason"]
 
 
@@ -245,12 +234,44 @@ def test_a_hessian_that_cannot_be_factored_is_damped_more_and_said(wide: Path) -
 def test_a_model_that_is_large_for_the_machine_goes_layer_by_layer_to_a_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from types import SimpleNamespace
-
-    from pipeline.quantizers import _gptqmodel
-
     (tmp_path / "model.safetensors").write_bytes(bytes(1000))
     monkeypatch.setattr(_gptqmodel, "has_cuda", lambda: False)
     for memory, on_disk in ((8000, False), (7999, True)):
         monkeypatch.setattr("psutil.virtual_memory", lambda memory=memory: SimpleNamespace(total=memory))
         assert _gptqmodel._on_disk(tmp_path) is on_disk
+
+
+# --- formats that are not transformers' own: GGUF and ONNX -------------------------------------------------------
+
+
+@pytest.fixture
+def converter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(ROOT / "envs", tmp_path / "envs")
+    monkeypatch.setattr("pipeline.quantizers.gguf._convert", write_gguf)
+
+
+@QUIET
+@pytest.mark.usefixtures("converter")
+@pytest.mark.parametrize("quantizer, engine, options, kept", [
+    ("gguf", "llamacpp", {"type": "Q8_0"}, 6), ("onnx", "onnxruntime", {"precision": "int4"}, 4),  # one product of q, k and v
+])  # fmt: skip
+def test_kept_layers_are_the_only_plain_products(
+    tiny: Path, quantizer: str, engine: str, options: dict[str, str], kept: int
+) -> None:
+    facts, out = build(tiny, quantizer, engine, **options, keep=["*.down_proj", "layers.0.self_attn.*"])
+    assert facts["status"] == "ok", facts["reason"]
+    kernels = engines.load(engine, out, threads=1).kernels()
+    plain = sum(n for kind, n in kernels.items() if any(f"[{p}]" in kind for p in attestation.PLAIN))
+    assert len(facts["kept"]) == 6 and plain == kept and 0 < facts["quantized_share"] < 1
+
+
+@pytest.mark.usefixtures("converter")
+@pytest.mark.parametrize("type, fell_back", [("Q4_K_M", True), ("Q6_K", True), ("Q4_0", False)])
+def test_k_quants_that_fall_back_are_said_with_their_share(tiny: Path, type: str, fell_back: bool) -> None:
+    """The tiny model's rows are 64 and 128 wide: no block of 256 fits."""
+    facts, _ = build(tiny, "gguf", "llamacpp", type=type)
+    assert facts["status"] == "ok", facts["reason"]
+    assert bool(facts["warnings"]) is fell_back
+    if fell_back:
+        assert "(100 % of their weights) have rows of 64, 128, no multiple of 256" in facts["warnings"][0]
+        assert not any(name.endswith("_K") for name in facts["tensor_types"])

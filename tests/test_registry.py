@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 from mlflow import MlflowClient
-from track_house import VARIANTS, House, change, copy_tracked
+from track_house import VARIANTS, House, change, copy_tracked, judged, rejudge, write_manifest
 
 from pipeline import track
 from pipeline.core import artifacts
 from pipeline.core.errors import ArtifactError, ParamsError
-from pipeline.gating import merge
+from pipeline.gating import verdicts
 from pipeline.tracking.registry import ALIAS, Registry, succession
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own
@@ -23,8 +23,8 @@ NAME = "quantgate"
 
 def say(patch: pytest.MonkeyPatch, words: dict[str, str]) -> None:
     """Have the gate judge each variant so, as a merge asks it."""
-    variants = {name: {"verdict": word, "reason": "r"} for name, word in words.items()}
-    patch.setattr(merge, "judge", lambda settings: merge.Merge({"variants": variants}, {}, None, []))
+    verdict: Any = {"variants": {name: judged(word) for name, word in words.items()}}
+    patch.setattr(verdicts, "for_merge", lambda settings: verdicts.Merge(verdict))
 
 
 @pytest.fixture
@@ -39,11 +39,8 @@ def build(variant: str) -> Path:
     """A model as `quantize` leaves it, and results that were measured of it."""
     folder = artifacts.model_dir(variant)
     artifacts.write_text(folder / "model.safetensors", "weights")
-    asked, files = {"variant": variant, "seed": 1}, artifacts.files_of(folder)
-    digest = artifacts.digest([asked, files])
-    artifacts.write_json(folder / artifacts.MANIFEST, asked | {"status": "ok", "files": files, "digest": digest})
-    path = artifacts.metrics(variant)
-    artifacts.write_json(path, artifacts.read_json(path) | {"model": digest})
+    write_manifest(variant, digest="as built")
+    change(variant, model="as built")
     return folder
 
 
@@ -65,21 +62,18 @@ def test_every_variant_is_a_version_without_files_and_its_verdict_is_a_tag(house
     assert len(client.search_model_versions(f"name = '{NAME}'")) == len(VARIANTS)
 
 
-def test_a_changed_variant_is_a_new_version_and_the_old_one_says_so(house: House) -> None:
+def versions_of(client: MlflowClient, variant: str) -> list[Any]:
+    return [v for v in client.search_model_versions(f"name = '{NAME}'") if v.tags["variant"] == variant]
+
+
+def test_a_changed_variant_is_a_new_version_and_a_registration_that_was_killed_half_way_is_taken_up(house: House) -> None:
     settings, uri, client = house
     change("int8", 0.77)
+    (nf4,) = versions_of(client, "nf4")
+    client.delete_model_version(NAME, nf4.version)
     track.track(settings, uri)
-    ours = [v for v in client.search_model_versions(f"name = '{NAME}'") if v.tags["variant"] == "int8"]
-    assert sorted(v.tags["current"] for v in ours) == ["false", "true"]
-
-
-def test_a_registration_that_was_killed_half_way_is_taken_up(house: House) -> None:
-    settings, uri, client = house
-    version = next(v for v in client.search_model_versions(f"name = '{NAME}'") if v.tags["variant"] == "nf4")
-    client.delete_model_version(NAME, version.version)
-    track.track(settings, uri)
-    again = next(v for v in client.search_model_versions(f"name = '{NAME}'") if v.tags["variant"] == "nf4")
-    assert again.source == version.source  # the logged model was there already
+    assert sorted(v.tags["current"] for v in versions_of(client, "int8")) == ["false", "true"]
+    assert [v.source for v in versions_of(client, "nf4")] == [nf4.source]  # the logged model was there already
 
 
 def test_a_variant_that_passes_becomes_champion_and_the_move_is_written_down_without_a_password(house: House) -> None:
@@ -128,13 +122,10 @@ def test_the_verdict_is_the_gate_s_as_a_merge_asks_it_and_not_that_of_the_file(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A rule against a baseline is judged only there; gate.json says PASS, or could not judge it."""
-    say(monkeypatch, {"int8": "INCONCLUSIVE"})
+    say(monkeypatch, {"int8": "INCONCLUSIVE"})  # PASS in gate.json
     with pytest.raises(ArtifactError, match="int8 is not promoted: its verdict is INCONCLUSIVE, not PASS: r"):
         promote(house, "int8")
-    assert Registry(house[2], NAME).champion() is None
-    verdict = artifacts.read_json(artifacts.GATE)
-    verdict["variants"]["int8"]["verdict"] = "INCONCLUSIVE"
-    artifacts.write_json(artifacts.GATE, verdict)
+    rejudge("int8", verdict="INCONCLUSIVE")
     say(monkeypatch, {"int8": "PASS"})
     promote(house, "int8")
     assert champion(house[2]) == "int8" and Registry(house[2], NAME).moves()[0]["reason"] == "verdict PASS"
@@ -147,7 +138,7 @@ DAMAGES: list[tuple[Any, str]] = [
     (lambda f: artifacts.write_text(f / "model.safetensors", "others"), "model.safetensors was changed"),
     (lambda f: (f / "model.safetensors").unlink(), "model.safetensors is missing"),
     (lambda f: artifacts.write_text(f / "more", "x"), "more was added"),
-    (lambda f: artifacts.write_json(f / "manifest.json", artifacts.read_manifest(f) | {"digest": "d"}), "another build"),
+    (lambda f: write_manifest("int8", digest="another"), "another build"),
 ]
 
 
@@ -178,15 +169,12 @@ def test_a_model_that_is_what_was_measured_is_promoted_and_one_that_is_not_here_
     assert "not here" in house[2].get_model_version_by_alias(NAME, ALIAS).tags[f"{ALIAS}.files"]
 
 
-def test_results_that_are_not_in_mlflow_yet_are_not_promoted(house: House) -> None:
+def test_an_unknown_variant_and_results_that_are_not_in_mlflow_yet_are_not_promoted(house: House) -> None:
+    with pytest.raises(ParamsError, match="int88"):
+        promote(house, "int88")
     change("int8", 0.011)
     with pytest.raises(ArtifactError, match="not in MLflow; run `python -m pipeline.track` first"):
         promote(house, "int8")
-
-
-def test_an_unknown_variant_is_named_with_those_there_are(house: House) -> None:
-    with pytest.raises(ParamsError, match="int88"):
-        promote(house, "int88")
 
 
 def test_rollback_goes_back_one_champion_at_a_time(house: House) -> None:
@@ -207,8 +195,7 @@ def test_rollback_goes_back_one_champion_at_a_time(house: House) -> None:
 def test_a_move_by_hand_is_written_down_and_can_be_undone(house: House) -> None:
     settings, uri, client = house
     promote(house, "int8")
-    other = next(v.version for v in client.search_model_versions(f"name = '{NAME}'") if v.tags["variant"] == "nf4")
-    client.set_registered_model_alias(NAME, ALIAS, other)
+    client.set_registered_model_alias(NAME, ALIAS, versions_of(client, "nf4")[0].version)
     track.rollback(settings, uri, "who did that?")
     assert champion(client) == "int8" and [m["how"] for m in Registry(client, NAME).moves()] == ["promote", "by hand", "rollback"]
 
@@ -229,5 +216,5 @@ def test_a_move_killed_after_it_was_written_down_is_made_by_the_next(house: Hous
 
 
 def test_a_succession_is_a_stack() -> None:
-    moves = [{"how": how, "version": v} for how, v in (("promote", "1"), ("force", "2"), ("rollback", "1"), ("by hand", "3"))]
+    moves: Any = [{"how": how, "version": v} for how, v in (("promote", "1"), ("force", "2"), ("rollback", "1"), ("by hand", "3"))]
     assert succession(moves[:3]) == ["1"] and succession(moves) == ["1", "3"]

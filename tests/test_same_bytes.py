@@ -47,13 +47,11 @@ Built = dict[str, dict[str, Any]]
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Built, Built]:
     """{variant: its manifest's facts and its files}, twice, in fresh processes that run at once."""
     from conftest import make_model
+    from model_house import calibration
 
     home = tmp_path_factory.mktemp("same")
     make_model(home / "base", hidden=128, dtype="bfloat16")
-    rows = [{"token_ids": [5 + (7 * k + r) % 500 for k in range(64)]} for r in range(4)]
-    artifacts.write_jsonl(home / "calibration/rows.jsonl", rows)
-    files = artifacts.files_of(home / "calibration")
-    artifacts.write_json(home / "calibration" / artifacts.MANIFEST, {"status": "ok", "rows_used": 4, "files": files})
+    calibration(home / "calibration")
     for command in (["init", "-q"], ["-c", "user.name=n", "-c", "user.email=e", "commit", "-q", "--allow-empty", "-m", "m"]):
         subprocess.run(["git", "-C", str(home), *command], check=True)
     runs = [
@@ -79,7 +77,7 @@ def _start(out: Path, names: list[str], settings: dict[str, str]) -> subprocess.
 
 def build(names: list[str]) -> None:
     """Build variants in this folder, from its neighbours `base` and `calibration`."""
-    found: Built = {}
+    results: Built = {}
     for name in names:
         method, options = (ANYWHERE | HERE)[name]
         out, variant = Path(name), Variant(quantizer=method, options=options)
@@ -87,11 +85,11 @@ def build(names: list[str]) -> None:
         try:
             facts = quantize.quantize(variant, Path("../base"), out, calibration=Calibration(Path("../calibration")), seed=1)
         except Unsupported as e:
-            found[name] = {"unsupported": str(e)}
+            results[name] = {"unsupported": str(e)}
         else:
             facts.pop("probe", None)  # a fresh process is asked it, and no file holds it
-            found[name] = {"facts": facts, "files": artifacts.files_of(out)}
-    artifacts.write_json(Path("built.json"), found)
+            results[name] = {"facts": facts, "files": artifacts.files_of(out)}
+    artifacts.write_json(Path("built.json"), results)
 
 
 @pytest.mark.parametrize("name", [*ANYWHERE, *HERE])

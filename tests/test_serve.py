@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from pipeline import check, gate, serve
 from pipeline.core import artifacts, params
 from pipeline.core.errors import ParamsError, Unsupported
 from pipeline.core.params import Params
-from pipeline.gating import merge, verdicts
+from pipeline.gating import verdicts
 from pipeline.preflight import servers
 from pipeline.serving import launch, measure
 from pipeline.serving import results as server_results
@@ -91,7 +92,7 @@ def results(settings: Params) -> dict[str, dict[str, Any]]:
     """Metrics in process for every variant, good ones."""
     for name in settings.variants:
         write_metrics(settings, name, {"kld_mean": GOOD, "failure_rate": SELDOM}, model=f"{name}-1")
-    return merge.load_results(settings)
+    return verdicts.load_results(settings)
 
 
 def judged(settings: Params) -> dict[str, Any]:
@@ -104,9 +105,8 @@ def rows() -> list[dict[str, Any]]:
     return artifacts.read_jsonl(artifacts.serving("q8"))
 
 
-def figures() -> dict[str, Any]:
-    found: dict[str, Any] = artifacts.read_json(artifacts.served("q8"))
-    return found
+def report() -> dict[str, Any]:
+    return dict(artifacts.read_json(artifacts.served("q8")))
 
 
 # --- what is written ---------------------------------------------------------------------------------------------
@@ -117,14 +117,14 @@ def test_a_served_variant_has_rows_metrics_and_no_key_anywhere(
 ) -> None:
     monkeypatch.setenv("MY_KEY", KEY)
     server.locked = True
-    served({"url": server.url, "key_env": "MY_KEY"})
+    served({"url": server.url, "key_env": "MY_KEY"}, in_hf)  # engine options of a server elsewhere are its owner's
     assert len(rows()) == 2 * 2 * 8 + 1 + 2 and all(r["ok"] and r["forced"] for r in rows())
-    meta, report = artifacts.read_json(artifacts.meta_of(artifacts.serving("q8"))), figures()
+    meta, written = artifacts.read_json(artifacts.meta_of(artifacts.serving("q8"))), report()
     assert meta["probe"]["model"] == "m" and meta["launch"] is None and meta["client"]["cores"] and meta["versions"]["numpy"]
-    assert report["status"] == "ok" and list(report["levels"]) == ["closed-1", "closed-2"] and report["model"] == "q8-1"
-    assert report["levels"]["closed-2"]["ttft_p50_ms"]["n"] == 16 and report["levels"]["closed-1"]["attainment"]["value"] == 1
-    assert report["knee"]["value"] is None and "needs three" in report["knee"]["warnings"][0]
-    assert report["server_memory_bytes"]["value"] is None and "not started here" in report["server_memory_bytes"]["warnings"][0]
+    assert written["status"] == "ok" and list(written["levels"]) == ["closed-1", "closed-2"] and written["model"] == "q8-1"
+    assert written["levels"]["closed-2"]["ttft_p50_ms"]["n"] == 16 and written["levels"]["closed-1"]["attainment"]["value"] == 1
+    assert written["knee"]["value"] is None and "needs three" in written["knee"]["warnings"][0]
+    assert written["server_memory_bytes"]["value"] is None and "not started here" in written["server_memory_bytes"]["warnings"][0]
     files = [f for f in tmp_path.rglob("*") if f.is_file()]
     assert not any(KEY in f.read_text(encoding="utf-8") for f in files) and KEY not in "".join(capfd.readouterr())
     assert str(tmp_path) not in artifacts.served("q8").read_text(encoding="utf-8"), "reports are committed: no paths of a machine"
@@ -167,11 +167,11 @@ def test_a_server_that_fails_keeps_its_rows_and_its_failures_count(
     counted = [r for r in rows() if not r["warmup"]]
     assert len(rows()) == 35 and {r["fault"] for r in counted if not r["ok"]} == {"reset"}
     if good:
-        assert 0 < sum(r["ok"] for r in counted) < good and figures()["status"] == "ok"
-        assert figures()["levels"]["closed-2"]["failure_rate"]["value"] > 0.5
+        assert 0 < sum(r["ok"] for r in counted) < good and report()["status"] == "ok"
+        assert report()["levels"]["closed-2"]["failure_rate"]["value"] > 0.5
         assert verdict["failure_rate/closed-2"][0] != "PASS" != verdict[""][0], "two rounds that differ settle little"
     else:
-        assert figures()["status"] == "invalid" and "none of 32 requests was complete; the first failed" in figures()["reason"]
+        assert report()["status"] == "invalid" and "none of 32 requests was complete; the first failed" in report()["reason"]
         assert {verdict[r["metric"]][0] for r in LIMITS} == {"FAIL"}
 
 
@@ -203,14 +203,9 @@ def test_a_server_that_cannot_run_here_is_a_result_and_the_run_goes_on(
     monkeypatch.setattr(launch.venvs, "python", broken)
     monkeypatch.delenv(launch.VLLM, raising=False)
     verdict, reason = judged(served({"launch": kind}, change, rules(*LIMITS)))["ttft_p50_ms/closed-2"]
-    assert figures()["status"] == "unsupported" and words in figures()["reason"] and rows() == []
+    assert report()["status"] == "unsupported" and words in report()["reason"] and rows() == []
     assert "unsupported" in capsys.readouterr().out
     assert verdict == "FAIL" and "the server is unsupported" in reason and words in reason
-
-
-def test_engine_options_of_a_server_elsewhere_are_its_owner_s(server: Server) -> None:
-    served({"url": server.url}, in_hf)
-    assert figures()["status"] == "ok"
 
 
 @pytest.mark.parametrize("variant, error, words", [
@@ -236,24 +231,22 @@ def test_rules_judge_a_server_beside_the_variant_in_process(server: Server) -> N
     assert {v for v, _ in verdict.values()} == {"PASS"}
 
 
-@pytest.mark.parametrize("who, words", [
-    ("bf16", "q8 is not served (serving.variants in params.yaml)"), ("q8", "reports/serving/q8.json is missing"),
-])  # fmt: skip
-def test_a_variant_without_a_server_s_results_fails_a_rule_on_them(who: str, words: str) -> None:
-    verdict, reason = judged(set_params({who: {"url": "http://h"}}, rules(*LIMITS)))["ttft_p50_ms/closed-2"]
-    assert verdict == "FAIL" and words in reason
+def other_build(_: dict[str, Any]) -> None:
+    artifacts.write_json(artifacts.served("q8"), report() | {"model": "q8-0"})
 
 
-def other_build(data: dict[str, Any]) -> None:
-    artifacts.write_json(artifacts.served("q8"), figures() | {"model": "q8-0"})
+def no_report(_: dict[str, Any]) -> None:
+    artifacts.served("q8").unlink()
 
 
 @pytest.mark.parametrize("change, words", [
     (lambda d: d["serving"].update(objective={"ttft_ms": 1.0}), "for other params"),
     (lambda d: d["serving"]["variants"]["q8"].update(chat=True), "for other params"),
     (lambda d: d["tiers"][d["tier"]]["serving"].update(requests=9), "for other params"), (other_build, "another build"),
+    (no_report, "reports/serving/q8.json is missing"),
+    (lambda d: d["serving"].update(variants={"bf16": {"url": "http://h"}}), "q8 is not served (serving.variants in params.yaml)"),
 ])  # fmt: skip
-def test_results_of_other_params_or_another_build_pass_nothing(server: Server, change: Change, words: str) -> None:
+def test_missing_results_or_those_of_other_params_or_another_build_pass_nothing(server: Server, change: Change, words: str) -> None:
     served({"url": server.url}, rules(*LIMITS))
     verdict, reason = judged(set_params({"q8": {"url": server.url}}, rules(*LIMITS), change))["ttft_p50_ms/closed-2"]
     assert verdict == "FAIL" and words in reason
@@ -265,7 +258,7 @@ def test_a_verdict_is_stale_once_what_a_server_did_is_changed(server: Server, ca
     results(settings)
     run(settings)
     assert gate.enforce(settings) == 0
-    before = figures()
+    before = report()
     artifacts.write_json(artifacts.served("q8"), before | {"knee": before["knee"] | {"n": 99}})
     assert gate.enforce(settings) == gate.STALE and "reports/serving/q8.json" in capsys.readouterr().err
     artifacts.write_json(artifacts.served("q8"), before)
@@ -273,9 +266,8 @@ def test_a_verdict_is_stale_once_what_a_server_did_is_changed(server: Server, ca
     assert gate.enforce(settings) == gate.STALE and "artifacts/serving/q8.jsonl" in capsys.readouterr().err
 
 
-def test_without_a_rule_on_servers_a_verdict_rests_on_none(server: Server) -> None:
-    settings = set_params({"q8": {"url": server.url}})
-    assert judged(settings)[""][0] == "PASS"
+def test_without_a_rule_on_servers_a_verdict_rests_on_none() -> None:
+    assert judged(set_params(HERE))[""][0] == "PASS"
 
 
 def test_a_damaged_file_of_results_is_named() -> None:
@@ -295,12 +287,8 @@ def test_a_damaged_file_of_results_is_named() -> None:
     ("knee", HERE, ""), ("server_memory_bytes", HERE, ""), ("failure_rate", HERE, ""),
 ])  # fmt: skip
 def test_a_rule_on_what_is_not_measured_is_refused_and_others_are_not(metric: str, who: dict[str, Any], words: str) -> None:
-    settings = set_params(who)
-    if not words:
-        check._check_part(metric, settings)
-        return
-    with pytest.raises(ParamsError, match=words):
-        check._check_part(metric, settings)
+    with pytest.raises(ParamsError, match=words) if words else nullcontext():
+        check._check_part(metric, set_params(who))
 
 
 def test_a_percentile_that_no_run_can_bound_is_said_before_any_work() -> None:
@@ -373,7 +361,7 @@ def test_what_this_machine_or_the_server_lacks_is_said_before_any_work_as_the_st
     assert all(words in line and "FAIL" not in line for line in lines), lines
     if words:
         serve.main("q8")
-        assert figures()["status"] == "unsupported" and words in figures()["reason"]
+        assert report()["status"] == "unsupported" and words in report()["reason"]
         ruled = set_params({"q8": {"launch": how}}, variant, rules(LIMITS[0]))
         assert servers.unsupported(ruled)[0].endswith("a required rule judges it: the gate will FAIL")
 
@@ -428,15 +416,15 @@ def test_a_launched_llama_cpp_server_is_measured_and_gone(tiny: Path) -> None:
         data["variants"]["q8"]["engine_options"] = {"kv_type": "f32"}
 
     served({"launch": "llamacpp"}, asked)
-    report = figures()
-    if report["status"] == "unsupported":
-        pytest.skip(f"llama.cpp's server: {report['reason']}")
-    assert report["status"] == "ok" and len(rows()) == 2 * (8 + 8 + 16 + 8) + 1 + 2 + 4 + 1
+    written = report()
+    if written["status"] == "unsupported":
+        pytest.skip(f"llama.cpp's server: {written['reason']}")
+    assert written["status"] == "ok" and len(rows()) == 2 * (8 + 8 + 16 + 8) + 1 + 2 + 4 + 1
     assert all(r["prompt_tokens"] == 8 and r["output_tokens"] == 3 for r in rows() if r["ok"])
-    assert {m["failure_rate"]["value"] for m in report["levels"].values()} == {0.0} and "open-50" in report["levels"]
-    assert report["launch"]["kind"] == "llamacpp" and report["launch"]["parallel"] == 4 and "log" not in report["launch"]
-    assert report["launch"]["engine_options"] == {"kv_type": "f32"}
-    assert sys.platform != "linux" or report["server_memory_bytes"]["value"] > 2**20
+    assert {m["failure_rate"]["value"] for m in written["levels"].values()} == {0.0} and "open-50" in written["levels"]
+    assert written["launch"]["kind"] == "llamacpp" and written["launch"]["parallel"] == 4 and "log" not in written["launch"]
+    assert written["launch"]["engine_options"] == {"kv_type": "f32"}
+    assert sys.platform != "linux" or written["server_memory_bytes"]["value"] > 2**20
     assert not {p.pid for p in psutil.Process().children(recursive=True)} - before
 
 

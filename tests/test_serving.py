@@ -1,42 +1,27 @@
-"""One streamed request becomes one row, whatever the server does; what an endpoint lacks is found and recorded."""
+"""One streamed request becomes one row, whatever the server does; what an endpoint lacks is named and recorded."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 
-from pipeline.core import cli, quiet
-from pipeline.core.errors import DataError
+from pipeline.core import artifacts, cli, quiet
+from pipeline.core.errors import DataError, ParamsError
 from pipeline.metrics import serving as figures
 from pipeline.serving import __main__ as command
-from pipeline.serving import client, launch, measure, probe
+from pipeline.serving import client, measure, probe
 from pipeline.serving.client import Answer, Endpoint, Request, ServerError
-from pipeline.serving.events import Parser
-from pipeline.serving.reply import Fault
+from pipeline.serving.reply import Fault, events
 from tests import serving_server
-from tests.serving_server import KEY, Server
+from tests.serving_server import KEY, Body, Handler, Server
 
 Script = list[tuple[float, Any]]  # seconds and events
-
-
-@pytest.fixture(scope="module")
-def playing() -> Iterator[Server]:
-    with serving_server.serving() as server:
-        yield server
-
-
-@pytest.fixture
-def server(playing: Server) -> Server:
-    playing.asked.clear()
-    playing.plays, playing.models, playing.locked = {}, ["m"], False
-    return playing
 
 
 def asked(endpoint: Endpoint, request: Request) -> Answer:
@@ -47,9 +32,13 @@ def asked(endpoint: Endpoint, request: Request) -> Answer:
     return asyncio.run(go())
 
 
-def ask(server: Server, prompt: Any, n: int = 4, **more: Any) -> Answer:
-    forced = more.pop("forced", False)
+def ask(server: Server, prompt: Any, n: int = 4, forced: bool = False, **more: Any) -> Answer:
     return asked(Endpoint(server.url, "m", **more), Request(prompt, n, forced=forced))
+
+
+def words(text: str) -> int:
+    """Counts as a tokenizer does: it takes no half of a character."""
+    return len(text.encode().split())
 
 
 # --- times, by a clock of our own ----------------------------------------------------------------------------------
@@ -59,7 +48,7 @@ def timed(script: Script, *, t_headers: float = 0.0, error: Exception | None = N
     """The row of a reply whose events come at given seconds, on a network and a clock made here; error: what ends it."""
     now = [0.0]
 
-    class Body(httpx2.AsyncByteStream):
+    class Stream(httpx2.AsyncByteStream):
         async def __aiter__(self) -> AsyncIterator[bytes]:
             for at, value in script:
                 now[0] = at
@@ -69,14 +58,14 @@ def timed(script: Script, *, t_headers: float = 0.0, error: Exception | None = N
 
     def reply(_: httpx2.Request) -> httpx2.Response:
         now[0] = t_headers
-        return httpx2.Response(200, headers={"content-type": "text/event-stream"}, stream=Body())
+        return httpx2.Response(200, headers={"content-type": "text/event-stream"}, stream=Stream())
 
-    async def go() -> Answer:
+    async def go() -> Any:
         endpoint = Endpoint("http://127.0.0.1:1/v1", "m", chat=True, **more)
         async with client.connected(endpoint, httpx2.MockTransport(reply)) as c:
-            return await client.ask(c, endpoint, Request("hello", 8), clock=lambda: now[0])
+            return (await client.ask(c, endpoint, Request("hello", 8), clock=lambda: now[0])).row
 
-    return asyncio.run(go()).row
+    return dict(asyncio.run(go()))
 
 
 def whole(script: Script, n: Any, **more: Any) -> dict[str, Any]:
@@ -97,66 +86,40 @@ def ended(text: str = "") -> dict[str, Any]:
     return {"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": "length"}]}
 
 
-def test_role_and_usage_are_no_tokens_and_end_is_the_last_token() -> None:
-    tokens = [(0.30 + 0.05 * k, said("x")) for k in range(21)]
-    row = timed([(0.05, said("", role="assistant")), *tokens, (1.35, usage(21)), (1.36, "[DONE]")], t_headers=0.04)
-    assert figures.ttft(row) == pytest.approx(0.30) and figures.tpot(row) == pytest.approx(0.050)
-    assert figures.e2e(row) == pytest.approx(1.30) and row["t_done"] == pytest.approx(1.36)
-    assert row["phases"]["headers"] == pytest.approx(0.04) and row["prompt_tokens"] == 5
-    assert figures.gaps(row) == pytest.approx([0.05] * 20)
+EIGHT = [(0.1 * k, said("x")) for k in (1, 2, 4, 5, 6, 7, 8)]  # as llama.cpp's: the third token of eight makes no whole character
 
 
-def test_tokens_are_counted_by_usage_and_not_by_events() -> None:
-    row = whole([(0.2 + 0.2 * k, said("a b c d")) for k in range(10)], 40)
-    tpot = figures.tpot(row)
-    assert row["output_tokens"] == 40 and row["counted_by"] == "usage"
-    assert tpot is not None and 1 / tpot == pytest.approx(39 / 1.8)
-    assert row["t_tokens"] is None and figures.gaps(row) == [], "an event that carries four tokens says nothing of gaps"
-    running = [(0.1 * k, said("x") | {"usage": {"prompt_tokens": 5, "completion_tokens": k}}) for k in (1, 2, 3)]
-    row = timed([*running, (0.4, "[DONE]")])
-    assert row["output_tokens"] == 3 and row["t_tokens"] == pytest.approx([0.1, 0.2, 0.3]), "usage in every event counts once"
+@pytest.mark.parametrize("script, n, t_headers, ttft, tpot, e2e, timed_tokens", [
+    # role and usage are no tokens, and the end is the last token
+    ([(0.05, said("", role="assistant")), *((0.30 + 0.05 * k, said("x")) for k in range(21))], 21, 0.04, 0.30, 0.05, 1.30, 21),
+    # tokens are counted by usage and not by events; an event that carries four tokens has no time for each
+    ([(0.2 + 0.2 * k, said("a b c d")) for k in range(10)], 40, 0.0, 0.2, 1.8 / 39, 2.0, 0),
+    # slow headers; one token, or all at once, have no time per token
+    ([(3.5, said("x"))], 1, 3.0, 3.5, None, 3.5, 1), ([(0.5, said("a b c"))], 3, 0.0, 0.5, None, 0.5, 0),
+    # a token whose text is buffered came with its empty event; one empty event more than there are tokens is none of them
+    ([(0.05, said("", role="assistant")), *((0.1 * k, said(t)) for k, t in enumerate(["", "", "x", "", "y"], 1)), (0.6, ended())],
+     5, 0.0, 0.1, 0.1, 0.5, 5),
+    ([(0.1, said("")), (0.3, said("x")), (0.4, said("y")), (0.5, ended())], 2, 0.0, 0.3, 0.1, 0.4, 2),
+    # an unseen last token came no later than the reply's end, which is none where every token was seen
+    ([*EIGHT, (0.9, ended())], 9, 0.0, 0.1, 0.1, 0.9, 0), ([*EIGHT, (0.9, ended())], 7, 0.0, 0.1, 0.7 / 6, 0.8, 7),
+    ([*EIGHT, (0.9, ended("x"))], 8, 0.0, 0.1, 0.8 / 7, 0.9, 8),
+])  # fmt: skip
+def test_times_are_those_of_the_tokens(
+    script: Script, n: int, t_headers: float, ttft: float, tpot: float | None, e2e: float, timed_tokens: int
+) -> None:
+    row: Any = whole(script, n, t_headers=t_headers)
+    assert figures.ttft(row) == pytest.approx(ttft) and figures.e2e(row) == pytest.approx(e2e)
+    assert figures.tpot(row) == (None if tpot is None else pytest.approx(tpot)) and len(row["t_tokens"] or ()) == timed_tokens
+    assert row["output_tokens"] == n and row["counted_by"] == "usage" and row["prompt_tokens"] == 5
+    assert row["phases"]["headers"] == t_headers and row["t_done"] == pytest.approx(script[-1][0] + 0.1)
 
 
-@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
-def test_reasoning_is_the_first_token_and_content_is_timed_apart(server: Server, field: str) -> None:
-    thought = (0.2, said(None, **{field: "hm"}))
-    row = whole([thought, (2.0, said("yes"))], 2)
-    assert figures.ttft(row) == pytest.approx(0.2) and figures.ttfc(row) == pytest.approx(2.0)
-    assert figures.ttfc(whole([thought], 1)) is None
-    answer = ask(server, f"reasoning {field}", chat=True)
-    assert answer.reasoning == "hm so" and answer.text == "yes" and answer.row["t_content"] >= answer.row["t_first"]
-    assert ask(server, f"reasoning {field} only", chat=True).row["t_content"] is None
-
-
-def test_slow_headers_are_seen_apart_and_one_token_or_all_at_once_have_no_tpot() -> None:
-    row = whole([(3.5, said("x"))], 1, t_headers=3.0)
-    assert row["phases"]["headers"] == pytest.approx(3.0) and figures.ttft(row) == pytest.approx(3.5)
-    assert figures.tpot(row) is None and figures.tpot(whole([(0.5, said("a b c"))], 3)) is None
-
-
-def test_a_token_whose_text_is_buffered_came_with_its_empty_event() -> None:
-    script = [(0.1 * k, said(text)) for k, text in enumerate(["", "", "x", "", "y"], 1)]
-    row = timed([(0.05, said("", role="assistant")), *script, (0.6, ended()), (0.6, usage(5)), (0.6, "[DONE]")])
-    assert figures.ttft(row) == pytest.approx(0.1) and figures.tpot(row) == pytest.approx(0.1)
-    assert row["t_tokens"] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5]) and figures.e2e(row) == pytest.approx(0.5)
-    alive = whole([(0.1, said("")), (0.3, said("x")), (0.4, said("y")), (0.5, ended())], 2)
-    assert figures.ttft(alive) == pytest.approx(0.3), "an empty event more than there are tokens is none of them"
-
-
-def test_an_unseen_last_token_came_no_later_than_the_reply_s_end() -> None:
-    """As llama.cpp's server does: 9 tokens, of which the third and the last make no whole character."""
-    seen = [(0.1 * k, said("x")) for k in (1, 2, 4, 5, 6, 7, 8)]
-    row = whole([*seen, (0.9, ended())], 9)
-    assert figures.tpot(row) == pytest.approx(0.1) and figures.e2e(row) == pytest.approx(0.9) and figures.gaps(row) == []
-    assert figures.e2e(whole([*seen, (0.9, ended())], 7)) == pytest.approx(0.8), "where every token was seen, the end is none"
-    last = whole([*seen, (0.9, ended("x"))], 8)
-    assert figures.e2e(last) == pytest.approx(0.9) and len(figures.gaps(last)) == 7
-
-
-def test_a_usage_before_the_last_text_does_not_count_the_reply() -> None:
+def test_a_usage_in_every_event_counts_once_and_one_before_the_last_text_not_at_all() -> None:
+    row = timed([*((0.1 * k, said("x") | {"usage": {"completion_tokens": k}}) for k in (1, 2, 3)), (0.4, "[DONE]")])
+    assert row["output_tokens"] == 3 and row["t_tokens"] == pytest.approx([0.1, 0.2, 0.3])
     early = [(0.1, said("a")), (0.2, said("b")), (0.3, usage(2)), (0.4, said("c") | {"usage": None}), (0.5, "[DONE]")]
     row = timed(early)
-    assert row["ok"] and row["output_tokens"] is None and "after the last text" in row["counted_by"] and figures.tpot(row) is None
+    assert row["ok"] and row["output_tokens"] is None and "after the last text" in row["counted_by"]
     assert whole(early[:-1], 3)["counted_by"] == "usage"
     counted = timed(early, count=len)
     assert counted["output_tokens"] == 3 and counted["counted_by"].startswith("tokenizer") and "after" in counted["counted_by"]
@@ -166,6 +129,14 @@ def test_a_usage_before_the_last_text_does_not_count_the_reply() -> None:
 def test_an_impossible_usage_is_not_believed(n: Any) -> None:
     row = whole([(0.1, said("a")), (0.2, said("b"))], n)
     assert row["ok"] and row["output_tokens"] is None and "no usage that counts" in row["counted_by"]
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
+def test_reasoning_is_the_first_token_and_content_is_timed_apart(field: str) -> None:
+    thought = (0.2, said(None, **{field: "hm"}))
+    row: Any = whole([thought, (2.0, said("yes"))], 2)
+    assert figures.ttft(row) == pytest.approx(0.2) and figures.ttfc(row) == pytest.approx(2.0)
+    assert whole([thought], 1)["t_content"] is None
 
 
 @pytest.mark.parametrize("first, last", [(ended(), usage(1)), (usage(1), ended())])
@@ -185,7 +156,7 @@ def test_whatever_breaks_while_a_reply_is_read_is_that_request_s_row(error: Exce
 
 def test_a_reply_is_a_row_with_its_times_in_order(server: Server) -> None:
     answer = ask(server, "plain words", 6, forced=True)
-    row = answer.row
+    row: Any = answer.row
     assert row["ok"] and row["output_tokens"] == 6 and answer.text == " 0 1 2 3 4 5" and row["finish"] == "length"
     times = [row["t_submit"], row["phases"]["connected"], row["phases"]["headers"], *row["t_tokens"], row["t_done"]]
     assert times == sorted(times) and row["t_first"] == row["t_tokens"][0] and row["cached_tokens"] == 0
@@ -195,30 +166,38 @@ def test_a_reply_is_a_row_with_its_times_in_order(server: Server) -> None:
 
 
 def test_chats_go_to_their_own_path_and_token_ids_stay_ids(server: Server) -> None:
-    assert ask(server, [{"role": "user", "content": "plain"}]).row["ok"] and ask(server, "plain", chat=True).row["ok"]
-    assert ask(server, [1, 2, 3]).row["ok"]
+    chat = [{"role": "user", "content": "plain"}]
+    assert all(a.row["ok"] for a in (ask(server, chat), ask(server, "plain", chat=True), ask(server, [1, 2, 3])))
     assert [path for path, _, _ in server.asked] == ["/v1/chat/completions"] * 2 + ["/v1/completions"]
-    assert server.asked[1][1]["messages"] == [{"role": "user", "content": "plain"}] and server.asked[2][1]["prompt"] == [1, 2, 3]
+    assert server.asked[1][1]["messages"] == chat and server.asked[2][1]["prompt"] == [1, 2, 3]
 
 
 def test_without_usage_the_joined_text_is_tokenized_or_nothing_is_claimed(server: Server) -> None:
-    row = ask(server, "many silent", count=lambda text: len(text.split())).row
+    def broken(text: str) -> int:
+        raise TypeError("TextInputSequence must be str")
+
+    row: Any = ask(server, "many silent", count=words).row
     assert row["output_tokens"] == 40 and "tokenizer" in row["counted_by"] and "no usage" in row["counted_by"]
     row = ask(server, "many silent").row
-    assert row["ok"] and row["output_tokens"] is None and "not counted" in row["counted_by"] and figures.tpot(row) is None
+    assert row["ok"] and row["output_tokens"] is None and "not counted" in row["counted_by"]
+    row = ask(server, "many silent", count=broken).row
+    assert not row["ok"] and row["fault"] == "malformed" and row["status"] == 200 and "TextInputSequence" in row["error"]
 
 
-@pytest.mark.parametrize("play, fault, words", [
+@pytest.mark.parametrize("play, fault, message", [
     ("in_band", "in_band", "out of memory"), ("aborted", "in_band", "abort"), ("no_stream", "in_band", "switched off"),
     ("cut", "cut", "closed early"), ("ended", "cut", "without its end, after 1 chunk"), ("reset", "reset", "reset"),
     ("mute", "reset", "reset"), ("unavailable", "http", "HTTP 503: error: model is loading"),
     ("not_json", "malformed", "bad gateway"), ("odd_shape", "malformed", "not a completion chunk"),
-    ("late_error", "in_band", "out of memory"),
+    ("late_error", "in_band", "out of memory"), ("hang", "timeout", "0.6 s"), ("away", "connect", "no connection"),
 ])  # fmt: skip
-def test_every_way_to_fail_is_a_row_with_its_reason(server: Server, play: str, fault: str, words: str) -> None:
-    answer = ask(server, play)
-    assert not answer.row["ok"] and answer.row["fault"] == fault and words in answer.row["error"]
-    assert answer.row["status"] == {"unavailable": 503, "mute": None}.get(play, 200)
+def test_every_way_to_fail_is_a_row_with_its_reason(server: Server, play: str, fault: str, message: str) -> None:
+    url = "http://127.0.0.1:9/v1" if play == "away" else server.url
+    answer = asked(Endpoint(url, "m", timeout_s=0.6 if play == "hang" else 60), Request(play, 4))
+    row: Any = answer.row
+    assert not row["ok"] and row["fault"] == fault and message in row["error"]
+    assert row["status"] == {"unavailable": 503, "mute": None, "away": None}.get(play, 200)
+    assert len(row["t_chunks"]) == {"hang": 1, "away": 0}.get(play, len(row["t_chunks"]))
     assert answer.retry_after == (3.0 if play == "unavailable" else None)
 
 
@@ -230,17 +209,9 @@ def test_every_way_to_fail_is_a_row_with_its_reason(server: Server, play: str, f
     'data: {"choices": [{"index": 0, "text": "", "error": {"message": "oom"}}]}', 'data: {"choices": [], "error": {"code": "oom"}}',
 ])  # fmt: skip
 def test_an_error_inside_a_stream_fails_it_whatever_came_before_and_comes_after(server: Server, event: str) -> None:
-    row = ask(server, f"in_stream {event}").row
+    row: Any = ask(server, f"in_stream {event}").row
     assert not row["ok"] and row["fault"] == "in_band" and ("oom" in row["error"]) == ("oom" in event) and len(row["t_chunks"]) == 1
     assert ask(server, 'in_stream data: {"error": null, "choices": []}').row["ok"]
-
-
-def test_a_timeout_keeps_what_came_and_nobody_there_is_a_row_too(server: Server) -> None:
-    row = ask(server, "hang", timeout_s=0.6).row
-    assert not row["ok"] and row["fault"] == "timeout" and "0.6 s" in row["error"] and len(row["t_chunks"]) == 1
-    assert row["status"] == 200
-    row = asked(Endpoint("http://127.0.0.1:9/v1", "m"), Request("x", 1)).row
-    assert not row["ok"] and row["fault"] == "connect" and row["status"] is None and row["t_chunks"] == []
 
 
 @pytest.mark.parametrize("play, drain", [
@@ -250,39 +221,42 @@ def test_what_follows_a_complete_reply_cannot_fail_it(
     server: Server, monkeypatch: pytest.MonkeyPatch, play: str, drain: float
 ) -> None:
     monkeypatch.setattr(client, "DRAIN_S", drain)
-    row = ask(server, play, 1, forced=True, timeout_s=1.5 if drain > 1 else 30).row
+    row: Any = ask(server, play, 1, forced=True, timeout_s=1.5 if drain > 1 else 30).row
     assert row["ok"] and row["output_tokens"] == 1 and row["t_end"] >= row["t_last"]
     assert row["t_end"] == row["t_done"] if play in ("behind", "open_end") else row["t_done"] is None
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 def test_no_proxy_is_used_on_this_machine(server: Server, monkeypatch: pytest.MonkeyPatch, host: str) -> None:
-    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")
-    for name in ("NO_PROXY", "no_proxy"):
-        monkeypatch.delenv(name, raising=False)
+    for name, value in {"HTTP_PROXY": "http://127.0.0.1:9", "ALL_PROXY": "http://127.0.0.1:9", "NO_PROXY": ""}.items():
+        monkeypatch.setenv(name, value)
+        monkeypatch.setenv(name.lower(), value)
     row = asked(Endpoint(server.url.replace("127.0.0.1", host), "m"), Request("plain", 2)).row
     assert row["ok"], row["error"]
 
 
-def test_everything_the_event_stream_format_allows_is_read(server: Server) -> None:
-    answer = ask(server, "awkward")
-    assert answer.row["ok"], answer.row["error"]
-    assert answer.text.startswith("onezwölf 🚢ab") and answer.row["output_tokens"] == 5 == len(answer.row["t_chunks"])
-
-
-@pytest.mark.parametrize("charset", ["utf-8", "iso-8859-1", "no-such-thing"])
-def test_what_servers_add_to_a_stream_is_no_token_and_its_bytes_are_utf8(
-    server: Server, monkeypatch: pytest.MonkeyPatch, charset: str
+@pytest.mark.parametrize("play, charset, text, n", [
+    ("awkward", "utf-8", "onezwölf 🚢ab\ufffd\ufffd", 5), ("loose", "utf-8", "zwölf", 2), ("loose", "iso-8859-1", "zwölf", 2),
+    ("loose", "no-such-thing", "zwölf", 2),
+])  # fmt: skip
+def test_all_that_an_event_stream_may_hold_is_read_and_what_servers_add_is_no_token(
+    server: Server, play: str, charset: str, text: str, n: int
 ) -> None:
-    monkeypatch.setattr(server, "charset", charset)
-    answer = ask(server, "loose")
-    assert answer.row["ok"] and answer.text == "zwölf" and len(answer.row["t_chunks"]) == 2
+    server.charset = charset
+    answer = ask(server, play)
+    assert answer.row["ok"], answer.row["error"]
+    assert answer.text == text and answer.row["output_tokens"] == n == len(answer.row["t_chunks"])
 
 
 def read(*pieces: str) -> list[tuple[str, str]]:
-    parser = Parser()
-    return [(e.kind, e.data) for piece in pieces for e in parser.feed(piece.encode())]
+    async def stream() -> AsyncIterator[bytes]:
+        for piece in pieces:
+            yield piece.encode()
+
+    async def go() -> list[tuple[str, str]]:
+        return [(e.kind, e.data) async for e in events(stream())]
+
+    return asyncio.run(go())
 
 
 def test_lines_end_as_the_standard_says_wherever_the_stream_is_cut_and_an_endless_event_is_given_up() -> None:
@@ -295,24 +269,13 @@ def test_lines_end_as_the_standard_says_wherever_the_stream_is_cut_and_an_endles
             read(piece.replace("x", "x" * 2**19), piece.replace("x", "x" * 2**19), piece)
 
 
-def words(text: str) -> int:
-    """Counts as a tokenizer does: it takes no half of a character."""
-    return len(text.encode().split())
-
-
 def test_a_character_in_halves_is_joined_and_a_lone_half_is_marked(server: Server) -> None:
     for play in ("halves", "halves silent"):
         answer = ask(server, play, count=words)
         assert answer.row["ok"] and answer.text == " 😀\ufffd" and json.dumps(answer.row, ensure_ascii=False).encode()
     assert answer.row["output_tokens"] == 1
-
-
-def test_a_text_that_cannot_be_counted_fails_its_request_and_no_other(server: Server) -> None:
-    def count(text: str) -> int:
-        raise TypeError("TextInputSequence must be str")
-
-    row = ask(server, "many silent", count=count).row
-    assert not row["ok"] and row["fault"] == "malformed" and row["status"] == 200 and "TextInputSequence" in row["error"]
+    server.plays = {"half": lambda h, _: h.json(400, {"error": "no \ud83d"})}
+    assert ask(server, "half").row["error"] == "HTTP 400: error: no \ufffd"
 
 
 def test_a_forced_reply_of_another_length_has_failed_and_a_free_one_has_not(server: Server) -> None:
@@ -320,18 +283,11 @@ def test_a_forced_reply_of_another_length_has_failed_and_a_free_one_has_not(serv
     assert not row["ok"] and row["fault"] == "short" and row["error"] == "asked for 8 tokens, got 3"
     assert ask(server, "early 3", 2, forced=True).row["error"] == "asked for 2 tokens, got 3"
     assert ask(server, "early 3", 8).row["ok"]
-
-    def silent(h: serving_server.Handler, body: dict[str, Any]) -> None:
-        h.start()
-        h.text(" a b c")
-        h.text(None, str(body["prompt"]).split(" ")[1])
-        h.done()
-
-    server.plays = {"ends": silent}
-    row = ask(server, "ends length", 4, forced=True, count=words).row
+    server.plays = {how: serving_server.stream(" a b c", (None, how), Handler.done) for how in ("length", "stop")}
+    row = ask(server, "length", 4, forced=True, count=words).row
     assert row["ok"] and row["output_tokens"] == 3, "a text tokenized again may differ by a token"
-    assert ask(server, "ends stop", 4, forced=True, count=words).row["error"] == "asked for 4 tokens, got 3"
-    assert ask(server, "ends length", 4, forced=True).row["output_tokens"] is None
+    assert ask(server, "stop", 4, forced=True, count=words).row["error"] == "asked for 4 tokens, got 3"
+    assert ask(server, "length", 4, forced=True).row["output_tokens"] is None
 
 
 # --- URLs and keys -------------------------------------------------------------------------------------------------
@@ -362,30 +318,29 @@ def test_the_key_is_sent_and_appears_nowhere_else(server: Server) -> None:
     server.locked = True
     assert ask(server, "plain", key=KEY).row["ok"]
     server.plays = {"tell": lambda h, _: h.json(400, {"error": {"message": f"bad request with {h.headers['Authorization']}"}})}
-    row = ask(server, "tell", key=KEY).row
+    row: Any = ask(server, "tell", key=KEY).row
     assert row["status"] == 400 and "bad request with Bearer ***" in row["error"]
     assert KEY not in json.dumps(row) and KEY not in repr(Endpoint(server.url, "m", key=KEY))
 
 
-@pytest.mark.parametrize("around", ["{}\r", "{}\n", "{} ", "\t{}\r\n"])
-def test_white_space_around_the_key_is_not_part_of_it(monkeypatch: pytest.MonkeyPatch, around: str) -> None:
-    for value, key in ((KEY, KEY), ("", None)):
-        monkeypatch.setenv("OTHER_KEY", around.format(value))
-        assert client.key_from("OTHER_KEY") == key
+def test_a_key_is_read_without_white_space_and_one_that_no_header_can_carry_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for around in ("{}\r", "{}\n", "{} ", "\t{}\r\n"):
+        for value, key in ((KEY, KEY), ("", None)):
+            monkeypatch.setenv("OTHER_KEY", around.format(value))
+            assert client.key_from("OTHER_KEY") == key
+    for value in (f"{KEY} b", f"{KEY}\nb", f"{KEY}ü", f"{KEY}\x7f", f"{KEY}\udcff"):
+        monkeypatch.setenv("OTHER_KEY", value)
+        with pytest.raises(ServerError, match="OTHER_KEY") as e:
+            client.key_from("OTHER_KEY")
+        assert KEY not in str(e.value) and len(str(e.value).splitlines()) == 1
 
 
-@pytest.mark.parametrize("value", [f"{KEY} b", f"{KEY}\nb", f"{KEY}ü", f"{KEY}\x7f", f"{KEY}\udcff"])
-def test_a_key_that_no_header_can_carry_is_refused_by_its_variable_s_name(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
-    monkeypatch.setenv("OTHER_KEY", value)
-    with pytest.raises(ServerError, match="OTHER_KEY") as e:
-        client.key_from("OTHER_KEY")
-    assert KEY not in str(e.value) and len(str(e.value).splitlines()) == 1
-
-
-def long(h: serving_server.Handler, body: dict[str, Any]) -> None:
+def long(h: Handler, body: Body) -> None:
     """The key lies across every place at which a message may be cut: the first letters before it, the others after."""
-    n, kind = int(str(body["prompt"]).split(" ")[1]), str(body["prompt"]).split(" ")[2]
-    message = "x" * n + h.headers["Authorization"].removeprefix("Bearer ")
+    _, n, kind = str(body["prompt"]).split(" ")
+    message = "x" * int(n) + h.headers["Authorization"].removeprefix("Bearer ")
     if kind == "json":
         h.json(400, {"error": {"message": message}})
     elif kind == "text":
@@ -402,7 +357,7 @@ def long(h: serving_server.Handler, body: dict[str, Any]) -> None:
 def test_no_part_of_the_key_is_left_where_a_message_is_cut(server: Server, kind: str, end: int) -> None:
     server.plays = {"long": long}
     for n in range(end - len(KEY), end):
-        error = ask(server, f"long {n} {kind}", key=KEY).row["error"]
+        error: Any = ask(server, f"long {n} {kind}", key=KEY).row["error"]
         assert "x" * n + "*" in error and "sk" not in error and "s'" not in error and not error.endswith("s"), (n, error)
 
 
@@ -416,10 +371,10 @@ def unreachable(request: httpx2.Request) -> httpx2.Response:
     (None, lambda _: httpx2.Response(401), "requires an API key; set OTHER_KEY to the right one$"),
 ])  # fmt: skip
 def test_a_server_that_is_away_or_needs_another_key_is_one_line_without_the_key(key: str | None, reply: Any, message: str) -> None:
-    async def go() -> list[str]:
+    async def go() -> None:
         endpoint = Endpoint("http://127.0.0.1:1/v1", key=key, key_variable="OTHER_KEY")
         async with client.connected(endpoint, httpx2.MockTransport(reply)) as c:
-            return await probe.models(c, endpoint)
+            await probe.named(c, endpoint)
 
     with pytest.raises(ServerError, match=message) as e:
         asyncio.run(go())
@@ -432,14 +387,14 @@ def test_a_server_that_is_away_or_needs_another_key_is_one_line_without_the_key(
 def probed(server: Server, **more: Any) -> dict[str, Any]:
     endpoint = Endpoint(server.url, **more)
 
-    async def go() -> dict[str, Any]:
+    async def go() -> Any:
         async with client.connected(endpoint) as c:
             return (await probe.probe(c, endpoint))[1]
 
-    return asyncio.run(go())
+    return dict(asyncio.run(go()))
 
 
-def able(h: serving_server.Handler, body: dict[str, Any], values: Any = (None, -1.5, -0.25, -3.0)) -> None:
+def capable(h: Handler, body: Body, values: Any = (None, -1.5, -0.25, -3.0)) -> None:
     """A server that can do everything: ends by itself unless told not to, seeds, caches, scores prompts."""
     if body.get("echo"):
         h.json(200, {"choices": [{"text": "..", "logprobs": {"token_logprobs": values}}]})
@@ -459,12 +414,12 @@ def always(play: Any) -> dict[str, Any]:
 
 
 def test_a_probe_finds_what_a_server_can(server: Server) -> None:
-    server.plays = always(able)
-    found = probed(server)
+    server.plays = always(capable)
+    can: Any = probed(server)
     for name in ("stream_usage", "one_token_an_event", "ignore_eos", "seed", "prefix_cache", "prompt_logprobs", "ppl", "delta_p"):
-        assert found[name]["value"] is True, name
-    assert found["kld"]["value"] is False and "whole vocabulary" in found["kld"]["reason"]
-    assert found["model"] == "m" and probe.lacking(found) == [f"kld: no: {probe.TOP_K}"]
+        assert can[name]["value"] is True, name
+    assert can["kld"]["value"] is False and "whole vocabulary" in can["kld"]["reason"]
+    assert can["model"] == "m" and probe.lacking(can) == [f"kld: no: {probe.TOP_K}"]
 
 
 REFUSALS = {
@@ -479,22 +434,22 @@ REFUSALS = {
     ["stream_options"], ["max_tokens"], ["temperature"], ["stream_options", "temperature"], ["max_tokens", "max_completion_tokens"],
 ])  # fmt: skip
 def test_a_server_that_refuses_a_field_is_asked_again_without_it(refused: list[str], style: str, server: Server) -> None:
-    def picky(h: serving_server.Handler, body: dict[str, Any]) -> None:
+    def picky(h: Handler, body: Body) -> None:
         for field in refused:
             if field in body:
                 detail = json.loads(json.dumps(REFUSALS[style]).replace("{}", field, 1))
                 h.json(422 if style == "pydantic" else 400, {"detail" if style == "pydantic" else "error": detail})
                 return
-        able(h, {"max_tokens": body.get("max_completion_tokens", 16)} | body)
+        capable(h, {"max_tokens": body.get("max_completion_tokens", 16)} | body)
 
     server.plays = always(picky)
-    found = probed(server)
-    assert found["one_token_an_event"]["value"] and found["prompt_logprobs"]["value"]
-    assert found["all_fields"]["reason"] == f"requests go without {', '.join(sorted(refused))}, which it refuses"
+    can = probed(server)
+    assert can["one_token_an_event"]["value"] and can["prompt_logprobs"]["value"]
+    assert can["all_fields"]["reason"] == f"requests go without {', '.join(sorted(refused))}, which it refuses"
 
 
 def test_a_probe_says_what_a_server_lacks_and_what_is_unknown(server: Server) -> None:
-    def poor(h: serving_server.Handler, body: dict[str, Any]) -> None:
+    def poor(h: Handler, body: Body) -> None:
         if body.get("ignore_eos"):
             h.json(400, {"detail": "extra fields not permitted: ignore_eos"})
             return
@@ -502,16 +457,16 @@ def test_a_probe_says_what_a_server_lacks_and_what_is_unknown(server: Server) ->
         h.text(f" {len(h.server.asked)}", "stop")  # another text each time
         h.done()
 
-    found = probed(server)  # `plain` always goes on to the end, and says the same whatever the seed
-    assert found["ignore_eos"]["value"] is None and found["seed"]["value"] is None
-    assert "ignore_eos: unknown: " in " ".join(probe.lacking(found))
+    can: Any = probed(server)  # `plain` always goes on to the end, and says the same whatever the seed
+    assert can["ignore_eos"]["value"] is None and can["seed"]["value"] is None
+    assert "ignore_eos: unknown: " in " ".join(probe.lacking(can))
     server.plays = always(poor)
-    found = probed(server)
-    assert found["ignore_eos"] == {"value": False, "reason": "HTTP 400: error: extra fields not permitted: ignore_eos"}
-    assert found["seed"]["value"] is False and "different texts" in found["seed"]["reason"]
-    assert found["stream_usage"]["value"] is False and found["one_token_an_event"]["value"] is None
-    assert found["prefix_cache"]["value"] is None and found["ppl"]["value"] is False
-    assert {line.split(":")[0] for line in probe.lacking(found)} == set(found) - {"url", "model", "models", "api", "prefix_cache"}
+    can = probed(server)
+    assert can["ignore_eos"] == {"value": False, "reason": "HTTP 400: error: extra fields not permitted: ignore_eos"}
+    assert can["seed"]["value"] is False and "different texts" in can["seed"]["reason"]
+    assert can["stream_usage"]["value"] is False and can["one_token_an_event"]["value"] is None
+    assert can["prefix_cache"]["value"] is None and can["ppl"]["value"] is False
+    assert {line.split(":")[0] for line in probe.lacking(can)} == set(can) - {"url", "model", "models", "api", "prefix_cache"}
 
 
 @pytest.mark.parametrize("values, reason", [
@@ -519,14 +474,14 @@ def test_a_probe_says_what_a_server_lacks_and_what_is_unknown(server: Server) ->
     (None, "do not give the prompt's log-probabilities"), ([None], "came without a log-probability"),
 ])  # fmt: skip
 def test_a_prompt_is_scored_only_if_the_scores_are_the_prompt_s(server: Server, values: Any, reason: str | None) -> None:
-    server.plays = always(lambda h, b: able(h, b, values))
+    server.plays = always(lambda h, b: capable(h, b, values))
     scored = probed(server)["prompt_logprobs"]
     assert scored["value"] is (reason is None) and (reason or "2 tokens of a prompt") in scored["reason"]
 
 
 @pytest.mark.parametrize("models, model, play, message", [
-    ([], "", able, "serves no model"), (["a", "b"], "", able, "choose one with --model"),
-    (["llama", "b"], "lama", able, "did you mean 'llama'"),
+    ([], "", capable, "serves no model"), (["a", "b"], "", capable, "choose one with --model"),
+    (["llama", "b"], "lama", capable, "did you mean 'llama'"),
     (["m"], "", lambda h, _: h.json(400, {"error": "for embeddings"}), "refuses completions: HTTP 400: error: for embeddings"),
     (["m"], "", lambda h, _: h.json(401, {}), "refuses completions: HTTP 401"),
 ])  # fmt: skip
@@ -538,15 +493,11 @@ def test_a_server_that_cannot_be_measured_is_one_line(server: Server, models: An
 
 
 def test_no_request_of_the_probe_is_longer_than_a_launched_server_takes(server: Server) -> None:
-    lengths: list[int] = []
-
-    def noting(h: serving_server.Handler, body: dict[str, Any]) -> None:
-        text = body.get("prompt") or "".join(m["content"] for m in body["messages"])
-        lengths.append(len(text) + body["max_tokens"])  # as many tokens as letters, at the worst
-        able(h, body)
-
-    server.plays = always(noting)
+    server.plays = always(capable)
     probed(server)
+    bodies = [body for _, body, _ in server.asked]
+    texts = [body.get("prompt") or "".join(m["content"] for m in body["messages"]) for body in bodies]
+    lengths = [len(text) + body["max_tokens"] for text, body in zip(texts, bodies)]  # a token a letter, at the worst
     assert len(lengths) > 8 and max(lengths) + measure.END_TOKENS <= measure.PROBE_TOKENS
 
 
@@ -565,14 +516,14 @@ def texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_command_writes_rows_and_metrics_and_no_key(
     server: Server, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("QUANTGATE_API_KEY", KEY)
+    monkeypatch.setenv("OTHER_KEY", f"{KEY}\r\n")
     server.locked = True
     command.main(
         url=server.url.removesuffix("/v1"), concurrency="1,2", rates="200", requests=8, rounds=2, warmups=1, prompt_tokens=10,
-        output_tokens=4, prompts=texts, objective="ttft_ms=60000", timeout=20.0, name="here",
+        output_tokens=4, prompts=texts, objective="ttft_ms=60000", timeout=20.0, name="here", key_env="OTHER_KEY",
     )  # fmt: skip
-    rows = [json.loads(line) for line in Path("artifacts/serving/here.jsonl").read_text().splitlines()]
-    report = json.loads(Path("artifacts/serving/here.figures.json").read_text())
+    rows = artifacts.read_jsonl(Path("artifacts/serving/here.jsonl"))
+    report = artifacts.read_json(Path("artifacts/serving/here.figures.json"))
     assert len(rows) == 3 * 2 * 8 + 1 + 2 + 1 and all(r["ok"] for r in rows)
     assert [r["scenario"] for r in rows if r["warmup"]] == ["closed-1", "closed-2", "closed-2", "open-200"]
     levels = ("closed-1", "closed-2", "open-200")
@@ -593,55 +544,30 @@ def test_the_command_writes_rows_and_metrics_and_no_key(
     ({"tokenizer": Path("nowhere")}, "tokenizer.json"), ({"url": "http://h", "launch_": "vllm"}, "give one of them"),
 ])  # fmt: skip
 def test_mistakes_on_the_command_line_are_named_before_anything_is_asked(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(command.ParamsError if "tokenizer" not in options else DataError, match=message):
+    with pytest.raises(ParamsError if "tokenizer" not in options else DataError, match=message):
         command.main(**{"url": "http://127.0.0.1:9", **options})
 
 
 def test_a_server_that_refuses_ignore_eos_is_measured_unforced_and_reported_so(server: Server, texts: Path) -> None:
-    def refusing(h: serving_server.Handler, body: dict[str, Any]) -> None:
+    def refusing(h: Handler, body: Body) -> None:
         h.json(400, {"error": "no ignore_eos"}) if body.get("ignore_eos") else serving_server.plain(h, body)
 
     server.plays = always(refusing)
-    plan = command.Plan([1], requests=4, rounds=1, warmups=0, prompt_tokens=8, output_tokens=2)
-    found, held, rows = asyncio.run(command.measured(Endpoint(server.url, "m"), plan, texts, None, only_probe=False))
-    assert found["ignore_eos"]["value"] is False and not held.forced and len(rows) == 4 and not any(r["forced"] for r in rows)
+    plan = measure.Plan([1], requests=4, rounds=1, warmups=0, prompt_tokens=8, output_tokens=2)
+    can, held, rows = asyncio.run(measure.measured(Endpoint(server.url, "m"), plan, texts, None, False, Path("rows.jsonl")))
+    assert can["ignore_eos"]["value"] is False and not held.forced and len(rows) == 4 and not any(r["forced"] for r in rows)
 
 
-def test_the_command_reads_the_key_from_the_variable_it_is_told(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Endpoint] = []
-
-    async def stop(endpoint: Endpoint, *_: Any) -> Any:
-        seen.append(endpoint)
-        raise ServerError("enough")
-
-    monkeypatch.setenv("OTHER_KEY", f"{KEY}\r\n")
-    monkeypatch.setattr(command, "measured", stop)
-    with pytest.raises(ServerError, match="enough"):
-        command.main(url=server.url, key_env="OTHER_KEY")
-    assert (seen[0].key, seen[0].key_variable) == (KEY, "OTHER_KEY")
-
-
-@pytest.mark.parametrize("prompt, reply", [(2048, 128), (256, 32), (100, 4000), (8000, 1)])
-def test_a_launched_server_takes_what_it_will_be_asked(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prompt: int, reply: int
+@pytest.mark.parametrize("prompt, reply, is_counted, is_chat, spare", [
+    (2048, 128, False, False, 1024), (100, 4000, False, False, 50), (8000, 1, False, False, 4000),
+    (4000, 100, True, False, measure.END_TOKENS), (4000, 100, True, True, measure.TEMPLATE_TOKENS), (4000, 100, False, True, 2000),
+    (256, 32, False, False, measure.PROBE_TOKENS - 288),  # what the probe needs is the least
+])  # fmt: skip
+def test_a_launched_server_takes_what_it_will_be_asked_and_no_more(
+    prompt: int, reply: int, is_counted: bool, is_chat: bool, spare: int
 ) -> None:
-    given: list[dict[str, Any]] = []
-
-    @contextmanager
-    def launched(kind: str, model_dir: Path, **options: Any) -> Iterator[launch.Launched]:
-        given.append(options)
-        yield launch.Launched(server.url, KEY, {}, tmp_path / "log")
-
-    monkeypatch.setattr(launch, "launched", launched)
-    command.main(launch_="llamacpp", model_dir=tmp_path, prompt_tokens=prompt, output_tokens=reply, only_probe=True)
-    assert given[0]["context"] == max(prompt + prompt // 2 + reply, measure.PROBE_TOKENS), "and no more: it is memory"
-
-
-def test_a_counted_prompt_needs_less_room_than_a_guessed_one_and_a_chat_more() -> None:
-    plan = measure.Plan(prompt_tokens=4000, output_tokens=100)
-    assert measure.context_of(plan, is_counted=True, is_chat=False) == 4100 + measure.END_TOKENS
-    assert measure.context_of(plan, is_counted=True, is_chat=True) == 4100 + measure.TEMPLATE_TOKENS
-    assert measure.context_of(plan, is_counted=False, is_chat=True) == 6100
+    plan = measure.Plan(prompt_tokens=prompt, output_tokens=reply)
+    assert measure.context_of(plan, is_counted, is_chat) == prompt + reply + spare
 
 
 def test_a_run_without_one_complete_request_keeps_its_rows_and_exits_1(
@@ -656,5 +582,5 @@ def test_a_run_without_one_complete_request_keeps_its_rows_and_exits_1(
         cli.run(command.main)
     assert "error: none of 4 requests was complete; the first failed with: HTTP 400: error: exceeds the context" in str(e.value)
     assert len(str(e.value).splitlines()) == 1 and "closed-1" not in capsys.readouterr().out
-    rows = [json.loads(line) for line in Path("artifacts/serving/server.jsonl").read_text().splitlines()]
+    rows = artifacts.read_jsonl(Path("artifacts/serving/server.jsonl"))
     assert len(rows) == 6 and not any(r["ok"] for r in rows)

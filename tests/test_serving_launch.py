@@ -24,7 +24,7 @@ import pytest
 from pipeline.core import venvs
 from pipeline.core.errors import Crashed, ParamsError, Unsupported
 from pipeline.engines import llamacpp as llamacpp_engine
-from pipeline.serving import _llamacpp, client, launch, logprobs, probe, score
+from pipeline.serving import _llamacpp, client, launch, logprobs, probe
 from pipeline.serving.client import Endpoint, Request, ServerError
 from pipeline.serving.launch import Command, Launched
 from tests.test_engines import write_gguf
@@ -53,10 +53,22 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def toy(*, deaf: bool = False, body: str | None = None) -> tuple[Command, int, Path, float]:
-    port = launch.free_port()
-    Path("toy.py").write_text(SCRIPT.format(deaf=deaf, open=False) if body is None else body)
-    return Command([sys.executable, "toy.py", str(port)], "TOY_KEY"), port, Path("toy.log"), 60.0
+Toy = Callable[..., contextlib.AbstractContextManager[Launched]]
+LOG = Path("artifacts/logs/serve-toy-.log")
+
+
+@pytest.fixture
+def toy(monkeypatch: pytest.MonkeyPatch) -> Toy:
+    """A launch of a script in place of a server."""
+
+    def start(body: str = SCRIPT.format(deaf=False, open=False), *, startup_s: float = 60.0, **variables: str) -> Any:
+        Path("toy.py").write_text(body)
+        monkeypatch.setitem(
+            launch.KINDS, "toy", lambda _, port, *__: Command([sys.executable, "toy.py", str(port)], "TOY_KEY", variables)
+        )
+        return launch.launched("toy", Path(), startup_s=startup_s, context=3210, threads=9)
+
+    return start
 
 
 def family() -> list[int]:
@@ -85,32 +97,32 @@ def killed_once(run: subprocess.Popen[bytes], sign: Path, number: signal.Signals
 
 
 @pytest.mark.parametrize("deaf", [False, True])
-def test_a_server_and_its_helpers_end_with_the_block_by_an_error_too_and_show_nobody_their_key(deaf: bool) -> None:
+def test_a_server_and_its_helpers_end_with_the_block_by_an_error_too_and_show_nobody_their_key(toy: Toy, deaf: bool) -> None:
     leaving = pytest.raises(KeyboardInterrupt) if deaf else contextlib.nullcontext()
-    with leaving, launch.running(*toy(deaf=deaf)) as server:
+    with leaving, toy(SCRIPT.format(deaf=deaf, open=False)) as server:
         pids = family()
         assert all(psutil.pid_exists(p) for p in pids) and server.facts["startup_s"] > 0
-        assert server.facts["build"].startswith("toy 1.0") and server.key not in json.dumps(server.facts)
+        assert str(server.facts["build"]).startswith("toy 1.0") and server.key not in json.dumps(server.facts)
         lines = [" ".join(p.cmdline()) for p in psutil.Process().children(recursive=True)]
         assert len(lines) >= 3 and not any(server.key in line for line in lines)
         if deaf:
             raise KeyboardInterrupt
     assert gone(pids, 1.0), "nothing is left when the block has been left"
+    facts: Any = server.facts
     if sys.platform == "linux":  # two Python processes, each some megabytes
-        assert 2 * 2**20 < server.facts["peak_memory_bytes"] < 2**30 and server.facts["cpu_s"] > 0
-    assert server.key not in Path("toy.log").read_text() and "key ***" in Path("toy.log").read_text()
+        assert 2 * 2**20 < facts["peak_memory_bytes"] < 2**30 and facts["cpu_s"] > 0
+    assert server.key not in LOG.read_text() and "key ***" in LOG.read_text()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the guard finds lost grandchildren with Linux's prctl")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_a_run_that_is_killed_leaves_no_server(number: signal.Signals, tmp_path: Path) -> None:
-    toy()
+def test_a_run_that_is_killed_leaves_no_server(number: signal.Signals) -> None:
+    Path("toy.py").write_text(SCRIPT.format(deaf=False, open=False))
     program = (
         "import sys, time\nfrom pathlib import Path\nfrom pipeline.core import cli\nfrom pipeline.serving import launch\n"
+        "launch.KINDS['toy'] = lambda _, port, *__: launch.Command([sys.executable, 'toy.py', str(port)], 'TOY_KEY')\n"
         "def main() -> None:\n"
-        "    port = launch.free_port()\n"
-        "    with launch.running(launch.Command([sys.executable, 'toy.py', str(port)], 'TOY_KEY'), port, Path('toy.log'), 60.0):\n"
-        "        Path('up').touch()\n        time.sleep(600)\n"
+        "    with launch.launched('toy', Path()):\n        Path('up').touch()\n        time.sleep(600)\n"
         "cli.run(main)\n"
     )
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background, also by a child
@@ -134,10 +146,10 @@ def await_end(process: psutil.Process) -> None:
     (signal.SIGKILL, ServerError, "its guard was killed"), (signal.SIGSEGV, Crashed, "died of SIGSEGV while it was asked"),
 ])  # fmt: skip
 def test_a_guard_or_server_that_is_killed_is_an_error_with_its_name_and_leaves_no_helper(
-    number: signal.Signals, error: type[Exception], words: str
+    toy: Toy, number: signal.Signals, error: type[Exception], words: str
 ) -> None:
     body = SCRIPT.format(deaf=False, open=False).replace("start_new_session=True", "start_new_session=False")
-    with pytest.raises(error, match=words), launch.running(*toy(body=body)):
+    with pytest.raises(error, match=words), toy(body):
         pids = family()
         guard = psutil.Process(pids[0]).parent()
         (guard if number == signal.SIGKILL else psutil.Process(pids[0])).send_signal(number)
@@ -153,9 +165,10 @@ def test_a_guard_or_server_that_is_killed_is_an_error_with_its_name_and_leaves_n
      "did not answer in time: no output"),
     (SCRIPT.format(deaf=False, open=True), ServerError, "accepts any API key"),
 ])  # fmt: skip
-def test_a_server_that_does_not_come_up_is_stopped_and_says_why(body: str, error: type[Exception], words: str) -> None:
-    command, port, log, wait_s = toy(body=body)
-    with pytest.raises(error, match=words), launch.running(command, port, log, 1.5 if "in time" in words else wait_s):
+def test_a_server_that_does_not_come_up_is_stopped_and_says_why(
+    toy: Toy, body: str, error: type[Exception], words: str
+) -> None:  # fmt: skip
+    with pytest.raises(error, match=words), toy(body, startup_s=1.5 if "in time" in words else 60.0):
         raise AssertionError
     assert not Path("pids").exists() or gone(family(), 1.0)
 
@@ -172,61 +185,45 @@ def test_what_cannot_be_launched_is_one_line(
         raise AssertionError
 
 
-def test_vllm_has_the_threads_that_its_facts_name_some_memory_and_tells_nobody_its_key_or_that_it_ran(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_vllm_has_the_threads_and_memory_it_may_and_tells_nobody_its_key_or_that_it_ran(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(launch.VLLM, sys.executable)
     monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4)), raising=False)
-    command = launch.KINDS["vllm"](Path("model"), 8123, 1, 4, 2048)
-    assert "--api-key" not in command.arguments and command.key_variable == "VLLM_API_KEY" and "127.0.0.1" in command.arguments
-    commands = [launch.KINDS["vllm"](Path("model"), 8123, n, 4, 2048).variables for n in (1, 3, 4)]
-    assert [c["OMP_NUM_THREADS"] for c in commands] == ["1", "3", "3"], "one core is its engine's, which waits busily"
-    assert commands[0]["VLLM_CPU_OMP_THREADS_BIND"] == "nobind" and commands[0]["VLLM_NO_USAGE_STATS"] == "1"
-    assert commands[0]["VLLM_CPU_KVCACHE_SPACE"] == "4", "unset, it would take all of the machine's memory"
+    commands = [launch.KINDS["vllm"](Path("model"), 8123, n, 4, 3210) for n in (1, 3, 4)]
+    arguments, variables = " ".join(commands[0].arguments), commands[0].variables
+    assert "--api-key" not in arguments and commands[0].key_variable == "VLLM_API_KEY" and "127.0.0.1" in arguments
+    assert [c.variables["OMP_NUM_THREADS"] for c in commands] == ["1", "3", "3"], "one core is its engine's, which waits busily"
+    assert variables["VLLM_CPU_OMP_THREADS_BIND"] == "nobind" and variables["VLLM_NO_USAGE_STATS"] == "1"
+    assert variables["VLLM_CPU_KVCACHE_SPACE"] == "4", "unset, it would take all of the machine's memory"
+    assert "--max-model-len 3210 " in arguments
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "40")
-    assert launch.KINDS["vllm"](Path("model"), 8123, 3, 4, 2048).variables["VLLM_CPU_KVCACHE_SPACE"] == "40"
+    assert launch.KINDS["vllm"](Path("model"), 8123, 3, 4, 3210).variables["VLLM_CPU_KVCACHE_SPACE"] == "40"
 
 
-def test_context_and_variables_reach_the_server_and_its_facts_and_its_version_is_read_from_a_banner_as_vllm_prints_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv(launch.VLLM, sys.executable)
-    monkeypatch.setattr(venvs, "python", lambda _: Path("python"))
-    (tmp_path / "model.gguf").touch()
-    assert "--max-model-len 3210 " in " ".join(launch.KINDS["vllm"](tmp_path, 8123, 1, 4, 3210).arguments)
-    assert "--context=3210" in launch.KINDS["llamacpp"](tmp_path, 8123, 1, 4, 3210).arguments
-    monkeypatch.setitem(launch.KINDS, "toy", lambda model_dir, port, threads, parallel, context: given(port, context))
-
-    def given(port: int, context: int) -> Command:
-        body = SCRIPT.format(deaf=False, open=False)
-        toy(body=body.replace('"build: toy 1.0, key", os.environ["TOY_KEY"]', "os.environ['BANNER']"))
-        banner = "(pid=7) INFO [api.py:1]  ▄▄ ▄█ █     █     █ ▀▄▀ █  version 0.32.0"
-        own = {"OMP_NUM_THREADS": "2", "BANNER": banner, "PYTHONIOENCODING": "utf-8"}
-        return Command([sys.executable, "toy.py", str(port), str(context)], "TOY_KEY", own)
-
-    with launch.launched("toy", tmp_path, context=3210, threads=9) as server:
+def test_variables_reach_the_server_and_its_facts_and_its_version_is_read_from_a_banner_as_vllm_prints_it(toy: Toy) -> None:
+    banner = "(pid=7) INFO [api.py:1]  ▄▄ ▄█ █     █     █ ▀▄▀ █  version 0.32.0"
+    body = SCRIPT.format(deaf=False, open=False).replace('"build: toy 1.0, key", os.environ["TOY_KEY"]', "os.environ['BANNER']")
+    with toy(body, OMP_NUM_THREADS="2", BANNER=banner, PYTHONIOENCODING="utf-8") as server:
         assert server.facts["context"] == 3210 and server.facts["threads"] == 2, "those that it was given"
         assert server.facts["build"] == "version 0.32.0"
 
 
-def test_engine_options_reach_a_server_that_has_an_equal_and_the_rest_are_refused(
+def test_engine_options_reach_a_server_as_the_engine_means_them_and_the_rest_are_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(venvs, "python", lambda _: Path("python"))
     (tmp_path / "model.gguf").touch()
-    given = launch.KINDS["llamacpp"](tmp_path, 8123, 1, 4, 2048, kv_type="q8_0", gpu_layers=7).arguments
-    assert "--kv-type=q8_0" in given and "--gpu-layers=7" in given
-    words = r"a launched llamacpp server does not have engine_options \{batch: 2\} \(it has kv_type"
-    both = {"kv_type": "q8_0", "batch": 2}
+    arguments = launch.KINDS["llamacpp"](tmp_path, 8123, 1, 4, 3210, kv_type="q8_0", gpu_layers=7).arguments
+    assert {"--kv-type=q8_0", "--gpu-layers=7", "--context=3210"} <= set(arguments)
+    words, both = (
+        r"a launched llamacpp server does not have engine_options \{batch: 2\} \(it has kv_type",
+        {"kv_type": "q8_0", "batch": 2},
+    )
     with pytest.raises(Unsupported, match=words), launch.launched("llamacpp", tmp_path, options=both):
         raise AssertionError
-
-
-def test_a_launched_llama_cpp_takes_the_options_of_the_engine_as_the_engine_means_them() -> None:
     engine, server = inspect.signature(llamacpp_engine.load).parameters, inspect.signature(launch.KINDS["llamacpp"]).parameters
-    theirs = {n: p.default for n, p in engine.items() if n not in ("model_dir", "threads")}
-    assert {n: p.default for n, p in server.items() if p.kind is p.KEYWORD_ONLY} == theirs
+    options = {n: p.default for n, p in engine.items() if n not in ("model_dir", "threads")}
+    assert {n: p.default for n, p in server.items() if p.kind is p.KEYWORD_ONLY} == options
     assert _llamacpp.KV_TYPES == llamacpp_engine.CACHE_TYPES
 
 
@@ -263,11 +260,11 @@ def through(server: Launched, work: Callable[[httpx2.AsyncClient, Endpoint], Any
 
 
 def test_llama_cpp_s_server_is_probed(llamacpp: Launched) -> None:
-    _, found = through(llamacpp, probe.probe)
-    assert found["model"] == "model" and found["stream_usage"]["value"] is True and found["prefix_cache"]["value"] is False
-    assert found["seed"]["value"] is True
-    assert found["prompt_logprobs"]["value"] is False, "llama.cpp has no echo; should it get one, the README may say so"
-    assert "AVX" in llamacpp.facts["build"] or "NEON" in llamacpp.facts["build"]
+    _, can = through(llamacpp, probe.probe)
+    assert can["model"] == "model" and can["stream_usage"]["value"] is True and can["prefix_cache"]["value"] is False
+    assert can["seed"]["value"] is True
+    assert can["prompt_logprobs"]["value"] is False, "llama.cpp has no echo; should it get one, the README may say so"
+    assert "AVX" in str(llamacpp.facts["build"]) or "NEON" in str(llamacpp.facts["build"])
 
 
 def test_llama_cpp_s_server_gives_rows_of_forced_length_and_refuses_another_key(llamacpp: Launched) -> None:
@@ -278,9 +275,10 @@ def test_llama_cpp_s_server_gives_rows_of_forced_length_and_refuses_another_key(
     assert row["t_submit"] < row["t_first"] <= row["t_chunks"][-1] <= row["t_done"] and row["cached_tokens"] == 0
     chat = through(llamacpp, lambda c, e: client.ask(c, e, Request("one two", 3, forced=True)), chat=True)
     assert chat.row["ok"] or chat.row["fault"] == "http", chat.row["error"]  # a GGUF without a template may refuse chats
-    wrong = Launched(llamacpp.url, "guess", {}, llamacpp.log)
+    wrong = Launched(llamacpp.url, "guess", llamacpp.facts)
     row = through(wrong, lambda c, e: client.ask(c, e, Request("a", 1))).row
-    assert row["status"] == 401 and "guess" not in row["error"] and llamacpp.key not in llamacpp.log.read_text(errors="replace")
+    assert row["status"] == 401 and "guess" not in row["error"]
+    assert llamacpp.key not in Path(llamacpp.facts["log"]).read_text(errors="replace")
 
 
 def test_llama_cpp_s_greedy_tokens_are_those_of_transformers(llamacpp: Launched, tiny: Path) -> None:
@@ -302,11 +300,11 @@ def test_llama_cpp_s_greedy_tokens_are_those_of_transformers(llamacpp: Launched,
 def test_llama_cpp_s_server_scores_given_tokens_as_transformers_does(llamacpp: Launched, tiny: Path) -> None:
     from pipeline import engines
 
-    words = score.Tokens(tiny)
+    words = logprobs.Words(tiny)
     ids = words.encoded(probe.TEXT)
     name, lacks = through(llamacpp, lambda c, e: logprobs.find_way(c, e, words, probe.TEXT))
     assert name == "logit_bias, a token at a time" and "echo" in " ".join(lacks)
-    found = through(llamacpp, lambda c, e: logprobs.WAYS[name](c, e, words, ids, 1))
+    logps = through(llamacpp, lambda c, e: logprobs.WAYS[name](c, e, words, ids, 1))
     logits = np.asarray(engines.load("hf", tiny, threads=1).logits(ids), float)[:-1]
     expected = logits[np.arange(len(ids) - 1), ids[1:]] - np.log(np.exp(logits).sum(-1))
-    assert found == pytest.approx(expected, abs=0.05) and len(found) == len(ids) - 1, "keys and values are kept in 16 bits there"
+    assert logps == pytest.approx(expected, abs=0.05) and len(logps) == len(ids) - 1, "keys and values are kept in 16 bits there"

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from pipeline.core.errors import DataError
-from pipeline.serving import load, measure
-from pipeline.serving.client import Answer, Request
+from pipeline.serving import measure
+from pipeline.serving.client import Request
 from pipeline.serving.measure import Plan
 
 REQUESTS = [Request(f"p{k}", 1) for k in range(12)]
@@ -22,58 +22,55 @@ class Fake:
     def __init__(self, turns: int = 3) -> None:
         self.turns, self.now, self.most, self.order = turns, 0, 0, list[str]()
 
-    async def __call__(self, request: Request) -> Answer:
+    async def __call__(self, request: Request) -> Any:
         self.order.append(str(request.prompt))
         self.now += 1
         self.most = max(self.most, self.now)
         for _ in range(self.turns + len(self.order) % 3):
             await asyncio.sleep(0)
         self.now -= 1
-        return Answer({"prompt": request.prompt}, "", "")
+        return {"prompt": request.prompt}
 
 
 @pytest.mark.parametrize("concurrency", [1, 3, 12, 40])
 def test_a_closed_loop_keeps_its_number_and_asks_everything_once_in_order(concurrency: int) -> None:
     fake = Fake()
-    rows = asyncio.run(load.closed(fake, REQUESTS, concurrency))
+    rows = asyncio.run(measure.closed(fake, REQUESTS, concurrency))
     assert fake.most == min(concurrency, 12) and fake.order == [r.prompt for r in REQUESTS]
     assert [r["prompt"] for r in rows] == [r.prompt for r in REQUESTS]
 
 
 def test_an_open_loop_sends_when_due_whether_or_not_others_were_answered() -> None:
-    async def go() -> tuple[list[dict[str, Any]], Fake]:
-        now, fake = [0.0], Fake(turns=50)
+    now, fake = [0.0], Fake(turns=50)
 
-        async def sleep(seconds: float) -> None:
-            now[0] = max(now[0], seconds)
+    async def sleep(seconds: float) -> None:
+        now[0] = max(now[0], seconds)
 
-        return await load.opened(fake, REQUESTS, [0.1 * k for k in range(12)], clock=lambda: now[0], sleep=sleep), fake
-
-    rows, fake = asyncio.run(go())
+    rows = asyncio.run(measure.opened(fake, REQUESTS, [0.1 * k for k in range(12)], clock=lambda: now[0], sleep=sleep))
     assert fake.most == 12, "arrivals waited for answers"
     assert [r["t_due"] for r in rows] == pytest.approx([0.1 * k for k in range(12)])
 
 
 def test_what_an_open_loop_cannot_send_is_a_failure_and_not_forgotten() -> None:
-    rows = asyncio.run(load.opened(Fake(turns=50), REQUESTS, [0.0] * 12, most=4))
+    rows = asyncio.run(measure.opened(Fake(turns=50), REQUESTS, [0.0] * 12, most=4))
     unsent = [r for r in rows if r.get("fault") == "unsent"]
     assert len(rows) == 12 and len(unsent) == 8 and "4 requests were already waiting" in unsent[0]["error"] and not unsent[0]["ok"]
 
 
 def test_arrivals_are_poisson() -> None:
     """Gaps are exponential: mean and standard deviation are both 1 / rate; counts a second have variance = mean."""
-    due = load.schedule(20.0, 40_000, np.random.default_rng(3))
+    due = measure.arrivals(20.0, 40_000, np.random.default_rng(3))
     gaps = np.diff([0.0, *due])
     assert gaps.mean() == pytest.approx(1 / 20, rel=0.02) and gaps.std() == pytest.approx(1 / 20, rel=0.03)
     counts = np.bincount(np.asarray(due).astype(int))[:-1]
     assert counts.var() / counts.mean() == pytest.approx(1, abs=0.1)
-    assert due == load.schedule(20.0, 40_000, np.random.default_rng(3))
+    assert due == measure.arrivals(20.0, 40_000, np.random.default_rng(3))
 
 
 def test_an_error_of_our_own_stops_the_load_and_comes_through() -> None:
     stopped = []
 
-    async def broken(request: Request) -> Answer:
+    async def broken(request: Request) -> Any:
         if request.prompt == "p3":
             raise RuntimeError("a bug")
         try:
@@ -84,19 +81,21 @@ def test_an_error_of_our_own_stops_the_load_and_comes_through() -> None:
         raise AssertionError
 
     with pytest.raises(RuntimeError, match="a bug"):
-        asyncio.run(load.closed(broken, REQUESTS, 12))
+        asyncio.run(measure.closed(broken, REQUESTS, 12))
     assert len(stopped) == 11
 
 
 def test_prompts_differ_from_their_first_characters_on() -> None:
-    text = " ".join(map(str, range(4000)))
-    found = measure.pieces(text, 200, 300, seed=1)
-    assert {len(p) for p in found} == {200} and len({p[: measure.OPENING] for p in found}) == 300
-    assert measure.pieces(list(range(500)), 40, 50, seed=1) == measure.pieces(list(range(500)), 40, 50, seed=1)
-    with pytest.raises(DataError, match="1 different prompts of 50; 3 are needed"):
-        measure.pieces("a" * 500, 50, 3, seed=1)
-    with pytest.raises(DataError, match="0 different prompts of 50"):
-        measure.pieces("short", 50, 1, seed=1)
+    def cut(text: str, tokens: int, count: int) -> list[str]:
+        return measure.prompts([{"text": text}], Plan([1], requests=count, rounds=1, warmups=0, prompt_tokens=tokens), None, False)
+
+    pieces = cut(" ".join(map(str, range(4000))), 50, 300)
+    assert {len(p) for p in pieces} == {200} and len({p[: measure.OPENING] for p in pieces}) == 300
+    assert pieces == cut(" ".join(map(str, range(4000))), 50, 300)
+    with pytest.raises(DataError, match="1 different prompts of 40; 4 are needed"):
+        cut("a" * 500, 10, 4)
+    with pytest.raises(DataError, match="0 different prompts of 40"):
+        cut("short", 10, 4)
 
 
 def test_a_plan_counts_the_prompts_it_needs_and_fills_every_level() -> None:

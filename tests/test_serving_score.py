@@ -23,11 +23,11 @@ from pipeline.core.params import Compare
 from pipeline.metrics.builder import Builder
 from pipeline.metrics.tokens import token_metrics
 from pipeline.serving import __main__ as command
-from pipeline.serving import probe, score
+from pipeline.serving import logprobs, probe, score
 from pipeline.serving.client import ServerError
 from tests import serving_server
 from tests.serving_server import KEY, Body, Handler, Server
-from tests.test_token_figures import tokens as token_rows
+from tests.test_token_metrics import tokens as token_rows
 
 ROOT = Path(__file__).resolve().parent.parent
 WORDS = list(dict.fromkeys(["[UNK]", "a", "b", *probe.TEXT.replace(".", " .").replace(",", " ,").split()]))
@@ -58,17 +58,16 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     raw.save("tokenizer.json")
 
 
-def reference(change: Callable[[dict[str, list[Any]]], object] = lambda _: None, **meta: Any) -> None:
+def reference(change: Callable[[list[dict[str, Any]]], object] = lambda _: None, **meta: Any) -> None:
     """The reference's rows of these texts."""
-    rows: dict[str, list[Any]] = {"window": [], "position": [], "token_id": [], "logp_ref": []}
-    for name, pairs in PAIRS.items():
-        for k, (before, own) in enumerate(pairs, 1):
-            for column, value in zip(rows.values(), (f"{name}#0", k, own, math.log(P_REF[before, own]))):
-                column.append(value)
+    rows = [
+        {"window": f"{name}#0", "position": k, "token_id": pair[1], "logp_ref": math.log(P_REF[pair])}
+        for name, pairs in PAIRS.items() for k, pair in enumerate(pairs, 1)
+    ]  # fmt: skip
     change(rows)
     path = artifacts.tokens("bf16")
     path.parent.mkdir(parents=True)
-    pq.write_table(pa.table(rows), path)
+    pq.write_table(pa.Table.from_pylist(rows), path)
     artifacts.write_json(artifacts.meta_of(path), {"status": "ok", "reason": None, "model": "bf16-1", **meta})
 
 
@@ -81,11 +80,6 @@ def said_of(ids: Sequence[int]) -> list[float | None]:
     return [None, *(logp_of(*pair) for pair in pairwise(ids))]
 
 
-def ids_of(h: Handler, body: Body) -> list[int]:
-    raw = Tokenizer.from_file("tokenizer.json")
-    return body["prompt"] if isinstance(body["prompt"], list) else raw.encode(body["prompt"]).ids
-
-
 def echo(
     h: Handler, body: Body, *, ids: Sequence[int] | None = None, by_name: bool = False, is_counted: bool = True, **logprobs: Any
 ) -> None:
@@ -93,19 +87,18 @@ def echo(
     if not body.get("echo"):
         h.json(200, {"choices": [{"text": " book", "logprobs": {"tokens": ["book"], "token_logprobs": [math.log(0.9)]}}]})
         return
-    own = ids_of(h, body) if ids is None else ids
-    names = [WORDS[i] if by_name else f"token_id:{i}" for i in own]
-    told = {"tokens": [*names, "z"], "token_logprobs": [*said_of(own), -9.0]} | logprobs
-    usage = {"usage": {"prompt_tokens": len(own), "completion_tokens": 1}} if is_counted else {}
-    h.json(200, {"choices": [{"text": "", "logprobs": {k: v for k, v in told.items() if v != "none"}}], **usage})
+    if isinstance(body["prompt"], str):  # the probe's text
+        body["prompt"] = Tokenizer.from_file("tokenizer.json").encode(body["prompt"]).ids
+    ids = body["prompt"] if ids is None else ids
+    names = [WORDS[i] if by_name else f"token_id:{i}" for i in ids]
+    reported = {"tokens": [*names, "z"], "token_logprobs": [*said_of(ids), -9.0]} | logprobs
+    usage = {"usage": {"prompt_tokens": len(ids), "completion_tokens": 1}} if is_counted else {}
+    h.json(200, {"choices": [{"text": "", "logprobs": {k: v for k, v in reported.items() if v != "none"}}], **usage})
 
 
-def texts_only(h: Handler, body: Body) -> None:
-    """A server that takes no ids and names tokens by their text."""
-    if isinstance(body["prompt"], list):
-        h.json(422, {"detail": [{"msg": "prompt: a string"}]})
-    else:
-        echo(h, body, by_name=True, is_counted=False)
+def by_name(h: Handler, body: Body) -> None:
+    """A server that names tokens by their text and counts none."""
+    echo(h, body, by_name=True, is_counted=False)
 
 
 def biased(h: Handler, body: Body) -> None:
@@ -135,14 +128,13 @@ def scored(server: Server, monkeypatch: pytest.MonkeyPatch) -> Scored:
         finally:
             files = [f for f in Path().rglob("*") if f.is_file()]
             assert not any(KEY.encode() in f.read_bytes() for f in files), "the key is never written"
-        return figures()
+        return report()
 
     return score_it
 
 
-def figures() -> dict[str, Any]:
-    found: dict[str, Any] = artifacts.read_json(Path("artifacts/serving/server.scores.figures.json"))
-    return found
+def report() -> dict[str, Any]:
+    return dict(artifacts.read_json(Path("artifacts/serving/server.scores.figures.json")))
 
 
 def rows() -> list[dict[str, Any]]:
@@ -163,9 +155,9 @@ def by_hand(names: Sequence[str] = tuple(TEXTS)) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("play, way", [
-    (echo, "echo of token ids"), (texts_only, "echo of text"), (biased, "logit_bias, a token at a time"),
+    (echo, "echo of token ids"), (by_name, "echo of token ids"), (biased, "logit_bias, a token at a time"),
 ])  # fmt: skip
-def test_figures_are_those_of_the_known_distribution_whatever_the_way(scored: Scored, play: Play, way: str) -> None:
+def test_metrics_are_those_of_the_known_distribution_whatever_the_way(scored: Scored, play: Play, way: str) -> None:
     reference()
     found = scored(play)
     assert found["status"] == "ok" and found["windows"] == N and found["failed"] == []
@@ -180,7 +172,7 @@ def test_figures_are_those_of_the_known_distribution_whatever_the_way(scored: Sc
     assert [(r["document"], r["window"], r["first"]) for r in rows()] == [(name, f"{name}#0", 1) for name in TEXTS]
 
 
-def test_figures_are_computed_as_compare_computes_them() -> None:
+def test_metrics_are_computed_as_compare_computes_them() -> None:
     rng = np.random.default_rng(3)
     logp, logp_ref = np.log(rng.uniform(0.05, 0.95, (2, 400)))
     theirs = token_rows(rng.uniform(0, 1, 400), logp=logp, logp_ref=logp_ref)
@@ -193,7 +185,7 @@ def test_figures_are_computed_as_compare_computes_them() -> None:
         pairs |= {(name, j): (0, float(logp_ref[k])) for j, k in enumerate(at, 1)}
     b = Builder(Compare(resamples=200), seed=1)
     token_metrics(b, theirs)
-    found = score.figures(own, pairs, Builder(Compare(resamples=200), seed=1))
+    found = score.metrics_of(own, pairs, Builder(Compare(resamples=200), seed=1))
     for name in ("ppl", *score.PAIRED):
         for key in ("value", "low", "high"):
             assert found[name][key] == pytest.approx(b.metrics[name][key], rel=1e-9), (name, key)
@@ -201,22 +193,27 @@ def test_figures_are_computed_as_compare_computes_them() -> None:
 
 
 def test_an_interval_of_two_documents_may_have_no_end_and_says_so() -> None:
-    own, pairs = [], {}
+    rows: list[Any] = []
+    pairs: score.Reference = {}
     for name in ("one", "three"):
         ids = [PAIRS[name][0][0], *(x[1] for x in PAIRS[name])]
-        own.append({"ok": True, "document": name, "window": name, "first": 1, "token_ids": ids, "logps": said_of(ids)[1:]})
+        rows.append({"ok": True, "document": name, "window": name, "first": 1, "token_ids": ids, "logps": said_of(ids)[1:]})
         pairs |= {(name, k): (x[1], math.log(P_REF[x])) for k, x in enumerate(PAIRS[name], 1)}
-    found = score.figures(own, pairs, Builder(Compare(), seed=1))
-    ends = [m for m in found.values() if m["value"] is not None and m["high"] is None]
+    metrics: Any = score.metrics_of(rows, pairs, Builder(Compare(), seed=1))
+    ends = [m for m in metrics.values() if m["value"] is not None and m["high"] is None]
     assert ends and all("past all numbers" in m["warnings"][-1] and m["low"] is None for m in ends)
-    assert found["ppl_ratio"]["value"] == pytest.approx(by_hand(("one", "three"))["ppl_ratio"])
+    assert metrics["ppl_ratio"]["value"] == pytest.approx(by_hand(("one", "three"))["ppl_ratio"])
 
 
-def test_the_requests_at_once_are_the_first_of_concurrency(scored: Scored, server: Server) -> None:
-    scored(echo)
-    assert server.most == 1
+def test_the_first_concurrency_is_kept_and_what_another_server_gave_does_not_stand_for_one_that_lacks_it(
+    scored: Scored, server: Server
+) -> None:
+    assert scored(echo)["status"] == "ok" and server.most == 1
     scored(echo, concurrency="3,8")
     assert 1 <= server.most <= 3
+    with pytest.raises(Unsupported):
+        scored(lambda h, _: h.json(400, {"error": "no echo"}))
+    assert rows() == [] and report()["metrics"]["ppl"]["value"] is None
 
 
 # --- what cannot be trusted is left out and said -------------------------------------------------------------------
@@ -244,14 +241,14 @@ def on(document: str, fault: Play) -> Play:
     (lambda h, b: h.json(500, {"error": {"message": f"out of memory for {h.headers['Authorization']}"}}), "for Bearer ***"),
     (lambda h, _: h.reset(), "no reply"),
 ])  # fmt: skip
-def test_a_window_that_fails_is_named_and_left_out_of_every_figure(
+def test_a_window_that_fails_is_named_and_left_out_of_every_metric(
     scored: Scored, capsys: pytest.CaptureFixture[str], fault: Play, words: str
 ) -> None:
     reference()
     with pytest.raises(typer.Exit) as e:
         scored(on("two", fault))
     assert e.value.exit_code == 1
-    found, expected = figures(), by_hand(("one", "three", "four"))
+    found, expected = report(), by_hand(("one", "three", "four"))
     assert [f["window"] for f in found["failed"]] == ["two#0"] and words in found["failed"][0]["error"]
     for name, value in expected.items():
         assert found["metrics"][name]["value"] == pytest.approx(value)
@@ -270,45 +267,23 @@ def test_tokens_of_a_window_that_fails_midway_are_not_half_counted(scored: Score
     with pytest.raises(typer.Exit):
         scored(other_later)
     assert [(r["ok"], r["logps"] is None) for r in rows()] == [(True, False)] + [(False, True)] * 3
-    assert figures()["metrics"]["ppl"]["n"] == 7 and "token 8 is not" in figures()["failed"][0]["error"]
+    assert report()["metrics"]["ppl"]["n"] == 7 and "token 8 is not" in report()["failed"][0]["error"]
 
 
 def test_no_window_at_all_is_an_error_after_everything_is_written(scored: Scored) -> None:
     windows = [[A if w == "a" else B for w in text.split()] for text in TEXTS.values()]
     with pytest.raises(ServerError, match=r"none of 4 windows was scored; the first failed with: HTTP 503: busy"):
         scored(lambda h, b: h.json(503, {"error": "busy"}) if b["prompt"] in windows else echo(h, b))
-    assert len(rows()) == N and figures()["metrics"]["ppl"]["value"] is None and len(figures()["failed"]) == N
+    assert len(rows()) == N and report()["metrics"]["ppl"]["value"] is None and len(report()["failed"]) == N
 
 
 # --- what a server lacks -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("play, words", [
-    (lambda h, b: echo(h, b, token_logprobs="none", top_logprobs=[{"a": -0.1}]), "likeliest tokens' .* not the prompt's"),
-    (lambda h, b: echo(h, b, token_logprobs=[-0.5], tokens=["b"]), "echo is ignored"),
-    (lambda h, b: h.json(400, {"error": "Only no echo is supported"}), "HTTP 400: Only no echo is supported"),
-    (lambda h, b: h.json(200, {"choices": [{"text": "b", "logprobs": None}]}), "do not give the prompt's log-probabilities"),
-    (lambda h, b: h.json(200, ["b"]), "no choice"),
-    (lambda h, b: echo(h, b, tokens=["b"]), "do not give the prompt's log-probabilities"),
-])  # fmt: skip
-def test_what_a_server_lacks_is_one_line_and_null_with_that_reason(scored: Scored, play: Play, words: str) -> None:
-    reference()
-    with pytest.raises(Unsupported, match=words) as e:
-        scored(play)
-    found = figures()
-    assert "\n" not in str(e.value) and found["status"] == "unsupported" and found["reason"] == str(e.value) and rows() == []
-    for name in ("ppl", *score.PAIRED):
-        assert found["metrics"][name]["value"] is None and found["metrics"][name]["warnings"] == [str(e.value)]
-    assert found["metrics"]["kld_mean"]["value"] is None
-
-
 def shifted(h: Handler, body: Body) -> None:
-    """llama-cpp-python's: each token with what is said of it once it has been seen."""
-    if body.get("echo") and isinstance(body["prompt"], str):
-        own = ids_of(h, body)
-        echo(h, body, tokens=[WORDS[i] for i in own], token_logprobs=[None, *(logp_of(i, i) - 0.01 * i for i in own[1:])])
-    else:
-        texts_only(h, body)
+    """As llama-cpp-python's echo: each token with what is said of it once it has been seen."""
+    ids = body["prompt"]
+    echo(h, body, token_logprobs=[None, *(logp_of(i, i) - 0.01 * i for i in ids[1:]), -9.0] if body.get("echo") else [])
 
 
 def grown(h: Handler, body: Body) -> None:
@@ -322,25 +297,28 @@ def after_bias(h: Handler, body: Body) -> None:
 
 
 @pytest.mark.parametrize("play, words", [
+    (lambda h, b: echo(h, b, token_logprobs="none", top_logprobs=[{"a": -0.1}]), "likeliest tokens' .* not the prompt's"),
+    (lambda h, b: echo(h, b, token_logprobs=[-0.5], tokens=["b"]), "echo is ignored"),
+    (lambda h, b: h.json(400, {"error": "Only no echo is supported"}), "HTTP 400: Only no echo is supported"),
+    (lambda h, b: h.json(200, {"choices": [{"text": "b", "logprobs": None}]}), "do not give the prompt's log-probabilities"),
+    (lambda h, b: h.json(200, ["b"]), "no choice"),
+    (lambda h, b: echo(h, b, tokens=["b"]), "do not give the prompt's log-probabilities"),
+    # values that are not the token's, or not the model's
     (shifted, r"misaligned: a token generated with -0\.1054 nats comes back with -2"), (after_bias, "narrowed to one"),
     (grown, "no generated token could be compared"),
 ])  # fmt: skip
-def test_values_that_are_not_the_token_s_or_not_the_model_s_are_no_way(scored: Scored, play: Play, words: str) -> None:
-    with pytest.raises(Unsupported, match=words):
+def test_what_a_server_lacks_is_one_line_and_null_with_that_reason(scored: Scored, play: Play, words: str) -> None:
+    reference()
+    with pytest.raises(Unsupported, match=words) as e:
         scored(play)
-    assert figures()["metrics"]["ppl"]["value"] is None
-
-
-def test_what_another_server_gave_before_does_not_stand_for_one_that_lacks_it(scored: Scored) -> None:
-    assert scored(echo)["status"] == "ok"
-    with pytest.raises(Unsupported):
-        scored(lambda h, _: h.json(400, {"error": "no echo"}))
-    assert rows() == [] and figures()["metrics"]["ppl"]["value"] is None
+    written, reason = report(), str(e.value)
+    assert "\n" not in reason and written["status"] == "unsupported" and written["reason"] == reason and rows() == []
+    assert all(m["value"] is None and m["warnings"] == [reason] for m in written["metrics"].values())
 
 
 def test_parts_of_characters_may_lack_a_log_probability_and_are_counted(scored: Scored, monkeypatch: pytest.MonkeyPatch) -> None:
-    piece = score.Tokens.piece
-    monkeypatch.setattr(score.Tokens, "piece", lambda self, i: "\N{REPLACEMENT CHARACTER}" if i == A else piece(self, i))
+    piece = logprobs.Words.piece
+    monkeypatch.setattr(logprobs.Words, "piece", lambda self, i: "\N{REPLACEMENT CHARACTER}" if i == A else piece(self, i))
 
     def silent(h: Handler, body: Body) -> None:
         if body.get("logit_bias") == {str(A): 100}:
@@ -367,8 +345,8 @@ def other_build() -> None:
 
 @pytest.mark.parametrize("make, words", [
     (lambda: None, "bf16.parquet is missing"),
-    (lambda: reference(lambda rows: rows["token_id"].__setitem__(5, 77)), "1 tokens differ"),
-    (lambda: reference(lambda rows: rows.update(window=[f"x{w}" for w in rows["window"]])), "other texts or windows"),
+    (lambda: reference(lambda rows: rows[5].update(token_id=77)), "1 tokens differ"),
+    (lambda: reference(lambda rows: [row.update(window="other") for row in rows]), "other texts or windows"),
     (other_build, "another build of bf16"), (lambda: reference(status="invalid", reason="NaN"), "has no rows: NaN"),
 ])  # fmt: skip
 def test_without_the_reference_s_rows_of_these_tokens_perplexity_stands_alone(
@@ -382,7 +360,7 @@ def test_without_the_reference_s_rows_of_these_tokens_perplexity_stands_alone(
 
 
 def test_tokens_that_the_reference_lacks_are_counted(scored: Scored) -> None:
-    reference(lambda rows: rows.update({k: v[:15] for k, v in rows.items()}))  # one and two
+    reference(lambda rows: rows.__delitem__(slice(15, None)))  # one and two are left
     metrics = scored(echo)["metrics"]
     assert metrics["ppl"]["n"] == TOKENS and metrics["ppl"]["value"] == pytest.approx(by_hand()["ppl"])
     assert metrics["ppl_ratio"]["n"] == 15 and metrics["ppl_ratio"]["value"] == pytest.approx(by_hand(("one", "two"))["ppl_ratio"])
@@ -393,7 +371,7 @@ def test_tokens_that_the_reference_lacks_are_counted(scored: Scored) -> None:
 # --- tokenizer and options -----------------------------------------------------------------------------------------
 
 
-def test_a_bos_is_found_where_the_config_or_the_tokenizer_says_so_and_left_to_the_server_in_texts() -> None:
+def test_a_bos_is_found_where_the_config_or_the_tokenizer_says_so_() -> None:
     from tokenizers.processors import TemplateProcessing
 
     raw = Tokenizer.from_file("tokenizer.json")
@@ -403,9 +381,9 @@ def test_a_bos_is_found_where_the_config_or_the_tokenizer_says_so_and_left_to_th
     for config in (None, {"bos_token": "[UNK]"}, {"bos_token": {"content": "[UNK]"}}):
         if config:
             Path("tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
-        words = score.Tokens(Path("tokenizer.json"))
+        words = logprobs.Words(Path("tokenizer.json"))
         assert words.bos_token_id == 0 and words.encoded("a b a b") == [0, A, B, A, B]
-        assert words.text([0, A, B]) == "a b" and words.piece(B) == "b"
+        assert words.piece(B) == "b"
 
 
 @pytest.mark.parametrize("options, error, words", [

@@ -68,24 +68,40 @@ def test_a_share_stays_between_0_and_1_and_a_divergence_above_0() -> None:
     assert share.high == 1 and kld.low == 0
 
 
+def bootstrap(num: Any, clusters: Any, **more: Any) -> Any:
+    return intervals.cluster_bootstrap(num, np.ones(len(num)), clusters, rng=rng(), **(SURE | more))
+
+
 def test_interval_of_no_difference_is_no_difference() -> None:
-    found = intervals.cluster_bootstrap(np.zeros(50), np.ones(50), np.arange(50), rng=rng(), **SURE)
+    found = bootstrap(np.zeros(50), np.arange(50))
     assert (found.value, found.low, found.high) == (0, 0, 0)
 
 
 def test_one_changed_item_still_has_an_interval_and_its_method_says_which() -> None:
-    found = intervals.cluster_bootstrap([1.0] + [0.0] * 19, np.ones(20), np.arange(20), rng=rng(), **SURE, bounds=(0, 1))
-    assert found.low == 0 < found.high and found.method.startswith("t over clusters")  # type: ignore[operator]
+    found = bootstrap([1.0] + [0.0] * 19, np.arange(20), bounds=(0, 1))
+    assert found.low == 0 < found.high and found.method.startswith("t over clusters")
 
 
-def test_one_cluster_has_no_interval_and_says_so() -> None:
-    found = intervals.cluster_bootstrap([1.0, 2.0], [1.0, 1.0], ["a", "a"], rng=rng(), **SURE)
-    assert found.low is None and found.high is None and "one cluster" in found.warnings[0]
+@pytest.mark.parametrize("clusters, why", [(["a"] * 3, "one cluster"), ([1, 2, 3], "3 clusters, and all of them agree")])
+def test_one_cluster_has_no_interval_and_three_that_agree_are_no_certainty(clusters: list[Any], why: str) -> None:
+    found = bootstrap([1.0] * 3, clusters)
+    assert found.value == 1 and found.low is found.high is None and why in found.warnings[-1]
 
 
-def test_three_clusters_that_agree_are_no_certainty() -> None:
-    found = intervals.cluster_bootstrap([1.0] * 3, [1.0] * 3, [1, 2, 3], rng=rng(), **SURE)
-    assert found.value == 1 and found.low is None and found.clusters == 3
+@pytest.mark.parametrize("n", [20, 30])
+def test_a_share_in_which_all_agree_is_no_certainty(n: int) -> None:
+    found = bootstrap(np.zeros(n), np.arange(n) % 10, bounds=(0, 1))
+    assert (found.value, found.low) == (0, 0) and found.high == pytest.approx(intervals.wilson(0, 10, confidence=0.95).high)
+
+
+def test_a_difference_without_losses_may_still_be_a_loss() -> None:
+    assert bootstrap(np.repeat([1.0, 0.0], [2, 58]), np.arange(60) % 20, bounds=(-1, 1)).low < 0
+
+
+def test_a_limit_past_all_numbers_is_no_interval_and_no_warning_of_the_arithmetic() -> None:
+    found = bootstrap([0.0, 6.0], ["a", "b"], confidence=0.999, transform="exp")
+    assert found.value == pytest.approx(np.exp(3)) and found.low is found.high is None
+    assert found.warnings[-1] == "a limit is past all numbers: no interval"
 
 
 def test_many_clusters_of_which_one_is_nearly_everything_are_few() -> None:
@@ -99,17 +115,11 @@ def test_many_clusters_of_which_one_is_nearly_everything_are_few() -> None:
 # --- quantiles ---------------------------------------------------------------------------------------------------
 
 
-def test_quantile_is_the_inverse_distribution_function() -> None:
-    x = rng(3).normal(size=500)
-    for q in (0.5, 0.9, 0.99):
-        found = intervals.quantile_interval(x, np.arange(500), q, confidence=0.95)
-        assert found.value == np.quantile(x, q, method="inverted_cdf")
-
-
 @pytest.mark.parametrize("q", [0.1, 0.5, 0.9])
-def test_quantile_interval_of_independent_values_is_scipys_exact_one(q: float) -> None:
+def test_quantile_and_its_interval_of_independent_values_are_scipys_exact_one(q: float) -> None:
     x = np.sort(rng(4).normal(size=4000))
     found = intervals.quantile_interval(x, np.arange(4000), q, confidence=0.95)
+    assert found.value == np.quantile(x, q, method="inverted_cdf")
     exact = scipy_stats.quantile_test(x, p=q).confidence_interval(0.95)
     ranks = np.searchsorted(x, [found.low, exact.low, found.high, exact.high])
     assert abs(ranks[0] - ranks[1]) <= 3 and abs(ranks[2] - ranks[3]) <= 3  # of a half-width of 37 to 62 ranks
@@ -140,19 +150,10 @@ def test_values_of_one_document_do_not_narrow_a_quantiles_interval() -> None:
 # --- proportions -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("right, n, low, high", [
-    (81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718),
-])  # fmt: skip
-def test_wilson_is_that_of_newcombe_1998_table_i(right: int, n: int, low: float, high: float) -> None:
-    """Statistics in Medicine 17:857, method 3."""
-    found = intervals.wilson(right, n, confidence=0.95)
-    assert (found.low, found.high) == pytest.approx((low, high), abs=6e-5) and found.value == right / n
-
-
-def test_wilson_is_scipys() -> None:
-    for right, n in itertools.product((0, 1, 3, 7, 12), (12, 40)):
-        found, theirs = intervals.wilson(right, n, confidence=0.9), scipy_stats.binomtest(right, n).proportion_ci(0.9, "wilson")
-        assert (found.low, found.high) == pytest.approx((theirs.low, theirs.high), abs=1e-12)
+@pytest.mark.parametrize("right, n", [(0, 12), (1, 12), (7, 12), (12, 12), (12, 40), (81, 263), (0, 20), (1, 29)])
+def test_wilson_is_scipys(right: int, n: int) -> None:
+    found, expected = intervals.wilson(right, n, confidence=0.9), scipy_stats.binomtest(right, n).proportion_ci(0.9, "wilson")
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high), abs=1e-12) and found.value == right / n
 
 
 @pytest.mark.parametrize("both, won, lost, neither, low, high", [
@@ -191,21 +192,10 @@ def test_paired_p_is_mcnemars_chi_square_and_grows_with_an_error(lost: int, won:
     assert intervals.paired_p(change, 0) == pytest.approx(chi) and intervals.paired_p(change, 5) >= intervals.paired_p(change, 0)
 
 
-def test_newcombe_paired_interval_contains_mcnemars_answer_for_30_lost_20_won() -> None:
-    found = intervals.paired_difference(600, 30, 20, 350, confidence=0.95)
-    assert found.value == pytest.approx(-0.010)
-    assert found.low == pytest.approx(-0.0239, abs=5e-4) and found.high == pytest.approx(0.0039, abs=5e-4)
-    assert intervals.mcnemar(30, 20) == pytest.approx(0.203, abs=5e-4)
-
-
 @pytest.mark.parametrize("lost, won", [(0, 1), (3, 9), (30, 20), (7, 7)])
 def test_mcnemar_is_the_sum_of_binomial_terms(lost: int, won: int) -> None:
     tail = scipy_stats.binom.cdf(min(lost, won), lost + won, 0.5)
-    assert intervals.mcnemar(lost, won) == pytest.approx(min(1.0, 2 * tail))
-
-
-def test_identical_answers_give_no_p_value() -> None:
-    assert intervals.mcnemar(0, 0) is None
+    assert intervals.mcnemar(lost, won) == pytest.approx(min(1.0, 2 * tail)) and intervals.mcnemar(0, 0) is None
 
 
 def test_of_two_intervals_the_outer_limits_count_and_one_without_bounds_never() -> None:
@@ -245,12 +235,8 @@ def test_one_round_has_a_value_and_no_interval_and_none_has_neither(estimate: An
 
 
 def connor(delta: float, changed: float) -> float:
-    """Pairs that McNemar's test needs, two-sided 5 %, power 80 % (Connor 1987, Biometrics 43:207)."""
+    """Pairs that McNemar's test needs, two-sided 5 %, power 80 % (Connor 1987, Biometrics 43:207); 155 for (0.15, 0.45)."""
     return ((1.95996 * np.sqrt(changed) + 0.84162 * np.sqrt(changed - delta**2)) / delta) ** 2
-
-
-def test_connors_formula_here_gives_the_sizes_of_published_calculators() -> None:
-    assert [np.ceil(connor(0.15, 0.45)), np.ceil(connor(0.40, 0.50))] == [155, 23]
 
 
 @pytest.mark.parametrize("n, changed", [(700, 0.03), (700, 0.08), (3000, 0.02)])
@@ -261,40 +247,16 @@ def test_what_a_paired_interval_resolves_is_connors_1987_sample_size_turned_arou
     assert connor(smallest, changed) == pytest.approx(n, rel=0.1)
 
 
-def test_what_is_called_resolvable_is_found_in_80_of_100_runs() -> None:
-    n, changed = 700, 0.06
-    none = intervals.paired_difference(469, 21, 21, 189, confidence=0.95)
-    delta = intervals.resolvable(none.low, none.high, confidence=0.95, power=0.8)  # type: ignore[arg-type]
-    cells = [0.6, (changed - delta) / 2, (changed + delta) / 2, 0.4 - changed]
-    found = [intervals.paired_difference(*map(int, t), confidence=0.95).low > 0 for t in rng(8).multinomial(n, cells, 1500)]  # type: ignore[operator]
-    assert 0.75 <= np.mean(found) <= 0.88
-
-
-def test_resolvable_is_2_8_standard_errors() -> None:
-    assert intervals.resolvable(-1.96, 1.96, confidence=0.95, power=0.8) == pytest.approx(1.96 + 0.8416, abs=1e-3)
-
-
-def test_more_items_settle_what_is_inconclusive() -> None:
-    found = intervals.Estimate(-1.0, -2.4, 0.4, 1000, "")
-    # the error is 1.4 / 1.960 now; 1 pp must be 1.960 + 0.842 errors: n x (1.4 x 2.802 / 1.960)^2
-    assert intervals.items_to_settle(found, -2.0) == 4005
-    assert intervals.items_to_settle(found, -1.0) is None
-    assert intervals.items_to_settle(intervals.Estimate(-1.0, None, None, 1000, ""), -2.0) is None
-
-
-@pytest.mark.parametrize("threshold, half", [(0.5, 0.2), (3.0, 1.0)])
-def test_of_a_skewed_interval_the_side_of_the_bound_says_how_many_items_settle_it(threshold: float, half: float) -> None:
-    found = intervals.Estimate(1.0, 0.8, 2.0, 100, "")
-    expected = 100 * (half * (1.959964 + 0.841621) / 1.959964 / (threshold - 1)) ** 2
-    assert intervals.items_to_settle(found, threshold) == np.ceil(expected)
-
-
-def test_the_items_asked_for_settle_it_in_80_of_100_runs() -> None:
-    cells, bound = np.array([0.63, 0.04, 0.03, 0.30]), -0.02  # 1 pp are lost; the rule allows 2
-    now = intervals.paired_difference(*map(int, 1000 * cells), confidence=0.95)
-    n = intervals.items_to_settle(now, bound)
-    settled = [intervals.paired_difference(*map(int, t), confidence=0.95).low > bound for t in rng(9).multinomial(n, cells, 1500)]  # type: ignore[operator]
-    assert 0.75 <= np.mean(settled) <= 0.86
+@pytest.mark.parametrize("estimate, threshold, half", [
+    ((-1.0, -2.4, 0.4, 1000), -2.0, 1.4), ((1.0, 0.8, 2.0, 100), 0.5, 0.2), ((1.0, 0.8, 2.0, 100), 3.0, 1.0),
+])  # fmt: skip
+def test_the_side_of_the_bound_says_how_many_items_settle_it(estimate: Any, threshold: float, half: float) -> None:
+    """The error is half / 1.960 now, and the distance must be 1.960 + 0.842 errors."""
+    value, *_, n = estimate
+    expected = n * (half * (1.959964 + 0.841621) / 1.959964 / (threshold - value)) ** 2
+    assert intervals.items_to_settle(intervals.Estimate(*estimate, ""), threshold) == np.ceil(expected)
+    assert intervals.items_to_settle(intervals.Estimate(*estimate, ""), value) is None
+    assert intervals.items_to_settle(intervals.Estimate(value, None, None, n, ""), threshold) is None
 
 
 # --- several rules -----------------------------------------------------------------------------------------------
@@ -315,11 +277,8 @@ def test_one_sided_p_of_a_t_interval_is_the_t_tests() -> None:
     for bound in (-1.0, 0.4, 2.5):
         p = intervals.one_sided_p(found.value - bound, found.high - found.value, df=7, confidence=0.95)  # type: ignore[operator]
         assert p == pytest.approx(scipy_stats.ttest_1samp(x, bound, alternative="greater").pvalue)
-
-
-def test_an_exact_figure_is_past_its_bound_or_is_not() -> None:
-    assert intervals.one_sided_p(0.1, 0.0, df=1, confidence=0.95) == 0
-    assert intervals.one_sided_p(-0.1, 0.0, df=1, confidence=0.95) == intervals.one_sided_p(0.0, 0.0, df=1, confidence=0.95) == 1
+    exact = [intervals.one_sided_p(distance, 0.0, df=1, confidence=0.95) for distance in (0.1, 0.0, -0.1)]
+    assert exact == [0, 1, 1], "what is exact is past its bound or is not"
 
 
 # --- coverage, small; tests/bench/simulations.py has it at full size ----------------------------------------------
@@ -345,14 +304,6 @@ def test_divergence_interval_covers_what_it_says_at_few_documents(documents: int
     assert 0.93 <= coverage(find, 0.02, 600) <= 0.98
 
 
-def test_paired_interval_covers_what_it_says() -> None:
-    draw, cells = rng(7), np.array([0.62, 0.06, 0.04, 0.28])
-    covered = coverage(
-        lambda: intervals.paired_difference(*map(int, draw.multinomial(300, cells)), confidence=0.95), cells[2] - cells[1], 2000
-    )
-    assert 0.93 <= covered <= 0.97
-
-
 def test_paired_interval_covers_items_of_families() -> None:
     """Newcombe's alone, which takes items for independent, covers 88 %."""
     draw, cells, family = rng(13), [0.62, 0.06, 0.02, 0.30], np.arange(240) % 80
@@ -365,12 +316,6 @@ def test_paired_interval_covers_items_of_families() -> None:
         return intervals.outer(plain, whole)
 
     assert 0.92 <= coverage(find, -0.04, 300) <= 0.98
-
-
-def test_speed_ratio_of_five_rounds_covers_what_it_says() -> None:
-    draw = rng(14)
-    covered = coverage(lambda: intervals.geometric_mean_t(0.9 * np.exp(draw.normal(0, 0.06, 5)), confidence=0.95), 0.9, 2000)
-    assert 0.93 <= covered <= 0.97
 
 
 def test_a_variant_exactly_at_its_margin_passes_at_most_5_times_in_100() -> None:
@@ -395,22 +340,3 @@ def test_clusters_that_weigh_as_few_give_an_interval_as_wide_as_few_do() -> None
     found = intervals.cluster_bootstrap(values, np.ones(len(values)), labels, rng=rng(), **SURE)
     assert found.weight == pytest.approx(2, abs=0.01) and found.clusters == 11
     assert found.low is not None and found.high is not None and found.high - found.low > 0.01
-
-
-def test_a_share_in_which_all_agree_is_no_certainty() -> None:
-    found = intervals.cluster_bootstrap(np.zeros(30), np.ones(30), np.arange(30) % 10, rng=rng(), **SURE, bounds=(0, 1))
-    assert (found.value, found.low) == (0, 0) and found.high == pytest.approx(intervals.wilson(0, 10, confidence=0.95).high)
-
-
-def test_a_difference_without_losses_may_still_be_a_loss() -> None:
-    change = np.repeat([1.0, 0.0], [2, 58])
-    found = intervals.cluster_bootstrap(change, np.ones(60), np.arange(60) % 20, rng=rng(), **SURE, bounds=(-1, 1))
-    assert found.low is not None and found.low < 0
-
-
-def test_a_limit_past_all_numbers_is_no_interval_and_no_warning_of_the_arithmetic() -> None:
-    found = intervals.cluster_bootstrap(
-        [0.0, 60.0], [10.0, 10.0], ["a", "b"], confidence=0.999, resamples=200, rng=np.random.default_rng(0), transform="exp"
-    )  # fmt: skip
-    assert found.value == pytest.approx(np.exp(3)) and found.low is found.high is None
-    assert found.warnings[-1] == "a limit is past all numbers: no interval"

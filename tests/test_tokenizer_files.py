@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_download import fetch
+from model_house import SENTENCEPIECE, fetch
 from test_from_gguf import ODD
 
 from pipeline.core.errors import DownloadError
@@ -33,9 +33,9 @@ def loaded(folder: Path) -> Any:
 
 def without_json(folder: Path) -> dict[str, Any]:
     """Take tokenizer.json away; returns its content."""
-    found: dict[str, Any] = json.loads((folder / "tokenizer.json").read_text("utf-8"))
+    content: dict[str, Any] = json.loads((folder / "tokenizer.json").read_text("utf-8"))
     (folder / "tokenizer.json").unlink()
-    return found
+    return content
 
 
 def configure(folder: Path, **values: Any) -> None:
@@ -49,8 +49,8 @@ def test_vocabulary_and_merges_become_one_file_with_the_same_tokens(base: Path, 
     configure(base, tokenizer_class="GPT2Tokenizer", bos_token="<|im_start|>", eos_token="<|im_end|>", unk_token="<|end|>")
     facts = fetch(base, tmp_path / "out")
     assert facts["repairs"][0] == "tokenizer.json: made from vocab.json" and "tokenizer_config.json" in facts["repaired"]
-    ours, theirs = loaded(tmp_path / "out"), loaded(tiny)
-    assert all(ours(text).input_ids == theirs(text).input_ids for text in corpus_texts() + ODD)
+    made, original = loaded(tmp_path / "out"), loaded(tiny)
+    assert all(made(text).input_ids == original(text).input_ids for text in corpus_texts() + ODD)
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
@@ -61,15 +61,18 @@ def test_a_sentencepiece_model_becomes_a_tokenizer_with_its_tokens(base: Path, t
     text = tmp_path / "text"
     text.write_text("\n".join(t for t in corpus_texts() if t.isascii()), encoding="utf-8")
     sentencepiece.SentencePieceTrainer.train(
-        input=str(text), model_prefix=str(base / "tokenizer"), vocab_size=512, model_type=kind, byte_fallback=True, minloglevel=2,
-        normalization_rule_name="identity", remove_extra_whitespaces=False, split_digits=True,
-    )  # fmt: skip
+        **SENTENCEPIECE | {"model_type": kind},
+        input=str(text),
+        model_prefix=str(base / "tokenizer"),
+        vocab_size=512,
+        split_digits=True,
+    )
     configure(base, tokenizer_class="LlamaTokenizer", bos_token="<s>", eos_token="</s>", unk_token="<unk>")
     facts = fetch(base, tmp_path / "out")
     assert "made from tokenizer.model, equal on 79 texts" in facts["repairs"][0]
     original = sentencepiece.SentencePieceProcessor(model_file=str(base / "tokenizer.model"))
-    ours = loaded(tmp_path / "out")
-    assert all(ours(text, add_special_tokens=False).input_ids == original.encode(text) for text in corpus_texts())
+    made = loaded(tmp_path / "out")
+    assert all(made(text, add_special_tokens=False).input_ids == original.encode(text) for text in corpus_texts())
 
 
 def test_a_tiktoken_file_becomes_a_tokenizer_with_its_tokens(base: Path, tmp_path: Path) -> None:
@@ -86,8 +89,8 @@ def test_a_tiktoken_file_becomes_a_tokenizer_with_its_tokens(base: Path, tmp_pat
     fetch(base, tmp_path / "out")
     rule = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     original = tiktoken.Encoding("mine", pat_str=rule, mergeable_ranks=ranks, special_tokens={})
-    ours = loaded(tmp_path / "out")
-    assert all(ours(text, add_special_tokens=False).input_ids == original.encode_ordinary(text) for text in corpus_texts() + ODD)
+    made = loaded(tmp_path / "out")
+    assert all(made(text, add_special_tokens=False).input_ids == original.encode_ordinary(text) for text in corpus_texts() + ODD)
 
 
 def test_what_cannot_become_a_tokenizer_is_refused_with_the_way_out(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import importlib
 import json
 import os
 import pwd
@@ -17,8 +16,22 @@ from typing import Any
 
 import pytest
 import yaml
+from gate_house import metric, write_metrics
 from mlflow import MlflowClient
-from track_house import ROOT, VARIANTS, House, change, copy_tracked, rule, sqlite_house, write_results
+from track_house import (
+    ROOT,
+    VARIANTS,
+    House,
+    change,
+    copy_tracked,
+    judged,
+    rejudge,
+    rule,
+    sqlite_house,
+    write_answers_meta,
+    write_manifest,
+    write_results,
+)  # fmt: skip
 
 from pipeline import track
 from pipeline.core import artifacts, params, quiet
@@ -131,9 +144,7 @@ def test_the_same_state_makes_no_run_a_changed_variant_two_and_going_back_none(t
 def test_another_verdict_on_the_same_results_is_a_new_state_of_the_same_runs(tracked_house: House) -> None:
     settings, uri, client = tracked_house
     first, _ = track.track(settings, uri)
-    verdict = artifacts.read_json(artifacts.GATE)
-    verdict["verdict"] = verdict["variants"]["int8"]["verdict"] = "FAIL"
-    artifacts.write_json(artifacts.GATE, verdict)
+    rejudge("int8", overall="FAIL", verdict="FAIL")
     second, made = track.track(settings, uri)
     assert made == 0 and second["runs"] == first["runs"] and second["parent"] != first["parent"]
     assert client.get_run(first["parent"]).data.tags["verdict"] == "PASS"
@@ -143,7 +154,7 @@ def test_another_verdict_on_the_same_results_is_a_new_state_of_the_same_runs(tra
 
 def test_a_run_holds_what_it_was_made_from_and_what_defines_the_measurement(house: House) -> None:
     settings, uri, client = house
-    artifacts.write_json(artifacts.meta_of(artifacts.answers("int8")), {"sets": {"evalsets/tasks/facts.jsonl": "a" * 64}})
+    write_answers_meta("int8", {"evalsets/tasks/facts.jsonl": "a" * 64})
     Path("dvc.lock").write_text("stages: {gate: {cmd: x}, track: {cmd: y}}\n", encoding="utf-8")
     rows = [artifacts.answers("int8"), artifacts.timings("int8"), artifacts.generations("int8"), artifacts.failures("int8")]
     for file in (*rows, artifacts.REPORTS / "figures/tradeoff.png"):
@@ -183,10 +194,10 @@ def test_a_tree_is_not_changed_by_what_the_pipeline_writes(tmp_path: Path, monke
     for touched in ("dvc.lock", "reports/gate.json", "params.yaml"):
         with Path(touched).open("a", encoding="utf-8") as file:
             file.write("\n")
-        changed.append(provenance(load_state(settings), settings)["git.changed"])
+        changed.append(provenance(load_state(settings))["git.changed"])
     subprocess.run([*own, "commit", "-aqm", "y"], check=True)
     Path("x.py").touch()
-    changed.append(provenance(load_state(settings), settings)["git.changed"])
+    changed.append(provenance(load_state(settings))["git.changed"])
     assert changed == ["false", "false", "true", "true"]
 
 
@@ -200,14 +211,11 @@ def test_no_password_or_key_is_uploaded(house: House, monkeypatch: pytest.Monkey
     files = [artifacts.answers("int8"), artifacts.timings("int8"), artifacts.failures("int8"), artifacts.served("int8")]
     for file in [*files, artifacts.REPORTS / "report.md", artifacts.REPORTS / "figures/a.svg"]:
         artifacts.write_json(file, {"said": secret})
-    artifacts.write_json(artifacts.model_dir("int8") / artifacts.MANIFEST, {"calibration": {"source": secret}})
+    calibration = {"source": secret, "digest": "d", "rows_asked": 1, "rows_used": 1, "tokens_per_row": 1}
+    write_manifest("int8", calibration=calibration)
     for name in settings.variants:
-        result = artifacts.read_json(artifacts.metrics(name))
-        result |= {"options": {"index": secret}, "versions": {"torch": secret}}
-        artifacts.write_json(artifacts.metrics(name), result)
-    verdict = artifacts.read_json(artifacts.GATE)
-    verdict["variants"]["int8"] |= {"reason": secret}
-    artifacts.write_json(artifacts.GATE, verdict)
+        change(name, options={"index": secret}, versions={"torch": secret})
+    rejudge("int8", reason=secret)
     found, _ = track.track(settings, uri)
     for run in (found["parent"], *found["runs"].values()):
         told = client.get_run(run)
@@ -223,13 +231,8 @@ def test_no_password_or_key_is_uploaded(house: House, monkeypatch: pytest.Monkey
 
 def test_a_variant_that_cannot_run_here_is_a_run_that_says_why(tracked_house: House) -> None:
     settings, uri, client = tracked_house
-    result = artifacts.read_json(artifacts.metrics("nf4"))
-    result |= {"status": "unsupported", "reason": "no kernel", "metrics": {}, "machine": None}
-    artifacts.write_json(artifacts.metrics("nf4"), result)
-    verdict = artifacts.read_json(artifacts.GATE)
-    unknown = rule(0.0, "FAIL") | {"value": None, "low": None, "high": None, "n": None}
-    verdict["variants"]["nf4"] |= {"verdict": "UNSUPPORTED", "reason": "no kernel", "rules": [unknown]}
-    artifacts.write_json(artifacts.GATE, verdict)
+    change("nf4", status="unsupported", reason="no kernel", metrics={}, machine=None)
+    rejudge("nf4", verdict="UNSUPPORTED", reason="no kernel", rules=[rule(None, "FAIL", n=None)])
     run = client.get_run(track.track(settings, uri)[0]["runs"]["nf4"])
     assert (run.data.params["status"], run.data.params["reason"]) == ("unsupported", "no kernel")
     assert run.data.metrics == {} and run.data.tags["verdict"] == "UNSUPPORTED"
@@ -239,11 +242,9 @@ def test_metric_names_survive_the_round_trip_unknown_values_are_left_out_and_cur
     from pipeline.metrics.definitions import IN_PROCESS
 
     settings, uri, client = tracked_house
-    result = artifacts.read_json(artifacts.metrics("int8"))
     names = [f"{n}{t}" for n in IN_PROCESS for t in ("", "/chinese-english", "/arithmetic_copy")]
-    result["metrics"] = {n: {"value": float(i), "low": i - 0.5, "high": i + 0.5} for i, n in enumerate(names)}
-    result["metrics"] |= {f"tpot_ms/context-{n}": {"value": n / 100, "low": None, "high": None} for n in (4096, 256)}
-    artifacts.write_json(artifacts.metrics("int8"), result)
+    metrics = {n: metric(float(i), i - 0.5, i + 0.5) for i, n in enumerate(names)}
+    write_metrics(settings, "int8", metrics | {f"tpot_ms/context-{n}": metric(n / 100, None, None) for n in (4096, 256)})
     run = track.track(settings, uri)[0]["runs"]
     logged = client.get_run(run["int8"]).data.metrics
     assert {n: logged[n] for n in names} == {n: float(i) for i, n in enumerate(names)}
@@ -355,10 +356,10 @@ def test_the_first_question_carries_no_password_and_a_missing_driver_or_package_
     monkeypatch.setattr("httpx2.get", lambda url, **_: asked.append(url))
     connection.check_reachable("https://user:p%40ss@host.example/mlflow/")
     assert asked == ["https://host.example/mlflow/health"]
-    with pytest.raises(ArtifactError, match="pip install pymssql"):
-        connection.check_reachable("mssql+pymssql://user:secret@127.0.0.1/x")
-    with pytest.raises(ArtifactError, match="; pip install no_such_package; "):  # boto3, where files go to S3 from here
-        track._reported("http://h", "then", lambda: importlib.import_module("no_such_package"))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri := "mssql+pymssql://user:secret@127.0.0.1/x")
+    with pytest.raises(ArtifactError, match="; pip install pymssql") as caught:
+        track._reported(uri, "then", lambda: connection.check_reachable(uri))
+    assert "secret" not in str(caught.value)
 
 
 # --- command line ------------------------------------------------------------------------------------------------
@@ -389,7 +390,7 @@ def test_shipped_params_name_the_ui_s_database() -> None:
 
 
 def test_the_picture_leaves_out_rules_without_a_figure(tmp_path: Path) -> None:
-    unknown = rule(0.01, "FAIL") | {"value": None}
-    assert not draw_rules("x", {"verdict": "FAIL", "rules": [unknown]}, 0.95, tmp_path / "a.png")
-    assert draw_rules("x", {"verdict": "FAIL", "rules": [unknown, rule(0.0, "PASS")]}, 0.95, tmp_path / "b.png")
+    unknown = rule(None, "FAIL")
+    assert not draw_rules("x", judged("FAIL", unknown), 0.95, tmp_path / "a.png")
+    assert draw_rules("x", judged("FAIL", unknown, rule(0.0, "PASS")), 0.95, tmp_path / "b.png")
     assert (tmp_path / "b.png").read_bytes()[:4] == b"\x89PNG" and not (tmp_path / "a.png").exists()

@@ -1,7 +1,7 @@
-"""Tracking to real servers on 127.0.0.1: MLflow's own, one with passwords, one whose files lie in S3, and a PostgreSQL.
+"""Tracking to real servers on 127.0.0.1: MLflow's own, one with passwords, and a PostgreSQL.
 
 Skipped by name where a package is missing: passwords need `pip install 'mlflow[auth]'`, PostgreSQL `'psycopg[binary]'` and
-Debian's `postgresql`, and S3, which is moto's and no dependency, `moto`.
+Debian's `postgresql`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(900)]  #
 UP_S = 240  # a loaded machine takes its time to start a server
 PASSWORD = "not-a-real-password-1"
 needs_auth = pytest.mark.skipif(importlib.util.find_spec("flask_wtf") is None, reason="no flask_wtf: pip install 'mlflow[auth]'")
-needs_s3 = pytest.mark.skipif(importlib.util.find_spec("moto") is None, reason="no moto for an S3: pip install moto")
 POSTGRES = next((p for p in sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True) if (p / "initdb").exists()), None)
 needs_postgres = pytest.mark.skipif(
     POSTGRES is None or importlib.util.find_spec("psycopg") is None,
@@ -51,44 +50,6 @@ needs_postgres = pytest.mark.skipif(
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as s:
         return int(s.getsockname()[1])
-
-
-class Server:
-    """An `mlflow server` with a store of its own; without its runner of jobs."""
-
-    def __init__(self, folder: Path, database: Path, *options: str, **env: str) -> None:
-        self.folder, self.port = folder, free_port()
-        self.env = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"} | env
-        self.uri = f"http://127.0.0.1:{self.port}"
-        store = f"sqlite:///{shutil.copy(database, folder)}"
-        self.command = [
-            sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(self.port), "--workers", "1",
-            "--backend-store-uri", store, "--artifacts-destination", str(folder / "files"), *options,
-        ]  # fmt: skip
-        with (self.folder / "server.log").open("ab") as log:
-            self.process = subprocess.Popen(
-                self.command, cwd=self.folder, env=self.env, stdout=log, stderr=log, start_new_session=True
-            )
-        end = time.monotonic() + UP_S
-        while time.monotonic() < end and self.process.poll() is None:
-            try:
-                if httpx2.get(f"{self.uri}/health", timeout=5).status_code == 200:
-                    return
-            except httpx2.HTTPError:
-                time.sleep(0.2)
-        self.close()
-        raise RuntimeError((self.folder / "server.log").read_text(errors="replace")[-2000:])
-
-    def close(self) -> None:
-        """The whole session that was started for it: its workers would go on without it."""
-        for sign in (signal.SIGTERM, signal.SIGKILL):
-            try:
-                os.killpg(self.process.pid, sign)
-                self.process.wait(timeout=20)
-            except ProcessLookupError:
-                return
-            except subprocess.TimeoutExpired:
-                continue
 
 
 class Here:
@@ -203,13 +164,22 @@ def test_a_server_with_passwords_refuses_in_one_line_and_takes_the_right_one(
         f"admin_password = {PASSWORD}\nauthorization_function = mlflow.server.auth:authenticate_request_basic_auth\n",
         encoding="utf-8",
     )
-    env = {"MLFLOW_AUTH_CONFIG_PATH": str(config), "MLFLOW_FLASK_SERVER_SECRET_KEY": "k"}
-    server = Server(folder, database, "--app-name", "basic-auth", **env)
-    quick = generate_password_hash(PASSWORD, "pbkdf2:sha256:1")  # MLflow's own costs each request a tenth of a second
-    with contextlib.closing(sqlite3.connect(folder / "auth.db")) as users, users:
-        users.execute("UPDATE users SET password_hash = ?", (quick,))
+    uri, store = f"http://127.0.0.1:{(port := free_port())}", f"sqlite:///{shutil.copy(database, folder)}"
+    command = [sys.executable, "-m", "mlflow", "server", "--port", str(port), "--workers", "1", "--backend-store-uri", store,
+               "--artifacts-destination", str(folder / "files"), "--app-name", "basic-auth"]  # fmt: skip
+    env = {
+        "MLFLOW_AUTH_CONFIG_PATH": str(config),
+        "MLFLOW_FLASK_SERVER_SECRET_KEY": "k",
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+    }
+    with (folder / "server.log").open("ab") as log:
+        process = subprocess.Popen(command, cwd=folder, env=os.environ | env, stdout=log, stderr=log, start_new_session=True)
     try:
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
+        wait_for(uri, process)
+        quick = generate_password_hash(PASSWORD, "pbkdf2:sha256:1")  # MLflow's own costs each request a tenth of a second
+        with contextlib.closing(sqlite3.connect(folder / "auth.db")) as users, users:
+            users.execute("UPDATE users SET password_hash = ?", (quick,))
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
         monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "admin")
         monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "wrong-password-2")
         with pytest.raises(ArtifactError, match="MLFLOW_TRACKING_PASSWORD") as caught:
@@ -217,50 +187,20 @@ def test_a_server_with_passwords_refuses_in_one_line_and_takes_the_right_one(
         assert "wrong-password-2" not in str(caught.value) and "\n" not in str(caught.value)
         monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", PASSWORD)
         track.main()
-        assert statuses(server.uri, "quantgate") == ["FINISHED"] * (len(VARIANTS) + 1)
+        assert statuses(uri, "quantgate") == ["FINISHED"] * (len(VARIANTS) + 1)
     finally:
-        server.close()
+        os.killpg(process.pid, signal.SIGKILL)  # its workers would go on without it
+        process.wait()
 
 
-@pytest.fixture
-def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """An S3 without a bucket, which all that is started here finds by its variables; yields its client."""
-    from boto3 import client
-    from moto.server import ThreadedMotoServer
-
-    made = ThreadedMotoServer("127.0.0.1", free_port(), verbose=False)
-    made.start()
-    uri = "http://{}:{}".format(*made.get_host_and_port())
-    given = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "a-secret", "AWS_DEFAULT_REGION": "us-east-1"}
-    for name, value in {**given, "MLFLOW_S3_ENDPOINT_URL": uri}.items():
-        monkeypatch.setenv(name, value)
-    yield client("s3", endpoint_url=uri)
-    made.stop()
-
-
-@needs_s3
-@pytest.mark.parametrize(
-    ("bucket", "options"),
-    [("proxied", ["--artifacts-destination"]), ("direct", ["--no-serve-artifacts", "--default-artifact-root"])],
-)
-def test_files_lie_in_s3_and_a_bucket_that_is_missing_loses_nothing(
-    bucket: str, options: list[str], house: Path, database: Path, s3: Any, tmp_path_factory: pytest.TempPathFactory,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    server = Server(tmp_path_factory.mktemp("s3"), database, *options, f"s3://{bucket}")
-    try:
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
-        with pytest.raises(ArtifactError, match="all results are safe"):
-            track.main()
-        s3.create_bucket(Bucket=bucket)
-        track.main()
-        assert statuses(server.uri, "quantgate") == ["FINISHED"] * (len(VARIANTS) + 1)
-        run = artifacts.read_json(artifacts.MLFLOW)["runs"]["int8"]
-        sent = s3.get_object(Bucket=bucket, Key=f"1/{run}/artifacts/rows/answers/int8.jsonl")["Body"].read()
-        assert sent == artifacts.answers("int8").read_bytes()
-        assert "metrics/int8.json" in files(MlflowClient(tracking_uri=server.uri), run)
-    finally:
-        server.close()
+def wait_for(uri: str, process: subprocess.Popen[bytes]) -> None:
+    end = time.monotonic() + UP_S
+    while time.monotonic() < end and process.poll() is None:
+        with contextlib.suppress(httpx2.HTTPError):
+            if httpx2.get(f"{uri}/health", timeout=5).status_code == 200:
+                return
+        time.sleep(0.2)
+    raise RuntimeError(f"no server at {uri}")
 
 
 class Postgres:

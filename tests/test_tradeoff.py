@@ -1,4 +1,4 @@
-"""The trade-off table: every figure there is has its row, none is invented, and what a server lacks is said in words."""
+"""The trade-off table: every value there is has its row, none is invented, and what a server lacks is said in words."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from pipeline.metrics.definitions import DEFINITIONS
+from pipeline.metrics.definitions import DEFINITIONS, definition
 from pipeline.reporting import tradeoff
 from pipeline.reporting.text import render
-from pipeline.reporting.tradeoff import IN_PROCESS, SERVER, Point
+from pipeline.reporting.tradeoff import IN_PROCESS, SERVER, Point, View
 
 
 def metric(value: float | None, low: float | None = None, high: float | None = None, n: int = 5, *warnings: str) -> dict[str, Any]:
@@ -52,14 +52,14 @@ PROBE: dict[str, Any] = {
 SERVED: dict[str, Any] = {
     "status": "ok", "reason": None, "probe": PROBE,
     "asked": {"load": {"prompt_tokens": 256}, "objective": {"ttft_ms": 500.0, "tpot_ms": None}},
-    "launch": {"kind": "llamacpp", "build": "b42 (x) {}", "threads": 2, "parallel": 4},
+    "launch": {"kind": "llamacpp", "build": "b42 (x) {}", "threads": 2, "parallel": 4, "engine_options": {"kv_type": "q8_0"}},
     "levels": {"closed-1": level(400.0, 50.0, 16), "closed-4": level(900.0, 90.0, 32), "open-0.5": level(410.0, 16.0, 8)},
     "knee": metric(2, 1, 2, 2), "server_memory_bytes": metric(3e8, n=1) | {"unit": "bytes"},
 }  # fmt: skip
 RESULTS = {"bf16": {"metrics": METRICS}, "q8": {"metrics": METRICS}}
 
 
-def view(served: dict[str, Any], faults: dict[str, str] | None = None, results: dict[str, Any] = RESULTS) -> dict[str, Any]:
+def view(served: dict[str, Any], faults: dict[str, str] | None = None, results: dict[str, Any] = RESULTS) -> View:
     return tradeoff.view(results, served, faults or {}, (256, 64), 0.95)
 
 
@@ -94,13 +94,12 @@ def test_a_row_holds_what_was_measured_there_and_the_rest_is_not_known() -> None
 
 
 def test_what_an_engine_cannot_do_is_no_row_of_dashes_but_a_reason() -> None:
-    cannot = {
-        f"{name}/batch-{b}": metric(None, None, None, 0, "one request at a time") for name in ("tpot_ms", "ttft_ms") for b in (4, 8)
-    }
-    found = view({}, results={"a": {"metrics": METRICS | cannot}, "b": {"metrics": METRICS | cannot}})
-    assert [r["at once"] for r in found["rows"] if r["variant"] == "a"] == ["1", "4", "1"], "batch-4 has a rate in METRICS"
-    assert found["unknown"] == ["batch-8 of a, b: one request at a time"]
-    assert "batch-8 of a, b" in render("tradeoff.md.j2", {"tradeoff": found})
+    why = metric(None, None, None, 0, "one request at a time")
+    cannot = {f"{name}/batch-{b}": why for name in ("tpot_ms", "ttft_ms") for b in (4, 8)}
+    shown = view({}, results={"a": {"metrics": METRICS | cannot}, "b": {"metrics": METRICS | cannot}})
+    assert [r["at once"] for r in shown.rows if r["variant"] == "a"] == ["1", "4", "1"], "batch-4 has a rate in METRICS"
+    assert shown.unknown == ["batch-8 of a, b: one request at a time"]
+    assert "batch-8 of a, b" in render("tradeoff.md.j2", {"tradeoff": shown})
 
 
 def test_each_level_of_a_server_is_a_row_of_its_own() -> None:
@@ -109,12 +108,6 @@ def test_each_level_of_a_server_is_a_row_of_its_own() -> None:
     assert served["decode_tok_s"] is None and served["throughput_tok_s"] == metric(90.0, 85.0, 95.0, 2) | {"unit": "tok/s"}
     assert row(SERVER, 256, "0.5 req/s").metrics["ttft_p99_ms"] == metric(410.0)
     assert not [p for p in tradeoff.points(RESULTS, {"q8": SERVED}, (256, 64)) if p.variant == "bf16" and p.source == SERVER]
-
-
-def test_a_context_and_a_batch_may_stand_in_one_part() -> None:
-    metrics = {"decode_tok_s/context-1024-batch-4": metric(1.0), "decode_tok_s/context-1024/batch-8": metric(2.0)}
-    found = tradeoff.points({"a": {"metrics": metrics}}, {}, (256, 64))
-    assert [(p.context, p.load) for p in found] == [(1024, "4"), (1024, "8")]
 
 
 def test_the_csv_has_every_bound_and_n_and_unknown_is_empty() -> None:
@@ -127,21 +120,21 @@ def test_the_csv_has_every_bound_and_n_and_unknown_is_empty() -> None:
     assert last["memory_bytes"] == "300000000.0"
 
 
-def test_figures_stand_with_their_interval_unit_and_n() -> None:
-    shown = view({"q8": SERVED})["rows"][-2]
-    assert (shown["TTFT (ms)"], shown["throughput tok/s"]) == ("900 [890, 910]", "90 [85, 95]")
-    assert shown["n"] == "32 requests, 2 rounds"
-    assert shown["memory (MB)"] == "300" and shown["failed (%)"] == "25 [10, 40]" and shown["decode tok/s"] == "–"
-    assert view({})["rows"][0]["n"] == "5 requests"
+def test_values_stand_with_their_interval_unit_and_n() -> None:
+    cells = view({"q8": SERVED}).rows[-2]
+    assert (cells["TTFT (ms)"], cells["throughput tok/s"]) == ("900 [890, 910]", "90 [85, 95]")
+    assert cells["n"] == "32 requests, 2 rounds"
+    assert cells["memory (MB)"] == "300" and cells["failed (%)"] == "25 [10, 40]" and cells["decode tok/s"] == "–"
+    assert view({}).rows[0]["n"] == "5 requests"
 
 
-def test_a_figure_with_a_warning_is_marked_and_the_warning_stands_below() -> None:
+def test_a_value_with_a_warning_is_marked_and_the_warning_stands_below() -> None:
     few = level(400.0, 50.0, 16) | {"ttft_p99_ms": metric(500.0, 400.0, 600.0, 12, "p99 of 12 values is their maximum")}
     once = METRICS | {"peak_memory_bytes": metric(7e8, None, None, 1, "measured once: no interval")}
-    found = view({"q8": SERVED | {"levels": {"closed-1": few}}}, results={"bf16": {"metrics": once}, "q8": {"metrics": METRICS}})
-    row = next(r for r in found["rows"] if r["measured"] == SERVER)
-    assert row["TTFT p99 (ms)"] == "500 [400, 600] †" and "†" not in row["TTFT (ms)"]
-    assert found["notes"] == ["p99 of 12 values is their maximum: q8 TTFT p99 (ms) (server, context 256, 1 at once)"]
+    shown = view({"q8": SERVED | {"levels": {"closed-1": few}}}, results={"bf16": {"metrics": once}, "q8": {"metrics": METRICS}})
+    cells = next(r for r in shown.rows if r["measured"] == SERVER)
+    assert cells["TTFT p99 (ms)"] == "500 [400, 600] †" and "†" not in cells["TTFT (ms)"]
+    assert shown.notes == ["p99 of 12 values is their maximum: q8 TTFT p99 (ms) (server, context 256, 1 at once)"]
 
 
 def test_what_a_server_lacks_is_said_in_words_and_what_is_not_known_apart() -> None:
@@ -152,33 +145,30 @@ def test_what_a_server_lacks_is_said_in_words_and_what_is_not_known_apart() -> N
     ]
 
 
-def test_a_server_is_described_with_its_knee_and_its_memory() -> None:
-    (one,) = view({"q8": SERVED})["servers"]
-    assert "llamacpp started here (2 threads, 4 at once at most)" in one["about"] and one["build"] == "b42 (x) {}"
-    assert "peak memory 300 MB" in one["about"]
-    assert "saturation point: 2 requests at once (single rounds: 1 to 2; 2 rounds)" in one["about"]
-    assert one["about"].endswith("objective: TTFT at most 500 ms")
-    assert one["levels"][0]["load"] == "1 at once" and one["levels"][2]["load"] == "0.5 req/s"
-    assert one["levels"][1]["within objective (%)"] == "75 [60, 90]" and one["levels"][1]["n"] == "32 requests, 2 rounds"
-    (one,) = view({"q8": SERVED | {"launch": SERVED["launch"] | {"engine_options": {"kv_type": "q8_0"}}}})["servers"]
-    assert "4 at once at most, kv_type q8_0)" in one["about"]
+def test_a_server_is_described_with_its_saturation_point_and_its_memory() -> None:
+    (server,) = view({"q8": SERVED}).servers
+    assert "llamacpp started here (2 threads, 4 at once at most, kv_type q8_0)" in server.about and server.build == "b42 (x) {}"
+    assert "peak memory 300 MB" in server.about and server.about.endswith("objective: TTFT at most 500 ms")
+    assert "saturation point: 2 requests at once (single rounds: 1 to 2; 2 rounds)" in server.about
+    assert server.levels[0]["load"] == "1 at once" and server.levels[2]["load"] == "0.5 req/s"
+    assert server.levels[1]["within objective (%)"] == "75 [60, 90]" and server.levels[1]["n"] == "32 requests, 2 rounds"
     elsewhere = SERVED | {"launch": None, "knee": metric(None, n=0), "server_memory_bytes": metric(None, None, None, 0, "not seen")}
-    (one,) = view({"q8": elsewhere})["servers"]
-    assert one["about"].startswith("m at http://h/v1 (completions)") and "memory not known: not seen" in one["about"]
+    (server,) = view({"q8": elsewhere}).servers
+    assert server.about.startswith("m at http://h/v1 (completions)") and "memory not known: not seen" in server.about
 
 
-@pytest.mark.parametrize("page", ["tradeoff.md.j2", "tradeoff.html.j2"])
-def test_pages_hold_every_row_and_what_was_not_measured_with_its_reason(page: str) -> None:
+@pytest.mark.parametrize("page, rows", [("tradeoff.md.j2", 9 + 1), ("tradeoff.html.j2", 9 + 3)])
+def test_pages_hold_every_row_and_what_was_not_measured_with_its_reason(page: str, rows: int) -> None:
     text = render(page, {"tradeoff": view({"q8": SERVED}, {"q4": "unsupported: <no wheel>"})})
     html = page.endswith("html.j2")
-    lines = text.count('<tr><th scope="row">') if html else sum(line.startswith("| ") for line in text.splitlines())
-    assert lines == (9 + 3 if html else 9 + 1)
+    assert rows == (text.count('<tr><th scope="row">') if html else sum(line.startswith("| ") for line in text.splitlines()))
     assert ("unsupported: &lt;no wheel&gt;" if html else "unsupported: <no wheel>") in text and "no KLD over the whole" in text
-    assert "b42" in text or not html
-    assert "95 % intervals" in text
+    assert ("b42" in text) is html and "95 % intervals" in text
+    nothing = render(page, {"tradeoff": view({}, results={"a": {"metrics": {}}})})
+    assert "<table>" not in nothing and "| " not in nothing
 
 
-@pytest.mark.parametrize("page", ["tradeoff.md.j2", "tradeoff.html.j2"])
-def test_a_project_without_any_speed_figure_has_a_page_all_the_same(page: str) -> None:
-    text = render(page, {"tradeoff": view({}, results={"a": {"metrics": {}}})})
-    assert "<table>" not in text and "| " not in text
+def test_the_speed_table_has_a_cell_for_each_variant_no_row_that_nobody_has_and_metrics_only() -> None:
+    results = {"a": {"metrics": {"ttft_cold_ms": metric(12.5, 12.0, 13.0)}}, "b": {"metrics": {"load_s": metric(None)}}}
+    assert tradeoff.details(results) == {"TTFT of the first request after loading (ms)": ["12.5 [12, 13]", "–"]}
+    assert all(map(definition, tradeoff.DETAILS.values()))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from gate_house import MACHINE, metric, write_metrics
 from mlflow import MlflowClient
 from mlflow.store.db import utils
 from sqlalchemy import Engine, event
@@ -48,11 +49,20 @@ def copy_tracked(there: Path, here: Path) -> House:
     return params.load(), uri, MlflowClient(tracking_uri=uri)
 
 
-def rule(value: float, verdict: str) -> dict[str, Any]:
+def rule(value: float | None, word: str, **more: Any) -> Any:
+    """A rule's verdict as gate.json has it."""
     return {
-        "metric": "kld_mean", "bound": "margin 0.02 nats", "threshold": 0.02, "better": "lower", "unit": "nats", "required": True,
-        "verdict": verdict, "value": value, "low": value / 2, "high": value * 2, "n": 100,
-    }  # fmt: skip
+        "metric": "kld_mean", "against": "reference", "bound": "margin 0.02 nats", "threshold": 0.02, "better": "lower",
+        "neutral": 0.0, "unit": "nats", "required": True, "verdict": word, "reason": "r", "settle": None, "p_fail": None,
+        "p_fail_holm": None, "value": value, "low": value and value / 2, "high": value and value * 2, "n": 100, "clusters": None,
+        "between": None,
+    } | more  # fmt: skip
+
+
+def judged(word: str, *rules: Any) -> Any:
+    """A variant's verdict as gate.json has it."""
+    family = {"rules": 1, "correction": "Holm 1979", "level": 0.025, "sided": "one"}
+    return {"verdict": word, "reason": "r", "required": True, "rules": list(rules), "family": family}
 
 
 def write_results() -> params.Params:
@@ -62,20 +72,13 @@ def write_results() -> params.Params:
     data["serving"] = {"variants": {}}
     Path("params.yaml").write_text(yaml.safe_dump(data, sort_keys=False), encoding="utf-8")
     settings = params.load()
-    verdict: dict[str, Any] = {"verdict": "PASS", "variants": {}}
     for k, name in enumerate(settings.variants):
-        artifacts.write_json(artifacts.metrics(name), {
-            "variant": name, "status": "ok", "quantizer": "cast", "engine": "hf", "options": {"dtype": "x"}, "base": "b" * 64,
-            "model": "m", "versions": {"torch": "2"}, "machine": {"cpu": "c"},
-            "metrics": {
-                "kld_mean": {"value": 0.01 * k, "low": 0.005 * k, "high": None, "n": 100},
-                "kld_mean/news": {"value": None, "low": None, "high": None, "n": 0},
-            },
-        })  # fmt: skip
-        word = {"int8": "PASS", "nf4": "FAIL"}.get(name)
-        if word:
-            verdict["variants"][name] = {"verdict": word, "required": True, "reason": "r", "rules": [rule(0.01 * k, word)]}
-    artifacts.write_json(artifacts.GATE, verdict)
+        metrics = {"kld_mean": metric(0.01 * k, 0.005 * k, None), "kld_mean/news": metric(None, None, None, n=0)}
+        write_metrics(settings, name, metrics, quantizer="cast", versions={"torch": "2"}, machine=MACHINE)
+    variants = {"int8": judged("PASS", rule(0.01, "PASS")), "nf4": judged("FAIL", rule(0.02, "FAIL"))}
+    floor = dict.fromkeys(("kld_floor", "kld_rounding", "flip_floor", "flip_rounding"))
+    top = {"verdict": "PASS", "reference": "bf16", "inconclusive": "blocks", "floor": floor}
+    artifacts.write_json(artifacts.GATE, top | {"variants": variants})
     return settings
 
 
@@ -86,8 +89,33 @@ def sqlite_house(folder: Path, database: Path) -> House:
     return write_results(), uri, MlflowClient(tracking_uri=uri)
 
 
-def change(variant: str, value: float) -> None:
-    """Another result for a variant."""
-    result = artifacts.read_json(artifacts.metrics(variant))
-    result["metrics"]["kld_mean"]["value"] = value
-    artifacts.write_json(artifacts.metrics(variant), result)
+def write_manifest(variant: str, **fields: Any) -> None:
+    """A model's manifest as `quantize` writes it."""
+    folder = artifacts.model_dir(variant)
+    artifacts.write_json(folder / artifacts.MANIFEST, {
+        "status": "ok", "reason": None, "variant": variant, "quantizer": "q", "engine": "e", "base": "b", "seed": 1, "asked": {},
+        "options": {}, "engine_options": {}, "versions": {}, "trust_remote_code": False, "files": artifacts.files_of(folder),
+        "digest": "d",
+    } | fields)  # fmt: skip
+
+
+def write_answers_meta(variant: str, sets: dict[str, str]) -> None:
+    artifacts.write_json(artifacts.meta_of(artifacts.answers(variant)), {
+        "variant": variant, "model": "m", "status": "ok", "reason": None, "versions": {}, "once": None, "sets": sets,
+        "batch_size": 1, "seed": 1,
+    })  # fmt: skip
+
+
+def change(variant: str, value: float | None = None, **fields: Any) -> None:
+    """Another result for a variant. value: of its KLD."""
+    results = artifacts.read_json(artifacts.metrics(variant)) | fields
+    if value is not None:
+        results["metrics"]["kld_mean"]["value"] = value
+    artifacts.write_json(artifacts.metrics(variant), results)
+
+
+def rejudge(variant: str, overall: str = "PASS", **fields: Any) -> None:
+    """Another verdict for a variant."""
+    verdict = artifacts.read_json(artifacts.GATE)
+    verdict["variants"][variant] |= fields
+    artifacts.write_json(artifacts.GATE, verdict | {"verdict": overall})

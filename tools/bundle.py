@@ -20,17 +20,20 @@ import zlib
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import typer
+from typing_extensions import TypedDict
 
-from pipeline.core import artifacts, cli, params, secrets
+from pipeline.core import artifacts, cli, params, records, secrets
 from pipeline.core.droppings import data_files
 from pipeline.core.errors import ArtifactError
 from pipeline.core.params import Params
+from pipeline.core.records import File, Json, VariantResult, Verdict
 from tools import machines
+from tools.machines import Conditions, Side
 
-Row = dict[str, Any]
+T = TypeVar("T")
 FORMAT = 1
 INDEX = "bundle.json"
 STAMP = (2020, 1, 1, 0, 0, 0)  # a fixed date: equal content gives equal bytes
@@ -48,10 +51,25 @@ OPTIONAL = (
 ROWS = (artifacts.answers, artifacts.tokens, artifacts.timings, artifacts.generations)
 
 
+class Format(TypedDict):
+    format: int
+
+
+class Index(Format):
+    """bundle.json. absent, hidden, left_out: {file: why}."""
+
+    verdict: str
+    conditions: Conditions
+    files: dict[str, File]
+    absent: dict[str, str]
+    hidden: dict[str, str]
+    left_out: dict[str, str]
+
+
 # --- making one --------------------------------------------------------------------------------------------------
 
 
-def pack(settings: Params, path: Path) -> Row:
+def pack(settings: Params, path: Path) -> Index:
     """Bundle the results on disk into `path` and return the bundle's index.
 
     Raises `ArtifactError` if `path` cannot be written, if metrics or the verdict are missing, or if the rows are not the ones the
@@ -77,7 +95,7 @@ def pack(settings: Params, path: Path) -> Row:
             files[file.as_posix()], had_secrets = _content(file)
             hidden += [file.as_posix()] if had_secrets else []
     files["environment.json"] = _json(secrets.hide_in(environment()))
-    index = {
+    index: Index = {
         "format": FORMAT, "verdict": verdict["verdict"], "conditions": conditions(settings, results, verdict),
         "files": {n: {"bytes": len(b), "sha256": hashlib.sha256(b).hexdigest()} for n, b in files.items()},
         "absent": absent, "hidden": dict.fromkeys(hidden, "a password or key in it was replaced"),
@@ -87,29 +105,30 @@ def pack(settings: Params, path: Path) -> Row:
     return index
 
 
-def _results(settings: Params) -> tuple[dict[str, Row], Row]:
+def _results(settings: Params) -> tuple[dict[str, VariantResult], Verdict]:
     """({variant: its metrics file}, the verdict)."""
-    return {name: artifacts.read_json(artifacts.metrics(name)) for name in settings.variants}, artifacts.read_json(artifacts.GATE)
+    results = {name: records.read(artifacts.metrics(name), VariantResult) for name in settings.variants}
+    return results, records.read(artifacts.GATE, Verdict)
 
 
-def conditions(settings: Params, results: dict[str, Row], verdict: Row) -> Row:
+def conditions(settings: Params, results: dict[str, VariantResult], verdict: Verdict) -> Conditions:
     """What must agree for quality to be comparable between two machines, and what explains differences in speed; no secrets."""
     asked = settings.model_dump(exclude=APART) | {"amount": settings.amount.model_dump()}
     speed = {k: asked.pop(k) | {"amount": asked["amount"].pop(k)} for k in SPEED}
     first = results[settings.reference]
     facts = ("quantizer", "options", "engine", "engine_options", "model")
-    return dict(secrets.hide_in(artifacts.jsonable({
+    plain: Conditions = secrets.hide_in(artifacts.jsonable({
         "base": first["base"], "quality": asked, "sets": evalsets(settings), "speed": speed, "gate": settings.gate.model_dump(),
-        "versions": first["versions"], "machine": first["machine"],
-        "code": verdict["inputs"],
-        "variants": {n: {k: r[k] for k in facts} for n, r in results.items()},
-    })))  # fmt: skip
+        "versions": first["versions"], "machine": first["machine"], "code": verdict["inputs"],
+        "variants": {n: {k: v for k, v in r.items() if k in facts} for n, r in results.items()},
+    }))  # fmt: skip
+    return plain
 
 
 def evalsets(settings: Params) -> dict[str, str]:
     """{file: sha256} of the task sets and of the texts that divergence was measured on."""
-    asked = artifacts.meta_of(artifacts.answers(settings.reference))
-    tasks = dict(artifacts.read_json(asked).get("sets") or {}) if asked.exists() else {}
+    meta = artifacts.meta_of(artifacts.answers(settings.reference))
+    tasks: dict[str, str] = artifacts.read_json(meta)["sets"] if meta.exists() else {}
     folders = [Path(settings.diverge.corpus), Path(settings.benchmark.prompts)]
     files = {f for folder in folders for f in data_files(folder, "**/*.jsonl")}
     files |= {Path(settings.diverge.trajectories.prompts)}
@@ -117,7 +136,7 @@ def evalsets(settings: Params) -> dict[str, str]:
 
 
 @functools.cache
-def environment() -> Row:
+def environment() -> Json:
     """Installed packages with versions, interpreter and system; no user name and no address."""
     packages = {m["Name"]: m["Version"] for d in metadata.distributions() if (m := d.metadata)["Name"]}
     system = {k: getattr(platform, k)() for k in ("system", "release", "machine", "python_version", "python_implementation")}
@@ -162,17 +181,17 @@ def _json(value: Any) -> bytes:
 # --- reading one from elsewhere ----------------------------------------------------------------------------------
 
 
-def read(path: Path) -> Row:
-    """{index, results, verdict} of a bundle. Raises a one-line `ArtifactError` for anything wrong with it."""
+def read(path: Path) -> tuple[Index, Side]:
+    """A bundle's index and results. Raises a one-line `ArtifactError` for anything wrong with it."""
     try:
         with zipfile.ZipFile(path) as bundle:
             members = _members(path, bundle)
-            index = _parsed(path, bundle, members, INDEX)
-            _check(path, bundle, members, index)
+            index = _index(path, bundle, members)
             names = [n for n in members if re.fullmatch(r"reports/metrics/[A-Za-z0-9][A-Za-z0-9_-]*\.json", n)]
-            results = {Path(n).stem: _parsed(path, bundle, members, n) for n in names}
+            results = {Path(n).stem: _parsed(path, bundle, members, n, VariantResult) for n in names}
             _check_rows(path, index, results)
-            return {"index": index, "results": results, "verdict": _parsed(path, bundle, members, artifacts.GATE.as_posix())}
+            verdict = _parsed(path, bundle, members, artifacts.GATE.as_posix(), Verdict)
+            return index, Side(index["conditions"], results, verdict)
     except FileNotFoundError:
         raise ArtifactError(f"{path} does not exist; `python -m tools.bundle pack out.zip` makes a bundle") from None
     except (zipfile.BadZipFile, OSError, NotImplementedError, RuntimeError, EOFError, zlib.error) as e:
@@ -200,29 +219,25 @@ def _members(path: Path, bundle: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
     return members
 
 
-def _check(path: Path, bundle: zipfile.ZipFile, members: dict[str, zipfile.ZipInfo], index: Row) -> None:
-    """Raise unless the index has a known format and lists exactly the members, each with its digest."""
-    if index.get("format") != FORMAT:
-        raise ArtifactError(f"{path} has format {index.get('format')!r}, not {FORMAT}: another version of quantgate made it")
-    listed = index.get("files")
-    if (
-        not isinstance(listed, dict)
-        or listed.keys() != members.keys() - {INDEX}
-        or not all(isinstance(index.get(key), dict) for key in ("conditions", "hidden"))
-    ):
+def _index(path: Path, bundle: zipfile.ZipFile, members: dict[str, zipfile.ZipInfo]) -> Index:
+    """The index. Raises unless it has a known format and lists exactly the members, each with its digest."""
+    number = _parsed(path, bundle, members, INDEX, Format)["format"]
+    if number != FORMAT:
+        raise ArtifactError(f"{path} has format {number}, not {FORMAT}: another version of quantgate made it")
+    index = _parsed(path, bundle, members, INDEX, Index)
+    if index["files"].keys() != members.keys() - {INDEX}:
         raise ArtifactError(f"{path}: {INDEX} does not list what the bundle holds; ask for a new one")
-    for name, facts in listed.items():
-        if hashlib.sha256(_bytes(path, bundle, members[name])).hexdigest() != (facts or {}).get("sha256"):
+    for name, facts in index["files"].items():
+        if hashlib.sha256(_bytes(path, bundle, members[name])).hexdigest() != facts["sha256"]:
             raise ArtifactError(f"{path}: {name} was changed after the bundle was made; ask for a new one")
+    return index
 
 
-def _check_rows(path: Path, index: Row, results: dict[str, Row]) -> None:
+def _check_rows(path: Path, index: Index, results: dict[str, VariantResult]) -> None:
     """Raise if rows in the bundle are not the ones its metrics were computed from."""
     for name, result in results.items():
-        inputs = result.get("inputs")
-        for file, then in inputs.items() if isinstance(inputs, dict) else []:
-            held = index["files"].get(file, {"sha256": then})
-            if held["sha256"] != then and file not in index.get("hidden", {}):
+        for file, sha256 in result["inputs"].items():
+            if file in index["files"] and index["files"][file]["sha256"] != sha256 and file not in index["hidden"]:
                 raise ArtifactError(f"{path}: {file} is not what the metrics of {name} were computed from")
 
 
@@ -235,16 +250,21 @@ def _bytes(path: Path, bundle: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
     return data
 
 
-def _parsed(path: Path, bundle: zipfile.ZipFile, members: dict[str, zipfile.ZipInfo], name: str) -> Row:
+def _parsed(path: Path, bundle: zipfile.ZipFile, members: dict[str, zipfile.ZipInfo], name: str, kind: type[T]) -> T:
     if name not in members:
         raise ArtifactError(f"{path} holds no {name}: not a bundle of `python -m tools.bundle`")
     try:
-        value = json.loads(_bytes(path, bundle, members[name]))
+        value = json.loads(_bytes(path, bundle, members[name]), parse_constant=_no_constant)
     except (ValueError, RecursionError) as e:
         raise ArtifactError(f"{path}: {name} is not JSON ({str(e)[:80]})") from None
-    if not isinstance(value, dict):
-        raise ArtifactError(f"{path}: {name} is not a JSON object")
-    return value
+    try:
+        return records.checked(value, kind, name, "ask for a new one")
+    except ArtifactError as e:
+        raise ArtifactError(f"{path}: {machines.plain(e)}") from None  # it repeats names that came from elsewhere
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a JSON value")
 
 
 # --- the command -------------------------------------------------------------------------------------------------
@@ -252,10 +272,9 @@ def _parsed(path: Path, bundle: zipfile.ZipFile, members: dict[str, zipfile.ZipI
 
 def compare(settings: Params, path: Path) -> str:
     """This machine's results beside a bundle's, as Markdown."""
-    theirs = read(path)
+    _, there = read(path)
     results, verdict = _results(settings)
-    here = {"conditions": conditions(settings, results, verdict), "results": results, "verdict": verdict}
-    return machines.side_by_side(artifacts.jsonable(here), theirs | {"conditions": theirs["index"]["conditions"]})
+    return machines.side_by_side(Side(conditions(settings, results, verdict), results, verdict), there)
 
 
 def main(
@@ -268,7 +287,7 @@ def main(
         print(compare(settings, path))
         return
     index = pack(settings, path)
-    counts = ", ".join(f"{len(index[k])} {k}" for k in ("files", "absent", "hidden"))
+    counts = f"{len(index['files'])} files, {len(index['absent'])} absent, {len(index['hidden'])} hidden"
     cli.say("bundle", f"{path}: {counts}, {path.stat().st_size / 1e6:.1f} MB")
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Protocol, runtime_checkable
 
@@ -28,14 +28,16 @@ from pipeline import engines
 from pipeline.core import artifacts, cli, params, quiet
 from pipeline.core.errors import ArtifactError, DataError, InvalidVariant, ParamsError, Unsupported
 from pipeline.core.params import Compare, Params
+from pipeline.core.records import Json
 from pipeline.divergence.distributions import TokenRows, compare_parts
 from pipeline.divergence.store import Window
 from pipeline.engines import ROWS, Engine
 from pipeline.engines._forest import common_prefix
-from pipeline.metrics.definitions import bounds_of, definition
+from pipeline.metrics.builder import Builder
+from pipeline.metrics.definitions import definition
 from pipeline.model import attestation
 from pipeline.model.config import leading
-from pipeline.stats.intervals import Estimate, cluster_bootstrap, quantile_interval
+from pipeline.stats.intervals import Estimate, quantile_interval
 
 N_CTX = 512  # llama-perplexity's default
 QUANTILES = {"kld_median": 0.5, "kld_p90": 0.9, "kld_p95": 0.95, "kld_p99": 0.99, "kld_p999": 0.999}
@@ -75,9 +77,7 @@ def read_text(path: Path) -> str:
 
 def tokenize(loaded: dict[str, Engine], text: str) -> Tokens:
     """The text's tokens by these engines' tokenizers: transformers', and llama.cpp's for a GGUF.
-
-    loaded: {variant: engine}. Raises `DataError` at the first place where two tokenizers differ.
-    """
+    loaded: {variant: engine}. Raises `DataError` at the first token on which two tokenizers differ."""
     by_source: dict[str, Tokens] = {}
     for name, engine in loaded.items():
         bos = next(iter(leading(engine.tokenizer)), None)
@@ -92,25 +92,23 @@ def tokenize(loaded: dict[str, Engine], text: str) -> Tokens:
     return max(by_source.values(), key=lambda t: len(t.tokenizer))
 
 
-def _refuse_difference(a: str, ours: Tokens, b: str, theirs: Tokens, decode: Callable[[list[int]], str]) -> None:
-    if ours.bos != theirs.bos:
-        raise DataError(f"{a} begins a text with token {ours.bos}, {b} with {theirs.bos}: their windows cannot be compared")
-    if ours.ids == theirs.ids:
+def _refuse_difference(a: str, first: Tokens, b: str, other: Tokens, decode: Callable[[list[int]], str]) -> None:
+    if first.bos != other.bos:
+        raise DataError(f"{a} begins a text with token {first.bos}, {b} with {other.bos}: their windows cannot be compared")
+    if first.ids == other.ids:
         return
-    at = common_prefix(ours.ids, theirs.ids)
-    near = decode(ours.ids[max(0, at - 4) : at + 4])
+    at = common_prefix(first.ids, other.ids)
+    near = decode(first.ids[max(0, at - 4) : at + 4])
     raise DataError(
-        f"token {at} of the text, in {near!r}, is {ours.ids[at : at + 1]} by {a} and {theirs.ids[at : at + 1]} by {b}: "
+        f"token {at} of the text, in {near!r}, is {first.ids[at : at + 1]} by {a} and {other.ids[at : at + 1]} by {b}: "
         "llama-perplexity would score other tokens than the base; remove this place from the text"
     )
 
 
 def windows(token_ids: Sequence[int], *, n_ctx: int = N_CTX, bos: int | None = None) -> list[Window]:
     """All whole windows of n_ctx tokens; the rest at the end is dropped.
-
     Each window scores its tokens n_ctx/2 + 1 .. n_ctx - 1 by the logits at n_ctx/2 .. n_ctx - 2. bos: replaces each window's
-    first token. Raises `DataError` for fewer than two windows.
-    """
+    first token. Raises `DataError` for fewer than two windows."""
     if len(token_ids) < 2 * n_ctx:
         raise DataError(f"the text has {len(token_ids)} tokens; windows of {n_ctx} need at least {2 * n_ctx}: use a longer text")
     pieces = [tuple(token_ids[at : at + n_ctx]) for at in range(0, len(token_ids) - n_ctx + 1, n_ctx)]
@@ -166,45 +164,33 @@ class _Summary:
     """Metrics by name: value, interval from resampled windows, and the standard error that llama.cpp prints."""
 
     def __init__(self, scores: Scores, setup: Compare, seed: int) -> None:
-        self.windows, self.setup, self.seed, self.n = scores.window, setup, seed, len(scores.window)
-        self.figures: dict[str, dict[str, Any]] = {}
+        self.windows, self.n, self.builder = scores.window, len(scores.window), Builder(setup, seed)
+        self.figures: dict[str, Json] = {}
 
     def mean(self, name: str, values: Any, unit: str, transform: str = "mean") -> None:
         """transform: one of `stats.TRANSFORMS`, applied to the standard error to first order."""
         x = np.asarray(values, float)
-        e = cluster_bootstrap(
-            x, np.ones(self.n), self.windows, transform=transform, bounds=bounds_of(name, transform), **self._drawn(name)
-        )
+        e = self.builder.resampled(name, x, np.ones(self.n), self.windows, transform)
         error = float(x.std() / np.sqrt(self.n - 1))
         assert e.value is not None
         slope = {"mean": 1.0, "exp": e.value, "sqrt": 0.5 / e.value if e.value else 0.0}[transform]
-        self._add(name, e, unit, error * slope)
+        self.add(name, e, unit, error * slope)
 
     def quantile(self, name: str, values: NDArray[np.float64], q: float) -> None:
         """Value interpolated between ranks, as in llama.cpp; interval of the quantile without interpolation."""
-        e = quantile_interval(values, self.windows, q, confidence=self.setup.confidence)
-        self._add(name, e, "nats", None, value=float(np.quantile(values, q)))
+        e = quantile_interval(values, self.windows, q, confidence=self.builder.confidence)
+        self.add(name, replace(e, value=float(np.quantile(values, q))), "nats")
 
-    def maximum(self, name: str, values: NDArray[np.float64]) -> None:
-        note = "a maximum has no interval"
-        self._add(name, Estimate(float(values.max()), None, None, self.n, "maximum", (note,)), "nats", None)
-
-    def _add(self, name: str, e: Estimate, unit: str, error: float | None, **changed: Any) -> None:
+    def add(self, name: str, e: Estimate, unit: str, error: float | None = None) -> None:
         known = definition(name)
-        fields = asdict(e) | {"unit": known.unit if known else unit, "standard_error": error} | changed
-        self.figures[name] = fields | {"confidence": self.setup.confidence}
-
-    def _drawn(self, name: str) -> dict[str, Any]:
-        rng = np.random.default_rng([self.seed, *name.encode()])
-        return {"confidence": self.setup.confidence, "resamples": self.setup.resamples, "rng": rng}
+        figure = {"unit": known.unit if known else unit, "standard_error": error, "confidence": self.builder.confidence}
+        self.figures[name] = asdict(e) | figure
 
 
-def summarize(scores: Scores, setup: Compare, seed: int) -> dict[str, dict[str, Any]]:
+def summarize(scores: Scores, setup: Compare, seed: int) -> dict[str, Json]:
     """{metric: value, low, high, standard_error, n, unit, method, warnings}, named as in `metrics.DEFINITIONS`.
-
     `ppl_reference` is the other model's perplexity, `ppl_log_ratio` is ln(ppl / ppl_reference). Raises `InvalidVariant` if a token
-    has no finite divergence: an average would hide it.
-    """
+    has no finite divergence: an average would hide it."""
     r = scores.rows
     bad = int((~np.isfinite(r.kld)).sum())
     if bad:
@@ -217,7 +203,7 @@ def summarize(scores: Scores, setup: Compare, seed: int) -> dict[str, dict[str, 
     b.mean("kld_mean", r.kld, "nats")
     for name, q in QUANTILES.items():
         b.quantile(name, r.kld, q)
-    b.maximum("kld_max", r.kld)
+    b.add("kld_max", Estimate(float(r.kld.max()), None, None, b.n, "maximum", ("a maximum has no interval",)), "nats")
     change = np.exp(r.logp) - np.exp(r.logp_ref)
     b.mean("delta_p_mean", change, "fraction")
     b.mean("delta_p_rms", change**2, "fraction", "sqrt")
@@ -240,7 +226,7 @@ def _load(settings: Params, variant: str) -> tuple[Engine, str]:
     return engine, str(manifest["digest"])
 
 
-def report(settings: Params, variant: str, against: str, text: Path) -> dict[str, Any]:
+def report(settings: Params, variant: str, against: str, text: Path) -> Json:
     """The metrics, with what was measured and how."""
     if variant == against:
         raise ParamsError(f"cannot compare {variant!r} with itself; name another variant with --against")
@@ -271,10 +257,10 @@ def main(
     if as_json:
         print(json.dumps(artifacts.jsonable(result), indent=2, ensure_ascii=False, allow_nan=False))
     else:
-        _print(result)
+        show(result)
 
 
-def _print(result: dict[str, Any]) -> None:
+def show(result: Json) -> None:
     level = 100 * result["figures"]["kld_mean"]["confidence"]
     columns = ("metric", "value", "±", f"{level:g} % interval", "unit", "n")
     rows = []

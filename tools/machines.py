@@ -1,142 +1,135 @@
 """Show this machine's results beside a bundle's, as Markdown. Pure.
 
 Differing conditions come first. Quality is compared (do the intervals overlap?) only where base, sets and amounts agree. Timings of
-two machines are never compared, only shown.
+two machines stand side by side and are never compared.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
+from typing_extensions import TypedDict
+
+from pipeline.core.records import Json, Machine, Metric, VariantResult, Verdict
 from pipeline.reporting import text
 
-Row = dict[str, Any]
-QUALITY = (("kld_mean", "nats"), ("top1_agreement", "fraction"), ("ppl_ratio", "ratio"), ("acc_delta/all", "pp"))
-TIMINGS = (
-    ("ttft_ms", "ms"),
-    ("tpot_ms", "ms"),
-    ("decode_tok_s", "tok/s"),
-    ("speed_ratio", "ratio"),
-    ("peak_memory_bytes", "bytes"),
-)
+QUALITY = ("kld_mean", "top1_agreement", "ppl_ratio", "acc_delta/all")
+TIMINGS = ("ttft_ms", "tpot_ms", "decode_tok_s", "speed_ratio", "peak_memory_bytes")
 DECIDES = ("base", "quality", "sets")  # differences in these make quality figures incomparable
-SHOWN = ("base", "quality", "sets", "speed", "gate", "versions", "machine", "code")
-NUMBERS = ("value", "low", "high", "n")
+LONGEST = 200  # characters of text from elsewhere
 
 
-def side_by_side(here: Row, there: Row) -> str:
-    """The comparison as Markdown. here, there: {conditions, results, verdict} as in a bundle."""
-    differ = {part: _differences(here["conditions"].get(part), there["conditions"].get(part)) for part in SHOWN}
-    names = sorted(here["results"].keys() | there["results"].keys(), key=lambda n: (n not in here["results"], n))
-    parts = (
-        ["# This machine and another", "", *_conditions(differ, here, there)], ["## Verdicts", "", *_verdicts(names, here, there)],
-        _quality(names, differ, here, there), _timings(names, here, there),
-    )  # fmt: skip
-    return "\n".join(line for part in parts for line in [*part, ""])
+class Conditions(TypedDict):
+    """What must agree for quality to be comparable, and what explains differences in speed."""
+
+    base: str
+    quality: Json
+    sets: dict[str, str]
+    speed: Json
+    gate: Json
+    versions: dict[str, str]
+    machine: Machine | None
+    code: dict[str, str]
+    variants: dict[str, Json]
 
 
-def _conditions(differ: dict[str, list[str]], here: Row, there: Row) -> list[str]:
-    lines = ["## Conditions that differ (here, there)", ""]
-    found = [f"- {part}: {what}" for part, whats in differ.items() for what in whats]
-    for name in sorted(here["results"].keys() ^ there["results"].keys()):
-        found.append(f"- variant {plain(name)}: only {'here' if name in here['results'] else 'there'}")
-    for name in sorted(here["results"].keys() & there["results"].keys()):
-        ours, theirs = (_dict(s["conditions"].get("variants")).get(name) for s in (here, there))
-        found += [f"- variant {plain(name)}: {what}" for what in _differences(ours, theirs)]
-    return lines + (found or ["None."])
+class Side(NamedTuple):
+    """One machine's results; those of a bundle are of the right types, and its texts are not trusted."""
+
+    conditions: Conditions
+    results: dict[str, VariantResult]
+    verdict: Verdict
 
 
-def _verdicts(names: list[str], here: Row, there: Row) -> list[str]:
-    rows = [[n, *(_verdict(side["verdict"], n) for side in (here, there))] for n in names]
-    return _table(["variant", "here", "there"], rows)
-
-
-def _verdict(verdict: Row, name: str) -> str:
-    judged = _dict(verdict.get("variants")).get(name)
-    return str(judged.get("verdict", "unknown")) if isinstance(judged, dict) else "not judged"
-
-
-def _quality(names: list[str], differ: dict[str, list[str]], here: Row, there: Row) -> list[str]:
+def side_by_side(here: Side, there: Side) -> str:
+    """The comparison as Markdown."""
+    parts = [k for k in Conditions.__annotations__ if k != "variants"]
+    differ = {part: _differences(here.conditions.get(part), there.conditions.get(part)) for part in parts}
+    names = sorted(here.results.keys() | there.results.keys(), key=lambda n: (n not in here.results, n))
+    verdicts = [[n, *(_verdict(side, n) for side in (here, there))] for n in names]
     why = [part for part in DECIDES if differ[part]]
-    rows = []
-    for name in names:
-        for metric, unit in QUALITY:
-            ours, theirs = (figure(side["results"].get(name), metric) for side in (here, there))
-            if ours or theirs:
-                said = "not comparable" if why else compared(ours, theirs)
-                rows.append([name, metric, *(f"{text.with_unit(m and m | {'unit': unit})}{_n(m)}" for m in (ours, theirs)), said])
     note = f"Not comparable: {', '.join(why)} differ." if why else "Same base, sets and amounts, so that figures can be compared."
-    return ["## Quality", "", note, "", *_table(["variant", "metric", "here", "there", "intervals"], rows)]
+    quality = [[*row, "not comparable" if why else compared(*both)] for row, both in _rows(QUALITY, names, here, there)]
+    timings = [row for row, _ in _rows(TIMINGS, names, here, there)]
+    speed = f"Each on its own machine, and not compared. Here: {machine(here)}. There: {machine(there)}."
+    sections = (
+        ["# This machine and another", "", "## Conditions that differ (here, there)", "", *_conditions(differ, here, there)],
+        ["## Verdicts", "", *_table(["variant", "here", "there"], verdicts)],
+        ["## Quality", "", note, "", *_table(["variant", "metric", "here", "there", "intervals"], quality)],
+        ["## Speed and memory", "", speed, "", *_table(["variant", "metric", "here", "there"], timings)],
+    )
+    return "\n".join(line for section in sections for line in [*section, ""])
 
 
-def _timings(names: list[str], here: Row, there: Row) -> list[str]:
-    """Two columns and no difference: timings of two machines say nothing about the variants."""
+def _conditions(differ: dict[str, list[str]], here: Side, there: Side) -> list[str]:
+    lines = [f"- {part}: {what}" for part, whats in differ.items() for what in whats]
+    for name in sorted(here.results.keys() ^ there.results.keys()):
+        lines.append(f"- variant {plain(name)}: only {'here' if name in here.results else 'there'}")
+    for name in sorted(here.results.keys() & there.results.keys()):
+        whats = _differences(here.conditions["variants"].get(name), there.conditions["variants"].get(name))
+        lines += [f"- variant {plain(name)}: {what}" for what in whats]
+    return lines or ["None."]
+
+
+def _verdict(side: Side, name: str) -> str:
+    judged = side.verdict["variants"].get(name)
+    return judged["verdict"] if judged else "not judged"
+
+
+def _rows(
+    metrics: tuple[str, ...], names: list[str], here: Side, there: Side
+) -> list[tuple[list[str], tuple[Metric | None, Metric | None]]]:
+    """(cells, the two metrics) of each variant and metric that a side has."""
     rows = []
     for name in names:
-        for metric, unit in TIMINGS:
-            ours, theirs = (figure(side["results"].get(name), metric) for side in (here, there))
-            if ours or theirs:
-                rows.append([name, metric, *(f"{text.with_unit(m and m | {'unit': unit})}{_n(m)}" for m in (ours, theirs))])
-    machines = [machine(side) for side in (here, there)]
-    note = f"Each on its own machine, and not compared. Here: {machines[0]}. There: {machines[1]}."
-    return ["## Speed and memory", "", note, "", *_table(["variant", "metric", "here", "there"], rows)]
+        for metric in metrics:
+            both = _metric(here, name, metric), _metric(there, name, metric)
+            if any(both):
+                rows.append(([name, metric, *map(_cell, both)], both))
+    return rows
 
 
-def machine(side: Row) -> str:
+def _metric(side: Side, variant: str, name: str) -> Metric | None:
+    return side.results[variant]["metrics"].get(name) if variant in side.results else None
+
+
+def _cell(metric: Metric | None) -> str:
+    return f"{text.with_unit(metric)} (n = {metric['n']:g})" if metric else "unknown"
+
+
+def machine(side: Side) -> str:
     """One side's machine; `unknown` if the bundle does not say."""
-    try:
-        return plain(text.machine(side["conditions"]["machine"]))
-    except (KeyError, TypeError, ValueError):
-        return "unknown"
+    facts = side.conditions["machine"]
+    return plain(text.machine(facts)) if facts else "unknown"
 
 
-def compared(ours: Row | None, theirs: Row | None) -> str:
+def compared(here: Metric | None, there: Metric | None) -> str:
     """`equal`, `overlap`, `apart`, or why they cannot be compared."""
-    if not (ours and theirs) or ours["value"] is None or theirs["value"] is None:
+    if not (here and there) or here["value"] is None or there["value"] is None:
         return "not in both"
-    if all(ours[k] == theirs[k] for k in NUMBERS):
+    if all(here[k] == there[k] for k in ("value", "low", "high", "n")):
         return "equal"
-    if None in (ours["low"], ours["high"], theirs["low"], theirs["high"]):
+    if here["low"] is None or here["high"] is None or there["low"] is None or there["high"] is None:
         return "no interval"
-    return "apart" if ours["high"] < theirs["low"] or theirs["high"] < ours["low"] else "overlap"
-
-
-def figure(result: Row | None, name: str) -> Row | None:
-    """One metric of an untrusted metrics file: numbers or None."""
-    found = _dict((result or {}).get("metrics")).get(name)
-    if not isinstance(found, dict):
-        return None
-    return {k: v if _is_number(v := found.get(k)) else None for k in NUMBERS}
+    return "apart" if here["high"] < there["low"] or there["high"] < here["low"] else "overlap"
 
 
 def plain(value: Any) -> str:
     """Untrusted text as one short line without control characters or table marks."""
-    text = "".join(c if c.isprintable() else " " for c in str(value)).replace("|", "/")
-    return text if len(text) <= 200 else f"{text[:200]}…"
+    line = "".join(c if c.isprintable() else " " for c in str(value)).replace("|", "/")
+    return line if len(line) <= LONGEST else f"{line[:LONGEST]}…"
 
 
-def _differences(ours: Any, theirs: Any, where: str = "") -> list[str]:
+def _differences(here: Any, there: Any, where: str = "") -> list[str]:
     """`tier: default, full` for each leaf that differs."""
-    if isinstance(ours, dict) and isinstance(theirs, dict):
-        keys = [*ours, *(k for k in theirs if k not in ours)]
-        return [d for k in keys for d in _differences(ours.get(k), theirs.get(k), f"{where}.{k}" if where else str(k))]
-    if ours == theirs:
+    if isinstance(here, dict) and isinstance(there, dict):
+        keys = [*here, *(k for k in there if k not in here)]
+        return [d for k in keys for d in _differences(here.get(k), there.get(k), f"{where}.{k}" if where else str(k))]
+    if here == there:
         return []
-    shown = [plain(v)[:12] if isinstance(v, str) and len(v) == 64 else plain(v) for v in (ours, theirs)]
-    return [f"{plain(where) + ': ' if where else ''}{shown[0]}, {shown[1]}"]
+    both = [plain(v)[:12] if isinstance(v, str) and len(v) == 64 else plain(v) for v in (here, there)]
+    return [f"{plain(where) + ': ' if where else ''}{both[0]}, {both[1]}"]
 
 
 def _table(columns: list[str], rows: list[list[str]]) -> list[str]:
     return [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}", *(f"| {' | '.join(map(plain, row))} |" for row in rows)]
-
-
-def _n(metric: Row | None) -> str:
-    return f" (n = {metric['n']:g})" if metric and metric["n"] is not None else ""
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300  # not NaN, not infinite
-
-
-def _dict(value: Any) -> Row:
-    return value if isinstance(value, dict) else {}

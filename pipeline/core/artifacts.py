@@ -11,14 +11,17 @@ import resource
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.core.droppings import data_files
 from pipeline.core.errors import ArtifactError, NoResult
+
+if TYPE_CHECKING:
+    from pipeline.core.records import File, Json, ModelManifest, Outcome, RunFacts
 
 ARTIFACTS = Path("artifacts")
 REPORTS = Path("reports")
@@ -73,12 +76,20 @@ def meta_of(rows: Path) -> Path:
     return rows.with_suffix(".meta.json")
 
 
+def _temporary(path: Path) -> Path:
+    """A temporary name beside `path`; what a killed run of the same stage left there is removed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for left in path.parent.glob(f".{path.name}.*.tmp"):
+        pid = left.name.removeprefix(f".{path.name}.").split(".")[0]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
+    return path.parent / f".{path.name}.{os.getpid()}.tmp"
+
+
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`; on success flush it to disk and rename it into place."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _sweep(path)
-    tmp = path.parent / f".{path.name}.{os.getpid()}.tmp"
+    tmp = _temporary(path)
     try:
         yield tmp
         with tmp.open("rb") as f:
@@ -91,9 +102,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
 @contextmanager
 def atomic_dir(path: Path) -> Iterator[Path]:
     """Yield a temporary folder beside `path`; on success it replaces `path` as a whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _sweep(path)
-    tmp = path.parent / f".{path.name}.{os.getpid()}.tmp"
+    tmp = _temporary(path)
     tmp.mkdir()
     try:
         yield tmp
@@ -101,21 +110,13 @@ def atomic_dir(path: Path) -> Iterator[Path]:
             if file.is_file():
                 with file.open("rb") as f:  # it may be a link to one that is read-only
                     os.fsync(f.fileno())
-        old = path.parent / f".{path.name}.{os.getpid()}.old.tmp"
+        old = tmp.with_suffix(".old.tmp")
         if path.exists():
             path.replace(old)
         tmp.replace(path)
         shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(tmp, ignore_errors=True)
-
-
-def _sweep(path: Path) -> None:
-    """Remove what a killed run of the same stage left behind (its process is gone, so nobody else will)."""
-    for left in path.parent.glob(f".{path.name}.*.tmp"):
-        pid = left.name.removeprefix(f".{path.name}.").split(".")[0]
-        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
-            shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
 
 
 def jsonable(value: Any) -> Any:
@@ -139,20 +140,19 @@ def write_json(path: Path, value: Any) -> None:
         tmp.write_text(text + "\n", encoding="utf-8")
 
 
-def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Write one strict JSON object a line."""
+def write_jsonl(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
     with atomic_file(path) as tmp, tmp.open("w", encoding="utf-8", newline="\n") as f:
         for row in rows:
             f.write(json.dumps(jsonable(row), ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def copy_file(source: Path, to: Path) -> None:
-    """Copy a file's bytes; on a file system that can, both share them until one is changed."""
-    with source.open("rb") as ours, to.open("wb") as theirs:
+    """Copy a file's bytes; on a file system that can, both files share them until one is changed."""
+    with source.open("rb") as original, to.open("wb") as copy:
         try:
-            fcntl.ioctl(theirs, FICLONE, ours.fileno())
+            fcntl.ioctl(copy, FICLONE, original.fileno())
         except OSError:
-            shutil.copyfileobj(ours, theirs, 1 << 20)
+            shutil.copyfileobj(original, copy, 1 << 20)
 
 
 def link_file(source: Path, to: Path) -> None:
@@ -185,10 +185,11 @@ def _readable(path: Path) -> Iterator[None]:
 def read_json(path: Path) -> Any:
     """What a JSON file holds. Raises `ArtifactError` if it is missing, not JSON, or gives a name twice."""
     with _readable(path):
-        return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_once)
+        return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=unique_names)
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_names(pairs: list[tuple[str, Any]]) -> Json:
+    """A JSON object's content. Raises `ValueError` if it gives a name twice."""
     content = dict(pairs)
     if len(content) < len(pairs):
         names = [name for name, _ in pairs]
@@ -196,7 +197,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return content
 
 
-def read_jsonl(path: Path) -> list[dict[str, Any]]:
+def read_jsonl(path: Path) -> list[Json]:
     with _readable(path):
         return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
 
@@ -219,11 +220,11 @@ def write_between(path: Path, marks: tuple[str, str], text: str) -> None:
 
 
 def sha256_file(path: Path) -> str:
-    h = hashlib.sha256()
+    digest = hashlib.sha256()
     with path.open("rb") as f:
         while block := f.read(1 << 20):
-            h.update(block)
-    return h.hexdigest()
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def digest(value: Any) -> str:
@@ -232,7 +233,7 @@ def digest(value: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def files_of(folder: Path) -> dict[str, dict[str, Any]]:
+def files_of(folder: Path) -> dict[str, File]:
     """{relative name: {bytes, sha256}} of a folder's data files, its manifest left out."""
     return {
         str(p.relative_to(folder)): {"bytes": p.stat().st_size, "sha256": sha256_file(p)}
@@ -242,17 +243,31 @@ def files_of(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 @contextmanager
-def recording(meta: dict[str, Any]) -> Iterator[None]:
-    """Let a `NoResult` end the block, and put its status and reason into `meta`: the rows then stay empty."""
+def recording(meta: Outcome | Json, path: Path | None = None) -> Iterator[list[Any]]:
+    """Yield the list of rows to fill. A `NoResult` ends the block: no rows, and its status and reason in `meta`.
+    Where `path` is given, the rows are written there as JSONL and `meta` beside them."""
+    rows: list[Any] = []
     try:
-        yield
+        yield rows
     except NoResult as e:
-        meta.update(status=e.status, reason=str(e))
+        rows.clear()
+        meta["status"], meta["reason"] = e.status, str(e)
+    if path is not None:
+        write_jsonl(path, rows)
+        write_json(meta_of(path), meta)
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
-    manifest: dict[str, Any] = read_json(folder / MANIFEST)
-    return manifest
+def check_model(folder: Path, manifest: ModelManifest) -> None:
+    """Raise the `NoResult` that building the model ended with, or `ArtifactError` if its files changed since."""
+    if manifest["status"] != "ok":
+        no_model = NoResult(manifest["reason"])
+        no_model.status = manifest["status"]
+        raise no_model
+    verify_files(folder, manifest)
+
+
+def read_manifest(folder: Path) -> Json:
+    return dict(read_json(folder / MANIFEST))
 
 
 def trusts_code(folder: Path) -> bool:
@@ -260,7 +275,7 @@ def trusts_code(folder: Path) -> bool:
     return (folder / MANIFEST).exists() and bool(read_manifest(folder).get("trust_remote_code"))
 
 
-def verify_files(folder: Path, manifest: dict[str, Any]) -> None:
+def verify_files(folder: Path, manifest: Mapping[str, Any]) -> None:
     """Raise if any file of a folder was changed, added or removed after its manifest was written."""
     now, then = files_of(folder), manifest["files"]
     for name in sorted(now.keys() | then.keys()):
@@ -299,7 +314,7 @@ class Stopwatch:
         return seconds
 
 
-def run_facts(stage: str, variant: str | None = None) -> dict[str, Any]:
-    """What the last run of a stage on this machine cost; empty where its output was restored."""
+def run_facts(stage: str, variant: str | None = None) -> RunFacts | None:
+    """What the last run of a stage on this machine cost; None where its output was restored."""
     path = _run_file(stage, variant)
-    return dict(read_json(path)) if path.exists() else {}
+    return read_json(path) if path.exists() else None

@@ -6,7 +6,7 @@ import atexit
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
@@ -86,6 +86,12 @@ def table(columns: Sequence[str], rows: Iterable[dict[str, str]], *, title: str 
     for row in rows:
         grid.add_row(*(row[c] for c in columns))
     Console(width=None if sys.stdout.isatty() else 200).print(grid)
+
+
+def markdown_table(rows: Sequence[Mapping[str, object]]) -> str:
+    """Rows of equal keys as a table in Markdown."""
+    head, *lines = (f"| {' | '.join(map(str, cells))} |" for cells in [rows[0], *(row.values() for row in rows)])
+    return "\n".join([head, f"|{'---|' * len(rows[0])}", *lines])
 
 
 def progress(total: int, what: str, unit: str, file: Any = None) -> tqdm[Any]:

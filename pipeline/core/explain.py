@@ -1,18 +1,22 @@
-"""Explain faults of params.yaml: the line, the path of keys, the value, and the nearest right one."""
+"""Read YAML files, and explain their faults: the line, the path of keys, the value, and the nearest right one."""
 
 from __future__ import annotations
 
 import difflib
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError
+from ruamel.yaml.nodes import MappingNode, SequenceNode
+from ruamel.yaml.reader import ReaderError
 
-from pipeline.core.yamls import line_of, node_at
+from pipeline.core.errors import QuantgateError
 
 # What a value must be, by pydantic's name of the fault; the bounds come with it.
 MUST_BE = {
@@ -25,7 +29,7 @@ MUST_BE = {
 }  # fmt: skip
 LENGTH = {"too_short": "needs {min_length} at least, and has {actual_length}", "too_long": "may have {max_length} at most"}
 BOUNDS = ("greater_than", "greater_than_equal", "less_than", "less_than_equal", "multiple_of")
-# What to write where there is nothing.
+# What to write in an empty section.
 EMPTY = {
     ("variants",): "name a variant, as in `bf16: {quantizer: cast, options: {dtype: bfloat16}}`",
     ("serving",): "where nobody is served, leave the key out",
@@ -34,11 +38,73 @@ EMPTY = {
 
 
 class Fault(ValueError):
-    """A fault that a validator finds below its section. keys: where, from that section on."""
+    """A fault that a validator of a section reports further down. keys: the path from that section."""
 
     def __init__(self, message: str, *keys: str | int) -> None:
         super().__init__(message)
         self.keys = keys
+
+
+def read_text(path: Path, error: type[QuantgateError], missing: str) -> str:
+    """A UTF-8 file's text. Raises `error` where it cannot be read; missing: the message where it does not exist."""
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        raise error(missing) from None
+    except OSError as e:
+        raise error(f"{path} cannot be read ({e.strerror})") from None
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as e:
+        line = raw.count(b"\n", 0, e.start) + 1
+        raise error(f"{path}:{line}: is not UTF-8 (byte {e.start}); save it as UTF-8") from None
+
+
+def parse(path: Path, text: str, error: type[QuantgateError]) -> tuple[Any, Any]:
+    """(content, root node or None) of a YAML file, by YAML 1.2, as DVC reads params.yaml: `1e-4` is a number, `on` is text."""
+    yaml = YAML(typ="safe", pure=True)
+    try:
+        root = yaml.compose(text)
+        for key in _names_below(root):
+            kind = key.tag.rpartition(":")[2]
+            if kind not in ("str", "merge"):  # `8` is a number, `true` a truth value
+                raise error(f"{path}:{key.start_mark.line + 1}: YAML reads the name {key.value!r} as {kind}; put it in quotes")
+        return yaml.constructor.construct_document(root) if root else None, root
+    except MarkedYAMLError as e:
+        mark = e.problem_mark or e.context_mark
+        where = f"{path}:{mark.line + 1}" if mark else str(path)
+        raise error(f"{where}: is not valid YAML ({e.problem or e.context})") from None
+    except ReaderError as e:
+        raise error(f"{path}:{text.count(chr(10), 0, e.position) + 1}: holds a character that YAML does not take") from None
+    except ValueError as e:  # an impossible date
+        raise error(f"{path}: is not valid YAML ({e})") from None
+
+
+def _names_below(node: Any) -> Iterator[Any]:
+    """The nodes of all keys, however deep."""
+    if isinstance(node, MappingNode):
+        for key, value in node.value:
+            yield from (key, *_names_below(key), *_names_below(value))
+    elif isinstance(node, SequenceNode):
+        for item in node.value:
+            yield from _names_below(item)
+
+
+def node_at(root: Any, keys: Sequence[Any]) -> tuple[Any, int | None]:
+    """The YAML node at a path of keys, and the 1-based line of its key or of its nearest ancestor (None: the whole file)."""
+    node, line = root, None
+    for key in keys:
+        if isinstance(node, MappingNode):
+            pair = next(((k, v) for k, v in node.value if k.value == str(key)), None)
+            if pair is None:
+                break
+            line, node = pair[0].start_mark.line + 1, pair[1]
+        elif isinstance(node, SequenceNode) and isinstance(key, int) and key < len(node.value):
+            node = node.value[key]
+            line = node.start_mark.line + 1
+        else:
+            break
+    return node, line
 
 
 def unknown(kind: str, name: str, known: list[str]) -> str:
@@ -52,8 +118,7 @@ def some(names: list[str], most: int, between: str = ", ") -> str:
 
 
 def did_you_mean(name: str, known: list[str]) -> str:
-    near = _near(name, known)
-    return near or f"; there is: {', '.join(map(str, known))}"
+    return _near(name, known) or f"; there is: {', '.join(map(str, known))}"
 
 
 def _near(name: str, known: list[str]) -> str:
@@ -69,7 +134,7 @@ def explain_all(
     selects. A value of several allowed types is one fault."""
     messages = []
     for keys, same in by_keys(errors, data, sources).items():
-        line = line_of(root, list(keys))
+        line = node_at(root, keys)[1]
         where = f"{path}:{line}: " if line else f"{path}: "
         first = same[0]
         if first["type"] == "extra_forbidden":

@@ -53,26 +53,22 @@ def clean() -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if k not in ELSEWHERE} | {"PIP_USER": "0"}  # pip's files may say user, too
 
 
-def pip_settings(listed: str) -> dict[str, str]:
-    """{option: value} of an installation, from what `pip config list` prints."""
-    settings: dict[str, str] = {}
+def for_uv(listed: str) -> dict[str, str]:
+    """uv's variables for the settings that `pip config list` prints. uv looks at all indexes, as pip does, and not only at the
+    first with the package."""
+    variables = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
     for source in ("global.", "install.", ":env:."):  # each goes before the one before it
-        for name, _, value in (line.partition("=") for line in listed.splitlines()):
-            if name.startswith(source):
-                settings[name.removeprefix(source)] = str(ast.literal_eval(value))
-    return settings
-
-
-def for_uv(settings: dict[str, str]) -> dict[str, str]:
-    """pip's settings as uv's variables. uv looks at all indexes, as pip does, and not only at the first with the package."""
-    variables = {FOR_UV[k]: ("," if k == "find-links" else " ").join(v.split()) for k, v in settings.items() if k in FOR_UV}
-    return {"UV_INDEX_STRATEGY": "unsafe-best-match"} | variables
+        for key, _, value in (line.partition("=") for line in listed.splitlines()):
+            name = key.removeprefix(source)
+            if name != key and name in FOR_UV:
+                variables[FOR_UV[name]] = ("," if name == "find-links" else " ").join(str(ast.literal_eval(value)).split())
+    return variables
 
 
 def environment(python: str | Path) -> dict[str, str]:
     """Variables for installing: clean ones, with pip's settings for uv unless a person has set uv's own."""
     listed = subprocess.run([python, "-m", "pip", "config", "list"], capture_output=True, text=True, env=clean())
-    return for_uv(pip_settings(listed.stdout)) | clean()
+    return for_uv(listed.stdout) | clean()
 
 
 def is_uv(command: list[str]) -> bool:
@@ -122,8 +118,8 @@ def say(text: str) -> None:
     print(f"{'install':<10} {text}", flush=True)
 
 
-def where(output: str) -> str:
-    """Where an installer is, by its output so far: how many files are compiled, or its last line."""
+def progress(output: str) -> str:
+    """How far an installer is, by its output so far: how many files are compiled, or its last line."""
     if compiled := re.findall(r"\[(\d+)/(\d+)\]", output):
         return "compiled {} of {} files".format(*compiled[-1])
     lines = readable(output)
@@ -144,7 +140,7 @@ def follow(command: list[str], env: dict[str, str]) -> int:
         try:
             process.wait(EVERY_S)
         except subprocess.TimeoutExpired:
-            print(f"{'':<10} {time.monotonic() - start:4.0f} s  {where(LOG.read_text('utf-8', 'replace'))}", flush=True)
+            print(f"{'':<10} {time.monotonic() - start:4.0f} s  {progress(LOG.read_text('utf-8', 'replace'))}", flush=True)
     if process.returncode:
         output = LOG.read_text("utf-8", "replace")
         errors = [line.removeprefix("DEBUG ").strip()[:200] for line in output.splitlines() if WRONG.search(line)]
@@ -179,13 +175,13 @@ def compile_llamacpp(command: list[str], env: dict[str, str], python: Path) -> N
         say("4/4  llama.cpp is left out: there is no C++ compiler. Its variants will be unsupported; all others work.")
         say(f"     To add it, install g++; then `{AGAIN}` and `dvc repro --force-downstream quantize@VARIANT`")
         return
-    own, sets, built = env.get("CMAKE_ARGS", ""), instruction_sets(native_macros(compiler)), built_for(python)
-    if built is not None and (own or as_asked(built, sets)):
+    chosen, sets, built = env.get("CMAKE_ARGS", ""), instruction_sets(native_macros(compiler)), built_for(python)
+    if built is not None and (chosen or as_asked(built, sets)):
         say(f"4/4  llama.cpp is here, compiled for {' '.join(built)}")
         return
     say(f"4/4  llama.cpp, compiled for {' '.join(sets) or 'this processor'} on {quota.processors()} cores: some minutes")
     subprocess.run([python, "-m", "pip", "uninstall", "--yes", "llama-cpp-python"], capture_output=True, env=env)
-    arguments = [*set_switches(sets), "-DLLAVA_BUILD=OFF", *shlex.split(own)]  # no pictures are read; a person's own go first
+    arguments = [*set_switches(sets), "-DLLAVA_BUILD=OFF", *shlex.split(chosen)]  # no pictures are read; a person's own go first
     wanted = ["llama-cpp-python", *PINS]
     less = f"-DCMAKE_PROJECT_llama_cpp_INCLUDE={LESS.absolute()}"
     env = {"CMAKE_BUILD_PARALLEL_LEVEL": str(quota.processors())} | env | {"CMAKE_ARGS": shlex.join([less, *arguments])}

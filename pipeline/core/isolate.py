@@ -49,14 +49,14 @@ def in_own_process(work: Callable[..., T], *args: Any, what: str, **named: Any) 
     from a person stops the stage, and so does a full disk."""
     log, before = log_of(what), quota.oom_kills()
     context = mp.get_context("spawn")
-    near, far = context.Pipe(duplex=False)
-    child = context.Process(target=_child, args=(far, log, work, args, named), name=what)
+    receiver, sender = context.Pipe(duplex=False)
+    child = context.Process(target=_child, args=(sender, log, work, args, named), name=what)
     child.start()
-    far.close()
+    sender.close()
     outcome: tuple[str, Any] | None = None
     try:
         with suppress(EOFError, ConnectionResetError):
-            outcome = near.recv()
+            outcome = receiver.recv()
         child.join()
     except KeyboardInterrupt:
         child.terminate()
@@ -131,7 +131,7 @@ def end_with_parent() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
-def _child(pipe: Connection, log: Path, work: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> None:
+def _child(pipe: Connection, log: Path, work: Callable[..., Any], args: tuple[Any, ...], named: dict[str, object]) -> None:
     from pipeline.core import cli
 
     quiet.libraries()

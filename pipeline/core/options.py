@@ -13,6 +13,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pipeline.core.droppings import data_files
 from pipeline.core.errors import ParamsError
 from pipeline.core.explain import by_keys, did_you_mean, in_words
+from pipeline.core.records import Options
 
 BITS = re.compile(r"(?<!\d)(32|16|8|6|5|4|3|2)(?!\d)")
 
@@ -22,13 +23,13 @@ def names_in(folder: Path) -> list[str]:
     return [p.stem for p in data_files(folder, "*.py") if not p.stem.startswith("_")]
 
 
-def with_defaults(function: Callable[..., Any], options: dict[str, Any], given: set[str]) -> dict[str, Any]:
+def with_defaults(function: Callable[..., Any], options: Options, given: set[str]) -> Options:
     """Every option that a call would use: those given, and the defaults of the rest."""
     parameters = inspect.signature(function).parameters
     return {n: p.default for n, p in parameters.items() if n not in given and n not in options} | options
 
 
-def nominal_bits(options: dict[str, Any]) -> int | None:
+def nominal_bits(options: Options) -> int | None:
     """Bits that a variant's options name (`bits: 4`, `int8-weight-only`, `Q4_0`); None where they name none."""
     for key in ("bits", "dtype", "scheme", "type", "precision"):
         if match := BITS.search(str(options.get(key, ""))):
@@ -36,7 +37,7 @@ def nominal_bits(options: dict[str, Any]) -> int | None:
     return None
 
 
-def check_options(owner: str, function: Callable[..., Any], options: dict[str, Any], given: set[str]) -> None:
+def check_options(owner: str, function: Callable[..., Any], options: Options, given: set[str]) -> None:
     """Raise `ParamsError` where an option is unknown, of the wrong type, or missing.
     given: arguments that the pipeline itself passes. Types are checked strictly: a string is not converted to a number."""
     parameters = {n: p for n, p in inspect.signature(function).parameters.items() if n not in given}

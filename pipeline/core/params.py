@@ -14,8 +14,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from pipeline.core import artifacts, quota
 from pipeline.core.errors import ParamsError
-from pipeline.core.explain import Fault, did_you_mean, explain_all, unknown
-from pipeline.core.yamls import parse, read_text
+from pipeline.core.explain import Fault, did_you_mean, explain_all, parse, read_text, unknown
+from pipeline.core.records import Options
 
 PARAMS = Path("params.yaml")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")  # no dot: DVC reads it as a path of keys
@@ -41,7 +41,7 @@ def shaped(pattern: str, words: str) -> AfterValidator:
 
 
 class Load(Section):
-    """Load on a server: requests at once (closed loop) or a second (open loop); see serving/load.py."""
+    """Load on a server: requests at once (closed loop) or a second (open loop); see serving/measure.py."""
 
     concurrency: list[Count] = []
     rates: list[Positive] = []
@@ -107,7 +107,7 @@ class Model(Section):
     license: str = "unknown"
     note: str = ""
     trust_remote_code: bool = False
-    dequantize: bool = False  # whether packed weights (MXFP4, FP8, INT4) are taken, as the bfloat16 values that they stand for
+    dequantize: bool = False  # accept packed weights (MXFP4, FP8, INT4), unpacked to bfloat16
 
 
 class PackageModel(Model):
@@ -141,8 +141,8 @@ class HubModel(Model):
 class Variant(Section):
     quantizer: str
     engine: str = "hf"
-    options: dict[str, Any] = {}
-    engine_options: dict[str, Any] = {}
+    options: Options = {}
+    engine_options: Options = {}
 
 
 class Floor(Section):
@@ -233,9 +233,9 @@ class Benchmark(Section):
 
 
 class BetweenRuns(Section):
-    """How far whole runs on this machine differ: standard deviations of the logarithm, as tests/bench/stability.py finds them.
-    Rounds of one run share its minutes, so their spread alone says too little. ratio: of a speed over the reference's in the
-    same rounds; time: of a latency or a rate by itself. None: not measured; intervals then are of one run, and say so."""
+    """Run-to-run variation on this machine: standard deviations of the logarithm, as tests/bench/stability.py measures them.
+    The rounds of one run share its conditions, so their spread alone is too small. ratio: of a speed over the reference's in the
+    same rounds; time: of a latency or a rate by itself. None: not measured; intervals then cover one run, and say so."""
 
     ratio: Annotated[float, Field(ge=0, lt=1)] | None = None
     time: Annotated[float, Field(ge=0, lt=1)] | None = None
@@ -257,15 +257,15 @@ class Rule(Section):
     margin: str | None = None
     gain: str | None = None
     limit: str | None = None
-    above: Literal["floor", "rounding"] | None = None  # the margin counts from what "no difference" measures
+    above: Literal["floor", "rounding"] | None = None  # the margin counts from the noise floor, or from what rounding alone does
     variants: Annotated[list[str], Field(min_length=1)] | None = None
     against: Literal["reference", "baseline"] = "reference"  # baseline: what the commit that is merged into had
     required: bool = True
-    reason: Reason | None = None  # why it asks for less than in the commit that is merged into
+    reason: Reason | None = None  # why it is looser than in the commit that is merged into
 
     @field_validator("margin", "gain", "limit", mode="before")
     @classmethod
-    def _bound(cls, value: Any) -> Any:
+    def _with_unit(cls, value: Any) -> Any:
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             raise ValueError("a bare number could be read two ways; give its unit, such as '1 pp', '0.5 %', '2 ms'")
         return value
@@ -286,7 +286,7 @@ class Gate(Section):
     required: Annotated[list[str], Field(min_length=1)]  # variants whose verdict decides; the others are advisory
     inconclusive: Literal["blocks", "passes"] = "blocks"
     baseline: str | None = None  # a branch or commit; QUANTGATE_BASELINE and --baseline go first
-    reason: Reason | None = None  # why something other than a rule's bound asks for less than in the commit that is merged into
+    reason: Reason | None = None  # why anything but a rule is looser than in the commit that is merged into
     rules: Annotated[list[Rule], Field(min_length=1)]
 
 
@@ -347,9 +347,9 @@ class Params(Section):
         return self
 
     def variant(self, name: str) -> Variant:
-        """The variant of that name, or an error that names the nearest."""
+        """The variant of that name. Raises `ParamsError` that names the nearest."""
         if name not in self.variants:
-            raise ParamsError(f"{unknown('variant', name, list(self.variants))}")
+            raise ParamsError(unknown("variant", name, list(self.variants)))
         return self.variants[name]
 
     @property

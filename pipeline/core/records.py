@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import NotRequired, TypedDict
@@ -18,17 +18,23 @@ from pipeline.core import artifacts
 from pipeline.core.errors import ArtifactError
 
 T = TypeVar("T")
+Json = dict[str, Any]  # not ours: a model's config, a server's reply, a task's rows and config
 Options = dict[str, Any]  # what params.yaml gives a quantizer or an engine: its own names, checked by its signature
 
 
-class Metric(TypedDict):
-    """A value with its interval. low, high: null where there is none, and `warnings` (or `reason`) says why."""
+class Interval(TypedDict):
+    """A value, its interval and its unit. low, high: null where there is no interval."""
 
     value: float | None
     low: float | None
     high: float | None
-    n: int
     unit: str
+
+
+class Metric(Interval):
+    """What is known of a value. Where it or its interval is null, `warnings` (or `reason`) says why."""
+
+    n: int
     confidence: NotRequired[float | None]
     method: NotRequired[str]
     warnings: NotRequired[list[str]]
@@ -53,6 +59,34 @@ class File(TypedDict):
     sha256: str
 
 
+class RunFacts(TypedDict):
+    """artifacts/runs/<stage>.json: what a stage cost, outside its outputs. peak_memory_bytes: of its largest process."""
+
+    wall_s: float
+    peak_memory_bytes: int
+    finished: str
+
+
+# ---- sets: the texts of evalsets/ ------------------------------------------------------------------------------------------
+
+
+class TextRow(TypedDict):
+    """A document: corpus, calibration text, what prompts are cut from."""
+
+    id: str
+    domain: str
+    text: str
+
+
+class PromptRow(TypedDict):
+    """A prompt: plain text, or a chat's messages, each with role and content."""
+
+    id: str
+    domain: str
+    prompt: NotRequired[str]
+    messages: NotRequired[list[dict[str, str]]]
+
+
 # ---- manifests: what a folder of artifacts/ holds and how it was made --------------------------------------------------------
 
 
@@ -65,24 +99,95 @@ class Folder(TypedDict):
     versions: dict[str, str]
 
 
-class BaseManifest(Folder):
-    """artifacts/base/manifest.json. repaired: {file: sha256 as it was given}."""
+class Origin(TypedDict):
+    """Where a base came from. given: its files as they lay there; repaired: {file: sha256 as it was given}."""
 
     source: str
-    license: str
+    license: NotRequired[str]
+    package: NotRequired[str]
+    file: NotRequired[str]
+    sha256: NotRequired[str]
+    path: NotRequired[str]
+    given: NotRequired[list[str]]
+    id: NotRequired[str]
+    revision: NotRequired[str]
+    commit: NotRequired[str | None]
+    dequantized_from: NotRequired[str]
+    repairs: NotRequired[list[str]]
+    repaired: NotRequired[dict[str, str]]
+
+
+class BaseManifest(Folder, Origin):
+    """artifacts/base/manifest.json."""
+
     note: str | None
     weights: int
     trust_remote_code: bool
-    repairs: list[str]
-    repaired: NotRequired[dict[str, str]]
-    dequantized_from: NotRequired[str]
-    package: NotRequired[str]
-    path: NotRequired[str]
-    id: NotRequired[str]
-    commit: NotRequired[str | None]
 
 
-class ModelManifest(Folder):
+class CalibrationFacts(TypedDict):
+    """What a quantizer was calibrated on. set_files: {file: sha256}."""
+
+    source: str
+    set: NotRequired[str]
+    set_files: NotRequired[dict[str, str]]
+    digest: str
+    rows_asked: int
+    rows_used: int
+    tokens_per_row: int
+
+
+class BuildFacts(TypedDict, total=False):
+    """What a quantizer says of what it wrote. modules: packed matrices; expected_bits: a weight of them, as the method packs;
+    probe: what the model in memory answered (quantizers/_probe.py)."""
+
+    library: str
+    converter: str
+    environment: dict[str, str]
+    reproducible: str
+    head: str
+    kept: list[str]
+    modules: int
+    expected_bits: float
+    probe: Json
+    warnings: list[str]
+    calibration_rows: int
+    underflowed_weights: int
+    range_probe_tokens: int
+    loss_mean: float
+    loss_worst: dict[str, str | float]
+    damping: float
+    damped_more: dict[str, float]
+
+
+class Size(TypedDict):
+    """What a variant's files hold. bits_per_weight, quantized_share: of the base's weights; packed_bits: per quantized weight, with
+    its scales (null where the format does not tell them apart); tensor_types: bytes."""
+
+    weight_bytes: int
+    bits_per_weight: float
+    quantized_share: float
+    packed_bits: float | None
+    tensor_types: dict[str, int]
+
+
+class Build(BuildFacts, total=False):
+    """What is known of a variant that was built: `Size` too, and the manifest of its calibration rows."""
+
+    weight_bytes: int
+    bits_per_weight: float
+    quantized_share: float
+    packed_bits: float | None
+    tensor_types: dict[str, int]
+    calibration: CalibrationFacts | None
+    dtype: str | None
+
+
+class Built(Outcome, Build):
+    """How a build ended, and what was built where it is `ok`."""
+
+
+class ModelManifest(Folder, Build):
     """artifacts/models/<variant>/manifest.json: all that was asked, and of an `ok` variant what was built."""
 
     reason: str | None
@@ -96,28 +201,46 @@ class ModelManifest(Folder):
     seed: int
     trust_remote_code: bool
     dequantized_from: NotRequired[str]
-    weight_bytes: NotRequired[int]
-    bits_per_weight: NotRequired[float]
-    quantized_share: NotRequired[float]
-    packed_bits: NotRequired[float | None]
-    tensor_types: NotRequired[dict[str, int]]
-    dtype: NotRequired[str | None]
-    warnings: NotRequired[list[str] | None]
 
 
-class StoreManifest(Folder):
-    """artifacts/reference/manifest.json."""
+class States(TypedDict):
+    """What a reference store holds. kind: `hidden` states, or `logits` and why; key: sha256 of model, seed and tokens; shards:
+    {file: indices of its windows}; rounded_otherwise: logits that the head alone rounds to a neighbour."""
 
-    variant: str
-    model: str
     kind: str
-    vocab: int
-    tokens: int
+    why_not_hidden: str | None
+    rows_per_block: int
     windows: int
+    tokens: int
+    state_bytes: int
+    bytes_per_token: float
+    rounded_otherwise: int
+    head_bytes: int
+    shards: dict[str, list[int]]
+    model: str
+    seed: int
+    key: str
+
+
+class Store(States):
+    """What is needed to read a store."""
+
+    vocab: int
+    files: dict[str, File]
+    digest: str
+
+
+class StoreManifest(Store):
+    """artifacts/reference/manifest.json. skipped: {why a text was left out: how many}."""
+
+    status: str
+    variant: str
     skipped: dict[str, int]
+    trust_remote_code: bool
     temperature: float
     sets: dict[str, str]
     threads: int
+    versions: dict[str, str]
 
 
 # ---- rows: one a line or a token, and the meta file beside them --------------------------------------------------------------
@@ -130,9 +253,22 @@ class RowsMeta(Outcome):
     model: str
 
 
-class TokensMeta(RowsMeta):
+TOKEN_COLUMNS = {  # of artifacts/tokens/<variant>.parquet, a row a scored token: names, and Arrow's names of their types
+    "set": "string", "document": "string", "window": "string", "token_class": "string",
+    "position": "int32", "token_id": "int32",
+    "kld": "float64", "kld_reverse": "float64", "jsd": "float64", "logp_ref": "float64", "logp": "float64",
+    "entropy_ref": "float64", "top1_ref": "int32", "top1": "int32", "top5_overlap": "int8",
+}  # fmt: skip
+
+
+class DivergeMeta(RowsMeta):
+    """What both of `diverge`'s meta files have. reference: digest of the store."""
+
     reference: str
     versions: dict[str, str]
+
+
+class TokensMeta(DivergeMeta):
     tokens: NotRequired[int]
     kernels: NotRequired[dict[str, int]]
     attention: NotRequired[str | None]
@@ -148,11 +284,143 @@ class AnswersMeta(RowsMeta):
     once: str | None
 
 
-class RepliesMeta(RowsMeta):
-    reference: str
-    versions: dict[str, str]
+class RepliesMeta(DivergeMeta):
+    """tokens: the most that a reply may have; batch: prompts side by side."""
+
     tokens: int
     batch: int
+
+
+class GpuMemory(TypedDict):
+    """Peak bytes by torch, and bytes in use on the device by NVML (null where it cannot be asked)."""
+
+    allocated: int
+    reserved: int
+    nvml: int | None
+
+
+class LoadFacts(TypedDict):
+    """What loading a model took in a process of its own."""
+
+    load_s: float
+    load_memory_bytes: int | None
+    load_cuda_memory: GpuMemory | None
+    max_length: int
+    device: str
+
+
+class ModelShape(TypedDict):
+    """See `speed.roofline.Shape`."""
+
+    layers: int | None
+    kv_heads: int | None
+    head_dim: int | None
+    hidden: int | None
+    vocab: int | None
+    tied: bool | None
+    experts: int | None
+
+
+class TimedModel(TypedDict):
+    """dtype: of its products; rate_of: the product that stands for them among the rates."""
+
+    name: str
+    engine: str
+    weight_bytes: int
+    parameters: float
+    dtype: str
+    rate_of: str
+    shape: ModelShape
+
+
+class Rates(TypedDict):
+    """read, copy: bytes a second; matrix: {dtype: operations a second}; null where unknown."""
+
+    device: str
+    read: float | None
+    copy: float | None
+    matrix: dict[str, float | None]
+
+
+class Looked(TypedDict):
+    """How often the rounds were looked at, and against which bounds."""
+
+    planned: int
+    taken: int
+    bounds: list[float]
+    max_rounds: int | None
+
+
+class Sweep(TypedDict):
+    """notes, missing: {scenario: what its metrics must say, or why it has none}."""
+
+    output_tokens: int
+    repeats: int
+    notes: dict[str, str]
+    missing: dict[str, str]
+
+
+class Machine(TypedDict):
+    """gpu: null without one; llamacpp: what it was compiled for."""
+
+    cpu: str
+    cores: int
+    threads: int
+    memory_bytes: int
+    system: str
+    python: str
+    gpu: str | None
+    llamacpp: str | None
+    cpu_capability: str
+
+
+class TimingFacts(TypedDict, total=False):
+    """What metrics need besides the rows; all of it where they are `ok`. loads, models: of `variant` and `reference`."""
+
+    loads: dict[str, LoadFacts]
+    models: dict[str, TimedModel]
+    rates: Rates
+    memory_bandwidth: float | None
+    looks: Looked
+    sweep: Sweep
+    machine: Machine
+    versions: dict[str, str]
+
+
+class TimingsMeta(RowsMeta, TimingFacts):
+    reference: str
+
+
+class TimedAnswer(TypedDict):
+    """A request as the process that ran it saw it, in seconds by its monotonic clock. A failed one may lack the rest."""
+
+    ok: bool
+    error: str | None
+    t_submit: float | None
+    t_tokens: list[float]
+    t_first: NotRequired[float | None]
+    output_tokens: NotRequired[int]
+    batch: NotRequired[int]
+    phases: NotRequired[dict[str, float | list[float] | None]]
+    phases_unknown: NotRequired[dict[str, str]]
+    kv_bytes_per_token: NotRequired[float | None]
+    cache_bytes: NotRequired[int | None]
+    cache_tokens: NotRequired[int | None]
+    cache_element_bytes: NotRequired[float | None]
+    peak_memory_bytes: NotRequired[int | None]
+    cuda_memory: NotRequired[GpuMemory | None]
+    cold: NotRequired[bool]
+
+
+class TimingRow(TimedAnswer):
+    """A request to `who` (`variant` or `reference`). scenario: `single` in paired rounds, else a sweep's; round: null for a
+    warm-up."""
+
+    round: int | None
+    scenario: str
+    who: str
+    warmup: bool
+    prompt_tokens: int
 
 
 class AnswerAgain(TypedDict):
@@ -161,14 +429,25 @@ class AnswerAgain(TypedDict):
     acc: float | None
 
 
-class AnswerRow(AnswerAgain):
-    """One item of a task. again: the same weights' answer in float32."""
+class ItemAnswer(TypedDict):
+    """What a model answered to an item. bytes: of a text that it scored as a whole; again: the same weights' answer in float32."""
+
+    loglikelihoods: list[float] | None
+    bytes: NotRequired[int]
+    prediction: int | str | None
+    target: Any
+    empty: bool
+    again: NotRequired[AnswerAgain]
+
+
+class AnswerRow(ItemAnswer):
+    """One item of a task; item, slice, cluster: as the rows of the task have them."""
 
     task: str
     doc_id: int
-    item: str | None
-    slice: str | None
-    cluster: str
+    item: str | int | None
+    slice: str | int | None
+    cluster: str | int
     doc_hash: str
     prompt_hash: str
     target_hash: str
@@ -177,11 +456,8 @@ class AnswerRow(AnswerAgain):
     first_token_ids: list[int]
     n_tokens: int
     truncated: bool
-    target: Any
-    empty: bool
     non_finite: int
-    bytes: NotRequired[int]
-    again: NotRequired[AnswerAgain]
+    acc: float | None
 
 
 class ReplyRow(TypedDict):
@@ -200,15 +476,210 @@ class ReplyRow(TypedDict):
 class WindowRow(TypedDict):
     """A stretch of text that is scored from token `first` on."""
 
-    window: str
     set: str
+    window: str
     document: str
-    domain: str
     token_ids: list[int]
     first: int
+    domain: str
+
+
+class KeptWindows(TypedDict):
+    """The windows that a run of `reference` made, kept until it has ended."""
+
+    windows: list[WindowRow]
+    skipped: dict[str, int]
+
+
+# ---- servers: one row a request, and what was found of a server --------------------------------------------------------------
+
+
+class Phases(TypedDict):
+    """When the connection and the reply's headers were there."""
+
+    connected: float | None
+    headers: float | None
+
+
+class Exchange(TypedDict):
+    """One request to a server and its reply. t_*: seconds of the client's clock.
+
+    t_chunks: arrivals of events with tokens; t_tokens: the same if each had one token; t_last: the last token, or the reply's end
+    if that token was not seen; t_due: when an open loop should have sent it.
+    """
+
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    output_tokens: int | None
+    counted_by: str
+    asked_tokens: int
+    forced: bool
+    t_submit: float
+    t_first: float | None
+    t_content: float | None
+    t_last: float | None
+    t_tokens: list[float] | None
+    t_chunks: list[float]
+    t_done: float | None
+    phases: Phases
+    peak_memory_bytes: int | None
+    finish: str | None
+    ok: bool
+    fault: str | None
+    status: int | None
+    error: str | None
+    t_end: float
+    t_due: NotRequired[float]
+
+
+class RequestRow(Exchange):
+    """A line of artifacts/serving/<variant>.jsonl. round: null for a warm-up."""
+
+    round: int | None
+    scenario: str
+    warmup: bool
+
+
+class ScoreRow(TypedDict):
+    """A window that a server scored. logps: in nats, of tokens `first` and later; null for a part of a character."""
+
+    set: str
+    document: str
+    window: str
+    first: int
+    token_ids: list[int]
+    ok: bool
+    error: str | None
+    logps: list[float | None] | None
+    t_submit: float
+    t_end: float
+
+
+class Finding(TypedDict):
+    """Whether a server can do something; value: null if unknown."""
+
+    value: bool | None
+    reason: str | None
+
+
+class Probe(TypedDict):
+    """What a server can do. url, models: of a server that was not launched here."""
+
+    url: NotRequired[str]
+    model: str
+    models: NotRequired[list[str]]
+    api: str
+    all_fields: NotRequired[Finding]
+    stream_usage: Finding
+    one_token_an_event: Finding
+    ignore_eos: Finding
+    seed: Finding
+    prefix_cache: Finding
+    ppl: Finding
+    delta_p: Finding
+    prompt_logprobs: Finding
+    kld: Finding
+
+
+class Launch(TypedDict):
+    """A server that was launched here. log, model_dir: not in reports, which are in git; peak_memory_bytes, cpu_s: at its end."""
+
+    startup_s: float
+    build: str | None
+    log: NotRequired[str]
+    kind: str
+    model_dir: NotRequired[str]
+    threads: int
+    parallel: int
+    context: int
+    engine_options: Options
+    peak_memory_bytes: NotRequired[int | None]
+    cpu_s: NotRequired[float | None]
+
+
+class ServerMeta(Outcome):
+    """artifacts/serving/<variant>.meta.json. asked: all settings that the results depend on; prompts: {file: sha256}."""
+
+    variant: str
+    model: str
+    asked: Json
+    probe: NotRequired[Probe | None]
+    plan: NotRequired[Json]
+    client: NotRequired[Machine]
+    launch: NotRequired[Launch | None]
+    prompts: NotRequired[dict[str, str]]
+    seed: NotRequired[int]
+    versions: NotRequired[dict[str, str]]
+
+
+class ServerReport(ServerMeta):
+    """reports/serving/<variant>.json. levels: {scenario: metrics}; inputs: {file: sha256}."""
+
+    levels: dict[str, Metrics]
+    knee: Metric | None
+    server_memory_bytes: Metric | None
+    inputs: dict[str, str]
 
 
 # ---- results: what judging stages write into reports/ ------------------------------------------------------------------------
+
+
+class ShortEstimate(TypedDict):
+    """An estimate without what only verdicts need."""
+
+    value: float | None
+    low: float | None
+    high: float | None
+    n: int
+    method: str
+    warnings: list[str]
+
+
+class WholeEstimate(ShortEstimate):
+    clusters: int | None
+    weight: float | None
+    between: float | None
+
+
+# A metric with its range of positions, from and to inclusive.
+Span = TypedDict(
+    "Span",
+    {
+        "from": int, "to": int, "n": int, "clusters": NotRequired[int | None], "value": float | None, "low": float | None,
+        "high": float | None, "unit": str, "confidence": NotRequired[float | None], "method": NotRequired[str],
+        "warnings": NotRequired[list[str]],
+    },
+)  # fmt: skip
+
+
+class Agreement(TypedDict):
+    """Share of replies still equal to the reference's at a position (free), and of equal choices up to it (forced)."""
+
+    position: int
+    free: ShortEstimate
+    forced: ShortEstimate | None
+
+
+class Curves(TypedDict, total=False):
+    """What is drawn and not judged. kld_by_position: {`corpus` or `trajectory`: points}."""
+
+    kld_by_position: dict[str, list[Span]]
+    agreement_by_position: list[Agreement]
+
+
+class Bounds(TypedDict, total=False):
+    """Sentences on what bounds each phase of a request, and why a variant is faster or slower than the reference."""
+
+    cliffs: list[str]
+    decode: str
+    against: str
+    prefill: str
+    against_prefill: str
+    rates: str
+
+
+class Dequantized(TypedDict, total=False):
+    dequantized_from: str
 
 
 class Floor(TypedDict):
@@ -224,8 +695,9 @@ class Floor(TypedDict):
     versions: dict[str, str]
 
 
-class VariantResult(Outcome):
-    """reports/metrics/<variant>.json. model, base: digests; inputs: {file: sha256}; bounds: sentences on what bounds each phase."""
+class VariantResult(Outcome, Dequantized):
+    """reports/metrics/<variant>.json. model, base: digests; inputs: {file: sha256}; bounds: sentences on what bounds each phase;
+    client: the machine that asked the variant's server, in memory only."""
 
     variant: str
     reference: str
@@ -236,29 +708,21 @@ class VariantResult(Outcome):
     engine_options: Options
     model: str
     base: str
-    machine: dict[str, Any] | None
+    machine: Machine | None
     kernels: dict[str, int] | None
     inputs: dict[str, str]
     versions: dict[str, str]
     metrics: Metrics
-    curves: dict[str, Any]
-    bounds: dict[str, Any]
-    dequantized_from: NotRequired[str]
+    curves: Curves
+    bounds: Bounds
+    client: NotRequired[Machine | None]
 
 
-class ServerReport(Outcome):
-    """reports/serving/<variant>.json: metrics of each level of load, and of the whole run."""
-
-    variant: str
-    model: str
-    asked: dict[str, Any]
-    levels: dict[str, Metrics]
-    knee: Metric | None
-    server_memory_bytes: Metric | None
+Results = dict[str, VariantResult]  # by variant
 
 
-class RuleVerdict(TypedDict):
-    """A rule's verdict of a variant, with the figure that it judged. settle: items that would decide."""
+class RuleVerdict(Interval):
+    """A rule's verdict of a variant, with the value that it judged. settle: items that would decide."""
 
     metric: str
     against: str
@@ -266,16 +730,12 @@ class RuleVerdict(TypedDict):
     threshold: float
     better: str
     neutral: float | None
-    unit: str
     required: bool
     verdict: str
     reason: str
     settle: int | None
     p_fail: float | None
     p_fail_holm: float | None
-    value: float | None
-    low: float | None
-    high: float | None
     n: int | None
     clusters: int | None
     between: float | None
@@ -307,7 +767,145 @@ class Verdict(TypedDict):
     floor: dict[str, Metric | None]
     variants: dict[str, VariantVerdict]
     inputs: NotRequired[dict[str, str]]
-    loosened: NotRequired[list[str]]
+
+
+class Tracked(TypedDict):
+    """reports/mlflow.json: ids of the experiment, of the state's run and of each variant's, and its version in the registry."""
+
+    experiment: str
+    parent: str
+    runs: dict[str, str]
+    versions: dict[str, str]
+
+
+class SetRecord(TypedDict):
+    """What a shipped set showed. told: {variant: whether its difference to the probe has an interval without 0}."""
+
+    files: dict[str, str]
+    n: int
+    chance: NotRequired[float]
+    reference: NotRequired[float]
+    changed: NotRequired[float]
+    delta: NotRequired[Metrics]
+    half_width: NotRequired[float]
+    resolvable: NotRequired[float]
+    told: NotRequired[dict[str, bool]]
+    tokens: NotRequired[int]
+    kld: NotRequired[dict[str, Json]]
+    ppl_half_width: NotRequired[float]
+    resolvable_ppl: NotRequired[float]
+
+
+class EvalsetsRecord(TypedDict):
+    """reports/evalsets.json. probe: the variant whose difference to the reference each set was measured by."""
+
+    reference: str
+    probe: str
+    confidence: float
+    power: float
+    seed: int
+    base: str
+    versions: dict[str, str]
+    variants: dict[str, Json]
+    sets: dict[str, SetRecord]
+
+
+# ---- failures: artifacts/broke/<variant>.json --------------------------------------------------------------------------------
+
+
+class Group(TypedDict):
+    """Mean divergence of a group of tokens beside that of the rest. by: what the group is of (domain, token class, position)."""
+
+    by: str
+    group: str
+    mean: WholeEstimate
+    rest: WholeEstimate
+    ratio: float | None
+    stands_out: bool
+
+
+class Spread(TypedDict):
+    """How divergence is spread over tokens. worst_share: of it, on the worst tokens."""
+
+    kind: str
+    settled: bool
+    n: int
+    worst_share: WholeEstimate | None
+    median_over_mean: float | None
+    groups: list[Group]
+    words: str
+
+
+class WorstToken(TypedDict):
+    set: str
+    document: str
+    window: str
+    position: int
+    kld: float | None
+    not_finite: bool
+    context: str
+    token: str
+    token_id: int
+    reference_says: str
+    reference_says_id: int
+    variant_says: str
+    variant_says_id: int
+    p_reference: float
+    p_variant: float
+
+
+class ItemPair(TypedDict):
+    """Both answers to an item in words. unknown: why its prompt is null; fall: nats that the right choice's margin lost."""
+
+    task: str
+    item: str | int | None
+    prompt: str | None
+    unknown: str | None
+    right: str
+    reference_answers: str
+    variant_answers: str
+    margin_reference: float | None
+    margin_variant: float | None
+    fall: NotRequired[float]
+
+
+class ReplyPair(TypedDict):
+    prompt_id: str
+    prompt: str
+    reference_reply: str
+    variant_reply: str
+    departs_at: int | None
+    faults: list[str]
+    reference_faults: list[str]
+
+
+class Cases(TypedDict, Generic[T]):
+    """The first rows of a longer list. of: how many rows were looked at."""
+
+    shown: int
+    total: int
+    of: NotRequired[int]
+    by_task: NotRequired[dict[str, int]]
+    rows: list[T]
+
+
+class FailureLists(TypedDict):
+    spread: Spread | None
+    worst_tokens: Cases[WorstToken] | None
+    worst_items: Cases[ItemPair] | None
+    flips_to_wrong: Cases[ItemPair] | None
+    flips_to_right: Cases[ItemPair] | None
+    replies: Cases[ReplyPair] | None
+
+
+class Failures(FailureLists):
+    """missing: {stage: why there are no rows}; words: `spread` in words."""
+
+    variant: str
+    reference: str
+    missing: dict[str, str]
+    notes: list[str]
+    words: str
 
 
 # ---- reading -----------------------------------------------------------------------------------------------------------------
@@ -318,14 +916,14 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
-def checked(value: Any, kind: type[T], where: str) -> T:
+def checked(value: Any, kind: type[T], where: str, remedy: str = "delete it and run `dvc repro`") -> T:
     """`value` as it is, if it is a record of that kind. Raises `ArtifactError` with the first fault."""
     try:
-        _adapter(kind).validate_python(value, strict=True)
+        _adapter(kind).validate_python(value, strict=True)  # type: ignore[arg-type]  # a class can be hashed
     except ValidationError as e:
         first = e.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "the whole"
-        raise ArtifactError(f"{where} is damaged ({place}: {first['msg'].lower()}); delete it and run `dvc repro`") from None
+        keys = ".".join(map(str, first["loc"])) or "the whole"
+        raise ArtifactError(f"{where} is damaged ({keys}: {first['msg'].lower()}); {remedy}") from None
     return value  # type: ignore[no-any-return]
 
 

@@ -28,8 +28,8 @@ NEVER = "has no wheels with a matching"  # uv of a package that is not made for 
 
 
 def python(name: str) -> Path:
-    """The interpreter of an environment, built if it is not here yet.
-    Raises `Unsupported` where a package does not exist for this machine, and `ArtifactError` for what may pass: no network,
+    """The interpreter of an environment, built on first use.
+    Raises `Unsupported` if a package does not exist for this machine, and `ArtifactError` for faults that may pass: no network,
     a full disk, a mirror without the package."""
     home = folder(name)
     HOME.mkdir(parents=True, exist_ok=True)
@@ -40,15 +40,14 @@ def python(name: str) -> Path:
 
 
 def is_here(name: str) -> bool:
-    """Whether an environment is built."""
     return (FILES / f"{name}.txt").exists() and (folder(name) / READY).exists()
 
 
 def folder(name: str) -> Path:
     """The folder of an environment, built or not."""
     text = (FILES / f"{name}.txt").read_bytes()
-    ours = sysconfig.get_path("purelib") if text.decode().startswith(LAYERED) else ""  # it points there
-    return (HOME / f"{name}-{hashlib.sha256(text + sys.version.encode() + ours.encode()).hexdigest()[:12]}").absolute()
+    base = sysconfig.get_path("purelib") if text.decode().startswith(LAYERED) else ""  # it points there
+    return (HOME / f"{name}-{hashlib.sha256(text + sys.version.encode() + base.encode()).hexdigest()[:12]}").absolute()
 
 
 def _build(name: str, wanted: Path, home: Path) -> None:

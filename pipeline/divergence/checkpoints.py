@@ -7,26 +7,25 @@ after it: one that was cut off or damaged is made again.
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pipeline.core import artifacts
 
 PARTIAL = artifacts.ARTIFACTS / "partial"
 
 
-class Partial:
+@dataclass(frozen=True)
+class Checkpoints:
     """A folder of pieces, each a file with a `.sha256` beside it."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    folder: Path
 
     @classmethod
-    def of(cls, stage: str, inputs: Any) -> Partial:
+    def of(cls, stage: str, inputs: object) -> Checkpoints:
         """The pieces of a stage's work with these inputs."""
         return cls(PARTIAL / f"{stage}-{artifacts.digest(inputs)[:16]}")
 
@@ -43,14 +42,6 @@ class Partial:
             yield tmp
         artifacts.write_text(self.folder / f"{name}.sha256", artifacts.sha256_file(self.folder / name))
 
-    def give(self, name: str, target: Path) -> None:
-        """Put a piece at `target` too: a link, or a copy where the file system has none."""
-        target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            os.link(self.folder / name, target)
-        except OSError:
-            shutil.copyfile(self.folder / name, target)
-
     def drop(self, pattern: str) -> None:
         """Remove pieces that nothing will ask for again."""
         for path in self.folder.glob(pattern):
@@ -58,8 +49,6 @@ class Partial:
 
     def clear(self) -> None:
         """The work is done: remove its pieces, and what runs of the stage with other inputs left."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-        stage, dash, _ = self.folder.name.rpartition("-")
-        if dash and self.folder.parent == PARTIAL:
-            for other in PARTIAL.glob(f"{stage}-*"):
-                shutil.rmtree(other, ignore_errors=True)
+        stage, _, _ = self.folder.name.rpartition("-")
+        for folder in self.folder.parent.glob(f"{stage}-*"):
+            shutil.rmtree(folder, ignore_errors=True)

@@ -54,15 +54,15 @@ def compare_logits(ref: F32, var: F32, true_ids: NDArray[np.int64]) -> TokenRows
         for at in range(0, n, BATCH):
             rows = slice(at, at + BATCH)
             r, v, true = ref[rows], var[rows], true_ids[rows, None]
-            theirs, ours = top_ids(r), top_ids(v)
-            result = _in_float32(r, v, np.take_along_axis(r, theirs[:, :1], 1), work[:, : len(r)])
+            top_ref, top = top_ids(r), top_ids(v)
+            result = _in_float32(r, v, np.take_along_axis(r, top_ref[:, :1], 1), work[:, : len(r)])
             for i in np.flatnonzero(~np.isfinite(result).all(axis=0)):
                 result[:, i] = _exact(r[i], v[i])
             kld, reverse, jsd, logz_ref, logz, entropy = result
             logp_ref, logp = (np.take_along_axis(x, true, 1)[:, 0] for x in (r, v))
             values[:, rows] = kld, reverse, jsd, logp_ref - logz_ref, logp - logz, entropy
-            shared = (theirs[:, :, None] == ours[:, None, :]).any(2).sum(1)
-            tops[:, rows] = theirs[:, 0], ours[:, 0], shared
+            shared = (top_ref[:, :, None] == top[:, None, :]).any(2).sum(1)
+            tops[:, rows] = top_ref[:, 0], top[:, 0], shared
     return TokenRows(*values, *tops)
 
 

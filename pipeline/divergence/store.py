@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.core import artifacts
+from pipeline.core import artifacts, records
 from pipeline.core.errors import ArtifactError
+from pipeline.core.records import WindowRow
 from pipeline.engines import ROWS
 
 SHARD_BYTES = 16 << 20  # of states in one file: what a killed `reference` loses, and what a reader has open
@@ -40,14 +41,21 @@ class Window:
     first: int
     domain: str = ""
 
+    @classmethod
+    def of(cls, row: WindowRow) -> Window:
+        return cls(row["set"], row["window"], row["document"], tuple(row["token_ids"]), row["first"], row["domain"])
+
     @property
     def scored(self) -> int:
         return len(self.token_ids) - self.first
 
 
-def batches(windows: Sequence[Window], size: int) -> Iterator[list[tuple[int, Window]]]:
-    """(index, window) in batches of equal length: padding would cost time and, in 16 bits, change digits."""
-    by_length: dict[int, list[tuple[int, Window]]] = {}
+Batch = list[tuple[int, Window]]  # of equal length, each with its index in the store
+
+
+def batches(windows: Sequence[Window], size: int) -> Iterator[Batch]:
+    """Windows in batches of equal length: padding would cost time and, in 16 bits, change digits."""
+    by_length: dict[int, Batch] = {}
     for i, w in enumerate(windows):
         by_length.setdefault(len(w.token_ids), []).append((i, w))
     for _, same in sorted(by_length.items(), reverse=True):
@@ -55,28 +63,23 @@ def batches(windows: Sequence[Window], size: int) -> Iterator[list[tuple[int, Wi
             yield same[at : at + size]
 
 
-def shards(windows: Sequence[Window], batch_size: int, position_bytes: int) -> list[list[list[tuple[int, Window]]]]:
+def shards(windows: Sequence[Window], batch_size: int, position_bytes: int) -> list[list[Batch]]:
     """Batches, in their order, in shards of at most SHARD_BYTES of states; a batch is never cut."""
-    found: list[list[list[tuple[int, Window]]]] = []
+    result: list[list[Batch]] = []
     size = SHARD_BYTES
     for batch in batches(windows, batch_size):
-        own = sum(w.scored for _, w in batch) * position_bytes
-        if size + own > SHARD_BYTES:
-            found.append([])
+        more = sum(w.scored for _, w in batch) * position_bytes
+        if size + more > SHARD_BYTES:
+            result.append([])
             size = 0
-        found[-1].append(batch)
-        size += own
-    return found
+        result[-1].append(batch)
+        size += more
+    return result
 
 
 def key_of(model: str, seed: int, windows: Sequence[Window]) -> str:
     """What a store is a store of: sha256 of the model's digest, the seed and every token."""
     return artifacts.digest({"model": model, "seed": seed, "windows": [asdict(w) for w in windows]})
-
-
-def estimate_bytes(windows: Sequence[Window], width: int, item_bytes: int) -> int:
-    """Size of a store before it is written: `width` values a position (d for states, vocab for logits)."""
-    return sum(w.scored for w in windows) * width * item_bytes
 
 
 def refuse_if_too_large(needed: int, folder: Path) -> None:
@@ -91,20 +94,17 @@ def refuse_if_too_large(needed: int, folder: Path) -> None:
 
 
 class Store:
-    """Read side; `pipeline.reference` writes it."""
+    """Read side; `pipeline.reference` writes it. Raises `ArtifactError` for one that was damaged or put together otherwise."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.manifest = artifacts.read_manifest(folder)
-        rebuild = f"delete {folder} and run `dvc repro reference`"
-        if "key" not in self.manifest or "shards" not in self.manifest:
-            raise ArtifactError(f"{folder} was written by an older version; {rebuild}")
+        self.manifest = records.read(folder / artifacts.MANIFEST, records.Store)
         artifacts.verify_files(folder, self.manifest)
-        rows = artifacts.read_jsonl(folder / "windows.jsonl")
-        self.windows = [Window(**{**row, "token_ids": tuple(row["token_ids"])}) for row in rows]
+        self.windows = [Window.of(row) for row in records.read_rows(folder / "windows.jsonl", WindowRow)]
+        rebuild = f"delete {folder} and run `dvc repro reference`"
         if self.manifest["key"] != key_of(self.manifest["model"], self.manifest["seed"], self.windows):
             raise ArtifactError(f"{folder} holds other tokens, another model or another seed than its key says; {rebuild}")
-        self._shard_of = {i: name for name, own in self.manifest["shards"].items() for i in own}
+        self._shard_of = {i: name for name, indices in self.manifest["shards"].items() for i in indices}
         if self._shard_of.keys() != set(range(len(self.windows))):
             raise ArtifactError(f"{folder} does not hold the states of all its windows; {rebuild}")
         self._open: tuple[str, Any] = ("", None)
@@ -116,10 +116,10 @@ class Store:
 
     def share_head(self, engine: Any) -> bool:
         """Replay through the engine's own head if it is the same bit for bit: one copy in memory. Whether it was."""
-        own = getattr(engine, "head", None)
-        if self._head is None or own is None or not self._head.equals(own):
+        head = getattr(engine, "head", None)
+        if self._head is None or head is None or not self._head.equals(head):
             return False
-        self._head = own
+        self._head = head
         return True
 
     def logit_blocks(self, index: int) -> Iterator[tuple[int, NDArray[np.float32]]]:

@@ -21,6 +21,7 @@ from pipeline.core.errors import ParamsError
 from pipeline.core.explain import did_you_mean
 from pipeline.core.options import check_options, names_in
 from pipeline.core.quiet import output_to
+from pipeline.core.records import Options
 
 State = TypeVar("State")
 ROWS = 128  # positions projected at a time: 25 MB of float32 logits at a vocabulary of 49 152
@@ -46,11 +47,9 @@ def choose(logits: NDArray[np.float32], sampling: Sampling, rng: np.random.Gener
 
 @dataclass
 class Trace:
-    """What one request took inside an engine: filled while `stream` runs, whole when it has ended.
-
-    Seconds by a monotonic clock, read when the device has finished. prefill: the pass over the prompt; decode: each later
-    pass; sampling: each choice of a token. None where an engine cannot tell a phase apart: `unknown` says why.
-    """
+    """What one request took inside an engine, whole when `stream` has ended: seconds by a monotonic clock that is read when the
+    device has finished. prefill: the pass over the prompt; decode: each later pass; sampling: each choice of a token. None where
+    an engine cannot tell a phase apart: `unknown` says why."""
 
     prefill: float | None = None
     decode: list[float] | None = field(default_factory=list)
@@ -81,10 +80,10 @@ def steps(
     most: int,
     sampling: Sampling,
 ) -> Generator[tuple[int, float], None, State]:
-    """`stream` of an engine that hands out logits, with the clock read between the phases and put into its trace.
+    """`stream` of an engine that hands out logits; fills its trace.
 
-    read: reads the prompt, and gives what holds it and the logits [vocab] of what follows; decode: the logits after one more
-    token. Returns what holds the reply.
+    read: reads the prompt; gives what holds it and the logits [vocab] behind it. decode: the logits after one more token.
+    Returns what holds the reply.
     """
     rng, trace, ends = np.random.default_rng(sampling.seed), engine.trace, engine.end_ids if sampling.stop else ()
     start = time.monotonic()
@@ -119,13 +118,8 @@ class Engine(Protocol):
     def logit_blocks(
         self, batch: Sequence[Sequence[int]], starts: Sequence[int], rows: int, whole: bool = False
     ) -> Iterator[tuple[int, int, NDArray[np.float32]]]:
-        """Logits for windows of equal length, a block at a time, so that memory does not grow with the batch.
-
-        whole: make them in one forward pass of the model all the same, for references whose logits depend on that.
-
-        Yields (index in batch, first position, float32 [at most `rows`, vocab]) for positions starts[i] .. n - 2 of
-        each window: the last position predicts nothing that is known.
-        """
+        """Yield (index in batch, first position, float32 [at most `rows`, vocab]) over the positions starts[i] .. n - 2 of windows
+        of equal length: memory does not grow with the batch. whole: compute them in one pass of the model all the same."""
         ...
 
     def stream(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Iterator[tuple[int, float]]:
@@ -137,10 +131,8 @@ class Engine(Protocol):
         ...
 
     def stream_batch(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> Iterator[tuple[list[int], float]]:
-        """Greedy tokens of prompts of equal length side by side, end tokens ignored: one a prompt, and when they were known.
-
-        What has to be made ready for so many is made before this returns, so that nobody times it.
-        """
+        """Yield greedy tokens of prompts of equal length, one of each, and when they were known; end tokens end none.
+        What has to be made ready for so many is made before this returns, so that nobody times it."""
         ...
 
     def kernels(self) -> dict[str, int]:
@@ -158,7 +150,7 @@ def load(name: str, model_dir: Path, *, threads: int, **options: Any) -> Engine:
     return engine
 
 
-def check(name: str, options: dict[str, Any]) -> None:
+def check(name: str, options: Options) -> None:
     """Raise `ParamsError` for an unknown engine or option, without loading anything heavy."""
     check_options(f"engine {name!r}", _module(name).load, options, given={"model_dir", "threads"})
 

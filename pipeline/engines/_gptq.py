@@ -14,8 +14,8 @@ def is_its_own(model_dir: Path) -> bool:
     """Whether a checkpoint is for gptqmodel's loader only: one that leaves some layers unpacked, where transformers takes every
     layer for a packed one, or packs parts of what transformers' class has in one piece (quantizers/_gptqmodel.py)."""
     config = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
-    own = config.get("quantization_config") or {}
-    return bool(own.get("dynamic") or (own.get("meta") or {}).get("split"))
+    packing = config.get("quantization_config") or {}
+    return bool(packing.get("dynamic") or (packing.get("meta") or {}).get("split"))
 
 
 def load(model_dir: Path, device: str, trusted: bool) -> Any:

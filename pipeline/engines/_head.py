@@ -83,12 +83,12 @@ class Head:
 
     def equals(self, other: Head) -> bool:
         """Whether two heads give the same logits for certain: one class, one scaling, equal plain tensors in one place."""
-        ours, theirs = self._model.state_dict(), other._model.state_dict()
+        state, expected = self._model.state_dict(), other._model.state_dict()
         return (
             type(self._model) is type(other._model)
             and _scaling(self._model.config) == _scaling(other._model.config)
-            and ours.keys() == theirs.keys()
-            and all(_same(ours[k], theirs[k]) for k in ours)
+            and state.keys() == expected.keys()
+            and all(_same(state[k], expected[k]) for k in state)
         )
 
     def tensor(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -2,12 +2,14 @@
 
 lm-eval sends context and choice through the model for every choice, pads them to the longest of a batch, and keeps the logits of
 all positions. Here all requests of a task form a forest of tokens (`_forest`). transformers reads blocks of it in one pass, in
-which each token sees those that lead to it and no other; any other engine reads it branch by branch. The answers are lm-eval's:
+which each token sees those that lead to it and no other; any other engine reads it branch by branch. Replies grow side by side,
+and one that has ended leaves the batch at once: most have five tokens and the longest twenty-four. The answers are lm-eval's:
 its prompts, its cuts, its stop sequences, and in float32 its log-likelihoods (tests/test_parity.py).
 """
 
 from __future__ import annotations
 
+import inspect
 import math
 import random
 from collections import defaultdict
@@ -23,11 +25,16 @@ from pipeline.core import cli
 from pipeline.core.errors import Unsupported
 from pipeline.engines import ROWS, Sampling
 from pipeline.engines._forest import Forest, grown
-from pipeline.engines._greedy import grow, has_stopped, is_plain, keeps_some
 from pipeline.model.config import appended
 
 BLOCK_TOKENS = 256  # tokens in one pass: enough to fill the cores; attention costs its square
 ALIKE = 0.05  # of the largest logit: how far a forest's may be off; a token that sees another's branch is further off
+# settings of a model's generation_config that greedy decoding does not heed
+HARMLESS = {
+    "_from_model_config", "bos_token_id", "eos_token_id", "pad_token_id", "transformers_version", "use_cache", "do_sample",
+    "temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "max_length", "max_new_tokens",
+    "output_attentions", "output_hidden_states",
+}  # fmt: skip
 Request = tuple[Any, list[int], list[int]]  # (texts, context ids, choice ids), as lm-eval passes it
 Answer = tuple[float, bool]  # log-likelihood, and whether greedy decoding would say the same
 Logits = Iterator[tuple[list[int], Any]]  # (nodes, their logits [n, vocab]), until all that were wanted have come
@@ -64,10 +71,10 @@ def ask(lm: Any, manager: Any, task: str, *, samples: list[int] | None, limit: i
 class _Texts(HFLM):  # type: ignore[misc]  # lm-eval has no types
     """HFLM that turns a text into tokens once: it asks for a context again with every choice."""
 
-    def __init__(self, **arguments: Any) -> None:
+    def __init__(self, engine: Any, **arguments: Any) -> None:
         self._known: dict[tuple[Any, ...], list[int]] = {}
-        super().__init__(**arguments)
-        self._tail = appended(self.tokenizer)
+        super().__init__(tokenizer=engine.tokenizer, max_length=engine.max_length, **arguments)
+        self.engine, self._tail = engine, appended(self.tokenizer)
 
     def tok_batch_encode(self, *given: Any, **named: Any) -> tuple[Any, Any]:
         """Without an end that the tokenizer appends: these texts are continued, padded on the left."""
@@ -101,14 +108,7 @@ class ForestLM(_Texts):
     """
 
     def __init__(self, engine: Any, batch_size: int) -> None:
-        super().__init__(
-            pretrained=engine.model,
-            tokenizer=engine.tokenizer,
-            batch_size=batch_size,
-            max_length=engine.max_length,
-            softmax_dtype="float32",
-        )
-        self.engine = engine
+        super().__init__(engine, pretrained=engine.model, batch_size=batch_size, softmax_dtype="float32")
 
     def _loglikelihood_tokens(
         self, requests: list[Request], disable_tqdm: bool = False, override_bs: int | None = None
@@ -116,14 +116,14 @@ class ForestLM(_Texts):
         if not self.in_forests:
             return super()._loglikelihood_tokens(requests, disable_tqdm, override_bs)  # type: ignore[no-any-return]
         requests = self.with_context(requests)
-        found = score(requests, self.max_length, lambda forest, wanted: _one_pass(self.engine, forest, wanted))
+        answers = score(requests, self.max_length, lambda forest, wanted: _one_pass(self.engine, forest, wanted))
         # what is not finite in one branch spreads to its neighbours (0 times NaN is NaN): those requests are asked by themselves
-        broken = [i for i, (value, _) in enumerate(found) if not math.isfinite(value)]
+        broken = [i for i, (value, _) in enumerate(answers) if not math.isfinite(value)]
         if broken:
             alone = super()._loglikelihood_tokens([requests[i] for i in broken], disable_tqdm, override_bs)
             for i, answer in zip(broken, alone):
-                found[i] = answer
-        return found
+                answers[i] = answer
+        return answers
 
     def _model_generate(self, context: Any, max_length: int, stop: list[str], **kwargs: Any) -> Any:
         """context: [b, n], padded on the left. transformers' own `generate` wherever it would do more than take the likeliest."""
@@ -149,8 +149,7 @@ class EngineLM(_Texts):
     """Any engine that gives logits and tokens, behind HFLM's own handling of text: prompts, templates, stop sequences."""
 
     def __init__(self, engine: Any, config: Any) -> None:
-        super().__init__(pretrained=_Absent(config), tokenizer=engine.tokenizer, batch_size=1, max_length=engine.max_length)
-        self.engine = engine
+        super().__init__(engine, pretrained=_Absent(config), batch_size=1)
 
     def _loglikelihood_tokens(
         self, requests: list[Request], disable_tqdm: bool = False, override_bs: int | None = None
@@ -184,22 +183,19 @@ class _Absent(PreTrainedModel):  # type: ignore[misc,unused-ignore]
 def score(requests: Sequence[Request], max_length: int, logits_of: Callable[[Forest, list[int]], Logits]) -> list[Answer]:
     """Answers in the order of the requests, from the logits that an engine gives for nodes of a forest."""
     inputs = [_input(context, choice, max_length) for _, context, choice in requests]
-    found: dict[int, Answer] = {}
+    answers: dict[int, Answer] = {}
     with cli.progress(len(requests), "choices", "request") as bar:
         for forest, held in grown(inputs, BLOCK_TOKENS):
             asked = [(path[-len(requests[i][2]) :], requests[i][2]) for i, path in zip(held, forest.paths)]
-            for i, answer in zip(held, _answers(forest, asked, logits_of)):
-                found[i] = answer
+            answers |= zip(held, _answers(forest, asked, logits_of))
             bar.update(len(held))
-    return [found[i] for i in range(len(requests))]
+    return [answers[i] for i in range(len(requests))]
 
 
 def _input(context: list[int], choice: list[int], max_length: int) -> list[int]:
     """What the model reads: all but the last token, cut on the left as lm-eval cuts it."""
     if not 0 < len(choice) <= max_length:
         raise ValueError(f"a choice has {len(choice)} tokens of its own; it needs one at least, and {max_length} at most")
-    if not context:
-        raise ValueError("a choice needs a context of one token at least: nothing would say how likely its first one is")
     return [*context, *choice][-(max_length + 1) : -1]
 
 
@@ -211,11 +207,11 @@ def _answers(
     for nodes, choice in asked:
         for node, token in zip(nodes, choice):
             follow[node].add(token)
-    told: dict[tuple[int, int], Answer] = {}
+    by_pair: dict[tuple[int, int], Answer] = {}
     for nodes, logits in logits_of(forest, sorted(follow)):
         for at in range(0, len(nodes), ROWS):
-            told |= _read_off(nodes[at : at + ROWS], logits[at : at + ROWS], follow)
-    parts = [[told[pair] for pair in zip(nodes, choice)] for nodes, choice in asked]
+            by_pair |= _read_off(nodes[at : at + ROWS], logits[at : at + ROWS], follow)
+    parts = [[by_pair[pair] for pair in zip(nodes, choice)] for nodes, choice in asked]
     return [(sum(value for value, _ in part), all(best for _, best in part)) for part in parts]
 
 
@@ -232,16 +228,11 @@ def _read_off(nodes: list[int], logits: Any, follow: dict[int, set[int]]) -> dic
 
 
 def _by_engine(engine: Any, forest: Forest, wanted: list[int]) -> Logits:
-    """As an engine reads forests itself, or branch by branch."""
+    """As an engine reads forests itself, or branch by branch, from where each leaves the one before: it keeps what it has read."""
     passes = engine.forest_logits(forest, wanted) if hasattr(engine, "forest_logits") else None
-    if passes is None:
-        yield from _by_branches(engine, forest, wanted)
-    else:
+    if passes is not None:
         yield from ((nodes, torch.from_numpy(logits)) for nodes, logits in passes)
-
-
-def _by_branches(engine: Any, forest: Forest, wanted: list[int]) -> Logits:
-    """Branch by branch, from where each leaves the one before: the engine keeps what it has read."""
+        return
     scored = set(wanted)
     for k, old in forest.runs():
         path = forest.paths[k]
@@ -254,20 +245,21 @@ def _by_branches(engine: Any, forest: Forest, wanted: list[int]) -> Logits:
 
 def _one_pass(engine: Any, forest: Forest, wanted: list[int]) -> Logits:
     """All nodes in one pass of the model; its head only at those that are wanted."""
-    own: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     if not forest.is_chain():
         # as numbers to add, in the model's own type: the one form that every attention takes
         seen = torch.from_numpy(forest.attends()).to(engine.device)
         hidden = torch.finfo(engine.model.dtype).min
-        own["attention_mask"] = torch.zeros(seen.shape, dtype=engine.model.dtype, device=engine.device)
-        own["attention_mask"] = own["attention_mask"].masked_fill_(~seen, hidden)[None, None]
-        own["position_ids"] = torch.tensor([forest.depths], device=engine.device)
-    places = torch.tensor(wanted, device=engine.device)
-    keeps = keeps_some(engine)
+        mask = torch.zeros(seen.shape, dtype=engine.model.dtype, device=engine.device)
+        arguments["attention_mask"] = mask.masked_fill_(~seen, hidden)[None, None]
+        arguments["position_ids"] = torch.tensor([forest.depths], device=engine.device)
+    positions = torch.tensor(wanted, device=engine.device)
+    if some := keeps_some(engine):
+        arguments["logits_to_keep"] = positions
     with torch.inference_mode():
         ids = torch.tensor([forest.tokens], device=engine.device)
-        logits = engine.model(input_ids=ids, use_cache=False, **own, **({"logits_to_keep": places} if keeps else {})).logits[0]
-    yield wanted, logits if keeps else logits[places]
+        logits = engine.model(input_ids=ids, use_cache=False, **arguments).logits[0]
+    yield wanted, logits if some else logits[positions]
 
 
 def takes_forests(engine: Any) -> bool:
@@ -287,8 +279,57 @@ def takes_forests(engine: Any) -> bool:
         forest.add(ids)
     last = [path[-1] for path in forest.paths]
     try:
-        ours = torch.cat([logits for _, logits in _one_pass(engine, forest, last)]).float()
+        together = torch.cat([logits for _, logits in _one_pass(engine, forest, last)]).float()
     except (RuntimeError, TypeError, ValueError):  # its code takes no such mask, or no positions
         return False
-    theirs = torch.stack([torch.from_numpy(engine.logits(ids)[-1]) for ids in sequences]).to(ours.device)
-    return bool((ours - theirs).abs().max() <= ALIKE * theirs.abs().max())
+    alone = torch.stack([torch.from_numpy(engine.logits(ids)[-1]) for ids in sequences]).to(together.device)
+    return bool((together - alone).abs().max() <= ALIKE * alone.abs().max())
+
+
+# --- replies ---------------------------------------------------------------------------------------------------------
+
+
+def grow(engine: Any, ids: Any, mask: Any, most: int, stopped: Callable[[list[int]], bool]) -> list[list[int]]:
+    """At most `most` greedy tokens for each row of ids [b, n], padded on the left where mask [b, n] is 0.
+
+    A reply ends with the model's end token, or when `stopped` says so of its tokens.
+    """
+    replies: list[list[int]] = [[] for _ in ids]
+    going, cache = list(range(len(replies))), None
+    keep = {"logits_to_keep": 1} if keeps_some(engine) else {}
+    with torch.inference_mode():
+        for _ in range(most):
+            positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+            held = {engine._cache: cache}
+            out = engine.model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=True, **held, **keep)
+            cache = getattr(out, engine._cache)
+            tokens = out.logits[:, -1].argmax(-1)
+            for row, token in zip(going, tokens.tolist()):
+                replies[row].append(token)
+            on = [k for k, row in enumerate(going) if replies[row][-1] not in engine.end_ids and not stopped(replies[row])]
+            if not on:
+                break
+            if len(on) < len(going):
+                cache.batch_select_indices(torch.tensor(on, device=tokens.device))
+            going = [going[k] for k in on]
+            ids = tokens[on, None]
+            mask = torch.cat([mask[on], mask.new_ones(len(on), 1)], 1)
+    return replies
+
+
+def keeps_some(engine: Any) -> bool:
+    """Whether the model can give logits of some positions only."""
+    return "logits_to_keep" in inspect.signature(engine.model.forward).parameters
+
+
+def is_plain(config: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether generating means to take the likeliest token: no sampling, no beams, no penalty that the model's folder asks for."""
+    if kwargs.get("do_sample") or kwargs.keys() - {"do_sample", "temperature", "attention_mask"}:
+        return False
+    return not {k for k, v in config.to_diff_dict().items() if v is not None} - HARMLESS
+
+
+def has_stopped(text: str, stop: Sequence[str]) -> bool:
+    """Whether a reply can be cut at a stop sequence: it holds one, and no other that began earlier may yet come to its end."""
+    starts = [text.find(s) for s in stop if s and s in text]
+    return bool(starts) and not any(s.startswith(text[at:]) for s in stop for at in range(max(0, len(text) - len(s)), min(starts)))

@@ -8,55 +8,72 @@ from __future__ import annotations
 import multiprocessing as mp
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from pipeline import engines
 from pipeline.core import cli, isolate, quiet, quota
-from pipeline.core.errors import ArtifactError, Crashed, QuantgateError, Unsupported
+from pipeline.core.errors import Crashed, QuantgateError, Unsupported
 from pipeline.core.params import Variant
-from pipeline.engines import Sampling, Trace
+from pipeline.core.records import LoadFacts, Rates, TimedAnswer
+from pipeline.engines import Sampling
 from pipeline.speed import hardware
 
-Row = dict[str, Any]
 FORCED = Sampling(stop=False)  # greedy, and end tokens do not end it
+
+
+class Request(NamedTuple):
+    """Prompts of equal length, and `n` tokens for each. how: the engine's method; fresh: peak memory counts from here on, not from
+    loading."""
+
+    prompts: list[list[int]]
+    n: int
+    how: str = "stream"
+    fresh: bool = False
+
+
+class Yardsticks(NamedTuple):
+    """A request for the processor's rates, see `hardware.rates`."""
+
+    threads: int
+    dtypes: list[str]
 
 
 # --- in the child ------------------------------------------------------------------------------------------------
 
 
 def _serve(pipe: Connection, variant: Variant, folder: Path, threads: int, log: Path) -> None:
-    """Child process: load the model, then answer requests until told to stop."""
+    """Load the model, then answer requests until there is none; an error is sent in place of an answer."""
     quiet.libraries()
     isolate.enter(log)
     try:
         start = time.monotonic()
         engine = engines.load(variant.engine, folder, threads=threads, **variant.engine_options)
-        pipe.send(_facts(engine, time.monotonic() - start))
-    except Unsupported as e:
-        pipe.send({"unsupported": str(e)})
-        return
+        pipe.send(load_facts(engine, time.monotonic() - start))
     except QuantgateError as e:
-        pipe.send({"error": str(e)})
+        pipe.send(e)
         return
     except Exception as e:  # such as a card that ran out of memory
         traceback.print_exc()
-        pipe.send({"crashed": isolate.brief(e)})
+        pipe.send(Crashed(f"{mp.current_process().name}: {isolate.brief(e)}; see {log}"))
         return
     cold = True
     while (request := pipe.recv()) is not None:
-        if "yardsticks" in request:
-            pipe.send(hardware.rates(**request["yardsticks"]))
+        if isinstance(request, Yardsticks):
+            pipe.send(hardware.rates(request.threads, "cpu", request.dtypes))
             continue
-        pipe.send(_safely(engine, **request) | {"cold": cold})
+        try:
+            pipe.send(answer(engine, request, cold))
+        except Unsupported as e:
+            pipe.send(e)
         cold = False
     cli.leave()
 
 
-def _facts(engine: Any, load_s: float) -> Row:
+def load_facts(engine: Any, load_s: float) -> LoadFacts:
     """What loading took, and what the engine says of itself. What loading left in caches is not the requests'."""
     on_gpu = hardware.cuda_memory()
     hardware.release_cuda()
@@ -66,73 +83,62 @@ def _facts(engine: Any, load_s: float) -> Row:
     }  # fmt: skip
 
 
-def _safely(engine: Any, prompts: list[list[int]], n: int, how: str, fresh: bool) -> Row:
-    """One request's row. fresh: peak memory counts from here on, not from loading."""
-    if fresh:
+def answer(engine: Any, request: Request, cold: bool) -> TimedAnswer:
+    """One request's row. cold: whether it is the process's first. Raises `Unsupported` where the engine has no such method."""
+    if request.fresh:
         hardware.peak_memory(reset=True)
         hardware.cuda_memory(reset=True)
     t_submit = time.monotonic()
+    row: TimedAnswer
     try:
-        row = _batch(engine, prompts, n) if how == "stream_batch" else _single(engine, prompts[0], n, how)
-    except Unsupported as e:
-        return {"unsupported": str(e)}
+        row = _batch(engine, request) if request.how == "stream_batch" else _single(engine, request)
+    except Unsupported:
+        raise
     except Exception as e:  # a failed request is a result: kept, counted, and out of the rates
         row = {"ok": False, "error": f"{type(e).__name__}: {e}", "t_submit": t_submit, "t_tokens": []}
-    return row | {"peak_memory_bytes": hardware.peak_memory(), "cuda_memory": hardware.cuda_memory()}
+    return {**row, "peak_memory_bytes": hardware.peak_memory(), "cuda_memory": hardware.cuda_memory(), "cold": cold}
 
 
-def _single(engine: Any, prompt: list[int], n: int, how: str = "stream") -> Row:
-    """One greedy request of exactly `n` tokens, its phases apart."""
-    tokenized, why = _tokenize(engine, prompt)
+def _single(engine: Any, request: Request) -> TimedAnswer:
+    """One greedy request of exactly `n` tokens, its phases apart. Its text becomes tokens before its clock starts."""
+    prompt, text = request.prompts[0], engine.tokenizer.decode(request.prompts[0])
+    tokenize_s = _seconds(lambda: engine.tokenizer(text, add_special_tokens=False, verbose=False))
     t_submit = time.monotonic()
-    tokens = list(getattr(engine, how)(prompt, n, FORCED))
-    trace: Trace = getattr(engine, "trace", None) or Trace(None, None, None, {"prefill": "the engine keeps no trace"})
-    detokenized = _timed(lambda: engine.tokenizer.decode([t for t, _ in tokens]), engine)
+    tokens = list(getattr(engine, request.how)(prompt, request.n, FORCED))
+    trace: engines.Trace = engine.trace
+    detokenize_s = _seconds(lambda: engine.tokenizer.decode([t for t, _ in tokens]))
     phases = {
-        "tokenize": tokenized, "prefill": trace.prefill, "decode": trace.decode, "sampling": trace.sampling,
-        "detokenize": detokenized,
+        "tokenize": tokenize_s, "prefill": trace.prefill, "decode": trace.decode, "sampling": trace.sampling,
+        "detokenize": detokenize_s,
     }  # fmt: skip
-    told = {"tokenize": why, "detokenize": why} | trace.unknown
-    unknown = {k: told.get(k) or "the engine does not say" for k, v in phases.items() if v is None}
+    unknown = {name: trace.unknown.get(name, "the engine does not say") for name, value in phases.items() if value is None}
     return {
-        "t_submit": t_submit, **_times([t for _, t in tokens], 1, n), "phases": phases, "phases_unknown": unknown,
+        **_times(t_submit, [t for _, t in tokens], 1, request.n), "phases": phases, "phases_unknown": unknown,
         "kv_bytes_per_token": trace.bytes_per_token, "cache_bytes": trace.cache_bytes, "cache_tokens": trace.cache_tokens,
         "cache_element_bytes": trace.element_bytes,
     }  # fmt: skip
 
 
-def _batch(engine: Any, prompts: list[list[int]], n: int) -> Row:
+def _batch(engine: Any, request: Request) -> TimedAnswer:
     """Greedy requests side by side, exactly `n` tokens of each."""
-    steps = engine.stream_batch(prompts, n)
+    batch, steps = len(request.prompts), engine.stream_batch(request.prompts, request.n)
     t_submit = time.monotonic()
-    found = list(steps)
-    row = {"t_submit": t_submit, **_times([t for _, t in found], len(prompts), n)}
-    if any(len(tokens) != len(prompts) for tokens, _ in found):
-        row |= {"ok": False, "error": f"a step gave other than {len(prompts)} tokens"}
+    done = list(steps)
+    row = _times(t_submit, [t for _, t in done], batch, request.n)
+    if any(len(tokens) != batch for tokens, _ in done):
+        row["ok"], row["error"] = False, f"a step gave other than {batch} tokens"
     return row
 
 
-def _times(times: list[float], batch: int, n: int) -> Row:
+def _times(t_submit: float, times: list[float], batch: int, n: int) -> TimedAnswer:
     """When tokens came, and whether there were as many as were asked for."""
     return {
-        "t_first": times[0] if times else None, "t_tokens": times, "output_tokens": batch * len(times), "batch": batch,
-        "ok": len(times) == n, "error": None if len(times) == n else f"asked for {n} tokens, got {len(times)}",
+        "t_submit": t_submit, "t_first": times[0] if times else None, "t_tokens": times, "output_tokens": batch * len(times),
+        "batch": batch, "ok": len(times) == n, "error": None if len(times) == n else f"asked for {n} tokens, got {len(times)}",
     }  # fmt: skip
 
 
-def _tokenize(engine: Any, prompt: list[int]) -> tuple[float | None, str | None]:
-    """(seconds, why not): the prompt's text into tokens by the engine's tokenizer, before the request's clock starts."""
-    tokenizer = getattr(engine, "tokenizer", None)
-    if tokenizer is None:
-        return None, "the engine has no tokenizer"
-    text = tokenizer.decode(prompt)
-    return _timed(lambda: tokenizer(text, add_special_tokens=False, verbose=False), engine), None
-
-
-def _timed(work: Any, engine: Any) -> float | None:
-    """Seconds of work that needs the engine's tokenizer; None without one."""
-    if getattr(engine, "tokenizer", None) is None:
-        return None
+def _seconds(work: Callable[[], object]) -> float:
     start = time.monotonic()
     work()
     return time.monotonic() - start
@@ -152,44 +158,39 @@ class Worker:
         self.process = context.Process(target=_serve, args=(far, variant, folder, threads, self.log), name=self.what, daemon=True)
         self.process.start()
         far.close()
-        self.facts = self._receive()
-        if "unsupported" in self.facts:
-            self.close()
-            raise Unsupported(self.facts["unsupported"])
-        if "crashed" in self.facts:
-            raise Crashed(f"{self.what}: {self.facts['crashed']}; see {self.log}")
-        if "error" in self.facts:
-            raise ArtifactError(f"{folder} could not be loaded: {self.facts['error']}")
+        self.facts: LoadFacts = self._receive()
 
-    def ask(self, prompt: Sequence[int], n: int, *, how: str = "stream", fresh: bool = False) -> Row:
+    def ask(self, prompt: Sequence[int], n: int, *, how: str = "stream", fresh: bool = False) -> TimedAnswer:
         """The row of one request. how: `stream`, or `stream_on` for an engine that keeps a prefix (else `Unsupported`)."""
-        return self._answer({"prompts": [list(prompt)], "n": n, "how": how, "fresh": fresh})
+        row: TimedAnswer = self._answer(Request([list(prompt)], n, how, fresh))
+        return row
 
-    def ask_batch(self, prompts: Sequence[Sequence[int]], n: int) -> Row:
+    def ask_batch(self, prompts: Sequence[Sequence[int]], n: int) -> TimedAnswer:
         """The row of requests side by side: prompts of equal length, `n` tokens each."""
-        return self._answer({"prompts": [list(p) for p in prompts], "n": n, "how": "stream_batch", "fresh": True})
+        row: TimedAnswer = self._answer(Request([list(p) for p in prompts], n, "stream_batch", fresh=True))
+        return row
 
-    def cpu_rates(self, threads: int, dtypes: list[str]) -> Row:
-        """`hardware.rates` of the processor, measured in this process: where a model runs in torch, torch is loaded already."""
-        return self._answer({"yardsticks": {"threads": threads, "device": "cpu", "dtypes": dtypes}})
+    def cpu_rates(self, threads: int, dtypes: list[str]) -> Rates:
+        """The processor's rates, measured in this process: where a model runs in torch, torch is loaded already."""
+        rates: Rates = self._answer(Yardsticks(threads, dtypes))
+        return rates
 
-    def _answer(self, request: Row) -> Row:
+    def _answer(self, request: Request | Yardsticks) -> Any:
         try:
             self.pipe.send(request)
         except OSError:
             self._died()
-        row = self._receive()
-        if "unsupported" in row:
-            raise Unsupported(row["unsupported"])
-        return row
+        return self._receive()
 
-    def _receive(self) -> Row:
+    def _receive(self) -> Any:
         """The next answer, however long a large model takes for it: a process that hangs is a person's to stop."""
         try:
-            row: Row = self.pipe.recv()
+            reply = self.pipe.recv()
         except (EOFError, ConnectionResetError):
             self._died()
-        return row
+        if isinstance(reply, QuantgateError):
+            raise reply
+        return reply
 
     def _died(self) -> NoReturn:
         self.process.join(5)

@@ -9,30 +9,31 @@ import json
 import random
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from pipeline.core.artifacts import sha256_file
+from pipeline.core.artifacts import sha256_file, unique_names
 from pipeline.core.droppings import meant
 from pipeline.core.errors import DataError
 from pipeline.core.params import HowMany
+from pipeline.core.records import PromptRow, TextRow
 
 LABEL = re.compile(r"^[A-Za-z0-9._-]+$")
-Row = dict[str, Any]
+R = TypeVar("R", TextRow, PromptRow)
 
 
-def load_texts(path: Path) -> list[Row]:
-    """Documents: a JSONL file, or every JSONL file of a folder in name order; rows with id, domain, text."""
+def load_texts(path: Path) -> list[TextRow]:
+    """Documents of a JSONL file, or of every JSONL file of a folder in name order."""
     return load_rows(_files(path), _text_row)
 
 
-def load_prompts(path: Path) -> list[Row]:
-    """Prompts: rows with id, domain, and either prompt (plain text) or messages (a chat)."""
+def load_prompts(path: Path) -> list[PromptRow]:
+    """Prompts of a JSONL file, or of every JSONL file of a folder in name order."""
     return load_rows(_files(path), _prompt_row)
 
 
-def choose(rows: list[Row], count: HowMany, seed: int) -> list[Row]:
+def choose(rows: Sequence[R], count: HowMany, seed: int) -> list[R]:
     """A fixed-seed subset in file order, spread evenly over the domains; smaller counts are subsets of larger ones."""
     order = list(range(len(rows)))
     random.Random(seed).shuffle(order)
@@ -59,12 +60,10 @@ def _files(path: Path) -> list[Path]:
     return files
 
 
-def load_rows(files: list[Path], check: Callable[[Any], str | None]) -> list[Row]:
+def load_rows(files: list[Path], check: Callable[[Any], str | None]) -> list[Any]:
     """Rows of JSONL files, each passed by `check` (a fault in words, or None), no id and no content twice.
-
-    Raises `DataError` with file and line of the first fault.
-    """
-    rows: list[Row] = []
+    Raises `DataError` with file and line of the first fault."""
+    rows: list[Any] = []
     ids: dict[str, str] = {}
     contents: dict[str, str] = {}
     for file in files:
@@ -101,7 +100,7 @@ def _lines(path: Path) -> list[tuple[int, Any]]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line.decode("utf-8"), parse_constant=_no_constant, object_pairs_hook=_object)
+            row = json.loads(line.decode("utf-8"), parse_constant=_no_constant, object_pairs_hook=unique_names)
             json.dumps(row, ensure_ascii=False).encode("utf-8")
             rows.append((number, row))
         except UnicodeDecodeError as e:
@@ -121,14 +120,6 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not a JSON value; write null")
 
 
-def _object(pairs: list[tuple[str, Any]]) -> Row:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [k for k, _ in pairs]
-        raise ValueError(f"key {next(k for k in names if names.count(k) > 1)!r} stands twice in one object")
-    return found
-
-
 def _text_row(row: Any) -> str | None:
     fault = fields_fault(row, {"id": str, "domain": str, "text": str})
     if fault is None and not LABEL.match(row["domain"]):
@@ -146,7 +137,7 @@ def _prompt_row(row: Any) -> str | None:
 
 
 def fields_fault(row: Any, needed: dict[str, type]) -> str | None:
-    """What is wrong with a row's fields, or None: {name: type}, all needed, none empty."""
+    """What is wrong with a row's fields, or None. needed: {name: type}; none may be empty."""
     if not isinstance(row, dict):
         return f"a row must be an object, found {type(row).__name__}"
     for name, kind in needed.items():

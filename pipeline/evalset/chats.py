@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from pipeline.core.artifacts import read_json
 from pipeline.core.droppings import data_files
 from pipeline.core.errors import DataError
-from pipeline.evalset import Row
+from pipeline.core.records import PromptRow
 
 NAMED = "additional_chat_templates"
 
 
 def chat_template(folder: Path) -> str | None:
-    """A model's chat template, from any of the places where one is kept, or None; raises `DataError` if none is the default."""
+    """A model's chat template, from any of the files that may hold one, or None. Raises `DataError` if none is the default."""
     single = folder / "chat_template.jinja"
     if single.exists():
         return single.read_text(encoding="utf-8")
@@ -51,7 +52,7 @@ def why_not(messages: list[dict[str, str]], folder: Path) -> str | None:
     return None
 
 
-def refuse_chats(prompts: list[Row], folder: Path) -> None:
+def refuse_chats(prompts: Iterable[PromptRow], folder: Path) -> None:
     """Raise `DataError` if one of the prompts is a chat that the model does not take."""
     for row in prompts:
         if "messages" in row and (why := why_not(row["messages"], folder)):

@@ -14,21 +14,21 @@ import yaml
 
 from pipeline.core.droppings import meant
 from pipeline.core.errors import DataError
-from pipeline.core.explain import did_you_mean
+from pipeline.core.explain import did_you_mean, node_at, parse, read_text
 from pipeline.core.params import HowMany
-from pipeline.core.yamls import line_of, parse, read_text
-from pipeline.evalset import Row, fields_fault, load_rows
+from pipeline.core.records import Json
+from pipeline.evalset import fields_fault, load_rows
 
 TASKS = Path("evalsets/tasks")
 HOMES = (TASKS, Path("evalsets/corpus"))  # where a task's rows may lie: what dvc.yaml has `evaluate` depend on
 OUTPUT_TYPES = ("multiple_choice", "generate_until", "loglikelihood_rolling", "loglikelihood")
 
-ANSWER_TOKENS = 32  # how long a reply to a row of one's own may get, where no YAML says it
+ANSWER_TOKENS = 32  # longest reply to a row, if no YAML says it
 RIGHT = {"metric": "acc", "aggregation": "mean", "higher_is_better": True}
 EXACT = {"metric": "exact_match", "aggregation": "mean", "higher_is_better": True, "regexes_to_ignore": [r"^\s+|\s+$"]}
 
 # Columns of a JSONL file without a YAML -> the lm-eval config that fits them.
-KINDS: dict[tuple[str, ...], dict[str, Any]] = {
+KINDS: dict[tuple[str, ...], Json] = {
     ("context", "choices", "answer"): {
         "output_type": "multiple_choice", "doc_to_text": "context", "doc_to_choice": "choices", "doc_to_target": "answer",
         "metric_list": [RIGHT],
@@ -51,7 +51,7 @@ def local_tasks() -> dict[str, Path]:
     return named | {p.stem: p for p in meant(TASKS, "*.jsonl") if p.stem not in named and p.resolve() not in used}
 
 
-def load_task(name: str) -> tuple[dict[str, Any], list[Row]]:
+def load_task(name: str) -> tuple[Json, list[Json]]:
     """A local task's lm-eval config and its rows, all checked. Raises `DataError` with file and line."""
     tasks = local_tasks()
     if name not in tasks:
@@ -85,18 +85,18 @@ def subset(n: int, count: HowMany, seed: int) -> list[int]:
     return sorted(order[: None if isinstance(count, str) else count])
 
 
-def is_chat(config: dict[str, Any]) -> bool:
-    """True where the task goes through the model's chat template (`metadata: {chat: true}` in its YAML)."""
+def is_chat(config: Json) -> bool:
+    """Whether the task goes through the model's chat template (`metadata: {chat: true}` in its YAML)."""
     return bool((config.get("metadata") or {}).get("chat"))
 
 
-def _config(name: str, path: Path) -> dict[str, Any]:
+def _config(name: str, path: Path) -> Json:
     config, root = parse(path, read_text(path, DataError, f"{path} is not here"), DataError)
     if not isinstance(config, dict):
         raise DataError(f"{path}: must be a mapping of keys, found {type(config).__name__}")
 
     def at(*keys: str) -> str:
-        line = line_of(root, list(keys))
+        line = node_at(root, keys)[1]
         return f"{path}:{line}" if line else str(path)
 
     if config.get("task") != name:
@@ -122,7 +122,7 @@ def _config(name: str, path: Path) -> dict[str, Any]:
     return config
 
 
-def _inferred(name: str, path: Path) -> dict[str, Any]:
+def _inferred(name: str, path: Path) -> Json:
     """The config that the first row's columns ask for."""
     first = load_rows([path], lambda row: fields_fault(row, {"id": str}))[0]
     for columns, config in KINDS.items():
@@ -136,8 +136,8 @@ def _inferred(name: str, path: Path) -> dict[str, Any]:
     raise DataError(f"{path}:1: has columns {', '.join(first)}; needed besides id: {kinds}; or write {path.with_suffix('.yaml')}")
 
 
-def _peek(path: Path) -> dict[str, Any]:
-    """A YAML as far as it can be read: a fault in it is named when its task is used."""
+def _peek(path: Path) -> Json:
+    """A YAML's content, empty if it cannot be read: the fault is named when its task is used."""
     try:
         return _parsed(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, OSError, ValueError, RecursionError):
@@ -145,25 +145,25 @@ def _peek(path: Path) -> dict[str, Any]:
 
 
 @lru_cache
-def _parsed(text: str) -> dict[str, Any]:
+def _parsed(text: str) -> Json:
     config = yaml.safe_load(text)
     return config if isinstance(config, dict) else {}
 
 
-def _splits(config: dict[str, Any]) -> dict[str, Any]:
+def _splits(config: Json) -> Json:
     """{split: its data files} of a task's config; empty if it says something else."""
     kwargs = config.get("dataset_kwargs")
     files = kwargs.get("data_files") if isinstance(kwargs, dict) else None
     return files if isinstance(files, dict) else {}
 
 
-def _data_files(path: Path, config: dict[str, Any]) -> list[Path]:
+def _data_files(path: Path, config: Json) -> list[Path]:
     """The files of every split: few-shot examples change a prompt as much as the question does."""
     values = _splits(config).values()
     return [Path(f) for one in values for f in (one if isinstance(one, list) else [one]) if isinstance(f, str)]
 
 
-def _split_files(path: Path, config: dict[str, Any]) -> list[Path]:
+def _split_files(path: Path, config: Json) -> list[Path]:
     """The data files of a task's test split."""
     split = config.get("test_split")
     files = _splits(config)
@@ -183,9 +183,9 @@ def _spaced(choices: list[Any]) -> bool:
     return all(str(c).startswith(" ") for c in choices)
 
 
-def _one_kind(files: list[Path], rows: list[Row], config: dict[str, Any]) -> None:
-    """Raise if rows differ in kind: a column is text in one and a list in another (lm-eval takes the first row's kind for all), or,
-    where no YAML says how, choices begin with a space or not, or a target has several lines."""
+def _one_kind(files: list[Path], rows: list[Json], config: Json) -> None:
+    """Raise if a target is text in one row and a list in another (lm-eval takes the first row's kind for all). Without a YAML
+    also if only some choices begin with a space, or a target has several lines."""
     inferred = files[0].parent == TASKS and not (TASKS / f"{config['task']}.yaml").exists()
     for row in rows if inferred else []:
         where = f"{files[0]}: item {row['id']!r}"
@@ -199,7 +199,7 @@ def _one_kind(files: list[Path], rows: list[Row], config: dict[str, Any]) -> Non
         raise DataError(f"{files[0]}: column {column!r} is {' in some rows and '.join(sorted(kinds))} in others; use one of them")
 
 
-def _task_row(row: Any, config: dict[str, Any]) -> str | None:
+def _task_row(row: Any, config: Json) -> str | None:
     if fault := fields_fault(row, {"id": str}):
         return fault
     for key in ("doc_to_text", "doc_to_target", "doc_to_choice"):
@@ -209,7 +209,7 @@ def _task_row(row: Any, config: dict[str, Any]) -> str | None:
     return _choice_fault(row, config) or _text_fault(row, config)
 
 
-def _choice_fault(row: Row, config: dict[str, Any]) -> str | None:
+def _choice_fault(row: Json, config: Json) -> str | None:
     if config.get("output_type") != "multiple_choice":
         return None
     named = [str(config.get(key)) for key in ("doc_to_choice", "doc_to_target")]
@@ -229,8 +229,8 @@ def _choice_fault(row: Row, config: dict[str, Any]) -> str | None:
     return None
 
 
-def _text_fault(row: Row, config: dict[str, Any]) -> str | None:
-    """Text that is asked or expected must be text, and not empty; only a choice may stand without a context."""
+def _text_fault(row: Json, config: Json) -> str | None:
+    """What is asked or expected must be text, and not empty; only a multiple choice may have no context."""
     asked, expected = config.get("doc_to_text"), config.get("doc_to_target")
     kind = config.get("output_type")
     if isinstance(asked, str) and asked in row:

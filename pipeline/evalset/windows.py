@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 from pipeline.core.errors import DataError
+from pipeline.core.records import PromptRow, TextRow
 from pipeline.divergence.store import Window
-from pipeline.evalset import Row
 from pipeline.model.config import leading
 
 MIN_TOKENS = 8
 
 
-def corpus_windows(documents: list[Row], tokenizer: Any, length: int, skipped: Counter[str] | None = None) -> list[Window]:
+def corpus_windows(documents: Iterable[TextRow], tokenizer: Any, length: int, skipped: Counter[str] | None = None) -> list[Window]:
     """Cut each document into windows of at most `length` tokens.
-
     A rest of fewer than 8 tokens, or of padding only, is counted in `skipped`: it has no score, not 0. If the tokenizer puts a BOS
-    before a text, every window gets it, unscored: the model expects it.
-    """
+    before a text, every window gets it, unscored: the model expects it."""
     lead = tuple(leading(tokenizer))
     pad = getattr(tokenizer, "pad_token_id", None)
     step = length - len(lead)
@@ -37,7 +36,7 @@ def corpus_windows(documents: list[Row], tokenizer: Any, length: int, skipped: C
     return windows
 
 
-def prompt_ids(row: Row, tokenizer: Any) -> list[int]:
+def prompt_ids(row: PromptRow, tokenizer: Any) -> list[int]:
     """A prompt's tokens: plain text without the end that a tokenizer appends, or a chat in the model's template."""
     if "messages" not in row:
         return leading(tokenizer) + list(tokenizer(row["prompt"], add_special_tokens=False).input_ids)

@@ -7,24 +7,71 @@ nothing into reports/.
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import json
 import os
+import shutil
+import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from pipeline.core import artifacts, git
+import yaml
+
+from pipeline.core import artifacts, git, records
 from pipeline.core.errors import ArtifactError
+from pipeline.core.explain import parse
 from pipeline.core.params import PARAMS, Params
-from pipeline.core.yamls import parse
-from pipeline.gating import dvc_lock, paired_difference
+from pipeline.core.records import AnswerRow, Metric, VariantResult
+from pipeline.gating import paired_difference
+from pipeline.gating.paired_difference import Difference
 from pipeline.metrics.builder import Builder
 from pipeline.metrics.definitions import is_served
 from pipeline.serving import results as server_results
 
-Row = dict[str, Any]
 VARIABLE = "QUANTGATE_BASELINE"
 NEXT = "fetch it (`git fetch`), or name another commit with --baseline"
+LOCK = Path("dvc.lock")
+CACHE = Path(".dvc/cache/files/md5")  # a file of md5 `abcdef...` is ab/cdef...
+Record = TypeVar("Record")
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A commit's params.yaml as parsed, dvc.lock's {path: md5}, and results: {variant: metrics/<variant>.json}."""
+
+    rev: str
+    commit: str
+    params: dict[str, Any] = field(default_factory=dict)
+    lock: dict[str, str] = field(default_factory=dict)
+    results: dict[str, VariantResult] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return f"{self.rev} ({self.commit[:7]})"
+
+
+@dataclass(frozen=True)
+class VariantChanges:
+    """A variant since the baseline. differences: {metric: its difference}, of metrics that a rule names; before: the baseline's
+    metrics that a rule names; lost, new: metrics that only the baseline, only this run has; is_new: the whole variant is."""
+
+    differences: dict[str, Difference]
+    before: dict[str, Metric]
+    lost: list[str]
+    new: list[str]
+    is_new: bool = False
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Every variant but the reference since the baseline, a revision and its commit."""
+
+    rev: str
+    commit: str
+    variants: dict[str, VariantChanges]
 
 
 def wanted(given: str | None, settings: Params) -> str | None:
@@ -32,19 +79,23 @@ def wanted(given: str | None, settings: Params) -> str | None:
     return given or os.environ.get(VARIABLE) or settings.gate.baseline
 
 
-@dataclass(frozen=True)
-class Baseline:
-    """A commit's params.yaml as it was read, dvc.lock's {path: md5}, and results: {variant: metrics/<variant>.json}."""
+def stages(lock: bytes, where: str = str(LOCK)) -> dict[str, Any]:
+    """{stage: what it ran, read and wrote} of a dvc.lock's text. Raises `ArtifactError` if it is damaged."""
+    try:
+        return dict(yaml.load(lock, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))["stages"])  # noqa: S506
+    except (yaml.YAMLError, KeyError, TypeError, ValueError) as e:
+        raise ArtifactError(f"{where} is damaged ({type(e).__name__}); take it back from git and run `dvc repro`") from None
 
-    rev: str
-    commit: str
-    params: Row = field(default_factory=dict)
-    lock: dict[str, str] = field(default_factory=dict)
-    results: dict[str, Row] = field(default_factory=dict)
 
-    @property
-    def name(self) -> str:
-        return f"{self.rev} ({self.commit[:7]})"
+@functools.lru_cache(maxsize=2)  # a third of a second for ten variants, and needed for every rows file
+def outputs(lock: bytes, where: str = str(LOCK)) -> dict[str, str]:
+    """{path of an output: its md5} of a dvc.lock's text; a folder's md5 ends in `.dir`."""
+    return {out["path"]: out["md5"] for stage in stages(lock, where).values() for out in stage.get("outs", [])}
+
+
+def md5(content: bytes) -> str:
+    """As DVC 3 hashes a file: of its bytes as they are."""
+    return hashlib.md5(content, usedforsecurity=False).hexdigest()
 
 
 def read(rev: str) -> Baseline:
@@ -53,112 +104,147 @@ def read(rev: str) -> Baseline:
     if commit is None:
         raise ArtifactError(f"no baseline: {rev!r} is no commit here; {NEXT}")
     base = Baseline(rev, commit)
-    if (lock := git.show(commit, dvc_lock.LOCK)) is None:
-        raise ArtifactError(f"no baseline: {base.name} has no {dvc_lock.LOCK}, so no results; {NEXT}")
-    base.lock.update(dvc_lock.outputs(lock, f"{dvc_lock.LOCK} of {base.name}"))
-    then, _ = parse(Path(f"{PARAMS} of {base.name}"), (git.show(commit, PARAMS) or b"").decode(errors="replace"), ArtifactError)
-    if not isinstance(then, dict) or not isinstance(then.get("variants"), dict):
+    if (lock := git.show(commit, LOCK)) is None:
+        raise ArtifactError(f"no baseline: {base.name} has no {LOCK}, so no results; {NEXT}")
+    base.lock.update(outputs(lock, f"{LOCK} of {base.name}"))
+    content, _ = parse(Path(f"{PARAMS} of {base.name}"), (git.show(commit, PARAMS) or b"").decode(errors="replace"), ArtifactError)
+    if not isinstance(content, dict) or not isinstance(content.get("variants"), dict):
         raise ArtifactError(f"no baseline: {PARAMS} of {base.name} names no variants; {NEXT}")
-    base.params.update(then)
-    # files of a variant that was taken out before are not its results
-    base.results.update({name: result for name in then["variants"] if (result := _written(base, artifacts.metrics(name)))})
+    base.params.update(content)
+    base.results.update(_written(base, artifacts.metrics, list(content["variants"]), VariantResult))
     if not base.results:
         raise ArtifactError(f"no baseline: {base.name} holds no {artifacts.metrics('<variant>')}; {NEXT}")
     return base
 
 
-def _written(base: Baseline, path: Path) -> Row | None:
-    """What a JSON file that the baseline's pipeline wrote holds; None where it is not there."""
-    content = git.show(base.commit, path)
-    if content is not None and base.lock.get(path.as_posix()) != dvc_lock.md5(content):
-        raise ArtifactError(f"no baseline: {path} of {base.name} is not what its {dvc_lock.LOCK} says the pipeline wrote")
-    return None if content is None else dict(json.loads(content))
+def _written(base: Baseline, path_of: Callable[[str], Path], variants: list[str], kind: type[Record]) -> dict[str, Record]:
+    """{variant: its record} that the baseline's pipeline wrote, of those that are there. Files of a variant that its params.yaml
+    no longer names are not its results."""
+    written = {}
+    for name in variants:
+        path = path_of(name)
+        if (content := git.show(base.commit, path)) is None:
+            continue
+        if base.lock.get(path.as_posix()) != md5(content):
+            raise ArtifactError(f"no baseline: {path} of {base.name} is not what its {LOCK} says the pipeline wrote")
+        try:
+            written[name] = records.checked(json.loads(content), kind, str(path))
+        except ArtifactError:
+            raise ArtifactError(f"no baseline: {path} of {base.name} is of another version of quantgate; {NEXT}") from None
+    return written
 
 
-def beside(base: Baseline, results: dict[str, Row], settings: Params) -> dict[str, Any]:
-    """Differences to the baseline: {rev, commit, variants: {name: {figures, lost, new, values}}}. figures: {metric: its
-    difference} of metrics that a rule names; lost: metrics that only the baseline has; new: metrics that only this run has;
-    values: the baseline's metrics that a rule names."""
-    ref = settings.reference
-    ours, theirs = results.get(ref, {}), base.results.get(ref, {})
-    if not theirs or any(r.get("reference") != ref for r in base.results.values()):
-        raise ArtifactError(f"no baseline: {base.name} measured against another reference than {ref}; {NEXT}")
-    if ours.get("base") != theirs.get("base"):
+def compare(base: Baseline, results: dict[str, VariantResult], settings: Params) -> Changes:
+    """What changed since the baseline. results: {variant: metrics/<variant>.json} of this run. Raises `ArtifactError` if the
+    baseline was measured against another reference or base model."""
+    reference, reference_before = results.get(settings.reference), base.results.get(settings.reference)
+    if reference_before is None or any(r["reference"] != settings.reference for r in base.results.values()):
+        raise ArtifactError(f"no baseline: {base.name} measured against another reference than {settings.reference}; {NEXT}")
+    if reference is None or reference["base"] != reference_before["base"]:
         raise ArtifactError(f"no baseline: {base.name} measured another base model; {NEXT}")
-    judged = base.results if server_results.judged(settings) else ()  # without a server's rule its metrics are not needed
-    server_results.add(base.results, settings, {n: report for n in judged if (report := _written(base, artifacts.served(n)))})
-    notes = () if ours.get("model") == theirs.get("model") else (f"the reference is built in another way than at {base.rev}",)
-    names = list(dict.fromkeys(rule.metric for rule in settings.gate.rules))
-    variants = {
-        name: _variant(base, name, results.get(name, {"metrics": {}}), names, settings, notes)
-        for name in settings.variants
-        if name != ref
-    }
-    return {"rev": base.rev, "commit": base.commit, "variants": variants}
+    if server_results.judged(settings):  # else a server's metrics are not needed
+        reports = _written(base, artifacts.served, list(base.results), records.ServerReport)
+        server_results.add(base.results, settings, reports)
+    variants = {}
+    for name in settings.variants:
+        if name == settings.reference:
+            continue
+        change = _changes(base, name, results.get(name), settings)
+        if reference["model"] != reference_before["model"]:
+            note = f"the reference is built in another way than at {base.rev}"
+            for metric, difference in change.differences.items():
+                change.differences[metric] = paired_difference.of_another_reference(metric, difference, note)
+        variants[name] = change
+    return Changes(base.rev, base.commit, variants)
 
 
-def _variant(base: Baseline, name: str, now: Row, names: list[str], settings: Params, notes: tuple[str, ...]) -> dict[str, Any]:
-    then = base.results.get(name)
-    have = now["metrics"]
-    if then is None:
-        return {"figures": {}, "lost": [], "new": sorted(have), "values": {}, "known": False}
-    had = then["metrics"]
-    figures = _figures(base, name, now, then, [n for n in names if n in have and n in had], settings)
-    if notes:
-        figures = {n: paired_difference.another_reference(n, figure, notes) for n, figure in figures.items()}
-    unexplained = {n for n, m in have.items() if m.get("value") is None and not (m.get("reason") or m.get("warnings"))}
-    lost = sorted(n for n, m in had.items() if m.get("value") is not None and (n not in have or n in unexplained))
-    values = {n: had[n] for n in names if n in had}
-    return {"figures": figures, "lost": lost, "new": sorted(have.keys() - had.keys()), "values": values, "known": True}
+def _changes(base: Baseline, name: str, now: VariantResult | None, settings: Params) -> VariantChanges:
+    have = now["metrics"] if now else {}
+    before = base.results.get(name)
+    if before is None:
+        return VariantChanges({}, {}, [], sorted(have), is_new=True)
+    had = before["metrics"]
+    ruled = [n for n in dict.fromkeys(rule.metric for rule in settings.gate.rules) if n in had]
+    known = {n for n, m in have.items() if m["value"] is not None or m.get("reason") or m.get("warnings")}
+    return VariantChanges(
+        differences=_differences(base, name, now, before, [n for n in ruled if n in have], settings) if now else {},
+        before={n: had[n] for n in ruled},
+        lost=sorted(n for n, m in had.items() if m["value"] is not None and n not in known),
+        new=sorted(have.keys() - had.keys()),
+    )
 
 
-def _figures(base: Baseline, variant: str, now: Row, then: Row, names: list[str], settings: Params) -> dict[str, Row]:
+def _differences(
+    base: Baseline, variant: str, now: VariantResult, before: VariantResult, names: list[str], settings: Params
+) -> dict[str, Difference]:
     """{metric: its difference}: paired where the rows of both can be had, else from the two summaries."""
-    same = {of: artifacts.digest(_part(now, of)) == artifacts.digest(_part(then, of)) for of in (True, False)}
-    differences = {n: paired_difference.unchanged(n, now["metrics"][n]) for n in names if same[is_served(n)]}
-    differences = {n: m for n, m in differences.items() if now["metrics"][n].get("value") is not None}
+    have, had = now["metrics"], before["metrics"]
+    same = {served: _digest(now, served) == _digest(before, served) for served in (True, False)}
+    equal = [n for n in names if same[is_served(n)] and have[n]["value"] is not None]
+    differences = {n: paired_difference.unchanged(n, have[n]) for n in equal}
     names = [n for n in names if not same[is_served(n)]]
     if not names:
         return differences
     b = Builder(settings.compare, settings.seed)
-    why = {"token": "no rows of tokens", "item": "no rows of items"}
+    no_tokens, no_items = "no rows of tokens", "no rows of items"
     try:
-        ours, theirs = (artifacts.read_columns(p) for p in _rows(base, artifacts.tokens(variant), now, then))
-        differences |= {n: m for n in names if (m := paired_difference.tokens_paired(b, n, ours, theirs))}
+        tokens = [artifacts.read_columns(p) for p in _rows(base, artifacts.tokens(variant), now, before)]
+        differences |= {n: m for n in names if (m := paired_difference.tokens_paired(b, n, *tokens))}
     except (ArtifactError, KeyError) as e:
-        why["token"] = str(e)
+        no_tokens = str(e)
     try:
-        answers = [artifacts.read_jsonl(p) for p in _rows(base, artifacts.answers(variant), now, then)]
+        answers = [records.read_rows(p, AnswerRow) for p in _rows(base, artifacts.answers(variant), now, before)]
         paired = paired_difference.items_paired(b, *answers)
         differences |= {n: paired[n] for n in names if n in paired}
-    except (ArtifactError, KeyError) as e:
-        why["item"] = str(e)
+    except ArtifactError as e:
+        no_items = str(e)
     for n in names:
-        if n not in differences and now["metrics"][n].get("value") is not None and then["metrics"][n].get("value") is not None:
-            reason = why["item" if n.split("/")[0] in paired_difference.PER_ITEM else "token"]
-            machine = "client" if is_served(n) else "machine"
-            same_machine = now.get(machine) == then.get(machine)
-            differences[n] = paired_difference.unpaired(n, now["metrics"][n], then["metrics"][n], reason, same_machine=same_machine)
+        if n not in differences and have[n]["value"] is not None and had[n]["value"] is not None:
+            same_machine = now.get("client") == before.get("client") if is_served(n) else now["machine"] == before["machine"]
+            why = no_items if n.split("/")[0] in paired_difference.PER_ITEM else no_tokens
+            differences[n] = paired_difference.unpaired(n, have[n], had[n], why, same_machine=same_machine)
     return differences
 
 
-def _part(result: Row, of_server: bool) -> Row:
-    """A variant's server metrics, or its others."""
-    kept = {n: m for n, m in result["metrics"].items() if is_served(n) == of_server}
-    return {"metrics": kept, "client": result.get("client")} if of_server else result | {"metrics": kept, "client": None}
+def _digest(result: VariantResult, served: bool) -> str:
+    """Of a variant's server metrics, or of all else."""
+    metrics = {n: m for n, m in result["metrics"].items() if is_served(n) == served}
+    client = result.get("client")
+    return artifacts.digest([metrics, client] if served else {**result, "metrics": metrics, "client": None})
 
 
-def _rows(base: Baseline, path: Path, now: Row, then: Row) -> list[Path]:
+def _rows(base: Baseline, path: Path, now: VariantResult, before: VariantResult) -> list[Path]:
     """The rows of this run's metrics and of the baseline's, by their recorded hashes."""
-    known = dvc_lock.outputs(dvc_lock.LOCK.read_bytes()) if dvc_lock.LOCK.exists() else {}
     name, paths = path.as_posix(), []
-    for result, lock, commit in ((now, known, "HEAD"), (then, base.lock, base.commit)):
-        sha256 = result.get("inputs", {}).get(name)
+    lock = outputs(LOCK.read_bytes()) if LOCK.exists() else {}
+    for result, md5_of, commit in ((now, lock, "HEAD"), (before, base.lock, base.commit)):
+        sha256 = result["inputs"].get(name)
         here = path.exists() and artifacts.sha256_file(path) == sha256
-        if not here and name not in lock:
-            raise ArtifactError(f"{name} stands in no {dvc_lock.LOCK}")
-        rows = path if here else dvc_lock.cached(name, lock[name], commit)
+        if not here and name not in md5_of:
+            raise ArtifactError(f"{name} stands in no {LOCK}")
+        rows = path if here else _cached(name, md5_of[name], commit)
         if artifacts.sha256_file(rows) != sha256:
             raise ArtifactError(f"{rows} is not what the metrics were made from")
         paths.append(rows)
     return paths
+
+
+def _cached(path: str, md5_then: str, commit: str) -> Path:
+    """The file that `path` was at a commit: DVC's cache, else what `dvc get` brings from wherever it is kept. Raises
+    `ArtifactError` with the reason where neither has it."""
+    here = CACHE / md5_then[:2] / md5_then[2:]
+    kept = artifacts.ARTIFACTS / "baseline" / md5_then
+    if here.exists() or kept.exists():
+        return here if here.exists() else kept
+    from dvc.exceptions import DvcException
+    from dvc.repo import Repo
+
+    with tempfile.TemporaryDirectory() as folder:
+        rows = Path(folder) / "rows"
+        try:
+            Repo.get(".", path, out=str(rows), rev=commit)
+        except (DvcException, OSError):
+            raise ArtifactError(f"{path} of {commit[:7]} is in no cache or remote of DVC") from None
+        with artifacts.atomic_file(kept) as tmp:
+            shutil.copyfile(rows, tmp)
+    return kept

@@ -6,9 +6,11 @@ finding it by MARK.
 
 from __future__ import annotations
 
-from typing import Any
-
 from pipeline.core import artifacts
+from pipeline.core.records import Interval, RuleVerdict, VariantVerdict
+from pipeline.gating.baseline import Changes
+from pipeline.gating.paired_difference import Difference
+from pipeline.gating.verdicts import Merge
 from pipeline.reporting.text import dequantized, with_unit
 from pipeline.reporting.text import render as page
 
@@ -18,7 +20,7 @@ DELTAS = 3  # so many differences stand above the fold
 LONGEST = 300  # characters of a reason in the table
 LARGEST = 60_000  # characters that a comment holds (GitHub: 65 536), without its line ends
 ORDER = {"FAIL": 0, "INCONCLUSIVE": 1, "PASS": 2}
-Row = dict[str, Any]
+ESCAPED = str.maketrans({"&": "&amp;", "<": "&lt;", "|": "\\|", "@": "&#64;", "\n": " ", "\r": " "})
 
 
 def problem(reason: str) -> str:
@@ -26,80 +28,84 @@ def problem(reason: str) -> str:
     return f"{MARK}\n### quantgate: no verdict\n\n{_plain(reason)}\n\nNothing is passed without a verdict (exit code 2).\n"
 
 
-def render(verdict: Row, results: dict[str, Row], beside: Row | None) -> str:
-    """Markdown of a verdict. results: {variant: its metrics}; beside: see `baseline.beside`, None without a baseline."""
-    variants = verdict["variants"]
+def render(merge: Merge) -> str:
+    """A merge's verdict as Markdown."""
+    verdict, variants = merge.verdict, merge.verdict["variants"]
     required = {n: v for n, v in variants.items() if v["required"]}
     advisory = {n: v for n, v in variants.items() if not v["required"]}
-    level: float = next(v["family"]["level"] for v in variants.values())  # what a confidence leaves on one side
+    level = next(v["family"]["level"] for v in variants.values())  # what a confidence leaves on one side
+    reference = merge.results.get(verdict["reference"])
     context = {
-        "mark": MARK, "verdict": verdict, "beside": beside, "required": required, "advisory": advisory,
-        "deltas": _deltas(required or advisory, results, beside), "confidence": f"{round(100 * (1 - 2 * level), 6):g}",
-        "dequantized": dequantized(results.get(verdict["reference"], {})), "report": artifacts.REPORTS / "report.html",
-        "rules": [_cells(name, rule, beside) for name, v in variants.items() for rule in v["rules"]],
+        "mark": MARK, "verdict": verdict, "changes": merge.changes, "loosened": merge.loosened, "required": required,
+        "advisory": advisory, "deltas": _deltas(required or advisory, merge), "confidence": f"{round(100 * (1 - 2 * level), 6):g}",
+        "dequantized": dequantized(reference) if reference else "", "report": artifacts.REPORTS / "report.html",
+        "rules": [_cells(name, rule, merge.changes) for name, v in variants.items() for rule in v["rules"]],
     }  # fmt: skip
     whole = page("comment.md.j2", context | {"folded": True}, plain=_plain)
     return whole if len(whole) <= LARGEST else page("comment.md.j2", context | {"folded": False}, plain=_plain)
 
 
-def _deltas(variants: Row, results: dict[str, Row], beside: Row | None) -> list[str]:
-    """One line for each of the figures nearest to, or farthest past, what their rules allow."""
+def _deltas(variants: dict[str, VariantVerdict], merge: Merge) -> list[str]:
+    """One line for each of the values nearest to, or farthest past, what their rules allow."""
     ranked: dict[tuple[str, str], tuple[tuple[bool, int, float], str]] = {}
     for name, v in variants.items():
         for rule in v["rules"]:
-            metric = results.get(name, {}).get("metrics", {}).get(rule["metric"])
-            if metric is None or metric.get("value") is None:
-                continue
             rank = (not rule["required"], ORDER[rule["verdict"]], -_used(rule))
-            candidate = rank, _delta(name, rule, metric, beside)
-            key = (name, rule["metric"])
-            ranked[key] = min(ranked.get(key, candidate), candidate)
+            if line := _delta(name, rule, merge):
+                key = (name, rule["metric"])
+                ranked[key] = min(ranked.get(key, (rank, line)), (rank, line))
     return [line for _, line in sorted(ranked.values())[:DELTAS]]
 
 
-def _used(rule: Row) -> float:
+def _used(rule: RuleVerdict) -> float:
     """How much of what a rule allows is used up by the worse end of the interval; 1 is the bound."""
-    ends = [rule[k] for k in ("low", "high") if rule.get(k) is not None] or [rule.get("value")]
-    if ends[0] is None:
-        return 0.0
+    ends = [x for x in (rule["low"], rule["high"], rule["value"]) if x is not None]
     neutral = rule["neutral"] or 0.0  # an absolute limit counts from 0
     allowed = rule["threshold"] - neutral
-    far = max(ends) if rule["better"] == "lower" else min(ends)
-    return (far - neutral) / allowed if allowed else 0.0
+    if not ends or not allowed:
+        return 0.0
+    farthest = max(ends) if rule["better"] == "lower" else min(ends)
+    return (farthest - neutral) / allowed
 
 
-def _delta(name: str, rule: Row, metric: Row, beside: Row | None) -> str:
-    """`**int4** kld_mean: 0.256 → 0.485 nats, +0.23 [+0.18, +0.29] (paired by token, n = 4914): FAIL, margin 0.02 nats`."""
-    judged = f"{rule['verdict']}, {_bound(rule)}"
-    figure = beside["variants"][name]["figures"].get(rule["metric"]) if beside else None
-    if figure is None or beside is None:
-        why = " (no baseline: new)" if beside else ""
+def _delta(name: str, rule: RuleVerdict, merge: Merge) -> str:
+    """`**int4** kld_mean: 0.256 → 0.485 nats, +0.23 [+0.18, +0.29] (paired by token, n = 4914): FAIL, margin 0.02 nats`; empty
+    where the metric has no value."""
+    result = merge.results.get(name)
+    metric = result["metrics"].get(rule["metric"]) if result else None
+    if metric is None or metric["value"] is None:
+        return ""
+    judged, change = f"{rule['verdict']}, {_bound(rule)}", merge.changes.variants[name] if merge.changes else None
+    difference = change.differences.get(rule["metric"]) if change else None
+    if difference is None or change is None:
+        why = " (no baseline: new)" if change else ""
         return f"- **{name}** {rule['metric']}: {_interval(metric)}, n = {metric['n']}{why}: {judged}"
-    then = beside["variants"][name]["values"][rule["metric"]]
-    both = f"{with_unit(then | {'unit': metric['unit']}, interval=False)} → {with_unit(metric, interval=False)}"
-    lost = [w for w in figure["warnings"] if w.startswith(("pairing was lost", "the baseline", "the reference"))]
-    how = "; ".join([f"{figure['how']}, n = {figure['n']}", *map(_plain, lost)])
-    return f"- **{name}** {rule['metric']}: {both}, {'quotient ' * (figure['unit'] == 'ratio')}{_change(figure)} ({how}): {judged}"
+    before = with_unit(change.before[rule["metric"]], interval=False)
+    both = f"{before} → {with_unit(metric, interval=False)}"
+    lost = [w for w in difference.get("warnings", ()) if w.startswith(("pairing was lost", "the baseline", "the reference"))]
+    how = "; ".join([f"{difference['how']}, n = {difference['n']}", *map(_plain, lost)])
+    quotient = "quotient " if difference["unit"] == "ratio" else ""
+    return f"- **{name}** {rule['metric']}: {both}, {quotient}{_change(difference)} ({how}): {judged}"
 
 
-def _bound(rule: Row) -> str:
+def _bound(rule: RuleVerdict) -> str:
     return _plain(rule["bound"]) + ("" if rule["required"] else ", advisory")
 
 
-def _change(figure: Row) -> str:
-    return _interval(figure, sign=figure["unit"] != "ratio")
+def _change(difference: Difference) -> str:
+    return _interval(difference, sign=difference["unit"] != "ratio")
 
 
-def _interval(metric: Row, sign: bool = False) -> str:
-    if metric.get("value") is None:
+def _interval(metric: Interval, sign: bool = False) -> str:
+    if metric["value"] is None:
         return "–"
-    return with_unit(metric, sign=sign) + (" (no interval)" if metric.get("low") is None else "")
+    return with_unit(metric, sign=sign) + (" (no interval)" if metric["low"] is None else "")
 
 
-def _cells(name: str, rule: Row, beside: Row | None) -> Row:
+def _cells(name: str, rule: RuleVerdict, changes: Changes | None) -> dict[str, object]:
     """A rule's row of the table."""
-    figure = beside["variants"][name]["figures"].get(rule["metric"]) if beside else None
-    change = f"{_change(figure)} ({figure['how']})" if figure else "no baseline" if beside else "–"
+    difference = changes.variants[name].differences.get(rule["metric"]) if changes else None
+    change = f"{_change(difference)} ({difference['how']})" if difference else "no baseline" if changes else "–"
     return {
         "variant": name, "metric": rule["metric"], "figure": "–" if rule["against"] == "baseline" else _interval(rule),
         "n": "–" if rule["n"] is None else rule["n"], "since the baseline": change, "rule": _bound(rule),
@@ -107,9 +113,6 @@ def _cells(name: str, rule: Row, beside: Row | None) -> Row:
     }  # fmt: skip
 
 
-def _plain(text: Any) -> str:
+def _plain(text: object) -> str:
     """Text without a cell, tag, mention or line of Markdown's."""
-    plain = str(text)
-    for char, instead in (("&", "&amp;"), ("<", "&lt;"), ("|", "\\|"), ("@", "&#64;"), ("\n", " "), ("\r", " ")):
-        plain = plain.replace(char, instead)
-    return plain
+    return str(text).translate(ESCAPED)

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline.core import artifacts
+from pipeline.core import artifacts, records
 from pipeline.core.droppings import data_files
 from pipeline.core.errors import ArtifactError
 from pipeline.core.explain import some
 from pipeline.core.params import Params, PathModel
+from pipeline.core.records import BaseManifest
 from pipeline.model.config import wanted
 
 ABSENT = ("deleted", "not in cache")  # DVC's words for a file that is not in the folder, or whose copy its cache lacks
-SHOWN = 8
+NAMED = 8  # files in a message
 SUFFIXES = (".py", ".yaml", ".jsonl", ".txt")
 SOURCES = ("evalsets", "envs", "constraints.txt", "pipeline/protocol.yaml")
 JUDGED_BY = {"compare", "gate", "reference", "seed", "tier", "variants"}  # sections of params.yaml
@@ -35,9 +36,9 @@ def check(settings: Params) -> list[str]:
     changed, absent = status()
     if source := changed_source(settings):
         redo = "run `dvc repro -f download`, then `dvc repro`"
-        raise ArtifactError(f"the local model is not what was downloaded: {some(source, SHOWN)}; {redo}")
+        raise ArtifactError(f"the local model is not what was downloaded: {some(source, NAMED)}; {redo}")
     if changed:
-        raise ArtifactError(f"the results are stale; missing or changed: {some(changed, SHOWN)}; run `dvc repro`")
+        raise ArtifactError(f"the results are stale; missing or changed: {some(changed, NAMED)}; run `dvc repro`")
     return absent
 
 
@@ -75,12 +76,11 @@ def changed_source(settings: Params) -> list[str]:
     """Files of a local model that are no longer those that were downloaded from it."""
     if not isinstance(settings.model, PathModel) or not (artifacts.BASE / artifacts.MANIFEST).exists():
         return []
-    manifest, folder = artifacts.read_manifest(artifacts.BASE), settings.model.folder
-    then = {name: facts["sha256"] for name, facts in manifest["files"].items()} | (manifest.get("repaired") or {})
-    given = manifest.get("given")
-    if given is not None:  # the others were made by `download`
-        added = {f.name for f in wanted(folder, settings.model.trust_remote_code)} - set(given)
-        then = {name: sha256 for name, sha256 in then.items() if name in given} | dict.fromkeys(added)
+    manifest = records.read(artifacts.BASE / artifacts.MANIFEST, BaseManifest)
+    folder, given = settings.model.folder, manifest.get("given", [])
+    hashes = {name: facts["sha256"] for name, facts in manifest["files"].items()} | manifest.get("repaired", {})
+    added = {f.name for f in wanted(folder, settings.model.trust_remote_code)} - set(given)
     folder = folder.parent if folder.suffix == ".gguf" else folder
-    paths = {folder / name: sha256 for name, sha256 in then.items()}
+    names = [*(name for name in given if name in hashes), *added]  # the others were made by `download`
+    paths = {folder / name: None if name in added else hashes[name] for name in names}
     return [str(p) for p, sha256 in paths.items() if not p.exists() or artifacts.sha256_file(p) != sha256]

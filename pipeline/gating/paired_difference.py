@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from pipeline.core.errors import ArtifactError
 from pipeline.core.params import Compare
+from pipeline.core.records import AnswerRow, Metric
 from pipeline.divergence.distributions import TOP
 from pipeline.metrics.answers import answer_metrics, pair
 from pipeline.metrics.builder import Builder, as_metric
@@ -22,11 +24,8 @@ from pipeline.metrics.definitions import definition, is_served, position_parts
 from pipeline.metrics.tokens import TOKEN
 from pipeline.stats.intervals import Estimate, cluster_bootstrap
 
-Metric = dict[str, Any]
-Row = dict[str, Any]
 Columns = dict[str, NDArray[Any]]
 
-ITEM = ("task", "doc_id", "filter", "doc_hash", "prompt_hash", "target_hash")  # the same question, asked in the same words
 PER_TOKEN: dict[str, Callable[[Columns], NDArray[Any]]] = {
     "kld_mean": lambda c: c["kld"],
     "kld_reverse_mean": lambda c: c["kld_reverse"],
@@ -45,150 +44,158 @@ OF_MACHINES = (  # and what else depends on it
 )  # fmt: skip
 
 
+class Difference(Metric):
+    """how: `paired by token`, `paired by item`, `unpaired`, `exact` or `unchanged`."""
+
+    how: str
+
+
 def timed(name: str) -> bool:
     """Whether a metric depends on the machine, so that two machines' are never compared."""
+    return name.split("/")[0] in OF_MACHINES or is_served(name) or _unit(name) in CLOCKED
+
+
+def _unit(name: str) -> str:
     what = definition(name)
-    return name.split("/")[0] in OF_MACHINES or is_served(name) or (what is not None and what.unit in CLOCKED)
+    return what.unit if what else ""
 
 
-def tokens_paired(b: Builder, name: str, now: dict[str, Any], then: dict[str, Any]) -> Metric | None:
+def tokens_paired(b: Builder, name: str, now: dict[str, list[Any]], before: dict[str, list[Any]]) -> Difference | None:
     """Paired difference of a token metric over tokens that both have; None where they share none, or it has no such rows. now,
-    then: columns of artifacts/tokens. Whole documents are resampled, as in the metric itself."""
+    before: columns of artifacts/tokens. Whole documents are resampled, as in the metric itself."""
     stem, _, part = name.partition("/")
     if stem not in PER_TOKEN:
         return None
-    ours, theirs = _shared(now, then)
-    own = _part(ours, part, stem)
-    if not own.any():
+    shared, shared_before = _shared(now, before)
+    in_part = _part(shared, part, stem)
+    change = (PER_TOKEN[stem](shared) - PER_TOKEN[stem](shared_before))[in_part]
+    if not len(change) or not np.isfinite(change).all():
         return None
-    change = (PER_TOKEN[stem](ours) - PER_TOKEN[stem](theirs))[own]
-    if not np.isfinite(change).all():
-        return None
-    ratio = stem == "ppl_ratio"
     estimate = cluster_bootstrap(
-        change, np.ones(len(change)), ours["document"][own], confidence=b.confidence, resamples=b.resamples,
-        rng=b.rng(f"baseline/{name}"), transform="exp" if ratio else "mean",
+        change, np.ones(len(change)), shared["document"][in_part], confidence=b.confidence, resamples=b.resamples,
+        rng=b.rng(f"baseline/{name}"), transform="exp" if stem == "ppl_ratio" else "mean",
     )  # fmt: skip
-    left = len(now["kld"]) - len(ours["kld"])
-    return _metric(estimate, name, b.confidence, "paired by token", _left(left, "tokens"))
+    left = len(now["kld"]) - len(shared["kld"])
+    return _difference(estimate, name, b.confidence, "paired by token", *_unmatched(left, "tokens"))
 
 
-def _shared(now: dict[str, Any], then: dict[str, Any]) -> tuple[Columns, Columns]:
+def _shared(now: dict[str, list[Any]], before: dict[str, list[Any]]) -> tuple[Columns, Columns]:
     """The rows of both that are the same token in the same place, in the same order."""
-    keys = [list(zip(*(columns[k] for k in TOKEN))) for columns in (now, then)]
-    at = {key: k for k, key in enumerate(keys[1])}
-    if len(at) < len(keys[1]) or len(set(keys[0])) < len(keys[0]):
+    keys, keys_before = (list(zip(*(columns[k] for k in TOKEN))) for columns in (now, before))
+    index = {key: k for k, key in enumerate(keys_before)}
+    if len(index) < len(keys_before) or len(set(keys)) < len(keys):
         raise ArtifactError("a token stands twice in the rows; it would count as two")
-    both = [(k, at[key]) for k, key in enumerate(keys[0]) if key in at]
-    ours, theirs = np.array(both, int).reshape(-1, 2).T
-    return {k: np.asarray(v)[ours] for k, v in now.items()}, {k: np.asarray(v)[theirs] for k, v in then.items()}
+    both = [(k, index[key]) for k, key in enumerate(keys) if key in index]
+    rows, rows_before = np.array(both, int).reshape(-1, 2).T
+    return {k: np.asarray(v)[rows] for k, v in now.items()}, {k: np.asarray(v)[rows_before] for k, v in before.items()}
 
 
 def _part(c: Columns, part: str, stem: str) -> NDArray[np.bool_]:
     """Which tokens a metric is over: a domain, tokens of context, a class; perplexity over texts only."""
-    if part.startswith("position:"):
-        return np.asarray(position_parts(c["position"]) == part.removeprefix("position:"))
-    if part.startswith("class:"):
-        return np.asarray(c["token_class"] == part.removeprefix("class:"))
+    kind, _, name = part.rpartition(":")
+    if kind == "position":
+        return np.asarray(position_parts(c["position"]) == name)
+    if kind == "class":
+        return np.asarray(c["token_class"] == name)
     if part:
         return np.asarray(c["set"] == part)
     return np.asarray(c["set"] != "trajectory") if stem == "ppl_ratio" else np.ones(len(c["kld"]), bool)
 
 
-def items_paired(b: Builder, now: list[Row], then: list[Row]) -> dict[str, Metric]:
+def _item(row: AnswerRow) -> tuple[Any, ...]:
+    """What tells whether two rows answer the same question, asked in the same words."""
+    return row["task"], row["doc_id"], row["filter"], row["doc_hash"], row["prompt_hash"], row["target_hash"]
+
+
+def items_paired(b: Builder, now: list[AnswerRow], before: list[AnswerRow]) -> dict[str, Difference]:
     """{metric: paired difference} of accuracy and byte perplexity over the items of both, as metrics/answers.py compares with the
     reference."""
-    theirs = {tuple(row[k] for k in ITEM): row for row in then}
-    ours = [row for row in now if tuple(row[k] for k in ITEM) in theirs]
-    if not ours:
+    by_item = {_item(row): row for row in before}
+    shared = [row for row in now if _item(row) in by_item]
+    if not shared:
         return {}
-    held = Builder(Compare(confidence=b.confidence, resamples=b.resamples), b.seed)
-    answer_metrics(held, pair(ours, [theirs[tuple(row[k] for k in ITEM)] for row in ours]), allow_truncated=True)
-    note = _left(len(now) - len(ours), "items")
-    differences = {}
-    for name, metric in held.metrics.items():
+    builder = Builder(Compare(confidence=b.confidence, resamples=b.resamples), b.seed)
+    answer_metrics(builder, pair(shared, [by_item[_item(row)] for row in shared]), allow_truncated=True)
+    notes = _unmatched(len(now) - len(shared), "items")
+    differences: dict[str, Difference] = {}
+    for name, metric in builder.metrics.items():
         stem, _, part = name.partition("/")
         if stem in PER_ITEM.values():
-            differences[name] = metric | {"how": "paired by item", "warnings": [*metric["warnings"], *note]}
+            warnings = [*metric.get("warnings", ()), *notes]
+            differences[name] = {**metric, "how": "paired by item", "warnings": warnings}
         if stem == "acc_delta":
-            scaled = {k: None if metric[k] is None else metric[k] / 100 for k in ("value", "low", "high")}
-            differences[f"acc/{part}"] = differences[name] | scaled | {"unit": "fraction"}
+            value, low, high = (x if x is None else x / 100 for x in (metric["value"], metric["low"], metric["high"]))
+            scaled: Difference = {**differences[name], "value": value, "low": low, "high": high, "unit": "fraction"}
+            differences[f"acc/{part}"] = scaled
     return differences
 
 
-def _left(count: int, what: str) -> tuple[str, ...]:
+def _unmatched(count: int, what: str) -> tuple[str, ...]:
     return (f"{count} {what} of this run have no baseline",) if count else ()
 
 
-def unpaired(name: str, now: Metric, then: Metric, why: str, *, same_machine: bool) -> Metric:
-    """Difference of two figures from their values and intervals, as if they were independent. The limits add by their squares (Zou
+def unpaired(name: str, now: Metric, before: Metric, why: str, *, same_machine: bool) -> Difference:
+    """Difference of two values from them and their intervals, as if they were independent. The limits add by their squares (Zou
     and Donner 2008, Statistics in Medicine 27:1693), on the log scale for a ratio. Without both intervals, or with timings of two
-    machines, there is a value and no interval, which never passes."""
-    what = definition(name)
-    assert what is not None  # the caller has it from the results
-    ratio = what.unit == "ratio"
-    positive = now["value"] > 0 and then["value"] > 0
-    value = now["value"] - then["value"] if not ratio else now["value"] / then["value"] if positive else None
-    n = min(now["n"], then["n"])
+    machines, there is a value and no interval, which never passes. why: pairing was lost."""
+    ratio, confidences = _unit(name) == "ratio", [m.get("confidence") for m in (now, before)]
+    ends = np.array([[m["value"], m["low"], m["high"]] for m in (now, before)], float)  # nan where there is none
+    value = ends[0, 0] / ends[1, 0] if ratio and ends[:, 0].min() > 0 else None if ratio else ends[0, 0] - ends[1, 0]
     method = "limits added by their squares (Zou and Donner 2008)"
-    fault = _incomparable(name, now, then, same_machine)
-    confidence = now.get("confidence") or 0.95
-    if value is None or fault:
-        return _metric(Estimate(value, None, None, n, method), name, confidence, "unpaired", (fault or "no quotient",))
-    a, b = ({k: math.log(m[k]) if ratio else m[k] for k in ("value", "low", "high")} for m in (now, then))
-    middle = a["value"] - b["value"]
-    low = middle - math.hypot(a["value"] - a["low"], b["high"] - b["value"])
-    high = middle + math.hypot(a["high"] - a["value"], b["value"] - b["low"])
-    limits = (math.exp(low), math.exp(high)) if ratio else (low, high)
-    exact = low == high  # sizes and counts have no rows to pair
-    clusters = [m["clusters"] for m in (now, then) if m.get("clusters")]
-    weights = [m["weight"] for m in (now, then) if m.get("weight")]
-    estimate = Estimate(
-        value, *limits, n, method, (), min(clusters, default=None), min(weights, default=None), _between(value, now, then, ratio)
-    )  # fmt: skip
-    notes = () if exact or timed(name) else (f"pairing was lost: {why}",)
-    return _metric(estimate, name, confidence, "exact" if exact else "unpaired", notes)
-
-
-def _between(value: float, now: Metric, then: Metric, ratio: bool) -> float | None:
-    """Run-to-run variation of a difference, relative to it: more rounds do not reduce it."""
-    shares = [m.get("between") or 0.0 for m in (now, then)]
-    if ratio or not value:
-        return math.hypot(*shares) or None
-    return math.hypot(*(s * m["value"] for s, m in zip(shares, (now, then)))) / abs(value) or None
-
-
-def _incomparable(name: str, now: Metric, then: Metric, same_machine: bool) -> str:
-    """Why the difference has no interval; empty if it has one."""
+    estimate = Estimate(value, None, None, min(now["n"], before["n"]), method)
+    fault = ""
     if timed(name) and not same_machine:
-        return "the baseline was timed on another machine"
-    if now.get("confidence") != then.get("confidence"):
-        return f"the intervals are of {now.get('confidence')} and {then.get('confidence')} confidence"
-    if None in (now["low"], now["high"], then["low"], then["high"]):
-        return "one of the two figures has no interval"
-    what = definition(name)
-    if what is not None and what.unit == "ratio" and min(now["low"], then["low"]) <= 0:
-        return "an interval that reaches down to zero has no quotient"
-    return ""
+        fault = "the baseline was timed on another machine"
+    elif confidences[0] != confidences[1]:
+        fault = f"the intervals are of {confidences[0]} and {confidences[1]} confidence"
+    elif np.isnan(ends).any():
+        fault = "one of the two values has no interval"
+    elif ratio and ends.min() <= 0:
+        fault = "an interval that reaches down to zero has no quotient"
+    if fault:
+        return _difference(estimate, name, confidences[0] or 0.95, "unpaired", fault)
+    (middle, low, high), (middle_before, low_before, high_before) = np.log(ends) if ratio else ends
+    limits = np.array([
+        middle - middle_before - math.hypot(middle - low, high_before - middle_before),
+        middle - middle_before + math.hypot(high - middle, middle_before - low_before),
+    ])  # fmt: skip
+    between = np.array([m.get("between") or 0.0 for m in (now, before)])  # more rounds do not reduce it
+    if not ratio and value:
+        between *= ends[:, 0] / value
+    low, high = np.exp(limits) if ratio else limits
+    estimate = replace(
+        estimate,
+        low=float(low),
+        high=float(high),
+        clusters=min((c for m in (now, before) if (c := m.get("clusters"))), default=None),
+        weight=min((w for m in (now, before) if (w := m.get("weight"))), default=None),
+        between=math.hypot(*between) or None,
+    )
+    if low == high:  # sizes and counts have no rows to pair
+        return _difference(estimate, name, confidences[0] or 0.95, "exact")
+    notes = () if timed(name) else (f"pairing was lost: {why}",)
+    return _difference(estimate, name, confidences[0] or 0.95, "unpaired", *notes)
 
 
-def unchanged(name: str, now: Metric) -> Metric:
+def unchanged(name: str, now: Metric) -> Difference:
     """The difference of equal results: none."""
-    what = definition(name)
-    neutral = 1.0 if what is not None and what.unit == "ratio" else 0.0
-    held = {k: now.get(k) for k in ("n", "confidence", "unit")}
-    same = {"value": neutral, "low": neutral, "high": neutral, "method": "the same results", "how": "unchanged", "warnings": []}
-    return held | same
+    neutral = 1.0 if _unit(name) == "ratio" else 0.0
+    return {
+        "value": neutral, "low": neutral, "high": neutral, "n": now["n"], "unit": now["unit"],
+        "confidence": now.get("confidence"), "method": "the same results", "warnings": [], "how": "unchanged",
+    }  # fmt: skip
 
 
-def another_reference(name: str, figure: Metric, notes: tuple[str, ...]) -> Metric:
+def of_another_reference(name: str, difference: Difference, note: str) -> Difference:
     """A difference without its interval if it counts from a reference that was built again: a worse one brings variants nearer.
     Answers that are paired item by item do not count from the reference."""
     what = definition(name)
-    relative = what is not None and what.neutral is not None and figure["how"] != "paired by item"
-    limits: Metric = {"low": None, "high": None} if relative else {}
-    return figure | limits | {"warnings": [*figure["warnings"], *notes]}
+    noted: Difference = {**difference, "warnings": [*difference.get("warnings", ()), note]}
+    if what is not None and what.neutral is not None and difference["how"] != "paired by item":
+        noted["low"] = noted["high"] = None
+    return noted
 
 
-def _metric(estimate: Estimate, name: str, confidence: float, how: str, notes: tuple[str, ...]) -> Metric:
-    return as_metric(name, estimate, confidence) | {"warnings": [*estimate.warnings, *notes], "how": how}
+def _difference(estimate: Estimate, name: str, confidence: float, how: str, *notes: str) -> Difference:
+    metric = as_metric(name, estimate, confidence)
+    return {**metric, "warnings": [*estimate.warnings, *notes], "how": how}

@@ -7,6 +7,7 @@ settings.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +15,11 @@ from pydantic import ValidationError
 
 from pipeline.core.errors import ParamsError
 from pipeline.core.params import BetweenRuns, Params, Rule
+from pipeline.core.records import VariantResult, Verdict
 from pipeline.gating.paired_difference import timed
-from pipeline.gating.rules import QUANTITY, UNITS, bound_of
+from pipeline.gating.rules import QUANTITY, applies, bound_of, units_of
 from pipeline.metrics.definitions import FLOORS, definition
 from pipeline.stats.intervals import resolvable
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -38,111 +38,103 @@ class Loosening:
         return f"{self.what}: {self.before} → {self.now}{noise}; {f'reason: {self.reason}' if self.reason else 'no new reason'}"
 
 
-def hold(verdict: Row, loosened: list[Loosening]) -> Row:
+def hold(verdict: Verdict, loosened: list[Loosening]) -> Verdict:
     """The verdict; FAIL for variants with a setting that got looser without a reason."""
     faults = [change for change in loosened if not change.reason]
     variants = dict(verdict["variants"])
     for name, v in variants.items():
-        own = dict.fromkeys(fault.what for fault in faults if fault.variants is None or name in fault.variants)
-        if own and v["verdict"] != "UNSUPPORTED":
-            why = f"looser than at the baseline, without a new `reason:` in params.yaml: {', '.join(own)}"
-            variants[name] = v | {"verdict": "FAIL", "reason": f"{why}; {v['reason']}" if v["verdict"] == "FAIL" else why}
-    return verdict | {"verdict": "FAIL" if faults else verdict["verdict"], "variants": variants, "loosened": loosened}
+        looser = dict.fromkeys(fault.what for fault in faults if fault.variants is None or name in fault.variants)
+        if looser and v["verdict"] != "UNSUPPORTED":
+            why = f"looser than at the baseline, without a new `reason:` in params.yaml: {', '.join(looser)}"
+            variants[name] = {**v, "verdict": "FAIL", "reason": f"{why}; {v['reason']}" if v["verdict"] == "FAIL" else why}
+    return {**verdict, "verdict": "FAIL" if faults else verdict["verdict"], "variants": variants}
 
 
-def compare(settings: Params, base: Row, results: dict[str, Row]) -> list[Loosening]:
+def compare(settings: Params, base: Mapping[str, Any], results: dict[str, VariantResult]) -> list[Loosening]:
     """Settings looser than the base's. base: its params.yaml as parsed; results: {variant: metrics}."""
-    then = base.get("gate") or {}
-    reason = settings.gate.reason if settings.gate.reason != then.get("reason") else None
+    gate = base.get("gate") or {}
+    reason = settings.gate.reason if settings.gate.reason != gate.get("reason") else None
     loosened = [Loosening(*change, reason) for change in _conditions(settings, base)]
-    rules, unknown = _readable(then.get("rules") or [])
-    loosened += [Loosening(str(raw.get("metric")), "a rule", "unknown to this version", reason) for raw in unknown]
-    for rule in rules:
-        ours, earlier = (
-            [r for r in own if (r.metric, r.against) == (rule.metric, rule.against)] for own in (settings.gate.rules, rules)
+    base_rules = []
+    for raw in gate.get("rules") or []:
+        try:
+            rule = Rule.model_validate(raw)
+            bound_of(rule)
+            base_rules.append(rule)
+        except (ValidationError, ParamsError):
+            loosened.append(Loosening(str(raw.get("metric")), "a rule", "unknown to this version", reason))
+    for rule in base_rules:
+        rules, rules_before = (
+            [r for r in all_rules if (r.metric, r.against) == (rule.metric, rule.against)]
+            for all_rules in (settings.gate.rules, base_rules)
         )
-        reasons = [r.reason for r in ours if r.reason and r.reason not in {t.reason for t in earlier}] if ours else [reason]
-        shortfalls = {v: _shortfall(ours, rule, v) for v in settings.variants if v != settings.reference and _applies(rule, v)}
+        old_reasons = {r.reason for r in rules_before}
+        reasons = [r.reason for r in rules if r.reason and r.reason not in old_reasons] if rules else [reason]
+        variants = [v for v in settings.variants if v != settings.reference and applies(rule, v)]
+        shortfalls = {v: _shortfall(rules, rule, v) for v in variants}
         for now in dict.fromkeys(filter(None, shortfalls.values())):
-            variants = tuple(v for v, rule_now in shortfalls.items() if rule_now == now)
             noise = _noise(rule, settings, results)
-            loosened.append(Loosening(rule.metric, _text(rule), now, next(iter(reasons), None), noise, variants))
+            concerned = tuple(v for v in variants if shortfalls[v] == now)
+            loosened.append(Loosening(rule.metric, _text(rule), now, next(iter(reasons), None), noise, concerned))
     return loosened
 
 
-def _conditions(settings: Params, base: Row) -> list[tuple[str, str, str]]:
+def _conditions(settings: Params, base: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """(what, before, now) of looser settings other than rules."""
-    then, ours = base.get("gate") or {}, settings.compare
-    compared = base.get("compare") or {}
+    gate, compare, evaluate = (base.get(section) or {} for section in ("gate", "compare", "evaluate"))
     looser: list[tuple[str, Any, Any]] = []
-    for what, names, kept in (
-        ("variants", base.get("variants") or {}, settings.variants),
-        ("gate.required", then.get("required") or [], settings.gate.required),
-    ):
-        looser += [(what, name, "taken out") for name in names if name not in kept]
+    looser += [("variants", name, "taken out") for name in base.get("variants") or {} if name not in settings.variants]
+    looser += [("gate.required", name, "taken out") for name in gate.get("required") or [] if name not in settings.gate.required]
     inconclusive = settings.gate.inconclusive
-    if then.get("inconclusive", "blocks") == "blocks" != inconclusive:
+    if gate.get("inconclusive", "blocks") == "blocks" != inconclusive:
         looser.append(("gate.inconclusive", "blocks", inconclusive))
-    if (confidence := compared.get("confidence", 0.95)) > ours.confidence:
-        looser.append(("compare.confidence", confidence, ours.confidence))
+    if (confidence := compare.get("confidence", 0.95)) > settings.compare.confidence:
+        looser.append(("compare.confidence", confidence, settings.compare.confidence))
     for name in BetweenRuns.model_fields:  # less makes intervals narrower; more turns a FAIL into INCONCLUSIVE
-        before, now = (compared.get("between_runs") or {}).get(name), getattr(ours.between_runs, name)
+        before, now = (compare.get("between_runs") or {}).get(name), getattr(settings.compare.between_runs, name)
         if (before or 0) > (now or 0) or ((before or 0) < (now or 0) and inconclusive == "passes"):
             looser.append((f"compare.between_runs.{name}", before, now))
-    if settings.evaluate.allow_truncated and not (base.get("evaluate") or {}).get("allow_truncated"):
+    if settings.evaluate.allow_truncated and not evaluate.get("allow_truncated"):
         looser.append(("evaluate.allow_truncated", False, True))
     return [(what, str(before), str(now)) for what, before, now in looser]
 
 
-def _readable(raw: list[Row]) -> tuple[list[Rule], list[Row]]:
-    """(rules that this version understands, those that it does not)."""
-    rules, unknown = [], []
-    for one in raw:
-        try:
-            rule = Rule.model_validate(one)
-            bound_of(rule)
-            rules.append(rule)
-        except (ValidationError, ParamsError):
-            unknown.append(one)
-    return rules, unknown
-
-
-def _applies(rule: Rule, variant: str) -> bool:
-    return rule.variants is None or variant in rule.variants
-
-
-def _shortfall(ours: list[Rule], theirs: Rule, variant: str) -> str:
-    """The rule in place of a stricter `theirs`; empty if one is as strict."""
-    applying = [r for r in ours if _applies(r, variant)]
+def _shortfall(rules: list[Rule], base_rule: Rule, variant: str) -> str:
+    """The rule in place of a stricter `base_rule`; empty if one is as strict."""
+    applying = [r for r in rules if applies(r, variant)]
     if not applying:
-        return "no rule" if theirs.variants is None and not ours else f"no rule for {variant}"
-    return "" if any(_as_strict(r, theirs) for r in applying) else _text(applying[0])
+        return "no rule" if base_rule.variants is None and not rules else f"no rule for {variant}"
+    return "" if any(_as_strict(r, base_rule) for r in applying) else _text(applying[0])
 
 
-def _as_strict(ours: Rule, theirs: Rule) -> bool:
-    a, b = bound_of(ours), bound_of(theirs)
-    past = a.threshold - b.threshold if a.better == "lower" else b.threshold - a.threshold
-    if past > 1e-12 * max(abs(b.threshold), 1e-6) or (theirs.required and not ours.required):
+def _as_strict(rule: Rule, base_rule: Rule) -> bool:
+    bound, base_bound = bound_of(rule), bound_of(base_rule)
+    past = (bound.threshold - base_bound.threshold) * (1 if bound.better == "lower" else -1)
+    if past > 1e-12 * max(abs(base_bound.threshold), 1e-6) or (base_rule.required and not rule.required):
         return False
-    return ours.above in (None, theirs.above)
+    return rule.above in (None, base_rule.above)
 
 
 def _text(rule: Rule) -> str:
     return bound_of(rule).text + (f" above the {rule.above}" if rule.above else "") + ("" if rule.required else ", advisory")
 
 
-def _noise(rule: Rule, settings: Params, results: dict[str, Row]) -> str:
+def _noise(rule: Rule, settings: Params, results: dict[str, VariantResult]) -> str:
     """The least margin that a variant without loss passes in 80 % of runs, in the unit of the rule's bound. It is the smallest
     loss that the narrowest interval of a required variant can resolve, above the noise floor's upper end if the metric has one.
     Unknown without an interval, and for timings whose run-to-run variation was not measured."""
-    own = [results.get(n, {}).get("metrics", {}).get(rule.metric) or {} for n in settings.gate.required if _applies(rule, n)]
-    own = [m for m in own if None not in (m.get("low"), m.get("high")) and not (timed(rule.metric) and m.get("between") is None)]
-    if not own:
+    confidence, amounts = settings.compare.confidence, []
+    for name in settings.gate.required:
+        metric = results[name]["metrics"].get(rule.metric) if name in results and applies(rule, name) else None
+        if metric is None or metric["low"] is None or metric["high"] is None:
+            continue
+        if not (timed(rule.metric) and metric.get("between") is None):
+            amounts.append(resolvable(metric["low"], metric["high"], confidence=metric.get("confidence") or confidence))
+    if not amounts:
         return "unknown"
-    m = min(own, key=lambda m: float(m["high"] - m["low"]))
-    floors = results.get(settings.reference, {}).get("metrics", {})
-    floor = floors.get(FLOORS[rule.metric][0]) if rule.metric in FLOORS else None
-    amount = resolvable(m["low"], m["high"], confidence=m["confidence"]) + ((floor or {}).get("high") or 0.0)
+    reference = results.get(settings.reference)
+    floor = reference["metrics"].get(FLOORS[rule.metric][0]) if reference and rule.metric in FLOORS else None
+    amount = min(amounts) + ((floor["high"] if floor else None) or 0.0)
     what, written = definition(rule.metric), QUANTITY.match(rule.margin or rule.gain or rule.limit or "")
     assert what is not None and written is not None  # bound_of refuses everything else
-    return f"{amount / UNITS[what.unit][written.group(2)]:.2g} {written.group(2)}"
+    return f"{amount / units_of(what)[written.group(2)]:.2g} {written.group(2)}"

@@ -8,38 +8,21 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from pipeline.core.errors import ParamsError
 from pipeline.core.explain import did_you_mean
 from pipeline.core.params import Params, Rule
+from pipeline.core.records import Metric, RuleVerdict
 from pipeline.metrics.definitions import DEFINITIONS, FLOORS, Definition, bounds_of, definition
-from pipeline.reporting.text import number, scale_of
+from pipeline.reporting.text import UNITS, number, unit_of
 from pipeline.speed.rounds import Looks
 from pipeline.stats.intervals import FEW, Estimate, items_to_settle, one_sided_p
 
-Verdict = Literal["PASS", "FAIL", "INCONCLUSIVE"]
+Word = Literal["PASS", "FAIL", "INCONCLUSIVE"]
 
-# unit of a metric -> {unit a rule may use: factor}. `%` of a fraction is left out: 5 % of 0.9, or 5 points?
-UNITS: dict[str, dict[str, float]] = {
-    "nats": {"nats": 1.0},
-    "fraction": {"pp": 0.01},
-    "pp": {"pp": 1.0},
-    "ratio": {"%": 0.01},
-    "ppl": {"ppl": 1.0},
-    "p": {"p": 1.0},
-    "items": {"items": 1.0},
-    "tokens": {"tokens": 1.0},
-    "bits": {"bits": 1.0},
-    "bytes": {"bytes": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30},
-    "ms": {"ms": 1.0, "s": 1000.0},
-    "s": {"s": 1.0, "ms": 0.001},
-    "tok/s": {"tok/s": 1.0},
-    "req/s": {"req/s": 1.0},
-    "requests": {"requests": 1.0},
-    "requests at once": {"requests at once": 1.0},
-}
 # shown, but not to be judged -> what says the same of every variant
 CENSORED = {"first_departure": "never_departs", "free_departure": "free_same", "free_same_floor": "free_same"}
 FARTHEST = {"nats": 2.0, "ratio": 1.0}  # the widest margin of a metric that has no end: past it nothing is left to protect
@@ -59,24 +42,35 @@ class Bound:
 
 @dataclass(frozen=True)
 class Judgement:
-    verdict: Verdict
+    """settle: items that would decide; p_fail: one-sided, of "not past the bound"; None where the verdict rests on no interval."""
+
+    verdict: Word
     reason: str
     settle: int | None = None
-    p_fail: float | None = None  # one-sided, of "not past the bound"; None where the verdict rests on no interval
+    p_fail: float | None = None
+
+
+def applies(rule: Rule, variant: str) -> bool:
+    return rule.variants is None or variant in rule.variants
+
+
+def units_of(what: Definition) -> Mapping[str, float]:
+    """{unit that a rule on a metric may use: factor to the metric's own}."""
+    return UNITS[what.unit].rule
 
 
 def bound_of(rule: Rule) -> Bound:
     """A rule's bound in the metric's own unit.
 
     margin: how far past "no difference" the metric may be; gain: how far it must be on the good side; limit: an
-    absolute bound. Against the baseline, what is bounded is `difference` to it. Raises `ParamsError` for an unknown
+    absolute bound. Against the baseline, what is bounded is the difference to it. Raises `ParamsError` for an unknown
     metric, a wrong unit, a negative or non-finite number, and for a bound that nothing could fail or nothing could meet.
     """
     what = definition(rule.metric)
     if what is None:
         raise ParamsError(f"gate rule: metric {rule.metric!r} is not known{did_you_mean(rule.metric, list(DEFINITIONS))}")
-    if any(rule.metric.split("/")[0] in own for own in FLOORS.values()):
-        raise ParamsError(f"gate rule: {rule.metric!r} is a figure of the reference, which is not judged; use above: floor")
+    if any(rule.metric.split("/")[0] in names for names in FLOORS.values()):
+        raise ParamsError(f"gate rule: {rule.metric!r} is a metric of the reference, which is not judged; use above: floor")
     if rule.metric in CENSORED:
         raise ParamsError(f"gate rule: {rule.metric!r} has no value where most never depart; use {CENSORED[rule.metric]}")
     if rule.above and rule.metric not in FLOORS:
@@ -84,17 +78,19 @@ def bound_of(rule: Rule) -> Bound:
     kind = next(k for k in ("margin", "gain", "limit") if getattr(rule, k) is not None)
     amount = quantity(getattr(rule, kind), what, f"gate rule on {rule.metric}: {kind}")
     text = f"{kind} {getattr(rule, kind)}" + (" against the baseline" if rule.against == "baseline" else "")
-    if kind == "limit":
-        return _meaningful(rule, what, Bound(rule.metric, amount, what.better, text))
-    neutral = neutral_of(rule, what)
-    if neutral is None:
-        raise ParamsError(f"gate rule on {rule.metric}: it has no value that means 'no difference'; use limit, not {kind}")
-    if kind == "margin" and amount > FARTHEST.get(what.unit, math.inf):
-        most = f"{FARTHEST[what.unit] / UNITS[what.unit][(unit := next(iter(UNITS[what.unit])))]:g} {unit}"
-        raise ParamsError(f"gate rule on {rule.metric}: {text} protects nothing; the widest margin is {most}")
-    away = amount if kind == "margin" else -amount
-    threshold = neutral + (away if what.better == "lower" else -away)
-    return _meaningful(rule, what, Bound(rule.metric, threshold, what.better, text))
+    threshold = amount
+    if kind != "limit":
+        neutral = neutral_of(rule, what)
+        if neutral is None:
+            raise ParamsError(f"gate rule on {rule.metric}: it has no value that means 'no difference'; use limit, not {kind}")
+        if kind == "margin" and amount > FARTHEST.get(what.unit, math.inf):
+            unit, factor = next(iter(units_of(what).items()))
+            most = f"{FARTHEST[what.unit] / factor:g} {unit}"
+            raise ParamsError(f"gate rule on {rule.metric}: {text} protects nothing; the widest margin is {most}")
+        threshold = neutral + (amount if (kind == "margin") == (what.better == "lower") else -amount)
+    bound = Bound(rule.metric, threshold, what.better, text)
+    _refuse_meaningless(rule, what, bound)
+    return bound
 
 
 def neutral_of(rule: Rule, what: Definition) -> float | None:
@@ -104,8 +100,8 @@ def neutral_of(rule: Rule, what: Definition) -> float | None:
     return what.neutral
 
 
-def _meaningful(rule: Rule, what: Definition, bound: Bound) -> Bound:
-    """The bound. Raises `ParamsError` if all possible values are on one side of it."""
+def _refuse_meaningless(rule: Rule, what: Definition, bound: Bound) -> None:
+    """Raise `ParamsError` if all possible values are on one side of the bound."""
     low, high = _range(rule, what)
     least, most = (low, high) if bound.better == "lower" else (-high, -low)  # turned so that less is better
     edge = bound.threshold if bound.better == "lower" else -bound.threshold
@@ -113,7 +109,6 @@ def _meaningful(rule: Rule, what: Definition, bound: Bound) -> Bound:
         extent = f"lies between {low:g} and {high:g}" if high < math.inf else f"is at least {low:g}"
         never = "fail" if edge >= most else "be met"
         raise ParamsError(f"gate rule on {rule.metric}: {bound.text} can never {never} (it {extent} {what.unit})")
-    return bound
 
 
 def _range(rule: Rule, what: Definition) -> tuple[float, float]:
@@ -128,7 +123,7 @@ def _range(rule: Rule, what: Definition) -> tuple[float, float]:
 
 def quantity(text: str, what: Definition, where: str) -> float:
     """`1 pp`, `0.5 %`, `2 ms` in the metric's own unit."""
-    units = UNITS[what.unit]
+    units = units_of(what)
     match = QUANTITY.match(text)
     if not match or match.group(2) not in units:
         raise ParamsError(f"{where} = {text!r}: write a number and a unit ({', '.join(units)}), such as '1 {next(iter(units))}'")
@@ -138,75 +133,76 @@ def quantity(text: str, what: Definition, where: str) -> float:
     return amount
 
 
-def judge(bound: Bound, metric: dict[str, Any] | None) -> Judgement:
-    """Verdict of one metric (as in metrics/<variant>.json) against a bound."""
+def judge(bound: Bound, metric: Metric | None) -> Judgement:
+    """Verdict of one metric against a bound."""
     if metric is None:
         return Judgement("FAIL", f"{bound.metric} is missing from the results")
-    value, low, high = metric.get("value"), metric.get("low"), metric.get("high")
-    if not _number(value):
-        why = metric.get("reason") or "; ".join(metric.get("warnings") or []) or "not a number"
-        return Judgement("FAIL", f"{bound.metric} has no value: {why}")
-    n = metric.get("n")
-    if n is None or not hasattr(n, "__index__") or isinstance(n, bool) or n <= 0:
-        return Judgement("FAIL", f"{bound.metric} rests on no items" + (f" (n = {n!r})" if n else ""))
-    if low is None or high is None or not (_number(low) and _number(high)):
-        return Judgement("INCONCLUSIVE", f"{bound.metric} has no interval: {'; '.join(metric.get('warnings') or ['unknown'])}")
+    value, low, high, n = metric["value"], metric["low"], metric["high"], metric["n"]
+    warnings = "; ".join(metric.get("warnings", ()))
+    if value is None or not math.isfinite(value):
+        return Judgement("FAIL", f"{bound.metric} has no value: {metric.get('reason') or warnings or 'not a number'}")
+    if n <= 0:
+        return Judgement("FAIL", f"{bound.metric} rests on no items")
+    if low is None or high is None or not (math.isfinite(low) and math.isfinite(high)):
+        return Judgement("INCONCLUSIVE", f"{bound.metric} has no interval: {warnings or 'unknown'}")
     near = 1e-9 * max(map(abs, (value, low, high)))  # a quotient is rounded in another way than its logarithm
     if not low - near <= value <= high + near:
         why = f"an interval that does not contain its value: {value:.4g} is not in [{low:.4g}, {high:.4g}]"
         return Judgement("INCONCLUSIVE", f"{bound.metric} has {why}")
-    independent = metric.get("weight") or metric.get("clusters")
+    clusters = metric.get("clusters")
+    independent = metric.get("weight") or clusters
     if independent is not None and independent < MIN_CLUSTERS - 0.5:
-        few = f"{metric['clusters']} documents or item families"
-        few += f" that weigh as {independent:.0f} equal ones" if independent < metric["clusters"] - 0.5 else ""
+        few = f"{clusters} documents or item families"
+        few += f" that weigh as {independent:.0f} equal ones" if clusters and independent < clusters - 0.5 else ""
         why = f"{bound.metric} rests on {few}; at least {MIN_CLUSTERS} are needed to judge it: ask for more in the tier"
         return Judgement("INCONCLUSIVE", why)
     sign = 1 if bound.better == "lower" else -1
     best, worst = sorted((sign * low, sign * high))
-    edge = sign * bound.threshold
-    side = "at most" if bound.better == "lower" else "at least"
+    edge, here = sign * bound.threshold, sign * value
     what = definition(bound.metric)
-    asked = f"{side} {number(bound.threshold * scale_of({'unit': what.unit if what else ''}), '.4g')} ({bound.text})"
-    here, df = sign * float(value or 0), max((independent or metric["n"]) - 1, 1)
+    factor = unit_of(what.unit if what else "").factor
+    side = "at most" if bound.better == "lower" else "at least"
+    asked = f"{side} {number(bound.threshold * factor, '.4g')} ({bound.text})"
+    note = f" ({warnings})" if warnings else ""
     confidence = metric.get("confidence") or 0.95
-    p = one_sided_p(here - edge, here - best if here > edge else worst - here, df=df, confidence=confidence)
+    half = here - best if here > edge else worst - here
+    p = one_sided_p(here - edge, half, df=max((independent or n) - 1, 1), confidence=confidence)
     if worst <= edge:
-        return Judgement("PASS", f"the whole interval is {asked}{_notes(metric)}", p_fail=p)
+        return Judgement("PASS", f"the whole interval is {asked}{note}", p_fail=p)
     if best > edge:
-        return Judgement("FAIL", f"the whole interval is past the bound: {asked}{_notes(metric)}", p_fail=p)
-    estimate = Estimate(value, low, high, int(metric["n"]), "", between=metric.get("between"))
+        return Judgement("FAIL", f"the whole interval is past the bound: {asked}{note}", p_fail=p)
+    estimate = Estimate(value, low, high, n, "", between=metric.get("between"))
     settle = items_to_settle(estimate, bound.threshold, confidence=confidence)
-    reason = f"the interval contains the bound: {asked}{would_settle(settle, metric)}{_notes(metric)}"
-    return Judgement("INCONCLUSIVE", reason, settle, p)
+    return Judgement("INCONCLUSIVE", f"the interval contains the bound: {asked}{would_settle(settle, metric)}{note}", settle, p)
 
 
-def would_settle(settle: int | None, metric: dict[str, Any]) -> str:
+def would_settle(settle: int | None, metric: Metric | RuleVerdict) -> str:
     """How many more items would decide."""
-    if settle is None and metric.get("between"):
-        return f"; more rounds will not help: whole runs differ by {100 * metric['between']:g} % (compare.between_runs)"
+    between = metric.get("between")
+    if settle is None and between:
+        return f"; more rounds will not help: whole runs differ by {100 * between:g} % (compare.between_runs)"
     more = " (documents or families in proportion)" if metric.get("clusters") else ""
     return f"; about {settle} in place of {metric['n']}{more} would settle it in 80 % of runs" if settle else ""
 
 
-def _notes(metric: dict[str, Any]) -> str:
-    warnings = metric.get("warnings") or []
-    return f" ({'; '.join(warnings)})" if warnings else ""
-
-
-def judge_above(rule: Rule, metric: dict[str, Any] | None, floors: dict[str, Any]) -> tuple[Bound, Judgement]:
+def judge_above(rule: Rule, metric: Metric | None, floors: Mapping[str, Metric]) -> tuple[Bound, Judgement]:
     """Verdict of a metric against a margin above the floor (or the rounding), and the bound that a PASS must meet. floors: metrics
-    of the reference. The floor is an estimate too: a PASS must hold above its lower bound and a FAIL above its upper one. A floor
+    of the reference. The floor is an estimate too: a PASS must hold above its lower limit and a FAIL above its upper one. A floor
     that is missing, null or without an interval is never a PASS."""
-    bound = bound_of(rule)
     name = FLOORS[rule.metric][0 if rule.above == "floor" else 1]
     floor = floors.get(name)
     usable = judge(Bound(name, math.inf, "lower", ""), floor)
+    bound = bound_of(rule)
     bound = replace(bound, text=f"{bound.text} above {name}")
-    if floor is None or usable.verdict != "PASS":
+    if usable.verdict != "PASS" or floor is None or floor["low"] is None or floor["high"] is None:
         return bound, replace(usable, reason=f"nothing to count from: {usable.reason}")
     sign = 1 if bound.better == "lower" else -1
-    strict, loose = (replace(bound, threshold=bound.threshold + sign * floor[side]) for side in ("low", "high"))
-    strict = replace(strict, text=f"{bound.text} {floor['value']:.3g} [{floor['low']:.3g}, {floor['high']:.3g}]")
+    loose = replace(bound, threshold=bound.threshold + sign * floor["high"])
+    strict = replace(
+        bound,
+        threshold=bound.threshold + sign * floor["low"],
+        text=f"{bound.text} {floor['value']:.3g} [{floor['low']:.3g}, {floor['high']:.3g}]",
+    )
     judged, beyond = judge(strict, metric), judge(loose, metric)
     if judged.verdict == "FAIL" and beyond.verdict != "FAIL":
         reason = f"past the bound above {name}'s lower end, not above its upper: {judged.reason}"
@@ -218,18 +214,12 @@ def looks_of(settings: Params, variant: str) -> Looks:
     """Two looks if rounds may be added and a gate rule bounds this variant's decode rate; else one. Rules decide when to stop, not
     what a round measures: so `benchmark` does not depend on them in dvc.yaml."""
     setup = settings.amount.benchmark
-    own = [r for r in settings.gate.rules if r.metric == "speed_ratio" and (r.variants is None or variant in r.variants)]
-    bounds = tuple(bound_of(r).threshold for r in own) if variant != settings.reference else ()
+    rules = [r for r in settings.gate.rules if r.metric == "speed_ratio" and applies(r, variant)]
+    bounds = tuple(bound_of(r).threshold for r in rules) if variant != settings.reference else ()
     return Looks(2 if bounds and (setup.max_rounds or 0) > setup.rounds else 1, bounds, settings.compare.between_runs.ratio)
 
 
-def worst(verdicts: list[Verdict]) -> Verdict:
+def worst(verdicts: Collection[str]) -> Word:
     """FAIL before INCONCLUSIVE before PASS; of nothing at all: FAIL."""
-    for verdict in ("FAIL", "INCONCLUSIVE", "PASS"):
-        if verdict in verdicts:
-            return verdict  # type: ignore[return-value]
-    return "FAIL"
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    words: tuple[Word, ...] = ("FAIL", "INCONCLUSIVE", "PASS")
+    return next((word for word in words if word in verdicts), "FAIL")

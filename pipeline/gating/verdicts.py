@@ -1,148 +1,197 @@
-"""Results and rules -> each variant's verdict, and the one that decides.
+"""Results and rules -> each variant's verdict, and the one that decides; and the same for a merge.
 
-How often a verdict is wrong: PASS needs all required rules to pass, so that a bad figure must slip through its own rule,
+How often a verdict is wrong: PASS needs all required rules to pass, so that a bad value must slip through its own rule,
 nominally (1 - confidence) / 2 of the time (2 to 3.5 % in tests/bench/simulations.py), however many rules there are
 (intersection-union; Berger 1982). FAIL needs only one, so more rules would fail more good variants: a FAIL must hold after
 Holm's correction over the required rules of its variant, else it is INCONCLUSIVE. The family is one variant's: its verdict must
-not depend on the other variants. Rules on exact figures (sizes, counts) and on missing ones are not counted: they do not fail by
+not depend on the other variants. Rules on exact values (sizes, counts) and on missing ones are not counted: they do not fail by
 chance.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from pipeline.core import artifacts
+from pipeline.core import artifacts, records
+from pipeline.core.errors import ArtifactError
 from pipeline.core.explain import some
 from pipeline.core.params import Params, Rule, Variant
-from pipeline.gating.rules import Bound, Judgement, Verdict, bound_of, judge, judge_above, neutral_of, worst, would_settle
+from pipeline.core.records import Family, Metric, RuleVerdict, VariantResult, VariantVerdict, Verdict
+from pipeline.gating import baseline, freshness, policy
+from pipeline.gating.baseline import Changes, VariantChanges
+from pipeline.gating.policy import Loosening
+from pipeline.gating.rules import Bound, Judgement, applies, bound_of, judge, judge_above, neutral_of, worst, would_settle
 from pipeline.metrics.definitions import FLOORS, definition
+from pipeline.serving import results as server_results
 from pipeline.stats.intervals import Estimate, holm, items_to_settle
 
-OWN_SIZE = ("ms", "s", "bytes", "tok/s", "req/s", "bits", "ppl")  # only the baseline's value says how wide a margin is
+OPEN_ENDED = ("ms", "s", "bytes", "tok/s", "req/s", "bits", "ppl")  # only the baseline's value says how wide a margin is
 UNJUDGED = "judged where a merge names the commit it goes into: `python -m pipeline.gate --enforce --baseline REV`"
 
 
-def of(results: dict[str, dict[str, Any]], settings: Params, beside: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Judge every variant but the reference. results: {variant: its metrics/<variant>.json}; beside: see `baseline.beside`."""
-    variants: dict[str, dict[str, Any]] = {}
+@dataclass(frozen=True)
+class Merge:
+    """changes: None without a baseline; absent: files that are not here, so that they could not be compared with dvc.lock."""
+
+    verdict: Verdict
+    results: dict[str, VariantResult] = field(default_factory=dict)
+    changes: Changes | None = None
+    loosened: list[Loosening] = field(default_factory=list)
+    absent: list[str] = field(default_factory=list)
+
+
+def load_results(settings: Params) -> dict[str, VariantResult]:
+    """{variant: its results}, of those that exist."""
+    paths = {name: artifacts.metrics(name) for name in settings.variants}
+    results = {name: records.read(path, VariantResult) for name, path in paths.items() if path.exists()}
+    server_results.add(results, settings)
+    return results
+
+
+def for_merge(settings: Params, rev: str | None = None) -> Merge:
+    """Judge the results on file as a merge does. rev: the commit merged into; else QUANTGATE_BASELINE or gate.baseline. Raises
+    `ArtifactError` for stale results or a missing baseline."""
+    if rev is not None and not rev.strip():
+        raise ArtifactError("no baseline: --baseline is empty; name the commit merged into, or leave it out")
+    absent, results = freshness.check(settings), load_results(settings)
+    changes, loosened = None, []
+    if (named := baseline.wanted(rev, settings)) is not None:
+        base = baseline.read(named)
+        changes = baseline.compare(base, results, settings)
+        loosened = policy.compare(settings, base.params, results)
+    elif any(rule.against == "baseline" for rule in settings.gate.rules):
+        name = f"name the commit: --baseline, {baseline.VARIABLE} or gate.baseline"
+        raise ArtifactError(f"no baseline: params.yaml has rules against it; {name}")
+    verdict: Verdict = artifacts.jsonable(of(results, settings, changes))
+    return Merge(policy.hold(verdict, loosened), results, changes, loosened, absent)
+
+
+def of(results: dict[str, VariantResult], settings: Params, changes: Changes | None = None) -> Verdict:
+    """Judge every variant but the reference. results: {variant: its metrics/<variant>.json}; changes: since the baseline."""
     results = {name: _as_asked(result, settings.compare.confidence) for name, result in results.items()}
+    reference = results.get(settings.reference)
+    variants: dict[str, VariantVerdict] = {}
     for name, variant in settings.variants.items():
         if name == settings.reference:
             continue
-        result = results.get(name)
-        floors, then = _floors(result, results.get(settings.reference)), beside and beside["variants"][name]
-        own = [rule for rule in settings.gate.rules if rule.variants is None or name in rule.variants]
-        rules = [_apply(rule, result, floors, then) for rule in own]
+        result, change = results.get(name), changes.variants[name] if changes else None
+        floors = _floors(result, reference)
+        rules = [_apply(rule, result, floors, change) for rule in settings.gate.rules if applies(rule, name)]
         family = _hold_fails(rules, settings.compare.confidence)
         verdict, reason = _verdict(result, rules, variant, settings.reference)
-        verdict, reason = _hold_lost(verdict, reason, then)
+        if change and change.lost and verdict != "UNSUPPORTED":  # what is lost may have got worse
+            lost = f"lost since the baseline, which has them: {some(change.lost, 5)}"
+            verdict, reason = "FAIL", f"{lost}; {reason}" if verdict == "FAIL" else lost
         required = name in settings.gate.required
         variants[name] = {"verdict": verdict, "reason": reason, "required": required, "rules": rules, "family": family}
-    deciding: list[Verdict] = [
-        "FAIL" if v["verdict"] == "UNSUPPORTED" else v["verdict"]
-        for name, v in variants.items()
-        if v["required"] or name not in results  # what is listed and was lost is no advisory matter
-    ]
-    overall = worst(deciding)
-    metrics = results.get(settings.reference, {}).get("metrics", {})
-    floor = {name: metrics.get(name) for names in FLOORS.values() for name in names}
-    policy = {"reference": settings.reference, "inconclusive": settings.gate.inconclusive}
-    return {"verdict": overall, **policy, "floor": floor, "variants": variants}
+    # a variant that is listed and has no results is no advisory matter
+    deciding = [v["verdict"] for name, v in variants.items() if v["required"] or name not in results]
+    metrics = reference["metrics"] if reference else {}
+    return {
+        "verdict": worst(["FAIL" if word == "UNSUPPORTED" else word for word in deciding]),
+        "reference": settings.reference,
+        "inconclusive": settings.gate.inconclusive,
+        "floor": {name: metrics.get(name) for names in FLOORS.values() for name in names},
+        "variants": variants,
+    }
 
 
-def _as_asked(result: dict[str, Any], confidence: float) -> dict[str, Any]:
+def _as_asked(result: VariantResult, confidence: float) -> VariantResult:
     """A variant's results, without intervals of another confidence or unit."""
     metrics = dict(result["metrics"])
-    for name, m in metrics.items():
+    for name, metric in metrics.items():
         what = definition(name)
-        if m is None or what is None or m.get("low") is None:
+        if what is None or metric["low"] is None:
             continue
-        faults = [f"it is of {m.get('confidence')!r} confidence, not {confidence}"] * (m.get("confidence") != confidence)
-        faults += [f"its unit is {m.get('unit')}, not {what.unit}"] * (m.get("unit", what.unit) != what.unit)
+        faults = []
+        if metric.get("confidence") != confidence:
+            faults.append(f"it is of {metric.get('confidence')!r} confidence, not {confidence}")
+        if metric["unit"] != what.unit:
+            faults.append(f"its unit is {metric['unit']}, not {what.unit}")
         if faults:
-            metrics[name] = m | {"low": None, "high": None, "confidence": None, "warnings": faults}
-    return result | {"metrics": metrics}
+            metrics[name] = {**metric, "low": None, "high": None, "confidence": None, "warnings": faults}
+    return {**result, "metrics": metrics}
 
 
-def _floors(result: dict[str, Any] | None, reference: dict[str, Any] | None) -> dict[str, Any]:
+def _floors(result: VariantResult | None, reference: VariantResult | None) -> dict[str, Metric]:
     """The reference's metrics; the noise floor null if the variant's results were made with another."""
-    made = [(r or {}).get("inputs", {}).get(str(artifacts.FLOOR)) for r in (result, reference)]
-    metrics: dict[str, Any] = (reference or {}).get("metrics", {})
-    if made[0] is None or made[0] != made[1]:
-        why = f"the results were not made with the {artifacts.FLOOR} of the reference; run `dvc repro`"
-        metrics = metrics | {name: {"value": None, "reason": why} for names in FLOORS.values() for name in names}
-    return metrics
+    if reference is None:
+        return {}
+    file = str(artifacts.FLOOR)
+    made_with = reference["inputs"].get(file)
+    if result is not None and made_with is not None and result["inputs"].get(file) == made_with:
+        return reference["metrics"]
+    why = f"the results were not made with the {file} of the reference; run `dvc repro`"
+    null: Metric = {"value": None, "low": None, "high": None, "unit": "", "n": 0, "reason": why}
+    return reference["metrics"] | {name: null for names in FLOORS.values() for name in names}
 
 
-def _apply(rule: Rule, result: dict[str, Any] | None, floors: dict[str, Any], then: dict[str, Any] | None = None) -> dict[str, Any]:
-    what = definition(rule.metric)
-    bound = bound_of(rule)
-    assert what is not None  # bound_of has refused unknown metrics
-    metric = (result or {}).get("metrics", {}).get(rule.metric)
-    judgement: Judgement = judge(bound, metric)
+def _apply(rule: Rule, result: VariantResult | None, floors: Mapping[str, Metric], change: VariantChanges | None) -> RuleVerdict:
+    metric = result["metrics"].get(rule.metric) if result else None
     if rule.above is not None:
         bound, judgement = judge_above(rule, metric, floors)
-    if rule.against == "baseline":
-        metric, judgement = _beside(rule, bound, metric, then)
+    elif rule.against == "baseline":
+        bound = bound_of(rule)
+        metric, judgement = _against_baseline(rule, bound, metric, change)
+    else:
+        bound = bound_of(rule)
+        judgement = judge(bound, metric)
+    what = definition(rule.metric)
+    assert what is not None  # bound_of has refused unknown metrics
+    nothing: Metric = {"value": None, "low": None, "high": None, "unit": what.unit, "n": 0}
+    m = metric or nothing
     return {
         "metric": rule.metric, "against": rule.against, "bound": bound.text, "threshold": bound.threshold, "better": bound.better,
         "neutral": neutral_of(rule, what), "unit": what.unit, "required": rule.required,
         "verdict": judgement.verdict, "reason": judgement.reason,
         "settle": judgement.settle, "p_fail": judgement.p_fail, "p_fail_holm": judgement.p_fail,
-        **{k: (metric or {}).get(k) for k in ("value", "low", "high", "n", "clusters", "between")},
+        "value": m["value"], "low": m["low"], "high": m["high"], "n": m["n"] if metric else None,
+        "clusters": m.get("clusters"), "between": m.get("between"),
     }  # fmt: skip
 
 
-def _beside(
-    rule: Rule, bound: Bound, metric: dict[str, Any] | None, then: dict[str, Any] | None
-) -> tuple[dict[str, Any] | None, Judgement]:
+def _against_baseline(
+    rule: Rule, bound: Bound, metric: Metric | None, change: VariantChanges | None
+) -> tuple[Metric | None, Judgement]:
     """(difference to the baseline, its judgement); without a baseline never a PASS."""
-    if then is None:
+    if change is None:
         return None, Judgement("INCONCLUSIVE", UNJUDGED)
-    if rule.metric in then["lost"] or metric is None or metric.get("value") is None:
-        return None, judge(bound, None if rule.metric in then["lost"] else metric)
-    theirs = then["values"].get(rule.metric, {})
-    figure, had = then["figures"].get(rule.metric), theirs.get("value")
-    if figure is None:
-        why = f" ({theirs['reason'].partition('; run')[0]})" if theirs.get("reason") else ""
+    if rule.metric in change.lost:
+        return None, judge(bound, None)
+    if metric is None or metric["value"] is None:
+        return None, judge(bound, metric)
+    before, difference = change.before.get(rule.metric), change.differences.get(rule.metric)
+    if before is None or difference is None:
+        reason = before.get("reason") if before else None
+        why = f" ({reason.partition('; run')[0]})" if reason else ""
         return None, Judgement("INCONCLUSIVE", f"no baseline: {rule.metric} is new, or had no value there{why}")
-    if rule.margin and figure["unit"] in OWN_SIZE and had is not None and abs(bound.threshold) >= had:
-        return figure, Judgement("FAIL", f"{bound.text} is as much as all the baseline has, {had:.3g}, so it protects nothing")
-    return figure, judge(bound, figure)
+    had = before["value"]
+    if rule.margin and difference["unit"] in OPEN_ENDED and had is not None and abs(bound.threshold) >= had:
+        why = f"{bound.text} is as much as all the baseline has, {had:.3g}, so it protects nothing"
+        return difference, Judgement("FAIL", why)
+    return difference, judge(bound, difference)
 
 
-def _hold_lost(verdict: Verdict | str, reason: str, then: dict[str, Any] | None) -> tuple[Verdict | str, str]:
-    """FAIL where this run lacks metrics of the baseline: they may have got worse."""
-    lost = then["lost"] if then else []
-    if not lost or verdict == "UNSUPPORTED":
-        return verdict, reason
-    why = f"lost since the baseline, which has them: {some(lost, 5)}"
-    return "FAIL", f"{why}; {reason}" if verdict == "FAIL" else why
-
-
-def _hold_fails(rules: list[dict[str, Any]], confidence: float) -> dict[str, Any]:
+def _hold_fails(rules: list[RuleVerdict], confidence: float) -> Family:
     """Turn each FAIL that does not hold after Holm's correction into INCONCLUSIVE, in place; returns the family's facts."""
     level = round((1 - confidence) / 2, 12)
-    family = [r for r in rules if r["required"] and r["p_fail"] is not None and r["low"] != r["high"]]
-    for rule, adjusted in zip(family, holm([r["p_fail"] for r in family])):
+    family = [(r, r["p_fail"]) for r in rules if r["required"] and r["p_fail"] is not None and r["low"] != r["high"]]
+    for (rule, p), adjusted in zip(family, holm([p for _, p in family])):
         rule["p_fail_holm"] = adjusted
         if rule["verdict"] == "FAIL" and adjusted > level:
-            estimate = Estimate(rule["value"], rule["low"], rule["high"], rule["n"], "", between=rule["between"])
-            strict = adjusted / rule["p_fail"]
-            rule["settle"] = items_to_settle(estimate, rule["threshold"], confidence=confidence, family=strict)
-            rule["verdict"] = "INCONCLUSIVE"
+            estimate = Estimate(rule["value"], rule["low"], rule["high"], rule["n"] or 0, "", between=rule["between"])
+            settle = items_to_settle(estimate, rule["threshold"], confidence=confidence, family=adjusted / p)
+            rule["settle"], rule["verdict"] = settle, "INCONCLUSIVE"
             rule["reason"] += (
                 f", but not by enough for one of {len(family)} rules tried at once: by chance alone one of them would be "
                 f"as far past its bound in up to {100 * adjusted:.2g} % of runs (Holm; at most {100 * level:.3g} % is asked)"
-                f"{would_settle(rule['settle'], rule)}"
+                f"{would_settle(settle, rule)}"
             )
     return {"rules": len(family), "correction": "Holm 1979", "level": level, "sided": "one"}
 
 
-def _verdict(
-    result: dict[str, Any] | None, rules: list[dict[str, Any]], variant: Variant, reference: str
-) -> tuple[Verdict | str, str]:
+def _verdict(result: VariantResult | None, rules: list[RuleVerdict], variant: Variant, reference: str) -> tuple[str, str]:
     """A variant's verdict and its reason in words."""
     if result is None:
         return "FAIL", "there are no results for this variant"
@@ -150,14 +199,13 @@ def _verdict(
     if made != (reference, variant.quantizer, variant.engine, variant.options, variant.engine_options):
         return "FAIL", "its results were made for other params; run `dvc repro`"
     if result["status"] == "unsupported":
-        return "UNSUPPORTED", result["reason"]
+        return "UNSUPPORTED", result["reason"] or "no reason given"
     if result["status"] != "ok":
         return "FAIL", f"{result['status']}: {result['reason']}"
-    needed = [r for r in rules if r["required"]]
-    if not needed:
+    required = [r for r in rules if r["required"]]
+    if not required:
         return "FAIL", "no required rule applies to this variant, so nothing vouches for it"
-    verdict = worst([r["verdict"] for r in needed])
-    deciding = [r for r in needed if r["verdict"] == verdict]
+    verdict = worst([r["verdict"] for r in required])
     if verdict == "PASS":
-        return verdict, f"all {len(needed)} required rules pass"
-    return verdict, "; ".join(f"{r['metric']}: {r['reason']}" for r in deciding)
+        return verdict, f"all {len(required)} required rules pass"
+    return verdict, "; ".join(f"{r['metric']}: {r['reason']}" for r in required if r["verdict"] == verdict)

@@ -4,135 +4,142 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy.special import softmax
 
 from pipeline.core.errors import ArtifactError
+from pipeline.core.records import AnswerAgain, AnswerRow
 from pipeline.metrics.builder import Builder
 from pipeline.metrics.definitions import bounds_of
 from pipeline.stats.intervals import Estimate, arithmetic_error, mcnemar, outer, paired_difference, paired_p, widened, wilson
 
-Row = dict[str, Any]
+AnswerPair = tuple[AnswerRow, AnswerRow]  # the variant's answer, the reference's
+Flags = NDArray[np.bool_]
 
 
-def pair(rows: list[Row], reference: list[Row]) -> list[tuple[Row, Row]]:
+def pair(rows: list[AnswerRow], reference: list[AnswerRow]) -> list[AnswerPair]:
     """Pairs of the same items, in order. Raises `ArtifactError` if they are not the same items asked in the same way."""
     asked = [(r["task"], r["doc_id"], r["filter"]) for r in rows]
     if len(set(asked)) < len(asked):
         raise ArtifactError("an item was answered twice; it would count as two")
     if len(rows) != len(reference):
         raise ArtifactError(f"{len(rows)} answers cannot be paired with the reference's {len(reference)}; `dvc repro` them")
-    for ours, theirs in zip(rows, reference):
+    for row, other in zip(rows, reference):
         for key in ("task", "doc_id", "filter", "doc_hash", "prompt_hash", "target_hash", "first_token_ids"):
-            if ours[key] != theirs[key]:
+            if row[key] != other[key]:
                 raise ArtifactError(
-                    f"task {ours['task']} item {ours['doc_id']}: {key} is {ours[key]!r}, the reference's {theirs[key]!r}; "
+                    f"task {row['task']} item {row['doc_id']}: {key} is {row[key]!r}, the reference's {other[key]!r}; "
                     "they were not asked the same thing"
                 )
     return list(zip(rows, reference))
 
 
-def answer_metrics(b: Builder, pairs: list[tuple[Row, Row]], allow_truncated: bool, once: str | None = None) -> str | None:
+def once_each(pairs: list[AnswerPair]) -> list[AnswerPair]:
+    """Each item once: a task with several filters scores it several times, and the first filter counts."""
+    first = {row["task"]: row["filter"] for row, _ in reversed(pairs)}
+    return [p for p in pairs if p[0]["filter"] == first[p[0]["task"]]]
+
+
+def answer_metrics(b: Builder, pairs: list[AnswerPair], allow_truncated: bool, once: str | None = None) -> str | None:
     """Scores, paired differences and flips per task; returns why the variant is invalid, or None. once: why the reference answered
     in one arithmetic only. Where it answered in two, differences count from the mean of both."""
     note = (f"how far its arithmetic moves the reference's answers is not in it: {once}",) if once else ()
-    tasks: dict[str, list[tuple[Row, Row]]] = {}
-    first = {ours["task"]: ours["filter"] for ours, _ in reversed(pairs)}
-    for ours, theirs in pairs:  # a task with several filters scores each item several times: the first one counts
-        if ours["filter"] == first[ours["task"]]:
-            tasks.setdefault(ours["task"], []).append((ours, theirs))
-    pairs = [p for own in tasks.values() for p in own]
-    cut = sum(ours["truncated"] for ours, _ in pairs)
-    b.exact("truncated", cut, len(pairs), "count")
-    for task, own in tasks.items():
-        b.exact(f"truncated/{task}", sum(ours["truncated"] for ours, _ in own), len(own), "count")
-    b.exact("empty_outputs", sum(ours["empty"] for ours, _ in pairs), len(pairs), "count")
-    for task, own in tasks.items():
-        if own[0][0]["kind"] == "loglikelihood_rolling":
-            _rolling(b, task, own)
-        elif own[0][0]["acc"] is not None:
-            _accuracy(b, task, own, note)
+    tasks: dict[str, list[AnswerPair]] = {}
+    for p in once_each(pairs):
+        tasks.setdefault(p[0]["task"], []).append(p)
+    pairs = [p for task_pairs in tasks.values() for p in task_pairs]
+    truncated = sum(row["truncated"] for row, _ in pairs)
+    b.exact("truncated", truncated, len(pairs), "count")
+    for task, task_pairs in tasks.items():
+        b.exact(f"truncated/{task}", sum(row["truncated"] for row, _ in task_pairs), len(task_pairs), "count")
+    b.exact("empty_outputs", sum(row["empty"] for row, _ in pairs), len(pairs), "count")
+    for task, task_pairs in tasks.items():
+        if task_pairs[0][0]["kind"] == "loglikelihood_rolling":
+            _rolling(b, task, task_pairs)
+        elif task_pairs[0][0]["acc"] is not None:
+            _accuracy(b, task, task_pairs, note)
     scored = [p for p in pairs if p[0]["acc"] is not None]
     if scored:
         _accuracy(b, "all", scored, note)
-    if cut and not allow_truncated:
-        return f"{cut} items are longer than the model's window (evaluate.allow_truncated is false)"
+    if truncated and not allow_truncated:
+        return f"{truncated} items are longer than the model's window (evaluate.allow_truncated is false)"
     return None
 
 
-def _accuracy(b: Builder, task: str, pairs: list[tuple[Row, Row]], note: tuple[str, ...]) -> None:
+def right(answer: AnswerAgain) -> bool:
+    return (answer["acc"] or 0.0) > 0.5
+
+
+def _accuracy(b: Builder, task: str, pairs: list[AnswerPair], note: tuple[str, ...]) -> None:
     n, clusters, ones = len(pairs), _families(pairs), np.ones(len(pairs))
-    ours, theirs = (_twice(rows, lambda row: float(row["acc"] > 0.5)) for rows in zip(*pairs))
-    right, right_ref, x, y = ours[0] > 0, theirs[0] > 0, ours.mean(0), theirs.mean(0)
-    lost, won = int((right_ref & ~right).sum()), int((right & ~right_ref).sum())
+    variant, reference = (_twice(rows, right) for rows in zip(*pairs))
+    is_right, was_right, x, y = variant[0] > 0, reference[0] > 0, variant.mean(0), reference.mean(0)
+    lost, won = was_right & ~is_right, is_right & ~was_right
+    blind = _at_chance(is_right, was_right, pairs, b.confidence)  # that nothing was lost of nothing is no finding
+    error = arithmetic_error(variant - reference, n)
+
+    def add(name: str, estimate: Estimate, error: float, note: tuple[str, ...] = note, scale: float = 1.0) -> None:
+        """Add a paired metric: its interval with the arithmetic's own error, or none if `blind`."""
+        if blind:
+            estimate = replace(estimate, low=None, high=None, warnings=(blind,))
+        estimate = widened(estimate, error, confidence=b.confidence, bounds=bounds_of(name))
+        b.add(name, replace(estimate, warnings=(*estimate.warnings, *note)), scale)
+
+    def of_families(estimate: Estimate, name: str, values: ArrayLike) -> Estimate:
+        """Items of one family rise and fall together: take the outer limits."""
+        return outer(estimate, b.resampled(name, values, ones, clusters)) if len(set(clusters)) < n else estimate
+
+    score = wilson(int(is_right.sum()), n, confidence=b.confidence)
+    b.add(f"acc/{task}", of_families(score, f"acc/{task}", is_right))
     cells = (float(c.sum()) for c in (np.minimum(x, y), np.maximum(y - x, 0), np.maximum(x - y, 0), 1 - np.maximum(x, y)))
-    score, delta = wilson(int(right.sum()), n, confidence=b.confidence), paired_difference(*cells, confidence=b.confidence)
-    if len(set(clusters)) < n:  # items of one family rise and fall together: take the outer limits
-        delta = outer(delta, b.resampled(f"acc_delta/{task}", x - y, ones, clusters))
-        score = outer(score, b.resampled(f"acc/{task}", right, ones, clusters))
-    b.add(f"acc/{task}", score)
-    blind = _blind(right, right_ref, pairs, b.confidence)  # that nothing was lost of nothing is no finding
-    error = arithmetic_error(ours - theirs, n)
-    _add(b, f"acc_delta/{task}", delta, error, note, blind, 100.0)
-    for name, hit in (("flips_to_wrong", right_ref & ~right), ("flips_to_right", right & ~right_ref)):
-        share = wilson(int(hit.sum()), n, confidence=b.confidence)
-        if len(set(clusters)) < n:
-            share = outer(share, b.resampled(f"acc/{name}/{task}", hit, ones, clusters))  # a share, as accuracy is
-        _add(b, f"{name}/{task}", share, 0.0, (), blind, n)
-        b.metrics[f"{name}/{task}"]["value"] = int(hit.sum())
+    delta = of_families(paired_difference(*cells, confidence=b.confidence), f"acc_delta/{task}", x - y)
+    add(f"acc_delta/{task}", delta, error, scale=100.0)
+    for name, flipped in (("flips_to_wrong", lost), ("flips_to_right", won)):
+        share = wilson(int(flipped.sum()), n, confidence=b.confidence)
+        add(f"{name}/{task}", of_families(share, f"acc/{name}/{task}", flipped), 0.0, (), n)  # resampled as a share, as accuracy is
+        b.metrics[f"{name}/{task}"]["value"] = int(flipped.sum())
     if y.any():
         recovery, name = x.sum() / y.sum(), f"recovery/{task}"
-        own = arithmetic_error(ours - recovery * theirs, y.sum())
-        _add(b, name, b.resampled(name, x, y, clusters), own, note, blind)
-    p = mcnemar(lost, won)
+        add(name, b.resampled(name, x, y, clusters), arithmetic_error(variant - recovery * reference, y.sum()))
+    flips = int(lost.sum()), int(won.sum())
+    p = mcnemar(*flips)
     if p is not None and error:
         p = max(p, paired_p(x - y, n * error))
-    notes = note if lost + won else ("no item changed: there is nothing to test",)
+    notes = note if sum(flips) else ("no item changed: there is nothing to test",)
     method = "McNemar, two-sided: exact, and no less than with the arithmetic's own error"
-    b.bare(f"p_mcnemar/{task}", p, lost + won, method, *notes)
-    if chosen := [p for p in pairs if p[0]["kind"] == "multiple_choice" and isinstance(p[0]["target"], int)]:
+    b.bare(f"p_mcnemar/{task}", p, sum(flips), method, *notes)
+    if choices := [p for p in pairs if p[0]["kind"] == "multiple_choice" and isinstance(p[0]["target"], int)]:
         # probability of the right choice, where one of the choices must be
-        shares = (_twice(rows, lambda row: float(softmax(row["loglikelihoods"])[row["target"]])) for rows in zip(*chosen))
-        change = np.subtract(*shares)
-        name, families = f"score_delta/{task}", _families(chosen)
-        estimate = b.resampled(name, change.mean(0), np.ones(len(chosen)), families)
-        _add(b, name, estimate, arithmetic_error(change, len(chosen)), note, blind, 100.0)
+        shares = (_twice(rows, lambda r: float(softmax(r["loglikelihoods"] or [])[r["target"]])) for rows in zip(*choices))
+        change, name = np.subtract(*shares), f"score_delta/{task}"
+        estimate = b.resampled(name, change.mean(0), np.ones(len(choices)), _families(choices))
+        add(name, estimate, arithmetic_error(change, len(choices)), scale=100.0)
 
 
-def _families(pairs: list[tuple[Row, Row]]) -> list[str]:
-    return [f"{ours['task']}/{ours['cluster']}" for ours, _ in pairs]
+def _families(pairs: list[AnswerPair]) -> list[str]:
+    return [f"{row['task']}/{row['cluster']}" for row, _ in pairs]
 
 
-def _twice(rows: Iterable[Row], value: Callable[[Row], float]) -> NDArray[np.float64]:
+def _twice(rows: Iterable[AnswerRow], value: Callable[[AnswerRow], float]) -> NDArray[np.float64]:
     """[2, n]: each item's value by its answer, and by its answer in float32 where there is one (evaluate.py says why)."""
-    return np.array([[value(row), value(row | row.get("again", {}))] for row in rows]).T
+    return np.array([[value(r), value({**r, **r["again"]}) if "again" in r else value(r)] for r in rows], float).T
 
 
-def _add(
-    b: Builder, name: str, estimate: Estimate, error: float, note: tuple[str, ...], blind: str | None, scale: float = 1.0
-) -> None:
-    """Add a paired figure: its interval with the arithmetic's own error, or none if `blind`."""
-    if blind:
-        estimate = replace(estimate, low=None, high=None, warnings=(blind,))
-    estimate = widened(estimate, error, confidence=b.confidence, bounds=bounds_of(name))
-    b.add(name, replace(estimate, warnings=(*estimate.warnings, *note)), scale)
-
-
-def _blind(right: Any, right_ref: Any, pairs: list[tuple[Row, Row]], confidence: float) -> str | None:
+def _at_chance(is_right: Flags, was_right: Flags, pairs: list[AnswerPair], confidence: float) -> str | None:
     """Why a difference means nothing: neither score's interval is above chance."""
-    guessed = float(np.mean([1 / len(r["loglikelihoods"]) if r["kind"] == "multiple_choice" else 0.0 for _, r in pairs]))
-    if any((wilson(int(k.sum()), len(pairs), confidence=confidence).low or 0.0) > guessed for k in (right, right_ref)):
+    choices = [len(r["loglikelihoods"] or ()) if r["kind"] == "multiple_choice" else 0 for _, r in pairs]
+    guessed = float(np.mean([1 / count if count else 0.0 for count in choices]))
+    if any((wilson(int(k.sum()), len(pairs), confidence=confidence).low or 0.0) > guessed for k in (is_right, was_right)):
         return None
-    counts = f"{int(right_ref.sum())} of {len(pairs)} right; the variant: {int(right.sum())}; guessing: {len(pairs) * guessed:.3g}"
+    variant, reference = int(is_right.sum()), int(was_right.sum())
+    counts = f"{reference} of {len(pairs)} right; the variant: {variant}; guessing: {len(pairs) * guessed:.3g}"
     return f"what the variant is held against is at chance ({counts}): a loss could not be seen"
 
 
-def _rolling(b: Builder, task: str, pairs: list[tuple[Row, Row]]) -> None:
-    ours = np.array([p[0]["loglikelihoods"][0] for p in pairs])
-    theirs = np.array([p[1]["loglikelihoods"][0] for p in pairs])
-    size, docs = [p[0]["bytes"] for p in pairs], [p[0]["cluster"] for p in pairs]
-    b.mean(f"byte_ppl/{task}", -ours, size, docs, transform="exp")
-    b.mean(f"byte_ppl_ratio/{task}", theirs - ours, size, docs, transform="exp")
+def _rolling(b: Builder, task: str, pairs: list[AnswerPair]) -> None:
+    variant, reference = (np.array([(r["loglikelihoods"] or [])[0] for r in rows]) for rows in zip(*pairs))
+    size, docs = [row["bytes"] for row, _ in pairs], [row["cluster"] for row, _ in pairs]
+    b.mean(f"byte_ppl/{task}", -variant, size, docs, transform="exp")
+    b.mean(f"byte_ppl_ratio/{task}", reference - variant, size, docs, transform="exp")

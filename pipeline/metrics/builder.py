@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Any
-
 import numpy as np
+from numpy.typing import ArrayLike
 
 from pipeline.core.params import Compare
+from pipeline.core.records import Bounds, Curves, Metric, Metrics, ModelManifest, ShortEstimate, WholeEstimate
 from pipeline.metrics.definitions import bounds_of, definition
 from pipeline.stats.intervals import Estimate, cluster_bootstrap, quantile_interval
 
-Metrics = dict[str, dict[str, Any]]
-Row = dict[str, Any]
+
+def short(e: Estimate) -> ShortEstimate:
+    return {"value": e.value, "low": e.low, "high": e.high, "n": e.n, "method": e.method, "warnings": list(e.warnings)}
 
 
-def as_metric(name: str, estimate: Estimate, confidence: float, scale: float = 1.0) -> dict[str, Any]:
-    """An estimate as the dictionary that files hold. scale: to the metric's unit."""
+def whole(e: Estimate) -> WholeEstimate:
+    return {**short(e), "clusters": e.clusters, "weight": e.weight, "between": e.between}
+
+
+def as_metric(name: str, estimate: Estimate, confidence: float, scale: float = 1.0) -> Metric:
+    """An estimate as files hold it. scale: to the metric's unit."""
     what = definition(name)
     assert what is not None, f"{name} has no definition in pipeline/metrics/definitions.py"
-    fields = asdict(estimate)
-    for key in ("value", "low", "high"):
-        fields[key] = None if fields[key] is None else fields[key] * scale
-    return fields | {"unit": what.unit, "confidence": confidence}
+    e, (value, low, high) = estimate, (None if x is None else x * scale for x in (estimate.value, estimate.low, estimate.high))
+    return {
+        "value": value, "low": low, "high": high, "n": e.n, "method": e.method, "warnings": list(e.warnings),
+        "clusters": e.clusters, "weight": e.weight, "between": e.between, "unit": what.unit, "confidence": confidence,
+    }  # fmt: skip
 
 
 class Builder:
@@ -32,8 +37,8 @@ class Builder:
     def __init__(self, setup: Compare, seed: int) -> None:
         self.confidence, self.resamples, self.seed, self.between = setup.confidence, setup.resamples, seed, setup.between_runs
         self.metrics: Metrics = {}
-        self.curves: dict[str, Any] = {}  # drawn, not judged
-        self.bounds: dict[str, Any] = {}  # sentences on what bounds the phases of a request
+        self.curves: Curves = {}
+        self.bounds: Bounds = {}
 
     def add(self, name: str, estimate: Estimate, scale: float = 1.0) -> None:
         self.metrics[name] = as_metric(name, estimate, self.confidence, scale)
@@ -46,23 +51,25 @@ class Builder:
         """A value without an interval; the warnings say why."""
         self.add(name, Estimate(value, None, None, n, method, warnings))
 
-    def mean(self, name: str, num: Any, den: Any, clusters: Any, transform: str = "mean", scale: float = 1.0) -> None:
+    def mean(
+        self, name: str, num: ArrayLike, den: ArrayLike, clusters: ArrayLike, transform: str = "mean", scale: float = 1.0
+    ) -> None:
         self.add(name, self.resampled(name, num, den, clusters, transform), scale)
 
-    def resampled(self, name: str, num: Any, den: Any, clusters: Any, transform: str = "mean") -> Estimate:
+    def resampled(self, name: str, num: ArrayLike, den: ArrayLike, clusters: ArrayLike, transform: str = "mean") -> Estimate:
         return cluster_bootstrap(
             num, den, clusters, confidence=self.confidence, resamples=self.resamples, rng=self.rng(name),
             transform=transform, bounds=bounds_of(name, transform),
         )  # fmt: skip
 
-    def quantile(self, name: str, values: Any, clusters: Any, q: float) -> None:
+    def quantile(self, name: str, values: ArrayLike, clusters: ArrayLike, q: float) -> None:
         self.add(name, quantile_interval(values, clusters, q, confidence=self.confidence))
 
     def rng(self, name: str) -> np.random.Generator:
         return np.random.default_rng([self.seed, *name.encode()])
 
 
-def size_metrics(b: Builder, manifest: Row, reference: Row) -> None:
+def size_metrics(b: Builder, manifest: ModelManifest, reference: ModelManifest) -> None:
     size = manifest["weight_bytes"]
     b.exact("weight_bytes", size, 1, "file headers")
     notes = manifest.get("warnings") or []

@@ -1,66 +1,176 @@
-"""A variant's failures, from its rows -> artifacts/broke/<variant>.json
+"""A variant's failures: how its divergence is spread, and the worst tokens, items and replies with their texts.
 
-How divergence is spread (uniform shift, isolated tokens, or one kind of text), and the worst tokens, items and replies with their
-texts. The lists are some hundred kB a variant: they stay out of git, the report shows their heads.
+Lists are capped and say their totals. They are some hundred kB a variant: they stay out of git, the report shows their heads.
 """
 
 from __future__ import annotations
 
+import json
+import math
+from collections import Counter
 from typing import Any
 
-import numpy as np
-
-from pipeline.core import artifacts, params
-from pipeline.metrics import divergence_shape, generation, worst_cases
-from pipeline.metrics.answers import pair
+from pipeline.core.errors import ArtifactError
+from pipeline.core.records import AnswerRow, Cases, FailureLists, ItemPair, Json, ReplyPair, WindowRow, WorstToken
+from pipeline.metrics import answers, degeneration, divergence_shape, generation
+from pipeline.metrics.builder import Builder
 from pipeline.metrics.definitions import position_parts
 
-Row = dict[str, Any]
-READ = {"diverge": artifacts.tokens, "evaluate": artifacts.answers, "replies": artifacts.generations}
+Columns = dict[str, list[Any]]
+Tasks = dict[str, tuple[Json, list[Json]]]  # {local task: its config and its items}
+SHOWN = 20
+CONTEXT = 32  # tokens of context before a worst token
+HEAD, TAIL = 200, 400  # characters kept of a longer prompt
 
 
-def locate(variant: str, settings: params.Params) -> Row:
-    """Everything that reports/ and MLflow show of a variant's failures; a list is null where its rows are missing, with why."""
-    names = (variant, settings.reference)
-    missing = {}
-    for stage, make in READ.items():
-        metas = [artifacts.read_json(artifacts.meta_of(make(name))) for name in names]
-        if fault := next((f"{m['variant']} is {m['status']}: {m['reason']}" for m in metas if m["status"] != "ok"), None):
-            missing[stage] = fault
-    words = worst_cases.Words(artifacts.BASE)
-    lists: Row = dict.fromkeys(("spread", "worst_tokens", "worst_items", "flips_to_wrong", "flips_to_right", "replies"))
-    if "diverge" not in missing:
-        lists |= _tokens(variant, settings, words)
-    if "evaluate" not in missing:
-        pairs = worst_cases.scored_pairs(pair(*(artifacts.read_jsonl(artifacts.answers(name)) for name in names)))
-        questions = worst_cases.Questions()
-        lists["worst_items"] = worst_cases.worst_items(pairs, questions)
-        lists["flips_to_wrong"] = worst_cases.flips(pairs, questions, to_right=False)
-        lists["flips_to_right"] = worst_cases.flips(pairs, questions, to_right=True)
-    if "replies" not in missing:
-        replies = (artifacts.read_jsonl(artifacts.generations(name)) for name in names)
-        lists["replies"] = worst_cases.worst_replies(generation.pair(*replies))
-    spread = lists["spread"]
+def lists(
+    b: Builder, columns: Columns | None, windows: list[WindowRow], answered: list[answers.AnswerPair] | None,
+    replied: list[generation.Pair] | None, words: Words, tasks: Tasks,
+) -> FailureLists:  # fmt: skip
+    """Everything that the report and MLflow show of a variant's failures; null where there are no rows. columns: of
+    artifacts/tokens; windows: the reference's."""
+    scored = None if answered is None else [p for p in answers.once_each(answered) if p[0]["acc"] is not None]
     return {
-        "variant": variant, "reference": settings.reference, "missing": missing, "notes": [words.missing] if words.missing else [],
-        **lists, "words": spread["words"] if spread else f"not known: diverge: {missing['diverge']}",
+        "spread": None if columns is None else divergence_shape.judge(
+            columns["kld"], columns["document"],
+            {"domain": columns["set"], "token class": columns["token_class"], "position": position_parts(columns["position"])},
+            confidence=b.confidence, resamples=b.resamples, rng=b.rng("spread"),
+        ),
+        "worst_tokens": None if columns is None else worst_tokens(columns, windows, words),
+        "worst_items": None if scored is None else worst_items(scored, tasks),
+        "flips_to_wrong": None if scored is None else flips(scored, tasks, to_right=False),
+        "flips_to_right": None if scored is None else flips(scored, tasks, to_right=True),
+        "replies": None if replied is None else worst_replies(replied),
     }  # fmt: skip
 
 
-def _tokens(variant: str, settings: params.Params, words: worst_cases.Words) -> Row:
-    columns = artifacts.read_columns(artifacts.tokens(variant))
-    windows = artifacts.read_jsonl(artifacts.REFERENCE / "windows.jsonl")
-    judged = divergence_shape.judge(
-        columns["kld"], columns["document"],
-        {"domain": columns["set"], "token class": columns["token_class"], "position": position_parts(columns["position"])},
-        confidence=settings.compare.confidence, resamples=settings.compare.resamples,
-        rng=np.random.default_rng([settings.seed, *b"spread"]),
-    )  # fmt: skip
-    return {"spread": judged, "worst_tokens": worst_cases.worst_tokens(columns, windows, words)}
+class Words:
+    """Token ids to text, by the base's tokenizer; without one (None), ids stand for words."""
+
+    def __init__(self, tokenizer: Any | None) -> None:
+        self._tokenizer = tokenizer
+        if tokenizer is not None:
+            self._anchor: list[int] = tokenizer.encode(".", add_special_tokens=False).ids[-1:]
+            self._start = self.text(self._anchor)
+
+    def text(self, ids: list[int]) -> str:
+        if self._tokenizer is None:
+            return "".join(f"<{i}>" for i in ids)
+        return str(self._tokenizer.decode(ids, skip_special_tokens=False))
+
+    def piece(self, token: int) -> str:
+        """A token as it stands within a text: some decoders drop the space in front of a first word."""
+        if self._tokenizer is None:
+            return self.text([token])
+        text = self.text([*self._anchor, token])
+        return text[len(self._start) :] if text.startswith(self._start) else self.text([token])
 
 
-def write(variant: str, settings: params.Params) -> Row:
-    """Write artifacts/broke/<variant>.json; returns what it holds."""
-    failures = locate(variant, settings)
-    artifacts.write_json(artifacts.failures(variant), failures)
-    return failures
+def worst_tokens(columns: Columns, windows: list[WindowRow], words: Words) -> Cases[WorstToken]:
+    """The tokens with the largest divergence (what is not finite first), with context and what both would have said."""
+    ids = {w["window"]: w["token_ids"] for w in windows}
+    klds = [kld if math.isfinite(kld) else math.inf for kld in columns["kld"]]
+    ranked = sorted(range(len(klds)), key=klds.__getitem__, reverse=True)[:SHOWN]
+    rows = [_token({name: values[k] for name, values in columns.items()}, ids, words) for k in ranked]
+    return {"shown": len(rows), "total": len(klds), "rows": rows}
+
+
+def _token(row: Json, ids: dict[str, list[int]], words: Words) -> WorstToken:
+    window, position, kld = row["window"], row["position"], row["kld"]
+    before = ids.get(window, [])[: position + 1]
+    if before[position:] != [row["token_id"]]:
+        raise ArtifactError(f"token {position} of window {window} is not the reference's; run `dvc repro`")
+    context = words.text(before[max(0, position - CONTEXT) : position]).lstrip("\ufffd")
+    return {
+        "set": row["set"], "document": row["document"], "window": window, "position": position,
+        "kld": kld if math.isfinite(kld) else None, "not_finite": not math.isfinite(kld),
+        "context": ("…" if position > CONTEXT else "") + context,
+        "token": words.piece(row["token_id"]), "token_id": row["token_id"],
+        "reference_says": words.piece(row["top1_ref"]), "reference_says_id": row["top1_ref"],
+        "variant_says": words.piece(row["top1"]), "variant_says_id": row["top1"],
+        "p_reference": math.exp(row["logp_ref"]), "p_variant": math.exp(row["logp"]),
+    }  # fmt: skip
+
+
+def margin(answer: AnswerRow) -> float | None:
+    """Log-likelihood of the right choice over the best wrong one, nats; None where there are no choices."""
+    values, target = answer["loglikelihoods"], answer["target"]
+    if not values or len(values) < 2 or not isinstance(target, int) or not 0 <= target < len(values):
+        return None
+    return float(values[target] - max(v for k, v in enumerate(values) if k != target))
+
+
+def worst_items(pairs: list[answers.AnswerPair], tasks: Tasks) -> Cases[ItemPair]:
+    """The items whose right choice lost most of its log-likelihood margin, whether or not the answer changed."""
+    margins = [(margin(row), margin(other), row, other) for row, other in pairs]
+    falls = [(y - x, row, other) for x, y, row, other in margins if x is not None and y is not None]
+    falls.sort(key=lambda f: -f[0])
+    rows: list[ItemPair] = [{**_item(row, other, tasks), "fall": fall} for fall, row, other in falls[:SHOWN] if fall > 0]
+    return {"shown": len(rows), "total": len(falls), "rows": rows}
+
+
+def flips(pairs: list[answers.AnswerPair], tasks: Tasks, to_right: bool) -> Cases[ItemPair]:
+    """Items that changed between right and wrong, spread over the tasks where not all are shown; by task the totals."""
+    changed = [(row, other) for row, other in pairs if answers.right(row) is to_right and answers.right(other) is not to_right]
+    totals: Counter[str] = Counter()
+    ranked = []
+    for k, (row, _) in enumerate(changed):
+        ranked.append((totals[row["task"]], k))
+        totals[row["task"]] += 1
+    chosen = sorted(k for _, k in sorted(ranked)[:SHOWN])
+    rows = [_item(*changed[k], tasks) for k in chosen]
+    return {"shown": len(rows), "total": len(changed), "of": len(pairs), "by_task": dict(totals), "rows": rows}
+
+
+def _item(row: AnswerRow, other: AnswerRow, tasks: Tasks) -> ItemPair:
+    known = row["task"] in tasks
+    prompt, choices = _question(row, *tasks[row["task"]]) if known else (None, None)
+    return {
+        "task": row["task"], "item": row["item"], "prompt": prompt,
+        "unknown": None if known else "a task of lm-eval's own, whose prompts are not kept",
+        "right": _answer(row["target"], choices), "reference_answers": _answer(other["prediction"], choices),
+        "variant_answers": _answer(row["prediction"], choices),
+        "margin_reference": margin(other), "margin_variant": margin(row),
+    }  # fmt: skip
+
+
+def _question(answer: AnswerRow, config: Json, items: list[Json]) -> tuple[str, list[str] | None]:
+    """(prompt, choices) of an item of a local task; where a template makes the prompt, the row it is made from."""
+    item = items[answer["doc_id"]] if answer["doc_id"] < len(items) else {}
+    if (now := item.get("id")) != answer["item"]:
+        raise ArtifactError(f"task {answer['task']} item {answer['doc_id']} is {now!r} now, was {answer['item']!r}; `dvc repro`")
+    asked, column = config.get("doc_to_text"), config.get("doc_to_choice")
+    choices = item.get(column) if isinstance(column, str) else column
+    prompt = "" if asked == "" else str(item[asked]) if asked in item else json.dumps(item, ensure_ascii=False)
+    return shortened(prompt), choices if isinstance(choices, list) else None
+
+
+def shortened(text: str) -> str:
+    """A long prompt's head and tail, with how much is left out between."""
+    left = len(text) - HEAD - TAIL
+    return text if left <= 0 else f"{text[:HEAD]} […{left} characters…] {text[-TAIL:]}"
+
+
+def _answer(value: Any, choices: list[str] | None) -> str:
+    """An answer in words: a choice by its text, the first of several accepted ones."""
+    if isinstance(value, int):
+        return choices[value] if choices and 0 <= value < len(choices) else f"choice {value + 1}"
+    return str(value[0]) if isinstance(value, list) and value else str(value)
+
+
+def worst_replies(pairs: list[generation.Pair]) -> Cases[ReplyPair]:
+    """Replies beside the reference's: those with a fault that the reference's has not first, then the earliest to differ."""
+    differing: list[tuple[bool, int, ReplyPair]] = []
+    for (row, other), (faults, reference_faults) in zip(pairs, generation.faults(pairs)):
+        departs_at = degeneration.departure(row["token_ids"], other["token_ids"])
+        if departs_at is None:
+            continue
+        names, reference_names = ([k for k, bad in flags.items() if bad] for flags in (faults, reference_faults))
+        differing.append((not set(names) - set(reference_names), departs_at, {
+            "prompt_id": row["id"], "prompt": shortened(row["prompt"]), "reference_reply": other["text"],
+            "variant_reply": row["text"], "departs_at": departs_at, "faults": names, "reference_faults": reference_names,
+        }))  # fmt: skip
+    differing.sort(key=lambda d: d[:2])
+    return {
+        "shown": len(differing[:SHOWN]), "total": len(differing), "of": len(pairs), "rows": [row for *_, row in differing[:SHOWN]],
+    }  # fmt: skip

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 import numpy as np
 
+from pipeline.core.records import Metric, Metrics, RequestRow
 from pipeline.metrics.builder import as_metric
 from pipeline.metrics.definitions import QUANTILES, SERVED
-from pipeline.metrics.replies import e2e, gaps, tpot, ttfc, ttft, unseen, unverified
-from pipeline.speed.run_to_run import whole_runs
+from pipeline.speed import rounds as clock
+from pipeline.speed.rounds import whole_runs
 from pipeline.stats.intervals import Estimate, mean_t, quantile_interval, wilson
 
-Row = dict[str, Any]
-Metrics = dict[str, dict[str, Any]]
 FEW_FOR_P99 = 100
 WHY_MISSING = {
     "tpot": "one token, a number of tokens that is not known, or all at once",
@@ -46,11 +44,41 @@ def warm_ups(scenario: str, warmups: int) -> int:
     return max(warmups, int(size)) if warmups and kind == "closed" else warmups
 
 
-def memory(peak: int | None, why_not: str, confidence: float) -> dict[str, Any]:
+def memory(peak: int | None, why_not: str, confidence: float) -> Metric:
     """`server_memory_bytes`; null, with the reason, where it cannot be seen."""
     method = "sum of VmHWM over the server's processes, loading and all levels"
     estimate = nothing(why_not) if peak is None else Estimate(peak, None, None, 1, method, ("measured once: no interval",))
     return as_metric("server_memory_bytes", estimate, confidence)
+
+
+# ---- one request: seconds, None where unknown --------------------------------------------------------------------------------
+
+# Some tokens have no event of their own: a server holds back partial characters, and one event may carry several tokens. The last
+# token came no later than the event that ends the reply (`t_last`).
+
+
+def ttft(row: RequestRow) -> float | None:
+    """Submit to first token."""
+    return clock.ttft(row["t_submit"], row["t_chunks"])
+
+
+def ttfc(row: RequestRow) -> float | None:
+    """Submit to the first token of the content; None, not 0, for a reply that was all reasoning."""
+    return None if row["t_content"] is None else row["t_content"] - row["t_submit"]
+
+
+def tpot(row: RequestRow) -> float | None:
+    """Time per output token after the first; None too for an unknown number of tokens."""
+    n = row["output_tokens"]
+    return None if n is None else clock.tpot(row["t_chunks"], row["t_last"], n)
+
+
+def e2e(row: RequestRow) -> float | None:
+    """Submit to last token; None if no token was seen."""
+    return None if row["t_last"] is None or not row["t_chunks"] else row["t_last"] - row["t_submit"]
+
+
+TIMES = {"ttft": ttft, "ttfc": ttfc, "tpot": tpot, "e2e": e2e}
 
 
 @dataclass(frozen=True)
@@ -61,35 +89,34 @@ class Objective:
     tpot_ms: float | None = None
     e2e_ms: float | None = None
 
-    def met(self, row: Row) -> bool:
+    def met(self, row: RequestRow) -> bool:
         """Whether a request is complete and within every limit. One token has no TPOT to keep; a TPOT that is asked for
         and cannot be known of a longer reply is not kept."""
-        if not row["ok"]:
-            return False
-        times = {"ttft_ms": ttft(row), "tpot_ms": tpot(row), "e2e_ms": e2e(row)}
+        times = {f"{name}_ms": of(row) for name, of in TIMES.items()}
         if row["output_tokens"] == 1:
             times["tpot_ms"] = 0.0
         limits = {k: v for k, v in asdict(self).items() if v is not None}
-        return all((x := times[k]) is not None and 1000 * x <= limit for k, limit in limits.items())
+        return row["ok"] and all((x := times[k]) is not None and 1000 * x <= limit for k, limit in limits.items())
 
 
-def level(rows: list[Row], confidence: float, objective: Objective | None = None, between: float | None = None) -> Metrics:
-    """Figures of one level. rows: all of its requests, failed ones and warm-ups too; between: what times and rates of whole runs
-    differ by (whole_runs.py). Failed requests are out of latencies and throughput and in the rates; how long they took counts as
+# ---- a level -----------------------------------------------------------------------------------------------------------------
+
+
+def level(rows: list[RequestRow], confidence: float, objective: Objective | None = None, between: float | None = None) -> Metrics:
+    """Metrics of one level. rows: all of its requests, failed ones and warm-ups too; between: what times and rates of whole runs
+    differ by (`whole_runs`). Failed requests are out of latencies and throughput and in the rates; how long they took counts as
     wall time all the same."""
     counted = [r for r in rows if not r["warmup"]]
     good = [r for r in counted if r["ok"]]
     estimates = {
         "failure_rate": _share(counted, lambda r: not r["ok"], confidence),
         "timeout_rate": _share(counted, lambda r: r["fault"] == "timeout", confidence),
-    }
-    estimates |= (
-        _latencies(good, len(counted) - len(good), confidence) | _rates(counted, confidence, objective) | _counts(rows, good)
-    )
-    if any(r.get("t_due") is not None for r in counted):
-        estimates["client_lag_p99_ms"] = _lag(counted, good)
-    times = [name for name in estimates if SERVED[name].unit in ("ms", "tok/s", "req/s") and name != "client_lag_p99_ms"]
-    estimates |= {name: whole_runs(estimates[name], between, confidence=confidence) for name in times}
+        **_latencies(good, len(counted) - len(good), confidence), **_rates(counted, confidence, objective), **_counts(rows, good),
+    }  # fmt: skip
+    timed = [name for name in estimates if SERVED[name].unit in ("ms", "tok/s", "req/s")]
+    estimates |= {name: whole_runs(estimates[name], between, confidence=confidence) for name in timed}
+    if late := [1000 * (r["t_submit"] - r["t_due"]) for r in counted if "t_due" in r]:
+        estimates["client_lag_p99_ms"] = _lag(late, good)
     if good and all(ttft(r) is None for r in good):  # that no empty reply failed is no finding
         silent = "no complete reply has a token: nothing was served"
         estimates = {name: replace(e, low=None, high=None, warnings=(*e.warnings, silent)) for name, e in estimates.items()}
@@ -100,43 +127,58 @@ def nothing(reason: str, n: int = 0, method: str = "none") -> Estimate:
     return Estimate(None, None, None, n, method, (reason,))
 
 
-def _latencies(good: list[Row], failed: int, confidence: float) -> dict[str, Estimate]:
+def _latencies(good: list[RequestRow], failed: int, confidence: float) -> dict[str, Estimate]:
     """Percentiles over requests; of gaps, over all gaps, with a request's own drawn together."""
-    each: dict[str, list[tuple[float, int]]] = {"itl": [(g, k) for k, r in enumerate(good) for g in gaps(r)]}
-    for name, of in (("ttft", ttft), ("ttfc", ttfc), ("tpot", tpot), ("e2e", e2e)):
-        each[name] = [(x, k) for k, r in enumerate(good) if (x := of(r)) is not None]
-    without = len(good) - len({k for _, k in each["itl"]})
-    seen = unseen(good)
     latencies = {}
-    for name, pairs in each.items():
-        left_out = without if name == "itl" else len(good) - len(pairs)
+    each = {"itl": [(gap, k) for k, r in enumerate(good) for gap in clock.itl(r["t_tokens"] or [])]}
+    for name, of in TIMES.items():
+        each[name] = [(x, k) for k, r in enumerate(good) if (x := of(r)) is not None]
+    for name, seconds in each.items():
+        left_out = len(good) - len({k for _, k in seconds})
         why = f"{left_out} of {len(good)} complete replies are left out: {WHY_MISSING.get(name, 'no token')}"
         notes: tuple[str, ...] = (why,) if left_out else ()
-        notes += seen if name in ("ttft", "tpot", "e2e") else ()
+        notes += _unseen(good) if name in ("ttft", "tpot", "e2e") else ()
         notes += (f"{failed} failed requests are left out",) if failed else ()
-        rounds = _by_round([1000 * x for x, _ in pairs], [good[k]["round"] for _, k in pairs])
+        rounds = _by_round([1000 * x for x, _ in seconds], [good[k]["round"] for _, k in seconds])
         for label, q in QUANTILES.items():
             latencies[f"{name}_{label}_ms"] = _across(
-                _quantile(pairs, q, notes, confidence), [float(np.quantile(own, q)) for own in rounds], confidence
+                _quantile(seconds, q, notes, confidence), [float(np.quantile(values, q)) for values in rounds], confidence
             )
     return latencies
 
 
-def _share(rows: list[Row], hit: Callable[[Row], bool], confidence: float) -> Estimate:
+def _unseen(good: list[RequestRow]) -> tuple[str, ...]:
+    """Warnings on complete replies whose tokens did not come one an event."""
+    known = [(len(r["t_chunks"]), r["output_tokens"]) for r in good if r["output_tokens"] is not None]
+    fewer, more = sum(seen < n for seen, n in known), sum(seen > n for seen, n in known)
+    notes = []
+    if fewer:
+        notes.append(
+            f"{fewer} of {len(good)} complete replies came in fewer events than tokens (held back, or several in one): "
+            "where the first token had none it came earlier than is seen, the last no later than the reply's end"
+        )
+    if more:
+        notes.append(f"{more} of {len(good)} complete replies came in more events with text than tokens: their count is doubtful")
+    return tuple(notes)
+
+
+def _share(rows: list[RequestRow], hit: Callable[[RequestRow], bool], confidence: float) -> Estimate:
     """The share of requests that `hit` says yes to."""
     hits = [float(hit(r)) for r in rows]
-    rounds = [float(np.mean(own)) for own in _by_round(hits, [r["round"] for r in rows])]
+    rounds = [float(np.mean(values)) for values in _by_round(hits, [r["round"] for r in rows])]
     share = _across(wilson(int(sum(hits)), len(hits), confidence=confidence), rounds, confidence)
     return share if share.high is None else replace(share, high=min(share.high, 1.0))
 
 
-def _by_round(values: list[float], rounds: list[int]) -> list[list[float]]:
-    """Values apart by the round of each."""
-    return [[x for x, own in zip(values, rounds) if own == k] for k in sorted(set(rounds))]
+def _by_round(values: list[float], rounds: list[int | None]) -> list[list[float]]:
+    by_round: dict[int, list[float]] = {}
+    for x, k in zip(values, rounds):
+        by_round.setdefault(k or 0, []).append(x)
+    return [by_round[k] for k in sorted(by_round)]
 
 
 def _across(pooled: Estimate, rounds: list[float], confidence: float) -> Estimate:
-    """A figure over all requests with the outer of its interval over requests and a t interval over rounds (the same figure
+    """A value over all requests with the outer of its interval over requests and a t interval over rounds (the same value
     of each): requests of one round wait for each other, so that their own spread says too little. One round has no interval."""
     if pooled.low is None or pooled.high is None or pooled.value is None:
         return pooled
@@ -148,73 +190,72 @@ def _across(pooled: Estimate, rounds: list[float], confidence: float) -> Estimat
     return replace(pooled, low=low, high=high, method=f"outer limits of: {pooled.method}; {each.method} of rounds")
 
 
-def _quantile(pairs: list[tuple[float, int]], q: float, notes: tuple[str, ...], confidence: float) -> Estimate:
-    if not pairs:
+def _quantile(seconds: list[tuple[float, int]], q: float, notes: tuple[str, ...], confidence: float) -> Estimate:
+    """Of (seconds, its request)."""
+    if not seconds:
         return nothing("; ".join(notes) or "no request was complete")
-    values, requests = zip(*((1000 * x, k) for x, k in pairs))
-    estimate = quantile_interval(values, requests, q, confidence=confidence)
-    if q == QUANTILES["p99"] and len(values) < FEW_FOR_P99:
-        notes = (f"the 99th percentile of {len(values)} values is little more than their maximum", *notes)
+    estimate = quantile_interval([1000 * x for x, _ in seconds], [k for _, k in seconds], q, confidence=confidence)
+    if q == QUANTILES["p99"] and len(seconds) < FEW_FOR_P99:
+        notes = (f"the 99th percentile of {len(seconds)} values is little more than their maximum", *notes)
     return replace(estimate, warnings=(*estimate.warnings, *notes))
 
 
-def walls(rows: list[Row]) -> dict[int, float]:
-    """{round: seconds from its first submission to its last event}; rounds that took no time at all are left out."""
-    by_round = {}
-    for k in {r["round"] for r in rows}:
-        own = [r for r in rows if r["round"] == k]
-        seconds = max(r["t_end"] for r in own) - min(r["t_submit"] for r in own)
-        if seconds > 0:
-            by_round[k] = seconds
-    return by_round
+def _rounds(rows: list[RequestRow]) -> dict[int, tuple[list[RequestRow], float]]:
+    """{round: (its requests, seconds from the first submission to the last event)}; rounds that took no time are left out."""
+    by_round: dict[int, list[RequestRow]] = {}
+    for row in rows:
+        by_round.setdefault(row["round"] or 0, []).append(row)
+    walls = {k: max(r["t_end"] for r in part) - min(r["t_submit"] for r in part) for k, part in by_round.items()}
+    return {k: (by_round[k], walls[k]) for k in sorted(by_round) if walls[k] > 0}
 
 
-def _rates(counted: list[Row], confidence: float, objective: Objective | None) -> dict[str, Estimate]:
+def _rates(counted: list[RequestRow], confidence: float, objective: Objective | None) -> dict[str, Estimate]:
     """Rates are means over rounds: within one round requests shape each other, so it is the unit."""
-    wall = walls(counted)
-    good = [r for r in counted if r["ok"]]
+    rounds = _rounds(counted).values()
 
-    def rate(weight: Callable[[Row], float]) -> Estimate:
-        sums = [sum(weight(r) for r in counted if r["round"] == k) / seconds for k, seconds in sorted(wall.items())]
-        mean = mean_t(sums, confidence=confidence)
+    def rate(weight: Callable[[RequestRow], float]) -> Estimate:
+        mean = mean_t([sum(map(weight, rows)) / seconds for rows, seconds in rounds], confidence=confidence)
         if mean.low is None or mean.low >= 0:
             return mean
         return replace(mean, low=0.0, warnings=(*mean.warnings, f"cut at 0: {mean.n} rounds are few for an interval"))
 
     rates = {"throughput_req_s": rate(lambda r: float(r["ok"]))}
+    good = [r for r in counted if r["ok"]]
     unknown = sum(r["output_tokens"] is None for r in good)
-    rates["throughput_tok_s"] = (
-        nothing(f"{unknown} of {len(good)} replies have no known number of tokens")
-        if unknown
-        else rate(lambda r: float(r["output_tokens"] if r["ok"] else 0))
-    )
+    if unknown:
+        rates["throughput_tok_s"] = nothing(f"{unknown} of {len(good)} replies have no known number of tokens")
+    else:
+        rates["throughput_tok_s"] = rate(lambda r: float(r["output_tokens"] or 0) if r["ok"] else 0.0)
     if objective is None or objective == Objective():
         return rates | dict.fromkeys(("goodput_req_s", "attainment"), nothing("no objective was stated"))
-    rates["goodput_req_s"] = rate(lambda r: float(objective.met(r)))
-    return rates | {"attainment": _share(counted, objective.met, confidence)}
+    return rates | {"goodput_req_s": rate(objective.met), "attainment": _share(counted, objective.met, confidence)}
 
 
-def _counts(rows: list[Row], good: list[Row]) -> dict[str, Estimate]:
+def _counts(rows: list[RequestRow], good: list[RequestRow]) -> dict[str, Estimate]:
     """What makes two servers comparable, or not: lengths, caches, warm-ups. Counts have no sampling error."""
     known = [r["output_tokens"] for r in good if r["output_tokens"] is not None]
     cached = [r["cached_tokens"] for r in good if r["cached_tokens"] is not None]
-    warm = [r for r in rows if r["warmup"]]
-    ready = sum(r["ok"] for r in warm)
+    warm = [r["ok"] for r in rows if r["warmup"]]
 
     def exact(value: int, n: int, *notes: str) -> Estimate:
         return Estimate(value, value, value, n, "count", notes)
 
-    counts = {"warmups": exact(ready, len(warm), *(() if ready else ("no warm-up: the first requests carry what is done once",)))}
-    notes = unverified(good)
+    cold = () if any(warm) else ("no warm-up: the first requests carry what is done once",)
+    counts = {"warmups": exact(sum(warm), len(warm), *cold)}
+    forced = [r for r in good if r["forced"]]
+    unsure = sum(r["counted_by"] != "usage" for r in forced)
+    notes: tuple[str, ...] = ()
+    if unsure:
+        notes += (f"length unverified: {unsure} of {len(forced)} replies of forced length came without usage",)
     if known:
         if min(known) != max(known):
             notes += ("replies differ in length: latencies and throughput are not comparable with another run's",)
         counts["output_tokens_min"] = exact(min(known), len(known), *notes)
         counts["output_tokens_max"] = exact(max(known), len(known), *notes)
-        counts["one_token_replies"] = exact(sum(k == 1 for k in known), len(known))
+        counts["one_token_replies"] = exact(known.count(1), len(known))
     else:
         reason = "; ".join(("no complete reply has a known number of tokens", *notes))
-        counts |= {k: nothing(reason) for k in ("output_tokens_min", "output_tokens_max", "one_token_replies")}
+        counts |= dict.fromkeys(("output_tokens_min", "output_tokens_max", "one_token_replies"), nothing(reason))
     if cached:
         note = ("a prefix cache answered part of the prompts: TTFT is not that of new ones",) if sum(cached) else ()
         counts["cached_tokens"] = exact(sum(cached), len(cached), *note)
@@ -223,8 +264,8 @@ def _counts(rows: list[Row], good: list[Row]) -> dict[str, Estimate]:
     return counts
 
 
-def _lag(counted: list[Row], good: list[Row]) -> Estimate:
-    late = [1000 * (r["t_submit"] - r["t_due"]) for r in counted if r.get("t_due") is not None]
+def _lag(late: list[float], good: list[RequestRow]) -> Estimate:
+    """How late requests were sent, from milliseconds each."""
     value = float(np.quantile(late, 0.99, method="inverted_cdf"))
     usual = [1000 * x for r in good if (x := ttft(r)) is not None]
     note = "measured on the client: no interval is made"
@@ -233,7 +274,7 @@ def _lag(counted: list[Row], good: list[Row]) -> Estimate:
     return Estimate(value, None, None, len(late), "99th percentile", (note,))
 
 
-def saturation_point(levels: Mapping[int, list[Row]], confidence: float) -> dict[str, Any]:
+def saturation_point(levels: Mapping[int, list[RequestRow]], confidence: float) -> Metric:
     """The metric `knee`: the concurrency at which throughput over median latency is greatest. Beyond it, one percent more
     throughput costs more than one percent more latency.
 
@@ -246,7 +287,7 @@ def saturation_point(levels: Mapping[int, list[Row]], confidence: float) -> dict
     if len(power) < 3 or not rounds:
         reason = f"{len(power)} levels have complete requests in every round; a knee needs three"
         return as_metric("knee", nothing(reason, len(rounds)), confidence)
-    single = [max(power, key=lambda c, k=k: power[c][k]) for k in rounds]  # type: ignore[misc]
+    best_of_round = [max(power, key=lambda c, k=k: power[c][k]) for k in rounds]  # type: ignore[misc]
     best = max(power, key=lambda c: float(np.mean(np.log([power[c][k] for k in rounds]))))
     method = f"greatest throughput / median latency over {len(power)} levels, {len(rounds)} rounds; interval: single rounds' own"
     unsettled = {
@@ -255,15 +296,14 @@ def saturation_point(levels: Mapping[int, list[Row]], confidence: float) -> dict
     }
     if best in unsettled and best > 1:
         return as_metric("knee", nothing(unsettled[best], len(rounds), method), confidence)
-    notes = () if len(set(single)) == 1 else (f"rounds disagree: {single}",)
-    return as_metric("knee", Estimate(best, min(single), max(single), len(rounds), method, notes), confidence)
+    notes = () if len(set(best_of_round)) == 1 else (f"rounds disagree: {best_of_round}",)
+    return as_metric("knee", Estimate(best, min(best_of_round), max(best_of_round), len(rounds), method, notes), confidence)
 
 
-def _power(counted: list[Row]) -> dict[int, float]:
+def _power(counted: list[RequestRow]) -> dict[int, float]:
     """{round: complete requests a second over median end-to-end seconds}, for rounds with complete requests."""
     by_round = {}
-    for k, seconds in walls(counted).items():
-        times = [x for r in counted if r["round"] == k and r["ok"] and (x := e2e(r)) is not None]
-        if times:
+    for k, (rows, seconds) in _rounds(counted).items():
+        if times := [x for r in rows if r["ok"] and (x := e2e(r)) is not None]:
             by_round[k] = len(times) / seconds / float(np.median(times))
     return by_round

@@ -1,7 +1,8 @@
 """Rows of requests -> latency, rates, ratios by round, phases, memory, sweeps, and what bounds them.
 
 Warm-ups and failed requests are out of the rates, not of the counts. Metrics without a part come from the rounds in turn with the
-reference (scenario `single`); `ttft_ms/context-1024` and its like from the variant's sweep afterwards.
+reference (scenario `single`); `ttft_ms/context-1024` and its like from the variant's sweep afterwards. `mbu` is decoding's and
+`mfu` prefill's, where each of them decides; `mbu/prefill` and `mfu/decode` are the others.
 """
 
 from __future__ import annotations
@@ -9,34 +10,28 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import Literal
 
 import numpy as np
 
-from pipeline.core.errors import ArtifactError
-from pipeline.metrics import roofline
+from pipeline.core.records import LoadFacts, Sweep, TimingRow, TimingsMeta
 from pipeline.metrics.builder import Builder
-from pipeline.metrics.roofline import each_token_s, first_token_s
-from pipeline.speed.requests import itl
-from pipeline.speed.roofline import KV_TOLERANCE, Shape
-from pipeline.speed.rounds import Looks, drift, drift_in_words, pairs
-from pipeline.speed.run_to_run import whole_runs
+from pipeline.metrics.definitions import QUANTILES
+from pipeline.speed.roofline import KV_TOLERANCE, Phase, Shape, compare_phases
+from pipeline.speed.rounds import Looks, drift, drift_in_words, itl, pairs, tpot, ttft, whole_runs
 from pipeline.speed.schedule import PHASES, SWEPT
 from pipeline.stats.intervals import Estimate, geometric_mean_t, mean_t, quantile_interval, wilson
 
-Row = dict[str, Any]
 CLIFF = 2.0  # ms per prompt token, or per output token, grow by more than this from one context to the next
 ONCE = "measured once: no interval"
 
 
-def timing_metrics(b: Builder, rows: list[Row], meta: Row) -> None:
-    """All figures of one variant's timings; `meta` is what `benchmark` wrote beside the rows."""
-    if "rates" not in meta:
-        raise ArtifactError("the timings are of an older version of quantgate; run `dvc repro benchmark`")
+def timing_metrics(b: Builder, rows: list[TimingRow], meta: TimingsMeta) -> None:
+    """All metrics of one variant's timings; `meta` is what `benchmark` wrote beside the rows."""
     single = [r for r in rows if r["scenario"] == "single"]
-    ours = [r for r in single if not r["warmup"] and r["who"] == "variant"]
-    b.add("failure_rate", wilson(sum(not r["ok"] for r in ours), len(ours), confidence=b.confidence))
-    good = [r for r in ours if r["ok"]]
+    requests = [r for r in single if not r["warmup"] and r["who"] == "variant"]
+    b.add("failure_rate", wilson(sum(not r["ok"] for r in requests), len(requests), confidence=b.confidence))
+    good = [r for r in requests if r["ok"]]
     if not good:
         return
     _latency(b, good)
@@ -47,18 +42,33 @@ def timing_metrics(b: Builder, rows: list[Row], meta: Row) -> None:
         b.bare("ttft_cold_ms", None, 0, "first request of a fresh process", "the first request failed" if cold else "no such row")
     _ratios(b, single, Looks(meta["looks"]["planned"], tuple(meta["looks"]["bounds"]), b.between.ratio))
     _phases(b, good)
-    kv = _cache(b, rows, meta)
-    _memory(b, good, meta)
-    _sweeps(b, rows, meta)
-    roofline.add(b, single, meta, kv)
+    kv = _cache(b, rows, Shape(**meta["models"]["variant"]["shape"]))
+    _memory(b, good, meta["loads"]["variant"])
+    _sweeps(b, rows, meta["sweep"])
+    _roofline(b, single, good, meta, kv)
 
 
-FIGURES: dict[str, tuple[Callable[[Row], float], float]] = {  # of one request; scale to the metric's unit
+def first_token_s(row: TimingRow) -> float:
+    """Seconds to the first token of a request that was answered."""
+    assert row["t_submit"] is not None
+    value = ttft(row["t_submit"], row["t_tokens"])
+    assert value is not None  # a request that is ok has tokens
+    return value
+
+
+def each_token_s(row: TimingRow) -> float:
+    """Seconds a token after the first, of a request that was answered."""
+    value = tpot(row["t_tokens"])
+    assert value is not None  # params ask for at least two tokens
+    return value
+
+
+REQUEST: dict[str, tuple[Callable[[TimingRow], float], float]] = {  # of one request; scale to the metric's unit
     "ttft_ms": (first_token_s, 1000.0),
     "tpot_ms": (each_token_s, 1000.0),
-    "e2e_ms": (lambda r: float(r["t_tokens"][-1] - r["t_submit"]), 1000.0),
+    "e2e_ms": (lambda r: r["t_tokens"][-1] - (r["t_submit"] or 0.0), 1000.0),
     "prefill_tok_s": (lambda r: r["prompt_tokens"] / first_token_s(r), 1.0),
-    "decode_tok_s": (lambda r: r.get("batch", 1) / each_token_s(r), 1.0),  # of all requests side by side
+    "decode_tok_s": (lambda r: r["batch"] / each_token_s(r), 1.0),  # of all requests side by side
 }
 
 
@@ -69,39 +79,39 @@ def _time(b: Builder, values: Sequence[float]) -> Estimate:
     return whole_runs(mean, b.between.time, confidence=b.confidence)
 
 
-def _latency(b: Builder, good: list[Row]) -> None:
-    for name, (value, scale) in FIGURES.items():
+def _latency(b: Builder, good: list[TimingRow]) -> None:
+    for name, (value, scale) in REQUEST.items():
         b.add(name, _time(b, [value(r) for r in good]), scale)
-    gaps = [(1000 * g, r["round"]) for r in good for g in itl(r["t_tokens"])]
-    for name, q in (("itl_p50_ms", 0.5), ("itl_p95_ms", 0.95), ("itl_p99_ms", 0.99)):
-        estimate = quantile_interval([g for g, _ in gaps], [k for _, k in gaps], q, confidence=b.confidence)
-        b.add(name, whole_runs(estimate, b.between.time, confidence=b.confidence))
+    gaps = [(1000 * gap, r["round"] or 0) for r in good for gap in itl(r["t_tokens"])]
+    for label, q in QUANTILES.items():
+        estimate = quantile_interval([gap for gap, _ in gaps], [k for _, k in gaps], q, confidence=b.confidence)
+        b.add(f"itl_{label}_ms", whole_runs(estimate, b.between.time, confidence=b.confidence))
 
 
-def _ratios(b: Builder, single: list[Row], looks: Looks) -> None:
-    both, c = pairs(single), b.confidence
-    moved = drift(single, confidence=c)
+def _ratios(b: Builder, single: list[TimingRow], looks: Looks) -> None:
+    moved = drift(single, confidence=b.confidence)
     b.add("reference_drift", moved)
-    speed = looks.ratio(single, c)
+    speed = looks.ratio(single, b.confidence)
     b.add("speed_ratio", replace(speed, warnings=(*speed.warnings, *drift_in_words(moved, single))))
-    prefill = geometric_mean_t([first_token_s(y) / first_token_s(x) for x, y in both], confidence=c)
-    b.add("prefill_ratio", whole_runs(prefill, b.between.ratio, confidence=c))
+    ratios = [first_token_s(reference) / first_token_s(variant) for variant, reference in pairs(single)]
+    prefill = geometric_mean_t(ratios, confidence=b.confidence)
+    b.add("prefill_ratio", whole_runs(prefill, b.between.ratio, confidence=b.confidence))
 
 
-def _phases(b: Builder, good: list[Row]) -> None:
+def _phases(b: Builder, good: list[TimingRow]) -> None:
     for phase in PHASES:
-        times = [r["phases"][phase] for r in good if r["phases"][phase] not in (None, [])]
+        times = [seconds for r in good if (seconds := r["phases"][phase]) not in (None, [])]
         if times:
-            b.add(f"phase_ms/{phase}", _time(b, [float(np.mean(v)) for v in times]), 1000.0)
+            b.add(f"phase_ms/{phase}", _time(b, [float(np.mean(seconds)) for seconds in times]), 1000.0)
         else:
             b.bare(f"phase_ms/{phase}", None, 0, "clock inside the engine", good[0]["phases_unknown"].get(phase, "unknown"))
 
 
-def _cache(b: Builder, rows: list[Row], meta: Row) -> float | None:
+def _cache(b: Builder, rows: list[TimingRow], shape: Shape) -> float | None:
     """Bytes of keys and values a token: the slope over context lengths, or, at one length, all bytes over all tokens."""
-    own = [r for r in rows if r["who"] == "variant" and r["ok"] and r.get("cache_bytes") is not None]
-    sizes = {r["cache_tokens"]: r["cache_bytes"] for r in own}
-    expected = Shape(**meta["models"]["variant"]["shape"]).cache_bytes(own[-1]["cache_element_bytes"] if own else None)
+    counted = [r for r in rows if r["who"] == "variant" and r["ok"] and r.get("cache_bytes") is not None]
+    sizes = {r["cache_tokens"] or 0: r["cache_bytes"] or 0 for r in counted}
+    expected = shape.cache_bytes(counted[-1]["cache_element_bytes"] if counted else None)
     config = "the config does not say how many" if expected is None else f"the config makes it {expected:g}"
     if not sizes:
         b.bare("kv_bytes_per_token", None, 0, config, "the engine does not say how large its cache is")
@@ -114,81 +124,168 @@ def _cache(b: Builder, rows: list[Row], meta: Row) -> float | None:
         value, method = sizes[lengths[0]] / lengths[0], f"cache bytes over the {lengths[0]} tokens in it; {config}"
     apart = expected is not None and abs(value - expected) > KV_TOLERANCE * expected
     notes = (f"{value:g} bytes measured, {expected:g} by the config: more than {100 * KV_TOLERANCE:g} % apart",) if apart else ()
-    b.exact("kv_bytes_per_token", value, len(own), method, *notes)
+    b.exact("kv_bytes_per_token", value, len(counted), method, *notes)
     return value
 
 
-def _memory(b: Builder, good: list[Row], meta: Row) -> None:
-    peaks = [r["peak_memory_bytes"] for r in good if r["peak_memory_bytes"] is not None]
+def _peaks(rows: list[TimingRow]) -> list[int]:
+    return [peak for r in rows if (peak := r["peak_memory_bytes"]) is not None]
+
+
+def _memory(b: Builder, good: list[TimingRow], load: LoadFacts) -> None:
+    peaks = _peaks(good)
     b.bare("peak_memory_bytes", max(peaks, default=None), len(peaks), "VmHWM after loading", ONCE)
-    load = meta["loads"]["variant"]
     b.bare("load_s", load["load_s"], 1, "fresh process, its libraries' imports counted", ONCE)
     b.bare("load_memory_bytes", load["load_memory_bytes"], 1, "VmHWM while loading", ONCE)
-    on_gpu = [r["cuda_memory"] for r in good if r.get("cuda_memory")]
-    for name, key in (("cuda_allocated_bytes", "allocated"), ("cuda_reserved_bytes", "reserved"), ("nvml_used_bytes", "nvml")):
-        known = [m[key] for m in on_gpu if m[key] is not None]
-        if on_gpu:
-            note = ONCE if known else "NVML cannot be asked: pip install nvidia-ml-py"
-            b.bare(name, max(known, default=None), len(known), "largest after a request", note)
-            loaded = (load.get("load_cuda_memory") or {}).get(key)
-            b.bare(f"{name}/load", loaded, 1, "after loading", ONCE if loaded is not None else note)
+    on_gpu = [memory for r in good if (memory := r["cuda_memory"])]
+    if not on_gpu:
+        return
+    names: dict[Literal["allocated", "reserved", "nvml"], str] = {
+        "allocated": "cuda_allocated_bytes", "reserved": "cuda_reserved_bytes", "nvml": "nvml_used_bytes"
+    }  # fmt: skip
+    for key, name in names.items():
+        known = [size for memory in on_gpu if (size := memory[key]) is not None]
+        note = ONCE if known else "NVML cannot be asked: pip install nvidia-ml-py"
+        b.bare(name, max(known, default=None), len(known), "largest after a request", note)
+        loaded = load["load_cuda_memory"][key] if load["load_cuda_memory"] else None
+        b.bare(f"{name}/load", loaded, 1, "after loading", ONCE if loaded is not None else note)
 
 
-def _sweeps(b: Builder, rows: list[Row], meta: Row) -> None:
-    sweep = meta["sweep"]
-    by_scenario: dict[str, list[Row]] = {}
+def _sweeps(b: Builder, rows: list[TimingRow], sweep: Sweep) -> None:
+    by_scenario: dict[str, list[TimingRow]] = {}
     for row in rows:
         if row["scenario"] != "single":
             by_scenario.setdefault(row["scenario"], []).append(row)
-    for scenario, own in by_scenario.items():
-        _swept(b, scenario, own, tuple(filter(None, [sweep["notes"].get(scenario)])))
+    for scenario, swept in by_scenario.items():
+        _swept(b, scenario, swept, tuple(filter(None, [sweep["notes"].get(scenario)])))
     for scenario, why in sweep["missing"].items():
         for name in SWEPT[scenario.partition("-")[0]] if scenario not in by_scenario else ():
             b.bare(f"{name}/{scenario}", None, 0, "sweep", why)
-    contexts = [own for scenario, own in by_scenario.items() if scenario.startswith("context-") and any(r["ok"] for r in own)]
+    contexts = [rows for scenario, rows in by_scenario.items() if scenario.startswith("context-") and any(r["ok"] for r in rows)]
     b.bounds["cliffs"] = _cliffs(b, contexts)
 
 
-def _swept(b: Builder, scenario: str, own: list[Row], notes: tuple[str, ...]) -> None:
-    good = [r for r in own if r["ok"]]
-    failed = tuple(f"{len(own) - len(good)} of {len(own)} requests failed: {r['error']}" for r in own if not r["ok"])[:1]
-    for name in SWEPT[scenario.partition("-")[0]]:
-        full = f"{name}/{scenario}"
+def _swept(b: Builder, scenario: str, rows: list[TimingRow], notes: tuple[str, ...]) -> None:
+    good = [r for r in rows if r["ok"]]
+    failed = tuple(f"{len(rows) - len(good)} of {len(rows)} requests failed: {r['error']}" for r in rows if not r["ok"])[:1]
+    for stem in SWEPT[scenario.partition("-")[0]]:
+        name = f"{stem}/{scenario}"
         if not good:
-            b.bare(full, None, 0, "sweep", *failed)
-        elif name == "peak_memory_bytes":
-            peaks = [r["peak_memory_bytes"] for r in good if r["peak_memory_bytes"] is not None]
+            b.bare(name, None, 0, "sweep", *failed)
+        elif stem == "peak_memory_bytes":
+            peaks = _peaks(good)
             # the least: what an earlier, larger request left with the process is not this one's
-            b.bare(full, min(peaks, default=None), len(peaks), "VmHWM of a request, least of its repetitions", ONCE, *notes)
+            b.bare(name, min(peaks, default=None), len(peaks), "VmHWM of a request, least of its repetitions", ONCE, *notes)
         else:
-            value, scale = FIGURES[name]
+            value, scale = REQUEST[stem]
             estimate = _time(b, [value(r) for r in good])
-            b.add(full, replace(estimate, warnings=(*estimate.warnings, *failed, *notes)), scale)
+            b.add(name, replace(estimate, warnings=(*estimate.warnings, *failed, *notes)), scale)
 
 
-def _cliffs(b: Builder, contexts: list[list[Row]]) -> list[str]:
+def _cliffs(b: Builder, contexts: list[list[TimingRow]]) -> list[str]:
     """Where a token costs more than CLIFF times what it cost at the next shorter context; also a warning on the metric. The least
     of the repetitions is compared: interference only adds."""
-    costs = {
+    costs: dict[str, tuple[str, Callable[[TimingRow], float]]] = {
         "ttft_ms": ("ms per prompt token", lambda r: first_token_s(r) / r["prompt_tokens"]),
         "tpot_ms": ("ms per output token", each_token_s),
-    }  # fmt: skip
+    }
     cliffs = []
-    for shorter, longer in pairwise(sorted(contexts, key=lambda rows: int(rows[0]["prompt_tokens"]))):
-        names = shorter[0]["scenario"], longer[0]["scenario"]
+    for both in pairwise(sorted(contexts, key=lambda rows: rows[0]["prompt_tokens"])):
+        names = [rows[0]["scenario"] for rows in both]
         for metric, (what, cost) in costs.items():
-            growth = _least(longer, cost) / _least(shorter, cost)
-            if growth > CLIFF:
+            shorter, longer = (min(cost(r) for r in rows if r["ok"]) for rows in both)
+            if longer / shorter > CLIFF:
                 before, after = (b.metrics[f"{metric}/{name}"] for name in names)
-                of = [int(rows[0]["prompt_tokens"]) if metric == "ttft_ms" else 1 for rows in (shorter, longer)]
-                ends = before["high"], after["low"]
-                open_ = "" if None not in ends and ends[1] / of[1] > ends[0] / of[0] else "; not settled: intervals overlap"
-                text = f"a cliff: {what} grow {growth:.1f} times from {names[0]} to {names[1]}"
-                text += f" (limit {CLIFF:g}; least of each, n = {before['n']} and {after['n']}{open_})"
-                cliffs.append(text)
-                after["warnings"] = (*after["warnings"], text)
+                tokens = [rows[0]["prompt_tokens"] if metric == "ttft_ms" else 1 for rows in both]
+                high, low = before["high"], after["low"]
+                settled = high is not None and low is not None and low / tokens[1] > high / tokens[0]
+                text = f"a cliff: {what} grow {longer / shorter:.1f} times from {names[0]} to {names[1]}"
+                text += f" (limit {CLIFF:g}; least of each, n = {before['n']} and {after['n']}"
+                cliffs.append(text + (")" if settled else "; not settled: intervals overlap)"))
+                after["warnings"].append(cliffs[-1])
     return cliffs
 
 
-def _least(rows: Sequence[Row], value: Callable[[Row], float]) -> float:
-    return min(value(r) for r in rows if r["ok"])
+# ---- what bounds a phase -----------------------------------------------------------------------------------------------------
+
+
+PhaseName = Literal["decode", "prefill"]
+SHARES: dict[PhaseName, tuple[str, str, str, Literal["against", "against_prefill"]]] = {
+    # names of its shares, of its ratio to the reference, and of the sentence on that
+    "decode": ("mbu", "mfu/decode", "speed_ratio", "against"),
+    "prefill": ("mbu/prefill", "mfu", "prefill_ratio", "against_prefill"),
+}
+SECONDS: dict[str, Callable[[TimingRow], float]] = {"prefill": first_token_s, "decode": each_token_s}
+
+
+def _roofline(b: Builder, single: list[TimingRow], good: list[TimingRow], meta: TimingsMeta, kv: float | None) -> None:
+    """Both phases' shares, and why the variant is faster or slower than the reference in the same rounds. kv: bytes of keys and
+    values a token, None where the engine does not say."""
+    reference = [row for _, row in pairs(single)]
+    for name, (mbu, mfu, ratio, sentence) in SHARES.items():
+        phase = _phase(good, meta, "variant", name, kv, b.confidence)
+        if phase.note:
+            b.bare(mbu, None, 0, "bytes over time over bandwidth", "the engine does not say how large its cache is")
+        else:
+            _share(b, mbu, phase, good, phase.bytes, phase.bandwidth, "bytes over time over bandwidth")
+        _share(b, mfu, phase, good, phase.operations, phase.rate, f"operations over time over rate of a product in {phase.rate_of}")
+        b.bounds[name] = phase.sentence()
+        if meta["model"] != meta["reference"] and reference:
+            other = _phase(reference, meta, "reference", name, reference[0]["kv_bytes_per_token"], b.confidence)
+            value, low, high = (b.metrics[ratio][k] for k in ("value", "low", "high"))
+            models = meta["models"]
+            b.bounds[sentence] = compare_phases(
+                models["variant"]["name"], phase, models["reference"]["name"], other, value or 0.0, low, high
+            )
+    rates = meta["rates"]
+    moved = [f"{kind} {rate / 1e9:.3g} GB/s" for rate, kind in ((rates["read"], "read"), (rates["copy"], "copied")) if rate]
+    products = [f"{rate / 1e9:.3g} GFLOP/s in {dtype}" for dtype, rate in rates["matrix"].items() if rate]
+    parts = [f"memory {' and '.join(moved)}"] * bool(moved) + [f"products {', '.join(products)}"] * bool(products)
+    b.bounds["rates"] = f"measured in the same run: {'; '.join(parts)}" if parts else ""
+
+
+def _share(
+    b: Builder, name: str, phase: Phase, rows: list[TimingRow], needed: float | None, rate: float | None, method: str
+) -> None:
+    """A phase's share of one of the machine's rates, over requests."""
+    if not needed or not rate:
+        b.bare(name, None, 0, method, phase.why)
+        return
+    share = mean_t([needed / rate / SECONDS[phase.name](r) for r in rows], confidence=b.confidence)
+    low = None if share.low is None else max(share.low, 0.0)
+    over = ("more than all of it: its own products are faster than the one that was timed",) if (share.value or 0) > 1 else ()
+    method = f"{method}; {share.method}; attention not counted"
+    b.add(name, replace(share, low=low, method=method, warnings=(*share.warnings, *over)))
+
+
+def _phase(
+    rows: list[TimingRow], meta: TimingsMeta, who: Literal["variant", "reference"], name: str, kv: float | None, confidence: float
+) -> Phase:
+    """One phase of one model, held against the rates of its device."""
+    model, rates = meta["models"][who], meta["rates"]
+    measured_here = meta["loads"][who]["device"] == rates["device"]
+    products, experts = Shape(**model["shape"]).products(model["parameters"]), model["shape"]["experts"]
+    prompt = rows[0]["prompt_tokens"]
+    time = mean_t([SECONDS[name](r) for r in rows], confidence=confidence)
+    assert time.value is not None  # at least one request is ok
+    span = (time.low, time.high) if time.low is not None and time.high is not None and time.low > 0 else None
+    if name == "prefill":
+        needed, step = float(model["weight_bytes"]), f"for {prompt} prompt tokens"
+        work = 2 * (products[0] * prompt + products[1]) if products else None
+    else:
+        needed, step = model["weight_bytes"] + (kv or 0) * (prompt + rows[0]["output_tokens"] / 2), "a token"
+        work = 2 * sum(products) if products else None
+    if not measured_here or rates["read"] is None:
+        why = "the rates of its device were not measured"
+    elif experts:
+        why = "experts take turns: which weights a token needs is not known"
+    elif products:
+        why = f"no product in {model['dtype']} could be timed here"
+    else:
+        why = "config.json does not say which weights a token multiplies"
+    return Phase(
+        name=name, step=step, seconds=time.value, bytes=None if experts else needed, operations=work,
+        bandwidth=rates["read"] if measured_here else None, rate=rates["matrix"].get(model["dtype"]) if measured_here else None,
+        rate_of=model["rate_of"], why=why, span=span,
+        note="keys and values not counted" if name == "decode" and kv is None else "",
+    )  # fmt: skip

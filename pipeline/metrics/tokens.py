@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.core.errors import ArtifactError
+from pipeline.core.records import Span
 from pipeline.divergence.distributions import TOP
 from pipeline.metrics.builder import Builder, as_metric
 from pipeline.metrics.definitions import POSITIONS, TOKEN_CLASSES, definition, position_parts
@@ -24,14 +25,13 @@ NEEDED = (
 TRAJECTORY = "trajectory"
 TOKEN = ("set", "document", "window", "position", "token_id")  # what makes two rows the same token in the same place
 QUANTILES = {"kld_median": 0.5, "kld_p90": 0.9, "kld_p95": 0.95, "kld_p99": 0.99, "kld_p999": 0.999}
-POINT = ("n", "clusters", "value", "low", "high", "unit", "confidence", "method", "warnings")  # of a curve
 STEPS = 16  # at most so many points in a trajectory's curve
 
 Columns = dict[str, NDArray[Any]]
 
 
-def refuse_other_tokens(rows: dict[str, Any], reference: dict[str, Any]) -> None:
-    """Raise unless both hold the same tokens in the same order: figures over fewer of them are figures of something else."""
+def refuse_other_tokens(rows: dict[str, list[Any]], reference: dict[str, list[Any]]) -> None:
+    """Raise unless both hold the same tokens in the same order: metrics over fewer of them are metrics of something else."""
     counts = [len(columns["kld"]) for columns in (rows, reference)]
     if counts[0] != counts[1]:
         raise ArtifactError(f"{counts[0]} token rows cannot be paired with the reference's {counts[1]}; `dvc repro` them")
@@ -40,11 +40,8 @@ def refuse_other_tokens(rows: dict[str, Any], reference: dict[str, Any]) -> None
             raise ArtifactError(f"token row {other[0]}: {name} is another than the reference's; they are not the same tokens")
 
 
-def token_metrics(b: Builder, rows: dict[str, Any]) -> str | None:
+def token_metrics(b: Builder, rows: dict[str, list[Any]]) -> str | None:
     """Divergence metrics; returns why the variant is invalid, or None. rows: columns of artifacts/tokens."""
-    missing = [name for name in NEEDED if name not in rows]
-    if missing:
-        raise ArtifactError(f"token rows have no {', '.join(missing)}: an older version wrote them; run `dvc repro`")
     columns = {name: np.asarray(rows[name]) for name in NEEDED}
     kld = columns["kld"].astype(float)
     n, infinite, nan = len(kld), int(np.isinf(kld).sum()), int(np.isnan(kld).sum())
@@ -56,22 +53,24 @@ def token_metrics(b: Builder, rows: dict[str, Any]) -> str | None:
     if infinite:
         return f"{infinite} of {n} tokens have infinite divergence: the variant rules out what the reference allows"
     _divergence(b, columns)
-    _agreement(b, columns)
     _parts(b, columns)
     _perplexity(b, columns)
-    _departures(b, columns)
+    trajectories = _trajectories(columns)
+    if trajectories:
+        _departures(b, [columns["top1"][rows] != columns["top1_ref"][rows] for rows in trajectories])
     if not kld.any():  # every distribution is the reference's own: what means "no difference" is no estimate
         for name, metric in b.metrics.items():
             what = definition(name)
             if what is not None and what.neutral is not None and metric["value"] == what.neutral:
                 metric |= {"low": what.neutral, "high": what.neutral, "method": "equal distributions at every token"}
-    text, steps = columns["set"] != TRAJECTORY, [1 << k for k in range(31)]
-    corpus = _curve(b, "corpus", columns["position"][text], columns["kld"][text], columns["document"][text], steps)
-    b.curves["kld_by_position"] = {"corpus": corpus, TRAJECTORY: _trajectory_curve(b, columns)}
+    text = columns["set"] != TRAJECTORY
+    corpus = _curve(b, "corpus", columns["position"][text], columns, text, [1 << k for k in range(31)])
+    b.curves["kld_by_position"] = {"corpus": corpus, TRAJECTORY: _trajectory_curve(b, columns, trajectories)}
     return None
 
 
 def _divergence(b: Builder, c: Columns) -> None:
+    """Over all tokens."""
     kld, documents, ones = c["kld"], c["document"], np.ones(len(c["kld"]))
     b.mean("kld_mean", kld, ones, documents)
     for name, q in QUANTILES.items():
@@ -84,10 +83,6 @@ def _divergence(b: Builder, c: Columns) -> None:
         b.bare("kld_reverse_mean", None, len(kld), "mean", why)
     else:
         b.mean("kld_reverse_mean", c["kld_reverse"], ones, documents)
-
-
-def _agreement(b: Builder, c: Columns) -> None:
-    documents, ones = c["document"], np.ones(len(c["kld"]))
     b.mean("top1_agreement", c["top1"] == c["top1_ref"], ones, documents)
     b.mean("top5_agreement", c["top5_overlap"] / TOP, ones, documents)
     change = np.exp(c["logp"]) - np.exp(c["logp_ref"])
@@ -103,11 +98,11 @@ def _parts(b: Builder, c: Columns) -> None:
     parts |= {f"position:{name}": where == name for name in POSITIONS}
     parts |= {f"class:{name}": c["token_class"] == name for name in TOKEN_CLASSES}
     same = c["top1"] == c["top1_ref"]
-    for name, own in parts.items():
-        if own.any():
-            ones, documents = np.ones(int(own.sum())), c["document"][own]
-            b.mean(f"kld_mean/{name}", c["kld"][own], ones, documents)
-            b.mean(f"top1_agreement/{name}", same[own], ones, documents)
+    for name, inside in parts.items():
+        if inside.any():
+            ones, documents = np.ones(inside.sum()), c["document"][inside]
+            b.mean(f"kld_mean/{name}", c["kld"][inside], ones, documents)
+            b.mean(f"top1_agreement/{name}", same[inside], ones, documents)
 
 
 def _perplexity(b: Builder, c: Columns) -> None:
@@ -115,27 +110,24 @@ def _perplexity(b: Builder, c: Columns) -> None:
     text = c["set"] != TRAJECTORY
     if not text.any():
         return
-    ones, documents, loss, loss_ref = np.ones(int(text.sum())), c["document"][text], -c["logp"][text], -c["logp_ref"][text]
+    ones, documents, loss, loss_ref = np.ones(text.sum()), c["document"][text], -c["logp"][text], -c["logp_ref"][text]
     b.mean("ppl", loss, ones, documents, transform="exp")
     b.mean("ppl_ratio", loss - loss_ref, ones, documents, transform="exp")
 
 
-def _departures(b: Builder, c: Columns) -> None:
-    """Where along the reference's own continuations the likeliest token first differs from the reference's."""
-    trajectories = _along(c, c["top1"] != c["top1_ref"])
-    if not trajectories:
-        return
+def _trajectories(c: Columns) -> list[NDArray[np.intp]]:
+    """Rows of each of the reference's own continuations, in the order of its positions."""
+    in_set = c["set"] == TRAJECTORY
+    rows = [np.flatnonzero(in_set & (c["window"] == window)) for window in np.unique(c["window"][in_set])]
+    return [r[np.argsort(c["position"][r])] for r in rows]
+
+
+def _departures(b: Builder, trajectories: list[NDArray[np.bool_]]) -> None:
+    """Where along a trajectory the likeliest token first differs from the reference's. trajectories: whether it does, by token."""
     departed = np.array([differs.any() for differs in trajectories])
     at = np.array([differs.argmax() + 1 if differs.any() else len(differs) for differs in trajectories])
     b.add("never_departs", wilson(int((~departed).sum()), len(departed), confidence=b.confidence))
     b.add("first_departure", median_departure(at, departed, b.confidence, b.resamples, b.rng("first_departure")))
-
-
-def _along(c: Columns, values: NDArray[Any]) -> list[NDArray[Any]]:
-    """`values` of each trajectory, in the order of its positions."""
-    windows = np.unique(c["window"][c["set"] == TRAJECTORY])
-    rows = [np.flatnonzero((c["set"] == TRAJECTORY) & (c["window"] == window)) for window in windows]
-    return [values[own[np.argsort(c["position"][own])]] for own in rows]
 
 
 def median_departure(
@@ -144,9 +136,8 @@ def median_departure(
     """Median position of the first departure, with a percentile interval over resampled trajectories. at: [n] position of the
     first departure, or length of a trajectory that has none (departed False): it might have departed later, so it counts as long
     as it lasts. Source: Kaplan and Meier 1958, the product-limit median."""
-    n = len(at)
+    n, value = len(at), _product_limit_median(at, departed)
     method = f"Kaplan-Meier median, {n} trajectories, percentile bootstrap, {resamples} resamples"
-    value = _product_limit_median(at, departed)
     draws = (rng.integers(0, n, n) for _ in range(resamples))
     medians = [_product_limit_median(at[d], departed[d]) for d in draws]
     low, high = np.quantile(medians, [(1 - confidence) / 2, (1 + confidence) / 2], method="inverted_cdf")
@@ -167,24 +158,26 @@ def _product_limit_median(at: NDArray[np.int64], departed: NDArray[np.bool_]) ->
     return float(times[np.argmax(left <= 0.5 + 1e-12)]) if (left <= 0.5 + 1e-12).any() else np.inf
 
 
-def _trajectory_curve(b: Builder, c: Columns) -> list[dict[str, Any]]:
+def _trajectory_curve(b: Builder, c: Columns, trajectories: list[NDArray[np.intp]]) -> list[Span]:
     """By tokens into the continuation, in equal steps."""
-    kld, documents = _along(c, c["kld"]), _along(c, c["document"])
-    if not kld:
+    if not trajectories:
         return []
-    longest = max(map(len, kld))
+    longest = max(map(len, trajectories))
     step = max(4, -(-longest // STEPS))
-    index = np.concatenate([np.arange(1, len(k) + 1) for k in kld])
-    return _curve(b, TRAJECTORY, index, np.concatenate(kld), np.concatenate(documents), list(range(1, longest + 1 + step, step)))
+    index = np.concatenate([np.arange(1, len(rows) + 1) for rows in trajectories])
+    return _curve(b, TRAJECTORY, index, c, np.concatenate(trajectories), list(range(1, longest + 1 + step, step)))
 
 
-def _curve(b: Builder, name: str, index: Any, kld: Any, documents: Any, edges: list[int]) -> list[dict[str, Any]]:
-    """A metric with its range (from, to inclusive) for each step that has tokens."""
-    points = []
+def _curve(b: Builder, name: str, index: NDArray[Any], c: Columns, rows: NDArray[Any], edges: list[int]) -> list[Span]:
+    """Mean divergence with its range (from, to inclusive) for each step that has tokens. index: position of each of `rows`."""
+    kld, documents, points = c["kld"][rows], c["document"][rows], list[Span]()
     for first, after in pairwise(edges):
-        own = (index >= first) & (index < after)
-        if own.any():
-            estimate = b.resampled(f"curve/{name}/{first}", kld[own], np.ones(int(own.sum())), documents[own])
-            fields = as_metric("kld_mean", estimate, b.confidence)
-            points.append({"from": first, "to": after - 1} | {k: fields[k] for k in POINT})
+        here = (index >= first) & (index < after)
+        if here.any():
+            e = b.resampled(f"curve/{name}/{first}", kld[here], np.ones(here.sum()), documents[here])
+            m = as_metric("kld_mean", e, b.confidence)
+            points.append({
+                "from": first, "to": after - 1, "n": e.n, "clusters": e.clusters, "value": m["value"], "low": m["low"],
+                "high": m["high"], "unit": m["unit"], "confidence": b.confidence, "method": e.method, "warnings": m["warnings"],
+            })  # fmt: skip
     return points

@@ -1,39 +1,113 @@
-"""Check what a variant's manifest promises against its files and its loaded model.
+"""Measure what a variant's files hold, and check what its quantizer says against its files and its loaded model.
 
 A quantizer that silently kept, skipped or unpacked something would otherwise be measured under a wrong name.
 """
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pipeline.core.errors import InvalidVariant
+from pipeline.core.droppings import data_files
+from pipeline.core.errors import ArtifactError, InvalidVariant
+from pipeline.core.records import BuildFacts, Json, Size
 from pipeline.engines import Sampling
+from pipeline.model.headers import count_weights, weights_of
 from pipeline.quantizers._probe import token_ids
 
+FULL = set("F64 F32 F16 BF16 FLOAT FLOAT16 BFLOAT16 DOUBLE".split())  # anything else is packed or scaled
 TOLERANCE = 0.03  # of the expected bits: padding, a rounded group, a description of a few bytes
 PLAIN = ("float32", "float16", "bfloat16", "F32", "F16", "BF16", "MatMul", "Gemm")  # products of unpacked weights
 DECODED = 3  # tokens that a probe decodes
 CLOSE = 1e-2  # of the largest logit: another process may choose another kernel, not other weights
 
 
-def check_bits(facts: dict[str, Any], quantized_bits: float | None) -> None:
-    """Raise if the packed matrices take other bits a weight (quantized_bits, measured) than their method says."""
+def measure(base: Path, variant: Path) -> Size:
+    """Measure a variant by the headers of its files: GGUF, ONNX or safetensors."""
+    packed: int | None = None
+    if data_files(variant, "*.gguf"):
+        types, quantized = _gguf(variant)
+    elif (variant / "model.onnx").exists():
+        types, quantized = _onnx(base, variant)
+    elif data_files(variant, "*.safetensors"):
+        types, quantized, packed = _safetensors(base, variant)
+    else:
+        raise ArtifactError(f"{variant} holds no weights: no .safetensors, .gguf or model.onnx was written")
+    total, size = count_weights(base), sum(types.values())
+    return {
+        "weight_bytes": size,
+        "bits_per_weight": 8 * size / total,
+        "quantized_share": quantized / total,
+        "packed_bits": 8 * packed / quantized if packed is not None and quantized else None,
+        "tensor_types": dict(types),
+    }
+
+
+def _safetensors(base: Path, variant: Path) -> tuple[Counter[str], int, int]:
+    """({type: bytes}, weights quantized, bytes they take): a base weight counts as quantized unless held in a full type.
+    A weight that a library renamed is recognized by its shape."""
+    held, weights = weights_of(variant, base), weights_of(base)
+    types: Counter[str] = Counter()
+    for tensor in held.values():
+        types[tensor.dtype] += tensor.bytes
+    kept = {n: n for n, t in weights.items() if n in held and held[n].shape == t.shape and held[n].dtype in FULL}
+    renamed: dict[tuple[int, ...], list[str]] = {}
+    for name, tensor in held.items():
+        if name not in weights and tensor.dtype in FULL:
+            renamed.setdefault(tensor.shape, []).append(name)
+    for name, tensor in weights.items():
+        if name not in held and renamed.get(tensor.shape):
+            kept[name] = renamed[tensor.shape].pop()
+    quantized = sum(math.prod(t.shape) for n, t in weights.items() if n not in kept)
+    whole = set(kept.values())
+    return types, quantized, sum(t.bytes for n, t in held.items() if n not in whole)
+
+
+def _gguf(variant: Path) -> tuple[Counter[str], int]:
+    from gguf import GGUFReader
+
+    types: Counter[str] = Counter()
+    quantized = 0
+    for tensor in GGUFReader(data_files(variant, "*.gguf")[0]).tensors:
+        types[tensor.tensor_type.name] += int(tensor.n_bytes)
+        quantized += 0 if tensor.tensor_type.name in FULL else int(tensor.n_elements)
+    return types, quantized
+
+
+def _onnx(base: Path, variant: Path) -> tuple[Counter[str], int]:
+    """Initializers by element type; quantized: what MatMulNBits nodes multiply with, by their N and K."""
+    import onnx
+
+    graph = onnx.load(variant / "model.onnx", load_external_data=False).graph
+    types: Counter[str] = Counter()
+    for tensor in graph.initializer:
+        lengths = [int(e.value) for e in tensor.external_data if e.key == "length"]
+        name = onnx.TensorProto.DataType.Name(tensor.data_type)
+        types[name] += lengths[0] if lengths else len(tensor.raw_data)
+    shapes = ({a.name: a.i for a in node.attribute} for node in graph.node if node.op_type == "MatMulNBits")
+    return types, min(sum(shape["N"] * shape["K"] for shape in shapes), count_weights(base))
+
+
+def check_bits(facts: BuildFacts, packed_bits: float | None) -> None:
+    """Raise if the packed matrices take other bits a weight (packed_bits, measured) than their method says."""
     expected = facts.get("expected_bits")
-    if expected is None or quantized_bits is None:
+    if expected is None or packed_bits is None:
         return
-    if abs(quantized_bits - expected) > TOLERANCE * expected:
+    if abs(packed_bits - expected) > TOLERANCE * expected:
         raise InvalidVariant(
-            f"its packed matrices take {quantized_bits:.3g} bits a weight where the method says {expected:.3g}: "
+            f"its packed matrices take {packed_bits:.3g} bits a weight where the method says {expected:.3g}: "
             "it was not quantized as asked"
         )
 
 
-def check_kernels(kernels: dict[str, int], manifest: dict[str, Any]) -> None:
+def check_kernels(kernels: dict[str, int], facts: Mapping[str, Any]) -> None:
     """Raise if the loaded model runs fewer or more packed matrices than were quantized."""
-    expected = manifest.get("modules")
+    expected = facts.get("modules")
     if expected is None or not kernels:
         return
     packed = sum(n for kind, n in kernels.items() if not any(f"[{plain}]" in kind for plain in PLAIN))
@@ -41,21 +115,21 @@ def check_kernels(kernels: dict[str, int], manifest: dict[str, Any]) -> None:
         raise InvalidVariant(f"{expected} matrices were quantized and {packed} run packed: {kernels}")
 
 
-def check_answer(engine: Any, before: dict[str, Any] | None) -> None:
+def check_answer(engine: Any, before: Json | None) -> None:
     """Raise if the loaded model's logits are not finite, or not those of the process that saved it.
     before: {token_ids, at, logits} of the model in memory (quantizers/_probe.py), where it could be asked."""
     ids = before["token_ids"] if before else token_ids(engine.vocab_size)
-    ours = engine.logits(ids)[-1]
-    if not np.isfinite(ours).all():
-        raise InvalidVariant(f"{int((~np.isfinite(ours)).sum())} of its {len(ours)} logits after a probe are not finite")
+    logits = engine.logits(ids)[-1]
+    if not np.isfinite(logits).all():
+        raise InvalidVariant(f"{int((~np.isfinite(logits)).sum())} of its {len(logits)} logits after a probe are not finite")
     list(engine.stream(ids, DECODED, Sampling(stop=False)))  # decoding runs other kernels than reading
     if not before:
         return
-    theirs = np.asarray(before["logits"])
-    again = ours[np.asarray(before["at"])]
-    error = float(np.abs(again - theirs).max() / np.abs(theirs).max())
+    saved = np.asarray(before["logits"])
+    again = logits[np.asarray(before["at"])]
+    error = float(np.abs(again - saved).max() / np.abs(saved).max())
     if not error <= before.get("close", CLOSE):
         raise InvalidVariant(
-            f"loaded anew, it gives {again[0]:.4g} where the model that was saved gave {theirs[0]:.4g} (probe of "
+            f"loaded anew, it gives {again[0]:.4g} where the model that was saved gave {saved[0]:.4g} (probe of "
             f"{len(ids)} tokens): saving or loading lost something"
         )

@@ -9,6 +9,7 @@ from typing import Any
 
 from pipeline.core import artifacts
 from pipeline.core.droppings import data_files
+from pipeline.core.records import Json
 
 NESTED = ("text_config", "llm_config", "language_config")  # where a model with pictures or sound keeps its text part
 # What a model folder may bring along; pickled weights and code files stay out unless code is asked for.
@@ -19,19 +20,23 @@ LEFT = ("adapter_*", "*quant*config.json", "genai_config.json", "params.json")
 WINDOWS = ("max_position_embeddings", "n_positions", "max_seq_len")
 
 
-def text_config(folder: Path) -> dict[str, Any]:
+def text_config(folder: Path) -> Json:
     """config.json, with the keys of its text part in front."""
-    config: dict[str, Any] = artifacts.read_json(folder / "config.json")
-    nested = (config[name] for name in NESTED if isinstance(config.get(name), dict))
-    return config | next(nested, {})
+    config: Json = artifacts.read_json(folder / "config.json")
+    return config | next(iter(nested(config)), {})
 
 
-def window(config: dict[str, Any]) -> int | None:
+def nested(config: Json) -> list[Json]:
+    """The text parts within a config.json."""
+    return [config[name] for name in NESTED if isinstance(config.get(name), dict)]
+
+
+def window(config: Json) -> int | None:
     """The most tokens that a model reads; None where its config sets no bound, as with ALiBi or a recurrent state."""
     return next((config[name] for name in WINDOWS if isinstance(config.get(name), int)), None)
 
 
-def sliding(config: dict[str, Any]) -> tuple[int, list[bool]]:
+def sliding(config: Json) -> tuple[int, list[bool]]:
     """(tokens, which layers) of attention that sees a window or a chunk only; (0, none) for a model without."""
     types = config.get("layer_types") or ["sliding_attention"] * (config.get("num_hidden_layers") or 0)
     chunked = "chunked_attention" in types

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.core.artifacts import write_json
 from pipeline.core.errors import DownloadError
-from pipeline.model.config import NESTED
+from pipeline.core.records import Json
+from pipeline.model.config import nested
 from pipeline.model.streaming import chunks, write
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ UNUSED = ("input_scale", "input_zero_point", "activation_scale", "k_scale", "v_s
 FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
 
 
-def packed_as(config: dict[str, Any]) -> str | None:
+def packed_as(config: Json) -> str | None:
     """The format of a config's packed weights, or None if they are not packed."""
     settings = _settings(config)
     if not settings:
@@ -38,7 +39,7 @@ def packed_as(config: dict[str, Any]) -> str | None:
     return {"mxfp4": "MXFP4", "fp8": "FP8"}.get(method, method)
 
 
-def why_not(config: dict[str, Any]) -> str | None:
+def why_not(config: Json) -> str | None:
     """Why packed weights cannot be dequantized here; None where they can."""
     settings = _settings(config)
     if settings.get("quant_method") in ("mxfp4", "fp8"):
@@ -60,7 +61,7 @@ def dequantize(folder: Path) -> None:
     from safetensors import safe_open
 
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    settings, shards = _settings(config), sorted(folder.glob("*.safetensors"))
+    block, shards = _block(_settings(config)), sorted(folder.glob("*.safetensors"))
     opened: list[Any] = [safe_open(shard, framework="pt") for shard in shards]
     where = {name: file for file in opened for name in file.keys()}  # noqa: SIM118
 
@@ -69,26 +70,25 @@ def dequantize(folder: Path) -> None:
 
     kept = {name: where[name].get_tensor(name) for name in where if not name.endswith(BESIDE + UNUSED)}  # mapped, not read
     shapes = dict(_described(name, tensor, read) for name, tensor in kept.items())
-    values = (_values(name, tensor, read, settings) for name, tensor in kept.items())
+    values = (_values(name, tensor, read, block) for name, tensor in kept.items())
     with tempfile.TemporaryDirectory(dir=folder) as out:
         write(Path(out), shapes, ((name, part) for name, tensor in values for part in chunks(tensor)), {"format": "pt"})
         for file in [*shards, *folder.glob("*.safetensors.index.json")]:
             file.unlink()
         for file in Path(out).iterdir():
             file.rename(folder / file.name)
-    for part in [config, *(config[n] for n in NESTED if isinstance(config.get(n), dict))]:
+    for part in [config, *nested(config)]:
         part.pop("quantization_config", None)
     config.pop("torch_dtype", None)
     write_json(folder / "config.json", config | {"dtype": "bfloat16"})
 
 
-def _settings(config: dict[str, Any]) -> dict[str, Any]:
+def _settings(config: Json) -> Json:
     """The quantization_config, wherever config.json has it."""
-    nested = (config[n] for n in NESTED if isinstance(config.get(n), dict))
-    return next((c["quantization_config"] for c in (config, *nested) if c.get("quantization_config")), {})
+    return next((part["quantization_config"] for part in [config, *nested(config)] if part.get("quantization_config")), {})
 
 
-def _weights(settings: dict[str, Any]) -> list[dict[str, Any]]:
+def _weights(settings: Json) -> list[Json]:
     return [group["weights"] for group in settings.get("config_groups", {}).values() if group.get("weights")]
 
 
@@ -102,14 +102,13 @@ def _described(name: str, tensor: Tensor, read: Any) -> tuple[str, tuple[str, tu
     return name, ("bfloat16" if _is_packed(tensor) else str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
 
 
-def _is_packed(tensor: Tensor) -> bool:
-    """Whether a tensor holds one code for each value."""
+def _is_packed(tensor: Tensor) -> bool:  # one code for each value
     import torch
 
     return tensor.dtype in (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
 
 
-def _values(name: str, tensor: Tensor, read: Any, settings: dict[str, Any]) -> tuple[str, Tensor]:
+def _values(name: str, tensor: Tensor, read: Any, block: tuple[int, int] | None) -> tuple[str, Tensor]:
     """A tensor's name and values in the model; what is not packed is returned as it is."""
     import torch
 
@@ -130,10 +129,10 @@ def _values(name: str, tensor: Tensor, read: Any, settings: dict[str, Any]) -> t
         codes = _unpack(tensor, bits)[:, :inputs]
         if zero is not None:
             zero = _unpack(zero.T.contiguous(), bits).T[:outputs]
-        return stem, _scaled(codes, scale, zero, read(f"{stem}_g_idx"), _block(settings))
+        return stem, _scaled(codes, scale, zero, read(f"{stem}_g_idx"), block)
     if _is_packed(tensor):
         scale = next((s for end in ("_scale_inv", "_scale") if (s := read(name + end)) is not None), None)
-        return name, _scaled(tensor, _needed(scale, name), read(f"{name}_zero_point"), None, _block(settings))
+        return name, _scaled(tensor, _needed(scale, name), read(f"{name}_zero_point"), None, block)
     return name, tensor
 
 
@@ -143,7 +142,7 @@ def _needed(tensor: Tensor | None, name: str) -> Tensor:
     return tensor
 
 
-def _block(settings: dict[str, Any]) -> tuple[int, int] | None:
+def _block(settings: Json) -> tuple[int, int] | None:
     """(outputs, inputs) that share a scale, where the config says so in blocks."""
     structures = (w["block_structure"] for w in _weights(settings) if w.get("block_structure"))
     block = settings.get("weight_block_size") or next(structures, None)

@@ -1,7 +1,7 @@
-"""Take a GGUF file as the base: dequantize it into a transformers folder, and compare that with llama.cpp's reading of the file.
+"""Take a GGUF file as the base: dequantize it into a transformers folder.
 
-transformers' loader silently drops settings that it does not know and rules by which text is cut. What is known to be lost is put
-back here; then llama.cpp's tokens and its logits over a text must agree, or the file is refused.
+transformers' loader silently drops settings and rules of cutting text that it does not know. What is known to be lost is put back
+here; then llama.cpp's tokens and its logits over a text must agree, or the file is refused.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 from pipeline import engines
 from pipeline.core import cli, isolate, quota
 from pipeline.core.errors import Crashed, DownloadError, Unsupported
+from pipeline.core.records import Json
 from pipeline.divergence.distributions import compare_logits
 from pipeline.model.config import parts
 from pipeline.model.streaming import SHARD_BYTES
@@ -107,14 +108,11 @@ def _joined(files: list[Path], out: Path) -> Path:
         if not name.startswith(("GGUF.", "split.")) and name != "general.architecture":
             kind = field.types[0]
             writer.add_key_value(name, field.contents(), kind, field.types[-1] if kind == GGUFValueType.ARRAY else None)
-    tensors = [tensor for reader in readers for tensor in reader.tensors]
-    for t in tensors:
-        writer.add_tensor_info(t.name, t.data.shape, t.data.dtype, t.data.nbytes, raw_dtype=t.tensor_type)
+    for tensor in (tensor for reader in readers for tensor in reader.tensors):
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    for t in tensors:
-        writer.write_tensor_data(t.data)
+    writer.write_tensors_to_file()
     writer.close()
     return out / "joined.gguf"
 
@@ -158,12 +156,12 @@ def _put_back_positions(reader: Any, config: Any) -> None:
     window = _field(reader, f"{kind}.attention.sliding_window")
     if isinstance(window, int) and window < length and not getattr(config, "sliding_window", None):
         raise DownloadError(f"the GGUF file's layers see a window of {window} tokens, which transformers' loader of {kind} drops")
-    rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
+    rope: Json = getattr(config, "rope_parameters", None) or {}
     scaling = _field(reader, f"{kind}.rope.scaling.type")
     factors = next((np.array(t.data, np.float32) for t in reader.tensors if t.name == "rope_freqs.weight"), None)
     if rope.get("rope_type", "default") != "default" or (scaling in (None, "none") and factors is None):
         return
-    stretched: dict[str, Any] | None = None
+    stretched: Json | None = None
     if factors is not None:
         stretched = _llama3(rope["rope_theta"], factors)
     elif scaling in ("linear", "yarn") and "rope_theta" in rope:
@@ -177,14 +175,17 @@ def _put_back_positions(reader: Any, config: Any) -> None:
     config.rope_parameters = rope | stretched
 
 
-def _llama3(theta: float, factors: Any) -> dict[str, Any] | None:
+def _llama3(theta: float, factors: Any) -> Json | None:
     """The settings of Llama 3's stretched positions, if a file's factors are what they give."""
-    settings = {"factor": float(factors.max()), "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    settings["original_max_position_embeddings"] = 8192
     turns = 8192 * theta ** -(np.arange(len(factors)) / len(factors)) / (2 * np.pi)  # within the original length
     smooth = np.clip((turns - 1) / 3, 0, 1)
-    same = np.allclose(1 / ((1 - smooth) / settings["factor"] + smooth), factors, rtol=1e-3)
-    return settings | {"rope_type": "llama3"} if same else None
+    factor = float(factors.max())
+    if not np.allclose(1 / ((1 - smooth) / factor + smooth), factors, rtol=1e-3):
+        return None
+    return {
+        "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    }  # fmt: skip
 
 
 def _write_tokenizer(file: Path, reader: Any, out: Path) -> None:
@@ -203,7 +204,6 @@ def _write_tokenizer(file: Path, reader: Any, out: Path) -> None:
 
 
 def _remove_prefix(tokenizer: Any) -> None:
-    """Put no space before a text, and take none away again."""
     from tokenizers import decoders, pre_tokenizers
 
     if isinstance(tokenizer.pre_tokenizer, pre_tokenizers.Metaspace):  # Gemma's has no prefix anyway
@@ -231,10 +231,10 @@ def _refuse_other_tokens(file: Path, pre: Any, out: Path) -> None:
     texts = corpus_texts()
     tokenizer = AutoTokenizer.from_pretrained(out)
     try:
-        theirs = isolate.isolated(llama_ids, file, texts, what="download tokens")
+        by_llama_cpp = isolate.isolated(llama_ids, file, texts, what="download tokens")
     except (Crashed, Unsupported) as e:
         raise DownloadError(f"this GGUF file's tokens cannot be compared with llama.cpp's: {e}") from None
-    differ = sum(tokenizer(text).input_ids != ids for text, ids in zip(texts, theirs))
+    differ = sum(tokenizer(text).input_ids != ids for text, ids in zip(texts, by_llama_cpp))
     if differ:
         raise DownloadError(
             f"tokenizer.ggml.pre {pre!r}: the tokenizer made of this GGUF file cuts {differ} of {len(texts)} texts otherwise than "
@@ -281,9 +281,9 @@ def divergence(file: Path, folder: Path) -> float:
         for source in [*folder.glob("*.json"), *folder.glob("*.jinja")]:
             (Path(tmp) / source.name).symlink_to(source.resolve())
         (Path(tmp) / "model.gguf").symlink_to(file.resolve())
-        theirs: Any = engines.load("llamacpp", Path(tmp), threads=threads, kv_type="f32")
-        ids = theirs.tokenize(corpus_texts()[0])[: min(COMPARED, theirs.max_length)]
-        logits = theirs.logits(ids)
-        theirs.close()
-    ours: Any = engines.load("hf", folder, threads=threads)
-    return float(compare_logits(ours.logits(ids), logits, np.array(ids)).kld.mean())
+        llama_cpp: Any = engines.load("llamacpp", Path(tmp), threads=threads, kv_type="f32")
+        ids = llama_cpp.tokenize(corpus_texts()[0])[: min(COMPARED, llama_cpp.max_length)]
+        logits = llama_cpp.logits(ids)
+        llama_cpp.close()
+    converted = engines.load("hf", folder, threads=threads)
+    return float(compare_logits(converted.logits(ids), logits, np.array(ids)).kld.mean())

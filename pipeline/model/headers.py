@@ -47,8 +47,8 @@ def read_headers(folder: Path) -> dict[str, Tensor]:
 
 
 def weights_of(folder: Path, base: Path | None = None) -> dict[str, Tensor]:
-    """Headers of a model's weights, each once: no second copy of tied ones, and no masks, rotary frequencies and other buffers that
-    transformers does not read. base: the folder whose class decides, if not this one."""
+    """Headers of a model's weights, each once: no second copy of tied ones, and no buffers that transformers does not read, such as
+    masks and rotary frequencies. base: the folder whose class decides, if not this one."""
     headers, model = read_headers(folder), skeleton(base or folder)
     if model is None:
         return headers
@@ -63,7 +63,6 @@ def weights_of(folder: Path, base: Path | None = None) -> dict[str, Tensor]:
 
 
 def _equal(folder: Path, one: str, other: str) -> bool:
-    """Whether two tensors of a folder hold the same values."""
     import torch
     from safetensors import safe_open
 
@@ -91,6 +90,10 @@ class Matrix:
     block: bool
     count: int = 1
     bare: bool = False
+
+    @property
+    def weights(self) -> int:
+        return self.outputs * self.inputs * self.count
 
 
 @dataclass(frozen=True)
@@ -123,17 +126,16 @@ def _skeleton(folder: str, changed: int) -> Skeleton | None:
             model = AutoModelForCausalLM.from_config(config)
     except Exception:  # download says what is wrong with it
         return None
-    head = model.get_output_embeddings()
+    head, head_name, matrices = model.get_output_embeddings(), "lm_head", {}
     lists = [part for part in model.get_decoder().modules() if isinstance(part, torch.nn.ModuleList)]
     repeated = {part for modules in lists for part in modules.modules()}
-    matrices, name_of_head = {}, "lm_head"
     for name, part in model.named_modules():
         block = part in repeated
         if part is head:
-            name_of_head = name
+            head_name = name
         elif isinstance(part, torch.nn.Linear):
-            around, _, own = name.rpartition(".")
-            bare = own in _bare(type(model.get_submodule(around)).__module__)
+            around, _, last = name.rpartition(".")
+            bare = last in _bare(type(model.get_submodule(around)).__module__)
             plain = type(part).forward is torch.nn.Linear.forward and not bare  # Falcon's multiplies with what no packed weight has
             matrices[name] = Matrix(type(part).__name__, part.out_features, part.in_features, plain, block, bare=bare)
         elif isinstance(part, Conv1D):
@@ -146,7 +148,7 @@ def _skeleton(folder: str, changed: int) -> Skeleton | None:
                     matrices[f"{name}.{parameter}"] = Matrix(type(part).__name__, outputs, inputs, False, block, count)
     unread = (*(model._keys_to_ignore_on_load_unexpected or ()), r"rotary_emb\.inv_freq$", r"(^|\.)position_ids$")
     parameters = frozenset(n for name, _ in model.named_parameters() for n in (name, name.partition(".")[2]))
-    return Skeleton(matrices, dict(getattr(model, "all_tied_weights_keys", None) or {}), unread, name_of_head, parameters)
+    return Skeleton(matrices, dict(getattr(model, "all_tied_weights_keys", None) or {}), unread, head_name, parameters)
 
 
 @lru_cache
@@ -183,13 +185,6 @@ def linear_shapes(folder: Path, packs: Packs = in_blocks) -> dict[str, tuple[int
     return {name: (m.outputs, m.inputs) for name, m in model.matrices.items() if packs(m)}
 
 
-def packed_share(folder: Path, packs: Packs) -> float:
-    """Share of the matrices' weights, embeddings and head not counted, that a method packs."""
-    model = skeleton(folder)
-    sizes = {name: m.outputs * m.inputs * m.count for name, m in model.matrices.items()} if model else {}
-    return sum(n for name, n in sizes.items() if model and packs(model.matrices[name])) / max(1, sum(sizes.values()))
-
-
 def linear_widths(folder: Path, packs: Packs = in_blocks) -> dict[str, int]:
     """{layer: in_features} of `linear_shapes`."""
     return {name: shape[1] for name, shape in linear_shapes(folder, packs).items()}
@@ -215,7 +210,7 @@ def kept_layers(folder: Path, patterns: list[str]) -> list[str]:
     """Names of the layers' matrices that `options.keep` leaves at 16 bits.
     patterns: as in a shell, matched against whole names or their ends (`*.down_proj`, `layers.0.*`). One that matches nothing
     is an error."""
-    names = list(linear_widths(folder))
+    names = list(linear_shapes(folder))
     kept: set[str] = set()
     for pattern in patterns:
         matched = {n for n in names if fnmatch.fnmatchcase(n, pattern) or fnmatch.fnmatchcase(n, f"*.{pattern}")}

@@ -1,4 +1,4 @@
-"""Whether a base model's folder is whole: found in seconds here rather than hours later, in a stage that needs the part.
+"""Refuse a base model's folder that is not whole, in seconds rather than hours later, in a stage that needs the part.
 
 transformers' own loader matches names and shapes from the safetensors headers on the meta device, so that renamed, merged and
 tied weights count as it counts them. The weights themselves are read once, tensor by tensor.
@@ -17,13 +17,14 @@ from pipeline.core import cli, isolate
 from pipeline.core.droppings import data_files
 from pipeline.core.errors import DownloadError
 from pipeline.core.explain import some
+from pipeline.core.records import Json
 from pipeline.model.dequantize import packed_as, why_not
 from pipeline.model.headers import read_headers
 
 SHOWN = 3  # how many names an error lists
 
 
-def refuse_unsound(folder: Path, trusted: bool) -> None:
+def refuse_incoherent(folder: Path, trusted: bool) -> None:
     """Raise `DownloadError` unless config.json, weights and tokenizer belong to one whole, finite model.
     trusted: whether the model's own code may run (`model.trust_remote_code`)."""
     from transformers import AutoConfig
@@ -37,10 +38,9 @@ def refuse_unsound(folder: Path, trusted: bool) -> None:
         built = AutoConfig.from_pretrained(folder, trust_remote_code=trusted)
     except Exception as e:  # transformers checks the values, and each class of it raises what it likes
         raise DownloadError(f"transformers refuses config.json ({isolate.brief(e)}); correct it, or fetch it again") from None
-    _refuse_misfit(folder, built, trusted)
-    size = getattr(built.get_text_config(), "vocab_size", None)
-    if size is not None:
-        _refuse_ids_beyond(folder, int(size))
+    _refuse_other_weights(folder, built, trusted)
+    if size := getattr(built.get_text_config(), "vocab_size", None):
+        _refuse_ids_beyond(folder, size)
     _refuse_tokenizer(folder, trusted)
     _refuse_not_finite(folder)
 
@@ -54,7 +54,7 @@ def refuse_incomplete(folder: Path, name: str) -> None:
         raise DownloadError(f"{name} holds no .safetensors weights ({why})")
 
 
-def read_object(file: Path) -> dict[str, Any]:
+def read_object(file: Path) -> Json:
     """A file's JSON object; raises `DownloadError` if it holds something else."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
@@ -67,17 +67,15 @@ def read_object(file: Path) -> dict[str, Any]:
 
 def indexed_shards(index: Path) -> set[str]:
     """Names of the weight files that an index lists; raises `DownloadError` if one of them is not beside it."""
-    listed = read_object(index).get("weight_map")
-    if not isinstance(listed, dict) or not listed:
+    shards = set(read_object(index).get("weight_map", {}).values())
+    if not shards:
         raise DownloadError(f"{index.name} has no weight_map; fetch it again")
-    shards = set(listed.values())
-    absent = sorted(s for s in shards if not (index.parent / s).exists())
-    if absent:
+    if absent := sorted(s for s in shards if not (index.parent / s).exists()):
         raise DownloadError(f"{index.name} names {some(absent, SHOWN)}, absent from the model's folder; add what is missing")
     return shards
 
 
-def refuse_quantized(config: dict[str, Any], dequantize: bool) -> str | None:
+def refuse_quantized(config: Json, dequantize: bool) -> str | None:
     """The format that a base's weights are packed in, or None.
     Raises `DownloadError` unless they can be dequantized and `dequantize` (of params) says so: the base is the original that every
     variant is compared with."""
@@ -96,7 +94,7 @@ def refuse_quantized(config: dict[str, Any], dequantize: bool) -> str | None:
     return packed
 
 
-def _refuse_unknown_kind(config: dict[str, Any], trusted: bool) -> None:
+def _refuse_unknown_kind(config: Json, trusted: bool) -> None:
     """Raise if neither transformers nor code that may run knows what `model_type` is."""
     import transformers
 
@@ -111,7 +109,7 @@ def _refuse_unknown_kind(config: dict[str, Any], trusted: bool) -> None:
     )
 
 
-def _refuse_misfit(folder: Path, config: Any, trusted: bool) -> None:
+def _refuse_other_weights(folder: Path, config: Any, trusted: bool) -> None:
     """Raise if tensors are missing, of another shape than config.json asks for, or of no use to the model."""
     try:
         info = _match(folder, config, trusted)
@@ -129,13 +127,11 @@ def _refuse_misfit(folder: Path, config: Any, trusted: bool) -> None:
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
         shapes = f"{name} has shape {tuple(held)} and config.json asks for {tuple(asked)}{more}"
         raise DownloadError(f"{shapes}; correct it, or fetch both again")
-    if unknown := sorted(info["unexpected_keys"]):
-        raise DownloadError(
-            f"the .safetensors files hold {some(unknown, SHOWN)}, which config.json's model has no place for; {fetch}"
-        )
+    if unknown := some(sorted(info["unexpected_keys"]), SHOWN):
+        raise DownloadError(f"the .safetensors files hold {unknown}, which config.json's model has no place for; {fetch}")
 
 
-def _match(folder: Path, config: Any, trusted: bool) -> dict[str, Any]:
+def _match(folder: Path, config: Any, trusted: bool) -> Json:
     """What transformers' loader says of tensors that have names and shapes and no values."""
     import torch
     from transformers import AutoModelForCausalLM
@@ -144,17 +140,19 @@ def _match(folder: Path, config: Any, trusted: bool) -> dict[str, Any]:
     with _quiet():
         with torch.device("meta"):
             kind = type(AutoModelForCausalLM.from_config(config, trust_remote_code=trusted))
-        options: dict[str, Any] = {"ignore_mismatched_sizes": True, "output_loading_info": True, "device_map": {"": "meta"}}
-        return dict(kind.from_pretrained(None, config=config, state_dict=tensors, **options)[1])
+        _, info = kind.from_pretrained(
+            None, config=config, state_dict=tensors, ignore_mismatched_sizes=True, output_loading_info=True, device_map={"": "meta"}
+        )
+        return dict(info)
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Silence transformers' report of mismatches, and torchao's of builds that are not for this machine."""
-    from transformers.utils import logging as own
+    from transformers.utils.logging import disable_progress_bar
 
     before = logging.root.manager.disable
-    own.disable_progress_bar()
+    disable_progress_bar()
     logging.disable(logging.ERROR)
     try:
         yield
@@ -163,7 +161,6 @@ def _quiet() -> Iterator[None]:
 
 
 def _refuse_tokenizer(folder: Path, trusted: bool) -> None:
-    """Raise if transformers does not load the tokenizer with all that lies beside it."""
     from transformers import AutoTokenizer
 
     try:
@@ -188,11 +185,10 @@ def _refuse_ids_beyond(folder: Path, size: int) -> None:
     added = tokenizer.get_added_tokens_decoder()
     file = folder / "tokenizer_config.json"
     config = read_object(file) if file.exists() else {}
-    named = [json.dumps(config.get(key), ensure_ascii=False) for key in ("chat_template", "bos_token", "eos_token")]
+    named = [json.dumps(config[key], ensure_ascii=False) for key in ("chat_template", "bos_token", "eos_token") if key in config]
     used = "\n".join([*named, *(f.read_text(encoding="utf-8") for f in data_files(folder, "*.jinja"))])
     beyond = [(id, token) for token, id in tokenizer.get_vocab(with_added_tokens=True).items() if id >= size]
-    needed = [(id, token) for id, token in beyond if id not in added or not added[id].special or token in used]
-    if needed:
+    if needed := [(id, token) for id, token in beyond if id not in added or not added[id].special or token in used]:
         id, token = max(needed)
         raise DownloadError(
             f"the tokenizer gives ids up to {id} ({token!r}) and config.json's vocab_size is {size}; use the model's own "
@@ -201,7 +197,6 @@ def _refuse_ids_beyond(folder: Path, size: int) -> None:
 
 
 def _refuse_not_finite(folder: Path) -> None:
-    """Raise if a weight is NaN or infinite: all that is computed from it would be."""
     from safetensors import safe_open
 
     for file in data_files(folder, "*.safetensors"):

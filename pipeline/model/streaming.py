@@ -51,22 +51,24 @@ def chunks(tensor: Any) -> Iterator[Any]:
 
 def header(shapes: Shapes, metadata: dict[str, str]) -> bytes:
     """A file's length and header, as safetensors writes them; its metadata sorted."""
-    found: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))}
-    for name, begin in offsets(shapes).items():
-        kind, shape = shapes[name]
-        found[name] = {"dtype": TYPES[kind][0], "shape": list(shape), "data_offsets": [begin, begin + _size(shapes[name])]}
-    text = json.dumps(found, separators=(",", ":"), ensure_ascii=False).encode()
+    tensors = {
+        name: {"dtype": TYPES[kind][0], "shape": list(shape), "data_offsets": [begin, begin + _size((kind, shape))]}
+        for name, begin in offsets(shapes).items()
+        for kind, shape in [shapes[name]]
+    }
+    content = {"__metadata__": dict(sorted(metadata.items())), **tensors}
+    text = json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode()
     text = text.ljust(-(-len(text) // 8) * 8)
     return struct.pack("<Q", len(text)) + text
 
 
 def offsets(shapes: Shapes) -> dict[str, int]:
     """{tensor: where its data begins behind the header}, in the order of the file."""
-    found, at = {}, 0
+    begins, at = {}, 0
     for name in sorted(shapes, key=lambda n: (-ORDER.index(shapes[n][0]), n)):
-        found[name] = at
+        begins[name] = at
         at += _size(shapes[name])
-    return found
+    return begins
 
 
 def _shards(shapes: Shapes) -> Iterator[Shapes]:

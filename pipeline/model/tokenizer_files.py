@@ -21,6 +21,7 @@ from pipeline.evalset.chats import chat_template
 
 ORIGINALS = ("tokenizer.model", "spiece.model", "tiktoken.model", "tekken.json", "vocab.json", "vocab.txt")
 TODAY = datetime.date(2026, 1, 1)  # for templates that read the clock: the same prompts on any day
+Encode = Callable[[str], list[int]]
 CORPUS = Path(__file__).resolve().parents[2] / "evalsets/corpus"
 
 
@@ -42,7 +43,7 @@ def _convert(folder: Path, trusted: bool) -> str:
     file = next((folder / name for name in ORIGINALS if (folder / name).exists()), None)
     if file is None:
         raise DownloadError(f"the model holds no tokenizer: none of tokenizer.json, {', '.join(ORIGINALS)}")
-    original, texts, why = _original(file), corpus_texts(), ""
+    encode, texts, why = _original(file), corpus_texts(), ""
     for make in (AutoTokenizer, PreTrainedTokenizerFast):  # the model's class may add rules that its file does not have
         try:
             tokenizer = make.from_pretrained(folder, trust_remote_code=trusted)
@@ -50,28 +51,27 @@ def _convert(folder: Path, trusted: bool) -> str:
         except Exception as e:  # whatever a tokenizer's class raises on files that it cannot read
             why = why or isolate.brief(e)
             continue
-        differ = sum(tokenizer(text, add_special_tokens=False).input_ids != original(text) for text in texts) if original else 0
+        differ = sum(tokenizer(text, add_special_tokens=False).input_ids != encode(text) for text in texts) if encode else 0
         if not differ:
             tokenizer.save_pretrained(folder)
-            return f"tokenizer.json: made from {file.name}" + (f", equal on {len(texts)} texts" if original else "")
+            return f"tokenizer.json: made from {file.name}" + (f", equal on {len(texts)} texts" if encode else "")
         why = f"it cuts {differ} of {len(texts)} texts otherwise"
     raise DownloadError(
         f"no tokenizer.json can be made of {file.name} ({why}); save the tokenizer with transformers' save_pretrained"
     )
 
 
-def _original(file: Path) -> Callable[[str], list[int]] | None:
+def _original(file: Path) -> Encode | None:
     """Token ids of a text by the library that wrote a tokenizer's file; None where transformers' class is all there is."""
     if file.suffix != ".model":
         return None
-    encode: Callable[[str], list[int]]
     if re.match(rb"[A-Za-z0-9+/=]+ \d+\r?\n", file.read_bytes()[:200]):
         from transformers.convert_slow_tokenizer import TikTokenConverter
 
         ranks = _library("tiktoken.load", file).load_tiktoken_bpe(str(file))
         rule = TikTokenConverter(vocab_file=str(file)).pattern  # the file has none: Llama 3's, as transformers takes it
         make = _library("tiktoken", file).Encoding
-        encode = make("base", pat_str=rule, mergeable_ranks=ranks, special_tokens={}).encode_ordinary
+        encode: Encode = make("base", pat_str=rule, mergeable_ranks=ranks, special_tokens={}).encode_ordinary
     else:
         encode = _library("sentencepiece", file).SentencePieceProcessor(model_file=str(file)).encode
     return encode
@@ -104,8 +104,8 @@ def _one_template(folder: Path) -> list[str]:
     """Write the template as chat_template.jinja, with one date for all days; returns what was done."""
     try:
         template = chat_template(folder)
-    except DataError:  # said by check where a task or a prompt is a chat
-        return []
+    except DataError:  # check says so where a task or a prompt is a chat
+        template = None
     if template is None:
         return []
     done = [] if (folder / "chat_template.jinja").exists() else ["chat_template.jinja: taken from where the model kept it"]

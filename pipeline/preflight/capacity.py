@@ -29,22 +29,20 @@ def notes(settings: Params) -> list[str]:
     folder = base_folder(settings)
     if folder is None:
         return []
-    memory = memory_by_stage(settings, folder)
+    memory = {stage: size / 1e9 for stage, size in memory_by_stage(settings, folder).items()}
     most = max(memory, key=memory.__getitem__)
-    have, weights = quota.memory_bytes(), 2 * count_weights(folder)
-    need, free = disk_bytes(settings, folder), shutil.disk_usage(Path.cwd()).free
+    have, weights = quota.memory_bytes() / 1e9, 2 * count_weights(folder) / 1e9  # at 16 bits
+    need, free = disk_bytes(settings, folder) / 1e9, shutil.disk_usage(Path.cwd()).free / 1e9
     lines = [
-        f"the model's {weights / 2e9:.2f} billion weights: about {need / 1e9:.1f} GB more on disk ({free / 1e9:.1f} GB free), "
-        f"at most {memory[most] / 1e9:.1f} GB of memory besides the mapped model, in {most} ({have / 1e9:.1f} GB here)"
+        f"the model's {weights / 2:.2f} billion weights: about {need:.1f} GB more on disk ({free:.1f} GB free), "
+        f"at most {memory[most]:.1f} GB of memory besides the mapped model, in {most} ({have:.1f} GB here)"
     ]
     if need > free:
-        lines.append(f"the disk is too small: about {need / 1e9:.1f} GB are needed and {free / 1e9:.1f} GB are free")
+        lines.append(f"the disk is too small: about {need:.1f} GB are needed and {free:.1f} GB are free")
     if weights > have:
-        lines.append(f"its {weights / 1e9:.1f} GB at 16 bits are more than the memory: each pass reads them from disk")
-    for stage, bytes in memory.items():
-        if bytes > have:
-            lines.append(f"{stage} needs about {bytes / 1e9:.1f} GB of memory and {have / 1e9:.1f} GB are here: it will be killed")
-    return lines
+        lines.append(f"its {weights:.1f} GB at 16 bits are more than the memory: each pass reads them from disk")
+    small = [stage for stage, size in memory.items() if size > have]
+    return lines + [f"{s} needs about {memory[s]:.1f} GB of memory and {have:.1f} GB are here: it will be killed" for s in small]
 
 
 def memory_by_stage(settings: Params, folder: Path) -> dict[str, float]:

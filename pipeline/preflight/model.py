@@ -1,29 +1,39 @@
-"""Check params.yaml against the base model's files, wherever they are here."""
+"""Check params.yaml against the base model's files, wherever they are here. No weights are read."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from pipeline import quantizers
-from pipeline.core import artifacts
+from pipeline.core import artifacts, records
 from pipeline.core.errors import ArtifactError, DataError, ParamsError, QuantgateError, Unsupported
-from pipeline.core.params import Params, PathModel
+from pipeline.core.params import HowMany, Params, PathModel
+from pipeline.core.records import BaseManifest, Json
 from pipeline.engines.llamacpp import LONGEST
 from pipeline.evalset import choose, load_prompts
-from pipeline.evalset.chats import refuse_chats
-from pipeline.preflight.prior_results import is_of
-from pipeline.preflight.tasks import lengths, longest, unanswerable
+from pipeline.evalset.chats import refuse_chats, why_not
+from pipeline.evalset.tasks import TASKS, is_chat, load_task, local_tasks, subset
+from pipeline.model.config import text_config, window
+
+IDENTITY = ("source", "package", "file", "sha256", "path", "id")  # what params and a base's manifest both say of a model
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+def base_manifest(settings: Params) -> BaseManifest | None:
+    """The manifest of artifacts/base if that is the model that params name; None: not downloaded yet."""
+    try:
+        manifest = records.read(artifacts.BASE / artifacts.MANIFEST, BaseManifest)
+    except QuantgateError:
+        return None
+    asked = settings.model.model_dump()
+    return manifest if all(manifest.get(key) == asked[key] for key in IDENTITY if key in asked) else None
 
 
 def base_folder(settings: Params) -> Path | None:
     """The folder of the base model's files: its own, or artifacts/base if that is this model; None: not here yet."""
     if isinstance(settings.model, PathModel) and settings.model.folder.suffix != ".gguf":
         return settings.model.folder
-    try:
-        manifest = artifacts.read_manifest(artifacts.BASE)
-    except QuantgateError:  # not downloaded yet
-        return None
-    return artifacts.BASE if is_of(manifest, settings) and (artifacts.BASE / "config.json").exists() else None
+    return artifacts.BASE if base_manifest(settings) and (artifacts.BASE / "config.json").exists() else None
 
 
 def faults(settings: Params) -> list[str]:
@@ -42,20 +52,56 @@ def faults(settings: Params) -> list[str]:
         refuse_chats(choose(prompts, settings.amount.trajectories, settings.seed), folder)
     except DataError as e:
         messages.append(f"params.yaml: diverge.trajectories.prompts: {e}")
-    return messages + [f"params.yaml: variants.{name}: {e}" for name, e in refused if not isinstance(e, Unsupported)]
+    return messages + [f"params.yaml: variants.{name}: {e}" for name, e in refused.items() if not isinstance(e, Unsupported)]
 
 
 def notes(settings: Params) -> list[str]:
     """Variants that will be `unsupported` or packed in part: a result and no fault, the run goes on."""
     folder = base_folder(settings)
-    refused = _refused(settings, folder) if folder else []
+    if folder is None:
+        return []
     gate = dict.fromkeys(settings.gate.required, ", and it is required: the gate will FAIL")
-    unsupported = {n: e for n, e in refused if isinstance(e, Unsupported)}
-    lines = [f"variants.{n} will be unsupported: {e}{gate.get(n, '')}" for n, e in unsupported.items()]
+    unsupported = {name: e for name, e in _refused(settings, folder).items() if isinstance(e, Unsupported)}
+    lines = [f"variants.{name} will be unsupported: {e}{gate.get(name, '')}" for name, e in unsupported.items()]
     for name, variant in settings.variants.items():
-        if folder and name not in unsupported and (why := quantizers.packs_only(variant.quantizer, folder)):
+        if name not in unsupported and (why := quantizers.packs_only(variant.quantizer, folder)):
             lines.append(f"variants.{name}: {why}")
     return lines
+
+
+def _refused(settings: Params, folder: Path) -> dict[str, QuantgateError]:
+    """{variant: why its quantizer does not take the model}"""
+    refused: dict[str, QuantgateError] = {}
+    for name, variant in settings.variants.items():
+        try:
+            quantizers.check_model(variant.quantizer, variant.options, folder)
+        except (ParamsError, Unsupported) as e:
+            refused[name] = e
+    return refused
+
+
+# ---- texts against the model's window ----------------------------------------------------------------------------------------
+
+
+def longest(model_dir: Path) -> int | None:
+    """The most tokens that a model reads, or None where its config does not say."""
+    return window(text_config(model_dir)) if (model_dir / "config.json").exists() else None
+
+
+def _lengths(texts: dict[str, str], model_dir: Path) -> dict[str, int]:
+    """{item: tokens of its text}, without special ones; empty where the tokenizer is not here as tokenizer.json."""
+    if not texts or not (model_dir / "tokenizer.json").exists():
+        return {}
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
+    return {item: len(tokenizer.encode(text, add_special_tokens=False).ids) for item, text in texts.items()}
+
+
+def _past(texts: dict[str, str], reply: int, most: int, model_dir: Path) -> dict[str, int]:
+    """{item: tokens of its text and reply} where they are more than `most`. A template can only add to what is counted."""
+    near = {item: text for item, text in texts.items() if len(text.encode()) + reply > most}  # a token has a byte at least
+    return {item: n + reply for item, n in _lengths(near, model_dir).items() if n + reply > most}
 
 
 def _too_long(settings: Params, folder: Path) -> list[str]:
@@ -66,8 +112,15 @@ def _too_long(settings: Params, folder: Path) -> list[str]:
             lengths_asked = f"{asked.prompt_tokens} prompt and {asked.output_tokens} output tokens"
             where = f"params.yaml: tiers.{settings.tier}.{section}"
             messages.append(f"{where}: {lengths_asked} are more than the model's {most}; ask for fewer")
-    if most:
-        messages += _long_trajectories(settings, folder, most)
+    setup = settings.diverge.trajectories
+    prompts = choose(load_prompts(Path(setup.prompts)), amount.trajectories, settings.seed)
+    texts = {row["id"]: row.get("prompt") or " ".join(m["content"] for m in row["messages"]) for row in prompts}
+    if most and (long := _past(texts, setup.tokens, most, folder)):
+        name = max(long, key=long.__getitem__)
+        messages.append(
+            f"params.yaml: diverge.trajectories: prompt {name!r} and reply have {long[name]} tokens and the model's window is "
+            f"{most}; lower diverge.trajectories.tokens or shorten the prompt"
+        )
     window = min(settings.diverge.window, most or settings.diverge.window)
     users = [name for name, variant in settings.variants.items() if variant.engine == "llamacpp"]
     if window > LONGEST and users:
@@ -76,28 +129,66 @@ def _too_long(settings: Params, folder: Path) -> list[str]:
     return messages
 
 
-def _long_trajectories(settings: Params, folder: Path, most: int) -> list[str]:
-    """The longest trajectory past the model's window. A template can only add to what is counted here."""
-    setup = settings.diverge.trajectories
-    prompts = choose(load_prompts(Path(setup.prompts)), settings.amount.trajectories, settings.seed)
-    texts = {row["id"]: row.get("prompt") or " ".join(m["content"] for m in row["messages"]) for row in prompts}
-    near = {name: text for name, text in texts.items() if len(text.encode()) + setup.tokens > most}  # a token has a byte at least
-    long = {name: n + setup.tokens for name, n in lengths(near, folder).items() if n + setup.tokens > most}
+def unanswerable(tasks: dict[str, HowMany], model_dir: Path, allow_truncated: bool, seed: int) -> list[str]:
+    """Tasks that a model cannot answer: chats without a template, items longer than its window, targets longer than a reply."""
+    most, messages = longest(model_dir), []
+    for name in tasks.keys() & local_tasks().keys():
+        config, rows = load_task(name)
+        if is_chat(config) and (why := why_not(HELLO, model_dir)):
+            messages.append(f"task {name!r} {why}; take it out of the tier")
+        chosen = [rows[i] for i in subset(len(rows), tasks[name], seed)]
+        messages += _target_too_long(name, config, chosen, model_dir)
+        if most and not allow_truncated:
+            reply = _reply(config) or 0
+            long = _past({row["id"]: _asked(row, config) for row in chosen}, reply, most, model_dir)
+            of_reply = f", the {reply} of its reply among them," if reply else ""
+            way = "shorten it, take the task out of the tier, or say evaluate.allow_truncated: true"
+            messages += _longest(name, long, f" has {{}} tokens{of_reply} and the model's window is {most}", way)
+    return sorted(messages)
+
+
+def _target_too_long(name: str, config: Json, rows: list[Json], model_dir: Path) -> list[str]:
+    """The item whose target is furthest past the tokens of a reply: it could never be answered rightly. The shortest of an item's
+    targets counts, since any of them may match."""
+    most = _reply(config)
+    if most is None:
+        return []
+    targets = {row["id"]: [text.strip() for text in _texts(row, config, "doc_to_target")] for row in rows}
+    # a token has a byte at least; after a space, as a reply begins, there may be fewer
+    doubtful = {item: texts for item, texts in targets.items() if texts and min(len(text.encode()) for text in texts) > most}
+    counted = _lengths({t: t for texts in doubtful.values() for text in texts for t in (text, f" {text}")}, model_dir)
+    fewest = {item: min(counted[t] for text in texts for t in (text, f" {text}")) for item, texts in doubtful.items() if counted}
+    long = {item: n for item, n in fewest.items() if n > most}
+    way = f"shorten it, or raise generation_kwargs.max_gen_toks in {(TASKS / name).with_suffix('.yaml')}"
+    return _longest(name, long, f": its target has {{}} tokens and a reply at most {most}", way)
+
+
+def _longest(name: str, long: dict[str, int], fault: str, way: str) -> list[str]:
+    """A message about the longest of a task's items that are too long, if there are any."""
     if not long:
         return []
-    name = max(long, key=long.__getitem__)
-    return [
-        f"params.yaml: diverge.trajectories: prompt {name!r} and reply have {long[name]} tokens and the model's window is {most}; "
-        "lower diverge.trajectories.tokens or shorten the prompt"
-    ]
+    item = max(long, key=long.__getitem__)
+    more = f" ({len(long) - 1} more are too long)" if len(long) > 1 else ""
+    return [f"task {name!r} item {item!r}{fault.format(long[item])}{more}; {way}"]
 
 
-def _refused(settings: Params, folder: Path) -> list[tuple[str, QuantgateError]]:
-    """[(variant, why its quantizer does not take the model)]"""
-    refused: list[tuple[str, QuantgateError]] = []
-    for name, variant in settings.variants.items():
-        try:
-            quantizers.check_model(variant.quantizer, variant.options, folder)
-        except (ParamsError, Unsupported) as e:
-            refused.append((name, e))
-    return refused
+def _reply(config: Json) -> int | None:
+    """The most tokens of a reply, or None where nothing is replied or the task does not say."""
+    if config["output_type"] != "generate_until":
+        return None
+    most = (config.get("generation_kwargs") or {}).get("max_gen_toks")
+    return most if isinstance(most, int) else None
+
+
+def _texts(row: Json, config: Json, key: str) -> list[str]:
+    """What the plain column that a task's config names holds; nothing where a template makes it."""
+    value = row.get(str(config.get(key)), [])
+    return [text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)]
+
+
+def _asked(row: Json, config: Json) -> str:
+    """What the model reads of an item in one piece, as far as plain columns say it; nothing where a text is rolled through."""
+    if config["output_type"] == "loglikelihood_rolling":
+        return ""
+    choice = max(_texts(row, config, "doc_to_choice"), key=len, default="")
+    return "".join(_texts(row, config, "doc_to_text")) + str(config.get("target_delimiter", " ")) * bool(choice) + choice

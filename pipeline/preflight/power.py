@@ -10,25 +10,39 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from pipeline.core import artifacts, cli, params
+from pipeline.core import artifacts, cli, params, records
 from pipeline.core.errors import QuantgateError
 from pipeline.core.params import HowMany, Params
+from pipeline.core.records import EvalsetsRecord, Metrics, SetRecord, VariantResult
 from pipeline.evalset import load_prompts, load_texts, tasks
+from pipeline.evalset.cards import RECORD
 from pipeline.gating.rules import MIN_CLUSTERS, bound_of
 from pipeline.metrics.definitions import definition
-from pipeline.preflight.prior_results import RECORD, Sources
+from pipeline.preflight.model import base_manifest
+from pipeline.reporting.text import difference
 from pipeline.stats.intervals import paired_difference, resolvable, standard_errors
 
+T = TypeVar("T")
 UNKNOWN = "unknown until a variant has been measured"
 UNSCORED = "no right and wrong"
-SHOWN = {"pp": (1.0, "pp"), "fraction": (100.0, "pp"), "ratio": (100.0, "%"), "nats": (1.0, "nats")}
 TRAJECTORIES = ("kld_mean", "top1_agreement", "jsd_mean", "moved_10pct", "delta_p_rms")  # measured on them as well as on text
 CORPUS = (*TRAJECTORIES, "ppl_ratio")
 ROUNDS = ("speed_ratio", "prefill_ratio")
+
+
+class Interval(NamedTuple):
+    """A metric of the probe's last run. n: its independent units; between: how far whole runs differ, of the logarithm."""
+
+    value: float
+    low: float
+    high: float
+    n: int
+    confidence: float
+    between: float
 
 
 @dataclass(frozen=True)
@@ -47,19 +61,68 @@ class Resolution:
     stays: float = 0.0
 
 
+class Sources:
+    """What earlier runs left: the probe's metrics if they are of this base model, and the record of the sets. A file that cannot be
+    read counts as absent and is named in `notes`."""
+
+    def __init__(self, settings: Params) -> None:
+        self.settings, self.confidence, self.probe = settings, settings.compare.confidence, settings.gate.required[0]
+        self.notes: list[str] = []
+        base = base_manifest(settings)
+        self.base = base["digest"] if base else None
+        last = self._read(artifacts.metrics(self.probe), VariantResult)
+        usable = last and last["status"] == "ok" and last["base"] == self.base and last["reference"] == settings.reference
+        self.metrics: Metrics = last["metrics"] if last and usable else {}
+        self.record = self._read(RECORD, EvalsetsRecord)
+
+    def _read(self, path: Path, kind: type[T]) -> T | None:
+        try:
+            return records.read(path, kind) if path.exists() else None
+        except QuantgateError as e:
+            self.notes.append(str(e))
+            return None
+
+    def recorded(self, kind: str) -> dict[str, SetRecord]:
+        """{set: its record} of a kind, `tasks` or `corpus`, where its files are still those that it was taken on."""
+        sets = self.record["sets"] if self.record else {}
+        return {
+            name.partition("/")[2]: entry
+            for name, entry in sets.items()
+            if name.startswith(kind)
+            and all(Path(file).is_file() and artifacts.sha256_file(Path(file)) == sha256 for file, sha256 in entry["files"].items())
+        }
+
+    def measured(self, name: str) -> Interval | None:
+        """A metric's interval in the last run; None where it has none (a point would claim to resolve anything)."""
+        metric = self.metrics.get(name)
+        if metric is None or metric["value"] is None or metric["low"] is None or metric["high"] is None:
+            return None
+        n = metric.get("clusters") if name in CORPUS else metric["n"]
+        confidence, between = metric.get("confidence") or self.confidence, metric.get("between") or 0.0
+        interval = Interval(metric["value"], metric["low"], metric["high"], n or 0, confidence, between)
+        return interval if n and interval.low < interval.high else None
+
+    def resolves(self, last: Interval, n: float, unit: str, detail: str = "", held: float = math.nan) -> Resolution:
+        """An earlier interval's resolution, its error shrinking with the square root of the units."""
+        n = last.n if math.isnan(n) else n
+        stays = last.between * last.value * standard_errors(confidence=last.confidence)
+        shrinks = max(resolvable(last.low, last.high, confidence=last.confidence) ** 2 - stays**2, 0.0)
+        smallest = math.sqrt(shrinks * last.n / n + stays**2)
+        return Resolution(n, unit, smallest, f"{self.probe}'s last run", detail, held, stays=stays)
+
+
 def task(name: str, count: HowMany, known: Sources) -> Resolution:
     """Accuracy of one task, in pp."""
     n, held = (count if isinstance(count, int) else math.nan), math.nan
     if name in tasks.local_tasks():
         config, rows = tasks.load_task(name)
         n, held = _count(count, len(rows)), len(rows)
-        if config.get("output_type") == "loglikelihood_rolling":
+        if config["output_type"] == "loglikelihood_rolling":
             return Resolution(n, "documents", None, UNSCORED)
-    last, card = interval(known.metrics.get(f"acc_delta/{name}")), known.recorded(f"tasks/{name}")
-    if last:
-        flips = [known.metrics[f"flips_to_{way}/{name}"]["value"] for way in ("wrong", "right")]
-        detail = f"{sum(flips):.0f} of {last['n']} answers changed"
-        return _scaled(last, last["n"], n, "items", known, detail=detail, held=held)
+    if last := known.measured(f"acc_delta/{name}"):
+        flips = sum(known.metrics[f"flips_to_{way}/{name}"]["value"] or 0 for way in ("wrong", "right"))
+        return known.resolves(last, n, "items", f"{flips:.0f} of {last.n} answers changed", held)
+    card = known.recorded(f"tasks/{name}").get(name)
     if math.isnan(n) or not card or "changed" not in card:
         return Resolution(n, "items", None, UNKNOWN, held=held)
     score, share = card["reference"], card["changed"]
@@ -73,14 +136,14 @@ def _half(n: float, score: float, share: float, known: Sources) -> float:
     lost, right = round(share * n / 2), round(score * n)
     won = max(round(share * n) - lost, 0)
     cells = max(right - lost, 0), lost, won, max(round(n) - right - won, 0)
-    half = paired_difference(*cells, confidence=known.settings.compare.confidence)
+    half = paired_difference(*cells, confidence=known.confidence)
     assert half.low is not None and half.high is not None  # n is at least 1
     return 50 * (half.high - half.low)
 
 
 def _smallest(n: float, score: float, share: float, known: Sources) -> float:
-    half, confidence = _half(n, score, share, known), known.settings.compare.confidence
-    return resolvable(-half, half, confidence=confidence)
+    half = _half(n, score, share, known)
+    return resolvable(-half, half, confidence=known.confidence)
 
 
 def all_tasks(parts: dict[str, Resolution], known: Sources) -> Resolution:
@@ -88,10 +151,10 @@ def all_tasks(parts: dict[str, Resolution], known: Sources) -> Resolution:
     scored = {name: r for name, r in parts.items() if r.source != UNSCORED}
     n, held = sum(r.n for r in scored.values()), sum(r.held for r in scored.values())
     measured = {name.partition("/")[2] for name in known.metrics if name.startswith("acc_delta/")} - {"all"}
-    last = interval(known.metrics.get("acc_delta/all"))
+    last = known.measured("acc_delta/all")
     if last and measured == scored.keys():
-        return _scaled(last, last["n"], n, "items", known, held=held)
-    unknown = [name for name, r in scored.items() if r.smallest is None]
+        return known.resolves(last, n, "items", held=held)
+    unknown = [name for name, r in scored.items() if r.smallest is None or math.isnan(r.n)]
     if unknown or not scored:
         return Resolution(n, "items", None, UNKNOWN, f"{', '.join(unknown) or 'no task'}", held)
     together = math.sqrt(sum((r.n * (r.smallest or 0)) ** 2 for r in scored.values())) / n
@@ -100,74 +163,34 @@ def all_tasks(parts: dict[str, Resolution], known: Sources) -> Resolution:
 
 def corpus(metric: str, known: Sources) -> Resolution:
     """A metric over the corpus, and over trajectories where it is measured on them."""
-    s, texts = known.settings, load_texts(Path(known.settings.diverge.corpus))
-    held, unit = len(texts), "documents"
+    s, held, unit = known.settings, len(load_texts(Path(known.settings.diverge.corpus))), "documents"
     n = _count(s.amount.documents, held)
     if metric in TRAJECTORIES:
         prompts = len(load_prompts(Path(s.diverge.trajectories.prompts)))
         n, held, unit = n + _count(s.amount.trajectories, prompts), held + prompts, "documents and trajectories"
-    last = interval(known.metrics.get(metric))
-    if last and last.get("clusters"):
-        scaled = _scaled(last, last["clusters"], n, unit, known, held=held)
-        return _relative(scaled, last["value"]) if metric == "kld_mean" else scaled
-    cards = [c for k in known.record.get("sets", {}) if k.startswith("corpus/") and (c := known.recorded(k))]
+    if last := known.measured(metric):
+        scaled = known.resolves(last, n, unit, held=held)
+        return _relative(scaled, last.value) if metric == "kld_mean" else scaled
+    cards = list(known.recorded("corpus/").values())
     if not cards or metric not in ("kld_mean", "ppl_ratio"):
         return Resolution(n, unit, None, UNKNOWN, held=held)
     if metric == "ppl_ratio":  # from each domain's own resolution: their errors add by their squares, weighted by documents
         total = sum(c["n"] for c in cards)
         error = math.sqrt(sum((c["n"] * math.log1p(c["resolvable_ppl"])) ** 2 for c in cards)) / total
         return Resolution(n, unit, math.expm1(error * math.sqrt(total / n)), str(RECORD), held=held)
-    smallest, value = _recorded_kld(cards, n, known)
+    assert known.record
+    smallest, value = _recorded_kld(cards, n, known.record)
     return _relative(Resolution(n, unit, smallest, str(RECORD), held=held), value)
 
 
-def judgeable(metric: str, known: Sources) -> str | None:
-    """Why the gate will not judge a metric over so few documents, or None. Trajectories are shorter and weigh less: they count by
-    their letters, four a token."""
-    s, texts = known.settings, load_texts(Path(known.settings.diverge.corpus))
-    n = _count(s.amount.documents, len(texts))
-    weights = np.full(int(n), np.mean([len(t["text"]) for t in texts]))
-    if metric in TRAJECTORIES:
-        prompts = _count(s.amount.trajectories, len(load_prompts(Path(s.diverge.trajectories.prompts))))
-        weights = np.append(weights, np.full(int(prompts), 4.0 * s.diverge.trajectories.tokens))
-    equal = weights.sum() ** 2 / (weights**2).sum()
-    if equal >= MIN_CLUSTERS - 0.5:
-        return None
-    weigh = f"{len(weights)} weigh as {equal:.0f} equal ones, and a verdict needs {MIN_CLUSTERS}"
-    return f"WARNING: INCONCLUSIVE whatever is found: {weigh}; raise `documents` in tier {s.tier}"
-
-
-def _recorded_kld(cards: list[dict[str, Any]], n: float, known: Sources) -> tuple[float, float]:
+def _recorded_kld(cards: list[SetRecord], n: float, record: EvalsetsRecord) -> tuple[float, float]:
     """(smallest, mean) of the probe's divergence: documents differ within their domains, and domains from each other."""
-    klds, sizes, total = [c["kld"][known.record["probe"]] for c in cards], [c["n"] for c in cards], sum(c["n"] for c in cards)
-    level = {"confidence": known.record["confidence"]}
-    within = sum((m * resolvable(k["low"], k["high"], **level)) ** 2 for m, k in zip(sizes, klds)) / total
+    klds, sizes, total = [c["kld"][record["probe"]] for c in cards], [c["n"] for c in cards], sum(c["n"] for c in cards)
+    confidence = record["confidence"]
+    within = sum((m * resolvable(k["low"], k["high"], confidence=confidence)) ** 2 for m, k in zip(sizes, klds)) / total
     mean = sum(m * k["value"] for m, k in zip(sizes, klds)) / total
     between = sum(m * (k["value"] - mean) ** 2 for m, k in zip(sizes, klds)) / total
-    return math.sqrt((within + standard_errors(**level) ** 2 * between) / n), mean
-
-
-def rounds(metric: str, known: Sources) -> Resolution:
-    """A speed ratio over the benchmark's rounds."""
-    n, last = known.settings.amount.benchmark.rounds, interval(known.metrics.get(metric))
-    if not last:
-        return Resolution(n, "rounds", None, "unknown until a variant has been timed here")
-    return _scaled(last, last["n"], n, "rounds", known)
-
-
-def interval(metric: Any) -> dict[str, Any] | None:
-    """A metric that has an interval (a point would claim to resolve anything), or None."""
-    has = isinstance(metric, dict) and metric.get("low") is not None and metric.get("high") is not None
-    return metric if has and metric["low"] < metric["high"] else None
-
-
-def _scaled(last: dict[str, Any], then: float, n: float, unit: str, known: Sources, **more: Any) -> Resolution:
-    """An earlier interval's resolution, its error shrinking with the square root of the units."""
-    n = then if math.isnan(n) else n
-    smallest = resolvable(last["low"], last["high"], confidence=last["confidence"])
-    stays = (last.get("between") or 0.0) * last["value"] * standard_errors(confidence=last["confidence"])
-    shrinks = max(smallest**2 - stays**2, 0.0)
-    return Resolution(n, unit, math.sqrt(shrinks * then / n + stays**2), f"{known.probe}'s last run", stays=stays, **more)
+    return math.sqrt((within + standard_errors(confidence=confidence) ** 2 * between) / n), mean
 
 
 def _relative(resolution: Resolution, value: float) -> Resolution:
@@ -180,41 +203,52 @@ def _count(count: HowMany, there: int) -> int:
     return there if isinstance(count, str) else min(count, there)
 
 
-def notes(settings: Params) -> list[str]:
-    """`lines`; where a report is damaged, one line that says so: nothing depends on these lines."""
-    try:
-        return lines(settings)
-    except (QuantgateError, AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError) as e:
-        return [f"unknown: a file in {artifacts.REPORTS} or {artifacts.ARTIFACTS} is damaged ({e!r})"]
+def too_few(metric: str, settings: Params) -> str | None:
+    """Why the gate will not judge a metric over so few documents, or None. Trajectories are shorter and weigh less: they count by
+    their letters, four a token."""
+    texts = load_texts(Path(settings.diverge.corpus))
+    n = _count(settings.amount.documents, len(texts))
+    weights = np.full(n, np.mean([len(t["text"]) for t in texts]))
+    if metric in TRAJECTORIES:
+        setup = settings.diverge.trajectories
+        prompts = _count(settings.amount.trajectories, len(load_prompts(Path(setup.prompts))))
+        weights = np.append(weights, np.full(prompts, 4.0 * setup.tokens))
+    equal = weights.sum() ** 2 / (weights**2).sum()
+    if equal >= MIN_CLUSTERS - 0.5:
+        return None
+    weigh = f"{len(weights)} weigh as {equal:.0f} equal ones, and a verdict needs {MIN_CLUSTERS}"
+    return f"WARNING: INCONCLUSIVE whatever is found: {weigh}; raise `documents` in tier {settings.tier}"
 
 
 def lines(settings: Params) -> list[str]:
     """What each task resolves, and whether a variant without any loss can meet each of the gate's margins."""
     known = Sources(settings)
     parts = {name: task(name, count, known) for name, count in settings.amount.tasks.items()}
-    result = [f"{n}: {_seen(f'acc_delta/{n}', known) or _said(r, 'pp')}" for n, r in parts.items() if r.source != UNSCORED]
+    result = [f"{n}: {_blind(f'acc_delta/{n}', known) or _resolved(r, 'pp')}" for n, r in parts.items() if r.source != UNSCORED]
     for rule in settings.gate.rules:
         if rule.against == "baseline":  # a paired difference between two commits: nothing is known of it
             continue
-        if seen := _seen(rule.metric, known):
-            result.append(f"rule {rule.metric}, {bound_of(rule).text}: {seen}")
-            continue
-        what, resolution = definition(rule.metric), _of(rule.metric, parts, known)
-        if resolution and what and what.neutral is not None and what.unit in SHOWN and not rule.limit:
-            bound = bound_of(rule)
-            margin = abs(bound.threshold - what.neutral)
-            few = judgeable(rule.metric, known) if rule.metric in CORPUS else None
-            result.append(f"rule {rule.metric}, {bound.text}: {few or _compared(resolution, margin, what.unit)}")
-    result += [known.about()] if any(str(RECORD) in line for line in result) else []
+        bound, what = bound_of(rule), definition(rule.metric)
+        line = _blind(rule.metric, known)
+        resolution = None if line or rule.limit else _of(rule.metric, parts, known)
+        if resolution and what and what.neutral is not None:
+            few = too_few(rule.metric, settings) if rule.metric in CORPUS else None
+            line = few or _compared(resolution, abs(bound.threshold - what.neutral), what.unit)
+        result += [f"rule {rule.metric}, {bound.text}: {line}"] if line else []
+    if known.record and any(str(RECORD) in line for line in result):
+        record = known.record
+        other = f"another base ({record['base'][:8]})" if known.base else "the default model"
+        whose = "this model" if known.base == record["base"] else other
+        result.append(f"{RECORD}: {record['probe']} against {record['reference']} of {whose}, tier full")
     return result + [f"not used: {note}" for note in known.notes]
 
 
-def _seen(metric: str, known: Sources) -> str | None:
+def _blind(metric: str, known: Sources) -> str | None:
     """Why a metric had no interval in the last run, so that no verdict could rest on it; None where it had one."""
-    then = known.metrics.get(metric) or {}
-    if then.get("value") is None or then.get("low") is not None:
+    last = known.metrics.get(metric)
+    if last is None or last["value"] is None or last["low"] is not None:
         return None
-    return f"WARNING: INCONCLUSIVE in {known.probe}'s last run: {'; '.join(then.get('warnings') or ['no interval'])}"
+    return f"WARNING: INCONCLUSIVE in {known.probe}'s last run: {'; '.join(last.get('warnings') or ['no interval'])}"
 
 
 def _of(metric: str, parts: dict[str, Resolution], known: Sources) -> Resolution | None:
@@ -223,32 +257,35 @@ def _of(metric: str, parts: dict[str, Resolution], known: Sources) -> Resolution
     if stem == "acc_delta":
         return all_tasks(parts, known) if part == "all" else parts.get(part)
     if stem in ROUNDS:
-        return rounds(stem, known)
+        n, last = known.settings.amount.benchmark.rounds, known.measured(stem)
+        unknown = Resolution(n, "rounds", None, "unknown until a variant has been timed here")
+        return known.resolves(last, n, "rounds") if last else unknown
     return corpus(stem, known) if not part and stem in CORPUS else None
 
 
-def _said(r: Resolution, unit: str) -> str:
+def _resolved(r: Resolution, unit: str) -> str:
     n = "all" if math.isnan(r.n) else f"{r.n:g}"
     detail = f": {r.detail}" if r.detail else ""
     if r.smallest is None:
         return f"n = {n} {r.unit}; {r.source}{detail}"
-    scale, unit_text = (100.0, "% of its value") if r.relative else SHOWN[unit]
-    return f"n = {n} {r.unit} resolves {scale * r.smallest:.2g} {unit_text} ({r.source}{detail})"
+    scale, name = (100.0, "% of its value") if r.relative else difference(unit)
+    return f"n = {n} {r.unit} resolves {scale * r.smallest:.2g} {name} ({r.source}{detail})"
 
 
 def _compared(r: Resolution, margin: float, unit: str) -> str:
     """Whether n resolves a margin; where not, how many would."""
-    scale, unit_text = SHOWN[unit]
+    said = _resolved(r, unit)
     if r.relative and r.smallest is not None:
-        return f"{_said(r, unit)}; a true value up to {scale * margin / (1 + r.smallest):.3g} {unit_text} passes in 80 % of runs"
+        scale, name = difference(unit)
+        return f"{said}; a true value up to {scale * margin / (1 + r.smallest):.3g} {name} passes in 80 % of runs"
     if r.smallest is None or r.smallest <= margin:
-        return _said(r, unit)
-    held = "" if math.isnan(r.held) else f" (the sets hold {r.held:g})"
+        return said
     if r.stays >= margin > 0:
-        return f"WARNING: {_said(r, unit)}; more {r.unit} would not help: whole runs differ too much (compare.between_runs)"
+        return f"WARNING: {said}; more {r.unit} would not help: whole runs differ too much (compare.between_runs)"
+    held = "" if math.isnan(r.held) else f" (the sets hold {r.held:g})"
     enough = math.ceil(r.n * (r.smallest**2 - r.stays**2) / (margin**2 - r.stays**2)) if margin else None
     needed = f"about {enough} {r.unit}{held} resolve it" if enough else "no number of items resolves a margin of nothing"
-    return f"WARNING: {_said(r, unit)}, so that a variant without any loss often ends INCONCLUSIVE; {needed}"
+    return f"WARNING: {said}, so that a variant without any loss often ends INCONCLUSIVE; {needed}"
 
 
 def main() -> None:

@@ -79,15 +79,12 @@ def inconclusive(settings: Params) -> list[str]:
         percentile, load = PERCENTILE.fullmatch(stem), settings.amount.serving
         if not percentile or not load:
             continue
-        q, n = QUANTILES[percentile[1]], load.rounds * in_a_round(level, load.requests)
-        if not _has_interval(q, n, settings):
-            enough = next(k for k in itertools.count(n, max(1, n // 8)) if _has_interval(q, k, settings))
+        q, n, c = QUANTILES[percentile[1]], load.rounds * in_a_round(level, load.requests), settings.compare.confidence
+        more = itertools.count(n, max(1, n // 8))
+        enough = next(k for k in more if quantile_interval(range(k), range(k), q, confidence=c).low is not None)
+        if enough > n:
             messages.append(
                 f"{metric} will be INCONCLUSIVE: {n} requests are too few for a {percentile[1]} interval; about {enough} are "
                 "enough (tier's serving.requests)"
             )
     return messages
-
-
-def _has_interval(q: float, n: int, settings: Params) -> bool:
-    return quantile_interval(range(n), range(n), q, confidence=settings.compare.confidence).low is not None

@@ -15,10 +15,11 @@ from typing import Any
 from pipeline.core.errors import ParamsError, Unsupported
 from pipeline.core.explain import did_you_mean
 from pipeline.core.options import check_options, names_in, with_defaults
-from pipeline.model.headers import in_blocks, kept_layers, linear_widths, packed_share, skeleton
+from pipeline.core.records import BuildFacts, Options
+from pipeline.model.headers import in_blocks, kept_layers, linear_widths, skeleton
 
-Facts = dict[str, Any]
-MOST = 0.9  # a smaller share of the matrices packed is told
+Facts = BuildFacts
+MOST = 0.9  # of the matrices' weights: a method that packs a smaller share is named by check
 GIVEN = {"model_dir", "out_dir", "calibration", "seed"}  # what the pipeline passes; all else is an option
 
 
@@ -47,36 +48,45 @@ def _module(name: str) -> Any:
     return import_module(f"pipeline.quantizers.{name}")
 
 
-def check(name: str, options: dict[str, Any]) -> None:
+def check(name: str, options: Options) -> None:
     """Raise `ParamsError` for an unknown method or option, without loading anything heavy."""
     check_options(f"quantizer {name!r}", find(name), options, given=GIVEN)
 
 
-def check_model(name: str, options: dict[str, Any], model_dir: Path) -> None:
-    """Raise for what a method's options ask and this model does not have: nothing is loaded, its files' headers are enough.
+def check_model(name: str, options: Options, model_dir: Path) -> None:
+    """Raise for what a method's options ask and this model does not have; its files' headers are enough.
 
-    `ParamsError`: a pattern in `keep` that matches no layer, or patterns that leave none; `Unsupported`: what the method's own
-    `refuse` says.
+    `ParamsError`: a pattern in `keep` that matches no layer, or patterns that leave none; `Unsupported`: a model that the method
+    cannot pack.
     """
     module = _module(name)
     asked = with_defaults(module.quantize, options, given=GIVEN)
     if "keep" in asked:
         kept = kept_layers(model_dir, asked["keep"])
         if getattr(module, "ENGINE", "hf") == "hf":  # GGUF and ONNX quantize the head besides
-            packed = linear_widths(model_dir, getattr(module, "PACKS", in_blocks))
-            _refuse_nothing_left(name, asked["keep"], len(packed.keys() & kept), len(packed))
-            _refuse_by_class(name, model_dir, [layer for layer in packed if layer not in kept])
+            layers = linear_widths(model_dir, getattr(module, "PACKS", in_blocks))
+            packed = [layer for layer in layers if layer not in kept]
+            if not layers:
+                raise Unsupported(f"the model has no matrix that quantizer {name!r} packs")
+            if not packed:
+                what = f"all {len(layers)} matrices of the layers, so that nothing is left to quantize"
+                raise ParamsError(f"options.keep: {asked['keep']} keeps {what}")
+            _refuse_by_class(name, model_dir, packed)
     if hasattr(module, "refuse"):
         module.refuse(model_dir, asked)
 
 
 def packs_only(name: str, model_dir: Path) -> str | None:
-    """In words, that a method leaves a good part of the model's matrices as they are, such as the fused experts of a mixture."""
+    """Say that a method leaves a good part of the model's matrices as they are, such as the fused experts of a mixture."""
     packs, model = getattr(_module(name), "PACKS", None), skeleton(model_dir)
-    if packs is None or model is None or (share := packed_share(model_dir, packs)) > MOST:
+    if packs is None or model is None:
         return None
-    kinds = sorted({m.kind for m in model.matrices.values() if not packs(m)})
-    return f"quantizer {name!r} packs {100 * share:.0f} % of this model's matrices; the others ({', '.join(kinds)}) stay at 16 bits"
+    left = [matrix for matrix in model.matrices.values() if not packs(matrix)]
+    share = 1 - sum(m.weights for m in left) / max(1, sum(m.weights for m in model.matrices.values()))
+    if share > MOST:
+        return None
+    kinds = ", ".join(sorted({matrix.kind for matrix in left}))
+    return f"quantizer {name!r} packs {100 * share:.0f} % of this model's matrices; the others ({kinds}) stay at 16 bits"
 
 
 def _refuse_by_class(name: str, model_dir: Path, packed: list[str]) -> None:
@@ -97,11 +107,3 @@ def _refuse_by_class(name: str, model_dir: Path, packed: list[str]) -> None:
     kinds = {matrix.kind for matrix in model.matrices.values()}
     if split := next((k for k in kinds & OTHERS.keys() if loaded_as in OTHERS[k]["quantization_methods"]), None):
         raise Unsupported(f"for {loaded_as}, transformers splits {split} into matrices that are not in the model's files")
-
-
-def _refuse_nothing_left(name: str, keep: list[str], kept: int, layers: int) -> None:
-    """Raise where a method that packs matrices of the layers, and nothing else, has none to pack."""
-    if layers == 0:
-        raise Unsupported(f"the model has no matrix that quantizer {name!r} packs")
-    if kept == layers:
-        raise ParamsError(f"options.keep: {keep} keeps all {layers} matrices of the layers, so that nothing is left to quantize")

@@ -16,6 +16,7 @@ from pipeline.core import artifacts, cli, quota
 from pipeline.core.droppings import data_files
 from pipeline.core.errors import Unsupported
 from pipeline.core.quiet import before_gptqmodel, output_to
+from pipeline.core.records import Json, Options
 from pipeline.model.headers import kept_layers, linear_widths, packed_bits, read_headers, skeleton
 from pipeline.quantizers import Facts
 from pipeline.quantizers._probe import OTHER_KERNEL, probe
@@ -32,7 +33,7 @@ def build(
     model_dir: Path,
     out_dir: Path,
     *,
-    config: tuple[str, dict[str, Any]],
+    config: tuple[str, Options],
     rows: list[list[int]] | None,
     batch_size: int,
     group_size: int,
@@ -51,19 +52,23 @@ def build(
         model = _load(method, model_dir, config, kept)
         _quantize(model, method, rows, batch_size, cpu_backend, terminal)
         model.save(str(out_dir))
-        answered = {} if _on_disk(model_dir) or _routes(model_dir) else {"probe": _answer(model)}
+        answered: Facts = {} if _on_disk(model_dir) or _routes(model_dir) else {"probe": _answer(model)}
         _take_back_logs()
-    _forget_this_run(out_dir, kept if method == "awq" else [], split=_is_split(model_dir, out_dir))
-    facts = _losses(out_dir, artifacts.LOGS / f"{method}.csv", config[1].get("damp_percent"))
+    _rewrite_configs(out_dir, kept if method == "awq" else [], split=_is_split(model_dir, out_dir))
+    losses = _losses(out_dir, artifacts.LOGS / f"{method}.csv", config[1].get("damp_percent"))
     index = 0 if method == "awq" else 32  # an int32 a column says which group it is in
-    expected = packed_bits(model_dir, kept, weight=bits, group=16 + bits, group_size=group_size, column=index)
-    reach = ANY_MACHINE if rows is None else SAME_MACHINE
-    return {"library": "gptqmodel", "reproducible": reach, "head": "bfloat16", "kept": kept, "expected_bits": expected,
-            **answered, **facts}  # fmt: skip
+    return {
+        "library": "gptqmodel",
+        "reproducible": ANY_MACHINE if rows is None else SAME_MACHINE,
+        "head": "bfloat16",
+        "kept": kept,
+        "expected_bits": packed_bits(model_dir, kept, weight=bits, group=16 + bits, group_size=group_size, column=index),
+        **answered,
+        **losses,
+    }
 
 
 def has_cuda() -> bool:
-    """Whether torch sees a CUDA device."""
     import torch
 
     return bool(torch.cuda.is_available())
@@ -81,8 +86,7 @@ def _routes(model_dir: Path) -> bool:
     return model is not None and any(matrix.count > 1 for matrix in model.matrices.values())
 
 
-def _load(method: str, model_dir: Path, config: tuple[str, dict[str, Any]], kept: list[str]) -> Any:
-    """gptqmodel's model with the config class and arguments asked for, and without the layers to keep."""
+def _load(method: str, model_dir: Path, config: tuple[str, Options], kept: list[str]) -> Any:
     before_gptqmodel()
     try:
         import gptqmodel
@@ -90,7 +94,7 @@ def _load(method: str, model_dir: Path, config: tuple[str, dict[str, Any]], kept
     except ImportError as e:
         raise Unsupported(f"quantizer {method!r} needs {e.name}; pip install gptqmodel -c constraints.txt") from None
     name, arguments = config
-    skipped: dict[str, dict[str, Any]] = {f"-:^{re.escape(layer)}$": {} for layer in kept}
+    skipped: dict[str, Options] = {f"-:^{re.escape(layer)}$": {} for layer in kept}
     asked = getattr(configs, name)(**arguments, offload_to_disk=_on_disk(model_dir), dynamic=skipped or None)
     return gptqmodel.GPTQModel.load(str(model_dir), asked, trust_remote_code=artifacts.trusts_code(model_dir))
 
@@ -110,14 +114,14 @@ def _quantize(
         model.quantize(given, batch_size=batch_size, **chosen)
 
 
-def _answer(model: Any) -> dict[str, Any]:
+def _answer(model: Any) -> Json:
     """The probe of the packed model in memory, after it was saved: the zero points of GPTQ's format are one less than the kernel
     takes, in memory as in the file, and are corrected here as they are at any load."""
     from gptqmodel.utils.model import convert_gptq_v1_to_v2_format
 
     asked = model.quantize_config
-    own = convert_gptq_v1_to_v2_format(model.model, cfg=asked, qlinear_kernel=model.qlinear_kernel)
-    return {**probe(own), "close": OTHER_KERNEL}
+    corrected = convert_gptq_v1_to_v2_format(model.model, cfg=asked, qlinear_kernel=model.qlinear_kernel)
+    return {**probe(corrected), "close": OTHER_KERNEL}
 
 
 class _Progress:
@@ -125,10 +129,10 @@ class _Progress:
         self.bar = bar
 
     def layer_complete(self, *, layer_idx: int, submodule_finalized: bool) -> None:
-        self.bar.update(max(0, layer_idx + 1 - self.bar.n))  # it is told twice a layer, in threads
+        self.bar.update(max(0, layer_idx + 1 - self.bar.n))  # called twice a layer, in threads
 
 
-def refuse(model_dir: Path, options: dict[str, Any]) -> None:
+def refuse(model_dir: Path, options: Options) -> None:
     """See `pipeline.quantizers`: parts of layers that gptqmodel would leave; groups that do not divide a layer's width, or that the
     packed 4-bit product of this CPU does not take, which says so only when the model runs."""
     _refuse_parts_unknown(model_dir)
@@ -150,13 +154,13 @@ def refuse(model_dir: Path, options: dict[str, Any]) -> None:
 
 def _refuse_parts_unknown(model_dir: Path) -> None:
     """Raise where gptqmodel's own source, for a model's type, names none of the layers' parts that the model's class has."""
-    found, model = find_spec("gptqmodel"), skeleton(model_dir)
-    if found is None or model is None:
+    package, model = find_spec("gptqmodel"), skeleton(model_dir)
+    if package is None or model is None:
         return
-    folder, kind = Path(found.origin or "").parent / "models", artifacts.read_json(model_dir / "config.json")["model_type"]
+    folder, kind = Path(package.origin or "").parent / "models", artifacts.read_json(model_dir / "config.json")["model_type"]
     definition = re.search(rf'^    "{kind}": (\w+),', (folder / "auto.py").read_text(encoding="utf-8"), re.MULTILINE)
-    sources = (file.read_text(encoding="utf-8") for file in (folder / "definitions").glob("*.py"))
-    tree = _tree(list(sources), definition[1]) if definition else ""
+    sources = [file.read_text(encoding="utf-8") for file in (folder / "definitions").glob("*.py")]
+    tree = _tree(sources, definition[1]) if definition else ""
     known = {part for name in re.findall(r'"([\w.]+)', tree) for part in name.split(".")}
     for name, matrix in model.matrices.items():
         part = re.split(r"\.\d+\.", name, maxsplit=1)[-1].partition(".")[0]
@@ -167,13 +171,13 @@ def _refuse_parts_unknown(model_dir: Path) -> None:
 def _tree(sources: list[str], name: str) -> str:
     """The source of a class of gptqmodel's that lists the parts of a layer: its own, or that which it inherits from."""
     for source in sources:
-        if own := re.search(rf"^class {name}\((\w+).*?(?=^class |\Z)", source, re.MULTILINE | re.DOTALL):
-            return own[0] if "module_tree =" in own[0] else _tree(sources, own[1])
+        if body := re.search(rf"^class {name}\((\w+).*?(?=^class |\Z)", source, re.MULTILINE | re.DOTALL):
+            return body[0] if "module_tree =" in body[0] else _tree(sources, body[1])
     return ""
 
 
 def _take_back_logs() -> None:
-    """gptqmodel writes a log of its own into ./logs, whatever it is told; it belongs to the others."""
+    """Move the log that gptqmodel writes into ./logs, whatever it is asked, to the others."""
     for log in Path("logs").glob("gptq_log_*.log"):
         shutil.move(log, artifacts.LOGS / log.name)
     with contextlib.suppress(OSError):  # somebody else's folder, or not empty
@@ -186,44 +190,44 @@ def _is_split(model_dir: Path, out_dir: Path) -> bool:
     from optimum.gptq.constants import BLOCK_PATTERNS
 
     model = skeleton(model_dir)
-    if model is not None and not any(name.startswith(tuple(BLOCK_PATTERNS)) for name in model.matrices):
-        return True
+    if model is None:
+        return False
     packed = {name.rpartition(".")[0] for name in read_headers(out_dir) if name.endswith(".qweight")}
-    return model is not None and not packed <= {name for name, m in model.matrices.items() if m.linear}
+    known = any(name.startswith(tuple(BLOCK_PATTERNS)) for name in model.matrices)
+    return not known or not packed <= {name for name, matrix in model.matrices.items() if matrix.linear}
 
 
-def _forget_this_run(out_dir: Path, unconverted: list[str], *, split: bool) -> None:
+def _rewrite_configs(out_dir: Path, unconverted: list[str], *, split: bool) -> None:
     """Take a temporary folder's name out of the written configs, since equal inputs must give equal files; name the layers
     that are not AWQ's in transformers' own way; say what only gptqmodel's own loader reads."""
     for name in ("config.json", "quantize_config.json"):
         file = out_dir / name
         config = json.loads(file.read_text(encoding="utf-8"))
-        own = config.get("quantization_config", config)
+        settings = config.get("quantization_config", config)
+        meta = settings.get("meta", {})
         for key in ("offload_to_disk", "offload_to_disk_path"):
-            own.get("meta", {}).pop(key, None)
+            meta.pop(key, None)
         if split:
-            own.setdefault("meta", {})[SPLIT] = True
+            settings["meta"] = meta | {SPLIT: True}
         if unconverted:
-            own["modules_to_not_convert"] = unconverted
-            own.pop("dynamic", None)
+            settings["modules_to_not_convert"] = unconverted
+            settings.pop("dynamic", None)
         file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 def _losses(out_dir: Path, log: Path, damping: float | None) -> Facts:
     """Mean and worst layer loss, and the damping used, from the library's own log, which moves to `log`."""
-    own = out_dir / "quant_log.csv"
-    with own.open(newline="") as f:
-        rows = list(csv.DictReader(f))
-    shutil.move(own, log)
+    shutil.move(out_dir / "quant_log.csv", log)
+    with log.open(newline="") as f:
+        rows = {f"layers.{row['layer']}.{row['module']}": row for row in csv.DictReader(f)}
     facts: Facts = {"modules": len(rows)}
-    known = [(float(r["loss"].removeprefix("rtn: ")), r) for r in rows if r["loss"] != "not applicable"]
-    if known:  # awq gives some layers none
-        loss, worst = max(known, key=lambda pair: pair[0])
-        facts |= {
-            "loss_mean": sum(value for value, _ in known) / len(known),
-            "loss_worst": {"module": f"layers.{worst['layer']}.{worst['module']}", "loss": loss},
-        }
+    losses = {name: float(row["loss"].removeprefix("rtn: ")) for name, row in rows.items() if row["loss"] != "not applicable"}
+    if losses:  # awq gives some layers none
+        worst = max(losses, key=losses.__getitem__)
+        facts["loss_mean"] = sum(losses.values()) / len(losses)
+        facts["loss_worst"] = {"module": worst, "loss": losses[worst]}
     if damping is not None:
-        used = {f"layers.{r['layer']}.{r['module']}": float(r["damp"]) for r in rows}
-        facts |= {"damping": damping, "damped_more": {m: d for m, d in used.items() if abs(d - damping) > 1e-9}}
+        used = {name: float(row["damp"]) for name, row in rows.items()}
+        facts["damping"] = damping
+        facts["damped_more"] = {name: d for name, d in used.items() if abs(d - damping) > 1e-9}
     return facts

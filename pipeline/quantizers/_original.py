@@ -7,7 +7,6 @@ what cannot be translated is refused by name. The checkpoint gets the base's own
 
 from __future__ import annotations
 
-import json
 import tempfile
 from pathlib import Path
 from typing import Any, Literal
@@ -15,13 +14,13 @@ from typing import Any, Literal
 from pipeline.core import artifacts, cli, venvs
 from pipeline.core.droppings import data_files
 from pipeline.core.errors import ArtifactError, Unsupported
+from pipeline.core.records import Json
 from pipeline.model.headers import kept_layers, linear_shapes, packed_bits
 from pipeline.quantizers import Facts
 from pipeline.quantizers._gptqmodel import has_cuda
 from pipeline.quantizers._probe import KEPT, OTHER_KERNEL, token_ids
 from pipeline.quantizers._reproducible import SAME_MACHINE
 
-Json = dict[str, Any]
 # Of each rope type that means the same in both: the keys that both read.
 ROPES = {
     "default": set(),
@@ -58,7 +57,7 @@ def autogptq(
 
 
 def refuse_without_cuda() -> None:
-    """Raise, before anything is read or built, where AutoGPTQ cannot quantize."""
+    """Raise where AutoGPTQ cannot quantize."""
     if not has_cuda():
         raise Unsupported("AutoGPTQ quantizes on CUDA only and there is no CUDA device here; backend: gptqmodel works on a CPU")
 
@@ -72,12 +71,9 @@ def refuse_shapes_of_autoawq(model_dir: Path) -> None:
             raise Unsupported(f"{layer} has {outputs} outputs, and AutoAWQ takes multiples of {step}; backend: gptqmodel takes it")
 
 
-# --- there and back ----------------------------------------------------------------------------------------------
-
-
 def _run(tool: Literal["autoawq", "autogptq"], model_dir: Path, out_dir: Path, rows: list[list[int]], options: Json) -> Facts:
     """envs/<tool>.py in its environment: files in, files out (see envs/old_stack.py)."""
-    config = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
+    config = artifacts.read_json(model_dir / "config.json")
     if "vocab_size" not in config:
         raise Unsupported(f"{tool} takes plain language models only: config.json has no vocab_size of its own")
     old = to_old(config)
@@ -97,9 +93,16 @@ def _run(tool: Literal["autoawq", "autogptq"], model_dir: Path, out_dir: Path, r
     if "unsupported" in result:
         raise Unsupported(result["unsupported"])
     refuse_misread(old, result["config"])
-    _give_config_back(out_dir, config, options.get("kept", []))
-    return {"library": tool, "reproducible": SAME_MACHINE, "head": "bfloat16", "environment": result["versions"],
-            "modules": result["modules"], "probe": result["probe"] | {"close": OTHER_KERNEL}}  # fmt: skip
+    written = artifacts.read_json(out_dir / "config.json")["quantization_config"]
+    artifacts.write_json(out_dir / "config.json", to_new(config, written, options.get("kept", [])))
+    return {
+        "library": tool,
+        "reproducible": SAME_MACHINE,
+        "head": "bfloat16",
+        "environment": result["versions"],
+        "modules": result["modules"],
+        "probe": result["probe"] | {"close": OTHER_KERNEL},
+    }
 
 
 def link_base(model_dir: Path, folder: Path, config: Json) -> Path:
@@ -109,32 +112,21 @@ def link_base(model_dir: Path, folder: Path, config: Json) -> Path:
         if file.name not in ("config.json", "tokenizer_config.json", artifacts.MANIFEST):
             (folder / file.name).symlink_to(file.absolute())
     artifacts.write_json(folder / "config.json", config)
-    own = model_dir / "tokenizer_config.json"
-    if own.exists():
-        artifacts.write_json(folder / own.name, tokenizer_to_old(json.loads(own.read_text(encoding="utf-8"))))
+    tokenizer = model_dir / "tokenizer_config.json"
+    if tokenizer.exists():
+        artifacts.write_json(folder / tokenizer.name, tokenizer_to_old(artifacts.read_json(tokenizer)))
     return folder
 
 
-def _give_config_back(out_dir: Path, base: Json, kept: list[str]) -> None:
-    file = out_dir / "config.json"
-    written = json.loads(file.read_text(encoding="utf-8"))["quantization_config"]
-    artifacts.write_json(file, to_new(base, written, kept))
-
-
-# --- configs (pure) ----------------------------------------------------------------------------------------------
-
-
 def to_old(config: Json) -> Json:
-    """config.json of today as transformers 4.51 reads it. One that was written by it comes out as it was.
-
-    Raises `Unsupported` with the name of what has no equal there.
-    """
+    """config.json of today as transformers 4.51 reads it; one that was written by it comes out as it was.
+    Raises `Unsupported` with the name of what has no equal there."""
     old = dict(config)
     if "auto_map" in old:
         raise Unsupported("config.json has auto_map: a model with code of its own is not given to the old transformers")
     _move(old, "dtype", old.pop("dtype", None), to="torch_dtype")
-    if set(old.pop("layer_types", None) or ["full_attention"]) != {"full_attention"}:
-        raise Unsupported(f"config.json: layer_types {sorted(set(config['layer_types']))} have no equal in transformers 4.51")
+    if kinds := set(old.pop("layer_types", None) or []) - {"full_attention"}:
+        raise Unsupported(f"config.json: layer_types {sorted(kinds)} have no equal in transformers 4.51")
     for name, value in rope_to_old(old.pop("rope_parameters", None) or {}).items():
         _move(old, f"rope_parameters.{name}", value, to=name)
     return old
@@ -151,15 +143,13 @@ def _move(config: Json, name: str, value: Any, *, to: str) -> None:
 
 def rope_to_old(rope: Json) -> Json:
     """{rope_theta, partial_rotary_factor, rope_scaling} of `rope_parameters`; the scaling only where it is not the default."""
-    nested = sorted(name for name, value in rope.items() if isinstance(value, dict))
-    if nested:
+    if nested := sorted(name for name, value in rope.items() if isinstance(value, dict)):
         raise Unsupported(f"config.json: rope_parameters by kind of layer ({', '.join(nested)}) have no equal in transformers 4.51")
     scaling = {k: v for k, v in rope.items() if k not in ("rope_theta", "partial_rotary_factor", "rope_type")}
     kind = rope.get("rope_type") or "default"
     if kind not in ROPES:
         raise Unsupported(f"config.json: rope_type {kind!r} does not mean the same in transformers 4.51; {', '.join(ROPES)} do")
-    unknown = sorted(scaling.keys() - ROPES[kind])
-    if unknown:
+    if unknown := sorted(scaling.keys() - ROPES[kind]):
         raise Unsupported(f"config.json: rope_parameters.{unknown[0]} of type {kind!r} has no equal in transformers 4.51")
     moved: Json = {k: rope[k] for k in ("rope_theta", "partial_rotary_factor") if k in rope}
     return moved if kind == "default" else {**moved, "rope_scaling": {"rope_type": kind, **scaling}}
@@ -167,9 +157,8 @@ def rope_to_old(rope: Json) -> Json:
 
 def tokenizer_to_old(config: Json) -> Json:
     """tokenizer_config.json with the older name of the class that wraps a tokenizer.json."""
-    renamed = {"TokenizersBackend": "PreTrainedTokenizerFast"}
-    name = config.get("tokenizer_class")
-    return config | {"tokenizer_class": renamed.get(name, name)} if name else dict(config)
+    renamed = config.get("tokenizer_class") == "TokenizersBackend"
+    return config | ({"tokenizer_class": "PreTrainedTokenizerFast"} if renamed else {})
 
 
 def refuse_misread(old: Json, read: Json) -> None:
@@ -180,11 +169,9 @@ def refuse_misread(old: Json, read: Json) -> None:
 
 
 def to_new(base: Json, quantization: Json, kept: list[str]) -> Json:
-    """The checkpoint's config.json for today: the base's, its rope parameters kept, with what the old library wrote of its own.
-
-    kept: full names of layers that were not packed.
-    """
-    own = {k: v for k, v in quantization.items() if v is not None and not k.startswith("model_")}
+    """The checkpoint's config.json for today: the base's, its rope parameters kept, with what the old library wrote.
+    kept: full names of layers that were not packed."""
+    settings = {k: v for k, v in quantization.items() if v is not None and not k.startswith("model_")}
     if kept:
-        own["modules_to_not_convert"] = kept
-    return {k: v for k, v in base.items() if k != "torch_dtype"} | {"dtype": "bfloat16", "quantization_config": own}
+        settings["modules_to_not_convert"] = kept
+    return {k: v for k, v in base.items() if k != "torch_dtype"} | {"dtype": "bfloat16", "quantization_config": settings}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from pipeline.core.records import Json
+
 TOKENS = 24
 KEPT = 8  # the largest logits of the last position
 OTHER_KERNEL = 5e-2  # of the largest logit: the model in memory ran in another kernel and type than the loaded one will
@@ -14,7 +16,7 @@ def token_ids(vocab_size: int) -> list[int]:
     return [7 + 13 * k % (vocab_size - 7) for k in range(TOKENS)]
 
 
-def probe(model: Any) -> dict[str, Any]:
+def probe(model: Any) -> Json:
     """{token_ids, at: ids of the largest logits after them, logits: their values}."""
     import torch
 
@@ -29,13 +31,13 @@ def first_overflow(model: Any, token_ids: list[int]) -> str | None:
     """The first module, in the order in which they run, whose output is not finite; None if all are."""
     import torch
 
-    found: list[str] = []
+    overflowed: list[str] = []
 
     def look(name: str) -> Any:
         def hook(module: Any, args: Any, out: Any) -> None:
             tensor = out[0] if isinstance(out, tuple) else out
-            if not found and isinstance(tensor, torch.Tensor) and not bool(torch.isfinite(tensor).all()):
-                found.append(name)
+            if not overflowed and isinstance(tensor, torch.Tensor) and not bool(torch.isfinite(tensor).all()):
+                overflowed.append(name)
 
         return hook
 
@@ -46,4 +48,4 @@ def first_overflow(model: Any, token_ids: list[int]) -> str | None:
     finally:
         for hook in hooks:
             hook.remove()
-    return found[0] if found else None if bool(torch.isfinite(logits).all()) else "the output head"
+    return overflowed[0] if overflowed else None if bool(torch.isfinite(logits).all()) else "the output head"

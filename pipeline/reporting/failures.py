@@ -1,20 +1,15 @@
-"""What the report shows of a variant's failures: the heads of the lists, and free-running figures in words."""
+"""What the report shows of a variant's failures: the heads of the lists, and free-running metrics in words."""
 
 from __future__ import annotations
 
 import unicodedata
-from typing import Any
 
-from pipeline.core import artifacts
+from pipeline.core import artifacts, records
+from pipeline.core.records import Failures, Metric, Results, VariantResult
+from pipeline.reporting.text import known
 
-Row = dict[str, Any]
-HEADS = {
-    "worst_tokens": 8,
-    "worst_items": 4,
-    "flips_to_wrong": 5,
-    "flips_to_right": 3,
-    "replies": 4,
-}  # the whole lists: artifacts/broke/
+# How many rows of a list the page shows; the whole lists are in artifacts/broke/.
+HEADS = {"worst_tokens": 8, "worst_items": 4, "flips_to_wrong": 5, "flips_to_right": 3, "replies": 4}
 LONGEST = 220  # characters of a text on the page
 FAULT_WORDS = {"empty": "empty", "invalid": "broken characters", "loop": "a loop", "script": "another script"}
 KINDS = {
@@ -38,50 +33,44 @@ def clipped(text: str | None, longest: int = LONGEST) -> str:
     return text if len(text) <= longest else f"… {text[-longest:]}"
 
 
-def of(results: dict[str, Row], reference: str) -> dict[str, Row]:
+def of(results: Results, reference: str) -> dict[str, dict[str, object]]:
     """{variant: what templates/failures.*.j2 show of it}, without the reference."""
     floor = results[reference]["metrics"].get("free_same_floor")
-    return {name: _one(artifacts.read_json(artifacts.failures(name)), r, floor) for name, r in results.items() if name != reference}
+    variants = {name: r for name, r in results.items() if name != reference}
+    return {name: _page(records.read(artifacts.failures(name), Failures), r, floor) for name, r in variants.items()}
 
 
-def _one(lists: Row, result: Row, floor: Row | None) -> Row:
-    heads = {
-        name: rows and rows | {"rows": rows["rows"][:count], "shown": min(count, rows["shown"])}
-        for name, count in HEADS.items() for rows in [lists[name]]
-    }  # fmt: skip
-    spread, wrong, replies = lists["spread"] or {}, lists["flips_to_wrong"], lists["replies"]
+def _page(lists: Failures, result: VariantResult, floor: Metric | None) -> dict[str, object]:
+    spread, wrong, right, replies = lists["spread"], lists["flips_to_wrong"], lists["flips_to_right"], lists["replies"]
     gist = [KINDS[spread["kind"]] if spread else "not known"]
-    if wrong:
-        gist.append(f"{wrong['total']} answers became wrong, {lists['flips_to_right']['total']} right")
+    if wrong and right:
+        gist.append(f"{wrong['total']} answers became wrong, {right['total']} right")
     if replies:
         gist.append(f"{replies['total']} of {replies['of']} free replies differ")
+    groups = sorted(spread["groups"] if spread else [], key=lambda g: -(g["ratio"] or 0))[:5]
     return {
-        "gist": "; ".join(gist), "words": lists["words"], "free": free_words(result, floor),
-        "missing": lists["missing"], "notes": lists["notes"],
-        "groups": sorted(spread.get("groups") or [], key=lambda g: -(g["ratio"] or 0))[:5],
-        "curve": result.get("curves", {}).get("agreement_by_position", []), **heads,
+        **lists, "gist": "; ".join(gist), "free": free_words(result, floor), "heads": HEADS, "groups": groups,
+        "curve": result["curves"].get("agreement_by_position", []),
     }  # fmt: skip
 
 
-def free_words(result: Row, floor: Row | None = None) -> str | None:
-    """Free-running figures of a variant in a sentence; None where there are none. floor: the reference's own free_same_floor."""
-    m = result["metrics"]
-    if "free_same" not in m or "free_garbled" not in m:
+def free_words(result: VariantResult, floor: Metric | None = None) -> str | None:
+    """A variant's greedy replies in a sentence; None where they were not measured. floor: the reference's own free_same_floor."""
+    metrics = result["metrics"]
+    same, garbled, more = (known(metrics.get(name)) for name in ("free_same", "free_garbled", "free_garbled_delta"))
+    if not same or not garbled or not more:
         return None
-    n = m["free_same"]["n"]
-    same = round(m["free_same"]["value"] * n)
-    line = f"Running free, {n - same} of {n} greedy replies leave the reference's"
-    if floor:
-        line += f" ({round((1 - floor['value']) * floor['n'])} of {floor['n']} of its own do at another batch size)"
-    gone = m["free_departure"]
-    if gone["value"] is not None:
-        low, high = gone["low"], gone["high"]
-        line += f", in the median at token {gone['value']:.0f}" + (f" [{low:.0f}, {high:.0f}]" if low is not None else "")
-    garbled, more = m["free_garbled"], m["free_garbled_delta"]
-    kinds = ", ".join(f"{FAULT_WORDS[k]} {round(m[f'free_{k}']['value'] * n)}" for k in FAULT_WORDS if m[f"free_{k}"]["value"])
-    line += f"; {round(garbled['value'] * n)} of {n} are garbled" + (f" ({kinds})" if kinds else "")
-    interval = "" if more["low"] is None else f" [{signed(more['low'])}, {signed(more['high'])}]"
-    return f"{line}, {signed(more['value'])} pp against the reference{interval}"
+    line = f"Running free, {same.n - round(same.value * same.n)} of {same.n} greedy replies leave the reference's"
+    if kept := known(floor):
+        line += f" ({round((1 - kept.value) * kept.n)} of {kept.n} of its own do at another batch size)"
+    if left := known(metrics["free_departure"]):
+        line += f", in the median at token {left.value:.0f}"
+        line += f" [{left.interval[0]:.0f}, {left.interval[1]:.0f}]" if left.interval else ""
+    counts = {words: m.value * same.n for k, words in FAULT_WORDS.items() if (m := known(metrics[f"free_{k}"]))}
+    kinds = ", ".join(f"{words} {round(count)}" for words, count in counts.items() if count)
+    line += f"; {round(garbled.value * same.n)} of {same.n} are garbled" + (f" ({kinds})" if kinds else "")
+    interval = f" [{signed(more.interval[0])}, {signed(more.interval[1])}]" if more.interval else ""
+    return f"{line}, {signed(more.value)} pp against the reference{interval}"
 
 
 def signed(value: float) -> str:

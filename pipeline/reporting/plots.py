@@ -1,4 +1,4 @@
-"""What the report draws. Never without a unit, n and an interval; a verdict is a marker and a word, not a colour alone.
+"""How the report draws, and quality against speed. Never without a unit, n and an interval; a verdict is a marker and a word.
 
 A picture is one SVG in both themes: its colours are those of THEME, and a style of its own swaps them on a dark screen.
 """
@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core import artifacts
+from pipeline.core.records import Metrics, Results, Verdict
 from pipeline.metrics import noise_floor
-from pipeline.reporting import pareto
-from pipeline.reporting.text import n_of
+from pipeline.reporting import recommendation
+from pipeline.reporting.text import Known, n_of, value_of
 
-Results = dict[str, dict[str, Any]]
 # name: (light, dark); every colour of a picture is one of these, or it would stay as it is in the dark
 THEME = {
     "ink": ("#1b1f24", "#e6edf3"), "soft": ("#59636e", "#9198a1"), "line": ("#d1d9e0", "#3d444d"),
@@ -87,40 +87,59 @@ def level(confidence: float) -> str:
     return f"Bars: {100 * confidence:g} % intervals"
 
 
-def bars(metric: dict[str, Any]) -> list[list[float]] | None:
-    """A figure's interval as matplotlib wants it; None where there is none."""
-    if metric["low"] is None or metric["high"] is None:
+def bars(metric: Known) -> list[list[float]] | None:
+    """A value's interval as matplotlib wants it; None where there is none."""
+    if metric.interval is None:
         return None
-    return [[max(0.0, metric["value"] - metric["low"])], [max(0.0, metric["high"] - metric["value"])]]
+    low, high = metric.interval
+    return [[max(0.0, metric.value - low)], [max(0.0, high - metric.value)]]
 
 
-def draw_tradeoff(results: Results, verdict: dict[str, Any], reference: str, confidence: float, path: Path) -> str:
+def draw_tradeoff(results: Results, verdict: Verdict, reference: str, confidence: float, path: Path) -> str:
     """Quality (KLD) against decode speed: a numbered mark a variant, area by file size; returns the alternative text. Speed is the
     ratio to the reference in the same run; the line is the least KLD to be had at a speed, by value."""
-    behind = {n: d for n, d in pareto.dominated(results, reference).items() if d.sure}
-    names = pareto.measured(results)
-    alt = f"Mean KLD to {reference} against decode speed, for {', '.join(names) or 'no variant'}; the table has the figures."
+    behind = {n for n, d in recommendation.dominated(results, reference).items() if d.sure}
+    at = recommendation.measured(results)
+    sizes = {n: value_of(r, "weight_bytes") or 0.0 for n, r in results.items()}
+    alt = f"Mean KLD to {reference} against decode speed, for {', '.join(at) or 'no variant'}; the table has the values."
     with sheet((7.6, 5.2)) as (figure, grid):
         axes = grid[0][0]
-        _scales(axes, results, names, reference)
+        floor = noise_floor.limit("kld_mean", results[reference]["metrics"])
+        _scales(axes, [speed.value for speed, _ in at.values()], [kld.value for _, kld in at.values()], floor or 1e-5)
         draw_floor(axes, results[reference]["metrics"])
-        axes.plot(*_steps([results[n]["metrics"] for n in pareto.front(results)]), color=SOFT, lw=1, ls="--", zorder=1)
-        for k, name in enumerate(names, 1):
+        front = [at[name] for name in recommendation.front(results)]
+        line = {"color": SOFT, "lw": 1, "ls": "--", "drawstyle": "steps-post"}  # up to a variant's speed its KLD can be had
+        axes.plot([speed.value for speed, _ in front], [kld.value for _, kld in front], zorder=1, **line)
+        for k, (name, (speed, kld)) in enumerate(at.items(), 1):
             word = "REFERENCE" if name == reference else verdict["variants"][name]["verdict"]
-            _mark(axes, results, name, word, k, name in behind)
+            shape, colour = MARKS.get(word, ("P", "grey"))
+            ink, grey = THEME["grey" if name in behind else colour][0], name in behind
+            style = {"marker": shape, "c": PAGE if grey else ink, "edgecolors": ink if grey else PAGE, "linewidths": 1}
+            area = LARGEST * max(sizes[name], 1.0) / max([*sizes.values(), 1.0])
+            axes.errorbar(
+                speed.value, kld.value, xerr=bars(speed), yerr=bars(kld), fmt="none", color=ink, lw=1, capsize=2, zorder=2
+            )
+            axes.scatter(speed.value, kld.value, s=area, zorder=3, **style)
+            size = f"{sizes[name] / 1e6:.0f} MB" if sizes[name] else ""
+            axes.scatter([], [], s=36, label=" · ".join(filter(None, (f"{k}: {name}", size, word, "dominated" * grey))), **style)
+            away, way = area**0.5 / 2 + 2, (-1) ** k  # neighbours' numbers stand on both sides
+            axes.annotate(
+                str(k), (speed.value, kld.value), xytext=(way * away, away), textcoords="offset points", fontsize=9, weight="bold",
+                ha="left" if way > 0 else "right", color=SOFT if grey else INK, zorder=4,
+            )  # fmt: skip
         axes.set_ylabel(f"mean KLD to {reference}, nats (n = {n_of(results, 'kld_mean')} tokens; lower is better)")
         axes.set_xlabel(
             f"decode rate, times {reference}'s in the same run (n = {n_of(results, 'speed_ratio')} rounds; right is better)"
         )
         axes.set_title(f"Area: file size. {level(confidence)}. Dashed: least KLD to be had at a speed. Hollow grey: dominated.")
         axes.grid(alpha=0.5)
-        if names:
+        if at:
             figure.legend(loc="outside lower center", ncols=2, fontsize=8, frameon=False)
         save(figure, path, alt, png=True)
     return alt
 
 
-def draw_floor(axes: Any, floors: dict[str, Any]) -> None:
+def draw_floor(axes: Any, floors: Metrics) -> None:
     """Shade the band of mean KLD (y) that cannot be told from zero."""
     most = noise_floor.limit("kld_mean", floors)
     if most:
@@ -129,11 +148,8 @@ def draw_floor(axes: Any, floors: dict[str, Any]) -> None:
         axes.text(0.99, most, text, transform=axes.get_yaxis_transform(), ha="right", va="top", fontsize=7, color=BLUE)
 
 
-def _scales(axes: Any, results: Results, names: list[str], reference: str) -> None:
+def _scales(axes: Any, speeds: list[float], klds: list[float], linear: float) -> None:
     """KLD is linear up to the floor's limit (0 must have a place) and logarithmic above; speed is logarithmic if spread."""
-    speeds = [results[n]["metrics"]["speed_ratio"]["value"] for n in names]
-    klds = [results[n]["metrics"]["kld_mean"]["value"] for n in names]
-    linear = noise_floor.limit("kld_mean", results[reference]["metrics"]) or 1e-5
     axes.set_yscale("symlog", linthresh=linear, linscale=0.6)
     axes.set_ylim(-linear / 4, max([*klds, linear]) * 3)
     if speeds and min(speeds) > 0 and max(speeds) / min(speeds) > SPREAD:
@@ -152,29 +168,3 @@ def plain_log(axes: Any, which: str) -> None:
     axis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
     axis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
     axis.set_minor_formatter(NullFormatter())
-
-
-def _steps(front: list[dict[str, Any]]) -> tuple[list[float], list[float]]:
-    """The Pareto front as a staircase: up to a variant's speed its KLD can be had."""
-    xs, ys = ([m[k]["value"] for m in front] for k in pareto.AXES)  # fastest first, each nearer than the one before
-    return [x for x in xs for _ in (0, 1)], [ys[0], *(y for y in ys[:-1] for _ in (0, 1)), ys[-1]] if ys else []
-
-
-def _mark(axes: Any, results: Results, name: str, word: str, k: int, behind: bool) -> None:
-    """One variant: bars for intervals, shape for the verdict, a number for the legend; hollow and grey if dominated."""
-    metrics = results[name]["metrics"]
-    speed, kld = (metrics[axis] for axis in pareto.AXES)
-    sizes = {n: r["metrics"].get("weight_bytes", {}).get("value") or 0.0 for n, r in results.items()}
-    area = LARGEST * max(sizes[name], 1.0) / max([*sizes.values(), 1.0])
-    shape, colour = MARKS.get(word, ("P", "grey"))
-    ink = GREY if behind else THEME[colour][0]
-    style = {"marker": shape, "c": PAGE if behind else ink, "edgecolors": ink if behind else PAGE, "linewidths": 1}
-    at = speed["value"], kld["value"]
-    axes.errorbar(*at, xerr=bars(speed), yerr=bars(kld), fmt="none", color=ink, lw=1, capsize=2, zorder=2)
-    axes.scatter(*at, s=area, zorder=3, **style)
-    size = f"{sizes[name] / 1e6:.0f} MB" if sizes[name] else ""
-    axes.scatter([], [], s=36, label=" · ".join(filter(None, (f"{k}: {name}", size, word, "dominated" * behind))), **style)
-    away = area**0.5 / 2 + 2
-    side = (-1) ** k  # neighbours' numbers stand on both sides
-    axes.annotate(str(k), at, xytext=(side * away, away), textcoords="offset points", ha="left" if side > 0 else "right",
-                  fontsize=9, weight="bold", color=SOFT if behind else INK, zorder=4)  # fmt: skip

@@ -1,47 +1,77 @@
-"""What to serve: the fastest variant that passes, and the gain and cost of each step down in bits (reference, 8, 4, ...).
+"""What to serve: the fastest variant that passes, gain and cost of each step down in bits, and which variants are dominated.
 
-A rung is the variant of its nominal bits that comes nearest to passing: PASS first, then fewest required rules not passed, then
-fastest. Speeds are ratios to the reference in one run; they are not compared across machines.
+A rung of the ladder (reference, 8 bits, 4, ...) is the variant of its nominal bits that comes nearest to passing: PASS first, then
+fewest required rules not passed, then fastest.
+
+One variant dominates another if it is faster (decode rate over the reference's in the same run), no larger on disk, and nearer to
+the reference (mean KLD), with intervals apart. KLDs below the noise floor's limit count as equal. If one of speed and KLD is apart
+and the other overlaps, domination is open. Timings of different machines are never compared.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Literal
 
 from pipeline.core.options import nominal_bits
-from pipeline.reporting import pareto, text
+from pipeline.core.records import Results, VariantVerdict, Verdict
+from pipeline.metrics import noise_floor
+from pipeline.reporting import text
+from pipeline.reporting.text import Known, known, show, value_of
 
-Results = dict[str, dict[str, Any]]
+Judged = dict[str, VariantVerdict]
 COSTS = (("kld_mean", "KLD"), ("top1_agreement", "top-1 agreement"), ("acc_delta/all", "accuracy"))
+AXES = ("speed_ratio", "kld_mean")
 
 
-def advice(results: Results, verdict: dict[str, Any], reference: str) -> dict[str, Any]:
-    """{serve: a sentence, ladder: [a sentence a step], open: [what is not settled, and what would settle it]}."""
-    judged = {n: v for n, v in verdict["variants"].items() if n in results}
-    steps = _rungs(results, judged, reference)
-    ladder = [_step(results, judged, a, b) for a, b in pairwise(steps)]
-    return {"serve": _serve(results, judged, reference), "ladder": ladder, "open": _open(results, judged, reference)}
+@dataclass(frozen=True)
+class Advice:
+    """serve: a sentence; ladder: a sentence a step; open: what is not settled, and what would settle it."""
+
+    serve: str
+    ladder: list[str]
+    open: list[str]
 
 
-def passing(results: Results, judged: dict[str, Any]) -> list[str]:
-    """Variants that pass every required rule and have a speed, fastest first."""
-    names = [n for n, v in judged.items() if v["verdict"] == "PASS" and _speed(results[n]) is not None]
-    return sorted(names, key=lambda n: -(_speed(results[n]) or 0))
+@dataclass(frozen=True)
+class Domination:
+    """by: the variant that dominates; sure: intervals are apart; words: the values of both."""
+
+    by: str
+    sure: bool
+    words: str
 
 
-def _serve(results: Results, judged: dict[str, Any], reference: str) -> str:
+def advice(results: Results, verdict: Verdict, reference: str) -> Advice:
+    """What to serve, and why."""
+    judged = {n: v for n, v in verdict["variants"].items() if n in results}  # params may have lost one since the gate ran
+    ladder = [_step(results, judged, a, b) for a, b in pairwise(_rungs(results, judged, reference))]
+    return Advice(_serve(results, judged, reference), ladder, _open(results, judged, reference))
+
+
+def one_machine(results: Results) -> bool:
+    """Whether all timings were taken on the same machine."""
+    return len({repr(r["machine"]) for r in results.values() if r["machine"]}) <= 1
+
+
+def _serve(results: Results, judged: Judged, reference: str) -> str:
     """The fastest variant that passes, and how sure it is that it is the fastest."""
-    names = passing(results, judged)
+    passed = [n for n, v in judged.items() if v["verdict"] == "PASS"]
+    speeds = {n: speed for n in passed if (speed := known(results[n]["metrics"].get("speed_ratio")))}
+    names = sorted(speeds, key=lambda n: -speeds[n].value)
+    if not passed:
+        return _nearest(results, judged)
     if not names:
-        return _none(results, judged)
-    if not pareto.one_machine(results):
+        return f"{', '.join(passed)} pass every required rule; how fast they are is unknown."
+    if not one_machine(results):
         return f"{', '.join(names)} pass every required rule; which is fastest is unknown: they were timed on different machines."
-    best, m = names[0], results[names[0]]["metrics"]
+    best = names[0]
+    metrics = results[best]["metrics"]
     of = "the only variant that passes" if len(names) == 1 else f"the fastest of {len(names)} variants that pass"
-    line = f"{best} is {of} every required rule: {text.show(m['speed_ratio'])} times {reference}'s decode rate"
-    line += _smaller(results, reference, best) + f", KLD {text.with_unit(m.get('kld_mean'))}"
-    rivals = [n for n in names[1:] if pareto.side(results[n]["metrics"]["speed_ratio"], m["speed_ratio"]) != "better"]
+    line = f"{best} is {of} every required rule: {show(metrics['speed_ratio'])} times {reference}'s decode rate"
+    line += _size(results, reference, best) + f", KLD {text.with_unit(metrics.get('kld_mean'))}"
+    rivals = [n for n in names[1:] if side(speeds[n], speeds[best]) != "better"]
     if rivals:
         line += f"; that it is faster than {', '.join(rivals)} is not settled (their intervals overlap)"
     missed = [r["metric"] for r in judged[best]["rules"] if not r["required"] and r["verdict"] != "PASS"]
@@ -52,49 +82,44 @@ def _serve(results: Results, judged: dict[str, Any], reference: str) -> str:
     return line + "."
 
 
-def _none(results: Results, judged: dict[str, Any]) -> str:
-    """No variant passes, or none with a speed: the nearest, and what keeps it from passing."""
-    passed = [n for n, v in judged.items() if v["verdict"] == "PASS"]
-    if passed:
-        return f"{', '.join(passed)} pass every required rule; how fast they are is unknown."
+def _nearest(results: Results, judged: Judged) -> str:
+    """No variant passes: which comes nearest, and what keeps it from passing."""
     near = sorted((n for n in judged if judged[n]["rules"]), key=lambda n: _rank(results, judged, n))
     if not near or _unpassed(judged[near[0]]) == 0:
         return "No variant passes every required rule: nothing here can be advised."
     return f"No variant passes every required rule; {near[0]} comes nearest: {text.brief(judged[near[0]])}."
 
 
-def _rungs(results: Results, judged: dict[str, Any], reference: str) -> list[str]:
+def _rungs(results: Results, judged: Judged, reference: str) -> list[str]:
     """The reference, then the best variant of each lower number of bits that was measured."""
     top = nominal_bits(results[reference]["options"]) or 16
-    by: dict[int, list[str]] = {}
+    by_bits: dict[int, list[str]] = {}
     for name in judged:
         bits = nominal_bits(results[name]["options"])
-        if bits is not None and bits < top and _speed(results[name]) is not None:
-            by.setdefault(bits, []).append(name)
-    return [reference, *(min(by[b], key=lambda n: _rank(results, judged, n)) for b in sorted(by, reverse=True))]
+        if bits is not None and bits < top and value_of(results[name], "speed_ratio") is not None:
+            by_bits.setdefault(bits, []).append(name)
+    return [reference, *(min(by_bits[b], key=lambda n: _rank(results, judged, n)) for b in sorted(by_bits, reverse=True))]
 
 
-def _rank(results: Results, judged: dict[str, Any], name: str) -> tuple[bool, int, float]:
-    return judged[name]["verdict"] != "PASS", _unpassed(judged[name]), -(_speed(results[name]) or 0.0)
+def _rank(results: Results, judged: Judged, name: str) -> tuple[bool, int, float]:
+    return judged[name]["verdict"] != "PASS", _unpassed(judged[name]), -(value_of(results[name], "speed_ratio") or 0.0)
 
 
-def _unpassed(judged: dict[str, Any]) -> int:
+def _unpassed(judged: VariantVerdict) -> int:
     return sum(r["required"] and r["verdict"] != "PASS" for r in judged["rules"])
 
 
-def _step(results: Results, judged: dict[str, Any], a: str, b: str) -> str:
+def _step(results: Results, judged: Judged, a: str, b: str) -> str:
     """One step down: what it gains, what it costs, and what the gate says of it."""
-    line = f"{_named(results, a)} → {_named(results, b)}: {_faster(results, a, b)}{_smaller(results, a, b)}; "
     costs = []
-    for metric, label in COSTS:
-        before, after = (results[n]["metrics"].get(metric) for n in (a, b))
-        known = before and before["value"] is not None
-        start = text.show(before | {"low": None}, sign=before["unit"] == "pp") if known else "unknown"
+    for name, label in COSTS:
+        before, after = (results[n]["metrics"].get(name) for n in (a, b))
+        known_before = before and before["value"] is not None
+        start = show(before, sign=before["unit"] == "pp", interval=False) if before and known_before else "unknown"
         costs.append(f"{label} {start} to {text.with_unit(after)}")
-    line += "; ".join(costs)
-    verdict = text.verdict_word(judged[b])
     why = f": {text.brief(judged[b])}" if text.deciding(judged[b]) else ""
-    return f"{line}. {verdict}{why}."
+    gain = f"{_faster(results, a, b)}{_size(results, a, b)}"
+    return f"{_named(results, a)} → {_named(results, b)}: {gain}; {'; '.join(costs)}. {text.verdict_word(judged[b])}{why}."
 
 
 def _named(results: Results, name: str) -> str:
@@ -105,31 +130,32 @@ def _named(results: Results, name: str) -> str:
 def _faster(results: Results, a: str, b: str) -> str:
     """The ratio of two decode rates, each taken over the reference's in its own run; the interval is the outer one of both.
     The reference's own is 1: what it was timed at beside itself is the machine's."""
-    ours, theirs = results[b]["metrics"].get("speed_ratio"), results[a]["metrics"].get("speed_ratio")
-    if theirs and results[a]["reference"] == a:
-        theirs = theirs | dict.fromkeys(("value", "low", "high"), 1.0)
-    if not (ours and theirs) or not ours["value"] or not theirs["value"]:
+    slow, fast = (known(results[n]["metrics"].get("speed_ratio")) for n in (a, b))
+    if slow and results[a]["reference"] == a:
+        slow = Known(1.0, (1.0, 1.0), slow.n)
+    if not slow or not fast or not slow.value or not fast.value:
         return "speed unknown"
-    if not pareto.one_machine(results):
+    if not one_machine(results):
         return "speed not compared: timed on different machines"
-    ratio = ours["value"] / theirs["value"]
-    if None in (ours["low"], theirs["low"]):
-        return f"{text.number(ratio)} times as fast, no interval"
-    low, high = ours["low"] / theirs["high"], ours["high"] / theirs["low"]
-    open_ = ", so neither is surely faster" if low <= 1 <= high else ""
-    return f"{text.number(ratio)} [{text.number(low)}, {text.number(high)}] times as fast{open_}"
+    ratio = text.number(fast.value / slow.value)
+    if not fast.interval or not slow.interval:
+        return f"{ratio} times as fast, no interval"
+    low, high = fast.interval[0] / slow.interval[1], fast.interval[1] / slow.interval[0]
+    unsure = ", so neither is surely faster" if low <= 1 <= high else ""
+    return f"{ratio} [{text.number(low)}, {text.number(high)}] times as fast{unsure}"
 
 
-def _smaller(results: Results, a: str, b: str) -> str:
-    sizes = [results[n]["metrics"].get("weight_bytes", {}).get("value") for n in (a, b)]
-    if None in sizes:
+def _size(results: Results, a: str, b: str) -> str:
+    """b's size, and how much smaller it is than a; empty if either is unknown."""
+    before, after = (value_of(results[n], "weight_bytes") for n in (a, b))
+    if before is None or after is None:
         return ""
-    change = 100 * (sizes[1] / sizes[0] - 1)
-    size = f"{text.number(sizes[1] / 1e6)} MB"
+    change = 100 * (after / before - 1)
+    size = f"{text.number(after / 1e6)} MB"
     return f", {size} ({abs(change):.0f} % {'smaller' if change < 0 else 'larger'} than {a})" if round(change) else f", {size}"
 
 
-def _open(results: Results, judged: dict[str, Any], reference: str) -> list[str]:
+def _open(results: Results, judged: Judged, reference: str) -> list[str]:
     """Each rule whose interval contains its bound, and each variant whose domination the intervals leave open."""
     lines = []
     for name, v in judged.items():
@@ -137,11 +163,65 @@ def _open(results: Results, judged: dict[str, Any], reference: str) -> list[str]
             if r["verdict"] == "INCONCLUSIVE":
                 more = text.settled_by(r) or f": {r['reason']}"
                 kind = "" if r["required"] else ", advisory"
-                lines.append(f"{name}: {r['metric']} {text.judged_figure(r)} ({text.bound(r)}{kind}){more}")
-    behind = pareto.dominated(results, reference)
+                lines.append(f"{name}: {r['metric']} {text.judged_value(r)} ({text.bound(r)}{kind}){more}")
+    behind = dominated(results, reference)
     return lines + [f"{d.words}: whether {n} is dominated is open" for n, d in behind.items() if not d.sure]
 
 
-def _speed(result: dict[str, Any]) -> float | None:
-    value = result["metrics"].get("speed_ratio", {}).get("value")
-    return None if value is None else float(value)
+def measured(results: Results) -> dict[str, tuple[Known, Known]]:
+    """{variant: its speed and KLD} of the variants that have both."""
+    pairs = {n: [known(r["metrics"].get(axis)) for axis in AXES] for n, r in results.items()}
+    return {n: (speed, kld) for n, (speed, kld) in pairs.items() if speed and kld}
+
+
+def front(results: Results) -> list[str]:
+    """Variants that no other beats in speed and KLD by value, fastest first: what the picture's line joins."""
+    at = {n: (-speed.value, kld.value) for n, (speed, kld) in measured(results).items()}
+    chosen: list[str] = []
+    for name in sorted(at, key=at.__getitem__):
+        if not chosen or at[name][1] < at[chosen[-1]][1]:
+            chosen.append(name)
+    return chosen
+
+
+def dominated(results: Results, reference: str) -> dict[str, Domination]:
+    """{variant: by whom it is dominated}; of several rivals a sure one, and the nearest to the reference."""
+    behind: dict[str, Domination] = {}
+    at = measured(results) if one_machine(results) else {}
+    limit = noise_floor.limit("kld_mean", results[reference]["metrics"]) or 0.0
+    for name in at:
+        judged = {r: _dominates(results, r, name, at, limit) for r in at if r != name}
+        rivals = [(not sure, at[r][1].value, r) for r, sure in judged.items() if sure is not None]
+        if name != reference and rivals:
+            unsure, _, by = min(rivals, key=lambda rival: rival[:2])
+            a, b = results[by]["metrics"], results[name]["metrics"]
+            same = " (both floor-limited)" if side(at[by][1], at[name][1], limit) == "same" else ""
+            words = (
+                f"{by} against {name}: decode {show(a['speed_ratio'])} to {show(b['speed_ratio'])} times the reference's, "
+                f"KLD {show(a['kld_mean'])} to {show(b['kld_mean'])} nats{same}, "
+                f"{show(a['weight_bytes'])} to {show(b['weight_bytes'])} MB"
+            )
+            behind[name] = Domination(by, not unsure, words)
+    return behind
+
+
+def _dominates(results: Results, a: str, b: str, at: dict[str, tuple[Known, Known]], limit: float) -> bool | None:
+    """Whether a dominates b. True: surely; False: one axis is sure, the other open; None: no."""
+    sizes = [value_of(results[n], "weight_bytes") for n in (a, b)]
+    if sizes[0] is None or sizes[1] is None or sizes[0] > sizes[1]:
+        return None
+    speed, kld = side(at[b][0], at[a][0]), side(at[a][1], at[b][1], limit)
+    if speed == "better" and kld in ("better", "same"):
+        return True
+    return False if {speed, kld} == {"better", "open"} else None
+
+
+def side(low: Known, high: Known, limit: float = 0.0) -> Literal["better", "same", "open", "worse"]:
+    """How sure it is that the first value is the lower one."""
+    if max(low.value, high.value) <= limit:
+        return "same"
+    if not low.interval or not high.interval:
+        return "open"
+    if low.interval[1] < high.interval[0]:
+        return "better"
+    return "worse" if low.interval[0] > high.interval[1] else "open"

@@ -10,38 +10,24 @@ import csv
 import io
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
-from pipeline.reporting.text import show
-
-Metric = dict[str, Any]
-Metrics = dict[str, Metric]
+from pipeline.core.records import Finding, Launch, Metric, Metrics, Probe, Results, ServerReport
+from pipeline.reporting.text import show, warnings_of
 
 IN_PROCESS, SERVER = "in process", "server"
 OWN = ("bits_per_weight", "kld_mean")  # a variant's own, however it is run
 # column of the table -> metric in process (its part follows), metric of a server's level
 FROM: dict[str, tuple[str | None, str | None]] = {
-    "ttft_ms": ("ttft_ms", "ttft_p50_ms"),
-    "ttft_p99_ms": (None, "ttft_p99_ms"),
-    "tpot_ms": ("tpot_ms", "tpot_p50_ms"),
-    "decode_tok_s": ("decode_tok_s", None),
-    "throughput_tok_s": ("throughput_tok_s", "throughput_tok_s"),
-    "memory_bytes": ("peak_memory_bytes", "server_memory_bytes"),
-    "failure_rate": ("failure_rate", "failure_rate"),
-    "attainment": (None, "attainment"),
-}
-MARK = " †"  # on a figure with a warning; the warnings stand below the table
+    "ttft_ms": ("ttft_ms", "ttft_p50_ms"), "ttft_p99_ms": (None, "ttft_p99_ms"), "tpot_ms": ("tpot_ms", "tpot_p50_ms"),
+    "decode_tok_s": ("decode_tok_s", None), "throughput_tok_s": ("throughput_tok_s", "throughput_tok_s"),
+    "memory_bytes": ("peak_memory_bytes", None),  # a server's is over all levels
+    "failure_rate": ("failure_rate", "failure_rate"), "attainment": (None, "attainment"),
+}  # fmt: skip
+MARK = " †"  # on a value with a warning; the warnings stand below the table
 ONCE = "measured once"  # the caption says it of all
 SPEED = ("ttft_ms", "tpot_ms", "decode_tok_s", "peak_memory_bytes")  # a part with any of these in it is a row
-PART = re.compile(r"(?:(?:context|batch)-\d+[/,+_-]?)+")
-ABILITIES = {  # that a probe looks for
-    "stream_usage": "token counts in a stream", "one_token_an_event": "one token an event",
-    "ignore_eos": "replies of forced length", "seed": "a seed that is honoured",
-    "prompt_logprobs": "log-probabilities of a prompt by echo",
-    "kld": "KLD over the whole vocabulary", "ppl": "perplexity",
-    "delta_p": "change of the true token's probability",
-}  # fmt: skip
+PART = re.compile(r"(context|batch)-\d+")
 COLUMNS = {
     "bits/weight": "bits_per_weight", "TTFT (ms)": "ttft_ms", "TTFT p99 (ms)": "ttft_p99_ms", "TPOT (ms)": "tpot_ms",
     "decode tok/s": "decode_tok_s", "throughput tok/s": "throughput_tok_s", "memory (MB)": "memory_bytes",
@@ -86,74 +72,98 @@ class Point:
     metrics: dict[str, Metric | None]
 
 
+@dataclass(frozen=True)
+class Server:
+    """A variant that was to be served: its server in words, what it lacks, its levels as rows of text."""
+
+    variant: str
+    about: str
+    build: str | None = None
+    lacks: list[str] = field(default_factory=list)
+    levels: list[dict[str, str]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class View:
+    """The points, and what the pages show of them. unknown: what was asked for and not measured, with why."""
+
+    points: list[Point]
+    rows: list[dict[str, str]]
+    notes: list[str]
+    unknown: list[str]
+    caption: str
+    servers: list[Server]
+
+
 def view(
-    results: dict[str, Any], served: dict[str, Any], faults: dict[str, str], prompts: tuple[int, int], confidence: float
-) -> dict[str, Any]:
-    """The points, and what the pages show of them: rows as text, caption, notes, servers."""
-    rows = points(results, served, prompts)
-    return {
-        "points": rows, "rows": [_row(point) for point in rows], "notes": notes(rows), "unknown": unknown(results),
-        "caption": f"Brackets are {100 * confidence:g} % intervals. {CAPTION}", "servers": servers(served, faults),
-    }  # fmt: skip
+    results: Results, serving: dict[str, ServerReport], faults: dict[str, str], prompts: tuple[int, int], confidence: float
+) -> View:
+    """All of the view. serving: {variant: its server's results}; faults: {variant: why it has none}; prompts: see `points`."""
+    rows = points(results, serving, prompts)
+    caption = f"Brackets are {100 * confidence:g} % intervals. {CAPTION}"
+    servers = [Server(name, f"not measured: {why}") for name, why in faults.items()]
+    servers += [_server(name, report) for name, report in serving.items()]
+    return View(rows, [_row(point) for point in rows], notes(rows), unknown(results), caption, servers)
 
 
-def points(results: dict[str, Any], served: dict[str, Any], prompts: tuple[int, int]) -> list[Point]:
-    """All rows, variant by variant. results: metrics/<variant>.json; served: serving/<variant>.json; prompts: prompt tokens in
-    process, of one request and of a batch, where the metric's name does not contain them."""
+def points(results: Results, serving: dict[str, ServerReport], prompts: tuple[int, int]) -> list[Point]:
+    """All rows, variant by variant. prompts: prompt tokens in process, of one request and of a batch, where the metric's name does
+    not contain them."""
     rows = []
     for name, result in results.items():
         rows += _in_process(name, result["metrics"], prompts)
-        rows += _served(name, result["metrics"], served[name]) if name in served else []
+        rows += _behind_server(name, result["metrics"], serving[name]) if name in serving else []
     return rows
 
 
-def _in_process(name: str, m: Metrics, prompts: tuple[int, int]) -> list[Point]:
+def _in_process(name: str, metrics: Metrics, prompts: tuple[int, int]) -> list[Point]:
     """One row for each context and batch."""
-    rows: dict[tuple[int, int], Point] = {}
-    for part, known in _parts(m).items():
-        if not known:
+    rows: dict[tuple[int, str], Point] = {}
+    for part, keys in _parts(metrics).items():
+        if all(metrics[key]["value"] is None for key in keys):
             continue
-        sizes = _sizes(part)  # a sweep over batches has prompts of its own
-        context, batch = sizes["context"] or prompts[bool(sizes["batch"])], sizes["batch"] or 1
-        tail = f"/{part}" if part else ""
-        measured = {column: m.get(f"{of}{tail}") if of else None for column, (of, _) in FROM.items()}
-        row = Point(name, IN_PROCESS, context, str(batch), {k: m.get(k) for k in OWN} | measured)
-        rows.setdefault((context, batch), row)  # the rounds come first, and are surer than a sweep's few repetitions
+        kind, size = _size(part)
+        context = size if kind == "context" else prompts[kind == "batch"]  # a sweep over batches has prompts of its own
+        load = str(size) if kind == "batch" else "1"
+        measured = {column: metrics.get(f"{stem}/{part}" if part else stem) if stem else None for column, (stem, _) in FROM.items()}
+        row = Point(name, IN_PROCESS, context, load, {k: metrics.get(k) for k in OWN} | measured)
+        rows.setdefault((context, load), row)  # the rounds come first, and are surer than a sweep's few repetitions
     return list(rows.values())
 
 
-def _parts(m: Metrics) -> dict[str, list[Metric]]:
-    """{part: its speed figures that have a value}, in order of context and batch; "" is the requests without part."""
-    parts: dict[str, list[Metric]] = {}
-    for key, metric in m.items():
-        stem, _, part = key.partition("/")
+def _parts(metrics: Metrics) -> dict[str, list[str]]:
+    """{part: names of its speed metrics}: "" of the rounds, then `batch-4`, `context-1024` of the sweep."""
+    parts: dict[str, list[str]] = {}
+    for name in metrics:
+        stem, _, part = name.partition("/")
         if stem in SPEED and (not part or PART.fullmatch(part)):
-            parts.setdefault(part, []).extend([metric] if metric["value"] is not None else [])
-    return dict(sorted(parts.items(), key=lambda kv: (*_sizes(kv[0]).values(), kv[0])))
+            parts.setdefault(part, []).append(name)
+    return dict(sorted(parts.items(), key=lambda item: _size(item[0])))
 
 
-def _sizes(part: str) -> dict[str, int]:
-    sizes = dict(re.findall(r"(context|batch)-(\d+)", part))
-    return {kind: int(sizes.get(kind, 0)) for kind in ("context", "batch")}
+def _size(part: str) -> tuple[str, int]:
+    kind, _, size = part.partition("-")
+    return kind, int(size or 1)
 
 
-def unknown(results: dict[str, Any]) -> list[str]:
+def unknown(results: Results) -> list[str]:
     """Contexts and batches that were requested and not measured, with the reason; variants of one reason together."""
     by: dict[tuple[str, str], list[str]] = {}
     for name, result in results.items():
-        for part in (p for p, known in _parts(result["metrics"]).items() if p and not known):
-            reasons = [w for stem in SPEED for w in result["metrics"].get(f"{stem}/{part}", {}).get("warnings") or []]
-            by.setdefault((part, reasons[0] if reasons else "no reason was kept"), []).append(name)
+        for part, keys in _parts(result["metrics"]).items():
+            if part and all(result["metrics"][key]["value"] is None for key in keys):
+                reasons = [w for key in keys for w in warnings_of(result["metrics"][key])]
+                by.setdefault((part, reasons[0] if reasons else "no reason was kept"), []).append(name)
     return [f"{part} of {', '.join(names)}: {why}" for (part, why), names in by.items()]
 
 
-def _served(name: str, m: Metrics, figures: dict[str, Any]) -> list[Point]:
+def _behind_server(name: str, metrics: Metrics, report: ServerReport) -> list[Point]:
     rows = []
-    for level, by_name in figures["levels"].items():
-        everything = by_name | {"server_memory_bytes": figures["server_memory_bytes"]}
-        measured = {column: everything.get(of) if of else None for column, (_, of) in FROM.items()}
-        context = figures["asked"]["load"]["prompt_tokens"]
-        rows.append(Point(name, SERVER, context, load_of(level), {k: m.get(k) for k in OWN} | measured))
+    for level, by_name in report["levels"].items():
+        measured = {column: by_name.get(stem) if stem else None for column, (_, stem) in FROM.items()}
+        measured["memory_bytes"] = report["server_memory_bytes"]
+        context = report["asked"]["load"]["prompt_tokens"]
+        rows.append(Point(name, SERVER, context, load_of(level), {k: metrics.get(k) for k in OWN} | measured))
     return rows
 
 
@@ -172,14 +182,14 @@ def _row(point: Point) -> dict[str, str]:
 
 
 def _warnings(metric: Metric | None) -> list[str]:
-    """What a reader should know of a figure that is there."""
+    """What a reader should know of a value that is there."""
     if not metric or metric["value"] is None:
         return []
-    return [w for w in metric.get("warnings") or [] if not w.startswith(ONCE)]
+    return [w for w in warnings_of(metric) if not w.startswith(ONCE)]
 
 
 def notes(rows: list[Point]) -> list[str]:
-    """The warnings behind the marks, each with the figures that have it."""
+    """The warnings behind the marks, each with the values that have it."""
     by: dict[str, list[str]] = {}
     for row in rows:
         for label, key in COLUMNS.items():
@@ -189,62 +199,59 @@ def notes(rows: list[Point]) -> list[str]:
     return [f"{warning}: {', '.join(dict.fromkeys(of))}" for warning, of in by.items()]
 
 
-def csv_text(head: Iterable[Any], rows: Iterable[Iterable[Any]]) -> str:
+def csv_text(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows([head, *rows])
     return out.getvalue()
 
 
 def as_csv(rows: list[Point]) -> str:
-    """The table for a spreadsheet: each figure with its bounds and n; what is not known is empty."""
+    """The table for a spreadsheet: each value with its bounds and n; what is not known is empty."""
     columns = [*OWN[:1], *FROM, *OWN[1:]]
     head = [f"{column}{end}" for column in columns for end in ("", "_low", "_high", "_n")]
-    return csv_text(["variant", "measured", "context_tokens", "at_once", *head], (
-        [row.variant, row.source, row.context, row.load,
-         *((row.metrics[c] or {}).get(k) for c in columns for k in ("value", "low", "high", "n"))]
-        for row in rows
-    ))  # fmt: skip
+    table = []
+    for row in rows:
+        cells = [cell for column in columns for cell in _cells(row.metrics[column])]
+        table.append([row.variant, row.source, row.context, row.load, *cells])
+    return csv_text(["variant", "measured", "context_tokens", "at_once", *head], table)
 
 
-def details(results: dict[str, Any]) -> dict[str, list[str]]:
+def _cells(metric: Metric | None) -> list[object]:
+    return [metric["value"], metric["low"], metric["high"], metric["n"]] if metric else [None] * 4
+
+
+def details(results: Results) -> dict[str, list[str]]:
     """{label: a cell for each variant} of DETAILS; rows that no variant has are left out."""
     metrics = {label: [r["metrics"].get(name) for r in results.values()] for label, name in DETAILS.items()}
     return {label: [show(m) for m in row] for label, row in metrics.items() if any(m and m["value"] is not None for m in row)}
 
 
-def servers(served: dict[str, Any], faults: dict[str, str]) -> list[dict[str, Any]]:
-    """Each variant that was to be served: its server, its saturation point, what it lacks, its levels."""
-    rows: list[dict[str, Any]] = [
-        {"variant": name, "about": f"not measured: {why}", "build": None, "lacks": [], "levels": []} for name, why in faults.items()
-    ]
-    for name, figures in served.items():
-        knee, memory = figures["knee"], figures["server_memory_bytes"]
-        limits = {k: v for k, v in (figures["asked"].get("objective") or {}).items() if v is not None}
-        objective = " and ".join(f"{k.removesuffix('_ms').upper()} at most {v:g} ms" for k, v in limits.items())
-        about = f"{_server(figures)}; "
-        if knee["value"] is None:
-            about += f"no saturation point: {'; '.join(knee['warnings'])}; "
-        else:
-            rounds = f"single rounds: {knee['low']:g} to {knee['high']:g}; {knee['n']} rounds"
-            about += f"saturation point: {knee['value']:g} requests at once ({rounds}); "
-        known = memory["value"] is not None
-        about += (
-            f"peak memory {show(memory)} MB (n = 1, no interval)" if known else f"memory not known: {'; '.join(memory['warnings'])}"
-        )
-        about += f"; objective: {objective or 'none stated'}"
-        rows.append({
-            "variant": name, "about": about if figures["status"] == "ok" else f"{figures['status']}: {figures['reason']}; {about}",
-            "build": (figures["launch"] or {}).get("build"), "lacks": lacks(figures["probe"]),
-            "levels": [_level(level, by_name) for level, by_name in figures["levels"].items()],
-        })  # fmt: skip
-    return rows
+def _server(name: str, report: ServerReport) -> Server:
+    """A variant's server, its saturation point, its memory, what it lacks, its levels."""
+    knee, memory, probe, launch = report["knee"], report["server_memory_bytes"], report.get("probe"), report.get("launch")
+    assert knee and memory and probe  # of every server that ran
+    if knee["value"] is None:
+        saturation = f"no saturation point: {'; '.join(warnings_of(knee))}"
+    else:
+        rounds = f"single rounds: {knee['low']:g} to {knee['high']:g}; {knee['n']} rounds"
+        saturation = f"saturation point: {knee['value']:g} requests at once ({rounds})"
+    if memory["value"] is None:
+        peak = f"memory not known: {'; '.join(warnings_of(memory))}"
+    else:
+        peak = f"peak memory {show(memory)} MB (n = 1, no interval)"
+    limits = (report["asked"]["objective"] or {}).items()
+    objective = " and ".join(f"{k.removesuffix('_ms').upper()} at most {v:g} ms" for k, v in limits if v is not None)
+    status = "" if report["status"] == "ok" else f"{report['status']}: {report['reason']}; "
+    return Server(
+        name, f"{status}{_where(probe, launch)}; {saturation}; {peak}; objective: {objective or 'none stated'}",
+        launch["build"] if launch else None, lacks(probe), [_level(*level) for level in report["levels"].items()],
+    )  # fmt: skip
 
 
-def _server(figures: dict[str, Any]) -> str:
-    launch, probe = figures["launch"], figures["probe"]
+def _where(probe: Probe, launch: Launch | None) -> str:
     if not launch:
         return f"{probe['model']} at {probe['url']} ({probe['api']})"
-    options = "".join(f", {k} {v}" for k, v in launch.get("engine_options", {}).items())
+    options = "".join(f", {k} {v}" for k, v in launch["engine_options"].items())
     return f"{launch['kind']} started here ({launch['threads']} threads, {launch['parallel']} at once at most{options})"
 
 
@@ -254,13 +261,18 @@ def _level(level: str, metrics: Metrics) -> dict[str, str]:
     return {"load": load_of(level) + kind, **{label: show(metrics.get(name)) for label, name in LEVEL.items()}, "n": n}
 
 
-def lacks(probe: dict[str, Any]) -> list[str]:
+def lacks(probe: Probe) -> list[str]:
     """What a server lacks, or may lack; findings of one reason together."""
-    by: dict[tuple[bool, str], list[str]] = {}
-    for key, words in ABILITIES.items():
-        finding = probe.get(key) or {"value": None, "reason": "not looked for"}
+    findings: list[tuple[Finding, str]] = [
+        (probe["stream_usage"], "token counts in a stream"), (probe["one_token_an_event"], "one token an event"),
+        (probe["ignore_eos"], "replies of forced length"), (probe["seed"], "a seed that is honoured"),
+        (probe["prompt_logprobs"], "log-probabilities of a prompt by echo"), (probe["kld"], "KLD over the whole vocabulary"),
+        (probe["ppl"], "perplexity"), (probe["delta_p"], "change of the true token's probability"),
+    ]  # fmt: skip
+    by: dict[tuple[bool, str | None], list[str]] = {}
+    for finding, words in findings:
         if not finding["value"]:
             by.setdefault((finding["value"] is None, finding["reason"]), []).append(words)
     form = {False: "no {}", True: "whether it has {} is not known"}
     named = {key: " or ".join(filter(None, (", ".join(words[:-1]), words[-1]))) for key, words in by.items()}
-    return [f"{form[unknown].format(words)}: {why}" for (unknown, why), words in named.items()]
+    return [f"{form[unsure].format(words)}: {why}" for (unsure, why), words in named.items()]

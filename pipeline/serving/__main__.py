@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -14,54 +15,69 @@ import typer
 
 from pipeline.core import artifacts, cli
 from pipeline.core.errors import ParamsError
+from pipeline.core.explain import did_you_mean
+from pipeline.core.records import Json, RequestRow
 from pipeline.evalset import sets_digest
+from pipeline.metrics.definitions import SERVED
+from pipeline.metrics.serving import Objective
 from pipeline.serving import measure, probe, score
-from pipeline.serving.client import KEY, Row, ServerError
-from pipeline.serving.measure import Plan, endpoint_of, load_tokenizer, measured, unfinished
+from pipeline.serving.client import KEY, ServerError
+from pipeline.serving.logprobs import load_tokenizer
+from pipeline.serving.measure import Plan, endpoint_of
 from pipeline.speed import hardware
 
 PROMPTS = Path("evalsets/corpus")
 HOME = artifacts.ARTIFACTS / "serving"
-COLUMNS = ("load", "failed", "TTFT p50", "p99 (ms)", "TPOT p50", "p99 (ms) ", "req/s", "tok/s", "goodput")
-IN_COLUMNS = (
-    "failure_rate", "ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms", "throughput_req_s", "throughput_tok_s",
-    "goodput_req_s",
-)  # fmt: skip
+COLUMNS = {
+    "failed": "failure_rate", "TTFT p50": "ttft_p50_ms", "p99 (ms)": "ttft_p99_ms", "TPOT p50": "tpot_p50_ms",
+    "p99 (ms) ": "tpot_p99_ms", "req/s": "throughput_req_s", "tok/s": "throughput_tok_s", "goodput": "goodput_req_s",
+}  # fmt: skip
+
+
+def positive(text: str, option: str) -> float:
+    """A positive, finite number. Raises `ParamsError` that names the option."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not 0 < value < float("inf"):
+        raise ParamsError(f"{option}: {text!r} is not a positive number")
+    return value
 
 
 def numbers(text: str, option: str) -> list[float]:
     """`1,2,4` as positive numbers."""
-    return [measure.positive(part, option) for part in text.split(",") if part.strip()]
+    return [positive(part, option) for part in text.split(",") if part.strip()]
 
 
-def line(level: str, metrics: dict[str, Row]) -> dict[str, str]:
-    """A level's row of the table; a dash for unknown values."""
-    values = [metrics[name]["value"] for name in IN_COLUMNS]
-    return dict(zip(COLUMNS, [level, *("–" if v is None else f"{v:.3g}" for v in values)]))
+def objective_of(text: str) -> Objective:
+    """Parse `ttft_ms=500,tpot_ms=50`. Raises `ParamsError` for another name or a limit that is not positive."""
+    limits, names = dict[str, float](), list(Objective.__dataclass_fields__)
+    for part in filter(None, text.split(",")):
+        name, _, value = part.partition("=")
+        if name.strip() not in names:
+            raise ParamsError(f"--objective {part!r}: unknown limit {name.strip()!r}{did_you_mean(name, names)}")
+        limits[name.strip()] = positive(value, f"--objective {part!r}")
+    return Objective(**limits)
 
 
-def check_server(url: str, kind: str, model_dir: Path | None) -> None:
-    """Raise `ParamsError` unless one server is named: by its URL, or by its kind and its model's folder."""
-    if url and kind:
-        raise ParamsError(f"{url} is a server's URL and --launch starts another; give one of them")
-    if bool(url) == bool(kind) or bool(kind) != (model_dir is not None):
-        raise ParamsError("name a server by its URL, or start one with --launch llamacpp --model-dir FOLDER")
-
-
-def write(name: str, rows: list[Row], plan: Plan, about: Row) -> None:
+def write(path: Path, rows: list[RequestRow], plan: Plan, about: Json) -> None:
     """Write rows and metrics, and print them. Raises `ServerError`, after writing, if no request was complete."""
-    report = measure.figures(rows, plan)
-    path = HOME / f"{name}.jsonl"
+    levels, knee = measure.metrics_of(rows, plan)
+    written, named = path.with_suffix(".figures.json"), {name: d.about for name, d in SERVED.items()}
+    client = {"client": {**hardware.describe(0), "threads": None}, "versions": artifacts.versions()}
     artifacts.write_jsonl(path, rows)
-    client = {"client": hardware.describe(0) | {"threads": None}, "versions": artifacts.versions()}
     artifacts.write_json(artifacts.meta_of(path), about | client)
-    artifacts.write_json(path.with_suffix(".figures.json"), report)
-    unfinished(path).unlink(missing_ok=True)
+    artifacts.write_json(written, {"levels": levels, "knee": knee, "objective": asdict(plan.objective), "about": named})
+    measure.unfinished(path).unlink(missing_ok=True)
     if why := measure.failure(rows):
         raise ServerError(f"{why} (all: {path})")
-    cli.table(COLUMNS, [line(level, metrics) for level, metrics in report["levels"].items()], left=("load",))
-    complete = f"{len(rows)} requests, {sum(r['ok'] for r in rows)} complete"
-    cli.say("serving", f"{complete}; {measure.saturation(report['knee'])}; {path.with_suffix('.figures.json')}")
+    table = []
+    for level, metrics in levels.items():
+        values = {column: metrics[name]["value"] for column, name in COLUMNS.items()}
+        table.append({"load": level, **{column: "–" if v is None else f"{v:.3g}" for column, v in values.items()}})
+    cli.table(("load", *COLUMNS), table, left=("load",))
+    cli.say("serving", f"{measure.summary(rows, knee)}; {written}")
 
 
 def main(
@@ -92,33 +108,34 @@ def main(
 
     Exits 1 if no request was complete.
     """
-    check_server(url, launch_, model_dir)
+    if url and launch_:
+        raise ParamsError(f"{url} is a server's URL and --launch starts another; give one of them")
+    if not (url or launch_) or bool(launch_) != (model_dir is not None):
+        raise ParamsError("name a server by its URL, or start one with --launch llamacpp --model-dir FOLDER")
     concurrent = numbers(concurrency, "--concurrency")
     if any(x != int(x) for x in concurrent):
         raise ParamsError(f"--concurrency {concurrency!r}: concurrency is a whole number, as in 1,2,4,8")
     plan = Plan(
         list(map(int, concurrent)), numbers(rates, "--rates"), requests, rounds, warmups, prompt_tokens, output_tokens,
-        objective=measure.objective_of(objective), seed=seed,
+        objective=objective_of(objective), seed=seed,
     )  # fmt: skip
     if not plan.levels():
         raise ParamsError("nothing to measure: give --concurrency 1,2,4 or --rates 0.5,1")
+    connect = partial(endpoint_of, url, launch_, model_dir, model=model, timeout_s=timeout, key_env=key_env, threads=threads)
     if is_scored:
         if prompts != PROMPTS:
             raise ParamsError(f"--score uses the tier's documents; leave --prompts {prompts} out")
-        score.run(
-            url, launch_, model_dir, score.check_asked(tokenizer or model_dir, chat, only_probe), model=model, timeout=timeout,
-            at_once=max(1, *plan.concurrency[:1]), key_env=key_env, threads=threads, name=name,
-        )  # fmt: skip
+        path = score.check_asked(tokenizer or model_dir, chat, only_probe)
+        score.run(connect, path, max(1, *plan.concurrency[:1]), HOME / f"{name}.scores.jsonl")
         return
-    words = load_tokenizer(tokenizer)
-    with endpoint_of(
-        url, launch_, model_dir, plan, tokenizer=words, model=model, chat=chat, timeout_s=timeout, key_env=key_env, threads=threads
-    ) as (endpoint, launch):
-        abilities, plan, rows = asyncio.run(measured(endpoint, plan, prompts, words, only_probe, HOME / f"{name}.jsonl"))
+    words, path = load_tokenizer(tokenizer) if tokenizer else None, HOME / f"{name}.jsonl"
+    with connect(plan, tokenizer=words, chat=chat) as (endpoint, launch):
+        abilities, plan, rows = asyncio.run(measure.measured(endpoint, plan, prompts, words, only_probe, path))
     for text in probe.lacking(abilities):
         cli.say("serving", text)
     if not only_probe:
-        write(name, rows, plan, {"probe": abilities, "plan": asdict(plan), "launch": launch, "prompts": sets_digest(prompts)})
+        about = {"probe": abilities, "plan": asdict(plan), "launch": launch, "prompts": sets_digest(prompts)}
+        write(path, rows, plan, about)
 
 
 if __name__ == "__main__":

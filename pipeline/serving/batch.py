@@ -16,26 +16,41 @@ import json
 import os
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, TextIO
 
 import httpx2
 import typer
 from filelock import FileLock, Timeout
+from pydantic import TypeAdapter, ValidationError
+from typing_extensions import TypedDict
 
 from pipeline.core import artifacts, cli
 from pipeline.core.errors import ArtifactError, DataError, ParamsError
+from pipeline.core.records import Json
 from pipeline.serving import probe
-from pipeline.serving.client import KEY, Answer, Endpoint, Request, Row, address, ask, connected, key_from
-from pipeline.serving.load import together
+from pipeline.serving.client import KEY, Answer, Endpoint, Request, address, ask, connected, key_from
+from pipeline.serving.measure import together
 
-FIELDS = {"key": str, "request": str, "model": str, "ok": bool}  # of every result
+KEPT = ("ok", "fault", "status", "error", "finish", "prompt_tokens", "output_tokens", "counted_by")  # of a request's row
 OPENING = b'{"key": "'  # of every result, also of one that was cut off
 REFUSED = (429, 503)  # the server did not accept the request: it can be sent again
 Sleep = Callable[[float], Awaitable[object]]
+
+
+class Result(TypedDict):
+    """What a later run needs of a result. request: digest of the request's content; model: its name at the server."""
+
+    key: str
+    request: str
+    model: str
+    ok: bool
+
+
+RESULT = TypeAdapter(Result)
 
 
 @dataclass(frozen=True)
@@ -45,7 +60,7 @@ class Item:
     key: str
     request: Request
     digest: str
-    line: Row
+    line: Json
 
     def model(self, endpoint: Endpoint) -> str:
         """The request's own model, or the endpoint's."""
@@ -103,17 +118,14 @@ def _item(text: str, where: str, max_tokens: int) -> Item:
     return Item(key, request, digest, line)
 
 
-def answered(results: Path, items: list[Item]) -> dict[str, Row]:
+def answered(results: Path, items: list[Item]) -> dict[str, Result]:
     """{key: its result} of previous runs. Removes a last line that a killed run left incomplete. Raises `ArtifactError`, before
     changing the file, if a key had another request, or if the file is not one of results."""
     if not results.exists():
         return {}
     *lines, last = results.read_bytes().split(b"\n")
-    previous: dict[str, Row] = {}
-    for number, text in enumerate(lines, 1):
-        if text.strip():
-            row = _result(text, f"{results}:{number}")
-            previous[row["key"]] = row  # a key's last line is its last try
+    rows = [_result(text, f"{results}:{number}") for number, text in enumerate(lines, 1) if text.strip()]
+    previous = {row["key"]: row for row in rows}  # a key's last line is its last try
     for item in items:
         if item.key in previous and previous[item.key]["request"] != item.digest:
             raise ArtifactError(f"key {item.key!r} has another request in {results}; give the new request a new key")
@@ -129,16 +141,14 @@ def answered(results: Path, items: list[Item]) -> dict[str, Row]:
     return previous
 
 
-def _result(text: bytes, where: str) -> Row:
+def _result(text: bytes, where: str) -> Result:
     """Parse a result. Raises `ArtifactError` with its line for anything else."""
     try:
-        row = json.loads(text)
-    except ValueError as e:
-        raise ArtifactError(f"{where} is not a result: not JSON ({e}); choose another file for the results") from None
-    missing = [k for k, kind in FIELDS.items() if not isinstance(row, dict) or not isinstance(row.get(k), kind)]
-    if missing:
-        raise ArtifactError(f"{where} is not a result: it has no {missing[0]!r}; choose another file for the results")
-    return dict(row)
+        return RESULT.validate_json(text, strict=True)
+    except ValidationError as e:
+        first = e.errors()[0]
+        reason = ": ".join([*map(str, first["loc"]), first["msg"].lower()])
+        raise ArtifactError(f"{where} is not a result ({reason}); choose another file for the results") from None
 
 
 @contextmanager
@@ -179,8 +189,8 @@ class Gate:
 
 
 async def one(
-    client: httpx2.AsyncClient, endpoint: Endpoint, item: Item, pace: Pace, gate: Gate, sleep: Sleep, rng: random.Random
-) -> Row:
+    client: httpx2.AsyncClient, endpoint: Endpoint, item: Item, pace: Pace, gate: Gate, rng: random.Random
+) -> Json:  # fmt: skip
     """Send one request, again where that is safe; returns its result."""
     for tried in range(1, pace.tries + 1):
         await gate.passed()
@@ -188,27 +198,26 @@ async def one(
         if answer.row["ok"] or not is_safe(answer) or tried == pace.tries:
             break
         if (wait := wait_s(pace, tried, answer, rng)) > pace.longest_wait_s:
-            answer.row["error"] += f"; the server asks to wait {wait:.0f} s, more than {pace.longest_wait_s:g}: try again then"
+            limit = f"the server asks to wait {wait:.0f} s, more than {pace.longest_wait_s:g}: try again then"
+            answer.row["error"] = f"{answer.row['error']}; {limit}"
             break
-        await sleep(wait)
-    row = answer.row
-    kept = ("ok", "fault", "status", "error", "finish", "prompt_tokens", "output_tokens", "counted_by")
-    reply = {"text": answer.text, "reasoning": answer.reasoning or None} if row["ok"] else {"text": None, "reasoning": None}
-    request = {"key": item.key, "request": item.digest, "model": item.model(endpoint), "tries": tried}
-    return request | reply | {k: row[k] for k in kept}
+        await gate.sleep(wait)
+    row = dict(answer.row)
+    text, reasoning = (answer.text, answer.reasoning or None) if row["ok"] else (None, None)
+    request: Json = {"key": item.key, "request": item.digest, "model": item.model(endpoint), "tries": tried}
+    return request | {"text": text, "reasoning": reasoning} | {k: row[k] for k in KEPT}
 
 
 async def run(
     client: httpx2.AsyncClient, endpoint: Endpoint, items: list[Item], pace: Pace, out: TextIO, *,
-    clock: Callable[[], float] = time.monotonic, sleep: Sleep = asyncio.sleep, seed: int = 0,
-    tick: Callable[[], object] = lambda: None,
+    sleep: Sleep = asyncio.sleep, tick: Callable[[], object] = lambda: None,
 ) -> None:  # fmt: skip
     """Send every request, at most `pace.concurrency` at once, and append each result as it comes."""
-    waiting, gate, rng = iter(items), Gate(pace.rate, clock, sleep), random.Random(seed)
+    waiting, gate, rng = iter(items), Gate(pace.rate, time.monotonic, sleep), random.Random()
 
     async def work() -> None:
         for item in waiting:
-            row = await one(client, endpoint, item, pace, gate, sleep, rng)
+            row = await one(client, endpoint, item, pace, gate, rng)
             out.write(json.dumps(artifacts.jsonable(row), ensure_ascii=False, allow_nan=False) + "\n")
             out.flush()
             os.fsync(out.fileno())
@@ -218,26 +227,16 @@ async def run(
 
 
 async def main_async(
-    endpoint: Endpoint, items: list[Item], todo: list[Item], previous: dict[str, Row], pace: Pace, out: TextIO
+    endpoint: Endpoint, items: list[Item], todo: list[Item], previous: Mapping[str, Result], pace: Pace, out: TextIO
 ) -> None:
     """Send `todo`, the `items` without a result in `previous`. Raises `ArtifactError` if another model gave these."""
     async with connected(endpoint) as client:
-        model = probe.chosen(endpoint.model, await probe.models(client, endpoint), endpoint.url)
-        endpoint = replace(endpoint, model=model)
+        endpoint, _ = await probe.named(client, endpoint)
         others = sorted({row["model"] for row in previous.values()} - {item.model(endpoint) for item in items})
         if others:
-            raise ArtifactError(f"{out.name} has results of {others[0]!r}, not {model!r}; choose another file")
+            raise ArtifactError(f"{out.name} has results of {others[0]!r}, not {endpoint.model!r}; choose another file")
         with cli.progress(len(todo), "batch", "request") as bar:
             await run(client, endpoint, todo, pace, out, tick=bar.update)
-
-
-def export(results: Path, items: list[Item]) -> tuple[int, Path]:
-    """Write the requests that failed beside the results; returns their number and the file."""
-    previous = answered(results, items)
-    failed = [item.line for item in items if item.key in previous and not previous[item.key]["ok"]]
-    path = results.with_suffix(".failed.jsonl")
-    artifacts.write_jsonl(path, failed)
-    return len(failed), path
 
 
 def main(
@@ -263,8 +262,11 @@ def main(
         todo = [i for i in items if i.key not in previous or (retry_failed and not previous[i.key]["ok"])]
         if todo:
             asyncio.run(main_async(endpoint, items, todo, previous, Pace(concurrency, rate or None, tries), out))
-        failed, path = export(results, items)
-    failures = f"; {failed} failed: {path}" if failed else ""
+        previous = answered(results, items)
+        failed = [item.line for item in items if item.key in previous and not previous[item.key]["ok"]]
+        path = results.with_suffix(".failed.jsonl")
+        artifacts.write_jsonl(path, failed)
+    failures = f"; {len(failed)} failed: {path}" if failed else ""
     cli.say("batch", f"{len(items)} requests, {len(items) - len(todo)} answered before, {len(todo)} sent{failures}; {results}")
     if failed:
         raise typer.Exit(1)

@@ -19,41 +19,39 @@ from typing import Any
 import httpx2
 
 from pipeline.core.errors import QuantgateError
-from pipeline.serving.events import Event, Parser
-from pipeline.serving.reply import Fault, Reply, error_in, message_of, paired
+from pipeline.core.records import Exchange, Json
+from pipeline.serving.reply import Fault, Reply, error_in, events, message_of, paired, part
 
-Row = dict[str, Any]
 Clock = Callable[[], float]
-Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 KEY = "QUANTGATE_API_KEY"
 CONNECT_S = 10.0
 LOCAL = re.compile(r"localhost$|127(\.\d+){3}$|::1$")  # no proxy applies to these hosts
 SECONDS = re.compile(r"[0-9]{1,12}(\.[0-9]{0,12})?")
 DRAIN_S = 1.0  # the longest wait for a complete reply's stream to close, so that the connection can be reused
+SHOWN = 300  # characters of a server's message
+LENGTH = "max_completion_tokens"  # OpenAI's newer name for max_tokens
+DISPENSABLE = ("stream_options", "max_tokens", LENGTH, "temperature")  # a server that refuses these can still be measured
 
 
 class ServerError(QuantgateError):
     """An endpoint cannot be measured; the message says what to change."""
 
 
-LENGTH = "max_completion_tokens"  # OpenAI's newer name for max_tokens
-DISPENSABLE = ("stream_options", "max_tokens", LENGTH, "temperature")  # a server that refuses these can still be measured
-
-
 @dataclass(frozen=True)
 class Endpoint:
-    """Where requests go. key: the bearer token, never printed or written; timeout_s: for a whole reply."""
+    """Where requests go. key: the bearer token, never printed or written; timeout_s: for a whole reply; count: tokens of a text,
+    for servers without usage; key_variable: where the key came from; refused: fields that the server does not accept."""
 
     url: str
     model: str = ""
     chat: bool = False
     timeout_s: float = 120.0
     key: str | None = field(default=None, repr=False)
-    count: Callable[[str], int] | None = field(default=None, repr=False)  # tokens of a text, for servers without usage
-    key_variable: str = KEY  # where the key came from, for messages
-    refused: frozenset[str] = frozenset()  # fields that the server does not accept
+    count: Callable[[str], int] | None = field(default=None, repr=False)
+    key_variable: str = KEY
+    refused: frozenset[str] = frozenset()
 
-    def takes(self, body: Row) -> Row:
+    def takes(self, body: Json) -> Json:
         """A body without refused fields; a refused max_tokens gets its newer name."""
         renamed = {LENGTH if k == "max_tokens" and k in self.refused else k: v for k, v in body.items()}
         return {k: v for k, v in renamed.items() if k not in self.refused}
@@ -68,7 +66,7 @@ class Request:
     """prompt: text, token ids (completions only) or chat messages. forced: ignore end tokens; a reply without exactly max_tokens
     has failed. options: further fields of the body."""
 
-    prompt: Prompt
+    prompt: str | Sequence[int] | Sequence[Mapping[str, Any]]
     max_tokens: int
     forced: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -79,7 +77,7 @@ class Request:
 class Answer:
     """A request's row and its reply."""
 
-    row: Row
+    row: Exchange
     text: str
     reasoning: str
     retry_after: float | None = None
@@ -127,9 +125,9 @@ async def connected(endpoint: Endpoint, transport: httpx2.AsyncBaseTransport | N
         yield client
 
 
-def body_of(endpoint: Endpoint, request: Request) -> tuple[str, Row]:
+def body_of(endpoint: Endpoint, request: Request) -> tuple[str, Json]:
     """(path, JSON body) of a request: greedy and streamed unless its options differ."""
-    body: Row = {"model": endpoint.model, "max_tokens": request.max_tokens, "temperature": 0.0, "stream": True}
+    body: Json = {"model": endpoint.model, "max_tokens": request.max_tokens, "temperature": 0.0, "stream": True}
     body["stream_options"] = {"include_usage": True}
     if request.forced:
         body |= {"ignore_eos": True, "min_tokens": request.max_tokens}
@@ -143,74 +141,50 @@ def body_of(endpoint: Endpoint, request: Request) -> tuple[str, Row]:
 
 async def ask(client: httpx2.AsyncClient, endpoint: Endpoint, request: Request, *, clock: Clock = time.monotonic) -> Answer:
     """Send the request once. The row has whatever went wrong (ok, fault, status, error)."""
-    reply = Reply(clean=endpoint.clean)
-    phases: dict[str, float | None] = {"connected": None, "headers": None}
-    t_submit = clock()
-    fault = await _heard(client, endpoint, request, reply, phases, clock)
+    reply, fault, t_submit = Reply(clean=endpoint.clean), None, clock()
+    try:
+        await asyncio.wait_for(_stream(client, endpoint, request, reply, clock), endpoint.timeout_s)
+    except Fault as e:
+        fault = e
+    except Exception as e:  # the run goes on, whatever a server sends
+        if reply.t_whole() is None:  # else only the close of the stream was late or missing
+            is_late = isinstance(e, asyncio.TimeoutError)
+            fault = Fault("timeout", f"no complete reply within {endpoint.timeout_s:g} s") if is_late else _transport(e)
     whole = reply.t_whole()
     t_end = whole if whole is not None and fault is None else clock()
     try:
-        row = row_of(endpoint, request, reply, t_submit, phases, fault)
+        row = row_of(endpoint, request, reply, t_submit, t_end, fault)
     except Exception as e:  # such as a tokenizer that cannot read the text
-        row = row_of(endpoint, request, Reply(status=reply.status), t_submit, phases, _transport(e))
-    retry_after = fault.retry_after if fault else None
-    return Answer(row | {"t_end": t_end}, paired(reply.text), paired(reply.reasoning), retry_after)
+        row = row_of(endpoint, request, Reply(reply.status, reply.phases), t_submit, t_end, _transport(e))
+    return Answer(row, paired(reply.text), paired(reply.reasoning), fault.retry_after if fault else None)
 
 
-async def _heard(
-    client: httpx2.AsyncClient, endpoint: Endpoint, request: Request, reply: Reply, phases: dict[str, float | None], clock: Clock
-) -> Fault | None:
-    """Fill `reply` and return what went wrong."""
-    try:
-        await asyncio.wait_for(_stream(client, endpoint, request, reply, phases, clock), endpoint.timeout_s)
-    except Fault as e:
-        return e
-    except Exception as e:  # the run goes on, whatever a server sends
-        if reply.t_whole() is None:  # else only the close of the stream was late or missing
-            late = isinstance(e, asyncio.TimeoutError)
-            return Fault("timeout", f"no complete reply within {endpoint.timeout_s:g} s") if late else _transport(e)
-    return None
-
-
-async def _stream(
-    client: httpx2.AsyncClient, endpoint: Endpoint, request: Request, reply: Reply, phases: dict[str, float | None], clock: Clock
-) -> None:
+async def _stream(client: httpx2.AsyncClient, endpoint: Endpoint, request: Request, reply: Reply, clock: Clock) -> None:
     async def trace(event: str, _: Any) -> None:
         if event == "connection.connect_tcp.complete":
-            phases["connected"] = clock()
+            reply.phases["connected"] = clock()
 
     path, body = body_of(endpoint, request)
     headers = {"Accept": "text/event-stream", **request.headers}
     async with client.stream("POST", endpoint.url + path, json=body, headers=headers, extensions={"trace": trace}) as response:
-        phases["headers"], reply.status = clock(), response.status_code
+        reply.phases["headers"], reply.status = clock(), response.status_code
         await _refuse(response, endpoint)
-        events = _events(response)
-        async for event in events:
-            reply.take(event.data, clock(), event.kind)
+        coming = events(response.aiter_bytes())
+        async for event in coming:
+            reply.take(event, clock())
             if reply.t_whole() is not None:
                 break
         reply.check_end()
-        await _drain(events, reply, clock)
 
+        async def drain() -> None:
+            async for event in coming:
+                if reply.t_done is None:
+                    reply.take(event, clock())
 
-async def _events(response: httpx2.Response) -> AsyncIterator[Event]:
-    parser = Parser()
-    async for content in response.aiter_bytes():
-        for event in parser.feed(content):
-            yield event
-
-
-async def _drain(events: AsyncIterator[Event], reply: Reply, clock: Clock) -> None:
-    """Read what follows a complete reply, usually [DONE]. Only an error before [DONE] can still fail it; a stream that stays open
-    or breaks cannot."""
-
-    async def rest() -> None:
-        async for event in events:
-            if reply.t_done is None:
-                reply.take(event.data, clock(), event.kind)
-
-    with suppress(asyncio.TimeoutError, httpx2.HTTPError):
-        await asyncio.wait_for(rest(), DRAIN_S)
+        # What follows a complete reply is usually [DONE]. Only an error before [DONE] can still fail it; a stream that stays open
+        # or breaks cannot.
+        with suppress(asyncio.TimeoutError, httpx2.HTTPError):
+            await asyncio.wait_for(drain(), DRAIN_S)
 
 
 async def _refuse(response: httpx2.Response, endpoint: Endpoint) -> None:
@@ -218,22 +192,18 @@ async def _refuse(response: httpx2.Response, endpoint: Endpoint) -> None:
     kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
     if response.status_code == 200 and kind == "text/event-stream":
         return
-    message = _message(response, await response.aread(), endpoint)
+    content = await response.aread()
+    try:
+        reply = response.json()
+    except ValueError:
+        reply = None
+    if (error := error_in(reply)) is None:
+        error = part(reply, "detail") or None
+    message = f"error: {message_of(error)}" if error is not None else " ".join(content.decode(errors="replace").split())
+    message = endpoint.clean(message)[:SHOWN] or "no reason given"  # part of a key could not be recognized: shortened last
     if response.status_code != 200:
         raise Fault("http", f"HTTP {response.status_code}: {message}", _retry_after(response))
     raise Fault("in_band" if message.startswith("error") else "malformed", f"HTTP 200 but no stream of events: {message}")
-
-
-def _message(response: httpx2.Response, content: bytes, endpoint: Endpoint) -> str:
-    """The server's message without the key, then shortened: part of a key could not be recognized."""
-    try:
-        reply = response.json()
-        error = error_in(reply) if isinstance(reply, dict) else None
-        if error is not None or (isinstance(reply, dict) and (error := reply.get("detail"))):
-            return endpoint.clean(f"error: {message_of(error)}")[:300]
-    except ValueError:
-        pass
-    return endpoint.clean(" ".join(content.decode(errors="replace").split()))[:300] or "no reason given"
 
 
 def _retry_after(response: httpx2.Response) -> float | None:
@@ -260,22 +230,19 @@ def _transport(error: Exception) -> Fault:
     return Fault("malformed", f"{type(error).__name__}: {message}")
 
 
-def row_of(
-    endpoint: Endpoint, request: Request, reply: Reply, t_submit: float, phases: dict[str, float | None], fault: Fault | None
-) -> Row:
-    """The request's row. t_chunks: arrivals of events with tokens; t_tokens: the same if each had one token; t_last: the last
-    token, or the reply's end if that token was not seen."""
+def row_of(endpoint: Endpoint, request: Request, reply: Reply, t_submit: float, t_end: float, fault: Fault | None) -> Exchange:
+    """The request's row."""
     tokens, how = reply.output_tokens(endpoint.count) if reply.t_chunks or reply.usage else (None, "no reply")
     is_exact = how == "usage" or reply.finish != "length"  # a text tokenized again can differ by a token from what was generated
     if fault is None and request.forced and is_exact and tokens is not None and tokens != request.max_tokens:
         fault = Fault("short", f"asked for {request.max_tokens} tokens, got {tokens}")
     seen = reply.arrivals(tokens)
     return {
-        "prompt_tokens": reply.prompt_tokens(), "cached_tokens": reply.cached_tokens(), "output_tokens": tokens,
-        "counted_by": how, "asked_tokens": request.max_tokens, "forced": request.forced, "t_submit": t_submit,
-        "t_first": seen[0] if seen else None, "t_content": reply.t_content, "t_last": reply.t_last(tokens),
+        "prompt_tokens": reply.used("prompt_tokens"), "cached_tokens": reply.used("prompt_tokens_details", "cached_tokens"),
+        "output_tokens": tokens, "counted_by": how, "asked_tokens": request.max_tokens, "forced": request.forced,
+        "t_submit": t_submit, "t_first": seen[0] if seen else None, "t_content": reply.t_content, "t_last": reply.t_last(tokens),
         "t_tokens": seen if tokens == len(seen) else None, "t_chunks": seen, "t_done": reply.t_done,
-        "phases": phases, "peak_memory_bytes": None, "finish": reply.finish, "ok": fault is None,
+        "phases": reply.phases, "peak_memory_bytes": None, "finish": reply.finish, "ok": fault is None,
         "fault": fault.kind if fault else None, "status": reply.status,
-        "error": paired(endpoint.clean(str(fault))) if fault else None,
+        "error": paired(endpoint.clean(str(fault))) if fault else None, "t_end": t_end,
     }  # fmt: skip

@@ -20,7 +20,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import httpx2
 import psutil
@@ -28,6 +27,7 @@ import psutil
 from pipeline.core import artifacts, cli, install, quota, venvs
 from pipeline.core.errors import Crashed, ParamsError, QuantgateError, Unsupported
 from pipeline.core.explain import did_you_mean
+from pipeline.core.records import Launch, Options
 from pipeline.serving.client import ServerError
 
 STARTUP_S = 600.0
@@ -42,8 +42,7 @@ class Launched:
 
     url: str
     key: str = field(repr=False)
-    facts: dict[str, Any]
-    log: Path
+    facts: Launch
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,6 @@ def _llamacpp(
 
 def _vllm(model_dir: Path, port: int, threads: int, parallel: int, context: int) -> Command:
     """vLLM takes gigabytes and has its own pins: it is used where it is installed and never downloaded."""
-    python = _vllm_python()
     options = [str(model_dir), "--served-model-name", "model", "--host", "127.0.0.1", "--port", str(port)]
     options += ["--max-num-seqs", str(parallel), "--max-model-len", str(context)]
     options += ["--no-enable-prefix-caching", "--enable-prompt-tokens-details"]  # the second makes it report cached tokens
@@ -82,15 +80,13 @@ def _vllm(model_dir: Path, port: int, threads: int, parallel: int, context: int)
     variables = {"OMP_NUM_THREADS": str(threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
     # GiB; by default it takes 92 % of all memory
     variables["VLLM_CPU_KVCACHE_SPACE"] = os.environ.get("VLLM_CPU_KVCACHE_SPACE", "4")
-    return Command([python, "-m", "vllm.entrypoints.cli.main", "serve", *options], "VLLM_API_KEY", variables)
+    return Command([_vllm_python(), "-m", "vllm.entrypoints.cli.main", "serve", *options], "VLLM_API_KEY", variables)
 
 
 def _vllm_python() -> str:
-    python = os.environ.get(VLLM)
-    if not python:
-        raise Unsupported(f"vLLM needs its own environment; set {VLLM} to the Python that has vLLM")
+    python = os.environ.get(VLLM, "")
     if shutil.which(python) is None:
-        raise Unsupported(f"{VLLM} = {python!r} is not a program; set it to the Python that has vLLM")
+        raise Unsupported(f"vLLM needs its own environment; set {VLLM} ({python!r} is not a program) to the Python that has vLLM")
     return python
 
 
@@ -105,9 +101,14 @@ def check_engine(kind: str, engine: str) -> None:
         raise ParamsError(f"launch: {kind} reads models of engine {READS[kind]!r}, not {engine!r}; use {other}its server's url")
 
 
-def check_supported(kind: str, options: dict[str, Any]) -> None:
-    """Raise `Unsupported` if this machine lacks the kind of server, or the server an option."""
-    _check_options(kind, options)
+def check_supported(kind: str, options: Options) -> None:
+    """Raise `Unsupported` if this machine lacks the kind of server, or the server an option: it would serve something else."""
+    known = inspect.getfullargspec(KINDS[kind]).kwonlyargs
+    if missing := ", ".join(f"{k}: {v}" for k, v in options.items() if k not in known):
+        raise Unsupported(
+            f"a launched {kind} server does not have engine_options {{{missing}}} (it has {' and '.join(known) or 'none'}); "
+            "give the variant a server by url, or remove them"
+        )
     if kind == "vllm":
         _vllm_python()
 
@@ -115,42 +116,20 @@ def check_supported(kind: str, options: dict[str, Any]) -> None:
 @contextmanager
 def launched(
     kind: str, model_dir: Path, *, threads: int = 1, parallel: int = 1, context: int = CONTEXT, startup_s: float = STARTUP_S,
-    options: dict[str, Any] | None = None,
+    options: Options | None = None,
 ) -> Iterator[Launched]:  # fmt: skip
-    """A server on the model in `model_dir` for `parallel` requests at once, each of up to `context` tokens. options: the variant's
-    engine_options. Raises `ParamsError` for an unknown kind, `Unsupported` if it cannot run here or lacks an option, `ServerError`
-    or `Crashed` if it does not come up."""
+    """A server on the model in `model_dir` for `parallel` requests at once, each of up to `context` tokens; the block starts once
+    it accepts our key and no other. options: the variant's engine_options. Raises `ParamsError` for an unknown kind, `Unsupported`
+    if it cannot run here or lacks an option, `ServerError` or `Crashed` if it does not come up."""
     if kind not in KINDS:
         raise ParamsError(f"server {kind!r} cannot be launched{did_you_mean(kind, list(KINDS))}")
     options = options or {}
-    _check_options(kind, options)
-    port = free_port()
+    check_supported(kind, options)
+    port, key = free_port(), secrets.token_urlsafe(32)
     command = KINDS[kind](model_dir, port, threads, parallel, context, **options)
-    threads = int(command.variables.get("OMP_NUM_THREADS", threads))
-    with running(command, port, artifacts.LOGS / f"serve-{kind}-{model_dir.name}.log", startup_s) as server:
-        server.facts.update(kind=kind, model_dir=str(model_dir), threads=threads, parallel=parallel, context=context)
-        server.facts["engine_options"] = options
-        yield server
-
-
-def _check_options(kind: str, options: dict[str, Any]) -> None:
-    """Raise `Unsupported` for engine options that a kind of server lacks: it would serve something else."""
-    known = inspect.getfullargspec(KINDS[kind]).kwonlyargs
-    if missing := ", ".join(f"{k}: {v}" for k, v in options.items() if k not in known):
-        raise Unsupported(
-            f"a launched {kind} server does not have engine_options {{{missing}}} (it has {' and '.join(known) or 'none'}); "
-            "give the variant a server by url, or remove them"
-        )
-
-
-@contextmanager
-def running(command: Command, port: int, log: Path, startup_s: float) -> Iterator[Launched]:
-    """Run a command for the block; yields once its server on `port` accepts our key and no other."""
-    key, url = secrets.token_urlsafe(32), f"http://127.0.0.1:{port}/v1"
+    log, url = (artifacts.LOGS / f"serve-{kind}-{model_dir.name}.log").absolute(), f"http://127.0.0.1:{port}/v1"
     log.parent.mkdir(parents=True, exist_ok=True)
-    guard = Path(__file__).with_name("_guard.py")
-    start = time.monotonic()
-    log = log.absolute()
+    guard, start = Path(__file__).with_name("_guard.py"), time.monotonic()
     with log.open("wb") as out:
         process = subprocess.Popen(
             [sys.executable, str(guard), *command.arguments], stdin=subprocess.PIPE, stdout=out, stderr=out,
@@ -158,17 +137,20 @@ def running(command: Command, port: int, log: Path, startup_s: float) -> Iterato
         )  # fmt: skip
     try:
         _wait(process, url, key, log, start + startup_s)
-        facts = {"startup_s": time.monotonic() - start, "build": _build(log, key), "log": str(log)}
+        facts: Launch = {
+            "startup_s": time.monotonic() - start, "build": _build(log, key), "log": str(log), "kind": kind,
+            "model_dir": str(model_dir), "threads": int(command.variables.get("OMP_NUM_THREADS", threads)), "parallel": parallel,
+            "context": context, "engine_options": options,
+        }  # fmt: skip
         try:
-            yield Launched(url, key, facts, log)
+            yield Launched(url, key, facts)
             if process.poll() is not None:
                 raise _ended(process.returncode, "while it was asked", log, key)
         finally:
-            facts.update(_cost(process.pid))
+            facts["peak_memory_bytes"], facts["cpu_s"] = _cost(process.pid)
     finally:
         _stop(process)
-        if key.encode() in (printed := log.read_bytes()):  # some servers print their environment
-            artifacts.write_text(log, printed.replace(key.encode(), b"***").decode(errors="replace"))
+        artifacts.write_text(log, _printed(log, key))  # some servers print their environment
 
 
 def free_port() -> int:
@@ -192,13 +174,11 @@ def _wait(process: subprocess.Popen[bytes], url: str, key: str, log: Path, deadl
 
 def _answers(client: httpx2.Client, url: str, key: str) -> bool:
     """Whether the server answers a request with this key."""
+    body = {"model": "model", "prompt": "a", "max_tokens": 1}
     try:
-        reply = client.post(f"{url}/completions", headers={"Authorization": f"Bearer {key}"}, json={
-            "model": "model", "prompt": "a", "max_tokens": 1
-        })  # fmt: skip
+        return client.post(f"{url}/completions", headers={"Authorization": f"Bearer {key}"}, json=body).status_code == 200
     except httpx2.HTTPError:
         return False
-    return reply.status_code == 200
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
@@ -216,22 +196,25 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def _cost(guard: int) -> dict[str, float | int | None]:
-    """The guard's children: sum of peak resident bytes, and processor seconds. None if unknown or if they have ended."""
+def _cost(guard: int) -> tuple[int | None, float | None]:
+    """Sum of peak resident bytes, and processor seconds, of the guard's children; None if unknown or if they have ended."""
     try:
         family = psutil.Process(guard).children(recursive=True)
         lines = [line for p in family for line in Path(f"/proc/{p.pid}/status").read_text().splitlines()]
         spent = [p.cpu_times() for p in family]
     except (psutil.Error, OSError):
-        return {"peak_memory_bytes": None, "cpu_s": None}
+        return None, None
     peaks = [int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")]
-    return {"peak_memory_bytes": sum(peaks) or None, "cpu_s": sum(t.user + t.system for t in spent) if family else None}
+    return sum(peaks) or None, sum(t.user + t.system for t in spent) if family else None
+
+
+def _printed(log: Path, key: str) -> str:
+    return log.read_text(encoding="utf-8", errors="replace").replace(key, "***")
 
 
 def _build(log: Path, key: str) -> str | None:
     """The build that the server printed, in a line of its own or in vLLM's banner."""
-    printed = log.read_text(errors="replace").replace(key, "***")
-    match = re.search(r"^build: (.*)$|█ +(version \d\S*)$", printed, re.MULTILINE)
+    match = re.search(r"^build: (.*)$|█ +(version \d\S*)$", _printed(log, key), re.MULTILINE)
     return match and (match[1] or match[2])
 
 
@@ -244,5 +227,5 @@ def _ended(code: int, when: str, log: Path, key: str) -> QuantgateError:
 
 
 def _last_line(log: Path, key: str) -> str:
-    lines = [line for line in log.read_text(errors="replace").replace(key, "***").splitlines() if line.strip()]
+    lines = [line for line in _printed(log, key).splitlines() if line.strip()]
     return lines[-1].strip()[:300] if lines else "no output"

@@ -1,34 +1,41 @@
-"""Measure one server: from its launch or URL through the probe to the last row and the metrics."""
+"""Measure one server: from its launch or URL through the probe to the last row and the metrics.
+
+A level is a load. A closed loop sends the next request when one is answered, so a slow server gets fewer; it shows capacity. An
+open loop sends requests when they are due, as users do, and queues grow if the server cannot keep up; it shows how long users wait.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import httpx2
 import numpy as np
 
 from pipeline.core import artifacts, cli
-from pipeline.core.errors import DataError, ParamsError
-from pipeline.core.explain import did_you_mean
+from pipeline.core.errors import DataError
+from pipeline.core.records import Exchange, Launch, Metric, Metrics, Options, Probe, RequestRow, TextRow
 from pipeline.evalset import load_texts
-from pipeline.metrics.definitions import SERVED
 from pipeline.metrics.serving import Objective, in_a_round, level, saturation_point, scenarios, warm_ups
 from pipeline.serving import launch, probe
-from pipeline.serving.client import KEY, Endpoint, Request, Row, address, ask, connected, key_from
-from pipeline.serving.load import closed, opened, schedule
+from pipeline.serving.client import KEY, Clock, Endpoint, Request, address, ask, connected, key_from, row_of
+from pipeline.serving.reply import Fault, Reply
 from pipeline.speed.schedule import Prompts
 
+T = TypeVar("T")
+R = TypeVar("R")
+Tick = Callable[[], object]
 CHARACTERS = 4  # of English text in a token, where no tokenizer counts them
 OPENING = 24  # prompts differ within their first characters or tokens, so that a prefix cache has no hits
 CONFIDENCE = 0.95
 TEMPLATE_TOKENS = 256  # that a chat template and an end token may add to a prompt
 END_TOKENS = 16  # that a server may add to a prompt without a template
 PROBE_TOKENS = 512  # the most that a request of the probe takes, with any tokenizer
+IN_FLIGHT = 256  # an open loop's limit; a request that is due beyond it fails as `unsent`
 
 
 @dataclass(frozen=True)
@@ -56,34 +63,11 @@ class Plan:
         return sum(self.rounds * n + warm_ups(name, self.warmups) for name, n in self.levels())
 
 
-def objective_of(text: str) -> Objective:
-    """Parse `ttft_ms=500,tpot_ms=50`. Raises `ParamsError` for another name or a limit that is not positive."""
-    limits: dict[str, float] = {}
-    for part in filter(None, text.split(",")):
-        name, _, value = part.partition("=")
-        names = list(Objective.__dataclass_fields__)
-        if name.strip() not in names:
-            raise ParamsError(f"--objective {part!r}: unknown limit {name.strip()!r}{did_you_mean(name, names)}")
-        limits[name.strip()] = positive(value, f"--objective {part!r}")
-    return Objective(**limits)
-
-
-def positive(text: str, option: str) -> float:
-    """A positive, finite number. Raises `ParamsError` that names the option."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = float("nan")
-    if not 0 < value < float("inf"):
-        raise ParamsError(f"{option}: {text!r} is not a positive number")
-    return value
-
-
 @contextmanager
 def endpoint_of(
     url: str | None, kind: str | None, folder: Path | None, plan: Plan, *, tokenizer: Any = None, model: str = "",
-    chat: bool = False, timeout_s: float = 120.0, key_env: str = KEY, threads: int = 1, options: dict[str, Any] | None = None,
-) -> Iterator[tuple[Endpoint, Row | None]]:  # fmt: skip
+    chat: bool = False, timeout_s: float = 120.0, key_env: str = KEY, threads: int = 1, options: Options | None = None,
+) -> Iterator[tuple[Endpoint, Launch | None]]:  # fmt: skip
     """(the endpoint, facts of the launch): the server at `url`, or one of `kind` that runs for the block on a model's folder.
     tokenizer: of the model, or None; options: the variant's engine options."""
     count = (lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)) if tokenizer else None
@@ -102,36 +86,76 @@ def context_of(plan: Plan, is_counted: bool, is_chat: bool) -> int:
     return max(PROBE_TOKENS, plan.prompt_tokens + plan.output_tokens + spare)
 
 
-def load_tokenizer(path: Path | None) -> Any:
-    """A tokenizer.json, or a model folder's; None for None."""
-    if path is None:
-        return None
-    from tokenizers import Tokenizer
-
-    file = path / "tokenizer.json" if path.is_dir() else path
-    if not file.exists():
-        raise DataError(f"--tokenizer {path}: {file} does not exist; name a tokenizer.json or a folder that has one")
-    return Tokenizer.from_file(str(file))
-
-
-def prompts(documents: list[Row], plan: Plan, tokenizer: Any, as_ids: bool) -> list[Any]:
-    """The plan's prompts: token ids, or text of about as many tokens where ids cannot be sent."""
-    text = "\n\n".join(d["text"] for d in documents)
-    if tokenizer is None:
-        return pieces(text, CHARACTERS * plan.prompt_tokens, plan.prompts(), plan.seed)
-    ids = tokenizer.encode(text, add_special_tokens=False).ids
-    cut = pieces(ids, plan.prompt_tokens, plan.prompts(), plan.seed)
-    return cut if as_ids else [tokenizer.decode(p) for p in cut]
-
-
-def pieces(source: Sequence[Any], length: int, count: int, seed: int) -> list[Any]:
-    """`count` stretches of a text (`length` characters) or of token ids, each with another opening."""
-    cutter = Prompts(source, seed, starts=range(len(source) - length + 1), opening=OPENING)
+def prompts(documents: Sequence[TextRow], plan: Plan, tokenizer: Any, as_ids: bool) -> list[Any]:
+    """The plan's prompts, each with another opening: token ids, or text of about as many tokens where ids cannot be sent."""
+    source, length = "\n\n".join(d["text"] for d in documents), plan.prompt_tokens
+    if tokenizer:
+        source = tokenizer.encode(source, add_special_tokens=False).ids
+    else:
+        length *= CHARACTERS
+    cutter = Prompts(source, plan.seed, starts=range(len(source) - length + 1), opening=OPENING)
     try:
-        return [cutter.cut(length) for _ in range(count)]
+        pieces = [cutter.cut(length) for _ in range(plan.prompts())]
     except DataError:
         made = f"the text makes {len(cutter.openings)} different prompts of {length}"
-        raise DataError(f"{made}; {count} are needed: add text, or ask for fewer") from None
+        raise DataError(f"{made}; {plan.prompts()} are needed: add text, or ask for fewer") from None
+    return [tokenizer.decode(p) for p in pieces] if tokenizer and not as_ids else pieces
+
+
+def arrivals(rate: float, count: int, rng: np.random.Generator) -> list[float]:
+    """Due times of `count` Poisson arrivals at `rate` a second, in seconds from the start."""
+    return [float(t) for t in np.cumsum(rng.exponential(1 / rate, count))]
+
+
+async def closed(send: Callable[[R], Awaitable[T]], requests: Sequence[R], concurrency: int, tick: Tick = lambda: None) -> list[T]:
+    """Send all requests, `concurrency` at once; rows in the order of the requests."""
+    rows: dict[int, T] = {}
+    waiting = iter(enumerate(requests))
+
+    async def work() -> None:
+        for k, request in waiting:  # one iterator for all workers: each takes the next
+            rows[k] = await send(request)
+            tick()
+
+    await together([work() for _ in range(concurrency)])
+    return [rows[k] for k in sorted(rows)]
+
+
+async def opened(
+    send: Callable[[Request], Awaitable[Exchange]], requests: Sequence[Request], due: Sequence[float], *, most: int = IN_FLIGHT,
+    clock: Clock = time.monotonic, sleep: Callable[[float], Awaitable[object]] = asyncio.sleep, tick: Tick = lambda: None,
+) -> list[Exchange]:  # fmt: skip
+    """Send each request when it is due; rows in the order of the requests, with t_due."""
+    start, in_flight = clock(), 0
+
+    async def one(request: Request, at: float) -> Exchange:
+        nonlocal in_flight
+        await sleep(max(0.0, at - clock()))
+        if in_flight >= most:  # it counts as failed
+            now, fault = clock(), Fault("unsent", f"not sent: {most} requests were already waiting")
+            row = row_of(Endpoint(""), request, Reply(), now, now, fault)
+        else:
+            in_flight += 1
+            try:
+                row = await send(request)
+            finally:
+                in_flight -= 1
+        tick()
+        row["t_due"] = at
+        return row
+
+    return await together([one(r, start + t) for r, t in zip(requests, due)])
+
+
+async def together(work: Sequence[Awaitable[T]]) -> list[T]:
+    """Run all at once; if one raises, cancel the others before raising."""
+    tasks = [asyncio.ensure_future(w) for w in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def unfinished(rows: Path) -> Path:
@@ -140,67 +164,55 @@ def unfinished(rows: Path) -> Path:
 
 
 async def measured(
-    endpoint: Endpoint, plan: Plan, corpus: Path, tokenizer: Any, only_probe: bool, rows: Path | None = None
-) -> tuple[Row, Plan, list[Row]]:
-    """(what the endpoint can do, the plan as it was carried out, rows). rows: the file that they will be written to."""
-    keep = partial(artifacts.write_jsonl, unfinished(rows)) if rows else lambda _: None
+    endpoint: Endpoint, plan: Plan, corpus: Path, tokenizer: Any, only_probe: bool, path: Path
+) -> tuple[Probe, Plan, list[RequestRow]]:
+    """(what the endpoint can do, the plan as it was carried out, rows). path: the file that rows will be written to.
+
+    Every level is warmed up; rounds go over all levels, forwards and backwards: a drift of the machine affects all alike.
+    """
     async with connected(endpoint) as client:
         endpoint, abilities = await probe.probe(client, endpoint)
         if only_probe:
             return abilities, plan, []
         plan = replace(plan, forced=plan.forced and abilities["ignore_eos"]["value"] is not False)
         texts = prompts(load_texts(corpus), plan, tokenizer, as_ids=not endpoint.chat)
+        unused, rng, rows = iter(texts), np.random.default_rng(plan.seed), list[RequestRow]()
+
+        async def send(request: Request) -> Exchange:
+            return (await ask(client, endpoint, request)).row
+
+        def take(n: int) -> list[Request]:
+            return [Request(next(unused), plan.output_tokens, forced=plan.forced) for _ in range(n)]
+
+        def add(answered: list[Exchange], scenario: str, number: int | None) -> None:
+            rows.extend({"round": number, "scenario": scenario, "warmup": number is None, **row} for row in answered)
+
         with cli.progress(len(texts), "serving", "request") as bar:
-            return abilities, plan, await run(client, endpoint, plan, texts, bar.update, keep)
+            for number in range(plan.rounds):
+                for name, n in plan.levels()[:: -1 if number % 2 else 1]:
+                    if number == 0:
+                        warmups = warm_ups(name, plan.warmups)
+                        add(await closed(send, take(warmups), max(1, warmups), bar.update), name, None)
+                    kind, _, size = name.partition("-")
+                    if kind == "closed":
+                        add(await closed(send, take(n), int(size), bar.update), name, number)
+                    else:
+                        add(await opened(send, take(n), arrivals(float(size), n, rng), tick=bar.update), name, number)
+                artifacts.write_jsonl(unfinished(path), rows)
+        return abilities, plan, rows
 
 
-async def run(
-    client: httpx2.AsyncClient, endpoint: Endpoint, plan: Plan, texts: Sequence[Any], tick: Callable[[], object],
-    keep: Callable[[list[Row]], object] = lambda _: None,
-) -> list[Row]:  # fmt: skip
-    """Every level's warm-ups, then rounds over all levels, forwards and backwards: a drift of the machine affects all levels
-    alike. keep: called with all rows so far after each round."""
-    unused = iter(texts)
-    rng = np.random.default_rng(plan.seed)
-    ask_one, rows = partial(ask, client, endpoint), list[Row]()
-
-    def take(n: int) -> list[Request]:
-        return [Request(next(unused), plan.output_tokens, forced=plan.forced) for _ in range(n)]
-
-    for number in range(plan.rounds):
-        for name, n in plan.levels()[:: -1 if number % 2 else 1]:
-            if number == 0:
-                warmups = warm_ups(name, plan.warmups)
-                rows += _labelled(await closed(ask_one, take(warmups), max(1, warmups), tick=tick), name, None)
-            kind, _, size = name.partition("-")
-            if kind == "closed":
-                answered = await closed(ask_one, take(n), int(size), tick=tick)
-            else:
-                answered = await opened(ask_one, take(n), schedule(float(size), n, rng), tick=tick)
-            rows += _labelled(answered, name, number)
-        keep(rows)
-    return rows
-
-
-def _labelled(rows: list[Row], scenario: str, number: int | None) -> Iterator[Row]:
-    """Rows with their level and round; a warm-up has no round."""
-    for row in rows:
-        yield {"round": number, "scenario": scenario, "warmup": number is None, **row}
-
-
-def figures(rows: list[Row], plan: Plan, confidence: float = CONFIDENCE, between: float | None = None) -> Row:
-    """{levels: {scenario: metrics}, knee, objective, about} of a run's rows. between: the variation between whole runs."""
+def metrics_of(
+    rows: list[RequestRow], plan: Plan, confidence: float = CONFIDENCE, between: float | None = None
+) -> tuple[dict[str, Metrics], Metric]:
+    """({scenario: its metrics}, the saturation point) of a run's rows. between: the variation between whole runs."""
     by_level = {name: [r for r in rows if r["scenario"] == name] for name, _ in plan.levels()}
     by_concurrency = {int(name.partition("-")[2]): r for name, r in by_level.items() if name.startswith("closed-")}
-    return {
-        "levels": {name: level(r, confidence, plan.objective, between) for name, r in by_level.items()},
-        "knee": saturation_point(by_concurrency, confidence),
-        "objective": plan.objective.__dict__,
-        "about": {name: d.about for name, d in SERVED.items()},
-    }
+    levels = {name: level(r, confidence, plan.objective, between) for name, r in by_level.items()}
+    return levels, saturation_point(by_concurrency, confidence)
 
 
-def failure(rows: list[Row]) -> str | None:
+def failure(rows: list[RequestRow]) -> str | None:
     """Why a run has no metrics: none of its requests was complete; else None."""
     counted = [r for r in rows if not r["warmup"]]
     if any(r["ok"] for r in counted):
@@ -208,8 +220,9 @@ def failure(rows: list[Row]) -> str | None:
     return f"none of {len(counted)} requests was complete; the first failed with: {counted[0]['error']}"
 
 
-def saturation(knee: Row) -> str:
-    """The saturation point as text."""
+def summary(rows: list[RequestRow], knee: Metric) -> str:
+    """A run's result in a line: complete requests, and the saturation point or why there is none."""
+    complete = f"{len(rows)} requests, {sum(r['ok'] for r in rows)} complete"
     if knee["value"] is None:
-        return f"no saturation point: {knee['warnings'][0]}"
-    return f"saturation point: {knee['value']:g} concurrent requests"
+        return f"{complete}; no saturation point: {knee['warnings'][0]}"
+    return f"{complete}; saturation point: {knee['value']:g} concurrent requests"

@@ -1,16 +1,21 @@
-"""Collect a streamed reply from its events and their arrival times. Pure: no network, no clock."""
+"""Read a streamed reply: server-sent events, their text, usage and arrival times. Pure: no network, no clock."""
 
 from __future__ import annotations
 
+import codecs
 import json
-from collections.abc import Callable
+import re
+from collections.abc import AsyncIterable, AsyncIterator, Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-# llama.cpp, SGLang and vLLM use the first, newer vLLM the second.
-REASONING = ("reasoning_content", "reasoning")
+from pipeline.core.records import Json, Phases
+
+REASONING = ("reasoning_content", "reasoning")  # llama.cpp, SGLang and vLLM use the first, newer vLLM the second
 MAX_TOKENS = 2**40  # no reply has more
+MAX_EVENT = 1 << 20  # characters
 ABORTED = ("error", "abort")  # finish reasons of a server that gave up
+LINE_END = re.compile(r"\r\n|\r|\n")  # no other: texts may contain Unicode's further line separators
 
 
 class Fault(Exception):
@@ -21,31 +26,70 @@ class Fault(Exception):
         self.kind, self.retry_after = kind, retry_after
 
 
+def part(value: Any, *path: str | int) -> Any:
+    """The part of a server's JSON at a path of keys and indices; None where it is missing."""
+    try:
+        for key in path:
+            value = value[key]
+    except (LookupError, TypeError):
+        return None
+    return value
+
+
 def message_of(error: Any) -> str:
     """An error's message: the error is text, or an object with a message or a nested error."""
-    inner = (error.get("message") or error.get("error")) if isinstance(error, dict) else None
+    inner = part(error, "message") or part(error, "error")
     return message_of(inner) if inner else str(error)
 
 
-def error_in(reply: dict[str, Any]) -> Any:
+def error_in(reply: Any) -> Any:
     """The error in a server's object, even an empty one; None if there is none."""
-    if reply.get("error") not in (None, "", False):
-        return reply["error"]
-    return reply if "error" in (reply.get("object"), reply.get("type")) else None
+    error = part(reply, "error")
+    if error not in (None, "", False):
+        return error
+    return reply if "error" in (part(reply, "object"), part(reply, "type")) else None
 
 
-def _amount(value: Any) -> int | None:
-    """A number of tokens; None for an impossible one."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_TOKENS else None
+def paired(text: str) -> str:
+    """`text` with surrogate pairs joined, as JSON escapes them; a lone surrogate, which no file takes, becomes U+FFFD."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def _in_stream(error: Any) -> Fault:
     return Fault("in_band", f"error in the stream: {message_of(error)}")
 
 
-def paired(text: str) -> str:
-    """`text` with surrogate pairs joined, as JSON escapes them; a lone surrogate, which no file takes, becomes U+FFFD."""
-    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+class Event(NamedTuple):
+    data: str
+    kind: str = "message"  # unless the server names another
+
+
+async def events(stream: AsyncIterable[bytes]) -> AsyncIterator[Event]:
+    """Server-sent events (HTML standard, section 9.2.6) out of bytes, which are UTF-8, whatever a header says. Raises `Fault` for
+    an endless one. Not httpx2's: older llama.cpp servers send a field `error`, and no event may wait for the bytes after it."""
+    decoder = codecs.getincrementaldecoder("utf-8-sig")("replace")  # drops a byte order mark at the start
+    rest, after_cr, kind, data = "", False, "", list[str]()
+    async for content in stream:
+        text = decoder.decode(content)
+        if after_cr and text.startswith("\n"):  # a CR LF cut in two
+            text, after_cr = text[1:], False
+        after_cr = text.endswith("\r") if text else after_cr
+        *lines, rest = LINE_END.split(rest + text)
+        for line in lines:
+            name, _, value = line.partition(":")
+            value = value.removeprefix(" ")
+            if name == "event":
+                kind = value
+            elif name in ("data", "error"):
+                data.append(value)
+                kind = "error" if name == "error" else kind
+            elif not line:
+                event = Event("\n".join(data), kind or "message")
+                kind, data = "", []
+                if event.data.strip():
+                    yield event
+        if len(rest) + sum(map(len, data)) > MAX_EVENT:
+            raise Fault("malformed", f"an event has more than {MAX_EVENT} characters")
 
 
 @dataclass
@@ -58,6 +102,7 @@ class Reply:
     """
 
     status: int | None = None  # HTTP, once there are headers
+    phases: Phases = field(default_factory=lambda: Phases(connected=None, headers=None))
     t_chunks: list[float] = field(default_factory=list)
     t_empty: list[float] = field(default_factory=list)
     t_finish: float | None = None
@@ -66,15 +111,16 @@ class Reply:
     text: str = ""
     reasoning: str = ""
     tools: str = ""
-    usage: dict[str, Any] | None = None
+    usage: Json | None = None
     t_used: float | None = None
     used_at: int = 0  # events with text before the last usage; it does not count later ones
     finish: str | None = None
     clean: Callable[[str], str] = field(default=str, repr=False)
 
-    def take(self, data: str, now: float, kind: str = "message") -> None:
-        """Take one event; kind: the event's name. Raises `Fault` for an error inside the stream and for anything but a reply."""
-        if "error" in kind.lower():
+    def take(self, event: Event, now: float) -> None:
+        """Take one event. Raises `Fault` for an error inside the stream and for anything but a reply."""
+        data = event.data
+        if "error" in event.kind.lower():
             try:
                 raise _in_stream(json.loads(data))
             except ValueError:
@@ -82,7 +128,7 @@ class Reply:
         if data.strip() == "[DONE]":
             self.t_done = now
             return
-        if kind != "message" and not data.lstrip().startswith("{"):
+        if event.kind != "message" and not data.lstrip().startswith("{"):
             return  # a ping as plain text
         try:
             chunk = json.loads(data)
@@ -90,33 +136,35 @@ class Reply:
                 raise _in_stream(error)
             for choice in chunk.get("choices") or []:
                 self._hear(choice, now)
-            if isinstance(chunk.get("usage"), dict):  # some send it with every event: the last one counts
-                self.usage, self.used_at, self.t_used = chunk["usage"], len(self.t_chunks), now
+            if isinstance(usage := chunk.get("usage"), dict):  # some send it with every event: the last one counts
+                self.usage, self.used_at, self.t_used = usage, len(self.t_chunks), now
         except (ValueError, TypeError, AttributeError, RecursionError):
             raise Fault("malformed", f"an event is not a completion chunk: {self.clean(data)[:80]!r}") from None
 
-    def _hear(self, choice: dict[str, Any], now: float) -> None:
+    def _hear(self, choice: Json, now: float) -> None:
         if (error := error_in(choice)) is not None:
             raise _in_stream(error)
         delta = choice.get("delta") or {}
         content = choice.get("text") or delta.get("content") or ""
         thought = next((delta[k] for k in REASONING if delta.get(k)), "")
-        arguments = "".join((c.get("function") or {}).get("arguments") or "" for c in delta.get("tool_calls") or [])
-        self.text, self.reasoning, self.tools = self.text + content, self.reasoning + thought, self.tools + arguments
-        if content or thought or delta.get("tool_calls"):
+        calls = delta.get("tool_calls") or []
+        self.text, self.reasoning = self.text + content, self.reasoning + thought
+        self.tools += "".join(part(call, "function", "arguments") or "" for call in calls)
+        finish = choice.get("finish_reason")
+        if content or thought or calls:
             self.t_chunks.append(now)
-        elif not choice.get("finish_reason") and not delta.get("role"):
+        elif not finish and not delta.get("role"):
             self.t_empty.append(now)
         if content and self.t_content is None:
             self.t_content = now
-        if choice.get("finish_reason"):
-            self.finish, self.t_finish = paired(str(choice["finish_reason"])), now
+        if finish:
+            self.finish, self.t_finish = paired(str(finish)), now
         if self.finish in ABORTED:
             raise Fault("in_band", f"the server ended the reply with finish_reason {self.finish!r}")
 
     def t_whole(self) -> float | None:
         """When the reply was complete: at [DONE], or when both its finish and its usage had come; None before."""
-        counted = self._used("completion_tokens") and self.used_at == len(self.t_chunks)
+        counted = self.used("completion_tokens") and self.used_at == len(self.t_chunks)
         if self.t_done is not None or not counted or self.t_used is None or self.t_finish is None:
             return self.t_done
         return max(self.t_used, self.t_finish)
@@ -125,16 +173,18 @@ class Reply:
         """Raise `Fault` unless the stream was complete: a closed connection alone is not an end."""
         if self.t_done is None and self.finish is None:
             raise Fault("cut", f"the stream closed without its end, after {len(self.t_chunks)} chunks")
-        if not self.t_chunks and not self._used("completion_tokens"):
+        if not self.t_chunks and not self.used("completion_tokens"):
             raise Fault("cut", "the stream ended without a token")
 
-    def _used(self, name: str) -> int | None:
-        return _amount((self.usage or {}).get(name))
+    def used(self, *path: str) -> int | None:
+        """A number of tokens in the server's usage; None if it does not say, or says an impossible one."""
+        value = part(self.usage, *path)
+        return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_TOKENS else None
 
     def output_tokens(self, count: Callable[[str], int] | None) -> tuple[int | None, str]:
         """(number of tokens or None, how it was counted). count: tokens of a text, for servers without usage. Events are never
         counted as tokens: one may carry several."""
-        used = self._used("completion_tokens")
+        used = self.used("completion_tokens")
         if used and self.used_at == len(self.t_chunks):
             return used, "usage"
         lacks = "the server sent no usage" + (" after the last text" if used else "" if self.usage is None else " that counts")
@@ -153,11 +203,3 @@ class Reply:
         seen = self.arrivals(tokens)
         unseen = tokens is not None and len(seen) < tokens and self.t_finish is not None
         return self.t_finish if unseen else seen[-1] if seen else None
-
-    def prompt_tokens(self) -> int | None:
-        return self._used("prompt_tokens")
-
-    def cached_tokens(self) -> int | None:
-        """Prompt tokens from a prefix cache; None if the server does not say."""
-        details = (self.usage or {}).get("prompt_tokens_details")
-        return _amount(details.get("cached_tokens")) if isinstance(details, dict) else None

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 import yaml
 
-from pipeline.core import artifacts
-from pipeline.core.errors import ArtifactError
+from pipeline.core import artifacts, records
 from pipeline.core.params import Params
+from pipeline.core.records import Json, Metrics, ServerReport, VariantResult
 from pipeline.metrics.definitions import SERVED, SERVED_WHOLE, is_served
 from pipeline.metrics.serving import scenarios
-
-Row = dict[str, Any]
-Metrics = dict[str, dict[str, Any]]
 
 
 def levels(settings: Params) -> list[str]:
@@ -22,7 +19,7 @@ def levels(settings: Params) -> list[str]:
     return scenarios(load.concurrency, load.rates) if load else []
 
 
-def asked(variant: str, settings: Params) -> Row:
+def asked(variant: str, settings: Params) -> Json:
     """All settings that a server's results depend on, besides the model."""
     load, common = settings.amount.serving, settings.serving.model_dump(exclude={"variants"})
     amounts = {"load": load.model_dump() if load else None, "seed": settings.seed, "threads": settings.threads}
@@ -42,21 +39,13 @@ def judged(settings: Params) -> set[str]:
     return {rule.metric for rule in settings.gate.rules if is_served(rule.metric)}
 
 
-def load(settings: Params) -> dict[str, Row]:
-    """{variant: its server's results} that exist. Raises `ArtifactError` for a file that `serve` did not write."""
-    existing = {n: artifacts.read_json(artifacts.served(n)) for n in settings.serving.variants if artifacts.served(n).exists()}
-    for name, result in existing.items():
-        if not is_valid(result):
-            raise ArtifactError(f"{artifacts.served(name)} is damaged; delete it and run `dvc repro`")
-    return existing
+def load(settings: Params) -> dict[str, ServerReport]:
+    """{variant: its server's results} that exist."""
+    paths = {name: artifacts.served(name) for name in settings.serving.variants}
+    return {name: records.read(path, ServerReport) for name, path in paths.items() if path.exists()}
 
 
-def is_valid(result: Any) -> bool:
-    """Whether a parsed file is one that `serve` wrote."""
-    return isinstance(result, dict) and isinstance(result.get("levels"), dict) and {"asked", "model", "status"} <= result.keys()
-
-
-def fault(variant: str, result: Row | None, model: str, settings: Params) -> str | None:
+def fault(variant: str, result: ServerReport | None, model: str, settings: Params) -> str | None:
     """Why a variant's server results cannot be used, or None. model: digest of the variant as it is now."""
     if variant not in settings.serving.variants:
         return f"{variant} is not served (serving.variants in params.yaml)"
@@ -69,30 +58,32 @@ def fault(variant: str, result: Row | None, model: str, settings: Params) -> str
     return None if result["status"] in ("ok", "invalid") else f"the server is {result['status']}: {result['reason']}"
 
 
-def metrics(variant: str, result: Row | None, model: str, settings: Params) -> Metrics:
+def metrics(variant: str, result: ServerReport | None, model: str, settings: Params) -> Metrics:
     """A variant's server metrics as rules name them. Metrics that rules judge and that are unknown are null with a reason."""
-    why = fault(variant, result, model, settings)
+    why = fault(variant, result, model, settings) or "the server's run has no such metric"
     known: Metrics = {}
-    if result is not None and why is None:
-        known = {f"{name}/{level}": m for level, by_name in result["levels"].items() for name, m in by_name.items()}
-        known |= {name: result[name] for name in SERVED_WHOLE}
-    null = {"value": None, "low": None, "high": None, "n": 0, "reason": why or "the server's run has no such metric"}
-    return {name: null | {"unit": SERVED[name.split("/")[0]].unit} for name in judged(settings)} | known
+    for name in judged(settings):
+        known[name] = {"value": None, "low": None, "high": None, "n": 0, "reason": why, "unit": SERVED[name.split("/")[0]].unit}
+    if result is not None and not fault(variant, result, model, settings):
+        known |= {f"{name}/{level}": m for level, by_name in result["levels"].items() for name, m in by_name.items()}
+        known |= {name: m for name, m in zip(SERVED_WHOLE, (result["knee"], result["server_memory_bytes"])) if m}
+    return known
 
 
-def current(variants: dict[str, Row], settings: Params) -> tuple[dict[str, Row], dict[str, str]]:
+def current(variants: Mapping[str, VariantResult], settings: Params) -> tuple[dict[str, ServerReport], dict[str, str]]:
     """({variant: its server's results}, {variant: why it has none}). variants: {variant: its metrics file}."""
     existing = load(settings)
     faults = {n: fault(n, existing.get(n), variants[n]["model"], settings) for n in settings.serving.variants}
     return {n: r for n, r in existing.items() if not faults[n]}, {n: why for n, why in faults.items() if why}
 
 
-def add(variants: dict[str, Row], settings: Params, servers: dict[str, Row] | None = None) -> None:
+def add(variants: Mapping[str, VariantResult], settings: Params, servers: Mapping[str, ServerReport] | None = None) -> None:
     """Add server metrics to {variant: its metrics file}, if any rule judges one; `client` is the machine that asked. servers:
     {variant: its server's results}, by default those on disk."""
     if not judged(settings):
         return
     servers = load(settings) if servers is None else servers
     for name, variant in variants.items():
-        variant["metrics"] |= metrics(name, servers.get(name), variant["model"], settings)
-        variant["client"] = servers.get(name, {}).get("client")
+        server = servers.get(name)
+        variant["metrics"] |= metrics(name, server, variant["model"], settings)
+        variant["client"] = server.get("client") if server else None

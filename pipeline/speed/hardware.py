@@ -21,6 +21,7 @@ import numpy as np
 import yaml
 
 from pipeline.core import artifacts, install, quota
+from pipeline.core.records import GpuMemory, Machine, Rates
 
 MACHINE = artifacts.REPORTS / "machine.yaml"
 SETS = ("amx", "avx", "asimd", "bf16", "f16c", "fma", "i8mm", "sve")  # beginnings of the names of instruction sets that matter
@@ -31,21 +32,17 @@ OF_MACHINE = """\
 """
 
 
-def describe(threads: int) -> dict[str, Any]:
+def describe(threads: int) -> Machine:
     """The machine and software that metrics were measured on."""
-    facts: dict[str, Any] = {
+    import torch
+
+    return {
         "cpu": _processor(), "cores": quota.processors(), "threads": threads, "memory_bytes": quota.memory_bytes(),
-        "system": f"{platform.system()} {platform.machine()}", "python": platform.python_version(), "gpu": None,
+        "system": f"{platform.system()} {platform.machine()}", "python": platform.python_version(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "llamacpp": " ".join(install.built_for(sys.executable) or ()) or None,  # its speed is that of what it was compiled for
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
     }  # fmt: skip
-    try:
-        import torch
-    except ImportError:
-        return facts
-    facts["cpu_capability"] = torch.backends.cpu.get_cpu_capability()
-    if torch.cuda.is_available():
-        facts["gpu"] = torch.cuda.get_device_name()
-    return facts
 
 
 def note() -> None:
@@ -63,27 +60,27 @@ def elsewhere() -> str:
     return ", ".join(str(then[k]) for k in ("processor", "gpu", "instruction_sets") if then[k]) if other else ""
 
 
-def _class() -> dict[str, Any]:
+def _class() -> dict[str, str | int | None]:
     """What speed depends on, by the system's files: nothing heavy is loaded."""
     gpus = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
-    models = [line.split(":", 1)[1].strip() for file in gpus for line in file.read_text().splitlines() if line.startswith("Model:")]
     driver = Path("/proc/driver/nvidia/version")
-    sets = {name for name in _cpuinfo("flags", "Features").split() if name.startswith(SETS)}
+    sets = {name for name in _value_in("/proc/cpuinfo", "flags", "Features").split() if name.startswith(SETS)}
     return {
-        "processor": _processor(), "cores": quota.processors(), "gpu": " + ".join(models) or None,
+        "processor": _processor(), "cores": quota.processors(),
+        "gpu": " + ".join(model for file in gpus if (model := _value_in(file, "Model"))) or None,
         "driver": driver.read_text().splitlines()[0] if driver.exists() else None, "system": platform.machine(),
         "instruction_sets": " ".join(sorted(sets)), **{name: os.environ[name] for name in CAPS if name in os.environ},
     }  # fmt: skip
 
 
 def _processor() -> str:
-    return _cpuinfo("model name") or platform.processor() or "unknown"
+    return _value_in("/proc/cpuinfo", "model name") or platform.processor() or "unknown"
 
 
-def _cpuinfo(*names: str) -> str:
-    """The value of the first line with one of these names in /proc/cpuinfo; empty where there is none."""
+def _value_in(file: str | Path, *names: str) -> str:
+    """The value of the first line `name: value` with one of these names; empty where there is none."""
     with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
+        for line in Path(file).read_text().splitlines():
             name, _, value = line.partition(":")
             if name.strip() in names:
                 return value.strip()
@@ -106,16 +103,13 @@ def copy_bandwidth(threads: int, size: int = 1 << 27, repeats: int = 3) -> float
 
 def matrix_rate(threads: int, dtype: str, device: str = "cpu", size: int = 2048, seconds: float = 0.25) -> float | None:
     """Operations a second of a product of two size x size matrices in torch, best within about `seconds`.
-    A product has 2 size^3 of them; in int8 it adds up in 32 bits. None where torch is missing or cannot multiply so here."""
-    try:
-        import torch
+    A product has 2 size^3 of them; in int8 it adds up in 32 bits. None where torch cannot multiply so here."""
+    import torch
 
-        kind = getattr(torch, dtype)
-    except (ImportError, AttributeError):
-        return None
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
+        kind = getattr(torch, dtype)
         a = torch.ones((size, size), dtype=kind, device=device)
         out = torch.empty_like(a, dtype=torch.int32 if dtype == "int8" else kind)
         multiply = torch._int_mm if dtype == "int8" else torch.mm
@@ -133,18 +127,18 @@ def matrix_rate(threads: int, dtype: str, device: str = "cpu", size: int = 2048,
         torch.set_num_threads(before)
 
 
-def rates(threads: int, device: str, dtypes: list[str]) -> dict[str, Any]:
-    """{read, copy: bytes a second; matrix: {dtype: operations a second}} of the device that a model runs on; None: unknown."""
+def rates(threads: int, device: str, dtypes: list[str]) -> Rates:
+    """Bytes and operations a second of the device that a model runs on; None: unknown, as of one that is partly on a GPU."""
     if device not in ("cpu", "cuda"):
         return {"device": device, "read": None, "copy": None, "matrix": dict.fromkeys(dtypes)}
     if device == "cuda":
-        return dict(apart(_cuda_rates, threads, dtypes))
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+            return pool.submit(_cuda_rates, threads, dtypes).result()
     matrix = {dtype: matrix_rate(threads, dtype) for dtype in dict.fromkeys(dtypes)}
     return {"device": device, "read": memory_bandwidth(threads), "copy": copy_bandwidth(threads), "matrix": matrix}
 
 
-def _cuda_rates(threads: int, dtypes: list[str]) -> dict[str, Any]:
-    """`rates` of the GPU."""
+def _cuda_rates(threads: int, dtypes: list[str]) -> Rates:
     import torch
 
     matrix = {dtype: matrix_rate(threads, dtype, "cuda") for dtype in dict.fromkeys(dtypes)}
@@ -160,12 +154,6 @@ def _cuda_rates(threads: int, dtypes: list[str]) -> dict[str, Any]:
     return {"device": "cuda", "read": rate, "copy": rate, "matrix": matrix}
 
 
-def apart(work: Callable[..., Any], *arguments: Any) -> Any:
-    """What `work` returns, from a process of its own that has ended by then; its errors come through."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(work, *arguments).result()
-
-
 def _best(work: Callable[[], Any], repeats: int) -> float:
     """Seconds of the fastest of `repeats`."""
     spans = []
@@ -176,18 +164,18 @@ def _best(work: Callable[[], Any], repeats: int) -> float:
     return min(spans)
 
 
-def cuda_memory(reset: bool = False) -> dict[str, int | None] | None:
-    """Peak bytes that torch allocated and reserved since the last reset, and bytes in use on the device by NVML.
-    None in a process that runs nothing on a GPU."""
+def cuda_memory(reset: bool = False) -> GpuMemory | None:
+    """What the GPU holds, peaks since the last reset; None in a process that runs nothing on one."""
     torch = _torch_on_gpu()
     if torch is None:
         return None
-    memory: dict[str, int | None] = {"allocated": int(torch.cuda.max_memory_allocated())}
-    memory["reserved"] = int(torch.cuda.max_memory_reserved())
     try:
-        memory["nvml"] = int(torch.cuda.device_memory_used())
+        in_use = int(torch.cuda.device_memory_used())
     except (ImportError, AttributeError, RuntimeError):  # no pynvml, or an older torch
-        memory["nvml"] = None
+        in_use = None
+    memory: GpuMemory = {
+        "allocated": int(torch.cuda.max_memory_allocated()), "reserved": int(torch.cuda.max_memory_reserved()), "nvml": in_use,
+    }  # fmt: skip
     if reset:
         torch.cuda.reset_peak_memory_stats()
     return memory

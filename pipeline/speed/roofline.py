@@ -10,7 +10,8 @@ said. Attention's own products are not counted; the table of an embedding that i
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+
+from pipeline.core.records import Json
 
 SHARE = 0.5  # of the time; the rates are those of a plain loop over large arrays, and nothing real comes near all of them
 KV_TOLERANCE = 0.05  # between measured cache bytes and those of the config
@@ -29,7 +30,7 @@ class Shape:
     experts: int | None
 
     @classmethod
-    def of(cls, config: dict[str, Any]) -> Shape:
+    def of(cls, config: Json) -> Shape:
         """Read config.json, whose text part counts in a model of several kinds of input."""
         text = {**config, **(config.get("text_config") or {})}
         heads, hidden = text.get("num_attention_heads"), text.get("hidden_size")
@@ -97,18 +98,18 @@ class Phase:
     def sentence(self) -> str:
         bounds = self.bounds()
         why = "its own products are faster than the one that was timed" if (self.mfu or 0) > 1 else self.why
-        head = f"{self.name} is {' or '.join(bounds)}-bound" if bounds else f"what bounds {self.name} is not known ({why})"
-        open_ = f" (the interval of its time, {_ms(self.span[0])} to {_ms(self.span[1])} ms, leaves that open)" if self.span else ""
-        text = f"{head}{open_ if len(bounds) > 1 else ''}: it takes {_ms(self.seconds)} ms {self.step}"
-        parts = []
+        text = f"{self.name} is {' or '.join(bounds)}-bound" if bounds else f"what bounds {self.name} is not known ({why})"
+        if self.span and len(bounds) > 1:
+            text += f" (the interval of its time, {_ms(self.span[0])} to {_ms(self.span[1])} ms, leaves that open)"
+        parts = [f"{text}: it takes {_ms(self.seconds)} ms {self.step}"]
         if self.mbu is not None:
             parts.append(f"reads {_mega(self.bytes)} MB, {_percent(self.mbu)} of the {_giga(self.bandwidth)} GB/s measured")
         if self.mfu is not None:
             done = f"multiplies at {_giga(self.operations, self.seconds)} GFLOP/s"
             parts.append(f"{done}, {_percent(self.mfu)} of the {_giga(self.rate)} measured ({self.rate_of})")
-        text = ", ".join([text, *parts[:1]]) + (f", and {parts[1]}" if len(parts) == 2 else "")
+        last = f", and {parts[2]}" if len(parts) == 3 else ""
         little = f"; together less than {_percent(SHARE)} of its time" if self.bound == "overhead" else ""
-        return text + little + (f" ({self.note})" if self.note else "")
+        return ", ".join(parts[:2]) + last + little + (f" ({self.note})" if self.note else "")
 
 
 def _bound(phase: Phase) -> str | None:
@@ -122,30 +123,30 @@ def _bound(phase: Phase) -> str | None:
 
 
 def compare_phases(
-    variant: str, ours: Phase, reference: str, theirs: Phase, value: float, low: float | None, high: float | None
+    name: str, variant: Phase, reference_name: str, reference: Phase, value: float, low: float | None, high: float | None
 ) -> str:
     """Why a variant is faster or slower than the reference in a phase. value, low, high: the ratio of their rates."""
     same = low is None or high is None or low <= 1 <= high
     how = "not surely faster or slower" if same else "faster" if value > 1 else "slower"
-    text = f"{variant} is {how} than {reference} here: its {ours.name} rate is {value:.2f} times as high "
-    text += f"({_ms(ours.seconds)} ms {ours.step} instead of {_ms(theirs.seconds)})"
-    if ours.name == "prefill":  # as much to multiply in both, and bytes that are read once for all of the prompt
-        if not (ours.operations and theirs.operations):
+    text = f"{name} is {how} than {reference_name} here: its {variant.name} rate is {value:.2f} times as high "
+    text += f"({_ms(variant.seconds)} ms {variant.step} instead of {_ms(reference.seconds)})"
+    if variant.name == "prefill":  # as much to multiply in both, and bytes that are read once for all of the prompt
+        if not (variant.operations and reference.operations):
             return text
-        rates = f"{_giga(ours.operations, ours.seconds)} GFLOP/s instead of {_giga(theirs.operations, theirs.seconds)}"
+        rates = f"{_giga(variant.operations, variant.seconds)} GFLOP/s instead of {_giga(reference.operations, reference.seconds)}"
         return f"{text}; it has as much to multiply and does it at {rates}: unpacking and its kernels make the difference"
-    if ours.bytes and theirs.bytes:
-        text += f"; it reads {_mega(ours.bytes)} MB a token instead of {_mega(theirs.bytes)}"
-        text += f", which alone would make it {theirs.bytes / ours.bytes:.2f} times as fast"
-    if ours.bound == "bandwidth":
+    if variant.bytes and reference.bytes:
+        text += f"; it reads {_mega(variant.bytes)} MB a token instead of {_mega(reference.bytes)}"
+        text += f", which alone would make it {reference.bytes / variant.bytes:.2f} times as fast"
+    if variant.bound == "bandwidth":
         return f"{text}; memory holds it, so bytes decide"
-    if ours.bound == "compute":
+    if variant.bound == "compute":
         return f"{text}; its products hold it, so bytes do not decide"
-    if ours.bound is None:
+    if variant.bound is None:
         return text
-    needed = f"reading and multiplying need {_percent((ours.mbu or 0) + (ours.mfu or 0))} of its time at most"
-    if theirs.mbu is not None and theirs.mfu is not None:
-        needed += f" ({reference}: {_percent(theirs.mbu + theirs.mfu)})"
+    needed = f"reading and multiplying need {_percent((variant.mbu or 0) + (variant.mfu or 0))} of its time at most"
+    if reference.mbu is not None and reference.mfu is not None:
+        needed += f" ({reference_name}: {_percent(reference.mbu + reference.mfu)})"
     return f"{text}; at the rates measured {needed}: the rest is unpacking, launching and waiting"
 
 

@@ -1,26 +1,61 @@
-"""How many rounds: their ratios so far, whether those settle the gate's question, and whether the machine drifted.
+"""Times of requests in rounds: their ratios, whether those settle the gate's question, how whole runs differ, and whether the
+machine drifted.
 
-Rounds of one run share its minutes, so the interval also holds what whole runs differ by (run_to_run.py). Deciding to go on
-after a look at an interval makes it miss the truth more often than it says: the error is divided between the two planned looks
-(Bonferroni). Pure: no files, no clock.
+Rounds of one run share its minutes, so an interval also holds what whole runs differ by. Deciding to go on after a look at an
+interval makes it miss the truth more often than it says: the error is divided between the two planned looks (Bonferroni).
+Pure: no files, no clock.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import pairwise
 
 import numpy as np
 from scipy import stats
 
 from pipeline.core.params import Params
-from pipeline.speed.requests import tpot
-from pipeline.speed.run_to_run import deviations, whole_runs
+from pipeline.core.records import TimingRow
 from pipeline.stats.intervals import Estimate, geometric_mean_t
 
-Row = dict[str, Any]
-MOVED = 1.1  # of the reference's slowest round to its fastest: more is said
+UNSTEADY = 1.1  # of the reference's slowest round to its fastest: a warning says so
+
+
+def ttft(t_submit: float, t_tokens: list[float]) -> float | None:
+    """Time to first token in seconds; None if no token came."""
+    return t_tokens[0] - t_submit if t_tokens else None
+
+
+def tpot(t_tokens: list[float], t_last: float | None = None, n: int | None = None) -> float | None:
+    """Time per output token after the first, in seconds; undefined (None) for fewer than two tokens, or if all came at once.
+    t_last, n: when the last of so many tokens came, where events of a server (t_tokens) hold other than one each."""
+    last, n = t_tokens[-1] if t_last is None and t_tokens else t_last, len(t_tokens) if n is None else n
+    return (last - t_tokens[0]) / (n - 1) if last is not None and n > 1 and len(t_tokens) > 1 else None
+
+
+def itl(t_tokens: list[float]) -> list[float]:
+    """Gaps between consecutive tokens, in seconds."""
+    return [b - a for a, b in pairwise(t_tokens)]
+
+
+def whole_runs(run: Estimate, between: float | None, *, confidence: float) -> Estimate:
+    """Widen a positive estimate's interval by what whole runs differ by (log standard deviation; None: not known).
+    Both errors are independent: their squares add, on the log scale, on each side."""
+    if not run.value or run.low is None or run.high is None:
+        return run
+    if between is None:
+        return replace(run, method=f"{run.method}, one run: how far whole runs differ is not known (compare.between_runs)")
+    half = deviations(confidence) * between
+    low = run.value * np.exp(-np.hypot(np.log(run.value / run.low), half)) if run.low > 0 else 0.0
+    high = run.value * np.exp(np.hypot(np.log(run.high / run.value), half))
+    method = f"{run.method}, and {100 * between:g} % between whole runs"
+    return replace(run, low=float(low), high=float(high), method=method, between=between)
+
+
+def deviations(confidence: float) -> float:
+    """How many standard deviations a two-sided interval of the normal distribution extends to each side."""
+    return float(stats.norm.ppf((1 + confidence) / 2))
 
 
 @dataclass(frozen=True)
@@ -32,7 +67,7 @@ class Looks:
     bounds: tuple[float, ...]
     between: float | None = None
 
-    def unsettled(self, rows: Sequence[Row], confidence: float) -> bool:
+    def unsettled(self, rows: Sequence[TimingRow], confidence: float) -> bool:
         """Whether there is no interval yet, or it contains a bound and more rounds could change that."""
         ratio = self.ratio(rows, confidence)
         if ratio.value is None or ratio.low is None or ratio.high is None:
@@ -40,7 +75,7 @@ class Looks:
         stays = deviations(self.level(confidence)) * (self.between or 0.0)
         return any(ratio.low < bound < ratio.high and abs(np.log(bound / ratio.value)) > stays for bound in self.bounds)
 
-    def ratio(self, rows: Sequence[Row], confidence: float) -> Estimate:
+    def ratio(self, rows: Sequence[TimingRow], confidence: float) -> Estimate:
         """The decode ratio with the interval that each look is given."""
         level = self.level(confidence)
         ratio = whole_runs(geometric_mean_t(decode_ratios(rows), confidence=level), self.between, confidence=level)
@@ -59,41 +94,45 @@ def confidence(settings: Params) -> float:
     return settings.compare.confidence
 
 
-def pairs(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
+def pairs(rows: Sequence[TimingRow]) -> list[tuple[TimingRow, TimingRow]]:
     """(variant's row, reference's row) of every round in which both answered."""
     good = [r for r in rows if r["scenario"] == "single" and not r["warmup"] and r["ok"]]
-    theirs = {r["round"]: r for r in good if r["who"] == "reference"}
-    return [(r, theirs[r["round"]]) for r in good if r["who"] == "variant" and r["round"] in theirs]
+    reference = {r["round"]: r for r in good if r["who"] == "reference"}
+    return [(r, reference[r["round"]]) for r in good if r["who"] == "variant" and r["round"] in reference]
 
 
-def decode_ratios(rows: Sequence[Row]) -> list[float]:
+def decode_ratios(rows: Sequence[TimingRow]) -> list[float]:
     """The variant's decode rate over the reference's, round by round."""
-    spans = [(tpot(theirs["t_tokens"]), tpot(ours["t_tokens"])) for ours, theirs in pairs(rows)]
-    return [theirs / ours for theirs, ours in spans if theirs and ours]
+    times = [(tpot(reference["t_tokens"]), tpot(variant["t_tokens"])) for variant, reference in pairs(rows)]
+    return [reference / variant for reference, variant in times if reference and variant]
 
 
-def drift(rows: Sequence[Row], *, confidence: float) -> Estimate:
+def drift(rows: Sequence[TimingRow], *, confidence: float) -> Estimate:
     """Relative change a round of the reference's time per token: slope of its logarithm against the round, t interval.
     The reference is the same in every round: what changes is the machine."""
-    known = [(r["round"], t) for _, r in pairs(rows) if (t := tpot(r["t_tokens"]))]
-    method = f"slope of log time against round, least squares, t interval, {len(known)} rounds"
-    if len(known) < 3:
-        return Estimate(None, None, None, len(known), method, ("fewer than three rounds show no drift",))
-    x, y = np.array([k for k, _ in known], float), np.log([t for _, t in known])
-    line = stats.linregress(x, y)
-    half = float(stats.t.ppf((1 + confidence) / 2, len(known) - 2) * line.stderr)
+    times = _reference_times(rows)
+    method = f"slope of log time against round, least squares, t interval, {len(times)} rounds"
+    if len(times) < 3:
+        return Estimate(None, None, None, len(times), method, ("fewer than three rounds show no drift",))
+    line = stats.linregress(np.array([*times], float), np.log([*times.values()]))
+    half = float(stats.t.ppf((1 + confidence) / 2, len(times) - 2) * line.stderr)
     low, value, high = (float(np.expm1(line.slope + d)) for d in (-half, 0.0, half))
-    return Estimate(value, low, high, len(known), method)
+    return Estimate(value, low, high, len(times), method)
 
 
-def drift_in_words(drift: Estimate, rows: Sequence[Row]) -> tuple[str, ...]:
+def _reference_times(rows: Sequence[TimingRow]) -> dict[int | None, float]:
+    """{round: the reference's seconds per token}."""
+    return {row["round"]: t for _, row in pairs(rows) if (t := tpot(row["t_tokens"]))}
+
+
+def drift_in_words(drift: Estimate, rows: Sequence[TimingRow]) -> tuple[str, ...]:
     """A warning where the drift's interval excludes 0, or where the reference's time moved without a trend."""
     if drift.value is None or drift.low is None or drift.high is None or drift.low <= 0 <= drift.high:
-        known = [t for _, theirs in pairs(rows) if (t := tpot(theirs["t_tokens"]))]
-        if not known or max(known) < MOVED * min(known):
+        times = _reference_times(rows).values()
+        if not times or max(times) < UNSTEADY * min(times):
             return ()
-        span = f"{1000 * min(known):.3g} to {1000 * max(known):.3g} ms"
-        return (f"the machine was not steady: the reference's time per token went from {span} within {len(known)} rounds",)
+        span = f"{1000 * min(times):.3g} to {1000 * max(times):.3g} ms"
+        return (f"the machine was not steady: the reference's time per token went from {span} within {len(times)} rounds",)
     return (
         f"the machine drifted: the reference's time per token changed by {100 * drift.value:+.2g} % a round "
         f"[{100 * drift.low:+.2g}, {100 * drift.high:+.2g}]; ratios are taken within rounds, absolute times are not",

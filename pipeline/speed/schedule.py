@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pipeline.core.errors import ArtifactError, DataError, Unsupported
 from pipeline.core.params import Requests
+from pipeline.core.records import TextRow, TimedAnswer, TimingRow
 
-Row = dict[str, Any]
 HEAD = 16  # tokens: no two prompts begin with the same ones
 OUTPUT = 8  # tokens of a sweep's replies
 REPEATS = 2
@@ -60,7 +60,7 @@ class Plan:
         return {step.scenario: self.missing.get(step.scenario) or self.missing[step.kind] for step in lost}
 
 
-def tokens_of(documents: Sequence[Row], tokenizer: Any) -> list[int]:
+def tokens_of(documents: Sequence[TextRow], tokenizer: Any) -> list[int]:
     """All documents as one row of token ids."""
     return [t for d in documents for t in tokenizer.encode(d["text"] + "\n\n", add_special_tokens=False).ids]
 
@@ -99,16 +99,17 @@ def plan(setup: Requests, longest: int) -> Plan:
     for asked in sorted(setup.contexts):
         room = min(asked, longest)
         if room < asked:
-            most = f"{longest} is the most that engine, model and text hold"
-            sweep.notes[f"context-{room}"] = f"{asked} tokens were asked for; {most}"
+            sweep.notes[f"context-{room}"] = (
+                f"{asked} tokens were asked for; {longest} is the most that engine, model and text hold"
+            )
         if room > OUTPUT:
             contexts[room] = None
-    for repeat in range(REPEATS):
-        sweep.steps += [Step(f"context-{c}", [c - OUTPUT], repeat=repeat) for c in contexts]
-    for repeat in range(REPEATS):
-        sweep.steps += [Step(f"batch-{b}", [BATCH_PROMPT] * b, "stream_batch", repeat) for b in sorted(set(setup.batches))]
-    for repeat in range(REPEATS if contexts else 0):
-        sweep.steps += [Step(f"prefix-{t}", [setup.prompt_tokens], "stream_on", repeat) for t in ("cold", "warm")]
+    passes = [
+        [Step(f"context-{c}", [c - OUTPUT]) for c in contexts],
+        [Step(f"batch-{b}", [BATCH_PROMPT] * b, "stream_batch") for b in sorted(set(setup.batches))],
+        [Step(f"prefix-{t}", [setup.prompt_tokens], "stream_on") for t in ("cold", "warm") if contexts],
+    ]
+    sweep.steps = [replace(step, repeat=repeat) for steps in passes for repeat in range(REPEATS) for step in steps]
     return sweep
 
 
@@ -125,36 +126,41 @@ def fill(plan: Plan, prompts: Prompts) -> None:
     """Give every step its prompts, where the text has as many; a warm one begins as the cold one before it."""
     cold: list[int] = []
     for step in plan.steps:
+        if plan.lacks(step):
+            continue
         try:
-            step.prompts = [] if plan.lacks(step) else [prompts.cut(length) for length in step.lengths]
+            step.prompts = [prompts.cut(length) for length in step.lengths]
         except DataError as e:
             plan.missing[step.kind if step.kind == "prefix" else step.scenario] = str(e)
             continue
-        if step.scenario == "prefix-warm" and step.prompts:
+        if step.scenario == "prefix-warm":
             shared = int(PREFIX_SHARE * len(cold))
             step.prompts = [cold[:shared] + step.prompts[0][shared:]]
-        elif step.scenario == "prefix-cold" and step.prompts:
+        elif step.scenario == "prefix-cold":
             cold = step.prompts[0]
 
 
-def run(worker: Any, plan: Plan) -> Iterator[Row]:
+def run(worker: Any, plan: Plan) -> Iterator[TimingRow]:
     """The sweep's rows. What the engine cannot do goes to the plan's missing; a process that dies ends the sweep with a row."""
+    died = False
     for at, step in enumerate(plan.steps):
-        if plan.lacks(step):
+        if died or plan.lacks(step):
             continue
-        head = {"round": step.repeat, "scenario": step.scenario, "who": "variant", "warmup": False}
-        head["prompt_tokens"] = step.lengths[0]
+        answer: TimedAnswer
         try:
             if step.how == "stream_batch":
-                row = worker.ask_batch(step.prompts, OUTPUT)
+                answer = worker.ask_batch(step.prompts, OUTPUT)
             else:
-                row = worker.ask(step.prompts[0], OUTPUT, how=step.how, fresh=True)
+                answer = worker.ask(step.prompts[0], OUTPUT, how=step.how, fresh=True)
         except Unsupported as e:
             plan.missing[step.kind] = str(e)
             continue
         except ArtifactError as e:
-            yield head | {"ok": False, "error": str(e), "t_submit": None, "t_tokens": [], "batch": len(step.prompts)}
+            died = True
+            answer = {"ok": False, "error": str(e), "t_submit": None, "t_tokens": [], "batch": len(step.prompts)}
             done = {s.scenario for s in plan.steps[: at + 1]}
             plan.missing |= {s.scenario: f"the sweep ended before: {e}" for s in plan.steps[at:] if s.scenario not in done}
-            return
-        yield head | row
+        yield {
+            "round": step.repeat, "scenario": step.scenario, "who": "variant", "warmup": False, "prompt_tokens": step.lengths[0],
+            **answer,
+        }  # fmt: skip

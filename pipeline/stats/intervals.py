@@ -26,11 +26,6 @@ class Estimate:
     between: float | None = None  # standard deviation, of the logarithm, that a larger n does not shrink
 
 
-def short(estimate: Estimate) -> dict[str, Any]:
-    """An estimate without what only verdicts need."""
-    return {k: getattr(estimate, k) for k in ("value", "low", "high", "n", "method", "warnings")}
-
-
 TRANSFORMS: dict[str, Callable[..., Any]] = {"mean": np.asarray, "exp": np.exp, "sqrt": np.sqrt}
 FEW = 10  # clusters that weigh as much as so few equal ones carry a warning, and the gate does not judge by them
 AGREEING = 30  # so many clusters that all say the same are taken at their word; fewer are no certainty
@@ -57,30 +52,31 @@ def cluster_bootstrap(
     count, ratio = len(nums), nums.sum() / dens.sum()
     shape: Callable[..., Any] = TRANSFORMS[transform]
     value = float(shape(ratio))
-    both = f"outer limits of cluster bootstrap-t and t, {count} clusters, {resamples} resamples"
+    method = f"outer limits of cluster bootstrap-t and t, {count} clusters, {resamples} resamples"
     if count < 2:
-        return Estimate(value, None, None, len(num), both, ("one cluster: no interval can be made",), count)
+        return Estimate(value, None, None, len(num), method, ("one cluster: no interval can be made",), count)
     weight = _weight(dens)
     equal = f", which weigh as {weight:.0f}," if weight < count - 0.5 else ""
     notes = () if weight >= FEW - 0.5 else (f"{count} clusters{equal} are few",)
+    bare = Estimate(value, None, None, len(num), method, notes, count, weight)
     if (nums * dens.sum() == dens * nums.sum()).all():  # every cluster says the same: resampling cannot vary
         if bounds == (0, 1) and ratio in bounds:
             share = wilson(int(ratio) * count, count, confidence=confidence)
-            return Estimate(value, share.low, share.high, len(num), f"Wilson score, {count} clusters", notes, count, weight)
+            return replace(bare, low=share.low, high=share.high, method=f"Wilson score, {count} clusters")
         if count < AGREEING and value != {"mean": 0.0, "exp": 1.0, "sqrt": 0.0}[transform]:
-            return Estimate(value, None, None, len(num), both, (*notes, f"{count} clusters, and all of them agree"), count, weight)
-        return Estimate(value, value, value, len(num), both, notes, count, weight)
+            return replace(bare, warnings=(*notes, f"{count} clusters, and all of them agree"))
+        return replace(bare, low=value, high=value)
     error = _ratio_error(nums, dens, ratio)
     t = stats.t.ppf((1 + confidence) / 2, max(weight - 1, 1))
     below, above = _studentized(nums, dens, confidence, resamples, rng)
     if not (np.isfinite(below) and np.isfinite(above)):  # so few clusters differ that many resamples show no variance
-        below, above, both = -t, t, f"t over clusters, {count} clusters (too few of them differ to resample)"
+        below, above, method = -t, t, f"t over clusters, {count} clusters (too few of them differ to resample)"
     low, high = max(ratio - max(above, t) * error, bounds[0]), min(ratio + max(-below, t) * error, bounds[1])
     with np.errstate(over="ignore"):
         limits = float(shape(low)), float(shape(high))
     if not np.isfinite(limits).all():  # half an interval would be judged as if it were one
-        return Estimate(value, None, None, len(num), both, (*notes, "a limit is past all numbers: no interval"), count, weight)
-    return Estimate(value, *limits, len(num), both, notes, count, weight)
+        return replace(bare, method=method, warnings=(*notes, "a limit is past all numbers: no interval"))
+    return replace(bare, low=limits[0], high=limits[1], method=method)
 
 
 def _by_cluster(clusters: ArrayLike, *values: NDArray[np.float64]) -> list[NDArray[np.float64]]:
@@ -111,10 +107,10 @@ def _studentized(
         ratios = drawn @ nums / sums
         squares = drawn @ nums**2 - 2 * ratios * (drawn @ (nums * dens)) + ratios**2 * (drawn @ dens**2)
         errors = np.sqrt(np.maximum(count / (count - 1) * squares, 0)) / sums
-        found = np.where(errors > 1e-9 * _ratio_error(nums, dens, ratio), (ratios - ratio) / errors, np.inf)
-    found = np.where(np.isfinite(found), found, np.copysign(np.inf, np.nan_to_num(ratios - ratio)))
-    low = np.quantile(found, (1 - confidence) / 2, method="lower")  # no interpolation towards an infinite neighbour
-    return float(low), float(np.quantile(found, (1 + confidence) / 2, method="higher"))
+        pivots = np.where(errors > 1e-9 * _ratio_error(nums, dens, ratio), (ratios - ratio) / errors, np.inf)
+    pivots = np.where(np.isfinite(pivots), pivots, np.copysign(np.inf, np.nan_to_num(ratios - ratio)))
+    low = np.quantile(pivots, (1 - confidence) / 2, method="lower")  # no interpolation towards an infinite neighbour
+    return float(low), float(np.quantile(pivots, (1 + confidence) / 2, method="higher"))
 
 
 def quantile_interval(values: ArrayLike, clusters: ArrayLike, q: float, *, confidence: float) -> Estimate:
@@ -137,14 +133,15 @@ def quantile_interval(values: ArrayLike, clusters: ArrayLike, q: float, *, confi
     count = len(counts)
     method = f"Woodruff interval, t over {count} clusters"
     notes = () if (1 - q) * n >= 10 else (f"{n} values are few for the {q:g} quantile",)
+    bare = Estimate(value, None, None, n, method, notes, count)
     if count < 2:
-        return Estimate(value, None, None, n, method, (*notes, "one cluster: no interval can be made"), count)
+        return replace(bare, warnings=(*notes, "one cluster: no interval can be made"))
     half = stats.t.ppf((1 + confidence) / 2, max(_weight(counts) - 1, 1)) * _ratio_error(below, counts, below.sum() / n)
     odds = np.log(q / (1 - q)) + np.array([-1, 1]) * half / (q * (1 - q))
     shares = min(q - half, 1 / (1 + np.exp(-odds[0]))), max(q + half, 1 / (1 + np.exp(-odds[1])))
     if shares[0] <= 0 or shares[1] > 1 - 1 / n:
-        return Estimate(value, None, None, n, method, (*notes, f"its interval reaches past the {n} values"), count)
-    return Estimate(value, at(shares[0]), at(shares[1]), n, method, notes, count)
+        return replace(bare, warnings=(*notes, f"its interval reaches past the {n} values"))
+    return replace(bare, low=at(shares[0]), high=at(shares[1]))
 
 
 def wilson(successes: float, n: int, *, confidence: float) -> Estimate:
@@ -248,31 +245,28 @@ def paired_p(change: ArrayLike, error: float) -> float:
     return float(2 * stats.norm.sf(abs(x.sum()) / spread)) if spread else 1.0
 
 
-def geometric_mean_t(ratios: ArrayLike, *, confidence: float) -> Estimate:
-    """Geometric mean of per-round ratios with a t interval on the log scale; rounds are the independent units."""
-    logs = np.log(np.asarray(ratios, float))
-    n = len(logs)
-    method = f"t interval on log ratios, {n} rounds"
-    if n == 0:
-        return Estimate(None, None, None, 0, method, ("no rounds",))
-    value = float(np.exp(logs.mean()))
-    if n < 2:
-        return Estimate(value, None, None, n, method, ("one round: no interval can be made",))
-    half = stats.t.ppf((1 + confidence) / 2, n - 1) * logs.std(ddof=1) / np.sqrt(n)
-    return Estimate(value, float(np.exp(logs.mean() - half)), float(np.exp(logs.mean() + half)), n, method)
-
-
 def mean_t(values: ArrayLike, *, confidence: float) -> Estimate:
     """Mean with a t interval; values are independent (one of each round, or of each document)."""
-    x = np.asarray(values, float)
+    return _mean_t(np.asarray(values, float), confidence, "t interval", "value")
+
+
+def geometric_mean_t(ratios: ArrayLike, *, confidence: float) -> Estimate:
+    """Geometric mean of per-round ratios with a t interval on the log scale; rounds are the independent units."""
+    logs = _mean_t(np.log(np.asarray(ratios, float)), confidence, "t interval on log ratios", "round")
+    value, low, high = (None if x is None else float(np.exp(x)) for x in (logs.value, logs.low, logs.high))
+    return replace(logs, value=value, low=low, high=high)
+
+
+def _mean_t(x: NDArray[np.float64], confidence: float, method: str, unit: str) -> Estimate:
     n = len(x)
-    method = f"t interval, {n} values"
+    method = f"{method}, {n} {unit}s"
     if n == 0:
-        return Estimate(None, None, None, 0, method, ("no values",))
+        return Estimate(None, None, None, 0, method, (f"no {unit}s",))
+    mean = float(x.mean())
     if n < 2:
-        return Estimate(float(x[0]), None, None, n, method, ("one value: no interval can be made",))
+        return Estimate(mean, None, None, n, method, (f"one {unit}: no interval can be made",))
     half = float(stats.t.ppf((1 + confidence) / 2, n - 1) * x.std(ddof=1) / np.sqrt(n))
-    return Estimate(float(x.mean()), float(x.mean()) - half, float(x.mean()) + half, n, method)
+    return Estimate(mean, mean - half, mean + half, n, method)
 
 
 def items_to_settle(
@@ -291,12 +285,12 @@ def items_to_settle(
     return int(np.ceil(estimate.n * max(error**2 - stays, 0.0) / allowed)) if allowed > 0 else None
 
 
-def one_sided_p(distance: float, half: float, *, df: int, confidence: float) -> float:
+def one_sided_p(distance: float, half: float, *, df: float, confidence: float) -> float:
     """p-value of "the true value is not past the bound", read off an interval.
 
     distance: of the value past the bound (negative: on its good side); half: of the value to its limit on the bound's
     side. Approximation: the error is taken for t-distributed with df degrees of freedom in units of that half-width, so
-    that p is exactly (1 - confidence) / 2 where the limit touches the bound. An exact figure (half 0) gives 0 or 1.
+    that p is exactly (1 - confidence) / 2 where the limit touches the bound. An exact value (half 0) gives 0 or 1.
     """
     if half == 0:
         return 0.0 if distance > 0 else 1.0

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import getpass
+import json
 import os
 import platform
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -33,32 +34,36 @@ ABANDONED_S = 3600  # nobody still writes another machine's run this old: writin
 ANSWER_S = 5  # for the first answer; a loaded server may take longer for later ones
 REQUEST_S = 30
 TIMEOUT = {"postgresql": "connect_timeout", "mysql": "connect_timeout", "mssql": "login_timeout"}  # the drivers' names for it
-PACKAGES = {"psycopg": "'psycopg[binary]'", "psycopg2": "psycopg2-binary", "MySQLdb": "mysqlclient"}  # where names differ
 LIMITS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": str(REQUEST_S),
     "PGCONNECT_TIMEOUT": str(ANSWER_S),
     "AWS_MAX_ATTEMPTS": "2",  # botocore's, where S3 is the artifact store
 }
+DIGEST = 32  # hexadecimal digits of a dataset's digest; MLflow keeps 36
 Curve = list[tuple[int, float]]  # (step, value)
+DataSet = tuple[str, str, dict[str, str]]  # name, use, {file: sha256}
 
 
 def check_reachable(uri: str) -> None:
-    """Return once the server or database answers; create a missing sqlite file, completely or not at all. Raises `ArtifactError`
-    for a missing driver, and whatever the network or the driver raises."""
+    """Return once the server or database answers; create a missing sqlite file, completely or not at all. Raises what the network
+    or the driver raises."""
     for name, value in LIMITS.items():
         os.environ.setdefault(name, value)
     scheme = urlsplit(uri).scheme.partition("+")[0]
     if scheme in ("http", "https"):
         _ask_server(uri)
     elif scheme in TIMEOUT:
-        _ask_database(uri, TIMEOUT[scheme])
+        import sqlalchemy
+
+        engine = sqlalchemy.create_engine(uri, poolclass=sqlalchemy.NullPool, connect_args={TIMEOUT[scheme]: ANSWER_S})
+        engine.connect().close()
     elif scheme == "sqlite":
         _create_sqlite(uri)
 
 
 def _ask_server(uri: str) -> None:
-    """Accept any answer, even a refusal: MLflow's own request will say why. Sends no password and checks no certificate: MLflow has
+    """Accept any answer, even a refusal: MLflow's own request will say why. Send no password and check no certificate: MLflow has
     settings of its own for these."""
     import httpx2
 
@@ -72,29 +77,16 @@ def _ask_server(uri: str) -> None:
             raise
 
 
-def _ask_database(uri: str, timeout: str) -> None:
-    import sqlalchemy
-
-    try:
-        engine = sqlalchemy.create_engine(uri, poolclass=sqlalchemy.NullPool, connect_args={timeout: ANSWER_S})
-    except ModuleNotFoundError as e:
-        package = PACKAGES.get(e.name or "", e.name)
-        raise ArtifactError(f"MLflow at {without_password(uri)} needs a driver: pip install {package}") from None
-    engine.connect().close()
-
-
 def _create_sqlite(uri: str) -> None:
     """Create MLflow's tables in a temporary file and rename it: a database killed half-way could never be opened again."""
     import sqlalchemy
 
-    name = sqlalchemy.make_url(uri).database
-    if not name or name == ":memory:":
-        raise ArtifactError(f"MLflow at {uri} is in memory and keeps no runs; give it a file: sqlite:///mlflow.db")
-    if Path(name).exists():
+    path = Path(sqlalchemy.make_url(uri).database or "")
+    if path.exists():
         return
     from mlflow import MlflowClient
 
-    with artifacts.atomic_file(Path(name)) as tmp:
+    with artifacts.atomic_file(path) as tmp:
         MlflowClient(tracking_uri=f"sqlite:///{tmp}").search_experiments(max_results=1)
 
 
@@ -114,11 +106,6 @@ def schema_fault(uri: str) -> str | None:
     return None if now == newest else f"its tables are of version {now}, this MLflow's are of {newest}"
 
 
-def without_password(text: str) -> str:
-    """`text` with `user:password@` removed from URLs."""
-    return re.sub(r"://\S*@", "://", text)
-
-
 class Tracker:
     """Writes runs to one MLflow experiment. created: how many runs of variants were new."""
 
@@ -129,15 +116,18 @@ class Tracker:
         mlflow.set_tracking_uri(uri)  # the registry looks models up at the global address
         self.client = mlflow.MlflowClient(tracking_uri=uri)
         existing = self.client.get_experiment_by_name(experiment)
-        if existing and existing.lifecycle_stage == "deleted":
+        if existing is None:
+            folder = artifacts.from_project("mlruns")  # MLflow's default, the working directory, may be a temporary copy
+            files = folder.as_uri() if folder.is_absolute() else None
+            self.experiment = str(self.client.create_experiment(experiment, files))
+        elif existing.lifecycle_stage == "deleted":
             way = f"restore it (`mlflow experiments restore --experiment-id {existing.experiment_id}`) or name another"
             raise ArtifactError(f"track.experiment {experiment!r} was deleted in MLflow; {way}")
-        if existing and _is_gone(existing.artifact_location):
+        elif _is_gone(existing.artifact_location):
             where = f"experiment {experiment!r} of MLflow keeps files in {existing.artifact_location}, which is gone"
             raise ArtifactError(f"{where}; if the folder was moved, link it to the old path, or name another track.experiment")
-        folder = artifacts.from_project("mlruns")  # MLflow's default, the working directory, may be a temporary copy
-        files = folder.as_uri() if folder.is_absolute() else None
-        self.experiment = str(existing.experiment_id if existing else self.client.create_experiment(experiment, files))
+        else:
+            self.experiment = str(existing.experiment_id)
         self.created = 0
         for run in self.search("attributes.status != 'FINISHED'"):  # whatever state a dead process was writing
             if KEY in run.data.tags and not is_being_written(run):
@@ -169,32 +159,35 @@ class Tracker:
         self.client.set_terminated(run_id, "FINISHED")
         return run_id, True
 
-    def log_params(self, run_id: str, values: dict[str, Any]) -> None:
+    def log_params(self, run_id: str, values: Mapping[str, object]) -> None:
         from mlflow.entities import Param
 
-        for batch in _batches(list(values.items()), MAX_PARAMS):
-            texts = [(k, secrets.hide(str(v))) for k, v in batch]
-            marked = [(k, v, f"{v[: MAX_PARAM_LENGTH - 40]} ... ({len(v)} characters)") for k, v in texts]
-            self.client.log_batch(run_id, params=[Param(k, v if len(v) <= MAX_PARAM_LENGTH else cut) for k, v, cut in marked])
+        params = []
+        for name, value in values.items():
+            text = secrets.hide(str(value))
+            cut = f"{text[: MAX_PARAM_LENGTH - 40]} ... ({len(text)} characters)"
+            params.append(Param(name, text if len(text) <= MAX_PARAM_LENGTH else cut))
+        for start in range(0, len(params), MAX_PARAMS):
+            self.client.log_batch(run_id, params=params[start : start + MAX_PARAMS])
 
     def log_metrics(self, run_id: str, values: dict[str, float], curves: dict[str, Curve] | None = None) -> None:
         """Log values at step 0 and each curve's points at their own steps (a position, a context, a concurrency)."""
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        points = [(k, 0, v) for k, v in values.items()]
-        points += [(k, step, v) for k, curve in (curves or {}).items() for step, v in curve]
-        for batch in _batches(points, MAX_METRICS):
-            self.client.log_batch(run_id, metrics=[Metric(k, float(v), now, step) for k, step, v in batch])
+        points = [Metric(name, value, now, 0) for name, value in values.items()]
+        points += [Metric(name, value, now, step) for name, curve in (curves or {}).items() for step, value in curve]
+        for start in range(0, len(points), MAX_METRICS):
+            self.client.log_batch(run_id, metrics=points[start : start + MAX_METRICS])
 
-    def log_datasets(self, run_id: str, sets: Iterable[dict[str, str]]) -> None:
-        """sets: each with name, digest (up to 36 characters), source, context, profile."""
+    def log_datasets(self, run_id: str, sets: Iterable[DataSet]) -> None:
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
         inputs = []
-        for s in map(secrets.hide_in, sets):
-            dataset = Dataset(s["name"], s["digest"], "local", s["source"], profile=s["profile"])
-            inputs.append(DatasetInput(dataset, [InputTag("mlflow.data.context", s["context"])]))
+        for name, use, files in sets:
+            digest, source, profile = artifacts.digest(files)[:DIGEST], json.dumps(sorted(files)), json.dumps({"sha256": files})
+            tags = [InputTag("mlflow.data.context", use)]
+            inputs.append(DatasetInput(Dataset(name, digest, "local", source, profile=profile), tags))
         if inputs:
             self.client.log_inputs(run_id, datasets=inputs)
 
@@ -209,7 +202,7 @@ class Tracker:
                     sent.write_bytes(clean)
                 self.client.log_artifact(run_id, str(sent), folder)
 
-    def log_dict(self, run_id: str, value: dict[str, Any], name: str) -> None:
+    def log_dict(self, run_id: str, value: Mapping[str, object], name: str) -> None:
         self.client.log_dict(run_id, secrets.hide_in(value), name)
 
     def set_tags(self, run_id: str, tags: dict[str, str]) -> None:
@@ -236,7 +229,7 @@ def pages(search: Callable[[str | None], Any]) -> Iterator[Any]:
 
 
 def user() -> str:
-    """The user's name, or number where the system has no name for it, as in a container."""
+    """Return the user's name, or number where the system has no name for it, as in a container."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):
@@ -244,7 +237,7 @@ def user() -> str:
 
 
 def writer() -> str:
-    """This process: machine, pid and start time, since pids are reused."""
+    """Name this process: machine, pid and start time, since pids are reused."""
     import psutil
 
     return f"{platform.node()}:{os.getpid()}:{psutil.Process().create_time():.0f}"
@@ -264,8 +257,3 @@ def is_being_written(run: Any) -> bool:
         return bool(f"{psutil.Process(int(pid)).create_time():.0f}" == began)
     except psutil.Error:
         return False
-
-
-def _batches(values: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
-    for start in range(0, len(values), size):
-        yield values[start : start + size]

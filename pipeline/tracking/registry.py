@@ -10,7 +10,7 @@ import json
 import platform
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypedDict
 
 from pipeline.core import secrets
 from pipeline.core.errors import ArtifactError
@@ -20,7 +20,21 @@ ALIAS = "champion"
 MOVE = "quantgate.move."
 EXTERNAL = "mlflow.model.isExternal"  # MLflow's mark for a model whose files are elsewhere
 NOT_COMPARED = "not compared"
-Move = dict[str, Any]  # number, version, variant, before, how, at, by, reason, files
+
+
+class Move(TypedDict):
+    """A move of the alias. before: the version that had it; how: promote, force, rollback or by hand; files: how the model's files
+    compare with the measured ones."""
+
+    number: str
+    version: str
+    variant: str
+    before: str | None
+    how: str
+    at: str
+    by: str
+    reason: str
+    files: str
 
 
 class Registry:
@@ -93,36 +107,41 @@ class Registry:
         if len(champions) < 2:
             now = f"version {champions[-1]} is the first champion" if champions else "there is no champion yet"
             raise ArtifactError(f"nothing to roll back to: {now} of {self.name!r}")
-        return self._move(champions[-2], "rollback", reason)
+        return self._move(champions[-2], "rollback", reason, NOT_COMPARED)
 
     def _settle(self) -> None:
         """Record a move that was made by hand; make one that was recorded and not made."""
         moves, now = self.moves(), self.champion()
         last = moves[-1] if moves else None
-        tags = self.client.get_model_version(self.name, last["version"]).tags if last else {}
-        if last and last["how"] != "by hand" and tags.get(f"{ALIAS}.move") != last["number"]:  # killed before the move was made
-            self._make(last)
-        elif now and now != (last or {}).get("version"):
-            self._record(now, last["version"] if last else None, "by hand", "found so; not moved by quantgate")
+        if last and last["how"] != "by hand":
+            tags = self.client.get_model_version(self.name, last["version"]).tags
+            if tags.get(f"{ALIAS}.move") != last["number"]:  # killed before the move was made
+                self._make(last)
+                return
+        before = last["version"] if last else None
+        if now and now != before:
+            self._record(now, before, "by hand", "found so; not moved by quantgate", NOT_COMPARED)
 
-    def _make(self, move: Move) -> None:
-        self.client.set_registered_model_alias(self.name, ALIAS, move["version"])
-        tags = (("at", "at"), ("by", "by"), ("how", "how"), ("reason", "reason"), ("files", "files"), ("number", "move"))
-        for key, tag in tags:  # an older move has no files
-            self.client.set_model_version_tag(self.name, move["version"], f"{ALIAS}.{tag}", move.get(key, NOT_COMPARED))
-
-    def _move(self, version: str, how: str, reason: str, files: str = NOT_COMPARED) -> Move:
+    def _move(self, version: str, how: str, reason: str, files: str) -> Move:
         move = self._record(version, self.champion(), how, reason, files)
         self._make(move)
         return move
 
-    def _record(self, version: str, before: str | None, how: str, reason: str, files: str = NOT_COMPARED) -> Move:
-        variant = self.client.get_model_version(self.name, version).tags.get("variant", "?")
-        at, by = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), f"{user()}@{platform.node()}"
-        move = {"number": f"{len(self.moves()) + 1:04d}", "version": version, "variant": variant, "before": before,
-                "how": how, "at": at, "by": by, "reason": secrets.hide(reason), "files": files}  # fmt: skip
+    def _record(self, version: str, before: str | None, how: str, reason: str, files: str) -> Move:
+        move: Move = {
+            "number": f"{len(self.moves()) + 1:04d}", "version": version,
+            "variant": self.client.get_model_version(self.name, version).tags.get("variant", "?"), "before": before, "how": how,
+            "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "by": f"{user()}@{platform.node()}",
+            "reason": secrets.hide(reason), "files": files,
+        }  # fmt: skip
         self.client.set_registered_model_tag(self.name, MOVE + move["number"], json.dumps(move))
         return move
+
+    def _make(self, move: Move) -> None:
+        self.client.set_registered_model_alias(self.name, ALIAS, move["version"])
+        tags = {"at": move["at"], "by": move["by"], "how": move["how"], "reason": move["reason"], "files": move["files"]}
+        for tag, value in (tags | {"move": move["number"]}).items():  # the number last: then the move is made
+            self.client.set_model_version_tag(self.name, move["version"], f"{ALIAS}.{tag}", value)
 
 
 def succession(moves: list[Move]) -> list[str]:

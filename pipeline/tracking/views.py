@@ -1,4 +1,4 @@
-"""What MLflow's UI shows: a saved view of the trade-off, the experiment's description, a picture of each variant's rules.
+"""What MLflow's UI shows: a saved view of the trade-off, the experiment's description, each variant's, and a picture of its rules.
 
 A saved view is a tag of the experiment (`mlflow.sharedViewState.<id>`, MLflow 3.17's format); other versions ignore it.
 """
@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core import artifacts
+from pipeline.core.records import VariantVerdict
+from pipeline.reporting.text import with_unit
 from pipeline.tracking.connection import CURRENT
 
 VIEW = "tradeoff"
 NAME = "quantgate: trade-off"
 SIGNED = "Written by quantgate."
-SECTION, OTHER = "quantgate", "rest"
+SECTION = "quantgate"
 # MLflow always shows attributes, metrics, params and tags in that order. On a screen of 1440 points the tag `verdict` is out of
 # sight, so the description, which begins with the verdict, comes first.
 COLUMNS = (
@@ -37,33 +39,29 @@ COLOURS = (
 MARKS = {"PASS": "o", "FAIL": "X", "INCONCLUSIVE": "D"}
 
 
-def _card(kind: str, key: str, **fields: Any) -> dict[str, Any]:
+def _card(kind: str, key: str, **fields: object) -> dict[str, object]:
     return {"uuid": f"qg-{kind}-{key}", "type": kind, "runsCountToCompare": 20, "metricSectionId": SECTION, "deleted": False,
             "isGenerated": False, **fields}  # fmt: skip
 
 
-def charts() -> list[dict[str, Any]]:
-    """Quality against speed and size as scatter plots, deciding metrics as bars, curves as lines."""
-    axis = {"type": "METRIC"}
-    cards = [
-        _card("SCATTER", f"{x}-{y}", displayName=f"{y} over {x}", xaxis=axis | {"key": x}, yaxis=axis | {"key": y})
-        for x, y in SCATTER
-    ]
-    cards += [_card("BAR", m, metricKey=m, displayName=m) for m in BARS]
-    return cards + [
+def saved_view(made_ms: int) -> str:
+    """The saved view's tag: the current variants; quality against speed and size as scatter plots, deciding metrics as bars, curves
+    as lines."""
+    charts = []
+    for x, y in SCATTER:
+        axes = {f"{axis}axis": {"type": "METRIC", "key": key} for axis, key in (("x", x), ("y", y))}
+        charts.append(_card("SCATTER", f"{x}-{y}", displayName=f"{y} over {x}", **axes))
+    charts += [_card("BAR", m, metricKey=m, displayName=m) for m in BARS]
+    charts += [
         _card("LINE", m, metricKey=m, selectedMetricKeys=[m], displayName=m, xAxisKey="step", useGlobalXaxisKey=False,
               xAxisScaleType="log", scaleType="linear", range={}, yAxisKey="metric", yAxisExpressions=[], lineSmoothness=0,
               useGlobalLineSmoothing=True)
         for m in LINES
     ]  # fmt: skip
-
-
-def saved_view(made_ms: int) -> str:
-    """The saved view's tag: the current variants and the charts."""
     state = {
         "searchFilter": f"tags.`{CURRENT}` = 'true' and tags.`variant` != ''",
         "orderByKey": "metrics.`kld_mean`", "orderByAsc": True, "selectedColumns": list(COLUMNS),
-        "compareRunCharts": charts(),
+        "compareRunCharts": charts,
         "compareRunSections": [{"uuid": SECTION, "name": "Trade-off", "display": True, "isReordered": True, "deleted": False,
                                 "isGenerated": False}],
         "isAccordionReordered": True, "hideEmptyCharts": True,
@@ -71,7 +69,7 @@ def saved_view(made_ms: int) -> str:
     return json.dumps({"name": NAME, "createdAt": made_ms, "updatedAt": made_ms, "state": json.dumps(state)})
 
 
-def dress(client: Any, experiment_id: str) -> None:
+def describe_experiment(client: Any, experiment_id: str) -> None:
     """Set an experiment's saved view, kind and description; keep a person's own description."""
     experiment = client.get_experiment(experiment_id)
     tags = {
@@ -90,9 +88,21 @@ def dress(client: Any, experiment_id: str) -> None:
             client.set_experiment_tag(experiment_id, key, value)
 
 
-def draw_rules(variant: str, judged: dict[str, Any], confidence: float, path: Path) -> bool:
+def variant_note(judged: VariantVerdict | None) -> str:
+    """The description of a variant's run: its verdict, then a line for each rule. judged: None for the reference."""
+    if judged is None:
+        return "REFERENCE: every other variant is compared with it."
+    lines = [f"{judged['verdict']}: {judged['reason']}"]
+    for rule in judged["rules"]:
+        advisory = "" if rule["required"] else ", advisory"
+        value = with_unit(rule, digits=4)
+        lines.append(f"- {rule['metric']} {value}, n = {rule['n']}: {rule['verdict']}{advisory}, {rule['bound']}")
+    return "\n".join(lines)
+
+
+def draw_rules(variant: str, judged: VariantVerdict, confidence: float, path: Path) -> bool:
     """Draw each rule's value and interval beside its bound. Returns False, and writes no file, if no rule has a value."""
-    rules = [r for r in judged.get("rules", []) if r["value"] is not None and r["threshold"] is not None]
+    rules = [r for r in judged["rules"] if r["value"] is not None]
     if not rules:
         return False
     import matplotlib
@@ -103,26 +113,22 @@ def draw_rules(variant: str, judged: dict[str, Any], confidence: float, path: Pa
     with plt.rc_context({"font.size": 9}):
         figure, panels = plt.subplots(len(rules), 1, figsize=(7.2, 0.6 + 0.95 * len(rules)), squeeze=False, layout="constrained")
         for rule, axes in zip(rules, panels[:, 0]):
-            _panel(axes, rule)
+            value, bound, advisory = rule["value"] or 0.0, rule["threshold"], "" if rule["required"] else ", advisory"
+            low, high = (value if limit is None else limit for limit in (rule["low"], rule["high"]))
+            error = [[max(0.0, value - low)], [max(0.0, high - value)]]
+            axes.errorbar(value, 0, xerr=error, fmt="none", ecolor="#444444", capsize=4)
+            axes.plot(value, 0, MARKS[rule["verdict"]], color="#0b57a4")
+            axes.axvline(bound, color="#b42318", linestyle="--")
+            span = max(high, bound) - min(low, bound) or abs(bound) or 1.0
+            left, right = min(low, bound) - 0.15 * span, max(high, bound) + 0.15 * span
+            axes.axvspan(*((bound, right) if rule["better"] == "lower" else (left, bound)), color="#b42318", alpha=0.1)
+            axes.set_xlim(left, right)
+            axes.set_yticks([])
+            title = f"{rule['metric']} ({rule['unit']}, n = {rule['n']}): {rule['verdict']}, {rule['bound']}{advisory}"
+            axes.set_title(title, fontsize=8, loc="left")
         title = f"{variant}: {judged['verdict']} (bars: {100 * confidence:.3g} % intervals; shaded: where a rule fails)"
         figure.suptitle(title, fontsize=10)
         with artifacts.atomic_file(path) as tmp:
             figure.savefig(tmp, format="png", dpi=110, metadata={"Software": None})
         plt.close(figure)
     return True
-
-
-def _panel(axes: Any, rule: dict[str, Any]) -> None:
-    value, bound = rule["value"], rule["threshold"]
-    low, high = (value if rule[k] is None else rule[k] for k in ("low", "high"))
-    axes.errorbar(value, 0, xerr=[[max(0.0, value - low)], [max(0.0, high - value)]], fmt="none", ecolor="#444444", capsize=4)
-    axes.plot(value, 0, MARKS.get(rule["verdict"], "s"), color="#0b57a4")
-    axes.axvline(bound, color="#b42318", linestyle="--")
-    span = max(high, bound) - min(low, bound) or abs(bound) or 1.0
-    left, right = min(low, bound) - 0.15 * span, max(high, bound) + 0.15 * span
-    axes.axvspan(*((bound, right) if rule["better"] == "lower" else (left, bound)), color="#b42318", alpha=0.1)
-    axes.set_xlim(left, right)
-    axes.set_yticks([])
-    advisory = "" if rule["required"] else ", advisory"
-    axes.set_title(f"{rule['metric']} ({rule['unit']}, n = {rule['n']}): {rule['verdict']}, {rule['bound']}{advisory}",
-                   fontsize=8, loc="left")  # fmt: skip

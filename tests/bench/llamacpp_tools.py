@@ -14,12 +14,8 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import time
 from importlib import metadata
 from pathlib import Path
-from typing import Any
-
-from filelock import FileLock
 
 from pipeline.core import artifacts, cli, install
 from pipeline.core.errors import Unsupported
@@ -33,7 +29,6 @@ FLAGS = (
     "-DLLAMA_OPENSSL=OFF", "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_BUILD_SERVER=OFF",
     "-DLLAMA_BUILD_APP=OFF", "-DCMAKE_BUILD_WITH_INSTALL_RPATH=ON", "-DCMAKE_INSTALL_RPATH=$ORIGIN",
 )  # fmt: skip
-TOLD_EVERY_S = 20
 
 
 # --- building ----------------------------------------------------------------------------------------------------
@@ -44,60 +39,36 @@ def build(threads: int) -> Path:
     version = metadata.version("llama-cpp-python")
     flags = (*FLAGS, *install.set_switches(install.instruction_sets(install.native_macros("c++"))))
     made_of = [version, *flags, *PROGRAMS, hardware.describe(threads)["cpu"], platform.platform()]
-    home = HOME / f"llamacpp-{artifacts.digest(made_of)[:12]}"
-    HOME.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{home}.lock"):
-        if not home.exists():
-            _build(version, home, threads, flags)
-    return home
-
-
-def _build(version: str, home: Path, threads: int, flags: tuple[str, ...]) -> None:
-    log = artifacts.LOGS / "llamacpp-tools.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
+    home, log = HOME / f"llamacpp-{artifacts.digest(made_of)[:12]}", artifacts.LOGS / "llamacpp-tools.log"
+    if home.exists():
+        return home
+    for folder in (HOME, log.parent):
+        folder.mkdir(parents=True, exist_ok=True)
     cli.say("tools", f"building {', '.join(PROGRAMS)} of llama-cpp-python {version} (once; log: {log})")
     with tempfile.TemporaryDirectory(dir=HOME) as tmp, log.open("w") as out, artifacts.atomic_dir(home) as done:
         work = Path(tmp).absolute()
-        binaries = work / "env" / "bin"
-        _step([sys.executable, "-m", "venv", str(work / "env")], out)
-        _step([str(binaries / "pip"), "install", "--quiet", *BUILDERS], out)
-        wanted = ["--no-deps", "--no-binary", "llama-cpp-python", f"llama-cpp-python=={version}"]
-        _step([str(binaries / "pip"), "download", "--quiet", *wanted, "--dest", str(work)], out)
-        source = _unpack(next(work.glob("llama_cpp_python-*.tar.gz")), work)
-        programs = [str(binaries / "cmake"), "-S", str(source), "-B", str(work / "build"), "-G", "Ninja", *flags]
-        _step([*programs, f"-DCMAKE_MAKE_PROGRAM={binaries / 'ninja'}"], out)
-        _step([str(binaries / "ninja"), "-C", str(work / "build"), "-j", str(threads), *PROGRAMS], out, told=True)
-        shutil.copytree(work / "build" / "bin", done, symlinks=True, dirs_exist_ok=True)
-    cli.say("tools", f"built into {home}")
+        binaries, made = work / "env/bin", work / "build"
+        pip: list[str | Path] = [binaries / "python", "-m", "pip", "--quiet"]
+
+        def step(*command: str | Path) -> None:
+            if code := subprocess.run(command, stdout=out, stderr=out).returncode:
+                raise Unsupported(f"{Path(command[0]).name} failed (code {code}); see {log}")
+
+        step(sys.executable, "-m", "venv", work / "env")
+        step(*pip, "install", *BUILDERS)
+        step(*pip, "download", "--no-deps", "--no-binary", ":all:", f"llama-cpp-python=={version}", "--dest", work)
+        with tarfile.open(next(work.glob("llama_cpp_python-*.tar.gz"))) as archive:
+            members = [m for m in archive.getmembers() if "/vendor/llama.cpp/" in m.name]  # the rest is Python's
+            archive.extractall(work, members, filter="data")
+        source = next(work.glob("llama_cpp_python-*/vendor/llama.cpp"))
+        ninja = binaries / "ninja"
+        step(binaries / "cmake", "-S", source, "-B", made, "-G", "Ninja", *flags, f"-DCMAKE_MAKE_PROGRAM={ninja}")
+        step(ninja, "-C", made, "-j", str(threads), *PROGRAMS)
+        shutil.copytree(made / "bin", done, symlinks=True, dirs_exist_ok=True)
+    return home
 
 
-def _unpack(archive: Path, into: Path) -> Path:
-    """Only llama.cpp's tree; the archive's other files are Python's."""
-    with tarfile.open(archive) as tar:
-        tar.extractall(into, [m for m in tar.getmembers() if "/vendor/llama.cpp/" in m.name], filter="data")
-    return next(into.glob("llama_cpp_python-*/vendor/llama.cpp"))
-
-
-def _step(command: list[str], out: Any, told: bool = False) -> None:
-    """Run a command, its output into the log; told: every now and then its last line on the terminal too."""
-    last = time.monotonic()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-        assert process.stdout is not None
-        try:
-            for line in process.stdout:
-                out.write(line)
-                out.flush()
-                if told and time.monotonic() - last > TOLD_EVERY_S:
-                    last = time.monotonic()
-                    cli.say("tools", f"{line.split(' ')[0]} {line.strip().rsplit('/', 1)[-1]}")  # [count/all] file
-        except BaseException:
-            process.terminate()  # whoever stops this stops the compiler too
-            raise
-    if process.returncode:
-        raise Unsupported(f"{Path(command[0]).name} failed (code {process.returncode}); see {out.name}")
-
-
-# --- running -----------------------------------------------------------------------------------------------------
+# --- running, and reading what they say --------------------------------------------------------------------------
 
 
 def run(home: Path, program: str, *arguments: str) -> str:
@@ -108,9 +79,7 @@ def run(home: Path, program: str, *arguments: str) -> str:
     return done.stdout.decode(errors="replace")
 
 
-# --- reading what they say ---------------------------------------------------------------------------------------
-
-# our figure: llama-perplexity's label, and what turns its number into ours
+# our metric: llama-perplexity's label, and what turns its number into ours
 LABELS = {
     "ppl": ("Mean PPL(Q)", 1.0), "ppl_reference": ("Mean PPL(base)", 1.0), "ppl_log_ratio": ("Mean ln(PPL(Q)/PPL(base))", 1.0),
     "ppl_ratio": ("Mean PPL(Q)/PPL(base)", 1.0), "kld_mean": ("Mean KLD", 1.0), "kld_median": ("Median KLD", 1.0),
@@ -121,21 +90,22 @@ LABELS = {
 
 
 def parse_divergence(text: str) -> dict[str, tuple[float, float | None]]:
-    """{our figure: (value, standard error or None)} from the statistics that `llama-perplexity --kl-divergence` prints.
+    """{our metric: (value, standard error or None)} from the statistics that `llama-perplexity --kl-divergence` prints.
 
     Raises `Unsupported` if a line is missing: another version may word it otherwise, and a missing figure agrees with nothing.
     """
-    said = {}
+    printed = {}
     for line in text.split("\n"):
-        if found := re.match(r"\s*(\S.*?)\s*:\s*(-?[\d.]+)(?:\s*±\s*([\d.]+))?\s*%?\s*$", line):
-            said[re.sub(r"\s+", " ", found[1])] = (float(found[2]), float(found[3]) if found[3] else None)
-    missing = [label for label, _ in LABELS.values() if label not in said]
+        if match := re.match(r"\s*(\S.*?)\s*:\s*(-?[\d.]+)(?:\s*±\s*([\d.]+))?\s*%?\s*$", line):
+            printed[re.sub(r"\s+", " ", match[1])] = (float(match[2]), float(match[3]) if match[3] else None)
+    missing = [label for label, _ in LABELS.values() if label not in printed]
     if missing:
         raise Unsupported(f"llama-perplexity printed no {missing[0]!r}; its output ends in: {text[-300:].strip()!r}")
-    return {
-        name: (said[label][0] * scale, None if said[label][1] is None else said[label][1] * scale)  # type: ignore[operator]
-        for name, (label, scale) in LABELS.items()
-    }
+    metrics = {}
+    for name, (label, scale) in LABELS.items():
+        value, error = printed[label]
+        metrics[name] = value * scale, None if error is None else error * scale
+    return metrics
 
 
 def base_tokens(path: Path) -> list[int]:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import itertools
 import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -28,83 +27,70 @@ from pipeline import benchmark
 from pipeline.core import artifacts, cli, params
 from pipeline.core.params import Params
 from pipeline.speed import hardware, rounds
-from pipeline.speed.requests import tpot, ttft
-from pipeline.speed.run_to_run import whole_runs
+from pipeline.speed.rounds import tpot, ttft, whole_runs
 from pipeline.stats.intervals import geometric_mean_t
 
-REPORT = Path("reports/stability.json")
+REPORT = artifacts.REPORTS / "stability.json"
 WITHIN = 0.05
 CONFIDENCE = 0.95
 RATIO = "speed_ratio"
-Figures = dict[str, list[float]]  # {figure: its value in each round}
+Benchmarks = list[list[float]]  # a figure's value in each round of each benchmark
 
 
-def figures(rows: list[dict[str, Any]]) -> Figures:
-    """Per round: the decode ratio, and the variant's TPOT and TTFT in ms."""
-    ours = [r for r, _ in rounds.pairs(rows)]
+def once(settings: Params, variant: str, count: int) -> dict[str, list[float]]:
+    """One benchmark: fresh processes, so many rounds, no sweeps. Per round: the decode ratio, the variant's TPOT and TTFT."""
+    alone: dict[str, Any] = {"rounds": count, "max_rounds": None, "contexts": [], "batches": []}
+    tier = settings.amount.model_copy(update={"benchmark": settings.amount.benchmark.model_copy(update=alone)})
+    settings = settings.model_copy(update={"tiers": {**settings.tiers, settings.tier: tier}})
+    rows = benchmark.timed(settings, variant, settings.thread_count, {})
+    requests = [request for request, _ in rounds.pairs(rows)]
     return {
         RATIO: rounds.decode_ratios(rows),
-        "tpot_ms": [1000 * (tpot(r["t_tokens"]) or float("nan")) for r in ours],
-        "ttft_ms": [1000 * (ttft(r["t_submit"], r["t_tokens"]) or float("nan")) for r in ours],
+        "tpot_ms": [1000 * (tpot(r["t_tokens"]) or float("nan")) for r in requests],
+        "ttft_ms": [1000 * (ttft(float(r["t_submit"] or "nan"), r["t_tokens"]) or float("nan")) for r in requests],
     }
 
 
-def between(benchmarks: list[list[float]]) -> float:
+def between(benchmarks: Benchmarks) -> float:
     """Standard deviation of what whole benchmarks' log means differ by, their rounds' own spread taken out (one-way
     analysis of variance; 0 where the rounds explain it all)."""
     logs = [np.log(b) for b in benchmarks]
-    own = np.mean([x.var(ddof=1) / len(x) for x in logs])
-    return float(np.sqrt(max(np.var([x.mean() for x in logs], ddof=1) - own, 0.0)))
+    within = np.mean([x.var(ddof=1) / len(x) for x in logs])
+    return float(np.sqrt(max(np.var([x.mean() for x in logs], ddof=1) - within, 0.0)))
 
 
-def interval(benchmarks: list[list[float]]) -> tuple[float, float]:
+def interval(benchmarks: Benchmarks) -> tuple[float, float]:
     """Of one run: its benchmarks' geometric means are its independent values."""
-    found = geometric_mean_t([stats.gmean(b) for b in benchmarks], confidence=CONFIDENCE)
-    assert found.low is not None and found.high is not None  # two of them at least
-    return found.low, found.high
+    mean = geometric_mean_t([stats.gmean(b) for b in benchmarks], confidence=CONFIDENCE)
+    assert mean.low is not None and mean.high is not None  # two of them at least
+    return mean.low, mean.high
+
+
+def moved(first: Benchmarks, second: Benchmarks) -> float:
+    """Relative change of the median over all rounds."""
+    return float(np.median(np.concatenate(second)) / np.median(np.concatenate(first))) - 1
 
 
 def apart(one: tuple[float, float], other: tuple[float, float]) -> bool:
     return one[1] < other[0] or other[1] < one[0]
 
 
-def judge(first: list[list[float]], second: list[list[float]]) -> dict[str, Any]:
-    """Two runs of a ratio, each a list of benchmarks, each a list of rounds."""
-    spans = interval(first), interval(second)
+def judge(first: Benchmarks, second: Benchmarks) -> dict[str, Any]:
+    """Two runs of a ratio."""
+    spans, change = (interval(first), interval(second)), moved(first, second)
+    passed = not apart(*spans) and abs(np.log1p(change)) <= -np.log1p(-WITHIN)
     medians = [float(np.median(np.concatenate(run))) for run in (first, second)]
-    moved = medians[1] / medians[0] - 1
-    passed = not apart(*spans) and abs(np.log1p(moved)) <= -np.log1p(-WITHIN)
     return {
-        "medians": medians, "moved": moved, "intervals": spans, "overlap": not apart(*spans),
-        "benchmarks": len(first), "rounds": len(first[0]), "verdict": "PASS" if passed else "FAIL",
+        "medians": medians, "moved": change, "intervals": spans, "overlap": not apart(*spans), "benchmarks": len(first),
+        "rounds": len(first[0]), "verdict": "PASS" if passed else "FAIL",
     }  # fmt: skip
 
 
-def overlapping(benchmarks: list[list[float]], sd: float | None) -> tuple[int, int]:
+def overlapping(benchmarks: Benchmarks, sd: float | None) -> tuple[int, int]:
     """(pairs of single benchmarks whose intervals overlap, all pairs): intervals as the pipeline makes them."""
-    found = [whole_runs(geometric_mean_t(b, confidence=CONFIDENCE), sd, confidence=CONFIDENCE) for b in benchmarks]
-    spans = [(f.low, f.high) for f in found if f.low is not None and f.high is not None]
-    pairs = list(itertools.combinations(spans, 2))
+    each = [whole_runs(geometric_mean_t(b, confidence=CONFIDENCE), sd, confidence=CONFIDENCE) for b in benchmarks]
+    pairs = list(itertools.combinations([(e.low, e.high) for e in each if e.low is not None and e.high is not None], 2))
     return sum(not apart(*pair) for pair in pairs), len(pairs)
-
-
-def show(ratio: dict[str, Any], moved: dict[str, float], sds: dict[str, float], pairs: dict[str, tuple[int, int]]) -> None:
-    spans = " and ".join(f"[{low:.3f}, {high:.3f}]" for low, high in ratio["intervals"])
-    medians = " and ".join(f"{m:.3f}" for m in ratio["medians"])
-    each = f"{ratio['benchmarks']} benchmarks of {ratio['rounds']} rounds each"
-    print(f"{RATIO}: medians {medians}, {100 * ratio['moved']:+.1f} % apart; intervals {spans}; {each}: {ratio['verdict']}")
-    print("not judged: " + ", ".join(f"{name} moved by {100 * m:+.1f} %" for name, m in moved.items()))
-    print(f"between whole benchmarks (log sd): ratio {sds['ratio']:.3f}, time {sds['time']:.3f}")
-    for name, (good, n) in pairs.items():
-        print(f"single benchmarks whose intervals overlap, {name}: {good} of {n} pairs")
-
-
-def once(settings: Params, variant: str, count: int) -> Figures:
-    """One benchmark: fresh processes, so many rounds, no sweeps."""
-    alone: dict[str, Any] = {"rounds": count, "max_rounds": None, "contexts": [], "batches": []}
-    tier = settings.amount.model_copy(update={"benchmark": settings.amount.benchmark.model_copy(update=alone)})
-    settings = settings.model_copy(update={"tiers": {**settings.tiers, settings.tier: tier}})
-    return figures(benchmark.timed(settings, variant, settings.thread_count)[0])
 
 
 def main(
@@ -114,20 +100,24 @@ def main(
 ) -> None:
     """Time VARIANT in two runs and hold them against each other."""
     settings = params.load()
-    found = [once(settings, variant, count) for _ in range(2 * times)]
-    by = {name: [f[name] for f in found] for name in found[0]}
+    benchmarks = [once(settings, variant, count) for _ in range(2 * times)]
+    by = {name: [b[name] for b in benchmarks] for name in benchmarks[0]}
     ratio = judge(by[RATIO][:times], by[RATIO][times:])
-    middles = {name: [float(np.median(np.concatenate(b))) for b in (by[name][:times], by[name][times:])] for name in by}
-    moved = {name: second / first - 1 for name, (first, second) in middles.items() if name != RATIO}
-    sds = {"ratio": between(by[RATIO]), "time": max(between(by["tpot_ms"]), between(by["ttft_ms"]))}
-    asked = settings.compare.between_runs.ratio
-    pairs = {f"with compare.between_runs ({asked})": overlapping(by[RATIO], asked), "without": overlapping(by[RATIO], None)}
-    machine = hardware.describe(settings.thread_count)
+    changes = {name: moved(by[name][:times], by[name][times:]) for name in ("tpot_ms", "ttft_ms")}
+    sds = {"ratio": between(by[RATIO]), "time": max(between(by[name]) for name in changes)}
+    known = settings.compare.between_runs.ratio
+    pairs = {f"with compare.between_runs ({known})": overlapping(by[RATIO], known), "without": overlapping(by[RATIO], None)}
     artifacts.write_json(REPORT, {
-        "variant": variant, "ratio": ratio, "moved": moved, "between": sds, "overlapping": pairs, "rounds": by, "machine": machine,
+        "variant": variant, "ratio": ratio, "moved": changes, "between": sds, "overlapping": pairs, "rounds": by,
+        "machine": hardware.describe(settings.thread_count),
     })  # fmt: skip
-    show(ratio, moved, sds, pairs)
-    cli.say("stability", f"{variant}, two runs of {times} benchmarks: {ratio['verdict']}")
+    for median, (low, high) in zip(ratio["medians"], ratio["intervals"]):
+        print(f"{RATIO}: median {median:.3f}, interval [{low:.3f}, {high:.3f}], {times} benchmarks of {count} rounds each")
+    print("not judged: " + ", ".join(f"{name} moved by {100 * change:+.1f} %" for name, change in changes.items()))
+    print(f"between whole benchmarks (log sd): ratio {sds['ratio']:.3f}, time {sds['time']:.3f}")
+    for name, (good, n) in pairs.items():
+        print(f"single benchmarks whose intervals overlap, {name}: {good} of {n} pairs")
+    cli.say("stability", f"{variant}: medians {100 * ratio['moved']:+.1f} % apart: {ratio['verdict']}")
     sys.exit(0 if ratio["verdict"] == "PASS" else 1)
 
 

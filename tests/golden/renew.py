@@ -1,6 +1,6 @@
 """The golden files, tests/golden/<stage>.json: a stage's number in pipeline/protocol.yaml, and what it writes by that number.
 
-python tests/golden/renew.py    after raising a number, or adding a case to house.py (more of an old case: delete its file first)
+python tests/golden/renew.py    after raising a number, or adding a case to measure.py (more of an old case: delete its file first)
 
 Rows change if and only if the stage's number rises, or that of a stage before it: what keeps a rerun from being forgotten also
 keeps one from being asked for nothing. Ids, labels and fields are compared exactly, figures to a thousandth (llama.cpp's, which
@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 if __name__ == "__main__":
     sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from tests.golden import house  # noqa: E402
+from tests.golden import measure  # noqa: E402
 from tests.serving_server import serving  # noqa: E402
 
 PROTOCOL = ROOT / "pipeline/protocol.yaml"
@@ -36,21 +36,19 @@ Cases = dict[str, Any]
 
 
 def numbers() -> dict[str, int]:
-    found: dict[str, int] = yaml.safe_load(PROTOCOL.read_text(encoding="utf-8"))
-    return found
+    return dict(yaml.safe_load(PROTOCOL.read_text(encoding="utf-8")))
 
 
 def on_file(stage: str) -> dict[str, Any]:
     """{protocol: number, cases: what was written}; of number 0 and without cases where there is no file yet."""
     file = Path(__file__).parent / f"{stage}.json"
-    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"protocol": 0, "cases": {}}
-    return found
+    return dict(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else {"protocol": 0, "cases": {}}
 
 
 def measured() -> dict[str, Cases]:
     """{stage: its cases}, measured now."""
     with tempfile.TemporaryDirectory() as folder, serving() as server:
-        return house.run(Path(folder), server)
+        return measure.run(Path(folder), server)
 
 
 def raised() -> set[str]:
@@ -71,11 +69,11 @@ def fault(stage: str, number: int, fresh: Cases, golden: dict[str, Any], others:
     if changed and above:
         return f"rows of {stage} changed with {', '.join(above)}, which rose: run `{RENEW}`", True
     if changed:
-        told = f"rows of {stage} changed: raise {stage} in pipeline/protocol.yaml, then `{RENEW}`; or take the change back"
-        return f"{told} ({len(changed)} differ: {'; '.join(changed[:3])})", False
+        message = f"rows of {stage} changed: raise {stage} in pipeline/protocol.yaml, then `{RENEW}`; or take the change back"
+        return f"{message} ({len(changed)} differ: {'; '.join(changed[:3])})", False
     if number != golden["protocol"]:
-        told = f"{stage} was raised to {number} in pipeline/protocol.yaml, but its rows are as before, by {golden['protocol']}"
-        return f"{told}: take the number back, or add a case to tests/golden/house.py that shows what changed", False
+        message = f"{stage} was raised to {number} in pipeline/protocol.yaml, but its rows are as before, by {golden['protocol']}"
+        return f"{message}: take the number back, or add a case to tests/golden/measure.py that shows what changed", False
     return (f"{stage} has no golden rows of {', '.join(added)}: run `{RENEW}`", True) if added else ("", False)
 
 
@@ -123,13 +121,13 @@ def main() -> int:
     left, others = 0, raised()
     for stage, fresh in measured().items():
         number = numbers()[stage]
-        told, mends = fault(stage, number, fresh, on_file(stage), others)
+        message, mends = fault(stage, number, fresh, on_file(stage), others)
         if mends:
             text = written({"protocol": number, "cases": fresh})
             (Path(__file__).parent / f"{stage}.json").write_text(f"{text}\n", encoding="utf-8")
-        if told:
+        if message:
             left += not mends
-            print(f"renewed {stage}, by {number}" if mends else f"error: {told}", file=sys.stderr)
+            print(f"renewed {stage}, by {number}" if mends else f"error: {message}", file=sys.stderr)
     return min(left, 1)
 
 

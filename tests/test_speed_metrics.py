@@ -1,4 +1,4 @@
-"""Requests become figures: drift cancels in ratios, phases keep apart, memory is a slope, cliffs are named, bounds are said."""
+"""Requests become metrics: drift cancels in ratios, phases keep apart, memory is a slope, cliffs are named, bounds are said."""
 
 from __future__ import annotations
 
@@ -9,33 +9,34 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from pipeline.core.errors import ArtifactError
 from pipeline.core.params import Compare
+from pipeline.core.records import Metrics
 from pipeline.gating.paired_difference import timed
 from pipeline.metrics.builder import Builder
 from pipeline.metrics.speed import timing_metrics
 from pipeline.speed.roofline import Shape
+from pipeline.speed.rounds import tpot, ttft
 
 # 2 layers, 2 key-value heads of 16, vocabulary of 10 x 64: 640 weights in the tied head, 1360 in the body, 8 bytes in the cache
 SHAPE = asdict(Shape(layers=2, kv_heads=1, head_dim=1, hidden=64, vocab=10, tied=True, experts=None))
 
 
-def request(k: int | None, who: str, ttft: float, step: float, n: int = 5, **more: Any) -> dict[str, Any]:
+def request(k: int | None, who: str, first: float, step: float, n: int = 5, **more: Any) -> Any:
     begin = float(k or 0)
-    times = [begin + ttft + step * i for i in range(n)]
+    times = [begin + first + step * i for i in range(n)]
     return {
         "round": k, "scenario": "single", "who": who, "warmup": False, "ok": True, "error": None, "t_submit": begin,
         "t_first": times[0], "t_tokens": times, "prompt_tokens": 100, "output_tokens": n, "kv_bytes_per_token": 10.0,
         "cache_bytes": 1040, "cache_tokens": 104, "cache_element_bytes": 2.5, "peak_memory_bytes": 1000, "cuda_memory": None,
         "cold": False, "batch": 1,
-        "phases": {"tokenize": 0.001, "prefill": ttft * 0.9, "decode": [step * 0.8] * (n - 1), "sampling": [step * 0.1] * n,
+        "phases": {"tokenize": 0.001, "prefill": first * 0.9, "decode": [step * 0.8] * (n - 1), "sampling": [step * 0.1] * n,
                    "detokenize": 0.002}, "phases_unknown": {}, **more,
     }  # fmt: skip
 
 
-def meta(**more: Any) -> dict[str, Any]:
+def meta(**more: Any) -> Any:
     model = {"engine": "hf", "weight_bytes": 1000, "parameters": 2000, "dtype": "float32", "rate_of": "float32", "shape": SHAPE}
-    load = {"load_s": 1.0, "load_memory_bytes": 5, "device": "cpu"}
+    load = {"load_s": 1.0, "load_memory_bytes": 5, "load_cuda_memory": None, "device": "cpu"}
     return {
         "model": "m", "reference": "r", "memory_bandwidth": 1e6, "loads": {"variant": load, "reference": load},
         "rates": {"device": "cpu", "read": 1e6, "copy": 1e6, "matrix": {"float32": 1e7}},
@@ -44,13 +45,13 @@ def meta(**more: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def built(rows: list[dict[str, Any]], **more: Any) -> Builder:
+def built(rows: list[Any], **more: Any) -> Builder:
     b = Builder(Compare(), seed=1)
     timing_metrics(b, rows, meta(**more))
     return b
 
 
-def timings(rows: list[dict[str, Any]], **more: Any) -> dict[str, dict[str, Any]]:
+def timings(rows: list[Any], **more: Any) -> Metrics:
     return built(rows, **more).metrics
 
 
@@ -81,7 +82,7 @@ def test_drift_of_the_machine_is_found_and_said() -> None:
     assert m["reference_drift"]["high"] == pytest.approx(np.expm1(line.slope + stats.t.ppf(0.975, 3) * line.stderr))
     assert any("drifted" in w and "+3" in w for w in m["speed_ratio"]["warnings"])
     steady = [request(k, "reference", 0.4, 0.1 * (1 + w)) for k, w in enumerate(wobble)] + FIVE
-    assert timings(steady)["speed_ratio"]["warnings"] == ()
+    assert timings(steady)["speed_ratio"]["warnings"] == []
 
 
 def test_two_planned_looks_widen_the_ratio_as_bonferroni_says() -> None:
@@ -93,16 +94,16 @@ def test_two_planned_looks_widen_the_ratio_as_bonferroni_says() -> None:
 
 
 def test_warmups_and_failures_are_out_of_the_rates_but_counted() -> None:
-    rows = [request(k, "variant", 0.2, 0.05) for k in range(4)]
-    rows += [request(9, "variant", 9.0, 9.0, warmup=True), request(4, "variant", 0, 0, ok=False, error="reset", t_tokens=[])]
-    m = timings(rows)
+    failed = request(4, "variant", 0, 0, ok=False, error="reset", t_tokens=[])
+    m = timings([*FIVE[:4], request(9, "variant", 9.0, 9.0, warmup=True), failed])
     assert m["failure_rate"]["value"] == pytest.approx(1 / 5) and m["tpot_ms"]["value"] == pytest.approx(50)
     assert m["decode_tok_s"]["n"] == 4
+    alone = timings([failed])
+    assert alone["failure_rate"]["value"] == 1 and "decode_tok_s" not in alone
 
 
-def test_if_every_request_failed_there_are_no_rates() -> None:
-    m = timings([request(0, "variant", 0, 0, ok=False, t_tokens=[])])
-    assert m["failure_rate"]["value"] == 1 and "decode_tok_s" not in m
+def test_one_token_has_no_tpot_and_none_has_no_ttft() -> None:
+    assert tpot([1.0]) is None and ttft(0.0, []) is None
 
 
 def test_the_cold_first_request_stands_by_itself() -> None:
@@ -112,23 +113,17 @@ def test_the_cold_first_request_stands_by_itself() -> None:
     assert timings([failed, *FIVE])["ttft_cold_ms"]["value"] is None
 
 
-def test_phases_are_figures_of_their_own_and_what_is_unknown_says_why() -> None:
+def test_phases_are_metrics_of_their_own_and_what_is_unknown_says_why() -> None:
     m = timings(FIVE)
     assert m["phase_ms/prefill"]["value"] == pytest.approx(180) and m["phase_ms/decode"]["value"] == pytest.approx(40)
     assert m["phase_ms/sampling"]["value"] == pytest.approx(5) and m["phase_ms/tokenize"]["value"] == pytest.approx(1)
     blind = FIVE[0]["phases"] | {"sampling": None}
     m = timings([r | {"phases": blind, "phases_unknown": {"sampling": "one call does both"}} for r in FIVE])
-    assert m["phase_ms/sampling"]["value"] is None and m["phase_ms/sampling"]["warnings"] == ("one call does both",)
+    assert m["phase_ms/sampling"]["value"] is None and m["phase_ms/sampling"]["warnings"] == ["one call does both"]
 
 
 def test_p99_of_few_gaps_carries_a_warning() -> None:
     assert any("few" in w for w in timings(FIVE)["itl_p99_ms"]["warnings"])
-
-
-def test_rows_of_an_older_version_are_refused_in_words() -> None:
-    old = {k: v for k, v in meta().items() if k != "rates"}
-    with pytest.raises(ArtifactError, match="older version"):
-        timing_metrics(Builder(Compare(), seed=1), FIVE, old)
 
 
 # --- memory ------------------------------------------------------------------------------------------------------
@@ -138,7 +133,7 @@ def test_cache_bytes_are_a_slope_over_contexts_so_that_a_constant_does_not_count
     more = [request(0, "variant", 0.2, 0.05, scenario=f"context-{n}", cache_tokens=n, cache_bytes=500 + 10 * n) for n in (50, 400)]
     rows = [r | {"cache_bytes": 500 + 10 * 104} for r in FIVE] + more
     kv = timings(rows)["kv_bytes_per_token"]
-    assert kv["value"] == pytest.approx(10) and kv["warnings"] == () and "3 lengths, 50 to 400" in kv["method"]
+    assert kv["value"] == pytest.approx(10) and kv["warnings"] == [] and "3 lengths, 50 to 400" in kv["method"]
 
 
 @pytest.mark.parametrize("element, warned", [(2.5, False), (2.4, False), (2.0, True), (3.0, True)])
@@ -166,11 +161,11 @@ def test_memory_of_a_gpu_is_allocated_reserved_and_in_use() -> None:
 # --- sweeps ------------------------------------------------------------------------------------------------------
 
 
-def swept(scenario: str, prompt: int, ttft: float, step: float, **more: Any) -> list[dict[str, Any]]:
-    return [request(k, "variant", ttft * (1 + k / 100), step, scenario=scenario, prompt_tokens=prompt, **more) for k in range(2)]
+def swept(scenario: str, prompt: int, first: float, step: float, **more: Any) -> list[Any]:
+    return [request(k, "variant", first * (1 + k / 100), step, scenario=scenario, prompt_tokens=prompt, **more) for k in range(2)]
 
 
-def test_sweeps_are_parts_and_leave_the_paired_figures_alone() -> None:
+def test_sweeps_are_parts_and_leave_the_paired_metrics_alone() -> None:
     rows = [*PAIRED, *swept("context-256", 248, 0.248, 0.05), *swept("batch-4", 64, 0.3, 0.08, batch=4)]
     m, plain = timings(rows), timings(PAIRED)
     alone = {k: v for k, v in m.items() if "-" not in k.partition("/")[2]}
@@ -190,21 +185,15 @@ def test_a_cliff_in_the_cost_of_a_token_is_named(growth: float, cliffs: int) -> 
     assert "cliff" not in str(b.metrics["tpot_ms/context-1024"]["warnings"])
 
 
-@pytest.mark.parametrize("spread, settled", [(0.001, True), (0.1, False)])
-def test_a_cliff_says_of_how_many_requests_and_whether_their_intervals_settle_it(spread: float, settled: bool) -> None:
-    def two(prompt: int, ttft: float) -> list[dict[str, Any]]:  # 12.7 times half their distance is a t interval's reach
-        name = f"context-{prompt + 8}"
-        return [request(k, "variant", ttft * (1 + k * spread), 0.05, scenario=name, prompt_tokens=prompt) for k in range(2)]
-
-    (told,) = built([*PAIRED, *two(1016, 2.5 * 1.016), *two(248, 0.248)]).bounds["cliffs"]
-    assert "2.5 times from context-256 to context-1024" in told and "n = 2 and 2" in told
-    assert ("not settled" in told) is not settled
-
-
-def test_a_cliff_measured_once_is_not_settled() -> None:
-    once = [request(0, "variant", t, 0.05, scenario=f"context-{p + 8}", prompt_tokens=p) for p, t in ((1016, 3.0), (248, 0.248))]
-    (told,) = built([*PAIRED, *once]).bounds["cliffs"]
-    assert "n = 1 and 1" in told and "not settled" in told
+@pytest.mark.parametrize("repeats, spread, settled", [(2, 0.001, True), (2, 0.1, False), (1, 0.0, False)])
+def test_a_cliff_says_of_how_many_requests_and_whether_that_settles_it(repeats: int, spread: float, settled: bool) -> None:
+    sweeps = [  # 12.7 times half their distance is a t interval's reach; one has none
+        request(k, "variant", first * (1 + k * spread), 0.05, scenario=f"context-{prompt + 8}", prompt_tokens=prompt)
+        for prompt, first in ((1016, 2.5 * 1.016), (248, 0.248)) for k in range(repeats)
+    ]  # fmt: skip
+    (cliff,) = built([*PAIRED, *sweeps]).bounds["cliffs"]
+    assert "2.5 times from context-256 to context-1024" in cliff and f"n = {repeats} and {repeats}" in cliff
+    assert ("not settled" in cliff) is not settled
 
 
 def test_one_disturbed_repetition_is_no_cliff_and_no_time_is_below_zero() -> None:
@@ -218,7 +207,7 @@ def test_what_a_sweep_lacks_is_null_with_its_reason() -> None:
     sweep = {"notes": {"context-1000": "4096 tokens were asked for"}, "missing": {"prefix-warm": "keeps no prefix"}}
     broken = request(0, "variant", 0, 0, scenario="batch-8", ok=False, t_tokens=[], error="MemoryError: no room")
     m = timings([*PAIRED, *swept("context-1000", 992, 1.0, 0.05), broken], sweep=sweep)
-    assert m["ttft_ms/prefix-warm"]["value"] is None and m["ttft_ms/prefix-warm"]["warnings"] == ("keeps no prefix",)
+    assert m["ttft_ms/prefix-warm"]["value"] is None and m["ttft_ms/prefix-warm"]["warnings"] == ["keeps no prefix"]
     assert m["decode_tok_s/batch-8"]["value"] is None and "MemoryError" in m["decode_tok_s/batch-8"]["warnings"][0]
     assert "4096" in m["tpot_ms/context-1000"]["warnings"][0]
 
@@ -226,17 +215,11 @@ def test_what_a_sweep_lacks_is_null_with_its_reason() -> None:
 # --- what bounds it ----------------------------------------------------------------------------------------------
 
 
-def test_mbu_is_bytes_read_over_time_and_bandwidth() -> None:
-    assert timings(FIVE)["mbu"]["value"] == pytest.approx((1000 + 10 * 102.5) / 0.05 / 1e6)
-
-
-def test_mfu_is_the_products_of_the_prompt_over_time_and_rate() -> None:
-    # 1360 weights multiply every prompt token, 640 of the head the last one only
-    assert timings(FIVE)["mfu"]["value"] == pytest.approx(2 * (1360 * 100 + 640) / 0.2 / 1e7)
-
-
-def test_the_other_share_of_each_phase_is_there_too() -> None:
+def test_shares_of_a_rate_are_what_is_needed_over_time_and_rate() -> None:
+    """1360 weights multiply every prompt token, 640 of the head the last one only."""
     m = timings(FIVE)
+    assert m["mbu"]["value"] == pytest.approx((1000 + 10 * 102.5) / 0.05 / 1e6)
+    assert m["mfu"]["value"] == pytest.approx(2 * (1360 * 100 + 640) / 0.2 / 1e7)
     assert m["mbu/prefill"]["value"] == pytest.approx(1000 / 0.2 / 1e6)
     assert m["mfu/decode"]["value"] == pytest.approx(2 * (1360 + 640) / 0.05 / 1e7)
 
@@ -266,13 +249,13 @@ def test_a_rate_that_could_not_be_measured_says_so(rates: dict[str, Any], why: s
 
 
 def test_the_reference_is_held_against_its_own_device_only() -> None:
-    loads = {"variant": meta()["loads"]["variant"], "reference": meta()["loads"]["reference"] | {"device": "cuda"}}
-    b = built(PAIRED, loads=loads)
+    loads = meta()["loads"]
+    b = built(PAIRED, loads=loads | {"reference": loads["reference"] | {"device": "cuda"}})
     assert b.metrics["mbu"]["value"] is not None and "(bf16: " not in b.bounds["against"]
     assert "(bf16: " in built(PAIRED).bounds["against"]
 
 
-def test_the_figures_say_why_a_variant_is_faster() -> None:
+def test_the_bounds_say_why_a_variant_is_faster() -> None:
     b = built(PAIRED)
     decode = "decode is overhead-bound: it takes 52 ms a token, reads 0.00202 MB, 4 % of the 0.001 GB/s"
     assert b.bounds["decode"].startswith(decode)

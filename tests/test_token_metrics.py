@@ -11,6 +11,7 @@ import pytest
 
 from pipeline.core.errors import ArtifactError
 from pipeline.core.params import Compare
+from pipeline.core.records import Metrics
 from pipeline.metrics import definitions
 from pipeline.metrics.builder import Builder
 from pipeline.metrics.tokens import TOKEN, median_departure, refuse_other_tokens, token_metrics
@@ -20,7 +21,7 @@ def builder(resamples: int = 200) -> Builder:
     return Builder(Compare(resamples=resamples), seed=1)
 
 
-def tokens(kld: Any, **more: Any) -> dict[str, Any]:
+def tokens(kld: Any, **more: Any) -> Any:
     n = len(kld)
     return {
         "kld": kld, "kld_reverse": [0.0] * n, "jsd": [0.0] * n, "logp": [-1.0] * n, "logp_ref": [-1.0] * n,
@@ -30,13 +31,13 @@ def tokens(kld: Any, **more: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def measured(rows: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def measured(rows: Any) -> Metrics:
     b = builder()
     assert token_metrics(b, rows) is None
     return b.metrics
 
 
-def walks(*differs: list[int]) -> dict[str, Any]:
+def walks(*differs: list[int]) -> Any:
     """Rows of trajectories: 1 where the likeliest token differs, in the order of positions after a prompt of 7."""
     flat = [(k, p, d) for k, walk in enumerate(differs) for p, d in enumerate(walk)]
     names = [f"p{k}" for k, _, _ in flat]
@@ -55,11 +56,10 @@ def test_a_tail_stays_visible_beside_a_small_mean() -> None:
     assert found["moved_10pct"]["value"] == pytest.approx(0.07)
     assert found["delta_p_mean"]["value"] == pytest.approx(-0.15 * 0.07)
     assert found["delta_p_rms"]["value"] == pytest.approx(0.15 * np.sqrt(0.07))
-
-
-def test_gains_and_losses_cancel_in_the_signed_change_only() -> None:
-    found = measured(tokens([0.1] * 80, logp=np.log([0.6, 0.4] * 40), logp_ref=np.log([0.5] * 80)))
-    assert found["delta_p_mean"]["value"] == pytest.approx(0) and found["delta_p_rms"]["value"] == pytest.approx(0.1)
+    even = measured(tokens([0.1] * 80, logp=np.log([0.6, 0.4] * 40), logp_ref=np.log([0.5] * 80), top5_overlap=[5, 2] * 40))
+    assert even["delta_p_mean"]["value"] == pytest.approx(0), "gains and losses cancel in the signed change only"
+    assert even["delta_p_rms"]["value"] == pytest.approx(0.1)
+    assert even["top5_agreement"]["value"] == pytest.approx(0.7), "the mean share of five"
 
 
 @pytest.mark.parametrize("at", [0, 49, 99])
@@ -86,13 +86,6 @@ def test_rows_of_other_tokens_than_the_reference_s_are_refused() -> None:
         moved = whole | {name: np.array([0, 1, 3, 2, 4])}
         with pytest.raises(ArtifactError, match=f"token row 2: {name} is another"):
             refuse_other_tokens(moved, whole)
-
-
-def test_rows_without_a_needed_column_are_refused() -> None:
-    rows = tokens([0.1] * 40)
-    del rows["token_class"]
-    with pytest.raises(ArtifactError, match="token_class.*dvc repro"):
-        token_metrics(builder(), rows)
 
 
 def test_mass_that_only_the_variant_has_leaves_the_reverse_without_value() -> None:
@@ -130,27 +123,20 @@ def test_each_way_of_cutting_covers_every_token_once_and_averages_to_the_whole()
     assert found["kld_mean/position:128-511"]["n"] == found["top1_agreement/position:128-511"]["n"] > 0
 
 
-def test_a_part_without_tokens_has_no_metric() -> None:
+def test_a_part_without_tokens_has_no_metric_and_without_trajectories_there_is_no_departure() -> None:
     found = measured(tokens([0.1] * 80))
-    assert "kld_mean/class:words" in found and "kld_mean/class:cjk" not in found and "kld_mean/position:512-up" not in found
+    assert "kld_mean/class:words" in found
+    absent = {"kld_mean/class:cjk", "kld_mean/position:512-up", "first_departure", "never_departs"}
+    assert not absent & found.keys()
 
 
-def test_top5_agreement_is_the_mean_share_of_five() -> None:
-    assert measured(tokens([0.1] * 80, top5_overlap=[5, 2] * 40))["top5_agreement"]["value"] == pytest.approx(0.7)
-
-
-def test_the_first_departure_is_counted_from_where_the_continuation_begins() -> None:
-    found = measured(walks([1, 0, 0, 0], [0, 0, 1, 1], [0, 0, 1, 0], [0, 0, 0, 1], [0, 0, 0, 0]))
-    assert found["first_departure"]["value"] == 3 and found["first_departure"]["unit"] == "tokens"
-    assert found["first_departure"]["n"] == 5
-    assert found["never_departs"]["value"] == pytest.approx(0.2)
-
-
-def test_rows_out_of_order_depart_at_the_same_place() -> None:
-    rows = walks([0, 0, 1, 1, 0], [0, 1, 0, 0, 0], [0, 0, 0, 1, 0])
-    order = np.random.default_rng(1).permutation(15)
-    mixed = {k: list(np.asarray(v)[order]) for k, v in rows.items()}
-    assert measured(mixed)["first_departure"]["value"] == measured(rows)["first_departure"]["value"] == 3
+def test_the_first_departure_is_counted_from_where_the_continuation_begins_whatever_the_order_of_rows() -> None:
+    rows = walks([1, 0, 0, 0], [0, 0, 1, 1], [0, 0, 1, 0], [0, 0, 0, 1], [0, 0, 0, 0])
+    order = np.random.default_rng(1).permutation(20)
+    for given in (rows, {k: list(np.asarray(v)[order]) for k, v in rows.items()}):
+        found = measured(given)
+        assert found["first_departure"]["value"] == 3 and found["first_departure"]["unit"] == "tokens"
+        assert found["first_departure"]["n"] == 5 and found["never_departs"]["value"] == pytest.approx(0.2)
 
 
 def test_trajectories_that_never_depart_have_no_median_and_say_why() -> None:
@@ -159,12 +145,16 @@ def test_trajectories_that_never_depart_have_no_median_and_say_why() -> None:
     assert found["never_departs"]["value"] == pytest.approx(2 / 3)
 
 
-def test_a_trajectory_that_ended_early_is_not_taken_for_one_that_agreed_to_the_end() -> None:
-    # 3 of 6 depart at 2; one ended after 1. Product limit: 1 - 3/5 = 0.4 at 2. Taking it for "never": 1 - 3/6 at 2.
-    at, departed = np.array([1, 2, 2, 2, 9, 9]), np.array([False, True, True, True, False, False])
-    assert median_departure(at, departed, 0.95, 200, np.random.default_rng(0)).value == 2
-    at, departed = np.array([1, 1, 1, 2, 2, 5, 9]), np.array([False, False, False, True, True, False, False])
-    assert median_departure(at, departed, 0.95, 200, np.random.default_rng(0)).value == 2
+@pytest.mark.parametrize(
+    "at, departed",
+    [
+        ([1, 2, 2, 2, 9, 9], [False, True, True, True, False, False]),  # 3 of 6 depart at 2; one ended after 1
+        ([1, 1, 1, 2, 2, 5, 9], [False, False, False, True, True, False, False]),
+    ],
+)
+def test_a_trajectory_that_ended_early_is_not_taken_for_one_that_agreed_to_the_end(at: list[int], departed: list[bool]) -> None:
+    """Product limit of the first: 1 - 3/5 = 0.4 at 2. Taking it for "never": 1 - 3/6."""
+    assert median_departure(np.array(at), np.array(departed), 0.95, 200, np.random.default_rng(0)).value == 2
 
 
 def test_the_median_departure_is_the_plain_median_where_every_trajectory_departs() -> None:
@@ -174,10 +164,6 @@ def test_the_median_departure_is_the_plain_median_where_every_trajectory_departs
         found = median_departure(at, np.ones(n, bool), 0.95, 400, rng)
         assert found.value == np.sort(at)[(n - 1) // 2]
         assert found.low is not None and found.high is not None and found.low <= found.value <= found.high
-
-
-def test_without_trajectories_there_is_no_departure() -> None:
-    assert not {"first_departure", "never_departs"} & measured(tokens([0.1] * 80)).keys()
 
 
 def test_curves_hold_every_token_and_show_where_divergence_grows() -> None:

@@ -74,13 +74,13 @@ def test_faster_and_slower_are_claimed_with_the_whole_interval_only(ratio: Any, 
 
 def test_why_depends_on_what_binds_the_variant() -> None:
     ratio = (1.4, 1.3, 1.5)
-    told = [
+    sentences = [
         compare_phases("int4", replace(PHASE, bandwidth=b, rate=r), "bf16", PHASE, *ratio).rpartition("; ")[2]
         for b, r in ((100, 9000), (400, 1000), (400, 10000), (None, None))
     ]
-    assert "memory holds it" in told[0] and "products hold it" in told[1]
-    assert told[2].startswith("at the rates measured reading and multiplying need 35 % of its time at most (bf16: 36 %)")
-    assert "reads 0.0001 MB" in told[3], "nothing is claimed of what is not known"
+    assert "memory holds it" in sentences[0] and "products hold it" in sentences[1]
+    assert sentences[2].startswith("at the rates measured reading and multiplying need 35 % of its time at most (bf16: 36 %)")
+    assert "reads 0.0001 MB" in sentences[3], "nothing is claimed of what is not known"
 
 
 # --- config.json -------------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
-"""Rows become metrics: pairing is checked, tails stay visible, and nothing unknown turns into a number."""
+"""Answers become metrics: pairing is checked, and nothing unknown turns into a number."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -9,17 +10,14 @@ import pytest
 
 from pipeline.core.errors import ArtifactError
 from pipeline.core.params import Compare
+from pipeline.core.records import Metrics
 from pipeline.evaluate import check as check_rows
 from pipeline.gating.rules import Bound, judge
-from pipeline.metrics import answers as figures
+from pipeline.metrics.answers import answer_metrics, pair
 from pipeline.metrics.builder import Builder
 
 
-def builder() -> Builder:
-    return Builder(Compare(resamples=200), seed=1)
-
-
-def answer(k: int, acc: float, task: str = "t", **more: Any) -> dict[str, Any]:
+def answer(k: int, acc: float, task: str = "t", **more: Any) -> Any:
     return {
         "task": task, "doc_id": k, "filter": "none", "doc_hash": f"d{k}", "prompt_hash": f"p{k}", "target_hash": f"t{k}",
         "first_token_ids": [1, 2], "acc": acc, "cluster": str(k), "kind": "multiple_choice", "target": 0, "truncated": False,
@@ -27,11 +25,18 @@ def answer(k: int, acc: float, task: str = "t", **more: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def scores(ours: list[float], theirs: list[float]) -> dict[str, dict[str, Any]]:
-    b = builder()
-    pairs = figures.pair([answer(k, a) for k, a in enumerate(ours)], [answer(k, a) for k, a in enumerate(theirs)])
-    assert figures.answer_metrics(b, pairs, allow_truncated=False) is None
+def answers(right: Iterable[float], **more: Any) -> list[Any]:
+    return [answer(k, float(acc), **more) for k, acc in enumerate(right)]
+
+
+def measured(rows: list[Any], reference: list[Any], once: str | None = None) -> Metrics:
+    b = Builder(Compare(resamples=200), seed=1)
+    assert answer_metrics(b, pair(rows, reference), allow_truncated=False, once=once) is None
     return b.metrics
+
+
+def scores(rows: Iterable[float], reference: Iterable[float]) -> Metrics:
+    return measured(answers(rows), answers(reference))
 
 
 def test_identical_answers_give_zero_flips() -> None:
@@ -68,12 +73,10 @@ def test_30_lost_and_20_won_of_1000() -> None:
     ],
 )
 def test_where_both_do_no_better_than_guessing_no_rule_passes(ours: int, theirs: int, more: dict[str, Any], blind: bool) -> None:
-    b = builder()
-    rows = [[answer(k, float(k < right), **more) for k in range(400)] for right in (ours, theirs)]
-    figures.answer_metrics(b, figures.pair(*rows), allow_truncated=False)
+    metrics = measured(*(answers((k < right for k in range(400)), **more) for right in (ours, theirs)))
     names = ("acc_delta/t", "acc_delta/all", "flips_to_wrong/t", *["score_delta/t"][: not more.get("kind")])
     for name in names:
-        metric = b.metrics[name]
+        metric = metrics[name]
         assert (metric["low"] is None) == blind and metric["value"] is not None, name
         if blind:
             judged = judge(Bound(name, 50.0, "lower", "50"), metric)
@@ -82,38 +85,29 @@ def test_where_both_do_no_better_than_guessing_no_rule_passes(ours: int, theirs:
 
 def test_an_answer_that_float32_turns_counts_half_and_its_error_is_in_every_paired_figure() -> None:
     """Of 400, 10 are wrong by the reference's own products and right in float32: the variant, right there, won five."""
-    theirs = [answer(k, float(10 <= k < 300)) for k in range(400)]
+    theirs = answers(10 <= k < 300 for k in range(400))
     turned = [row | {"again": {"acc": float(k < 300), "loglikelihoods": row["loglikelihoods"]}} for k, row in enumerate(theirs)]
-    ours = [answer(k, float(k < 300)) for k in range(400)]
-    found = []
-    for reference in (theirs, turned):
-        b = builder()
-        figures.answer_metrics(b, figures.pair(ours, reference), allow_truncated=False)
-        found.append(b.metrics)
-    alone, both = found
+    alone, both = (measured(answers(k < 300 for k in range(400)), reference) for reference in (theirs, turned))
     assert (alone["acc_delta/t"]["value"], both["acc_delta/t"]["value"]) == (pytest.approx(2.5), pytest.approx(1.25))
     assert alone["recovery/t"]["value"] == pytest.approx(300 / 290) and both["recovery/t"]["value"] == pytest.approx(300 / 295)
     assert alone["acc_delta/t"]["low"] > 0 > both["acc_delta/t"]["low"] < 1.25 - 1.96 * 100 * 5 / 400 + 1e-6
     assert alone["p_mcnemar/t"]["value"] < 0.01 < 0.3 < both["p_mcnemar/t"]["value"] and alone["acc/t"] == both["acc/t"]
-    b = builder()
-    figures.answer_metrics(b, figures.pair(turned, turned), allow_truncated=False, once=None)
-    assert b.metrics["acc_delta/t"]["value"] == b.metrics["score_delta/t"]["high"] == 0, "beside itself nothing differs"
+    same = measured(turned, turned)
+    assert same["acc_delta/t"]["value"] == same["score_delta/t"]["high"] == 0, "beside itself nothing differs"
 
 
 def test_a_reference_without_second_answers_is_a_warning_of_every_paired_figure() -> None:
-    b, pairs = builder(), figures.pair([answer(0, 0.0), answer(1, 1.0)], [answer(k, 1.0) for k in range(2)])
-    figures.answer_metrics(b, pairs, False, "too large")
+    metrics = measured(answers([0, 1]), answers([1, 1]), once="too large")
     for name in ("acc_delta", "score_delta", "recovery", "p_mcnemar"):
-        assert b.metrics[f"{name}/t"]["warnings"][-1].endswith("is not in it: too large"), name
+        assert metrics[f"{name}/t"]["warnings"][-1].endswith("is not in it: too large"), name
 
 
 def test_score_is_the_right_choices_share_of_probability() -> None:
     ours = [answer(k, 1.0, target=1, loglikelihoods=np.log([0.1, 0.3, 0.1]).tolist()) for k in range(20)]
     theirs = [answer(k, 1.0, target=1, loglikelihoods=np.log([0.2, 0.2, 0.1]).tolist()) for k in range(20)]
     words = [answer(20 + k, 1.0, kind="generate_until", target="yes", loglikelihoods=None) for k in range(5)]
-    b = builder()
-    figures.answer_metrics(b, figures.pair(ours + words, theirs + words), allow_truncated=False)
-    assert b.metrics["score_delta/all"]["value"] == pytest.approx(100 * (0.6 - 0.4)) and b.metrics["score_delta/all"]["n"] == 20
+    delta = measured(ours + words, theirs + words)["score_delta/all"]
+    assert delta["value"] == pytest.approx(100 * (0.6 - 0.4)) and delta["n"] == 20
 
 
 def test_families_that_flip_together_widen_the_interval() -> None:
@@ -122,41 +116,39 @@ def test_families_that_flip_together_widen_the_interval() -> None:
     theirs = np.where(flips < 0, 1, np.where(flips > 0, 0, np.repeat(rng.integers(0, 2, 50), 4)))
     ours = theirs + flips
     alone = scores(list(ours), list(theirs))["acc_delta/t"]
-    b = builder()
     family = [answer(k, float(a), cluster=str(k // 4)) for k, a in enumerate(ours)]
-    figures.answer_metrics(b, figures.pair(family, [answer(k, float(a)) for k, a in enumerate(theirs)]), allow_truncated=False)
-    together = b.metrics["acc_delta/t"]
+    together = measured(family, answers(theirs))["acc_delta/t"]
     assert together["value"] == pytest.approx(alone["value"]) and together["clusters"] == 50
     assert together["high"] - together["low"] > 1.7 * (alone["high"] - alone["low"])
 
 
 def test_a_task_with_two_filters_counts_each_item_once() -> None:
     rows = [answer(k, 1.0, filter=f) for f in ("strict", "loose") for k in range(3)]
-    b = builder()
-    figures.answer_metrics(b, figures.pair(rows, rows), allow_truncated=False)
-    assert b.metrics["acc/all"]["n"] == b.metrics["acc/t"]["n"] == 3
+    metrics = measured(rows, rows)
+    assert metrics["acc/all"]["n"] == metrics["acc/t"]["n"] == 3
 
 
-def test_an_item_answered_twice_is_refused() -> None:
-    with pytest.raises(ArtifactError, match="answered twice"):
-        figures.pair([answer(0, 1.0)] * 2, [answer(0, 1.0)] * 2)
-
-
-@pytest.mark.parametrize("key", ["doc_hash", "prompt_hash", "target_hash", "first_token_ids"])
-def test_items_asked_differently_are_not_paired(key: str) -> None:
-    with pytest.raises(ArtifactError, match=key):
-        figures.pair([answer(0, 1.0)], [answer(0, 1.0, **{key: "other"})])
-
-
-def test_a_lost_item_is_not_paired_away() -> None:
-    with pytest.raises(ArtifactError, match="cannot be paired"):
-        figures.pair([answer(0, 1.0)], [answer(0, 1.0), answer(1, 1.0)])
+@pytest.mark.parametrize(
+    "rows, reference, fault",
+    [
+        ([answer(0, 1.0)] * 2, [answer(0, 1.0)] * 2, "answered twice"),
+        ([answer(0, 1.0)], [answer(0, 1.0), answer(1, 1.0)], "cannot be paired"),
+        *(
+            ([answer(0, 1.0)], [answer(0, 1.0, **{key: "other"})], key)
+            for key in ("doc_hash", "prompt_hash", "target_hash", "first_token_ids")
+        ),
+    ],
+)
+def test_only_the_same_items_asked_the_same_once_are_paired(rows: list[Any], reference: list[Any], fault: str) -> None:
+    with pytest.raises(ArtifactError, match=fault):
+        pair(rows, reference)
 
 
 def test_truncated_items_make_the_variant_invalid_unless_allowed() -> None:
-    pairs = figures.pair([answer(0, 1.0, truncated=True)], [answer(0, 1.0, truncated=True)])
-    assert "1 items are longer" in str(figures.answer_metrics(builder(), pairs, allow_truncated=False))
-    assert figures.answer_metrics(builder(), pairs, allow_truncated=True) is None
+    pairs = pair([answer(0, 1.0, truncated=True)], [answer(0, 1.0, truncated=True)])
+    b = Builder(Compare(resamples=200), seed=1)
+    assert "1 items are longer" in str(answer_metrics(b, pairs, allow_truncated=False))
+    assert answer_metrics(b, pairs, allow_truncated=True) is None
 
 
 def test_one_nan_among_right_answers_publishes_no_accuracy() -> None:
@@ -172,4 +164,4 @@ def test_one_nan_among_right_answers_publishes_no_accuracy() -> None:
 
 def test_a_metric_without_definition_cannot_be_added() -> None:
     with pytest.raises(AssertionError, match="no definition"):
-        builder().exact("nonsense", 1.0, 1, "m")
+        Builder(Compare(), seed=1).exact("nonsense", 1.0, 1, "m")

@@ -7,22 +7,24 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import ROOT
+from model_house import change_json
 
 from pipeline import check, engines, evalset, evaluate, quantize, quantizers, reference
-from pipeline.core import artifacts, params
+from pipeline.core import artifacts, params, quota
 from pipeline.core.errors import DataError, ParamsError
 from pipeline.core.params import Evaluate, PathModel, Serving, Trajectories, Variant
 from pipeline.evalset.calibration import Calibration
-from pipeline.preflight import model
-from pipeline.preflight.tasks import unanswerable
+from pipeline.preflight import capacity, model
 
 CHAT = {"id": "c", "domain": "chat", "messages": [{"role": "user", "content": "hello"}]}
 WINDOW = 1024  # of the tiny model
+BF16 = Variant(quantizer="cast", options={"dtype": "bfloat16"})
 
 
 @pytest.fixture
@@ -32,16 +34,13 @@ def house(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> params
     shutil.copytree(ROOT / "evalsets", "evalsets")
     shutil.copy(ROOT / "params.yaml", "params.yaml")
     shutil.copytree(tiny, "model")
-    made = settings(params.load(), model=PathModel(source="path", path="model"), variants={"bf16": cast(), "int8": cast()})
-    return asked(settings(made, serving=Serving()), facts=2)
+    variants = {"bf16": BF16, "int8": BF16}
+    made = settings(params.load(), model=PathModel(source="path", path="model"), variants=variants, serving=Serving())
+    return asked(made, facts=2)
 
 
 def settings(of: params.Params, **changed: object) -> params.Params:
     return of.model_copy(update=changed)
-
-
-def cast() -> Variant:
-    return Variant(quantizer="cast", options={"dtype": "bfloat16"})
 
 
 def asked(of: params.Params, **tasks: int | str) -> params.Params:
@@ -51,6 +50,16 @@ def asked(of: params.Params, **tasks: int | str) -> params.Params:
 
 def rows(*given: dict[str, Any]) -> None:
     Path("evalsets/tasks/mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in given), encoding="utf-8")
+
+
+def tokens_of(text: str) -> int:
+    from transformers import AutoTokenizer
+
+    return len(AutoTokenizer.from_pretrained("model")(text, add_special_tokens=False).input_ids)
+
+
+def number_in(message: str) -> int:
+    return int(message.split(" has ")[1].split()[0])
 
 
 def without_template(folder: Path) -> None:
@@ -64,57 +73,50 @@ def without_template(folder: Path) -> None:
 # --- windows -----------------------------------------------------------------------------------------------------
 
 
-def test_a_window_of_the_text_part_counts_whatever_it_is_called(tmp_path: Path) -> None:
-    from transformers import Gemma3Config, GPTJConfig, MptConfig
-
-    from pipeline.preflight.tasks import longest
-
-    for k, config in enumerate(
-        [GPTJConfig(n_positions=128), Gemma3Config(text_config={"max_position_embeddings": 128}), MptConfig(max_seq_len=128)]
-    ):
-        config.save_pretrained(tmp_path / str(k))
-        assert longest(tmp_path / str(k)) == 128
-
-
 def test_trajectories_past_the_window_are_named(house: params.Params) -> None:
     longer = house.diverge.model_copy(update={"trajectories": house.diverge.trajectories.model_copy(update={"tokens": 1000})})
-    (found,) = model.faults(settings(house, diverge=longer))
-    assert "diverge.trajectories: prompt" in found and "the model's window is 1024" in found
+    (fault,) = model.faults(settings(house, diverge=longer))
+    assert "diverge.trajectories: prompt" in fault and "the model's window is 1024" in fault
     assert not model.faults(house)
 
 
 def test_windows_longer_than_an_engine_reads_are_named(house: params.Params) -> None:
-    config = Path("model/config.json")
-    config.write_text(config.read_text().replace('"max_position_embeddings": 1024', '"max_position_embeddings": 8192'))
+    change_json(Path("model/config.json"), max_position_embeddings=8192)
     longer = settings(house, diverge=house.diverge.model_copy(update={"window": 8192}))
     assert not model.faults(longer)
     gguf = Variant(quantizer="gguf", engine="llamacpp", options={"type": "Q8_0"})
-    (found,) = model.faults(settings(longer, variants={"bf16": cast(), "gguf-q8_0": gguf}))
-    assert "8192 tokens are more than engine 'llamacpp' reads here (4096), for gguf-q8_0" in found
+    (fault,) = model.faults(settings(longer, variants={"bf16": BF16, "gguf-q8_0": gguf}))
+    assert "8192 tokens are more than engine 'llamacpp' reads here (4096), for gguf-q8_0" in fault
+
+
+@pytest.mark.parametrize("window, faults", [
+    (300, []),
+    (280, ["params.yaml: tiers.default.benchmark: 256 prompt and 32 output tokens are more than the model's 280; ask for fewer"]),
+])  # fmt: skip
+def test_requests_longer_than_the_window_are_named_before_any_is_sent(house: params.Params, window: int, faults: list[str]) -> None:
+    change_json(Path("model/config.json"), max_position_embeddings=window)
+    assert [fault for fault in model.faults(house) if ".benchmark" in fault] == faults
 
 
 # --- items longer than the window --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("row, tokens", [
-    ({"context": "a " * 1100, "choices": ["b", "c"], "answer": 0}, None), ({"context": "a " * 1000, "target": "b"}, None),
-    ({"context": "q", "choices": ["b", "c" + " a" * 1100], "answer": 0}, None),
-    ({"context": "a " * 400, "target": "b"}, 0), ({"text": "a " * 2000}, 0),
-    ({"context": "q", "choices": ["b", "c"], "answer": 0}, 0),
+@pytest.mark.parametrize("row, fits", [
+    ({"context": "a " * 1100, "choices": ["b", "c"], "answer": 0}, False), ({"context": "a " * 1000, "target": "b"}, False),
+    ({"context": "q", "choices": ["b", "c" + " a" * 1100], "answer": 0}, False),
+    ({"context": "a " * 400, "target": "b"}, True), ({"text": "a " * 2000}, True),
+    ({"context": "q", "choices": ["b", "c"], "answer": 0}, True),
 ])  # fmt: skip
-def test_an_item_past_the_window_is_named_with_its_tokens(house: params.Params, row: dict[str, Any], tokens: int | None) -> None:
+def test_an_item_past_the_window_is_named_with_its_tokens(house: params.Params, row: dict[str, Any], fits: bool) -> None:
     rows({"id": "first"} | row)
-    found = model.faults(asked(house, mine="all"))
-    assert bool(found) is (tokens is None), found
-    if not found:
+    faults = model.faults(asked(house, mine="all"))
+    assert len(faults) == (not fits)
+    if fits:
         return
-    assert len(found) == 1 and found[0].startswith("params.yaml: tiers.default.tasks: task 'mine' item 'first' has ")
-    said = int(found[0].split(" has ")[1].split()[0])
-    from transformers import AutoTokenizer
-
+    assert faults[0].startswith("params.yaml: tiers.default.tasks: task 'mine' item 'first' has ")
     longest = max((row["context"] + " " + c for c in row.get("choices", [""])), key=len).rstrip()
-    own = len(AutoTokenizer.from_pretrained("model")(longest, add_special_tokens=False).input_ids)
-    assert abs(said - own - 32 * ("target" in row)) <= 1 and said > WINDOW and f"window is {WINDOW}" in found[0]
+    said = number_in(faults[0])
+    assert abs(said - tokens_of(longest) - 32 * ("target" in row)) <= 1 and said > WINDOW and f"window is {WINDOW}" in faults[0]
 
 
 def test_items_that_are_not_asked_or_may_be_cut_are_no_fault(house: params.Params) -> None:
@@ -122,7 +124,6 @@ def test_items_that_are_not_asked_or_may_be_cut_are_no_fault(house: params.Param
     long = [n for n in (1, 2) if model.faults(asked(house, mine=n))]
     assert 2 in long and (1 in long) is (evaluate.subset(2, 1, house.seed) == [1])
     assert not model.faults(settings(asked(house, mine=2), evaluate=Evaluate(allow_truncated=True)))
-    assert not model.faults(asked(house, facts=2))
 
 
 def test_a_long_item_is_named_before_a_model_is_loaded(house: params.Params, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,9 +131,17 @@ def test_a_long_item_is_named_before_a_model_is_loaded(house: params.Params, mon
     asking = asked(house, mine="all")
     folder = artifacts.model_dir("int8")
     shutil.copytree("model", folder)
-    artifacts.write_json(
-        folder / artifacts.MANIFEST, {"status": "ok", "reason": None, "digest": "d", "files": artifacts.files_of(folder)}
-    )
+    built = {
+        "status": "ok",
+        "reason": None,
+        "digest": "d",
+        "files": artifacts.files_of(folder),
+        "versions": {},
+        "base": "b",
+        "seed": 1,
+    }
+    built |= {"variant": "int8", "quantizer": "rtn", "engine": "hf", "trust_remote_code": False}
+    artifacts.write_json(folder / artifacts.MANIFEST, built | {k: {} for k in ("asked", "options", "engine_options")})
     monkeypatch.setattr(params, "load", lambda: asking)
     monkeypatch.setattr(engines, "load", lambda *a, **k: pytest.fail("a model was loaded"))
     with pytest.raises(DataError, match=r"item 'first' has \d+ tokens, the 32 of its reply among them, and the model's window is"):
@@ -143,12 +152,6 @@ def test_a_long_item_is_named_before_a_model_is_loaded(house: params.Params, mon
 # --- targets longer than a reply ---------------------------------------------------------------------------------
 
 
-def tokens_of(text: str) -> int:
-    from transformers import AutoTokenizer
-
-    return len(AutoTokenizer.from_pretrained("model")(text, add_special_tokens=False).input_ids)
-
-
 @pytest.mark.parametrize("words, fits", [(3, True), (31, True), (80, False)])
 @pytest.mark.parametrize("several", [False, True])
 def test_a_target_that_no_reply_can_hold_is_named_with_its_tokens(
@@ -157,14 +160,12 @@ def test_a_target_that_no_reply_can_hold_is_named_with_its_tokens(
     target = " ".join("abc"[k % 3] for k in range(words))
     rows({"id": "short", "context": "q", "target": ["b"] if several else "b"},
          {"id": "first", "context": "q", "target": [target, f"{target} more"] if several else target})  # fmt: skip
-    found = model.faults(asked(house, mine="all"))
-    assert (found == []) is fits, found
-    if found:
-        assert len(found) == 1 and found[0].startswith(
-            "params.yaml: tiers.default.tasks: task 'mine' item 'first': its target has "
-        )
-        assert abs(int(found[0].split(" has ")[1].split()[0]) - tokens_of(target)) <= 1
-        assert "a reply at most 32; shorten it, or raise generation_kwargs.max_gen_toks in evalsets/tasks/mine.yaml" in found[0]
+    faults = model.faults(asked(house, mine="all"))
+    assert len(faults) == (not fits)
+    for fault in faults:
+        assert fault.startswith("params.yaml: tiers.default.tasks: task 'mine' item 'first': its target has ")
+        assert abs(number_in(fault) - tokens_of(target)) <= 1
+        assert "a reply at most 32; shorten it, or raise generation_kwargs.max_gen_toks in evalsets/tasks/mine.yaml" in fault
 
 
 def test_one_target_of_several_within_reach_is_enough_and_the_task_s_own_limit_counts(house: params.Params) -> None:
@@ -174,7 +175,7 @@ def test_one_target_of_several_within_reach_is_enough_and_the_task_s_own_limit_c
     config = {
         "task": "mine", "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": "evalsets/tasks/mine.jsonl"}},
         "test_split": "test", "output_type": "generate_until", "doc_to_text": "context", "doc_to_target": "target",
-        "metric_list": [{"metric": "exact_match"}], "generation_kwargs": {"until": ["\n"], "max_gen_toks": 200},
+        "metric_list": [{"metric": "exact_match"}],
     }  # fmt: skip
     for most, faults in ((200, 0), (16, 1), (None, 0)):  # None: lm-eval's own, which nobody has said
         config["generation_kwargs"] = {"until": ["\n"]} | ({"max_gen_toks": most} if most else {})
@@ -193,7 +194,7 @@ def test_truncation_allowed_does_not_make_a_long_target_answerable(house: params
 # --- chats -------------------------------------------------------------------------------------------------------
 
 
-def test_chats_are_named_where_the_model_has_no_template(house: params.Params, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chats_are_named_where_the_model_has_no_template(house: params.Params) -> None:
     Path("evalsets/prompts/trajectories.jsonl").write_text(json.dumps(CHAT) + "\n", encoding="utf-8")
     chatty = asked(house, instruct=2, facts=2)
     assert model.faults(chatty) == []
@@ -202,7 +203,7 @@ def test_chats_are_named_where_the_model_has_no_template(house: params.Params, m
     assert "tiers.default.tasks: task 'instruct' is a chat and the model has no chat template" in task
     assert "diverge.trajectories.prompts: prompt 'c' is a chat and the model has no chat template" in prompt
     assert check.faults(chatty)[-2:] == [task, prompt]
-    assert unanswerable({"facts": 2}, Path("model"), False, 0) == []
+    assert model.unanswerable({"facts": 2}, Path("model"), False, 0) == []
 
 
 def test_a_template_that_refuses_a_chat_or_is_not_the_default_is_said(
@@ -214,12 +215,12 @@ def test_a_template_that_refuses_a_chat_or_is_not_the_default_is_said(
     without_template(Path("model"))
     refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}{{ messages[0].content }}"
     artifacts.write_text(Path("model/chat_template.jinja"), refusing)
-    (found,) = model.faults(house)
-    assert "prompt 'c' is a chat that the model's template refuses (no system role); choose plain prompts" in found
+    (fault,) = model.faults(house)
+    assert "prompt 'c' is a chat that the model's template refuses (no system role); choose plain prompts" in fault
     Path("model/chat_template.jinja").unlink()
     artifacts.write_json(Path("model/chat_template.json"), {"chat_template": [{"name": "rag", "template": "x"}]})
-    (found,) = model.faults(house)
-    assert "prompt 'c' is a chat, and the model's chat templates are named (rag) and none is the default" in found
+    (fault,) = model.faults(house)
+    assert "prompt 'c' is a chat, and the model's chat templates are named (rag) and none is the default" in fault
 
 
 def test_chats_that_the_tier_does_not_take_are_no_fault(house: params.Params) -> None:
@@ -238,26 +239,43 @@ def test_a_chat_among_prompts_is_named_before_the_first_is_continued(tiny: Path)
     engine.sample = lambda *a: pytest.fail("a prompt was continued")
     plain = [{"id": f"p{k}", "domain": "d", "prompt": "one two"} for k in range(9)]
     with pytest.raises(DataError, match="prompt c is a chat"):
-        reference.trajectories(engine, [*plain, CHAT], Trajectories(prompts="", tokens=2), seed=0)
+        reference.trajectories(engine, [*plain, CHAT], Trajectories(prompts="", tokens=2), seed=0, skipped=Counter())
 
 
 # --- layers and groups -------------------------------------------------------------------------------------------
 
+KEEPING: dict[str, dict[str, Any]] = {
+    "gptq": {"group_size": 64}, "rtn": {"group_size": 64}, "awq": {"group_size": 64}, "bnb": {"type": "nf4"},
+    "torchao": {"scheme": "int8-weight-only"}, "gguf": {"type": "Q8_0"}, "onnx": {"precision": "int4"},
+}  # fmt: skip
+HEAD_TOO = ("gguf", "onnx")  # they quantize the head besides the layers
 
-@pytest.mark.parametrize("quantizer, options", [
-    ("gptq", {"group_size": 64}), ("rtn", {"group_size": 64}), ("awq", {"group_size": 64}), ("gguf", {"type": "Q8_0"}),
-    ("onnx", {"precision": "int4"}), ("bnb", {"type": "nf4"}), ("torchao", {"scheme": "int8-weight-only"}),
-])  # fmt: skip
-def test_a_pattern_that_matches_no_layer_is_a_fault_before_any_work(
-    house: params.Params, quantizer: str, options: dict[str, Any]
-) -> None:
-    own = Variant(quantizer=quantizer, options=options | {"keep": ["*.dwon_proj"]})
-    found = model.faults(settings(house, variants={"bf16": cast(), "mine": own}))
-    assert len(found) == 1 and "variants.mine: options.keep: '*.dwon_proj' matches no layer" in found[0]
-    with pytest.raises(ParamsError, match="matches no layer"):  # and not: no calibration rows, or no library
-        quantize.build(own, Path("model"), Path("out"), calibration=Calibration(Path("none")), seed=1, threads=1)
-    right = Variant(quantizer=quantizer, options=options | {"keep": ["*.down_proj"]})
-    assert model.faults(settings(house, variants={"mine": right})) == [] == model.notes(settings(house, variants={"mine": right}))
+
+def build(variant: Variant) -> Any:
+    """What a build ends with where check had no model to look at: there are no calibration rows, and perhaps no library."""
+    Path("out").mkdir(exist_ok=True)
+    return quantize.build(variant, Path("model"), Path("out"), calibration=Calibration(Path("none")), seed=1, threads=1)
+
+
+@pytest.mark.parametrize("quantizer", KEEPING)
+def test_a_pattern_that_matches_no_layer_or_all_is_a_fault_before_any_work(house: params.Params, quantizer: str) -> None:
+    def keeping(*keep: str) -> params.Params:
+        variant = Variant(quantizer=quantizer, options=KEEPING[quantizer] | {"keep": list(keep)})
+        return settings(house, variants={"bf16": BF16, "mine": variant})
+
+    assert model.faults(keeping("*.down_proj")) == [] == model.notes(keeping("*.down_proj"))
+    for keep, fault in (
+        (["*.dwon_proj"], "'*.dwon_proj' matches no layer"),
+        (["*"], "keeps all 14 matrices of the layers, so that nothing is left to quantize"),
+        (["*.self_attn.*", "*.mlp.*"], "keeps all 14 matrices of the layers, so that nothing is left to quantize"),
+    ):
+        faults = model.faults(keeping(*keep))
+        if quantizer in HEAD_TOO and "all 14" in fault:
+            assert faults == []
+            continue
+        assert len(faults) == 1 and faults[0].startswith("params.yaml: variants.mine: options.keep: ") and fault in faults[0]
+        with pytest.raises(ParamsError, match=fault.split(" ", 1)[1]):
+            build(keeping(*keep).variants["mine"])
 
 
 @pytest.mark.parametrize("quantizer, options, words", [
@@ -265,79 +283,52 @@ def test_a_pattern_that_matches_no_layer_is_a_fault_before_any_work(
     ("rtn", {"group_size": 128}, "group_size 128 does not divide"), ("awq", {}, "group_size 128 does not divide"),  # its default
     ("onnx", {"precision": "int4", "keep": ["*.q_proj"]}, "keep all three or none"),
 ])  # fmt: skip
-def test_what_a_quantizer_cannot_do_with_the_model_is_told_and_no_fault(
-    house: params.Params, tmp_path: Path, quantizer: str, options: dict[str, Any], words: str
+def test_what_a_quantizer_cannot_do_with_the_model_is_said_and_no_fault(
+    house: params.Params, quantizer: str, options: dict[str, Any], words: str
 ) -> None:
-    own = Variant(quantizer=quantizer, options=options)
-    with_it = settings(house, variants={"bf16": cast(), "int8": own, "other": own})
+    variant = Variant(quantizer=quantizer, options=options)
+    with_it = settings(house, variants={"bf16": BF16, "int8": variant, "other": variant})
     assert model.faults(with_it) == []
     required, advisory = model.notes(with_it)
     assert required.startswith("variants.int8 will be unsupported: ") and words in required and required.endswith("will FAIL")
     assert words in advisory and "required" not in advisory
-    (tmp_path / "out").mkdir()
-    facts = quantize.build(own, Path("model"), tmp_path / "out", calibration=Calibration(Path("none")), seed=1, threads=1)
-    assert facts["status"] == "unsupported" and words in facts["reason"]
+    built = build(variant)
+    assert built["status"] == "unsupported" and words in built["reason"]
 
 
-KEEPING = {
-    "gptq": {"group_size": 64}, "rtn": {"group_size": 64}, "awq": {"group_size": 64}, "bnb": {"type": "nf4"},
-    "torchao": {"scheme": "int8-weight-only"}, "gguf": {"type": "Q8_0"}, "onnx": {"precision": "int4"},
-}  # fmt: skip
-HEAD_TOO = ("gguf", "onnx")  # they quantize the head besides the layers
-
-
-@pytest.mark.parametrize("keep", [["*"], ["*.self_attn.*", "*.mlp.*"]])
-@pytest.mark.parametrize("quantizer", KEEPING)
-def test_to_keep_all_layers_is_a_fault_where_nothing_else_is_quantized(
-    house: params.Params, quantizer: str, keep: list[str]
-) -> None:
-    own = Variant(quantizer=quantizer, options=KEEPING[quantizer] | {"keep": keep})
-    found = model.faults(settings(house, variants={"bf16": cast(), "mine": own}))
-    if quantizer in HEAD_TOO:
-        assert found == []
-        return
-    assert found == [f"params.yaml: variants.mine: options.keep: {keep} keeps all 14 matrices of the layers, so that nothing is "
-                     "left to quantize"]  # fmt: skip
-    with pytest.raises(ParamsError, match="nothing is left to quantize"):  # where check had no model to look at
-        quantize.build(own, Path("model"), Path("out"), calibration=Calibration(Path("none")), seed=1, threads=1)
-
-
-def test_every_quantizer_that_can_keep_layers_is_held_to_leave_some() -> None:
-    assert {n for n in quantizers.names() if "keep" in quantizers.find(n).__annotations__} == set(KEEPING)
-
-
-def test_every_quantizer_with_groups_says_which_it_cannot_pack() -> None:
-    for name in quantizers.names():
-        grouped = "group_size" in quantizers.find(name).__annotations__
-        assert not grouped or hasattr(sys.modules[f"pipeline.quantizers.{name}"], "refuse"), name
+def test_every_quantizer_that_keeps_layers_is_held_to_leave_some_and_one_with_groups_says_which_it_cannot_pack() -> None:
+    options = {name: quantizers.find(name).__annotations__ for name in quantizers.names()}
+    assert {name for name in options if "keep" in options[name]} == set(KEEPING)
+    grouped = [name for name in options if "group_size" in options[name]]
+    assert all(hasattr(sys.modules[f"pipeline.quantizers.{name}"], "refuse") for name in grouped)
 
 
 # --- where the model is ------------------------------------------------------------------------------------------
 
 
 def test_a_base_is_looked_at_only_if_it_is_of_the_model_that_params_name(house: params.Params) -> None:
-    packaged = settings(house, model=params.load().model, variants={"mine": Variant(quantizer="rtn", options={"keep": ["x"]})})
+    named = params.load().model
+    packaged = settings(house, model=named, variants={"mine": Variant(quantizer="rtn", options={"keep": ["x"]})})
     assert model.base_folder(packaged) is None and model.faults(packaged) == [] == model.notes(packaged)
     shutil.copytree("model", artifacts.BASE)
-    for package, here in (("other==1", False), (params.load().model.model_dump()["package"], True)):
-        artifacts.write_json(artifacts.BASE / artifacts.MANIFEST, {"source": "package", "package": package})
+    rest = {"status": "ok", "files": {}, "digest": "d", "versions": {}, "note": "", "weights": 1, "trust_remote_code": False}
+    for package, here in (("other==1", False), (named.model_dump()["package"], True)):
+        artifacts.write_json(artifacts.BASE / artifacts.MANIFEST, rest | named.model_dump() | {"package": package})
         assert bool(model.faults(packaged)) is here
 
 
 def test_a_damaged_file_of_the_model_is_a_line(house: params.Params) -> None:
     Path("model/config.json").write_text("{", encoding="utf-8")
-    assert len(found := model.faults(house)) == 1 and "params.yaml: model: model/config.json is not valid JSON" in found[0]
+    (fault,) = model.faults(house)
+    assert "params.yaml: model: model/config.json is not valid JSON" in fault
 
 
 def test_the_look_at_the_model_loads_neither_lm_eval_nor_a_method_s_library(house: params.Params) -> None:
     rows({"id": "first", "context": "a " * 1100, "target": "b"})
-    text = re.sub(
-        r"( smoke: (?:.|\n)*?tasks: \{)", r"\1mine: all, ", Path("params.yaml").read_text(encoding="utf-8"), count=1
-    ).split("\n")
-    at = next(i for i, line in enumerate(text) if line.startswith("model:"))
-    end = next(i for i, line in enumerate(text) if line.startswith("reference:"))
-    text = [*text[:at], "model: {source: path, path: model}", *text[end:]]
-    Path("params.yaml").write_text("\n".join(text).replace("tier: default", "tier: smoke"), encoding="utf-8")
+    text = Path("params.yaml").read_text(encoding="utf-8").replace("tier: default", "tier: smoke")
+    text = re.sub(r"( smoke: (?:.|\n)*?tasks: \{)", r"\1mine: all, ", text, count=1)
+    text = re.sub(r"^model:\n(?:.|\n)*?^reference:", "model: {source: path, path: model}\nreference:", text, flags=re.MULTILINE)
+    Path("params.yaml").write_text(text, encoding="utf-8")
     code = "import sys; from pipeline import check; from pipeline.core import params; print(check.faults(params.load())); "
     done = subprocess.run(
         [sys.executable, "-c", code + "assert not {'lm_eval', 'gptqmodel', 'bitsandbytes'} & set(sys.modules)"],
@@ -346,12 +337,27 @@ def test_the_look_at_the_model_loads_neither_lm_eval_nor_a_method_s_library(hous
     assert done.returncode == 0 and "item 'first' has" in done.stdout, done.stdout + done.stderr
 
 
-def test_requests_longer_than_the_window_are_told_before_any_is_sent(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"max_position_embeddings": 300}', encoding="utf-8")
-    settings = params.load(ROOT / "params.yaml")
-    found = model._too_long(settings, tmp_path)
-    assert found == []
-    (tmp_path / "config.json").write_text('{"max_position_embeddings": 280}', encoding="utf-8")
-    assert model._too_long(settings, tmp_path) == [
-        "params.yaml: tiers.default.benchmark: 256 prompt and 32 output tokens are more than the model's 280; ask for fewer"
-    ]
+# --- memory and disk ---------------------------------------------------------------------------------------------
+
+
+def test_check_says_what_does_not_fit_here_before_any_work(house: params.Params, monkeypatch: pytest.MonkeyPatch) -> None:
+    (whole,) = capacity.notes(house)
+    assert "GB more on disk" in whole
+    needed = capacity.memory_by_stage(house, Path("model"))
+    monkeypatch.setattr(quota, "memory_bytes", lambda: max(needed.values()) - 1)
+    assert [line.split()[0] for line in capacity.notes(house)[1:]] == [max(needed, key=needed.__getitem__)]
+    monkeypatch.setattr(quota, "memory_bytes", lambda: 1 << 40)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1000, 999, 1))  # type: ignore[attr-defined]
+    assert "the disk is too small" in capacity.notes(house)[1]
+
+
+@pytest.mark.parametrize("quantizer, options", [
+    ("cast", {"dtype": "bfloat16"}), ("torchao", {"scheme": "int8-weight-only"}), ("bnb", {"type": "nf4"}),
+])  # fmt: skip
+def test_what_check_expects_of_a_variant_is_what_it_takes(
+    tiny: Path, tmp_path: Path, quantizer: str, options: dict[str, Any]
+) -> None:
+    variant = Variant(quantizer=quantizer, options=options)
+    quantize.quantize(variant, tiny, tmp_path, calibration=Calibration(), seed=1)
+    held = sum(file.stat().st_size for file in tmp_path.glob("*.safetensors"))
+    assert capacity.variant_bytes(variant, tiny) == pytest.approx(held, rel=0.15)

@@ -13,7 +13,7 @@ from pipeline.metrics import divergence_shape
 N, DOCS = 6000, 40
 
 
-def judged(kld: Any, groups: dict[str, Any] | None = None, docs: Any = None) -> dict[str, Any]:
+def judged(kld: Any, groups: dict[str, Any] | None = None, docs: Any = None) -> Any:
     documents = np.arange(len(kld)) % DOCS if docs is None else docs
     return divergence_shape.judge(kld, documents, groups or {}, confidence=0.95, resamples=400, rng=np.random.default_rng(0))
 
@@ -40,17 +40,16 @@ def test_a_lognormal_spread_is_a_uniform_shift_and_its_figures_are_the_closed_fo
     assert "uniform shift" in found["words"]
 
 
-def test_clipped_extremes_are_isolated_tokens() -> None:
-    found = judged(clipped(0.8))
-    assert found["kind"] == "isolated" and found["settled"] and found["worst_share"]["value"] == pytest.approx(0.8)
-    assert "isolated tokens" in found["words"] and "80 %" in found["words"]
-
-
 @pytest.mark.parametrize(
-    "share, kind", [(0.19, "uniform"), (0.21, "neither"), (0.35, "neither"), (0.49, "neither"), (0.51, "isolated")]
+    "share, kind",
+    [(0.19, "uniform"), (0.21, "neither"), (0.35, "neither"), (0.49, "neither"), (0.51, "isolated"), (0.8, "isolated")],
 )
-def test_the_bounds_are_where_they_are_said_to_be(share: float, kind: str) -> None:
-    assert judged(clipped(share))["kind"] == kind
+def test_clipped_extremes_are_isolated_tokens_and_the_bounds_are_where_they_are_said_to_be(share: float, kind: str) -> None:
+    found = judged(clipped(share))
+    assert found["kind"] == kind and found["worst_share"]["value"] == pytest.approx(share)
+    assert found["settled"] or share != 0.8
+    names = {"uniform": "uniform shift", "isolated": "isolated tokens", "neither": "neither uniform nor isolated"}
+    assert found["words"].startswith(names[kind]) and f"{100 * share:.0f} %" in found["words"]
 
 
 def test_a_share_at_the_bound_is_named_but_not_called_settled() -> None:
@@ -88,18 +87,13 @@ def test_no_divergence_is_none_and_what_is_not_finite_comes_first() -> None:
     assert found["kind"] == "not finite" and "2 of 6000" in found["words"]
 
 
-def test_a_class_with_three_times_the_divergence_stands_out_and_is_named() -> None:
+@pytest.mark.parametrize("times, stands_out", [(3.0, True), (1.5, False)])
+def test_a_class_with_three_times_the_divergence_stands_out_one_with_half_again_does_not(times: float, stands_out: bool) -> None:
     labels = np.where(np.random.default_rng(4).random(N) < 0.1, "digits", "words")
-    found = judged(lognormal(1.0) * np.where(labels == "digits", 3.0, 1.0), {"token class": labels})
+    found = judged(lognormal(1.0) * np.where(labels == "digits", times, 1.0), {"token class": labels})
     digits = next(g for g in found["groups"] if g["group"] == "digits")
-    assert digits["stands_out"] and digits["ratio"] == pytest.approx(3, rel=0.3)
-    assert "token class digits" in found["words"] and "concentrates" in found["words"]
-
-
-def test_a_class_with_half_again_the_divergence_does_not() -> None:
-    labels = np.where(np.random.default_rng(4).random(N) < 0.1, "digits", "words")
-    found = judged(lognormal(1.0) * np.where(labels == "digits", 1.5, 1.0), {"token class": labels})
-    assert not any(g["stands_out"] for g in found["groups"]) and "stands out" in found["words"]
+    assert digits["stands_out"] is stands_out and digits["ratio"] == pytest.approx(times, rel=0.3)
+    assert ("concentrates on token class digits" if stands_out else "No token class stands out") in found["words"]
 
 
 def test_a_domain_of_one_document_is_shown_and_nothing_is_claimed_of_it() -> None:

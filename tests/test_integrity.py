@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from model_house import change_json, change_weights, fetch, tensors_of, write_tensors
 
-from pipeline import check, download
+from pipeline import check
 from pipeline.core.errors import DownloadError
 from pipeline.core.params import PathModel
 
@@ -19,28 +20,21 @@ UP = "model.layers.1.mlp.up_proj.weight"
 
 @pytest.fixture
 def base(tiny: Path, tmp_path: Path) -> Path:
-    """A whole model that a test may break."""
+    """A whole model that a test may break. Its tied head is stored once."""
     return Path(shutil.copytree(tiny, tmp_path / "base"))
 
 
-def fetch(folder: Path, *, trusted: bool = False) -> dict[str, Any]:
-    out = folder.parent / "out"
-    out.mkdir()
-    return download.download(PathModel(source="path", path=str(folder), trust_remote_code=trusted), out)
+def passes(folder: Path, **how: bool) -> None:
+    assert fetch(folder, folder.parent / "out", **how)["source"] == "path"
+    shutil.rmtree(folder.parent / "out")
 
 
-def change_config(folder: Path, **values: Any) -> None:
-    file = folder / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text("utf-8")) | values), encoding="utf-8")
-
-
-def change_weights(folder: Path, change: Callable[[dict[str, Any]], object], to: str = "model.safetensors") -> None:
-    from safetensors.torch import load_file, save_file
-
-    tensors = load_file(folder / "model.safetensors")
-    change(tensors)
-    (folder / "model.safetensors").unlink()
-    save_file(tensors, folder / to, metadata={"format": "pt"})
+def refusal(folder: Path, **how: bool) -> str:
+    """The error's one line."""
+    with pytest.raises(DownloadError) as caught:
+        fetch(folder, folder.parent / "out", **how)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
 
 
 def add_token(folder: Path, token: str, *, special: bool) -> None:
@@ -51,34 +45,17 @@ def add_token(folder: Path, token: str, *, special: bool) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
 
 
-def refusal(folder: Path, **how: bool) -> str:
-    """The error's one line."""
-    with pytest.raises(DownloadError) as caught:
-        fetch(folder, **how)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
-def test_a_whole_model_passes_though_its_tied_head_is_stored_once(base: Path) -> None:
-    from pipeline.model.headers import read_headers
-
-    assert "lm_head.weight" not in read_headers(base)
-    assert fetch(base)["source"] == "path"
-
-
-def test_a_model_in_shards_passes(base: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
-    tensors = load_file(base / "model.safetensors")
+def test_a_whole_model_passes_in_one_file_or_in_shards_that_are_all_there(base: Path) -> None:
+    passes(base)
+    tensors = tensors_of(base)
     (base / "model.safetensors").unlink()
     parts = {"model-00001-of-00002.safetensors": {UP: tensors.pop(UP)}, "model-00002-of-00002.safetensors": tensors}
     for name, part in parts.items():
-        save_file(part, base / name, metadata={"format": "pt"})
+        write_tensors(base, part, name)
     index = {"metadata": {}, "weight_map": {t: name for name, part in parts.items() for t in part}}
     (base / "model.safetensors.index.json").write_text(json.dumps(index))
-    fetch(base)
+    passes(base)
     (base / "model-00001-of-00002.safetensors").unlink()
-    shutil.rmtree(base.parent / "out")
     assert "index.json names model-00001-of-00002.safetensors, absent" in refusal(base)
 
 
@@ -94,9 +71,15 @@ def test_an_index_that_lists_nothing_is_refused(base: Path, text: str, word: str
     (lambda tensors: [tensors.pop(t) for t in list(tensors) if "layers.1" in t], " and 6 more, which"),
     (lambda tensors: tensors.update(extra=tensors[UP].clone()), "hold extra, which config.json's model has no place for"),
 ], ids=["one missing", "many missing", "one more"])  # fmt: skip
-def test_tensors_that_are_not_the_model_s_are_named_and_counted(base: Path, change: Any, words: str) -> None:
-    change_weights(base, change)
-    assert words in refusal(base)
+def test_tensors_that_are_not_the_model_s_are_named_and_counted(
+    base: Path, capfd: pytest.CaptureFixture[str], change: Any, words: str
+) -> None:
+    """And transformers' own report of them is neither printed nor silenced afterwards."""
+    import logging
+
+    before = logging.root.manager.disable
+    assert words in refusal(change_weights(base, change))
+    assert "REPORT" not in "".join(capfd.readouterr()) and logging.root.manager.disable == before
 
 
 @pytest.mark.parametrize(
@@ -117,9 +100,7 @@ def test_tensors_that_are_not_the_model_s_are_named_and_counted(base: Path, chan
     ids=lambda v: "-".join(v) if isinstance(v, dict) else "",
 )
 def test_a_config_that_is_not_the_weights_is_refused(base: Path, values: dict[str, Any], word: str) -> None:
-    import re
-
-    change_config(base, **values)
+    change_json(base / "config.json", **values)
     message = refusal(base)
     assert re.search(word, message), message
 
@@ -132,23 +113,22 @@ def code_of_its_own(base: Path, body: str = "") -> None:
         "class MineForCausalLM(LlamaForCausalLM):\n    config_class = Mine\n" + body
     )
     named = {"AutoConfig": "mine.Mine", "AutoModelForCausalLM": "mine.MineForCausalLM"}
-    change_config(base, model_type="mine", auto_map=named, architectures=["MineForCausalLM"])
+    change_json(base / "config.json", model_type="mine", auto_map=named, architectures=["MineForCausalLM"])
 
 
 def test_code_of_the_models_own_runs_where_it_is_trusted_only(base: Path) -> None:
     """The model's own class is what its weights are compared with."""
     code_of_its_own(base)
-    fetch(base, trusted=True)
-    shutil.rmtree(base.parent / "out")
+    passes(base, trust_remote_code=True)
     change_weights(base, lambda tensors: tensors.pop(UP))
-    assert f"lack {UP}" in refusal(base, trusted=True)
+    assert f"lack {UP}" in refusal(base, trust_remote_code=True)
 
 
 def test_trusted_code_that_cannot_do_without_weights_passes_and_it_is_said(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code_of_its_own(base, "    def __init__(self, config):\n        raise RuntimeError('no meta')\n")
-    fetch(base, trusted=True)
-    told = "".join(capsys.readouterr())
-    assert "weights not compared with config.json: the model's own code raises RuntimeError: no meta" in told
+    passes(base, trust_remote_code=True)
+    said = "".join(capsys.readouterr())
+    assert "weights not compared with config.json: the model's own code raises RuntimeError: no meta" in said
 
 
 @pytest.mark.parametrize("value, dtype", [("nan", "float32"), ("inf", "bfloat16"), ("-inf", "float16"), ("nan", "float8_e5m2")])
@@ -159,37 +139,25 @@ def test_a_weight_that_is_not_finite_is_named(base: Path, value: str, dtype: str
         tensors[UP][3, 5] = float(value)
         tensors[UP] = tensors[UP].to(getattr(torch, dtype))
 
-    change_weights(base, spoil)
-    assert refusal(base).startswith(f"{UP} in model.safetensors holds a weight that is NaN or infinite")
+    assert refusal(change_weights(base, spoil)).startswith(f"{UP} in model.safetensors holds a weight that is NaN or infinite")
 
 
-def test_an_ordinary_token_beyond_the_vocabulary_is_named(base: Path) -> None:
+def test_a_token_beyond_the_vocabulary_is_named_unless_it_is_special_and_unused(base: Path) -> None:
+    add_token(base, "<|picture|>", special=True)
+    passes(base)
+    template = base / "chat_template.jinja"
+    whole = template.read_text("utf-8")
+    template.write_text(whole + "<|picture|>", encoding="utf-8")
+    assert "('<|picture|>')" in refusal(base)
+    template.write_text(whole, encoding="utf-8")
+    shutil.rmtree(base.parent / "out")
     add_token(base, "newword", special=False)
     assert "('newword') and config.json's vocab_size is" in refusal(base)
-
-
-def test_a_special_token_beyond_the_vocabulary_is_let_be_unless_the_chat_template_uses_it(base: Path) -> None:
-    add_token(base, "<|picture|>", special=True)
-    fetch(base)
-    shutil.rmtree(base.parent / "out")
-    template = base / "chat_template.jinja"
-    template.write_text(template.read_text("utf-8") + "<|picture|>", encoding="utf-8")
-    assert "('<|picture|>')" in refusal(base)
 
 
 def test_a_tokenizer_that_cannot_be_read_is_refused(base: Path) -> None:
     (base / "tokenizer.json").write_text("{}")
     assert "tokenizer.json cannot be read" in refusal(base)
-
-
-def test_transformers_own_report_is_neither_printed_nor_silenced_afterwards(base: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    import logging
-
-    before = logging.root.manager.disable
-    change_weights(base, lambda tensors: tensors.pop(UP))
-    refusal(base)
-    assert "REPORT" not in "".join(capfd.readouterr())
-    assert logging.root.manager.disable == before
 
 
 @pytest.mark.parametrize(
@@ -210,7 +178,7 @@ def test_check_says_what_a_model_folder_lacks(tmp_path: Path, files: list[str], 
 def test_check_takes_a_whole_model_folder_and_refuses_a_packed_one(base: Path) -> None:
     model = PathModel(source="path", path=str(base))
     check._check_folder(model)
-    change_config(base, quantization_config={"quant_method": "mxfp4"})
+    change_json(base / "config.json", quantization_config={"quant_method": "mxfp4"})
     with pytest.raises(DownloadError, match="say `dequantize: true`"):
         check._check_folder(model)
     check._check_folder(model.model_copy(update={"dequantize": True}))

@@ -8,7 +8,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from pipeline.core import artifacts, cli
+from pipeline.core import artifacts, cli, records
 from pipeline.core.errors import ArtifactError
 
 
@@ -60,10 +60,9 @@ def _why(faults: list[Any] | None) -> str | None:
 
 def _seconds(name: str) -> tuple[float | None, bool]:
     stage, _, variant = name.partition("@")
-    own = artifacts.run_facts(stage, variant or None)
-    if own:
-        return float(own["wall_s"]), False
-    others = [artifacts.read_json(path)["wall_s"] for path in artifacts.RUNS.glob(f"{stage}@*.json")]
+    if facts := artifacts.run_facts(stage, variant or None):
+        return facts["wall_s"], False
+    others = [records.read(path, records.RunFacts)["wall_s"] for path in artifacts.RUNS.glob(f"{stage}@*.json")]
     return (mean(others), True) if others else (None, False)
 
 

@@ -13,7 +13,7 @@ from pipeline.core.explain import did_you_mean
 from pipeline.metrics.definitions import DEFINITIONS, definition
 from pipeline.reporting.text import show
 
-METRICS = Path(__file__).parents[1] / "metrics"
+METRICS = Path(__file__).parents[1] / "pipeline" / "metrics"
 
 
 def modules(stem: str) -> list[str]:

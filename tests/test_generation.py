@@ -1,4 +1,4 @@
-"""Free-running figures: paired with the reference by prompt, with exact intervals, and a looping variant is seen."""
+"""Metrics of free-running replies: paired with the reference by prompt, with exact intervals, and a looping variant is seen."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from scipy.stats import binom
 
 from pipeline.core.errors import ArtifactError
 from pipeline.core.params import Compare
+from pipeline.core.records import Metrics
 from pipeline.metrics import generation
 from pipeline.metrics.builder import Builder
 
@@ -20,22 +21,17 @@ def builder() -> Builder:
     return Builder(Compare(resamples=200), seed=1)
 
 
-def reply(k: int, tokens: list[int], **more: Any) -> dict[str, Any]:
+def reply(k: int, tokens: list[int], **more: Any) -> Any:
     text = " ".join(f"word{t}" for t in tokens)
     return {"id": f"p{k}", "prompt": "Go on.", "token_ids": tokens, "text": text, "cut": len(tokens) >= MOST, **more}
 
 
-def sound(k: int) -> dict[str, Any]:
-    tokens = list(range(100 * k, 100 * k + MOST))
-    return reply(k, tokens, again=tokens)
+REFERENCE = [reply(k, list(range(100 * k, 100 * k + MOST)), again=list(range(100 * k, 100 * k + MOST))) for k in range(16)]
 
 
-REFERENCE = [sound(k) for k in range(16)]
-
-
-def metrics(rows: list[dict[str, Any]], is_reference: bool = False) -> dict[str, Any]:
+def metrics(rows: list[Any], is_reference: bool = False, reference: list[Any] = REFERENCE) -> Metrics:
     b = builder()
-    assert generation.free_metrics(b, generation.pair(rows, REFERENCE), MOST, is_reference) is None
+    assert generation.free_metrics(b, generation.pair(rows, reference), MOST, is_reference) is None
     return b.metrics
 
 
@@ -47,33 +43,26 @@ def test_the_reference_beside_itself_is_the_same_everywhere() -> None:
 
 
 def test_where_the_reference_and_the_variant_are_both_silent_no_interval_says_that_nothing_was_lost() -> None:
-    b, silent = builder(), [reply(k, []) for k in range(16)]
-    generation.free_metrics(b, generation.pair(silent, silent), MOST, False)
+    silent = [reply(k, []) for k in range(16)]
+    m = metrics(silent, reference=silent)
     for name in ("free_same", "free_empty_delta", "free_garbled_delta"):
-        assert b.metrics[name]["low"] is None and "nothing could" in b.metrics[name]["warnings"][0], name
+        assert m[name]["low"] is None and "nothing could" in m[name]["warnings"][0], name
 
 
 def test_a_reference_that_another_batch_size_moves_says_how_often() -> None:
-    moved = [r if k else {**r, "again": [7]} for k, r in enumerate(REFERENCE)]
-    b = builder()
-    generation.free_metrics(b, generation.pair(moved, REFERENCE), MOST, True)
-    assert b.metrics["free_same_floor"]["value"] == pytest.approx(15 / 16) and b.metrics["free_same"]["value"] == 1
+    m = metrics([r if k else {**r, "again": [7]} for k, r in enumerate(REFERENCE)], is_reference=True)
+    assert m["free_same_floor"]["value"] == pytest.approx(15 / 16) and m["free_same"]["value"] == 1
 
 
-def test_a_degenerate_variant_that_loops_is_seen() -> None:
-    m = metrics([reply(k, [1, 2, 3] * 8) for k in range(16)])
+def test_a_degenerate_variant_that_loops_is_seen_unless_the_reference_loops_as_well() -> None:
+    looping = [reply(k, [1, 2, 3] * 8) for k in range(16)]
+    m = metrics(looping)
     assert m["free_loop"]["value"] == 1 and m["free_garbled"]["value"] == 1
     assert m["free_loop_delta"]["value"] == pytest.approx(100) and m["free_loop_delta"]["low"] > 50
-    assert m["free_repetition"]["value"] == pytest.approx(18 / 21) and m["free_repetition_delta"]["value"] == pytest.approx(
-        1800 / 21
-    )
-
-
-def test_what_the_reference_does_as_well_is_no_difference() -> None:
-    looping = [reply(k, [1, 2, 3] * 8) for k in range(16)]
-    b = builder()
-    generation.free_metrics(b, generation.pair(looping, looping), MOST, False)
-    assert b.metrics["free_loop"]["value"] == 1 and b.metrics["free_loop_delta"]["value"] == 0
+    assert m["free_repetition"]["value"] == pytest.approx(18 / 21)
+    assert m["free_repetition_delta"]["value"] == pytest.approx(1800 / 21)
+    both = metrics(looping, reference=looping)
+    assert both["free_loop"]["value"] == 1 and both["free_loop_delta"]["value"] == 0
 
 
 def test_an_empty_reply_counts_once_as_garbled_and_has_no_repetition() -> None:
@@ -102,7 +91,7 @@ def test_other_prompts_are_not_paired() -> None:
         generation.pair(REFERENCE[1:], REFERENCE)
 
 
-def test_no_reply_at_all_is_a_reason_and_no_figure() -> None:
+def test_no_reply_at_all_is_a_reason_and_no_metric() -> None:
     b = builder()
     assert "no trajectory prompt" in str(generation.free_metrics(b, [], MOST, False)) and not b.metrics
 
@@ -124,8 +113,5 @@ def test_agreement_by_position_decays_as_the_replies_do() -> None:
     forced = {c["position"]: c["forced"] and (c["forced"]["value"], c["forced"]["n"]) for c in curve}
     assert forced == {1: (1, 2), 2: (1, 2), 4: (0.75, 4), 8: None, 16: None, MOST: None}
     assert np.all(np.diff(list(free.values())) <= 0)
-
-
-def test_without_token_rows_only_the_free_curve_is_there() -> None:
-    curve = generation.by_position(builder(), generation.pair(REFERENCE, REFERENCE), None, MOST)
-    assert all(c["free"]["value"] == 1 and c["forced"] is None for c in curve)
+    alone = generation.by_position(builder(), generation.pair(REFERENCE, REFERENCE), None, MOST)
+    assert all(c["free"]["value"] == 1 and c["forced"] is None for c in alone), "without token rows only the free curve is there"

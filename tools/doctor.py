@@ -19,7 +19,7 @@ from typing import Annotated, Literal, NamedTuple
 
 import typer
 
-from pipeline.core import artifacts, git, install, params, quota, records
+from pipeline.core import artifacts, git, install, params, quota, records, secrets
 from pipeline.core.errors import QuantgateError
 from pipeline.core.params import HubModel, Params
 from pipeline.preflight import capacity
@@ -179,13 +179,13 @@ def remote(settings: Params) -> Iterator[Finding]:
     url = str(remotes[default or next(iter(remotes))].get("url", ""))
     missing = "://" not in url and not Path(url).exists()
     state: Literal["ok", "problem"] = "problem" if missing else "ok"
-    seen = f"{connection.without_password(url)}{' is not there' * missing}"
+    seen = f"{secrets.hide(url)}{' is not there' * missing}"
     yield Finding("DVC remote", state, seen, "create or mount it" * missing)
 
 
 def mlflow(settings: Params) -> Iterator[Finding]:
     uri = os.environ.get("MLFLOW_TRACKING_URI", settings.track.uri)
-    name = connection.without_password(uri)
+    name = secrets.hide(uri)
     try:
         if not uri.startswith("sqlite:///") or Path(uri.removeprefix("sqlite:///")).exists():
             connection.check_reachable(uri)
@@ -234,7 +234,7 @@ def _slow(name: str, result: records.VariantResult) -> Iterator[Finding]:
             if many > 2 * alone > 0:
                 seen = f"{name} behind its server: {alone:.0f} ms with {least} at once, {many:.0f} ms with {most}"
                 yield Finding("TTFT", "note", seen, "requests wait for each other: fewer at once, or more machines")
-    card = str((result["machine"] or {}).get("gpu") or "")
+    card = (result["machine"]["gpu"] if result["machine"] else None) or ""
     known, meta = next((gb for part, gb in KNOWN.items() if part in card), None), artifacts.meta_of(artifacts.timings(name))
     measured = artifacts.read_json(meta).get("memory_bandwidth") if known and meta.exists() else None
     if known and measured and measured / 1e9 < SLOW * known:

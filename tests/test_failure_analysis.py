@@ -1,0 +1,207 @@
+"""A variant's failures: lists with their texts and totals, from rows alone, and nothing of them can break the page."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from pipeline import compare
+from pipeline.core import artifacts
+from pipeline.core.errors import ArtifactError
+from pipeline.core.params import Compare
+from pipeline.evalset.tasks import load_task
+from pipeline.metrics import failure_analysis
+from pipeline.metrics.builder import Builder
+from pipeline.reporting import failures
+from pipeline.reporting.text import render
+
+ROOT = Path(__file__).resolve().parent.parent
+EVIL = "<script>alert(1)</script>"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "evalsets").symlink_to(ROOT / "evalsets")
+    monkeypatch.chdir(tmp_path)
+
+
+def answer(k: int, is_right: bool, margin: float) -> dict[str, Any]:
+    item = load_task("facts")[1][k]
+    wrong = next(i for i in range(len(item["choices"])) if i != item["answer"])
+    scores = [-20.0] * len(item["choices"])
+    scores[item["answer"]], scores[wrong] = -5.0, -5.0 - margin
+    return {
+        "task": "facts", "doc_id": k, "item": item["id"], "filter": "none", "loglikelihoods": scores, "acc": float(is_right),
+        "prediction": item["answer"] if is_right else wrong, "target": item["answer"],
+    }  # fmt: skip
+
+
+def reply(k: int, text: str, ids: list[int]) -> dict[str, Any]:
+    return {"id": f"t{k}", "prompt": EVIL, "token_ids": ids, "text": text, "cut": True}
+
+
+class Failures:
+    """Rows of `int8`, which lost 25 of 40 items and loops in all four replies; of the reference where `same`."""
+
+    def __init__(self, tokenizer: Any, same: bool = False) -> None:
+        ids = tokenizer.encode(f"The harbour {EVIL} was closed for the third day in a row. " * 6).ids
+        own = {"set": "news", "domain": "news", "first": 1}
+        self.windows: Any = [own | {"window": f"n{k}#0", "document": f"n{k}", "token_ids": ids[k : k + 80]} for k in range(30)]
+        tokens = [(w, p, w["token_ids"][p]) for w in self.windows for p in range(1, 80)]
+        self.columns: dict[str, list[Any]] = {
+            "set": ["news"] * len(tokens), "document": [w["document"] for w, *_ in tokens], "token_id": [t for *_, t in tokens],
+            "window": [w["window"] for w, *_ in tokens], "position": [p for _, p, _ in tokens], "top1": [1] * len(tokens),
+            "kld": [0.0 if same else 0.1 * (1 + 0.5 * math.sin(p)) for _, p, _ in tokens], "top1_ref": [t for *_, t in tokens],
+            "token_class": ["words"] * len(tokens), "logp": [-1.5] * len(tokens), "logp_ref": [-1.0] * len(tokens),
+        }  # fmt: skip
+        if not same:
+            self.columns["kld"][7], self.columns["kld"][9] = 8.0, 9.0
+        right = [answer(k, True, 2.0) for k in range(40)]
+        self.answers: Any = [(r if same or k >= 25 else answer(k, False, -4.0), r) for k, r in enumerate(right)]
+        rained = [reply(k, "And then it rained.", list(range(24))) for k in range(4)]
+        self.replies: Any = [(r if same else reply(k, f"And then {EVIL}", [1, 2, 3] * 8), r) for k, r in enumerate(rained)]
+        self.words, self.tasks = failure_analysis.Words(tokenizer), {"facts": load_task("facts")}
+
+    def lists(self) -> Any:
+        b = Builder(Compare(resamples=200), seed=1)
+        return failure_analysis.lists(b, self.columns, self.windows, self.answers, self.replies, self.words, self.tasks)
+
+
+@pytest.fixture
+def tokenizer(tiny: Path) -> Any:
+    return Tokenizer.from_file(str(tiny / "tokenizer.json"))
+
+
+def test_the_worst_tokens_come_first_with_their_context_and_the_total(tokenizer: Any) -> None:
+    tokens = Failures(tokenizer).lists()["worst_tokens"]
+    assert (tokens["shown"], tokens["total"]) == (failure_analysis.SHOWN, 30 * 79)
+    first, second = tokens["rows"][:2]
+    assert first["kld"] == 9.0 and second["kld"] == 8.0 and first["position"] == 10
+    assert (first["context"] + first["token"]).startswith("The harb") and first["token"] == first["reference_says"]
+    assert first["p_reference"] == pytest.approx(math.exp(-1)) and first["p_variant"] == pytest.approx(math.exp(-1.5))
+
+
+def test_what_is_not_finite_stands_before_everything_else_and_other_tokens_than_the_windows_are_refused(tokenizer: Any) -> None:
+    rows = Failures(tokenizer)
+    rows.columns["kld"][20] = math.nan
+    worst = failure_analysis.worst_tokens(rows.columns, rows.windows, rows.words)["rows"][0]
+    assert worst["not_finite"] and worst["kld"] is None and worst["position"] == 21
+    json.dumps(artifacts.jsonable(rows.lists()), allow_nan=False)
+    rows.columns["token_id"][20] += 1
+    with pytest.raises(ArtifactError, match="token 21 of window n0#0 is not the reference's"):
+        rows.lists()
+
+
+def test_flips_are_listed_with_prompt_and_both_answers_and_say_how_many_there_are(tokenizer: Any) -> None:
+    lists = Failures(tokenizer).lists()
+    wrong, right = lists["flips_to_wrong"], lists["flips_to_right"]
+    assert (wrong["shown"], wrong["total"], wrong["of"]) == (20, 25, 40) and wrong["by_task"] == {"facts": 25}
+    assert (right["shown"], right["total"]) == (0, 0)
+    item, row = load_task("facts")[1][0], wrong["rows"][0]
+    assert row["prompt"] == item["context"] and row["right"] == row["reference_answers"] == item["choices"][item["answer"]]
+    assert row["variant_answers"] in item["choices"] and row["variant_answers"] != row["right"]
+
+
+def test_worst_items_lost_most_of_their_margin(tokenizer: Any) -> None:
+    listed = Failures(tokenizer).lists()["worst_items"]
+    assert listed["total"] == 40 and [r["fall"] for r in listed["rows"]] == pytest.approx([6.0] * 20)
+    assert [listed["rows"][0][f"margin_{who}"] for who in ("reference", "variant")] == pytest.approx([2.0, -4.0])
+
+
+def test_replies_that_loop_are_shown_as_such(tokenizer: Any) -> None:
+    replies = Failures(tokenizer).lists()["replies"]
+    assert replies["total"] == replies["of"] == 4 and replies["rows"][0]["faults"] == ["loop"]
+    assert replies["rows"][0]["reference_faults"] == []
+
+
+def test_the_reference_differs_from_itself_nowhere(tokenizer: Any) -> None:
+    lists = Failures(tokenizer, same=True).lists()
+    assert lists["spread"]["kind"] == "none" and lists["flips_to_wrong"]["total"] == lists["replies"]["total"] == 0
+
+
+def test_an_item_that_is_another_one_now_is_refused(tokenizer: Any) -> None:
+    rows = Failures(tokenizer)
+    rows.answers = [(r | {"item": "older"}, s) for r, s in rows.answers]
+    with pytest.raises(ArtifactError, match="was 'older'"):
+        rows.lists()
+
+
+def test_rows_that_are_missing_leave_a_reason_and_without_a_tokenizer_ids_stand_for_words(tokenizer: Any) -> None:
+    rows, ok = Failures(tokenizer), {"status": "ok", "reason": None}
+
+    def measured(name: str, tokens: dict[str, Any]) -> compare.Measured:
+        metas: list[Any] = [ok | {"variant": name} | more for more in ({}, tokens, {}, {})]
+        return compare.Measured(name, {}, *metas)  # type: ignore[typeddict-item]
+
+    int8 = measured("int8", {"status": "unsupported", "reason": "no such kernel"})
+    b, read = Builder(Compare(resamples=200), seed=1), compare.Rows(None, rows.answers, rows.replies)
+    found = compare._failures(b, int8, measured("bf16", {}), read)
+    assert found["spread"] is None and found["worst_tokens"] is None and found["flips_to_wrong"]["total"] == 25  # type: ignore[index]
+    assert found["words"] == "not known: diverge: int8 is unsupported: no such kernel"
+    assert found["notes"] == ["artifacts/base has no tokenizer.json: tokens are shown as ids"]
+    rows.words = failure_analysis.Words(None)
+    assert rows.lists()["worst_tokens"]["rows"][0]["token"] == f"<{rows.columns['token_id'][9]}>"
+
+
+def test_capped_flips_come_from_every_task() -> None:
+    def flip(k: int, task: str, is_right: bool) -> Any:
+        row = {"task": task, "doc_id": k, "item": None, "acc": float(is_right), "loglikelihoods": None}
+        return row | {"prediction": "x", "target": "y", "filter": "none"}
+
+    pairs = [(flip(k, task, False), flip(k, task, True)) for task, count in (("long", 60), ("short", 3)) for k in range(count)]
+    listed = failure_analysis.flips(pairs, {}, to_right=False)
+    assert listed["total"] == 63 and listed["shown"] == 20 and sum(r["task"] == "short" for r in listed["rows"]) == 3
+    assert "lm-eval's own" in str(listed["rows"][0]["unknown"])
+
+
+def test_a_long_prompt_keeps_head_and_tail_and_says_what_is_left_out() -> None:
+    short = failure_analysis.shortened("a" * 300 + "b" * 1000)
+    assert short.startswith("a" * 200) and short.endswith("b" * 400) and "[…700 characters…]" in short
+    assert failure_analysis.shortened("short") == "short"
+
+
+def test_white_space_and_control_characters_of_a_token_can_be_seen() -> None:
+    assert failures.visible(" a\n") == "␣a↵" and failures.visible("\u200b") == "U+200B" and failures.visible("\ufffd") == "(bytes)"
+    assert failures.visible("") == "nothing"
+
+
+def test_the_page_shows_every_list_with_its_total_and_escapes_everything(tokenizer: Any) -> None:
+    lists = Failures(tokenizer).lists()
+    about = {"variant": "int8", "reference": "bf16", "missing": {}, "notes": []}
+    artifacts.write_json(artifacts.failures("int8"), about | lists | {"words": lists["spread"]["words"]})
+    results: Any = {"bf16": {"metrics": {}, "curves": {}}, "int8": {"metrics": {}, "curves": {}}}
+    context = {
+        "failures": failures.of(results, "bf16"), "reference": "bf16", "visible": failures.visible,
+        "clipped": failures.clipped, "fault_words": failures.FAULT_WORDS,
+    }  # fmt: skip
+    html, words = render("failures.html.j2", context), render("failures.md.j2", context)
+    for text in ("8 of 2370 tokens", "4 of 40 items", "5 of 25 items shown, of 40 asked", "4 of 4 replies that differ"):
+        assert text in html, text
+    assert EVIL not in html and "&lt;script&gt;alert(1)" in html and "<script" not in html
+    assert "<strong>bf16</strong>" not in html and html.count("<details") == html.count("</details>") == 6
+    assert "<strong>int8</strong>: uniform shift; 25 answers became wrong, 0 right; 4 of 4 free replies differ" in html
+    assert words.count("- **int8**:") == 1 and "worst 1 %" in words
+
+
+def test_free_running_metrics_are_said_in_a_sentence() -> None:
+    def metric(value: float | None, low: float = 0.0, high: float = 0.0) -> dict[str, Any]:
+        return {"value": value, "low": low, "high": high, "n": 16}
+
+    rates = {f"free_{k}": metric(0.0) for k in failures.FAULT_WORDS} | {"free_loop": metric(0.25)}
+    m = rates | {
+        "free_same": metric(0.125), "free_departure": metric(4, 2, 9), "free_garbled": metric(0.25),
+        "free_garbled_delta": metric(18.75, -3, 40),
+    }  # fmt: skip
+    result: Any = {"metrics": m}
+    said = failures.free_words(result)
+    assert said is not None and "14 of 16 greedy replies leave" in said and "token 4 [2, 9]" in said
+    assert "4 of 16 are garbled (a loop 4), +19 pp against the reference [-3, +40]" in said
+    floor: Any = {"value": 0.75, "low": 0.5, "high": 0.9, "n": 16}
+    assert "(4 of 16 of its own do at another batch size)" in str(failures.free_words(result, floor))
+    result["metrics"] = {}
+    assert failures.free_words(result) is None
