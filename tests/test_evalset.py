@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from conftest import ROOT
 
 from pipeline import evalset
+from pipeline.core import artifacts
 from pipeline.core.errors import DataError
+from pipeline.evalset import __main__ as command
 from pipeline.evalset import cards, tasks
+from pipeline.evalset.calibration import measured_rows, overlap
 from pipeline.evalset.tasks import load_task
 
 ROW = '{"id": "a", "domain": "d", "text": "some text"}'
@@ -188,6 +193,34 @@ def test_the_shipped_sets_are_as_large_as_promised(monkeypatch: pytest.MonkeyPat
     assert len(evalset.load_prompts(Path("evalsets/prompts/trajectories.jsonl"))) >= 64
     with pytest.raises(DataError, match="did you mean 'facts'"):
         load_task("fatcs")
+
+
+CORPUS, PROMPTS = Path("evalsets/corpus"), Path("evalsets/prompts")
+
+
+def test_the_search_set_has_the_corpus_s_domains_and_none_of_its_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What chooses layers must not be what they are judged by, nor what their rounding was fitted to."""
+    monkeypatch.chdir(ROOT)
+    search = evalset.load_texts(Path("evalsets/search"))
+    domains = Counter(row["domain"] for row in search)
+    assert domains.keys() == {row["domain"] for row in evalset.load_texts(CORPUS)} and min(domains.values()) >= 6
+    others = [*measured_rows(CORPUS, PROMPTS), *evalset.load_texts(Path("evalsets/calibration"))]
+    assert overlap(search, others) == []
+    assert [found for k, row in enumerate(search) for found in overlap([row], search[:k])] == []
+
+
+@pytest.mark.parametrize("source, into", [("corpus/news", "search/news"), ("search/news", "calibration/own")])
+def test_the_command_refuses_a_row_that_stands_in_two_sets(
+    source: str, into: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(ROOT / "evalsets", tmp_path / "evalsets")
+    shutil.copy(ROOT / "params.yaml", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    row = evalset.load_texts(Path(f"evalsets/{source}.jsonl"))[0]
+    target = Path(f"evalsets/{into}.jsonl")
+    artifacts.write_jsonl(target, [*evalset.load_texts(target), row | {"id": "copied"}])
+    with pytest.raises(DataError, match=f"evalsets/{into.split('/')[0]} overlaps what is measured: row 'copied' .* '{row['id']}'"):
+        command.main(readme=False)
 
 
 def test_what_was_measured_was_measured_on_the_sets_that_ship(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,24 +48,24 @@ def measured_rows(corpus: Path, prompts: Path) -> list[AnyRow]:
     return [*load_texts(corpus), *load_prompts(prompts), *(row for name in local_tasks() for row in load_task(name)[1])]
 
 
-def refuse_overlap(calibration: Iterable[AnyRow], measured: Iterable[AnyRow], source: str) -> None:
-    """Raise `DataError` that names the calibration rows of `source` which are also measured on."""
-    if shared := overlap(calibration, measured):
+def refuse_overlap(rows: Iterable[AnyRow], measured: Iterable[AnyRow], source: str) -> None:
+    """Raise `DataError` that names the rows of `source` which are also measured on."""
+    if shared := overlap(rows, measured):
         raise DataError(f"{source} overlaps what is measured: {some(shared, 3, '; ')}")
 
 
-def overlap(calibration: Iterable[AnyRow], measured: Iterable[AnyRow]) -> list[str]:
-    """Calibration rows that share a run of SHARED_WORDS words with a row that is measured on, one sentence each.
+def overlap(rows: Iterable[AnyRow], measured: Iterable[AnyRow]) -> list[str]:
+    """Rows that share a run of SHARED_WORDS words with a row that is measured on, one sentence each.
     A Chinese character counts as a word. All text of a row is compared."""
     first_row: dict[tuple[str, ...], str] = {}
     for row in measured:
         for run in _runs(row):
             first_row.setdefault(run, str(row["id"]))
     messages = []
-    for row in calibration:
+    for row in rows:
         other = next((first_row[run] for run in _runs(row) if run in first_row), None)
         if other is not None:
-            messages.append(f"calibration row {row['id']!r} shares {SHARED_WORDS} words in a row with {other!r}")
+            messages.append(f"row {row['id']!r} shares {SHARED_WORDS} words in a row with {other!r}")
     return messages
 
 

@@ -20,7 +20,7 @@ from pipeline.evalset.tasks import load_task, local_tasks, task_files
 
 HOME = Path("evalsets")
 RECORD = artifacts.REPORTS / "evalsets.json"
-KINDS = {"corpus": "documents", "prompts": "prompts", "calibration": "documents"}
+KINDS = {"corpus": "documents", "search": "documents", "prompts": "prompts", "calibration": "documents"}
 COLUMNS = ("set", "n", "sha256", "reference", "interval", "resolves", "tells apart")
 
 
