@@ -71,7 +71,7 @@ def context_of(results: Results, verdict: Verdict, settings: Params, table: trad
     """All that the templates show, but the pictures."""
     base, reference = records.read(artifacts.BASE / artifacts.MANIFEST, BaseManifest), settings.reference
     metrics, ratio = results[reference]["metrics"], results[reference]["metrics"].get("speed_ratio")
-    level, amount = f"{settings.compare.confidence * 100:g} %", settings.amount.benchmark
+    level, asked = f"{settings.compare.confidence * 100:g} %", settings.amount.benchmark
     rows = text.overview(results, verdict, results)
     rounds, tokens = text.n_of(results, "decode_tok_s"), text.n_of(results, "kld_mean")
     head = f"Intervals: {level}. KLD: {tokens} tokens. Speed: {rounds} rounds in turns with {reference}. Memory: peak."
@@ -98,7 +98,7 @@ def context_of(results: Results, verdict: Verdict, settings: Params, table: trad
         "advice": recommendation.advice(results, verdict, reference), "noise_line": text.noise_line(metrics, reference),
         "unmeasured": text.unmeasured(results), "dominated": recommendation.domination(results, reference),
         "bounds": {n: found for n, r in results.items() if (found := text.bounds(r))}, "readme_ends": README_ENDS,
-        "benchmark_words": f"{rounds} rounds of {amount.prompt_tokens} prompt and {amount.output_tokens} output tokens, one "
+        "benchmark_words": f"{rounds} rounds of {asked.prompt_tokens} prompt and {asked.output_tokens} output tokens, one "
         f"request after another. Small print: {level} intervals.",
         "task_rows": [{"variant": n, **{t: text.with_flips(r, t) for t in tasks}} for n, r in results.items()],
         "domain_rows": [{"domain": d, **{n: r["metrics"].get(f"kld_mean/{d}") for n, r in results.items()}} for d in domains],

@@ -13,6 +13,7 @@ from conftest import ROOT, make_model
 from gate_house import run as judged
 from gate_house import write_metrics
 from pydantic import ValidationError
+from reported import result
 from store_house import stored, windows_of
 
 from pipeline import compare, engines, floor, gate
@@ -24,7 +25,7 @@ from pipeline.engines import hf
 from pipeline.gating.rules import bound_of, judge_above
 from pipeline.metrics import noise_floor
 from pipeline.metrics.builder import Builder
-from pipeline.reporting import plots, text
+from pipeline.reporting import charts, text
 
 IDS = [5, 9, 200, 31, 77, 400, 12, 8, 301, 44]
 
@@ -222,20 +223,14 @@ def test_the_sentence_has_every_value_or_its_reason() -> None:
     assert text.noise_line({}, "bf16") == text.noise_details({}) == ""
 
 
-def test_the_band_extends_from_zero_to_the_limit() -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots()
-    plots.draw_floor(axes, {})
-    assert not axes.patches and not axes.texts
-    plots.draw_floor(axes, FLOORS)
-    box = axes.patches[0].get_extents().transformed(axes.transData.inverted())
-    assert (box.y0, box.y1) == (pytest.approx(0, abs=1e-9), pytest.approx(0.004))
-    assert "floor-limited" in axes.texts[0].get_text() and "0.002 nats" in axes.texts[0].get_text()
-    plt.close(figure)
+def test_the_band_reaches_from_zero_to_the_limit() -> None:
+    results = {"bf16": result("bf16", 1.0, 0.0, 269)}
+    plain = charts.tradeoff(results, {"variants": {}}, "bf16", 0.95)
+    assert "rect" not in [layer["mark"]["type"] for layer in plain["layer"]]
+    results["bf16"]["metrics"] |= FLOORS
+    band, words, *_ = charts.tradeoff(results, {"variants": {}}, "bf16", 0.95)["layer"]
+    assert band["mark"]["type"] == "rect" and band["encoding"] == {"y": {"datum": 0}, "y2": {"datum": pytest.approx(0.004)}}
+    assert "floor-limited" in words["mark"]["text"] and "0.002 nats" in words["mark"]["text"]
 
 
 # --- rules -------------------------------------------------------------------------------------------------------

@@ -127,7 +127,7 @@ def _row(metric: Metric | Span, factor: float = 1.0, **more: object) -> Json:
 
 def _tip(**titles: str) -> list[Json]:
     """Fields of a tooltip: {field: title}, and those that every value has."""
-    return [{"field": k, "title": t} for k, t in (titles | {"shown": "value [interval]", "n": "n"}).items()]
+    return [{"field": k, "title": t} for k, t in ({"shown": "value [interval]"} | titles | {"n": "n"}).items()]
 
 
 def _quantity(field: str, **more: object) -> Json:
@@ -225,7 +225,9 @@ def tradeoff(results: Results, verdict: Verdict, reference: str, confidence: flo
         "stroke": _names("variant", at, inks, legend=legend), "fill": _names("variant", at, fills, legend=legend),
         "shape": _names("variant", at, shapes, legend=legend),
         "size": _quantity("bytes", scale={"rangeMin": 30, "rangeMax": 260, "zero": True}, legend=None),
-        "tooltip": _tip(variant="variant", verdict="verdict", fast=f"decode, × {reference}", rounds="rounds", mb="size, MB"),
+        "tooltip": _tip(
+            shown="KLD, nats", variant="variant", verdict="verdict", fast=f"decode, × {reference}", rounds="rounds", mb="size, MB"
+        ),
     }  # fmt: skip
     line = {"interpolate": "step-before", "strokeDash": [4, 3], "strokeWidth": 1, "color": SOFT}
     name_of = {"text": {"field": "variant"}, "color": {"value": INK}, "x": _quantity("x_label"), "y": _quantity("y_label")}
