@@ -38,7 +38,7 @@ def test_the_fastest_variant_that_passes_is_advised_and_not_a_faster_one_that_fa
 def test_why_fewer_bits_do_not_pass_is_one_line_of_the_variant_nearest_to_the_reference() -> None:
     results = house(int8=(2.0, 0.006, 143), int4=(3.0, 0.3, 90), int4_fast=(6.0, 0.4, 90))
     advised = advice(results, int8=PASS, int4=FAIL, int4_fast=FAIL)
-    assert advised.breaks == "4 bits: none of 2 variants passes. int4 comes nearest: kld_mean 0.1 nats (at most 0.02)."
+    assert advised.breaks == "4 bits: none of 2 variants passes. int4 comes nearest: KLD 0.1 nats (at most 0.02)."
     assert advice(house(int8=(2.0, 0.006, 143)), int8=PASS).breaks is None
 
 
@@ -46,7 +46,7 @@ def test_the_ladder_goes_down_by_bits_and_says_gain_cost_and_verdict_of_each_ste
     ladder = advice(house(int8=(2.0, 0.006, 143), int4=(3.0, 0.3, 90)), int8=PASS, int4=FAIL).ladder
     assert [step.split(":")[0] for step in ladder] == ["bf16 (16 bits) → int8 (8 bits)", "int8 (8 bits) → int4 (4 bits)"]
     assert "1.5 [1.44, 1.56] times as fast, 90 MB (37 % smaller than int8)" in ladder[1]
-    assert "KLD 0.006 to 0.3 [0.294, 0.306] nats" in ladder[1] and ladder[1].endswith("FAIL: kld_mean 0.1 nats (at most 0.02).")
+    assert "KLD 0.006 to 0.3 [0.294, 0.306] nats" in ladder[1] and ladder[1].endswith("FAIL: KLD 0.1 nats (at most 0.02).")
 
 
 def test_a_rung_stands_by_what_passes_before_what_is_fast() -> None:

@@ -57,32 +57,32 @@ def test_a_verdict_in_brief_names_only_the_rules_that_decided_it() -> None:
         "FAIL", rule("kld_mean", "FAIL"), rule("top1_agreement", "INCONCLUSIVE"), rule("speed_ratio", "FAIL", required=False),
         rule("size_ratio", "FAIL", unit="ratio", threshold=0.7, value=2.0),
     )  # fmt: skip
-    assert text.brief(many) == "kld_mean 0.1 nats (at most 0.02), size_ratio 2 × (at most 0.7)"
+    assert text.brief(many) == "KLD 0.1 nats (at most 0.02), size 2 × (at most 0.7)"
 
 
 def test_a_value_near_its_bound_is_not_rounded_into_it() -> None:
     near = rule("ppl_ratio", "PASS", value=1.00545, low=0.99996, high=1.01098, threshold=1.02, unit="ratio")
     assert text.judged_value(near) == "1.005 [1, 1.011] ×"
     past = rule("kld_mean", "FAIL", value=0.020004, low=0.020001, high=0.020007)
-    assert text.brief(judged("FAIL", past)) == "kld_mean 0.020004 nats (at most 0.02)"
+    assert text.brief(judged("FAIL", past)) == "KLD 0.020004 nats (at most 0.02)"
 
 
 def test_a_rule_without_a_value_is_unknown_in_brief_and_a_variant_without_rules_keeps_its_reason() -> None:
     unknown = rule("kld_mean", "FAIL", value=None, low=None, high=None)
-    assert text.brief(judged("FAIL", unknown)) == "kld_mean unknown (at most 0.02)"
+    assert text.brief(judged("FAIL", unknown)) == "KLD unknown (at most 0.02)"
     assert text.brief(judged("UNSUPPORTED", reason="no kernel")) == "no kernel"
     assert len(text.brief(judged("FAIL", reason="x" * 1000))) < 200
 
 
 def test_an_unsettled_rule_in_brief_has_interval_and_sample() -> None:
     brief = text.brief(judged("INCONCLUSIVE", rule("kld_mean", "INCONCLUSIVE", settle=9000)))
-    assert brief == "kld_mean 0.1 [0.09, 0.11] nats (at most 0.02; about 9000 tokens in place of 4914 would settle it)"
+    assert brief == "KLD 0.1 [0.09, 0.11] nats (at most 0.02; about 9000 tokens in place of 4914 would settle it)"
 
 
 def test_a_failed_advisory_rule_stands_beside_a_pass() -> None:
     ratio: dict[str, Any] = {"unit": "ratio", "better": "higher", "threshold": 0.9, "value": 0.836, "low": 0.8, "high": 0.87}
     failed = rule("speed_ratio", "FAIL", required=False, **ratio)
-    assert text.aside(judged("PASS", failed)) == "advisory, fails: speed_ratio 0.836 × (at least 0.9)"
+    assert text.aside(judged("PASS", failed)) == "advisory, fails: decode rate 0.836 × (at least 0.9)"
     assert text.aside(judged("PASS", failed | {"required": True}, failed | {"verdict": "PASS"})) == ""
 
 

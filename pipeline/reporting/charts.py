@@ -38,7 +38,8 @@ AXIS = {"labelColor": SOFT, "titleColor": INK, "gridColor": LINE, "domainColor":
         "titleFontSize": 11, "titleFontWeight": "normal", "labelFlush": False}  # fmt: skip
 CONFIG = {
     "font": "system-ui, sans-serif", "background": PAGE, "view": {"stroke": LINE}, "axis": AXIS,
-    "legend": {"labelColor": INK, "titleColor": INK, "labelFontSize": 11, "orient": "bottom", "labelLimit": 260, "title": None},
+    "legend": {"labelColor": INK, "titleColor": INK, "labelFontSize": 11, "orient": "bottom", "labelLimit": 260, "title": None,
+               "unselectedOpacity": 1},
     "header": {"labelColor": INK, "labelFontSize": 11, "labelFontWeight": "bold", "title": None},
     "title": {"color": SOFT, "fontSize": 11, "fontWeight": "normal", "anchor": "start", "subtitleColor": SOFT, "orient": "bottom"},
 }  # fmt: skip
@@ -57,6 +58,7 @@ AXES = {"context": "tokens of context", "batch": "sequences at once", "closed": 
 LARGE: Json = {"labelFontSize": 13, "titleFontSize": 13}
 # a click in the legend hides a variant, another shows it again
 HIDE = {"name": "hidden", "select": {"type": "point", "fields": ["variant"], "toggle": "true"}, "bind": "legend"}
+HIDDEN = {"labelColor": {"expr": f"hidden.variant && indexof(hidden.variant, datum.value) >= 0 ? '{GREY}' : '{INK}'"}}
 ROOM = 2.0  # times the greatest value, and a share of the least, is how far a panel follows an interval
 
 
@@ -215,7 +217,7 @@ def tradeoff(results: Results, verdict: Verdict, reference: str, confidence: flo
         says[name] = " · ".join(filter(None, (name, f"{size / 1e6:.0f} MB" if size else "", word)))
     inks, fills, shapes = zip(*drawn) if drawn else ([""], [""], [""])
     front = [{"speed": at[name][0].value, "value": at[name][1].value} for name in recommendation.front(results)]
-    legend = {"labelExpr": f"{json.dumps(says)}[datum.label]", "columns": 2}
+    legend = HIDDEN | {"labelExpr": f"{json.dumps(says)}[datum.label]", "columns": 2}
     n = {key: n_of(results, key) for key in ("speed_ratio", "kld_mean")}
     title = f"decode rate, times {reference}'s in the same run (n = {n['speed_ratio']} rounds)"
     across = _value("x", x, title, "speed", values=_ticks(x, (1, 2, 5)), **LARGE)
@@ -416,7 +418,7 @@ def latency(panels: list[Panel], confidence: float) -> Json | None:
         "xOffset": {"field": "variant", "type": "nominal", "sort": sorts["variant"]},
     }
     up = _value("y", {"type": "log"}, None, tickCount=4, grid=False)
-    color = hue | {"legend": {"columns": 4}}
+    color = hue | {"legend": HIDDEN | {"columns": 4}}
     point = up | {"color": color, "shape": _names("variant", names, SHAPES), "tooltip": _tip(variant="variant", load="at")}
     rule, dot = _layers("y", point, across)
     layer = [

@@ -22,7 +22,7 @@ from pipeline.reporting import text
 from pipeline.reporting.text import Known, known, show, value_of
 
 Judged = dict[str, VariantVerdict]
-COSTS = (("kld_mean", "KLD"), ("top1_agreement", "top-1 agreement"), ("acc_delta/all", "accuracy"))
+COSTS = ("kld_mean", "top1_agreement", "acc_delta/all")
 AXES = ("speed_ratio", "kld_mean")
 
 
@@ -77,7 +77,7 @@ def _serve(results: Results, judged: Judged, reference: str) -> tuple[str, str |
     metrics = results[best]["metrics"]
     line = f"Ship {best}: {show(metrics['speed_ratio'])} times {reference}'s decode rate{_size(results, reference, best)}, "
     line += f"KLD {text.with_unit(metrics.get('kld_mean'))}."
-    costs = [f"{label} {text.with_unit(m, sign=m['unit'] == 'pp')}" for k, label in COSTS[1:] if (m := metrics.get(k)) and known(m)]
+    costs = [f"{text.NAMES[k]} {text.with_unit(m)}" for k in COSTS[1:] if known(m := metrics.get(k))]
     several = f"It is the fastest of {len(names)} variants that pass every required rule."
     notes = [f"Against {reference}: {', '.join(costs)}."] if costs else []
     notes += [several if len(names) > 1 else "It is the only variant that passes every required rule."]
@@ -89,7 +89,7 @@ def _serve(results: Results, judged: Judged, reference: str) -> tuple[str, str |
         notes.append(f"It does not pass the advisory rule on {', '.join(missed)}.")
     if not judged[best]["required"]:
         notes.append(f"Its verdict is advisory: add {best} to gate.required in params.yaml to hold merges to it.")
-    return line, f"quantgate track --promote {best}   # serves artifacts/models/{best}", notes
+    return line, f"quantgate track --promote {best}   # then serve artifacts/models/{best} ({results[best]['engine']})", notes
 
 
 def _breaks(results: Results, judged: Judged, name: str) -> str | None:
@@ -133,11 +133,11 @@ def _unpassed(judged: VariantVerdict) -> int:
 def _step(results: Results, judged: Judged, a: str, b: str) -> str:
     """One step down: what it gains, what it costs, and what the gate says of it."""
     costs = []
-    for name, label in COSTS:
+    for name in COSTS:
         before, after = (results[n]["metrics"].get(name) for n in (a, b))
         known_before = before and before["value"] is not None
         start = show(before, sign=before["unit"] == "pp", interval=False) if before and known_before else "unknown"
-        costs.append(f"{label} {start} to {text.with_unit(after)}")
+        costs.append(f"{text.NAMES[name]} {start} to {text.with_unit(after)}")
     why = f": {text.brief(judged[b])}" if text.deciding(judged[b]) else ""
     gain = f"{_faster(results, a, b)}{_size(results, a, b)}"
     return f"{_named(results, a)} → {_named(results, b)}: {gain}; {'; '.join(costs)}. {text.verdict_word(judged[b])}{why}."

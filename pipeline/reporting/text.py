@@ -15,6 +15,10 @@ from pipeline.metrics.noise_floor import MARK, TIMES
 
 TEMPLATES = Path(__file__).parent / "templates"
 CALIBRATED = ("gptq", "awq")
+NAMES = {
+    "kld_mean": "KLD", "top1_agreement": "top-1 agreement", "ppl_ratio": "perplexity", "acc_delta/all": "accuracy",
+    "size_ratio": "size", "speed_ratio": "decode rate",
+}  # fmt: skip
 COUNTED = {"kld": " tokens", "top1": " tokens", "ppl": " tokens", "acc": " items", "speed": " rounds", "ttft": " rounds"}
 NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:\.\d+)?(?![\w.]*\w)(?! quantile)")
 ONCE = "measured once"  # the tables say it of all
@@ -185,7 +189,8 @@ def aside(judged: VariantVerdict) -> str:
 
 def _brief_rule(rule: RuleVerdict) -> str:
     unsure = rule["verdict"] == "INCONCLUSIVE"
-    return f"{rule['metric']} {judged_value(rule, unsure)} ({bound(rule)}{settled_by(rule) if unsure else ''})"
+    name = NAMES.get(rule["metric"], rule["metric"])
+    return f"{name} {judged_value(rule, unsure)} ({bound(rule)}{settled_by(rule) if unsure else ''})"
 
 
 def judged_value(rule: RuleVerdict, interval: bool = True) -> str:
