@@ -85,7 +85,8 @@ def context_of(results: Results, verdict: Verdict, settings: Params, table: trad
         **{f"variant {n}": r["model"] for n, r in results.items() if r["model"]},
     }  # fmt: skip
     return {
-        "verdict": verdict, "rows": rows, "words": text.in_words(rows), "reference": reference, "base": base, "seed": settings.seed,
+        "verdict": verdict, "rows": rows, "words": text.results_table(results, verdict, results),
+        "reference": reference, "base": base, "seed": settings.seed,
         "machine": text.machines(results), "level": level,
         "head_caption": f"{head} Point at a value or touch it: n and method. †: see Noise and floors.", "head": head,
         "decided": f"Merges are held to {', '.join(settings.gate.required)}; other verdicts are advisory.",

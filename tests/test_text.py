@@ -11,7 +11,7 @@ from pipeline.gating.rules import UNITS
 from pipeline.metrics.definitions import DEFINITIONS
 from pipeline.reporting import text
 from pipeline.reporting.text import difference, digits_apart, number, or_why, show, with_unit
-from pipeline.tracking.runs import variant_note
+from pipeline.tracking.views import variant_note
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_report_floor_comment_and_mlflow_write_the_same_value_alike() -> None:
     ms, written = metric(1234.0, 1100.0, 1300.0, n=9, unit="ms"), "1234 [1100, 1300]"
     assert with_unit(ms) == f"{written} ms" and or_why(ms) == written
     ttft = rule("ttft_ms", "PASS", **ms, bound="limit 2 s")
-    assert f"- ttft_ms {written} ms, n = 9: PASS" in variant_note("x", {"variants": {"x": {"rules": [ttft]}}}, "bf16")
+    assert f"- ttft_ms {written} ms, n = 9: PASS" in variant_note(judged("PASS", ttft))
     assert or_why(metric(None) | {"reason": "why"}) == "unknown (why)" and with_unit(metric(0.0, unit="ms")) == "0 ms"
     share = metric(0.25, 0.2, 0.3, unit="fraction")
     assert (with_unit(share), with_unit(share, sign=True)) == ("25 [20, 30] %", "+25 [+20, +30] pp")

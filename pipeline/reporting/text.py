@@ -218,7 +218,7 @@ def settled_by(rule: RuleVerdict) -> str:
 
 
 def overview(results: Results, verdict: records.Verdict, variants: Iterable[str]) -> list[dict[str, str | Metric | None]]:
-    """What decides, one row a variant: seven columns, text or metrics; `in_words` makes it text."""
+    """What decides, one row a variant: seven columns, text or metrics."""
     rows: list[dict[str, str | Metric | None]] = []
     for name in variants:
         metric, judged = results[name]["metrics"].get, verdict["variants"].get(name)
@@ -252,14 +252,15 @@ def own_ratio(results: Results, name: str) -> Metric | None:
     return {**ratio, "value": a.value / b.value, "low": low, "high": high, "n": min(a.n, b.n), "method": method}
 
 
-def in_words(rows: list[dict[str, str | Metric | None]]) -> list[dict[str, str]]:
+def results_table(results: Results, verdict: records.Verdict, variants: Iterable[str]) -> list[dict[str, str]]:
     """The overview as text, both decode rates in one column."""
     table = []
-    for row in rows:
+    for row in overview(results, verdict, variants):
         cells = {k: cell if isinstance(cell, str) else show(cell) + floor_mark(cell) for k, cell in row.items()}
-        (ratio, own) = (k for k in cells if k.startswith("decode"))
-        both = f"{cells[ratio]}; {cells.pop(own)}"
-        table.append({f"{k}; × own 16 bits" if k == ratio else k: both if k == ratio else cell for k, cell in cells.items()})
+        ratio, own = (k for k in cells if k.startswith("decode"))
+        second = cells.pop(own)
+        cells[ratio] += "; same" if second == cells[ratio] else f"; {second}"
+        table.append({f"{k}; × own 16 bits" if k == ratio else k: cell for k, cell in cells.items()})
     return table
 
 
