@@ -188,7 +188,17 @@ def test_a_run_that_broke_leaves_no_floor_however_small_the_others_are() -> None
 
 
 def metric(value: float | None, low: float | None, high: float | None, n: int = 2000, **more: Any) -> Any:
-    return {"value": value, "low": low, "high": high, "n": n, "clusters": 14, "warnings": [], "unit": "nats", "confidence": 0.95, **more}
+    return {
+        "value": value,
+        "low": low,
+        "high": high,
+        "n": n,
+        "clusters": 14,
+        "warnings": [],
+        "unit": "nats",
+        "confidence": 0.95,
+        **more,
+    }
 
 
 NOTHING = metric(None, None, None, n=0, reason="it computes in float32 already")

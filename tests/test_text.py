@@ -121,6 +121,7 @@ def test_warnings_and_cliffs_are_said_once_with_their_variants_and_the_range_of_
     for name, ms in (("int8", "22.7"), ("int4", "9.5")):
         results[name]["metrics"]["speed_ratio"]["warnings"] = [f"it went from {ms} to 40 ms in int8", "measured once: no interval"]
     assert text.cautions(results) == ["it went from 9.5–22.7 to 40 ms in int8: int8, int4", "a cliff: one: int8, int4"]
+    assert text.grouped([("3 {odd} rows", "a/x"), ("5 {odd} rows", "a/y")]) == ["3–5 {odd} rows: a/(x, y)"]
     few = ["12 values are few for the 0.5 quantile", "12 values are few for the 0.99 quantile"]
     assert len(text.grouped((line, "x") for line in few)) == 2, "another quantile is another warning"
 

@@ -133,7 +133,7 @@ def test_a_value_with_a_warning_is_marked_and_the_warning_stands_below() -> None
     few = level(400.0, 50.0, 16) | {"ttft_p99_ms": metric(500.0, 400.0, 600.0, 12, "p99 of 12 values is their maximum")}
     once = METRICS | {"peak_memory_bytes": metric(7e8, None, None, 1, "measured once: no interval")}
     shown = view({"q8": SERVED | {"levels": {"closed-1": few}}}, results={"bf16": {"metrics": once}, "q8": {"metrics": METRICS}})
-    assert shown.notes == ["p99 of 12 values is their maximum: q8 server ttft_p99_ms"]
+    assert shown.notes == ["p99 of 12 values is their maximum: q8 (server)/(ttft_p99_ms)"]
     page = html({"q8": SERVED | {"levels": {"closed-1": few}}}, "servers")
     assert "500<sup>†</sup> <small>[400, 600]" in page and page.count("†") == 1
 

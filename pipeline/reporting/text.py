@@ -279,14 +279,15 @@ def about(metric: Metric | None) -> str:
 
 def grouped(sentences: Iterable[tuple[str, str]]) -> list[str]:
     """Each sentence once, with what it concerns. sentences: (sentence, what it concerns); numbers that differ become a range."""
-    by: dict[str, list[tuple[list[str], str]]] = {}
+    by: dict[tuple[str, ...], list[tuple[list[str], str]]] = {}  # {what stands between its numbers: numbers, what it concerns}
     for sentence, of in sentences:
-        by.setdefault(NUMBER.sub("{}", sentence), []).append((NUMBER.findall(sentence), of))
+        by.setdefault(tuple(NUMBER.split(sentence)), []).append((NUMBER.findall(sentence), of))
     lines = []
-    for form, said in by.items():
+    for parts, said in by.items():
         ranges = [dict.fromkeys(numbers) for numbers in zip(*(numbers for numbers, _ in said))]
         spans = [min(r, key=float) + (f"–{max(r, key=float)}" if len(r) > 1 else "") for r in ranges]
-        lines.append(f"{form.format(*spans)}: {', '.join(dict.fromkeys(of for _, of in said))}")
+        whole = "".join(part + span for part, span in zip(parts, (*spans, "")))
+        lines.append(f"{whole}: {briefly(dict.fromkeys(of for _, of in said), most=len(said))}")
     return lines
 
 
@@ -358,12 +359,12 @@ def unmeasured(results: Results) -> list[str]:
     return lines + [f"{', '.join(names)}: no value for {what}: {reason}" for (what, reason), names in named.items()] + failed
 
 
-def briefly(metrics: list[str]) -> str:
-    """Names of metrics, the parts of one together: `acc/(facts, all)`, `p_mcnemar/(7 parts)`."""
+def briefly(metrics: Iterable[str], most: int = 3) -> str:
+    """Names, the parts of one together: `acc/(facts, all)`, `p_mcnemar/(7 parts)` where there are more than `most`."""
     by: dict[str, list[str]] = {}
     for stem, _, part in (m.partition("/") for m in metrics):
         by.setdefault(stem, []).append(part)
-    few = {stem: ", ".join(parts) if len(parts) < 4 else f"{len(parts)} parts" for stem, parts in by.items()}
+    few = {stem: ", ".join(parts) if len(parts) <= most else f"{len(parts)} parts" for stem, parts in by.items()}
     return ", ".join(stem if by[stem] == [""] else f"{stem}/({parts})" for stem, parts in few.items())
 
 

@@ -185,9 +185,9 @@ def _row(point: Point) -> Cells:
 
 def notes(rows: list[Point], serving: dict[str, ServerReport]) -> list[str]:
     """The warnings on values, each once with the values that have it."""
-    values = [(f"{row.variant} {key}", row.metrics[key]) for row in rows if row.source == IN_PROCESS for key in COLUMNS.values()]
+    values = [(f"{row.variant}/{key}", row.metrics[key]) for row in rows if row.source == IN_PROCESS for key in COLUMNS.values()]
     for name, report in serving.items():
-        values += [(f"{name} server {key}", by_name.get(key)) for by_name in report["levels"].values() for key in LEVEL.values()]
+        values += [(f"{name} (server)/{key}", by_name.get(key)) for by_name in report["levels"].values() for key in LEVEL.values()]
     return grouped((warning, where) for where, metric in values for warning in worth(metric))
 
 
