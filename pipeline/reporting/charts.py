@@ -10,7 +10,7 @@ import html
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from itertools import cycle
 from typing import NamedTuple
@@ -309,8 +309,10 @@ def place(marks: Mapping[str, tuple[Known, Known]], x: Json, y: Json) -> dict[st
 
 def domains(results: Results, reference: str, confidence: float) -> Json | None:
     """Mean KLD of each variant by domain, with intervals; hollow where one document gives none."""
-    found = {name: {d: m for d in _domains(r.get("metrics", {})) if known(m := r["metrics"][f"kld_mean/{d}"])}
-             for name, r in results.items() if name != reference}  # fmt: skip
+    found = {
+        name: {k.partition("/")[2]: m for k, m in r["metrics"].items() if k.startswith("kld_mean/") and ":" not in k and known(m)}
+        for name, r in results.items() if name != reference
+    }  # fmt: skip
     label = {d: f"{d} (n = {n_of(results, f'kld_mean/{d}')})" for by in found.values() for d in by}
     rows = [_row(m, variant=name, domain=label[d]) for name, by in found.items() for d, m in by.items()]
     if not rows:
@@ -369,10 +371,6 @@ def memory(results: Results) -> Json | None:
 
 def _facet(names: list[str], spec: Json) -> Json:
     return {"facet": {"field": "variant", "type": "nominal", "sort": names}, "columns": 3, "spec": spec}
-
-
-def _domains(metrics: Metrics) -> Iterator[str]:
-    return (k.split("/")[1] for k in metrics if k.startswith("kld_mean/") and ":" not in k)
 
 
 # ---- latency against context and load ----------------------------------------------------------------------------------------
