@@ -188,24 +188,14 @@ def test_a_run_that_broke_leaves_no_floor_however_small_the_others_are() -> None
 
 
 def metric(value: float | None, low: float | None, high: float | None, n: int = 2000, **more: Any) -> Any:
-    return {
-        "value": value,
-        "low": low,
-        "high": high,
-        "n": n,
-        "clusters": 14,
-        "warnings": [],
-        "unit": "nats",
-        "confidence": 0.95,
-        **more,
-    }
+    return {"value": value, "low": low, "high": high, "n": n, "clusters": 14, "warnings": [], "confidence": 0.95, **more}
 
 
 NOTHING = metric(None, None, None, n=0, reason="it computes in float32 already")
 FLOORS: Any = {
-    "kld_floor": metric(0.002, 0.001, 0.003), "flip_floor": metric(0.01, 0.008, 0.012, unit="fraction"),
-    "kld_rounding": metric(0.001, 0.0005, 0.0015), "flip_rounding": metric(0.02, 0.01, 0.03, unit="fraction"),
-    **{f"kld_floor/{run}": metric(0.001, 0.001, 0.001) for run in floor.RUNS},
+    "kld_floor": metric(0.002, 0.001, 0.003, unit="nats"), "flip_floor": metric(0.01, 0.008, 0.012, unit="fraction"),
+    "kld_rounding": metric(0.001, 0.0005, 0.0015, unit="nats"), "flip_rounding": metric(0.02, 0.01, 0.03, unit="fraction"),
+    **{f"kld_floor/{run}": metric(0.001, 0.001, 0.001, unit="nats") for run in floor.RUNS},
 }  # fmt: skip
 
 
