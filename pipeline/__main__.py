@@ -48,11 +48,11 @@ COMMANDS = {
         ("quantgate track --promote int8", "quantgate track --rollback --reason TEXT"),
     ),
     "serve": Command(
-        "pipeline.serving.__main__:main", "Measure any OpenAI-compatible server.",
+        "tools.serve_url:main", "Measure any OpenAI-compatible server.",
         ("quantgate serve http://127.0.0.1:8000 --concurrency 1,2,4 --objective ttft_ms=500",),
     ),
     "batch": Command(
-        "pipeline.serving.batch:main", "Send many requests to a server, each once.",
+        "tools.batch:main", "Send many requests to a server, each once.",
         ("quantgate batch http://127.0.0.1:8000 requests.jsonl results.jsonl",),
     ),
     "bundle": Command(

@@ -44,8 +44,7 @@ def finding(value: bool | None, reason: str | None = None) -> dict[str, Any]:
 
 PROBE: dict[str, Any] = {
     "url": "http://h/v1", "model": "m", "api": "completions", "stream_usage": finding(True), "one_token_an_event": finding(True),
-    "ignore_eos": finding(None, "the reply does not end"), "seed": finding(True), "prompt_logprobs": finding(False, "no echo"),
-    "kld": finding(False, "top k only"), "ppl": finding(False, "no echo"), "delta_p": finding(False, "no echo"),
+    "ignore_eos": finding(None, "the reply does not end"),
 }  # fmt: skip
 SERVED: dict[str, Any] = {
     "status": "ok", "reason": None, "probe": PROBE,
@@ -141,8 +140,6 @@ def test_a_value_with_a_warning_is_marked_and_the_warning_stands_below() -> None
 def test_what_a_server_lacks_is_said_in_words_and_what_is_not_known_apart() -> None:
     assert tradeoff.lacks(PROBE) == [
         "whether it has replies of forced length is not known: the reply does not end",
-        "no log-probabilities of a prompt by echo, perplexity or change of the true token's probability: no echo",
-        "no KLD over the whole vocabulary: top k only",
     ]
 
 
@@ -174,10 +171,10 @@ def test_pages_hold_every_row_and_what_was_not_measured_with_its_reason() -> Non
     faults = {"q4": "unsupported: <no wheel>"}
     servers, inside = html({"q8": SERVED}, "servers", faults), html({"q8": SERVED}, "tradeoff", faults)
     assert servers.count('<th scope="row">') == 3 and inside.count('<th scope="row">') == 6
-    assert "unsupported: &lt;no wheel&gt;" in servers and "no KLD over the whole" in servers and "b42" in servers
+    assert "unsupported: &lt;no wheel&gt;" in servers and "replies of forced length is not known" in servers and "b42" in servers
     assert "95 % intervals" in inside
     wording = render("tradeoff.md.j2", {"tradeoff": view({"q8": SERVED}, faults)})
-    assert "unsupported: <no wheel>" in wording and "no KLD over the whole" in wording and "b42" not in wording
+    assert "unsupported: <no wheel>" in wording and "replies of forced length is not known" in wording and "b42" not in wording
     assert "<table>" not in html({}, "tradeoff", results={"a": {"metrics": {}}})
 
 

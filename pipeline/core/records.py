@@ -540,21 +540,6 @@ class RequestRow(Exchange):
     warmup: bool
 
 
-class ScoreRow(TypedDict):
-    """A window that a server scored. logps: in nats, of tokens `first` and later; null for a part of a character."""
-
-    set: str
-    document: str
-    window: str
-    first: int
-    token_ids: list[int]
-    ok: bool
-    error: str | None
-    logps: list[float | None] | None
-    t_submit: float
-    t_end: float
-
-
 class Finding(TypedDict):
     """Whether a server can do something; value: null if unknown."""
 
@@ -573,12 +558,6 @@ class Probe(TypedDict):
     stream_usage: Finding
     one_token_an_event: Finding
     ignore_eos: Finding
-    seed: Finding
-    prefix_cache: Finding
-    ppl: Finding
-    delta_p: Finding
-    prompt_logprobs: Finding
-    kld: Finding
 
 
 class Launch(TypedDict):

@@ -256,9 +256,7 @@ def lacks(probe: Probe) -> list[str]:
     """What a server lacks, or may lack; findings of one reason together."""
     findings: list[tuple[Finding, str]] = [
         (probe["stream_usage"], "token counts in a stream"), (probe["one_token_an_event"], "one token an event"),
-        (probe["ignore_eos"], "replies of forced length"), (probe["seed"], "a seed that is honoured"),
-        (probe["prompt_logprobs"], "log-probabilities of a prompt by echo"), (probe["kld"], "KLD over the whole vocabulary"),
-        (probe["ppl"], "perplexity"), (probe["delta_p"], "change of the true token's probability"),
+        (probe["ignore_eos"], "replies of forced length"),
     ]  # fmt: skip
     by: dict[tuple[bool, str | None], list[str]] = {}
     for finding, words in findings:

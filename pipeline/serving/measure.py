@@ -164,7 +164,7 @@ def unfinished(rows: Path) -> Path:
 
 
 async def measured(
-    endpoint: Endpoint, plan: Plan, corpus: Path, tokenizer: Any, only_probe: bool, path: Path
+    endpoint: Endpoint, plan: Plan, corpus: Path, tokenizer: Any, path: Path
 ) -> tuple[Probe, Plan, list[RequestRow]]:
     """(what the endpoint can do, the plan as it was carried out, rows). path: the file that rows will be written to.
 
@@ -172,8 +172,6 @@ async def measured(
     """
     async with connected(endpoint) as client:
         endpoint, abilities = await probe.probe(client, endpoint)
-        if only_probe:
-            return abilities, plan, []
         plan = replace(plan, forced=plan.forced and abilities["ignore_eos"]["value"] is not False)
         texts = prompts(load_texts(corpus), plan, tokenizer, as_ids=not endpoint.chat)
         unused, rng, rows = iter(texts), np.random.default_rng(plan.seed), list[RequestRow]()

@@ -10,14 +10,12 @@ import httpx2
 
 from pipeline.core.explain import did_you_mean
 from pipeline.core.records import Exchange, Finding, Probe
-from pipeline.serving import logprobs
-from pipeline.serving.client import DISPENSABLE, Answer, Endpoint, Request, ServerError, ask
+from pipeline.serving.client import DISPENSABLE, Endpoint, Request, ServerError, ask
 from pipeline.serving.reply import part
 
 NATURAL = 48  # tokens: whether ignore_eos works shows on a reply that ends by itself before this
 TEXT = "The harbour master counted the boats that came in before the storm, and wrote their names into a book."
 CHAT = [{"role": "user", "content": "Answer with one word: yes or no?"}]
-TOP_K = "an endpoint gives the likeliest tokens' log-probabilities, not the whole vocabulary's"  # so there is no KLD
 
 
 def finding(value: bool | None, reason: str | None = None) -> Finding:
@@ -72,10 +70,7 @@ async def probe(client: httpx2.AsyncClient, endpoint: Endpoint) -> tuple[Endpoin
         "all_fields": finding(False, without),
         "stream_usage": finding(is_counted, None if is_counted else "no usage came, though stream_options asked for it"),
         "one_token_an_event": finding(None, row["counted_by"]) if tokens is None else finding(not several, several),
-        "ignore_eos": await _ignores_eos(client, endpoint), "seed": await _seed(client, endpoint),
-        "prefix_cache": await _prefix_cache(client, endpoint),
-        "ppl": (scored := await _prompt_logprobs(client, endpoint)), "delta_p": scored, "prompt_logprobs": scored,
-        "kld": finding(False, TOP_K),  # never an approximation under the same name
+        "ignore_eos": await _ignores_eos(client, endpoint),
     }  # fmt: skip
     if not endpoint.refused:
         del abilities["all_fields"]
@@ -90,12 +85,8 @@ def _refused_fields(row: Exchange) -> frozenset[str]:
 
 def lacking(abilities: Probe) -> list[str]:
     """One line for each ability that the endpoint lacks, or may lack."""
-    asked = {k: v for k, v in abilities.items() if isinstance(v, dict) and k != "prefix_cache"}  # nobody misses that one
+    asked = {k: v for k, v in abilities.items() if isinstance(v, dict)}
     return [f"{k}: {'unknown' if v['value'] is None else 'no'}: {v['reason']}" for k, v in asked.items() if not v["value"]]
-
-
-def _refused(*answers: Answer) -> Finding | None:
-    return next((finding(False, a.row["error"]) for a in answers if not a.row["ok"]), None)
 
 
 async def _ignores_eos(client: httpx2.AsyncClient, endpoint: Endpoint) -> Finding:
@@ -105,43 +96,11 @@ async def _ignores_eos(client: httpx2.AsyncClient, endpoint: Endpoint) -> Findin
     if forced.row["fault"] == "http" and not endpoint.chat:
         prompt = TEXT
         forced = await ask(client, endpoint, Request(prompt, NATURAL, forced=True))
-    if refused := _refused(forced):
-        return refused
+    if not forced.row["ok"]:
+        return finding(False, forced.row["error"])
     if forced.row["output_tokens"] is None:
         return finding(None, forced.row["counted_by"])
     natural = (await ask(client, endpoint, Request(prompt, NATURAL))).row
     if natural["finish"] == "length" or natural["output_tokens"] == NATURAL:
         return finding(None, f"the model's own reply is longer than {NATURAL} tokens; every reply's length is checked anyway")
     return finding(True)
-
-
-async def _seed(client: httpx2.AsyncClient, endpoint: Endpoint) -> Finding:
-    """Whether the same seed gives the same text and another seed another."""
-    options = [{"temperature": 1.0, "seed": seed} for seed in (7, 7, 8, 9)]
-    answers = [await ask(client, endpoint, Request(TEXT, 16, options=o)) for o in options]
-    if refused := _refused(*answers):
-        return refused
-    a, again, *others = [x.reasoning + x.text for x in answers]
-    if a != again:
-        return finding(False, "two requests with the same seed gave different texts")
-    if all(a == o for o in others):
-        return finding(None, "three seeds gave the same text: the server may ignore temperature")
-    return finding(True)
-
-
-async def _prefix_cache(client: httpx2.AsyncClient, endpoint: Endpoint) -> Finding:
-    """Whether a repeated prompt is answered from a cache."""
-    rows = [(await ask(client, endpoint, Request(TEXT * 3, 1))).row for _ in "ab"]
-    cached = rows[1]["cached_tokens"]
-    return finding(None, "the server does not say") if cached is None else finding(cached > 0, None if cached else "none was used")
-
-
-async def _prompt_logprobs(client: httpx2.AsyncClient, endpoint: Endpoint) -> Finding:
-    """Whether echo returns the prompt's tokens with their log-probabilities."""
-    try:
-        _, values, _ = await logprobs.echo(client, endpoint, TEXT)
-    except ServerError as e:
-        return finding(False, str(e))
-    if len(values) < 3 or not all(isinstance(v, (int, float)) for v in values[1:-1]):
-        return finding(False, "a token of the prompt came without a log-probability")
-    return finding(True, f"echo: {len(values) - 2} tokens of a prompt were scored")

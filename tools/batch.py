@@ -1,4 +1,4 @@
-"""`python -m pipeline.serving.batch URL requests.jsonl results.jsonl`: send many requests, each once.
+"""`quantgate batch URL requests.jsonl results.jsonl`: send many requests, each once.
 
 A request is a line {key, prompt or messages, max_tokens, any further field of the API}, such as
 
@@ -60,7 +60,6 @@ class Item:
     key: str
     request: Request
     digest: str
-    line: Json
 
     def model(self, endpoint: Endpoint) -> str:
         """The request's own model, or the endpoint's."""
@@ -115,7 +114,7 @@ def _item(text: str, where: str, max_tokens: int) -> Item:
     headers = {"Idempotency-Key": artifacts.digest([key, digest])}
     prompt = line["prompt"] if "prompt" in line else line["messages"]
     request = Request(prompt, body["max_tokens"], options=options, headers=headers)
-    return Item(key, request, digest, line)
+    return Item(key, request, digest)
 
 
 def answered(results: Path, items: list[Item]) -> dict[str, Result]:
@@ -263,10 +262,8 @@ def main(
         if todo:
             asyncio.run(main_async(endpoint, items, todo, previous, Pace(concurrency, rate or None, tries), out))
         previous = answered(results, items)
-        failed = [item.line for item in items if item.key in previous and not previous[item.key]["ok"]]
-        path = results.with_suffix(".failed.jsonl")
-        artifacts.write_jsonl(path, failed)
-    failures = f"; {len(failed)} failed: {path}" if failed else ""
+    failed = sum(item.key in previous and not previous[item.key]["ok"] for item in items)
+    failures = f"; {failed} failed (--retry-failed sends them again)" if failed else ""
     cli.say("batch", f"{len(items)} requests, {len(items) - len(todo)} answered before, {len(todo)} sent{failures}; {results}")
     if failed:
         raise typer.Exit(1)
