@@ -39,7 +39,7 @@ def track(settings: Params, uri: str) -> tuple[Tracked, int]:
     made_from = runs.provenance(state)
     children = {name: runs.log_variant(tracker, state, name, settings, made_from) for name in state.results}
     parent = runs.log_state(tracker, state, settings, made_from, children)
-    runs.mark_current(tracker, parent, children, state, settings)
+    runs.mark_current(tracker, parent, children, state)
     tags = {run: runs.version_tags(state, name) for name, run in children.items()}
     by_run = Registry(tracker.client, settings.track.experiment).register(tracker.experiment, tags)
     views.describe_experiment(tracker.client, tracker.experiment)

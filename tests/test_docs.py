@@ -15,7 +15,7 @@ import yaml
 from pipeline.__main__ import COMMANDS, loaded
 from pipeline.core import params
 from pipeline.evalset import tasks
-from pipeline.serving import batch
+from tools import batch
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -1,7 +1,7 @@
 """Register variants as versions of one model, without uploading weights. The alias `champion` marks the one to serve.
 
-Every move of the alias is recorded as a tag of the registered model before it is made; `--rollback` reads these tags as a stack.
-A move that somebody made by hand is recorded when it is noticed.
+Every move of the alias is recorded as a tag of the registered model; `--rollback` reads these tags as a stack. A move that is not
+recorded, by hand or by a process killed meanwhile, is recorded when it is noticed.
 """
 
 from __future__ import annotations
@@ -110,22 +110,16 @@ class Registry:
         return self._move(champions[-2], "rollback", reason, NOT_COMPARED)
 
     def _settle(self) -> None:
-        """Record a move that was made by hand; make one that was recorded and not made."""
+        """Record a move that has no record."""
         moves, now = self.moves(), self.champion()
-        last = moves[-1] if moves else None
-        if last and last["how"] != "by hand":
-            tags = self.client.get_model_version(self.name, last["version"]).tags
-            if tags.get(f"{ALIAS}.move") != last["number"]:  # killed before the move was made
-                self._make(last)
-                return
-        before = last["version"] if last else None
+        before = moves[-1]["version"] if moves else None
         if now and now != before:
             self._record(now, before, "by hand", "found so; not moved by quantgate", NOT_COMPARED)
 
     def _move(self, version: str, how: str, reason: str, files: str) -> Move:
-        move = self._record(version, self.champion(), how, reason, files)
-        self._make(move)
-        return move
+        before = self.champion()
+        self.client.set_registered_model_alias(self.name, ALIAS, version)
+        return self._record(version, before, how, reason, files)
 
     def _record(self, version: str, before: str | None, how: str, reason: str, files: str) -> Move:
         move: Move = {
@@ -136,12 +130,6 @@ class Registry:
         }  # fmt: skip
         self.client.set_registered_model_tag(self.name, MOVE + move["number"], json.dumps(move))
         return move
-
-    def _make(self, move: Move) -> None:
-        self.client.set_registered_model_alias(self.name, ALIAS, move["version"])
-        tags = {"at": move["at"], "by": move["by"], "how": move["how"], "reason": move["reason"], "files": move["files"]}
-        for tag, value in (tags | {"move": move["number"]}).items():  # the number last: then the move is made
-            self.client.set_model_version_tag(self.name, move["version"], f"{ALIAS}.{tag}", value)
 
 
 def succession(moves: list[Move]) -> list[str]:

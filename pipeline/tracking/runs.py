@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,6 @@ from pipeline.core.records import (
     ServerReport,
     StoreManifest,
     VariantResult,
-    VariantVerdict,
     Verdict,
 )
 from pipeline.gating import baseline
@@ -143,9 +141,7 @@ def log_variant(tracker: Tracker, state: State, name: str, settings: Params, mad
         for folder, file in files.items():
             tracker.log_files(run_id, [file], folder)
 
-    colour = views.COLOURS[list(state.results).index(name) % len(views.COLOURS)]
-    tags = {"variant": name, "mlflow.runColor": colour, **made_from}
-    run_id, is_new = tracker.run(state.variant_key(name), name, log, tags)
+    run_id, is_new = tracker.run(state.variant_key(name), name, log, {"variant": name, **made_from})
     tracker.created += is_new
     return run_id
 
@@ -187,29 +183,18 @@ def state_note(results: dict[str, VariantResult], verdict: Verdict, settings: Pa
     )
 
 
-def mark_current(tracker: Tracker, parent: str, runs: dict[str, str], state: State, settings: Params) -> None:
-    """Mark the present state's runs as current, its variants' as its children, and update their verdicts."""
+def mark_current(tracker: Tracker, parent: str, runs: dict[str, str], state: State) -> None:
+    """Mark the present state's runs as current, its variants' as its children, and update their verdicts and descriptions."""
     for run in list(tracker.search(f"tags.`{CURRENT}` = 'true'")):
         if run.info.run_id not in (parent, *runs.values()):
             tracker.set_tags(run.info.run_id, {CURRENT: "false"})
     tracker.set_tags(parent, {CURRENT: "true"})
     for name, run_id in runs.items():
         tracker.set_tags(run_id, {PARENT: parent, CURRENT: "true", "verdict": state.word(name)})
-        _describe(tracker, run_id, name, state.verdict["variants"].get(name), settings.compare.confidence)
-
-
-def _describe(tracker: Tracker, run_id: str, name: str, judged: VariantVerdict | None, confidence: float) -> None:
-    """Update a run's description and picture where its rules or verdict changed; else a person's own words stay."""
-    if judged is None:  # the reference has no rules, and a page without any picture looks broken
-        tracker.log_files(run_id, [artifacts.REPORTS / "figures/tradeoff.png"], "figures")
-    digest = artifacts.digest([judged or {}, confidence])
-    if tracker.client.get_run(run_id).data.tags.get(JUDGED) == digest:
-        return
-    with tempfile.TemporaryDirectory() as work:
-        picture = Path(work) / "rules.png"
-        if judged and views.draw_rules(name, judged, confidence, picture):
-            tracker.log_files(run_id, [picture], "figures")
-    tracker.set_tags(run_id, {"mlflow.note.content": views.variant_note(judged), JUDGED: digest})
+        note = views.variant_note(state.verdict["variants"].get(name))
+        digest = artifacts.digest(note)
+        if tracker.client.get_run(run_id).data.tags.get(JUDGED) != digest:  # else a person's own words stay
+            tracker.set_tags(run_id, {"mlflow.note.content": note, JUDGED: digest})
 
 
 # ---- what is logged ----------------------------------------------------------------------------------------------------------

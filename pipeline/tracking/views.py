@@ -1,4 +1,4 @@
-"""What MLflow's UI shows: a saved view of the trade-off, the experiment's description, each variant's, and a picture of its rules.
+"""What MLflow's UI shows: a saved view of the trade-off, the experiment's description and each variant's.
 
 A saved view is a tag of the experiment (`mlflow.sharedViewState.<id>`, MLflow 3.17's format); other versions ignore it.
 """
@@ -6,10 +6,8 @@ A saved view is a tag of the experiment (`mlflow.sharedViewState.<id>`, MLflow 3
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
-from pipeline.core import artifacts
 from pipeline.core.records import VariantVerdict
 from pipeline.reporting.text import with_unit
 from pipeline.tracking.connection import CURRENT
@@ -30,13 +28,6 @@ LINES = (
     "kld_by_position/corpus", "kld_by_position/trajectory", "tpot_ms_by_context", "ttft_ms_by_context",
     "throughput_tok_s_by_concurrency",
 )  # fmt: skip
-
-# Twelve colours that most colour-blind people can tell apart (after Okabe and Ito 2008); MLflow's own repeat.
-COLOURS = (
-    "#0072b2", "#e69f00", "#009e73", "#d55e00", "#56b4e9", "#cc79a7", "#8c6d31",
-    "#000000", "#7b4173", "#637939", "#b8b800", "#777777",
-)  # fmt: skip
-MARKS = {"PASS": "o", "FAIL": "X", "INCONCLUSIVE": "D"}
 
 
 def _card(kind: str, key: str, **fields: object) -> dict[str, object]:
@@ -98,37 +89,3 @@ def variant_note(judged: VariantVerdict | None) -> str:
         value = with_unit(rule, digits=4)
         lines.append(f"- {rule['metric']} {value}, n = {rule['n']}: {rule['verdict']}{advisory}, {rule['bound']}")
     return "\n".join(lines)
-
-
-def draw_rules(variant: str, judged: VariantVerdict, confidence: float, path: Path) -> bool:
-    """Draw each rule's value and interval beside its bound. Returns False, and writes no file, if no rule has a value."""
-    rules = [r for r in judged["rules"] if r["value"] is not None]
-    if not rules:
-        return False
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    with plt.rc_context({"font.size": 9}):
-        figure, panels = plt.subplots(len(rules), 1, figsize=(7.2, 0.6 + 0.95 * len(rules)), squeeze=False, layout="constrained")
-        for rule, axes in zip(rules, panels[:, 0]):
-            value, bound, advisory = rule["value"] or 0.0, rule["threshold"], "" if rule["required"] else ", advisory"
-            low, high = (value if limit is None else limit for limit in (rule["low"], rule["high"]))
-            error = [[max(0.0, value - low)], [max(0.0, high - value)]]
-            axes.errorbar(value, 0, xerr=error, fmt="none", ecolor="#444444", capsize=4)
-            axes.plot(value, 0, MARKS[rule["verdict"]], color="#0b57a4")
-            axes.axvline(bound, color="#b42318", linestyle="--")
-            span = max(high, bound) - min(low, bound) or abs(bound) or 1.0
-            left, right = min(low, bound) - 0.15 * span, max(high, bound) + 0.15 * span
-            axes.axvspan(*((bound, right) if rule["better"] == "lower" else (left, bound)), color="#b42318", alpha=0.1)
-            axes.set_xlim(left, right)
-            axes.set_yticks([])
-            title = f"{rule['metric']} ({rule['unit']}, n = {rule['n']}): {rule['verdict']}, {rule['bound']}{advisory}"
-            axes.set_title(title, fontsize=8, loc="left")
-        title = f"{variant}: {judged['verdict']} (bars: {100 * confidence:.3g} % intervals; shaded: where a rule fails)"
-        figure.suptitle(title, fontsize=10)
-        with artifacts.atomic_file(path) as tmp:
-            figure.savefig(tmp, format="png", dpi=110, metadata={"Software": None})
-        plt.close(figure)
-    return True
