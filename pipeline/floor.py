@@ -130,18 +130,16 @@ def add(b: Builder, suffix: str, rows: Rows) -> None:
 def add_nothing(b: Builder, suffix: str, why: str, n: int = 0) -> None:
     for name in (f"kld_{suffix}", f"flip_{suffix}"):
         b.bare(name, None, n, "not measured", why)
-        b.metrics[name]["reason"] = why
 
 
 def add_largest(b: Builder, name: str) -> None:
     """The floor: the run with the largest value; null if one failed. What could not be tried here is a warning."""
     runs = {run: b.metrics[f"{name}/{run}"] for run in RUNS}
     values = {run: m["value"] for run, m in runs.items() if m["value"] is not None}
-    missing = {run: f"{run}: {m['reason']}" for run, m in runs.items() if m["value"] is None}
+    missing = {run: f"{run}: {m['warnings'][0]}" for run, m in runs.items() if m["value"] is None}
     broken = [why for run, why in missing.items() if runs[run]["n"]]
     if broken or not values:
-        b.bare(name, None, 0, "largest of the runs", *broken)
-        b.metrics[name]["reason"] = "; ".join(broken) or "no run could be made"
+        b.bare(name, None, 0, "largest of the runs", *(broken or ["no run could be made"]))
         return
     run = max(values, key=values.__getitem__)
     largest = b.metrics[name] = runs[run].copy()
@@ -201,7 +199,7 @@ def run() -> None:
     }  # fmt: skip
     artifacts.write_json(artifacts.FLOOR, result)
     values = [b.metrics[name] for name in ("kld_floor", "kld_rounding")]
-    texts = [f"unknown ({m['reason']})" if m["value"] is None else f"{m['value']:.3g}" for m in values]
+    texts = [f"unknown ({'; '.join(m['warnings'])})" if m["value"] is None else f"{m['value']:.3g}" for m in values]
     what = f"kld_floor {texts[0]}, kld_rounding {texts[1]} nats over {len(chosen)} windows"
     cli.say("floor", f"{what}, {watch.done():.1f} s")
 

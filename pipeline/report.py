@@ -92,7 +92,7 @@ def context_of(results: Results, verdict: Verdict, settings: Params, table: trad
         "decided": f"Merges are held to {', '.join(settings.gate.required)}; other verdicts are advisory.",
         "calibration_gains": text.calibration_gains(results), "noise_details": text.noise_details(metrics),
         "failures": failures.of(results, reference), "visible": failures.visible, "clipped": failures.clipped,
-        "fault_words": failures.FAULT_WORDS, "run_to_run": text.run_to_run(ratio.get("between") if ratio else None),
+        "fault_words": failures.FAULT_WORDS, "run_to_run": text.run_to_run(ratio["between"] if ratio else None),
         "base_words": "; ".join(filter(None, (source + text.dequantized(results[reference]) * (not packed), packed, base["note"]))),
         "versions": ", ".join(f"{name} {version}" for name, version in results[reference]["versions"].items()),
         "tradeoff": table, "served": tradeoff.SERVED, "cautions": text.cautions(results) + table.notes,

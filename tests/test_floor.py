@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import ROOT, make_model
+from gate_house import alone, write_metrics
 from gate_house import run as judged
-from gate_house import write_metrics
 from pydantic import ValidationError
 from reported import result
 from store_house import stored, windows_of
@@ -114,7 +114,7 @@ def test_rounding_is_above_zero_in_16_bits_and_null_with_its_reason_in_32(made: 
         assert 0 < rounding["low"] <= rounding["value"] <= rounding["high"]
         assert rounding["n"] == sum(w.scored for w in store.windows)
     else:
-        assert rounding["value"] is None and "float32 already" in rounding["reason"]
+        assert rounding["value"] is None and "float32 already" in rounding["warnings"][0]
 
 
 def test_equal_inputs_give_equal_values_and_another_model_is_no_floor(
@@ -181,17 +181,17 @@ def test_the_floor_is_the_largest_of_the_runs_and_says_which_could_not_be_made()
 def test_a_run_that_broke_leaves_no_floor_however_small_the_others_are() -> None:
     b = runs(length=[0.001], stepwise=[0.0, float("nan")])
     floor.add_largest(b, "kld_floor")
-    assert b.metrics["kld_floor"]["value"] is None and "stepwise: 40 of 80 tokens" in b.metrics["kld_floor"]["reason"]
+    assert b.metrics["kld_floor"]["value"] is None and "stepwise: 40 of 80 tokens" in b.metrics["kld_floor"]["warnings"][0]
 
 
 # --- what it marks -----------------------------------------------------------------------------------------------
 
 
 def metric(value: float | None, low: float | None, high: float | None, n: int = 2000, **more: Any) -> Any:
-    return {"value": value, "low": low, "high": high, "n": n, "clusters": 14, "warnings": [], "confidence": 0.95, **more}
+    return {"value": value, "low": low, "high": high, "n": n, "unit": "", **alone(), "clusters": 14, **more}
 
 
-NOTHING = metric(None, None, None, n=0, reason="it computes in float32 already")
+NOTHING = metric(None, None, None, n=0, warnings=["it computes in float32 already"])
 FLOORS: Any = {
     "kld_floor": metric(0.002, 0.001, 0.003, unit="nats"), "flip_floor": metric(0.01, 0.008, 0.012, unit="fraction"),
     "kld_rounding": metric(0.001, 0.0005, 0.0015, unit="nats"), "flip_rounding": metric(0.02, 0.01, 0.03, unit="fraction"),

@@ -11,8 +11,8 @@ from scipy import stats
 
 from pipeline.core.params import Compare
 from pipeline.core.records import Metrics
-from pipeline.gating.paired_difference import timed
 from pipeline.metrics.builder import Builder
+from pipeline.metrics.definitions import timed
 from pipeline.metrics.speed import timing_metrics
 from pipeline.speed.roofline import Shape
 from pipeline.speed.rounds import tpot, ttft

@@ -6,6 +6,8 @@ import csv
 import io
 from typing import Any
 
+from gate_house import alone
+
 from pipeline.metrics.definitions import DEFINITIONS, definition
 from pipeline.reporting import tradeoff
 from pipeline.reporting.text import about, render, show
@@ -13,7 +15,7 @@ from pipeline.reporting.tradeoff import IN_PROCESS, SERVER, Point, View
 
 
 def metric(value: float | None, low: float | None = None, high: float | None = None, n: int = 5, *warnings: str) -> dict[str, Any]:
-    return {"value": value, "low": low, "high": high, "n": n, "warnings": list(warnings), "unit": "ms"}
+    return {"value": value, "low": low, "high": high, "n": n, "unit": "ms", **alone(), "warnings": list(warnings)}
 
 
 METRICS = {

@@ -32,16 +32,16 @@ class Interval(TypedDict):
 
 
 class Metric(Interval):
-    """What is known of a value. Where it or its interval is null, `warnings` (or `reason`) says why."""
+    """What is known of a value; where it or its interval is null, `warnings` says why. clusters, weight, between: as
+    `stats.Estimate` has them."""
 
     n: int
-    confidence: NotRequired[float | None]
-    method: NotRequired[str]
-    warnings: NotRequired[list[str]]
-    clusters: NotRequired[int | None]
-    weight: NotRequired[float | None]
-    between: NotRequired[float | None]
-    reason: NotRequired[str]
+    confidence: float
+    method: str
+    warnings: list[str]
+    clusters: int | None
+    weight: float | None
+    between: float | None
 
 
 Metrics = dict[str, Metric]
@@ -624,9 +624,8 @@ class WholeEstimate(ShortEstimate):
 Span = TypedDict(
     "Span",
     {
-        "from": int, "to": int, "n": int, "clusters": NotRequired[int | None], "value": float | None, "low": float | None,
-        "high": float | None, "unit": str, "confidence": NotRequired[float | None], "method": NotRequired[str],
-        "warnings": NotRequired[list[str]],
+        "from": int, "to": int, "n": int, "clusters": int | None, "value": float | None, "low": float | None,
+        "high": float | None, "unit": str, "confidence": float, "method": str, "warnings": list[str],
     },
 )  # fmt: skip
 
@@ -765,7 +764,7 @@ class SetRecord(TypedDict):
     chance: NotRequired[float]
     reference: NotRequired[float]
     changed: NotRequired[float]
-    delta: NotRequired[Metrics]
+    delta: NotRequired[dict[str, Interval]]
     half_width: NotRequired[float]
     resolvable: NotRequired[float]
     told: NotRequired[dict[str, bool]]

@@ -82,7 +82,7 @@ def _delta(name: str, rule: RuleVerdict, merge: Merge) -> str:
         return f"- **{name}** {rule['metric']}: {_interval(metric)}, n = {metric['n']}{why}: {judged}"
     before = with_unit(change.before[rule["metric"]], interval=False)
     both = f"{before} → {with_unit(metric, interval=False)}"
-    lost = [w for w in difference.get("warnings", ()) if w.startswith(("pairing was lost", "the baseline", "the reference"))]
+    lost = [w for w in difference["warnings"] if w.startswith(("pairing was lost", "the baseline", "the reference"))]
     how = "; ".join([f"{difference['how']}, n = {difference['n']}", *map(_plain, lost)])
     quotient = "quotient " if difference["unit"] == "ratio" else ""
     return f"- **{name}** {rule['metric']}: {both}, {quotient}{_change(difference)} ({how}): {judged}"

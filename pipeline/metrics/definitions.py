@@ -22,7 +22,8 @@ class Definition:
     about: str
 
 
-# `name/<task>` metrics are looked up by the part before the slash.
+# A metric is a line here and a call of Builder (mean, quantile, exact, bare) where its rows are read: tokens, answers, speed or
+# generation. A line in tokens.PER_TOKEN or answers.PAIRED pairs it with a baseline's. `name/<task>` is looked up by `name`.
 IN_PROCESS: dict[str, Definition] = {
     "kld_mean": Definition("nats", "lower", 0.0, "KL(reference || variant), full vocabulary, mean over tokens"),
     "kld_median": Definition("nats", "lower", 0.0, "median over tokens"),
@@ -133,8 +134,6 @@ DEFINITIONS = SERVED | IN_PROCESS
 
 # Metrics of a variant whose "no difference" is measured: (floor, rounding), both metrics of the reference.
 FLOORS: dict[str, tuple[str, str]] = {"kld_mean": ("kld_floor", "kld_rounding"), "top1_agreement": ("flip_floor", "flip_rounding")}
-
-
 SIGNED = ("delta_p_mean",)  # a fraction that may be below zero
 
 
@@ -151,6 +150,19 @@ def bounds_of(name: str, transform: str = "mean") -> tuple[float, float]:
 def definition(name: str) -> Definition | None:
     """The definition of a metric by its name: `acc_delta/facts` by `acc_delta`, `ttft_p99_ms/closed-4` by `ttft_p99_ms`."""
     return DEFINITIONS.get(name.split("/")[0])
+
+
+CLOCKED = ("ms", "s", "tok/s")  # units that a machine's speed is in
+OF_MACHINES = (  # and what else depends on it
+    "speed_ratio", "prefill_ratio", "mbu", "mfu", "reference_drift", "failure_rate", "peak_memory_bytes", "load_memory_bytes",
+    "cuda_allocated_bytes", "cuda_reserved_bytes", "nvml_used_bytes",
+)  # fmt: skip
+
+
+def timed(name: str) -> bool:
+    """Whether a metric depends on the machine, so that two machines' are never compared."""
+    what = definition(name)
+    return name.split("/")[0] in OF_MACHINES or is_served(name) or (what is not None and what.unit in CLOCKED)
 
 
 def is_served(name: str) -> bool:

@@ -119,7 +119,7 @@ def or_why(metric: Metric) -> str:
 
 def warnings_of(metric: Metric | None) -> list[str]:
     """A metric's warnings; none of a metric that is not there."""
-    return metric.get("warnings", []) if metric else []
+    return metric["warnings"] if metric else []
 
 
 def worth(metric: Metric | None) -> list[str]:
@@ -129,7 +129,7 @@ def worth(metric: Metric | None) -> list[str]:
 
 def reason_of(metric: Metric) -> str:
     """Why a metric has no value."""
-    return metric.get("reason") or "; ".join(warnings_of(metric)) or "no reason given"
+    return "; ".join(warnings_of(metric)) or "no reason given"
 
 
 def number(value: float, style: str = ".3g") -> str:

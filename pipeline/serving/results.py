@@ -9,7 +9,8 @@ import yaml
 from pipeline.core import artifacts, records
 from pipeline.core.params import Params
 from pipeline.core.records import Json, Metrics, ServerReport, VariantResult
-from pipeline.metrics.definitions import SERVED, SERVED_WHOLE, is_served
+from pipeline.metrics.builder import unknown
+from pipeline.metrics.definitions import SERVED_WHOLE, is_served
 from pipeline.metrics.serving import scenarios
 
 
@@ -61,9 +62,7 @@ def fault(variant: str, result: ServerReport | None, model: str, settings: Param
 def metrics(variant: str, result: ServerReport | None, model: str, settings: Params) -> Metrics:
     """A variant's server metrics as rules name them. Metrics that rules judge and that are unknown are null with a reason."""
     why = fault(variant, result, model, settings) or "the server's run has no such metric"
-    known: Metrics = {}
-    for name in judged(settings):
-        known[name] = {"value": None, "low": None, "high": None, "n": 0, "reason": why, "unit": SERVED[name.split("/")[0]].unit}
+    known: Metrics = {name: unknown(name, why, settings.compare.confidence) for name in judged(settings)}
     if result is not None and not fault(variant, result, model, settings):
         known |= {f"{name}/{level}": m for level, by_name in result["levels"].items() for name, m in by_name.items()}
         known |= {name: m for name, m in zip(SERVED_WHOLE, (result["knee"], result["server_memory_bytes"])) if m}
