@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import typer
 from typer.core import TyperGroup
@@ -56,30 +55,15 @@ COMMANDS = {
         ("quantgate batch http://127.0.0.1:8000 requests.jsonl results.jsonl",),
     ),
     "bundle": Command(
-        "pipeline.__main__:bundle", "Pack what checks these results on another machine.", ("quantgate bundle out.zip",),
+        "tools.bundle:main", "Pack what checks these results on another machine.", ("quantgate bundle out.zip",),
     ),
     "compare": Command(
-        "pipeline.__main__:compare", "Compare these results with another machine's bundle.", ("quantgate compare out.zip",),
+        "tools.bundle:compare", "Compare these results with another machine's bundle.", ("quantgate compare out.zip",),
     ),
     "evalset": Command(
         "pipeline.evalset.__main__:main", "Check evaluation sets; say what each can resolve.", ("quantgate evalset",),
     ),
 }  # fmt: skip
-Bundle = Annotated[Path, typer.Argument(help="the bundle, out.zip")]
-
-
-def bundle(path: Bundle) -> None:
-    """Pack environment, conditions, rows and results into a zip file: no weights, no secrets."""
-    from tools.bundle import main as work
-
-    work("pack", path)
-
-
-def compare(path: Bundle) -> None:
-    """Compare these results with a bundle: quality by its intervals, timings side by side."""
-    from tools.bundle import main as work
-
-    work("compare", path)
 
 
 class Late(TyperGroup):

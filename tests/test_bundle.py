@@ -14,6 +14,7 @@ import pytest
 import reported
 import yaml
 
+from pipeline.__main__ import app
 from pipeline.core import artifacts, cli, params, quiet
 from pipeline.core.errors import ArtifactError
 from tools import bundle
@@ -105,7 +106,7 @@ def test_no_secret_leaves_in_what_is_written_for_the_bundle_itself(house: Path, 
     for name, content in members(path).items():
         assert not re.search(rb"hunter2|sk-0123456789|secretpw", content), name
     assert "artifacts/answers/int8.jsonl" in bundle.read(path)[0]["files"]
-    other = bundle.compare(params.load(), path)
+    other = bundle.compared(params.load(), path)
     assert "hunter2" not in other and KEY not in other
 
 
@@ -232,16 +233,16 @@ def test_an_incoherent_or_damaged_bundle_is_refused_in_one_line(house: Path) -> 
 def test_the_command_packs_compares_and_reports_a_mistake_in_one_line(
     house: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def command(*words: str) -> str:
-        monkeypatch.setattr("sys.argv", ["bundle", *words])
-        cli.run(bundle.main)
+    def command(name: str, file: str) -> str:
+        monkeypatch.setattr("sys.argv", ["quantgate", name, file])
+        cli.call(app())
         return capsys.readouterr().out
 
     monkeypatch.setattr(quiet, "libraries", lambda: None)
     with pytest.raises(SystemExit) as e:
         command("compare", "nowhere.zip")
-    assert str(e.value) == "error: nowhere.zip does not exist; `python -m tools.bundle pack out.zip` makes a bundle"
-    assert "out.zip: " in command("pack", "out.zip") and "## Quality" in command("compare", "out.zip")
+    assert str(e.value) == "error: nowhere.zip does not exist; `quantgate bundle out.zip` makes a bundle"
+    assert "out.zip: " in command("bundle", "out.zip") and "## Quality" in command("compare", "out.zip")
 
 
 # --- side by side ------------------------------------------------------------------------------------------------
@@ -249,7 +250,7 @@ def test_the_command_packs_compares_and_reports_a_mistake_in_one_line(
 
 def compared(house: Path, change: Change = lambda value: None, what: str = "reports/metrics/int8.json") -> str:
     """The comparison with a bundle whose member `what` was changed."""
-    return bundle.compare(params.load(), changed(packed(house), edited(what, change)))
+    return bundle.compared(params.load(), changed(packed(house), edited(what, change)))
 
 
 def rows_of(text: str, name: str) -> list[list[str]]:
@@ -298,7 +299,7 @@ def test_another_speed_test_or_machine_is_named_and_leaves_quality_comparable(ho
 
 
 def test_a_variant_that_only_one_side_has_is_shown_as_unknown(house: Path) -> None:
-    text = bundle.compare(params.load(), changed(packed(house), lambda m: m.pop("reports/metrics/int8.json")))
+    text = bundle.compared(params.load(), changed(packed(house), lambda m: m.pop("reports/metrics/int8.json")))
     assert "- variant int8: only here" in text
     assert ["unknown", "not in both"] in [r[3:] for r in rows_of(text, "int8")]
     text = compared(house, lambda r: r["metrics"]["kld_mean"].update({"value": None}))

@@ -188,7 +188,7 @@ def test_a_run_that_broke_leaves_no_floor_however_small_the_others_are() -> None
 
 
 def metric(value: float | None, low: float | None, high: float | None, n: int = 2000, **more: Any) -> Any:
-    return {"value": value, "low": low, "high": high, "n": n, "unit": "", **alone(), "clusters": 14, **more}
+    return {"value": value, "low": low, "high": high, "n": n, **alone(), "clusters": 14, **more}
 
 
 NOTHING = metric(None, None, None, n=0, warnings=["it computes in float32 already"])

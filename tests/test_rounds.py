@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import ROOT
-
 from gate_house import alone
 
 from pipeline.core import params

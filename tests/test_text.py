@@ -38,7 +38,7 @@ def test_report_floor_comment_and_mlflow_write_the_same_value_alike() -> None:
     assert with_unit(ms) == f"{written} ms" and or_why(ms) == written
     ttft = rule("ttft_ms", "PASS", **ms, bound="limit 2 s")
     assert f"- ttft_ms {written} ms, n = 9: PASS" in variant_note(judged("PASS", ttft))
-    assert or_why(metric(None) | {"reason": "why"}) == "unknown (why)" and with_unit(metric(0.0, unit="ms")) == "0 ms"
+    assert or_why(metric(None) | {"warnings": ["why"]}) == "unknown (why)" and with_unit(metric(0.0, unit="ms")) == "0 ms"
     share = metric(0.25, 0.2, 0.3, unit="fraction")
     assert (with_unit(share), with_unit(share, sign=True)) == ("25 [20, 30] %", "+25 [+20, +30] pp")
 
@@ -92,11 +92,11 @@ def test_what_failed_or_is_unknown_is_listed_with_its_reason() -> None:
         "int4": result("int4", 2.0, 0.1, 143, status="unsupported", reason="no kernel"),
     }
     results["int4"]["metrics"] = {}
-    results["int8"]["metrics"] |= {"ppl": metric(None) | {"reason": "no texts"}, "failure_rate": around(0.4, n=5)}
+    results["int8"]["metrics"] |= {"ppl": metric(None) | {"warnings": ["no texts"]}, "failure_rate": around(0.4, n=5)}
     lines = text.unmeasured(results)
     assert "int4: unsupported: no kernel" in lines and "int8: no value for ppl: no texts" in lines
-    results["int4"]["metrics"] = {k: metric(None) | {"reason": "no texts"} for k in ("ppl", "acc/a", "acc/b")}
-    results["int8"]["metrics"] |= {k: metric(None) | {"reason": "no texts"} for k in ("acc/a", "acc/b")}
+    results["int4"]["metrics"] = {k: metric(None) | {"warnings": ["no texts"]} for k in ("ppl", "acc/a", "acc/b")}
+    results["int8"]["metrics"] |= {k: metric(None) | {"warnings": ["no texts"]} for k in ("acc/a", "acc/b")}
     assert "int8, int4: no value for ppl, acc/(a, b): no texts" in text.unmeasured(results), "one line for both"
     assert any("of 5 requests failed" in line for line in lines) and len(lines) == 3
 
@@ -131,7 +131,7 @@ def test_the_second_look_has_n_interval_and_method_or_why_there_is_none() -> Non
     assert text.about(value) == "25 %, n = 7; 90 % interval [20, 30]; Wilson; few"
     assert text.about(metric(3.0, n=1, unit="ms")) == "3 ms, n = 1; no interval"
     assert text.about(metric(3.0, 3.0, 3.0, n=1, unit="ms")) == "3 ms, n = 1; exact"
-    assert text.about(metric(None) | {"reason": "no wheel"}) == "unknown: no wheel" and text.about(None) == "not measured"
+    assert text.about(metric(None) | {"warnings": ["no wheel"]}) == "unknown: no wheel" and text.about(None) == "not measured"
 
 
 def test_decode_against_the_own_engine_s_16_bits_is_a_quotient_with_the_outer_interval() -> None:
