@@ -49,24 +49,23 @@ def track(settings: Params, uri: str) -> tuple[Tracked, int]:
 
 def promote(settings: Params, uri: str, variant: str, *, force: bool, reason: str) -> str:
     """Make a variant the champion; returns a sentence about what happened. Without `force`, raises `ArtifactError` unless its
-    verdict is PASS and not stale, and its files, if they are here, are the measured ones."""
+    verdict is PASS and not stale."""
     settings.variant(variant)
     state = runs.load_state(settings)
-    files, changed = runs.compare_files(state, variant)
     if not force:
-        _check_promotable(variant, settings, changed)
+        _check_promotable(variant, settings)
     tracker = Tracker(uri, settings.track.experiment)
     registry = Registry(tracker.client, settings.track.experiment)
     run = tracker.find(state.variant_key(variant))
     version = registry.version_of(run.info.run_id) if run else None
     if version is None:
         raise ArtifactError(f"{variant}'s current results are not in MLflow; run `python -m pipeline.track` first")
-    move = registry.promote(version, reason=reason or "verdict PASS", forced=force, files=files)
+    move = registry.promote(version, reason=reason or "verdict PASS", forced=force)
     return _sentence(move) if move else f"{variant} (version {version}) is already the champion; nothing changed"
 
 
-def _check_promotable(variant: str, settings: Params, changed: str) -> None:
-    """Raise unless the variant's verdict, judged as a merge judges it, is PASS and the files are those measured."""
+def _check_promotable(variant: str, settings: Params) -> None:
+    """Raise unless the variant's verdict, judged as a merge judges it, is PASS."""
     force, refused = "or use --force --reason TEXT", f"{variant} is not promoted"
     try:
         judged = verdicts.for_merge(settings).verdict["variants"]
@@ -78,8 +77,6 @@ def _check_promotable(variant: str, settings: Params, changed: str) -> None:
         raise ArtifactError(f"{refused}: {why}; {force}")
     if (word := judged[variant]["verdict"]) != "PASS":
         raise ArtifactError(f"{refused}: its verdict is {word}, not PASS: {judged[variant]['reason']}; mend it, {force}")
-    if changed:
-        raise ArtifactError(f"{refused}: {changed}; run `dvc repro`, {force}")
 
 
 def rollback(settings: Params, uri: str, reason: str) -> str:
@@ -90,10 +87,7 @@ def rollback(settings: Params, uri: str, reason: str) -> str:
 
 def _sentence(move: Move) -> str:
     before = f"before: version {move['before']}" if move["before"] else "the first champion"
-    return (
-        f"champion is {move['variant']} (version {move['version']}), by {move['how']}; {before}; reason: {move['reason']}; "
-        f"its files: {move['files']}"
-    )
+    return f"champion is {move['variant']} (version {move['version']}), by {move['how']}; {before}; reason: {move['reason']}"
 
 
 def main(

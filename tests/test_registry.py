@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from mlflow import MlflowClient
-from track_house import VARIANTS, House, change, copy_tracked, judged, rejudge, write_manifest
+from track_house import VARIANTS, House, change, copy_tracked, judged, rejudge
 
 from pipeline import track
-from pipeline.core import artifacts
 from pipeline.core.errors import ArtifactError, ParamsError
 from pipeline.gating import verdicts
 from pipeline.tracking.registry import ALIAS, Registry, succession
@@ -33,15 +31,6 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tracked: Path) -> Hou
     monkeypatch.chdir(tmp_path)
     say(monkeypatch, {"int8": "PASS", "nf4": "FAIL"})
     return copy_tracked(tracked, tmp_path)
-
-
-def build(variant: str) -> Path:
-    """A model as `quantize` leaves it, and results that were measured of it."""
-    folder = artifacts.model_dir(variant)
-    artifacts.write_text(folder / "model.safetensors", "weights")
-    write_manifest(variant, digest="as built")
-    change(variant, model="as built")
-    return folder
 
 
 def promote(house: House, variant: str, reason: str = "", force: bool = False) -> str:
@@ -128,44 +117,6 @@ def test_the_verdict_is_the_gate_s_as_a_merge_asks_it_and_not_that_of_the_file(
     say(monkeypatch, {"int8": "PASS"})
     promote(house, "int8")
     assert champion(house[2]) == "int8" and Registry(house[2], NAME).moves()[0]["reason"] == "verdict PASS"
-
-
-# --- its files ---------------------------------------------------------------------------------------------------
-
-
-DAMAGES: list[tuple[Any, str]] = [
-    (lambda f: artifacts.write_text(f / "model.safetensors", "others"), "model.safetensors was changed"),
-    (lambda f: (f / "model.safetensors").unlink(), "model.safetensors is missing"),
-    (lambda f: artifacts.write_text(f / "more", "x"), "more was added"),
-    (lambda f: write_manifest("int8", digest="another"), "another build"),
-]
-
-
-def test_a_model_that_is_not_what_was_measured_needs_force_and_the_move_says_so(house: House) -> None:
-    folder = build("int8")
-    track.track(house[0], house[1])
-    shutil.copytree(folder, "whole")
-    for damage, said in DAMAGES:
-        damage(folder)
-        with pytest.raises(ArtifactError, match=f"int8 is not promoted: .*{said}.*--force --reason TEXT") as caught:
-            promote(house, "int8")
-        assert Registry(house[2], NAME).champion() is None and "\n" not in str(caught.value)
-        if damage is not DAMAGES[-1][0]:
-            shutil.rmtree(folder)
-            shutil.copytree("whole", folder)
-    assert "another build" in promote(house, "int8", reason="I know", force=True)
-    assert "another build" in Registry(house[2], NAME).moves()[0]["files"]
-
-
-def test_a_model_that_is_what_was_measured_is_promoted_and_one_that_is_not_here_is_said_to_be_unchecked(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    build("int8")
-    track.track(house[0], house[1])
-    assert "as measured" in promote(house, "int8") and Registry(house[2], NAME).moves()[0]["files"] == "as measured"
-    say(monkeypatch, {"nf4": "PASS"})
-    assert "not here, and so not compared with what was measured" in promote(house, "nf4")
-    assert "not here" in Registry(house[2], NAME).moves()[-1]["files"]
 
 
 def test_an_unknown_variant_and_results_that_are_not_in_mlflow_yet_are_not_promoted(house: House) -> None:

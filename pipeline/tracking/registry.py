@@ -19,12 +19,10 @@ from pipeline.tracking.connection import pages, user
 ALIAS = "champion"
 MOVE = "quantgate.move."
 EXTERNAL = "mlflow.model.isExternal"  # MLflow's mark for a model whose files are elsewhere
-NOT_COMPARED = "not compared"
 
 
 class Move(TypedDict):
-    """A move of the alias. before: the version that had it; how: promote, force, rollback or by hand; files: how the model's files
-    compare with the measured ones."""
+    """A move of the alias. before: the version that had it; how: promote, force, rollback or by hand."""
 
     number: str
     version: str
@@ -34,7 +32,6 @@ class Move(TypedDict):
     at: str
     by: str
     reason: str
-    files: str
 
 
 class Registry:
@@ -95,10 +92,10 @@ class Registry:
         tags = model.tags if model is not None else {}
         return [json.loads(tags[k]) for k in sorted(tags) if k.startswith(MOVE)]
 
-    def promote(self, version: str, *, reason: str, forced: bool, files: str) -> Move | None:
-        """Move the alias to a version; None if it is there already. files: how the model's files compare with the measured ones."""
+    def promote(self, version: str, *, reason: str, forced: bool) -> Move | None:
+        """Move the alias to a version; None if it is there already."""
         self._settle()
-        return None if self.champion() == version else self._move(version, "force" if forced else "promote", reason, files)
+        return None if self.champion() == version else self._move(version, "force" if forced else "promote", reason)
 
     def rollback(self, reason: str) -> Move:
         """Move the alias back to the previous champion. Raises `ArtifactError` if there was none."""
@@ -107,26 +104,26 @@ class Registry:
         if len(champions) < 2:
             now = f"version {champions[-1]} is the first champion" if champions else "there is no champion yet"
             raise ArtifactError(f"nothing to roll back to: {now} of {self.name!r}")
-        return self._move(champions[-2], "rollback", reason, NOT_COMPARED)
+        return self._move(champions[-2], "rollback", reason)
 
     def _settle(self) -> None:
         """Record a move that has no record."""
         moves, now = self.moves(), self.champion()
         before = moves[-1]["version"] if moves else None
         if now and now != before:
-            self._record(now, before, "by hand", "found so; not moved by quantgate", NOT_COMPARED)
+            self._record(now, before, "by hand", "found so; not moved by quantgate")
 
-    def _move(self, version: str, how: str, reason: str, files: str) -> Move:
+    def _move(self, version: str, how: str, reason: str) -> Move:
         before = self.champion()
         self.client.set_registered_model_alias(self.name, ALIAS, version)
-        return self._record(version, before, how, reason, files)
+        return self._record(version, before, how, reason)
 
-    def _record(self, version: str, before: str | None, how: str, reason: str, files: str) -> Move:
+    def _record(self, version: str, before: str | None, how: str, reason: str) -> Move:
         move: Move = {
             "number": f"{len(self.moves()) + 1:04d}", "version": version,
             "variant": self.client.get_model_version(self.name, version).tags.get("variant", "?"), "before": before, "how": how,
             "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "by": f"{user()}@{platform.node()}",
-            "reason": secrets.hide(reason), "files": files,
+            "reason": secrets.hide(reason),
         }  # fmt: skip
         self.client.set_registered_model_tag(self.name, MOVE + move["number"], json.dumps(move))
         return move

@@ -18,11 +18,9 @@ from pipeline.core.droppings import data_files
 from pipeline.core.errors import ArtifactError
 from pipeline.core.params import Params
 from pipeline.core.records import (
-    AnswersMeta,
     Metric,
     ModelManifest,
     ServerReport,
-    StoreManifest,
     VariantResult,
     Verdict,
 )
@@ -30,7 +28,7 @@ from pipeline.gating import baseline
 from pipeline.reporting.text import dequantized, markdown_table, n_of, results_table
 from pipeline.serving import results as server_results
 from pipeline.tracking import views
-from pipeline.tracking.connection import CURRENT, Curve, DataSet, Tracker
+from pipeline.tracking.connection import CURRENT, Curve, Tracker
 
 SWEPT = re.compile(r"(?P<stem>[^/]+)/(?P<axis>context|batch|concurrency|closed)-(?P<at>\d+)")
 AXES = {"closed": "concurrency"}
@@ -82,20 +80,6 @@ def read_manifest(name: str) -> ModelManifest | None:
     return records.read(path, ModelManifest) if path.exists() else None
 
 
-def compare_files(state: State, name: str) -> tuple[str, str]:
-    """(how a variant's model files compare with the measured ones, what differs: empty if nothing does or they are not here)."""
-    folder, manifest = artifacts.model_dir(name), read_manifest(name)
-    if manifest is None:
-        return f"{folder} is not here, and so not compared with what was measured", ""
-    try:
-        artifacts.verify_files(folder, manifest)
-    except ArtifactError as e:
-        changed = str(e).partition("; ")[0]
-    else:
-        changed = "" if manifest["digest"] == state.results[name]["model"] else f"{folder} (another build than was measured)"
-    return changed or "as measured", changed
-
-
 # ---- logging -----------------------------------------------------------------------------------------------------------------
 
 
@@ -137,7 +121,6 @@ def log_variant(tracker: Tracker, state: State, name: str, settings: Params, mad
     def log(run_id: str) -> None:
         tracker.log_params(run_id, params_of(name, result, manifest, settings))
         tracker.log_metrics(run_id, flat_metrics(result["metrics"]), curves(result, state.serving.get(name)))
-        tracker.log_datasets(run_id, datasets(name, manifest))
         for folder, file in files.items():
             tracker.log_files(run_id, [file], folder)
 
@@ -157,7 +140,6 @@ def log_state(tracker: Tracker, state: State, settings: Params, made_from: dict[
         shared |= {"variants": ", ".join(runs), "machine": made_from["machine"]}
         tracker.log_params(run_id, shared | measured_by(settings))
         tracker.log_dict(run_id, {"columns": list(rows[0]), "data": [list(row.values()) for row in rows]}, "comparison.json")
-        tracker.log_dict(run_id, {"runs": runs, "key": key}, "state.json")
         tracker.log_files(run_id, [Path("params.yaml"), baseline.LOCK], "made_from")
 
     name = f"{word} ({key[:6]}): {model_name(settings)} vs {reference}"  # verdict first: lists cut a name's end
@@ -280,19 +262,3 @@ def model_name(settings: Params) -> str:
     model = settings.model
     name = next(str(getattr(model, key)) for key in ("file", "id", "path") if hasattr(model, key))
     return Path(name).name.removesuffix(".gguf") or "model"
-
-
-def datasets(variant: str, manifest: ModelManifest | None) -> list[DataSet]:
-    """Each set that a variant was evaluated, measured or calibrated on. A task's definition and rows are one data set."""
-    answers, store = artifacts.meta_of(artifacts.answers(variant)), artifacts.REFERENCE / artifacts.MANIFEST
-    calibration = manifest.get("calibration") if manifest else None
-    by_use = {
-        "evaluation": records.read(answers, AnswersMeta)["sets"] if answers.exists() else {},
-        "divergence": records.read(store, StoreManifest)["sets"] if store.exists() else {},
-        "calibration": calibration.get("set_files", {}) if calibration else {},
-    }
-    sets: dict[tuple[str, str], dict[str, str]] = {}
-    for use, files in by_use.items():
-        for file, sha256 in sorted(files.items()):
-            sets.setdefault((f"{Path(file).parent.name}/{Path(file).stem}", use), {})[file] = sha256
-    return [(name, use, hashes) for (name, use), hashes in sets.items()]
