@@ -12,7 +12,7 @@ from typing import Any
 from pipeline.core import artifacts, cli, params, records
 from pipeline.core.errors import ArtifactError
 from pipeline.evalset.tasks import load_task, local_tasks
-from pipeline.metrics import failure_analysis, generation, noise_floor
+from pipeline.metrics import definitions, failure_analysis, generation
 from pipeline.metrics.answers import AnswerPair, answer_metrics, pair
 from pipeline.metrics.builder import Builder, size_metrics
 from pipeline.metrics.speed import timing_metrics
@@ -81,7 +81,7 @@ def compare(name: str, settings: params.Params) -> tuple[records.VariantResult, 
         if name == reference.name:  # the floor is the reference's own metric: its difference to itself
             b.metrics |= floors
         else:
-            noise_floor.mark(b.metrics, floors)
+            definitions.mark_floor_limited(b.metrics, floors)
         if any(faults.values()):
             statuses = {m["status"] for m in (variant.answers, variant.tokens, variant.timings, variant.replies)}
             status = next((s for s in ("crashed", "invalid", "unsupported") if s in statuses), "invalid")

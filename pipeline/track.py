@@ -18,7 +18,7 @@ from pipeline.core.errors import ArtifactError, ParamsError, QuantgateError
 from pipeline.core.params import Params
 from pipeline.core.records import Tracked
 from pipeline.gating import verdicts
-from pipeline.tracking import runs, views
+from pipeline.tracking import runs
 from pipeline.tracking.connection import Tracker
 from pipeline.tracking.registry import Move, Registry
 
@@ -42,7 +42,7 @@ def track(settings: Params, uri: str) -> tuple[Tracked, int]:
     runs.mark_current(tracker, parent, children, state)
     tags = {run: runs.version_tags(state, name) for name, run in children.items()}
     by_run = Registry(tracker.client, settings.track.experiment).register(tracker.experiment, tags)
-    views.describe_experiment(tracker.client, tracker.experiment)
+    runs.describe_experiment(tracker.client, tracker.experiment)
     versions = {name: by_run[run] for name, run in children.items()}
     return {"experiment": tracker.experiment, "parent": parent, "runs": children, "versions": versions}, tracker.created
 

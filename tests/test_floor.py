@@ -23,7 +23,7 @@ from pipeline.core.params import Compare, Rule
 from pipeline.divergence.store import Store, Window, batches
 from pipeline.engines import hf
 from pipeline.gating.rules import bound_of, judge_above
-from pipeline.metrics import noise_floor
+from pipeline.metrics import definitions
 from pipeline.metrics.builder import Builder
 from pipeline.reporting import charts, text
 
@@ -205,15 +205,15 @@ FLOORS: Any = {
 ])  # fmt: skip
 def test_below_twice_the_larger_of_floor_and_rounding_is_floor_limited(kld: float, agreement: float, expected: set[str]) -> None:
     variant = {"kld_mean": metric(kld, kld, kld), "top1_agreement": metric(agreement, 0, 1), "ppl_ratio": metric(1.0, 1, 1)}
-    noise_floor.mark(variant, FLOORS)
+    definitions.mark_floor_limited(variant, FLOORS)
     assert {name for name, m in variant.items() if text.floor_mark(m)} == expected
 
 
 def test_an_unknown_floor_is_a_warning_and_an_unknown_rounding_leaves_the_floor() -> None:
     variant = {"kld_mean": metric(0.001, 0.001, 0.001)}
-    noise_floor.mark(variant, {"kld_floor": NOTHING, "kld_rounding": NOTHING})
+    definitions.mark_floor_limited(variant, {"kld_floor": NOTHING, "kld_rounding": NOTHING})
     assert variant["kld_mean"]["warnings"] == ["the noise floor is unknown"]
-    assert noise_floor.limit("kld_mean", FLOORS | {"kld_rounding": NOTHING}) == pytest.approx(0.004)
+    assert definitions.floor_limit("kld_mean", FLOORS | {"kld_rounding": NOTHING}) == pytest.approx(0.004)
 
 
 def test_the_sentence_has_every_value_or_its_reason() -> None:

@@ -32,7 +32,7 @@ ALLOWED = {
         "model/headers.py", "model/from_gguf.py", "model/tokenizer_files.py", "model/integrity.py", "evalset/chats.py",
         "benchmark.py",  # what it takes for a config that does not say
     },
-    "mlflow": {"tracking/connection.py"}, "matplotlib": {"tracking/views.py"}, "vl_convert": {"reporting/charts.py"},
+    "mlflow": {"tracking/connection.py"}, "matplotlib": {"tracking/runs.py"}, "vl_convert": {"reporting/charts.py"},
     "jinja2": {"reporting/text.py", "evaluate.py"}, "lm_eval": {"evaluate.py", "check.py", "engines/_lm_eval.py"},
     "gptqmodel": {"quantizers/_gptqmodel.py", "engines/_gptq.py"}, "bitsandbytes": {"quantizers/bnb.py"},
     "llama_cpp": {"quantizers/gguf.py", "engines/llamacpp.py", "model/from_gguf.py"},

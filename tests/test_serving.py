@@ -14,7 +14,7 @@ import pytest
 from pipeline.core import artifacts, cli, quiet
 from pipeline.core.errors import DataError, ParamsError
 from pipeline.metrics import serving as figures
-from pipeline.serving import client, measure, probe
+from pipeline.serving import client, measure
 from pipeline.serving.client import Answer, Endpoint, Request, ServerError
 from pipeline.serving.reply import Fault, events
 from tests import serving_server
@@ -374,7 +374,7 @@ def test_a_server_that_is_away_or_needs_another_key_is_one_line_without_the_key(
     async def go() -> None:
         endpoint = Endpoint("http://127.0.0.1:1/v1", key=key, key_variable="OTHER_KEY")
         async with client.connected(endpoint, httpx2.MockTransport(reply)) as c:
-            await probe.named(c, endpoint)
+            await measure.named(c, endpoint)
 
     with pytest.raises(ServerError, match=message) as e:
         asyncio.run(go())
@@ -389,7 +389,7 @@ def probed(server: Server, **more: Any) -> dict[str, Any]:
 
     async def go() -> Any:
         async with client.connected(endpoint) as c:
-            return (await probe.probe(c, endpoint))[1]
+            return (await measure.probe(c, endpoint))[1]
 
     return dict(asyncio.run(go()))
 
@@ -415,7 +415,7 @@ def test_a_probe_finds_what_a_server_can(server: Server) -> None:
     can: Any = probed(server)
     for name in ("stream_usage", "one_token_an_event", "ignore_eos"):
         assert can[name]["value"] is True, name
-    assert can["model"] == "m" and probe.lacking(can) == []
+    assert can["model"] == "m" and measure.lacking(can) == []
 
 
 REFUSALS = {
@@ -455,12 +455,12 @@ def test_a_probe_says_what_a_server_lacks_and_what_is_unknown(server: Server) ->
 
     can: Any = probed(server)  # `plain` always goes on to the end
     assert can["ignore_eos"]["value"] is None
-    assert "ignore_eos: unknown: " in " ".join(probe.lacking(can))
+    assert "ignore_eos: unknown: " in " ".join(measure.lacking(can))
     server.plays = always(poor)
     can = probed(server)
     assert can["ignore_eos"] == {"value": False, "reason": "HTTP 400: error: extra fields not permitted: ignore_eos"}
     assert can["stream_usage"]["value"] is False and can["one_token_an_event"]["value"] is None
-    assert {line.split(":")[0] for line in probe.lacking(can)} == set(can) - {"url", "model", "models", "api"}
+    assert {line.split(":")[0] for line in measure.lacking(can)} == set(can) - {"url", "model", "models", "api"}
 
 
 @pytest.mark.parametrize("models, model, play, message", [

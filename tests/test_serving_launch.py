@@ -24,7 +24,7 @@ import pytest
 from pipeline.core import venvs
 from pipeline.core.errors import Crashed, ParamsError, Unsupported
 from pipeline.engines import llamacpp as llamacpp_engine
-from pipeline.serving import _llamacpp, client, launch, probe
+from pipeline.serving import _llamacpp, client, launch, measure
 from pipeline.serving.client import Endpoint, Request, ServerError
 from pipeline.serving.launch import Command, Launched
 from tests.test_engines import write_gguf
@@ -261,7 +261,7 @@ def through(server: Launched, work: Callable[[httpx2.AsyncClient, Endpoint], Any
 
 
 def test_llama_cpp_s_server_is_probed(llamacpp: Launched) -> None:
-    _, can = through(llamacpp, probe.probe)
+    _, can = through(llamacpp, measure.probe)
     assert can["model"] == "model" and can["stream_usage"]["value"] is True
     assert "AVX" in str(llamacpp.facts["build"]) or "NEON" in str(llamacpp.facts["build"])
 
@@ -300,8 +300,8 @@ def test_llama_cpp_s_server_scores_given_tokens_as_transformers_does(llamacpp: L
     from pipeline import engines
 
     words = score_url.Words(tiny)
-    ids = words.encoded(probe.TEXT)
-    name, lacks = through(llamacpp, lambda c, e: score_url.find_way(c, e, words, probe.TEXT))
+    ids = words.encoded(measure.TEXT)
+    name, lacks = through(llamacpp, lambda c, e: score_url.find_way(c, e, words, measure.TEXT))
     assert name == "logit_bias, a token at a time" and "echo" in " ".join(lacks)
     logps = through(llamacpp, lambda c, e: score_url.WAYS[name](c, e, words, ids, 1))
     logits = np.asarray(engines.load("hf", tiny, threads=1).logits(ids), float)[:-1]

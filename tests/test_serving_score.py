@@ -22,7 +22,7 @@ from pipeline.core.errors import ParamsError, Unsupported
 from pipeline.core.params import Compare
 from pipeline.metrics.builder import Builder
 from pipeline.metrics.tokens import token_metrics
-from pipeline.serving import probe
+from pipeline.serving import measure
 from pipeline.serving.client import ServerError
 from tests import serving_server
 from tests.serving_server import KEY, Body, Handler, Server
@@ -31,7 +31,7 @@ from tools import score_url as score
 from tools import serve_url as command
 
 ROOT = Path(__file__).resolve().parent.parent
-WORDS = list(dict.fromkeys(["[UNK]", "a", "b", *probe.TEXT.replace(".", " .").replace(",", " ,").split()]))
+WORDS = list(dict.fromkeys(["[UNK]", "a", "b", *measure.TEXT.replace(".", " .").replace(",", " ,").split()]))
 A, B, BOOK = 1, 2, WORDS.index("book")
 # The model: after `a` comes `b` with 1/2, after `b` comes `a` with 1/4, and a word repeats itself with 1/8.
 P = {(A, B): 0.5, (B, A): 0.25, (A, A): 0.125, (B, B): 0.125}
@@ -262,7 +262,7 @@ def test_tokens_of_a_window_that_fails_midway_are_not_half_counted(scored: Score
             body = body | {"logit_bias": {"2": 100}} if body["logit_bias"] == {"1": 100} else body | {"logit_bias": {"1": 100}}
         biased(h, body)
 
-    monkeypatch.setattr(probe, "TEXT", "a b a b")
+    monkeypatch.setattr(measure, "TEXT", "a b a b")
     with pytest.raises(typer.Exit):
         scored(other_later)
     assert [(r["ok"], r["logps"] is None) for r in rows()] == [(True, False)] + [(False, True)] * 3

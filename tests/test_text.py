@@ -11,7 +11,7 @@ from pipeline.gating.rules import UNITS
 from pipeline.metrics.definitions import DEFINITIONS
 from pipeline.reporting import text
 from pipeline.reporting.text import difference, digits_apart, number, or_why, show, with_unit
-from pipeline.tracking.views import variant_note
+from pipeline.tracking.runs import variant_note
 
 
 @pytest.mark.parametrize(

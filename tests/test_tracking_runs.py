@@ -10,7 +10,7 @@ from gate_house import metric
 from track_house import judged, rule
 
 from pipeline.core.errors import ArtifactError
-from pipeline.tracking import views
+from pipeline.tracking import runs
 from pipeline.tracking.runs import curves, flat_metrics
 
 
@@ -49,10 +49,10 @@ def test_curves_lie_over_positions_and_a_server_s_over_concurrency() -> None:
 
 def test_a_description_begins_with_the_verdict_and_has_a_line_a_rule_with_its_unit() -> None:
     top1 = {"metric": "top1_agreement", "unit": "fraction", "low": 0.942, "high": 0.96, "n": 9, "bound": "margin 7 pp"}
-    note = views.variant_note(judged("FAIL", rule(0.951, "FAIL", required=False, **top1), rule(0.951, "PASS", **top1)))
-    assert note.startswith("FAIL: r\n") and views.COLUMNS[0] == "attributes.`Description`"
+    note = runs.variant_note(judged("FAIL", rule(0.951, "FAIL", required=False, **top1), rule(0.951, "PASS", **top1)))
+    assert note.startswith("FAIL: r\n") and runs.COLUMNS[0] == "attributes.`Description`"
     assert "- top1_agreement 95.1 [94.2, 96] %, n = 9: FAIL, advisory, margin 7 pp" in note and ": PASS, margin 7 pp" in note
-    assert views.variant_note(None).startswith("REFERENCE: ")
+    assert runs.variant_note(None).startswith("REFERENCE: ")
 
 
 def test_the_experiment_s_description_says_where_the_charts_are_in_its_first_words() -> None:
@@ -61,7 +61,7 @@ def test_the_experiment_s_description_says_where_the_charts_are_in_its_first_wor
         get_experiment=lambda _: SimpleNamespace(creation_time=1, tags={}),
         set_experiment_tag=lambda _, key, value: tags.update({key: value}),
     )
-    views.describe_experiment(client, "1")
+    runs.describe_experiment(client, "1")
     first = tags["mlflow.note.content"][:130]
-    assert all(word in first for word in ("menu `Views`", views.NAME, "`Chart view`")), "what a closed description shows"
-    assert len(tags[f"mlflow.sharedViewState.{views.VIEW}"]) < 20_000, "more does not fit a tag of MLflow's"
+    assert all(word in first for word in ("menu `Views`", runs.NAME, "`Chart view`")), "what a closed description shows"
+    assert len(tags[f"mlflow.sharedViewState.{runs.VIEW}"]) < 20_000, "more does not fit a tag of MLflow's"

@@ -31,7 +31,7 @@ from typing_extensions import TypedDict
 from pipeline.core import artifacts, cli
 from pipeline.core.errors import ArtifactError, DataError, ParamsError
 from pipeline.core.records import Json
-from pipeline.serving import probe
+from pipeline.serving import measure
 from pipeline.serving.client import KEY, Answer, Endpoint, Request, address, ask, connected, key_from
 from pipeline.serving.measure import together
 
@@ -230,7 +230,7 @@ async def main_async(
 ) -> None:
     """Send `todo`, the `items` without a result in `previous`. Raises `ArtifactError` if another model gave these."""
     async with connected(endpoint) as client:
-        endpoint, _ = await probe.named(client, endpoint)
+        endpoint, _ = await measure.named(client, endpoint)
         others = sorted({row["model"] for row in previous.values()} - {item.model(endpoint) for item in items})
         if others:
             raise ArtifactError(f"{out.name} has results of {others[0]!r}, not {endpoint.model!r}; choose another file")

@@ -38,7 +38,7 @@ from pipeline.evalset import choose, load_texts, sets_digest
 from pipeline.evalset.windows import corpus_windows
 from pipeline.metrics.builder import Builder
 from pipeline.model.config import leading
-from pipeline.serving import probe
+from pipeline.serving import measure
 from pipeline.serving.client import Endpoint, ServerError, connected
 from pipeline.serving.measure import Plan, closed
 from pipeline.serving.reply import message_of, part
@@ -264,8 +264,8 @@ async def scored(endpoint: Endpoint, windows: Sequence[Window], words: Words, at
     """({url, model, way, lacks: why the ways before it fail}, one row a window). Raises `ServerError` without a server or its
     model, `Unsupported` if it gives no log-probabilities."""
     async with connected(endpoint) as client:
-        endpoint, _ = await probe.named(client, endpoint)
-        name, lacks = await find_way(client, endpoint, words, probe.TEXT)
+        endpoint, _ = await measure.named(client, endpoint)
+        name, lacks = await find_way(client, endpoint, words, measure.TEXT)
 
         async def ask(w: Window) -> ScoreRow:
             error, logps, t_submit = None, None, time.monotonic()

@@ -20,7 +20,7 @@ from pipeline.core.records import Json, Probe, RequestRow
 from pipeline.evalset import sets_digest
 from pipeline.metrics.definitions import SERVED
 from pipeline.metrics.serving import Objective
-from pipeline.serving import measure, probe
+from pipeline.serving import measure
 from pipeline.serving.client import KEY, Endpoint, ServerError, connected
 from pipeline.serving.measure import Plan, endpoint_of
 from pipeline.speed import hardware
@@ -82,7 +82,7 @@ def write(path: Path, rows: list[RequestRow], plan: Plan, about: Json) -> None:
 
 async def probed(endpoint: Endpoint) -> Probe:
     async with connected(endpoint) as client:
-        return (await probe.probe(client, endpoint))[1]
+        return (await measure.probe(client, endpoint))[1]
 
 
 def main(
@@ -143,7 +143,7 @@ def main(
             abilities = asyncio.run(probed(endpoint))
         else:
             abilities, plan, rows = asyncio.run(measure.measured(endpoint, plan, prompts, words, path))
-    for text in probe.lacking(abilities):
+    for text in measure.lacking(abilities):
         cli.say("serving", text)
     if not only_probe:
         about = {"probe": abilities, "plan": asdict(plan), "launch": launch, "prompts": sets_digest(prompts)}

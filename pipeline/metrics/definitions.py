@@ -9,6 +9,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from pipeline.core.records import Metrics
+
 Floats = NDArray[np.float32] | NDArray[np.float64]
 
 
@@ -134,6 +136,8 @@ DEFINITIONS = SERVED | IN_PROCESS
 
 # Metrics of a variant whose "no difference" is measured: (floor, rounding), both metrics of the reference.
 FLOORS: dict[str, tuple[str, str]] = {"kld_mean": ("kld_floor", "kld_rounding"), "top1_agreement": ("flip_floor", "flip_rounding")}
+FLOOR_MARK = "floor-limited"
+FLOOR_TIMES = 2  # below so many times what "no difference" measures, a difference may be all noise
 SIGNED = ("delta_p_mean",)  # a fraction that may be below zero
 
 
@@ -181,3 +185,23 @@ TOKEN_PARTS = (*(f"position:{name}" for name in POSITIONS), *(f"class:{name}" fo
 def position_parts(positions: ArrayLike) -> NDArray[np.str_]:
     """The name in POSITIONS of each position, of at least 1: [n] -> [n]."""
     return np.asarray(list(POSITIONS))[np.searchsorted(LASTS, np.asarray(positions))]
+
+
+def floor_limit(name: str, floors: Metrics) -> float | None:
+    """Distance from "no difference" below which a metric is floor-limited: twice the larger of floor and rounding."""
+    known = [value for f in FLOORS[name] if f in floors and (value := floors[f]["value"]) is not None]
+    return FLOOR_TIMES * max(known) if known else None
+
+
+def mark_floor_limited(metrics: Metrics, floors: Metrics) -> None:
+    """Add a warning to every metric of a variant whose distance from "no difference" is below the limit."""
+    for name in FLOORS.keys() & metrics.keys():
+        value, smallest, what = metrics[name]["value"], floor_limit(name, floors), definition(name)
+        assert what is not None and what.neutral is not None  # FLOORS names metrics that have both
+        if value is None:
+            continue
+        if smallest is None:
+            metrics[name]["warnings"].append("the noise floor is unknown")
+        elif abs(value - what.neutral) < smallest:
+            warning = f"{FLOOR_MARK}: below {FLOOR_TIMES} times what no difference measures here ({smallest / FLOOR_TIMES:.3g})"
+            metrics[name]["warnings"].append(warning)

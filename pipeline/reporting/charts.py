@@ -16,7 +16,7 @@ from itertools import cycle
 from typing import NamedTuple
 
 from pipeline.core.records import Json, Metric, Metrics, Results, ServerReport, Span, Verdict
-from pipeline.metrics import noise_floor
+from pipeline.metrics import definitions
 from pipeline.reporting import recommendation
 from pipeline.reporting.text import Known, counted, known, n_of, show, value_of
 
@@ -193,7 +193,7 @@ def tradeoff(results: Results, verdict: Verdict, reference: str, confidence: flo
     the same run; the line is the least KLD to be had at a speed, by value. A click in the legend hides a variant."""
     behind = {n for n, d in recommendation.dominated(results, reference).items() if d.sure}
     at = recommendation.measured(results)
-    limit = noise_floor.limit("kld_mean", results[reference]["metrics"])
+    limit = definitions.floor_limit("kld_mean", results[reference]["metrics"])
     y = _kld_scale([kld.value for _, kld in at.values()], limit or 1e-5)
     speeds = [speed.value for speed, _ in at.values()] or [1.0]
     x: Json = {"type": "log", "domain": [min(speeds) / 1.6, max(speeds) * 1.6]}
@@ -258,7 +258,7 @@ def _band(limit: float | None) -> list[Json]:
     """Shade mean KLD that cannot be told from zero."""
     if not limit:
         return []
-    words = f"{noise_floor.MARK}: below {noise_floor.TIMES} × noise ({limit / noise_floor.TIMES:.2g} nats)"
+    words = f"{definitions.FLOOR_MARK}: below {definitions.FLOOR_TIMES} × noise ({limit / definitions.FLOOR_TIMES:.2g} nats)"
     once: Json = {"data": {"values": [{}]}}
     at = {"y": {"datum": limit}, "x": {"value": SIZE[0]}}
     return [

@@ -17,7 +17,7 @@ from typing import Literal
 
 from pipeline.core.options import nominal_bits
 from pipeline.core.records import Results, VariantVerdict, Verdict
-from pipeline.metrics import noise_floor
+from pipeline.metrics import definitions
 from pipeline.reporting import text
 from pipeline.reporting.text import Known, known, show, value_of
 
@@ -209,7 +209,7 @@ def dominated(results: Results, reference: str) -> dict[str, Domination]:
     """{variant: by whom it is dominated}; of several rivals a sure one, and the nearest to the reference."""
     behind: dict[str, Domination] = {}
     at = measured(results) if one_machine(results) else {}
-    limit = noise_floor.limit("kld_mean", results[reference]["metrics"]) or 0.0
+    limit = definitions.floor_limit("kld_mean", results[reference]["metrics"]) or 0.0
     for name in at:
         judged = {r: _dominates(results, r, name, at, limit) for r in at if r != name}
         rivals = [(not sure, at[r][1].value, r) for r, sure in judged.items() if sure is not None]

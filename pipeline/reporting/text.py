@@ -11,7 +11,7 @@ from pipeline.core import records
 from pipeline.core.cli import markdown_table as markdown_table  # tracking takes it from here
 from pipeline.core.options import nominal_bits
 from pipeline.core.records import Metric, Results, RuleVerdict, VariantResult, VariantVerdict
-from pipeline.metrics.noise_floor import MARK, TIMES
+from pipeline.metrics.definitions import FLOOR_MARK, FLOOR_TIMES
 
 TEMPLATES = Path(__file__).parent / "templates"
 CALIBRATED = ("gptq", "awq")
@@ -124,7 +124,7 @@ def warnings_of(metric: Metric | None) -> list[str]:
 
 def worth(metric: Metric | None) -> list[str]:
     """Warnings on a value that is there, but for those that stand beside it anyway."""
-    return [w for w in warnings_of(metric) if metric and metric["value"] is not None and not w.startswith((MARK, ONCE))]
+    return [w for w in warnings_of(metric) if metric and metric["value"] is not None and not w.startswith((FLOOR_MARK, ONCE))]
 
 
 def reason_of(metric: Metric) -> str:
@@ -300,7 +300,7 @@ def with_flips(result: VariantResult, task: str) -> Metric | None:
 
 def floor_mark(metric: Metric | None) -> str:
     """` (floor-limited)` behind a value that is."""
-    return f" ({MARK})" if any(w.startswith(MARK) for w in warnings_of(metric)) else ""
+    return f" ({FLOOR_MARK})" if any(w.startswith(FLOOR_MARK) for w in warnings_of(metric)) else ""
 
 
 def noise_line(floors: records.Metrics, reference: str) -> str:
@@ -310,7 +310,7 @@ def noise_line(floors: records.Metrics, reference: str) -> str:
     return (
         f"Noise floor ({reference} against itself): mean KLD up to {or_why(floors['kld_floor'])} nats, another "
         f"likeliest token in {or_why(floors['flip_floor'])} % (n = {floors['kld_floor/rerun']['n']} tokens). "
-        f"Values below {TIMES} times that cannot be told from zero ({MARK})."
+        f"Values below {FLOOR_TIMES} times that cannot be told from zero ({FLOOR_MARK})."
     )
 
 
@@ -323,7 +323,7 @@ def noise_details(floors: records.Metrics) -> str:
         f"Noise floor by condition: {parts} nats ({floors['kld_floor/stepwise']['n']} tokens stepwise). "
         f"The same weights in float32: {or_why(floors['kld_rounding'])} nats, another likeliest token in "
         f"{or_why(floors['flip_rounding'])} %. "
-        f"A value below {TIMES} times the larger of floor and rounding is {MARK}."
+        f"A value below {FLOOR_TIMES} times the larger of floor and rounding is {FLOOR_MARK}."
     )
 
 

@@ -18,7 +18,7 @@ from browser import Browser, find  # type: ignore[import-not-found]
 from test_track_servers import Server  # type: ignore[import-not-found]
 
 from pipeline.core import artifacts
-from pipeline.tracking.views import VIEW
+from pipeline.tracking.runs import VIEW
 
 FOLDER = artifacts.REPORTS / "pictures"
 WIDTH, HEIGHT = 1440, 1250
