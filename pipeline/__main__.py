@@ -43,7 +43,7 @@ COMMANDS = {
         ("quantgate explain kld_mean", "quantgate explain acc_delta/facts"),
     ),
     "track": Command(
-        "pipeline.track:main", "Log the results to MLflow; move the champion.",
+        "tools.track:main", "Log the results to MLflow; move the champion.",
         ("quantgate track --promote int8", "quantgate track --rollback --reason TEXT"),
     ),
     "serve": Command(

@@ -14,7 +14,6 @@ import pytest
 from pipeline.__main__ import COMMANDS
 from pipeline.core import artifacts, params
 from pipeline.preflight import capacity
-from pipeline.tracking import connection
 from tools import doctor, status
 
 ROOT = Path(__file__).parents[1]
@@ -138,7 +137,7 @@ def test_doctor_sees_mlflow_tables_of_another_version(
     shutil.copyfile(database, copy)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{copy}")
     assert problems(doctor.mlflow(settings)) == []
-    assert connection.schema_fault(f"sqlite:///{copy}") is None
+    assert doctor.schema_fault(f"sqlite:///{copy}") is None
     with sqlite3.connect(copy) as db:
         db.execute("UPDATE alembic_version SET version_num = '451aebb31d03'")
     db.close()

@@ -32,7 +32,7 @@ ALLOWED = {
         "model/headers.py", "model/from_gguf.py", "model/tokenizer_files.py", "model/integrity.py", "evalset/chats.py",
         "benchmark.py",  # what it takes for a config that does not say
     },
-    "mlflow": {"tracking/connection.py"}, "matplotlib": {"tracking/runs.py"}, "vl_convert": {"reporting/charts.py"},
+    "mlflow": {"tracking/connection.py"}, "vl_convert": {"reporting/charts.py"},
     "jinja2": {"reporting/text.py", "evaluate.py"}, "lm_eval": {"evaluate.py", "check.py", "engines/_lm_eval.py"},
     "gptqmodel": {"quantizers/_gptqmodel.py", "engines/_gptq.py"}, "bitsandbytes": {"quantizers/bnb.py"},
     "llama_cpp": {"quantizers/gguf.py", "engines/llamacpp.py", "model/from_gguf.py"},
@@ -123,7 +123,7 @@ def test_packages_that_can_change_a_figure_are_pinned_where_the_stages_that_meas
     asked = (ROOT / "pyproject.toml").read_text(encoding="utf-8").partition("dependencies = [")[2].partition("\n]")[0]
     asked = asked.replace(' "', "").replace('"', "")
     assert not pins["constraints.txt"] & pins["constraints-dev.txt"]
-    assert pins["constraints-dev.txt"] & _names(asked) == {"dvc", "matplotlib", "mlflow", "ruamel-yaml", "vl-convert-python"}
+    assert pins["constraints-dev.txt"] & _names(asked) == {"dvc", "mlflow", "ruamel-yaml", "vl-convert-python"}
     assert _names(asked) <= pins["constraints.txt"] | pins["constraints-dev.txt"]
 
 

@@ -13,7 +13,9 @@ from track_house import VARIANTS, House, change, copy_tracked, judged, rejudge
 from pipeline import track
 from pipeline.core.errors import ArtifactError, ParamsError
 from pipeline.gating import verdicts
-from pipeline.tracking.registry import ALIAS, Registry, succession
+from pipeline.tracking.registry import ALIAS
+from tools import track as moves
+from tools.track import Champions, succession
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own
 NAME = "quantgate"
@@ -34,7 +36,7 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tracked: Path) -> Hou
 
 
 def promote(house: House, variant: str, reason: str = "", force: bool = False) -> str:
-    return track.promote(house[0], house[1], variant, force=force, reason=reason)
+    return moves.promote(house[0], house[1], variant, force=force, reason=reason)
 
 
 def champion(client: MlflowClient) -> str:
@@ -68,12 +70,12 @@ def test_a_changed_variant_is_a_new_version_and_a_registration_that_was_killed_h
 def test_a_variant_that_passes_becomes_champion_and_the_move_is_written_down_without_a_password(house: House) -> None:
     said, client = promote(house, "int8", reason="smaller at https://me:hunter2pass@host/x"), house[2]
     assert champion(client) == "int8" and "champion is int8" in said
-    (move,) = Registry(client, NAME).moves()
+    (move,) = Champions(client, NAME).moves()
     reason = "smaller at https://(hidden)@host/x"
     assert move["how"] == "promote" and move["reason"] == reason and "@" in move["by"] and move["at"].endswith("Z")
     tags = client.get_registered_model(NAME).tags
     assert json.loads(tags["quantgate.move.0001"])["variant"] == "int8" and "hunter2" not in str(tags)
-    assert "already" in promote(house, "int8") and len(Registry(client, NAME).moves()) == 1
+    assert "already" in promote(house, "int8") and len(Champions(client, NAME).moves()) == 1
 
 
 def test_what_does_not_pass_needs_force_and_a_reason(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,9 +83,9 @@ def test_what_does_not_pass_needs_force_and_a_reason(house: House, monkeypatch: 
         say(monkeypatch, {"nf4": word})
         with pytest.raises(ArtifactError, match=f"nf4 is not promoted: its verdict is {word}, not PASS: r; mend it, or"):
             promote(house, "nf4")
-    assert Registry(house[2], NAME).champion() is None
+    assert Champions(house[2], NAME).champion() is None
     promote(house, "nf4", reason="a trial", force=True)
-    assert champion(house[2]) == "nf4" and Registry(house[2], NAME).moves()[0]["how"] == "force"
+    assert champion(house[2]) == "nf4" and Champions(house[2], NAME).moves()[0]["how"] == "force"
 
 
 def test_the_reference_is_said_to_be_judged_by_nothing_beside_what_can_be_promoted(
@@ -95,7 +97,7 @@ def test_the_reference_is_said_to_be_judged_by_nothing_beside_what_can_be_promot
         with pytest.raises(ArtifactError, match=f"bf16 is not promoted: it is the reference, .* with a PASS: {passing}") as caught:
             promote(house, "bf16")
         assert "mend" not in str(caught.value)
-    assert Registry(house[2], NAME).champion() is None
+    assert Champions(house[2], NAME).champion() is None
 
 
 def test_where_the_gate_cannot_judge_nothing_is_promoted(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +105,7 @@ def test_where_the_gate_cannot_judge_nothing_is_promoted(house: House, monkeypat
     monkeypatch.chdir(house[1].removeprefix("sqlite:///").removesuffix("/mlflow.db"))
     with pytest.raises(ArtifactError, match="int8 is not promoted: DVC cannot compare the results"):
         promote(house, "int8")
-    assert Registry(house[2], NAME).champion() is None
+    assert Champions(house[2], NAME).champion() is None
 
 
 def test_the_verdict_is_the_gate_s_as_a_merge_asks_it_and_not_that_of_the_file(
@@ -116,7 +118,7 @@ def test_the_verdict_is_the_gate_s_as_a_merge_asks_it_and_not_that_of_the_file(
     rejudge("int8", verdict="INCONCLUSIVE")
     say(monkeypatch, {"int8": "PASS"})
     promote(house, "int8")
-    assert champion(house[2]) == "int8" and Registry(house[2], NAME).moves()[0]["reason"] == "verdict PASS"
+    assert champion(house[2]) == "int8" and Champions(house[2], NAME).moves()[0]["reason"] == "verdict PASS"
 
 
 def test_an_unknown_variant_and_results_that_are_not_in_mlflow_yet_are_not_promoted(house: House) -> None:
@@ -130,24 +132,24 @@ def test_an_unknown_variant_and_results_that_are_not_in_mlflow_yet_are_not_promo
 def test_rollback_goes_back_one_champion_at_a_time(house: House) -> None:
     settings, uri, client = house
     with pytest.raises(ArtifactError, match="there is no champion yet"):
-        track.rollback(settings, uri, "")
+        moves.rollback(settings, uri, "")
     promote(house, "bf16", "first", force=True)
     promote(house, "int8")
     promote(house, "nf4", "third", force=True)
-    assert "by rollback" in track.rollback(settings, uri, "slow") and champion(client) == "int8"
-    track.rollback(settings, uri, "")
+    assert "by rollback" in moves.rollback(settings, uri, "slow") and champion(client) == "int8"
+    moves.rollback(settings, uri, "")
     assert champion(client) == "bf16"
     with pytest.raises(ArtifactError, match="nothing to roll back to"):
-        track.rollback(settings, uri, "")
-    assert [m["how"] for m in Registry(client, NAME).moves()] == ["force", "promote", "force", "rollback", "rollback"]
+        moves.rollback(settings, uri, "")
+    assert [m["how"] for m in Champions(client, NAME).moves()] == ["force", "promote", "force", "rollback", "rollback"]
 
 
 def test_a_move_by_hand_is_written_down_and_can_be_undone(house: House) -> None:
     settings, uri, client = house
     promote(house, "int8")
     client.set_registered_model_alias(NAME, ALIAS, versions_of(client, "nf4")[0].version)
-    track.rollback(settings, uri, "who did that?")
-    assert champion(client) == "int8" and [m["how"] for m in Registry(client, NAME).moves()] == ["promote", "by hand", "rollback"]
+    moves.rollback(settings, uri, "who did that?")
+    assert champion(client) == "int8" and [m["how"] for m in Champions(client, NAME).moves()] == ["promote", "by hand", "rollback"]
 
 
 def test_a_move_killed_before_it_was_written_down_is_written_down_by_the_next(
@@ -164,7 +166,7 @@ def test_a_move_killed_before_it_was_written_down_is_written_down_by_the_next(
         with pytest.raises(KeyboardInterrupt):
             promote(house, "int8")
     assert "already" in promote(house, "int8") and champion(client) == "int8"
-    assert [m["how"] for m in Registry(client, NAME).moves()] == ["force", "by hand"]
+    assert [m["how"] for m in Champions(client, NAME).moves()] == ["force", "by hand"]
 
 
 def test_a_succession_is_a_stack() -> None:

@@ -415,7 +415,7 @@ def test_a_probe_finds_what_a_server_can(server: Server) -> None:
     can: Any = probed(server)
     for name in ("stream_usage", "one_token_an_event", "ignore_eos"):
         assert can[name]["value"] is True, name
-    assert can["model"] == "m" and measure.lacking(can) == []
+    assert can["model"] == "m" and command.lacking(can) == []
 
 
 REFUSALS = {
@@ -455,12 +455,12 @@ def test_a_probe_says_what_a_server_lacks_and_what_is_unknown(server: Server) ->
 
     can: Any = probed(server)  # `plain` always goes on to the end
     assert can["ignore_eos"]["value"] is None
-    assert "ignore_eos: unknown: " in " ".join(measure.lacking(can))
+    assert "ignore_eos: unknown: " in " ".join(command.lacking(can))
     server.plays = always(poor)
     can = probed(server)
     assert can["ignore_eos"] == {"value": False, "reason": "HTTP 400: error: extra fields not permitted: ignore_eos"}
     assert can["stream_usage"]["value"] is False and can["one_token_an_event"]["value"] is None
-    assert {line.split(":")[0] for line in measure.lacking(can)} == set(can) - {"url", "model", "models", "api"}
+    assert {line.split(":")[0] for line in command.lacking(can)} == set(can) - {"url", "model", "models", "api"}
 
 
 @pytest.mark.parametrize("models, model, play, message", [

@@ -38,6 +38,7 @@ from pipeline.tracking import connection
 from pipeline.tracking.connection import CURRENT, KEY, Tracker
 from pipeline.tracking.registry import Registry
 from pipeline.tracking.runs import PARENT, load_state, provenance
+from tools import track as moves
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own
 
@@ -355,7 +356,7 @@ def test_the_first_question_carries_no_password_and_a_missing_package_is_named(m
         raise ModuleNotFoundError("No module named 'boto3'", name="boto3")
 
     with pytest.raises(ArtifactError, match="; pip install boto3") as caught:
-        track._reported("mssql+pymssql://user:secret@127.0.0.1/x", "then", act)
+        track.reported("mssql+pymssql://user:secret@127.0.0.1/x", "then", act)
     assert "secret" not in str(caught.value)
 
 
@@ -369,12 +370,12 @@ def test_the_first_question_carries_no_password_and_a_missing_package_is_named(m
 ])  # fmt: skip
 def test_options_that_do_not_go_together_are_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ParamsError, match=said):
-        track.main(**options)
+        moves.main(**options)
 
 
 def test_two_at_once_wait_for_each_other(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(track, "WAIT_S", 0.1)
-    with track._alone(), ThreadPoolExecutor(1) as pool, pytest.raises(ArtifactError, match="has been running here"):
+    with track.alone(), ThreadPoolExecutor(1) as pool, pytest.raises(ArtifactError, match="has been running here"):
         pool.submit(track.main).result()
 
 

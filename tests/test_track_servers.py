@@ -28,6 +28,7 @@ from pipeline import track
 from pipeline.core import artifacts
 from pipeline.core.errors import ArtifactError
 from pipeline.tracking.connection import Tracker
+from tools import track as moves
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(900)]  # the warnings are MLflow's own
 UP_S = 240  # a loaded machine takes its time to start a server
@@ -110,9 +111,9 @@ def test_a_server_gets_runs_files_versions_and_a_champion(house: Path, server: H
     found, client = artifacts.read_json(artifacts.MLFLOW), MlflowClient(tracking_uri=server.uri)
     assert {"rows/answers/int8.jsonl", "metrics/int8.json"} <= files(client, found["runs"]["int8"])
     assert {"report/report.html", "comparison.json"} <= files(client, found["parent"])
-    track.main(to_promote="nf4", force=True, reason="a trial")
-    track.main(to_promote="bf16", force=True, reason="another")
-    track.main(back=True, reason="enough")
+    moves.main(to_promote="nf4", force=True, reason="a trial")
+    moves.main(to_promote="bf16", force=True, reason="another")
+    moves.main(back=True, reason="enough")
     assert client.get_model_version_by_alias("quantgate", "champion").tags["variant"] == "nf4"
     assert not (house / "mlruns").exists() and not (house / "mlflow.db").exists()
 

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
+from urllib.parse import urlsplit
 
 import typer
 
@@ -44,6 +45,22 @@ class Finding(NamedTuple):
     state: Literal["ok", "note", "problem"]
     seen: str
     do: str = ""
+
+
+def schema_fault(uri: str) -> str | None:
+    """Why MLflow refuses a database by its tables' version, or None. uri: of a database, or of a server, which knows its own."""
+    if urlsplit(uri).scheme in ("http", "https"):
+        return None
+    import mlflow.store.db_migrations
+    import sqlalchemy
+    from alembic.runtime.migration import MigrationContext
+    from alembic.script import ScriptDirectory
+
+    newest = ScriptDirectory(str(Path(mlflow.store.db_migrations.__file__).parent)).get_current_head()
+    engine = sqlalchemy.create_engine(uri, poolclass=sqlalchemy.NullPool)
+    with engine.connect() as connection:
+        now = MigrationContext.configure(connection).get_current_revision()
+    return None if now == newest else f"its tables are of version {now}, this MLflow's are of {newest}"
 
 
 def torch_and_card(settings: Params) -> Iterator[Finding]:
@@ -189,7 +206,7 @@ def mlflow(settings: Params) -> Iterator[Finding]:
     try:
         if not uri.startswith("sqlite:///") or Path(uri.removeprefix("sqlite:///")).exists():
             connection.check_reachable(uri)
-            if stale := connection.schema_fault(uri):
+            if stale := schema_fault(uri):
                 yield Finding("MLflow", "problem", f"{name}: {stale}", f"back it up, then mlflow db upgrade {name}")
                 return
     except Exception as e:  # whatever network, driver or database raises

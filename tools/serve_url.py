@@ -80,6 +80,12 @@ def write(path: Path, rows: list[RequestRow], plan: Plan, about: Json) -> None:
     cli.say("serving", f"{measure.summary(rows, knee)}; {written}")
 
 
+def lacking(abilities: Probe) -> list[str]:
+    """One line for each ability that the endpoint lacks, or may lack."""
+    asked = {k: v for k, v in abilities.items() if isinstance(v, dict)}
+    return [f"{k}: {'unknown' if v['value'] is None else 'no'}: {v['reason']}" for k, v in asked.items() if not v["value"]]
+
+
 async def probed(endpoint: Endpoint) -> Probe:
     async with connected(endpoint) as client:
         return (await measure.probe(client, endpoint))[1]
@@ -143,7 +149,7 @@ def main(
             abilities = asyncio.run(probed(endpoint))
         else:
             abilities, plan, rows = asyncio.run(measure.measured(endpoint, plan, prompts, words, path))
-    for text in measure.lacking(abilities):
+    for text in lacking(abilities):
         cli.say("serving", text)
     if not only_probe:
         about = {"probe": abilities, "plan": asdict(plan), "launch": launch, "prompts": sets_digest(prompts)}

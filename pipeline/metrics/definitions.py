@@ -24,6 +24,14 @@ class Definition:
     about: str
 
 
+FREE = {
+    "repetition": "share of a reply's 4-grams that stood in it before",
+    "empty": "greedy replies without any text",
+    "invalid": "greedy replies with bytes that are no UTF-8",
+    "loop": "greedy replies that end in one block over and over",
+    "script": "greedy replies in a script that prompt and reference do not use",
+    "garbled": "replies that are empty, invalid, looping or switch script",
+}
 # A metric is a line here and a call of Builder (mean, quantile, exact, bare) where its rows are read: tokens, answers, speed or
 # generation. A line in tokens.PER_TOKEN or answers.PAIRED pairs it with a baseline's. `name/<task>` is looked up by `name`.
 IN_PROCESS: dict[str, Definition] = {
@@ -90,18 +98,10 @@ IN_PROCESS: dict[str, Definition] = {
     "free_same": Definition("fraction", "higher", 1.0, "greedy replies that are the reference's, token for token"),
     "free_same_floor": Definition("fraction", "higher", None, "the reference's replies that stay at another batch size"),
     "free_departure": Definition("tokens", "higher", None, "median number of the first token in which a greedy reply differs"),
-    "free_repetition": Definition("fraction", "lower", None, "share of a reply's 4-grams that stood in it before"),
-    "free_repetition_delta": Definition("pp", "lower", 0.0, "repetition minus the reference's, same prompts"),
-    "free_empty": Definition("fraction", "lower", None, "greedy replies without any text"),
-    "free_empty_delta": Definition("pp", "lower", 0.0, "empty replies minus the reference's, same prompts"),
-    "free_invalid": Definition("fraction", "lower", None, "greedy replies with bytes that are no UTF-8"),
-    "free_invalid_delta": Definition("pp", "lower", 0.0, "such replies minus the reference's, same prompts"),
-    "free_loop": Definition("fraction", "lower", None, "greedy replies that end in one block over and over"),
-    "free_loop_delta": Definition("pp", "lower", 0.0, "looping replies minus the reference's, same prompts"),
-    "free_script": Definition("fraction", "lower", 0.0, "greedy replies in a script that prompt and reference do not use"),
-    "free_script_delta": Definition("pp", "lower", 0.0, "such replies minus the reference's, same prompts"),
-    "free_garbled": Definition("fraction", "lower", None, "replies that are empty, invalid, looping or switch script"),
-    "free_garbled_delta": Definition("pp", "lower", 0.0, "garbled replies minus the reference's, same prompts"),
+    **{
+        f"free_{fault}": Definition("fraction", "lower", 0.0 if fault == "script" else None, about) for fault, about in FREE.items()
+    },
+    **{f"free_{fault}_delta": Definition("pp", "lower", 0.0, "the same minus the reference's, same prompts") for fault in FREE},
 }
 
 

@@ -59,8 +59,8 @@ CHAT = [{"role": "user", "content": "Answer with one word: yes or no?"}]
 
 @dataclass(frozen=True)
 class Plan:
-    """What is asked of a server. requests: in a level and round, but at least four for each concurrent one; warmups: in a level,
-    but one for each concurrent one unless 0, so that no slot of the server starts cold."""
+    """What is asked of a server. requests: in a level and round, at least four for each concurrent one; warmups: in a level, at
+    least one for each concurrent one unless 0."""
 
     concurrency: Sequence[int] = (1, 2, 4, 8, 16)
     rates: Sequence[float] = ()
@@ -78,7 +78,7 @@ class Plan:
         return [(name, in_a_round(name, self.requests)) for name in scenarios(self.concurrency, self.rates)]
 
     def prompts(self) -> int:
-        """The number of different prompts that the run needs."""
+        """How many different prompts the run needs."""
         return sum(self.rounds * n + warm_ups(name, self.warmups) for name, n in self.levels())
 
 
@@ -148,12 +148,6 @@ def _refused_fields(row: Exchange) -> frozenset[str]:
     """The dispensable field that a refusal names first; what it names later is advice."""
     error = row["error"] if row["status"] in (400, 422) else None
     return frozenset(re.findall(rf"\b({'|'.join(DISPENSABLE)})\b", error or "")[:1])
-
-
-def lacking(abilities: Probe) -> list[str]:
-    """One line for each ability that the endpoint lacks, or may lack."""
-    asked = {k: v for k, v in abilities.items() if isinstance(v, dict)}
-    return [f"{k}: {'unknown' if v['value'] is None else 'no'}: {v['reason']}" for k, v in asked.items() if not v["value"]]
 
 
 async def _ignores_eos(client: httpx2.AsyncClient, endpoint: Endpoint) -> Finding:

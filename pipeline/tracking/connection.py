@@ -78,22 +78,6 @@ def _create_sqlite(uri: str) -> None:
         MlflowClient(tracking_uri=f"sqlite:///{tmp}").search_experiments(max_results=1)
 
 
-def schema_fault(uri: str) -> str | None:
-    """Why MLflow refuses a database by its tables' version, or None. uri: of a database, or of a server, which knows its own."""
-    if urlsplit(uri).scheme in ("http", "https"):
-        return None
-    import mlflow.store.db_migrations
-    import sqlalchemy
-    from alembic.runtime.migration import MigrationContext
-    from alembic.script import ScriptDirectory
-
-    newest = ScriptDirectory(str(Path(mlflow.store.db_migrations.__file__).parent)).get_current_head()
-    engine = sqlalchemy.create_engine(uri, poolclass=sqlalchemy.NullPool)
-    with engine.connect() as connection:
-        now = MigrationContext.configure(connection).get_current_revision()
-    return None if now == newest else f"its tables are of version {now}, this MLflow's are of {newest}"
-
-
 class Tracker:
     """Writes runs to one MLflow experiment. created: how many runs of variants were new."""
 
