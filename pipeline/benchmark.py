@@ -12,7 +12,6 @@ prompt in turn, A B B A A B ..., and each round gives one ratio. Where they leav
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from pipeline.core import artifacts, cli, params, records
@@ -23,7 +22,7 @@ from pipeline.engines._worker import Worker, working
 from pipeline.evalset import load_texts
 from pipeline.gating.rules import looks_of
 from pipeline.speed import hardware, rounds, schedule
-from pipeline.speed.roofline import Shape
+from pipeline.speed.roofline import shape_of
 
 
 def measure(
@@ -89,7 +88,6 @@ def timed(settings: Params, variant: str, threads: int, facts: TimingFacts) -> l
 
 
 def timed_model(name: str, settings: Params) -> TimedModel:
-    """What metrics need of a model: size, shape, and the type whose products are its yardstick."""
     folder, engine = artifacts.model_dir(name), settings.variant(name).engine
     manifest = records.read(folder / artifacts.MANIFEST, ModelManifest)
     dtype, in_torch = product(manifest, engine)
@@ -98,7 +96,7 @@ def timed_model(name: str, settings: Params) -> TimedModel:
         "name": name, "engine": engine, "weight_bytes": manifest["weight_bytes"],
         "parameters": 8 * manifest["weight_bytes"] / manifest["bits_per_weight"], "dtype": dtype,
         "rate_of": dtype if in_torch else f"{dtype} in torch, a yardstick: its own products are others",
-        "shape": records.checked(asdict(Shape.of(with_tying(artifacts.read_json(config)))), ModelShape, str(config)),
+        "shape": records.checked(shape_of(with_tying(artifacts.read_json(config))), ModelShape, str(config)),
     }  # fmt: skip
 
 

@@ -22,8 +22,6 @@ from pipeline.model.config import leading
 
 OPENING = 16  # tokens of a text that a continuation starts from: enough to settle its language and kind
 BATCH = 16
-
-
 Facts = dict[str, object]  # what the manifest says of the source
 
 
@@ -87,8 +85,7 @@ def hub_texts(hub: HubText) -> tuple[list[TextRow], Facts]:
             raise DataError(f"calibration.hub.column = {hub.column!r}: {hub.dataset!r} has {', '.join(row)}")
         text = row[hub.column] or ""
         if not isinstance(text, str):
-            kind = type(text).__name__
-            raise DataError(f"calibration.hub.column = {hub.column!r} holds {kind}, not text (row {i}); name a column of text")
+            raise DataError(f"calibration.hub.column = {hub.column!r} holds other than text (row {i}); name a column of text")
         if text.strip():
             rows.append({"id": f"{hub.dataset}#{i}", "domain": "hub", "text": text})
     return rows, {"commit": commit, "documents_given": len(taken), "documents_blank": len(taken) - len(rows)}

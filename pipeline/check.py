@@ -6,8 +6,6 @@ the stages which read the edited key.
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,14 +13,14 @@ from pipeline import engines, evalset, quantizers
 from pipeline.core import artifacts, cli, params
 from pipeline.core.errors import ParamsError, QuantgateError
 from pipeline.core.explain import did_you_mean
-from pipeline.core.params import Params, PathModel, Tier
+from pipeline.core.params import Params, PathModel
 from pipeline.evalset import tasks
 from pipeline.evalset.calibration import measured_rows, refuse_overlap
 from pipeline.gating.rules import bound_of
 from pipeline.metrics.definitions import TOKEN_PARTS, is_served
 from pipeline.model import from_gguf, integrity
-from pipeline.preflight import capacity, power, servers
 from pipeline.preflight import model as preflight_model
+from pipeline.preflight import power, servers
 from pipeline.serving import results
 from pipeline.speed import hardware, schedule
 
@@ -65,7 +63,6 @@ def faults(settings: Params) -> list[str]:
     if settings.serving.variants:
         collect("params.yaml: serving.prompts", evalset.load_texts, Path(settings.serving.prompts))
     collect("params.yaml: benchmark.prompts", evalset.load_texts, Path(settings.benchmark.prompts))
-    messages += _tier_faults(settings)
     asked = {task: name for name, tier in settings.tiers.items() for task in tier.tasks}
     local = tasks.local_tasks().keys()
     known = _lm_eval_tasks() if asked.keys() - local else set()
@@ -91,41 +88,6 @@ def _check_folder(model: PathModel) -> None:
         raise ParamsError(f"{str(folder)!r} is not a folder (looked in {folder.resolve()})")
     integrity.refuse_incomplete(folder, repr(str(folder)))
     integrity.refuse_quantized(integrity.read_object(folder / "config.json"), model.dequantize)
-
-
-def _tier_faults(settings: Params) -> list[str]:
-    """Where a tier measures less of something than the one before it; a task may be in one of them only."""
-    counts = {name: _counts(tier) for name, tier in settings.tiers.items()}
-    return [
-        f"params.yaml: tiers.{large}.{what} = {larger!r} is less than tiers.{small}'s {count!r}; "
-        "tiers stand from small to large, and each is part of the next"
-        for small, large in itertools.pairwise(counts)
-        for what, count in counts[small].items()
-        if _number(larger := counts[large].get(what, "all")) < _number(count)
-    ]
-
-
-def more_than_held(settings: Params) -> list[str]:
-    """Where a tier asks for more than a set holds: all of it is measured, which is no fault."""
-    asked = {task for tier in settings.tiers.values() for task in tier.tasks}
-    held = {f"tasks.{name}": len(tasks.load_task(name)[1]) for name in asked & tasks.local_tasks().keys()}
-    held["documents"] = len(evalset.load_texts(Path(settings.diverge.corpus)))
-    held["trajectories"] = len(evalset.load_prompts(Path(settings.diverge.trajectories.prompts)))
-    return [
-        f"tiers.{name}.{what} = {count} is more than there is: all {held[what]} are taken"
-        for name, tier in settings.tiers.items()
-        for what, count in _counts(tier).items()
-        if isinstance(count, int) and count > held.get(what, math.inf)
-    ]
-
-
-def _counts(tier: Tier) -> dict[str, params.HowMany]:
-    named = {f"tasks.{name}": count for name, count in tier.tasks.items()}
-    return named | {"documents": tier.documents, "trajectories": tier.trajectories}
-
-
-def _number(count: params.HowMany) -> float:
-    return math.inf if isinstance(count, str) else count
 
 
 def _check_part(metric: str, settings: Params) -> None:
@@ -160,7 +122,6 @@ def _check_part(metric: str, settings: Params) -> None:
 
 
 def _lm_eval_tasks() -> set[str]:
-    """Names of lm-eval's own tasks; its index takes some seconds."""
     from lm_eval.tasks import TaskManager
 
     return set(TaskManager().all_tasks)
@@ -175,8 +136,7 @@ def main() -> None:
     results.write_asked(settings)
     for line in power.lines(settings):
         cli.say("power", line)
-    notes = more_than_held(settings) + preflight_model.notes(settings) + servers.unsupported(settings) + capacity.notes(settings)
-    for line in notes:
+    for line in preflight_model.notes(settings) + servers.unsupported(settings) + preflight_model.capacity(settings):
         cli.say("check", line)
     for line in servers.inconclusive(settings):
         cli.say("power", line)

@@ -180,7 +180,6 @@ def measure(engine: Any, store: Store, chosen: Sequence[int], b: Builder, *, bat
 
 
 def run() -> None:
-    """Do the stage's work, from params to its file."""
     watch = artifacts.Stopwatch("floor")
     settings = params.load()
     asked, threads, variant = settings.amount.floor, settings.thread_count, settings.variant(settings.reference)

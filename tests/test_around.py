@@ -16,12 +16,12 @@ import pytest
 from conftest import ROOT
 from dvc.cli import main as dvc
 from dvc.repo import Repo
+from pipeline.core.options import names_in
 
 from pipeline import download, evalset, quantizers
 from pipeline.core import artifacts, git, isolate, params
 from pipeline.core.droppings import DROPPINGS
 from pipeline.core.errors import ArtifactError, DownloadError, Unsupported
-from pipeline.core.options import names_in
 from pipeline.evalset import chats, tasks
 from pipeline.evalset.calibration import Calibration
 from pipeline.gating import freshness

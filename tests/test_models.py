@@ -19,8 +19,7 @@ from pipeline import diverge, engines, quantize, quantizers, reference
 from pipeline.core import artifacts, isolate, venvs
 from pipeline.core.errors import Unsupported
 from pipeline.core.params import Variant
-from pipeline.divergence.checkpoints import Checkpoints
-from pipeline.divergence.store import Store, Window
+from pipeline.divergence.store import Checkpoints, Store, Window
 from pipeline.evalset.calibration import Calibration
 from pipeline.evalset.windows import prompt_ids
 from pipeline.model import attestation, headers

@@ -71,7 +71,6 @@ def leave() -> NoReturn:
 
 
 def say(stage: str, text: str) -> None:
-    """The one result line of a stage."""
     print(f"{stage:<10} {text}", file=quiet.kept_terminal, flush=True)  # None: stdout
 
 
@@ -89,7 +88,6 @@ def table(columns: Sequence[str], rows: Iterable[dict[str, str]], *, title: str 
 
 
 def markdown_table(rows: Sequence[Mapping[str, object]]) -> str:
-    """Rows of equal keys as a table in Markdown."""
     head, *lines = (f"| {' | '.join(map(str, cells))} |" for cells in [rows[0], *(row.values() for row in rows)])
     return "\n".join([head, f"|{'---|' * len(rows[0])}", *lines])
 

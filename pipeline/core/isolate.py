@@ -109,7 +109,6 @@ def tool(command: list[str], *, what: str, log: Path, env: dict[str, str]) -> No
 
 
 def log_of(what: str) -> Path:
-    """Where the output of work goes, by its name."""
     return artifacts.LOGS / f"{what.replace(' ', '-')}.log"
 
 

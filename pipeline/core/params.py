@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union
+from typing import Annotated, Any, Literal, Union, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -30,8 +30,6 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 def shaped(pattern: str, words: str) -> AfterValidator:
-    """Text that matches a pattern as a whole; `words` describe the pattern in the error message."""
-
     def check(value: str) -> str:
         if not re.fullmatch(pattern, value):
             raise ValueError(f"must be {words}")
@@ -250,8 +248,12 @@ class Compare(Section):
 Reason = Annotated[str, shaped(r"(?s).*\S.*", "a sentence")]
 
 
+Kind = Literal["margin", "gain", "limit"]  # of a bound: allowed loss, demanded gain, absolute
+
+
 class Rule(Section):
-    """One line of the gate; exactly one of margin (allowed loss), gain (demanded gain) and limit (absolute bound)."""
+    """One line of the gate. Its bound is one of margin, gain and limit; `above` and `against` say what it counts from: no
+    difference, the noise floor or rounding, or the baseline."""
 
     metric: str
     margin: str | None = None
@@ -263,7 +265,11 @@ class Rule(Section):
     required: bool = True
     reason: Reason | None = None  # why it is looser than in the commit that is merged into
 
-    @field_validator("margin", "gain", "limit", mode="before")
+    @property
+    def kind(self) -> Kind:
+        return next(kind for kind in get_args(Kind) if getattr(self, kind) is not None)
+
+    @field_validator(*get_args(Kind), mode="before")
     @classmethod
     def _with_unit(cls, value: Any) -> Any:
         if isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -272,7 +278,7 @@ class Rule(Section):
 
     @model_validator(mode="after")
     def _one_bound(self) -> Rule:
-        given = [k for k in ("margin", "gain", "limit") if getattr(self, k) is not None]
+        given = [kind for kind in get_args(Kind) if getattr(self, kind) is not None]
         if len(given) != 1:
             raise ValueError(f"give exactly one of margin, gain and limit (found: {', '.join(given) or 'none'})")
         if self.above is not None and self.margin is None:

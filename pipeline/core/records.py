@@ -160,7 +160,7 @@ class BuildFacts(TypedDict, total=False):
     damped_more: dict[str, float]
 
 
-class Size(TypedDict):
+class Size(TypedDict, total=False):
     """What a variant's files hold. bits_per_weight, quantized_share: of the base's weights; packed_bits: per quantized weight, with
     its scales (null where the format does not tell them apart); tensor_types: bytes."""
 
@@ -171,14 +171,9 @@ class Size(TypedDict):
     tensor_types: dict[str, int]
 
 
-class Build(BuildFacts, total=False):
-    """What is known of a variant that was built: `Size` too, and the manifest of its calibration rows."""
+class Build(BuildFacts, Size, total=False):
+    """What is known of a variant that was built; calibration: the manifest of its rows."""
 
-    weight_bytes: int
-    bits_per_weight: float
-    quantized_share: float
-    packed_bits: float | None
-    tensor_types: dict[str, int]
     calibration: CalibrationFacts | None
     dtype: str | None
 
@@ -310,7 +305,7 @@ class LoadFacts(TypedDict):
 
 
 class ModelShape(TypedDict):
-    """See `speed.roofline.Shape`."""
+    """What a model's config.json says of its size; null where it does not."""
 
     layers: int | None
     kv_heads: int | None
@@ -482,13 +477,6 @@ class WindowRow(TypedDict):
     token_ids: list[int]
     first: int
     domain: str
-
-
-class KeptWindows(TypedDict):
-    """The windows that a run of `reference` made, kept until it has ended."""
-
-    windows: list[WindowRow]
-    skipped: dict[str, int]
 
 
 # ---- servers: one row a request, and what was found of a server --------------------------------------------------------------

@@ -143,7 +143,6 @@ def _in_float32(ref: F32, var: F32, top: F32, work: F32) -> F64:
 
 
 def _dot(a: F32, b: F32) -> F64:
-    """Sums of products of rows, LANE of them at a time in float32, the rest in float64."""
     n, width = a.shape
     whole = width // LANE * LANE
     lanes = np.vecdot(a[:, :whole].reshape(n, -1, LANE), b[:, :whole].reshape(n, -1, LANE))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from pipeline.core.errors import ArtifactError
 from pipeline.core.records import WindowRow
 from pipeline.engines import ROWS
 
+PARTIAL = artifacts.ARTIFACTS / "partial"
 SHARD_BYTES = 16 << 20  # of states in one file: what a killed `reference` loses, and what a reader has open
 
 
@@ -134,14 +136,49 @@ class Store:
             yield window.first - 1 + at, self._head(block) if self._head else block.float().numpy()
 
     def _shard(self, name: str) -> Any:
-        """The one open shard: windows are asked for in the order they were written in."""
-        if self._open[0] != name:
+        from safetensors import safe_open
+
+        if self._open[0] != name:  # one is open: windows are asked for in the order they were written in
             self._open = ("", None)
-            self._open = (name, _open(self.folder / name))
+            self._open = (name, safe_open(self.folder / name, framework="pt"))
         return self._open[1]
 
 
-def _open(path: Path) -> Any:
-    from safetensors import safe_open
+@dataclass(frozen=True)
+class Checkpoints:
+    """Finished pieces of a stage's work, each with a `.sha256` beside it: a killed run is taken up where it was.
 
-    return safe_open(path, framework="pt")
+    DVC removes a stage's outputs before it runs it again, so pieces lie in artifacts/partial/<stage>-<digest>/, by the digest of
+    everything that defines the work. A piece that was cut off or damaged is made again.
+    """
+
+    folder: Path
+
+    @classmethod
+    def of(cls, stage: str, inputs: object) -> Checkpoints:
+        """The pieces of a stage's work with these inputs."""
+        return cls(PARTIAL / f"{stage}-{artifacts.digest(inputs)[:16]}")
+
+    def has(self, name: str) -> bool:
+        """Whether a piece is there and as it was written."""
+        piece, seal = self.folder / name, self.folder / f"{name}.sha256"
+        return piece.is_file() and seal.is_file() and seal.read_text(encoding="utf-8") == artifacts.sha256_file(piece)
+
+    @contextmanager
+    def write(self, name: str) -> Iterator[Path]:
+        """Yield a temporary path; the piece is in place, and counts, once the block has ended without an error."""
+        (self.folder / f"{name}.sha256").unlink(missing_ok=True)
+        with artifacts.atomic_file(self.folder / name) as tmp:
+            yield tmp
+        artifacts.write_text(self.folder / f"{name}.sha256", artifacts.sha256_file(self.folder / name))
+
+    def drop(self, pattern: str) -> None:
+        """Remove pieces that nothing will ask for again."""
+        for path in self.folder.glob(pattern):
+            path.unlink()
+
+    def clear(self) -> None:
+        """The work is done: remove its pieces, and what runs of the stage with other inputs left."""
+        stage, _, _ = self.folder.name.rpartition("-")
+        for folder in self.folder.parent.glob(f"{stage}-*"):
+            shutil.rmtree(folder, ignore_errors=True)

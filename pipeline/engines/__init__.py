@@ -1,7 +1,9 @@
 """Engines run a model folder. One file per engine; the file's name is its name in params.yaml.
 
-An engine file has `load(model_dir, *, threads, <its own options by name>) -> Engine`. What an engine cannot give
-raises `Unsupported(reason)`: the metric is then null with that reason, never an approximation under the same name.
+`load(model_dir, *, threads, <its own options by name>) -> Engine`. What an engine cannot give raises `Unsupported(reason)`: the
+metric is then null with that reason. A quantizer's ENGINE names the one engine that reads what it writes. An engine may have
+besides: `sample(prompts, most, sampling)`, replies side by side; `forest_logits(forest, wanted)` (_forest.py); `head`, `hidden`,
+`own_logits`, `logits_stepwise`, `to_float32`, `use_threads`, `device`, which a reference needs (hf.py); `attention`.
 """
 
 from __future__ import annotations
@@ -18,8 +20,7 @@ from numpy.typing import NDArray
 
 from pipeline.core import artifacts
 from pipeline.core.errors import ParamsError
-from pipeline.core.explain import did_you_mean
-from pipeline.core.options import check_options, names_in
+from pipeline.core.explain import check_options, did_you_mean, names_in
 from pipeline.core.quiet import output_to
 from pipeline.core.records import Options
 
@@ -109,7 +110,7 @@ class Engine(Protocol):
     max_length: int
     tokenizer: Any
     end_ids: Any  # set of tokens that end a reply
-    trace: Trace  # of the last request
+    trace: Trace  # of the last request; `stream` puts a new one here
 
     def logits(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
         """Teacher-forced logits at all positions: float32 [n, vocab], raw, temperature 1."""
@@ -136,7 +137,7 @@ class Engine(Protocol):
         ...
 
     def kernels(self) -> dict[str, int]:
-        """{kind of product: how many matrices the loaded model multiplies with it}."""
+        """{kind of product: how many matrices the loaded model multiplies with it}; unpacked ones by PLAIN of model/attestation."""
         ...
 
     def close(self) -> None: ...
@@ -156,7 +157,6 @@ def check(name: str, options: Options) -> None:
 
 
 def names() -> list[str]:
-    """Engines that params may name."""
     return names_in(Path(__file__).parent)
 
 

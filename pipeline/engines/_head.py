@@ -1,8 +1,5 @@
-"""The output head by itself: hidden states -> the logits the whole model gives.
-
-It is the model's own class with its body replaced by one that returns given hidden states, so that models which scale
-or cap their logits, or add a bias, do so here too: nothing about the head is written a second time.
-"""
+"""The output head by itself: hidden states -> the logits the whole model gives. It is the model's own class with its body replaced
+by one that returns given hidden states, so that what scales, caps or biases logits does so here too."""
 
 from __future__ import annotations
 
@@ -116,7 +113,6 @@ def body_of(model: Any) -> str:
 
 
 def _scaling(config: Any) -> dict[str, Any]:
-    """Settings that may touch logits: all but those of the body's size, and those that say where a model came from."""
     about = ("num_hidden_layers", "layer_types", "quantization_config", "_name_or_path", "transformers_version", "architectures")
     return {k: v for k, v in config.to_dict().items() if k not in about}
 

@@ -120,7 +120,6 @@ def _single(engine: Any, request: Request) -> TimedAnswer:
 
 
 def _batch(engine: Any, request: Request) -> TimedAnswer:
-    """Greedy requests side by side, exactly `n` tokens of each."""
     batch, steps = len(request.prompts), engine.stream_batch(request.prompts, request.n)
     t_submit = time.monotonic()
     done = list(steps)
@@ -131,7 +130,6 @@ def _batch(engine: Any, request: Request) -> TimedAnswer:
 
 
 def _times(t_submit: float, times: list[float], batch: int, n: int) -> TimedAnswer:
-    """When tokens came, and whether there were as many as were asked for."""
     return {
         "t_submit": t_submit, "t_first": times[0] if times else None, "t_tokens": times, "output_tokens": batch * len(times),
         "batch": batch, "ok": len(times) == n, "error": None if len(times) == n else f"asked for {n} tokens, got {len(times)}",
@@ -183,7 +181,6 @@ class Worker:
         return self._receive()
 
     def _receive(self) -> Any:
-        """The next answer, however long a large model takes for it: a process that hangs is a person's to stop."""
         try:
             reply = self.pipe.recv()
         except (EOFError, ConnectionResetError):

@@ -84,7 +84,6 @@ def dequantize(folder: Path) -> None:
 
 
 def _settings(config: Json) -> Json:
-    """The quantization_config, wherever config.json has it."""
     return next((part["quantization_config"] for part in [config, *nested(config)] if part.get("quantization_config")), {})
 
 
@@ -93,7 +92,6 @@ def _weights(settings: Json) -> list[Json]:
 
 
 def _described(name: str, tensor: Tensor, read: Any) -> tuple[str, tuple[str, tuple[int, ...]]]:
-    """(name, (type, shape)) in the model of what `_values` makes of a tensor."""
     if name.endswith("_blocks"):
         return name.removesuffix("_blocks"), ("bfloat16", (tensor.shape[0], 2 * tensor[0, 0].numel(), tensor.shape[1]))
     if name.endswith("weight_packed"):
@@ -143,14 +141,12 @@ def _needed(tensor: Tensor | None, name: str) -> Tensor:
 
 
 def _block(settings: Json) -> tuple[int, int] | None:
-    """(outputs, inputs) that share a scale, where the config says so in blocks."""
     structures = (w["block_structure"] for w in _weights(settings) if w.get("block_structure"))
     block = settings.get("weight_block_size") or next(structures, None)
     return (int(block[0]), int(block[1])) if block else None
 
 
 def _unpack(words: Tensor, bits: int) -> Tensor:
-    """Signed codes of 32-bit words, the lowest bits first."""
     import torch
 
     codes = words.unsqueeze(-1) >> torch.arange(0, 32, bits, dtype=torch.int32)

@@ -45,7 +45,6 @@ def write(folder: Path, shapes: Shapes, values: Iterable[tuple[str, Any]], metad
 
 
 def chunks(tensor: Any) -> Iterator[Any]:
-    """A tensor's elements, flat, CHUNK at a time."""
     yield from tensor.contiguous().view(-1).split(CHUNK)
 
 

@@ -17,7 +17,7 @@ from pipeline.core import isolate
 from pipeline.core.artifacts import read_json, write_text
 from pipeline.core.errors import DataError, DownloadError
 from pipeline.evalset import load_texts
-from pipeline.evalset.chats import chat_template
+from pipeline.evalset.windows import chat_template
 
 ORIGINALS = ("tokenizer.model", "spiece.model", "tiktoken.model", "tekken.json", "vocab.json", "vocab.txt")
 TODAY = datetime.date(2026, 1, 1)  # for templates that read the clock: the same prompts on any day

@@ -1,8 +1,11 @@
 """Quantizers turn the base model into a variant's folder. One file per method; the file's name is its registration.
 
-A quantizer file has one function, `quantize(model_dir, out_dir, *, calibration, seed, <its own options by name>)`,
-which writes weights and config.json into `out_dir` and returns facts for the manifest. Beside it may stand
-`refuse(model_dir, options)`, which raises `Unsupported` for what the method cannot do with that model, from its files' headers.
+`quantize(model_dir, out_dir, *, calibration, seed, <its own options by name>)` writes weights and config.json into `out_dir` and
+returns facts for the manifest (`{}` is enough: bits and sizes are read from the files). A file may declare besides:
+`ENGINE`, the one engine that reads what it writes (hf, if it does not say);
+`PACKS`, which matrices it packs (model/headers.py; those of the layers, if it does not say);
+`LOADED_AS`, transformers' name of a method that packs while it loads;
+`refuse(model_dir, options)`, which raises `Unsupported` for what it cannot do with that model, from its files' headers.
 """
 
 from __future__ import annotations
@@ -13,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import ParamsError, Unsupported
-from pipeline.core.explain import did_you_mean
-from pipeline.core.options import check_options, names_in, with_defaults
+from pipeline.core.explain import check_options, did_you_mean, names_in, with_defaults
 from pipeline.core.records import BuildFacts, Options
 from pipeline.model.headers import in_blocks, kept_layers, linear_widths, skeleton
 
@@ -24,20 +26,19 @@ GIVEN = {"model_dir", "out_dir", "calibration", "seed"}  # what the pipeline pas
 
 
 def find(name: str) -> Callable[..., Facts]:
-    """The `quantize` function of a method, or an error that names the nearest one."""
     function: Callable[..., Facts] = _module(name).quantize
     return function
 
 
 def check_engine(name: str, engine: str) -> None:
-    """Raise `ParamsError` if an engine cannot read what a method writes: transformers' folders, unless it says otherwise."""
+    """Raise `ParamsError` if an engine cannot read what a method writes."""
     reads = getattr(_module(name), "ENGINE", "hf")
     if engine != reads:
-        raise ParamsError(f"engine {engine!r} does not read what quantizer {name!r} writes; use engine: {reads}")
+        declare = f"put ENGINE = {engine!r} into pipeline/quantizers/{name}.py"
+        raise ParamsError(f"engine {engine!r} does not read what quantizer {name!r} writes; use engine: {reads}, or {declare}")
 
 
 def names() -> list[str]:
-    """Methods that params may name."""
     return names_in(Path(__file__).parent)
 
 
@@ -54,11 +55,7 @@ def check(name: str, options: Options) -> None:
 
 
 def check_model(name: str, options: Options, model_dir: Path) -> None:
-    """Raise for what a method's options ask and this model does not have; its files' headers are enough.
-
-    `ParamsError`: a pattern in `keep` that matches no layer, or patterns that leave none; `Unsupported`: a model that the method
-    cannot pack.
-    """
+    """Raise `ParamsError` for patterns in `keep` that match or leave no layer, `Unsupported` for a model that cannot be packed."""
     module = _module(name)
     asked = with_defaults(module.quantize, options, given=GIVEN)
     if "keep" in asked:

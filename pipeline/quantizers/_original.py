@@ -57,7 +57,6 @@ def autogptq(
 
 
 def refuse_without_cuda() -> None:
-    """Raise where AutoGPTQ cannot quantize."""
     if not has_cuda():
         raise Unsupported("AutoGPTQ quantizes on CUDA only and there is no CUDA device here; backend: gptqmodel works on a CPU")
 
@@ -133,7 +132,6 @@ def to_old(config: Json) -> Json:
 
 
 def _move(config: Json, name: str, value: Any, *, to: str) -> None:
-    """Set a key under its older name; two names that disagree are an error, not a choice."""
     if value is None:
         return
     if config.get(to) not in (None, value):
@@ -156,7 +154,6 @@ def rope_to_old(rope: Json) -> Json:
 
 
 def tokenizer_to_old(config: Json) -> Json:
-    """tokenizer_config.json with the older name of the class that wraps a tokenizer.json."""
     renamed = config.get("tokenizer_class") == "TokenizersBackend"
     return config | ({"tokenizer_class": "PreTrainedTokenizerFast"} if renamed else {})
 

@@ -78,7 +78,6 @@ def _processor() -> str:
 
 
 def _value_in(file: str | Path, *names: str) -> str:
-    """The value of the first line `name: value` with one of these names; empty where there is none."""
     with contextlib.suppress(OSError):
         for line in Path(file).read_text().splitlines():
             name, _, value = line.partition(":")
@@ -155,7 +154,6 @@ def _cuda_rates(threads: int, dtypes: list[str]) -> Rates:
 
 
 def _best(work: Callable[[], Any], repeats: int) -> float:
-    """Seconds of the fastest of `repeats`."""
     spans = []
     for _ in range(repeats):
         start = time.monotonic()
@@ -190,7 +188,6 @@ def release_cuda() -> None:
 
 
 def _torch_on_gpu() -> Any:
-    """torch, if this process already uses a GPU with it; one that has not imported it has nothing there."""
     torch = sys.modules.get("torch")
     return torch if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized() else None
 

@@ -23,7 +23,6 @@ UNSTEADY = 1.1  # of the reference's slowest round to its fastest: a warning say
 
 
 def ttft(t_submit: float, t_tokens: list[float]) -> float | None:
-    """Time to first token in seconds; None if no token came."""
     return t_tokens[0] - t_submit if t_tokens else None
 
 
@@ -35,7 +34,6 @@ def tpot(t_tokens: list[float], t_last: float | None = None, n: int | None = Non
 
 
 def itl(t_tokens: list[float]) -> list[float]:
-    """Gaps between consecutive tokens, in seconds."""
     return [b - a for a, b in pairwise(t_tokens)]
 
 
@@ -121,7 +119,6 @@ def drift(rows: Sequence[TimingRow], *, confidence: float) -> Estimate:
 
 
 def _reference_times(rows: Sequence[TimingRow]) -> dict[int | None, float]:
-    """{round: the reference's seconds per token}."""
     return {row["round"]: t for _, row in pairs(rows) if (t := tpot(row["t_tokens"]))}
 
 

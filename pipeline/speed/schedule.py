@@ -55,13 +55,11 @@ class Plan:
         return not self.missing.keys().isdisjoint((step.scenario, step.kind))
 
     def absent(self) -> dict[str, str]:
-        """{scenario: why it has no figures}."""
         lost = [step for step in self.steps if self.lacks(step)]
         return {step.scenario: self.missing.get(step.scenario) or self.missing[step.kind] for step in lost}
 
 
 def tokens_of(documents: Sequence[TextRow], tokenizer: Any) -> list[int]:
-    """All documents as one row of token ids."""
     return [t for d in documents for t in tokenizer.encode(d["text"] + "\n\n", add_special_tokens=False).ids]
 
 

@@ -31,8 +31,7 @@ import typer
 
 from pipeline import diverge, engines, reference
 from pipeline.core import artifacts, cli, params, quiet
-from pipeline.divergence.checkpoints import Checkpoints
-from pipeline.divergence.store import Store, Window, batches
+from pipeline.divergence.store import Checkpoints, Store, Window, batches
 
 TOKENS = (10_000, 100_000)
 LENGTH = 501  # a window's tokens; all but the first are scored
