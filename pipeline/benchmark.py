@@ -1,13 +1,8 @@
 """benchmark: speed and memory, one row per request, raw timestamps -> artifacts/timings/<variant>.jsonl
 
-Decoding a token reads every weight once, so its floor is weight bytes over memory bandwidth; prefill is matrix products, so its
-floor is arithmetic; a small model on a fast machine is bound by the cost of launching operations from Python. Both rates are
-measured in the same run (speed/hardware.py).
-
 Machines drift, so a ratio is only fair inside one run: variant and reference each live in their own process and answer the same
 prompt in turn, A B B A A B ..., and each round gives one ratio. Where they leave a gate rule open, there are more
-(speed/rounds.py); then the variant alone goes through contexts and batches (speed/schedule.py).
-"""
+(speed/rounds.py); then the variant alone goes through contexts and batches (speed/schedule.py)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """calibrate: text -> equal token rows for quantizers that look at activations -> artifacts/calibration/
 
 Three sources: a text file; the base model's own fixed-seed continuations of that file's openings (Williams and Aletras 2024);
-a dataset of the Hugging Face hub.
-"""
+a dataset of the Hugging Face hub."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """check: find everything that can be wrong with params.yaml and the data before any work starts.
 
 It is the first stage and every other follows it. Its output never changes, so an edit of params that passes reruns only
-the stages which read the edited key.
-"""
+the stages which read the edited key."""
 
 from __future__ import annotations
 

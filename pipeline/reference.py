@@ -1,8 +1,7 @@
 """reference: fixed-seed trajectories and an exact reference store -> artifacts/reference/
 
 Windows and shards of states are written one by one to artifacts/partial/; a run that was killed goes on from there if
-model, sets, seed, code and versions are the same, and makes a damaged shard again.
-"""
+model, sets, seed, code and versions are the same, and makes a damaged shard again."""
 
 from __future__ import annotations
 

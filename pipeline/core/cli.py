@@ -35,11 +35,8 @@ def _alone(work: Callable[..., Any], name: str | None = None, epilog: str | None
 
 
 def call(app: typer.Typer) -> None:
-    """Run a command line.
-
-    A `QuantgateError` is printed as one line and exits 1. SIGTERM ends the process like Ctrl-C, so that temporary files are
-    removed and helper processes stopped. On Linux a stage ends with the `dvc` that started it.
-    """
+    """Run a command line. A `QuantgateError` is printed as one line and exits 1. SIGTERM ends the process like Ctrl-C, so that
+    temporary files are removed and helper processes stopped."""
     quiet.libraries()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if "DVC_STAGE" in os.environ:  # a person's own command outlives the shell that started it, as with nohup

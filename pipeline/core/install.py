@@ -1,8 +1,7 @@
 """Install the project into .venv: `python3 -m pipeline.core.install`, which `make` runs. Standard library only.
 
 uv fetches the packages at the versions of constraints.txt. llama.cpp is compiled last, so that the rest is installed whatever goes
-wrong with it. Environments of other backends use these settings too.
-"""
+wrong with it. Environments of other backends use these settings too."""
 
 from __future__ import annotations
 

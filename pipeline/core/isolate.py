@@ -1,8 +1,5 @@
-"""Do work in a process of its own, so that a library that dies costs one variant and not the run.
-
-Native code ends processes in ways that Python cannot catch: a fatal signal, `std::terminate`, `exit`, the kernel's memory
-killer. The small parent turns that into `Crashed`, a result like `Unsupported`.
-"""
+"""Do work in a process of its own, so that a library that dies costs one variant and not the run. Native code ends processes in
+ways that Python cannot catch; the small parent turns that into `Crashed`, a result like `Unsupported`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """params.yaml -> frozen, validated objects. An unknown key is an error that suggests the right one.
-
-Only the shape is checked here; what needs other modules (a quantizer's options, an evalset's files, a rule's metric)
-is checked by `pipeline.check`, which runs before any work.
-"""
+Only the shape is checked here; `pipeline.check` checks what needs other modules."""
 
 from __future__ import annotations
 
@@ -39,10 +36,8 @@ def shaped(pattern: str, words: str) -> AfterValidator:
 
 
 class Load(Section):
-    """Load on a server: requests at once (closed loop) or a second (open loop); see serving/measure.py."""
-
-    concurrency: list[Count] = []
-    rates: list[Positive] = []
+    concurrency: list[Count] = []  # requests at once: closed loop
+    rates: list[Positive] = []  # requests a second: open loop
     requests: Count  # a level and round, but never fewer than four for each at once
     rounds: Count
     warmups: Annotated[int, Field(ge=0)] = 2
@@ -73,8 +68,6 @@ class Server(Section):
 
 
 class Limits(Section):
-    """What a request must meet to count as good (goodput)."""
-
     ttft_ms: Positive | None = None
     tpot_ms: Positive | None = None
     e2e_ms: Positive | None = None
@@ -85,7 +78,7 @@ class Serving(Section):
 
     variants: dict[str, Server] = {}
     prompts: str = ""
-    objective: Limits | None = None
+    objective: Limits | None = None  # what a request must meet to count as good (goodput)
     timeout_s: Positive | None = None  # for a whole reply
 
     @model_validator(mode="after")
@@ -100,8 +93,6 @@ HowMany = Union[Count, Literal["all"]]
 
 
 class Model(Section):
-    """A base model, wherever it comes from."""
-
     license: str = "unknown"
     note: str = ""
     trust_remote_code: bool = False
@@ -144,9 +135,7 @@ class Variant(Section):
 
 
 class Floor(Section):
-    """How much of the store the noise floor is measured on."""
-
-    tokens: Count = 2000
+    tokens: Count = 2000  # of the store
     stepwise: Count = 256  # of them, one decode step each
 
 
@@ -182,9 +171,7 @@ class Tier(Section):
 
 
 class HubText(Section):
-    """A dataset of the Hugging Face hub, or a folder in its layout, as calibration text."""
-
-    dataset: str
+    dataset: str  # of the hub, or a folder in its layout
     name: str | None = None
     split: str = "train"
     column: str = "text"

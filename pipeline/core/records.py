@@ -1,9 +1,5 @@
-"""The type of every file that a stage writes, once. `read` and `read_rows` check a file where it is read, so that damage is one
-sentence there and not a KeyError an hour later.
-
-They are TypedDicts: a record in memory is the JSON of its file, mypy knows its keys, and a million rows cost no object each.
-A key that a file may lack is NotRequired; everything else is written always, null where it is not known.
-"""
+"""The type of every file that a stage writes, once: a record in memory is the JSON of its file. `read` and `read_rows` check it.
+A key that a file may lack is NotRequired; everything else is written always, null where it is not known."""
 
 from __future__ import annotations
 
@@ -48,9 +44,7 @@ Metrics = dict[str, Metric]
 
 
 class Outcome(TypedDict):
-    """How a stage ended for a variant: `ok`, or `unsupported`, `invalid`, `crashed` with the reason."""
-
-    status: str
+    status: str  # `ok`, or `unsupported`, `invalid`, `crashed` with the reason
     reason: str | None
 
 
@@ -91,8 +85,6 @@ class PromptRow(TypedDict):
 
 
 class Folder(TypedDict):
-    """What all manifests have."""
-
     status: str
     files: dict[str, File]
     digest: str
@@ -172,14 +164,12 @@ class Size(TypedDict, total=False):
 
 
 class Build(BuildFacts, Size, total=False):
-    """What is known of a variant that was built; calibration: the manifest of its rows."""
-
     calibration: CalibrationFacts | None
     dtype: str | None
 
 
 class Built(Outcome, Build):
-    """How a build ended, and what was built where it is `ok`."""
+    pass
 
 
 class ModelManifest(Folder, Build):
@@ -218,8 +208,6 @@ class States(TypedDict):
 
 
 class Store(States):
-    """What is needed to read a store."""
-
     vocab: int
     files: dict[str, File]
     digest: str
@@ -257,9 +245,7 @@ TOKEN_COLUMNS = {  # of artifacts/tokens/<variant>.parquet, a row a scored token
 
 
 class DivergeMeta(RowsMeta):
-    """What both of `diverge`'s meta files have. reference: digest of the store."""
-
-    reference: str
+    reference: str  # digest of the store
     versions: dict[str, str]
 
 
@@ -295,8 +281,6 @@ class GpuMemory(TypedDict):
 
 
 class LoadFacts(TypedDict):
-    """What loading a model took in a process of its own."""
-
     load_s: float
     load_memory_bytes: int | None
     load_cuda_memory: GpuMemory | None
@@ -305,8 +289,6 @@ class LoadFacts(TypedDict):
 
 
 class ModelShape(TypedDict):
-    """What a model's config.json says of its size; null where it does not."""
-
     layers: int | None
     kv_heads: int | None
     head_dim: int | None
@@ -338,8 +320,6 @@ class Rates(TypedDict):
 
 
 class Looked(TypedDict):
-    """How often the rounds were looked at, and against which bounds."""
-
     planned: int
     taken: int
     bounds: list[float]
@@ -483,8 +463,6 @@ class WindowRow(TypedDict):
 
 
 class Phases(TypedDict):
-    """When the connection and the reply's headers were there."""
-
     connected: float | None
     headers: float | None
 
@@ -493,8 +471,7 @@ class Exchange(TypedDict):
     """One request to a server and its reply. t_*: seconds of the client's clock.
 
     t_chunks: arrivals of events with tokens; t_tokens: the same if each had one token; t_last: the last token, or the reply's end
-    if that token was not seen; t_due: when an open loop should have sent it.
-    """
+    if that token was not seen; t_due: when an open loop should have sent it."""
 
     prompt_tokens: int | None
     cached_tokens: int | None
@@ -613,8 +590,6 @@ class ServerReport(ServerMeta):
 
 
 class ShortEstimate(TypedDict):
-    """An estimate without what only verdicts need."""
-
     value: float | None
     low: float | None
     high: float | None
@@ -730,8 +705,6 @@ class RuleVerdict(Interval):
 
 
 class Family(TypedDict):
-    """The required rules of a variant, for Holm's correction."""
-
     rules: int
     correction: str
     level: float

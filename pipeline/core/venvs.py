@@ -1,8 +1,7 @@
 """Separate environments for backends whose pins clash with ours: envs/<name>.txt, built on first use.
 
 Cached under artifacts/envs/ by the file's hash and shared by all variants. A tool in one, such as envs/<name>.py, is called as
-a subprocess. A requirements file may say `# on top of ours` (first line) and `# with NAME=VALUE` (a variable for its build).
-"""
+a subprocess. A requirements file may say `# on top of ours` (first line) and `# with NAME=VALUE` (a variable for its build)."""
 
 from __future__ import annotations
 

@@ -1,12 +1,8 @@
 """The reference store: what the reference said at every scored position, kept exactly and small.
 
-Kept are each position's *final hidden state* (2·d bytes a token for a 16-bit model) and the output head once, not
-logits (2·vocab): about 85 times smaller for the default model. A state is replayed through the stored head in products of
-one shape, here and where the reference is measured itself, so that both give the same logits bit for bit. `reference`
-compares them with the model's own pass over every window before it writes it: they are the same, or, on processors that sum
-products of another shape in another order, differ by a step of rounding; how many do is in the manifest. States lie in
-shards of bounded size, of which one at a time is open. The store's key names what it holds: model, tokens, seed.
-"""
+Kept are each position's *final hidden state* and the output head once: about 85 times smaller than logits for the default model.
+A state is replayed through the stored head in products of one shape, here and where the reference is measured itself, so that both
+give the same logits bit for bit. States lie in shards of bounded size, of which one at a time is open."""
 
 from __future__ import annotations
 
@@ -33,8 +29,7 @@ SHARD_BYTES = 16 << 20  # of states in one file: what a killed `reference` loses
 class Window:
     """Tokens of one document; positions first .. n - 1 are scored (position p is predicted from those before it).
 
-    domain: what kind of text it is, where `set` does not say so (trajectories).
-    """
+    domain: what kind of text it is, where `set` does not say so (trajectories)."""
 
     set: str
     window: str
@@ -127,8 +122,7 @@ class Store:
     def logit_blocks(self, index: int) -> Iterator[tuple[int, NDArray[np.float32]]]:
         """(first position, float32 [at most ROWS, vocab]) over a window's scored positions, as the model gave them.
 
-        Position numbers are those of the state that predicts: first - 1 .. n - 2.
-        """
+        Position numbers are those of the state that predicts: first - 1 .. n - 2."""
         window = self.windows[index]
         states = self._shard(self._shard_of[index]).get_tensor(str(index))
         for at in range(0, window.scored, ROWS):
@@ -149,8 +143,7 @@ class Checkpoints:
     """Finished pieces of a stage's work, each with a `.sha256` beside it: a killed run is taken up where it was.
 
     DVC removes a stage's outputs before it runs it again, so pieces lie in artifacts/partial/<stage>-<digest>/, by the digest of
-    everything that defines the work. A piece that was cut off or damaged is made again.
-    """
+    everything that defines the work. A piece that was cut off or damaged is made again."""
 
     folder: Path
 

@@ -3,8 +3,7 @@
 `load(model_dir, *, threads, <its own options by name>) -> Engine`. What an engine cannot give raises `Unsupported(reason)`: the
 metric is then null with that reason. A quantizer's ENGINE names the one engine that reads what it writes. An engine may have
 besides: `sample(prompts, most, sampling)`, replies side by side; `forest_logits(forest, wanted)` (_forest.py); `head`, `hidden`,
-`own_logits`, `logits_stepwise`, `to_float32`, `use_threads`, `device`, which a reference needs (hf.py); `attention`.
-"""
+`own_logits`, `logits_stepwise`, `to_float32`, `use_threads`, `device`, which a reference needs (hf.py); `attention`."""
 
 from __future__ import annotations
 
@@ -38,7 +37,6 @@ class Sampling:
 
 
 def choose(logits: NDArray[np.float32], sampling: Sampling, rng: np.random.Generator) -> int:
-    """The next token from raw logits [vocab]: the likeliest at temperature 0, else drawn."""
     if sampling.temperature == 0:
         return int(logits.argmax())
     scaled = logits.astype(float) / sampling.temperature
@@ -84,8 +82,7 @@ def steps(
     """`stream` of an engine that hands out logits; fills its trace.
 
     read: reads the prompt; gives what holds it and the logits [vocab] behind it. decode: the logits after one more token.
-    Returns what holds the reply.
-    """
+    Returns what holds the reply."""
     rng, trace, ends = np.random.default_rng(sampling.seed), engine.trace, engine.end_ids if sampling.stop else ()
     start = time.monotonic()
     state, row = read()

@@ -2,8 +2,7 @@
 
 Requests of a task share contexts. As a forest of tokens, each reached by one path of earlier ones, every token is computed once
 and nothing is padded; what is read off a node is the likelihood of the tokens that follow it. In float32 that changes nothing
-(1e-11 nats); kernels that round more round elsewhere: noise of 0.0016 nats in bfloat16, 0.0036 in Q8_0, and no shift.
-"""
+(1e-11 nats); kernels that round more round elsewhere: noise of 0.0016 nats in bfloat16, 0.0036 in Q8_0, and no shift."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """A variant's own greedy replies to the trajectory prompts, part of `diverge` -> artifacts/generations/<variant>.jsonl
 
-Teacher-forced metrics feed the variant the reference's words; here it has to live with its own.
-"""
+Teacher-forced metrics feed the variant the reference's words; here it has to live with its own."""
 
 from __future__ import annotations
 

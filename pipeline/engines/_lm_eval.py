@@ -2,8 +2,7 @@
 
 All requests of a task form a forest of tokens (`_forest`). transformers reads blocks of it in one pass, in which each token sees
 those that lead to it and no other; any other engine reads it branch by branch. The answers are lm-eval's: its prompts, its cuts,
-its stop sequences, and in float32 its log-likelihoods (tests/test_parity.py).
-"""
+its stop sequences, and in float32 its log-likelihoods (tests/test_parity.py)."""
 
 from __future__ import annotations
 

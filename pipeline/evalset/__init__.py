@@ -1,7 +1,6 @@
 """Load and validate evaluation, calibration and prompt files: every row, with its line number, before a model loads.
 
-`python -m pipeline.evalset` checks every set that the project carries and prints their cards.
-"""
+`python -m pipeline.evalset` checks every set that the project carries and prints their cards."""
 
 from __future__ import annotations
 

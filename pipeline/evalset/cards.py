@@ -1,8 +1,7 @@
 """The card of each shipped set: what it measures, and how finely by the last record (reports/evalsets.json).
 
 The record keeps the hashes of the sets: a set that has changed since has none, and its card says so. tools/evalset_record.py
-writes it.
-"""
+writes it."""
 
 from __future__ import annotations
 

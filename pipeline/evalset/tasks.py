@@ -1,7 +1,6 @@
 """lm-eval tasks: evalsets/tasks/<name>.yaml with its rows, or <name>.jsonl alone, whose columns say what it is.
 
-Every row is checked here, so that a missing split or column or a malformed line is named before a model is loaded.
-"""
+Every row is checked here, so that a missing split or column or a malformed line is named before a model is loaded."""
 
 from __future__ import annotations
 
@@ -212,7 +211,9 @@ def _choice_fault(row: Json, config: Json) -> str | None:
 def _text_fault(row: Json, config: Json) -> str | None:
     """What is asked or expected must be text, and not empty; only a multiple choice may have no context."""
     asked, expected, kind = config.get("doc_to_text"), config.get("doc_to_target"), config.get("output_type")
-    needed = {asked: str} if isinstance(asked, str) and asked in row and (kind != "multiple_choice" or row[asked] != "") else {}
+    needed: dict[str, type] = (
+        {asked: str} if isinstance(asked, str) and asked in row and (kind != "multiple_choice" or row[asked] != "") else {}
+    )
     if fault := fields_fault(row, needed):
         return fault
     if kind != "multiple_choice" and isinstance(expected, str) and expected in row:

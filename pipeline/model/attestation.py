@@ -1,7 +1,6 @@
 """Measure what a variant's files hold, and check what its quantizer says against its files and its loaded model.
 
-A quantizer that silently kept, skipped or unpacked something would otherwise be measured under a wrong name.
-"""
+A quantizer that silently kept, skipped or unpacked something would otherwise be measured under a wrong name."""
 
 from __future__ import annotations
 
@@ -96,9 +95,7 @@ def _onnx(base: Path, variant: Path) -> tuple[Counter[str], int]:
 def check_bits(facts: BuildFacts, packed_bits: float | None) -> None:
     """Raise if the packed matrices take other bits a weight (packed_bits, measured) than their method says."""
     expected = facts.get("expected_bits")
-    if expected is None or packed_bits is None:
-        return
-    if abs(packed_bits - expected) > TOLERANCE * expected:
+    if expected and packed_bits is not None and abs(packed_bits - expected) > TOLERANCE * expected:
         raise InvalidVariant(
             f"its packed matrices take {packed_bits:.3g} bits a weight where the method says {expected:.3g}: "
             "it was not quantized as asked"
@@ -108,10 +105,8 @@ def check_bits(facts: BuildFacts, packed_bits: float | None) -> None:
 def check_kernels(kernels: dict[str, int], facts: Mapping[str, Any]) -> None:
     """Raise if the loaded model runs fewer or more packed matrices than were quantized."""
     expected = facts.get("modules")
-    if expected is None or not kernels:
-        return
     packed = sum(n for kind, n in kernels.items() if not any(f"[{plain}]" in kind for plain in PLAIN))
-    if packed != expected:
+    if expected is not None and kernels and packed != expected:
         raise InvalidVariant(f"{expected} matrices were quantized and {packed} run packed: {kernels}")
 
 

@@ -1,8 +1,7 @@
 """Write bases that were published in packed weights (MXFP4, FP8, INT4 of compressed-tensors) as bfloat16.
 
 Tensor by tensor rather than through transformers, which holds the whole model and takes the scales of FP8 for those of equal
-blocks: DeepSeek's 576 rows in blocks of 128 end in half a block.
-"""
+blocks: DeepSeek's 576 rows in blocks of 128 end in half a block."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Take a GGUF file as the base: dequantize it into a transformers folder.
 
 transformers' loader silently drops settings and rules of cutting text that it does not know. What is known to be lost is put back
-here; then llama.cpp's tokens and its logits over a text must agree, or the file is refused.
-"""
+here; then llama.cpp's tokens and its logits over a text must agree, or the file is refused."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Refuse a base model's folder that is not whole, in seconds rather than hours later, in a stage that needs the part.
 
-transformers' own loader matches names and shapes from the safetensors headers on the meta device, so that renamed, merged and
-tied weights count as it counts them. The weights themselves are read once, tensor by tensor.
-"""
+transformers' own loader matches names and shapes on the meta device, so that renamed, merged and tied weights count as it counts
+them."""
 
 from __future__ import annotations
 
@@ -124,8 +123,7 @@ def _refuse_other_weights(folder: Path, config: Any, trusted: bool) -> None:
         raise DownloadError(f"the .safetensors files lack {some(missing, SHOWN)}, which config.json's model needs; {fetch}")
     if wrong := sorted(info["mismatched_keys"]):
         name, held, asked = wrong[0]
-        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-        shapes = f"{name} has shape {tuple(held)} and config.json asks for {tuple(asked)}{more}"
+        shapes = f"{name} has shape {tuple(held)} and config.json asks for {tuple(asked)} ({len(wrong)} such)"
         raise DownloadError(f"{shapes}; correct it, or fetch both again")
     if unknown := some(sorted(info["unexpected_keys"]), SHOWN):
         raise DownloadError(f"the .safetensors files hold {unknown}, which config.json's model has no place for; {fetch}")
@@ -202,18 +200,14 @@ def _refuse_not_finite(folder: Path) -> None:
     for file in data_files(folder, "*.safetensors"):
         with safe_open(file, framework="pt") as weights:
             for name in list(weights.keys()):
-                if count := _not_finite(weights.get_tensor(name)):
-                    what = "a weight that is" if count == 1 else f"{count} weights that are"
-                    raise DownloadError(f"{name} in {file.name} holds {what} NaN or infinite; fetch it again, or export it anew")
+                if not _is_finite(weights.get_tensor(name)):
+                    raise DownloadError(f"{name} in {file.name} holds NaN or infinite values; fetch it again, or export it anew")
 
 
-def _not_finite(tensor: Any) -> int:
-    """How many values are NaN or infinite; a minimum and a maximum tell where there are none, the usual case."""
+def _is_finite(tensor: Any) -> bool:
     import torch
 
     if not tensor.is_floating_point() or not tensor.numel():
-        return 0
+        return True
     tensor = tensor.float() if tensor.element_size() == 1 else tensor  # torch reduces no 8-bit floats
-    if torch.isfinite(torch.stack(torch.aminmax(tensor))).all():  # both are NaN where one value is
-        return 0
-    return int((~torch.isfinite(tensor)).sum())
+    return bool(torch.isfinite(torch.stack(torch.aminmax(tensor))).all())  # both are NaN where one value is

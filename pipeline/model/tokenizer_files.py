@@ -1,7 +1,6 @@
 """Turn a base's tokenizer and chat template, in whatever files they come, into tokenizer.json and chat_template.jinja.
 
-Half of the stages read tokenizer.json, half load transformers' class for the model: both must cut texts alike.
-"""
+Half of the stages read tokenizer.json, half load transformers' class for the model: both must cut texts alike."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 A comparison finds a true difference of 2.8 standard errors in 80 % of runs (two-sided 95 %), and a variant without any loss
 passes a margin of that size as often. The error depends on how many answers a variant changes: that was measured on this base
-model (reports/metrics/), or when the sets were recorded (reports/evalsets.json).
-"""
+model (reports/metrics/), or when the sets were recorded (reports/evalsets.json)."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@ returns facts for the manifest (`{}` is enough: bits and sizes are read from the
 `ENGINE`, the one engine that reads what it writes (hf, if it does not say);
 `PACKS`, which matrices it packs (model/headers.py; those of the layers, if it does not say);
 `LOADED_AS`, transformers' name of a method that packs while it loads;
-`refuse(model_dir, options)`, which raises `Unsupported` for what it cannot do with that model, from its files' headers.
-"""
+`refuse(model_dir, options)`, which raises `Unsupported` for what it cannot do with that model, from its files' headers."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
 """The original AutoAWQ and AutoGPTQ, each in an environment of its own with the last transformers that it knows (4.51).
 
-Both are archived. That transformers does not read configs of today: what it does not know it ignores, so that a model would
-run with another rope base than its own. The base is therefore given to it as a folder of links with a translated config, and
-what cannot be translated is refused by name. The checkpoint gets the base's own config back.
-"""
+That transformers ignores what it does not know of today's configs, and would run a model with another rope base than its own. So the
+base is given to it with a translated config, and what cannot be translated is refused. The checkpoint gets the base's own back."""
 
 from __future__ import annotations
 

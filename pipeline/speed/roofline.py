@@ -1,11 +1,8 @@
-"""What bounds a phase of a request, from what it needs and what the machine can do. Pure: no files, no clock.
+"""What bounds a phase of a request, from what it needs and what the machine can do.
 
-Decoding a token reads every weight and every key and value once; prefill multiplies every weight outside the embedding with
-every prompt token. Compared with rates measured in the same run, that gives MBU and MFU (what the model needs, not what the
-program did, so unpacking counts as overhead). Where both together account for less than SHARE of the time, something else takes
-most of it; else the larger of the two bounds the phase. Where the ends of the time's interval give different answers, that is
-said. Attention's own products are not counted; the table of an embedding that is not the head's counts as read.
-"""
+Decoding a token reads every weight, key and value once; prefill multiplies every weight outside the embedding with every prompt
+token. Against rates of the same run, that gives MBU and MFU. Where both together account for less than SHARE of the time, something
+else takes most of it; else the larger bounds the phase. Attention's own products are not counted."""
 
 from __future__ import annotations
 

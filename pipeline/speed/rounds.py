@@ -1,10 +1,6 @@
-"""Times of requests in rounds: their ratios, whether those settle the gate's question, how whole runs differ, and whether the
-machine drifted.
-
-Rounds of one run share its minutes, so an interval also holds what whole runs differ by. Deciding to go on after a look at an
-interval makes it miss the truth more often than it says: the error is divided between the two planned looks (Bonferroni).
-Pure: no files, no clock.
-"""
+"""Times of requests in rounds: their ratios, whether those settle the gate's question, how whole runs differ, whether the machine
+drifted. Rounds of one run share its minutes, so an interval also holds what whole runs differ by. Going on after a look at an
+interval would make it miss more often than it says: the error is divided between the two planned looks (Bonferroni)."""
 
 from __future__ import annotations
 

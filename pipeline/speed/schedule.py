@@ -1,8 +1,5 @@
 """Requests to a model: prompts that no cache can know, and, after the paired rounds, sweeps over contexts, batches, prefixes.
-
-A context of 1024 is prompt and reply together. Sweeps say how the variant scales, not how it compares: few tokens and two
-repetitions each. The rounds are where verdicts come from.
-"""
+Sweeps say how the variant scales, not how it compares: few tokens and two repetitions each."""
 
 from __future__ import annotations
 
@@ -97,9 +94,8 @@ def plan(setup: Requests, longest: int) -> Plan:
     for asked in sorted(setup.contexts):
         room = min(asked, longest)
         if room < asked:
-            sweep.notes[f"context-{room}"] = (
-                f"{asked} tokens were asked for; {longest} is the most that engine, model and text hold"
-            )
+            why = f"{asked} tokens were asked for; {longest} is the most that engine, model and text hold"
+            sweep.notes[f"context-{room}"] = why
         if room > OUTPUT:
             contexts[room] = None
     passes = [
