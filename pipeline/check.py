@@ -1,7 +1,5 @@
-"""check: find everything that can be wrong with params.yaml and the data before any work starts.
-
-It is the first stage and every other follows it. Its output never changes, so an edit of params that passes reruns only
-the stages which read the edited key."""
+"""check: find everything that can be wrong with params.yaml and the data before any work starts. Its output never changes, so an
+edit of params that passes reruns only the stages which read the edited key."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from pathlib import Path
 from pipeline import engines, evalset, quantizers
 from pipeline.core import artifacts, cli, params
 from pipeline.core.errors import ParamsError, QuantgateError
-from pipeline.core.explain import did_you_mean
+from pipeline.core.explain import backends, did_you_mean
 from pipeline.core.params import Params, PathModel
 from pipeline.evalset import tasks
 from pipeline.evalset.calibration import measured_rows, refuse_overlap
@@ -46,7 +44,7 @@ def faults(settings: Params) -> list[str]:
     for name, variant in settings.variants.items():
         where = f"params.yaml: variants.{name}"
         collect(where, quantizers.check, variant.quantizer, variant.options)
-        if variant.engine in engines.names() and variant.quantizer in quantizers.names():
+        if variant.engine in backends("engines") and variant.quantizer in backends("quantizers"):
             collect(where, quantizers.check_engine, variant.quantizer, variant.engine)
         collect(where, engines.check, variant.engine, variant.engine_options)
     for k, rule in enumerate(settings.gate.rules):
@@ -65,11 +63,9 @@ def faults(settings: Params) -> list[str]:
     asked = {task: name for name, tier in settings.tiers.items() for task in tier.tasks}
     local = tasks.local_tasks().keys()
     known = _lm_eval_tasks() if asked.keys() - local else set()
-    for task, tier in asked.items():
-        if task not in known or task in local:
-            collect(f"params.yaml: tiers.{tier}.tasks", tasks.load_task, task)
-    for task in local - asked.keys():  # calibration text is compared with every local task
-        collect("evalsets/tasks", tasks.load_task, task)
+    for task in sorted(local | asked.keys() - known):  # calibration text is compared with every local task
+        where = f"params.yaml: tiers.{asked[task]}.tasks" if task in asked else "evalsets/tasks"
+        collect(where, tasks.load_task, task)
     if not messages:  # these read all the files again, and would repeat what is wrong with them
         source = settings.calibration.set  # `calibrate` checks what a hub or the model gives
         measured = measured_rows(corpus, prompts)
@@ -133,12 +129,10 @@ def main() -> None:
         raise ParamsError("\n       ".join(messages))
     artifacts.write_json(CHECKED, {"status": "ok"})
     results.write_asked(settings)
-    for line in power.lines(settings):
+    for line in power.lines(settings) + servers.inconclusive(settings):
         cli.say("power", line)
     for line in preflight_model.notes(settings) + servers.unsupported(settings) + preflight_model.capacity(settings):
         cli.say("check", line)
-    for line in servers.inconclusive(settings):
-        cli.say("power", line)
     if not hardware.MACHINE.exists():  # DVC asks for it before a stage that times could write it
         hardware.note()
     elif machine := hardware.elsewhere():

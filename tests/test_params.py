@@ -110,7 +110,7 @@ KINDS = {
     "float_type": ({"compare.confidence": "0.9"}, "compare.confidence = '0.9': must be a number"),
     "bool_type": ({"evaluate.allow_truncated": 1}, "evaluate.allow_truncated = 1: must be true or false"),
     **{
-        f"experiment {k}": ({"track.experiment": name}, "must be one line of 1 to 250 characters with one kind of quotes")
+        f"experiment {k}": ({"track.experiment": name}, "must be one line without quotes")
         for k, name in enumerate(("", "  ", ".", "..", "a\nb", 'it\'s "both"', "x" * 251))
     },
     "string_type": ({"track.experiment": 3}, "track.experiment = 3: must be text; put it in quotes"),

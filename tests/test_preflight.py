@@ -16,7 +16,7 @@ from conftest import ROOT
 from model_house import change_json
 
 from pipeline import check, engines, evalset, evaluate, quantize, quantizers, reference
-from pipeline.core import artifacts, params, quota
+from pipeline.core import artifacts, explain, params, quota
 from pipeline.core.errors import DataError, ParamsError
 from pipeline.core.params import Evaluate, PathModel, Serving, Trajectories, Variant
 from pipeline.evalset.calibration import Calibration
@@ -297,7 +297,7 @@ def test_what_a_quantizer_cannot_do_with_the_model_is_said_and_no_fault(
 
 
 def test_every_quantizer_that_keeps_layers_is_held_to_leave_some_and_one_with_groups_says_which_it_cannot_pack() -> None:
-    options = {name: quantizers.find(name).__annotations__ for name in quantizers.names()}
+    options = {name: quantizers.find(name).__annotations__ for name in explain.backends("quantizers")}
     assert {name for name in options if "keep" in options[name]} == set(KEEPING)
     grouped = [name for name in options if "group_size" in options[name]]
     assert all(hasattr(sys.modules[f"pipeline.quantizers.{name}"], "refuse") for name in grouped)

@@ -7,6 +7,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Collection, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -208,8 +209,16 @@ def _known_keys(keys: list[Any], root: Any, top: type[BaseModel], sources: dict[
 # ---- a backend's options are the keyword arguments of its function
 
 
-def names_in(folder: Path) -> list[str]:
-    return [p.stem for p in data_files(folder, "*.py") if not p.stem.startswith("_")]
+def backends(room: str) -> list[str]:
+    """Names of the files of pipeline/<room>, one for each quantizer or engine."""
+    return [p.stem for p in data_files(Path(__file__).parents[1] / room, "*.py") if not p.stem.startswith("_")]
+
+
+def backend(room: str, name: str) -> Any:
+    """The module of a quantizer or engine. Raises `ParamsError` that names the nearest."""
+    if name not in (known := backends(room)):
+        raise ParamsError(f"{room[:-1]} {name!r} is not in pipeline/{room}/{did_you_mean(name, known)}")
+    return import_module(f"pipeline.{room}.{name}")
 
 
 def with_defaults(function: Callable[..., Any], options: Options, given: set[str]) -> Options:

@@ -41,9 +41,8 @@ GRACE_S = 30  # for a child that was asked to end
 
 
 def in_own_process(work: Callable[..., T], *args: Any, what: str, **named: Any) -> T:
-    """Return what `work` returns, from a fresh process; raise the `QuantgateError` that it raises.
-    what: "stage variant", which names the log. Raises `Crashed` where the process died or raised anything else. A signal
-    from a person stops the stage, and so does a full disk."""
+    """Return what `work` returns, from a fresh process; raise the `QuantgateError` that it raises, or `Crashed` where it died or
+    raised anything else. what: "stage variant", which names the log. A signal from a person, or a full disk, stops the stage."""
     log, before = log_of(what), quota.oom_kills()
     context = mp.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
@@ -65,8 +64,6 @@ def in_own_process(work: Callable[..., T], *args: Any, what: str, **named: Any) 
     kind, value = outcome
     if kind == "raised":
         raise value
-    if kind == "failed":
-        raise Crashed(f"{what}: {value}; see {log}")
     return value  # type: ignore[no-any-return]
 
 
@@ -88,9 +85,8 @@ def how_it_ended(what: str, code: int, log: Path, oom_kills_before: int) -> Quan
 
 
 def tool(command: list[str], *, what: str, log: Path, env: dict[str, str]) -> None:
-    """Run another's program, its output into `log`.
-    Raises `RuntimeError` with its last line where it refused its input, and what `in_own_process` raises where it died, was
-    stopped, or had no memory or disk."""
+    """Run another's program, its output into `log`. Raises `RuntimeError` with its last line where it refused its input, and what
+    `in_own_process` raises where it died, was stopped, or had no memory or disk."""
     log.parent.mkdir(parents=True, exist_ok=True)
     before = quota.oom_kills()
     with log.open("w") as out:
@@ -141,7 +137,7 @@ def _child(pipe: Connection, log: Path, work: Callable[..., Any], args: tuple[An
         os.kill(os.getpid(), signal.SIGINT)  # so that the parent sees what it was
     except BaseException as e:
         traceback.print_exc()
-        outcome = ("raised", of_disk) if (of_disk := disk_error(e)) else ("failed", brief(e))
+        outcome = ("raised", disk_error(e) or Crashed(f"{mp.current_process().name}: {brief(e)}; see {log}"))
     pipe.send(outcome)
     cli.leave()
 

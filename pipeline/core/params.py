@@ -284,14 +284,7 @@ class Gate(Section):
 
 
 class Track(Section):
-    # MLflow's filters quote it, the registry has a model of this name; other stores than SQLite take 250 characters
-    experiment: Annotated[
-        str,
-        shaped(
-            r"""(?=.*\S)(?!\.{1,2}$)(?:[^'\n]{1,250}|[^"\n]{1,250})""",
-            "one line of 1 to 250 characters with one kind of quotes, and more than dots",
-        ),
-    ] = "quantgate"
+    experiment: Annotated[str, shaped(r"[^'\"\n]{0,249}[^\s.'\"]", "one line without quotes, and no dot at its end")] = "quantgate"
     uri: str = "sqlite:///mlflow.db"
 
 

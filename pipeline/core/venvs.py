@@ -1,7 +1,5 @@
-"""Separate environments for backends whose pins clash with ours: envs/<name>.txt, built on first use.
-
-Cached under artifacts/envs/ by the file's hash and shared by all variants. A tool in one, such as envs/<name>.py, is called as
-a subprocess. A requirements file may say `# on top of ours` (first line) and `# with NAME=VALUE` (a variable for its build)."""
+"""Separate environments for backends whose pins clash with ours: envs/<name>.txt, built on first use under artifacts/envs/ by the
+file's hash. The file may say `# on top of ours` (first line) and `# with NAME=VALUE` (a variable for its build)."""
 
 from __future__ import annotations
 
@@ -61,7 +59,6 @@ def _build(name: str, wanted: Path, home: Path) -> None:
     with log.open("w") as out:
         for step in steps:
             if subprocess.run(step, stdout=out, stderr=subprocess.STDOUT, env=variables).returncode:
-                out.flush()
                 raise _failed(name, log)
     if layered:  # a .pth file's folders come after the environment's own: what it installed wins
         site = next((home / "lib").glob("python*/site-packages"))

@@ -71,8 +71,8 @@ def compare_parts(pool: Executor, ref: F32, var: F32, true_ids: NDArray[np.int64
 
 
 def top_ids(logits: F32) -> NDArray[np.int64]:
-    """The ids of the (up to) five largest logits of each row [n, vocab] -> [n, 5], the largest first; of equals the lower id. Each lies
-    in one of the five chunks with the largest maxima. NaN counts as less than anything."""
+    """The ids of the (up to) five largest logits of each row [n, vocab] -> [n, 5], the largest first; of equals the lower id. Each
+    lies in one of the five chunks with the largest maxima. NaN counts as less than anything."""
     n, vocab = logits.shape
     starts = np.arange(0, vocab, CHUNK)
     peaks = np.maximum.reduceat(logits, starts, axis=1)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -18,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.core import artifacts
-from pipeline.core.errors import ParamsError
-from pipeline.core.explain import check_options, did_you_mean, names_in
+from pipeline.core.explain import backend, check_options
 from pipeline.core.quiet import output_to
 from pipeline.core.records import Options
 
@@ -144,21 +142,10 @@ def load(name: str, model_dir: Path, *, threads: int, **options: Any) -> Engine:
     """Load a model folder with an engine and its options."""
     check(name, options)
     with output_to(artifacts.LOGS / f"load-{model_dir.name}.log"):  # some libraries print pages while they load
-        engine: Engine = _module(name).load(model_dir, threads=threads, **options)
+        engine: Engine = backend("engines", name).load(model_dir, threads=threads, **options)
     return engine
 
 
 def check(name: str, options: Options) -> None:
     """Raise `ParamsError` for an unknown engine or option, without loading anything heavy."""
-    check_options(f"engine {name!r}", _module(name).load, options, given={"model_dir", "threads"})
-
-
-def names() -> list[str]:
-    return names_in(Path(__file__).parent)
-
-
-def _module(name: str) -> Any:
-    known = names()
-    if name not in known:
-        raise ParamsError(f"engine {name!r} is not in pipeline/engines/{did_you_mean(name, known)}")
-    return import_module(f"pipeline.engines.{name}")
+    check_options(f"engine {name!r}", backend("engines", name).load, options, given={"model_dir", "threads"})

@@ -91,15 +91,12 @@ class Head:
     def tensor(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [n, vocab] in the model's own type, made ROWS at a time and the rest filled up with zeros: a processor may sum
         products of another shape in another order."""
-        return torch.cat([self._block(hidden[at : at + ROWS]) for at in range(0, len(hidden), ROWS)])
-
-    def _block(self, hidden: torch.Tensor) -> torch.Tensor:
-        n = len(hidden)
-        ids = torch.zeros(1, ROWS, dtype=torch.long, device=hidden.device)
+        blocks, ids = [], torch.zeros(1, ROWS, dtype=torch.long, device=hidden.device)
         with torch.inference_mode():
-            self._given.hidden = torch.nn.functional.pad(hidden, (0, 0, 0, ROWS - n))[None]
-            logits: torch.Tensor = self._model(input_ids=ids, use_cache=False).logits[0, :n]
-        return logits
+            for block in torch.split(hidden, ROWS):
+                self._given.hidden = torch.nn.functional.pad(block, (0, 0, 0, ROWS - len(block)))[None]
+                blocks.append(self._model(input_ids=ids, use_cache=False).logits[0, : len(block)])
+        return torch.cat(blocks)
 
     def __call__(self, hidden: torch.Tensor) -> NDArray[np.float32]:
         return self.tensor(hidden).float().cpu().numpy()  # type: ignore[no-any-return]

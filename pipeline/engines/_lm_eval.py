@@ -170,7 +170,10 @@ class _Absent(PreTrainedModel):  # type: ignore[misc,unused-ignore]
 
 def score(requests: Sequence[Request], max_length: int, logits_of: Callable[[Forest, list[int]], Logits]) -> list[Answer]:
     """Answers in the order of the requests, from the logits that an engine gives for nodes of a forest."""
-    inputs = [_input(context, choice, max_length) for _, context, choice in requests]
+    if not all(0 < len(choice) <= max_length for _, _, choice in requests):
+        raise ValueError(f"a choice needs one token of its own at least, and {max_length} at most")
+    # all but the last token, cut on the left as lm-eval cuts it
+    inputs = [[*context, *choice][-(max_length + 1) : -1] for _, context, choice in requests]
     answers: dict[int, Answer] = {}
     with cli.progress(len(requests), "choices", "request") as bar:
         for forest, held in grown(inputs, BLOCK_TOKENS):
@@ -178,12 +181,6 @@ def score(requests: Sequence[Request], max_length: int, logits_of: Callable[[For
             answers |= zip(held, _answers(forest, asked, logits_of))
             bar.update(len(held))
     return [answers[i] for i in range(len(requests))]
-
-
-def _input(context: list[int], choice: list[int], max_length: int) -> list[int]:
-    if not 0 < len(choice) <= max_length:
-        raise ValueError(f"a choice has {len(choice)} tokens of its own; it needs one at least, and {max_length} at most")
-    return [*context, *choice][-(max_length + 1) : -1]
 
 
 def _answers(

@@ -211,10 +211,8 @@ def _choice_fault(row: Json, config: Json) -> str | None:
 def _text_fault(row: Json, config: Json) -> str | None:
     """What is asked or expected must be text, and not empty; only a multiple choice may have no context."""
     asked, expected, kind = config.get("doc_to_text"), config.get("doc_to_target"), config.get("output_type")
-    needed: dict[str, type] = (
-        {asked: str} if isinstance(asked, str) and asked in row and (kind != "multiple_choice" or row[asked] != "") else {}
-    )
-    if fault := fields_fault(row, needed):
+    given = asked in row and (kind != "multiple_choice" or row[asked] != "")
+    if fault := fields_fault(row, {str(asked): str} if given else {}):
         return fault
     if kind != "multiple_choice" and isinstance(expected, str) and expected in row:
         values = row[expected] if isinstance(row[expected], list) else [row[expected]]

@@ -99,10 +99,8 @@ def _described(name: str, tensor: Tensor, read: Any) -> tuple[str, tuple[str, tu
     return name, ("bfloat16" if _is_packed(tensor) else str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
 
 
-def _is_packed(tensor: Tensor) -> bool:  # one code for each value
-    import torch
-
-    return tensor.dtype in (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
+def _is_packed(tensor: Tensor) -> bool:
+    return str(tensor.dtype) in ("torch.int8", "torch.float8_e4m3fn", "torch.float8_e5m2")
 
 
 def _values(name: str, tensor: Tensor, read: Any, block: tuple[int, int] | None) -> tuple[str, Tensor]:

@@ -79,9 +79,8 @@ def _original(file: Path) -> Encode | None:
 def _library(module: str, file: Path) -> Any:
     try:
         return importlib.import_module(module)
-    except ImportError:
-        package = module.partition(".")[0]
-        raise DownloadError(f"{file.name} needs {package}: pip install {package} (or add the model's tokenizer.json)") from None
+    except ImportError as e:
+        raise DownloadError(f"{file.name} needs {e.name}: pip install {e.name} (or add the model's tokenizer.json)") from None
 
 
 def refuse_two_ways(folder: Path) -> None:

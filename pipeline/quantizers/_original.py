@@ -1,7 +1,7 @@
 """The original AutoAWQ and AutoGPTQ, each in an environment of its own with the last transformers that it knows (4.51).
 
-That transformers ignores what it does not know of today's configs, and would run a model with another rope base than its own. So the
-base is given to it with a translated config, and what cannot be translated is refused. The checkpoint gets the base's own back."""
+That transformers ignores what it does not know of today's configs, and would run a model with another rope base than its own. So
+it gets the base with a translated config, and what cannot be translated is refused. The checkpoint gets the base's own back."""
 
 from __future__ import annotations
 
