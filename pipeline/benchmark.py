@@ -65,10 +65,8 @@ def timed(settings: Params, variant: str, threads: int, facts: TimingFacts) -> l
     with working(settings.variant(variant), folder, threads) as a, working(settings.variant(reference), base, threads) as b:
         longest = min(a.facts["max_length"], b.facts["max_length"])
         if setup.prompt_tokens + setup.output_tokens > longest:
-            raise Unsupported(
-                f"{setup.prompt_tokens} prompt and {setup.output_tokens} output tokens (the tier's benchmark) are more than "
-                f"the {longest} that both models hold"
-            )
+            lengths = f"{setup.prompt_tokens} prompt and {setup.output_tokens} output tokens (the tier's benchmark)"
+            raise Unsupported(f"{lengths} are more than the {longest} that both models hold")
         device, dtypes = a.facts["device"], [m["dtype"] for m in models.values()]
         rates = b.cpu_rates(threads, dtypes) if device == "cpu" else hardware.rates(threads, device, dtypes)
         rows, looked = in_rounds(a, b, setup, asked, looks, rounds.confidence(settings))

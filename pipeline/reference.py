@@ -226,12 +226,9 @@ def run() -> None:
         artifacts.write_json(out / artifacts.MANIFEST, store)
     pieces.clear()
     left_out = f" ({', '.join(f'{n} {why}' for why, n in skipped.items())} left out)" if skipped else ""
-    cli.say(
-        "reference",
-        f"{states['tokens']} scored tokens in {states['windows']} windows{left_out}, {states['state_bytes'] / 1e6:.1f} MB of "
-        f"{states['kind']} states ({states['bytes_per_token']:g} bytes a token) + {states['head_bytes'] / 1e6:.1f} MB head, "
-        f"{watch.done():.1f} s",
-    )
+    what = f"{states['tokens']} scored tokens in {states['windows']} windows{left_out}"
+    size = f"{(states['state_bytes'] + states['head_bytes']) / 1e6:.1f} MB of {states['kind']} states and head"
+    cli.say("reference", f"{what}, {size}, {watch.done():.1f} s")
 
 
 def main() -> None:

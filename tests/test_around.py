@@ -21,7 +21,7 @@ from pipeline import download, evalset
 from pipeline.core import artifacts, explain, git, isolate, params
 from pipeline.core.droppings import DROPPINGS, data_files
 from pipeline.core.errors import ArtifactError, DownloadError, Unsupported
-from pipeline.evalset import chats, tasks
+from pipeline.evalset import tasks, windows
 from pipeline.evalset.calibration import Calibration
 from pipeline.gating import freshness
 from pipeline.model.headers import read_headers
@@ -72,7 +72,7 @@ def test_droppings_are_no_part_of_a_model_and_no_damage_to_it(tmp_path: Path) ->
     artifacts.verify_files(model, manifest)
     download._from_path(params.PathModel(source="path", path=str(model)), out)
     assert sorted(os.listdir(out)) == ["config.json", "model.safetensors", "tokenizer.json"]
-    assert chats.chat_template(model) is None
+    assert windows.chat_template(model) is None
 
 
 @pytest.mark.filterwarnings("ignore")  # DVC's own

@@ -126,16 +126,16 @@ KINDS = {
     "greater_than_equal": ({"diverge.window": 7}, "diverge.window = 7: must be at least 8"),
     "less_than": ({"seed": 2**32}, "seed = 4294967296: must be less than 4294967296"),
     "too_short": ({"gate.required": []}, "gate.required = []: must be 1 or more, and there are 0"),
-    "too_short mapping": ({"variants": {}}, "variants: is empty; name a variant, as in `bf16: {quantizer: cast"),
+    "too_short mapping": ({"variants": {}}, "variants: must be 1 or more"),
     "missing": ({"tiers.smoke": {}}, "tiers.smoke.documents: this key is needed and missing"),
     "extra_forbidden": ({"evaluate.batchsize": 1}, "evaluate.batchsize: unknown key (value 1); did you mean 'batch_size'?"),
     "union_tag_invalid": ({"model.source": "hbu"}, "model: source hbu; did you mean 'hub'?"),
     "union_tag_not_found": ({"model": {"id": "a"}}, "model: source is missing; there is: package, path, hub"),
     "value_error": ({"model.package": "a>=1"}, "model.package = 'a>=1': must be a name and a version, as in name==1.2.3"),
-    "none of a section": ({"variants": None}, "variants: is empty; name a variant"),
+    "none of a section": ({"variants": None}, "variants: is empty; must be a section"),
     "none of a list": ({"gate.rules": None}, "gate.rules: is empty; must be a list"),
-    "none where nobody is served": ({"serving.variants": None}, "serving.variants: is empty; where nobody is served, write"),
-    "none of serving": ({"serving": None}, "serving: is empty; where nobody is served, leave the key out"),
+    "none where nobody is served": ({"serving.variants": None}, "serving.variants: is empty; must be a section"),
+    "none of serving": ({"serving": None}, "serving: is empty; must be a section"),
 }
 
 

@@ -34,12 +34,6 @@ MUST_BE = {
 }  # fmt: skip
 BITS = re.compile(r"(?<!\d)(32|16|8|6|5|4|3|2)(?!\d)")
 BOUNDS = ("greater_than", "greater_than_equal", "less_than", "less_than_equal", "multiple_of")
-# What to write in an empty section.
-EMPTY = {
-    ("variants",): "name a variant, as in `bf16: {quantizer: cast, options: {dtype: bfloat16}}`",
-    ("serving",): "where nobody is served, leave the key out",
-    ("serving", "variants"): "where nobody is served, write `variants: {}`",
-}
 
 
 class Fault(ValueError):
@@ -149,12 +143,10 @@ def in_words(errors: list[ErrorDetails], keys: tuple[Any, ...]) -> str:
     errors: all at `keys`; several where it may be of several types."""
     value, name = errors[0]["input"], _dotted(keys) or "the file"
     if errors[0]["type"] == "missing":
-        return f"{name}: this key is needed and missing" + (f"; {EMPTY[keys]}" if keys in EMPTY else "")
+        return f"{name}: this key is needed and missing"
     texts = [_message(e) for e in errors]
     must = [s.removeprefix("must be ") for s in texts if s.startswith("must be ")]
     message = "; ".join([*([f"must be {' or '.join(must)}"] if must else []), *(s for s in texts if not s.startswith("must be "))])
-    if not value and keys in EMPTY:
-        return f"{name}: is empty; {EMPTY[keys]}"
     if value is None:
         return f"{name}: is empty; {message}"
     plain = isinstance(value, (str, int, float, list))
@@ -207,8 +199,6 @@ def _known_keys(keys: list[Any], root: Any, top: type[BaseModel], sources: dict[
 
 
 # ---- a backend's options are the keyword arguments of its function
-
-
 def backends(room: str) -> list[str]:
     """Names of the files of pipeline/<room>, one for each quantizer or engine."""
     return [p.stem for p in data_files(Path(__file__).parents[1] / room, "*.py") if not p.stem.startswith("_")]

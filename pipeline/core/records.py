@@ -62,8 +62,6 @@ class RunFacts(TypedDict):
 
 
 # ---- sets: the texts of evalsets/ ------------------------------------------------------------------------------------------
-
-
 class TextRow(TypedDict):
     """A document: corpus, calibration text, what prompts are cut from."""
 
@@ -82,8 +80,6 @@ class PromptRow(TypedDict):
 
 
 # ---- manifests: what a folder of artifacts/ holds and how it was made --------------------------------------------------------
-
-
 class Folder(TypedDict):
     status: str
     files: dict[str, File]
@@ -227,8 +223,6 @@ class StoreManifest(Store):
 
 
 # ---- rows: one a line or a token, and the meta file beside them --------------------------------------------------------------
-
-
 class RowsMeta(Outcome):
     """What every meta file has: the variant, and the digest of the model that made the rows."""
 
@@ -460,8 +454,6 @@ class WindowRow(TypedDict):
 
 
 # ---- servers: one row a request, and what was found of a server --------------------------------------------------------------
-
-
 class Phases(TypedDict):
     connected: float | None
     headers: float | None
@@ -587,8 +579,6 @@ class ServerReport(ServerMeta):
 
 
 # ---- results: what judging stages write into reports/ ------------------------------------------------------------------------
-
-
 class ShortEstimate(TypedDict):
     value: float | None
     low: float | None
@@ -772,8 +762,6 @@ class EvalsetsRecord(TypedDict):
 
 
 # ---- failures: artifacts/broke/<variant>.json --------------------------------------------------------------------------------
-
-
 class Group(TypedDict):
     """Mean divergence of a group of tokens beside that of the rest. by: what the group is of (domain, token class, position)."""
 
@@ -870,8 +858,6 @@ class Failures(FailureLists):
 
 
 # ---- reading -----------------------------------------------------------------------------------------------------------------
-
-
 @cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)

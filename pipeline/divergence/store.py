@@ -84,10 +84,8 @@ def refuse_if_too_large(needed: int, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder).free
     if needed > free * 0.9:
-        raise ArtifactError(
-            f"the reference store needs {needed / 1e9:.1f} GB and {folder} has {free / 1e9:.1f} GB free; "
-            "score fewer documents (tiers.<tier>.documents) or free some space"
-        )
+        room = f"the reference store needs {needed / 1e9:.1f} GB and {folder} has {free / 1e9:.1f} GB free"
+        raise ArtifactError(f"{room}; score fewer documents (tiers.<tier>.documents) or free some space")
 
 
 class Store:
@@ -110,14 +108,6 @@ class Store:
             from pipeline.engines._head import Head
 
             self._head = Head.load(folder / "head")
-
-    def share_head(self, engine: Any) -> bool:
-        """Replay through the engine's own head if it is the same bit for bit: one copy in memory. Whether it was."""
-        head = getattr(engine, "head", None)
-        if self._head is None or head is None or not self._head.equals(head):
-            return False
-        self._head = head
-        return True
 
     def logit_blocks(self, index: int) -> Iterator[tuple[int, NDArray[np.float32]]]:
         """(first position, float32 [at most ROWS, vocab]) over a window's scored positions, as the model gave them.

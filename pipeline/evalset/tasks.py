@@ -107,9 +107,7 @@ def _config(name: str, path: Path) -> Json:
         raise DataError(f"{at('include')}: `include` is not read here; write the whole task into one file")
     kind = config.get("output_type")
     if kind != "loglikelihood_rolling" and metrics and not metrics & {"acc", "exact_match"}:
-        raise DataError(
-            f"{at('metric_list')}: metric_list has neither acc nor exact_match: an item must be right or wrong to be compared"
-        )
+        raise DataError(f"{at('metric_list')}: metric_list has neither acc nor exact_match: an item must be right or wrong")
     if kind not in OUTPUT_TYPES:
         raise DataError(f"{at('output_type')}: output_type {kind!r}{did_you_mean(str(kind), list(OUTPUT_TYPES))}")
     return config

@@ -62,10 +62,8 @@ def chat_template(folder: Path) -> str | None:
             return template
         named |= {t["name"]: t["template"] for t in template} if isinstance(template, list) else template or {}
     if named and "default" not in named:
-        raise DataError(
-            f"the model's chat templates are named ({', '.join(sorted(named))}) and none is the default; "
-            "write the one to use as chat_template.jinja"
-        )
+        names = ", ".join(sorted(named))
+        raise DataError(f"the model's chat templates are named ({names}) and none is the default; write one as chat_template.jinja")
     return named.get("default")
 
 

@@ -96,10 +96,8 @@ def check_bits(facts: BuildFacts, packed_bits: float | None) -> None:
     """Raise if the packed matrices take other bits a weight (packed_bits, measured) than their method says."""
     expected = facts.get("expected_bits")
     if expected and packed_bits is not None and abs(packed_bits - expected) > TOLERANCE * expected:
-        raise InvalidVariant(
-            f"its packed matrices take {packed_bits:.3g} bits a weight where the method says {expected:.3g}: "
-            "it was not quantized as asked"
-        )
+        taken = f"its packed matrices take {packed_bits:.3g} bits a weight where the method says {expected:.3g}"
+        raise InvalidVariant(f"{taken}: it was not quantized as asked")
 
 
 def check_kernels(kernels: dict[str, int], facts: Mapping[str, Any]) -> None:
@@ -124,7 +122,5 @@ def check_answer(engine: Any, before: Json | None) -> None:
     again = logits[np.asarray(before["at"])]
     error = float(np.abs(again - saved).max() / np.abs(saved).max())
     if not error <= before.get("close", CLOSE):
-        raise InvalidVariant(
-            f"loaded anew, it gives {again[0]:.4g} where the model that was saved gave {saved[0]:.4g} (probe of "
-            f"{len(ids)} tokens): saving or loading lost something"
-        )
+        differ = f"it gives {again[0]:.4g} where the model that was saved gave {saved[0]:.4g} (probe of {len(ids)} tokens)"
+        raise InvalidVariant(f"loaded anew, {differ}: saving or loading lost something")

@@ -183,10 +183,8 @@ def _refuse_other_tokens(file: Path, pre: Any, out: Path) -> None:
         raise DownloadError(f"this GGUF file's tokens cannot be compared with llama.cpp's: {e}") from None
     differ = sum(tokenizer(text).input_ids != ids for text, ids in zip(texts, by_llama_cpp))
     if differ:
-        raise DownloadError(
-            f"tokenizer.ggml.pre {pre!r}: the tokenizer made of this GGUF file cuts {differ} of {len(texts)} texts otherwise than "
-            "llama.cpp; take the model in its original format"
-        )
+        why = f"the tokenizer made of this GGUF file cuts {differ} of {len(texts)} texts otherwise than llama.cpp"
+        raise DownloadError(f"tokenizer.ggml.pre {pre!r}: {why}; take the model in its original format")
 
 
 def llama_ids(file: Path, texts: list[str]) -> list[list[int]]:
@@ -215,10 +213,8 @@ def _refuse_other_logits(file: Path, out: Path) -> None:
         cli.say("download", f"not compared with llama.cpp's own reading of the file: {e}")
         return
     if not differs <= NEAR:
-        raise DownloadError(
-            f"what transformers makes of this GGUF file is another model than llama.cpp's: {differs:.3g} nats apart over "
-            f"{COMPARED} tokens; take the model in its original format"
-        )
+        why = f"is another model than llama.cpp's: {differs:.3g} nats apart over {COMPARED} tokens"
+        raise DownloadError(f"what transformers makes of this GGUF file {why}; take the model in its original format")
 
 
 def divergence(file: Path, folder: Path) -> float:

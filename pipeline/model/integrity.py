@@ -49,8 +49,7 @@ def refuse_incomplete(folder: Path, name: str) -> None:
     if not (folder / "config.json").exists():
         raise DownloadError(f"{name} holds no config.json; is it a transformers model folder?")
     if not data_files(folder, "*.safetensors"):
-        why = "pickled weights are not loaded; convert them with transformers' save_pretrained"
-        raise DownloadError(f"{name} holds no .safetensors weights ({why})")
+        raise DownloadError(f"{name} holds no .safetensors weights (pickled ones are not loaded; use save_pretrained)")
 
 
 def read_object(file: Path) -> Json:
@@ -66,9 +65,7 @@ def read_object(file: Path) -> Json:
 
 def indexed_shards(index: Path) -> set[str]:
     """Names of the weight files that an index lists; raises `DownloadError` if one of them is not beside it."""
-    shards = set(read_object(index).get("weight_map", {}).values())
-    if not shards:
-        raise DownloadError(f"{index.name} has no weight_map; fetch it again")
+    shards = set(read_object(index)["weight_map"].values())
     if absent := sorted(s for s in shards if not (index.parent / s).exists()):
         raise DownloadError(f"{index.name} names {some(absent, SHOWN)}, absent from the model's folder; add what is missing")
     return shards
@@ -86,10 +83,8 @@ def refuse_quantized(config: Json, dequantize: bool) -> str | None:
     if why := why_not(config):
         raise DownloadError(f"{fault}, and {why}; {source}")
     if not dequantize:
-        raise DownloadError(
-            f"{fault}, and variants would be measured against rounded weights. If it was published like this, say "
-            f"`dequantize: true` under `model`: its values in bfloat16 become the base, and every page says so; else {source}"
-        )
+        way = f"`dequantize: true` under `model` makes its values in bfloat16 the base, and every page says so; else {source}"
+        raise DownloadError(f"{fault}, and variants would be measured against rounded weights. {way}")
     return packed
 
 
@@ -102,10 +97,7 @@ def _refuse_unknown_kind(config: Json, trusted: bool) -> None:
         return
     if own_code:
         raise DownloadError(f"model_type {kind!r} needs the model's own code; if you trust it, set model.trust_remote_code: true")
-    raise DownloadError(
-        f"model_type {kind!r} is not known to transformers {transformers.__version__}; correct it in config.json, "
-        "or pin a transformers that knows it in constraints.txt"
-    )
+    raise DownloadError(f"model_type {kind!r} is not known to transformers {transformers.__version__}; correct config.json")
 
 
 def _refuse_other_weights(folder: Path, config: Any, trusted: bool) -> None:
@@ -188,10 +180,8 @@ def _refuse_ids_beyond(folder: Path, size: int) -> None:
     beyond = [(id, token) for token, id in tokenizer.get_vocab(with_added_tokens=True).items() if id >= size]
     if needed := [(id, token) for id, token in beyond if id not in added or not added[id].special or token in used]:
         id, token = max(needed)
-        raise DownloadError(
-            f"the tokenizer gives ids up to {id} ({token!r}) and config.json's vocab_size is {size}; use the model's own "
-            "tokenizer, or resize_token_embeddings and save both again"
-        )
+        ids = f"the tokenizer gives ids up to {id} ({token!r}) and config.json's vocab_size is {size}"
+        raise DownloadError(f"{ids}; use the model's own tokenizer, or resize_token_embeddings and save both again")
 
 
 def _refuse_not_finite(folder: Path) -> None:

@@ -55,9 +55,7 @@ def _convert(folder: Path, trusted: bool) -> str:
             tokenizer.save_pretrained(folder)
             return f"tokenizer.json: made from {file.name}" + (f", equal on {len(texts)} texts" if encode else "")
         why = f"it cuts {differ} of {len(texts)} texts otherwise"
-    raise DownloadError(
-        f"no tokenizer.json can be made of {file.name} ({why}); save the tokenizer with transformers' save_pretrained"
-    )
+    raise DownloadError(f"no tokenizer.json can be made of {file.name} ({why}); use transformers' save_pretrained")
 
 
 def _original(file: Path) -> Encode | None:
@@ -92,10 +90,9 @@ def refuse_two_ways(folder: Path) -> None:
     loaded = AutoTokenizer.from_pretrained(folder)
     differ = sum(loaded(t, add_special_tokens=False).input_ids != file.encode(t, add_special_tokens=False).ids for t in texts)
     if differ:
-        raise DownloadError(
-            f"transformers' {type(loaded).__name__} cuts {differ} of {len(texts)} texts otherwise than tokenizer.json: it has "
-            f"rules of its own for model_type {read_json(folder / 'config.json')['model_type']!r}; use a tokenizer of that kind"
-        )
+        cuts = f"transformers' {type(loaded).__name__} cuts {differ} of {len(texts)} texts otherwise than tokenizer.json"
+        kind = read_json(folder / "config.json")["model_type"]
+        raise DownloadError(f"{cuts}: it has rules of its own for model_type {kind!r}; use a tokenizer of that kind")
 
 
 def _one_template(folder: Path) -> list[str]:

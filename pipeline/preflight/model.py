@@ -91,8 +91,6 @@ def _refused(settings: Params, folder: Path) -> dict[str, QuantgateError]:
 
 
 # ---- texts against the model's window ----------------------------------------------------------------------------------------
-
-
 def _past(texts: dict[str, str], most: int, model_dir: Path) -> dict[str, int]:
     """{item: tokens of its text, without special ones} where they are more than `most`; empty where no tokenizer.json is here."""
     near = {item: text for item, text in texts.items() if len(text.encode()) > most}  # a token has a byte at least
@@ -117,10 +115,8 @@ def _too_long(settings: Params, folder: Path) -> list[str]:
     texts = {row["id"]: row.get("prompt") or " ".join(m["content"] for m in row["messages"]) for row in prompts}
     if most and (long := _past(texts, most - setup.tokens, folder)):
         name = max(long, key=long.__getitem__)
-        messages.append(
-            f"params.yaml: diverge.trajectories: prompt {name!r} and reply have {long[name] + setup.tokens} tokens and the model's "
-            f"window is {most}; lower diverge.trajectories.tokens or shorten the prompt"
-        )
+        lengths = f"prompt {name!r} and reply have {long[name] + setup.tokens} tokens and the model's window is {most}"
+        messages.append(f"params.yaml: diverge.trajectories: {lengths}; lower diverge.trajectories.tokens or shorten the prompt")
     length = min(settings.diverge.window, most or settings.diverge.window)
     users = [name for name, variant in settings.variants.items() if variant.engine == "llamacpp"]
     if length > LONGEST and users:
@@ -177,8 +173,6 @@ def _asked(row: Json, config: Json) -> str:
 
 
 # ---- memory and disk ---------------------------------------------------------------------------------------------------------
-
-
 def capacity(settings: Params) -> list[str]:
     """One line for the whole, and one for each stage or disk that is too small; empty if the model is not here yet."""
     folder = base_folder(settings)

@@ -78,10 +78,9 @@ def _refuse_by_class(name: str, model_dir: Path, packed: list[str]) -> None:
     if model is None:
         return
     if bare := next((layer for layer in packed if model.matrices[layer].bare), None):
-        raise Unsupported(
-            f"the model's class multiplies with the weights of {bare} itself, and quantizer {name!r} would pack them; "
-            f"options.keep: ['*.{bare.rpartition('.')[2]}'] leaves them at 16 bits"
-        )
+        way = f"options.keep: ['*.{bare.rpartition('.')[2]}'] leaves them at 16 bits"
+        packs = f"and quantizer {name!r} would pack them"
+        raise Unsupported(f"the model's class multiplies with the weights of {bare} itself, {packs}; {way}")
     loaded_as = getattr(backend("quantizers", name), "LOADED_AS", None)  # transformers' name of a method that packs while it loads
     if loaded_as is None:
         return

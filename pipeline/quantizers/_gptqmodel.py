@@ -136,14 +136,11 @@ def refuse(model_dir: Path, options: Options) -> None:
     works = [g for g in get_args(GroupSize) if g > 0 and math.gcd(*widths.values()) % g == 0]
     for layer, width in widths.items():
         if width % size:  # never of -1, one group a row
-            raise Unsupported(
-                f"group_size {size} does not divide the {width} inputs of {layer}; "
-                f"sizes that work for every layer: {', '.join(map(str, works)) or 'none'}, or -1 (one group a row)"
-            )
+            way = f"sizes that work for every layer: {', '.join(map(str, works)) or 'none'}, or -1 (one group a row)"
+            raise Unsupported(f"group_size {size} does not divide the {width} inputs of {layer}; {way}")
         if taken and (group := width if size == -1 else size) not in taken:
-            raise Unsupported(
-                f"group_size {size} makes groups of {group} in {layer}; the CPU's 4-bit kernel takes {', '.join(map(str, taken))}"
-            )
+            way = f"the CPU's 4-bit kernel takes {', '.join(map(str, taken))}"
+            raise Unsupported(f"group_size {size} makes groups of {group} in {layer}; {way}")
 
 
 def _refuse_parts_unknown(model_dir: Path) -> None:

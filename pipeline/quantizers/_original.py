@@ -111,7 +111,8 @@ def link_base(model_dir: Path, folder: Path, config: Json) -> Path:
     artifacts.write_json(folder / "config.json", config)
     tokenizer = model_dir / "tokenizer_config.json"
     if tokenizer.exists():
-        artifacts.write_json(folder / tokenizer.name, tokenizer_to_old(artifacts.read_json(tokenizer)))
+        text = tokenizer.read_text(encoding="utf-8").replace('"TokenizersBackend"', '"PreTrainedTokenizerFast"')  # its older name
+        (folder / tokenizer.name).write_text(text, encoding="utf-8")
     return folder
 
 
@@ -149,11 +150,6 @@ def rope_to_old(rope: Json) -> Json:
         raise Unsupported(f"config.json: rope_parameters.{unknown[0]} of type {kind!r} has no equal in transformers 4.51")
     moved: Json = {k: rope[k] for k in ("rope_theta", "partial_rotary_factor") if k in rope}
     return moved if kind == "default" else {**moved, "rope_scaling": {"rope_type": kind, **scaling}}
-
-
-def tokenizer_to_old(config: Json) -> Json:
-    renamed = config.get("tokenizer_class") == "TokenizersBackend"
-    return config | ({"tokenizer_class": "PreTrainedTokenizerFast"} if renamed else {})
 
 
 def refuse_misread(old: Json, read: Json) -> None:

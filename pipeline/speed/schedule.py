@@ -81,10 +81,8 @@ class Prompts:
                 self.openings.add(head)
                 self.starts.remove(start)
                 return piece
-        raise DataError(
-            f"{len(self.source)} tokens of text make no more than {len(self.openings)} different prompts, and none of "
-            f"{length} tokens besides; add text to benchmark.prompts"
-        )
+        there = f"{len(self.source)} tokens of text make no more than {len(self.openings)} different prompts"
+        raise DataError(f"{there}, and none of {length} tokens besides; add text to benchmark.prompts")
 
 
 def plan(setup: Requests, longest: int) -> Plan:
