@@ -106,7 +106,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize(
     "name, token, word",
     [
-        ("org/gated", None, "is gated: set HF_TOKEN"),
+        ("org/gated", None, "org/gated is gated: set HF_TOKEN"),
         ("org/gated", "hf_x", "is gated: accept its licence"),
         ("org/none", None, "does not exist on the hub"),
         ("org/revision", None, "has no revision 'main'"),

@@ -34,7 +34,7 @@ VALID: dict[str, object] = {"id": "a", "question": "q", "choices": ["x", "y"], "
     (f"{ROW}\n{ROW.replace(': ' + chr(34) + 'a', ': ' + chr(34) + 'b')}".encode(), "it would count twice"),
     (b'{"id": "a", "id": "b", "domain": "d", "text": "t"}', ":1: is not JSON in UTF-8 ('id' is given twice)"),
     (b'{"id": "a", "domain": "d", "text": "\\ud800"}', ":1: is not JSON in UTF-8"),
-    (b'{"id": "a", "domain": "d", "text": "t", "weight": NaN}', ":1: is not JSON in UTF-8 (NaN is not a JSON value"),
+    (b'{"id": "a", "domain": "d", "text": "t", "weight": NaN}', ":1: is not JSON in UTF-8 (Out of range float values"),
     (b'{"id": null, "domain": "d", "text": "t"}', ":1: field 'id' must be text, in quotes; found None"),
     ("\ufeff".encode("utf-16-le") + ROW.encode("utf-16-le"), ":1: is not JSON in UTF-8"),
     (b'{"a": 1}\n{"a": 1 "b"}\n', ":2: is not JSON in UTF-8 (Expecting ',' delimiter: line 1 column 9"),

@@ -59,7 +59,7 @@ def test_a_whole_model_passes_in_one_file_or_in_shards_that_are_all_there(base: 
     assert "index.json names model-00001-of-00002.safetensors, absent" in refusal(base)
 
 
-@pytest.mark.parametrize("text, word", [("{", "is not valid JSON"), ("[]", "holds a list"), ("{}", "has no weight_map")])
+@pytest.mark.parametrize("text, word", [("{", "is not valid JSON"), ("[]", "holds a list"), ("{}", "holds no .safetensors weights")])
 def test_an_index_that_lists_nothing_is_refused(base: Path, text: str, word: str) -> None:
     (base / "model.safetensors").unlink()  # else no loader asks an index
     (base / "model.safetensors.index.json").write_text(text)
@@ -85,7 +85,7 @@ def test_tensors_that_are_not_the_model_s_are_named_and_counted(
 @pytest.mark.parametrize(
     "values, word",
     [
-        ({"hidden_size": 32, "head_dim": 16}, r"has shape .*64.* and config.json asks for .*32.* more\)"),
+        ({"hidden_size": 32, "head_dim": 16}, r"has shape .*64.* and config.json asks for .*32"),
         ({"vocab_size": 100}, r"embed_tokens.weight has shape \(\d+, 64\) and config.json asks for \(100, 64\);"),
         ({"num_hidden_layers": 3}, r"lack model\.layers\.2\."),
         ({"num_hidden_layers": 1}, r"hold model\.layers\.1\..* no place for"),
@@ -139,7 +139,7 @@ def test_a_weight_that_is_not_finite_is_named(base: Path, value: str, dtype: str
         tensors[UP][3, 5] = float(value)
         tensors[UP] = tensors[UP].to(getattr(torch, dtype))
 
-    assert refusal(change_weights(base, spoil)).startswith(f"{UP} in model.safetensors holds a weight that is NaN or infinite")
+    assert refusal(change_weights(base, spoil)).startswith(f"{UP} in model.safetensors holds NaN or infinite values")
 
 
 def test_a_token_beyond_the_vocabulary_is_named_unless_it_is_special_and_unused(base: Path) -> None:

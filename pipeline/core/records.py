@@ -224,10 +224,8 @@ class StoreManifest(Store):
 
 # ---- rows: one a line or a token, and the meta file beside them --------------------------------------------------------------
 class RowsMeta(Outcome):
-    """What every meta file has: the variant, and the digest of the model that made the rows."""
-
     variant: str
-    model: str
+    model: str  # digest of the one that made the rows
 
 
 TOKEN_COLUMNS = {  # of artifacts/tokens/<variant>.parquet, a row a scored token: names, and Arrow's names of their types
@@ -443,13 +441,11 @@ class ReplyRow(TypedDict):
 
 
 class WindowRow(TypedDict):
-    """A stretch of text that is scored from token `first` on."""
-
     set: str
     window: str
     document: str
     token_ids: list[int]
-    first: int
+    first: int  # the first token that is scored
     domain: str
 
 
@@ -490,8 +486,6 @@ class Exchange(TypedDict):
 
 
 class RequestRow(Exchange):
-    """A line of artifacts/serving/<variant>.jsonl. round: null for a warm-up."""
-
     round: int | None
     scenario: str
     warmup: bool
@@ -606,16 +600,12 @@ Span = TypedDict(
 
 
 class Agreement(TypedDict):
-    """Share of replies still equal to the reference's at a position (free), and of equal choices up to it (forced)."""
-
     position: int
-    free: ShortEstimate
-    forced: ShortEstimate | None
+    free: ShortEstimate  # share of replies still equal to the reference's
+    forced: ShortEstimate | None  # share of equal choices up to it
 
 
 class Curves(TypedDict, total=False):
-    """What is drawn and not judged. kld_by_position: {`corpus` or `trajectory`: points}."""
-
     kld_by_position: dict[str, list[Span]]
     agreement_by_position: list[Agreement]
 
@@ -774,8 +764,6 @@ class Group(TypedDict):
 
 
 class Spread(TypedDict):
-    """How divergence is spread over tokens. worst_share: of it, on the worst tokens."""
-
     kind: str
     settled: bool
     n: int

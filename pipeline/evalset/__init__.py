@@ -88,18 +88,15 @@ def _lines(path: Path) -> list[tuple[int, Any]]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line.decode("utf-8"), parse_constant=_no_constant, object_pairs_hook=unique_names)
-            json.dumps(row, ensure_ascii=False).encode("utf-8")  # half of a surrogate pair is no character
+            row = json.loads(line.decode("utf-8"), object_pairs_hook=unique_names)
+            # NaN is no JSON value, half of a surrogate pair no character
+            json.dumps(row, ensure_ascii=False, allow_nan=False).encode("utf-8")
             rows.append((number, row))
         except (ValueError, RecursionError) as e:
             raise DataError(f"{path}:{number}: is not JSON in UTF-8 ({e})") from None
     if not rows:
         raise DataError(f"{path} is empty")
     return rows
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not a JSON value; write null")
 
 
 def _text_row(row: Any) -> str | None:

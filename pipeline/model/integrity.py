@@ -65,7 +65,7 @@ def read_object(file: Path) -> Json:
 
 def indexed_shards(index: Path) -> set[str]:
     """Names of the weight files that an index lists; raises `DownloadError` if one of them is not beside it."""
-    shards = set(read_object(index)["weight_map"].values())
+    shards = set(read_object(index).get("weight_map", {}).values())
     if absent := sorted(s for s in shards if not (index.parent / s).exists()):
         raise DownloadError(f"{index.name} names {some(absent, SHOWN)}, absent from the model's folder; add what is missing")
     return shards
@@ -115,7 +115,7 @@ def _refuse_other_weights(folder: Path, config: Any, trusted: bool) -> None:
         raise DownloadError(f"the .safetensors files lack {some(missing, SHOWN)}, which config.json's model needs; {fetch}")
     if wrong := sorted(info["mismatched_keys"]):
         name, held, asked = wrong[0]
-        shapes = f"{name} has shape {tuple(held)} and config.json asks for {tuple(asked)} ({len(wrong)} such)"
+        shapes = f"{name} has shape {tuple(held)} and config.json asks for {tuple(asked)}"
         raise DownloadError(f"{shapes}; correct it, or fetch both again")
     if unknown := some(sorted(info["unexpected_keys"]), SHOWN):
         raise DownloadError(f"the .safetensors files hold {unknown}, which config.json's model has no place for; {fetch}")

@@ -88,14 +88,10 @@ class Prompts:
 def plan(setup: Requests, longest: int) -> Plan:
     """The sweep of a tier for a model (and a text) with room for `longest` tokens."""
     sweep = Plan([])
-    contexts: dict[int, None] = {}
-    for asked in sorted(setup.contexts):
-        room = min(asked, longest)
-        if room < asked:
-            why = f"{asked} tokens were asked for; {longest} is the most that engine, model and text hold"
-            sweep.notes[f"context-{room}"] = why
-        if room > OUTPUT:
-            contexts[room] = None
+    contexts = [room for room in sorted({min(asked, longest) for asked in setup.contexts}) if room > OUTPUT]
+    for asked in (asked for asked in sorted(setup.contexts) if asked > longest):
+        why = f"{asked} tokens were asked for; {longest} is the most that engine, model and text hold"
+        sweep.notes[f"context-{longest}"] = why
     passes = [
         [Step(f"context-{c}", [c - OUTPUT]) for c in contexts],
         [Step(f"batch-{b}", [BATCH_PROMPT] * b, "stream_batch") for b in sorted(set(setup.batches))],
