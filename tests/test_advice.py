@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from pipeline.core.options import nominal_bits
 from reported import MACHINE, around, judged, metric, result, rule, verdicts
 
+from pipeline.core.explain import nominal_bits
 from pipeline.reporting import recommendation
 from pipeline.reporting.recommendation import Advice, dominated
 

@@ -71,6 +71,16 @@ def test_llama_cpp_here_was_compiled_for_this_processor_and_without_amx() -> Non
     assert hardware.describe(1)["llamacpp"] == " ".join(built)  # so that figures say it
 
 
+@pytest.mark.parametrize("built, right", [
+    (["SSE3", "AVX", "AVX2", "LLAMAFILE", "OPENMP"], True),
+    (["SSE3", "AVX", "LLAMAFILE"], False),  # slower than it could be
+    (["SSE3", "AVX", "AVX2", "AMX_INT8"], False),
+    (None, False),  # none, or it dies
+])  # fmt: skip
+def test_what_is_installed_is_kept_only_if_it_is_for_just_these_sets(built: list[str] | None, right: bool) -> None:
+    assert install.as_asked(built, ["SSE42", "AVX", "AVX2"]) is right
+
+
 def test_without_a_compiler_a_line_says_what_is_missing_and_installing_goes_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -59,7 +59,7 @@ def test_a_whole_model_passes_in_one_file_or_in_shards_that_are_all_there(base: 
     assert "index.json names model-00001-of-00002.safetensors, absent" in refusal(base)
 
 
-@pytest.mark.parametrize("text, word", [("{", "is not valid JSON"), ("[]", "holds a list"), ("{}", "holds no .safetensors weights")])
+@pytest.mark.parametrize("text, word", [("{", "is not valid JSON"), ("[]", "holds a list"), ("{}", "holds no .safetensors")])
 def test_an_index_that_lists_nothing_is_refused(base: Path, text: str, word: str) -> None:
     (base / "model.safetensors").unlink()  # else no loader asks an index
     (base / "model.safetensors.index.json").write_text(text)
@@ -164,7 +164,7 @@ def test_a_tokenizer_that_cannot_be_read_is_refused(base: Path) -> None:
     "files, word",
     [
         ([], "holds no config.json; is it"),
-        (["config.json"], "holds no .safetensors weights"),
+        (["config.json"], "holds no .safetensors"),
         (["config.json", "pytorch_model.bin"], "pickled weights are not loaded; convert"),
     ],
 )

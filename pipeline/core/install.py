@@ -100,6 +100,12 @@ def built_for(python: str | Path) -> list[str] | None:
     return None if asked.returncode else re.findall(r"(\w+) = 1\b", asked.stdout)
 
 
+def as_asked(built: list[str] | None, sets: list[str]) -> bool:
+    """Whether an installed llama.cpp is compiled for just these sets; it does not report SSE42."""
+    reported = {s for s in built or () if s.startswith(("AVX", "AMX", "F16C", "FMA", "BMI2"))}
+    return built is not None and (not sets or reported == set(sets) - {"SSE42"})
+
+
 def say(text: str) -> None:
     print(f"{'install':<10} {text}", flush=True)
 
@@ -140,14 +146,14 @@ def main() -> None:
 
 
 def compile_llamacpp(command: list[str], env: dict[str, str], python: Path) -> None:
-    """Compile llama.cpp for this processor, unless one that runs is here. Without a compiler say what will be missing."""
+    """Compile llama.cpp for this processor, unless it is here and is. Without a compiler say what will be missing."""
     compiler = shutil.which(env.get("CXX", "c++")) or shutil.which("g++")
     if compiler is None:
         say("4/4  llama.cpp is left out: there is no C++ compiler. Its variants will be unsupported; all others work.")
         say(f"     To add it, install g++; then `{AGAIN}` and `dvc repro --force-downstream quantize@VARIANT`")
         return
     chosen, sets, built = env.get("CMAKE_ARGS", ""), instruction_sets(native_macros(compiler)), built_for(python)
-    if built is not None:
+    if built is not None and (chosen or as_asked(built, sets)):
         say(f"4/4  llama.cpp is here, compiled for {' '.join(built)}")
         return
     say(f"4/4  llama.cpp, compiled for {' '.join(sets) or 'this processor'} on {quota.processors()} cores: some minutes")
