@@ -91,8 +91,8 @@ def test_tensors_that_are_not_the_model_s_are_named_and_counted(
         ({"num_hidden_layers": 1}, r"hold model\.layers\.1\..* no place for"),
         ({"tie_word_embeddings": False}, "lack lm_head.weight"),
         ({"hidden_size": "wide"}, "transformers (refuses config.json|cannot build)"),
-        ({"model_type": "llama9"}, r"model_type 'llama9' is not known to transformers \d"),
-        ({"model_type": None}, "model_type None is not known"),
+        ({"model_type": "llama9"}, "transformers refuses config.json .*llama9"),
+        ({"model_type": None}, "transformers refuses config.json .*model type"),
         ({"model_type": "t5"}, "transformers cannot build"),
         ({"model_type": "mine", "auto_map": {"AutoConfig": "mine.Mine"}}, "set model.trust_remote_code: true"),
         ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, r"quantization_config \(gptq\): the base is quantized"),
@@ -165,7 +165,7 @@ def test_a_tokenizer_that_cannot_be_read_is_refused(base: Path) -> None:
     [
         ([], "holds no config.json; is it"),
         (["config.json"], "holds no .safetensors"),
-        (["config.json", "pytorch_model.bin"], "pickled weights are not loaded; convert"),
+        (["config.json", "pytorch_model.bin"], "pickled ones are not loaded; use save_pretrained"),
     ],
 )
 def test_check_says_what_a_model_folder_lacks(tmp_path: Path, files: list[str], word: str) -> None:
@@ -179,6 +179,6 @@ def test_check_takes_a_whole_model_folder_and_refuses_a_packed_one(base: Path) -
     model = PathModel(source="path", path=str(base))
     check._check_folder(model)
     change_json(base / "config.json", quantization_config={"quant_method": "mxfp4"})
-    with pytest.raises(DownloadError, match="say `dequantize: true`"):
+    with pytest.raises(DownloadError, match="`dequantize: true` under"):
         check._check_folder(model)
     check._check_folder(model.model_copy(update={"dequantize": True}))

@@ -49,7 +49,7 @@ def in_own_process(work: Callable[..., T], *args: Any, what: str, **named: Any) 
     child = context.Process(target=_child, args=(sender, log, work, args, named), name=what)
     child.start()
     sender.close()
-    outcome: tuple[str, Any] | None = None
+    outcome: tuple[bool, Any] | None = None  # whether it raised, and what
     try:
         with suppress(EOFError, ConnectionResetError):
             outcome = receiver.recv()
@@ -61,8 +61,8 @@ def in_own_process(work: Callable[..., T], *args: Any, what: str, **named: Any) 
         raise
     if outcome is None or child.exitcode:
         raise how_it_ended(what, child.exitcode or 0, log, before)
-    kind, value = outcome
-    if kind == "raised":
+    raised, value = outcome
+    if raised:
         raise value
     return value  # type: ignore[no-any-return]
 
@@ -129,15 +129,15 @@ def _child(pipe: Connection, log: Path, work: Callable[..., Any], args: tuple[An
     quiet.libraries()
     enter(log)
     try:
-        outcome: tuple[str, Any] = ("returned", work(*args, **named))
+        outcome = (False, work(*args, **named))
     except QuantgateError as e:
-        outcome = ("raised", e)
+        outcome = (True, e)
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)  # so that the parent sees what it was
     except BaseException as e:
         traceback.print_exc()
-        outcome = ("raised", disk_error(e) or Crashed(f"{mp.current_process().name}: {brief(e)}; see {log}"))
+        outcome = (True, disk_error(e) or Crashed(f"{mp.current_process().name}: {brief(e)}; see {log}"))
     pipe.send(outcome)
     cli.leave()
 

@@ -193,17 +193,11 @@ def llama_ids(file: Path, texts: list[str]) -> list[list[int]]:
         import llama_cpp
     except ImportError as e:
         raise Unsupported(f"{e.name} is not installed; python -m pipeline.core.install") from None
-    asked = llama_cpp.llama_model_default_params()
-    asked.vocab_only = True
-    model = llama_cpp.llama_model_load_from_file(str(file).encode(), asked)
-    if not model:
-        raise Unsupported("llama.cpp cannot load it")
-    vocab, ids = llama_cpp.llama_model_get_vocab(model), []
-    for data in (text.encode() for text in texts):
-        room = (llama_cpp.llama_token * (len(data) + 8))()
-        ids.append(list(room[: llama_cpp.llama_tokenize(vocab, data, len(data), room, len(room), True, True)]))
-    llama_cpp.llama_model_free(model)
-    return ids
+    try:
+        model = llama_cpp.Llama(str(file), vocab_only=True, verbose=False)
+    except ValueError:
+        raise Unsupported("llama.cpp cannot load it") from None
+    return [model.tokenize(text.encode(), add_bos=True, special=True) for text in texts]
 
 
 def _refuse_other_logits(file: Path, out: Path) -> None:

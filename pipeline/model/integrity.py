@@ -32,11 +32,10 @@ def refuse_incoherent(folder: Path, trusted: bool) -> None:
     for key, usual in (("transformers_weights", None), ("return_dict", True)):
         if config.get(key, usual) != usual:
             raise DownloadError(f"config.json has {key}: {config[key]!r}, which loads or returns other things; take it out")
-    _refuse_unknown_kind(config, trusted)
     try:
         built = AutoConfig.from_pretrained(folder, trust_remote_code=trusted)
     except Exception as e:  # transformers checks the values, and each class of it raises what it likes
-        raise DownloadError(f"transformers refuses config.json ({isolate.brief(e)}); correct it, or fetch it again") from None
+        raise _refused("config.json", e) from None
     _refuse_other_weights(folder, built, trusted)
     if size := getattr(built.get_text_config(), "vocab_size", None):
         _refuse_ids_beyond(folder, size)
@@ -88,16 +87,10 @@ def refuse_quantized(config: Json, dequantize: bool) -> str | None:
     return packed
 
 
-def _refuse_unknown_kind(config: Json, trusted: bool) -> None:
-    """Raise if neither transformers nor code that may run knows what `model_type` is."""
-    import transformers
-
-    kind, own_code = config.get("model_type"), "auto_map" in config
-    if kind in transformers.CONFIG_MAPPING or (own_code and trusted):
-        return
-    if own_code:
-        raise DownloadError(f"model_type {kind!r} needs the model's own code; if you trust it, set model.trust_remote_code: true")
-    raise DownloadError(f"model_type {kind!r} is not known to transformers {transformers.__version__}; correct config.json")
+def _refused(what: str, e: Exception) -> DownloadError:
+    own_code = "trust_remote_code" in str(e)
+    way = "if you trust its code, set model.trust_remote_code: true" if own_code else "correct it, or fetch it again"
+    return DownloadError(f"transformers refuses {what} ({isolate.brief(e)}); {way}")
 
 
 def _refuse_other_weights(folder: Path, config: Any, trusted: bool) -> None:
@@ -157,9 +150,7 @@ def _refuse_tokenizer(folder: Path, trusted: bool) -> None:
         with _quiet():
             AutoTokenizer.from_pretrained(folder, trust_remote_code=trusted)
     except Exception as e:  # each class of it raises what it likes
-        own_code = "trust_remote_code" in str(e)
-        way = "if you trust its code, set model.trust_remote_code: true" if own_code else "correct them, or fetch them again"
-        raise DownloadError(f"transformers refuses the tokenizer's files ({isolate.brief(e)}); {way}") from None
+        raise _refused("the tokenizer's files", e) from None
 
 
 def _refuse_ids_beyond(folder: Path, size: int) -> None:
