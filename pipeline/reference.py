@@ -81,7 +81,7 @@ def write_store(
     return {
         "kind": "logits" if reason else "hidden", "why_not_hidden": reason, "rows_per_block": ROWS,
         "windows": len(windows), "tokens": tokens, "state_bytes": state_bytes, "bytes_per_token": state_bytes / tokens,
-        "rounded_otherwise": sum(int(_metadata(out / name)[OTHERWISE]) for name in shard_of),
+        "rounded_otherwise": sum(_rounded_otherwise(out / name) for name in shard_of),
         "head_bytes": head_bytes, "shards": shard_of, "model": model, "seed": seed, "key": key_of(model, seed, windows),
     }  # fmt: skip
 
@@ -155,11 +155,11 @@ def _save_head(engine: Any, folder: Path) -> int:
     return size
 
 
-def _metadata(shard: Path) -> dict[str, str]:
+def _rounded_otherwise(shard: Path) -> int:
     from safetensors import safe_open
 
     with safe_open(shard, framework="np") as file:
-        return dict(file.metadata())
+        return int(file.metadata()[OTHERWISE])
 
 
 def _tensor_bytes(path: Path) -> int:  # without the header: eight bytes of its length, and itself

@@ -151,6 +151,7 @@ def _llama3(theta: float, factors: Any) -> Json | None:
 
 
 def _write_tokenizer(file: Path, reader: Any, out: Path) -> None:
+    from tokenizers import pre_tokenizers
     from transformers import AutoTokenizer
 
     try:
@@ -158,18 +159,10 @@ def _write_tokenizer(file: Path, reader: Any, out: Path) -> None:
     except Exception as e:  # tokenizers and transformers raise what they like
         kind = _field(reader, "tokenizer.ggml.model")
         raise DownloadError(f"no tokenizer can be made of this GGUF file's ({kind}): {isolate.brief(e)}") from None
-    if _field(reader, "tokenizer.ggml.model") == "gpt2":
-        restore_splitting(tokenizer.backend_tokenizer, _field(reader, "tokenizer.ggml.pre") or "default")
+    if _field(reader, "tokenizer.ggml.model") == "gpt2" and _field(reader, "tokenizer.ggml.pre") in DIGITS:
+        backend, digits = tokenizer.backend_tokenizer, pre_tokenizers.Digits(individual_digits=True)
+        backend.pre_tokenizer = pre_tokenizers.Sequence([digits, backend.pre_tokenizer])
     tokenizer.save_pretrained(out)
-
-
-def restore_splitting(tokenizer: Any, pre: str) -> None:
-    """Put back what transformers loses of a GGUF file's rules for cutting text before its merges apply."""
-    from tokenizers import pre_tokenizers
-
-    if pre in DIGITS:
-        digits = pre_tokenizers.Digits(individual_digits=True)
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, tokenizer.pre_tokenizer])
 
 
 def _refuse_other_tokens(file: Path, pre: Any, out: Path) -> None:

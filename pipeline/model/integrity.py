@@ -26,7 +26,7 @@ SHOWN = 3  # how many names an error lists
 def refuse_incoherent(folder: Path, trusted: bool) -> None:
     """Raise `DownloadError` unless config.json, weights and tokenizer belong to one whole, finite model.
     trusted: whether the model's own code may run (`model.trust_remote_code`)."""
-    from transformers import AutoConfig
+    from transformers import AutoConfig, AutoTokenizer
 
     config = read_object(folder / "config.json")
     for key, usual in (("transformers_weights", None), ("return_dict", True)):
@@ -39,7 +39,11 @@ def refuse_incoherent(folder: Path, trusted: bool) -> None:
     _refuse_other_weights(folder, built, trusted)
     if size := getattr(built.get_text_config(), "vocab_size", None):
         _refuse_ids_beyond(folder, size)
-    _refuse_tokenizer(folder, trusted)
+    try:
+        with _quiet():
+            AutoTokenizer.from_pretrained(folder, trust_remote_code=trusted)
+    except Exception as e:  # each class of it raises what it likes
+        raise _refused("the tokenizer's files", e) from None
     _refuse_not_finite(folder)
 
 
@@ -141,16 +145,6 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         logging.disable(before)
-
-
-def _refuse_tokenizer(folder: Path, trusted: bool) -> None:
-    from transformers import AutoTokenizer
-
-    try:
-        with _quiet():
-            AutoTokenizer.from_pretrained(folder, trust_remote_code=trusted)
-    except Exception as e:  # each class of it raises what it likes
-        raise _refused("the tokenizer's files", e) from None
 
 
 def _refuse_ids_beyond(folder: Path, size: int) -> None:

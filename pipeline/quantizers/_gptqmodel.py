@@ -50,7 +50,10 @@ def build(
         _quantize(model, method, rows, batch_size, cpu_backend, terminal)
         model.save(str(out_dir))
         answered: Facts = {} if _on_disk(model_dir) or _routes(model_dir) else {"probe": _answer(model)}
-        _take_back_logs()
+        for log in Path("logs").glob("gptq_log_*.log"):  # it writes there whatever it is asked
+            shutil.move(log, artifacts.LOGS / log.name)
+        with contextlib.suppress(OSError):  # somebody else's folder, or not empty
+            Path("logs").rmdir()
     _rewrite_configs(out_dir, kept if method == "awq" else [], split=_is_split(model_dir, out_dir))
     losses = _losses(out_dir, artifacts.LOGS / f"{method}.csv", config[1].get("damp_percent"))
     index = 0 if method == "awq" else 32  # an int32 a column says which group it is in
@@ -164,13 +167,6 @@ def _tree(sources: list[str], name: str) -> str:
         if body := re.search(rf"^class {name}\((\w+).*?(?=^class |\Z)", source, re.MULTILINE | re.DOTALL):
             return body[0] if "module_tree =" in body[0] else _tree(sources, body[1])
     return ""
-
-
-def _take_back_logs() -> None:
-    for log in Path("logs").glob("gptq_log_*.log"):
-        shutil.move(log, artifacts.LOGS / log.name)
-    with contextlib.suppress(OSError):  # somebody else's folder, or not empty
-        Path("logs").rmdir()
 
 
 def _is_split(model_dir: Path, out_dir: Path) -> bool:
