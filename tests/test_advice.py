@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from reported import MACHINE, around, judged, metric, result, rule, verdicts
 
-from pipeline.core.options import nominal_bits
+from pipeline.core.explain import nominal_bits
 from pipeline.reporting import recommendation
 from pipeline.reporting.recommendation import Advice, dominated
 

@@ -106,12 +106,12 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize(
     "name, token, word",
     [
-        ("org/gated", None, "is gated and there is no token: set HF_TOKEN"),
+        ("org/gated", None, "org/gated is gated: set HF_TOKEN"),
         ("org/gated", "hf_x", "is gated: accept its licence"),
         ("org/none", None, "does not exist on the hub"),
         ("org/revision", None, "has no revision 'main'"),
-        ("org/token", "hf_x", "refused your token"),
-        ("org/forbidden", "hf_x", "may not read"),
+        ("org/token", "hf_x", "answered 401 .*renew HF_TOKEN"),
+        ("org/forbidden", "hf_x", "answered 403"),
         ("org/broken", None, "answered 418"),
     ],
 )

@@ -171,7 +171,7 @@ def runs(**kld: list[float]) -> Builder:
 
 def test_the_floor_is_the_largest_of_the_runs_and_says_which_could_not_be_made() -> None:
     b = runs(length=[0.0, 0.002], stepwise=[0.0, 0.006])
-    floor.add_nothing(b, "floor/threads", "the reference runs on cuda")
+    floor.add(b, "floor/threads", "the reference runs on cuda")
     floor.add_largest(b, "kld_floor")
     largest = b.metrics["kld_floor"]
     assert largest["value"] == pytest.approx(0.003) and "largest of 4 runs, stepwise" in largest["method"]

@@ -83,11 +83,11 @@ def test_layers_that_are_all_of_the_only_kind_it_knows_are_no_obstacle(kinds: li
     assert _original.to_old(config() | {"layer_types": kinds}) == _original.to_old(config())
 
 
-def test_the_tokenizer_s_class_gets_its_older_name_and_all_else_stays() -> None:
-    given = {"tokenizer_class": "TokenizersBackend", "eos_token": "<e>"}
-    assert _original.tokenizer_to_old(given) == {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<e>"}
-    assert _original.tokenizer_to_old({"tokenizer_class": "GPT2Tokenizer"}) == {"tokenizer_class": "GPT2Tokenizer"}
-    assert _original.tokenizer_to_old({"eos_token": "<e>"}) == {"eos_token": "<e>"}
+@pytest.mark.parametrize("now, then", [("TokenizersBackend", "PreTrainedTokenizerFast"), ("GPT2Tokenizer", "GPT2Tokenizer")])
+def test_the_tokenizer_s_class_gets_its_older_name_and_all_else_stays(tmp_path: Path, now: str, then: str) -> None:
+    artifacts.write_json(tmp_path / "tokenizer_config.json", {"tokenizer_class": now, "eos_token": "<e>"})
+    linked = _original.link_base(tmp_path, tmp_path / "old", {}) / "tokenizer_config.json"
+    assert artifacts.read_json(linked) == {"tokenizer_class": then, "eos_token": "<e>"}
 
 
 def test_a_key_that_the_old_transformers_read_otherwise_is_an_error_with_both_values() -> None:

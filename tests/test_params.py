@@ -17,7 +17,7 @@ from pydantic import Field
 from pipeline import check, evalset
 from pipeline.core import params
 from pipeline.core.errors import ParamsError
-from pipeline.core.options import check_options
+from pipeline.core.explain import check_options
 from pipeline.evalset import tasks
 
 GOOD = (ROOT / "params.yaml").read_text(encoding="utf-8")
@@ -80,10 +80,8 @@ def test_a_fault_names_line_value_and_remedy(tmp_path: Path, old: str, new: str,
     (b"seed: 1\nthreads: [1\ntier: a", "params.yaml:3: is not valid YAML ("),
     (b"seed: 1\ntier: 2024-13-41", "params.yaml: is not valid YAML (month must be in 1..12)"),
     (b"seed: !!python/object:os.system x", "params.yaml:1: is not valid YAML (could not determine a constructor"),
-    (b"seed: 1\nnote: \x01", "params.yaml:2: holds a character that YAML does not take"),
+    (b"seed: 1\nnote: \x01", "params.yaml: is not valid YAML (unacceptable character"),
     (b"seed: 1\n---\nseed: 2", "params.yaml:2: is not valid YAML (but found another document)"),
-    (b"seed: 1\ntrue: 2", "params.yaml:2: YAML reads the name 'true' as bool; put it in quotes"),
-    (b"seed: 1\n8: 2", "params.yaml:2: YAML reads the name '8' as int; put it in quotes"),
     (b"", "params.yaml: the file: is empty"), (b"- 1", "params.yaml: the file: must be a section"),
     (None, "params.yaml cannot be read (Is a directory)"),
 ])  # fmt: skip
@@ -112,7 +110,7 @@ KINDS = {
     "float_type": ({"compare.confidence": "0.9"}, "compare.confidence = '0.9': must be a number"),
     "bool_type": ({"evaluate.allow_truncated": 1}, "evaluate.allow_truncated = 1: must be true or false"),
     **{
-        f"experiment {k}": ({"track.experiment": name}, "must be one line of 1 to 250 characters with one kind of quotes")
+        f"experiment {k}": ({"track.experiment": name}, "must be one line without quotes")
         for k, name in enumerate(("", "  ", ".", "..", "a\nb", 'it\'s "both"', "x" * 251))
     },
     "string_type": ({"track.experiment": 3}, "track.experiment = 3: must be text; put it in quotes"),
@@ -127,17 +125,17 @@ KINDS = {
     "less_than of nan": ({"compare.confidence": float("nan")}, "compare.confidence = nan: must be less than 1.0, and finite"),
     "greater_than_equal": ({"diverge.window": 7}, "diverge.window = 7: must be at least 8"),
     "less_than": ({"seed": 2**32}, "seed = 4294967296: must be less than 4294967296"),
-    "too_short": ({"gate.required": []}, "gate.required = []: needs 1 at least, and has 0"),
-    "too_short mapping": ({"variants": {}}, "variants: is empty; name a variant, as in `bf16: {quantizer: cast"),
+    "too_short": ({"gate.required": []}, "gate.required = []: must be 1 or more, and there are 0"),
+    "too_short mapping": ({"variants": {}}, "variants: must be 1 or more"),
     "missing": ({"tiers.smoke": {}}, "tiers.smoke.documents: this key is needed and missing"),
     "extra_forbidden": ({"evaluate.batchsize": 1}, "evaluate.batchsize: unknown key (value 1); did you mean 'batch_size'?"),
     "union_tag_invalid": ({"model.source": "hbu"}, "model: source hbu; did you mean 'hub'?"),
     "union_tag_not_found": ({"model": {"id": "a"}}, "model: source is missing; there is: package, path, hub"),
     "value_error": ({"model.package": "a>=1"}, "model.package = 'a>=1': must be a name and a version, as in name==1.2.3"),
-    "none of a section": ({"variants": None}, "variants: is empty; name a variant"),
+    "none of a section": ({"variants": None}, "variants: is empty; must be a section"),
     "none of a list": ({"gate.rules": None}, "gate.rules: is empty; must be a list"),
-    "none where nobody is served": ({"serving.variants": None}, "serving.variants: is empty; where nobody is served, write"),
-    "none of serving": ({"serving": None}, "serving: is empty; where nobody is served, leave the key out"),
+    "none where nobody is served": ({"serving.variants": None}, "serving.variants: is empty; must be a section"),
+    "none of serving": ({"serving": None}, "serving: is empty; must be a section"),
 }
 
 
@@ -170,7 +168,7 @@ def test_no_fault_is_told_in_words_of_the_library(tmp_path: Path, kind: str) -> 
     (Annotated[float, Field(gt=0, lt=1)], 5, "option x = 5: must be less than 1"),
     (Annotated[int, Field(multiple_of=32)], 5, "option x = 5: must be a multiple of 32"),
     (Annotated[int, Field(le=3)], 5, "option x = 5: must be at most 3"),
-    (Annotated[list[int], Field(max_length=1)], [1, 2], "option x = [1, 2]: may have 1 at most"),
+    (Annotated[list[int], Field(max_length=1)], [1, 2], "option x = [1, 2]: must be 1 or fewer"),
     (None, 5, "option x = 5: must be left empty"), (bool, 1, "option x = 1: must be true or false"),
 ])  # fmt: skip
 def test_an_option_s_fault_is_told_in_the_same_words(hint: Any, value: object, expected: str) -> None:
@@ -215,7 +213,7 @@ def test_the_line_is_that_of_the_key(tmp_path: Path, old: str, new: str, key: st
     ("metric: speed_ratio", "metric: speed_ratio/x", ["speed_ratio has no parts"]),
     ("metric: speed_ratio", "metric: tpot_ms/context-1025", ["no such part", "did you mean 'context-1024'"]),
     ("set: evalsets/calibration/own.jsonl", "set: evalsets/corpus/news.jsonl", ["overlaps what is measured", "'news-01'"]),
-    ("set: evalsets/calibration/own.jsonl", "set: evalsets/calibration/onw.jsonl", ["calibration.set", "is not here"]),
+    ("set: evalsets/calibration/own.jsonl", "set: evalsets/calibration/onw.jsonl", ["calibration.set", "cannot be read"]),
     ("{dtype: bfloat16}", "{dtype: float61}", ["variants.bf16", "dtype = 'float61'"]),
     ("{dtype: bfloat16}", "{}", ["variants.bf16", "option 'dtype' is needed"]),
     ("quantizer: gptq", "quantizer: gtpq", ["quantizer 'gtpq'", "did you mean 'gptq'"]),
@@ -223,7 +221,6 @@ def test_the_line_is_that_of_the_key(tmp_path: Path, old: str, new: str, key: st
     ("engine: llamacpp", "engine: hf", ["variants.gguf-q8_0", "does not read what quantizer 'gguf'", "llamacpp"]),
     ("engine: hf, options: {scheme", "engine: llamacpp, options: {scheme", ["variants.int8", "use engine: hf"]),
     ("{facts: 24, ", "{fatcs: 48, ", ["tiers.smoke.tasks", "'fatcs'", "did you mean 'facts'"]),
-    ("grammar: 24, ", "grammar: all, ", ["tiers.default.tasks.grammar = 240", "is less than tiers.smoke's 'all'"]),
     ("margin: 7 pp", "margin: 7 %", ["top1_agreement", "a number and a unit (pp)"]),
     ("margin: 0.02 nats", "margin: -0.02 nats", ["must be a finite number that is not negative"]),
 ])  # fmt: skip
@@ -234,22 +231,3 @@ def test_what_needs_other_modules_is_checked_before_work(
     monkeypatch.setattr(check, "_lm_eval_tasks", lambda: {"hellaswag"})  # the real index takes ten seconds
     faults = "\n".join(check.faults(params.load(written(tmp_path, old, new))))
     assert all(part in faults for part in expected) and bool(expected) == bool(faults), faults
-
-
-@pytest.mark.parametrize("old, new, note", [
-    ("{facts: 300, ", "{facts: 99999, ", "tiers.default.tasks.facts = 99999 is more than there is: all 592 are taken"),
-    ("documents: 11", "documents: 1000", "tiers.default.documents = 1000 is more than there is: all 79 are taken"),
-    ("trajectories: 16", "trajectories: 1000", "tiers.default.trajectories = 1000 is more than there is: all "),
-    ("{facts: 300, ", "{facts: 592, ", None),
-])  # fmt: skip
-@pytest.mark.usefixtures("at_root")
-def test_more_than_a_set_holds_is_a_note_and_no_fault(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], old: str, new: str, note: str | None
-) -> None:
-    settings = params.load(written(tmp_path, old, new))
-    monkeypatch.setattr(params, "load", lambda: settings)
-    monkeypatch.setattr(check, "CHECKED", tmp_path / "checked.json")
-    monkeypatch.setattr(check.results, "write_asked", lambda _: None)
-    check.main()
-    notes = [line for line in capsys.readouterr().out.splitlines() if "is more than there is" in line]
-    assert len(notes) == (note is not None) and all(line.startswith(f"check      {note}") for line in notes), notes

@@ -23,7 +23,7 @@ import typer
 from pipeline.core import artifacts, git, install, params, quota, records, secrets
 from pipeline.core.errors import QuantgateError
 from pipeline.core.params import HubModel, Params
-from pipeline.preflight import capacity
+from pipeline.preflight import model
 from pipeline.preflight.model import base_folder
 from pipeline.tracking import connection
 
@@ -119,12 +119,12 @@ def room(settings: Params) -> Iterator[Finding]:
     if folder is None:
         yield Finding("disk and memory", "note", f"{free / 1e9:.0f} GB free; the model is not here yet, so its need is not known")
         return
-    need = capacity.disk_bytes(settings, folder)
+    need = model.disk_bytes(settings, folder)
     short = need > free
     yield Finding(
         "disk", "problem" if short else "ok", f"{need / 1e9:.1f} GB needed, {free / 1e9:.0f} GB free", "make room" * short
     )
-    memory, have = capacity.memory_by_stage(settings, folder), quota.memory_bytes()
+    memory, have = model.memory_by_stage(settings, folder), quota.memory_bytes()
     most = max(memory, key=memory.__getitem__)
     short = memory[most] > have
     seen = f"{most} needs {memory[most] / 1e9:.1f} GB, {have / 1e9:.0f} GB here"

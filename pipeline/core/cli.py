@@ -35,11 +35,8 @@ def _alone(work: Callable[..., Any], name: str | None = None, epilog: str | None
 
 
 def call(app: typer.Typer) -> None:
-    """Run a command line.
-
-    A `QuantgateError` is printed as one line and exits 1. SIGTERM ends the process like Ctrl-C, so that temporary files are
-    removed and helper processes stopped. On Linux a stage ends with the `dvc` that started it.
-    """
+    """Run a command line. A `QuantgateError` is printed as one line and exits 1. SIGTERM ends the process like Ctrl-C, so that
+    temporary files are removed and helper processes stopped."""
     quiet.libraries()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if "DVC_STAGE" in os.environ:  # a person's own command outlives the shell that started it, as with nohup
@@ -71,7 +68,6 @@ def leave() -> NoReturn:
 
 
 def say(stage: str, text: str) -> None:
-    """The one result line of a stage."""
     print(f"{stage:<10} {text}", file=quiet.kept_terminal, flush=True)  # None: stdout
 
 
@@ -89,7 +85,6 @@ def table(columns: Sequence[str], rows: Iterable[dict[str, str]], *, title: str 
 
 
 def markdown_table(rows: Sequence[Mapping[str, object]]) -> str:
-    """Rows of equal keys as a table in Markdown."""
     head, *lines = (f"| {' | '.join(map(str, cells))} |" for cells in [rows[0], *(row.values() for row in rows)])
     return "\n".join([head, f"|{'---|' * len(rows[0])}", *lines])
 

@@ -11,7 +11,7 @@ from typing import Any
 from pipeline.core import artifacts
 from pipeline.core.errors import DataError
 from pipeline.core.explain import some
-from pipeline.core.records import Json
+from pipeline.core.records import CalibrationFacts
 from pipeline.evalset import load_prompts, load_texts
 from pipeline.evalset.tasks import load_task, local_tasks
 
@@ -33,13 +33,14 @@ class Calibration:
 
     def __init__(self, folder: Path = artifacts.CALIBRATION) -> None:
         self.folder = folder
-        self.facts: Json | None = None  # for a variant's manifest; None if no quantizer asked for rows
+        self.facts: CalibrationFacts | None = None  # for a variant's manifest; None if no quantizer asked for rows
 
     def token_rows(self) -> list[list[int]]:
         """Rows of equal length, in the order in which they were drawn."""
         manifest = artifacts.read_manifest(self.folder)
         artifacts.verify_files(self.folder, manifest)
-        self.facts = {k: v for k, v in manifest.items() if k not in ("status", "versions", "files")}
+        facts: Any = {k: v for k, v in manifest.items() if k not in ("status", "versions", "files")}
+        self.facts = facts
         return [row["token_ids"] for row in artifacts.read_jsonl(self.folder / "rows.jsonl")]
 
 
@@ -70,16 +71,10 @@ def overlap(rows: Iterable[AnyRow], measured: Iterable[AnyRow]) -> list[str]:
 
 
 def _runs(row: AnyRow) -> Iterator[tuple[str, ...]]:
-    text = " ".join(_strings({k: v for k, v in row.items() if k not in ("id", "domain", "slice", "cluster")}))
-    words = WORD.findall(text.lower())
+    words = WORD.findall(_text([v for k, v in row.items() if k not in ("id", "domain", "slice", "cluster")]).lower())
     return (tuple(words[i : i + SHARED_WORDS]) for i in range(len(words) - SHARED_WORDS + 1))
 
 
-def _strings(value: Any) -> Iterator[str]:
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list):
-        for part in value:
-            yield from _strings(part)
-    else:
-        yield str(value)
+def _text(value: Any) -> str:
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return str(value) if parts is None else " ".join(map(_text, parts))

@@ -134,6 +134,6 @@ def _noise(rule: Rule, settings: Params, results: dict[str, VariantResult]) -> s
     reference = results.get(settings.reference)
     floor = reference["metrics"].get(FLOORS[rule.metric][0]) if reference and rule.metric in FLOORS else None
     amount = min(amounts) + ((floor["high"] if floor else None) or 0.0)
-    what, written = definition(rule.metric), QUANTITY.match(rule.margin or rule.gain or rule.limit or "")
+    what, written = definition(rule.metric), QUANTITY.match(getattr(rule, rule.kind))
     assert what is not None and written is not None  # bound_of refuses everything else
     return f"{amount / units_of(what)[written.group(2)]:.2g} {written.group(2)}"

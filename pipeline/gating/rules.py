@@ -75,7 +75,7 @@ def bound_of(rule: Rule) -> Bound:
         raise ParamsError(f"gate rule: {rule.metric!r} has no value where most never depart; use {CENSORED[rule.metric]}")
     if rule.above and rule.metric not in FLOORS:
         raise ParamsError(f"gate rule on {rule.metric}: only {' and '.join(FLOORS)} have a measured {rule.above}; leave out above")
-    kind = next(k for k in ("margin", "gain", "limit") if getattr(rule, k) is not None)
+    kind = rule.kind
     amount = quantity(getattr(rule, kind), what, f"gate rule on {rule.metric}: {kind}")
     text = f"{kind} {getattr(rule, kind)}" + (" against the baseline" if rule.against == "baseline" else "")
     threshold = amount

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from pipeline.core.options import nominal_bits
+from pipeline.core.explain import nominal_bits
 from pipeline.core.records import Results, VariantVerdict, Verdict
 from pipeline.metrics import definitions
 from pipeline.reporting import text

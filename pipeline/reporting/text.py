@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from pipeline.core import records
 from pipeline.core.cli import markdown_table as markdown_table  # tracking takes it from here
-from pipeline.core.options import nominal_bits
+from pipeline.core.explain import nominal_bits
 from pipeline.core.records import Metric, Results, RuleVerdict, VariantResult, VariantVerdict
 from pipeline.metrics.definitions import FLOOR_MARK, FLOOR_TIMES
 
