@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help repro test bench full models ui
+.PHONY: help repro test bench full models docs ui
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -42,6 +42,10 @@ full: .venv/installed  ## every variant of tests/bench/full.yaml, in a clone, sm
 
 models: .venv/installed  ## small random models of every architecture through every method, after `make repro`; an hour
 	python tests/bench/models.py
+
+docs: .venv/installed  ## build the pages of docs/ into site/
+	pip install --quiet -e '.[docs]' -c constraints.txt -c constraints-dev.txt
+	NO_MKDOCS_2_WARNING=1 mkdocs build --quiet --strict -f tools/mkdocs.yml
 
 ui: .venv/installed  ## open the MLflow UI on 127.0.0.1:5000
 	mlflow ui --backend-store-uri sqlite:///mlflow.db --host 127.0.0.1 --port 5000

@@ -1,18 +1,12 @@
 """benchmark: speed and memory, one row per request, raw timestamps -> artifacts/timings/<variant>.jsonl
 
-Decoding a token reads every weight once, so its floor is weight bytes over memory bandwidth; prefill is matrix products, so its
-floor is arithmetic; a small model on a fast machine is bound by the cost of launching operations from Python. Both rates are
-measured in the same run (speed/hardware.py).
-
 Machines drift, so a ratio is only fair inside one run: variant and reference each live in their own process and answer the same
 prompt in turn, A B B A A B ..., and each round gives one ratio. Where they leave a gate rule open, there are more
-(speed/rounds.py); then the variant alone goes through contexts and batches (speed/schedule.py).
-"""
+(speed/rounds.py); then the variant alone goes through contexts and batches (speed/schedule.py)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from pipeline.core import artifacts, cli, params, records
@@ -23,7 +17,7 @@ from pipeline.engines._worker import Worker, working
 from pipeline.evalset import load_texts
 from pipeline.gating.rules import looks_of
 from pipeline.speed import hardware, rounds, schedule
-from pipeline.speed.roofline import Shape
+from pipeline.speed.roofline import shape_of
 
 
 def measure(
@@ -71,10 +65,8 @@ def timed(settings: Params, variant: str, threads: int, facts: TimingFacts) -> l
     with working(settings.variant(variant), folder, threads) as a, working(settings.variant(reference), base, threads) as b:
         longest = min(a.facts["max_length"], b.facts["max_length"])
         if setup.prompt_tokens + setup.output_tokens > longest:
-            raise Unsupported(
-                f"{setup.prompt_tokens} prompt and {setup.output_tokens} output tokens (the tier's benchmark) are more than "
-                f"the {longest} that both models hold"
-            )
+            lengths = f"{setup.prompt_tokens} prompt and {setup.output_tokens} output tokens (the tier's benchmark)"
+            raise Unsupported(f"{lengths} are more than the {longest} that both models hold")
         device, dtypes = a.facts["device"], [m["dtype"] for m in models.values()]
         rates = b.cpu_rates(threads, dtypes) if device == "cpu" else hardware.rates(threads, device, dtypes)
         rows, looked = in_rounds(a, b, setup, asked, looks, rounds.confidence(settings))
@@ -89,7 +81,6 @@ def timed(settings: Params, variant: str, threads: int, facts: TimingFacts) -> l
 
 
 def timed_model(name: str, settings: Params) -> TimedModel:
-    """What metrics need of a model: size, shape, and the type whose products are its yardstick."""
     folder, engine = artifacts.model_dir(name), settings.variant(name).engine
     manifest = records.read(folder / artifacts.MANIFEST, ModelManifest)
     dtype, in_torch = product(manifest, engine)
@@ -98,7 +89,7 @@ def timed_model(name: str, settings: Params) -> TimedModel:
         "name": name, "engine": engine, "weight_bytes": manifest["weight_bytes"],
         "parameters": 8 * manifest["weight_bytes"] / manifest["bits_per_weight"], "dtype": dtype,
         "rate_of": dtype if in_torch else f"{dtype} in torch, a yardstick: its own products are others",
-        "shape": records.checked(asdict(Shape.of(with_tying(artifacts.read_json(config)))), ModelShape, str(config)),
+        "shape": records.checked(shape_of(with_tying(artifacts.read_json(config))), ModelShape, str(config)),
     }  # fmt: skip
 
 

@@ -1,8 +1,7 @@
 """calibrate: text -> equal token rows for quantizers that look at activations -> artifacts/calibration/
 
 Three sources: a text file; the base model's own fixed-seed continuations of that file's openings (Williams and Aletras 2024);
-a dataset of the Hugging Face hub.
-"""
+a dataset of the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -22,8 +21,6 @@ from pipeline.model.config import leading
 
 OPENING = 16  # tokens of a text that a continuation starts from: enough to settle its language and kind
 BATCH = 16
-
-
 Facts = dict[str, object]  # what the manifest says of the source
 
 
@@ -72,9 +69,7 @@ def hub_texts(hub: HubText) -> tuple[list[TextRow], Facts]:
 
     local = Path(hub.dataset).is_dir()
     if local and not Path(hub.dataset).resolve().is_relative_to(Path("evalsets").resolve()):
-        raise DataError(
-            f"calibration.hub.dataset: the folder {hub.dataset!r} lies outside evalsets/, where a change would go unseen"
-        )
+        raise DataError(f"calibration.hub.dataset: {hub.dataset!r} lies outside evalsets/, where a change would go unseen")
     try:
         commit = None if local else HfApi().dataset_info(hub.dataset, revision=hub.revision).sha
         data = datasets.load_dataset(hub.dataset, hub.name, split=hub.split, revision=commit, streaming=True)
@@ -87,8 +82,7 @@ def hub_texts(hub: HubText) -> tuple[list[TextRow], Facts]:
             raise DataError(f"calibration.hub.column = {hub.column!r}: {hub.dataset!r} has {', '.join(row)}")
         text = row[hub.column] or ""
         if not isinstance(text, str):
-            kind = type(text).__name__
-            raise DataError(f"calibration.hub.column = {hub.column!r} holds {kind}, not text (row {i}); name a column of text")
+            raise DataError(f"calibration.hub.column = {hub.column!r} holds other than text (row {i}); name a column of text")
         if text.strip():
             rows.append({"id": f"{hub.dataset}#{i}", "domain": "hub", "text": text})
     return rows, {"commit": commit, "documents_given": len(taken), "documents_blank": len(taken) - len(rows)}
@@ -124,10 +118,8 @@ def main() -> None:
     documents = encode(texts)
     rows = cut(documents, rows=setup.rows, tokens=setup.tokens, seed=settings.seed)
     if not rows:
-        raise DataError(
-            f"calibration source {setup.source!r}: {len(texts)} documents with {sum(map(len, documents))} tokens "
-            f"({facts['documents_blank']} were blank) make no row of {setup.tokens}; give more text"
-        )
+        given = f"{len(texts)} documents with {sum(map(len, documents))} tokens ({facts['documents_blank']} were blank)"
+        raise DataError(f"calibration source {setup.source!r}: {given} make no row of {setup.tokens}; give more text")
     with artifacts.atomic_dir(artifacts.CALIBRATION) as out:
         artifacts.write_jsonl(out / "rows.jsonl", ({"token_ids": row} for row in rows))
         artifacts.write_jsonl(out / "texts.jsonl", texts)

@@ -1,28 +1,23 @@
-"""check: find everything that can be wrong with params.yaml and the data before any work starts.
-
-It is the first stage and every other follows it. Its output never changes, so an edit of params that passes reruns only
-the stages which read the edited key.
-"""
+"""check: find everything that can be wrong with params.yaml and the data before any work starts. Its output never changes, so an
+edit of params that passes reruns only the stages which read the edited key."""
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Callable
 from pathlib import Path
 
 from pipeline import engines, evalset, quantizers
 from pipeline.core import artifacts, cli, params
 from pipeline.core.errors import ParamsError, QuantgateError
-from pipeline.core.explain import did_you_mean
-from pipeline.core.params import Params, PathModel, Tier
+from pipeline.core.explain import backends, did_you_mean
+from pipeline.core.params import Params, PathModel
 from pipeline.evalset import tasks
 from pipeline.evalset.calibration import measured_rows, refuse_overlap
 from pipeline.gating.rules import bound_of
 from pipeline.metrics.definitions import TOKEN_PARTS, is_served
 from pipeline.model import from_gguf, integrity
-from pipeline.preflight import capacity, power, servers
 from pipeline.preflight import model as preflight_model
+from pipeline.preflight import power, servers
 from pipeline.serving import results
 from pipeline.speed import hardware, schedule
 
@@ -49,7 +44,7 @@ def faults(settings: Params) -> list[str]:
     for name, variant in settings.variants.items():
         where = f"params.yaml: variants.{name}"
         collect(where, quantizers.check, variant.quantizer, variant.options)
-        if variant.engine in engines.names() and variant.quantizer in quantizers.names():
+        if variant.engine in backends("engines") and variant.quantizer in backends("quantizers"):
             collect(where, quantizers.check_engine, variant.quantizer, variant.engine)
         collect(where, engines.check, variant.engine, variant.engine_options)
     for k, rule in enumerate(settings.gate.rules):
@@ -65,15 +60,12 @@ def faults(settings: Params) -> list[str]:
     if settings.serving.variants:
         collect("params.yaml: serving.prompts", evalset.load_texts, Path(settings.serving.prompts))
     collect("params.yaml: benchmark.prompts", evalset.load_texts, Path(settings.benchmark.prompts))
-    messages += _tier_faults(settings)
     asked = {task: name for name, tier in settings.tiers.items() for task in tier.tasks}
     local = tasks.local_tasks().keys()
     known = _lm_eval_tasks() if asked.keys() - local else set()
-    for task, tier in asked.items():
-        if task not in known or task in local:
-            collect(f"params.yaml: tiers.{tier}.tasks", tasks.load_task, task)
-    for task in local - asked.keys():  # calibration text is compared with every local task
-        collect("evalsets/tasks", tasks.load_task, task)
+    for task in sorted(local | asked.keys() - known):  # calibration text is compared with every local task
+        where = f"params.yaml: tiers.{asked[task]}.tasks" if task in asked else "evalsets/tasks"
+        collect(where, tasks.load_task, task)
     if not messages:  # these read all the files again, and would repeat what is wrong with them
         source = settings.calibration.set  # `calibrate` checks what a hub or the model gives
         measured = measured_rows(corpus, prompts)
@@ -91,41 +83,6 @@ def _check_folder(model: PathModel) -> None:
         raise ParamsError(f"{str(folder)!r} is not a folder (looked in {folder.resolve()})")
     integrity.refuse_incomplete(folder, repr(str(folder)))
     integrity.refuse_quantized(integrity.read_object(folder / "config.json"), model.dequantize)
-
-
-def _tier_faults(settings: Params) -> list[str]:
-    """Where a tier measures less of something than the one before it; a task may be in one of them only."""
-    counts = {name: _counts(tier) for name, tier in settings.tiers.items()}
-    return [
-        f"params.yaml: tiers.{large}.{what} = {larger!r} is less than tiers.{small}'s {count!r}; "
-        "tiers stand from small to large, and each is part of the next"
-        for small, large in itertools.pairwise(counts)
-        for what, count in counts[small].items()
-        if _number(larger := counts[large].get(what, "all")) < _number(count)
-    ]
-
-
-def more_than_held(settings: Params) -> list[str]:
-    """Where a tier asks for more than a set holds: all of it is measured, which is no fault."""
-    asked = {task for tier in settings.tiers.values() for task in tier.tasks}
-    held = {f"tasks.{name}": len(tasks.load_task(name)[1]) for name in asked & tasks.local_tasks().keys()}
-    held["documents"] = len(evalset.load_texts(Path(settings.diverge.corpus)))
-    held["trajectories"] = len(evalset.load_prompts(Path(settings.diverge.trajectories.prompts)))
-    return [
-        f"tiers.{name}.{what} = {count} is more than there is: all {held[what]} are taken"
-        for name, tier in settings.tiers.items()
-        for what, count in _counts(tier).items()
-        if isinstance(count, int) and count > held.get(what, math.inf)
-    ]
-
-
-def _counts(tier: Tier) -> dict[str, params.HowMany]:
-    named = {f"tasks.{name}": count for name, count in tier.tasks.items()}
-    return named | {"documents": tier.documents, "trajectories": tier.trajectories}
-
-
-def _number(count: params.HowMany) -> float:
-    return math.inf if isinstance(count, str) else count
 
 
 def _check_part(metric: str, settings: Params) -> None:
@@ -160,7 +117,6 @@ def _check_part(metric: str, settings: Params) -> None:
 
 
 def _lm_eval_tasks() -> set[str]:
-    """Names of lm-eval's own tasks; its index takes some seconds."""
     from lm_eval.tasks import TaskManager
 
     return set(TaskManager().all_tasks)
@@ -173,13 +129,10 @@ def main() -> None:
         raise ParamsError("\n       ".join(messages))
     artifacts.write_json(CHECKED, {"status": "ok"})
     results.write_asked(settings)
-    for line in power.lines(settings):
+    for line in power.lines(settings) + servers.inconclusive(settings):
         cli.say("power", line)
-    notes = more_than_held(settings) + preflight_model.notes(settings) + servers.unsupported(settings) + capacity.notes(settings)
-    for line in notes:
+    for line in preflight_model.notes(settings) + servers.unsupported(settings) + preflight_model.capacity(settings):
         cli.say("check", line)
-    for line in servers.inconclusive(settings):
-        cli.say("power", line)
     if not hardware.MACHINE.exists():  # DVC asks for it before a stage that times could write it
         hardware.note()
     elif machine := hardware.elsewhere():

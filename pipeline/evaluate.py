@@ -1,8 +1,6 @@
 """evaluate: lm-eval tasks, one row per question -> artifacts/answers/<variant>.jsonl
 
-lm-eval prompts and scores. The rows keep what a paired comparison needs: which item it was (hashes of document, prompt and
-target), what the model saw first, and what it answered. lm-eval's response cache is not used: it does not know the model.
-"""
+The rows keep what a paired comparison needs: which item it was, what the model saw first, and what it answered."""
 
 from __future__ import annotations
 
@@ -39,9 +37,6 @@ def evaluate(engine: Any, setup: Evaluate, tasks: dict[str, HowMany], seed: int,
     datasets.config.HF_DATASETS_CACHE = scratch  # read when a file is loaded; the variable of that name, when it was imported
     local = local_tasks()
     loaded = {name: load_task(name) for name in tasks if name in local}
-    for task, (config, _) in loaded.items():
-        if is_chat(config) and not engine.tokenizer.chat_template:
-            raise DataError(f"task {task!r} is a chat and the model has no chat template; take it out of `tiers` in params.yaml")
     for task, (config, _) in loaded.items():  # a JSONL file without a YAML gets the one that its columns ask for
         if not (TASKS / f"{task}.yaml").exists():
             (scratch / f"{task}.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
@@ -68,10 +63,8 @@ def _same_rows(task: str, config: Json, samples: list[Json], items: list[Json]) 
         loaded, item = sample["doc"], items[sample["doc_id"]]
         for key in used & item.keys():
             if loaded.get(key) != item[key]:
-                raise DataError(
-                    f"task {task!r} item {item['id']!r}: {key!r} is {item[key]!r} in the file and {loaded.get(key)!r} once loaded "
-                    "(`datasets` guesses a column's type): write it otherwise, or give the task a YAML with features"
-                )
+                changed = f"{key!r} is {item[key]!r} in the file and {loaded.get(key)!r} once loaded"
+                raise DataError(f"task {task!r} item {item['id']!r}: {changed} (`datasets` guesses types); write it otherwise")
 
 
 def _run(lm: Any, manager: Any, task: str, **how: Any) -> Any:
@@ -149,17 +142,14 @@ def task_hashes(tasks: Iterable[str]) -> Iterator[tuple[str, str]]:
     """(file, sha256) of every file behind the local tasks."""
     for name in tasks:
         for file in task_files(name) if name in local_tasks() else []:
-            if not file.exists():
-                raise DataError(f"task {name!r}: its data {file} is not here")
             yield from sets_digest(file).items()
 
 
 def answers(variant: str, settings: params.Params) -> tuple[list[AnswerRow], str | None, str | None]:
     """(the variant's rows, why they cannot be used, why they hold no second answers); None: they can, they do."""
     chosen = settings.variant(variant)
-    engine = engines.load(
-        chosen.engine, artifacts.model_dir(variant), threads=settings.thread_count, **chosen.engine_options
-    )  # fmt: skip
+    folder = artifacts.model_dir(variant)
+    engine = engines.load(chosen.engine, folder, threads=settings.thread_count, **chosen.engine_options)
     with tempfile.TemporaryDirectory() as tmp:
         rows = evaluate(engine, settings.evaluate, settings.amount.tasks, settings.seed, Path(tmp))
         return rows, check(rows, engine.tokenizer), answer_again(rows, engine, settings, Path(tmp))

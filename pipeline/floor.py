@@ -1,9 +1,7 @@
 """floor: what "no difference" measures here, the reference against itself -> reports/floor.json
 
-The shape of a 16-bit product decides the order of its sums, so one model gives other digits at another length or token by
-token. Each run below recomputes the reference store in one other way; the largest is the floor. The rounding is measured
-apart: the same weights, computed in float32.
-"""
+The shape of a 16-bit product decides the order of its sums. Each run below recomputes the reference store in one other way; the
+largest is the floor. The rounding is measured apart: the same weights, computed in float32."""
 
 from __future__ import annotations
 
@@ -54,21 +52,17 @@ def choose(windows: Sequence[Window], tokens: int, seed: int) -> list[int]:
 
 def rerun(engine: Any, parts: list[Batch], chosen: Sequence[int], whole: bool) -> Blocks:
     """As the store was made: the same windows in the same batches."""
-    for part in parts:
+    for part in (part for part in parts if any(i in chosen for i, _ in part)):
         starts = [w.first - 1 if i in chosen else len(w.token_ids) - 1 for i, w in part]  # the others: no rows
-        if any(i in chosen for i, _ in part):
-            for k, at, logits in engine.logit_blocks([w.token_ids for _, w in part], starts, ROWS, whole):
-                yield part[k][0], at, logits
+        blocks = engine.logit_blocks([w.token_ids for _, w in part], starts, ROWS, whole)
+        yield from ((part[k][0], at, logits) for k, at, logits in blocks)
 
 
 def rebatched(engine: Any, parts: list[Batch], chosen: Sequence[int], whole: bool) -> Blocks:
     """A window that shared its batch, alone; one that was alone, with a copy of itself beside it."""
-    for part in parts:
-        for i, w in part:
-            if i in chosen:
-                copies = 1 if len(part) > 1 else 2
-                starts = [w.first - 1] + [len(w.token_ids) - 1] * (copies - 1)
-                yield from ((i, at, x) for _, at, x in engine.logit_blocks([w.token_ids] * copies, starts, ROWS, whole))
+    for i, w, alone in ((i, w, len(part) == 1) for part in parts for i, w in part if i in chosen):
+        starts = [w.first - 1] + [len(w.token_ids) - 1] * alone
+        yield from ((i, at, x) for _, at, x in engine.logit_blocks([w.token_ids] * len(starts), starts, ROWS, whole))
 
 
 def shortened(engine: Any, windows: Sequence[Window], chosen: Sequence[int], whole: bool) -> Blocks:
@@ -117,31 +111,28 @@ def compared(blocks: Blocks, store: Store, threads: int) -> Rows:
     return rows
 
 
-def add(b: Builder, suffix: str, rows: Rows) -> None:
-    """`kld_<suffix>` and `flip_<suffix>`; null with the reason if a token has no finite divergence."""
-    n, bad = len(rows.kld), int((~np.isfinite(rows.kld)).sum())
-    if bad or not n:
-        add_nothing(b, suffix, f"{bad} of {n} tokens have no finite divergence", n)
-        return
-    b.mean(f"kld_{suffix}", rows.kld, np.ones(n), rows.document)
-    b.mean(f"flip_{suffix}", rows.flip, np.ones(n), rows.document)
-
-
-def add_nothing(b: Builder, suffix: str, why: str, n: int = 0) -> None:
+def add(b: Builder, suffix: str, rows: Rows | str) -> None:
+    """`kld_<suffix>` and `flip_<suffix>`; null with the reason if there are no rows, or a token has no finite divergence."""
+    n = 0 if isinstance(rows, str) else len(rows.kld)
+    if not isinstance(rows, str):
+        bad = int((~np.isfinite(rows.kld)).sum())
+        if n and not bad:
+            b.mean(f"kld_{suffix}", rows.kld, np.ones(n), rows.document)
+            b.mean(f"flip_{suffix}", rows.flip, np.ones(n), rows.document)
+            return
+        rows = f"{bad} of {n} tokens have no finite divergence"
     for name in (f"kld_{suffix}", f"flip_{suffix}"):
-        b.bare(name, None, n, "not measured", why)
-        b.metrics[name]["reason"] = why
+        b.bare(name, None, n, "not measured", rows)
 
 
 def add_largest(b: Builder, name: str) -> None:
     """The floor: the run with the largest value; null if one failed. What could not be tried here is a warning."""
     runs = {run: b.metrics[f"{name}/{run}"] for run in RUNS}
     values = {run: m["value"] for run, m in runs.items() if m["value"] is not None}
-    missing = {run: f"{run}: {m['reason']}" for run, m in runs.items() if m["value"] is None}
+    missing = {run: f"{run}: {m['warnings'][0]}" for run, m in runs.items() if m["value"] is None}
     broken = [why for run, why in missing.items() if runs[run]["n"]]
     if broken or not values:
-        b.bare(name, None, 0, "largest of the runs", *broken)
-        b.metrics[name]["reason"] = "; ".join(broken) or "no run could be made"
+        b.bare(name, None, 0, "largest of the runs", *(broken or ["no run could be made"]))
         return
     run = max(values, key=values.__getitem__)
     largest = b.metrics[name] = runs[run].copy()
@@ -168,11 +159,11 @@ def measure(engine: Any, store: Store, chosen: Sequence[int], b: Builder, *, bat
             take("floor/threads", rerun(engine, parts, chosen, whole))
             engine.use_threads(threads)
         else:
-            add_nothing(b, "floor/threads", f"the reference runs on {engine.device}, whatever the number of threads")
+            add(b, "floor/threads", f"the reference runs on {engine.device}, whatever the number of threads")
         try:
             engine.to_float32()
         except Unsupported as e:
-            add_nothing(b, "rounding", str(e))
+            add(b, "rounding", str(e))
         else:
             take("rounding", rerun(engine, parts, chosen, whole))
     for name in ("kld_floor", "flip_floor"):
@@ -180,7 +171,6 @@ def measure(engine: Any, store: Store, chosen: Sequence[int], b: Builder, *, bat
 
 
 def run() -> None:
-    """Do the stage's work, from params to its file."""
     watch = artifacts.Stopwatch("floor")
     settings = params.load()
     asked, threads, variant = settings.amount.floor, settings.thread_count, settings.variant(settings.reference)
@@ -201,7 +191,7 @@ def run() -> None:
     }  # fmt: skip
     artifacts.write_json(artifacts.FLOOR, result)
     values = [b.metrics[name] for name in ("kld_floor", "kld_rounding")]
-    texts = [f"unknown ({m['reason']})" if m["value"] is None else f"{m['value']:.3g}" for m in values]
+    texts = [f"unknown ({'; '.join(m['warnings'])})" if m["value"] is None else f"{m['value']:.3g}" for m in values]
     what = f"kld_floor {texts[0]}, kld_rounding {texts[1]} nats over {len(chosen)} windows"
     cli.say("floor", f"{what}, {watch.done():.1f} s")
 

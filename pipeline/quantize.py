@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
-from typing import cast
 
 from pipeline import engines, quantizers
-from pipeline.core import artifacts, cli, isolate, options, params, records
+from pipeline.core import artifacts, cli, explain, isolate, params, records
 from pipeline.core.droppings import data_files
 from pipeline.core.errors import NoResult
 from pipeline.core.params import Variant
-from pipeline.core.records import BaseManifest, Build, BuildFacts, Built, CalibrationFacts
+from pipeline.core.records import BaseManifest, Build, BuildFacts, Built
 from pipeline.evalset.calibration import Calibration
 from pipeline.model import attestation
 
@@ -28,12 +26,8 @@ def quantize(variant: Variant, base: Path, out: Path, *, calibration: Calibratio
             shutil.copyfile(file, out / file.name)
     size = attestation.measure(base, out)
     attestation.check_bits(facts, size["packed_bits"])
-    return {
-        **facts,
-        **size,
-        "calibration": cast("CalibrationFacts | None", calibration.facts),
-        "dtype": json.loads((out / "config.json").read_text(encoding="utf-8")).get("dtype"),
-    }
+    dtype = artifacts.read_json(out / "config.json").get("dtype")
+    return {**facts, **size, "calibration": calibration.facts, "dtype": dtype}
 
 
 def answer(variant: Variant, folder: Path, facts: BuildFacts, threads: int) -> None:
@@ -68,7 +62,7 @@ def main(variant: str) -> None:
     artifacts.verify_files(artifacts.BASE, base)
     asked = {
         "variant": variant, "quantizer": chosen.quantizer, "asked": chosen.options,
-        "options": options.with_defaults(quantizers.find(chosen.quantizer), chosen.options, quantizers.GIVEN),
+        "options": explain.with_defaults(quantizers.find(chosen.quantizer), chosen.options, quantizers.GIVEN),
         "engine": chosen.engine, "engine_options": chosen.engine_options, "base": base["digest"], "seed": settings.seed,
         "trust_remote_code": base["trust_remote_code"],
     }  # fmt: skip

@@ -1,8 +1,7 @@
 """reference: fixed-seed trajectories and an exact reference store -> artifacts/reference/
 
 Windows and shards of states are written one by one to artifacts/partial/; a run that was killed goes on from there if
-model, sets, seed, code and versions are the same, and makes a damaged shard again.
-"""
+model, sets, seed, code and versions are the same, and makes a damaged shard again."""
 
 from __future__ import annotations
 
@@ -15,19 +14,17 @@ from typing import Any
 
 from pipeline import engines
 from pipeline.core import artifacts, cli, isolate, params, records
-from pipeline.core.errors import ArtifactError, InvalidVariant, Unsupported
-from pipeline.core.params import Diverge, Tier
+from pipeline.core.errors import ArtifactError, InvalidVariant
+from pipeline.core.params import Diverge
 from pipeline.core.records import ModelManifest, PromptRow, States
-from pipeline.divergence.checkpoints import Checkpoints
-from pipeline.divergence.store import Batch, Window, key_of, refuse_if_too_large, shards
+from pipeline.divergence.store import Batch, Checkpoints, Window, key_of, refuse_if_too_large, shards
 from pipeline.engines import ROWS, Sampling
 from pipeline.evalset import choose, load_prompts, load_texts, sets_digest
-from pipeline.evalset.chats import refuse_chats
-from pipeline.evalset.windows import corpus_windows, prompt_ids
+from pipeline.evalset.windows import corpus_windows, prompt_ids, refuse_chats
 
 CODE = (  # other code may make another store
     "engines/__init__.py", "engines/_gptq.py", "engines/_head.py", "engines/hf.py",
-    "evalset/__init__.py", "evalset/windows.py", "divergence/checkpoints.py", "reference.py", "divergence/store.py",
+    "evalset/__init__.py", "evalset/windows.py", "reference.py", "divergence/store.py",
 )  # fmt: skip
 TOGETHER = 8  # prompts continued at a time
 OTHERWISE = "rounded_otherwise"  # logits of a shard that the model's own pass rounds to a neighbour
@@ -62,10 +59,8 @@ def write_store(
     engine: Any, windows: list[Window], out: Path, batch_size: int, pieces: Checkpoints, *, model: str = "", seed: int = 0
 ) -> States:
     """Write windows, states and head; every state is replayed and compared with the model's own logits.
-
     If one differs by more than a step of rounding, or the head cannot be split off, logits are stored instead, and the manifest
-    says so. pieces: where finished shards are kept until all are there; model, seed: what the windows were made with.
-    """
+    says so. pieces: where finished shards are kept until all are there; model, seed: what the windows were made with."""
     reason, head_bytes = None, 0
     try:
         if pieces.has(INEXACT):
@@ -167,21 +162,9 @@ def _rounded_otherwise(shard: Path) -> int:
         return int(file.metadata()[OTHERWISE])
 
 
-def _tensor_bytes(path: Path) -> int:
-    """Bytes of a safetensors file without its header (eight bytes of length, then the header)."""
+def _tensor_bytes(path: Path) -> int:  # without the header: eight bytes of its length, and itself
     with path.open("rb") as f:
         return path.stat().st_size - 8 - int.from_bytes(f.read(8), "little")
-
-
-def _prompts(setup: Diverge, amount: Tier, seed: int) -> list[PromptRow]:
-    return choose(load_prompts(Path(setup.trajectories.prompts)), amount.trajectories, seed)
-
-
-def make_windows(engine: Any, setup: Diverge, amount: Tier, seed: int, skipped: Counter[str]) -> list[Window]:
-    documents = choose(load_texts(Path(setup.corpus)), amount.documents, seed)
-    prompts = _prompts(setup, amount, seed)
-    windows = corpus_windows(documents, engine.tokenizer, min(setup.window, engine.max_length), skipped)
-    return windows + trajectories(engine, prompts, setup.trajectories, seed, skipped)
 
 
 def keep_windows(pieces: Checkpoints, make: Callable[[Counter[str]], list[Window]]) -> tuple[list[Window], dict[str, int]]:
@@ -191,7 +174,7 @@ def keep_windows(pieces: Checkpoints, make: Callable[[Counter[str]], list[Window
         with pieces.write("windows.json") as tmp:
             windows = [asdict(w) for w in make(skipped)]
             tmp.write_text(json.dumps({"windows": windows, "skipped": dict(skipped)}), encoding="utf-8")
-    kept = records.read(pieces.folder / "windows.json", records.KeptWindows)
+    kept = artifacts.read_json(pieces.folder / "windows.json")
     return [Window.of(row) for row in kept["windows"]], kept["skipped"]
 
 
@@ -211,7 +194,6 @@ def _sets(setup: Diverge) -> dict[str, str]:
 
 
 def run() -> None:
-    """All that the stage does, from params to its file."""
     watch = artifacts.Stopwatch("reference")
     settings = params.load()
     setup, seed = settings.diverge, settings.seed
@@ -220,12 +202,17 @@ def run() -> None:
     if manifest["status"] != "ok":
         raise ArtifactError(f"the reference {settings.reference!r} is {manifest['status']}: {manifest['reason']}")
     artifacts.verify_files(folder, manifest)
-    refuse_chats(_prompts(setup, settings.amount, seed), folder)
+    prompts = choose(load_prompts(Path(setup.trajectories.prompts)), settings.amount.trajectories, seed)
+    documents = choose(load_texts(Path(setup.corpus)), settings.amount.documents, seed)
+    refuse_chats(prompts, folder)
     engine: Any = engines.load(variant.engine, folder, threads=settings.thread_count, **variant.engine_options)
-    if not hasattr(engine, "hidden"):
-        raise Unsupported(f"engine {variant.engine!r} gives no hidden states; choose a reference that runs in 'hf'")
+
+    def make(skipped: Counter[str]) -> list[Window]:
+        windows = corpus_windows(documents, engine.tokenizer, min(setup.window, engine.max_length), skipped)
+        return windows + trajectories(engine, prompts, setup.trajectories, seed, skipped)
+
     pieces = Checkpoints.of("reference", inputs(settings, manifest["digest"]))
-    windows, skipped = keep_windows(pieces, lambda count: make_windows(engine, setup, settings.amount, seed, count))
+    windows, skipped = keep_windows(pieces, make)
     with artifacts.atomic_dir(artifacts.REFERENCE) as out:
         states = write_store(engine, windows, out, setup.batch_size, pieces, model=manifest["digest"], seed=seed)
         files = artifacts.files_of(out)
@@ -239,12 +226,9 @@ def run() -> None:
         artifacts.write_json(out / artifacts.MANIFEST, store)
     pieces.clear()
     left_out = f" ({', '.join(f'{n} {why}' for why, n in skipped.items())} left out)" if skipped else ""
-    cli.say(
-        "reference",
-        f"{states['tokens']} scored tokens in {states['windows']} windows{left_out}, {states['state_bytes'] / 1e6:.1f} MB of "
-        f"{states['kind']} states ({states['bytes_per_token']:g} bytes a token) + {states['head_bytes'] / 1e6:.1f} MB head, "
-        f"{watch.done():.1f} s",
-    )
+    what = f"{states['tokens']} scored tokens in {states['windows']} windows{left_out}"
+    size = f"{(states['state_bytes'] + states['head_bytes']) / 1e6:.1f} MB of {states['kind']} states and head"
+    cli.say("reference", f"{what}, {size}, {watch.done():.1f} s")
 
 
 def main() -> None:

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import textwrap
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -17,7 +19,7 @@ from pipeline.core.params import Params
 from pipeline.core.records import BaseManifest, Results, ServerReport, VariantResult, Verdict
 from pipeline.gating import freshness, verdicts
 from pipeline.metrics.definitions import is_served
-from pipeline.reporting import charts, failures, plots, recommendation, text, tradeoff
+from pipeline.reporting import charts, failures, recommendation, text, tradeoff
 from pipeline.serving import results as server_results
 from pipeline.speed import schedule
 
@@ -33,14 +35,23 @@ SUMMARY_METRICS = (
     "bits_per_weight", "weight_bytes", "kld_mean", "kld_floor", "kld_rounding", "kld_p999", "top1_agreement", "ppl_ratio",
     "acc/all", "acc_delta/all", "ttft_ms", "tpot_ms", "decode_tok_s", "speed_ratio", "peak_memory_bytes",
 )  # fmt: skip
+WIDTH = 100  # characters of a line on the terminal
 UNSWEPT = "no metric was swept over contexts or batches, and no variant was served at several loads (reports/serving/)"
 
 
+REPRODUCE = """git checkout <the commit that holds this page>
+make repro                      # install constraints.txt into .venv, run what is out of date
+quantgate gate --enforce        # the verdict, for a merge
+quantgate bundle out.zip        # environment, conditions, rows and metrics, to check these results elsewhere
+quantgate compare out.zip       # there: both machines side by side"""
+
+
 class Picture(NamedTuple):
-    """alt: in words; svg: the picture itself; both None where there is none, and `why` says why."""
+    """alt: in words; svg: the static picture; spec: of the live one; None where there is none, and `why` says why."""
 
     alt: str | None
     svg: str | None
+    spec: records.Json | None
     why: str | None
 
 
@@ -60,30 +71,45 @@ def context_of(results: Results, verdict: Verdict, settings: Params, table: trad
     """All that the templates show, but the pictures."""
     base, reference = records.read(artifacts.BASE / artifacts.MANIFEST, BaseManifest), settings.reference
     metrics, ratio = results[reference]["metrics"], results[reference]["metrics"].get("speed_ratio")
+    level, asked = f"{settings.compare.confidence * 100:g} %", settings.amount.benchmark
+    rows = text.overview(results, verdict, results)
+    rounds, tokens = text.n_of(results, "decode_tok_s"), text.n_of(results, "kld_mean")
+    head = f"Intervals: {level}. KLD: {tokens} tokens. Speed: {rounds} rounds in turns with {reference}. Memory: peak."
+    model = settings.model.model_dump()
+    source = f"{model['source']} {model.get('package') or model.get('id') or model.get('path')}, licence {base['license']}"
+    packed = f"dequantized from {base['dequantized_from']}" if base.get("dequantized_from") else None
+    tasks = sorted({k.split("/")[1] for k in metrics if k.startswith("acc/")})
+    domains = sorted({k.split("/")[1] for k in metrics if k.startswith("kld_mean/") and ":" not in k})
+    hashes = {  # of what the verdict rests on
+        "weights of the base": base["digest"], **verdict.get("inputs", {}),
+        **{f"variant {n}": r["model"] for n, r in results.items() if r["model"]},
+    }  # fmt: skip
     return {
-        "verdict": verdict, "rows": text.results_table(results, verdict, settings.variants), "reference": reference,
-        "results": results, "base": base, "model": settings.model.model_dump(), "seed": settings.seed,
-        "machine": text.machines(results), "confidence": settings.compare.confidence,
-        "tokens": text.n_of(results, "kld_mean"), "items": text.n_of(results, "acc/all"),
+        "verdict": verdict, "rows": rows, "words": text.results_table(results, verdict, results),
+        "reference": reference, "base": base, "seed": settings.seed,
+        "machine": text.machines(results), "level": level,
+        "head_caption": f"{head} Point at a value or touch it: n and method. †: see Noise and floors.", "head": head,
+        "decided": f"Merges are held to {', '.join(settings.gate.required)}; other verdicts are advisory.",
         "calibration_gains": text.calibration_gains(results), "noise_details": text.noise_details(metrics),
         "failures": failures.of(results, reference), "visible": failures.visible, "clipped": failures.clipped,
-        "fault_words": failures.FAULT_WORDS,
-        "rounds": text.n_of(results, "decode_tok_s"), "benchmark": settings.amount.benchmark,
-        "run_to_run": text.run_to_run(ratio.get("between") if ratio else None),
-        "versions": results[reference]["versions"],
-        "tradeoff": table,
-        "tasks": sorted({k.split("/")[1] for k in metrics if k.startswith("acc/")}),
-        "domains": sorted({k.split("/")[1] for k in metrics if k.startswith("kld_mean/") and ":" not in k}),
-        "advice": recommendation.advice(results, verdict, reference), "brief": text.brief, "aside": text.aside,
-        "judged_value": text.judged_value, "bars": f". {plots.level(settings.compare.confidence)}",
-        "noise_line": text.noise_line(metrics, reference), "unmeasured": text.unmeasured(results),
-        "dominated": recommendation.dominated(results, reference), "one_machine": recommendation.one_machine(results),
-        "speed_bounds": {n: text.speed_bounds(r) for n, r in results.items() if r["bounds"]},
-        "speed": tradeoff.details(results), "readme_ends": README_ENDS,
-        "hashes": {  # of what the verdict rests on
-            "weights of the base": base["digest"], **verdict["inputs"],
-            **{f"variant {n}": r["model"] for n, r in results.items() if r["model"]},
-        },
+        "fault_words": failures.FAULT_WORDS, "run_to_run": text.run_to_run(ratio["between"] if ratio else None),
+        "base_words": "; ".join(filter(None, (source + text.dequantized(results[reference]) * (not packed), packed, base["note"]))),
+        "versions": ", ".join(f"{name} {version}" for name, version in results[reference]["versions"].items()),
+        "tradeoff": table, "served": tradeoff.SERVED, "cautions": text.cautions(results) + table.notes,
+        "advice": recommendation.advice(results, verdict, reference), "noise_line": text.noise_line(metrics, reference),
+        "unmeasured": text.unmeasured(results), "dominated": recommendation.domination(results, reference),
+        "bounds": {n: found for n, r in results.items() if (found := text.bounds(r))}, "readme_ends": README_ENDS,
+        "benchmark_words": f"{rounds} rounds of {asked.prompt_tokens} prompt and {asked.output_tokens} output tokens, one "
+        f"request after another. Small print: {level} intervals.",
+        "task_rows": [{"variant": n, **{t: text.with_flips(r, t) for t in tasks}} for n, r in results.items()],
+        "domain_rows": [{"domain": d, **{n: r["metrics"].get(f"kld_mean/{d}") for n, r in results.items()}} for d in domains],
+        "detail_rows": [{"metric": label, **dict(zip(results, row))} for label, row in tradeoff.details(results).items()],
+        "rule_rows": [
+            {"variant": n, "metric": r["metric"], "bound": r["bound"] + ("" if r["required"] else ", advisory"),
+             "value": text.judged_value(r), "n": str(r["n"] or "–"), "verdict": r["verdict"], "why": r["reason"]}
+            for n, v in verdict["variants"].items() for r in v["rules"]
+        ],
+        "hash_rows": [{"what": what, "sha256": digest} for what, digest in hashes.items()], "reproduce": REPRODUCE,
     }  # fmt: skip
 
 
@@ -91,22 +117,24 @@ def draw(results: Results, verdict: Verdict, settings: Params, serving: dict[str
     """Draw every picture for which there are values. serving: {variant: its server's results}, of those that are not stale."""
     reference, level = settings.reference, settings.compare.confidence
     loads = charts.sweeps(results, serving, settings.amount.benchmark.prompt_tokens)
-    alts = {
-        "tradeoff": plots.draw_tradeoff(results, verdict, reference, level, FIGURES / "tradeoff.svg"),
-        "domains": charts.draw_domains(results, reference, level, FIGURES / "domains.svg"),
-        "positions": charts.draw_positions(results, reference, level, FIGURES / "positions.svg"),
-        "latency": charts.draw_latency(loads, level, FIGURES / "latency.svg"),
-        "memory": charts.draw_memory(results, FIGURES / "memory.svg"),
-    }
+    quality = charts.tradeoff(results, verdict, reference, level)
+    specs = {
+        "tradeoff": quality, "domains": charts.domains(results, reference, level),
+        "positions": charts.positions(results, reference, level), "latency": charts.latency(loads, level),
+        "memory": charts.memory(results),
+    }  # fmt: skip
     drawn = {}
-    for name, alt in alts.items():
+    for name, spec in specs.items():
         path = FIGURES / f"{name}.svg"
-        if alt is None:  # an earlier run's picture must not stand for this one
+        if spec is None:  # an earlier run's picture must not stand for this one
             path.unlink(missing_ok=True)
-            drawn[name] = Picture(None, None, UNSWEPT if name == "latency" else "no variant has the values")
+            drawn[name] = Picture(None, None, None, UNSWEPT if name == "latency" else "no variant has the values")
         else:
-            svg = path.read_text(encoding="utf-8")
-            drawn[name] = Picture(alt, svg[svg.index("<svg") :], None)
+            svg = charts.svg(spec, name)
+            artifacts.write_text(path, svg)
+            drawn[name] = Picture(spec["description"], svg, spec, None)
+    with artifacts.atomic_file(FIGURES / "tradeoff.png") as tmp:  # MLflow shows no SVG
+        tmp.write_bytes(charts.png(quality))
     return drawn
 
 
@@ -123,7 +151,7 @@ def write(settings: Params) -> None:
     prompts = settings.amount.benchmark.prompt_tokens, schedule.BATCH_PROMPT
     table = tradeoff.view(results, serving, faults, prompts, settings.compare.confidence)
     drawn = draw(results, verdict, settings, serving)
-    context = context_of(results, verdict, settings, table) | {"pictures": drawn}
+    context = context_of(results, verdict, settings, table) | {"pictures": drawn, "dark": charts.dark(), "bundle": charts.library()}
     artifacts.write_text(artifacts.REPORTS / "report.md", text.render("report.md.j2", context))
     artifacts.write_text(artifacts.REPORTS / "report.html", text.render("report.html.j2", context))
     numbers = summary_numbers(results)
@@ -144,24 +172,38 @@ def stale_line(settings: Params) -> str | None:
 
 
 def print_summary(settings: Params) -> None:
-    """Whether the results are stale, the table, the verdicts, the advice, the stages' times, and where to look next."""
+    """Whether the results are stale, the table, what fails, the times, the advice; then verdict, next step, where to look."""
     results, verdict = load_results(settings)
     if (stale := stale_line(settings)) is not None:
-        print(stale)
-    rows = text.results_table(results, verdict, settings.variants)
-    reference = settings.reference + text.dequantized(results[settings.reference])
-    title = f"{settings.model.source} model, reference {reference}, tier {settings.tier}: {verdict['verdict']}"
-    cli.table(list(rows[0]), rows, title=title, left=("variant", "verdict"))
+        _say(stale)
+    title = f"{settings.model.source} model, tier {settings.tier}: {verdict['verdict']}"
+    _table(results, verdict, settings.variants, f"{title} (sizes in MB; ×: decode rate, own: its engine's 16 bits)")
     for name, v in verdict["variants"].items():
-        beside = f"; {aside}" if (aside := text.aside(v)) else ""
-        print(f"  {name}: {text.verdict_word(v)}: {text.brief(v)}{beside}")
-    advised = recommendation.advice(results, verdict, settings.reference)
-    print("\n".join([f"advice: {advised.serve}", *(f"  next: {step}" for step in advised.ladder[-1:])]))
+        if v["verdict"] != "PASS" or text.aside(v):
+            _say(f"{name}: {'; '.join(filter(None, (text.brief(v), text.aside(v))))}", "  ")
     stages = run_times(settings)
     took = ", ".join(f"{stage} {sum(s):.0f} s" + (f" (×{len(s)})" if len(s) > 1 else "") for stage, s in stages.items())
-    total = sum(map(sum, stages.values()))
-    print(f"time: {took}; {total:.0f} s in all, when each last ran")
+    _say(f"time: {took}; {sum(map(sum, stages.values())):.0f} s in all, when each last ran")
+    advised = recommendation.advice(results, verdict, settings.reference)
+    _say(" ".join(filter(None, ("advice:", advised.serve, *advised.notes, advised.breaks))))
+    print(f"verdict: {verdict['verdict']}, held to {', '.join(settings.gate.required)}")
+    print(f"next: {advised.command or 'see above what keeps variants from passing'}")
     print("report: reports/report.html     MLflow UI: make ui")
+
+
+def _say(line: str, indent: str = "") -> None:
+    """Print a line, wrapped."""
+    print(textwrap.fill(line, WIDTH, initial_indent=indent, subsequent_indent=f"{indent}  ", break_on_hyphens=False))
+
+
+def _table(results: Results, verdict: Verdict, names: Iterable[str], title: str) -> None:
+    """The overview in WIDTH: two digits, and the second decode rate without its interval."""
+    heads = ("variant", "verdict", "MB", "KLD, nats", f"× {verdict['reference']}", "× own", "memory")
+    short = []
+    for row in text.overview(results, verdict, names):
+        cells = (c.split(" ")[0] if isinstance(c, str) else text.show(c, 2, interval="own" not in k) for k, c in row.items())
+        short.append(dict(zip(heads, cells)))
+    cli.table(list(short[0]), short, title=title, left=("variant", "verdict"))
 
 
 def print_first(settings: Params) -> None:
@@ -174,12 +216,12 @@ def print_first(settings: Params) -> None:
     rules = [rule for rule in settings.gate.rules if not is_served(rule.metric)]
     alone = settings.model_copy(update={"gate": settings.gate.model_copy(update={"rules": rules})})
     verdict = verdicts.of(results, alone)
-    rows = text.results_table(results, verdict, results)
-    cli.table(list(rows[0]), rows, title=f"first look, tier {settings.tier}", left=("variant", "verdict"))
+    _table(results, verdict, results, f"first look, tier {settings.tier}")
     judged, facts = verdict["variants"][first], [artifacts.run_facts(stage, first) for stage in STAGES]
-    print(f"  {first}: {text.verdict_word(judged)} so far: {text.brief(judged)}")
     took = sum(float(f["wall_s"]) for f in facts if f)
-    print(f"  it took {took:.0f} s beside the reference; {len(settings.variants) - 2} more variants follow")
+    _say(f"{first} took {took:.0f} s beside the reference", "  ")
+    _say(f"verdict: {first}: {text.verdict_word(judged)} so far: {text.brief(judged)}")
+    print(f"next: {len(settings.variants) - 2} more variants follow\nreport: reports/report.html, once all are measured")
 
 
 def write_readme(path: Path = Path("README.md")) -> None:

@@ -18,7 +18,6 @@ from pipeline.core.records import Launch, Probe, RequestRow, ServerMeta, ServerR
 from pipeline.evalset import sets_digest
 from pipeline.metrics.serving import Objective, memory
 from pipeline.serving import measure, results
-from pipeline.serving.logprobs import load_tokenizer
 from pipeline.serving.measure import Plan
 from pipeline.speed import hardware
 
@@ -33,12 +32,16 @@ def serve(variant: str, settings: Params) -> tuple[Probe, Plan, list[RequestRow]
     assert load is not None and common.timeout_s is not None and common.objective is not None  # params checks it
     server, options = common.variants[variant], settings.variant(variant).engine_options
     plan = Plan(**load.model_dump(), objective=Objective(**common.objective.model_dump()), seed=settings.seed)
-    tokenizer = load_tokenizer(folder) if (folder / "tokenizer.json").exists() else None
+    tokenizer, file = None, folder / "tokenizer.json"
+    if file.exists():
+        from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.from_file(str(file))
     with measure.endpoint_of(
         server.url, server.launch, folder, plan, tokenizer=tokenizer, model=server.model, chat=server.chat,
         timeout_s=common.timeout_s, key_env=server.key_env, threads=settings.thread_count, options=options,
     ) as (endpoint, launch):  # fmt: skip
-        run = measure.measured(endpoint, plan, Path(common.prompts), tokenizer, False, artifacts.serving(variant))
+        run = measure.measured(endpoint, plan, Path(common.prompts), tokenizer, artifacts.serving(variant))
         return *asyncio.run(run), launch
 
 

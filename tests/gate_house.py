@@ -27,6 +27,11 @@ MACHINE = {
 OTHERS = ("pipeline/protocol.yaml", "pipeline/engines/hf.py")  # what a stage that measures depends on, where a test has it
 
 
+def alone() -> dict[str, Any]:
+    """What a metric has besides its value, interval, n and unit: its units are independent, and nothing is to be said."""
+    return {"method": "", "clusters": None, "weight": None, "between": None, "warnings": [], "confidence": 0.95}
+
+
 def md5(path: Path) -> str:
     return hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
 
@@ -64,13 +69,13 @@ def run(settings: params.Params) -> dict[str, Any]:
 
 
 def metric(value: float | None, low: float | None, high: float | None, n: int = 100, **more: Any) -> Any:
-    return {"value": value, "low": low, "high": high, "n": n, "warnings": [], "confidence": 0.95, **more}
+    return {"value": value, "low": low, "high": high, "n": n, **alone(), **more}
 
 
 def result(settings: params.Params, variant: str, metrics: dict[str, Any], **more: Any) -> Any:
     """A variant's metrics file as `compare` writes it with these params."""
     v = settings.variants[variant]
-    with_units = {name: {"unit": what.unit} | m for name, m in metrics.items() if (what := definition(name))}
+    with_units = {name: {"unit": what.unit, **alone()} | m for name, m in metrics.items() if (what := definition(name))}
     return {
         "status": "ok", "reason": None, "metrics": metrics | with_units, "inputs": {}, "reference": settings.reference,
         "variant": variant, "quantizer": v.quantizer, "engine": v.engine, "asked": v.options, "options": v.options,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from gate_house import alone
 
 from pipeline.metrics.definitions import DEFINITIONS
 
@@ -23,7 +24,7 @@ BITS = {"bf16": 16, "int8": 8, "int8-slow": 8, "int4": 4, "int4-fast": 4}
 def metric(
     value: float | None, low: float | None = None, high: float | None = None, n: int = 100, unit: str = ""
 ) -> dict[str, Any]:
-    return {"value": value, "low": low, "high": high, "n": n, "unit": unit, "method": "", "warnings": []}
+    return {"value": value, "low": low, "high": high, "n": n, "unit": unit, **alone()}
 
 
 def around(value: float, share: float = 0.02, **more: Any) -> dict[str, Any]:

@@ -7,8 +7,7 @@ from typing import Any
 from pipeline import reference
 from pipeline.core import artifacts
 from pipeline.core.params import Trajectories
-from pipeline.divergence.checkpoints import Checkpoints
-from pipeline.divergence.store import Store, Window
+from pipeline.divergence.store import Checkpoints, Store, Window
 from pipeline.evalset.windows import corpus_windows
 
 DOCUMENTS: Any = [

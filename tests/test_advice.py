@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from reported import MACHINE, around, judged, metric, result, rule, verdicts
 
-from pipeline.core.options import nominal_bits
+from pipeline.core.explain import nominal_bits
 from pipeline.reporting import recommendation
 from pipeline.reporting.recommendation import Advice, dominated
 
@@ -27,16 +27,26 @@ def advice(results: dict[str, dict[str, Any]], **judged: dict[str, Any]) -> Advi
 
 def test_the_fastest_variant_that_passes_is_advised_and_not_a_faster_one_that_fails() -> None:
     results = house(int8=(2.0, 0.006, 143), int8_slow=(0.9, 0.005, 164), int4_fast=(6.0, 0.3, 90))
-    serve = advice(results, int8=PASS, int8_slow=PASS, int4_fast=FAIL).serve
-    assert serve.startswith("int8 is the fastest of 2 variants that pass every required rule: 2 [1.96, 2.04] times bf16's")
-    assert "143 MB (47 % smaller than bf16)" in serve and "KLD 0.006 [0.00588, 0.00612] nats" in serve
+    advised = advice(results, int8=PASS, int8_slow=PASS, int4_fast=FAIL)
+    assert advised.serve.startswith("Ship int8: 2 [1.96, 2.04] times bf16's decode rate, 143 MB (47 % smaller than bf16)")
+    assert "KLD 0.006 [0.00588, 0.00612] nats" in advised.serve
+    assert advised.command is not None and advised.command.startswith("quantgate track --promote int8 ")
+    assert "It is the fastest of 2 variants that pass every required rule." in advised.notes
+    assert any("accuracy -0.5 [-1, +0.1] pp" in note for note in advised.notes), "what it loses"
+
+
+def test_why_fewer_bits_do_not_pass_is_one_line_of_the_variant_nearest_to_the_reference() -> None:
+    results = house(int8=(2.0, 0.006, 143), int4_fast=(6.0, 0.4, 90), int4=(3.0, 0.3, 90))
+    advised = advice(results, int8=PASS, int4_fast=FAIL, int4=FAIL)
+    assert advised.breaks == "4 bits: none of 2 variants passes. int4 comes nearest: KLD 0.1 nats (at most 0.02)."
+    assert advice(house(int8=(2.0, 0.006, 143)), int8=PASS).breaks is None
 
 
 def test_the_ladder_goes_down_by_bits_and_says_gain_cost_and_verdict_of_each_step() -> None:
     ladder = advice(house(int8=(2.0, 0.006, 143), int4=(3.0, 0.3, 90)), int8=PASS, int4=FAIL).ladder
     assert [step.split(":")[0] for step in ladder] == ["bf16 (16 bits) → int8 (8 bits)", "int8 (8 bits) → int4 (4 bits)"]
     assert "1.5 [1.44, 1.56] times as fast, 90 MB (37 % smaller than int8)" in ladder[1]
-    assert "KLD 0.006 to 0.3 [0.294, 0.306] nats" in ladder[1] and ladder[1].endswith("FAIL: kld_mean 0.1 nats (at most 0.02).")
+    assert "KLD 0.006 to 0.3 [0.294, 0.306] nats" in ladder[1] and ladder[1].endswith("FAIL: KLD 0.1 nats (at most 0.02).")
 
 
 def test_a_rung_stands_by_what_passes_before_what_is_fast() -> None:
@@ -47,8 +57,13 @@ def test_a_rung_stands_by_what_passes_before_what_is_fast() -> None:
 @pytest.mark.parametrize("verdict", ["FAIL", "INCONCLUSIVE", "UNSUPPORTED"])
 def test_if_nothing_passes_nothing_is_advised_and_the_nearest_is_named(verdict: str) -> None:
     rules = () if verdict == "UNSUPPORTED" else (rule("kld_mean", verdict),)
-    serve = advice(house(int8=(2.0, 0.1, 143)), int8=judged(verdict, *rules)).serve
-    assert serve.startswith("No variant passes every required rule") and ("nearest" in serve) == bool(rules)
+    advised = advice(house(int8=(2.0, 0.1, 143)), int8=judged(verdict, *rules))
+    serve = advised.serve
+    assert (
+        advised.command is None
+        and serve.startswith("No variant passes every required rule")
+        and ("nearest" in serve) == bool(rules)
+    )
 
 
 def test_a_variant_that_passes_without_a_speed_is_not_called_the_fastest() -> None:
@@ -58,8 +73,8 @@ def test_a_variant_that_passes_without_a_speed_is_not_called_the_fastest() -> No
 
 
 def test_overlapping_speeds_are_not_ranked() -> None:
-    serve = advice(house(int8=(2.0, 0.006, 143), int8_slow=(1.99, 0.006, 164)), int8=PASS, int8_slow=PASS).serve
-    assert "that it is faster than int8-slow is not settled" in serve
+    notes = advice(house(int8=(2.0, 0.006, 143), int8_slow=(1.99, 0.006, 164)), int8=PASS, int8_slow=PASS).notes
+    assert any(note.startswith("That it is faster than int8-slow is not settled") for note in notes)
 
 
 def test_speeds_of_two_machines_are_not_compared() -> None:
@@ -78,8 +93,8 @@ def test_what_is_not_settled_has_the_sample_that_would_settle_it() -> None:
 
 
 def test_an_advisory_verdict_is_said_to_hold_no_merge() -> None:
-    serve = advice(house(int8=(2.0, 0.006, 143)), int8=PASS | {"required": False}).serve
-    assert "its verdict is advisory: add int8 to gate.required" in serve
+    notes = advice(house(int8=(2.0, 0.006, 143)), int8=PASS | {"required": False}).notes
+    assert any(note.startswith("Its verdict is advisory: add int8 to gate.required") for note in notes)
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,11 @@ from conftest import ROOT
 from dvc.cli import main as dvc
 from dvc.repo import Repo
 
-from pipeline import download, evalset, quantizers
-from pipeline.core import artifacts, git, isolate, params
-from pipeline.core.droppings import DROPPINGS
+from pipeline import download, evalset
+from pipeline.core import artifacts, explain, git, isolate, params
+from pipeline.core.droppings import DROPPINGS, data_files
 from pipeline.core.errors import ArtifactError, DownloadError, Unsupported
-from pipeline.core.options import names_in
-from pipeline.evalset import chats, tasks
+from pipeline.evalset import tasks, windows
 from pipeline.evalset.calibration import Calibration
 from pipeline.gating import freshness
 from pipeline.model.headers import read_headers
@@ -49,12 +48,12 @@ def test_droppings_are_no_sets_no_tasks_no_backends_and_no_change(tmp_path: Path
 
     def seen() -> tuple[object, ...]:
         corpus = Path("evalsets/corpus")
-        named = names_in(tmp_path / "pipeline/quantizers")
+        named = [p.stem for p in data_files(tmp_path / "pipeline/quantizers", "[!_]*.py")]
         return evalset.load_texts(corpus), evalset.sets_digest(corpus), tasks.local_tasks(), named, freshness.inputs(params.load())
 
     before = seen()
     assert len(litter(tmp_path)) > 100
-    assert seen() == before and before[3] == quantizers.names()
+    assert seen() == before and before[3] == explain.backends("quantizers")
 
 
 def test_droppings_are_no_part_of_a_model_and_no_damage_to_it(tmp_path: Path) -> None:
@@ -69,7 +68,7 @@ def test_droppings_are_no_part_of_a_model_and_no_damage_to_it(tmp_path: Path) ->
     artifacts.verify_files(model, manifest)
     download._from_path(params.PathModel(source="path", path=str(model)), out)
     assert sorted(os.listdir(out)) == ["config.json", "model.safetensors", "tokenizer.json"]
-    assert chats.chat_template(model) is None
+    assert windows.chat_template(model) is None
 
 
 @pytest.mark.filterwarnings("ignore")  # DVC's own

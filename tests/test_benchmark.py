@@ -19,7 +19,7 @@ from pipeline.core.params import Requests, Variant
 from pipeline.engines import Trace, _worker
 from pipeline.engines._worker import Request, Worker, working
 from pipeline.speed import hardware, schedule
-from pipeline.speed.roofline import Shape
+from pipeline.speed.roofline import shape_of
 from pipeline.speed.rounds import Looks
 
 HF = Variant(quantizer="cast", engine="hf", options={"dtype": "float32"})
@@ -143,7 +143,7 @@ def test_the_machine_is_described_and_its_rates_measured() -> None:
     ({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text", "tie_word_embeddings": False}}, False),
 ])  # fmt: skip
 def test_what_a_config_leaves_out_of_its_head_is_what_transformers_takes(config: dict[str, Any], tied: bool | None) -> None:
-    assert Shape.of(benchmark.with_tying(config)).tied is tied
+    assert shape_of(benchmark.with_tying(config))["tied"] is tied
 
 
 class FakeCuda:

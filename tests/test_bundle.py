@@ -99,7 +99,7 @@ def test_no_secret_leaves_in_what_is_written_for_the_bundle_itself(house: Path, 
     for name, content in members(path).items():
         assert not re.search(rb"hunter2|sk-0123456789|secretpw", content), name
     assert "artifacts/answers/int8.jsonl" in bundle.read(path)[0]["files"]
-    other = bundle.compare(params.load(), path)
+    other = bundle.compared(params.load(), path)
     assert "hunter2" not in other and KEY not in other
 
 
@@ -204,9 +204,12 @@ def test_an_incoherent_or_damaged_bundle_is_refused_in_one_line(house: Path) -> 
         assert "\n" not in str(error.value) and path.name in str(error.value)
 
 
+# --- side by side ------------------------------------------------------------------------------------------------
+
+
 def compared(house: Path, change: Change = lambda value: None, what: str = "reports/metrics/int8.json") -> str:
     """The comparison with a bundle whose member `what` was changed."""
-    return bundle.compare(params.load(), changed(packed(house), edited(what, change)))
+    return bundle.compared(params.load(), changed(packed(house), edited(what, change)))
 
 
 def rows_of(text: str, name: str) -> list[list[str]]:

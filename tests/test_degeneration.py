@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.metrics import degeneration
+from pipeline.metrics import generation
 
 GOOD = {
     "english": "The ferry had already left when Odile noticed that the suitcase was not hers.",
@@ -19,7 +19,7 @@ GOOD = {
 
 
 def found(text: str, prompt: str, reference: str = "", cut: bool = False) -> set[str]:
-    return {k for k, bad in degeneration.faults(text, text.split(), cut, prompt, reference or text).items() if bad}
+    return {k for k, bad in generation.faults_of(text, text.split(), cut, prompt, reference or text).items() if bad}
 
 
 @pytest.mark.parametrize("name", GOOD)
@@ -27,7 +27,7 @@ def test_good_text_of_any_language_has_no_fault_and_signs_are_no_other_script_th
     text = GOOD[name]
     assert not found(text, prompt=text[: len(text) // 2])
     if name in ("emoji", "maths", "code", "english"):
-        assert not degeneration.foreign_scripts(text, "Say it in English.", "Certainly.")
+        assert not generation.foreign_scripts(text, "Say it in English.", "Certainly.")
 
 
 @pytest.mark.parametrize("reply, prompt, reference, scripts", [
@@ -45,7 +45,7 @@ def test_good_text_of_any_language_has_no_fault_and_signs_are_no_other_script_th
 def test_another_script_is_one_that_neither_prompt_nor_reference_uses(
     reply: str, prompt: str, reference: str, scripts: list[str]
 ) -> None:
-    assert degeneration.foreign_scripts(reply, prompt, reference) == scripts
+    assert generation.foreign_scripts(reply, prompt, reference) == scripts
 
 
 @pytest.mark.parametrize("tokens, run", [
@@ -54,15 +54,15 @@ def test_another_script_is_one_that_neither_prompt_nor_reference_uses(
     ("one two three four five six seven eight nine ten eleven twelve thirteen", 0), ("", 0),
 ])  # fmt: skip
 def test_a_loop_is_a_block_three_times_over_twelve_tokens_at_the_end(tokens: str, run: int) -> None:
-    assert degeneration.repeated_tail(tokens.split()) == run
-    assert degeneration.repeated_tail("看到了它的" * 6) == 30, "in every language"
+    assert generation.repeated_tail(tokens.split()) == run
+    assert generation.repeated_tail("看到了它的" * 6) == 30, "in every language"
 
 
 def test_repetition_is_the_share_of_four_grams_seen_before() -> None:
-    assert degeneration.repetition("a b c d a b c d".split()) == pytest.approx(1 / 5)  # of five 4-grams only abcd returns
-    assert degeneration.repetition(["x"] * 8) == pytest.approx(4 / 5)
-    assert degeneration.repetition("a b c d e".split()) == 0
-    assert degeneration.repetition(["a"] * 3) is None
+    assert generation.repetition("a b c d a b c d".split()) == pytest.approx(1 / 5)  # of five 4-grams only abcd returns
+    assert generation.repetition(["x"] * 8) == pytest.approx(4 / 5)
+    assert generation.repetition("a b c d e".split()) == 0
+    assert generation.repetition(["a"] * 3) is None
 
 
 @pytest.mark.parametrize("text, cut, count", [
@@ -70,8 +70,8 @@ def test_repetition_is_the_share_of_four_grams_seen_before() -> None:
     ("good", True, 0),
 ])  # fmt: skip
 def test_a_character_that_the_limit_cut_is_not_broken(text: str, cut: bool, count: int) -> None:
-    assert degeneration.broken_characters(text, "a prompt", cut) == count
-    assert degeneration.broken_characters(text, "what is \ufffd ?", cut) == 0, "the prompt has broken characters itself"
+    assert generation.broken_characters(text, "a prompt", cut) == count
+    assert generation.broken_characters(text, "what is \ufffd ?", cut) == 0, "the prompt has broken characters itself"
 
 
 def test_an_empty_reply_is_empty_and_nothing_else() -> None:
@@ -79,7 +79,7 @@ def test_an_empty_reply_is_empty_and_nothing_else() -> None:
 
 
 def test_a_reply_departs_at_the_first_token_that_differs() -> None:
-    assert degeneration.departure([1, 2, 3], [1, 2, 3]) is None
-    assert degeneration.departure([1, 9, 3], [1, 2, 3]) == 2
-    assert degeneration.departure([1, 2], [1, 2, 3]) == 3
-    assert degeneration.departure([], []) is None
+    assert generation.departure([1, 2, 3], [1, 2, 3]) is None
+    assert generation.departure([1, 9, 3], [1, 2, 3]) == 2
+    assert generation.departure([1, 2], [1, 2, 3]) == 3
+    assert generation.departure([], []) is None

@@ -145,7 +145,7 @@ def test_a_packed_base_is_written_as_the_values_that_its_codes_stand_for(base: P
         return tensors | {name.replace("weight", "input_scale"): torch.ones(1)}, values
 
     values = repack(base, settings, with_scale_of_inputs)
-    with pytest.raises(DownloadError, match=r"say `dequantize: true` under `model`"):
+    with pytest.raises(DownloadError, match=r"`dequantize: true` under `model`"):
         fetch(base, tmp_path / "refused")
     assert fetch(base, tmp_path / "out", dequantize=True)["dequantized_from"] == name.strip()
     assert same(tmp_path / "out", values)

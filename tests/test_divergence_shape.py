@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from pipeline.metrics import divergence_shape
+from pipeline.metrics import failure_analysis
 
 N, DOCS = 6000, 40
 
 
 def judged(kld: Any, groups: dict[str, Any] | None = None, docs: Any = None) -> Any:
     documents = np.arange(len(kld)) % DOCS if docs is None else docs
-    return divergence_shape.judge(kld, documents, groups or {}, confidence=0.95, resamples=400, rng=np.random.default_rng(0))
+    return failure_analysis.spread_of(kld, documents, groups or {}, confidence=0.95, resamples=400, rng=np.random.default_rng(0))
 
 
 def lognormal(sigma: float, n: int = N) -> Any:
@@ -61,7 +61,7 @@ def test_a_share_at_the_bound_is_named_but_not_called_settled() -> None:
 def test_a_long_tail_whose_median_is_small_is_neither() -> None:
     half = np.where(np.random.default_rng(5).random(N) < 0.4, 0.02, 1e-5)  # two fifths moved, the others not
     found = judged(half)
-    assert found["kind"] == "neither" and found["worst_share"]["value"] < divergence_shape.UNIFORM_SHARE
+    assert found["kind"] == "neither" and found["worst_share"]["value"] < failure_analysis.UNIFORM_SHARE
 
 
 def test_the_verdict_does_not_depend_on_the_size_of_the_divergence() -> None:
@@ -104,5 +104,5 @@ def test_a_domain_of_one_document_is_shown_and_nothing_is_claimed_of_it() -> Non
 
 
 def test_a_group_of_few_tokens_is_not_judged() -> None:
-    labels = np.where(np.arange(N) < divergence_shape.FEW_IN_GROUP - 1, "rare", "common")
+    labels = np.where(np.arange(N) < failure_analysis.FEW_IN_GROUP - 1, "rare", "common")
     assert not judged(lognormal(1.0), {"token class": labels})["groups"]

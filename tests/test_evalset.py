@@ -1,16 +1,21 @@
 """A malformed row is named with file and line before any model is loaded; and the sets that ship are sound."""
 
 import json
+import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from conftest import ROOT
 
 from pipeline import evalset
+from pipeline.core import artifacts
 from pipeline.core.errors import DataError
+from pipeline.evalset import __main__ as command
 from pipeline.evalset import cards, tasks
+from pipeline.evalset.calibration import measured_rows, overlap
 from pipeline.evalset.tasks import load_task
 
 ROW = '{"id": "a", "domain": "d", "text": "some text"}'
@@ -18,16 +23,16 @@ VALID: dict[str, object] = {"id": "a", "question": "q", "choices": ["x", "y"], "
 
 
 @pytest.mark.parametrize("content, words", [
-    (b"\xef\xbb\xbf" + ROW.encode(), ":1: starts with a byte order mark"), (ROW.encode() + b"\r\n", ":1: ends in CR LF"),
-    (ROW.encode() + b"\n{oops", ":2: is not JSON"), (b'{"id": "a", "domain": "d", "text": "\xff"}', ":1: is not UTF-8"),
+    (b"\xef\xbb\xbf" + ROW.encode(), ":1: is not JSON in UTF-8 (Unexpected UTF-8 BOM"),
+    (ROW.encode() + b"\n{oops", ":2: is not JSON"), (b'{"id": "a", "domain": "d", "text": "\xff"}', ":1: is not JSON in UTF-8"),
     (b'{"id": "a", "domain": "d"}', ":1: field 'text' is missing"),
     (b'{"id": "a", "domain": "d", "text": 7}', ":1: field 'text' must be text, in quotes; found 7"),
     (b'{"id": "a", "domain": "d", "text": "  "}', ":1: field 'text' is empty"), (b"[1, 2]", ":1: a row must be an object"),
     (f"{ROW}\n{ROW}".encode(), ":2: id 'a' is used twice"),
     (f"{ROW}\n{ROW.replace(': ' + chr(34) + 'a', ': ' + chr(34) + 'b')}".encode(), "it would count twice"),
-    (b'{"id": "a", "id": "b", "domain": "d", "text": "t"}', ":1: is not JSON ('id' is given twice)"),
-    (b'{"id": "a", "domain": "d", "text": "t", "weight": NaN}', ":1: is not JSON (NaN is not a JSON value"),
-    (b"[" * 100_000, ":1: is not JSON"), (b"\n\xff\n", ":2: is not UTF-8"), (b"\n\n", " is empty"), (b"", " is empty"),
+    (b'{"id": "a", "id": "b", "domain": "d", "text": "t"}', ":1: is not JSON in UTF-8 ('id' is given twice)"),
+    (b'{"id": "a", "domain": "d", "text": "t", "weight": NaN}', ":1: is not JSON in UTF-8 (Out of range float values"),
+    (b"[" * 100_000, ":1: is not JSON"), (b"\n\xff\n", ":2: is not JSON in UTF-8"), (b"\n\n", " is empty"), (b"", " is empty"),
     ("\n".join([ROW, "", "", *(ROW.replace('"a"', f'"{k}"').replace("some", f"{k}") for k in range(13)), "{"]).encode(),
      ":17: is not JSON"),
 ])  # fmt: skip
@@ -42,12 +47,12 @@ def test_a_malformed_row_is_named_with_its_line_and_a_file_without_one_to_blame_
 
 
 def test_a_missing_file_an_empty_folder_a_dead_link_and_a_folder_for_a_file_are_told_apart(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="is not here"):
+    with pytest.raises(DataError, match="cannot be read \\(No such file"):
         evalset.load_texts(tmp_path / "none.jsonl")
     with pytest.raises(DataError, match="holds no .jsonl file"):
         evalset.load_texts(tmp_path)
     (tmp_path / "wiki.jsonl").symlink_to("nowhere")  # passed over, a part of the set would be missing
-    with pytest.raises(DataError, match="wiki.jsonl is a link that leads nowhere"):
+    with pytest.raises(DataError, match="wiki.jsonl cannot be read"):
         evalset.load_texts(tmp_path)
     (tmp_path / "mine.jsonl").mkdir()
     with pytest.raises(DataError, match="mine.jsonl cannot be read \\(Is a directory\\)"):
@@ -96,7 +101,7 @@ CHOICE = "task: mine\noutput_type: multiple_choice\n"
     (yaml_of(), {"id": "a", "choices": ["x", "y"], "answer": 0}, "column 'question' (doc_to_text) is missing"),
     (yaml_of(), {"question": "q", "choices": ["x", "y"], "answer": 0}, "'id' is missing"), (yaml_of(), None, "is empty"),
     (yaml_of(), VALID | {"choices": ["x", " "]}, "all non-empty text"),
-    (yaml_of(), VALID | {"question": 5}, "'question' must be text, found 5; write it in quotes"),
+    (yaml_of(), VALID | {"question": 5}, "field 'question' must be text, in quotes; found 5"),
     (yaml_of(split="tset"), VALID, "test_split 'tset' has no data file; did you mean 'test'"),
     (yaml_of("elsewhere.jsonl"), VALID, "elsewhere.jsonl lies outside evalsets/tasks"),
     (yaml_of().replace("task: mine", "task: other"), VALID, "mine.yaml:2: says `task: other`"),
@@ -126,7 +131,7 @@ def test_rows_of_one_s_own_need_no_yaml(home: Path, row: dict[str, object], kind
 
 @pytest.mark.parametrize("rows, words", [
     ([{"question": "q", "target": "t"}], "has columns id, question, target; needed besides id: context, choices, answer"),
-    ([{"context": "q", "choices": 5, "answer": 0}], "'choices' must be list, found int"),
+    ([{"context": "q", "choices": [5], "answer": 0}], "'choices' must be a list of at least two"),
     ([{"context": "q", "choices": [" x", " y"], "answer": 0}, {"context": "r", "choices": ["x", "y"], "answer": 0}], "use one way"),
     ([{"context": "q", "target": "two\nlines"}], "can never match"),
     # lm-eval takes the first row's kind for all: the others could never be right
@@ -169,6 +174,34 @@ def test_the_shipped_sets_are_as_large_as_promised(monkeypatch: pytest.MonkeyPat
     assert len(evalset.load_prompts(Path("evalsets/prompts/trajectories.jsonl"))) >= 64
     with pytest.raises(DataError, match="did you mean 'facts'"):
         load_task("fatcs")
+
+
+CORPUS, PROMPTS = Path("evalsets/corpus"), Path("evalsets/prompts")
+
+
+def test_the_search_set_has_the_corpus_s_domains_and_none_of_its_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What chooses layers must not be what they are judged by, nor what their rounding was fitted to."""
+    monkeypatch.chdir(ROOT)
+    search = evalset.load_texts(Path("evalsets/search"))
+    domains = Counter(row["domain"] for row in search)
+    assert domains.keys() == {row["domain"] for row in evalset.load_texts(CORPUS)} and min(domains.values()) >= 6
+    others = [*measured_rows(CORPUS, PROMPTS), *evalset.load_texts(Path("evalsets/calibration"))]
+    assert overlap(search, others) == []
+    assert [found for k, row in enumerate(search) for found in overlap([row], search[:k])] == []
+
+
+@pytest.mark.parametrize("source, into", [("corpus/news", "search/news"), ("search/news", "calibration/own")])
+def test_the_command_refuses_a_row_that_stands_in_two_sets(
+    source: str, into: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(ROOT / "evalsets", tmp_path / "evalsets")
+    shutil.copy(ROOT / "params.yaml", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    row = evalset.load_texts(Path(f"evalsets/{source}.jsonl"))[0]
+    target = Path(f"evalsets/{into}.jsonl")
+    artifacts.write_jsonl(target, [*evalset.load_texts(target), row | {"id": "copied"}])
+    with pytest.raises(DataError, match=f"evalsets/{into.split('/')[0]} overlaps what is measured: row 'copied' .* '{row['id']}'"):
+        command.main(readme=False)
 
 
 def test_what_was_measured_was_measured_on_the_sets_that_ship(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import ROOT, make_model
+from gate_house import alone, write_metrics
 from gate_house import run as judged
-from gate_house import write_metrics
 from pydantic import ValidationError
+from reported import result
 from store_house import stored, windows_of
 
 from pipeline import compare, engines, floor, gate
@@ -20,9 +21,9 @@ from pipeline.core.params import Compare, Rule
 from pipeline.divergence.store import Store, Window, batches
 from pipeline.engines import hf
 from pipeline.gating.rules import bound_of, judge_above
-from pipeline.metrics import noise_floor
+from pipeline.metrics import definitions
 from pipeline.metrics.builder import Builder
-from pipeline.reporting import plots, text
+from pipeline.reporting import charts, text
 
 IDS = [5, 9, 200, 31, 77, 400, 12, 8, 301, 44]
 
@@ -111,7 +112,7 @@ def test_rounding_is_above_zero_in_16_bits_and_null_with_its_reason_in_32(made: 
         assert 0 < rounding["low"] <= rounding["value"] <= rounding["high"]
         assert rounding["n"] == sum(w.scored for w in store.windows)
     else:
-        assert rounding["value"] is None and "float32 already" in rounding["reason"]
+        assert rounding["value"] is None and "float32 already" in rounding["warnings"][0]
 
 
 def test_equal_inputs_give_equal_values_and_another_model_is_no_floor(
@@ -168,7 +169,7 @@ def runs(**kld: list[float]) -> Builder:
 
 def test_the_floor_is_the_largest_of_the_runs_and_says_which_could_not_be_made() -> None:
     b = runs(length=[0.0, 0.002], stepwise=[0.0, 0.006])
-    floor.add_nothing(b, "floor/threads", "the reference runs on cuda")
+    floor.add(b, "floor/threads", "the reference runs on cuda")
     floor.add_largest(b, "kld_floor")
     largest = b.metrics["kld_floor"]
     assert largest["value"] == pytest.approx(0.003) and "largest of 4 runs, stepwise" in largest["method"]
@@ -178,21 +179,21 @@ def test_the_floor_is_the_largest_of_the_runs_and_says_which_could_not_be_made()
 def test_a_run_that_broke_leaves_no_floor_however_small_the_others_are() -> None:
     b = runs(length=[0.001], stepwise=[0.0, float("nan")])
     floor.add_largest(b, "kld_floor")
-    assert b.metrics["kld_floor"]["value"] is None and "stepwise: 40 of 80 tokens" in b.metrics["kld_floor"]["reason"]
+    assert b.metrics["kld_floor"]["value"] is None and "stepwise: 40 of 80 tokens" in b.metrics["kld_floor"]["warnings"][0]
 
 
 # --- what it marks -----------------------------------------------------------------------------------------------
 
 
 def metric(value: float | None, low: float | None, high: float | None, n: int = 2000, **more: Any) -> Any:
-    return {"value": value, "low": low, "high": high, "n": n, "clusters": 14, "warnings": [], "confidence": 0.95, **more}
+    return {"value": value, "low": low, "high": high, "n": n, **alone(), "clusters": 14, **more}
 
 
-NOTHING = metric(None, None, None, n=0, reason="it computes in float32 already")
+NOTHING = metric(None, None, None, n=0, warnings=["it computes in float32 already"])
 FLOORS: Any = {
-    "kld_floor": metric(0.002, 0.001, 0.003), "flip_floor": metric(0.01, 0.008, 0.012, unit="fraction"),
-    "kld_rounding": metric(0.001, 0.0005, 0.0015), "flip_rounding": metric(0.02, 0.01, 0.03, unit="fraction"),
-    **{f"kld_floor/{run}": metric(0.001, 0.001, 0.001) for run in floor.RUNS},
+    "kld_floor": metric(0.002, 0.001, 0.003, unit="nats"), "flip_floor": metric(0.01, 0.008, 0.012, unit="fraction"),
+    "kld_rounding": metric(0.001, 0.0005, 0.0015, unit="nats"), "flip_rounding": metric(0.02, 0.01, 0.03, unit="fraction"),
+    **{f"kld_floor/{run}": metric(0.001, 0.001, 0.001, unit="nats") for run in floor.RUNS},
 }  # fmt: skip
 
 
@@ -202,15 +203,15 @@ FLOORS: Any = {
 ])  # fmt: skip
 def test_below_twice_the_larger_of_floor_and_rounding_is_floor_limited(kld: float, agreement: float, expected: set[str]) -> None:
     variant = {"kld_mean": metric(kld, kld, kld), "top1_agreement": metric(agreement, 0, 1), "ppl_ratio": metric(1.0, 1, 1)}
-    noise_floor.mark(variant, FLOORS)
+    definitions.mark_floor_limited(variant, FLOORS)
     assert {name for name, m in variant.items() if text.floor_mark(m)} == expected
 
 
 def test_an_unknown_floor_is_a_warning_and_an_unknown_rounding_leaves_the_floor() -> None:
     variant = {"kld_mean": metric(0.001, 0.001, 0.001)}
-    noise_floor.mark(variant, {"kld_floor": NOTHING, "kld_rounding": NOTHING})
+    definitions.mark_floor_limited(variant, {"kld_floor": NOTHING, "kld_rounding": NOTHING})
     assert variant["kld_mean"]["warnings"] == ["the noise floor is unknown"]
-    assert noise_floor.limit("kld_mean", FLOORS | {"kld_rounding": NOTHING}) == pytest.approx(0.004)
+    assert definitions.floor_limit("kld_mean", FLOORS | {"kld_rounding": NOTHING}) == pytest.approx(0.004)
 
 
 def test_the_sentence_has_every_value_or_its_reason() -> None:
@@ -220,20 +221,14 @@ def test_the_sentence_has_every_value_or_its_reason() -> None:
     assert text.noise_line({}, "bf16") == text.noise_details({}) == ""
 
 
-def test_the_band_extends_from_zero_to_the_limit() -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots()
-    plots.draw_floor(axes, {})
-    assert not axes.patches and not axes.texts
-    plots.draw_floor(axes, FLOORS)
-    box = axes.patches[0].get_extents().transformed(axes.transData.inverted())
-    assert (box.y0, box.y1) == (pytest.approx(0, abs=1e-9), pytest.approx(0.004))
-    assert "floor-limited" in axes.texts[0].get_text() and "0.002 nats" in axes.texts[0].get_text()
-    plt.close(figure)
+def test_the_band_reaches_from_zero_to_the_limit() -> None:
+    results = {"bf16": result("bf16", 1.0, 0.0, 269)}
+    plain = charts.tradeoff(results, {"variants": {}}, "bf16", 0.95)
+    assert "rect" not in [layer["mark"]["type"] for layer in plain["layer"]]
+    results["bf16"]["metrics"] |= FLOORS
+    band, words, *_ = charts.tradeoff(results, {"variants": {}}, "bf16", 0.95)["layer"]
+    assert band["mark"]["type"] == "rect" and band["encoding"] == {"y": {"datum": 0}, "y2": {"datum": pytest.approx(0.004)}}
+    assert "floor-limited" in words["mark"]["text"] and "0.002 nats" in words["mark"]["text"]
 
 
 # --- rules -------------------------------------------------------------------------------------------------------

@@ -162,7 +162,7 @@ def write_merging(model: dict[str, Any], pre: str, file: Path) -> None:
     write_vocabulary(file, "gpt2", pre, tokens, [3, *[1] * (len(tokens) - 1)], token_merges=merges, **ends)
 
 
-@pytest.mark.parametrize("pre", [*from_gguf.CUTS, *from_gguf.DIGITS, "gpt-2", "llama-bpe"])
+@pytest.mark.parametrize("pre", [*from_gguf.DIGITS, "gpt-2", "llama-bpe"])
 def test_text_is_cut_as_llama_cpp_cuts_it(merging: dict[str, Any], tmp_path: Path, pre: str) -> None:
     write_merging(merging, pre, file := tmp_path / "vocabulary.gguf")
     tokenizer, texts = tokenizer_of(file), corpus_texts() + ODD
@@ -176,7 +176,7 @@ def test_a_rule_that_nobody_here_knows_is_refused_by_its_name(merging: dict[str,
         from_gguf._refuse_other_tokens(file, "youtu", tmp_path)
 
 
-@pytest.mark.parametrize("more", [{}, {"add_space_prefix": False}, {"add_bos_token": False}, {"add_eos_token": True}], ids=str)
+@pytest.mark.parametrize("more", [{}, {"add_bos_token": False}, {"add_eos_token": True}], ids=str)
 def test_a_sentencepiece_vocabulary_gives_llama_cpp_s_tokens(tmp_path: Path, more: dict[str, bool]) -> None:
     sentencepiece = pytest.importorskip("sentencepiece")
     text, texts = tmp_path / "text", corpus_texts()

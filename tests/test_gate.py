@@ -40,7 +40,7 @@ DAMAGED: list[tuple[dict[str, Any], str, str]] = [
     ({"confidence": 0.5}, "INCONCLUSIVE", "it is of 0.5 confidence, not 0.95"),
     ({"confidence": None}, "INCONCLUSIVE", "it is of None confidence, not 0.95"),
     ({"unit": "pp"}, "INCONCLUSIVE", "its unit is pp, not nats"),
-    ({"value": None, "low": None, "high": None, "reason": "no kernel"}, "FAIL", "no kernel"),
+    ({"value": None, "low": None, "high": None, "warnings": ["no kernel"]}, "FAIL", "no kernel"),
     ({"value": math.nan}, "FAIL", "kld_mean has no value"),
     ({"value": math.inf, "high": math.inf}, "FAIL", "kld_mean has no value"),
     ({"low": None, "high": None}, "INCONCLUSIVE", "kld_mean has no interval"),

@@ -134,7 +134,7 @@ def test_tidying_measures_nothing_and_an_engine_a_quantizer_or_a_number_what_dep
     for path in (project / "pipeline").rglob("*.py"):
         if path.parent.name not in ("engines", "quantizers") or path.name.startswith("_"):
             append(path, "\n# a comment\n")
-    append(project / "pipeline/divergence/checkpoints.py", "\n\n" + cut_last_function(project / "pipeline/divergence/store.py"))
+    append(project / "pipeline/divergence/distributions.py", "\n\n" + cut_last_function(project / "pipeline/divergence/store.py"))
     replace(project / "pipeline/engines/_worker.py", "_times(", "_when(")
     append(project / "constraints-dev.txt", "ruff==99\n")
     assert changed_stages() == before

@@ -57,7 +57,7 @@ def test_a_whole_model_passes_in_one_file_or_in_shards_that_are_all_there(base: 
     assert "index.json names model-00001-of-00002.safetensors, absent" in refusal(base)
 
 
-@pytest.mark.parametrize("text, word", [("{", "is not valid JSON"), ("[]", "holds a list"), ("{}", "has no weight_map")])
+@pytest.mark.parametrize("text, word", [("{", "is not valid JSON"), ("[]", "holds a list"), ("{}", "holds no .safetensors")])
 def test_an_index_that_lists_nothing_is_refused(base: Path, text: str, word: str) -> None:
     (base / "model.safetensors").unlink()  # else no loader asks an index
     (base / "model.safetensors.index.json").write_text(text)
@@ -81,13 +81,13 @@ def test_tensors_that_are_not_the_model_s_are_named_and_counted(
 
 
 @pytest.mark.parametrize("values, word", [
-    ({"hidden_size": 32, "head_dim": 16}, r"has shape .*64.* and config.json asks for .*32.* more\)"),
+    ({"hidden_size": 32, "head_dim": 16}, r"has shape .*64.* and config.json asks for .*32"),
     ({"vocab_size": 100}, r"embed_tokens.weight has shape \(\d+, 64\) and config.json asks for \(100, 64\);"),
     ({"num_hidden_layers": 3}, r"lack model\.layers\.2\."), ({"num_hidden_layers": 1}, r"hold model\.layers\.1\..* no place for"),
     ({"tie_word_embeddings": False}, "lack lm_head.weight"),
     ({"hidden_size": "wide"}, "transformers (refuses config.json|cannot build)"),
-    ({"model_type": "llama9"}, r"model_type 'llama9' is not known to transformers \d"),
-    ({"model_type": None}, "model_type None is not known"), ({"model_type": "t5"}, "transformers cannot build"),
+    ({"model_type": "llama9"}, "transformers refuses config.json .*llama9"),
+    ({"model_type": None}, "transformers refuses config.json .*model type"), ({"model_type": "t5"}, "transformers cannot build"),
     ({"model_type": "mine", "auto_map": {"AutoConfig": "mine.Mine"}}, "set model.trust_remote_code: true"),
     ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, r"quantization_config \(gptq\): the base is quantized"),
 ], ids=lambda v: "-".join(v) if isinstance(v, dict) else "")  # fmt: skip
@@ -131,7 +131,7 @@ def test_a_weight_that_is_not_finite_is_named(base: Path, value: str, dtype: str
         tensors[UP][3, 5] = float(value)
         tensors[UP] = tensors[UP].to(getattr(torch, dtype))
 
-    assert refusal(change_weights(base, spoil)).startswith(f"{UP} in model.safetensors holds a weight that is NaN or infinite")
+    assert refusal(change_weights(base, spoil)).startswith(f"{UP} in model.safetensors holds NaN or infinite values")
 
 
 def test_a_token_beyond_the_vocabulary_is_named_unless_it_is_special_and_unused(base: Path) -> None:
@@ -153,8 +153,8 @@ def test_a_tokenizer_that_cannot_be_read_is_refused(base: Path) -> None:
 
 
 @pytest.mark.parametrize("files, word", [
-    ([], "holds no config.json; is it"), (["config.json"], "holds no .safetensors weights"),
-    (["config.json", "pytorch_model.bin"], "pickled weights are not loaded; convert"),
+    ([], "holds no config.json; is it"), (["config.json"], "holds no .safetensors"),
+    (["config.json", "pytorch_model.bin"], "pickled ones are not loaded; use save_pretrained"),
 ])  # fmt: skip
 def test_check_says_what_a_model_folder_lacks(tmp_path: Path, files: list[str], word: str) -> None:
     for file in files:

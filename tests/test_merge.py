@@ -70,20 +70,20 @@ def deltas(text: str) -> list[str]:
     return [line for line in text.split("\n") if line.startswith("- **int4** ")]
 
 
-def readme_s_merge(text: str) -> list[str]:
-    """Lines of the comment that `tests/bench/merge.py --readme` put into README."""
+def page_s_merge(text: str) -> list[str]:
+    """Lines of the comment that `tests/bench/merge.py --readme` put into docs/gate.md."""
     block = text.partition("<!-- merge -->\n")[2].partition("<!-- /merge -->")[0]
     assert block and all(line.startswith(">") for line in block.rstrip("\n").split("\n"))
     return [line[2:] for line in block.rstrip("\n").split("\n")]
 
 
-def test_the_readme_s_merge_has_the_figures_of_reports() -> None:
+def test_the_page_s_merge_has_the_figures_of_reports() -> None:
     """Both as committed. If this fails: `python tests/bench/merge.py --readme`."""
-    files = ("README.md", "reports/metrics/int4-gptq.json", "reports/metrics/int4-rtn.json")
+    files = ("docs/gate.md", "reports/metrics/int4-gptq.json", "reports/metrics/int4-rtn.json")
     found = [subprocess.run(["git", "show", f"HEAD:{f}"], cwd=ROOT, capture_output=True, text=True) for f in files]
     if any(f.returncode for f in found):
-        pytest.skip("README.md and reports/ are not committed here")
-    lines = readme_s_merge(found[0].stdout)
+        pytest.skip("docs/gate.md and reports/ are not committed here")
+    lines = page_s_merge(found[0].stdout)
     for metric in ("kld_mean", "top1_agreement", "ppl_ratio"):
         then, now = (json.loads(f.stdout)["metrics"][metric] for f in found[1:])
         both = f"{with_unit(then, interval=False)} → {with_unit(now, interval=False)}"

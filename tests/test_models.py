@@ -14,11 +14,10 @@ from model_house import change_json, tensors_of, write_gguf_parts, write_tensors
 from test_engines import write_gguf
 
 from pipeline import diverge, engines, quantize, quantizers, reference
-from pipeline.core import artifacts, isolate, venvs
+from pipeline.core import artifacts, explain, isolate, venvs
 from pipeline.core.errors import Unsupported
 from pipeline.core.params import Variant
-from pipeline.divergence.checkpoints import Checkpoints
-from pipeline.divergence.store import Store, Window
+from pipeline.divergence.store import Checkpoints, Store, Window
 from pipeline.evalset.calibration import Calibration
 from pipeline.evalset.windows import prompt_ids
 from pipeline.model import attestation, headers
@@ -131,7 +130,7 @@ def test_the_window_is_the_text_part_s_whatever_its_name(outline: Any, name: str
 def test_a_method_packs_the_matrices_of_its_kinds_whatever_they_are_called(
     outline: Any, name: str, method: str, count: int
 ) -> None:
-    assert len(headers.linear_shapes(outline(name), quantizers._module(method).PACKS)) == count
+    assert len(headers.linear_shapes(outline(name), explain.backend("quantizers", method).PACKS)) == count
 
 
 def test_check_says_which_share_of_a_mixture_a_method_packs(outline: Any) -> None:
@@ -199,7 +198,7 @@ def test_copies_of_a_tied_head_and_buffers_are_no_weights(tmp_path: Path, name: 
 def test_a_model_that_takes_pictures_is_packed_and_answers(model: Any, tmp_path: Path) -> None:
     facts = built(INT8, model("gemma3"), tmp_path / "out")
     quantize.answer(INT8, tmp_path / "out", facts, 1)
-    assert facts["modules"] == len(headers.linear_shapes(model("gemma3"), quantizers._module("torchao").PACKS))
+    assert facts["modules"] == len(headers.linear_shapes(model("gemma3"), explain.backend("quantizers", "torchao").PACKS))
 
 
 def test_weights_saved_without_the_model_s_prefix_are_the_same_weights(model: Any, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gate_house import write_manifest
+from gate_house import alone, write_manifest
 
 from pipeline import check
 from pipeline.core import artifacts, params
@@ -33,7 +33,7 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> params.Params:
 
 
 def metric(value: float, low: float | None = None, high: float | None = None, n: int = 300, **more: Any) -> dict[str, Any]:
-    return {"value": value, "low": low, "high": high, "n": n, "unit": "", "confidence": 0.95} | more
+    return {"value": value, "low": low, "high": high, "n": n, "unit": "", **alone()} | more
 
 
 def measured(base: str = "b", **metrics: Any) -> None:

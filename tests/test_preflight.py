@@ -13,11 +13,11 @@ from gate_house import write_manifest
 from model_house import change_json
 
 from pipeline import check, engines, evaluate, quantize, quantizers, reference
-from pipeline.core import artifacts, params, quota
+from pipeline.core import artifacts, explain, params, quota
 from pipeline.core.errors import DataError, ParamsError
 from pipeline.core.params import Evaluate, PathModel, Serving, Trajectories, Variant
 from pipeline.evalset.calibration import Calibration
-from pipeline.preflight import capacity, model
+from pipeline.preflight import model
 
 CHAT = {"id": "c", "domain": "chat", "messages": [{"role": "user", "content": "hello"}]}
 WINDOW = 1024  # of the tiny model
@@ -265,7 +265,7 @@ def test_what_a_quantizer_cannot_do_with_the_model_is_said_and_no_fault(
 
 
 def test_every_quantizer_that_keeps_layers_is_held_to_leave_some_and_one_with_groups_says_which_it_cannot_pack() -> None:
-    options = {name: quantizers.find(name).__annotations__ for name in quantizers.names()}
+    options = {name: quantizers.find(name).__annotations__ for name in explain.backends("quantizers")}
     assert {name for name in options if "keep" in options[name]} == set(KEEPING)
     grouped = [name for name in options if "group_size" in options[name]]
     assert all(hasattr(sys.modules[f"pipeline.quantizers.{name}"], "refuse") for name in grouped)
@@ -294,14 +294,14 @@ def test_a_damaged_file_of_the_model_is_a_line(house: params.Params) -> None:
 
 
 def test_check_says_what_does_not_fit_here_before_any_work(house: params.Params, monkeypatch: pytest.MonkeyPatch) -> None:
-    (whole,) = capacity.notes(house)
+    (whole,) = model.capacity(house)
     assert "GB more on disk" in whole
-    needed = capacity.memory_by_stage(house, Path("model"))
+    needed = model.memory_by_stage(house, Path("model"))
     monkeypatch.setattr(quota, "memory_bytes", lambda: max(needed.values()) - 1)
-    assert [line.split()[0] for line in capacity.notes(house)[1:]] == [max(needed, key=needed.__getitem__)]
+    assert [line.split()[0] for line in model.capacity(house)[1:]] == [max(needed, key=needed.__getitem__)]
     monkeypatch.setattr(quota, "memory_bytes", lambda: 1 << 40)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1000, 999, 1))  # type: ignore[attr-defined]
-    assert "the disk is too small" in capacity.notes(house)[1]
+    assert "the disk is too small" in model.capacity(house)[1]
 
 
 @pytest.mark.parametrize("quantizer, options", [
@@ -313,4 +313,4 @@ def test_what_check_expects_of_a_variant_is_what_it_takes(
     variant = Variant(quantizer=quantizer, options=options)
     quantize.quantize(variant, tiny, tmp_path, calibration=Calibration(), seed=1)
     held = sum(file.stat().st_size for file in tmp_path.glob("*.safetensors"))
-    assert capacity.variant_bytes(variant, tiny) == pytest.approx(held, rel=0.15)
+    assert model.variant_bytes(variant, tiny) == pytest.approx(held, rel=0.15)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator
+from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,9 +20,9 @@ from pipeline import report
 from pipeline.core import artifacts, params
 from pipeline.core.errors import ParamsError
 from pipeline.gating import comment, freshness, verdicts
-from pipeline.reporting import charts, plots
+from pipeline.reporting import charts, recommendation
 from pipeline.reporting.charts import Panel
-from pipeline.reporting.text import Known, known
+from pipeline.reporting.text import Known, show
 from pipeline.tracking import runs
 
 DRAWN = ("tradeoff", "domains", "positions", "memory")
@@ -37,7 +39,7 @@ def alter() -> None:
     for name, n in (("bf16", 5), ("int8", 10)):
         for rate in ("decode_tok_s", "speed_ratio"):
             update(artifacts.metrics(name), lambda d, rate=rate, n=n: d["metrics"][rate].update(n=n))
-    update(artifacts.metrics("int8"), lambda d: d.update(bounds={"decode": "decode is bound by bandwidth"}))
+    update(artifacts.metrics("int8"), lambda d: d.update(bounds={"decode": "decode is bound by bandwidth: it reads 1 MB"}))
     for file in (artifacts.metrics("bf16"), artifacts.BASE / artifacts.MANIFEST):
         update(file, lambda d: d.update(dequantized_from="MXFP4"))
     data = yaml.safe_load(params.PARAMS.read_text(encoding="utf-8"))
@@ -93,25 +95,110 @@ def picture(house: Path, name: str) -> str:
 # --- the pages ---------------------------------------------------------------------------------------------------
 
 
-def test_the_readme_gets_a_line_a_variant_the_table_and_the_picture_and_no_failure_analysis(written: Path) -> None:
+def test_the_readme_gets_verdict_advice_six_columns_one_line_on_n_and_floor_and_the_picture(written: Path) -> None:
     readme = written / "README.md"
     readme.write_text("# top\n<!-- results -->old<!-- /results -->\nbelow\n", encoding="utf-8")
     report.write_readme()
-    text, (whole, _) = readme.read_text(encoding="utf-8"), pages(written)
-    lines, variants, verdict = text.split("\n"), params.load().variants, artifacts.read_json(artifacts.GATE)["verdict"]
-    assert text.startswith("# top\n<!-- results -->\nMeasured by") and f"gate: **{verdict}**\n\n- **" in text
-    assert text.endswith("<!-- /results -->\nbelow\n") and len(lines) < 20 + 2 * len(variants)
-    assert sum(line.startswith("- **") for line in lines) == len(variants) - 1
-    assert sum(line.startswith("| ") for line in lines) == len(variants) + 1
-    assert "](reports/figures/tradeoff.svg)" in text and "Failure analysis" not in text and "What to serve" not in text
-    assert "<summary>Failure analysis</summary>" in whole and whole.count("<details>") == whole.count("</details>") == 3
+    text, variants, verdict = (
+        readme.read_text(encoding="utf-8"),
+        params.load().variants,
+        artifacts.read_json(artifacts.GATE)["verdict"],
+    )
+    assert text.startswith("# top\n<!-- results -->\nMeasured by") and f"gate: **{verdict}**\n\n**" in text
+    assert text.endswith("<!-- /results -->\nbelow\n") and len(text.split("\n")) < 20 + len(variants)
+    table = [line for line in text.split("\n") if line.startswith("| ")]
+    assert [line.split(" | ")[0].strip("| ") for line in table] == ["variant", *variants]
+    assert all(line.count(" | ") == 5 for line in table), "six columns"
+    assert "95 %" in text and "tokens" in text and "Noise floor" in text and "](reports/figures/tradeoff.svg)" in text
+    assert "## " not in text and "README's part" not in text
 
 
-def test_both_pages_say_what_to_serve_what_is_unknown_and_how_to_reproduce(written: Path) -> None:
+def test_both_pages_have_the_same_order_and_the_sections_are_folded_on_one(written: Path) -> None:
+    wording, html = pages(written)
+    heads = re.findall(r"^## (.*)$", wording, re.MULTILINE)
+    assert [h for h in re.findall(r"<details><summary><h2>(.*?)</h2>", html) if h != "Servers"] == heads
+    assert heads == ["Quality", "Where it broke", "Speed and memory", "Noise and floors", "How to reproduce"]
+    assert wording.count("<details>") == wording.count("</details>") == 1 and html.count("<details") == html.count("</details>")
+    assert len(wording.split("\n")) <= 120 and len(html.encode()) < 1.5e6
+    for page in (wording, html):
+        advice, table, picture = (page.index(words) for words in ("quantgate track --promote", "quality loss", "tradeoff"))
+        assert advice < table < picture
+
+
+def test_both_pages_say_what_is_unknown_and_how_to_reproduce(written: Path) -> None:
     digest = artifacts.read_json(artifacts.metrics("int8"))["model"]
     for page in pages(written):
-        for words in ("What to serve", "bf16 (16 bits)", "ominated", "tools.bundle pack", digest, "no item changed"):
+        for words in ("bf16 (16 bits)", "ominated", "quantgate bundle", digest, "no item changed"):
             assert words in page, words
+
+
+def sentences(text: str) -> list[str]:
+    return [s for part in text.split("\n\n") for s in re.split(r"(?<=[.?!:;·])\s+", " ".join(part.split()))]
+
+
+class Prose(HTMLParser):
+    """What a page says, without code, quotations and pictures."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said, self.depth = "", 0
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self.depth += tag in self.QUOTED
+        self.said += "\n\n" * (tag in self.BLOCKS)
+
+    def handle_endtag(self, tag: str) -> None:
+        self.depth -= tag in self.QUOTED
+        self.said += "\n\n" * (tag in self.BLOCKS)
+
+    def handle_data(self, data: str) -> None:
+        self.said += data * (not self.depth)
+
+    QUOTED = ("script", "style", "svg", "code", "blockquote", "dd")
+    BLOCKS = ("p", "li", "td", "th", "h1", "h2", "h3", "summary", "caption", "figcaption", "small")
+
+
+def test_no_sentence_has_more_than_30_words(written: Path) -> None:
+    """On both pages and in a merge's comment; colons and semicolons end one, as on the pages of docs/."""
+    settings = params.load()
+    results, verdict = report.load_results(settings)
+    said = comment.render(verdicts.Merge(verdict, results))
+    wording, html = pages(written)
+    page = Prose()
+    page.feed(html)
+    plain = re.compile(r"```.*?```|^[|!<#].*?$|<[^>]*>", re.MULTILINE | re.DOTALL)
+    texts = {
+        k: re.sub(r"^\s*(-|\d+\.|>) ", "\n\n", plain.sub("", t), flags=re.MULTILINE)
+        for k, t in {"md": wording, "comment": said}.items()
+    }
+    for name, text in (texts | {"html": page.said}).items():
+        assert len(sentences(text)) > 10, name
+        assert [s for s in sentences(text) if len(s.split()) > 30] == [], name
+
+
+def test_every_value_of_the_first_table_has_n_interval_and_method_at_a_second_look(written: Path) -> None:
+    _, html = pages(written)
+    body = html[html.index("<tbody>") : html.index("</tbody>")]
+    cells = re.findall(r'<td title="([^"]*)" data-v="[^"]+">([^<]*)', body)
+    results, _ = report.load_results(params.load())
+    known = sum(r["metrics"][k]["value"] is not None for r in results.values() for k in ("kld_mean", "speed_ratio", "weight_bytes"))
+    assert len(cells) >= known and all("n = " in tip and ("interval" in tip or "exact" in tip) for tip, _ in cells)
+    kld = results["int8"]["metrics"]["kld_mean"]
+    assert any(
+        kld["method"] in tip and f"n = {kld['n']}" in tip and value.strip() == show(kld, interval=False) for tip, value in cells
+    )
+
+
+def test_a_warning_is_said_once_with_the_variants_it_concerns(reports: Path) -> None:
+    for name, ms in (("bf16", 23.5), ("int8", 31)):
+        warning = f"the clock of this machine jumped by {ms} ms"
+        update(artifacts.metrics(name), lambda d, w=warning: d["metrics"]["speed_ratio"].update(warnings=[w]))
+    report.write(params.load())
+    wording, html = pages(reports)
+    page = Prose()
+    page.feed(html)
+    for text in (wording, page.said):
+        assert text.count("the clock of this machine") == 1 and "jumped by 23.5–31 ms: bf16, int8" in text
 
 
 @pytest.mark.parametrize("name", ["int8", "bf16"])
@@ -132,16 +219,18 @@ def test_what_has_no_metrics_is_a_line_with_its_reason_and_its_picture_is_not_dr
 
 
 @pytest.mark.parametrize("changed", [[], [f"file-{k}" for k in range(9)]], ids=["current", "stale"])
-def test_the_printed_summary_says_on_top_what_is_stale_and_below_the_advice(
+def test_the_printed_summary_says_on_top_what_is_stale_fits_100_columns_and_ends_with_what_to_do(
     written: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, changed: list[str]
 ) -> None:
     monkeypatch.setattr(freshness, "status", lambda: (changed, []))
     report.print_summary(params.load())
-    lines = capsys.readouterr().out.split("\n")
+    printed = capsys.readouterr().out
+    lines = printed.rstrip("\n").split("\n")
     files = "file-0, file-1, file-2, file-3, file-4, file-5, file-6, file-7 and 1 more"
     assert lines[0].startswith("STALE: ") is bool(changed)
-    assert not changed or lines[0].endswith(f"changed: {files}; run `dvc repro`")
-    assert [line.split(": ")[0] for line in lines if line.startswith(("advice", "  next"))] == ["advice", "  next"]
+    assert not changed or f"changed: {files}; run `dvc repro`" in " ".join(printed.split())
+    assert max(len(line.rstrip()) for line in lines) <= 100 and "\x1b" not in printed
+    assert [line.split(": ")[0] for line in lines[-3:]] == ["verdict", "next", "report"]
 
 
 def test_the_first_look_is_the_verdict_on_what_is_there_and_is_silent_once_all_is(
@@ -154,9 +243,9 @@ def test_the_first_look_is_the_verdict_on_what_is_there_and_is_silent_once_all_i
         artifacts.metrics(name).unlink()
     report.print_first(settings)
     printed = capsys.readouterr().out
-    assert (
-        f"{first}: {verdict['variants'][first]['verdict']} so far: " in printed and f"{len(others)} more variants follow" in printed
-    )
+    assert f"{first}: {verdict['variants'][first]['verdict']} so far: " in printed
+    assert [line.split(": ")[0] for line in printed.rstrip("\n").split("\n")[-3:]] == ["verdict", "next", "report"]
+    assert f"next: {len(others)} more variants follow" in printed
     assert not any(name in printed for name in others)
     monkeypatch.setattr(freshness, "status", lambda: ([], []))
     report.print_first(settings)
@@ -172,7 +261,8 @@ def test_no_name_stands_twice_in_the_page_and_nothing_of_it_is_fetched(written: 
     _, html = pages(written)
     ids = re.findall(r'\bid="([^"]+)"', html)
     assert ids and len(ids) == len(set(ids))
-    assert not re.search(r'\bsrc=|<link|@import|url\((?!#)|href="(?!#)', html)
+    ours = html.replace(charts.library(), "")
+    assert not re.search(r'\bsrc=|<link|@import|url\((?!#)|href="(?!#)', ours) and len(ours) < len(html)
 
 
 def test_a_report_written_twice_is_the_same_to_the_byte(altered: Path) -> None:
@@ -188,12 +278,15 @@ def test_bounds_rounds_and_what_the_base_was_dequantized_from_are_said_alike_eve
     settings = params.load()
     results, verdict = report.load_results(settings)
     note = runs.state_note(results, verdict, settings)
-    texts = (*pages(altered), note, picture(altered, "tradeoff"))
-    assert all("decode is bound by bandwidth" in page and "None" not in page for page in pages(altered))
+    wording, html = pages(altered)
+    texts = (wording, html.replace(charts.library(), ""), note, picture(altered, "tradeoff"))
+    assert all("decode is bound by bandwidth" in page and "None" not in page for page in texts[:2])
+    assert "it reads 1 MB" not in wording and 'title="decode is bound by bandwidth: it reads 1 MB"' in html, "at a second look"
     assert all("5 to 10 rounds" in text for text in texts)
-    assert not re.search(r"(?<!to )(?<!within )\b(5|10) rounds", "".join(texts))
+    said = re.sub(r' title="[^"]*"', "", "".join(texts))  # but a value's own method
+    assert not re.search(r"(?<!to )(?<!within )\b(5|10) rounds", said)
     source = "(dequantized from MXFP4)"
-    assert all("; dequantized from MXFP4; a note" in page and f"reference {source}" in page for page in pages(altered))
+    assert all("; dequantized from MXFP4; a note" in page for page in pages(altered))
     assert f"Reference: `bf16` {source}" in comment.render(verdicts.Merge(verdict, results))
     assert f"against `bf16` {source}" in note
 
@@ -201,49 +294,93 @@ def test_bounds_rounds_and_what_the_base_was_dequantized_from_are_said_alike_eve
 # --- pictures ----------------------------------------------------------------------------------------------------
 
 
-def test_every_picture_says_itself_in_words_has_a_unit_and_n_and_each_colour_has_one_for_the_dark(written: Path) -> None:
-    themed = {light for light, _ in plots.THEME.values()}
+def test_every_picture_says_itself_in_words_has_a_unit_and_n_and_each_colour_can_be_seen_in_the_dark(written: Path) -> None:
+    themed, dark = {light for light, _ in charts.THEME.values()}, charts.dark()
+    assert all(dark.count(f'"{light}"') == 2 and dark.count(night) == 2 for light, night in charts.THEME.values())
     for name in DRAWN:
         svg = picture(written, name)
-        assert re.search(r'<svg [^>]*role="img" aria-label="[^"]{20,}"', svg), name
+        assert re.search(r'<svg [^>]*role="img" aria-label="[^"]{20,}"', svg) and dark in svg, name
         assert "n = " in svg and ("nats" in svg or "MB" in svg), name
-        used = set(re.findall(r"#[0-9a-f]{6}", " ".join(re.findall(r' style="[^"]*"', svg))))
-        assert used and used <= themed, (name, used - themed)
+        used = set(re.findall(r'(?:fill|stroke)="(#[0-9a-f]{6}|[a-z]+)"', svg)) - {"none", "transparent"}
+        assert used and used <= themed | set(charts.HUES), (name, used - themed)
 
 
-def test_every_picture_with_bars_and_its_caption_say_of_which_level_they_are(altered: Path) -> None:
+def test_what_is_not_swapped_in_the_dark_has_contrast_in_both_themes() -> None:
+    def luminance(colour: str) -> float:
+        parts = [int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)]
+        linear = [p / 12.92 if p <= 0.03928 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    for ground in charts.THEME["page"]:
+        for hue in charts.HUES:
+            a, b = sorted((luminance(ground), luminance(hue)))
+            assert (b + 0.05) / (a + 0.05) >= 3, (hue, ground, "as WCAG 2 asks of graphics")
+
+
+def test_every_picture_with_bars_says_of_which_level_they_are(altered: Path) -> None:
     for name in ("tradeoff", "domains", "positions", "latency"):
         svg = picture(altered, name)
         assert "Bars: 90 % intervals" in svg and not re.search("95 %", svg), name
     _, page = pages(altered)
-    captions = re.findall(r"<figcaption>(.*?)</figcaption>", page)
-    assert sum("Bars: 90 % intervals" in c for c in captions) == len(captions) - 1 == 4, "but memory's, which has no bars"
-    assert all("90 % intervals" in c for c in re.findall(r"<caption>(.*?)</caption>", page, re.DOTALL))
+    page = page.replace(charts.library(), "")
+    assert page.count("Bars: 90 % intervals") == 8 and "95 % interval" not in re.sub(r' title="[^"]*"', "", page), "each spec too"
     assert "one document, so no interval" in picture(altered, "domains")
 
 
-def test_every_mark_of_the_trade_off_has_a_number_that_the_legend_explains(tmp_path: Path) -> None:
+def marks(spec: Any) -> list[str]:
+    return [row["variant"] for row in spec["data"]["values"]]
+
+
+def test_every_mark_of_the_trade_off_has_its_name_and_the_legend_its_size_and_verdict() -> None:
     results = {"bf16": result("bf16", 1.0, 0.0, 269)} | {f"int4-number-{k}": result("int4", 2.0, 0.3, 90) for k in range(9)}
     results["no-speed"] = result("int8", 2.0, 0.1, 143) | {"metrics": {}}
     verdict = {"variants": {name: judged("FAIL") for name in results if name != "bf16"}}
-    alt = plots.draw_tradeoff(results, verdict, "bf16", 0.95, tmp_path / "t.svg")
-    svg = (tmp_path / "t.svg").read_text(encoding="utf-8")
-    drawn = [name for name in results if name != "no-speed"]
-    assert "no-speed" not in alt and "int4-number-8" in alt
-    for k, name in enumerate(drawn, 1):
-        assert f">{k}</text>" in svg and re.search(rf">{k}: {name} · [^<]* · (FAIL|REFERENCE)[^<]*</text>", svg), name
+    spec = charts.tradeoff(results, verdict, "bf16", 0.95)
+    svg, drawn = charts.svg(spec, "tradeoff"), [name for name in results if name != "no-speed"]
+    assert marks(spec) == drawn and "no-speed" not in spec["description"] and "int4-number-8" in spec["description"]
+    for name in drawn:
+        assert f">{name}</text>" in svg and re.search(rf">{name} · \d+ MB · (FAIL|REFERENCE)[^<]*</text>", svg), name
 
 
-def test_without_values_there_is_no_picture_and_an_empty_trade_off(tmp_path: Path) -> None:
+def test_no_label_of_the_trade_off_lies_on_another_or_leaves_the_picture() -> None:
+    x, y = {"type": "log", "domain": [0.5, 10.0]}, {"type": "symlog", "constant": 0.003, "domain": [0.0, 1.0]}
+    at = {f"variant-{k}": (Known(2.0 + k / 20, (1.9, 2.5), 5), Known(0.3 + k / 50, None, 9)) for k in range(6)}
+    at["at-the-edge"] = Known(9.9, None, 5), Known(0.001, None, 9)
+    width, boxes = charts.SIZE[0], []
+    for name, (left, value, side) in charts.place(at, x, y).items():
+        a = width * math.log(left / 0.5) / math.log(20)
+        b = charts.SIZE[1] * math.log1p(value / 0.003) / math.log1p(1 / 0.003)
+        long = charts.LETTER * len(name)
+        boxes.append((a, b, a + long) if side == "right" else (a - long, b, a))
+    assert all(left >= -0.01 and right <= width + 0.01 for left, _, right in boxes)
+    for k, (left, b, right) in enumerate(boxes):
+        for other_left, other_b, other_right in boxes[:k]:
+            assert abs(b - other_b) >= charts.LINE_HEIGHT - 0.01 or left >= other_right or other_left >= right
+
+
+def test_the_line_of_the_trade_off_joins_the_front_and_a_dominated_variant_is_hollow_grey() -> None:
+    results = {"bf16": result("bf16", 1.0, 0.0, 269), "int8": result("int8", 4.0, 0.01, 90), "int4": result("int4", 2.0, 0.3, 100)}
+    spec = charts.tradeoff(results, {"variants": {n: judged("PASS") for n in ("int8", "int4")}}, "bf16", 0.95)
+    (line,) = [layer for layer in spec["layer"] if layer["mark"]["type"] == "line"]
+    assert [p["speed"] for p in line["data"]["values"]] == [results[n]["metrics"]["speed_ratio"]["value"] for n in ("int8", "bf16")]
+    assert recommendation.front(results) == ["int8", "bf16"]
+    (points,) = [layer for layer in spec["layer"] if layer["mark"]["type"] == "point"]
+    assert [row["verdict"] for row in spec["data"]["values"]] == ["REFERENCE", "PASS", "PASS, dominated"]
+    assert (
+        points["encoding"]["fill"]["scale"]["range"][2] == charts.PAGE
+        and points["encoding"]["stroke"]["scale"]["range"][2] == charts.GREY
+    )
+
+
+def test_without_values_there_is_no_picture_and_an_empty_trade_off() -> None:
     results = {name: result(name, 1.0, 0.0, 269) | {"metrics": {}} for name in ("bf16", "int8")}
-    for draw in (charts.draw_domains, charts.draw_positions):
-        assert draw(results, "bf16", 0.95, tmp_path / "p.svg") is None
-    assert charts.draw_memory(results, tmp_path / "p.svg") is None
-    assert charts.draw_latency([], 0.95, tmp_path / "p.svg") is None and not list(tmp_path.iterdir())
-    assert "no variant" in plots.draw_tradeoff(results, {"variants": {}}, "bf16", 0.95, tmp_path / "t.svg")
+    assert charts.domains(results, "bf16", 0.95) is charts.positions(results, "bf16", 0.95) is charts.memory(results) is None
+    assert charts.latency([], 0.95) is None
+    empty = charts.tradeoff(results, {"variants": {}}, "bf16", 0.95)
+    assert "no variant" in empty["description"] and marks(empty) == [] and "<svg" in charts.svg(empty, "tradeoff")
 
 
-def test_latency_is_drawn_from_parts_of_metrics_and_from_what_was_served(tmp_path: Path) -> None:
+def test_latency_is_drawn_from_parts_of_metrics_and_from_what_was_served() -> None:
     results = {n: result(n, 1.0, 0.1, 100) for n in ("bf16", "int8")}
     for r in results.values():
         r["metrics"] |= {f"ttft_ms/context-{c}": around(c / 2.0, n=3) for c in (256, 1024)}
@@ -257,36 +394,35 @@ def test_latency_is_drawn_from_parts_of_metrics_and_from_what_was_served(tmp_pat
         ("throughput, server", "requests at once", ["int8"]),
     ]
     assert [x for x, _ in panels[0].curves["int8"]] == [256, 1024]
-    alt = charts.draw_latency(panels, 0.95, tmp_path / "latency.svg")
-    svg = (tmp_path / "latency.svg").read_text(encoding="utf-8")
-    assert alt and "TTFT by tokens of context" in alt and svg.count(">int8<") == svg.count(">bf16<") == 1
-    assert "TTFT (ms; n = 3)" in svg
+    spec = charts.latency(panels, 0.95)
+    assert spec is not None and "TTFT by tokens of context" in spec["description"]
+    svg = charts.svg(spec, "latency")
+    assert svg.count(">int8<") == svg.count(">bf16<") == 1 and "TTFT (ms; n = 3)" in svg
 
 
 def test_variants_stand_side_by_side_at_a_load_so_that_no_interval_lies_on_another() -> None:
-    curves = {f"v{k}": [(x, Known(x / 2, None, 1)) for x in (1.0, 2.0, 8.0)] for k in range(8)}
-    shifted = charts.side_by_side(curves)
-    for k, x in enumerate((1.0, 2.0, 8.0)):
-        at = [curve[k][0] for curve in shifted.values()]
-        assert all(b / a > 1.02 for a, b in pairwise(at)) and x / 1.3 < at[0] < x < at[-1] < x * 1.3
-    assert charts.side_by_side({"one": curves["v0"]})["one"] == curves["v0"]
+    curves = {f"v{k}": [(x, metric(x / 2)) for x in (1.0, 2.0)] for k in range(8)}
+    spec = charts.latency([Panel("TTFT", "ms", "sequences at once", curves)], 0.95)
+    at = sorted({float(x) for x in re.findall(r'<path transform="translate\(([0-9.]+),', charts.svg(spec, "l"))})
+    assert len(at) >= 16 and all(b - a > 2 for a, b in pairwise(at))
 
 
-def test_an_interval_that_leaves_its_panel_ends_in_an_arrow_at_the_edge(tmp_path: Path) -> None:
-    wide, narrow = Known(100.0, (0.0, 1e4), 2), Known(110.0, (108.0, 112.0), 5)
-    assert charts.within(wide, 40.0, 400.0) == (Known(100.0, (40.0, 400.0), 2), [(40.0, -1), (400.0, 1)])
-    assert charts.within(narrow, 40.0, 400.0) == (narrow, []) and charts.within(Known(1.0, None, 1), 2.0, 3.0)[1] == []
-    panel = Panel("TTFT", "ms", "sequences at once", {"int8": [(1.0, wide), (4.0, narrow)]})
-    charts.draw_latency([panel], 0.95, tmp_path / "l.svg")
-    assert "an arrow: the interval goes on" in (tmp_path / "l.svg").read_text(encoding="utf-8")
+def test_an_interval_that_leaves_its_panel_ends_in_an_arrow_at_the_edge() -> None:
+    wide, narrow = metric(100.0, 0.0, 1e4, n=2), metric(110.0, 108.0, 112.0, n=5)
+    spec = charts.latency([Panel("TTFT", "ms", "sequences at once", {"int8": [(1.0, wide), (4.0, narrow)]})], 0.95)
+    first, second = spec["data"]["values"]
+    assert (first["low"], first["high"], first["cut_low"], first["cut_high"]) == (50.0, 220.0, True, True)
+    assert (second["low"], second["high"], second["cut_low"], second["cut_high"]) == (108.0, 112.0, False, False)
+    assert "100 [0, 10000]" in first["shown"], "the tooltip has all of it"
+    assert "an arrow: the interval goes on" in charts.svg(spec, "latency")
 
 
 def test_where_the_rounds_have_a_sweep_s_context_the_picture_takes_theirs_as_the_table_does() -> None:
     r = result("bf16", 1.0, 0.0, 269)
     r["metrics"] |= {"ttft_ms": around(100.0, n=10), "ttft_ms/context-256": around(90.0), "ttft_ms/context-1024": around(400.0)}
     curve = charts.sweeps({"bf16": r}, {}, 256)[0].curves["bf16"]
-    assert curve == [(256, known(around(100.0, n=10))), (1024, known(around(400.0)))]
-    assert charts.sweeps({"bf16": r}, {}, 512)[0].curves["bf16"][0][1].value == 90.0
+    assert curve == [(256, around(100.0, n=10)), (1024, around(400.0))]
+    assert charts.sweeps({"bf16": r}, {}, 512)[0].curves["bf16"][0][1]["value"] == 90.0
 
 
 # --- in a real browser -------------------------------------------------------------------------------------------
@@ -301,12 +437,85 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
         yield opened
 
 
+def opened(browser: Browser, house: Path, width: int, height: int = 900, dark: bool = False) -> None:
+    """Open the page and wait until each static picture has given way to its live one."""
+    browser.open(house / "reports/report.html", width=width, height=height, dark=dark)
+    browser.run(
+        "new Promise(r => setInterval(() => document.querySelectorAll('[data-picture] > svg').length || r(), 50))"
+        ".then(() => new Promise(r => setTimeout(r, 50)))"
+    )
+
+
+def inside(browser: Browser, selector: str) -> list[float]:
+    """[left, top, right, bottom] of an element in the window."""
+    box = f"(e => [e.left, e.top, e.right, e.bottom])(document.querySelector({selector!r}).getBoundingClientRect())"
+    return [float(end) for end in browser.run(box)]
+
+
+@pytest.mark.parametrize("width, height", [(1280, 800), (390, 844)])
+def test_the_first_screen_has_verdict_advice_table_and_on_a_desk_the_picture(
+    browser: Browser, written: Path, width: int, height: int
+) -> None:
+    opened(browser, written, width, height)
+    seen = ["h1", ".advice", "pre", ".first thead"] + [".first tbody", ".first figure", "main > details summary"] * (width > 1000)
+    for selector in seen:
+        left, top, right, bottom = inside(browser, selector)
+        assert left >= 0 and top >= 0 and bottom <= height and (right <= width or "thead" in selector), selector
+    assert browser.run("document.querySelectorAll('.first thead th').length") <= 7
+    size = "Math.min(...[...document.querySelectorAll('.first svg text')].map(e => e.getBoundingClientRect().height))"
+    assert browser.run(size) >= 9, "labels that can be read"
+
+
+def test_pictures_answer_to_the_pointer(browser: Browser, written: Path) -> None:
+    opened(browser, written, 1280, 800)
+    middle = "(r => [r.left + r.width / 2, r.top + r.height / 2])"
+    marks = "[...document.querySelectorAll('[data-picture=tradeoff] .mark-symbol.role-mark path')]"
+    name = "gguf-q8_0"
+    x, y = browser.run(f"{middle}({marks}.find(e => e.ariaLabel.includes('variant: {name}')).getBoundingClientRect())")
+    browser.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+    browser.run("new Promise(r => setTimeout(r, 100))")
+    assert set(browser.run("[...document.querySelectorAll('tr.here')].map(r => r.dataset.variant)")) == {name}
+    kld = show(report.load_results(params.load())[0][name]["metrics"]["kld_mean"])
+    assert kld in browser.run("document.getElementById('vg-tooltip-element').innerText")
+    labels = "[...document.querySelectorAll('[data-picture=tradeoff] .role-mark text')].map(e => e.textContent)"
+    legend = "[...document.querySelectorAll('[data-picture=tradeoff] .role-legend-label text')]"
+    entry = f"{legend}.find(e => e.textContent.startsWith('{name}'))"
+    for there in (True, False, True):  # a click hides it, another shows it again
+        assert (name in browser.run(labels)) is there
+        x, y = browser.run(f"{middle}({entry}.getBoundingClientRect())")
+        for kind in ("mousePressed", "mouseReleased"):
+            browser.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+        browser.run("new Promise(r => setTimeout(r, 100))")
+
+
+def test_tables_sort_by_keyboard_and_filter_and_a_touched_value_tells_its_n(browser: Browser, written: Path) -> None:
+    opened(browser, written, 1280)
+    results, _ = report.load_results(params.load())
+    sizes = {n: r["metrics"]["weight_bytes"]["value"] for n, r in results.items()}
+    rows = "[...document.querySelector('table').tBodies[0].rows].filter(r => !r.hidden).map(r => r.dataset.variant)"
+    for order in ("ascending", "descending"):
+        browser.run("document.querySelectorAll('table th button')[2].focus()")
+        browser.press("Enter")
+        assert browser.run("document.querySelectorAll('table th')[2].ariaSort") == order
+        assert browser.run(rows) == sorted(sizes, key=sizes.__getitem__, reverse=order == "descending")
+    browser.run("(e => { e.value = 'GGUF'; e.dispatchEvent(new Event('input')) })(document.querySelector('input[type=search]'))")
+    assert set(browser.run(rows)) == {n for n in results if "gguf" in n}
+    browser.run("document.querySelector('table td[title]').click()")
+    assert "n = " in browser.run("document.getElementById('note').innerText")
+
+
+def test_without_javascript_each_picture_is_there(written: Path) -> None:
+    _, html = pages(written)
+    static = re.findall(r'data-picture="(\w+)"><svg', html)
+    assert set(static) >= set(DRAWN) and html.count("data-picture=") == len(static)
+
+
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
 def test_the_page_opens_in_a_browser_without_error_or_request_and_nothing_is_cut_off(
     browser: Browser, written: Path, dark: bool, width: int
 ) -> None:
-    browser.open(written / "reports/report.html", width=width, dark=dark)
+    opened(browser, written, width, dark=dark)
     browser.run("document.querySelectorAll('details').forEach(d => d.open = true)")
     assert not any(map(browser.heard, ("Log.entryAdded", "Runtime.exceptionThrown", "Runtime.consoleAPICalled")))
     asked = {e["request"]["url"] for e in browser.heard("Network.requestWillBeSent")}
@@ -323,7 +532,7 @@ def test_the_page_opens_in_a_browser_without_error_or_request_and_nothing_is_cut
     drawn = len(list((written / "reports/figures").glob("*.svg")))
     assert browser.run("document.querySelectorAll('figure svg').length") == drawn >= len(DRAWN)
     ground = browser.run("getComputedStyle(document.body).backgroundColor")
-    paper = browser.run("getComputedStyle(document.querySelector('figure svg path')).fill")
+    paper = browser.run("getComputedStyle(document.querySelector('figure svg')).backgroundColor")
     assert ground == paper == ("rgb(13, 17, 23)" if dark else "rgb(255, 255, 255)")
 
 
@@ -340,18 +549,19 @@ def test_text_is_readable_in_both_themes(browser: Browser, written: Path) -> Non
         "worst = Math.min(worst, (Math.max(a, page) + 0.05) / (Math.min(a, page) + 0.05)) } return worst })()"
     )
     for dark in (False, True):
-        browser.open(written / "reports/report.html", width=1280, dark=dark)
+        opened(browser, written, 1280, dark=dark)
         assert browser.run(script) >= 4.5, "dark" if dark else "light"
 
 
 def test_the_page_is_printed_light_unfolded_and_fits_a_sheet_of_a4(browser: Browser, written: Path) -> None:
     width = 680  # CSS pixels of 210 mm less margins of 15 mm
-    browser.open(written / "reports/report.html", width=width, dark=True)
-    folded = "[...document.querySelectorAll('main > details > :not(summary)')].map(e => e.checkVisibility())"
+    opened(browser, written, width, dark=True)
+    folded = "[...document.querySelectorAll('main > details > :is(p, h3, ol, ul, figure, pre)')].map(e => e.checkVisibility())"
     assert not any(browser.run(folded))
     browser.call("Emulation.setEmulatedMedia", media="print", features=[{"name": "prefers-color-scheme", "value": "dark"}])
     assert browser.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-    assert browser.run("getComputedStyle(document.querySelector('figure svg path')).fill") == "rgb(255, 255, 255)"
+    assert browser.run("getComputedStyle(document.querySelector('figure svg')).backgroundColor") == "rgb(255, 255, 255)"
+    assert not browser.run("document.querySelector('input').checkVisibility()")
     assert all(browser.run(folded))
     browser.run("document.querySelectorAll('details').forEach(d => d.open = true)")
     over = browser.run(
@@ -365,7 +575,7 @@ def test_the_page_is_printed_light_unfolded_and_fits_a_sheet_of_a4(browser: Brow
 
 
 def test_the_page_can_be_walked_by_keyboard_and_heard(browser: Browser, written: Path) -> None:
-    browser.open(written / "reports/report.html", width=1280)
+    opened(browser, written, 1280)
     levels = browser.run("[...document.querySelectorAll('h1, h2, h3, h4')].map(h => +h.tagName[1])")
     assert levels[0] == 1 and levels.count(1) == 1 and all(b - a <= 1 for a, b in pairwise(levels))
     assert browser.run("[...document.querySelectorAll('th')].every(h => ['col', 'row'].includes(h.scope))")

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.speed.roofline import SHARE, Phase, Shape, compare_phases
+from pipeline.speed.roofline import SHARE, Phase, cache_bytes, compare_phases, products, shape_of
 
 # 100 bytes and 1000 operations in a second, on a machine that does so many a second
 PHASE = Phase("decode", "a token", seconds=1.0, bytes=100.0, operations=1000.0, bandwidth=400.0, rate=9000.0, rate_of="float32")
@@ -78,17 +78,17 @@ LLAMA = {
 
 
 def test_cache_bytes_follow_the_config() -> None:
-    assert Shape.of(LLAMA).cache_bytes(2.0) == 2 * 30 * 3 * 64 * 2 == 23040
-    assert Shape.of({**LLAMA, "head_dim": 128}).cache_bytes(2.0) == 46080
+    assert cache_bytes(shape_of(LLAMA), 2.0) == 2 * 30 * 3 * 64 * 2 == 23040
+    assert cache_bytes(shape_of({**LLAMA, "head_dim": 128}), 2.0) == 46080
     without = {k: v for k, v in LLAMA.items() if k != "num_key_value_heads"}
-    assert Shape.of(without).cache_bytes(2.0) == 3 * 23040, "every head has keys and values of its own"
-    assert Shape.of({"model_type": "mixed", "text_config": LLAMA}).cache_bytes(2.0) == 23040
-    assert Shape.of({}).cache_bytes(2.0) is None and Shape.of(LLAMA).cache_bytes(None) is None
+    assert cache_bytes(shape_of(without), 2.0) == 3 * 23040, "every head has keys and values of its own"
+    assert cache_bytes(shape_of({"model_type": "mixed", "text_config": LLAMA}), 2.0) == 23040
+    assert cache_bytes(shape_of({}), 2.0) is None and cache_bytes(shape_of(LLAMA), None) is None
 
 
 def test_an_embedding_multiplies_nothing_and_a_tied_one_is_the_head() -> None:
     table = 576 * 49152
-    assert Shape.of({**LLAMA, "tie_word_embeddings": True}).products(134_515_008) == (134_515_008 - table, table)
-    assert Shape.of(LLAMA).products(134_515_008) == (134_515_008 - 2 * table, table)
-    assert Shape.of({**LLAMA, "tie_word_embeddings": None}).products(134_515_008) is None, "not known is not untied"
-    assert Shape.of({**LLAMA, "num_local_experts": 8}).products(1e9) is None and Shape.of({}).products(1e9) is None
+    assert products(shape_of({**LLAMA, "tie_word_embeddings": True}), 134_515_008) == (134_515_008 - table, table)
+    assert products(shape_of(LLAMA), 134_515_008) == (134_515_008 - 2 * table, table)
+    assert products(shape_of({**LLAMA, "tie_word_embeddings": None}), 134_515_008) is None, "not known is not untied"
+    assert products(shape_of({**LLAMA, "num_local_experts": 8}), 1e9) is None and products(shape_of({}), 1e9) is None

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import ROOT
+from gate_house import alone
 
 from pipeline.core import params
 from pipeline.core.params import Compare, Requests, Rule
@@ -132,7 +133,7 @@ def test_more_rounds_settle_only_what_rounds_leave_open_and_the_verdict_says_so(
     assert (items_to_settle(wide, 0.9) or 0) > (items_to_settle(own, 0.9) or np.inf), "a part stays"
     assert items_to_settle(whole_runs(wide, 0.05, confidence=0.95), 0.9) is None, "whole runs differ by more than is left"
     run = whole_runs(Estimate(0.93, 0.91, 0.95, 5, ""), 0.05, confidence=0.95)
-    metric: Any = {"value": run.value, "low": run.low, "high": run.high, "n": 5, "between": 0.05, "confidence": 0.95}
+    metric: Any = {"value": run.value, "low": run.low, "high": run.high, "n": 5, **alone(), "between": 0.05}
     judgement = judge(Bound("speed_ratio", 0.9, "higher", "loss at most 10 %"), metric)
     assert judgement.verdict == "INCONCLUSIVE" and judgement.settle is None
     assert "whole runs differ by 5 % (compare.between_runs)" in judgement.reason

@@ -12,12 +12,12 @@ import pytest
 from pipeline.core import artifacts, cli, quiet
 from pipeline.core.errors import DataError, ParamsError
 from pipeline.metrics import serving as figures
-from pipeline.serving import __main__ as command
-from pipeline.serving import client, measure, probe
+from pipeline.serving import client, measure
 from pipeline.serving.client import Answer, Endpoint, Request, ServerError
 from pipeline.serving.reply import Fault, events
 from tests import serving_server
 from tests.serving_server import KEY, Body, Handler, Server
+from tools import serve_url as command
 
 Script = list[tuple[float, Any]]  # seconds and events
 
@@ -365,7 +365,7 @@ def test_a_server_that_is_away_or_needs_another_key_is_one_line_without_the_key(
     async def go() -> None:
         endpoint = Endpoint("http://127.0.0.1:1/v1", key=key, key_variable="OTHER_KEY")
         async with client.connected(endpoint, httpx2.MockTransport(reply)) as c:
-            await probe.named(c, endpoint)
+            await measure.named(c, endpoint)
 
     with pytest.raises(ServerError, match=message) as e:
         asyncio.run(go())
@@ -380,20 +380,17 @@ def probed(server: Server, **more: Any) -> dict[str, Any]:
 
     async def go() -> Any:
         async with client.connected(endpoint) as c:
-            return (await probe.probe(c, endpoint))[1]
+            return (await measure.probe(c, endpoint))[1]
 
     return dict(asyncio.run(go()))
 
 
-def capable(h: Handler, body: Body, values: Any = (None, -1.5, -0.25, -3.0)) -> None:
-    """A server that can do everything: ends by itself unless told not to, seeds, caches, scores prompts."""
-    if body.get("echo"):
-        h.json(200, {"choices": [{"text": "..", "logprobs": {"token_logprobs": values}}]})
-        return
+def capable(h: Handler, body: Body) -> None:
+    """A server that can do everything: ends by itself unless told not to."""
     n = body["max_tokens"] if body.get("ignore_eos") or body["max_tokens"] < 20 else 5
     h.start()
     for k in range(n):
-        h.text(f" {k}{body.get('seed', '')}")
+        h.text(f" {k}")
     h.text(None, "length" if n == body["max_tokens"] else "stop")
     h.usage(n, cached=8 if body["max_tokens"] == 1 else 0)
     h.done()
@@ -407,10 +404,9 @@ def always(play: Any) -> dict[str, Any]:
 def test_a_probe_finds_what_a_server_can(server: Server) -> None:
     server.plays = always(capable)
     can: Any = probed(server)
-    for name in ("stream_usage", "one_token_an_event", "ignore_eos", "seed", "prefix_cache", "prompt_logprobs", "ppl", "delta_p"):
+    for name in ("stream_usage", "one_token_an_event", "ignore_eos"):
         assert can[name]["value"] is True, name
-    assert can["kld"]["value"] is False and "whole vocabulary" in can["kld"]["reason"]
-    assert can["model"] == "m" and probe.lacking(can) == [f"kld: no: {probe.TOP_K}"]
+    assert can["model"] == "m" and command.lacking(can) == []
 
 
 REFUSALS = {
@@ -435,7 +431,7 @@ def test_a_server_that_refuses_a_field_is_asked_again_without_it(refused: list[s
 
     server.plays = always(picky)
     can = probed(server)
-    assert can["one_token_an_event"]["value"] and can["prompt_logprobs"]["value"]
+    assert can["one_token_an_event"]["value"]
     assert can["all_fields"]["reason"] == f"requests go without {', '.join(sorted(refused))}, which it refuses"
 
 
@@ -448,26 +444,14 @@ def test_a_probe_says_what_a_server_lacks_and_what_is_unknown(server: Server) ->
         h.text(f" {len(h.server.asked)}", "stop")  # another text each time
         h.done()
 
-    can: Any = probed(server)  # `plain` always goes on to the end, and says the same whatever the seed
-    assert can["ignore_eos"]["value"] is None and can["seed"]["value"] is None
-    assert "ignore_eos: unknown: " in " ".join(probe.lacking(can))
+    can: Any = probed(server)  # `plain` always goes on to the end
+    assert can["ignore_eos"]["value"] is None
+    assert "ignore_eos: unknown: " in " ".join(command.lacking(can))
     server.plays = always(poor)
     can = probed(server)
     assert can["ignore_eos"] == {"value": False, "reason": "HTTP 400: error: extra fields not permitted: ignore_eos"}
-    assert can["seed"]["value"] is False and "different texts" in can["seed"]["reason"]
     assert can["stream_usage"]["value"] is False and can["one_token_an_event"]["value"] is None
-    assert can["prefix_cache"]["value"] is None and can["ppl"]["value"] is False
-    assert {line.split(":")[0] for line in probe.lacking(can)} == set(can) - {"url", "model", "models", "api", "prefix_cache"}
-
-
-@pytest.mark.parametrize("values, reason", [
-    ([None, -1.5, -0.25, -3.0], None), ([-1.0], "echo is ignored"), ([None, -1.5, None, -3.0], "came without a log-probability"),
-    (None, "do not give the prompt's log-probabilities"), ([None], "came without a log-probability"),
-])  # fmt: skip
-def test_a_prompt_is_scored_only_if_the_scores_are_the_prompt_s(server: Server, values: Any, reason: str | None) -> None:
-    server.plays = always(lambda h, b: capable(h, b, values))
-    scored = probed(server)["prompt_logprobs"]
-    assert scored["value"] is (reason is None) and (reason or "2 tokens of a prompt") in scored["reason"]
+    assert {line.split(":")[0] for line in command.lacking(can)} == set(can) - {"url", "model", "models", "api"}
 
 
 @pytest.mark.parametrize("models, model, play, message", [
@@ -489,7 +473,7 @@ def test_no_request_of_the_probe_is_longer_than_a_launched_server_takes(server: 
     bodies = [body for _, body, _ in server.asked]
     texts = [body.get("prompt") or "".join(m["content"] for m in body["messages"]) for body in bodies]
     lengths = [len(text) + body["max_tokens"] for text, body in zip(texts, bodies)]  # a token a letter, at the worst
-    assert len(lengths) > 8 and max(lengths) + measure.END_TOKENS <= measure.PROBE_TOKENS
+    assert len(lengths) > 2 and max(lengths) + measure.END_TOKENS <= measure.PROBE_TOKENS
 
 
 # --- the command ---------------------------------------------------------------------------------------------------
@@ -544,7 +528,7 @@ def test_a_server_that_refuses_ignore_eos_is_measured_unforced_and_reported_so(s
 
     server.plays = always(refusing)
     plan = measure.Plan([1], requests=4, rounds=1, warmups=0, prompt_tokens=8, output_tokens=2)
-    can, held, rows = asyncio.run(measure.measured(Endpoint(server.url, "m"), plan, texts, None, False, Path("rows.jsonl")))
+    can, held, rows = asyncio.run(measure.measured(Endpoint(server.url, "m"), plan, texts, None, Path("rows.jsonl")))
     assert can["ignore_eos"]["value"] is False and not held.forced and len(rows) == 4 and not any(r["forced"] for r in rows)
 
 

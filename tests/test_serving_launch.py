@@ -22,10 +22,11 @@ import pytest
 from pipeline.core import venvs
 from pipeline.core.errors import Crashed, Unsupported
 from pipeline.engines import llamacpp as llamacpp_engine
-from pipeline.serving import _llamacpp, client, launch, logprobs, probe
+from pipeline.serving import _llamacpp, client, launch, measure
 from pipeline.serving.client import Endpoint, Request, ServerError
 from pipeline.serving.launch import Command, Launched
 from tests.test_engines import write_gguf
+from tools import score_url
 
 ROOT = Path(__file__).resolve().parent.parent
 # A server that forks a helper of its own, in a session of its own, and tells its pids; `{deaf}` ignores SIGTERM.
@@ -238,10 +239,8 @@ def through(server: Launched, work: Callable[[httpx2.AsyncClient, Endpoint], Any
 
 
 def test_llama_cpp_s_server_is_probed(llamacpp: Launched) -> None:
-    _, can = through(llamacpp, probe.probe)
-    assert can["model"] == "model" and can["stream_usage"]["value"] is True and can["prefix_cache"]["value"] is False
-    assert can["seed"]["value"] is True
-    assert can["prompt_logprobs"]["value"] is False, "llama.cpp has no echo; should it get one, the README may say so"
+    _, can = through(llamacpp, measure.probe)
+    assert can["model"] == "model" and can["stream_usage"]["value"] is True
     assert "AVX" in str(llamacpp.facts["build"]) or "NEON" in str(llamacpp.facts["build"])
 
 
@@ -262,11 +261,11 @@ def test_llama_cpp_s_server_gives_rows_of_forced_length_and_refuses_another_key(
 def test_llama_cpp_s_server_scores_given_tokens_as_transformers_does(llamacpp: Launched, tiny: Path) -> None:
     from pipeline import engines
 
-    words = logprobs.Words(tiny)
-    ids = words.encoded(probe.TEXT)
-    name, lacks = through(llamacpp, lambda c, e: logprobs.find_way(c, e, words, probe.TEXT))
+    words = score_url.Words(tiny)
+    ids = words.encoded(measure.TEXT)
+    name, lacks = through(llamacpp, lambda c, e: score_url.find_way(c, e, words, measure.TEXT))
     assert name == "logit_bias, a token at a time" and "echo" in " ".join(lacks)
-    logps = through(llamacpp, lambda c, e: logprobs.WAYS[name](c, e, words, ids, 1))
+    logps = through(llamacpp, lambda c, e: score_url.WAYS[name](c, e, words, ids, 1))
     logits = np.asarray(engines.load("hf", tiny, threads=1).logits(ids), float)[:-1]
     expected = logits[np.arange(len(ids) - 1), ids[1:]] - np.log(np.exp(logits).sum(-1))
     assert logps == pytest.approx(expected, abs=0.05) and len(logps) == len(ids) - 1, "keys and values are kept in 16 bits there"

@@ -20,15 +20,16 @@ from pipeline.core.errors import ParamsError, Unsupported
 from pipeline.core.params import Compare
 from pipeline.metrics.builder import Builder
 from pipeline.metrics.tokens import token_metrics
-from pipeline.serving import __main__ as command
-from pipeline.serving import logprobs, probe, score
+from pipeline.serving import measure
 from pipeline.serving.client import ServerError
 from tests import serving_server
 from tests.serving_server import KEY, Body, Handler, Server
 from tests.test_token_metrics import tokens as token_rows
+from tools import score_url as score
+from tools import serve_url as command
 
 ROOT = Path(__file__).resolve().parent.parent
-WORDS = list(dict.fromkeys(["[UNK]", "a", "b", *probe.TEXT.replace(".", " .").replace(",", " ,").split()]))
+WORDS = list(dict.fromkeys(["[UNK]", "a", "b", *measure.TEXT.replace(".", " .").replace(",", " ,").split()]))
 A, B, BOOK = 1, 2, WORDS.index("book")
 # The model: after `a` comes `b` with 1/2, after `b` comes `a` with 1/4, and a word repeats itself with 1/8.
 P = {(A, B): 0.5, (B, A): 0.25, (A, A): 0.125, (B, B): 0.125}
@@ -84,8 +85,6 @@ def echo(
     if not body.get("echo"):
         h.json(200, {"choices": [{"text": " book", "logprobs": {"tokens": ["book"], "token_logprobs": [math.log(0.9)]}}]})
         return
-    if isinstance(body["prompt"], str):  # the probe's text
-        body["prompt"] = Tokenizer.from_file("tokenizer.json").encode(body["prompt"]).ids
     ids = body["prompt"] if ids is None else ids
     names = [WORDS[i] if by_name else f"token_id:{i}" for i in ids]
     reported = {"tokens": [*names, "z"], "token_logprobs": [*said_of(ids), -9.0]} | logprobs
@@ -152,7 +151,7 @@ def by_hand(names: Sequence[str] = tuple(TEXTS)) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("play, way", [
-    (echo, "echo of token ids"), (by_name, "echo of token ids"), (biased, "logit_bias, a token at a time"),
+    (echo, "echo of token ids"), (biased, "logit_bias, a token at a time"),
 ])  # fmt: skip
 def test_metrics_are_those_of_the_known_distribution_whatever_the_way(scored: Scored, play: Play, way: str) -> None:
     reference()
@@ -163,7 +162,7 @@ def test_metrics_are_those_of_the_known_distribution_whatever_the_way(scored: Sc
         assert metric["value"] == pytest.approx(value, rel=1e-12) and metric["n"] == TOKENS, name
         assert metric["low"] < metric["value"] < metric["high"] and metric["unit"] and f"{N} clusters" in metric["method"]
     kld = found["metrics"]["kld_mean"]
-    assert kld["value"] is None and kld["low"] is None and kld["warnings"] == [probe.TOP_K]
+    assert kld["value"] is None and kld["low"] is None and kld["warnings"] == [score.TOP_K]
     assert artifacts.read_json(Path("artifacts/serving/server.scores.meta.json"))["way"] == way
     assert [r["logps"] for r in rows()] == [said_of(r["token_ids"])[1:] for r in rows()]
     assert [(r["document"], r["window"], r["first"]) for r in rows()] == [(name, f"{name}#0", 1) for name in TEXTS]
@@ -247,7 +246,7 @@ def test_tokens_of_a_window_that_fails_midway_are_not_half_counted(scored: Score
             body = body | {"logit_bias": {"2": 100}} if body["logit_bias"] == {"1": 100} else body | {"logit_bias": {"1": 100}}
         biased(h, body)
 
-    monkeypatch.setattr(probe, "TEXT", "a b a b")
+    monkeypatch.setattr(measure, "TEXT", "a b a b")
     with pytest.raises(typer.Exit):
         scored(other_later)
     assert [(r["ok"], r["logps"] is None) for r in rows()] == [(True, False)] + [(False, True)] * 3
@@ -281,8 +280,8 @@ def after_bias(h: Handler, body: Body) -> None:
 
 
 @pytest.mark.parametrize("play, words", [
-    (lambda h, b: echo(h, b, token_logprobs="none", top_logprobs=[{"a": -0.1}]), "likeliest tokens' .* not the prompt's"),
-    (lambda h, b: echo(h, b, token_logprobs=[-0.5], tokens=["b"]), "echo is ignored"),
+    (by_name, "token 0 came back as another than .*, or not by its id"),
+    (lambda h, b: echo(h, b, token_logprobs=[-0.5], tokens=["token_id:2"]), "echo is ignored"),
     (lambda h, b: h.json(400, {"error": "Only no echo is supported"}), "HTTP 400: Only no echo is supported"),
     (lambda h, b: h.json(200, {"choices": [{"text": "b", "logprobs": None}]}), "do not give the prompt's log-probabilities"),
     (lambda h, b: h.json(200, ["b"]), "no choice"),
@@ -301,8 +300,8 @@ def test_what_a_server_lacks_is_one_line_and_null_with_that_reason(scored: Score
 
 
 def test_parts_of_characters_may_lack_a_log_probability_and_are_counted(scored: Scored, monkeypatch: pytest.MonkeyPatch) -> None:
-    piece = logprobs.Words.piece
-    monkeypatch.setattr(logprobs.Words, "piece", lambda self, i: "\N{REPLACEMENT CHARACTER}" if i == A else piece(self, i))
+    piece = score.Words.piece
+    monkeypatch.setattr(score.Words, "piece", lambda self, i: "\N{REPLACEMENT CHARACTER}" if i == A else piece(self, i))
 
     def silent(h: Handler, body: Body) -> None:
         if body.get("logit_bias") == {str(A): 100}:
@@ -365,7 +364,7 @@ def test_a_bos_is_found_where_the_config_or_the_tokenizer_says_so_() -> None:
     for config in (None, {"bos_token": "[UNK]"}, {"bos_token": {"content": "[UNK]"}}):
         if config:
             Path("tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
-        words = logprobs.Words(Path("tokenizer.json"))
+        words = score.Words(Path("tokenizer.json"))
         assert words.bos_token_id == 0 and words.encoded("a b a b") == [0, A, B, A, B]
         assert words.piece(B) == "b"
 

@@ -1,6 +1,5 @@
 """Requests become metrics: drift cancels in ratios, phases keep apart, memory is a slope, cliffs are named, bounds are said."""
 
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -9,14 +8,13 @@ from scipy import stats
 
 from pipeline.core.params import Compare
 from pipeline.core.records import Metrics
-from pipeline.gating.paired_difference import timed
 from pipeline.metrics.builder import Builder
+from pipeline.metrics.definitions import timed
 from pipeline.metrics.speed import timing_metrics
-from pipeline.speed.roofline import Shape
 from pipeline.speed.rounds import tpot, ttft
 
 # 2 layers, 2 key-value heads of 16, vocabulary of 10 x 64: 640 weights in the tied head, 1360 in the body, 8 bytes in the cache
-SHAPE = asdict(Shape(layers=2, kv_heads=1, head_dim=1, hidden=64, vocab=10, tied=True, experts=None))
+SHAPE = {"layers": 2, "kv_heads": 1, "head_dim": 1, "hidden": 64, "vocab": 10, "tied": True, "experts": None}
 
 
 def request(k: int | None, who: str, first: float, step: float, n: int = 5, **more: Any) -> Any:

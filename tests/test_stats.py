@@ -9,6 +9,7 @@ from scipy import stats as scipy_stats
 
 from pipeline.core.params import Rule
 from pipeline.gating.rules import bound_of, judge
+from pipeline.metrics.builder import as_metric
 from pipeline.stats import intervals
 
 SURE = {"confidence": 0.95, "resamples": 1000}
@@ -324,10 +325,9 @@ def test_a_variant_exactly_at_its_margin_passes_at_most_5_times_in_100() -> None
     for _ in range(1000):
         table = draw.multinomial(696, [0.66, 0.035, 0.015, 0.29])
         delta = intervals.paired_difference(*map(int, table), confidence=0.95)
-        metric = {"value": 100 * delta.value, "low": 100 * delta.low, "high": 100 * delta.high, "n": 696}  # type: ignore[operator]
-        passed["acc"] += judge(acc, metric).verdict == "PASS"
+        passed["acc"] += judge(acc, as_metric("acc_delta/all", delta, 0.95, 100.0)).verdict == "PASS"
         ratio = intervals.geometric_mean_t(0.9 * np.exp(draw.normal(0, 0.06, 5)), confidence=0.95)
-        passed["speed"] += judge(speed, {"value": ratio.value, "low": ratio.low, "high": ratio.high, "n": 5}).verdict == "PASS"
+        passed["speed"] += judge(speed, as_metric("speed_ratio", ratio, 0.95)).verdict == "PASS"
     assert all(0.005 <= n / 1000 <= 0.05 for n in passed.values()), passed
 
 

@@ -23,7 +23,6 @@ from track_house import (
     rejudge,
     rule,
     sqlite_house,
-    write_answers_meta,
     write_results,
 )  # fmt: skip
 
@@ -34,6 +33,7 @@ from pipeline.tracking import connection
 from pipeline.tracking.connection import CURRENT, KEY, Tracker
 from pipeline.tracking.registry import Registry
 from pipeline.tracking.runs import PARENT, load_state, provenance
+from tools import track as moves
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own
 
@@ -145,7 +145,6 @@ def test_another_verdict_on_the_same_results_is_a_new_state_of_the_same_runs(tra
 
 def test_a_run_holds_what_it_was_made_from_and_what_defines_the_measurement(house: House) -> None:
     settings, uri, client = house
-    write_answers_meta("int8", {"evalsets/tasks/facts.jsonl": "a" * 64})
     Path("dvc.lock").write_text("stages: {gate: {cmd: x}, track: {cmd: y}}\n", encoding="utf-8")
     rows = [artifacts.answers("int8"), artifacts.timings("int8"), artifacts.generations("int8"), artifacts.failures("int8")]
     for file in (*rows, artifacts.REPORTS / "figures/tradeoff.png"):
@@ -153,7 +152,6 @@ def test_a_run_holds_what_it_was_made_from_and_what_defines_the_measurement(hous
     logged, _ = track.track(settings, uri)
     run, parent = (client.get_run(r) for r in (logged["runs"]["int8"], logged["parent"]))
     assert run.data.params["quantizer"] == "cast" and json.loads(run.data.params["versions"]) == {"torch": "2"}
-    assert [(d.dataset.name, d.tags[0].value) for d in run.inputs.dataset_inputs] == [("tasks/facts", "evaluation")]
     assert run.data.tags["dvc.lock"] == artifacts.digest({"gate": {"cmd": "x"}})
     assert parent.info.run_name.startswith("PASS (") and parent.info.run_name.endswith("vs bf16")
     for held in (run.data.params, parent.data.params):
@@ -169,9 +167,8 @@ def test_a_run_holds_what_it_was_made_from_and_what_defines_the_measurement(hous
         return [f.path for folder in folders for f in client.list_artifacts(run, folder)]
 
     kinds = ("rows/answers", "rows/timings", "rows/generations")
-    kept = files(logged["runs"]["int8"], *kinds, "broke", "figures")
-    assert kept == [*(f"{kind}/int8.jsonl" for kind in kinds), "broke/int8.json", "figures/rules.png"]
-    assert files(logged["runs"]["bf16"], "figures") == ["figures/tradeoff.png"]
+    kept = files(logged["runs"]["int8"], *kinds, "broke")
+    assert kept == [*(f"{kind}/int8.jsonl" for kind in kinds), "broke/int8.json"]
 
 
 def test_a_tree_is_not_changed_by_what_the_pipeline_writes() -> None:
@@ -272,7 +269,7 @@ def test_a_run_left_running_by_kill_9_is_cleared_whatever_it_was_of(tracked_hous
     for other in ({}, {KEY: "0" * 64}):
         killed = found["runs"]["int8"]
         client.update_run(killed, status="RUNNING")
-        for tag, value in ({connection.WRITER: f"{connection.platform.node()}:999999999:1"} | other).items():
+        for tag, value in ({connection.WRITER: f"{connection.platform.node()}:999999999"} | other).items():
             client.set_tag(killed, tag, value)
         found, made = track.track(settings, uri)
         assert made == 1 and found["runs"]["int8"] != killed
@@ -283,7 +280,7 @@ def test_a_run_left_running_by_kill_9_is_cleared_whatever_it_was_of(tracked_hous
 def test_a_run_that_a_living_process_writes_is_left_alone(house: House) -> None:
     settings, uri, client = house
     tracker = Tracker(uri, settings.track.experiment)
-    tags = {KEY: "1" * 64, connection.WRITER: connection.writer()}
+    tags = {KEY: "1" * 64, connection.WRITER: f"{connection.platform.node()}:{os.getpid()}"}
     run = client.create_run(tracker.experiment, tags=tags).info.run_id
     theirs = client.create_run(tracker.experiment, tags={"made by": "somebody else"}).info.run_id
     Tracker(uri, settings.track.experiment)
@@ -341,14 +338,17 @@ def test_a_server_that_takes_and_never_answers_is_asked_once(house: House, monke
     assert len(asked) == 1
 
 
-def test_the_first_question_carries_no_password_and_a_missing_driver_or_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_question_carries_no_password_and_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr("httpx2.get", lambda url, **_: asked.append(url))
     connection.check_reachable("https://user:p%40ss@host.example/mlflow/")
     assert asked == ["https://host.example/mlflow/health"]
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri := "mssql+pymssql://user:secret@127.0.0.1/x")
-    with pytest.raises(ArtifactError, match="; pip install pymssql") as caught:
-        track._reported(uri, "then", lambda: connection.check_reachable(uri))
+
+    def act() -> None:
+        raise ModuleNotFoundError("No module named 'boto3'", name="boto3")
+
+    with pytest.raises(ArtifactError, match="; pip install boto3") as caught:
+        track.reported("mssql+pymssql://user:secret@127.0.0.1/x", "then", act)
     assert "secret" not in str(caught.value)
 
 
@@ -362,13 +362,10 @@ def test_the_first_question_carries_no_password_and_a_missing_driver_or_package_
 ])  # fmt: skip
 def test_options_that_do_not_go_together_are_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ParamsError, match=said):
-        track.main(**options)
+        moves.main(**options)
 
 
 def test_two_at_once_wait_for_each_other(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(track, "WAIT_S", 0.1)
-    with track._alone(), ThreadPoolExecutor(1) as pool, pytest.raises(ArtifactError, match="has been running here"):
+    with track.alone(), ThreadPoolExecutor(1) as pool, pytest.raises(ArtifactError, match="has been running here"):
         pool.submit(track.main).result()
-
-
-# --- the picture -------------------------------------------------------------------------------------------------

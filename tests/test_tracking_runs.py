@@ -3,12 +3,10 @@
 from typing import Any
 
 import pytest
-from gate_house import metric, write_manifest
-from track_house import write_answers_meta
+from gate_house import metric
 
-from pipeline.core import artifacts
 from pipeline.core.errors import ArtifactError
-from pipeline.tracking.runs import curves, datasets, flat_metrics, read_manifest
+from pipeline.tracking.runs import curves, flat_metrics
 
 
 def drawn(metrics: dict[str, Any], served: dict[str, Any] | None = None, **by: Any) -> dict[str, list[tuple[int, float]]]:
@@ -42,14 +40,3 @@ def test_curves_lie_over_positions_and_a_server_s_over_concurrency() -> None:
         "kld_by_position/corpus": [(1, 0.3), (4, 0.2)], "throughput_tok_s_by_concurrency": [(1, 10.0), (4, 40.0)],
         "agreement_by_position/free": [(2, 0.5)], "agreement_by_position/forced": [(2, 0.9)],
     }  # fmt: skip
-
-
-def test_a_dataset_is_a_task_s_definition_and_rows() -> None:
-    sets = {"evalsets/tasks/facts.yaml": "a", "evalsets/tasks/facts.jsonl": "b"}
-    write_answers_meta("x", sets)
-    facts = {"source": "text", "digest": "d", "rows_asked": 1, "rows_used": 1, "tokens_per_row": 1}
-    write_manifest(artifacts.model_dir("x"), calibration=facts | {"set_files": {"evalsets/calibration/own.jsonl": "d"}})
-    logged = datasets("x", read_manifest("x"))
-    assert logged == [
-        ("tasks/facts", "evaluation", sets), ("calibration/own", "calibration", {"evalsets/calibration/own.jsonl": "d"}),
-    ]  # fmt: skip

@@ -6,16 +6,16 @@ import csv
 import io
 from typing import Any
 
-import pytest
+from gate_house import alone
 
 from pipeline.metrics.definitions import DEFINITIONS, definition
 from pipeline.reporting import tradeoff
-from pipeline.reporting.text import render
+from pipeline.reporting.text import about, render, show
 from pipeline.reporting.tradeoff import IN_PROCESS, SERVER, Point, View
 
 
 def metric(value: float | None, low: float | None = None, high: float | None = None, n: int = 5, *warnings: str) -> dict[str, Any]:
-    return {"value": value, "low": low, "high": high, "n": n, "warnings": list(warnings), "unit": "ms"}
+    return {"value": value, "low": low, "high": high, "n": n, "unit": "ms", **alone(), "warnings": list(warnings)}
 
 
 METRICS = {
@@ -46,8 +46,7 @@ def finding(value: bool | None, reason: str | None = None) -> dict[str, Any]:
 
 PROBE: dict[str, Any] = {
     "url": "http://h/v1", "model": "m", "api": "completions", "stream_usage": finding(True), "one_token_an_event": finding(True),
-    "ignore_eos": finding(None, "the reply does not end"), "seed": finding(True), "prompt_logprobs": finding(False, "no echo"),
-    "kld": finding(False, "top k only"), "ppl": finding(False, "no echo"), "delta_p": finding(False, "no echo"),
+    "ignore_eos": finding(None, "the reply does not end"),
 }  # fmt: skip
 SERVED: dict[str, Any] = {
     "status": "ok", "reason": None, "probe": PROBE,
@@ -121,27 +120,28 @@ def test_the_csv_has_every_bound_and_n_and_unknown_is_empty() -> None:
 
 
 def test_values_stand_with_their_interval_unit_and_n() -> None:
-    cells = view({"q8": SERVED}).rows[-2]
-    assert (cells["TTFT (ms)"], cells["throughput tok/s"]) == ("900 [890, 910]", "90 [85, 95]")
-    assert cells["n"] == "32 requests, 2 rounds"
-    assert cells["memory (MB)"] == "300" and cells["failed (%)"] == "25 [10, 40]" and cells["decode tok/s"] == "–"
-    assert view({}).rows[0]["n"] == "5 requests"
+    page = html({"q8": SERVED}, "servers")
+    for metric, shown in (
+        ("ttft_p50_ms", "900 <small>[890, 910]"),
+        ("throughput_tok_s", "90 <small>[85, 95]"),
+        ("failure_rate", "25 <small>[10, 40]"),
+    ):
+        assert f'title="{about(SERVED["levels"]["closed-4"][metric])}"' in page and shown in page
+    assert "n = 32" in page and f'title="{about(METRICS["ttft_ms"])}"' in html({}, "tradeoff")
 
 
 def test_a_value_with_a_warning_is_marked_and_the_warning_stands_below() -> None:
     few = level(400.0, 50.0, 16) | {"ttft_p99_ms": metric(500.0, 400.0, 600.0, 12, "p99 of 12 values is their maximum")}
     once = METRICS | {"peak_memory_bytes": metric(7e8, None, None, 1, "measured once: no interval")}
     shown = view({"q8": SERVED | {"levels": {"closed-1": few}}}, results={"bf16": {"metrics": once}, "q8": {"metrics": METRICS}})
-    cells = next(r for r in shown.rows if r["measured"] == SERVER)
-    assert cells["TTFT p99 (ms)"] == "500 [400, 600] †" and "†" not in cells["TTFT (ms)"]
-    assert shown.notes == ["p99 of 12 values is their maximum: q8 TTFT p99 (ms) (server, context 256, 1 at once)"]
+    assert shown.notes == ["p99 of 12 values is their maximum: q8 (server)/(ttft_p99_ms)"]
+    page = html({"q8": SERVED | {"levels": {"closed-1": few}}}, "servers")
+    assert "500<sup>†</sup> <small>[400, 600]" in page and page.count("†") == 1
 
 
 def test_what_a_server_lacks_is_said_in_words_and_what_is_not_known_apart() -> None:
     assert tradeoff.lacks(PROBE) == [
         "whether it has replies of forced length is not known: the reply does not end",
-        "no log-probabilities of a prompt by echo, perplexity or change of the true token's probability: no echo",
-        "no KLD over the whole vocabulary: top k only",
     ]
 
 
@@ -151,24 +151,37 @@ def test_a_server_is_described_with_its_saturation_point_and_its_memory() -> Non
     assert "peak memory 300 MB" in server.about and server.about.endswith("objective: TTFT at most 500 ms")
     assert "saturation point: 2 requests at once (single rounds: 1 to 2; 2 rounds)" in server.about
     assert server.levels[0]["load"] == "1 at once" and server.levels[2]["load"] == "0.5 req/s"
-    assert server.levels[1]["within objective (%)"] == "75 [60, 90]" and server.levels[1]["n"] == "32 requests, 2 rounds"
+    assert show(server.levels[1]["within objective, %"]) == "75 [60, 90]" and server.levels[1]["TTFT p50, ms"]["n"] == 32
     elsewhere = SERVED | {"launch": None, "knee": metric(None, n=0), "server_memory_bytes": metric(None, None, None, 0, "not seen")}
     (server,) = view({"q8": elsewhere}).servers
     assert server.about.startswith("m at http://h/v1 (completions)") and "memory not known: not seen" in server.about
 
 
-@pytest.mark.parametrize("page, rows", [("tradeoff.md.j2", 9 + 1), ("tradeoff.html.j2", 9 + 3)])
-def test_pages_hold_every_row_and_what_was_not_measured_with_its_reason(page: str, rows: int) -> None:
-    text = render(page, {"tradeoff": view({"q8": SERVED}, {"q4": "unsupported: <no wheel>"})})
-    html = page.endswith("html.j2")
-    assert rows == (text.count('<tr><th scope="row">') if html else sum(line.startswith("| ") for line in text.splitlines()))
-    assert ("unsupported: &lt;no wheel&gt;" if html else "unsupported: <no wheel>") in text and "no KLD over the whole" in text
-    assert ("b42" in text) is html and "95 % intervals" in text
-    nothing = render(page, {"tradeoff": view({}, results={"a": {"metrics": {}}})})
-    assert "<table>" not in nothing and "| " not in nothing
+def html(served: dict[str, Any], page: str, faults: dict[str, str] | None = None, results: dict[str, Any] = RESULTS) -> str:
+    context = {
+        "tradeoff": view(served, faults, results),
+        "bounds": {},
+        "detail_rows": [],
+        "served": tradeoff.SERVED,
+        "dominated": ("", []),
+    }
+    no = dict.fromkeys(("svg", "why"))
+    return render(f"{page}.html.j2", context | {"pictures": {"memory": no, "latency": no}})
+
+
+def test_pages_hold_every_row_and_what_was_not_measured_with_its_reason() -> None:
+    faults = {"q4": "unsupported: <no wheel>"}
+    servers, inside = html({"q8": SERVED}, "servers", faults), html({"q8": SERVED}, "tradeoff", faults)
+    assert servers.count('<th scope="row">') == 3 and inside.count('<th scope="row">') == 6
+    assert "unsupported: &lt;no wheel&gt;" in servers and "replies of forced length is not known" in servers and "b42" in servers
+    assert "95 % intervals" in inside
+    wording = render("tradeoff.md.j2", {"tradeoff": view({"q8": SERVED}, faults)})
+    assert "unsupported: <no wheel>" in wording and "replies of forced length is not known" in wording and "b42" not in wording
+    assert "<table>" not in html({}, "tradeoff", results={"a": {"metrics": {}}})
 
 
 def test_the_speed_table_has_a_cell_for_each_variant_no_row_that_nobody_has_and_metrics_only() -> None:
     results = {"a": {"metrics": {"ttft_cold_ms": metric(12.5, 12.0, 13.0)}}, "b": {"metrics": {"load_s": metric(None)}}}
-    assert tradeoff.details(results) == {"TTFT of the first request after loading (ms)": ["12.5 [12, 13]", "–"]}
+    cold = results["a"]["metrics"]["ttft_cold_ms"]
+    assert tradeoff.details(results) == {"TTFT of the first request after loading, ms": [cold, None]}
     assert all(map(definition, tradeoff.DETAILS.values()))

@@ -87,13 +87,6 @@ def sqlite_house(folder: Path, database: Path) -> House:
     return write_results(), uri, MlflowClient(tracking_uri=uri)
 
 
-def write_answers_meta(variant: str, sets: dict[str, str]) -> None:
-    artifacts.write_json(artifacts.meta_of(artifacts.answers(variant)), {
-        "variant": variant, "model": "m", "status": "ok", "reason": None, "versions": {}, "once": None, "sets": sets,
-        "batch_size": 1, "seed": 1,
-    })  # fmt: skip
-
-
 def change(variant: str, value: float | None = None, **fields: Any) -> None:
     """Another result for a variant. value: of its KLD."""
     results = artifacts.read_json(artifacts.metrics(variant)) | fields

@@ -1,7 +1,7 @@
 """Pack the results into one zip that lets others check them on their hardware, or compare with such a zip.
 
-    python -m tools.bundle pack out.zip
-    python -m tools.bundle compare out.zip
+    quantgate bundle out.zip
+    quantgate compare out.zip
 
 A bundle holds the environment (packages, params, locks), conditions (digests of all sets and of the code), rows, metrics, verdict,
 report and logs; no weights and no secrets. `bundle.json` lists each file with its sha256, and what was left out and why. A bundle
@@ -20,7 +20,7 @@ import zlib
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 from typing_extensions import TypedDict
@@ -193,7 +193,7 @@ def read(path: Path) -> tuple[Index, Side]:
             verdict = _parsed(path, bundle, members, artifacts.GATE.as_posix(), Verdict)
             return index, Side(index["conditions"], results, verdict)
     except FileNotFoundError:
-        raise ArtifactError(f"{path} does not exist; `python -m tools.bundle pack out.zip` makes a bundle") from None
+        raise ArtifactError(f"{path} does not exist; `quantgate bundle out.zip` makes a bundle") from None
     except (zipfile.BadZipFile, OSError, NotImplementedError, RuntimeError, EOFError, zlib.error) as e:
         raise ArtifactError(f"{path} cannot be read as a bundle ({e}); ask for a new one") from None
 
@@ -252,7 +252,7 @@ def _bytes(path: Path, bundle: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
 
 def _parsed(path: Path, bundle: zipfile.ZipFile, members: dict[str, zipfile.ZipInfo], name: str, kind: type[T]) -> T:
     if name not in members:
-        raise ArtifactError(f"{path} holds no {name}: not a bundle of `python -m tools.bundle`")
+        raise ArtifactError(f"{path} holds no {name}: not a bundle of quantgate")
     try:
         value = json.loads(_bytes(path, bundle, members[name]), parse_constant=_no_constant)
     except (ValueError, RecursionError) as e:
@@ -270,26 +270,20 @@ def _no_constant(name: str) -> None:
 # --- the command -------------------------------------------------------------------------------------------------
 
 
-def compare(settings: Params, path: Path) -> str:
-    """This machine's results beside a bundle's, as Markdown."""
+def compared(settings: Params, path: Path) -> str:
+    """These results beside a bundle's, as Markdown."""
     _, there = read(path)
     results, verdict = _results(settings)
     return machines.side_by_side(Side(conditions(settings, results, verdict), results, verdict), there)
 
 
-def main(
-    action: Annotated[Literal["pack", "compare"], typer.Argument(help="write a bundle, or compare these results with one")],
-    path: Annotated[Path, typer.Argument(help="the bundle, out.zip")],
-) -> None:
-    """Pack the results so that others can check them, or show another machine's bundle beside them."""
-    settings = params.load()
-    if action == "compare":
-        print(compare(settings, path))
-        return
-    index = pack(settings, path)
+def main(path: Annotated[Path, typer.Argument(help="the bundle, out.zip")]) -> None:
+    """Pack environment, conditions, rows and results into a zip file: no weights, no secrets."""
+    index = pack(params.load(), path)
     counts = f"{len(index['files'])} files, {len(index['absent'])} absent, {len(index['hidden'])} hidden"
     cli.say("bundle", f"{path}: {counts}, {path.stat().st_size / 1e6:.1f} MB")
 
 
-if __name__ == "__main__":
-    cli.run(main)
+def compare(path: Annotated[Path, typer.Argument(help="the bundle, out.zip")]) -> None:
+    """Compare these results with a bundle: quality by its intervals, timings side by side."""
+    print(compared(params.load(), path))

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import math
 import os
 import resource
 import shutil
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -39,7 +37,6 @@ TRADEOFF_TABLE = REPORTS / "tradeoff_table.csv"
 SERVING_ASKED = REPORTS / "serving" / "asked.yaml"
 MLFLOW = REPORTS / "mlflow.json"
 MANIFEST = "manifest.json"
-FICLONE = 0x40049409  # linux/fs.h
 
 # Packages whose version can change a figure; recorded with every artifact.
 VERSIONED = (
@@ -72,7 +69,6 @@ metrics = _by_variant(REPORTS / "metrics", ".json")
 
 
 def meta_of(rows: Path) -> Path:
-    """The side file of a rows file: status, inputs, versions, seed, wall time."""
     return rows.with_suffix(".meta.json")
 
 
@@ -146,21 +142,12 @@ def write_jsonl(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
             f.write(json.dumps(jsonable(row), ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def copy_file(source: Path, to: Path) -> None:
-    """Copy a file's bytes; on a file system that can, both files share them until one is changed."""
-    with source.open("rb") as original, to.open("wb") as copy:
-        try:
-            fcntl.ioctl(copy, FICLONE, original.fileno())
-        except OSError:
-            shutil.copyfileobj(original, copy, 1 << 20)
-
-
 def link_file(source: Path, to: Path) -> None:
     """Give one of our own files a second name; a copy where `to` is on another disk. Nothing changes such files in place."""
     try:
         to.hardlink_to(source.resolve())
     except OSError:
-        copy_file(source, to)
+        shutil.copyfile(source, to)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -203,7 +190,6 @@ def read_jsonl(path: Path) -> list[Json]:
 
 
 def read_columns(path: Path) -> dict[str, list[Any]]:
-    """{column: values} of a parquet file."""
     import pyarrow.parquet as pq
 
     with _readable(path):
@@ -285,7 +271,6 @@ def verify_files(folder: Path, manifest: Mapping[str, Any]) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Versions of the packages that can change a figure, where they are installed."""
     installed = {}
     for name in VERSIONED:
         with suppress(metadata.PackageNotFoundError):
@@ -293,22 +278,18 @@ def versions() -> dict[str, str]:
     return installed
 
 
-def _run_file(stage: str, variant: str | None) -> Path:
-    return RUNS / (f"{stage}@{variant}.json" if variant else f"{stage}.json")
-
-
 class Stopwatch:
     """What a stage cost, kept outside its outputs: equal inputs give equal files, so an unchanged rerun stops there."""
 
     def __init__(self, stage: str, variant: str | None = None) -> None:
-        self.path = _run_file(stage, variant)
+        self.path = RUNS / (f"{stage}@{variant}.json" if variant else f"{stage}.json")
         self._start = time.monotonic()
 
     def done(self) -> float:
         """Write wall time and peak memory of the largest process; returns the seconds."""
         seconds = round(time.monotonic() - self._start, 1)
         kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-        peak = max(resource.getrusage(kind).ru_maxrss for kind in kinds) * (1 if sys.platform == "darwin" else 1024)
+        peak = 1024 * max(resource.getrusage(kind).ru_maxrss for kind in kinds)
         finished = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         write_json(self.path, {"wall_s": seconds, "peak_memory_bytes": peak, "finished": finished})
         return seconds
@@ -316,5 +297,5 @@ class Stopwatch:
 
 def run_facts(stage: str, variant: str | None = None) -> RunFacts | None:
     """What the last run of a stage on this machine cost; None where its output was restored."""
-    path = _run_file(stage, variant)
+    path = Stopwatch(stage, variant).path
     return read_json(path) if path.exists() else None

@@ -19,17 +19,28 @@ if TYPE_CHECKING:
 
 
 def run(stage: Callable[..., Any]) -> None:
-    """Run a stage's function as a command line.
+    """Run a stage's function as a command line."""
+    call(_alone(stage))
 
-    A `QuantgateError` is printed as one line and exits 1. SIGTERM ends the stage like Ctrl-C, so that temporary files are
-    removed and helper processes stopped. On Linux the stage ends with the `dvc` that started it.
-    """
+
+def command(work: Callable[..., Any], name: str, examples: Sequence[str]) -> Any:
+    """A function as one of several commands. examples: lines for its help."""
+    return typer.main.get_command(_alone(work, name, "Examples:\n\n" + "\n\n".join(examples)))
+
+
+def _alone(work: Callable[..., Any], name: str | None = None, epilog: str | None = None) -> typer.Typer:
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command(name, help=(work.__doc__ or "").split("\n\n")[0], epilog=epilog)(work)
+    return app
+
+
+def call(app: typer.Typer) -> None:
+    """Run a command line. A `QuantgateError` is printed as one line and exits 1. SIGTERM ends the process like Ctrl-C, so that
+    temporary files are removed and helper processes stopped."""
     quiet.libraries()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if "DVC_STAGE" in os.environ:  # a person's own command outlives the shell that started it, as with nohup
         isolate.end_with_parent()
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command(help=(stage.__doc__ or "").split("\n\n")[0])(stage)
     try:
         code = app(standalone_mode=False)  # typer turns Ctrl-C and sys.exit into a returned code
     except QuantgateError as e:
@@ -57,7 +68,6 @@ def leave() -> NoReturn:
 
 
 def say(stage: str, text: str) -> None:
-    """The one result line of a stage."""
     print(f"{stage:<10} {text}", file=quiet.kept_terminal, flush=True)  # None: stdout
 
 
@@ -75,7 +85,6 @@ def table(columns: Sequence[str], rows: Iterable[dict[str, str]], *, title: str 
 
 
 def markdown_table(rows: Sequence[Mapping[str, object]]) -> str:
-    """Rows of equal keys as a table in Markdown."""
     head, *lines = (f"| {' | '.join(map(str, cells))} |" for cells in [rows[0], *(row.values() for row in rows)])
     return "\n".join([head, f"|{'---|' * len(rows[0])}", *lines])
 

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import math
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_type_hints
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError
 from ruamel.yaml.nodes import MappingNode, SequenceNode
 from ruamel.yaml.reader import ReaderError
 
-from pipeline.core.errors import QuantgateError
+from pipeline.core.droppings import data_files
+from pipeline.core.errors import ParamsError, QuantgateError
+from pipeline.core.records import Options
 
 # What a value must be, by pydantic's name of the fault; the bounds come with it.
 MUST_BE = {
@@ -26,15 +30,10 @@ MUST_BE = {
     "string_type": "text; put it in quotes", "none_required": "left empty", "literal_error": "{expected}",
     "finite_number": "a finite number", "greater_than": "more than {gt}", "greater_than_equal": "at least {ge}",
     "less_than": "less than {lt}", "less_than_equal": "at most {le}", "multiple_of": "a multiple of {multiple_of}",
+    "too_short": "{min_length} or more, and there are {actual_length}", "too_long": "{max_length} or fewer",
 }  # fmt: skip
-LENGTH = {"too_short": "needs {min_length} at least, and has {actual_length}", "too_long": "may have {max_length} at most"}
+BITS = re.compile(r"(?<!\d)(32|16|8|6|5|4|3|2)(?!\d)")
 BOUNDS = ("greater_than", "greater_than_equal", "less_than", "less_than_equal", "multiple_of")
-# What to write in an empty section.
-EMPTY = {
-    ("variants",): "name a variant, as in `bf16: {quantizer: cast, options: {dtype: bfloat16}}`",
-    ("serving",): "where nobody is served, leave the key out",
-    ("serving", "variants"): "where nobody is served, write `variants: {}`",
-}
 
 
 class Fault(ValueError):
@@ -65,29 +64,13 @@ def parse(path: Path, text: str, error: type[QuantgateError]) -> tuple[Any, Any]
     yaml = YAML(typ="safe", pure=True)
     try:
         root = yaml.compose(text)
-        for key in _names_below(root):
-            kind = key.tag.rpartition(":")[2]
-            if kind not in ("str", "merge"):  # `8` is a number, `true` a truth value
-                raise error(f"{path}:{key.start_mark.line + 1}: YAML reads the name {key.value!r} as {kind}; put it in quotes")
         return yaml.constructor.construct_document(root) if root else None, root
     except MarkedYAMLError as e:
         mark = e.problem_mark or e.context_mark
         where = f"{path}:{mark.line + 1}" if mark else str(path)
         raise error(f"{where}: is not valid YAML ({e.problem or e.context})") from None
-    except ReaderError as e:
-        raise error(f"{path}:{text.count(chr(10), 0, e.position) + 1}: holds a character that YAML does not take") from None
-    except ValueError as e:  # an impossible date
-        raise error(f"{path}: is not valid YAML ({e})") from None
-
-
-def _names_below(node: Any) -> Iterator[Any]:
-    """The nodes of all keys, however deep."""
-    if isinstance(node, MappingNode):
-        for key, value in node.value:
-            yield from (key, *_names_below(key), *_names_below(value))
-    elif isinstance(node, SequenceNode):
-        for item in node.value:
-            yield from _names_below(item)
+    except (ReaderError, ValueError) as e:  # a character that YAML does not take; an impossible date
+        raise error(f"{path}: is not valid YAML ({str(e).splitlines()[0]})") from None
 
 
 def node_at(root: Any, keys: Sequence[Any]) -> tuple[Any, int | None]:
@@ -113,7 +96,6 @@ def unknown(kind: str, name: str, known: list[str]) -> str:
 
 
 def some(names: list[str], most: int, between: str = ", ") -> str:
-    """The first `most` names, and how many more there are."""
     return between.join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
@@ -161,12 +143,10 @@ def in_words(errors: list[ErrorDetails], keys: tuple[Any, ...]) -> str:
     errors: all at `keys`; several where it may be of several types."""
     value, name = errors[0]["input"], _dotted(keys) or "the file"
     if errors[0]["type"] == "missing":
-        return f"{name}: this key is needed and missing" + (f"; {EMPTY[keys]}" if keys in EMPTY else "")
+        return f"{name}: this key is needed and missing"
     texts = [_message(e) for e in errors]
     must = [s.removeprefix("must be ") for s in texts if s.startswith("must be ")]
     message = "; ".join([*([f"must be {' or '.join(must)}"] if must else []), *(s for s in texts if not s.startswith("must be "))])
-    if not value and keys in EMPTY:
-        return f"{name}: is empty; {EMPTY[keys]}"
     if value is None:
         return f"{name}: is empty; {message}"
     plain = isinstance(value, (str, int, float, list))
@@ -177,12 +157,8 @@ def in_words(errors: list[ErrorDetails], keys: tuple[Any, ...]) -> str:
 
 
 def _message(error: ErrorDetails) -> str:
-    kind, context = error["type"], error.get("ctx") or {}
-    if kind in LENGTH:
-        return LENGTH[kind].format(**context)
-    if kind not in MUST_BE:  # a validator of ours has its own words
-        return error["msg"].removeprefix("Value error, ")
-    return f"must be {MUST_BE[kind].format(**context)}"
+    must = MUST_BE.get(error["type"])  # a validator of ours has its own words
+    return f"must be {must.format(**error.get('ctx') or {})}" if must else error["msg"].removeprefix("Value error, ")
 
 
 def _dotted(keys: tuple[Any, ...]) -> str:
@@ -220,3 +196,48 @@ def _known_keys(keys: list[Any], root: Any, top: type[BaseModel], sources: dict[
             inner = [a for a in get_args(model) if isinstance(a, type) and issubclass(a, BaseModel)]
             model = inner[0] if len(inner) == 1 and type(None) in get_args(model) else model
     return list(model.model_fields) if isinstance(model, type) and issubclass(model, BaseModel) else []
+
+
+# ---- a backend's options are the keyword arguments of its function
+def backends(room: str) -> list[str]:
+    """Names of the files of pipeline/<room>, one for each quantizer or engine."""
+    return [p.stem for p in data_files(Path(__file__).parents[1] / room, "*.py") if not p.stem.startswith("_")]
+
+
+def backend(room: str, name: str) -> Any:
+    """The module of a quantizer or engine. Raises `ParamsError` that names the nearest."""
+    if name not in (known := backends(room)):
+        raise ParamsError(f"{room[:-1]} {name!r} is not in pipeline/{room}/{did_you_mean(name, known)}")
+    return import_module(f"pipeline.{room}.{name}")
+
+
+def with_defaults(function: Callable[..., Any], options: Options, given: set[str]) -> Options:
+    """Every option that a call would use: those given, and the defaults of the rest."""
+    parameters = inspect.signature(function).parameters
+    return {n: p.default for n, p in parameters.items() if n not in given and n not in options} | options
+
+
+def nominal_bits(options: Options) -> int | None:
+    """Bits that a variant's options name (`bits: 4`, `int8-weight-only`, `Q4_0`); None where they name none."""
+    for key in ("bits", "dtype", "scheme", "type", "precision"):
+        if match := BITS.search(str(options.get(key, ""))):
+            return int(match[1])
+    return None
+
+
+def check_options(owner: str, function: Callable[..., Any], options: Options, given: set[str]) -> None:
+    """Raise `ParamsError` where an option is unknown, of the wrong type, or missing.
+    given: arguments that the pipeline itself passes. Types are checked strictly: a string is not converted to a number."""
+    parameters = {n: p for n, p in inspect.signature(function).parameters.items() if n not in given}
+    hints = get_type_hints(function, include_extras=True)  # bounds are extras
+    for name, value in options.items():
+        if name not in parameters:
+            raise ParamsError(f"{owner}: unknown option {name!r} = {value!r}{did_you_mean(name, list(parameters))}")
+        try:
+            TypeAdapter(hints[name], config=ConfigDict(strict=True)).validate_python(value)
+        except ValidationError as e:
+            keys, errors = next(iter(by_keys(e.errors(), value).items()))
+            raise ParamsError(f"{owner}: option {in_words(errors, (name, *keys))}") from None
+    for name, parameter in parameters.items():
+        if parameter.default is inspect.Parameter.empty and name not in options:
+            raise ParamsError(f"{owner}: option {name!r} is needed and missing")

@@ -24,7 +24,6 @@ def ask(*words: str) -> bytes | None:
 
 
 def line(*words: str) -> str | None:
-    """The same as text, without the end of the line."""
     printed = ask(*words)
     return None if printed is None else printed.decode(errors="replace").strip()
 

@@ -1,8 +1,7 @@
 """Install the project into .venv: `python3 -m pipeline.core.install`, which `make` runs. Standard library only.
 
-uv (or pip, where uv cannot be had) fetches the packages at the versions of constraints.txt. llama.cpp is compiled last, so that
-the rest is installed whatever goes wrong with it. Environments of other backends use these settings too.
-"""
+uv fetches the packages at the versions of constraints.txt. llama.cpp is compiled last, so that the rest is installed whatever goes
+wrong with it. Environments of other backends use these settings too."""
 
 from __future__ import annotations
 
@@ -71,16 +70,9 @@ def environment(python: str | Path) -> dict[str, str]:
     return for_uv(listed.stdout) | clean()
 
 
-def is_uv(command: list[str]) -> bool:
-    return Path(command[0]).name == "uv"
-
-
-def installer(python: str | Path, venv: Path = VENV) -> list[str]:
-    """The command that installs into the environment of `python`: uv's, if `venv` has it, else pip's."""
-    uv = venv / "bin" / "uv"
-    if uv.exists():
-        return [str(uv), "pip", "install", "--compile-bytecode", "--python", str(python)]  # as pip does: else each process does
-    return [str(python), "-m", "pip", "install"]
+def uv(folder: Path, python: str | Path) -> list[str]:
+    """The command that installs into the environment of `python`; it compiles to bytecode, or each process would."""
+    return [str(folder / "uv"), "pip", "install", "--compile-bytecode", "--python", str(python)]
 
 
 def instruction_sets(macros: str) -> list[str]:
@@ -118,21 +110,8 @@ def say(text: str) -> None:
     print(f"{'install':<10} {text}", flush=True)
 
 
-def progress(output: str) -> str:
-    """How far an installer is, by its output so far: how many files are compiled, or its last line."""
-    if compiled := re.findall(r"\[(\d+)/(\d+)\]", output):
-        return "compiled {} of {} files".format(*compiled[-1])
-    lines = readable(output)
-    return lines[-1].strip()[:90] if lines else ""
-
-
-def readable(output: str) -> list[str]:
-    """Lines of an installer that are meant for a person."""
-    return [line for line in output.splitlines() if line.strip() and not line.startswith(("DEBUG", "TRACE", " + ", " - "))]
-
-
 def follow(command: list[str], env: dict[str, str]) -> int:
-    """Run a command with its output in LOG; report time and progress, and its last lines if it fails."""
+    """Run a command with its output in LOG; report the time it takes, and its last lines if it fails."""
     start = time.monotonic()
     with LOG.open("w", encoding="utf-8") as out:
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=env)
@@ -140,11 +119,11 @@ def follow(command: list[str], env: dict[str, str]) -> int:
         try:
             process.wait(EVERY_S)
         except subprocess.TimeoutExpired:
-            print(f"{'':<10} {time.monotonic() - start:4.0f} s  {progress(LOG.read_text('utf-8', 'replace'))}", flush=True)
+            lines = LOG.read_text("utf-8", "replace").splitlines() or [""]
+            print(f"{'':<10} {time.monotonic() - start:4.0f} s  {lines[-1].strip()[:90]}", flush=True)
     if process.returncode:
-        output = LOG.read_text("utf-8", "replace")
-        errors = [line.removeprefix("DEBUG ").strip()[:200] for line in output.splitlines() if WRONG.search(line)]
-        print("\n".join(list(dict.fromkeys(errors))[-TAIL:] or readable(output)[-TAIL:]))
+        lines = [line.strip()[:200] for line in LOG.read_text("utf-8", "replace").splitlines()]
+        print("\n".join([line for line in lines if WRONG.search(line)][-TAIL:] or lines[-TAIL:]))
     return process.returncode
 
 
@@ -156,15 +135,13 @@ def main() -> None:
         sys.exit("error: .venv could not be made")
     env = environment(python)
     say("2/4  uv, which installs faster than pip")
-    got = subprocess.run([python, "-m", "pip", "install", "--quiet", "uv", *PINS], capture_output=True, env=env)
-    if got.returncode:
-        say("     it cannot be had here; pip goes on, and takes minutes longer")
-    command = installer(python)
+    if follow([str(python), "-m", "pip", "install", "--quiet", "uv", *PINS], env):
+        sys.exit(f"error: uv could not be installed (log: {LOG}); the same command tries again")
     say("3/4  everything but llama.cpp")
-    if follow([*command, "-e", ".[dev]", *PINS], env):
+    if follow([*uv(VENV / "bin", python), "-e", ".[dev]", *PINS], env):
         sys.exit(f"error: packages could not be installed (log: {LOG}); the same command tries again")
     say(f"     installed, {time.monotonic() - start:.0f} s")
-    compile_llamacpp(command, env, python)
+    compile_llamacpp(uv(VENV / "bin", python), env, python)
     say(f"done in {time.monotonic() - start:.0f} s")
 
 
@@ -180,22 +157,16 @@ def compile_llamacpp(command: list[str], env: dict[str, str], python: Path) -> N
         say(f"4/4  llama.cpp is here, compiled for {' '.join(built)}")
         return
     say(f"4/4  llama.cpp, compiled for {' '.join(sets) or 'this processor'} on {quota.processors()} cores: some minutes")
-    subprocess.run([python, "-m", "pip", "uninstall", "--yes", "llama-cpp-python"], capture_output=True, env=env)
+    subprocess.run([*command[:2], "uninstall", "--python", str(python), "llama-cpp-python"], capture_output=True, env=env)
     arguments = [*set_switches(sets), "-DLLAVA_BUILD=OFF", *shlex.split(chosen)]  # no pictures are read; a person's own go first
-    wanted = ["llama-cpp-python", *PINS]
     less = f"-DCMAKE_PROJECT_llama_cpp_INCLUDE={LESS.absolute()}"
     env = {"CMAKE_BUILD_PARALLEL_LEVEL": str(quota.processors())} | env | {"CMAKE_ARGS": shlex.join([less, *arguments])}
-    if is_uv(command):
-        # uv caches wheels by these settings (the path above differs between checkouts), but asks the index whether
-        # the source has changed, and some indexes always say so: try offline first
-        wanted += [word for argument in arguments for word in ("-C", f"cmake.args={argument}")]
-        kept = [*command, "--offline", "--no-build-isolation", *wanted]
-        if subprocess.run(kept, capture_output=True, env=env).returncode == 0:
-            say("     it was compiled so before, and taken from uv's cache")
-            return
-    else:
-        wanted += ["--no-cache-dir"]  # pip's cache tells nothing apart
-    if follow([*command, "-v", *wanted], env):
+    # uv caches wheels by these settings (the path above differs between checkouts), but asks the index whether the source has
+    # changed, and some indexes always say so: try offline first
+    wanted = ["llama-cpp-python", *PINS, *(word for argument in arguments for word in ("-C", f"cmake.args={argument}"))]
+    if subprocess.run([*command, "--offline", "--no-build-isolation", *wanted], capture_output=True, env=env).returncode == 0:
+        say("     it was compiled so before, and taken from uv's cache")
+    elif follow([*command, "-v", *wanted], env):
         sys.exit(
             f"error: llama.cpp could not be compiled (log: {LOG}); everything else is installed. The same command tries again, "
             "`touch .venv/installed` goes on without it: its variants will be unsupported"

@@ -1,8 +1,5 @@
-"""Do work in a process of its own, so that a library that dies costs one variant and not the run.
-
-Native code ends processes in ways that Python cannot catch: a fatal signal, `std::terminate`, `exit`, the kernel's memory
-killer. The small parent turns that into `Crashed`, a result like `Unsupported`.
-"""
+"""Do work in a process of its own, so that a library that dies costs one variant and not the run. Native code ends processes in
+ways that Python cannot catch; the small parent turns that into `Crashed`, a result like `Unsupported`."""
 
 from __future__ import annotations
 
@@ -44,16 +41,15 @@ GRACE_S = 30  # for a child that was asked to end
 
 
 def in_own_process(work: Callable[..., T], *args: Any, what: str, **named: Any) -> T:
-    """Return what `work` returns, from a fresh process; raise the `QuantgateError` that it raises.
-    what: "stage variant", which names the log. Raises `Crashed` where the process died or raised anything else. A signal
-    from a person stops the stage, and so does a full disk."""
+    """Return what `work` returns, from a fresh process; raise the `QuantgateError` that it raises, or `Crashed` where it died or
+    raised anything else. what: "stage variant", which names the log. A signal from a person, or a full disk, stops the stage."""
     log, before = log_of(what), quota.oom_kills()
     context = mp.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     child = context.Process(target=_child, args=(sender, log, work, args, named), name=what)
     child.start()
     sender.close()
-    outcome: tuple[str, Any] | None = None
+    outcome: tuple[bool, Any] | None = None  # whether it raised, and what
     try:
         with suppress(EOFError, ConnectionResetError):
             outcome = receiver.recv()
@@ -65,11 +61,9 @@ def in_own_process(work: Callable[..., T], *args: Any, what: str, **named: Any) 
         raise
     if outcome is None or child.exitcode:
         raise how_it_ended(what, child.exitcode or 0, log, before)
-    kind, value = outcome
-    if kind == "raised":
+    raised, value = outcome
+    if raised:
         raise value
-    if kind == "failed":
-        raise Crashed(f"{what}: {value}; see {log}")
     return value  # type: ignore[no-any-return]
 
 
@@ -91,9 +85,8 @@ def how_it_ended(what: str, code: int, log: Path, oom_kills_before: int) -> Quan
 
 
 def tool(command: list[str], *, what: str, log: Path, env: dict[str, str]) -> None:
-    """Run another's program, its output into `log`.
-    Raises `RuntimeError` with its last line where it refused its input, and what `in_own_process` raises where it died, was
-    stopped, or had no memory or disk."""
+    """Run another's program, its output into `log`. Raises `RuntimeError` with its last line where it refused its input, and what
+    `in_own_process` raises where it died, was stopped, or had no memory or disk."""
     log.parent.mkdir(parents=True, exist_ok=True)
     before = quota.oom_kills()
     with log.open("w") as out:
@@ -109,7 +102,6 @@ def tool(command: list[str], *, what: str, log: Path, env: dict[str, str]) -> No
 
 
 def log_of(what: str) -> Path:
-    """Where the output of work goes, by its name."""
     return artifacts.LOGS / f"{what.replace(' ', '-')}.log"
 
 
@@ -137,15 +129,15 @@ def _child(pipe: Connection, log: Path, work: Callable[..., Any], args: tuple[An
     quiet.libraries()
     enter(log)
     try:
-        outcome: tuple[str, Any] = ("returned", work(*args, **named))
+        outcome = (False, work(*args, **named))
     except QuantgateError as e:
-        outcome = ("raised", e)
+        outcome = (True, e)
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)  # so that the parent sees what it was
     except BaseException as e:
         traceback.print_exc()
-        outcome = ("raised", of_disk) if (of_disk := disk_error(e)) else ("failed", brief(e))
+        outcome = (True, disk_error(e) or Crashed(f"{mp.current_process().name}: {brief(e)}; see {log}"))
     pipe.send(outcome)
     cli.leave()
 

@@ -1,14 +1,11 @@
 """params.yaml -> frozen, validated objects. An unknown key is an error that suggests the right one.
-
-Only the shape is checked here; what needs other modules (a quantizer's options, an evalset's files, a rule's metric)
-is checked by `pipeline.check`, which runs before any work.
-"""
+Only the shape is checked here; `pipeline.check` checks what needs other modules."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union
+from typing import Annotated, Any, Literal, Union, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -30,8 +27,6 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 def shaped(pattern: str, words: str) -> AfterValidator:
-    """Text that matches a pattern as a whole; `words` describe the pattern in the error message."""
-
     def check(value: str) -> str:
         if not re.fullmatch(pattern, value):
             raise ValueError(f"must be {words}")
@@ -41,10 +36,8 @@ def shaped(pattern: str, words: str) -> AfterValidator:
 
 
 class Load(Section):
-    """Load on a server: requests at once (closed loop) or a second (open loop); see serving/measure.py."""
-
-    concurrency: list[Count] = []
-    rates: list[Positive] = []
+    concurrency: list[Count] = []  # requests at once: closed loop
+    rates: list[Positive] = []  # requests a second: open loop
     requests: Count  # a level and round, but never fewer than four for each at once
     rounds: Count
     warmups: Annotated[int, Field(ge=0)] = 2
@@ -75,8 +68,6 @@ class Server(Section):
 
 
 class Limits(Section):
-    """What a request must meet to count as good (goodput)."""
-
     ttft_ms: Positive | None = None
     tpot_ms: Positive | None = None
     e2e_ms: Positive | None = None
@@ -87,7 +78,7 @@ class Serving(Section):
 
     variants: dict[str, Server] = {}
     prompts: str = ""
-    objective: Limits | None = None
+    objective: Limits | None = None  # what a request must meet to count as good (goodput)
     timeout_s: Positive | None = None  # for a whole reply
 
     @model_validator(mode="after")
@@ -102,8 +93,6 @@ HowMany = Union[Count, Literal["all"]]
 
 
 class Model(Section):
-    """A base model, wherever it comes from."""
-
     license: str = "unknown"
     note: str = ""
     trust_remote_code: bool = False
@@ -146,9 +135,7 @@ class Variant(Section):
 
 
 class Floor(Section):
-    """How much of the store the noise floor is measured on."""
-
-    tokens: Count = 2000
+    tokens: Count = 2000  # of the store
     stepwise: Count = 256  # of them, one decode step each
 
 
@@ -184,9 +171,7 @@ class Tier(Section):
 
 
 class HubText(Section):
-    """A dataset of the Hugging Face hub, or a folder in its layout, as calibration text."""
-
-    dataset: str
+    dataset: str  # of the hub, or a folder in its layout
     name: str | None = None
     split: str = "train"
     column: str = "text"
@@ -250,8 +235,12 @@ class Compare(Section):
 Reason = Annotated[str, shaped(r"(?s).*\S.*", "a sentence")]
 
 
+Kind = Literal["margin", "gain", "limit"]  # of a bound: allowed loss, demanded gain, absolute
+
+
 class Rule(Section):
-    """One line of the gate; exactly one of margin (allowed loss), gain (demanded gain) and limit (absolute bound)."""
+    """One line of the gate. Its bound is one of margin, gain and limit; `above` and `against` say what it counts from: no
+    difference, the noise floor or rounding, or the baseline."""
 
     metric: str
     margin: str | None = None
@@ -263,7 +252,11 @@ class Rule(Section):
     required: bool = True
     reason: Reason | None = None  # why it is looser than in the commit that is merged into
 
-    @field_validator("margin", "gain", "limit", mode="before")
+    @property
+    def kind(self) -> Kind:
+        return next(kind for kind in get_args(Kind) if getattr(self, kind) is not None)
+
+    @field_validator(*get_args(Kind), mode="before")
     @classmethod
     def _with_unit(cls, value: Any) -> Any:
         if isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -272,7 +265,7 @@ class Rule(Section):
 
     @model_validator(mode="after")
     def _one_bound(self) -> Rule:
-        given = [k for k in ("margin", "gain", "limit") if getattr(self, k) is not None]
+        given = [kind for kind in get_args(Kind) if getattr(self, kind) is not None]
         if len(given) != 1:
             raise ValueError(f"give exactly one of margin, gain and limit (found: {', '.join(given) or 'none'})")
         if self.above is not None and self.margin is None:
@@ -291,14 +284,7 @@ class Gate(Section):
 
 
 class Track(Section):
-    # MLflow's filters quote it, the registry has a model of this name; other stores than SQLite take 250 characters
-    experiment: Annotated[
-        str,
-        shaped(
-            r"""(?=.*\S)(?!\.{1,2}$)(?:[^'\n]{1,250}|[^"\n]{1,250})""",
-            "one line of 1 to 250 characters with one kind of quotes, and more than dots",
-        ),
-    ] = "quantgate"
+    experiment: Annotated[str, shaped(r"[^'\"\n]{0,249}[^\s.'\"]", "one line without quotes, and no dot at its end")] = "quantgate"
     uri: str = "sqlite:///mlflow.db"
 
 

@@ -1,9 +1,5 @@
-"""The type of every file that a stage writes, once. `read` and `read_rows` check a file where it is read, so that damage is one
-sentence there and not a KeyError an hour later.
-
-They are TypedDicts: a record in memory is the JSON of its file, mypy knows its keys, and a million rows cost no object each.
-A key that a file may lack is NotRequired; everything else is written always, null where it is not known.
-"""
+"""The type of every file that a stage writes, once: a record in memory is the JSON of its file. `read` and `read_rows` check it.
+A key that a file may lack is NotRequired; everything else is written always, null where it is not known."""
 
 from __future__ import annotations
 
@@ -32,25 +28,23 @@ class Interval(TypedDict):
 
 
 class Metric(Interval):
-    """What is known of a value. Where it or its interval is null, `warnings` (or `reason`) says why."""
+    """What is known of a value; where it or its interval is null, `warnings` says why. clusters, weight, between: as
+    `stats.Estimate` has them."""
 
     n: int
-    confidence: NotRequired[float | None]
-    method: NotRequired[str]
-    warnings: NotRequired[list[str]]
-    clusters: NotRequired[int | None]
-    weight: NotRequired[float | None]
-    between: NotRequired[float | None]
-    reason: NotRequired[str]
+    confidence: float
+    method: str
+    warnings: list[str]
+    clusters: int | None
+    weight: float | None
+    between: float | None
 
 
 Metrics = dict[str, Metric]
 
 
 class Outcome(TypedDict):
-    """How a stage ended for a variant: `ok`, or `unsupported`, `invalid`, `crashed` with the reason."""
-
-    status: str
+    status: str  # `ok`, or `unsupported`, `invalid`, `crashed` with the reason
     reason: str | None
 
 
@@ -68,8 +62,6 @@ class RunFacts(TypedDict):
 
 
 # ---- sets: the texts of evalsets/ ------------------------------------------------------------------------------------------
-
-
 class TextRow(TypedDict):
     """A document: corpus, calibration text, what prompts are cut from."""
 
@@ -88,11 +80,7 @@ class PromptRow(TypedDict):
 
 
 # ---- manifests: what a folder of artifacts/ holds and how it was made --------------------------------------------------------
-
-
 class Folder(TypedDict):
-    """What all manifests have."""
-
     status: str
     files: dict[str, File]
     digest: str
@@ -160,7 +148,7 @@ class BuildFacts(TypedDict, total=False):
     damped_more: dict[str, float]
 
 
-class Size(TypedDict):
+class Size(TypedDict, total=False):
     """What a variant's files hold. bits_per_weight, quantized_share: of the base's weights; packed_bits: per quantized weight, with
     its scales (null where the format does not tell them apart); tensor_types: bytes."""
 
@@ -171,20 +159,13 @@ class Size(TypedDict):
     tensor_types: dict[str, int]
 
 
-class Build(BuildFacts, total=False):
-    """What is known of a variant that was built: `Size` too, and the manifest of its calibration rows."""
-
-    weight_bytes: int
-    bits_per_weight: float
-    quantized_share: float
-    packed_bits: float | None
-    tensor_types: dict[str, int]
+class Build(BuildFacts, Size, total=False):
     calibration: CalibrationFacts | None
     dtype: str | None
 
 
 class Built(Outcome, Build):
-    """How a build ended, and what was built where it is `ok`."""
+    pass
 
 
 class ModelManifest(Folder, Build):
@@ -223,8 +204,6 @@ class States(TypedDict):
 
 
 class Store(States):
-    """What is needed to read a store."""
-
     vocab: int
     files: dict[str, File]
     digest: str
@@ -244,13 +223,9 @@ class StoreManifest(Store):
 
 
 # ---- rows: one a line or a token, and the meta file beside them --------------------------------------------------------------
-
-
 class RowsMeta(Outcome):
-    """What every meta file has: the variant, and the digest of the model that made the rows."""
-
     variant: str
-    model: str
+    model: str  # digest of the one that made the rows
 
 
 TOKEN_COLUMNS = {  # of artifacts/tokens/<variant>.parquet, a row a scored token: names, and Arrow's names of their types
@@ -262,9 +237,7 @@ TOKEN_COLUMNS = {  # of artifacts/tokens/<variant>.parquet, a row a scored token
 
 
 class DivergeMeta(RowsMeta):
-    """What both of `diverge`'s meta files have. reference: digest of the store."""
-
-    reference: str
+    reference: str  # digest of the store
     versions: dict[str, str]
 
 
@@ -300,8 +273,6 @@ class GpuMemory(TypedDict):
 
 
 class LoadFacts(TypedDict):
-    """What loading a model took in a process of its own."""
-
     load_s: float
     load_memory_bytes: int | None
     load_cuda_memory: GpuMemory | None
@@ -310,8 +281,6 @@ class LoadFacts(TypedDict):
 
 
 class ModelShape(TypedDict):
-    """See `speed.roofline.Shape`."""
-
     layers: int | None
     kv_heads: int | None
     head_dim: int | None
@@ -343,8 +312,6 @@ class Rates(TypedDict):
 
 
 class Looked(TypedDict):
-    """How often the rounds were looked at, and against which bounds."""
-
     planned: int
     taken: int
     bounds: list[float]
@@ -474,29 +441,16 @@ class ReplyRow(TypedDict):
 
 
 class WindowRow(TypedDict):
-    """A stretch of text that is scored from token `first` on."""
-
     set: str
     window: str
     document: str
     token_ids: list[int]
-    first: int
+    first: int  # the first token that is scored
     domain: str
 
 
-class KeptWindows(TypedDict):
-    """The windows that a run of `reference` made, kept until it has ended."""
-
-    windows: list[WindowRow]
-    skipped: dict[str, int]
-
-
 # ---- servers: one row a request, and what was found of a server --------------------------------------------------------------
-
-
 class Phases(TypedDict):
-    """When the connection and the reply's headers were there."""
-
     connected: float | None
     headers: float | None
 
@@ -505,8 +459,7 @@ class Exchange(TypedDict):
     """One request to a server and its reply. t_*: seconds of the client's clock.
 
     t_chunks: arrivals of events with tokens; t_tokens: the same if each had one token; t_last: the last token, or the reply's end
-    if that token was not seen; t_due: when an open loop should have sent it.
-    """
+    if that token was not seen; t_due: when an open loop should have sent it."""
 
     prompt_tokens: int | None
     cached_tokens: int | None
@@ -533,26 +486,9 @@ class Exchange(TypedDict):
 
 
 class RequestRow(Exchange):
-    """A line of artifacts/serving/<variant>.jsonl. round: null for a warm-up."""
-
     round: int | None
     scenario: str
     warmup: bool
-
-
-class ScoreRow(TypedDict):
-    """A window that a server scored. logps: in nats, of tokens `first` and later; null for a part of a character."""
-
-    set: str
-    document: str
-    window: str
-    first: int
-    token_ids: list[int]
-    ok: bool
-    error: str | None
-    logps: list[float | None] | None
-    t_submit: float
-    t_end: float
 
 
 class Finding(TypedDict):
@@ -573,12 +509,6 @@ class Probe(TypedDict):
     stream_usage: Finding
     one_token_an_event: Finding
     ignore_eos: Finding
-    seed: Finding
-    prefix_cache: Finding
-    ppl: Finding
-    delta_p: Finding
-    prompt_logprobs: Finding
-    kld: Finding
 
 
 class Launch(TypedDict):
@@ -622,11 +552,7 @@ class ServerReport(ServerMeta):
 
 
 # ---- results: what judging stages write into reports/ ------------------------------------------------------------------------
-
-
 class ShortEstimate(TypedDict):
-    """An estimate without what only verdicts need."""
-
     value: float | None
     low: float | None
     high: float | None
@@ -645,24 +571,19 @@ class WholeEstimate(ShortEstimate):
 Span = TypedDict(
     "Span",
     {
-        "from": int, "to": int, "n": int, "clusters": NotRequired[int | None], "value": float | None, "low": float | None,
-        "high": float | None, "unit": str, "confidence": NotRequired[float | None], "method": NotRequired[str],
-        "warnings": NotRequired[list[str]],
+        "from": int, "to": int, "n": int, "clusters": int | None, "value": float | None, "low": float | None,
+        "high": float | None, "unit": str, "confidence": float, "method": str, "warnings": list[str],
     },
 )  # fmt: skip
 
 
 class Agreement(TypedDict):
-    """Share of replies still equal to the reference's at a position (free), and of equal choices up to it (forced)."""
-
     position: int
-    free: ShortEstimate
-    forced: ShortEstimate | None
+    free: ShortEstimate  # share of replies still equal to the reference's
+    forced: ShortEstimate | None  # share of equal choices up to it
 
 
 class Curves(TypedDict, total=False):
-    """What is drawn and not judged. kld_by_position: {`corpus` or `trajectory`: points}."""
-
     kld_by_position: dict[str, list[Span]]
     agreement_by_position: list[Agreement]
 
@@ -742,8 +663,6 @@ class RuleVerdict(Interval):
 
 
 class Family(TypedDict):
-    """The required rules of a variant, for Holm's correction."""
-
     rules: int
     correction: str
     level: float
@@ -786,7 +705,7 @@ class SetRecord(TypedDict):
     chance: NotRequired[float]
     reference: NotRequired[float]
     changed: NotRequired[float]
-    delta: NotRequired[Metrics]
+    delta: NotRequired[dict[str, Interval]]
     half_width: NotRequired[float]
     resolvable: NotRequired[float]
     told: NotRequired[dict[str, bool]]
@@ -811,8 +730,6 @@ class EvalsetsRecord(TypedDict):
 
 
 # ---- failures: artifacts/broke/<variant>.json --------------------------------------------------------------------------------
-
-
 class Group(TypedDict):
     """Mean divergence of a group of tokens beside that of the rest. by: what the group is of (domain, token class, position)."""
 
@@ -825,8 +742,6 @@ class Group(TypedDict):
 
 
 class Spread(TypedDict):
-    """How divergence is spread over tokens. worst_share: of it, on the worst tokens."""
-
     kind: str
     settled: bool
     n: int
@@ -909,8 +824,6 @@ class Failures(FailureLists):
 
 
 # ---- reading -----------------------------------------------------------------------------------------------------------------
-
-
 @cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)

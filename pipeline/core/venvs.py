@@ -1,8 +1,5 @@
-"""Separate environments for backends whose pins clash with ours: envs/<name>.txt, built on first use.
-
-Cached under artifacts/envs/ by the file's hash and shared by all variants. A tool in one, such as envs/<name>.py, is called as
-a subprocess. A requirements file may say `# on top of ours` (first line) and `# with NAME=VALUE` (a variable for its build).
-"""
+"""Separate environments for backends whose pins clash with ours: envs/<name>.txt, built on first use under artifacts/envs/ by the
+file's hash. The file may say `# on top of ours` (first line) and `# with NAME=VALUE` (a variable for its build)."""
 
 from __future__ import annotations
 
@@ -44,7 +41,6 @@ def is_here(name: str) -> bool:
 
 
 def folder(name: str) -> Path:
-    """The folder of an environment, built or not."""
     text = (FILES / f"{name}.txt").read_bytes()
     base = sysconfig.get_path("purelib") if text.decode().startswith(LAYERED) else ""  # it points there
     return (HOME / f"{name}-{hashlib.sha256(text + sys.version.encode() + base.encode()).hexdigest()[:12]}").absolute()
@@ -57,14 +53,12 @@ def _build(name: str, wanted: Path, home: Path) -> None:
     cli.say("env", f"building {name} from {wanted} (once; log: {log})")
     text = wanted.read_text(encoding="utf-8")
     layered = text.startswith(LAYERED)
-    fast = install.installer(home / "bin/python", Path(sys.prefix))
-    make = [sys.executable, "-m", "venv", *(["--without-pip"] if install.is_uv(fast) else []), str(home)]
-    steps = (make, [*fast, *(["--no-deps"] if layered else []), "--requirement", str(wanted.absolute())])
+    fetch = [*install.uv(Path(sys.prefix) / "bin", home / "bin/python"), "--requirement", str(wanted.absolute())]
+    steps = [sys.executable, "-m", "venv", "--without-pip", str(home)], [*fetch, *(["--no-deps"] if layered else [])]
     variables = install.environment(sys.executable) | dict(WITH.findall(text))
     with log.open("w") as out:
         for step in steps:
             if subprocess.run(step, stdout=out, stderr=subprocess.STDOUT, env=variables).returncode:
-                out.flush()
                 raise _failed(name, log)
     if layered:  # a .pth file's folders come after the environment's own: what it installed wins
         site = next((home / "lib").glob("python*/site-packages"))

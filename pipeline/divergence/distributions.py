@@ -12,9 +12,7 @@ from scipy.special import rel_entr
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 
-# Rows computed in one go. A thread hands the interpreter over at every NumPy call: one row at a time, two threads
-# were no faster than one (0.33 ms a token against 0.28); sixteen at a time they take 0.17 (vocabulary of 49 152).
-BATCH = 16
+BATCH = 16  # rows in one go: a thread hands the interpreter over at every NumPy call, and with one row two are no faster than one
 PART = 2 * BATCH  # rows that a thread takes at a time
 TOP = 5  # how many of the likeliest tokens `top5_overlap` compares
 CHUNK = 256  # entries searched together for the likeliest
@@ -43,8 +41,7 @@ def compare_logits(ref: F32, var: F32, true_ids: NDArray[np.int64]) -> TokenRows
     ref, var: raw logits [n, vocab], float32, temperature 1; true_ids: [n], the token that came next.
     kld is KL(ref || var), kld_reverse KL(var || ref): P > 0 where Q = 0 makes the first infinite, the other way round
     the second, and they stay so. A row that is no distribution is NaN. Equal logits give exactly 0.
-    top5_overlap: how many of the reference's five likeliest tokens are among the variant's (of equals the lower id).
-    """
+    top5_overlap: how many of the reference's five likeliest tokens are among the variant's (of equals the lower id)."""
     if ref.shape != var.shape or len(ref) != len(true_ids):
         raise ValueError(f"{ref.shape} logits cannot be compared with {var.shape} at {len(true_ids)} positions")
     n, vocab = ref.shape
@@ -74,11 +71,8 @@ def compare_parts(pool: Executor, ref: F32, var: F32, true_ids: NDArray[np.int64
 
 
 def top_ids(logits: F32) -> NDArray[np.int64]:
-    """The ids of the (up to) five largest logits of each row [n, vocab] -> [n, 5], the largest first; of equals the lower id.
-
-    Each of the five lies in one of the five chunks with the largest maxima, so that only those are looked through.
-    NaN counts as less than anything.
-    """
+    """The ids of the (up to) five largest logits of each row [n, vocab] -> [n, 5], the largest first; of equals the lower id. Each
+    lies in one of the five chunks with the largest maxima. NaN counts as less than anything."""
     n, vocab = logits.shape
     starts = np.arange(0, vocab, CHUNK)
     peaks = np.maximum.reduceat(logits, starts, axis=1)
@@ -110,8 +104,7 @@ def _in_float32(ref: F32, var: F32, top: F32, work: F32) -> F64:
         KL(Q||P) = e^-L (E_P[x] + E_P[E x]) - L
         JSD      = KL(Q||P) / 2 - E_P[(1 + h) log1p(h) - h],    h = (q/p - 1) / 2
     so that one exp, one expm1 and one log1p do for all of it. E - x is second order in x: near-equal distributions keep
-    their digits, where the textbook's difference of two log-softmaxes drowns a KLD of 1e-6 in float32's rounding.
-    """
+    their digits, where the textbook's difference of two log-softmaxes drowns a KLD of 1e-6 in float32's rounding."""
     p, x, e, y = work
     np.subtract(ref, top, out=x)
     np.exp(x, out=p)
@@ -143,7 +136,6 @@ def _in_float32(ref: F32, var: F32, top: F32, work: F32) -> F64:
 
 
 def _dot(a: F32, b: F32) -> F64:
-    """Sums of products of rows, LANE of them at a time in float32, the rest in float64."""
     n, width = a.shape
     whole = width // LANE * LANE
     lanes = np.vecdot(a[:, :whole].reshape(n, -1, LANE), b[:, :whole].reshape(n, -1, LANE))

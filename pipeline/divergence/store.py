@@ -1,17 +1,14 @@
 """The reference store: what the reference said at every scored position, kept exactly and small.
 
-Kept are each position's *final hidden state* (2·d bytes a token for a 16-bit model) and the output head once, not
-logits (2·vocab): about 85 times smaller for the default model. A state is replayed through the stored head in products of
-one shape, here and where the reference is measured itself, so that both give the same logits bit for bit. `reference`
-compares them with the model's own pass over every window before it writes it: they are the same, or, on processors that sum
-products of another shape in another order, differ by a step of rounding; how many do is in the manifest. States lie in
-shards of bounded size, of which one at a time is open. The store's key names what it holds: model, tokens, seed.
-"""
+Kept are each position's *final hidden state* and the output head once: about 85 times smaller than logits for the default model.
+A state is replayed through the stored head in products of one shape, here and where the reference is measured itself, so that both
+give the same logits bit for bit. States lie in shards of bounded size, of which one at a time is open."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +21,7 @@ from pipeline.core.errors import ArtifactError
 from pipeline.core.records import WindowRow
 from pipeline.engines import ROWS
 
+PARTIAL = artifacts.ARTIFACTS / "partial"
 SHARD_BYTES = 16 << 20  # of states in one file: what a killed `reference` loses, and what a reader has open
 
 
@@ -31,8 +29,7 @@ SHARD_BYTES = 16 << 20  # of states in one file: what a killed `reference` loses
 class Window:
     """Tokens of one document; positions first .. n - 1 are scored (position p is predicted from those before it).
 
-    domain: what kind of text it is, where `set` does not say so (trajectories).
-    """
+    domain: what kind of text it is, where `set` does not say so (trajectories)."""
 
     set: str
     window: str
@@ -87,10 +84,8 @@ def refuse_if_too_large(needed: int, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder).free
     if needed > free * 0.9:
-        raise ArtifactError(
-            f"the reference store needs {needed / 1e9:.1f} GB and {folder} has {free / 1e9:.1f} GB free; "
-            "score fewer documents (tiers.<tier>.documents) or free some space"
-        )
+        room = f"the reference store needs {needed / 1e9:.1f} GB and {folder} has {free / 1e9:.1f} GB free"
+        raise ArtifactError(f"{room}; score fewer documents (tiers.<tier>.documents) or free some space")
 
 
 class Store:
@@ -114,19 +109,10 @@ class Store:
 
             self._head = Head.load(folder / "head")
 
-    def share_head(self, engine: Any) -> bool:
-        """Replay through the engine's own head if it is the same bit for bit: one copy in memory. Whether it was."""
-        head = getattr(engine, "head", None)
-        if self._head is None or head is None or not self._head.equals(head):
-            return False
-        self._head = head
-        return True
-
     def logit_blocks(self, index: int) -> Iterator[tuple[int, NDArray[np.float32]]]:
         """(first position, float32 [at most ROWS, vocab]) over a window's scored positions, as the model gave them.
 
-        Position numbers are those of the state that predicts: first - 1 .. n - 2.
-        """
+        Position numbers are those of the state that predicts: first - 1 .. n - 2."""
         window = self.windows[index]
         states = self._shard(self._shard_of[index]).get_tensor(str(index))
         for at in range(0, window.scored, ROWS):
@@ -134,14 +120,48 @@ class Store:
             yield window.first - 1 + at, self._head(block) if self._head else block.float().numpy()
 
     def _shard(self, name: str) -> Any:
-        """The one open shard: windows are asked for in the order they were written in."""
-        if self._open[0] != name:
+        from safetensors import safe_open
+
+        if self._open[0] != name:  # one is open: windows are asked for in the order they were written in
             self._open = ("", None)
-            self._open = (name, _open(self.folder / name))
+            self._open = (name, safe_open(self.folder / name, framework="pt"))
         return self._open[1]
 
 
-def _open(path: Path) -> Any:
-    from safetensors import safe_open
+@dataclass(frozen=True)
+class Checkpoints:
+    """Finished pieces of a stage's work, each with a `.sha256` beside it: a killed run is taken up where it was.
 
-    return safe_open(path, framework="pt")
+    DVC removes a stage's outputs before it runs it again, so pieces lie in artifacts/partial/<stage>-<digest>/, by the digest of
+    everything that defines the work. A piece that was cut off or damaged is made again."""
+
+    folder: Path
+
+    @classmethod
+    def of(cls, stage: str, inputs: object) -> Checkpoints:
+        """The pieces of a stage's work with these inputs."""
+        return cls(PARTIAL / f"{stage}-{artifacts.digest(inputs)[:16]}")
+
+    def has(self, name: str) -> bool:
+        """Whether a piece is there and as it was written."""
+        piece, seal = self.folder / name, self.folder / f"{name}.sha256"
+        return piece.is_file() and seal.is_file() and seal.read_text(encoding="utf-8") == artifacts.sha256_file(piece)
+
+    @contextmanager
+    def write(self, name: str) -> Iterator[Path]:
+        """Yield a temporary path; the piece is in place, and counts, once the block has ended without an error."""
+        (self.folder / f"{name}.sha256").unlink(missing_ok=True)
+        with artifacts.atomic_file(self.folder / name) as tmp:
+            yield tmp
+        artifacts.write_text(self.folder / f"{name}.sha256", artifacts.sha256_file(self.folder / name))
+
+    def drop(self, pattern: str) -> None:
+        """Remove pieces that nothing will ask for again."""
+        for path in self.folder.glob(pattern):
+            path.unlink()
+
+    def clear(self) -> None:
+        """The work is done: remove its pieces, and what runs of the stage with other inputs left."""
+        stage, _, _ = self.folder.name.rpartition("-")
+        for folder in self.folder.parent.glob(f"{stage}-*"):
+            shutil.rmtree(folder, ignore_errors=True)

@@ -1,15 +1,15 @@
 """Engines run a model folder. One file per engine; the file's name is its name in params.yaml.
 
-An engine file has `load(model_dir, *, threads, <its own options by name>) -> Engine`. What an engine cannot give
-raises `Unsupported(reason)`: the metric is then null with that reason, never an approximation under the same name.
-"""
+`load(model_dir, *, threads, <its own options by name>) -> Engine`. What an engine cannot give raises `Unsupported(reason)`: the
+metric is then null with that reason. A quantizer's ENGINE names the one engine that reads what it writes. An engine may have
+besides: `sample(prompts, most, sampling)`, replies side by side; `forest_logits(forest, wanted)` (_forest.py); `head`, `hidden`,
+`own_logits`, `logits_stepwise`, `to_float32`, `use_threads`, `device`, which a reference needs (hf.py); `attention`."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -17,9 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.core import artifacts
-from pipeline.core.errors import ParamsError
-from pipeline.core.explain import did_you_mean
-from pipeline.core.options import check_options, names_in
+from pipeline.core.explain import backend, check_options
 from pipeline.core.quiet import output_to
 from pipeline.core.records import Options
 
@@ -37,7 +35,6 @@ class Sampling:
 
 
 def choose(logits: NDArray[np.float32], sampling: Sampling, rng: np.random.Generator) -> int:
-    """The next token from raw logits [vocab]: the likeliest at temperature 0, else drawn."""
     if sampling.temperature == 0:
         return int(logits.argmax())
     scaled = logits.astype(float) / sampling.temperature
@@ -83,8 +80,7 @@ def steps(
     """`stream` of an engine that hands out logits; fills its trace.
 
     read: reads the prompt; gives what holds it and the logits [vocab] behind it. decode: the logits after one more token.
-    Returns what holds the reply.
-    """
+    Returns what holds the reply."""
     rng, trace, ends = np.random.default_rng(sampling.seed), engine.trace, engine.end_ids if sampling.stop else ()
     start = time.monotonic()
     state, row = read()
@@ -109,7 +105,7 @@ class Engine(Protocol):
     max_length: int
     tokenizer: Any
     end_ids: Any  # set of tokens that end a reply
-    trace: Trace  # of the last request
+    trace: Trace  # of the last request; `stream` puts a new one here
 
     def logits(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
         """Teacher-forced logits at all positions: float32 [n, vocab], raw, temperature 1."""
@@ -136,7 +132,7 @@ class Engine(Protocol):
         ...
 
     def kernels(self) -> dict[str, int]:
-        """{kind of product: how many matrices the loaded model multiplies with it}."""
+        """{kind of product: how many matrices the loaded model multiplies with it}; unpacked ones by PLAIN of model/attestation."""
         ...
 
     def close(self) -> None: ...
@@ -146,22 +142,10 @@ def load(name: str, model_dir: Path, *, threads: int, **options: Any) -> Engine:
     """Load a model folder with an engine and its options."""
     check(name, options)
     with output_to(artifacts.LOGS / f"load-{model_dir.name}.log"):  # some libraries print pages while they load
-        engine: Engine = _module(name).load(model_dir, threads=threads, **options)
+        engine: Engine = backend("engines", name).load(model_dir, threads=threads, **options)
     return engine
 
 
 def check(name: str, options: Options) -> None:
     """Raise `ParamsError` for an unknown engine or option, without loading anything heavy."""
-    check_options(f"engine {name!r}", _module(name).load, options, given={"model_dir", "threads"})
-
-
-def names() -> list[str]:
-    """Engines that params may name."""
-    return names_in(Path(__file__).parent)
-
-
-def _module(name: str) -> Any:
-    known = names()
-    if name not in known:
-        raise ParamsError(f"engine {name!r} is not in pipeline/engines/{did_you_mean(name, known)}")
-    return import_module(f"pipeline.engines.{name}")
+    check_options(f"engine {name!r}", backend("engines", name).load, options, given={"model_dir", "threads"})

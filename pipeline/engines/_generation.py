@@ -1,8 +1,6 @@
 """A variant's own greedy replies to the trajectory prompts, part of `diverge` -> artifacts/generations/<variant>.jsonl
 
-Teacher-forced figures feed the variant the reference's words; here it has to live with its own. What bounds it: decoding,
-shared by a batch where the engine has batches.
-"""
+Teacher-forced metrics feed the variant the reference's words; here it has to live with its own."""
 
 from __future__ import annotations
 
@@ -58,11 +56,8 @@ def replies(engine: Any, prompts: Sequence[list[int]], most: int, batch: int) ->
 
 
 def generate(engine: Any, prompts: list[Prompt], most: int, is_reference: bool) -> list[ReplyRow]:
-    """One row a prompt.
-
-    The reference's rows also hold `again`: its reply at another batch size. Where that departs, so would the reference
-    from itself, and no variant can be blamed for as much.
-    """
+    """One row a prompt. The reference's also hold `again`, its reply at another batch size: where that departs, no variant can be
+    blamed for as much."""
     ids = [prompt.ids for prompt in prompts]
     answers = replies(engine, ids, most, BATCH)
     other = min(BATCH, len(ids)) // 2  # of a single prompt there is no other batch

@@ -1,8 +1,5 @@
-"""The output head by itself: hidden states -> the logits the whole model gives.
-
-It is the model's own class with its body replaced by one that returns given hidden states, so that models which scale
-or cap their logits, or add a bias, do so here too: nothing about the head is written a second time.
-"""
+"""The output head by itself: hidden states -> the logits the whole model gives. It is the model's own class with its body replaced
+by one that returns given hidden states, so that what scales, caps or biases logits does so here too."""
 
 from __future__ import annotations
 
@@ -94,15 +91,12 @@ class Head:
     def tensor(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [n, vocab] in the model's own type, made ROWS at a time and the rest filled up with zeros: a processor may sum
         products of another shape in another order."""
-        return torch.cat([self._block(hidden[at : at + ROWS]) for at in range(0, len(hidden), ROWS)])
-
-    def _block(self, hidden: torch.Tensor) -> torch.Tensor:
-        n = len(hidden)
-        ids = torch.zeros(1, ROWS, dtype=torch.long, device=hidden.device)
+        blocks, ids = [], torch.zeros(1, ROWS, dtype=torch.long, device=hidden.device)
         with torch.inference_mode():
-            self._given.hidden = torch.nn.functional.pad(hidden, (0, 0, 0, ROWS - n))[None]
-            logits: torch.Tensor = self._model(input_ids=ids, use_cache=False).logits[0, :n]
-        return logits
+            for block in torch.split(hidden, ROWS):
+                self._given.hidden = torch.nn.functional.pad(block, (0, 0, 0, ROWS - len(block)))[None]
+                blocks.append(self._model(input_ids=ids, use_cache=False).logits[0, : len(block)])
+        return torch.cat(blocks)
 
     def __call__(self, hidden: torch.Tensor) -> NDArray[np.float32]:
         return self.tensor(hidden).float().cpu().numpy()  # type: ignore[no-any-return]
@@ -116,7 +110,6 @@ def body_of(model: Any) -> str:
 
 
 def _scaling(config: Any) -> dict[str, Any]:
-    """Settings that may touch logits: all but those of the body's size, and those that say where a model came from."""
     about = ("num_hidden_layers", "layer_types", "quantization_config", "_name_or_path", "transformers_version", "architectures")
     return {k: v for k, v in config.to_dict().items() if k not in about}
 

@@ -1,11 +1,8 @@
 """lm-eval's model around the engine's, which computes once what requests share, and logits only where they are scored.
 
-lm-eval sends context and choice through the model for every choice, pads them to the longest of a batch, and keeps the logits of
-all positions. Here all requests of a task form a forest of tokens (`_forest`). transformers reads blocks of it in one pass, in
-which each token sees those that lead to it and no other; any other engine reads it branch by branch. Replies grow side by side,
-and one that has ended leaves the batch at once: most have five tokens and the longest twenty-four. The answers are lm-eval's:
-its prompts, its cuts, its stop sequences, and in float32 its log-likelihoods (tests/test_parity.py).
-"""
+All requests of a task form a forest of tokens (`_forest`). transformers reads blocks of it in one pass, in which each token sees
+those that lead to it and no other; any other engine reads it branch by branch. The answers are lm-eval's: its prompts, its cuts,
+its stop sequences, and in float32 its log-likelihoods (tests/test_parity.py)."""
 
 from __future__ import annotations
 
@@ -48,10 +45,7 @@ def lm_for(engine: Any, batch_size: int) -> Any:
 
 
 def ask(lm: Any, manager: Any, task: str, *, samples: list[int] | None, limit: int | None, chat: bool, seed: int) -> Any:
-    """What lm-eval answers to one task: `simple_evaluate` without its description of the machine, which is half a second each.
-
-    samples: indices of the items; None: the first `limit`, or all.
-    """
+    """What lm-eval answers to one task, as `simple_evaluate`. samples: indices of the items; None: the first `limit`, or all."""
     import lm_eval
 
     random.seed(seed)  # for tasks that shuffle their own documents, as simple_evaluate does
@@ -102,10 +96,8 @@ class _Texts(HFLM):  # type: ignore[misc]  # lm-eval has no types
 
 
 class ForestLM(_Texts):
-    """The transformers engine: blocks of the forest in one pass each; log-likelihoods in float32.
-
-    In bfloat16, lm-eval's default for such a model, a document's log-likelihood moves in steps of 8 nats.
-    """
+    """The transformers engine: blocks of the forest in one pass each; log-likelihoods in float32, since in bfloat16, lm-eval's
+    default for such a model, a document's moves in steps of 8 nats."""
 
     def __init__(self, engine: Any, batch_size: int) -> None:
         super().__init__(engine, pretrained=engine.model, batch_size=batch_size, softmax_dtype="float32")
@@ -139,8 +131,7 @@ class ForestLM(_Texts):
 
     @property
     def in_forests(self) -> bool:
-        """What `takes_forests` says of the engine, which is asked once."""
-        if not hasattr(self.engine, "takes_forests"):
+        if not hasattr(self.engine, "takes_forests"):  # asked once
             self.engine.takes_forests = takes_forests(self.engine)
         return bool(self.engine.takes_forests)
 
@@ -177,12 +168,12 @@ class _Absent(PreTrainedModel):  # type: ignore[misc,unused-ignore]
         self.nothing = torch.nn.Parameter(torch.zeros(1), requires_grad=False)
 
 
-# --- scoring ---------------------------------------------------------------------------------------------------------
-
-
 def score(requests: Sequence[Request], max_length: int, logits_of: Callable[[Forest, list[int]], Logits]) -> list[Answer]:
     """Answers in the order of the requests, from the logits that an engine gives for nodes of a forest."""
-    inputs = [_input(context, choice, max_length) for _, context, choice in requests]
+    if not all(0 < len(choice) <= max_length for _, _, choice in requests):
+        raise ValueError(f"a choice needs one token of its own at least, and {max_length} at most")
+    # all but the last token, cut on the left as lm-eval cuts it
+    inputs = [[*context, *choice][-(max_length + 1) : -1] for _, context, choice in requests]
     answers: dict[int, Answer] = {}
     with cli.progress(len(requests), "choices", "request") as bar:
         for forest, held in grown(inputs, BLOCK_TOKENS):
@@ -190,13 +181,6 @@ def score(requests: Sequence[Request], max_length: int, logits_of: Callable[[For
             answers |= zip(held, _answers(forest, asked, logits_of))
             bar.update(len(held))
     return [answers[i] for i in range(len(requests))]
-
-
-def _input(context: list[int], choice: list[int], max_length: int) -> list[int]:
-    """What the model reads: all but the last token, cut on the left as lm-eval cuts it."""
-    if not 0 < len(choice) <= max_length:
-        raise ValueError(f"a choice has {len(choice)} tokens of its own; it needs one at least, and {max_length} at most")
-    return [*context, *choice][-(max_length + 1) : -1]
 
 
 def _answers(
@@ -216,15 +200,11 @@ def _answers(
 
 
 def _read_off(nodes: list[int], logits: Any, follow: dict[int, set[int]]) -> dict[tuple[int, int], Answer]:
-    """{(node, token): answer} for the tokens that follow each node; logits: [n, vocab]."""
     pairs = [(row, token) for row, node in enumerate(nodes) for token in sorted(follow[node])]
     rows, tokens = torch.tensor(pairs, device=logits.device).T
     logp = torch.log_softmax(logits.float(), -1)
     best = logp.argmax(-1)[rows] == tokens
     return {(nodes[r], t): (v, b) for (r, t), v, b in zip(pairs, logp[rows, tokens].tolist(), best.tolist())}
-
-
-# --- where logits come from ------------------------------------------------------------------------------------------
 
 
 def _by_engine(engine: Any, forest: Forest, wanted: list[int]) -> Logits:
@@ -263,11 +243,8 @@ def _one_pass(engine: Any, forest: Forest, wanted: list[int]) -> Logits:
 
 
 def takes_forests(engine: Any) -> bool:
-    """Whether a model reads a forest as it reads its sequences one by one.
-
-    One with a sliding window or a recurrent state cannot; one that numbers positions by itself, or makes its own mask, shows it
-    in its logits.
-    """
+    """Whether a model reads a forest as it reads its sequences one by one: not with a sliding window or a recurrent state; one that
+    numbers positions by itself, or makes its own mask, shows it in its logits."""
     with torch.inference_mode():
         cache = engine.forward([[0, 0]], None, last=True)[1]
     if not all(type(layer).__name__ == "DynamicLayer" for layer in getattr(cache, "layers", [None])):
@@ -286,14 +263,9 @@ def takes_forests(engine: Any) -> bool:
     return bool((together - alone).abs().max() <= ALIKE * alone.abs().max())
 
 
-# --- replies ---------------------------------------------------------------------------------------------------------
-
-
 def grow(engine: Any, ids: Any, mask: Any, most: int, stopped: Callable[[list[int]], bool]) -> list[list[int]]:
-    """At most `most` greedy tokens for each row of ids [b, n], padded on the left where mask [b, n] is 0.
-
-    A reply ends with the model's end token, or when `stopped` says so of its tokens.
-    """
+    """At most `most` greedy tokens for each row of ids [b, n], padded on the left where mask [b, n] is 0. A reply ends with the
+    model's end token, or when `stopped` says so of its tokens."""
     replies: list[list[int]] = [[] for _ in ids]
     going, cache = list(range(len(replies))), None
     keep = {"logits_to_keep": 1} if keeps_some(engine) else {}

@@ -1,7 +1,5 @@
-"""A model in a process of its own, kept alive, answering one request at a time: each answer is the row of a request.
-
-Nothing is queued, so no phase of waiting exists. A request that fails is a row too; a process that dies is an error in words.
-"""
+"""A model in a process of its own, kept alive, answering one request at a time: each answer is the row of a request, also of one
+that fails. Nothing is queued; a process that dies is an error in words."""
 
 from __future__ import annotations
 
@@ -9,10 +7,10 @@ import multiprocessing as mp
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from pipeline import engines
 from pipeline.core import cli, isolate, quiet, quota
@@ -40,9 +38,6 @@ class Yardsticks(NamedTuple):
 
     threads: int
     dtypes: list[str]
-
-
-# --- in the child ------------------------------------------------------------------------------------------------
 
 
 def _serve(pipe: Connection, variant: Variant, folder: Path, threads: int, log: Path) -> None:
@@ -120,7 +115,6 @@ def _single(engine: Any, request: Request) -> TimedAnswer:
 
 
 def _batch(engine: Any, request: Request) -> TimedAnswer:
-    """Greedy requests side by side, exactly `n` tokens of each."""
     batch, steps = len(request.prompts), engine.stream_batch(request.prompts, request.n)
     t_submit = time.monotonic()
     done = list(steps)
@@ -131,7 +125,6 @@ def _batch(engine: Any, request: Request) -> TimedAnswer:
 
 
 def _times(t_submit: float, times: list[float], batch: int, n: int) -> TimedAnswer:
-    """When tokens came, and whether there were as many as were asked for."""
     return {
         "t_submit": t_submit, "t_first": times[0] if times else None, "t_tokens": times, "output_tokens": batch * len(times),
         "batch": batch, "ok": len(times) == n, "error": None if len(times) == n else f"asked for {n} tokens, got {len(times)}",
@@ -142,9 +135,6 @@ def _seconds(work: Callable[[], object]) -> float:
     start = time.monotonic()
     work()
     return time.monotonic() - start
-
-
-# --- in the parent -----------------------------------------------------------------------------------------------
 
 
 class Worker:
@@ -158,51 +148,37 @@ class Worker:
         self.process = context.Process(target=_serve, args=(far, variant, folder, threads, self.log), name=self.what, daemon=True)
         self.process.start()
         far.close()
-        self.facts: LoadFacts = self._receive()
+        self.facts: LoadFacts = self._answer(None)
 
     def ask(self, prompt: Sequence[int], n: int, *, how: str = "stream", fresh: bool = False) -> TimedAnswer:
         """The row of one request. how: `stream`, or `stream_on` for an engine that keeps a prefix (else `Unsupported`)."""
-        row: TimedAnswer = self._answer(Request([list(prompt)], n, how, fresh))
-        return row
+        return self._answer(Request([list(prompt)], n, how, fresh))  # type: ignore[no-any-return]
 
     def ask_batch(self, prompts: Sequence[Sequence[int]], n: int) -> TimedAnswer:
         """The row of requests side by side: prompts of equal length, `n` tokens each."""
-        row: TimedAnswer = self._answer(Request([list(p) for p in prompts], n, "stream_batch", fresh=True))
-        return row
+        return self._answer(Request([list(p) for p in prompts], n, "stream_batch", fresh=True))  # type: ignore[no-any-return]
 
     def cpu_rates(self, threads: int, dtypes: list[str]) -> Rates:
         """The processor's rates, measured in this process: where a model runs in torch, torch is loaded already."""
-        rates: Rates = self._answer(Yardsticks(threads, dtypes))
-        return rates
+        return self._answer(Yardsticks(threads, dtypes))  # type: ignore[no-any-return]
 
-    def _answer(self, request: Request | Yardsticks) -> Any:
+    def _answer(self, request: Request | Yardsticks | None) -> Any:
+        """The answer to a request, or to loading, however long a large model takes: a process that hangs is a person's to stop."""
         try:
-            self.pipe.send(request)
-        except OSError:
-            self._died()
-        return self._receive()
-
-    def _receive(self) -> Any:
-        """The next answer, however long a large model takes for it: a process that hangs is a person's to stop."""
-        try:
+            if request is not None:
+                self.pipe.send(request)
             reply = self.pipe.recv()
-        except (EOFError, ConnectionResetError):
-            self._died()
+        except (EOFError, OSError):
+            self.process.join(5)
+            raise isolate.how_it_ended(self.what, self.process.exitcode or 0, self.log, self.oom_kills) from None
         if isinstance(reply, QuantgateError):
             raise reply
         return reply
 
-    def _died(self) -> NoReturn:
-        self.process.join(5)
-        raise isolate.how_it_ended(self.what, self.process.exitcode or 0, self.log, self.oom_kills) from None
-
     def close(self) -> None:
-        if self.process.is_alive():
-            try:
-                self.pipe.send(None)
-                self.process.join(5)
-            except OSError:
-                pass
+        with suppress(OSError):
+            self.pipe.send(None)
+            self.process.join(5)
         if self.process.is_alive():
             self.process.kill()
             self.process.join()

@@ -20,12 +20,14 @@ def main(readme: Annotated[bool, typer.Option("--readme", help="Write the cards 
     settings = params.load()
     sets, record = cards.cards(), cards.read_record()
     measured = measured_rows(Path(settings.diverge.corpus), Path(settings.diverge.trajectories.prompts))
-    refuse_overlap(load_texts(cards.HOME / "calibration"), measured, "evalsets/calibration")
+    search = load_texts(cards.HOME / "search")
+    refuse_overlap(search, measured, "evalsets/search")
+    refuse_overlap(load_texts(cards.HOME / "calibration"), [*measured, *search], "evalsets/calibration")
     if readme:
         artifacts.write_between(README, MARKS, f"\n{cards.markdown(sets, record)}")
     cli.table(cards.COLUMNS, [cards.line(card, record) for card in sets], left=("set", "tells apart"))
     print(cards.legend(record))
-    cli.say("evalset", f"{len(sets)} sets are valid; calibration text shares no run of 12 words with what is measured")
+    cli.say("evalset", f"{len(sets)} sets are valid; calibration, search and measured text share no run of 12 words")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Any
 from pipeline.core import artifacts
 from pipeline.core.errors import DataError
 from pipeline.core.explain import some
-from pipeline.core.records import Json
+from pipeline.core.records import CalibrationFacts
 from pipeline.evalset import load_prompts, load_texts
 from pipeline.evalset.tasks import load_task, local_tasks
 
@@ -33,13 +33,14 @@ class Calibration:
 
     def __init__(self, folder: Path = artifacts.CALIBRATION) -> None:
         self.folder = folder
-        self.facts: Json | None = None  # for a variant's manifest; None if no quantizer asked for rows
+        self.facts: CalibrationFacts | None = None  # for a variant's manifest; None if no quantizer asked for rows
 
     def token_rows(self) -> list[list[int]]:
         """Rows of equal length, in the order in which they were drawn."""
         manifest = artifacts.read_manifest(self.folder)
         artifacts.verify_files(self.folder, manifest)
-        self.facts = {k: v for k, v in manifest.items() if k not in ("status", "versions", "files")}
+        facts: Any = {k: v for k, v in manifest.items() if k not in ("status", "versions", "files")}
+        self.facts = facts
         return [row["token_ids"] for row in artifacts.read_jsonl(self.folder / "rows.jsonl")]
 
 
@@ -48,38 +49,32 @@ def measured_rows(corpus: Path, prompts: Path) -> list[AnyRow]:
     return [*load_texts(corpus), *load_prompts(prompts), *(row for name in local_tasks() for row in load_task(name)[1])]
 
 
-def refuse_overlap(calibration: Iterable[AnyRow], measured: Iterable[AnyRow], source: str) -> None:
-    """Raise `DataError` that names the calibration rows of `source` which are also measured on."""
-    if shared := overlap(calibration, measured):
+def refuse_overlap(rows: Iterable[AnyRow], measured: Iterable[AnyRow], source: str) -> None:
+    """Raise `DataError` that names the rows of `source` which are also measured on."""
+    if shared := overlap(rows, measured):
         raise DataError(f"{source} overlaps what is measured: {some(shared, 3, '; ')}")
 
 
-def overlap(calibration: Iterable[AnyRow], measured: Iterable[AnyRow]) -> list[str]:
-    """Calibration rows that share a run of SHARED_WORDS words with a row that is measured on, one sentence each.
+def overlap(rows: Iterable[AnyRow], measured: Iterable[AnyRow]) -> list[str]:
+    """Rows that share a run of SHARED_WORDS words with a row that is measured on, one sentence each.
     A Chinese character counts as a word. All text of a row is compared."""
     first_row: dict[tuple[str, ...], str] = {}
     for row in measured:
         for run in _runs(row):
             first_row.setdefault(run, str(row["id"]))
     messages = []
-    for row in calibration:
+    for row in rows:
         other = next((first_row[run] for run in _runs(row) if run in first_row), None)
         if other is not None:
-            messages.append(f"calibration row {row['id']!r} shares {SHARED_WORDS} words in a row with {other!r}")
+            messages.append(f"row {row['id']!r} shares {SHARED_WORDS} words in a row with {other!r}")
     return messages
 
 
 def _runs(row: AnyRow) -> Iterator[tuple[str, ...]]:
-    text = " ".join(_strings({k: v for k, v in row.items() if k not in ("id", "domain", "slice", "cluster")}))
-    words = WORD.findall(text.lower())
+    words = WORD.findall(_text([v for k, v in row.items() if k not in ("id", "domain", "slice", "cluster")]).lower())
     return (tuple(words[i : i + SHARED_WORDS]) for i in range(len(words) - SHARED_WORDS + 1))
 
 
-def _strings(value: Any) -> Iterator[str]:
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list):
-        for part in value:
-            yield from _strings(part)
-    else:
-        yield str(value)
+def _text(value: Any) -> str:
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return str(value) if parts is None else " ".join(map(_text, parts))

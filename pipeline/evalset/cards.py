@@ -1,8 +1,5 @@
-"""The card of each shipped set: what it measures, and how finely by the last record (reports/evalsets.json).
-
-The record keeps the hashes of the sets: a set that has changed since has none, and its card says so. tools/evalset_record.py
-writes it.
-"""
+"""The card of each shipped set: what it measures, and how finely by the last record (reports/evalsets.json, which
+tools/evalset_record.py writes): a set that has changed since has none, and its card says so."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from pathlib import Path
 
 import yaml
 
-from pipeline.core import artifacts, records
+from pipeline.core import artifacts, cli, records
 from pipeline.core.droppings import data_files
 from pipeline.core.records import EvalsetsRecord, SetRecord
 from pipeline.evalset import load_prompts, load_texts
@@ -20,7 +17,7 @@ from pipeline.evalset.tasks import load_task, local_tasks, task_files
 
 HOME = Path("evalsets")
 RECORD = artifacts.REPORTS / "evalsets.json"
-KINDS = {"corpus": "documents", "prompts": "prompts", "calibration": "documents"}
+KINDS = {"corpus": "documents", "search": "documents", "prompts": "prompts", "calibration": "documents"}
 COLUMNS = ("set", "n", "sha256", "reference", "interval", "resolves", "tells apart")
 
 
@@ -105,9 +102,7 @@ def legend(record: EvalsetsRecord | None) -> str:
 
 def markdown(sets: list[Card], record: EvalsetsRecord | None) -> str:
     """The table, and each set's card in words."""
-    parts = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
-    parts += ["| " + " | ".join(line(card, record).values()) + " |" for card in sets]
-    parts += ["", legend(record), ""]
+    parts = [cli.markdown_table([line(card, record) for card in sets]), "", legend(record), ""]
     for (measures, source, weaknesses), same in groupby(sets, lambda c: (c.measures, c.source, c.weaknesses)):
         names = ", ".join(card.name for card in same)
         parts += [f"**{names}**: {measures} *Source:* {source} *Known weaknesses:* {weaknesses}", ""]

@@ -1,12 +1,11 @@
 """lm-eval tasks: evalsets/tasks/<name>.yaml with its rows, or <name>.jsonl alone, whose columns say what it is.
 
-Every row is checked here, so that a missing split or column or a malformed line is named before a model is loaded.
-"""
+Every row is checked here, so that a missing split or column or a malformed line is named before a model is loaded."""
 
 from __future__ import annotations
 
 import random
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +46,7 @@ KINDS: dict[tuple[str, ...], Json] = {
 def local_tasks() -> dict[str, Path]:
     """{task name: its YAML, or its rows where it has none} of the tasks in evalsets/tasks."""
     named = {p.stem: p for p in meant(TASKS, "*.yaml")}
-    used = {file.resolve() for path in named.values() for file in _data_files(path, _peek(path))}
+    used = {file.resolve() for path in named.values() for file in _data_files(_peek(path))}
     return named | {p.stem: p for p in meant(TASKS, "*.jsonl") if p.stem not in named and p.resolve() not in used}
 
 
@@ -61,12 +60,10 @@ def load_task(name: str) -> tuple[Json, list[Json]]:
     files = _split_files(path, config)
     if name == "all":
         raise DataError(f"{path}: a task cannot be called 'all': that is what all of them together are called")
-    for file in _data_files(path, config):
+    for file in _data_files(config):
         if not any(file.resolve().is_relative_to(home.resolve()) for home in HOMES):
             homes = " and ".join(map(str, HOMES))
             raise DataError(f"{path}: its data {file} lies outside {homes}, where a change would go unseen; move it there")
-        if not file.exists():
-            raise DataError(f"{path}: its data {file} is not here")
     rows = load_rows(files, partial(_task_row, config=config))
     _one_kind(files, rows, config)
     return config, rows
@@ -75,7 +72,7 @@ def load_task(name: str) -> tuple[Json, list[Json]]:
 def task_files(name: str) -> list[Path]:
     """Every file that a local task is made of: its YAML, where it has one, and its rows."""
     path = local_tasks()[name]
-    return list(dict.fromkeys([path, *(_data_files(path, _peek(path)) if path.suffix == ".yaml" else [])]))
+    return list(dict.fromkeys([path, *(_data_files(_peek(path)) if path.suffix == ".yaml" else [])]))
 
 
 def subset(n: int, count: HowMany, seed: int) -> list[int]:
@@ -100,13 +97,9 @@ def _config(name: str, path: Path) -> Json:
         return f"{path}:{line}" if line else str(path)
 
     if config.get("task") != name:
-        raise DataError(
-            f"{at('task')}: says `task: {config.get('task')}`; lm-eval goes by that, so it must be {name!r} as the file"
-        )
-    listed = config.get("metric_list") or []
-    if not isinstance(listed, list):
-        raise DataError(f"{at('metric_list')}: metric_list = {listed!r} must be a list, as in [{{metric: acc}}]")
-    metrics = {str(m.get("metric")) for m in listed if isinstance(m, dict)}
+        given = config.get("task")
+        raise DataError(f"{at('task')}: says `task: {given}`; lm-eval goes by that, so it must be {name!r} as the file")
+    metrics = {str(m.get("metric")) for m in config.get("metric_list") or [] if isinstance(m, dict)}
     splits, shots = _splits(config), config.get("fewshot_split")
     if shots and splits and shots not in splits:
         raise DataError(f"{at('fewshot_split')}: fewshot_split {shots!r} has no data file{did_you_mean(str(shots), list(splits))}")
@@ -114,9 +107,7 @@ def _config(name: str, path: Path) -> Json:
         raise DataError(f"{at('include')}: `include` is not read here; write the whole task into one file")
     kind = config.get("output_type")
     if kind != "loglikelihood_rolling" and metrics and not metrics & {"acc", "exact_match"}:
-        raise DataError(
-            f"{at('metric_list')}: metric_list has neither acc nor exact_match: an item must be right or wrong to be compared"
-        )
+        raise DataError(f"{at('metric_list')}: metric_list has neither acc nor exact_match: an item must be right or wrong")
     if kind not in OUTPUT_TYPES:
         raise DataError(f"{at('output_type')}: output_type {kind!r}{did_you_mean(str(kind), list(OUTPUT_TYPES))}")
     return config
@@ -129,7 +120,7 @@ def _inferred(name: str, path: Path) -> Json:
         if all(c in first for c in columns):
             files = {"dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(path)}}, "test_split": "test"}
             given = {"task": name, **files, "num_fewshot": 0, "metadata": {"version": 1.0}, **config}
-            if columns[1:2] == ("choices",) and isinstance(first["choices"], list) and _spaced(first["choices"]):
+            if "choices" in columns and str(first["choices"][0]).startswith(" "):
                 given["target_delimiter"] = ""  # choices that bring their own space
             return given
     kinds = "; or ".join(", ".join(columns) for columns in KINDS)
@@ -137,29 +128,21 @@ def _inferred(name: str, path: Path) -> Json:
 
 
 def _peek(path: Path) -> Json:
-    """A YAML's content, empty if it cannot be read: the fault is named when its task is used."""
     try:
-        return _parsed(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, OSError, ValueError, RecursionError):
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, OSError, ValueError):  # named when the task is used
         return {}
-
-
-@lru_cache
-def _parsed(text: str) -> Json:
-    config = yaml.safe_load(text)
     return config if isinstance(config, dict) else {}
 
 
 def _splits(config: Json) -> Json:
-    """{split: its data files} of a task's config; empty if it says something else."""
     kwargs = config.get("dataset_kwargs")
     files = kwargs.get("data_files") if isinstance(kwargs, dict) else None
     return files if isinstance(files, dict) else {}
 
 
-def _data_files(path: Path, config: Json) -> list[Path]:
-    """The files of every split: few-shot examples change a prompt as much as the question does."""
-    values = _splits(config).values()
+def _data_files(config: Json) -> list[Path]:
+    values = _splits(config).values()  # few-shot examples change a prompt as much as the question does
     return [Path(f) for one in values for f in (one if isinstance(one, list) else [one]) if isinstance(f, str)]
 
 
@@ -179,17 +162,13 @@ def _split_files(path: Path, config: Json) -> list[Path]:
     return [Path(f) for f in names]
 
 
-def _spaced(choices: list[Any]) -> bool:
-    return all(str(c).startswith(" ") for c in choices)
-
-
 def _one_kind(files: list[Path], rows: list[Json], config: Json) -> None:
     """Raise if a target is text in one row and a list in another (lm-eval takes the first row's kind for all). Without a YAML
     also if only some choices begin with a space, or a target has several lines."""
     inferred = files[0].parent == TASKS and not (TASKS / f"{config['task']}.yaml").exists()
     for row in rows if inferred else []:
         where = f"{files[0]}: item {row['id']!r}"
-        if "choices" in row and _spaced(row["choices"]) != (config.get("target_delimiter") == ""):
+        if "choices" in row and {c.startswith(" ") for c in row["choices"]} != {config.get("target_delimiter") == ""}:
             raise DataError(f"{where}: some choices of the file begin with a space and others do not; use one way")
         if config["output_type"] == "generate_until" and "\n" in "".join(row["target"]).strip():
             raise DataError(f"{where}: a target of several lines can never match, since a reply ends at its first")
@@ -216,10 +195,8 @@ def _choice_fault(row: Json, config: Json) -> str | None:
     if not all(name in row for name in named):  # made by a template: lm-eval's business
         return None
     choices, answer = (row[name] for name in named)
-    if not isinstance(choices, list):
-        return f"field {named[0]!r} must be list, found {type(choices).__name__}"
-    if len(choices) < 2 or not all(isinstance(c, str) and c.strip() for c in choices):
-        return f"needs at least two choices, all non-empty text; found {choices!r}"
+    if not isinstance(choices, list) or len(choices) < 2 or not all(isinstance(c, str) and c.strip() for c in choices):
+        return f"field {named[0]!r} must be a list of at least two choices, all non-empty text; found {choices!r}"
     if len(set(choices)) < len(choices):
         return f"two choices are equal: {choices!r}"
     if isinstance(answer, str) and answer in choices:
@@ -231,13 +208,10 @@ def _choice_fault(row: Json, config: Json) -> str | None:
 
 def _text_fault(row: Json, config: Json) -> str | None:
     """What is asked or expected must be text, and not empty; only a multiple choice may have no context."""
-    asked, expected = config.get("doc_to_text"), config.get("doc_to_target")
-    kind = config.get("output_type")
-    if isinstance(asked, str) and asked in row:
-        if not isinstance(row[asked], str):
-            return f"field {asked!r} must be text, found {row[asked]!r}; write it in quotes"
-        if not row[asked].strip() and kind != "multiple_choice":
-            return f"field {asked!r} is empty"
+    asked, expected, kind = config.get("doc_to_text"), config.get("doc_to_target"), config.get("output_type")
+    given = asked in row and (kind != "multiple_choice" or row[asked] != "")
+    if fault := fields_fault(row, {str(asked): str} if given else {}):
+        return fault
     if kind != "multiple_choice" and isinstance(expected, str) and expected in row:
         values = row[expected] if isinstance(row[expected], list) else [row[expected]]
         if not values or not all(isinstance(v, str) and v.strip() for v in values):

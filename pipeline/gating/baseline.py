@@ -56,13 +56,11 @@ class Baseline:
 @dataclass(frozen=True)
 class VariantChanges:
     """A variant since the baseline. differences: {metric: its difference}, of metrics that a rule names; before: the baseline's
-    metrics that a rule names; lost, new: metrics that only the baseline, only this run has; is_new: the whole variant is."""
+    metrics that a rule names; lost: metrics that only the baseline has."""
 
-    differences: dict[str, Difference]
-    before: dict[str, Metric]
-    lost: list[str]
-    new: list[str]
-    is_new: bool = False
+    differences: dict[str, Difference] = field(default_factory=dict)
+    before: dict[str, Metric] = field(default_factory=dict)
+    lost: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -159,18 +157,15 @@ def compare(base: Baseline, results: dict[str, VariantResult], settings: Params)
 
 
 def _changes(base: Baseline, name: str, now: VariantResult | None, settings: Params) -> VariantChanges:
-    have = now["metrics"] if now else {}
-    before = base.results.get(name)
-    if before is None:
-        return VariantChanges({}, {}, [], sorted(have), is_new=True)
-    had = before["metrics"]
+    if (before := base.results.get(name)) is None:
+        return VariantChanges()
+    have, had = now["metrics"] if now else {}, before["metrics"]
     ruled = [n for n in dict.fromkeys(rule.metric for rule in settings.gate.rules) if n in had]
-    known = {n for n, m in have.items() if m["value"] is not None or m.get("reason") or m.get("warnings")}
+    known = {n for n, m in have.items() if m["value"] is not None or m["warnings"]}
     return VariantChanges(
         differences=_differences(base, name, now, before, [n for n in ruled if n in have], settings) if now else {},
         before={n: had[n] for n in ruled},
         lost=sorted(n for n, m in had.items() if m["value"] is not None and n not in known),
-        new=sorted(have.keys() - had.keys()),
     )
 
 
@@ -201,7 +196,7 @@ def _differences(
     for n in names:
         if n not in differences and have[n]["value"] is not None and had[n]["value"] is not None:
             same_machine = now.get("client") == before.get("client") if is_served(n) else now["machine"] == before["machine"]
-            why = no_items if n.split("/")[0] in paired_difference.PER_ITEM else no_tokens
+            why = no_items if paired_difference.by_item(n) else no_tokens
             differences[n] = paired_difference.unpaired(n, have[n], had[n], why, same_machine=same_machine)
     return differences
 

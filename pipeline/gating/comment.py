@@ -69,8 +69,7 @@ def _used(rule: RuleVerdict) -> float:
 
 
 def _delta(name: str, rule: RuleVerdict, merge: Merge) -> str:
-    """`**int4** kld_mean: 0.256 → 0.485 nats, +0.23 [+0.18, +0.29] (paired by token, n = 4914): FAIL, margin 0.02 nats`; empty
-    where the metric has no value."""
+    """`**int4** kld_mean: 0.256 → 0.485 nats, +0.23 [+0.18, +0.29] (paired by token, n = 4914): FAIL, margin 0.02 nats`."""
     result = merge.results.get(name)
     metric = result["metrics"].get(rule["metric"]) if result else None
     if metric is None or metric["value"] is None:
@@ -82,7 +81,7 @@ def _delta(name: str, rule: RuleVerdict, merge: Merge) -> str:
         return f"- **{name}** {rule['metric']}: {_interval(metric)}, n = {metric['n']}{why}: {judged}"
     before = with_unit(change.before[rule["metric"]], interval=False)
     both = f"{before} → {with_unit(metric, interval=False)}"
-    lost = [w for w in difference.get("warnings", ()) if w.startswith(("pairing was lost", "the baseline", "the reference"))]
+    lost = [w for w in difference["warnings"] if w.startswith(("pairing was lost", "the baseline", "the reference"))]
     how = "; ".join([f"{difference['how']}, n = {difference['n']}", *map(_plain, lost)])
     quotient = "quotient " if difference["unit"] == "ratio" else ""
     return f"- **{name}** {rule['metric']}: {both}, {quotient}{_change(difference)} ({how}): {judged}"
@@ -92,14 +91,13 @@ def _bound(rule: RuleVerdict) -> str:
     return _plain(rule["bound"]) + ("" if rule["required"] else ", advisory")
 
 
+def _interval(metric: Interval, sign: bool = False) -> str:
+    none = " (no interval)" if metric["low"] is None else ""
+    return "–" if metric["value"] is None else with_unit(metric, sign=sign) + none
+
+
 def _change(difference: Difference) -> str:
     return _interval(difference, sign=difference["unit"] != "ratio")
-
-
-def _interval(metric: Interval, sign: bool = False) -> str:
-    if metric["value"] is None:
-        return "–"
-    return with_unit(metric, sign=sign) + (" (no interval)" if metric["low"] is None else "")
 
 
 def _cells(name: str, rule: RuleVerdict, changes: Changes | None) -> dict[str, object]:

@@ -7,7 +7,6 @@ these were independent, which makes them wider. A ratio is compared by its quoti
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -17,31 +16,11 @@ from numpy.typing import NDArray
 from pipeline.core.errors import ArtifactError
 from pipeline.core.params import Compare
 from pipeline.core.records import AnswerRow, Metric
-from pipeline.divergence.distributions import TOP
-from pipeline.metrics.answers import answer_metrics, pair
+from pipeline.metrics.answers import PAIRED, answer_metrics, pair
 from pipeline.metrics.builder import Builder, as_metric
-from pipeline.metrics.definitions import definition, is_served, position_parts
-from pipeline.metrics.tokens import TOKEN
+from pipeline.metrics.definitions import definition, position_parts, timed
+from pipeline.metrics.tokens import PER_TOKEN, TOKEN, Columns
 from pipeline.stats.intervals import Estimate, cluster_bootstrap
-
-Columns = dict[str, NDArray[Any]]
-
-PER_TOKEN: dict[str, Callable[[Columns], NDArray[Any]]] = {
-    "kld_mean": lambda c: c["kld"],
-    "kld_reverse_mean": lambda c: c["kld_reverse"],
-    "jsd_mean": lambda c: c["jsd"],
-    "top1_agreement": lambda c: (c["top1"] == c["top1_ref"]).astype(float),
-    "top5_agreement": lambda c: c["top5_overlap"] / TOP,
-    "delta_p_mean": lambda c: np.exp(c["logp"]) - np.exp(c["logp_ref"]),
-    "moved_10pct": lambda c: (np.abs(np.exp(c["logp"]) - np.exp(c["logp_ref"])) > 0.1).astype(float),
-    "ppl_ratio": lambda c: c["logp_ref"] - c["logp"],
-}
-PER_ITEM = {"acc": "acc_delta"} | {name: name for name in ("acc_delta", "score_delta", "recovery", "byte_ppl_ratio")}
-CLOCKED = ("ms", "s", "tok/s")  # units that a machine's speed is in
-OF_MACHINES = (  # and what else depends on it
-    "speed_ratio", "prefill_ratio", "mbu", "mfu", "reference_drift", "failure_rate", "peak_memory_bytes", "load_memory_bytes",
-    "cuda_allocated_bytes", "cuda_reserved_bytes", "nvml_used_bytes",
-)  # fmt: skip
 
 
 class Difference(Metric):
@@ -50,14 +29,14 @@ class Difference(Metric):
     how: str
 
 
-def timed(name: str) -> bool:
-    """Whether a metric depends on the machine, so that two machines' are never compared."""
-    return name.split("/")[0] in OF_MACHINES or is_served(name) or _unit(name) in CLOCKED
-
-
-def _unit(name: str) -> str:
+def _is_ratio(name: str) -> bool:
     what = definition(name)
-    return what.unit if what else ""
+    return what is not None and what.unit == "ratio"
+
+
+def by_item(name: str) -> bool:
+    """Whether a metric's difference is paired by item."""
+    return name.split("/")[0] in ("acc", *PAIRED)
 
 
 def tokens_paired(b: Builder, name: str, now: dict[str, list[Any]], before: dict[str, list[Any]]) -> Difference | None:
@@ -68,7 +47,8 @@ def tokens_paired(b: Builder, name: str, now: dict[str, list[Any]], before: dict
         return None
     shared, shared_before = _shared(now, before)
     in_part = _part(shared, part, stem)
-    change = (PER_TOKEN[stem](shared) - PER_TOKEN[stem](shared_before))[in_part]
+    values, values_before = (np.asarray(PER_TOKEN[stem](columns), float) for columns in (shared, shared_before))
+    change = (values - values_before)[in_part]
     if not len(change) or not np.isfinite(change).all():
         return None
     estimate = cluster_bootstrap(
@@ -110,23 +90,22 @@ def _item(row: AnswerRow) -> tuple[Any, ...]:
 def items_paired(b: Builder, now: list[AnswerRow], before: list[AnswerRow]) -> dict[str, Difference]:
     """{metric: paired difference} of accuracy and byte perplexity over the items of both, as metrics/answers.py compares with the
     reference."""
-    by_item = {_item(row): row for row in before}
-    shared = [row for row in now if _item(row) in by_item]
+    rows_before = {_item(row): row for row in before}
+    shared = [row for row in now if _item(row) in rows_before]
     if not shared:
         return {}
     builder = Builder(Compare(confidence=b.confidence, resamples=b.resamples), b.seed)
-    answer_metrics(builder, pair(shared, [by_item[_item(row)] for row in shared]), allow_truncated=True)
+    answer_metrics(builder, pair(shared, [rows_before[_item(row)] for row in shared]), allow_truncated=True)
     notes = _unmatched(len(now) - len(shared), "items")
     differences: dict[str, Difference] = {}
     for name, metric in builder.metrics.items():
         stem, _, part = name.partition("/")
-        if stem in PER_ITEM.values():
-            warnings = [*metric.get("warnings", ()), *notes]
-            differences[name] = {**metric, "how": "paired by item", "warnings": warnings}
-        if stem == "acc_delta":
-            value, low, high = (x if x is None else x / 100 for x in (metric["value"], metric["low"], metric["high"]))
-            scaled: Difference = {**differences[name], "value": value, "low": low, "high": high, "unit": "fraction"}
-            differences[f"acc/{part}"] = scaled
+        if stem in PAIRED:
+            difference: Difference = {**metric, "how": "paired by item", "warnings": [*metric["warnings"], *notes]}
+            differences[name] = difference
+            if stem == "acc_delta":
+                value, low, high = (x if x is None else x / 100 for x in (metric["value"], metric["low"], metric["high"]))
+                differences[f"acc/{part}"] = {**difference, "value": value, "low": low, "high": high, "unit": "fraction"}
     return differences
 
 
@@ -138,59 +117,53 @@ def unpaired(name: str, now: Metric, before: Metric, why: str, *, same_machine: 
     """Difference of two values from them and their intervals, as if they were independent. The limits add by their squares (Zou
     and Donner 2008, Statistics in Medicine 27:1693), on the log scale for a ratio. Without both intervals, or with timings of two
     machines, there is a value and no interval, which never passes. why: pairing was lost."""
-    ratio, confidences = _unit(name) == "ratio", [m.get("confidence") for m in (now, before)]
-    ends = np.array([[m["value"], m["low"], m["high"]] for m in (now, before)], float)  # nan where there is none
+    ratio, both = _is_ratio(name), (now, before)
+    ends = np.array([[m["value"], m["low"], m["high"]] for m in both], float)  # nan where there is none
     value = ends[0, 0] / ends[1, 0] if ratio and ends[:, 0].min() > 0 else None if ratio else ends[0, 0] - ends[1, 0]
     method = "limits added by their squares (Zou and Donner 2008)"
-    estimate = Estimate(value, None, None, min(now["n"], before["n"]), method)
+    estimate = Estimate(value, None, None, min(m["n"] for m in both), method)
     fault = ""
     if timed(name) and not same_machine:
         fault = "the baseline was timed on another machine"
-    elif confidences[0] != confidences[1]:
-        fault = f"the intervals are of {confidences[0]} and {confidences[1]} confidence"
+    elif now["confidence"] != before["confidence"]:
+        fault = f"the intervals are of {now['confidence']} and {before['confidence']} confidence"
     elif np.isnan(ends).any():
         fault = "one of the two values has no interval"
     elif ratio and ends.min() <= 0:
         fault = "an interval that reaches down to zero has no quotient"
     if fault:
-        return _difference(estimate, name, confidences[0] or 0.95, "unpaired", fault)
+        return _difference(estimate, name, now["confidence"], "unpaired", fault)
     (middle, low, high), (middle_before, low_before, high_before) = np.log(ends) if ratio else ends
     limits = np.array([
         middle - middle_before - math.hypot(middle - low, high_before - middle_before),
         middle - middle_before + math.hypot(high - middle, middle_before - low_before),
     ])  # fmt: skip
-    between = np.array([m.get("between") or 0.0 for m in (now, before)])  # more rounds do not reduce it
+    between = np.array([m["between"] or 0.0 for m in both])  # more rounds do not reduce it
     if not ratio and value:
         between *= ends[:, 0] / value
-    low, high = np.exp(limits) if ratio else limits
+    low, high = (float(x) for x in (np.exp(limits) if ratio else limits))
     estimate = replace(
-        estimate,
-        low=float(low),
-        high=float(high),
-        clusters=min((c for m in (now, before) if (c := m.get("clusters"))), default=None),
-        weight=min((w for m in (now, before) if (w := m.get("weight"))), default=None),
-        between=math.hypot(*between) or None,
-    )
+        estimate, low=low, high=high, between=math.hypot(*between) or None,
+        clusters=min((c for m in both if (c := m["clusters"])), default=None),
+        weight=min((w for m in both if (w := m["weight"])), default=None),
+    )  # fmt: skip
     if low == high:  # sizes and counts have no rows to pair
-        return _difference(estimate, name, confidences[0] or 0.95, "exact")
+        return _difference(estimate, name, now["confidence"], "exact")
     notes = () if timed(name) else (f"pairing was lost: {why}",)
-    return _difference(estimate, name, confidences[0] or 0.95, "unpaired", *notes)
+    return _difference(estimate, name, now["confidence"], "unpaired", *notes)
 
 
 def unchanged(name: str, now: Metric) -> Difference:
     """The difference of equal results: none."""
-    neutral = 1.0 if _unit(name) == "ratio" else 0.0
-    return {
-        "value": neutral, "low": neutral, "high": neutral, "n": now["n"], "unit": now["unit"],
-        "confidence": now.get("confidence"), "method": "the same results", "warnings": [], "how": "unchanged",
-    }  # fmt: skip
+    neutral = 1.0 if _is_ratio(name) else 0.0
+    return _difference(Estimate(neutral, neutral, neutral, now["n"], "the same results"), name, now["confidence"], "unchanged")
 
 
 def of_another_reference(name: str, difference: Difference, note: str) -> Difference:
     """A difference without its interval if it counts from a reference that was built again: a worse one brings variants nearer.
     Answers that are paired item by item do not count from the reference."""
     what = definition(name)
-    noted: Difference = {**difference, "warnings": [*difference.get("warnings", ()), note]}
+    noted: Difference = {**difference, "warnings": [*difference["warnings"], note]}
     if what is not None and what.neutral is not None and difference["how"] != "paired by item":
         noted["low"] = noted["high"] = None
     return noted

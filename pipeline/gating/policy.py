@@ -16,9 +16,8 @@ from pydantic import ValidationError
 from pipeline.core.errors import ParamsError
 from pipeline.core.params import BetweenRuns, Params, Rule
 from pipeline.core.records import VariantResult, Verdict
-from pipeline.gating.paired_difference import timed
 from pipeline.gating.rules import QUANTITY, applies, bound_of, units_of
-from pipeline.metrics.definitions import FLOORS, definition
+from pipeline.metrics.definitions import FLOORS, definition, timed
 from pipeline.stats.intervals import resolvable
 
 
@@ -123,18 +122,18 @@ def _noise(rule: Rule, settings: Params, results: dict[str, VariantResult]) -> s
     """The least margin that a variant without loss passes in 80 % of runs, in the unit of the rule's bound. It is the smallest
     loss that the narrowest interval of a required variant can resolve, above the noise floor's upper end if the metric has one.
     Unknown without an interval, and for timings whose run-to-run variation was not measured."""
-    confidence, amounts = settings.compare.confidence, []
+    amounts = []
     for name in settings.gate.required:
         metric = results[name]["metrics"].get(rule.metric) if name in results and applies(rule, name) else None
         if metric is None or metric["low"] is None or metric["high"] is None:
             continue
-        if not (timed(rule.metric) and metric.get("between") is None):
-            amounts.append(resolvable(metric["low"], metric["high"], confidence=metric.get("confidence") or confidence))
+        if not (timed(rule.metric) and metric["between"] is None):
+            amounts.append(resolvable(metric["low"], metric["high"], confidence=metric["confidence"]))
     if not amounts:
         return "unknown"
     reference = results.get(settings.reference)
     floor = reference["metrics"].get(FLOORS[rule.metric][0]) if reference and rule.metric in FLOORS else None
     amount = min(amounts) + ((floor["high"] if floor else None) or 0.0)
-    what, written = definition(rule.metric), QUANTITY.match(rule.margin or rule.gain or rule.limit or "")
+    what, written = definition(rule.metric), QUANTITY.match(getattr(rule, rule.kind))
     assert what is not None and written is not None  # bound_of refuses everything else
     return f"{amount / units_of(what)[written.group(2)]:.2g} {written.group(2)}"

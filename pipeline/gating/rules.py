@@ -75,7 +75,7 @@ def bound_of(rule: Rule) -> Bound:
         raise ParamsError(f"gate rule: {rule.metric!r} has no value where most never depart; use {CENSORED[rule.metric]}")
     if rule.above and rule.metric not in FLOORS:
         raise ParamsError(f"gate rule on {rule.metric}: only {' and '.join(FLOORS)} have a measured {rule.above}; leave out above")
-    kind = next(k for k in ("margin", "gain", "limit") if getattr(rule, k) is not None)
+    kind = rule.kind
     amount = quantity(getattr(rule, kind), what, f"gate rule on {rule.metric}: {kind}")
     text = f"{kind} {getattr(rule, kind)}" + (" against the baseline" if rule.against == "baseline" else "")
     threshold = amount
@@ -138,9 +138,9 @@ def judge(bound: Bound, metric: Metric | None) -> Judgement:
     if metric is None:
         return Judgement("FAIL", f"{bound.metric} is missing from the results")
     value, low, high, n = metric["value"], metric["low"], metric["high"], metric["n"]
-    warnings = "; ".join(metric.get("warnings", ()))
+    warnings = "; ".join(metric["warnings"])
     if value is None or not math.isfinite(value):
-        return Judgement("FAIL", f"{bound.metric} has no value: {metric.get('reason') or warnings or 'not a number'}")
+        return Judgement("FAIL", f"{bound.metric} has no value: {warnings or 'not a number'}")
     if n <= 0:
         return Judgement("FAIL", f"{bound.metric} rests on no items")
     if low is None or high is None or not (math.isfinite(low) and math.isfinite(high)):
@@ -149,8 +149,8 @@ def judge(bound: Bound, metric: Metric | None) -> Judgement:
     if not low - near <= value <= high + near:
         why = f"an interval that does not contain its value: {value:.4g} is not in [{low:.4g}, {high:.4g}]"
         return Judgement("INCONCLUSIVE", f"{bound.metric} has {why}")
-    clusters = metric.get("clusters")
-    independent = metric.get("weight") or clusters
+    clusters = metric["clusters"]
+    independent = metric["weight"] or clusters
     if independent is not None and independent < MIN_CLUSTERS - 0.5:
         few = f"{clusters} documents or item families"
         few += f" that weigh as {independent:.0f} equal ones" if clusters and independent < clusters - 0.5 else ""
@@ -164,24 +164,24 @@ def judge(bound: Bound, metric: Metric | None) -> Judgement:
     side = "at most" if bound.better == "lower" else "at least"
     asked = f"{side} {number(bound.threshold * factor, '.4g')} ({bound.text})"
     note = f" ({warnings})" if warnings else ""
-    confidence = metric.get("confidence") or 0.95
+    confidence = metric["confidence"]
     half = here - best if here > edge else worst - here
     p = one_sided_p(here - edge, half, df=max((independent or n) - 1, 1), confidence=confidence)
     if worst <= edge:
         return Judgement("PASS", f"the whole interval is {asked}{note}", p_fail=p)
     if best > edge:
         return Judgement("FAIL", f"the whole interval is past the bound: {asked}{note}", p_fail=p)
-    estimate = Estimate(value, low, high, n, "", between=metric.get("between"))
+    estimate = Estimate(value, low, high, n, "", between=metric["between"])
     settle = items_to_settle(estimate, bound.threshold, confidence=confidence)
     return Judgement("INCONCLUSIVE", f"the interval contains the bound: {asked}{would_settle(settle, metric)}{note}", settle, p)
 
 
 def would_settle(settle: int | None, metric: Metric | RuleVerdict) -> str:
     """How many more items would decide."""
-    between = metric.get("between")
+    between = metric["between"]
     if settle is None and between:
         return f"; more rounds will not help: whole runs differ by {100 * between:g} % (compare.between_runs)"
-    more = " (documents or families in proportion)" if metric.get("clusters") else ""
+    more = " (documents or families in proportion)" if metric["clusters"] else ""
     return f"; about {settle} in place of {metric['n']}{more} would settle it in 80 % of runs" if settle else ""
 
 

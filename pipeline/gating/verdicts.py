@@ -22,6 +22,7 @@ from pipeline.gating import baseline, freshness, policy
 from pipeline.gating.baseline import Changes, VariantChanges
 from pipeline.gating.policy import Loosening
 from pipeline.gating.rules import Bound, Judgement, applies, bound_of, judge, judge_above, neutral_of, worst, would_settle
+from pipeline.metrics.builder import unknown
 from pipeline.metrics.definitions import FLOORS, definition
 from pipeline.serving import results as server_results
 from pipeline.stats.intervals import Estimate, holm, items_to_settle
@@ -76,7 +77,7 @@ def of(results: dict[str, VariantResult], settings: Params, changes: Changes | N
         if name == settings.reference:
             continue
         result, change = results.get(name), changes.variants[name] if changes else None
-        floors = _floors(result, reference)
+        floors = _floors(result, reference, settings.compare.confidence)
         rules = [_apply(rule, result, floors, change) for rule in settings.gate.rules if applies(rule, name)]
         family = _hold_fails(rules, settings.compare.confidence)
         verdict, reason = _verdict(result, rules, variant, settings.reference)
@@ -105,16 +106,16 @@ def _as_asked(result: VariantResult, confidence: float) -> VariantResult:
         if what is None or metric["low"] is None:
             continue
         faults = []
-        if metric.get("confidence") != confidence:
-            faults.append(f"it is of {metric.get('confidence')!r} confidence, not {confidence}")
+        if metric["confidence"] != confidence:
+            faults.append(f"it is of {metric['confidence']} confidence, not {confidence}")
         if metric["unit"] != what.unit:
             faults.append(f"its unit is {metric['unit']}, not {what.unit}")
         if faults:
-            metrics[name] = {**metric, "low": None, "high": None, "confidence": None, "warnings": faults}
+            metrics[name] = {**metric, "low": None, "high": None, "warnings": faults}
     return {**result, "metrics": metrics}
 
 
-def _floors(result: VariantResult | None, reference: VariantResult | None) -> dict[str, Metric]:
+def _floors(result: VariantResult | None, reference: VariantResult | None, confidence: float) -> dict[str, Metric]:
     """The reference's metrics; the noise floor null if the variant's results were made with another."""
     if reference is None:
         return {}
@@ -123,8 +124,8 @@ def _floors(result: VariantResult | None, reference: VariantResult | None) -> di
     if result is not None and made_with is not None and result["inputs"].get(file) == made_with:
         return reference["metrics"]
     why = f"the results were not made with the {file} of the reference; run `dvc repro`"
-    null: Metric = {"value": None, "low": None, "high": None, "unit": "", "n": 0, "reason": why}
-    return reference["metrics"] | {name: null for names in FLOORS.values() for name in names}
+    nothing = {name: unknown(name, why, confidence) for names in FLOORS.values() for name in names}
+    return reference["metrics"] | nothing
 
 
 def _apply(rule: Rule, result: VariantResult | None, floors: Mapping[str, Metric], change: VariantChanges | None) -> RuleVerdict:
@@ -139,15 +140,14 @@ def _apply(rule: Rule, result: VariantResult | None, floors: Mapping[str, Metric
         judgement = judge(bound, metric)
     what = definition(rule.metric)
     assert what is not None  # bound_of has refused unknown metrics
-    nothing: Metric = {"value": None, "low": None, "high": None, "unit": what.unit, "n": 0}
-    m = metric or nothing
+    m = metric or unknown(rule.metric, "", 0.0)
     return {
         "metric": rule.metric, "against": rule.against, "bound": bound.text, "threshold": bound.threshold, "better": bound.better,
         "neutral": neutral_of(rule, what), "unit": what.unit, "required": rule.required,
         "verdict": judgement.verdict, "reason": judgement.reason,
         "settle": judgement.settle, "p_fail": judgement.p_fail, "p_fail_holm": judgement.p_fail,
         "value": m["value"], "low": m["low"], "high": m["high"], "n": m["n"] if metric else None,
-        "clusters": m.get("clusters"), "between": m.get("between"),
+        "clusters": m["clusters"], "between": m["between"],
     }  # fmt: skip
 
 
@@ -163,8 +163,7 @@ def _against_baseline(
         return None, judge(bound, metric)
     before, difference = change.before.get(rule.metric), change.differences.get(rule.metric)
     if before is None or difference is None:
-        reason = before.get("reason") if before else None
-        why = f" ({reason.partition('; run')[0]})" if reason else ""
+        why = f" ({'; '.join(before['warnings']).partition('; run')[0]})" if before and before["warnings"] else ""
         return None, Judgement("INCONCLUSIVE", f"no baseline: {rule.metric} is new, or had no value there{why}")
     had = before["value"]
     if rule.margin and difference["unit"] in OPEN_ENDED and had is not None and abs(bound.threshold) >= had:

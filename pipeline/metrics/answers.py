@@ -15,6 +15,8 @@ from pipeline.metrics.builder import Builder
 from pipeline.metrics.definitions import bounds_of
 from pipeline.stats.intervals import Estimate, arithmetic_error, mcnemar, outer, paired_difference, paired_p, widened, wilson
 
+# Differences of a variant to another on the same items: to the reference here, to a baseline in gating.
+PAIRED = ("acc_delta", "score_delta", "recovery", "byte_ppl_ratio")
 AnswerPair = tuple[AnswerRow, AnswerRow]  # the variant's answer, the reference's
 Flags = NDArray[np.bool_]
 

@@ -30,6 +30,11 @@ def as_metric(name: str, estimate: Estimate, confidence: float, scale: float = 1
     }  # fmt: skip
 
 
+def unknown(name: str, why: str, confidence: float) -> Metric:
+    """A metric without a value."""
+    return as_metric(name, Estimate(None, None, None, 0, "none", (why,)), confidence)
+
+
 class Builder:
     """Collects metrics under one confidence, one number of resamples and one seed. Each metric gets a generator of its own from
     the seed and its name, so that adding a metric moves no other's interval."""
@@ -72,6 +77,6 @@ class Builder:
 def size_metrics(b: Builder, manifest: ModelManifest, reference: ModelManifest) -> None:
     size = manifest["weight_bytes"]
     b.exact("weight_bytes", size, 1, "file headers")
-    notes = manifest.get("warnings") or []
+    notes = manifest.get("warnings", [])
     b.exact("bits_per_weight", manifest["bits_per_weight"], 1, "file headers over the base's weights", *notes)
     b.exact("size_ratio", size / reference["weight_bytes"], 1, "file headers")

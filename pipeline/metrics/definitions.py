@@ -9,6 +9,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from pipeline.core.records import Metrics
+
 Floats = NDArray[np.float32] | NDArray[np.float64]
 
 
@@ -22,7 +24,16 @@ class Definition:
     about: str
 
 
-# `name/<task>` metrics are looked up by the part before the slash.
+FREE = {
+    "repetition": "share of a reply's 4-grams that stood in it before",
+    "empty": "greedy replies without any text",
+    "invalid": "greedy replies with bytes that are no UTF-8",
+    "loop": "greedy replies that end in one block over and over",
+    "script": "greedy replies in a script that prompt and reference do not use",
+    "garbled": "replies that are empty, invalid, looping or switch script",
+}
+# A metric is a line here and a call of Builder (mean, quantile, exact, bare) where its rows are read: tokens, answers, speed or
+# generation. A line in tokens.PER_TOKEN or answers.PAIRED pairs it with a baseline's. `name/<task>` is looked up by `name`.
 IN_PROCESS: dict[str, Definition] = {
     "kld_mean": Definition("nats", "lower", 0.0, "KL(reference || variant), full vocabulary, mean over tokens"),
     "kld_median": Definition("nats", "lower", 0.0, "median over tokens"),
@@ -87,18 +98,10 @@ IN_PROCESS: dict[str, Definition] = {
     "free_same": Definition("fraction", "higher", 1.0, "greedy replies that are the reference's, token for token"),
     "free_same_floor": Definition("fraction", "higher", None, "the reference's replies that stay at another batch size"),
     "free_departure": Definition("tokens", "higher", None, "median number of the first token in which a greedy reply differs"),
-    "free_repetition": Definition("fraction", "lower", None, "share of a reply's 4-grams that stood in it before"),
-    "free_repetition_delta": Definition("pp", "lower", 0.0, "repetition minus the reference's, same prompts"),
-    "free_empty": Definition("fraction", "lower", None, "greedy replies without any text"),
-    "free_empty_delta": Definition("pp", "lower", 0.0, "empty replies minus the reference's, same prompts"),
-    "free_invalid": Definition("fraction", "lower", None, "greedy replies with bytes that are no UTF-8"),
-    "free_invalid_delta": Definition("pp", "lower", 0.0, "such replies minus the reference's, same prompts"),
-    "free_loop": Definition("fraction", "lower", None, "greedy replies that end in one block over and over"),
-    "free_loop_delta": Definition("pp", "lower", 0.0, "looping replies minus the reference's, same prompts"),
-    "free_script": Definition("fraction", "lower", 0.0, "greedy replies in a script that prompt and reference do not use"),
-    "free_script_delta": Definition("pp", "lower", 0.0, "such replies minus the reference's, same prompts"),
-    "free_garbled": Definition("fraction", "lower", None, "replies that are empty, invalid, looping or switch script"),
-    "free_garbled_delta": Definition("pp", "lower", 0.0, "garbled replies minus the reference's, same prompts"),
+    **{
+        f"free_{fault}": Definition("fraction", "lower", 0.0 if fault == "script" else None, about) for fault, about in FREE.items()
+    },
+    **{f"free_{fault}_delta": Definition("pp", "lower", 0.0, "the same minus the reference's, same prompts") for fault in FREE},
 }
 
 
@@ -133,8 +136,8 @@ DEFINITIONS = SERVED | IN_PROCESS
 
 # Metrics of a variant whose "no difference" is measured: (floor, rounding), both metrics of the reference.
 FLOORS: dict[str, tuple[str, str]] = {"kld_mean": ("kld_floor", "kld_rounding"), "top1_agreement": ("flip_floor", "flip_rounding")}
-
-
+FLOOR_MARK = "floor-limited"
+FLOOR_TIMES = 2  # below so many times what "no difference" measures, a difference may be all noise
 SIGNED = ("delta_p_mean",)  # a fraction that may be below zero
 
 
@@ -153,6 +156,19 @@ def definition(name: str) -> Definition | None:
     return DEFINITIONS.get(name.split("/")[0])
 
 
+CLOCKED = ("ms", "s", "tok/s")  # units that a machine's speed is in
+OF_MACHINES = (  # and what else depends on it
+    "speed_ratio", "prefill_ratio", "mbu", "mfu", "reference_drift", "failure_rate", "peak_memory_bytes", "load_memory_bytes",
+    "cuda_allocated_bytes", "cuda_reserved_bytes", "nvml_used_bytes",
+)  # fmt: skip
+
+
+def timed(name: str) -> bool:
+    """Whether a metric depends on the machine, so that two machines' are never compared."""
+    what = definition(name)
+    return name.split("/")[0] in OF_MACHINES or is_served(name) or (what is not None and what.unit in CLOCKED)
+
+
 def is_served(name: str) -> bool:
     """Whether a metric is a server's: one of a level (`failure_rate/closed-4`), or one of a whole run (`knee`)."""
     stem, _, part = name.partition("/")
@@ -169,3 +185,23 @@ TOKEN_PARTS = (*(f"position:{name}" for name in POSITIONS), *(f"class:{name}" fo
 def position_parts(positions: ArrayLike) -> NDArray[np.str_]:
     """The name in POSITIONS of each position, of at least 1: [n] -> [n]."""
     return np.asarray(list(POSITIONS))[np.searchsorted(LASTS, np.asarray(positions))]
+
+
+def floor_limit(name: str, floors: Metrics) -> float | None:
+    """Distance from "no difference" below which a metric is floor-limited: twice the larger of floor and rounding."""
+    known = [value for f in FLOORS[name] if f in floors and (value := floors[f]["value"]) is not None]
+    return FLOOR_TIMES * max(known) if known else None
+
+
+def mark_floor_limited(metrics: Metrics, floors: Metrics) -> None:
+    """Add a warning to every metric of a variant whose distance from "no difference" is below the limit."""
+    for name in FLOORS.keys() & metrics.keys():
+        value, smallest, what = metrics[name]["value"], floor_limit(name, floors), definition(name)
+        assert what is not None and what.neutral is not None  # FLOORS names metrics that have both
+        if value is None:
+            continue
+        if smallest is None:
+            metrics[name]["warnings"].append("the noise floor is unknown")
+        elif abs(value - what.neutral) < smallest:
+            warning = f"{FLOOR_MARK}: below {FLOOR_TIMES} times what no difference measures here ({smallest / FLOOR_TIMES:.3g})"
+            metrics[name]["warnings"].append(warning)

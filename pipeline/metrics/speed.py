@@ -14,10 +14,10 @@ from typing import Literal
 
 import numpy as np
 
-from pipeline.core.records import LoadFacts, Sweep, TimingRow, TimingsMeta
+from pipeline.core.records import LoadFacts, ModelShape, Sweep, TimingRow, TimingsMeta
 from pipeline.metrics.builder import Builder
 from pipeline.metrics.definitions import QUANTILES
-from pipeline.speed.roofline import KV_TOLERANCE, Phase, Shape, compare_phases
+from pipeline.speed.roofline import KV_TOLERANCE, Phase, cache_bytes, compare_phases, products
 from pipeline.speed.rounds import Looks, drift, drift_in_words, itl, pairs, tpot, ttft, whole_runs
 from pipeline.speed.schedule import PHASES, SWEPT
 from pipeline.stats.intervals import Estimate, geometric_mean_t, mean_t, quantile_interval, wilson
@@ -42,7 +42,7 @@ def timing_metrics(b: Builder, rows: list[TimingRow], meta: TimingsMeta) -> None
         b.bare("ttft_cold_ms", None, 0, "first request of a fresh process", "the first request failed" if cold else "no such row")
     _ratios(b, single, Looks(meta["looks"]["planned"], tuple(meta["looks"]["bounds"]), b.between.ratio))
     _phases(b, good)
-    kv = _cache(b, rows, Shape(**meta["models"]["variant"]["shape"]))
+    kv = _cache(b, rows, meta["models"]["variant"]["shape"])
     _memory(b, good, meta["loads"]["variant"])
     _sweeps(b, rows, meta["sweep"])
     _roofline(b, single, good, meta, kv)
@@ -107,11 +107,11 @@ def _phases(b: Builder, good: list[TimingRow]) -> None:
             b.bare(f"phase_ms/{phase}", None, 0, "clock inside the engine", good[0]["phases_unknown"].get(phase, "unknown"))
 
 
-def _cache(b: Builder, rows: list[TimingRow], shape: Shape) -> float | None:
+def _cache(b: Builder, rows: list[TimingRow], shape: ModelShape) -> float | None:
     """Bytes of keys and values a token: the slope over context lengths, or, at one length, all bytes over all tokens."""
     counted = [r for r in rows if r["who"] == "variant" and r["ok"] and r.get("cache_bytes") is not None]
     sizes = {r["cache_tokens"] or 0: r["cache_bytes"] or 0 for r in counted}
-    expected = shape.cache_bytes(counted[-1]["cache_element_bytes"] if counted else None)
+    expected = cache_bytes(shape, counted[-1]["cache_element_bytes"] if counted else None)
     config = "the config does not say how many" if expected is None else f"the config makes it {expected:g}"
     if not sizes:
         b.bare("kv_bytes_per_token", None, 0, config, "the engine does not say how large its cache is")
@@ -264,22 +264,22 @@ def _phase(
     """One phase of one model, held against the rates of its device."""
     model, rates = meta["models"][who], meta["rates"]
     measured_here = meta["loads"][who]["device"] == rates["device"]
-    products, experts = Shape(**model["shape"]).products(model["parameters"]), model["shape"]["experts"]
+    multiplied, experts = products(model["shape"], model["parameters"]), model["shape"]["experts"]
     prompt = rows[0]["prompt_tokens"]
     time = mean_t([SECONDS[name](r) for r in rows], confidence=confidence)
     assert time.value is not None  # at least one request is ok
     span = (time.low, time.high) if time.low is not None and time.high is not None and time.low > 0 else None
     if name == "prefill":
         needed, step = float(model["weight_bytes"]), f"for {prompt} prompt tokens"
-        work = 2 * (products[0] * prompt + products[1]) if products else None
+        work = 2 * (multiplied[0] * prompt + multiplied[1]) if multiplied else None
     else:
         needed, step = model["weight_bytes"] + (kv or 0) * (prompt + rows[0]["output_tokens"] / 2), "a token"
-        work = 2 * sum(products) if products else None
+        work = 2 * sum(multiplied) if multiplied else None
     if not measured_here or rates["read"] is None:
         why = "the rates of its device were not measured"
     elif experts:
         why = "experts take turns: which weights a token needs is not known"
-    elif products:
+    elif multiplied:
         why = f"no product in {model['dtype']} could be timed here"
     else:
         why = "config.json does not say which weights a token multiplies"

@@ -5,6 +5,7 @@ Whole documents are resampled, never tokens: tokens of one document are not inde
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -28,6 +29,24 @@ QUANTILES = {"kld_median": 0.5, "kld_p90": 0.9, "kld_p95": 0.95, "kld_p99": 0.99
 STEPS = 16  # at most so many points in a trajectory's curve
 
 Columns = dict[str, NDArray[Any]]
+
+
+def moved(c: Columns) -> NDArray[np.float64]:
+    """Change of each true token's probability."""
+    return np.asarray(np.exp(c["logp"]) - np.exp(c["logp_ref"]))
+
+
+# Metrics that are means over tokens: what of each token (and, for `ppl_ratio`, exp of the mean, over texts only).
+PER_TOKEN: dict[str, Callable[[Columns], NDArray[Any]]] = {
+    "kld_mean": lambda c: c["kld"],
+    "jsd_mean": lambda c: c["jsd"],
+    "kld_reverse_mean": lambda c: c["kld_reverse"],
+    "top1_agreement": lambda c: c["top1"] == c["top1_ref"],
+    "top5_agreement": lambda c: c["top5_overlap"] / TOP,
+    "delta_p_mean": moved,
+    "moved_10pct": lambda c: np.abs(moved(c)) > 0.1,
+    "ppl_ratio": lambda c: c["logp_ref"] - c["logp"],
+}
 
 
 def refuse_other_tokens(rows: dict[str, list[Any]], reference: dict[str, list[Any]]) -> None:
@@ -72,23 +91,19 @@ def token_metrics(b: Builder, rows: dict[str, list[Any]]) -> str | None:
 def _divergence(b: Builder, c: Columns) -> None:
     """Over all tokens."""
     kld, documents, ones = c["kld"], c["document"], np.ones(len(c["kld"]))
-    b.mean("kld_mean", kld, ones, documents)
-    for name, q in QUANTILES.items():
-        b.quantile(name, kld, documents, q)
-    b.bare("kld_max", float(kld.max()), len(kld), "maximum", "an interval of a maximum says nothing")
-    b.mean("jsd_mean", c["jsd"], ones, documents)
-    unbounded = int((~np.isfinite(c["kld_reverse"])).sum())
-    if unbounded:
-        why = f"infinite in {unbounded} of {len(kld)} tokens: the variant allows what the reference rules out"
-        b.bare("kld_reverse_mean", None, len(kld), "mean", why)
-    else:
-        b.mean("kld_reverse_mean", c["kld_reverse"], ones, documents)
-    b.mean("top1_agreement", c["top1"] == c["top1_ref"], ones, documents)
-    b.mean("top5_agreement", c["top5_overlap"] / TOP, ones, documents)
-    change = np.exp(c["logp"]) - np.exp(c["logp_ref"])
-    b.mean("delta_p_mean", change, ones, documents)
-    b.mean("delta_p_rms", change**2, ones, documents, transform="sqrt")
-    b.mean("moved_10pct", np.abs(change) > 0.1, ones, documents)
+    for name, values in PER_TOKEN.items():
+        unbounded = int((~np.isfinite(c["kld_reverse"])).sum()) if name == "kld_reverse_mean" else 0
+        if unbounded:
+            why = f"infinite in {unbounded} of {len(kld)} tokens: the variant allows what the reference rules out"
+            b.bare(name, None, len(kld), "mean", why)
+        elif name != "ppl_ratio":
+            b.mean(name, values(c), ones, documents)
+        if name == "kld_mean":
+            for quantile, q in QUANTILES.items():
+                b.quantile(quantile, kld, documents, q)
+            b.bare("kld_max", float(kld.max()), len(kld), "maximum", "an interval of a maximum says nothing")
+        elif name == "delta_p_mean":
+            b.mean("delta_p_rms", moved(c) ** 2, ones, documents, transform="sqrt")
 
 
 def _parts(b: Builder, c: Columns) -> None:
@@ -97,12 +112,10 @@ def _parts(b: Builder, c: Columns) -> None:
     where = position_parts(c["position"])
     parts |= {f"position:{name}": where == name for name in POSITIONS}
     parts |= {f"class:{name}": c["token_class"] == name for name in TOKEN_CLASSES}
-    same = c["top1"] == c["top1_ref"]
     for name, inside in parts.items():
         if inside.any():
-            ones, documents = np.ones(inside.sum()), c["document"][inside]
-            b.mean(f"kld_mean/{name}", c["kld"][inside], ones, documents)
-            b.mean(f"top1_agreement/{name}", same[inside], ones, documents)
+            for stem in ("kld_mean", "top1_agreement"):
+                b.mean(f"{stem}/{name}", PER_TOKEN[stem](c)[inside], np.ones(inside.sum()), c["document"][inside])
 
 
 def _perplexity(b: Builder, c: Columns) -> None:

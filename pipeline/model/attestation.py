@@ -1,7 +1,6 @@
 """Measure what a variant's files hold, and check what its quantizer says against its files and its loaded model.
 
-A quantizer that silently kept, skipped or unpacked something would otherwise be measured under a wrong name.
-"""
+A quantizer that silently kept, skipped or unpacked something would otherwise be measured under a wrong name."""
 
 from __future__ import annotations
 
@@ -96,22 +95,16 @@ def _onnx(base: Path, variant: Path) -> tuple[Counter[str], int]:
 def check_bits(facts: BuildFacts, packed_bits: float | None) -> None:
     """Raise if the packed matrices take other bits a weight (packed_bits, measured) than their method says."""
     expected = facts.get("expected_bits")
-    if expected is None or packed_bits is None:
-        return
-    if abs(packed_bits - expected) > TOLERANCE * expected:
-        raise InvalidVariant(
-            f"its packed matrices take {packed_bits:.3g} bits a weight where the method says {expected:.3g}: "
-            "it was not quantized as asked"
-        )
+    if expected and packed_bits is not None and abs(packed_bits - expected) > TOLERANCE * expected:
+        taken = f"its packed matrices take {packed_bits:.3g} bits a weight where the method says {expected:.3g}"
+        raise InvalidVariant(f"{taken}: it was not quantized as asked")
 
 
 def check_kernels(kernels: dict[str, int], facts: Mapping[str, Any]) -> None:
     """Raise if the loaded model runs fewer or more packed matrices than were quantized."""
     expected = facts.get("modules")
-    if expected is None or not kernels:
-        return
     packed = sum(n for kind, n in kernels.items() if not any(f"[{plain}]" in kind for plain in PLAIN))
-    if packed != expected:
+    if expected is not None and kernels and packed != expected:
         raise InvalidVariant(f"{expected} matrices were quantized and {packed} run packed: {kernels}")
 
 
@@ -129,7 +122,5 @@ def check_answer(engine: Any, before: Json | None) -> None:
     again = logits[np.asarray(before["at"])]
     error = float(np.abs(again - saved).max() / np.abs(saved).max())
     if not error <= before.get("close", CLOSE):
-        raise InvalidVariant(
-            f"loaded anew, it gives {again[0]:.4g} where the model that was saved gave {saved[0]:.4g} (probe of "
-            f"{len(ids)} tokens): saving or loading lost something"
-        )
+        differ = f"it gives {again[0]:.4g} where the model that was saved gave {saved[0]:.4g} (probe of {len(ids)} tokens)"
+        raise InvalidVariant(f"loaded anew, {differ}: saving or loading lost something")

@@ -1,8 +1,7 @@
 """Write bases that were published in packed weights (MXFP4, FP8, INT4 of compressed-tensors) as bfloat16.
 
 Tensor by tensor rather than through transformers, which holds the whole model and takes the scales of FP8 for those of equal
-blocks: DeepSeek's 576 rows in blocks of 128 end in half a block.
-"""
+blocks: DeepSeek's 576 rows in blocks of 128 end in half a block."""
 
 from __future__ import annotations
 
@@ -84,7 +83,6 @@ def dequantize(folder: Path) -> None:
 
 
 def _settings(config: Json) -> Json:
-    """The quantization_config, wherever config.json has it."""
     return next((part["quantization_config"] for part in [config, *nested(config)] if part.get("quantization_config")), {})
 
 
@@ -93,7 +91,6 @@ def _weights(settings: Json) -> list[Json]:
 
 
 def _described(name: str, tensor: Tensor, read: Any) -> tuple[str, tuple[str, tuple[int, ...]]]:
-    """(name, (type, shape)) in the model of what `_values` makes of a tensor."""
     if name.endswith("_blocks"):
         return name.removesuffix("_blocks"), ("bfloat16", (tensor.shape[0], 2 * tensor[0, 0].numel(), tensor.shape[1]))
     if name.endswith("weight_packed"):
@@ -102,10 +99,8 @@ def _described(name: str, tensor: Tensor, read: Any) -> tuple[str, tuple[str, tu
     return name, ("bfloat16" if _is_packed(tensor) else str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
 
 
-def _is_packed(tensor: Tensor) -> bool:  # one code for each value
-    import torch
-
-    return tensor.dtype in (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
+def _is_packed(tensor: Tensor) -> bool:
+    return str(tensor.dtype) in ("torch.int8", "torch.float8_e4m3fn", "torch.float8_e5m2")
 
 
 def _values(name: str, tensor: Tensor, read: Any, block: tuple[int, int] | None) -> tuple[str, Tensor]:
@@ -143,14 +138,12 @@ def _needed(tensor: Tensor | None, name: str) -> Tensor:
 
 
 def _block(settings: Json) -> tuple[int, int] | None:
-    """(outputs, inputs) that share a scale, where the config says so in blocks."""
     structures = (w["block_structure"] for w in _weights(settings) if w.get("block_structure"))
     block = settings.get("weight_block_size") or next(structures, None)
     return (int(block[0]), int(block[1])) if block else None
 
 
 def _unpack(words: Tensor, bits: int) -> Tensor:
-    """Signed codes of 32-bit words, the lowest bits first."""
     import torch
 
     codes = words.unsqueeze(-1) >> torch.arange(0, 32, bits, dtype=torch.int32)

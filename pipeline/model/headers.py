@@ -186,7 +186,6 @@ def linear_shapes(folder: Path, packs: Packs = in_blocks) -> dict[str, tuple[int
 
 
 def linear_widths(folder: Path, packs: Packs = in_blocks) -> dict[str, int]:
-    """{layer: in_features} of `linear_shapes`."""
     return {name: shape[1] for name, shape in linear_shapes(folder, packs).items()}
 
 

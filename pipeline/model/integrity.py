@@ -1,8 +1,7 @@
 """Refuse a base model's folder that is not whole, in seconds rather than hours later, in a stage that needs the part.
 
-transformers' own loader matches names and shapes from the safetensors headers on the meta device, so that renamed, merged and
-tied weights count as it counts them. The weights themselves are read once, tensor by tensor.
-"""
+transformers' own loader matches names and shapes on the meta device, so that renamed, merged and tied weights count as it counts
+them."""
 
 from __future__ import annotations
 
@@ -27,21 +26,24 @@ SHOWN = 3  # how many names an error lists
 def refuse_incoherent(folder: Path, trusted: bool) -> None:
     """Raise `DownloadError` unless config.json, weights and tokenizer belong to one whole, finite model.
     trusted: whether the model's own code may run (`model.trust_remote_code`)."""
-    from transformers import AutoConfig
+    from transformers import AutoConfig, AutoTokenizer
 
     config = read_object(folder / "config.json")
     for key, usual in (("transformers_weights", None), ("return_dict", True)):
         if config.get(key, usual) != usual:
             raise DownloadError(f"config.json has {key}: {config[key]!r}, which loads or returns other things; take it out")
-    _refuse_unknown_kind(config, trusted)
     try:
         built = AutoConfig.from_pretrained(folder, trust_remote_code=trusted)
     except Exception as e:  # transformers checks the values, and each class of it raises what it likes
-        raise DownloadError(f"transformers refuses config.json ({isolate.brief(e)}); correct it, or fetch it again") from None
+        raise _refused("config.json", e) from None
     _refuse_other_weights(folder, built, trusted)
     if size := getattr(built.get_text_config(), "vocab_size", None):
         _refuse_ids_beyond(folder, size)
-    _refuse_tokenizer(folder, trusted)
+    try:
+        with _quiet():
+            AutoTokenizer.from_pretrained(folder, trust_remote_code=trusted)
+    except Exception as e:  # each class of it raises what it likes
+        raise _refused("the tokenizer's files", e) from None
     _refuse_not_finite(folder)
 
 
@@ -50,8 +52,7 @@ def refuse_incomplete(folder: Path, name: str) -> None:
     if not (folder / "config.json").exists():
         raise DownloadError(f"{name} holds no config.json; is it a transformers model folder?")
     if not data_files(folder, "*.safetensors"):
-        why = "pickled weights are not loaded; convert them with transformers' save_pretrained"
-        raise DownloadError(f"{name} holds no .safetensors weights ({why})")
+        raise DownloadError(f"{name} holds no .safetensors weights (pickled ones are not loaded; use save_pretrained)")
 
 
 def read_object(file: Path) -> Json:
@@ -68,8 +69,6 @@ def read_object(file: Path) -> Json:
 def indexed_shards(index: Path) -> set[str]:
     """Names of the weight files that an index lists; raises `DownloadError` if one of them is not beside it."""
     shards = set(read_object(index).get("weight_map", {}).values())
-    if not shards:
-        raise DownloadError(f"{index.name} has no weight_map; fetch it again")
     if absent := sorted(s for s in shards if not (index.parent / s).exists()):
         raise DownloadError(f"{index.name} names {some(absent, SHOWN)}, absent from the model's folder; add what is missing")
     return shards
@@ -87,26 +86,15 @@ def refuse_quantized(config: Json, dequantize: bool) -> str | None:
     if why := why_not(config):
         raise DownloadError(f"{fault}, and {why}; {source}")
     if not dequantize:
-        raise DownloadError(
-            f"{fault}, and variants would be measured against rounded weights. If it was published like this, say "
-            f"`dequantize: true` under `model`: its values in bfloat16 become the base, and every page says so; else {source}"
-        )
+        way = f"`dequantize: true` under `model` makes its values in bfloat16 the base, and every page says so; else {source}"
+        raise DownloadError(f"{fault}, and variants would be measured against rounded weights. {way}")
     return packed
 
 
-def _refuse_unknown_kind(config: Json, trusted: bool) -> None:
-    """Raise if neither transformers nor code that may run knows what `model_type` is."""
-    import transformers
-
-    kind, own_code = config.get("model_type"), "auto_map" in config
-    if kind in transformers.CONFIG_MAPPING or (own_code and trusted):
-        return
-    if own_code:
-        raise DownloadError(f"model_type {kind!r} needs the model's own code; if you trust it, set model.trust_remote_code: true")
-    raise DownloadError(
-        f"model_type {kind!r} is not known to transformers {transformers.__version__}; correct it in config.json, "
-        "or pin a transformers that knows it in constraints.txt"
-    )
+def _refused(what: str, e: Exception) -> DownloadError:
+    own_code = "trust_remote_code" in str(e)
+    way = "if you trust its code, set model.trust_remote_code: true" if own_code else "correct it, or fetch it again"
+    return DownloadError(f"transformers refuses {what} ({isolate.brief(e)}); {way}")
 
 
 def _refuse_other_weights(folder: Path, config: Any, trusted: bool) -> None:
@@ -124,8 +112,7 @@ def _refuse_other_weights(folder: Path, config: Any, trusted: bool) -> None:
         raise DownloadError(f"the .safetensors files lack {some(missing, SHOWN)}, which config.json's model needs; {fetch}")
     if wrong := sorted(info["mismatched_keys"]):
         name, held, asked = wrong[0]
-        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-        shapes = f"{name} has shape {tuple(held)} and config.json asks for {tuple(asked)}{more}"
+        shapes = f"{name} has shape {tuple(held)} and config.json asks for {tuple(asked)}"
         raise DownloadError(f"{shapes}; correct it, or fetch both again")
     if unknown := some(sorted(info["unexpected_keys"]), SHOWN):
         raise DownloadError(f"the .safetensors files hold {unknown}, which config.json's model has no place for; {fetch}")
@@ -160,18 +147,6 @@ def _quiet() -> Iterator[None]:
         logging.disable(before)
 
 
-def _refuse_tokenizer(folder: Path, trusted: bool) -> None:
-    from transformers import AutoTokenizer
-
-    try:
-        with _quiet():
-            AutoTokenizer.from_pretrained(folder, trust_remote_code=trusted)
-    except Exception as e:  # each class of it raises what it likes
-        own_code = "trust_remote_code" in str(e)
-        way = "if you trust its code, set model.trust_remote_code: true" if own_code else "correct them, or fetch them again"
-        raise DownloadError(f"transformers refuses the tokenizer's files ({isolate.brief(e)}); {way}") from None
-
-
 def _refuse_ids_beyond(folder: Path, size: int) -> None:
     """Raise if the tokenizer gives ids that the model has no embedding for.
     A special token beyond is allowed where neither the chat template nor the begin or end of a text uses it, as with the image
@@ -190,10 +165,8 @@ def _refuse_ids_beyond(folder: Path, size: int) -> None:
     beyond = [(id, token) for token, id in tokenizer.get_vocab(with_added_tokens=True).items() if id >= size]
     if needed := [(id, token) for id, token in beyond if id not in added or not added[id].special or token in used]:
         id, token = max(needed)
-        raise DownloadError(
-            f"the tokenizer gives ids up to {id} ({token!r}) and config.json's vocab_size is {size}; use the model's own "
-            "tokenizer, or resize_token_embeddings and save both again"
-        )
+        ids = f"the tokenizer gives ids up to {id} ({token!r}) and config.json's vocab_size is {size}"
+        raise DownloadError(f"{ids}; use the model's own tokenizer, or resize_token_embeddings and save both again")
 
 
 def _refuse_not_finite(folder: Path) -> None:
@@ -202,18 +175,14 @@ def _refuse_not_finite(folder: Path) -> None:
     for file in data_files(folder, "*.safetensors"):
         with safe_open(file, framework="pt") as weights:
             for name in list(weights.keys()):
-                if count := _not_finite(weights.get_tensor(name)):
-                    what = "a weight that is" if count == 1 else f"{count} weights that are"
-                    raise DownloadError(f"{name} in {file.name} holds {what} NaN or infinite; fetch it again, or export it anew")
+                if not _is_finite(weights.get_tensor(name)):
+                    raise DownloadError(f"{name} in {file.name} holds NaN or infinite values; fetch it again, or export it anew")
 
 
-def _not_finite(tensor: Any) -> int:
-    """How many values are NaN or infinite; a minimum and a maximum tell where there are none, the usual case."""
+def _is_finite(tensor: Any) -> bool:
     import torch
 
     if not tensor.is_floating_point() or not tensor.numel():
-        return 0
+        return True
     tensor = tensor.float() if tensor.element_size() == 1 else tensor  # torch reduces no 8-bit floats
-    if torch.isfinite(torch.stack(torch.aminmax(tensor))).all():  # both are NaN where one value is
-        return 0
-    return int((~torch.isfinite(tensor)).sum())
+    return bool(torch.isfinite(torch.stack(torch.aminmax(tensor))).all())  # both are NaN where one value is

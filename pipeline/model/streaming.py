@@ -23,11 +23,12 @@ Shapes = dict[str, tuple[str, tuple[int, ...]]]  # {tensor: (torch's type, shape
 
 def write(folder: Path, shapes: Shapes, values: Iterable[tuple[str, Any]], metadata: dict[str, str]) -> None:
     """Write all of `shapes` as model.safetensors, or as shards with their index.
+    values: (name, the next elements of that tensor, flat), tensors in any order."""
+    import torch
 
-    values: (name, the next elements of that tensor, flat), tensors in any order.
-    """
     shards = list(_shards(shapes))
-    names = ["model.safetensors"] if len(shards) == 1 else [_name(k, len(shards)) for k in range(len(shards))]
+    count = len(shards)
+    names = [f"model-{k + 1:05}-of-{count:05}.safetensors" for k in range(count)] if count > 1 else ["model.safetensors"]
     where: dict[str, tuple[Path, int]] = {}  # of the next element
     for name, shard in zip(names, shards, strict=True):
         with (folder / name).open("wb") as f:
@@ -37,7 +38,7 @@ def write(folder: Path, shapes: Shapes, values: Iterable[tuple[str, Any]], metad
         file, at = where[tensor]
         with file.open("rb+") as f:
             f.seek(at)
-            where[tensor] = (file, at + f.write(memoryview(_bytes(value))))
+            where[tensor] = (file, at + f.write(memoryview(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())))
     if len(shards) > 1:
         weight_map = {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
         index = {"metadata": {"total_size": sum(map(_size, shapes.values()))}, "weight_map": weight_map}
@@ -45,7 +46,6 @@ def write(folder: Path, shapes: Shapes, values: Iterable[tuple[str, Any]], metad
 
 
 def chunks(tensor: Any) -> Iterator[Any]:
-    """A tensor's elements, flat, CHUNK at a time."""
     yield from tensor.contiguous().view(-1).split(CHUNK)
 
 
@@ -83,15 +83,5 @@ def _shards(shapes: Shapes) -> Iterator[Shapes]:
     yield shard
 
 
-def _name(k: int, of: int) -> str:
-    return f"model-{k + 1:05}-of-{of:05}.safetensors"
-
-
 def _size(described: tuple[str, tuple[int, ...]]) -> int:
     return TYPES[described[0]][1] * math.prod(described[1])
-
-
-def _bytes(value: Any) -> Any:
-    import torch
-
-    return value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()

@@ -1,7 +1,6 @@
 """Turn a base's tokenizer and chat template, in whatever files they come, into tokenizer.json and chat_template.jinja.
 
-Half of the stages read tokenizer.json, half load transformers' class for the model: both must cut texts alike.
-"""
+Half of the stages read tokenizer.json, half load transformers' class for the model: both must cut texts alike."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from pipeline.core import isolate
 from pipeline.core.artifacts import read_json, write_text
 from pipeline.core.errors import DataError, DownloadError
 from pipeline.evalset import load_texts
-from pipeline.evalset.chats import chat_template
+from pipeline.evalset.windows import chat_template
 
 ORIGINALS = ("tokenizer.model", "spiece.model", "tiktoken.model", "tekken.json", "vocab.json", "vocab.txt")
 TODAY = datetime.date(2026, 1, 1)  # for templates that read the clock: the same prompts on any day
@@ -56,9 +55,7 @@ def _convert(folder: Path, trusted: bool) -> str:
             tokenizer.save_pretrained(folder)
             return f"tokenizer.json: made from {file.name}" + (f", equal on {len(texts)} texts" if encode else "")
         why = f"it cuts {differ} of {len(texts)} texts otherwise"
-    raise DownloadError(
-        f"no tokenizer.json can be made of {file.name} ({why}); save the tokenizer with transformers' save_pretrained"
-    )
+    raise DownloadError(f"no tokenizer.json can be made of {file.name} ({why}); use transformers' save_pretrained")
 
 
 def _original(file: Path) -> Encode | None:
@@ -80,9 +77,8 @@ def _original(file: Path) -> Encode | None:
 def _library(module: str, file: Path) -> Any:
     try:
         return importlib.import_module(module)
-    except ImportError:
-        package = module.partition(".")[0]
-        raise DownloadError(f"{file.name} needs {package}: pip install {package} (or add the model's tokenizer.json)") from None
+    except ImportError as e:
+        raise DownloadError(f"{file.name} needs {e.name}: pip install {e.name} (or add the model's tokenizer.json)") from None
 
 
 def refuse_two_ways(folder: Path) -> None:
@@ -94,10 +90,9 @@ def refuse_two_ways(folder: Path) -> None:
     loaded = AutoTokenizer.from_pretrained(folder)
     differ = sum(loaded(t, add_special_tokens=False).input_ids != file.encode(t, add_special_tokens=False).ids for t in texts)
     if differ:
-        raise DownloadError(
-            f"transformers' {type(loaded).__name__} cuts {differ} of {len(texts)} texts otherwise than tokenizer.json: it has "
-            f"rules of its own for model_type {read_json(folder / 'config.json')['model_type']!r}; use a tokenizer of that kind"
-        )
+        cuts = f"transformers' {type(loaded).__name__} cuts {differ} of {len(texts)} texts otherwise than tokenizer.json"
+        kind = read_json(folder / "config.json")["model_type"]
+        raise DownloadError(f"{cuts}: it has rules of its own for model_type {kind!r}; use a tokenizer of that kind")
 
 
 def _one_template(folder: Path) -> list[str]:

@@ -1,23 +1,22 @@
 """power: the smallest loss that the chosen tier can tell from none, compared with the gate's margins, before anything runs.
 
 A comparison finds a true difference of 2.8 standard errors in 80 % of runs (two-sided 95 %), and a variant without any loss
-passes a margin of that size as often. The error depends on how many answers a variant changes. That was measured on this base
-model (reports/metrics/), or when the sets were recorded (reports/evalsets.json). `check` prints it; nothing is written.
-"""
+passes a margin of that size as often. The error depends on how many answers a variant changes: that was measured on this base
+model (reports/metrics/), or when the sets were recorded (reports/evalsets.json)."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
-from pipeline.core import artifacts, cli, params, records
+from pipeline.core import artifacts, records
 from pipeline.core.errors import QuantgateError
 from pipeline.core.params import HowMany, Params
-from pipeline.core.records import EvalsetsRecord, Metrics, SetRecord, VariantResult
+from pipeline.core.records import EvalsetsRecord, Metric, Metrics, SetRecord, VariantResult
 from pipeline.evalset import load_prompts, load_texts, tasks
 from pipeline.evalset.cards import RECORD
 from pipeline.gating.rules import MIN_CLUSTERS, bound_of
@@ -34,17 +33,6 @@ CORPUS = (*TRAJECTORIES, "ppl_ratio")
 ROUNDS = ("speed_ratio", "prefill_ratio")
 
 
-class Interval(NamedTuple):
-    """A metric of the probe's last run. n: its independent units; between: how far whole runs differ, of the logarithm."""
-
-    value: float
-    low: float
-    high: float
-    n: int
-    confidence: float
-    between: float
-
-
 @dataclass(frozen=True)
 class Resolution:
     """What n units can resolve. smallest: in the metric's unit, None where unknown; held: units that the sets hold; source, detail:
@@ -59,6 +47,9 @@ class Resolution:
     held: float = math.nan
     relative: bool = False
     stays: float = 0.0
+
+    def of_value(self, value: float) -> Resolution:
+        return replace(self, smallest=(self.smallest or 0.0) / value, relative=True) if value else self
 
 
 class Sources:
@@ -92,23 +83,30 @@ class Sources:
             and all(Path(file).is_file() and artifacts.sha256_file(Path(file)) == sha256 for file, sha256 in entry["files"].items())
         }
 
-    def measured(self, name: str) -> Interval | None:
-        """A metric's interval in the last run; None where it has none (a point would claim to resolve anything)."""
+    def blind(self, name: str) -> str | None:
+        """Why a metric had no interval in the last run, so that no verdict could rest on it; None where it had one."""
         metric = self.metrics.get(name)
-        if metric is None or metric["value"] is None or metric["low"] is None or metric["high"] is None:
+        if metric is None or metric["value"] is None or metric["low"] is not None:
             return None
-        n = metric.get("clusters") if name in CORPUS else metric["n"]
-        confidence, between = metric.get("confidence") or self.confidence, metric.get("between") or 0.0
-        interval = Interval(metric["value"], metric["low"], metric["high"], n or 0, confidence, between)
-        return interval if n and interval.low < interval.high else None
+        return f"WARNING: INCONCLUSIVE in {self.probe}'s last run: {'; '.join(metric.get('warnings') or ['no interval'])}"
 
-    def resolves(self, last: Interval, n: float, unit: str, detail: str = "", held: float = math.nan) -> Resolution:
-        """An earlier interval's resolution, its error shrinking with the square root of the units."""
-        n = last.n if math.isnan(n) else n
-        stays = last.between * last.value * standard_errors(confidence=last.confidence)
-        shrinks = max(resolvable(last.low, last.high, confidence=last.confidence) ** 2 - stays**2, 0.0)
-        smallest = math.sqrt(shrinks * last.n / n + stays**2)
-        return Resolution(n, unit, smallest, f"{self.probe}'s last run", detail, held, stays=stays)
+    def measured(self, name: str, n: float, unit: str, detail: str = "", held: float = math.nan) -> Resolution | None:
+        """What a metric's interval in the last run resolves: its error shrinks with the square root of the units. None where it has
+        no interval (a point would claim to resolve anything)."""
+        metric = self.metrics.get(name)
+        then = _units(name, metric) if metric else 0
+        if metric is None or not then or metric["value"] is None or metric["low"] is None or metric["high"] is None:
+            return None
+        confidence = metric.get("confidence") or self.confidence
+        n = then if math.isnan(n) else n
+        stays = (metric.get("between") or 0.0) * metric["value"] * standard_errors(confidence=confidence)
+        shrinks = max(resolvable(metric["low"], metric["high"], confidence=confidence) ** 2 - stays**2, 0.0)
+        smallest = math.sqrt(shrinks * then / n + stays**2)
+        return Resolution(n, unit, smallest, f"{self.probe}'s last run", detail, held, stays=stays) if smallest else None
+
+
+def _units(name: str, metric: Metric) -> int:
+    return (metric.get("clusters") if name in CORPUS else metric["n"]) or 0
 
 
 def task(name: str, count: HowMany, known: Sources) -> Resolution:
@@ -119,9 +117,9 @@ def task(name: str, count: HowMany, known: Sources) -> Resolution:
         n, held = _count(count, len(rows)), len(rows)
         if config["output_type"] == "loglikelihood_rolling":
             return Resolution(n, "documents", None, UNSCORED)
-    if last := known.measured(f"acc_delta/{name}"):
+    if last := known.measured(f"acc_delta/{name}", n, "items", held=held):
         flips = sum(known.metrics[f"flips_to_{way}/{name}"]["value"] or 0 for way in ("wrong", "right"))
-        return known.resolves(last, n, "items", f"{flips:.0f} of {last.n} answers changed", held)
+        return replace(last, detail=f"{flips:.0f} of {known.metrics[f'acc_delta/{name}']['n']} answers changed")
     card = known.recorded(f"tasks/{name}").get(name)
     if math.isnan(n) or not card or "changed" not in card:
         return Resolution(n, "items", None, UNKNOWN, held=held)
@@ -135,8 +133,7 @@ def _half(n: float, score: float, share: float, known: Sources) -> float:
     """Half of Newcombe's paired interval in pp, where a share of n answers changes, to wrong as often as to right."""
     lost, right = round(share * n / 2), round(score * n)
     won = max(round(share * n) - lost, 0)
-    cells = max(right - lost, 0), lost, won, max(round(n) - right - won, 0)
-    half = paired_difference(*cells, confidence=known.confidence)
+    half = paired_difference(max(right - lost, 0), lost, won, max(round(n) - right - won, 0), confidence=known.confidence)
     assert half.low is not None and half.high is not None  # n is at least 1
     return 50 * (half.high - half.low)
 
@@ -151,9 +148,8 @@ def all_tasks(parts: dict[str, Resolution], known: Sources) -> Resolution:
     scored = {name: r for name, r in parts.items() if r.source != UNSCORED}
     n, held = sum(r.n for r in scored.values()), sum(r.held for r in scored.values())
     measured = {name.partition("/")[2] for name in known.metrics if name.startswith("acc_delta/")} - {"all"}
-    last = known.measured("acc_delta/all")
-    if last and measured == scored.keys():
-        return known.resolves(last, n, "items", held=held)
+    if measured == scored.keys() and (last := known.measured("acc_delta/all", n, "items", held=held)):
+        return last
     unknown = [name for name, r in scored.items() if r.smallest is None or math.isnan(r.n)]
     if unknown or not scored:
         return Resolution(n, "items", None, UNKNOWN, f"{', '.join(unknown) or 'no task'}", held)
@@ -168,35 +164,22 @@ def corpus(metric: str, known: Sources) -> Resolution:
     if metric in TRAJECTORIES:
         prompts = len(load_prompts(Path(s.diverge.trajectories.prompts)))
         n, held, unit = n + _count(s.amount.trajectories, prompts), held + prompts, "documents and trajectories"
-    if last := known.measured(metric):
-        scaled = known.resolves(last, n, unit, held=held)
-        return _relative(scaled, last.value) if metric == "kld_mean" else scaled
-    cards = list(known.recorded("corpus/").values())
-    if not cards or metric not in ("kld_mean", "ppl_ratio"):
+    if last := known.measured(metric, n, unit, held=held):
+        return last.of_value(known.metrics[metric]["value"] or 0.0) if metric == "kld_mean" else last
+    cards, record = list(known.recorded("corpus/").values()), known.record
+    if not cards or not record or metric not in ("kld_mean", "ppl_ratio"):
         return Resolution(n, unit, None, UNKNOWN, held=held)
+    total = sum(c["n"] for c in cards)
     if metric == "ppl_ratio":  # from each domain's own resolution: their errors add by their squares, weighted by documents
-        total = sum(c["n"] for c in cards)
         error = math.sqrt(sum((c["n"] * math.log1p(c["resolvable_ppl"])) ** 2 for c in cards)) / total
         return Resolution(n, unit, math.expm1(error * math.sqrt(total / n)), str(RECORD), held=held)
-    assert known.record
-    smallest, value = _recorded_kld(cards, n, known.record)
-    return _relative(Resolution(n, unit, smallest, str(RECORD), held=held), value)
-
-
-def _recorded_kld(cards: list[SetRecord], n: float, record: EvalsetsRecord) -> tuple[float, float]:
-    """(smallest, mean) of the probe's divergence: documents differ within their domains, and domains from each other."""
-    klds, sizes, total = [c["kld"][record["probe"]] for c in cards], [c["n"] for c in cards], sum(c["n"] for c in cards)
-    confidence = record["confidence"]
+    # documents differ within their domains, and domains from each other
+    klds, sizes, confidence = [c["kld"][record["probe"]] for c in cards], [c["n"] for c in cards], record["confidence"]
     within = sum((m * resolvable(k["low"], k["high"], confidence=confidence)) ** 2 for m, k in zip(sizes, klds)) / total
     mean = sum(m * k["value"] for m, k in zip(sizes, klds)) / total
     between = sum(m * (k["value"] - mean) ** 2 for m, k in zip(sizes, klds)) / total
-    return math.sqrt((within + standard_errors(confidence=confidence) ** 2 * between) / n), mean
-
-
-def _relative(resolution: Resolution, value: float) -> Resolution:
-    if not value or resolution.smallest is None:
-        return resolution
-    return replace(resolution, smallest=resolution.smallest / value, relative=True)
+    smallest = math.sqrt((within + standard_errors(confidence=confidence) ** 2 * between) / n)
+    return Resolution(n, unit, smallest, str(RECORD), held=held).of_value(mean)
 
 
 def _count(count: HowMany, there: int) -> int:
@@ -224,17 +207,16 @@ def lines(settings: Params) -> list[str]:
     """What each task resolves, and whether a variant without any loss can meet each of the gate's margins."""
     known = Sources(settings)
     parts = {name: task(name, count, known) for name, count in settings.amount.tasks.items()}
-    result = [f"{n}: {_blind(f'acc_delta/{n}', known) or _resolved(r, 'pp')}" for n, r in parts.items() if r.source != UNSCORED]
+    scored = {name: r for name, r in parts.items() if r.source != UNSCORED}
+    result = [f"{name}: {known.blind(f'acc_delta/{name}') or _resolved(r, 'pp')}" for name, r in scored.items()]
     for rule in settings.gate.rules:
-        if rule.against == "baseline":  # a paired difference between two commits: nothing is known of it
-            continue
-        bound, what = bound_of(rule), definition(rule.metric)
-        line = _blind(rule.metric, known)
-        resolution = None if line or rule.limit else _of(rule.metric, parts, known)
+        bound, what, line = bound_of(rule), definition(rule.metric), known.blind(rule.metric)
+        resolution = None if line or rule.kind == "limit" else _of(rule.metric, parts, known)
         if resolution and what and what.neutral is not None:
             few = too_few(rule.metric, settings) if rule.metric in CORPUS else None
             line = few or _compared(resolution, abs(bound.threshold - what.neutral), what.unit)
-        result += [f"rule {rule.metric}, {bound.text}: {line}"] if line else []
+        if line and rule.against == "reference":  # of a paired difference between two commits nothing is known
+            result.append(f"rule {rule.metric}, {bound.text}: {line}")
     if known.record and any(str(RECORD) in line for line in result):
         record = known.record
         other = f"another base ({record['base'][:8]})" if known.base else "the default model"
@@ -243,23 +225,14 @@ def lines(settings: Params) -> list[str]:
     return result + [f"not used: {note}" for note in known.notes]
 
 
-def _blind(metric: str, known: Sources) -> str | None:
-    """Why a metric had no interval in the last run, so that no verdict could rest on it; None where it had one."""
-    last = known.metrics.get(metric)
-    if last is None or last["value"] is None or last["low"] is not None:
-        return None
-    return f"WARNING: INCONCLUSIVE in {known.probe}'s last run: {'; '.join(last.get('warnings') or ['no interval'])}"
-
-
 def _of(metric: str, parts: dict[str, Resolution], known: Sources) -> Resolution | None:
     """What a rule's metric can resolve; None for one that is exact or unknown here."""
     stem, _, part = metric.partition("/")
     if stem == "acc_delta":
         return all_tasks(parts, known) if part == "all" else parts.get(part)
     if stem in ROUNDS:
-        n, last = known.settings.amount.benchmark.rounds, known.measured(stem)
-        unknown = Resolution(n, "rounds", None, "unknown until a variant has been timed here")
-        return known.resolves(last, n, "rounds") if last else unknown
+        n = known.settings.amount.benchmark.rounds
+        return known.measured(stem, n, "rounds") or Resolution(n, "rounds", None, "unknown until a variant has been timed here")
     return corpus(stem, known) if not part and stem in CORPUS else None
 
 
@@ -274,26 +247,15 @@ def _resolved(r: Resolution, unit: str) -> str:
 
 def _compared(r: Resolution, margin: float, unit: str) -> str:
     """Whether n resolves a margin; where not, how many would."""
-    said = _resolved(r, unit)
+    text = _resolved(r, unit)
     if r.relative and r.smallest is not None:
         scale, name = difference(unit)
-        return f"{said}; a true value up to {scale * margin / (1 + r.smallest):.3g} {name} passes in 80 % of runs"
+        return f"{text}; a true value up to {scale * margin / (1 + r.smallest):.3g} {name} passes in 80 % of runs"
     if r.smallest is None or r.smallest <= margin:
-        return said
+        return text
     if r.stays >= margin > 0:
-        return f"WARNING: {said}; more {r.unit} would not help: whole runs differ too much (compare.between_runs)"
+        return f"WARNING: {text}; more {r.unit} would not help: whole runs differ too much (compare.between_runs)"
     held = "" if math.isnan(r.held) else f" (the sets hold {r.held:g})"
     enough = math.ceil(r.n * (r.smallest**2 - r.stays**2) / (margin**2 - r.stays**2)) if margin else None
     needed = f"about {enough} {r.unit}{held} resolve it" if enough else "no number of items resolves a margin of nothing"
-    return f"WARNING: {said}, so that a variant without any loss often ends INCONCLUSIVE; {needed}"
-
-
-def main() -> None:
-    """Print what the chosen tier can resolve, and where the gate asks for more."""
-    settings = params.load()
-    for line in lines(settings):
-        cli.say("power", line)
-
-
-if __name__ == "__main__":
-    cli.run(main)
+    return f"WARNING: {text}, so that a variant without any loss often ends INCONCLUSIVE; {needed}"

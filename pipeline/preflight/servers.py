@@ -66,9 +66,7 @@ def check_rule(rule: Rule, settings: Params) -> None:
         return
     without = [n for n in settings.gate.required if n not in settings.serving.variants and n in (rule.variants or [n])]
     if without:
-        raise ParamsError(
-            f"metric {rule.metric!r}: required variant {without[0]!r} is not served; give the rule `variants: [...]`, or serve it"
-        )
+        raise ParamsError(f"metric {rule.metric!r}: required variant {without[0]!r} is not served; give the rule `variants: [...]`")
 
 
 def inconclusive(settings: Params) -> list[str]:
@@ -83,8 +81,6 @@ def inconclusive(settings: Params) -> list[str]:
         more = itertools.count(n, max(1, n // 8))
         enough = next(k for k in more if quantile_interval(range(k), range(k), q, confidence=c).low is not None)
         if enough > n:
-            messages.append(
-                f"{metric} will be INCONCLUSIVE: {n} requests are too few for a {percentile[1]} interval; about {enough} are "
-                "enough (tier's serving.requests)"
-            )
+            few = f"{n} requests are too few for a {percentile[1]} interval; about {enough} are enough"
+            messages.append(f"{metric} will be INCONCLUSIVE: {few} (tier's serving.requests)")
     return messages

@@ -1,20 +1,19 @@
 """Quantizers turn the base model into a variant's folder. One file per method; the file's name is its registration.
 
-A quantizer file has one function, `quantize(model_dir, out_dir, *, calibration, seed, <its own options by name>)`,
-which writes weights and config.json into `out_dir` and returns facts for the manifest. Beside it may stand
-`refuse(model_dir, options)`, which raises `Unsupported` for what the method cannot do with that model, from its files' headers.
-"""
+`quantize(model_dir, out_dir, *, calibration, seed, <its own options by name>)` writes weights and config.json into `out_dir` and
+returns facts for the manifest (`{}` is enough: bits and sizes are read from the files). A file may declare besides:
+`ENGINE`, the one engine that reads what it writes (hf, if it does not say);
+`PACKS`, which matrices it packs (model/headers.py; those of the layers, if it does not say);
+`LOADED_AS`, transformers' name of a method that packs while it loads;
+`refuse(model_dir, options)`, which raises `Unsupported` for what it cannot do with that model, from its files' headers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from pipeline.core.errors import ParamsError, Unsupported
-from pipeline.core.explain import did_you_mean
-from pipeline.core.options import check_options, names_in, with_defaults
+from pipeline.core.explain import backend, check_options, with_defaults
 from pipeline.core.records import BuildFacts, Options
 from pipeline.model.headers import in_blocks, kept_layers, linear_widths, skeleton
 
@@ -24,28 +23,16 @@ GIVEN = {"model_dir", "out_dir", "calibration", "seed"}  # what the pipeline pas
 
 
 def find(name: str) -> Callable[..., Facts]:
-    """The `quantize` function of a method, or an error that names the nearest one."""
-    function: Callable[..., Facts] = _module(name).quantize
+    function: Callable[..., Facts] = backend("quantizers", name).quantize
     return function
 
 
 def check_engine(name: str, engine: str) -> None:
-    """Raise `ParamsError` if an engine cannot read what a method writes: transformers' folders, unless it says otherwise."""
-    reads = getattr(_module(name), "ENGINE", "hf")
+    """Raise `ParamsError` if an engine cannot read what a method writes."""
+    reads = getattr(backend("quantizers", name), "ENGINE", "hf")
     if engine != reads:
-        raise ParamsError(f"engine {engine!r} does not read what quantizer {name!r} writes; use engine: {reads}")
-
-
-def names() -> list[str]:
-    """Methods that params may name."""
-    return names_in(Path(__file__).parent)
-
-
-def _module(name: str) -> Any:
-    known = names()
-    if name not in known:
-        raise ParamsError(f"quantizer {name!r} is not in pipeline/quantizers/{did_you_mean(name, known)}")
-    return import_module(f"pipeline.quantizers.{name}")
+        declare = f"put ENGINE = {engine!r} into pipeline/quantizers/{name}.py"
+        raise ParamsError(f"engine {engine!r} does not read what quantizer {name!r} writes; use engine: {reads}, or {declare}")
 
 
 def check(name: str, options: Options) -> None:
@@ -54,12 +41,8 @@ def check(name: str, options: Options) -> None:
 
 
 def check_model(name: str, options: Options, model_dir: Path) -> None:
-    """Raise for what a method's options ask and this model does not have; its files' headers are enough.
-
-    `ParamsError`: a pattern in `keep` that matches no layer, or patterns that leave none; `Unsupported`: a model that the method
-    cannot pack.
-    """
-    module = _module(name)
+    """Raise `ParamsError` for patterns in `keep` that match or leave no layer, `Unsupported` for a model that cannot be packed."""
+    module = backend("quantizers", name)
     asked = with_defaults(module.quantize, options, given=GIVEN)
     if "keep" in asked:
         kept = kept_layers(model_dir, asked["keep"])
@@ -78,7 +61,7 @@ def check_model(name: str, options: Options, model_dir: Path) -> None:
 
 def packs_only(name: str, model_dir: Path) -> str | None:
     """Say that a method leaves a good part of the model's matrices as they are, such as the fused experts of a mixture."""
-    packs, model = getattr(_module(name), "PACKS", None), skeleton(model_dir)
+    packs, model = getattr(backend("quantizers", name), "PACKS", None), skeleton(model_dir)
     if packs is None or model is None:
         return None
     left = [matrix for matrix in model.matrices.values() if not packs(matrix)]
@@ -95,11 +78,10 @@ def _refuse_by_class(name: str, model_dir: Path, packed: list[str]) -> None:
     if model is None:
         return
     if bare := next((layer for layer in packed if model.matrices[layer].bare), None):
-        raise Unsupported(
-            f"the model's class multiplies with the weights of {bare} itself, and quantizer {name!r} would pack them; "
-            f"options.keep: ['*.{bare.rpartition('.')[2]}'] leaves them at 16 bits"
-        )
-    loaded_as = getattr(_module(name), "LOADED_AS", None)  # transformers' name of a method that packs while it loads
+        way = f"options.keep: ['*.{bare.rpartition('.')[2]}'] leaves them at 16 bits"
+        packs = f"and quantizer {name!r} would pack them"
+        raise Unsupported(f"the model's class multiplies with the weights of {bare} itself, {packs}; {way}")
+    loaded_as = getattr(backend("quantizers", name), "LOADED_AS", None)  # transformers' name of a method that packs while it loads
     if loaded_as is None:
         return
     from transformers.quantizers.base import MODULES_TO_PATCH_FOR_QUANTIZATION as OTHERS

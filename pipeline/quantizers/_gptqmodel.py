@@ -40,12 +40,9 @@ def build(
     keep: list[str],
     cpu_backend: str | None = None,
 ) -> Facts:
-    """Quantize with a config class of gptqmodel and its arguments; rows: calibration rows, None where none are used.
-
-    Layer by layer. Peak memory on a CPU, over that of the imports, measured once (4 bits, 16 rows of 128 tokens, a float32 base of
-    538 MB): 632 MB with packed layers put on a disk, which is the mapped base and a layer's work; 862 MB with them kept in memory,
-    which a model that is small for this machine is, since only then can it answer a probe.
-    """
+    """Quantize layer by layer with a config class of gptqmodel and its arguments; rows: calibration rows, None where none are used.
+    Packed layers stay in memory (862 MB rather than 632 for a base of 538) where the model is small for this machine, since only
+    then can it answer a probe."""
     kept = kept_layers(model_dir, keep)
     bits = config[1]["bits"]
     with output_to(artifacts.LOGS / f"{method}.log") as terminal:
@@ -53,7 +50,10 @@ def build(
         _quantize(model, method, rows, batch_size, cpu_backend, terminal)
         model.save(str(out_dir))
         answered: Facts = {} if _on_disk(model_dir) or _routes(model_dir) else {"probe": _answer(model)}
-        _take_back_logs()
+        for log in Path("logs").glob("gptq_log_*.log"):  # it writes there whatever it is asked
+            shutil.move(log, artifacts.LOGS / log.name)
+        with contextlib.suppress(OSError):  # somebody else's folder, or not empty
+            Path("logs").rmdir()
     _rewrite_configs(out_dir, kept if method == "awq" else [], split=_is_split(model_dir, out_dir))
     losses = _losses(out_dir, artifacts.LOGS / f"{method}.csv", config[1].get("damp_percent"))
     index = 0 if method == "awq" else 32  # an int32 a column says which group it is in
@@ -75,13 +75,11 @@ def has_cuda() -> bool:
 
 
 def _on_disk(model_dir: Path) -> bool:
-    """Whether packed layers go to a disk meanwhile: always with CUDA, and for a model that is large for this machine."""
     size = sum(file.stat().st_size for file in data_files(model_dir, "*.safetensors"))
     return has_cuda() or size > quota.memory_bytes() / SMALL
 
 
 def _routes(model_dir: Path) -> bool:
-    """Whether tokens go to some of many experts: a near tie falls another way in another kernel, and the whole answer with it."""
     model = skeleton(model_dir)
     return model is not None and any(matrix.count > 1 for matrix in model.matrices.values())
 
@@ -115,8 +113,7 @@ def _quantize(
 
 
 def _answer(model: Any) -> Json:
-    """The probe of the packed model in memory, after it was saved: the zero points of GPTQ's format are one less than the kernel
-    takes, in memory as in the file, and are corrected here as they are at any load."""
+    # The zero points of GPTQ's format are one less than the kernel takes, in memory as in the file: corrected here as at any load.
     from gptqmodel.utils.model import convert_gptq_v1_to_v2_format
 
     asked = model.quantize_config
@@ -142,14 +139,11 @@ def refuse(model_dir: Path, options: Options) -> None:
     works = [g for g in get_args(GroupSize) if g > 0 and math.gcd(*widths.values()) % g == 0]
     for layer, width in widths.items():
         if width % size:  # never of -1, one group a row
-            raise Unsupported(
-                f"group_size {size} does not divide the {width} inputs of {layer}; "
-                f"sizes that work for every layer: {', '.join(map(str, works)) or 'none'}, or -1 (one group a row)"
-            )
+            way = f"sizes that work for every layer: {', '.join(map(str, works)) or 'none'}, or -1 (one group a row)"
+            raise Unsupported(f"group_size {size} does not divide the {width} inputs of {layer}; {way}")
         if taken and (group := width if size == -1 else size) not in taken:
-            raise Unsupported(
-                f"group_size {size} makes groups of {group} in {layer}; the CPU's 4-bit kernel takes {', '.join(map(str, taken))}"
-            )
+            way = f"the CPU's 4-bit kernel takes {', '.join(map(str, taken))}"
+            raise Unsupported(f"group_size {size} makes groups of {group} in {layer}; {way}")
 
 
 def _refuse_parts_unknown(model_dir: Path) -> None:
@@ -169,19 +163,10 @@ def _refuse_parts_unknown(model_dir: Path) -> None:
 
 
 def _tree(sources: list[str], name: str) -> str:
-    """The source of a class of gptqmodel's that lists the parts of a layer: its own, or that which it inherits from."""
     for source in sources:
         if body := re.search(rf"^class {name}\((\w+).*?(?=^class |\Z)", source, re.MULTILINE | re.DOTALL):
             return body[0] if "module_tree =" in body[0] else _tree(sources, body[1])
     return ""
-
-
-def _take_back_logs() -> None:
-    """Move the log that gptqmodel writes into ./logs, whatever it is asked, to the others."""
-    for log in Path("logs").glob("gptq_log_*.log"):
-        shutil.move(log, artifacts.LOGS / log.name)
-    with contextlib.suppress(OSError):  # somebody else's folder, or not empty
-        Path("logs").rmdir()
 
 
 def _is_split(model_dir: Path, out_dir: Path) -> bool:

@@ -1,9 +1,7 @@
 """The original AutoAWQ and AutoGPTQ, each in an environment of its own with the last transformers that it knows (4.51).
 
-Both are archived. That transformers does not read configs of today: what it does not know it ignores, so that a model would
-run with another rope base than its own. The base is therefore given to it as a folder of links with a translated config, and
-what cannot be translated is refused by name. The checkpoint gets the base's own config back.
-"""
+That transformers ignores what it does not know of today's configs, and would run a model with another rope base than its own. So
+it gets the base with a translated config, and what cannot be translated is refused. The checkpoint gets the base's own back."""
 
 from __future__ import annotations
 
@@ -57,7 +55,6 @@ def autogptq(
 
 
 def refuse_without_cuda() -> None:
-    """Raise where AutoGPTQ cannot quantize."""
     if not has_cuda():
         raise Unsupported("AutoGPTQ quantizes on CUDA only and there is no CUDA device here; backend: gptqmodel works on a CPU")
 
@@ -114,7 +111,8 @@ def link_base(model_dir: Path, folder: Path, config: Json) -> Path:
     artifacts.write_json(folder / "config.json", config)
     tokenizer = model_dir / "tokenizer_config.json"
     if tokenizer.exists():
-        artifacts.write_json(folder / tokenizer.name, tokenizer_to_old(artifacts.read_json(tokenizer)))
+        text = tokenizer.read_text(encoding="utf-8").replace('"TokenizersBackend"', '"PreTrainedTokenizerFast"')  # its older name
+        (folder / tokenizer.name).write_text(text, encoding="utf-8")
     return folder
 
 
@@ -133,7 +131,6 @@ def to_old(config: Json) -> Json:
 
 
 def _move(config: Json, name: str, value: Any, *, to: str) -> None:
-    """Set a key under its older name; two names that disagree are an error, not a choice."""
     if value is None:
         return
     if config.get(to) not in (None, value):
@@ -153,12 +150,6 @@ def rope_to_old(rope: Json) -> Json:
         raise Unsupported(f"config.json: rope_parameters.{unknown[0]} of type {kind!r} has no equal in transformers 4.51")
     moved: Json = {k: rope[k] for k in ("rope_theta", "partial_rotary_factor") if k in rope}
     return moved if kind == "default" else {**moved, "rope_scaling": {"rope_type": kind, **scaling}}
-
-
-def tokenizer_to_old(config: Json) -> Json:
-    """tokenizer_config.json with the older name of the class that wraps a tokenizer.json."""
-    renamed = config.get("tokenizer_class") == "TokenizersBackend"
-    return config | ({"tokenizer_class": "PreTrainedTokenizerFast"} if renamed else {})
 
 
 def refuse_misread(old: Json, read: Json) -> None:

@@ -1,32 +1,52 @@
-"""The report's other pictures: divergence by domain and by position, latency against context and load, and memory.
+"""The report's pictures as Vega-Lite specifications: one gives the static SVG and the picture that answers to the pointer.
 
-Each function returns the alternative text, or None with nothing drawn if there are no values.
+Never without a unit, n and an interval; a verdict is a marker and a word. Each function returns a specification, whose description
+says the picture in words, or None if there are no values.
 """
 
 from __future__ import annotations
 
+import html
+import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
-from itertools import cycle, pairwise
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from functools import cache
+from itertools import cycle
+from typing import NamedTuple
 
-import numpy as np
+from pipeline.core.records import Json, Metric, Metrics, Results, ServerReport, Span, Verdict
+from pipeline.metrics import definitions
+from pipeline.reporting import recommendation
+from pipeline.reporting.text import Known, counted, known, n_of, show, value_of
 
-from pipeline.core.records import Metric, Metrics, Results, ServerReport, Span, VariantResult
-from pipeline.reporting import plots
-from pipeline.reporting.plots import AMBER, BLUE, GREY, INK, PAGE, bars, level, sheet
-from pipeline.reporting.text import Known, counted, known, n_of
-
-Curve = list[tuple[float, Known]]  # (context, load or position; value)
-Curves = dict[str, Curve]  # by variant
-PANEL = (2.55, 2.5)  # inches
-ACROSS = 3
+Curve = list[tuple[float, Metric]]  # (load or position, value)
+# name: (light, dark). A picture's colours are these, which CSS swaps on a dark screen, or HUES, which can be seen on both.
+THEME = {
+    "ink": ("#1b1f24", "#e6edf3"), "soft": ("#59636e", "#9198a1"), "line": ("#d1d9e0", "#3d444d"), "page": ("#ffffff", "#0d1117"),
+    "pass": ("#1a7f37", "#3fb950"), "fail": ("#b42318", "#ff7b72"), "unsure": ("#9a6700", "#d29922"),
+    "grey": ("#8c959f", "#7d8590"), "reference": ("#0b57a4", "#58a6ff"),
+}  # fmt: skip
+INK, SOFT, LINE, PAGE, GREY, BLUE, AMBER = (THEME[k][0] for k in ("ink", "soft", "line", "page", "grey", "reference", "unsure"))
+HUES = ("#2f81f7", "#c4620d", "#1f9d55", "#c2407a", "#8a63d2", "#0f8f9c", "#96760b", "#d1443c")
+SHAPES = ("circle", "square", "diamond", "triangle-up", "cross", "triangle-down", "triangle-right", "triangle-left")
+MARKS = {
+    "PASS": ("circle", "pass"), "FAIL": ("cross", "fail"), "INCONCLUSIVE": ("diamond", "unsure"),
+    "REFERENCE": ("square", "reference"),
+}  # fmt: skip
+AXIS = {"labelColor": SOFT, "titleColor": INK, "gridColor": LINE, "domainColor": SOFT, "tickColor": SOFT, "labelFontSize": 11,
+        "titleFontSize": 11, "titleFontWeight": "normal", "labelFlush": False}  # fmt: skip
+CONFIG = {
+    "font": "system-ui, sans-serif", "background": PAGE, "view": {"stroke": LINE}, "axis": AXIS,
+    "legend": {"labelColor": INK, "titleColor": INK, "labelFontSize": 11, "orient": "bottom", "labelLimit": 260, "title": None,
+               "unselectedOpacity": 1},
+    "header": {"labelColor": INK, "labelFontSize": 11, "labelFontWeight": "bold", "title": None},
+    "title": {"color": SOFT, "fontSize": 11, "fontWeight": "normal", "anchor": "start", "subtitleColor": SOFT, "orient": "bottom"},
+}  # fmt: skip
+SIZE = (420, 310)  # pixels of the trade-off
+LETTER, LINE_HEIGHT = 7.2, 15.0  # pixels of a label
 KINDS = {"corpus": "texts", "trajectory": "the reference's own continuations"}
-MEMORY = (("weight_bytes", "weights on disk", "s"), ("load_memory_bytes", "peak while loading", "^"),
-          ("peak_memory_bytes", "peak while serving", "o"))  # fmt: skip
-SHAPES = "osD^vP*Xh<>p"
+MEMORY = {"weight_bytes": "weights on disk", "load_memory_bytes": "peak while loading", "peak_memory_bytes": "peak while serving"}
 # what a load does to latency: (title, unit, start of the metrics' names)
 SWEEPS = (
     ("TTFT", "ms", "ttft_ms/context-"), ("TPOT", "ms", "tpot_ms/context-"), ("TPOT", "ms", "tpot_ms/batch-"),
@@ -35,7 +55,10 @@ SWEEPS = (
     ("throughput, server", "tok/s", "throughput_tok_s/closed-"),
 )  # fmt: skip
 AXES = {"context": "tokens of context", "batch": "sequences at once", "closed": "requests at once"}
-BESIDE = 0.4  # of the way from one load to the next is taken by variants side by side
+LARGE: Json = {"labelFontSize": 13, "titleFontSize": 13}
+# a click in the legend hides a variant, another shows it again
+HIDE = {"name": "hidden", "select": {"type": "point", "fields": ["variant"], "toggle": "true"}, "bind": "legend"}
+HIDDEN = {"labelColor": {"expr": f"hidden.variant && indexof(hidden.variant, datum.value) >= 0 ? '{GREY}' : '{INK}'"}}
 ROOM = 2.0  # times the greatest value, and a share of the least, is how far a panel follows an interval
 
 
@@ -45,140 +68,312 @@ class Panel(NamedTuple):
     title: str
     unit: str
     axis: str
-    curves: Curves
+    curves: dict[str, Curve]  # by variant
 
 
-def draw_domains(results: Results, reference: str, confidence: float, path: Path) -> str | None:
+# ---- what all pictures share -------------------------------------------------------------------------------------------------
+
+
+def svg(spec: Json, name: str) -> str:
+    """The static picture: in words for who cannot see it, in both themes, the same bytes for the same values."""
+    import vl_convert
+
+    drawn = vl_convert.vegalite_to_svg(spec)
+    for k, old in enumerate(dict.fromkeys(re.findall(r'\bid="([^"]+)"', drawn))):  # numbered through all that a process drew
+        drawn = re.sub(rf'(?<=[#"]){old}(?=[)"])', f"{name}-{k}", drawn)
+    drawn = re.sub(r' (aria|role)[\w-]*="[^"]*"', "", drawn)
+    drawn = re.sub(r' (stroke-miterlimit|opacity|pointer-events)="(10|1|none)"', "", drawn)
+    drawn = re.sub(r' (d|transform|x2|y2)="[^"]*"', lambda at: re.sub(r"\d+\.\d{2,}", lambda m: f"{float(m[0]):.1f}", at[0]), drawn)
+    said = f'class="chart" role="img" aria-label="{html.escape(spec["description"])}"'
+    return drawn.replace('class="marks"', said, 1).replace("><", f"><style>{dark()}</style><", 1)
+
+
+def png(spec: Json) -> bytes:
+    """The picture for pages that show no SVG, light."""
+    import vl_convert
+
+    return bytes(vl_convert.vegalite_to_png(spec, scale=1.5))
+
+
+@cache
+def library() -> str:
+    """Vega, Vega-Lite and Vega-Embed for a page without a network."""
+    import vl_convert
+
+    return str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"))
+
+
+def dark() -> str:
+    """CSS that swaps the theme's colours on a dark screen."""
+    rules = (f'.chart [{of}="{light}"]{{{of}:{night}}}' for light, night in THEME.values() for of in ("fill", "stroke"))
+    return f"@media screen and (prefers-color-scheme:dark){{{''.join(rules)}}}"
+
+
+def level(confidence: float) -> str:
+    """What a picture's bars are."""
+    return f"Bars: {100 * confidence:g} % intervals"
+
+
+def _spec(alt: str, note: str | list[str], body: Json, rows: list[Json]) -> Json:
+    """A whole specification. note: stands below the picture."""
+    return {"description": alt, "title": {"text": note}, "data": {"values": rows}, "config": CONFIG, **body}
+
+
+def _row(metric: Metric | Span, factor: float = 1.0, **more: object) -> Json:
+    """A value with its interval for a picture, and what its tooltip says."""
+    value, interval, n = known(metric) or Known(0.0, None, 0)
+    low, high = interval or (value, value)
+    at = {k: float(f"{v * factor:.5g}") for k, v in (("value", value), ("low", low), ("high", high))}
+    return {**at, "whole": interval is not None, "shown": show(metric), "n": n, **more}
+
+
+def _tip(**titles: str) -> list[Json]:
+    """Fields of a tooltip: {field: title}, and those that every value has."""
+    return [{"field": k, "title": t} for k, t in ({"shown": "value [interval]"} | titles | {"n": "n"}).items()]
+
+
+def _quantity(field: str, **more: object) -> Json:
+    return {"field": field, "type": "quantitative", **more}
+
+
+def _names(field: str, domain: Iterable[str], marks: Iterable[str], **more: object) -> Json:
+    """A channel (colour, shape) by name; `marks` start again where there are more names."""
+    names = list(domain)
+    scale = {"domain": names, "range": [mark for mark, _ in zip(cycle(marks), names)]}
+    return {"field": field, "type": "nominal", "scale": scale, **more}
+
+
+def _value(axis: str, scale: Json, title: str | None, field: str = "value", **of_axis: object) -> Json:
+    return {axis: _quantity(field, scale=scale | {"nice": False}, title=title, axis={"format": "~g"} | of_axis)}
+
+
+def _layer(mark: str, encoding: Json, more: Json | None = None, **of_mark: object) -> Json:
+    return {"mark": {"type": mark, **of_mark}, "encoding": encoding, **(more or {})}
+
+
+def _layers(along: str, point: Json, across: Json, **of_mark: object) -> list[Json]:
+    """Intervals along an axis, and values on them, hollow where there is no interval. across: the other axis."""
+    color = point.pop("color")
+    hollow = {"condition": {"test": "!datum.whole", "value": PAGE}, **{k: v for k, v in color.items() if k != "legend"}}
+    ends = {along: _quantity("low"), f"{along}2": {"field": "high"}, "color": color}
+    return [
+        _layer("rule", ends | across, strokeWidth=1, clip=True),
+        _layer(
+            "point",
+            point | across | {"stroke": color, "fill": hollow},
+            None,
+            **({"size": 36, "strokeWidth": 1, "opacity": 1} | of_mark),
+        ),
+    ]
+
+
+def _kld_scale(values: list[float], linear: float | None = None) -> Json:
+    """Logarithmic, with a place for 0 where a value is 0; linear below `linear`."""
+    above = [v for v in values if v > 0] or [1.0]
+    if linear is None and min(values, default=0) > 0:
+        return {"type": "log", "domain": [min(above) / 1.5, max(above) * 1.5]}
+    constant = linear or min(above)
+    return {"type": "symlog", "constant": constant, "domain": [0 if linear is None else -constant / 4, max([*above, constant]) * 2]}
+
+
+def _ticks(scale: Json, steps: Iterable[float] = (1,)) -> list[float]:
+    """The numbers people read: 0, 0.5, 1, 2, 5, 10."""
+    low, high = scale["domain"]
+    least = scale.get("constant", low)
+    powers = range(math.floor(math.log10(least)), math.ceil(math.log10(high)) + 1)
+    ticks = [float(f"{s}e{k}") for k in powers for s in steps]
+    return [0.0] * (low <= 0) + [t for t in ticks if least <= t <= high]
+
+
+# ---- quality against speed ---------------------------------------------------------------------------------------------------
+
+
+def tradeoff(results: Results, verdict: Verdict, reference: str, confidence: float) -> Json:
+    """Quality (KLD) against decode speed: a mark a variant with its name, area by file size. Speed is the ratio to the reference in
+    the same run; the line is the least KLD to be had at a speed, by value. A click in the legend hides a variant."""
+    behind = {n for n, d in recommendation.dominated(results, reference).items() if d.sure}
+    at = recommendation.measured(results)
+    limit = definitions.floor_limit("kld_mean", results[reference]["metrics"])
+    y = _kld_scale([kld.value for _, kld in at.values()], limit or 1e-5)
+    speeds = [speed.value for speed, _ in at.values()] or [1.0]
+    x: Json = {"type": "log", "domain": [min(speeds) / 1.6, max(speeds) * 1.6]}
+    rows, drawn, says = [], [], {}
+    for name, (x_label, y_label, side) in place(at, x, y).items():
+        metrics, word = results[name]["metrics"], "REFERENCE" if name == reference else verdict["variants"][name]["verdict"]
+        shape, colour = MARKS.get(word, ("triangle-up", "grey"))
+        speed, size, grey = at[name][0], value_of(results[name], "weight_bytes"), name in behind
+        ink, word = THEME["grey" if grey else colour][0], word + ", dominated" * grey
+        ends = dict(zip(("slow_end", "fast_end"), speed.interval or (speed.value, speed.value)))
+        labels: Json = {
+            "x_label": x_label,
+            "y_label": y_label,
+            "side": side,
+            "fast": show(metrics["speed_ratio"]),
+            "rounds": speed.n,
+        }
+        rows.append(_row(metrics["kld_mean"], variant=name, verdict=word, speed=speed.value, bytes=size or 0.0, ink=ink,
+                         mb=show(metrics.get("weight_bytes")), **ends, **labels))  # fmt: skip
+        drawn.append((ink, PAGE if grey else ink, shape))
+        says[name] = " · ".join(filter(None, (name, f"{size / 1e6:.0f} MB" if size else "", word)))
+    inks, fills, shapes = zip(*drawn) if drawn else ([""], [""], [""])
+    front = [{"speed": at[name][0].value, "value": at[name][1].value} for name in recommendation.front(results)]
+    legend = HIDDEN | {"labelExpr": f"{json.dumps(says)}[datum.label]", "columns": 2}
+    n = {key: n_of(results, key) for key in ("speed_ratio", "kld_mean")}
+    title = f"decode rate, times {reference}'s in the same run (n = {n['speed_ratio']} rounds)"
+    across = _value("x", x, title, "speed", values=_ticks(x, (1, 2, 5)), **LARGE)
+    up = _value("y", y, f"mean KLD to {reference}, nats (n = {n['kld_mean']} tokens)", values=_ticks(y), **LARGE)
+    raw = {"field": "ink", "type": "nominal", "scale": None, "legend": None}
+    mark = {
+        "stroke": _names("variant", at, inks, legend=legend), "fill": _names("variant", at, fills, legend=legend),
+        "shape": _names("variant", at, shapes, legend=legend),
+        "size": _quantity("bytes", scale={"rangeMin": 30, "rangeMax": 260, "zero": True}, legend=None),
+        "tooltip": _tip(
+            shown="KLD, nats", variant="variant", verdict="verdict", fast=f"decode, × {reference}", rounds="rounds", mb="size, MB"
+        ),
+    }  # fmt: skip
+    line = {"interpolate": "step-before", "strokeDash": [4, 3], "strokeWidth": 1, "color": SOFT}
+    name_of = {"text": {"field": "variant"}, "color": {"value": INK}, "x": _quantity("x_label"), "y": _quantity("y_label")}
+    layers = [
+        *_band(limit),
+        _layer("line", across | up, {"data": {"values": front}}, **line),
+        _layer("rule", across | {"y": _quantity("low"), "y2": {"field": "high"}, "color": raw}, _shown(), strokeWidth=1),
+        _layer("rule", up | {"x": _quantity("slow_end"), "x2": {"field": "fast_end"}, "color": raw}, _shown(), strokeWidth=1),
+        _layer("point", across | up | mark, _shown() | {"params": [HIDE]}, strokeWidth=1.5, opacity=1),
+        *(
+            _layer("text", name_of, _shown(f"datum.side == '{side}'"), fontSize=13, align=align, baseline="middle")
+            for side, align in (("right", "left"), ("left", "right"))
+        ),
+    ]
+    alt = f"Mean KLD to {reference} against decode speed, for {', '.join(at) or 'no variant'}; the table has the values."
+    note = ["Best: right and low. Area: file size. Dashed: least KLD at a speed.", f"{level(confidence)}. Hollow grey: dominated."]
+    return _spec(alt, note, {"width": SIZE[0], "height": SIZE[1], "layer": layers}, rows)
+
+
+def _shown(*filters: str) -> Json:
+    """Only variants that nobody hid."""
+    return {"transform": [{"filter": kept} for kept in ({"not": {"param": "hidden", "empty": False}}, *filters)]}
+
+
+def _band(limit: float | None) -> list[Json]:
+    """Shade mean KLD that cannot be told from zero."""
+    if not limit:
+        return []
+    words = f"{definitions.FLOOR_MARK}: below {definitions.FLOOR_TIMES} × noise ({limit / definitions.FLOOR_TIMES:.2g} nats)"
+    once: Json = {"data": {"values": [{}]}}
+    at = {"y": {"datum": limit}, "x": {"value": SIZE[0]}}
+    return [
+        _layer("rect", {"y": {"datum": 0}, "y2": {"datum": limit}}, once, color=BLUE, opacity=0.1),
+        _layer("text", at, once, text=words, align="right", baseline="top", dy=2, fontSize=11, color=BLUE),
+    ]
+
+
+def place(marks: Mapping[str, tuple[Known, Known]], x: Json, y: Json) -> dict[str, tuple[float, float, str]]:
+    """{name: (x, y, side)} of labels beside their marks, none on another, on a mark or on an interval of x. side: of its mark."""
+
+    def bent(value: float, scale: Json) -> float:
+        c = scale.get("constant")
+        return math.copysign(math.log1p(abs(value) / c), value) if c else math.log(value)
+
+    def pixel(value: float, scale: Json, length: float) -> float:
+        low, high = (bent(end, scale) for end in scale["domain"])
+        return length * (bent(value, scale) - low) / (high - low)
+
+    def back(at: float, scale: Json, length: float) -> float:
+        low, high = (bent(end, scale) for end in scale["domain"])
+        value, c = low + (high - low) * at / length, scale.get("constant")
+        return math.copysign(c * math.expm1(abs(value)), value) if c else math.exp(value)
+
+    at = {n: (pixel(a.value, x, SIZE[0]), pixel(b.value, y, SIZE[1])) for n, (a, b) in marks.items()}
+    taken = [(a - 7, b - 7, a + 7, b + 7) for a, b in at.values()]
+    for name, (speed, _) in marks.items():
+        ends = [pixel(end, x, SIZE[0]) for end in speed.interval or () if end > 0]
+        taken += [(min(ends), at[name][1] - 1, max(ends), at[name][1] + 1)] if ends else []
+    labels = {}
+    for name, (a, b) in at.items():
+        wide, choices = LETTER * len(name), []
+        for away in (9, -9, 18, -18, 27, -27, 36, -36, 45, -45):
+            for side, left in (("right", a + 9), ("left", a - 9 - wide)):
+                box = (left, b + away - LINE_HEIGHT / 2, left + wide, b + away + LINE_HEIGHT / 2)
+                inside = box[0] >= 0 and box[2] <= SIZE[0] and box[1] >= 0 and box[3] <= SIZE[1]
+                free = not any(box[0] < t[2] and t[0] < box[2] and box[1] < t[3] and t[1] < box[3] for t in taken)
+                choices.append((not (inside and free), box, side, away))
+        _, box, side, away = min(choices, key=lambda choice: choice[0])
+        taken.append(box)
+        edge = box[0] if side == "right" else box[2]
+        labels[name] = back(edge, x, SIZE[0]), back(b + away, y, SIZE[1]), side
+    return labels
+
+
+# ---- divergence by domain and by position, and memory ------------------------------------------------------------------------
+
+
+def domains(results: Results, reference: str, confidence: float) -> Json | None:
     """Mean KLD of each variant by domain, with intervals; hollow where one document gives none."""
-    names = [n for n in results if n != reference and _domains(results[n])]
-    domains = sorted({d for n in names for d in _domains(results[n])}, key=lambda d: (d == "trajectory", d), reverse=True)
-    if not domains:
+    found = {
+        name: {k.partition("/")[2]: m for k, m in r["metrics"].items() if k.startswith("kld_mean/") and ":" not in k and known(m)}
+        for name, r in results.items() if name != reference
+    }  # fmt: skip
+    label = {d: f"{d} (n = {n_of(results, f'kld_mean/{d}')})" for by in found.values() for d in by}
+    rows = [_row(m, variant=name, domain=label[d]) for name, by in found.items() for d, m in by.items()]
+    if not rows:
         return None
-    curves = {name: _points(enumerate(results[name]["metrics"].get(f"kld_mean/{d}") for d in domains)) for name in names}
-
-    def panel(axes: Any, name: str) -> None:
-        dots(axes, curves[name], "x")
-        axes.set_yticks(range(len(domains)), [f"{d} (n = {n_of(results, f'kld_mean/{d}')})" for d in domains])
-
-    label = f"mean KLD to {reference}, nats; n in tokens. {level(confidence)}; hollow: one document, so no interval"
-    alt = f"Mean KLD to {reference} by domain, a panel a variant: {', '.join(names)}."
-    _panels(names, panel, path, "x", _values(curves), label, alt, height=0.5 + 0.17 * len(domains))
-    return alt
+    scale = _kld_scale([r["value"] for r in rows])
+    down = {"y": {"field": "domain", "type": "nominal", "title": None, "sort": sorted(label.values())}}
+    point = {"color": {"value": BLUE}, "tooltip": _tip(variant="variant", domain="domain")}
+    layer = _layers("x", point | _value("x", scale, None, values=_ticks(scale)), down)
+    names = [n for n, by in found.items() if by]
+    body = _facet(names, {"width": 170, "height": 15 * len(label), "layer": layer})
+    note = f"Mean KLD to {reference}, nats; n in tokens. {level(confidence)}; hollow: one document, so no interval"
+    return _spec(f"Mean KLD to {reference} by domain, a panel a variant: {', '.join(names)}.", note, body, rows)
 
 
-def draw_positions(results: Results, reference: str, confidence: float, path: Path) -> str | None:
+def positions(results: Results, reference: str, confidence: float) -> Json | None:
     """Mean KLD by position in the text and in the reference's own continuations."""
-    spans = {n: r["curves"].get("kld_by_position", {}) for n, r in results.items() if n != reference}
-    curves = {
-        name: {kind: _points((math.sqrt(p["from"] * p["to"]), p) for p in points) for kind, points in sorted(kinds.items())}
-        for name, kinds in spans.items()
-    }
-    curves = {name: kinds for name, kinds in curves.items() if any(kinds.values())}
-    if not curves:
+    rows: list[Json] = []
+    for name, r in results.items():
+        for kind, spans in sorted(r["curves"].get("kld_by_position", {}).items() if name != reference else ()):
+            where: Json = {"variant": name, "kind": KINDS.get(kind, kind)}
+            rows += (
+                _row(span, at=math.sqrt(span["from"] * span["to"]), span=f"{span['from']} to {span['to']}", **where)
+                for span in spans if span["value"] is not None
+            )  # fmt: skip
+    if not rows:
         return None
-    first = next(iter(curves))
-
-    def panel(axes: Any, name: str) -> None:
-        for (kind, curve), shape, line, ink in zip(curves[name].items(), "os", ("-", "--"), (BLUE, AMBER)):
-            axes.plot([x for x, _ in curve], [m.value for _, m in curve], ls=line, lw=1, color=ink)
-            dots(axes, curve, "y", shape, ink)
-            if name == first:
-                axes.plot([], [], f"{shape}{line}", color=ink, ms=4.5, lw=1, label=KINDS.get(kind, kind))
-        plots.plain_log(axes, "x")
-
-    n = f"n = {counted(p['n'] for name in curves for points in spans[name].values() for p in points)} tokens a point"
-    alt = f"Mean KLD to {reference} by position, a panel a variant: {', '.join(curves)}; {n}."
-    label = f"position (tokens); up: mean KLD to {reference}, nats; {n}. {level(confidence)}"
-    _panels(list(curves), panel, path, "y", [v for kinds in curves.values() for v in _values(kinds)], label, alt)
-    return alt
+    y = _kld_scale([v for r in rows for v in (r["value"], r["high"], *[r["low"]][: r["low"] > 0])])
+    x: Json = {"type": "log", "domain": [min(r["at"] for r in rows) / 1.5, max(r["at"] for r in rows) * 1.5]}
+    across = _value("x", x, None, "at", values=_ticks(x, (1, 2, 5))[::2])
+    up, color = _value("y", y, None, values=_ticks(y)), _names("kind", KINDS.values(), [BLUE, AMBER])
+    point = up | {"color": color, "shape": _names("kind", KINDS.values(), SHAPES)}
+    point["tooltip"] = _tip(variant="variant", kind="in", span="position")
+    layer = [_layer("line", across | up | {"color": color}, strokeWidth=1), *_layers("y", point, across)]
+    names, n = list(dict.fromkeys(r["variant"] for r in rows)), f"n = {counted(r['n'] for r in rows)} tokens a point"
+    note = f"Across: position (tokens). Up: mean KLD to {reference}, nats; {n}. {level(confidence)}"
+    alt = f"Mean KLD to {reference} by position, a panel a variant: {', '.join(names)}; {n}."
+    return _spec(alt, note, _facet(names, {"width": 200, "height": 150, "layer": layer}), rows)
 
 
-def _points(metrics: Iterable[tuple[float, Metric | Span | None]]) -> Curve:
-    return [(at, m) for at, metric in metrics if (m := known(metric))]
-
-
-def _values(curves: Mapping[str, Curve]) -> list[float]:
-    return [m.value for curve in curves.values() for _, m in curve]
-
-
-def _panels(
-    names: list[str], panel: Callable[[Any, str], None], path: Path, log: str, values: list[float], label: str, alt: str,
-    height: float = PANEL[1],
-) -> None:  # fmt: skip
-    """A panel a variant on common axes; `log`: the axis of KLD, logarithmic."""
-    rows = math.ceil(len(names) / ACROSS)
-    across = min(ACROSS, len(names))
-    shared = {"sharex": log == "x", "sharey": True}
-    with sheet((PANEL[0] * across + 1.2, height * rows + 0.5), rows, across, **shared) as (figure, grid):
-        for k, axes in enumerate(grid.flat):
-            if k >= len(names):
-                axes.set_visible(False)
-                continue
-            panel(axes, names[k])
-            axes.set_title(names[k])
-            axes.grid(alpha=0.5)
-            axes.tick_params(labelbottom=k + across >= len(names))
-        _kld_axis(grid[0][0], log, values)
-        for axes in grid.flat:
-            axes.minorticks_off()  # nine panels of them are half the file and half the time
-        if grid[0][0].get_legend_handles_labels()[1]:
-            figure.legend(loc="outside upper left", ncols=2, fontsize=8, frameon=False)
-        figure.supxlabel(label, fontsize=8, color=INK)
-        plots.save(figure, path, alt)
-
-
-def _kld_axis(axes: Any, which: str, values: list[float]) -> None:
-    """Logarithmic; with a place for 0 where a value is 0."""
-    above = [v for v in values if v > 0]
-    if not above:
-        return
-    if min(values) <= 0:
-        axes.set(**{f"{which}scale": "symlog"})
-        (axes.xaxis if which == "x" else axes.yaxis).get_major_locator().set_params(numticks=6)
-        return
-    axes.set(**{f"{which}scale": "log", f"{which}lim": (min(above) / 2.5, max(above) * 3)})
-
-
-def dots(axes: Any, points: Curve, along: str, shape: str = "o", ink: str = BLUE) -> None:
-    """Values with their intervals along an axis, `points` giving the other coordinate; hollow where there is no interval."""
-    for filled in (True, False):
-        drawn = [(at, m) for at, m in points if (m.interval is not None) == filled]
-        if drawn:
-            at, values = [a for a, _ in drawn], [m.value for _, m in drawn]
-            err = np.hstack([np.array(bars(m)) for _, m in drawn]) if filled else None
-            xy = (values, at) if along == "x" else (at, values)
-            axes.errorbar(*xy, **{f"{along}err": err}, fmt=shape, ms=4.5, mfc=ink if filled else PAGE, mec=ink, ecolor=ink, lw=1)
-
-
-def _domains(result: VariantResult) -> list[str]:
-    return [k.split("/")[1] for k in result["metrics"] if k.startswith("kld_mean/") and ":" not in k]
-
-
-def draw_memory(results: Results, path: Path) -> str | None:
+def memory(results: Results) -> Json | None:
     """File size and peak resident memory of each variant, in MB; one measurement each, so without an interval."""
-    names = [n for n, r in results.items() if any(known(r["metrics"].get(key)) for key, _, _ in MEMORY)][::-1]
-    if not names:
+    rows = [
+        _row(m, 1e-6, variant=name, what=what)
+        for name, r in results.items() for key, what in MEMORY.items() if (m := r["metrics"].get(key)) and known(m)
+    ]  # fmt: skip
+    if not rows:
         return None
-    with sheet((7.6, 0.9 + 0.3 * len(names))) as (figure, grid):
-        axes = grid[0][0]
-        for key, label, shape in MEMORY:
-            points = _points(enumerate(results[n]["metrics"].get(key) for n in names))
-            hollow = points and all(m.interval is None for _, m in points)
-            axes.plot([], [], shape, ms=6, color=INK, mfc=PAGE if hollow else INK, label=label)
-            dots(axes, [(y, _in_mb(m)) for y, m in points], "x", shape, INK)
-        axes.set_yticks(range(len(names)), names)
-        axes.set_xlim(left=0)
-        axes.set_xlabel("MB; filled: exact or with an interval, hollow: the highest of one process (n = 1), so no interval")
-        axes.grid(alpha=0.5)
-        axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=len(MEMORY), fontsize=8, frameon=False)
-        alt = f"Weights and peak memory in MB of {', '.join(reversed(names))}."
-        plots.save(figure, path, alt)
-    return alt
+    names = list(dict.fromkeys(r["variant"] for r in rows))
+    down = {"y": {"field": "variant", "type": "nominal", "title": None, "sort": names}}
+    point = {"color": _names("what", MEMORY.values(), HUES), "shape": _names("what", MEMORY.values(), SHAPES[1:])}
+    point |= _value("x", {"zero": True}, "MB", format="d") | {"tooltip": _tip(variant="variant", what="what")}
+    body = {"width": 470, "height": 22 * len(names), "layer": _layers("x", point, down, size=60)}
+    note = "Filled: exact, or with an interval. Hollow: the highest of one process (n = 1), so no interval."
+    return _spec(f"Weights and peak memory in MB of {', '.join(names)}.", note, body, rows)
 
 
-def _in_mb(size: Known) -> Known:
-    interval = size.interval and (size.interval[0] / 1e6, size.interval[1] / 1e6)
-    return Known(size.value / 1e6, interval, size.n)
+def _facet(names: list[str], spec: Json) -> Json:
+    return {"facet": {"field": "variant", "type": "nominal", "sort": names}, "columns": 3, "spec": spec}
+
+
+# ---- latency against context and load ----------------------------------------------------------------------------------------
 
 
 def sweeps(results: Results, serving: Mapping[str, ServerReport], prompt_tokens: int) -> list[Panel]:
@@ -202,80 +397,52 @@ def _curve(metrics: Metrics, start: str, prompt_tokens: int) -> Curve:
     if rounds and rounds["value"] is not None and same in metrics:
         metrics = metrics | {same: rounds}
     matches = [(re.fullmatch(re.escape(start) + r"(\d+)", k), m) for k, m in metrics.items()]
-    return sorted(_points((float(k[1]), m) for k, m in matches if k), key=lambda point: point[0])
+    return sorted(((float(k[1]), m) for k, m in matches if k and known(m)), key=lambda point: point[0])
 
 
-def draw_latency(panels: list[Panel], confidence: float, path: Path) -> str | None:
+def latency(panels: list[Panel], confidence: float) -> Json | None:
     """Latency and rate against context and load: a panel a metric, a line a variant, variants side by side at a load."""
     if not panels:
         return None
-    rows = math.ceil(len(panels) / 2)
-    shapes = dict(zip(dict.fromkeys(name for panel in panels for name in panel.curves), cycle(SHAPES)))
-    with sheet((8.6, 3.4 * rows + 0.3), rows, min(2, len(panels))) as (figure, grid):
-        for axes in grid.flat[len(panels) :]:
-            axes.set_visible(False)
-        for axes, panel in zip(grid.flat, panels):
-            _loads(axes, panel)
-            _lines(axes, side_by_side(panel.curves), shapes)
-        figure.supxlabel(f"{level(confidence)}; an arrow: the interval goes on; hollow: it has none", fontsize=8, color=INK)
-        for name, shape in shapes.items():
-            grid[0][0].plot([], [], shape, color=BLUE, ms=4.5, label=name)
-        figure.legend(loc="outside upper center", ncols=4, fontsize=8, frameon=False)
-        alt = "Latency and rate against load: " + "; ".join(f"{panel.title} by {panel.axis}" for panel in panels)
-        plots.save(figure, path, alt)
-    return alt
+    names = list(dict.fromkeys(name for panel in panels for name in panel.curves))
+    rows: list[Json] = []
+    for panel in panels:
+        n = counted(m["n"] for curve in panel.curves.values() for _, m in curve)
+        title = f"{panel.title} ({panel.unit}; n = {n}) by {panel.axis}"
+        rows += _within([_row(m, variant=name, panel=title, load=load) for name, c in panel.curves.items() for load, m in c])
+    hue, sorts = _names("variant", names, HUES), {"panel": list(dict.fromkeys(r["panel"] for r in rows)), "variant": names}
+    across: Json = {
+        "x": {"field": "load", "type": "ordinal", "title": None, "axis": {"labelAngle": 0}},
+        "xOffset": {"field": "variant", "type": "nominal", "sort": sorts["variant"]},
+    }
+    up = _value("y", {"type": "log"}, None, tickCount=4, grid=False)
+    color = hue | {"legend": HIDDEN | {"columns": 4}}
+    point = up | {"color": color, "shape": _names("variant", names, SHAPES), "tooltip": _tip(variant="variant", load="at")}
+    rule, dot = _layers("y", point, across)
+    layer = [
+        _layer("line", across | up | {"color": color}, strokeWidth=0.7, opacity=0.7),
+        rule,
+        dot | {"params": [HIDE]},
+        *(
+            _layer("point", across | {"y": _quantity(end), "color": hue}, {"transform": [{"filter": f"datum.cut_{end}"}]},
+                   shape=f"triangle-{way}", size=22, filled=True)
+            for end, way in (("low", "down"), ("high", "up"))
+        ),
+    ]  # fmt: skip
+    body = _shown() | {
+        "facet": {"field": "panel", "type": "nominal", "sort": sorts["panel"]}, "columns": 2,
+        "spec": {"width": 300, "height": 190, "layer": layer},
+        "resolve": {"scale": dict.fromkeys(("x", "xOffset", "y"), "independent")},
+    }  # fmt: skip
+    note = f"{level(confidence)}; an arrow: the interval goes on; hollow: it has none"
+    alt = "Latency and rate against load: " + "; ".join(f"{panel.title} by {panel.axis}" for panel in panels)
+    return _spec(alt, note, body, rows)
 
 
-def side_by_side(curves: Curves) -> Curves:
-    """The curves, each a step to the right of the one before (both axes are logarithmic)."""
-    width = BESIDE * min((math.log(b / a) for a, b in pairwise(_loads_of(curves))), default=0.0)
-    steps = [width * ((k + 0.5) / len(curves) - 0.5) for k in range(len(curves))]
-    return {name: [(x * math.exp(step), m) for x, m in curve] for step, (name, curve) in zip(steps, curves.items())}
-
-
-def within(metric: Known, least: float, most: float) -> tuple[Known, list[tuple[float, int]]]:
-    """(a value with its interval cut to what a panel shows, [(where it was cut, direction)])."""
-    if metric.interval is None:
-        return metric, []
-    low, high = metric.interval
-    cut = [(least, -1)] * (low < least) + [(most, 1)] * (high > most)
-    return metric._replace(interval=(max(low, least), min(high, most))), cut
-
-
-def _loads_of(curves: Curves) -> list[float]:
-    return sorted({x for c in curves.values() for x, _ in c})
-
-
-def _loads(axes: Any, panel: Panel) -> None:
-    """A panel's axes, title and ticks."""
-    at = _loads_of(panel.curves)
-    plots.plain_log(axes, "x")
-    plots.plain_log(axes, "y")
-    axes.set_xticks(at, [f"{x:g}" for x in at])
-    axes.set_xlim(at[0] / (at[1] / at[0]) ** (BESIDE / 2 + 0.05), at[-1] * (at[-1] / at[-2]) ** (BESIDE / 2 + 0.05))
-    axes.set_title(f"{panel.title} ({panel.unit}; n = {counted(m.n for c in panel.curves.values() for _, m in c)})")
-    axes.minorticks_off()
-    axes.set_xlabel(panel.axis)
-    axes.grid(alpha=0.5)
-
-
-def _limits(metrics: list[Known]) -> tuple[float, float]:
-    """From where to where a panel shows: all values, and intervals as far as ROOM allows."""
-    values = [m.value for m in metrics]
-    ends = [*values, *(end for m in metrics for end in m.interval or ())]
-    return max(min(ends), min(values) / ROOM) / 1.05, min(max(ends), max(values) * ROOM) * 1.05
-
-
-def _lines(axes: Any, curves: Curves, shapes: dict[str, str]) -> None:
-    above = [m for curve in curves.values() for _, m in curve if m.value > 0]
-    if not above:
-        return
-    least, most = _limits(above)
-    axes.set_ylim(least, most)
-    for name, curve in curves.items():
-        axes.plot([x for x, _ in curve], [m.value for _, m in curve], color=GREY, lw=0.7, alpha=0.6)
-        points = [(x, *within(m, least, most)) for x, m in curve]
-        dots(axes, [(x, m) for x, m, _ in points], "y", shapes[name])
-        for x, end, way in ((x, *end) for x, _, cut in points for end in cut):
-            axes.annotate("", (x, end), xytext=(0, -9 * way), textcoords="offset points",
-                          arrowprops={"arrowstyle": "->", "color": BLUE, "lw": 1, "shrinkA": 0, "shrinkB": 0})  # fmt: skip
+def _within(rows: list[Json]) -> list[Json]:
+    """Cut the intervals of a panel to what it shows, and mark where."""
+    above = [r for r in rows if r["value"] > 0]
+    least = min((r["value"] for r in above), default=0.0) / ROOM
+    most = max((r["value"] for r in above), default=0.0) * ROOM
+    cut = ({"cut_low": r["low"] < least, "cut_high": r["high"] > most} for r in above)
+    return [r | {"low": max(r["low"], least), "high": min(r["high"], most), **ends} for r, ends in zip(above, cut)]

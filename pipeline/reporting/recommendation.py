@@ -1,7 +1,7 @@
 """What to serve: the fastest variant that passes, gain and cost of each step down in bits, and which variants are dominated.
 
 A rung of the ladder (reference, 8 bits, 4, ...) is the variant of its nominal bits that comes nearest to passing: PASS first, then
-fewest required rules not passed, then fastest.
+fewest required rules not passed; then the fastest that passes, or of those that do not the nearest to the reference.
 
 One variant dominates another if it is faster (decode rate over the reference's in the same run), no larger on disk, and nearer to
 the reference (mean KLD), with intervals apart. KLDs below the noise floor's limit count as equal. If one of speed and KLD is apart
@@ -10,26 +10,31 @@ and the other overlaps, domination is open. Timings of different machines are ne
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from pipeline.core.options import nominal_bits
+from pipeline.core.explain import nominal_bits
 from pipeline.core.records import Results, VariantVerdict, Verdict
-from pipeline.metrics import noise_floor
+from pipeline.metrics import definitions
 from pipeline.reporting import text
 from pipeline.reporting.text import Known, known, show, value_of
 
 Judged = dict[str, VariantVerdict]
-COSTS = (("kld_mean", "KLD"), ("top1_agreement", "top-1 agreement"), ("acc_delta/all", "accuracy"))
+COSTS = ("kld_mean", "top1_agreement", "acc_delta/all")
 AXES = ("speed_ratio", "kld_mean")
 
 
 @dataclass(frozen=True)
 class Advice:
-    """serve: a sentence; ladder: a sentence a step; open: what is not settled, and what would settle it."""
+    """serve: a sentence; command: what to do with it, None where nothing is advised; notes: how sure it is, and with what limits;
+    breaks: why fewer bits do not pass; ladder: a sentence a step; open: what is not settled, and what would settle it."""
 
     serve: str
+    command: str | None
+    notes: list[str]
+    breaks: str | None
     ladder: list[str]
     open: list[str]
 
@@ -46,8 +51,10 @@ class Domination:
 def advice(results: Results, verdict: Verdict, reference: str) -> Advice:
     """What to serve, and why."""
     judged = {n: v for n, v in verdict["variants"].items() if n in results}  # params may have lost one since the gate ran
-    ladder = [_step(results, judged, a, b) for a, b in pairwise(_rungs(results, judged, reference))]
-    return Advice(_serve(results, judged, reference), ladder, _open(results, judged, reference))
+    rungs = _rungs(results, judged, reference)
+    ladder = [_step(results, judged, a, b) for a, b in pairwise(rungs)]
+    serve, breaks = _serve(results, judged, reference), _breaks(results, judged, rungs[-1])
+    return Advice(*serve, breaks, ladder, _open(results, judged, reference))
 
 
 def one_machine(results: Results) -> bool:
@@ -55,31 +62,43 @@ def one_machine(results: Results) -> bool:
     return len({repr(r["machine"]) for r in results.values() if r["machine"]}) <= 1
 
 
-def _serve(results: Results, judged: Judged, reference: str) -> str:
-    """The fastest variant that passes, and how sure it is that it is the fastest."""
+def _serve(results: Results, judged: Judged, reference: str) -> tuple[str, str | None, list[str]]:
+    """The fastest variant that passes, its command, and how sure it is that it is the fastest."""
     passed = [n for n, v in judged.items() if v["verdict"] == "PASS"]
     speeds = {n: speed for n in passed if (speed := known(results[n]["metrics"].get("speed_ratio")))}
     names = sorted(speeds, key=lambda n: -speeds[n].value)
     if not passed:
-        return _nearest(results, judged)
+        return _nearest(results, judged), None, []
     if not names:
-        return f"{', '.join(passed)} pass every required rule; how fast they are is unknown."
+        return f"{', '.join(passed)} pass every required rule; how fast they are is unknown.", None, []
     if not one_machine(results):
-        return f"{', '.join(names)} pass every required rule; which is fastest is unknown: they were timed on different machines."
+        return f"{', '.join(names)} pass every required rule; which is fastest is unknown: timed on different machines.", None, []
     best = names[0]
     metrics = results[best]["metrics"]
-    of = "the only variant that passes" if len(names) == 1 else f"the fastest of {len(names)} variants that pass"
-    line = f"{best} is {of} every required rule: {show(metrics['speed_ratio'])} times {reference}'s decode rate"
-    line += _size(results, reference, best) + f", KLD {text.with_unit(metrics.get('kld_mean'))}"
+    line = f"Ship {best}: {show(metrics['speed_ratio'])} times {reference}'s decode rate{_size(results, reference, best)}, "
+    line += f"KLD {text.with_unit(metrics.get('kld_mean'))}."
+    costs = [f"{text.NAMES[k]} {text.with_unit(m)}" for k in COSTS[1:] if known(m := metrics.get(k))]
+    several = f"It is the fastest of {len(names)} variants that pass every required rule."
+    notes = [f"Against {reference}: {', '.join(costs)}."] if costs else []
+    notes += [several if len(names) > 1 else "It is the only variant that passes every required rule."]
     rivals = [n for n in names[1:] if side(speeds[n], speeds[best]) != "better"]
     if rivals:
-        line += f"; that it is faster than {', '.join(rivals)} is not settled (their intervals overlap)"
+        notes.append(f"That it is faster than {', '.join(rivals)} is not settled (their intervals overlap).")
     missed = [r["metric"] for r in judged[best]["rules"] if not r["required"] and r["verdict"] != "PASS"]
     if missed:
-        line += f"; it does not pass the advisory rule on {', '.join(missed)}"
+        notes.append(f"It does not pass the advisory rule on {', '.join(missed)}.")
     if not judged[best]["required"]:
-        line += f"; its verdict is advisory: add {best} to gate.required to hold merges to it"
-    return line + "."
+        notes.append(f"Its verdict is advisory: add {best} to gate.required in params.yaml to hold merges to it.")
+    return line, f"quantgate track --promote {best}   # then serve artifacts/models/{best} ({results[best]['engine']})", notes
+
+
+def _breaks(results: Results, judged: Judged, name: str) -> str | None:
+    """Why the rung with the fewest bits does not pass."""
+    if name not in judged or not text.deciding(judged[name]):
+        return None
+    bits = nominal_bits(results[name]["options"])
+    count = sum(nominal_bits(results[n]["options"]) == bits for n in judged)
+    return f"{bits} bits: none of {count} variants passes. {name} comes nearest: {text.brief(judged[name])}."
 
 
 def _nearest(results: Results, judged: Judged) -> str:
@@ -102,7 +121,9 @@ def _rungs(results: Results, judged: Judged, reference: str) -> list[str]:
 
 
 def _rank(results: Results, judged: Judged, name: str) -> tuple[bool, int, float]:
-    return judged[name]["verdict"] != "PASS", _unpassed(judged[name]), -(value_of(results[name], "speed_ratio") or 0.0)
+    passed, kld = judged[name]["verdict"] == "PASS", value_of(results[name], "kld_mean")
+    last = -(value_of(results[name], "speed_ratio") or 0.0) if passed else math.inf if kld is None else kld
+    return not passed, _unpassed(judged[name]), last
 
 
 def _unpassed(judged: VariantVerdict) -> int:
@@ -112,11 +133,11 @@ def _unpassed(judged: VariantVerdict) -> int:
 def _step(results: Results, judged: Judged, a: str, b: str) -> str:
     """One step down: what it gains, what it costs, and what the gate says of it."""
     costs = []
-    for name, label in COSTS:
+    for name in COSTS:
         before, after = (results[n]["metrics"].get(name) for n in (a, b))
         known_before = before and before["value"] is not None
         start = show(before, sign=before["unit"] == "pp", interval=False) if before and known_before else "unknown"
-        costs.append(f"{label} {start} to {text.with_unit(after)}")
+        costs.append(f"{text.NAMES[name]} {start} to {text.with_unit(after)}")
     why = f": {text.brief(judged[b])}" if text.deciding(judged[b]) else ""
     gain = f"{_faster(results, a, b)}{_size(results, a, b)}"
     return f"{_named(results, a)} → {_named(results, b)}: {gain}; {'; '.join(costs)}. {text.verdict_word(judged[b])}{why}."
@@ -188,7 +209,7 @@ def dominated(results: Results, reference: str) -> dict[str, Domination]:
     """{variant: by whom it is dominated}; of several rivals a sure one, and the nearest to the reference."""
     behind: dict[str, Domination] = {}
     at = measured(results) if one_machine(results) else {}
-    limit = noise_floor.limit("kld_mean", results[reference]["metrics"]) or 0.0
+    limit = definitions.floor_limit("kld_mean", results[reference]["metrics"]) or 0.0
     for name in at:
         judged = {r: _dominates(results, r, name, at, limit) for r in at if r != name}
         rivals = [(not sure, at[r][1].value, r) for r, sure in judged.items() if sure is not None]
@@ -203,6 +224,19 @@ def dominated(results: Results, reference: str) -> dict[str, Domination]:
             )
             behind[name] = Domination(by, not unsure, words)
     return behind
+
+
+def domination(results: Results, reference: str) -> tuple[str, list[str]]:
+    """Whether variants are dominated, in a sentence, and by whom."""
+    sure = [d.words for d in dominated(results, reference).values() if d.sure]
+    if not one_machine(results):
+        return "Domination is unknown: the variants were timed on different machines.", []
+    if not sure:
+        return "No variant is dominated: none is beaten in speed, KLD and size at once with intervals that do not overlap.", []
+    return (
+        "Dominated by a variant that is no larger, faster, and no farther from the reference; intervals do not overlap:",
+        sure,
+    )
 
 
 def _dominates(results: Results, a: str, b: str, at: dict[str, tuple[Known, Known]], limit: float) -> bool | None:

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from pipeline.core import records
 from pipeline.core.cli import markdown_table as markdown_table  # tracking takes it from here
+from pipeline.core.explain import nominal_bits
 from pipeline.core.records import Metric, Results, RuleVerdict, VariantResult, VariantVerdict
-from pipeline.metrics.noise_floor import MARK, TIMES
+from pipeline.metrics.definitions import FLOOR_MARK, FLOOR_TIMES
 
 TEMPLATES = Path(__file__).parent / "templates"
 CALIBRATED = ("gptq", "awq")
+NAMES = {
+    "kld_mean": "KLD", "top1_agreement": "top-1 agreement", "ppl_ratio": "perplexity", "acc_delta/all": "accuracy",
+    "size_ratio": "size", "speed_ratio": "decode rate",
+}  # fmt: skip
 COUNTED = {"kld": " tokens", "top1": " tokens", "ppl": " tokens", "acc": " items", "speed": " rounds", "ttft": " rounds"}
+NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:\.\d+)?(?![\w.]*\w)(?! quantile)")
+ONCE = "measured once"  # the tables say it of all
 LONGEST = 160  # characters of a reason in a line that is to stay one
 
 
@@ -68,7 +76,7 @@ def render(template: str, context: Mapping[str, object], **filters: Callable[...
         lstrip_blocks=True, undefined=jinja2.StrictUndefined, keep_trailing_newline=True,
     )  # fmt: skip
     env.filters |= filters
-    env.globals |= {"show": show, "markdown_table": markdown_table}
+    env.globals |= {"show": show, "about": about, "floor_mark": floor_mark, "worth": worth, "markdown_table": markdown_table}
     return env.get_template(template).render(context)
 
 
@@ -111,12 +119,17 @@ def or_why(metric: Metric) -> str:
 
 def warnings_of(metric: Metric | None) -> list[str]:
     """A metric's warnings; none of a metric that is not there."""
-    return metric.get("warnings", []) if metric else []
+    return metric["warnings"] if metric else []
+
+
+def worth(metric: Metric | None) -> list[str]:
+    """Warnings on a value that is there, but for those that stand beside it anyway."""
+    return [w for w in warnings_of(metric) if metric and metric["value"] is not None and not w.startswith((FLOOR_MARK, ONCE))]
 
 
 def reason_of(metric: Metric) -> str:
     """Why a metric has no value."""
-    return metric.get("reason") or "; ".join(warnings_of(metric)) or "no reason given"
+    return "; ".join(warnings_of(metric)) or "no reason given"
 
 
 def number(value: float, style: str = ".3g") -> str:
@@ -176,7 +189,8 @@ def aside(judged: VariantVerdict) -> str:
 
 def _brief_rule(rule: RuleVerdict) -> str:
     unsure = rule["verdict"] == "INCONCLUSIVE"
-    return f"{rule['metric']} {judged_value(rule, unsure)} ({bound(rule)}{settled_by(rule) if unsure else ''})"
+    name = NAMES.get(rule["metric"], rule["metric"])
+    return f"{name} {judged_value(rule, unsure)} ({bound(rule)}{settled_by(rule) if unsure else ''})"
 
 
 def judged_value(rule: RuleVerdict, interval: bool = True) -> str:
@@ -203,31 +217,90 @@ def settled_by(rule: RuleVerdict) -> str:
     return f"; about {rule['settle']}{kind} in place of {rule['n']} would settle it"
 
 
-def results_table(results: Results, verdict: records.Verdict, variants: Iterable[str]) -> list[dict[str, str]]:
-    """One row a variant, as text; README has the same columns."""
-    rows = []
+def overview(results: Results, verdict: records.Verdict, variants: Iterable[str]) -> list[dict[str, str | Metric | None]]:
+    """What decides, one row a variant: seven columns, text or metrics."""
+    rows: list[dict[str, str | Metric | None]] = []
     for name in variants:
-        metric = results[name]["metrics"].get
-        judged = verdict["variants"].get(name)
+        metric, judged = results[name]["metrics"].get, verdict["variants"].get(name)
         rows.append({
             "variant": name,
-            "verdict": verdict_word(judged) + ("" if judged else dequantized(results[name])),
-            "bits/weight": show(metric("bits_per_weight")),
-            "size MB": show(metric("weight_bytes")),
-            "KLD (nats)": show(metric("kld_mean")) + floor_mark(metric("kld_mean")),
-            "top-1 agreement (%)": show(metric("top1_agreement")) + floor_mark(metric("top1_agreement")),
-            "accuracy Δ (pp)": show(metric("acc_delta/all"), 2, sign=True),
-            "TTFT (ms)": show(metric("ttft_ms")),
-            "× prefill": show(metric("prefill_ratio")),
-            "decode tok/s": show(metric("decode_tok_s")),
-            "× decode": show(metric("speed_ratio")),
+            "verdict": verdict_word(judged),
+            "size, MB": metric("weight_bytes"),
+            "quality loss: KLD, nats": metric("kld_mean"),
+            f"decode, × {verdict['reference']}": metric("speed_ratio"),
+            "decode, × own 16 bits": own_ratio(results, name),
+            "memory, MB": metric("peak_memory_bytes"),
         })  # fmt: skip
     return rows
 
 
+def own_ratio(results: Results, name: str) -> Metric | None:
+    """Decode rate over that of the same engine's 16 bits; None where no such variant was measured, or it is that."""
+    variant = results[name]
+    same = [n for n, r in results.items() if r["engine"] == variant["engine"] and nominal_bits(r["options"]) == 16]
+    if not same or name in same:
+        return None
+    own = variant["reference"] if variant["reference"] in same else same[0]
+    ratio, base = (results[n]["metrics"].get("speed_ratio") for n in (name, own))
+    if own == variant["reference"] or not ratio:
+        return ratio
+    a, b = known(ratio), known(base)
+    if not a or not b or not a.interval or not b.interval or min(b.interval) <= 0:
+        return None
+    method = f"quotient of both ratios to {variant['reference']}; the outer ends of their intervals"
+    low, high = a.interval[0] / b.interval[1], a.interval[1] / b.interval[0]
+    return {**ratio, "value": a.value / b.value, "low": low, "high": high, "n": min(a.n, b.n), "method": method}
+
+
+def results_table(results: Results, verdict: records.Verdict, variants: Iterable[str]) -> list[dict[str, str]]:
+    """The overview as text, both decode rates in one column."""
+    table = []
+    for row in overview(results, verdict, variants):
+        cells = {k: cell if isinstance(cell, str) else show(cell) + floor_mark(cell) for k, cell in row.items()}
+        ratio, own = (k for k in cells if k.startswith("decode"))
+        second = cells.pop(own)
+        cells[ratio] += "; same" if second == cells[ratio] else f"; {second}"
+        table.append({f"{k}; × own 16 bits" if k == ratio else k: cell for k, cell in cells.items()})
+    return table
+
+
+def about(metric: Metric | None) -> str:
+    """A value's n, interval and method, and what to know of it: what a second look shows."""
+    if not metric:
+        return "not measured"
+    if metric["value"] is None:
+        return f"unknown: {reason_of(metric)}"
+    low, high, share = metric["low"], metric["high"], metric.get("confidence") or 0.95
+    ends = f"{100 * share:g} % interval {show(metric).partition(' ')[2]}" if low != high else "exact"
+    interval = "no interval" if low is None or high is None else ends
+    value = f"{with_unit(metric, interval=False)}, n = {metric['n']}"
+    return "; ".join(filter(None, (value, interval, metric.get("method"), *warnings_of(metric))))
+
+
+def grouped(sentences: Iterable[tuple[str, str]]) -> list[str]:
+    """Each sentence once, with what it concerns. sentences: (sentence, what it concerns); numbers that differ become a range."""
+    by: dict[tuple[str, ...], list[tuple[list[str], str]]] = {}  # {what stands between its numbers: numbers, what it concerns}
+    for sentence, of in sentences:
+        by.setdefault(tuple(NUMBER.split(sentence)), []).append((NUMBER.findall(sentence), of))
+    lines = []
+    for parts, said in by.items():
+        ranges = [dict.fromkeys(numbers) for numbers in zip(*(numbers for numbers, _ in said))]
+        spans = [min(r, key=float) + (f"–{max(r, key=float)}" if len(r) > 1 else "") for r in ranges]
+        whole = "".join(part + span for part, span in zip(parts, (*spans, "")))
+        lines.append(f"{whole}: {briefly(dict.fromkeys(of for _, of in said), most=len(said))}")
+    return lines
+
+
+def with_flips(result: VariantResult, task: str) -> Metric | None:
+    """Accuracy's difference on a task, and for its tooltip the items lost and won."""
+    lost, won = (show(result["metrics"].get(f"flips_to_{way}/{task}"), interval=False) for way in ("wrong", "right"))
+    delta = result["metrics"].get(f"acc_delta/{task}")
+    return delta and {**delta, "method": f"{lost} items lost, {won} won; {delta.get('method', '')}"}
+
+
 def floor_mark(metric: Metric | None) -> str:
     """` (floor-limited)` behind a value that is."""
-    return f" ({MARK})" if any(w.startswith(MARK) for w in warnings_of(metric)) else ""
+    return f" ({FLOOR_MARK})" if any(w.startswith(FLOOR_MARK) for w in warnings_of(metric)) else ""
 
 
 def noise_line(floors: records.Metrics, reference: str) -> str:
@@ -237,7 +310,7 @@ def noise_line(floors: records.Metrics, reference: str) -> str:
     return (
         f"Noise floor ({reference} against itself): mean KLD up to {or_why(floors['kld_floor'])} nats, another "
         f"likeliest token in {or_why(floors['flip_floor'])} % (n = {floors['kld_floor/rerun']['n']} tokens). "
-        f"Values below {TIMES} times that cannot be told from zero ({MARK})."
+        f"Values below {FLOOR_TIMES} times that cannot be told from zero ({FLOOR_MARK})."
     )
 
 
@@ -250,7 +323,7 @@ def noise_details(floors: records.Metrics) -> str:
         f"Noise floor by condition: {parts} nats ({floors['kld_floor/stepwise']['n']} tokens stepwise). "
         f"The same weights in float32: {or_why(floors['kld_rounding'])} nats, another likeliest token in "
         f"{or_why(floors['flip_rounding'])} %. "
-        f"A value below {TIMES} times the larger of floor and rounding is {MARK}."
+        f"A value below {FLOOR_TIMES} times the larger of floor and rounding is {FLOOR_MARK}."
     )
 
 
@@ -269,18 +342,30 @@ def calibration_gains(results: Results) -> list[str]:
 
 
 def unmeasured(results: Results) -> list[str]:
-    """What failed, was unsupported or has no value, with its reason; a line a variant and reason."""
+    """What failed, was unsupported or has no value, with its reason and the variants it concerns."""
     lines = [f"{name}: {r['status']}: {r['reason']}" for name, r in results.items() if r["status"] != "ok"]
+    missing: dict[tuple[str, str], list[str]] = {}  # {(variant, reason): metrics}
+    failed = []
     for name, r in results.items():
-        why: dict[str, list[str]] = {}
         for metric, m in r["metrics"].items():
             if m["value"] is None:
-                why.setdefault(reason_of(m), []).append(metric)
-        lines += [f"{name}: no value for {', '.join(names)}: {reason}" for reason, names in why.items()]
-        failed = r["metrics"].get("failure_rate")
-        if failed and failed["value"]:
-            lines.append(f"{name}: {with_unit(failed)} of {failed['n']} requests failed; they are out of the rates")
-    return lines
+                missing.setdefault((name, reason_of(m)), []).append(metric)
+        rate = r["metrics"].get("failure_rate")
+        if rate and rate["value"]:
+            failed.append(f"{name}: {with_unit(rate)} of {rate['n']} requests failed; they are out of the rates")
+    named: dict[tuple[str, str], list[str]] = {}
+    for (name, reason), metrics in missing.items():
+        named.setdefault((briefly(metrics), reason), []).append(name)
+    return lines + [f"{', '.join(names)}: no value for {what}: {reason}" for (what, reason), names in named.items()] + failed
+
+
+def briefly(metrics: Iterable[str], most: int = 3) -> str:
+    """Names, the parts of one together: `acc/(facts, all)`, `p_mcnemar/(7 parts)` where there are more than `most`."""
+    by: dict[str, list[str]] = {}
+    for stem, _, part in (m.partition("/") for m in metrics):
+        by.setdefault(stem, []).append(part)
+    few = {stem: ", ".join(parts) if len(parts) <= most else f"{len(parts)} parts" for stem, parts in by.items()}
+    return ", ".join(stem if by[stem] == [""] else f"{stem}/({parts})" for stem, parts in few.items())
 
 
 def machines(results: Results) -> str:
@@ -308,8 +393,31 @@ def run_to_run(between: float | None) -> str:
     return f"Speed intervals include run-to-run variation of {100 * between:g} % on this machine."
 
 
-def speed_bounds(result: VariantResult) -> list[str]:
-    """A variant's sentences on what bounds its speed, and the warnings on its ratio."""
-    phases = [str(sentence) for key, sentence in result["bounds"].items() if key != "cliffs"]
-    sentences = [*result["bounds"].get("cliffs", []), *phases, *warnings_of(result["metrics"].get("speed_ratio"))]
-    return [sentence for sentence in sentences if sentence]
+class Bound(NamedTuple):
+    """What bounds a phase. memory, arithmetic: percent of its time that reading the weights and multiplying need at the rates
+    measured, None where unknown; words: a short sentence; full: all that is known."""
+
+    phase: str
+    memory: float | None
+    arithmetic: float | None
+    words: str
+    full: str
+
+
+def bounds(result: VariantResult) -> list[Bound]:
+    """What bounds a variant's phases."""
+    found = []
+    for phase, names in {"decode": ("mbu", "mfu/decode"), "prefill": ("mbu/prefill", "mfu")}.items():
+        against = "against" if phase == "decode" else "against_prefill"
+        said = [str(v) for k in (phase, against) if (v := result["bounds"].get(k))]
+        if said:
+            memory, arithmetic = (value if value is None else 100 * value for value in (value_of(result, n) for n in names))
+            found.append(Bound(phase, memory, arithmetic, said[0].partition(":")[0], "; ".join(said)))
+    return found
+
+
+def cautions(results: Results) -> list[str]:
+    """Warnings on the overview's values and cliffs of speed, each said once with its variants."""
+    shown = ("kld_mean", "speed_ratio", "peak_memory_bytes")
+    said = [(w, name) for name, r in results.items() for key in shown for w in worth(r["metrics"].get(key))]
+    return grouped(said + [(cliff, name) for name, r in results.items() for cliff in r["bounds"].get("cliffs", [])])

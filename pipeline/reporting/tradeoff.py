@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from pipeline.core.records import Finding, Launch, Metric, Metrics, Probe, Results, ServerReport
-from pipeline.reporting.text import show, warnings_of
+from pipeline.reporting.text import grouped, show, warnings_of, worth
 
 IN_PROCESS, SERVER = "in process", "server"
 OWN = ("bits_per_weight", "kld_mean")  # a variant's own, however it is run
@@ -24,41 +24,39 @@ FROM: dict[str, tuple[str | None, str | None]] = {
     "memory_bytes": ("peak_memory_bytes", None),  # a server's is over all levels
     "failure_rate": ("failure_rate", "failure_rate"), "attainment": (None, "attainment"),
 }  # fmt: skip
-MARK = " †"  # on a value with a warning; the warnings stand below the table
-ONCE = "measured once"  # the caption says it of all
 SPEED = ("ttft_ms", "tpot_ms", "decode_tok_s", "peak_memory_bytes")  # a part with any of these in it is a row
 PART = re.compile(r"(context|batch)-\d+")
-COLUMNS = {
-    "bits/weight": "bits_per_weight", "TTFT (ms)": "ttft_ms", "TTFT p99 (ms)": "ttft_p99_ms", "TPOT (ms)": "tpot_ms",
-    "decode tok/s": "decode_tok_s", "throughput tok/s": "throughput_tok_s", "memory (MB)": "memory_bytes",
-    "KLD (nats)": "kld_mean", "failed (%)": "failure_rate",
+COLUMNS = {  # in process; the CSV has all
+    "TTFT, ms": "ttft_ms", "TPOT, ms": "tpot_ms", "decode tok/s": "decode_tok_s", "memory, MB": "memory_bytes",
+    "failed, %": "failure_rate",
 }  # fmt: skip
 LEVEL = {
-    "TTFT p50 (ms)": "ttft_p50_ms", "TTFT p95 (ms)": "ttft_p95_ms", "TTFT p99 (ms)": "ttft_p99_ms",
-    "TPOT p50 (ms)": "tpot_p50_ms", "TPOT p99 (ms)": "tpot_p99_ms", "E2E p50 (ms)": "e2e_p50_ms", "E2E p99 (ms)": "e2e_p99_ms",
-    "req/s": "throughput_req_s", "tok/s": "throughput_tok_s", "goodput (req/s)": "goodput_req_s",
-    "within objective (%)": "attainment", "failed (%)": "failure_rate",
+    "TTFT p50, ms": "ttft_p50_ms", "TTFT p95, ms": "ttft_p95_ms", "TTFT p99, ms": "ttft_p99_ms",
+    "TPOT p50, ms": "tpot_p50_ms", "TPOT p99, ms": "tpot_p99_ms", "E2E p50, ms": "e2e_p50_ms", "E2E p99, ms": "e2e_p99_ms",
+    "req/s": "throughput_req_s", "tok/s": "throughput_tok_s", "goodput, req/s": "goodput_req_s",
+    "within objective, %": "attainment", "failed, %": "failure_rate",
 }  # fmt: skip
 DETAILS = {  # speed in process, all of it
-    "load (s)": "load_s", "TTFT of the first request after loading (ms)": "ttft_cold_ms", "TTFT (ms)": "ttft_ms",
-    "TTFT, prefix not seen before (ms)": "ttft_ms/prefix-cold", "TTFT, prefix kept (ms)": "ttft_ms/prefix-warm",
-    "TPOT (ms)": "tpot_ms", "gap between tokens p50 (ms)": "itl_p50_ms", "gap between tokens p95 (ms)": "itl_p95_ms",
-    "gap between tokens p99 (ms)": "itl_p99_ms", "end to end (ms)": "e2e_ms", "tokenizing (ms)": "phase_ms/tokenize",
-    "prefill pass (ms)": "phase_ms/prefill", "decode pass, a token (ms)": "phase_ms/decode",
-    "choosing a token (ms)": "phase_ms/sampling", "detokenizing (ms)": "phase_ms/detokenize", "prefill tok/s": "prefill_tok_s",
-    "MFU of prefill (%)": "mfu", "MBU of prefill (%)": "mbu/prefill", "MBU of decoding (%)": "mbu",
-    "MFU of decoding (%)": "mfu/decode", "keys and values, a token (MB)": "kv_bytes_per_token",
-    "memory while loading (MB)": "load_memory_bytes", "memory of requests (MB)": "peak_memory_bytes",
-    "reference's time per token, change a round (%)": "reference_drift",
+    "load, s": "load_s", "TTFT of the first request after loading, ms": "ttft_cold_ms", "TTFT, ms": "ttft_ms",
+    "TTFT, prefix not seen before, ms": "ttft_ms/prefix-cold", "TTFT, prefix kept, ms": "ttft_ms/prefix-warm",
+    "TPOT, ms": "tpot_ms", "gap between tokens p50, ms": "itl_p50_ms", "gap between tokens p95, ms": "itl_p95_ms",
+    "gap between tokens p99, ms": "itl_p99_ms", "end to end, ms": "e2e_ms", "tokenizing, ms": "phase_ms/tokenize",
+    "prefill pass, ms": "phase_ms/prefill", "decode pass, a token, ms": "phase_ms/decode",
+    "choosing a token, ms": "phase_ms/sampling", "detokenizing, ms": "phase_ms/detokenize", "prefill tok/s": "prefill_tok_s",
+    "MFU of prefill, %": "mfu", "MBU of prefill, %": "mbu/prefill", "MBU of decoding, %": "mbu",
+    "MFU of decoding, %": "mfu/decode", "keys and values, a token, MB": "kv_bytes_per_token",
+    "memory while loading, MB": "load_memory_bytes", "memory of requests, MB": "peak_memory_bytes",
+    "reference's time per token, change a round, %": "reference_drift",
 }  # fmt: skip
 CAPTION = (
-    "Context: prompt tokens; in the benchmark's sweeps over it, prompt and reply together; where the rounds in turns with the "
-    "reference have the same, the row is theirs. In process: one request after another; TTFT and TPOT are means over "
-    "requests, decode tok/s counts tokens after the first, a batch's together. Server: "
-    "medians over complete requests, and p99; throughput is output tokens over wall time, mean over rounds. Memory: peak of the "
-    "process, or of the server's processes over all levels. Bits/weight and KLD are the variant's own, measured in process. "
-    "Without brackets: too few values for an interval, or measured once. A dash: not measured there."
+    "Context: prompt tokens; in sweeps over it, prompt and reply together. One request after another: TTFT and TPOT are means, "
+    "decode tok/s counts tokens after the first, a batch's together. Memory: peak of the process, measured once."
 )
+SERVED = (
+    "Percentiles are over complete requests, throughput over wall time, a mean of rounds. Memory: peak of the server's processes "
+    "over all levels."
+)
+Cells = dict[str, str | Metric | None]
 
 
 @dataclass(frozen=True)
@@ -80,15 +78,15 @@ class Server:
     about: str
     build: str | None = None
     lacks: list[str] = field(default_factory=list)
-    levels: list[dict[str, str]] = field(default_factory=list)
+    levels: list[Cells] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class View:
-    """The points, and what the pages show of them. unknown: what was asked for and not measured, with why."""
+    """The points; what the pages show of them: rows of those in process, notes, servers; and what was not measured, with why."""
 
     points: list[Point]
-    rows: list[dict[str, str]]
+    rows: list[Cells]
     notes: list[str]
     unknown: list[str]
     caption: str
@@ -100,10 +98,17 @@ def view(
 ) -> View:
     """All of the view. serving: {variant: its server's results}; faults: {variant: why it has none}; prompts: see `points`."""
     rows = points(results, serving, prompts)
-    caption = f"Brackets are {100 * confidence:g} % intervals. {CAPTION}"
+    caption = f"Small print: {100 * confidence:g} % intervals. {CAPTION}"
     servers = [Server(name, f"not measured: {why}") for name, why in faults.items()]
     servers += [_server(name, report) for name, report in serving.items()]
-    return View(rows, [_row(point) for point in rows], notes(rows), unknown(results), caption, servers)
+    return View(
+        rows,
+        [_row(point) for point in rows if point.source == IN_PROCESS],
+        notes(rows, serving),
+        unknown(results),
+        caption,
+        servers,
+    )
 
 
 def points(results: Results, serving: dict[str, ServerReport], prompts: tuple[int, int]) -> list[Point]:
@@ -173,30 +178,17 @@ def load_of(level: str) -> str:
     return size if kind == "closed" else f"{size} req/s"
 
 
-def _row(point: Point) -> dict[str, str]:
-    cells = {label: show(m := point.metrics[key]) + (MARK if _warnings(m) else "") for label, key in COLUMNS.items()}
-    head = {"variant": point.variant, "measured": point.source, "context": str(point.context), "at once": point.load}
-    ttft, rate = point.metrics["ttft_ms"], point.metrics["throughput_tok_s"]
-    requests = f"{ttft['n']} requests" if ttft else "–"
-    return {**head, **cells, "n": f"{requests}, {rate['n']} rounds" if rate and point.source == SERVER else requests}
+def _row(point: Point) -> Cells:
+    return {"variant": point.variant, "context": str(point.context), "at once": point.load,
+            **{label: point.metrics[key] for label, key in COLUMNS.items()}}  # fmt: skip
 
 
-def _warnings(metric: Metric | None) -> list[str]:
-    """What a reader should know of a value that is there."""
-    if not metric or metric["value"] is None:
-        return []
-    return [w for w in warnings_of(metric) if not w.startswith(ONCE)]
-
-
-def notes(rows: list[Point]) -> list[str]:
-    """The warnings behind the marks, each with the values that have it."""
-    by: dict[str, list[str]] = {}
-    for row in rows:
-        for label, key in COLUMNS.items():
-            for warning in _warnings(row.metrics[key]):
-                where = f"{row.source}, context {row.context}, {row.load} at once"
-                by.setdefault(warning, []).append(f"{row.variant} {label} ({where})")
-    return [f"{warning}: {', '.join(dict.fromkeys(of))}" for warning, of in by.items()]
+def notes(rows: list[Point], serving: dict[str, ServerReport]) -> list[str]:
+    """The warnings on values, each once with the values that have it."""
+    values = [(f"{row.variant}/{key}", row.metrics[key]) for row in rows if row.source == IN_PROCESS for key in COLUMNS.values()]
+    for name, report in serving.items():
+        values += [(f"{name} (server)/{key}", by_name.get(key)) for by_name in report["levels"].values() for key in LEVEL.values()]
+    return grouped((warning, where) for where, metric in values for warning in worth(metric))
 
 
 def csv_text(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
@@ -220,10 +212,10 @@ def _cells(metric: Metric | None) -> list[object]:
     return [metric["value"], metric["low"], metric["high"], metric["n"]] if metric else [None] * 4
 
 
-def details(results: Results) -> dict[str, list[str]]:
+def details(results: Results) -> dict[str, list[Metric | None]]:
     """{label: a cell for each variant} of DETAILS; rows that no variant has are left out."""
     metrics = {label: [r["metrics"].get(name) for r in results.values()] for label, name in DETAILS.items()}
-    return {label: [show(m) for m in row] for label, row in metrics.items() if any(m and m["value"] is not None for m in row)}
+    return {label: row for label, row in metrics.items() if any(m and m["value"] is not None for m in row)}
 
 
 def _server(name: str, report: ServerReport) -> Server:
@@ -255,19 +247,16 @@ def _where(probe: Probe, launch: Launch | None) -> str:
     return f"{launch['kind']} started here ({launch['threads']} threads, {launch['parallel']} at once at most{options})"
 
 
-def _level(level: str, metrics: Metrics) -> dict[str, str]:
+def _level(level: str, metrics: Metrics) -> Cells:
     kind = " at once" if level.startswith("closed") else ""
-    n = f"{metrics['ttft_p50_ms']['n']} requests, {metrics['throughput_req_s']['n']} rounds"
-    return {"load": load_of(level) + kind, **{label: show(metrics.get(name)) for label, name in LEVEL.items()}, "n": n}
+    return {"load": load_of(level) + kind, **{label: metrics.get(name) for label, name in LEVEL.items()}}
 
 
 def lacks(probe: Probe) -> list[str]:
     """What a server lacks, or may lack; findings of one reason together."""
     findings: list[tuple[Finding, str]] = [
         (probe["stream_usage"], "token counts in a stream"), (probe["one_token_an_event"], "one token an event"),
-        (probe["ignore_eos"], "replies of forced length"), (probe["seed"], "a seed that is honoured"),
-        (probe["prompt_logprobs"], "log-probabilities of a prompt by echo"), (probe["kld"], "KLD over the whole vocabulary"),
-        (probe["ppl"], "perplexity"), (probe["delta_p"], "change of the true token's probability"),
+        (probe["ignore_eos"], "replies of forced length"),
     ]  # fmt: skip
     by: dict[tuple[bool, str | None], list[str]] = {}
     for finding, words in findings:

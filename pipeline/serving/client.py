@@ -1,7 +1,6 @@
-"""Send one streamed request to an OpenAI-compatible endpoint; its outcome is one row.
+"""Send one streamed request to an OpenAI-compatible endpoint; its outcome is one row, a failure too.
 
-A token's time is when its event reached this process, so latencies include the network and this client, as for any user of the
-server. A failed request is a row like any other, with its error.
+A token's time is when its event reached this process: latencies include the network and this client, as for any user.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from email.utils import parsedate_to_datetime
 from typing import Any
 
 import httpx2
@@ -75,8 +73,6 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """A request's row and its reply."""
-
     row: Exchange
     text: str
     reasoning: str
@@ -111,9 +107,8 @@ def key_from(variable: str = KEY) -> str | None:
 
 @asynccontextmanager
 async def connected(endpoint: Endpoint, transport: httpx2.AsyncBaseTransport | None = None) -> AsyncIterator[httpx2.AsyncClient]:
-    """A client with as many connections as concurrent requests. Over http each request opens a connection. That costs one round
-    trip, which the row shows, and no request hits a connection that the server is closing: llama.cpp's server closes after each
-    stream, and a few percent of requests failed. Over https, where a handshake costs several round trips, connections are kept."""
+    """A client with as many connections as concurrent requests. Over http each request opens one, for the price of a round trip:
+    llama.cpp's server closes after each stream, and a few percent of requests failed. Over https they are kept."""
     headers = {"Authorization": f"Bearer {endpoint.key}"} if endpoint.key else {}
     is_plain = httpx2.URL(endpoint.url).scheme == "http"
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=0 if is_plain else None)
@@ -181,8 +176,7 @@ async def _stream(client: httpx2.AsyncClient, endpoint: Endpoint, request: Reque
                 if reply.t_done is None:
                     reply.take(event, clock())
 
-        # What follows a complete reply is usually [DONE]. Only an error before [DONE] can still fail it; a stream that stays open
-        # or breaks cannot.
+        # What follows a complete reply is usually [DONE]; only an error before it can still fail the reply.
         with suppress(asyncio.TimeoutError, httpx2.HTTPError):
             await asyncio.wait_for(drain(), DRAIN_S)
 
@@ -207,14 +201,9 @@ async def _refuse(response: httpx2.Response, endpoint: Endpoint) -> None:
 
 
 def _retry_after(response: httpx2.Response) -> float | None:
-    """Seconds from now that a Retry-After header asks for, as a number or a date; None if it has neither."""
+    """Seconds that a Retry-After header asks for; None without one. A date, its other form, is not read."""
     value = response.headers.get("retry-after", "").strip()
-    if SECONDS.fullmatch(value):
-        return float(value)
-    try:
-        return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
-    except (ValueError, OverflowError, OSError):
-        return None
+    return float(value) if SECONDS.fullmatch(value) else None
 
 
 def _transport(error: Exception) -> Fault:

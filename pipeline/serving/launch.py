@@ -1,7 +1,6 @@
 """Start a server for a model folder, wait until it answers, and stop it whatever happens.
 
-It listens on 127.0.0.1 with a random API key, passed in its environment, since anybody can read command lines. If it accepts that
-key and no other, it is the server that was started.
+It listens on 127.0.0.1 with a random API key from its environment. If it accepts that key and no other, it is the one started.
 """
 
 from __future__ import annotations
@@ -74,8 +73,7 @@ def _vllm(model_dir: Path, port: int, threads: int, parallel: int, context: int)
     options = [str(model_dir), "--served-model-name", "model", "--host", "127.0.0.1", "--port", str(port)]
     options += ["--max-num-seqs", str(parallel), "--max-model-len", str(context)]
     options += ["--no-enable-prefix-caching", "--enable-prompt-tokens-details"]  # the second makes it report cached tokens
-    # By default it uses all cores but one and sends usage statistics. One core is for its engine, which waits busily: with threads
-    # on both of two cores, requests of one second took twenty.
+    # One core is for its engine, which waits busily: with threads on both of two cores, requests of one second took twenty.
     threads = min(threads, max(1, quota.processors() - 1))
     variables = {"OMP_NUM_THREADS": str(threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
     # GiB; by default it takes 92 % of all memory

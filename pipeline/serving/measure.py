@@ -7,6 +7,7 @@ open loop sends requests when they are due, as users do, and queues grow if the 
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,16 +15,30 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import httpx2
 import numpy as np
 
 from pipeline.core import artifacts, cli
 from pipeline.core.errors import DataError
-from pipeline.core.records import Exchange, Launch, Metric, Metrics, Options, Probe, RequestRow, TextRow
+from pipeline.core.explain import did_you_mean
+from pipeline.core.records import Exchange, Finding, Launch, Metric, Metrics, Options, Probe, RequestRow, TextRow
 from pipeline.evalset import load_texts
 from pipeline.metrics.serving import Objective, in_a_round, level, saturation_point, scenarios, warm_ups
-from pipeline.serving import launch, probe
-from pipeline.serving.client import KEY, Clock, Endpoint, Request, address, ask, connected, key_from, row_of
-from pipeline.serving.reply import Fault, Reply
+from pipeline.serving import launch
+from pipeline.serving.client import (
+    DISPENSABLE,
+    KEY,
+    Clock,
+    Endpoint,
+    Request,
+    ServerError,
+    address,
+    ask,
+    connected,
+    key_from,
+    row_of,
+)  # fmt: skip
+from pipeline.serving.reply import Fault, Reply, part
 from pipeline.speed.schedule import Prompts
 
 T = TypeVar("T")
@@ -37,11 +52,15 @@ END_TOKENS = 16  # that a server may add to a prompt without a template
 PROBE_TOKENS = 512  # the most that a request of the probe takes, with any tokenizer
 IN_FLIGHT = 256  # an open loop's limit; a request that is due beyond it fails as `unsent`
 
+NATURAL = 48  # tokens: whether ignore_eos works shows on a reply that ends by itself before this
+TEXT = "The harbour master counted the boats that came in before the storm, and wrote their names into a book."
+CHAT = [{"role": "user", "content": "Answer with one word: yes or no?"}]
+
 
 @dataclass(frozen=True)
 class Plan:
-    """What is asked of a server. requests: in a level and round, but at least four for each concurrent one; warmups: in a level,
-    but one for each concurrent one unless 0, so that no slot of the server starts cold."""
+    """What is asked of a server. requests: in a level and round, at least four for each concurrent one; warmups: in a level, at
+    least one for each concurrent one unless 0."""
 
     concurrency: Sequence[int] = (1, 2, 4, 8, 16)
     rates: Sequence[float] = ()
@@ -59,8 +78,96 @@ class Plan:
         return [(name, in_a_round(name, self.requests)) for name in scenarios(self.concurrency, self.rates)]
 
     def prompts(self) -> int:
-        """The number of different prompts that the run needs."""
+        """How many different prompts the run needs."""
         return sum(self.rounds * n + warm_ups(name, self.warmups) for name, n in self.levels())
+
+
+# ---- what a server can do -----------------------------------------------------------------------------------------------------
+
+
+def finding(value: bool | None, reason: str | None = None) -> Finding:
+    return {"value": value, "reason": reason}
+
+
+async def named(client: httpx2.AsyncClient, endpoint: Endpoint) -> tuple[Endpoint, list[str]]:
+    """(the endpoint with its model, names of all models). Raises `ServerError` if it is down, needs another key, or if it is not
+    clear which model is meant."""
+    url = endpoint.url
+    try:
+        response = await client.get(f"{url}/models")
+        listed = response.json() if response.status_code == 200 else None
+    except httpx2.HTTPError as e:
+        reason = endpoint.clean(str(e)) or type(e).__name__
+        raise ServerError(f"no server answers at {url} ({reason}); start it, or correct the URL") from None
+    except ValueError:
+        raise ServerError(f"{url}/models is not JSON; is this an OpenAI-compatible server?") from None
+    if response.status_code in (401, 403):
+        key = "refuses this API key" if endpoint.key else "requires an API key"
+        raise ServerError(f"{url} {key}; set {endpoint.key_variable} to the right one")
+    if response.status_code != 200:
+        raise ServerError(f"{url}/models answers HTTP {response.status_code}; is this an OpenAI-compatible server?")
+    models, model = [str(m["id"]) for m in part(listed, "data") or []], endpoint.model
+    names = ", ".join(models[:5])
+    if not models:
+        raise ServerError(f"{url} serves no model; load one there")
+    if model and model not in models:
+        raise ServerError(f"{url} does not serve model {model!r}{did_you_mean(model, models)}; it has {names}")
+    if not model and len(models) > 1:
+        raise ServerError(f"{url} serves {len(models)} models: choose one with --model ({names})")
+    return replace(endpoint, model=model or models[0]), models
+
+
+async def probe(client: httpx2.AsyncClient, endpoint: Endpoint) -> tuple[Endpoint, Probe]:
+    """(the endpoint with its model and without refused fields, what it can do). Raises `ServerError` if it cannot be measured."""
+    endpoint, models = await named(client, endpoint)
+    api = "chat" if endpoint.chat else "completions"
+    first = await ask(client, endpoint, Request(TEXT, 4))
+    while more := _refused_fields(first.row) - endpoint.refused:
+        endpoint = replace(endpoint, refused=endpoint.refused | more)
+        first = await ask(client, endpoint, Request(TEXT, 4))
+    row = first.row
+    if not row["ok"]:
+        how = {200: "does not stream", None: "does not answer"}.get(row["status"], "refuses")
+        raise ServerError(f"{endpoint.url} {how} {api}: {row['error']}")
+    without = f"requests go without {', '.join(sorted(endpoint.refused))}, which it refuses"
+    is_counted, events, tokens = row["counted_by"] == "usage", len(row["t_chunks"]), row["output_tokens"]
+    several = None if events == tokens else f"{tokens} tokens came in {events} events"
+    abilities: Probe = {
+        "url": endpoint.url, "model": endpoint.model, "models": models, "api": api,
+        "all_fields": finding(False, without),
+        "stream_usage": finding(is_counted, None if is_counted else "no usage came, though stream_options asked for it"),
+        "one_token_an_event": finding(None, row["counted_by"]) if tokens is None else finding(not several, several),
+        "ignore_eos": await _ignores_eos(client, endpoint),
+    }  # fmt: skip
+    if not endpoint.refused:
+        del abilities["all_fields"]
+    return endpoint, abilities
+
+
+def _refused_fields(row: Exchange) -> frozenset[str]:
+    """The dispensable field that a refusal names first; what it names later is advice."""
+    error = row["error"] if row["status"] in (400, 422) else None
+    return frozenset(re.findall(rf"\b({'|'.join(DISPENSABLE)})\b", error or "")[:1])
+
+
+async def _ignores_eos(client: httpx2.AsyncClient, endpoint: Endpoint) -> Finding:
+    """Whether ignore_eos makes a reply go on that would end by itself."""
+    prompt: Any = CHAT  # a chat ends soon, and both APIs use the same sampler
+    forced = await ask(client, endpoint, Request(prompt, NATURAL, forced=True))
+    if forced.row["fault"] == "http" and not endpoint.chat:
+        prompt = TEXT
+        forced = await ask(client, endpoint, Request(prompt, NATURAL, forced=True))
+    if not forced.row["ok"]:
+        return finding(False, forced.row["error"])
+    if forced.row["output_tokens"] is None:
+        return finding(None, forced.row["counted_by"])
+    natural = (await ask(client, endpoint, Request(prompt, NATURAL))).row
+    if natural["finish"] == "length" or natural["output_tokens"] == NATURAL:
+        return finding(None, f"the model's own reply is longer than {NATURAL} tokens; every reply's length is checked anyway")
+    return finding(True)
+
+
+# ---- its load -----------------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -164,16 +271,14 @@ def unfinished(rows: Path) -> Path:
 
 
 async def measured(
-    endpoint: Endpoint, plan: Plan, corpus: Path, tokenizer: Any, only_probe: bool, path: Path
+    endpoint: Endpoint, plan: Plan, corpus: Path, tokenizer: Any, path: Path
 ) -> tuple[Probe, Plan, list[RequestRow]]:
     """(what the endpoint can do, the plan as it was carried out, rows). path: the file that rows will be written to.
 
     Every level is warmed up; rounds go over all levels, forwards and backwards: a drift of the machine affects all alike.
     """
     async with connected(endpoint) as client:
-        endpoint, abilities = await probe.probe(client, endpoint)
-        if only_probe:
-            return abilities, plan, []
+        endpoint, abilities = await probe(client, endpoint)
         plan = replace(plan, forced=plan.forced and abilities["ignore_eos"]["value"] is not False)
         texts = prompts(load_texts(corpus), plan, tokenizer, as_ids=not endpoint.chat)
         unused, rng, rows = iter(texts), np.random.default_rng(plan.seed), list[RequestRow]()

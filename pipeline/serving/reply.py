@@ -61,7 +61,7 @@ def _in_stream(error: Any) -> Fault:
 
 class Event(NamedTuple):
     data: str
-    kind: str = "message"  # unless the server names another
+    kind: str = "message"
 
 
 async def events(stream: AsyncIterable[bytes]) -> AsyncIterator[Event]:

@@ -8,8 +8,9 @@ import yaml
 
 from pipeline.core import artifacts, records
 from pipeline.core.params import Params
-from pipeline.core.records import Json, Metrics, ServerReport, VariantResult
-from pipeline.metrics.definitions import SERVED, SERVED_WHOLE, is_served
+from pipeline.core.records import Json, ServerReport, VariantResult
+from pipeline.metrics.builder import unknown
+from pipeline.metrics.definitions import SERVED_WHOLE, is_served
 from pipeline.metrics.serving import scenarios
 
 
@@ -58,18 +59,6 @@ def fault(variant: str, result: ServerReport | None, model: str, settings: Param
     return None if result["status"] in ("ok", "invalid") else f"the server is {result['status']}: {result['reason']}"
 
 
-def metrics(variant: str, result: ServerReport | None, model: str, settings: Params) -> Metrics:
-    """A variant's server metrics as rules name them. Metrics that rules judge and that are unknown are null with a reason."""
-    why = fault(variant, result, model, settings) or "the server's run has no such metric"
-    known: Metrics = {}
-    for name in judged(settings):
-        known[name] = {"value": None, "low": None, "high": None, "n": 0, "reason": why, "unit": SERVED[name.split("/")[0]].unit}
-    if result is not None and not fault(variant, result, model, settings):
-        known |= {f"{name}/{level}": m for level, by_name in result["levels"].items() for name, m in by_name.items()}
-        known |= {name: m for name, m in zip(SERVED_WHOLE, (result["knee"], result["server_memory_bytes"])) if m}
-    return known
-
-
 def current(variants: Mapping[str, VariantResult], settings: Params) -> tuple[dict[str, ServerReport], dict[str, str]]:
     """({variant: its server's results}, {variant: why it has none}). variants: {variant: its metrics file}."""
     existing = load(settings)
@@ -78,12 +67,16 @@ def current(variants: Mapping[str, VariantResult], settings: Params) -> tuple[di
 
 
 def add(variants: Mapping[str, VariantResult], settings: Params, servers: Mapping[str, ServerReport] | None = None) -> None:
-    """Add server metrics to {variant: its metrics file}, if any rule judges one; `client` is the machine that asked. servers:
-    {variant: its server's results}, by default those on disk."""
-    if not judged(settings):
+    """Add server metrics to {variant: its metrics file} if any rule judges one, unknown ones as null with a reason; `client` is the
+    machine that asked. servers: {variant: its server's results}, by default those on disk."""
+    if not (names := judged(settings)):
         return
     servers = load(settings) if servers is None else servers
     for name, variant in variants.items():
         server = servers.get(name)
-        variant["metrics"] |= metrics(name, server, variant["model"], settings)
+        why, metrics = fault(name, server, variant["model"], settings), variant["metrics"]
+        metrics |= {n: unknown(n, why or "the server's run has no such metric", settings.compare.confidence) for n in names}
+        if server and not why:
+            metrics |= {f"{n}/{level}": m for level, by_name in server["levels"].items() for n, m in by_name.items()}
+            metrics |= {n: m for n, m in zip(SERVED_WHOLE, (server["knee"], server["server_memory_bytes"])) if m}
         variant["client"] = server.get("client") if server else None

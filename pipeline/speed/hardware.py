@@ -1,8 +1,5 @@
-"""The machine: what it is, how much memory a process takes, and how fast it reads, copies and multiplies.
-
-Rates are the best of a few repetitions over data well past any cache, with the models' number of threads, measured in the run
-whose metrics use them. A GPU's are measured in a process that ends with them, so that their buffers do not count as in use.
-"""
+"""The machine: what it is, how much memory a process takes, and how fast it reads, copies and multiplies: the best of a few
+repetitions over data well past any cache, with the models' number of threads, measured in the run whose metrics use them."""
 
 from __future__ import annotations
 
@@ -78,7 +75,6 @@ def _processor() -> str:
 
 
 def _value_in(file: str | Path, *names: str) -> str:
-    """The value of the first line `name: value` with one of these names; empty where there is none."""
     with contextlib.suppress(OSError):
         for line in Path(file).read_text().splitlines():
             name, _, value = line.partition(":")
@@ -131,7 +127,7 @@ def rates(threads: int, device: str, dtypes: list[str]) -> Rates:
     """Bytes and operations a second of the device that a model runs on; None: unknown, as of one that is partly on a GPU."""
     if device not in ("cpu", "cuda"):
         return {"device": device, "read": None, "copy": None, "matrix": dict.fromkeys(dtypes)}
-    if device == "cuda":
+    if device == "cuda":  # in a process that ends with it, so that its buffers do not count as in use
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
             return pool.submit(_cuda_rates, threads, dtypes).result()
     matrix = {dtype: matrix_rate(threads, dtype) for dtype in dict.fromkeys(dtypes)}
@@ -155,7 +151,6 @@ def _cuda_rates(threads: int, dtypes: list[str]) -> Rates:
 
 
 def _best(work: Callable[[], Any], repeats: int) -> float:
-    """Seconds of the fastest of `repeats`."""
     spans = []
     for _ in range(repeats):
         start = time.monotonic()
@@ -183,15 +178,13 @@ def cuda_memory(reset: bool = False) -> GpuMemory | None:
 
 def release_cuda() -> None:
     """Return unused GPU memory that loading left with torch, and count peaks from here on."""
-    torch = _torch_on_gpu()
-    if torch is not None:
+    if torch := _torch_on_gpu():
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
 
 
 def _torch_on_gpu() -> Any:
-    """torch, if this process already uses a GPU with it; one that has not imported it has nothing there."""
-    torch = sys.modules.get("torch")
+    torch = sys.modules.get("torch")  # a process that has not imported it has nothing there
     return torch if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized() else None
 
 

@@ -1,62 +1,48 @@
-"""What bounds a phase of a request, from what it needs and what the machine can do. Pure: no files, no clock.
+"""What bounds a phase of a request, from what it needs and what the machine can do.
 
-Decoding a token reads every weight and every key and value once; prefill multiplies every weight outside the embedding with
-every prompt token. Compared with rates measured in the same run, that gives MBU and MFU (what the model needs, not what the
-program did, so unpacking counts as overhead). Where both together account for less than SHARE of the time, something else takes
-most of it; else the larger of the two bounds the phase. Where the ends of the time's interval give different answers, that is
-said. Attention's own products are not counted; the table of an embedding that is not the head's counts as read.
-"""
+Decoding a token reads every weight, key and value once; prefill multiplies every weight outside the embedding with every prompt
+token. Against rates of the same run, that gives MBU and MFU. Where both together account for less than SHARE of the time, something
+else takes most of it; else the larger bounds the phase. Attention's own products are not counted."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from pipeline.core.records import Json
+from pipeline.core.records import Json, ModelShape
 
 SHARE = 0.5  # of the time; the rates are those of a plain loop over large arrays, and nothing real comes near all of them
 KV_TOLERANCE = 0.05  # between measured cache bytes and those of the config
 
 
-@dataclass(frozen=True)
-class Shape:
-    """What a model's config.json says of its size; None where it does not."""
+def shape_of(config: Json) -> ModelShape:
+    """Read config.json, whose text part counts in a model of several kinds of input."""
+    text = {**config, **(config.get("text_config") or {})}
+    heads, hidden = text.get("num_attention_heads"), text.get("hidden_size")
+    return {
+        "layers": text.get("num_hidden_layers"),
+        "kv_heads": text.get("num_key_value_heads") or heads,
+        "head_dim": text.get("head_dim") or (hidden // heads if hidden and heads else None),
+        "hidden": hidden,
+        "vocab": text.get("vocab_size"),
+        "tied": text.get("tie_word_embeddings"),
+        "experts": text.get("num_local_experts") or text.get("num_experts") or text.get("n_routed_experts"),
+    }
 
-    layers: int | None
-    kv_heads: int | None
-    head_dim: int | None
-    hidden: int | None
-    vocab: int | None
-    tied: bool | None
-    experts: int | None
 
-    @classmethod
-    def of(cls, config: Json) -> Shape:
-        """Read config.json, whose text part counts in a model of several kinds of input."""
-        text = {**config, **(config.get("text_config") or {})}
-        heads, hidden = text.get("num_attention_heads"), text.get("hidden_size")
-        return cls(
-            layers=text.get("num_hidden_layers"),
-            kv_heads=text.get("num_key_value_heads") or heads,
-            head_dim=text.get("head_dim") or (hidden // heads if hidden and heads else None),
-            hidden=hidden,
-            vocab=text.get("vocab_size"),
-            tied=text.get("tie_word_embeddings"),
-            experts=text.get("num_local_experts") or text.get("num_experts") or text.get("n_routed_experts"),
-        )
+def cache_bytes(shape: ModelShape, element_bytes: float | None) -> float | None:
+    """Bytes of keys and values a token: 2 x layers x key-value heads x head dimension x bytes of a number."""
+    if not (shape["layers"] and shape["kv_heads"] and shape["head_dim"] and element_bytes):
+        return None
+    return 2 * shape["layers"] * shape["kv_heads"] * shape["head_dim"] * element_bytes
 
-    def cache_bytes(self, element_bytes: float | None) -> float | None:
-        """Bytes of keys and values a token: 2 x layers x key-value heads x head dimension x bytes of a number."""
-        if not (self.layers and self.kv_heads and self.head_dim and element_bytes):
-            return None
-        return 2 * self.layers * self.kv_heads * self.head_dim * element_bytes
 
-    def products(self, parameters: float) -> tuple[float, float] | None:
-        """(weights that multiply every token, weights of the head); None if unknown, or if experts take turns."""
-        if not (self.hidden and self.vocab) or self.tied is None or self.experts:
-            return None
-        head = float(self.hidden * self.vocab)
-        body = parameters - head * (1 if self.tied else 2)
-        return (body, head) if body > 0 else None
+def products(shape: ModelShape, parameters: float) -> tuple[float, float] | None:
+    """(weights that multiply every token, weights of the head); None if unknown, or if experts take turns."""
+    if not (shape["hidden"] and shape["vocab"]) or shape["tied"] is None or shape["experts"]:
+        return None
+    head = float(shape["hidden"] * shape["vocab"])
+    body = parameters - head * (1 if shape["tied"] else 2)
+    return (body, head) if body > 0 else None
 
 
 @dataclass(frozen=True)
@@ -113,8 +99,6 @@ class Phase:
 
 
 def _bound(phase: Phase) -> str | None:
-    """What bounds a phase that takes just these seconds; None where what is unknown could decide.
-    More than all of a rate is no share of it: that was not the program's rate."""
     shares = {"bandwidth": phase.mbu, "compute": phase.mfu}
     known = {kind: share for kind, share in shares.items() if share is not None and share <= 1}
     if len(known) < 2:

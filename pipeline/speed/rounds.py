@@ -1,10 +1,6 @@
-"""Times of requests in rounds: their ratios, whether those settle the gate's question, how whole runs differ, and whether the
-machine drifted.
-
-Rounds of one run share its minutes, so an interval also holds what whole runs differ by. Deciding to go on after a look at an
-interval makes it miss the truth more often than it says: the error is divided between the two planned looks (Bonferroni).
-Pure: no files, no clock.
-"""
+"""Times of requests in rounds: their ratios, whether those settle the gate's question, how whole runs differ, whether the machine
+drifted. Rounds of one run share its minutes, so an interval also holds what whole runs differ by. Going on after a look at an
+interval would make it miss more often than it says: the error is divided between the two planned looks (Bonferroni)."""
 
 from __future__ import annotations
 
@@ -23,7 +19,6 @@ UNSTEADY = 1.1  # of the reference's slowest round to its fastest: a warning say
 
 
 def ttft(t_submit: float, t_tokens: list[float]) -> float | None:
-    """Time to first token in seconds; None if no token came."""
     return t_tokens[0] - t_submit if t_tokens else None
 
 
@@ -35,7 +30,6 @@ def tpot(t_tokens: list[float], t_last: float | None = None, n: int | None = Non
 
 
 def itl(t_tokens: list[float]) -> list[float]:
-    """Gaps between consecutive tokens, in seconds."""
     return [b - a for a, b in pairwise(t_tokens)]
 
 
@@ -121,7 +115,6 @@ def drift(rows: Sequence[TimingRow], *, confidence: float) -> Estimate:
 
 
 def _reference_times(rows: Sequence[TimingRow]) -> dict[int | None, float]:
-    """{round: the reference's seconds per token}."""
     return {row["round"]: t for _, row in pairs(rows) if (t := tpot(row["t_tokens"]))}
 
 

@@ -1,8 +1,5 @@
 """Requests to a model: prompts that no cache can know, and, after the paired rounds, sweeps over contexts, batches, prefixes.
-
-A context of 1024 is prompt and reply together. Sweeps say how the variant scales, not how it compares: few tokens and two
-repetitions each. The rounds are where verdicts come from.
-"""
+Sweeps say how the variant scales, not how it compares: few tokens and two repetitions each."""
 
 from __future__ import annotations
 
@@ -55,13 +52,11 @@ class Plan:
         return not self.missing.keys().isdisjoint((step.scenario, step.kind))
 
     def absent(self) -> dict[str, str]:
-        """{scenario: why it has no figures}."""
         lost = [step for step in self.steps if self.lacks(step)]
         return {step.scenario: self.missing.get(step.scenario) or self.missing[step.kind] for step in lost}
 
 
 def tokens_of(documents: Sequence[TextRow], tokenizer: Any) -> list[int]:
-    """All documents as one row of token ids."""
     return [t for d in documents for t in tokenizer.encode(d["text"] + "\n\n", add_special_tokens=False).ids]
 
 
@@ -86,24 +81,17 @@ class Prompts:
                 self.openings.add(head)
                 self.starts.remove(start)
                 return piece
-        raise DataError(
-            f"{len(self.source)} tokens of text make no more than {len(self.openings)} different prompts, and none of "
-            f"{length} tokens besides; add text to benchmark.prompts"
-        )
+        there = f"{len(self.source)} tokens of text make no more than {len(self.openings)} different prompts"
+        raise DataError(f"{there}, and none of {length} tokens besides; add text to benchmark.prompts")
 
 
 def plan(setup: Requests, longest: int) -> Plan:
     """The sweep of a tier for a model (and a text) with room for `longest` tokens."""
     sweep = Plan([])
-    contexts: dict[int, None] = {}
-    for asked in sorted(setup.contexts):
-        room = min(asked, longest)
-        if room < asked:
-            sweep.notes[f"context-{room}"] = (
-                f"{asked} tokens were asked for; {longest} is the most that engine, model and text hold"
-            )
-        if room > OUTPUT:
-            contexts[room] = None
+    contexts = [room for room in sorted({min(asked, longest) for asked in setup.contexts}) if room > OUTPUT]
+    for asked in (asked for asked in sorted(setup.contexts) if asked > longest):
+        why = f"{asked} tokens were asked for; {longest} is the most that engine, model and text hold"
+        sweep.notes[f"context-{longest}"] = why
     passes = [
         [Step(f"context-{c}", [c - OUTPUT]) for c in contexts],
         [Step(f"batch-{b}", [BATCH_PROMPT] * b, "stream_batch") for b in sorted(set(setup.batches))],

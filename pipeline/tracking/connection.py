@@ -3,15 +3,13 @@
 A run counts once it is FINISHED. `Tracker` deletes what a crash left half-written; the next `python -m pipeline.track` writes it
 again. Values go out in batches with one timestamp a run, so that a repeated request changes nothing. All text passes `secrets`.
 
-MLflow itself retries for minutes: 100 s for a database that is down, 247 s for an unreachable server. So `check_reachable` asks
-once, with short limits, and limits MLflow's own retries.
+MLflow itself retries an unreachable server for 247 s. So `check_reachable` asks once, and limits MLflow's own retries.
 """
 
 from __future__ import annotations
 
 import contextlib
 import getpass
-import json
 import os
 import platform
 import re
@@ -30,34 +28,24 @@ CURRENT = "quantgate.current"
 WRITER = "quantgate.writer"
 MAX_PARAMS, MAX_METRICS = 100, 500  # in one request; MLflow takes 100 params and 1000 metrics
 MAX_PARAM_LENGTH = 6000  # characters
-ABANDONED_S = 3600  # nobody still writes another machine's run this old: writing one takes seconds
+ABANDONED_S = 3600  # nobody still writes a run this old: writing one takes seconds
 ANSWER_S = 5  # for the first answer; a loaded server may take longer for later ones
 REQUEST_S = 30
-TIMEOUT = {"postgresql": "connect_timeout", "mysql": "connect_timeout", "mssql": "login_timeout"}  # the drivers' names for it
 LIMITS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": str(REQUEST_S),
-    "PGCONNECT_TIMEOUT": str(ANSWER_S),
     "AWS_MAX_ATTEMPTS": "2",  # botocore's, where S3 is the artifact store
 }
-DIGEST = 32  # hexadecimal digits of a dataset's digest; MLflow keeps 36
 Curve = list[tuple[int, float]]  # (step, value)
-DataSet = tuple[str, str, dict[str, str]]  # name, use, {file: sha256}
 
 
 def check_reachable(uri: str) -> None:
-    """Return once the server or database answers; create a missing sqlite file, completely or not at all. Raises what the network
-    or the driver raises."""
+    """Return once the server answers; create a missing sqlite file, completely or not at all."""
     for name, value in LIMITS.items():
         os.environ.setdefault(name, value)
-    scheme = urlsplit(uri).scheme.partition("+")[0]
+    scheme = urlsplit(uri).scheme
     if scheme in ("http", "https"):
         _ask_server(uri)
-    elif scheme in TIMEOUT:
-        import sqlalchemy
-
-        engine = sqlalchemy.create_engine(uri, poolclass=sqlalchemy.NullPool, connect_args={TIMEOUT[scheme]: ANSWER_S})
-        engine.connect().close()
     elif scheme == "sqlite":
         _create_sqlite(uri)
 
@@ -132,7 +120,7 @@ class Tracker:
         existing = self.find(key)
         if existing:
             return str(existing.info.run_id), False
-        tags = {KEY: key, WRITER: writer(), "mlflow.user": user(), **secrets.hide_in(tags)}
+        tags = {KEY: key, WRITER: f"{platform.node()}:{os.getpid()}", "mlflow.user": user(), **secrets.hide_in(tags)}
         run_id = str(self.client.create_run(self.experiment, run_name=secrets.hide(name), tags=tags).info.run_id)
         try:
             log(run_id)
@@ -146,11 +134,7 @@ class Tracker:
     def log_params(self, run_id: str, values: Mapping[str, object]) -> None:
         from mlflow.entities import Param
 
-        params = []
-        for name, value in values.items():
-            text = secrets.hide(str(value))
-            cut = f"{text[: MAX_PARAM_LENGTH - 40]} ... ({len(text)} characters)"
-            params.append(Param(name, text if len(text) <= MAX_PARAM_LENGTH else cut))
+        params = [Param(name, secrets.hide(str(value))[:MAX_PARAM_LENGTH]) for name, value in values.items()]
         for start in range(0, len(params), MAX_PARAMS):
             self.client.log_batch(run_id, params=params[start : start + MAX_PARAMS])
 
@@ -163,17 +147,6 @@ class Tracker:
         points += [Metric(name, value, now, step) for name, curve in (curves or {}).items() for step, value in curve]
         for start in range(0, len(points), MAX_METRICS):
             self.client.log_batch(run_id, metrics=points[start : start + MAX_METRICS])
-
-    def log_datasets(self, run_id: str, sets: Iterable[DataSet]) -> None:
-        from mlflow.entities import Dataset, DatasetInput, InputTag
-
-        inputs = []
-        for name, use, files in sets:
-            digest, source, profile = artifacts.digest(files)[:DIGEST], json.dumps(sorted(files)), json.dumps({"sha256": files})
-            tags = [InputTag("mlflow.data.context", use)]
-            inputs.append(DatasetInput(Dataset(name, digest, "local", source, profile=profile), tags))
-        if inputs:
-            self.client.log_inputs(run_id, datasets=inputs)
 
     def log_files(self, run_id: str, files: Iterable[Path], folder: str) -> None:
         """Upload the files that exist, with secrets in text hidden."""
@@ -220,24 +193,10 @@ def user() -> str:
         return f"uid {os.getuid()}"
 
 
-def writer() -> str:
-    """Name this process: machine, pid and start time, since pids are reused."""
-    import psutil
-
-    return f"{platform.node()}:{os.getpid()}:{psutil.Process().create_time():.0f}"
-
-
 def is_being_written(run: Any) -> bool:
     """Whether a living process may still be writing an unfinished run."""
     import psutil
 
-    node, _, process = run.data.tags.get(WRITER, "::").partition(":")
-    pid, _, began = process.partition(":")
-    if run.info.status != "RUNNING" or not pid.isdigit():
-        return False
-    if node != platform.node():
-        return bool(time.time() - run.info.start_time / 1000 < ABANDONED_S)
-    try:
-        return bool(f"{psutil.Process(int(pid)).create_time():.0f}" == began)
-    except psutil.Error:
-        return False
+    node, _, pid = run.data.tags.get(WRITER, ":").rpartition(":")
+    is_recent = time.time() - run.info.start_time / 1000 < ABANDONED_S
+    return bool(run.info.status == "RUNNING" and is_recent and (node != platform.node() or psutil.pid_exists(int(pid))))

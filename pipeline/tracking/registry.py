@@ -1,40 +1,15 @@
-"""Register variants as versions of one model, without uploading weights. The alias `champion` marks the one to serve.
-
-Every move of the alias is recorded as a tag of the registered model before it is made; `--rollback` reads these tags as a stack.
-A move that somebody made by hand is recorded when it is noticed.
-"""
+"""Register variants as versions of one model, without uploading weights. The alias `champion` marks the one to serve."""
 
 from __future__ import annotations
 
-import json
-import platform
-import time
 from collections.abc import Iterator
-from typing import Any, TypedDict
+from typing import Any
 
 from pipeline.core import secrets
-from pipeline.core.errors import ArtifactError
-from pipeline.tracking.connection import pages, user
+from pipeline.tracking.connection import pages
 
 ALIAS = "champion"
-MOVE = "quantgate.move."
 EXTERNAL = "mlflow.model.isExternal"  # MLflow's mark for a model whose files are elsewhere
-NOT_COMPARED = "not compared"
-
-
-class Move(TypedDict):
-    """A move of the alias. before: the version that had it; how: promote, force, rollback or by hand; files: how the model's files
-    compare with the measured ones."""
-
-    number: str
-    version: str
-    variant: str
-    before: str | None
-    how: str
-    at: str
-    by: str
-    reason: str
-    files: str
 
 
 class Registry:
@@ -46,20 +21,20 @@ class Registry:
         quote = '"' if "'" in self.name else "'"  # MLflow's filters have no escapes; params allow one kind of quote in a name
         self.query = f"name = {quote}{self.name}{quote}"
 
-    def _model(self) -> Any:
+    def model(self) -> Any:
         """The registered model, or None."""
         return next(iter(self.client.search_registered_models(self.query)), None)
 
-    def _versions(self) -> Iterator[Any]:
+    def versions(self) -> Iterator[Any]:
         return pages(lambda token: self.client.search_model_versions(self.query, page_token=token))
 
     def register(self, experiment_id: str, current: dict[str, dict[str, str]]) -> dict[str, str]:
         """Make a version for each run and update its tags; other versions become not current. Returns {run id: version}. current:
         {run id: tags, with `variant` among them}."""
-        if self._model() is None:
+        if self.model() is None:
             about = f"Variants of the MLflow experiment, by reference. `{ALIAS}` is the one to serve; its moves are tags."
             self.client.create_registered_model(self.name, description=about)
-        versions, current = {v.run_id: v for v in self._versions()}, secrets.hide_in(current)
+        versions, current = {v.run_id: v for v in self.versions()}, secrets.hide_in(current)
         for run_id, tags in current.items():
             if run_id not in versions:
                 versions[run_id] = self._add(experiment_id, run_id, tags)
@@ -80,73 +55,3 @@ class Registry:
         return self.client.create_model_version(
             self.name, f"models:/{model.model_id}", run_id=run_id, tags=tags, description=about, model_id=model.model_id
         )
-
-    def version_of(self, run_id: str) -> str | None:
-        return next((str(v.version) for v in self._versions() if v.run_id == run_id), None)
-
-    def champion(self) -> str | None:
-        """The version that has the alias, or None."""
-        model = self._model()
-        return str(model.aliases[ALIAS]) if model is not None and ALIAS in model.aliases else None
-
-    def moves(self) -> list[Move]:
-        """All recorded moves, oldest first."""
-        model = self._model()
-        tags = model.tags if model is not None else {}
-        return [json.loads(tags[k]) for k in sorted(tags) if k.startswith(MOVE)]
-
-    def promote(self, version: str, *, reason: str, forced: bool, files: str) -> Move | None:
-        """Move the alias to a version; None if it is there already. files: how the model's files compare with the measured ones."""
-        self._settle()
-        return None if self.champion() == version else self._move(version, "force" if forced else "promote", reason, files)
-
-    def rollback(self, reason: str) -> Move:
-        """Move the alias back to the previous champion. Raises `ArtifactError` if there was none."""
-        self._settle()
-        champions = succession(self.moves())
-        if len(champions) < 2:
-            now = f"version {champions[-1]} is the first champion" if champions else "there is no champion yet"
-            raise ArtifactError(f"nothing to roll back to: {now} of {self.name!r}")
-        return self._move(champions[-2], "rollback", reason, NOT_COMPARED)
-
-    def _settle(self) -> None:
-        """Record a move that was made by hand; make one that was recorded and not made."""
-        moves, now = self.moves(), self.champion()
-        last = moves[-1] if moves else None
-        if last and last["how"] != "by hand":
-            tags = self.client.get_model_version(self.name, last["version"]).tags
-            if tags.get(f"{ALIAS}.move") != last["number"]:  # killed before the move was made
-                self._make(last)
-                return
-        before = last["version"] if last else None
-        if now and now != before:
-            self._record(now, before, "by hand", "found so; not moved by quantgate", NOT_COMPARED)
-
-    def _move(self, version: str, how: str, reason: str, files: str) -> Move:
-        move = self._record(version, self.champion(), how, reason, files)
-        self._make(move)
-        return move
-
-    def _record(self, version: str, before: str | None, how: str, reason: str, files: str) -> Move:
-        move: Move = {
-            "number": f"{len(self.moves()) + 1:04d}", "version": version,
-            "variant": self.client.get_model_version(self.name, version).tags.get("variant", "?"), "before": before, "how": how,
-            "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "by": f"{user()}@{platform.node()}",
-            "reason": secrets.hide(reason), "files": files,
-        }  # fmt: skip
-        self.client.set_registered_model_tag(self.name, MOVE + move["number"], json.dumps(move))
-        return move
-
-    def _make(self, move: Move) -> None:
-        self.client.set_registered_model_alias(self.name, ALIAS, move["version"])
-        tags = {"at": move["at"], "by": move["by"], "how": move["how"], "reason": move["reason"], "files": move["files"]}
-        for tag, value in (tags | {"move": move["number"]}).items():  # the number last: then the move is made
-            self.client.set_model_version_tag(self.name, move["version"], f"{ALIAS}.{tag}", value)
-
-
-def succession(moves: list[Move]) -> list[str]:
-    """Champions that a rollback can return to, and the present one, last; a rollback removes the one it undid."""
-    champions: list[str] = []
-    for move in moves:
-        champions = champions[:-1] if move["how"] == "rollback" else [*champions, move["version"]]
-    return champions

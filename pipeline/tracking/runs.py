@@ -9,30 +9,20 @@ from __future__ import annotations
 
 import json
 import re
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pipeline.core import artifacts, git, records
 from pipeline.core.droppings import data_files
 from pipeline.core.errors import ArtifactError
 from pipeline.core.params import Params
-from pipeline.core.records import (
-    AnswersMeta,
-    Metric,
-    ModelManifest,
-    ServerReport,
-    StoreManifest,
-    VariantResult,
-    VariantVerdict,
-    Verdict,
-)
+from pipeline.core.records import Metric, ModelManifest, ServerReport, VariantResult, VariantVerdict, Verdict
 from pipeline.gating import baseline
-from pipeline.reporting.text import dequantized, markdown_table, n_of, results_table
+from pipeline.reporting.text import dequantized, markdown_table, n_of, results_table, with_unit
 from pipeline.serving import results as server_results
-from pipeline.tracking import views
-from pipeline.tracking.connection import CURRENT, Curve, DataSet, Tracker
+from pipeline.tracking.connection import CURRENT, Curve, Tracker
 
 SWEPT = re.compile(r"(?P<stem>[^/]+)/(?P<axis>context|batch|concurrency|closed)-(?P<at>\d+)")
 AXES = {"closed": "concurrency"}
@@ -84,20 +74,6 @@ def read_manifest(name: str) -> ModelManifest | None:
     return records.read(path, ModelManifest) if path.exists() else None
 
 
-def compare_files(state: State, name: str) -> tuple[str, str]:
-    """(how a variant's model files compare with the measured ones, what differs: empty if nothing does or they are not here)."""
-    folder, manifest = artifacts.model_dir(name), read_manifest(name)
-    if manifest is None:
-        return f"{folder} is not here, and so not compared with what was measured", ""
-    try:
-        artifacts.verify_files(folder, manifest)
-    except ArtifactError as e:
-        changed = str(e).partition("; ")[0]
-    else:
-        changed = "" if manifest["digest"] == state.results[name]["model"] else f"{folder} (another build than was measured)"
-    return changed or "as measured", changed
-
-
 # ---- logging -----------------------------------------------------------------------------------------------------------------
 
 
@@ -139,13 +115,10 @@ def log_variant(tracker: Tracker, state: State, name: str, settings: Params, mad
     def log(run_id: str) -> None:
         tracker.log_params(run_id, params_of(name, result, manifest, settings))
         tracker.log_metrics(run_id, flat_metrics(result["metrics"]), curves(result, state.serving.get(name)))
-        tracker.log_datasets(run_id, datasets(name, manifest))
         for folder, file in files.items():
             tracker.log_files(run_id, [file], folder)
 
-    colour = views.COLOURS[list(state.results).index(name) % len(views.COLOURS)]
-    tags = {"variant": name, "mlflow.runColor": colour, **made_from}
-    run_id, is_new = tracker.run(state.variant_key(name), name, log, tags)
+    run_id, is_new = tracker.run(state.variant_key(name), name, log, {"variant": name, **made_from})
     tracker.created += is_new
     return run_id
 
@@ -161,7 +134,6 @@ def log_state(tracker: Tracker, state: State, settings: Params, made_from: dict[
         shared |= {"variants": ", ".join(runs), "machine": made_from["machine"]}
         tracker.log_params(run_id, shared | measured_by(settings))
         tracker.log_dict(run_id, {"columns": list(rows[0]), "data": [list(row.values()) for row in rows]}, "comparison.json")
-        tracker.log_dict(run_id, {"runs": runs, "key": key}, "state.json")
         tracker.log_files(run_id, [Path("params.yaml"), baseline.LOCK], "made_from")
 
     name = f"{word} ({key[:6]}): {model_name(settings)} vs {reference}"  # verdict first: lists cut a name's end
@@ -187,29 +159,18 @@ def state_note(results: dict[str, VariantResult], verdict: Verdict, settings: Pa
     )
 
 
-def mark_current(tracker: Tracker, parent: str, runs: dict[str, str], state: State, settings: Params) -> None:
-    """Mark the present state's runs as current, its variants' as its children, and update their verdicts."""
+def mark_current(tracker: Tracker, parent: str, runs: dict[str, str], state: State) -> None:
+    """Mark the present state's runs as current, its variants' as its children, and update their verdicts and descriptions."""
     for run in list(tracker.search(f"tags.`{CURRENT}` = 'true'")):
         if run.info.run_id not in (parent, *runs.values()):
             tracker.set_tags(run.info.run_id, {CURRENT: "false"})
     tracker.set_tags(parent, {CURRENT: "true"})
     for name, run_id in runs.items():
         tracker.set_tags(run_id, {PARENT: parent, CURRENT: "true", "verdict": state.word(name)})
-        _describe(tracker, run_id, name, state.verdict["variants"].get(name), settings.compare.confidence)
-
-
-def _describe(tracker: Tracker, run_id: str, name: str, judged: VariantVerdict | None, confidence: float) -> None:
-    """Update a run's description and picture where its rules or verdict changed; else a person's own words stay."""
-    if judged is None:  # the reference has no rules, and a page without any picture looks broken
-        tracker.log_files(run_id, [artifacts.REPORTS / "figures/tradeoff.png"], "figures")
-    digest = artifacts.digest([judged or {}, confidence])
-    if tracker.client.get_run(run_id).data.tags.get(JUDGED) == digest:
-        return
-    with tempfile.TemporaryDirectory() as work:
-        picture = Path(work) / "rules.png"
-        if judged and views.draw_rules(name, judged, confidence, picture):
-            tracker.log_files(run_id, [picture], "figures")
-    tracker.set_tags(run_id, {"mlflow.note.content": views.variant_note(judged), JUDGED: digest})
+        note = variant_note(state.verdict["variants"].get(name))
+        digest = artifacts.digest(note)
+        if tracker.client.get_run(run_id).data.tags.get(JUDGED) != digest:  # else a person's own words stay
+            tracker.set_tags(run_id, {"mlflow.note.content": note, JUDGED: digest})
 
 
 # ---- what is logged ----------------------------------------------------------------------------------------------------------
@@ -297,17 +258,83 @@ def model_name(settings: Params) -> str:
     return Path(name).name.removesuffix(".gguf") or "model"
 
 
-def datasets(variant: str, manifest: ModelManifest | None) -> list[DataSet]:
-    """Each set that a variant was evaluated, measured or calibrated on. A task's definition and rows are one data set."""
-    answers, store = artifacts.meta_of(artifacts.answers(variant)), artifacts.REFERENCE / artifacts.MANIFEST
-    calibration = manifest.get("calibration") if manifest else None
-    by_use = {
-        "evaluation": records.read(answers, AnswersMeta)["sets"] if answers.exists() else {},
-        "divergence": records.read(store, StoreManifest)["sets"] if store.exists() else {},
-        "calibration": calibration.get("set_files", {}) if calibration else {},
+# ---- what MLflow's UI shows ------------------------------------------------------------------------------------------------------
+
+# A saved view is a tag of the experiment (`mlflow.sharedViewState.<id>`, MLflow 3.17's format); other versions ignore it.
+VIEW = "tradeoff"
+NAME = "quantgate: trade-off"
+SIGNED = "Written by quantgate."
+SECTION = "quantgate"
+# MLflow always shows attributes, metrics, params and tags in that order. On a screen of 1440 points the tag `verdict` is out of
+# sight, so the description, which begins with the verdict, comes first.
+COLUMNS = (
+    "attributes.`Description`", "tags.`verdict`", "metrics.`kld_mean`", "metrics.`top1_agreement`", "metrics.`acc_delta/all`",
+    "metrics.`ttft_ms`", "metrics.`decode_tok_s`", "metrics.`weight_bytes`", "params.`quantizer`", "params.`engine`",
+)  # fmt: skip
+SCATTER = (("decode_tok_s", "kld_mean"), ("weight_bytes", "kld_mean"), ("ttft_ms", "decode_tok_s"))
+BARS = ("kld_mean", "top1_agreement", "acc_delta/all", "decode_tok_s", "ttft_ms", "weight_bytes")
+LINES = (
+    "kld_by_position/corpus", "kld_by_position/trajectory", "tpot_ms_by_context", "ttft_ms_by_context",
+    "throughput_tok_s_by_concurrency",
+)  # fmt: skip
+
+
+def _card(kind: str, key: str, **fields: object) -> dict[str, object]:
+    return {"uuid": f"qg-{kind}-{key}", "type": kind, "runsCountToCompare": 20, "metricSectionId": SECTION, "deleted": False,
+            "isGenerated": False, **fields}  # fmt: skip
+
+
+def saved_view(made_ms: int) -> str:
+    """The saved view's tag: the current variants; quality against speed and size as scatter plots, deciding metrics as bars, curves
+    as lines."""
+    charts = []
+    for x, y in SCATTER:
+        axes = {f"{axis}axis": {"type": "METRIC", "key": key} for axis, key in (("x", x), ("y", y))}
+        charts.append(_card("SCATTER", f"{x}-{y}", displayName=f"{y} over {x}", **axes))
+    charts += [_card("BAR", m, metricKey=m, displayName=m) for m in BARS]
+    charts += [
+        _card("LINE", m, metricKey=m, selectedMetricKeys=[m], displayName=m, xAxisKey="step", useGlobalXaxisKey=False,
+              xAxisScaleType="log", scaleType="linear", range={}, yAxisKey="metric", yAxisExpressions=[], lineSmoothness=0,
+              useGlobalLineSmoothing=True)
+        for m in LINES
+    ]  # fmt: skip
+    state = {
+        "searchFilter": f"tags.`{CURRENT}` = 'true' and tags.`variant` != ''",
+        "orderByKey": "metrics.`kld_mean`", "orderByAsc": True, "selectedColumns": list(COLUMNS),
+        "compareRunCharts": charts,
+        "compareRunSections": [{"uuid": SECTION, "name": "Trade-off", "display": True, "isReordered": True, "deleted": False,
+                                "isGenerated": False}],
+        "isAccordionReordered": True, "hideEmptyCharts": True,
+    }  # fmt: skip
+    return json.dumps({"name": NAME, "createdAt": made_ms, "updatedAt": made_ms, "state": json.dumps(state)})
+
+
+def describe_experiment(client: Any, experiment_id: str) -> None:
+    """Set an experiment's saved view, kind and description; keep a person's own description."""
+    experiment = client.get_experiment(experiment_id)
+    tags = {
+        f"mlflow.sharedViewState.{VIEW}": saved_view(int(experiment.creation_time or 0)),
+        "mlflow.experimentKind": "custom_model_development",
+        "mlflow.note.content": (
+            f"{SIGNED} Quality against speed: menu `Views` (top right), `{NAME}`, then the button `Chart view` (left of the "
+            f"search field); or add `?viewStateShareKey={VIEW}&compareRunsMode=CHART` to this page's address. Each parent run is "
+            "one state of the pipeline, its children are the variants."
+        ),
     }
-    sets: dict[tuple[str, str], dict[str, str]] = {}
-    for use, files in by_use.items():
-        for file, sha256 in sorted(files.items()):
-            sets.setdefault((f"{Path(file).parent.name}/{Path(file).stem}", use), {})[file] = sha256
-    return [(name, use, hashes) for (name, use), hashes in sets.items()]
+    for key, value in tags.items():
+        before = experiment.tags.get(key)
+        is_ours = before is None or key.startswith("mlflow.sharedViewState") or before.startswith(SIGNED)
+        if is_ours and before != value:
+            client.set_experiment_tag(experiment_id, key, value)
+
+
+def variant_note(judged: VariantVerdict | None) -> str:
+    """The description of a variant's run: its verdict, then a line for each rule. judged: None for the reference."""
+    if judged is None:
+        return "REFERENCE: every other variant is compared with it."
+    lines = [f"{judged['verdict']}: {judged['reason']}"]
+    for rule in judged["rules"]:
+        advisory = "" if rule["required"] else ", advisory"
+        value = with_unit(rule, digits=4)
+        lines.append(f"- {rule['metric']} {value}, n = {rule['n']}: {rule['verdict']}{advisory}, {rule['bound']}")
+    return "\n".join(lines)

@@ -31,8 +31,7 @@ import typer
 
 from pipeline import diverge, engines, reference
 from pipeline.core import artifacts, cli, params, quiet
-from pipeline.divergence.checkpoints import Checkpoints
-from pipeline.divergence.store import Store, Window, batches
+from pipeline.divergence.store import Checkpoints, Store, Window, batches
 
 TOKENS = (10_000, 100_000)
 LENGTH = 501  # a window's tokens; all but the first are scored
@@ -82,7 +81,6 @@ def write_store(engine: Any, windows: list[Window], folder: Path) -> Store:
 
 def time_scoring(name: str, engine: Any, store: Store, rounds: int, threads: int) -> None:
     """Print what scoring costs beside the engine's own passes."""
-    shared = store.share_head(engine)
     tokens = sum(w.scored for w in store.windows)
     parts = [[w.token_ids for _, w in part] for part in batches(store.windows, BATCH)]
 
@@ -95,7 +93,7 @@ def time_scoring(name: str, engine: Any, store: Store, rounds: int, threads: int
             return harness.seconds(lambda: diverge.write(rows, Path(out) / "rows.parquet"))
 
     times = harness.in_turns({"prefill": each(engine.hidden), "forward": each(engine.own_logits), "score": score}, rounds)
-    report: dict[str, Any] = {"variant": name, "tokens": tokens, "rounds": rounds, "threads": threads, "head_shared": shared}
+    report: dict[str, Any] = {"variant": name, "tokens": tokens, "rounds": rounds, "threads": threads}
     for clock in harness.Seconds._fields:
         by_name = {k: [getattr(t, clock) for t in spent] for k, spent in times.items()}
         report[f"{clock}_ms_per_token"] = {k: round(1000 * float(np.median(s)) / tokens, 3) for k, s in by_name.items()}

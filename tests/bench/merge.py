@@ -5,7 +5,7 @@ python tests/bench/merge.py [--readme] [--source FOLDER_WITH_ARTIFACTS_AND_REPOR
 Two commits in a throw-away repository: on `main`, int4 is GPTQ in groups of 64; the change sets `quantizer: rtn`, plain
 rounding to as many bits in groups as large. Rows and metrics are those that were measured, under the name int4. Printed:
 the exit code of `python -m pipeline.gate --enforce --comment --baseline main` and the comment, with the rows of both commits
-in DVC's cache, and again without them. `--readme` puts the first comment, uncut, between README's two marks.
+in DVC's cache, and again without them. `--readme` puts the first comment, uncut, between two marks of docs/gate.md.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def main(readme: bool = False, source: Path = harness.ROOT) -> None:
         os.chdir(harness.ROOT)
     if readme:
         quoted = "".join(f"> {line}".rstrip() + "\n" for line in text.rstrip("\n").split("\n"))
-        artifacts.write_between(harness.ROOT / "README.md", ("<!-- merge -->", "<!-- /merge -->"), f"\n{quoted}")
+        artifacts.write_between(harness.ROOT / "docs/gate.md", ("<!-- merge -->", "<!-- /merge -->"), f"\n{quoted}")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import harness
 
 from pipeline.core import artifacts, params, records
 from pipeline.gating import verdicts
-from pipeline.gating.paired_difference import timed
+from pipeline.metrics.definitions import timed
 from pipeline.reporting import text
 from tools import machines
 

@@ -26,7 +26,7 @@ from pipeline.core import artifacts, cli, params
 from pipeline.core.params import Rule
 from pipeline.gating import verdicts
 from pipeline.gating.rules import bound_of, judge
-from pipeline.metrics.definitions import definition
+from pipeline.metrics.builder import as_metric
 from pipeline.stats import intervals
 from pipeline.stats.intervals import Estimate
 
@@ -171,13 +171,10 @@ def false_verdicts(runs: int) -> None:
     metrics: list[dict[str, Any]] = [{} for _ in range(runs)]
     failed = np.zeros((len(rules), runs), bool)
     for k, (rule, (margin, estimates, scale)) in enumerate(zip(rules, cases.values())):
-        rng, what, bound, passed = np.random.default_rng([2, k]), definition(rule.metric), bound_of(rule), 0
-        assert what is not None
+        rng, bound, passed = np.random.default_rng([2, k]), bound_of(rule), 0
         for run in range(runs):
             e = estimates(rng)
-            value, low, high = (None if v is None else scale * v for v in (e.value, e.low, e.high))
-            metrics[run][rule.metric] = {"value": value, "low": low, "high": high, "n": e.n, "clusters": e.clusters,
-                                         "confidence": CONFIDENCE, "unit": what.unit}  # fmt: skip
+            metrics[run][rule.metric] = as_metric(rule.metric, e, CONFIDENCE, scale)
             verdict = judge(bound, metrics[run][rule.metric]).verdict
             passed += verdict == "PASS"
             failed[k, run] = verdict == "FAIL"

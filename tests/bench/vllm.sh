@@ -27,5 +27,5 @@ END
 fi
 VLLM_PYTHON=$(cd "$home/bin" && pwd)/python
 export VLLM_PYTHON VLLM_CPU_KVCACHE_SPACE=2
-exec python -m pipeline.serving --launch vllm --model-dir "$model" --tokenizer "$model" --name vllm \
+exec python -m tools.serve_url --launch vllm --model-dir "$model" --tokenizer "$model" --name vllm \
     --concurrency 1,2,4 --requests 8 --rounds 5 --prompt-tokens 128 --output-tokens 16 --objective ttft_ms=2000,tpot_ms=200

@@ -1,4 +1,4 @@
-"""`python -m pipeline.serving.batch URL requests.jsonl results.jsonl`: send many requests, each once.
+"""`quantgate batch URL requests.jsonl results.jsonl`: send many requests, each once.
 
 A request is a line {key, prompt or messages, max_tokens, any further field of the API}, such as
 
@@ -31,7 +31,7 @@ from typing_extensions import TypedDict
 from pipeline.core import artifacts, cli
 from pipeline.core.errors import ArtifactError, DataError, ParamsError
 from pipeline.core.records import Json
-from pipeline.serving import probe
+from pipeline.serving import measure
 from pipeline.serving.client import KEY, Answer, Endpoint, Request, address, ask, connected, key_from
 from pipeline.serving.measure import together
 
@@ -60,7 +60,6 @@ class Item:
     key: str
     request: Request
     digest: str
-    line: Json
 
     def model(self, endpoint: Endpoint) -> str:
         """The request's own model, or the endpoint's."""
@@ -115,7 +114,7 @@ def _item(text: str, where: str, max_tokens: int) -> Item:
     headers = {"Idempotency-Key": artifacts.digest([key, digest])}
     prompt = line["prompt"] if "prompt" in line else line["messages"]
     request = Request(prompt, body["max_tokens"], options=options, headers=headers)
-    return Item(key, request, digest, line)
+    return Item(key, request, digest)
 
 
 def answered(results: Path, items: list[Item]) -> dict[str, Result]:
@@ -231,7 +230,7 @@ async def main_async(
 ) -> None:
     """Send `todo`, the `items` without a result in `previous`. Raises `ArtifactError` if another model gave these."""
     async with connected(endpoint) as client:
-        endpoint, _ = await probe.named(client, endpoint)
+        endpoint, _ = await measure.named(client, endpoint)
         others = sorted({row["model"] for row in previous.values()} - {item.model(endpoint) for item in items})
         if others:
             raise ArtifactError(f"{out.name} has results of {others[0]!r}, not {endpoint.model!r}; choose another file")
@@ -263,10 +262,8 @@ def main(
         if todo:
             asyncio.run(main_async(endpoint, items, todo, previous, Pace(concurrency, rate or None, tries), out))
         previous = answered(results, items)
-        failed = [item.line for item in items if item.key in previous and not previous[item.key]["ok"]]
-        path = results.with_suffix(".failed.jsonl")
-        artifacts.write_jsonl(path, failed)
-    failures = f"; {len(failed)} failed: {path}" if failed else ""
+    failed = sum(item.key in previous and not previous[item.key]["ok"] for item in items)
+    failures = f"; {failed} failed (--retry-failed sends them again)" if failed else ""
     cli.say("batch", f"{len(items)} requests, {len(items) - len(todo)} answered before, {len(todo)} sent{failures}; {results}")
     if failed:
         raise typer.Exit(1)

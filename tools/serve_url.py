@@ -1,6 +1,6 @@
-"""`python -m pipeline.serving URL`: measure a server, or with --launch one that is started for it.
+"""`quantgate serve URL`: measure a server, or with --launch one that is started for it.
 
-Writes artifacts/serving/<name>.jsonl (one row a request), its .meta.json, and <name>.figures.json; with --score, see score.py.
+Writes artifacts/serving/<name>.jsonl (one row a request), its .meta.json, and <name>.figures.json; with --score, see score_url.py.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import typer
 from pipeline.core import artifacts, cli
 from pipeline.core.errors import ParamsError
 from pipeline.core.explain import did_you_mean
-from pipeline.core.records import Json, RequestRow
+from pipeline.core.records import Json, Probe, RequestRow
 from pipeline.evalset import sets_digest
 from pipeline.metrics.definitions import SERVED
 from pipeline.metrics.serving import Objective
-from pipeline.serving import measure, probe, score
-from pipeline.serving.client import KEY, ServerError
-from pipeline.serving.logprobs import load_tokenizer
+from pipeline.serving import measure
+from pipeline.serving.client import KEY, Endpoint, ServerError, connected
 from pipeline.serving.measure import Plan, endpoint_of
 from pipeline.speed import hardware
+from tools import score_url
 
 PROMPTS = Path("evalsets/corpus")
 HOME = artifacts.ARTIFACTS / "serving"
@@ -80,6 +80,17 @@ def write(path: Path, rows: list[RequestRow], plan: Plan, about: Json) -> None:
     cli.say("serving", f"{measure.summary(rows, knee)}; {written}")
 
 
+def lacking(abilities: Probe) -> list[str]:
+    """One line for each ability that the endpoint lacks, or may lack."""
+    asked = {k: v for k, v in abilities.items() if isinstance(v, dict)}
+    return [f"{k}: {'unknown' if v['value'] is None else 'no'}: {v['reason']}" for k, v in asked.items() if not v["value"]]
+
+
+async def probed(endpoint: Endpoint) -> Probe:
+    async with connected(endpoint) as client:
+        return (await measure.probe(client, endpoint))[1]
+
+
 def main(
     url: Annotated[str, typer.Argument(help="the server, http://127.0.0.1:8000; the API key comes from QUANTGATE_API_KEY")] = "",
     launch_: Annotated[str, typer.Option("--launch", help="start this kind of server: llamacpp, vllm")] = "",
@@ -125,13 +136,20 @@ def main(
     if is_scored:
         if prompts != PROMPTS:
             raise ParamsError(f"--score uses the tier's documents; leave --prompts {prompts} out")
-        path = score.check_asked(tokenizer or model_dir, chat, only_probe)
-        score.run(connect, path, max(1, *plan.concurrency[:1]), HOME / f"{name}.scores.jsonl")
+        if chat or only_probe:
+            raise ParamsError(f"--score uses completions and does nothing else; leave {'--chat' if chat else '--probe'} out")
+        if (folder := tokenizer or model_dir) is None:
+            raise ParamsError("--score sends token ids: name the model's tokenizer.json, or its folder, with --tokenizer")
+        score_url.run(connect, folder, max(1, *plan.concurrency[:1]), HOME / f"{name}.scores.jsonl")
         return
-    words, path = load_tokenizer(tokenizer) if tokenizer else None, HOME / f"{name}.jsonl"
+    words, path = score_url.load_tokenizer(tokenizer) if tokenizer else None, HOME / f"{name}.jsonl"
+    rows: list[RequestRow] = []
     with connect(plan, tokenizer=words, chat=chat) as (endpoint, launch):
-        abilities, plan, rows = asyncio.run(measure.measured(endpoint, plan, prompts, words, only_probe, path))
-    for text in probe.lacking(abilities):
+        if only_probe:
+            abilities = asyncio.run(probed(endpoint))
+        else:
+            abilities, plan, rows = asyncio.run(measure.measured(endpoint, plan, prompts, words, path))
+    for text in lacking(abilities):
         cli.say("serving", text)
     if not only_probe:
         about = {"probe": abilities, "plan": asdict(plan), "launch": launch, "prompts": sets_digest(prompts)}

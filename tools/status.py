@@ -1,0 +1,103 @@
+"""`quantgate status`: which stages `make repro` would run, why, and how long they took last time on this machine."""
+
+from __future__ import annotations
+
+import json
+from statistics import mean
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from pipeline.core import artifacts, cli, records
+from pipeline.core.errors import ArtifactError
+
+
+class Pending(NamedTuple):
+    """A stage to run. why: what changed; None: it runs only if a stage before it gives other output. seconds: its last run's, or
+    the mean of its variants' (`guess`); None: it never ran here."""
+
+    stage: str
+    why: str | None
+    seconds: float | None
+    guess: bool
+
+
+def pending() -> list[Pending]:
+    """Stages to run, in DVC's order. Raises `ArtifactError` where DVC cannot say."""
+    import networkx as nx
+    from dvc.exceptions import DvcException
+    from dvc.repo import Repo
+
+    try:
+        with Repo() as repo:
+            changed = repo.status()
+            graph = repo.index.graph  # an edge leads from a stage to what it depends on
+            names = {stage: stage.addressing for stage in graph}
+            order = [names[s] for s in nx.dfs_postorder_nodes(graph) if names[s] in changed or _follows(graph, s, changed)]
+    except DvcException as e:
+        raise ArtifactError(
+            f"DVC cannot compare this folder with dvc.lock ({' '.join(str(e).split())}); see `dvc status`"
+        ) from None
+    return [Pending(name, _why(changed.get(name)), *_seconds(name)) for name in order]
+
+
+def _follows(graph: Any, stage: Any, changed: dict[str, Any]) -> bool:
+    import networkx as nx
+
+    return any(s.addressing in changed for s in nx.descendants(graph, stage))
+
+
+def _why(faults: list[Any] | None) -> str | None:
+    """The first reason that DVC gives."""
+    if not faults:
+        return None
+    first = next((f for f in faults if isinstance(f, str)), None)
+    if first:
+        return first
+    paths = [path for fault in faults for path in next(iter(fault.values()))]
+    return f"changed: {paths[0]}" + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
+
+
+def _seconds(name: str) -> tuple[float | None, bool]:
+    stage, _, variant = name.partition("@")
+    if facts := artifacts.run_facts(stage, variant or None):
+        return facts["wall_s"], False
+    others = [records.read(path, records.RunFacts)["wall_s"] for path in artifacts.RUNS.glob(f"{stage}@*.json")]
+    return (mean(others), True) if others else (None, False)
+
+
+def main(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Say which stages `make repro` would run, why, and how long they took last time."""
+    stages = pending()
+    runs, follows = [p for p in stages if p.why], [p for p in stages if not p.why]
+    if as_json:
+        print(
+            json.dumps({"stages": [p._asdict() for p in stages], "seconds": _sum(runs), "seconds_at_most": _sum(stages)}, indent=2)
+        )
+        return
+    if not stages:
+        print("Everything is up to date.")
+        return
+    cli.table(
+        ("stage", "why", "last time"),
+        [{"stage": p.stage, "why": p.why or "", "last time": _time(p)} for p in runs],
+        left=("stage", "why"),
+    )
+    print(f"`make repro` runs these {len(runs)} stages: {_minutes(runs)}.")
+    if follows:
+        print(f"If their output changes, up to {len(follows)} stages follow: at most {_minutes(stages)} in all.")
+
+
+def _sum(stages: list[Pending]) -> float:
+    return sum(p.seconds for p in stages if p.seconds is not None)
+
+
+def _minutes(stages: list[Pending]) -> str:
+    """Their time, as a person says it."""
+    seconds, unknown = _sum(stages), sum(p.seconds is None for p in stages)
+    text = f"about {seconds:.0f} s" if seconds < 90 else f"about {seconds / 60:.0f} min"
+    return text + (f" without {unknown} whose time is not known" if unknown else "")
+
+
+def _time(stage: Pending) -> str:
+    return "–" if stage.seconds is None else f"{'~' * stage.guess}{stage.seconds:.0f} s"
