@@ -71,17 +71,15 @@ def compare(name: str, settings: params.Params) -> tuple[records.VariantResult, 
         measured.refuse_others(store["digest"], reference.manifest["digest"])
     if store["model"] != reference.manifest["digest"]:
         raise ArtifactError(f"{artifacts.REFERENCE} was made with another build of the reference; run `dvc repro`")
-    floor, rows = records.read(artifacts.FLOOR, records.Floor), _rows(variant, reference)
-    if (floor["model"], floor["store"]) != (reference.manifest["digest"], store["digest"]):
-        raise ArtifactError(f"{artifacts.FLOOR} was measured with another reference; run `dvc repro floor`")
+    floors, rows = floors_of(reference.manifest["digest"], store["digest"]), _rows(variant, reference)
     b, manifest = Builder(settings.compare, settings.seed), variant.manifest
     status, faults = manifest["status"], {"quantize": manifest["reason"]}
     if status == "ok":
         faults = _measure(b, variant, reference, rows, settings.evaluate.allow_truncated)
         if name == reference.name:  # the floor is the reference's own metric: its difference to itself
-            b.metrics |= floor["metrics"]
+            b.metrics |= floors
         else:
-            definitions.mark_floor_limited(b.metrics, floor["metrics"])
+            definitions.mark_floor_limited(b.metrics, floors)
         if any(faults.values()):
             statuses = {m["status"] for m in (variant.answers, variant.tokens, variant.timings, variant.replies)}
             status = next((s for s in ("crashed", "invalid", "unsupported") if s in statuses), "invalid")
@@ -97,6 +95,14 @@ def compare(name: str, settings: params.Params) -> tuple[records.VariantResult, 
         "metrics": b.metrics, "curves": b.curves, "bounds": b.bounds,
     }  # fmt: skip
     return result, _failures(b, variant, reference, rows)
+
+
+def floors_of(model: str, store: str) -> records.Metrics:
+    """The noise floor's metrics; raises if they are another reference's or another store's. model, store: digests."""
+    floor = artifacts.read_json(artifacts.FLOOR)
+    if (floor["model"], floor["store"]) != (model, store):
+        raise ArtifactError(f"{artifacts.FLOOR} was measured with another reference; run `dvc repro floor`")
+    return dict(floor["metrics"])
 
 
 def _rows(variant: Measured, reference: Measured) -> Rows:

@@ -335,15 +335,14 @@ def test_without_results_of_the_reference_there_is_no_floor(house: params.Params
 
 def test_compare_refuses_a_missing_floor_and_that_of_another_reference(house: params.Params) -> None:
     for model, store in (("m", "s"), ("other", "s"), ("m", "other")):
-        artifacts.write_json(artifacts.REFERENCE / artifacts.MANIFEST, {"digest": store})
         if (model, store) == ("m", "s"):
-            assert compare._floors({"digest": model})["kld_floor"]["value"] == 0.002
+            assert compare.floors_of(model, store)["kld_floor"]["value"] == 0.002
             continue
         with pytest.raises(ArtifactError, match="measured with another reference"):
-            compare._floors({"digest": model})
+            compare.floors_of(model, store)
     artifacts.FLOOR.unlink()
     with pytest.raises(ArtifactError, match=r"floor.json is missing"):
-        compare._floors({"digest": "m"})
+        compare.floors_of("m", "s")
 
 
 def test_a_fail_above_the_floor_is_corrected_by_the_p_value_of_the_bound_it_claims(house: params.Params) -> None:

@@ -1,7 +1,6 @@
 """A batch asks each request once: through refusals, kills and a second run; what failed is given back."""
 
 import asyncio
-import email.utils
 import functools
 import json
 import os
@@ -212,10 +211,10 @@ def test_what_a_server_asks_to_wait_is_kept_and_nonsense_is_a_wait_of_our_own(
     assert results()[0]["ok"] and results()[0]["tries"] == 2
 
 
-def test_a_date_to_wait_for_is_seconds_from_now_and_one_too_far_is_a_failure_and_no_early_try(server: Server) -> None:
-    (wait,) = waited(server, email.utils.formatdate(time.time() + 40, usegmt=True).encode())
-    assert 1 < wait <= 40
-    for far in (b"Wed, 21 Oct 2037 07:28:00 GMT", b"61", b"999999999999"):
+def test_a_wait_too_long_is_a_failure_and_no_early_try(server: Server) -> None:
+    (wait,) = waited(server, b"40")
+    assert wait == 40
+    for far in (b"61", b"999999999999"):
         assert waited(server, far) == [] and results()[-1]["tries"] == 1
         assert not results()[-1]["ok"] and "more than 60" in results()[-1]["error"] and "HTTP 429" in results()[-1]["error"]
 

@@ -311,7 +311,7 @@ def test_a_server_that_is_down_is_said_in_one_line_and_loses_nothing(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://user:secret@127.0.0.1:9")
     before = artifacts.metrics("int8").read_bytes()
     with pytest.raises(ArtifactError, match=advice) as caught:
-        track.main(**options)
+        moves.main(**options)
     assert "\n" not in str(caught.value) and "secret" not in str(caught.value) and artifacts.metrics("int8").read_bytes() == before
     assert ("results are safe" in str(caught.value)) == (not options) and not artifacts.MLFLOW.exists(), "else DVC took it as done"
 
