@@ -123,7 +123,6 @@ def add(b: Builder, suffix: str, rows: Rows | str) -> None:
         rows = f"{bad} of {n} tokens have no finite divergence"
     for name in (f"kld_{suffix}", f"flip_{suffix}"):
         b.bare(name, None, n, "not measured", rows)
-        b.metrics[name]["reason"] = rows
 
 
 def add_largest(b: Builder, name: str) -> None:
@@ -134,7 +133,6 @@ def add_largest(b: Builder, name: str) -> None:
     broken = [why for run, why in missing.items() if runs[run]["n"]]
     if broken or not values:
         b.bare(name, None, 0, "largest of the runs", *(broken or ["no run could be made"]))
-        b.metrics[name]["reason"] = "; ".join(b.metrics[name]["warnings"])
         return
     run = max(values, key=values.__getitem__)
     largest = b.metrics[name] = runs[run].copy()

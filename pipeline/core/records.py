@@ -38,7 +38,6 @@ class Metric(Interval):
     clusters: int | None
     weight: float | None
     between: float | None
-    reason: NotRequired[str]  # of `floor`, as its warnings say it
 
 
 Metrics = dict[str, Metric]
