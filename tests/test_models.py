@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import zoo
+from conftest import ROOT
 from model_house import change_json, tensors_of, write_gguf_parts, write_tensors
 from test_engines import write_gguf
 
@@ -275,6 +276,7 @@ def converter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
     monkeypatch.setattr("pipeline.quantizers.gguf._convert", convert)
     monkeypatch.setattr(isolate, "isolated", lambda work, *given, what: work(*given))
+    monkeypatch.setattr(venvs, "FILES", ROOT / "envs")
     monkeypatch.setattr(venvs, "HOME", tmp_path / "environments")
     (venvs.folder("gguf")).mkdir(parents=True)
     (venvs.folder("gguf") / venvs.READY).touch()

@@ -50,6 +50,14 @@ def test_every_variant_is_a_version_without_files_and_its_verdict_is_a_tag(house
     assert len(client.search_model_versions(f"name = '{NAME}'")) == len(VARIANTS)
 
 
+def test_a_version_has_its_present_verdict_as_an_alias(house: House) -> None:
+    settings, uri, client = house
+    assert set(client.get_registered_model(NAME).aliases) == {"bf16-reference", "int8-pass", "nf4-fail"}
+    rejudge("int8", "FAIL", verdict="FAIL")
+    track.track(settings, uri)
+    assert set(client.get_registered_model(NAME).aliases) == {"bf16-reference", "int8-fail", "nf4-fail"}
+
+
 def versions_of(client: MlflowClient, variant: str) -> list[Any]:
     return [v for v in client.search_model_versions(f"name = '{NAME}'") if v.tags["variant"] == variant]
 

@@ -1,12 +1,14 @@
 """What is logged: names that cannot collide, curves along their axes, datasets as they were recorded."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from gate_house import metric
 
+from pipeline.core import artifacts
 from pipeline.core.errors import ArtifactError
-from pipeline.tracking.runs import curves, flat_metrics
+from pipeline.tracking.runs import costs, curves, datasets, flat_metrics
 
 
 def drawn(metrics: dict[str, Any], served: dict[str, Any] | None = None, **by: Any) -> dict[str, list[tuple[int, float]]]:
@@ -40,3 +42,21 @@ def test_curves_lie_over_positions_and_a_server_s_over_concurrency() -> None:
         "kld_by_position/corpus": [(1, 0.3), (4, 0.2)], "throughput_tok_s_by_concurrency": [(1, 10.0), (4, 40.0)],
         "agreement_by_position/free": [(2, 0.5)], "agreement_by_position/forced": [(2, 0.9)],
     }  # fmt: skip
+
+
+def test_a_dataset_is_a_task_s_definition_and_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    sets = {"evalsets/tasks/facts.yaml": "a", "evalsets/tasks/facts.jsonl": "b"}
+    meta = {"variant": "x", "model": "m", "status": "ok", "reason": None, "batch_size": 1, "seed": 0, "versions": {}, "once": None}
+    artifacts.write_json(artifacts.meta_of(artifacts.answers("x")), meta | {"sets": sets})
+    calibration: Any = {"calibration": {"set_files": {"evalsets/calibration/own.jsonl": "d"}}}
+    assert datasets("x", calibration) == [
+        ("tasks/facts", "evaluation", sets), ("calibration/own", "calibration", {"evalsets/calibration/own.jsonl": "d"}),
+    ]  # fmt: skip
+
+
+def test_what_a_stage_took_is_a_metric_of_its_variant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert costs("int8") == {}
+    artifacts.write_json(artifacts.RUNS / "diverge@int8.json", {"wall_s": 20.5, "peak_memory_bytes": 7, "finished": "t"})
+    assert costs("int8") == {"stage_s/diverge": 20.5, "stage_peak_memory_bytes/diverge": 7.0}

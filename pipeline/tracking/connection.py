@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import getpass
+import json
 import os
 import platform
 import re
@@ -36,7 +37,9 @@ LIMITS = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": str(REQUEST_S),
     "AWS_MAX_ATTEMPTS": "2",  # botocore's, where S3 is the artifact store
 }
+DIGEST = 32  # hexadecimal digits of a dataset's digest; MLflow keeps 36
 Curve = list[tuple[int, float]]  # (step, value)
+DataSet = tuple[str, str, dict[str, str]]  # name, use, {file: sha256}
 
 
 def check_reachable(uri: str) -> None:
@@ -147,6 +150,17 @@ class Tracker:
         points += [Metric(name, value, now, step) for name, curve in (curves or {}).items() for step, value in curve]
         for start in range(0, len(points), MAX_METRICS):
             self.client.log_batch(run_id, metrics=points[start : start + MAX_METRICS])
+
+    def log_datasets(self, run_id: str, sets: Iterable[DataSet]) -> None:
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        inputs = []
+        for name, use, files in sets:
+            digest, source, profile = artifacts.digest(files)[:DIGEST], json.dumps(sorted(files)), json.dumps({"sha256": files})
+            tags = [InputTag("mlflow.data.context", use)]
+            inputs.append(DatasetInput(Dataset(name, digest, "local", source, profile=profile), tags))
+        if inputs:
+            self.client.log_inputs(run_id, datasets=inputs)
 
     def log_files(self, run_id: str, files: Iterable[Path], folder: str) -> None:
         """Upload the files that exist, with secrets in text hidden."""

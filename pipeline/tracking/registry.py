@@ -9,6 +9,7 @@ from pipeline.core import secrets
 from pipeline.tracking.connection import pages
 
 ALIAS = "champion"
+VERDICTS = ("PASS", "FAIL", "INCONCLUSIVE", "UNSUPPORTED", "REFERENCE")
 EXTERNAL = "mlflow.model.isExternal"  # MLflow's mark for a model whose files are elsewhere
 
 
@@ -42,7 +43,19 @@ class Registry:
             for key, value in {**current.get(run_id, {}), "current": str(run_id in current).lower()}.items():
                 if version.tags.get(key) != value:
                     self.client.set_model_version_tag(self.name, version.version, key, value)
-        return {run_id: str(versions[run_id].version) for run_id in current}
+        made = {run_id: str(versions[run_id].version) for run_id in current}
+        self._name_verdicts({f"{tags['variant']}-{tags['verdict']}".lower(): made[run_id] for run_id, tags in current.items()})
+        return made
+
+    def _name_verdicts(self, wanted: dict[str, str]) -> None:
+        """Give each variant's version its verdict as an alias (`int8-pass`); those of past verdicts go."""
+        aliases = dict(self.model().aliases)
+        for alias in aliases.keys() - wanted.keys() - {ALIAS}:
+            if alias.rpartition("-")[2].upper() in VERDICTS:
+                self.client.delete_registered_model_alias(self.name, alias)
+        for alias, version in wanted.items():
+            if str(aliases.get(alias)) != version:
+                self.client.set_registered_model_alias(self.name, alias, version)
 
     def _add(self, experiment_id: str, run_id: str, tags: dict[str, str]) -> Any:
         """Create a version that points at a run, or finish one that was interrupted."""

@@ -18,11 +18,20 @@ from pipeline.core import artifacts, git, records
 from pipeline.core.droppings import data_files
 from pipeline.core.errors import ArtifactError
 from pipeline.core.params import Params
-from pipeline.core.records import Metric, ModelManifest, ServerReport, VariantResult, VariantVerdict, Verdict
+from pipeline.core.records import (
+    AnswersMeta,
+    Metric,
+    ModelManifest,
+    ServerReport,
+    StoreManifest,
+    VariantResult,
+    VariantVerdict,
+    Verdict,
+)
 from pipeline.gating import baseline
 from pipeline.reporting.text import dequantized, markdown_table, n_of, results_table, with_unit
 from pipeline.serving import results as server_results
-from pipeline.tracking.connection import CURRENT, Curve, Tracker
+from pipeline.tracking.connection import CURRENT, Curve, DataSet, Tracker
 
 SWEPT = re.compile(r"(?P<stem>[^/]+)/(?P<axis>context|batch|concurrency|closed)-(?P<at>\d+)")
 AXES = {"closed": "concurrency"}
@@ -114,7 +123,8 @@ def log_variant(tracker: Tracker, state: State, name: str, settings: Params, mad
 
     def log(run_id: str) -> None:
         tracker.log_params(run_id, params_of(name, result, manifest, settings))
-        tracker.log_metrics(run_id, flat_metrics(result["metrics"]), curves(result, state.serving.get(name)))
+        tracker.log_metrics(run_id, flat_metrics(result["metrics"]) | costs(name), curves(result, state.serving.get(name)))
+        tracker.log_datasets(run_id, datasets(name, manifest))
         for folder, file in files.items():
             tracker.log_files(run_id, [file], folder)
 
@@ -238,6 +248,29 @@ def params_of(name: str, result: VariantResult, manifest: ModelManifest | None, 
         "machine": result["machine"],
     }  # fmt: skip
     return {k: _text(v) for k, v in values.items()} | measured_by(settings)
+
+
+def datasets(variant: str, manifest: ModelManifest | None) -> list[DataSet]:
+    """Each set that a variant was evaluated, measured or calibrated on. A task's definition and rows are one data set."""
+    answers, store = artifacts.meta_of(artifacts.answers(variant)), artifacts.REFERENCE / artifacts.MANIFEST
+    calibration = manifest.get("calibration") if manifest else None
+    by_use = {
+        "evaluation": records.read(answers, AnswersMeta)["sets"] if answers.exists() else {},
+        "divergence": records.read(store, StoreManifest)["sets"] if store.exists() else {},
+        "calibration": calibration.get("set_files", {}) if calibration else {},
+    }
+    sets: dict[tuple[str, str], dict[str, str]] = {}
+    for use, files in by_use.items():
+        for file, sha256 in sorted(files.items()):
+            sets.setdefault((f"{Path(file).parent.name}/{Path(file).stem}", use), {})[file] = sha256
+    return [(name, use, hashes) for (name, use), hashes in sets.items()]
+
+
+def costs(variant: str) -> dict[str, float]:
+    """What each stage took when it last ran here: `stage_s/quantize`, and the peak memory of its largest process."""
+    facts = {stage: artifacts.run_facts(stage, variant) for stage in ("quantize", "diverge", "evaluate", "benchmark", "serve")}
+    seconds = {f"stage_s/{stage}": f["wall_s"] for stage, f in facts.items() if f}
+    return seconds | {f"stage_peak_memory_bytes/{stage}": float(f["peak_memory_bytes"]) for stage, f in facts.items() if f}
 
 
 def measured_by(settings: Params) -> dict[str, object]:
