@@ -145,7 +145,8 @@ def test_doctor_sees_mlflow_tables_of_another_version(
     assert "451aebb31d03" in seen
 
 
-def test_doctor_names_the_first_variant_that_loses(settings: params.Params) -> None:
+def test_doctor_names_the_first_variant_that_loses(settings: params.Params, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
     findings = {f.about: f.seen for f in doctor.results(settings)}
     assert "going down in bits, nf4 is the first to FAIL" in findings["quality"]
 
