@@ -19,8 +19,8 @@ from pipeline.tracking.registry import Registry
 LOCK = artifacts.ARTIFACTS / "track.lock"
 WAIT_S = 60  # for another `track` in this folder
 LOGGING_FAILED = (
-    "all results are safe in reports/ and artifacts/ (`python -m pipeline.report --summary` shows them); once MLflow is back, run "
-    "`python -m pipeline.track`, or `dvc repro` if this was its stage"
+    "all results are safe in reports/ and artifacts/ (`quantgate report --summary` shows them); once MLflow is back, run "
+    "`quantgate track`, or `dvc repro` if this was its stage"
 )
 Done = TypeVar("Done")
 
@@ -66,7 +66,7 @@ def alone() -> AbstractContextManager[object]:
     try:
         return lock.acquire()
     except Timeout:
-        raise ArtifactError(f"another `python -m pipeline.track` has been running here for over {WAIT_S} s; wait for it") from None
+        raise ArtifactError(f"another `quantgate track` has been running here for over {WAIT_S} s; wait for it") from None
 
 
 def reported(uri: str, advice: str, act: Callable[[], Done]) -> Done:

@@ -124,7 +124,7 @@ def test_an_unknown_variant_and_results_that_are_not_in_mlflow_yet_are_not_promo
     with pytest.raises(ParamsError, match="int88"):
         promote(house, "int88")
     change("int8", 0.011)
-    with pytest.raises(ArtifactError, match="not in MLflow; run `python -m pipeline.track` first"):
+    with pytest.raises(ArtifactError, match="not in MLflow; run `quantgate track` first"):
         promote(house, "int8")
 
 

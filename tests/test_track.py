@@ -301,7 +301,7 @@ def test_a_store_killed_while_it_is_made_is_not_there(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("options, advice", [
-    ({}, "all results are safe .*run `python -m pipeline.track`, or `dvc repro`"),
+    ({}, "all results are safe .*run `quantgate track`, or `dvc repro`"),
     ({"to_promote": "int8", "force": True, "reason": "r"}, "look there who is champion"),
     ({"back": True}, "look there who is champion"),
 ])  # fmt: skip

@@ -113,7 +113,7 @@ def promote(settings: Params, uri: str, variant: str, *, force: bool, reason: st
     run = tracker.find(state.variant_key(variant))
     version = registry.version_of(run.info.run_id) if run else None
     if version is None:
-        raise ArtifactError(f"{variant}'s current results are not in MLflow; run `python -m pipeline.track` first")
+        raise ArtifactError(f"{variant}'s current results are not in MLflow; run `quantgate track` first")
     move = registry.promote(version, reason=reason or "verdict PASS", forced=force)
     return _sentence(move) if move else f"{variant} (version {version}) is already the champion; nothing changed"
 

@@ -1,7 +1,7 @@
 """The baseline: results of the commit that a merge goes into, from git (summaries) and from DVC's cache (rows).
 
 A branch moves while no file here changes, so DVC's stage `gate` judges against the reference only and leaves rules
-`against: baseline` unjudged (never PASS). `python -m pipeline.gate --enforce --baseline REV` judges them at a merge and writes
+`against: baseline` unjudged (never PASS). `quantgate gate --enforce --baseline REV` judges them at a merge and writes
 nothing into reports/.
 """
 

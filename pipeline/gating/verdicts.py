@@ -28,7 +28,7 @@ from pipeline.serving import results as server_results
 from pipeline.stats.intervals import Estimate, holm, items_to_settle
 
 OPEN_ENDED = ("ms", "s", "bytes", "tok/s", "req/s", "bits", "ppl")  # only the baseline's value says how wide a margin is
-UNJUDGED = "judged where a merge names the commit it goes into: `python -m pipeline.gate --enforce --baseline REV`"
+UNJUDGED = "judged where a merge names the commit it goes into: `quantgate gate --enforce --baseline REV`"
 
 
 @dataclass(frozen=True)

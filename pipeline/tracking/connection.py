@@ -1,6 +1,6 @@
 """Connect to MLflow and write runs: each is found by the content it was made from, and finished or written again.
 
-A run counts once it is FINISHED. `Tracker` deletes what a crash left half-written; the next `python -m pipeline.track` writes it
+A run counts once it is FINISHED. `Tracker` deletes what a crash left half-written; the next `quantgate track` writes it
 again. Values go out in batches with one timestamp a run, so that a repeated request changes nothing. All text passes `secrets`.
 
 MLflow itself retries an unreachable server for 247 s. So `check_reachable` asks once, and limits MLflow's own retries.
