@@ -1,43 +1,43 @@
 """search: mixes of formats by the table of `sensitivity`, measured on the same texts -> reports/smallest/candidates.json
 
 A mix costs the sum of its groups' costs. A group's cost at a level is that of the lowest level times the ratio of squared errors
-(second order; errors of groups are taken as independent). Lowering the group that saves most bytes a nat, again and again, gives
-the mixes on the convex hull. What is proposed is measured: costs do not add up exactly, and the record holds both.
+(second order; errors of groups are taken as independent). A knapsack over real bytes gives the smallest
+mix for each divergence. What is proposed is measured: costs do not add up exactly, and the record holds both.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from pipeline import engines, quantizers
+from pipeline import engines
 from pipeline.core import artifacts, cli, isolate, params, records
 from pipeline.core.errors import ArtifactError
 from pipeline.core.params import Params, Smallest
 from pipeline.core.records import ByDocument, Candidates, GroupSensitivity, Proposal, Sensitivity, WholeEstimate
 from pipeline.divergence.distributions import compare_parts
-from pipeline.evalset.calibration import Calibration
 from pipeline.gating.rules import bound_of
 from pipeline.layers import mixes, values
 from pipeline.layers.choosing import estimate, setup_of, texts_of
 from pipeline.layers.groups import Group, groups_of
 from pipeline.layers.probe import Probe, add
 
+BINS = 8192  # steps of divergence that the knapsack tells apart
 SPREAD = (0.2, 1.5)  # of the limit: where the first half of the proposals is looked for
 NEAR = (0.3, 1.0)  # the second half, with what the first has shown of measured over predicted
 
 
 @dataclass(frozen=True)
 class Step:
-    """A mix of the hull with its bytes and its predicted divergence."""
+    """A mix with its bytes and its predicted divergence."""
 
     mix: mixes.Mix
     bytes: int
@@ -65,39 +65,38 @@ def cost(row: GroupSensitivity, level: str, lowest: str) -> float:
     return max(row["alone"]["value"] or 0.0, 0.0) * row["error"][level] / least if least else 0.0
 
 
-def hull(groups: Sequence[GroupSensitivity], lowest: str, other_bytes: int) -> Iterator[Step]:
-    """Mixes from the one nearest to 16 bits down to the smallest, each with one group at fewer bytes than the one before."""
-    chains = {row["name"]: _chain(row, lowest) for row in groups}
-    moves = []
-    for name, chain in chains.items():
-        for (_, more, low_cost), (level, fewer, high_cost) in pairwise(chain):
-            moves.append(((high_cost - low_cost) / (more - fewer), name, level, more - fewer, high_cost - low_cost))
-    mix = {name: chain[0][0] for name, chain in chains.items()}
-    size, predicted = other_bytes + sum(c[0][1] for c in chains.values()), sum(c[0][2] for c in chains.values())
-    yield Step(dict(mix), size, predicted)
-    for _, name, level, saved, lost in sorted(moves):
-        mix[name] = level
-        size, predicted = size - saved, predicted + lost
-        yield Step(dict(mix), size, predicted)
+def knapsack(groups: Sequence[GroupSensitivity], lowest: str, other_bytes: int, targets: Sequence[float]) -> list[Step]:
+    """For each target the smallest mix that is predicted to cost no more: one level of every group, by dynamic programming.
 
-
-def _chain(row: GroupSensitivity, lowest: str) -> list[tuple[str, int, float]]:
-    """(level, bytes, cost) of a group on the lower convex hull, the largest first."""
-    points = sorted((size, cost(row, level, lowest), level) for level, size in row["bytes"].items())
-    best: list[tuple[int, float, str]] = []
-    for point in points:  # fewer bytes and no more divergence: the others are never taken
-        if not best or point[1] < best[-1][1]:
-            while len(best) > 1 and _slope(best[-2], best[-1]) <= _slope(best[-1], point):
-                best.pop()
-            if best and best[-1][0] == point[0]:
-                best.pop()
-            best.append(point)
-    return [(level, size, value) for size, value, level in reversed(best)]
-
-
-def _slope(a: tuple[int, float, str], b: tuple[int, float, str]) -> float:
-    """Divergence saved a byte."""
-    return (a[1] - b[1]) / max(b[0] - a[0], 1)
+    Costs are rounded up to BINS steps of the largest target: what is found is never over its target. One below what every mix costs
+    gets none.
+    """
+    step = max(targets) / BINS
+    least = np.full(BINS + 1, np.inf)  # bytes of the smallest mix that costs at most so many steps
+    least[:] = other_bytes
+    taken: list[tuple[list[str], NDArray[np.int64], NDArray[np.int64]]] = []
+    for row in groups:
+        names = sorted(row["bytes"])
+        costs = np.array([np.ceil(cost(row, level, lowest) / step - 1e-9) for level in names])
+        able = np.flatnonzero(costs <= BINS)
+        options = np.full((len(names), BINS + 1), np.inf)
+        for k in able:
+            c = int(costs[k])
+            options[k, c:] = least[: BINS + 1 - c] + row["bytes"][names[k]]
+        best = options.argmin(axis=0)
+        taken.append((names, best, costs.clip(max=BINS).astype(np.int64)))
+        least = options[best, np.arange(BINS + 1)]
+    found = []
+    for target in targets:
+        at = int(target / step + 1e-9)
+        if not np.isfinite(least[at]):
+            continue
+        size, mix = int(least[at]), {}
+        for row, (names, best, costs) in zip(reversed(groups), reversed(taken)):
+            k = int(best[at])
+            mix[row["name"]], at = names[k], at - int(costs[k])
+        found.append(Step(mix, size, sum(cost(row, mix[row["name"]], lowest) for row in groups)))
+    return found
 
 
 def limit_of(settings: Params) -> float | None:
@@ -106,16 +105,6 @@ def limit_of(settings: Params) -> float | None:
         bound_of(r).threshold for r in settings.gate.rules if r.metric == "kld_mean" and r.required and r.against == "reference"
     ]
     return min(bounds, default=None)
-
-
-def pick(steps: Sequence[Step], targets: Sequence[float], taken: Sequence[mixes.Mix]) -> list[Step]:
-    """For each target the smallest mix predicted at or below it that was not taken; none twice."""
-    chosen: list[Step] = []
-    for target in targets:
-        fits = [s for s in steps if s.predicted <= target and s.mix not in taken and s not in chosen]
-        if fits:
-            chosen.append(min(fits, key=lambda s: s.bytes))
-    return chosen
 
 
 def search(settings: Params) -> Candidates:
@@ -129,9 +118,15 @@ def search(settings: Params) -> Candidates:
     probe = Probe(folder, ids, settings.thread_count)
     held = {level: values.Values(artifacts.LEVELS / f"{level}.safetensors") for level in table["levels"]}
     most = setup.budget_mb * 1e6 if setup.budget_mb else np.inf
-    steps = [s for s in hull(table["groups"], table["levels"][0], table["other_bytes"]) if s.bytes <= most]
     tried = [
-        Tried({g.name: level for g in groups}, u["bytes"], None, u["rows"], f"{setup.quantizer}-all-{level.lower()}")
+        Tried(
+            {g.name: level for g in groups},
+            u["bytes"],
+            None,
+            u["rows"],
+            f"{setup.quantizer}-all-{level.lower()}",
+            u["exact"] < len(groups),
+        )
         for level, u in table["uniform"].items()
     ]
     uniform = {t.name: t for t in tried}
@@ -142,8 +137,9 @@ def search(settings: Params) -> Candidates:
             mine = [t for t in tried if t.predicted]
             ratio = float(np.median([t.kld / t.predicted for t in mine if t.predicted])) if mine else 1.0
             targets = limit * np.geomspace(*span, count) / ratio
-            for step in pick(steps, targets.tolist(), [t.mix for t in tried]):
-                tried.append(_measure(probe, step, groups, held))
+            for step in knapsack(table["groups"], table["levels"][0], table["other_bytes"], targets.tolist()):
+                if step.bytes <= most and step.mix not in [t.mix for t in tried]:
+                    tried.append(_measure(probe, step, groups, held))
                 bar.update()
     _name([t for t in tried if not t.name], setup)
     gains = {t.name: _gain(t, uniform, settings) for t in tried if t.name not in uniform}
@@ -214,10 +210,7 @@ def run_built(setup: Smallest, options: records.Options, ids: list[list[int]], f
     found: dict[str, list[float]] = {"kld": [], "agreement": [], "loss": []}
     with tempfile.TemporaryDirectory(dir=artifacts.ARTIFACTS) as tmp:
         out = Path(tmp)
-        quantizers.find(setup.quantizer)(artifacts.BASE, out, calibration=Calibration(), seed=settings.seed, **options)
-        for name in ("tokenizer.json", "tokenizer_config.json"):
-            if (folder / name).exists():
-                artifacts.copy_file(folder / name, out / name)
+        values.build(setup.quantizer, options, out, settings.seed)
         engine: Any = engines.load(setup.engine, out, threads=settings.thread_count)
         with ThreadPoolExecutor(settings.thread_count) as pool:
             for k, window in enumerate(ids):

@@ -16,13 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline import quantizers
 from pipeline.core import artifacts, cli, isolate, params, records
 from pipeline.core.params import Params, Smallest
 from pipeline.core.records import ByDocument, GroupSensitivity, ModelManifest, Sensitivity, Uniform
 from pipeline.divergence.checkpoints import Checkpoints
 from pipeline.evalset import sets_digest
-from pipeline.evalset.calibration import Calibration
 from pipeline.layers import mixes, values
 from pipeline.layers.choosing import estimate, setup_of, texts_of
 from pipeline.layers.groups import Group, groups_of
@@ -33,20 +31,19 @@ from pipeline.reporting import heat
 from pipeline.stats.intervals import Estimate
 
 NAMED = 6  # groups that words name
+ROUNDED = 2.0**-18  # squared error over squares: three times what rounding to bfloat16 leaves
 
 
 def build(setup: Smallest, level: str, groups: Sequence[Group], out: Path, seed: int, threads: int, reference: str) -> int:
     """Write the values of all groups that a level can store; returns the bytes of tensors in no group."""
-    held = mixes.held_by(setup, level, groups, artifacts.BASE)
     if level == mixes.KEPT:
         values.write(artifacts.model_dir(reference), "hf", groups, out, threads)
         return 0
+    held = mixes.held_by(setup, level, groups, artifacts.BASE)
     with tempfile.TemporaryDirectory(dir=out.parent) as tmp:
-        mix = {g.name: mixes.KEPT if setup.quantizer != "gguf" and g.layer is None else level for g in groups if g in held}
-        options = mixes.options_of(setup, groups, mix) if setup.quantizer == "gguf" else setup.options
         folder = Path(tmp)
-        quantizers.find(setup.quantizer)(artifacts.BASE, folder, calibration=Calibration(), seed=seed, **options)
-        values.write(folder, setup.engine, held if setup.quantizer == "gguf" else groups, out, threads)
+        values.build(setup.quantizer, mixes.options_of(setup, groups, {g.name: level for g in held}), folder, seed)
+        values.write(folder, setup.engine, held, out, threads)
         whole_bytes = size_of(artifacts.BASE, folder)["weight_bytes"]
     return whole_bytes - sum(values.Values(out).bytes.values())
 
@@ -59,20 +56,26 @@ def sensitivity(settings: Params) -> Sensitivity:
     groups, levels = groups_of(artifacts.BASE), mixes.levels(setup)
     rows, ids = texts_of(setup, folder, seed)
     inputs = {
-        "model": manifest["digest"], "setup": setup.model_dump(exclude={"proposals", "candidates", "budget_mb"}),
+        "model": manifest["digest"], "setup": setup.model_dump(include={"quantizer", "engine", "options", "documents", "tokens"}),
         "texts": ids, "seed": seed, "versions": artifacts.versions(), "reference": settings.reference,
     }  # fmt: skip
     pieces = Checkpoints.of("sensitivity", inputs)
     artifacts.LEVELS.mkdir(parents=True, exist_ok=True)
     other_bytes = 0
     for level in levels:
-        name = f"level-{level}.json"
-        if not (pieces.has(name) and (artifacts.LEVELS / f"{level}.safetensors").exists()):
-            with artifacts.atomic_file(artifacts.LEVELS / f"{level}.safetensors") as out, pieces.write(name) as tmp:
+        name, file = f"level-{level}.json", artifacts.LEVELS / f"{level}.safetensors"
+        made = json.loads((pieces.folder / name).read_text(encoding="utf-8")) if pieces.has(name) else {"sha256": ""}
+        if not file.exists() or made["sha256"] != artifacts.sha256_file(file):  # DVC keeps the folder, also from other params
+            with artifacts.atomic_file(file) as out:
                 left = isolate.isolated(build, setup, level, groups, out, seed, threads, settings.reference, what=f"level {level}")
-                tmp.write_text(json.dumps(left), encoding="utf-8")
+            made = {"other_bytes": left, "sha256": artifacts.sha256_file(file)}
+            with pieces.write(name) as tmp:
+                tmp.write_text(json.dumps(made), encoding="utf-8")
         if level == levels[0]:
-            other_bytes = int(json.loads((pieces.folder / name).read_text(encoding="utf-8")))
+            other_bytes = int(made["other_bytes"])
+    for file in artifacts.LEVELS.iterdir():
+        if file.stem not in levels:
+            file.unlink()
     held = {level: values.Values(artifacts.LEVELS / f"{level}.safetensors") for level in levels}
     probe = Probe(folder, ids, threads)
     total = 2 * len(groups) + len(levels)
@@ -137,14 +140,14 @@ def _row(group: Group, held: dict[str, values.Values], probe: Probe, low: values
     none = whole(Estimate(None, None, None, 0, "not measured"))
     return {
         "name": group.name, "layer": group.layer, "kind": group.kind, "bytes": sizes, "error": errors, "alone": none,
-        "returned": none, "unchanged": errors.get(next(iter(held)), 0.0) == 0.0,
+        "returned": none, "unchanged": errors.get(next(iter(held)), 0.0) < ROUNDED,
     }  # fmt: skip
 
 
 def _of_uniform(rows: ByDocument, level: str, table: Sequence[GroupSensitivity], other: int, settings: Params) -> Uniform:
     return {
         "bytes": other + sum(row["bytes"][level] for row in table), "kld": estimate(rows["kld"], settings, f"uniform {level}"),
-        "rows": rows, "exact": sum(row["error"][level] == 0 for row in table),
+        "rows": rows, "exact": sum(row["error"][level] < ROUNDED for row in table),
     }  # fmt: skip
 
 
@@ -170,7 +173,7 @@ def words(table: Sensitivity) -> list[str]:
         else ""
     )
     return lines + [
-        f"{level} gives {exact} of {len(ranked)} groups back without changing a value{why}"
+        f"{level} gives {exact} of {len(ranked)} groups back as exactly as 16 bits can{why}"
         for level, u in table["uniform"].items()
         if (exact := u["exact"]) and level != mixes.KEPT
     ]

@@ -745,7 +745,7 @@ class ByDocument(TypedDict):
 class GroupSensitivity(TypedDict):
     """What one group costs. bytes: {level: bytes}; error: {level: squared error of its values, over their squares}; alone: mean KLD
     with this group alone at the lowest level; returned: KLD that the lowest level loses when this group alone is put back;
-    unchanged: the lowest level stores its values exactly."""
+    unchanged: the lowest level stores it within the rounding of 16 bits."""
 
     name: str
     layer: int | None
@@ -758,7 +758,7 @@ class GroupSensitivity(TypedDict):
 
 
 class Uniform(TypedDict):
-    """All groups at one level. exact: how many groups it stores without changing a value."""
+    """All groups at one level. exact: how many groups it stores within the rounding of 16 bits."""
 
     bytes: int
     kld: WholeEstimate

@@ -66,11 +66,11 @@ def least_bytes(setup: Smallest, base: Path) -> float | None:
 
 
 def held_by(setup: Smallest, level: str, groups: Sequence[Group], base: Path) -> list[Group]:
-    """The groups that can be stored at a level. Quantizers other than GGUF leave embeddings and head alone."""
+    """The groups that can be stored at a level. Quantizers other than GGUF leave embeddings and head as they are at both."""
     model = skeleton(base)
     assert model is not None  # groups_of has asked
     if setup.quantizer != "gguf":
-        return [g for g in groups if g.layer is not None or level == KEPT]
+        return list(groups)
     hidden = next(m.inputs for m in model.matrices.values() if m.block)
     widths = {name: matrix.inputs for name, matrix in model.matrices.items()} | {EMBEDDINGS: hidden, HEAD: hidden}
     return [g for g in groups if all(gguf.stores(level, widths[module]) for module in g.modules)]
