@@ -22,6 +22,7 @@ from pipeline.core.params import Params, Variant
 from pipeline.core.records import Answer, Candidates, Certified, Proposal
 from pipeline.gating import looks, verdicts
 from pipeline.layers.choosing import setup_of
+from pipeline.reporting import smallest
 
 MEASURE = ("quantize", "diverge", "evaluate", "benchmark", "compare")
 COPY = artifacts.ARTIFACTS / "smallest.params.yaml"
@@ -46,7 +47,7 @@ def judge(name: str, proposal: Proposal, settings: Params, setup: params.Smalles
     for stage in MEASURE:
         code = subprocess.run([sys.executable, "-m", f"pipeline.{stage}", name], env=env).returncode
         if code:
-            raise ArtifactError(f"{stage} {name} ended with {code}: what it said stands above; `make certify` goes on from there")
+            raise ArtifactError(f"{stage} {name} ended with {code}: what it said stands above; `make smallest` goes on from there")
     results = verdicts.load_results(settings)
     verdict = verdicts.of(results, settings)["variants"][name]
     manifest = records.read(artifacts.model_dir(name) / artifacts.MANIFEST, records.ModelManifest)
@@ -130,6 +131,8 @@ def main() -> None:
     answer = certify(settings)
     answer["wall_s"] = watch.done()
     artifacts.write_json(artifacts.ANSWER, answer)
+    table, found = records.read(artifacts.SENSITIVITY, records.Sensitivity), records.read(artifacts.CANDIDATES, Candidates)
+    artifacts.write_text(artifacts.SMALLEST / "smallest.md", smallest.page(table, found, answer))
     for line in answer["words"]:
         cli.say("certify", line)
     cli.say("certify", f"{len(answer['tested'])} judged, {answer['wall_s']:.1f} s at load {answer['load']:.1f}")

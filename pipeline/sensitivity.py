@@ -13,13 +13,14 @@ import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pipeline.core import artifacts, cli, isolate, params, records
 from pipeline.core.params import Params, Smallest
 from pipeline.core.records import ByDocument, GroupSensitivity, ModelManifest, Sensitivity, Uniform
-from pipeline.divergence.checkpoints import Checkpoints
+from pipeline.divergence.store import Checkpoints
 from pipeline.evalset import sets_digest
 from pipeline.layers import mixes, values
 from pipeline.layers.choosing import estimate, setup_of, texts_of
@@ -27,8 +28,11 @@ from pipeline.layers.groups import Group, groups_of
 from pipeline.layers.probe import Probe
 from pipeline.metrics.builder import whole
 from pipeline.model.attestation import measure as size_of
-from pipeline.reporting import heat
+from pipeline.reporting import charts
 from pipeline.stats.intervals import Estimate
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 NAMED = 6  # groups that words name
 ROUNDED = 2.0**-18  # squared error over squares: three times what rounding to bfloat16 leaves
@@ -75,7 +79,7 @@ def sensitivity(settings: Params) -> Sensitivity:
             other_bytes = int(made["other_bytes"])
     for file in artifacts.LEVELS.iterdir():
         if file.stem not in levels:
-            file.unlink()
+            shutil.rmtree(file) if file.is_dir() else file.unlink()
     held = {level: values.Values(artifacts.LEVELS / f"{level}.safetensors") for level in levels}
     probe = Probe(folder, ids, threads)
     total = 2 * len(groups) + len(levels)
@@ -126,8 +130,8 @@ def _swap(probe: Probe, group: Group, low: values.Values) -> ByDocument:
         return probe.measure(group.layer or 0)
 
 
-def _put_back(probe: Probe, group: Group, high: dict[str, object]) -> ByDocument:
-    with probe.swapped({m: high[m] for m in group.modules}):  # type: ignore[misc]
+def _put_back(probe: Probe, group: Group, high: dict[str, Tensor]) -> ByDocument:
+    with probe.swapped({m: high[m] for m in group.modules}):
         return probe.measure(group.layer or 0)
 
 
@@ -187,7 +191,7 @@ def main() -> None:
     shutil.rmtree(artifacts.SMALLEST, ignore_errors=True)
     table["wall_s"] = watch.done()
     artifacts.write_json(artifacts.SENSITIVITY, table)
-    heat.draw(table, artifacts.SMALLEST / "sensitivity.svg")
+    artifacts.write_text(artifacts.SMALLEST / "sensitivity.svg", charts.svg(charts.sensitivity(table), "sensitivity"))
     for line in table["words"]:
         cli.say("sensitivity", line)
     cli.say("sensitivity", f"{len(table['groups'])} groups in two directions, {table['wall_s']:.1f} s at load {table['load']:.1f}")

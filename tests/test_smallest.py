@@ -156,7 +156,7 @@ def test_a_type_that_rows_cannot_have_and_a_pattern_without_layers_are_refused(g
 
 
 def test_an_option_that_is_not_asked_stands_in_no_manifest() -> None:
-    from pipeline.core.options import with_defaults
+    from pipeline.core.explain import with_defaults
 
     function = quantizers.find("gguf")
     assert with_defaults(function, {"type": "Q4_0"}, quantizers.GIVEN) == {"type": "Q4_0", "keep": []}

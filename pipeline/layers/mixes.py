@@ -12,8 +12,7 @@ from pathlib import Path
 
 from pipeline import quantizers
 from pipeline.core.errors import ParamsError
-from pipeline.core.explain import did_you_mean
-from pipeline.core.options import nominal_bits
+from pipeline.core.explain import did_you_mean, nominal_bits
 from pipeline.core.params import Smallest
 from pipeline.core.records import Options
 from pipeline.layers.groups import EMBEDDINGS, HEAD, Group
@@ -62,7 +61,7 @@ def least_bytes(setup: Smallest, base: Path) -> float | None:
     from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
     block, size = GGML_QUANT_SIZES[GGMLQuantizationType[low]]
-    return (inside + outside) * size / block
+    return float((inside + outside) * size / block)
 
 
 def held_by(setup: Smallest, level: str, groups: Sequence[Group], base: Path) -> list[Group]:

@@ -101,7 +101,7 @@ class Values:
     def __init__(self, path: Path) -> None:
         from safetensors import safe_open
 
-        self._file = safe_open(path, framework="pt")
+        self._file: Any = safe_open(path, framework="pt")
         about = self._file.metadata() or {}
         self.bytes = {name.removeprefix(BYTES): int(n) for name, n in about.items() if name.startswith(BYTES)}
 
