@@ -27,9 +27,9 @@ def page(table: Sensitivity, found: Candidates, answer: Answer) -> str:
         "\n".join(f"- {line}" for line in answer["words"]),
         "## Candidates, safest first",
         cli.markdown_table([_row(p, tested.get(p["name"])) for p in found["proposals"]]),
-        f"Predicted: the sum of the groups' costs. Measured: in memory, {n} documents of {table['texts']['tokens']} tokens that choose. "
-        f"Built: stored and run in {found['engine']}, which rounds activations too. Certified: on the texts that the gate judges on, in "
-        "the frozen order, up to the first that does not pass. Brackets: 95 % intervals, whole documents resampled.",
+        f"Predicted: the sum of the groups' costs. Measured: in memory, {n} documents of {table['texts']['tokens']} tokens that "
+        f"choose. Built: stored and run in {found['engine']}, which rounds activations too. Certified: on the texts that the gate "
+        "judges on, in the frozen order, up to the first that does not pass. Brackets: 95 % intervals, whole documents resampled.",
         "## Which groups hurt",
         "![Mean KLD of each group alone at the lowest level, by layer and kind](sensitivity.svg)",
         "\n".join(f"- {line}" for line in table["words"]),
