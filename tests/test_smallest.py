@@ -379,7 +379,7 @@ def test_a_list_that_was_edited_after_it_was_frozen_is_refused(house: Path) -> N
     ({"quantizer": "gguf", "engine": "llamacpp", "options": {"type": "Q4_0"}, "types": ["Q7_0"]}, "no tensor type of llama.cpp"),
     ({"options": {"scheme": "int8-weight-only", "keep": ["*"]}}, "what is kept is what is looked for"),
     ({"budget_mb": 0.001}, "below the smallest there is"), ({"texts": "overlap.jsonl"}, "overlaps what is measured"),
-    ({"texts": "gone.jsonl"}, "gone.jsonl is not here"),
+    ({"texts": "gone.jsonl"}, "gone.jsonl cannot be read"),
 ])  # fmt: skip
 def test_check_names_what_cannot_find_anything(house: Path, change: dict[str, Any], said: str) -> None:
     for name in ("evalsets",):

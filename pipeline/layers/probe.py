@@ -42,7 +42,7 @@ class Probe:
         size = max(1, BATCH_TOKENS // len(windows[0]))
         self.batches = [torch.tensor(windows[at : at + size]) for at in range(0, len(windows), size)]
         lists: list[Any] = [m for m in self.model.get_decoder().modules() if isinstance(m, torch.nn.ModuleList)]
-        self.layers = list(max(lists, key=len))
+        self.layers = max((list(m) for m in lists), key=len)
         self._plain = {layer: layer.forward for layer in self.layers}
         self._kept: list[list[Any]] = []  # [batch][layer] outputs
         self._reference = [self._logits(ids) for ids in self.batches]

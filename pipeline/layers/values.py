@@ -101,8 +101,9 @@ class Values:
     def __init__(self, path: Path) -> None:
         from safetensors import safe_open
 
-        self._file: Any = safe_open(path, framework="pt")
-        about = self._file.metadata() or {}
+        opened: Any = safe_open
+        self._file = opened(path, framework="pt")
+        about: dict[str, str] = self._file.metadata() or {}
         self.bytes = {name.removeprefix(BYTES): int(n) for name, n in about.items() if name.startswith(BYTES)}
 
     def of(self, module: str) -> Tensor:
