@@ -144,14 +144,21 @@ def search(settings: Params) -> Candidates:
     _name([t for t in tried if not t.name], setup)
     gains = {t.name: _gain(t, uniform, settings) for t in tried if t.name not in uniform}
     kept = {t.name: _why(t, uniform, gains, most, limit) for t in tried}
-    finalists = _finalists([t for t in tried if not kept[t.name]], limit, setup.candidates)
+    front = _front([t for t in tried if not kept[t.name]])
+
+    def run(t: Tried) -> float:
+        options = mixes.options_of(setup, groups, t.mix)
+        t.engine = isolate.isolated(run_built, setup, options, ids, folder, settings, what=f"build {t.name}")
+        return float(np.mean(t.engine))
+
+    more = run(front[0]) - front[0].kld if front else 0.0  # what the engine's own arithmetic adds, by the safest of them
+    finalists = _evenly([t for t in front if t.kld + more <= limit], setup.candidates)
     for t in finalists:
-        built = isolate.isolated(
-            run_built, setup, mixes.options_of(setup, groups, t.mix), ids, folder, settings, what=f"build {t.name}"
-        )
-        t.engine = built
-        if np.mean(built) > limit:
-            kept[t.name] = f"built and run in {setup.engine} it has {np.mean(built):.4f} nats, over {limit:g}"
+        if not t.engine and (built := run(t)) > limit:
+            kept[t.name] = f"built and run in {setup.engine} it has {built:.4f} nats, over {limit:g}"
+    for t in front:
+        if t.kld + more > limit:
+            kept[t.name] = f"with the {more:.4f} nats that {setup.engine} adds it is over {limit:g}"
     order = [t.name for t in sorted(finalists, key=lambda t: -t.bytes) if not kept[t.name]]
     proposals = [_record(t, setup, groups, uniform, gains.get(t.name), kept[t.name], t.name in order, settings) for t in tried]
     return {
@@ -196,11 +203,17 @@ def _why(t: Tried, uniform: dict[str, Tried], gains: dict[str, WholeEstimate | N
     return f"over {limit:g} nats on the texts that choose" if t.kld > limit else ""
 
 
-def _finalists(able: Sequence[Tried], limit: float, count: int) -> list[Tried]:
-    """At most `count` models that no other beats in both bytes and divergence, evenly from the safest to the smallest."""
+def _front(able: Sequence[Tried]) -> list[Tried]:
+    """Models that no other beats in both bytes and divergence, the largest first."""
     front = [t for t in able if not any(o.bytes <= t.bytes and o.kld <= t.kld and o is not t for o in able)]
-    front = sorted(front, key=lambda t: -t.bytes)
-    places = np.unique(np.linspace(0, len(front) - 1, min(count, len(front))).round().astype(int)) if front else []
+    return sorted(front, key=lambda t: -t.bytes)
+
+
+def _evenly(front: Sequence[Tried], count: int) -> list[Tried]:
+    """At most `count`, evenly from the safest to the smallest."""
+    if not front:
+        return []
+    places = np.unique(np.linspace(0, len(front) - 1, min(count, len(front))).round().astype(int))
     return [front[k] for k in places]
 
 

@@ -38,11 +38,25 @@ NAMED = 6  # groups that words name
 ROUNDED = 2.0**-18  # squared error over squares: three times what rounding to bfloat16 leaves
 
 
-def build(setup: Smallest, level: str, groups: Sequence[Group], out: Path, seed: int, threads: int, reference: str) -> int:
-    """Write the values of all groups that a level can store; returns the bytes of tensors in no group."""
+def ready_made(setup: Smallest, level: str, settings: Params) -> Path | None:
+    """A listed variant that was built with the same options."""
+    for name, v in settings.variants.items() if level == mixes.LOW else ():
+        manifest = artifacts.model_dir(name) / artifacts.MANIFEST
+        if (v.quantizer, v.options) == (setup.quantizer, setup.options) and manifest.exists():
+            return artifacts.model_dir(name) if records.read(manifest, ModelManifest)["status"] == "ok" else None
+    return None
+
+
+def build(
+    setup: Smallest, level: str, groups: Sequence[Group], out: Path, seed: int, threads: int, reference: str, ready: Path | None
+) -> int:
+    """Write the values of all groups that a level can store; returns the bytes of tensors in no group. ready: built already."""
     if level == mixes.KEPT:
         values.write(artifacts.model_dir(reference), "hf", groups, out, threads)
         return 0
+    if ready is not None:
+        values.write(ready, setup.engine, groups, out, threads)
+        return int(size_of(artifacts.BASE, ready)["weight_bytes"]) - sum(values.Values(out).bytes.values())
     held = mixes.held_by(setup, level, groups, artifacts.BASE)
     with tempfile.TemporaryDirectory(dir=out.parent) as tmp:
         folder = Path(tmp)
@@ -71,7 +85,8 @@ def sensitivity(settings: Params) -> Sensitivity:
         made = json.loads((pieces.folder / name).read_text(encoding="utf-8")) if pieces.has(name) else {"sha256": ""}
         if not file.exists() or made["sha256"] != artifacts.sha256_file(file):  # DVC keeps the folder, also from other params
             with artifacts.atomic_file(file) as out:
-                left = isolate.isolated(build, setup, level, groups, out, seed, threads, settings.reference, what=f"level {level}")
+                given = (seed, threads, settings.reference, ready_made(setup, level, settings))
+                left = isolate.isolated(build, setup, level, groups, out, *given, what=f"level {level}")
             made = {"other_bytes": left, "sha256": artifacts.sha256_file(file)}
             with pieces.write(name) as tmp:
                 tmp.write_text(json.dumps(made), encoding="utf-8")
