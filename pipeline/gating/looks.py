@@ -1,4 +1,4 @@
-"""How often the documents and items that certify were looked at, by git; and what choosing the best of several does to a verdict.
+"""How often the documents and items that certify were looked at, by git.
 
 Every commit whose results differ is a look: who tries, sees and tries again chooses by these texts, and a PASS then errs more often
 than a rule says. tests/bench/simulations.py measures by how much.
@@ -41,14 +41,4 @@ def note(looks: int, settings: Params) -> str:
         return times
     return (
         f"{times}: they are worn; another seed draws other documents (seed: {settings.seed + 1} in params.yaml, then `make repro`)"
-    )
-
-
-def family_note(k: int) -> str | None:
-    """What to say where the best of k variants that passed is recommended; None for one."""
-    if k < 2:
-        return None
-    return (
-        f"chosen from {k} variants judged on the same texts: one exactly at its margin passes by chance in up to 2.5 % of runs, "
-        f"and one of {k} in up to {min(100.0, 2.5 * k):.3g} %; `make smallest` certifies in a fixed order, which keeps 2.5 %"
     )

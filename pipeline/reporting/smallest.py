@@ -52,3 +52,13 @@ def _shown(e: WholeEstimate | Interval | None) -> str:
     if e is None or e["value"] is None:
         return "–"
     return f"{e['value']:.4f}" + (f" [{e['low']:.4f}, {e['high']:.4f}]" if e["low"] is not None and e["high"] is not None else "")
+
+
+def family_note(k: int) -> str | None:
+    """What to say where the best of k variants that passed is recommended; None for one."""
+    if k < 2:
+        return None
+    return (
+        f"chosen from {k} variants judged on the same texts: one exactly at its margin passes by chance in up to 2.5 % of runs, "
+        f"and one of {k} in up to {min(100.0, 2.5 * k):.3g} %; `make smallest` certifies in a fixed order, which keeps 2.5 %"
+    )
