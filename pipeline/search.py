@@ -11,7 +11,7 @@ import os
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,8 @@ from pipeline.layers.groups import Group, groups_of
 from pipeline.layers.probe import Probe, add
 
 BINS = 8192  # steps of divergence that the knapsack tells apart
-SPREAD = (0.2, 1.5)  # of the limit: where the first half of the proposals is looked for
-NEAR = (0.3, 1.0)  # the second half, with what the first has shown of measured over predicted
+SPREAD = (0.01, 1.0)  # of the gate's limit: where the first half of the proposals is looked for
+NEAR = (0.1, 1.0)  # of what the engine leaves of it, by the first half: the second
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Tried:
     rows: ByDocument
     name: str = ""
     changed: bool = True
-    engine: list[float] = field(default_factory=list)
+    engine: ByDocument | None = None
 
     @property
     def kld(self) -> float:
@@ -99,12 +99,35 @@ def knapsack(groups: Sequence[GroupSensitivity], lowest: str, other_bytes: int, 
     return found
 
 
-def limit_of(settings: Params) -> float | None:
-    """The largest mean KLD that the gate allows; None without such a rule."""
-    bounds = [
-        bound_of(r).threshold for r in settings.gate.rules if r.metric == "kld_mean" and r.required and r.against == "reference"
-    ]
-    return min(bounds, default=None)
+def bounds_of(settings: Params) -> dict[str, float]:
+    """{metric: bound} of the required rules that the texts can say something about, against the reference."""
+    told = ("kld_mean", "top1_agreement", "ppl_ratio")
+    return {
+        r.metric: bound_of(r).threshold for r in settings.gate.rules if r.required and r.against == "reference" and r.metric in told
+    }
+
+
+def over(rows: ByDocument, bounds: dict[str, float]) -> str:
+    """Which bound a built model is past; empty if it is past none."""
+    at = {
+        "kld_mean": np.mean(rows["kld"]),
+        "top1_agreement": 100 * np.mean(rows["agreement"]),
+        "ppl_ratio": np.exp(np.mean(rows["loss"])),
+    }
+    past = [n for n, bound in bounds.items() if (at[n] < bound if n == "top1_agreement" else at[n] > bound)]
+    return ", ".join(f"built and run, {n} is {at[n]:.4g}, past {bounds[n]:g}" for n in past)
+
+
+def left_to_weights(safest: Tried, bounds: dict[str, float], limit: float) -> float:
+    """The divergence that weights may have, by what a built model's engine adds to them.
+
+    Other likeliest tokens grow with the square root of divergence (both are small), so that a bound on agreement is one on KLD.
+    """
+    assert safest.engine is not None
+    built, differ = float(np.mean(safest.engine["kld"])), 1 - float(np.mean(safest.engine["agreement"]))
+    allowed = 1 - bounds.get("top1_agreement", 0.0) / 100
+    most = min(limit, built * (allowed / differ) ** 2) if differ else limit
+    return most - max(built - safest.kld, 0.0)
 
 
 def search(settings: Params) -> Candidates:
@@ -118,54 +141,55 @@ def search(settings: Params) -> Candidates:
     probe = Probe(folder, ids, settings.thread_count)
     held = {level: values.Values(artifacts.LEVELS / f"{level}.safetensors") for level in table["levels"]}
     most = setup.budget_mb * 1e6 if setup.budget_mb else np.inf
-    tried = [
-        Tried(
-            {g.name: level for g in groups},
-            u["bytes"],
-            None,
-            u["rows"],
-            f"{setup.quantizer}-all-{level.lower()}",
-            u["exact"] < len(groups),
-        )
-        for level, u in table["uniform"].items()
-    ]
+    tried, start = [], f"{setup.quantizer}-all"
+    for level, u in table["uniform"].items():
+        mix = {g.name: level for g in groups}
+        tried.append(Tried(mix, u["bytes"], None, u["rows"], f"{start}-{level.lower()}", u["exact"] < len(groups)))
     uniform = {t.name: t for t in tried}
-    limit = limit_of(settings) or max(t.kld for t in tried)
+    bounds = bounds_of(settings)
+    limit = bounds.get("kld_mean", max(t.kld for t in tried))
+
+    def propose(span: tuple[float, float], count: int) -> None:
+        mine = [t.kld / t.predicted for t in tried if t.predicted]
+        targets = limit * np.geomspace(*span, count) / (float(np.median(mine)) if mine else 1.0)
+        for step in knapsack(table["groups"], table["levels"][0], table["other_bytes"], targets.tolist()):
+            if step.bytes <= most and step.mix not in [t.mix for t in tried]:
+                tried.append(_measure(probe, step, groups, held))
+            bar.update()
+
+    def judged() -> list[Tried]:
+        """The front of what is left; `kept` says why the others are not in it."""
+        gains.update({t.name: _gain(t, uniform, settings) for t in tried if t.name not in uniform})
+        kept.update({t.name: _why(t, uniform, gains, most, limit) for t in tried})
+        return _front([t for t in tried if not kept[t.name]])
+
+    def run(t: Tried) -> ByDocument:
+        options = mixes.options_of(setup, groups, t.mix)
+        return isolate.isolated(run_built, setup, options, ids, folder, settings, what=f"build {t.name}")
+
+    gains: dict[str, WholeEstimate | None] = {}
+    kept: dict[str, str] = {}
     half = setup.proposals // 2
     with cli.progress(setup.proposals, "search", "proposal") as bar:
-        for span, count in ((SPREAD, half), (NEAR, setup.proposals - half)):
-            mine = [t for t in tried if t.predicted]
-            ratio = float(np.median([t.kld / t.predicted for t in mine if t.predicted])) if mine else 1.0
-            targets = limit * np.geomspace(*span, count) / ratio
-            for step in knapsack(table["groups"], table["levels"][0], table["other_bytes"], targets.tolist()):
-                if step.bytes <= most and step.mix not in [t.mix for t in tried]:
-                    tried.append(_measure(probe, step, groups, held))
-                bar.update()
-    _name([t for t in tried if not t.name], setup)
-    gains = {t.name: _gain(t, uniform, settings) for t in tried if t.name not in uniform}
-    kept = {t.name: _why(t, uniform, gains, most, limit) for t in tried}
-    front = _front([t for t in tried if not kept[t.name]])
-
-    def run(t: Tried) -> float:
-        options = mixes.options_of(setup, groups, t.mix)
-        t.engine = isolate.isolated(run_built, setup, options, ids, folder, settings, what=f"build {t.name}")
-        return float(np.mean(t.engine))
-
-    more = run(front[0]) - front[0].kld if front else 0.0  # what the engine's own arithmetic adds, by the safest of them
-    finalists = _evenly([t for t in front if t.kld + more <= limit], setup.candidates)
+        propose(SPREAD, half)
+        _name(tried, setup)
+        if front := judged():
+            front[0].engine = run(front[0])
+            limit = left_to_weights(front[0], bounds, limit)
+        if limit > 0:
+            propose(NEAR, setup.proposals - half)
+    _name(tried, setup)
+    finalists = _evenly(judged(), setup.candidates)
     for t in finalists:
-        if not t.engine and (built := run(t)) > limit:
-            kept[t.name] = f"built and run in {setup.engine} it has {built:.4f} nats, over {limit:g}"
-    for t in front:
-        if t.kld + more > limit:
-            kept[t.name] = f"with the {more:.4f} nats that {setup.engine} adds it is over {limit:g}"
+        t.engine = t.engine or run(t)
+        kept[t.name] = over(t.engine, bounds)
     order = [t.name for t in sorted(finalists, key=lambda t: -t.bytes) if not kept[t.name]]
     proposals = [_record(t, setup, groups, uniform, gains.get(t.name), kept[t.name], t.name in order, settings) for t in tried]
     return {
         "quantizer": setup.quantizer, "engine": setup.engine, "seed": settings.seed,
         "sensitivity": artifacts.sha256_file(artifacts.SENSITIVITY),
         "proposals": sorted(proposals, key=lambda p: -p["bytes"]), "order": order,
-        "digest": artifacts.digest([order, [p["options"] for p in proposals if p["name"] in order]]),
+        "digest": artifacts.digest([order, [p["options"] for name in order for p in proposals if p["name"] == name]]),
         "words": words(proposals, order, uniform), "wall_s": 0.0, "load": os.getloadavg()[0],
     }  # fmt: skip
 
@@ -175,8 +199,9 @@ def _measure(probe: Probe, step: Step, groups: Sequence[Group], held: dict[str, 
         return Tried(step.mix, step.bytes, step.predicted, probe.measure(), changed=changed)
 
 
-def _name(mine: Sequence[Tried], setup: Smallest) -> None:
-    for k, t in enumerate(sorted(mine, key=lambda t: -t.bytes), 1):
+def _name(tried: Sequence[Tried], setup: Smallest) -> None:
+    """Number the mixes, the largest first."""
+    for k, t in enumerate(sorted((t for t in tried if t.predicted is not None), key=lambda t: -t.bytes), 1):
         t.name = f"{setup.quantizer}-mix-{k}"
 
 
@@ -200,7 +225,7 @@ def _why(t: Tried, uniform: dict[str, Tried], gains: dict[str, WholeEstimate | N
     gain = gains.get(t.name)
     if t.name not in uniform and gain is not None and (gain["low"] is None or gain["low"] <= 0):
         return "not better than the best uniform model of its size beyond noise"
-    return f"over {limit:g} nats on the texts that choose" if t.kld > limit else ""
+    return f"over the {limit:.4f} nats that rules and engine leave" if t.kld > limit else ""
 
 
 def _front(able: Sequence[Tried]) -> list[Tried]:
@@ -217,8 +242,8 @@ def _evenly(front: Sequence[Tried], count: int) -> list[Tried]:
     return [front[k] for k in places]
 
 
-def run_built(setup: Smallest, options: records.Options, ids: list[list[int]], folder: Path, settings: Params) -> list[float]:
-    """KLD by document of a model that is built and run in its own engine, against the 16-bit model in float32."""
+def run_built(setup: Smallest, options: records.Options, ids: list[list[int]], folder: Path, settings: Params) -> ByDocument:
+    """A model that is built and run in its own engine, against the 16-bit model in float32."""
     probe = Probe(folder, ids, settings.thread_count)
     found: dict[str, list[float]] = {"kld": [], "agreement": [], "loss": []}
     with tempfile.TemporaryDirectory(dir=artifacts.ARTIFACTS) as tmp:
@@ -230,7 +255,7 @@ def run_built(setup: Smallest, options: records.Options, ids: list[list[int]], f
                 logits = np.concatenate([block for _, _, block in engine.logit_blocks([window], [0], engines.ROWS)])
                 add(found, compare_parts(pool, probe.reference_of(k), logits, np.asarray(window[1:])), 1)
         engine.close()
-    return found["kld"]
+    return {"kld": found["kld"], "agreement": found["agreement"], "loss": found["loss"], "tokens": len(ids[0]) - 1}
 
 
 def _record(
@@ -244,11 +269,12 @@ def _record(
     settings: Params,
 ) -> Proposal:
     rival = _rival(t, uniform) if t.name not in uniform else None
+    built = estimate(t.engine["kld"], settings, f"engine {t.name}") if t.engine else None
     kept = "candidate" if chosen else why or "another candidate is near it"
     return {
         "name": t.name, "mix": t.mix, "options": mixes.options_of(setup, groups, t.mix), "bytes": t.bytes, "predicted": t.predicted,
         "measured": estimate(t.rows["kld"], settings, f"measured {t.name}"), "agreement": float(np.mean(t.rows["agreement"])),
-        "loss": float(np.mean(t.rows["loss"])), "engine": estimate(t.engine, settings, f"engine {t.name}") if t.engine else None,
+        "loss": float(np.mean(t.rows["loss"])), "engine": built,
         "against": rival.name if rival else None, "gain": gain, "candidate": chosen, "kept": kept,
     }  # fmt: skip
 
