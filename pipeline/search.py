@@ -11,7 +11,7 @@ import os
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from pipeline.layers.groups import Group, groups_of
 from pipeline.layers.probe import Probe, add
 
 BINS = 8192  # steps of divergence that the knapsack tells apart
+ALIKE = 0.01  # models whose bytes differ by less are of one size
 SPREAD = (0.01, 1.0)  # of the gate's limit: where the first half of the proposals is looked for
 NEAR = (0.1, 1.0)  # of what the engine leaves of it, by the first half: the second
 
@@ -145,6 +146,9 @@ def search(settings: Params) -> Candidates:
     for level, u in table["uniform"].items():
         mix = {g.name: level for g in groups}
         tried.append(Tried(mix, u["bytes"], None, u["rows"], f"{start}-{level.lower()}", u["exact"] < len(groups)))
+    for t in [_plain(t, table, probe, groups, held) for t in tried]:
+        if t.mix not in [u.mix for u in tried]:
+            tried.append(t)
     uniform = {t.name: t for t in tried}
     bounds = bounds_of(settings)
     limit = bounds.get("kld_mean", max(t.kld for t in tried))
@@ -199,6 +203,17 @@ def _measure(probe: Probe, step: Step, groups: Sequence[Group], held: dict[str, 
         return Tried(step.mix, step.bytes, step.predicted, probe.measure(), changed=changed)
 
 
+def _plain(of: Tried, table: Sensitivity, probe: Probe, groups: Sequence[Group], held: dict[str, values.Values]) -> Tried:
+    """A uniform model as quantizers make it: what is outside the layers stays at the nearest level there is."""
+    nearest = {row["name"]: min(row["error"], key=row["error"].__getitem__) for row in table["groups"] if row["layer"] is None}
+    mix = of.mix | nearest
+    size = table["other_bytes"] + sum(row["bytes"][mix[row["name"]]] for row in table["groups"])
+    if mix == of.mix:
+        return of
+    made = _measure(probe, Step(mix, size, 0.0), groups, held)
+    return replace(made, predicted=None, name=of.name.replace("-all-", "-layers-"))
+
+
 def _name(tried: Sequence[Tried], setup: Smallest) -> None:
     """Number the mixes, the largest first."""
     for k, t in enumerate(sorted((t for t in tried if t.predicted is not None), key=lambda t: -t.bytes), 1):
@@ -206,8 +221,8 @@ def _name(tried: Sequence[Tried], setup: Smallest) -> None:
 
 
 def _rival(t: Tried, uniform: dict[str, Tried]) -> Tried | None:
-    """The best uniform model that is no larger."""
-    return min((u for u in uniform.values() if u.bytes <= t.bytes), key=lambda u: u.kld, default=None)
+    """The best uniform model of its size."""
+    return min((u for u in uniform.values() if u.bytes <= t.bytes * (1 + ALIKE)), key=lambda u: u.kld, default=None)
 
 
 def _gain(t: Tried, uniform: dict[str, Tried], settings: Params) -> WholeEstimate | None:
@@ -270,7 +285,7 @@ def _record(
 ) -> Proposal:
     rival = _rival(t, uniform) if t.name not in uniform else None
     built = estimate(t.engine["kld"], settings, f"engine {t.name}") if t.engine else None
-    kept = "candidate" if chosen else why or "another candidate is near it"
+    kept = "candidate" if chosen else why or "another is smaller and nearer, or a candidate is near it"
     return {
         "name": t.name, "mix": t.mix, "options": mixes.options_of(setup, groups, t.mix), "bytes": t.bytes, "predicted": t.predicted,
         "measured": estimate(t.rows["kld"], settings, f"measured {t.name}"), "agreement": float(np.mean(t.rows["agreement"])),

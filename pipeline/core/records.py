@@ -796,7 +796,7 @@ class Sensitivity(TypedDict):
 
 class Proposal(TypedDict):
     """A mix or a uniform model. predicted: from the table; measured: in memory; engine: built and run, null where it was not;
-    against: the best uniform model that is no larger; gain: KLD that it has more, paired by document; kept: why it is a
+    against: the best uniform model of its size; gain: KLD that it has more, paired by document; kept: why it is a
     candidate or is none."""
 
     name: str
