@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help repro test bench full models docs ui
+.PHONY: help repro smallest test bench full models docs ui
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -17,6 +17,9 @@ repro: .venv/installed  ## install what is missing, run the whole pipeline, prin
 	@{ dvc repro $$(python -c '$(FIRST)') && python -m pipeline.report --first && dvc repro; } || { echo "make: stopped at the stage \
 	that is named above; all that was finished before it is kept, and \`make repro\` goes on from there"; exit 1; }
 	@python -m pipeline.report --summary
+
+smallest: .venv/installed  ## after `make repro`: the smallest model that passes the gate, chosen on other texts
+	@dvc repro smallest/dvc.yaml && python -c 'import json; print(*json.load(open("reports/smallest/answer.json"))["words"], sep="\n")'
 
 test: .venv/installed  ## install what is missing, check style, types and imports, run the tests
 	ruff check pipeline tools tests evalsets && ruff format --check pipeline tools tests evalsets && mypy pipeline tools tests/bench

@@ -14,6 +14,7 @@ from pipeline.core.params import Params, PathModel
 from pipeline.evalset import tasks
 from pipeline.evalset.calibration import measured_rows, refuse_overlap
 from pipeline.gating.rules import bound_of
+from pipeline.layers import choosing
 from pipeline.metrics.definitions import TOKEN_PARTS, is_served
 from pipeline.model import from_gguf, integrity
 from pipeline.preflight import model as preflight_model
@@ -60,6 +61,7 @@ def faults(settings: Params) -> list[str]:
     if settings.serving.variants:
         collect("params.yaml: serving.prompts", evalset.load_texts, Path(settings.serving.prompts))
     collect("params.yaml: benchmark.prompts", evalset.load_texts, Path(settings.benchmark.prompts))
+    messages += [f"params.yaml: {fault}" for fault in choosing.faults(settings)]
     asked = {task: name for name, tier in settings.tiers.items() for task in tier.tasks}
     local = tasks.local_tasks().keys()
     known = _lm_eval_tasks() if asked.keys() - local else set()

@@ -36,6 +36,9 @@ TRADEOFF = REPORTS / "tradeoff.csv"
 TRADEOFF_TABLE = REPORTS / "tradeoff_table.csv"
 SERVING_ASKED = REPORTS / "serving" / "asked.yaml"
 MLFLOW = REPORTS / "mlflow.json"
+LEVELS = ARTIFACTS / "levels"  # values of every format that `make smallest` tries
+SMALLEST = REPORTS / "smallest"
+SENSITIVITY, CANDIDATES, ANSWER = (SMALLEST / f"{name}.json" for name in ("sensitivity", "candidates", "answer"))
 MANIFEST = "manifest.json"
 
 # Packages whose version can change a figure; recorded with every artifact.

@@ -212,9 +212,9 @@ def backend(room: str, name: str) -> Any:
 
 
 def with_defaults(function: Callable[..., Any], options: Options, given: set[str]) -> Options:
-    """Every option that a call would use: those given, and the defaults of the rest."""
+    """Every option that a call would use: those given, and the defaults of the rest but None, which is not asked."""
     parameters = inspect.signature(function).parameters
-    return {n: p.default for n, p in parameters.items() if n not in given and n not in options} | options
+    return {n: p.default for n, p in parameters.items() if n not in given and n not in options and p.default is not None} | options
 
 
 def nominal_bits(options: Options) -> int | None:

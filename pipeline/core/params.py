@@ -3,6 +3,7 @@ Only the shape is checked here; `pipeline.check` checks what needs other modules
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args
@@ -14,7 +15,7 @@ from pipeline.core.errors import ParamsError
 from pipeline.core.explain import Fault, did_you_mean, explain_all, parse, read_text, unknown
 from pipeline.core.records import Options
 
-PARAMS = Path("params.yaml")
+PARAMS = Path(os.environ.get("QUANTGATE_PARAMS", "params.yaml"))  # certify adds its candidates to a copy
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")  # no dot: DVC reads it as a path of keys
 
 
@@ -283,6 +284,22 @@ class Gate(Section):
     rules: Annotated[list[Rule], Field(min_length=1)]
 
 
+class Smallest(Section):
+    """How `make smallest` looks for the smallest model that passes the gate: one quantizer, its low-bit options, and what single
+    groups of layers may be stored as instead. types: tensor types of the quantizer; without any, 16 bits by its option `keep`."""
+
+    quantizer: str
+    engine: str = "hf"
+    options: Options = {}
+    types: list[str] = []
+    texts: str  # chosen by; nothing is certified on them
+    documents: Annotated[int, Field(ge=2)] = 22
+    tokens: Annotated[int, Field(ge=8)] = 48  # the first so many of each
+    proposals: Annotated[int, Field(ge=2)] = 8  # mixes that are measured on the texts
+    candidates: Count = 4  # of them and of uniform models, those that are certified
+    budget_mb: Positive | None = None  # none larger is a candidate
+
+
 class Track(Section):
     experiment: Annotated[str, shaped(r"[^'\"\n]{0,249}[^\s.'\"]", "one line without quotes, and no dot at its end")] = "quantgate"
     uri: str = "sqlite:///mlflow.db"
@@ -307,6 +324,7 @@ class Params(Section):
     compare: Compare = Compare()
     gate: Gate
     track: Track = Track()
+    smallest: Smallest | None = None
 
     @model_validator(mode="after")
     def _names(self) -> Params:

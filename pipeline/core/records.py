@@ -729,6 +729,132 @@ class EvalsetsRecord(TypedDict):
     sets: dict[str, SetRecord]
 
 
+# ---- the smallest that passes: reports/smallest/ --------------------------------------------------------------------------------
+
+
+class ByDocument(TypedDict):
+    """Means of equally long documents against the unchanged model: KLD in nats, share of equal likeliest tokens, and the true
+    token's log-probability lost, in nats. tokens: scored, of each document."""
+
+    kld: list[float]
+    agreement: list[float]
+    loss: list[float]
+    tokens: int
+
+
+class GroupSensitivity(TypedDict):
+    """What one group costs. bytes: {level: bytes}; error: {level: squared error of its values, over their squares}; alone: mean KLD
+    with this group alone at the lowest level; returned: KLD that the lowest level loses when this group alone is put back;
+    unchanged: the lowest level stores it within the rounding of 16 bits."""
+
+    name: str
+    layer: int | None
+    kind: str
+    bytes: dict[str, int]
+    error: dict[str, float]
+    alone: WholeEstimate
+    returned: WholeEstimate
+    unchanged: bool
+
+
+class Uniform(TypedDict):
+    """All groups at one level. exact: how many groups it stores within the rounding of 16 bits."""
+
+    bytes: int
+    kld: WholeEstimate
+    rows: ByDocument
+    exact: int
+
+
+class Texts(TypedDict):
+    """What chose: {file: sha256}, ids of documents, tokens read of each."""
+
+    files: dict[str, str]
+    documents: list[str]
+    tokens: int
+
+
+class Sensitivity(TypedDict):
+    """reports/smallest/sensitivity.json. levels: the lowest first; other_bytes: of tensors in no
+    group; predicted: sum of `alone`; measured: KLD at the lowest level."""
+
+    quantizer: str
+    options: Options
+    levels: list[str]
+    model: str
+    texts: Texts
+    uniform: dict[str, Uniform]
+    groups: list[GroupSensitivity]
+    other_bytes: int
+    predicted: float
+    measured: float
+    words: list[str]
+    wall_s: float
+    load: float
+    versions: dict[str, str]
+
+
+class Proposal(TypedDict):
+    """A mix or a uniform model. predicted: from the table; measured: in memory; engine: built and run, null where it was not;
+    against: the best uniform model of its size; gain: KLD that it has more, paired by document; kept: why it is a
+    candidate or is none."""
+
+    name: str
+    mix: dict[str, str]
+    options: Options
+    bytes: int
+    predicted: float | None
+    measured: WholeEstimate
+    agreement: float
+    loss: float
+    engine: WholeEstimate | None
+    against: str | None
+    gain: WholeEstimate | None
+    candidate: bool
+    kept: str
+
+
+class Candidates(TypedDict):
+    """reports/smallest/candidates.json, written before anything that certifies is read. order: safest first; digest: of the order
+    and every candidate's options."""
+
+    quantizer: str
+    engine: str
+    seed: int
+    sensitivity: str
+    proposals: list[Proposal]
+    order: list[str]
+    digest: str
+    words: list[str]
+    wall_s: float
+    load: float
+
+
+class Certified(TypedDict):
+    name: str
+    options: Options
+    model: str
+    weight_bytes: int | None
+    bits_per_weight: float | None
+    predicted: float | None
+    measured: float
+    kld: Metric | None
+    judged: VariantVerdict
+    wall_s: float
+
+
+class Answer(TypedDict):
+    """reports/smallest/answer.json. tested: in the frozen order up to the first that did not pass; answer: the last that passed."""
+
+    candidates: str
+    tested: list[Certified]
+    answer: str | None
+    looks: int
+    words: list[str]
+    wall_s: float
+    load: float
+
+
 # ---- failures: artifacts/broke/<variant>.json --------------------------------------------------------------------------------
 class Group(TypedDict):
     """Mean divergence of a group of tokens beside that of the rest. by: what the group is of (domain, token class, position)."""

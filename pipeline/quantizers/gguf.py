@@ -7,15 +7,17 @@ import hashlib
 import re
 import shutil
 import tempfile
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
 from pipeline.core import artifacts, isolate, venvs
-from pipeline.core.errors import ArtifactError, NoResult, Unsupported
+from pipeline.core.errors import ArtifactError, NoResult, ParamsError, Unsupported
+from pipeline.core.explain import did_you_mean
 from pipeline.core.quiet import output_to
 from pipeline.evalset.calibration import Calibration
 from pipeline.model.config import READ, sliding, text_config, wanted
-from pipeline.model.headers import kept_layers, read_headers
+from pipeline.model.headers import kept_layers, linear_shapes, read_headers, skeleton
 from pipeline.quantizers import Facts
 from pipeline.quantizers._reproducible import ANY_MACHINE
 
@@ -24,7 +26,10 @@ FILE = "model.gguf"
 CONVERTER = "converter.py"  # beside gguf.txt
 FILE_TYPES = {"F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10, "Q3_K_M": 12, "Q4_K_S": 14,
               "Q4_K_M": 15, "Q5_K_M": 17, "Q6_K": 18, "BF16": 32}  # fmt: skip  # llama.h: enum llama_ftype
-BF16 = 30  # ggml.h: enum ggml_type
+Stored = Literal["Q2_K", "Q3_K", "Q4_0", "Q4_1", "Q4_K", "IQ4_NL", "Q5_0", "Q5_1", "Q5_K", "Q6_K", "Q8_0", "BF16"]
+TENSOR_TYPES = {"Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q2_K": 10, "Q3_K": 11, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14,
+                "IQ4_NL": 20, "BF16": 30}  # fmt: skip  # ggml.h: enum ggml_type
+EMBEDDINGS, HEAD = "embed_tokens", "lm_head"  # what `types` calls the two outside the layers
 # Where llama.cpp takes the weights of the chosen experts as they are; elsewhere they sum to 1, unless the file says which.
 UNNORMED = {"qwen2moe", "olmoe", "llada-moe", "deepseek"}
 K_ROW = 256  # weights in a block of a K-quant
@@ -39,9 +44,12 @@ def quantize(
     seed: int,
     type: Literal["BF16", "F16", "Q8_0", "Q6_K", "Q5_K_M", "Q5_0", "Q5_1", "Q4_K_M", "Q4_K_S", "Q4_0", "Q4_1", "Q3_K_M", "Q2_K"],
     keep: list[str] = [],  # noqa: B006  # read only
+    types: dict[str, Stored] | None = None,  # None: in no manifest, so that files without it stay the same to the byte
 ) -> Facts:
     """Convert to a GGUF of the base's own type in the converter's environment, then let llama.cpp quantize that.
 
+    types: {pattern: tensor type} of layers, as in `keep`, and of `embed_tokens` and `lm_head`, whose type is not `type`'s; of two
+    patterns that match, the later goes. What llama.cpp stores as another type raises `Unsupported`.
     K-quants need rows of 256: llama.cpp gives tensors with other rows another type, which the manifest says as a warning and as
     measured bits (`tensor_types`, `bits_per_weight`).
     """
@@ -57,11 +65,16 @@ def quantize(
             raise Unsupported(lost)
         asked = llama_cpp.llama_model_quantize_default_params()
         asked.ftype = FILE_TYPES[type]
-        left = _names(whole, kept)
+        asked_types = dict.fromkeys(kept, "BF16") | layer_types(model_dir, types or {})
+        outside = {name: asked_types.pop(name) for name in (EMBEDDINGS, HEAD) if name in asked_types}
+        named = names_of(whole, list(asked_types))
         override = llama_cpp.llama_model_tensor_override
-        patterns = [f"^{re.escape(name)}$".encode() for name in left]
-        ends = override()  # an empty one ends them
-        asked.tt_overrides = (override * (len(left) + 1))(*(override(pattern, BF16) for pattern in patterns), ends)
+        codes = [override(f"^{re.escape(name)}$".encode(), TENSOR_TYPES[asked_types[layer]]) for layer, name in named.items()]
+        asked.tt_overrides = (override * (len(codes) + 1))(*codes, override())  # an empty one ends them
+        if EMBEDDINGS in outside:
+            asked.token_embedding_type = TENSOR_TYPES[outside[EMBEDDINGS]]
+        if HEAD in outside:
+            asked.output_tensor_type = TENSOR_TYPES[outside[HEAD]]
         with output_to(artifacts.LOGS / "gguf.log"):
             failed = llama_cpp.llama_model_quantize(str(whole).encode(), str(out_dir / FILE).encode(), ctypes.byref(asked))
         if failed and shutil.disk_usage(out_dir).free < NO_ROOM:  # C++ says only that a stream failed
@@ -70,7 +83,11 @@ def quantize(
         raise Unsupported(f"llama.cpp could not quantize to {type} (code {failed}); its log is in {artifacts.LOGS}")
     shutil.copyfile(model_dir / "config.json", out_dir / "config.json")
     converter = (venvs.FILES / "gguf.txt").read_text(encoding="utf-8").split("\n")[2]
-    warnings = _fallen_back(out_dir / FILE, type, left)
+    wanted_types = {name: asked_types[layer] for layer, name in named.items()}
+    if EMBEDDINGS in outside:
+        wanted_types["token_embd.weight"] = outside[EMBEDDINGS]
+    _refuse_other_types(out_dir / FILE, wanted_types)
+    warnings = _fallen_back(out_dir / FILE, type, list(named.values()))
     return {
         "library": "llama-cpp-python", "converter": converter, "reproducible": ANY_MACHINE, "kept": kept, "warnings": warnings
     }  # fmt: skip
@@ -158,12 +175,47 @@ def _whole_config(model_dir: Path) -> dict[str, Any]:
         return text_config(model_dir)
 
 
-def _names(whole: Path, layers: list[str]) -> list[str]:
-    """GGUF's names of transformers' layers; one that it does not know is an error, not a layer that is quantized after all."""
+def layer_types(model_dir: Path, types: dict[str, Stored]) -> dict[str, str]:
+    """{layer, or EMBEDDINGS, HEAD: tensor type} that patterns ask for. Raises `ParamsError` for one that matches nothing."""
+    model = skeleton(model_dir)
+    names = [*linear_shapes(model_dir), EMBEDDINGS, *([HEAD] if model is None or model.head not in _tied(model.tied) else [])]
+    found: dict[str, str] = {}
+    for pattern, kind in types.items():
+        matched = [n for n in names if fnmatchcase(n, pattern) or fnmatchcase(n, f"*.{pattern}")]
+        if not matched:
+            raise ParamsError(f"options.types: {pattern!r} matches no layer{did_you_mean(pattern, [*names[:7], EMBEDDINGS])}")
+        found |= dict.fromkeys(matched, kind)
+    return found
+
+
+def stores(kind: str, width: int) -> bool:
+    """Whether rows of that width can be of a tensor type: blocks of a K-quant have 256 weights, others 32."""
+    return kind == "BF16" or width % (K_ROW if kind.endswith("_K") else 32) == 0
+
+
+def _tied(tied: dict[str, str]) -> set[str]:
+    return {name.removesuffix(".weight") for name in tied}
+
+
+def _refuse_other_types(file: Path, asked: dict[str, str]) -> None:
+    """Raise where a tensor is stored otherwise than it was asked for: K-quants need rows of 256."""
+    import gguf
+
+    if not asked:
+        return
+    stored = {t.name: t for t in gguf.GGUFReader(file).tensors}
+    for name, kind in asked.items():
+        if name in stored and (given := stored[name].tensor_type.name) != kind:
+            width = int(stored[name].shape[0])
+            raise Unsupported(f"options.types: llama.cpp stores {name} (rows of {width}) as {given}, not {kind}; ask for {given}")
+
+
+def names_of(whole: Path, layers: list[str]) -> dict[str, str]:
+    """{transformers' layer: GGUF's name}; one that it does not know is an error, not a layer that is quantized after all."""
     import gguf
 
     if not layers:  # to read a file's vocabulary takes seconds
-        return []
+        return {}
     reader = gguf.GGUFReader(whole)
     architecture = str(reader.fields["general.architecture"].contents())
     known = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}
@@ -173,8 +225,8 @@ def _names(whole: Path, layers: list[str]) -> list[str]:
     held = {tensor.name for tensor in reader.tensors}
     for layer, name in found.items():
         if name not in held:
-            raise Unsupported(f"options.keep: {layer} has no tensor of its own in GGUF; take it out of keep")
-    return list(found.values())
+            raise Unsupported(f"options.keep, options.types: {layer} has no tensor of its own in GGUF; take it out")
+    return found
 
 
 def _fallen_back(file: Path, type: str, left: list[str]) -> list[str]:

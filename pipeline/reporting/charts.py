@@ -15,7 +15,7 @@ from functools import cache
 from itertools import cycle
 from typing import NamedTuple
 
-from pipeline.core.records import Json, Metric, Metrics, Results, ServerReport, Span, Verdict
+from pipeline.core.records import Json, Metric, Metrics, Results, Sensitivity, ServerReport, Span, Verdict
 from pipeline.metrics import definitions
 from pipeline.reporting import recommendation
 from pipeline.reporting.text import Known, counted, known, n_of, show, value_of
@@ -446,3 +446,25 @@ def _within(rows: list[Json]) -> list[Json]:
     most = max((r["value"] for r in above), default=0.0) * ROOM
     cut = ({"cut_low": r["low"] < least, "cut_high": r["high"] > most} for r in above)
     return [r | {"low": max(r["low"], least), "high": min(r["high"], most), **ends} for r, ends in zip(above, cut)]
+
+
+def sensitivity(table: Sensitivity) -> Json:
+    """A heat picture: what each group of each layer costs alone at the lowest level."""
+    inside = [row for row in table["groups"] if row["layer"] is not None]
+    kinds, lowest = list(dict.fromkeys(row["kind"] for row in inside)), table["levels"][0]
+    rows: list[Json] = [
+        {"layer": row["layer"], "kind": row["kind"], "kld": max(row["alone"]["value"] or 0.0, 0.0), "name": row["name"]}
+        for row in inside
+    ]
+    outside = ", ".join(f"{row['name']} {row['alone']['value'] or 0.0:.4f}" for row in table["groups"] if row["layer"] is None)
+    alt = f"Mean KLD of {len(inside)} groups, each alone at {lowest}, by layer and kind"
+    color = {"field": "kld", "type": "quantitative", "scale": {"scheme": "oranges", "type": "sqrt"}, "title": "nats"}
+    body: Json = {
+        "width": {"step": 16}, "height": {"step": 22}, "mark": {"type": "rect", "stroke": LINE},
+        "encoding": {
+            "x": {"field": "layer", "type": "ordinal", "title": "layer"}, "color": color,
+            "y": {"field": "kind", "type": "nominal", "sort": kinds, "title": None},
+            "tooltip": [{"field": "name"}, {"field": "kld"}],
+        },
+    }  # fmt: skip
+    return _spec(alt, f"{alt}; outside the layers: {outside} nats", body, rows)

@@ -192,6 +192,51 @@ def false_verdicts(runs: int) -> None:
     print(f"{share(int(failed.any(axis=0).sum()), runs)}\nFAIL after Holm {share(both.count('FAIL'), runs)}")
 
 
+def choosing(runs: int, candidates: int = 20) -> None:
+    """False PASS of whole procedures over candidates whose true KLD is exactly the margin: any that passes (the best of what was
+    listed), and the fixed sequence of `certify`. All are measured on the same documents; `alike`: how much of the documents'
+    spread they share. A person who looks again and again, a commit a try, does what the first does."""
+    print(f"\n{candidates} candidates exactly at the margin of 0.02 nats ({runs} runs)")
+    rule = bound_of(Rule(metric="kld_mean", margin="0.02 nats"))
+    looks = (1, 2, 4, 8, candidates)
+    for alike in (0.0, 0.5, 0.9):
+        rng = np.random.default_rng(9)
+        any_of, first = dict.fromkeys(looks, 0), 0
+        for _ in range(runs):
+            passes = [_passes(rule, sizes_and, rng) for sizes_and in _alike(rng, candidates, alike)]
+            first += passes[0]  # the sequence goes on only behind a PASS, which is false already
+            for k in looks:
+                any_of[k] += any(passes[:k])
+        told = "; ".join(f"best of {k} {share(n, runs)}" for k, n in any_of.items())
+        print(f"  {100 * alike:.0f} % of documents' spread shared: fixed sequence {share(first, runs)}; {told}")
+
+
+def _alike(rng: Rng, candidates: int, alike: float) -> list[Rows]:
+    """Divergences of candidates on the same documents, the mean of each 0.02."""
+    doc = np.repeat(np.arange(len(TEXT)), TEXT)
+    shared = rng.normal(size=len(TEXT))
+    rows = []
+    for _ in range(candidates):
+        z = math.sqrt(alike) * shared + math.sqrt(1 - alike) * rng.normal(size=len(TEXT))
+        means = 0.02 * np.exp(SPREAD * z - SPREAD * SPREAD / 2)
+        rows.append((means[doc] * np.exp(rng.normal(-0.98, 1.4, len(doc))), doc))
+    return rows
+
+
+def _passes(rule: Any, rows: Rows, rng: Rng) -> bool:
+    e = clustered(*rows, rng)
+    metric: Any = {
+        "value": e.value,
+        "low": e.low,
+        "high": e.high,
+        "n": e.n,
+        "unit": "nats",
+        "clusters": e.clusters,
+        "weight": e.weight,
+    }
+    return judge(rule, metric).verdict == "PASS"
+
+
 def pairing(folder: Path) -> None:
     """Items needed for the same half-width: lm-eval's stderrs of two scores, and the paired interval of the gate."""
     files = {p.stem: p for p in sorted(folder.glob("*.jsonl"))}
@@ -226,9 +271,10 @@ def _fewer(pairs: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> str:
 def main(
     runs: Annotated[int, typer.Argument()] = 2000, folder: Annotated[Path, typer.Argument()] = artifacts.ARTIFACTS / "answers"
 ) -> None:
-    """Simulate the coverage of intervals and false verdicts."""
+    """Simulate the coverage of intervals, false verdicts, and what choosing adds to them."""
     coverage(runs)
     false_verdicts(runs)
+    choosing(runs // 4)
     pairing(folder)
 
 

@@ -1,0 +1,142 @@
+"""certify: build and judge the candidates in their frozen order, up to the first that does not pass -> reports/smallest/answer.json
+
+Fixed-sequence testing (Learn then Test, Angelopoulos et al. 2021; Pareto Testing, arXiv 2210.07913): the order was frozen on other
+texts, and each candidate must pass all rules at the full level. A false PASS then has the probability of one test, however many
+candidates there are. Each is an ordinary variant: the pipeline's own stages build and measure it, with a copy of params.yaml.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from ruamel.yaml import YAML
+
+from pipeline.core import artifacts, cli, params, records
+from pipeline.core.errors import ArtifactError
+from pipeline.core.params import Params, Variant
+from pipeline.core.records import Answer, Candidates, Certified, Proposal
+from pipeline.gating import looks, verdicts
+from pipeline.layers.choosing import setup_of
+from pipeline.reporting import smallest
+
+MEASURE = ("quantize", "diverge", "evaluate", "benchmark", "compare")
+COPY = artifacts.ARTIFACTS / "smallest.params.yaml"
+
+
+def frozen(settings: Params) -> Candidates:
+    """The candidates as they were frozen. Raises `ArtifactError` if they were changed since, or chosen with another table."""
+    found = records.read(artifacts.CANDIDATES, Candidates)
+    by = {p["name"]: p for p in found["proposals"]}
+    digest = artifacts.digest([found["order"], [by[n]["options"] for n in found["order"]]])
+    if digest != found["digest"] or found["sensitivity"] != artifacts.sha256_file(artifacts.SENSITIVITY):
+        raise ArtifactError(f"{artifacts.CANDIDATES} was changed after it was frozen; run `make smallest`")
+    if taken := set(found["order"]) & settings.variants.keys():
+        raise ArtifactError(f"params.yaml has a variant {min(taken)!r} already: its files would be overwritten; rename it")
+    return found
+
+
+def judge(name: str, proposal: Proposal, settings: Params, setup: params.Smallest) -> Certified:
+    """Build, measure and judge one candidate. settings: those of the copy, which lists it."""
+    started = time.monotonic()
+    env = os.environ | {"QUANTGATE_PARAMS": str(COPY)}
+    for stage in MEASURE:
+        code = subprocess.run([sys.executable, "-m", f"pipeline.{stage}", name], env=env).returncode
+        if code:
+            raise ArtifactError(f"{stage} {name} ended with {code}: what it said stands above; `make smallest` goes on from there")
+    results = verdicts.load_results(settings)
+    verdict = verdicts.of(results, settings)["variants"][name]
+    manifest = records.read(artifacts.model_dir(name) / artifacts.MANIFEST, records.ModelManifest)
+    for made, kept in ((artifacts.metrics, artifacts.SMALLEST / f"{name}.json"), (artifacts.failures, None)):
+        if kept:  # what other stages depend on stays as it is
+            artifacts.write_json(kept, artifacts.read_json(made(name)))
+        made(name).unlink()
+    return {
+        "name": name, "options": proposal["options"], "model": manifest["digest"], "weight_bytes": manifest.get("weight_bytes"),
+        "bits_per_weight": manifest.get("bits_per_weight"), "predicted": proposal["predicted"],
+        "measured": proposal["measured"]["value"] or 0.0, "kld": results[name]["metrics"].get("kld_mean"), "judged": verdict,
+        "wall_s": round(time.monotonic() - started, 1),
+    }  # fmt: skip
+
+
+def copy_of(settings: Params, found: Candidates, setup: params.Smallest) -> Params:
+    """Write params.yaml with the candidates among its variants; returns the same in memory."""
+    by = {p["name"]: p for p in found["proposals"]}
+    yaml = YAML()
+    data = yaml.load(Path("params.yaml").read_text(encoding="utf-8"))
+    for name in found["order"]:
+        data["variants"][name] = {"quantizer": setup.quantizer, "engine": setup.engine, "options": by[name]["options"]}
+    out = io.StringIO()
+    yaml.dump(data, out)
+    artifacts.write_text(COPY, out.getvalue())
+    more = {n: Variant(quantizer=setup.quantizer, engine=setup.engine, options=by[n]["options"]) for n in found["order"]}
+    return settings.model_copy(update={"variants": {**settings.variants, **more}})
+
+
+def certify(settings: Params) -> Answer:
+    """Judge candidates in order, and stop at the first that does not pass."""
+    setup, found = setup_of(settings), frozen(settings)
+    with_candidates = copy_of(settings, found, setup)
+    by = {p["name"]: p for p in found["proposals"]}
+    tested: list[Certified] = []
+    for name in found["order"]:
+        tested.append(judge(name, by[name], with_candidates, setup))
+        cli.say("certify", f"{name}: {tested[-1]['judged']['verdict']}: {tested[-1]['judged']['reason']}")
+        if tested[-1]["judged"]["verdict"] != "PASS":
+            break
+    passed = [c["name"] for c in tested if c["judged"]["verdict"] == "PASS"]
+    answer: Answer = {
+        "candidates": found["digest"], "tested": tested, "answer": passed[-1] if passed else None, "looks": looks.count(settings),
+        "words": [], "wall_s": 0.0, "load": os.getloadavg()[0],
+    }  # fmt: skip
+    answer["words"] = words(answer, found, settings)
+    return answer
+
+
+def words(answer: Answer, found: Candidates, settings: Params) -> list[str]:
+    """The answer with its size beside the listed variants that pass, predicted beside measured, and how worn the set is."""
+    lines = []
+    for c in answer["tested"]:
+        kld, size = c["kld"], c["weight_bytes"]
+        predicted = f"predicted {c['predicted']:.4f}, " if c["predicted"] is not None else ""
+        certified = f"{kld['value']:.4f} [{kld['low']:.4f}, {kld['high']:.4f}]" if kld and kld["low"] is not None else "unknown"
+        where = f"{predicted}{c['measured']:.4f} nats on the texts that chose, {certified} where nothing was chosen"
+        lines.append(f"{c['judged']['verdict']} {c['name']}: {(size or 0) / 1e6:.1f} MB, {where}")
+    best = next((c for c in answer["tested"] if c["name"] == answer["answer"]), None)
+    if best is None:
+        lines.append("no candidate passes the gate: the smallest that passes is among the listed variants, or none is")
+        return [*lines, looks.note(answer["looks"], settings)]
+    size = best["weight_bytes"] or 0
+    gate = records.read(artifacts.GATE, records.Verdict)
+    for name, v in gate["variants"].items():
+        other = verdicts.load_results(settings)[name]["metrics"].get("weight_bytes")
+        if v["verdict"] == "PASS" and other and other["value"]:
+            lines.append(
+                f"{100 * (1 - size / other['value']):.0f} % smaller than {name}, which passes too ({other['value'] / 1e6:.1f} MB)"
+            )
+    lines.append(f"the smallest that passes: {best['name']}, {size / 1e6:.1f} MB, {best['bits_per_weight']:.2f} bits a weight")
+    quoted = f"quantizer: {found['quantizer']}, engine: {found['engine']}, options: {best['options']}"
+    lines.append(f"to serve it, add to variants in params.yaml: {best['name']}: {{{quoted}}}")
+    return [*lines, looks.note(answer["looks"], settings)]
+
+
+def main() -> None:
+    """Certify the candidates in their frozen order."""
+    watch = artifacts.Stopwatch("certify")
+    settings = params.load()
+    answer = certify(settings)
+    answer["wall_s"] = watch.done()
+    artifacts.write_json(artifacts.ANSWER, answer)
+    table, found = records.read(artifacts.SENSITIVITY, records.Sensitivity), records.read(artifacts.CANDIDATES, Candidates)
+    artifacts.write_text(artifacts.SMALLEST / "smallest.md", smallest.page(table, found, answer))
+    for line in answer["words"]:
+        cli.say("certify", line)
+    cli.say("certify", f"{len(answer['tested'])} judged, {answer['wall_s']:.1f} s at load {answer['load']:.1f}")
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,128 @@
+"""Measure a model whose weights are changed in memory, against its own unchanged logits, in float32.
+
+Why float32: rounding in 16-bit products moves the default model by 0.0016 nats, and single groups move it by less. Only layers
+from the changed one on run again: what stands before it has been kept, a state a layer and token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.core import artifacts
+from pipeline.core.errors import ArtifactError
+from pipeline.core.records import ByDocument
+from pipeline.divergence.distributions import compare_parts
+from pipeline.layers.values import tensor_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+BATCH_TOKENS = 2048  # of a forward pass
+SAME = 1e-4  # nats: a pass from the middle that differs by more from a whole one is no reuse
+
+
+class Probe:
+    """A reference model and texts of equal length; what is measured is by document."""
+
+    def __init__(self, folder: Path, windows: Sequence[Sequence[int]], threads: int) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        torch.set_num_threads(threads)
+        trusted = artifacts.trusts_code(folder)
+        self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=trusted).eval()
+        self.torch, self.threads = torch, threads
+        size = max(1, BATCH_TOKENS // len(windows[0]))
+        self.batches = [torch.tensor(windows[at : at + size]) for at in range(0, len(windows), size)]
+        lists: list[Any] = [m for m in self.model.get_decoder().modules() if isinstance(m, torch.nn.ModuleList)]
+        self.layers = max((list(m) for m in lists), key=len)
+        self._plain = {layer: layer.forward for layer in self.layers}
+        self._kept: list[list[Any]] = []  # [batch][layer] outputs
+        self._reference = [self._logits(ids) for ids in self.batches]
+
+    def keep(self) -> None:
+        """Keep every layer's output with the weights as they are now, for passes that start later."""
+        self._kept = []
+        for ids in self.batches:
+            self._kept.append([])
+            hooks = [layer.register_forward_hook(lambda _, __, out: self._kept[-1].append(out)) for layer in self.layers]
+            try:
+                self._logits(ids)
+            finally:
+                for hook in hooks:
+                    hook.remove()
+        if len(self._kept[0]) != len(self.layers):
+            raise ArtifactError("the model runs its layers in another way than one after the other: no prefix can be reused")
+        whole, part = self.measure(), self.measure(len(self.layers) // 2)
+        if abs(np.mean(whole["kld"]) - np.mean(part["kld"])) > SAME:
+            raise ArtifactError("a pass that starts in the middle differs from a whole one: no prefix can be reused")
+
+    def measure(self, start: int = 0) -> ByDocument:
+        """Compare with the reference's logits; layers before `start` are as they were when `keep` was called."""
+        found: dict[str, list[float]] = {"kld": [], "agreement": [], "loss": []}
+        with ThreadPoolExecutor(self.threads) as pool, self._from(start) as begin:
+            for k, (ids, expected) in enumerate(zip(self.batches, self._reference)):
+                begin(k)
+                logits = self._logits(ids)
+                true = ids[:, 1:].reshape(-1).numpy()
+                add(found, compare_parts(pool, flat(expected), flat(logits), true), len(ids))
+        return {"kld": found["kld"], "agreement": found["agreement"], "loss": found["loss"], "tokens": self.batches[0].shape[1] - 1}
+
+    def reference_of(self, document: int) -> NDArray[np.float32]:
+        """The unchanged model's logits at every position but the last of a document."""
+        batch, row = divmod(document, len(self.batches[0]))
+        return self._reference[batch][row].numpy()  # type: ignore[no-any-return]
+
+    @contextmanager
+    def swapped(self, values: Mapping[str, Tensor]) -> Iterator[bool]:
+        """Put other values in place of modules' weights; yields whether any differs from what stood there."""
+        before = {module: tensor_of(self.model, module).data for module in values}
+        changed = any(not self.torch.equal(before[m], v) for m, v in values.items())
+        for module, value in values.items():
+            if value.shape != before[module].shape:
+                raise ArtifactError(f"{module} is stored as {tuple(value.shape)} and is {tuple(before[module].shape)} in the model")
+            tensor_of(self.model, module).data = value
+        try:
+            yield changed
+        finally:
+            for module, value in before.items():
+                tensor_of(self.model, module).data = value
+
+    @contextmanager
+    def _from(self, start: int) -> Iterator[Callable[[int], None]]:
+        """Let layers before `start` hand out the kept output of the last of them."""
+        at = 0
+
+        def begin(batch: int) -> None:
+            nonlocal at
+            at = batch
+
+        for layer in self.layers[:start]:
+            layer.forward = lambda *_, **__: self._kept[at][start - 1]
+        try:
+            yield begin
+        finally:
+            for layer in self.layers[:start]:
+                layer.forward = self._plain[layer]
+
+    def _logits(self, ids: Tensor) -> Tensor:
+        with self.torch.inference_mode():
+            return self.model(input_ids=ids, use_cache=False).logits[:, :-1]  # type: ignore[no-any-return]
+
+
+def flat(logits: Tensor) -> NDArray[np.float32]:
+    return logits.reshape(-1, logits.shape[-1]).numpy()  # type: ignore[no-any-return]
+
+
+def add(found: dict[str, list[float]], rows: Any, documents: int) -> None:
+    """Append the means by document of rows of equally long documents."""
+    values = {"kld": rows.kld, "agreement": rows.top1 == rows.top1_ref, "loss": rows.logp_ref - rows.logp}
+    for name, column in values.items():
+        found[name] += np.asarray(column, float).reshape(documents, -1).mean(1).tolist()
