@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from statistics import mean
 from typing import Annotated, Any, NamedTuple
 
@@ -10,6 +11,9 @@ import typer
 
 from pipeline.core import artifacts, cli, records
 from pipeline.core.errors import ArtifactError
+
+
+HERE = re.compile(r"[^:]+$")  # stages of the line's own dvc.yaml; those of another file have its name before them
 
 
 class Pending(NamedTuple):
@@ -30,10 +34,14 @@ def pending() -> list[Pending]:
 
     try:
         with Repo() as repo:
-            changed = repo.status()
+            changed = {name: faults for name, faults in repo.status().items() if HERE.match(name)}
             graph = repo.index.graph  # an edge leads from a stage to what it depends on
             names = {stage: stage.addressing for stage in graph}
-            order = [names[s] for s in nx.dfs_postorder_nodes(graph) if names[s] in changed or _follows(graph, s, changed)]
+            order = [
+                names[s]
+                for s in nx.dfs_postorder_nodes(graph)
+                if HERE.match(names[s]) and (names[s] in changed or _follows(graph, s, changed))
+            ]
     except DvcException as e:
         raise ArtifactError(
             f"DVC cannot compare this folder with dvc.lock ({' '.join(str(e).split())}); see `dvc status`"
