@@ -12,7 +12,6 @@ import typer
 from pipeline.core import artifacts, cli, records
 from pipeline.core.errors import ArtifactError
 
-
 HERE = re.compile(r"[^:]+$")  # stages of the line's own dvc.yaml; those of another file have its name before them
 
 
