@@ -112,7 +112,7 @@ def over(rows: ByDocument, bounds: dict[str, float]) -> str:
     """Which bound a built model is past; empty if it is past none."""
     at = {
         "kld_mean": np.mean(rows["kld"]),
-        "top1_agreement": 100 * np.mean(rows["agreement"]),
+        "top1_agreement": np.mean(rows["agreement"]),
         "ppl_ratio": np.exp(np.mean(rows["loss"])),
     }
     past = [n for n, bound in bounds.items() if (at[n] < bound if n == "top1_agreement" else at[n] > bound)]
@@ -126,7 +126,7 @@ def left_to_weights(safest: Tried, bounds: dict[str, float], limit: float) -> fl
     """
     assert safest.engine is not None
     built, differ = float(np.mean(safest.engine["kld"])), 1 - float(np.mean(safest.engine["agreement"]))
-    allowed = 1 - bounds.get("top1_agreement", 0.0) / 100
+    allowed = 1 - bounds.get("top1_agreement", 0.0)
     most = min(limit, built * (allowed / differ) ** 2) if differ else limit
     return most - max(built - safest.kld, 0.0)
 

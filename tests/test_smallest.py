@@ -424,3 +424,24 @@ def test_looks_are_commits_with_other_results_since_the_sets_or_the_seed_changed
     assert "worn" not in looks.note(1, settings)
     assert "worn" in looks.note(looks.WORN, settings) and str(settings.seed + 1) in looks.note(looks.WORN, settings)
     assert smallest.family_note(1) is None and "12.5 %" in (smallest.family_note(5) or "")
+
+
+def test_a_mix_is_a_candidate_only_where_it_beats_the_uniform_model_of_its_size(house: Path) -> None:
+    """What changes nothing is no candidate at all."""
+    found, _ = frozen_list()
+    for p in found["proposals"]:
+        if p["candidate"] and p["gain"] is not None:
+            assert p["gain"]["low"] > 0
+        if p["name"].endswith("all-kept"):
+            assert not p["candidate"] and "changes nothing" in p["kept"]
+    assert found["proposals"][0]["name"] == "torchao-all-kept", "the largest"
+
+
+@pytest.mark.parametrize(("built", "said"), [
+    ({"kld": [0.01], "agreement": [0.95], "loss": [0.01]}, ""), ({"kld": [0.03], "agreement": [0.95], "loss": [0.01]}, "kld_mean"),
+    ({"kld": [0.01], "agreement": [0.92], "loss": [0.01]}, "top1_agreement"),
+    ({"kld": [0.01], "agreement": [0.95], "loss": [0.03]}, "ppl_ratio"),
+])  # fmt: skip
+def test_a_built_model_past_any_bound_that_texts_tell_is_no_candidate(built: Any, said: str) -> None:
+    bounds = search.bounds_of(params.load(ROOT / "params.yaml"))
+    assert (said in search.over(built, bounds)) and bool(said) == bool(search.over(built, bounds))
