@@ -104,7 +104,7 @@ def test_the_hook_lets_through_whatever_names_the_judged_commit_and_refuses_anot
     git("notes", "add", "-m", "a note")
     head, tag, note, none = git("rev-parse", "HEAD"), git("rev-parse", "v1"), git("rev-parse", "refs/notes/commits"), "0" * 40
     assert tag != head
-    env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"PYTHONDONTWRITEBYTECODE": "1"}
     pushed = {
         f"refs/tags/v1 {tag}": "judged", f"refs/heads/main {head}\nrefs/tags/v1 {tag}": "judged", f"HEAD {head}": "judged",
         f"refs/notes/commits {note}": "", f"refs/notes/commits {note}\nrefs/tags/v1 {tag}": "judged", f"(delete) {none}": "",
@@ -236,7 +236,7 @@ def test_a_disk_that_fills_under_llama_cpp_is_no_property_of_the_model(
 
     out = tmp_path / "out"
     out.mkdir()
-    for name, stub in {"_convert": lambda *_: None, "_lost": lambda *_: "", "_names": lambda *_: []}.items():
+    for name, stub in {"_convert": lambda *_: None, "_lost": lambda *_: "", "names_of": lambda *_: {}}.items():
         monkeypatch.setattr(gguf, name, stub)
     monkeypatch.setattr(llama_cpp, "llama_model_quantize", lambda *_: 1)  # all that C++ says of either
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))

@@ -224,16 +224,7 @@ def _alike(rng: Rng, candidates: int, alike: float) -> list[Rows]:
 
 
 def _passes(rule: Any, rows: Rows, rng: Rng) -> bool:
-    e = clustered(*rows, rng)
-    metric: Any = {
-        "value": e.value,
-        "low": e.low,
-        "high": e.high,
-        "n": e.n,
-        "unit": "nats",
-        "clusters": e.clusters,
-        "weight": e.weight,
-    }
+    metric = as_metric("kld_mean", clustered(*rows, rng), CONFIDENCE)
     return judge(rule, metric).verdict == "PASS"
 
 
@@ -274,7 +265,7 @@ def main(
     """Simulate the coverage of intervals, false verdicts, and what choosing adds to them."""
     coverage(runs)
     false_verdicts(runs)
-    choosing(runs // 4)
+    choosing(max(4, runs // 4))
     pairing(folder)
 
 
