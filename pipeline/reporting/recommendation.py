@@ -78,8 +78,8 @@ def _serve(results: Results, judged: Judged, reference: str) -> tuple[str, str |
     line = f"Ship {best}: {show(metrics['speed_ratio'])} times {reference}'s decode rate{_size(results, reference, best)}, "
     line += f"KLD {text.with_unit(metrics.get('kld_mean'))}."
     costs = [f"{text.NAMES[k]} {text.with_unit(m)}" for k in COSTS[1:] if known(m := metrics.get(k))]
-    several = f"It is the fastest of {len(names)} variants that pass every required rule."
-    notes = [f"Against {reference}: {', '.join(costs)}."] if costs else []
+    several = f"{best} is the fastest of the {len(names)} that pass every required rule ({', '.join(names)})."
+    notes = [f"{best} against {reference}: {', '.join(costs)}."] if costs else []
     notes += [several if len(names) > 1 else "It is the only variant that passes every required rule."]
     rivals = [n for n in names[1:] if side(speeds[n], speeds[best]) != "better"]
     if rivals:
