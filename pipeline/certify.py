@@ -21,7 +21,7 @@ from pipeline.core.errors import ArtifactError
 from pipeline.core.params import Params, Variant
 from pipeline.core.records import Answer, Candidates, Certified, Proposal
 from pipeline.gating import looks, verdicts
-from pipeline.layers.choosing import setup_of
+from pipeline.layers.choosing import digest_of, setup_of
 from pipeline.reporting import smallest
 
 MEASURE = ("quantize", "diverge", "evaluate", "benchmark", "compare")
@@ -31,9 +31,8 @@ COPY = artifacts.ARTIFACTS / "smallest.params.yaml"
 def frozen(settings: Params) -> Candidates:
     """The candidates as they were frozen. Raises `ArtifactError` if they were changed since, or chosen with another table."""
     found = records.read(artifacts.CANDIDATES, Candidates)
-    by = {p["name"]: p for p in found["proposals"]}
-    digest = artifacts.digest([found["order"], [by[n]["options"] for n in found["order"]]])
-    if digest != found["digest"] or found["sensitivity"] != artifacts.sha256_file(artifacts.SENSITIVITY):
+    changed = digest_of(found["order"], found["proposals"]) != found["digest"]
+    if changed or found["sensitivity"] != artifacts.sha256_file(artifacts.SENSITIVITY):
         raise ArtifactError(f"{artifacts.CANDIDATES} was changed after it was frozen; run `make smallest`")
     if taken := set(found["order"]) & settings.variants.keys():
         raise ArtifactError(f"params.yaml has a variant {min(taken)!r} already: its files would be overwritten; rename it")
@@ -51,10 +50,8 @@ def judge(name: str, proposal: Proposal, settings: Params, setup: params.Smalles
     results = verdicts.load_results(settings)
     verdict = verdicts.of(results, settings)["variants"][name]
     manifest = records.read(artifacts.model_dir(name) / artifacts.MANIFEST, records.ModelManifest)
-    for made, kept in ((artifacts.metrics, artifacts.SMALLEST / f"{name}.json"), (artifacts.failures, None)):
-        if kept:  # what other stages depend on stays as it is
-            artifacts.write_json(kept, artifacts.read_json(made(name)))
-        made(name).unlink()
+    artifacts.metrics(name).replace(artifacts.SMALLEST / f"{name}.json")  # the folders that other stages depend on stay as they are
+    artifacts.failures(name).unlink()
     return {
         "name": name, "options": proposal["options"], "model": manifest["digest"], "weight_bytes": manifest.get("weight_bytes"),
         "bits_per_weight": manifest.get("bits_per_weight"), "predicted": proposal["predicted"],
@@ -111,9 +108,9 @@ def words(answer: Answer, found: Candidates, settings: Params) -> list[str]:
         lines.append("no candidate passes the gate: the smallest that passes is among the listed variants, or none is")
         return [*lines, looks.note(answer["looks"], settings)]
     size = best["weight_bytes"] or 0
-    gate = records.read(artifacts.GATE, records.Verdict)
+    gate, results = records.read(artifacts.GATE, records.Verdict), verdicts.load_results(settings)
     for name, v in gate["variants"].items():
-        other = verdicts.load_results(settings)[name]["metrics"].get("weight_bytes")
+        other = results[name]["metrics"].get("weight_bytes")
         if v["verdict"] == "PASS" and other and other["value"]:
             lines.append(
                 f"{100 * (1 - size / other['value']):.0f} % smaller than {name}, which passes too ({other['value'] / 1e6:.1f} MB)"

@@ -99,10 +99,10 @@ def compare(name: str, settings: params.Params) -> tuple[records.VariantResult, 
 
 def floors_of(model: str, store: str) -> records.Metrics:
     """The noise floor's metrics; raises if they are another reference's or another store's. model, store: digests."""
-    floor = artifacts.read_json(artifacts.FLOOR)
+    floor = records.read(artifacts.FLOOR, records.Floor)
     if (floor["model"], floor["store"]) != (model, store):
         raise ArtifactError(f"{artifacts.FLOOR} was measured with another reference; run `dvc repro floor`")
-    return dict(floor["metrics"])
+    return floor["metrics"]
 
 
 def _rows(variant: Measured, reference: Measured) -> Rows:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from pipeline import engines, quantizers
 from pipeline.core import artifacts, cli, explain, isolate, params, records
-from pipeline.core.droppings import data_files
 from pipeline.core.errors import NoResult
 from pipeline.core.params import Variant
 from pipeline.core.records import BaseManifest, Build, BuildFacts, Built
@@ -16,14 +15,9 @@ from pipeline.model import attestation
 
 
 def quantize(variant: Variant, base: Path, out: Path, *, calibration: Calibration, seed: int) -> Build:
-    """Run a variant's quantizer from `base` into `out`; returns the manifest's facts.
-    Tokenizer, chat template and special tokens are the base's, byte for byte."""
+    """Run a variant's quantizer from `base` into `out`; returns the manifest's facts."""
     quantizers.check_model(variant.quantizer, variant.options, base)  # before anything heavy is loaded
-    facts = quantizers.find(variant.quantizer)(base, out, calibration=calibration, seed=seed, **variant.options)
-    for file in data_files(base, "*"):  # all but weights and config
-        weights = file.name.endswith((".safetensors", ".safetensors.index.json"))
-        if not weights and file.name not in ("config.json", artifacts.MANIFEST):
-            shutil.copyfile(file, out / file.name)
+    facts = quantizers.make(variant.quantizer, variant.options, base, out, calibration=calibration, seed=seed)
     size = attestation.measure(base, out)
     attestation.check_bits(facts, size["packed_bits"])
     dtype = artifacts.read_json(out / "config.json").get("dtype")

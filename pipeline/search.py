@@ -18,15 +18,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline import engines
+from pipeline import engines, quantizers
 from pipeline.core import artifacts, cli, isolate, params, records
 from pipeline.core.errors import ArtifactError
 from pipeline.core.params import Params, Smallest
 from pipeline.core.records import ByDocument, Candidates, GroupSensitivity, Proposal, Sensitivity, WholeEstimate
 from pipeline.divergence.distributions import compare_parts
+from pipeline.evalset.calibration import Calibration
 from pipeline.gating.rules import bound_of
 from pipeline.layers import mixes, values
-from pipeline.layers.choosing import estimate, setup_of, texts_of
+from pipeline.layers.choosing import digest_of, estimate, setup_of, texts_of
 from pipeline.layers.groups import Group, groups_of
 from pipeline.layers.probe import Probe, add
 
@@ -193,7 +194,7 @@ def search(settings: Params) -> Candidates:
         "quantizer": setup.quantizer, "engine": setup.engine, "seed": settings.seed,
         "sensitivity": artifacts.sha256_file(artifacts.SENSITIVITY),
         "proposals": sorted(proposals, key=lambda p: -p["bytes"]), "order": order,
-        "digest": artifacts.digest([order, [p["options"] for name in order for p in proposals if p["name"] == name]]),
+        "digest": digest_of(order, proposals),
         "words": words(proposals, order, uniform), "wall_s": 0.0, "load": os.getloadavg()[0],
     }  # fmt: skip
 
@@ -263,7 +264,7 @@ def run_built(setup: Smallest, options: records.Options, ids: list[list[int]], f
     found: dict[str, list[float]] = {"kld": [], "agreement": [], "loss": []}
     with tempfile.TemporaryDirectory(dir=artifacts.ARTIFACTS) as tmp:
         out = Path(tmp)
-        values.build(setup.quantizer, options, out, settings.seed)
+        quantizers.make(setup.quantizer, options, artifacts.BASE, out, calibration=Calibration(), seed=settings.seed)
         engine: Any = engines.load(setup.engine, out, threads=settings.thread_count)
         with ThreadPoolExecutor(settings.thread_count) as pool:
             for k, window in enumerate(ids):

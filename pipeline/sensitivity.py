@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pipeline import quantizers
 from pipeline.core import artifacts, cli, isolate, params, records
 from pipeline.core.params import Params, Smallest
 from pipeline.core.records import ByDocument, GroupSensitivity, ModelManifest, Sensitivity, Uniform
 from pipeline.divergence.store import Checkpoints
 from pipeline.evalset import sets_digest
+from pipeline.evalset.calibration import Calibration
 from pipeline.layers import mixes, values
 from pipeline.layers.choosing import estimate, setup_of, texts_of
 from pipeline.layers.groups import Group, groups_of
@@ -60,7 +62,8 @@ def build(
     held = mixes.held_by(setup, level, groups, artifacts.BASE)
     with tempfile.TemporaryDirectory(dir=out.parent) as tmp:
         folder = Path(tmp)
-        values.build(setup.quantizer, mixes.options_of(setup, groups, {g.name: level for g in held}), folder, seed)
+        options = mixes.options_of(setup, groups, {g.name: level for g in held})
+        quantizers.make(setup.quantizer, options, artifacts.BASE, folder, calibration=Calibration(), seed=seed)
         values.write(folder, setup.engine, held, out, threads)
         whole_bytes = size_of(artifacts.BASE, folder)["weight_bytes"]
     return whole_bytes - sum(values.Values(out).bytes.values())

@@ -23,6 +23,7 @@ import typer
 from pipeline.core import artifacts, git, install, params, quota, records, secrets
 from pipeline.core.errors import QuantgateError
 from pipeline.core.params import HubModel, Params
+from pipeline.gating import freshness
 from pipeline.preflight import model
 from pipeline.preflight.model import base_folder
 from pipeline.tracking import connection
@@ -184,9 +185,7 @@ def version_control(settings: Params) -> Iterator[Finding]:
 
 
 def remote(settings: Params) -> Iterator[Finding]:
-    from dvc.repo import Repo
-
-    with Repo() as repo:
+    with freshness.project() as repo:
         remotes, default = repo.config["remote"], repo.config["core"].get("remote")
     if not remotes:
         yield Finding(

@@ -37,7 +37,7 @@ def main(name: Annotated[str, typer.Argument(help="a metric, such as kld_mean or
     if not values:
         print("No variant has a value here.")
         return
-    rows = [{"variant": n, "value": show(m), "n": str(m["n"]), "method": m.get("method", "")} for n, m in values.items()]
+    rows = [{"variant": n, "value": show(m), "n": str(m["n"]), "method": m["method"]} for n, m in values.items()]
     cli.table(("variant", "value", "n", "method"), rows, left=("variant", "value", "method"))
     first = next(iter(values))
     print(f"Rows of {first}: {', '.join(f for f in results[first]['inputs'] if f'/{first}.' in f)}")

@@ -10,7 +10,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from pipeline.core import artifacts, cli, records
-from pipeline.core.errors import ArtifactError
+from pipeline.gating import freshness
 
 HERE = re.compile(r"[^:]+$")  # stages of the line's own dvc.yaml; those of another file have its name before them
 
@@ -28,30 +28,14 @@ class Pending(NamedTuple):
 def pending() -> list[Pending]:
     """Stages to run, in DVC's order. Raises `ArtifactError` where DVC cannot say."""
     import networkx as nx
-    from dvc.exceptions import DvcException
-    from dvc.repo import Repo
 
-    try:
-        with Repo() as repo:
-            changed = {name: faults for name, faults in repo.status().items() if HERE.match(name)}
-            graph = repo.index.graph  # an edge leads from a stage to what it depends on
-            names = {stage: stage.addressing for stage in graph}
-            order = [
-                names[s]
-                for s in nx.dfs_postorder_nodes(graph)
-                if HERE.match(names[s]) and (names[s] in changed or _follows(graph, s, changed))
-            ]
-    except DvcException as e:
-        raise ArtifactError(
-            f"DVC cannot compare this folder with dvc.lock ({' '.join(str(e).split())}); see `dvc status`"
-        ) from None
+    with freshness.project("this folder") as repo:
+        changed = {name: faults for name, faults in repo.status().items() if HERE.match(name)}
+        graph = repo.index.graph  # an edge leads from a stage to what it depends on
+        begun = [stage for stage in graph if stage.addressing in changed]
+        affected = set(begun).union(*(nx.ancestors(graph, stage) for stage in begun))
+        order = [s.addressing for s in nx.dfs_postorder_nodes(graph) if s in affected and HERE.match(s.addressing)]
     return [Pending(name, _why(changed.get(name)), *_seconds(name)) for name in order]
-
-
-def _follows(graph: Any, stage: Any, changed: dict[str, Any]) -> bool:
-    import networkx as nx
-
-    return any(s.addressing in changed for s in nx.descendants(graph, stage))
 
 
 def _why(faults: list[Any] | None) -> str | None:

@@ -5,7 +5,10 @@ DVC compares every file, param and command with dvc.lock; `changed_source` adds 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from pipeline.core import artifacts, records
 from pipeline.core.droppings import data_files
@@ -42,18 +45,26 @@ def check(settings: Params) -> list[str]:
     return absent
 
 
-def status() -> tuple[list[str], list[str]]:
-    """(what differs from dvc.lock, what is absent), of all that the stage `gate` follows from. Raises `ArtifactError` where DVC
-    cannot say: no project, a damaged dvc.lock, another dvc at work."""
+@contextmanager
+def project(what: str = "the results") -> Iterator[Any]:
+    """DVC's project in this folder, to compare `what` with dvc.lock. Raises `ArtifactError` where DVC refuses: no project, a
+    damaged dvc.lock, another dvc at work."""
     from dvc.exceptions import DvcException
     from dvc.repo import Repo
 
     try:
         with Repo() as repo:
-            stages = repo.status(targets=["gate"], with_deps=True)
+            yield repo
     except DvcException as e:
         why = " ".join(str(e).split())
-        raise ArtifactError(f"DVC cannot compare the results with dvc.lock ({why}); see `dvc status`") from None
+        raise ArtifactError(f"DVC cannot compare {what} with dvc.lock ({why}); see `dvc status`") from None
+
+
+def status() -> tuple[list[str], list[str]]:
+    """(what differs from dvc.lock, what is absent), of all that the stage `gate` follows from. Raises `ArtifactError` where DVC
+    cannot say (`project`)."""
+    with project() as repo:
+        stages = repo.status(targets=["gate"], with_deps=True)
     changed: set[str] = set()
     absent: set[str] = set()
     for stage, faults in stages.items():

@@ -10,7 +10,7 @@ import numpy as np
 from pipeline.core import artifacts
 from pipeline.core.errors import DataError, ParamsError, QuantgateError
 from pipeline.core.params import Params, Smallest
-from pipeline.core.records import TextRow, WholeEstimate
+from pipeline.core.records import Proposal, TextRow, WholeEstimate
 from pipeline.evalset import choose, load_texts
 from pipeline.evalset.calibration import measured_rows, refuse_overlap
 from pipeline.gating.rules import bound_of
@@ -25,6 +25,12 @@ def setup_of(settings: Params) -> Smallest:
         raise ParamsError("params.yaml has no section `smallest`; docs/smallest.md says what it holds")
     mixes.check(settings.smallest)
     return settings.smallest
+
+
+def digest_of(order: Sequence[str], proposals: Sequence[Proposal]) -> str:
+    """Identity of a frozen list: its order, and what each candidate is built with."""
+    options = {p["name"]: p["options"] for p in proposals}
+    return artifacts.digest([order, [options[name] for name in order]])
 
 
 def faults(settings: Params) -> Iterator[str]:

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from pipeline.core.errors import Unsupported
 from pipeline.model.headers import skeleton
+from pipeline.quantizers.gguf import EMBEDDINGS, HEAD
 
 QKV = {"q_proj", "k_proj", "v_proj", "qkv_proj", "query_key_value", "c_attn", "Wqkv", "qkv", "query", "key", "value"}
 OUT = {"o_proj", "out_proj", "dense", "wo"}
 GATE_UP = {"gate_proj", "up_proj", "gate_up_proj", "fc1", "fc_in", "c_fc", "dense_h_to_4h", "w1", "w3"}
 DOWN = {"down_proj", "fc2", "fc_out", "dense_4h_to_h", "w2"}
 ATTENTION = re.compile(r"attn|attention")
-EMBEDDINGS, HEAD = "embed_tokens", "lm_head"
 ORDER = ("qkv", "o", "gate+up", "down", "experts")
 
 

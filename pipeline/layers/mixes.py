@@ -15,9 +15,10 @@ from pipeline.core.errors import ParamsError
 from pipeline.core.explain import did_you_mean, nominal_bits
 from pipeline.core.params import Smallest
 from pipeline.core.records import Options
-from pipeline.layers.groups import EMBEDDINGS, HEAD, Group
+from pipeline.layers.groups import Group
 from pipeline.model.headers import count_weights, skeleton
 from pipeline.quantizers import gguf
+from pipeline.quantizers.gguf import EMBEDDINGS, HEAD
 
 LOW, KEPT = "low", "kept"
 Mix = dict[str, str]  # {group: level}

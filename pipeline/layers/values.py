@@ -6,32 +6,20 @@ one that multiplies with W gives W back, whatever packs it.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline import engines, quantizers
-from pipeline.core import artifacts
-from pipeline.core.droppings import data_files
-from pipeline.core.records import Options
-from pipeline.evalset.calibration import Calibration
-from pipeline.layers.groups import EMBEDDINGS, HEAD, Group
+from pipeline import engines
+from pipeline.layers.groups import Group
 from pipeline.model.headers import read_headers
 from pipeline.quantizers import gguf
+from pipeline.quantizers.gguf import EMBEDDINGS, HEAD
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 BYTES = "bytes."  # in a values file's metadata, before a module's name
-
-
-def build(quantizer: str, options: Options, out: Path, seed: int) -> None:
-    """Quantize the base into a folder that an engine can load."""
-    quantizers.find(quantizer)(artifacts.BASE, out, calibration=Calibration(), seed=seed, **options)
-    for file in data_files(artifacts.BASE, "*.*"):
-        if not (out / file.name).exists() and file.name != artifacts.MANIFEST and ".safetensors" not in file.name:
-            shutil.copyfile(file, out / file.name)
 
 
 def write(folder: Path, engine: str, groups: Sequence[Group], out: Path, threads: int) -> None:
@@ -81,7 +69,7 @@ def _gguf(folder: Path, modules: list[str]) -> tuple[Any, dict[str, int]]:
     model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=gguf.FILE, dtype=torch.float32)
     stored = {t.name: int(t.n_bytes) for t in library.GGUFReader(folder / gguf.FILE).tensors}
     names = gguf.names_of(folder / gguf.FILE, [m for m in modules if m not in (EMBEDDINGS, HEAD)])
-    names |= {EMBEDDINGS: "token_embd.weight", HEAD: "output.weight"}
+    names |= gguf.OUTSIDE
     return model, {module: stored[names[module]] for module in modules}
 
 

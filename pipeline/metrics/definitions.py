@@ -11,8 +11,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from pipeline.core.records import Metrics
 
-Floats = NDArray[np.float32] | NDArray[np.float64]
-
 
 @dataclass(frozen=True)
 class Definition:

@@ -9,12 +9,16 @@ returns facts for the manifest (`{}` is enough: bits and sizes are read from the
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from pipeline.core import artifacts
+from pipeline.core.droppings import data_files
 from pipeline.core.errors import ParamsError, Unsupported
 from pipeline.core.explain import backend, check_options, with_defaults
 from pipeline.core.records import BuildFacts, Options
+from pipeline.evalset.calibration import Calibration
 from pipeline.model.headers import in_blocks, kept_layers, linear_widths, skeleton
 
 Facts = BuildFacts
@@ -25,6 +29,17 @@ GIVEN = {"model_dir", "out_dir", "calibration", "seed"}  # what the pipeline pas
 def find(name: str) -> Callable[..., Facts]:
     function: Callable[..., Facts] = backend("quantizers", name).quantize
     return function
+
+
+def make(name: str, options: Options, base: Path, out: Path, *, calibration: Calibration, seed: int) -> Facts:
+    """Quantize the base into a folder that an engine can load; returns the method's facts. Tokenizer, chat template and special
+    tokens are the base's, byte for byte."""
+    facts = find(name)(base, out, calibration=calibration, seed=seed, **options)
+    for file in data_files(base, "*"):  # all but weights and config
+        weights = file.name.endswith((".safetensors", ".safetensors.index.json"))
+        if not weights and file.name not in ("config.json", artifacts.MANIFEST):
+            shutil.copyfile(file, out / file.name)
+    return facts
 
 
 def check_engine(name: str, engine: str) -> None:

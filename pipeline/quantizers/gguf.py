@@ -30,6 +30,7 @@ Stored = Literal["Q2_K", "Q3_K", "Q4_0", "Q4_1", "Q4_K", "IQ4_NL", "Q5_0", "Q5_1
 TENSOR_TYPES = {"Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q2_K": 10, "Q3_K": 11, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14,
                 "IQ4_NL": 20, "BF16": 30}  # fmt: skip  # ggml.h: enum ggml_type
 EMBEDDINGS, HEAD = "embed_tokens", "lm_head"  # what `types` calls the two outside the layers
+OUTSIDE = {EMBEDDINGS: "token_embd.weight", HEAD: "output.weight"}  # GGUF's names of them
 # Where llama.cpp takes the weights of the chosen experts as they are; elsewhere they sum to 1, unless the file says which.
 UNNORMED = {"qwen2moe", "olmoe", "llada-moe", "deepseek"}
 K_ROW = 256  # weights in a block of a K-quant
@@ -84,8 +85,7 @@ def quantize(
     shutil.copyfile(model_dir / "config.json", out_dir / "config.json")
     converter = (venvs.FILES / "gguf.txt").read_text(encoding="utf-8").split("\n")[2]
     wanted_types = {name: asked_types[layer] for layer, name in named.items()}
-    if EMBEDDINGS in outside:
-        wanted_types["token_embd.weight"] = outside[EMBEDDINGS]
+    wanted_types |= {OUTSIDE[part]: kind for part, kind in outside.items()}
     _refuse_other_types(out_dir / FILE, wanted_types)
     warnings = _fallen_back(out_dir / FILE, type, list(named.values()))
     return {

@@ -32,9 +32,10 @@ class Registry:
     def register(self, experiment_id: str, current: dict[str, dict[str, str]]) -> dict[str, str]:
         """Make a version for each run and update its tags; other versions become not current. Returns {run id: version}. current:
         {run id: tags, with `variant` among them}."""
-        if self.model() is None:
+        model = self.model()
+        if model is None:
             about = f"Variants of the MLflow experiment, by reference. `{ALIAS}` is the one to serve; its moves are tags."
-            self.client.create_registered_model(self.name, description=about)
+            model = self.client.create_registered_model(self.name, description=about)
         versions, current = {v.run_id: v for v in self.versions()}, secrets.hide_in(current)
         for run_id, tags in current.items():
             if run_id not in versions:
@@ -44,12 +45,12 @@ class Registry:
                 if version.tags.get(key) != value:
                     self.client.set_model_version_tag(self.name, version.version, key, value)
         made = {run_id: str(versions[run_id].version) for run_id in current}
-        self._name_verdicts({f"{tags['variant']}-{tags['verdict']}".lower(): made[run_id] for run_id, tags in current.items()})
+        verdicts = {f"{tags['variant']}-{tags['verdict']}".lower(): made[run_id] for run_id, tags in current.items()}
+        self._name_verdicts(dict(model.aliases), verdicts)
         return made
 
-    def _name_verdicts(self, wanted: dict[str, str]) -> None:
+    def _name_verdicts(self, aliases: dict[str, str], wanted: dict[str, str]) -> None:
         """Give each variant's version its verdict as an alias (`int8-pass`); those of past verdicts go."""
-        aliases = dict(self.model().aliases)
         for alias in aliases.keys() - wanted.keys() - {ALIAS}:
             if alias.rpartition("-")[2].upper() in VERDICTS:
                 self.client.delete_registered_model_alias(self.name, alias)
