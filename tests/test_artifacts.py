@@ -146,3 +146,8 @@ def test_an_error_of_ours_is_one_line_without_a_traceback(monkeypatch: pytest.Mo
     monkeypatch.setattr(quiet, "libraries", lambda: None)
     with pytest.raises(SystemExit, match="^error: no such thing$"):
         cli.run(fail)
+
+
+def test_a_digest_is_of_the_content_not_of_the_order_of_keys() -> None:
+    assert artifacts.digest({"a": 1, "b": [1, 2]}) == artifacts.digest({"b": [1, 2], "a": 1})
+    assert len({artifacts.digest(v) for v in ({"a": 1, "b": [2, 1]}, {"a": 1, "b": [1, 2]}, {"a": 2, "b": [1, 2]})}) == 3

@@ -14,7 +14,7 @@ from pipeline.core.errors import DataError, ParamsError
 from pipeline.metrics import serving as figures
 from pipeline.serving import client, measure
 from pipeline.serving.client import Answer, Endpoint, Request, ServerError
-from pipeline.serving.reply import Fault, events
+from pipeline.serving.reply import Event, Fault, Reply, events
 from tests import serving_server
 from tests.serving_server import KEY, Body, Handler, Server
 from tools import serve_url as command
@@ -546,3 +546,16 @@ def test_a_run_without_one_complete_request_keeps_its_rows_and_exits_1(
     assert len(str(e.value).splitlines()) == 1 and "closed-1" not in capsys.readouterr().out
     rows = artifacts.read_jsonl(Path("artifacts/serving/server.jsonl"))
     assert len(rows) == 6 and not any(r["ok"] for r in rows)
+
+
+def test_an_event_of_a_named_kind_is_read_if_it_is_json_and_a_ping_is_passed_over() -> None:
+    reply = Reply()
+    for kind, data in (
+        ("ping", "still here"),
+        ("completion", '{"choices": [{"text": "a"}]}'),
+        ("message", '{"choices": [{"text": "b"}]}'),
+    ):
+        reply.take(Event(data, kind), 1.0)
+    assert reply.text == "ab" and len(reply.t_chunks) == 2
+    with pytest.raises(Fault, match="not a completion chunk"):
+        reply.take(Event("still here"), 1.0)
