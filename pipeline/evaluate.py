@@ -16,9 +16,12 @@ from pipeline import engines
 from pipeline.core import artifacts, cli, isolate, params, records
 from pipeline.core.errors import DataError, Unsupported
 from pipeline.core.params import Evaluate, HowMany
-from pipeline.core.records import AnswerRow, AnswersMeta, ItemAnswer, Json, ModelManifest
-from pipeline.evalset import sets_digest
+from pipeline.core.records import AnswerRow, AnswersMeta, ItemAnswer, Json, Look, ModelManifest
+from pipeline.evalset import in_parts, sets_digest
 from pipeline.evalset.tasks import TASKS, is_chat, load_task, local_tasks, subset, task_files
+from pipeline.gating.sequential import Looks, looks_of, stopped
+from pipeline.metrics.answers import answer_metrics, of_same_items, pair
+from pipeline.metrics.builder import Builder
 from pipeline.preflight.model import unanswerable
 
 BATCH_TOKENS = 2048
@@ -26,8 +29,10 @@ LOOKED_AT = 32  # items, those with most characters, among which the one with mo
 SCORES = ("acc", "exact_match")  # lm-eval's names for "this item was answered correctly"
 
 
-def evaluate(engine: Any, setup: Evaluate, tasks: dict[str, HowMany], seed: int, scratch: Path) -> list[AnswerRow]:
-    """Score so many items of every task; one row per item, in task and item order.
+def evaluate(
+    engine: Any, setup: Evaluate, tasks: dict[str, HowMany], seed: int, scratch: Path, looks: Looks | None = None
+) -> list[AnswerRow]:
+    """Score so many items of every task; one row per item, in task and item order. looks: when to end.
     scratch: an empty folder for the cache of `datasets`, which would otherwise serve an old version of an edited set."""
     import datasets
     from lm_eval.tasks import TaskManager
@@ -42,18 +47,43 @@ def evaluate(engine: Any, setup: Evaluate, tasks: dict[str, HowMany], seed: int,
             (scratch / f"{task}.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
     # lm-eval's index of its own tasks costs 8 s; it is built only if one of them is asked for
     manager = TaskManager(include_path=[TASKS, scratch], include_defaults=len(loaded) < len(tasks))
+    planned = looks.planned if looks else 1
+    part = in_parts(families(tasks, seed), planned, seed) if looks else {}
     rows: list[AnswerRow] = []
-    for task, count in tasks.items():
-        config, items = loaded.get(task, ({}, []))
-        lm = lm_for(engine, batch_for(items, engine.tokenizer, setup.batch_size))
-        chosen = subset(len(items), count, seed) if config else None
-        first = None if config or isinstance(count, str) else count
-        result = _run(lm, manager, task, samples=chosen, limit=first, chat=is_chat(config), seed=seed)
-        for name, samples in result["samples"].items():
-            if config:
-                _same_rows(task, config, samples, items)
-            rows += [_row(name, sample, lm, result["configs"][name]["output_type"]) for sample in samples]
+    for k in range(planned):
+        for task, count in tasks.items():
+            config, items = loaded.get(task, ({}, []))
+            lm = lm_for(engine, batch_for(items, engine.tokenizer, setup.batch_size))
+            chosen = subset(len(items), count, seed) if config else None
+            if chosen and looks:
+                chosen = [i for i in chosen if part[f"{task}/{cluster(items[i], i)}"] == k]
+                if not chosen:
+                    continue
+            first = None if config or isinstance(count, str) else count
+            result = _run(lm, manager, task, samples=chosen, limit=first, chat=is_chat(config), seed=seed)
+            for name, samples in result["samples"].items():
+                if config:
+                    _same_rows(task, config, samples, items)
+                rows += [_row(name, sample, lm, result["configs"][name]["output_type"]) for sample in samples]
+        if looks:  # in the order of the reference's rows
+            filters, order = list(dict.fromkeys(row["filter"] for row in rows)), list(tasks)
+            rows.sort(key=lambda row: (order.index(row["task"]), filters.index(row["filter"]), row["doc_id"]))
+            if looks.decided(rows):
+                break
     return rows
+
+
+def families(tasks: dict[str, HowMany], seed: int) -> dict[str, str]:
+    """{family of items that rise and fall together: its task}, of the chosen items."""
+    found: dict[str, str] = {}
+    for task, count in tasks.items():
+        _, items = load_task(task)
+        found |= {f"{task}/{cluster(items[i], i)}": task for i in subset(len(items), count, seed)}
+    return found
+
+
+def cluster(item: Json, index: int) -> str:
+    return str(item.get("cluster") or item.get("id") or index)
 
 
 def _same_rows(task: str, config: Json, samples: list[Json], items: list[Json]) -> None:
@@ -117,7 +147,7 @@ def _row(task: str, sample: Json, lm: Any, output_type: str) -> AnswerRow:
         answer = {"loglikelihoods": values, "prediction": best, "target": sample["target"], "empty": False}
     return {
         "task": task, "doc_id": sample["doc_id"], "item": doc.get("id"), "slice": doc.get("slice") or doc.get("domain"),
-        "cluster": doc.get("cluster") or doc.get("id") or str(sample["doc_id"]), "doc_hash": sample["doc_hash"],
+        "cluster": cluster(doc, sample["doc_id"]), "doc_hash": sample["doc_hash"],
         "prompt_hash": sample["prompt_hash"], "target_hash": sample["target_hash"], "filter": sample["filter"],
         "kind": output_type, "first_token_ids": [int(t) for t in next((tokens for tokens in ids if tokens), [])[:4]],
         "n_tokens": n_tokens, "truncated": not rolling and n_tokens > lm.max_length, **answer,
@@ -145,14 +175,42 @@ def task_hashes(tasks: Iterable[str]) -> Iterator[tuple[str, str]]:
             yield from sets_digest(file).items()
 
 
-def answers(variant: str, settings: params.Params) -> tuple[list[AnswerRow], str | None, str | None]:
-    """(the variant's rows, why they cannot be used, why they hold no second answers); None: they can, they do."""
+def answers(
+    variant: str, settings: params.Params, reference: tuple[list[AnswerRow], str | None] | None
+) -> tuple[list[AnswerRow], str | None, str | None, Look | None]:
+    """(the variant's rows, why they cannot be used, why they hold no second answers, where they end); None: they can, they do, with
+    the last item. reference: as `to_pair_with` gives it."""
     chosen = settings.variant(variant)
     folder = artifacts.model_dir(variant)
     engine = engines.load(chosen.engine, folder, threads=settings.thread_count, **chosen.engine_options)
+    looks = None
+    if reference:
+        theirs, once = reference
+        units = len(families(settings.amount.tasks, settings.seed))
+
+        def measure(b: Builder, rows: list[AnswerRow]) -> None:
+            pairs = pair(rows, of_same_items(rows, theirs))
+            answer_metrics(b, pairs, settings.evaluate.allow_truncated, once)
+
+        looks = looks_of(settings, variant, "evaluate", units, measure)
     with tempfile.TemporaryDirectory() as tmp:
-        rows = evaluate(engine, settings.evaluate, settings.amount.tasks, settings.seed, Path(tmp))
-        return rows, check(rows, engine.tokenizer), answer_again(rows, engine, settings, Path(tmp))
+        rows = evaluate(engine, settings.evaluate, settings.amount.tasks, settings.seed, Path(tmp), looks)
+        end = looks.record(len(rows), len(theirs)) if looks else None
+        return rows, check(rows, engine.tokenizer), answer_again(rows, engine, settings, Path(tmp)), end
+
+
+def to_pair_with(variant: str, settings: params.Params, meta: AnswersMeta) -> tuple[list[AnswerRow], str | None] | None:
+    """(the reference's answers, why it answered once), for looks at a variant's before their end; None where there are none as
+    this variant will answer, for items of a task of lm-eval's own, and for a cast: its second answers come last."""
+    path, manifest = artifacts.answers(settings.reference), artifacts.model_dir(settings.reference) / artifacts.MANIFEST
+    local = settings.amount.tasks.keys() <= local_tasks().keys()
+    if not local or settings.variant(variant).quantizer == "cast" or not artifacts.meta_of(path).exists():
+        return None
+    theirs = records.read(artifacts.meta_of(path), AnswersMeta)
+    same = all(theirs[key] == meta[key] for key in ("sets", "batch_size", "seed", "status"))  # type: ignore[literal-required]
+    if not same or theirs["model"] != records.read(manifest, ModelManifest)["digest"]:
+        return None
+    return records.read_rows(path, AnswerRow), theirs["once"]
 
 
 def answer_again(rows: list[AnswerRow], engine: Any, settings: params.Params, scratch: Path) -> str | None:
@@ -183,20 +241,21 @@ def main(variant: str) -> None:
     meta: AnswersMeta = {
         "variant": variant, "model": manifest["digest"], "sets": dict(task_hashes(settings.amount.tasks)),
         "batch_size": settings.evaluate.batch_size, "seed": settings.seed, "versions": artifacts.versions(),
-        "status": "ok", "reason": None, "once": None,
+        "status": "ok", "reason": None, "once": None, "look": None,
     }  # fmt: skip
     rows: list[AnswerRow]
     with artifacts.recording(meta, artifacts.answers(variant)) as rows:
         artifacts.check_model(folder, manifest)
         if cannot := unanswerable(settings.amount.tasks, folder, settings.evaluate.allow_truncated, settings.seed):
             raise DataError("\n       ".join(cannot))
-        answered, why, meta["once"] = isolate.isolated(answers, variant, settings, what=f"evaluate {variant}")
+        beside = to_pair_with(variant, settings, meta)
+        answered, why, meta["once"], meta["look"] = isolate.isolated(answers, variant, settings, beside, what=f"evaluate {variant}")
         rows += answered
         meta["status"], meta["reason"] = "invalid" if why else "ok", why
     scored = [r["acc"] for r in rows if r["acc"] is not None]
     what = f"{meta['status']}: {meta['reason']}"
     if meta["status"] == "ok":
-        what = f"{100 * sum(scored) / max(1, len(scored)):.1f} % of {len(scored)} items right"
+        what = f"{100 * sum(scored) / max(1, len(scored)):.1f} % of {len(scored)} items right{stopped(meta['look'])}"
     cli.say("evaluate", f"{variant}: {what}, {watch.done():.1f} s")
 
 
