@@ -79,6 +79,12 @@ def until_decided(store: Store, batch_size: int, looks: Looks, held: list[Column
             return
 
 
+def in_order(blocks: Iterable[Columns], store: Store, batch_size: int) -> list[Columns]:
+    """Blocks of rows in the order of the reference's."""
+    at = {w.window: k for k, (_, w) in enumerate(chain(*batches(store.windows, batch_size)))}
+    return sorted(blocks, key=lambda block: at[block["window"][0]])
+
+
 def measure_rows(b: Builder, held: list[Columns]) -> None:
     """The metrics of blocks of rows."""
     token_metrics(b, {name: np.concatenate([block[name] for block in held]) for name in NEEDED})
@@ -141,10 +147,7 @@ def measure(variant: str, settings: params.Params, about: DivergeMeta) -> str:
     started = time.monotonic()
     with artifacts.atomic_file(path) as tmp:
         blocks = diverge(engine, store, batch_size=size, threads=settings.thread_count, looks=looks)
-        if looks:  # in the order of the reference's rows
-            at = {w.window: k for k, (_, w) in enumerate(chain(*batches(store.windows, size)))}
-            blocks = iter(sorted(blocks, key=lambda block: at[block["window"][0]]))
-        seen = write(blocks, tmp)
+        seen = write(in_order(blocks, store, size) if looks else blocks, tmp)
         rate = seen.tokens / (time.monotonic() - started)
         with artifacts.recording(outcome):
             check(seen, is_reference=variant == settings.reference, lossless=chosen.quantizer == "cast")

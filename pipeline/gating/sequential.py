@@ -17,7 +17,7 @@ from pipeline.metrics import answers, tokens
 from pipeline.metrics.builder import Builder
 
 FEEDS = {"diverge": tokens.METRICS, "evaluate": answers.METRICS}
-MOST = 4  # looks: more would save little (Jennison and Turnbull 2000, table 2.9)
+MOST = 4  # looks: more save little
 
 
 class Looks:
