@@ -12,6 +12,7 @@ from typing import Any
 from pipeline.core import artifacts, cli, params, records
 from pipeline.core.errors import ArtifactError
 from pipeline.evalset.tasks import load_task, local_tasks
+from pipeline.gating.sequential import stopped
 from pipeline.metrics import definitions, failure_analysis, generation
 from pipeline.metrics.answers import AnswerPair, answer_metrics, of_same_items, pair
 from pipeline.metrics.builder import Builder, size_metrics
@@ -116,24 +117,18 @@ def _rows(variant: Measured, reference: Measured) -> Rows:
         columns = artifacts.read_columns(artifacts.tokens(variant.name))
         if reference.tokens["status"] == "ok":
             theirs = artifacts.read_columns(artifacts.tokens(reference.name))
-            refuse_other_tokens(columns, of_same_documents(columns, theirs) if _early(variant.tokens) else theirs)
+            refuse_other_tokens(columns, of_same_documents(columns, theirs) if stopped(variant.tokens.get("look")) else theirs)
     if not _failed(variant.answers, reference.answers):
         for key in ("sets", "batch_size", "seed"):
             if variant.answers[key] != reference.answers[key]:
                 raise ArtifactError(f"answers of {names[0]} and {names[1]} were made with different {key}; run `dvc repro`")
         mine, others = (records.read_rows(artifacts.answers(name), records.AnswerRow) for name in names)
-        paired_answers = pair(mine, of_same_items(mine, others) if _early(variant.answers) else others)
+        paired_answers = pair(mine, of_same_items(mine, others) if stopped(variant.answers.get("look")) else others)
     if not _failed(variant.replies, reference.replies):
         if variant.replies["tokens"] != reference.replies["tokens"]:
             raise ArtifactError(f"replies of {names[0]} and {names[1]} were made with different limits; run `dvc repro`")
         paired_replies = generation.pair(*(records.read_rows(artifacts.generations(name), records.ReplyRow) for name in names))
     return Rows(columns, paired_answers, paired_replies)
-
-
-def _early(meta: records.TokensMeta | records.AnswersMeta) -> bool:
-    """Whether a stage ended before its last row (gating/sequential.py)."""
-    look = meta.get("look")
-    return look is not None and look["share"] < 1
 
 
 def _failed(*metas: records.RowsMeta) -> records.RowsMeta | None:

@@ -156,10 +156,8 @@ def measure(variant: str, settings: params.Params, about: DivergeMeta) -> str:
         "look": looks.record(seen.tokens, store.manifest["tokens"]) if looks else None,
     }  # fmt: skip
     artifacts.write_json(artifacts.meta_of(path), ran)
-    kld = (
-        f"mean KLD {seen.kld_sum / max(1, seen.tokens):.3g} nats over {seen.tokens} tokens ({rate:.0f} tok/s){stopped(ran['look'])}"
-    )
-    return f"{outcome['reason'] or kld}; {_generation.write(variant, engine, settings, about)}"
+    kld = f"mean KLD {seen.kld_sum / max(1, seen.tokens):.3g} nats over {seen.tokens} tokens ({rate:.0f} tok/s)"
+    return f"{outcome['reason'] or kld}{stopped(ran['look'])}; {_generation.write(variant, engine, settings, about)}"
 
 
 def measured(variant: str, settings: params.Params) -> str:

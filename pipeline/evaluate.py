@@ -26,6 +26,7 @@ from pipeline.preflight.model import unanswerable
 
 BATCH_TOKENS = 2048
 LOOKED_AT = 32  # items, those with most characters, among which the one with most tokens is looked for
+Item = tuple[str, int]  # task, index among its rows
 SCORES = ("acc", "exact_match")  # lm-eval's names for "this item was answered correctly"
 
 
@@ -48,17 +49,17 @@ def evaluate(
     # lm-eval's index of its own tasks costs 8 s; it is built only if one of them is asked for
     manager = TaskManager(include_path=[TASKS, scratch], include_defaults=len(loaded) < len(tasks))
     planned = looks.planned if looks else 1
-    part = in_parts(families(tasks, seed), planned, seed) if looks else {}
+    family = clusters(tasks, seed)
+    part = in_parts({name: task for (task, _), name in family.items()}, planned, seed)
     rows: list[AnswerRow] = []
     for k in range(planned):
         for task, count in tasks.items():
             config, items = loaded.get(task, ({}, []))
             lm = lm_for(engine, batch_for(items, engine.tokenizer, setup.batch_size))
             chosen = subset(len(items), count, seed) if config else None
-            if chosen and looks:
-                chosen = [i for i in chosen if part[f"{task}/{cluster(items[i], i)}"] == k]
-                if not chosen:
-                    continue
+            chosen = chosen and [i for i in chosen if part[family[task, i]] == k]
+            if chosen == []:
+                continue
             first = None if config or isinstance(count, str) else count
             result = _run(lm, manager, task, samples=chosen, limit=first, chat=is_chat(config), seed=seed)
             for name, samples in result["samples"].items():
@@ -73,12 +74,12 @@ def evaluate(
     return rows
 
 
-def families(tasks: dict[str, HowMany], seed: int) -> dict[str, str]:
-    """{family of items that rise and fall together: its task}, of the chosen items."""
-    found: dict[str, str] = {}
-    for task, count in tasks.items():
+def clusters(tasks: dict[str, HowMany], seed: int) -> dict[Item, str]:
+    """{chosen item of a local task: its family, whose items rise and fall together}."""
+    found: dict[Item, str] = {}
+    for task in [task for task in tasks if task in local_tasks()]:
         _, items = load_task(task)
-        found |= {f"{task}/{cluster(items[i], i)}": task for i in subset(len(items), count, seed)}
+        found |= {(task, i): f"{task}/{cluster(items[i], i)}" for i in subset(len(items), tasks[task], seed)}
     return found
 
 
@@ -176,41 +177,37 @@ def task_hashes(tasks: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def answers(
-    variant: str, settings: params.Params, reference: tuple[list[AnswerRow], str | None] | None
+    variant: str, settings: params.Params, meta: AnswersMeta
 ) -> tuple[list[AnswerRow], str | None, str | None, Look | None]:
     """(the variant's rows, why they cannot be used, why they hold no second answers, where they end); None: they can, they do, with
-    the last item. reference: as `to_pair_with` gives it."""
+    the last item. meta: what will stand beside the rows."""
     chosen = settings.variant(variant)
     folder = artifacts.model_dir(variant)
     engine = engines.load(chosen.engine, folder, threads=settings.thread_count, **chosen.engine_options)
-    looks = None
-    if reference:
-        theirs, once = reference
-        units = len(families(settings.amount.tasks, settings.seed))
-
-        def measure(b: Builder, rows: list[AnswerRow]) -> None:
-            pairs = pair(rows, of_same_items(rows, theirs))
-            answer_metrics(b, pairs, settings.evaluate.allow_truncated, once)
-
-        looks = looks_of(settings, variant, "evaluate", units, measure)
+    items = clusters(settings.amount.tasks, settings.seed)
+    looks = looks_at(variant, settings, meta, items)
     with tempfile.TemporaryDirectory() as tmp:
         rows = evaluate(engine, settings.evaluate, settings.amount.tasks, settings.seed, Path(tmp), looks)
-        end = looks.record(len(rows), len(theirs)) if looks else None
+        end = looks.record(len({(row["task"], row["doc_id"]) for row in rows}), len(items)) if looks else None
         return rows, check(rows, engine.tokenizer), answer_again(rows, engine, settings, Path(tmp)), end
 
 
-def to_pair_with(variant: str, settings: params.Params, meta: AnswersMeta) -> tuple[list[AnswerRow], str | None] | None:
-    """(the reference's answers, why it answered once), for looks at a variant's before their end; None where there are none as
-    this variant will answer, for items of a task of lm-eval's own, and for a cast: its second answers come last."""
+def looks_at(variant: str, settings: params.Params, meta: AnswersMeta, items: dict[Item, str]) -> Looks | None:
+    """Looks at the answers before their end. None without answers of the reference to the same items, asked in the same way, and for
+    a cast: its second answers come last."""
     path, manifest = artifacts.answers(settings.reference), artifacts.model_dir(settings.reference) / artifacts.MANIFEST
-    local = settings.amount.tasks.keys() <= local_tasks().keys()
-    if not local or settings.variant(variant).quantizer == "cast" or not artifacts.meta_of(path).exists():
+    if settings.variant(variant).quantizer == "cast" or not artifacts.meta_of(path).exists():
         return None
-    theirs = records.read(artifacts.meta_of(path), AnswersMeta)
-    same = all(theirs[key] == meta[key] for key in ("sets", "batch_size", "seed", "status"))  # type: ignore[literal-required]
-    if not same or theirs["model"] != records.read(manifest, ModelManifest)["digest"]:
+    beside, theirs = records.read(artifacts.meta_of(path), AnswersMeta), records.read_rows(path, AnswerRow)
+    asked = [(m["sets"], m["batch_size"], m["seed"], m["status"]) for m in (meta, beside)]
+    built = records.read(manifest, ModelManifest)["digest"]
+    if asked[0] != asked[1] or beside["model"] != built or items.keys() != {(row["task"], row["doc_id"]) for row in theirs}:
         return None
-    return records.read_rows(path, AnswerRow), theirs["once"]
+
+    def measure(b: Builder, rows: list[AnswerRow]) -> None:
+        answer_metrics(b, pair(rows, of_same_items(rows, theirs)), settings.evaluate.allow_truncated, beside["once"])
+
+    return looks_of(settings, variant, "evaluate", len(set(items.values())), measure)
 
 
 def answer_again(rows: list[AnswerRow], engine: Any, settings: params.Params, scratch: Path) -> str | None:
@@ -248,8 +245,7 @@ def main(variant: str) -> None:
         artifacts.check_model(folder, manifest)
         if cannot := unanswerable(settings.amount.tasks, folder, settings.evaluate.allow_truncated, settings.seed):
             raise DataError("\n       ".join(cannot))
-        beside = to_pair_with(variant, settings, meta)
-        answered, why, meta["once"], meta["look"] = isolate.isolated(answers, variant, settings, beside, what=f"evaluate {variant}")
+        answered, why, meta["once"], meta["look"] = isolate.isolated(answers, variant, settings, meta, what=f"evaluate {variant}")
         rows += answered
         meta["status"], meta["reason"] = "invalid" if why else "ok", why
     scored = [r["acc"] for r in rows if r["acc"] is not None]

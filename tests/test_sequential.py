@@ -12,7 +12,7 @@ from gate_house import metric, result
 from scipy.stats import norm
 from store_house import stored, windows_of
 
-from pipeline import compare, diverge, engines, evaluate
+from pipeline import diverge, engines, evaluate
 from pipeline.core import params
 from pipeline.core.errors import ArtifactError
 from pipeline.core.params import Rule
@@ -133,6 +133,12 @@ def test_tokens_of_a_look_are_whole_documents_in_the_references_order(tmp_path: 
             same["kld"], rel=1e-3, abs=1e-5
         )
     assert len(seen) == 3 and seen[0] < seen[1]
+    tokens.refuse_other_tokens(part, tokens.of_same_documents(part, whole))
+    with pytest.raises(ArtifactError, match="cannot be paired"):
+        tokens.refuse_other_tokens(part, whole)
+    cut = {name: values[:-1] for name, values in part.items()}  # a document that is not whole
+    with pytest.raises(ArtifactError, match="cannot be paired"):
+        tokens.refuse_other_tokens(cut, tokens.of_same_documents(cut, whole))
 
 
 @pytest.mark.filterwarnings("ignore")  # lm-eval's and datasets' own
@@ -150,14 +156,6 @@ def test_answers_of_a_look_are_whole_families_in_the_references_order(tiny: Path
     assert len(answers.pair(first, theirs)) == len(first) and [r["acc"] for r in first] == [r["acc"] for r in theirs]
     with pytest.raises(ArtifactError, match="cannot be paired"):
         answers.pair(first, whole)
-
-
-def test_only_rows_that_say_they_ended_early_pair_with_fewer_of_the_references() -> None:
-    def meta(look: Any) -> Any:
-        return {"look": look}
-
-    assert compare._early(meta(LOOK))
-    assert not compare._early(meta(LOOK | {"share": 1.0})) and not compare._early(meta(None)) and not compare._early({})  # type: ignore[typeddict-item]
 
 
 def test_an_open_verdict_over_rows_that_ended_early_says_how_to_go_on() -> None:
