@@ -193,8 +193,8 @@ def answers(
 
 
 def looks_at(variant: str, settings: params.Params, meta: AnswersMeta, items: dict[Item, str]) -> Looks | None:
-    """Looks at the answers before their end. None without answers of the reference to the same items, asked in the same way, and for
-    a cast: its second answers come last."""
+    """Looks before the last answer. None where the reference has no answers to the same items, asked in the same way, and for a
+    cast: its second answers come last."""
     path, manifest = artifacts.answers(settings.reference), artifacts.model_dir(settings.reference) / artifacts.MANIFEST
     if settings.variant(variant).quantizer == "cast" or not artifacts.meta_of(path).exists():
         return None
