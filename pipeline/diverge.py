@@ -6,6 +6,7 @@ The reference is replayed from its store. Rows go to the file in groups, so that
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -28,6 +29,7 @@ from pipeline.gating.sequential import Looks, looks_of, stopped
 from pipeline.metrics.builder import Builder
 from pipeline.metrics.tokens import NEEDED, TRAJECTORY, token_metrics
 from pipeline.model import attestation
+from pipeline.stats.intervals import weight_of
 
 GROUP_ROWS = 8192  # rows held before they are written
 
@@ -142,8 +144,10 @@ def measure(variant: str, settings: params.Params, about: DivergeMeta) -> str:
     attestation.check_kernels(engine.kernels(), manifest)
     store = Store(artifacts.REFERENCE)
     outcome: Outcome = {"status": "ok", "reason": None}
-    size, texts = settings.diverge.batch_size, {w.document for w in store.windows if w.set != TRAJECTORY}
-    looks = looks_of(settings, variant, "diverge", len(texts), measure_rows)
+    size, texts = settings.diverge.batch_size, Counter[str]()
+    for w in store.windows:
+        texts[w.document] += w.scored * (w.set != TRAJECTORY)
+    looks = looks_of(settings, variant, "diverge", weight_of(np.array([*texts.values()], float)), measure_rows)
     started = time.monotonic()
     with artifacts.atomic_file(path) as tmp:
         blocks = diverge(engine, store, batch_size=size, threads=settings.thread_count, looks=looks)
@@ -152,12 +156,14 @@ def measure(variant: str, settings: params.Params, about: DivergeMeta) -> str:
         with artifacts.recording(outcome):
             check(seen, is_reference=variant == settings.reference, lossless=chosen.quantizer == "cast")
     ran: TokensMeta = {
-        **about, **outcome, "tokens": seen.tokens, "kernels": engine.kernels(), "attention": getattr(engine, "attention", None),
-        "look": looks.record(seen.tokens, store.manifest["tokens"]) if looks else None,
+        **about, **outcome,  # type: ignore[typeddict-item]  # no look in it
+        "tokens": seen.tokens, "kernels": engine.kernels(), "attention": getattr(engine, "attention", None),
     }  # fmt: skip
+    if looks:
+        ran["look"] = looks.record(seen.tokens, store.manifest["tokens"])
     artifacts.write_json(artifacts.meta_of(path), ran)
     kld = f"mean KLD {seen.kld_sum / max(1, seen.tokens):.3g} nats over {seen.tokens} tokens ({rate:.0f} tok/s)"
-    return f"{outcome['reason'] or kld}{stopped(ran['look'])}; {_generation.write(variant, engine, settings, about)}"
+    return f"{outcome['reason'] or kld}{stopped(ran.get('look'))}; {_generation.write(variant, engine, settings, about)}"
 
 
 def measured(variant: str, settings: params.Params) -> str:

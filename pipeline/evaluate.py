@@ -238,20 +238,22 @@ def main(variant: str) -> None:
     meta: AnswersMeta = {
         "variant": variant, "model": manifest["digest"], "sets": dict(task_hashes(settings.amount.tasks)),
         "batch_size": settings.evaluate.batch_size, "seed": settings.seed, "versions": artifacts.versions(),
-        "status": "ok", "reason": None, "once": None, "look": None,
+        "status": "ok", "reason": None, "once": None,
     }  # fmt: skip
     rows: list[AnswerRow]
     with artifacts.recording(meta, artifacts.answers(variant)) as rows:
         artifacts.check_model(folder, manifest)
         if cannot := unanswerable(settings.amount.tasks, folder, settings.evaluate.allow_truncated, settings.seed):
             raise DataError("\n       ".join(cannot))
-        answered, why, meta["once"], meta["look"] = isolate.isolated(answers, variant, settings, meta, what=f"evaluate {variant}")
+        answered, why, meta["once"], look = isolate.isolated(answers, variant, settings, meta, what=f"evaluate {variant}")
         rows += answered
+        if look:
+            meta["look"] = look
         meta["status"], meta["reason"] = "invalid" if why else "ok", why
     scored = [r["acc"] for r in rows if r["acc"] is not None]
     what = f"{meta['status']}: {meta['reason']}"
     if meta["status"] == "ok":
-        what = f"{100 * sum(scored) / max(1, len(scored)):.1f} % of {len(scored)} items right{stopped(meta['look'])}"
+        what = f"{100 * sum(scored) / max(1, len(scored)):.1f} % of {len(scored)} items right{stopped(meta.get('look'))}"
     cli.say("evaluate", f"{variant}: {what}, {watch.done():.1f} s")
 
 

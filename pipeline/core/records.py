@@ -255,18 +255,18 @@ class TokensMeta(DivergeMeta):
     tokens: NotRequired[int]
     kernels: NotRequired[dict[str, int]]
     attention: NotRequired[str | None]
-    look: NotRequired[Look | None]
+    look: NotRequired[Look]
 
 
 class AnswersMeta(RowsMeta):
-    """sets: {file: sha256}; once: why the rows hold no second answers in float32; look: null without looks."""
+    """sets: {file: sha256}; once: why the rows hold no second answers in float32."""
 
     sets: dict[str, str]
     batch_size: int
     seed: int
     versions: dict[str, str]
     once: str | None
-    look: NotRequired[Look | None]
+    look: NotRequired[Look]
 
 
 class RepliesMeta(DivergeMeta):
