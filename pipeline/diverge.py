@@ -6,7 +6,6 @@ The reference is replayed from its store. Rows go to the file in groups, so that
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -29,7 +28,6 @@ from pipeline.gating.sequential import Looks, looks_of, stopped
 from pipeline.metrics.builder import Builder
 from pipeline.metrics.tokens import NEEDED, TRAJECTORY, token_metrics
 from pipeline.model import attestation
-from pipeline.stats.intervals import weight_of
 
 GROUP_ROWS = 8192  # rows held before they are written
 
@@ -144,10 +142,8 @@ def measure(variant: str, settings: params.Params, about: DivergeMeta) -> str:
     attestation.check_kernels(engine.kernels(), manifest)
     store = Store(artifacts.REFERENCE)
     outcome: Outcome = {"status": "ok", "reason": None}
-    size, texts = settings.diverge.batch_size, Counter[str]()
-    for w in store.windows:
-        texts[w.document] += w.scored * (w.set != TRAJECTORY)
-    looks = looks_of(settings, variant, "diverge", weight_of(np.array([*texts.values()], float)), measure_rows)
+    size, texts = settings.diverge.batch_size, {w.document for w in store.windows if w.set != TRAJECTORY}
+    looks = looks_of(settings, variant, "diverge", len(texts), measure_rows)
     started = time.monotonic()
     with artifacts.atomic_file(path) as tmp:
         blocks = diverge(engine, store, batch_size=size, threads=settings.thread_count, looks=looks)

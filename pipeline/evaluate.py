@@ -19,7 +19,7 @@ from pipeline.core.params import Evaluate, HowMany
 from pipeline.core.records import AnswerRow, AnswersMeta, ItemAnswer, Json, Look, ModelManifest
 from pipeline.evalset import in_parts, sets_digest
 from pipeline.evalset.tasks import TASKS, is_chat, load_task, local_tasks, subset, task_files
-from pipeline.gating.sequential import Looks, looks_of, stopped
+from pipeline.gating.sequential import Looks, looks_of, reference_answers, stopped
 from pipeline.metrics.answers import answer_metrics, of_same_items, pair
 from pipeline.metrics.builder import Builder
 from pipeline.preflight.model import unanswerable
@@ -195,13 +195,12 @@ def answers(
 def looks_at(variant: str, settings: params.Params, meta: AnswersMeta, items: dict[Item, str]) -> Looks | None:
     """Looks before the last answer. None where the reference has no answers to the same items, asked in the same way, and for a
     cast: its second answers come last."""
-    path, manifest = artifacts.answers(settings.reference), artifacts.model_dir(settings.reference) / artifacts.MANIFEST
-    if settings.variant(variant).quantizer == "cast" or not artifacts.meta_of(path).exists():
+    reference = reference_answers(settings)
+    if reference is None or settings.variant(variant).quantizer == "cast":
         return None
-    beside, theirs = records.read(artifacts.meta_of(path), AnswersMeta), records.read_rows(path, AnswerRow)
+    beside, theirs = reference
     asked = [(m["sets"], m["batch_size"], m["seed"], m["status"]) for m in (meta, beside)]
-    built = records.read(manifest, ModelManifest)["digest"]
-    if asked[0] != asked[1] or beside["model"] != built or items.keys() != {(row["task"], row["doc_id"]) for row in theirs}:
+    if asked[0] != asked[1] or items.keys() != {(row["task"], row["doc_id"]) for row in theirs}:
         return None
 
     def measure(b: Builder, rows: list[AnswerRow]) -> None:

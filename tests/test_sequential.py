@@ -20,6 +20,7 @@ from pipeline.evalset import in_parts
 from pipeline.gating import sequential, verdicts
 from pipeline.metrics import answers, tokens
 from pipeline.metrics.builder import Builder
+from pipeline.reporting import text
 from pipeline.stats.sequential import level, o_brien_fleming
 
 SETTINGS = params.load(ROOT / "params.yaml")
@@ -164,6 +165,12 @@ def test_an_open_verdict_over_rows_that_ended_early_says_how_to_go_on() -> None:
     judged = verdicts.of({"int8": result(settings, "int8", open_both, looks={"diverge": LOOK})}, settings)
     kld, accuracy = (rule["reason"] for rule in judged["variants"]["int8"]["rules"])
     assert "; diverge stopped at 50 %" in kld and "`dvc repro -f -s diverge@int8`" in kld and "stopped" not in accuracy
+
+
+def test_the_report_says_what_stopped_where_and_what_that_saved() -> None:
+    results: Any = {"bf16": {}, "int8": {"looks": {"diverge": LOOK, "evaluate": LOOK | {"share": 1.0}}}}
+    assert text.stopped_early(results) == "Stopped early, as their rules were decided: diverge of int8 at 50 %; 9 s saved."
+    assert not text.stopped_early({"bf16": results["bf16"]})
 
 
 def test_every_metric_of_tokens_and_answers_is_one_that_its_stage_feeds() -> None:

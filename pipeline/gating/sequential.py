@@ -1,7 +1,7 @@
 """When `diverge` and `evaluate` end before their last document or item: once every gate rule that they feed is decided.
 
-Rules say when to stop, not what an item measures: so neither stage depends on them in dvc.yaml. At a look the rows so far become
-metrics as `compare` makes them, in intervals that hold however often one looks (stats/sequential.py).
+Rules and the reference's answers say when to stop, not what an item measures: so neither stage depends on them in dvc.yaml. At a
+look the rows so far become metrics as `compare` makes them, in intervals that hold however often one looks (stats/sequential.py).
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from pipeline.core import artifacts, records
 from pipeline.core.params import Params, Rule
-from pipeline.core.records import Look, Metric, VariantResult
+from pipeline.core.records import AnswerRow, AnswersMeta, Look, Metric, ModelManifest, VariantResult
 from pipeline.gating.rules import MIN_CLUSTERS, applies, bound_of, judge
 from pipeline.metrics import answers, tokens
 from pipeline.metrics.builder import Builder
@@ -54,16 +55,25 @@ class Looks:
         return {"look": self.taken, "looks": self.planned, "share": done / total, "saved_s": round(saved, 1)}
 
 
-def looks_of(settings: Params, variant: str, stage: str, units: float, measure: Callable[[Builder, Any], object]) -> Looks | None:
+def looks_of(settings: Params, variant: str, stage: str, units: int, measure: Callable[[Builder, Any], object]) -> Looks | None:
     """Up to four looks, each of which has documents or item families enough for a verdict. None where one at the end is all: by
-    `stop: never`, for the reference, without a rule, or where a rule counts from the floor or the baseline. units: equal documents
-    or families that weigh as much as the whole."""
+    `stop: never`, for the reference, without a rule, or where a rule counts from the floor or the baseline. units: of the whole."""
     rules = [r for r in settings.gate.rules if applies(r, variant) and r.metric.split("/")[0] in FEEDS[stage]]
     elsewhere = any(r.above or r.against == "baseline" for r in rules)
-    planned = min(MOST, int(units) // MIN_CLUSTERS)
+    planned = min(MOST, units // MIN_CLUSTERS)
     if settings.amount.stop == "never" or variant == settings.reference or not rules or elsewhere or planned < 2:
         return None
     return Looks(settings, rules, planned, measure)
+
+
+def reference_answers(settings: Params) -> tuple[AnswersMeta, list[AnswerRow]] | None:
+    """What the reference answered, for looks at a variant's answers; None where it has not yet, or another build of it has."""
+    path, folder = artifacts.answers(settings.reference), artifacts.model_dir(settings.reference)
+    if not artifacts.meta_of(path).exists():
+        return None
+    meta = records.read(artifacts.meta_of(path), AnswersMeta)
+    now = records.read(folder / artifacts.MANIFEST, ModelManifest)["digest"]
+    return (meta, records.read_rows(path, AnswerRow)) if meta["model"] == now else None
 
 
 def stopped(look: Look | None) -> str:

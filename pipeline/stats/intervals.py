@@ -55,7 +55,7 @@ def cluster_bootstrap(
     method = f"outer limits of cluster bootstrap-t and t, {count} clusters, {resamples} resamples"
     if count < 2:
         return Estimate(value, None, None, len(num), method, ("one cluster: no interval can be made",), count)
-    weight = weight_of(dens)
+    weight = _weight(dens)
     equal = f", which weigh as {weight:.0f}," if weight < count - 0.5 else ""
     notes = () if weight >= FEW - 0.5 else (f"{count} clusters{equal} are few",)
     bare = Estimate(value, None, None, len(num), method, notes, count, weight)
@@ -85,9 +85,9 @@ def _by_cluster(clusters: ArrayLike, *values: NDArray[np.float64]) -> list[NDArr
     return [np.bincount(index, v).astype(float) for v in values]
 
 
-def weight_of(sizes: NDArray[np.float64]) -> float:
+def _weight(dens: NDArray[np.float64]) -> float:
     """How many clusters of equal size would say as much (Kish 1965, (sum w)^2 / sum w^2)."""
-    return float(sizes.sum() ** 2 / (sizes**2).sum())
+    return float(dens.sum() ** 2 / (dens**2).sum())
 
 
 def _ratio_error(nums: NDArray[np.float64], dens: NDArray[np.float64], ratio: float) -> float:
@@ -136,7 +136,7 @@ def quantile_interval(values: ArrayLike, clusters: ArrayLike, q: float, *, confi
     bare = Estimate(value, None, None, n, method, notes, count)
     if count < 2:
         return replace(bare, warnings=(*notes, "one cluster: no interval can be made"))
-    half = stats.t.ppf((1 + confidence) / 2, max(weight_of(counts) - 1, 1)) * _ratio_error(below, counts, below.sum() / n)
+    half = stats.t.ppf((1 + confidence) / 2, max(_weight(counts) - 1, 1)) * _ratio_error(below, counts, below.sum() / n)
     odds = np.log(q / (1 - q)) + np.array([-1, 1]) * half / (q * (1 - q))
     shares = min(q - half, 1 / (1 + np.exp(-odds[0]))), max(q + half, 1 / (1 + np.exp(-odds[1])))
     if shares[0] <= 0 or shares[1] > 1 - 1 / n:
