@@ -12,11 +12,12 @@ from typing import Any
 from pipeline.core import artifacts, cli, params, records
 from pipeline.core.errors import ArtifactError
 from pipeline.evalset.tasks import load_task, local_tasks
+from pipeline.gating.sequential import stopped
 from pipeline.metrics import definitions, failure_analysis, generation
-from pipeline.metrics.answers import AnswerPair, answer_metrics, pair
+from pipeline.metrics.answers import AnswerPair, answer_metrics, of_same_items, pair
 from pipeline.metrics.builder import Builder, size_metrics
 from pipeline.metrics.speed import timing_metrics
-from pipeline.metrics.tokens import refuse_other_tokens, token_metrics
+from pipeline.metrics.tokens import of_same_documents, refuse_other_tokens, token_metrics
 
 ROWS = (artifacts.answers, artifacts.tokens, artifacts.timings, artifacts.generations)
 
@@ -94,6 +95,9 @@ def compare(name: str, settings: params.Params) -> tuple[records.VariantResult, 
         "inputs": {str(f): artifacts.sha256_file(f) for f in [*files, artifacts.FLOOR]}, "versions": variant.tokens["versions"],
         "metrics": b.metrics, "curves": b.curves, "bounds": b.bounds,
     }  # fmt: skip
+    stages = {"diverge": variant.tokens.get("look"), "evaluate": variant.answers.get("look")}
+    if looks := {stage: look for stage, look in stages.items() if look}:
+        result["looks"] = looks
     return result, _failures(b, variant, reference, rows)
 
 
@@ -112,12 +116,14 @@ def _rows(variant: Measured, reference: Measured) -> Rows:
     if variant.tokens["status"] == "ok":
         columns = artifacts.read_columns(artifacts.tokens(variant.name))
         if reference.tokens["status"] == "ok":
-            refuse_other_tokens(columns, artifacts.read_columns(artifacts.tokens(reference.name)))
+            theirs = artifacts.read_columns(artifacts.tokens(reference.name))
+            refuse_other_tokens(columns, of_same_documents(columns, theirs) if stopped(variant.tokens.get("look")) else theirs)
     if not _failed(variant.answers, reference.answers):
         for key in ("sets", "batch_size", "seed"):
             if variant.answers[key] != reference.answers[key]:
                 raise ArtifactError(f"answers of {names[0]} and {names[1]} were made with different {key}; run `dvc repro`")
-        paired_answers = pair(*(records.read_rows(artifacts.answers(name), records.AnswerRow) for name in names))
+        mine, others = (records.read_rows(artifacts.answers(name), records.AnswerRow) for name in names)
+        paired_answers = pair(mine, of_same_items(mine, others) if stopped(variant.answers.get("look")) else others)
     if not _failed(variant.replies, reference.replies):
         if variant.replies["tokens"] != reference.replies["tokens"]:
             raise ArtifactError(f"replies of {names[0]} and {names[1]} were made with different limits; run `dvc repro`")
@@ -139,14 +145,17 @@ def _measure(b: Builder, variant: Measured, reference: Measured, rows: Rows, all
     }  # fmt: skip
     faults = {k: f"{meta['variant']}: {meta['reason']}" if (meta := _failed(*metas)) else None for k, metas in stages.items()}
     if rows.columns is not None:
-        faults["diverge"] = token_metrics(b, rows.columns)
+        with b.at_look(variant.tokens.get("look")):
+            faults["diverge"] = token_metrics(b, rows.columns)
     if rows.answers is not None:
-        faults["evaluate"] = answer_metrics(b, rows.answers, allow_truncated, reference.answers["once"])
+        with b.at_look(variant.answers.get("look")):
+            faults["evaluate"] = answer_metrics(b, rows.answers, allow_truncated, reference.answers["once"])
     if not faults["benchmark"]:
         timing_metrics(b, records.read_rows(artifacts.timings(variant.name), records.TimingRow), variant.timings)
     if rows.replies is not None:
         most = variant.replies["tokens"]
-        b.curves["agreement_by_position"] = generation.by_position(b, rows.replies, rows.columns, most)
+        with b.at_look(variant.tokens.get("look")):
+            b.curves["agreement_by_position"] = generation.by_position(b, rows.replies, rows.columns, most)
         faults["replies"] = generation.free_metrics(b, rows.replies, most, variant.name == reference.name)
     return faults
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,13 @@ from pipeline.core import artifacts, cli, isolate, params, quiet, records
 from pipeline.core.errors import ArtifactError, InvalidVariant
 from pipeline.core.records import DivergeMeta, ModelManifest, Outcome, StoreManifest, TokensMeta
 from pipeline.divergence.distributions import compare_parts
-from pipeline.divergence.store import Store, batches
+from pipeline.divergence.store import Batch, Store, batches
 from pipeline.engines import ROWS, Engine, _generation
+from pipeline.evalset import in_parts
 from pipeline.evalset.token_classes import classes
+from pipeline.gating.sequential import Looks, looks_of, stopped
+from pipeline.metrics.builder import Builder
+from pipeline.metrics.tokens import NEEDED, TRAJECTORY, token_metrics
 from pipeline.model import attestation
 
 GROUP_ROWS = 8192  # rows held before they are written
@@ -29,16 +34,18 @@ GROUP_ROWS = 8192  # rows held before they are written
 Columns = Mapping[str, Any]  # {name: values}, those of records.TOKEN_COLUMNS
 
 
-def diverge(engine: Engine, store: Store, *, batch_size: int, threads: int) -> Iterator[Columns]:
-    """One row per scored token, as columns, a block of at most ROWS positions of a window at a time."""
+def diverge(engine: Engine, store: Store, *, batch_size: int, threads: int, looks: Looks | None = None) -> Iterator[Columns]:
+    """One row per scored token, as columns, a block of at most ROWS positions of a window at a time. looks: when to end."""
     if engine.vocab_size != store.manifest["vocab"]:
         sizes = f"{engine.vocab_size} entries, the reference's {store.manifest['vocab']}"
         raise ArtifactError(f"the variant's vocabulary has {sizes}: their distributions cannot be compared")
     whole = store.manifest["kind"] == "logits"  # kept because blocks did not give them back: compare like with like
     special = set(engine.tokenizer.all_special_ids)
     total = sum(w.scored for w in store.windows)
+    held: list[Columns] = []
+    parts = until_decided(store, batch_size, looks, held) if looks else batches(store.windows, batch_size)
     with ThreadPoolExecutor(threads) as pool, cli.progress(total, "diverge", "token") as bar:
-        for part in batches(store.windows, batch_size):
+        for part in parts:
             reference = {i: store.logit_blocks(i) for i, _ in part}
             kinds = {i: classes(w.token_ids, engine.tokenizer.decode, special, w.domain or w.set) for i, w in part}
             ids = [w.token_ids for _, w in part]
@@ -52,11 +59,35 @@ def diverge(engine: Engine, store: Store, *, batch_size: int, threads: int) -> I
                 labels = {name: [getattr(window, name)] * len(logits) for name in ("set", "document", "window")}
                 labels["token_class"] = kinds[index][scored]
                 ids_at = {"position": np.arange(scored.start, scored.stop), "token_id": true_ids}
-                yield labels | ids_at | asdict(compare_parts(pool, expected, logits, true_ids))
+                rows = labels | ids_at | asdict(compare_parts(pool, expected, logits, true_ids))
+                if looks:
+                    held.append(rows)
+                yield rows
                 bar.update(len(logits))
             for i, window in part:
                 if next(reference[i], None) is not None:
                     raise ArtifactError(f"window {window.window}: the engine gave logits for only some of its positions")
+
+
+def until_decided(store: Store, batch_size: int, looks: Looks, held: list[Columns]) -> Iterator[Batch]:
+    """Batches, a look's documents after another's, until `held`, the rows of those that were taken, decides."""
+    domains = {w.document: f"{w.set == TRAJECTORY} {w.domain or w.set}" for w in store.windows}
+    part = in_parts(domains, looks.planned, store.manifest["seed"])
+    for k in range(looks.planned):
+        yield from batches(store.windows, batch_size, {document for document, its in part.items() if its == k})
+        if looks.decided(held):
+            return
+
+
+def in_order(blocks: Iterable[Columns], store: Store, batch_size: int) -> list[Columns]:
+    """Blocks of rows in the order of the reference's."""
+    at = {w.window: k for k, (_, w) in enumerate(chain(*batches(store.windows, batch_size)))}
+    return sorted(blocks, key=lambda block: at[block["window"][0]])
+
+
+def measure_rows(b: Builder, held: list[Columns]) -> None:
+    """The metrics of blocks of rows."""
+    token_metrics(b, {name: np.concatenate([block[name] for block in held]) for name in NEEDED})
 
 
 @dataclass
@@ -111,18 +142,24 @@ def measure(variant: str, settings: params.Params, about: DivergeMeta) -> str:
     attestation.check_kernels(engine.kernels(), manifest)
     store = Store(artifacts.REFERENCE)
     outcome: Outcome = {"status": "ok", "reason": None}
+    size, texts = settings.diverge.batch_size, {w.document for w in store.windows if w.set != TRAJECTORY}
+    looks = looks_of(settings, variant, "diverge", len(texts), measure_rows)
     started = time.monotonic()
     with artifacts.atomic_file(path) as tmp:
-        seen = write(diverge(engine, store, batch_size=settings.diverge.batch_size, threads=settings.thread_count), tmp)
+        blocks = diverge(engine, store, batch_size=size, threads=settings.thread_count, looks=looks)
+        seen = write(in_order(blocks, store, size) if looks else blocks, tmp)
         rate = seen.tokens / (time.monotonic() - started)
         with artifacts.recording(outcome):
             check(seen, is_reference=variant == settings.reference, lossless=chosen.quantizer == "cast")
     ran: TokensMeta = {
-        **about, **outcome, "tokens": seen.tokens, "kernels": engine.kernels(), "attention": getattr(engine, "attention", None),
+        **about, **outcome,  # type: ignore[typeddict-item]  # no look in it
+        "tokens": seen.tokens, "kernels": engine.kernels(), "attention": getattr(engine, "attention", None),
     }  # fmt: skip
+    if looks:
+        ran["look"] = looks.record(seen.tokens, store.manifest["tokens"])
     artifacts.write_json(artifacts.meta_of(path), ran)
     kld = f"mean KLD {seen.kld_sum / max(1, seen.tokens):.3g} nats over {seen.tokens} tokens ({rate:.0f} tok/s)"
-    return f"{outcome['reason'] or kld}; {_generation.write(variant, engine, settings, about)}"
+    return f"{outcome['reason'] or kld}{stopped(ran.get('look'))}; {_generation.write(variant, engine, settings, about)}"
 
 
 def measured(variant: str, settings: params.Params) -> str:

@@ -16,18 +16,24 @@ from pipeline import engines
 from pipeline.core import artifacts, cli, isolate, params, records
 from pipeline.core.errors import DataError, Unsupported
 from pipeline.core.params import Evaluate, HowMany
-from pipeline.core.records import AnswerRow, AnswersMeta, ItemAnswer, Json, ModelManifest
-from pipeline.evalset import sets_digest
+from pipeline.core.records import AnswerRow, AnswersMeta, ItemAnswer, Json, Look, ModelManifest
+from pipeline.evalset import in_parts, sets_digest
 from pipeline.evalset.tasks import TASKS, is_chat, load_task, local_tasks, subset, task_files
+from pipeline.gating.sequential import Looks, looks_of, reference_answers, stopped
+from pipeline.metrics.answers import answer_metrics, of_same_items, pair
+from pipeline.metrics.builder import Builder
 from pipeline.preflight.model import unanswerable
 
 BATCH_TOKENS = 2048
 LOOKED_AT = 32  # items, those with most characters, among which the one with most tokens is looked for
+Item = tuple[str, int]  # task, index among its rows
 SCORES = ("acc", "exact_match")  # lm-eval's names for "this item was answered correctly"
 
 
-def evaluate(engine: Any, setup: Evaluate, tasks: dict[str, HowMany], seed: int, scratch: Path) -> list[AnswerRow]:
-    """Score so many items of every task; one row per item, in task and item order.
+def evaluate(
+    engine: Any, setup: Evaluate, tasks: dict[str, HowMany], seed: int, scratch: Path, looks: Looks | None = None
+) -> list[AnswerRow]:
+    """Score so many items of every task; one row per item, in task and item order. looks: when to end.
     scratch: an empty folder for the cache of `datasets`, which would otherwise serve an old version of an edited set."""
     import datasets
     from lm_eval.tasks import TaskManager
@@ -42,18 +48,43 @@ def evaluate(engine: Any, setup: Evaluate, tasks: dict[str, HowMany], seed: int,
             (scratch / f"{task}.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
     # lm-eval's index of its own tasks costs 8 s; it is built only if one of them is asked for
     manager = TaskManager(include_path=[TASKS, scratch], include_defaults=len(loaded) < len(tasks))
+    planned = looks.planned if looks else 1
+    family = clusters(tasks, seed)
+    part = in_parts({name: task for (task, _), name in family.items()}, planned, seed)
     rows: list[AnswerRow] = []
-    for task, count in tasks.items():
-        config, items = loaded.get(task, ({}, []))
-        lm = lm_for(engine, batch_for(items, engine.tokenizer, setup.batch_size))
-        chosen = subset(len(items), count, seed) if config else None
-        first = None if config or isinstance(count, str) else count
-        result = _run(lm, manager, task, samples=chosen, limit=first, chat=is_chat(config), seed=seed)
-        for name, samples in result["samples"].items():
-            if config:
-                _same_rows(task, config, samples, items)
-            rows += [_row(name, sample, lm, result["configs"][name]["output_type"]) for sample in samples]
+    for k in range(planned):
+        for task, count in tasks.items():
+            config, items = loaded.get(task, ({}, []))
+            lm = lm_for(engine, batch_for(items, engine.tokenizer, setup.batch_size))
+            chosen = subset(len(items), count, seed) if config else None
+            chosen = chosen and [i for i in chosen if part[family[task, i]] == k]
+            if chosen == []:
+                continue
+            first = None if config or isinstance(count, str) else count
+            result = _run(lm, manager, task, samples=chosen, limit=first, chat=is_chat(config), seed=seed)
+            for name, samples in result["samples"].items():
+                if config:
+                    _same_rows(task, config, samples, items)
+                rows += [_row(name, sample, lm, result["configs"][name]["output_type"]) for sample in samples]
+        if looks:  # in the order of the reference's rows
+            filters, order = list(dict.fromkeys(row["filter"] for row in rows)), list(tasks)
+            rows.sort(key=lambda row: (order.index(row["task"]), filters.index(row["filter"]), row["doc_id"]))
+            if looks.decided(rows):
+                break
     return rows
+
+
+def clusters(tasks: dict[str, HowMany], seed: int) -> dict[Item, str]:
+    """{chosen item of a local task: its family, whose items rise and fall together}."""
+    found: dict[Item, str] = {}
+    for task in [task for task in tasks if task in local_tasks()]:
+        _, items = load_task(task)
+        found |= {(task, i): f"{task}/{cluster(items[i], i)}" for i in subset(len(items), tasks[task], seed)}
+    return found
+
+
+def cluster(item: Json, index: int) -> str:
+    return str(item.get("cluster") or item.get("id") or index)
 
 
 def _same_rows(task: str, config: Json, samples: list[Json], items: list[Json]) -> None:
@@ -117,7 +148,7 @@ def _row(task: str, sample: Json, lm: Any, output_type: str) -> AnswerRow:
         answer = {"loglikelihoods": values, "prediction": best, "target": sample["target"], "empty": False}
     return {
         "task": task, "doc_id": sample["doc_id"], "item": doc.get("id"), "slice": doc.get("slice") or doc.get("domain"),
-        "cluster": doc.get("cluster") or doc.get("id") or str(sample["doc_id"]), "doc_hash": sample["doc_hash"],
+        "cluster": cluster(doc, sample["doc_id"]), "doc_hash": sample["doc_hash"],
         "prompt_hash": sample["prompt_hash"], "target_hash": sample["target_hash"], "filter": sample["filter"],
         "kind": output_type, "first_token_ids": [int(t) for t in next((tokens for tokens in ids if tokens), [])[:4]],
         "n_tokens": n_tokens, "truncated": not rolling and n_tokens > lm.max_length, **answer,
@@ -145,14 +176,37 @@ def task_hashes(tasks: Iterable[str]) -> Iterator[tuple[str, str]]:
             yield from sets_digest(file).items()
 
 
-def answers(variant: str, settings: params.Params) -> tuple[list[AnswerRow], str | None, str | None]:
-    """(the variant's rows, why they cannot be used, why they hold no second answers); None: they can, they do."""
+def answers(
+    variant: str, settings: params.Params, meta: AnswersMeta
+) -> tuple[list[AnswerRow], str | None, str | None, Look | None]:
+    """(the variant's rows, why they cannot be used, why they hold no second answers, where they end); None: they can, they do, with
+    the last item. meta: what will stand beside the rows."""
     chosen = settings.variant(variant)
     folder = artifacts.model_dir(variant)
     engine = engines.load(chosen.engine, folder, threads=settings.thread_count, **chosen.engine_options)
+    items = clusters(settings.amount.tasks, settings.seed)
+    looks = looks_at(variant, settings, meta, items)
     with tempfile.TemporaryDirectory() as tmp:
-        rows = evaluate(engine, settings.evaluate, settings.amount.tasks, settings.seed, Path(tmp))
-        return rows, check(rows, engine.tokenizer), answer_again(rows, engine, settings, Path(tmp))
+        rows = evaluate(engine, settings.evaluate, settings.amount.tasks, settings.seed, Path(tmp), looks)
+        end = looks.record(len({(row["task"], row["doc_id"]) for row in rows}), len(items)) if looks else None
+        return rows, check(rows, engine.tokenizer), answer_again(rows, engine, settings, Path(tmp)), end
+
+
+def looks_at(variant: str, settings: params.Params, meta: AnswersMeta, items: dict[Item, str]) -> Looks | None:
+    """Looks before the last answer. None where the reference has no answers to the same items, asked in the same way, and for a
+    cast: its second answers come last."""
+    reference = reference_answers(settings)
+    if reference is None or settings.variant(variant).quantizer == "cast":
+        return None
+    beside, theirs = reference
+    asked = [(m["sets"], m["batch_size"], m["seed"], m["status"]) for m in (meta, beside)]
+    if asked[0] != asked[1] or items.keys() != {(row["task"], row["doc_id"]) for row in theirs}:
+        return None
+
+    def measure(b: Builder, rows: list[AnswerRow]) -> None:
+        answer_metrics(b, pair(rows, of_same_items(rows, theirs)), settings.evaluate.allow_truncated, beside["once"])
+
+    return looks_of(settings, variant, "evaluate", len(set(items.values())), measure)
 
 
 def answer_again(rows: list[AnswerRow], engine: Any, settings: params.Params, scratch: Path) -> str | None:
@@ -190,13 +244,15 @@ def main(variant: str) -> None:
         artifacts.check_model(folder, manifest)
         if cannot := unanswerable(settings.amount.tasks, folder, settings.evaluate.allow_truncated, settings.seed):
             raise DataError("\n       ".join(cannot))
-        answered, why, meta["once"] = isolate.isolated(answers, variant, settings, what=f"evaluate {variant}")
+        answered, why, meta["once"], look = isolate.isolated(answers, variant, settings, meta, what=f"evaluate {variant}")
         rows += answered
+        if look:
+            meta["look"] = look
         meta["status"], meta["reason"] = "invalid" if why else "ok", why
     scored = [r["acc"] for r in rows if r["acc"] is not None]
     what = f"{meta['status']}: {meta['reason']}"
     if meta["status"] == "ok":
-        what = f"{100 * sum(scored) / max(1, len(scored)):.1f} % of {len(scored)} items right"
+        what = f"{100 * sum(scored) / max(1, len(scored)):.1f} % of {len(scored)} items right{stopped(meta.get('look'))}"
     cli.say("evaluate", f"{variant}: {what}, {watch.done():.1f} s")
 
 

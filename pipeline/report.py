@@ -89,7 +89,8 @@ def context_of(results: Results, verdict: Verdict, settings: Params, table: trad
         "reference": reference, "base": base, "seed": settings.seed,
         "machine": text.machines(results), "level": level,
         "head_caption": f"{head} Point at a value or touch it: n and method. †: see Noise and floors.", "head": head,
-        "decided": f"Only {', '.join(settings.gate.required)} can block a merge; other verdicts are advisory.",
+        "decided": f"Only {', '.join(settings.gate.required)} can block a merge; other verdicts are advisory. "
+        + text.stopped_early(results),
         "calibration_gains": text.calibration_gains(results), "noise_details": text.noise_details(metrics),
         "failures": failures.of(results, reference), "visible": failures.visible, "clipped": failures.clipped,
         "fault_words": failures.FAULT_WORDS, "run_to_run": text.run_to_run(ratio["between"] if ratio else None),

@@ -311,6 +311,8 @@ def test_a_metric_that_the_baseline_has_and_this_run_lacks_fails(house: params.P
     v = merged(settings)
     assert v["verdict"] == "FAIL" and v["reason"] == "lost since the baseline, which has them: jsd_mean, recovery/facts"
     assert gate.enforce(settings, "main", write=True) == 1
+    early = {"diverge": {"look": 1, "looks": 4, "share": 0.25, "saved_s": 9.0}}  # the part has not come yet
+    assert merged(rewrite("int4", looks=early))["reason"] == "lost since the baseline, which has them: recovery/facts"
     v = merged(rewrite("bf16", model="built anew"))  # by its rules alone it would be INCONCLUSIVE
     assert v["verdict"] == "FAIL" and v["reason"].startswith("lost since the baseline")
 

@@ -75,7 +75,7 @@ def house(tmp_path_factory: pytest.TempPathFactory, server: Server) -> Path:
         p["evaluate"] |= {"batch_size": 4}
         tasks = {"facts": 3, "arithmetic_copy": 3, "prose_ppl": 3}
         amounts = {"floor": {"tokens": 200, "stepwise": 16}, "benchmark": {"prompt_tokens": 16, "output_tokens": 4, "rounds": 5}}
-        p["tier"], p["tiers"] = "tiny", {"tiny": {"tasks": tasks, "documents": 3, "trajectories": 2} | amounts}
+        p["tier"], p["tiers"] = "tiny", {"tiny": {"tasks": tasks, "documents": 3, "trajectories": 2, "stop": "never"} | amounts}
         p["serving"] |= {"variants": {"int8": {"url": server.url}}, "timeout_s": 20.0}
         load = {"concurrency": [1, 2], "requests": 4, "rounds": 2, "warmups": 1, "prompt_tokens": 8, "output_tokens": 3}
         p["tiers"]["tiny"]["serving"] = load

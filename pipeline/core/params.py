@@ -161,11 +161,13 @@ class Requests(Section):
 
 
 class Tier(Section):
-    """How much is measured: items of each task, documents of the corpus, trajectories; tokens of the floor; requests."""
+    """How much is measured: items of each task, documents of the corpus, trajectories; tokens of the floor; requests. stop: whether
+    `diverge` and `evaluate` may end once every gate rule on their metrics is decided."""
 
     tasks: Annotated[dict[str, HowMany], Field(min_length=1)]
     documents: HowMany
     trajectories: HowMany
+    stop: Literal["never", "decided"]
     floor: Floor
     benchmark: Requests
     serving: Load | None = None

@@ -241,10 +241,21 @@ class DivergeMeta(RowsMeta):
     versions: dict[str, str]
 
 
+class Look(TypedDict):
+    """Where a stage's rows end: at which of the planned looks. share: of the whole; saved_s: by its own rate, less what looking
+    took."""
+
+    look: int
+    looks: int
+    share: float
+    saved_s: float
+
+
 class TokensMeta(DivergeMeta):
     tokens: NotRequired[int]
     kernels: NotRequired[dict[str, int]]
     attention: NotRequired[str | None]
+    look: NotRequired[Look]
 
 
 class AnswersMeta(RowsMeta):
@@ -255,6 +266,7 @@ class AnswersMeta(RowsMeta):
     seed: int
     versions: dict[str, str]
     once: str | None
+    look: NotRequired[Look]
 
 
 class RepliesMeta(DivergeMeta):
@@ -618,7 +630,7 @@ class Floor(TypedDict):
 
 class VariantResult(Outcome, Dequantized):
     """reports/metrics/<variant>.json. model, base: digests; inputs: {file: sha256}; bounds: sentences on what bounds each phase;
-    client: the machine that asked the variant's server, in memory only."""
+    looks: {stage: where its rows end}; client: the machine that asked the variant's server, in memory only."""
 
     variant: str
     reference: str
@@ -636,6 +648,7 @@ class VariantResult(Outcome, Dequantized):
     metrics: Metrics
     curves: Curves
     bounds: Bounds
+    looks: NotRequired[dict[str, Look]]
     client: NotRequired[Machine | None]
 
 

@@ -7,7 +7,7 @@ give the same logits bit for bit. States lie in shards of bounded size, of which
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -50,10 +50,12 @@ class Window:
 Batch = list[tuple[int, Window]]  # of equal length, each with its index in the store
 
 
-def batches(windows: Sequence[Window], size: int) -> Iterator[Batch]:
-    """Windows in batches of equal length: padding would cost time and, in 16 bits, change digits."""
+def batches(windows: Sequence[Window], size: int, documents: Container[str] | None = None) -> Iterator[Batch]:
+    """Windows (of some documents, or all) in batches of equal length: padding would cost time and, in 16 bits, change digits."""
     by_length: dict[int, Batch] = {}
     for i, w in enumerate(windows):
+        if documents is not None and w.document not in documents:
+            continue
         by_length.setdefault(len(w.token_ids), []).append((i, w))
     for _, same in sorted(by_length.items(), reverse=True):
         for at in range(0, len(same), size):

@@ -8,7 +8,7 @@ import json
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -42,6 +42,13 @@ def choose(rows: Sequence[R], count: HowMany, seed: int) -> list[R]:
         turn[i] = taken[rows[i]["domain"]]
         taken[rows[i]["domain"]] += 1
     return [rows[i] for i in sorted(sorted(order, key=turn.__getitem__)[: None if isinstance(count, str) else count])]
+
+
+def in_parts(groups: Mapping[str, str], count: int, seed: int) -> dict[str, int]:
+    """{unit: number of its part}: units at random into parts of equal size, each group's evenly. groups: {unit: its group}."""
+    order = list(groups)
+    random.Random(seed).shuffle(order)
+    return {unit: k % count for k, unit in enumerate(sorted(order, key=groups.__getitem__))}
 
 
 def sets_digest(path: Path) -> dict[str, str]:

@@ -27,6 +27,7 @@ from pipeline.core.params import PARAMS, Params
 from pipeline.core.records import AnswerRow, Metric, VariantResult
 from pipeline.gating import paired_difference
 from pipeline.gating.paired_difference import Difference
+from pipeline.gating.sequential import early
 from pipeline.metrics.builder import Builder
 from pipeline.metrics.definitions import is_served
 from pipeline.serving import results as server_results
@@ -162,6 +163,7 @@ def _changes(base: Baseline, name: str, now: VariantResult | None, settings: Par
     have, had = now["metrics"] if now else {}, before["metrics"]
     ruled = [n for n in dict.fromkeys(rule.metric for rule in settings.gate.rules) if n in had]
     known = {n for n, m in have.items() if m["value"] is not None or m["warnings"]}
+    known |= {n for n in had if now and early(now, n)}  # a part of the rows that has not come yet
     return VariantChanges(
         differences=_differences(base, name, now, before, [n for n in ruled if n in have], settings) if now else {},
         before={n: had[n] for n in ruled},
@@ -180,16 +182,18 @@ def _differences(
     names = [n for n in names if not same[is_served(n)]]
     if not names:
         return differences
-    b = Builder(settings.compare, settings.seed)
+    b, looks = Builder(settings.compare, settings.seed), now.get("looks", {})
     no_tokens, no_items = "no rows of tokens", "no rows of items"
     try:
         tokens = [artifacts.read_columns(p) for p in _rows(base, artifacts.tokens(variant), now, before)]
-        differences |= {n: m for n in names if (m := paired_difference.tokens_paired(b, n, *tokens))}
+        with b.at_look(looks.get("diverge")):
+            differences |= {n: m for n in names if (m := paired_difference.tokens_paired(b, n, *tokens))}
     except (ArtifactError, KeyError) as e:
         no_tokens = str(e)
     try:
         answers = [records.read_rows(p, AnswerRow) for p in _rows(base, artifacts.answers(variant), now, before)]
-        paired = paired_difference.items_paired(b, *answers)
+        with b.at_look(looks.get("evaluate")):
+            paired = paired_difference.items_paired(b, *answers)
         differences |= {n: paired[n] for n in names if n in paired}
     except ArtifactError as e:
         no_items = str(e)
@@ -205,7 +209,7 @@ def _digest(result: VariantResult, served: bool) -> str:
     """Of a variant's server metrics, or of all else."""
     metrics = {n: m for n, m in result["metrics"].items() if is_served(n) == served}
     client = result.get("client")
-    return artifacts.digest([metrics, client] if served else {**result, "metrics": metrics, "client": None})
+    return artifacts.digest([metrics, client] if served else {**result, "metrics": metrics, "client": None, "looks": None})
 
 
 def _rows(base: Baseline, path: Path, now: VariantResult, before: VariantResult) -> list[Path]:

@@ -22,6 +22,7 @@ from pipeline.gating import baseline, freshness, policy
 from pipeline.gating.baseline import Changes, VariantChanges
 from pipeline.gating.policy import Loosening
 from pipeline.gating.rules import Bound, Judgement, applies, bound_of, judge, judge_above, neutral_of, worst, would_settle
+from pipeline.gating.sequential import early
 from pipeline.metrics.builder import unknown
 from pipeline.metrics.definitions import FLOORS, definition
 from pipeline.serving import results as server_results
@@ -80,6 +81,9 @@ def of(results: dict[str, VariantResult], settings: Params, changes: Changes | N
         floors = _floors(result, reference, settings.compare.confidence)
         rules = [_apply(rule, result, floors, change) for rule in settings.gate.rules if applies(rule, name)]
         family = _hold_fails(rules, settings.compare.confidence)
+        for rule in rules:
+            if result and rule["verdict"] == "INCONCLUSIVE":
+                rule["reason"] += early(result, rule["metric"])
         verdict, reason = _verdict(result, rules, variant, settings.reference)
         if change and change.lost and verdict != "UNSUPPORTED":  # what is lost may have got worse
             lost = f"lost since the baseline, which has them: {some(change.lost, 5)}"

@@ -17,6 +17,9 @@ from pipeline.stats.intervals import Estimate, arithmetic_error, mcnemar, outer,
 
 # Differences of a variant to another on the same items: to the reference here, to a baseline in gating.
 PAIRED = ("acc_delta", "score_delta", "recovery", "byte_ppl_ratio")
+METRICS = (
+    *PAIRED, "acc", "flips_to_wrong", "flips_to_right", "p_mcnemar", "byte_ppl", "truncated", "empty_outputs",
+)  # fmt: skip
 AnswerPair = tuple[AnswerRow, AnswerRow]  # the variant's answer, the reference's
 Flags = NDArray[np.bool_]
 
@@ -36,6 +39,12 @@ def pair(rows: list[AnswerRow], reference: list[AnswerRow]) -> list[AnswerPair]:
                     "they were not asked the same thing"
                 )
     return list(zip(rows, reference))
+
+
+def of_same_items(rows: list[AnswerRow], reference: list[AnswerRow]) -> list[AnswerRow]:
+    """The reference's answers to the items of `rows`, which may have ended early."""
+    asked = {(row["task"], row["doc_id"]) for row in rows}
+    return [row for row in reference if (row["task"], row["doc_id"]) in asked]
 
 
 def once_each(pairs: list[AnswerPair]) -> list[AnswerPair]:

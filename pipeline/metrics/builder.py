@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 from numpy.typing import ArrayLike
 
 from pipeline.core.params import Compare
-from pipeline.core.records import Bounds, Curves, Metric, Metrics, ModelManifest, ShortEstimate, WholeEstimate
+from pipeline.core.records import Bounds, Curves, Look, Metric, Metrics, ModelManifest, ShortEstimate, WholeEstimate
 from pipeline.metrics.definitions import bounds_of, definition
 from pipeline.stats.intervals import Estimate, cluster_bootstrap, quantile_interval
+from pipeline.stats.sequential import level
 
 
 def short(e: Estimate) -> ShortEstimate:
@@ -69,6 +73,25 @@ class Builder:
 
     def quantile(self, name: str, values: ArrayLike, clusters: ArrayLike, q: float) -> None:
         self.add(name, quantile_interval(values, clusters, q, confidence=self.confidence))
+
+    @contextmanager
+    def at_look(self, look: Look | None) -> Iterator[None]:
+        """Make metrics of rows that end at a look: their intervals hold `confidence` over all looks together."""
+        if look is None:
+            yield
+            return
+        confidence, before = self.confidence, set(self.metrics)
+        self.confidence = level(look["look"], look["looks"], confidence)
+        yield
+        for name in self.metrics.keys() - before:
+            metric = self.metrics[name]
+            metric["confidence"] = confidence
+            if metric["low"] != metric["high"]:
+                which = f"look {look['look']} of {look['looks']} (O'Brien-Fleming)"
+                metric["method"] += f", at {100 * self.confidence:.4g} % for {which}"
+            elif metric["unit"] == "p" and metric["value"] is not None:
+                metric["warnings"].append("of one look, not corrected for several")
+        self.confidence = confidence
 
     def rng(self, name: str) -> np.random.Generator:
         return np.random.default_rng([self.seed, *name.encode()])

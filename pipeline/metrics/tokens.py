@@ -47,6 +47,13 @@ PER_TOKEN: dict[str, Callable[[Columns], NDArray[Any]]] = {
     "moved_10pct": lambda c: np.abs(moved(c)) > 0.1,
     "ppl_ratio": lambda c: c["logp_ref"] - c["logp"],
 }
+METRICS = (*PER_TOKEN, *QUANTILES, "kld_infinite", "kld_max", "delta_p_rms", "ppl", "first_departure", "never_departs")
+
+
+def of_same_documents(rows: dict[str, list[Any]], reference: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """The reference's rows of the documents of `rows`, which may have ended early."""
+    same = np.flatnonzero(np.isin(reference["document"], np.unique(rows["document"])))
+    return {name: [values[k] for k in same] for name, values in reference.items()}
 
 
 def refuse_other_tokens(rows: dict[str, list[Any]], reference: dict[str, list[Any]]) -> None:

@@ -393,6 +393,15 @@ def run_to_run(between: float | None) -> str:
     return f"Speed intervals include run-to-run variation of {100 * between:g} % on this machine."
 
 
+def stopped_early(results: Results) -> str:
+    """Which measurements ended before their last row, and what that saved; empty where none did."""
+    ended = [(n, s, look) for n, r in results.items() for s, look in r.get("looks", {}).items() if look["share"] < 1]
+    if not ended:
+        return ""
+    where = ", ".join(f"{stage} of {name} at {100 * look['share']:.0f} %" for name, stage, look in ended)
+    return f"Stopped early, as their rules were decided: {where}; {sum(look['saved_s'] for *_, look in ended):.0f} s saved."
+
+
 class Bound(NamedTuple):
     """What bounds a phase. memory, arithmetic: percent of its time that reading the weights and multiplying need at the rates
     measured, None where unknown; words: a short sentence; full: all that is known."""

@@ -45,7 +45,7 @@ VARIANTS = {
 }
 SERVED = "int8"
 TIER = {
-    "tasks": {"facts": 3, "arithmetic_copy": 3, "prose_ppl": 3}, "documents": 3, "trajectories": 2,
+    "tasks": {"facts": 3, "arithmetic_copy": 3, "prose_ppl": 3}, "documents": 3, "trajectories": 2, "stop": "never",
     "floor": {"tokens": 64, "stepwise": 8},
     "benchmark": {"prompt_tokens": 16, "output_tokens": 4, "warmups": 1, "rounds": 3},
 }  # fmt: skip

@@ -27,7 +27,7 @@ from tools import machines
 
 PRETENDED = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
 AMOUNT: dict[str, Any] = {
-    "tasks": {"facts": 24, "grammar": 40, "arithmetic_copy": 6, "prose_ppl": 1}, "documents": 3, "trajectories": 4,
+    "tasks": {"facts": 24, "grammar": 40, "arithmetic_copy": 6, "prose_ppl": 1}, "documents": 3, "trajectories": 4, "stop": "never",
     "floor": {"tokens": 300, "stepwise": 16},
 }  # fmt: skip
 

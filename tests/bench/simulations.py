@@ -25,10 +25,11 @@ from scipy.stats import norm
 from pipeline.core import artifacts, cli, params
 from pipeline.core.params import Rule
 from pipeline.gating import verdicts
-from pipeline.gating.rules import bound_of, judge
+from pipeline.gating.rules import Bound, bound_of, judge
 from pipeline.metrics.builder import as_metric
 from pipeline.stats import intervals
 from pipeline.stats.intervals import Estimate
+from pipeline.stats.sequential import level
 
 Rng = np.random.Generator
 Rows = tuple[Any, Any]
@@ -66,9 +67,11 @@ def agreement(rng: Rng, p: float, concentration: float) -> Rows:
 # --- estimates ---------------------------------------------------------------------------------------------------
 
 
-def clustered(values: ArrayLike, clusters: ArrayLike, rng: Rng, transform: str = "mean") -> Estimate:
+def clustered(
+    values: ArrayLike, clusters: ArrayLike, rng: Rng, transform: str = "mean", confidence: float = CONFIDENCE
+) -> Estimate:
     ones = np.ones(len(np.asarray(values)))
-    return intervals.cluster_bootstrap(values, ones, clusters, rng=rng, transform=transform, confidence=CONFIDENCE, resamples=1000)
+    return intervals.cluster_bootstrap(values, ones, clusters, rng=rng, transform=transform, confidence=confidence, resamples=1000)
 
 
 def mean_of(rows: Callable[..., Rows], *given: Any, transform: str = "mean") -> Estimates:
@@ -76,15 +79,24 @@ def mean_of(rows: Callable[..., Rows], *given: Any, transform: str = "mean") -> 
 
 
 def accuracy(rng: Rng, n: int, lost: float, won: float, families: int | None = None) -> Estimate:
-    """The wider of Newcombe and bootstrap, as metrics/answers.py has it; half of a family's items move as one."""
+    """The wider of Newcombe and bootstrap, as metrics/answers.py has it."""
+    return accuracy_of(*answers(rng, n, lost, won, families), rng, CONFIDENCE)
+
+
+def answers(rng: Rng, n: int, lost: float, won: float, families: int | None = None) -> Rows:
+    """Cell of each item (right in both, lost, won, wrong in both), and its family; half of a family's items move as one."""
     cells = [0.7 - lost, lost, won, 0.3 - won]
     family = np.arange(n) % (families or n)
     kind = rng.choice(4, n, p=cells)
     if families:
         kind = np.where(rng.random(n) < 0.5, rng.choice(4, families, p=cells)[family], kind)
-    plain = intervals.paired_difference(*np.bincount(kind, minlength=4).tolist(), confidence=CONFIDENCE)
+    return kind, family
+
+
+def accuracy_of(kind: Any, family: Any, rng: Rng, confidence: float) -> Estimate:
+    plain = intervals.paired_difference(*np.bincount(kind, minlength=4).tolist(), confidence=confidence)
     change = (kind == 2).astype(float) - (kind == 1)
-    return intervals.outer(plain, clustered(change, family, rng)) if families else plain
+    return intervals.outer(plain, clustered(change, family, rng, "mean", confidence)) if family.max() + 1 < len(kind) else plain
 
 
 def machines(rng: Rng, lost: float, won: float, alike: float, twice: bool) -> Estimate:
@@ -228,6 +240,65 @@ def _passes(rule: Any, rows: Rows, rng: Rng) -> bool:
     return judge(rule, metric).verdict == "PASS"
 
 
+LOOKS, UNITS = 4, 44  # documents, in as many parts as looks
+
+
+def looking(runs: int) -> None:
+    """Verdicts by four O'Brien-Fleming looks beside those of one at the end (gating/sequential.py)."""
+    print(f"\nFour looks, {runs} runs, truth exactly the bound: false PASS | FAIL at one look; PASS | FAIL at four | items used\n")
+
+    def mean(values: Any, doc: Any, rng: Rng, confidence: float) -> Estimate:
+        return clustered(values, doc, rng, "mean", confidence)
+
+    def ratio(values: Any, doc: Any, rng: Rng, confidence: float) -> Estimate:
+        return clustered(values, doc, rng, "exp", confidence)
+
+    families = 464
+    cases: dict[str, tuple[str, Callable[[Rng], Rows], Callable[..., Estimate], float, int]] = {
+        "kld_mean, log-sd 0.25": ("0.02 nats", lambda rng: divergences(rng, [380] * UNITS, 0.25), mean, 1.0, UNITS),
+        "kld_mean, log-sd 0.45": ("0.02 nats", lambda rng: divergences(rng, [380] * UNITS, SPREAD), mean, 1.0, UNITS),
+        "ppl_ratio": ("2 %", lambda rng: losses(rng, UNITS, math.log(1.02)), ratio, 1.0, UNITS),
+        "acc_delta/all": ("2 pp", lambda rng: answers(rng, 1392, 0.035, 0.015, families), accuracy_of, 100.0, families),
+    }
+    for k, (name, (margin, rows, estimate, scale, units)) in enumerate(cases.items()):
+        rng, bound = np.random.default_rng([10, k]), bound_of(Rule(metric=name.split(",")[0], margin=margin))
+        counts, used = [0] * 4, 0.0
+        for _ in range(runs):
+            drawn, part = rows(rng), 0.0
+            for at, looks in ((0, 1), (2, LOOKS)):
+                verdict, part = _looked(drawn, estimate, bound, scale, looks, units, rng)
+                counts[at] += verdict == "PASS"
+                counts[at + 1] += verdict == "FAIL"
+            used += part
+        told = " | ".join(share(count, runs) for count in counts)
+        print(f"{name:<24} {told} | {100 * used / runs:.0f} %", flush=True)
+    print("\nItems used by four looks, true value in margins; z: standard errors from half the margin to it, of all items\n")
+    error, of_all = math.hypot(0.006, 0.126 / math.sqrt(380)) / math.sqrt(UNITS), max(4, runs // 4)
+    for z in (3, 4, 5, 7):
+        bound = bound_of(Rule(metric="ppl_ratio", margin=f"{100 * math.expm1(2 * z * error):.9f} %"))
+        rng, row = np.random.default_rng([11, z]), []
+        for true in (0, 0.25, 0.5, 1, 1.5):
+            ends = [_looked(losses(rng, UNITS, true * 2 * z * error), ratio, bound, 1.0, LOOKS, UNITS, rng) for _ in range(of_all)]
+            verdicts_of = [verdict for verdict, _ in ends]
+            passed, failed = (100 * verdicts_of.count(v) / of_all for v in ("PASS", "FAIL"))
+            row.append(f"{true:g}: {100 * sum(used for _, used in ends) / of_all:.0f} % (PASS {passed:.0f}, FAIL {failed:.0f})")
+        print(f"z {z}: {'; '.join(row)}", flush=True)
+
+
+def _looked(
+    rows: Rows, estimate: Callable[..., Estimate], bound: Bound, scale: float, looks: int, units: int, rng: Rng
+) -> tuple[str, float]:
+    """(the verdict, the share of items that it took)."""
+    verdict = ""
+    for look in range(1, looks + 1):
+        values, of = (column[rows[1] < units * look // looks] for column in rows)
+        e = estimate(values, of, rng, level(look, looks, CONFIDENCE))
+        verdict = judge(bound, as_metric(bound.metric, e, CONFIDENCE, scale)).verdict
+        if verdict != "INCONCLUSIVE":
+            break
+    return verdict, look / looks
+
+
 def pairing(folder: Path) -> None:
     """Items needed for the same half-width: lm-eval's stderrs of two scores, and the paired interval of the gate."""
     files = {p.stem: p for p in sorted(folder.glob("*.jsonl"))}
@@ -266,6 +337,7 @@ def main(
     coverage(runs)
     false_verdicts(runs)
     choosing(max(4, runs // 4))
+    looking(runs)
     pairing(folder)
 
 

@@ -69,7 +69,7 @@ PARAMS: Json = {
     "seed": 7, "threads": 2, "model": {"source": "path", "path": "source"}, "reference": "reference", "variants": VARIANTS,
     "tier": "golden",
     "tiers": {"golden": {
-        "tasks": {"choices": 3, "replies": 2, "prose": 1}, "documents": 2, "trajectories": 2,
+        "tasks": {"choices": 3, "replies": 2, "prose": 1}, "documents": 2, "trajectories": 2, "stop": "never",
         "floor": {"tokens": 60, "stepwise": 12},
         "benchmark": {"prompt_tokens": 20, "output_tokens": 3, "warmups": 1, "rounds": 3, "contexts": [32], "batches": [2]},
         "serving": {"concurrency": [2], "rates": [50], "requests": 2, "rounds": 2, "warmups": 1, "prompt_tokens": 8,

@@ -1,0 +1,34 @@
+"""Bounds for looking at data while they come in, without erring more often than one look at the end would."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+from scipy.optimize import brentq
+from scipy.stats import norm
+
+
+@cache
+def o_brien_fleming(looks: int, confidence: float) -> tuple[float, ...]:
+    """z of each of so many looks after equal parts: chance passes any of them with probability 1 - confidence, both sides together
+    (O'Brien and Fleming 1979). The sum of k parts has the same bound at every look; the density of sums that stayed inside it is
+    integrated from part to part (Armitage, McPherson and Rowe 1969)."""
+    nodes, weights = np.polynomial.legendre.leggauss(64)
+
+    def excess(bound: float) -> float:
+        x, w = bound * nodes, bound * weights
+        density = norm.pdf(x)
+        for _ in range(looks - 1):
+            density = norm.pdf(x[:, None] - x) @ (w * density)
+        return float(confidence - w @ density)
+
+    tail, root = (1 - confidence) / 2, float(np.sqrt(looks))
+    bound = brentq(excess, 0.9 * root * norm.isf(tail), 1.1 * root * norm.isf(tail / looks))  # one look; Bonferroni
+    return tuple(float(bound / np.sqrt(k)) for k in range(1, looks + 1))
+
+
+def level(look: int, looks: int, confidence: float) -> float:
+    """Confidence of the interval at one look, so that those of all looks hold at once with `confidence`, whatever ends the looking:
+    repeated confidence intervals (Jennison and Turnbull 1989)."""
+    return float(1 - 2 * norm.sf(o_brien_fleming(looks, confidence)[look - 1]))
