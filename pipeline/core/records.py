@@ -584,6 +584,9 @@ class Agreement(TypedDict):
 
 
 class Curves(TypedDict, total=False):
+    """kld_by_document: tokens scored, and the sum of their KLD: two variants' are compared in pairs by it."""
+
+    kld_by_document: dict[str, tuple[int, float]]
     kld_by_position: dict[str, list[Span]]
     agreement_by_position: list[Agreement]
 
