@@ -144,7 +144,7 @@ def draw(
         else:
             svg = charts.svg(spec, name)
             artifacts.write_text(path, svg)
-            drawn[name] = Picture(spec["description"], svg, spec, None)
+            drawn[name] = Picture(spec["description"], svg.replace(charts.style(), ""), spec, None)  # the page has it once
     for name in ("tradeoff", "sensitivity"):  # MLflow shows no SVG
         (FIGURES / f"{name}.png").unlink(missing_ok=True)
         if spec := specs[name]:
@@ -204,7 +204,7 @@ def print_summary(settings: Params) -> None:
     took = ", ".join(f"{stage} {sum(s):.0f} s" + (f" (×{len(s)})" if len(s) > 1 else "") for stage, s in stages.items())
     _say(f"time: {took}; {sum(map(sum, stages.values())):.0f} s in all, when each last ran")
     advised = recommendation.advice(results, verdict, settings.reference, smallest.load(results, verdict))
-    _say(" ".join(filter(None, ("advice:", advised.serve, *advised.notes, advised.breaks, advised.smallest))))
+    _say(" ".join(filter(None, ("advice:", advised.serve, *advised.notes, advised.breaks, *advised.smallest))))
     if advised.setting:
         _say(f"add to variants in params.yaml: {advised.setting}", "  ")
     print(f"verdict: {verdict['verdict']}, {', '.join(settings.gate.required)}'s; it alone can block a merge")

@@ -42,9 +42,9 @@ def test_the_effects_of_engine_and_precision_multiply_to_the_whole() -> None:
 
 def test_what_kld_is_beyond_the_engine_s_is_the_difference_of_means_in_pairs_by_document() -> None:
     results = house()
-    documents = {f"d{k}": (10 * k, 0.3 * k * k) for k in range(1, 9)}
-    results["own"]["curves"] = {"kld_by_document": documents}
-    results["q8"]["curves"] = {"kld_by_document": {d: (n, total + 0.03 * n) for d, (n, total) in documents.items()}}
+    for name, more in (("own", 0.0), ("q8", 0.03)):
+        documents = {f"d{k}": {"tokens": 10 * k, "kld": 0.3 * k * k + more * 10 * k} for k in range(1, 9)}
+        results[name]["curves"] = {"kld_by_document": documents}
     found = effects.beyond(results, "q8", "own", SETUP, 1)
     assert found["value"] == pytest.approx(0.03) and found["n"] == 360 and found["clusters"] == 8
     assert found["high"] - found["low"] < 1e-9, "documents differ by thirty times that: paired, nothing of it is left"  # type: ignore[operator]

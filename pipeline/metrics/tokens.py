@@ -87,7 +87,7 @@ def token_metrics(b: Builder, rows: dict[str, list[Any]]) -> str | None:
     b.curves["kld_by_position"] = {"corpus": corpus, TRAJECTORY: _trajectory_curve(b, columns, trajectories)}
     names, of = np.unique(columns["document"], return_inverse=True)
     sums = zip(names.tolist(), np.bincount(of).tolist(), np.bincount(of, kld).tolist())
-    b.curves["kld_by_document"] = {name: (tokens, total) for name, tokens, total in sums}
+    b.curves["kld_by_document"] = {name: {"tokens": n, "kld": total} for name, n, total in sums}
     return None
 
 

@@ -83,11 +83,18 @@ def svg(spec: Json, name: str) -> str:
     drawn = vl_convert.vegalite_to_svg(spec)
     for k, old in enumerate(dict.fromkeys(re.findall(r'\bid="([^"]+)"', drawn))):  # numbered through all that a process drew
         drawn = re.sub(rf'(?<=[#"]){old}(?=[)"])', f"{name}-{k}", drawn)
-    drawn = re.sub(r' (aria|role)[\w-]*="[^"]*"', "", drawn)
-    drawn = re.sub(r' (stroke-miterlimit|opacity|pointer-events)="(10|1|none)"', "", drawn)
+    drawn = re.sub(r' (aria|role)[\w-]*="[^"]*"| class="(?!marks")[^"]*"', "", drawn)
+    drawn = re.sub(r' (stroke-miterlimit|stroke-width|opacity|pointer-events|transform)="(10|1|none|translate\(0,0\))"', "", drawn)
+    drawn = re.sub(r'<path d="[^"]*"( display="none")?/>', "", drawn)  # without a colour, so not seen
+    for font in (fonts := (f' font-family="{CONFIG["font"]}"', ' font-size="11px"')):
+        drawn = drawn.replace(font, "")
     drawn = re.sub(r' (d|transform|x2|y2)="[^"]*"', lambda at: re.sub(r"\d+\.\d{2,}", lambda m: f"{float(m[0]):.1f}", at[0]), drawn)
-    said = f'class="chart" role="img" aria-label="{html.escape(spec["description"])}"'
-    return drawn.replace('class="marks"', said, 1).replace("><", f"><style>{dark()}</style><", 1)
+    said = f'class="chart"{"".join(fonts)} role="img" aria-label="{html.escape(spec["description"])}"'
+    return drawn.replace('class="marks"', said, 1).replace("><", f">{style()}<", 1)
+
+
+def style() -> str:
+    return f"<style>{dark()}</style>"
 
 
 def png(spec: Json) -> bytes:
@@ -268,7 +275,7 @@ def _band(limit: float | None) -> list[Json]:
     at = {"y": {"datum": limit}, "x": {"value": SIZE[0]}}
     return [
         _layer("rect", {"y": {"datum": 0}, "y2": {"datum": limit}}, once, color=BLUE, opacity=0.1),
-        _layer("text", at, once, text=words, align="right", baseline="top", dy=2, fontSize=11, color=BLUE),
+        _layer("text", at, once, text=words, align="right", baseline="bottom", dy=-2, fontSize=11, color=BLUE),
     ]
 
 
@@ -314,7 +321,7 @@ def place(
         taken += [(0.0, b, 150.0, b + LINE_HEIGHT), (0.0, b - 1, SIZE[0], b + 1)]  # upwards
     if limit:
         b = pixel(limit, y, SIZE[1])
-        taken.append((SIZE[0] - 240.0, b - LINE_HEIGHT, SIZE[0], b))
+        taken.append((SIZE[0] - 240.0, b, SIZE[0], b + LINE_HEIGHT))
     labels = {}
     for name, (a, b) in at.items():
         wide, choices = LETTER * len(name), []

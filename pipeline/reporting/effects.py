@@ -31,12 +31,14 @@ def both(results: Results, reference: str) -> list[str]:
 def rows(results: Results, reference: str, setup: Compare, seed: int) -> list[dict[str, str | Metric | None]]:
     """One row a variant that changes both: what its engine does, and what its precision does on top."""
     table: list[dict[str, str | Metric | None]] = []
+    other = unknown("speed_ratio", "not both have a rate with an interval, of the same machine", setup.confidence)
     for name in both(results, reference):
         own, none = own_16(results, name), unknown("kld_mean", lacking(results[name]["engine"]), setup.confidence)
         engine = results[own]["metrics"] if own else {"speed_ratio": none, "kld_mean": none}
+        precision = own_ratio(results, name) or other if own else none
         table.append({
             "variant": name, "its engine's 16 bits": own or "–",
-            "decode: engine, ×": engine.get("speed_ratio"), "decode: precision, ×": own_ratio(results, name) if own else none,
+            "decode: engine, ×": engine.get("speed_ratio"), "decode: precision, ×": precision,
             "KLD: engine, nats": engine.get("kld_mean"), "KLD: both, nats": results[name]["metrics"].get("kld_mean"),
             "KLD beyond its engine's 16 bits, nats": beyond(results, name, own, setup, seed) if own else none,
         })  # fmt: skip
@@ -46,11 +48,11 @@ def rows(results: Results, reference: str, setup: Compare, seed: int) -> list[di
 def beyond(results: Results, name: str, own: str, setup: Compare, seed: int) -> Metric:
     """By how much a variant's mean KLD is above that of its engine's 16 bits."""
     mine, theirs = (results[n]["curves"].get("kld_by_document", {}) for n in (name, own))
-    tokens = {document: n for document, (n, _) in mine.items()}
-    if not mine or tokens != {document: n for document, (n, _) in theirs.items()}:
+    tokens = {document: rows["tokens"] for document, rows in mine.items()}
+    if not mine or tokens != {document: rows["tokens"] for document, rows in theirs.items()}:
         return unknown("kld_mean", f"{name} and {own} have no KLD of the same documents; run `dvc repro`", setup.confidence)
     e = cluster_bootstrap(
-        [total - theirs[document][1] for document, (_, total) in mine.items()], list(tokens.values()), list(mine),
+        [rows["kld"] - theirs[document]["kld"] for document, rows in mine.items()], list(tokens.values()), list(mine),
         confidence=setup.confidence, resamples=setup.resamples, rng=Builder(setup, seed).rng(f"beyond/{name}"),
     )  # fmt: skip
     method = f"difference of mean KLDs to the reference, in pairs by document; {e.method}"

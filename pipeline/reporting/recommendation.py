@@ -38,7 +38,7 @@ class Advice:
     breaks: str | None
     ladder: list[str]
     open: list[str]
-    smallest: str | None
+    smallest: list[str]
     setting: str | None
 
 
@@ -57,7 +57,7 @@ def advice(results: Results, verdict: Verdict, reference: str, found: smallest.F
     rungs = _rungs(results, judged, reference)
     ladder = [_step(results, judged, a, b) for a, b in pairwise(rungs)]
     serve, breaks = _serve(results, judged, reference), _breaks(results, judged, rungs[-1])
-    least = smallest.advice(found, results, verdict) if found else (None, None)
+    least = smallest.advice(found, results, verdict) if found else ([], None)
     return Advice(*serve, breaks, ladder, _open(results, judged, reference), *least)
 
 

@@ -6,18 +6,7 @@ import json
 from typing import NamedTuple
 
 from pipeline.core import artifacts, cli, records
-from pipeline.core.records import (
-    Answer,
-    Candidates,
-    Certified,
-    Interval,
-    Proposal,
-    Results,
-    Sensitivity,
-    VariantVerdict,
-    Verdict,
-    WholeEstimate,
-)
+from pipeline.core.records import Answer, Candidates, Certified, Interval, Proposal, Results, Sensitivity, Verdict, WholeEstimate
 from pipeline.reporting import text
 
 FIRST = 12  # groups in the table
@@ -34,6 +23,10 @@ class Found(NamedTuple):
     answer: Answer
     best: Certified | None
 
+    @classmethod
+    def of(cls, table: Sensitivity, candidates: Candidates, answer: Answer) -> Found:
+        return cls(table, candidates, answer, next((c for c in answer["tested"] if c["name"] == answer["answer"]), None))
+
 
 def load(results: Results, verdict: Verdict) -> Found | None:
     """What is in reports/smallest/, if it was found with this reference and judged by the rules of this verdict."""
@@ -44,30 +37,28 @@ def load(results: Results, verdict: Verdict) -> Found | None:
     made_with = (results[verdict["reference"]]["model"], artifacts.sha256_file(artifacts.SENSITIVITY), found["digest"])
     if made_with != (table["model"], found["sensitivity"], answer["candidates"]):
         return None
-    judged_by = [_rules(v) for v in verdict["variants"].values()]
-    if any(_rules(c["judged"]) not in judged_by for c in answer["tested"]):
+    judged = [*(c["judged"] for c in answer["tested"]), *verdict["variants"].values()]
+    rules = [[(r["metric"], r["bound"], r["required"]) for r in v["rules"]] for v in judged]
+    if any(mine not in rules[len(answer["tested"]) :] for mine in rules[: len(answer["tested"])]):
         return None
-    return Found(table, found, answer, next((c for c in answer["tested"] if c["name"] == answer["answer"]), None))
+    return Found.of(table, found, answer)
 
 
-def _rules(judged: VariantVerdict) -> list[tuple[str, str, bool]]:
-    return [(r["metric"], r["bound"], r["required"]) for r in judged["rules"]]
-
-
-def advice(found: Found, results: Results, verdict: Verdict) -> tuple[str | None, str | None]:
-    """(the smallest that was certified: its size beside the listed variants that pass, its costs, what is not settled; what to put
-    into params.yaml for it)."""
+def advice(found: Found, results: Results, verdict: Verdict) -> tuple[list[str], str | None]:
+    """(sentences: the smallest that was certified with its size beside the listed variants that pass, its costs, what is not
+    settled; what to put into params.yaml for it)."""
     if (best := found.best) is None or not best["weight_bytes"]:
-        return None, None
+        return [], None
     sizes = {n: text.value_of(results[n], "weight_bytes") for n, v in verdict["variants"].items() if v["verdict"] == "PASS"}
     smaller = ", ".join(f"{100 * (1 - best['weight_bytes'] / size):.0f} % smaller than {n}" for n, size in sizes.items() if size)
     rules = {r["metric"]: r for r in best["judged"]["rules"]}
     costs = ", ".join(f"{text.NAMES[k]} {text.judged_value(rules[k])}" for k in COSTS if k in rules)
     unsure = [(c["name"], r) for c in found.answer["tested"] for r in c["judged"]["rules"] if r["verdict"] == "INCONCLUSIVE"]
     left = [f"{name}: {r['metric']} {text.judged_value(r)} ({text.bound(r)}){text.settled_by(r)}" for name, r in unsure]
-    said = f"Smallest that is certified on texts that chose nothing: {best['name']}, {best['weight_bytes'] / 1e6:.1f} MB"
-    said += f" ({smaller})" * bool(smaller) + f". Against {verdict['reference']}: {costs}."
-    return said + f" Not settled: {'; '.join(left)}." * bool(left), setting(found.candidates, best)
+    size = f"{best['weight_bytes'] / 1e6:.1f} MB" + f" ({smaller})" * bool(smaller)
+    lines = [f"Smallest that is certified on texts that chose nothing: {best['name']}, {size}.",
+             f"Against {verdict['reference']}: {costs}.", *[f"Not settled: {'; '.join(left)}."] * bool(left)]  # fmt: skip
+    return lines, setting(found.candidates, best)
 
 
 def setting(found: Candidates, best: Certified) -> str:
@@ -82,13 +73,6 @@ def rows(found: Found) -> list[dict[str, str]]:
     return [_row(p, tested.get(p["name"])) for p in found.candidates["proposals"]]
 
 
-def numbers(best: Certified) -> dict[str, float]:
-    """What was certified, as numbers."""
-    values = {"weight_bytes": best["weight_bytes"], "bits_per_weight": best["bits_per_weight"], "predicted": best["predicted"]}
-    values |= {r["metric"]: r["value"] for r in best["judged"]["rules"]}
-    return {k: float(v) for k, v in values.items() if v is not None}
-
-
 def caption(found: Found) -> str:
     texts, n = found.table["texts"], text.counted(c["kld"]["n"] for c in found.answer["tested"] if c["kld"])
     return (
@@ -101,7 +85,7 @@ def caption(found: Found) -> str:
 
 def page(found: Found) -> str:
     """reports/smallest/README.md."""
-    table, candidates, answer, _ = found
+    table, candidates, answer, best = found
     ranked = sorted(table["groups"], key=lambda row: -(row["alone"]["value"] or 0.0))[:FIRST]
     lowest = table["levels"][0]
     groups = [
@@ -116,6 +100,7 @@ def page(found: Found) -> str:
     parts = [
         "# The smallest that passes",
         "\n".join(f"- {line}" for line in answer["words"]),
+        *[f"To serve it, add to `variants` in params.yaml: `{setting(candidates, b)}`" for b in [best] if b],
         "## Candidates, safest first",
         cli.markdown_table(rows(found)),
         caption(found),
@@ -149,6 +134,6 @@ def family_note(k: int, level: float) -> str | None:
         return None
     one = 100 * level
     return (
-        f"It is the best of {k} variants judged on the same texts: one exactly at its margin passes by chance in {one:.3g} % of "
-        f"runs, one of {k} in up to {min(100.0, one * k):.3g} %. `make smallest` tests in a fixed order, which keeps {one:.3g} %."
+        f"{k} variants were judged on the same texts: one exactly at its margin passes by chance in {one:.3g} % of runs, one of "
+        f"{k} in up to {min(100.0, one * k):.3g} % (make smallest: {one:.3g} %)."
     )

@@ -258,7 +258,7 @@ def own_ratio(results: Results, name: str) -> Metric | None:
     if own == variant["reference"] or not ratio:
         return ratio
     a, b = known(ratio), known(base)
-    if not a or not b or not a.interval or not b.interval or min(b.interval) <= 0:
+    if not a or not b or not a.interval or not b.interval or min(b.interval) <= 0 or variant["machine"] != results[own]["machine"]:
         return None
     method = f"quotient of both ratios to {variant['reference']}; the outer ends of their intervals"
     low, high = a.interval[0] / b.interval[1], a.interval[1] / b.interval[0]

@@ -156,7 +156,8 @@ def log_state(tracker: Tracker, state: State, settings: Params, made_from: dict[
         for file, table in tables.items():
             tracker.log_dict(run_id, {"columns": list(table[0]), "data": [list(row.values()) for row in table]}, file)
         if state.smallest and (best := state.smallest.best):
-            tracker.log_metrics(run_id, {f"smallest/{k}": v for k, v in smallest.numbers(best).items()})
+            values = {r["metric"]: r["value"] for r in best["judged"]["rules"]} | {"weight_bytes": best["weight_bytes"]}
+            tracker.log_metrics(run_id, {f"smallest/{k}": float(v) for k, v in values.items() if v is not None})
         tracker.log_files(run_id, [Path("params.yaml"), baseline.LOCK], "made_from")
 
     name = f"{word} ({key[:6]}): {model_name(settings)} vs {reference}"  # verdict first: lists cut a name's end
@@ -254,6 +255,7 @@ def _points(result: VariantResult, serving: ServerReport | None) -> Iterator[tup
 def params_of(name: str, result: VariantResult, settings: Params) -> dict[str, object]:
     """What people filter and sort runs by; `made_by` has the rest."""
     options = {f"options.{k}": _text(v) for k, v in result["options"].items()}
+    options |= {f"engine_options.{k}": _text(v) for k, v in settings.variants[name].engine_options.items()}
     return {
         "variant": name, "quantizer": result["quantizer"], "engine": result["engine"],
         "bits": nominal_bits(result["options"]),
