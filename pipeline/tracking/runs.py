@@ -254,7 +254,7 @@ def _points(result: VariantResult, serving: ServerReport | None) -> Iterator[tup
 
 def params_of(name: str, result: VariantResult, settings: Params) -> dict[str, object]:
     """What people filter and sort runs by; `made_by` has the rest."""
-    options = {f"options.{k}": _text(v) for k, v in result["options"].items()}
+    options = {f"options.{k}": _text(v) for k, v in result["asked"].items()}
     options |= {f"engine_options.{k}": _text(v) for k, v in settings.variants[name].engine_options.items()}
     return {
         "variant": name, "quantizer": result["quantizer"], "engine": result["engine"],
@@ -273,7 +273,7 @@ def machine_class(result: VariantResult) -> dict[str, str]:
 def made_by(result: VariantResult, manifest: ModelManifest | None, settings: Params) -> dict[str, object]:
     """Everything else that defines a variant and its measurement."""
     calibration = manifest.get("calibration") if manifest else None
-    about = ("dequantized_from", "kernels", "engine_options", "base", "model", "versions", "machine")
+    about = ("options", "dequantized_from", "kernels", "engine_options", "base", "model", "versions", "machine")
     return {
         **{k: v for k, v in result.items() if k in about and v}, "seed": settings.seed, "confidence": settings.compare.confidence,
         "calibration": {k: v for k, v in (calibration or {}).items() if k in CALIBRATED_ON},
