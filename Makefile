@@ -19,7 +19,7 @@ repro: .venv/installed  ## install what is missing, run the whole pipeline, prin
 	@python -m pipeline.report --summary
 
 smallest: .venv/installed  ## after `make repro`: the smallest model that passes the gate, chosen on other texts
-	@dvc repro smallest/dvc.yaml && python -c 'import json; print(*json.load(open("reports/smallest/answer.json"))["words"], sep="\n")'
+	@dvc repro tools/smallest/dvc.yaml && dvc repro && python -m pipeline.report --summary
 
 test: .venv/installed  ## install what is missing, check style, types and imports, run the tests
 	ruff check pipeline tools tests evalsets && ruff format --check pipeline tools tests evalsets && mypy pipeline tools tests/bench

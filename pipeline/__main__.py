@@ -32,7 +32,7 @@ COMMANDS = {
     ),
     "gate": Command(
         "pipeline.gate:main", "Judge the results; with --enforce, exit by the verdict.",
-        ("quantgate gate --enforce", "quantgate gate --enforce --baseline main --comment"),
+        ("quantgate gate --enforce", "quantgate gate --enforce --baseline main --comment", "quantgate gate --enforce --json"),
     ),
     "report": Command(
         "pipeline.report:main", "Write report.html and report.md, or print the table.",

@@ -90,11 +90,11 @@ def certify(settings: Params) -> Answer:
         "candidates": found["digest"], "tested": tested, "answer": passed[-1] if passed else None, "looks": looks.count(settings),
         "words": [], "wall_s": 0.0, "load": os.getloadavg()[0],
     }  # fmt: skip
-    answer["words"] = words(answer, found, settings)
+    answer["words"] = words(answer, settings)
     return answer
 
 
-def words(answer: Answer, found: Candidates, settings: Params) -> list[str]:
+def words(answer: Answer, settings: Params) -> list[str]:
     """The answer with its size beside the listed variants that pass, predicted beside measured, and how worn the set is."""
     lines = []
     for c in answer["tested"]:
@@ -116,8 +116,6 @@ def words(answer: Answer, found: Candidates, settings: Params) -> list[str]:
                 f"{100 * (1 - size / other['value']):.0f} % smaller than {name}, which passes too ({other['value'] / 1e6:.1f} MB)"
             )
     lines.append(f"the smallest that passes: {best['name']}, {size / 1e6:.1f} MB, {best['bits_per_weight']:.2f} bits a weight")
-    quoted = f"quantizer: {found['quantizer']}, engine: {found['engine']}, options: {best['options']}"
-    lines.append(f"to serve it, add to variants in params.yaml: {best['name']}: {{{quoted}}}")
     return [*lines, looks.note(answer["looks"], settings)]
 
 
@@ -129,7 +127,7 @@ def main() -> None:
     answer["wall_s"] = watch.done()
     artifacts.write_json(artifacts.ANSWER, answer)
     table, found = records.read(artifacts.SENSITIVITY, records.Sensitivity), records.read(artifacts.CANDIDATES, Candidates)
-    artifacts.write_text(artifacts.SMALLEST / "smallest.md", smallest.page(table, found, answer))
+    artifacts.write_text(smallest.PAGE, smallest.page(smallest.Found.of(table, found, answer)))
     for line in answer["words"]:
         cli.say("certify", line)
     cli.say("certify", f"{len(answer['tested'])} judged, {answer['wall_s']:.1f} s at load {answer['load']:.1f}")

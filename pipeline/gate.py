@@ -7,6 +7,7 @@ writes the comment of a merge request.
 
 from __future__ import annotations
 
+import json
 import sys
 from typing import Annotated
 
@@ -22,29 +23,37 @@ STALE = 2
 NO_BASE = "no baseline named: the rules were not compared with earlier ones (--baseline REV)"
 
 
-def enforce(settings: Params, rev: str | None = None, *, write: bool = False) -> int:
-    """Exit code for a merge; anything missing or changed since is never a pass. write: the comment, too."""
+def enforce(settings: Params, rev: str | None = None, *, write: bool = False, as_json: bool = False) -> int:
+    """Exit code for a merge; anything missing or changed since is never a pass. write: the comment, too; as_json: print JSON."""
     try:
         merge = verdicts.for_merge(settings, rev)
     except QuantgateError as e:
-        return _no_verdict(e, write)
+        return _no_verdict(e, write, as_json)
     word = merge.verdict["verdict"]
+    passes = word == "INCONCLUSIVE" and settings.gate.inconclusive == "passes"
+    code = 0 if passes else EXIT[word]
+    if write:
+        artifacts.write_text(comment.FILE, comment.render(merge))
+    if as_json:
+        against = merge.changes.commit if merge.changes else None
+        more = {"exit": code, "baseline": against, "loosened": list(map(str, merge.loosened)), "absent": merge.absent}
+        print(json.dumps({**merge.verdict, **more}, indent=1))
+        return code
     for name, v in merge.verdict["variants"].items():
         print(f"{v['verdict']:<13} {name}{'' if v['required'] else ' (advisory)'}: {v['reason']}")
     baseline = f", against {merge.changes.rev} ({merge.changes.commit[:7]})" if merge.changes else ""
-    passes = word == "INCONCLUSIVE" and settings.gate.inconclusive == "passes"
     print(f"{word:<13} overall{baseline}{' (passes: gate.inconclusive)' if passes else ''}")
     for line in [f"looser than at the baseline: {change}" for change in merge.loosened] if merge.changes else [NO_BASE]:
         print(line)
     if merge.absent:
         print(f"not here, and so not compared with dvc.lock: {', '.join(merge.absent)}")
-    if write:
-        artifacts.write_text(comment.FILE, comment.render(merge))
-    return 0 if passes else EXIT[word]
+    return code
 
 
-def _no_verdict(error: QuantgateError, write: bool) -> int:
+def _no_verdict(error: QuantgateError, write: bool, as_json: bool) -> int:
     print(f"gate: {error}", file=sys.stderr)
+    if as_json:
+        print(json.dumps({"verdict": None, "reason": str(error), "exit": STALE}, indent=1))
     if write:
         artifacts.write_text(comment.FILE, comment.problem(str(error)))
     return STALE
@@ -54,16 +63,17 @@ def main(
     enforcing: Annotated[bool, typer.Option("--enforce", help="Write no verdict; exit by the one on file.")] = False,
     rev: Annotated[str | None, typer.Option("--baseline", help="The commit merged into; with --enforce or --comment.")] = None,
     commenting: Annotated[bool, typer.Option("--comment", help=f"Write {comment.FILE}, for a merge request.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print verdicts, rules and the exit code as JSON.")] = False,
 ) -> None:
     """Judge every variant by the rules in params.yaml."""
     if enforcing or commenting:
         try:
-            code = enforce(params.load(), rev, write=commenting)
+            code = enforce(params.load(), rev, write=commenting, as_json=as_json)
         except ParamsError as e:
-            code = _no_verdict(e, commenting)
+            code = _no_verdict(e, commenting, as_json)
         sys.exit(code if enforcing else 0)
-    if rev is not None:
-        raise ParamsError("--baseline goes with --enforce or --comment")
+    if rev is not None or as_json:
+        raise ParamsError(f"{'--json' if as_json else '--baseline'} goes with --enforce or --comment")
     settings = params.load()
     watch = artifacts.Stopwatch("gate")
     verdict = verdicts.of(verdicts.load_results(settings), settings)

@@ -19,7 +19,7 @@ from pipeline.core.params import Params
 from pipeline.core.records import BaseManifest, Results, ServerReport, VariantResult, Verdict
 from pipeline.gating import freshness, verdicts
 from pipeline.metrics.definitions import is_served
-from pipeline.reporting import charts, failures, recommendation, text, tradeoff
+from pipeline.reporting import charts, effects, failures, recommendation, smallest, text, tradeoff
 from pipeline.serving import results as server_results
 from pipeline.speed import schedule
 
@@ -67,7 +67,9 @@ def load_results(settings: Params) -> tuple[Results, Verdict]:
     return results, records.read(artifacts.GATE, Verdict)
 
 
-def context_of(results: Results, verdict: Verdict, settings: Params, table: tradeoff.View) -> dict[str, object]:
+def context_of(
+    results: Results, verdict: Verdict, settings: Params, table: tradeoff.View, found: smallest.Found | None
+) -> dict[str, object]:
     """All that the templates show, but the pictures."""
     base, reference = records.read(artifacts.BASE / artifacts.MANIFEST, BaseManifest), settings.reference
     metrics, ratio = results[reference]["metrics"], results[reference]["metrics"].get("speed_ratio")
@@ -89,17 +91,20 @@ def context_of(results: Results, verdict: Verdict, settings: Params, table: trad
         "reference": reference, "base": base, "seed": settings.seed,
         "machine": text.machines(results), "level": level,
         "head_caption": f"{head} Point at a value or touch it: n and method. †: see Noise and floors.", "head": head,
-        "decided": f"Only {', '.join(settings.gate.required)} can block a merge; other verdicts are advisory. "
-        + text.stopped_early(results),
+        "held": held(settings), "effects": effects.rows(results, reference, settings.compare, settings.seed),
+        "effects_caption": " ".join((effects.CAPTION, *(f"{note}." for note in effects.notes(results, reference)))),
+        "smallest": found, "smallest_rows": smallest.rows(found) if found else [],
+        "smallest_caption": smallest.caption(found) if found else "",
+        "stopped_early": text.stopped_early(results),
         "calibration_gains": text.calibration_gains(results), "noise_details": text.noise_details(metrics),
         "failures": failures.of(results, reference), "visible": failures.visible, "clipped": failures.clipped,
         "fault_words": failures.FAULT_WORDS, "run_to_run": text.run_to_run(ratio["between"] if ratio else None),
         "base_words": "; ".join(filter(None, (source + text.dequantized(results[reference]) * (not packed), packed, base["note"]))),
         "versions": ", ".join(f"{name} {version}" for name, version in results[reference]["versions"].items()),
         "tradeoff": table, "served": tradeoff.SERVED, "cautions": text.cautions(results) + table.notes,
-        "advice": recommendation.advice(results, verdict, reference), "noise_line": text.noise_line(metrics, reference),
+        "advice": recommendation.advice(results, verdict, reference, found), "noise_line": text.noise_line(metrics, reference),
         "unmeasured": text.unmeasured(results), "dominated": recommendation.domination(results, reference),
-        "bounds": {n: found for n, r in results.items() if (found := text.bounds(r))}, "readme_ends": README_ENDS,
+        "bounds": {n: phases for n, r in results.items() if (phases := text.bounds(r))}, "readme_ends": README_ENDS,
         "benchmark_words": f"{rounds} rounds of {asked.prompt_tokens} prompt and {asked.output_tokens} output tokens, one "
         f"request after another. Small print: {level} intervals.",
         "task_rows": [{"variant": n, **{t: text.with_flips(r, t) for t in tasks}} for n, r in results.items()],
@@ -114,7 +119,14 @@ def context_of(results: Results, verdict: Verdict, settings: Params, table: trad
     }  # fmt: skip
 
 
-def draw(results: Results, verdict: Verdict, settings: Params, serving: dict[str, ServerReport]) -> dict[str, Picture]:
+def held(settings: Params) -> str:
+    """Whose verdict the overall one is, and what advisory means."""
+    return f"the verdict of {', '.join(settings.gate.required)}, which alone can block a merge; advisory: shown, blocks nothing"
+
+
+def draw(
+    results: Results, verdict: Verdict, settings: Params, serving: dict[str, ServerReport], found: smallest.Found | None
+) -> dict[str, Picture]:
     """Draw every picture for which there are values. serving: {variant: its server's results}, of those that are not stale."""
     reference, level = settings.reference, settings.compare.confidence
     loads = charts.sweeps(results, serving, settings.amount.benchmark.prompt_tokens)
@@ -122,7 +134,7 @@ def draw(results: Results, verdict: Verdict, settings: Params, serving: dict[str
     specs = {
         "tradeoff": quality, "domains": charts.domains(results, reference, level),
         "positions": charts.positions(results, reference, level), "latency": charts.latency(loads, level),
-        "memory": charts.memory(results),
+        "memory": charts.memory(results), "sensitivity": charts.sensitivity(found.table) if found else None,
     }  # fmt: skip
     drawn = {}
     for name, spec in specs.items():
@@ -133,9 +145,12 @@ def draw(results: Results, verdict: Verdict, settings: Params, serving: dict[str
         else:
             svg = charts.svg(spec, name)
             artifacts.write_text(path, svg)
-            drawn[name] = Picture(spec["description"], svg, spec, None)
-    with artifacts.atomic_file(FIGURES / "tradeoff.png") as tmp:  # MLflow shows no SVG
-        tmp.write_bytes(charts.png(quality))
+            drawn[name] = Picture(spec["description"], svg.replace(charts.style(), ""), spec, None)  # the page has it once
+    for name in ("tradeoff", "sensitivity"):  # MLflow shows no SVG
+        (FIGURES / f"{name}.png").unlink(missing_ok=True)
+        if spec := specs[name]:
+            with artifacts.atomic_file(FIGURES / f"{name}.png") as tmp:
+                tmp.write_bytes(charts.png(spec))
     return drawn
 
 
@@ -151,8 +166,10 @@ def write(settings: Params) -> None:
     serving, faults = server_results.current(results, settings)
     prompts = settings.amount.benchmark.prompt_tokens, schedule.BATCH_PROMPT
     table = tradeoff.view(results, serving, faults, prompts, settings.compare.confidence)
-    drawn = draw(results, verdict, settings, serving)
-    context = context_of(results, verdict, settings, table) | {"pictures": drawn, "dark": charts.dark(), "bundle": charts.library()}
+    found = smallest.load(results, verdict)
+    drawn = draw(results, verdict, settings, serving, found)
+    context = context_of(results, verdict, settings, table, found)
+    context |= {"pictures": drawn, "dark": charts.dark(), "bundle": charts.library()}
     artifacts.write_text(artifacts.REPORTS / "report.md", text.render("report.md.j2", context))
     artifacts.write_text(artifacts.REPORTS / "report.html", text.render("report.html.j2", context))
     numbers = summary_numbers(results)
@@ -182,12 +199,16 @@ def print_summary(settings: Params) -> None:
     for name, v in verdict["variants"].items():
         if v["verdict"] != "PASS" or text.aside(v):
             _say(f"{name}: {'; '.join(filter(None, (text.brief(v), text.aside(v))))}", "  ")
+        if apart := effects.words(results, name):
+            _say(apart, "  ")
     stages = run_times(settings)
     took = ", ".join(f"{stage} {sum(s):.0f} s" + (f" (×{len(s)})" if len(s) > 1 else "") for stage, s in stages.items())
     _say(f"time: {took}; {sum(map(sum, stages.values())):.0f} s in all, when each last ran")
-    advised = recommendation.advice(results, verdict, settings.reference)
-    _say(" ".join(filter(None, ("advice:", advised.serve, *advised.notes, advised.breaks))))
-    print(f"verdict: {verdict['verdict']}, held to {', '.join(settings.gate.required)}")
+    advised = recommendation.advice(results, verdict, settings.reference, smallest.load(results, verdict))
+    _say(" ".join(filter(None, ("advice:", advised.serve, *advised.notes, advised.breaks, *advised.smallest))))
+    if advised.setting:
+        _say(f"add to variants in params.yaml: {advised.setting}", "  ")
+    print(f"verdict: {verdict['verdict']}, {', '.join(settings.gate.required)}'s; it alone can block a merge")
     print(f"next: {advised.command or 'see above what keeps variants from passing'}")
     print("report: reports/report.html     MLflow UI: make ui")
 
@@ -230,9 +251,8 @@ def write_readme(path: Path = Path("README.md")) -> None:
     report = artifacts.REPORTS / "report.md"
     if not report.exists():
         raise ArtifactError(f"{report} is missing; run `dvc repro`")
-    title, _, body = report.read_text(encoding="utf-8").split(README_ENDS)[0].split("\n", 2)
-    verdict = title.removeprefix("# quantgate: ")
-    body = f"Measured by `make repro`, written here on {time.strftime('%Y-%m-%d')}; verdict of the gate: **{verdict}**\n\n{body}"
+    _, _, body = report.read_text(encoding="utf-8").split(README_ENDS)[0].split("\n", 2)
+    body = f"Measured by `make repro`, written here on {time.strftime('%Y-%m-%d')}.\n{body}"
     body = body.replace("](figures/", "](reports/figures/").strip()
     artifacts.write_between(path, README_MARKS, f"\n{body}\n")
 

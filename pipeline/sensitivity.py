@@ -30,7 +30,7 @@ from pipeline.layers.groups import Group, groups_of
 from pipeline.layers.probe import Probe
 from pipeline.metrics.builder import whole
 from pipeline.model.attestation import measure as size_of
-from pipeline.reporting import charts
+from pipeline.reporting import charts, smallest
 from pipeline.stats.intervals import Estimate
 
 if TYPE_CHECKING:
@@ -207,6 +207,7 @@ def main() -> None:
     settings = params.load()
     table = isolate.isolated(sensitivity, settings, what="sensitivity")
     shutil.rmtree(artifacts.SMALLEST, ignore_errors=True)
+    artifacts.write_text(smallest.PAGE, smallest.PENDING)
     table["wall_s"] = watch.done()
     artifacts.write_json(artifacts.SENSITIVITY, table)
     artifacts.write_text(artifacts.SMALLEST / "sensitivity.svg", charts.svg(charts.sensitivity(table), "sensitivity"))

@@ -53,14 +53,15 @@ def result(name: str, speed: float, kld: float, size: float, **more: Any) -> dic
 def rule(name: str, verdict: str, **more: Any) -> dict[str, Any]:
     """A judged rule as in gate.json."""
     return {
-        "metric": name, "bound": "margin 0.02 nats", "threshold": 0.02, "better": "lower", "unit": "nats", "required": True,
-        "verdict": verdict, "reason": f"{name} says {verdict}", "settle": None, "value": 0.1, "low": 0.09, "high": 0.11, "n": 4914,
+        "metric": name, "against": "reference", "bound": "margin 0.02 nats", "threshold": 0.02, "better": "lower", "unit": "nats",
+        "required": True, "verdict": verdict, "reason": f"{name} says {verdict}", "settle": None, "value": 0.1, "low": 0.09,
+        "high": 0.11, "n": 4914,
     } | more  # fmt: skip
 
 
 def judged(verdict: str, *rules: dict[str, Any], required: bool = True, reason: str = "because") -> dict[str, Any]:
     """A judged variant as in gate.json."""
-    return {"verdict": verdict, "reason": reason, "required": required, "rules": list(rules), "family": {}}
+    return {"verdict": verdict, "reason": reason, "required": required, "rules": list(rules), "family": {"level": 0.025}}
 
 
 def verdicts(**variants: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The gate passes only what is known to pass; everything missing, broken or undecided has its own reason."""
 
 import itertools
+import json
 import math
 import shutil
 from pathlib import Path
@@ -193,6 +194,10 @@ def test_enforce_exits_by_the_verdict(
     change("int8", {"kld_mean": kld})
     assert judged(house)["verdict"] == expected and gate.enforce(house) == code
     assert "no baseline named: the rules were not compared" in capsys.readouterr().out
+    assert gate.enforce(house, as_json=True) == code
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["verdict"], printed["exit"], printed["baseline"]) == (expected, code, None)
+    assert [r["metric"] for r in printed["variants"]["int8"]["rules"]] == [r.metric for r in house.gate.rules]
     relaxed = house.model_copy(update={"gate": house.gate.model_copy(update={"inconclusive": "passes"})})
     judged(relaxed)
     assert gate.enforce(relaxed) == (0 if code == 3 else code)

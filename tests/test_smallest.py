@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import ROOT
+from reported import judged as reported_judged
+from reported import result, rule, verdicts
 from ruamel.yaml import YAML
 from test_engines import write_gguf
 
@@ -24,7 +26,7 @@ from pipeline.gating import looks
 from pipeline.layers import choosing, mixes, values
 from pipeline.layers.groups import groups_of, kind_of
 from pipeline.layers.probe import Probe
-from pipeline.reporting import smallest
+from pipeline.reporting import recommendation, smallest
 
 IDS = [[5 + (7 * k + 3 * r) % 400 for k in range(24)] for r in range(5)]
 
@@ -423,7 +425,7 @@ def test_looks_are_commits_with_other_results_since_the_sets_or_the_seed_changed
     assert looks.count(settings) == 1, "other documents"
     assert "worn" not in looks.note(1, settings)
     assert "worn" in looks.note(looks.WORN, settings) and str(settings.seed + 1) in looks.note(looks.WORN, settings)
-    assert smallest.family_note(1) is None and "12.5 %" in (smallest.family_note(5) or "")
+    assert smallest.family_note(1, 0.025) is None and "12.5 %" in (smallest.family_note(5, 0.025) or "")
 
 
 def test_a_mix_is_a_candidate_only_where_it_beats_the_uniform_model_of_its_size(house: Path) -> None:
@@ -445,3 +447,61 @@ def test_a_mix_is_a_candidate_only_where_it_beats_the_uniform_model_of_its_size(
 def test_a_built_model_past_any_bound_that_texts_tell_is_no_candidate(built: Any, said: str) -> None:
     bounds = search.bounds_of(params.load(ROOT / "params.yaml"))
     assert (said in search.over(built, bounds)) and bool(said) == bool(search.over(built, bounds))
+
+
+# ---- in the pages ------------------------------------------------------------------------------------------------------------
+
+
+def found_for(results: Any, verdict: Any) -> None:
+    """Write reports/smallest/ as if it had been found with these results."""
+    freeze(["c0", "c1"])
+    artifacts.write_json(artifacts.SENSITIVITY, {
+        "quantizer": "torchao", "levels": ["low"], "model": results["bf16"]["model"], "groups": [], "other_bytes": 0, "words": [],
+        "options": {}, "uniform": {}, "texts": {"files": {}, "documents": [], "tokens": 48}, "versions": {}, "predicted": 0.0,
+        "measured": 0.0, "wall_s": 0.0, "load": 0.0,
+    })  # fmt: skip
+    data = artifacts.read_json(artifacts.CANDIDATES) | {"sensitivity": artifacts.sha256_file(artifacts.SENSITIVITY)}
+    artifacts.write_json(artifacts.CANDIDATES, data)
+    unsure = {"verdict": "INCONCLUSIVE", "settle": 2184, "n": 696, "metric": "acc_delta/all", "unit": "pp", "threshold": -2.0}
+    passed = verdict["variants"]["int8"]
+    verdicts = passed, passed | {"verdict": "INCONCLUSIVE", "rules": [passed["rules"][0], passed["rules"][1] | unsure]}
+    tested = [
+        {"name": f"c{k}", "options": {"keep": ["*.o"]}, "model": "m", "weight_bytes": 5 * 10**7, "bits_per_weight": 4.0,
+         "predicted": 0.01, "measured": 0.01, "kld": None, "judged": judged, "wall_s": 1.0} for k, judged in enumerate(verdicts)
+    ]  # fmt: skip
+    answer = {"candidates": data["digest"], "tested": tested, "answer": "c0", "looks": 1, "words": [], "wall_s": 1.0, "load": 0.0}
+    artifacts.write_json(artifacts.ANSWER, answer)
+
+
+def test_the_advice_ends_with_what_was_certified_for_this_reference_and_these_rules_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    results = {"bf16": result("bf16", 1.0, 0.0, 269), "int8": result("int8", 2.0, 0.006, 100)}
+    kinds = {"neutral": 0.0, "p_fail": None, "p_fail_holm": None, "clusters": None, "between": None}
+    rules = [rule("kld_mean", "PASS", **kinds), rule("acc_delta/all", "PASS", **kinds)]
+    verdict = {**verdicts(int8=reported_judged("PASS", *rules)), "reference": "bf16"}
+    family = {"rules": 2, "correction": "Holm", "level": 0.025, "sided": "one"}
+    verdict["variants"]["int8"]["family"] = family
+    assert smallest.load(results, verdict) is None, "nothing was looked for"
+    found_for(results, verdict)
+    advised = recommendation.advice(results, verdict, "bf16", smallest.load(results, verdict))
+    assert "c0, 50.0 MB (50 % smaller than int8)" in advised.smallest[0]
+    assert "Not settled: c1: acc_delta/all" in advised.smallest[2] and "about 2184 items in place of 696" in advised.smallest[2]
+    assert YAML(typ="safe").load(advised.setting) == {"c0": {"quantizer": "torchao", "engine": "hf", "options": {"keep": ["*.o"]}}}
+    other = {**results, "bf16": results["bf16"] | {"model": "z" * 64}}
+    assert smallest.load(other, verdict) is None, "another base"
+    stricter = reported_judged("PASS", *(r | {"bound": "margin 0.01 nats"} for r in rules)) | {"family": family}
+    assert smallest.load(results, {**verdict, "variants": {"int8": stricter}}) is None, "other rules"
+
+
+def test_the_stages_that_show_it_depend_on_a_file_that_no_stage_writes_as_its_output() -> None:
+    """Else `dvc repro` would look for the smallest, too."""
+    line, looking = (
+        YAML(typ="safe").load((ROOT / f).read_text("utf-8"))["stages"] for f in ("dvc.yaml", "tools/smallest/dvc.yaml")
+    )
+    page = str(smallest.PAGE)
+    assert all(page in line[name]["deps"] for name in ("report", "track")) and (ROOT / page).exists()
+    written = {out for stage in looking.values() for o in stage["outs"] for out in o}
+    assert str(artifacts.ANSWER) in written and page not in written
+    assert not written & {dep for stage in line.values() for dep in stage.get("deps", [])}

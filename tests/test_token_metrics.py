@@ -121,6 +121,14 @@ def test_each_way_of_cutting_covers_every_token_once_and_averages_to_the_whole()
     assert found["kld_mean/position:128-511"]["n"] == found["top1_agreement/position:128-511"]["n"] > 0
 
 
+def test_tokens_and_sums_by_document_are_those_of_the_whole() -> None:
+    b = builder()
+    assert token_metrics(b, tokens([0.1, 0.2, 0.4, 0.8])) is None
+    documents, whole = b.curves["kld_by_document"].values(), b.metrics["kld_mean"]
+    assert sum(d["tokens"] for d in documents) == whole["n"] == 4
+    assert sum(d["kld"] for d in documents) / 4 == pytest.approx(whole["value"]) == 0.375
+
+
 def test_a_part_without_tokens_has_no_metric_and_without_trajectories_there_is_no_departure() -> None:
     found = measured(tokens([0.1] * 80))
     assert "kld_mean/class:words" in found

@@ -595,7 +595,15 @@ class Agreement(TypedDict):
     forced: ShortEstimate | None  # share of equal choices up to it
 
 
+class DocumentKld(TypedDict):
+    """Tokens scored of one document, and the sum of their KLD: by it two variants are compared in pairs."""
+
+    tokens: int
+    kld: float
+
+
 class Curves(TypedDict, total=False):
+    kld_by_document: dict[str, DocumentKld]
     kld_by_position: dict[str, list[Span]]
     agreement_by_position: list[Agreement]
 

@@ -11,6 +11,7 @@ from pipeline.core.records import Interval, RuleVerdict, VariantVerdict
 from pipeline.gating.baseline import Changes
 from pipeline.gating.paired_difference import Difference
 from pipeline.gating.verdicts import Merge
+from pipeline.reporting import effects
 from pipeline.reporting.text import dequantized, with_unit
 from pipeline.reporting.text import render as page
 
@@ -37,7 +38,9 @@ def render(merge: Merge) -> str:
     reference = merge.results.get(verdict["reference"])
     context = {
         "mark": MARK, "verdict": verdict, "changes": merge.changes, "loosened": merge.loosened, "required": required,
-        "advisory": advisory, "deltas": _deltas(required or advisory, merge), "confidence": f"{round(100 * (1 - 2 * level), 6):g}",
+        "advisory": advisory, "deltas": _deltas(required or advisory, merge),
+        "apart": [words for n in required or advisory if n in merge.results and (words := effects.words(merge.results, n))],
+        "confidence": f"{round(100 * (1 - 2 * level), 6):g}",
         "dequantized": dequantized(reference) if reference else "", "report": artifacts.REPORTS / "report.html",
         "rules": [_cells(name, rule, merge.changes) for name, v in variants.items() for rule in v["rules"]],
     }  # fmt: skip

@@ -92,6 +92,9 @@ def token_metrics(b: Builder, rows: dict[str, list[Any]]) -> str | None:
     text = columns["set"] != TRAJECTORY
     corpus = _curve(b, "corpus", columns["position"][text], columns, text, [1 << k for k in range(31)])
     b.curves["kld_by_position"] = {"corpus": corpus, TRAJECTORY: _trajectory_curve(b, columns, trajectories)}
+    names, of = np.unique(columns["document"], return_inverse=True)
+    sums = zip(names.tolist(), np.bincount(of).tolist(), np.bincount(of, kld).tolist())
+    b.curves["kld_by_document"] = {name: {"tokens": n, "kld": total} for name, n, total in sums}
     return None
 
 

@@ -27,7 +27,9 @@ THEME = {
     "pass": ("#1a7f37", "#3fb950"), "fail": ("#b42318", "#ff7b72"), "unsure": ("#9a6700", "#d29922"),
     "grey": ("#8c959f", "#7d8590"), "reference": ("#0b57a4", "#58a6ff"),
 }  # fmt: skip
-INK, SOFT, LINE, PAGE, GREY, BLUE, AMBER = (THEME[k][0] for k in ("ink", "soft", "line", "page", "grey", "reference", "unsure"))
+INK, SOFT, LINE, PAGE, GREY, BLUE, AMBER, RED = (
+    THEME[k][0] for k in ("ink", "soft", "line", "page", "grey", "reference", "unsure", "fail")
+)
 HUES = ("#2f81f7", "#c4620d", "#1f9d55", "#c2407a", "#8a63d2", "#0f8f9c", "#96760b", "#d1443c")
 SHAPES = ("circle", "square", "diamond", "triangle-up", "cross", "triangle-down", "triangle-right", "triangle-left")
 MARKS = {
@@ -44,7 +46,7 @@ CONFIG = {
     "title": {"color": SOFT, "fontSize": 11, "fontWeight": "normal", "anchor": "start", "subtitleColor": SOFT, "orient": "bottom"},
 }  # fmt: skip
 SIZE = (420, 310)  # pixels of the trade-off
-LETTER, LINE_HEIGHT = 7.2, 15.0  # pixels of a label
+LETTER, LINE_HEIGHT, BESIDE = 7.2, 15.0, 9  # pixels of a label, and from a mark's middle to its edge
 KINDS = {"corpus": "texts", "trajectory": "the reference's own continuations"}
 MEMORY = {"weight_bytes": "weights on disk", "load_memory_bytes": "peak while loading", "peak_memory_bytes": "peak while serving"}
 # what a load does to latency: (title, unit, start of the metrics' names)
@@ -81,11 +83,18 @@ def svg(spec: Json, name: str) -> str:
     drawn = vl_convert.vegalite_to_svg(spec)
     for k, old in enumerate(dict.fromkeys(re.findall(r'\bid="([^"]+)"', drawn))):  # numbered through all that a process drew
         drawn = re.sub(rf'(?<=[#"]){old}(?=[)"])', f"{name}-{k}", drawn)
-    drawn = re.sub(r' (aria|role)[\w-]*="[^"]*"', "", drawn)
-    drawn = re.sub(r' (stroke-miterlimit|opacity|pointer-events)="(10|1|none)"', "", drawn)
+    drawn = re.sub(r' (aria|role)[\w-]*="[^"]*"| class="(?!marks")[^"]*"', "", drawn)
+    drawn = re.sub(r' (stroke-miterlimit|stroke-width|opacity|pointer-events|transform)="(10|1|none|translate\(0,0\))"', "", drawn)
+    drawn = re.sub(r'<path d="[^"]*"( display="none")?/>', "", drawn)  # without a colour, so not seen
+    for font in (fonts := (f' font-family="{CONFIG["font"]}"', ' font-size="11px"')):
+        drawn = drawn.replace(font, "")
     drawn = re.sub(r' (d|transform|x2|y2)="[^"]*"', lambda at: re.sub(r"\d+\.\d{2,}", lambda m: f"{float(m[0]):.1f}", at[0]), drawn)
-    said = f'class="chart" role="img" aria-label="{html.escape(spec["description"])}"'
-    return drawn.replace('class="marks"', said, 1).replace("><", f"><style>{dark()}</style><", 1)
+    said = f'class="chart"{"".join(fonts)} role="img" aria-label="{html.escape(spec["description"])}"'
+    return drawn.replace('class="marks"', said, 1).replace("><", f">{style()}<", 1)
+
+
+def style() -> str:
+    return f"<style>{dark()}</style>"
 
 
 def png(spec: Json) -> bytes:
@@ -194,11 +203,13 @@ def tradeoff(results: Results, verdict: Verdict, reference: str, confidence: flo
     behind = {n for n, d in recommendation.dominated(results, reference).items() if d.sure}
     at = recommendation.measured(results)
     limit = definitions.floor_limit("kld_mean", results[reference]["metrics"])
-    y = _kld_scale([kld.value for _, kld in at.values()], limit or 1e-5)
+    rules = [r for v in verdict["variants"].values() for r in v["rules"] if r["required"] and r["metric"] == "kld_mean"]
+    allowed = sorted({r["threshold"] for r in rules if r["against"] == "reference"})
+    y = _kld_scale([*(kld.value for _, kld in at.values()), *allowed], limit or 1e-5)
     speeds = [speed.value for speed, _ in at.values()] or [1.0]
     x: Json = {"type": "log", "domain": [min(speeds) / 1.6, max(speeds) * 1.6]}
     rows, drawn, says = [], [], {}
-    for name, (x_label, y_label, side) in place(at, x, y).items():
+    for name, (x_label, y_label, side) in place(at, x, y, allowed, limit).items():
         metrics, word = results[name]["metrics"], "REFERENCE" if name == reference else verdict["variants"][name]["verdict"]
         shape, colour = MARKS.get(word, ("triangle-up", "grey"))
         speed, size, grey = at[name][0], value_of(results[name], "weight_bytes"), name in behind
@@ -235,6 +246,7 @@ def tradeoff(results: Results, verdict: Verdict, reference: str, confidence: flo
     name_of = {"text": {"field": "variant"}, "color": {"value": INK}, "x": _quantity("x_label"), "y": _quantity("y_label")}
     layers = [
         *_band(limit),
+        *(layer for most in allowed for layer in _bound(most)),
         _layer("line", across | up, {"data": {"values": front}}, **line),
         _layer("rule", across | {"y": _quantity("low"), "y2": {"field": "high"}, "color": raw}, _shown(), strokeWidth=1),
         _layer("rule", up | {"x": _quantity("slow_end"), "x2": {"field": "fast_end"}, "color": raw}, _shown(), strokeWidth=1),
@@ -263,12 +275,25 @@ def _band(limit: float | None) -> list[Json]:
     at = {"y": {"datum": limit}, "x": {"value": SIZE[0]}}
     return [
         _layer("rect", {"y": {"datum": 0}, "y2": {"datum": limit}}, once, color=BLUE, opacity=0.1),
-        _layer("text", at, once, text=words, align="right", baseline="top", dy=2, fontSize=11, color=BLUE),
+        _layer("text", at, once, text=words, align="right", baseline="bottom", dy=-2, fontSize=11, color=BLUE),
     ]
 
 
-def place(marks: Mapping[str, tuple[Known, Known]], x: Json, y: Json) -> dict[str, tuple[float, float, str]]:
-    """{name: (x, y, side)} of labels beside their marks, none on another, on a mark or on an interval of x. side: of its mark."""
+def _bound(most: float) -> list[Json]:
+    """Draw what the gate allows of mean KLD."""
+    once: Json = {"data": {"values": [{}]}}
+    at, words = {"y": {"datum": most}}, f"gate: at most {most:g} nats"
+    return [
+        _layer("rule", at, once, color=RED, strokeDash=[2, 2]),
+        _layer("text", at | {"x": {"value": 2}}, once, text=words, align="left", baseline="bottom", dy=-2, fontSize=11, color=RED),
+    ]
+
+
+def place(
+    marks: Mapping[str, tuple[Known, Known]], x: Json, y: Json, allowed: Iterable[float] = (), limit: float | None = None
+) -> dict[str, tuple[float, float, str]]:
+    """{name: (x, y, side)} of labels beside their marks, none on another, on a mark, on an interval or on the words of a bound
+    (`allowed`) and of the floor (`limit`). side: of its mark."""
 
     def bent(value: float, scale: Json) -> float:
         c = scale.get("constant")
@@ -284,15 +309,24 @@ def place(marks: Mapping[str, tuple[Known, Known]], x: Json, y: Json) -> dict[st
         return math.copysign(c * math.expm1(abs(value)), value) if c else math.exp(value)
 
     at = {n: (pixel(a.value, x, SIZE[0]), pixel(b.value, y, SIZE[1])) for n, (a, b) in marks.items()}
-    taken = [(a - 7, b - 7, a + 7, b + 7) for a, b in at.values()]
-    for name, (speed, _) in marks.items():
+    taken = [(a - BESIDE, b - BESIDE, a + BESIDE, b + BESIDE) for a, b in at.values()]
+    for name, (speed, kld) in marks.items():
+        a, b = at[name]
         ends = [pixel(end, x, SIZE[0]) for end in speed.interval or () if end > 0]
-        taken += [(min(ends), at[name][1] - 1, max(ends), at[name][1] + 1)] if ends else []
+        taken += [(min(ends), b - 2, max(ends), b + 2)] if ends else []
+        ends = [pixel(end, y, SIZE[1]) for end in kld.interval or () if end > 0 or "constant" in y]
+        taken += [(a - 2, min(ends), a + 2, max(ends))] if ends else []
+    for bound in allowed:
+        b = pixel(bound, y, SIZE[1])
+        taken += [(0.0, b, 150.0, b + LINE_HEIGHT), (0.0, b - 1, SIZE[0], b + 1)]  # upwards
+    if limit:
+        b = pixel(limit, y, SIZE[1])
+        taken.append((SIZE[0] - 240.0, b, SIZE[0], b + LINE_HEIGHT))
     labels = {}
     for name, (a, b) in at.items():
         wide, choices = LETTER * len(name), []
-        for away in (9, -9, 18, -18, 27, -27, 36, -36, 45, -45):
-            for side, left in (("right", a + 9), ("left", a - 9 - wide)):
+        for away in (away for step in range(11, 62, 10) for away in (step, -step)):
+            for side, left in (("right", a + BESIDE + 2), ("left", a - BESIDE - 2 - wide)):
                 box = (left, b + away - LINE_HEIGHT / 2, left + wide, b + away + LINE_HEIGHT / 2)
                 inside = box[0] >= 0 and box[2] <= SIZE[0] and box[1] >= 0 and box[3] <= SIZE[1]
                 free = not any(box[0] < t[2] and t[0] < box[2] and box[1] < t[3] and t[1] < box[3] for t in taken)

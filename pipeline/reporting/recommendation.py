@@ -18,7 +18,7 @@ from typing import Literal
 from pipeline.core.explain import nominal_bits
 from pipeline.core.records import Results, VariantVerdict, Verdict
 from pipeline.metrics import definitions
-from pipeline.reporting import text
+from pipeline.reporting import effects, smallest, text
 from pipeline.reporting.text import Known, known, show, value_of
 
 Judged = dict[str, VariantVerdict]
@@ -29,7 +29,8 @@ AXES = ("speed_ratio", "kld_mean")
 @dataclass(frozen=True)
 class Advice:
     """serve: a sentence; command: what to do with it, None where nothing is advised; notes: how sure it is, and with what limits;
-    breaks: why fewer bits do not pass; ladder: a sentence a step; open: what is not settled, and what would settle it."""
+    breaks: why fewer bits do not pass; ladder: a sentence a step; open: what is not settled, and what would settle it; smallest,
+    setting: what `make smallest` certified, and what to put into params.yaml for it."""
 
     serve: str
     command: str | None
@@ -37,6 +38,8 @@ class Advice:
     breaks: str | None
     ladder: list[str]
     open: list[str]
+    smallest: list[str]
+    setting: str | None
 
 
 @dataclass(frozen=True)
@@ -48,13 +51,14 @@ class Domination:
     words: str
 
 
-def advice(results: Results, verdict: Verdict, reference: str) -> Advice:
-    """What to serve, and why."""
+def advice(results: Results, verdict: Verdict, reference: str, found: smallest.Found | None = None) -> Advice:
+    """What to serve, and why. found: what `make smallest` found."""
     judged = {n: v for n, v in verdict["variants"].items() if n in results}  # params may have lost one since the gate ran
     rungs = _rungs(results, judged, reference)
     ladder = [_step(results, judged, a, b) for a, b in pairwise(rungs)]
     serve, breaks = _serve(results, judged, reference), _breaks(results, judged, rungs[-1])
-    return Advice(*serve, breaks, ladder, _open(results, judged, reference))
+    least = smallest.advice(found, results, verdict) if found else ([], None)
+    return Advice(*serve, breaks, ladder, _open(results, judged, reference), *least)
 
 
 def one_machine(results: Results) -> bool:
@@ -76,11 +80,14 @@ def _serve(results: Results, judged: Judged, reference: str) -> tuple[str, str |
     best = names[0]
     metrics = results[best]["metrics"]
     line = f"Ship {best}: {show(metrics['speed_ratio'])} times {reference}'s decode rate{_size(results, reference, best)}, "
-    line += f"KLD {text.with_unit(metrics.get('kld_mean'))}."
+    line += f"KLD {text.with_unit(metrics.get('kld_mean'))} (brackets: {100 * metrics['speed_ratio']['confidence']:g} % intervals)."
     costs = [f"{text.NAMES[k]} {text.with_unit(m)}" for k in COSTS[1:] if known(m := metrics.get(k))]
     several = f"{best} is the fastest of the {len(names)} that pass every required rule ({', '.join(names)})."
-    notes = [f"{best} against {reference}: {', '.join(costs)}."] if costs else []
+    notes = [f"{apart}."] if (apart := effects.words(results, best)) else []
+    notes += [f"{best} against {reference}: {', '.join(costs)}."] if costs else []
     notes += [several if len(names) > 1 else "It is the only variant that passes every required rule."]
+    of = [v for v in judged.values() if v["rules"]]  # judged on the same texts, whether they passed or not
+    notes += [note] if (note := smallest.family_note(len(of), judged[best]["family"]["level"])) else []
     rivals = [n for n in names[1:] if side(speeds[n], speeds[best]) != "better"]
     if rivals:
         notes.append(f"That it is faster than {', '.join(rivals)} is not settled (their intervals overlap).")

@@ -1,40 +1,114 @@
-"""The page of `make smallest`: which groups hurt, what was tried, what passed."""
+"""What `make smallest` found, as pages show it: the answer, what was tried, which groups hurt."""
 
 from __future__ import annotations
 
-from pipeline.core import cli
-from pipeline.core.records import Answer, Candidates, Certified, Interval, Proposal, Sensitivity, WholeEstimate
+import json
+from typing import NamedTuple
+
+from pipeline.core import artifacts, cli, records
+from pipeline.core.records import Answer, Candidates, Certified, Interval, Proposal, Results, Sensitivity, Verdict, WholeEstimate
+from pipeline.reporting import text
 
 FIRST = 12  # groups in the table
+PAGE = artifacts.SMALLEST / "README.md"  # no stage's output: `report` depends on it, and so is never out of date
+PENDING = "# The smallest that passes\n\nNothing was certified yet: `make smallest`, after `make repro`.\n"
+COSTS = ("kld_mean", "top1_agreement", "acc_delta/all", "speed_ratio")
 
 
-def page(table: Sensitivity, found: Candidates, answer: Answer) -> str:
-    """reports/smallest/smallest.md."""
-    tested = {c["name"]: c for c in answer["tested"]}
+class Found(NamedTuple):
+    """best: the smallest that was certified; None where no candidate passes."""
+
+    table: Sensitivity
+    candidates: Candidates
+    answer: Answer
+    best: Certified | None
+
+    @classmethod
+    def of(cls, table: Sensitivity, candidates: Candidates, answer: Answer) -> Found:
+        return cls(table, candidates, answer, next((c for c in answer["tested"] if c["name"] == answer["answer"]), None))
+
+
+def load(results: Results, verdict: Verdict) -> Found | None:
+    """What is in reports/smallest/, if it was found with this reference and judged by the rules of this verdict."""
+    if not artifacts.ANSWER.exists():
+        return None
+    table, found = records.read(artifacts.SENSITIVITY, Sensitivity), records.read(artifacts.CANDIDATES, Candidates)
+    answer = records.read(artifacts.ANSWER, Answer)
+    made_with = (results[verdict["reference"]]["model"], artifacts.sha256_file(artifacts.SENSITIVITY), found["digest"])
+    if made_with != (table["model"], found["sensitivity"], answer["candidates"]):
+        return None
+    judged = [*(c["judged"] for c in answer["tested"]), *verdict["variants"].values()]
+    rules = [[(r["metric"], r["bound"], r["required"]) for r in v["rules"]] for v in judged]
+    if any(mine not in rules[len(answer["tested"]) :] for mine in rules[: len(answer["tested"])]):
+        return None
+    return Found.of(table, found, answer)
+
+
+def advice(found: Found, results: Results, verdict: Verdict) -> tuple[list[str], str | None]:
+    """(sentences: the smallest that was certified with its size beside the listed variants that pass, its costs, what is not
+    settled; what to put into params.yaml for it)."""
+    if (best := found.best) is None or not best["weight_bytes"]:
+        return [], None
+    sizes = {n: text.value_of(results[n], "weight_bytes") for n, v in verdict["variants"].items() if v["verdict"] == "PASS"}
+    smaller = ", ".join(f"{100 * (1 - best['weight_bytes'] / size):.0f} % smaller than {n}" for n, size in sizes.items() if size)
+    rules = {r["metric"]: r for r in best["judged"]["rules"]}
+    costs = ", ".join(f"{text.NAMES[k]} {text.judged_value(rules[k])}" for k in COSTS if k in rules)
+    unsure = [(c["name"], r) for c in found.answer["tested"] for r in c["judged"]["rules"] if r["verdict"] == "INCONCLUSIVE"]
+    left = [f"{name}: {r['metric']} {text.judged_value(r)} ({text.bound(r)}){text.settled_by(r)}" for name, r in unsure]
+    size = f"{best['weight_bytes'] / 1e6:.1f} MB" + f" ({smaller})" * bool(smaller)
+    lines = [f"Smallest that is certified on texts that chose nothing: {best['name']}, {size}.",
+             f"Against {verdict['reference']}: {costs}.", *[f"Not settled: {'; '.join(left)}."] * bool(left)]  # fmt: skip
+    return lines, setting(found.candidates, best)
+
+
+def setting(found: Candidates, best: Certified) -> str:
+    """What to put into params.yaml; JSON is YAML, too."""
+    options = json.dumps(best["options"])
+    return f"{best['name']}: {{quantizer: {found['quantizer']}, engine: {found['engine']}, options: {options}}}"
+
+
+def rows(found: Found) -> list[dict[str, str]]:
+    """One row a proposal, safest first: predicted, measured, built, certified."""
+    tested = {c["name"]: c for c in found.answer["tested"]}
+    return [_row(p, tested.get(p["name"])) for p in found.candidates["proposals"]]
+
+
+def caption(found: Found) -> str:
+    texts, n = found.table["texts"], text.counted(c["kld"]["n"] for c in found.answer["tested"] if c["kld"])
+    return (
+        f"Predicted: the sum of the groups' costs. Measured: in memory, {len(texts['documents'])} documents of {texts['tokens']} "
+        f"tokens that choose. Built: stored and run in {found.candidates['engine']}, which rounds activations too. Certified: on "
+        f"the {n} tokens that the gate judges on, in the frozen order, up to the first that does not pass. Values are mean KLD in "
+        "nats; brackets: 95 % intervals, whole documents resampled."
+    )
+
+
+def page(found: Found) -> str:
+    """reports/smallest/README.md."""
+    table, candidates, answer, best = found
     ranked = sorted(table["groups"], key=lambda row: -(row["alone"]["value"] or 0.0))[:FIRST]
-    lowest, n = table["levels"][0], len(table["texts"]["documents"])
+    lowest = table["levels"][0]
     groups = [
         {"group": row["name"], f"alone at {lowest} (nats)": _shown(row["alone"]), "put back (nats less)": _shown(row["returned"]),
          **{level: f"{row['bytes'][level] / 1e6:.2f} MB" if level in row["bytes"] else "–" for level in table["levels"]}}
         for row in ranked
     ]  # fmt: skip
-    seconds = [(stage["wall_s"], stage["load"]) for stage in (table, found, answer)]
+    seconds = [(stage["wall_s"], stage["load"]) for stage in (table, candidates, answer)]
     took = ", ".join(
         f"{name} {s:.0f} s (load {load:.1f})" for name, (s, load) in zip(("sensitivity", "search", "certify"), seconds)
     )
     parts = [
         "# The smallest that passes",
         "\n".join(f"- {line}" for line in answer["words"]),
+        *[f"To serve it, add to `variants` in params.yaml: `{setting(candidates, b)}`" for b in [best] if b],
         "## Candidates, safest first",
-        cli.markdown_table([_row(p, tested.get(p["name"])) for p in found["proposals"]]),
-        f"Predicted: the sum of the groups' costs. Measured: in memory, {n} documents of {table['texts']['tokens']} tokens that "
-        f"choose. Built: stored and run in {found['engine']}, which rounds activations too. Certified: on the texts that the gate "
-        "judges on, in the frozen order, up to the first that does not pass. Brackets: 95 % intervals, whole documents resampled.",
+        cli.markdown_table(rows(found)),
+        caption(found),
         "## Which groups hurt",
         "![Mean KLD of each group alone at the lowest level, by layer and kind](sensitivity.svg)",
         "\n".join(f"- {line}" for line in table["words"]),
         cli.markdown_table(groups),
-        f"Frozen list {found['digest'][:12]}, seed {found['seed']}. Time: {took}.",
+        f"Frozen list {candidates['digest'][:12]}, seed {candidates['seed']}. Time: {took}.",
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -54,11 +128,12 @@ def _shown(e: WholeEstimate | Interval | None) -> str:
     return f"{e['value']:.4f}" + (f" [{e['low']:.4f}, {e['high']:.4f}]" if e["low"] is not None and e["high"] is not None else "")
 
 
-def family_note(k: int) -> str | None:
-    """What to say where the best of k variants that passed is recommended; None for one."""
+def family_note(k: int, level: float) -> str | None:
+    """What to say where the best of k variants that passed is recommended; None for one. level: of one test."""
     if k < 2:
         return None
+    one = 100 * level
     return (
-        f"chosen from {k} variants judged on the same texts: one exactly at its margin passes by chance in up to 2.5 % of runs, "
-        f"and one of {k} in up to {min(100.0, 2.5 * k):.3g} %; `make smallest` certifies in a fixed order, which keeps 2.5 %"
+        f"{k} variants were judged on the same texts: one exactly at its margin passes by chance in {one:.3g} % of runs, one of "
+        f"{k} in up to {min(100.0, one * k):.3g} % (make smallest: {one:.3g} %)."
     )

@@ -21,6 +21,7 @@ NAMES = {
 }  # fmt: skip
 COUNTED = {"kld": " tokens", "top1": " tokens", "ppl": " tokens", "acc": " items", "speed": " rounds", "ttft": " rounds"}
 NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:\.\d+)?(?![\w.]*\w)(?! quantile)")
+OWN = "decode, × own 16 bits"
 ONCE = "measured once"  # the tables say it of all
 LONGEST = 160  # characters of a reason in a line that is to stay one
 
@@ -75,7 +76,7 @@ def render(template: str, context: Mapping[str, object], **filters: Callable[...
         loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=template.endswith(".html.j2"), trim_blocks=True,
         lstrip_blocks=True, undefined=jinja2.StrictUndefined, keep_trailing_newline=True,
     )  # fmt: skip
-    env.filters |= filters
+    env.filters |= {"in_words": in_words} | filters
     env.globals |= {"show": show, "about": about, "floor_mark": floor_mark, "worth": worth, "markdown_table": markdown_table}
     return env.get_template(template).render(context)
 
@@ -228,24 +229,36 @@ def overview(results: Results, verdict: records.Verdict, variants: Iterable[str]
             "size, MB": metric("weight_bytes"),
             "quality loss: KLD, nats": metric("kld_mean"),
             f"decode, × {verdict['reference']}": metric("speed_ratio"),
-            "decode, × own 16 bits": own_ratio(results, name),
+            OWN: own_ratio(results, name),
             "memory, MB": metric("peak_memory_bytes"),
         })  # fmt: skip
     return rows
 
 
-def own_ratio(results: Results, name: str) -> Metric | None:
-    """Decode rate over that of the same engine's 16 bits; None where no such variant was measured, or it is that."""
+def own_16(results: Results, name: str) -> str | None:
+    """The variant that changes engine alone: the same engine, weights of 16 bits (else 32), no cache of fewer bits. The reference
+    is that of its own engine."""
     variant = results[name]
-    same = [n for n, r in results.items() if r["engine"] == variant["engine"] and nominal_bits(r["options"]) == 16]
-    if not same or name in same:
+    same = [n for n, r in results.items() if r["engine"] == variant["engine"] and not _packs_cache(r["engine_options"])]
+    by_bits = [n for bits in (16, 32) for n in same if nominal_bits(results[n]["options"]) == bits]
+    return variant["reference"] if variant["reference"] in same else next(iter(by_bits), None)
+
+
+def _packs_cache(options: records.Options) -> bool:
+    kept = [nominal_bits({"type": v}) for k, v in options.items() if k.startswith("kv")]
+    return any(bits is not None and bits < 16 for bits in kept)
+
+
+def own_ratio(results: Results, name: str) -> Metric | None:
+    """Decode rate over that of `own_16`; None where no such variant was measured, or it is that."""
+    variant, own = results[name], own_16(results, name)
+    if own is None or own == name:
         return None
-    own = variant["reference"] if variant["reference"] in same else same[0]
     ratio, base = (results[n]["metrics"].get("speed_ratio") for n in (name, own))
     if own == variant["reference"] or not ratio:
         return ratio
     a, b = known(ratio), known(base)
-    if not a or not b or not a.interval or not b.interval or min(b.interval) <= 0:
+    if not a or not b or not a.interval or not b.interval or min(b.interval) <= 0 or variant["machine"] != results[own]["machine"]:
         return None
     method = f"quotient of both ratios to {variant['reference']}; the outer ends of their intervals"
     low, high = a.interval[0] / b.interval[1], a.interval[1] / b.interval[0]
@@ -253,15 +266,14 @@ def own_ratio(results: Results, name: str) -> Metric | None:
 
 
 def results_table(results: Results, verdict: records.Verdict, variants: Iterable[str]) -> list[dict[str, str]]:
-    """The overview as text, both decode rates in one column."""
-    table = []
-    for row in overview(results, verdict, variants):
-        cells = {k: cell if isinstance(cell, str) else show(cell) + floor_mark(cell) for k, cell in row.items()}
-        ratio, own = (k for k in cells if k.startswith("decode"))
-        second = cells.pop(own)
-        cells[ratio] += "; same" if second == cells[ratio] else f"; {second}"
-        table.append({f"{k}; × own 16 bits" if k == ratio else k: cell for k, cell in cells.items()})
-    return table
+    """The overview as text, in six columns: `effects.rows` has the engine's own 16 bits."""
+    table = [in_words(row) for row in overview(results, verdict, variants)]
+    return [{k: cell for k, cell in row.items() if k != OWN} for row in table]
+
+
+def in_words(row: Mapping[str, str | Metric | None]) -> dict[str, str]:
+    """A row whose metrics are text."""
+    return {k: cell if isinstance(cell, str) else show(cell) + floor_mark(cell) for k, cell in row.items()}
 
 
 def about(metric: Metric | None) -> str:

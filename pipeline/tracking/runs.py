@@ -17,6 +17,7 @@ from typing import Any
 from pipeline.core import artifacts, git, records
 from pipeline.core.droppings import data_files
 from pipeline.core.errors import ArtifactError
+from pipeline.core.explain import nominal_bits
 from pipeline.core.params import Params
 from pipeline.core.records import (
     AnswersMeta,
@@ -29,7 +30,8 @@ from pipeline.core.records import (
     Verdict,
 )
 from pipeline.gating import baseline
-from pipeline.reporting.text import dequantized, markdown_table, n_of, results_table, with_unit
+from pipeline.reporting import effects, smallest
+from pipeline.reporting.text import dequantized, in_words, markdown_table, n_of, results_table, with_unit
 from pipeline.serving import results as server_results
 from pipeline.tracking.connection import CURRENT, Curve, DataSet, Tracker
 
@@ -43,11 +45,12 @@ WRITTEN = (str(baseline.LOCK), str(artifacts.REPORTS), "README.md")  # by the pi
 
 @dataclass(frozen=True)
 class State:
-    """Each variant's results, the results of those that were served, and the verdict."""
+    """Each variant's results, the results of those that were served, the verdict, and what `make smallest` found for them."""
 
     results: dict[str, VariantResult]
     serving: dict[str, ServerReport]
     verdict: Verdict
+    smallest: smallest.Found | None
 
     def word(self, name: str) -> str:
         """A variant's verdict as one word; the reference is not judged."""
@@ -65,7 +68,8 @@ class State:
             name: [v["verdict"], v["required"], [[r["metric"], r["bound"], r["verdict"]] for r in v["rules"]]]
             for name, v in self.verdict["variants"].items()
         }
-        return artifacts.digest([{n: self.variant_key(n) for n in self.results}, self.verdict["verdict"], judged])
+        found = [self.smallest.answer] if self.smallest else []
+        return artifacts.digest([{n: self.variant_key(n) for n in self.results}, self.verdict["verdict"], judged, *found])
 
 
 def load_state(settings: Params) -> State:
@@ -75,7 +79,7 @@ def load_state(settings: Params) -> State:
     if {verdict["reference"], *verdict["variants"]} != results.keys():
         raise ArtifactError(f"{artifacts.GATE} judges other variants than params.yaml names; run `dvc repro`")
     serving, _ = server_results.current(results, settings)  # without results of other params or of variants no longer served
-    return State(results, serving, verdict)
+    return State(results, serving, verdict, smallest.load(results, verdict))
 
 
 def read_manifest(name: str) -> ModelManifest | None:
@@ -122,13 +126,15 @@ def log_variant(tracker: Tracker, state: State, name: str, settings: Params, mad
     files |= {f"rows/{path(name).parent.name}": path(name) for path in rows}  # all are called <variant>.jsonl
 
     def log(run_id: str) -> None:
-        tracker.log_params(run_id, params_of(name, result, manifest, settings))
+        tracker.log_params(run_id, params_of(name, result, settings))
+        tracker.log_dict(run_id, made_by(result, manifest, settings), "made_by.json")
         tracker.log_metrics(run_id, flat_metrics(result["metrics"]) | costs(name), curves(result, state.serving.get(name)))
         tracker.log_datasets(run_id, datasets(name, manifest))
         for folder, file in files.items():
             tracker.log_files(run_id, [file], folder)
 
-    run_id, is_new = tracker.run(state.variant_key(name), name, log, {"variant": name, **made_from})
+    status = {k: str(v) for k, v in (("status", result["status"]), ("reason", result["reason"])) if v}
+    run_id, is_new = tracker.run(state.variant_key(name), name, log, {"variant": name, **status, **made_from})
     tracker.created += is_new
     return run_id
 
@@ -136,24 +142,34 @@ def log_variant(tracker: Tracker, state: State, name: str, settings: Params, mad
 def log_state(tracker: Tracker, state: State, settings: Params, made_from: dict[str, str], runs: dict[str, str]) -> str:
     """Log the whole state unless it is there; returns its run's id. Pages are always uploaded: wording may change alone."""
     key, word, reference = state.key(), state.verdict["verdict"], settings.reference
-    rows = results_table(state.results, state.verdict, state.results)
+    tables = {"comparison.json": results_table(state.results, state.verdict, state.results)}
+    if apart := effects.rows(state.results, reference, settings.compare, settings.seed):
+        tables["engine_and_precision.json"] = [in_words(row) for row in apart]
+    if state.smallest:
+        tables["smallest.json"] = smallest.rows(state.smallest)
 
     def log(run_id: str) -> None:
-        shared = {f"model.{k}": v for k, v in settings.model.model_dump().items()}
-        shared |= {"base": state.results[reference]["base"], "reference": reference, "seed": settings.seed, "tier": settings.tier}
-        shared |= {"variants": ", ".join(runs), "machine": made_from["machine"]}
-        tracker.log_params(run_id, shared | measured_by(settings))
-        tracker.log_dict(run_id, {"columns": list(rows[0]), "data": [list(row.values()) for row in rows]}, "comparison.json")
+        shared = {"model": model_name(settings), "reference": reference, "tier": settings.tier, "variants": ", ".join(runs)}
+        tracker.log_params(run_id, shared | machine_class(state.results[reference]))
+        whole = {"model": settings.model.model_dump(), "base": state.results[reference]["base"], "seed": settings.seed}
+        tracker.log_dict(run_id, whole | measured_by(settings), "made_by.json")
+        for file, table in tables.items():
+            tracker.log_dict(run_id, {"columns": list(table[0]), "data": [list(row.values()) for row in table]}, file)
+        if state.smallest and (best := state.smallest.best):
+            values = {r["metric"]: r["value"] for r in best["judged"]["rules"]} | {"weight_bytes": best["weight_bytes"]}
+            tracker.log_metrics(run_id, {f"smallest/{k}": float(v) for k, v in values.items() if v is not None})
         tracker.log_files(run_id, [Path("params.yaml"), baseline.LOCK], "made_from")
 
     name = f"{word} ({key[:6]}): {model_name(settings)} vs {reference}"  # verdict first: lists cut a name's end
     note = state_note(state.results, state.verdict, settings)
-    table = '[{"path": "comparison.json", "type": "table"}]'  # the UI shows it as a table
-    run_id, _ = tracker.run(key, name, log, {"mlflow.note.content": note, "mlflow.loggedArtifacts": table})
+    shown = json.dumps([{"path": file, "type": "table"} for file in tables])  # the UI shows them as tables
+    run_id, _ = tracker.run(key, name, log, {"mlflow.note.content": note, "mlflow.loggedArtifacts": shown})
     tracker.set_tags(run_id, {"verdict": word, **made_from})
     report = [artifacts.REPORTS / "report.html", artifacts.REPORTS / "report.md", artifacts.TRADEOFF_TABLE, artifacts.GATE]
     tracker.log_files(run_id, report, "report")
     tracker.log_files(run_id, data_files(artifacts.REPORTS / "figures", "*"), "figures")
+    if state.smallest:
+        tracker.log_files(run_id, data_files(artifacts.SMALLEST, "*"), "smallest")
     return run_id
 
 
@@ -161,9 +177,12 @@ def state_note(results: dict[str, VariantResult], verdict: Verdict, settings: Pa
     """The description of a state's run."""
     counts = (("kld_mean", "tokens"), ("acc/all", "items"), ("decode_tok_s", "rounds"))
     reference = f"`{settings.reference}`{dequantized(results[settings.reference])}"
+    apart = [in_words(row) for row in effects.rows(results, settings.reference, settings.compare, settings.seed)]
+    split = f"{markdown_table(apart)}\n\n{effects.CAPTION}\n\n" if apart else ""
+    table = markdown_table(results_table(results, verdict, results))
     return (
-        f"**{verdict['verdict']}**: every precision of one model against {reference}; child runs are the variants.\n\n"
-        f"{markdown_table(results_table(results, verdict, results))}\n\nBrackets are {100 * settings.compare.confidence:.3g} % "
+        f"**{verdict['verdict']}** ({', '.join(settings.gate.required)}): every precision of one model against {reference}; child "
+        f"runs are the variants.\n\n{table}\n\n{split}Brackets are {100 * settings.compare.confidence:.3g} % "
         f"intervals over {', '.join(f'{n_of(results, metric)} {what}' for metric, what in counts)} (tier {settings.tier}). "
         "Artifacts: report/report.html, figures/, comparison.json."
     )
@@ -233,21 +252,32 @@ def _points(result: VariantResult, serving: ServerReport | None) -> Iterator[tup
             yield f"{swept['stem']}_by_{axis}", int(swept["at"]), (m["value"], m["low"], m["high"])
 
 
-def params_of(name: str, result: VariantResult, manifest: ModelManifest | None, settings: Params) -> dict[str, object]:
-    """Everything that defines a variant and its measurement."""
-    calibration = manifest.get("calibration") if manifest else None
-    optional = {"reason": result["reason"], "dequantized_from": result.get("dequantized_from"), "kernels": result["kernels"]}
-    values: dict[str, object] = {
-        "variant": name, "quantizer": result["quantizer"], "engine": result["engine"], "status": result["status"],
-        **{f"options.{k}": v for k, v in result["options"].items()},
-        **{f"engine_options.{k}": v for k, v in result["engine_options"].items()},
-        **{f"calibration.{k}": v for k, v in (calibration or {}).items() if k in CALIBRATED_ON},
-        **{k: v for k, v in optional.items() if v},
-        "reference": result["reference"], "base": result["base"], "model": result["model"], "seed": settings.seed,
-        "tier": settings.tier, "confidence": settings.compare.confidence, "versions": result["versions"],
-        "machine": result["machine"],
+def params_of(name: str, result: VariantResult, settings: Params) -> dict[str, object]:
+    """What people filter and sort runs by; `made_by` has the rest."""
+    options = {f"options.{k}": _text(v) for k, v in result["asked"].items()}
+    options |= {f"engine_options.{k}": _text(v) for k, v in settings.variants[name].engine_options.items()}
+    return {
+        "variant": name, "quantizer": result["quantizer"], "engine": result["engine"],
+        "bits": nominal_bits(result["options"]),
+        **options, "reference": result["reference"], "tier": settings.tier, **machine_class(result),
     }  # fmt: skip
-    return {k: _text(v) for k, v in values.items()} | measured_by(settings)
+
+
+def machine_class(result: VariantResult) -> dict[str, str]:
+    """Processor, threads and card: timings of one class may be compared."""
+    if (m := result["machine"]) is None:
+        return {}
+    return {"machine": f"{m['gpu'] or m['cpu']}, {m['threads']} threads"}
+
+
+def made_by(result: VariantResult, manifest: ModelManifest | None, settings: Params) -> dict[str, object]:
+    """Everything else that defines a variant and its measurement."""
+    calibration = manifest.get("calibration") if manifest else None
+    about = ("options", "dequantized_from", "kernels", "engine_options", "base", "model", "versions", "machine")
+    return {
+        **{k: v for k, v in result.items() if k in about and v}, "seed": settings.seed, "confidence": settings.compare.confidence,
+        "calibration": {k: v for k, v in (calibration or {}).items() if k in CALIBRATED_ON},
+    } | measured_by(settings)  # fmt: skip
 
 
 def datasets(variant: str, manifest: ModelManifest | None) -> list[DataSet]:
@@ -276,8 +306,7 @@ def costs(variant: str) -> dict[str, float]:
 def measured_by(settings: Params) -> dict[str, object]:
     """What defines the measurement: the tier's amounts, windows, batch sizes, lengths, resamples."""
     sections = {"amount": settings.amount, **{k: getattr(settings, k) for k in ("evaluate", "diverge", "benchmark", "compare")}}
-    dumped = {f"{name}.{k}": v for name, section in sections.items() for k, v in section.model_dump(exclude_none=True).items()}
-    return {k: _text(v) for k, v in dumped.items()}
+    return {name: section.model_dump(mode="json", exclude_none=True) for name, section in sections.items()}
 
 
 def _text(value: object) -> object:
