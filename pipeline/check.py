@@ -11,6 +11,7 @@ from pipeline.core import artifacts, cli, params
 from pipeline.core.errors import ParamsError, QuantgateError
 from pipeline.core.explain import backends, did_you_mean
 from pipeline.core.params import Params, PathModel
+from pipeline.engines._speculation import drafting_variant
 from pipeline.evalset import tasks
 from pipeline.evalset.calibration import measured_rows, refuse_overlap
 from pipeline.gating.rules import bound_of
@@ -48,6 +49,7 @@ def faults(settings: Params) -> list[str]:
         if variant.engine in backends("engines") and variant.quantizer in backends("quantizers"):
             collect(where, quantizers.check_engine, variant.quantizer, variant.engine)
         collect(where, engines.check, variant.engine, variant.engine_options)
+        collect(where, _check_draft, drafting_variant(variant.engine_options), variant.engine, settings)
     for k, rule in enumerate(settings.gate.rules):
         where = f"params.yaml: gate.rules.{k}"
         collect(where, bound_of, rule)
@@ -74,6 +76,11 @@ def faults(settings: Params) -> list[str]:
         collect("params.yaml: calibration.set", refuse_overlap, evalset.load_texts(Path(source)), measured, source)
         messages += preflight_model.faults(settings)
     return messages
+
+
+def _check_draft(draft: str | None, engine: str, settings: Params) -> None:
+    if draft and (drafts := settings.variant(draft)).engine != engine:
+        raise ParamsError(f"speculate.draft {draft!r} runs in engine {drafts.engine!r}; choose a variant of engine {engine!r}")
 
 
 def _check_folder(model: PathModel) -> None:
