@@ -42,14 +42,9 @@ def measure(
 
 
 def in_rounds(
-    variant: Worker,
-    reference: Worker,
-    setup: Requests,
-    prompts: Sequence[list[int]],
-    looks: rounds.Looks,
-    confidence: float,
+    variant: Worker, reference: Worker, setup: Requests, prompts: Sequence[list[int]], looks: rounds.Looks, confidence: float,
     speculates: bool = False,
-) -> tuple[list[TimingRow], Looked]:
+) -> tuple[list[TimingRow], Looked]:  # fmt: skip
     """(rows of the paired rounds, how often they were looked at); a second batch where the first leaves a rule open."""
     some = setup.warmups + setup.rounds
     rows = list(measure(variant, reference, setup, prompts[:some], speculates=speculates))

@@ -475,8 +475,15 @@ class Phases(TypedDict):
     headers: float | None
 
 
+class Said(TypedDict):
+    """A token of a reply. gap: nats between the two likeliest there."""
+
+    token: str
+    gap: float
+
+
 class Exchange(TypedDict):
-    """One request to a server and its reply. t_*: seconds of the client's clock.
+    """One request to a server and its reply. t_*: seconds of the client's clock; said: where log-probabilities were asked for.
 
     t_chunks: arrivals of events with tokens; t_tokens: the same if each had one token; t_last: the last token, or the reply's end
     if that token was not seen; t_due: when an open loop should have sent it."""
@@ -503,6 +510,7 @@ class Exchange(TypedDict):
     error: str | None
     t_end: float
     t_due: NotRequired[float]
+    said: NotRequired[list[Said]]
 
 
 class RequestRow(Exchange):
