@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from pipeline.metrics.definitions import SERVED, SERVED_WHOLE, Definition
-from pipeline.metrics.serving import Objective, level, memory, saturation_point, scenarios
+from pipeline.metrics.serving import Objective, level, memory, reuse, saturation_point, scenarios
 
 CONFIDENCE = 0.95
 
@@ -211,3 +211,13 @@ def test_memory_that_is_not_seen_is_null_with_the_reason() -> None:
     assert memory(3_000, "", CONFIDENCE)["value"] == 3_000 and memory(3_000, "", CONFIDENCE)["low"] is None
     unknown = memory(None, "it runs elsewhere", CONFIDENCE)
     assert unknown["value"] is None and unknown["warnings"] == ["it runs elsewhere"] and unknown["unit"] == "bytes"
+
+
+def test_what_a_known_beginning_saves_is_paired_and_what_a_server_does_not_say_is_null() -> None:
+    rows = [row(k, first, 4, 0.1, number=k, scenario=name, prompt_tokens=100, cached_tokens=cached)
+            for k in range(4) for name, first, cached in (("prefix-cold", 1.0 + k, 0), ("prefix-warm", (1.0 + k) / 5, 80))]  # fmt: skip
+    found = reuse(rows, CONFIDENCE)
+    assert found["prefix_gain"]["value"] == pytest.approx(5) and found["prefix_gain"]["n"] == 4
+    assert found["prefix_hit_rate"]["value"] == pytest.approx(0.8) and found["prefix_same"]["value"] is None
+    silent = reuse([r | {"cached_tokens": None} for r in rows], CONFIDENCE)["prefix_hit_rate"]
+    assert silent["value"] is None and "does not say" in silent["warnings"][0]

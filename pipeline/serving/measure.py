@@ -283,10 +283,16 @@ def unfinished(rows: Path) -> Path:
 
 
 async def measured(
-    endpoint: Endpoint, plan: Plan, corpus: Path, tokenizer: Any, path: Path, prefix: Prefix | None = None, kind: str | None = None
+    endpoint: Endpoint,
+    plan: Plan,
+    corpus: Path,
+    tokenizer: Any,
+    path: Path,
+    prefix: Prefix | None = None,
+    served_by: str | None = None,
 ) -> tuple[Probe, Plan, list[RequestRow]]:
-    """(what the endpoint can do, the plan as it was carried out, rows). path: the file that rows will be written to; kind: of a
-    server that was launched here.
+    """(what the endpoint can do, the plan as it was carried out, rows). path: the file that rows will be written to; served_by:
+    the kind of a server that was launched here.
 
     Every level is warmed up; rounds go over all levels, forwards and backwards: a drift of the machine affects all alike.
     """
@@ -319,7 +325,7 @@ async def measured(
                 artifacts.write_jsonl(unfinished(path), rows)
             for number in range(prefix.requests if prefix else 0):
                 pair = take(2)
-                for scenario, which, options in _steps(kind, endpoint.chat):
+                for scenario, which, options in _steps(served_by, endpoint.chat):
                     add([await send(replace(pair[which], options=options))], scenario, number)
                     bar.update()
         return abilities, plan, rows

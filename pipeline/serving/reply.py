@@ -55,7 +55,7 @@ def paired(text: str) -> str:
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
-def said(logprobs: Any) -> list[Said]:
+def said_in(logprobs: Any) -> list[Said]:
     """Tokens with the log-probabilities of the two likeliest: of llama.cpp and of chats (`content`), or of vLLM's completions."""
     several = [(t["token"], [top["logprob"] for top in t["top_logprobs"]]) for t in part(logprobs, "content") or []]
     several += [(t, list(tops.values())) for t, tops in zip(part(logprobs, "tokens") or [], part(logprobs, "top_logprobs") or [])]
@@ -159,7 +159,7 @@ class Reply:
         calls = delta.get("tool_calls") or []
         self.text, self.reasoning = self.text + content, self.reasoning + thought
         self.tools += "".join(part(call, "function", "arguments") or "" for call in calls)
-        self.said += said(choice.get("logprobs"))
+        self.said += said_in(choice.get("logprobs"))
         finish = choice.get("finish_reason")
         if content or thought or calls:
             self.t_chunks.append(now)
