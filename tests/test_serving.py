@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,12 @@ import pytest
 from pipeline.core import artifacts, cli, quiet
 from pipeline.core.errors import DataError, ParamsError
 from pipeline.core.params import Prefix
+from pipeline.engines._forest import common_prefix
 from pipeline.metrics import serving as figures
 from pipeline.metrics.serving import tipped
 from pipeline.serving import client, measure
 from pipeline.serving.client import Answer, Endpoint, Request, ServerError
-from pipeline.serving.reply import Fault, events, said
+from pipeline.serving.reply import Fault, events, said_in
 from tests import serving_server
 from tests.serving_server import KEY, Body, Handler, Server
 from tools import serve_url as command
@@ -543,7 +543,7 @@ class Keeper:
 
     def __call__(self, h: Handler, body: Body) -> None:
         prompt, tops = body["prompt"], "logprobs" in body
-        common = len(os.path.commonprefix([prompt, self.kept])) if body.get("cache_prompt") else 0
+        common = common_prefix(prompt, self.kept) if body.get("cache_prompt") else 0
         said = (self.kept if self.faulty and common > 100 else prompt).split()[-1]
         self.kept = prompt
         h.start()
@@ -584,7 +584,7 @@ def test_prompts_that_begin_alike_are_hits_and_a_reply_that_a_hit_changes_is_a_f
 
 def test_log_probabilities_are_read_as_llama_cpp_and_as_vllm_send_them() -> None:
     theirs = {"tokens": ["a", "b"], "top_logprobs": [{"a": -0.5, "c": -2.0}, {"d": -1.0, "b": -1.25, "e": -4.0}]}
-    assert said(theirs) == [{"token": "a", "gap": 1.5}, {"token": "b", "gap": 0.25}] and said(None) == []
+    assert said_in(theirs) == [{"token": "a", "gap": 1.5}, {"token": "b", "gap": 0.25}] and said_in(None) == []
 
 
 def test_a_run_without_one_complete_request_keeps_its_rows_and_exits_1(

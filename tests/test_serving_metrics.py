@@ -197,6 +197,7 @@ def test_rounds_that_disagree_about_the_saturation_point_say_so() -> None:
 
 def test_every_metric_is_defined_with_its_direction_and_says_how_sure_it_is() -> None:
     found = level([row(0, 0.2, 5, 0.1, t_due=0.0), failed(0, 1, "cut", t_due=0.5)], CONFIDENCE, Objective(ttft_ms=1))
+    found |= reuse([], CONFIDENCE)
     assert found.keys() | set(SERVED_WHOLE) == SERVED.keys() and all(isinstance(d, Definition) for d in SERVED.values())
     for name, metric in found.items():
         assert metric["unit"] == SERVED[name].unit and metric["method"]
@@ -214,8 +215,9 @@ def test_memory_that_is_not_seen_is_null_with_the_reason() -> None:
 
 
 def test_what_a_known_beginning_saves_is_paired_and_what_a_server_does_not_say_is_null() -> None:
-    rows = [row(k, first, 4, 0.1, number=k, scenario=name, prompt_tokens=100, cached_tokens=cached)
-            for k in range(4) for name, first, cached in (("prefix-cold", 1.0 + k, 0), ("prefix-warm", (1.0 + k) / 5, 80))]  # fmt: skip
+    made = [(k, name, first, n) for k in range(4) for name, first, n in (("cold", 1.0 + k, 0), ("warm", (1.0 + k) / 5, 80))]
+    known = {"prompt_tokens": 100}
+    rows = [row(k, first, 4, 0.1, number=k, scenario=f"prefix-{name}", cached_tokens=n, **known) for k, name, first, n in made]
     found = reuse(rows, CONFIDENCE)
     assert found["prefix_gain"]["value"] == pytest.approx(5) and found["prefix_gain"]["n"] == 4
     assert found["prefix_hit_rate"]["value"] == pytest.approx(0.8) and found["prefix_same"]["value"] is None

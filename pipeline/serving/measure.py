@@ -283,14 +283,9 @@ def unfinished(rows: Path) -> Path:
 
 
 async def measured(
-    endpoint: Endpoint,
-    plan: Plan,
-    corpus: Path,
-    tokenizer: Any,
-    path: Path,
-    prefix: Prefix | None = None,
+    endpoint: Endpoint, plan: Plan, corpus: Path, tokenizer: Any, path: Path, prefix: Prefix | None = None,
     served_by: str | None = None,
-) -> tuple[Probe, Plan, list[RequestRow]]:
+) -> tuple[Probe, Plan, list[RequestRow]]:  # fmt: skip
     """(what the endpoint can do, the plan as it was carried out, rows). path: the file that rows will be written to; served_by:
     the kind of a server that was launched here.
 
