@@ -170,8 +170,7 @@ def _speculation(b: Builder, rows: list[ReplyRow]) -> str | None:
     at = [(row["undrafted"]["gaps"], departure(row["token_ids"], row["undrafted"]["token_ids"])) for row in rows]
     gaps = [gaps[d - 1] for gaps, d in at if d is not None]
     b.add("spec_same", wilson(n - len(gaps), n, confidence=b.confidence))
-    note = "an interval of a maximum says nothing" if gaps else "no reply departs"
-    b.bare("spec_gap", max(gaps, default=None), len(gaps), "largest of replies that depart", note)
+    b.exact("spec_gap", max(gaps, default=0.0), n, "largest of these replies; 0 where none departs")
     tokens = sum(len(gaps) for gaps, _ in at)
     b.bare("spec_gap_floor", floor, tokens, "largest change of the gap", "an interval of a maximum says nothing")
     if max(gaps, default=0.0) <= FLOOR_TIMES * floor:
