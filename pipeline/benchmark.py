@@ -13,6 +13,7 @@ from pipeline.core import artifacts, cli, params, records
 from pipeline.core.errors import Unsupported
 from pipeline.core.params import Params, Requests
 from pipeline.core.records import Json, Looked, ModelManifest, ModelShape, TimedModel, TimingFacts, TimingRow, TimingsMeta
+from pipeline.engines._speculation import drafting_variant
 from pipeline.engines._worker import Worker, working
 from pipeline.evalset import load_texts
 from pipeline.gating.rules import looks_of
@@ -21,16 +22,18 @@ from pipeline.speed.roofline import shape_of
 
 
 def measure(
-    variant: Worker, reference: Worker, setup: Requests, prompts: Sequence[list[int]], first: int = 0
+    variant: Worker, reference: Worker, setup: Requests, prompts: Sequence[list[int]], first: int = 0, speculates: bool = False
 ) -> Iterator[TimingRow]:
     """Warm-ups, then rounds; both answer the same prompt, and who goes first changes from round to round.
-    first: how many rounds there have been already."""
-    order = [("variant", variant), ("reference", reference)]
+    first: how many rounds there have been already; speculates: the variant also answers without its draft."""
+    order = [("variant", variant, "stream"), ("reference", reference, "stream")]
+    if speculates:
+        order.insert(0, ("undrafted", variant, "stream_undrafted"))
     with cli.progress(len(prompts), "benchmark", "round") as bar:
         for k, prompt in enumerate(prompts, first):
             warmup = k < setup.warmups
-            for who, worker in order if k % 2 else order[::-1]:
-                row = worker.ask(prompt, setup.output_tokens)
+            for who, worker, how in order if k % 2 else order[::-1]:
+                row = worker.ask(prompt, setup.output_tokens, how=how)
                 yield {
                     "round": None if warmup else k - setup.warmups, "scenario": "single", "who": who, "warmup": warmup,
                     "prompt_tokens": len(prompt), **row,
@@ -39,14 +42,15 @@ def measure(
 
 
 def in_rounds(
-    variant: Worker, reference: Worker, setup: Requests, prompts: Sequence[list[int]], looks: rounds.Looks, confidence: float
-) -> tuple[list[TimingRow], Looked]:
+    variant: Worker, reference: Worker, setup: Requests, prompts: Sequence[list[int]], looks: rounds.Looks, confidence: float,
+    speculates: bool = False,
+) -> tuple[list[TimingRow], Looked]:  # fmt: skip
     """(rows of the paired rounds, how often they were looked at); a second batch where the first leaves a rule open."""
     some = setup.warmups + setup.rounds
-    rows = list(measure(variant, reference, setup, prompts[:some]))
+    rows = list(measure(variant, reference, setup, prompts[:some], speculates=speculates))
     more = looks.planned > 1 and looks.unsettled(rows, confidence)
     if more:
-        rows += measure(variant, reference, setup, prompts[some:], first=some)
+        rows += measure(variant, reference, setup, prompts[some:], some, speculates)
     return rows, {"planned": looks.planned, "taken": 1 + more, "bounds": [*looks.bounds], "max_rounds": setup.max_rounds}
 
 
@@ -69,7 +73,8 @@ def timed(settings: Params, variant: str, threads: int, facts: TimingFacts) -> l
             raise Unsupported(f"{lengths} are more than the {longest} that both models hold")
         device, dtypes = a.facts["device"], [m["dtype"] for m in models.values()]
         rates = b.cpu_rates(threads, dtypes) if device == "cpu" else hardware.rates(threads, device, dtypes)
-        rows, looked = in_rounds(a, b, setup, asked, looks, rounds.confidence(settings))
+        speculates = bool(settings.variant(variant).engine_options.get("speculate"))
+        rows, looked = in_rounds(a, b, setup, asked, looks, rounds.confidence(settings), speculates)
         plan = schedule.plan(setup, min(a.facts["max_length"], len(prompts.source)))
         schedule.fill(plan, prompts)
         rows += schedule.run(a, plan)
@@ -128,6 +133,8 @@ def main(variant: str) -> None:
     with artifacts.recording(meta, artifacts.timings(variant)) as rows:
         for folder, manifest in zip(folders, manifests):
             artifacts.check_model(folder, manifest)
+        if draft := drafting_variant(settings.variant(variant).engine_options):
+            meta["draft"] = records.read(artifacts.model_dir(draft) / artifacts.MANIFEST, ModelManifest)["digest"]
         rows += timed(settings, variant, settings.thread_count, meta)
     if meta["status"] != "ok":
         cli.say("benchmark", f"{variant}: {meta['status']}: {meta['reason']}")

@@ -10,7 +10,8 @@ from pipeline import engines, evalset, quantizers
 from pipeline.core import artifacts, cli, params
 from pipeline.core.errors import ParamsError, QuantgateError
 from pipeline.core.explain import backends, did_you_mean
-from pipeline.core.params import Params, PathModel
+from pipeline.core.params import Params, PathModel, Variant
+from pipeline.engines._speculation import drafting_variant
 from pipeline.evalset import tasks
 from pipeline.evalset.calibration import measured_rows, refuse_overlap
 from pipeline.gating.rules import bound_of
@@ -47,7 +48,7 @@ def faults(settings: Params) -> list[str]:
         collect(where, quantizers.check, variant.quantizer, variant.options)
         if variant.engine in backends("engines") and variant.quantizer in backends("quantizers"):
             collect(where, quantizers.check_engine, variant.quantizer, variant.engine)
-        collect(where, engines.check, variant.engine, variant.engine_options)
+        collect(where, _check_engine, variant, settings)
     for k, rule in enumerate(settings.gate.rules):
         where = f"params.yaml: gate.rules.{k}"
         collect(where, bound_of, rule)
@@ -74,6 +75,12 @@ def faults(settings: Params) -> list[str]:
         collect("params.yaml: calibration.set", refuse_overlap, evalset.load_texts(Path(source)), measured, source)
         messages += preflight_model.faults(settings)
     return messages
+
+
+def _check_engine(variant: Variant, settings: Params) -> None:
+    engines.check(variant.engine, variant.engine_options)
+    if (draft := drafting_variant(variant.engine_options)) and (other := settings.variant(draft).engine) != variant.engine:
+        raise ParamsError(f"draft {draft!r} runs in engine {other!r}; name a variant of engine {variant.engine!r}, or ngram")
 
 
 def _check_folder(model: PathModel) -> None:

@@ -27,7 +27,8 @@ def quantize(variant: Variant, base: Path, out: Path, *, calibration: Calibratio
 def answer(variant: Variant, folder: Path, facts: BuildFacts, threads: int) -> None:
     """Load what was built with its engine and ask it, so that a broken variant is known now and not after an hour.
     Raises where other kernels run than were packed, or where it answers unlike the model in memory, or not at all."""
-    engine = engines.load(variant.engine, folder, threads=threads, **variant.engine_options)
+    alone = {name: value for name, value in variant.engine_options.items() if name != "speculate"}  # its draft may be built later
+    engine = engines.load(variant.engine, folder, threads=threads, **alone)
     attestation.check_kernels(engine.kernels(), facts)
     attestation.check_answer(engine, facts.get("probe"))
 

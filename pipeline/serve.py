@@ -16,7 +16,7 @@ from pipeline.core.explain import unknown
 from pipeline.core.params import Params
 from pipeline.core.records import Launch, Probe, RequestRow, ServerMeta, ServerReport
 from pipeline.evalset import sets_digest
-from pipeline.metrics.serving import Objective, memory
+from pipeline.metrics.serving import Objective, memory, tipped
 from pipeline.serving import measure, results
 from pipeline.serving.measure import Plan
 from pipeline.speed import hardware
@@ -39,9 +39,10 @@ def serve(variant: str, settings: Params) -> tuple[Probe, Plan, list[RequestRow]
         tokenizer = Tokenizer.from_file(str(file))
     with measure.endpoint_of(
         server.url, server.launch, folder, plan, tokenizer=tokenizer, model=server.model, chat=server.chat,
-        timeout_s=common.timeout_s, key_env=server.key_env, threads=settings.thread_count, options=options,
+        timeout_s=common.timeout_s, key_env=server.key_env, threads=settings.thread_count, options=options, prefix=server.prefix,
     ) as (endpoint, launch):  # fmt: skip
-        run = measure.measured(endpoint, plan, Path(common.prompts), tokenizer, artifacts.serving(variant))
+        path = artifacts.serving(variant)
+        run = measure.measured(endpoint, plan, Path(common.prompts), tokenizer, path, server.prefix, server.launch)
         return *asyncio.run(run), launch
 
 
@@ -75,7 +76,8 @@ def measure_variant(variant: str, settings: Params) -> str:
         }  # fmt: skip
         write([], about, nothing)
         return f"{about['status']}: {about['reason']}"
-    if why := measure.failure(rows):
+    levels, knee = measure.metrics_of(rows, plan, setup.confidence, setup.between_runs.time)
+    if why := measure.failure(rows) or tipped(levels):
         about["status"], about["reason"] = "invalid", why
     about["probe"], about["plan"], about["client"] = abilities, asdict(plan), {**hardware.describe(settings.thread_count)}
     public, peak = None, memory(None, ELSEWHERE, setup.confidence)
@@ -84,7 +86,6 @@ def measure_variant(variant: str, settings: Params) -> str:
         public = launch.copy()
         public.pop("log"), public.pop("model_dir")
         peak = memory(launch["peak_memory_bytes"], NOT_SEEN, setup.confidence)
-    levels, knee = measure.metrics_of(rows, plan, setup.confidence, setup.between_runs.time)
     sets = sets_digest(Path(settings.serving.prompts))
     meta: ServerMeta = {**about, "launch": launch, "prompts": sets, "seed": settings.seed, "versions": artifacts.versions()}
     report: ServerReport = {

@@ -169,6 +169,9 @@ def test_a_value_means_to_us_what_it_means_to_dvc(tmp_path: Path, value: str) ->
     assert (read, type(read)) == (by_dvc, type(by_dvc))
 
 
+Q4 = "engine: llamacpp, options: {type: Q4_0}"
+
+
 @pytest.mark.parametrize("old, new, expected", [
     ("", "", []),  # as shipped
     ("hf, options: {bits: 4, group_size", "hf, options: {bits: 4, group_sise", ["unknown option 'group_sise'", "'group_size'"]),
@@ -185,6 +188,11 @@ def test_a_value_means_to_us_what_it_means_to_dvc(tmp_path: Path, value: str) ->
     ("{dtype: bfloat16}", "{}", ["variants.bf16", "option 'dtype' is needed"]),
     ("engine: llamacpp", "engine: hf", ["variants.gguf-q8_0", "does not read what quantizer 'gguf'", "llamacpp"]),
     ("engine: hf, options: {scheme", "engine: llamacpp, options: {scheme", ["variants.int8", "use engine: hf"]),
+    (Q4, f"{Q4}, engine_options: {{speculate: {{draft: gguf-q8_0, tokens: 4}}}}", []),
+    (Q4, f"{Q4}, engine_options: {{speculate: {{draft: gguf-q8, tokens: 4}}}}", ["'gguf-q8' is not", "did you mean 'gguf-q8_0'"]),
+    (Q4, f"{Q4}, engine_options: {{speculate: {{draft: int8, tokens: 4}}}}", ["draft 'int8' runs in engine 'hf'"]),
+    (Q4, f"{Q4}, engine_options: {{speculate: {{draft: ngram, tokens: 17}}}}", ["speculate.tokens = 17: must be at most 16"]),
+    (Q4, f"{Q4}, engine_options: {{speculate: {{draft: ngram}}}}", ["speculate.tokens: this key is needed"]),
     ("margin: 0.02 nats", "margin: -0.02 nats", ["must be a finite number that is not negative"]),
 ])  # fmt: skip
 @pytest.mark.usefixtures("at_root")

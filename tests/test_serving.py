@@ -11,10 +11,13 @@ import pytest
 
 from pipeline.core import artifacts, cli, quiet
 from pipeline.core.errors import DataError, ParamsError
+from pipeline.core.params import Prefix
+from pipeline.engines._forest import common_prefix
 from pipeline.metrics import serving as figures
+from pipeline.metrics.serving import tipped
 from pipeline.serving import client, measure
 from pipeline.serving.client import Answer, Endpoint, Request, ServerError
-from pipeline.serving.reply import Event, Fault, Reply, events
+from pipeline.serving.reply import Event, Fault, Reply, events, said_in
 from tests import serving_server
 from tests.serving_server import KEY, Body, Handler, Server
 from tools import serve_url as command
@@ -530,6 +533,58 @@ def test_a_server_that_refuses_ignore_eos_is_measured_unforced_and_reported_so(s
     plan = measure.Plan([1], requests=4, rounds=1, warmups=0, prompt_tokens=8, output_tokens=2)
     can, held, rows = asyncio.run(measure.measured(Endpoint(server.url, "m"), plan, texts, None, Path("rows.jsonl")))
     assert can["ignore_eos"]["value"] is False and not held.forced and len(rows) == 4 and not any(r["forced"] for r in rows)
+
+
+class Keeper:
+    """A server that keeps the last prompt, and answers with the prompt's last number; `faulty`: after a hit with the kept one's."""
+
+    def __init__(self, faulty: bool) -> None:
+        self.faulty, self.kept = faulty, ""
+
+    def __call__(self, h: Handler, body: Body) -> None:
+        prompt, tops = body["prompt"], "logprobs" in body
+        common = common_prefix(prompt, self.kept) if body.get("cache_prompt") else 0
+        said = (self.kept if self.faulty and common > 100 else prompt).split()[-1]
+        self.kept = prompt
+        h.start()
+        for _ in range(body["max_tokens"]):
+            best = [{"token": said, "logprob": -0.1}, {"token": "x", "logprob": -3.1}]
+            likely = {"logprobs": {"content": [best[0] | {"top_logprobs": best}]}} if tops else {}
+            h.event({"choices": [{"index": 0, "text": said, "finish_reason": None, **likely}]})
+        h.text(None, "length")
+        details = {"prompt_tokens": len(prompt), "completion_tokens": body["max_tokens"]}
+        h.event({"choices": [], "usage": details | {"prompt_tokens_details": {"cached_tokens": common}}})
+        h.done()
+
+
+@pytest.mark.parametrize("faulty", [False, True])
+def test_prompts_that_begin_alike_are_hits_and_a_reply_that_a_hit_changes_is_a_fault(
+    server: Server, texts: Path, monkeypatch: pytest.MonkeyPatch, faulty: bool
+) -> None:
+    server.plays = always(serving_server.plain)  # the probe's
+    monkeypatch.setattr(serving_server, "plain", Keeper(faulty))
+    plan = measure.Plan([1], requests=4, rounds=1, warmups=0, prompt_tokens=8, output_tokens=2)
+    prefix, path = Prefix(shared_tokens=32, requests=3), Path("rows.jsonl")
+    _, _, rows = asyncio.run(measure.measured(Endpoint(server.url, "m"), plan, texts, None, path, prefix, "llamacpp"))
+    assert [r["scenario"] for r in rows[4:8]] == ["prefix-cold", "prefix-warm", "prefix-hit", "prefix-alone"]
+    assert [r["round"] for r in rows[4:]] == [k for k in range(3) for _ in range(4)]
+    levels, _ = measure.metrics_of(rows, plan)
+    warm = levels["prefix-warm"]
+    assert 128 / 384 <= warm["prefix_hit_rate"]["value"] <= 140 / 384 and levels["prefix-cold"]["cached_tokens"]["value"] < 60
+    assert warm["prefix_same"]["value"] == (0 if faulty else 1) and warm["prefix_gap"]["value"] == pytest.approx(
+        3.0 if faulty else 0
+    )
+    assert ("3 nats apart" in (tipped(levels) or "")) is faulty and "closed-1" in levels
+    _, _, rows = asyncio.run(measure.measured(Endpoint(server.url, "m"), plan, texts, None, path, prefix))
+    alone = measure.metrics_of(rows, plan)[0]["prefix-warm"]["prefix_same"]
+    assert alone["value"] is None and "without what it keeps" in alone["warnings"][0], (
+        "a server elsewhere is not told what to reuse"
+    )
+
+
+def test_log_probabilities_are_read_as_llama_cpp_and_as_vllm_send_them() -> None:
+    theirs = {"tokens": ["a", "b"], "top_logprobs": [{"a": -0.5, "c": -2.0}, {"d": -1.0, "b": -1.25, "e": -4.0}]}
+    assert said_in(theirs) == [{"token": "a", "gap": 1.5}, {"token": "b", "gap": 0.25}] and said_in(None) == []
 
 
 def test_a_run_without_one_complete_request_keeps_its_rows_and_exits_1(

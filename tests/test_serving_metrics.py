@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from pipeline.metrics.definitions import SERVED, SERVED_WHOLE, Definition
-from pipeline.metrics.serving import Objective, level, memory, saturation_point, scenarios
+from pipeline.metrics.serving import Objective, level, memory, reuse, saturation_point, scenarios
 
 CONFIDENCE = 0.95
 
@@ -197,6 +197,7 @@ def test_rounds_that_disagree_about_the_saturation_point_say_so() -> None:
 
 def test_every_metric_is_defined_with_its_direction_and_says_how_sure_it_is() -> None:
     found = level([row(0, 0.2, 5, 0.1, t_due=0.0), failed(0, 1, "cut", t_due=0.5)], CONFIDENCE, Objective(ttft_ms=1))
+    found |= reuse([], CONFIDENCE)
     assert found.keys() | set(SERVED_WHOLE) == SERVED.keys() and all(isinstance(d, Definition) for d in SERVED.values())
     for name, metric in found.items():
         assert metric["unit"] == SERVED[name].unit and metric["method"]
@@ -211,3 +212,14 @@ def test_memory_that_is_not_seen_is_null_with_the_reason() -> None:
     assert memory(3_000, "", CONFIDENCE)["value"] == 3_000 and memory(3_000, "", CONFIDENCE)["low"] is None
     unknown = memory(None, "it runs elsewhere", CONFIDENCE)
     assert unknown["value"] is None and unknown["warnings"] == ["it runs elsewhere"] and unknown["unit"] == "bytes"
+
+
+def test_what_a_known_beginning_saves_is_paired_and_what_a_server_does_not_say_is_null() -> None:
+    made = [(k, name, first, n) for k in range(4) for name, first, n in (("cold", 1.0 + k, 0), ("warm", (1.0 + k) / 5, 80))]
+    known = {"prompt_tokens": 100}
+    rows = [row(k, first, 4, 0.1, number=k, scenario=f"prefix-{name}", cached_tokens=n, **known) for k, name, first, n in made]
+    found = reuse(rows, CONFIDENCE)
+    assert found["prefix_gain"]["value"] == pytest.approx(5) and found["prefix_gain"]["n"] == 4
+    assert found["prefix_hit_rate"]["value"] == pytest.approx(0.8) and found["prefix_same"]["value"] is None
+    silent = reuse([r | {"cached_tokens": None} for r in rows], CONFIDENCE)["prefix_hit_rate"]
+    assert silent["value"] is None and "does not say" in silent["warnings"][0]

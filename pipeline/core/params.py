@@ -52,6 +52,13 @@ class Load(Section):
         return self
 
 
+class Prefix(Section):
+    """Requests whose prompts begin alike: what a server saves on a beginning that it has read before."""
+
+    shared_tokens: Annotated[int, Field(ge=32)]
+    requests: Annotated[int, Field(ge=2)]  # beginnings
+
+
 class Server(Section):
     """A variant's server: started here (launch), or running at a URL whose API key is in the variable key_env."""
 
@@ -60,6 +67,7 @@ class Server(Section):
     key_env: Annotated[str, shaped(r"[A-Za-z_][A-Za-z0-9_]{0,63}", "a variable's name: the key is in it")] = "QUANTGATE_API_KEY"
     model: str = ""  # its name there, where there are several
     chat: bool = False
+    prefix: Prefix | None = None
 
     @model_validator(mode="after")
     def _one(self) -> Server:

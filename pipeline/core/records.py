@@ -354,7 +354,8 @@ class Machine(TypedDict):
 
 
 class TimingFacts(TypedDict, total=False):
-    """What metrics need besides the rows; all of it where they are `ok`. loads, models: of `variant` and `reference`."""
+    """What metrics need besides the rows; all of it where they are `ok`. loads, models: of `variant` and `reference`; draft: digest
+    of the drafting variant, where there is one."""
 
     loads: dict[str, LoadFacts]
     models: dict[str, TimedModel]
@@ -364,13 +365,21 @@ class TimingFacts(TypedDict, total=False):
     sweep: Sweep
     machine: Machine
     versions: dict[str, str]
+    draft: str
 
 
 class TimingsMeta(RowsMeta, TimingFacts):
     reference: str
 
 
-class TimedAnswer(TypedDict):
+class Guesses(TypedDict, total=False):
+    """Of a request with speculation: tokens of the draft, by pass after the prefill."""
+
+    proposed: list[int]
+    accepted: list[int]
+
+
+class TimedAnswer(Guesses):
     """A request as the process that ran it saw it, in seconds by its monotonic clock. A failed one may lack the rest."""
 
     ok: bool
@@ -392,8 +401,8 @@ class TimedAnswer(TypedDict):
 
 
 class TimingRow(TimedAnswer):
-    """A request to `who` (`variant` or `reference`). scenario: `single` in paired rounds, else a sweep's; round: null for a
-    warm-up."""
+    """A request to `who` (`variant`, `reference`, or `undrafted`: the variant without its draft). scenario: `single` in paired
+    rounds, else a sweep's; round: null for a warm-up."""
 
     round: int | None
     scenario: str
@@ -439,8 +448,18 @@ class AnswerRow(ItemAnswer):
     acc: float | None
 
 
+class Undrafted(TypedDict):
+    """What a variant that speculates replies without its draft. gaps: nats between the two likeliest tokens at each of its tokens;
+    moved: the most by which one changes where tokens are read as many at a time as with the draft."""
+
+    token_ids: list[int]
+    gaps: list[float]
+    moved: float
+
+
 class ReplyRow(TypedDict):
-    """A greedy reply to a trajectory prompt. cut: it stopped at the limit; again: the reference's at another batch size."""
+    """A greedy reply to a trajectory prompt. cut: it stopped at the limit; again: the reference's at another batch size; undrafted:
+    of a variant that speculates."""
 
     id: str
     domain: str
@@ -450,6 +469,7 @@ class ReplyRow(TypedDict):
     text: str
     cut: bool
     again: NotRequired[list[int]]
+    undrafted: NotRequired[Undrafted]
 
 
 class WindowRow(TypedDict):
@@ -467,8 +487,15 @@ class Phases(TypedDict):
     headers: float | None
 
 
+class Said(TypedDict):
+    """A token of a reply. gap: nats between the two likeliest there."""
+
+    token: str
+    gap: float
+
+
 class Exchange(TypedDict):
-    """One request to a server and its reply. t_*: seconds of the client's clock.
+    """One request to a server and its reply. t_*: seconds of the client's clock; said: where log-probabilities were asked for.
 
     t_chunks: arrivals of events with tokens; t_tokens: the same if each had one token; t_last: the last token, or the reply's end
     if that token was not seen; t_due: when an open loop should have sent it."""
@@ -495,6 +522,7 @@ class Exchange(TypedDict):
     error: str | None
     t_end: float
     t_due: NotRequired[float]
+    said: NotRequired[list[Said]]
 
 
 class RequestRow(Exchange):

@@ -3,7 +3,8 @@
 `load(model_dir, *, threads, <its own options by name>) -> Engine`. What an engine cannot give raises `Unsupported(reason)`: the
 metric is then null with that reason. A quantizer's ENGINE names the one engine that reads what it writes. An engine may have
 besides: `sample(prompts, most, sampling)`, replies side by side; `forest_logits(forest, wanted)` (_forest.py); `head`, `hidden`,
-`own_logits`, `logits_stepwise`, `to_float32`, `use_threads`, `device`, which a reference needs (hf.py); `attention`."""
+`own_logits`, `logits_stepwise`, `to_float32`, `use_threads`, `device`, which a reference needs (hf.py); `attention`; `speculate`,
+`rows_after` and `forget` (_speculation.py)."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from pipeline.core import artifacts
 from pipeline.core.explain import backend, check_options
 from pipeline.core.quiet import output_to
-from pipeline.core.records import Options
+from pipeline.core.records import Guesses, Options
 
 State = TypeVar("State")
 ROWS = 128  # positions projected at a time: 25 MB of float32 logits at a vocabulary of 49 152
@@ -55,6 +56,7 @@ class Trace:
     cache_bytes: int | None = None  # of keys and values, at the end
     cache_tokens: int | None = None  # for which there is room in them
     element_bytes: float | None = None  # of one number in the cache, by its type
+    guesses: Guesses = field(default_factory=Guesses)
 
     def add(self, computed: float, chosen: float) -> None:
         """One step: the forward pass, and the choice of a token; the first pass is the prefill."""

@@ -12,6 +12,7 @@ from pipeline.core import artifacts, cli, params, records
 from pipeline.core.errors import ArtifactError
 from pipeline.core.records import DivergeMeta, PromptRow, RepliesMeta, ReplyRow, WindowRow
 from pipeline.engines import Sampling
+from pipeline.engines._speculation import without_draft
 from pipeline.evalset import load_prompts
 
 BATCH = 16  # prompts at a time, padded on the left; the reference runs a second time in batches half as large
@@ -71,6 +72,8 @@ def generate(engine: Any, prompts: list[Prompt], most: int, is_reference: bool) 
         })  # fmt: skip
         if again:
             rows[-1]["again"] = again[k]
+        if speculate := getattr(engine, "speculate", None):
+            rows[-1]["undrafted"] = without_draft(engine, prompt.ids, speculate["tokens"], most)
     return rows
 
 

@@ -110,7 +110,7 @@ def _single(engine: Any, request: Request) -> TimedAnswer:
     return {
         **_times(t_submit, [t for _, t in tokens], 1, request.n), "phases": phases, "phases_unknown": unknown,
         "kv_bytes_per_token": trace.bytes_per_token, "cache_bytes": trace.cache_bytes, "cache_tokens": trace.cache_tokens,
-        "cache_element_bytes": trace.element_bytes,
+        "cache_element_bytes": trace.element_bytes, **trace.guesses,
     }  # fmt: skip
 
 
@@ -151,7 +151,8 @@ class Worker:
         self.facts: LoadFacts = self._answer(None)
 
     def ask(self, prompt: Sequence[int], n: int, *, how: str = "stream", fresh: bool = False) -> TimedAnswer:
-        """The row of one request. how: `stream`, or `stream_on` for an engine that keeps a prefix (else `Unsupported`)."""
+        """The row of one request. how: `stream`; `stream_on` for an engine that keeps a prefix (else `Unsupported`);
+        `stream_undrafted` for one that speculates."""
         return self._answer(Request([list(prompt)], n, how, fresh))  # type: ignore[no-any-return]
 
     def ask_batch(self, prompts: Sequence[Sequence[int]], n: int) -> TimedAnswer:

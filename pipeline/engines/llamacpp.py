@@ -10,15 +10,19 @@ import ctypes
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.core import artifacts, records
 from pipeline.core.errors import ArtifactError, Unsupported
+from pipeline.core.records import ModelManifest
 from pipeline.engines import Sampling, Trace, steps
 from pipeline.engines._forest import Forest, common_prefix
+from pipeline.engines._speculation import Speculate, by_model, drafting_variant, lookup, speculated
 from pipeline.model.config import end_ids
 
 CACHE_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2}  # ggml.h: enum ggml_type
@@ -35,8 +39,10 @@ def load(
     threads: int,
     kv_type: Literal["f32", "f16", "bf16", "q8_0", "q4_0"] = "f16",
     gpu_layers: int = 0,
+    speculate: Speculate | None = None,
 ) -> LlamaCppEngine:
-    """Load model.gguf. kv_type: how keys and values are kept; gpu_layers: layers on a GPU (a build with one is needed)."""
+    """Load model.gguf. kv_type: how keys and values are kept; gpu_layers: layers on a GPU (a build with one is needed);
+    speculate: how replies are guessed ahead, by a variant whose folder lies beside this one, or by its text."""
     try:
         import llama_cpp
         from transformers import AutoTokenizer
@@ -53,6 +59,17 @@ def load(
         raise Unsupported(f"llama.cpp cannot load {file.name}; its log says why")
     engine = LlamaCppEngine(llama_cpp, model, AutoTokenizer.from_pretrained(model_dir), file, threads, kv_type)
     engine.device = "mixed" if gpu_layers else "cpu"
+    if speculate:
+        if engine.api.llama_model_is_recurrent(model) or engine.api.llama_model_is_hybrid(model):
+            raise Unsupported("a recurrent model cannot take tokens back: no speculation")
+        if name := drafting_variant({"speculate": speculate}):
+            folder = model_dir.parent / name
+            artifacts.check_model(folder, records.read(folder / artifacts.MANIFEST, ModelManifest))
+            engine.draft = load(folder, threads=threads, kv_type=kv_type, gpu_layers=gpu_layers)
+            if engine.draft.vocab_size != engine.vocab_size:
+                sizes = f"{engine.draft.vocab_size} and {engine.vocab_size} entries"
+                raise Unsupported(f"draft {name!r} has another vocabulary ({sizes}); name a variant of the same base")
+    engine.speculate = speculate
     return engine
 
 
@@ -61,6 +78,8 @@ class LlamaCppEngine:
 
     name = "llamacpp"
     device = "cpu"
+    speculate: Speculate | None = None
+    draft: LlamaCppEngine | None = None
 
     def __init__(self, api: Any, model: Any, tokenizer: Any, file: Path, threads: int, kv_type: str) -> None:
         self.api, self.model, self.tokenizer, self.file, self.folder = api, model, tokenizer, file, file.parent
@@ -83,6 +102,8 @@ class LlamaCppEngine:
             self.api.llama_batch_free(batch)
             self.api.llama_free(context)
         self.api.llama_model_free(self.model)
+        if self.draft:
+            self.draft.close()
 
     def logits(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
         return np.concatenate([block for _, block in self._rows(list(token_ids), 0)])
@@ -148,16 +169,35 @@ class LlamaCppEngine:
                 yield found, self._logits(context, len(found))
 
     def stream(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Iterator[tuple[int, float]]:
-        self._forget_from(0)  # a prompt that was seen before must cost what a new one costs
+        self.forget()  # a prompt that was seen before must cost what a new one costs
         yield from self.stream_on(token_ids, max_new_tokens, sampling)
 
     def stream_on(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Iterator[tuple[int, float]]:
-        ids, trace = list(token_ids), Trace(element_bytes=CACHE_BYTES[self.kv_type])
-        self.trace = trace
-        yield from steps(self, lambda: (ids, list(self._rows(ids, len(ids) - 1))[-1][1][-1]), self._step, max_new_tokens, sampling)
+        trace = self.trace = Trace(element_bytes=CACHE_BYTES[self.kv_type])
+        if self.speculate and sampling.temperature == 0:
+            begin = partial(by_model, self.draft) if self.draft else lookup
+            yield from speculated(self, token_ids, begin, self.speculate["tokens"], max_new_tokens, sampling)
+        else:
+            yield from self._steps(token_ids, max_new_tokens, sampling)
         # last, so that the call stands between no two tokens that somebody times
-        trace.cache_bytes, trace.cache_tokens = int(self.api.llama_state_seq_get_size(self.context, 0)), len(ids)
+        trace.cache_bytes, trace.cache_tokens = int(self.api.llama_state_seq_get_size(self.context, 0)), len(self.kept)
         self.kv_bytes_per_token = trace.bytes_per_token
+
+    def stream_undrafted(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Iterator[tuple[int, float]]:
+        """`stream` without speculation, which that is compared with."""
+        self.forget()
+        self.trace = Trace(element_bytes=CACHE_BYTES[self.kv_type])
+        return self._steps(token_ids, max_new_tokens, sampling)
+
+    def _steps(self, token_ids: Sequence[int], most: int, sampling: Sampling) -> Iterator[tuple[int, float]]:
+        ids = list(token_ids)
+        return steps(self, lambda: (ids, list(self._rows(ids, len(ids) - 1))[-1][1][-1]), self._step, most, sampling)
+
+    def rows_after(self, ids: list[int], tokens: list[int]) -> NDArray[np.float32]:
+        return np.concatenate([block for _, block in self._rows([*ids, *tokens], len(ids))])
+
+    def forget(self) -> None:
+        self._forget_from(0)
 
     def _step(self, ids: list[int], token: int) -> NDArray[np.float32]:
         """Logits [vocab] after one more token, which joins `ids`."""
@@ -166,6 +206,8 @@ class LlamaCppEngine:
         return self._row()
 
     def stream_batch(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> Iterator[tuple[list[int], float]]:
+        if self.speculate:
+            raise Unsupported("a draft guesses for one request at a time here")
         context = self._context(len(prompts), len(prompts[0]) + max_new_tokens)
         return self._batch_steps(context, self.api.llama_batch_init(BATCH, 0, 1), prompts, max_new_tokens)
 

@@ -86,6 +86,18 @@ IN_PROCESS: dict[str, Definition] = {
     "decode_tok_s": Definition("tok/s", "higher", None, "tokens after the first over their time"),
     "speed_ratio": Definition("ratio", "higher", 1.0, "decode rate over the reference's, interleaved rounds"),
     "prefill_ratio": Definition("ratio", "higher", 1.0, "prefill rate over the reference's, interleaved rounds"),
+    "draft_step": Definition("tokens", "higher", None, "of a pass of the reference, with this variant as its draft, temperature 0"),
+    "draft_step_sampled": Definition("tokens", "higher", None, "the same at temperature 1, at least"),
+    "draft_overlap": Definition("fraction", "higher", 1.0, "mean sum of min(reference's, variant's probability), at least"),
+    "spec_step": Definition("tokens", "higher", None, "tokens of a pass of the model with its draft: accepted ones and its own"),
+    "spec_accepted": Definition("fraction", "higher", None, "the draft's tokens that were accepted, of all or of one position"),
+    "spec_speed_ratio": Definition("ratio", "higher", 1.0, "decode rate with the draft over that without, interleaved rounds"),
+    "spec_e2e_ratio": Definition("ratio", "higher", 1.0, "rate of whole requests with the draft over that without"),
+    "spec_same": Definition("fraction", "higher", 1.0, "greedy replies with the draft that are those without, token for token"),
+    "spec_gap": Definition(
+        "nats", "lower", None, "largest gap between the two likeliest tokens where a reply with the draft departs"
+    ),
+    "spec_gap_floor": Definition("nats", "lower", None, "most that such a gap moves where tokens share a pass, without a draft"),
     "mbu": Definition("fraction", "higher", None, "bytes that decoding (or the phase named) reads / its time / measured bandwidth"),
     "mfu": Definition("fraction", "higher", None, "products of prefill (or the phase named) / its time / measured matrix rate"),
     "reference_drift": Definition("fraction", "lower", None, "change a round of the reference's time per token"),
@@ -123,6 +135,10 @@ SERVED: dict[str, Definition] = {
     "output_tokens_min": Definition("tokens", "higher", None, "shortest complete reply"),
     "output_tokens_max": Definition("tokens", "lower", None, "longest complete reply"),
     "cached_tokens": Definition("tokens", "lower", 0.0, "prompt tokens that a prefix cache answered"),
+    "prefix_hit_rate": Definition("fraction", "higher", None, "of prompts with a known beginning, tokens that were not read again"),
+    "prefix_gain": Definition("ratio", "higher", 1.0, "TTFT of prompts with a new beginning over that of prompts with a known one"),
+    "prefix_same": Definition("fraction", "higher", 1.0, "replies after a prefix hit that are those without one, token for token"),
+    "prefix_gap": Definition("nats", "lower", 0.0, "largest gap between the two likeliest tokens where such a reply departs"),
     "warmups": Definition("requests", "higher", None, "complete requests before the measured ones"),
     "client_lag_p99_ms": Definition("ms", "lower", 0.0, "how late this client sent what was due (open loop)"),
     "server_memory_bytes": Definition("bytes", "lower", None, "peak resident memory of a launched server, all its processes"),
@@ -156,7 +172,8 @@ def definition(name: str) -> Definition | None:
 
 CLOCKED = ("ms", "s", "tok/s")  # units that a machine's speed is in
 OF_MACHINES = (  # and what else depends on it
-    "speed_ratio", "prefill_ratio", "mbu", "mfu", "reference_drift", "failure_rate", "peak_memory_bytes", "load_memory_bytes",
+    "speed_ratio", "prefill_ratio", "spec_speed_ratio", "spec_e2e_ratio",
+    "mbu", "mfu", "reference_drift", "failure_rate", "peak_memory_bytes", "load_memory_bytes",
     "cuda_allocated_bytes", "cuda_reserved_bytes", "nvml_used_bytes",
 )  # fmt: skip
 

@@ -19,6 +19,7 @@ from scipy.stats import binom
 from pipeline.core.errors import ArtifactError
 from pipeline.core.records import Agreement, ReplyRow
 from pipeline.metrics.builder import Builder, short
+from pipeline.metrics.definitions import FLOOR_TIMES
 from pipeline.stats.intervals import Estimate, paired_difference, wilson
 
 Pair = tuple[ReplyRow, ReplyRow]  # the variant's reply, the reference's
@@ -159,7 +160,23 @@ def free_metrics(b: Builder, pairs: list[Pair], most: int, is_reference: bool) -
     for kind in FAULTS:
         _rate(b, kind, [(variant[kind], reference[kind]) for variant, reference in flags])
     _rate(b, "garbled", [(any(variant.values()), any(reference.values())) for variant, reference in flags])
-    return None
+    return _speculation(b, [row for row, _ in pairs]) if "undrafted" in pairs[0][0] else None
+
+
+def _speculation(b: Builder, rows: list[ReplyRow]) -> str | None:
+    """Replies with the draft beside those without. A draft may tip a choice only where rounding could: returns a fault where the
+    two likeliest tokens lay further apart."""
+    n, floor = len(rows), max(row["undrafted"]["moved"] for row in rows)
+    at = [(row["undrafted"]["gaps"], departure(row["token_ids"], row["undrafted"]["token_ids"])) for row in rows]
+    gaps = [gaps[d - 1] for gaps, d in at if d is not None]
+    b.add("spec_same", wilson(n - len(gaps), n, confidence=b.confidence))
+    b.exact("spec_gap", max(gaps, default=0.0), n, "largest of these replies; 0 where none departs")
+    tokens = sum(len(gaps) for gaps, _ in at)
+    b.bare("spec_gap_floor", floor, tokens, "largest change of the gap", "an interval of a maximum says nothing")
+    if max(gaps, default=0.0) <= FLOOR_TIMES * floor:
+        return None
+    apart = f"where its two likeliest tokens are {max(gaps):.2g} nats apart, and rounding moves them by {floor:.2g} at most"
+    return f"speculation changes replies: {len(gaps)} of {n} are not the model's own, one of them {apart}"
 
 
 def _rate(b: Builder, kind: str, pairs: list[tuple[bool, bool]]) -> None:

@@ -16,7 +16,7 @@ from pipeline.metrics.builder import as_metric
 from pipeline.metrics.definitions import QUANTILES, SERVED
 from pipeline.speed import rounds as clock
 from pipeline.speed.rounds import whole_runs
-from pipeline.stats.intervals import Estimate, mean_t, quantile_interval, wilson
+from pipeline.stats.intervals import Estimate, geometric_mean_t, mean_t, quantile_interval, wilson
 
 FEW_FOR_P99 = 100
 WHY_MISSING = {
@@ -24,6 +24,9 @@ WHY_MISSING = {
     "itl": "fewer than two tokens, or events that carry more than one or none",
     "ttfc": "nothing but reasoning",
 }
+PREFIX = ("prefix-cold", "prefix-warm")  # levels of prompts whose beginning is new to the server, and of those where it is not
+TAIL = 64  # tokens of such a prompt behind the beginning that it shares
+FAR = 1.0  # nats between the two likeliest tokens: rounding moves that by hundredths, and never tips it
 LAG = 0.05  # a client that sends later than this share of the median TTFT measures itself as well
 
 
@@ -272,6 +275,38 @@ def _lag(late: list[float], good: list[RequestRow]) -> Estimate:
     if usual and value > LAG * float(np.median(usual)):
         note = f"this client sent late by more than {LAG:.0%} of the median TTFT: use a lower rate or another machine; {note}"
     return Estimate(value, None, None, len(late), "99th percentile", (note,))
+
+
+def reuse(rows: list[RequestRow], confidence: float, between: float | None = None) -> Metrics:
+    """What a server saved on prompts that begin alike, by pairs of a cold and a warm one, and whether its reply is the same after a
+    hit and without one."""
+    by: dict[str, dict[int | None, RequestRow]] = {}
+    for r in rows:
+        if r["ok"]:
+            by.setdefault(r["scenario"], {})[r["round"]] = r
+    cold, warm, hit, alone = (by.get(name, {}) for name in (*PREFIX, "prefix-hit", "prefix-alone"))
+    shares = [n / tokens for r in warm.values() if (n := r["cached_tokens"]) is not None and (tokens := r["prompt_tokens"])]
+    times = [(ttft(cold[k]), ttft(warm[k])) for k in cold.keys() & warm.keys()]
+    gains = geometric_mean_t([a / b for a, b in times if a and b], confidence=confidence)
+    replies = [(r["said"], alone[k]["said"]) for k, r in hit.items() if "said" in r and "said" in alone.get(k, {})]
+    gaps = [next((b["gap"] for a, b in zip(*both) if a["token"] != b["token"]), 0.0) for both in replies]
+    apart = sum([s["token"] for s in a] != [s["token"] for s in b] for a, b in replies)
+    unasked = nothing("the server cannot be asked for the same reply without what it keeps, or gives no log-probabilities")
+    estimates = {
+        "prefix_hit_rate": mean_t(shares, confidence=confidence) if shares else nothing("the server does not say what it reused"),
+        "prefix_gain": whole_runs(gains, between, confidence=confidence),
+        "prefix_same": wilson(len(replies) - apart, len(replies), confidence=confidence) if replies else unasked,
+        "prefix_gap": Estimate(max(gaps), max(gaps), max(gaps), len(gaps), "largest of these replies") if gaps else unasked,
+    }
+    return {name: as_metric(name, e, confidence) for name, e in estimates.items()}
+
+
+def tipped(levels: Mapping[str, Metrics]) -> str | None:
+    """Why a server's reuse of prefixes is at fault, or None."""
+    gap = levels.get(PREFIX[1], {}).get("prefix_gap")
+    if gap is None or (gap["value"] or 0.0) <= FAR:
+        return None
+    return f"a prefix hit changes a reply where the two likeliest tokens are {gap['value']:.2g} nats apart"
 
 
 def saturation_point(levels: Mapping[int, list[RequestRow]], confidence: float) -> Metric:

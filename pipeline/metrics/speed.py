@@ -18,7 +18,7 @@ from pipeline.core.records import LoadFacts, ModelShape, Sweep, TimingRow, Timin
 from pipeline.metrics.builder import Builder
 from pipeline.metrics.definitions import QUANTILES
 from pipeline.speed.roofline import KV_TOLERANCE, Phase, cache_bytes, compare_phases, products
-from pipeline.speed.rounds import Looks, drift, drift_in_words, itl, pairs, tpot, ttft, whole_runs
+from pipeline.speed.rounds import Looks, decode_ratios, drift, drift_in_words, itl, pairs, tpot, ttft, whole_runs
 from pipeline.speed.schedule import PHASES, SWEPT
 from pipeline.stats.intervals import Estimate, geometric_mean_t, mean_t, quantile_interval, wilson
 
@@ -41,6 +41,7 @@ def timing_metrics(b: Builder, rows: list[TimingRow], meta: TimingsMeta) -> None
     else:
         b.bare("ttft_cold_ms", None, 0, "first request of a fresh process", "the first request failed" if cold else "no such row")
     _ratios(b, single, Looks(meta["looks"]["planned"], tuple(meta["looks"]["bounds"]), b.between.ratio))
+    _speculation(b, single, good)
     _phases(b, good)
     kv = _cache(b, rows, meta["models"]["variant"]["shape"])
     _memory(b, good, meta["loads"]["variant"])
@@ -96,6 +97,29 @@ def _ratios(b: Builder, single: list[TimingRow], looks: Looks) -> None:
     ratios = [first_token_s(reference) / first_token_s(variant) for variant, reference in pairs(single)]
     prefill = geometric_mean_t(ratios, confidence=b.confidence)
     b.add("prefill_ratio", whole_runs(prefill, b.between.ratio, confidence=b.confidence))
+
+
+def _speculation(b: Builder, single: list[TimingRow], good: list[TimingRow]) -> None:
+    """What a draft gave, beside the same engine without it in the same rounds; nothing for a variant that has none."""
+    if "accepted" not in good[0]:
+        return
+    requests = range(len(good))
+    b.mean("spec_step", [sum(r["accepted"]) + len(r["accepted"]) for r in good], [len(r["accepted"]) for r in good], requests)
+    guessed = [sum(r["proposed"]) for r in good]
+    if any(guessed):
+        b.mean("spec_accepted", [sum(r["accepted"]) for r in good], guessed, requests)
+    else:
+        b.bare("spec_accepted", None, 0, "accepted over guessed", "the draft guessed no token")
+    for position in range(1, max((n for r in good for n in r["proposed"]), default=0) + 1):
+        counts = [(k, *(sum(n >= position for n in of) for of in (r["accepted"], r["proposed"]))) for k, r in enumerate(good)]
+        at, hit, tried = zip(*(count for count in counts if count[2]))
+        b.mean(f"spec_accepted/{position}", hit, tried, at)
+    whole = [
+        (other["t_tokens"][-1] - (other["t_submit"] or 0.0)) / (variant["t_tokens"][-1] - (variant["t_submit"] or 0.0))
+        for variant, other in pairs(single, "undrafted")
+    ]
+    for name, ratios in (("spec_speed_ratio", decode_ratios(single, "undrafted")), ("spec_e2e_ratio", whole)):
+        b.add(name, whole_runs(geometric_mean_t(ratios, confidence=b.confidence), b.between.ratio, confidence=b.confidence))
 
 
 def _phases(b: Builder, good: list[TimingRow]) -> None:
@@ -264,7 +288,8 @@ def _phase(
     """One phase of one model, held against the rates of its device."""
     model, rates = meta["models"][who], meta["rates"]
     measured_here = meta["loads"][who]["device"] == rates["device"]
-    multiplied, experts = products(model["shape"], model["parameters"]), model["shape"]["experts"]
+    guessed = name == "decode" and "accepted" in rows[0]
+    multiplied, experts = None if guessed else products(model["shape"], model["parameters"]), model["shape"]["experts"]
     prompt = rows[0]["prompt_tokens"]
     time = mean_t([SECONDS[name](r) for r in rows], confidence=confidence)
     assert time.value is not None  # at least one request is ok
@@ -277,6 +302,8 @@ def _phase(
         work = 2 * sum(multiplied) if multiplied else None
     if not measured_here or rates["read"] is None:
         why = "the rates of its device were not measured"
+    elif guessed:
+        why = "a pass gives several tokens, and the draft reads weights of its own"
     elif experts:
         why = "experts take turns: which weights a token needs is not known"
     elif multiplied:
@@ -284,7 +311,7 @@ def _phase(
     else:
         why = "config.json does not say which weights a token multiplies"
     return Phase(
-        name=name, step=step, seconds=time.value, bytes=None if experts else needed, operations=work,
+        name=name, step=step, seconds=time.value, bytes=None if experts or guessed else needed, operations=work,
         bandwidth=rates["read"] if measured_here else None, rate=rates["matrix"].get(model["dtype"]) if measured_here else None,
         rate_of=model["rate_of"], why=why, span=span,
         note="keys and values not counted" if name == "decode" and kv is None else "",

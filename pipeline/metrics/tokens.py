@@ -26,6 +26,7 @@ NEEDED = (
 TRAJECTORY = "trajectory"
 TOKEN = ("set", "document", "window", "position", "token_id")  # what makes two rows the same token in the same place
 QUANTILES = {"kld_median": 0.5, "kld_p90": 0.9, "kld_p95": 0.95, "kld_p99": 0.99, "kld_p999": 0.999}
+DRAFTED = range(1, 9)  # tokens that a draft guesses for each pass
 STEPS = 16  # at most so many points in a trajectory's curve
 
 Columns = dict[str, NDArray[Any]]
@@ -81,6 +82,8 @@ def token_metrics(b: Builder, rows: dict[str, list[Any]]) -> str | None:
     _divergence(b, columns)
     _parts(b, columns)
     _perplexity(b, columns)
+    if kld.any():
+        _as_draft(b, columns)
     trajectories = _trajectories(columns)
     if trajectories:
         _departures(b, [columns["top1"][rows] != columns["top1_ref"][rows] for rows in trajectories])
@@ -136,6 +139,25 @@ def _perplexity(b: Builder, c: Columns) -> None:
     ones, documents, loss, loss_ref = np.ones(text.sum()), c["document"][text], -c["logp"][text], -c["logp_ref"][text]
     b.mean("ppl", loss, ones, documents, transform="exp")
     b.mean("ppl_ratio", loss - loss_ref, ones, documents, transform="exp")
+
+
+def overlap(c: Columns) -> NDArray[np.float64]:
+    """A lower bound of each token's sum of min(p, q), which is 1 - TV: TV is at most sqrt(KL / 2), whichever way round (Pinsker),
+    and sqrt(2 JSD) (the same for the middle of both)."""
+    half = np.minimum(np.minimum(c["kld"], c["kld_reverse"]) / 2, 2 * c["jsd"])
+    return np.asarray(1 - np.sqrt(np.minimum(half, 1.0)))
+
+
+def _as_draft(b: Builder, c: Columns) -> None:
+    """What the variant would be worth as the reference's draft: a guess is accepted where both like the same token best
+    (temperature 0), or with the probability of their overlap (temperature 1)."""
+    b.mean("draft_overlap", overlap(c), np.ones(len(c["kld"])), c["document"])
+    for name, share in (("draft_step", "top1_agreement"), ("draft_step_sampled", "draft_overlap")):
+        m = b.metrics[share]
+        for k in DRAFTED:
+            value, low, high = (None if a is None else sum(a**i for i in range(k + 1)) for a in (m["value"], m["low"], m["high"]))
+            method = f"(1 - a^{k + 1}) / (1 - a), a = {share}: guesses taken as independent; {m['method']}"
+            b.add(f"{name}/{k}", Estimate(value, low, high, m["n"], method, tuple(m["warnings"]), m["clusters"]))
 
 
 def _trajectories(c: Columns) -> list[NDArray[np.intp]]:

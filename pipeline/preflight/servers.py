@@ -9,7 +9,7 @@ from pipeline.core.errors import ParamsError, QuantgateError, Unsupported
 from pipeline.core.explain import did_you_mean
 from pipeline.core.params import Params, Rule
 from pipeline.metrics.definitions import QUANTILES, SERVED_WHOLE, is_served
-from pipeline.metrics.serving import in_a_round
+from pipeline.metrics.serving import PREFIX, in_a_round
 from pipeline.serving import launch, results
 from pipeline.serving.client import address, key_from
 from pipeline.stats.intervals import quantile_interval
@@ -75,7 +75,7 @@ def inconclusive(settings: Params) -> list[str]:
     for metric in sorted(results.judged(settings)):
         stem, _, level = metric.partition("/")
         percentile, load = PERCENTILE.fullmatch(stem), settings.amount.serving
-        if not percentile or not load:
+        if not percentile or not load or level in PREFIX:
             continue
         q, n, c = QUANTILES[percentile[1]], load.rounds * in_a_round(level, load.requests), settings.compare.confidence
         more = itertools.count(n, max(1, n // 8))

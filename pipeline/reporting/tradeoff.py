@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from pipeline.core.records import Finding, Launch, Metric, Metrics, Probe, Results, ServerReport
+from pipeline.metrics.serving import PREFIX, TAIL
 from pipeline.reporting.text import grouped, show, warnings_of, worth
 
 IN_PROCESS, SERVER = "in process", "server"
@@ -34,7 +35,8 @@ LEVEL = {
     "TTFT p50, ms": "ttft_p50_ms", "TTFT p95, ms": "ttft_p95_ms", "TTFT p99, ms": "ttft_p99_ms",
     "TPOT p50, ms": "tpot_p50_ms", "TPOT p99, ms": "tpot_p99_ms", "E2E p50, ms": "e2e_p50_ms", "E2E p99, ms": "e2e_p99_ms",
     "req/s": "throughput_req_s", "tok/s": "throughput_tok_s", "goodput, req/s": "goodput_req_s",
-    "within objective, %": "attainment", "failed, %": "failure_rate",
+    "within objective, %": "attainment", "failed, %": "failure_rate", "prefix reused, %": "prefix_hit_rate",
+    "TTFT gain": "prefix_gain", "same reply, %": "prefix_same",
 }  # fmt: skip
 DETAILS = {  # speed in process, all of it
     "load, s": "load_s", "TTFT of the first request after loading, ms": "ttft_cold_ms", "TTFT, ms": "ttft_ms",
@@ -47,6 +49,11 @@ DETAILS = {  # speed in process, all of it
     "MFU of decoding, %": "mfu/decode", "keys and values, a token, MB": "kv_bytes_per_token",
     "memory while loading, MB": "load_memory_bytes", "memory of requests, MB": "peak_memory_bytes",
     "reference's time per token, change a round, %": "reference_drift",
+    "speed-up by its draft": "spec_speed_ratio", "speed-up of whole requests by its draft": "spec_e2e_ratio",
+    "tokens a pass with its draft": "spec_step", "draft's tokens accepted, %": "spec_accepted",
+    "same reply without its draft, %": "spec_same",
+    "tokens a pass as the reference's draft of 4, expected": "draft_step/4",
+    "the same at temperature 1, at least": "draft_step_sampled/4",
 }  # fmt: skip
 CAPTION = (
     "Context: prompt tokens; in sweeps over it, prompt and reply together. One request after another: TTFT and TPOT are means, "
@@ -167,14 +174,17 @@ def _behind_server(name: str, metrics: Metrics, report: ServerReport) -> list[Po
     for level, by_name in report["levels"].items():
         measured = {column: by_name.get(stem) if stem else None for column, (_, stem) in FROM.items()}
         measured["memory_bytes"] = report["server_memory_bytes"]
-        context = report["asked"]["load"]["prompt_tokens"]
+        asked = report["asked"]
+        context = asked["prefix"]["shared_tokens"] + TAIL if level in PREFIX else asked["load"]["prompt_tokens"]
         rows.append(Point(name, SERVER, context, load_of(level), {k: metrics.get(k) for k in OWN} | measured))
     return rows
 
 
 def load_of(level: str) -> str:
-    """`closed-4` as `4`, `open-0.5` as `0.5 req/s`."""
+    """`closed-4` as `4`, `open-0.5` as `0.5 req/s`, `prefix-warm` as `1, prefix warm`."""
     kind, _, size = level.partition("-")
+    if kind == "prefix":
+        return f"1, prefix {size}"
     return size if kind == "closed" else f"{size} req/s"
 
 

@@ -234,4 +234,5 @@ def row_of(endpoint: Endpoint, request: Request, reply: Reply, t_submit: float, 
         "phases": reply.phases, "peak_memory_bytes": None, "finish": reply.finish, "ok": fault is None,
         "fault": fault.kind if fault else None, "status": reply.status,
         "error": paired(endpoint.clean(str(fault))) if fault else None, "t_end": t_end,
+        **({"said": reply.said} if reply.said else {}),  # type: ignore[typeddict-item]
     }  # fmt: skip

@@ -92,6 +92,13 @@ KINDS = {"llamacpp": _llamacpp, "vllm": _vllm}
 READS = {"llamacpp": "llamacpp", "vllm": "hf"}  # the engine whose models a kind reads
 
 
+# Fields of a request that may use what the server has read before, and of one that may not; arguments of a server that keeps it.
+REUSE: dict[str, tuple[Options, Options, list[str]]] = {
+    "llamacpp": ({"cache_prompt": True}, {"cache_prompt": False}, []),
+    "vllm": ({}, {"cache_salt": "alone"}, ["--enable-prefix-caching"]),
+}
+
+
 def check_engine(kind: str, engine: str) -> None:
     """Raise `ParamsError` if a kind of server does not read the models of an engine."""
     if engine != READS[kind]:
@@ -114,23 +121,24 @@ def check_supported(kind: str, options: Options) -> None:
 @contextmanager
 def launched(
     kind: str, model_dir: Path, *, threads: int = 1, parallel: int = 1, context: int = CONTEXT, startup_s: float = STARTUP_S,
-    options: Options | None = None,
+    options: Options | None = None, reuse: bool = False,
 ) -> Iterator[Launched]:  # fmt: skip
     """A server on the model in `model_dir` for `parallel` requests at once, each of up to `context` tokens; the block starts once
-    it accepts our key and no other. options: the variant's engine_options. Raises `ParamsError` for an unknown kind, `Unsupported`
-    if it cannot run here or lacks an option, `ServerError` or `Crashed` if it does not come up."""
+    it accepts our key and no other. options: the variant's engine_options; reuse: whether it may keep prefixes. Raises
+    `ParamsError` for an unknown kind, `Unsupported` if it cannot run here or lacks an option, `ServerError` or `Crashed` if it does
+    not come up."""
     if kind not in KINDS:
         raise ParamsError(f"server {kind!r} cannot be launched{did_you_mean(kind, list(KINDS))}")
     options = options or {}
     check_supported(kind, options)
     port, key = free_port(), secrets.token_urlsafe(32)
-    command = KINDS[kind](model_dir, port, threads, parallel, context, **options)
+    command, kept = KINDS[kind](model_dir, port, threads, parallel, context, **options), REUSE[kind][2] if reuse else []
     log, url = (artifacts.LOGS / f"serve-{kind}-{model_dir.name}.log").absolute(), f"http://127.0.0.1:{port}/v1"
     log.parent.mkdir(parents=True, exist_ok=True)
     guard, start = Path(__file__).with_name("_guard.py"), time.monotonic()
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [sys.executable, str(guard), *command.arguments], stdin=subprocess.PIPE, stdout=out, stderr=out,
+            [sys.executable, str(guard), *command.arguments, *kept], stdin=subprocess.PIPE, stdout=out, stderr=out,
             env=install.clean() | command.variables | {command.key_variable: key},
         )  # fmt: skip
     try:

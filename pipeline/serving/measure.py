@@ -21,9 +21,10 @@ import numpy as np
 from pipeline.core import artifacts, cli
 from pipeline.core.errors import DataError
 from pipeline.core.explain import did_you_mean
+from pipeline.core.params import Prefix
 from pipeline.core.records import Exchange, Finding, Launch, Metric, Metrics, Options, Probe, RequestRow, TextRow
 from pipeline.evalset import load_texts
-from pipeline.metrics.serving import Objective, in_a_round, level, saturation_point, scenarios, warm_ups
+from pipeline.metrics.serving import PREFIX, TAIL, Objective, in_a_round, level, reuse, saturation_point, scenarios, warm_ups
 from pipeline.serving import launch
 from pipeline.serving.client import (
     DISPENSABLE,
@@ -174,6 +175,7 @@ async def _ignores_eos(client: httpx2.AsyncClient, endpoint: Endpoint) -> Findin
 def endpoint_of(
     url: str | None, kind: str | None, folder: Path | None, plan: Plan, *, tokenizer: Any = None, model: str = "",
     chat: bool = False, timeout_s: float = 120.0, key_env: str = KEY, threads: int = 1, options: Options | None = None,
+    prefix: Prefix | None = None,
 ) -> Iterator[tuple[Endpoint, Launch | None]]:  # fmt: skip
     """(the endpoint, facts of the launch): the server at `url`, or one of `kind` that runs for the block on a model's folder.
     tokenizer: of the model, or None; options: the variant's engine options."""
@@ -181,8 +183,15 @@ def endpoint_of(
     if not kind or folder is None:
         yield Endpoint(address(url or "", key_env), model, chat, timeout_s, key_from(key_env), count, key_env), None
         return
-    parallel, context = max(plan.concurrency, default=8), context_of(plan, tokenizer is not None, chat)
-    with launch.launched(kind, folder, threads=threads, parallel=parallel, context=context, options=options) as server:
+    if prefix:
+        plan = replace(plan, prompt_tokens=max(plan.prompt_tokens, prefix.shared_tokens + TAIL))
+    parallel, context = (
+        max(plan.concurrency, default=8),
+        context_of(plan, tokenizer is not None, chat),
+    )
+    with launch.launched(
+        kind, folder, threads=threads, parallel=parallel, context=context, options=options, reuse=prefix is not None
+    ) as server:
         yield Endpoint(server.url, model, chat, timeout_s, server.key, count, key_env), server.facts
 
 
@@ -193,19 +202,22 @@ def context_of(plan: Plan, is_counted: bool, is_chat: bool) -> int:
     return max(PROBE_TOKENS, plan.prompt_tokens + plan.output_tokens + spare)
 
 
-def prompts(documents: Sequence[TextRow], plan: Plan, tokenizer: Any, as_ids: bool) -> list[Any]:
-    """The plan's prompts, each with another opening: token ids, or text of about as many tokens where ids cannot be sent."""
-    source, length = "\n\n".join(d["text"] for d in documents), plan.prompt_tokens
+def prompts(documents: Sequence[TextRow], plan: Plan, tokenizer: Any, as_ids: bool, prefix: Prefix | None = None) -> list[Any]:
+    """The plan's prompts, each with another opening: token ids, or text of about as many tokens where ids cannot be sent. Then, for
+    a prefix, two that begin alike for each of its requests."""
+    source, unit = "\n\n".join(d["text"] for d in documents), 1 if tokenizer else CHARACTERS
     if tokenizer:
         source = tokenizer.encode(source, add_special_tokens=False).ids
-    else:
-        length *= CHARACTERS
+    lengths = [plan.prompt_tokens] * plan.prompts() + ([prefix.shared_tokens, TAIL, TAIL] * prefix.requests if prefix else [])
+    length = unit * max(lengths)
     cutter = Prompts(source, plan.seed, starts=range(len(source) - length + 1), opening=OPENING)
     try:
-        pieces = [cutter.cut(length) for _ in range(plan.prompts())]
+        pieces = [cutter.cut(unit * n) for n in lengths]
     except DataError:
         made = f"the text makes {len(cutter.openings)} different prompts of {length}"
-        raise DataError(f"{made}; {plan.prompts()} are needed: add text, or ask for fewer") from None
+        raise DataError(f"{made}; {len(lengths)} are needed: add text, or ask for fewer") from None
+    shared = pieces[plan.prompts() :]
+    pieces[plan.prompts() :] = [a + tail for a, *tails in zip(shared[::3], shared[1::3], shared[2::3]) for tail in tails]
     return [tokenizer.decode(p) for p in pieces] if tokenizer and not as_ids else pieces
 
 
@@ -271,16 +283,18 @@ def unfinished(rows: Path) -> Path:
 
 
 async def measured(
-    endpoint: Endpoint, plan: Plan, corpus: Path, tokenizer: Any, path: Path
-) -> tuple[Probe, Plan, list[RequestRow]]:
-    """(what the endpoint can do, the plan as it was carried out, rows). path: the file that rows will be written to.
+    endpoint: Endpoint, plan: Plan, corpus: Path, tokenizer: Any, path: Path, prefix: Prefix | None = None,
+    served_by: str | None = None,
+) -> tuple[Probe, Plan, list[RequestRow]]:  # fmt: skip
+    """(what the endpoint can do, the plan as it was carried out, rows). path: the file that rows will be written to; served_by:
+    the kind of a server that was launched here.
 
     Every level is warmed up; rounds go over all levels, forwards and backwards: a drift of the machine affects all alike.
     """
     async with connected(endpoint) as client:
         endpoint, abilities = await probe(client, endpoint)
         plan = replace(plan, forced=plan.forced and abilities["ignore_eos"]["value"] is not False)
-        texts = prompts(load_texts(corpus), plan, tokenizer, as_ids=not endpoint.chat)
+        texts = prompts(load_texts(corpus), plan, tokenizer, not endpoint.chat, prefix)
         unused, rng, rows = iter(texts), np.random.default_rng(plan.seed), list[RequestRow]()
 
         async def send(request: Request) -> Exchange:
@@ -304,7 +318,23 @@ async def measured(
                     else:
                         add(await opened(send, take(n), arrivals(float(size), n, rng), tick=bar.update), name, number)
                 artifacts.write_jsonl(unfinished(path), rows)
+            for number in range(prefix.requests if prefix else 0):
+                pair = take(2)
+                for scenario, which, options in _steps(served_by, endpoint.chat):
+                    add([await send(replace(pair[which], options=options))], scenario, number)
+                    bar.update()
         return abilities, plan, rows
+
+
+def _steps(kind: str | None, chat: bool) -> list[tuple[str, int, Options]]:
+    """(scenario, which of two prompts that begin alike, fields) of each request: the first, the other, and the first again with and
+    without what the server keeps, where it can be told."""
+    using, alone, _ = launch.REUSE[kind] if kind else ({}, None, [])
+    steps = [("prefix-cold", 0, using), ("prefix-warm", 1, using)]
+    if alone is not None:
+        tops = {"logprobs": True, "top_logprobs": 2} if chat else {"logprobs": 2}
+        steps += [("prefix-hit", 0, using | tops), ("prefix-alone", 0, alone | tops)]
+    return steps
 
 
 def metrics_of(
@@ -313,7 +343,10 @@ def metrics_of(
     """({scenario: its metrics}, the saturation point) of a run's rows. between: the variation between whole runs."""
     by_level = {name: [r for r in rows if r["scenario"] == name] for name, _ in plan.levels()}
     by_concurrency = {int(name.partition("-")[2]): r for name, r in by_level.items() if name.startswith("closed-")}
+    by_level |= {name: found for name in PREFIX if (found := [r for r in rows if r["scenario"] == name])}
     levels = {name: level(r, confidence, plan.objective, between) for name, r in by_level.items()}
+    if PREFIX[1] in levels:
+        levels[PREFIX[1]] |= reuse(rows, confidence, between)
     return levels, saturation_point(by_concurrency, confidence)
 
 

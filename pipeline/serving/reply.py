@@ -9,7 +9,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from pipeline.core.records import Json, Phases
+from pipeline.core.records import Json, Phases, Said
 
 REASONING = ("reasoning_content", "reasoning")  # llama.cpp, SGLang and vLLM use the first, newer vLLM the second
 MAX_TOKENS = 2**40  # no reply has more
@@ -53,6 +53,14 @@ def error_in(reply: Any) -> Any:
 def paired(text: str) -> str:
     """`text` with surrogate pairs joined, as JSON escapes them; a lone surrogate, which no file takes, becomes U+FFFD."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def said_in(logprobs: Any) -> list[Said]:
+    """Tokens with the log-probabilities of the two likeliest: of llama.cpp and of chats (`content`), or of vLLM's completions."""
+    several = [(t["token"], [top["logprob"] for top in t["top_logprobs"]]) for t in part(logprobs, "content") or []]
+    several += [(t, list(tops.values())) for t, tops in zip(part(logprobs, "tokens") or [], part(logprobs, "top_logprobs") or [])]
+    best = [(token, sorted(values)[-2:]) for token, values in several]
+    return [{"token": paired(token), "gap": values[1] - values[0]} for token, values in best]
 
 
 def _in_stream(error: Any) -> Fault:
@@ -111,6 +119,7 @@ class Reply:
     text: str = ""
     reasoning: str = ""
     tools: str = ""
+    said: list[Said] = field(default_factory=list)
     usage: Json | None = None
     t_used: float | None = None
     used_at: int = 0  # events with text before the last usage; it does not count later ones
@@ -150,6 +159,7 @@ class Reply:
         calls = delta.get("tool_calls") or []
         self.text, self.reasoning = self.text + content, self.reasoning + thought
         self.tools += "".join(part(call, "function", "arguments") or "" for call in calls)
+        self.said += said_in(choice.get("logprobs"))
         finish = choice.get("finish_reason")
         if content or thought or calls:
             self.t_chunks.append(now)

@@ -11,13 +11,13 @@ from pipeline.core.params import Params
 from pipeline.core.records import Json, ServerReport, VariantResult
 from pipeline.metrics.builder import unknown
 from pipeline.metrics.definitions import SERVED_WHOLE, is_served
-from pipeline.metrics.serving import scenarios
+from pipeline.metrics.serving import PREFIX, scenarios
 
 
 def levels(settings: Params) -> list[str]:
     """Names of the levels at which the tier measures a server."""
-    load = settings.amount.serving
-    return scenarios(load.concurrency, load.rates) if load else []
+    load, prefix = settings.amount.serving, any(server.prefix for server in settings.serving.variants.values())
+    return [*scenarios(load.concurrency, load.rates), *(PREFIX if prefix else ())] if load else []
 
 
 def asked(variant: str, settings: Params) -> Json:
@@ -25,7 +25,8 @@ def asked(variant: str, settings: Params) -> Json:
     load, common = settings.amount.serving, settings.serving.model_dump(exclude={"variants"})
     amounts = {"load": load.model_dump() if load else None, "seed": settings.seed, "threads": settings.threads}
     intervals = {"confidence": settings.compare.confidence, "between_runs": settings.compare.between_runs.time}
-    return {**settings.serving.variants[variant].model_dump(), **common, **amounts, **intervals}
+    server = settings.serving.variants[variant]
+    return {**server.model_dump(exclude=None if server.prefix else {"prefix"}), **common, **amounts, **intervals}
 
 
 def write_asked(settings: Params) -> None:

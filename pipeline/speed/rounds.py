@@ -88,16 +88,16 @@ def confidence(settings: Params) -> float:
     return settings.compare.confidence
 
 
-def pairs(rows: Sequence[TimingRow]) -> list[tuple[TimingRow, TimingRow]]:
-    """(variant's row, reference's row) of every round in which both answered."""
+def pairs(rows: Sequence[TimingRow], other: str = "reference") -> list[tuple[TimingRow, TimingRow]]:
+    """(variant's row, the other's row) of every round in which both answered."""
     good = [r for r in rows if r["scenario"] == "single" and not r["warmup"] and r["ok"]]
-    reference = {r["round"]: r for r in good if r["who"] == "reference"}
+    reference = {r["round"]: r for r in good if r["who"] == other}
     return [(r, reference[r["round"]]) for r in good if r["who"] == "variant" and r["round"] in reference]
 
 
-def decode_ratios(rows: Sequence[TimingRow]) -> list[float]:
-    """The variant's decode rate over the reference's, round by round."""
-    times = [(tpot(reference["t_tokens"]), tpot(variant["t_tokens"])) for variant, reference in pairs(rows)]
+def decode_ratios(rows: Sequence[TimingRow], other: str = "reference") -> list[float]:
+    """The variant's decode rate over the other's, round by round."""
+    times = [(tpot(reference["t_tokens"]), tpot(variant["t_tokens"])) for variant, reference in pairs(rows, other)]
     return [reference / variant for reference, variant in times if reference and variant]
 
 

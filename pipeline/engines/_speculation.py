@@ -1,0 +1,137 @@
+"""Speculative decoding at temperature 0: a draft guesses tokens, and one pass of the model over all of them says which are right.
+
+Decoding reads all weights for each pass, so a pass over several tokens costs little more than one over a single token. The reply is
+the model's own, but for rounding: such a pass adds up in another order. Source: Leviathan, Kalman and Matias 2023, "Fast inference
+from transformers via speculative decoding"; without a second model: Saxena 2023, "Prompt lookup decoding"."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ConfigDict, Field, with_config
+from typing_extensions import TypedDict
+
+from pipeline.core.records import Options, Undrafted
+from pipeline.engines import Sampling, Trace
+from pipeline.engines._forest import common_prefix
+
+NGRAM = "ngram"
+GRAMS = (3, 2)  # tokens that must have stood before, the longest first
+
+Propose = Callable[[list[int], int], list[int]]  # (all tokens so far, the most that are wanted): the tokens that may follow
+
+
+@with_config(ConfigDict(extra="forbid"))
+class Speculate(TypedDict):
+    """draft: a variant of the same engine, or `ngram`: what followed the last tokens when they stood in the text before."""
+
+    draft: str
+    tokens: Annotated[int, Field(ge=1, le=16)]  # that it guesses for each pass
+
+
+class Reader(Protocol):
+    """An engine that can take tokens back."""
+
+    end_ids: Any
+    trace: Trace
+
+    def rows_after(self, ids: list[int], tokens: list[int]) -> NDArray[np.float32]:
+        """Logits [len(tokens), vocab] behind each of `tokens`, which follow `ids`; what the cache holds of both is not read again,
+        but for `tokens`, and the rest of it is forgotten."""
+        ...
+
+    def forget(self) -> None:
+        """Empty the cache."""
+        ...
+
+
+def drafting_variant(engine_options: Options) -> str | None:
+    """The variant that drafts; None without one."""
+    draft = (engine_options.get("speculate") or {}).get("draft")
+    return None if draft == NGRAM else draft
+
+
+def lookup(prompt: list[int]) -> Propose:
+    """Guess what followed the last three, or two, tokens when they last stood in the prompt or the reply."""
+    follows: dict[tuple[int, ...], int] = {}
+    seen = 0
+
+    def propose(ids: list[int], most: int) -> list[int]:
+        nonlocal seen
+        for at in range(seen, len(ids)):
+            follows.update((tuple(ids[at - n : at]), at) for n in GRAMS if n <= at)
+        seen = len(ids)
+        at = next((follows[gram] for n in GRAMS if (gram := tuple(ids[-n:])) in follows), seen)
+        return ids[at : at + most]
+
+    propose(prompt, 0)
+    return propose
+
+
+def by_model(draft: Reader, prompt: list[int]) -> Propose:
+    """Let another model of the same vocabulary read the prompt and guess."""
+    draft.forget()
+    draft.rows_after(prompt[:-1], prompt[-1:])
+
+    def propose(ids: list[int], most: int) -> list[int]:
+        text = list(ids)
+        for _ in range(most):
+            text.append(_likeliest(draft, text))
+        return text[len(ids) :]
+
+    return propose
+
+
+def _likeliest(engine: Reader, text: list[int]) -> int:
+    return int(engine.rows_after(text[:-1], text[-1:])[-1].argmax())
+
+
+def speculated(
+    engine: Reader, prompt: Sequence[int], begin: Callable[[list[int]], Propose], tokens: int, most: int, sampling: Sampling
+) -> Iterator[tuple[int, float]]:
+    """`stream` of an engine with `rows_after`, at temperature 0; fills its trace. begin: reads the prompt for the draft, which is
+    part of the prefill; tokens: that the draft guesses for each pass."""
+    trace, ends, text, given = engine.trace, engine.end_ids if sampling.stop else (), list(prompt), 0
+    proposed, accepted = trace.guesses["proposed"], trace.guesses["accepted"] = [], []
+    trace.decode = trace.sampling = None
+    trace.unknown = dict.fromkeys(("decode", "sampling"), "a pass gives several tokens: see accepted")
+    start = time.monotonic()
+    chosen, propose = [_likeliest(engine, text)], begin(text)
+    now = time.monotonic()
+    trace.prefill = now - start
+    while True:
+        for token in chosen:
+            yield token, now
+            given += 1
+            if token in ends or given == most:
+                return
+        text += chosen  # the last of them is not in the cache
+        guessed = propose(text, min(tokens, most - given - 1))
+        chosen = engine.rows_after(text[:-1], [text[-1], *guessed]).argmax(1).tolist()
+        right = common_prefix(guessed, chosen)
+        chosen = chosen[: right + 1]
+        proposed.append(len(guessed))
+        accepted.append(right)
+        now = time.monotonic()
+
+
+def without_draft(engine: Reader, prompt: Sequence[int], tokens: int, most: int) -> Undrafted:
+    """The greedy reply a token at a time, and what rounding alone does where so many guesses and one more token share a pass."""
+    text, rows = list(prompt), list[NDArray[np.float32]]()
+    engine.forget()
+    while len(rows) < most and (not rows or text[-1] not in engine.end_ids):
+        rows.append(engine.rows_after(text[:-1], text[-1:])[-1])
+        text.append(int(rows[-1].argmax()))
+    single, n = np.stack(rows), len(prompt)
+    engine.forget()
+    passes = [engine.rows_after(text[: n - 1], text[n - 1 : n])]
+    passes += [
+        engine.rows_after(text[:at], text[at : min(at + tokens + 1, len(text) - 1)]) for at in range(n, len(text) - 1, tokens + 1)
+    ]
+    top = np.argpartition(single, -2, axis=1)[:, -2:]
+    alone, together = (np.diff(np.take_along_axis(x, top, 1), axis=1)[:, 0] for x in (single, np.concatenate(passes)))
+    return {"token_ids": text[n:], "gaps": np.abs(alone).tolist(), "moved": float(np.abs(alone - together).max())}
