@@ -33,10 +33,10 @@ def load(
     model_dir: Path,
     *,
     threads: int,
-    kv_type: Literal["f32", "f16", "bf16", "q8_0", "q4_0"] = "f16",
+    kv: Literal["f32", "f16", "bf16", "q8_0", "q4_0"] = "f16",
     gpu_layers: int = 0,
 ) -> LlamaCppEngine:
-    """Load model.gguf. kv_type: how keys and values are kept; gpu_layers: layers on a GPU (a build with one is needed)."""
+    """Load model.gguf. kv: how keys and values are kept; gpu_layers: layers on a GPU (a build with one is needed)."""
     try:
         import llama_cpp
         from transformers import AutoTokenizer
@@ -51,7 +51,7 @@ def load(
     model = llama_cpp.llama_model_load_from_file(str(file).encode(), asked)
     if not model:
         raise Unsupported(f"llama.cpp cannot load {file.name}; its log says why")
-    engine = LlamaCppEngine(llama_cpp, model, AutoTokenizer.from_pretrained(model_dir), file, threads, kv_type)
+    engine = LlamaCppEngine(llama_cpp, model, AutoTokenizer.from_pretrained(model_dir), file, threads, kv)
     engine.device = "mixed" if gpu_layers else "cpu"
     return engine
 
@@ -62,13 +62,13 @@ class LlamaCppEngine:
     name = "llamacpp"
     device = "cpu"
 
-    def __init__(self, api: Any, model: Any, tokenizer: Any, file: Path, threads: int, kv_type: str) -> None:
+    def __init__(self, api: Any, model: Any, tokenizer: Any, file: Path, threads: int, kv: str) -> None:
         self.api, self.model, self.tokenizer, self.file, self.folder = api, model, tokenizer, file, file.parent
         self.vocab = api.llama_model_get_vocab(model)
         self.vocab_size = int(api.llama_vocab_n_tokens(self.vocab))
         self.row_type: Any = ctypes.c_float * self.vocab_size
         self.max_length = min(int(api.llama_model_n_ctx_train(model)), LONGEST)
-        self.threads, self.kv_type = threads, kv_type
+        self.threads, self.kv = threads, kv
         self.context = self._context(sequences=1)
         self.memory = api.llama_get_memory(self.context)
         self.batch = api.llama_batch_init(BATCH, 0, 1)
@@ -152,7 +152,7 @@ class LlamaCppEngine:
         yield from self.stream_on(token_ids, max_new_tokens, sampling)
 
     def stream_on(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Iterator[tuple[int, float]]:
-        ids, trace = list(token_ids), Trace(element_bytes=CACHE_BYTES[self.kv_type])
+        ids, trace = list(token_ids), Trace(element_bytes=CACHE_BYTES[self.kv])
         self.trace = trace
         yield from steps(self, lambda: (ids, list(self._rows(ids, len(ids) - 1))[-1][1][-1]), self._step, max_new_tokens, sampling)
         # last, so that the call stands between no two tokens that somebody times
@@ -220,6 +220,10 @@ class LlamaCppEngine:
 
     # --- the cache -----------------------------------------------------------------------------------------------
 
+    def plain(self) -> LlamaCppEngine:
+        """The same weights with keys and values of 16 bits. Close one of the two only."""
+        return LlamaCppEngine(self.api, self.model, self.tokenizer, self.file, self.threads, "f16")
+
     def _forget_from(self, position: int) -> None:
         """Leave the cache with the kept tokens before a position, or with none where that is refused, as of a recurrent state."""
         if not self.api.llama_memory_seq_rm(self.memory, 0, position, -1):
@@ -255,7 +259,7 @@ class LlamaCppEngine:
         asked = self.api.llama_context_default_params()
         asked.n_ctx, asked.n_batch, asked.n_ubatch = self.max_length, BATCH, BATCH
         asked.n_threads = asked.n_threads_batch = self.threads
-        asked.type_k = asked.type_v = CACHE_TYPES[self.kv_type]
+        asked.type_k = asked.type_v = CACHE_TYPES[self.kv]
         asked.no_perf = True
         if length is not None:
             room = -(-length // CELLS) * CELLS
@@ -264,5 +268,5 @@ class LlamaCppEngine:
             asked.n_seq_max, asked.kv_unified = sequences, True
         context = self.api.llama_init_from_model(self.model, asked)
         if not context:
-            raise Unsupported(f"llama.cpp cannot keep keys and values as {self.kv_type} for this model")
+            raise Unsupported(f"llama.cpp cannot keep keys and values as {self.kv} for this model")
         return context
