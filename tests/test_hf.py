@@ -138,6 +138,7 @@ class Eighths(QuantizedLayer):
 @pytest.fixture(params=["fp8", "int8"])
 def packed(request: pytest.FixtureRequest, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(hf, "RESIDUAL", 8)
+    monkeypatch.setattr(hf, "PROMPT", 4)
     if request.param == "int8":
         monkeypatch.setattr(
             "transformers.QuantizedCache",
@@ -150,9 +151,10 @@ def packed(request: pytest.FixtureRequest, tiny: Path, monkeypatch: pytest.Monke
 def test_a_packed_cache_scores_as_one_token_at_a_time_reads_it(packed: Any, engine: Any, start: int, n: int) -> None:
     """A prompt in one pass, then decoding, by the model's own forward; the whole window in one pass reads no packed state."""
     ids = (IDS * 4)[:n]
-    logits, cache = packed.forward([ids[: start + 1]], None)
-    rows = [logits[0, -1]]
-    for token in ids[start + 1 :]:
+    prompt = start + 1 if start else 4
+    logits, cache = packed.forward([ids[:prompt]], None)
+    rows = list(logits[0, start:])
+    for token in ids[prompt:]:
         logits, cache = packed.forward([[token]], cache)
         rows.append(logits[0, -1])
     found = list(packed.logit_blocks([[*ids, 0]], [start], 16))

@@ -25,8 +25,9 @@ from pipeline.model.config import end_ids, window
 
 UNBOUNDED = 2048  # tokens: what is taken for the window of a model that has none, as a recurrent one or one with ALiBi
 CACHES = ("cache", "past_key_values", "cache_params")  # what models call it
-GROUP = 64  # numbers of a head that share a scale and a zero point in an int8 or int4 cache
+GROUPS = (64, 32, 16, 8)  # numbers of a head that share a scale and a zero point in an int8 or int4 cache: the first that fits
 RESIDUAL = 128  # tokens that such a cache holds as they are before it packs them too: transformers' default
+PROMPT = 32  # tokens of a text that has none: fp8 takes its one scale from them, and from a single token it is far off
 CACHE_BITS = {"fp8": 8, "int8": 8, "int4": 4}
 
 
@@ -161,14 +162,14 @@ class HfEngine:
     def _through_cache(self, ids: Sequence[int], start: int, rows: int) -> Iterator[tuple[int, Any]]:
         """(first position, logits [at most `rows`, vocab]) from `start` on, as decoding one token at a time gives them.
 
-        A packed cache gives its first pass the states as they are: only later passes read it. So the tokens up to `start` are
-        read in one pass, as a prompt is, and the others RESIDUAL at a time: the last to be packed together, and so the last that a
-        decoded token would see as they are."""
-        held, cache = [], None
-        ends = [start + 1, *range(start + 1 + RESIDUAL, len(ids), RESIDUAL), len(ids)]
+        A packed cache gives its first pass the states as they are: only later passes read it. So the tokens up to `start` (where
+        nothing stands before it, PROMPT tokens) are read in one pass, as a prompt is, and the others RESIDUAL at a time: so many
+        are packed together, and are seen as they are until then."""
+        held, cache, prompt = list[Any](), None, start + 1 if start else min(PROMPT, len(ids))
+        ends = [prompt, *range(prompt + RESIDUAL, len(ids), RESIDUAL), len(ids)]
         for begin, end in pairwise([0, *dict.fromkeys(ends)]):
-            logits, cache = self.forward([ids[begin:end]], cache, last=begin == 0)
-            held += list(logits[0, -1:] if begin == 0 else logits[0])
+            logits, cache = self.forward([ids[begin:end]], cache, last=begin == 0 < start)
+            held += list(logits[0, -1:] if begin == 0 < start else logits[0])
             while len(held) >= rows or (held and end == len(ids)):
                 yield end - len(held), self.torch.stack(held[:rows])
                 del held[:rows]
@@ -191,9 +192,11 @@ class HfEngine:
         return QuantizedCache("hqq", self.model.config, nbits=CACHE_BITS[self.kv], residual_length=RESIDUAL, **along)
 
     def _group(self) -> int:
+        """A size that cuts every head, and a token into an even number: HQQ packs two groups of 4 bits as one, and loses an odd one."""
         config = self.model.config.get_text_config()
         width = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
-        return GROUP if width % GROUP == 0 else width
+        numbers = width * int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
+        return next(size for size in GROUPS if width % size == 0 and numbers // size % 2 == 0)
 
     def _element_bytes(self) -> float:
         """Bytes of one number in the cache: its bits, and its part of a scale and a zero point of the model's type."""

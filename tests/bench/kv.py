@@ -4,7 +4,7 @@
 
 A built variant (`dvc repro quantize@VARIANT`) with each KV against itself without, in its own engine and the same passes: nothing
 but the cache differs. A window is 2048 tokens of one domain's documents of the corpus, joined; intervals resample windows.
---items: of task retrieval. Each finished window is a row of reports/kv-VARIANT.jsonl, from which a killed run goes on.
+--items: of task retrieval. Each finished window is a row of artifacts/kv-VARIANT.jsonl, from which a killed run goes on.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def main(
     plain = packed[kinds[0]].plain()
     for kv, engine in {"without": plain, **packed}.items():
         print(f"{variant}, kv {kv}: {token_bytes(engine):.1f} bytes a token, {engine.trace.element_bytes} a number", flush=True)
-    path = artifacts.REPORTS / f"kv-{variant}.jsonl"
+    path = artifacts.ARTIFACTS / f"kv-{variant}.jsonl"
     rows = artifacts.read_jsonl(path) if path.exists() else []
     for domain, ids in windows(plain.tokenizer, most).items():
         if domain not in {row["domain"] for row in rows}:
