@@ -192,7 +192,7 @@ class HfEngine:
         return QuantizedCache("hqq", self.model.config, nbits=CACHE_BITS[self.kv], residual_length=RESIDUAL, **along)
 
     def _group(self) -> int:
-        """A size that cuts every head, and a token into an even number: HQQ packs two groups of 4 bits as one, and loses an odd one."""
+        """A size that cuts every head, and a token into an even number: HQQ packs groups of 4 bits by twos, and loses an odd."""
         config = self.model.config.get_text_config()
         width = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
         numbers = width * int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)

@@ -57,7 +57,7 @@ def token_bytes(engine: Any) -> float:
     for n in LENGTHS:
         list(engine.stream([5 + k % 500 for k in range(n)], 1, Sampling(stop=False)))
         held.append(engine.trace.cache_bytes)
-    return (held[1] - held[0]) / (LENGTHS[1] - LENGTHS[0])
+    return float(held[1] - held[0]) / (LENGTHS[1] - LENGTHS[0])
 
 
 def retrieval(settings: Params, packed: dict[str, Any], plain: Any, items: int) -> None:
