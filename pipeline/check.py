@@ -10,12 +10,13 @@ from pipeline import engines, evalset, quantizers
 from pipeline.core import artifacts, cli, params
 from pipeline.core.errors import ParamsError, QuantgateError
 from pipeline.core.explain import backends, did_you_mean
-from pipeline.core.params import Params, PathModel, Variant
+from pipeline.core.params import HowMany, Params, PathModel, Variant
 from pipeline.engines._speculation import drafting_variant
 from pipeline.evalset import tasks
 from pipeline.evalset.calibration import measured_rows, refuse_overlap
 from pipeline.gating.rules import bound_of
 from pipeline.layers import choosing
+from pipeline.metrics.answers import DEPTH
 from pipeline.metrics.definitions import TOKEN_PARTS, is_served
 from pipeline.model import from_gguf, integrity
 from pipeline.preflight import model as preflight_model
@@ -41,6 +42,9 @@ def faults(settings: Params) -> list[str]:
     if (engine := settings.variants[settings.reference].engine) != "hf":
         why = "choose one in 'hf': its hidden states are kept"
         messages.append(f"params.yaml: reference {settings.reference!r} runs in {engine!r}; {why}")
+    if engines.packs_cache(settings.variants[settings.reference].engine_options):
+        why = "what is compared with it would be compared with a loss; remove kv from its engine_options"
+        messages.append(f"params.yaml: reference {settings.reference!r} quantizes its key-value cache; {why}")
     if isinstance(settings.model, PathModel):
         collect("params.yaml: model.path", _check_folder, settings.model)
     for name, variant in settings.variants.items():
@@ -121,8 +125,18 @@ def _check_part(metric: str, settings: Params) -> None:
     elif part and (timed := schedule.published(settings.amount.benchmark).get(stem)):
         if part not in timed:
             raise ParamsError(f"metric {metric!r}: the tier's benchmark has no such part{did_you_mean(part, timed)}")
+    elif stem in ("acc_depth", "acc_depth_delta"):
+        known = [f"{task}:{name}" for task, count in settings.amount.tasks.items() for name in _depths(task, count, settings.seed)]
+        if part not in known:
+            raise ParamsError(f"metric {metric!r}: give a task and a depth that the tier asks for{did_you_mean(part, known)}")
     elif part and stem not in BY_TASK:
         raise ParamsError(f"metric {metric!r}: {stem} has no parts; write {stem!r}")
+
+
+def _depths(task: str, count: HowMany, seed: int) -> list[str]:
+    """Slices that name a depth, of the items that a tier asks for."""
+    rows = tasks.load_task(task)[1] if task in tasks.local_tasks() else []
+    return sorted({name for k in tasks.subset(len(rows), count, seed) if DEPTH.search(name := str(rows[k].get("slice")))})
 
 
 def _lm_eval_tasks() -> set[str]:

@@ -29,6 +29,7 @@ from pipeline.metrics.builder import Builder
 from pipeline.metrics.tokens import NEEDED, TRAJECTORY, token_metrics
 from pipeline.model import attestation
 
+ATTESTED = 256  # tokens on which a packed cache is compared with one of 16 bits
 GROUP_ROWS = 8192  # rows held before they are written
 
 Columns = Mapping[str, Any]  # {name: values}, those of records.TOKEN_COLUMNS
@@ -150,7 +151,10 @@ def measure(variant: str, settings: params.Params, about: DivergeMeta) -> str:
         seen = write(in_order(blocks, store, size) if looks else blocks, tmp)
         rate = seen.tokens / (time.monotonic() - started)
         with artifacts.recording(outcome):
-            check(seen, is_reference=variant == settings.reference, lossless=chosen.quantizer == "cast")
+            packs = engines.packs_cache(chosen.engine_options)
+            check(seen, is_reference=variant == settings.reference, lossless=chosen.quantizer == "cast" and not packs)
+            if packs:
+                attestation.check_cache(engine, max((w.token_ids for w in store.windows), key=len)[:ATTESTED])
     ran: TokensMeta = {
         **about, **outcome,  # type: ignore[typeddict-item]  # no look in it
         "tokens": seen.tokens, "kernels": engine.kernels(), "attention": getattr(engine, "attention", None),

@@ -19,7 +19,7 @@ def answer(k: int, acc: float, task: str = "t", **more: Any) -> Any:
     return {
         "task": task, "doc_id": k, "filter": "none", "doc_hash": f"d{k}", "prompt_hash": f"p{k}", "target_hash": f"t{k}",
         "first_token_ids": [1, 2], "acc": acc, "cluster": str(k), "kind": "multiple_choice", "target": 0, "truncated": False,
-        "empty": False, "non_finite": 0, "loglikelihoods": [-1.0, -2.0, -3.0, -4.0], **more,
+        "slice": None, "empty": False, "non_finite": 0, "loglikelihoods": [-1.0, -2.0, -3.0, -4.0], **more,
     }  # fmt: skip
 
 
@@ -41,6 +41,19 @@ def test_identical_answers_give_zero_flips() -> None:
     m = scores([1, 0, 1, 1], [1, 0, 1, 1])
     assert m["acc_delta/t"]["value"] == 0 and m["flips_to_wrong/t"]["value"] == m["flips_to_right/t"]["value"] == 0
     assert m["p_mcnemar/t"]["value"] is None and "nothing to test" in m["p_mcnemar/t"]["warnings"][0]
+
+
+def test_accuracy_by_depth_is_that_of_the_items_at_that_depth() -> None:
+    depths = ["long-0.1", "long-0.9", "plain", "long-0.9"]
+    rows, reference = answers([1, 0, 1, 1]), answers([1, 1, 1, 1])
+    for row, name in zip((*rows, *reference), depths * 2):
+        row["slice"] = name
+    m = measured(rows, reference)
+    found = {k: (v["value"], v["n"]) for k, v in m.items() if k.startswith("acc_depth")}
+    assert found == {
+        "acc_depth/t:long-0.1": (1.0, 1), "acc_depth_delta/t:long-0.1": (0.0, 1),
+        "acc_depth/t:long-0.9": (0.5, 2), "acc_depth_delta/t:long-0.9": (-50.0, 2),
+    }  # fmt: skip
 
 
 def test_flips_are_counted_by_direction_though_they_cancel() -> None:

@@ -5,8 +5,9 @@ import numpy as np
 from pipeline.metrics.definitions import IN_PROCESS, TOKEN_PARTS, bounds_of, definition, position_parts
 
 BETTER_HIGH = (
-    "top1_agreement top5_agreement first_departure never_departs delta_p_mean acc acc_delta score_delta recovery "
-    "flips_to_right p_mcnemar prefill_tok_s decode_tok_s speed_ratio prefill_ratio mbu mfu free_same free_same_floor free_departure"
+    "top1_agreement top5_agreement first_departure never_departs delta_p_mean acc acc_depth acc_delta score_delta recovery "
+    "acc_depth_delta flips_to_right p_mcnemar "
+    "prefill_tok_s decode_tok_s speed_ratio prefill_ratio mbu mfu free_same free_same_floor free_departure"
 )
 
 

@@ -21,8 +21,8 @@ def llamacpp(name: str, speed: float, kld: float, type_: str, **more: Any) -> An
 def house() -> Any:
     return {
         "bf16": result("bf16", 1.0, 0.0, 269), "int8": result("int8", 2.0, 0.1, 143),
-        "kv8": llamacpp("kv8", 3.0, 0.02, "BF16", engine_options={"kv_type": "q8_0"}),
-        "own": llamacpp("own", 3.0, 0.01, "BF16", engine_options={"kv_type": "f16"}), "q8": llamacpp("q8", 6.0, 0.04, "Q8_0"),
+        "kv8": llamacpp("kv8", 3.0, 0.02, "BF16", engine_options={"kv": "q8_0"}),
+        "own": llamacpp("own", 3.0, 0.01, "BF16", engine_options={"kv": "f16"}), "q8": llamacpp("q8", 6.0, 0.04, "Q8_0"),
         "alone": result("alone", 6.0, 0.01, 143, engine="onnxruntime", options={"precision": "int4"}),
     }  # fmt: skip
 

@@ -12,11 +12,12 @@ import pytest
 from conftest import ROOT
 
 from pipeline import engines, evaluate, quantize
-from pipeline.core.errors import Unsupported
+from pipeline.core.errors import InvalidVariant, Unsupported
 from pipeline.core.params import Evaluate, Variant
 from pipeline.engines import Sampling, Trace, choose, steps
 from pipeline.engines._forest import Forest
 from pipeline.evalset.calibration import Calibration
+from pipeline.model import attestation
 
 WHOLE = {  # each engine with a variant that keeps every bit, and how far its logits may be off (of the largest)
     "onnxruntime": (Variant(quantizer="onnx", engine="onnxruntime", options={"precision": "fp32"}), 1e-4),
@@ -147,7 +148,7 @@ def exact(other: Any, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> A
     whole = tmp_path_factory.mktemp("whole") / "model"
     shutil.copytree(folder, whole)
     write_gguf(tiny, whole / "model.gguf")
-    return engines.load("llamacpp", whole, threads=1, kv_type="f32")
+    return engines.load("llamacpp", whole, threads=1, kv="f32")
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -226,6 +227,16 @@ def test_a_request_s_phases_and_cache_are_traced(base: Any, other: Any) -> None:
         assert trace.cache_tokens in (45, 46), "what is kept, or what there is room for"
         numbers = trace.cache_tokens * 2 * 2 * 2 * 16  # layers, keys and values, heads, width
         assert trace.cache_bytes == pytest.approx(numbers * trace.element_bytes, rel=0.1)  # llama.cpp adds a few words
+
+
+def test_a_cache_that_llama_cpp_does_not_pack_is_unsupported_or_found(other: Any) -> None:
+    engine, folder, _ = other
+    if engine.name != "llamacpp":
+        pytest.skip("its cache has one type")
+    with pytest.raises(Unsupported, match="cannot keep keys and values as q8_0 for this model"):  # heads of 16, blocks of 32
+        engines.load("llamacpp", folder, threads=1, kv="q8_0")
+    with pytest.raises(InvalidVariant, match="not quantized: without kv"):
+        attestation.check_cache(engine, IDS)
 
 
 def test_a_forest_read_at_once_gives_what_its_sequences_give(other: Any, monkeypatch: pytest.MonkeyPatch) -> None:

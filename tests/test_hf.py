@@ -7,11 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers.cache_utils import Cache, QuantizedLayer
 
 from pipeline import engines
-from pipeline.core.errors import InvalidVariant
+from pipeline.core.errors import InvalidVariant, Unsupported
 from pipeline.engines import Sampling, hf
 from pipeline.engines._head import Head
+from pipeline.engines._lm_eval import lm_for
+from pipeline.model import attestation
 
 IDS = [5, 9, 200, 31, 77, 400, 12, 8, 301, 44]
 
@@ -117,3 +120,78 @@ def test_the_clock_is_read_when_a_gpu_has_finished(monkeypatch: pytest.MonkeyPat
     torch = SimpleNamespace(cuda=SimpleNamespace(synchronize=lambda: said.append("finished")))
     assert hf.HfEngine._now(SimpleNamespace(device=device, torch=torch)) == 1.0  # type: ignore[arg-type]
     assert said == order
+
+
+# --- a cache that packs keys and values --------------------------------------------------------------------------
+
+
+class Eighths(QuantizedLayer):
+    """transformers' layer with its packing in place of HQQ's: steps of 1/8 in 8 bits."""
+
+    def _quantize(self, tensor: Any, axis: int) -> Any:
+        return (tensor * 8).round().to(torch.int8), {"scale": torch.ones(1)}
+
+    def _dequantize(self, qtensor: Any) -> Any:
+        return qtensor[0].float() / 8
+
+
+@pytest.fixture(params=["fp8", "int8"])
+def packed(request: pytest.FixtureRequest, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(hf, "RESIDUAL", 8)
+    monkeypatch.setattr(hf, "PROMPT", 4)
+    if request.param == "int8":
+        monkeypatch.setattr(
+            "transformers.QuantizedCache",
+            lambda *_, **how: Cache(layers=[Eighths(residual_length=how["residual_length"]) for _ in "ab"]),
+        )
+    return engines.load("hf", tiny, threads=1, kv=request.param)
+
+
+@pytest.mark.parametrize("start, n", [(0, 40), (11, 40), (20, 29), (39, 40)])
+def test_a_packed_cache_scores_as_one_token_at_a_time_reads_it(packed: Any, engine: Any, start: int, n: int) -> None:
+    """A prompt in one pass, then decoding, by the model's own forward; the whole window in one pass reads no packed state."""
+    ids = (IDS * 4)[:n]
+    prompt = start + 1 if start else 4
+    logits, cache = packed.forward([ids[:prompt]], None)
+    rows = list(logits[0, start:])
+    for token in ids[prompt:]:
+        logits, cache = packed.forward([[token]], cache)
+        rows.append(logits[0, -1])
+    found = list(packed.logit_blocks([[*ids, 0]], [start], 16))
+    assert [at for _, at, _ in found] == list(range(start, n, 16)) and all(len(block) == 16 for *_, block in found[:-1])
+    scored = np.concatenate([block for *_, block in found])
+    off = np.abs(scored - torch.stack(rows).numpy()).max()  # a sum in another order may fall on the other side of a step
+    whole = engine.logits(ids)[start:]
+    np.testing.assert_allclose(scored[0], whole[0], atol=1e-5)
+    assert off < 1e-3 and (n - start < 9 or np.abs(scored - whole).max() > 10 * off)
+
+
+def test_replies_and_choices_read_the_packed_cache_too(packed: Any, engine: Any) -> None:
+    """Choices that begin alike are scored as each alone; bytes of a token are a quarter of 32 bits', beside a scale a layer."""
+    lm = lm_for(packed, 1)
+    requests = [(None, IDS, [7, 9, k, 3]) for k in (11, 12)]
+    alone = [lm._loglikelihood_tokens([request])[0][0] for request in requests]
+    assert [value for value, _ in lm._loglikelihood_tokens(requests)] == pytest.approx(alone, abs=1e-5)
+    prompt = IDS * 4
+    streamed = [t for t, _ in packed.stream(prompt, 6, Sampling(stop=False))]
+    assert packed.trace.cache_bytes == pytest.approx(packed.trace.cache_tokens * 2 * 2 * 2 * 16, rel=0.5)
+    assert packed.sample([prompt, prompt], 6, Sampling())[1] == streamed[: len(packed.sample([prompt], 6, Sampling())[0])]
+    attestation.check_cache(packed, prompt)
+
+
+def test_a_cache_that_says_it_packs_and_does_not_is_found(packed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hf, "_cache_bytes", lambda cache: 256 * cache.get_seq_length())
+    with pytest.raises(InvalidVariant, match=r"not quantized: a token takes 256 bytes, without kv 256"):
+        attestation.check_cache(packed, IDS * 4)
+    monkeypatch.setattr(packed, "new_cache", lambda: None)
+    with pytest.raises(InvalidVariant, match=r"not quantized: without kv 39 tokens have the same logits"):
+        attestation.check_cache(packed, IDS * 4)
+
+
+def test_a_cache_that_cannot_be_packed_costs_that_variant_only(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(*_: Any, **how: Any) -> Any:
+        raise ImportError
+
+    monkeypatch.setattr("transformers.QuantizedCache", absent)
+    with pytest.raises(Unsupported, match="packs keys and values to int4 with hqq; pip install hqq"):
+        engines.load("hf", tiny, threads=1, kv="int4")

@@ -387,7 +387,7 @@ def test_a_launched_llama_cpp_server_is_measured_and_gone(tiny: Path) -> None:
 
     def asked(data: dict[str, Any]) -> None:
         data["tiers"][data["tier"]]["serving"] |= {"concurrency": [1, 2, 4], "rates": [50.0]}
-        data["variants"]["q8"]["engine_options"] = {"kv_type": "f32"}
+        data["variants"]["q8"]["engine_options"] = {"kv": "f32"}
 
     served({"launch": "llamacpp"}, asked)
     written = report()
@@ -397,7 +397,7 @@ def test_a_launched_llama_cpp_server_is_measured_and_gone(tiny: Path) -> None:
     assert all(r["prompt_tokens"] == 8 and r["output_tokens"] == 3 for r in rows() if r["ok"])
     assert {m["failure_rate"]["value"] for m in written["levels"].values()} == {0.0} and "open-50" in written["levels"]
     assert written["launch"]["kind"] == "llamacpp" and written["launch"]["parallel"] == 4 and "log" not in written["launch"]
-    assert written["launch"]["engine_options"] == {"kv_type": "f32"}
+    assert written["launch"]["engine_options"] == {"kv": "f32"}
     assert sys.platform != "linux" or written["server_memory_bytes"]["value"] > 2**20
     assert not {p.pid for p in psutil.Process().children(recursive=True)} - before
 

@@ -196,11 +196,11 @@ def test_engine_options_reach_a_server_as_the_engine_means_them_and_the_rest_are
 ) -> None:
     monkeypatch.setattr(venvs, "python", lambda _: Path("python"))
     (tmp_path / "model.gguf").touch()
-    arguments = launch.KINDS["llamacpp"](tmp_path, 8123, 1, 4, 3210, kv_type="q8_0", gpu_layers=7).arguments
-    assert {"--kv-type=q8_0", "--gpu-layers=7", "--context=3210"} <= set(arguments)
+    arguments = launch.KINDS["llamacpp"](tmp_path, 8123, 1, 4, 3210, kv="q8_0", gpu_layers=7).arguments
+    assert {"--kv=q8_0", "--gpu-layers=7", "--context=3210"} <= set(arguments)
     words, both = (
-        r"a launched llamacpp server does not have engine_options \{batch: 2\} \(it has kv_type",
-        {"kv_type": "q8_0", "batch": 2},
+        r"a launched llamacpp server does not have engine_options \{batch: 2\} \(it has kv",
+        {"kv": "q8_0", "batch": 2},
     )
     with pytest.raises(Unsupported, match=words), launch.launched("llamacpp", tmp_path, options=both):
         raise AssertionError

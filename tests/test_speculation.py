@@ -153,7 +153,7 @@ def test_llama_cpp_replies_the_same_with_a_draft_as_without(models: Path, draft:
         with pytest.raises(ArtifactError, match="manifest.json"):
             engines.load("llamacpp", models / "whole", threads=1, speculate={"draft": draft, "tokens": 3})
         write_manifest(models / draft)
-    engine: Any = engines.load("llamacpp", models / "whole", threads=1, kv_type="f32", speculate={"draft": draft, "tokens": 3})
+    engine: Any = engines.load("llamacpp", models / "whole", threads=1, kv="f32", speculate={"draft": draft, "tokens": 3})
     for ids in (IDS[:40], IDS[:7] * 5):
         alone = [t for t, _ in engine.stream_undrafted(ids, 24, FORCED)]
         assert engine.trace.guesses == {} and len(engine.trace.decode) == 23

@@ -51,7 +51,7 @@ PROBE: dict[str, Any] = {
 SERVED: dict[str, Any] = {
     "status": "ok", "reason": None, "probe": PROBE,
     "asked": {"load": {"prompt_tokens": 256}, "objective": {"ttft_ms": 500.0, "tpot_ms": None}},
-    "launch": {"kind": "llamacpp", "build": "b42 (x) {}", "threads": 2, "parallel": 4, "engine_options": {"kv_type": "q8_0"}},
+    "launch": {"kind": "llamacpp", "build": "b42 (x) {}", "threads": 2, "parallel": 4, "engine_options": {"kv": "q8_0"}},
     "levels": {"closed-1": level(400.0, 50.0, 16), "closed-4": level(900.0, 90.0, 32), "open-0.5": level(410.0, 16.0, 8)},
     "knee": metric(2, 1, 2, 2), "server_memory_bytes": metric(3e8, n=1) | {"unit": "bytes"},
 }  # fmt: skip
@@ -147,7 +147,7 @@ def test_what_a_server_lacks_is_said_in_words_and_what_is_not_known_apart() -> N
 
 def test_a_server_is_described_with_its_saturation_point_and_its_memory() -> None:
     (server,) = view({"q8": SERVED}).servers
-    assert "llamacpp started here (2 threads, 4 at once at most, kv_type q8_0)" in server.about and server.build == "b42 (x) {}"
+    assert "llamacpp started here (2 threads, 4 at once at most, kv q8_0)" in server.about and server.build == "b42 (x) {}"
     assert "peak memory 300 MB" in server.about and server.about.endswith("objective: TTFT at most 500 ms")
     assert "saturation point: 2 requests at once (single rounds: 1 to 2; 2 rounds)" in server.about
     assert server.levels[0]["load"] == "1 at once" and server.levels[2]["load"] == "0.5 req/s"

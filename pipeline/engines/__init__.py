@@ -3,8 +3,9 @@
 `load(model_dir, *, threads, <its own options by name>) -> Engine`. What an engine cannot give raises `Unsupported(reason)`: the
 metric is then null with that reason. A quantizer's ENGINE names the one engine that reads what it writes. An engine may have
 besides: `sample(prompts, most, sampling)`, replies side by side; `forest_logits(forest, wanted)` (_forest.py); `head`, `hidden`,
-`own_logits`, `logits_stepwise`, `to_float32`, `use_threads`, `device`, which a reference needs (hf.py); `attention`; `speculate`,
-`rows_after` and `forget` (_speculation.py)."""
+`own_logits`, `logits_stepwise`, `to_float32`, `use_threads`, `device`, which a reference needs (hf.py); `attention`; with an option
+`kv`, `plain`: the same weights with keys and values of 16 bits, or more, scored in the same passes; `speculate`, `rows_after` and
+`forget` (_speculation.py)."""
 
 from __future__ import annotations
 
@@ -146,6 +147,11 @@ def load(name: str, model_dir: Path, *, threads: int, **options: Any) -> Engine:
     with output_to(artifacts.LOGS / f"load-{model_dir.name}.log"):  # some libraries print pages while they load
         engine: Engine = backend("engines", name).load(model_dir, threads=threads, **options)
     return engine
+
+
+def packs_cache(options: Options) -> bool:
+    """Whether an engine's options make it keep keys and values in fewer than 16 bits."""
+    return options.get("kv", "auto") not in ("auto", "f32", "f16", "bf16")
 
 
 def check(name: str, options: Options) -> None:

@@ -39,9 +39,9 @@ Logits = Iterator[tuple[list[int], Any]]  # (nodes, their logits [n, vocab]), un
 
 def lm_for(engine: Any, batch_size: int) -> Any:
     """lm-eval's model for an engine; batch_size: replies that grow side by side, where the engine has batches."""
-    if engine.name == "hf":
-        return ForestLM(engine, batch_size)
-    return EngineLM(engine, AutoConfig.from_pretrained(engine.folder))
+    if engine.name != "hf":
+        return EngineLM(engine, AutoConfig.from_pretrained(engine.folder))
+    return EngineLM(engine, engine.model.config) if engine.reads_cache else ForestLM(engine, batch_size)
 
 
 def ask(lm: Any, manager: Any, task: str, *, samples: list[int] | None, limit: int | None, chat: bool, seed: int) -> Any:
@@ -163,6 +163,8 @@ class EngineLM(_Texts):
 class _Absent(PreTrainedModel):  # type: ignore[misc,unused-ignore]
     """What HFLM asks of a model when it is made; the engine does the rest."""
 
+    _supports_sdpa = True  # which the config of a loaded model asks for
+
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self.nothing = torch.nn.Parameter(torch.zeros(1), requires_grad=False)
@@ -213,10 +215,11 @@ def _by_engine(engine: Any, forest: Forest, wanted: list[int]) -> Logits:
     if passes is not None:
         yield from ((nodes, torch.from_numpy(logits)) for nodes, logits in passes)
         return
-    scored = set(wanted)
+    scored, through_cache = set(wanted), getattr(engine, "reads_cache", False)
     for k, old in forest.runs():
         path = forest.paths[k]
-        first = next(p for p in range(old, len(path)) if path[p] in scored)  # its last is: a request ends there
+        since = 0 if through_cache else old  # the prompt, which is read in one pass, ends where the first choice begins
+        first = next(p for p in range(since, len(path)) if path[p] in scored)  # its last is: a request ends there
         ids = [forest.tokens[node] for node in path]
         blocks = [torch.from_numpy(block) for _, _, block in engine.logit_blocks([[*ids, 0]], [first], len(path) - first)]
         keep = [p for p in range(first, len(path)) if path[p] in scored]

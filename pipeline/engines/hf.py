@@ -11,6 +11,7 @@ import inspect
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +25,10 @@ from pipeline.model.config import end_ids, window
 
 UNBOUNDED = 2048  # tokens: what is taken for the window of a model that has none, as a recurrent one or one with ALiBi
 CACHES = ("cache", "past_key_values", "cache_params")  # what models call it
+GROUPS = (64, 32, 16, 8)  # numbers of a head that share a scale and a zero point in an int8 or int4 cache: the first that fits
+RESIDUAL = 128  # tokens that such a cache holds as they are before it packs them too: transformers' default
+PROMPT = 32  # tokens of a text that has none: fp8 takes its one scale from them, and from a single token it is far off
+CACHE_BITS = {"fp8": 8, "int8": 8, "int4": 4}
 
 
 def load(
@@ -33,11 +38,13 @@ def load(
     device: Literal["auto", "cpu", "cuda"] = "auto",
     attention: Literal["auto", "sdpa", "eager"] = "auto",
     device_map: Literal["one", "auto"] = "one",
+    kv: Literal["auto", "fp8", "int8", "int4"] = "auto",
 ) -> HfEngine:
     """Load a Hugging Face folder as it was written: its own dtype, its own quantization config, its own kernel.
 
     attention: auto is sdpa where the model has it, else eager. device_map: auto spreads a model that is larger than one card
-    over all of them and then the machine's memory, by accelerate (untried on cards).
+    over all of them and then the machine's memory, by accelerate (untried on cards). kv: how keys and values are kept: auto is the
+    model's own type, int8 and int4 are HQQ's.
     """
     trusted = artifacts.trusts_code(model_dir)
     try:
@@ -75,7 +82,14 @@ def load(
         if wrong:
             raise InvalidVariant(f"the weights do not fit the model: {wrong}")
     tokenizer = AutoTokenizer.from_pretrained(model_dir, trust_remote_code=trusted)
-    return HfEngine(model.eval(), tokenizer, str(device), end_ids(model_dir, tokenizer))
+    engine = HfEngine(model.eval(), tokenizer, str(device), end_ids(model_dir, tokenizer), kv)
+    try:
+        engine.new_cache()
+    except ImportError:
+        raise Unsupported(f"engine 'hf' packs keys and values to {kv} with hqq; pip install hqq -c constraints-dev.txt") from None
+    except ValueError as e:
+        raise Unsupported(f"transformers has no {kv} cache for this model ({' '.join(str(e).split())[:200]})") from None
+    return engine
 
 
 class HfEngine:
@@ -83,13 +97,14 @@ class HfEngine:
 
     name = "hf"
 
-    def __init__(self, model: Any, tokenizer: Any, device: str, ends: set[int]) -> None:
+    def __init__(self, model: Any, tokenizer: Any, device: str, ends: set[int], kv: str = "auto") -> None:
         import torch
 
         from pipeline.engines._head import Head, body_of
 
         self.torch = torch
-        self.model, self.tokenizer, self.device, self.end_ids = model, tokenizer, device, ends
+        self.model, self.tokenizer, self.device, self.end_ids, self.kv = model, tokenizer, device, ends, kv
+        self.reads_cache = kv != "auto"  # logits are made through the cache, as decoding makes them
         self.body = getattr(model, body_of(model))
         self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
         config = model.config.get_text_config()
@@ -133,6 +148,10 @@ class HfEngine:
     def logit_blocks(
         self, batch: Sequence[Sequence[int]], starts: Sequence[int], rows: int, whole: bool = False
     ) -> Iterator[tuple[int, int, NDArray[np.float32]]]:
+        if self.reads_cache:
+            for i, (ids, start) in enumerate(zip(batch, starts)):
+                yield from ((i, at, block.float().cpu().numpy()) for at, block in self._through_cache(ids[:-1], start, rows))
+            return
         given = self.own_logits(batch)[1] if whole else self.hidden(batch)
         for i, start in enumerate(starts):
             last = len(batch[i]) - 1
@@ -140,12 +159,58 @@ class HfEngine:
                 block = given[i, at : min(at + rows, last)]
                 yield i, at, block.float().cpu().numpy() if whole else self.head(block)
 
+    def _through_cache(self, ids: Sequence[int], start: int, rows: int) -> Iterator[tuple[int, Any]]:
+        """(first position, logits [at most `rows`, vocab]) from `start` on, as decoding one token at a time gives them.
+
+        A packed cache gives its first pass the states as they are: only later passes read it. So the tokens up to `start` (where
+        nothing stands before it, PROMPT tokens) are read in one pass, as a prompt is, and the others RESIDUAL at a time: so many
+        are packed together, and are seen as they are until then."""
+        held, cache, prompt = list[Any](), None, start + 1 if start else min(PROMPT, len(ids))
+        ends = [prompt, *range(prompt + RESIDUAL, len(ids), RESIDUAL), len(ids)]
+        for begin, end in pairwise([0, *dict.fromkeys(ends)]):
+            logits, cache = self.forward([ids[begin:end]], cache, last=begin == 0 < start)
+            held += list(logits[0, -1:] if begin == 0 < start else logits[0])
+            while len(held) >= rows or (held and end == len(ids)):
+                yield end - len(held), self.torch.stack(held[:rows])
+                del held[:rows]
+
+    def plain(self) -> HfEngine:
+        """The same model, read through the cache in the same passes, with keys and values of its own type."""
+        engine = HfEngine(self.model, self.tokenizer, self.device, self.end_ids)
+        engine.reads_cache = True
+        return engine
+
+    def new_cache(self) -> Any:
+        """An empty cache that packs keys and values; None: the model makes one of its own type."""
+        if self.kv == "auto":
+            return None
+        from transformers import QuantizedCache
+
+        if self.kv == "fp8":
+            return QuantizedCache("fp8", self.model.config)
+        along = {"axis_key": 1, "axis_value": 1, "q_group_size": self._group()}  # numbers of one token and head share a scale
+        return QuantizedCache("hqq", self.model.config, nbits=CACHE_BITS[self.kv], residual_length=RESIDUAL, **along)
+
+    def _group(self) -> int:
+        """A size that cuts every head, and a token into an even number: HQQ packs groups of 4 bits by twos, and loses an odd."""
+        config = self.model.config.get_text_config()
+        width = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+        numbers = width * int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
+        return next(size for size in GROUPS if width % size == 0 and numbers // size % 2 == 0)
+
+    def _element_bytes(self) -> float:
+        """Bytes of one number in the cache: its bits, and its part of a scale and a zero point of the model's type."""
+        if self.kv == "auto":
+            return float(self.model.dtype.itemsize)
+        return CACHE_BITS[self.kv] / 8 + (2 * self.model.dtype.itemsize / self._group() if self.kv != "fp8" else 0)
+
     def _ids(self, batch: Sequence[Sequence[int]]) -> Any:
         return self.torch.tensor([list(ids) for ids in batch], dtype=self.torch.long, device=self.device)
 
     def forward(self, batch: Sequence[Sequence[int]], cache: Any, last: bool = False) -> tuple[Any, Any]:
         """One pass after what `cache` holds (None: nothing): logits [b, n, vocab], or those of the last position, and the cache."""
         keep = {"logits_to_keep": 1} if last and self._keep_last else {}
+        cache = self.new_cache() if cache is None else cache
         with self.torch.inference_mode():
             out = self.model(input_ids=self._ids(batch), use_cache=True, **{self._cache: cache}, **keep)
         return out.logits, getattr(out, self._cache)
@@ -194,7 +259,7 @@ class HfEngine:
         torch = self.torch
         generator = torch.Generator().manual_seed(sampling.seed)
         ends = self.end_ids if sampling.stop else set()
-        trace = self.trace = Trace(element_bytes=self.model.dtype.itemsize)
+        trace = self.trace = Trace(element_bytes=self._element_bytes())
         ids, cache, seen = list(token_ids), None, 0
         for _ in range(max_new_tokens):
             start = self._now()
@@ -253,6 +318,7 @@ class HfEngine:
                 input_ids=ids,
                 attention_mask=mask,
                 generation_config=plain,
+                **({} if self.kv == "auto" else {self._cache: self.new_cache()}),
             )
         replies = []
         for row in out[:, width:].tolist():
@@ -311,5 +377,15 @@ def _free_bytes(torch: Any, device: str) -> int:
 
 def _cache_bytes(cache: Any) -> int | None:
     """Bytes of a cache's keys and values; None for one that is made of other things too, as of a model with linear attention."""
-    held = [getattr(layer, kind, None) for layer in getattr(cache, "layers", [None]) for kind in ("keys", "values")]
-    return None if any(t is None for t in held) else int(sum(t.nbytes for t in held if t is not None))
+    layers = getattr(cache, "layers", [None])
+    if any(getattr(layer, kind, None) is None for layer in layers for kind in ("keys", "values")):
+        return None
+    packed = ("keys", "values", "_quantized_keys", "_quantized_values")  # what is packed, beside what is not yet
+    return sum(_bytes(getattr(layer, kind, None)) for layer in layers for kind in packed)
+
+
+def _bytes(held: Any) -> int:
+    """Bytes of the tensors in a value: a tensor, or a tuple or dict that holds some."""
+    if isinstance(held, (tuple, dict)):
+        return sum(map(_bytes, held.values() if isinstance(held, dict) else held))
+    return int(getattr(held, "nbytes", 0))

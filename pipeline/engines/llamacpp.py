@@ -37,11 +37,11 @@ def load(
     model_dir: Path,
     *,
     threads: int,
-    kv_type: Literal["f32", "f16", "bf16", "q8_0", "q4_0"] = "f16",
+    kv: Literal["f32", "f16", "bf16", "q8_0", "q4_0"] = "f16",
     gpu_layers: int = 0,
     speculate: Speculate | None = None,
 ) -> LlamaCppEngine:
-    """Load model.gguf. kv_type: how keys and values are kept; gpu_layers: layers on a GPU (a build with one is needed);
+    """Load model.gguf. kv: how keys and values are kept; gpu_layers: layers on a GPU (a build with one is needed);
     speculate: how replies are guessed ahead, by a variant whose folder lies beside this one, or by its text."""
     try:
         import llama_cpp
@@ -57,7 +57,7 @@ def load(
     model = llama_cpp.llama_model_load_from_file(str(file).encode(), asked)
     if not model:
         raise Unsupported(f"llama.cpp cannot load {file.name}; its log says why")
-    engine = LlamaCppEngine(llama_cpp, model, AutoTokenizer.from_pretrained(model_dir), file, threads, kv_type)
+    engine = LlamaCppEngine(llama_cpp, model, AutoTokenizer.from_pretrained(model_dir), file, threads, kv)
     engine.device = "mixed" if gpu_layers else "cpu"
     if speculate:
         if engine.api.llama_model_is_recurrent(model) or engine.api.llama_model_is_hybrid(model):
@@ -65,7 +65,7 @@ def load(
         if name := drafting_variant({"speculate": speculate}):
             folder = model_dir.parent / name
             artifacts.check_model(folder, records.read(folder / artifacts.MANIFEST, ModelManifest))
-            engine.draft = load(folder, threads=threads, kv_type=kv_type, gpu_layers=gpu_layers)
+            engine.draft = load(folder, threads=threads, kv=kv, gpu_layers=gpu_layers)
             if engine.draft.vocab_size != engine.vocab_size:
                 sizes = f"{engine.draft.vocab_size} and {engine.vocab_size} entries"
                 raise Unsupported(f"draft {name!r} has another vocabulary ({sizes}); name a variant of the same base")
@@ -81,13 +81,13 @@ class LlamaCppEngine:
     speculate: Speculate | None = None
     draft: LlamaCppEngine | None = None
 
-    def __init__(self, api: Any, model: Any, tokenizer: Any, file: Path, threads: int, kv_type: str) -> None:
+    def __init__(self, api: Any, model: Any, tokenizer: Any, file: Path, threads: int, kv: str) -> None:
         self.api, self.model, self.tokenizer, self.file, self.folder = api, model, tokenizer, file, file.parent
         self.vocab = api.llama_model_get_vocab(model)
         self.vocab_size = int(api.llama_vocab_n_tokens(self.vocab))
         self.row_type: Any = ctypes.c_float * self.vocab_size
         self.max_length = min(int(api.llama_model_n_ctx_train(model)), LONGEST)
-        self.threads, self.kv_type = threads, kv_type
+        self.threads, self.kv = threads, kv
         self.context = self._context(sequences=1)
         self.memory = api.llama_get_memory(self.context)
         self.batch = api.llama_batch_init(BATCH, 0, 1)
@@ -173,7 +173,7 @@ class LlamaCppEngine:
         yield from self.stream_on(token_ids, max_new_tokens, sampling)
 
     def stream_on(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Iterator[tuple[int, float]]:
-        trace = self.trace = Trace(element_bytes=CACHE_BYTES[self.kv_type])
+        trace = self.trace = Trace(element_bytes=CACHE_BYTES[self.kv])
         if self.speculate and sampling.temperature == 0:
             begin = partial(by_model, self.draft) if self.draft else lookup
             yield from speculated(self, token_ids, begin, self.speculate["tokens"], max_new_tokens, sampling)
@@ -186,7 +186,7 @@ class LlamaCppEngine:
     def stream_undrafted(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Iterator[tuple[int, float]]:
         """`stream` without speculation, which that is compared with."""
         self.forget()
-        self.trace = Trace(element_bytes=CACHE_BYTES[self.kv_type])
+        self.trace = Trace(element_bytes=CACHE_BYTES[self.kv])
         return self._steps(token_ids, max_new_tokens, sampling)
 
     def _steps(self, token_ids: Sequence[int], most: int, sampling: Sampling) -> Iterator[tuple[int, float]]:
@@ -262,6 +262,10 @@ class LlamaCppEngine:
 
     # --- the cache -----------------------------------------------------------------------------------------------
 
+    def plain(self) -> LlamaCppEngine:
+        """The same weights with keys and values of 16 bits. Close one of the two only."""
+        return LlamaCppEngine(self.api, self.model, self.tokenizer, self.file, self.threads, "f16")
+
     def _forget_from(self, position: int) -> None:
         """Leave the cache with the kept tokens before a position, or with none where that is refused, as of a recurrent state."""
         if not self.api.llama_memory_seq_rm(self.memory, 0, position, -1):
@@ -297,7 +301,7 @@ class LlamaCppEngine:
         asked = self.api.llama_context_default_params()
         asked.n_ctx, asked.n_batch, asked.n_ubatch = self.max_length, BATCH, BATCH
         asked.n_threads = asked.n_threads_batch = self.threads
-        asked.type_k = asked.type_v = CACHE_TYPES[self.kv_type]
+        asked.type_k = asked.type_v = CACHE_TYPES[self.kv]
         asked.no_perf = True
         if length is not None:
             room = -(-length // CELLS) * CELLS
@@ -306,5 +310,5 @@ class LlamaCppEngine:
             asked.n_seq_max, asked.kv_unified = sequences, True
         context = self.api.llama_init_from_model(self.model, asked)
         if not context:
-            raise Unsupported(f"llama.cpp cannot keep keys and values as {self.kv_type} for this model")
+            raise Unsupported(f"llama.cpp cannot keep keys and values as {self.kv} for this model")
         return context

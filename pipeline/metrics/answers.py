@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
+from copy import copy
 from dataclasses import replace
 
 import numpy as np
@@ -18,8 +20,10 @@ from pipeline.stats.intervals import Estimate, arithmetic_error, mcnemar, outer,
 # Differences of a variant to another on the same items: to the reference here, to a baseline in gating.
 PAIRED = ("acc_delta", "score_delta", "recovery", "byte_ppl_ratio")
 METRICS = (
-    *PAIRED, "acc", "flips_to_wrong", "flips_to_right", "p_mcnemar", "byte_ppl", "truncated", "empty_outputs",
+    *PAIRED, "acc", "acc_depth", "acc_depth_delta", "flips_to_wrong", "flips_to_right", "p_mcnemar", "byte_ppl", "truncated",
+    "empty_outputs",
 )  # fmt: skip
+DEPTH = re.compile(r"-[01]\.\d+$")  # at the end of a slice: where in its context the answer stands
 AnswerPair = tuple[AnswerRow, AnswerRow]  # the variant's answer, the reference's
 Flags = NDArray[np.bool_]
 
@@ -71,6 +75,7 @@ def answer_metrics(b: Builder, pairs: list[AnswerPair], allow_truncated: bool, o
             _rolling(b, task, task_pairs)
         elif task_pairs[0][0]["acc"] is not None:
             _accuracy(b, task, task_pairs, note)
+            _by_depth(b, task, task_pairs, note)
     scored = [p for p in pairs if p[0]["acc"] is not None]
     if scored:
         _accuracy(b, "all", scored, note)
@@ -127,6 +132,16 @@ def _accuracy(b: Builder, task: str, pairs: list[AnswerPair], note: tuple[str, .
         change, name = np.subtract(*shares), f"score_delta/{task}"
         estimate = b.resampled(name, change.mean(0), np.ones(len(choices)), _families(choices))
         add(name, estimate, arithmetic_error(change, len(choices)), scale=100.0)
+
+
+def _by_depth(b: Builder, task: str, pairs: list[AnswerPair], note: tuple[str, ...]) -> None:
+    """Accuracy on each slice that names a depth, as `long-0.9`: what a quantized cache forgets, it forgets there."""
+    for name in sorted({str(row["slice"]) for row, _ in pairs if DEPTH.search(str(row["slice"]))}):
+        part = copy(b)
+        part.metrics = {}
+        _accuracy(part, task, [p for p in pairs if p[0]["slice"] == name], note)
+        for stem in ("acc", "acc_delta"):
+            b.metrics[f"{stem.replace('acc', 'acc_depth')}/{task}:{name}"] = part.metrics[f"{stem}/{task}"]
 
 
 def _families(pairs: list[AnswerPair]) -> list[str]:

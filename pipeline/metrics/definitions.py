@@ -57,6 +57,8 @@ IN_PROCESS: dict[str, Definition] = {
     "ppl": Definition("ppl", "lower", None, "exp of the token-weighted mean negative log-likelihood"),
     "ppl_ratio": Definition("ratio", "lower", 1.0, "perplexity over the reference's, same tokens"),
     "acc": Definition("fraction", "higher", None, "share of items answered correctly"),
+    "acc_depth": Definition("fraction", "higher", None, "accuracy on items whose answer stands at one depth of their context"),
+    "acc_depth_delta": Definition("pp", "higher", 0.0, "the same minus the reference's, same items"),
     "acc_delta": Definition("pp", "higher", 0.0, "accuracy minus the reference's, same items"),
     "score_delta": Definition("pp", "higher", 0.0, "right choice's share of probability minus the reference's, same items"),
     "recovery": Definition("ratio", "higher", 1.0, "accuracy over the reference's"),

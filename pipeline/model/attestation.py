@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 from pipeline.core.droppings import data_files
 from pipeline.core.errors import ArtifactError, InvalidVariant
 from pipeline.core.records import BuildFacts, Json, Size
-from pipeline.engines import Sampling
+from pipeline.engines import ROWS, Sampling
 from pipeline.model.headers import count_weights, weights_of
 from pipeline.quantizers._probe import token_ids
 
@@ -106,6 +106,19 @@ def check_kernels(kernels: dict[str, int], facts: Mapping[str, Any]) -> None:
     packed = sum(n for kind, n in kernels.items() if not any(f"[{plain}]" in kind for plain in PLAIN))
     if expected is not None and kernels and packed != expected:
         raise InvalidVariant(f"{expected} matrices were quantized and {packed} run packed: {kernels}")
+
+
+def check_cache(engine: Any, ids: Sequence[int]) -> None:
+    """Raise if an engine that is to pack its keys and values scores every token as without, or takes as many bytes."""
+    plain = engine.plain()
+    packed, whole = ([block for *_, block in e.logit_blocks([ids], [0], ROWS)] for e in (engine, plain))
+    if all(map(np.array_equal, packed, whole)):
+        raise InvalidVariant(f"its key-value cache was not quantized: without kv {len(ids) - 1} tokens have the same logits")
+    for e in (engine, plain):
+        list(e.stream(ids, DECODED, Sampling(stop=False)))
+    taken, most = engine.trace.bytes_per_token, plain.trace.bytes_per_token
+    if taken and most and taken > most * (1 + engine.trace.element_bytes / plain.trace.element_bytes) / 2:
+        raise InvalidVariant(f"its key-value cache was not quantized: a token takes {taken:.0f} bytes, without kv {most:.0f}")
 
 
 def check_answer(engine: Any, before: Json | None) -> None:

@@ -211,7 +211,7 @@ def divergence(file: Path, folder: Path) -> float:
         for source in [*folder.glob("*.json"), *folder.glob("*.jinja")]:
             (Path(tmp) / source.name).symlink_to(source.resolve())
         (Path(tmp) / "model.gguf").symlink_to(file.resolve())
-        llama_cpp: Any = engines.load("llamacpp", Path(tmp), threads=threads, kv_type="f32")
+        llama_cpp: Any = engines.load("llamacpp", Path(tmp), threads=threads, kv="f32")
         ids = llama_cpp.tokenize(corpus_texts()[0])[: min(COMPARED, llama_cpp.max_length)]
         logits = llama_cpp.logits(ids)
         llama_cpp.close()

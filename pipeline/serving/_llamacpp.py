@@ -17,7 +17,7 @@ def main() -> None:
     parser.add_argument("model")
     for name in ("port", "threads", "parallel", "context", "gpu-layers"):
         parser.add_argument(f"--{name}", type=int, required=True)
-    parser.add_argument("--kv-type", choices=KV_TYPES, required=True)
+    parser.add_argument("--kv", choices=KV_TYPES, required=True)
     asked = parser.parse_args()
     import xllamacpp
 
@@ -27,7 +27,7 @@ def main() -> None:
     setup.n_parallel, setup.n_ctx, setup.kv_unified = asked.parallel, asked.parallel * asked.context, False
     setup.cpuparams.n_threads = setup.cpuparams_batch.n_threads = asked.threads
     setup.n_gpu_layers, setup.cache_prompt, setup.cache_ram_mib = asked.gpu_layers, False, 0
-    setup.cache_type_k = setup.cache_type_v = KV_TYPES[asked.kv_type]
+    setup.cache_type_k = setup.cache_type_v = KV_TYPES[asked.kv]
     server = xllamacpp.Server(setup)
     print(f"build: {xllamacpp.BUILD_INFO} {xllamacpp.get_system_info()}", flush=True)
     print(f"listening: {server.listening_address}", flush=True)

@@ -57,14 +57,14 @@ class Command:
 
 
 def _llamacpp(
-    model_dir: Path, port: int, threads: int, parallel: int, context: int, *, kv_type: str = "f16", gpu_layers: int = 0
+    model_dir: Path, port: int, threads: int, parallel: int, context: int, *, kv: str = "f16", gpu_layers: int = 0
 ) -> Command:
     file = model_dir / "model.gguf"
     if not file.exists():
         raise Unsupported(f"llama.cpp's server reads GGUF, and {model_dir} holds none; use quantizer 'gguf'")
     script = Path(__file__).with_name("_llamacpp.py")
     sizes = {"port": port, "threads": threads, "parallel": parallel, "context": context, "gpu-layers": gpu_layers}
-    options = [f"--{k}={v}" for k, v in {**sizes, "kv-type": kv_type}.items()]
+    options = [f"--{k}={v}" for k, v in {**sizes, "kv": kv}.items()]
     return Command([str(venvs.python("llamacpp-server")), str(script), str(file), *options], "QUANTGATE_SERVER_KEY")
 
 

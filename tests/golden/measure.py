@@ -41,7 +41,7 @@ ENGINES: dict[str, tuple[Json, Json]] = {
         {"quantizer": "torchao", "options": {"scheme": "int8-weight-only"}},
     ),
     "llamacpp": (
-        {"quantizer": "gguf", "options": {"type": "F16"}, "engine_options": {"kv_type": "f32"}},
+        {"quantizer": "gguf", "options": {"type": "F16"}, "engine_options": {"kv": "f32"}},
         {"quantizer": "gguf", "options": {"type": "Q8_0"}},
     ),
     "onnxruntime": (
