@@ -3,7 +3,9 @@
 `load(model_dir, *, threads, <its own options by name>) -> Engine`. What an engine cannot give raises `Unsupported(reason)`: the
 metric is then null with that reason. A quantizer's ENGINE names the one engine that reads what it writes. An engine may have
 besides: `sample(prompts, most, sampling)`, replies side by side; `forest_logits(forest, wanted)` (_forest.py); `head`, `hidden`,
-`own_logits`, `logits_stepwise`, `to_float32`, `use_threads`, `device`, which a reference needs (hf.py); `attention`."""
+`own_logits`, `logits_stepwise`, `to_float32`, `use_threads`, `device`, which a reference needs (hf.py); `attention`;
+`compare_blocks`, the comparison with the reference where the logits are made (vllm.py). A file may declare `READS`, another engine
+whose folders it loads."""
 
 from __future__ import annotations
 

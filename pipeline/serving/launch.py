@@ -32,7 +32,7 @@ from pipeline.serving.client import ServerError
 STARTUP_S = 600.0
 STOP_S = 20.0
 CONTEXT = 2048  # tokens of a request, prompt and reply together
-VLLM = "VLLM_PYTHON"
+VLLM = venvs.VLLM
 
 
 @dataclass(frozen=True)
@@ -78,14 +78,7 @@ def _vllm(model_dir: Path, port: int, threads: int, parallel: int, context: int)
     variables = {"OMP_NUM_THREADS": str(threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
     # GiB; by default it takes 92 % of all memory
     variables["VLLM_CPU_KVCACHE_SPACE"] = os.environ.get("VLLM_CPU_KVCACHE_SPACE", "4")
-    return Command([_vllm_python(), "-m", "vllm.entrypoints.cli.main", "serve", *options], "VLLM_API_KEY", variables)
-
-
-def _vllm_python() -> str:
-    python = os.environ.get(VLLM, "")
-    if shutil.which(python) is None:
-        raise Unsupported(f"vLLM needs its own environment; set {VLLM} ({python!r} is not a program) to the Python that has vLLM")
-    return python
+    return Command([venvs.vllm(), "-m", "vllm.entrypoints.cli.main", "serve", *options], "VLLM_API_KEY", variables)
 
 
 KINDS = {"llamacpp": _llamacpp, "vllm": _vllm}
@@ -108,7 +101,7 @@ def check_supported(kind: str, options: Options) -> None:
             "give the variant a server by url, or remove them"
         )
     if kind == "vllm":
-        _vllm_python()
+        venvs.vllm()
 
 
 @contextmanager
