@@ -1,6 +1,7 @@
 """Separate environments for backends whose pins clash with ours: envs/<name>.txt, built on first use under artifacts/envs/ by the
-file's hash. The file may say `# on top of ours` (first line), `# with NAME=VALUE` (a variable for its build), `# without NAME` (taken
-out again) and `# also NAME VERSION` (another name by which its package looks itself up). `python -m pipeline.core.venvs NAME` builds one."""
+file's hash. The file may say `# on top of ours` (first line), `# with NAME=VALUE` (a variable for its build), `# without NAME`
+(taken out again) and `# also NAME VERSION` (another name by which its package looks itself up).
+`python -m pipeline.core.venvs NAME` builds one."""
 
 from __future__ import annotations
 
@@ -73,7 +74,7 @@ def _build(name: str, wanted: Path, home: Path) -> None:
     fetch = [*install.uv(Path(sys.prefix) / "bin", home / "bin/python"), "--requirement", str(wanted.absolute())]
     steps = [[sys.executable, "-m", "venv", "--without-pip", str(home)], [*fetch, *(["--no-deps"] if layered else [])]]
     if less := WITHOUT.findall(text):
-        steps.append([*install.uv(Path(sys.prefix) / "bin", home / "bin/python")[:2], "uninstall", "--python", str(home / "bin/python"), *less])
+        steps.append([*fetch[:2], "uninstall", "--python", str(home / "bin/python"), *less])
     variables = install.environment(sys.executable) | dict(WITH.findall(text))
     with log.open("w") as out:
         for step in steps:

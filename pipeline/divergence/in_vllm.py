@@ -1,8 +1,8 @@
 """Read a model's logits inside vLLM's own process, and compare them there: mixed into its worker (`worker_extension_cls`).
 
-vLLM gives nobody its logits. For a prompt with `prompt_logprobs` it calls the model's `compute_logits` twice: for the row it samples
-from, then for all rows but the last. The second is what a forward pass gives; padding of the vocabulary is cut off, and parts of
-several cards are put together, by then. It runs in vLLM's environment: NumPy, SciPy and torch, nothing else of pipeline/."""
+vLLM gives nobody its logits. For a prompt with `prompt_logprobs` it calls the model's `compute_logits` twice: for the row that it
+samples from, then for all rows but the last. The second is what a forward pass gives: after the last norm, by the model's own head,
+without the vocabulary's padding, and put together from the parts of several cards. It runs in vLLM's environment."""
 
 from __future__ import annotations
 
@@ -74,8 +74,9 @@ class LogitsReader:
                 kind = str(module.weight.dtype).removeprefix("torch.") if plain else method
                 kinds[f"vllm[{kind}]"] += len(getattr(module, "output_sizes", [0]))  # queries, keys and values are one here
         caches = [part for held in runner.kv_caches for part in (held if isinstance(held, (list, tuple)) else [held])]
+        attention = next(m.attn_backend.get_name() for m in runner.model.modules() if hasattr(m, "attn_backend"))
         return {
-            "kernels": dict(kinds), "attention": next(m.attn_backend.get_name() for m in runner.model.modules() if hasattr(m, "attn_backend")),
-            "cache_bytes": sum(c.nbytes for c in caches), "cache_type": str(caches[0].dtype) if caches else "",
-            "element_bytes": caches[0].element_size() if caches else None, "device": runner.device.type,
+            "kernels": dict(kinds), "attention": attention, "device": runner.device.type,
+            "cache_bytes": sum(c.nbytes for c in caches), "cache_type": str(caches[0].dtype),
+            "element_bytes": caches[0].element_size(),
         }  # fmt: skip

@@ -5,7 +5,7 @@ metric is then null with that reason. A quantizer's ENGINE names the one engine 
 besides: `sample(prompts, most, sampling)`, replies side by side; `forest_logits(forest, wanted)` (_forest.py); `head`, `hidden`,
 `own_logits`, `logits_stepwise`, `to_float32`, `use_threads`, `device`, which a reference needs (hf.py); `attention`;
 `compare_blocks`, the comparison with the reference where the logits are made (vllm.py). A file may declare `READS`, another engine
-whose folders it loads."""
+whose folders it loads, and `check_here()`, which raises `Unsupported` where what it needs is not installed."""
 
 from __future__ import annotations
 
@@ -151,3 +151,8 @@ def load(name: str, model_dir: Path, *, threads: int, **options: Any) -> Engine:
 def check(name: str, options: Options) -> None:
     """Raise `ParamsError` for an unknown engine or option, without loading anything heavy."""
     check_options(f"engine {name!r}", backend("engines", name).load, options, given={"model_dir", "threads"})
+
+
+def check_here(name: str) -> None:
+    """Raise `Unsupported` if what an engine needs is not installed, without loading anything heavy."""
+    getattr(backend("engines", name), "check_here", lambda: None)()

@@ -1,16 +1,19 @@
 """vLLM, in an environment and a process of its own (_vllm_driver.py): its kernels, its packed formats, its paged cache.
 
-What bounds it: as everywhere, prefill is arithmetic and decoding is memory; its scheduler is Python between the passes. Its logits are
-compared with the reference's where they are made (divergence/in_vllm.py), and checked against its own log-probabilities each time."""
+What bounds it: as everywhere, prefill is arithmetic and decoding is memory; its scheduler is Python between the passes. Its
+logits are compared with the reference's where they are made (divergence/in_vllm.py), and each time checked against what it reports
+itself."""
 
 from __future__ import annotations
 
 import json
-import os
+import shutil
 import subprocess
 import tempfile
 import time
+import weakref
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,7 +22,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from pipeline.core import artifacts, install, isolate, quota, venvs
-from pipeline.core.errors import InvalidVariant, Unsupported
+from pipeline.core.errors import InvalidVariant, NoResult, Unsupported
 from pipeline.divergence.distributions import TokenRows
 from pipeline.engines import Sampling, Trace
 from pipeline.model.config import end_ids, window
@@ -61,6 +64,10 @@ def load(
     return VllmEngine(driver, AutoTokenizer.from_pretrained(model_dir), model_dir, int(config.vocab_size), length, threads, kv)
 
 
+def check_here() -> None:
+    venvs.vllm()
+
+
 class Driver:
     """The process that runs vLLM; a question is a line of JSON, and so is each answer. facts: what it said when it had loaded."""
 
@@ -69,14 +76,19 @@ class Driver:
         log.parent.mkdir(parents=True, exist_ok=True)
         variables = {
             "PYTHONPATH": str(DRIVER.parents[2]), "OMP_NUM_THREADS": str(threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "VLLM_USE_V2_MODEL_RUNNER": "0", "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1",
-            "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", CACHE_GIB),
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_USE_V2_MODEL_RUNNER": "0", "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1",
+            "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "GOMP_SPINCOUNT": "10000",  # as quiet.before_sharing_cores
         }  # fmt: skip
         with log.open("wb") as out:
             self.process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=out, text=True, env=install.clean() | variables
-            )
-        self.facts = self.ask(arguments)["facts"]
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=out, text=True,
+                env={"VLLM_CPU_KVCACHE_SPACE": CACHE_GIB} | install.clean() | variables,
+            )  # fmt: skip
+        try:
+            self.facts = self.ask(arguments)["facts"]
+        except NoResult:
+            self.close()
+            raise
 
     def ask(self, question: dict[str, Any]) -> dict[str, Any]:
         self.send(question)
@@ -84,7 +96,8 @@ class Driver:
 
     def send(self, question: dict[str, Any]) -> None:
         assert self.process.stdin is not None
-        print(json.dumps(question), file=self.process.stdin, flush=True)
+        with suppress(BrokenPipeError):  # it has died: the answer says how
+            print(json.dumps(question), file=self.process.stdin, flush=True)
 
     def answer(self) -> dict[str, Any]:
         """The next line; what vLLM could not do, and what its self-check found, is raised."""
@@ -100,7 +113,8 @@ class Driver:
         return answer
 
     def close(self) -> None:
-        self.process.communicate()  # closes its questions, and it ends
+        with suppress(BrokenPipeError):
+            self.process.communicate()  # closes its questions, and it ends
 
 
 class VllmEngine:
@@ -116,14 +130,14 @@ class VllmEngine:
         self.end_ids, self.trace, self.asked = end_ids(folder, tokenizer), Trace(), 0
         self.device = str(driver.facts["device"])
         self.attention = f"{driver.facts['attention']} of vLLM {driver.facts['version']}"
-        self.scratch = tempfile.TemporaryDirectory(prefix="quantgate-vllm-")
-        self.file = Path(self.scratch.name) / "logits"
+        scratch = Path(tempfile.mkdtemp(prefix="quantgate-vllm-"))
+        weakref.finalize(self, shutil.rmtree, scratch, ignore_errors=True)
+        self.file = scratch / "logits"
         if kv != "auto" and driver.facts["element_bytes"] != 1:
             raise InvalidVariant(f"kv: {kv} was asked for, and vLLM keeps keys and values as {driver.facts['cache_type']}")
 
     def close(self) -> None:
         self.driver.close()
-        self.scratch.cleanup()
 
     # --- teacher-forced ------------------------------------------------------------------------------------------
 

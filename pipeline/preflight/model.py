@@ -9,7 +9,7 @@ import shutil
 from collections import Counter
 from pathlib import Path
 
-from pipeline import quantizers
+from pipeline import engines, quantizers
 from pipeline.core import artifacts, explain, quota, records
 from pipeline.core.errors import ArtifactError, DataError, ParamsError, QuantgateError, Unsupported
 from pipeline.core.params import HowMany, Params, PathModel, Variant
@@ -69,15 +69,24 @@ def faults(settings: Params) -> list[str]:
 def notes(settings: Params) -> list[str]:
     """Variants that will be `unsupported` or packed in part: a result and no fault, the run goes on."""
     folder = base_folder(settings)
-    if folder is None:
-        return []
     gate = dict.fromkeys(settings.gate.required, ", and it is required: the gate will FAIL")
-    unsupported = {name: e for name, e in _refused(settings, folder).items() if isinstance(e, Unsupported)}
+    refused = {**(_refused(settings, folder) if folder else {}), **_without_engine(settings)}
+    unsupported = {name: e for name, e in refused.items() if isinstance(e, Unsupported)}
     lines = [f"variants.{name} will be unsupported: {e}{gate.get(name, '')}" for name, e in unsupported.items()]
     for name, variant in settings.variants.items():
-        if name not in unsupported and (why := quantizers.packs_only(variant.quantizer, folder)):
+        if folder and name not in unsupported and (why := quantizers.packs_only(variant.quantizer, folder)):
             lines.append(f"variants.{name}: {why}")
     return lines
+
+
+def _without_engine(settings: Params) -> dict[str, QuantgateError]:
+    missing: dict[str, QuantgateError] = {}
+    for name, variant in settings.variants.items():
+        try:
+            engines.check_here(variant.engine)
+        except Unsupported as e:
+            missing[name] = e
+    return missing
 
 
 def _refused(settings: Params, folder: Path) -> dict[str, QuantgateError]:

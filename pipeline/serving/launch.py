@@ -9,7 +9,6 @@ import inspect
 import os
 import re
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
@@ -68,9 +67,11 @@ def _llamacpp(
     return Command([str(venvs.python("llamacpp-server")), str(script), str(file), *options], "QUANTGATE_SERVER_KEY")
 
 
-def _vllm(model_dir: Path, port: int, threads: int, parallel: int, context: int) -> Command:
-    """vLLM takes gigabytes and has its own pins: it is used where it is installed and never downloaded."""
+def _vllm(
+    model_dir: Path, port: int, threads: int, parallel: int, context: int, *, kv: str = "auto", tensor_parallel: int = 1
+) -> Command:
     options = [str(model_dir), "--served-model-name", "model", "--host", "127.0.0.1", "--port", str(port)]
+    options += ["--kv-cache-dtype", kv, "--tensor-parallel-size", str(tensor_parallel)]
     options += ["--max-num-seqs", str(parallel), "--max-model-len", str(context)]
     options += ["--no-enable-prefix-caching", "--enable-prompt-tokens-details"]  # the second makes it report cached tokens
     # One core is for its engine, which waits busily: with threads on both of two cores, requests of one second took twenty.
@@ -87,7 +88,7 @@ READS = {"llamacpp": "llamacpp", "vllm": "hf"}  # the engine whose models a kind
 
 def check_engine(kind: str, engine: str) -> None:
     """Raise `ParamsError` if a kind of server does not read the models of an engine."""
-    if engine != READS[kind]:
+    if engine not in (READS[kind], kind):
         other = next((f"launch: {k}, or " for k, reads in READS.items() if reads == engine), "")
         raise ParamsError(f"launch: {kind} reads models of engine {READS[kind]!r}, not {engine!r}; use {other}its server's url")
 
