@@ -29,18 +29,26 @@ FACTS = {
 }  # fmt: skip
 
 
+class Model:
+    def __init__(self, head: Callable[[Any], Any]) -> None:
+        self.head = head
+
+    def compute_logits(self, hidden: Any) -> Any:
+        return self.head(hidden)
+
+
 class Toy:
     """What the driver asks of `LLM`, on a transformers model. fault(toy, last, rest) calls compute_logits in another way than
     vLLM does, where it should call it for hidden states [1, d], which it samples from, and then for [n - 1, d]."""
 
     def __init__(self, model: Any, fault: Callable[..., None] | None = None, other_card: bool = False) -> None:
         self.engine, self.fault = model, fault
-        self.runner = SimpleNamespace(compute_logits=lambda hidden: model.head.tensor(hidden))
+        self.runner = Model(model.head.tensor)
         self.workers = [LogitsReader() for _ in range(1 + other_card)]
         for worker in self.workers:
             worker.model_runner = SimpleNamespace(model=self.runner)
         if other_card:
-            self.workers[0].model_runner = SimpleNamespace(model=SimpleNamespace(compute_logits=lambda hidden: None))
+            self.workers[0].model_runner = SimpleNamespace(model=Model(lambda hidden: None))
 
     def collective_rpc(self, name: str, args: tuple[Any, ...] = ()) -> list[Any]:
         return [getattr(worker, name)(*args) for worker in self.workers]

@@ -8,11 +8,22 @@ from __future__ import annotations
 
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
 from pipeline.divergence.distributions import compare_parts
+
+
+class CardFacts(TypedDict):
+    """kernels: {kind: how many of the model's matrices are multiplied so}; cache_*: of keys and values on this card."""
+
+    kernels: dict[str, int]
+    attention: str
+    device: str
+    cache_bytes: int
+    cache_type: str
+    element_bytes: int
 
 
 class LogitsReader:
@@ -32,16 +43,15 @@ class LogitsReader:
                 self._calls.append(logits.detach().clone())
             return logits
 
-        self._restore = lambda: setattr(model, "compute_logits", plain)
         model.compute_logits = compute_logits
 
     def unwatch(self) -> None:
-        self._restore()
+        del self.model_runner.model.compute_logits  # the class's own is there again
         self._calls = []
 
-    def rows(self, ids: list[int], start: int, vocab: int, file: str, threads: int = 0) -> dict[str, Any] | None:
-        """{name: one value a position} at positions start .. n - 2; None on a card that has no logits. threads: 0 writes the logits
-        into `file`, float32; else they are compared with the reference's, which it holds."""
+    def rows(self, ids: list[int], start: int, vocab: int, file: str, threads: int) -> dict[str, list[float]] | str | None:
+        """{name: one value a position} at positions start .. n - 2, or what is wrong; None on a card that has no logits.
+        threads: 0 writes the logits into `file`, float32; else they are compared with the reference's, which it holds."""
         calls, n = self._calls, len(ids) - 1
         if not calls:
             return None
@@ -49,7 +59,7 @@ class LogitsReader:
         if shapes[0] != (1, vocab) or sum(rows for rows, _ in shapes[1:]) != n or {width for _, width in shapes} != {vocab}:
             # a prompt in chunks samples a row of each; a part of the vocabulary, or its padding, is no distribution
             expected = f"{n + 1} tokens of a vocabulary of {vocab} give [(1, {vocab}), ({n}, {vocab})]"
-            return {"fault": f"vLLM computed logits of shapes {shapes}, and {expected}"}
+            return f"vLLM computed logits of shapes {shapes}, and {expected}"
         var = np.concatenate([c.float().cpu().numpy() for c in calls[1:]])[start:]
         true = np.asarray(ids[start + 1 :])
         if threads == 0:
@@ -59,12 +69,11 @@ class LogitsReader:
             return {"logp": (var[np.arange(len(var)), true] - log_z).tolist()}
         ref = np.fromfile(file, np.float32).reshape(-1, vocab)
         if len(ref) != len(var):
-            return {"fault": f"vLLM gave {len(var)} positions, the reference's store has {len(ref)}"}
+            return f"vLLM gave {len(var)} positions, the reference's store has {len(ref)}"
         with ThreadPoolExecutor(threads) as pool:
             return {name: values.tolist() for name, values in vars(compare_parts(pool, ref, var, true)).items()}
 
-    def facts(self) -> dict[str, Any]:
-        """kernels: {kind: matrices of the model's files that it multiplies so}; the cache's bytes and type on this card."""
+    def facts(self) -> CardFacts:
         runner = self.model_runner
         kinds: Counter[str] = Counter()
         for module in runner.model.modules():

@@ -1,6 +1,6 @@
 """vLLM, asked one request at a time over a pipe: `python _vllm_driver.py` in vLLM's environment, started by engine `vllm`.
 
-In: a line of JSON each: first the arguments of `LLM`, then requests. Out: lines of JSON: {"facts"}, then a request's answer.
+In: a line of JSON each: first the arguments of `LLM`, then questions. Out: lines of JSON: first {"facts"}, then answers.
 Nothing of pipeline/ but `divergence.in_vllm` can be imported there."""
 
 from __future__ import annotations
@@ -10,16 +10,52 @@ import os
 import select
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
+
+from pipeline.divergence.in_vllm import CardFacts
 
 CLOSE = 1e-3  # nats: between the log-probability of a token by the logits that were read and by vLLM's own count
 
-Answer = dict[str, Any]
+
+class Facts(CardFacts):
+    """cache_tokens: for which there is room."""
+
+    cache_tokens: int
+    version: str
 
 
-def score(llm: Any, params: Any, asked: Answer) -> Answer:
+class Question(TypedDict, total=False):
+    """ids: a prompt, whose rows are wanted from `start` on (see `LogitsReader.rows`). prompts: they are continued by at most `most`
+    tokens each, until one of `ends`. Neither: the prompts' tokens are not wanted any more."""
+
+    ids: list[int]
+    start: int
+    vocab: int
+    file: str
+    threads: int
+    prompts: list[list[int]]
+    most: int
+    temperature: float
+    seed: int
+    ends: list[int]
+    number: int
+
+
+class Answer(TypedDict, total=False):
+    """tokens, at: one of each prompt, and when they were known; done: there are no more. unsupported, fault: what went wrong."""
+
+    facts: Facts
+    rows: dict[str, list[float]]
+    tokens: list[int]
+    at: float
+    done: bool
+    unsupported: str
+    fault: str
+
+
+def score(llm: Any, params: Any, asked: Question) -> Answer:
     """The columns of a prompt's rows (`in_vllm`), if they are what vLLM itself says of every true token."""
     ids, start = asked["ids"], asked["start"]
     llm.collective_rpc("watch")
@@ -29,21 +65,19 @@ def score(llm: Any, params: Any, asked: Answer) -> Answer:
         found = [rows for rows in llm.collective_rpc("rows", args=arguments) if rows is not None]
     finally:
         llm.collective_rpc("unwatch")
-    if not found:
-        return {"fault": "vLLM computed no logits in the model's compute_logits"}
-    if "fault" in found[0]:
-        return found[0]
+    rows = found[0] if found else "vLLM computed no logits in the model's compute_logits"
+    if isinstance(rows, str):
+        return {"fault": rows}
     says = [given[0].prompt_logprobs[at][ids[at]].logprob for at in range(start + 1, len(ids))]
-    off = [abs(a - b) for a, b in zip(found[0]["logp"], says)]
-    if wrong := [k for k, d in enumerate(off) if not d <= CLOSE]:  # NaN is wrong, too
-        k = wrong[0]
-        counts = f"{len(wrong)} of {len(off)} tokens by more than {CLOSE:g} nats"
-        first = f"first: position {start + 1 + k}, {found[0]['logp'][k]:.5g} by the logits that were read, {says[k]:.5g} by vLLM"
+    wrong = [k for k, (a, b) in enumerate(zip(rows["logp"], says)) if not abs(a - b) <= CLOSE]  # NaN is wrong, too
+    if wrong:
+        counts, k = f"{len(wrong)} of {len(says)} tokens by more than {CLOSE:g} nats", wrong[0]
+        first = f"first: position {start + 1 + k}, {rows['logp'][k]:.5g} by the logits that were read, {says[k]:.5g} by vLLM"
         return {"fault": f"self-check: its log-probabilities differ from vLLM's own at {counts} ({first})"}
-    return {"rows": found[0], "off": max(off)}
+    return {"rows": rows}
 
 
-def stream(llm: Any, params: Any, asked: Answer, stopped: Any) -> Iterator[Answer]:
+def stream(llm: Any, params: Any, asked: Question, stopped: Callable[[], bool]) -> Iterator[Answer]:
     """Tokens of prompts side by side, one of each at a time, with the time at which all were known."""
     engine, prompts = llm.llm_engine, asked["prompts"]
     how = params(
@@ -66,10 +100,12 @@ def stream(llm: Any, params: Any, asked: Answer, stopped: Any) -> Iterator[Answe
             engine.abort_request(names)
 
 
-def serve(llm: Any, params: Any, lines: Any, send: Any, stopped: Any) -> None:
-    """Answer requests until there is none. lines: requests; stopped: whether a stream is to end."""
+def serve(
+    llm: Any, params: Any, lines: Iterable[str], send: Callable[[Answer], object], stopped: Callable[[], bool]
+) -> None:  # fmt: skip
+    """Answer questions until there is none. stopped: whether another one waits, which ends a stream."""
     for line in lines:
-        asked = json.loads(line)
+        asked: Question = json.loads(line)
         if "prompts" in asked:
             for step in stream(llm, params, asked, stopped):
                 send(step)
@@ -78,13 +114,13 @@ def serve(llm: Any, params: Any, lines: Any, send: Any, stopped: Any) -> None:
             send(score(llm, params, asked))
 
 
-def facts(llm: Any) -> Answer:
+def facts(llm: Any) -> Facts:
     import vllm
 
-    each: list[Answer] = llm.collective_rpc("facts")
+    each: list[CardFacts] = llm.collective_rpc("facts")
     cache = llm.llm_engine.vllm_config.cache_config
-    tokens = cache.num_gpu_blocks * cache.block_size
-    return each[0] | {"cache_bytes": sum(e["cache_bytes"] for e in each), "cache_tokens": tokens, "version": vllm.__version__}
+    held, room = sum(e["cache_bytes"] for e in each), cache.num_gpu_blocks * cache.block_size
+    return {**each[0], "cache_bytes": held, "cache_tokens": room, "version": str(vllm.__version__)}
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -25,6 +25,7 @@ from pipeline.core import artifacts, install, isolate, quota, venvs
 from pipeline.core.errors import InvalidVariant, NoResult, Unsupported
 from pipeline.divergence.distributions import TokenRows
 from pipeline.engines import Sampling, Trace
+from pipeline.engines._vllm_driver import Answer, Question
 from pipeline.model.config import end_ids, window
 
 READS = "hf"  # the engine whose folders it loads
@@ -90,22 +91,22 @@ class Driver:
             self.close()
             raise
 
-    def ask(self, question: dict[str, Any]) -> dict[str, Any]:
+    def ask(self, question: Mapping[str, object]) -> Answer:
         self.send(question)
         return self.answer()
 
-    def send(self, question: dict[str, Any]) -> None:
+    def send(self, question: Mapping[str, object]) -> None:
         assert self.process.stdin is not None
         with suppress(BrokenPipeError):  # it has died: the answer says how
             print(json.dumps(question), file=self.process.stdin, flush=True)
 
-    def answer(self) -> dict[str, Any]:
+    def answer(self) -> Answer:
         """The next line; what vLLM could not do, and what its self-check found, is raised."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
             raise isolate.how_it_ended("vllm", self.process.wait(), self.log, self.oom_kills)
-        answer: dict[str, Any] = json.loads(line)
+        answer: Answer = json.loads(line)
         if why := answer.get("unsupported"):
             raise Unsupported(f"vLLM cannot load this model here: {why} (see {self.log})")
         if why := answer.get("fault"):
@@ -123,7 +124,7 @@ class VllmEngine:
     name = "vllm"
 
     def __init__(
-        self, driver: Any, tokenizer: Any, folder: Path, vocab_size: int, max_length: int, threads: int, kv: str = "auto"
+        self, driver: Driver, tokenizer: Any, folder: Path, vocab_size: int, max_length: int, threads: int, kv: str = "auto"
     ) -> None:
         self.driver, self.tokenizer, self.folder = driver, tokenizer, folder
         self.vocab_size, self.max_length, self.threads = vocab_size, max_length, threads
@@ -168,8 +169,10 @@ class VllmEngine:
         return np.fromfile(self.file, np.float32).reshape(-1, self.vocab_size)
 
     def _score(self, ids: Sequence[int], start: int, threads: int) -> dict[str, list[float]]:
-        asked = {"ids": list(ids), "start": start, "vocab": self.vocab_size, "file": str(self.file), "threads": threads}
-        return self.driver.ask(asked)["rows"]  # type: ignore[no-any-return]
+        asked: Question = {
+            "ids": list(ids), "start": start, "vocab": self.vocab_size, "file": str(self.file), "threads": threads
+        }  # fmt: skip
+        return self.driver.ask(asked)["rows"]
 
     # --- generation ----------------------------------------------------------------------------------------------
 
@@ -193,10 +196,11 @@ class VllmEngine:
 
     def _steps(self, prompts: Sequence[Sequence[int]], most: int, sampling: Sampling) -> Iterator[tuple[list[int], float]]:
         self.asked += 1
-        self.driver.send({
+        asked: Question = {
             "prompts": [list(p) for p in prompts], "most": most, "temperature": sampling.temperature, "seed": sampling.seed,
             "ends": sorted(self.end_ids) if sampling.stop else [], "number": self.asked,
-        })  # fmt: skip
+        }  # fmt: skip
+        self.driver.send(asked)
         try:
             while "done" not in (answer := self.driver.answer()):
                 yield answer["tokens"], answer["at"]

@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,7 +82,7 @@ def _vllm(
     return Command([venvs.vllm(), "-m", "vllm.entrypoints.cli.main", "serve", *options], "VLLM_API_KEY", variables)
 
 
-KINDS = {"llamacpp": _llamacpp, "vllm": _vllm}
+KINDS: dict[str, Callable[..., Command]] = {"llamacpp": _llamacpp, "vllm": _vllm}
 READS = {"llamacpp": "llamacpp", "vllm": "hf"}  # the engine whose models a kind reads
 
 
