@@ -178,6 +178,9 @@ def test_tokens_come_one_of_each_prompt_and_end_where_they_should(base: Any) -> 
     assert [tokens for tokens, _ in batch] == [[7, 50], [8, 51], [9, 52]]
     end = min(engine.end_ids)
     assert [t for t, _ in engine.stream([end - 1], 9, Sampling())][-1] == end
+    out = [SimpleNamespace(outputs=[SimpleNamespace(token_ids=(7, 2))]), SimpleNamespace(outputs=[SimpleNamespace(token_ids=(9,))])]
+    engine.driver.llm = SimpleNamespace(llm_engine=None, generate=lambda prompts, how, use_tqdm: out[: len(prompts)])
+    assert engine.sample([[1], [3]], 5, Sampling()) == [[7, 2], [9]] and engine.driver.lines == []
     with pytest.raises(Unsupported, match="prefix cache"):
         engine.stream_on([1], 1, Sampling())
 
@@ -187,7 +190,7 @@ def test_a_stream_that_nobody_asks_on_is_ended(base: Any) -> None:
     steps = Steps()
     ended: list[Any] = []
     steps.abort_request = lambda names: (ended.extend(names), steps.waiting.clear())  # type: ignore[attr-defined]
-    asked = {"prompts": [[7]], "most": 50, "temperature": 0, "seed": 1, "ends": [], "number": 3}
+    asked: Any = {"prompts": [[7]], "most": 50, "temperature": 0, "seed": 1, "ends": [], "number": 3, "whole": False}
     told = list(_vllm_driver.stream(SimpleNamespace(llm_engine=steps), dict, asked, lambda: next(stopping)))
     assert ended == ["3-0"] and [t["tokens"] for t in told] == [[7], [8]]
     engine, told = engine_on(base[1]), []

@@ -59,7 +59,7 @@ def vllm() -> str:
         return str(folder("vllm") / "bin/python")
     if shutil.which(named or "") is None:
         wrong = f" ({named!r} is not a program)" if named else ""
-        build = "build it with `python -m pipeline.core.venvs vllm` (CPU, 3.1 GB)"
+        build = "build it with `python -m pipeline.core.venvs vllm` (CPU, 3.3 GB)"
         raise Unsupported(f"vLLM needs its own environment: {build}, or set {VLLM} to a Python that has vLLM{wrong}")
     return str(named)
 

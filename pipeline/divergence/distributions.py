@@ -152,8 +152,8 @@ def _exact(ref: NDArray[np.float32], var: NDArray[np.float32]) -> tuple[float, .
     ratio = logp - logq
     kld = np.where(p > 0, p * ratio, 0.0).sum()
     reverse = np.where(q > 0, q * -ratio, 0.0).sum()
-    logm = np.log((p + q) / 2)
-    jsd = sum(np.where(x > 0, x * (logx - logm), 0.0).sum() for x, logx in ((p, logp), (q, logq))) / 2
+    middle = (p + q) / 2
+    jsd = sum(np.where(x > 0, x * np.log(x / middle), 0.0).sum() for x in (p, q)) / 2
     entropy = -np.where(p > 0, p * logp, 0.0).sum()
     return max(kld, 0.0), max(reverse, 0.0), max(jsd, 0.0), logz_ref, logz, float(entropy)
 

@@ -28,7 +28,7 @@ class Facts(CardFacts):
 
 class Question(TypedDict, total=False):
     """ids: a prompt, whose rows are wanted from `start` on (see `LogitsReader.rows`). prompts: they are continued by at most `most`
-    tokens each, until one of `ends`. Neither: the prompts' tokens are not wanted any more."""
+    tokens each, until one of `ends`; whole: at once, not token by token. Neither: no more tokens are wanted."""
 
     ids: list[int]
     start: int
@@ -41,6 +41,7 @@ class Question(TypedDict, total=False):
     seed: int
     ends: list[int]
     number: int
+    whole: bool
 
 
 class Answer(TypedDict, total=False):
@@ -50,6 +51,7 @@ class Answer(TypedDict, total=False):
     rows: dict[str, list[float]]
     tokens: list[int]
     at: float
+    replies: list[list[int]]
     done: bool
     unsupported: str
     fault: str
@@ -78,24 +80,28 @@ def score(llm: Any, params: Any, asked: Question) -> Answer:
 
 
 def stream(llm: Any, params: Any, asked: Question, stopped: Callable[[], bool]) -> Iterator[Answer]:
-    """Tokens of prompts side by side, one of each at a time, with the time at which all were known."""
+    """Tokens of prompts side by side, one of each at a time, with the time at which all were known; or their whole replies."""
     engine, prompts = llm.llm_engine, asked["prompts"]
     how = params(
         max_tokens=asked["most"], temperature=asked["temperature"], seed=asked["seed"], stop_token_ids=asked["ends"],
         ignore_eos=True, detokenize=False,
     )  # fmt: skip
+    if asked["whole"]:
+        given = llm.generate([{"prompt_token_ids": ids} for ids in prompts], how, use_tqdm=False)
+        yield {"replies": [list(one.outputs[0].token_ids) for one in given]}
+        return
     names = [f"{asked['number']}-{k}" for k in range(len(prompts))]
     for name, ids in zip(names, prompts):
         engine.add_request(name, {"prompt_token_ids": ids}, how)
     tokens: dict[str, list[int]] = {name: [] for name in names}
-    given = 0
+    shown = 0
     while engine.has_unfinished_requests():
         for out in engine.step():
             tokens[out.request_id] = list(out.outputs[0].token_ids)
         at = time.monotonic()
-        while all(len(t) > given for t in tokens.values()):
-            yield {"tokens": [t[given] for t in tokens.values()], "at": at}
-            given += 1
+        while all(len(t) > shown for t in tokens.values()):
+            yield {"tokens": [t[shown] for t in tokens.values()], "at": at}
+            shown += 1
         if stopped():
             engine.abort_request(names)
 
@@ -137,7 +143,7 @@ def main() -> None:
         from vllm.platforms import current_platform
 
         eager = arguments.pop("eager") or current_platform.is_cpu()  # there are no graphs, and compiling takes minutes
-        llm = LLM(**arguments, enforce_eager=eager, worker_extension_cls="pipeline.divergence.in_vllm.LogitsReader")
+        llm = LLM(**arguments, enforce_eager=eager)
         found = facts(llm)
     except Exception as e:
         import traceback

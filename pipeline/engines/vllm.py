@@ -59,7 +59,7 @@ def load(
         "model": str(model_dir.absolute()), "skip_tokenizer_init": True, "trust_remote_code": False, "load_format": "safetensors",
         "kv_cache_dtype": kv, "gpu_memory_utilization": gpu_memory, "tensor_parallel_size": tensor_parallel,
         "enable_prefix_caching": False, "max_model_len": length + 2, "max_num_batched_tokens": length + 2,  # a prompt is one chunk
-        "eager": not graphs, "disable_log_stats": True,
+        "eager": not graphs, "disable_log_stats": True, "worker_extension_cls": "pipeline.divergence.in_vllm.LogitsReader",
     }  # fmt: skip
     driver = Driver([venvs.vllm(), str(DRIVER)], arguments, isolate.log_of(f"vllm {model_dir.name}"), threads)
     return VllmEngine(driver, AutoTokenizer.from_pretrained(model_dir), model_dir, int(config.vocab_size), length, threads, kv)
@@ -194,13 +194,23 @@ class VllmEngine:
     def stream_batch(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> Iterator[tuple[list[int], float]]:
         return self._steps(prompts, max_new_tokens, Sampling(stop=False))
 
-    def _steps(self, prompts: Sequence[Sequence[int]], most: int, sampling: Sampling) -> Iterator[tuple[list[int], float]]:
+    def sample(self, prompts: Sequence[Sequence[int]], max_new_tokens: int, sampling: Sampling) -> list[list[int]]:
+        """Continue prompts side by side; each reply ends at (and includes) its end token."""
+        self._begin(prompts, max_new_tokens, sampling, whole=True)
+        replies = self.driver.answer()["replies"]
+        self.driver.answer()
+        return replies
+
+    def _begin(self, prompts: Sequence[Sequence[int]], most: int, sampling: Sampling, whole: bool) -> None:
         self.asked += 1
         asked: Question = {
             "prompts": [list(p) for p in prompts], "most": most, "temperature": sampling.temperature, "seed": sampling.seed,
-            "ends": sorted(self.end_ids) if sampling.stop else [], "number": self.asked,
+            "ends": sorted(self.end_ids) if sampling.stop else [], "number": self.asked, "whole": whole,
         }  # fmt: skip
         self.driver.send(asked)
+
+    def _steps(self, prompts: Sequence[Sequence[int]], most: int, sampling: Sampling) -> Iterator[tuple[list[int], float]]:
+        self._begin(prompts, most, sampling, whole=False)
         try:
             while "done" not in (answer := self.driver.answer()):
                 yield answer["tokens"], answer["at"]

@@ -25,7 +25,7 @@ IDENTITY = ("source", "package", "file", "sha256", "path", "id")  # what params 
 IMPORTS = 0.4e9  # bytes of Python and its libraries
 # What a method's library holds at most, in parts of the model at 16 bits; the others work tensor by tensor.
 COPIES = {"awq": 1.0, "bnb": 0.5, "gptq": 1.0, "onnx": 2.8, "rtn": 1.0}
-LOADED = ("onnxruntime",)  # engines that read a variant into memory, and do not map it
+LOADED = {"onnxruntime": IMPORTS, "vllm": 3.3e9}  # engines that read a variant into memory, and do not map it: bytes besides
 SCALES = 0.5  # bits a packed weight, for scales and zero points
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -215,7 +215,7 @@ def memory_by_stage(settings: Params, folder: Path) -> dict[str, float]:
     for name, variant in settings.variants.items():
         needed[f"quantize@{name}"] = IMPORTS + COPIES.get(variant.quantizer, 0) * whole + 4 * largest
         if variant.engine in LOADED:
-            needed[f"benchmark@{name}"] = IMPORTS + variant_bytes(variant, folder)
+            needed[f"benchmark@{name}"] = LOADED[variant.engine] + variant_bytes(variant, folder)
     return needed
 
 
