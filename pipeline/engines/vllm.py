@@ -58,7 +58,7 @@ def load(
     arguments = {
         "model": str(model_dir.absolute()), "skip_tokenizer_init": True, "trust_remote_code": False, "load_format": "safetensors",
         "kv_cache_dtype": kv, "gpu_memory_utilization": gpu_memory, "tensor_parallel_size": tensor_parallel,
-        "enable_prefix_caching": False, "max_model_len": length + 2, "max_num_batched_tokens": length + 2,  # a prompt is one chunk
+        "enable_prefix_caching": False, "max_model_len": length + 2, "max_num_batched_tokens": max(length + 2, 2048),
         "eager": not graphs, "disable_log_stats": True, "worker_extension_cls": "pipeline.divergence.in_vllm.LogitsReader",
     }  # fmt: skip
     driver = Driver([venvs.vllm(), str(DRIVER)], arguments, isolate.log_of(f"vllm {model_dir.name}"), threads)
