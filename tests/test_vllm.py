@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ from pipeline.divergence.in_vllm import LogitsReader
 from pipeline.divergence.store import Store
 from pipeline.engines import Sampling, _vllm_driver, vllm
 from pipeline.preflight import model as preflight
+from pipeline.speed import hardware
 
 FACTS = {
     "device": "cpu", "attention": "TOY", "version": "0", "cache_type": "torch.bfloat16", "element_bytes": 2, "kernels": {},
@@ -233,3 +235,12 @@ def test_it_loads_what_transformers_loads_and_check_says_how_to_get_it(monkeypat
     assert line.endswith("('/none/python' is not a program), and it is required: the gate will FAIL")
     monkeypatch.setenv(venvs.VLLM, sys.executable)
     assert preflight.notes(settings) == []
+
+
+def test_a_model_s_memory_is_counted_in_the_process_that_holds_it() -> None:
+    script = "x = b'1' * (100 << 20); print(flush=True); input()"
+    before = hardware.peak_memory() or 0
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout and child.stdout.readline()
+        assert (hardware.peak_memory() or 0) > before + (100 << 20)
+        child.communicate(b"\n")

@@ -65,8 +65,7 @@ def load(
     return VllmEngine(driver, AutoTokenizer.from_pretrained(model_dir), model_dir, int(config.vocab_size), length, threads, kv)
 
 
-def check_here() -> None:
-    venvs.vllm()
+check_here = venvs.vllm
 
 
 class Driver:

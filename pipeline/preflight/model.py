@@ -70,8 +70,7 @@ def notes(settings: Params) -> list[str]:
     """Variants that will be `unsupported` or packed in part: a result and no fault, the run goes on."""
     folder = base_folder(settings)
     gate = dict.fromkeys(settings.gate.required, ", and it is required: the gate will FAIL")
-    refused = {**(_refused(settings, folder) if folder else {}), **_without_engine(settings)}
-    unsupported = {name: e for name, e in refused.items() if isinstance(e, Unsupported)}
+    unsupported = {name: e for name, e in _refused(settings, folder).items() if isinstance(e, Unsupported)}
     lines = [f"variants.{name} will be unsupported: {e}{gate.get(name, '')}" for name, e in unsupported.items()]
     for name, variant in settings.variants.items():
         if folder and name not in unsupported and (why := quantizers.packs_only(variant.quantizer, folder)):
@@ -79,21 +78,14 @@ def notes(settings: Params) -> list[str]:
     return lines
 
 
-def _without_engine(settings: Params) -> dict[str, QuantgateError]:
-    missing: dict[str, QuantgateError] = {}
-    for name, variant in settings.variants.items():
-        try:
-            engines.check_here(variant.engine)
-        except Unsupported as e:
-            missing[name] = e
-    return missing
-
-
-def _refused(settings: Params, folder: Path) -> dict[str, QuantgateError]:
+def _refused(settings: Params, folder: Path | None) -> dict[str, QuantgateError]:
+    """Why variants cannot be; folder: the base model's files, where they are here."""
     refused: dict[str, QuantgateError] = {}
     for name, variant in settings.variants.items():
         try:
-            quantizers.check_model(variant.quantizer, variant.options, folder)
+            if folder:
+                quantizers.check_model(variant.quantizer, variant.options, folder)
+            engines.check_here(variant.engine)
         except (ParamsError, Unsupported) as e:
             refused[name] = e
     return refused
