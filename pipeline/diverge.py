@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
@@ -19,7 +19,7 @@ from pipeline import engines
 from pipeline.core import artifacts, cli, isolate, params, quiet, records
 from pipeline.core.errors import ArtifactError, InvalidVariant
 from pipeline.core.records import DivergeMeta, ModelManifest, Outcome, StoreManifest, TokensMeta
-from pipeline.divergence.distributions import compare_parts
+from pipeline.divergence.distributions import F32, TokenRows, compare_parts
 from pipeline.divergence.store import Batch, Store, batches
 from pipeline.engines import ROWS, Engine, _generation
 from pipeline.evalset import in_parts
@@ -33,6 +33,7 @@ ATTESTED = 256  # tokens on which a packed cache is compared with one of 16 bits
 GROUP_ROWS = 8192  # rows held before they are written
 
 Columns = Mapping[str, Any]  # {name: values}, those of records.TOKEN_COLUMNS
+Block = tuple[int, F32]  # first position, logits [n, vocab]
 
 
 def diverge(engine: Engine, store: Store, *, batch_size: int, threads: int, looks: Looks | None = None) -> Iterator[Columns]:
@@ -49,25 +50,35 @@ def diverge(engine: Engine, store: Store, *, batch_size: int, threads: int, look
         for part in parts:
             reference = {i: store.logit_blocks(i) for i, _ in part}
             kinds = {i: classes(w.token_ids, engine.tokenizer.decode, special, w.domain or w.set) for i, w in part}
-            ids = [w.token_ids for _, w in part]
-            for k, at, logits in engine.logit_blocks(ids, [w.first - 1 for _, w in part], ROWS, whole):
+            for k, at, rows in compared(engine, part, [reference[i] for i, _ in part], whole, pool):
                 index, window = part[k]
-                first, expected = next(reference[index], (-1, logits))
-                if (first, len(expected)) != (at, len(logits)):
-                    raise ArtifactError(f"window {window.window}: engine and store disagree about positions ({at}, {first})")
-                scored = slice(at + 1, at + 1 + len(logits))
-                true_ids = np.asarray(window.token_ids[scored])
-                labels = {name: [getattr(window, name)] * len(logits) for name in ("set", "document", "window")}
+                scored = slice(at + 1, at + 1 + len(rows.kld))
+                labels = {name: [getattr(window, name)] * len(rows.kld) for name in ("set", "document", "window")}
                 labels["token_class"] = kinds[index][scored]
-                ids_at = {"position": np.arange(scored.start, scored.stop), "token_id": true_ids}
-                rows = labels | ids_at | asdict(compare_parts(pool, expected, logits, true_ids))
+                ids_at = {"position": np.arange(scored.start, scored.stop), "token_id": np.asarray(window.token_ids[scored])}
+                block = labels | ids_at | asdict(rows)
                 if looks:
-                    held.append(rows)
-                yield rows
-                bar.update(len(logits))
+                    held.append(block)
+                yield block
+                bar.update(len(rows.kld))
             for i, window in part:
                 if next(reference[i], None) is not None:
                     raise ArtifactError(f"window {window.window}: the engine gave logits for only some of its positions")
+
+
+def compared(
+    engine: Any, part: Batch, reference: list[Iterator[Block]], whole: bool, pool: Executor
+) -> Iterator[tuple[int, int, TokenRows]]:
+    """(index in the batch, first position, rows): compared inside the engine where it can do so, else from its logits."""
+    ids, starts = [w.token_ids for _, w in part], [w.first - 1 for _, w in part]
+    if hasattr(engine, "compare_blocks"):
+        yield from engine.compare_blocks(ids, starts, reference)
+        return
+    for k, at, logits in engine.logit_blocks(ids, starts, ROWS, whole):
+        first, expected = next(reference[k], (-1, logits))
+        if (first, len(expected)) != (at, len(logits)):
+            raise ArtifactError(f"window {part[k][1].window}: engine and store disagree about positions ({at}, {first})")
+        yield k, at, compare_parts(pool, expected, logits, np.asarray(ids[k][at + 1 : at + 1 + len(logits)]))
 
 
 def until_decided(store: Store, batch_size: int, looks: Looks, held: list[Columns]) -> Iterator[Batch]:

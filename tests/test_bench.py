@@ -8,8 +8,12 @@ import numpy as np
 import pytest
 
 sys.path.append(str(Path(__file__).resolve().parent / "bench"))  # behind all packages, whose names some scripts share
+import gpu
 import simulations
 import stability
+
+from pipeline import engines, quantizers
+from pipeline.core import venvs
 
 RNG = np.random.default_rng(0)
 
@@ -54,3 +58,20 @@ def test_single_benchmarks_overlap_once_the_spread_of_whole_runs_is_in_their_int
     without, n = stability.overlapping(benchmarks, None)
     assert n == 66 and without < 33
     assert stability.overlapping(benchmarks, 0.1)[0] >= 60
+
+
+def test_what_wants_a_card_or_vllm_is_skipped_with_the_reason_where_there_is_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gpu.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setenv(venvs.VLLM, "/none/python")
+    gpu.main(dry=True, only="torchao-int4,gptq,vllm-gptq")
+    rows = {
+        line.split(" | ")[0][2:]: line.split(" | ")[1] for line in capsys.readouterr().out.splitlines() if line.startswith("| ")
+    }
+    assert (rows["torchao-int4"], rows["gptq"]) == ("skipped: no card here", "would run")
+    assert rows["vllm-gptq"].startswith("skipped: vLLM needs its own environment")
+    for tried in gpu.PATHS.values():
+        quantizers.check(tried.variant.quantizer, tried.variant.options)
+        quantizers.check_engine(tried.variant.quantizer, tried.variant.engine)
+        engines.check(tried.variant.engine, tried.variant.engine_options)

@@ -155,6 +155,14 @@ def test_an_environment_that_cannot_be_fetched_is_an_error_that_a_later_run_mend
     assert (home / "log").read_text("utf-8").startswith(str(venvs.python("one").parent.parent))
 
 
+def test_an_environment_s_file_names_what_is_taken_out_and_what_a_package_is_also_called(home: Path) -> None:
+    wheel(home / "wheels")
+    (home / "envs/one.txt").write_text("# without quantgate-one\n# also other 1.0+cpu\nquantgate-one==1.0\n", "utf-8")
+    ask = "from importlib import metadata, util; print(util.find_spec('quantgate_one'), metadata.version('other'))"
+    venvs.run("one", "-c", ask, log=home / "log")
+    assert (home / "log").read_text("utf-8") == "None 1.0+cpu\n"
+
+
 def test_a_package_that_is_not_made_for_this_system_is_unsupported(home: Path) -> None:
     wheel(home / "wheels", "py3-none-win_amd64")
     with pytest.raises(Unsupported, match="has no wheels with a matching"):

@@ -180,7 +180,7 @@ def no_environment(data: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("kind, change, words", [
     ("llamacpp", rules(), "llama.cpp's server reads GGUF"), ("vllm", rules(), launch.VLLM), ("llamacpp", not_built, "no kernel"),
-    ("vllm", in_hf, "a launched vllm server does not have engine_options {attention: eager} (it has none)"),
+    ("vllm", in_hf, "a launched vllm server does not have engine_options {attention: eager} (it has kv and tensor_parallel)"),
     ("llamacpp", no_environment, "no matching distribution"),
 ])  # fmt: skip
 def test_a_server_that_cannot_run_here_is_a_result_and_the_run_goes_on(

@@ -1,9 +1,12 @@
 """Separate environments for backends whose pins clash with ours: envs/<name>.txt, built on first use under artifacts/envs/ by the
-file's hash. The file may say `# on top of ours` (first line) and `# with NAME=VALUE` (a variable for its build)."""
+file's hash. The file may say `# on top of ours` (first line), `# with NAME=VALUE` (a variable for its build), `# without NAME`
+(taken out again) and `# also NAME VERSION` (another name by which its package looks itself up).
+`python -m pipeline.core.venvs NAME` builds one."""
 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import shutil
 import subprocess
@@ -20,6 +23,9 @@ FILES = Path("envs")
 HOME = artifacts.ARTIFACTS / "envs"
 LAYERED = "# on top of ours"  # first line of a file whose packages take precedence over ours
 WITH = re.compile(r"^# with (\w+)=(\S+)$", re.MULTILINE)  # a variable that a package's build reads
+WITHOUT = re.compile(r"^# without (\S+)$", re.MULTILINE)
+ALSO = re.compile(r"^# also (\S+) (\S+)$", re.MULTILINE)
+VLLM = "VLLM_PYTHON"
 READY = ".ready"  # written last: an environment without it was not finished
 NEVER = "has no wheels with a matching"  # uv of a package that is not made for this system or Python
 
@@ -46,6 +52,18 @@ def folder(name: str) -> Path:
     return (HOME / f"{name}-{hashlib.sha256(text + sys.version.encode() + base.encode()).hexdigest()[:12]}").absolute()
 
 
+def vllm() -> str:
+    """The interpreter that has vLLM: gigabytes, so it is never built on first use."""
+    named = os.environ.get(VLLM)
+    if named is None and is_here("vllm"):
+        return str(folder("vllm") / "bin/python")
+    if shutil.which(named or "") is None:
+        wrong = f" ({named!r} is not a program)" if named else ""
+        build = "build it with `python -m pipeline.core.venvs vllm` (CPU, 3.3 GB)"
+        raise Unsupported(f"vLLM needs its own environment: {build}, or set {VLLM} to a Python that has vLLM{wrong}")
+    return str(named)
+
+
 def _build(name: str, wanted: Path, home: Path) -> None:
     shutil.rmtree(home, ignore_errors=True)
     log = artifacts.LOGS / f"env-{name}.log"
@@ -54,14 +72,20 @@ def _build(name: str, wanted: Path, home: Path) -> None:
     text = wanted.read_text(encoding="utf-8")
     layered = text.startswith(LAYERED)
     fetch = [*install.uv(Path(sys.prefix) / "bin", home / "bin/python"), "--requirement", str(wanted.absolute())]
-    steps = [sys.executable, "-m", "venv", "--without-pip", str(home)], [*fetch, *(["--no-deps"] if layered else [])]
+    steps = [[sys.executable, "-m", "venv", "--without-pip", str(home)], [*fetch, *(["--no-deps"] if layered else [])]]
+    if less := WITHOUT.findall(text):
+        steps.append([*fetch[:2], "uninstall", "--python", str(home / "bin/python"), *less])
     variables = install.environment(sys.executable) | dict(WITH.findall(text))
     with log.open("w") as out:
         for step in steps:
             if subprocess.run(step, stdout=out, stderr=subprocess.STDOUT, env=variables).returncode:
                 raise _failed(name, log)
+    site = next((home / "lib").glob("python*/site-packages"))
+    for other, version in ALSO.findall(text):
+        info = site / f"{other}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {other}\nVersion: {version}\n", encoding="utf-8")
     if layered:  # a .pth file's folders come after the environment's own: what it installed wins
-        site = next((home / "lib").glob("python*/site-packages"))
         (site / "zz-ours.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
     (home / READY).touch()
 
@@ -78,3 +102,12 @@ def _failed(name: str, log: Path) -> ArtifactError | Unsupported:
 def run(name: str, *arguments: str, log: Path) -> None:
     """Run `python <arguments>` in an environment, as `isolate.tool` does."""
     isolate.tool([str(python(name)), *arguments], what=name, log=log, env=install.clean())
+
+
+def main(name: str) -> None:
+    """Build the environment of envs/NAME.txt, and say where its Python is."""
+    cli.say("env", str(python(name)))
+
+
+if __name__ == "__main__":
+    cli.run(main)

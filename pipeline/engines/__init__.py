@@ -5,7 +5,9 @@ metric is then null with that reason. A quantizer's ENGINE names the one engine 
 besides: `sample(prompts, most, sampling)`, replies side by side; `forest_logits(forest, wanted)` (_forest.py); `head`, `hidden`,
 `own_logits`, `logits_stepwise`, `to_float32`, `use_threads`, `device`, which a reference needs (hf.py); `attention`; with an option
 `kv`, `plain`: the same weights with keys and values of 16 bits, or more, scored in the same passes; `speculate`, `rows_after` and
-`forget` (_speculation.py)."""
+`forget` (_speculation.py); `compare_blocks`, the comparison with the reference where the logits are made (vllm.py). A file may
+declare `READS`, another engine whose folders it loads, and `check_here()`, which raises `Unsupported` where what it needs is not
+installed."""
 
 from __future__ import annotations
 
@@ -157,3 +159,8 @@ def packs_cache(options: Options) -> bool:
 def check(name: str, options: Options) -> None:
     """Raise `ParamsError` for an unknown engine or option, without loading anything heavy."""
     check_options(f"engine {name!r}", backend("engines", name).load, options, given={"model_dir", "threads"})
+
+
+def check_here(name: str) -> None:
+    """Raise `Unsupported` if what an engine needs is not installed, without loading anything heavy."""
+    getattr(backend("engines", name), "check_here", lambda: None)()

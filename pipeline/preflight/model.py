@@ -9,7 +9,7 @@ import shutil
 from collections import Counter
 from pathlib import Path
 
-from pipeline import quantizers
+from pipeline import engines, quantizers
 from pipeline.core import artifacts, explain, quota, records
 from pipeline.core.errors import ArtifactError, DataError, ParamsError, QuantgateError, Unsupported
 from pipeline.core.params import HowMany, Params, PathModel, Variant
@@ -25,7 +25,7 @@ IDENTITY = ("source", "package", "file", "sha256", "path", "id")  # what params 
 IMPORTS = 0.4e9  # bytes of Python and its libraries
 # What a method's library holds at most, in parts of the model at 16 bits; the others work tensor by tensor.
 COPIES = {"awq": 1.0, "bnb": 0.5, "gptq": 1.0, "onnx": 2.8, "rtn": 1.0}
-LOADED = ("onnxruntime",)  # engines that read a variant into memory, and do not map it
+LOADED = {"onnxruntime": IMPORTS, "vllm": 3.3e9}  # engines that read a variant into memory, and do not map it: bytes besides
 SCALES = 0.5  # bits a packed weight, for scales and zero points
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -69,22 +69,23 @@ def faults(settings: Params) -> list[str]:
 def notes(settings: Params) -> list[str]:
     """Variants that will be `unsupported` or packed in part: a result and no fault, the run goes on."""
     folder = base_folder(settings)
-    if folder is None:
-        return []
     gate = dict.fromkeys(settings.gate.required, ", and it is required: the gate will FAIL")
     unsupported = {name: e for name, e in _refused(settings, folder).items() if isinstance(e, Unsupported)}
     lines = [f"variants.{name} will be unsupported: {e}{gate.get(name, '')}" for name, e in unsupported.items()]
     for name, variant in settings.variants.items():
-        if name not in unsupported and (why := quantizers.packs_only(variant.quantizer, folder)):
+        if folder and name not in unsupported and (why := quantizers.packs_only(variant.quantizer, folder)):
             lines.append(f"variants.{name}: {why}")
     return lines
 
 
-def _refused(settings: Params, folder: Path) -> dict[str, QuantgateError]:
+def _refused(settings: Params, folder: Path | None) -> dict[str, QuantgateError]:
+    """Why variants cannot be; folder: the base model's files, where they are here."""
     refused: dict[str, QuantgateError] = {}
     for name, variant in settings.variants.items():
         try:
-            quantizers.check_model(variant.quantizer, variant.options, folder)
+            if folder:
+                quantizers.check_model(variant.quantizer, variant.options, folder)
+            engines.check_here(variant.engine)
         except (ParamsError, Unsupported) as e:
             refused[name] = e
     return refused
@@ -206,7 +207,7 @@ def memory_by_stage(settings: Params, folder: Path) -> dict[str, float]:
     for name, variant in settings.variants.items():
         needed[f"quantize@{name}"] = IMPORTS + COPIES.get(variant.quantizer, 0) * whole + 4 * largest
         if variant.engine in LOADED:
-            needed[f"benchmark@{name}"] = IMPORTS + variant_bytes(variant, folder)
+            needed[f"benchmark@{name}"] = LOADED[variant.engine] + variant_bytes(variant, folder)
     return needed
 
 

@@ -45,7 +45,7 @@ def make(name: str, options: Options, base: Path, out: Path, *, calibration: Cal
 def check_engine(name: str, engine: str) -> None:
     """Raise `ParamsError` if an engine cannot read what a method writes."""
     reads = getattr(backend("quantizers", name), "ENGINE", "hf")
-    if engine != reads:
+    if reads not in (engine, getattr(backend("engines", engine), "READS", None)):
         declare = f"put ENGINE = {engine!r} into pipeline/quantizers/{name}.py"
         raise ParamsError(f"engine {engine!r} does not read what quantizer {name!r} writes; use engine: {reads}, or {declare}")
 

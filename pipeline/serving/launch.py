@@ -9,13 +9,12 @@ import inspect
 import os
 import re
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +31,7 @@ from pipeline.serving.client import ServerError
 STARTUP_S = 600.0
 STOP_S = 20.0
 CONTEXT = 2048  # tokens of a request, prompt and reply together
-VLLM = "VLLM_PYTHON"
+VLLM = venvs.VLLM
 
 
 @dataclass(frozen=True)
@@ -68,9 +67,11 @@ def _llamacpp(
     return Command([str(venvs.python("llamacpp-server")), str(script), str(file), *options], "QUANTGATE_SERVER_KEY")
 
 
-def _vllm(model_dir: Path, port: int, threads: int, parallel: int, context: int) -> Command:
-    """vLLM takes gigabytes and has its own pins: it is used where it is installed and never downloaded."""
+def _vllm(
+    model_dir: Path, port: int, threads: int, parallel: int, context: int, *, kv: str = "auto", tensor_parallel: int = 1
+) -> Command:
     options = [str(model_dir), "--served-model-name", "model", "--host", "127.0.0.1", "--port", str(port)]
+    options += ["--kv-cache-dtype", kv, "--tensor-parallel-size", str(tensor_parallel)]
     options += ["--max-num-seqs", str(parallel), "--max-model-len", str(context)]
     options += ["--no-enable-prefix-caching", "--enable-prompt-tokens-details"]  # the second makes it report cached tokens
     # One core is for its engine, which waits busily: with threads on both of two cores, requests of one second took twenty.
@@ -78,17 +79,10 @@ def _vllm(model_dir: Path, port: int, threads: int, parallel: int, context: int)
     variables = {"OMP_NUM_THREADS": str(threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
     # GiB; by default it takes 92 % of all memory
     variables["VLLM_CPU_KVCACHE_SPACE"] = os.environ.get("VLLM_CPU_KVCACHE_SPACE", "4")
-    return Command([_vllm_python(), "-m", "vllm.entrypoints.cli.main", "serve", *options], "VLLM_API_KEY", variables)
+    return Command([venvs.vllm(), "-m", "vllm.entrypoints.cli.main", "serve", *options], "VLLM_API_KEY", variables)
 
 
-def _vllm_python() -> str:
-    python = os.environ.get(VLLM, "")
-    if shutil.which(python) is None:
-        raise Unsupported(f"vLLM needs its own environment; set {VLLM} ({python!r} is not a program) to the Python that has vLLM")
-    return python
-
-
-KINDS = {"llamacpp": _llamacpp, "vllm": _vllm}
+KINDS: dict[str, Callable[..., Command]] = {"llamacpp": _llamacpp, "vllm": _vllm}
 READS = {"llamacpp": "llamacpp", "vllm": "hf"}  # the engine whose models a kind reads
 
 
@@ -101,7 +95,7 @@ REUSE: dict[str, tuple[Options, Options, list[str]]] = {
 
 def check_engine(kind: str, engine: str) -> None:
     """Raise `ParamsError` if a kind of server does not read the models of an engine."""
-    if engine != READS[kind]:
+    if engine not in (READS[kind], kind):
         other = next((f"launch: {k}, or " for k, reads in READS.items() if reads == engine), "")
         raise ParamsError(f"launch: {kind} reads models of engine {READS[kind]!r}, not {engine!r}; use {other}its server's url")
 
@@ -115,7 +109,7 @@ def check_supported(kind: str, options: Options) -> None:
             "give the variant a server by url, or remove them"
         )
     if kind == "vllm":
-        _vllm_python()
+        venvs.vllm()
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import yaml
 
 from pipeline.core import artifacts, install, quota
@@ -189,16 +190,16 @@ def _torch_on_gpu() -> Any:
 
 
 def peak_memory(reset: bool = False) -> int | None:
-    """Peak resident bytes of this process since its start or the last reset; None where the system does not say."""
-    try:
-        status = Path("/proc/self/status").read_text()
-        peak = next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
-    except (OSError, StopIteration):
-        return None
-    if reset:
-        with contextlib.suppress(OSError):  # some containers forbid it: the peak then includes the loading
-            Path("/proc/self/clear_refs").write_text("5")
-    return peak
+    """Peak resident bytes of this process and of those it started, as vLLM's, since their start or the last reset; None where
+    the system does not say."""
+    peak = 0
+    for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
+        with contextlib.suppress(OSError):  # it has ended; or the reset is forbidden: the peak then includes the loading
+            status = Path(f"/proc/{process.pid}/status").read_text()
+            peak += sum(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
+            if reset:
+                Path(f"/proc/{process.pid}/clear_refs").write_text("5")
+    return peak or None
 
 
 if __name__ == "__main__":
