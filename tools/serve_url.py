@@ -20,7 +20,7 @@ from pipeline.core.records import Json, Probe, RequestRow
 from pipeline.evalset import sets_digest
 from pipeline.metrics.definitions import SERVED
 from pipeline.metrics.serving import Objective
-from pipeline.serving import measure
+from pipeline.serving import logprobs, measure
 from pipeline.serving.client import KEY, Endpoint, ServerError, connected
 from pipeline.serving.measure import Plan, endpoint_of
 from pipeline.speed import hardware
@@ -142,7 +142,7 @@ def main(
             raise ParamsError("--score sends token ids: name the model's tokenizer.json, or its folder, with --tokenizer")
         score_url.run(connect, folder, max(1, *plan.concurrency[:1]), HOME / f"{name}.scores.jsonl")
         return
-    words, path = score_url.load_tokenizer(tokenizer) if tokenizer else None, HOME / f"{name}.jsonl"
+    words, path = logprobs.load_tokenizer(tokenizer) if tokenizer else None, HOME / f"{name}.jsonl"
     rows: list[RequestRow] = []
     with connect(plan, tokenizer=words, chat=chat) as (endpoint, launch):
         if only_probe:
