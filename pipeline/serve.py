@@ -57,7 +57,7 @@ def serve(
             if windows:
                 at_once, words = max(plan.concurrency, default=1), logprobs.Words(folder)
                 how, scores = asyncio.run(logprobs.scored(endpoint, windows, words, at_once))
-                abilities["prompt_logprobs"] = measure.finding(True, f"the {how['top']} likeliest of each place, by {how['way']}")
+                abilities["prompt_logprobs"] = measure.finding(True, logprobs.SAID.format(**how))
         except (Unsupported, DataError) as e:
             abilities["prompt_logprobs"] = measure.finding(False, str(e))
         return abilities, plan, rows, scores, launch

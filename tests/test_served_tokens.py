@@ -20,7 +20,7 @@ from pipeline.core.params import Compare, Rule
 from pipeline.divergence.distributions import UNDERFLOW, compare_logits, kld_lower_bound, rounding
 from pipeline.divergence.store import Store
 from pipeline.evalset.windows import corpus_windows
-from pipeline.gating.rules import bound_of, judge
+from pipeline.gating.rules import bound_of
 from pipeline.metrics.builder import Builder
 from pipeline.metrics.definitions import LOWER_BOUNDS, SERVED_TOKENS
 from pipeline.metrics.served_tokens import add_served, compared
@@ -132,24 +132,13 @@ def test_what_does_not_come_is_said_and_never_agrees(home: Any) -> None:
     found = metrics_of(rows, store)
     n = sum(len(row["logps"]) for row in rows[2:])
     assert [found[name]["n"] for name in SERVED_TOKENS] == [n, n - 1] and found["served_top1_agreement"]["value"] == 1
-    words = " ".join(found["served_kld_lower_bound"]["warnings"])
-    assert all(w in words for w in ("1 of 12 windows were not", "1 of 11 scored windows are not in", f"1 of {n} tokens"))
+    words = ("1 of 12 windows were not", "1 of 11 scored windows are not in", f"1 of {n} tokens")
+    assert all(warning.startswith(w) for warning, w in zip(found["served_top1_agreement"]["warnings"][-3:], words))
     nothing = metrics_of(rows[:1], store)
     assert all(m["value"] is None and m["n"] == 0 and m["warnings"] for m in nothing.values())
 
 
 # --- the gate ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("low, high, verdict", [
-    (0.0, 0.0, "INCONCLUSIVE"), (0.001, 0.003, "INCONCLUSIVE"), (0.01, 0.03, "INCONCLUSIVE"), (0.021, 0.03, "FAIL"),
-])  # fmt: skip
-def test_a_lower_bound_can_fail_and_cannot_pass(low: float, high: float, verdict: str) -> None:
-    metric: Any = {"value": (low + high) / 2, "low": low, "high": high, "n": 99, "warnings": [], "confidence": 0.95, "clusters": 20,
-                   "weight": 20.0, "between": None, "unit": "nats", "method": ""}  # fmt: skip
-    found, full = (judge(bound_of(Rule(**BOUND | {"metric": name})), metric) for name in (BOUND["metric"], "kld_mean"))
-    assert found.verdict == verdict and ("a lower bound cannot pass" in found.reason) is (verdict != "FAIL")
-    assert full.verdict == ("PASS" if high < 0.02 else verdict)
 
 
 def test_rules_that_a_lower_bound_cannot_serve_are_named_before_any_work() -> None:

@@ -126,9 +126,7 @@ SERVED: dict[str, Definition] = {
     "warmups": Definition("requests", "higher", None, "complete requests before the measured ones"),
     "client_lag_p99_ms": Definition("ms", "lower", 0.0, "how late this client sent what was due (open loop)"),
     "server_memory_bytes": Definition("bytes", "lower", None, "peak resident memory of a launched server, all its processes"),
-    "served_kld_lower_bound": Definition(
-        "nats", "lower", 0.0, "at least so much is KL(reference || server), mean over tokens: by the likeliest, all others as one"
-    ),
+    "served_kld_lower_bound": Definition("nats", "lower", 0.0, "KL(reference || server) is at least so much, mean over tokens"),
     "served_top1_agreement": Definition("fraction", "higher", 1.0, "share of tokens whose most likely one is the reference's"),
     "knee": Definition("requests at once", "higher", None, "where throughput over median latency is greatest (Kleinrock's power)"),
 }  # fmt: skip

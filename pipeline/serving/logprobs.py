@@ -28,7 +28,7 @@ import httpx2
 
 from pipeline.core import artifacts, cli
 from pipeline.core.errors import DataError, Unsupported
-from pipeline.core.records import Json, ScoreRow
+from pipeline.core.records import Finding, Json, ScoreRow
 from pipeline.divergence.distributions import ROUNDING, rounding
 from pipeline.divergence.store import Window
 from pipeline.model.config import leading
@@ -198,6 +198,7 @@ WAYS: dict[str, Way] = {
     "echo of token ids": echoed, "prompt_logprobs": prompted, "logit_bias, a token at a time": bias,
     "the next token's likeliest, a token at a time": partial(bias, forced=False),
 }  # fmt: skip
+SAID = "the {top} likeliest of each place, by {way}"
 TOPS = (20, 5, 1)  # how many of the likeliest are asked for, until a server gives them: vLLM's limit by default, OpenAI's, one
 
 
@@ -207,6 +208,17 @@ class Found(NamedTuple):
     way: str
     top: int
     lacks: dict[str, str]
+
+
+async def ability(client: httpx2.AsyncClient, endpoint: Endpoint, words: Words | None) -> Finding:
+    """Whether the server gives log-probabilities of given tokens, how, and how many."""
+    if words is None:
+        return measure.finding(None, "name the model's tokenizer.json with --tokenizer to find out")
+    try:
+        found = await find_way(client, endpoint, words, measure.TEXT)
+    except Unsupported as e:
+        return measure.finding(False, str(e))
+    return measure.finding(True, SAID.format(**found._asdict()))
 
 
 async def find_way(client: httpx2.AsyncClient, endpoint: Endpoint, words: Words, text: str) -> Found:
