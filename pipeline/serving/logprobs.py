@@ -167,6 +167,9 @@ async def bias(
             if not places[-1]:
                 raise ServerError("the likeliest tokens do not come by their ids")
         elif name is None and PIECE in words.piece(wanted):
+            whole = words(" a", add_special_tokens=False).input_ids[0]  # its reply names the likeliest
+            choice, _ = await _post(client, endpoint, body | {"logit_bias": {str(whole): BIAS}})
+            places[-1] = _likeliest(_generated(choice)[2])
             logps.append(None)
         elif name is None or not _is(name, wanted):
             raise ServerError(f"token {k} is not {words.named(wanted)}: the server ignores logit_bias or sends no log-probability")
