@@ -20,7 +20,7 @@ from pipeline.core.errors import ArtifactError, ParamsError
 from pipeline.core.params import Rule
 from pipeline.gating import baseline, freshness, verdicts
 from pipeline.gating.rules import bound_of, judge, units_of, worst
-from pipeline.metrics.definitions import DEFINITIONS
+from pipeline.metrics.definitions import DEFINITIONS, LOWER_BOUNDS
 from pipeline.stats.intervals import paired_difference
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -87,7 +87,7 @@ def test_direction_belongs_to_the_metric_and_not_to_whoever_writes_the_rule() ->
         worse = 0.02 if what.better == "lower" else -0.02
         neutral = what.neutral if against == "reference" else float(what.unit == "ratio")
         assert neutral is not None
-        for value, expected in ((neutral + worse, "FAIL"), (neutral - worse, "PASS")):
+        for value, expected in ((neutral + worse, "FAIL"), (neutral - worse, "INCONCLUSIVE" if name in LOWER_BOUNDS else "PASS")):
             assert judge(limit, metric(value, value, value)).verdict == expected, (name, against)
 
 

@@ -22,11 +22,10 @@ import pytest
 from pipeline.core import venvs
 from pipeline.core.errors import Crashed, Unsupported
 from pipeline.engines import llamacpp as llamacpp_engine
-from pipeline.serving import _llamacpp, client, launch, measure
+from pipeline.serving import _llamacpp, client, launch, logprobs, measure
 from pipeline.serving.client import Endpoint, Request, ServerError
 from pipeline.serving.launch import Command, Launched
 from tests.test_engines import write_gguf
-from tools import score_url
 
 ROOT = Path(__file__).resolve().parent.parent
 # A server that forks a helper of its own, in a session of its own, and tells its pids; `{deaf}` ignores SIGTERM.
@@ -262,11 +261,14 @@ def test_llama_cpp_s_server_gives_rows_of_forced_length_and_refuses_another_key(
 def test_llama_cpp_s_server_scores_given_tokens_as_transformers_does(llamacpp: Launched, tiny: Path) -> None:
     from pipeline import engines
 
-    words = score_url.Words(tiny)
+    words = logprobs.Words(tiny)
     ids = words.encoded(measure.TEXT)
-    name, lacks = through(llamacpp, lambda c, e: score_url.find_way(c, e, words, measure.TEXT))
+    name, top, lacks = through(llamacpp, lambda c, e: logprobs.find_way(c, e, words, measure.TEXT))
     assert name == "logit_bias, a token at a time" and "echo" in " ".join(lacks)
-    logps = through(llamacpp, lambda c, e: score_url.WAYS[name](c, e, words, ids, 1))
+    logps, places = through(llamacpp, lambda c, e: logprobs.WAYS[name](c, e, words, ids, 1, top))
     logits = np.asarray(engines.load("hf", tiny, threads=1).logits(ids), float)[:-1]
     expected = logits[np.arange(len(ids) - 1), ids[1:]] - np.log(np.exp(logits).sum(-1))
     assert logps == pytest.approx(expected, abs=0.05) and len(logps) == len(ids) - 1, "keys and values are kept in 16 bits there"
+    assert top == 20 and all(len(place) == 20 for place in places)
+    same = [max(place, key=lambda i: place[i]) == str(best) for place, best in zip(places, logits.argmax(-1))]
+    assert np.mean(same) > 0.9, "and names the likeliest in each place"

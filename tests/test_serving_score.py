@@ -19,8 +19,9 @@ from pipeline.core import artifacts
 from pipeline.core.errors import ParamsError, Unsupported
 from pipeline.core.params import Compare
 from pipeline.metrics.builder import Builder
+from pipeline.metrics.definitions import SERVED_TOKENS
 from pipeline.metrics.tokens import token_metrics
-from pipeline.serving import measure
+from pipeline.serving import logprobs, measure
 from pipeline.serving.client import ServerError
 from tests import serving_server
 from tests.serving_server import KEY, Body, Handler, Server
@@ -112,6 +113,18 @@ def biased(h: Handler, body: Body) -> None:
     })  # fmt: skip
 
 
+def by_field(h: Handler, body: Body) -> None:
+    """vLLM's `prompt_logprobs`, of a server that refuses echo and more than five."""
+    if body.get("echo") or max(body.get("logprobs", 0), body.get("prompt_logprobs", 0)) > 5:
+        h.json(400, {"error": "no echo, and at most 5"})
+    elif "prompt_logprobs" not in body:
+        echo(h, body)
+    else:
+        ids = body["prompt"]
+        places = [{str(own): {"logprob": logp_of(before, own), "rank": 1}} for before, own in pairwise(ids)]
+        h.json(200, {"choices": [{"text": "", "prompt_logprobs": [None, *places]}], "usage": {"prompt_tokens": len(ids)}})
+
+
 @pytest.fixture
 def scored(server: Server, monkeypatch: pytest.MonkeyPatch) -> Scored:
     """Scores a server that always plays this; returns the file of metrics."""
@@ -151,7 +164,7 @@ def by_hand(names: Sequence[str] = tuple(TEXTS)) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("play, way", [
-    (echo, "echo of token ids"), (biased, "logit_bias, a token at a time"),
+    (echo, "echo of token ids"), (biased, "logit_bias, a token at a time"), (by_field, "prompt_logprobs"),
 ])  # fmt: skip
 def test_metrics_are_those_of_the_known_distribution_whatever_the_way(scored: Scored, play: Play, way: str) -> None:
     reference()
@@ -161,6 +174,7 @@ def test_metrics_are_those_of_the_known_distribution_whatever_the_way(scored: Sc
         metric = found["metrics"][name]
         assert metric["value"] == pytest.approx(value, rel=1e-12) and metric["n"] == TOKENS, name
         assert metric["low"] < metric["value"] < metric["high"] and metric["unit"] and f"{N} clusters" in metric["method"]
+    assert all(found["metrics"][name]["value"] is None for name in SERVED_TOKENS), "no store"
     kld = found["metrics"]["kld_mean"]
     assert kld["value"] is None and kld["low"] is None and kld["warnings"] == [score.TOP_K]
     assert artifacts.read_json(Path("artifacts/serving/server.scores.meta.json"))["way"] == way
@@ -220,6 +234,7 @@ def on(document: str, fault: Play) -> Play:
     (lambda h, b: echo(h, b, token_logprobs=[None, *[-1.0] * 7, -math.inf, -1.0]), "invalid log-probability -inf"),
     (lambda h, b: echo(h, b, token_logprobs=[None, *[-1.0] * 7, 0.5, -1.0]), "invalid log-probability 0.5"),
     (lambda h, b: echo(h, b, token_logprobs=[None, *[0.0] * 9]), "narrowed to one"),
+    (lambda h, b: echo(h, b, top_logprobs=[None, *[{"token_id:1": -0.1234, "token_id:2": -0.2345}] * 9]), "sum to 1.6"),
     (lambda h, b: echo(h, b, token_logprobs=[-1.0] * 10), "whose first token has none"),
     (lambda h, b: h.json(500, {"error": {"message": f"out of memory for {h.headers['Authorization']}"}}), "for Bearer ***"),
     (lambda h, _: h.reset(), "no reply"),
@@ -300,8 +315,8 @@ def test_what_a_server_lacks_is_one_line_and_null_with_that_reason(scored: Score
 
 
 def test_parts_of_characters_may_lack_a_log_probability_and_are_counted(scored: Scored, monkeypatch: pytest.MonkeyPatch) -> None:
-    piece = score.Words.piece
-    monkeypatch.setattr(score.Words, "piece", lambda self, i: "\N{REPLACEMENT CHARACTER}" if i == A else piece(self, i))
+    piece = logprobs.Words.piece
+    monkeypatch.setattr(logprobs.Words, "piece", lambda self, i: "\N{REPLACEMENT CHARACTER}" if i == A else piece(self, i))
 
     def silent(h: Handler, body: Body) -> None:
         if body.get("logit_bias") == {str(A): 100}:
@@ -364,7 +379,7 @@ def test_a_bos_is_found_where_the_config_or_the_tokenizer_says_so_() -> None:
     for config in (None, {"bos_token": "[UNK]"}, {"bos_token": {"content": "[UNK]"}}):
         if config:
             Path("tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
-        words = score.Words(Path("tokenizer.json"))
+        words = logprobs.Words(Path("tokenizer.json"))
         assert words.bos_token_id == 0 and words.encoded("a b a b") == [0, A, B, A, B]
         assert words.piece(B) == "b"
 

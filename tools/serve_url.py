@@ -20,7 +20,7 @@ from pipeline.core.records import Json, Probe, RequestRow
 from pipeline.evalset import sets_digest
 from pipeline.metrics.definitions import SERVED
 from pipeline.metrics.serving import Objective
-from pipeline.serving import measure
+from pipeline.serving import logprobs, measure
 from pipeline.serving.client import KEY, Endpoint, ServerError, connected
 from pipeline.serving.measure import Plan, endpoint_of
 from pipeline.speed import hardware
@@ -81,14 +81,16 @@ def write(path: Path, rows: list[RequestRow], plan: Plan, about: Json) -> None:
 
 
 def lacking(abilities: Probe) -> list[str]:
-    """One line for each ability that the endpoint lacks, or may lack."""
+    """One line for each ability that the endpoint lacks, or may lack, or has in one of several ways."""
     asked = {k: v for k, v in abilities.items() if isinstance(v, dict)}
-    return [f"{k}: {'unknown' if v['value'] is None else 'no'}: {v['reason']}" for k, v in asked.items() if not v["value"]]
+    word = {None: "unknown", False: "no", True: "yes"}
+    return [f"{k}: {word[v['value']]}: {v['reason']}" for k, v in asked.items() if v["reason"]]
 
 
-async def probed(endpoint: Endpoint) -> Probe:
+async def probed(endpoint: Endpoint, words: logprobs.Words | None) -> Probe:
     async with connected(endpoint) as client:
-        return (await measure.probe(client, endpoint))[1]
+        endpoint, abilities = await measure.probe(client, endpoint)
+        return {**abilities, "prompt_logprobs": await logprobs.ability(client, endpoint, words)}
 
 
 def main(
@@ -113,7 +115,7 @@ def main(
     threads: Annotated[int, typer.Option(min=1, help="with --launch: of the server")] = 1,
     name: Annotated[str, typer.Option(help="of the files under artifacts/serving/")] = "server",
     only_probe: Annotated[bool, typer.Option("--probe", help="only print what the server can do")] = False,
-    is_scored: Annotated[bool, typer.Option("--score", help="score the corpus instead: ppl, ppl_ratio, delta_p")] = False,
+    is_scored: Annotated[bool, typer.Option("--score", help="score the corpus instead: ppl, delta_p, least KLD")] = False,
 ) -> None:
     """Measure an OpenAI-compatible server: what it can do, latency, throughput, goodput and the saturation point.
 
@@ -142,11 +144,11 @@ def main(
             raise ParamsError("--score sends token ids: name the model's tokenizer.json, or its folder, with --tokenizer")
         score_url.run(connect, folder, max(1, *plan.concurrency[:1]), HOME / f"{name}.scores.jsonl")
         return
-    words, path = score_url.load_tokenizer(tokenizer) if tokenizer else None, HOME / f"{name}.jsonl"
+    words, path = logprobs.load_tokenizer(tokenizer) if tokenizer else None, HOME / f"{name}.jsonl"
     rows: list[RequestRow] = []
     with connect(plan, tokenizer=words, chat=chat) as (endpoint, launch):
         if only_probe:
-            abilities = asyncio.run(probed(endpoint))
+            abilities = asyncio.run(probed(endpoint, logprobs.Words(tokenizer) if tokenizer else None))
         else:
             abilities, plan, rows = asyncio.run(measure.measured(endpoint, plan, prompts, words, path))
     for text in lacking(abilities):

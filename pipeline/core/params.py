@@ -44,6 +44,7 @@ class Load(Section):
     warmups: Annotated[int, Field(ge=0)] = 2
     prompt_tokens: Count
     output_tokens: Count
+    score: Union[Count, Literal["all"], None] = None  # windows of the reference's store whose log-probabilities are asked for
 
     @model_validator(mode="after")
     def _some(self) -> Load:

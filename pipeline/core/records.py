@@ -531,6 +531,23 @@ class RequestRow(Exchange):
     warmup: bool
 
 
+class ScoreRow(TypedDict):
+    """A window that a server scored. logps: in nats, of tokens `first` and later; null for a part of a character, and where a
+    server tells only the likeliest; top: {token id: nats} of the likeliest in each of their places."""
+
+    set: str
+    document: str
+    window: str
+    first: int
+    token_ids: list[int]
+    ok: bool
+    error: str | None
+    logps: list[float | None] | None
+    top: list[dict[str, float]] | None
+    t_submit: float
+    t_end: float
+
+
 class Finding(TypedDict):
     """Whether a server can do something; value: null if unknown."""
 
@@ -549,6 +566,7 @@ class Probe(TypedDict):
     stream_usage: Finding
     one_token_an_event: Finding
     ignore_eos: Finding
+    prompt_logprobs: NotRequired[Finding]
 
 
 class Launch(TypedDict):
@@ -568,9 +586,12 @@ class Launch(TypedDict):
 
 
 class ServerMeta(Outcome):
-    """artifacts/serving/<variant>.meta.json. asked: all settings that the results depend on; prompts: {file: sha256}."""
+    """artifacts/serving/<variant>.meta.json. asked: all settings that the results depend on; prompts: {file: sha256}. Where the
+    tier asks for scores: the digest of the store whose windows they are of, and in the report the metrics of their tokens."""
 
     variant: str
+    reference: NotRequired[str]
+    tokens: NotRequired[Metrics]
     model: str
     asked: Json
     probe: NotRequired[Probe | None]

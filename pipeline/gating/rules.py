@@ -16,7 +16,7 @@ from pipeline.core.errors import ParamsError
 from pipeline.core.explain import did_you_mean
 from pipeline.core.params import Params, Rule
 from pipeline.core.records import Metric, RuleVerdict
-from pipeline.metrics.definitions import DEFINITIONS, FLOORS, Definition, bounds_of, definition
+from pipeline.metrics.definitions import DEFINITIONS, FLOORS, LOWER_BOUNDS, Definition, bounds_of, definition
 from pipeline.reporting.text import UNITS, number, unit_of
 from pipeline.speed.rounds import Looks
 from pipeline.stats.intervals import FEW, Estimate, items_to_settle, one_sided_p
@@ -73,6 +73,8 @@ def bound_of(rule: Rule) -> Bound:
         raise ParamsError(f"gate rule: {rule.metric!r} is a metric of the reference, which is not judged; use above: floor")
     if rule.metric in CENSORED:
         raise ParamsError(f"gate rule: {rule.metric!r} has no value where most never depart; use {CENSORED[rule.metric]}")
+    if rule.metric in LOWER_BOUNDS and rule.against == "baseline":
+        raise ParamsError(f"gate rule: the change of {rule.metric!r} bounds no change; leave out against: baseline")
     if rule.above and rule.metric not in FLOORS:
         raise ParamsError(f"gate rule on {rule.metric}: only {' and '.join(FLOORS)} have a measured {rule.above}; leave out above")
     kind = rule.kind
@@ -167,10 +169,12 @@ def judge(bound: Bound, metric: Metric | None) -> Judgement:
     confidence = metric["confidence"]
     half = here - best if here > edge else worst - here
     p = one_sided_p(here - edge, half, df=max((independent or n) - 1, 1), confidence=confidence)
-    if worst <= edge:
-        return Judgement("PASS", f"the whole interval is {asked}{note}", p_fail=p)
     if best > edge:
         return Judgement("FAIL", f"the whole interval is past the bound: {asked}{note}", p_fail=p)
+    if bound.metric in LOWER_BOUNDS:
+        return Judgement("INCONCLUSIVE", f"a lower bound cannot pass: the value is at least this; asked: {asked}{note}", p_fail=p)
+    if worst <= edge:
+        return Judgement("PASS", f"the whole interval is {asked}{note}", p_fail=p)
     estimate = Estimate(value, low, high, n, "", between=metric["between"])
     settle = items_to_settle(estimate, bound.threshold, confidence=confidence)
     return Judgement("INCONCLUSIVE", f"the interval contains the bound: {asked}{would_settle(settle, metric)}{note}", settle, p)

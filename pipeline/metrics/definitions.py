@@ -144,9 +144,13 @@ SERVED: dict[str, Definition] = {
     "warmups": Definition("requests", "higher", None, "complete requests before the measured ones"),
     "client_lag_p99_ms": Definition("ms", "lower", 0.0, "how late this client sent what was due (open loop)"),
     "server_memory_bytes": Definition("bytes", "lower", None, "peak resident memory of a launched server, all its processes"),
+    "served_kld_lower_bound": Definition("nats", "lower", 0.0, "KL(reference || server) is at least so much, mean over tokens"),
+    "served_top1_agreement": Definition("fraction", "higher", 1.0, "share of tokens whose most likely one is the reference's"),
     "knee": Definition("requests at once", "higher", None, "where throughput over median latency is greatest (Kleinrock's power)"),
 }  # fmt: skip
-SERVED_WHOLE = ("knee", "server_memory_bytes")  # of a run, not of a level
+SERVED_TOKENS = ("served_kld_lower_bound", "served_top1_agreement")  # of log-probabilities, not of a load
+SERVED_WHOLE = ("knee", "server_memory_bytes", *SERVED_TOKENS)  # of a run, not of a level
+LOWER_BOUNDS = ("served_kld_lower_bound",)  # the value itself may be anything above: a rule may fail by it and never pass
 DEFINITIONS = SERVED | IN_PROCESS
 
 

@@ -8,7 +8,7 @@ import re
 from pipeline.core.errors import ParamsError, QuantgateError, Unsupported
 from pipeline.core.explain import did_you_mean
 from pipeline.core.params import Params, Rule
-from pipeline.metrics.definitions import QUANTILES, SERVED_WHOLE, is_served
+from pipeline.metrics.definitions import LOWER_BOUNDS, QUANTILES, SERVED_TOKENS, SERVED_WHOLE, is_served
 from pipeline.metrics.serving import PREFIX, in_a_round
 from pipeline.serving import launch, results
 from pipeline.serving.client import address, key_from
@@ -53,6 +53,8 @@ def check_metric(metric: str, settings: Params) -> None:
     levels = results.levels(settings)
     if not settings.serving.variants:
         raise ParamsError(f"metric {metric!r} needs a server, and no variant is served; name one under serving.variants")
+    if stem in SERVED_TOKENS and not (settings.amount.serving and settings.amount.serving.score):
+        raise ParamsError(f"metric {metric!r} needs a server's log-probabilities; add `score: all` to the tier's `serving`")
     if stem in SERVED_WHOLE and level:
         raise ParamsError(f"metric {metric!r}: {stem} belongs to the whole run; write {stem!r}")
     if stem not in SERVED_WHOLE and level not in levels:
@@ -70,8 +72,12 @@ def check_rule(rule: Rule, settings: Params) -> None:
 
 
 def inconclusive(settings: Params) -> list[str]:
-    """Rules on a percentile that the tier's requests are too few to judge."""
-    messages = []
+    """Rules on a percentile that the tier's requests are too few to judge, and on what can never pass."""
+    required = {r.metric for r in settings.gate.rules if r.required}
+    messages = [
+        f"{m} will be INCONCLUSIVE or FAIL: a lower bound cannot pass; it only fails merges under gate.inconclusive: passes"
+        for m in LOWER_BOUNDS if m in required
+    ]  # fmt: skip
     for metric in sorted(results.judged(settings)):
         stem, _, level = metric.partition("/")
         percentile, load = PERCENTILE.fullmatch(stem), settings.amount.serving

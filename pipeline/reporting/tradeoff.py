@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from pipeline.core.records import Finding, Launch, Metric, Metrics, Probe, Results, ServerReport
 from pipeline.metrics.serving import PREFIX, TAIL
-from pipeline.reporting.text import grouped, show, warnings_of, worth
+from pipeline.reporting.text import grouped, show, warnings_of, with_unit, worth
 
 IN_PROCESS, SERVER = "in process", "server"
 OWN = ("bits_per_weight", "kld_mean")  # a variant's own, however it is run
@@ -63,6 +63,10 @@ SERVED = (
     "Percentiles are over complete requests, throughput over wall time, a mean of rounds. Memory: peak of the server's processes "
     "over all levels."
 )
+SERVED_AS = {
+    "served_kld_lower_bound": "KLD to the reference at least {} (a lower bound)",
+    "served_top1_agreement": "top-1 agreement {}",
+}
 Cells = dict[str, str | Metric | None]
 
 
@@ -241,11 +245,12 @@ def _server(name: str, report: ServerReport) -> Server:
         peak = f"memory not known: {'; '.join(warnings_of(memory))}"
     else:
         peak = f"peak memory {show(memory)} MB (n = 1, no interval)"
+    tokens = [f"; {words.format(with_unit(report['tokens'][name]))}" for name, words in SERVED_AS.items() if report.get("tokens")]
     limits = (report["asked"]["objective"] or {}).items()
     objective = " and ".join(f"{k.removesuffix('_ms').upper()} at most {v:g} ms" for k, v in limits if v is not None)
     status = "" if report["status"] == "ok" else f"{report['status']}: {report['reason']}; "
     return Server(
-        name, f"{status}{_where(probe, launch)}; {saturation}; {peak}; objective: {objective or 'none stated'}",
+        name, f"{status}{_where(probe, launch)}; {saturation}; {peak}{''.join(tokens)}; objective: {objective or 'none stated'}",
         launch["build"] if launch else None, lacks(probe), [_level(*level) for level in report["levels"].items()],
     )  # fmt: skip
 
@@ -267,6 +272,7 @@ def lacks(probe: Probe) -> list[str]:
     findings: list[tuple[Finding, str]] = [
         (probe["stream_usage"], "token counts in a stream"), (probe["one_token_an_event"], "one token an event"),
         (probe["ignore_eos"], "replies of forced length"),
+        *([(probe["prompt_logprobs"], "log-probabilities of given tokens")] if "prompt_logprobs" in probe else ()),
     ]  # fmt: skip
     by: dict[tuple[bool, str | None], list[str]] = {}
     for finding, words in findings:

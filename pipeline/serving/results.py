@@ -10,7 +10,7 @@ from pipeline.core import artifacts, records
 from pipeline.core.params import Params
 from pipeline.core.records import Json, ServerReport, VariantResult
 from pipeline.metrics.builder import unknown
-from pipeline.metrics.definitions import SERVED_WHOLE, is_served
+from pipeline.metrics.definitions import is_served
 from pipeline.metrics.serving import PREFIX, scenarios
 
 
@@ -23,7 +23,7 @@ def levels(settings: Params) -> list[str]:
 def asked(variant: str, settings: Params) -> Json:
     """All settings that a server's results depend on, besides the model."""
     load, common = settings.amount.serving, settings.serving.model_dump(exclude={"variants"})
-    amounts = {"load": load.model_dump() if load else None, "seed": settings.seed, "threads": settings.threads}
+    amounts = {"load": load.model_dump(exclude_none=True) if load else None, "seed": settings.seed, "threads": settings.threads}
     intervals = {"confidence": settings.compare.confidence, "between_runs": settings.compare.between_runs.time}
     server = settings.serving.variants[variant]
     return {**server.model_dump(exclude=None if server.prefix else {"prefix"}), **common, **amounts, **intervals}
@@ -79,5 +79,6 @@ def add(variants: Mapping[str, VariantResult], settings: Params, servers: Mappin
         metrics |= {n: unknown(n, why or "the server's run has no such metric", settings.compare.confidence) for n in names}
         if server and not why:
             metrics |= {f"{n}/{level}": m for level, by_name in server["levels"].items() for n, m in by_name.items()}
-            metrics |= {n: m for n, m in zip(SERVED_WHOLE, (server["knee"], server["server_memory_bytes"])) if m}
+            whole = {"knee": server["knee"], "server_memory_bytes": server["server_memory_bytes"], **server.get("tokens", {})}
+            metrics |= {n: m for n, m in whole.items() if m}
         variant["client"] = server.get("client") if server else None
