@@ -68,9 +68,7 @@ def lacking(engine: str) -> str:
 
 def notes(results: Results, reference: str) -> list[str]:
     """What keeps engine and precision from being told apart."""
-    missing = [n for n in both(results, reference) if own_16(results, n) is None]
-    return [f"{', '.join(n for n in missing if results[n]['engine'] == engine)}: {lacking(engine)}"
-            for engine in dict.fromkeys(results[n]["engine"] for n in missing)]  # fmt: skip
+    return [f"{n}: {lacking(results[n]['engine'])}" for n in both(results, reference) if own_16(results, n) is None]
 
 
 def words(results: Results, name: str) -> str | None:
