@@ -7,7 +7,8 @@ from pipeline.metrics.definitions import IN_PROCESS, TOKEN_PARTS, bounds_of, def
 BETTER_HIGH = (
     "top1_agreement top5_agreement first_departure never_departs delta_p_mean acc acc_depth acc_delta score_delta recovery "
     "acc_depth_delta flips_to_right p_mcnemar "
-    "prefill_tok_s decode_tok_s speed_ratio prefill_ratio mbu mfu free_same free_same_floor free_departure"
+    "prefill_tok_s decode_tok_s speed_ratio prefill_ratio mbu mfu free_same free_same_floor "
+    "free_departure draft_step draft_step_sampled draft_overlap spec_step spec_accepted spec_speed_ratio spec_e2e_ratio spec_same"
 )
 
 

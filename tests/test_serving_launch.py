@@ -204,7 +204,7 @@ def test_engine_options_reach_a_server_as_the_engine_means_them_and_the_rest_are
     with pytest.raises(Unsupported, match=words), launch.launched("llamacpp", tmp_path, options=both):
         raise AssertionError
     engine, server = inspect.signature(llamacpp_engine.load).parameters, inspect.signature(launch.KINDS["llamacpp"]).parameters
-    options = {n: p.default for n, p in engine.items() if n not in ("model_dir", "threads")}
+    options = {n: p.default for n, p in engine.items() if n not in ("model_dir", "threads", "speculate")}
     assert {n: p.default for n, p in server.items() if p.kind is p.KEYWORD_ONLY} == options
     assert _llamacpp.KV_TYPES == llamacpp_engine.CACHE_TYPES
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from test_generation import MOST, REFERENCE, builder, reply
 from test_speed_metrics import request, timings
 from test_token_metrics import measured, tokens
 
-from pipeline import benchmark, engines
+from pipeline import benchmark, compare, engines
+from pipeline.core import artifacts
 from pipeline.core.errors import ArtifactError, Unsupported
 from pipeline.divergence.distributions import compare_logits
 from pipeline.engines import Sampling, Trace, _generation
@@ -130,6 +132,16 @@ def test_expected_tokens_of_a_draft_are_the_geometric_sum_and_the_overlap_is_nev
     p, q = (np.exp(x) / np.exp(x).sum(1, keepdims=True) for x in (ref.astype(float), var.astype(float)))
     true, bound = np.minimum(p, q).sum(1), overlap(vars(compare_logits(ref, var, np.zeros(200, np.int64))))
     assert (bound <= true + 1e-6).all() and bound[:20] == pytest.approx(true[:20], abs=0.02)
+
+
+def test_timings_with_another_build_of_the_draft_are_refused_with_the_command_that_repeats_them() -> None:
+    write_manifest(artifacts.model_dir("small"), digest="new")
+    manifest: Any = {"digest": "m", "engine_options": {"speculate": {"draft": "small", "tokens": 4}}}
+    meta: Any = {"model": "m", "reference": "r"}
+    for built, fits in (("new", True), ("old", False)):
+        made = compare.Measured("v", manifest, meta, meta, meta | {"draft": built}, meta)
+        with nullcontext() if fits else pytest.raises(ArtifactError, match="dvc repro -sf diverge@v benchmark@v"):
+            made.refuse_others("r", "r")
 
 
 # --- in llama.cpp ------------------------------------------------------------------------------------------------

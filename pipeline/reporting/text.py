@@ -236,17 +236,17 @@ def overview(results: Results, verdict: records.Verdict, variants: Iterable[str]
 
 
 def own_16(results: Results, name: str) -> str | None:
-    """The variant that changes engine alone: the same engine, weights of 16 bits (else 32), no cache of fewer bits. The reference
-    is that of its own engine."""
+    """The variant that changes engine alone: the same engine, weights of 16 bits (else 32), no cache of fewer bits, no draft. The
+    reference is that of its own engine."""
     variant = results[name]
-    same = [n for n, r in results.items() if r["engine"] == variant["engine"] and not _packs_cache(r["engine_options"])]
+    same = [n for n, r in results.items() if r["engine"] == variant["engine"] and not _changes_more(r["engine_options"])]
     by_bits = [n for bits in (16, 32) for n in same if nominal_bits(results[n]["options"]) == bits]
     return variant["reference"] if variant["reference"] in same else next(iter(by_bits), None)
 
 
-def _packs_cache(options: records.Options) -> bool:
-    kept = [nominal_bits({"type": v}) for k, v in options.items() if k.startswith("kv")]
-    return any(bits is not None and bits < 16 for bits in kept)
+def _changes_more(options: records.Options) -> bool:
+    kept = [nominal_bits({"type": v}) for k, v in options.items() if k == "kv"]
+    return "speculate" in options or any(bits is not None and bits < 16 for bits in kept)
 
 
 def own_ratio(results: Results, name: str) -> Metric | None:

@@ -35,9 +35,9 @@ LEVEL = {
     "TTFT p50, ms": "ttft_p50_ms", "TTFT p95, ms": "ttft_p95_ms", "TTFT p99, ms": "ttft_p99_ms",
     "TPOT p50, ms": "tpot_p50_ms", "TPOT p99, ms": "tpot_p99_ms", "E2E p50, ms": "e2e_p50_ms", "E2E p99, ms": "e2e_p99_ms",
     "req/s": "throughput_req_s", "tok/s": "throughput_tok_s", "goodput, req/s": "goodput_req_s",
-    "within objective, %": "attainment", "failed, %": "failure_rate", "prefix reused, %": "prefix_hit_rate",
-    "TTFT gain": "prefix_gain", "same reply, %": "prefix_same",
+    "within objective, %": "attainment", "failed, %": "failure_rate",
 }  # fmt: skip
+REUSE = {"prefix reused, %": "prefix_hit_rate", "TTFT gain": "prefix_gain", "same reply, %": "prefix_same"}
 DETAILS = {  # speed in process, all of it
     "load, s": "load_s", "TTFT of the first request after loading, ms": "ttft_cold_ms", "TTFT, ms": "ttft_ms",
     "TTFT, prefix not seen before, ms": "ttft_ms/prefix-cold", "TTFT, prefix kept, ms": "ttft_ms/prefix-warm",
@@ -248,10 +248,11 @@ def _server(name: str, report: ServerReport) -> Server:
     tokens = [f"; {words.format(with_unit(report['tokens'][name]))}" for name, words in SERVED_AS.items() if report.get("tokens")]
     limits = (report["asked"]["objective"] or {}).items()
     objective = " and ".join(f"{k.removesuffix('_ms').upper()} at most {v:g} ms" for k, v in limits if v is not None)
+    reuse = REUSE if PREFIX[1] in report["levels"] else {}
     status = "" if report["status"] == "ok" else f"{report['status']}: {report['reason']}; "
     return Server(
         name, f"{status}{_where(probe, launch)}; {saturation}; {peak}{''.join(tokens)}; objective: {objective or 'none stated'}",
-        launch["build"] if launch else None, lacks(probe), [_level(*level) for level in report["levels"].items()],
+        launch["build"] if launch else None, lacks(probe), [_level(*level, reuse) for level in report["levels"].items()],
     )  # fmt: skip
 
 
@@ -262,9 +263,9 @@ def _where(probe: Probe, launch: Launch | None) -> str:
     return f"{launch['kind']} started here ({launch['threads']} threads, {launch['parallel']} at once at most{options})"
 
 
-def _level(level: str, metrics: Metrics) -> Cells:
+def _level(level: str, metrics: Metrics, more: dict[str, str]) -> Cells:
     kind = " at once" if level.startswith("closed") else ""
-    return {"load": load_of(level) + kind, **{label: metrics.get(name) for label, name in LEVEL.items()}}
+    return {"load": load_of(level) + kind, **{label: metrics.get(name) for label, name in (LEVEL | more).items()}}
 
 
 def lacks(probe: Probe) -> list[str]:
