@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,8 @@ def diverge(engine: Engine, store: Store, *, batch_size: int, threads: int) -> I
     special = set(engine.tokenizer.all_special_ids)
     total = sum(w.scored for w in store.windows)
     with ThreadPoolExecutor(threads) as pool, cli.progress(total, "diverge", "token") as bar:
-        for part in batches(store.windows, batch_size):
+        parts = list(batches(store.windows, batch_size))
+        for part in [[*chain(*parts)]] if getattr(engine, "any_lengths", False) else parts:
             reference = {i: store.logit_blocks(i) for i, _ in part}
             kinds = {i: classes(w.token_ids, engine.tokenizer.decode, special, w.domain or w.set) for i, w in part}
             ids = [w.token_ids for _, w in part]
