@@ -12,9 +12,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
-from itertools import islice
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any, Literal
 
 import numpy as np
@@ -98,8 +96,9 @@ class LlamaCppEngine:
         self, batch: Sequence[Sequence[int]], starts: Sequence[int], rows: int, whole: bool = False
     ) -> Iterator[tuple[int, int, NDArray[np.float32]]]:
         windows = [(list(ids[:-1]), start) for ids, start in zip(batch, starts)]
-        longest = max(len(ids) for ids, _ in windows)
-        together = len(windows) > 1 and self.threads >= LANES and longest <= BATCH  # a lane holds one pass's logits
+        longest = max((len(ids) for ids, _ in windows), default=0)
+        # a lane holds the logits of one pass
+        together = self.device == "cpu" and self.threads >= LANES and len(windows) > 1 and longest <= BATCH
         found: Iterable[Iterable[Block]] = (self._blocks(ids, start, rows) for ids, start in windows)
         for i, blocks in enumerate(self._in_lanes(windows, rows, longest) if together else found):
             yield from ((i, at, block) for at, block in blocks)
@@ -109,25 +108,18 @@ class LlamaCppEngine:
 
         Threads of one pass wait for each other after every product; passes side by side do not, nor for who compares.
         """
-        lanes, free = [self._lane(longest) for _ in range(LANES)], SimpleQueue[LlamaCppEngine]()
-        for lane in lanes:
-            free.put(lane)
+        lanes = [self._lane(longest) for _ in range(LANES)]
 
-        def read(ids: list[int], start: int) -> list[Block]:
-            lane = free.get()
-            try:
-                lane._forget_from(0)  # what a lane has read before is chance, and may not change digits
-                return list(lane._blocks(ids, start, rows))
-            finally:
-                free.put(lane)
+        def read(lane: LlamaCppEngine, ids: list[int], start: int) -> list[Block]:
+            lane._forget_from(0)  # a window's digits may not depend on those before it
+            return list(lane._blocks(ids, start, rows))
 
         try:
             with ThreadPoolExecutor(LANES) as pool:
-                rest = iter(windows)
-                ahead = deque(pool.submit(read, *window) for window in islice(rest, LANES))
-                while ahead:
+                ahead = deque(pool.submit(read, lane, *window) for lane, window in zip(lanes, windows))
+                for i in range(len(windows)):
                     blocks = ahead.popleft().result()
-                    ahead.extend(pool.submit(read, *window) for window in islice(rest, 1))
+                    ahead.extend(pool.submit(read, lanes[i % LANES], *window) for window in windows[i + LANES :][:1])
                     yield blocks
         finally:
             for lane in lanes:
