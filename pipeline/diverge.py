@@ -45,7 +45,7 @@ def diverge(engine: Engine, store: Store, *, batch_size: int, threads: int, look
     special = set(engine.tokenizer.all_special_ids)
     total = sum(w.scored for w in store.windows)
     held: list[Columns] = []
-    parts = until_decided(store, batch_size, looks, held) if looks else batches(store.windows, batch_size)
+    parts = until_decided(engine, store, batch_size, looks, held) if looks else in_batches(engine, store, batch_size)
     with ThreadPoolExecutor(threads) as pool, cli.progress(total, "diverge", "token") as bar:
         for part in parts:
             reference = {i: store.logit_blocks(i) for i, _ in part}
@@ -81,12 +81,18 @@ def compared(
         yield k, at, compare_parts(pool, expected, logits, np.asarray(ids[k][at + 1 : at + 1 + len(logits)]))
 
 
-def until_decided(store: Store, batch_size: int, looks: Looks, held: list[Columns]) -> Iterator[Batch]:
+def in_batches(engine: Any, store: Store, size: int, documents: set[str] | None = None) -> Iterator[Batch]:
+    """Windows (of some documents, or all) as the engine takes them: of equal length, or of any at once."""
+    parts = batches(store.windows, size, documents)
+    return iter([[*chain(*parts)]]) if getattr(engine, "any_lengths", False) else parts
+
+
+def until_decided(engine: Any, store: Store, batch_size: int, looks: Looks, held: list[Columns]) -> Iterator[Batch]:
     """Batches, a look's documents after another's, until `held`, the rows of those that were taken, decides."""
     domains = {w.document: f"{w.set == TRAJECTORY} {w.domain or w.set}" for w in store.windows}
     part = in_parts(domains, looks.planned, store.manifest["seed"])
     for k in range(looks.planned):
-        yield from batches(store.windows, batch_size, {document for document, its in part.items() if its == k})
+        yield from in_batches(engine, store, batch_size, {document for document, its in part.items() if its == k})
         if looks.decided(held):
             return
 

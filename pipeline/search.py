@@ -35,6 +35,7 @@ BINS = 8192  # steps of divergence that the knapsack tells apart
 ALIKE = 0.01  # models whose bytes differ by less are of one size
 SPREAD = (0.01, 1.0)  # of the gate's limit: where the first half of the proposals is looked for
 NEAR = (0.1, 1.0)  # of what the engine leaves of it, by the first half: the second
+REFERENCE = "reference.f32"  # the 16-bit model's logits in float32, for the process that runs a built one
 
 
 @dataclass(frozen=True)
@@ -169,8 +170,10 @@ def search(settings: Params) -> Candidates:
         return _front([t for t in tried if not kept[t.name]])
 
     def run(t: Tried) -> ByDocument:
-        options = mixes.options_of(setup, groups, t.mix)
-        return isolate.isolated(run_built, setup, options, ids, folder, settings, what=f"build {t.name}")
+        with tempfile.TemporaryDirectory(dir=artifacts.ARTIFACTS) as tmp:
+            probe.save_reference(Path(tmp) / REFERENCE)
+            options = mixes.options_of(setup, groups, t.mix)
+            return isolate.isolated(run_built, setup, options, ids, Path(tmp), settings, what=f"build {t.name}")
 
     gains: dict[str, WholeEstimate | None] = {}
     kept: dict[str, str] = {}
@@ -259,18 +262,18 @@ def _evenly(front: Sequence[Tried], count: int) -> list[Tried]:
 
 
 def run_built(setup: Smallest, options: records.Options, ids: list[list[int]], folder: Path, settings: Params) -> ByDocument:
-    """A model that is built and run in its own engine, against the 16-bit model in float32."""
-    probe = Probe(folder, ids, settings.thread_count)
+    """A model that is built, in a folder that holds REFERENCE, and run in its own engine, against those logits."""
     found: dict[str, list[float]] = {"kld": [], "agreement": [], "loss": []}
-    with tempfile.TemporaryDirectory(dir=artifacts.ARTIFACTS) as tmp:
-        out = Path(tmp)
-        quantizers.make(setup.quantizer, options, artifacts.BASE, out, calibration=Calibration(), seed=settings.seed)
-        engine: Any = engines.load(setup.engine, out, threads=settings.thread_count)
-        with ThreadPoolExecutor(settings.thread_count) as pool:
-            for k, window in enumerate(ids):
-                logits = np.concatenate([block for _, _, block in engine.logit_blocks([window], [0], engines.ROWS)])
-                add(found, compare_parts(pool, probe.reference_of(k), logits, np.asarray(window[1:])), 1)
-        engine.close()
+    out = folder / "model"
+    out.mkdir()
+    quantizers.make(setup.quantizer, options, artifacts.BASE, out, calibration=Calibration(), seed=settings.seed)
+    engine: Any = engines.load(setup.engine, out, threads=settings.thread_count)
+    reference = np.memmap(folder / REFERENCE, np.float32, "r").reshape(len(ids), len(ids[0]) - 1, -1)
+    with ThreadPoolExecutor(settings.thread_count) as pool:
+        for window, expected in zip(ids, reference):
+            logits = np.concatenate([block for _, _, block in engine.logit_blocks([window], [0], engines.ROWS)])
+            add(found, compare_parts(pool, expected, logits, np.asarray(window[1:])), 1)
+    engine.close()
     return {"kld": found["kld"], "agreement": found["agreement"], "loss": found["loss"], "tokens": len(ids[0]) - 1}
 
 

@@ -361,6 +361,22 @@ def test_rows_in_groups_are_the_rows_that_were_measured(
     assert set(records.TOKEN_COLUMNS) >= set(NEEDED)
 
 
+def test_an_engine_of_any_lengths_gets_all_windows_at_once_and_gives_the_same_rows(
+    made16: tuple[Store, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (store, engine), asked = made16, list[int]()
+    plain, expected = engine.logit_blocks, columns(engine, store, batch_size=1)
+
+    def one_by_one(batch: Any, starts: Any, rows: int, whole: bool) -> Any:
+        asked.append(len(batch))
+        for k, (ids, start) in enumerate(zip(batch, starts)):
+            yield from ((k, at, logits) for _, at, logits in plain([ids], [start], rows, whole))
+
+    monkeypatch.setattr(engine, "logit_blocks", one_by_one)
+    monkeypatch.setattr(engine, "any_lengths", True, raising=False)
+    assert columns(engine, store) == expected and asked == [len(store.windows)]
+
+
 def test_another_vocabulary_is_refused(made16: tuple[Store, Any]) -> None:
     other = Store(made16[0].folder)
     other.manifest["vocab"] = 7

@@ -193,6 +193,32 @@ def test_what_was_read_before_changes_no_logits(other: Any, monkeypatch: pytest.
     assert close(np.concatenate(again), alone[0], tolerance)
 
 
+def test_windows_side_by_side_give_the_digits_that_each_gives_alone(other: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of any lengths, in their order, on two threads; a reader that stops early leaves the engine as it was."""
+    name, folder = other[0].name, other[1]
+    if name != "llamacpp":
+        pytest.skip(f"{name} scores windows one after the other")
+    engine: Any = engines.load(name, folder, threads=2)
+    lanes = list[Any]()
+    plain = type(engine)._lane
+    monkeypatch.setattr(type(engine), "_lane", lambda self, length: (lanes.append(plain(self, length)), lanes[-1])[1])
+    windows, starts = [IDS[:60], IDS[:37], IDS[30:90], IDS[5:9], IDS[:60], IDS[::-1]], [0, 20, 37, 1, 58, 3]
+    together = list(engine.logit_blocks(windows, starts, 16))
+    assert [lane.threads for lane in lanes] == [1, 1] and len({engine.context, *(lane.context for lane in lanes)}) == 3
+    next(engine.logit_blocks(windows, starts, 16))
+    monkeypatch.setattr("pipeline.engines.llamacpp.BATCH", 50)  # too long for one pass: one after the other
+    engine._forget_from(0)
+    assert [at[:2] for at in engine.logit_blocks(windows, starts, 16)] == [at[:2] for at in together] and len(lanes) == 4
+    monkeypatch.undo()
+    alone = list[Any]()
+    for k, (ids, start) in enumerate(zip(windows, starts)):
+        engine._forget_from(0)
+        alone += [(k, at, block) for _, at, block in engine.logit_blocks([ids], [start], 16)]
+    for (k, at, block), (j, start, expected) in zip(together, alone, strict=True):
+        assert (k, at) == (j, start) and np.array_equal(block, expected)
+    engine.close()
+
+
 def test_requests_side_by_side_give_what_each_gives_alone(base: Any, other: Any) -> None:
     prompts = [IDS[k : k + 30] for k in (0, 20, 40, 55)]
     for engine in (base, other[0]):

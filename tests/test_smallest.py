@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from conftest import ROOT
 from reported import judged as reported_judged
 from reported import result, rule, verdicts
 from ruamel.yaml import YAML
+from safetensors.torch import load_file, save_file
 from test_engines import write_gguf
 
 from pipeline import certify, quantizers, search, sensitivity
@@ -293,6 +295,28 @@ def test_the_same_seed_gives_the_same_list_with_predicted_beside_measured(house:
     assert kinds["embeddings"]["alone"]["value"] == 0 < kinds["0.down"]["alone"]["value"]
     sizes = [p["bytes"] for name in first["order"] for p in first["proposals"] if p["name"] == name]
     assert sizes == sorted(sizes, reverse=True), "safest first: the largest"
+
+
+def test_a_built_model_is_compared_with_the_logits_that_the_search_holds(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The figures of a model on disk, in its engine, are those of the same weights in the search's memory."""
+    probe, module = Probe(tiny, IDS, threads=1), "model.layers.1.mlp.down_proj"
+
+    def make(_: str, __: Any, base: Path, out: Path, **___: Any) -> None:
+        shutil.copytree(tiny, out, dirs_exist_ok=True)
+        tensors = load_file(tiny / "model.safetensors")
+        save_file(tensors | {f"{module}.weight": tensors[f"{module}.weight"] * 1.05}, out / "model.safetensors", {"format": "pt"})
+
+    monkeypatch.setattr(quantizers, "make", make)
+    probe.save_reference(tmp_path / search.REFERENCE)
+    setup: Any = SimpleNamespace(quantizer="q", engine="hf")
+    found = search.run_built(setup, {}, IDS, tmp_path, SimpleNamespace(thread_count=1, seed=0))  # type: ignore[arg-type]
+    with probe.swapped(other(probe, module)):
+        expected = probe.measure()
+    assert min(expected["kld"]) > 0 and found["tokens"] == expected["tokens"]
+    for name in ("kld", "agreement", "loss"):
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-3, atol=1e-6)
 
 
 def test_a_killed_run_goes_on_from_what_was_measured(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,7 +128,7 @@ class Scores:
 
 
 def score(variant: Engine, base: Engine, asked: Sequence[Window], *, threads: int) -> Scores:
-    """Score every window with both engines, holding one block of logits at a time."""
+    """Score every window with both engines, holding a few windows' logits at a time."""
     if variant.vocab_size != base.vocab_size:
         raise ArtifactError(
             f"vocabularies of {variant.vocab_size} and {base.vocab_size} entries: their distributions cannot be compared"
@@ -139,22 +139,24 @@ def score(variant: Engine, base: Engine, asked: Sequence[Window], *, threads: in
     parts: list[TokenRows] = []
     numbers: list[int] = []
     with ThreadPoolExecutor(threads) as pool, cli.progress(sum(w.scored for w in asked), "compare", "token") as bar:
-        for k, window in enumerate(asked):
-            for ref, var, true_ids in _blocks(variant, base, window):
-                parts.append(compare_parts(pool, ref, var, true_ids))
-                numbers += [k] * len(ref)
-                bar.update(len(ref))
+        for (k, at, ref), (also_k, also, var) in zip(_blocks(base, asked), _blocks(variant, asked), strict=True):
+            if (k, at, len(ref)) != (also_k, also, len(var)):
+                raise ArtifactError(f"{asked[k].window}: the engines disagree about positions ({at}, {also})")
+            true_ids = np.asarray(asked[k].token_ids[at + 1 : at + 1 + len(ref)])
+            parts.append(compare_parts(pool, ref, var, true_ids))
+            numbers += [k] * len(ref)
+            bar.update(len(ref))
     rows = TokenRows(**{name: np.concatenate([getattr(p, name) for p in parts]) for name in asdict(parts[0])})
     return Scores(rows, np.asarray(numbers))
 
 
-def _blocks(variant: Engine, base: Engine, window: Window) -> Iterator[tuple[Any, Any, NDArray[np.int64]]]:
-    """(base's logits, variant's logits, next tokens) of one window, at most ROWS positions at a time."""
-    ids, start = [window.token_ids], [window.first - 1]
-    for (_, at, ref), (_, also, var) in zip(base.logit_blocks(ids, start, ROWS), variant.logit_blocks(ids, start, ROWS)):
-        if at != also or len(ref) != len(var):
-            raise ArtifactError(f"{window.window}: the engines disagree about positions ({at}, {also})")
-        yield ref, var, np.asarray(window.token_ids[at + 1 : at + 1 + len(ref)])
+def _blocks(engine: Engine, asked: Sequence[Window]) -> Iterator[tuple[int, int, NDArray[np.float32]]]:
+    """(window's number, first position, logits) of all windows: at once for an engine that computes them side by side."""
+    size = len(asked) if getattr(engine, "any_lengths", False) else 1
+    for first in range(0, len(asked), size):
+        part = asked[first : first + size]
+        for k, at, block in engine.logit_blocks([w.token_ids for w in part], [w.first - 1 for w in part], ROWS):
+            yield first + k, at, block
 
 
 # --- the figures -------------------------------------------------------------------------------------------------

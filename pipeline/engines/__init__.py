@@ -120,7 +120,8 @@ class Engine(Protocol):
         self, batch: Sequence[Sequence[int]], starts: Sequence[int], rows: int, whole: bool = False
     ) -> Iterator[tuple[int, int, NDArray[np.float32]]]:
         """Yield (index in batch, first position, float32 [at most `rows`, vocab]) over the positions starts[i] .. n - 2 of windows
-        of equal length: memory does not grow with the batch. whole: compute them in one pass of the model all the same."""
+        of equal length (of any, where an engine has `any_lengths`): memory does not grow with the batch. whole: compute them in one
+        pass of the model all the same."""
         ...
 
     def stream(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Iterator[tuple[int, float]]:

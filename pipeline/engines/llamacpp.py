@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -29,8 +31,10 @@ CACHE_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2}  # ggml.h: 
 CACHE_BYTES = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}  # of one number; blocks carry a scale
 CELLS = 256  # llama.cpp gives a sequence a multiple of so many tokens
 BATCH = 512  # tokens in one pass
+LANES = 2  # windows that are scored side by side
 SEQUENCES = 256  # llama.cpp's most in one context (LLAMA_MAX_SEQ)
 LONGEST = 4096  # a longer window would only cost memory here: no text that is scored comes near
+Block = tuple[int, NDArray[np.float32]]  # first position, logits [n, vocab]
 
 
 def load(
@@ -78,6 +82,7 @@ class LlamaCppEngine:
 
     name = "llamacpp"
     device = "cpu"
+    any_lengths = True  # in one batch of `logit_blocks`
     speculate: Speculate | None = None
     draft: LlamaCppEngine | None = None
 
@@ -111,10 +116,46 @@ class LlamaCppEngine:
     def logit_blocks(
         self, batch: Sequence[Sequence[int]], starts: Sequence[int], rows: int, whole: bool = False
     ) -> Iterator[tuple[int, int, NDArray[np.float32]]]:
-        for i, (ids, start) in enumerate(zip(batch, starts)):
-            yield from ((i, at, block) for at, block in self._blocks(list(ids[:-1]), start, rows))
+        windows = [(list(ids[:-1]), start) for ids, start in zip(batch, starts)]
+        longest = max((len(ids) for ids, _ in windows), default=0)
+        # a lane holds the logits of one pass
+        together = self.device == "cpu" and self.threads >= LANES and len(windows) > 1 and longest <= BATCH
+        found: Iterable[Iterable[Block]] = (self._blocks(ids, start, rows) for ids, start in windows)
+        for i, blocks in enumerate(self._in_lanes(windows, rows, longest) if together else found):
+            yield from ((i, at, block) for at, block in blocks)
 
-    def _blocks(self, ids: list[int], start: int, rows: int) -> Iterator[tuple[int, NDArray[np.float32]]]:
+    def _in_lanes(self, windows: Sequence[tuple[list[int], int]], rows: int, longest: int) -> Iterator[list[Block]]:
+        """`_blocks` of each window in turn, computed ahead by LANES, each with a context of its own and its part of the threads.
+
+        Threads of one pass wait for each other after every product; passes side by side do not, nor for who compares.
+        """
+        lanes = [self._lane(longest) for _ in range(LANES)]
+
+        def read(lane: LlamaCppEngine, ids: list[int], start: int) -> list[Block]:
+            lane._forget_from(0)  # a window's digits may not depend on those before it
+            return list(lane._blocks(ids, start, rows))
+
+        try:
+            with ThreadPoolExecutor(LANES) as pool:
+                ahead = deque(pool.submit(read, lane, *window) for lane, window in zip(lanes, windows))
+                for i in range(len(windows)):
+                    blocks = ahead.popleft().result()
+                    ahead.extend(pool.submit(read, lanes[i % LANES], *window) for window in windows[i + LANES :][:1])
+                    yield blocks
+        finally:
+            for lane in lanes:
+                self.api.llama_batch_free(lane.batch)
+                self.api.llama_free(lane.context)
+
+    def _lane(self, length: int) -> LlamaCppEngine:
+        """The same model with a context of its own, for windows of so many tokens."""
+        lane = copy(self)
+        lane.threads, lane.kept = self.threads // LANES, []
+        lane.context = lane._context(1, length)
+        lane.memory, lane.batch = self.api.llama_get_memory(lane.context), self.api.llama_batch_init(BATCH, 0, 1)
+        return lane
+
+    def _blocks(self, ids: list[int], start: int, rows: int) -> Iterator[Block]:
         """Rows from `start` on, cut at start + k * rows as the reference's are."""
         held: NDArray[np.float32] = np.empty((0, self.vocab_size), np.float32)
         at = start
@@ -126,7 +167,7 @@ class LlamaCppEngine:
         if len(held):
             yield at, held
 
-    def _rows(self, ids: list[int], start: int) -> Iterator[tuple[int, NDArray[np.float32]]]:
+    def _rows(self, ids: list[int], start: int) -> Iterator[Block]:
         """(first position, logits [n, vocab]) of the positions from `start` on, pass by pass."""
         self._forget_from(min(common_prefix(self.kept, ids), start))
         begin = len(self.kept)

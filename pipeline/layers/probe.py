@@ -75,10 +75,11 @@ class Probe:
                 add(found, compare_parts(pool, flat(expected), flat(logits), true), len(ids))
         return {"kld": found["kld"], "agreement": found["agreement"], "loss": found["loss"], "tokens": self.batches[0].shape[1] - 1}
 
-    def reference_of(self, document: int) -> NDArray[np.float32]:
-        """The unchanged model's logits at every position but the last of a document."""
-        batch, row = divmod(document, len(self.batches[0]))
-        return self._reference[batch][row].numpy()  # type: ignore[no-any-return]
+    def save_reference(self, path: Path) -> None:
+        """Write the unchanged model's logits: float32 [documents, positions but the last, vocab]."""
+        with path.open("wb") as file:
+            for logits in self._reference:
+                flat(logits).tofile(file)
 
     @contextmanager
     def swapped(self, values: Mapping[str, Tensor]) -> Iterator[bool]:
