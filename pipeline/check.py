@@ -21,6 +21,7 @@ from pipeline.metrics.definitions import TOKEN_PARTS, is_served
 from pipeline.model import from_gguf, integrity
 from pipeline.preflight import model as preflight_model
 from pipeline.preflight import power, servers
+from pipeline.reporting import smallest
 from pipeline.serving import results
 from pipeline.speed import hardware, schedule
 
@@ -156,6 +157,8 @@ def main() -> None:
         cli.say("power", line)
     for line in preflight_model.notes(settings) + servers.unsupported(settings) + preflight_model.capacity(settings):
         cli.say("check", line)
+    if not smallest.PAGE.exists():
+        artifacts.write_text(smallest.PAGE, smallest.NONE_YET)
     if not hardware.MACHINE.exists():  # DVC asks for it before a stage that times could write it
         hardware.note()
     elif machine := hardware.elsewhere():

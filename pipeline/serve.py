@@ -2,12 +2,13 @@
 
 The server is launched on the variant's own files, or found at its URL. One row a request, failed ones too. A server that cannot
 run here is a result: `unsupported`. Where the tier asks for it, the server also scores windows of the reference's store, one row a
-window in artifacts/serving/<variant>.scores.jsonl.
+window in artifacts/serving/<variant>.scores.json.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -67,9 +68,9 @@ def serve(
 def write(rows: list[RequestRow], scores: list[ScoreRow], meta: ServerMeta, report: ServerReport) -> None:
     """Write rows, their meta file, and the report with digests of them."""
     path = artifacts.serving(meta["variant"])
-    windows = path.with_suffix(".scores.jsonl")
+    windows = path.with_suffix(".scores.json")
     artifacts.write_jsonl(path, rows)
-    artifacts.write_jsonl(windows, scores)
+    artifacts.write_text(windows, json.dumps(scores))  # "[]" where none was asked: DVC warns of an empty file
     artifacts.write_json(artifacts.meta_of(path), meta)
     report["inputs"] = {str(f): artifacts.sha256_file(f) for f in (path, artifacts.meta_of(path), *([windows] if scores else ()))}
     artifacts.write_json(artifacts.served(meta["variant"]), report)

@@ -197,4 +197,4 @@ def test_other_weights_behind_the_right_name_fail(
     )
     way = report()["probe"]["prompt_logprobs"]["reason"]
     assert ("logit_bias" if forces else "the next token's likeliest") in way and "20 likeliest" in way
-    assert report()["reference"] == "s" and len(artifacts.read_jsonl(artifacts.serving("q8").with_suffix(".scores.jsonl"))) == 12
+    assert report()["reference"] == "s" and len(json.loads(artifacts.serving("q8").with_suffix(".scores.json").read_text())) == 12

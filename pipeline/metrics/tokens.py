@@ -48,7 +48,10 @@ PER_TOKEN: dict[str, Callable[[Columns], NDArray[Any]]] = {
     "moved_10pct": lambda c: np.abs(moved(c)) > 0.1,
     "ppl_ratio": lambda c: c["logp_ref"] - c["logp"],
 }
-METRICS = (*PER_TOKEN, *QUANTILES, "kld_infinite", "kld_max", "delta_p_rms", "ppl", "first_departure", "never_departs")
+METRICS = (
+    *PER_TOKEN, *QUANTILES, "kld_infinite", "kld_max", "delta_p_rms", "ppl", "first_departure", "never_departs",
+    "draft_overlap", "draft_step", "draft_step_sampled",
+)  # fmt: skip
 
 
 def of_same_documents(rows: dict[str, list[Any]], reference: dict[str, list[Any]]) -> dict[str, list[Any]]:

@@ -11,6 +11,10 @@ from pipeline.reporting import text
 
 FIRST = 12  # groups in the table
 PAGE = artifacts.SMALLEST / "README.md"  # no stage's output: `report` depends on it, and so is never out of date
+NONE_YET = """# The smallest that passes
+
+Nothing was certified yet: `make smallest`, after `make repro`.
+"""
 PENDING = "# The smallest that passes\n\nNothing was certified yet: `make smallest`, after `make repro`.\n"
 COSTS = ("kld_mean", "top1_agreement", "acc_delta/all", "speed_ratio")
 
