@@ -105,7 +105,8 @@ def token_rows(loss: float, *, documents: int = DOCUMENTS) -> dict[str, Any]:
     return {
         "set": ["news"] * n, "document": [f"d{k // EACH}" for k in range(n)], "window": [f"d{k // EACH}#0" for k in range(n)],
         "token_class": ["words"] * n, "position": [k % EACH + 1 for k in range(n)], "token_id": top1_ref.tolist(),
-        "kld": kld.tolist(), "kld_reverse": kld.tolist(), "jsd": (kld / 4).tolist(), "logp_ref": logp_ref.tolist(),
+        "kld": kld.tolist(), "kld_reverse": kld.tolist(), "jsd": (kld / 4).tolist(), "tv": np.sqrt(kld / (4 + kld)).tolist(),
+        "logp_ref": logp_ref.tolist(),
         "logp": (logp_ref - loss * hard / 4).tolist(), "entropy_ref": [1.0] * n, "top1_ref": top1_ref.tolist(),
         "top1": np.where(kld > 0.5, top1_ref + 1, top1_ref).tolist(), "top5_overlap": [5] * n,
     }  # fmt: skip

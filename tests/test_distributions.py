@@ -18,10 +18,11 @@ def log(p: list[float]) -> list[float]:
 
 
 @pytest.mark.parametrize("p, q, expected", [
-    (log([0.5, 0.5, 0.0]), log([0.9, 0.1, 0.0]), {"kld": 0.510826}),  # a zero in both contributes nothing
-    (log([0.5, 0.5]), log([1.0, 0.0]), {"kld": np.inf}),  # the variant rules out what the reference allows
-    (log([1.0, 0.0]), log([0.5, 0.5]), {"kld": np.log(2), "kld_reverse": np.inf, "jsd": 0.215762}),  # and the other way round
-    ([2.0, 0.0], [1.0, 0.0], {"kld": 0.067131}),  # raw logits, at temperature one
+    (log([0.5, 0.5, 0.0]), log([0.9, 0.1, 0.0]), {"kld": 0.510826, "tv": 0.4}),  # a zero in both contributes nothing
+    (log([0.5, 0.5]), log([1.0, 0.0]), {"kld": np.inf, "tv": 0.5}),  # the variant rules out what the reference allows
+    # and the other way round
+    (log([1.0, 0.0]), log([0.5, 0.5]), {"kld": np.log(2), "kld_reverse": np.inf, "jsd": 0.215762, "tv": 0.5}),
+    ([2.0, 0.0], [1.0, 0.0], {"kld": 0.067131, "tv": 0.149738}),  # raw logits, at temperature one
 ])  # fmt: skip
 def test_divergences_by_hand(p: list[float], q: list[float], expected: dict[str, float]) -> None:
     for name, value in expected.items():
@@ -36,10 +37,10 @@ def test_entries_ruled_out_by_both_change_nothing(zeros: int) -> None:
     none = np.full((6, zeros), -np.inf, np.float32)
     bare = compare_logits(ref, var, np.zeros(6, int))
     padded = compare_logits(np.hstack([ref, none]), np.hstack([var, none]), np.zeros(6, int))
-    for name in ("kld", "kld_reverse", "jsd", "logp", "logp_ref", "entropy_ref"):
+    for name in ("kld", "kld_reverse", "jsd", "tv", "logp", "logp_ref", "entropy_ref"):
         np.testing.assert_allclose(getattr(padded, name), getattr(bare, name), rtol=1e-4, atol=1e-6)
     same = compare_logits(np.hstack([ref, none]), np.hstack([ref, none]), np.zeros(6, int))
-    assert not any(getattr(same, name).any() for name in ("kld", "kld_reverse", "jsd"))
+    assert not any(getattr(same, name).any() for name in ("kld", "kld_reverse", "jsd", "tv"))
 
 
 @pytest.mark.parametrize("where", [0, 7, 399])
@@ -47,7 +48,9 @@ def test_one_token_that_the_variant_rules_out_makes_its_row_infinite_and_no_othe
     ref = np.random.default_rng(5).normal(0, 3, (3, 400)).astype(np.float32)
     var = ref.copy()
     var[1, where] = -np.inf
-    assert (compare_logits(ref, var, np.zeros(3, int)).kld == [0, np.inf, 0]).all()
+    found = compare_logits(ref, var, np.zeros(3, int))
+    assert (found.kld == [0, np.inf, 0]).all()
+    np.testing.assert_allclose(found.tv, [0, softmax(ref[1].astype(float))[where], 0], rtol=1e-6)  # what it takes away
 
 
 @pytest.mark.parametrize("far", [50.0, 95.0, 200.0, 1000.0])
@@ -59,6 +62,7 @@ def test_mass_far_from_where_the_reference_has_any_is_not_lost(far: float) -> No
     found = compare_logits(ref, var, np.array([1]))
     assert found.kld[0] == pytest.approx((p * logs).sum(), rel=1e-5)
     assert found.kld_reverse[0] == pytest.approx(-(q * logs).sum(), rel=1e-5)
+    assert found.tv[0] == pytest.approx(np.maximum(p - q, 0).sum(), rel=1e-6) and found.tv[0] <= 1
     assert found.logp_ref[0] == pytest.approx(-far - np.log1p(np.exp(-1)), rel=1e-5)
 
 
@@ -70,14 +74,14 @@ def test_mass_where_float32_sees_none_of_the_reference_s_is_not_lost() -> None:
 @pytest.mark.parametrize("bad", [[np.nan, 2.0], [np.nan, np.nan], [-np.inf, -np.inf], [np.inf, 0.0]])
 def test_a_row_that_is_no_distribution_has_no_figure_on_either_side(bad: list[float]) -> None:
     for found in (rows(bad, [1.0, 2.0]), rows([1.0, 2.0], bad)):
-        assert np.isnan([found.kld[0], found.kld_reverse[0], found.jsd[0], found.entropy_ref[0]]).all()
+        assert np.isnan([found.kld[0], found.kld_reverse[0], found.jsd[0], found.tv[0], found.entropy_ref[0]]).all()
     assert np.isnan(rows([1.0, 2.0], bad).logp[0])
 
 
 def test_equal_logits_give_exactly_zero() -> None:
     x = np.random.default_rng(1).normal(0, 5, (64, 4099)).astype(np.float32)
     found = compare_logits(x, x.copy(), np.zeros(64, int))
-    assert not (found.kld.any() or found.kld_reverse.any() or found.jsd.any())
+    assert not (found.kld.any() or found.kld_reverse.any() or found.jsd.any() or found.tv.any())
     assert (found.logp == found.logp_ref).all() and (found.top1 == found.top1_ref).all() and (found.top5_overlap == 5).all()
 
 
@@ -93,6 +97,7 @@ def test_divergences_agree_with_scipy_in_float64(noise: float) -> None:
     np.testing.assert_allclose(found.kld, rel_entr(p, q).sum(-1), rtol=2e-3)
     np.testing.assert_allclose(found.kld_reverse, rel_entr(q, p).sum(-1), rtol=2e-3)
     np.testing.assert_allclose(found.jsd, (rel_entr(p, m) + rel_entr(q, m)).sum(-1) / 2, rtol=2e-3, atol=1e-11)
+    np.testing.assert_allclose(found.tv, 1 - np.minimum(p, q).sum(-1), rtol=1e-4, atol=1e-9)
     np.testing.assert_allclose(found.logp, log_softmax(var.astype(float), -1)[np.arange(50), true], atol=1e-5)
     np.testing.assert_allclose(found.entropy_ref, -(p * np.log(p)).sum(-1), rtol=1e-4)
     assert (found.top1 == var.argmax(-1)).all() and (found.top1_ref == ref.argmax(-1)).all()

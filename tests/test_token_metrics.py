@@ -22,7 +22,7 @@ def builder(resamples: int = 200) -> Builder:
 def tokens(kld: Any, **more: Any) -> Any:
     n = len(kld)
     return {
-        "kld": kld, "kld_reverse": [0.0] * n, "jsd": [0.0] * n, "logp": [-1.0] * n, "logp_ref": [-1.0] * n,
+        "kld": kld, "kld_reverse": [0.0] * n, "jsd": [0.0] * n, "tv": [0.0] * n, "logp": [-1.0] * n, "logp_ref": [-1.0] * n,
         "top1": [1] * n, "top1_ref": [1] * n, "top5_overlap": [5] * n, "document": [f"doc{k % 40}" for k in range(n)],
         "window": [f"doc{k % 40}#0" for k in range(n)], "set": ["news"] * n, "token_class": ["words"] * n,
         "position": [1 + k // 40 for k in range(n)], **more,

@@ -231,8 +231,8 @@ class RowsMeta(Outcome):
 TOKEN_COLUMNS = {  # of artifacts/tokens/<variant>.parquet, a row a scored token: names, and Arrow's names of their types
     "set": "string", "document": "string", "window": "string", "token_class": "string",
     "position": "int32", "token_id": "int32",
-    "kld": "float64", "kld_reverse": "float64", "jsd": "float64", "logp_ref": "float64", "logp": "float64",
-    "entropy_ref": "float64", "top1_ref": "int32", "top1": "int32", "top5_overlap": "int8",
+    "kld": "float64", "kld_reverse": "float64", "jsd": "float64", "tv": "float64", "logp_ref": "float64",
+    "logp": "float64", "entropy_ref": "float64", "top1_ref": "int32", "top1": "int32", "top5_overlap": "int8",
 }  # fmt: skip
 
 

@@ -1,5 +1,5 @@
-"""Compare two next-token distributions over the whole vocabulary: KLD both ways, JSD, the likeliest tokens. Pure: NumPy alone,
-since it also runs in other environments (in_vllm.py)."""
+"""Compare two next-token distributions over the whole vocabulary: KLD both ways, JSD, total variation, the
+likeliest tokens. Pure: NumPy alone, since it also runs in other environments (in_vllm.py)."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ class TokenRows:
     kld: NDArray[np.float64]
     kld_reverse: NDArray[np.float64]
     jsd: NDArray[np.float64]
+    tv: NDArray[np.float64]
     logp_ref: NDArray[np.float64]
     logp: NDArray[np.float64]
     entropy_ref: NDArray[np.float64]
@@ -40,13 +41,14 @@ def compare_logits(ref: F32, var: F32, true_ids: NDArray[np.int64]) -> TokenRows
 
     ref, var: raw logits [n, vocab], float32, temperature 1; true_ids: [n], the token that came next.
     kld is KL(ref || var), kld_reverse KL(var || ref): P > 0 where Q = 0 makes the first infinite, the other way round
-    the second, and they stay so. A row that is no distribution is NaN. Equal logits give exactly 0.
+    the second, and they stay so. tv is the total variation, half the sum of |P - Q|, in [0, 1]: one less the sum of min(P, Q).
+    A row that is no distribution is NaN. Equal logits give exactly 0.
     top5_overlap: how many of the reference's five likeliest tokens are among the variant's (of equals the lower id)."""
     if ref.shape != var.shape or len(ref) != len(true_ids):
         raise ValueError(f"{ref.shape} logits cannot be compared with {var.shape} at {len(true_ids)} positions")
     n, vocab = ref.shape
     work = np.empty((4, min(BATCH, n), vocab), np.float32)  # stays in the cache from one batch to the next
-    values, tops = np.empty((6, n)), np.empty((3, n), np.int64)
+    values, tops = np.empty((7, n)), np.empty((3, n), np.int64)
     with np.errstate(all="ignore"):  # a row that leaves float32 is computed again by `_exact`
         for at in range(0, n, BATCH):
             rows = slice(at, at + BATCH)
@@ -55,9 +57,9 @@ def compare_logits(ref: F32, var: F32, true_ids: NDArray[np.int64]) -> TokenRows
             result = _in_float32(r, v, np.take_along_axis(r, top_ref[:, :1], 1), work[:, : len(r)])
             for i in np.flatnonzero(~np.isfinite(result).all(axis=0)):
                 result[:, i] = _exact(r[i], v[i])
-            kld, reverse, jsd, logz_ref, logz, entropy = result
+            kld, reverse, jsd, tv, logz_ref, logz, entropy = result
             logp_ref, logp = (np.take_along_axis(x, true, 1)[:, 0] for x in (r, v))
-            values[:, rows] = kld, reverse, jsd, logp_ref - logz_ref, logp - logz, entropy
+            values[:, rows] = kld, reverse, jsd, np.minimum(tv, 1.0), logp_ref - logz_ref, logp - logz, entropy
             shared = (top_ref[:, :, None] == top[:, None, :]).any(2).sum(1)
             tops[:, rows] = top_ref[:, 0], top[:, 0], shared
     return TokenRows(*values, *tops)
@@ -96,13 +98,14 @@ def top_ids(logits: F32) -> NDArray[np.int64]:
 
 
 def _in_float32(ref: F32, var: F32, top: F32, work: F32) -> F64:
-    """(kld, reverse kld, jsd, both log normalizers, the reference's entropy) [6, n] of rows in float32; not finite: use `_exact`.
+    """(kld, reverse kld, jsd, tv, both log normalizers, the reference's entropy) [7, n] of rows in float32; not finite: `_exact`.
 
     Everything is an expectation under P of x = d - mean, d = var - ref, whose mean under P is (but for rounding) 0. With
     E = expm1(x) and L = log E_P[e^x], the likelihood ratio is q/p = e^(x - L), and
         KL(P||Q) = L - E_P[x]                 where L = log1p(E_P[E - x] + E_P[x])
         KL(Q||P) = e^-L (E_P[x] + E_P[E x]) - L
         JSD      = KL(Q||P) / 2 - E_P[(1 + h) log1p(h) - h],    h = (q/p - 1) / 2
+        TV       = E_P|h|
     so that one exp, one expm1 and one log1p do for all of it. E - x is second order in x: near-equal distributions keep
     their digits, where the textbook's difference of two log-softmaxes drowns a KLD of 1e-6 in float32's rounding."""
     p, x, e, y = work
@@ -123,6 +126,8 @@ def _in_float32(ref: F32, var: F32, top: F32, work: F32) -> F64:
     reverse = np.exp(-log_mean) * (rest + _dot(p, y) / z) - log_mean
     np.multiply(e, (np.exp(-log_mean) / 2).astype(np.float32)[:, None], out=e)
     np.add(e, (np.expm1(-log_mean) / 2).astype(np.float32)[:, None], out=e)  # h
+    np.abs(e, out=y)
+    tv = _dot(p, y) / z
     np.log1p(e, out=y)
     np.add(e, np.float32(1), out=x)
     np.multiply(x, y, out=x)
@@ -130,7 +135,7 @@ def _in_float32(ref: F32, var: F32, top: F32, work: F32) -> F64:
     jsd = reverse / 2 - _dot(p, x) / z
     logz_ref = top[:, 0] + log_z
     bounded = [np.maximum(d, 0.0) for d in (log_mean - rest, reverse, jsd)]
-    result = np.stack([*bounded, logz_ref, logz_ref + mean + log_mean, entropy])
+    result = np.stack([*bounded, tv, logz_ref, logz_ref + mean + log_mean, entropy])
     result[:, far] = np.nan
     return result
 
@@ -147,7 +152,7 @@ def _exact(ref: NDArray[np.float32], var: NDArray[np.float32]) -> tuple[float, .
     logp, logz_ref = _log_softmax(ref.astype(np.float64))
     logq, logz = _log_softmax(var.astype(np.float64))
     if not (np.isfinite(logz_ref) and np.isfinite(logz)):
-        return (np.nan,) * 6
+        return (np.nan,) * 7
     p, q = np.exp(logp), np.exp(logq)
     ratio = logp - logq
     kld = np.where(p > 0, p * ratio, 0.0).sum()
@@ -155,7 +160,8 @@ def _exact(ref: NDArray[np.float32], var: NDArray[np.float32]) -> tuple[float, .
     middle = (p + q) / 2
     jsd = sum(np.where(x > 0, x * np.log(x / middle), 0.0).sum() for x in (p, q)) / 2
     entropy = -np.where(p > 0, p * logp, 0.0).sum()
-    return max(kld, 0.0), max(reverse, 0.0), max(jsd, 0.0), logz_ref, logz, float(entropy)
+    tv = np.abs(p - q).sum() / 2
+    return max(kld, 0.0), max(reverse, 0.0), max(jsd, 0.0), tv, logz_ref, logz, float(entropy)
 
 
 def _log_softmax(logits: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:

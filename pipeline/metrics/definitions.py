@@ -89,8 +89,10 @@ IN_PROCESS: dict[str, Definition] = {
     "speed_ratio": Definition("ratio", "higher", 1.0, "decode rate over the reference's, interleaved rounds"),
     "prefill_ratio": Definition("ratio", "higher", 1.0, "prefill rate over the reference's, interleaved rounds"),
     "draft_step": Definition("tokens", "higher", None, "of a pass of the reference, with this variant as its draft, temperature 0"),
-    "draft_step_sampled": Definition("tokens", "higher", None, "the same at temperature 1, at least"),
-    "draft_overlap": Definition("fraction", "higher", 1.0, "mean sum of min(reference's, variant's probability), at least"),
+    "draft_step_sampled": Definition("tokens", "higher", None, "the same at temperature 1"),
+    "draft_overlap": Definition(
+        "fraction", "higher", 1.0, "mean over tokens of the summed min(reference's, variant's probability)"
+    ),
     "spec_step": Definition("tokens", "higher", None, "tokens of a pass of the model with its draft: accepted ones and its own"),
     "spec_accepted": Definition("fraction", "higher", None, "the draft's tokens that were accepted, of all or of one position"),
     "spec_speed_ratio": Definition("ratio", "higher", 1.0, "decode rate with the draft over that without, interleaved rounds"),

@@ -20,8 +20,8 @@ from pipeline.metrics.definitions import POSITIONS, TOKEN_CLASSES, definition, p
 from pipeline.stats.intervals import FEW, Estimate, wilson
 
 NEEDED = (
-    "set", "document", "window", "token_class", "position", "kld", "kld_reverse", "jsd", "logp_ref", "logp", "top1_ref",
-    "top1", "top5_overlap",
+    "set", "document", "window", "token_class", "position", "kld", "kld_reverse", "jsd", "tv", "logp_ref", "logp",
+    "top1_ref", "top1", "top5_overlap",
 )  # fmt: skip
 TRAJECTORY = "trajectory"
 TOKEN = ("set", "document", "window", "position", "token_id")  # what makes two rows the same token in the same place
@@ -144,17 +144,11 @@ def _perplexity(b: Builder, c: Columns) -> None:
     b.mean("ppl_ratio", loss - loss_ref, ones, documents, transform="exp")
 
 
-def overlap(c: Columns) -> NDArray[np.float64]:
-    """A lower bound of each token's sum of min(p, q), which is 1 - TV: TV is at most sqrt(KL / 2), whichever way round (Pinsker),
-    and sqrt(2 JSD) (the same for the middle of both)."""
-    half = np.minimum(np.minimum(c["kld"], c["kld_reverse"]) / 2, 2 * c["jsd"])
-    return np.asarray(1 - np.sqrt(np.minimum(half, 1.0)))
-
-
 def _as_draft(b: Builder, c: Columns) -> None:
     """What the variant would be worth as the reference's draft: a guess is accepted where both like the same token best
-    (temperature 0), or with the probability of their overlap (temperature 1)."""
-    b.mean("draft_overlap", overlap(c), np.ones(len(c["kld"])), c["document"])
+    (temperature 0), or with the probability that both distributions share, the sum of min(p, q) = 1 - TV
+    (temperature 1; Leviathan et al. 2023)."""
+    b.mean("draft_overlap", 1 - c["tv"], np.ones(len(c["kld"])), c["document"])
     for name, share in (("draft_step", "top1_agreement"), ("draft_step_sampled", "draft_overlap")):
         m = b.metrics[share]
         for k in DRAFTED:

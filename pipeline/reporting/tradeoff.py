@@ -53,7 +53,7 @@ DETAILS = {  # speed in process, all of it
     "tokens a pass with its draft": "spec_step", "draft's tokens accepted, %": "spec_accepted",
     "same reply without its draft, %": "spec_same",
     "tokens a pass as the reference's draft of 4, expected": "draft_step/4",
-    "the same at temperature 1, at least": "draft_step_sampled/4",
+    "the same at temperature 1": "draft_step_sampled/4",
 }  # fmt: skip
 CAPTION = (
     "Context: prompt tokens; in sweeps over it, prompt and reply together. One request after another: TTFT and TPOT are means, "

@@ -256,7 +256,7 @@ def _diverge(variant: str) -> Json:
     if PACKED not in variant:
         return {"columns": columns, "replies": replies, **metas}
     same = np.equal(columns["top1"], columns["top1_ref"])
-    means = {k: _about(np.mean(columns[k])) for k in ("kld", "kld_reverse", "jsd", "logp", "top5_overlap")}
+    means = {k: _about(np.mean(columns[k])) for k in ("kld", "kld_reverse", "jsd", "tv", "logp", "top5_overlap")}
     means |= {"top1": _about(np.mean(same)), "rows": len(same)}
     return {"columns": means, "replies": [_fields(row) for row in replies], **metas}
 
