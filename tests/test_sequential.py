@@ -182,4 +182,6 @@ def test_every_metric_of_tokens_and_answers_is_one_that_its_stage_feeds() -> Non
     b = Builder(SETTINGS.compare, 1)
     rows: Any = answer_rows(3)
     answers.answer_metrics(b, answers.pair(rows, answer_rows(9)), False)  # type: ignore[arg-type]
-    assert {name.split("/")[0] for name in b.metrics} | {"byte_ppl", "byte_ppl_ratio"} == set(answers.METRICS)
+    assert {name.split("/")[0] for name in b.metrics} | {"byte_ppl", "byte_ppl_ratio", "acc_depth", "acc_depth_delta"} == set(
+        answers.METRICS
+    )

@@ -1,6 +1,7 @@
 """What a server gives of its distributions bounds their divergence from below, whatever it leaves out or rounds: it can fail a
 variant and never pass one."""
 
+import json
 import math
 import shutil
 from collections.abc import Callable
