@@ -20,7 +20,7 @@ from typing import Annotated, Any, NamedTuple, Protocol
 import typer
 from filelock import FileLock, Timeout
 
-from pipeline.core import artifacts, cli, copies, git, isolate, params
+from pipeline.core import artifacts, cli, copies, git, params
 from pipeline.core.copies import Job, Ran
 from pipeline.core.errors import ArtifactError, QuantgateError
 from pipeline.core.params import Params
@@ -227,7 +227,7 @@ def _all(folder: Folder, pool: Pool, needs: Callable[[str], Needs]) -> Line:
         if line.are("running") and not line.ready():
             name, ran = pool.next()
             line.state[name], how = "failed", str(ran)
-            if isinstance(ran, Ran):
+            if not isinstance(ran, str):
                 folder.carry(name, ran)
                 line.state[name] = "failed" if ran.code else "done"
                 how = f"{line.state[name]} on {ran.host} after {ran.seconds:.0f} s"
@@ -257,11 +257,13 @@ class Cluster:
         except ImportError:
             how = "pip install -e '.[ray]' -c constraints.txt -c constraints-dev.txt"
             raise QuantgateError(f"Ray is not installed: {how}") from None
+        for module in (copies, hardware):  # a cluster may have another version of them
+            ray.cloudpickle.register_pickle_by_value(module)
         mine = {} if address else {"num_cpus": at_once or os.cpu_count(), "resources": {NODE: 1}}
         try:
             ray.init(address or "local", logging_level="ERROR", **mine)
         except Exception as e:  # of Ray's many kinds; it has no one class
-            raise QuantgateError(f"Ray does not start at {address or 'this machine'}: {isolate.brief(e)}") from None
+            raise QuantgateError(f"Ray does not start at {address or 'this machine'}: {_brief(e)}") from None
         self._ray, self._running = ray, dict[Any, str]()
         self._tree: Any = None
         self.nodes = [n for n in ray.nodes() if n["Alive"] and NODE in n["Resources"]]
@@ -301,12 +303,17 @@ class Cluster:
         try:
             return name, self._ray.get(ended)
         except self._ray.exceptions.RayError as e:
-            return name, f"failed: {' '.join(str(e).split())[-300:]}"
+            return name, f"failed: {_brief(e)}"
 
     def _on(self, node: str) -> Any:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         return NodeAffinitySchedulingStrategy(node, soft=False)
+
+
+def _brief(e: Exception) -> str:
+    """The end of an error of Ray's, whose many lines begin with a stack."""
+    return " ".join(str(e).split())[-300:]
 
 
 def needs_of(name: str, settings: Params, gpus: int, most_memory: float) -> Needs:
