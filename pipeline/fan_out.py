@@ -106,8 +106,9 @@ class Folder:
         graph = get_active_graph(repo.index.graph)  # an edge leads from a stage to what it depends on
         self.stages = {s.addressing: s for s in plan_repro(graph, repo.stage.collect("dvc.yaml"))}
         self.after = {name: [s.addressing for s in graph.successors(stage)] for name, stage in self.stages.items()}
-        committed = self._parsed((git.show("HEAD", copies.LOCK) or b"").decode())
-        self.order = list(dict.fromkeys([*committed.get("stages", {}), *self.stages]))  # a serial run puts new ones at the end
+        before = self._parsed((git.show("HEAD", copies.LOCK) or b"").decode()).get("stages", {})
+        kept = before if before.keys() <= self._lock().get("stages", {}).keys() else {}  # not where dvc.lock was deleted
+        self.order = list(dict.fromkeys([*kept, *self.stages]))  # a serial run puts new ones at the end
 
     def outputs(self) -> list[str]:
         return [out.def_path for stage in self.stages.values() for out in stage.outs]
