@@ -12,9 +12,10 @@ help:  ## show this list
 # DVC runs stages in the order of its graph: what decides is asked for first, so that it is seen first.
 FIRST := from pipeline.core import params; s = params.load(); print(*(f"compare@{v}" for v in (s.reference, s.gate.required[0])))
 
+# WORKERS=ray: as many stages at once as there are GPUs; a cluster: `quantgate fan-out --help`.
 repro: .venv/installed  ## install what is missing, run the whole pipeline, print the table
 	@python -m pipeline.check > /dev/null && python -m pipeline.speed.hardware
-	@{ dvc repro $$(python -c '$(FIRST)') && python -m pipeline.report --first && dvc repro; } || { echo "make: stopped at the stage \
+	@{ $(if $(WORKERS),python -m pipeline.fan_out,dvc repro $$(python -c '$(FIRST)') && python -m pipeline.report --first && dvc repro); } || { echo "make: stopped at the stage \
 	that is named above; all that was finished before it is kept, and \`make repro\` goes on from there"; exit 1; }
 	@python -m pipeline.report --summary
 

@@ -60,6 +60,10 @@ COMMANDS = {
     "compare": Command(
         "tools.bundle:compare", "Compare these results with another machine's bundle.", ("quantgate compare out.zip",),
     ),
+    "fan-out": Command(
+        "pipeline.fan_out:main", "Run what is out of date on many GPUs or machines, by Ray.",
+        ("quantgate fan-out", "quantgate fan-out --address ray://host:10001 --remote"),
+    ),
     "evalset": Command(
         "pipeline.evalset.__main__:main", "Check evaluation sets; say what each can resolve.", ("quantgate evalset",),
     ),

@@ -19,8 +19,8 @@ PROTOCOL = "pipeline/protocol.yaml"
 PURE = sorted(PACKAGE.glob("stats/*.py"))
 # Packages that take seconds to import: inside functions only, so that params are checked without them.
 HEAVY = {
-    "bitsandbytes", "dvc", "gptqmodel", "jinja2", "llama_cpp", "lm_eval", "mlflow", "onnx", "onnxruntime_genai", "torch", "torchao",
-    "transformers", "vl_convert",
+    "bitsandbytes", "dvc", "gptqmodel", "jinja2", "llama_cpp", "lm_eval", "mlflow", "onnx", "onnxruntime_genai", "ray", "torch",
+    "torchao", "transformers", "vl_convert",
 }  # fmt: skip
 LIGHT = {"engines/_head.py", "engines/_lm_eval.py"}
 

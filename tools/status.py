@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from statistics import mean
 from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from pipeline.core import artifacts, cli, records
+from pipeline.core import artifacts, cli
 from pipeline.gating import freshness
 
 HERE = re.compile(r"[^:]+$")  # stages of the line's own dvc.yaml; those of another file have its name before them
@@ -35,7 +34,7 @@ def pending() -> list[Pending]:
         begun = [stage for stage in graph if stage.addressing in changed]
         affected = set(begun).union(*(nx.ancestors(graph, stage) for stage in begun))
         order = [s.addressing for s in nx.dfs_postorder_nodes(graph) if s in affected and HERE.match(s.addressing)]
-    return [Pending(name, _why(changed.get(name)), *_seconds(name)) for name in order]
+    return [Pending(name, _why(changed.get(name)), *artifacts.seconds_of(name)) for name in order]
 
 
 def _why(faults: list[Any] | None) -> str | None:
@@ -47,14 +46,6 @@ def _why(faults: list[Any] | None) -> str | None:
         return first
     paths = [path for fault in faults for path in next(iter(fault.values()))]
     return f"changed: {paths[0]}" + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
-
-
-def _seconds(name: str) -> tuple[float | None, bool]:
-    stage, _, variant = name.partition("@")
-    if facts := artifacts.run_facts(stage, variant or None):
-        return facts["wall_s"], False
-    others = [records.read(path, records.RunFacts)["wall_s"] for path in artifacts.RUNS.glob(f"{stage}@*.json")]
-    return (mean(others), True) if others else (None, False)
 
 
 def main(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:

@@ -302,3 +302,12 @@ def run_facts(stage: str, variant: str | None = None) -> RunFacts | None:
     """What the last run of a stage on this machine cost; None where its output was restored."""
     path = Stopwatch(stage, variant).path
     return read_json(path) if path.exists() else None
+
+
+def seconds_of(name: str) -> tuple[float | None, bool]:
+    """(seconds of the last run of `stage` or `stage@variant`, False), or (the mean of its other variants', True); None: unknown."""
+    stage, _, variant = name.partition("@")
+    if facts := run_facts(stage, variant or None):
+        return facts["wall_s"], False
+    others = [read_json(path)["wall_s"] for path in RUNS.glob(f"{stage}@*.json")]
+    return (sum(others) / len(others), True) if others else (None, False)

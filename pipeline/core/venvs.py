@@ -49,7 +49,7 @@ def is_here(name: str) -> bool:
 def folder(name: str) -> Path:
     text = (FILES / f"{name}.txt").read_bytes()
     base = sysconfig.get_path("purelib") if text.decode().startswith(LAYERED) else ""  # it points there
-    return (HOME / f"{name}-{hashlib.sha256(text + sys.version.encode() + base.encode()).hexdigest()[:12]}").absolute()
+    return (HOME / f"{name}-{hashlib.sha256(text + sys.version.encode() + base.encode()).hexdigest()[:12]}").resolve()
 
 
 def vllm() -> str:

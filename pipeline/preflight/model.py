@@ -192,7 +192,8 @@ def capacity(settings: Params) -> list[str]:
     if weights > have:
         lines.append(f"its {weights:.1f} GB at 16 bits are more than the memory: each pass reads them from disk")
     small = [stage for stage, size in memory.items() if size > have]
-    return lines + [f"{s} needs about {memory[s]:.1f} GB of memory and {have:.1f} GB are here: it will be killed" for s in small]
+    fate = "it will be killed; a larger machine can run it (docs/machines.md)"
+    return lines + [f"{s} needs about {memory[s]:.1f} GB of memory and {have:.1f} GB are here: {fate}" for s in small]
 
 
 def memory_by_stage(settings: Params, folder: Path) -> dict[str, float]:

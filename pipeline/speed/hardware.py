@@ -47,8 +47,13 @@ def note() -> None:
     """Write the class of this machine where timings are kept, if they are another's."""
     if MACHINE.exists() and not elsewhere():
         return
+    artifacts.write_text(MACHINE, of_this())
+
+
+def of_this() -> str:
+    """The class of this machine, as `MACHINE` has it."""
     facts = _class()
-    artifacts.write_text(MACHINE, OF_MACHINE + yaml.safe_dump({"machine": artifacts.digest(facts)[:8], **facts}, sort_keys=False))
+    return OF_MACHINE + yaml.safe_dump({"machine": artifacts.digest(facts)[:8], **facts}, sort_keys=False)
 
 
 def elsewhere() -> str:

@@ -84,10 +84,8 @@ class Project:
         return process.returncode, output
 
 
-def build(folder: Path, url: str) -> Project:
-    """A clone with a tiny model, run once; how long each stage took is what the moments are drawn from. url: the stub's."""
-    harness.clone(folder)
-    (folder / "dvc.lock").unlink()  # every stage runs
+def tiny(folder: Path, url: str) -> None:
+    """Write a tiny model into a clone, and params to run it through every stage. url: the stub's, which serves a variant."""
     make_model(folder / "artifacts/source")
     data = harness.settings()
     data |= {"model": {"source": "path", "path": "artifacts/source"}, "variants": VARIANTS, "tier": "smoke"}
@@ -97,6 +95,13 @@ def build(folder: Path, url: str) -> Project:
     data["diverge"]["window"], data["diverge"]["trajectories"]["tokens"] = 64, 6
     data["serving"]["variants"] = {SERVED: {"url": url}}
     harness.write_params(folder, data)
+
+
+def build(folder: Path, url: str) -> Project:
+    """A clone with a tiny model, run once; how long each stage took is what the moments are drawn from. url: the stub's."""
+    harness.clone(folder)
+    (folder / "dvc.lock").unlink()  # every stage runs
+    tiny(folder, url)
     stages = yaml.safe_load((folder / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
     each = {"${variants}": list(VARIANTS), "${serving.variants}": [SERVED]}
     project = Project(folder, {n: [f"{n}@{v}" for v in each[s["foreach"]]] if "foreach" in s else [n] for n, s in stages.items()})

@@ -1,0 +1,355 @@
+"""Run what is out of date on many GPUs or machines: DVC's graph says what, Ray where, DVC's cache carries the results.
+
+A stage starts when all that it depends on is there, in a copy of the project (core/copies.py). Its entry of dvc.lock is carried
+into this folder's, its outputs are checked out from the cache, and at the end plain `dvc repro` runs nothing."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, Protocol
+
+import typer
+from filelock import FileLock, Timeout
+
+from pipeline.core import artifacts, cli, copies, git, params
+from pipeline.core.copies import Job, Ran
+from pipeline.core.errors import ArtifactError, QuantgateError
+from pipeline.core.params import Params
+from pipeline.core.records import Json
+from pipeline.gating import freshness
+from pipeline.preflight import model as preflight
+from pipeline.speed import hardware
+
+HEAD = ("check", "download", "gate", "report", "track")  # run in this folder: they use git, or what lies beside the project
+ALONE = ("floor",)  # beside the stages that depend on reports/machine.yaml: nothing else runs on their node
+LOGS = artifacts.LOGS / "fan-out"
+NODE = "node"  # the resource that is a whole machine: stages that time take all of it
+RETRIES = 3  # of a stage whose worker or machine was lost; one that fails for its own reason is not repeated
+
+
+class Needs(NamedTuple):
+    """What a stage takes of a node. memory: bytes."""
+
+    alone: bool = False
+    gpus: int = 0
+    memory: float = 0.0
+
+
+class Pool(Protocol):
+    """Where jobs run. `slots`: how many at once; `next` waits for any, and gives (stage, how it ended or how it was lost)."""
+
+    slots: int
+
+    def start(self, job: Job, needs: Needs, tree: bytes) -> None: ...
+    def next(self) -> tuple[str, Ran | str]: ...
+
+
+# ---- what to run next: pure --------------------------------------------------------------------------------------------------
+class Line:
+    """Stages in the order of a serial run, what each waits for, and how far each is: waiting, running, done or failed."""
+
+    def __init__(self, after: dict[str, list[str]]) -> None:
+        self.after = after
+        self.state = dict.fromkeys(after, "waiting")
+
+    def are(self, state: str) -> list[str]:
+        return [name for name, is_now in self.state.items() if is_now == state]
+
+    def ready(self) -> list[str]:
+        """Stages whose inputs are all there."""
+        return [name for name in self.are("waiting") if not self.waits_for(name)]
+
+    def waits_for(self, name: str) -> list[str]:
+        return [before for before in self.after[name] if self.state[before] != "done"]
+
+    def held_up_by(self, name: str) -> list[str]:
+        """Failed stages that a stage depends on, at any distance."""
+        found, beyond = set[str](), list(self.after[name])
+        while beyond:
+            if (before := beyond.pop()) not in found:
+                found.add(before)
+                beyond += self.after[before]
+        return [before for before in self.are("failed") if before in found]
+
+
+def merged(lock: Json, name: str, entry: Json | None, order: Iterable[str]) -> Json:
+    """dvc.lock with one stage's entry, or (None) without it, its stages in `order` as a serial run leaves them; others behind."""
+    stages = {k: v for k, v in lock.get("stages", {}).items() if k != name} | ({} if entry is None else {name: entry})
+    rank = {n: k for k, n in enumerate(order)}
+    return {"schema": "2.0", **lock, "stages": dict(sorted(stages.items(), key=lambda item: rank.get(item[0], len(rank))))}
+
+
+def minutes_left(line: Line, slots: int) -> str:
+    """By earlier durations of what is not done yet, as if every slot had work."""
+    seconds = [artifacts.seconds_of(name)[0] for name in (*line.are("waiting"), *line.are("running"))]
+    unknown = seconds.count(None)
+    return f"about {sum(s or 0 for s in seconds) / slots / 60:.0f} min left" + (f", {unknown} of unknown length" if unknown else "")
+
+
+# ---- this folder -------------------------------------------------------------------------------------------------------------
+class Folder:
+    """The head's folder: DVC's project, to which results are carried."""
+
+    def __init__(self, repo: Any, remote: bool = False) -> None:
+        from dvc.repo.reproduce import get_active_graph, plan_repro
+
+        self.repo, self.remote = repo, remote
+        graph = get_active_graph(repo.index.graph)  # an edge leads from a stage to what it depends on
+        self.stages = {s.addressing: s for s in plan_repro(graph, repo.stage.collect("dvc.yaml"))}
+        self.after = {name: [s.addressing for s in graph.successors(stage)] for name, stage in self.stages.items()}
+        before = self._parsed((git.show("HEAD", copies.LOCK) or b"").decode()).get("stages", {})
+        kept = before if before.keys() <= self._lock().get("stages", {}).keys() else {}  # not where dvc.lock was deleted
+        self.order = list(dict.fromkeys([*kept, *self.stages]))  # a serial run puts new ones at the end
+
+    def outputs(self) -> list[str]:
+        return [out.def_path for stage in self.stages.values() for out in stage.outs]
+
+    def times(self, name: str) -> bool:
+        return name in ALONE or any(dep.def_path == str(hardware.MACHINE) for dep in self.stages[name].deps)
+
+    def has(self, name: str) -> bool:
+        """Whether a stage's outputs are here: unchanged, or restored from DVC's cache."""
+        from dvc.stage.cache import RunCacheNotFoundError
+        from dvc.stage.serialize import to_single_stage_lockfile
+        from dvc_data.hashfile.hash_info import HashInfo
+
+        stage = self.stages[name]
+        with self.repo.lock:
+            if not stage.changed():
+                return True
+            if not all(dep.exists for dep in stage.deps):  # the stage will say so
+                return False
+            if not stage.outs_cached():  # DVC trusts an entry of dvc.lock whose outputs nobody has, and asks the run cache nothing
+                for out in stage.outs:
+                    out.hash_info = HashInfo()
+            stage.remove_outs()
+            try:
+                self.repo.stage_cache.restore(stage, pull=self.remote)
+            except RunCacheNotFoundError:
+                return False
+            stage.save(run_cache=False)
+            stage.commit()
+        self.put(name, to_single_stage_lockfile(stage))
+        return True
+
+    def job(self, name: str) -> Job:
+        inputs = self.after[name]
+        if self.remote and inputs:
+            self.repo.push(inputs)
+        files = {str(f): f.read_bytes() for before in inputs for out in self._uncached(before) for f in copies.below(Path(out))}
+        if (own := Path(".dvc/config.local")).exists():  # git does not have it
+            files[str(own)] = own.read_bytes()
+        lock = self._dumped(merged(self._lock(), name, None, self.order))
+        cache = None if self.remote else str(self.repo.cache.local_cache_dir)
+        return Job(name, str(Path.cwd()), inputs, lock, files, self._uncached(name), cache, os.environ.get("OMP_NUM_THREADS"))
+
+    def carry(self, name: str, ran: Ran) -> None:
+        """Take over what a stage wrote in its copy. Killed between two lines, the next start restores or repeats the stage."""
+        from dvc.stage.loader import StageLoader
+
+        for path, content in ran.files.items():
+            copies.write(Path(path), content)
+        copies.write(LOGS / f"{name}.log", ran.log)
+        if ran.code:
+            return
+        stage, entry = self.stages[name], self._parsed(ran.lock)["stages"][name]
+        StageLoader.fill_from_lock(stage, entry)
+        if self.remote:
+            for objects in stage.get_used_objs().values():
+                self.repo.cloud.pull(objects)
+        with self.repo.lock:
+            if "failed" in stage.checkout(force=True):
+                raise ArtifactError(f"{name}: its outputs are not in DVC's cache {self.repo.cache.local_cache_dir}")
+        self.put(name, entry)
+
+    def run(self, name: str) -> int:
+        """Run a stage in this folder."""
+        LOGS.mkdir(parents=True, exist_ok=True)
+        with (LOGS / f"{name}.log").open("w") as log:
+            return subprocess.run([sys.executable, "-m", *copies.REPRO, name], stdout=log, stderr=subprocess.STDOUT).returncode
+
+    def _uncached(self, name: str) -> list[str]:
+        return [out.def_path for out in self.stages[name].outs if not out.use_cache]
+
+    def put(self, name: str = "", entry: Json | None = None) -> None:
+        """Write an entry into dvc.lock, whose entries are then in a serial run's order."""
+        with self.repo.lock:
+            artifacts.write_text(copies.LOCK, self._dumped(merged(self._lock(), name, entry, self.order)))
+
+    def _lock(self) -> Json:
+        return self._parsed(copies.LOCK.read_text(encoding="utf-8") if copies.LOCK.exists() else "")
+
+    @staticmethod
+    def _parsed(text: str) -> Json:
+        from dvc.utils.serialize import loads_yaml
+
+        return dict(loads_yaml(text) or {})
+
+    @staticmethod
+    def _dumped(lock: Json) -> str:
+        from dvc.utils.serialize import dumps_yaml
+
+        return str(dumps_yaml(lock))
+
+
+def fan_out(pool: Pool, needs: Callable[[str], Needs], remote: bool = False) -> Line:
+    """Run every stage of dvc.yaml that is out of date, and all that follows, as far as nothing fails."""
+    copies.COPIES.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(f"{copies.COPIES}.lock", timeout=0), freshness.project("this folder") as repo:
+            for left in copies.COPIES.iterdir():  # by a start that was killed
+                shutil.rmtree(left, ignore_errors=True)
+            return _all(Folder(repo, remote), pool, needs)
+    except Timeout:
+        raise ArtifactError("another fan-out is at work in this folder") from None
+
+
+def _all(folder: Folder, pool: Pool, needs: Callable[[str], Needs]) -> Line:
+    line, tree = Line(folder.after), copies.pack(folder.outputs())
+    while line.ready() or line.are("running"):
+        for name in line.ready():
+            if folder.has(name):
+                line.state[name] = "done"
+            elif name in HEAD:
+                cli.say("fan-out", f"{name} runs in this folder, log: {LOGS}/{name}.log")
+                line.state[name] = "failed" if folder.run(name) else "done"
+            else:
+                pool.start(folder.job(name), needs(name)._replace(alone=folder.times(name)), tree)
+                line.state[name] = "running"
+        if line.are("running") and not line.ready():
+            name, ran = pool.next()
+            line.state[name], how = "failed", str(ran)
+            if not isinstance(ran, str):
+                folder.carry(name, ran)
+                line.state[name] = "failed" if ran.code else "done"
+                how = f"{line.state[name]} on {ran.host} after {ran.seconds:.0f} s"
+            cli.say("fan-out", f"{name} {how}; {_rest(line, pool)}")
+    folder.put()  # stages that ran in this folder stand where DVC put them
+    return line
+
+
+def _rest(line: Line, pool: Pool) -> str:
+    counts = Counter(line.state.values())
+    waiting = next(((n, w) for n in line.are("waiting") if (w := line.waits_for(n)) and not line.held_up_by(n)), None)
+    first = f" ({waiting[0]} for {', '.join(waiting[1][:2])}{', ...' * (len(waiting[1]) > 2)})" if waiting else ""
+    numbers = f"{counts['done']} of {len(line.state)} done, {counts['running']} started, {counts['waiting']} wait{first}"
+    return f"{numbers}; {minutes_left(line, pool.slots)}"
+
+
+# ---- Ray ---------------------------------------------------------------------------------------------------------------------
+class Cluster:
+    """Ray, started here or at `address`. at_once: stages on a node that do not time; None: as many as a node has GPUs."""
+
+    def __init__(self, address: str | None, at_once: int | None) -> None:
+        os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0", "RAY_task_oom_retries": str(RETRIES)}
+        if not address:  # Ray listens on every interface: nobody without this process's token is answered
+            os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        try:
+            import ray
+        except ImportError:
+            how = "pip install -e '.[ray]' -c constraints.txt -c constraints-dev.txt"
+            raise QuantgateError(f"Ray is not installed: {how}") from None
+        for module in (copies, hardware):  # a cluster may have another version of them
+            ray.cloudpickle.register_pickle_by_value(module)
+        mine = {} if address else {"num_cpus": at_once or os.cpu_count(), "resources": {NODE: 1}}
+        try:
+            ray.init(address or "local", logging_level="ERROR", **mine)
+        except Exception as e:  # of Ray's many kinds; it has no one class
+            raise QuantgateError(f"Ray does not start at {address or 'this machine'}: {_brief(e)}") from None
+        self._ray, self._running = ray, dict[Any, str]()
+        self._tree: Any = None
+        self.nodes = [n for n in ray.nodes() if n["Alive"] and NODE in n["Resources"]]
+        if not self.nodes:
+            how = f"ray start --resources '{{\"{NODE}\": 1}}' ..."
+            raise QuantgateError(f"no machine of {address} has Ray's resource {NODE!r}: {how}")
+        self.gpus = int(max(n["Resources"].get("GPU", 0) for n in self.nodes))
+        self.memory = max(n["Resources"]["memory"] for n in self.nodes)
+        self._at_once = at_once or max(1, self.gpus)
+        self.slots = self._at_once * len(self.nodes)
+        self._timed: Iterator[str] | None = None  # nodes that may time, in turns; None: any
+
+    def choose_machine(self) -> None:
+        """Write the class of machine that timings are of: today's if a node is of it, else the most frequent."""
+        ask, nodes = self._ray.remote(hardware.of_this), [n["NodeID"] for n in self.nodes]
+        texts = self._ray.get([ask.options(num_cpus=0, scheduling_strategy=self._on(node)).remote() for node in nodes])
+        now = hardware.MACHINE.read_text(encoding="utf-8") if hardware.MACHINE.exists() else ""
+        chosen = now if now in texts else Counter(texts).most_common(1)[0][0]
+        if chosen != now:
+            artifacts.write_text(hardware.MACHINE, chosen)
+        if len(set(texts)) > 1:
+            self._timed = itertools.cycle([node for node, text in zip(nodes, texts) if text == chosen])
+
+    def start(self, job: Job, needs: Needs, tree: bytes) -> None:
+        share = 1 if needs.alone else int(10000 / self._at_once) / 10000  # Ray counts in parts of 10 000
+        where = {"scheduling_strategy": self._on(next(self._timed))} if needs.alone and self._timed else {}
+        task = self._ray.remote(copies.run).options(
+            name=job.stage, num_cpus=1, num_gpus=needs.gpus, memory=int(needs.memory), resources={NODE: share},
+            max_retries=RETRIES, **where,
+        )  # fmt: skip
+        self._tree = self._tree or self._ray.put(tree)  # once, for all
+        self._running[task.remote(job, self._tree)] = job.stage
+
+    def next(self) -> tuple[str, Ran | str]:
+        (ended,), _ = self._ray.wait(list(self._running), num_returns=1)
+        name = self._running.pop(ended)
+        try:
+            return name, self._ray.get(ended)
+        except self._ray.exceptions.RayError as e:
+            return name, f"failed: {_brief(e)}"
+
+    def _on(self, node: str) -> Any:
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        return NodeAffinitySchedulingStrategy(node, soft=False)
+
+
+def _brief(e: Exception) -> str:
+    """The end of an error of Ray's, whose many lines begin with a stack."""
+    return " ".join(str(e).split())[-300:]
+
+
+def needs_of(name: str, settings: Params, gpus: int, most_memory: float) -> Needs:
+    """GPUs by what the variant's engine spreads over, memory by the model's size. gpus: of a node; most_memory: of the largest."""
+    stage, _, variant = name.partition("@")
+    options = settings.variants[variant or settings.reference].engine_options
+    spread = gpus if options.get("device_map") == "auto" else int(str(options.get("tensor_parallel", 1)))
+    folder = preflight.base_folder(settings)
+    memory = preflight.memory_by_stage(settings, folder).get(name, 0.0) if folder else 0.0
+    if memory > most_memory:
+        cli.say("fan-out", f"{name} needs about {memory / 1e9:.1f} GB and the largest node has {most_memory / 1e9:.1f} GB")
+    return Needs(gpus=0 if stage == "compare" else min(spread, gpus), memory=min(memory, most_memory))
+
+
+def main(
+    address: Annotated[str | None, typer.Option(help="Ray's cluster: auto, or ray://HOST:10001; none: this machine.")] = None,
+    at_once: Annotated[int | None, typer.Option(min=1, help="Stages at once on a node; none: as many as it has GPUs.")] = None,
+    remote: Annotated[bool, typer.Option(help="No disk is shared: carry through DVC's default remote.")] = False,
+) -> None:
+    """Run what is out of date on many GPUs or machines, by Ray."""
+    settings, began = params.load(), time.monotonic()
+    cluster = Cluster(address, at_once)
+    cluster.choose_machine()
+    line = fan_out(cluster, lambda name: needs_of(name, settings, cluster.gpus, cluster.memory), remote)
+    if failed := line.are("failed"):
+        skipped = {name: by for name in line.are("waiting") if (by := line.held_up_by(name))}
+        cli.say("fan-out", f"not run: {', '.join(f'{name} (for {by[0]})' for name, by in skipped.items()) or 'nothing else'}")
+        raise ArtifactError(
+            f"{', '.join(failed)} failed; see {LOGS}; the rest is done and kept, the same command goes on from there"
+        )
+    left = subprocess.run([sys.executable, "-m", "dvc", "repro", "--dry"], capture_output=True, text=True)
+    if left.returncode or "Running stage" in left.stdout:
+        raise ArtifactError(f"`dvc repro` would still run stages: {left.stdout.strip()[-300:]}{left.stderr.strip()[-300:]}")
+    cli.say("fan-out", f"{len(line.state)} stages are up to date, {time.monotonic() - began:.0f} s")
+
+
+if __name__ == "__main__":
+    cli.run(main)
