@@ -43,7 +43,11 @@ def faults(settings: Params) -> list[str]:
     if (engine := settings.variants[settings.reference].engine) != "hf":
         why = "choose one in 'hf': its hidden states are kept"
         messages.append(f"params.yaml: reference {settings.reference!r} runs in {engine!r}; {why}")
-    if engines.packs_cache(settings.variants[settings.reference].engine_options):
+    options = settings.variants[settings.reference].engine_options
+    if "speculate" in options:
+        why = "every speed-up would be one over its draft's; remove speculate from its engine_options"
+        messages.append(f"params.yaml: reference {settings.reference!r} speculates; {why}")
+    if engines.packs_cache(options):
         why = "what is compared with it would be compared with a loss; remove kv from its engine_options"
         messages.append(f"params.yaml: reference {settings.reference!r} quantizes its key-value cache; {why}")
     if isinstance(settings.model, PathModel):

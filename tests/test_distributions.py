@@ -66,6 +66,14 @@ def test_mass_far_from_where_the_reference_has_any_is_not_lost(far: float) -> No
     assert found.logp_ref[0] == pytest.approx(-far - np.log1p(np.exp(-1)), rel=1e-5)
 
 
+def test_distributions_that_share_nothing_lie_no_further_apart_than_1() -> None:
+    ref, var = np.random.default_rng(8).normal(0, 1, (2, 100, 301)).astype(np.float32)
+    ref[:, :150] -= 600
+    var[:, 150:] -= 600
+    found = compare_logits(ref, var, np.zeros(100, int)).tv
+    assert (found <= 1).all() and (found > 1 - 1e-12).all()
+
+
 def test_mass_where_float32_sees_none_of_the_reference_s_is_not_lost() -> None:
     """e^-104 is 0 in float32, and nothing overflows: without float64 the reverse divergence of 79 e^-24 would be 0."""
     assert rows([0.0, -104.0], [0.0, -24.0]).kld_reverse[0] == pytest.approx(79 * np.exp(-24), rel=1e-3)

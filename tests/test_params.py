@@ -191,6 +191,7 @@ Q4 = "engine: llamacpp, options: {type: Q4_0}"
     ("metric: acc_delta/all, margin", "metric: acc_depth_delta/retrieval:long-0.9, margin", []),
     ("engine: llamacpp", "engine: hf", ["variants.gguf-bf16", "does not read what quantizer 'gguf'", "llamacpp"]),
     ("engine: hf, options: {scheme", "engine: llamacpp, options: {scheme", ["variants.int8", "use engine: hf"]),
+    ("{dtype: bfloat16}", "{dtype: bfloat16}, engine_options: {speculate: {draft: ngram, tokens: 4}}", ["'bf16' speculates"]),
     (Q4, f"{Q4}, engine_options: {{speculate: {{draft: gguf-q8_0, tokens: 4}}}}", []),
     (Q4, f"{Q4}, engine_options: {{speculate: {{draft: gguf-q8, tokens: 4}}}}", ["'gguf-q8' is not", "did you mean 'gguf-q8_0'"]),
     (Q4, f"{Q4}, engine_options: {{speculate: {{draft: int8, tokens: 4}}}}", ["draft 'int8' runs in engine 'hf'"]),

@@ -21,6 +21,7 @@ from pipeline.core import artifacts
 from pipeline.core.errors import ArtifactError, Unsupported
 from pipeline.engines import Sampling, Trace, _generation
 from pipeline.engines._speculation import by_model, lookup, speculated, without_draft
+from pipeline.engines.hf import HfEngine
 from pipeline.metrics import generation
 from pipeline.metrics.definitions import timed
 
@@ -137,13 +138,12 @@ def test_timings_with_another_build_of_the_draft_are_refused_with_the_command_th
             made.refuse_others("r", "r")
 
 
-# --- in llama.cpp ------------------------------------------------------------------------------------------------
+# --- in engines ------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def models(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two variants: the tiny model, and its draft with a few weights moved."""
-    pytest.importorskip("llama_cpp")
     home = tmp_path_factory.mktemp("models")
     for name in ("whole", "draft"):
         shutil.copytree(tiny, home / name)
@@ -152,13 +152,16 @@ def models(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("draft", ["ngram", "draft"])
-def test_llama_cpp_replies_the_same_with_a_draft_as_without(models: Path, draft: str) -> None:
+@pytest.mark.parametrize("name, how", [("llamacpp", {"kv": "f32"}), ("hf", {})])
+def test_replies_are_the_same_with_a_draft_as_without(models: Path, name: str, how: dict[str, str], draft: str) -> None:
+    if name == "llamacpp":
+        pytest.importorskip("llama_cpp")
     if draft != "ngram":
         (models / draft / "manifest.json").unlink(missing_ok=True)
         with pytest.raises(ArtifactError, match="manifest.json"):
-            engines.load("llamacpp", models / "whole", threads=1, speculate={"draft": draft, "tokens": 3})
+            engines.load(name, models / "whole", threads=1, speculate={"draft": draft, "tokens": 3})
         write_manifest(models / draft)
-    engine: Any = engines.load("llamacpp", models / "whole", threads=1, kv="f32", speculate={"draft": draft, "tokens": 3})
+    engine: Any = engines.load(name, models / "whole", threads=1, **how, speculate={"draft": draft, "tokens": 3})
     for ids in (IDS[:40], IDS[:7] * 5):
         alone = [t for t, _ in engine.stream_undrafted(ids, 24, FORCED)]
         assert engine.trace.guesses == {} and len(engine.trace.decode) == 23
@@ -171,7 +174,36 @@ def test_llama_cpp_replies_the_same_with_a_draft_as_without(models: Path, draft:
         assert undrafted["token_ids"] == alone[:n] and len(undrafted["gaps"]) == n and 0 <= undrafted["moved"] < 0.1
     assert draft == "ngram" or max(guesses["accepted"]) == 3, "a draft with the same weights is right"
     with pytest.raises(Unsupported, match="one request at a time"):
-        engine.stream_batch([IDS[:8]] * 2, 4)
+        list(engine.stream_batch([IDS[:8]] * 2, 4))
+    engine.trace = Trace()
     rows = _generation.generate(engine, [_generation.Prompt("a", "d", "x", IDS[:20])], 8, is_reference=False)
     assert json.loads(json.dumps(rows))[0]["undrafted"]["token_ids"] == rows[0]["token_ids"]
+    assert engine.trace.guesses, "its own replies are drafted"
     engine.close()
+
+
+@pytest.mark.parametrize("window", [None, 8])
+def test_tokens_taken_back_leave_no_trace_in_transformers(tiny: Path, window: int | None) -> None:
+    """Rows after other tokens were read and taken back are those of one pass, a sliding window long passed or not."""
+    from transformers import AutoTokenizer, MistralConfig, MistralForCausalLM
+
+    config = MistralConfig(
+        vocab_size=600, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+        initializer_range=0.3, sliding_window=window,
+    )  # fmt: skip
+    engine = HfEngine(MistralForCausalLM(config).eval(), AutoTokenizer.from_pretrained(tiny), "cpu", set())
+    whole = engine.logits(IDS[:60])
+    for at, wrong in ((50, 3), (54, 20), (30, 9), (59, 1)):
+        engine.rows_after(IDS[:at], [7] * wrong)
+        np.testing.assert_allclose(engine.rows_after(IDS[: at - 2], IDS[at - 2 : at + 1]), whole[at - 2 : at + 1], atol=1e-4)
+
+
+def test_a_model_or_cache_of_transformers_that_takes_no_tokens_back_does_not_speculate(tiny: Path, tmp_path: Path) -> None:
+    from transformers import Mamba2Config, Mamba2ForCausalLM
+
+    config = Mamba2Config(vocab_size=600, hidden_size=32, num_heads=8, head_dim=8, state_size=8, num_hidden_layers=1, n_groups=1)
+    shutil.copytree(tiny, tmp_path / "state", ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
+    Mamba2ForCausalLM(config).save_pretrained(tmp_path / "state")
+    for folder, kv in ((tiny, "fp8"), (tmp_path / "state", "auto")):
+        with pytest.raises(Unsupported, match="cannot take tokens back"):
+            engines.load("hf", folder, threads=1, kv=kv, speculate={"draft": "ngram", "tokens": 3})

@@ -48,12 +48,17 @@ def replies(engine: Any, prompts: Sequence[list[int]], most: int, batch: int) ->
     with cli.progress(len(prompts), "replies", "prompt") as bar:
         for at in range(0, len(prompts), batch):
             part = prompts[at : at + batch]
-            if hasattr(engine, "sample"):
+            if side_by_side(engine):
                 answers += engine.sample(part, most, GREEDY)
             else:
                 answers += [[token for token, _ in engine.stream(ids, most, GREEDY)] for ids in part]
             bar.update(len(part))
     return answers
+
+
+def side_by_side(engine: Any) -> bool:
+    """Whether it answers in batches; a draft guesses for one request at a time."""
+    return hasattr(engine, "sample") and not getattr(engine, "speculate", None)
 
 
 def generate(engine: Any, prompts: list[Prompt], most: int, is_reference: bool) -> list[ReplyRow]:
@@ -87,5 +92,5 @@ def write(variant: str, engine: Any | None, settings: params.Params, about: Dive
         if engine is not None:
             prompts = asked(artifacts.REFERENCE, load_prompts(Path(setup.prompts)))
             rows += generate(engine, prompts, setup.tokens, variant == settings.reference)
-            meta["batch"] = BATCH if rows and hasattr(engine, "sample") else 1
+            meta["batch"] = BATCH if rows and side_by_side(engine) else 1
     return meta["reason"] or f"{len(rows)} replies of its own"

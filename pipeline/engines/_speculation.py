@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, Protocol
 
 import numpy as np
@@ -15,11 +17,14 @@ from numpy.typing import NDArray
 from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
-from pipeline.core.records import Options, Undrafted
+from pipeline.core import artifacts, records
+from pipeline.core.errors import Unsupported
+from pipeline.core.records import ModelManifest, Options, Undrafted
 from pipeline.engines import Sampling, Trace
 from pipeline.engines._forest import common_prefix
 
 NGRAM = "ngram"
+ALONE = "a draft guesses for one request at a time here"
 GRAMS = (3, 2)  # tokens that must have stood before, the longest first
 
 Propose = Callable[[list[int], int], list[int]]  # (all tokens so far, the most that are wanted): the tokens that may follow
@@ -53,6 +58,26 @@ def drafting_variant(engine_options: Options) -> str | None:
     """The variant that drafts; None without one."""
     draft = (engine_options.get("speculate") or {}).get("draft")
     return None if draft == NGRAM else draft
+
+
+def give_draft(engine: Any, speculate: Speculate, model_dir: Path, load: Callable[[Path], Any]) -> None:
+    """Let an engine speculate. load: the drafting variant, from its folder, which lies beside the engine's own `model_dir`."""
+    engine.speculate = speculate
+    if name := drafting_variant({"speculate": speculate}):
+        folder = model_dir.parent / name
+        artifacts.check_model(folder, records.read(folder / artifacts.MANIFEST, ModelManifest))
+        engine.draft = load(folder)
+        if engine.draft.vocab_size != engine.vocab_size:
+            sizes = f"{engine.draft.vocab_size} and {engine.vocab_size} entries"
+            raise Unsupported(f"draft {name!r} has another vocabulary ({sizes}); name a variant of the same base")
+
+
+def drafted(engine: Any, prompt: Sequence[int], most: int, sampling: Sampling) -> Iterator[tuple[int, float]] | None:
+    """`speculated` as the engine's option says; None where it does not apply."""
+    if not engine.speculate or sampling.temperature > 0:
+        return None
+    begin = partial(by_model, engine.draft) if engine.draft else lookup
+    return speculated(engine, prompt, begin, engine.speculate["tokens"], most, sampling)
 
 
 def lookup(prompt: list[int]) -> Propose:

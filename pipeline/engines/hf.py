@@ -11,6 +11,7 @@ import inspect
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +22,8 @@ from numpy.typing import NDArray
 from pipeline.core import artifacts, quota
 from pipeline.core.errors import InvalidVariant, Unsupported
 from pipeline.engines import Sampling, Trace, _gptq
+from pipeline.engines._forest import common_prefix
+from pipeline.engines._speculation import ALONE, Speculate, drafted, give_draft
 from pipeline.model.config import end_ids, window
 
 UNBOUNDED = 2048  # tokens: what is taken for the window of a model that has none, as a recurrent one or one with ALiBi
@@ -28,6 +31,7 @@ CACHES = ("cache", "past_key_values", "cache_params")  # what models call it
 GROUPS = (64, 32, 16, 8)  # numbers of a head that share a scale and a zero point in an int8 or int4 cache: the first that fits
 RESIDUAL = 128  # tokens that such a cache holds as they are before it packs them too: transformers' default
 PROMPT = 32  # tokens of a text that has none: fp8 takes its one scale from them, and from a single token it is far off
+CROPPED = {"DynamicLayer", "DynamicSlidingWindowLayer"}  # kinds of cache layers that tokens can be taken out of again
 CACHE_BITS = {"fp8": 8, "int8": 8, "int4": 4}
 
 
@@ -39,17 +43,18 @@ def load(
     attention: Literal["auto", "sdpa", "eager"] = "auto",
     device_map: Literal["one", "auto"] = "one",
     kv: Literal["auto", "fp8", "int8", "int4"] = "auto",
+    speculate: Speculate | None = None,
 ) -> HfEngine:
     """Load a Hugging Face folder as it was written: its own dtype, its own quantization config, its own kernel.
 
     attention: auto is sdpa where the model has it, else eager. device_map: auto spreads a model that is larger than one card
     over all of them and then the machine's memory, by accelerate (untried on cards). kv: how keys and values are kept: auto is the
-    model's own type, int8 and int4 are HQQ's.
+    model's own type, int8 and int4 are HQQ's. speculate: how replies are guessed ahead, as in llamacpp.py.
     """
     trusted = artifacts.trusts_code(model_dir)
     try:
         import torch
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
         from transformers.utils import logging
     except ImportError as e:
         raise Unsupported(f"engine 'hf' needs {e.name}; pip install torch transformers -c constraints.txt") from None
@@ -89,6 +94,12 @@ def load(
         raise Unsupported(f"engine 'hf' packs keys and values to {kv} with hqq; pip install hqq -c constraints-dev.txt") from None
     except ValueError as e:
         raise Unsupported(f"transformers has no {kv} cache for this model ({' '.join(str(e).split())[:200]})") from None
+    if speculate:
+        kinds = {type(layer).__name__ for layer in DynamicCache(config=model.config).layers}
+        if kv != "auto" or model._is_stateful or kinds - CROPPED:
+            raise Unsupported("a packed cache or a recurrent model cannot take tokens back: no speculation")
+        how = partial(load, threads=threads, device=device, attention=attention, device_map=device_map)
+        give_draft(engine, speculate, model_dir, how)
     return engine
 
 
@@ -96,6 +107,10 @@ class HfEngine:
     """See `pipeline.engines.Engine`; besides, `hidden` and `head` split a forward pass before the output head."""
 
     name = "hf"
+    speculate: Speculate | None = None
+    draft: HfEngine | None = None
+    kept: list[int]  # tokens that `kept_cache`, that of `rows_after`, holds
+    kept_cache: Any
 
     def __init__(self, model: Any, tokenizer: Any, device: str, ends: set[int], kv: str = "auto") -> None:
         import torch
@@ -116,8 +131,11 @@ class HfEngine:
         arguments = inspect.signature(model.forward).parameters
         self._keep_last = "logits_to_keep" in arguments
         self._cache = next(name for name in CACHES if name in arguments)
+        self.forget()
 
     def close(self) -> None:
+        if self.draft:
+            self.draft.close()
         del self.model, self.body, self.head
 
     # --- teacher-forced ------------------------------------------------------------------------------------------
@@ -207,9 +225,9 @@ class HfEngine:
     def _ids(self, batch: Sequence[Sequence[int]]) -> Any:
         return self.torch.tensor([list(ids) for ids in batch], dtype=self.torch.long, device=self.device)
 
-    def forward(self, batch: Sequence[Sequence[int]], cache: Any, last: bool = False) -> tuple[Any, Any]:
-        """One pass after what `cache` holds (None: nothing): logits [b, n, vocab], or those of the last position, and the cache."""
-        keep = {"logits_to_keep": 1} if last and self._keep_last else {}
+    def forward(self, batch: Sequence[Sequence[int]], cache: Any, last: int = 0) -> tuple[Any, Any]:
+        """One pass after what `cache` holds (None: nothing): logits [b, n, vocab], or the `last` ones, and the cache."""
+        keep = {"logits_to_keep": int(last)} if last and self._keep_last else {}
         cache = self.new_cache() if cache is None else cache
         with self.torch.inference_mode():
             out = self.model(input_ids=self._ids(batch), use_cache=True, **{self._cache: cache}, **keep)
@@ -256,6 +274,29 @@ class HfEngine:
     # --- generation ----------------------------------------------------------------------------------------------
 
     def stream(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Iterator[tuple[int, float]]:
+        replies = drafted(self, token_ids, max_new_tokens, sampling)
+        if replies is None:
+            yield from self.stream_undrafted(token_ids, max_new_tokens, sampling)
+            return
+        self.forget()
+        trace = self.trace = Trace(element_bytes=self._element_bytes())
+        yield from replies
+        trace.cache_bytes, trace.cache_tokens = _cache_bytes(self.kept_cache), len(self.kept)
+        self.kv_bytes_per_token = trace.bytes_per_token
+
+    def rows_after(self, ids: list[int], tokens: list[int]) -> NDArray[np.float32]:
+        text, same = [*ids, *tokens], common_prefix(self.kept, ids)
+        self.kept_cache.crop(same - len(self.kept))  # below 0: as many tokens less
+        logits, self.kept_cache = self.forward([text[same:]], self.kept_cache, last=len(tokens))
+        self.kept = text
+        return logits[0, -len(tokens) :].float().cpu().numpy()  # type: ignore[no-any-return]
+
+    def forget(self) -> None:
+        from transformers import DynamicCache
+
+        self.kept, self.kept_cache = list[int](), DynamicCache()  # without a config it keeps all, not a sliding window alone
+
+    def stream_undrafted(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Iterator[tuple[int, float]]:
         torch = self.torch
         generator = torch.Generator().manual_seed(sampling.seed)
         ends = self.end_ids if sampling.stop else set()
@@ -287,6 +328,8 @@ class HfEngine:
         raise Unsupported("engine 'hf' keeps no prefix from one request to the next: each reads its whole prompt")
 
     def stream_batch(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> Iterator[tuple[list[int], float]]:
+        if self.speculate:
+            raise Unsupported(ALONE)
         ids, cache = [list(p) for p in prompts], None
         for _ in range(max_new_tokens):
             logits, cache = self.forward(ids, cache, last=True)

@@ -19,12 +19,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.core import artifacts, records
 from pipeline.core.errors import ArtifactError, Unsupported
-from pipeline.core.records import ModelManifest
 from pipeline.engines import Sampling, Trace, steps
 from pipeline.engines._forest import Forest, common_prefix
-from pipeline.engines._speculation import Speculate, by_model, drafting_variant, lookup, speculated
+from pipeline.engines._speculation import ALONE, Speculate, drafted, give_draft
 from pipeline.model.config import end_ids
 
 CACHE_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2}  # ggml.h: enum ggml_type
@@ -66,14 +64,7 @@ def load(
     if speculate:
         if engine.api.llama_model_is_recurrent(model) or engine.api.llama_model_is_hybrid(model):
             raise Unsupported("a recurrent model cannot take tokens back: no speculation")
-        if name := drafting_variant({"speculate": speculate}):
-            folder = model_dir.parent / name
-            artifacts.check_model(folder, records.read(folder / artifacts.MANIFEST, ModelManifest))
-            engine.draft = load(folder, threads=threads, kv=kv, gpu_layers=gpu_layers)
-            if engine.draft.vocab_size != engine.vocab_size:
-                sizes = f"{engine.draft.vocab_size} and {engine.vocab_size} entries"
-                raise Unsupported(f"draft {name!r} has another vocabulary ({sizes}); name a variant of the same base")
-    engine.speculate = speculate
+        give_draft(engine, speculate, model_dir, partial(load, threads=threads, kv=kv, gpu_layers=gpu_layers))
     return engine
 
 
@@ -215,11 +206,7 @@ class LlamaCppEngine:
 
     def stream_on(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Iterator[tuple[int, float]]:
         trace = self.trace = Trace(element_bytes=CACHE_BYTES[self.kv])
-        if self.speculate and sampling.temperature == 0:
-            begin = partial(by_model, self.draft) if self.draft else lookup
-            yield from speculated(self, token_ids, begin, self.speculate["tokens"], max_new_tokens, sampling)
-        else:
-            yield from self._steps(token_ids, max_new_tokens, sampling)
+        yield from drafted(self, token_ids, max_new_tokens, sampling) or self._steps(token_ids, max_new_tokens, sampling)
         # last, so that the call stands between no two tokens that somebody times
         trace.cache_bytes, trace.cache_tokens = int(self.api.llama_state_seq_get_size(self.context, 0)), len(self.kept)
         self.kv_bytes_per_token = trace.bytes_per_token
@@ -248,7 +235,7 @@ class LlamaCppEngine:
 
     def stream_batch(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> Iterator[tuple[list[int], float]]:
         if self.speculate:
-            raise Unsupported("a draft guesses for one request at a time here")
+            raise Unsupported(ALONE)
         context = self._context(len(prompts), len(prompts[0]) + max_new_tokens)
         return self._batch_steps(context, self.api.llama_batch_init(BATCH, 0, 1), prompts, max_new_tokens)
 
