@@ -188,7 +188,6 @@ Q4 = "engine: llamacpp, options: {type: Q4_0}"
     ("{dtype: bfloat16}", "{}", ["variants.bf16", "option 'dtype' is needed"]),
     ("{dtype: bfloat16}", "{dtype: bfloat16}, engine_options: {kv: int8}", ["'bf16' quantizes its key-value cache", "remove kv"]),
     ("metric: acc_delta/all", "metric: acc_depth/retrieval:long-0.2", ["give a task and a depth that the tier asks for"]),
-    ("metric: acc_delta/all, margin", "metric: acc_depth_delta/retrieval:long-0.9, margin", []),
     ("engine: llamacpp", "engine: hf", ["variants.gguf-bf16", "does not read what quantizer 'gguf'", "llamacpp"]),
     ("engine: hf, options: {scheme", "engine: llamacpp, options: {scheme", ["variants.int8", "use engine: hf"]),
     ("{dtype: bfloat16}", "{dtype: bfloat16}, engine_options: {speculate: {draft: ngram, tokens: 4}}", ["'bf16' speculates"]),
