@@ -205,3 +205,10 @@ def test_what_needs_other_modules_is_checked_before_work(
     monkeypatch.setattr(check, "_lm_eval_tasks", lambda: {"hellaswag"})  # the real index takes ten seconds
     faults = "\n".join(check.faults(params.load(written(tmp_path, old, new))))
     assert all(part in faults for part in expected) and bool(expected) == bool(faults), faults
+
+
+@pytest.mark.usefixtures("at_root")
+def test_a_rule_may_name_a_depth_that_the_tier_asks_for(tmp_path: Path) -> None:
+    path = written(tmp_path, "metric: acc_delta/all, margin", "metric: acc_depth_delta/retrieval:long-0.9, margin")
+    path.write_text(path.read_text(encoding="utf-8").replace("retrieval: 24", "retrieval: all"), encoding="utf-8")
+    assert not check.faults(params.load(path))
