@@ -206,7 +206,7 @@ class Folder:
 
 
 def unlisted(settings: Params) -> dict[str, list[str]]:
-    """{stage: stages whose outputs it reads, though dvc.yaml cannot say so}: its draft's model; for looks the reference's answers."""
+    """{stage: stages whose outputs it reads though dvc.yaml cannot say so}: a draft's model; for looks the reference's answers."""
     drafts = {name: draft for name, v in settings.variants.items() if (draft := drafting_variant(v.engine_options))}
     found = {f"{stage}@{name}": [f"quantize@{draft}"] for name, draft in drafts.items() for stage in DRAFTED}
     others = settings.variants.keys() - {settings.reference} if settings.amount.stop == "decided" else ()
@@ -217,7 +217,7 @@ def unlisted(settings: Params) -> dict[str, list[str]]:
 def fan_out(
     pool: Pool, needs: Callable[[str], Needs], remote: bool = False, also: Mapping[str, list[str]] = MappingProxyType({})
 ) -> Line:
-    """Run every stage of dvc.yaml that is out of date, and all that follows, as far as nothing fails. also: see `unlisted`."""
+    """Run every stage of dvc.yaml that is out of date, and what follows, as far as nothing fails. also: see `unlisted`."""
     copies.COPIES.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(f"{copies.COPIES}.lock", timeout=0), freshness.project("this folder") as repo:

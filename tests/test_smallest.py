@@ -463,7 +463,7 @@ def test_looks_are_commits_with_other_results_since_the_sets_or_the_seed_changed
     assert looks.count(settings) == 3
     other, full = (settings.model_copy(update=u) for u in ({"seed": 1}, {"seed": 1, "tier": "full"}))
     assert looks.count(other) == 0 and looks.count(full) == 3, "another seed draws the same of all"
-    assert "seed" not in looks.note(looks.WORN, full) and "add other documents" in looks.note(looks.WORN, full)
+    assert "seed" not in looks.note(looks.WORN, full) and "add others" in looks.note(looks.WORN, full)
     commit(evalsets__corpus__a="2", reports__metrics__a="3")
     assert looks.count(settings) == 1, "other documents"
     assert "worn" not in looks.note(1, settings)

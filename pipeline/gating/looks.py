@@ -40,7 +40,7 @@ def note(looks: int, settings: Params) -> str:
     if looks < WORN:
         return times
     if settings.amount.documents == "all":
-        return f"{times}: they are worn, and tier {settings.tier} draws all of them; add other documents to {settings.diverge.corpus}"
+        return f"{times}: they are worn, and tier {settings.tier} draws all of them; add others to {settings.diverge.corpus}"
     return (
         f"{times}: they are worn; another seed draws other documents (seed: {settings.seed + 1} in params.yaml, then `make repro`)"
     )
