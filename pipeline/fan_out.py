@@ -13,8 +13,9 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple, Protocol
 
 import typer
@@ -25,11 +26,13 @@ from pipeline.core.copies import Job, Ran
 from pipeline.core.errors import ArtifactError, QuantgateError
 from pipeline.core.params import Params
 from pipeline.core.records import Json
+from pipeline.engines._speculation import drafting_variant
 from pipeline.gating import freshness
 from pipeline.preflight import model as preflight
 from pipeline.speed import hardware
 
 HEAD = ("check", "download", "gate", "report", "track")  # run in this folder: they use git, or what lies beside the project
+DRAFTED = ("diverge", "evaluate", "benchmark", "compare")  # stages that read the model that drafts for theirs
 ALONE = ("floor",)  # beside the stages that depend on reports/machine.yaml: nothing else runs on their node
 LOGS = artifacts.LOGS / "fan-out"
 NODE = "node"  # the resource that is a whole machine: stages that time take all of it
@@ -99,13 +102,14 @@ def minutes_left(line: Line, slots: int) -> str:
 class Folder:
     """The head's folder: DVC's project, to which results are carried."""
 
-    def __init__(self, repo: Any, remote: bool = False) -> None:
+    def __init__(self, repo: Any, remote: bool = False, also: Mapping[str, list[str]] = MappingProxyType({})) -> None:
         from dvc.repo.reproduce import get_active_graph, plan_repro
 
         self.repo, self.remote = repo, remote
         graph = get_active_graph(repo.index.graph)  # an edge leads from a stage to what it depends on
         self.stages = {s.addressing: s for s in plan_repro(graph, repo.stage.collect("dvc.yaml"))}
-        self.after = {name: [s.addressing for s in graph.successors(stage)] for name, stage in self.stages.items()}
+        inputs = {name: [s.addressing for s in graph.successors(stage)] for name, stage in self.stages.items()}
+        self.after = {name: [*before, *also.get(name, [])] for name, before in inputs.items()}
         before = self._parsed((git.show("HEAD", copies.LOCK) or b"").decode()).get("stages", {})
         kept = before if before.keys() <= self._lock().get("stages", {}).keys() else {}  # not where dvc.lock was deleted
         self.order = list(dict.fromkeys([*kept, *self.stages]))  # a serial run puts new ones at the end
@@ -201,14 +205,25 @@ class Folder:
         return str(dumps_yaml(lock))
 
 
-def fan_out(pool: Pool, needs: Callable[[str], Needs], remote: bool = False) -> Line:
-    """Run every stage of dvc.yaml that is out of date, and all that follows, as far as nothing fails."""
+def unlisted(settings: Params) -> dict[str, list[str]]:
+    """{stage: stages whose outputs it reads though dvc.yaml cannot say so}: a draft's model; for looks the reference's answers."""
+    drafts = {name: draft for name, v in settings.variants.items() if (draft := drafting_variant(v.engine_options))}
+    found = {f"{stage}@{name}": [f"quantize@{draft}"] for name, draft in drafts.items() for stage in DRAFTED}
+    others = settings.variants.keys() - {settings.reference} if settings.amount.stop == "decided" else ()
+    answers = f"evaluate@{settings.reference}"
+    return found | {f"evaluate@{name}": [*found.get(f"evaluate@{name}", []), answers] for name in others}
+
+
+def fan_out(
+    pool: Pool, needs: Callable[[str], Needs], remote: bool = False, also: Mapping[str, list[str]] = MappingProxyType({})
+) -> Line:
+    """Run every stage of dvc.yaml that is out of date, and what follows, as far as nothing fails. also: see `unlisted`."""
     copies.COPIES.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(f"{copies.COPIES}.lock", timeout=0), freshness.project("this folder") as repo:
             for left in copies.COPIES.iterdir():  # by a start that was killed
                 shutil.rmtree(left, ignore_errors=True)
-            return _all(Folder(repo, remote), pool, needs)
+            return _all(Folder(repo, remote, also), pool, needs)
     except Timeout:
         raise ArtifactError("another fan-out is at work in this folder") from None
 
@@ -338,7 +353,7 @@ def main(
     settings, began = params.load(), time.monotonic()
     cluster = Cluster(address, at_once)
     cluster.choose_machine()
-    line = fan_out(cluster, lambda name: needs_of(name, settings, cluster.gpus, cluster.memory), remote)
+    line = fan_out(cluster, lambda name: needs_of(name, settings, cluster.gpus, cluster.memory), remote, unlisted(settings))
     if failed := line.are("failed"):
         skipped = {name: by for name in line.are("waiting") if (by := line.held_up_by(name))}
         cli.say("fan-out", f"not run: {', '.join(f'{name} (for {by[0]})' for name, by in skipped.items()) or 'nothing else'}")

@@ -179,7 +179,8 @@ def search(settings: Params) -> Candidates:
     kept: dict[str, str] = {}
     half = setup.proposals // 2
     with cli.progress(setup.proposals, "search", "proposal") as bar:
-        propose(SPREAD, half)
+        if limit > 0:
+            propose(SPREAD, half)
         _name(tried, setup)
         if front := judged():
             front[0].engine = run(front[0])

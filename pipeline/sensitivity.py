@@ -19,6 +19,7 @@ import numpy as np
 
 from pipeline import quantizers
 from pipeline.core import artifacts, cli, isolate, params, records
+from pipeline.core.errors import ParamsError
 from pipeline.core.params import Params, Smallest
 from pipeline.core.records import ByDocument, GroupSensitivity, ModelManifest, Sensitivity, Uniform
 from pipeline.divergence.store import Checkpoints
@@ -75,6 +76,8 @@ def sensitivity(settings: Params) -> Sensitivity:
     folder = artifacts.model_dir(settings.reference)
     manifest = records.read(folder / artifacts.MANIFEST, ModelManifest)
     groups, levels = groups_of(artifacts.BASE), mixes.levels(setup)
+    if not mixes.uniform(setup, levels[0], groups, artifacts.BASE):
+        raise ParamsError(f"smallest.options.type: {levels[0]} cannot store every group of this model (rows of 256); take another")
     rows, ids = texts_of(setup, folder, seed)
     inputs = {
         "model": manifest["digest"], "setup": setup.model_dump(include={"quantizer", "engine", "options", "documents", "tokens"}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +181,26 @@ def test_a_stage_takes_the_gpus_that_its_engine_spreads_over_and_a_judge_none(mo
     taken = {name: fan_out.needs_of(name, settings, 4, 3e9) for name in ("quantize@int8", "diverge@nf4", "floor", "compare@nf4")}
     assert [needs.gpus for needs in taken.values()] == [4, 1, 1, 0] and taken["quantize@int8"].memory == 3e9
     assert fan_out.needs_of("diverge@nf4", settings, 0, 3e9).gpus == 0
+
+
+def test_what_a_stage_reads_beside_what_dvc_knows_is_there_before_it() -> None:
+    settings = params.load(ROOT / "params.yaml")
+    assert fan_out.unlisted(settings) == {}
+    speculate = {"speculate": {"draft": "gguf-q4_0", "tokens": 4}}
+    drafted = settings.variants["gguf-bf16"].model_copy(update={"engine_options": speculate})
+    asked = settings.model_copy(update={"tier": "full", "variants": settings.variants | {"gguf-bf16": drafted}})
+    found = fan_out.unlisted(asked)
+    assert found["benchmark@gguf-bf16"] == found["compare@gguf-bf16"] == ["quantize@gguf-q4_0"]
+    assert found["evaluate@gguf-bf16"] == ["quantize@gguf-q4_0", "evaluate@bf16"] and found["evaluate@int8"] == ["evaluate@bf16"]
+    assert "evaluate@bf16" not in found and "diverge@int8" not in found
+
+
+def test_a_copy_has_what_is_read_beside_what_dvc_knows(work: Any, tmp_path: Path) -> None:
+    """`score` looks for what `time` writes."""
+    seen = "sed -i 's/cat base new > score/cat base new time > score/' dvc.yaml"
+    asked = partial(fan_out.fan_out, Here(), lambda name: Needs(), False, {"score": ["time"]})
+    ran = work("a", lambda: project(tmp_path / "ran"), "echo b > new", seen, asked)
+    assert ran.index("time") < ran.index("score") and "gate" in ran
 
 
 def test_two_heads_in_one_folder_and_a_folder_without_git_are_refused(work: Any, tmp_path: Path) -> None:

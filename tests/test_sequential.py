@@ -167,6 +167,15 @@ def test_an_open_verdict_over_rows_that_ended_early_says_how_to_go_on() -> None:
     assert "; diverge stopped at 50 %" in kld and "`dvc repro -f -s diverge@int8`" in kld and "stopped" not in accuracy
 
 
+def test_a_count_of_rows_that_ended_early_passes_no_rule_that_came_later() -> None:
+    settings = with_rules(Rule(metric="empty_outputs", limit="0 items"), Rule(metric="truncated", limit="0 items"))
+    counts = {"empty_outputs": metric(0, 0, 0, unit="items"), "truncated": metric(1, 1, 1, unit="items")}
+    for share, words in ((0.5, ["INCONCLUSIVE", "FAIL"]), (1.0, ["PASS", "FAIL"])):
+        found = result(settings, "int8", counts, looks={"evaluate": LOOK | {"share": share}})
+        rules = verdicts.of({"int8": found}, settings)["variants"]["int8"]["rules"]
+        assert [r["verdict"] for r in rules] == words and ("stopped at 50 %" in rules[0]["reason"]) is (share < 1)
+
+
 def test_the_report_says_what_stopped_where_and_what_that_saved() -> None:
     results: Any = {"bf16": {}, "int8": {"looks": {"diverge": LOOK, "evaluate": LOOK | {"share": 1.0}}}}
     assert text.stopped_early(results) == "Stopped early, as their rules were decided: diverge of int8 at 50 %; 9 s saved."

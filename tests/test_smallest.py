@@ -338,6 +338,19 @@ def test_a_killed_run_goes_on_from_what_was_measured(house: Path, monkeypatch: p
     assert len(measured) - done - 1 < 2 * len(groups_of(artifacts.BASE)) + 2 + checks
 
 
+def test_a_gate_that_nothing_can_pass_and_a_lowest_type_that_groups_cannot_have_are_said(house: Path) -> None:
+    settings = params.load()
+    sensitivity.main()
+    rules = [params.Rule(metric="kld_mean", margin="0 nats")]
+    found = search.search(settings.model_copy(update={"gate": settings.gate.model_copy(update={"rules": rules})}))
+    assert not found["order"] and found["words"][0].startswith("no candidate")
+    k_quants = Smallest(
+        quantizer="gguf", engine="llamacpp", options={"type": "Q6_K"}, types=["Q8_0"], texts="texts.jsonl", tokens=16
+    )
+    with pytest.raises(ParamsError, match="Q6_K cannot store every group"):
+        sensitivity.sensitivity(settings.model_copy(update={"smallest": k_quants}))
+
+
 # ---- certify -----------------------------------------------------------------------------------------------------------------
 
 
@@ -395,6 +408,9 @@ def test_a_list_that_was_edited_after_it_was_frozen_is_refused(house: Path) -> N
     artifacts.write_json(artifacts.CANDIDATES, data | {"order": ["b", "a"]})
     with pytest.raises(ArtifactError, match="changed after it was frozen"):
         certify.frozen(params.load())
+    artifacts.write_json(artifacts.CANDIDATES, data | {"order": ["a", "unheard-of"]})
+    with pytest.raises(ArtifactError, match="changed after it was frozen"):
+        certify.frozen(params.load())
 
 
 # ---- bad input, looks --------------------------------------------------------------------------------------------------------
@@ -445,6 +461,9 @@ def test_looks_are_commits_with_other_results_since_the_sets_or_the_seed_changed
     commit(README="no result")
     commit(reports__metrics__a="2")
     assert looks.count(settings) == 3
+    other, full = (settings.model_copy(update=u) for u in ({"seed": 1}, {"seed": 1, "tier": "full"}))
+    assert looks.count(other) == 0 and looks.count(full) == 3, "another seed draws the same of all"
+    assert "seed" not in looks.note(looks.WORN, full) and "add others" in looks.note(looks.WORN, full)
     commit(evalsets__corpus__a="2", reports__metrics__a="3")
     assert looks.count(settings) == 1, "other documents"
     assert "worn" not in looks.note(1, settings)
@@ -515,6 +534,9 @@ def test_the_advice_ends_with_what_was_certified_for_this_reference_and_these_ru
     assert YAML(typ="safe").load(advised.setting) == {"c0": {"quantizer": "torchao", "engine": "hf", "options": {"keep": ["*.o"]}}}
     other = {**results, "bf16": results["bf16"] | {"model": "z" * 64}}
     assert smallest.load(other, verdict) is None, "another base"
+    left = artifacts.CANDIDATES.rename("elsewhere")
+    assert smallest.load(results, verdict) is None, "DVC removed it before `search`, which was killed"
+    left.rename(artifacts.CANDIDATES)
     stricter = reported_judged("PASS", *(r | {"bound": "margin 0.01 nats"} for r in rules)) | {"family": family}
     assert smallest.load(results, {**verdict, "variants": {"int8": stricter}}) is None, "other rules"
 

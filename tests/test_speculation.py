@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import ROOT
 from gate_house import write_manifest
 from test_benchmark import SETUP
 from test_engines import IDS, write_gguf
@@ -17,11 +18,12 @@ from test_speed_metrics import request, timings
 from test_token_metrics import measured, tokens
 
 from pipeline import benchmark, compare, engines
-from pipeline.core import artifacts
+from pipeline.core import artifacts, params
 from pipeline.core.errors import ArtifactError, Unsupported
 from pipeline.engines import Sampling, Trace, _generation
 from pipeline.engines._speculation import by_model, lookup, speculated, without_draft
 from pipeline.engines.hf import HfEngine
+from pipeline.gating import freshness
 from pipeline.metrics import generation
 from pipeline.metrics.definitions import timed
 
@@ -136,6 +138,18 @@ def test_timings_with_another_build_of_the_draft_are_refused_with_the_command_th
         made = compare.Measured("v", manifest, meta, meta, meta | {"draft": built}, meta)
         with nullcontext() if fits else pytest.raises(ArtifactError, match="dvc repro -sf diverge@v benchmark@v"):
             made.refuse_others("r", "r")
+
+
+def test_results_with_another_build_of_the_draft_are_stale_though_dvc_sees_nothing() -> None:
+    settings = params.load(ROOT / "params.yaml")
+    drafted = settings.variants["gguf-bf16"].model_copy(update={"engine_options": {"speculate": {"draft": "int8", "tokens": 4}}})
+    settings = settings.model_copy(update={"variants": settings.variants | {"gguf-bf16": drafted}})
+    assert freshness.changed_drafts(settings) == [], "nothing was timed"
+    write_manifest(artifacts.model_dir("int8"), digest="new")
+    meta = {"variant": "gguf-bf16", "model": "m", "reference": "r", "status": "ok", "reason": None}
+    for built, changed in (("new", []), ("old", ["gguf-bf16"])):
+        artifacts.write_json(artifacts.meta_of(artifacts.timings("gguf-bf16")), meta | {"draft": built})
+        assert freshness.changed_drafts(settings) == changed
 
 
 # --- in engines ------------------------------------------------------------------------------------------------

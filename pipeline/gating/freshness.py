@@ -15,7 +15,8 @@ from pipeline.core.droppings import data_files
 from pipeline.core.errors import ArtifactError
 from pipeline.core.explain import some
 from pipeline.core.params import Params, PathModel
-from pipeline.core.records import BaseManifest
+from pipeline.core.records import BaseManifest, ModelManifest, TimingsMeta
+from pipeline.engines._speculation import drafting_variant
 from pipeline.model.config import wanted
 
 ABSENT = ("deleted", "not in cache")  # DVC's words for a file that is not in the folder, or whose copy its cache lacks
@@ -40,9 +41,26 @@ def check(settings: Params) -> list[str]:
     if source := changed_source(settings):
         redo = "run `dvc repro -f download`, then `dvc repro`"
         raise ArtifactError(f"the local model is not what was downloaded: {some(source, NAMED)}; {redo}")
+    if drafted := changed_drafts(settings):
+        again = " ".join(f"{stage}@{name}" for name in drafted for stage in ("diverge", "benchmark"))
+        raise ArtifactError(
+            f"{some(drafted, NAMED)}: timed with another build of the draft; run `dvc repro -sf {again}`, then `dvc repro`"
+        )
     if changed:
         raise ArtifactError(f"the results are stale; missing or changed: {some(changed, NAMED)}; run `dvc repro`")
     return absent
+
+
+def changed_drafts(settings: Params) -> list[str]:
+    """Variants that were timed with another build of the variant that drafts for them: DVC does not know which that is."""
+    drafts = {n: draft for n, v in settings.variants.items() if (draft := drafting_variant(v.engine_options))}
+    files = {n: (artifacts.meta_of(artifacts.timings(n)), artifacts.model_dir(d) / artifacts.MANIFEST) for n, d in drafts.items()}
+    both = {
+        n: (records.read(f, TimingsMeta), records.read(m, ModelManifest))
+        for n, (f, m) in files.items()
+        if f.exists() and m.exists()
+    }
+    return [n for n, (timed, built) in both.items() if timed.get("draft") not in (None, built["digest"])]
 
 
 @contextmanager

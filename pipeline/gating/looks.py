@@ -19,7 +19,7 @@ def count(settings: Params) -> int:
     """Commits with other results on the same documents and items: since the sets or the seed changed last."""
     looks, same = 0, _sets("HEAD")
     for commit in (git.line("log", "--format=%H", "--", "reports/metrics", "reports/smallest") or "").split():
-        if _sets(commit) != same or _seed(commit) != settings.seed:
+        if _sets(commit) != same or (settings.amount.documents != "all" and _seed(commit) != settings.seed):
             break
         looks += 1
     return looks
@@ -39,6 +39,8 @@ def note(looks: int, settings: Params) -> str:
     times = f"the documents that certify were looked at in {looks} earlier commits with other results"
     if looks < WORN:
         return times
+    if settings.amount.documents == "all":
+        return f"{times}: they are worn, and tier {settings.tier} draws all of them; add others to {settings.diverge.corpus}"
     return (
         f"{times}: they are worn; another seed draws other documents (seed: {settings.seed + 1} in params.yaml, then `make repro`)"
     )

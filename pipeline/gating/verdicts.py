@@ -82,8 +82,11 @@ def of(results: dict[str, VariantResult], settings: Params, changes: Changes | N
         rules = [_apply(rule, result, floors, change) for rule in settings.gate.rules if applies(rule, name)]
         family = _hold_fails(rules, settings.compare.confidence)
         for rule in rules:
-            if result and rule["verdict"] == "INCONCLUSIVE":
-                rule["reason"] += early(result, rule["metric"])
+            if not result or not (ended := early(result, rule["metric"])):
+                continue
+            if rule["verdict"] == "PASS" and rule["low"] == rule["high"]:
+                rule["verdict"], rule["reason"] = "INCONCLUSIVE", "a count so far says nothing of the rest"
+            rule["reason"] += ended if rule["verdict"] == "INCONCLUSIVE" else ""
         verdict, reason = _verdict(result, rules, variant, settings.reference)
         if change and change.lost and verdict != "UNSUPPORTED":  # what is lost may have got worse
             lost = f"lost since the baseline, which has them: {some(change.lost, 5)}"

@@ -30,7 +30,7 @@ def setup_of(settings: Params) -> Smallest:
 def digest_of(order: Sequence[str], proposals: Sequence[Proposal]) -> str:
     """Identity of a frozen list: its order, and what each candidate is built with."""
     options = {p["name"]: p["options"] for p in proposals}
-    return artifacts.digest([order, [options[name] for name in order]])
+    return artifacts.digest([order, [options.get(name) for name in order]])
 
 
 def faults(settings: Params) -> Iterator[str]:
@@ -46,7 +46,8 @@ def faults(settings: Params) -> Iterator[str]:
         yield str(e)
         return
     if (artifacts.BASE / "config.json").exists() and (least := mixes.least_bytes(setup, artifacts.BASE)) is not None:
-        whole_bytes = 2 * count_weights(artifacts.BASE)
+        if not (whole_bytes := 2 * count_weights(artifacts.BASE)):  # its weights were removed: `download` brings them
+            return
         if setup.budget_mb is not None and setup.budget_mb * 1e6 < least:
             yield f"smallest.budget_mb: {setup.budget_mb:g} is below the smallest there is, all at the lowest: {least / 1e6:.1f} MB"
         for bound in (

@@ -34,8 +34,8 @@ class Found(NamedTuple):
 
 def load(results: Results, verdict: Verdict) -> Found | None:
     """What is in reports/smallest/, if it was found with this reference and judged by the rules of this verdict."""
-    if not artifacts.ANSWER.exists():
-        return None
+    if not all(file.exists() for file in (artifacts.SENSITIVITY, artifacts.CANDIDATES, artifacts.ANSWER)):
+        return None  # DVC removes what a stage writes before it runs it again
     table, found = records.read(artifacts.SENSITIVITY, Sensitivity), records.read(artifacts.CANDIDATES, Candidates)
     answer = records.read(artifacts.ANSWER, Answer)
     made_with = (results[verdict["reference"]]["model"], artifacts.sha256_file(artifacts.SENSITIVITY), found["digest"])
