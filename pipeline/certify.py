@@ -8,6 +8,7 @@ candidates there are. Each is an ordinary variant: the pipeline's own stages bui
 from __future__ import annotations
 
 import io
+import json
 import os
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from pipeline.core import artifacts, cli, params, records
 from pipeline.core.errors import ArtifactError
 from pipeline.core.params import Params, Variant
 from pipeline.core.records import Answer, Candidates, Certified, Proposal
+from pipeline.divergence.store import Checkpoints
 from pipeline.gating import looks, verdicts
 from pipeline.layers.choosing import digest_of, setup_of
 from pipeline.reporting import smallest
@@ -80,17 +82,25 @@ def certify(settings: Params) -> Answer:
     with_candidates = copy_of(settings, found, setup)
     by = {p["name"]: p for p in found["proposals"]}
     tested: list[Certified] = []
+    store = records.read(artifacts.FLOOR, records.Floor)["store"]
+    judged_by = [settings.gate.model_dump(), settings.compare.model_dump(), settings.amount.model_dump()]
+    pieces = Checkpoints.of("certify", [found["digest"], store, judged_by, artifacts.versions()])
     for name in found["order"]:
-        tested.append(judge(name, by[name], with_candidates, setup))
+        if not pieces.has(name):
+            with pieces.write(name) as tmp:
+                tmp.write_text(json.dumps(judge(name, by[name], with_candidates, setup)), encoding="utf-8")
+        tested.append(records.read(pieces.folder / name, Certified))
         cli.say("certify", f"{name}: {tested[-1]['judged']['verdict']}: {tested[-1]['judged']['reason']}")
         if tested[-1]["judged"]["verdict"] != "PASS":
             break
     passed = [c["name"] for c in tested if c["judged"]["verdict"] == "PASS"]
     answer: Answer = {
-        "candidates": found["digest"], "tested": tested, "answer": passed[-1] if passed else None, "looks": looks.count(settings),
+        "candidates": found["digest"], "store": store, "tested": tested,
+        "answer": passed[-1] if passed else None, "looks": looks.count(settings),
         "words": [], "wall_s": 0.0, "load": os.getloadavg()[0],
     }  # fmt: skip
     answer["words"] = words(answer, settings)
+    pieces.clear()
     return answer
 
 

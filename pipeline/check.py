@@ -162,7 +162,7 @@ def main() -> None:
     for line in preflight_model.notes(settings) + servers.unsupported(settings) + preflight_model.capacity(settings):
         cli.say("check", line)
     if not smallest.PAGE.exists():
-        artifacts.write_text(smallest.PAGE, smallest.NONE_YET)
+        artifacts.write_text(smallest.PAGE, smallest.PENDING)
     if not hardware.MACHINE.exists():  # DVC asks for it before a stage that times could write it
         hardware.note()
     elif machine := hardware.elsewhere():

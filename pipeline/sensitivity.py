@@ -210,7 +210,6 @@ def main() -> None:
     settings = params.load()
     table = isolate.isolated(sensitivity, settings, what="sensitivity")
     shutil.rmtree(artifacts.SMALLEST, ignore_errors=True)
-    artifacts.write_text(smallest.PAGE, smallest.NONE_YET)
     artifacts.write_text(smallest.PAGE, smallest.PENDING)
     table["wall_s"] = watch.done()
     artifacts.write_json(artifacts.SENSITIVITY, table)

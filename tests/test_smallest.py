@@ -380,6 +380,11 @@ def freeze(names: list[str]) -> None:
     })  # fmt: skip
 
 
+def floor_of(store: str) -> None:
+    rest: dict[str, Any] = {"runs": {}, "windows": [], "threads": 1, "metrics": {}, "versions": {}}
+    artifacts.write_json(artifacts.FLOOR, {"reference": "bf16", "model": "m", "store": store, **rest})
+
+
 @pytest.mark.parametrize(("verdicts", "tested", "answer"), [
     (["PASS", "PASS", "FAIL", "PASS"], 3, "c1"), (["INCONCLUSIVE", "PASS", "PASS", "PASS"], 1, None), (["PASS"] * 4, 4, "c3"),
 ])  # fmt: skip
@@ -388,18 +393,27 @@ def test_certification_stops_at_the_first_that_does_not_pass(
 ) -> None:
     names = [f"c{k}" for k in range(4)]
     freeze(names)
+    floor_of("s")
+    done: list[str] = []
     judged = {"reason": "", "required": False, "rules": [], "family": {"rules": 0, "correction": "", "level": 0.0, "sided": "one"}}
 
     def judge(name: str, proposal: Any, settings: params.Params, setup: Smallest) -> Any:
         assert name in settings.variants and settings.variants[name].options == proposal["options"]
         assert name in YAML(typ="safe").load(certify.COPY.read_text(encoding="utf-8"))["variants"]
+        done.append(name)
+        if len(done) == 2:
+            raise KeyboardInterrupt
         return {"name": name, "options": {}, "model": "m", "weight_bytes": 10, "bits_per_weight": 4.0, "predicted": 0.01,
                 "measured": 0.01, "kld": None, "judged": {**judged, "verdict": verdicts[int(name[1])]}, "wall_s": 1.0}  # fmt: skip
 
     monkeypatch.setattr(certify, "judge", judge)
     monkeypatch.setattr(certify, "words", lambda *_: [])
+    if tested > 1:
+        with pytest.raises(KeyboardInterrupt):
+            certify.certify(params.load())
     found = certify.certify(params.load())
-    assert len(found["tested"]) == tested and found["answer"] == answer
+    assert len(found["tested"]) == tested and found["answer"] == answer and found["store"] == "s"
+    assert done == ["c0", *["c1"] * 2 * (tested > 1), *names[2:tested]], "what was judged before a kill is not judged again"
 
 
 def test_a_list_that_was_edited_after_it_was_frozen_is_refused(house: Path) -> None:
@@ -512,8 +526,9 @@ def found_for(results: Any, verdict: Any) -> None:
         {"name": f"c{k}", "options": {"keep": ["*.o"]}, "model": "m", "weight_bytes": 5 * 10**7, "bits_per_weight": 4.0,
          "predicted": 0.01, "measured": 0.01, "kld": None, "judged": judged, "wall_s": 1.0} for k, judged in enumerate(verdicts)
     ]  # fmt: skip
-    answer = {"candidates": data["digest"], "tested": tested, "answer": "c0", "looks": 1, "words": [], "wall_s": 1.0, "load": 0.0}
-    artifacts.write_json(artifacts.ANSWER, answer)
+    rest = {"answer": "c0", "looks": 1, "words": [], "wall_s": 1.0, "load": 0.0}
+    artifacts.write_json(artifacts.ANSWER, {"candidates": data["digest"], "store": "s", "tested": tested, **rest})
+    floor_of("s")
 
 
 def test_the_advice_ends_with_what_was_certified_for_this_reference_and_these_rules_alone(
@@ -534,6 +549,9 @@ def test_the_advice_ends_with_what_was_certified_for_this_reference_and_these_ru
     assert YAML(typ="safe").load(advised.setting) == {"c0": {"quantizer": "torchao", "engine": "hf", "options": {"keep": ["*.o"]}}}
     other = {**results, "bf16": results["bf16"] | {"model": "z" * 64}}
     assert smallest.load(other, verdict) is None, "another base"
+    floor_of("t")
+    assert smallest.load(results, verdict) is None, "other texts: another seed, tier or corpus"
+    floor_of("s")
     left = artifacts.CANDIDATES.rename("elsewhere")
     assert smallest.load(results, verdict) is None, "DVC removed it before `search`, which was killed"
     left.rename(artifacts.CANDIDATES)

@@ -914,9 +914,11 @@ class Certified(TypedDict):
 
 
 class Answer(TypedDict):
-    """reports/smallest/answer.json. tested: in the frozen order up to the first that did not pass; answer: the last that passed."""
+    """reports/smallest/answer.json. candidates, store: digests of the frozen list and of the reference's store; tested: in the
+    frozen order up to the first that did not pass; answer: the last that passed."""
 
     candidates: str
+    store: str
     tested: list[Certified]
     answer: str | None
     looks: int

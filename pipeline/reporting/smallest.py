@@ -6,15 +6,22 @@ import json
 from typing import NamedTuple
 
 from pipeline.core import artifacts, cli, records
-from pipeline.core.records import Answer, Candidates, Certified, Interval, Proposal, Results, Sensitivity, Verdict, WholeEstimate
+from pipeline.core.records import (
+    Answer,
+    Candidates,
+    Certified,
+    Floor,
+    Interval,
+    Proposal,
+    Results,
+    Sensitivity,
+    Verdict,
+    WholeEstimate,
+)
 from pipeline.reporting import text
 
 FIRST = 12  # groups in the table
 PAGE = artifacts.SMALLEST / "README.md"  # no stage's output: `report` depends on it, and so is never out of date
-NONE_YET = """# The smallest that passes
-
-Nothing was certified yet: `make smallest`, after `make repro`.
-"""
 PENDING = "# The smallest that passes\n\nNothing was certified yet: `make smallest`, after `make repro`.\n"
 COSTS = ("kld_mean", "top1_agreement", "acc_delta/all", "speed_ratio")
 
@@ -33,13 +40,15 @@ class Found(NamedTuple):
 
 
 def load(results: Results, verdict: Verdict) -> Found | None:
-    """What is in reports/smallest/, if it was found with this reference and judged by the rules of this verdict."""
+    """What is in reports/smallest/, if it was found with this reference, on its texts, and judged by the rules of this verdict."""
     if not all(file.exists() for file in (artifacts.SENSITIVITY, artifacts.CANDIDATES, artifacts.ANSWER)):
         return None  # DVC removes what a stage writes before it runs it again
     table, found = records.read(artifacts.SENSITIVITY, Sensitivity), records.read(artifacts.CANDIDATES, Candidates)
     answer = records.read(artifacts.ANSWER, Answer)
-    made_with = (results[verdict["reference"]]["model"], artifacts.sha256_file(artifacts.SENSITIVITY), found["digest"])
-    if made_with != (table["model"], found["sensitivity"], answer["candidates"]):
+    now = (results[verdict["reference"]]["model"], records.read(artifacts.FLOOR, Floor)["store"])
+    if now != (table["model"], answer["store"]):
+        return None
+    if (artifacts.sha256_file(artifacts.SENSITIVITY), found["digest"]) != (found["sensitivity"], answer["candidates"]):
         return None
     judged = [*(c["judged"] for c in answer["tested"]), *verdict["variants"].values()]
     rules = [[(r["metric"], r["bound"], r["required"]) for r in v["rules"]] for v in judged]
