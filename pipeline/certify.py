@@ -57,7 +57,8 @@ def judge(name: str, proposal: Proposal, settings: Params, setup: params.Smalles
     return {
         "name": name, "options": proposal["options"], "model": manifest["digest"], "weight_bytes": manifest.get("weight_bytes"),
         "bits_per_weight": manifest.get("bits_per_weight"), "predicted": proposal["predicted"],
-        "measured": proposal["measured"]["value"] or 0.0, "kld": results[name]["metrics"].get("kld_mean"), "judged": verdict,
+        "measured": (proposal["engine"] or proposal["measured"])["value"] or 0.0,
+        "kld": results[name]["metrics"].get("kld_mean"), "judged": verdict,
         "wall_s": round(time.monotonic() - started, 1),
     }  # fmt: skip
 
@@ -111,7 +112,7 @@ def words(answer: Answer, settings: Params) -> list[str]:
         kld, size = c["kld"], c["weight_bytes"]
         predicted = f"predicted {c['predicted']:.4f}, " if c["predicted"] is not None else ""
         certified = f"{kld['value']:.4f} [{kld['low']:.4f}, {kld['high']:.4f}]" if kld and kld["low"] is not None else "unknown"
-        where = f"{predicted}{c['measured']:.4f} nats on the texts that chose, {certified} where nothing was chosen"
+        where = f"{predicted}{c['measured']:.4f} nats built and run on the texts that chose, {certified} where nothing was chosen"
         lines.append(f"{c['judged']['verdict']} {c['name']}: {(size or 0) / 1e6:.1f} MB, {where}")
     best = next((c for c in answer["tested"] if c["name"] == answer["answer"]), None)
     if best is None:
@@ -125,7 +126,9 @@ def words(answer: Answer, settings: Params) -> list[str]:
             lines.append(
                 f"{100 * (1 - size / other['value']):.0f} % smaller than {name}, which passes too ({other['value'] / 1e6:.1f} MB)"
             )
-    lines.append(f"the smallest that passes: {best['name']}, {size / 1e6:.1f} MB, {best['bits_per_weight']:.2f} bits a weight")
+    lines.append(
+        f"the smallest that was certified: {best['name']}, {size / 1e6:.1f} MB, {best['bits_per_weight']:.2f} bits a weight"
+    )
     return [*lines, looks.note(answer["looks"], settings)]
 
 

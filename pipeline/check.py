@@ -50,6 +50,9 @@ def faults(settings: Params) -> list[str]:
     if engines.packs_cache(options):
         why = "what is compared with it would be compared with a loss; remove kv from its engine_options"
         messages.append(f"params.yaml: reference {settings.reference!r} quantizes its key-value cache; {why}")
+    for name, v in settings.variants.items():
+        if v.engine == "hf" and "speculate" in v.engine_options and engines.packs_cache(v.engine_options):
+            messages.append(f"params.yaml: {name}: a packed cache of hf cannot take guesses back; remove kv or speculate")
     if isinstance(settings.model, PathModel):
         collect("params.yaml: model.path", _check_folder, settings.model)
     for name, variant in settings.variants.items():

@@ -245,7 +245,7 @@ def _why(t: Tried, uniform: dict[str, Tried], gains: dict[str, WholeEstimate | N
     gain = gains.get(t.name)
     if t.name not in uniform and gain is not None and (gain["low"] is None or gain["low"] <= 0):
         return "not better than the best uniform model of its size beyond noise"
-    return f"over the {limit:.4f} nats that rules and engine leave" if t.kld > limit else ""
+    return f"not judged: over the {limit:.4f} nats that rules, by an estimate here, and the engine leave" if t.kld > limit else ""
 
 
 def _front(able: Sequence[Tried]) -> list[Tried]:

@@ -61,5 +61,5 @@ def test_what_is_missing_is_a_line_for_params_that_gives_it(engine: str) -> None
     results = {"x": packed, "new": {**packed, "options": variant.options}}
     assert variant.engine == engine and text.own_16(results, "x") == "new"
     (row,) = (r for r in effects.rows(house(), "bf16", SETUP, 1) if r["variant"] == "alone")
-    cells = [text.about(m) for k, m in row.items() if ":" in k and "both" not in k]  # type: ignore[arg-type]
+    cells = [text.about(m) for k, m in row.items() if ":" in k and "total" not in k]  # type: ignore[arg-type]
     assert all("no variant of onnxruntime at 16 bits; add" in cell for cell in cells) and effects.notes(house(), "bf16")

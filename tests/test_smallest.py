@@ -545,7 +545,7 @@ def test_the_advice_ends_with_what_was_certified_for_this_reference_and_these_ru
     found_for(results, verdict)
     advised = recommendation.advice(results, verdict, "bf16", smallest.load(results, verdict))
     assert "c0, 50.0 MB (50 % smaller than int8)" in advised.smallest[0]
-    assert "Not settled: c1: acc_delta/all" in advised.smallest[2] and "about 2184 items in place of 696" in advised.smallest[2]
+    assert "Not settled: c1: acc_delta/all" in advised.smallest[3] and "about 2184 items in place of 696" in advised.smallest[3]
     assert YAML(typ="safe").load(advised.setting) == {"c0": {"quantizer": "torchao", "engine": "hf", "options": {"keep": ["*.o"]}}}
     other = {**results, "bf16": results["bf16"] | {"model": "z" * 64}}
     assert smallest.load(other, verdict) is None, "another base"

@@ -22,6 +22,7 @@ import typer
 
 from pipeline.core import artifacts, git, install, params, quota, records, secrets
 from pipeline.core.errors import QuantgateError
+from pipeline.core.explain import nominal_bits
 from pipeline.core.params import HubModel, Params
 from pipeline.gating import freshness
 from pipeline.preflight import model
@@ -226,7 +227,8 @@ def results(settings: Params) -> Iterator[Finding]:
         yield from _slow(name, result)
     steps = sorted((n for n in here if n != settings.reference), key=lambda n: -_value(here[n]["metrics"], "bits_per_weight"))
     verdict = records.read(artifacts.GATE, records.Verdict)["variants"] if artifacts.GATE.exists() else {}
-    if first := next((n for n in steps if n in verdict and verdict[n]["verdict"] == "FAIL"), None):
+    fails = (n for n in steps if n in verdict and verdict[n]["verdict"] == "FAIL")
+    if first := next((n for n in fails if (nominal_bits(here[n]["options"]) or 0) < 16), None):
         bits, kld = (_value(here[first]["metrics"], m) for m in ("bits_per_weight", "kld_mean"))
         seen = f"going down in bits, {first} is the first to FAIL ({bits:.3g} bits a weight, KLD {kld:.3g} nats)"
         yield Finding(

@@ -11,7 +11,7 @@ from pipeline.core import artifacts, cli, params, records
 from pipeline.core.errors import ParamsError
 from pipeline.core.explain import did_you_mean
 from pipeline.metrics.definitions import DEFINITIONS, definition
-from pipeline.reporting.text import show
+from pipeline.reporting.text import show, unit_of
 
 METRICS = Path(__file__).parents[1] / "pipeline" / "metrics"
 
@@ -29,7 +29,7 @@ def main(name: Annotated[str, typer.Argument(help="a metric, such as kld_mean or
         raise ParamsError(f"{name!r} is not a metric{did_you_mean(name.split('/')[0], sorted(DEFINITIONS))}")
     settings = params.load()
     results = {n: records.read(p, records.VariantResult) for n in settings.variants if (p := artifacts.metrics(n)).exists()}
-    print(f"{name}: {what.about}.\nUnit: {what.unit}; better: {what.better}.")
+    print(f"{name}: {what.about}.\nUnit: {unit_of(what.unit).name}; better: {what.better}.")
     print(
         f"Computed in {', '.join(modules(name.split('/')[0])) or 'pipeline/metrics/'}, defined in pipeline/metrics/definitions.py."
     )

@@ -6,6 +6,7 @@ Whole documents are resampled, never tokens: tokens of one document are not inde
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -217,7 +218,7 @@ def _curve(b: Builder, name: str, index: NDArray[Any], c: Columns, rows: NDArray
         here = (index >= first) & (index < after)
         if here.any():
             e = b.resampled(f"curve/{name}/{first}", kld[here], np.ones(here.sum()), documents[here])
-            m = as_metric("kld_mean", e, b.confidence)
+            m = as_metric("kld_mean", e if e.low is None else replace(e, low=max(e.low, 0.0)), b.confidence)
             points.append({
                 "from": first, "to": after - 1, "n": e.n, "clusters": e.clusters, "value": m["value"], "low": m["low"],
                 "high": m["high"], "unit": m["unit"], "confidence": b.confidence, "method": e.method, "warnings": m["warnings"],

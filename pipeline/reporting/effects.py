@@ -39,7 +39,7 @@ def rows(results: Results, reference: str, setup: Compare, seed: int) -> list[di
         table.append({
             "variant": name, "its engine's 16 bits": own or "–",
             "decode: engine, ×": engine.get("speed_ratio"), "decode: precision, ×": precision,
-            "KLD: engine, nats": engine.get("kld_mean"), "KLD: both, nats": results[name]["metrics"].get("kld_mean"),
+            "KLD: engine, nats": engine.get("kld_mean"), "KLD: total, nats": results[name]["metrics"].get("kld_mean"),
             "KLD beyond its engine's 16 bits, nats": beyond(results, name, own, setup, seed) if own else none,
         })  # fmt: skip
     return table
@@ -79,5 +79,5 @@ def words(results: Results, name: str) -> str | None:
     metrics, engine = results[own]["metrics"], results[name]["engine"]
     return (
         f"Of {name}'s decode rate, {engine} alone gives × {show(metrics['speed_ratio'])} ({own}), precision × {show(precision)}; "
-        f"of its KLD, {own} has {show(metrics.get('kld_mean'))} nats"
+        f"{own} alone has KLD {show(metrics.get('kld_mean'))} nats"
     )

@@ -69,7 +69,11 @@ def advice(found: Found, results: Results, verdict: Verdict) -> tuple[list[str],
     unsure = [(c["name"], r) for c in found.answer["tested"] for r in c["judged"]["rules"] if r["verdict"] == "INCONCLUSIVE"]
     left = [f"{name}: {r['metric']} {text.judged_value(r)} ({text.bound(r)}){text.settled_by(r)}" for name, r in unsure]
     size = f"{best['weight_bytes'] / 1e6:.1f} MB" + f" ({smaller})" * bool(smaller)
-    lines = [f"Smallest that is certified on texts that chose nothing: {best['name']}, {size}.",
+    uniform = found.table["uniform"].items()
+    exact = [level for level, u in uniform if level != "kept" and u["exact"] > len(found.table["groups"]) / 2]
+    published = f"{' and '.join(exact)} gives this base back exactly, as it was published so; others need more bits. " * bool(exact)
+    lines = [f"Smallest that was certified, on texts that chose nothing: {best['name']}, {size}.",
+             f"{published}List it to have it ranked.",
              f"Against {verdict['reference']}: {costs}.", *[f"Not settled: {'; '.join(left)}."] * bool(left)]  # fmt: skip
     return lines, setting(found.candidates, best)
 
@@ -147,6 +151,6 @@ def family_note(k: int, level: float) -> str | None:
         return None
     one = 100 * level
     return (
-        f"{k} variants were judged on the same texts: one exactly at its margin passes by chance in {one:.3g} % of runs, one of "
-        f"{k} in up to {min(100.0, one * k):.3g} % (make smallest: {one:.3g} %)."
+        f"A variant exactly at its margin passes by chance in {one:.3g} % of runs; that any of {k} does: up to "
+        f"{min(100.0, one * k):.3g} % (make smallest: {one:.3g} %)."
     )
