@@ -500,7 +500,7 @@ def test_pictures_answer_to_the_pointer(browser: Browser, written: Path) -> None
     for there in (True, False, True):  # a click hides it, another shows it again
         assert (name in browser.run(labels)) is there
         x, y = browser.run(f"{middle}({entry}.getBoundingClientRect())")
-        browser.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)  # away from the tooltip, which may lie over the legend
+        browser.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)  # off the tooltip
         browser.run("new Promise(r => setTimeout(r, 100))")
         for kind in ("mousePressed", "mouseReleased"):
             browser.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
