@@ -374,8 +374,8 @@ def positions(results: Results, reference: str, confidence: float) -> Json | Non
     if not rows:
         return None
     y = _kld_scale([v for r in rows for v in (r["value"], r["high"], *[r["low"]][: r["low"] > 0])])
-    for r in rows:
-        r["low"] = max(r["low"], y["domain"][0])  # a logarithm has no place for less
+    for row in rows:
+        row["low"] = max(row["low"], y["domain"][0])  # a logarithm has no place for less
     x: Json = {"type": "log", "domain": [min(r["at"] for r in rows) / 1.5, max(r["at"] for r in rows) * 1.5]}
     across = _value("x", x, None, "at", values=_ticks(x, (1, 2, 5))[::2])
     up, color = _value("y", y, None, values=_ticks(y)), _names("kind", KINDS.values(), [BLUE, AMBER])
