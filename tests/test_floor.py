@@ -228,7 +228,7 @@ def test_the_band_reaches_from_zero_to_the_limit() -> None:
     results["bf16"]["metrics"] |= FLOORS
     band, words, *_ = charts.tradeoff(results, {"variants": {}}, "bf16", 0.95)["layer"]
     assert band["mark"]["type"] == "rect" and band["encoding"] == {"y": {"datum": 0}, "y2": {"datum": pytest.approx(0.004)}}
-    assert "floor-limited" in words["mark"]["text"] and "0.002 nats" in words["mark"]["text"]
+    assert "floor-limited" in words["mark"]["text"] and "0.004 nats" in words["mark"]["text"]
 
 
 # --- rules -------------------------------------------------------------------------------------------------------
