@@ -1,8 +1,9 @@
 """certify: build and judge the candidates in their frozen order, up to the first that does not pass -> reports/smallest/answer.json
 
 Fixed-sequence testing (Learn then Test, Angelopoulos et al. 2021; Pareto Testing, arXiv 2210.07913): the order was frozen on other
-texts, and each candidate must pass all rules at the full level. A false PASS then has the probability of one test, however many
-candidates there are. Each is an ordinary variant: the pipeline's own stages build and measure it, with a copy of params.yaml.
+texts, and each candidate must pass all rules at the gate's own confidence. A false PASS then has the probability of one test,
+however many candidates there are. Each is an ordinary variant: the pipeline's own stages build and measure it, with a copy of
+params.yaml.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def frozen(settings: Params) -> Candidates:
     return found
 
 
-def judge(name: str, proposal: Proposal, settings: Params, setup: params.Smallest) -> Certified:
+def judge(name: str, proposal: Proposal, settings: Params) -> Certified:
     """Build, measure and judge one candidate. settings: those of the copy, which lists it."""
     started = time.monotonic()
     env = os.environ | {"QUANTGATE_PARAMS": str(COPY)}
@@ -89,7 +90,7 @@ def certify(settings: Params) -> Answer:
     for name in found["order"]:
         if not pieces.has(name):
             with pieces.write(name) as tmp:
-                tmp.write_text(json.dumps(judge(name, by[name], with_candidates, setup)), encoding="utf-8")
+                tmp.write_text(json.dumps(judge(name, by[name], with_candidates)), encoding="utf-8")
         tested.append(records.read(pieces.folder / name, Certified))
         cli.say("certify", f"{name}: {tested[-1]['judged']['verdict']}: {tested[-1]['judged']['reason']}")
         if tested[-1]["judged"]["verdict"] != "PASS":
@@ -114,8 +115,7 @@ def words(answer: Answer, settings: Params) -> list[str]:
         certified = f"{kld['value']:.4f} [{kld['low']:.4f}, {kld['high']:.4f}]" if kld and kld["low"] is not None else "unknown"
         where = f"{predicted}{c['measured']:.4f} nats built and run on the texts that chose, {certified} where nothing was chosen"
         lines.append(f"{c['judged']['verdict']} {c['name']}: {(size or 0) / 1e6:.1f} MB, {where}")
-    best = next((c for c in answer["tested"] if c["name"] == answer["answer"]), None)
-    if best is None:
+    if (best := smallest.best_of(answer)) is None:
         lines.append("no candidate passes the gate: the smallest that passes is among the listed variants, or none is")
         return [*lines, looks.note(answer["looks"], settings)]
     size = best["weight_bytes"] or 0

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from pipeline.core import artifacts, cli, params, records
 from pipeline.core.errors import ArtifactError
-from pipeline.engines._speculation import drafting_variant
+from pipeline.engines._speculation import drafting_variant, other_draft
 from pipeline.evalset.tasks import load_task, local_tasks
 from pipeline.gating.sequential import stopped
 from pipeline.metrics import definitions, failure_analysis, generation
@@ -39,7 +38,7 @@ class Measured:
     def read(cls, name: str) -> Measured:
         return cls(
             name,
-            records.read(_manifest(name), records.ModelManifest),
+            records.read(artifacts.model_dir(name) / artifacts.MANIFEST, records.ModelManifest),
             records.read(artifacts.meta_of(artifacts.answers(name)), records.AnswersMeta),
             records.read(artifacts.meta_of(artifacts.tokens(name)), records.TokensMeta),
             records.read(artifacts.meta_of(artifacts.timings(name)), records.TimingsMeta),
@@ -56,13 +55,9 @@ class Measured:
             if made_with != now:
                 raise ArtifactError(f"{make(self.name)} was made against another reference; run `dvc repro`")
         draft = drafting_variant(self.manifest["engine_options"])
-        if draft and self.timings.get("draft") not in (None, records.read(_manifest(draft), records.ModelManifest)["digest"]):
+        if draft and other_draft(self.timings, draft):
             again = f"dvc repro -sf diverge@{self.name} benchmark@{self.name}"  # DVC does not know which variant drafts
             raise ArtifactError(f"{artifacts.timings(self.name)} was made with another build of its draft {draft}; run `{again}`")
-
-
-def _manifest(variant: str) -> Path:
-    return artifacts.model_dir(variant) / artifacts.MANIFEST
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from pipeline.core.params import Evaluate, HowMany
 from pipeline.core.records import AnswerRow, AnswersMeta, ItemAnswer, Json, Look, ModelManifest
 from pipeline.evalset import in_parts, sets_digest
 from pipeline.evalset.tasks import TASKS, is_chat, load_task, local_tasks, subset, task_files
-from pipeline.gating.sequential import Looks, looks_of, reference_answers, stopped
+from pipeline.gating.sequential import Looks, looks_of, reference_answers, rules_that_end, stopped
 from pipeline.metrics.answers import answer_metrics, of_same_items, pair
 from pipeline.metrics.builder import Builder
 from pipeline.preflight.model import unanswerable
@@ -48,16 +48,16 @@ def evaluate(
             (scratch / f"{task}.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
     # lm-eval's index of its own tasks costs 8 s; it is built only if one of them is asked for
     manager = TaskManager(include_path=[TASKS, scratch], include_defaults=len(loaded) < len(tasks))
-    planned = looks.planned if looks else 1
-    family = clusters(tasks, seed)
-    part = in_parts({name: task for (task, _), name in family.items()}, planned, seed)
+    family = clusters(tasks, seed) if looks else {}
+    part = in_parts({name: task for (task, _), name in family.items()}, looks.planned, seed) if looks else {}
     rows: list[AnswerRow] = []
-    for k in range(planned):
+    for k in range(looks.planned if looks else 1):
         for task, count in tasks.items():
             config, items = loaded.get(task, ({}, []))
             lm = lm_for(engine, batch_for(items, engine.tokenizer, setup.batch_size))
             chosen = subset(len(items), count, seed) if config else None
-            chosen = chosen and [i for i in chosen if part[family[task, i]] == k]
+            if looks and chosen:
+                chosen = [i for i in chosen if part[family[task, i]] == k]
             if chosen == []:
                 continue
             first = None if config or isinstance(count, str) else count
@@ -77,7 +77,8 @@ def evaluate(
 def clusters(tasks: dict[str, HowMany], seed: int) -> dict[Item, str]:
     """{chosen item of a local task: its family, whose items rise and fall together}."""
     found: dict[Item, str] = {}
-    for task in [task for task in tasks if task in local_tasks()]:
+    local = local_tasks()
+    for task in [task for task in tasks if task in local]:
         _, items = load_task(task)
         found |= {(task, i): f"{task}/{cluster(items[i], i)}" for i in subset(len(items), tasks[task], seed)}
     return found
@@ -184,21 +185,22 @@ def answers(
     chosen = settings.variant(variant)
     folder = artifacts.model_dir(variant)
     engine = engines.load(chosen.engine, folder, threads=settings.thread_count, **chosen.engine_options)
-    items = clusters(settings.amount.tasks, settings.seed)
-    looks = looks_at(variant, settings, meta, items)
+    looks = looks_at(variant, settings, meta)
     with tempfile.TemporaryDirectory() as tmp:
         rows = evaluate(engine, settings.evaluate, settings.amount.tasks, settings.seed, Path(tmp), looks)
-        end = looks.record(len({(row["task"], row["doc_id"]) for row in rows}), len(items)) if looks else None
+        asked = len(clusters(settings.amount.tasks, settings.seed)) if looks else 0
+        end = looks.record(len({(row["task"], row["doc_id"]) for row in rows}), asked) if looks else None
         return rows, check(rows, engine.tokenizer), answer_again(rows, engine, settings, Path(tmp)), end
 
 
-def looks_at(variant: str, settings: params.Params, meta: AnswersMeta, items: dict[Item, str]) -> Looks | None:
+def looks_at(variant: str, settings: params.Params, meta: AnswersMeta) -> Looks | None:
     """Looks before the last answer. None where the reference has no answers to the same items, asked in the same way, and for a
     cast: its second answers come last."""
-    reference = reference_answers(settings)
-    if reference is None or settings.variant(variant).quantizer == "cast":
+    if settings.variant(variant).quantizer == "cast" or not rules_that_end(settings, variant, "evaluate"):
         return None
-    beside, theirs = reference
+    if (reference := reference_answers(settings)) is None:
+        return None
+    (beside, theirs), items = reference, clusters(settings.amount.tasks, settings.seed)
     asked = [(m["sets"], m["batch_size"], m["seed"], m["status"]) for m in (meta, beside)]
     if asked[0] != asked[1] or items.keys() != {(row["task"], row["doc_id"]) for row in theirs}:
         return None

@@ -397,7 +397,7 @@ def test_certification_stops_at_the_first_that_does_not_pass(
     done: list[str] = []
     judged = {"reason": "", "required": False, "rules": [], "family": {"rules": 0, "correction": "", "level": 0.0, "sided": "one"}}
 
-    def judge(name: str, proposal: Any, settings: params.Params, setup: Smallest) -> Any:
+    def judge(name: str, proposal: Any, settings: params.Params) -> Any:
         assert name in settings.variants and settings.variants[name].options == proposal["options"]
         assert name in YAML(typ="safe").load(certify.COPY.read_text(encoding="utf-8"))["variants"]
         done.append(name)

@@ -19,7 +19,7 @@ from typing_extensions import TypedDict
 
 from pipeline.core import artifacts, records
 from pipeline.core.errors import Unsupported
-from pipeline.core.records import ModelManifest, Options, Undrafted
+from pipeline.core.records import ModelManifest, Options, TimingsMeta, Undrafted
 from pipeline.engines import Sampling, Trace
 from pipeline.engines._forest import common_prefix
 
@@ -58,6 +58,12 @@ def drafting_variant(engine_options: Options) -> str | None:
     """The variant that drafts; None without one."""
     draft = (engine_options.get("speculate") or {}).get("draft")
     return None if draft == NGRAM else draft
+
+
+def other_draft(timed: TimingsMeta, draft: str) -> bool:
+    """Whether timings were taken with another build of the variant that drafts than the one that is here."""
+    built = records.read(artifacts.model_dir(draft) / artifacts.MANIFEST, ModelManifest)["digest"]
+    return timed.get("draft") not in (None, built)
 
 
 def give_draft(engine: Any, speculate: Speculate, model_dir: Path, load: Callable[[Path], Any]) -> None:

@@ -15,8 +15,8 @@ from pipeline.core.droppings import data_files
 from pipeline.core.errors import ArtifactError
 from pipeline.core.explain import some
 from pipeline.core.params import Params, PathModel
-from pipeline.core.records import BaseManifest, ModelManifest, TimingsMeta
-from pipeline.engines._speculation import drafting_variant
+from pipeline.core.records import BaseManifest, TimingsMeta
+from pipeline.engines._speculation import drafting_variant, other_draft
 from pipeline.model.config import wanted
 
 ABSENT = ("deleted", "not in cache")  # DVC's words for a file that is not in the folder, or whose copy its cache lacks
@@ -54,13 +54,9 @@ def check(settings: Params) -> list[str]:
 def changed_drafts(settings: Params) -> list[str]:
     """Variants that were timed with another build of the variant that drafts for them: DVC does not know which that is."""
     drafts = {n: draft for n, v in settings.variants.items() if (draft := drafting_variant(v.engine_options))}
-    files = {n: (artifacts.meta_of(artifacts.timings(n)), artifacts.model_dir(d) / artifacts.MANIFEST) for n, d in drafts.items()}
-    both = {
-        n: (records.read(f, TimingsMeta), records.read(m, ModelManifest))
-        for n, (f, m) in files.items()
-        if f.exists() and m.exists()
-    }
-    return [n for n, (timed, built) in both.items() if timed.get("draft") not in (None, built["digest"])]
+    timed = {n: artifacts.meta_of(artifacts.timings(n)) for n in drafts}
+    here = [n for n, d in drafts.items() if timed[n].exists() and (artifacts.model_dir(d) / artifacts.MANIFEST).exists()]
+    return [n for n in here if other_draft(records.read(timed[n], TimingsMeta), drafts[n])]
 
 
 @contextmanager

@@ -55,15 +55,19 @@ class Looks:
         return {"look": self.taken, "looks": self.planned, "share": done / total, "saved_s": round(saved, 1)}
 
 
-def looks_of(settings: Params, variant: str, stage: str, units: int, measure: Callable[[Builder, Any], object]) -> Looks | None:
-    """Up to four looks, each of which has documents or item families enough for a verdict. None where one at the end is all: by
-    `stop: never`, for the reference, without a rule, or where a rule counts from the floor or the baseline. units: of the whole."""
+def rules_that_end(settings: Params, variant: str, stage: str) -> list[Rule]:
+    """The gate's rules that may end a stage of a variant. Empty with `stop: never`, for the reference, and where one of them counts
+    from the floor or the baseline."""
     rules = [r for r in settings.gate.rules if applies(r, variant) and r.metric.split("/")[0] in FEEDS[stage]]
     elsewhere = any(r.above or r.against == "baseline" for r in rules)
-    planned = min(MOST, units // MIN_CLUSTERS)
-    if settings.amount.stop == "never" or variant == settings.reference or not rules or elsewhere or planned < 2:
-        return None
-    return Looks(settings, rules, planned, measure)
+    return [] if settings.amount.stop == "never" or variant == settings.reference or elsewhere else rules
+
+
+def looks_of(settings: Params, variant: str, stage: str, units: int, measure: Callable[[Builder, Any], object]) -> Looks | None:
+    """Up to four looks, each of which has documents or item families enough for a verdict; None where one at the end is all. units:
+    of the whole."""
+    rules, planned = rules_that_end(settings, variant, stage), min(MOST, units // MIN_CLUSTERS)
+    return Looks(settings, rules, planned, measure) if rules and planned > 1 else None
 
 
 def reference_answers(settings: Params) -> tuple[AnswersMeta, list[AnswerRow]] | None:

@@ -36,7 +36,11 @@ class Found(NamedTuple):
 
     @classmethod
     def of(cls, table: Sensitivity, candidates: Candidates, answer: Answer) -> Found:
-        return cls(table, candidates, answer, next((c for c in answer["tested"] if c["name"] == answer["answer"]), None))
+        return cls(table, candidates, answer, best_of(answer))
+
+
+def best_of(answer: Answer) -> Certified | None:
+    return next((c for c in answer["tested"] if c["name"] == answer["answer"]), None)
 
 
 def load(results: Results, verdict: Verdict) -> Found | None:
