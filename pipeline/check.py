@@ -17,10 +17,10 @@ from pipeline.evalset.calibration import measured_rows, refuse_overlap
 from pipeline.gating.rules import bound_of
 from pipeline.layers import choosing
 from pipeline.metrics.answers import DEPTH
-from pipeline.metrics.definitions import TOKEN_PARTS, is_served
+from pipeline.metrics.definitions import TOKEN_PARTS, is_served, timed
 from pipeline.model import from_gguf, integrity
 from pipeline.preflight import model as preflight_model
-from pipeline.preflight import power, servers
+from pipeline.preflight import power, room, servers
 from pipeline.reporting import smallest
 from pipeline.serving import results
 from pipeline.speed import hardware, schedule
@@ -162,8 +162,11 @@ def main() -> None:
     results.write_asked(settings)
     for line in power.lines(settings) + servers.inconclusive(settings):
         cli.say("power", line)
-    for line in preflight_model.notes(settings) + servers.unsupported(settings) + preflight_model.capacity(settings):
+    for line in preflight_model.notes(settings) + servers.unsupported(settings) + room.capacity(settings):
         cli.say("check", line)
+    for rule in settings.gate.rules:
+        if rule.limit and timed(rule.metric) and not rule.machine:
+            cli.say("check", f"gate: the limit on {rule.metric} judges any machine; machine: NAME of {hardware.MACHINE} binds it")
     if not smallest.PAGE.exists():
         artifacts.write_text(smallest.PAGE, smallest.PENDING)
     if not hardware.MACHINE.exists():  # DVC asks for it before a stage that times could write it

@@ -6,6 +6,7 @@ into this folder's, its outputs are checked out from the cache, and at the end p
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import secrets
 import shutil
@@ -14,6 +15,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple, Protocol
@@ -21,14 +23,15 @@ from typing import Annotated, Any, NamedTuple, Protocol
 import typer
 from filelock import FileLock, Timeout
 
-from pipeline.core import artifacts, cli, copies, git, params
+from pipeline.core import artifacts, cli, copies, git, params, quota
 from pipeline.core.copies import Job, Ran
 from pipeline.core.errors import ArtifactError, QuantgateError
 from pipeline.core.params import Params
 from pipeline.core.records import Json
 from pipeline.engines._speculation import drafting_variant
 from pipeline.gating import freshness
-from pipeline.preflight import model as preflight
+from pipeline.preflight import room
+from pipeline.preflight.model import base_folder
 from pipeline.speed import hardware
 
 HEAD = ("check", "download", "gate", "report", "track")  # run in this folder: they use git, or what lies beside the project
@@ -273,7 +276,7 @@ class Cluster:
         except ImportError:
             how = "pip install -e '.[ray]' -c constraints.txt -c constraints-dev.txt"
             raise QuantgateError(f"Ray is not installed: {how}") from None
-        for module in (copies, hardware):  # a cluster may have another version of them
+        for module in (copies, hardware, quota):  # a cluster may have another version of them
             ray.cloudpickle.register_pickle_by_value(module)
         mine = {} if address else {"num_cpus": at_once or os.cpu_count(), "resources": {NODE: 1}}
         try:
@@ -286,22 +289,29 @@ class Cluster:
         if not self.nodes:
             how = f"ray start --resources '{{\"{NODE}\": 1}}' ..."
             raise QuantgateError(f"no machine of {address} has Ray's resource {NODE!r}: {how}")
-        self.gpus = int(max(n["Resources"].get("GPU", 0) for n in self.nodes))
-        self.memory = max(n["Resources"]["memory"] for n in self.nodes)
-        self._at_once = at_once or max(1, self.gpus)
+        cards = self._of_each(partial(quota.card_bytes, None))  # whatever CUDA_VISIBLE_DEVICES Ray gives to who asks
+        gpus = [int(n["Resources"].get("GPU", 0)) for n in self.nodes]
+        have = [sizes[:n] or [math.inf] * n for sizes, n in zip(cards, gpus)]  # of unknown size without nvidia-smi
+        self.largest = room.Room(max(n["Resources"]["memory"] for n in self.nodes), max(have, key=sum))
+        self._at_once = at_once or max(1, *gpus)
         self.slots = self._at_once * len(self.nodes)
         self._timed: Iterator[str] | None = None  # nodes that may time, in turns; None: any
 
     def choose_machine(self) -> None:
         """Write the class of machine that timings are of: today's if a node is of it, else the most frequent."""
-        ask, nodes = self._ray.remote(hardware.of_this), [n["NodeID"] for n in self.nodes]
-        texts = self._ray.get([ask.options(num_cpus=0, scheduling_strategy=self._on(node)).remote() for node in nodes])
+        nodes, texts = [n["NodeID"] for n in self.nodes], self._of_each(hardware.of_this)
         now = hardware.MACHINE.read_text(encoding="utf-8") if hardware.MACHINE.exists() else ""
         chosen = now if now in texts else Counter(texts).most_common(1)[0][0]
         if chosen != now:
             artifacts.write_text(hardware.MACHINE, chosen)
         if len(set(texts)) > 1:
             self._timed = itertools.cycle([node for node, text in zip(nodes, texts) if text == chosen])
+
+    def _of_each(self, ask: Callable[[], Any]) -> list[Any]:
+        """What every node answers."""
+        task = self._ray.remote(lambda: ask())
+        places = [self._on(node["NodeID"]) for node in self.nodes]
+        return list(self._ray.get([task.options(num_cpus=0, scheduling_strategy=place).remote() for place in places]))
 
     def start(self, job: Job, needs: Needs, tree: bytes) -> None:
         share = 1 if needs.alone else int(10000 / self._at_once) / 10000  # Ray counts in parts of 10 000
@@ -332,16 +342,18 @@ def _brief(e: Exception) -> str:
     return " ".join(str(e).split())[-300:]
 
 
-def needs_of(name: str, settings: Params, gpus: int, most_memory: float) -> Needs:
-    """GPUs by what the variant's engine spreads over, memory by the model's size. gpus: of a node; most_memory: of the largest."""
-    stage, _, variant = name.partition("@")
-    options = settings.variants[variant or settings.reference].engine_options
-    spread = gpus if options.get("device_map") == "auto" else int(str(options.get("tensor_parallel", 1)))
-    folder = preflight.base_folder(settings)
-    memory = preflight.memory_by_stage(settings, folder).get(name, 0.0) if folder else 0.0
-    if memory > most_memory:
-        cli.say("fan-out", f"{name} needs about {memory / 1e9:.1f} GB and the largest node has {most_memory / 1e9:.1f} GB")
-    return Needs(gpus=0 if stage == "compare" else min(spread, gpus), memory=min(memory, most_memory))
+def needs_of(settings: Params, node: room.Room) -> Callable[[str], Needs]:
+    """What a stage takes of the largest node, whose room is said to be too small where it is."""
+    folder = base_folder(settings)
+    found = room.needs(settings, folder) if folder else {}
+    for line in room.too_large(settings, folder, node) if folder else []:
+        cli.say("fan-out", line)
+
+    def of(name: str) -> Needs:
+        need = found.get(name, room.Need(0.0))
+        return Needs(gpus=need.cards_of(node), memory=min(need.memory, node.memory))
+
+    return of
 
 
 def main(
@@ -353,7 +365,7 @@ def main(
     settings, began = params.load(), time.monotonic()
     cluster = Cluster(address, at_once)
     cluster.choose_machine()
-    line = fan_out(cluster, lambda name: needs_of(name, settings, cluster.gpus, cluster.memory), remote, unlisted(settings))
+    line = fan_out(cluster, needs_of(settings, cluster.largest), remote, unlisted(settings))
     if failed := line.are("failed"):
         skipped = {name: by for name in line.are("waiting") if (by := line.held_up_by(name))}
         cli.say("fan-out", f"not run: {', '.join(f'{name} (for {by[0]})' for name, by in skipped.items()) or 'nothing else'}")

@@ -13,7 +13,7 @@ import pytest
 
 from pipeline.__main__ import COMMANDS
 from pipeline.core import artifacts, params
-from pipeline.preflight import model
+from pipeline.preflight import room
 from tools import doctor, status
 
 ROOT = Path(__file__).parents[1]
@@ -95,9 +95,9 @@ def problems(findings: object) -> list[str]:
 
 def test_doctor_sees_a_disk_and_a_memory_that_are_too_small(settings: params.Params, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "base_folder", lambda _: Path())
-    monkeypatch.setattr(model, "disk_bytes", lambda *_: 1e18)
-    monkeypatch.setattr(model, "memory_by_stage", lambda *_: {"floor": 1.0, "quantize@onnx-int4": 1e18})
-    assert [p.split(":")[0] for p in problems(doctor.room(settings))] == ["disk", "memory"]
+    monkeypatch.setattr(room, "disk_bytes", lambda *_: 1e18)
+    monkeypatch.setattr(room, "needs", lambda *_: {"floor": room.Need(1.0), "quantize@onnx-int4": room.Need(1e18)})
+    assert [p.split(":")[0] for p in problems(doctor.room(settings))] == ["disk", "memory", "room"]
 
 
 def test_doctor_sees_a_card_that_torch_cannot_use(settings: params.Params, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -173,14 +174,21 @@ def test_this_projects_lock_is_written_as_dvc_does() -> None:
     assert Folder._dumped(fan_out.merged(Folder._parsed(text), "", None, [])) == text
 
 
-def test_a_stage_takes_the_gpus_that_its_engine_spreads_over_and_a_judge_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stage_takes_the_gpus_that_its_engine_spreads_over_and_a_judge_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     settings = params.load(ROOT / "params.yaml")
-    settings.variants["int8"].engine_options["device_map"] = "auto"
-    monkeypatch.setattr(fan_out.preflight, "base_folder", lambda settings: Path("x"))
-    monkeypatch.setattr(fan_out.preflight, "memory_by_stage", lambda settings, folder: {"quantize@int8": 5e9})
-    taken = {name: fan_out.needs_of(name, settings, 4, 3e9) for name in ("quantize@int8", "diverge@nf4", "floor", "compare@nf4")}
-    assert [needs.gpus for needs in taken.values()] == [4, 1, 1, 0] and taken["quantize@int8"].memory == 3e9
-    assert fan_out.needs_of("diverge@nf4", settings, 0, 3e9).gpus == 0
+    found = {"diverge@int8": fan_out.room.Need(5e9, card=2e9, spread=0), "diverge@nf4": fan_out.room.Need(1e9, card=1e9)}
+    monkeypatch.setattr(fan_out, "base_folder", lambda settings: Path("x"))
+    monkeypatch.setattr(fan_out.room, "needs", lambda settings, folder: found)
+    takes = fan_out.needs_of(settings, fan_out.room.Room(3e9, [1e9] * 4))
+    assert [takes(name).gpus for name in ("diverge@int8", "diverge@nf4", "compare@nf4")] == [3, 1, 0]
+    assert takes("diverge@int8").memory == 3e9
+    said = capsys.readouterr().out
+    assert "diverge@int8: about 5.0 GB of memory and 3.0 GB are here" in said and "diverge@nf4: about 1.0 GB on a card" in said
+    unknown = fan_out.needs_of(settings, fan_out.room.Room(9e9, [math.inf] * 2))  # without nvidia-smi
+    assert [unknown(name).gpus for name in found] == [2, 1]
+    assert fan_out.needs_of(settings, fan_out.room.Room(9e9, []))("diverge@int8").gpus == 0
 
 
 def test_what_a_stage_reads_beside_what_dvc_knows_is_there_before_it() -> None:

@@ -21,6 +21,7 @@ from pipeline.core.params import Rule
 from pipeline.gating import baseline, freshness, verdicts
 from pipeline.gating.rules import bound_of, judge, units_of, worst
 from pipeline.metrics.definitions import DEFINITIONS, LOWER_BOUNDS
+from pipeline.speed import hardware
 from pipeline.stats.intervals import paired_difference
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -76,6 +77,21 @@ def test_an_interval_is_judged_as_a_whole(rule: dict[str, Any], interval: Any, e
     assert judge(bound(**rule), interval).verdict == expected
 
 
+@pytest.mark.parametrize("rule, verdict, says", [
+    ({"limit": "500 ms"}, "PASS", "on machine 51aadf10 (EPYC)"),
+    ({"limit": "500 ms", "machine": "51aadf10"}, "PASS", "limit 500 ms on machine 51aadf10), on machine 51aadf10 (EPYC)"),
+    ({"limit": "500 ms", "machine": "1234abcd"}, "INCONCLUSIVE", "timed on machine 51aadf10 (EPYC), and the limit is for 1234abcd"),
+])  # fmt: skip
+def test_a_limit_on_times_is_of_the_machine_that_they_were_taken_on(rule: dict[str, Any], verdict: str, says: str) -> None:
+    settings = params.load(ROOT / "params.yaml")
+    rules = [Rule.model_validate({"metric": "ttft_ms"} | rule)]
+    settings = settings.model_copy(update={"gate": settings.gate.model_copy(update={"rules": rules})})
+    artifacts.write_text(hardware.MACHINE, "machine: 51aadf10\nprocessor: EPYC\ngpu: null\n")
+    judged = verdicts.of({"int8": result(settings, "int8", {"ttft_ms": metric(400, 380, 420, unit="ms")})}, settings)
+    (found,) = judged["variants"]["int8"]["rules"]
+    assert found["verdict"] == verdict and says in found["reason"]
+
+
 def test_direction_belongs_to_the_metric_and_not_to_whoever_writes_the_rule() -> None:
     """Every metric that can have a margin, against the reference and against the baseline: worse fails, better passes."""
     for (name, what), against in itertools.product(DEFINITIONS.items(), ("reference", "baseline")):
@@ -97,6 +113,8 @@ def test_direction_belongs_to_the_metric_and_not_to_whoever_writes_the_rule() ->
     ({"margin": math.nan}, "two ways"), ({"margin": 1}, "two ways"), ({"margin": 0.02}, "two ways"),
     ({"margin": True}, "valid string"), ({"margin": None}, "exactly one of margin"),
     ({"margin": "1 nats", "limit": "1 nats"}, "exactly one of margin"),
+    ({"limit": "1 nats", "machine": "51aadf10"}, "the same on any machine"),
+    ({"metric": "speed_ratio", "margin": "5 %", "machine": "51aadf10"}, "machine: 51aadf10 goes with a limit, not with margin"),
     ({"limit": "1 nats", "against": "baseline"}, "against: baseline goes with a margin or a gain"),
     ({"margin": "1 nats", "above": "floor", "against": "baseline"}, "against: baseline goes with a margin or a gain"),
     ({"metric": "kld_maen", "margin": "1 nats"}, "did you mean 'kld_mean'"),

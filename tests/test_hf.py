@@ -57,6 +57,32 @@ def test_a_saved_head_gives_the_models_logits(which: str, request: pytest.Fixtur
     assert torch.equal(engine.own_logits([IDS])[1], logits), "taking the head off changed the model"
 
 
+@pytest.mark.parametrize("spread", ["over two places", "all of it elsewhere"])
+def test_a_model_that_accelerate_spreads_gives_the_same_logits(engine16: Any, tiny_bf16: Path, tmp_path: Path, spread: str) -> None:
+    """As `device_map: auto` does over cards and, where they are too small, the memory; here a layer lies on the disk, then all in
+    memory while the model runs elsewhere."""
+    from accelerate import cpu_offload
+    from transformers import AutoModelForCausalLM
+
+    layers = range(engine16.model.config.num_hidden_layers)
+    places = {f"model.layers.{n}": "disk" if n else "cpu" for n in layers}
+    places |= {name: "cpu" for name in ("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head")}
+    over_two = {"device_map": places, "offload_folder": tmp_path} if spread == "over two places" else {}
+    model = AutoModelForCausalLM.from_pretrained(tiny_bf16, dtype="auto", **over_two).eval()
+    if not over_two:
+        cpu_offload(model, torch.device("cpu"))
+    engine = hf.HfEngine(model, engine16.tokenizer, "cpu", engine16.end_ids)
+    assert any(w.is_meta for w in model.parameters())
+    for made, expected in zip(engine.logit_blocks([IDS], [2], 4), engine16.logit_blocks([IDS], [2], 4)):
+        assert (made[2] == expected[2]).all()
+    assert (engine.logits_stepwise(IDS, 3) == engine16.logits_stepwise(IDS, 3)).all()
+    assert engine.head.equals(engine16.head)
+    engine.head.save(tmp_path / "head")
+    assert Head.load(tmp_path / "head").equals(engine16.head)
+    with pytest.raises(Unsupported, match="kept in the machine's memory"):
+        engine.to_float32()
+
+
 @pytest.mark.parametrize("family", ["Gemma2", "Cohere", "Granite"])
 def test_heads_that_cap_or_scale_their_logits_replay_too(family: str, tmp_path: Path) -> None:
     import transformers

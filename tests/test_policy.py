@@ -107,6 +107,17 @@ def test_whatever_else_gets_looser_fails_without_a_reason_under_gate(
     assert "at the baseline" not in str(merge.verdict) and {x.reason for x in merge.loosened} == {WHY["reason"]}
 
 
+def test_a_limit_that_no_longer_names_its_machine_is_looser(house: params.Params) -> None:
+    limit = {"metric": "ttft_ms", "limit": "500 ms", "machine": "51aadf10"}
+    finish(change([*RULES, limit]), "a limit")
+    git("checkout", "--quiet", "-b", "next")
+    change([*RULES, {k: v for k, v in limit.items() if k != "machine"}])
+    (loosened,) = for_merge(params.load(), "change").loosened
+    assert "ttft_ms: limit 500 ms on machine 51aadf10 → limit 500 ms" in str(loosened)
+    change([*RULES, limit])
+    assert for_merge(params.load(), "change").loosened == []
+
+
 def test_a_variant_that_is_no_longer_measured_needs_a_reason(house: params.Params) -> None:
     variants = {name: v.model_dump() for name, v in house.variants.items() if name != "nf4"}
     rules = [KLD, ACC | {"variants": ["int8"]}, SPEED]

@@ -17,7 +17,7 @@ from pipeline.core import artifacts, explain, params, quota
 from pipeline.core.errors import DataError, ParamsError
 from pipeline.core.params import Evaluate, PathModel, Serving, Trajectories, Variant
 from pipeline.evalset.calibration import Calibration
-from pipeline.preflight import model
+from pipeline.preflight import model, room
 
 CHAT = {"id": "c", "domain": "chat", "messages": [{"role": "user", "content": "hello"}]}
 WINDOW = 1024  # of the tiny model
@@ -294,14 +294,47 @@ def test_a_damaged_file_of_the_model_is_a_line(house: params.Params) -> None:
 
 
 def test_check_says_what_does_not_fit_here_before_any_work(house: params.Params, monkeypatch: pytest.MonkeyPatch) -> None:
-    (whole,) = model.capacity(house)
+    (whole,) = room.capacity(house)
     assert "GB more on disk" in whole
-    needed = model.memory_by_stage(house, Path("model"))
-    monkeypatch.setattr(quota, "memory_bytes", lambda: max(needed.values()) - 1)
-    assert [line.split()[0] for line in model.capacity(house)[1:]] == [max(needed, key=needed.__getitem__)]
+    most = max(need.memory for need in room.needs(house, Path("model")).values())
+    monkeypatch.setattr(quota, "memory_bytes", lambda: most - 1)
+    (small,) = room.capacity(house)[1:]
+    assert small.startswith("floor: about 1.5 GB of memory and 1.5 GB are here") and "a larger machine" in small
     monkeypatch.setattr(quota, "memory_bytes", lambda: 1 << 40)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1000, 999, 1))  # type: ignore[attr-defined]
-    assert "the disk is too small" in model.capacity(house)[1]
+    assert "the disk is too small" in room.capacity(house)[1]
+
+
+@pytest.mark.parametrize("engine, options, cards, says", [
+    ("hf", {}, [80e9], None), ("hf", {"device": "cpu"}, [1e9], None), ("llamacpp", {}, [1e9], None), ("hf", {}, [], None),
+    ("hf", {}, [40e9, 40e9], "on a card of 40.0 GB; engine_options: {device_map: auto} spreads it over 2 cards"),
+    ("hf", {}, [10e9, 10e9], "on a card of 10.0 GB; engine_options: {device_map: auto} spreads it over all 2 cards and the machine's"),
+    ("hf", {"device_map": "auto"}, [40e9, 40e9], None),
+    ("hf", {"device_map": "auto"}, [10e9, 10e9], "on 2 cards of 10.0 GB; the machine's memory takes the rest"),
+    ("vllm", {}, [40e9] * 4, "engine_options: {tensor_parallel: 2} shares it"), ("vllm", {"tensor_parallel": 2}, [40e9] * 4, None),
+    ("vllm", {}, [20e9], "a machine with more cards"),
+])  # fmt: skip
+def test_a_model_too_large_for_a_card_is_named_with_what_would_make_it_fit(
+    house: params.Params, engine: str, options: dict[str, Any], cards: list[float], says: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "variant_bytes", lambda variant, folder: 60e9)
+    large = settings(house, variants={"bf16": Variant(quantizer="cast", engine=engine, options={}, engine_options=options)})
+    lines = room.too_large(large, Path("model"), room.Room(1e12, cards))
+    if says is None:
+        assert lines == []
+    else:
+        (line,) = lines
+        assert line.startswith("diverge@bf16, evaluate@bf16, benchmark@bf16, reference, floor: about 6") and says in line
+
+
+def test_a_quantizer_takes_memory_or_a_card_by_how_it_works(house: params.Params) -> None:
+    variants = {q: Variant(quantizer=q, options={}) for q in ("cast", "gptq", "torchao", "gguf")} | {"bf16": BF16}
+    found = room.needs(settings(house, variants=variants), Path("model"))
+    assert found["quantize@gptq"].memory > found["quantize@torchao"].memory == found["quantize@cast"].memory
+    assert found["quantize@torchao"].card > found["quantize@gptq"].card > 0 == found["quantize@gguf"].card
+    assert found["floor"].memory > found["reference"].memory
+    small = room.too_large(settings(house, variants=variants), Path("model"), room.Room(found["quantize@gptq"].memory - 1, []))
+    assert any("quantize@gptq: " in line and "quantizers cast, gguf and torchao take less" in line for line in small)
 
 
 @pytest.mark.parametrize("quantizer, options", [
@@ -313,4 +346,4 @@ def test_what_check_expects_of_a_variant_is_what_it_takes(
     variant = Variant(quantizer=quantizer, options=options)
     quantize.quantize(variant, tiny, tmp_path, calibration=Calibration(), seed=1)
     held = sum(file.stat().st_size for file in tmp_path.glob("*.safetensors"))
-    assert model.variant_bytes(variant, tiny) == pytest.approx(held, rel=0.15)
+    assert room.variant_bytes(variant, tiny) == pytest.approx(held, rel=0.15)

@@ -1,4 +1,4 @@
-"""Threads and memory are what a container's quota leaves."""
+"""Threads and memory are what a container's quota leaves; cards are what nvidia-smi names."""
 
 import os
 from pathlib import Path
@@ -49,3 +49,14 @@ def test_what_is_free_and_who_was_killed_is_this_group_s_and_not_the_machine_s(
 ) -> None:
     pretend(own, files, tmp_path, monkeypatch)
     assert (quota.free_bytes(), quota.oom_kills()) == (free, kills)
+
+
+@pytest.mark.parametrize("visible, sizes", [(None, [81920, 40960]), ("1", [40960]), ("", []), ("7", [])])
+def test_the_cards_are_those_that_are_left_visible(
+    visible: str | None, sizes: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = """case "$*" in *"-i 1") echo 40960;; *-i*) echo "No devices were found"; exit 6;; *) echo 81920; echo 40960;; esac"""
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{answers}\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    assert quota.card_bytes(visible) == [n << 20 for n in sizes]

@@ -25,7 +25,7 @@ from pipeline.core.errors import QuantgateError
 from pipeline.core.explain import nominal_bits
 from pipeline.core.params import HubModel, Params
 from pipeline.gating import freshness
-from pipeline.preflight import model
+from pipeline.preflight import room as preflight_room
 from pipeline.preflight.model import base_folder
 from pipeline.tracking import connection
 
@@ -121,16 +121,18 @@ def room(settings: Params) -> Iterator[Finding]:
     if folder is None:
         yield Finding("disk and memory", "note", f"{free / 1e9:.0f} GB free; the model is not here yet, so its need is not known")
         return
-    need = model.disk_bytes(settings, folder)
+    need = preflight_room.disk_bytes(settings, folder)
     short = need > free
     yield Finding(
         "disk", "problem" if short else "ok", f"{need / 1e9:.1f} GB needed, {free / 1e9:.0f} GB free", "make room" * short
     )
-    memory, have = model.memory_by_stage(settings, folder), quota.memory_bytes()
-    most = max(memory, key=memory.__getitem__)
-    short = memory[most] > have
-    seen = f"{most} needs {memory[most] / 1e9:.1f} GB, {have / 1e9:.0f} GB here"
-    yield Finding("memory", "problem" if short else "ok", seen, "leave that variant out, or use a larger machine" * short)
+    have = preflight_room.here()
+    needs = preflight_room.needs(settings, folder)
+    most = max(needs, key=lambda stage: needs[stage].memory)
+    seen = f"{most} needs {needs[most].memory / 1e9:.1f} GB, {have.memory / 1e9:.0f} GB here"
+    yield Finding("memory", "problem" if needs[most].memory > have.memory else "ok", seen)
+    for line in preflight_room.too_large(settings, folder, have):
+        yield Finding("room", "problem", *line.split("; ", 1))
 
 
 def hub(settings: Params) -> Iterator[Finding]:

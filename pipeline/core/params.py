@@ -262,6 +262,7 @@ class Rule(Section):
     variants: Annotated[list[str], Field(min_length=1)] | None = None
     against: Literal["reference", "baseline"] = "reference"  # baseline: what the commit that is merged into had
     required: bool = True
+    machine: str | None = None  # of a limit on times: the class of machine that it is for, as reports/machine.yaml names it
     reason: Reason | None = None  # why it is looser than in the commit that is merged into
 
     @property
@@ -282,6 +283,8 @@ class Rule(Section):
             raise ValueError(f"give exactly one of margin, gain and limit (found: {', '.join(given) or 'none'})")
         if self.above is not None and self.margin is None:
             raise ValueError(f"above: {self.above} goes with a margin, not with {given[0]}")
+        if self.machine is not None and self.limit is None:
+            raise ValueError(f"machine: {self.machine} goes with a limit, not with {given[0]}")
         if self.against == "baseline" and (self.above or self.limit):
             raise ValueError("against: baseline goes with a margin or a gain, and without above: the baseline has the same noise")
         return self

@@ -1,8 +1,10 @@
-"""The processors and memory that this process may use: a container's limits (cgroup version 2) count."""
+"""The processors, memory and cards that this process may use: a container's limits (cgroup version 2) count."""
 
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -32,6 +34,16 @@ def free_bytes() -> int:
     import psutil
 
     return min([int(psutil.virtual_memory().available), *(most - used for most, used in _memory())])
+
+
+def card_bytes(visible: str | None) -> list[int]:
+    """Memory of each card, by nvidia-smi, which needs no library; none without it. visible: as CUDA_VISIBLE_DEVICES; None: all."""
+    tool = shutil.which("nvidia-smi")
+    if not tool or visible == "":
+        return []
+    asked = [tool, "--query-gpu=memory.total", "--format=csv,noheader,nounits", *(["-i", visible] if visible else [])]
+    said = subprocess.run(asked, capture_output=True, text=True)
+    return [int(mebibytes) << 20 for mebibytes in said.stdout.split() if mebibytes.isdigit()] if said.returncode == 0 else []
 
 
 def oom_kills() -> int:

@@ -4,11 +4,13 @@ by one that returns given hidden states, so that what scales, caps or biases log
 from __future__ import annotations
 
 import copy
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils import align_module_device
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -54,6 +56,7 @@ class Head:
         """The head of a loaded model; shares its weights and leaves it as it is."""
         shell = copy.copy(model)
         shell._modules = dict(model._modules)
+        shell.__dict__.pop("forward", None)  # accelerate's, of a model on several cards: it would call the whole of it
         return cls(shell)
 
     @classmethod
@@ -70,17 +73,24 @@ class Head:
     def save(self, folder: Path) -> int:
         """Write what the head needs, once; returns its size in bytes."""
         folder.mkdir(parents=True, exist_ok=True)
-        state = {k: v.detach().clone().contiguous() for k, v in self._model.state_dict().items()}
-        save_file(state, folder / "model.safetensors")
+        state = self._state()
+        save_file({k: v.clone().contiguous() for k, v in state.items()}, folder / "model.safetensors")
         config = copy.deepcopy(self._model.config)
         if hasattr(config, "quantization_config"):
             del config.quantization_config
         config.save_pretrained(folder)
         return sum(t.numel() * t.element_size() for t in state.values())
 
+    def _state(self) -> dict[str, torch.Tensor]:
+        """Its tensors by name; accelerate holds those that no card has room for elsewhere."""
+        with ExitStack() as there:
+            for module in self._model.modules():
+                there.enter_context(align_module_device(module))
+            return {name: tensor.detach() for name, tensor in self._model.state_dict().items()}
+
     def equals(self, other: Head) -> bool:
         """Whether two heads give the same logits for certain: one class, one scaling, equal plain tensors in one place."""
-        state, expected = self._model.state_dict(), other._model.state_dict()
+        state, expected = self._state(), other._state()
         return (
             type(self._model) is type(other._model)
             and _scaling(self._model.config) == _scaling(other._model.config)

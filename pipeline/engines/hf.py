@@ -80,6 +80,8 @@ def load(
                 output_loading_info=True,
             )
         except ValueError as e:
+            if "offload" in str(e):
+                raise Unsupported("the model fits neither on the cards nor in the machine's memory") from None
             if "attention" not in str(e):
                 raise
             raise Unsupported(f"this model has no attention: {attention}; take auto ({' '.join(str(e).split())[:200]})") from None
@@ -254,6 +256,8 @@ class HfEngine:
         """
         if getattr(self.model.config, "quantization_config", None):
             raise Unsupported("its weights are packed: float32 would not be the same weights through the same products")
+        if any(w.is_meta for w in self.model.parameters()):
+            raise Unsupported("part of it is kept in the machine's memory, from where accelerate gives it in its own type")
         if all(w.element_size() >= 4 for w in self.model.parameters()):
             raise Unsupported("it computes in float32 already")
         lists = [part for part in self.body.get_decoder().modules() if isinstance(part, self.torch.nn.ModuleList)]

@@ -111,7 +111,7 @@ def _as_strict(rule: Rule, base_rule: Rule) -> bool:
     past = (bound.threshold - base_bound.threshold) * (1 if bound.better == "lower" else -1)
     if past > 1e-12 * max(abs(base_bound.threshold), 1e-6) or (base_rule.required and not rule.required):
         return False
-    return rule.above in (None, base_rule.above)
+    return rule.above in (None, base_rule.above) and base_rule.machine in (None, rule.machine)
 
 
 def _text(rule: Rule) -> str:

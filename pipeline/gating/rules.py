@@ -16,8 +16,9 @@ from pipeline.core.errors import ParamsError
 from pipeline.core.explain import did_you_mean
 from pipeline.core.params import Params, Rule
 from pipeline.core.records import Metric, RuleVerdict
-from pipeline.metrics.definitions import DEFINITIONS, FLOORS, LOWER_BOUNDS, Definition, bounds_of, definition
+from pipeline.metrics.definitions import DEFINITIONS, FLOORS, LOWER_BOUNDS, Definition, bounds_of, definition, timed
 from pipeline.reporting.text import UNITS, number, unit_of
+from pipeline.speed import hardware
 from pipeline.speed.rounds import Looks
 from pipeline.stats.intervals import FEW, Estimate, items_to_settle, one_sided_p
 
@@ -80,6 +81,10 @@ def bound_of(rule: Rule) -> Bound:
     kind = rule.kind
     amount = quantity(getattr(rule, kind), what, f"gate rule on {rule.metric}: {kind}")
     text = f"{kind} {getattr(rule, kind)}" + (" against the baseline" if rule.against == "baseline" else "")
+    if rule.machine is not None:
+        if not timed(rule.metric):
+            raise ParamsError(f"gate rule: {rule.metric!r} is the same on any machine; leave out machine")
+        text += f" on machine {rule.machine}"
     threshold = amount
     if kind != "limit":
         neutral = neutral_of(rule, what)
@@ -178,6 +183,17 @@ def judge(bound: Bound, metric: Metric | None) -> Judgement:
     estimate = Estimate(value, low, high, n, "", between=metric["between"])
     settle = items_to_settle(estimate, bound.threshold, confidence=confidence)
     return Judgement("INCONCLUSIVE", f"the interval contains the bound: {asked}{would_settle(settle, metric)}{note}", settle, p)
+
+
+def of_class(rule: Rule, judgement: Judgement) -> Judgement:
+    """A limit on times holds for one class of machine: its verdict says of which, and decides nothing on another than it is for."""
+    if rule.limit is None or not timed(rule.metric):
+        return judgement
+    name, processor = hardware.of_timings()
+    if rule.machine in (None, name):
+        return replace(judgement, reason=f"{judgement.reason}, on machine {name} ({processor})")
+    why = f"timed on machine {name} ({processor}), and the limit is for {rule.machine}"
+    return Judgement("INCONCLUSIVE", why)
 
 
 def would_settle(settle: int | None, metric: Metric | RuleVerdict) -> str:

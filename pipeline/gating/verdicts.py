@@ -21,7 +21,7 @@ from pipeline.core.records import Family, Metric, RuleVerdict, VariantResult, Va
 from pipeline.gating import baseline, freshness, policy
 from pipeline.gating.baseline import Changes, VariantChanges
 from pipeline.gating.policy import Loosening
-from pipeline.gating.rules import Bound, Judgement, applies, bound_of, judge, judge_above, neutral_of, worst, would_settle
+from pipeline.gating.rules import Bound, Judgement, applies, bound_of, judge, judge_above, neutral_of, of_class, worst, would_settle
 from pipeline.gating.sequential import early
 from pipeline.metrics.builder import unknown
 from pipeline.metrics.definitions import FLOORS, definition
@@ -144,7 +144,7 @@ def _apply(rule: Rule, result: VariantResult | None, floors: Mapping[str, Metric
         metric, judgement = _against_baseline(rule, bound, metric, change)
     else:
         bound = bound_of(rule)
-        judgement = judge(bound, metric)
+        judgement = of_class(rule, judge(bound, metric))
     what = definition(rule.metric)
     assert what is not None  # bound_of has refused unknown metrics
     m = metric or unknown(rule.metric, "", 0.0)

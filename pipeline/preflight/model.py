@@ -1,32 +1,21 @@
-"""Check params.yaml against the base model's files, wherever they are here: what it does not take, and what memory and disk it
-takes. No weights are read. Memory is what no file backs: the system may drop a mapped model. The constants are measured."""
+"""Check params.yaml against the base model's files, wherever they are here: what it does not take. No weights are read."""
 
 from __future__ import annotations
 
-import math
-import re
-import shutil
-from collections import Counter
 from pathlib import Path
 
 from pipeline import engines, quantizers
-from pipeline.core import artifacts, explain, quota, records
+from pipeline.core import artifacts, records
 from pipeline.core.errors import ArtifactError, DataError, ParamsError, QuantgateError, Unsupported
-from pipeline.core.params import HowMany, Params, PathModel, Variant
+from pipeline.core.params import HowMany, Params, PathModel
 from pipeline.core.records import BaseManifest, Json
 from pipeline.engines.llamacpp import LONGEST
 from pipeline.evalset import choose, load_prompts
 from pipeline.evalset.tasks import TASKS, is_chat, load_task, local_tasks, subset
 from pipeline.evalset.windows import refuse_chats, why_not
 from pipeline.model.config import text_config, window
-from pipeline.model.headers import count_weights, linear_shapes, read_headers, weights_of
 
 IDENTITY = ("source", "package", "file", "sha256", "path", "id")  # what params and a base's manifest both say of a model
-IMPORTS = 0.4e9  # bytes of Python and its libraries
-# What a method's library holds at most, in parts of the model at 16 bits; the others work tensor by tensor.
-COPIES = {"awq": 1.0, "bnb": 0.5, "gptq": 1.0, "onnx": 2.8, "rtn": 1.0}
-LOADED = {"onnxruntime": IMPORTS, "vllm": 3.3e9}  # engines that read a variant into memory, and do not map it: bytes besides
-SCALES = 0.5  # bits a packed weight, for scales and zero points
 HELLO = [{"role": "user", "content": "hello"}]
 
 
@@ -171,64 +160,3 @@ def _asked(row: Json, config: Json) -> str:
         return ""
     choice = max(_texts(row, config, "doc_to_choice"), key=len, default="")
     return "".join(_texts(row, config, "doc_to_text")) + str(config.get("target_delimiter", " ")) * bool(choice) + choice
-
-
-# ---- memory and disk ---------------------------------------------------------------------------------------------------------
-def capacity(settings: Params) -> list[str]:
-    """One line for the whole, and one for each stage or disk that is too small; empty if the model is not here yet."""
-    folder = base_folder(settings)
-    if folder is None:
-        return []
-    memory = {stage: size / 1e9 for stage, size in memory_by_stage(settings, folder).items()}
-    most = max(memory, key=memory.__getitem__)
-    have, weights = quota.memory_bytes() / 1e9, 2 * count_weights(folder) / 1e9  # at 16 bits
-    need, free = disk_bytes(settings, folder) / 1e9, shutil.disk_usage(Path.cwd()).free / 1e9
-    lines = [
-        f"the model's {weights / 2:.2f} billion weights: about {need:.1f} GB more on disk ({free:.1f} GB free), "
-        f"at most {memory[most]:.1f} GB of memory besides the mapped model, in {most} ({have:.1f} GB here)"
-    ]
-    if need > free:
-        lines.append(f"the disk is too small: about {need:.1f} GB are needed and {free:.1f} GB are free")
-    if weights > have:
-        lines.append(f"its {weights:.1f} GB at 16 bits are more than the memory: each pass reads them from disk")
-    small = [stage for stage, size in memory.items() if size > have]
-    fate = "it will be killed; a larger machine can run it (docs/machines.md)"
-    return lines + [f"{s} needs about {memory[s]:.1f} GB of memory and {have:.1f} GB are here: {fate}" for s in small]
-
-
-def memory_by_stage(settings: Params, folder: Path) -> dict[str, float]:
-    """{stage: bytes of memory at most}"""
-    whole = 2 * count_weights(folder)
-    sizes: Counter[str] = Counter()  # weights by layer; "": of all that is in none
-    for name, tensor in weights_of(folder).items():
-        sizes[(re.match(r"(.*?\.)?\d+\.", name) or [""])[0]] += math.prod(tensor.shape)
-    outside = sizes.pop("", 0)
-    largest = max(sizes.values(), default=0)
-    needed = {"floor": IMPORTS + 4 * (outside + largest)}
-    for name, variant in settings.variants.items():
-        needed[f"quantize@{name}"] = IMPORTS + COPIES.get(variant.quantizer, 0) * whole + 4 * largest
-        if variant.engine in LOADED:
-            needed[f"benchmark@{name}"] = LOADED[variant.engine] + variant_bytes(variant, folder)
-    return needed
-
-
-def disk_bytes(settings: Params, folder: Path) -> float:
-    """What base and variants will take that are not here yet, and the largest temporary file."""
-    new = {n: v for n, v in settings.variants.items() if not (artifacts.model_dir(n) / artifacts.MANIFEST).exists()}
-    total = sum(variant_bytes(variant, folder) for variant in new.values())
-    if not (artifacts.BASE / artifacts.MANIFEST).exists():
-        total += sum(tensor.bytes for tensor in read_headers(folder).values())
-    return total + (2 * count_weights(folder) if any(variant.quantizer == "gguf" for variant in new.values()) else 0)
-
-
-def variant_bytes(variant: Variant, folder: Path) -> float:
-    """Bytes of a variant's files: its matrices at its bits and their scales, the rest at 16 or, in ONNX, 32 bits; none where a cast
-    has nothing to cast, and links the base's."""
-    asked = explain.with_defaults(quantizers.find(variant.quantizer), variant.options, quantizers.GIVEN)
-    wanted = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}.get(str(asked.get("dtype")))
-    if variant.quantizer == "cast" and {tensor.dtype for tensor in read_headers(folder).values()} == {wanted}:
-        return 0.0
-    bits = explain.nominal_bits(asked) or 16
-    packed = sum(outputs * inputs for outputs, inputs in linear_shapes(folder).values())
-    rest = 4 if bits == 32 or variant.engine == "onnxruntime" else 2
-    return packed * (bits + (SCALES if bits < 16 else 0)) / 8 + (count_weights(folder) - packed) * rest

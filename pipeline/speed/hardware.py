@@ -56,11 +56,16 @@ def of_this() -> str:
     return OF_MACHINE + yaml.safe_dump({"machine": artifacts.digest(facts)[:8], **facts}, sort_keys=False)
 
 
+def of_timings() -> tuple[str, str]:
+    """(class, processor and GPU) of the machine that the timings in this folder are of; empty where there are none."""
+    then = yaml.safe_load(MACHINE.read_text(encoding="utf-8")) if MACHINE.exists() else {}
+    return (then["machine"], ", ".join(str(then[k]) for k in ("processor", "gpu") if then[k])) if then else ("", "")
+
+
 def elsewhere() -> str:
     """The machine of the timings in this folder, if it is another than this; else an empty text."""
-    then = yaml.safe_load(MACHINE.read_text(encoding="utf-8")) if MACHINE.exists() else {}
-    other = then and then["machine"] != artifacts.digest(_class())[:8]
-    return ", ".join(str(then[k]) for k in ("processor", "gpu", "instruction_sets") if then[k]) if other else ""
+    name, machine = of_timings()
+    return f"{machine}, class {name}" if name and name != artifacts.digest(_class())[:8] else ""
 
 
 def _class() -> dict[str, str | int | None]:
