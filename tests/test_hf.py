@@ -66,7 +66,7 @@ def test_a_model_that_accelerate_spreads_gives_the_same_logits(engine16: Any, ti
 
     layers = range(engine16.model.config.num_hidden_layers)
     places = {f"model.layers.{n}": "disk" if n else "cpu" for n in layers}
-    places |= {name: "cpu" for name in ("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head")}
+    places |= dict.fromkeys(("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"), "cpu")
     over_two = {"device_map": places, "offload_folder": tmp_path} if spread == "over two places" else {}
     model = AutoModelForCausalLM.from_pretrained(tiny_bf16, dtype="auto", **over_two).eval()
     if not over_two:

@@ -16,6 +16,7 @@ from pipeline import check, engines, evaluate, quantize, quantizers, reference
 from pipeline.core import artifacts, explain, params, quota
 from pipeline.core.errors import DataError, ParamsError
 from pipeline.core.params import Evaluate, PathModel, Serving, Trajectories, Variant
+from pipeline.core.records import Options
 from pipeline.evalset.calibration import Calibration
 from pipeline.preflight import model, room
 
@@ -308,14 +309,14 @@ def test_check_says_what_does_not_fit_here_before_any_work(house: params.Params,
 @pytest.mark.parametrize("engine, options, cards, says", [
     ("hf", {}, [80e9], None), ("hf", {"device": "cpu"}, [1e9], None), ("llamacpp", {}, [1e9], None), ("hf", {}, [], None),
     ("hf", {}, [40e9, 40e9], "on a card of 40.0 GB; engine_options: {device_map: auto} spreads it over 2 cards"),
-    ("hf", {}, [10e9, 10e9], "on a card of 10.0 GB; engine_options: {device_map: auto} spreads it over all 2 cards and the machine's"),
+    ("hf", {}, [10e9, 10e9], "on a card of 10.0 GB; engine_options: {device_map: auto} spreads it over all 2 cards and"),
     ("hf", {"device_map": "auto"}, [40e9, 40e9], None),
     ("hf", {"device_map": "auto"}, [10e9, 10e9], "on 2 cards of 10.0 GB; the machine's memory takes the rest"),
     ("vllm", {}, [40e9] * 4, "engine_options: {tensor_parallel: 2} shares it"), ("vllm", {"tensor_parallel": 2}, [40e9] * 4, None),
     ("vllm", {}, [20e9], "a machine with more cards"),
 ])  # fmt: skip
 def test_a_model_too_large_for_a_card_is_named_with_what_would_make_it_fit(
-    house: params.Params, engine: str, options: dict[str, Any], cards: list[float], says: str | None, monkeypatch: pytest.MonkeyPatch
+    house: params.Params, monkeypatch: pytest.MonkeyPatch, engine: str, options: Options, cards: list[float], says: str | None
 ) -> None:
     monkeypatch.setattr(room, "variant_bytes", lambda variant, folder: 60e9)
     large = settings(house, variants={"bf16": Variant(quantizer="cast", engine=engine, options={}, engine_options=options)})
