@@ -61,7 +61,7 @@ class Pool(Protocol):
 
 # ---- what to run next: pure --------------------------------------------------------------------------------------------------
 class Line:
-    """Stages in the order of a serial run, what each waits for, and how far each is: waiting, running, done or failed."""
+    """Stages in the order of a serial run, what each waits for, and how far each is: waiting, queued, running, done or failed."""
 
     def __init__(self, after: dict[str, list[str]]) -> None:
         self.after = after
@@ -94,9 +94,19 @@ def merged(lock: Json, name: str, entry: Json | None, order: Iterable[str]) -> J
     return {"schema": "2.0", **lock, "stages": dict(sorted(stages.items(), key=lambda item: rank.get(item[0], len(rank))))}
 
 
+def to_the_end(after: Mapping[str, list[str]]) -> dict[str, float]:
+    """{stage: seconds from its start to the end of the longest chain behind it}, by earlier durations; unknown ones take none."""
+    left = {name: artifacts.seconds_of(name)[0] or 0.0 for name in after}
+    own = dict(left)
+    for name in reversed(list(after)):
+        for before in after[name]:
+            left[before] = max(left[before], own[before] + left[name])
+    return left
+
+
 def minutes_left(line: Line, slots: int) -> str:
     """By earlier durations of what is not done yet, as if every slot had work."""
-    seconds = [artifacts.seconds_of(name)[0] for name in (*line.are("waiting"), *line.are("running"))]
+    seconds = [artifacts.seconds_of(name)[0] for state in ("waiting", "queued", "running") for name in line.are(state)]
     unknown = seconds.count(None)
     return f"about {sum(s or 0 for s in seconds) / slots / 60:.0f} min left" + (f", {unknown} of unknown length" if unknown else "")
 
@@ -232,8 +242,8 @@ def fan_out(
 
 
 def _all(folder: Folder, pool: Pool, needs: Callable[[str], Needs]) -> Line:
-    line, tree = Line(folder.after), copies.pack(folder.outputs())
-    while line.ready() or line.are("running"):
+    line, tree, left = Line(folder.after), copies.pack(folder.outputs()), to_the_end(folder.after)
+    while line.ready() or line.are("queued") or line.are("running"):
         for name in line.ready():
             if folder.has(name):
                 line.state[name] = "done"
@@ -241,6 +251,10 @@ def _all(folder: Folder, pool: Pool, needs: Callable[[str], Needs]) -> Line:
                 cli.say("fan-out", f"{name} runs in this folder, log: {LOGS}/{name}.log")
                 line.state[name] = "failed" if folder.run(name) else "done"
             else:
+                line.state[name] = "queued"
+        # the longest chain first; what times waits for an empty machine, so it comes last
+        for name in sorted(line.are("queued"), key=lambda name: (folder.times(name), -left[name])):
+            if len(line.are("running")) < pool.slots:
                 pool.start(folder.job(name), needs(name)._replace(alone=folder.times(name)), tree)
                 line.state[name] = "running"
         if line.are("running") and not line.ready():
@@ -258,8 +272,9 @@ def _all(folder: Folder, pool: Pool, needs: Callable[[str], Needs]) -> Line:
 def _rest(line: Line, pool: Pool) -> str:
     counts = Counter(line.state.values())
     waiting = next(((n, w) for n in line.are("waiting") if (w := line.waits_for(n)) and not line.held_up_by(n)), None)
-    first = f" ({waiting[0]} for {', '.join(waiting[1][:2])}{', ...' * (len(waiting[1]) > 2)})" if waiting else ""
-    numbers = f"{counts['done']} of {len(line.state)} done, {counts['running']} started, {counts['waiting']} wait{first}"
+    first = f" ({waiting[0]} waits for {', '.join(waiting[1][:2])}{', ...' * (len(waiting[1]) > 2)})" if waiting else ""
+    behind = counts["queued"] + counts["waiting"]
+    numbers = f"{counts['done']} of {len(line.state)} done, {counts['running']} running, {behind} to come{first}"
     return f"{numbers}; {minutes_left(line, pool.slots)}"
 
 
@@ -270,7 +285,8 @@ class Cluster:
     def __init__(self, address: str | None, at_once: int | None) -> None:
         os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0", "RAY_task_oom_retries": str(RETRIES)}
         if not address:  # Ray listens on every interface: nobody without this process's token is answered
-            os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+            os.environ["RAY_AUTH_MODE"] = "token"
+            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         try:
             import ray
         except ImportError:
@@ -280,9 +296,11 @@ class Cluster:
             ray.cloudpickle.register_pickle_by_value(module)
         mine = {} if address else {"num_cpus": at_once or os.cpu_count(), "resources": {NODE: 1}}
         try:
-            ray.init(address or "local", logging_level="ERROR", **mine)
+            dashboard = ray.init(address or "local", logging_level="ERROR", **mine).dashboard_url
         except Exception as e:  # of Ray's many kinds; it has no one class
             raise QuantgateError(f"Ray does not start at {address or 'this machine'}: {_brief(e)}") from None
+        if dashboard:
+            cli.say("fan-out", f"Ray's dashboard: http://{dashboard}" + ", which asks for RAY_AUTH_TOKEN" * (not address))
         self._ray, self._running = ray, dict[Any, str]()
         self._tree: Any = None
         self.nodes = [n for n in ray.nodes() if n["Alive"] and NODE in n["Resources"]]

@@ -39,9 +39,8 @@ def stages_of(ran: Path) -> Stages:
 class Here:
     """Jobs one after another in this process. lost: stages whose worker dies."""
 
-    slots = 1
-
-    def __init__(self, *lost: str) -> None:
+    def __init__(self, *lost: str, slots: int = 9) -> None:
+        self.slots = slots
         self.lost, self.jobs = lost, list[tuple[Job, Needs, bytes]]()
 
     def start(self, job: Job, needs: Needs, tree: bytes) -> None:
@@ -209,6 +208,17 @@ def test_a_copy_has_what_is_read_beside_what_dvc_knows(work: Any, tmp_path: Path
     asked = partial(fan_out.fan_out, Here(), lambda name: Needs(), False, {"score": ["time"]})
     ran = work("a", lambda: project(tmp_path / "ran"), "echo b > new", seen, asked)
     assert ran.index("time") < ran.index("score") and "gate" in ran
+
+
+def test_of_what_is_ready_the_longest_chain_starts_first_and_what_times_last(
+    work: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    after: dict[str, list[str]] = {"a": [], "b": [], "c": ["a"], "d": ["a", "b"], "e": ["d"]}
+    seconds = {"a": 1.0, "b": 5.0, "c": 9.0, "d": 2.0, "z-base": 1.0, "score": 3.0, "time": 70.0}  # of e unknown
+    monkeypatch.setattr(artifacts, "seconds_of", lambda name: (seconds.get(name), False))
+    assert fan_out.to_the_end(after) == {"a": 10.0, "b": 7.0, "c": 9.0, "d": 2.0, "e": 0.0}
+    one = partial(fan_out.fan_out, Here(slots=1), lambda name: Needs())
+    assert work("a", lambda: project(tmp_path / "ran"), "echo b > new", one) == ["z-base", "score", "judge", "time", "gate"]
 
 
 def test_two_heads_in_one_folder_and_a_folder_without_git_are_refused(work: Any, tmp_path: Path) -> None:

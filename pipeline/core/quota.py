@@ -42,8 +42,11 @@ def card_bytes(visible: str | None) -> list[int]:
     if not tool or visible == "":
         return []
     asked = [tool, "--query-gpu=memory.total", "--format=csv,noheader,nounits", *(["-i", visible] if visible else [])]
-    said = subprocess.run(asked, capture_output=True, text=True)
-    return [int(mebibytes) << 20 for mebibytes in said.stdout.split() if mebibytes.isdigit()] if said.returncode == 0 else []
+    try:
+        said = subprocess.run(asked, capture_output=True, text=True, timeout=20, check=True).stdout
+    except subprocess.SubprocessError:  # it fails without a driver, and hangs with a broken one
+        return []
+    return [int(mebibytes) << 20 for mebibytes in said.split() if mebibytes.isdigit()]
 
 
 def oom_kills() -> int:
