@@ -1,6 +1,7 @@
 """What is written is what params ask for, measured from the files."""
 
 import contextlib
+import json
 import math
 import shutil
 from collections.abc import Callable
@@ -244,3 +245,12 @@ def test_k_quants_that_fall_back_are_said_with_their_share(tiny: Path, type: str
     if fell_back:
         assert "(100 % of their weights) have rows of 64, 128, no multiple of 256" in facts["warnings"][0]
         assert not any(name.endswith("_K") for name in facts["tensor_types"])
+
+
+def test_what_a_manifest_says_of_losses_does_not_depend_on_the_order_in_which_threads_log_them(tmp_path: Path) -> None:
+    lines = [f"{n},{name},{loss},0.05" for n, (name, loss) in enumerate([("q", 0.1), ("k", 0.2), ("v", 0.3), ("o", 0.7)])]
+    said = set()
+    for order in (lines, lines[::-1], lines[2:] + lines[:2]):
+        (tmp_path / "quant_log.csv").write_text("\n".join(["layer,module,loss,damp", *order]) + "\n")
+        said.add(json.dumps(_gptqmodel._losses(tmp_path, tmp_path / "log.csv", 0.01)))
+    assert len(said) == 1

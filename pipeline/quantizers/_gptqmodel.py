@@ -205,6 +205,7 @@ def _losses(out_dir: Path, log: Path, damping: float | None) -> Facts:
     shutil.move(out_dir / "quant_log.csv", log)
     with log.open(newline="") as f:
         rows = {f"layers.{row['layer']}.{row['module']}": row for row in csv.DictReader(f)}
+    rows = dict(sorted(rows.items()))  # threads write them in any order, and the manifest must not depend on it
     facts: Facts = {"modules": len(rows)}
     losses = {name: float(row["loss"].removeprefix("rtn: ")) for name, row in rows.items() if row["loss"] != "not applicable"}
     if losses:  # awq gives some layers none
