@@ -236,6 +236,10 @@ def fan_out(
         with FileLock(f"{copies.COPIES}.lock", timeout=0), freshness.project("this folder") as repo:
             for left in copies.COPIES.iterdir():  # by a start that was killed
                 shutil.rmtree(left, ignore_errors=True)
+            runs = repo.stage_cache.cache_dir  # an empty file or folder there, left by a full disk, is what DVC fails at
+            subprocess.run(
+                ["find", runs, "-empty", "(", "-type", "d", "-o", "-mmin", "+1", ")", "-delete"], stderr=subprocess.DEVNULL
+            )
             return _all(Folder(repo, remote, also), pool, needs)
     except Timeout:
         raise ArtifactError("another fan-out is at work in this folder") from None

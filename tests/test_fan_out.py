@@ -221,6 +221,15 @@ def test_of_what_is_ready_the_longest_chain_starts_first_and_what_times_last(
     assert work("a", lambda: project(tmp_path / "ran"), "echo b > new", one) == ["z-base", "score", "judge", "time", "gate"]
 
 
+def test_what_a_full_disk_left_in_dvcs_run_cache_stops_no_later_start(work: Any, tmp_path: Path) -> None:
+    """DVC makes an entry's folder, then its file; it fails at a folder without one."""
+    work("a", lambda: project(tmp_path / "ran"), "echo b > new", everything)
+    (entry,) = (path for path in (tmp_path / "cache/runs").glob("*/*/*") if "cp in base" in path.read_text())
+    entry.write_text("")
+    old = "touch -d '2 minutes ago' ../cache/runs/*/*/*"
+    assert work("a", "rm -rf base dvc.lock ../cache/files", old, everything) == ["z-base", "time", "score", "judge", "gate"]
+
+
 def test_two_heads_in_one_folder_and_a_folder_without_git_are_refused(work: Any, tmp_path: Path) -> None:
     work("a", lambda: project(tmp_path / "ran"))
     with fan_out.FileLock(tmp_path / "a" / f"{copies.COPIES}.lock"), pytest.raises(ArtifactError, match="another fan-out"):
