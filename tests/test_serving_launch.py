@@ -159,9 +159,7 @@ def test_a_guard_or_server_that_is_killed_is_an_error_with_its_name_and_leaves_n
      "did not answer in time: no output"),
     (SCRIPT.format(deaf=False, open=True), ServerError, "accepts any API key"),
 ])  # fmt: skip
-def test_a_server_that_does_not_come_up_is_stopped_and_says_why(
-    toy: Toy, body: str, error: type[Exception], words: str
-) -> None:  # fmt: skip
+def test_a_server_that_does_not_come_up_is_stopped_and_says_why(toy: Toy, body: str, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words), toy(body, startup_s=1.5 if "in time" in words else 60.0):
         raise AssertionError
     assert not Path("pids").exists() or gone(family(), 1.0)

@@ -1,11 +1,12 @@
-"""`quantgate serve URL`: measure a server, or with --launch one that is started for it.
+"""`quantgate serve URL`: measure a server, or start one with --launch and measure it.
 
-Writes artifacts/serving/<name>.jsonl (one row a request), its .meta.json, and <name>.figures.json; with --score, see score_url.py.
+Writes artifacts/serving/<name>.jsonl (one row per request), its .meta.json, and <name>.figures.json. For --score see score_url.py.
 """
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -35,23 +36,20 @@ COLUMNS = {
 
 
 def positive(text: str, option: str) -> float:
-    """A positive, finite number. Raises `ParamsError` that names the option."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = float("nan")
-    if not 0 < value < float("inf"):
-        raise ParamsError(f"{option}: {text!r} is not a positive number")
-    return value
+    """Parse a positive, finite number. Raises `ParamsError` with the option's name."""
+    with suppress(ValueError):
+        if 0 < float(text) < float("inf"):
+            return float(text)
+    raise ParamsError(f"{option}: {text!r} is not a positive number")
 
 
 def numbers(text: str, option: str) -> list[float]:
-    """`1,2,4` as positive numbers."""
+    """Parse `1,2,4` as positive numbers."""
     return [positive(part, option) for part in text.split(",") if part.strip()]
 
 
 def objective_of(text: str) -> Objective:
-    """Parse `ttft_ms=500,tpot_ms=50`. Raises `ParamsError` for another name or a limit that is not positive."""
+    """Parse `ttft_ms=500,tpot_ms=50`. Raises `ParamsError` for an unknown name or a limit that is not positive."""
     limits, names = dict[str, float](), list(Objective.__dataclass_fields__)
     for part in filter(None, text.split(",")):
         name, _, value = part.partition("=")
@@ -64,11 +62,11 @@ def objective_of(text: str) -> Objective:
 def write(path: Path, rows: list[RequestRow], plan: Plan, about: Json) -> None:
     """Write rows and metrics, and print them. Raises `ServerError`, after writing, if no request was complete."""
     levels, knee = measure.metrics_of(rows, plan)
-    written, named = path.with_suffix(".figures.json"), {name: d.about for name, d in SERVED.items()}
+    written, definitions = path.with_suffix(".figures.json"), {name: d.about for name, d in SERVED.items()}
     client = {"client": {**hardware.describe(0), "threads": None}, "versions": artifacts.versions()}
     artifacts.write_jsonl(path, rows)
     artifacts.write_json(artifacts.meta_of(path), about | client)
-    artifacts.write_json(written, {"levels": levels, "knee": knee, "objective": asdict(plan.objective), "about": named})
+    artifacts.write_json(written, {"levels": levels, "knee": knee, "objective": asdict(plan.objective), "about": definitions})
     measure.unfinished(path).unlink(missing_ok=True)
     if why := measure.failure(rows):
         raise ServerError(f"{why} (all: {path})")
@@ -81,10 +79,9 @@ def write(path: Path, rows: list[RequestRow], plan: Plan, about: Json) -> None:
 
 
 def lacking(abilities: Probe) -> list[str]:
-    """One line for each ability that the endpoint lacks, or may lack, or has in one of several ways."""
-    asked = {k: v for k, v in abilities.items() if isinstance(v, dict)}
+    """One line for each ability that the endpoint lacks, may lack, or has in one of several ways."""
     word = {None: "unknown", False: "no", True: "yes"}
-    return [f"{k}: {word[v['value']]}: {v['reason']}" for k, v in asked.items() if v["reason"]]
+    return [f"{k}: {word[v['value']]}: {v['reason']}" for k, v in abilities.items() if isinstance(v, dict) and v["reason"]]
 
 
 async def probed(endpoint: Endpoint, words: logprobs.Words | None) -> Probe:
@@ -154,8 +151,7 @@ def main(
     for text in lacking(abilities):
         cli.say("serving", text)
     if not only_probe:
-        about = {"probe": abilities, "plan": asdict(plan), "launch": launch, "prompts": sets_digest(prompts)}
-        write(path, rows, plan, about)
+        write(path, rows, plan, {"probe": abilities, "plan": asdict(plan), "launch": launch, "prompts": sets_digest(prompts)})
 
 
 if __name__ == "__main__":
