@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, TypeVar
 
+from httpx2 import AsyncBaseTransport, AsyncClient
+
+from pipeline.serving.client import Endpoint, connected
+
+T = TypeVar("T")
 KEY = "sk-very-secret"
 Body = dict[str, Any]
+
+
+def through(
+    endpoint: Endpoint, work: Callable[[AsyncClient, Endpoint], Awaitable[T]], transport: AsyncBaseTransport | None = None
+) -> T:
+    """Do `work` with a client of the endpoint."""
+
+    async def go() -> T:
+        async with connected(endpoint, transport) as client:
+            return await work(client, endpoint)
+
+    return asyncio.run(go())
 
 
 class Handler(BaseHTTPRequestHandler):

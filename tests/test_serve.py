@@ -30,7 +30,7 @@ from pipeline.stats.intervals import quantile_interval
 from tests import serving_server
 from tests.serving_server import KEY, Server
 from tests.test_engines import write_gguf
-from tests.test_serving_launch import SCRIPT, family, gone, killed_once
+from tests.test_serving_launch import SCRIPT, family, gone, killed_once, share_environments
 
 ROOT = Path(__file__).resolve().parent.parent
 LOAD = {"concurrency": [1, 2], "rates": [], "requests": 8, "rounds": 2, "warmups": 1, "prompt_tokens": 8, "output_tokens": 3}
@@ -380,9 +380,7 @@ def test_a_launched_llama_cpp_server_is_measured_and_gone(tiny: Path) -> None:
     shutil.copytree(tiny, folder, dirs_exist_ok=True)
     write_gguf(folder, folder / "model.gguf")
     write_manifest(folder, digest="q8-1")
-    shutil.copytree(ROOT / "envs", "envs")
-    if (ROOT / "artifacts/envs").exists():  # built once for the checkout, not for every run of the tests
-        Path("artifacts/envs").symlink_to(ROOT / "artifacts/envs")
+    share_environments()
     before = {p.pid for p in psutil.Process().children(recursive=True)}
 
     def asked(data: dict[str, Any]) -> None:

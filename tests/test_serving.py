@@ -19,18 +19,14 @@ from pipeline.serving import client, measure
 from pipeline.serving.client import Answer, Endpoint, Request, ServerError
 from pipeline.serving.reply import Event, Fault, Reply, events, said_in
 from tests import serving_server
-from tests.serving_server import KEY, Body, Handler, Server
+from tests.serving_server import KEY, Body, Handler, Server, through
 from tools import serve_url as command
 
 Script = list[tuple[float, Any]]  # seconds and events
 
 
 def asked(endpoint: Endpoint, request: Request) -> Answer:
-    async def go() -> Answer:
-        async with client.connected(endpoint) as c:
-            return await client.ask(c, endpoint, request)
-
-    return asyncio.run(go())
+    return through(endpoint, lambda c, e: client.ask(c, e, request))
 
 
 def ask(server: Server, prompt: Any, n: int = 4, forced: bool = False, **more: Any) -> Answer:
@@ -61,12 +57,11 @@ def timed(script: Script, *, t_headers: float = 0.0, error: Exception | None = N
         now[0] = t_headers
         return httpx2.Response(200, headers={"content-type": "text/event-stream"}, stream=Stream())
 
-    async def go() -> Any:
-        endpoint = Endpoint("http://127.0.0.1:1/v1", "m", chat=True, **more)
-        async with client.connected(endpoint, httpx2.MockTransport(reply)) as c:
-            return (await client.ask(c, endpoint, Request("hello", 8), clock=lambda: now[0])).row
-
-    return dict(asyncio.run(go()))
+    endpoint = Endpoint("http://127.0.0.1:1/v1", "m", chat=True, **more)
+    answer = through(
+        endpoint, lambda c, e: client.ask(c, e, Request("hello", 8), clock=lambda: now[0]), httpx2.MockTransport(reply)
+    )  # fmt: skip
+    return dict(answer.row)
 
 
 def whole(script: Script, n: Any, **more: Any) -> dict[str, Any]:
@@ -365,13 +360,9 @@ def unreachable(request: httpx2.Request) -> httpx2.Response:
     (None, lambda _: httpx2.Response(401), "requires an API key; set OTHER_KEY to the right one$"),
 ])  # fmt: skip
 def test_a_server_that_is_away_or_needs_another_key_is_one_line_without_the_key(key: str | None, reply: Any, message: str) -> None:
-    async def go() -> None:
-        endpoint = Endpoint("http://127.0.0.1:1/v1", key=key, key_variable="OTHER_KEY")
-        async with client.connected(endpoint, httpx2.MockTransport(reply)) as c:
-            await measure.named(c, endpoint)
-
+    endpoint = Endpoint("http://127.0.0.1:1/v1", key=key, key_variable="OTHER_KEY")
     with pytest.raises(ServerError, match=message) as e:
-        asyncio.run(go())
+        through(endpoint, measure.named, httpx2.MockTransport(reply))
     assert KEY not in str(e.value)
 
 
@@ -379,13 +370,7 @@ def test_a_server_that_is_away_or_needs_another_key_is_one_line_without_the_key(
 
 
 def probed(server: Server, **more: Any) -> dict[str, Any]:
-    endpoint = Endpoint(server.url, **more)
-
-    async def go() -> Any:
-        async with client.connected(endpoint) as c:
-            return (await measure.probe(c, endpoint))[1]
-
-    return dict(asyncio.run(go()))
+    return dict(through(Endpoint(server.url, **more), measure.probe)[1])
 
 
 def capable(h: Handler, body: Body) -> None:

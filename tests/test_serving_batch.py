@@ -18,8 +18,8 @@ import pytest
 import typer
 
 from pipeline.core.errors import ArtifactError, DataError, ParamsError
-from pipeline.serving.client import Answer, Endpoint, connected
-from tests.serving_server import KEY, Handler, Server, plain
+from pipeline.serving.client import Answer, Endpoint
+from tests.serving_server import KEY, Handler, Server, plain, through
 from tools import batch
 from tools.batch import Gate, Pace
 
@@ -159,6 +159,9 @@ def test_a_faulty_request_is_named_with_its_line_before_anything_is_asked(text: 
     Path("requests.jsonl").write_text(text)
     with pytest.raises(DataError, match=words):
         batch.read(Path("requests.jsonl"), 8)
+    Path("requests.jsonl").write_bytes(b'{"prompt": "a"}\r\n{"prompt": "\xff"}')
+    with pytest.raises(DataError, match=r"requests.jsonl:2: is not UTF-8"):
+        batch.read(Path("requests.jsonl"), 8)
 
 
 def test_the_key_is_read_from_the_variable_that_is_named_and_is_in_no_file(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,12 +229,9 @@ def sent(url: str, prompt: str, pace: Pace) -> list[float]:
     async def sleep(seconds: float) -> None:
         waits.append(seconds)
 
-    async def go() -> None:
-        async with connected(endpoint) as client:
-            with batch.appending(Path("results.jsonl")) as out:
-                await batch.run(client, endpoint, batch.read(requests_file({"prompt": prompt}), 1), pace, out, sleep=sleep)
-
-    asyncio.run(go())
+    items = batch.read(requests_file({"prompt": prompt}), 1)
+    with batch.appending(Path("results.jsonl")) as out:
+        through(endpoint, lambda client, _: batch.run(client, endpoint, items, pace, out, sleep=sleep))
     return waits
 
 

@@ -1,6 +1,5 @@
 """A launched server listens here only, takes one key only, and is gone afterwards, whatever ended the run."""
 
-import asyncio
 import contextlib
 import inspect
 import json
@@ -11,10 +10,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import numpy as np
 import psutil
 import pytest
@@ -25,6 +24,7 @@ from pipeline.engines import llamacpp as llamacpp_engine
 from pipeline.serving import _llamacpp, client, launch, logprobs, measure
 from pipeline.serving.client import Endpoint, Request, ServerError
 from pipeline.serving.launch import Command, Launched
+from tests.serving_server import through
 from tests.test_engines import write_gguf
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -195,11 +195,8 @@ def test_engine_options_reach_a_server_as_the_engine_means_them_and_the_rest_are
     (tmp_path / "model.gguf").touch()
     arguments = launch.KINDS["llamacpp"](tmp_path, 8123, 1, 4, 3210, kv="q8_0", gpu_layers=7).arguments
     assert {"--kv=q8_0", "--gpu-layers=7", "--context=3210"} <= set(arguments)
-    words, both = (
-        r"a launched llamacpp server does not have engine_options \{batch: 2\} \(it has kv",
-        {"kv": "q8_0", "batch": 2},
-    )
-    with pytest.raises(Unsupported, match=words), launch.launched("llamacpp", tmp_path, options=both):
+    words = r"a launched llamacpp server does not have engine_options \{batch: 2\} \(it has kv"
+    with pytest.raises(Unsupported, match=words), launch.launched("llamacpp", tmp_path, options={"kv": "q8_0", "batch": 2}):
         raise AssertionError
     engine, server = inspect.signature(llamacpp_engine.load).parameters, inspect.signature(launch.KINDS["llamacpp"]).parameters
     options = {n: p.default for n, p in engine.items() if n not in ("model_dir", "threads", "speculate")}
@@ -207,18 +204,23 @@ def test_engine_options_reach_a_server_as_the_engine_means_them_and_the_rest_are
     assert _llamacpp.KV_TYPES == llamacpp_engine.CACHE_TYPES
 
 
+def share_environments() -> None:
+    """Environments are built once for the checkout, not for every run of the tests."""
+    shutil.copytree(ROOT / "envs", "envs")
+    if (ROOT / "artifacts/envs").exists():
+        Path("artifacts").mkdir(exist_ok=True)
+        Path("artifacts/envs").symlink_to(ROOT / "artifacts/envs")
+
+
 @pytest.fixture(scope="module")
 def llamacpp(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
     home = tmp_path_factory.mktemp("llamacpp")
-    shutil.copytree(ROOT / "envs", home / "envs")
     model = home / "model"
     shutil.copytree(tiny, model)
     write_gguf(model, model / "model.gguf")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(home)
-        if (ROOT / "artifacts/envs").exists():  # built once for the checkout, not for every run of the tests
-            (home / "artifacts").mkdir()
-            (home / "artifacts/envs").symlink_to(ROOT / "artifacts/envs")
+        share_environments()
         try:
             with launch.launched("llamacpp", model, threads=1, parallel=4) as server:
                 yield server
@@ -226,32 +228,24 @@ def llamacpp(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[L
             pytest.skip(f"llama.cpp's server: {e}")
 
 
-def through(server: Launched, work: Callable[[httpx2.AsyncClient, Endpoint], Any], **more: Any) -> Any:
-    endpoint = Endpoint(server.url, "model", key=server.key, **more)
-
-    async def go() -> Any:
-        async with client.connected(endpoint) as c:
-            return await work(c, endpoint)
-
-    return asyncio.run(go())
+def at(server: Launched, **more: Any) -> Endpoint:
+    return Endpoint(server.url, "model", key=server.key, **more)
 
 
 def test_llama_cpp_s_server_is_probed(llamacpp: Launched) -> None:
-    _, can = through(llamacpp, measure.probe)
+    _, can = through(at(llamacpp), measure.probe)
     assert can["model"] == "model" and can["stream_usage"]["value"] is True
     assert "AVX" in str(llamacpp.facts["build"]) or "NEON" in str(llamacpp.facts["build"])
 
 
 def test_llama_cpp_s_server_gives_rows_of_forced_length_and_refuses_another_key(llamacpp: Launched) -> None:
-    answer = through(llamacpp, lambda c, e: client.ask(c, e, Request([5, 17, 44, 9, 200], 12, forced=True)))
-    row = answer.row
+    row: Any = through(at(llamacpp), lambda c, e: client.ask(c, e, Request([5, 17, 44, 9, 200], 12, forced=True))).row
     assert row["ok"], row["error"]
     assert (row["prompt_tokens"], row["output_tokens"], row["counted_by"], row["finish"]) == (5, 12, "usage", "length")
     assert row["t_submit"] < row["t_first"] <= row["t_chunks"][-1] <= row["t_done"] and row["cached_tokens"] == 0
-    chat = through(llamacpp, lambda c, e: client.ask(c, e, Request("one two", 3, forced=True)), chat=True)
+    chat = through(at(llamacpp, chat=True), lambda c, e: client.ask(c, e, Request("one two", 3, forced=True)))
     assert chat.row["ok"] or chat.row["fault"] == "http", chat.row["error"]  # a GGUF without a template may refuse chats
-    wrong = Launched(llamacpp.url, "guess", llamacpp.facts)
-    row = through(wrong, lambda c, e: client.ask(c, e, Request("a", 1))).row
+    row = through(replace(at(llamacpp), key="guess"), lambda c, e: client.ask(c, e, Request("a", 1))).row
     assert row["status"] == 401 and "guess" not in row["error"]
     assert llamacpp.key not in Path(llamacpp.facts["log"]).read_text(errors="replace")
 
@@ -261,9 +255,9 @@ def test_llama_cpp_s_server_scores_given_tokens_as_transformers_does(llamacpp: L
 
     words = logprobs.Words(tiny)
     ids = words.encoded(measure.TEXT)
-    name, top, lacks = through(llamacpp, lambda c, e: logprobs.find_way(c, e, words, measure.TEXT))
+    name, top, lacks = through(at(llamacpp), lambda c, e: logprobs.find_way(c, e, words, measure.TEXT))
     assert name == "logit_bias, a token at a time" and "echo" in " ".join(lacks)
-    logps, places = through(llamacpp, lambda c, e: logprobs.WAYS[name](c, e, words, ids, 1, top))
+    logps, places = through(at(llamacpp), lambda c, e: logprobs.WAYS[name](c, e, words, ids, 1, top))
     logits = np.asarray(engines.load("hf", tiny, threads=1).logits(ids), float)[:-1]
     expected = logits[np.arange(len(ids) - 1), ids[1:]] - np.log(np.exp(logits).sum(-1))
     assert logps == pytest.approx(expected, abs=0.05) and len(logps) == len(ids) - 1, "keys and values are kept in 16 bits there"
