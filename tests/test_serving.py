@@ -444,7 +444,7 @@ def test_a_probe_says_what_a_server_lacks_and_what_is_unknown(server: Server) ->
 
 @pytest.mark.parametrize("models, model, play, message", [
     ([], "", capable, "serves no model"), (["a", "b"], "", capable, "choose one with --model"),
-    (["llama", "b"], "lama", capable, "did you mean 'llama'"),
+    (["llama", "b"], "lama", capable, "did you mean 'llama'"), ([None], "", capable, "serves no model"),
     (["m"], "", lambda h, _: h.json(400, {"error": "for embeddings"}), "refuses completions: HTTP 400: error: for embeddings"),
     (["m"], "", lambda h, _: h.json(401, {}), "refuses completions: HTTP 401"),
 ])  # fmt: skip
@@ -556,15 +556,11 @@ def test_prompts_that_begin_alike_are_hits_and_a_reply_that_a_hit_changes_is_a_f
     levels, _ = measure.metrics_of(rows, plan)
     warm = levels["prefix-warm"]
     assert 128 / 384 <= warm["prefix_hit_rate"]["value"] <= 140 / 384 and levels["prefix-cold"]["cached_tokens"]["value"] < 60
-    assert warm["prefix_same"]["value"] == (0 if faulty else 1) and warm["prefix_gap"]["value"] == pytest.approx(
-        3.0 if faulty else 0
-    )
+    assert (warm["prefix_same"]["value"], warm["prefix_gap"]["value"]) == ((0, pytest.approx(3)) if faulty else (1, 0))
     assert ("3 nats apart" in (tipped(levels) or "")) is faulty and "closed-1" in levels
     _, _, rows = asyncio.run(measure.measured(Endpoint(server.url, "m"), plan, texts, None, path, prefix))
     alone = measure.metrics_of(rows, plan)[0]["prefix-warm"]["prefix_same"]
-    assert alone["value"] is None and "without what it keeps" in alone["warnings"][0], (
-        "a server elsewhere is not told what to reuse"
-    )
+    assert alone["value"] is None and "without what it keeps" in alone["warnings"][0], "asked only of a server started here"
 
 
 def test_log_probabilities_are_read_as_llama_cpp_and_as_vllm_send_them() -> None:
@@ -589,12 +585,8 @@ def test_a_run_without_one_complete_request_keeps_its_rows_and_exits_1(
 
 
 def test_an_event_of_a_named_kind_is_read_if_it_is_json_and_a_ping_is_passed_over() -> None:
-    reply = Reply()
-    for kind, data in (
-        ("ping", "still here"),
-        ("completion", '{"choices": [{"text": "a"}]}'),
-        ("message", '{"choices": [{"text": "b"}]}'),
-    ):
+    reply, chunk = Reply(), '{"choices": [{"text": "%s"}]}'
+    for kind, data in (("ping", "still here"), ("completion", chunk % "a"), ("message", chunk % "b")):
         reply.take(Event(data, kind), 1.0)
     assert reply.text == "ab" and len(reply.t_chunks) == 2
     with pytest.raises(Fault, match="not a completion chunk"):

@@ -197,14 +197,9 @@ async def _refuse(response: httpx2.Response, endpoint: Endpoint) -> None:
     message = f"error: {message_of(error)}" if error is not None else " ".join(content.decode(errors="replace").split())
     message = endpoint.clean(message)[:SHOWN] or "no reason given"  # shorten last: `clean` cannot recognize part of a key
     if response.status_code != 200:
-        raise Fault("http", f"HTTP {response.status_code}: {message}", _retry_after(response))
+        wait = response.headers.get("retry-after", "").strip()  # a date, its other form, is not read
+        raise Fault("http", f"HTTP {response.status_code}: {message}", float(wait) if SECONDS.fullmatch(wait) else None)
     raise Fault("in_band" if message.startswith("error") else "malformed", f"HTTP 200 but no stream of events: {message}")
-
-
-def _retry_after(response: httpx2.Response) -> float | None:
-    """Return the seconds of a Retry-After header; None without one, or if it is a date."""
-    value = response.headers.get("retry-after", "").strip()
-    return float(value) if SECONDS.fullmatch(value) else None
 
 
 def refused_fields(row: Exchange) -> frozenset[str]:

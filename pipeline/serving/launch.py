@@ -123,7 +123,9 @@ def launched(
         raise ParamsError(f"server {kind!r} cannot be launched{did_you_mean(kind, list(KINDS))}")
     options = options or {}
     check_supported(kind, options)
-    port, key = free_port(), secrets.token_urlsafe(32)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = int(free.getsockname()[1])  # if another process takes it first, our key fails there and `_wait` notices
+    key = secrets.token_urlsafe(32)
     command, kept = KINDS[kind](model_dir, port, threads, parallel, context, **options), REUSE[kind][2] if reuse else []
     log, url = (artifacts.LOGS / f"serve-{kind}-{model_dir.name}.log").absolute(), f"http://127.0.0.1:{port}/v1"
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -149,13 +151,6 @@ def launched(
     finally:
         _stop(process)
         artifacts.write_text(log, _printed(log, key))  # some servers print their environment
-
-
-def free_port() -> int:
-    """A free port of 127.0.0.1. If another process takes it first, our key fails there and `_wait` notices."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 def _wait(process: subprocess.Popen[bytes], url: str, key: str, log: Path, deadline: float) -> None:

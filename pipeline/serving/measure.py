@@ -93,7 +93,7 @@ async def named(client: httpx2.AsyncClient, endpoint: Endpoint) -> tuple[Endpoin
         raise ServerError(f"{url} {key}; set {endpoint.key_variable} to the right one")
     if response.status_code != 200:
         raise ServerError(f"{url}/models answers HTTP {response.status_code}; is this an OpenAI-compatible server?")
-    models, model = [str(m["id"]) for m in part(listed, "data") or []], endpoint.model
+    models, model = [str(name) for m in part(listed, "data") or [] if (name := part(m, "id"))], endpoint.model
     names = ", ".join(models[:5])
     if not models:
         raise ServerError(f"{url} serves no model; load one there")
@@ -159,20 +159,15 @@ def endpoint_of(
     if not kind or folder is None:
         yield Endpoint(address(url or "", key_env), model, chat, timeout_s, key_from(key_env), count, key_env), None
         return
-    if prefix:
-        plan = replace(plan, prompt_tokens=max(plan.prompt_tokens, prefix.shared_tokens + TAIL))
-    parallel, context = max(plan.concurrency, default=8), context_of(plan, tokenizer is not None, chat)
+    # The context that one request needs, and no more: a server reserves memory for all requests at once, and refuses a context
+    # longer than the model's. A prompt whose tokens were not counted may have half as many again.
+    prompt = max(plan.prompt_tokens, prefix.shared_tokens + TAIL if prefix else 0)
+    spare = max(TEMPLATE_TOKENS if chat else END_TOKENS, 0 if tokenizer else prompt // 2)
+    parallel, context = max(plan.concurrency, default=8), max(PROBE_TOKENS, prompt + plan.output_tokens + spare)
     with launch.launched(
         kind, folder, threads=threads, parallel=parallel, context=context, options=options, reuse=prefix is not None
     ) as server:
         yield Endpoint(server.url, model, chat, timeout_s, server.key, count, key_env), server.facts
-
-
-def context_of(plan: Plan, is_counted: bool, is_chat: bool) -> int:
-    """The context that one request needs, and no more: a server reserves memory for all requests at once, and refuses a context
-    longer than the model's. A prompt whose tokens were not counted may have half as many again."""
-    spare = max(TEMPLATE_TOKENS if is_chat else END_TOKENS, 0 if is_counted else plan.prompt_tokens // 2)
-    return max(PROBE_TOKENS, plan.prompt_tokens + plan.output_tokens + spare)
 
 
 def prompts(documents: Sequence[TextRow], plan: Plan, tokenizer: Any, as_ids: bool, prefix: Prefix | None = None) -> list[Any]:
@@ -217,20 +212,16 @@ async def opened(
     send: Callable[[Request], Awaitable[Exchange]], requests: Sequence[Request], due: Sequence[float], *, most: int = IN_FLIGHT,
     clock: Clock = time.monotonic, sleep: Callable[[float], Awaitable[object]] = asyncio.sleep, tick: Tick = lambda: None,
 ) -> list[Exchange]:  # fmt: skip
-    """Send each request when it is due; rows in the order of the requests, with t_due. most: beyond so many waiting, one fails."""
-    start, in_flight = clock(), 0
+    """Send each request when it is due, unless `most` are waiting: then it fails. Rows in the order of the requests, with t_due."""
+    start, room = clock(), asyncio.Semaphore(most)
 
     async def one(request: Request, at: float) -> Exchange:
-        nonlocal in_flight
         await sleep(max(0.0, at - clock()))
-        if in_flight >= most:
+        if room.locked():
             row = unsent(request, clock(), f"not sent: {most} requests were already waiting")
         else:
-            in_flight += 1
-            try:
+            async with room:
                 row = await send(request)
-            finally:
-                in_flight -= 1
         tick()
         row["t_due"] = at
         return row
