@@ -1,4 +1,4 @@
-"""A launched server listens here only, takes one key only, and is gone afterwards, whatever ended the run."""
+"""A launched server listens on this machine only, accepts one key only, and is gone afterwards, however the run ends."""
 
 import contextlib
 import inspect
@@ -28,7 +28,7 @@ from tests.serving_server import through
 from tests.test_engines import write_gguf
 
 ROOT = Path(__file__).resolve().parent.parent
-# A server that forks a helper of its own, in a session of its own, and tells its pids; `{deaf}` ignores SIGTERM.
+# A server that forks a helper in another session and writes both pids. deaf: ignore SIGTERM; open: accept any key.
 SCRIPT = """
 import os, signal, subprocess, sys, time
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -52,7 +52,7 @@ LOG = Path("artifacts/logs/serve-toy-.log")
 
 @pytest.fixture
 def toy(monkeypatch: pytest.MonkeyPatch) -> Toy:
-    """A launch of a script in place of a server."""
+    """Launch a script in place of a server."""
 
     def start(body: str = SCRIPT.format(deaf=False, open=False), *, startup_s: float = 60.0, **variables: str) -> Any:
         Path("toy.py").write_text(body)
@@ -69,7 +69,7 @@ def family() -> list[int]:
 
 
 def gone(pids: list[int], within_s: float = 30) -> bool:
-    """Whether all of them end; a zombie has ended."""
+    """Whether all of them end; a zombie counts as ended."""
     end = time.monotonic() + within_s
     while time.monotonic() < end:
         if not any(psutil.pid_exists(p) and psutil.Process(p).status() != psutil.STATUS_ZOMBIE for p in pids):
@@ -79,7 +79,7 @@ def gone(pids: list[int], within_s: float = 30) -> bool:
 
 
 def killed_once(run: subprocess.Popen[bytes], sign: Path, number: signal.Signals) -> list[int]:
-    """Send a process a signal once a file is there, and wait for its end; returns the pids of the children it had."""
+    """Send a process a signal once the file `sign` exists, and wait for its end; returns the pids of its children."""
     try:
         while not sign.exists() and run.poll() is None:
             time.sleep(0.05)
@@ -103,7 +103,7 @@ def test_a_server_and_its_helpers_end_with_the_block_by_an_error_too_and_show_no
             raise KeyboardInterrupt
     assert gone(pids, 1.0), "nothing is left when the block has been left"
     facts: Any = server.facts
-    if sys.platform == "linux":  # two Python processes, each some megabytes
+    if sys.platform == "linux":  # two Python processes of some megabytes each
         assert 2 * 2**20 < facts["peak_memory_bytes"] < 2**30 and facts["cpu_s"] > 0
     assert server.key not in LOG.read_text() and "key ***" in LOG.read_text()
 
@@ -130,14 +130,14 @@ def test_a_run_that_is_killed_leaves_no_server(number: signal.Signals) -> None:
 
 
 def await_end(process: psutil.Process) -> None:
-    """Until it has ended; its parent, who is to see how, has yet to ask."""
+    """Wait until it is a zombie: its parent still has to read the exit code."""
     deadline = time.monotonic() + 20
     while process.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
         time.sleep(0.02)
 
 
 @pytest.mark.parametrize("number, error, words", [
-    (signal.SIGKILL, ServerError, "its guard was killed"), (signal.SIGSEGV, Crashed, "died of SIGSEGV while it was asked"),
+    (signal.SIGKILL, ServerError, "its guard was killed"), (signal.SIGSEGV, Crashed, "died of SIGSEGV while serving"),
 ])  # fmt: skip
 def test_a_guard_or_server_that_is_killed_is_an_error_with_its_name_and_leaves_no_helper(
     toy: Toy, number: signal.Signals, error: type[Exception], words: str
@@ -152,9 +152,9 @@ def test_a_guard_or_server_that_is_killed_is_an_error_with_its_name_and_leaves_n
 
 
 @pytest.mark.parametrize("body, error, words", [
-    ("import os, signal; os.kill(os.getpid(), signal.SIGILL)", Crashed, "died of SIGILL before it answered"),
+    ("import os, signal; os.kill(os.getpid(), signal.SIGILL)", Crashed, "died of SIGILL before it was ready"),
     ("import os; print('loading'); raise SystemExit('no such model ' + os.environ['TOY_KEY'])", Crashed,
-     r"ended with exit code 1 before it answered: no such model \*\*\*"),
+     r"ended with exit code 1 before it was ready: no such model \*\*\*"),
     ("import os, time; open('pids', 'w').write(str(os.getpid())); time.sleep(600)", ServerError,
      "did not answer in time: no output"),
     (SCRIPT.format(deaf=False, open=True), ServerError, "accepts any API key"),

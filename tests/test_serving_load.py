@@ -1,4 +1,4 @@
-"""Loads: so many at once and no more, arrivals that nobody holds back, prompts that no cache has seen."""
+"""Loads: concurrency is kept, arrivals wait for no reply, and no cache has seen a prompt."""
 
 import asyncio
 from typing import Any
@@ -15,7 +15,7 @@ REQUESTS = [Request(f"p{k}", 1) for k in range(12)]
 
 
 class Fake:
-    """Answers after a number of turns of the event loop, and notes how many it had at once."""
+    """Replies after some turns of the event loop, and records the most requests that it had at once."""
 
     def __init__(self, turns: int = 3) -> None:
         self.turns, self.now, self.most, self.order = turns, 0, 0, list[str]()

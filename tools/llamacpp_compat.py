@@ -44,9 +44,6 @@ QUANTILES = {"kld_median": 0.5, "kld_p90": 0.9, "kld_p95": 0.95, "kld_p99": 0.99
 UNITS = {"ppl_reference": "ppl", "ppl_log_ratio": "nats"}  # of metrics that only this file has
 
 
-# --- the text ----------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Tokens:
     """A text's token ids. bos: replaces each window's first token unless None; tokenizer: where the ids came from."""
@@ -101,9 +98,6 @@ def windows(token_ids: Sequence[int], *, n_ctx: int = N_CTX, bos: int | None = N
     return [Window("text", f"text#{k}", "text", ids, n_ctx // 2 + 1) for k, ids in enumerate(begun)]
 
 
-# --- the scores --------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Scores:
     """Rows of all scored tokens, and the window number [n] of each."""
@@ -142,9 +136,6 @@ def _blocks(engine: Engine, asked: Sequence[Window]) -> Iterator[tuple[int, int,
         part = asked[first : first + size]
         for k, at, block in engine.logit_blocks([w.token_ids for w in part], [w.first - 1 for w in part], ROWS):
             yield first + k, at, block
-
-
-# --- the figures -------------------------------------------------------------------------------------------------
 
 
 class _Summary:
@@ -194,9 +185,6 @@ def summarize(scores: Scores, setup: Compare, seed: int) -> dict[str, Json]:
     b.mean("delta_p_rms", change**2, "sqrt")
     b.mean("top1_agreement", r.top1 == r.top1_ref)
     return b.figures
-
-
-# --- the command -------------------------------------------------------------------------------------------------
 
 
 def _load(settings: Params, variant: str) -> tuple[Engine, str]:

@@ -22,7 +22,7 @@ from pathlib import Path
 import httpx2
 import psutil
 
-from pipeline.core import artifacts, cli, install, quota, venvs
+from pipeline.core import artifacts, install, quota, venvs
 from pipeline.core.errors import Crashed, ParamsError, QuantgateError, Unsupported
 from pipeline.core.explain import did_you_mean
 from pipeline.core.records import Launch, Options
@@ -52,9 +52,7 @@ class Command:
     variables: dict[str, str] = field(default_factory=dict)
 
 
-# A kind's keyword-only arguments are the engine options that it supports, with the engine's names and defaults.
-
-
+# Keyword-only arguments are the engine options that a kind of server supports, with the engine's names and defaults.
 def _llamacpp(
     model_dir: Path, port: int, threads: int, parallel: int, context: int, *, kv: str = "f16", gpu_layers: int = 0
 ) -> Command:
@@ -145,7 +143,7 @@ def launched(
         try:
             yield Launched(url, key, facts)
             if process.poll() is not None:
-                raise _ended(process.returncode, "while it was asked", log, key)
+                raise _ended(process.returncode, "while serving requests", log, key)
         finally:
             facts["peak_memory_bytes"], facts["cpu_s"] = _cost(process.pid)
     finally:
@@ -157,7 +155,7 @@ def _wait(process: subprocess.Popen[bytes], url: str, key: str, log: Path, deadl
     with httpx2.Client(trust_env=False, timeout=5.0) as client:
         while not _answers(client, url, key):
             if process.poll() is not None:
-                raise _ended(process.returncode, "before it answered", log, key)
+                raise _ended(process.returncode, "before it was ready", log, key)
             if time.monotonic() > deadline:
                 raise ServerError(f"the server did not answer in time: {_last_line(log, key)} (see {log})")
             time.sleep(0.2)
@@ -178,12 +176,10 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     """Close the guard's pipe: it then ends the server and its descendants."""
     assert process.stdin is not None
     process.stdin.close()
-    try:
+    with suppress(subprocess.TimeoutExpired):
         process.wait(STOP_S)
-    except subprocess.TimeoutExpired:
-        cli.say("serving", f"the server did not stop within {STOP_S:g} s and was killed")
-        process.kill()
-        process.wait()
+    process.kill()  # does nothing if it has ended
+    process.wait()
     if process.returncode < 0:  # the guard was killed: the kernel has ended the server, and this ends the server's children
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -287,9 +287,6 @@ def _whole(logps: list[float | None], places: list[Place]) -> Given:
     return logps, places
 
 
-# ---- windows ----------------------------------------------------------------------------------------------------------------
-
-
 async def scored(endpoint: Endpoint, windows: Sequence[Window], words: Words, at_once: int) -> tuple[Json, list[ScoreRow]]:
     """Return ({url, model, and the fields of `Found`}, one row per window). Raises `ServerError` without a server or its model,
     `Unsupported` if it gives no log-probabilities."""
