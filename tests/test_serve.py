@@ -30,7 +30,7 @@ from pipeline.stats.intervals import quantile_interval
 from tests import serving_server
 from tests.serving_server import KEY, Server
 from tests.test_engines import write_gguf
-from tests.test_serving_launch import SCRIPT, family, gone, killed_once, share_environments
+from tests.test_serving_launch import PLAIN, family, gone, killed_once, share_environments
 
 ROOT = Path(__file__).resolve().parent.parent
 LOAD = {"concurrency": [1, 2], "rates": [], "requests": 8, "rounds": 2, "warmups": 1, "prompt_tokens": 8, "output_tokens": 3}
@@ -405,7 +405,7 @@ def test_a_stage_that_is_killed_leaves_no_server_and_no_half_written_file() -> N
     """How a run ends by other signals: test_serving_launch.py."""
     set_params({"q8": {"launch": "llamacpp"}})
     hang = "    def do_GET(self):\n        open('asked', 'w').close(); time.sleep(600)\n    def do_POST"
-    Path("toy.py").write_text(SCRIPT.format(deaf=False, open=False).replace("    def do_POST", hang), encoding="utf-8")
+    Path("toy.py").write_text(PLAIN.replace("    def do_POST", hang), encoding="utf-8")
     program = (
         "import sys\nfrom pipeline import serve\nfrom pipeline.core import cli\nfrom pipeline.serving import launch\n"
         "launch.KINDS['llamacpp'] = lambda folder, port, *_: launch.Command([sys.executable, 'toy.py', str(port)], 'TOY_KEY')\n"

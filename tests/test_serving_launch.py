@@ -44,8 +44,7 @@ class H(BaseHTTPRequestHandler):
         self.send_response(200 if right else 401); self.send_header("Content-Length", "0"); self.end_headers()
 HTTPServer(("127.0.0.1", int(sys.argv[1])), H).serve_forever()
 """
-
-
+PLAIN = SCRIPT.format(deaf=False, open=False)
 Toy = Callable[..., contextlib.AbstractContextManager[Launched]]
 LOG = Path("artifacts/logs/serve-toy-.log")
 
@@ -54,7 +53,7 @@ LOG = Path("artifacts/logs/serve-toy-.log")
 def toy(monkeypatch: pytest.MonkeyPatch) -> Toy:
     """Launch a script in place of a server."""
 
-    def start(body: str = SCRIPT.format(deaf=False, open=False), *, startup_s: float = 60.0, **variables: str) -> Any:
+    def start(body: str, *, startup_s: float = 60.0, **variables: str) -> Any:
         Path("toy.py").write_text(body)
         monkeypatch.setitem(
             launch.KINDS, "toy", lambda _, port, *__: Command([sys.executable, "toy.py", str(port)], "TOY_KEY", variables)
@@ -111,7 +110,7 @@ def test_a_server_and_its_helpers_end_with_the_block_by_an_error_too_and_show_no
 @pytest.mark.skipif(sys.platform != "linux", reason="the guard finds lost grandchildren with Linux's prctl")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_a_run_that_is_killed_leaves_no_server(number: signal.Signals) -> None:
-    Path("toy.py").write_text(SCRIPT.format(deaf=False, open=False))
+    Path("toy.py").write_text(PLAIN)
     program = (
         "import sys, time\nfrom pathlib import Path\nfrom pipeline.core import cli\nfrom pipeline.serving import launch\n"
         "launch.KINDS['toy'] = lambda _, port, *__: launch.Command([sys.executable, 'toy.py', str(port)], 'TOY_KEY')\n"
@@ -142,7 +141,7 @@ def await_end(process: psutil.Process) -> None:
 def test_a_guard_or_server_that_is_killed_is_an_error_with_its_name_and_leaves_no_helper(
     toy: Toy, number: signal.Signals, error: type[Exception], words: str
 ) -> None:
-    body = SCRIPT.format(deaf=False, open=False).replace("start_new_session=True", "start_new_session=False")
+    body = PLAIN.replace("start_new_session=True", "start_new_session=False")
     with pytest.raises(error, match=words), toy(body):
         pids = family()
         guard = psutil.Process(pids[0]).parent()
@@ -182,7 +181,7 @@ def test_vllm_has_the_threads_and_memory_it_may_and_tells_nobody_its_key_or_that
 
 def test_variables_reach_the_server_and_its_facts_and_its_version_is_read_from_a_banner_as_vllm_prints_it(toy: Toy) -> None:
     banner = "(pid=7) INFO [api.py:1]  ▄▄ ▄█ █     █     █ ▀▄▀ █  version 0.32.0"
-    body = SCRIPT.format(deaf=False, open=False).replace('"build: toy 1.0, key", os.environ["TOY_KEY"]', "os.environ['BANNER']")
+    body = PLAIN.replace('"build: toy 1.0, key", os.environ["TOY_KEY"]', "os.environ['BANNER']")
     with toy(body, OMP_NUM_THREADS="2", BANNER=banner, PYTHONIOENCODING="utf-8") as server:
         assert server.facts["context"] == 3210 and server.facts["threads"] == 2, "those that it was given"
         assert server.facts["build"] == "version 0.32.0"
@@ -232,13 +231,10 @@ def at(server: Launched, **more: Any) -> Endpoint:
     return Endpoint(server.url, "model", key=server.key, **more)
 
 
-def test_llama_cpp_s_server_is_probed(llamacpp: Launched) -> None:
+def test_llama_cpp_s_server_is_probed_gives_rows_of_forced_length_and_refuses_another_key(llamacpp: Launched) -> None:
     _, can = through(at(llamacpp), measure.probe)
     assert can["model"] == "model" and can["stream_usage"]["value"] is True
     assert "AVX" in str(llamacpp.facts["build"]) or "NEON" in str(llamacpp.facts["build"])
-
-
-def test_llama_cpp_s_server_gives_rows_of_forced_length_and_refuses_another_key(llamacpp: Launched) -> None:
     row: Any = through(at(llamacpp), lambda c, e: client.ask(c, e, Request([5, 17, 44, 9, 200], 12, forced=True))).row
     assert row["ok"], row["error"]
     assert (row["prompt_tokens"], row["output_tokens"], row["counted_by"], row["finish"]) == (5, 12, "usage", "length")

@@ -97,7 +97,7 @@ def test_prompts_differ_from_their_first_characters_on() -> None:
 
 
 def test_a_plan_counts_the_prompts_it_needs_and_fills_every_level() -> None:
-    plan = Plan([4, 1, 4], [2.0], requests=8, rounds=3, warmups=2)
-    assert plan.levels() == [("closed-1", 8), ("closed-4", 16), ("open-2", 8)]
-    assert plan.prompts() == 3 * (8 + 16 + 8) + 2 + 4 + 2
+    plan = Plan([4, 1, 4], [2.0, 0.5], requests=8, rounds=3, warmups=2)
+    assert plan.levels() == [("closed-1", 8), ("closed-4", 16), ("open-0.5", 8), ("open-2", 8)] and Plan([]).levels() == []
+    assert plan.prompts() == 3 * (8 + 16 + 8 + 8) + 2 + 4 + 2 + 2
     assert Plan([8], [2.0], requests=8, rounds=1, warmups=0).prompts() == 32 + 8

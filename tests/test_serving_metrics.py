@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from pipeline.metrics.definitions import SERVED, SERVED_WHOLE, Definition
-from pipeline.metrics.serving import Objective, level, memory, reuse, saturation_point, scenarios
+from pipeline.metrics.serving import Objective, level, memory, reuse, saturation_point
 
 CONFIDENCE = 0.95
 
@@ -202,10 +202,6 @@ def test_every_metric_is_defined_with_its_direction_and_says_how_sure_it_is() ->
     for name, metric in found.items():
         assert metric["unit"] == SERVED[name].unit and metric["method"]
         assert metric["low"] is not None or metric["warnings"], name
-
-
-def test_levels_are_named_once_and_in_order() -> None:
-    assert scenarios([4, 1, 4], [2.0, 0.5]) == ["closed-1", "closed-4", "open-0.5", "open-2"] and scenarios([], []) == []
 
 
 def test_memory_that_is_not_seen_is_null_with_the_reason() -> None:

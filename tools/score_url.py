@@ -116,7 +116,7 @@ def run(connect: Connect, tokenizer: Path, at_once: int, path: Path) -> None:
         "reference": settings.reference, "at_once": at_once, "skipped": dict(skipped),
         "client": {**hardware.describe(0), "threads": None}, "versions": artifacts.versions(), "launch": None,
     }  # fmt: skip
-    rows, lack = list[ScoreRow](), None
+    rows, state = list[ScoreRow](), Outcome(status="ok", reason=None)
     plan = Plan([at_once], prompt_tokens=max(len(w.token_ids) for w in windows), output_tokens=1)
     try:
         with connect(plan, tokenizer=words.raw) as (endpoint, launch):
@@ -124,24 +124,23 @@ def run(connect: Connect, tokenizer: Path, at_once: int, path: Path) -> None:
             server, rows = asyncio.run(scored(endpoint, windows, words, at_once))
             about |= server
     except Unsupported as e:
-        lack = e
+        state = Outcome(status=e.status, reason=str(e))
     b = Builder(settings.compare, settings.seed)
     metrics = metrics_of(rows, reference_rows(settings.reference), b)
     if rows and (artifacts.REFERENCE / artifacts.MANIFEST).exists():
         add_served(b, rows, Store(artifacts.REFERENCE))
     for name in (n for n in SERVED_TOKENS if n not in metrics):
         b.bare(name, None, 0, "none", f"{artifacts.REFERENCE} is missing; run `dvc repro reference`")
-    for metric in metrics.values() if lack else ():
-        metric["warnings"] = [str(lack)]
-    state: Outcome = {"status": lack.status if lack else "ok", "reason": str(lack) if lack else None}
-    failed = [r for r in rows if not r["ok"]]
+    if lack := state["reason"]:
+        for metric in metrics.values():
+            metric["warnings"] = [lack]
+    failed, written = [r for r in rows if not r["ok"]], path.with_suffix(".figures.json")
     named = [{"window": r["window"], "document": r["document"], "error": r["error"]} for r in failed]
-    written = path.with_suffix(".figures.json")
     artifacts.write_jsonl(path, rows)
     artifacts.write_json(artifacts.meta_of(path), {**state, **about})
     artifacts.write_json(written, {**state, "windows": len(rows), "failed": named, "about": ABOUT, "metrics": metrics})
     if lack:
-        raise lack
+        raise Unsupported(lack)
     if len(failed) == len(rows):
         raise ServerError(f"none of {len(rows)} windows was scored; the first failed with: {failed[0]['error']} (all: {written})")
     show(rows, metrics)
