@@ -3,8 +3,8 @@
     python -m tools.llamacpp_compat VARIANT TEXT [--against OTHER] [--json]
 
 llama.cpp's users publish perplexity, mean KLD and same top p measured this way. The text is tokenized once, as a whole, and cut
-into windows across documents. The first half of a window is only context. A BOS, if the vocabulary has one, replaces the window's
-first token. The results compare with llama.cpp's, not with this pipeline's. tests/bench/llamacpp.py checks them.
+into windows across documents. The first half of a window is only context. If the vocabulary asks for a BOS, it replaces a
+window's first token. The results compare with llama.cpp's, not with this pipeline's. tests/bench/llamacpp.py checks them.
 
 Source: llama.cpp, tools/perplexity/perplexity.cpp, `perplexity` and `kl_divergence`. Three differences are deliberate:
 llama.cpp rounds the base's log-probabilities to 16 bits, cut 16 nats below the likeliest; it leaves terms below exp(-16) out of
