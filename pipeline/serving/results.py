@@ -21,7 +21,7 @@ def levels(settings: Params) -> list[str]:
 
 
 def asked(variant: str, settings: Params) -> Json:
-    """All settings that a server's results depend on."""
+    """All settings, besides the model, that a server's results depend on."""
     load, common = settings.amount.serving, settings.serving.model_dump(exclude={"variants"})
     amounts = {"load": load.model_dump(exclude_none=True) if load else None, "seed": settings.seed, "threads": settings.threads}
     intervals = {"confidence": settings.compare.confidence, "between_runs": settings.compare.between_runs.time}
