@@ -14,7 +14,7 @@ the sum; and it treats tokens as independent. Here nothing is rounded or cut, an
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -69,23 +69,19 @@ def tokenize(loaded: dict[str, Engine], text: str) -> Tokens:
             both = "llama.cpp and transformers"
             by_source[f"{name}'s model.gguf"] = Tokens(engine.tokenize(text), engine.leading_token(), both)
     (first, tokens), *others = by_source.items()
-    decode = next(iter(loaded.values())).tokenizer.decode
     for name, other in others:
-        _refuse_difference(first, tokens, name, other, decode)
+        if tokens.bos != other.bos:
+            raise DataError(
+                f"{first} begins a text with token {tokens.bos}, {name} with {other.bos}: their windows cannot be compared"
+            )
+        if tokens.ids != other.ids:
+            at = common_prefix(tokens.ids, other.ids)
+            near = next(iter(loaded.values())).tokenizer.decode(tokens.ids[max(0, at - 4) : at + 4])
+            raise DataError(
+                f"token {at} of the text, in {near!r}, is {tokens.ids[at : at + 1]} by {first} and {other.ids[at : at + 1]} by "
+                f"{name}: llama-perplexity would score other tokens than the base; remove this place from the text"
+            )
     return max(by_source.values(), key=lambda t: len(t.tokenizer))
-
-
-def _refuse_difference(a: str, first: Tokens, b: str, other: Tokens, decode: Callable[[list[int]], str]) -> None:
-    if first.bos != other.bos:
-        raise DataError(f"{a} begins a text with token {first.bos}, {b} with {other.bos}: their windows cannot be compared")
-    if first.ids == other.ids:
-        return
-    at = common_prefix(first.ids, other.ids)
-    near = decode(first.ids[max(0, at - 4) : at + 4])
-    raise DataError(
-        f"token {at} of the text, in {near!r}, is {first.ids[at : at + 1]} by {a} and {other.ids[at : at + 1]} by {b}: "
-        "llama-perplexity would score other tokens than the base; remove this place from the text"
-    )
 
 
 def windows(token_ids: Sequence[int], *, n_ctx: int = N_CTX, bos: int | None = None) -> list[Window]:
