@@ -1,7 +1,7 @@
 """serve: a variant behind a server, under load -> artifacts/serving/<variant>.jsonl, reports/serving/<variant>.json
 
-The server is launched on the variant's own files, or found at its URL. One row a request, failed ones too. A server that cannot
-run here is a result: `unsupported`. Where the tier asks for it, the server also scores windows of the reference's store, one row a
+The server is launched on the variant's files, or found at its URL. One row per request, failed ones too. A server that cannot run
+here is a result: `unsupported`. If the tier sets `score`, the server also scores windows of the reference's store, one row per
 window in artifacts/serving/<variant>.scores.json.
 """
 
@@ -26,27 +26,20 @@ from pipeline.serving import logprobs, measure, results
 from pipeline.serving.measure import Plan
 from pipeline.speed import hardware
 
-ELSEWHERE = "the server was not started here, so its memory is not seen"
-NOT_SEEN = "the system does not say, or the server ended before it was asked"
-
 
 def serve(
     variant: str, settings: Params, store: Store | None
 ) -> tuple[Probe, Plan, list[RequestRow], list[ScoreRow], Launch | None]:
-    """(what the server can do, the plan as it was carried out, rows of requests and windows, facts of the launch). Replies have a
-    forced length if the server can do that. store: of the windows to score; the tier says how many of them, evenly spaced."""
+    """Return (what the server can do, the plan as carried out, rows of requests, rows of windows, facts of the launch). Replies
+    have a forced length if the server can do that. store: holds the windows; the tier says how many to score, evenly spaced."""
     common, load, folder = settings.serving, settings.amount.serving, artifacts.model_dir(variant)
     assert load is not None and common.timeout_s is not None and common.objective is not None  # params checks it
     server, options = common.variants[variant], settings.variant(variant).engine_options
     plan = Plan(**load.model_dump(exclude={"score"}), objective=Objective(**common.objective.model_dump()), seed=settings.seed)
-    tokenizer, file = None, folder / "tokenizer.json"
-    if file.exists():
-        from tokenizers import Tokenizer
-
-        tokenizer = Tokenizer.from_file(str(file))
+    tokenizer = logprobs.load_tokenizer(folder) if (folder / "tokenizer.json").exists() else None
     windows, scores = store.windows if store else [], list[ScoreRow]()
-    if isinstance(load.score, int):
-        windows = [windows[k * len(windows) // load.score] for k in range(load.score)] if load.score < len(windows) else windows
+    if isinstance(load.score, int) and load.score < len(windows):
+        windows = [windows[k * len(windows) // load.score] for k in range(load.score)]
     room = replace(plan, prompt_tokens=max(plan.prompt_tokens, *(len(w.token_ids) for w in windows), 0))
     with measure.endpoint_of(
         server.url, server.launch, folder, room, tokenizer=tokenizer, model=server.model, chat=server.chat,
@@ -66,11 +59,11 @@ def serve(
 
 
 def write(rows: list[RequestRow], scores: list[ScoreRow], meta: ServerMeta, report: ServerReport) -> None:
-    """Write rows, their meta file, and the report with digests of them."""
+    """Write rows, their meta file, and the report with digests of both."""
     path = artifacts.serving(meta["variant"])
     windows = path.with_suffix(".scores.json")
     artifacts.write_jsonl(path, rows)
-    artifacts.write_text(windows, json.dumps(scores))  # "[]" where none was asked: DVC warns of an empty file
+    artifacts.write_text(windows, json.dumps(scores))  # "[]" without any: DVC warns of an empty file
     artifacts.write_json(artifacts.meta_of(path), meta)
     report["inputs"] = {str(f): artifacts.sha256_file(f) for f in (path, artifacts.meta_of(path), *([windows] if scores else ()))}
     artifacts.write_json(artifacts.served(meta["variant"]), report)
@@ -78,7 +71,7 @@ def write(rows: list[RequestRow], scores: list[ScoreRow], meta: ServerMeta, repo
 
 
 def measure_variant(variant: str, settings: Params) -> str:
-    """Serve a variant and write the results; returns them in a sentence."""
+    """Serve a variant and write the results; returns them in one sentence."""
     folder, setup = artifacts.model_dir(variant), settings.compare
     manifest = artifacts.read_manifest(folder)
     about: ServerMeta = {
@@ -103,17 +96,16 @@ def measure_variant(variant: str, settings: Params) -> str:
     if why := measure.failure(rows) or tipped(levels):
         about["status"], about["reason"] = "invalid", why
     about["probe"], about["plan"], about["client"] = abilities, asdict(plan), {**hardware.describe(settings.thread_count)}
-    public, peak = None, memory(None, ELSEWHERE, setup.confidence)
-    if launch:  # its port changes with every launch, and reports are in git: no paths
+    public, peak, why_not = None, None, "the server was not started here, so its memory is not seen"
+    if launch:  # reports are in git: no paths, and no port, which changes with every launch
         abilities.pop("url"), abilities.pop("models")
-        public = launch.copy()
+        public, peak = launch.copy(), launch["peak_memory_bytes"]
         public.pop("log"), public.pop("model_dir")
-        peak = memory(launch["peak_memory_bytes"], NOT_SEEN, setup.confidence)
+        why_not = "the system does not say, or the server ended before it was asked"
     sets = sets_digest(Path(settings.serving.prompts))
     meta: ServerMeta = {**about, "launch": launch, "prompts": sets, "seed": settings.seed, "versions": artifacts.versions()}
-    report: ServerReport = {
-        **about, "launch": public, "levels": levels, "knee": knee, "server_memory_bytes": peak, "inputs": {}
-    }  # fmt: skip
+    used = memory(peak, why_not, setup.confidence)
+    report: ServerReport = {**about, "launch": public, "levels": levels, "knee": knee, "server_memory_bytes": used, "inputs": {}}
     if store:
         meta["reference"] = report["reference"] = store.manifest["digest"]
         b, way = Builder(setup, settings.seed), abilities["prompt_logprobs"]["reason"] or ""

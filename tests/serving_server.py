@@ -1,19 +1,37 @@
-"""A server in a thread that plays what real ones do, and do wrong; a request's first word names the play."""
+"""A server in a thread that imitates real ones and their faults; a request's first word names what it plays."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, TypeVar
 
+from httpx2 import AsyncBaseTransport, AsyncClient
+
+from pipeline.serving.client import Endpoint, connected
+
+T = TypeVar("T")
 KEY = "sk-very-secret"
 Body = dict[str, Any]
+
+
+def through(
+    endpoint: Endpoint, work: Callable[[AsyncClient, Endpoint], Awaitable[T]], transport: AsyncBaseTransport | None = None
+) -> T:
+    """Do `work` with a client of the endpoint."""
+
+    async def go() -> T:
+        async with connected(endpoint, transport) as client:
+            return await work(client, endpoint)
+
+    return asyncio.run(go())
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -38,12 +56,12 @@ class Handler(BaseHTTPRequestHandler):
         try:
             self.play(str(prompt).split(" ")[0], body)
         except (BrokenPipeError, ConnectionResetError):
-            pass  # the client gave up, as it may
+            pass  # the client may give up
         finally:
             self.leave()
 
     def leave(self) -> None:
-        """Count this request no longer: before its last bytes, or the client's next one could come first."""
+        """Stop counting this request, before its last bytes: the client's next request could come first."""
         with self.server.lock:
             self.server.now -= self.at_work
             self.at_work = False
@@ -54,7 +72,7 @@ class Handler(BaseHTTPRequestHandler):
             return
         (PLAYS | self.server.plays).get(name, plain)(self, body)
 
-    # --- what plays are made of ----------------------------------------------------------------------------------
+    # --- parts of plays ------------------------------------------------------------------------------------------
 
     def json(self, status: int, value: Any, **headers: str) -> None:
         content = json.dumps(value).encode()
@@ -117,7 +135,7 @@ class Server(ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_address[1]}/v1"
 
     def handle_error(self, *_: Any) -> None:
-        pass  # a reset connection is no news here
+        pass  # reset connections are expected
 
 
 @contextmanager
@@ -134,7 +152,7 @@ def serving() -> Iterator[Server]:
 
 
 def plain(h: Handler, body: Body) -> None:
-    """max_tokens tokens, one an event, then usage: a server as it should be."""
+    """max_tokens tokens, one per event, then usage: a correct server."""
     h.start()
     if "messages" in body:
         h.text("", role="assistant")
@@ -162,12 +180,12 @@ def stream(*steps: Any, chunked: bool = True) -> Callable[[Handler, Body], None]
 
 
 def wait(h: Handler) -> None:
-    """Nothing, for longer than anybody waits."""
+    """Send nothing, for longer than any client waits."""
     threading.Event().wait(3)
 
 
 def pause(h: Handler) -> None:
-    time.sleep(0.05)  # a reset overtakes what is still on its way
+    time.sleep(0.05)  # a reset overtakes data in flight
 
 
 def close(h: Handler) -> None:
@@ -181,18 +199,18 @@ def many(h: Handler, body: Body) -> None:
 
 
 def early(h: Handler, body: Body) -> None:
-    """An end token at a length that depends on the prompt, whatever was asked for."""
+    """A reply that ends at the length in the prompt, whatever max_tokens says."""
     n = int(str(body["prompt"]).split(" ")[1])
     stream(*(f" {k}" for k in range(n)), (None, "stop"), n, Handler.done)(h, body)
 
 
 def in_stream(h: Handler, body: Body) -> None:
-    """A token, an error as the prompt spells it, and then an end as if nothing had been."""
+    """A token, an error as the prompt spells it, and then a normal end."""
     stream(" a", str(body["prompt"]).partition(" ")[2].encode() + b"\n\n", (None, "stop"), 1, Handler.done)(h, body)
 
 
 def halves(h: Handler, body: Body) -> None:
-    """A character in two escaped halves, an event each, and then half of one; usage unless the prompt ends in silent."""
+    """A character in two escaped halves, one per event, and then half of one; usage unless the prompt ends in silent."""
     is_silent = str(body["prompt"]).endswith("silent")
     stream(" \ud83d", "\ude00", "\ud83d", (None, "stop"), *([] if is_silent else [3]), Handler.done)(h, body)
 
@@ -214,7 +232,7 @@ def awkward(h: Handler, _: Body) -> None:
 
 
 OOM = {"error": {"message": "out of memory", "code": 500}}
-LOOSE = (  # what real servers add to a stream: a byte order mark, events without data, pings in words and in JSON
+LOOSE = (  # what real servers add to a stream: a byte order mark, events without data, pings as text and as JSON
     b'\xef\xbb\xbfdata: {"choices": [{"index": 0, "text": "z"}]}\n\n',
     b"data:\n\nid: 7\n\nretry: 10\n\nevent: ping\ndata: 2026-11-30 12:00\n\nevent: ping\ndata: {}\n\n",
     'data: {"choices": [{"index": 0, "text": "wölf", "finish_reason": "stop"}]}\n\n'.encode(),
@@ -226,7 +244,7 @@ PLAYS: dict[str, Callable[[Handler, Body], None]] = {
     "in_band": stream(" a", OOM, Handler.done), "aborted": stream((" a", "abort"), Handler.done),
     "late_error": stream((" a", "length"), 1, OOM, Handler.done),
     "cut": stream(" a", " b", close),  # inside a chunked body
-    "ended": stream(" a", chunked=False),  # the body has no length, so its close looks like an end, and is none
+    "ended": stream(" a", chunked=False),  # the body has no length, so its close looks like an end
     "reset": stream(" a", pause, Handler.reset), "mute": lambda h, _: h.reset(), "hang": stream(" a", wait, wait),
     "not_json": stream(b"data: <html>bad gateway</html>\n\n"), "odd_shape": stream({"choices": ["text"]}),
     "unavailable": lambda h, _: h.json(503, {"error": {"message": "model is loading"}}, Retry_After="3"),

@@ -1,4 +1,4 @@
-"""llama-perplexity's protocol: which tokens are scored, whose tokens they are, and the textbook's figures for them."""
+"""llama-perplexity's protocol: which tokens are scored, by which tokenizer, and the textbook's values for them."""
 
 import json
 import shutil
@@ -34,7 +34,7 @@ def test_windows_score_as_many_tokens_as_llama_perplexity_and_drop_the_rest() ->
 
 
 class Letters:
-    """A tokenizer of letters; `bos` in front where it is given."""
+    """A tokenizer of letters, with `bos` in front unless None."""
 
     def __init__(self, bos: int | None = None) -> None:
         self.bos_token_id, self.lead = 1, [] if bos is None else [bos]
@@ -85,7 +85,7 @@ def test_a_token_or_bos_on_which_llama_cpp_disagrees_is_named_with_its_place(loa
 
 @pytest.fixture(scope="module")
 def pair(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
-    """(variant, base): random models of other weights and one vocabulary."""
+    """(variant, base): random models with different weights and one vocabulary."""
     other = make_model(tmp_path_factory.mktemp("other") / "model", seed=5)
     return engines.load("hf", other, threads=1), engines.load("hf", tiny, threads=1)
 

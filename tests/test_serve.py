@@ -30,7 +30,7 @@ from pipeline.stats.intervals import quantile_interval
 from tests import serving_server
 from tests.serving_server import KEY, Server
 from tests.test_engines import write_gguf
-from tests.test_serving_launch import SCRIPT, family, gone, killed_once
+from tests.test_serving_launch import PLAIN, family, gone, killed_once, share_environments
 
 ROOT = Path(__file__).resolve().parent.parent
 LOAD = {"concurrency": [1, 2], "rates": [], "requests": 8, "rounds": 2, "warmups": 1, "prompt_tokens": 8, "output_tokens": 3}
@@ -46,7 +46,7 @@ Change = Callable[[dict[str, Any]], object]
 
 @pytest.fixture(autouse=True)
 def project() -> None:
-    """A folder with params, texts, and a variant `q8` that has a manifest and nothing else."""
+    """A folder with texts and a variant `q8` that has only a manifest."""
     text = json.dumps({"id": "a", "domain": "d", "text": " ".join(map(str, range(9000)))})
     Path("texts.jsonl").write_text(text + "\n", encoding="utf-8")
     for name in ("bf16", "q8"):
@@ -79,7 +79,7 @@ def rules(*more: dict[str, Any]) -> Change:
 
 
 def results(settings: Params) -> dict[str, dict[str, Any]]:
-    """Metrics in process for every variant, good ones."""
+    """Good in-process metrics for every variant."""
     for name in settings.variants:
         write_metrics(settings, name, {"kld_mean": GOOD, "failure_rate": SELDOM}, model=f"{name}-1")
     return verdicts.load_results(settings)
@@ -107,7 +107,7 @@ def test_a_served_variant_has_rows_metrics_and_no_key_anywhere(
 ) -> None:
     monkeypatch.setenv("MY_KEY", KEY)
     server.locked = True
-    served({"url": server.url, "key_env": "MY_KEY"}, in_hf)  # engine options of a server elsewhere are its owner's
+    served({"url": server.url, "key_env": "MY_KEY"}, in_hf)  # a server elsewhere need not have the engine options
     assert len(rows()) == 2 * 2 * 8 + 1 + 2 and all(r["ok"] and r["forced"] for r in rows())
     meta, written = artifacts.read_json(artifacts.meta_of(artifacts.serving("q8"))), report()
     assert meta["probe"]["model"] == "m" and meta["launch"] is None and meta["client"]["cores"] and meta["versions"]["numpy"]
@@ -342,7 +342,7 @@ def test_what_this_machine_or_the_server_lacks_is_said_before_any_work_as_the_st
 
 
 def test_check_says_what_cannot_be_served(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(check, "_lm_eval_tasks", set)  # seconds, for tasks whose sets are not in this folder
+    monkeypatch.setattr(check, "_lm_eval_tasks", set)  # slow, and their sets are not in this folder
     settings = set_params({"q8": {"launch": "vllm"}})
     assert any("launch: vllm reads models of engine" in fault for fault in check.faults(settings))
     lacking = set_params({"q8": {"launch": "vllm"}}, as_variant("cast", "hf"))
@@ -380,9 +380,7 @@ def test_a_launched_llama_cpp_server_is_measured_and_gone(tiny: Path) -> None:
     shutil.copytree(tiny, folder, dirs_exist_ok=True)
     write_gguf(folder, folder / "model.gguf")
     write_manifest(folder, digest="q8-1")
-    shutil.copytree(ROOT / "envs", "envs")
-    if (ROOT / "artifacts/envs").exists():  # built once for the checkout, not for every run of the tests
-        Path("artifacts/envs").symlink_to(ROOT / "artifacts/envs")
+    share_environments()
     before = {p.pid for p in psutil.Process().children(recursive=True)}
 
     def asked(data: dict[str, Any]) -> None:
@@ -407,7 +405,7 @@ def test_a_stage_that_is_killed_leaves_no_server_and_no_half_written_file() -> N
     """How a run ends by other signals: test_serving_launch.py."""
     set_params({"q8": {"launch": "llamacpp"}})
     hang = "    def do_GET(self):\n        open('asked', 'w').close(); time.sleep(600)\n    def do_POST"
-    Path("toy.py").write_text(SCRIPT.format(deaf=False, open=False).replace("    def do_POST", hang), encoding="utf-8")
+    Path("toy.py").write_text(PLAIN.replace("    def do_POST", hang), encoding="utf-8")
     program = (
         "import sys\nfrom pipeline import serve\nfrom pipeline.core import cli\nfrom pipeline.serving import launch\n"
         "launch.KINDS['llamacpp'] = lambda folder, port, *_: launch.Command([sys.executable, 'toy.py', str(port)], 'TOY_KEY')\n"

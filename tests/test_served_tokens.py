@@ -1,5 +1,5 @@
-"""What a server gives of its distributions bounds their divergence from below, whatever it leaves out or rounds: it can fail a
-variant and never pass one."""
+"""A server's likeliest tokens bound its divergence from below, whatever it leaves out or rounds: they can fail a variant and never
+pass one."""
 
 import json
 import math
@@ -37,9 +37,6 @@ SCORING: Change = lambda d: d["tiers"][d["tier"]]["serving"].update(score="all",
 Logits = np.ndarray[Any, np.dtype[np.float32]]
 
 
-# --- one place --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("decimals", [0, 1, 2, 3, 6, None])
 @pytest.mark.parametrize("k", [0, 1, 5, 63, 64])
 def test_the_bound_lies_below_the_full_divergence_in_every_row(k: int, decimals: int | None) -> None:
@@ -65,7 +62,7 @@ def test_without_rounding_it_is_the_divergence_of_the_lumped_cells() -> None:
 
 @pytest.mark.parametrize("p, q", [(0.5, 0.25), (0.5, 0.495), (0.9, 0.99), (1.0, 0.6), (0.0, 0.3)])
 def test_rounding_counts_as_the_nearest_distribution_that_it_allows(p: float, q: float) -> None:
-    nearest = np.clip(p, q * math.exp(-0.05), min(1.0, q * math.exp(0.05)))  # of two cells: no other choice is open
+    nearest = np.clip(p, q * math.exp(-0.05), min(1.0, q * math.exp(0.05)))  # with two cells there is no other choice
     expected = rel_entr([p, 1 - p], [nearest, 1 - nearest]).sum()
     assert kld_lower_bound(np.array([[p]]), np.log([[q]]), 0.05)[0] == pytest.approx(expected, rel=1e-6, abs=1e-12)
 
@@ -73,9 +70,6 @@ def test_rounding_counts_as_the_nearest_distribution_that_it_allows(p: float, q:
 def test_how_far_values_are_rounded_is_seen_and_an_underflow_is_not_taken_for_zero() -> None:
     assert [rounding(v) for v in ([-1.0, -3.0], [-1.5, -2.0], [-1.25, -0.5], [-1.2512])] == [0.5, 0.05, 0.005, 1e-3]
     assert kld_lower_bound(np.array([[1e-3]]), np.array([[-3.4e38]]), 1e-3) <= 1e-3 * (math.log(1e-3) - UNDERFLOW)
-
-
-# --- windows, against a store -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +84,7 @@ def home(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, l
 
 
 def other(logits: Logits, by: float) -> Logits:
-    """Another model's: each token's logit moved by up to so much."""
+    """Logits of another model: each moved by at most `by`."""
     return (logits + by * np.sin(np.arange(logits.shape[1]) * 7.3)).astype(np.float32)
 
 
@@ -140,9 +134,6 @@ def test_what_does_not_come_is_said_and_never_agrees(home: Any) -> None:
     assert all(m["value"] is None and m["n"] == 0 and m["warnings"] for m in nothing.values())
 
 
-# --- the gate ---------------------------------------------------------------------------------------------------------
-
-
 def test_rules_that_a_lower_bound_cannot_serve_are_named_before_any_work() -> None:
     settings = set_params(HERE, rules(BOUND, AGREES), SCORING)
     (line,) = servers.inconclusive(settings)
@@ -155,11 +146,8 @@ def test_rules_that_a_lower_bound_cannot_serve_are_named_before_any_work() -> No
         bound_of(Rule(metric=LOWER_BOUNDS[0], margin="0.02 nats", against="baseline"))
 
 
-# --- the stage --------------------------------------------------------------------------------------------------------
-
-
 def model(after: dict[tuple[int, ...], Logits], forces: bool) -> Callable[[Handler, Body], None]:
-    """A server of a model known by its logits after each prefix. forces: by `logit_bias`, as llama.cpp's; else it ignores that."""
+    """A server of a model with these logits after each prefix. forces: obey `logit_bias`, as llama.cpp's does."""
 
     def play(h: Handler, body: Body) -> None:
         if "logprobs" not in body or "echo" in body or "stream" in body:

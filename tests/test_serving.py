@@ -19,18 +19,14 @@ from pipeline.serving import client, measure
 from pipeline.serving.client import Answer, Endpoint, Request, ServerError
 from pipeline.serving.reply import Event, Fault, Reply, events, said_in
 from tests import serving_server
-from tests.serving_server import KEY, Body, Handler, Server
+from tests.serving_server import KEY, Body, Handler, Server, through
 from tools import serve_url as command
 
 Script = list[tuple[float, Any]]  # seconds and events
 
 
 def asked(endpoint: Endpoint, request: Request) -> Answer:
-    async def go() -> Answer:
-        async with client.connected(endpoint) as c:
-            return await client.ask(c, endpoint, request)
-
-    return asyncio.run(go())
+    return through(endpoint, lambda c, e: client.ask(c, e, request))
 
 
 def ask(server: Server, prompt: Any, n: int = 4, forced: bool = False, **more: Any) -> Answer:
@@ -38,15 +34,15 @@ def ask(server: Server, prompt: Any, n: int = 4, forced: bool = False, **more: A
 
 
 def words(text: str) -> int:
-    """Counts as a tokenizer does: it takes no half of a character."""
+    """Count as a tokenizer does, which rejects half a character."""
     return len(text.encode().split())
 
 
-# --- times, by a clock of our own ----------------------------------------------------------------------------------
+# --- times, by a fake clock ----------------------------------------------------------------------------------------
 
 
 def timed(script: Script, *, t_headers: float = 0.0, error: Exception | None = None, **more: Any) -> dict[str, Any]:
-    """The row of a reply whose events come at given seconds, on a network and a clock made here; error: what ends it."""
+    """The row of a reply whose events come at given seconds, on a fake network and clock; error: what ends it."""
     now = [0.0]
 
     class Stream(httpx2.AsyncByteStream):
@@ -61,12 +57,11 @@ def timed(script: Script, *, t_headers: float = 0.0, error: Exception | None = N
         now[0] = t_headers
         return httpx2.Response(200, headers={"content-type": "text/event-stream"}, stream=Stream())
 
-    async def go() -> Any:
-        endpoint = Endpoint("http://127.0.0.1:1/v1", "m", chat=True, **more)
-        async with client.connected(endpoint, httpx2.MockTransport(reply)) as c:
-            return (await client.ask(c, endpoint, Request("hello", 8), clock=lambda: now[0])).row
-
-    return dict(asyncio.run(go()))
+    endpoint = Endpoint("http://127.0.0.1:1/v1", "m", chat=True, **more)
+    answer = through(
+        endpoint, lambda c, e: client.ask(c, e, Request("hello", 8), clock=lambda: now[0]), httpx2.MockTransport(reply)
+    )  # fmt: skip
+    return dict(answer.row)
 
 
 def whole(script: Script, n: Any, **more: Any) -> dict[str, Any]:
@@ -87,21 +82,21 @@ def ended(text: str = "") -> dict[str, Any]:
     return {"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": "length"}]}
 
 
-EIGHT = [(0.1 * k, said("x")) for k in (1, 2, 4, 5, 6, 7, 8)]  # as llama.cpp's: the third token of eight makes no whole character
+EIGHT = [(0.1 * k, said("x")) for k in (1, 2, 4, 5, 6, 7, 8)]  # llama.cpp's: the third of eight tokens completes no character
 
 
 @pytest.mark.parametrize("script, n, t_headers, ttft, tpot, e2e, timed_tokens", [
-    # role and usage are no tokens, and the end is the last token
+    # role and usage are not tokens; the reply ends with the last token
     ([(0.05, said("", role="assistant")), *((0.30 + 0.05 * k, said("x")) for k in range(21))], 21, 0.04, 0.30, 0.05, 1.30, 21),
-    # tokens are counted by usage and not by events; an event that carries four tokens has no time for each
+    # usage counts tokens, not events; the four tokens of an event have no times
     ([(0.2 + 0.2 * k, said("a b c d")) for k in range(10)], 40, 0.0, 0.2, 1.8 / 39, 2.0, 0),
     # slow headers; one token, or all at once, have no time per token
     ([(3.5, said("x"))], 1, 3.0, 3.5, None, 3.5, 1), ([(0.5, said("a b c"))], 3, 0.0, 0.5, None, 0.5, 0),
-    # a token whose text is buffered came with its empty event; one empty event more than there are tokens is none of them
+    # a buffered token came with its empty event; with more empty events than tokens, none counts
     ([(0.05, said("", role="assistant")), *((0.1 * k, said(t)) for k, t in enumerate(["", "", "x", "", "y"], 1)), (0.6, ended())],
      5, 0.0, 0.1, 0.1, 0.5, 5),
     ([(0.1, said("")), (0.3, said("x")), (0.4, said("y")), (0.5, ended())], 2, 0.0, 0.3, 0.1, 0.4, 2),
-    # an unseen last token came no later than the reply's end, which is none where every token was seen
+    # an unseen last token came no later than the reply's end; that end is not used if every token was seen
     ([*EIGHT, (0.9, ended())], 9, 0.0, 0.1, 0.1, 0.9, 0), ([*EIGHT, (0.9, ended())], 7, 0.0, 0.1, 0.7 / 6, 0.8, 7),
     ([*EIGHT, (0.9, ended("x"))], 8, 0.0, 0.1, 0.8 / 7, 0.9, 8),
 ])  # fmt: skip
@@ -332,7 +327,7 @@ def test_a_key_is_read_without_white_space_and_one_that_no_header_can_carry_is_r
 
 
 def long(h: Handler, body: Body) -> None:
-    """The key lies across every place at which a message may be cut: the first letters before it, the others after."""
+    """Put the key across the place where a message is cut."""
     _, n, kind = str(body["prompt"]).split(" ")
     message = "x" * int(n) + h.headers["Authorization"].removeprefix("Bearer ")
     if kind == "json":
@@ -365,13 +360,9 @@ def unreachable(request: httpx2.Request) -> httpx2.Response:
     (None, lambda _: httpx2.Response(401), "requires an API key; set OTHER_KEY to the right one$"),
 ])  # fmt: skip
 def test_a_server_that_is_away_or_needs_another_key_is_one_line_without_the_key(key: str | None, reply: Any, message: str) -> None:
-    async def go() -> None:
-        endpoint = Endpoint("http://127.0.0.1:1/v1", key=key, key_variable="OTHER_KEY")
-        async with client.connected(endpoint, httpx2.MockTransport(reply)) as c:
-            await measure.named(c, endpoint)
-
+    endpoint = Endpoint("http://127.0.0.1:1/v1", key=key, key_variable="OTHER_KEY")
     with pytest.raises(ServerError, match=message) as e:
-        asyncio.run(go())
+        through(endpoint, measure.named, httpx2.MockTransport(reply))
     assert KEY not in str(e.value)
 
 
@@ -379,17 +370,11 @@ def test_a_server_that_is_away_or_needs_another_key_is_one_line_without_the_key(
 
 
 def probed(server: Server, **more: Any) -> dict[str, Any]:
-    endpoint = Endpoint(server.url, **more)
-
-    async def go() -> Any:
-        async with client.connected(endpoint) as c:
-            return (await measure.probe(c, endpoint))[1]
-
-    return dict(asyncio.run(go()))
+    return dict(through(Endpoint(server.url, **more), measure.probe)[1])
 
 
 def capable(h: Handler, body: Body) -> None:
-    """A server that can do everything: ends by itself unless told not to."""
+    """A server that can do everything; its replies end by themselves unless ignore_eos is set."""
     n = body["max_tokens"] if body.get("ignore_eos") or body["max_tokens"] < 20 else 5
     h.start()
     for k in range(n):
@@ -400,7 +385,7 @@ def capable(h: Handler, body: Body) -> None:
 
 
 def always(play: Any) -> dict[str, Any]:
-    """A server's plays for all that the probe asks."""
+    """Plays for every request of the probe."""
     return {"The": play, "Answer": play}
 
 
@@ -444,10 +429,10 @@ def test_a_probe_says_what_a_server_lacks_and_what_is_unknown(server: Server) ->
             h.json(400, {"detail": "extra fields not permitted: ignore_eos"})
             return
         h.start()
-        h.text(f" {len(h.server.asked)}", "stop")  # another text each time
+        h.text(f" {len(h.server.asked)}", "stop")  # a different text each time
         h.done()
 
-    can: Any = probed(server)  # `plain` always goes on to the end
+    can: Any = probed(server)  # `plain` always sends max_tokens tokens
     assert can["ignore_eos"]["value"] is None
     assert "ignore_eos: unknown: " in " ".join(command.lacking(can))
     server.plays = always(poor)
@@ -459,7 +444,7 @@ def test_a_probe_says_what_a_server_lacks_and_what_is_unknown(server: Server) ->
 
 @pytest.mark.parametrize("models, model, play, message", [
     ([], "", capable, "serves no model"), (["a", "b"], "", capable, "choose one with --model"),
-    (["llama", "b"], "lama", capable, "did you mean 'llama'"),
+    (["llama", "b"], "lama", capable, "did you mean 'llama'"), ([None], "", capable, "serves no model"),
     (["m"], "", lambda h, _: h.json(400, {"error": "for embeddings"}), "refuses completions: HTTP 400: error: for embeddings"),
     (["m"], "", lambda h, _: h.json(401, {}), "refuses completions: HTTP 401"),
 ])  # fmt: skip
@@ -475,7 +460,7 @@ def test_no_request_of_the_probe_is_longer_than_a_launched_server_takes(server: 
     probed(server)
     bodies = [body for _, body, _ in server.asked]
     texts = [body.get("prompt") or "".join(m["content"] for m in body["messages"]) for body in bodies]
-    lengths = [len(text) + body["max_tokens"] for text, body in zip(texts, bodies)]  # a token a letter, at the worst
+    lengths = [len(text) + body["max_tokens"] for text, body in zip(texts, bodies)]  # at worst one token per letter
     assert len(lengths) > 2 and max(lengths) + measure.END_TOKENS <= measure.PROBE_TOKENS
 
 
@@ -484,7 +469,7 @@ def test_no_request_of_the_probe_is_longer_than_a_launched_server_takes(server: 
 
 @pytest.fixture
 def texts() -> Path:
-    """A text in a working directory of its own."""
+    """A text in the working directory."""
     path = Path("texts.jsonl")
     path.write_text(json.dumps({"id": "a", "domain": "d", "text": " ".join(map(str, range(9000)))}) + "\n")
     return path
@@ -536,7 +521,7 @@ def test_a_server_that_refuses_ignore_eos_is_measured_unforced_and_reported_so(s
 
 
 class Keeper:
-    """A server that keeps the last prompt, and answers with the prompt's last number; `faulty`: after a hit with the kept one's."""
+    """A server that caches the last prompt and replies with its last number; `faulty`: after a hit, with the cached one's."""
 
     def __init__(self, faulty: bool) -> None:
         self.faulty, self.kept = faulty, ""
@@ -571,15 +556,11 @@ def test_prompts_that_begin_alike_are_hits_and_a_reply_that_a_hit_changes_is_a_f
     levels, _ = measure.metrics_of(rows, plan)
     warm = levels["prefix-warm"]
     assert 128 / 384 <= warm["prefix_hit_rate"]["value"] <= 140 / 384 and levels["prefix-cold"]["cached_tokens"]["value"] < 60
-    assert warm["prefix_same"]["value"] == (0 if faulty else 1) and warm["prefix_gap"]["value"] == pytest.approx(
-        3.0 if faulty else 0
-    )
+    assert (warm["prefix_same"]["value"], warm["prefix_gap"]["value"]) == ((0, pytest.approx(3)) if faulty else (1, 0))
     assert ("3 nats apart" in (tipped(levels) or "")) is faulty and "closed-1" in levels
     _, _, rows = asyncio.run(measure.measured(Endpoint(server.url, "m"), plan, texts, None, path, prefix))
     alone = measure.metrics_of(rows, plan)[0]["prefix-warm"]["prefix_same"]
-    assert alone["value"] is None and "without what it keeps" in alone["warnings"][0], (
-        "a server elsewhere is not told what to reuse"
-    )
+    assert alone["value"] is None and "without what it keeps" in alone["warnings"][0], "asked only of a server started here"
 
 
 def test_log_probabilities_are_read_as_llama_cpp_and_as_vllm_send_them() -> None:
@@ -590,7 +571,7 @@ def test_log_probabilities_are_read_as_llama_cpp_and_as_vllm_send_them() -> None
 def test_a_run_without_one_complete_request_keeps_its_rows_and_exits_1(
     server: Server, texts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    server.plays = always(serving_server.plain)  # the probe's; all others are refused
+    server.plays = always(serving_server.plain)  # for the probe; all other requests are refused
     monkeypatch.setattr(serving_server, "plain", lambda h, _: h.json(400, {"error": "exceeds the context"}))
     asked_for = ["--concurrency", "1", "--requests", "4", "--rounds", "1", "--prompt-tokens", "8"]
     monkeypatch.setattr("sys.argv", ["serving", server.url, "--prompts", str(texts), *asked_for])
@@ -604,12 +585,8 @@ def test_a_run_without_one_complete_request_keeps_its_rows_and_exits_1(
 
 
 def test_an_event_of_a_named_kind_is_read_if_it_is_json_and_a_ping_is_passed_over() -> None:
-    reply = Reply()
-    for kind, data in (
-        ("ping", "still here"),
-        ("completion", '{"choices": [{"text": "a"}]}'),
-        ("message", '{"choices": [{"text": "b"}]}'),
-    ):
+    reply, chunk = Reply(), '{"choices": [{"text": "%s"}]}'
+    for kind, data in (("ping", "still here"), ("completion", chunk % "a"), ("message", chunk % "b")):
         reply.take(Event(data, kind), 1.0)
     assert reply.text == "ab" and len(reply.t_chunks) == 2
     with pytest.raises(Fault, match="not a completion chunk"):

@@ -1,4 +1,4 @@
-"""A batch asks each request once: through refusals, kills and a second run; what failed is given back."""
+"""A batch sends each request once, through refusals, kills and a second run; failures are results too."""
 
 import asyncio
 import functools
@@ -18,8 +18,8 @@ import pytest
 import typer
 
 from pipeline.core.errors import ArtifactError, DataError, ParamsError
-from pipeline.serving.client import Answer, Endpoint, connected
-from tests.serving_server import KEY, Handler, Server, plain
+from pipeline.serving.client import Answer, Endpoint
+from tests.serving_server import KEY, Handler, Server, plain, through
 from tools import batch
 from tools.batch import Gate, Pace
 
@@ -117,7 +117,7 @@ def test_a_key_with_another_request_and_another_model_are_refused_and_the_file_s
 @pytest.mark.parametrize("name", ["requests.jsonl", "./requests.jsonl", "link.jsonl"])
 def test_results_are_never_written_into_the_requests(server: Server, name: str) -> None:
     path = requests_file({"key": "a", "prompt": "plain"}, {"key": "b", "prompt": "plain"})
-    path.write_bytes(path.read_bytes().rstrip(b"\n"))  # as editors leave it: the last request has no line end
+    path.write_bytes(path.read_bytes().rstrip(b"\n"))  # as some editors save it: no newline after the last request
     Path("link.jsonl").symlink_to(path)
     before = path.read_bytes()
     with pytest.raises(ParamsError, match="has the requests; choose another file"):
@@ -159,6 +159,9 @@ def test_a_faulty_request_is_named_with_its_line_before_anything_is_asked(text: 
     Path("requests.jsonl").write_text(text)
     with pytest.raises(DataError, match=words):
         batch.read(Path("requests.jsonl"), 8)
+    Path("requests.jsonl").write_bytes(b'{"prompt": "a"}\r\n{"prompt": "\xff"}')
+    with pytest.raises(DataError, match=r"requests.jsonl:2: is not UTF-8"):
+        batch.read(Path("requests.jsonl"), 8)
 
 
 def test_the_key_is_read_from_the_variable_that_is_named_and_is_in_no_file(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,9 +172,6 @@ def test_the_key_is_read_from_the_variable_that_is_named_and_is_in_no_file(serve
     assert {r["key"]: r["ok"] for r in results()} == {"a": False, "b": True}
     assert "Bearer ***" in Path("results.jsonl").read_text()
     assert not any(KEY in f.read_text() for f in Path().rglob("*") if f.is_file())
-
-
-# --- pace ----------------------------------------------------------------------------------------------------------
 
 
 def test_the_rate_is_kept_by_spacing() -> None:
@@ -226,17 +226,14 @@ def sent(url: str, prompt: str, pace: Pace) -> list[float]:
     async def sleep(seconds: float) -> None:
         waits.append(seconds)
 
-    async def go() -> None:
-        async with connected(endpoint) as client:
-            with batch.appending(Path("results.jsonl")) as out:
-                await batch.run(client, endpoint, batch.read(requests_file({"prompt": prompt}), 1), pace, out, sleep=sleep)
-
-    asyncio.run(go())
+    items = batch.read(requests_file({"prompt": prompt}), 1)
+    with batch.appending(Path("results.jsonl")) as out:
+        through(endpoint, lambda client, _: batch.run(client, endpoint, items, pace, out, sleep=sleep))
     return waits
 
 
 def waited(server: Server, retry_after: bytes) -> list[float]:
-    """The waits of a request that is refused once, with this in its Retry-After."""
+    """The waits of a request that is refused once with this Retry-After."""
 
     def refuse(h: Handler, body: dict[str, Any]) -> None:
         if len(server.asked) > 1:
@@ -257,15 +254,12 @@ def test_nobody_there_is_tried_again_because_nothing_arrived() -> None:
     assert results()[0]["tries"] == 4 and results()[0]["fault"] == "connect"
 
 
-# --- kills ---------------------------------------------------------------------------------------------------------
-
-
 def test_a_line_that_was_being_written_when_the_run_died_is_asked_again(server: Server) -> None:
     path = requests_file(*({"key": f"k{k}", "prompt": f"plain ü{k}", "max_tokens": 1} for k in range(3)))
     run(server, path, concurrency=1)
     whole = Path("results.jsonl").read_bytes()
     last = len(whole) - whole[:-1].rfind(b"\n") - 1
-    for lost in (1, 9, last - 20, last - 1):  # its line end alone, or all but its first byte
+    for lost in (1, 9, last - 20, last - 1):  # only its newline, up to all but its first byte
         Path("results.jsonl").write_bytes(whole[:-lost])
         server.asked.clear()
         assert run(server, path) == 0
@@ -277,7 +271,7 @@ def test_a_killed_batch_goes_on_and_asks_nothing_answered_twice(server: Server) 
 
     def slow(h: Handler, body: dict[str, Any]) -> None:
         if len(server.asked) > 6:
-            freed.wait(30)  # the rest is in flight when the kill comes
+            freed.wait(30)  # the rest is in flight at the kill
         plain(h, body)
 
     server.plays = {"slow": slow}

@@ -1,4 +1,4 @@
-"""Loads: so many at once and no more, arrivals that nobody holds back, prompts that no cache has seen."""
+"""Loads: concurrency is kept, arrivals wait for no reply, and no cache has seen a prompt."""
 
 import asyncio
 from typing import Any
@@ -15,7 +15,7 @@ REQUESTS = [Request(f"p{k}", 1) for k in range(12)]
 
 
 class Fake:
-    """Answers after a number of turns of the event loop, and notes how many it had at once."""
+    """Replies after some turns of the event loop, and records the most requests that it had at once."""
 
     def __init__(self, turns: int = 3) -> None:
         self.turns, self.now, self.most, self.order = turns, 0, 0, list[str]()
@@ -97,7 +97,7 @@ def test_prompts_differ_from_their_first_characters_on() -> None:
 
 
 def test_a_plan_counts_the_prompts_it_needs_and_fills_every_level() -> None:
-    plan = Plan([4, 1, 4], [2.0], requests=8, rounds=3, warmups=2)
-    assert plan.levels() == [("closed-1", 8), ("closed-4", 16), ("open-2", 8)]
-    assert plan.prompts() == 3 * (8 + 16 + 8) + 2 + 4 + 2
+    plan = Plan([4, 1, 4], [2.0, 0.5], requests=8, rounds=3, warmups=2)
+    assert plan.levels() == [("closed-1", 8), ("closed-4", 16), ("open-0.5", 8), ("open-2", 8)] and Plan([]).levels() == []
+    assert plan.prompts() == 3 * (8 + 16 + 8 + 8) + 2 + 4 + 2 + 2
     assert Plan([8], [2.0], requests=8, rounds=1, warmups=0).prompts() == 32 + 8

@@ -1,17 +1,17 @@
-"""Request rows to metrics: closed forms, and nothing that is not known under a name that says it is."""
+"""Request rows to metrics: closed forms, and null with a reason for what is not known."""
 
 from typing import Any
 
 import pytest
 
 from pipeline.metrics.definitions import SERVED, SERVED_WHOLE, Definition
-from pipeline.metrics.serving import Objective, level, memory, reuse, saturation_point, scenarios
+from pipeline.metrics.serving import Objective, level, memory, reuse, saturation_point
 
 CONFIDENCE = 0.95
 
 
 def row(submit: float, ttft: float, n: int, tpot: float, *, number: int | None = 0, **more: Any) -> Any:
-    """A complete request of n tokens, one an event."""
+    """A complete request of n tokens, one per event."""
     times = [submit + ttft + k * tpot for k in range(n)]
     return {
         "round": number, "warmup": number is None, "t_submit": submit, "t_first": times[0], "t_content": times[0],
@@ -144,7 +144,7 @@ def test_goodput_counts_what_meets_every_limit() -> None:
     assert level(rows, CONFIDENCE, Objective(e2e_ms=1001))["attainment"]["value"] == pytest.approx(3 / 5)
     unstated = level(rows, CONFIDENCE)
     assert unstated["goodput_req_s"]["value"] is None and "no objective" in unstated["goodput_req_s"]["warnings"][0]
-    unknown = row(0, 0.2, 5, 0.1, output_tokens=None)  # a limit that cannot be checked is not kept
+    unknown = row(0, 0.2, 5, 0.1, output_tokens=None)  # a limit that cannot be checked is not met
     assert not Objective(tpot_ms=1e9).met(unknown) and Objective(ttft_ms=1e9).met(unknown)
     assert not Objective().met(failed(0, 1, "cut"))
 
@@ -173,7 +173,7 @@ def closed(latency: dict[int, float], rounds: int = 2) -> dict[int, list[Any]]:
 def test_saturation_is_where_throughput_stops_paying_for_latency_and_unknown_where_it_was_not_reached(
     latency: dict[int, float], point: int | str
 ) -> None:
-    """Throughput over latency is c / latency², in the first case 1, 2, 4 / 1.21, 8 / 16 and so on: the most is at 4."""
+    """Throughput over latency is c / latency², in the first case 1, 2, 4 / 1.21, 8 / 16 and so on: greatest at 4."""
     found = saturation_point(closed(latency), 0.95)
     if isinstance(point, int):
         assert found["value"] == found["low"] == found["high"] == point and found["n"] == 2 and not found["warnings"]
@@ -202,10 +202,6 @@ def test_every_metric_is_defined_with_its_direction_and_says_how_sure_it_is() ->
     for name, metric in found.items():
         assert metric["unit"] == SERVED[name].unit and metric["method"]
         assert metric["low"] is not None or metric["warnings"], name
-
-
-def test_levels_are_named_once_and_in_order() -> None:
-    assert scenarios([4, 1, 4], [2.0, 0.5]) == ["closed-1", "closed-4", "open-0.5", "open-2"] and scenarios([], []) == []
 
 
 def test_memory_that_is_not_seen_is_null_with_the_reason() -> None:

@@ -1,4 +1,4 @@
-"""A server's log-probabilities of given tokens become figures only if they are those tokens' and the model's own."""
+"""A server's log-probabilities become metrics only if they are those of the given tokens, and of the model itself."""
 
 import json
 import math
@@ -45,7 +45,7 @@ Scored = Callable[..., dict[str, Any]]
 
 @pytest.fixture(autouse=True)
 def project(monkeypatch: pytest.MonkeyPatch) -> None:
-    """params.yaml, four documents of one window each, a tokenizer of words, and a key."""
+    """params.yaml, four documents of one window each, a word tokenizer, and a key."""
     monkeypatch.setenv("QUANTGATE_API_KEY", KEY)
     data = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
     data["diverge"]["corpus"], data["compare"]["resamples"] = "texts.jsonl", 200
@@ -58,7 +58,7 @@ def project(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def reference(change: Callable[[list[dict[str, Any]]], object] = lambda _: None, **meta: Any) -> None:
-    """The reference's rows of these texts."""
+    """Write the reference's rows of these texts."""
     rows = [
         {"window": f"{name}#0", "position": k, "token_id": pair[1], "logp_ref": math.log(P_REF[pair])}
         for name, pairs in PAIRS.items() for k, pair in enumerate(pairs, 1)
@@ -82,7 +82,7 @@ def said_of(ids: Sequence[int]) -> list[float | None]:
 def echo(
     h: Handler, body: Body, *, ids: Sequence[int] | None = None, by_name: bool = False, is_counted: bool = True, **logprobs: Any
 ) -> None:
-    """vLLM's reply: the prompt's tokens and one more; or that one alone."""
+    """vLLM's reply: the prompt's tokens and a generated one, or that one alone."""
     if not body.get("echo"):
         h.json(200, {"choices": [{"text": " book", "logprobs": {"tokens": ["book"], "token_logprobs": [math.log(0.9)]}}]})
         return
@@ -127,7 +127,7 @@ def by_field(h: Handler, body: Body) -> None:
 
 @pytest.fixture
 def scored(server: Server, monkeypatch: pytest.MonkeyPatch) -> Scored:
-    """Scores a server that always plays this; returns the file of metrics."""
+    """Score a server that always plays this; returns the file of metrics."""
 
     def score_it(play: Play, **more: Any) -> dict[str, Any]:
         monkeypatch.setattr(serving_server, "plain", play)
@@ -158,9 +158,6 @@ def by_hand(names: Sequence[str] = tuple(TEXTS)) -> dict[str, float]:
         "ppl": math.exp(sum(nll) / len(pairs)), "ppl_ratio": math.exp((sum(nll) - sum(ref)) / len(pairs)),
         "delta_p_mean": sum(moved) / len(pairs), "delta_p_rms": math.sqrt(sum(m * m for m in moved) / len(pairs)),
     }  # fmt: skip
-
-
-# --- right values --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("play, way", [
@@ -213,11 +210,8 @@ def test_the_first_concurrency_is_kept_and_what_another_server_gave_does_not_sta
     assert rows() == [] and report()["metrics"]["ppl"]["value"] is None
 
 
-# --- what cannot be trusted is left out and said -------------------------------------------------------------------
-
-
 def on(document: str, fault: Play) -> Play:
-    """A server with that fault on one document, and none elsewhere."""
+    """A server with that fault on one document only."""
     whole = [A if w == "a" else B for w in TEXTS[document].split()]
     return lambda h, body: fault(h, body) if body["prompt"] == whole else echo(h, body)
 
@@ -257,7 +251,7 @@ def test_a_window_that_fails_is_named_and_left_out_of_every_metric(
 
 def test_tokens_of_a_window_that_fails_midway_are_not_half_counted(scored: Scored, monkeypatch: pytest.MonkeyPatch) -> None:
     def other_later(h: Handler, body: Body) -> None:
-        if len(body["prompt"]) == 8 and "logit_bias" in body:  # one of the windows has so many before its last token
+        if len(body["prompt"]) == 8 and "logit_bias" in body:  # only one window is this long
             body = body | {"logit_bias": {"2": 100}} if body["logit_bias"] == {"1": 100} else body | {"logit_bias": {"1": 100}}
         biased(h, body)
 
@@ -275,11 +269,8 @@ def test_no_window_at_all_is_an_error_after_everything_is_written(scored: Scored
     assert len(rows()) == N and report()["metrics"]["ppl"]["value"] is None and len(report()["failed"]) == N
 
 
-# --- what a server lacks -------------------------------------------------------------------------------------------
-
-
 def shifted(h: Handler, body: Body) -> None:
-    """As llama-cpp-python's echo: each token with what is said of it once it has been seen."""
+    """llama-cpp-python's echo: each token has the value of the place after it."""
     ids = body["prompt"]
     echo(h, body, token_logprobs=[None, *(logp_of(i, i) - 0.01 * i for i in ids[1:]), -9.0] if body.get("echo") else [])
 
@@ -290,7 +281,7 @@ def grown(h: Handler, body: Body) -> None:
 
 def after_bias(h: Handler, body: Body) -> None:
     wanted = int(next(iter(body.get("logit_bias", {"7": 0}))))
-    left = -0.3 if wanted == WORDS.index("storm") else -1e-30  # a token so unlikely that even the bias leaves others
+    left = -0.3 if wanted == WORDS.index("storm") else -1e-30  # so unlikely that even the bias leaves room for others
     h.json(200, {"choices": [{"logprobs": {"content": [{"id": wanted, "logprob": left}]}}]})
 
 
@@ -301,7 +292,7 @@ def after_bias(h: Handler, body: Body) -> None:
     (lambda h, b: h.json(200, {"choices": [{"text": "b", "logprobs": None}]}), "do not give the prompt's log-probabilities"),
     (lambda h, b: h.json(200, ["b"]), "no choice"),
     (lambda h, b: echo(h, b, tokens=["b"]), "do not give the prompt's log-probabilities"),
-    # values that are not the token's, or not the model's
+    # values of another token or not of the model
     (shifted, r"misaligned: a token generated with -0\.1054 nats comes back with -2"), (after_bias, "narrowed to one"),
     (grown, "no generated token could be compared"),
 ])  # fmt: skip
@@ -333,9 +324,6 @@ def test_parts_of_characters_may_lack_a_log_probability_and_are_counted(scored: 
     assert rows()[0]["logps"][1] is None and rows()[0]["logps"][0] == math.log(0.5)
 
 
-# --- the reference's rows ------------------------------------------------------------------------------------------
-
-
 def other_build() -> None:
     reference()
     artifacts.write_json(artifacts.model_dir("bf16") / artifacts.MANIFEST, {"digest": "bf16-2"})
@@ -358,15 +346,12 @@ def test_without_the_reference_s_rows_of_these_tokens_perplexity_stands_alone(
 
 
 def test_tokens_that_the_reference_lacks_are_counted(scored: Scored) -> None:
-    reference(lambda rows: rows.__delitem__(slice(15, None)))  # one and two are left
+    reference(lambda rows: rows.__delitem__(slice(15, None)))  # `one` and `two` are left
     metrics = scored(echo)["metrics"]
     assert metrics["ppl"]["n"] == TOKENS and metrics["ppl"]["value"] == pytest.approx(by_hand()["ppl"])
     assert metrics["ppl_ratio"]["n"] == 15 and metrics["ppl_ratio"]["value"] == pytest.approx(by_hand(("one", "two"))["ppl_ratio"])
     assert f"{TOKENS - 15} scored tokens have no row of the reference" in metrics["ppl_ratio"]["warnings"]
     assert not any("no row" in w for w in metrics["ppl"]["warnings"])
-
-
-# --- tokenizer and options -----------------------------------------------------------------------------------------
 
 
 def test_a_bos_is_found_where_the_config_or_the_tokenizer_says_so_() -> None:

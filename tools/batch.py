@@ -5,8 +5,8 @@ A request is a line {key, prompt or messages, max_tokens, any further field of t
     {"key": "q1", "prompt": "The capital of France is", "max_tokens": 8}
     {"key": "q2", "messages": [{"role": "user", "content": "Name a river."}], "temperature": 0.7}
 
-Without a key, a digest of its content is its key. Results are appended as they come, so a killed run continues: requests with a
-result are not sent again. Requests that were in flight are, with the same Idempotency-Key.
+The default key is a digest of the request's content. Results are appended as they come, so a killed run continues: requests with
+a result are not sent again; those in flight are, with the same Idempotency-Key.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from filelock import FileLock, Timeout
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-from pipeline.core import artifacts, cli
+from pipeline.core import artifacts, cli, explain
 from pipeline.core.errors import ArtifactError, DataError, ParamsError
 from pipeline.core.records import Json
 from pipeline.serving import measure
 from pipeline.serving.client import KEY, Answer, Endpoint, Request, address, ask, connected, key_from
-from pipeline.serving.measure import together
+from pipeline.serving.reply import LINE_END
 
 KEPT = ("ok", "fault", "status", "error", "finish", "prompt_tokens", "output_tokens", "counted_by")  # of a request's row
-OPENING = b'{"key": "'  # of every result, also of one that was cut off
-REFUSED = (429, 503)  # the server did not accept the request: it can be sent again
+OPENING = b'{"key": "'  # of every result, even one that was cut off
+REFUSED = (429, 503)  # the server did not accept the request, so it can be sent again
 Sleep = Callable[[float], Awaitable[object]]
 
 
 class Result(TypedDict):
-    """What a later run needs of a result. request: digest of the request's content; model: its name at the server."""
+    """The fields of a result that a later run reads. request: digest of the request's content; model: its name at the server."""
 
     key: str
     request: str
@@ -55,20 +55,20 @@ RESULT = TypeAdapter(Result)
 
 @dataclass(frozen=True)
 class Item:
-    """One request of the batch. digest: of its content, to notice a key that was used for another request."""
+    """One request of the batch. digest: of its content, to notice a key that is used for another request."""
 
     key: str
     request: Request
     digest: str
 
     def model(self, endpoint: Endpoint) -> str:
-        """The request's own model, or the endpoint's."""
+        """The model that the request names, or the endpoint's."""
         return str(self.request.options.get("model", endpoint.model))
 
 
 @dataclass(frozen=True)
 class Pace:
-    """How fast to send: concurrent requests, requests a second (None: no limit), tries for each request."""
+    """How fast to send. rate: requests per second, None for no limit; tries: for each request."""
 
     concurrency: int = 4
     rate: float | None = None
@@ -78,13 +78,10 @@ class Pace:
 
 
 def read(path: Path, max_tokens: int) -> list[Item]:
-    """Read a file of requests. Raises `DataError` with the line of the first invalid one."""
+    """Read a file of requests. Raises `DataError` with the first invalid line."""
     items: dict[str, Item] = {}
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except FileNotFoundError:
-        raise DataError(f'{path} does not exist; write one request a line: {{"key": "a", "prompt": "..."}}') from None
-    for number, text in enumerate(lines, 1):
+    missing = f'{path} does not exist; write one request per line: {{"key": "a", "prompt": "..."}}'
+    for number, text in enumerate(LINE_END.split(explain.read_text(path, DataError, missing)), 1):
         if text.strip():
             item = _item(text, f"{path}:{number}", max_tokens)
             if item.key in items:
@@ -109,17 +106,15 @@ def _item(text: str, where: str, max_tokens: int) -> Item:
     if type(body["max_tokens"]) is not int or body["max_tokens"] < 1:
         raise DataError(f"{where}: max_tokens is {body['max_tokens']!r}; give a whole number, at least 1")
     digest = artifacts.digest(body)
-    options = {k: v for k, v in body.items() if k not in ("prompt", "messages", "max_tokens")}
     key = str(line.get("key", digest))
     headers = {"Idempotency-Key": artifacts.digest([key, digest])}
-    prompt = line["prompt"] if "prompt" in line else line["messages"]
-    request = Request(prompt, body["max_tokens"], options=options, headers=headers)
-    return Item(key, request, digest)
+    prompt, tokens = body.pop("prompt" if "prompt" in body else "messages"), body.pop("max_tokens")
+    return Item(key, Request(prompt, tokens, options=body, headers=headers), digest)
 
 
 def answered(results: Path, items: list[Item]) -> dict[str, Result]:
-    """{key: its result} of previous runs. Removes a last line that a killed run left incomplete. Raises `ArtifactError`, before
-    changing the file, if a key had another request, or if the file is not one of results."""
+    """Return {key: its result} of previous runs, and remove a last line that a killed run left incomplete. Raises `ArtifactError`,
+    before changing the file, if a key had another request, or if the file holds anything but results."""
     if not results.exists():
         return {}
     *lines, last = results.read_bytes().split(b"\n")
@@ -132,7 +127,7 @@ def answered(results: Path, items: list[Item]) -> dict[str, Result]:
         where = f"{results}:{len(lines) + 1}"
         if not last.startswith(OPENING[: len(last)]):
             raise ArtifactError(f"{where} is not a result that was cut off; choose another file for the results")
-        with suppress(ValueError):  # a whole object must be a result
+        with suppress(ValueError):  # complete JSON must be a result
             json.loads(last)
             _result(last, where)
         with results.open("rb+") as f:
@@ -162,19 +157,19 @@ def appending(results: Path) -> Iterator[TextIO]:
 
 
 def is_safe(answer: Answer) -> bool:
-    """Whether a failed request can be sent again: it never arrived, or the server did not accept it. Others (a timeout, a broken
-    stream, an internal error) may have been computed and paid for."""
+    """Whether a failed request can be sent again: it never arrived, or the server did not accept it. After any other failure (a
+    timeout, a broken stream, an internal error) the reply may have been computed and paid for."""
     return answer.row["fault"] == "connect" or (answer.row["fault"] == "http" and answer.row["status"] in REFUSED)
 
 
 def wait_s(pace: Pace, tried: int, answer: Answer, rng: random.Random) -> float:
-    """Seconds before the next try: doubling, randomized by up to half, and at least what the server asked for."""
+    """Seconds before the next try: doubled each time, randomized by up to half, and at least what the server asks for."""
     full = min(pace.first_wait_s * 2.0 ** (tried - 1), pace.longest_wait_s)
     return max(answer.retry_after or 0.0, full * rng.uniform(0.5, 1.0))
 
 
 class Gate:
-    """Limits the rate: one passes every 1/rate seconds, in order."""
+    """Limits the rate: lets one request pass every 1/rate seconds, in order."""
 
     def __init__(self, rate: float | None, clock: Callable[[], float], sleep: Sleep) -> None:
         self.gap, self.clock, self.sleep = 1 / rate if rate else 0.0, clock, sleep
@@ -187,10 +182,8 @@ class Gate:
             await self.sleep(due - self.clock())
 
 
-async def one(
-    client: httpx2.AsyncClient, endpoint: Endpoint, item: Item, pace: Pace, gate: Gate, rng: random.Random
-) -> Json:  # fmt: skip
-    """Send one request, again where that is safe; returns its result."""
+async def one(client: httpx2.AsyncClient, endpoint: Endpoint, item: Item, pace: Pace, gate: Gate, rng: random.Random) -> Json:
+    """Send one request, repeatedly where that is safe; returns its result."""
     for tried in range(1, pace.tries + 1):
         await gate.passed()
         answer = await ask(client, endpoint, item.request)
@@ -212,17 +205,15 @@ async def run(
     sleep: Sleep = asyncio.sleep, tick: Callable[[], object] = lambda: None,
 ) -> None:  # fmt: skip
     """Send every request, at most `pace.concurrency` at once, and append each result as it comes."""
-    waiting, gate, rng = iter(items), Gate(pace.rate, time.monotonic, sleep), random.Random()
+    gate, rng = Gate(pace.rate, time.monotonic, sleep), random.Random()
 
-    async def work() -> None:
-        for item in waiting:
-            row = await one(client, endpoint, item, pace, gate, rng)
-            out.write(json.dumps(artifacts.jsonable(row), ensure_ascii=False, allow_nan=False) + "\n")
-            out.flush()
-            os.fsync(out.fileno())
-            tick()
+    async def send(item: Item) -> None:
+        row = await one(client, endpoint, item, pace, gate, rng)
+        out.write(json.dumps(artifacts.jsonable(row), ensure_ascii=False, allow_nan=False) + "\n")
+        out.flush()
+        os.fsync(out.fileno())
 
-    await together([work() for _ in range(pace.concurrency)])
+    await measure.closed(send, items, pace.concurrency, tick)
 
 
 async def main_async(
@@ -242,9 +233,9 @@ def main(
     url: Annotated[str, typer.Argument(help="the server, http://127.0.0.1:8000; the API key comes from QUANTGATE_API_KEY")],
     requests: Annotated[Path, typer.Argument(help="JSONL: key, prompt or messages, max_tokens, ...")],
     results: Annotated[Path, typer.Argument(help="JSONL that results are appended to")],
-    model: Annotated[str, typer.Option(help="its name at the server, if there are several")] = "",
+    model: Annotated[str, typer.Option(help="the model's name at the server, if it serves several")] = "",
     concurrency: Annotated[int, typer.Option(min=1, help="concurrent requests")] = 4,
-    rate: Annotated[float, typer.Option(min=0.0, help="requests a second; 0: no limit")] = 0.0,
+    rate: Annotated[float, typer.Option(min=0.0, help="requests per second; 0: no limit")] = 0.0,
     tries: Annotated[int, typer.Option(min=1, help="for a request that was not accepted; others are never sent twice")] = 5,
     max_tokens: Annotated[int, typer.Option(min=1, help="for requests without max_tokens")] = 256,
     timeout: Annotated[float, typer.Option(min=0.1, help="seconds for a whole reply")] = 120.0,

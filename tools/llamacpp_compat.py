@@ -3,29 +3,29 @@
     python -m tools.llamacpp_compat VARIANT TEXT [--against OTHER] [--json]
 
 llama.cpp's users publish perplexity, mean KLD and same top p measured this way. The text is tokenized once, as a whole, and cut
-into windows across documents. The first half of a window is only context. Where the vocabulary asks for a BOS, it replaces the
+into windows across documents. The first half of a window is only context. If the vocabulary asks for a BOS, it replaces a
 window's first token. The results compare with llama.cpp's, not with this pipeline's. tests/bench/llamacpp.py checks them.
 
 Source: llama.cpp, tools/perplexity/perplexity.cpp, `perplexity` and `kl_divergence`. Three differences are deliberate:
 llama.cpp rounds the base's log-probabilities to 16 bits, cut 16 nats below the likeliest; it leaves terms below exp(-16) out of
-the sum; and it takes tokens as independent. Here nothing is rounded or cut, and intervals resample windows.
+the sum; and it treats tokens as independent. Here nothing is rounded or cut, and intervals resample windows.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Protocol, runtime_checkable
+from typing import Annotated, Any
 
 import numpy as np
 import typer
 from numpy.typing import NDArray
 
 from pipeline import engines
-from pipeline.core import artifacts, cli, params, quiet
+from pipeline.core import artifacts, cli, explain, params, quiet
 from pipeline.core.errors import ArtifactError, DataError, InvalidVariant, ParamsError, Unsupported
 from pipeline.core.params import Compare, Params
 from pipeline.core.records import Json
@@ -41,23 +41,12 @@ from pipeline.stats.intervals import Estimate, quantile_interval
 
 N_CTX = 512  # llama-perplexity's default
 QUANTILES = {"kld_median": 0.5, "kld_p90": 0.9, "kld_p95": 0.95, "kld_p99": 0.99, "kld_p999": 0.999}
-
-
-# --- the text ----------------------------------------------------------------------------------------------------
-
-
-@runtime_checkable
-class OwnTokenizer(Protocol):
-    """An engine whose model file has its own tokenizer, beside the base's."""
-
-    def tokenize(self, text: str) -> list[int]: ...
-
-    def leading_token(self) -> int | None: ...
+UNITS = {"ppl_reference": "ppl", "ppl_log_ratio": "nats"}  # of metrics that only this file has
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """A text's token ids. bos: replaces each window's first token, if not None; tokenizer: where the ids came from."""
+    """A text's token ids. bos: replaces each window's first token unless None; tokenizer: where the ids came from."""
 
     ids: list[int]
     bos: int | None
@@ -66,57 +55,43 @@ class Tokens:
 
 def read_text(path: Path) -> str:
     """The file's text as llama-perplexity reads it: UTF-8, without one final newline."""
-    try:
-        text = path.read_bytes().decode("utf-8")
-    except FileNotFoundError:
-        raise DataError(f"{path} does not exist; name a text file") from None
-    except UnicodeDecodeError as e:
-        raise DataError(f"{path} is not UTF-8 (byte {e.start}); save it as UTF-8") from None
-    return text.removesuffix("\n")
+    return explain.read_text(path, DataError, f"{path} does not exist; name a text file").removesuffix("\n")
 
 
 def tokenize(loaded: dict[str, Engine], text: str) -> Tokens:
-    """The text's tokens by these engines' tokenizers: transformers', and llama.cpp's for a GGUF.
-    loaded: {variant: engine}. Raises `DataError` at the first token on which two tokenizers differ."""
+    """Tokenize with all tokenizers of these engines: transformers', and llama.cpp's for a GGUF. loaded: {variant: engine}. Raises
+    `DataError` at the first token on which two differ."""
     by_source: dict[str, Tokens] = {}
     for name, engine in loaded.items():
         bos = next(iter(leading(engine.tokenizer)), None)
         by_source[f"{name}'s tokenizer.json"] = Tokens(list(engine.tokenizer(text, verbose=False).input_ids), bos, "transformers")
-        if isinstance(engine, OwnTokenizer):
+        if hasattr(engine, "tokenize") and hasattr(engine, "leading_token"):  # llama.cpp's, from the model file
             both = "llama.cpp and transformers"
             by_source[f"{name}'s model.gguf"] = Tokens(engine.tokenize(text), engine.leading_token(), both)
     (first, tokens), *others = by_source.items()
-    decode = next(iter(loaded.values())).tokenizer.decode
     for name, other in others:
-        _refuse_difference(first, tokens, name, other, decode)
+        if tokens.bos != other.bos:
+            raise DataError(
+                f"{first} begins a text with token {tokens.bos}, {name} with {other.bos}: their windows cannot be compared"
+            )
+        if tokens.ids != other.ids:
+            at = common_prefix(tokens.ids, other.ids)
+            near = next(iter(loaded.values())).tokenizer.decode(tokens.ids[max(0, at - 4) : at + 4])
+            raise DataError(
+                f"token {at} of the text, in {near!r}, is {tokens.ids[at : at + 1]} by {first} and {other.ids[at : at + 1]} by "
+                f"{name}: llama-perplexity would score other tokens than the base; remove this place from the text"
+            )
     return max(by_source.values(), key=lambda t: len(t.tokenizer))
 
 
-def _refuse_difference(a: str, first: Tokens, b: str, other: Tokens, decode: Callable[[list[int]], str]) -> None:
-    if first.bos != other.bos:
-        raise DataError(f"{a} begins a text with token {first.bos}, {b} with {other.bos}: their windows cannot be compared")
-    if first.ids == other.ids:
-        return
-    at = common_prefix(first.ids, other.ids)
-    near = decode(first.ids[max(0, at - 4) : at + 4])
-    raise DataError(
-        f"token {at} of the text, in {near!r}, is {first.ids[at : at + 1]} by {a} and {other.ids[at : at + 1]} by {b}: "
-        "llama-perplexity would score other tokens than the base; remove this place from the text"
-    )
-
-
 def windows(token_ids: Sequence[int], *, n_ctx: int = N_CTX, bos: int | None = None) -> list[Window]:
-    """All whole windows of n_ctx tokens; the rest at the end is dropped.
-    Each window scores its tokens n_ctx/2 + 1 .. n_ctx - 1 by the logits at n_ctx/2 .. n_ctx - 2. bos: replaces each window's
-    first token. Raises `DataError` for fewer than two windows."""
+    """Cut all whole windows of n_ctx tokens; the rest at the end is dropped. Each window scores its tokens n_ctx/2 + 1 .. n_ctx - 1
+    by the logits at n_ctx/2 .. n_ctx - 2. bos: replaces each window's first token. Raises `DataError` for fewer than two."""
     if len(token_ids) < 2 * n_ctx:
         raise DataError(f"the text has {len(token_ids)} tokens; windows of {n_ctx} need at least {2 * n_ctx}: use a longer text")
     pieces = [tuple(token_ids[at : at + n_ctx]) for at in range(0, len(token_ids) - n_ctx + 1, n_ctx)]
     begun = pieces if bos is None else [(bos, *piece[1:]) for piece in pieces]
     return [Window("text", f"text#{k}", "text", ids, n_ctx // 2 + 1) for k, ids in enumerate(begun)]
-
-
-# --- the scores --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -128,7 +103,7 @@ class Scores:
 
 
 def score(variant: Engine, base: Engine, asked: Sequence[Window], *, threads: int) -> Scores:
-    """Score every window with both engines, holding a few windows' logits at a time."""
+    """Score every window with both engines, with only a few windows' logits in memory at a time."""
     if variant.vocab_size != base.vocab_size:
         raise ArtifactError(
             f"vocabularies of {variant.vocab_size} and {base.vocab_size} entries: their distributions cannot be compared"
@@ -146,20 +121,17 @@ def score(variant: Engine, base: Engine, asked: Sequence[Window], *, threads: in
             parts.append(compare_parts(pool, ref, var, true_ids))
             numbers += [k] * len(ref)
             bar.update(len(ref))
-    rows = TokenRows(**{name: np.concatenate([getattr(p, name) for p in parts]) for name in asdict(parts[0])})
+    rows = TokenRows(**{name: np.concatenate([getattr(p, name) for p in parts]) for name in vars(parts[0])})
     return Scores(rows, np.asarray(numbers))
 
 
 def _blocks(engine: Engine, asked: Sequence[Window]) -> Iterator[tuple[int, int, NDArray[np.float32]]]:
-    """(window's number, first position, logits) of all windows: at once for an engine that computes them side by side."""
+    """Yield (window's number, first position, logits); all windows together for an engine that computes them side by side."""
     size = len(asked) if getattr(engine, "any_lengths", False) else 1
     for first in range(0, len(asked), size):
         part = asked[first : first + size]
         for k, at, block in engine.logit_blocks([w.token_ids for w in part], [w.first - 1 for w in part], ROWS):
             yield first + k, at, block
-
-
-# --- the figures -------------------------------------------------------------------------------------------------
 
 
 class _Summary:
@@ -169,24 +141,23 @@ class _Summary:
         self.windows, self.n, self.builder = scores.window, len(scores.window), Builder(setup, seed)
         self.figures: dict[str, Json] = {}
 
-    def mean(self, name: str, values: Any, unit: str, transform: str = "mean") -> None:
+    def mean(self, name: str, values: Any, transform: str = "mean") -> None:
         """transform: one of `stats.TRANSFORMS`, applied to the standard error to first order."""
         x = np.asarray(values, float)
         e = self.builder.resampled(name, x, np.ones(self.n), self.windows, transform)
         error = float(x.std() / np.sqrt(self.n - 1))
         assert e.value is not None
         slope = {"mean": 1.0, "exp": e.value, "sqrt": 0.5 / e.value if e.value else 0.0}[transform]
-        self.add(name, e, unit, error * slope)
+        self.add(name, e, error * slope)
 
     def quantile(self, name: str, values: NDArray[np.float64], q: float) -> None:
-        """Value interpolated between ranks, as in llama.cpp; interval of the quantile without interpolation."""
+        """The value is interpolated between ranks, as in llama.cpp; the interval is not."""
         e = quantile_interval(values, self.windows, q, confidence=self.builder.confidence)
-        self.add(name, replace(e, value=float(np.quantile(values, q))), "nats")
+        self.add(name, replace(e, value=float(np.quantile(values, q))))
 
-    def add(self, name: str, e: Estimate, unit: str, error: float | None = None) -> None:
-        known = definition(name)
-        figure = {"unit": known.unit if known else unit, "standard_error": error, "confidence": self.builder.confidence}
-        self.figures[name] = asdict(e) | figure
+    def add(self, name: str, e: Estimate, error: float | None = None) -> None:
+        unit = known.unit if (known := definition(name)) else UNITS[name]
+        self.figures[name] = asdict(e) | {"unit": unit, "standard_error": error, "confidence": self.builder.confidence}
 
 
 def summarize(scores: Scores, setup: Compare, seed: int) -> dict[str, Json]:
@@ -194,30 +165,26 @@ def summarize(scores: Scores, setup: Compare, seed: int) -> dict[str, Json]:
     `ppl_reference` is the other model's perplexity, `ppl_log_ratio` is ln(ppl / ppl_reference). Raises `InvalidVariant` if a token
     has no finite divergence: an average would hide it."""
     r = scores.rows
-    bad = int((~np.isfinite(r.kld)).sum())
-    if bad:
+    if bad := int((~np.isfinite(r.kld)).sum()):
         raise InvalidVariant(f"{bad} of {len(r.kld)} tokens have no finite divergence: NaN logits, or a token ruled out")
     b = _Summary(scores, setup, seed)
-    b.mean("ppl", -r.logp, "ppl", "exp")
-    b.mean("ppl_reference", -r.logp_ref, "ppl", "exp")
-    b.mean("ppl_log_ratio", r.logp_ref - r.logp, "nats")
-    b.mean("ppl_ratio", r.logp_ref - r.logp, "ratio", "exp")
-    b.mean("kld_mean", r.kld, "nats")
+    b.mean("ppl", -r.logp, "exp")
+    b.mean("ppl_reference", -r.logp_ref, "exp")
+    b.mean("ppl_log_ratio", r.logp_ref - r.logp)
+    b.mean("ppl_ratio", r.logp_ref - r.logp, "exp")
+    b.mean("kld_mean", r.kld)
     for name, q in QUANTILES.items():
         b.quantile(name, r.kld, q)
-    b.add("kld_max", Estimate(float(r.kld.max()), None, None, b.n, "maximum", ("a maximum has no interval",)), "nats")
+    b.add("kld_max", Estimate(float(r.kld.max()), None, None, b.n, "maximum", ("a maximum has no interval",)))
     change = np.exp(r.logp) - np.exp(r.logp_ref)
-    b.mean("delta_p_mean", change, "fraction")
-    b.mean("delta_p_rms", change**2, "fraction", "sqrt")
-    b.mean("top1_agreement", r.top1 == r.top1_ref, "fraction")
+    b.mean("delta_p_mean", change)
+    b.mean("delta_p_rms", change**2, "sqrt")
+    b.mean("top1_agreement", r.top1 == r.top1_ref)
     return b.figures
 
 
-# --- the command -------------------------------------------------------------------------------------------------
-
-
 def _load(settings: Params, variant: str) -> tuple[Engine, str]:
-    """(engine, the model's digest), verified as `diverge` does."""
+    """Return (engine, the model's digest), verified as in `diverge`."""
     chosen, folder = settings.variant(variant), artifacts.model_dir(variant)
     manifest = artifacts.read_manifest(folder)
     if manifest["status"] != "ok":
@@ -229,7 +196,7 @@ def _load(settings: Params, variant: str) -> tuple[Engine, str]:
 
 
 def report(settings: Params, variant: str, against: str, text: Path) -> Json:
-    """The metrics, with what was measured and how."""
+    """The metrics, and what they were measured on."""
     if variant == against:
         raise ParamsError(f"cannot compare {variant!r} with itself; name another variant with --against")
     content = read_text(text)
@@ -275,7 +242,7 @@ def show(result: Json) -> None:
     print(
         f"{result['tokens']} tokens in {result['windows']} windows of {result['n_ctx']} ({result['tokens_dropped']} tokens at the "
         f"end dropped); tokenized by {result['tokenizer']}; BOS {result['bos']}.\n"
-        "± is the standard error as llama.cpp prints it, with tokens taken as independent; intervals resample whole windows."
+        "± is the standard error as llama.cpp prints it, for independent tokens; intervals resample whole windows."
     )
     for note in sorted({w for f in result["figures"].values() for w in f["warnings"]}):
         print(f"note: {note}")

@@ -1,9 +1,9 @@
 """Score the corpus with a server's model, token by token: `quantgate serve URL --score`.
 
-It scores the windows that `diverge` scores. At best a server gives the true tokens' log-probabilities: enough for the perplexity
-and, beside the reference's rows of the same tokens, for its ratio and the change of the true token's probability. Divergence needs
-the whole vocabulary's; the likeliest tokens' give a lower bound of it, beside the reference's store of the same windows.
-Writes artifacts/serving/<name>.scores.jsonl (one row a window), its .meta.json and <name>.scores.figures.json.
+It scores the windows that `diverge` scores. The true tokens' log-probabilities give the perplexity and, with the reference's rows
+of the same tokens, its ratio and the change of the true token's probability. Divergence needs the whole vocabulary; with the
+reference's store of the same windows, the likeliest tokens give a lower bound of it.
+Writes artifacts/serving/<name>.scores.jsonl (one row per window), its .meta.json and <name>.scores.figures.json.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Reference = dict[tuple[str, int], tuple[int, float]]  # {(window, position): (to
 
 
 def reference_rows(variant: str) -> Reference | str:
-    """The reference's rows, or why there are none to compare with."""
+    """The reference's rows, or why there are none."""
     path = artifacts.tokens(variant)
     if not path.exists():
         return f"{path} is missing; run `dvc repro diverge@{variant}`"
@@ -57,6 +57,7 @@ def reference_rows(variant: str) -> Reference | str:
 def metrics_of(rows: Sequence[ScoreRow], reference: Reference | str, b: Builder) -> Metrics:
     """Perplexity, and its comparison with the reference's rows of the same tokens; documents are resampled as in `compare`."""
     pairs: Reference = {} if isinstance(reference, str) else reference
+    why = reference if isinstance(reference, str) else "no scored token is among the reference's rows: other texts or windows"
     tokens = [
         (row["document"], logp, pairs.get((row["window"], k)), row["token_ids"][k])
         for row in rows for k, logp in enumerate(row["logps"] or (), row["first"]) if logp is not None
@@ -66,9 +67,7 @@ def metrics_of(rows: Sequence[ScoreRow], reference: Reference | str, b: Builder)
         b.mean("ppl", -logp, np.ones(len(logp)), documents, transform="exp")
     else:
         b.bare("ppl", None, 0, "none", "no token was scored")
-    differing = sum(pair is not None and pair[0] != token for _, _, pair, token in tokens)
-    why = reference if isinstance(reference, str) else "no scored token is among the reference's rows: other texts or windows"
-    if differing:
+    if differing := sum(pair is not None and pair[0] != token for _, _, pair, token in tokens):
         why = f"{differing} tokens differ from the reference's rows: another tokenizer, or other texts"
     has_pair = np.array([pair is not None and not differing for _, _, pair, _ in tokens], bool)
     if has_pair.any():
@@ -78,8 +77,9 @@ def metrics_of(rows: Sequence[ScoreRow], reference: Reference | str, b: Builder)
         b.mean("ppl_ratio", logp_ref - logp, ones, documents, transform="exp")
         b.mean("delta_p_mean", change, ones, documents)
         b.mean("delta_p_rms", change**2, ones, documents, transform="sqrt")
-    for name in PAIRED if not has_pair.any() else ():
-        b.bare(name, None, 0, "paired by token", why)
+    else:
+        for name in PAIRED:
+            b.bare(name, None, 0, "paired by token", why)
     b.bare("kld_mean", None, 0, "none", TOP_K)
     _note(b, b.metrics, _left_out(rows))
     _note(b, PAIRED, [f"{(~has_pair).sum()} scored tokens have no row of the reference"] if not has_pair.all() else [])
@@ -89,7 +89,7 @@ def metrics_of(rows: Sequence[ScoreRow], reference: Reference | str, b: Builder)
 def _left_out(rows: Sequence[ScoreRow]) -> list[str]:
     failed = [r for r in rows if not r["ok"]]
     logps = [v for r in rows for v in r["logps"] or ()]
-    parts = sum(v is None for v in logps) % max(1, len(logps))  # all: a server that tells only the likeliest
+    parts = sum(v is None for v in logps) % max(1, len(logps))  # not if all are None: the server gives only the likeliest
     notes = [f"{len(failed)} of {len(rows)} windows failed and are left out: {failed[0]['error']}"] if failed else []
     return notes + ([f"{parts} of {len(logps)} tokens are left out: the server reports no parts of characters"] if parts else [])
 
@@ -116,7 +116,7 @@ def run(connect: Connect, tokenizer: Path, at_once: int, path: Path) -> None:
         "reference": settings.reference, "at_once": at_once, "skipped": dict(skipped),
         "client": {**hardware.describe(0), "threads": None}, "versions": artifacts.versions(), "launch": None,
     }  # fmt: skip
-    rows, lack = list[ScoreRow](), None
+    rows, state = list[ScoreRow](), Outcome(status="ok", reason=None)
     plan = Plan([at_once], prompt_tokens=max(len(w.token_ids) for w in windows), output_tokens=1)
     try:
         with connect(plan, tokenizer=words.raw) as (endpoint, launch):
@@ -124,24 +124,23 @@ def run(connect: Connect, tokenizer: Path, at_once: int, path: Path) -> None:
             server, rows = asyncio.run(scored(endpoint, windows, words, at_once))
             about |= server
     except Unsupported as e:
-        lack = e
+        state = Outcome(status=e.status, reason=str(e))
     b = Builder(settings.compare, settings.seed)
     metrics = metrics_of(rows, reference_rows(settings.reference), b)
     if rows and (artifacts.REFERENCE / artifacts.MANIFEST).exists():
         add_served(b, rows, Store(artifacts.REFERENCE))
     for name in (n for n in SERVED_TOKENS if n not in metrics):
         b.bare(name, None, 0, "none", f"{artifacts.REFERENCE} is missing; run `dvc repro reference`")
-    for metric in metrics.values() if lack else ():
-        metric["warnings"] = [str(lack)]
-    state: Outcome = {"status": lack.status if lack else "ok", "reason": str(lack) if lack else None}
-    failed = [r for r in rows if not r["ok"]]
+    if lack := state["reason"]:
+        for metric in metrics.values():
+            metric["warnings"] = [lack]
+    failed, written = [r for r in rows if not r["ok"]], path.with_suffix(".figures.json")
     named = [{"window": r["window"], "document": r["document"], "error": r["error"]} for r in failed]
-    written = path.with_suffix(".figures.json")
     artifacts.write_jsonl(path, rows)
     artifacts.write_json(artifacts.meta_of(path), {**state, **about})
     artifacts.write_json(written, {**state, "windows": len(rows), "failed": named, "about": ABOUT, "metrics": metrics})
     if lack:
-        raise lack
+        raise Unsupported(lack)
     if len(failed) == len(rows):
         raise ServerError(f"none of {len(rows)} windows was scored; the first failed with: {failed[0]['error']} (all: {written})")
     show(rows, metrics)
@@ -151,7 +150,7 @@ def run(connect: Connect, tokenizer: Path, at_once: int, path: Path) -> None:
 
 
 def show(rows: Sequence[ScoreRow], metrics: Metrics) -> None:
-    """Print the metrics, and what failed or is left out."""
+    """Print the metrics, and the failed or left-out windows and tokens."""
     lines = []
     for name, m in metrics.items():
         values = ["–" if x is None else f"{x:.4g}" for x in (m["value"], m["low"], m["high"])]

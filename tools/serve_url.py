@@ -1,11 +1,12 @@
-"""`quantgate serve URL`: measure a server, or with --launch one that is started for it.
+"""`quantgate serve URL`: measure a server, or start one with --launch and measure it.
 
-Writes artifacts/serving/<name>.jsonl (one row a request), its .meta.json, and <name>.figures.json; with --score, see score_url.py.
+Writes artifacts/serving/<name>.jsonl (one row per request), its .meta.json, and <name>.figures.json. For --score see score_url.py.
 """
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -35,23 +36,20 @@ COLUMNS = {
 
 
 def positive(text: str, option: str) -> float:
-    """A positive, finite number. Raises `ParamsError` that names the option."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = float("nan")
-    if not 0 < value < float("inf"):
-        raise ParamsError(f"{option}: {text!r} is not a positive number")
-    return value
+    """Parse a positive, finite number. Raises `ParamsError` with the option's name."""
+    with suppress(ValueError):
+        if 0 < float(text) < float("inf"):
+            return float(text)
+    raise ParamsError(f"{option}: {text!r} is not a positive number")
 
 
 def numbers(text: str, option: str) -> list[float]:
-    """`1,2,4` as positive numbers."""
+    """Parse `1,2,4` as positive numbers."""
     return [positive(part, option) for part in text.split(",") if part.strip()]
 
 
 def objective_of(text: str) -> Objective:
-    """Parse `ttft_ms=500,tpot_ms=50`. Raises `ParamsError` for another name or a limit that is not positive."""
+    """Parse `ttft_ms=500,tpot_ms=50`. Raises `ParamsError` for an unknown name or a limit that is not positive."""
     limits, names = dict[str, float](), list(Objective.__dataclass_fields__)
     for part in filter(None, text.split(",")):
         name, _, value = part.partition("=")
@@ -64,11 +62,11 @@ def objective_of(text: str) -> Objective:
 def write(path: Path, rows: list[RequestRow], plan: Plan, about: Json) -> None:
     """Write rows and metrics, and print them. Raises `ServerError`, after writing, if no request was complete."""
     levels, knee = measure.metrics_of(rows, plan)
-    written, named = path.with_suffix(".figures.json"), {name: d.about for name, d in SERVED.items()}
+    written, definitions = path.with_suffix(".figures.json"), {name: d.about for name, d in SERVED.items()}
     client = {"client": {**hardware.describe(0), "threads": None}, "versions": artifacts.versions()}
     artifacts.write_jsonl(path, rows)
     artifacts.write_json(artifacts.meta_of(path), about | client)
-    artifacts.write_json(written, {"levels": levels, "knee": knee, "objective": asdict(plan.objective), "about": named})
+    artifacts.write_json(written, {"levels": levels, "knee": knee, "objective": asdict(plan.objective), "about": definitions})
     measure.unfinished(path).unlink(missing_ok=True)
     if why := measure.failure(rows):
         raise ServerError(f"{why} (all: {path})")
@@ -81,10 +79,9 @@ def write(path: Path, rows: list[RequestRow], plan: Plan, about: Json) -> None:
 
 
 def lacking(abilities: Probe) -> list[str]:
-    """One line for each ability that the endpoint lacks, or may lack, or has in one of several ways."""
-    asked = {k: v for k, v in abilities.items() if isinstance(v, dict)}
+    """One line for each ability that the endpoint lacks, may lack, or has in one of several ways."""
     word = {None: "unknown", False: "no", True: "yes"}
-    return [f"{k}: {word[v['value']]}: {v['reason']}" for k, v in asked.items() if v["reason"]]
+    return [f"{k}: {word[v['value']]}: {v['reason']}" for k, v in abilities.items() if isinstance(v, dict) and v["reason"]]
 
 
 async def probed(endpoint: Endpoint, words: logprobs.Words | None) -> Probe:
@@ -97,23 +94,23 @@ def main(
     url: Annotated[str, typer.Argument(help="the server, http://127.0.0.1:8000; the API key comes from QUANTGATE_API_KEY")] = "",
     launch_: Annotated[str, typer.Option("--launch", help="start this kind of server: llamacpp, vllm")] = "",
     model_dir: Annotated[Path | None, typer.Option("--model-dir", help="with --launch: the model's folder")] = None,
-    model: Annotated[str, typer.Option(help="its name at the server, if there are several")] = "",
+    model: Annotated[str, typer.Option(help="the model's name at the server, if it serves several")] = "",
     chat: Annotated[bool, typer.Option(help="use chat completions instead of completions")] = False,
     concurrency: Annotated[str, typer.Option(help="closed loop: concurrent requests (--score: the first)")] = "1,2,4,8,16",
-    rates: Annotated[str, typer.Option(help="open loop: requests a second, Poisson arrivals")] = "",
-    requests: Annotated[int, typer.Option(min=1, help="in a level and round (at least 4 for each concurrent one)")] = 16,
+    rates: Annotated[str, typer.Option(help="open loop: requests per second, Poisson arrivals")] = "",
+    requests: Annotated[int, typer.Option(min=1, help="per level and round (at least 4 for each concurrent one)")] = 16,
     rounds: Annotated[int, typer.Option(min=1)] = 3,
-    warmups: Annotated[int, typer.Option(min=0, help="in a level, at least one for each concurrent one; 0: none")] = 2,
+    warmups: Annotated[int, typer.Option(min=0, help="per level, at least one for each concurrent one; 0: none")] = 2,
     prompt_tokens: Annotated[int, typer.Option(min=1)] = 256,
     output_tokens: Annotated[int, typer.Option(min=1)] = 32,
     prompts: Annotated[Path, typer.Option(help="JSONL of texts, or a folder of them")] = PROMPTS,
-    tokenizer: Annotated[Path | None, typer.Option(help="its tokenizer.json: exact prompt lengths, counted replies")] = None,
+    tokenizer: Annotated[Path | None, typer.Option(help="the model's tokenizer.json, for exact token counts")] = None,
     objective: Annotated[str, typer.Option(help="for goodput: ttft_ms=500,tpot_ms=50,e2e_ms=3000")] = "",
     timeout: Annotated[float, typer.Option(min=0.1, help="seconds for a whole reply")] = 120.0,
     key_env: Annotated[str, typer.Option(help="the variable that holds the API key")] = KEY,
     seed: Annotated[int, typer.Option()] = 0,
-    threads: Annotated[int, typer.Option(min=1, help="with --launch: of the server")] = 1,
-    name: Annotated[str, typer.Option(help="of the files under artifacts/serving/")] = "server",
+    threads: Annotated[int, typer.Option(min=1, help="with --launch: the server's threads")] = 1,
+    name: Annotated[str, typer.Option(help="name of the files in artifacts/serving/")] = "server",
     only_probe: Annotated[bool, typer.Option("--probe", help="only print what the server can do")] = False,
     is_scored: Annotated[bool, typer.Option("--score", help="score the corpus instead: ppl, delta_p, least KLD")] = False,
 ) -> None:
@@ -154,8 +151,7 @@ def main(
     for text in lacking(abilities):
         cli.say("serving", text)
     if not only_probe:
-        about = {"probe": abilities, "plan": asdict(plan), "launch": launch, "prompts": sets_digest(prompts)}
-        write(path, rows, plan, about)
+        write(path, rows, plan, {"probe": abilities, "plan": asdict(plan), "launch": launch, "prompts": sets_digest(prompts)})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A lower bound of a divergence from the likeliest tokens alone, as a server gives them."""
+"""A lower bound of a divergence, from the likeliest tokens alone."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from scipy.special import rel_entr
 
 from pipeline.divergence.distributions import F64
 
-ROUNDING = 1e-3  # nats: another's log-probabilities may be off by so much, by the order of their sums alone
+ROUNDING = 1e-3  # nats: the order of sums alone may change a server's log-probabilities by this much
 UNDERFLOW = -80.0  # nats: in float32 a softmax near here may end at 0, and its logarithm anywhere
 HALVINGS = 60
 
 
 def rounding(values: Sequence[float]) -> float:
-    """How far, in nats, log-probabilities may be from what they were before rounding to as few decimals as they have."""
+    """How far, in nats, rounding to their number of decimals may have moved log-probabilities."""
     decimals = next((d for d in range(3) if all(round(v, d) == v for v in values)), 3)
     return max(ROUNDING, 0.5 * 10.0**-decimals)
 
 
 def kld_lower_bound(p: F64, logq: F64, off: float) -> F64:
-    """The least KL(P || Q) in nats of all Q whose log-probabilities of k tokens are `logq`, each within `off`: [n, k] -> [n].
+    """The least KL(P || Q) in nats of all Q whose log-probabilities of k tokens are within `off` of `logq`: [n, k] -> [n].
 
-    p: what P gives the same tokens; in a place with fewer than k, the others have p 0 and logq -inf. All tokens not named are one
-    cell, and lumping raises no divergence (data processing inequality; Kullback and Leibler 1951). Q's cells are then those
-    nearest to P: p / u, clipped to what `off` leaves open, at the u that makes their sum 1. There the dual function is taken: it
-    bounds from below at any u (weak duality), so u need not be exact."""
+    p: P's probabilities of the same tokens; a place with fewer than k is padded with p 0 and logq -inf. All other tokens are one
+    cell: lumping raises no divergence (data processing inequality; Kullback and Leibler 1951). The Q nearest to P has cells p / u,
+    clipped to the range that `off` allows, at the u that makes them sum to 1. The result is the dual function there: it is a lower
+    bound at any u (weak duality), so u need not be exact."""
     low, high = np.exp(logq - off), np.exp(np.maximum(logq, UNDERFLOW) + off)
     rest = np.maximum(1 - p.sum(1), 0.0)
     log_u, step = np.zeros(len(p)), 32.0

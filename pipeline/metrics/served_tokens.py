@@ -1,6 +1,6 @@
 """A server's log-probabilities against the reference's store -> a lower bound of its divergence, and agreement of the likeliest.
 
-A server gives the likeliest tokens and never the whole vocabulary, so the divergence itself stays unknown."""
+A server gives only the likeliest tokens, not the whole vocabulary, so the divergence itself stays unknown."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from pipeline.metrics.definitions import SERVED_TOKENS
 
 
 def compared(row: ScoreRow, store: Store, index: int) -> tuple[NDArray[np.float64], list[bool | None]]:
-    """Of each scored token of a window: the lower bound of KL(reference || server) in nats; whether the likeliest is the same, None
-    where the server names none."""
-    assert row["logps"] is not None and row["top"] is not None  # of every window that was scored
+    """For each scored token of a window: the lower bound of KL(reference || server) in nats; whether the likeliest is the same,
+    None where the server names none."""
+    assert row["logps"] is not None and row["top"] is not None  # every scored window has both
     tops, vocab, first = row["top"], store.manifest["vocab"], row["first"]
     given = [{} if v is None else {str(i): v} for i, v in zip(row["token_ids"][first:], row["logps"])]
     places = [{int(i): v for i, v in (top | true).items() if int(i) < vocab} for top, true in zip(tops, given)]
@@ -39,7 +39,7 @@ def compared(row: ScoreRow, store: Store, index: int) -> tuple[NDArray[np.float6
 
 
 def add_served(b: Builder, rows: Sequence[ScoreRow], store: Store) -> None:
-    """Add SERVED_TOKENS over the windows that were scored and that the store holds; documents are resampled as in `compare`."""
+    """Add SERVED_TOKENS over the scored windows that the store holds; documents are resampled as in `compare`."""
     held = {(w.window, w.token_ids): k for k, w in enumerate(store.windows)}
     bounds, same, documents = list[float](), list[bool | None](), list[str]()
     found = [(row, held.get((row["window"], tuple(row["token_ids"])))) for row in rows if row["ok"]]

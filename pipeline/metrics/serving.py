@@ -1,13 +1,14 @@
 """Request rows of a server -> metrics with intervals.
 
-A level is one load: so many requests at once (closed loop), or so many a second (open loop). Until the machine is full, more
-requests at once raise throughput and cost little; beyond, they only wait for each other.
+A level is one load: so many requests at once (closed loop), or per second (open loop). Until the machine is full, more requests at
+once raise throughput and cost little; beyond that they only wait for each other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -18,16 +19,17 @@ from pipeline.speed import rounds as clock
 from pipeline.speed.rounds import whole_runs
 from pipeline.stats.intervals import Estimate, geometric_mean_t, mean_t, quantile_interval, wilson
 
+T = TypeVar("T")
 FEW_FOR_P99 = 100
 WHY_MISSING = {
     "tpot": "one token, a number of tokens that is not known, or all at once",
     "itl": "fewer than two tokens, or events that carry more than one or none",
     "ttfc": "nothing but reasoning",
 }
-PREFIX = ("prefix-cold", "prefix-warm")  # levels of prompts whose beginning is new to the server, and of those where it is not
-TAIL = 64  # tokens of such a prompt behind the beginning that it shares
-FAR = 1.0  # nats between the two likeliest tokens: rounding moves that by hundredths, and never tips it
-LAG = 0.05  # a client that sends later than this share of the median TTFT measures itself as well
+PREFIX = ("prefix-cold", "prefix-warm")  # levels of prompts whose beginning is new to the server, and of those whose is not
+TAIL = 64  # tokens of such a prompt after its shared beginning
+FAR = 1.0  # nats between the two likeliest tokens: rounding moves them by hundredths, and never swaps them
+LAG = 0.05  # share of the median TTFT: a client that sends later than this also measures itself
 
 
 def scenarios(concurrency: Iterable[int], rates: Iterable[float]) -> list[str]:
@@ -36,27 +38,26 @@ def scenarios(concurrency: Iterable[int], rates: Iterable[float]) -> list[str]:
 
 
 def in_a_round(scenario: str, requests: int) -> int:
-    """Requests of a level in a round: at least four for each concurrent one."""
+    """Requests of a level in one round: at least four for each concurrent one."""
     kind, _, size = scenario.partition("-")
     return max(requests, 4 * int(size)) if kind == "closed" else requests
 
 
 def warm_ups(scenario: str, warmups: int) -> int:
-    """Requests before a level: at least one for each concurrent one, unless none is asked for."""
+    """Warm-up requests of a level: at least one for each concurrent one, unless `warmups` is 0."""
     kind, _, size = scenario.partition("-")
     return max(warmups, int(size)) if warmups and kind == "closed" else warmups
 
 
 def memory(peak: int | None, why_not: str, confidence: float) -> Metric:
-    """`server_memory_bytes`; null, with the reason, where it cannot be seen."""
+    """`server_memory_bytes`; null with `why_not` if unknown."""
     method = "sum of VmHWM over the server's processes, loading and all levels"
     estimate = nothing(why_not) if peak is None else Estimate(peak, None, None, 1, method, ("measured once: no interval",))
     return as_metric("server_memory_bytes", estimate, confidence)
 
 
 # ---- one request: seconds, None where unknown --------------------------------------------------------------------------------
-
-# Some tokens have no event of their own: a server holds back partial characters, and one event may carry several tokens. The last
+# A token may come without its own event: a server holds back partial characters, and one event may carry several tokens. The last
 # token came no later than the event that ends the reply (`t_last`).
 
 
@@ -66,18 +67,18 @@ def ttft(row: RequestRow) -> float | None:
 
 
 def ttfc(row: RequestRow) -> float | None:
-    """Submit to the first token of the content; None, not 0, for a reply that was all reasoning."""
+    """Submit to the first token of the content; None for a reply that is all reasoning."""
     return None if row["t_content"] is None else row["t_content"] - row["t_submit"]
 
 
 def tpot(row: RequestRow) -> float | None:
-    """Time per output token after the first; None too for an unknown number of tokens."""
+    """Time per output token after the first."""
     n = row["output_tokens"]
     return None if n is None else clock.tpot(row["t_chunks"], row["t_last"], n)
 
 
 def e2e(row: RequestRow) -> float | None:
-    """Submit to last token; None if no token was seen."""
+    """Submit to last token."""
     return None if row["t_last"] is None or not row["t_chunks"] else row["t_last"] - row["t_submit"]
 
 
@@ -86,15 +87,14 @@ TIMES = {"ttft": ttft, "ttfc": ttfc, "tpot": tpot, "e2e": e2e}
 
 @dataclass(frozen=True)
 class Objective:
-    """What a request must keep to count as good; limits in milliseconds, None: not asked for."""
+    """Limits that a good request stays within, in milliseconds; None: no limit."""
 
     ttft_ms: float | None = None
     tpot_ms: float | None = None
     e2e_ms: float | None = None
 
     def met(self, row: RequestRow) -> bool:
-        """Whether a request is complete and within every limit. One token has no TPOT to keep; a TPOT that is asked for
-        and cannot be known of a longer reply is not kept."""
+        """Whether a request is complete and within every limit. A reply of one token meets any TPOT; an unknown time meets none."""
         times = {f"{name}_ms": of(row) for name, of in TIMES.items()}
         if row["output_tokens"] == 1:
             times["tpot_ms"] = 0.0
@@ -106,9 +106,8 @@ class Objective:
 
 
 def level(rows: list[RequestRow], confidence: float, objective: Objective | None = None, between: float | None = None) -> Metrics:
-    """Metrics of one level. rows: all of its requests, failed ones and warm-ups too; between: what times and rates of whole runs
-    differ by (`whole_runs`). Failed requests are out of latencies and throughput and in the rates; how long they took counts as
-    wall time all the same."""
+    """Metrics of one level. rows: all of its requests, failed ones and warm-ups too; between: variation of times and rates between
+    whole runs (`whole_runs`). Failed requests count in failure rates and wall time, not in latencies and throughput."""
     counted = [r for r in rows if not r["warmup"]]
     good = [r for r in counted if r["ok"]]
     estimates = {
@@ -120,7 +119,7 @@ def level(rows: list[RequestRow], confidence: float, objective: Objective | None
     estimates |= {name: whole_runs(estimates[name], between, confidence=confidence) for name in timed}
     if late := [1000 * (r["t_submit"] - r["t_due"]) for r in counted if "t_due" in r]:
         estimates["client_lag_p99_ms"] = _lag(late, good)
-    if good and all(ttft(r) is None for r in good):  # that no empty reply failed is no finding
+    if good and all(ttft(r) is None for r in good):  # that no empty reply failed means nothing
         silent = "no complete reply has a token: nothing was served"
         estimates = {name: replace(e, low=None, high=None, warnings=(*e.warnings, silent)) for name, e in estimates.items()}
     return {name: as_metric(name, e, confidence) for name, e in estimates.items()}
@@ -131,7 +130,7 @@ def nothing(reason: str, n: int = 0, method: str = "none") -> Estimate:
 
 
 def _latencies(good: list[RequestRow], failed: int, confidence: float) -> dict[str, Estimate]:
-    """Percentiles over requests; of gaps, over all gaps, with a request's own drawn together."""
+    """Percentiles over requests; of gaps, over all gaps, resampled by request."""
     latencies = {}
     each = {"itl": [(gap, k) for k, r in enumerate(good) for gap in clock.itl(r["t_tokens"] or [])]}
     for name, of in TIMES.items():
@@ -142,47 +141,43 @@ def _latencies(good: list[RequestRow], failed: int, confidence: float) -> dict[s
         notes: tuple[str, ...] = (why,) if left_out else ()
         notes += _unseen(good) if name in ("ttft", "tpot", "e2e") else ()
         notes += (f"{failed} failed requests are left out",) if failed else ()
-        rounds = _by_round([1000 * x for x, _ in seconds], [good[k]["round"] for _, k in seconds])
+        rounds = _by_round([1000 * x for x, _ in seconds], [good[k] for _, k in seconds]).values()
         for label, q in QUANTILES.items():
-            latencies[f"{name}_{label}_ms"] = _across(
-                _quantile(seconds, q, notes, confidence), [float(np.quantile(values, q)) for values in rounds], confidence
-            )
+            of_rounds = [float(np.quantile(values, q)) for values in rounds]
+            latencies[f"{name}_{label}_ms"] = _across(_quantile(seconds, q, notes, confidence), of_rounds, confidence)
     return latencies
 
 
 def _unseen(good: list[RequestRow]) -> tuple[str, ...]:
-    """Warnings on complete replies whose tokens did not come one an event."""
+    """Warnings about complete replies that do not have one event per token."""
     known = [(len(r["t_chunks"]), r["output_tokens"]) for r in good if r["output_tokens"] is not None]
-    fewer, more = sum(seen < n for seen, n in known), sum(seen > n for seen, n in known)
-    notes = []
-    if fewer:
-        notes.append(
-            f"{fewer} of {len(good)} complete replies came in fewer events than tokens (held back, or several in one): "
-            "where the first token had none it came earlier than is seen, the last no later than the reply's end"
-        )
-    if more:
-        notes.append(f"{more} of {len(good)} complete replies came in more events with text than tokens: their count is doubtful")
-    return tuple(notes)
+    counts = {
+        "fewer events than tokens (held back, or several in one): where the first token had none it came earlier than is seen, "
+        "the last no later than the reply's end": sum(seen < n for seen, n in known),
+        "more events with text than tokens: their count is doubtful": sum(seen > n for seen, n in known),
+    }
+    return tuple(f"{n} of {len(good)} complete replies came in {words}" for words, n in counts.items() if n)
 
 
 def _share(rows: list[RequestRow], hit: Callable[[RequestRow], bool], confidence: float) -> Estimate:
-    """The share of requests that `hit` says yes to."""
-    hits = [float(hit(r)) for r in rows]
-    rounds = [float(np.mean(values)) for values in _by_round(hits, [r["round"] for r in rows])]
-    share = _across(wilson(int(sum(hits)), len(hits), confidence=confidence), rounds, confidence)
+    """The share of requests for which `hit` is true."""
+    hits = [hit(r) for r in rows]
+    rounds = [float(np.mean(values)) for values in _by_round(hits, rows).values()]
+    share = _across(wilson(sum(hits), len(hits), confidence=confidence), rounds, confidence)
     return share if share.high is None else replace(share, high=min(share.high, 1.0))
 
 
-def _by_round(values: list[float], rounds: list[int | None]) -> list[list[float]]:
-    by_round: dict[int, list[float]] = {}
-    for x, k in zip(values, rounds):
-        by_round.setdefault(k or 0, []).append(x)
-    return [by_round[k] for k in sorted(by_round)]
+def _by_round(values: Iterable[T], rows: Iterable[RequestRow]) -> dict[int, list[T]]:
+    """{round: the values of its rows}, in order of rounds."""
+    by_round: dict[int, list[T]] = {}
+    for value, row in zip(values, rows):
+        by_round.setdefault(row["round"] or 0, []).append(value)
+    return dict(sorted(by_round.items()))
 
 
 def _across(pooled: Estimate, rounds: list[float], confidence: float) -> Estimate:
-    """A value over all requests with the outer of its interval over requests and a t interval over rounds (the same value
-    of each): requests of one round wait for each other, so that their own spread says too little. One round has no interval."""
+    """A value over all requests. Its interval is the outer of the one over requests and a t interval over rounds (`rounds` has
+    their values): requests of one round wait for each other, so their spread alone is too narrow. One round has no interval."""
     if pooled.low is None or pooled.high is None or pooled.value is None:
         return pooled
     each = mean_t(rounds, confidence=confidence)
@@ -194,7 +189,7 @@ def _across(pooled: Estimate, rounds: list[float], confidence: float) -> Estimat
 
 
 def _quantile(seconds: list[tuple[float, int]], q: float, notes: tuple[str, ...], confidence: float) -> Estimate:
-    """Of (seconds, its request)."""
+    """The quantile, in milliseconds, of (seconds, number of their request)."""
     if not seconds:
         return nothing("; ".join(notes) or "no request was complete")
     estimate = quantile_interval([1000 * x for x, _ in seconds], [k for _, k in seconds], q, confidence=confidence)
@@ -205,15 +200,13 @@ def _quantile(seconds: list[tuple[float, int]], q: float, notes: tuple[str, ...]
 
 def _rounds(rows: list[RequestRow]) -> dict[int, tuple[list[RequestRow], float]]:
     """{round: (its requests, seconds from the first submission to the last event)}; rounds that took no time are left out."""
-    by_round: dict[int, list[RequestRow]] = {}
-    for row in rows:
-        by_round.setdefault(row["round"] or 0, []).append(row)
-    walls = {k: max(r["t_end"] for r in part) - min(r["t_submit"] for r in part) for k, part in by_round.items()}
-    return {k: (by_round[k], walls[k]) for k in sorted(by_round) if walls[k] > 0}
+    rounds = _by_round(rows, rows)
+    walls = {k: max(r["t_end"] for r in part) - min(r["t_submit"] for r in part) for k, part in rounds.items()}
+    return {k: (rounds[k], wall) for k, wall in walls.items() if wall > 0}
 
 
 def _rates(counted: list[RequestRow], confidence: float, objective: Objective | None) -> dict[str, Estimate]:
-    """Rates are means over rounds: within one round requests shape each other, so it is the unit."""
+    """Rates are means over rounds: requests of one round affect each other, so the round is the unit."""
     rounds = _rounds(counted).values()
 
     def rate(weight: Callable[[RequestRow], float]) -> Estimate:
@@ -235,7 +228,7 @@ def _rates(counted: list[RequestRow], confidence: float, objective: Objective | 
 
 
 def _counts(rows: list[RequestRow], good: list[RequestRow]) -> dict[str, Estimate]:
-    """What makes two servers comparable, or not: lengths, caches, warm-ups. Counts have no sampling error."""
+    """Lengths, cache hits and warm-ups: what makes two servers comparable, or not. Counts have no sampling error."""
     known = [r["output_tokens"] for r in good if r["output_tokens"] is not None]
     cached = [r["cached_tokens"] for r in good if r["cached_tokens"] is not None]
     warm = [r["ok"] for r in rows if r["warmup"]]
@@ -247,12 +240,10 @@ def _counts(rows: list[RequestRow], good: list[RequestRow]) -> dict[str, Estimat
     counts = {"warmups": exact(sum(warm), len(warm), *cold)}
     forced = [r for r in good if r["forced"]]
     unsure = sum(r["counted_by"] != "usage" for r in forced)
-    notes: tuple[str, ...] = ()
-    if unsure:
-        notes += (f"length unverified: {unsure} of {len(forced)} replies of forced length came without usage",)
+    notes = [f"length unverified: {unsure} of {len(forced)} replies of forced length came without usage"] if unsure else []
     if known:
         if min(known) != max(known):
-            notes += ("replies differ in length: latencies and throughput are not comparable with another run's",)
+            notes.append("replies differ in length: latencies and throughput are not comparable with another run's")
         counts["output_tokens_min"] = exact(min(known), len(known), *notes)
         counts["output_tokens_max"] = exact(max(known), len(known), *notes)
         counts["one_token_replies"] = exact(known.count(1), len(known))
@@ -268,7 +259,7 @@ def _counts(rows: list[RequestRow], good: list[RequestRow]) -> dict[str, Estimat
 
 
 def _lag(late: list[float], good: list[RequestRow]) -> Estimate:
-    """How late requests were sent, from milliseconds each."""
+    """How late requests were sent. late: milliseconds of each."""
     value = float(np.quantile(late, 0.99, method="inverted_cdf"))
     usual = [1000 * x for r in good if (x := ttft(r)) is not None]
     note = "measured on the client: no interval is made"
@@ -278,8 +269,8 @@ def _lag(late: list[float], good: list[RequestRow]) -> Estimate:
 
 
 def reuse(rows: list[RequestRow], confidence: float, between: float | None = None) -> Metrics:
-    """What a server saved on prompts that begin alike, by pairs of a cold and a warm one, and whether its reply is the same after a
-    hit and without one."""
+    """What a server saves on prompts that begin alike, by pairs of a cold and a warm one, and whether a cache hit changes its
+    reply."""
     by: dict[str, dict[int | None, RequestRow]] = {}
     for r in rows:
         if r["ok"]:
@@ -302,7 +293,7 @@ def reuse(rows: list[RequestRow], confidence: float, between: float | None = Non
 
 
 def tipped(levels: Mapping[str, Metrics]) -> str | None:
-    """Why a server's reuse of prefixes is at fault, or None."""
+    """Why a server's prefix cache is wrong, or None."""
     gap = levels.get(PREFIX[1], {}).get("prefix_gap")
     if gap is None or (gap["value"] or 0.0) <= FAR:
         return None

@@ -1,4 +1,4 @@
-"""Check what params.yaml asks of servers, before any server is started or asked."""
+"""Check the server settings in params.yaml before any server is started or asked."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def faults(settings: Params) -> list[str]:
 
 
 def unsupported(settings: Params) -> list[str]:
-    """Servers that this machine cannot start. That is a result and not a fault: the run goes on without them."""
+    """Servers that this machine cannot start. This is a result, not a fault: the run goes on without them."""
     messages = []
     for name, server in settings.serving.variants.items():
         try:
@@ -48,7 +48,7 @@ def unsupported(settings: Params) -> list[str]:
 
 
 def check_metric(metric: str, settings: Params) -> None:
-    """Raise `ParamsError` if a rule's metric will not be measured: nobody is served, or the level is missing or unknown."""
+    """Raise `ParamsError` if a rule's metric will not be measured: no variant is served, or the level is missing or unknown."""
     stem, _, level = metric.partition("/")
     levels = results.levels(settings)
     if not settings.serving.variants:
@@ -63,7 +63,7 @@ def check_metric(metric: str, settings: Params) -> None:
 
 
 def check_rule(rule: Rule, settings: Params) -> None:
-    """Raise `ParamsError` for a required rule on a server that a required variant does not have: it could only fail."""
+    """Raise `ParamsError` for a required rule on a required variant that is not served: it could only fail."""
     if not is_served(rule.metric) or not rule.required:
         return
     without = [n for n in settings.gate.required if n not in settings.serving.variants and n in (rule.variants or [n])]
@@ -72,7 +72,7 @@ def check_rule(rule: Rule, settings: Params) -> None:
 
 
 def inconclusive(settings: Params) -> list[str]:
-    """Rules on a percentile that the tier's requests are too few to judge, and on what can never pass."""
+    """Rules on a percentile for which the tier has too few requests, and rules that can never pass."""
     required = {r.metric for r in settings.gate.rules if r.required}
     messages = [
         f"{m} will be INCONCLUSIVE or FAIL: a lower bound cannot pass; it only fails merges under gate.inconclusive: passes"

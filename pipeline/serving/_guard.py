@@ -1,6 +1,6 @@
-"""Run a command, and end it with all its descendants when the pipe on stdin closes. The kernel closes it even after kill -9.
+"""Run a command and end it, with all its descendants, when the pipe on stdin closes; the kernel closes it even after kill -9.
 
-This is a process of its own so that a server's whole process tree has one parent that outlives it.
+This is a separate process, so that a server's whole process tree has one parent that outlives it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""llama.cpp's own server on 127.0.0.1; runs in the environment of envs/llamacpp-server.txt, so nothing of ours is imported.
+"""llama.cpp's server on 127.0.0.1. It runs in the environment of envs/llamacpp-server.txt, which has none of our packages.
 
-Prompts are not cached: one that was seen before must cost what a new one costs.
+Prompts are not cached: a repeated one must cost what a new one costs.
 """
 
 from __future__ import annotations

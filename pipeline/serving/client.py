@@ -28,7 +28,7 @@ SECONDS = re.compile(r"[0-9]{1,12}(\.[0-9]{0,12})?")
 DRAIN_S = 1.0  # the longest wait for a complete reply's stream to close, so that the connection can be reused
 SHOWN = 300  # characters of a server's message
 LENGTH = "max_completion_tokens"  # OpenAI's newer name for max_tokens
-DISPENSABLE = ("stream_options", "max_tokens", LENGTH, "temperature")  # a server that refuses these can still be measured
+DISPENSABLE = ("stream_options", "max_tokens", LENGTH, "temperature")  # fields that a server may refuse and still be measured
 
 
 class ServerError(QuantgateError):
@@ -38,7 +38,7 @@ class ServerError(QuantgateError):
 @dataclass(frozen=True)
 class Endpoint:
     """Where requests go. key: the bearer token, never printed or written; timeout_s: for a whole reply; count: tokens of a text,
-    for servers without usage; key_variable: where the key came from; refused: fields that the server does not accept."""
+    for servers without usage; key_variable: the environment variable with the key; refused: fields that the server rejects."""
 
     url: str
     model: str = ""
@@ -50,19 +50,19 @@ class Endpoint:
     refused: frozenset[str] = frozenset()
 
     def takes(self, body: Json) -> Json:
-        """A body without refused fields; a refused max_tokens gets its newer name."""
+        """`body` without refused fields; a refused max_tokens gets its newer name."""
         renamed = {LENGTH if k == "max_tokens" and k in self.refused else k: v for k, v in body.items()}
         return {k: v for k, v in renamed.items() if k not in self.refused}
 
     def clean(self, text: str) -> str:
-        """`text` without the key: servers repeat what they refuse."""
+        """`text` without the key: servers quote what they refuse."""
         return text.replace(self.key, "***") if self.key else text
 
 
 @dataclass(frozen=True)
 class Request:
-    """prompt: text, token ids (completions only) or chat messages. forced: ignore end tokens; a reply without exactly max_tokens
-    has failed. options: further fields of the body."""
+    """prompt: text, token ids (completions only) or chat messages. forced: ignore end tokens; a reply of any other length than
+    max_tokens fails. options: further fields of the body."""
 
     prompt: str | Sequence[int] | Sequence[Mapping[str, Any]]
     max_tokens: int
@@ -80,7 +80,8 @@ class Answer:
 
 
 def address(url: str, variable: str = KEY) -> str:
-    """A server's URL with its `/v1`. Raises `ServerError` if it is invalid or has a password. variable: where a key belongs."""
+    """Return a server's URL with its `/v1`. Raises `ServerError` if it is invalid, or has a query or a password; the password
+    belongs into `variable`."""
     try:
         parsed = httpx2.URL(url)
     except httpx2.InvalidURL:
@@ -97,9 +98,9 @@ def address(url: str, variable: str = KEY) -> str:
 
 
 def key_from(variable: str = KEY) -> str | None:
-    """The API key from the environment, or None. Raises `ServerError` for a key that no header can carry: the HTTP library's own
-    message would repeat it, escaped, so that `Endpoint.clean` could not remove it."""
-    key = os.environ.get(variable, "").strip()  # files and command substitutions add a line end
+    """Return the API key from the environment, or None. Raises `ServerError` for a key that no header can carry: the HTTP library
+    would quote it, escaped, so that `Endpoint.clean` could not remove it."""
+    key = os.environ.get(variable, "").strip()  # files and command substitutions add a newline
     if not all("!" <= c <= "~" for c in key):
         raise ServerError(f"{variable} is not a valid API key: it contains a space or a character that is not printable ASCII")
     return key or None
@@ -107,21 +108,21 @@ def key_from(variable: str = KEY) -> str | None:
 
 @asynccontextmanager
 async def connected(endpoint: Endpoint, transport: httpx2.AsyncBaseTransport | None = None) -> AsyncIterator[httpx2.AsyncClient]:
-    """A client with as many connections as concurrent requests. Over http each request opens one, for the price of a round trip:
-    llama.cpp's server closes after each stream, and a few percent of requests failed. Over https they are kept."""
+    """Open a client without a limit on connections. Over https it reuses them. Over http each request opens its own, at the cost of
+    a round trip: llama.cpp's server closes a connection after each stream, and on reused ones a few percent of requests failed."""
     headers = {"Authorization": f"Bearer {endpoint.key}"} if endpoint.key else {}
     is_plain = httpx2.URL(endpoint.url).scheme == "http"
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=0 if is_plain else None)
     async with httpx2.AsyncClient(
         headers=headers, limits=limits, timeout=httpx2.Timeout(endpoint.timeout_s, connect=min(CONNECT_S, endpoint.timeout_s)),
         trust_env=not LOCAL.match(httpx2.URL(endpoint.url).host), transport=transport,
-        verify=not is_plain,  # certificates take long to load, and http without redirects needs none
+        verify=not is_plain,  # loading certificates is slow, and http without redirects needs none
     ) as client:  # fmt: skip
         yield client
 
 
 def body_of(endpoint: Endpoint, request: Request) -> tuple[str, Json]:
-    """(path, JSON body) of a request: greedy and streamed unless its options differ."""
+    """Return (path, JSON body) of a request: greedy and streamed unless its options differ."""
     body: Json = {"model": endpoint.model, "max_tokens": request.max_tokens, "temperature": 0.0, "stream": True}
     body["stream_options"] = {"include_usage": True}
     if request.forced:
@@ -135,14 +136,14 @@ def body_of(endpoint: Endpoint, request: Request) -> tuple[str, Json]:
 
 
 async def ask(client: httpx2.AsyncClient, endpoint: Endpoint, request: Request, *, clock: Clock = time.monotonic) -> Answer:
-    """Send the request once. The row has whatever went wrong (ok, fault, status, error)."""
+    """Send the request once. If it fails, its row says how (ok, fault, status, error)."""
     reply, fault, t_submit = Reply(clean=endpoint.clean), None, clock()
     try:
         await asyncio.wait_for(_stream(client, endpoint, request, reply, clock), endpoint.timeout_s)
     except Fault as e:
         fault = e
-    except Exception as e:  # the run goes on, whatever a server sends
-        if reply.t_whole() is None:  # else only the close of the stream was late or missing
+    except Exception as e:  # nothing that a server sends may end the run
+        if reply.t_whole() is None:  # otherwise the reply is complete and only the stream's close was late or missing
             is_late = isinstance(e, asyncio.TimeoutError)
             fault = Fault("timeout", f"no complete reply within {endpoint.timeout_s:g} s") if is_late else _transport(e)
     whole = reply.t_whole()
@@ -176,7 +177,7 @@ async def _stream(client: httpx2.AsyncClient, endpoint: Endpoint, request: Reque
                 if reply.t_done is None:
                     reply.take(event, clock())
 
-        # What follows a complete reply is usually [DONE]; only an error before it can still fail the reply.
+        # [DONE] usually follows a complete reply; only an error before it can still fail the reply.
         with suppress(asyncio.TimeoutError, httpx2.HTTPError):
             await asyncio.wait_for(drain(), DRAIN_S)
 
@@ -194,16 +195,22 @@ async def _refuse(response: httpx2.Response, endpoint: Endpoint) -> None:
     if (error := error_in(reply)) is None:
         error = part(reply, "detail") or None
     message = f"error: {message_of(error)}" if error is not None else " ".join(content.decode(errors="replace").split())
-    message = endpoint.clean(message)[:SHOWN] or "no reason given"  # part of a key could not be recognized: shortened last
+    message = endpoint.clean(message)[:SHOWN] or "no reason given"  # shorten last: `clean` cannot recognize part of a key
     if response.status_code != 200:
-        raise Fault("http", f"HTTP {response.status_code}: {message}", _retry_after(response))
+        wait = response.headers.get("retry-after", "").strip()  # a date, its other form, is not read
+        raise Fault("http", f"HTTP {response.status_code}: {message}", float(wait) if SECONDS.fullmatch(wait) else None)
     raise Fault("in_band" if message.startswith("error") else "malformed", f"HTTP 200 but no stream of events: {message}")
 
 
-def _retry_after(response: httpx2.Response) -> float | None:
-    """Seconds that a Retry-After header asks for; None without one. A date, its other form, is not read."""
-    value = response.headers.get("retry-after", "").strip()
-    return float(value) if SECONDS.fullmatch(value) else None
+def refused_fields(row: Exchange) -> frozenset[str]:
+    """The dispensable field that a refusal names first; those it names later are advice."""
+    error = row["error"] if row["status"] in (400, 422) else None
+    return frozenset(re.findall(rf"\b({'|'.join(DISPENSABLE)})\b", error or "")[:1])
+
+
+def unsent(request: Request, now: float, why: str) -> Exchange:
+    """The row of a request that was not sent."""
+    return row_of(Endpoint(""), request, Reply(), now, now, Fault("unsent", why))
 
 
 def _transport(error: Exception) -> Fault:
@@ -220,9 +227,8 @@ def _transport(error: Exception) -> Fault:
 
 
 def row_of(endpoint: Endpoint, request: Request, reply: Reply, t_submit: float, t_end: float, fault: Fault | None) -> Exchange:
-    """The request's row."""
     tokens, how = reply.output_tokens(endpoint.count) if reply.t_chunks or reply.usage else (None, "no reply")
-    is_exact = how == "usage" or reply.finish != "length"  # a text tokenized again can differ by a token from what was generated
+    is_exact = how == "usage" or reply.finish != "length"  # tokenizing a generated text again can give another number of tokens
     if fault is None and request.forced and is_exact and tokens is not None and tokens != request.max_tokens:
         fault = Fault("short", f"asked for {request.max_tokens} tokens, got {tokens}")
     seen = reply.arrivals(tokens)

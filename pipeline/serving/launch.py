@@ -22,7 +22,7 @@ from pathlib import Path
 import httpx2
 import psutil
 
-from pipeline.core import artifacts, cli, install, quota, venvs
+from pipeline.core import artifacts, install, quota, venvs
 from pipeline.core.errors import Crashed, ParamsError, QuantgateError, Unsupported
 from pipeline.core.explain import did_you_mean
 from pipeline.core.records import Launch, Options
@@ -36,7 +36,7 @@ VLLM = venvs.VLLM
 
 @dataclass(frozen=True)
 class Launched:
-    """A running server. facts: what it is, without the key; `peak_memory_bytes` and `cpu_s` are added when it has stopped."""
+    """A running server. facts: what it is, without the key; `peak_memory_bytes` and `cpu_s` are added at its end."""
 
     url: str
     key: str = field(repr=False)
@@ -45,16 +45,14 @@ class Launched:
 
 @dataclass(frozen=True)
 class Command:
-    """How to start a server: arguments, the variable from which it reads its API key, further variables."""
+    """How to start a server: arguments, the environment variable from which it reads its API key, further variables."""
 
     arguments: list[str]
     key_variable: str
     variables: dict[str, str] = field(default_factory=dict)
 
 
-# A kind's keyword-only arguments are the engine options that it supports, with the engine's names and defaults.
-
-
+# Keyword-only arguments are the engine options that a kind of server supports, with the engine's names and defaults.
 def _llamacpp(
     model_dir: Path, port: int, threads: int, parallel: int, context: int, *, kv: str = "f16", gpu_layers: int = 0
 ) -> Command:
@@ -74,19 +72,18 @@ def _vllm(
     options += ["--kv-cache-dtype", kv, "--tensor-parallel-size", str(tensor_parallel)]
     options += ["--max-num-seqs", str(parallel), "--max-model-len", str(context)]
     options += ["--no-enable-prefix-caching", "--enable-prompt-tokens-details"]  # the second makes it report cached tokens
-    # One core is for its engine, which waits busily: with threads on both of two cores, requests of one second took twenty.
+    # Its engine waits busily and needs a core: with threads on both of two cores, requests of one second took twenty.
     threads = min(threads, max(1, quota.processors() - 1))
-    variables = {"OMP_NUM_THREADS": str(threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
-    # GiB; by default it takes 92 % of all memory
-    variables["VLLM_CPU_KVCACHE_SPACE"] = os.environ.get("VLLM_CPU_KVCACHE_SPACE", "4")
+    variables = {
+        "OMP_NUM_THREADS": str(threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "4"),  # GiB; by default it takes 92 % of all memory
+    }  # fmt: skip
     return Command([venvs.vllm(), "-m", "vllm.entrypoints.cli.main", "serve", *options], "VLLM_API_KEY", variables)
 
 
 KINDS: dict[str, Callable[..., Command]] = {"llamacpp": _llamacpp, "vllm": _vllm}
 READS = {"llamacpp": "llamacpp", "vllm": "hf"}  # the engine whose models a kind reads
-
-
-# Fields of a request that may use what the server has read before, and of one that may not; arguments of a server that keeps it.
+# Fields of a request that may use the prefix cache, and of one that may not; the server's arguments that turn this cache on.
 REUSE: dict[str, tuple[Options, Options, list[str]]] = {
     "llamacpp": ({"cache_prompt": True}, {"cache_prompt": False}, []),
     "vllm": ({}, {"cache_salt": "alone"}, ["--enable-prefix-caching"]),
@@ -94,7 +91,7 @@ REUSE: dict[str, tuple[Options, Options, list[str]]] = {
 
 
 def check_engine(kind: str, engine: str) -> None:
-    """Raise `ParamsError` if a kind of server does not read the models of an engine."""
+    """Raise `ParamsError` if a kind of server cannot read an engine's models."""
     if engine not in (READS[kind], kind):
         other = next((f"launch: {k}, or " for k, reads in READS.items() if reads == engine), "")
         raise ParamsError(f"launch: {kind} reads models of engine {READS[kind]!r}, not {engine!r}; use {other}its server's url")
@@ -117,15 +114,16 @@ def launched(
     kind: str, model_dir: Path, *, threads: int = 1, parallel: int = 1, context: int = CONTEXT, startup_s: float = STARTUP_S,
     options: Options | None = None, reuse: bool = False,
 ) -> Iterator[Launched]:  # fmt: skip
-    """A server on the model in `model_dir` for `parallel` requests at once, each of up to `context` tokens; the block starts once
-    it accepts our key and no other. options: the variant's engine_options; reuse: whether it may keep prefixes. Raises
-    `ParamsError` for an unknown kind, `Unsupported` if it cannot run here or lacks an option, `ServerError` or `Crashed` if it does
-    not come up."""
+    """Start a server on the model in `model_dir` for `parallel` requests at once, each of up to `context` tokens. The block starts
+    once it accepts our key and no other. options: the variant's engine_options; reuse: keep prefixes. Raises `ParamsError` for an
+    unknown kind, `Unsupported` if it cannot run here or lacks an option, `ServerError` or `Crashed` if it does not come up."""
     if kind not in KINDS:
         raise ParamsError(f"server {kind!r} cannot be launched{did_you_mean(kind, list(KINDS))}")
     options = options or {}
     check_supported(kind, options)
-    port, key = free_port(), secrets.token_urlsafe(32)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = int(free.getsockname()[1])  # if another process takes it first, our key fails there and `_wait` notices
+    key = secrets.token_urlsafe(32)
     command, kept = KINDS[kind](model_dir, port, threads, parallel, context, **options), REUSE[kind][2] if reuse else []
     log, url = (artifacts.LOGS / f"serve-{kind}-{model_dir.name}.log").absolute(), f"http://127.0.0.1:{port}/v1"
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -145,7 +143,7 @@ def launched(
         try:
             yield Launched(url, key, facts)
             if process.poll() is not None:
-                raise _ended(process.returncode, "while it was asked", log, key)
+                raise _ended(process.returncode, "while serving requests", log, key)
         finally:
             facts["peak_memory_bytes"], facts["cpu_s"] = _cost(process.pid)
     finally:
@@ -153,18 +151,11 @@ def launched(
         artifacts.write_text(log, _printed(log, key))  # some servers print their environment
 
 
-def free_port() -> int:
-    """A free port of 127.0.0.1. If another process takes it, `_wait` notices: our key fails there."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
-
-
 def _wait(process: subprocess.Popen[bytes], url: str, key: str, log: Path, deadline: float) -> None:
     with httpx2.Client(trust_env=False, timeout=5.0) as client:
         while not _answers(client, url, key):
             if process.poll() is not None:
-                raise _ended(process.returncode, "before it answered", log, key)
+                raise _ended(process.returncode, "before it was ready", log, key)
             if time.monotonic() > deadline:
                 raise ServerError(f"the server did not answer in time: {_last_line(log, key)} (see {log})")
             time.sleep(0.2)
@@ -182,22 +173,20 @@ def _answers(client: httpx2.Client, url: str, key: str) -> bool:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Close the guard's pipe: it then ends the server and all processes that the server started."""
+    """Close the guard's pipe: it then ends the server and its descendants."""
     assert process.stdin is not None
     process.stdin.close()
-    try:
+    with suppress(subprocess.TimeoutExpired):
         process.wait(STOP_S)
-    except subprocess.TimeoutExpired:
-        cli.say("serving", f"the server did not stop within {STOP_S:g} s and was killed")
-        process.kill()
-        process.wait()
-    if process.returncode < 0:  # a killed guard ends nothing: the kernel ends the server, and this ends the server's children
+    process.kill()  # does nothing if it has ended
+    process.wait()
+    if process.returncode < 0:  # the guard was killed: the kernel has ended the server, and this ends the server's children
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
 
 
 def _cost(guard: int) -> tuple[int | None, float | None]:
-    """Sum of peak resident bytes, and processor seconds, of the guard's children; None if unknown or if they have ended."""
+    """(sum of peak resident bytes, CPU seconds) of the guard's descendants; None if unknown or if they have ended."""
     try:
         family = psutil.Process(guard).children(recursive=True)
         lines = [line for p in family for line in Path(f"/proc/{p.pid}/status").read_text().splitlines()]
@@ -213,13 +202,13 @@ def _printed(log: Path, key: str) -> str:
 
 
 def _build(log: Path, key: str) -> str | None:
-    """The build that the server printed, in a line of its own or in vLLM's banner."""
+    """The build that the server printed: a line `build: ...`, or vLLM's banner."""
     match = re.search(r"^build: (.*)$|█ +(version \d\S*)$", _printed(log, key), re.MULTILINE)
     return match and (match[1] or match[2])
 
 
 def _ended(code: int, when: str, log: Path, key: str) -> QuantgateError:
-    """The error for a server that ended by itself; its guard's exit code is 128 + the signal that killed it."""
+    """The error for a server that ended by itself. code: its guard's exit code, 128 + the signal that killed the server."""
     if code < 0:
         return ServerError(f"the server was stopped: its guard was killed {when}; run the command again")
     how = f"died of {signal.Signals(code - 128).name}" if code > 128 else f"ended with exit code {code}"

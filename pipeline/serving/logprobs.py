@@ -1,14 +1,14 @@
-"""The log-probabilities that a server gives of given tokens and, in their places, of the likeliest.
+"""Ask a server for the log-probabilities of given tokens and, in their places, of the likeliest.
 
-A server is built to write tokens of its own; there are four ways to get those of given ones:
+A server is built to generate tokens; there are four ways to score given ones:
 
 echo      the server returns the prompt with its tokens' log-probabilities (vLLM): one prefill
-prompted  the same in a field of its own, by token ids (vLLM)
-bias      one token at a time: `logit_bias` forces the given token, and a server that reports log-probabilities from before the bias
-          (llama.cpp's) reports the model's own: a decoding step each, if prefixes are cached
-unforced  as bias, without forcing: the likeliest in each place, and nothing of the given token
+prompted  the same in the field `prompt_logprobs`, by token ids (vLLM)
+bias      one token at a time: `logit_bias` forces the given token. A server that reports log-probabilities from before the bias
+          (llama.cpp's) reports the model's: one decoding step each, if prefixes are cached
+unforced  as bias, without forcing: the likeliest in each place, not the given token
 
-Every reply is compared with the request token by token: a server may tokenize otherwise, truncate a prompt, or ignore a field.
+Every reply is compared with the request token by token: a server may tokenize differently, truncate a prompt, or ignore a field.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from statistics import median
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-import httpx2
+from httpx2 import AsyncClient, HTTPError
 
 from pipeline.core import artifacts, cli
 from pipeline.core.errors import DataError, Unsupported
@@ -38,14 +38,14 @@ from pipeline.serving.measure import closed
 from pipeline.serving.reply import message_of, part
 
 OPENINGS = (6, 10, 14)  # words of a text that the server continues by a token
-ALIGNED = 0.5  # nats: a token's own two values differ by less, values of different tokens by more
+ALIGNED = 0.5  # nats: two values of one token differ by less, values of different tokens by more
 CERTAIN = 1e-6  # nats: no model is this sure of most tokens of a text
 BIAS = 100  # the API's maximum
-PIECE = "\N{REPLACEMENT CHARACTER}"  # a token that is part of a character has no text of its own
+PIECE = "\N{REPLACEMENT CHARACTER}"  # the text of a token that is part of a character
 
 
 def load_tokenizer(path: Path) -> Any:
-    """A tokenizer.json, or a model folder's."""
+    """Load a tokenizer.json, or a model folder's."""
     from tokenizers import Tokenizer
 
     file = path / "tokenizer.json" if path.is_dir() else path
@@ -55,7 +55,7 @@ def load_tokenizer(path: Path) -> Any:
 
 
 class Words:
-    """A tokenizer.json and its config, with the interface that `corpus_windows` needs too."""
+    """A tokenizer.json and its config, with the interface that `corpus_windows` expects."""
 
     def __init__(self, path: Path) -> None:
         self.raw = load_tokenizer(path)
@@ -64,7 +64,7 @@ class Words:
         config = (path if path.is_dir() else path.parent) / "tokenizer_config.json"
         special = artifacts.read_json(config) if config.exists() else None
         self.bos_token_id, self.pad_token_id = (self._id(part(special, name)) for name in ("bos_token", "pad_token"))
-        if special is None:  # then take what it puts before a text for its BOS
+        if special is None:  # take the token that it puts before a text
             self.bos_token_id = next(iter(self("").input_ids), None)
 
     def __call__(self, text: str, add_special_tokens: bool = True) -> Any:
@@ -84,20 +84,20 @@ class Words:
         return [*leading(self), *self(text, add_special_tokens=False).input_ids]
 
 
-Place = dict[str, float]  # {token id: log-probability in nats} of the likeliest tokens; empty if they do not come by id
+Place = dict[str, float]  # {token id: log-probability in nats} of the likeliest tokens; empty if the server does not name ids
 Given = tuple[list[float | None], list[Place]]  # of tokens first .. n - 1: their log-probabilities; the likeliest in their places
-Way = Callable[[httpx2.AsyncClient, Endpoint, Words, Sequence[int], int, int], Awaitable[Given]]
+Way = Callable[[AsyncClient, Endpoint, Words, Sequence[int], int, int], Awaitable[Given]]
 
 
-async def _post(client: httpx2.AsyncClient, endpoint: Endpoint, body: Json) -> tuple[Json, Any]:
-    """(the choice of a greedy, unstreamed reply; its number of prompt tokens or None). Raises `ServerError`."""
+async def _post(client: AsyncClient, endpoint: Endpoint, body: Json) -> tuple[Json, Any]:
+    """Return (the choice of a greedy, unstreamed reply; its number of prompt tokens or None). Raises `ServerError`."""
     sent = endpoint.takes({"model": endpoint.model, "temperature": 0.0, **body})
     try:
         response = await asyncio.wait_for(client.post(f"{endpoint.url}/completions", json=sent), endpoint.timeout_s)
         reply = response.json()
     except asyncio.TimeoutError:
         raise ServerError(f"no reply within {endpoint.timeout_s:g} s") from None
-    except httpx2.HTTPError as e:
+    except HTTPError as e:
         raise ServerError(f"no reply: {endpoint.clean(str(e)) or type(e).__name__}") from None
     except (ValueError, RecursionError):
         raise ServerError(f"HTTP {response.status_code} without readable JSON") from None
@@ -111,13 +111,11 @@ async def _post(client: httpx2.AsyncClient, endpoint: Endpoint, body: Json) -> t
     return choice, part(reply, "usage", "prompt_tokens")
 
 
-async def echoed(
-    client: httpx2.AsyncClient, endpoint: Endpoint, words: Words, ids: Sequence[int], first: int, top: int
-) -> Given:  # fmt: skip
+async def echoed(client: AsyncClient, endpoint: Endpoint, words: Words, ids: Sequence[int], first: int, top: int) -> Given:
     """Log-probabilities in nats of tokens first .. n - 1 of `ids`, and of the `top` likeliest in their places. Raises `ServerError`
-    if the server gives none, or another's."""
-    # One token, not none: llama-cpp-python takes 0 for no limit. By id: the texts of its tokens are not always those of the tokens
-    # alone, so a server that does not name ids is not asked further.
+    if the server gives none, or those of other tokens."""
+    # max_tokens 1, not 0: llama-cpp-python takes 0 for no limit. Ids are required: a token's text in a prompt can differ from its
+    # text alone.
     body = {"prompt": list(ids), "max_tokens": 1, "echo": True, "logprobs": top, "return_tokens_as_token_ids": True}
     choice, prompt_tokens = await _post(client, endpoint, body)
     tokens, values, likeliest = (part(choice, "logprobs", k) for k in ("tokens", "token_logprobs", "top_logprobs"))
@@ -136,10 +134,8 @@ async def echoed(
     return _whole([_checked(v) for v in values[first:]], [_likeliest(part(likeliest, k)) for k in range(first, len(ids))])
 
 
-async def prompted(
-    client: httpx2.AsyncClient, endpoint: Endpoint, words: Words, ids: Sequence[int], first: int, top: int
-) -> Given:  # fmt: skip
-    """Like `echoed`, by vLLM's own field, whose places hold the given token too."""
+async def prompted(client: AsyncClient, endpoint: Endpoint, words: Words, ids: Sequence[int], first: int, top: int) -> Given:
+    """Like `echoed`, by vLLM's `prompt_logprobs`, whose places hold the given token too."""
     choice, prompt_tokens = await _post(client, endpoint, {"prompt": list(ids), "max_tokens": 1, "prompt_logprobs": top})
     _check_length(prompt_tokens, len(ids))
     reported = part(choice, "prompt_logprobs")
@@ -150,10 +146,10 @@ async def prompted(
 
 
 async def bias(
-    client: httpx2.AsyncClient, endpoint: Endpoint, words: Words, ids: Sequence[int], first: int, top: int, *, forced: bool = True
+    client: AsyncClient, endpoint: Endpoint, words: Words, ids: Sequence[int], first: int, top: int, *, forced: bool = True
 ) -> Given:  # fmt: skip
-    """Like `echoed`, by one request for each token. None for a part of a character: llama.cpp's server reports nothing for it.
-    forced: by `logit_bias`; else all are None, and what the server would write is compared with nothing."""
+    """Like `echoed`, by one request per token. None for a part of a character: llama.cpp's server reports nothing for it.
+    forced: by `logit_bias`; otherwise all log-probabilities are None, and only the likeliest come."""
     logps, places = list[float | None](), list[Place]()
     for k, wanted in enumerate(ids[first:], first):
         force = {"logit_bias": {str(wanted): BIAS}} if forced else {}
@@ -167,7 +163,7 @@ async def bias(
             if not places[-1]:
                 raise ServerError("the likeliest tokens do not come by their ids")
         elif name is None and PIECE in words.piece(wanted):
-            whole = words(" a", add_special_tokens=False).input_ids[0]  # its reply names the likeliest
+            whole = words(" a", add_special_tokens=False).input_ids[0]  # forcing this one, the reply names the likeliest
             choice, _ = await _post(client, endpoint, body | {"logit_bias": {str(whole): BIAS}})
             places[-1] = _likeliest(_generated(choice)[2])
             logps.append(None)
@@ -179,7 +175,7 @@ async def bias(
 
 
 def _generated(choice: Json) -> tuple[Any, Any, Any]:
-    """(id or text, log-probability, the likeliest) of a reply's first token, in llama.cpp's or the completions format, or None."""
+    """(id or text, log-probability, the likeliest) of a reply's first token, in llama.cpp's or the completions format; or Nones."""
     reported = part(choice, "logprobs")
     if token := part(reported, "content", 0):
         name = part(token, "id")
@@ -188,7 +184,7 @@ def _generated(choice: Json) -> tuple[Any, Any, Any]:
 
 
 def _likeliest(reported: Any) -> Place:
-    """The likeliest tokens of a place, which llama.cpp lists and the completions format maps; empty unless each has its id."""
+    """The likeliest tokens of a place, a list from llama.cpp and a mapping in completions; empty unless each has an id."""
     if isinstance(reported, dict):
         pairs = [(str(name), value) for name, value in reported.items()]
     else:
@@ -202,18 +198,18 @@ WAYS: dict[str, Way] = {
     "the next token's likeliest, a token at a time": partial(bias, forced=False),
 }  # fmt: skip
 SAID = "the {top} likeliest of each place, by {way}"
-TOPS = (20, 5, 1)  # how many of the likeliest are asked for, until a server gives them: vLLM's limit by default, OpenAI's, one
+TOPS = (20, 5, 1)  # how many of the likeliest to ask for, tried in turn: vLLM's default limit, OpenAI's limit, one
 
 
 class Found(NamedTuple):
-    """way: the first of WAYS that works, with the most of TOPS; lacks: {each way before it: why it does not}."""
+    """way: the first of WAYS that works, with the most of TOPS; lacks: {each way before it: why it does not work}."""
 
     way: str
     top: int
     lacks: dict[str, str]
 
 
-async def ability(client: httpx2.AsyncClient, endpoint: Endpoint, words: Words | None) -> Finding:
+async def ability(client: AsyncClient, endpoint: Endpoint, words: Words | None) -> Finding:
     """Whether the server gives log-probabilities of given tokens, how, and how many."""
     if words is None:
         return measure.finding(None, "name the model's tokenizer.json with --tokenizer to find out")
@@ -224,8 +220,8 @@ async def ability(client: httpx2.AsyncClient, endpoint: Endpoint, words: Words |
     return measure.finding(True, SAID.format(**found._asdict()))
 
 
-async def find_way(client: httpx2.AsyncClient, endpoint: Endpoint, words: Words, text: str) -> Found:
-    """How the server scores this text. Raises `Unsupported` with all reasons if it does not."""
+async def find_way(client: AsyncClient, endpoint: Endpoint, words: Words, text: str) -> Found:
+    """Find out how the server scores `text`. Raises `Unsupported` with all reasons if it does not."""
     ids, reasons = words.encoded(text), ""
     for top in TOPS:
         failed = dict[str, str]()
@@ -241,9 +237,9 @@ async def find_way(client: httpx2.AsyncClient, endpoint: Endpoint, words: Words,
     raise Unsupported(f"the server gives no log-probabilities of given tokens, nor the likeliest by their ids ({reasons})")
 
 
-async def _check_aligned(client: httpx2.AsyncClient, endpoint: Endpoint, words: Words, text: str, way: Way) -> None:
+async def _check_aligned(client: AsyncClient, endpoint: Endpoint, words: Words, text: str, way: Way) -> None:
     """Raise `ServerError` unless a generated token comes back with the log-probability that it was generated with. The echo of
-    llama-cpp-python 0.3.36 is off by one token: all tokens are there, every value is wrong."""
+    llama-cpp-python 0.3.36 is off by one token: all tokens are there, but every value is wrong."""
     compared = 0
     for count in OPENINGS:
         opening = " ".join(text.split()[:count])
@@ -280,7 +276,8 @@ def _checked(value: Any) -> float:
 
 
 def _whole(logps: list[float | None], places: list[Place]) -> Given:
-    """Both, unless most tokens are certain or a place holds more than 1: values from after the bias, not the model's."""
+    """Return both. Raises `ServerError` if most tokens are certain or the probabilities of a place sum to more than 1: such values
+    are not the model's."""
     scored = [v for v in logps if v is not None] or [max(place.values()) for place in places if place]
     off = rounding([v for place in places for v in place.values()])
     if over := [total for place in places if (total := sum(math.exp(v - off) for v in place.values())) > 1]:
@@ -290,12 +287,9 @@ def _whole(logps: list[float | None], places: list[Place]) -> Given:
     return logps, places
 
 
-# ---- windows ----------------------------------------------------------------------------------------------------------------
-
-
 async def scored(endpoint: Endpoint, windows: Sequence[Window], words: Words, at_once: int) -> tuple[Json, list[ScoreRow]]:
-    """({url, model, and what `Found` has}, one row a window). Raises `ServerError` without a server or its
-    model, `Unsupported` if it gives no log-probabilities."""
+    """Return ({url, model, and the fields of `Found`}, one row per window). Raises `ServerError` without a server or its model,
+    `Unsupported` if it gives no log-probabilities."""
     async with connected(endpoint) as client:
         endpoint, _ = await measure.named(client, endpoint)
         found = await find_way(client, endpoint, words, measure.TEXT)

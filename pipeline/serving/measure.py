@@ -1,13 +1,12 @@
 """Measure one server: from its launch or URL through the probe to the last row and the metrics.
 
 A level is a load. A closed loop sends the next request when one is answered, so a slow server gets fewer; it shows capacity. An
-open loop sends requests when they are due, as users do, and queues grow if the server cannot keep up; it shows how long users wait.
+open loop sends requests when they are due, as users do; queues grow if the server cannot keep up. It shows how long users wait.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,42 +25,29 @@ from pipeline.core.records import Exchange, Finding, Launch, Metric, Metrics, Op
 from pipeline.evalset import load_texts
 from pipeline.metrics.serving import PREFIX, TAIL, Objective, in_a_round, level, reuse, saturation_point, scenarios, warm_ups
 from pipeline.serving import launch
-from pipeline.serving.client import (
-    DISPENSABLE,
-    KEY,
-    Clock,
-    Endpoint,
-    Request,
-    ServerError,
-    address,
-    ask,
-    connected,
-    key_from,
-    row_of,
-)  # fmt: skip
-from pipeline.serving.reply import Fault, Reply, part
+from pipeline.serving.client import Clock, Endpoint, Request, ServerError, address, ask, connected, key_from, refused_fields, unsent
+from pipeline.serving.reply import part
 from pipeline.speed.schedule import Prompts
 
 T = TypeVar("T")
 R = TypeVar("R")
 Tick = Callable[[], object]
 CHARACTERS = 4  # of English text in a token, where no tokenizer counts them
-OPENING = 24  # prompts differ within their first characters or tokens, so that a prefix cache has no hits
+OPENING = 24  # tokens or characters within which prompts differ, so that a prefix cache has no hits
 CONFIDENCE = 0.95
 TEMPLATE_TOKENS = 256  # that a chat template and an end token may add to a prompt
 END_TOKENS = 16  # that a server may add to a prompt without a template
 PROBE_TOKENS = 512  # the most that a request of the probe takes, with any tokenizer
 IN_FLIGHT = 256  # an open loop's limit; a request that is due beyond it fails as `unsent`
-
-NATURAL = 48  # tokens: whether ignore_eos works shows on a reply that ends by itself before this
+NATURAL = 48  # tokens: a reply that ends by itself before this shows whether ignore_eos works
 TEXT = "The harbour master counted the boats that came in before the storm, and wrote their names into a book."
 CHAT = [{"role": "user", "content": "Answer with one word: yes or no?"}]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is asked of a server. requests: in a level and round, at least four for each concurrent one; warmups: in a level, at
-    least one for each concurrent one unless 0."""
+    """The load on a server. requests: in a level and round, at least four for each concurrent one; warmups: in a level, at least
+    one for each concurrent one unless 0."""
 
     concurrency: Sequence[int] = (1, 2, 4, 8, 16)
     rates: Sequence[float] = ()
@@ -75,11 +61,11 @@ class Plan:
     seed: int = 0
 
     def levels(self) -> list[tuple[str, int]]:
-        """(scenario, requests in a round) of each level; closed ones in order of concurrency."""
+        """(scenario, requests in a round) of each level; closed ones by rising concurrency."""
         return [(name, in_a_round(name, self.requests)) for name in scenarios(self.concurrency, self.rates)]
 
     def prompts(self) -> int:
-        """How many different prompts the run needs."""
+        """The number of different prompts that the run needs."""
         return sum(self.rounds * n + warm_ups(name, self.warmups) for name, n in self.levels())
 
 
@@ -91,8 +77,8 @@ def finding(value: bool | None, reason: str | None = None) -> Finding:
 
 
 async def named(client: httpx2.AsyncClient, endpoint: Endpoint) -> tuple[Endpoint, list[str]]:
-    """(the endpoint with its model, names of all models). Raises `ServerError` if it is down, needs another key, or if it is not
-    clear which model is meant."""
+    """Return (the endpoint with its model, names of all models). Raises `ServerError` if the server is down, refuses the key, or
+    does not serve the model; or if it serves several and none is named."""
     url = endpoint.url
     try:
         response = await client.get(f"{url}/models")
@@ -107,7 +93,7 @@ async def named(client: httpx2.AsyncClient, endpoint: Endpoint) -> tuple[Endpoin
         raise ServerError(f"{url} {key}; set {endpoint.key_variable} to the right one")
     if response.status_code != 200:
         raise ServerError(f"{url}/models answers HTTP {response.status_code}; is this an OpenAI-compatible server?")
-    models, model = [str(m["id"]) for m in part(listed, "data") or []], endpoint.model
+    models, model = [str(name) for m in part(listed, "data") or [] if (name := part(m, "id"))], endpoint.model
     names = ", ".join(models[:5])
     if not models:
         raise ServerError(f"{url} serves no model; load one there")
@@ -119,49 +105,40 @@ async def named(client: httpx2.AsyncClient, endpoint: Endpoint) -> tuple[Endpoin
 
 
 async def probe(client: httpx2.AsyncClient, endpoint: Endpoint) -> tuple[Endpoint, Probe]:
-    """(the endpoint with its model and without refused fields, what it can do). Raises `ServerError` if it cannot be measured."""
+    """Return (the endpoint with its model and refused fields, what it can do). Raises `ServerError` if it cannot be measured."""
     endpoint, models = await named(client, endpoint)
     api = "chat" if endpoint.chat else "completions"
-    first = await ask(client, endpoint, Request(TEXT, 4))
-    while more := _refused_fields(first.row) - endpoint.refused:
+    while True:
+        row = (await ask(client, endpoint, Request(TEXT, 4))).row
+        if not (more := refused_fields(row) - endpoint.refused):
+            break
         endpoint = replace(endpoint, refused=endpoint.refused | more)
-        first = await ask(client, endpoint, Request(TEXT, 4))
-    row = first.row
     if not row["ok"]:
         how = {200: "does not stream", None: "does not answer"}.get(row["status"], "refuses")
         raise ServerError(f"{endpoint.url} {how} {api}: {row['error']}")
     without = f"requests go without {', '.join(sorted(endpoint.refused))}, which it refuses"
     is_counted, events, tokens = row["counted_by"] == "usage", len(row["t_chunks"]), row["output_tokens"]
     several = None if events == tokens else f"{tokens} tokens came in {events} events"
-    abilities: Probe = {
+    return endpoint, {
         "url": endpoint.url, "model": endpoint.model, "models": models, "api": api,
-        "all_fields": finding(False, without),
+        **({"all_fields": finding(False, without)} if endpoint.refused else {}),  # type: ignore[typeddict-item]
         "stream_usage": finding(is_counted, None if is_counted else "no usage came, though stream_options asked for it"),
         "one_token_an_event": finding(None, row["counted_by"]) if tokens is None else finding(not several, several),
         "ignore_eos": await _ignores_eos(client, endpoint),
     }  # fmt: skip
-    if not endpoint.refused:
-        del abilities["all_fields"]
-    return endpoint, abilities
-
-
-def _refused_fields(row: Exchange) -> frozenset[str]:
-    """The dispensable field that a refusal names first; what it names later is advice."""
-    error = row["error"] if row["status"] in (400, 422) else None
-    return frozenset(re.findall(rf"\b({'|'.join(DISPENSABLE)})\b", error or "")[:1])
 
 
 async def _ignores_eos(client: httpx2.AsyncClient, endpoint: Endpoint) -> Finding:
-    """Whether ignore_eos makes a reply go on that would end by itself."""
-    prompt: Any = CHAT  # a chat ends soon, and both APIs use the same sampler
-    forced = await ask(client, endpoint, Request(prompt, NATURAL, forced=True))
-    if forced.row["fault"] == "http" and not endpoint.chat:
-        prompt = TEXT
-        forced = await ask(client, endpoint, Request(prompt, NATURAL, forced=True))
-    if not forced.row["ok"]:
-        return finding(False, forced.row["error"])
-    if forced.row["output_tokens"] is None:
-        return finding(None, forced.row["counted_by"])
+    """Whether ignore_eos extends a reply that would end by itself."""
+    prompts: list[Any] = [CHAT] if endpoint.chat else [CHAT, TEXT]  # a chat ends soon, and both APIs use the same sampler
+    for prompt in prompts:
+        forced = (await ask(client, endpoint, Request(prompt, NATURAL, forced=True))).row
+        if forced["fault"] != "http":
+            break
+    if not forced["ok"]:
+        return finding(False, forced["error"])
+    if forced["output_tokens"] is None:
+        return finding(None, forced["counted_by"])
     natural = (await ask(client, endpoint, Request(prompt, NATURAL))).row
     if natural["finish"] == "length" or natural["output_tokens"] == NATURAL:
         return finding(None, f"the model's own reply is longer than {NATURAL} tokens; every reply's length is checked anyway")
@@ -173,38 +150,29 @@ async def _ignores_eos(client: httpx2.AsyncClient, endpoint: Endpoint) -> Findin
 
 @contextmanager
 def endpoint_of(
-    url: str | None, kind: str | None, folder: Path | None, plan: Plan, *, tokenizer: Any = None, model: str = "",
-    chat: bool = False, timeout_s: float = 120.0, key_env: str = KEY, threads: int = 1, options: Options | None = None,
-    prefix: Prefix | None = None,
+    url: str | None, kind: str | None, folder: Path | None, plan: Plan, *, tokenizer: Any, model: str,
+    chat: bool = False, timeout_s: float, key_env: str, threads: int, options: Options | None = None, prefix: Prefix | None = None,
 ) -> Iterator[tuple[Endpoint, Launch | None]]:  # fmt: skip
-    """(the endpoint, facts of the launch): the server at `url`, or one of `kind` that runs for the block on a model's folder.
-    tokenizer: of the model, or None; options: the variant's engine options."""
+    """Yield (the endpoint, facts of its launch): the server at `url`, or one of `kind` that is started on a model's folder for the
+    block. tokenizer: of the model, or None; options: the variant's engine options."""
     count = (lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)) if tokenizer else None
     if not kind or folder is None:
         yield Endpoint(address(url or "", key_env), model, chat, timeout_s, key_from(key_env), count, key_env), None
         return
-    if prefix:
-        plan = replace(plan, prompt_tokens=max(plan.prompt_tokens, prefix.shared_tokens + TAIL))
-    parallel, context = (
-        max(plan.concurrency, default=8),
-        context_of(plan, tokenizer is not None, chat),
-    )
+    # The context that one request needs, and no more: a server reserves memory for all requests at once, and refuses a context
+    # longer than the model's. A prompt whose tokens were not counted may have half as many again.
+    prompt = max(plan.prompt_tokens, prefix.shared_tokens + TAIL if prefix else 0)
+    spare = max(TEMPLATE_TOKENS if chat else END_TOKENS, 0 if tokenizer else prompt // 2)
+    parallel, context = max(plan.concurrency, default=8), max(PROBE_TOKENS, prompt + plan.output_tokens + spare)
     with launch.launched(
         kind, folder, threads=threads, parallel=parallel, context=context, options=options, reuse=prefix is not None
     ) as server:
         yield Endpoint(server.url, model, chat, timeout_s, server.key, count, key_env), server.facts
 
 
-def context_of(plan: Plan, is_counted: bool, is_chat: bool) -> int:
-    """The context that one request needs. No more: a server reserves memory for all requests at once, and refuses a context longer
-    than the model's. A prompt whose tokens were not counted may have half as many again."""
-    spare = max(TEMPLATE_TOKENS if is_chat else END_TOKENS, 0 if is_counted else plan.prompt_tokens // 2)
-    return max(PROBE_TOKENS, plan.prompt_tokens + plan.output_tokens + spare)
-
-
 def prompts(documents: Sequence[TextRow], plan: Plan, tokenizer: Any, as_ids: bool, prefix: Prefix | None = None) -> list[Any]:
-    """The plan's prompts, each with another opening: token ids, or text of about as many tokens where ids cannot be sent. Then, for
-    a prefix, two that begin alike for each of its requests."""
+    """The plan's prompts, no two with the same opening: token ids, or text of about as many tokens where ids cannot be sent. Then,
+    for a prefix, two prompts that begin alike for each of its requests."""
     source, unit = "\n\n".join(d["text"] for d in documents), 1 if tokenizer else CHARACTERS
     if tokenizer:
         source = tokenizer.encode(source, add_special_tokens=False).ids
@@ -244,21 +212,16 @@ async def opened(
     send: Callable[[Request], Awaitable[Exchange]], requests: Sequence[Request], due: Sequence[float], *, most: int = IN_FLIGHT,
     clock: Clock = time.monotonic, sleep: Callable[[float], Awaitable[object]] = asyncio.sleep, tick: Tick = lambda: None,
 ) -> list[Exchange]:  # fmt: skip
-    """Send each request when it is due; rows in the order of the requests, with t_due."""
-    start, in_flight = clock(), 0
+    """Send each request when it is due, unless `most` are waiting: then it fails. Rows in the order of the requests, with t_due."""
+    start, room = clock(), asyncio.Semaphore(most)
 
     async def one(request: Request, at: float) -> Exchange:
-        nonlocal in_flight
         await sleep(max(0.0, at - clock()))
-        if in_flight >= most:  # it counts as failed
-            now, fault = clock(), Fault("unsent", f"not sent: {most} requests were already waiting")
-            row = row_of(Endpoint(""), request, Reply(), now, now, fault)
+        if room.locked():
+            row = unsent(request, clock(), f"not sent: {most} requests were already waiting")
         else:
-            in_flight += 1
-            try:
+            async with room:
                 row = await send(request)
-            finally:
-                in_flight -= 1
         tick()
         row["t_due"] = at
         return row
@@ -267,7 +230,7 @@ async def opened(
 
 
 async def together(work: Sequence[Awaitable[T]]) -> list[T]:
-    """Run all at once; if one raises, cancel the others before raising."""
+    """Run all concurrently; if one raises, cancel the others before raising."""
     tasks = [asyncio.ensure_future(w) for w in work]
     try:
         return await asyncio.gather(*tasks)
@@ -278,7 +241,7 @@ async def together(work: Sequence[Awaitable[T]]) -> list[T]:
 
 
 def unfinished(rows: Path) -> Path:
-    """Where rows lie, round by round, until a run ends. No metric uses them: rounds of two runs differ."""
+    """The file that holds rows, round by round, until a run ends. No metric uses it: rounds of two runs cannot be mixed."""
     return rows.with_suffix(".unfinished.jsonl")
 
 
@@ -286,11 +249,9 @@ async def measured(
     endpoint: Endpoint, plan: Plan, corpus: Path, tokenizer: Any, path: Path, prefix: Prefix | None = None,
     served_by: str | None = None,
 ) -> tuple[Probe, Plan, list[RequestRow]]:  # fmt: skip
-    """(what the endpoint can do, the plan as it was carried out, rows). path: the file that rows will be written to; served_by:
-    the kind of a server that was launched here.
-
-    Every level is warmed up; rounds go over all levels, forwards and backwards: a drift of the machine affects all alike.
-    """
+    """Return (what the endpoint can do, the plan as carried out, rows). path: the file that rows will be written to; served_by: the
+    kind of a server that was launched here. Every level is warmed up. Rounds go over the levels forwards and backwards in turn,
+    so that a drift of the machine affects all alike."""
     async with connected(endpoint) as client:
         endpoint, abilities = await probe(client, endpoint)
         plan = replace(plan, forced=plan.forced and abilities["ignore_eos"]["value"] is not False)
@@ -327,8 +288,8 @@ async def measured(
 
 
 def _steps(kind: str | None, chat: bool) -> list[tuple[str, int, Options]]:
-    """(scenario, which of two prompts that begin alike, fields) of each request: the first, the other, and the first again with and
-    without what the server keeps, where it can be told."""
+    """(scenario, which of two prompts that begin alike, fields) of each request: the first, the other, and, where the server can be
+    asked, the first again with and without its cache."""
     using, alone, _ = launch.REUSE[kind] if kind else ({}, None, [])
     steps = [("prefix-cold", 0, using), ("prefix-warm", 1, using)]
     if alone is not None:
@@ -340,7 +301,7 @@ def _steps(kind: str | None, chat: bool) -> list[tuple[str, int, Options]]:
 def metrics_of(
     rows: list[RequestRow], plan: Plan, confidence: float = CONFIDENCE, between: float | None = None
 ) -> tuple[dict[str, Metrics], Metric]:
-    """({scenario: its metrics}, the saturation point) of a run's rows. between: the variation between whole runs."""
+    """Return ({scenario: its metrics}, the saturation point) of a run's rows. between: the variation between whole runs."""
     by_level = {name: [r for r in rows if r["scenario"] == name] for name, _ in plan.levels()}
     by_concurrency = {int(name.partition("-")[2]): r for name, r in by_level.items() if name.startswith("closed-")}
     by_level |= {name: found for name in PREFIX if (found := [r for r in rows if r["scenario"] == name])}
@@ -351,7 +312,7 @@ def metrics_of(
 
 
 def failure(rows: list[RequestRow]) -> str | None:
-    """Why a run has no metrics: none of its requests was complete; else None."""
+    """Why a run has no metrics (no request was complete), or None."""
     counted = [r for r in rows if not r["warmup"]]
     if any(r["ok"] for r in counted):
         return None
@@ -359,7 +320,7 @@ def failure(rows: list[RequestRow]) -> str | None:
 
 
 def summary(rows: list[RequestRow], knee: Metric) -> str:
-    """A run's result in a line: complete requests, and the saturation point or why there is none."""
+    """A run's result in one line: complete requests, and the saturation point or why there is none."""
     complete = f"{len(rows)} requests, {sum(r['ok'] for r in rows)} complete"
     if knee["value"] is None:
         return f"{complete}; no saturation point: {knee['warnings'][0]}"

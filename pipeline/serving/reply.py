@@ -27,7 +27,7 @@ class Fault(Exception):
 
 
 def part(value: Any, *path: str | int) -> Any:
-    """The part of a server's JSON at a path of keys and indices; None where it is missing."""
+    """The part of a server's JSON at a path of keys and indices, or None."""
     try:
         for key in path:
             value = value[key]
@@ -37,13 +37,13 @@ def part(value: Any, *path: str | int) -> Any:
 
 
 def message_of(error: Any) -> str:
-    """An error's message: the error is text, or an object with a message or a nested error."""
+    """The message of an error, which is text or an object with a message or a nested error."""
     inner = part(error, "message") or part(error, "error")
     return message_of(inner) if inner else str(error)
 
 
 def error_in(reply: Any) -> Any:
-    """The error in a server's object, even an empty one; None if there is none."""
+    """The error in a server's object, even an empty one, or None."""
     error = part(reply, "error")
     if error not in (None, "", False):
         return error
@@ -51,12 +51,12 @@ def error_in(reply: Any) -> Any:
 
 
 def paired(text: str) -> str:
-    """`text` with surrogate pairs joined, as JSON escapes them; a lone surrogate, which no file takes, becomes U+FFFD."""
+    """`text` with surrogate pairs joined, as JSON escapes them; a lone surrogate, which cannot be encoded, becomes U+FFFD."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def said_in(logprobs: Any) -> list[Said]:
-    """Tokens with the log-probabilities of the two likeliest: of llama.cpp and of chats (`content`), or of vLLM's completions."""
+    """Tokens with the gap between the two likeliest, as llama.cpp and chats send them (`content`), or vLLM's completions."""
     several = [(t["token"], [top["logprob"] for top in t["top_logprobs"]]) for t in part(logprobs, "content") or []]
     several += [(t, list(tops.values())) for t, tops in zip(part(logprobs, "tokens") or [], part(logprobs, "top_logprobs") or [])]
     best = [(token, sorted(values)[-2:]) for token, values in several]
@@ -73,8 +73,8 @@ class Event(NamedTuple):
 
 
 async def events(stream: AsyncIterable[bytes]) -> AsyncIterator[Event]:
-    """Server-sent events (HTML standard, section 9.2.6) out of bytes, which are UTF-8, whatever a header says. Raises `Fault` for
-    an endless one. Not httpx2's: older llama.cpp servers send a field `error`, and no event may wait for the bytes after it."""
+    """Read server-sent events (HTML standard, section 9.2.6) from bytes, always as UTF-8. Raises `Fault` for an endless event.
+    Not httpx2's: older llama.cpp servers send a field `error`, and no event may wait for the bytes that follow it."""
     decoder = codecs.getincrementaldecoder("utf-8-sig")("replace")  # drops a byte order mark at the start
     rest, after_cr, kind, data = "", False, "", list[str]()
     async for content in stream:
@@ -104,9 +104,8 @@ async def events(stream: AsyncIterable[bytes]) -> AsyncIterator[Event]:
 class Reply:
     """A reply so far. Times are arrivals of events in this process, in seconds of the caller's clock.
 
-    t_chunks: events with text (reasoning, content or a tool call); t_empty: events that could have had text, without a role or a
-    finish; t_finish: the event with the finish reason. clean: removes the API key from the server's text, before it is shortened:
-    part of a key could not be recognized.
+    t_chunks: events with text (reasoning, content or a tool call); t_empty: events without text, role and finish; t_finish: the
+    event with the finish reason. clean: removes the API key from the server's text.
     """
 
     status: int | None = None  # HTTP, once there are headers
@@ -122,12 +121,12 @@ class Reply:
     said: list[Said] = field(default_factory=list)
     usage: Json | None = None
     t_used: float | None = None
-    used_at: int = 0  # events with text before the last usage; it does not count later ones
+    used_at: int = 0  # events with text before the last usage, which does not count later ones
     finish: str | None = None
     clean: Callable[[str], str] = field(default=str, repr=False)
 
     def take(self, event: Event, now: float) -> None:
-        """Take one event. Raises `Fault` for an error inside the stream and for anything but a reply."""
+        """Take one event. Raises `Fault` for an error in the stream and for anything that is not a reply."""
         data = event.data
         if "error" in event.kind.lower():
             try:
@@ -145,7 +144,7 @@ class Reply:
                 raise _in_stream(error)
             for choice in chunk.get("choices") or []:
                 self._hear(choice, now)
-            if isinstance(usage := chunk.get("usage"), dict):  # some send it with every event: the last one counts
+            if isinstance(usage := chunk.get("usage"), dict):  # some servers send it with every event: the last one counts
                 self.usage, self.used_at, self.t_used = usage, len(self.t_chunks), now
         except (ValueError, TypeError, AttributeError, RecursionError):
             raise Fault("malformed", f"an event is not a completion chunk: {self.clean(data)[:80]!r}") from None
@@ -173,27 +172,27 @@ class Reply:
             raise Fault("in_band", f"the server ended the reply with finish_reason {self.finish!r}")
 
     def t_whole(self) -> float | None:
-        """When the reply was complete: at [DONE], or when both its finish and its usage had come; None before."""
+        """When the reply was complete: at [DONE], or once both its finish and its usage had come; None before."""
         counted = self.used("completion_tokens") and self.used_at == len(self.t_chunks)
         if self.t_done is not None or not counted or self.t_used is None or self.t_finish is None:
             return self.t_done
         return max(self.t_used, self.t_finish)
 
     def check_end(self) -> None:
-        """Raise `Fault` unless the stream was complete: a closed connection alone is not an end."""
+        """Raise `Fault` unless the stream was complete: a closed connection alone proves nothing."""
         if self.t_done is None and self.finish is None:
             raise Fault("cut", f"the stream closed without its end, after {len(self.t_chunks)} chunks")
         if not self.t_chunks and not self.used("completion_tokens"):
             raise Fault("cut", "the stream ended without a token")
 
     def used(self, *path: str) -> int | None:
-        """A number of tokens in the server's usage; None if it does not say, or says an impossible one."""
+        """A number of tokens in the server's usage; None if it is missing or impossible."""
         value = part(self.usage, *path)
         return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_TOKENS else None
 
     def output_tokens(self, count: Callable[[str], int] | None) -> tuple[int | None, str]:
-        """(number of tokens or None, how it was counted). count: tokens of a text, for servers without usage. Events are never
-        counted as tokens: one may carry several."""
+        """(number of tokens or None, how it was counted). count: tokens of a text, for servers without usage. Events are not
+        counted: one may carry several tokens."""
         used = self.used("completion_tokens")
         if used and self.used_at == len(self.t_chunks):
             return used, "usage"
@@ -203,13 +202,13 @@ class Reply:
         return count(paired(self.reasoning + self.text + self.tools)), f"tokenizer, joined text: {lacks}"
 
     def arrivals(self, tokens: int | None) -> list[float]:
-        """Arrivals of tokens. Events without text count as tokens (buffered partial characters) only if with them every token has
-        its event; otherwise they may be keep-alives."""
+        """Arrivals of tokens. Events without text count (as buffered partial characters) only if with them each token has an event;
+        otherwise they may be keep-alives."""
         every = sorted(self.t_chunks + self.t_empty)
         return every if tokens == len(every) else self.t_chunks
 
     def t_last(self, tokens: int | None) -> float | None:
-        """Arrival of the last token; the reply's finish, if not every token was seen."""
+        """Arrival of the last token, or of the reply's finish if not every token was seen."""
         seen = self.arrivals(tokens)
         unseen = tokens is not None and len(seen) < tokens and self.t_finish is not None
         return self.t_finish if unseen else seen[-1] if seen else None

@@ -1,4 +1,4 @@
-"""reports/serving/<variant>.json -> metrics of a level (`ttft_p99_ms/closed-4`) and of a whole run (`knee`)."""
+"""reports/serving/<variant>.json -> metrics of one level (`ttft_p99_ms/closed-4`) and of a whole run (`knee`)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def levels(settings: Params) -> list[str]:
 
 
 def asked(variant: str, settings: Params) -> Json:
-    """All settings that a server's results depend on, besides the model."""
+    """All settings, besides the model, that a server's results depend on."""
     load, common = settings.amount.serving, settings.serving.model_dump(exclude={"variants"})
     amounts = {"load": load.model_dump(exclude_none=True) if load else None, "seed": settings.seed, "threads": settings.threads}
     intervals = {"confidence": settings.compare.confidence, "between_runs": settings.compare.between_runs.time}
@@ -42,13 +42,13 @@ def judged(settings: Params) -> set[str]:
 
 
 def load(settings: Params) -> dict[str, ServerReport]:
-    """{variant: its server's results} that exist."""
+    """The existing {variant: its server's results}."""
     paths = {name: artifacts.served(name) for name in settings.serving.variants}
     return {name: records.read(path, ServerReport) for name, path in paths.items() if path.exists()}
 
 
 def fault(variant: str, result: ServerReport | None, model: str, settings: Params) -> str | None:
-    """Why a variant's server results cannot be used, or None. model: digest of the variant as it is now."""
+    """Why a variant's server results cannot be used, or None. model: current digest of the variant."""
     if variant not in settings.serving.variants:
         return f"{variant} is not served (serving.variants in params.yaml)"
     if result is None:
@@ -61,15 +61,15 @@ def fault(variant: str, result: ServerReport | None, model: str, settings: Param
 
 
 def current(variants: Mapping[str, VariantResult], settings: Params) -> tuple[dict[str, ServerReport], dict[str, str]]:
-    """({variant: its server's results}, {variant: why it has none}). variants: {variant: its metrics file}."""
+    """Return ({variant: its server's results}, {variant: why it has none}). variants: {variant: its metrics file}."""
     existing = load(settings)
     faults = {n: fault(n, existing.get(n), variants[n]["model"], settings) for n in settings.serving.variants}
     return {n: r for n, r in existing.items() if not faults[n]}, {n: why for n, why in faults.items() if why}
 
 
 def add(variants: Mapping[str, VariantResult], settings: Params, servers: Mapping[str, ServerReport] | None = None) -> None:
-    """Add server metrics to {variant: its metrics file} if any rule judges one, unknown ones as null with a reason; `client` is the
-    machine that asked. servers: {variant: its server's results}, by default those on disk."""
+    """Add server metrics to {variant: its metrics file} if a rule judges one; unknown ones are null with a reason. `client` is the
+    machine that sent the requests. servers: {variant: its server's results}, by default those on disk."""
     if not (names := judged(settings)):
         return
     servers = load(settings) if servers is None else servers
