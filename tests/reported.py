@@ -8,16 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from gate_house import alone
+from gate_house import MACHINE, alone
 
 from pipeline.metrics.definitions import DEFINITIONS
 
 ROOT = Path(__file__).resolve().parent.parent
-
-MACHINE = {
-    "cpu": "A CPU", "cores": 2, "threads": 2, "memory_bytes": 2**34, "system": "Linux x86_64", "python": "3.11.7", "gpu": None,
-    "llamacpp": None, "cpu_capability": "AVX2",
-}  # fmt: skip
 BITS = {"bf16": 16, "int8": 8, "int8-slow": 8, "int4": 4, "int4-fast": 4}
 
 
@@ -55,13 +50,14 @@ def rule(name: str, verdict: str, **more: Any) -> dict[str, Any]:
     return {
         "metric": name, "against": "reference", "bound": "margin 0.02 nats", "threshold": 0.02, "better": "lower", "unit": "nats",
         "required": True, "verdict": verdict, "reason": f"{name} says {verdict}", "settle": None, "value": 0.1, "low": 0.09,
-        "high": 0.11, "n": 4914,
+        "high": 0.11, "n": 4914, "neutral": 0.0, "p_fail": None, "p_fail_holm": None, "clusters": None, "between": None,
     } | more  # fmt: skip
 
 
 def judged(verdict: str, *rules: dict[str, Any], required: bool = True, reason: str = "because") -> dict[str, Any]:
     """A judged variant as in gate.json."""
-    return {"verdict": verdict, "reason": reason, "required": required, "rules": list(rules), "family": {"level": 0.025}}
+    family = {"rules": 1, "correction": "Holm 1979", "level": 0.025, "sided": "one"}
+    return {"verdict": verdict, "reason": reason, "required": required, "rules": list(rules), "family": family}
 
 
 def verdicts(**variants: dict[str, Any]) -> dict[str, Any]:

@@ -99,15 +99,10 @@ def test_the_readme_gets_verdict_advice_six_columns_one_line_on_n_and_floor_and_
     readme = written / "README.md"
     readme.write_text("# top\n<!-- results -->old<!-- /results -->\nbelow\n", encoding="utf-8")
     report.write_readme()
-    text, variants, verdict = (
-        readme.read_text(encoding="utf-8"),
-        params.load().variants,
-        artifacts.read_json(artifacts.GATE)["verdict"],
-    )
-    assert (
-        text.startswith("# top\n<!-- results -->\nMeasured by")
-        and f"gate: **{verdict}**, the verdict of int8, which alone can block a merge" in text
-    )
+    text, variants = readme.read_text(encoding="utf-8"), params.load().variants
+    verdict = artifacts.read_json(artifacts.GATE)["verdict"]
+    assert text.startswith("# top\n<!-- results -->\nMeasured by")
+    assert f"gate: **{verdict}**, the verdict of int8, which alone can block a merge" in text
     assert text.endswith("<!-- /results -->\nbelow\n") and len(text.split("\n")) < 28 + len(variants)
     lines = [line for line in text.split("\n") if line.startswith("| ")]
     table, apart = lines[: 1 + len(variants)], lines[1 + len(variants) :]
@@ -237,6 +232,16 @@ def test_the_printed_summary_says_on_top_what_is_stale_fits_100_columns_and_ends
     assert not changed or f"changed: {files}; run `dvc repro`" in " ".join(printed.split())
     assert max(len(line.rstrip()) for line in lines) <= 100 and "\x1b" not in printed
     assert [line.split(": ")[0] for line in lines[-3:]] == ["verdict", "next", "report"]
+
+
+def test_a_variant_that_params_have_lost_since_the_verdict_is_left_out(
+    reports: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(freshness, "status", lambda: (["params.yaml"], []))
+    update(artifacts.GATE, lambda d: d["variants"].update(lost=d["variants"]["int8"]))
+    report.print_summary(params.load())
+    printed = capsys.readouterr().out
+    assert printed.startswith("STALE: ") and "lost" not in printed
 
 
 def test_the_first_look_is_the_verdict_on_what_is_there_and_is_silent_once_all_is(
@@ -373,20 +378,15 @@ def test_the_line_of_the_trade_off_joins_the_front_and_a_dominated_variant_is_ho
     results = {"bf16": result("bf16", 1.0, 0.0, 269), "int8": result("int8", 4.0, 0.01, 90), "int4": result("int4", 2.0, 0.3, 100)}
     verdict = {"variants": {n: judged("PASS", reported.rule("kld_mean", "PASS")) for n in ("int8", "int4")}}
     spec = charts.tradeoff(results, verdict, "bf16", 0.95)
-    assert [
-        layer["mark"]["text"]
-        for layer in spec["layer"]
-        if layer["encoding"].get("y") == {"datum": 0.02} and "x" in layer["encoding"]
-    ] == ["gate: at most 0.02 nats"]
+    at_bound = [layer for layer in spec["layer"] if layer["encoding"].get("y") == {"datum": 0.02} and "x" in layer["encoding"]]
+    assert [layer["mark"]["text"] for layer in at_bound] == ["gate: at most 0.02 nats"]
     (line,) = [layer for layer in spec["layer"] if layer["mark"]["type"] == "line"]
     assert [p["speed"] for p in line["data"]["values"]] == [results[n]["metrics"]["speed_ratio"]["value"] for n in ("int8", "bf16")]
     assert recommendation.front(results) == ["int8", "bf16"]
     (points,) = [layer for layer in spec["layer"] if layer["mark"]["type"] == "point"]
     assert [row["verdict"] for row in spec["data"]["values"]] == ["REFERENCE", "PASS", "PASS, dominated"]
-    assert (
-        points["encoding"]["fill"]["scale"]["range"][2] == charts.PAGE
-        and points["encoding"]["stroke"]["scale"]["range"][2] == charts.GREY
-    )
+    fill, stroke = (points["encoding"][channel]["scale"]["range"][2] for channel in ("fill", "stroke"))
+    assert (fill, stroke) == (charts.PAGE, charts.GREY)
 
 
 def test_without_values_there_is_no_picture_and_an_empty_trade_off() -> None:
