@@ -15,16 +15,7 @@ from typing import Any
 import pytest
 from gate_house import metric, write_manifest, write_metrics
 from mlflow import MlflowClient
-from track_house import (
-    VARIANTS,
-    House,
-    change,
-    copy_tracked,
-    rejudge,
-    rule,
-    sqlite_house,
-    write_results,
-)  # fmt: skip
+from track_house import VARIANTS, House, change, copy_tracked, rejudge, rule, sqlite_house, write_results
 
 from pipeline import track
 from pipeline.core import artifacts, params, quiet
@@ -91,8 +82,7 @@ def test_a_user_without_a_name_and_a_home_is_a_number_and_has_a_home(monkeypatch
 
 def test_every_name_that_check_lets_through_names_one_experiment_and_one_registered_model(house: House) -> None:
     _, uri, client = house
-    names = ["100 % of %s", "a;b -- c", "ä 模型", "`tick`", "a\\b", "${HOME}"]
-    names.append("x" * 250)
+    names = ["100 % of %s", "a;b -- c", "ä 模型", "`tick`", "a\\b", "${HOME}", "x" * 250]
     for name in names:
         tags = {"variant": "int8", "location": "here", "model": "m", "verdict": "PASS"}
         assert params.Track(experiment=name).experiment == name
