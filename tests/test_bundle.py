@@ -23,7 +23,7 @@ Change = Callable[[Any], Any]
 
 @pytest.fixture
 def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The committed results with rows beside them, and with everything that must not leave."""
+    """The committed results with rows, and with everything that must not leave."""
     monkeypatch.setenv("MY_SERVER_TOKEN", "hunter2-hunter2")
     house = reported.reports(tmp_path, keep=("bf16", "int8"))
     for name in params.load().variants:
@@ -86,7 +86,7 @@ def test_a_bundle_has_everything_that_checks_the_claim_and_no_weights_and_no_sec
 
 
 def test_no_secret_leaves_in_what_is_written_for_the_bundle_itself(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The index repeats params; any text is searched by its content, not by its file name. A secret may be a folder's name."""
+    """The index repeats params. Any text is searched, whatever its file name. A secret may be a folder's name."""
     artifacts.write_text(Path("envs/own.cfg"), f"index-url = https://me:hunter2pass@pypi/simple\n{KEY}\n")
     for name in params.load().variants:
         path = artifacts.metrics(name)

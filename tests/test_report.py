@@ -1,4 +1,4 @@
-"""The pages and pictures: what they say, that nothing in them lies on another, and that they hold in a real browser."""
+"""The pages and pictures: their text, that nothing overlaps, and how they behave in a real browser."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def update(file: Path, change: Callable[[dict[str, Any]], Any]) -> None:
 
 
 def alter() -> None:
-    """Give two variants what committed results need not have: a bound, other rounds, a dequantized base, another level."""
+    """Change what committed results need not have: a bound, other rounds, a dequantized base, another level of confidence."""
     for name, n in (("bf16", 5), ("int8", 10)):
         for rate in ("decode_tok_s", "speed_ratio"):
             update(artifacts.metrics(name), lambda d, rate=rate, n=n: d["metrics"][rate].update(n=n, confidence=0.9))
@@ -49,7 +49,7 @@ def alter() -> None:
 
 @pytest.fixture(scope="module")
 def houses(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Reports that were written once; tests look at them and change nothing."""
+    """Reports written once; tests only read them."""
     made = {
         "written": reported.reports(tmp_path_factory.mktemp("written")),
         "altered": reported.reports(tmp_path_factory.mktemp("altered"), keep=("bf16", "int8")),
@@ -72,7 +72,7 @@ def written(houses: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def altered(houses: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The report of results that were altered."""
+    """The report of altered results."""
     monkeypatch.chdir(houses["altered"])
     return houses["altered"]
 
@@ -138,7 +138,7 @@ def sentences(text: str) -> list[str]:
 
 
 class Prose(HTMLParser):
-    """What a page says, without code, quotations and pictures."""
+    """A page's text, without code, quotations and pictures."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -294,8 +294,8 @@ def test_bounds_rounds_and_what_the_base_was_dequantized_from_are_said_alike_eve
     assert all("decode is bound by bandwidth" in page and "None" not in page for page in texts[:2])
     assert "it reads 1 MB" not in wording and 'title="decode is bound by bandwidth: it reads 1 MB"' in html, "at a second look"
     assert all("5 to 10 rounds" in text for text in texts)
-    said = re.sub(r' title="[^"]*"', "", "".join(texts))  # but a value's own method
-    assert not re.search(r"(?<!to )(?<!within )\b(5|10) rounds", said)
+    visible = re.sub(r' title="[^"]*"', "", "".join(texts))  # a tooltip has its value's own n
+    assert not re.search(r"(?<!to )(?<!within )\b(5|10) rounds", visible)
     source = "(dequantized from MXFP4)"
     assert all("; dequantized from MXFP4; a note" in page for page in pages(altered))
     assert f"Reference: `bf16` {source}" in comment.render(verdicts.Merge(verdict, results))
@@ -455,7 +455,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 
 def opened(browser: Browser, house: Path, width: int, height: int = 900, dark: bool = False) -> None:
-    """Open the page and wait until each static picture has given way to its live one."""
+    """Open the page and wait until each static picture has been replaced by the interactive one."""
     browser.open(house / "reports/report.html", width=width, height=height, dark=dark)
     browser.run(
         "new Promise(r => setInterval(() => document.querySelectorAll('[data-picture] > svg').length || r(), 50))"

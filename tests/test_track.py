@@ -68,7 +68,7 @@ def test_a_user_without_a_name_and_a_home_is_a_number_and_has_a_home(monkeypatch
     def unknown(uid: int) -> None:
         raise KeyError(f"getpwuid(): uid not found: {uid}")
 
-    monkeypatch.setenv("HOME", "")  # so that it is taken back in the end
+    monkeypatch.setenv("HOME", "")  # so that it is restored in the end
     for name in ("HOME", "LOGNAME", "USER", "LNAME", "USERNAME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(pwd, "getpwuid", unknown)
@@ -195,8 +195,8 @@ def test_no_password_or_key_is_uploaded(house: House, monkeypatch: pytest.Monkey
     rejudge("int8", reason=secret)
     found, _ = track.track(settings, uri)
     for run in (found["parent"], *found["runs"].values()):
-        told = client.get_run(run)
-        assert "hunter2" not in f"{told.data.params} {told.data.tags}"
+        data = client.get_run(run).data
+        assert "hunter2" not in f"{data.params} {data.tags}"
         Path(f"kept/{run}").mkdir(parents=True)
         client.download_artifacts(run, "", f"kept/{run}")
     kept = [f for f in Path("kept").rglob("*") if f.is_file()]

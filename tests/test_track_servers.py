@@ -40,7 +40,7 @@ def free_port() -> int:
 
 
 class Here:
-    """What `mlflow server` serves, in a thread, that can be stopped and started again at once: a process takes five seconds."""
+    """MLflow's server in a thread, which can be stopped and started again at once: a process takes five seconds."""
 
     def __init__(self) -> None:
         self.port = free_port()
