@@ -123,8 +123,8 @@ def points(results: Results, serving: dict[str, ServerReport], prompts: tuple[in
 
 def _in_process(name: str, metrics: Metrics, prompts: tuple[int, int]) -> list[Point]:
     rows: dict[tuple[int, str], Point] = {}
-    for part, keys in _parts(metrics).items():
-        if all(metrics[key]["value"] is None for key in keys):
+    for part, speeds in _parts(metrics).items():
+        if all(m["value"] is None for m in speeds):
             continue
         kind, size = _size(part)
         context = size if kind == "context" else prompts[kind == "batch"]
@@ -135,10 +135,10 @@ def _in_process(name: str, metrics: Metrics, prompts: tuple[int, int]) -> list[P
     return list(rows.values())
 
 
-def _parts(metrics: Metrics) -> dict[str, list[str]]:
-    """{part: names of its speed metrics}: first "" (the rounds), then the sweeps' `batch-4`, `context-1024`."""
-    split = ((name, *name.partition("/")) for name in metrics)
-    parts = together((part, name) for name, stem, _, part in split if stem in SPEED and (not part or PART.fullmatch(part)))
+def _parts(metrics: Metrics) -> dict[str, list[Metric]]:
+    """{part: its speed metrics}: first "" (the rounds), then the sweeps' `batch-4`, `context-1024`."""
+    split = ((*name.partition("/"), metric) for name, metric in metrics.items())
+    parts = together((part, metric) for stem, _, part, metric in split if stem in SPEED and (not part or PART.fullmatch(part)))
     return dict(sorted(parts.items(), key=lambda item: _size(item[0])))
 
 
@@ -149,11 +149,10 @@ def _size(part: str) -> tuple[str, int]:
 
 def unknown(results: Results) -> list[str]:
     """Contexts and batches that were requested and not measured, with the reason and its variants."""
-    parts = [(n, part, [r["metrics"][k] for k in keys]) for n, r in results.items() for part, keys in _parts(r["metrics"]).items()]
-    missing = [(name, part, metrics) for name, part, metrics in parts if part and all(m["value"] is None for m in metrics)]
-    why = {(name, part): next((w for m in metrics for w in m["warnings"]), "no reason given") for name, part, metrics in missing}
-    by_reason = together(((part, reason), name) for (name, part), reason in why.items())
-    return [f"{part} of {', '.join(names)}: {reason}" for (part, reason), names in by_reason.items()]
+    parts = ((name, part, speeds) for name, r in results.items() for part, speeds in _parts(r["metrics"]).items() if part)
+    missing = ((name, part, speeds) for name, part, speeds in parts if all(m["value"] is None for m in speeds))
+    why = (((part, next((w for m in speeds for w in m["warnings"]), "no reason given")), name) for name, part, speeds in missing)
+    return [f"{part} of {', '.join(names)}: {reason}" for (part, reason), names in together(why).items()]
 
 
 def _behind_server(name: str, metrics: Metrics, report: ServerReport) -> list[Point]:
