@@ -140,7 +140,7 @@ def main() -> None:
     answer["wall_s"] = watch.done()
     artifacts.write_json(artifacts.ANSWER, answer)
     table, found = records.read(artifacts.SENSITIVITY, records.Sensitivity), records.read(artifacts.CANDIDATES, Candidates)
-    artifacts.write_text(smallest.PAGE, smallest.page(smallest.Found.of(table, found, answer)))
+    artifacts.write_text(smallest.PAGE, smallest.page(smallest.Found(table, found, answer)))
     for line in answer["words"]:
         cli.say("certify", line)
     cli.say("certify", f"{len(answer['tested'])} judged, {answer['wall_s']:.1f} s at load {answer['load']:.1f}")

@@ -1,13 +1,12 @@
 """report: report.md, report.html, pictures -> reports/
 
-`--summary` prints the table, what each stage took, and where to look, `--first` two rows of it before the rest is measured.
+`--summary` prints the table, the time of each stage and the advice; `--first` prints two rows before the rest is measured.
 """
 
 from __future__ import annotations
 
 import textwrap
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -37,8 +36,6 @@ SUMMARY_METRICS = (
 )  # fmt: skip
 WIDTH = 100  # characters of a line on the terminal
 UNSWEPT = "no metric was swept over contexts or batches, and no variant was served at several loads (reports/serving/)"
-
-
 REPRODUCE = """git checkout <the commit that holds this page>
 make repro                      # install constraints.txt into .venv, run what is out of date
 quantgate gate --enforce        # the verdict, for a merge
@@ -47,34 +44,35 @@ quantgate compare out.zip       # there: both machines side by side"""
 
 
 class Picture(NamedTuple):
-    """alt: in words; svg: the static picture; spec: of the live one; None where there is none, and `why` says why."""
+    """alt: its description; svg: the static picture; spec: that of the live one; why: the reason if there is none."""
 
-    alt: str | None
-    svg: str | None
-    spec: records.Json | None
-    why: str | None
+    alt: str | None = None
+    svg: str | None = None
+    spec: records.Json | None = None
+    why: str | None = None
 
 
 def run_times(settings: Params) -> dict[str, list[float]]:
-    """{stage: seconds of its last run on this machine, one a variant}; stages that never ran here are left out."""
+    """{stage: seconds of its last run on this machine, for each variant}, without stages that never ran here."""
     facts = {stage: [artifacts.run_facts(stage, name) for name in (None, *settings.variants)] for stage in STAGES}
     return {stage: [float(f["wall_s"]) for f in runs if f] for stage, runs in facts.items() if any(runs)}
 
 
 def load_results(settings: Params) -> tuple[Results, Verdict]:
-    """({variant: its metrics}, the verdict)."""
+    """({variant: its metrics file}, the verdict on these variants)."""
     results = {name: records.read(artifacts.metrics(name), VariantResult) for name in settings.variants}
-    return results, records.read(artifacts.GATE, Verdict)
+    verdict = records.read(artifacts.GATE, Verdict)
+    verdict["variants"] = {n: v for n, v in verdict["variants"].items() if n in results}  # params may have lost one since
+    return results, verdict
 
 
 def context_of(
     results: Results, verdict: Verdict, settings: Params, table: tradeoff.View, found: smallest.Found | None
 ) -> dict[str, object]:
-    """All that the templates show, but the pictures."""
+    """All that the templates show, except pictures."""
     base, reference = records.read(artifacts.BASE / artifacts.MANIFEST, BaseManifest), settings.reference
     metrics, ratio = results[reference]["metrics"], results[reference]["metrics"].get("speed_ratio")
     level, asked = f"{settings.compare.confidence * 100:g} %", settings.amount.benchmark
-    rows = text.overview(results, verdict, results)
     rounds, tokens = text.n_of(results, "decode_tok_s"), text.n_of(results, "kld_mean")
     head = f"Intervals: {level}. KLD: {tokens} tokens. Speed: {rounds} rounds in turns with {reference}. Memory: peak."
     model = settings.model.model_dump()
@@ -82,16 +80,16 @@ def context_of(
     packed = f"dequantized from {base['dequantized_from']}" if base.get("dequantized_from") else None
     tasks = sorted({k.split("/")[1] for k in metrics if k.startswith("acc/")})
     domains = sorted({k.split("/")[1] for k in metrics if k.startswith("kld_mean/") and ":" not in k})
-    hashes = {  # of what the verdict rests on
+    hashes = {  # the verdict's inputs
         "weights of the base": base["digest"], **verdict.get("inputs", {}),
         **{f"variant {n}": r["model"] for n, r in results.items() if r["model"]},
     }  # fmt: skip
     return {
-        "verdict": verdict, "rows": rows, "words": text.results_table(results, verdict, results),
+        "verdict": verdict, "rows": text.overview(results, verdict), "words": text.results_table(results, verdict),
         "reference": reference, "base": base, "seed": settings.seed,
         "machine": text.machines(results), "level": level,
         "head_caption": f"{head} Point at a value or touch it: n and method. †: see Noise and floors.", "head": head,
-        "held": held(settings), "effects": effects.rows(results, reference, settings.compare, settings.seed),
+        "required": ", ".join(settings.gate.required), "effects": effects.rows(results, reference, settings.compare, settings.seed),
         "effects_caption": " ".join((effects.CAPTION, *(f"{note}." for note in effects.notes(results, reference)))),
         "smallest": found, "smallest_rows": smallest.rows(found) if found else [],
         "smallest_caption": smallest.caption(found) if found else "",
@@ -101,7 +99,7 @@ def context_of(
         "fault_words": failures.FAULT_WORDS, "run_to_run": text.run_to_run(ratio["between"] if ratio else None),
         "base_words": "; ".join(filter(None, (source + text.dequantized(results[reference]) * (not packed), packed, base["note"]))),
         "versions": ", ".join(f"{name} {version}" for name, version in results[reference]["versions"].items()),
-        "tradeoff": table, "served": tradeoff.SERVED, "cautions": text.cautions(results) + table.notes,
+        "tradeoff": table, "cautions": text.cautions(results) + table.notes,
         "advice": recommendation.advice(results, verdict, reference, found), "noise_line": text.noise_line(metrics, reference),
         "unmeasured": text.unmeasured(results), "dominated": recommendation.domination(results, reference),
         "bounds": {n: phases for n, r in results.items() if (phases := text.bounds(r))}, "readme_ends": README_ENDS,
@@ -119,49 +117,41 @@ def context_of(
     }  # fmt: skip
 
 
-def held(settings: Params) -> str:
-    """Whose verdict the overall one is, and what advisory means."""
-    return f"the verdict of {', '.join(settings.gate.required)}, which alone can block a merge; advisory: shown, blocks nothing"
-
-
 def draw(
     results: Results, verdict: Verdict, settings: Params, serving: dict[str, ServerReport], found: smallest.Found | None
 ) -> dict[str, Picture]:
-    """Draw every picture for which there are values. serving: {variant: its server's results}, of those that are not stale."""
+    """Draw every picture that has values. serving: {variant: its server's results}, without stale ones."""
     reference, level = settings.reference, settings.compare.confidence
     loads = charts.sweeps(results, serving, settings.amount.benchmark.prompt_tokens)
-    quality = charts.tradeoff(results, verdict, reference, level)
     specs = {
-        "tradeoff": quality, "domains": charts.domains(results, reference, level),
+        "tradeoff": charts.tradeoff(results, verdict, reference, level), "domains": charts.domains(results, reference, level),
         "positions": charts.positions(results, reference, level), "latency": charts.latency(loads, level),
         "memory": charts.memory(results), "sensitivity": charts.sensitivity(found.table) if found else None,
     }  # fmt: skip
     drawn = {}
     for name, spec in specs.items():
-        path = FIGURES / f"{name}.svg"
-        if spec is None:  # an earlier run's picture must not stand for this one
-            path.unlink(missing_ok=True)
-            drawn[name] = Picture(None, None, None, UNSWEPT if name == "latency" else "no variant has the values")
-        else:
-            svg = charts.svg(spec, name)
-            artifacts.write_text(path, svg)
-            drawn[name] = Picture(spec["description"], svg.replace(charts.style(), ""), spec, None)  # the page has it once
-    for name in ("tradeoff", "sensitivity"):  # MLflow shows no SVG
-        (FIGURES / f"{name}.png").unlink(missing_ok=True)
-        if spec := specs[name]:
-            with artifacts.atomic_file(FIGURES / f"{name}.png") as tmp:
+        path, as_png = FIGURES / f"{name}.svg", FIGURES / f"{name}.png"
+        if spec is None:
+            for earlier in (path, as_png):  # must not stand for this run's
+                earlier.unlink(missing_ok=True)
+            drawn[name] = Picture(why=UNSWEPT if name == "latency" else "no variant has the values")
+            continue
+        svg = charts.svg(spec, name)
+        artifacts.write_text(path, svg)
+        drawn[name] = Picture(spec["description"], svg.replace(charts.style(), ""), spec)  # the page has the style once
+        if name in ("tradeoff", "sensitivity"):  # MLflow shows no SVG
+            with artifacts.atomic_file(as_png) as tmp:
                 tmp.write_bytes(charts.png(spec))
     return drawn
 
 
 def summary_numbers(results: Results) -> dict[str, dict[str, float]]:
-    """{variant: {metric: value}} for `dvc metrics`, which drops text; unknown values are left out."""
+    """{variant: {metric: value}} for `dvc metrics`, which drops text; without unknown values."""
     values = {name: {k: text.value_of(r, k) for k in SUMMARY_METRICS} for name, r in results.items()}
     return {name: {k: v for k, v in by_metric.items() if v is not None} for name, by_metric in values.items()}
 
 
 def write(settings: Params) -> None:
-    """Write pictures, pages and the numbers that DVC compares."""
     results, verdict = load_results(settings)
     serving, faults = server_results.current(results, settings)
     prompts = settings.amount.benchmark.prompt_tokens, schedule.BATCH_PROMPT
@@ -181,7 +171,7 @@ def write(settings: Params) -> None:
 
 
 def stale_line(settings: Params) -> str | None:
-    """Why the gate would not judge these results, on one line; None where it would."""
+    """Why the gate would refuse these results; None if it would not."""
     try:
         freshness.check(settings)
     except QuantgateError as e:
@@ -190,12 +180,12 @@ def stale_line(settings: Params) -> str | None:
 
 
 def print_summary(settings: Params) -> None:
-    """Whether the results are stale, the table, what fails, the times, the advice; then verdict, next step, where to look."""
+    """Print whether the results are stale, the table, what fails, times and advice; then verdict, next step, where to look."""
     results, verdict = load_results(settings)
-    if (stale := stale_line(settings)) is not None:
+    if stale := stale_line(settings):
         _say(stale)
     title = f"{settings.model.source} model, tier {settings.tier}: {verdict['verdict']}"
-    _table(results, verdict, settings.variants, f"{title} (sizes in MB; ×: decode rate, own: its engine's 16 bits)")
+    _table(results, verdict, f"{title} (sizes in MB; ×: decode rate, own: its engine's 16 bits)")
     for name, v in verdict["variants"].items():
         if v["verdict"] != "PASS" or text.aside(v):
             _say(f"{name}: {'; '.join(filter(None, (text.brief(v), text.aside(v))))}", "  ")
@@ -203,34 +193,33 @@ def print_summary(settings: Params) -> None:
             _say(apart, "  ")
     stages = run_times(settings)
     took = ", ".join(f"{stage} {sum(s):.0f} s" + (f" (×{len(s)})" if len(s) > 1 else "") for stage, s in stages.items())
-    _say(f"time: {took}; {sum(map(sum, stages.values())):.0f} s in all, when each last ran")
+    _say(f"time of each stage's last run: {took}; together {sum(map(sum, stages.values())):.0f} s")
     advised = recommendation.advice(results, verdict, settings.reference, smallest.load(results, verdict))
     _say(" ".join(filter(None, ("advice:", advised.serve, *advised.notes, advised.breaks, *advised.smallest))))
     if advised.setting:
         _say(f"add to variants in params.yaml: {advised.setting}", "  ")
-    print(f"verdict: {verdict['verdict']}, {', '.join(settings.gate.required)}'s; it alone can block a merge")
+    print(f"verdict: {verdict['verdict']}, the verdict of {', '.join(settings.gate.required)}, which alone can block a merge")
     print(f"next: {advised.command or 'see above what keeps variants from passing'}")
     print("report: reports/report.html     MLflow UI: make ui")
 
 
 def _say(line: str, indent: str = "") -> None:
-    """Print a line, wrapped."""
     print(textwrap.fill(line, WIDTH, initial_indent=indent, subsequent_indent=f"{indent}  ", break_on_hyphens=False))
 
 
-def _table(results: Results, verdict: Verdict, names: Iterable[str], title: str) -> None:
-    """The overview in WIDTH: two digits, and the second decode rate without its interval."""
+def _table(results: Results, verdict: Verdict, title: str) -> None:
+    """Print the first table in WIDTH: two digits, and the second decode rate without its interval."""
     heads = ("variant", "verdict", "MB", "KLD, nats", f"× {verdict['reference']}", "× own", "memory")
     short = []
-    for row in text.overview(results, verdict, names):
+    for row in text.overview(results, verdict):
         cells = (c.split(" ")[0] if isinstance(c, str) else text.show(c, 2, interval="own" not in k) for k, c in row.items())
         short.append(dict(zip(heads, cells)))
     cli.table(list(short[0]), short, title=title, left=("variant", "verdict"))
 
 
 def print_first(settings: Params) -> None:
-    """The reference and the first variant that decides, judged, while others are to be measured; nothing once all are. What only a
-    server tells is left out: `serve` comes later."""
+    """Judge and print the reference and the first variant that decides, unless all are measured. Rules on server metrics are left
+    out: `serve` runs later."""
     first = settings.gate.required[0]
     if stale_line(settings) is None:
         return
@@ -238,16 +227,16 @@ def print_first(settings: Params) -> None:
     rules = [rule for rule in settings.gate.rules if not is_served(rule.metric)]
     alone = settings.model_copy(update={"gate": settings.gate.model_copy(update={"rules": rules})})
     verdict = verdicts.of(results, alone)
-    _table(results, verdict, results, f"first look, tier {settings.tier}")
+    _table(results, verdict, f"first look, tier {settings.tier}")
     judged, facts = verdict["variants"][first], [artifacts.run_facts(stage, first) for stage in STAGES]
     took = sum(float(f["wall_s"]) for f in facts if f)
-    _say(f"{first} took {took:.0f} s beside the reference", "  ")
+    _say(f"{first} took {took:.0f} s", "  ")
     _say(f"verdict: {first}: {text.verdict_word(judged)} so far: {text.brief(judged)}")
     print(f"next: {len(settings.variants) - 2} more variants follow\nreport: reports/report.html, once all are measured")
 
 
 def write_readme(path: Path = Path("README.md")) -> None:
-    """Put report.md's head between README's two marks, so that its numbers are those of reports/."""
+    """Copy the head of report.md between README's two marks."""
     report = artifacts.REPORTS / "report.md"
     if not report.exists():
         raise ArtifactError(f"{report} is missing; run `dvc repro`")
@@ -266,7 +255,7 @@ def main(
     options = {"--summary": summary, "--first": first, "--readme": readme}
     asked = [name for name, given in options.items() if given]
     if len(asked) > 1:
-        raise ParamsError(f"{' and '.join(asked)} exclude each other: each does one thing and no more; give one")
+        raise ParamsError(f"{' and '.join(asked)} exclude each other; give one")
     settings = params.load()
     if readme:
         write_readme()

@@ -1,4 +1,4 @@
-"""track: MLflow runs + reports/mlflow.json; tracking/ says what is logged. Running it again logs what is missing."""
+"""track: MLflow runs + reports/mlflow.json; see tracking/. Running it again logs only what is missing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Done = TypeVar("Done")
 
 
 def track(settings: Params, uri: str) -> tuple[Tracked, int]:
-    """Log every variant's results; returns (what is tracked, number of new variant runs)."""
+    """Log all results; returns (ids and versions, number of new variant runs)."""
     state = runs.load_state(settings)
     tracker = Tracker(uri, settings.track.experiment)
     made_from = runs.provenance(state)
@@ -41,7 +41,7 @@ def track(settings: Params, uri: str) -> tuple[Tracked, int]:
 
 
 def address(settings: Params) -> str:
-    """The tracking URI; a relative database lies in the project, wherever this runs."""
+    """The tracking URI; a relative database path is the project's, also under `dvc exp run`."""
     uri = os.environ.get("MLFLOW_TRACKING_URI") or settings.track.uri
     return re.sub(r"(?<=^sqlite:///)(?!/).*", lambda file: str(artifacts.from_project(file[0])), uri)
 
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def alone() -> AbstractContextManager[object]:
-    """Lock this folder: two `track` at once would both find a run missing and both make it."""
+    """Lock this folder: two `track` at once would both miss a run and both make it."""
     from filelock import FileLock, Timeout
 
     artifacts.ARTIFACTS.mkdir(exist_ok=True)
@@ -70,8 +70,8 @@ def alone() -> AbstractContextManager[object]:
 
 
 def reported(uri: str, advice: str, act: Callable[[], Done]) -> Done:
-    """Return `act()`; turn whatever MLflow, SQLAlchemy or a missing driver raises into one line that ends in `advice`. The stage
-    exits 1 under `dvc repro` too: DVC would not repeat a stage that succeeded."""
+    """Return `act()`; turn any error of MLflow, SQLAlchemy or a missing driver into one line that ends in `advice`. The stage then
+    fails under `dvc repro`, too: DVC would not repeat one that succeeded."""
     try:
         return act()
     except QuantgateError:
@@ -83,7 +83,7 @@ def reported(uri: str, advice: str, act: Callable[[], Done]) -> Done:
             why = "another MLflow's schema, {} where this one has {}: if that one was older, `mlflow db upgrade`; else install it"
             why = why.format(*schemas.groups())
         hint = "; set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD" if "401" in why else ""
-        hint = f"; pip install {e.name}" if isinstance(e, ModuleNotFoundError) else hint  # boto3, where files go to S3 from here
+        hint = f"; pip install {e.name}" if isinstance(e, ModuleNotFoundError) else hint  # boto3, if files go to S3 from here
         raise ArtifactError(f"cannot write to MLflow at {secrets.hide(uri)} ({why}{hint}); {advice}") from None
 
 

@@ -1,8 +1,7 @@
-"""A real headless Chromium for tests, spoken to over its own pipe (file descriptors 3 and 4): no driver, no port, no network."""
+"""A headless Chromium for tests, controlled through a pipe (its file descriptors 3 and 4): no driver, no port, no network."""
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import select
@@ -13,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-PATIENCE = 60.0  # seconds until a browser that says nothing has failed the test
+PATIENCE = 60.0  # seconds to wait for a message
 
 
 def find() -> str | None:
-    """Path of a Chromium of this machine, or None."""
+    """The path of this machine's Chromium, or None."""
     return next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
 class Browser:
-    """One page in one process; every event that the browser tells is kept in `events`."""
+    """One page in one process; `events` keeps every event of the browser."""
 
     def __init__(self, program: str, home: Path) -> None:
         (theirs_in, self._out), (self._in, theirs_out) = os.pipe(), os.pipe()
@@ -73,7 +72,7 @@ class Browser:
             self.events.append(answer)
 
     def open(self, file: Path, *, width: int, height: int = 900, dark: bool = False) -> None:
-        """Load a file in a window of that width, in the light or dark theme; returns when it has loaded."""
+        """Load a file in a window of that size, in the light or dark theme."""
         self.events.clear()
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
@@ -90,20 +89,15 @@ class Browser:
         return done["result"].get("value")
 
     def press(self, key: str) -> None:
-        """One key, down and up: Tab, Enter."""
+        """Press and release Tab or Enter."""
         text = {"text": "\r"} if key == "Enter" else {}
         code = {"Tab": 9, "Enter": 13}[key]
         for kind in ("keyDown", "keyUp"):
             self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **text)
 
     def heard(self, method: str) -> list[dict[str, Any]]:
-        """Parameters of all events of that name since the page was opened."""
+        """Parameters of all events of that name since `open`."""
         return [e["params"] for e in self.events if e.get("method") == method]
-
-    def picture(self, path: Path, whole: bool = True) -> None:
-        """Save what can be seen as a PNG: the whole page, or the window."""
-        data = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)["data"]
-        path.write_bytes(base64.b64decode(data))
 
     def _read(self) -> dict[str, Any]:
         until = time.monotonic() + PATIENCE

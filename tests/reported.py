@@ -1,4 +1,4 @@
-"""Results as the stages write them, in memory, for tests of what is said of them: what a variant is, and nothing measured."""
+"""Results as the stages write them, invented, for tests of the report's words."""
 
 from __future__ import annotations
 
@@ -8,16 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from gate_house import alone
+from gate_house import MACHINE, alone
 
 from pipeline.metrics.definitions import DEFINITIONS
 
 ROOT = Path(__file__).resolve().parent.parent
-
-MACHINE = {
-    "cpu": "A CPU", "cores": 2, "threads": 2, "memory_bytes": 2**34, "system": "Linux x86_64", "python": "3.11.7", "gpu": None,
-    "llamacpp": None, "cpu_capability": "AVX2",
-}  # fmt: skip
 BITS = {"bf16": 16, "int8": 8, "int8-slow": 8, "int4": 4, "int4-fast": 4}
 
 
@@ -28,12 +23,12 @@ def metric(
 
 
 def around(value: float, share: float = 0.02, **more: Any) -> dict[str, Any]:
-    """A metric whose interval reaches a share of it to both sides."""
+    """A metric whose interval is plus or minus a share of its value."""
     return metric(value, value * (1 - share), value * (1 + share), **more)
 
 
 def result(name: str, speed: float, kld: float, size: float, **more: Any) -> dict[str, Any]:
-    """A variant's metrics file with so much of it as the report's words need."""
+    """A variant's metrics file, as far as the report's words need it."""
     metrics = {
         "speed_ratio": around(speed, n=5), "kld_mean": around(kld) if kld else metric(0.0, 0.0, 0.0),
         "weight_bytes": metric(size * 1e6, size * 1e6, size * 1e6, n=1), "decode_tok_s": around(20 * speed, n=5),
@@ -55,13 +50,14 @@ def rule(name: str, verdict: str, **more: Any) -> dict[str, Any]:
     return {
         "metric": name, "against": "reference", "bound": "margin 0.02 nats", "threshold": 0.02, "better": "lower", "unit": "nats",
         "required": True, "verdict": verdict, "reason": f"{name} says {verdict}", "settle": None, "value": 0.1, "low": 0.09,
-        "high": 0.11, "n": 4914,
+        "high": 0.11, "n": 4914, "neutral": 0.0, "p_fail": None, "p_fail_holm": None, "clusters": None, "between": None,
     } | more  # fmt: skip
 
 
 def judged(verdict: str, *rules: dict[str, Any], required: bool = True, reason: str = "because") -> dict[str, Any]:
     """A judged variant as in gate.json."""
-    return {"verdict": verdict, "reason": reason, "required": required, "rules": list(rules), "family": {"level": 0.025}}
+    family = {"rules": 1, "correction": "Holm 1979", "level": 0.025, "sided": "one"}
+    return {"verdict": verdict, "reason": reason, "required": required, "rules": list(rules), "family": family}
 
 
 def verdicts(**variants: dict[str, Any]) -> dict[str, Any]:
@@ -70,7 +66,7 @@ def verdicts(**variants: dict[str, Any]) -> dict[str, Any]:
 
 
 def broken(name: str) -> dict[str, Any]:
-    """artifacts/broke/<variant>.json with one row of each list, of long and odd texts."""
+    """artifacts/broke/<variant>.json with one row in each list, of long and odd texts."""
     long = "a_very_long_identifier_without_any_place_to_break_it" * 6
     token = {
         "set": "corpus", "document": "news-001", "window": "news-001", "position": 17, "kld": 3.2, "not_finite": False,
@@ -101,10 +97,7 @@ def broken(name: str) -> dict[str, Any]:
 
 
 def reports(folder: Path, keep: tuple[str, ...] = ()) -> Path:
-    """A folder with the committed results and params, and beside them all that the report reads of artifacts/.
-
-    keep: these variants only.
-    """
+    """Fill a folder with committed results and params, and with what the report reads of artifacts/. keep: only these variants."""
     data = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
     have = {f.stem for f in (ROOT / "reports/metrics").glob("*.json")}
     data["variants"] = {k: v for k, v in data["variants"].items() if k in have and (not keep or k in keep)}

@@ -6,7 +6,8 @@ import re
 from typing import Any
 
 import pytest
-from reported import MACHINE, around, judged, metric, result, rule, verdicts
+from gate_house import MACHINE
+from reported import around, judged, metric, result, rule, verdicts
 
 from pipeline.core.explain import nominal_bits
 from pipeline.reporting import recommendation
@@ -59,12 +60,8 @@ def test_a_rung_stands_by_what_passes_before_what_is_fast() -> None:
 def test_if_nothing_passes_nothing_is_advised_and_the_nearest_is_named(verdict: str) -> None:
     rules = () if verdict == "UNSUPPORTED" else (rule("kld_mean", verdict),)
     advised = advice(house(int8=(2.0, 0.1, 143)), int8=judged(verdict, *rules))
-    serve = advised.serve
-    assert (
-        advised.command is None
-        and serve.startswith("No variant passes every required rule")
-        and ("nearest" in serve) == bool(rules)
-    )
+    assert advised.command is None and advised.serve.startswith("No variant passes every required rule")
+    assert ("nearest" in advised.serve) == bool(rules)
 
 
 def test_a_variant_that_passes_without_a_speed_is_not_called_the_fastest() -> None:

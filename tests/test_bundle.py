@@ -23,7 +23,7 @@ Change = Callable[[Any], Any]
 
 @pytest.fixture
 def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The committed results with rows beside them, and with everything that must not leave."""
+    """The committed results with rows, and with everything that must not leave."""
     monkeypatch.setenv("MY_SERVER_TOKEN", "hunter2-hunter2")
     house = reported.reports(tmp_path, keep=("bf16", "int8"))
     for name in params.load().variants:
@@ -86,7 +86,7 @@ def test_a_bundle_has_everything_that_checks_the_claim_and_no_weights_and_no_sec
 
 
 def test_no_secret_leaves_in_what_is_written_for_the_bundle_itself(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The index repeats params; any text is searched by its content, not by its file name. A secret may be a folder's name."""
+    """The index repeats params. Any text is searched, whatever its file name. A secret may be a folder's name."""
     artifacts.write_text(Path("envs/own.cfg"), f"index-url = https://me:hunter2pass@pypi/simple\n{KEY}\n")
     for name in params.load().variants:
         path = artifacts.metrics(name)
@@ -168,9 +168,16 @@ def test_what_would_fill_the_memory_is_refused_unread(house: Path, monkeypatch: 
         bundle.read(path)
 
 
+def listed_wrongly(content: Members) -> None:
+    """Add a member whose name is a command to the terminal, with another digest in the index."""
+    put("\x1b[2J", b"x")(content)
+    edited(bundle.INDEX, lambda index: index["files"].update({"\x1b[2J": {"bytes": 1, "sha256": "0"}}))(content)
+
+
 INCOHERENT: list[tuple[Callable[[Members], Any], bool, str]] = [
     (put("reports/metrics/int8.json", b"{}"), False, "was changed after the bundle was made"),
     (put("more.txt", b"x"), False, "does not list what the bundle holds"),
+    (listed_wrongly, False, " [2J was changed after the bundle was made"),
     (lambda m: m.pop("params.yaml"), False, "does not list what the bundle holds"),
     (lambda m: m.pop(bundle.INDEX), False, "not a bundle"),
     (lambda m: m.pop("reports/gate.json"), True, "holds no reports/gate.json"),
@@ -191,7 +198,7 @@ def test_an_incoherent_or_damaged_bundle_is_refused_in_one_line(house: Path) -> 
         bad = changed(good, change, indexed)
         with pytest.raises(ArtifactError, match=re.escape(words)) as error:
             bundle.read(bad)
-        assert "\n" not in str(error.value) and str(bad) in str(error.value)
+        assert not {"\n", "\x1b"} & set(str(error.value)) and str(bad) in str(error.value)
     data = good.read_bytes()
     middle = len(data) // 2
     flipped = data[:middle] + bytes(b ^ 255 for b in data[middle : middle + 4000]) + data[middle + 4000 :]

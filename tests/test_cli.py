@@ -14,6 +14,7 @@ import pytest
 from pipeline.__main__ import COMMANDS
 from pipeline.core import artifacts, params
 from pipeline.preflight import room
+from pipeline.tracking import connection
 from tools import doctor, status
 
 ROOT = Path(__file__).parents[1]
@@ -143,6 +144,15 @@ def test_doctor_sees_mlflow_tables_of_another_version(
     db.close()
     (seen,) = problems(doctor.mlflow(settings))
     assert "451aebb31d03" in seen
+
+
+def test_doctor_sees_an_error_of_mlflow_that_has_no_message(settings: params.Params, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: str) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(connection, "check_reachable", broken)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:hunter2pass@host")
+    assert problems(doctor.mlflow(settings)) == ["MLflow: http://(hidden)@host: RuntimeError: "]
 
 
 def test_doctor_names_the_first_variant_that_loses(settings: params.Params, monkeypatch: pytest.MonkeyPatch) -> None:

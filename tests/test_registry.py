@@ -20,7 +20,7 @@ NAME = "quantgate"
 
 
 def say(patch: pytest.MonkeyPatch, words: dict[str, str]) -> None:
-    """Have the gate judge each variant so, as a merge asks it."""
+    """Let the gate give these verdicts to a merge."""
     verdict: Any = {"variants": {name: judged(word) for name, word in words.items()}}
     patch.setattr(verdicts, "for_merge", lambda settings: verdicts.Merge(verdict))
 

@@ -1,4 +1,4 @@
-"""The pages and pictures: what they say, that nothing in them lies on another, and that they hold in a real browser."""
+"""The pages and pictures: their text, that nothing overlaps, and how they behave in a real browser."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def update(file: Path, change: Callable[[dict[str, Any]], Any]) -> None:
 
 
 def alter() -> None:
-    """Give two variants what committed results need not have: a bound, other rounds, a dequantized base, another level."""
+    """Change what committed results need not have: a bound, other rounds, a dequantized base, another level of confidence."""
     for name, n in (("bf16", 5), ("int8", 10)):
         for rate in ("decode_tok_s", "speed_ratio"):
             update(artifacts.metrics(name), lambda d, rate=rate, n=n: d["metrics"][rate].update(n=n, confidence=0.9))
@@ -49,7 +49,7 @@ def alter() -> None:
 
 @pytest.fixture(scope="module")
 def houses(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Reports that were written once; tests look at them and change nothing."""
+    """Reports written once; tests only read them."""
     made = {
         "written": reported.reports(tmp_path_factory.mktemp("written")),
         "altered": reported.reports(tmp_path_factory.mktemp("altered"), keep=("bf16", "int8")),
@@ -72,7 +72,7 @@ def written(houses: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def altered(houses: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The report of results that were altered."""
+    """The report of altered results."""
     monkeypatch.chdir(houses["altered"])
     return houses["altered"]
 
@@ -99,15 +99,10 @@ def test_the_readme_gets_verdict_advice_six_columns_one_line_on_n_and_floor_and_
     readme = written / "README.md"
     readme.write_text("# top\n<!-- results -->old<!-- /results -->\nbelow\n", encoding="utf-8")
     report.write_readme()
-    text, variants, verdict = (
-        readme.read_text(encoding="utf-8"),
-        params.load().variants,
-        artifacts.read_json(artifacts.GATE)["verdict"],
-    )
-    assert (
-        text.startswith("# top\n<!-- results -->\nMeasured by")
-        and f"gate: **{verdict}**, the verdict of int8, which alone can block a merge" in text
-    )
+    text, variants = readme.read_text(encoding="utf-8"), params.load().variants
+    verdict = artifacts.read_json(artifacts.GATE)["verdict"]
+    assert text.startswith("# top\n<!-- results -->\nMeasured by")
+    assert f"gate: **{verdict}**, the verdict of int8, which alone can block a merge" in text
     assert text.endswith("<!-- /results -->\nbelow\n") and len(text.split("\n")) < 28 + len(variants)
     lines = [line for line in text.split("\n") if line.startswith("| ")]
     table, apart = lines[: 1 + len(variants)], lines[1 + len(variants) :]
@@ -143,7 +138,7 @@ def sentences(text: str) -> list[str]:
 
 
 class Prose(HTMLParser):
-    """What a page says, without code, quotations and pictures."""
+    """A page's text, without code, quotations and pictures."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -239,6 +234,16 @@ def test_the_printed_summary_says_on_top_what_is_stale_fits_100_columns_and_ends
     assert [line.split(": ")[0] for line in lines[-3:]] == ["verdict", "next", "report"]
 
 
+def test_a_variant_that_params_have_lost_since_the_verdict_is_left_out(
+    reports: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(freshness, "status", lambda: (["params.yaml"], []))
+    update(artifacts.GATE, lambda d: d["variants"].update(lost=d["variants"]["int8"]))
+    report.print_summary(params.load())
+    printed = capsys.readouterr().out
+    assert printed.startswith("STALE: ") and "lost" not in printed
+
+
 def test_the_first_look_is_the_verdict_on_what_is_there_and_is_silent_once_all_is(
     reports: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -289,8 +294,8 @@ def test_bounds_rounds_and_what_the_base_was_dequantized_from_are_said_alike_eve
     assert all("decode is bound by bandwidth" in page and "None" not in page for page in texts[:2])
     assert "it reads 1 MB" not in wording and 'title="decode is bound by bandwidth: it reads 1 MB"' in html, "at a second look"
     assert all("5 to 10 rounds" in text for text in texts)
-    said = re.sub(r' title="[^"]*"', "", "".join(texts))  # but a value's own method
-    assert not re.search(r"(?<!to )(?<!within )\b(5|10) rounds", said)
+    visible = re.sub(r' title="[^"]*"', "", "".join(texts))  # a tooltip has its value's own n
+    assert not re.search(r"(?<!to )(?<!within )\b(5|10) rounds", visible)
     source = "(dequantized from MXFP4)"
     assert all("; dequantized from MXFP4; a note" in page for page in pages(altered))
     assert f"Reference: `bf16` {source}" in comment.render(verdicts.Merge(verdict, results))
@@ -373,20 +378,15 @@ def test_the_line_of_the_trade_off_joins_the_front_and_a_dominated_variant_is_ho
     results = {"bf16": result("bf16", 1.0, 0.0, 269), "int8": result("int8", 4.0, 0.01, 90), "int4": result("int4", 2.0, 0.3, 100)}
     verdict = {"variants": {n: judged("PASS", reported.rule("kld_mean", "PASS")) for n in ("int8", "int4")}}
     spec = charts.tradeoff(results, verdict, "bf16", 0.95)
-    assert [
-        layer["mark"]["text"]
-        for layer in spec["layer"]
-        if layer["encoding"].get("y") == {"datum": 0.02} and "x" in layer["encoding"]
-    ] == ["gate: at most 0.02 nats"]
+    at_bound = [layer for layer in spec["layer"] if layer["encoding"].get("y") == {"datum": 0.02} and "x" in layer["encoding"]]
+    assert [layer["mark"]["text"] for layer in at_bound] == ["gate: at most 0.02 nats"]
     (line,) = [layer for layer in spec["layer"] if layer["mark"]["type"] == "line"]
     assert [p["speed"] for p in line["data"]["values"]] == [results[n]["metrics"]["speed_ratio"]["value"] for n in ("int8", "bf16")]
     assert recommendation.front(results) == ["int8", "bf16"]
     (points,) = [layer for layer in spec["layer"] if layer["mark"]["type"] == "point"]
     assert [row["verdict"] for row in spec["data"]["values"]] == ["REFERENCE", "PASS", "PASS, dominated"]
-    assert (
-        points["encoding"]["fill"]["scale"]["range"][2] == charts.PAGE
-        and points["encoding"]["stroke"]["scale"]["range"][2] == charts.GREY
-    )
+    fill, stroke = (points["encoding"][channel]["scale"]["range"][2] for channel in ("fill", "stroke"))
+    assert (fill, stroke) == (charts.PAGE, charts.GREY)
 
 
 def test_without_values_there_is_no_picture_and_an_empty_trade_off() -> None:
@@ -455,7 +455,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 
 def opened(browser: Browser, house: Path, width: int, height: int = 900, dark: bool = False) -> None:
-    """Open the page and wait until each static picture has given way to its live one."""
+    """Open the page and wait until each static picture has been replaced by the interactive one."""
     browser.open(house / "reports/report.html", width=width, height=height, dark=dark)
     browser.run(
         "new Promise(r => setInterval(() => document.querySelectorAll('[data-picture] > svg').length || r(), 50))"

@@ -87,11 +87,8 @@ def test_a_failed_advisory_rule_stands_beside_a_pass() -> None:
 
 
 def test_what_failed_or_is_unknown_is_listed_with_its_reason() -> None:
-    results = {
-        "int8": result("int8", 2.0, 0.1, 143),
-        "int4": result("int4", 2.0, 0.1, 143, status="unsupported", reason="no kernel"),
-    }
-    results["int4"]["metrics"] = {}
+    unsupported = result("int4", 2.0, 0.1, 143, status="unsupported", reason="no kernel", metrics={})
+    results = {"int8": result("int8", 2.0, 0.1, 143), "int4": unsupported}
     results["int8"]["metrics"] |= {"ppl": metric(None) | {"warnings": ["no texts"]}, "failure_rate": around(0.4, n=5)}
     lines = text.unmeasured(results)
     assert "int4: unsupported: no kernel" in lines and "int8: no value for ppl: no texts" in lines
@@ -102,13 +99,8 @@ def test_what_failed_or_is_unknown_is_listed_with_its_reason() -> None:
 
 
 def test_what_bounds_a_phase_is_a_share_a_short_sentence_and_the_rest_at_a_second_look() -> None:
-    said = {
-        "decode": "decode is overhead-bound: it reads 1 MB",
-        "against": "int8 is slower: why",
-        "rates": "of the machine",
-        "cliffs": [],
-    }
-    variant = result("int8", 2.0, 0.1, 143, bounds=said)
+    decode = {"decode": "decode is overhead-bound: it reads 1 MB", "against": "int8 is slower: why"}
+    variant = result("int8", 2.0, 0.1, 143, bounds=decode | {"rates": "of the machine", "cliffs": []})
     (unknown,) = text.bounds(variant)
     assert (unknown.words, unknown.memory) == ("decode is overhead-bound", None)
     assert unknown.full == "decode is overhead-bound: it reads 1 MB; int8 is slower: why"

@@ -15,16 +15,7 @@ from typing import Any
 import pytest
 from gate_house import metric, write_manifest, write_metrics
 from mlflow import MlflowClient
-from track_house import (
-    VARIANTS,
-    House,
-    change,
-    copy_tracked,
-    rejudge,
-    rule,
-    sqlite_house,
-    write_results,
-)  # fmt: skip
+from track_house import VARIANTS, House, change, copy_tracked, rejudge, rule, sqlite_house, write_results
 
 from pipeline import track
 from pipeline.core import artifacts, params, quiet
@@ -77,7 +68,7 @@ def test_a_user_without_a_name_and_a_home_is_a_number_and_has_a_home(monkeypatch
     def unknown(uid: int) -> None:
         raise KeyError(f"getpwuid(): uid not found: {uid}")
 
-    monkeypatch.setenv("HOME", "")  # so that it is taken back in the end
+    monkeypatch.setenv("HOME", "")  # so that it is restored in the end
     for name in ("HOME", "LOGNAME", "USER", "LNAME", "USERNAME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(pwd, "getpwuid", unknown)
@@ -91,8 +82,7 @@ def test_a_user_without_a_name_and_a_home_is_a_number_and_has_a_home(monkeypatch
 
 def test_every_name_that_check_lets_through_names_one_experiment_and_one_registered_model(house: House) -> None:
     _, uri, client = house
-    names = ["100 % of %s", "a;b -- c", "ä 模型", "`tick`", "a\\b", "${HOME}"]
-    names.append("x" * 250)
+    names = ["100 % of %s", "a;b -- c", "ä 模型", "`tick`", "a\\b", "${HOME}", "x" * 250]
     for name in names:
         tags = {"variant": "int8", "location": "here", "model": "m", "verdict": "PASS"}
         assert params.Track(experiment=name).experiment == name
@@ -205,8 +195,8 @@ def test_no_password_or_key_is_uploaded(house: House, monkeypatch: pytest.Monkey
     rejudge("int8", reason=secret)
     found, _ = track.track(settings, uri)
     for run in (found["parent"], *found["runs"].values()):
-        told = client.get_run(run)
-        assert "hunter2" not in f"{told.data.params} {told.data.tags}"
+        data = client.get_run(run).data
+        assert "hunter2" not in f"{data.params} {data.tags}"
         Path(f"kept/{run}").mkdir(parents=True)
         client.download_artifacts(run, "", f"kept/{run}")
     kept = [f for f in Path("kept").rglob("*") if f.is_file()]

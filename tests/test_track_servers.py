@@ -40,7 +40,7 @@ def free_port() -> int:
 
 
 class Here:
-    """What `mlflow server` serves, in a thread, that can be stopped and started again at once: a process takes five seconds."""
+    """MLflow's server in a thread, which can be stopped and started again at once: a process takes five seconds."""
 
     def __init__(self) -> None:
         self.port = free_port()
@@ -62,10 +62,10 @@ class Here:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, database: Path) -> Iterator[Here]:
     folder = tmp_path_factory.mktemp("server")
-    told = {"FILE_STORE": f"sqlite:///{shutil.copy(database, folder)}", "ARTIFACT_DESTINATION": str(folder / "files"),
+    settings = {"FILE_STORE": f"sqlite:///{shutil.copy(database, folder)}", "ARTIFACT_DESTINATION": str(folder / "files"),
             "ARTIFACT_ROOT": "mlflow-artifacts:/", "SERVE_ARTIFACTS": "true"}  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in told.items():  # as its command line tells its workers
+        for name, value in settings.items():  # as MLflow's command line sets them for its workers
             patch.setenv(f"_MLFLOW_SERVER_{name}", value)
         made = Here()
         made.start()
@@ -153,11 +153,8 @@ def test_a_server_with_passwords_refuses_in_one_line_and_takes_the_right_one(
     uri, store = f"http://127.0.0.1:{(port := free_port())}", f"sqlite:///{shutil.copy(database, folder)}"
     command = [sys.executable, "-m", "mlflow", "server", "--port", str(port), "--workers", "1", "--backend-store-uri", store,
                "--artifacts-destination", str(folder / "files"), "--app-name", "basic-auth"]  # fmt: skip
-    env = {
-        "MLFLOW_AUTH_CONFIG_PATH": str(config),
-        "MLFLOW_FLASK_SERVER_SECRET_KEY": "k",
-        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-    }
+    env = {"MLFLOW_AUTH_CONFIG_PATH": str(config), "MLFLOW_FLASK_SERVER_SECRET_KEY": "k"}
+    env["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"
     with (folder / "server.log").open("ab") as log:
         process = subprocess.Popen(command, cwd=folder, env=os.environ | env, stdout=log, stderr=log, start_new_session=True)
     try:

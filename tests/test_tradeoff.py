@@ -121,11 +121,8 @@ def test_the_csv_has_every_bound_and_n_and_unknown_is_empty() -> None:
 
 def test_values_stand_with_their_interval_unit_and_n() -> None:
     page = html({"q8": SERVED}, "servers")
-    for metric, shown in (
-        ("ttft_p50_ms", "900 <small>[890, 910]"),
-        ("throughput_tok_s", "90 <small>[85, 95]"),
-        ("failure_rate", "25 <small>[10, 40]"),
-    ):
+    cells = {"ttft_p50_ms": "900 <small>[890, 910]", "throughput_tok_s": "90 <small>[85, 95]", "failure_rate": "25 <small>[10, 40]"}
+    for metric, shown in cells.items():
         assert f'title="{about(SERVED["levels"]["closed-4"][metric])}"' in page and shown in page
     assert "n = 32" in page and f'title="{about(METRICS["ttft_ms"])}"' in html({}, "tradeoff")
 
@@ -140,9 +137,7 @@ def test_a_value_with_a_warning_is_marked_and_the_warning_stands_below() -> None
 
 
 def test_what_a_server_lacks_is_said_in_words_and_what_is_not_known_apart() -> None:
-    assert tradeoff.lacks(PROBE) == [
-        "whether it has replies of forced length is not known: the reply does not end",
-    ]
+    assert tradeoff.lacks(PROBE) == ["whether it has replies of forced length is not known: the reply does not end"]
 
 
 def test_a_server_is_described_with_its_saturation_point_and_its_memory() -> None:
@@ -158,13 +153,7 @@ def test_a_server_is_described_with_its_saturation_point_and_its_memory() -> Non
 
 
 def html(served: dict[str, Any], page: str, faults: dict[str, str] | None = None, results: dict[str, Any] = RESULTS) -> str:
-    context = {
-        "tradeoff": view(served, faults, results),
-        "bounds": {},
-        "detail_rows": [],
-        "served": tradeoff.SERVED,
-        "dominated": ("", []),
-    }
+    context = {"tradeoff": view(served, faults, results), "bounds": {}, "detail_rows": [], "dominated": ("", [])}
     no = dict.fromkeys(("svg", "why"))
     return render(f"{page}.html.j2", context | {"pictures": {"memory": no, "latency": no}})
 

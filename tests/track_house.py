@@ -7,6 +7,7 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
+import reported
 import yaml
 from gate_house import MACHINE, metric, write_metrics
 from mlflow import MlflowClient
@@ -49,18 +50,13 @@ def copy_tracked(there: Path, here: Path) -> House:
 
 def rule(value: float | None, word: str, **more: Any) -> Any:
     """A rule's verdict as gate.json has it."""
-    return {
-        "metric": "kld_mean", "against": "reference", "bound": "margin 0.02 nats", "threshold": 0.02, "better": "lower",
-        "neutral": 0.0, "unit": "nats", "required": True, "verdict": word, "reason": "r", "settle": None, "p_fail": None,
-        "p_fail_holm": None, "value": value, "low": value and value / 2, "high": value and value * 2, "n": 100, "clusters": None,
-        "between": None,
-    } | more  # fmt: skip
+    ends = {"value": value, "low": value and value / 2, "high": value and value * 2}
+    return reported.rule("kld_mean", word, reason="r", n=100) | ends | more
 
 
 def judged(word: str, *rules: Any) -> Any:
     """A variant's verdict as gate.json has it."""
-    family = {"rules": 1, "correction": "Holm 1979", "level": 0.025, "sided": "one"}
-    return {"verdict": word, "reason": "r", "required": True, "rules": list(rules), "family": family}
+    return reported.judged(word, *rules, reason="r")
 
 
 def write_results() -> params.Params:

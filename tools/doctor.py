@@ -1,6 +1,6 @@
-"""`quantgate doctor`: the troubleshooting tables of this field as checks. Each says what was seen and, if need be, what to do.
+"""`quantgate doctor`: this field's usual troubles as checks. Each says what it saw and, if needed, what to do.
 
-A check that cannot look says so and is no problem. Nothing is changed and nothing is sent, but for one request to MLflow.
+A check that cannot look says so, which is not a problem. Nothing is changed, and only one request is sent, to MLflow.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 import typer
 
+from pipeline import track
 from pipeline.core import artifacts, git, install, params, quota, records, secrets
 from pipeline.core.errors import QuantgateError
 from pipeline.core.explain import nominal_bits
@@ -32,8 +33,8 @@ from pipeline.tracking import connection
 BUSY = 0.5  # other load, in processors, from which timings suffer
 SKEW_S = 2.0
 UI_PORT = 5000
-SLOW = 0.6  # of a card's bandwidth; less is another clock, a shared card or a wrong mode
-# GB/s by the makers' data sheets; the first name that the card's contains counts.
+SLOW = 0.6  # of a card's bandwidth; less means another clock, a shared card or a wrong mode
+# GB/s by the makers' data sheets; the first name that is part of the card's name counts
 KNOWN = {
     "H200": 4800, "H100 NVL": 3900, "H100 PCIe": 2000, "H100": 3350, "A100-SXM4-80GB": 2039, "A100": 1555, "L40": 864, "L4": 300,
     "A10": 600, "T4": 320, "V100": 900, "RTX 4090": 1008, "RTX 3090": 936,
@@ -41,7 +42,7 @@ KNOWN = {
 
 
 class Finding(NamedTuple):
-    """ok: as it should be; note: worth knowing; problem: something will fail or a number will be wrong. do: empty if nothing."""
+    """note: worth knowing; problem: something will fail or a number will be wrong. do: the remedy, or empty."""
 
     about: str
     state: Literal["ok", "note", "problem"]
@@ -50,7 +51,7 @@ class Finding(NamedTuple):
 
 
 def schema_fault(uri: str) -> str | None:
-    """Why MLflow refuses a database by its tables' version, or None. uri: of a database, or of a server, which knows its own."""
+    """Why MLflow refuses a database by the version of its tables, or None. A server checks its own."""
     if urlsplit(uri).scheme in ("http", "https"):
         return None
     import mlflow.store.db_migrations
@@ -72,12 +73,11 @@ def torch_and_card(settings: Params) -> Iterator[Finding]:
     if torch.cuda.is_available():
         name, capability = torch.cuda.get_device_name(), "sm_{}{}".format(*torch.cuda.get_device_capability())
         built = torch.cuda.get_arch_list()
-        if capability not in built and not any(a.startswith(capability[:-1]) for a in built):
-            yield Finding(
-                "GPU", "problem", f"{name} is {capability}; torch has {' '.join(built)}", "install a torch built for this card"
-            )
-        else:
+        if any(a.startswith(capability[:-1]) for a in built):
             yield Finding("GPU", "ok", f"{name}, torch {torch.__version__}")
+        else:
+            seen = f"{name} is {capability}; torch has {' '.join(built)}"
+            yield Finding("GPU", "problem", seen, "install a torch built for this card")
     elif drivers and torch.version.cuda is None:
         yield Finding("GPU", "problem", f"a card, but torch {torch.__version__} is a CPU build", "install torch's CUDA build")
     elif drivers:
@@ -92,10 +92,9 @@ def processor(settings: Params) -> Iterator[Finding]:
     if slow := governors - {"performance"}:
         yield Finding("CPU governor", "note", ", ".join(sorted(slow)), "for steady timings: cpupower frequency-set -g performance")
     load, cores = os.getloadavg()[0], quota.processors()
-    if load > BUSY:
-        yield Finding("other load", "note", f"{load:.1f} on {cores} processors", "stop other work before benchmark and serve")
-    else:
-        yield Finding("other load", "ok", f"{load:.1f} on {cores} processors")
+    busy = load > BUSY
+    advice = "stop other work before benchmark and serve" * busy
+    yield Finding("other load", "note" if busy else "ok", f"{load:.1f} on {cores} processors", advice)
     if settings.thread_count > cores:
         yield Finding("threads", "problem", f"{settings.thread_count} on {cores} processors", "set threads: auto")
 
@@ -107,10 +106,9 @@ def builds(settings: Params) -> Iterator[Finding]:
     if built is None:
         yield Finding("llama.cpp", "note", "not installed: its variants are unsupported", again)
     elif compiler and not install.as_asked(built, sets := install.instruction_sets(install.native_macros(compiler))):
-        missing = " ".join(sorted({s for s in sets if s.startswith("AVX")} - set(built))) or "other sets than asked"
-        yield Finding(
-            "llama.cpp", "note", f"compiled without {missing}", "python3 -m pipeline.core.install compiles it for this machine"
-        )
+        missing = " ".join(sorted({s for s in sets if s.startswith("AVX")} - set(built))) or "some of this machine's instructions"
+        how = "python3 -m pipeline.core.install compiles it for this machine"
+        yield Finding("llama.cpp", "note", f"compiled without {missing}", how)
     else:
         yield Finding("llama.cpp", "ok", f"compiled for {' '.join(s for s in built if s.isupper())}")
 
@@ -122,12 +120,9 @@ def room(settings: Params) -> Iterator[Finding]:
         yield Finding("disk and memory", "note", f"{free / 1e9:.0f} GB free; the model is not here yet, so its need is not known")
         return
     need = preflight_room.disk_bytes(settings, folder)
-    short = need > free
-    yield Finding(
-        "disk", "problem" if short else "ok", f"{need / 1e9:.1f} GB needed, {free / 1e9:.0f} GB free", "make room" * short
-    )
-    have = preflight_room.here()
-    needs = preflight_room.needs(settings, folder)
+    short, seen = need > free, f"{need / 1e9:.1f} GB needed, {free / 1e9:.0f} GB free"
+    yield Finding("disk", "problem" if short else "ok", seen, "make room" * short)
+    have, needs = preflight_room.here(), preflight_room.needs(settings, folder)
     most = max(needs, key=lambda stage: needs[stage].memory)
     seen = f"{most} needs {needs[most].memory / 1e9:.1f} GB, {have.memory / 1e9:.0f} GB here"
     yield Finding("memory", "problem" if needs[most].memory > have.memory else "ok", seen)
@@ -149,9 +144,8 @@ def hub(settings: Params) -> Iterator[Finding]:
         from huggingface_hub.utils import get_token
 
         has = get_token() is not None
-        yield Finding(
-            "hub token", "ok" if has else "note", "present" if has else "none", "" if has else "gated models need `hf auth login`"
-        )
+        advice = "gated models need `hf auth login`" * (not has)
+        yield Finding("hub token", "ok" if has else "note", "present" if has else "none", advice)
 
 
 def ports(settings: Params) -> Iterator[Finding]:
@@ -166,9 +160,8 @@ def clocks(settings: Params) -> Iterator[Finding]:
     with tempfile.NamedTemporaryFile(dir=Path.cwd()) as file:
         skew = Path(file.name).stat().st_mtime - time.time()
     if abs(skew) > SKEW_S:
-        yield Finding(
-            "clocks", "problem", f"the disk's clock is {skew:+.0f} s off", "synchronize both (chrony, NTP): make compares times"
-        )
+        advice = "synchronize both (chrony, NTP): make compares times"
+        yield Finding("clocks", "problem", f"the disk's clock is {skew:+.0f} s off", advice)
     else:
         yield Finding("clocks", "ok", f"disk and system agree, resolution {time.get_clock_info('monotonic').resolution:.0e} s")
 
@@ -191,19 +184,17 @@ def remote(settings: Params) -> Iterator[Finding]:
     with freshness.project() as repo:
         remotes, default = repo.config["remote"], repo.config["core"].get("remote")
     if not remotes:
-        yield Finding(
-            "DVC remote", "note", "none: rows stay on this machine", "dvc remote add -d NAME URL, to pair baselines in CI"
-        )
+        advice = "dvc remote add -d NAME URL, to pair baselines in CI"
+        yield Finding("DVC remote", "note", "none: rows stay on this machine", advice)
         return
     url = str(remotes[default or next(iter(remotes))].get("url", ""))
     missing = "://" not in url and not Path(url).exists()
-    state: Literal["ok", "problem"] = "problem" if missing else "ok"
-    seen = f"{secrets.hide(url)}{' is not there' * missing}"
-    yield Finding("DVC remote", state, seen, "create or mount it" * missing)
+    seen = f"{secrets.hide(url)}{' does not exist' * missing}"
+    yield Finding("DVC remote", "problem" if missing else "ok", seen, "create or mount it" * missing)
 
 
 def mlflow(settings: Params) -> Iterator[Finding]:
-    uri = os.environ.get("MLFLOW_TRACKING_URI", settings.track.uri)
+    uri = track.address(settings)
     name = secrets.hide(uri)
     try:
         if not uri.startswith("sqlite:///") or Path(uri.removeprefix("sqlite:///")).exists():
@@ -211,16 +202,14 @@ def mlflow(settings: Params) -> Iterator[Finding]:
             if stale := schema_fault(uri):
                 yield Finding("MLflow", "problem", f"{name}: {stale}", f"back it up, then mlflow db upgrade {name}")
                 return
-    except Exception as e:  # whatever network, driver or database raises
-        yield Finding(
-            "MLflow", "problem", f"{name}: {type(e).__name__}: {str(e).splitlines()[0][:120]}", "start it, or set track.uri"
-        )
-        return
-    yield Finding("MLflow", "ok", name)
+        yield Finding("MLflow", "ok", name)
+    except Exception as e:  # of the network, a driver or the database
+        fault = (str(e).splitlines() or [""])[0][:120]
+        yield Finding("MLflow", "problem", f"{name}: {type(e).__name__}: {secrets.hide(fault)}", "start it, or set track.uri")
 
 
 def results(settings: Params) -> Iterator[Finding]:
-    """What the last results say of slow first tokens, slow decoding and lost quality."""
+    """Slow first tokens, slow decoding and lost quality in the last results."""
     here = {n: records.read(p, records.VariantResult) for n in settings.variants if (p := artifacts.metrics(n)).exists()}
     if not here:
         yield Finding("results", "note", "none yet", "make repro")
@@ -233,9 +222,8 @@ def results(settings: Params) -> Iterator[Finding]:
     if first := next((n for n in fails if (nominal_bits(here[n]["options"]) or 0) < 16), None):
         bits, kld = (_value(here[first]["metrics"], m) for m in ("bits_per_weight", "kld_mean"))
         seen = f"going down in bits, {first} is the first to FAIL ({bits:.3g} bits a weight, KLD {kld:.3g} nats)"
-        yield Finding(
-            "quality", "note", seen, "see *where it broke* in the report; `keep` the layers that hurt; more calibration rows"
-        )
+        advice = "see *where it broke* in the report; `keep` the layers that hurt; more calibration rows"
+        yield Finding("quality", "note", seen, advice)
     elif steps:
         yield Finding("quality", "ok", "no variant with a verdict FAILs")
 
@@ -248,12 +236,11 @@ def _slow(name: str, result: records.VariantResult) -> Iterator[Finding]:
     if artifacts.served(name).exists():
         levels = records.read(artifacts.served(name), records.ServerReport)["levels"]
         closed = {int(level.removeprefix("closed-")): m for level, m in levels.items() if level.startswith("closed-")}
-        if len(closed) > 1:
-            least, most = min(closed), max(closed)
-            alone, many = (_value(closed[n], "ttft_p50_ms") for n in (least, most))
-            if many > 2 * alone > 0:
-                seen = f"{name} behind its server: {alone:.0f} ms with {least} at once, {many:.0f} ms with {most}"
-                yield Finding("TTFT", "note", seen, "requests wait for each other: fewer at once, or more machines")
+        least, most = min(closed, default=0), max(closed, default=0)
+        alone, many = (_value(closed.get(n, {}), "ttft_p50_ms") for n in (least, most))
+        if many > 2 * alone > 0:
+            seen = f"{name} behind its server: {alone:.0f} ms with {least} at once, {many:.0f} ms with {most}"
+            yield Finding("TTFT", "note", seen, "requests wait for each other: fewer at once, or more machines")
     card = (result["machine"]["gpu"] if result["machine"] else None) or ""
     known, meta = next((gb for part, gb in KNOWN.items() if part in card), None), artifacts.meta_of(artifacts.timings(name))
     measured = artifacts.read_json(meta).get("memory_bandwidth") if known and meta.exists() else None

@@ -1,4 +1,4 @@
-"""`quantgate explain METRIC`: what a number means, its values here, and the rows it was made from."""
+"""`quantgate explain METRIC`: what a number means, its values, and the rows it was computed from."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ METRICS = Path(__file__).parents[1] / "pipeline" / "metrics"
 
 
 def modules(stem: str) -> list[str]:
-    """Modules of pipeline/metrics/ that name a metric, but for the table of definitions."""
+    """Modules of pipeline/metrics/ that name a metric, except the table of definitions."""
     named = [p for p in sorted(METRICS.glob("*.py")) if p.name != "definitions.py" and f'"{stem}' in p.read_text(encoding="utf-8")]
     return [f"pipeline/metrics/{p.name}" for p in named]
 
@@ -30,9 +30,8 @@ def main(name: Annotated[str, typer.Argument(help="a metric, such as kld_mean or
     settings = params.load()
     results = {n: records.read(p, records.VariantResult) for n in settings.variants if (p := artifacts.metrics(n)).exists()}
     print(f"{name}: {what.about}.\nUnit: {unit_of(what.unit).name}; better: {what.better}.")
-    print(
-        f"Computed in {', '.join(modules(name.split('/')[0])) or 'pipeline/metrics/'}, defined in pipeline/metrics/definitions.py."
-    )
+    where = ", ".join(modules(name.split("/")[0])) or "pipeline/metrics/"
+    print(f"Computed in {where}, defined in pipeline/metrics/definitions.py.")
     values = {n: m for n, r in results.items() if (m := r["metrics"].get(name))}
     if not values:
         print("No variant has a value here.")

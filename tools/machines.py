@@ -1,7 +1,7 @@
 """Show this machine's results beside a bundle's, as Markdown. Pure.
 
-Differing conditions come first. Quality is compared (do the intervals overlap?) only where base, sets and amounts agree. Timings of
-two machines stand side by side and are never compared.
+Conditions that differ come first. Quality is compared (do intervals overlap?) only if base, sets and amounts agree. Timings of two
+machines are never compared.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from pipeline.reporting import text
 
 QUALITY = ("kld_mean", "top1_agreement", "ppl_ratio", "acc_delta/all")
 TIMINGS = ("ttft_ms", "tpot_ms", "decode_tok_s", "speed_ratio", "peak_memory_bytes")
-DECIDES = ("base", "quality", "sets")  # differences in these make quality figures incomparable
+DECIDES = ("base", "quality", "sets")  # if these differ, quality cannot be compared
 LONGEST = 200  # characters of text from elsewhere
+Both = tuple[Metric | None, Metric | None]
 
 
 class Conditions(TypedDict):
-    """What must agree for quality to be comparable, and what explains differences in speed."""
+    """As `bundle.conditions` writes them."""
 
     base: str
     quality: Json
@@ -34,7 +35,7 @@ class Conditions(TypedDict):
 
 
 class Side(NamedTuple):
-    """One machine's results; those of a bundle are of the right types, and its texts are not trusted."""
+    """One machine's results. A bundle's have been checked for types, but their text is not trusted."""
 
     conditions: Conditions
     results: dict[str, VariantResult]
@@ -76,17 +77,10 @@ def _verdict(side: Side, name: str) -> str:
     return judged["verdict"] if judged else "not judged"
 
 
-def _rows(
-    metrics: tuple[str, ...], names: list[str], here: Side, there: Side
-) -> list[tuple[list[str], tuple[Metric | None, Metric | None]]]:
-    """(cells, the two metrics) of each variant and metric that a side has."""
-    rows = []
-    for name in names:
-        for metric in metrics:
-            both = _metric(here, name, metric), _metric(there, name, metric)
-            if any(both):
-                rows.append(([name, metric, *map(_cell, both)], both))
-    return rows
+def _rows(metrics: tuple[str, ...], names: list[str], here: Side, there: Side) -> list[tuple[list[str], Both]]:
+    """(cells, both metrics) for each variant and metric that a side has."""
+    pairs = [(name, metric, (_metric(here, name, metric), _metric(there, name, metric))) for name in names for metric in metrics]
+    return [([name, metric, *map(_cell, both)], both) for name, metric, both in pairs if any(both)]
 
 
 def _metric(side: Side, variant: str, name: str) -> Metric | None:
@@ -98,7 +92,6 @@ def _cell(metric: Metric | None) -> str:
 
 
 def machine(side: Side) -> str:
-    """One side's machine; `unknown` if the bundle does not say."""
     facts = side.conditions["machine"]
     return plain(text.machine(facts)) if facts else "unknown"
 

@@ -11,12 +11,12 @@ import typer
 from pipeline.core import artifacts, cli
 from pipeline.gating import freshness
 
-HERE = re.compile(r"[^:]+$")  # stages of the line's own dvc.yaml; those of another file have its name before them
+HERE = re.compile(r"[^:]+$")  # a stage of this dvc.yaml; another file's has that file's name before it
 
 
 class Pending(NamedTuple):
-    """A stage to run. why: what changed; None: it runs only if a stage before it gives other output. seconds: its last run's, or
-    the mean of its variants' (`guess`); None: it never ran here."""
+    """A stage to run. why: what changed; None if it only follows stages whose output may change. seconds: of its last run, or the
+    mean of its variants' (`guess`); None if it never ran here."""
 
     stage: str
     why: str | None
@@ -25,12 +25,12 @@ class Pending(NamedTuple):
 
 
 def pending() -> list[Pending]:
-    """Stages to run, in DVC's order. Raises `ArtifactError` where DVC cannot say."""
+    """Stages to run, in DVC's order. Raises `ArtifactError` if DVC cannot tell."""
     import networkx as nx
 
     with freshness.project("this folder") as repo:
         changed = {name: faults for name, faults in repo.status().items() if HERE.match(name)}
-        graph = repo.index.graph  # an edge leads from a stage to what it depends on
+        graph = repo.index.graph  # edges lead from a stage to its dependencies
         begun = [stage for stage in graph if stage.addressing in changed]
         affected = set(begun).union(*(nx.ancestors(graph, stage) for stage in begun))
         order = [s.addressing for s in nx.dfs_postorder_nodes(graph) if s in affected and HERE.match(s.addressing)]
@@ -38,11 +38,10 @@ def pending() -> list[Pending]:
 
 
 def _why(faults: list[Any] | None) -> str | None:
-    """The first reason that DVC gives."""
+    """DVC's first reason."""
     if not faults:
         return None
-    first = next((f for f in faults if isinstance(f, str)), None)
-    if first:
+    if first := next((f for f in faults if isinstance(f, str)), None):
         return first
     paths = [path for fault in faults for path in next(iter(fault.values()))]
     return f"changed: {paths[0]}" + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
@@ -53,18 +52,14 @@ def main(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = 
     stages = pending()
     runs, follows = [p for p in stages if p.why], [p for p in stages if not p.why]
     if as_json:
-        print(
-            json.dumps({"stages": [p._asdict() for p in stages], "seconds": _sum(runs), "seconds_at_most": _sum(stages)}, indent=2)
-        )
+        answer = {"stages": [p._asdict() for p in stages], "seconds": _sum(runs), "seconds_at_most": _sum(stages)}
+        print(json.dumps(answer, indent=2))
         return
     if not stages:
         print("Everything is up to date.")
         return
-    cli.table(
-        ("stage", "why", "last time"),
-        [{"stage": p.stage, "why": p.why or "", "last time": _time(p)} for p in runs],
-        left=("stage", "why"),
-    )
+    rows = [{"stage": p.stage, "why": p.why or "", "last time": _time(p)} for p in runs]
+    cli.table(("stage", "why", "last time"), rows, left=("stage", "why"))
     print(f"`make repro` runs these {len(runs)} stages: {_minutes(runs)}.")
     if follows:
         print(f"If their output changes, up to {len(follows)} stages follow: at most {_minutes(stages)} in all.")
@@ -75,10 +70,9 @@ def _sum(stages: list[Pending]) -> float:
 
 
 def _minutes(stages: list[Pending]) -> str:
-    """Their time, as a person says it."""
     seconds, unknown = _sum(stages), sum(p.seconds is None for p in stages)
     text = f"about {seconds:.0f} s" if seconds < 90 else f"about {seconds / 60:.0f} min"
-    return text + (f" without {unknown} whose time is not known" if unknown else "")
+    return text + (f" without {unknown} whose time is unknown" if unknown else "")
 
 
 def _time(stage: Pending) -> str:

@@ -1,7 +1,7 @@
-"""`quantgate track`: log the results to MLflow, or move the alias `champion` of its registry: --promote VARIANT, --rollback.
+"""`quantgate track`: log the results to MLflow, or move the alias `champion` in its registry: --promote VARIANT, --rollback.
 
-Every move is recorded as a tag of the registered model; --rollback reads these tags as a stack. A move that is not recorded, by
-hand or by a process killed meanwhile, is recorded when it is noticed.
+Every move is recorded as a tag of the registered model; --rollback reads these tags as a stack. A move by hand, or one of a process
+that was killed before it could record it, is recorded by the next command.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MOVING_FAILED = "once MLflow is back, look there who is champion, and repeat the
 
 
 class Move(TypedDict):
-    """A move of the alias. before: the version that had it; how: promote, force, rollback or by hand."""
+    """A move of the alias. before: the version that had it; how: promote, force, rollback, by hand."""
 
     number: str
     version: str
@@ -40,7 +40,7 @@ class Move(TypedDict):
 
 
 class Champions(Registry):
-    """The moves of the alias."""
+    """A registry with the moves of its alias."""
 
     def version_of(self, run_id: str) -> str | None:
         return next((str(v.version) for v in self.versions() if v.run_id == run_id), None)
@@ -51,13 +51,13 @@ class Champions(Registry):
         return str(model.aliases[ALIAS]) if model is not None and ALIAS in model.aliases else None
 
     def moves(self) -> list[Move]:
-        """All recorded moves, oldest first."""
+        """Recorded moves, oldest first."""
         model = self.model()
         tags = model.tags if model is not None else {}
         return [json.loads(tags[k]) for k in sorted(tags) if k.startswith(MOVE)]
 
     def promote(self, version: str, *, reason: str, forced: bool) -> Move | None:
-        """Move the alias to a version; None if it is there already."""
+        """Move the alias to a version; None if it has it already."""
         self._settle()
         return None if self.champion() == version else self._move(version, "force" if forced else "promote", reason)
 
@@ -94,7 +94,7 @@ class Champions(Registry):
 
 
 def succession(moves: list[Move]) -> list[str]:
-    """Champions that a rollback can return to, and the present one, last; a rollback removes the one it undid."""
+    """Champions that a rollback can return to, then the present one; a rollback removes the one it undid."""
     champions: list[str] = []
     for move in moves:
         champions = champions[:-1] if move["how"] == "rollback" else [*champions, move["version"]]
@@ -102,8 +102,8 @@ def succession(moves: list[Move]) -> list[str]:
 
 
 def promote(settings: Params, uri: str, variant: str, *, force: bool, reason: str) -> str:
-    """Make a variant the champion; returns a sentence about what happened. Without `force`, raises `ArtifactError` unless its
-    verdict is PASS and not stale."""
+    """Make a variant the champion; returns a sentence on it. Without `force`, raises `ArtifactError` unless its verdict is PASS and
+    not stale."""
     settings.variant(variant)
     state = runs.load_state(settings)
     if not force:
@@ -119,7 +119,7 @@ def promote(settings: Params, uri: str, variant: str, *, force: bool, reason: st
 
 
 def _check_promotable(variant: str, settings: Params) -> None:
-    """Raise unless the variant's verdict, judged as a merge judges it, is PASS."""
+    """Raise unless the variant passes as a merge would be judged."""
     force, refused = "or use --force --reason TEXT", f"{variant} is not promoted"
     try:
         judged = verdicts.for_merge(settings).verdict["variants"]
@@ -127,16 +127,16 @@ def _check_promotable(variant: str, settings: Params) -> None:
         raise ArtifactError(f"{refused}: {e}; {force}") from None
     if variant == settings.reference:
         passing = ", ".join(name for name, v in judged.items() if v["verdict"] == "PASS") or "none at present"
-        why = f"it is the reference, which others are judged by and nothing judges; variants with a PASS: {passing}"
+        why = f"it is the reference, which is not judged; variants with a PASS: {passing}"
         raise ArtifactError(f"{refused}: {why}; {force}")
     if (word := judged[variant]["verdict"]) != "PASS":
         raise ArtifactError(f"{refused}: its verdict is {word}, not PASS: {judged[variant]['reason']}; mend it, {force}")
 
 
 def rollback(settings: Params, uri: str, reason: str) -> str:
-    """Make the previous champion champion again; returns a sentence about what happened."""
-    tracker = Tracker(uri, settings.track.experiment)
-    return _sentence(Champions(tracker.client, settings.track.experiment).rollback(reason or "rollback"))
+    """Make the previous champion champion again; returns a sentence on it."""
+    registry = Champions(Tracker(uri, settings.track.experiment).client, settings.track.experiment)
+    return _sentence(registry.rollback(reason or "rollback"))
 
 
 def _sentence(move: Move) -> str:

@@ -1,7 +1,7 @@
-"""The report's pictures as Vega-Lite specifications: one gives the static SVG and the picture that answers to the pointer.
+"""The report's pictures as Vega-Lite specifications, each for the static SVG and the interactive picture.
 
 Never without a unit, n and an interval; a verdict is a marker and a word. Each function returns a specification, whose description
-says the picture in words, or None if there are no values.
+is the picture's alternative text, or None if there are no values.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import html
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from itertools import cycle
 from typing import NamedTuple
@@ -21,7 +21,7 @@ from pipeline.reporting import recommendation
 from pipeline.reporting.text import Known, counted, known, n_of, show, value_of
 
 Curve = list[tuple[float, Metric]]  # (load or position, value)
-# name: (light, dark). A picture's colours are these, which CSS swaps on a dark screen, or HUES, which can be seen on both.
+# name: (light, dark), swapped by CSS on a dark screen. A picture's other colours are HUES, which can be seen on both.
 THEME = {
     "ink": ("#1b1f24", "#e6edf3"), "soft": ("#59636e", "#9198a1"), "line": ("#d1d9e0", "#3d444d"), "page": ("#ffffff", "#0d1117"),
     "pass": ("#1a7f37", "#3fb950"), "fail": ("#b42318", "#ff7b72"), "unsure": ("#9a6700", "#d29922"),
@@ -49,7 +49,7 @@ SIZE = (420, 310)  # pixels of the trade-off
 LETTER, LINE_HEIGHT, BESIDE = 7.2, 15.0, 9  # pixels of a label, and from a mark's middle to its edge
 KINDS = {"corpus": "texts", "trajectory": "the reference's own continuations"}
 MEMORY = {"weight_bytes": "weights on disk", "load_memory_bytes": "peak while loading", "peak_memory_bytes": "peak while serving"}
-# what a load does to latency: (title, unit, start of the metrics' names)
+# panels of `latency`: (title, unit, start of the metrics' names)
 SWEEPS = (
     ("TTFT", "ms", "ttft_ms/context-"), ("TPOT", "ms", "tpot_ms/context-"), ("TPOT", "ms", "tpot_ms/batch-"),
     ("decode rate, all together", "tok/s", "decode_tok_s/batch-"),
@@ -58,14 +58,15 @@ SWEEPS = (
 )  # fmt: skip
 AXES = {"context": "tokens of context", "batch": "sequences at once", "closed": "requests at once"}
 LARGE: Json = {"labelFontSize": 13, "titleFontSize": 13}
+ONCE: Json = {"data": {"values": [{}]}}  # a mark of no variant
 # a click in the legend hides a variant, another shows it again
 HIDE = {"name": "hidden", "select": {"type": "point", "fields": ["variant"], "toggle": "true"}, "bind": "legend"}
 HIDDEN = {"labelColor": {"expr": f"hidden.variant && indexof(hidden.variant, datum.value) >= 0 ? '{GREY}' : '{INK}'"}}
-ROOM = 2.0  # times the greatest value, and a share of the least, is how far a panel follows an interval
+ROOM = 2.0  # a panel shows intervals up to so many times the greatest value, and down to that part of the least
 
 
 class Panel(NamedTuple):
-    """One metric against one kind of load (`axis`)."""
+    """A metric against one kind of load (`axis`)."""
 
     title: str
     unit: str
@@ -77,20 +78,20 @@ class Panel(NamedTuple):
 
 
 def svg(spec: Json, name: str) -> str:
-    """The static picture: in words for who cannot see it, in both themes, the same bytes for the same values."""
+    """The static picture, with alternative text and both themes; equal values give equal bytes."""
     import vl_convert
 
     drawn = vl_convert.vegalite_to_svg(spec)
-    for k, old in enumerate(dict.fromkeys(re.findall(r'\bid="([^"]+)"', drawn))):  # numbered through all that a process drew
+    for k, old in enumerate(dict.fromkeys(re.findall(r'\bid="([^"]+)"', drawn))):  # vl_convert counts on over a process's pictures
         drawn = re.sub(rf'(?<=[#"]){old}(?=[)"])', f"{name}-{k}", drawn)
     drawn = re.sub(r' (aria|role)[\w-]*="[^"]*"| class="(?!marks")[^"]*"', "", drawn)
     drawn = re.sub(r' (stroke-miterlimit|stroke-width|opacity|pointer-events|transform)="(10|1|none|translate\(0,0\))"', "", drawn)
-    drawn = re.sub(r'<path d="[^"]*"( display="none")?/>', "", drawn)  # without a colour, so not seen
+    drawn = re.sub(r'<path d="[^"]*"( display="none")?/>', "", drawn)  # has no colour
     for font in (fonts := (f' font-family="{CONFIG["font"]}"', ' font-size="11px"')):
         drawn = drawn.replace(font, "")
     drawn = re.sub(r' (d|transform|x2|y2)="[^"]*"', lambda at: re.sub(r"\d+\.\d{2,}", lambda m: f"{float(m[0]):.1f}", at[0]), drawn)
-    said = f'class="chart"{"".join(fonts)} role="img" aria-label="{html.escape(spec["description"])}"'
-    return drawn.replace('class="marks"', said, 1).replace("><", f">{style()}<", 1)
+    shared = f'class="chart"{"".join(fonts)} role="img" aria-label="{html.escape(spec["description"])}"'
+    return drawn.replace('class="marks"', shared, 1).replace("><", f">{style()}<", 1)
 
 
 def style() -> str:
@@ -98,7 +99,7 @@ def style() -> str:
 
 
 def png(spec: Json) -> bytes:
-    """The picture for pages that show no SVG, light."""
+    """The light picture, for pages that show no SVG."""
     import vl_convert
 
     return bytes(vl_convert.vegalite_to_png(spec, scale=1.5))
@@ -119,17 +120,16 @@ def dark() -> str:
 
 
 def level(confidence: float) -> str:
-    """What a picture's bars are."""
     return f"Bars: {100 * confidence:g} % intervals"
 
 
 def _spec(alt: str, note: str | list[str], body: Json, rows: list[Json]) -> Json:
-    """A whole specification. note: stands below the picture."""
+    """A whole specification. note: the text below the picture."""
     return {"description": alt, "title": {"text": note}, "data": {"values": rows}, "config": CONFIG, **body}
 
 
 def _row(metric: Metric | Span, factor: float = 1.0, **more: object) -> Json:
-    """A value with its interval for a picture, and what its tooltip says."""
+    """A value with its interval, and its tooltip."""
     value, interval, n = known(metric) or Known(0.0, None, 0)
     low, high = interval or (value, value)
     at = {k: float(f"{v * factor:.5g}") for k, v in (("value", value), ("low", low), ("high", high))}
@@ -137,7 +137,7 @@ def _row(metric: Metric | Span, factor: float = 1.0, **more: object) -> Json:
 
 
 def _tip(**titles: str) -> list[Json]:
-    """Fields of a tooltip: {field: title}, and those that every value has."""
+    """Fields of a tooltip: those of every value, and titles: {field: title}."""
     return [{"field": k, "title": t} for k, t in ({"shown": "value [interval]"} | titles | {"n": "n"}).items()]
 
 
@@ -146,7 +146,7 @@ def _quantity(field: str, **more: object) -> Json:
 
 
 def _names(field: str, domain: Iterable[str], marks: Iterable[str], **more: object) -> Json:
-    """A channel (colour, shape) by name; `marks` start again where there are more names."""
+    """A channel (colour, shape) by name; `marks` are used again if there are more names."""
     names = list(domain)
     scale = {"domain": names, "range": [mark for mark, _ in zip(cycle(marks), names)]}
     return {"field": field, "type": "nominal", "scale": scale, **more}
@@ -161,23 +161,17 @@ def _layer(mark: str, encoding: Json, more: Json | None = None, **of_mark: objec
 
 
 def _layers(along: str, point: Json, across: Json, **of_mark: object) -> list[Json]:
-    """Intervals along an axis, and values on them, hollow where there is no interval. across: the other axis."""
+    """Values with their intervals along an axis, hollow if they have none. across: the other axis."""
     color = point.pop("color")
     hollow = {"condition": {"test": "!datum.whole", "value": PAGE}, **{k: v for k, v in color.items() if k != "legend"}}
     ends = {along: _quantity("low"), f"{along}2": {"field": "high"}, "color": color}
-    return [
-        _layer("rule", ends | across, strokeWidth=1, clip=True),
-        _layer(
-            "point",
-            point | across | {"stroke": color, "fill": hollow},
-            None,
-            **({"size": 36, "strokeWidth": 1, "opacity": 1} | of_mark),
-        ),
-    ]
+    style: Json = {"size": 36, "strokeWidth": 1, "opacity": 1} | of_mark
+    dot = _layer("point", point | across | {"stroke": color, "fill": hollow}, **style)
+    return [_layer("rule", ends | across, strokeWidth=1, clip=True), dot]
 
 
 def _kld_scale(values: list[float], linear: float | None = None) -> Json:
-    """Logarithmic, with a place for 0 where a value is 0; linear below `linear`."""
+    """A logarithmic scale; one with 0 if a value is 0; linear below `linear`."""
     above = [v for v in values if v > 0] or [1.0]
     if linear is None and min(values, default=0) > 0:
         return {"type": "log", "domain": [min(above) / 1.5, max(above) * 1.5]}
@@ -186,7 +180,7 @@ def _kld_scale(values: list[float], linear: float | None = None) -> Json:
 
 
 def _ticks(scale: Json, steps: Iterable[float] = (1,)) -> list[float]:
-    """The numbers people read: 0, 0.5, 1, 2, 5, 10."""
+    """Round numbers: 0, and steps times powers of ten."""
     low, high = scale["domain"]
     least = scale.get("constant", low)
     powers = range(math.floor(math.log10(least)), math.ceil(math.log10(high)) + 1)
@@ -198,8 +192,8 @@ def _ticks(scale: Json, steps: Iterable[float] = (1,)) -> list[float]:
 
 
 def tradeoff(results: Results, verdict: Verdict, reference: str, confidence: float) -> Json:
-    """Quality (KLD) against decode speed: a mark a variant with its name, area by file size. Speed is the ratio to the reference in
-    the same run; the line is the least KLD to be had at a speed, by value. A click in the legend hides a variant."""
+    """Quality (KLD) against decode speed (the ratio to the reference in the same run), a named mark for each variant, area by file
+    size. The line joins the least KLD at each speed. A click in the legend hides a variant."""
     behind = {n for n, d in recommendation.dominated(results, reference).items() if d.sure}
     at = recommendation.measured(results)
     limit = definitions.floor_limit("kld_mean", results[reference]["metrics"])
@@ -215,15 +209,9 @@ def tradeoff(results: Results, verdict: Verdict, reference: str, confidence: flo
         speed, size, grey = at[name][0], value_of(results[name], "weight_bytes"), name in behind
         ink, word = THEME["grey" if grey else colour][0], word + ", dominated" * grey
         ends = dict(zip(("slow_end", "fast_end"), speed.interval or (speed.value, speed.value)))
-        labels: Json = {
-            "x_label": x_label,
-            "y_label": y_label,
-            "side": side,
-            "fast": show(metrics["speed_ratio"]),
-            "rounds": speed.n,
-        }
         rows.append(_row(metrics["kld_mean"], variant=name, verdict=word, speed=speed.value, bytes=size or 0.0, ink=ink,
-                         mb=show(metrics.get("weight_bytes")), **ends, **labels))  # fmt: skip
+                         mb=show(metrics.get("weight_bytes")), fast=show(metrics["speed_ratio"]), rounds=speed.n, x_label=x_label,
+                         y_label=y_label, side=side, **ends))  # fmt: skip
         drawn.append((ink, PAGE if grey else ink, shape))
         says[name] = " · ".join(filter(None, (name, f"{size / 1e6:.0f} MB" if size else "", word)))
     inks, fills, shapes = zip(*drawn) if drawn else ([""], [""], [""])
@@ -238,9 +226,8 @@ def tradeoff(results: Results, verdict: Verdict, reference: str, confidence: flo
         "stroke": _names("variant", at, inks, legend=legend), "fill": _names("variant", at, fills, legend=legend),
         "shape": _names("variant", at, shapes, legend=legend),
         "size": _quantity("bytes", scale={"rangeMin": 30, "rangeMax": 260, "zero": True}, legend=None),
-        "tooltip": _tip(
-            shown="KLD, nats", variant="variant", verdict="verdict", fast=f"decode, × {reference}", rounds="rounds", mb="size, MB"
-        ),
+        "tooltip": _tip(shown="KLD, nats", variant="variant", verdict="verdict", fast=f"decode, × {reference}", rounds="rounds",
+                        mb="size, MB"),
     }  # fmt: skip
     line = {"interpolate": "step-before", "strokeDash": [4, 3], "strokeWidth": 1, "color": SOFT}
     name_of = {"text": {"field": "variant"}, "color": {"value": INK}, "x": _quantity("x_label"), "y": _quantity("y_label")}
@@ -262,7 +249,7 @@ def tradeoff(results: Results, verdict: Verdict, reference: str, confidence: flo
 
 
 def _shown(*filters: str) -> Json:
-    """Only variants that nobody hid."""
+    """Only variants that are not hidden."""
     return {"transform": [{"filter": kept} for kept in ({"not": {"param": "hidden", "empty": False}}, *filters)]}
 
 
@@ -271,56 +258,41 @@ def _band(limit: float | None) -> list[Json]:
     if not limit:
         return []
     words = f"{definitions.FLOOR_MARK}: below {limit:.2g} nats ({definitions.FLOOR_TIMES} × noise)"
-    once: Json = {"data": {"values": [{}]}}
-    at = {"y": {"datum": limit}, "x": {"value": SIZE[0]}}
-    return [
-        _layer("rect", {"y": {"datum": 0}, "y2": {"datum": limit}}, once, color=BLUE, opacity=0.1),
-        _layer("text", at, once, text=words, align="right", baseline="bottom", dy=-2, fontSize=11, color=BLUE),
-    ]
+    band = _layer("rect", {"y": {"datum": 0}, "y2": {"datum": limit}}, ONCE, color=BLUE, opacity=0.1)
+    return [band, _words(limit, SIZE[0], words, "right", BLUE)]
 
 
 def _bound(most: float) -> list[Json]:
-    """Draw what the gate allows of mean KLD."""
-    once: Json = {"data": {"values": [{}]}}
-    at, words = {"y": {"datum": most}}, f"gate: at most {most:g} nats"
-    return [
-        _layer("rule", at, once, color=RED, strokeDash=[2, 2]),
-        _layer("text", at | {"x": {"value": 2}}, once, text=words, align="left", baseline="bottom", dy=-2, fontSize=11, color=RED),
-    ]
+    """Draw the gate's bound of mean KLD."""
+    rule = _layer("rule", {"y": {"datum": most}}, ONCE, color=RED, strokeDash=[2, 2])
+    return [rule, _words(most, 2, f"gate: at most {most:g} nats", "left", RED)]
+
+
+def _words(y: float, x: int, words: str, align: str, color: str) -> Json:
+    """A text just above a height of the picture."""
+    at = {"y": {"datum": y}, "x": {"value": x}}
+    return _layer("text", at, ONCE, text=words, align=align, baseline="bottom", dy=-2, fontSize=11, color=color)
 
 
 def place(
     marks: Mapping[str, tuple[Known, Known]], x: Json, y: Json, allowed: Iterable[float] = (), limit: float | None = None
 ) -> dict[str, tuple[float, float, str]]:
-    """{name: (x, y, side)} of labels beside their marks, none on another, on a mark, on an interval or on the words of a bound
-    (`allowed`) and of the floor (`limit`). side: of its mark."""
-
-    def bent(value: float, scale: Json) -> float:
-        c = scale.get("constant")
-        return math.copysign(math.log1p(abs(value) / c), value) if c else math.log(value)
-
-    def pixel(value: float, scale: Json, length: float) -> float:
-        low, high = (bent(end, scale) for end in scale["domain"])
-        return length * (bent(value, scale) - low) / (high - low)
-
-    def back(at: float, scale: Json, length: float) -> float:
-        low, high = (bent(end, scale) for end in scale["domain"])
-        value, c = low + (high - low) * at / length, scale.get("constant")
-        return math.copysign(c * math.expm1(abs(value)), value) if c else math.exp(value)
-
-    at = {n: (pixel(a.value, x, SIZE[0]), pixel(b.value, y, SIZE[1])) for n, (a, b) in marks.items()}
+    """{name: (x, y, side)} of labels beside their marks, clear of other labels, marks, intervals, and the words of the bounds
+    (`allowed`) and of the floor (`limit`). side: of the mark."""
+    (across, speed_at), (up, kld_at) = _axis(x, SIZE[0]), _axis(y, SIZE[1])
+    at = {n: (across(a.value), up(b.value)) for n, (a, b) in marks.items()}
     taken = [(a - BESIDE, b - BESIDE, a + BESIDE, b + BESIDE) for a, b in at.values()]
     for name, (speed, kld) in marks.items():
         a, b = at[name]
-        ends = [pixel(end, x, SIZE[0]) for end in speed.interval or () if end > 0]
+        ends = [across(end) for end in speed.interval or () if end > 0]
         taken += [(min(ends), b - 2, max(ends), b + 2)] if ends else []
-        ends = [pixel(end, y, SIZE[1]) for end in kld.interval or () if end > 0 or "constant" in y]
+        ends = [up(end) for end in kld.interval or () if end > 0 or "constant" in y]
         taken += [(a - 2, min(ends), a + 2, max(ends))] if ends else []
     for bound in allowed:
-        b = pixel(bound, y, SIZE[1])
+        b = up(bound)
         taken += [(0.0, b, 150.0, b + LINE_HEIGHT), (0.0, b - 1, SIZE[0], b + 1)]  # upwards
     if limit:
-        b = pixel(limit, y, SIZE[1])
+        b = up(limit)
         taken.append((SIZE[0] - 240.0, b, SIZE[0], b + LINE_HEIGHT))
     labels = {}
     for name, (a, b) in at.items():
@@ -334,15 +306,29 @@ def place(
         _, box, side, away = min(choices, key=lambda choice: choice[0])
         taken.append(box)
         edge = box[0] if side == "right" else box[2]
-        labels[name] = back(edge, x, SIZE[0]), back(b + away, y, SIZE[1]), side
+        labels[name] = speed_at(edge), kld_at(b + away), side
     return labels
+
+
+def _axis(scale: Json, length: int) -> tuple[Callable[[float], float], Callable[[float], float]]:
+    """(pixel of a value, value of a pixel) along an axis of Vega's scale `log` or `symlog`."""
+    c = scale.get("constant")
+
+    def bent(value: float) -> float:
+        return math.copysign(math.log1p(abs(value) / c), value) if c else math.log(value)
+
+    def straight(value: float) -> float:
+        return math.copysign(c * math.expm1(abs(value)), value) if c else math.exp(value)
+
+    low, high = map(bent, scale["domain"])
+    return lambda value: length * (bent(value) - low) / (high - low), lambda at: straight(low + (high - low) * at / length)
 
 
 # ---- divergence by domain and by position, and memory ------------------------------------------------------------------------
 
 
 def domains(results: Results, reference: str, confidence: float) -> Json | None:
-    """Mean KLD of each variant by domain, with intervals; hollow where one document gives none."""
+    """Mean KLD by domain, a panel for each variant; hollow if one document gives no interval."""
     found = {
         name: {k.partition("/")[2]: m for k, m in r["metrics"].items() if k.startswith("kld_mean/") and ":" not in k and known(m)}
         for name, r in results.items() if name != reference
@@ -362,7 +348,7 @@ def domains(results: Results, reference: str, confidence: float) -> Json | None:
 
 
 def positions(results: Results, reference: str, confidence: float) -> Json | None:
-    """Mean KLD by position in the text and in the reference's own continuations."""
+    """Mean KLD by position in texts and in the reference's own continuations, a panel for each variant."""
     rows: list[Json] = []
     for name, r in results.items():
         for kind, spans in sorted(r["curves"].get("kld_by_position", {}).items() if name != reference else ()):
@@ -375,7 +361,7 @@ def positions(results: Results, reference: str, confidence: float) -> Json | Non
         return None
     y = _kld_scale([v for r in rows for v in (r["value"], r["high"], *[r["low"]][: r["low"] > 0])])
     for row in rows:
-        row["low"] = max(row["low"], y["domain"][0])  # a logarithm has no place for less
+        row["low"] = max(row["low"], y["domain"][0])  # the scale ends there
     x: Json = {"type": "log", "domain": [min(r["at"] for r in rows) / 1.5, max(r["at"] for r in rows) * 1.5]}
     across = _value("x", x, None, "at", values=_ticks(x, (1, 2, 5))[::2])
     up, color = _value("y", y, None, values=_ticks(y)), _names("kind", KINDS.values(), [BLUE, AMBER])
@@ -389,7 +375,7 @@ def positions(results: Results, reference: str, confidence: float) -> Json | Non
 
 
 def memory(results: Results) -> Json | None:
-    """File size and peak resident memory of each variant, in MB; one measurement each, so without an interval."""
+    """File size and peak resident memory of each variant, in MB, measured once: no interval."""
     rows = [
         _row(m, 1e-6, variant=name, what=what)
         for name, r in results.items() for key, what in MEMORY.items() if (m := r["metrics"].get(key)) and known(m)
@@ -413,8 +399,8 @@ def _facet(names: list[str], spec: Json) -> Json:
 
 
 def sweeps(results: Results, serving: Mapping[str, ServerReport], prompt_tokens: int) -> list[Panel]:
-    """Panels of metrics that were measured at two loads or more. serving: {variant: its server's results}, whose levels count like
-    parts of a metric. prompt_tokens: of the rounds, whose values replace a sweep's of the same context: they are surer."""
+    """Panels of metrics measured at two loads or more. serving: {variant: its server's results}, whose levels count as parts of a
+    metric. prompt_tokens: of the rounds; they replace a sweep's value at this context, since they have more repetitions."""
     metrics = {name: dict(r["metrics"]) for name, r in results.items()}
     for name, report in serving.items():
         metrics[name] |= {f"{metric}/{load}": m for load, by_name in report["levels"].items() for metric, m in by_name.items()}
@@ -427,17 +413,17 @@ def sweeps(results: Results, serving: Mapping[str, ServerReport], prompt_tokens:
 
 
 def _curve(metrics: Metrics, start: str, prompt_tokens: int) -> Curve:
-    """Points of `ttft_ms/context-1024` and its like, in order."""
+    """Points of metrics such as `ttft_ms/context-1024`, in order."""
     rounds = metrics.get(start.removesuffix("/context-"))
     same = f"{start}{prompt_tokens}"
     if rounds and rounds["value"] is not None and same in metrics:
         metrics = metrics | {same: rounds}
-    matches = [(re.fullmatch(re.escape(start) + r"(\d+)", k), m) for k, m in metrics.items()]
-    return sorted(((float(k[1]), m) for k, m in matches if k and known(m)), key=lambda point: point[0])
+    points = [(float(k.removeprefix(start)), m) for k, m in metrics.items() if k.startswith(start) and known(m)]
+    return sorted(points, key=lambda point: point[0])
 
 
 def latency(panels: list[Panel], confidence: float) -> Json | None:
-    """Latency and rate against context and load: a panel a metric, a line a variant, variants side by side at a load."""
+    """Latency and rate against context and load: a panel for each metric, a line for each variant, side by side at a load."""
     if not panels:
         return None
     names = list(dict.fromkeys(name for panel in panels for name in panel.curves))
@@ -476,7 +462,7 @@ def latency(panels: list[Panel], confidence: float) -> Json | None:
 
 
 def _within(rows: list[Json]) -> list[Json]:
-    """Cut the intervals of a panel to what it shows, and mark where."""
+    """Cut intervals to what a panel shows, and mark which ends."""
     above = [r for r in rows if r["value"] > 0]
     least = min((r["value"] for r in above), default=0.0) / ROOM
     most = max((r["value"] for r in above), default=0.0) * ROOM
@@ -485,7 +471,7 @@ def _within(rows: list[Json]) -> list[Json]:
 
 
 def sensitivity(table: Sensitivity) -> Json:
-    """A heat picture: what each group of each layer costs alone at the lowest level."""
+    """A heat map of the mean KLD of each group of each layer alone at the lowest level."""
     inside = [row for row in table["groups"] if row["layer"] is not None]
     kinds, lowest = list(dict.fromkeys(row["kind"] for row in inside)), table["levels"][0]
     rows: list[Json] = [

@@ -1,8 +1,8 @@
-"""Engine and precision apart, for variants that change both.
+"""Engine effect and precision effect, for variants that change both.
 
 Engine effect: the engine's own 16-bit variant against the reference. Precision effect: the variant against that one. Decode rates
-multiply: each is a ratio to the reference in its own run. Divergences do not add up: what a variant's KLD to the reference is more
-than its engine's 16 bits' is a difference of two means over the same tokens, in pairs by document. It is not a KLD.
+multiply: each is a ratio to the reference in its own run. Divergences do not add up: a variant's KLD minus that of its engine's 16
+bits is a difference of two means over the same tokens, paired by document. It is not a KLD.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from dataclasses import replace
 from pipeline.core.params import Compare
 from pipeline.core.records import Metric, Results
 from pipeline.metrics.builder import Builder, as_metric, unknown
-from pipeline.reporting.text import own_16, own_ratio, show
+from pipeline.reporting.text import Row, own_16, own_ratio, show
 from pipeline.stats.intervals import cluster_bootstrap
 
-# what loads an engine's model at 16 bits, or 32 where it has none: quantizer, options; of any other engine bfloat16 as it is
+# engine: quantizer and options of its 16-bit variant, 32 if it has none; any other engine loads bfloat16 unchanged
 PLAIN = {"llamacpp": ("gguf", "type: BF16"), "onnxruntime": ("onnx", "precision: fp32")}
 CAPTION = (
     "Decode rates multiply, divergences do not add up: the last column is a difference of two means over the same tokens, "
@@ -24,13 +24,13 @@ CAPTION = (
 
 
 def both(results: Results, reference: str) -> list[str]:
-    """Variants that change engine and precision."""
+    """Variants that change both engine and precision."""
     return [n for n, r in results.items() if r["engine"] != results[reference]["engine"] and own_16(results, n) != n]
 
 
-def rows(results: Results, reference: str, setup: Compare, seed: int) -> list[dict[str, str | Metric | None]]:
-    """One row a variant that changes both: what its engine does, and what its precision does on top."""
-    table: list[dict[str, str | Metric | None]] = []
+def rows(results: Results, reference: str, setup: Compare, seed: int) -> list[Row]:
+    """One row for each variant that changes both: the engine's effect, then the precision's."""
+    table: list[Row] = []
     other = unknown("speed_ratio", "not both have a rate with an interval, of the same machine", setup.confidence)
     for name in both(results, reference):
         own, none = own_16(results, name), unknown("kld_mean", lacking(results[name]["engine"]), setup.confidence)
@@ -46,7 +46,7 @@ def rows(results: Results, reference: str, setup: Compare, seed: int) -> list[di
 
 
 def beyond(results: Results, name: str, own: str, setup: Compare, seed: int) -> Metric:
-    """By how much a variant's mean KLD is above that of its engine's 16 bits."""
+    """A variant's mean KLD minus that of its engine's 16 bits."""
     mine, theirs = (results[n]["curves"].get("kld_by_document", {}) for n in (name, own))
     tokens = {document: rows["tokens"] for document, rows in mine.items()}
     if not mine or tokens != {document: rows["tokens"] for document, rows in theirs.items()}:
@@ -60,19 +60,19 @@ def beyond(results: Results, name: str, own: str, setup: Compare, seed: int) -> 
 
 
 def lacking(engine: str) -> str:
-    """What to add where an engine has no variant at 16 bits."""
+    """Why an engine's effect is unknown, and what to add to params.yaml."""
     quantizer, options = PLAIN.get(engine, ("cast", "dtype: bfloat16"))
     line = f"{engine}-plain: {{quantizer: {quantizer}, engine: {engine}, options: {{{options}}}}}"
     return f"no variant of {engine} at 16 bits; add to variants in params.yaml: {line}"
 
 
 def notes(results: Results, reference: str) -> list[str]:
-    """What keeps engine and precision from being told apart."""
+    """Variants whose two effects cannot be separated, and why."""
     return [f"{n}: {lacking(results[n]['engine'])}" for n in both(results, reference) if own_16(results, n) is None]
 
 
 def words(results: Results, name: str) -> str | None:
-    """A variant's decode rate and KLD apart, in a sentence; None where it does not change both, or they cannot be told apart."""
+    """A variant's two effects in a sentence; None if it does not change both, or they cannot be separated."""
     own, precision = own_16(results, name), own_ratio(results, name)
     if own in (None, name, results[name]["reference"]) or precision is None:
         return None

@@ -1,4 +1,4 @@
-"""What the report shows of a variant's failures: the heads of the lists, and free-running metrics in words."""
+"""A variant's failures for the report: the first rows of each list, and free-running metrics in words."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pipeline.core import artifacts, records
 from pipeline.core.records import Failures, Metric, Results, VariantResult
 from pipeline.reporting.text import known
 
-# How many rows of a list the page shows; the whole lists are in artifacts/broke/.
+# rows of a list that the page shows; the whole lists are in artifacts/broke/
 HEADS = {"worst_tokens": 8, "worst_items": 4, "flips_to_wrong": 5, "flips_to_right": 3, "replies": 4}
 LONGEST = 220  # characters of a text on the page
 FAULT_WORDS = {"empty": "empty", "invalid": "broken characters", "loop": "a loop", "script": "another script"}
@@ -20,7 +20,7 @@ MARKS = {"\n": "↵", "\t": "⇥", "\r": "␍", " ": "␣"}
 
 
 def visible(text: str) -> str:
-    """A token's text with its white space and control characters to be seen; bytes that are no character alone in words."""
+    """A token's text with white space and control characters made visible; `(bytes)` for part of a character."""
     if "\ufffd" in text:
         return "(bytes)"
     characters = [MARKS.get(c, c if unicodedata.category(c)[0] != "C" else f"U+{ord(c):04X}") for c in text]
@@ -28,7 +28,7 @@ def visible(text: str) -> str:
 
 
 def clipped(text: str | None, longest: int = LONGEST) -> str:
-    """A text for the page: its end where it is long, since what follows depends on that most."""
+    """The end of a text, which matters most for what follows."""
     text = (text or "").strip()
     return text if len(text) <= longest else f"… {text[-longest:]}"
 
@@ -36,11 +36,11 @@ def clipped(text: str | None, longest: int = LONGEST) -> str:
 def of(results: Results, reference: str) -> dict[str, dict[str, object]]:
     """{variant: what templates/failures.*.j2 show of it}, without the reference."""
     floor = results[reference]["metrics"].get("free_same_floor")
-    variants = {name: r for name, r in results.items() if name != reference}
-    return {name: _page(records.read(artifacts.failures(name), Failures), r, floor) for name, r in variants.items()}
+    return {name: _page(name, r, floor) for name, r in results.items() if name != reference}
 
 
-def _page(lists: Failures, result: VariantResult, floor: Metric | None) -> dict[str, object]:
+def _page(name: str, result: VariantResult, floor: Metric | None) -> dict[str, object]:
+    lists = records.read(artifacts.failures(name), Failures)
     spread, wrong, right, replies = lists["spread"], lists["flips_to_wrong"], lists["flips_to_right"], lists["replies"]
     gist = [KINDS[spread["kind"]] if spread else "not known"]
     if wrong and right:
@@ -55,7 +55,7 @@ def _page(lists: Failures, result: VariantResult, floor: Metric | None) -> dict[
 
 
 def free_words(result: VariantResult, floor: Metric | None = None) -> str | None:
-    """A variant's greedy replies in a sentence; None where they were not measured. floor: the reference's own free_same_floor."""
+    """A variant's greedy replies in a sentence; None if they were not measured. floor: the reference's `free_same_floor`."""
     metrics = result["metrics"]
     same, garbled, more = (known(metrics.get(name)) for name in ("free_same", "free_garbled", "free_garbled_delta"))
     if not same or not garbled or not more:
@@ -74,5 +74,5 @@ def free_words(result: VariantResult, floor: Metric | None = None) -> str | None
 
 
 def signed(value: float) -> str:
-    """Whole points with their sign; none on zero."""
+    """Whole points with a sign, except zero."""
     return f"{round(value):+d}" if round(value) else "0"

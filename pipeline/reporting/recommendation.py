@@ -1,11 +1,11 @@
 """What to serve: the fastest variant that passes, gain and cost of each step down in bits, and which variants are dominated.
 
-A rung of the ladder (reference, 8 bits, 4, ...) is the variant of its nominal bits that comes nearest to passing: PASS first, then
-fewest required rules not passed; then the fastest that passes, or of those that do not the nearest to the reference.
+A rung of the ladder (reference, 8 bits, 4, ...) is the variant with that many nominal bits that comes nearest to passing: PASS
+first, then fewest required rules not passed; then the fastest that passes, or else the nearest to the reference.
 
 One variant dominates another if it is faster (decode rate over the reference's in the same run), no larger on disk, and nearer to
-the reference (mean KLD), with intervals apart. KLDs below the noise floor's limit count as equal. If one of speed and KLD is apart
-and the other overlaps, domination is open. Timings of different machines are never compared.
+the reference (mean KLD), with intervals that do not overlap. KLDs below the noise floor's limit count as equal. If the intervals of
+one axis overlap, domination is open. Timings of different machines are never compared.
 """
 
 from __future__ import annotations
@@ -28,9 +28,8 @@ AXES = ("speed_ratio", "kld_mean")
 
 @dataclass(frozen=True)
 class Advice:
-    """serve: a sentence; command: what to do with it, None where nothing is advised; notes: how sure it is, and with what limits;
-    breaks: why fewer bits do not pass; ladder: a sentence a step; open: what is not settled, and what would settle it; smallest,
-    setting: what `make smallest` certified, and what to put into params.yaml for it."""
+    """serve: the advice; command: how to follow it, or None; notes: its limits; breaks: why fewer bits do not pass; ladder: a
+    sentence for each step; open: what is not settled; smallest: what `make smallest` certified; setting: its params.yaml line."""
 
     serve: str
     command: str | None
@@ -44,7 +43,7 @@ class Advice:
 
 @dataclass(frozen=True)
 class Domination:
-    """by: the variant that dominates; sure: intervals are apart; words: the values of both."""
+    """by: the variant that dominates; sure: no intervals overlap; words: the values of both."""
 
     by: str
     sure: bool
@@ -52,8 +51,8 @@ class Domination:
 
 
 def advice(results: Results, verdict: Verdict, reference: str, found: smallest.Found | None = None) -> Advice:
-    """What to serve, and why. found: what `make smallest` found."""
-    judged = {n: v for n, v in verdict["variants"].items() if n in results}  # params may have lost one since the gate ran
+    """What to serve, and why. found: the results of `make smallest`."""
+    judged = verdict["variants"]
     rungs = _rungs(results, judged, reference)
     ladder = [_step(results, judged, a, b) for a, b in pairwise(rungs)]
     serve, breaks = _serve(results, judged, reference), _breaks(results, judged, rungs[-1])
@@ -62,12 +61,11 @@ def advice(results: Results, verdict: Verdict, reference: str, found: smallest.F
 
 
 def one_machine(results: Results) -> bool:
-    """Whether all timings were taken on the same machine."""
     return len({repr(r["machine"]) for r in results.values() if r["machine"]}) <= 1
 
 
 def _serve(results: Results, judged: Judged, reference: str) -> tuple[str, str | None, list[str]]:
-    """The fastest variant that passes, its command, and how sure it is that it is the fastest."""
+    """(the fastest variant that passes, its command, notes)."""
     passed = [n for n, v in judged.items() if v["verdict"] == "PASS"]
     speeds = {n: speed for n in passed if (speed := known(results[n]["metrics"].get("speed_ratio")))}
     names = sorted(speeds, key=lambda n: -speeds[n].value)
@@ -109,7 +107,7 @@ def _breaks(results: Results, judged: Judged, name: str) -> str | None:
 
 
 def _nearest(results: Results, judged: Judged) -> str:
-    """No variant passes: which comes nearest, and what keeps it from passing."""
+    """The variant nearest to passing, and what keeps it from it."""
     near = sorted((n for n in judged if judged[n]["rules"]), key=lambda n: _rank(results, judged, n))
     if not near or _unpassed(judged[near[0]]) == 0:
         return "No variant passes every required rule: nothing here can be advised."
@@ -117,13 +115,10 @@ def _nearest(results: Results, judged: Judged) -> str:
 
 
 def _rungs(results: Results, judged: Judged, reference: str) -> list[str]:
-    """The reference, then the best variant of each lower number of bits that was measured."""
+    """The reference, then the best variant of each lower number of bits."""
     top = nominal_bits(results[reference]["options"]) or 16
-    by_bits: dict[int, list[str]] = {}
-    for name in judged:
-        bits = nominal_bits(results[name]["options"])
-        if bits is not None and bits < top and value_of(results[name], "speed_ratio") is not None:
-            by_bits.setdefault(bits, []).append(name)
+    timed = [n for n in judged if value_of(results[n], "speed_ratio") is not None]
+    by_bits = text.together((bits, n) for n in timed if (bits := nominal_bits(results[n]["options"])) is not None and bits < top)
     return [reference, *(min(by_bits[b], key=lambda n: _rank(results, judged, n)) for b in sorted(by_bits, reverse=True))]
 
 
@@ -138,12 +133,11 @@ def _unpassed(judged: VariantVerdict) -> int:
 
 
 def _step(results: Results, judged: Judged, a: str, b: str) -> str:
-    """One step down: what it gains, what it costs, and what the gate says of it."""
+    """One step down the ladder: gain, cost, verdict."""
     costs = []
     for name in COSTS:
         before, after = (results[n]["metrics"].get(name) for n in (a, b))
-        known_before = before and before["value"] is not None
-        start = show(before, sign=before["unit"] == "pp", interval=False) if before and known_before else "unknown"
+        start = show(before, sign=before["unit"] == "pp", interval=False) if before and known(before) else "unknown"
         costs.append(f"{text.NAMES[name]} {start} to {text.with_unit(after)}")
     why = f": {text.brief(judged[b])}" if text.deciding(judged[b]) else ""
     gain = f"{_faster(results, a, b)}{_size(results, a, b)}"
@@ -156,8 +150,8 @@ def _named(results: Results, name: str) -> str:
 
 
 def _faster(results: Results, a: str, b: str) -> str:
-    """The ratio of two decode rates, each taken over the reference's in its own run; the interval is the outer one of both.
-    The reference's own is 1: what it was timed at beside itself is the machine's."""
+    """b's decode rate over a's: the quotient of their ratios to the reference, with the outer ends of both intervals. The
+    reference's own ratio is 1; timing it against itself only shows the machine's noise."""
     slow, fast = (known(results[n]["metrics"].get("speed_ratio")) for n in (a, b))
     if slow and results[a]["reference"] == a:
         slow = Known(1.0, (1.0, 1.0), slow.n)
@@ -174,7 +168,7 @@ def _faster(results: Results, a: str, b: str) -> str:
 
 
 def _size(results: Results, a: str, b: str) -> str:
-    """b's size, and how much smaller it is than a; empty if either is unknown."""
+    """b's size and its change from a; empty if either is unknown."""
     before, after = (value_of(results[n], "weight_bytes") for n in (a, b))
     if before is None or after is None:
         return ""
@@ -184,7 +178,7 @@ def _size(results: Results, a: str, b: str) -> str:
 
 
 def _open(results: Results, judged: Judged, reference: str) -> list[str]:
-    """Each rule whose interval contains its bound, and each variant whose domination the intervals leave open."""
+    """Rules whose interval contains their bound, and variants whose domination is open."""
     lines = []
     for name, v in judged.items():
         for r in v["rules"]:
@@ -197,13 +191,13 @@ def _open(results: Results, judged: Judged, reference: str) -> list[str]:
 
 
 def measured(results: Results) -> dict[str, tuple[Known, Known]]:
-    """{variant: its speed and KLD} of the variants that have both."""
+    """{variant: (speed, KLD)}, for variants with both."""
     pairs = {n: [known(r["metrics"].get(axis)) for axis in AXES] for n, r in results.items()}
     return {n: (speed, kld) for n, (speed, kld) in pairs.items() if speed and kld}
 
 
 def front(results: Results) -> list[str]:
-    """Variants that no other beats in speed and KLD by value, fastest first: what the picture's line joins."""
+    """Variants that no other beats in both speed and KLD by value, fastest first: the picture's line."""
     at = {n: (-speed.value, kld.value) for n, (speed, kld) in measured(results).items()}
     chosen: list[str] = []
     for name in sorted(at, key=at.__getitem__):
@@ -213,7 +207,7 @@ def front(results: Results) -> list[str]:
 
 
 def dominated(results: Results, reference: str) -> dict[str, Domination]:
-    """{variant: by whom it is dominated}; of several rivals a sure one, and the nearest to the reference."""
+    """{variant: the variant that dominates it}; of several a sure one, then the nearest to the reference."""
     behind: dict[str, Domination] = {}
     at = measured(results) if one_machine(results) else {}
     limit = definitions.floor_limit("kld_mean", results[reference]["metrics"]) or 0.0
@@ -234,20 +228,17 @@ def dominated(results: Results, reference: str) -> dict[str, Domination]:
 
 
 def domination(results: Results, reference: str) -> tuple[str, list[str]]:
-    """Whether variants are dominated, in a sentence, and by whom."""
+    """(a sentence on domination, a line for each variant that is surely dominated)."""
     sure = [d.words for d in dominated(results, reference).values() if d.sure]
     if not one_machine(results):
         return "Domination is unknown: the variants were timed on different machines.", []
     if not sure:
         return "No variant is dominated: none is beaten in speed, KLD and size at once with intervals that do not overlap.", []
-    return (
-        "Dominated by a variant that is no larger, faster, and no farther from the reference; intervals do not overlap:",
-        sure,
-    )
+    return "Dominated by a variant that is no larger, faster, and no farther from the reference; intervals do not overlap:", sure
 
 
 def _dominates(results: Results, a: str, b: str, at: dict[str, tuple[Known, Known]], limit: float) -> bool | None:
-    """Whether a dominates b. True: surely; False: one axis is sure, the other open; None: no."""
+    """Whether a dominates b: True: surely; False: open; None: no."""
     sizes = [value_of(results[n], "weight_bytes") for n in (a, b)]
     if sizes[0] is None or sizes[1] is None or sizes[0] > sizes[1]:
         return None
@@ -258,7 +249,7 @@ def _dominates(results: Results, a: str, b: str, at: dict[str, tuple[Known, Know
 
 
 def side(low: Known, high: Known, limit: float = 0.0) -> Literal["better", "same", "open", "worse"]:
-    """How sure it is that the first value is the lower one."""
+    """Whether the first value is lower (better) by intervals that do not overlap; values up to `limit` are the same."""
     if max(low.value, high.value) <= limit:
         return "same"
     if not low.interval or not high.interval:

@@ -1,4 +1,4 @@
-"""What `make smallest` found, as pages show it: the answer, what was tried, which groups hurt."""
+"""The results of `make smallest` for the pages: the answer, the candidates, the groups of layers."""
 
 from __future__ import annotations
 
@@ -6,64 +6,46 @@ import json
 from typing import NamedTuple
 
 from pipeline.core import artifacts, cli, records
-from pipeline.core.records import (
-    Answer,
-    Candidates,
-    Certified,
-    Floor,
-    Interval,
-    Proposal,
-    Results,
-    Sensitivity,
-    Verdict,
-    WholeEstimate,
-)
+from pipeline.core.records import Answer, Candidates, Certified, Interval, Proposal, Results, Sensitivity, Verdict
 from pipeline.reporting import text
 
 FIRST = 12  # groups in the table
-PAGE = artifacts.SMALLEST / "README.md"  # no stage's output: `report` depends on it, and so is never out of date
+PAGE = artifacts.SMALLEST / "README.md"  # no stage's output, so that `report`, which depends on it, is not out of date
 PENDING = "# The smallest that passes\n\nNothing was certified yet: `make smallest`, after `make repro`.\n"
 COSTS = ("kld_mean", "top1_agreement", "acc_delta/all", "speed_ratio")
 
 
 class Found(NamedTuple):
-    """best: the smallest that was certified; None where no candidate passes."""
-
     table: Sensitivity
     candidates: Candidates
     answer: Answer
-    best: Certified | None
 
-    @classmethod
-    def of(cls, table: Sensitivity, candidates: Candidates, answer: Answer) -> Found:
-        return cls(table, candidates, answer, best_of(answer))
+    @property
+    def best(self) -> Certified | None:
+        return best_of(self.answer)
 
 
 def best_of(answer: Answer) -> Certified | None:
+    """The smallest that was certified; None if no candidate passes."""
     return next((c for c in answer["tested"] if c["name"] == answer["answer"]), None)
 
 
 def load(results: Results, verdict: Verdict) -> Found | None:
-    """What is in reports/smallest/, if it was found with this reference, on its texts, and judged by the rules of this verdict."""
+    """reports/smallest/, unless it was made with another reference or other texts, or judged by other rules than this verdict."""
     if not all(file.exists() for file in (artifacts.SENSITIVITY, artifacts.CANDIDATES, artifacts.ANSWER)):
-        return None  # DVC removes what a stage writes before it runs it again
+        return None  # DVC removes a stage's outputs before it runs it again
     table, found = records.read(artifacts.SENSITIVITY, Sensitivity), records.read(artifacts.CANDIDATES, Candidates)
     answer = records.read(artifacts.ANSWER, Answer)
-    now = (results[verdict["reference"]]["model"], records.read(artifacts.FLOOR, Floor)["store"])
-    if now != (table["model"], answer["store"]):
-        return None
-    if (artifacts.sha256_file(artifacts.SENSITIVITY), found["digest"]) != (found["sensitivity"], answer["candidates"]):
-        return None
-    judged = [*(c["judged"] for c in answer["tested"]), *verdict["variants"].values()]
-    rules = [[(r["metric"], r["bound"], r["required"]) for r in v["rules"]] for v in judged]
-    if any(mine not in rules[len(answer["tested"]) :] for mine in rules[: len(answer["tested"])]):
-        return None
-    return Found.of(table, found, answer)
+    model, store = results[verdict["reference"]]["model"], records.read(artifacts.FLOOR, records.Floor)["store"]
+    here = (model, store, artifacts.sha256_file(artifacts.SENSITIVITY), found["digest"])
+    made_from = (table["model"], answer["store"], found["sensitivity"], answer["candidates"])
+    theirs, ours = [c["judged"] for c in answer["tested"]], verdict["variants"].values()
+    tested, now = ([[(r["metric"], r["bound"], r["required"]) for r in v["rules"]] for v in judged] for judged in (theirs, ours))
+    return Found(table, found, answer) if made_from == here and all(rules in now for rules in tested) else None
 
 
 def advice(found: Found, results: Results, verdict: Verdict) -> tuple[list[str], str | None]:
-    """(sentences: the smallest that was certified with its size beside the listed variants that pass, its costs, what is not
-    settled; what to put into params.yaml for it)."""
+    """(sentences on the smallest that was certified: size, costs, what is not settled; the line for params.yaml)."""
     if (best := found.best) is None or not best["weight_bytes"]:
         return [], None
     sizes = {n: text.value_of(results[n], "weight_bytes") for n, v in verdict["variants"].items() if v["verdict"] == "PASS"}
@@ -83,13 +65,13 @@ def advice(found: Found, results: Results, verdict: Verdict) -> tuple[list[str],
 
 
 def setting(found: Candidates, best: Certified) -> str:
-    """What to put into params.yaml; JSON is YAML, too."""
+    """The line for params.yaml; JSON is YAML, too."""
     options = json.dumps(best["options"])
     return f"{best['name']}: {{quantizer: {found['quantizer']}, engine: {found['engine']}, options: {options}}}"
 
 
 def rows(found: Found) -> list[dict[str, str]]:
-    """One row a proposal, safest first: predicted, measured, built, certified."""
+    """One row for each proposal, safest first."""
     tested = {c["name"]: c for c in found.answer["tested"]}
     return [_row(p, tested.get(p["name"])) for p in found.candidates["proposals"]]
 
@@ -106,7 +88,7 @@ def caption(found: Found) -> str:
 
 def page(found: Found) -> str:
     """reports/smallest/README.md."""
-    table, candidates, answer, best = found
+    table, candidates, answer = found
     ranked = sorted(table["groups"], key=lambda row: -(row["alone"]["value"] or 0.0))[:FIRST]
     lowest = table["levels"][0]
     groups = [
@@ -114,14 +96,12 @@ def page(found: Found) -> str:
          **{level: f"{row['bytes'][level] / 1e6:.2f} MB" if level in row["bytes"] else "–" for level in table["levels"]}}
         for row in ranked
     ]  # fmt: skip
-    seconds = [(stage["wall_s"], stage["load"]) for stage in (table, candidates, answer)]
-    took = ", ".join(
-        f"{name} {s:.0f} s (load {load:.1f})" for name, (s, load) in zip(("sensitivity", "search", "certify"), seconds)
-    )
+    stages = zip(("sensitivity", "search", "certify"), found)
+    took = ", ".join(f"{name} {stage['wall_s']:.0f} s (load {stage['load']:.1f})" for name, stage in stages)
     parts = [
         "# The smallest that passes",
         "\n".join(f"- {line}" for line in answer["words"]),
-        *[f"To serve it, add to `variants` in params.yaml: `{setting(candidates, b)}`" for b in [best] if b],
+        *[f"To serve it, add to `variants` in params.yaml: `{setting(candidates, best)}`" for best in [found.best] if best],
         "## Candidates, safest first",
         cli.markdown_table(rows(found)),
         caption(found),
@@ -143,14 +123,14 @@ def _row(p: Proposal, c: Certified | None) -> dict[str, str]:
     }  # fmt: skip
 
 
-def _shown(e: WholeEstimate | Interval | None) -> str:
+def _shown(e: records.WholeEstimate | Interval | None) -> str:
     if e is None or e["value"] is None:
         return "–"
     return f"{e['value']:.4f}" + (f" [{e['low']:.4f}, {e['high']:.4f}]" if e["low"] is not None and e["high"] is not None else "")
 
 
 def family_note(k: int, level: float) -> str | None:
-    """What to say where the best of k variants that passed is recommended; None for one. level: of one test."""
+    """The chance of a false PASS where the best of k variants is recommended; None for one. level: of one test."""
     if k < 2:
         return None
     one = 100 * level

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from pipeline.core import records
 from pipeline.core.cli import markdown_table as markdown_table  # tracking takes it from here
@@ -13,6 +13,9 @@ from pipeline.core.explain import nominal_bits
 from pipeline.core.records import Metric, Results, RuleVerdict, VariantResult, VariantVerdict
 from pipeline.metrics.definitions import FLOOR_MARK, FLOOR_TIMES
 
+K = TypeVar("K")
+V = TypeVar("V")
+Row = dict[str, str | Metric | None]  # {column: cell} of a table
 TEMPLATES = Path(__file__).parent / "templates"
 CALIBRATED = ("gptq", "awq")
 NAMES = {
@@ -27,8 +30,8 @@ LONGEST = 160  # characters of a reason in a line that is to stay one
 
 
 class Unit(NamedTuple):
-    """rule: {unit that a gate's rule may use: how many of the metric's own it is}, the first one for differences too; name, factor:
-    the unit in which people read a value, and the factor to it."""
+    """rule: {unit a gate's rule may use: its size in the metric's own}, the first for differences too; name, factor: the unit that
+    people read, and the factor to it."""
 
     rule: Mapping[str, float]
     name: str
@@ -47,7 +50,7 @@ UNITS = {name: Unit({name: 1.0}, name) for name in PLAIN} | {
 
 
 class Known(NamedTuple):
-    """A metric that has a value. interval: None where it has none."""
+    """A known value."""
 
     value: float
     interval: tuple[float, float] | None
@@ -55,7 +58,6 @@ class Known(NamedTuple):
 
 
 def known(metric: Metric | records.ShortEstimate | records.Span | None) -> Known | None:
-    """A metric's value and interval; None where it has no value."""
     if metric is None or metric["value"] is None:
         return None
     low, high = metric["low"], metric["high"]
@@ -63,13 +65,12 @@ def known(metric: Metric | records.ShortEstimate | records.Span | None) -> Known
 
 
 def value_of(result: VariantResult, name: str) -> float | None:
-    """A variant's metric as a number, None if unknown."""
-    metric = known(result["metrics"].get(name))
-    return metric.value if metric else None
+    metric = result["metrics"].get(name)
+    return metric["value"] if metric else None
 
 
 def render(template: str, context: Mapping[str, object], **filters: Callable[..., str]) -> str:
-    """A page of reporting/templates/."""
+    """Fill a template of reporting/templates/."""
     import jinja2
 
     env = jinja2.Environment(
@@ -82,18 +83,17 @@ def render(template: str, context: Mapping[str, object], **filters: Callable[...
 
 
 def unit_of(name: str) -> Unit:
-    """How people read a unit; one that has no entry in UNITS, as it is."""
     return UNITS.get(name) or Unit({}, name)
 
 
 def difference(unit: str) -> tuple[float, str]:
-    """(factor, unit) in which people read a difference of metrics: shares in points, ratios in %."""
+    """(factor, unit) for a difference of metrics: shares in points, ratios in %."""
     name, size = next(iter(UNITS[unit].rule.items()))
     return 1 / size, name
 
 
 def show(metric: records.Interval | None, digits: int = 3, sign: bool = False, interval: bool = True) -> str:
-    """`0.00623 [0.00579, 0.00675]`, in the unit people read; a dash where there is no value."""
+    """`0.00623 [0.00579, 0.00675]`, in the unit people read; a dash if unknown."""
     if not metric or metric["value"] is None:
         return "–"
     style, factor = f"{'+' if sign else ''}.{digits}g", unit_of(metric["unit"]).factor
@@ -118,66 +118,58 @@ def or_why(metric: Metric) -> str:
     return f"unknown ({reason_of(metric)})" if metric["value"] is None else show(metric)
 
 
-def warnings_of(metric: Metric | None) -> list[str]:
-    """A metric's warnings; none of a metric that is not there."""
-    return metric["warnings"] if metric else []
-
-
 def worth(metric: Metric | None) -> list[str]:
-    """Warnings on a value that is there, but for those that stand beside it anyway."""
-    return [w for w in warnings_of(metric) if metric and metric["value"] is not None and not w.startswith((FLOOR_MARK, ONCE))]
+    """Warnings on a known value, without those that every table shows anyway."""
+    if metric is None or metric["value"] is None:
+        return []
+    return [w for w in metric["warnings"] if not w.startswith((FLOOR_MARK, ONCE))]
 
 
 def reason_of(metric: Metric) -> str:
-    """Why a metric has no value."""
-    return "; ".join(warnings_of(metric)) or "no reason given"
+    return "; ".join(metric["warnings"]) or "no reason given"
 
 
 def number(value: float, style: str = ".3g") -> str:
-    """Like format(), without exponents in the range people read, and without a sign on zero."""
+    """`format`, without exponents from 0.0001 to a million and without a sign on zero."""
     text = format(value, style)
     if "e" in text and 1e-4 <= abs(value) < 1e6:
         text = format(round(value), "d") if abs(value) >= 1 else format(value, ".6f")
     return "0" if value == 0 else text
 
 
-def digits_apart(values: list[float], least: int = 3, most: int = 8) -> int:
-    """Significant digits at which different values are also written differently."""
+def digits_apart(values: list[float]) -> int:
+    """Significant digits, 3 to 8, at which different values also look different."""
     different = set(values)
-    enough = (d for d in range(least, most) if len({format(v, f".{d}g") for v in different}) == len(different))
-    return next(enough, most)
+    return next((d for d in range(3, 8) if len({format(v, f".{d}g") for v in different}) == len(different)), 8)
 
 
 def counted(numbers: Iterable[int]) -> str:
-    """`5`, or `5 to 10`; of none: `0`."""
-    numbers = list(numbers) or [0]
-    least, most = min(numbers), max(numbers)
-    return f"{least}" if least == most else f"{least} to {most}"
+    """`5`, or `5 to 10`; `0` for none."""
+    ordered = sorted(numbers) or [0]
+    return f"{ordered[0]}" if ordered[0] == ordered[-1] else f"{ordered[0]} to {ordered[-1]}"
 
 
 def n_of(results: Results, metric: str) -> str:
-    """n of a metric over all variants that have it."""
+    """The range of n over all variants that have the metric."""
     return counted(m.n for r in results.values() if (m := known(r["metrics"].get(metric))))
 
 
 def dequantized(result: VariantResult) -> str:
-    """Note beside the reference's name if its base was published packed."""
+    """The note beside the reference's name if its base was published quantized."""
     return f" (dequantized from {source})" if (source := result.get("dequantized_from")) else ""
 
 
 def verdict_word(judged: VariantVerdict | None) -> str:
-    """`FAIL (advisory)`; the reference is not judged."""
     return "reference" if judged is None else judged["verdict"] + ("" if judged["required"] else " (advisory)")
 
 
 def deciding(judged: VariantVerdict) -> list[RuleVerdict]:
-    """The required rules that gave a variant its verdict, if that is not PASS."""
-    worse = judged["verdict"] in ("FAIL", "INCONCLUSIVE")
-    return [r for r in judged["rules"] if worse and r["required"] and r["verdict"] == judged["verdict"]]
+    """The required rules that kept a variant from passing."""
+    return [r for r in judged["rules"] if r["required"] and r["verdict"] == judged["verdict"] != "PASS"]
 
 
 def brief(judged: VariantVerdict) -> str:
-    """A verdict in one line: the rules that decided it, with value and bound; else its reason, cut to a line."""
+    """A verdict in one line: the rules that decided it with value and bound, or its reason, cut."""
     reason = judged["reason"]
     return ", ".join(map(_brief_rule, deciding(judged))) or (reason if len(reason) <= LONGEST else f"{reason[:LONGEST]}…")
 
@@ -195,7 +187,7 @@ def _brief_rule(rule: RuleVerdict) -> str:
 
 
 def judged_value(rule: RuleVerdict, interval: bool = True) -> str:
-    """A rule's value, with enough digits to tell it, its interval and its bound apart."""
+    """A rule's value with enough digits to tell value, interval and bound apart."""
     return with_unit(rule, interval, _digits(rule))
 
 
@@ -211,33 +203,29 @@ def bound(rule: RuleVerdict) -> str:
 
 
 def settled_by(rule: RuleVerdict) -> str:
-    """`; about 4000 items in place of 696 would settle it`, if the gate could tell."""
+    """`; about 4000 items in place of 696 would settle it`; empty if the gate could not tell."""
     if not rule["settle"]:
         return ""
     kind = next((what for start, what in COUNTED.items() if rule["metric"].startswith(start)), "")
     return f"; about {rule['settle']}{kind} in place of {rule['n']} would settle it"
 
 
-def overview(results: Results, verdict: records.Verdict, variants: Iterable[str]) -> list[dict[str, str | Metric | None]]:
-    """What decides, one row a variant: seven columns, text or metrics."""
-    rows: list[dict[str, str | Metric | None]] = []
-    for name in variants:
-        metric, judged = results[name]["metrics"].get, verdict["variants"].get(name)
+def overview(results: Results, verdict: records.Verdict) -> list[Row]:
+    """The first table: one row for each variant."""
+    rows: list[Row] = []
+    for name, result in results.items():
+        metric = result["metrics"].get
         rows.append({
-            "variant": name,
-            "verdict": verdict_word(judged),
-            "size, MB": metric("weight_bytes"),
-            "quality loss: KLD, nats": metric("kld_mean"),
-            f"decode, × {verdict['reference']}": metric("speed_ratio"),
-            OWN: own_ratio(results, name),
-            "memory, MB": metric("peak_memory_bytes"),
+            "variant": name, "verdict": verdict_word(verdict["variants"].get(name)), "size, MB": metric("weight_bytes"),
+            "quality loss: KLD, nats": metric("kld_mean"), f"decode, × {verdict['reference']}": metric("speed_ratio"),
+            OWN: own_ratio(results, name), "memory, MB": metric("peak_memory_bytes"),
         })  # fmt: skip
     return rows
 
 
 def own_16(results: Results, name: str) -> str | None:
-    """The variant that changes engine alone: the same engine, weights of 16 bits (else 32), no cache of fewer bits, no draft. The
-    reference is that of its own engine."""
+    """The unquantized variant of a variant's engine: 16-bit weights (else 32), no smaller cache, no draft model. In the reference's
+    engine it is the reference."""
     variant = results[name]
     same = [n for n, r in results.items() if r["engine"] == variant["engine"] and not _changes_more(r["engine_options"])]
     by_bits = [n for bits in (16, 32) for n in same if nominal_bits(results[n]["options"]) == bits]
@@ -250,7 +238,7 @@ def _changes_more(options: records.Options) -> bool:
 
 
 def own_ratio(results: Results, name: str) -> Metric | None:
-    """Decode rate over that of `own_16`; None where no such variant was measured, or it is that."""
+    """Decode rate over that of `own_16`; None if there is no such variant, or it is the variant itself."""
     variant, own = results[name], own_16(results, name)
     if own is None or own == name:
         return None
@@ -265,54 +253,55 @@ def own_ratio(results: Results, name: str) -> Metric | None:
     return {**ratio, "value": a.value / b.value, "low": low, "high": high, "n": min(a.n, b.n), "method": method}
 
 
-def results_table(results: Results, verdict: records.Verdict, variants: Iterable[str]) -> list[dict[str, str]]:
-    """The overview as text, in six columns: `effects.rows` has the engine's own 16 bits."""
-    table = [in_words(row) for row in overview(results, verdict, variants)]
-    return [{k: cell for k, cell in row.items() if k != OWN} for row in table]
+def results_table(results: Results, verdict: records.Verdict) -> list[dict[str, str]]:
+    """The overview as text, without the engine's own 16 bits: `effects.rows` has these."""
+    return [in_words({k: cell for k, cell in row.items() if k != OWN}) for row in overview(results, verdict)]
 
 
-def in_words(row: Mapping[str, str | Metric | None]) -> dict[str, str]:
-    """A row whose metrics are text."""
+def in_words(row: Row) -> dict[str, str]:
+    """A row as text."""
     return {k: cell if isinstance(cell, str) else show(cell) + floor_mark(cell) for k, cell in row.items()}
 
 
 def about(metric: Metric | None) -> str:
-    """A value's n, interval and method, and what to know of it: what a second look shows."""
+    """A value's tooltip: n, interval, method, warnings."""
     if not metric:
         return "not measured"
     if metric["value"] is None:
         return f"unknown: {reason_of(metric)}"
-    low, high, share = metric["low"], metric["high"], metric.get("confidence") or 0.95
-    ends = f"{100 * share:g} % interval {show(metric).partition(' ')[2]}" if low != high else "exact"
-    interval = "no interval" if low is None or high is None else ends
+    if metric["low"] is None or metric["high"] is None:
+        interval = "no interval"
+    elif metric["low"] == metric["high"]:
+        interval = "exact"
+    else:
+        interval = f"{100 * metric['confidence']:g} % interval {show(metric).partition(' ')[2]}"
     value = f"{with_unit(metric, interval=False)}, n = {metric['n']}"
-    return "; ".join(filter(None, (value, interval, metric.get("method"), *warnings_of(metric))))
+    return "; ".join(filter(None, (value, interval, metric["method"], *metric["warnings"])))
 
 
 def grouped(sentences: Iterable[tuple[str, str]]) -> list[str]:
-    """Each sentence once, with what it concerns. sentences: (sentence, what it concerns); numbers that differ become a range."""
-    by: dict[tuple[str, ...], list[tuple[list[str], str]]] = {}  # {what stands between its numbers: numbers, what it concerns}
-    for sentence, of in sentences:
-        by.setdefault(tuple(NUMBER.split(sentence)), []).append((NUMBER.findall(sentence), of))
+    """Each sentence once, with all names it concerns; numbers that differ become a range. sentences: (sentence, name)."""
+    alike = together((tuple(NUMBER.split(sentence)), (NUMBER.findall(sentence), name)) for sentence, name in sentences)
     lines = []
-    for parts, said in by.items():
-        ranges = [dict.fromkeys(numbers) for numbers in zip(*(numbers for numbers, _ in said))]
-        spans = [min(r, key=float) + (f"–{max(r, key=float)}" if len(r) > 1 else "") for r in ranges]
+    for parts, uses in alike.items():
+        columns = [set(column) for column in zip(*(numbers for numbers, _ in uses))]
+        spans = [min(c, key=float) + (f"–{max(c, key=float)}" if len(c) > 1 else "") for c in columns]
         whole = "".join(part + span for part, span in zip(parts, (*spans, "")))
-        lines.append(f"{whole}: {briefly(dict.fromkeys(of for _, of in said), most=len(said))}")
+        lines.append(f"{whole}: {briefly(dict.fromkeys(name for _, name in uses), most=len(uses))}")
     return lines
 
 
 def with_flips(result: VariantResult, task: str) -> Metric | None:
-    """Accuracy's difference on a task, and for its tooltip the items lost and won."""
+    """The accuracy difference on a task; its tooltip has the items lost and won."""
     lost, won = (show(result["metrics"].get(f"flips_to_{way}/{task}"), interval=False) for way in ("wrong", "right"))
     delta = result["metrics"].get(f"acc_delta/{task}")
-    return delta and {**delta, "method": f"{lost} items lost, {won} won; {delta.get('method', '')}"}
+    return delta and {**delta, "method": f"{lost} items lost, {won} won; {delta['method']}"}
 
 
 def floor_mark(metric: Metric | None) -> str:
-    """` (floor-limited)` behind a value that is."""
-    return f" ({FLOOR_MARK})" if any(w.startswith(FLOOR_MARK) for w in warnings_of(metric)) else ""
+    """` (floor-limited)` for such a value, else empty."""
+    limited = metric is not None and any(w.startswith(FLOOR_MARK) for w in metric["warnings"])
+    return f" ({FLOOR_MARK})" if limited else ""
 
 
 def noise_line(floors: records.Metrics, reference: str) -> str:
@@ -327,7 +316,7 @@ def noise_line(floors: records.Metrics, reference: str) -> str:
 
 
 def noise_details(floors: records.Metrics) -> str:
-    """The noise floor by condition, and the effect of rounding; empty if none was measured."""
+    """The noise floor by condition and the effect of rounding; empty if none was measured."""
     if "kld_floor" not in floors:
         return ""
     parts = ", ".join(f"{n.split('/')[1]} {or_why(m)}" for n, m in floors.items() if n.startswith("kld_floor/"))
@@ -340,7 +329,7 @@ def noise_details(floors: records.Metrics) -> str:
 
 
 def calibration_gains(results: Results) -> list[str]:
-    """Each calibrated variant beside plain rounding at the same bits and group size."""
+    """Compare each calibrated variant with plain rounding at the same bits and group size."""
     lines = []
     for name, variant in results.items():
         for other, plain in results.items() if variant["quantizer"] in CALIBRATED else []:
@@ -354,34 +343,32 @@ def calibration_gains(results: Results) -> list[str]:
 
 
 def unmeasured(results: Results) -> list[str]:
-    """What failed, was unsupported or has no value, with its reason and the variants it concerns."""
+    """Failed and unsupported variants and unknown values, each with its reason."""
     lines = [f"{name}: {r['status']}: {r['reason']}" for name, r in results.items() if r["status"] != "ok"]
-    missing: dict[tuple[str, str], list[str]] = {}  # {(variant, reason): metrics}
-    failed = []
-    for name, r in results.items():
-        for metric, m in r["metrics"].items():
-            if m["value"] is None:
-                missing.setdefault((name, reason_of(m)), []).append(metric)
-        rate = r["metrics"].get("failure_rate")
-        if rate and rate["value"]:
-            failed.append(f"{name}: {with_unit(rate)} of {rate['n']} requests failed; they are out of the rates")
-    named: dict[tuple[str, str], list[str]] = {}
-    for (name, reason), metrics in missing.items():
-        named.setdefault((briefly(metrics), reason), []).append(name)
-    return lines + [f"{', '.join(names)}: no value for {what}: {reason}" for (what, reason), names in named.items()] + failed
+    unknown = [((name, reason_of(m)), k) for name, r in results.items() for k, m in r["metrics"].items() if m["value"] is None]
+    by_reason = together(((briefly(metrics), reason), name) for (name, reason), metrics in together(unknown).items())
+    lines += [f"{', '.join(names)}: no value for {what}: {reason}" for (what, reason), names in by_reason.items()]
+    rates = [(name, rate) for name, r in results.items() if (rate := r["metrics"].get("failure_rate")) and rate["value"]]
+    return lines + [f"{n}: {with_unit(rate)} of {rate['n']} requests failed; they are out of the rates" for n, rate in rates]
 
 
 def briefly(metrics: Iterable[str], most: int = 3) -> str:
-    """Names, the parts of one together: `acc/(facts, all)`, `p_mcnemar/(7 parts)` where there are more than `most`."""
-    by: dict[str, list[str]] = {}
-    for stem, _, part in (m.partition("/") for m in metrics):
-        by.setdefault(stem, []).append(part)
+    """Names, grouped by stem: `acc/(facts, all)`, or `p_mcnemar/(7 parts)` for more than `most`."""
+    by = together((stem, part) for stem, _, part in (m.partition("/") for m in metrics))
     few = {stem: ", ".join(parts) if len(parts) <= most else f"{len(parts)} parts" for stem, parts in by.items()}
     return ", ".join(stem if by[stem] == [""] else f"{stem}/({parts})" for stem, parts in few.items())
 
 
+def together(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
+    """{key: all its values, in order}."""
+    groups: dict[K, list[V]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups
+
+
 def machines(results: Results) -> str:
-    """The machine, or machines, that the timings were taken on."""
+    """The machines that the timings were taken on."""
     facts = list({repr(m): m for r in results.values() if (m := r["machine"])}.values())
     if not facts:
         return "no timings were taken"
@@ -390,11 +377,9 @@ def machines(results: Results) -> str:
 
 
 def machine(facts: records.Machine) -> str:
-    """A machine in a line, from what `hardware.describe` wrote."""
-    gpu = facts["gpu"] or "no GPU"
     return (
         f"{facts['cpu']}, {facts['cores']} cores ({facts['cpu_capability']}), {facts['threads']} threads, "
-        f"{facts['memory_bytes'] / 2**30:.0f} GiB, {gpu}, {facts['system']}, Python {facts['python']}"
+        f"{facts['memory_bytes'] / 2**30:.0f} GiB, {facts['gpu'] or 'no GPU'}, {facts['system']}, Python {facts['python']}"
     )
 
 
@@ -406,7 +391,7 @@ def run_to_run(between: float | None) -> str:
 
 
 def stopped_early(results: Results) -> str:
-    """Which measurements ended before their last row, and what that saved; empty where none did."""
+    """Measurements that ended before their last row, and the time saved; empty if none did."""
     ended = [(n, s, look) for n, r in results.items() for s, look in r.get("looks", {}).items() if look["share"] < 1]
     if not ended:
         return ""
@@ -415,8 +400,8 @@ def stopped_early(results: Results) -> str:
 
 
 class Bound(NamedTuple):
-    """What bounds a phase. memory, arithmetic: percent of its time that reading the weights and multiplying need at the rates
-    measured, None where unknown; words: a short sentence; full: all that is known."""
+    """What bounds a phase. memory, arithmetic: percent of its time for reading the weights and for multiplying, at the measured
+    rates (None: unknown); words: short; full: for the tooltip."""
 
     phase: str
     memory: float | None
@@ -426,19 +411,16 @@ class Bound(NamedTuple):
 
 
 def bounds(result: VariantResult) -> list[Bound]:
-    """What bounds a variant's phases."""
-    found = []
-    for phase, names in {"decode": ("mbu", "mfu/decode"), "prefill": ("mbu/prefill", "mfu")}.items():
-        against = "against" if phase == "decode" else "against_prefill"
-        said = [str(v) for k in (phase, against) if (v := result["bounds"].get(k))]
-        if said:
+    phases, asked = [], (("decode", "against", "mbu", "mfu/decode"), ("prefill", "against_prefill", "mbu/prefill", "mfu"))
+    for phase, against, *names in asked:
+        if words := [str(v) for k in (phase, against) if (v := result["bounds"].get(k))]:
             memory, arithmetic = (value if value is None else 100 * value for value in (value_of(result, n) for n in names))
-            found.append(Bound(phase, memory, arithmetic, said[0].partition(":")[0], "; ".join(said)))
-    return found
+            phases.append(Bound(phase, memory, arithmetic, words[0].partition(":")[0], "; ".join(words)))
+    return phases
 
 
 def cautions(results: Results) -> list[str]:
-    """Warnings on the overview's values and cliffs of speed, each said once with its variants."""
+    """Warnings on the first table's values, and cliffs of speed, each once with its variants."""
     shown = ("kld_mean", "speed_ratio", "peak_memory_bytes")
-    said = [(w, name) for name, r in results.items() for key in shown for w in worth(r["metrics"].get(key))]
-    return grouped(said + [(cliff, name) for name, r in results.items() for cliff in r["bounds"].get("cliffs", [])])
+    warnings = [(w, name) for name, r in results.items() for key in shown for w in worth(r["metrics"].get(key))]
+    return grouped(warnings + [(cliff, name) for name, r in results.items() for cliff in r["bounds"].get("cliffs", [])])

@@ -1,7 +1,7 @@
 """The trade-off as one table: precision x context x requests at once x speed x memory.
 
-In process and behind a server are different measurements and stand in rows of their own: in process one engine answers and
-nothing waits; a server's times include HTTP, its scheduler and the queue.
+Measurements in process and behind a server have separate rows: in process one engine answers and nothing waits; a server's times
+include HTTP, its scheduler and the queue.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from dataclasses import dataclass, field
 
 from pipeline.core.records import Finding, Launch, Metric, Metrics, Probe, Results, ServerReport
 from pipeline.metrics.serving import PREFIX, TAIL
-from pipeline.reporting.text import grouped, show, warnings_of, with_unit, worth
+from pipeline.reporting.text import Row, grouped, reason_of, show, together, with_unit, worth
 
 IN_PROCESS, SERVER = "in process", "server"
-OWN = ("bits_per_weight", "kld_mean")  # a variant's own, however it is run
+OWN = ("bits_per_weight", "kld_mean")  # the same in process and behind a server
 # column of the table -> metric in process (its part follows), metric of a server's level
 FROM: dict[str, tuple[str | None, str | None]] = {
     "ttft_ms": ("ttft_ms", "ttft_p50_ms"), "ttft_p99_ms": (None, "ttft_p99_ms"), "tpot_ms": ("tpot_ms", "tpot_p50_ms"),
     "decode_tok_s": ("decode_tok_s", None), "throughput_tok_s": ("throughput_tok_s", "throughput_tok_s"),
-    "memory_bytes": ("peak_memory_bytes", None),  # a server's is over all levels
+    "memory_bytes": ("peak_memory_bytes", None),  # a server's is one value for all levels
     "failure_rate": ("failure_rate", "failure_rate"), "attainment": (None, "attainment"),
 }  # fmt: skip
-SPEED = ("ttft_ms", "tpot_ms", "decode_tok_s", "peak_memory_bytes")  # a part with any of these in it is a row
+SPEED = ("ttft_ms", "tpot_ms", "decode_tok_s", "peak_memory_bytes")  # a part of any of these is a row
 PART = re.compile(r"(context|batch)-\d+")
 COLUMNS = {  # in process; the CSV has all
     "TTFT, ms": "ttft_ms", "TPOT, ms": "tpot_ms", "decode tok/s": "decode_tok_s", "memory, MB": "memory_bytes",
@@ -38,7 +38,7 @@ LEVEL = {
     "within objective, %": "attainment", "failed, %": "failure_rate",
 }  # fmt: skip
 REUSE = {"prefix reused, %": "prefix_hit_rate", "TTFT gain": "prefix_gain", "same reply, %": "prefix_same"}
-DETAILS = {  # speed in process, all of it
+DETAILS = {  # all of speed in process
     "load, s": "load_s", "TTFT of the first request after loading, ms": "ttft_cold_ms", "TTFT, ms": "ttft_ms",
     "TTFT, prefix not seen before, ms": "ttft_ms/prefix-cold", "TTFT, prefix kept, ms": "ttft_ms/prefix-warm",
     "TPOT, ms": "tpot_ms", "gap between tokens p50, ms": "itl_p50_ms", "gap between tokens p95, ms": "itl_p95_ms",
@@ -59,15 +59,10 @@ CAPTION = (
     "Context: prompt tokens; in sweeps over it, prompt and reply together. One request after another: TTFT and TPOT are means, "
     "decode tok/s counts tokens after the first, a batch's together. Memory: peak of the process, measured once."
 )
-SERVED = (
-    "Percentiles are over complete requests, throughput over wall time, a mean of rounds. Memory: peak of the server's processes "
-    "over all levels."
-)
 SERVED_AS = {
     "served_kld_lower_bound": "KLD to the reference at least {} (a lower bound)",
     "served_top1_agreement": "top-1 agreement {}",
 }
-Cells = dict[str, str | Metric | None]
 
 
 @dataclass(frozen=True)
@@ -83,21 +78,21 @@ class Point:
 
 @dataclass(frozen=True)
 class Server:
-    """A variant that was to be served: its server in words, what it lacks, its levels as rows of text."""
+    """A variant to be served: its server in words, what it lacks, a row for each level."""
 
     variant: str
     about: str
     build: str | None = None
     lacks: list[str] = field(default_factory=list)
-    levels: list[Cells] = field(default_factory=list)
+    levels: list[Row] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class View:
-    """The points; what the pages show of them: rows of those in process, notes, servers; and what was not measured, with why."""
+    """The points; for the pages: rows of those in process, notes, what was not measured and why, servers."""
 
     points: list[Point]
-    rows: list[Cells]
+    rows: list[Row]
     notes: list[str]
     unknown: list[str]
     caption: str
@@ -107,24 +102,18 @@ class View:
 def view(
     results: Results, serving: dict[str, ServerReport], faults: dict[str, str], prompts: tuple[int, int], confidence: float
 ) -> View:
-    """All of the view. serving: {variant: its server's results}; faults: {variant: why it has none}; prompts: see `points`."""
-    rows = points(results, serving, prompts)
+    """serving: {variant: its server's results}; faults: {variant: why it has none}; prompts: see `points`."""
+    every = points(results, serving, prompts)
+    rows = [_row(point) for point in every if point.source == IN_PROCESS]
     caption = f"Small print: {100 * confidence:g} % intervals. {CAPTION}"
     servers = [Server(name, f"not measured: {why}") for name, why in faults.items()]
     servers += [_server(name, report) for name, report in serving.items()]
-    return View(
-        rows,
-        [_row(point) for point in rows if point.source == IN_PROCESS],
-        notes(rows, serving),
-        unknown(results),
-        caption,
-        servers,
-    )
+    return View(every, rows, notes(every, serving), unknown(results), caption, servers)
 
 
 def points(results: Results, serving: dict[str, ServerReport], prompts: tuple[int, int]) -> list[Point]:
-    """All rows, variant by variant. prompts: prompt tokens in process, of one request and of a batch, where the metric's name does
-    not contain them."""
+    """All points, variant by variant. prompts: prompt tokens of one request and of a batch in process, used where a metric's name
+    does not say."""
     rows = []
     for name, result in results.items():
         rows += _in_process(name, result["metrics"], prompts)
@@ -133,27 +122,23 @@ def points(results: Results, serving: dict[str, ServerReport], prompts: tuple[in
 
 
 def _in_process(name: str, metrics: Metrics, prompts: tuple[int, int]) -> list[Point]:
-    """One row for each context and batch."""
     rows: dict[tuple[int, str], Point] = {}
-    for part, keys in _parts(metrics).items():
-        if all(metrics[key]["value"] is None for key in keys):
+    for part, speeds in _parts(metrics).items():
+        if all(m["value"] is None for m in speeds):
             continue
         kind, size = _size(part)
-        context = size if kind == "context" else prompts[kind == "batch"]  # a sweep over batches has prompts of its own
+        context = size if kind == "context" else prompts[kind == "batch"]
         load = str(size) if kind == "batch" else "1"
         measured = {column: metrics.get(f"{stem}/{part}" if part else stem) if stem else None for column, (stem, _) in FROM.items()}
         row = Point(name, IN_PROCESS, context, load, {k: metrics.get(k) for k in OWN} | measured)
-        rows.setdefault((context, load), row)  # the rounds come first, and are surer than a sweep's few repetitions
+        rows.setdefault((context, load), row)  # the rounds come first: a sweep has fewer repetitions
     return list(rows.values())
 
 
-def _parts(metrics: Metrics) -> dict[str, list[str]]:
-    """{part: names of its speed metrics}: "" of the rounds, then `batch-4`, `context-1024` of the sweep."""
-    parts: dict[str, list[str]] = {}
-    for name in metrics:
-        stem, _, part = name.partition("/")
-        if stem in SPEED and (not part or PART.fullmatch(part)):
-            parts.setdefault(part, []).append(name)
+def _parts(metrics: Metrics) -> dict[str, list[Metric]]:
+    """{part: its speed metrics}: first "" (the rounds), then the sweeps' `batch-4`, `context-1024`."""
+    split = ((*name.partition("/"), metric) for name, metric in metrics.items())
+    parts = together((part, metric) for stem, _, part, metric in split if stem in SPEED and (not part or PART.fullmatch(part)))
     return dict(sorted(parts.items(), key=lambda item: _size(item[0])))
 
 
@@ -163,14 +148,11 @@ def _size(part: str) -> tuple[str, int]:
 
 
 def unknown(results: Results) -> list[str]:
-    """Contexts and batches that were requested and not measured, with the reason; variants of one reason together."""
-    by: dict[tuple[str, str], list[str]] = {}
-    for name, result in results.items():
-        for part, keys in _parts(result["metrics"]).items():
-            if part and all(result["metrics"][key]["value"] is None for key in keys):
-                reasons = [w for key in keys for w in warnings_of(result["metrics"][key])]
-                by.setdefault((part, reasons[0] if reasons else "no reason was kept"), []).append(name)
-    return [f"{part} of {', '.join(names)}: {why}" for (part, why), names in by.items()]
+    """Contexts and batches that were requested and not measured, with the reason and its variants."""
+    parts = ((name, part, speeds) for name, r in results.items() for part, speeds in _parts(r["metrics"]).items() if part)
+    missing = ((name, part, speeds) for name, part, speeds in parts if all(m["value"] is None for m in speeds))
+    why = (((part, next((w for m in speeds for w in m["warnings"]), "no reason given")), name) for name, part, speeds in missing)
+    return [f"{part} of {', '.join(names)}: {reason}" for (part, reason), names in together(why).items()]
 
 
 def _behind_server(name: str, metrics: Metrics, report: ServerReport) -> list[Point]:
@@ -192,13 +174,13 @@ def load_of(level: str) -> str:
     return size if kind == "closed" else f"{size} req/s"
 
 
-def _row(point: Point) -> Cells:
+def _row(point: Point) -> Row:
     return {"variant": point.variant, "context": str(point.context), "at once": point.load,
             **{label: point.metrics[key] for label, key in COLUMNS.items()}}  # fmt: skip
 
 
 def notes(rows: list[Point], serving: dict[str, ServerReport]) -> list[str]:
-    """The warnings on values, each once with the values that have it."""
+    """Warnings, each once with the values it concerns."""
     values = [(f"{row.variant}/{key}", row.metrics[key]) for row in rows if row.source == IN_PROCESS for key in COLUMNS.values()]
     for name, report in serving.items():
         values += [(f"{name} (server)/{key}", by_name.get(key)) for by_name in report["levels"].values() for key in LEVEL.values()]
@@ -212,7 +194,7 @@ def csv_text(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
 
 
 def as_csv(rows: list[Point]) -> str:
-    """The table for a spreadsheet: each value with its bounds and n; what is not known is empty."""
+    """The table for a spreadsheet: each value with its bounds and n; an unknown cell is empty."""
     columns = [*OWN[:1], *FROM, *OWN[1:]]
     head = [f"{column}{end}" for column in columns for end in ("", "_low", "_high", "_n")]
     table = []
@@ -227,22 +209,21 @@ def _cells(metric: Metric | None) -> list[object]:
 
 
 def details(results: Results) -> dict[str, list[Metric | None]]:
-    """{label: a cell for each variant} of DETAILS; rows that no variant has are left out."""
+    """{label: a cell for each variant} of DETAILS, without rows that are empty."""
     metrics = {label: [r["metrics"].get(name) for r in results.values()] for label, name in DETAILS.items()}
     return {label: row for label, row in metrics.items() if any(m and m["value"] is not None for m in row)}
 
 
 def _server(name: str, report: ServerReport) -> Server:
-    """A variant's server, its saturation point, its memory, what it lacks, its levels."""
     knee, memory, probe, launch = report["knee"], report["server_memory_bytes"], report.get("probe"), report.get("launch")
     assert knee and memory and probe  # of every server that ran
     if knee["value"] is None:
-        saturation = f"no saturation point: {'; '.join(warnings_of(knee))}"
+        saturation = f"no saturation point: {reason_of(knee)}"
     else:
         rounds = f"single rounds: {knee['low']:g} to {knee['high']:g}; {knee['n']} rounds"
         saturation = f"saturation point: {knee['value']:g} requests at once ({rounds})"
     if memory["value"] is None:
-        peak = f"memory not known: {'; '.join(warnings_of(memory))}"
+        peak = f"memory not known: {reason_of(memory)}"
     else:
         peak = f"peak memory {show(memory)} MB (n = 1, no interval)"
     tokens = [f"; {words.format(with_unit(report['tokens'][name]))}" for name, words in SERVED_AS.items() if report.get("tokens")]
@@ -263,22 +244,19 @@ def _where(probe: Probe, launch: Launch | None) -> str:
     return f"{launch['kind']} started here ({launch['threads']} threads, {launch['parallel']} at once at most{options})"
 
 
-def _level(level: str, metrics: Metrics, more: dict[str, str]) -> Cells:
+def _level(level: str, metrics: Metrics, more: dict[str, str]) -> Row:
     kind = " at once" if level.startswith("closed") else ""
     return {"load": load_of(level) + kind, **{label: metrics.get(name) for label, name in (LEVEL | more).items()}}
 
 
 def lacks(probe: Probe) -> list[str]:
-    """What a server lacks, or may lack; findings of one reason together."""
+    """What a server lacks, or may lack, grouped by reason."""
     findings: list[tuple[Finding, str]] = [
         (probe["stream_usage"], "token counts in a stream"), (probe["one_token_an_event"], "one token an event"),
         (probe["ignore_eos"], "replies of forced length"),
         *([(probe["prompt_logprobs"], "log-probabilities of given tokens")] if "prompt_logprobs" in probe else ()),
     ]  # fmt: skip
-    by: dict[tuple[bool, str | None], list[str]] = {}
-    for finding, words in findings:
-        if not finding["value"]:
-            by.setdefault((finding["value"] is None, finding["reason"]), []).append(words)
+    by = together(((finding["value"] is None, finding["reason"]), words) for finding, words in findings if not finding["value"])
     form = {False: "no {}", True: "whether it has {} is not known"}
     named = {key: " or ".join(filter(None, (", ".join(words[:-1]), words[-1]))) for key, words in by.items()}
     return [f"{form[unsure].format(words)}: {why}" for (unsure, why), words in named.items()]

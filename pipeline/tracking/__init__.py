@@ -1,1 +1,1 @@
-"""MLflow: what is logged of each variant and state, and the model registry. Only this room imports mlflow."""
+"""MLflow: runs of variants and states, and the model registry. Only this package imports mlflow."""

@@ -1,9 +1,9 @@
-"""Connect to MLflow and write runs: each is found by the content it was made from, and finished or written again.
+"""Connect to MLflow and write runs, each found by a digest of its content.
 
-A run counts once it is FINISHED. `Tracker` deletes what a crash left half-written; the next `quantgate track` writes it
-again. Values go out in batches with one timestamp a run, so that a repeated request changes nothing. All text passes `secrets`.
+A run counts once it is FINISHED. `Tracker` deletes what a crash left half-written, and the next `quantgate track` writes it again.
+A run's values share one timestamp, so that a repeated request changes nothing. All text passes `secrets`.
 
-MLflow itself retries an unreachable server for 247 s. So `check_reachable` asks once, and limits MLflow's own retries.
+MLflow itself retries an unreachable server for 247 s, so `check_reachable` asks once and limits MLflow's retries.
 """
 
 from __future__ import annotations
@@ -27,15 +27,13 @@ from pipeline.core.errors import ArtifactError
 KEY = "quantgate.key"
 CURRENT = "quantgate.current"
 WRITER = "quantgate.writer"
-MAX_PARAMS, MAX_METRICS = 100, 500  # in one request; MLflow takes 100 params and 1000 metrics
-MAX_PARAM_LENGTH = 6000  # characters
-ABANDONED_S = 3600  # nobody still writes a run this old: writing one takes seconds
-ANSWER_S = 5  # for the first answer; a loaded server may take longer for later ones
+ABANDONED_S = 3600  # age at which nobody is still writing a run: writing one takes seconds
+ANSWER_S = 5  # for the first answer; a loaded server may need longer for later ones
 REQUEST_S = 30
 LIMITS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": str(REQUEST_S),
-    "AWS_MAX_ATTEMPTS": "2",  # botocore's, where S3 is the artifact store
+    "AWS_MAX_ATTEMPTS": "2",  # botocore's, if S3 is the artifact store
 }
 DIGEST = 32  # hexadecimal digits of a dataset's digest; MLflow keeps 36
 Curve = list[tuple[int, float]]  # (step, value)
@@ -43,7 +41,7 @@ DataSet = tuple[str, str, dict[str, str]]  # name, use, {file: sha256}
 
 
 def check_reachable(uri: str) -> None:
-    """Return once the server answers; create a missing sqlite file, completely or not at all."""
+    """Wait for a server's answer; create a missing sqlite file."""
     for name, value in LIMITS.items():
         os.environ.setdefault(name, value)
     scheme = urlsplit(uri).scheme
@@ -55,7 +53,7 @@ def check_reachable(uri: str) -> None:
 
 def _ask_server(uri: str) -> None:
     """Accept any answer, even a refusal: MLflow's own request will say why. Send no password and check no certificate: MLflow has
-    settings of its own for these."""
+    its own settings for both."""
     import httpx2
 
     bare = re.sub(r"://[^/]*@", "://", uri).rstrip("/")
@@ -69,7 +67,7 @@ def _ask_server(uri: str) -> None:
 
 
 def _create_sqlite(uri: str) -> None:
-    """Create MLflow's tables in a temporary file and rename it: a database killed half-way could never be opened again."""
+    """Create MLflow's tables in a temporary file and rename it: a half-made database could never be opened again."""
     import sqlalchemy
 
     path = Path(sqlalchemy.make_url(uri).database or "")
@@ -82,17 +80,17 @@ def _create_sqlite(uri: str) -> None:
 
 
 class Tracker:
-    """Writes runs to one MLflow experiment. created: how many runs of variants were new."""
+    """Writes runs to one MLflow experiment. created: the number of new variant runs."""
 
     def __init__(self, uri: str, experiment: str) -> None:
         check_reachable(uri)
         import mlflow
 
-        mlflow.set_tracking_uri(uri)  # the registry looks models up at the global address
+        mlflow.set_tracking_uri(uri)  # the registry uses the global address
         self.client = mlflow.MlflowClient(tracking_uri=uri)
         existing = self.client.get_experiment_by_name(experiment)
         if existing is None:
-            folder = artifacts.from_project("mlruns")  # MLflow's default, the working directory, may be a temporary copy
+            folder = artifacts.from_project("mlruns")  # `dvc exp` works in a temporary copy, where MLflow's default would be lost
             files = folder.as_uri() if folder.is_absolute() else None
             self.experiment = str(self.client.create_experiment(experiment, files))
         elif existing.lifecycle_stage == "deleted":
@@ -104,14 +102,13 @@ class Tracker:
         else:
             self.experiment = str(existing.experiment_id)
         self.created = 0
-        for run in self.search("attributes.status != 'FINISHED'"):  # whatever state a dead process was writing
+        for run in self.search("attributes.status != 'FINISHED'"):  # of any state: what a dead process left
             if KEY in run.data.tags and not is_being_written(run):
                 if run.info.status == "RUNNING":
                     self.client.set_terminated(run.info.run_id, "KILLED")
                 self.client.delete_run(run.info.run_id)
 
     def search(self, query: str) -> Iterator[Any]:
-        """All runs of the experiment that match, over all pages."""
         return pages(lambda token: self.client.search_runs([self.experiment], query, page_token=token))
 
     def find(self, key: str) -> Any:
@@ -120,15 +117,14 @@ class Tracker:
 
     def run(self, key: str, name: str, log: Callable[[str], None], tags: dict[str, str]) -> tuple[str, bool]:
         """(id of the run with this key, whether it is new). A new run is filled by `log(run_id)`."""
-        existing = self.find(key)
-        if existing:
+        if existing := self.find(key):
             return str(existing.info.run_id), False
         tags = {KEY: key, WRITER: f"{platform.node()}:{os.getpid()}", "mlflow.user": user(), **secrets.hide_in(tags)}
         run_id = str(self.client.create_run(self.experiment, run_name=secrets.hide(name), tags=tags).info.run_id)
         try:
             log(run_id)
         except BaseException:
-            with contextlib.suppress(Exception):  # the server may be gone; the next Tracker cleans up
+            with contextlib.suppress(Exception):  # if the server is gone, the next Tracker cleans up
                 self.client.set_terminated(run_id, "FAILED")
             raise
         self.client.set_terminated(run_id, "FINISHED")
@@ -137,19 +133,16 @@ class Tracker:
     def log_params(self, run_id: str, values: Mapping[str, object]) -> None:
         from mlflow.entities import Param
 
-        params = [Param(name, secrets.hide(str(value))[:MAX_PARAM_LENGTH]) for name, value in values.items()]
-        for start in range(0, len(params), MAX_PARAMS):
-            self.client.log_batch(run_id, params=params[start : start + MAX_PARAMS])
+        self.client.log_batch(run_id, params=[Param(name, secrets.hide(str(value))) for name, value in values.items()])
 
     def log_metrics(self, run_id: str, values: dict[str, float], curves: dict[str, Curve] | None = None) -> None:
-        """Log values at step 0 and each curve's points at their own steps (a position, a context, a concurrency)."""
+        """Log values at step 0 and a curve's points at theirs (a position, a context, a concurrency)."""
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
         points = [Metric(name, value, now, 0) for name, value in values.items()]
         points += [Metric(name, value, now, step) for name, curve in (curves or {}).items() for step, value in curve]
-        for start in range(0, len(points), MAX_METRICS):
-            self.client.log_batch(run_id, metrics=points[start : start + MAX_METRICS])
+        self.client.log_batch(run_id, metrics=points)
 
     def log_datasets(self, run_id: str, sets: Iterable[DataSet]) -> None:
         from mlflow.entities import Dataset, DatasetInput, InputTag
@@ -157,10 +150,9 @@ class Tracker:
         inputs = []
         for name, use, files in sets:
             digest, source, profile = artifacts.digest(files)[:DIGEST], json.dumps(sorted(files)), json.dumps({"sha256": files})
-            tags = [InputTag("mlflow.data.context", use)]
-            inputs.append(DatasetInput(Dataset(name, digest, "local", source, profile=profile), tags))
-        if inputs:
-            self.client.log_inputs(run_id, datasets=inputs)
+            dataset = Dataset(name, digest, "local", source, profile=profile)
+            inputs.append(DatasetInput(dataset, [InputTag("mlflow.data.context", use)]))
+        self.client.log_inputs(run_id, datasets=inputs)
 
     def log_files(self, run_id: str, files: Iterable[Path], folder: str) -> None:
         """Upload the files that exist, with secrets in text hidden."""
@@ -183,24 +175,20 @@ class Tracker:
 
 
 def _is_gone(location: str) -> bool:
-    """Whether files are kept on this machine in a folder whose parent no longer exists: MLflow would create it again."""
+    """Whether files are kept on this machine in a folder whose parent is gone: MLflow would create it again."""
     url = urlsplit(location)
     return url.scheme in ("", "file") and not Path(unquote(url.path)).parent.parent.exists()
 
 
 def pages(search: Callable[[str | None], Any]) -> Iterator[Any]:
-    """Items of all pages of an MLflow search, which takes the page's token."""
-    token = None
-    while True:
-        page = search(token)
-        yield from page
-        token = page.token
-        if not token:
-            return
+    """Items of all pages of an MLflow search by the page's token."""
+    yield from (page := search(None))
+    while page.token:
+        yield from (page := search(page.token))
 
 
 def user() -> str:
-    """Return the user's name, or number where the system has no name for it, as in a container."""
+    """The user's name, or number if there is no name, as in a container."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):
@@ -208,7 +196,7 @@ def user() -> str:
 
 
 def is_being_written(run: Any) -> bool:
-    """Whether a living process may still be writing an unfinished run."""
+    """Whether a process may still be writing an unfinished run."""
     import psutil
 
     node, _, pid = run.data.tags.get(WRITER, ":").rpartition(":")

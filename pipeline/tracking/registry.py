@@ -1,4 +1,4 @@
-"""Register variants as versions of one model, without uploading weights. The alias `champion` marks the one to serve."""
+"""Register variants as versions of one model, without their weights. The alias `champion` marks the one to serve."""
 
 from __future__ import annotations
 
@@ -19,19 +19,18 @@ class Registry:
     def __init__(self, client: Any, experiment: str) -> None:
         self.client = client
         self.name = experiment.replace("/", "-").replace(":", "-")
-        quote = '"' if "'" in self.name else "'"  # MLflow's filters have no escapes; params allow one kind of quote in a name
+        quote = '"' if "'" in self.name else "'"  # MLflow's filters have no escapes; `check` allows one kind of quote
         self.query = f"name = {quote}{self.name}{quote}"
 
     def model(self) -> Any:
-        """The registered model, or None."""
         return next(iter(self.client.search_registered_models(self.query)), None)
 
     def versions(self) -> Iterator[Any]:
         return pages(lambda token: self.client.search_model_versions(self.query, page_token=token))
 
     def register(self, experiment_id: str, current: dict[str, dict[str, str]]) -> dict[str, str]:
-        """Make a version for each run and update its tags; other versions become not current. Returns {run id: version}. current:
-        {run id: tags, with `variant` among them}."""
+        """Make a version for each run and update its tags; mark other versions as not current. Returns {run id: version}. current:
+        {run id: tags, `variant` among them}."""
         model = self.model()
         if model is None:
             about = f"Variants of the MLflow experiment, by reference. `{ALIAS}` is the one to serve; its moves are tags."
@@ -50,7 +49,7 @@ class Registry:
         return made
 
     def _name_verdicts(self, aliases: dict[str, str], wanted: dict[str, str]) -> None:
-        """Give each variant's version its verdict as an alias (`int8-pass`); those of past verdicts go."""
+        """Give each variant's version its verdict as an alias (`int8-pass`) and delete those of past verdicts."""
         for alias in aliases.keys() - wanted.keys() - {ALIAS}:
             if alias.rpartition("-")[2].upper() in VERDICTS:
                 self.client.delete_registered_model_alias(self.name, alias)
@@ -59,7 +58,7 @@ class Registry:
                 self.client.set_registered_model_alias(self.name, alias, version)
 
     def _add(self, experiment_id: str, run_id: str, tags: dict[str, str]) -> Any:
-        """Create a version that points at a run, or finish one that was interrupted."""
+        """Create a version that points at a run, or finish an interrupted one."""
         logged = self.client.search_logged_models([experiment_id], f"source_run_id = '{run_id}'")
         model = next(iter(logged), None) or self.client.create_logged_model(
             experiment_id, name=tags["variant"], source_run_id=run_id, tags={EXTERNAL: "true", **tags}

@@ -1,8 +1,8 @@
 """Log results to MLflow: one run for each variant's results, one parent run for each state of the pipeline.
 
-A state is every variant's results and verdict. Runs are keyed by content: the same state makes no run, a changed option makes a run
-of the variant and one of the new state. An unchanged variant keeps its run, which moves under the newest state;
-comparison.json of an older state keeps what it held.
+A state is every variant's results and verdict. Runs are keyed by content: the same state makes no run, a changed option makes one
+of the variant and one of the new state. An unchanged variant keeps its run, which moves under the newest state; an older state
+keeps its comparison.json.
 """
 
 from __future__ import annotations
@@ -19,16 +19,7 @@ from pipeline.core.droppings import data_files
 from pipeline.core.errors import ArtifactError
 from pipeline.core.explain import nominal_bits
 from pipeline.core.params import Params
-from pipeline.core.records import (
-    AnswersMeta,
-    Metric,
-    ModelManifest,
-    ServerReport,
-    StoreManifest,
-    VariantResult,
-    VariantVerdict,
-    Verdict,
-)
+from pipeline.core.records import Metric, ModelManifest, ServerReport, VariantResult, VariantVerdict, Verdict
 from pipeline.gating import baseline
 from pipeline.reporting import effects, smallest
 from pipeline.reporting.text import dequantized, in_words, markdown_table, n_of, results_table, with_unit
@@ -37,7 +28,7 @@ from pipeline.tracking.connection import CURRENT, Curve, DataSet, Tracker
 
 SWEPT = re.compile(r"(?P<stem>[^/]+)/(?P<axis>context|batch|concurrency|closed)-(?P<at>\d+)")
 AXES = {"closed": "concurrency"}
-Limits = tuple[float | None, float | None, float | None]  # value, low, high
+Ends = Metric | records.Span | records.ShortEstimate  # value, low, high
 CALIBRATED_ON = ("source", "set", "digest", "rows_asked", "rows_used", "tokens_per_row")
 PARENT, JUDGED = "mlflow.parentRunId", "quantgate.judged"
 WRITTEN = (str(baseline.LOCK), str(artifacts.REPORTS), "README.md")  # by the pipeline
@@ -45,7 +36,7 @@ WRITTEN = (str(baseline.LOCK), str(artifacts.REPORTS), "README.md")  # by the pi
 
 @dataclass(frozen=True)
 class State:
-    """Each variant's results, the results of those that were served, the verdict, and what `make smallest` found for them."""
+    """Results of each variant and each server, the verdict, and the results of `make smallest`."""
 
     results: dict[str, VariantResult]
     serving: dict[str, ServerReport]
@@ -53,7 +44,6 @@ class State:
     smallest: smallest.Found | None
 
     def word(self, name: str) -> str:
-        """A variant's verdict as one word; the reference is not judged."""
         return "REFERENCE" if name == self.verdict["reference"] else self.verdict["variants"][name]["verdict"]
 
     def variant_key(self, name: str) -> str:
@@ -63,7 +53,7 @@ class State:
         return artifacts.digest([name, self.results[name], self.serving.get(name, {}), failed])
 
     def key(self) -> str:
-        """Digest of what the state's run is made from: all variants, and how they were judged."""
+        """Digest of what the state's run is made from: all variants and their verdicts."""
         judged = {
             name: [v["verdict"], v["required"], [[r["metric"], r["bound"], r["verdict"]] for r in v["rules"]]]
             for name, v in self.verdict["variants"].items()
@@ -73,25 +63,20 @@ class State:
 
 
 def load_state(settings: Params) -> State:
-    """The state on disk. Raises `ArtifactError` if results or the verdict are missing."""
+    """Read the state. Raises `ArtifactError` if results or the verdict are missing."""
     results = {name: records.read(artifacts.metrics(name), VariantResult) for name in settings.variants}
     verdict = records.read(artifacts.GATE, Verdict)
     if {verdict["reference"], *verdict["variants"]} != results.keys():
         raise ArtifactError(f"{artifacts.GATE} judges other variants than params.yaml names; run `dvc repro`")
-    serving, _ = server_results.current(results, settings)  # without results of other params or of variants no longer served
+    serving, _ = server_results.current(results, settings)
     return State(results, serving, verdict, smallest.load(results, verdict))
-
-
-def read_manifest(name: str) -> ModelManifest | None:
-    path = artifacts.model_dir(name) / artifacts.MANIFEST
-    return records.read(path, ModelManifest) if path.exists() else None
 
 
 # ---- logging -----------------------------------------------------------------------------------------------------------------
 
 
 def version_tags(state: State, name: str) -> dict[str, str]:
-    """Tags of a variant's version in the registry; its files stay where they are."""
+    """Tags of a variant's version in the registry."""
     result = state.results[name]
     return {
         "variant": name, "verdict": state.word(name), "status": result["status"], "base": result["base"],
@@ -100,7 +85,7 @@ def version_tags(state: State, name: str) -> dict[str, str]:
 
 
 def provenance(state: State) -> dict[str, str]:
-    """Tags: the machine, and if known the commit, whether the tree differs from it, and dvc.lock's digest."""
+    """Tags: the machine and, if known, the commit, whether the tree differs from it, and dvc.lock's digest."""
     facts = state.results[state.verdict["reference"]]["machine"]
     machine = ", ".join(f"{k} {v}" for k, v in facts.items() if v is not None) if facts else "no timings were taken"
     tags = {"mlflow.source.name": "pipeline.track", "mlflow.source.type": "LOCAL", "machine": machine}
@@ -114,14 +99,11 @@ def provenance(state: State) -> dict[str, str]:
 
 
 def log_variant(tracker: Tracker, state: State, name: str, settings: Params, made_from: dict[str, str]) -> str:
-    """Log one variant unless it is there; returns its run's id."""
-    result, manifest = state.results[name], read_manifest(name)
-    files = {
-        "metrics": artifacts.metrics(name),
-        "manifest": artifacts.model_dir(name) / artifacts.MANIFEST,
-        "serving": artifacts.served(name),
-        "broke": artifacts.failures(name),
-    }
+    """Log one variant unless it is logged; returns its run's id."""
+    result, about = state.results[name], artifacts.model_dir(name) / artifacts.MANIFEST
+    manifest = records.read(about, ModelManifest) if about.exists() else None
+    files = {"metrics": artifacts.metrics(name), "manifest": about, "serving": artifacts.served(name)}
+    files["broke"] = artifacts.failures(name)
     rows = (artifacts.answers, artifacts.timings, artifacts.tokens, artifacts.generations, artifacts.serving)
     files |= {f"rows/{path(name).parent.name}": path(name) for path in rows}  # all are called <variant>.jsonl
 
@@ -140,9 +122,9 @@ def log_variant(tracker: Tracker, state: State, name: str, settings: Params, mad
 
 
 def log_state(tracker: Tracker, state: State, settings: Params, made_from: dict[str, str], runs: dict[str, str]) -> str:
-    """Log the whole state unless it is there; returns its run's id. Pages are always uploaded: wording may change alone."""
+    """Log the whole state unless it is logged; returns its run's id. Pages are always uploaded, since wording may change alone."""
     key, word, reference = state.key(), state.verdict["verdict"], settings.reference
-    tables = {"comparison.json": results_table(state.results, state.verdict, state.results)}
+    tables = {"comparison.json": results_table(state.results, state.verdict)}
     if apart := effects.rows(state.results, reference, settings.compare, settings.seed):
         tables["engine_and_precision.json"] = [in_words(row) for row in apart]
     if state.smallest:
@@ -179,7 +161,7 @@ def state_note(results: dict[str, VariantResult], verdict: Verdict, settings: Pa
     reference = f"`{settings.reference}`{dequantized(results[settings.reference])}"
     apart = [in_words(row) for row in effects.rows(results, settings.reference, settings.compare, settings.seed)]
     split = f"{markdown_table(apart)}\n\n{effects.CAPTION}\n\n" if apart else ""
-    table = markdown_table(results_table(results, verdict, results))
+    table = markdown_table(results_table(results, verdict))
     return (
         f"**{verdict['verdict']}** ({', '.join(settings.gate.required)}): every precision of one model against {reference}; child "
         f"runs are the variants.\n\n{table}\n\n{split}Brackets are {100 * settings.compare.confidence:.3g} % "
@@ -189,7 +171,7 @@ def state_note(results: dict[str, VariantResult], verdict: Verdict, settings: Pa
 
 
 def mark_current(tracker: Tracker, parent: str, runs: dict[str, str], state: State) -> None:
-    """Mark the present state's runs as current, its variants' as its children, and update their verdicts and descriptions."""
+    """Mark this state's runs as current, its variants' runs as its children, and update their verdicts and descriptions."""
     for run in list(tracker.search(f"tags.`{CURRENT}` = 'true'")):
         if run.info.run_id not in (parent, *runs.values()):
             tracker.set_tags(run.info.run_id, {CURRENT: "false"})
@@ -198,7 +180,7 @@ def mark_current(tracker: Tracker, parent: str, runs: dict[str, str], state: Sta
         tracker.set_tags(run_id, {PARENT: parent, CURRENT: "true", "verdict": state.word(name)})
         note = variant_note(state.verdict["variants"].get(name))
         digest = artifacts.digest(note)
-        if tracker.client.get_run(run_id).data.tags.get(JUDGED) != digest:  # else a person's own words stay
+        if tracker.client.get_run(run_id).data.tags.get(JUDGED) != digest:  # else keep what a person wrote
             tracker.set_tags(run_id, {"mlflow.note.content": note, JUDGED: digest})
 
 
@@ -206,72 +188,70 @@ def mark_current(tracker: Tracker, parent: str, runs: dict[str, str], state: Sta
 
 
 def flat_metrics(metrics: dict[str, Metric]) -> dict[str, float]:
-    """{name: value} with `_low` and `_high` beside. Unknown values are left out: MLflow would show them as 0. A suffix goes before
-    the slash: kld_mean_low/news. Raises `ArtifactError` if two names collide."""
+    """{name: value} with `_low` and `_high`, before the slash: kld_mean_low/news. Unknown values are left out: MLflow would show 0.
+    Raises `ArtifactError` if two names collide."""
     flat: dict[str, float] = {}
     for name, metric in metrics.items():
-        for full, value in _with_limits(name, metric["value"], metric["low"], metric["high"]):
+        for full, value in _with_limits(name, metric):
             if full in flat:
                 raise ArtifactError(f"two metrics would both be called {full!r} in MLflow")
             flat[full] = value
     return flat
 
 
-def _with_limits(name: str, value: float | None, low: float | None, high: float | None) -> Iterator[tuple[str, float]]:
-    """(name, value) of a metric and of its interval's limits, without unknown ones."""
+def _with_limits(name: str, of: Ends) -> Iterator[tuple[str, float]]:
+    """(name, value) of a metric and its limits, without unknown ones."""
     stem, slash, part = name.partition("/")
-    for suffix, known in (("", value), ("_low", low), ("_high", high)):
+    for suffix, known in (("", of["value"]), ("_low", of["low"]), ("_high", of["high"])):
         if known is not None:
             yield f"{stem}{suffix}{slash}{part}", float(known)
 
 
 def curves(result: VariantResult, serving: ServerReport | None = None) -> dict[str, Curve]:
-    """{name: [(step, value), ...]} of what is measured along an axis: kld_by_position/corpus, tpot_ms_by_context, ... Raises
-    `ArtifactError` if a curve has a metric's name: MLflow would merge the two."""
+    """{name: [(step, value), ...]} along an axis: kld_by_position/corpus, tpot_ms_by_context, ... Raises `ArtifactError` if a curve
+    has a metric's name: MLflow would merge the two."""
     by_name: dict[str, dict[int, float]] = {}
-    for name, step, interval in _points(result, serving):
-        for full, value in _with_limits(name, *interval):
+    for name, step, ends in _points(result, serving):
+        for full, value in _with_limits(name, ends):
             by_name.setdefault(full, {})[step] = value
     if both := by_name.keys() & flat_metrics(result["metrics"]).keys():
         raise ArtifactError(f"a metric and a curve would both be called {min(both)!r} in MLflow")
     return {name: sorted(points.items()) for name, points in sorted(by_name.items())}
 
 
-def _points(result: VariantResult, serving: ServerReport | None) -> Iterator[tuple[str, int, Limits]]:
+def _points(result: VariantResult, serving: ServerReport | None) -> Iterator[tuple[str, int, Ends]]:
     for kind, spans in result["curves"].get("kld_by_position", {}).items():
-        yield from ((f"kld_by_position/{kind}", p["from"], (p["value"], p["low"], p["high"])) for p in spans)
+        yield from ((f"kld_by_position/{kind}", span["from"], span) for span in spans)
     for point in result["curves"].get("agreement_by_position", []):
         for how, share in (("free", point["free"]), ("forced", point.get("forced"))):
             if share is not None:
-                yield f"agreement_by_position/{how}", point["position"], (share["value"], share["low"], share["high"])
+                yield f"agreement_by_position/{how}", point["position"], share
     levels = serving["levels"] if serving else {}
     served = {f"{name}/{level}": metric for level, metrics in levels.items() for name, metric in metrics.items()}
     for name, m in {**served, **result["metrics"]}.items():
         if swept := SWEPT.fullmatch(name):
             axis = AXES.get(swept["axis"], swept["axis"])
-            yield f"{swept['stem']}_by_{axis}", int(swept["at"]), (m["value"], m["low"], m["high"])
+            yield f"{swept['stem']}_by_{axis}", int(swept["at"]), m
 
 
 def params_of(name: str, result: VariantResult, settings: Params) -> dict[str, object]:
-    """What people filter and sort runs by; `made_by` has the rest."""
+    """Params to filter and sort runs by; `made_by` has the rest."""
     options = {f"options.{k}": _text(v) for k, v in result["asked"].items()}
     options |= {f"engine_options.{k}": _text(v) for k, v in settings.variants[name].engine_options.items()}
     return {
-        "variant": name, "quantizer": result["quantizer"], "engine": result["engine"],
-        "bits": nominal_bits(result["options"]),
+        "variant": name, "quantizer": result["quantizer"], "engine": result["engine"], "bits": nominal_bits(result["options"]),
         **options, "reference": result["reference"], "tier": settings.tier, **machine_class(result),
     }  # fmt: skip
 
 
 def machine_class(result: VariantResult) -> dict[str, str]:
-    """Processor, threads and card: timings of one class may be compared."""
-    if (m := result["machine"]) is None:
-        return {}
-    return {"machine": f"{m['gpu'] or m['cpu']}, {m['threads']} threads"}
+    """Processor or card, and threads: timings of one class may be compared."""
+    m = result["machine"]
+    return {"machine": f"{m['gpu'] or m['cpu']}, {m['threads']} threads"} if m else {}
 
 
 def made_by(result: VariantResult, manifest: ModelManifest | None, settings: Params) -> dict[str, object]:
-    """Everything else that defines a variant and its measurement."""
+    """What else defines a variant and its measurement."""
     calibration = manifest.get("calibration") if manifest else None
     about = ("options", "dequantized_from", "kernels", "engine_options", "base", "model", "versions", "machine")
     return {
@@ -281,12 +261,12 @@ def made_by(result: VariantResult, manifest: ModelManifest | None, settings: Par
 
 
 def datasets(variant: str, manifest: ModelManifest | None) -> list[DataSet]:
-    """Each set that a variant was evaluated, measured or calibrated on. A task's definition and rows are one data set."""
+    """The sets a variant was evaluated, measured or calibrated on. A task's definition and rows are one data set."""
     answers, store = artifacts.meta_of(artifacts.answers(variant)), artifacts.REFERENCE / artifacts.MANIFEST
     calibration = manifest.get("calibration") if manifest else None
     by_use = {
-        "evaluation": records.read(answers, AnswersMeta)["sets"] if answers.exists() else {},
-        "divergence": records.read(store, StoreManifest)["sets"] if store.exists() else {},
+        "evaluation": records.read(answers, records.AnswersMeta)["sets"] if answers.exists() else {},
+        "divergence": records.read(store, records.StoreManifest)["sets"] if store.exists() else {},
         "calibration": calibration.get("set_files", {}) if calibration else {},
     }
     sets: dict[tuple[str, str], dict[str, str]] = {}
@@ -297,14 +277,14 @@ def datasets(variant: str, manifest: ModelManifest | None) -> list[DataSet]:
 
 
 def costs(variant: str) -> dict[str, float]:
-    """What each stage took when it last ran here: `stage_s/quantize`, and the peak memory of its largest process."""
+    """Seconds of each stage's last run here (`stage_s/quantize`), and the peak memory of its largest process."""
     facts = {stage: artifacts.run_facts(stage, variant) for stage in ("quantize", "diverge", "evaluate", "benchmark", "serve")}
     seconds = {f"stage_s/{stage}": f["wall_s"] for stage, f in facts.items() if f}
     return seconds | {f"stage_peak_memory_bytes/{stage}": float(f["peak_memory_bytes"]) for stage, f in facts.items() if f}
 
 
 def measured_by(settings: Params) -> dict[str, object]:
-    """What defines the measurement: the tier's amounts, windows, batch sizes, lengths, resamples."""
+    """The params of the measurement: the tier's amounts, windows, batch sizes, lengths, resamples."""
     sections = {"amount": settings.amount, **{k: getattr(settings, k) for k in ("evaluate", "diverge", "benchmark", "compare")}}
     return {name: section.model_dump(mode="json", exclude_none=True) for name, section in sections.items()}
 
@@ -327,8 +307,8 @@ VIEW = "tradeoff"
 NAME = "quantgate: trade-off"
 SIGNED = "Written by quantgate."
 SECTION = "quantgate"
-# MLflow always shows attributes, metrics, params and tags in that order. On a screen of 1440 points the tag `verdict` is out of
-# sight, so the description, which begins with the verdict, comes first.
+# MLflow always shows attributes, metrics, params and tags in that order. On a screen of 1440 points the tag `verdict` is not
+# visible, so the description, which begins with it, comes first.
 COLUMNS = (
     "attributes.`Description`", "tags.`verdict`", "metrics.`kld_mean`", "metrics.`top1_agreement`", "metrics.`acc_delta/all`",
     "metrics.`ttft_ms`", "metrics.`decode_tok_s`", "metrics.`weight_bytes`", "params.`quantizer`", "params.`engine`",
@@ -347,8 +327,7 @@ def _card(kind: str, key: str, **fields: object) -> dict[str, object]:
 
 
 def saved_view(made_ms: int) -> str:
-    """The saved view's tag: the current variants; quality against speed and size as scatter plots, deciding metrics as bars, curves
-    as lines."""
+    """The saved view's tag: current variants; scatter plots of quality, speed and size; bars of deciding metrics; curves."""
     charts = []
     for x, y in SCATTER:
         axes = {f"{axis}axis": {"type": "METRIC", "key": key} for axis, key in (("x", x), ("y", y))}
@@ -391,7 +370,7 @@ def describe_experiment(client: Any, experiment_id: str) -> None:
 
 
 def variant_note(judged: VariantVerdict | None) -> str:
-    """The description of a variant's run: its verdict, then a line for each rule. judged: None for the reference."""
+    """The description of a variant's run: its verdict and a line for each rule. judged: None for the reference."""
     if judged is None:
         return "REFERENCE: every other variant is compared with it."
     lines = [f"{judged['verdict']}: {judged['reason']}"]
