@@ -1,4 +1,4 @@
-"""What gptqmodel wrote and transformers does not read as it is: read by gptqmodel's own loader."""
+"""Load checkpoints that transformers cannot read as they are by gptqmodel's own loader."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from pipeline.core.quiet import before_gptqmodel
 
 
 def is_its_own(model_dir: Path) -> bool:
-    """Whether a checkpoint is for gptqmodel's loader only: one that leaves some layers unpacked, where transformers takes every
-    layer for a packed one, or packs parts of what transformers' class has in one piece (quantizers/_gptqmodel.py)."""
+    """Whether only gptqmodel's loader reads a checkpoint: it has unpacked layers, which transformers would take for packed ones, or
+    it packs parts of a module that transformers' class has in one piece (quantizers/_gptqmodel.py)."""
     config = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
     packing = config.get("quantization_config") or {}
     return bool(packing.get("dynamic") or (packing.get("meta") or {}).get("split"))
 
 
 def load(model_dir: Path, device: str, trusted: bool) -> Any:
-    """The model, by gptqmodel's own loader."""
     try:
         before_gptqmodel()
         from gptqmodel import GPTQModel
