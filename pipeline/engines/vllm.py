@@ -1,8 +1,7 @@
-"""vLLM, in an environment and a process of its own (_vllm_driver.py): its kernels, its packed formats, its paged cache.
+"""vLLM, in its own environment and process (_vllm_driver.py): its kernels, packed formats and paged cache.
 
-What bounds it: as everywhere, prefill is arithmetic and decoding is memory; its scheduler is Python between the passes. Its
-logits are compared with the reference's where they are made (divergence/in_vllm.py), and each time checked against what it reports
-itself."""
+What bounds it: prefill is compute-bound, decoding memory-bound; its scheduler is Python between the passes. Its logits are compared
+with the reference's in its process (divergence/in_vllm.py), and always checked against its own log-probabilities."""
 
 from __future__ import annotations
 
@@ -45,7 +44,7 @@ def load(
     gpu_memory: Annotated[float, Field(gt=0, le=1)] = 0.9,
     tensor_parallel: Annotated[int, Field(ge=1)] = 1,
 ) -> VllmEngine:
-    """Load a Hugging Face folder. kv: how keys and values are kept; max_length: of prompt and reply, in tokens; graphs: record CUDA
+    """Load a Hugging Face folder. kv: type of keys and values; max_length: of prompt and reply, in tokens; graphs: record CUDA
     graphs (a CPU has none); gpu_memory: share of each card that it takes; tensor_parallel: cards that share the model."""
     if artifacts.trusts_code(model_dir):
         raise Unsupported("engine 'vllm' runs no code of a model's own")
@@ -69,7 +68,7 @@ check_here = venvs.vllm
 
 
 class Driver:
-    """The process that runs vLLM; a question is a line of JSON, and so is each answer. facts: what it said when it had loaded."""
+    """The process that runs vLLM; questions and answers are lines of JSON. facts: its first answer, once it has loaded."""
 
     def __init__(self, command: list[str], arguments: dict[str, object], log: Path, threads: int) -> None:
         self.log, self.oom_kills = log, quota.oom_kills()
@@ -100,7 +99,7 @@ class Driver:
             print(json.dumps(question), file=self.process.stdin, flush=True)
 
     def answer(self) -> Answer:
-        """The next line; what vLLM could not do, and what its self-check found, is raised."""
+        """The next answer; raises what vLLM cannot do (`Unsupported`) or its self-check rejects (`InvalidVariant`)."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
@@ -114,7 +113,7 @@ class Driver:
 
     def close(self) -> None:
         with suppress(BrokenPipeError):
-            self.process.communicate()  # closes its questions, and it ends
+            self.process.communicate()  # closes its input, and it ends
 
 
 class VllmEngine:
@@ -154,8 +153,8 @@ class VllmEngine:
     def compare_blocks(
         self, batch: Sequence[Sequence[int]], starts: Sequence[int], expected: Sequence[Iterator[tuple[int, NDArray[np.float32]]]]
     ) -> Iterator[tuple[int, int, TokenRows]]:
-        """Yield (index in batch, first position, rows) of each window, compared where its logits are made.
-        expected: the reference's blocks of each, from its start on."""
+        """Yield (index in batch, first position, rows) of each window, compared in vLLM's process.
+        expected: the reference's blocks of each window, from its start on."""
         for i, (ids, start) in enumerate(zip(batch, starts)):
             with self.file.open("wb") as f:
                 for _, block in expected[i]:
@@ -194,7 +193,7 @@ class VllmEngine:
         return self._steps(prompts, max_new_tokens, Sampling(stop=False))
 
     def sample(self, prompts: Sequence[Sequence[int]], max_new_tokens: int, sampling: Sampling) -> list[list[int]]:
-        """Continue prompts side by side; each reply ends at (and includes) its end token."""
+        """Continue prompts in a batch; each reply ends at (and includes) its end token."""
         self._begin(prompts, max_new_tokens, sampling, whole=True)
         replies = self.driver.answer()["replies"]
         self.driver.answer()
@@ -213,7 +212,7 @@ class VllmEngine:
         try:
             while "done" not in (answer := self.driver.answer()):
                 yield answer["tokens"], answer["at"]
-        except GeneratorExit:  # nobody asks for the rest
+        except GeneratorExit:  # the rest is not needed
             self.driver.send({})
             while "done" not in self.driver.answer():
                 pass
