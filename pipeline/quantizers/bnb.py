@@ -1,4 +1,4 @@
-"""bnb: bitsandbytes' int8 (outlier columns stay in 16 bit) and NF4 (codes spaced for normal weights), no calibration."""
+"""bnb: bitsandbytes' int8 (outlier columns stay at 16 bits) and NF4 (codes spaced for normal weights); no calibration."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def quantize(
 
 
 def refuse(model_dir: Path, options: dict[str, Any]) -> None:
-    """See `pipeline.quantizers`: on a CPU, int8 takes activations of three dimensions, and latent attention has some of four;
-    with AVX-512 BF16, 4-bit products are in blocks of 32 outputs and 64 inputs."""
+    """See `pipeline.quantizers`: on a CPU, int8 takes activations of three dimensions, but latent attention has some of four; with
+    AVX-512 BF16, 4-bit products have blocks of 32 outputs and 64 inputs."""
     latent = options["type"] == "int8" and text_config(model_dir).get("kv_lora_rank")
     shapes = linear_shapes(model_dir, PACKS).items() if options["type"] != "int8" else ()
     odd = [(name, shape) for name, shape in shapes if shape[0] % 32 or shape[1] % 64]
@@ -88,7 +88,7 @@ def refuse(model_dir: Path, options: dict[str, Any]) -> None:
 
 
 def _bits(type: str, double_quant: bool) -> dict[str, int]:
-    """Of a weight, a row's or a block's scale, and what every matrix carries besides (the 16 codes and a description)."""
+    """Bits of a weight, of a row's or a block's scale, and of the rest of a matrix (the 16 codes and a description)."""
     if type == "int8":
         return {"weight": 8, "row": 32}
     if double_quant:  # scales in 8 bits, and one of 32 for 256 of them

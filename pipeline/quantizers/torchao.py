@@ -1,4 +1,4 @@
-"""torchao: scaled integer or float8 weights, no calibration; the matrix product runs in torch's own kernels."""
+"""torchao: scaled integer or float8 weights; no calibration. Products run in torch's own kernels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipeline.quantizers import Facts
 from pipeline.quantizers._probe import probe
 from pipeline.quantizers._reproducible import ANY_MACHINE, save
 
-BITS: dict[str, dict[str, int]] = {  # of a weight, and of a row's or a group's scale and zero point, as torchao saves them
+BITS: dict[str, dict[str, int]] = {  # of a weight, and of a row's or a group's scale and zero point, in torchao's files
     "int8-weight-only": {"weight": 8, "row": 32 + 8},
     "int8-dynamic": {"weight": 8, "row": 32 + 8},
     "int4-weight-only": {"weight": 4, "group": 32, "group_size": 128},  # untried: needs CUDA
@@ -39,8 +39,8 @@ def quantize(
 ) -> Facts:
     """Quantize every Linear but the output head; embeddings stay in bfloat16.
 
-    int8-dynamic: activations too are rounded to int8, row by row, as they come (W8A8). What this machine has no kernel for
-    is `Unsupported`, with the reason.
+    int8-dynamic: activations too are rounded to int8, row by row, when they are computed (W8A8). Without a kernel for this machine:
+    `Unsupported`.
     """
     try:
         import torch
@@ -70,7 +70,7 @@ def quantize(
     if packed.saves_as_loaded():
         answered = packed.probe()
         packed.save(out_dir)
-    else:  # transformers loads other tensors than it saves, as fused experts, and needs them all at once for that
+    else:  # transformers loads other tensors than it saves, such as fused experts, and needs all of them at once
         model = AutoModelForCausalLM.from_pretrained(model_dir, quantization_config=asked, **loading)
         answered = probe(model)
         save(model, out_dir)
@@ -90,8 +90,8 @@ def _refuse_without_kernel(torch: Any, scheme: str) -> None:
 
 
 class _Packed:
-    """A model in 16 bits whose matrices are packed one at a time, so that memory stays near one: while it answers, and while it
-    is saved. The files are those of transformers' `save_pretrained` of a model that was loaded with the same config."""
+    """A 16-bit model whose matrices are packed one at a time, both for the probe and for saving, so that memory stays near one
+    model. The files equal those of transformers' `save_pretrained` for a model that was loaded with the same config."""
 
     def __init__(self, model: Any, asked: Any, shapes_on: Any) -> None:
         import torch
@@ -141,7 +141,7 @@ class _Packed:
         self.model.generation_config.save_pretrained(out_dir)
 
     def _flat(self, device: Any = None) -> Iterator[tuple[dict[str, Any], dict[str, str]]]:
-        """({name in the file: tensor}, what the header says of it), one of the model's at a time; no tensors of tied copies."""
+        """({name in the file: tensor}, its header entries), one of the model's tensors at a time; none for tied copies."""
         from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
 
         for name, tensor in self.state.items():
