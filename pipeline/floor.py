@@ -7,24 +7,20 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pipeline import engines
 from pipeline.core import artifacts, cli, isolate, params, records
 from pipeline.core.errors import ArtifactError, Unsupported
 from pipeline.core.records import ModelManifest
-from pipeline.divergence.distributions import compare_parts
+from pipeline.divergence.distributions import F32, compare_parts
 from pipeline.divergence.store import Batch, Store, Window, batches
-from pipeline.engines import ROWS
+from pipeline.engines import ROWS, Blocks
 from pipeline.metrics.builder import Builder
-
-# (index of a window, position that predicts the first row, logits float32 [rows, vocab])
-Blocks = Iterator[tuple[int, int, NDArray[np.float32]]]
 
 RUNS = {
     "rerun": "a second run in a fresh process",
@@ -94,7 +90,7 @@ def compared(blocks: Blocks, store: Store, threads: int) -> Rows:
     """The rows of a run. Raises `ArtifactError` if its positions are not those of the store."""
     rows = Rows([], [], [])
     held = -1
-    reference: NDArray[np.float32] = np.zeros((0, 0), np.float32)
+    reference: F32 = np.zeros((0, 0), np.float32)
     with ThreadPoolExecutor(threads) as pool:
         for index, at, logits in blocks:
             w = store.windows[index]

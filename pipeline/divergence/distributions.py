@@ -144,7 +144,7 @@ def _dot(a: F32, b: F32) -> F64:
     return lanes.sum(1, dtype=np.float64) + np.vecdot(a[:, whole:], b[:, whole:])  # type: ignore[no-any-return]
 
 
-def _exact(ref: NDArray[np.float32], var: NDArray[np.float32]) -> tuple[float, ...]:
+def _exact(ref: F32, var: F32) -> tuple[float, ...]:
     """What `_in_float32` gives, by the textbook in float64, with 0 log 0 = 0; NaN where a row is no distribution."""
     logp, logz_ref = _log_softmax(ref.astype(np.float64))
     logq, logz = _log_softmax(var.astype(np.float64))

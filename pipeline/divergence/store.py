@@ -14,12 +14,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from pipeline.core import artifacts, records
 from pipeline.core.errors import ArtifactError
 from pipeline.core.records import WindowRow
+from pipeline.divergence.distributions import F32
 from pipeline.engines import ROWS
 
 PARTIAL = artifacts.ARTIFACTS / "partial"
@@ -111,7 +109,7 @@ class Store:
 
             self._head = Head.load(folder / "head")
 
-    def logit_blocks(self, index: int) -> Iterator[tuple[int, NDArray[np.float32]]]:
+    def logit_blocks(self, index: int) -> Iterator[tuple[int, F32]]:
         """(first position, float32 [at most ROWS, vocab]) over a window's scored positions.
 
         A position is that of the predicting state: first - 1 .. n - 2."""

@@ -17,14 +17,16 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pipeline.core import artifacts
 from pipeline.core.explain import backend, check_options
 from pipeline.core.quiet import output_to
 from pipeline.core.records import Guesses, Options
+from pipeline.divergence.distributions import F32
 
 State = TypeVar("State")
+Blocks = Iterator[tuple[int, int, F32]]  # (index of a window, position that predicts the first row, logits [rows, vocab])
+Timed = Iterator[tuple[int, float]]  # (token id, time.monotonic() when it was known)
 ROWS = 128  # positions projected at a time: 25 MB of float32 logits at a vocabulary of 49 152
 
 
@@ -37,7 +39,7 @@ class Sampling:
     stop: bool = True
 
 
-def choose(logits: NDArray[np.float32], sampling: Sampling, rng: np.random.Generator) -> int:
+def choose(logits: F32, sampling: Sampling, rng: np.random.Generator) -> int:
     if sampling.temperature == 0:
         return int(logits.argmax())
     scaled = logits.astype(float) / sampling.temperature
@@ -76,8 +78,8 @@ class Trace:
 
 def steps(
     engine: Engine,
-    read: Callable[[], tuple[State, NDArray[np.float32]]],
-    decode: Callable[[State, int], NDArray[np.float32]],
+    read: Callable[[], tuple[State, F32]],
+    decode: Callable[[State, int], F32],
     most: int,
     sampling: Sampling,
 ) -> Generator[tuple[int, float], None, State]:
@@ -111,23 +113,21 @@ class Engine(Protocol):
     end_ids: Any  # set of tokens that end a reply
     trace: Trace  # of the last request; `stream` puts a new one here
 
-    def logits(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+    def logits(self, token_ids: Sequence[int]) -> F32:
         """Teacher-forced logits at all positions: float32 [n, vocab], raw, temperature 1."""
         ...
 
-    def logit_blocks(
-        self, batch: Sequence[Sequence[int]], starts: Sequence[int], rows: int, whole: bool = False
-    ) -> Iterator[tuple[int, int, NDArray[np.float32]]]:
+    def logit_blocks(self, batch: Sequence[Sequence[int]], starts: Sequence[int], rows: int, whole: bool = False) -> Blocks:
         """Yield (index in batch, first position, float32 [at most `rows`, vocab]) over the positions starts[i] .. n - 2 of windows
         of equal length (of any, if an engine has `any_lengths`): memory does not grow with the batch. whole: by one pass of the
         whole model nevertheless."""
         ...
 
-    def stream(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Iterator[tuple[int, float]]:
-        """Yield (token id, time.monotonic() when it was known), one at a time."""
+    def stream(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Timed:
+        """Yield tokens one at a time."""
         ...
 
-    def stream_on(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Iterator[tuple[int, float]]:
+    def stream_on(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Timed:
         """`stream` without reading again what the prompt shares with the one before; else `Unsupported`."""
         ...
 

@@ -8,15 +8,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate.utils import align_module_device
-from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from pipeline.core import artifacts
+from pipeline.divergence.distributions import F32
 from pipeline.engines import ROWS
 
 
@@ -108,7 +107,7 @@ class Head:
                 blocks.append(self._model(input_ids=ids, use_cache=False).logits[0, : len(block)])
         return torch.cat(blocks)
 
-    def __call__(self, hidden: torch.Tensor) -> NDArray[np.float32]:
+    def __call__(self, hidden: torch.Tensor) -> F32:
         return self.tensor(hidden).float().cpu().numpy()  # type: ignore[no-any-return]
 
 

@@ -33,7 +33,7 @@ HARMLESS = {
 }  # fmt: skip
 Request = tuple[Any, list[int], list[int]]  # (texts, context ids, choice ids), as lm-eval passes it
 Answer = tuple[float, bool]  # log-likelihood, and whether greedy decoding would give the same
-Logits = Iterator[tuple[list[int], Any]]  # (nodes, their logits [n, vocab]), until all wanted nodes have come
+Passes = Iterator[tuple[list[int], Any]]  # (nodes, their logits [n, vocab]), until all wanted nodes have come
 
 
 def lm_for(engine: Any, batch_size: int) -> Any:
@@ -169,7 +169,7 @@ class _Absent(PreTrainedModel):  # type: ignore[misc,unused-ignore]
         self.nothing = torch.nn.Parameter(torch.zeros(1), requires_grad=False)
 
 
-def score(requests: Sequence[Request], max_length: int, logits_of: Callable[[Forest, list[int]], Logits]) -> list[Answer]:
+def score(requests: Sequence[Request], max_length: int, logits_of: Callable[[Forest, list[int]], Passes]) -> list[Answer]:
     """Answers in the order of the requests, from an engine's logits for nodes of a forest."""
     if not all(0 < len(choice) <= max_length for _, _, choice in requests):
         raise ValueError(f"a choice needs one token of its own at least, and {max_length} at most")
@@ -185,7 +185,7 @@ def score(requests: Sequence[Request], max_length: int, logits_of: Callable[[For
 
 
 def _answers(
-    forest: Forest, asked: list[tuple[list[int], list[int]]], logits_of: Callable[[Forest, list[int]], Logits]
+    forest: Forest, asked: list[tuple[list[int], list[int]]], logits_of: Callable[[Forest, list[int]], Passes]
 ) -> list[Answer]:
     """For each (nodes, tokens that follow them): the tokens' joint log-likelihood, and whether all are the likeliest."""
     follow: dict[int, set[int]] = defaultdict(set)
@@ -208,7 +208,7 @@ def _read_off(nodes: list[int], logits: Any, follow: dict[int, set[int]]) -> dic
     return {(nodes[r], t): (v, b) for (r, t), v, b in zip(pairs, logp[rows, tokens].tolist(), best.tolist())}
 
 
-def _by_engine(engine: Any, forest: Forest, wanted: list[int]) -> Logits:
+def _by_engine(engine: Any, forest: Forest, wanted: list[int]) -> Passes:
     """By the engine's own `forest_logits`, or branch by branch, each from where it leaves the one before, which the engine
     keeps."""
     passes = engine.forest_logits(forest, wanted) if hasattr(engine, "forest_logits") else None
@@ -226,7 +226,7 @@ def _by_engine(engine: Any, forest: Forest, wanted: list[int]) -> Logits:
         yield [path[p] for p in keep], torch.cat(blocks)[[p - first for p in keep]]
 
 
-def _one_pass(engine: Any, forest: Forest, wanted: list[int]) -> Logits:
+def _one_pass(engine: Any, forest: Forest, wanted: list[int]) -> Passes:
     """All nodes in one pass of the model; its head only at the wanted ones."""
     arguments: dict[str, Any] = {}
     if not forest.is_chain():

@@ -7,20 +7,20 @@ transformers via speculative decoding"; without a second model: Saxena 2023, "Pr
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
 from pipeline.core import artifacts, records
 from pipeline.core.errors import Unsupported
 from pipeline.core.records import ModelManifest, Options, TimingsMeta, Undrafted
-from pipeline.engines import Sampling, Trace
+from pipeline.divergence.distributions import F32
+from pipeline.engines import Sampling, Timed, Trace
 from pipeline.engines._forest import common_prefix
 
 NGRAM = "ngram"
@@ -44,7 +44,7 @@ class Reader(Protocol):
     end_ids: Any
     trace: Trace
 
-    def rows_after(self, ids: list[int], tokens: list[int]) -> NDArray[np.float32]:
+    def rows_after(self, ids: list[int], tokens: list[int]) -> F32:
         """Logits [len(tokens), vocab] after each of `tokens`, which follow `ids`. The part of `ids` in the cache is not read again;
         the rest of the cache is removed."""
         ...
@@ -78,7 +78,7 @@ def give_draft(engine: Any, speculate: Speculate, model_dir: Path, load: Callabl
             raise Unsupported(f"draft {name!r} has another vocabulary ({sizes}); name a variant of the same base")
 
 
-def drafted(engine: Any, prompt: Sequence[int], most: int, sampling: Sampling) -> Iterator[tuple[int, float]] | None:
+def drafted(engine: Any, prompt: Sequence[int], most: int, sampling: Sampling) -> Timed | None:
     """`speculated` by the engine's option; None where it does not apply."""
     if not engine.speculate or sampling.temperature > 0:
         return None
@@ -123,7 +123,7 @@ def _likeliest(engine: Reader, text: list[int]) -> int:
 
 def speculated(
     engine: Reader, prompt: Sequence[int], begin: Callable[[list[int]], Propose], tokens: int, most: int, sampling: Sampling
-) -> Iterator[tuple[int, float]]:
+) -> Timed:
     """`stream` of an engine with `rows_after`, at temperature 0; fills its trace. begin: reads the prompt for the draft, as part of
     the prefill; tokens: guessed for each pass."""
     trace, ends, text, given = engine.trace, engine.end_ids if sampling.stop else (), list(prompt), 0
@@ -152,7 +152,7 @@ def speculated(
 
 def without_draft(engine: Reader, prompt: Sequence[int], tokens: int, most: int) -> Undrafted:
     """The greedy reply token by token, and the effect of rounding where `tokens` guesses and one more token share a pass."""
-    text, rows = list(prompt), list[NDArray[np.float32]]()
+    text, rows = list(prompt), list[F32]()
     engine.forget()
     while len(rows) < most and (not rows or text[-1] not in engine.end_ids):
         rows.append(engine.rows_after(text[:-1], text[-1:])[-1])

@@ -16,12 +16,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
 from pipeline.core import artifacts, quota
 from pipeline.core.errors import InvalidVariant, Unsupported
-from pipeline.engines import Sampling, Trace, _gptq
+from pipeline.divergence.distributions import F32
+from pipeline.engines import Blocks, Sampling, Timed, Trace, _gptq
 from pipeline.engines._forest import common_prefix
 from pipeline.engines._speculation import ALONE, Speculate, drafted, give_draft
 from pipeline.model.config import end_ids, window
@@ -152,7 +150,7 @@ class HfEngine:
         with self.torch.inference_mode():
             return self.body(input_ids=self._ids(batch), use_cache=False).last_hidden_state
 
-    def logits(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+    def logits(self, token_ids: Sequence[int]) -> F32:
         return self.own_logits([token_ids])[1][0].float().cpu().numpy()  # type: ignore[no-any-return]
 
     def own_logits(self, batch: Sequence[Sequence[int]]) -> tuple[Any, Any]:
@@ -169,9 +167,7 @@ class HfEngine:
                 hook.remove()
         return caught[-1], logits
 
-    def logit_blocks(
-        self, batch: Sequence[Sequence[int]], starts: Sequence[int], rows: int, whole: bool = False
-    ) -> Iterator[tuple[int, int, NDArray[np.float32]]]:
+    def logit_blocks(self, batch: Sequence[Sequence[int]], starts: Sequence[int], rows: int, whole: bool = False) -> Blocks:
         if self.reads_cache:
             for i, (ids, start) in enumerate(zip(batch, starts)):
                 yield from ((i, at, block.float().cpu().numpy()) for at, block in self._through_cache(ids[:-1], start, rows))
@@ -239,7 +235,7 @@ class HfEngine:
             out = self.model(input_ids=self._ids(batch), use_cache=True, **{self._cache: cache}, **keep)
         return out.logits, getattr(out, self._cache)
 
-    def logits_stepwise(self, token_ids: Sequence[int], start: int) -> NDArray[np.float32]:
+    def logits_stepwise(self, token_ids: Sequence[int], start: int) -> F32:
         """Logits at positions start .. n - 1, [n - start, vocab], as in decoding: one pass up to `start`, then token by token."""
         logits, cache = self.forward([token_ids[: start + 1]], None, last=True)
         rows = [logits[0, -1]]
@@ -279,7 +275,7 @@ class HfEngine:
 
     # --- generation ----------------------------------------------------------------------------------------------
 
-    def stream(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Iterator[tuple[int, float]]:
+    def stream(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Timed:
         replies = drafted(self, token_ids, max_new_tokens, sampling)
         if replies is None:
             yield from self.stream_undrafted(token_ids, max_new_tokens, sampling)
@@ -289,7 +285,7 @@ class HfEngine:
         yield from replies
         trace.cache_bytes, trace.cache_tokens = _cache_bytes(self.kept_cache), len(self.kept)
 
-    def rows_after(self, ids: list[int], tokens: list[int]) -> NDArray[np.float32]:
+    def rows_after(self, ids: list[int], tokens: list[int]) -> F32:
         text, same = [*ids, *tokens], common_prefix(self.kept, ids)
         self.kept_cache.crop(same - len(self.kept))  # a negative number removes that many tokens
         logits, self.kept_cache = self.forward([text[same:]], self.kept_cache, last=len(tokens))
@@ -301,7 +297,7 @@ class HfEngine:
 
         self.kept, self.kept_cache = list[int](), DynamicCache()  # without a config it keeps all tokens, not just a sliding window
 
-    def stream_undrafted(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Iterator[tuple[int, float]]:
+    def stream_undrafted(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Timed:
         generator = self.torch.Generator().manual_seed(sampling.seed)
         ends = self.end_ids if sampling.stop else set()
         trace = self.trace = Trace(element_bytes=self._element_bytes())
@@ -327,7 +323,7 @@ class HfEngine:
             self.torch.cuda.synchronize()
         return time.monotonic()
 
-    def stream_on(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Iterator[tuple[int, float]]:
+    def stream_on(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Timed:
         raise Unsupported("engine 'hf' keeps no prefix from one request to the next: each reads its whole prompt")
 
     def stream_batch(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> Iterator[tuple[list[int], float]]:

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pipeline.core.errors import ArtifactError, Unsupported
-from pipeline.engines import Sampling, Trace, steps
+from pipeline.divergence.distributions import F32
+from pipeline.engines import Blocks, Sampling, Timed, Trace, steps
 from pipeline.engines._forest import Forest, common_prefix
 from pipeline.engines._speculation import ALONE, Speculate, drafted, give_draft
 from pipeline.model.config import end_ids
@@ -32,7 +32,7 @@ BATCH = 512  # tokens in one pass
 LANES = 2  # windows that are scored in parallel
 SEQUENCES = 256  # llama.cpp's most in one context (LLAMA_MAX_SEQ)
 LONGEST = 4096  # tokens: a longer window would only cost memory, as all scored texts are far shorter
-Block = tuple[int, NDArray[np.float32]]  # first position, logits [n, vocab]
+Block = tuple[int, F32]  # first position, logits [n, vocab]
 
 
 def load(
@@ -100,12 +100,10 @@ class LlamaCppEngine:
         if self.draft:
             self.draft.close()
 
-    def logits(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+    def logits(self, token_ids: Sequence[int]) -> F32:
         return np.concatenate([block for _, block in self._rows(list(token_ids), 0)])
 
-    def logit_blocks(
-        self, batch: Sequence[Sequence[int]], starts: Sequence[int], rows: int, whole: bool = False
-    ) -> Iterator[tuple[int, int, NDArray[np.float32]]]:
+    def logit_blocks(self, batch: Sequence[Sequence[int]], starts: Sequence[int], rows: int, whole: bool = False) -> Blocks:
         windows = [(list(ids[:-1]), start) for ids, start in zip(batch, starts)]
         longest = max((len(ids) for ids, _ in windows), default=0)
         found: Iterable[Iterable[Block]] = (self._blocks(ids, start, rows) for ids, start in windows)
@@ -150,7 +148,7 @@ class LlamaCppEngine:
 
     def _blocks(self, ids: list[int], start: int, rows: int) -> Iterator[Block]:
         """Rows from `start` on, in blocks that begin at start + k * rows, as the reference's do."""
-        held: NDArray[np.float32] = np.empty((0, self.vocab_size), np.float32)
+        held: F32 = np.empty((0, self.vocab_size), np.float32)
         at = start
         for _, block in self._rows(ids, start):
             held = np.concatenate([held, block]) if len(held) else block
@@ -171,7 +169,7 @@ class LlamaCppEngine:
                 first = at + wanted.index(True)
                 yield first, self._logits(self.context, at + len(part) - first)
 
-    def forest_logits(self, forest: Forest, wanted: Sequence[int]) -> Iterator[tuple[list[int], NDArray[np.float32]]] | None:
+    def forest_logits(self, forest: Forest, wanted: Sequence[int]) -> Iterator[tuple[list[int], F32]] | None:
         """(nodes, logits [n, vocab]) of the wanted nodes, pass by pass; None for a forest that does not fit.
 
         Each leaf's path is a sequence; a token that several share is computed once, as a token of them all.
@@ -185,9 +183,7 @@ class LlamaCppEngine:
                 sequences[node].append(k)
         return self._forest_passes(forest, sequences, set(wanted))
 
-    def _forest_passes(
-        self, forest: Forest, sequences: list[list[int]], wanted: set[int]
-    ) -> Iterator[tuple[list[int], NDArray[np.float32]]]:
+    def _forest_passes(self, forest: Forest, sequences: list[list[int]], wanted: set[int]) -> Iterator[tuple[list[int], F32]]:
         if self.forests is None:
             self.forests = self._context(SEQUENCES), self.api.llama_batch_init(BATCH, 0, SEQUENCES)
         context, batch = self.forests
@@ -203,33 +199,33 @@ class LlamaCppEngine:
     def _has_state(self) -> bool:
         return bool(self.api.llama_model_is_recurrent(self.model) or self.api.llama_model_is_hybrid(self.model))
 
-    def stream(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Iterator[tuple[int, float]]:
+    def stream(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Timed:
         self.forget()  # a repeated prompt must cost as much as a new one
         yield from self.stream_on(token_ids, max_new_tokens, sampling)
 
-    def stream_on(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Iterator[tuple[int, float]]:
+    def stream_on(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Timed:
         trace = self.trace = Trace(element_bytes=CACHE_BYTES[self.kv])
         yield from drafted(self, token_ids, max_new_tokens, sampling) or self._steps(token_ids, max_new_tokens, sampling)
         # at the end, where it delays no token that is timed
         trace.cache_bytes, trace.cache_tokens = int(self.api.llama_state_seq_get_size(self.context, 0)), len(self.kept)
 
-    def stream_undrafted(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Iterator[tuple[int, float]]:
+    def stream_undrafted(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Timed:
         """`stream` without speculation, for comparison."""
         self.forget()
         self.trace = Trace(element_bytes=CACHE_BYTES[self.kv])
         return self._steps(token_ids, max_new_tokens, sampling)
 
-    def _steps(self, token_ids: Sequence[int], most: int, sampling: Sampling) -> Iterator[tuple[int, float]]:
+    def _steps(self, token_ids: Sequence[int], most: int, sampling: Sampling) -> Timed:
         ids = list(token_ids)
         return steps(self, lambda: (ids, list(self._rows(ids, len(ids) - 1))[-1][1][-1]), self._step, most, sampling)
 
-    def rows_after(self, ids: list[int], tokens: list[int]) -> NDArray[np.float32]:
+    def rows_after(self, ids: list[int], tokens: list[int]) -> F32:
         return np.concatenate([block for _, block in self._rows([*ids, *tokens], len(ids))])
 
     def forget(self) -> None:
         self._forget_from(0)
 
-    def _step(self, ids: list[int], token: int) -> NDArray[np.float32]:
+    def _step(self, ids: list[int], token: int) -> F32:
         """Logits [vocab] after one more token, which joins `ids`."""
         self._decode([token], len(ids), [True])
         ids.append(token)
@@ -262,7 +258,7 @@ class LlamaCppEngine:
             self.api.llama_batch_free(batch)
             self.api.llama_free(context)
 
-    def _row(self) -> NDArray[np.float32]:
+    def _row(self) -> F32:
         """Logits [vocab] of a pass that asked for one row, in llama.cpp's own memory, until the next pass. Built from the address:
         NumPy's as_array takes 60 us in a cold cache, 1 % of a small model's token."""
         address = ctypes.addressof(self.api.llama_get_logits(self.context).contents)
@@ -320,7 +316,7 @@ class LlamaCppEngine:
         if code:
             raise Unsupported(f"llama.cpp could not compute {batch.n_tokens} tokens from position {batch.pos[0]} on (code {code})")
 
-    def _logits(self, context: Any, rows: int) -> NDArray[np.float32]:
+    def _logits(self, context: Any, rows: int) -> F32:
         """A copy of the last pass's wanted logits, in order: float32 [rows, vocab]."""
         return np.ctypeslib.as_array(self.api.llama_get_logits(context), shape=(rows, self.vocab_size)).copy()
 

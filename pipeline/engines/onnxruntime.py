@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pipeline.core import artifacts
 from pipeline.core.errors import Unsupported
-from pipeline.engines import Sampling, Trace, steps
+from pipeline.divergence.distributions import F32
+from pipeline.engines import Blocks, Sampling, Timed, Trace, steps
 from pipeline.engines._forest import common_prefix
 from pipeline.model.config import end_ids
 
@@ -60,34 +60,30 @@ class OnnxRuntimeEngine:
     def close(self) -> None:
         del self.reader, self.model
 
-    def logits(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+    def logits(self, token_ids: Sequence[int]) -> F32:
         return self._read(self._generator(len(token_ids) + 1), token_ids)
 
-    def logit_blocks(
-        self, batch: Sequence[Sequence[int]], starts: Sequence[int], rows: int, whole: bool = False
-    ) -> Iterator[tuple[int, int, NDArray[np.float32]]]:
+    def logit_blocks(self, batch: Sequence[Sequence[int]], starts: Sequence[int], rows: int, whole: bool = False) -> Blocks:
         for i, (ids, start) in enumerate(zip(batch, starts)):
             first, logits = self._read_on(list(ids[:-1]), start)
             for at in range(start, len(ids) - 1, rows):
                 yield i, at, logits[at - first : at - first + rows]
 
-    def stream(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Iterator[tuple[int, float]]:
-        def read() -> tuple[Any, NDArray[np.float32]]:
+    def stream(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Timed:
+        def read() -> tuple[Any, F32]:
             generator = self._generator(len(token_ids) + max_new_tokens)
             return generator, self._read(generator, token_ids)[-1]
 
         return self._steps(read, max_new_tokens, sampling)
 
-    def stream_on(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Iterator[tuple[int, float]]:
-        def read() -> tuple[Any, NDArray[np.float32]]:
+    def stream_on(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Timed:
+        def read() -> tuple[Any, F32]:
             row = self._read_on(list(token_ids), len(token_ids) - 1, max_new_tokens)[1][-1]
             return self.reader, row
 
         return self._steps(read, max_new_tokens, sampling)
 
-    def _steps(
-        self, read: Callable[[], tuple[Any, NDArray[np.float32]]], most: int, sampling: Sampling
-    ) -> Iterator[tuple[int, float]]:
+    def _steps(self, read: Callable[[], tuple[Any, F32]], most: int, sampling: Sampling) -> Timed:
         """read: as of `steps`; its state is the generator."""
         self.trace = trace = Trace()
         generator = yield from steps(self, read, lambda held, token: self._read(held, [token])[-1], most, sampling)
@@ -119,7 +115,7 @@ class OnnxRuntimeEngine:
 
         return onnx.load(self.folder / "model.onnx", load_external_data=False).graph
 
-    def _read_on(self, ids: list[int], start: int, more: int = 0) -> tuple[int, NDArray[np.float32]]:
+    def _read_on(self, ids: list[int], start: int, more: int = 0) -> tuple[int, F32]:
         """(first, logits [n, vocab] from position `first` <= start on); the beginning that the last request had too is not read
         again.
 
@@ -151,8 +147,8 @@ class OnnxRuntimeEngine:
         asked.set_search_options(max_length=most, min_length=most if batch else 0, do_sample=False, batch_size=max(batch, 1))
         return self.og.Generator(self.model, asked)
 
-    def _read(self, generator: Any, token_ids: Sequence[int]) -> NDArray[np.float32]:
+    def _read(self, generator: Any, token_ids: Sequence[int]) -> F32:
         """Logits [n, vocab] of these tokens, after those that the generator has read."""
         generator.append_tokens(np.asarray([list(token_ids)], np.int32))
-        logits: NDArray[np.float32] = np.asarray(generator.get_output("logits"), np.float32)[0]
+        logits: F32 = np.asarray(generator.get_output("logits"), np.float32)[0]
         return logits

@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from pipeline.core import artifacts, install, isolate, quota, venvs
 from pipeline.core.errors import InvalidVariant, NoResult, Unsupported
-from pipeline.divergence.distributions import TokenRows
-from pipeline.engines import Sampling, Trace
+from pipeline.divergence.distributions import F32, TokenRows
+from pipeline.engines import Blocks, Sampling, Timed, Trace
 from pipeline.engines._vllm_driver import Answer, Question
 from pipeline.model.config import end_ids, window
 
@@ -140,18 +139,16 @@ class VllmEngine:
 
     # --- teacher-forced ------------------------------------------------------------------------------------------
 
-    def logits(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+    def logits(self, token_ids: Sequence[int]) -> F32:
         return self._logits([*token_ids, 0], 0)
 
-    def logit_blocks(
-        self, batch: Sequence[Sequence[int]], starts: Sequence[int], rows: int, whole: bool = False
-    ) -> Iterator[tuple[int, int, NDArray[np.float32]]]:
+    def logit_blocks(self, batch: Sequence[Sequence[int]], starts: Sequence[int], rows: int, whole: bool = False) -> Blocks:
         for i, (ids, start) in enumerate(zip(batch, starts)):
             given = self._logits(ids, start)
             yield from ((i, start + at, given[at : at + rows]) for at in range(0, len(given), rows))
 
     def compare_blocks(
-        self, batch: Sequence[Sequence[int]], starts: Sequence[int], expected: Sequence[Iterator[tuple[int, NDArray[np.float32]]]]
+        self, batch: Sequence[Sequence[int]], starts: Sequence[int], expected: Sequence[Iterator[tuple[int, F32]]]
     ) -> Iterator[tuple[int, int, TokenRows]]:
         """Yield (index in batch, first position, rows) of each window, compared in vLLM's process.
         expected: the reference's blocks of each window, from its start on."""
@@ -162,7 +159,7 @@ class VllmEngine:
             rows = self._score(ids, start, self.threads)
             yield i, start, TokenRows(**{name: np.asarray(values) for name, values in rows.items()})
 
-    def _logits(self, ids: Sequence[int], start: int) -> NDArray[np.float32]:
+    def _logits(self, ids: Sequence[int], start: int) -> F32:
         self._score(ids, start, 0)
         return np.fromfile(self.file, np.float32).reshape(-1, self.vocab_size)
 
@@ -174,7 +171,7 @@ class VllmEngine:
 
     # --- generation ----------------------------------------------------------------------------------------------
 
-    def stream(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Iterator[tuple[int, float]]:
+    def stream(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Timed:
         facts = self.driver.facts
         trace = self.trace = Trace(
             sampling=None, unknown={"sampling": ALONE}, cache_bytes=facts["cache_bytes"], cache_tokens=facts["cache_tokens"],
@@ -186,7 +183,7 @@ class VllmEngine:
             before = at
             yield tokens[0], at
 
-    def stream_on(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Iterator[tuple[int, float]]:
+    def stream_on(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Timed:
         raise Unsupported(NOT_KEPT)
 
     def stream_batch(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> Iterator[tuple[list[int], float]]:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pipeline.core import artifacts
 from pipeline.core.errors import ArtifactError
 from pipeline.core.records import ByDocument
-from pipeline.divergence.distributions import compare_parts
+from pipeline.divergence.distributions import F32, compare_parts
 from pipeline.layers.values import tensor_of
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Probe:
     def measure(self, start: int = 0) -> ByDocument:
         """Compare with the reference's logits; layers before `start` are as they were when `keep` was called."""
 
-        def parts() -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.int64]]]:
+        def parts() -> Iterator[tuple[F32, F32, NDArray[np.int64]]]:
             for k, (ids, expected) in enumerate(zip(self.batches, self._reference)):
                 begin(k)
                 yield flat(expected), flat(self._logits(ids)), ids.numpy()
@@ -118,11 +118,11 @@ class Probe:
             return self.model(input_ids=ids, use_cache=False).logits[:, :-1]  # type: ignore[no-any-return]
 
 
-def flat(logits: Tensor) -> NDArray[np.float32]:
+def flat(logits: Tensor) -> F32:
     return logits.reshape(-1, logits.shape[-1]).numpy()  # type: ignore[no-any-return]
 
 
-def by_document(threads: int, parts: Iterable[tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.int64]]]) -> ByDocument:
+def by_document(threads: int, parts: Iterable[tuple[F32, F32, NDArray[np.int64]]]) -> ByDocument:
     """Means by document. parts: (the reference's logits, a model's, token ids [documents, n]) of equally long documents; logits
     [documents * (n - 1), vocab]."""
     found: ByDocument = {"kld": [], "agreement": [], "loss": [], "tokens": 0}
