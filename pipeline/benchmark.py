@@ -7,6 +7,7 @@ prompt in turn, A B B A A B ..., and each round gives one ratio. If a gate rule 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
 from pipeline.core import artifacts, cli, params, records
@@ -14,7 +15,7 @@ from pipeline.core.errors import Unsupported
 from pipeline.core.params import Params, Requests
 from pipeline.core.records import Json, Looked, ModelManifest, ModelShape, TimedModel, TimingFacts, TimingRow, TimingsMeta
 from pipeline.engines._speculation import drafting_variant
-from pipeline.engines._worker import Worker, working
+from pipeline.engines._worker import Worker
 from pipeline.evalset import load_texts
 from pipeline.gating.rules import looks_of
 from pipeline.speed import hardware, rounds, schedule
@@ -66,14 +67,15 @@ def timed(settings: Params, variant: str, threads: int, facts: TimingFacts) -> l
     looks = looks_of(settings, variant)
     count = setup.warmups + (setup.rounds if looks.planned == 1 else setup.max_rounds or 0)
     asked = [prompts.cut(setup.prompt_tokens) for _ in range(count)]
-    with working(settings.variant(variant), folder, threads) as a, working(settings.variant(reference), base, threads) as b:
+    chosen, other = settings.variant(variant), settings.variant(reference)
+    with closing(Worker(chosen, folder, threads)) as a, closing(Worker(other, base, threads)) as b:
         longest = min(a.facts["max_length"], b.facts["max_length"])
         if setup.prompt_tokens + setup.output_tokens > longest:
             lengths = f"{setup.prompt_tokens} prompt and {setup.output_tokens} output tokens (the tier's benchmark)"
             raise Unsupported(f"{lengths} are more than the {longest} that both models hold")
         device, dtypes = a.facts["device"], [m["dtype"] for m in models.values()]
         rates = b.cpu_rates(threads, dtypes) if device == "cpu" else hardware.rates(threads, device, dtypes)
-        speculates = bool(settings.variant(variant).engine_options.get("speculate"))
+        speculates = bool(chosen.engine_options.get("speculate"))
         rows, looked = in_rounds(a, b, setup, asked, looks, rounds.confidence(settings), speculates)
         plan = schedule.plan(setup, min(a.facts["max_length"], len(prompts.source)))
         schedule.fill(plan, prompts)

@@ -10,6 +10,7 @@ import math
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -104,7 +105,7 @@ class ForestLM(_Texts):
     def _loglikelihood_tokens(
         self, requests: list[Request], disable_tqdm: bool = False, override_bs: int | None = None
     ) -> list[Answer]:
-        if not self.in_forests:
+        if not takes_forests(self.engine):
             return super()._loglikelihood_tokens(requests, disable_tqdm, override_bs)  # type: ignore[no-any-return]
         requests = self.with_context(requests)
         answers = score(requests, self.max_length, lambda forest, wanted: _one_pass(self.engine, forest, wanted))
@@ -118,7 +119,7 @@ class ForestLM(_Texts):
 
     def _model_generate(self, context: Any, max_length: int, stop: list[str], **kwargs: Any) -> Any:
         """context: [b, n], padded on the left. transformers' own `generate` wherever it does more than take the likeliest token."""
-        if not (self.in_forests and is_plain(self.engine.model.generation_config, kwargs)):
+        if not (takes_forests(self.engine) and is_plain(self.engine.model.generation_config, kwargs)):
             return super()._model_generate(context, max_length, stop, **kwargs)
         most = max_length - context.shape[1]
         replies = grow(
@@ -127,12 +128,6 @@ class ForestLM(_Texts):
         longest = max(map(len, replies))
         padded = [reply + [self.tokenizer.pad_token_id] * (longest - len(reply)) for reply in replies]
         return torch.cat([context, torch.tensor(padded, device=context.device)], 1)
-
-    @property
-    def in_forests(self) -> bool:
-        if not hasattr(self.engine, "takes_forests"):  # asked once
-            self.engine.takes_forests = takes_forests(self.engine)
-        return bool(self.engine.takes_forests)
 
 
 class EngineLM(_Texts):
@@ -245,6 +240,7 @@ def _one_pass(engine: Any, forest: Forest, wanted: list[int]) -> Passes:
     yield wanted, logits if engine.keeps_some else logits[positions]
 
 
+@lru_cache(maxsize=1)  # of the last engine
 def takes_forests(engine: Any) -> bool:
     """Whether a model reads a forest like its sequences one by one: not with a sliding window or a recurrent state; a model that
     numbers positions or makes masks itself shows it in its logits."""

@@ -6,8 +6,8 @@ from __future__ import annotations
 import multiprocessing as mp
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -183,12 +183,3 @@ class Worker:
         if self.process.is_alive():
             self.process.kill()
             self.process.join()
-
-
-@contextmanager
-def working(variant: Variant, folder: Path, threads: int) -> Iterator[Worker]:
-    worker = Worker(variant, folder, threads)
-    try:
-        yield worker
-    finally:
-        worker.close()

@@ -39,12 +39,9 @@ def measure(base: Path, variant: Path) -> Size:
         raise ArtifactError(f"{variant} holds no weights: no .safetensors, .gguf or model.onnx was written")
     total, size = count_weights(base), sum(types.values())
     return {
-        "weight_bytes": size,
-        "bits_per_weight": 8 * size / total,
-        "quantized_share": quantized / total,
-        "packed_bits": 8 * packed / quantized if packed is not None and quantized else None,
-        "tensor_types": dict(types),
-    }
+        "weight_bytes": size, "bits_per_weight": 8 * size / total, "quantized_share": quantized / total,
+        "packed_bits": 8 * packed / quantized if packed is not None and quantized else None, "tensor_types": dict(types),
+    }  # fmt: skip
 
 
 def _safetensors(base: Path, variant: Path) -> tuple[Counter[str], int, int]:

@@ -58,14 +58,10 @@ def build(
     losses = _losses(out_dir, artifacts.LOGS / f"{method}.csv", config[1].get("damp_percent"))
     index = 0 if method == "awq" else 32  # an int32 per column with its group
     return {
-        "library": "gptqmodel",
-        "reproducible": ANY_MACHINE if rows is None else SAME_MACHINE,
-        "head": "bfloat16",
-        "kept": kept,
+        "library": "gptqmodel", "reproducible": ANY_MACHINE if rows is None else SAME_MACHINE, "head": "bfloat16", "kept": kept,
         "expected_bits": packed_bits(model_dir, kept, weight=bits, group=16 + bits, group_size=group_size, column=index),
-        **answered,
-        **losses,
-    }
+        **answered, **losses,
+    }  # fmt: skip
 
 
 def has_cuda() -> bool:

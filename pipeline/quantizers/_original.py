@@ -93,13 +93,9 @@ def _run(tool: Literal["autoawq", "autogptq"], model_dir: Path, out_dir: Path, r
     written = artifacts.read_json(out_dir / "config.json")["quantization_config"]
     artifacts.write_json(out_dir / "config.json", to_new(config, written, options.get("kept", [])))
     return {
-        "library": tool,
-        "reproducible": SAME_MACHINE,
-        "head": "bfloat16",
-        "environment": result["versions"],
-        "modules": result["modules"],
-        "probe": result["probe"] | {"close": OTHER_KERNEL},
-    }
+        "library": tool, "reproducible": SAME_MACHINE, "head": "bfloat16", "environment": result["versions"],
+        "modules": result["modules"], "probe": result["probe"] | {"close": OTHER_KERNEL},
+    }  # fmt: skip
 
 
 def link_base(model_dir: Path, folder: Path, config: Json) -> Path:

@@ -16,12 +16,13 @@ from pipeline.quantizers import Facts
 from pipeline.quantizers._probe import probe
 from pipeline.quantizers._reproducible import ANY_MACHINE, save
 
-BITS: dict[str, dict[str, int]] = {  # of a weight, and of a row's or a group's scale and zero point, in torchao's files
-    "int8-weight-only": {"weight": 8, "row": 32 + 8},
-    "int8-dynamic": {"weight": 8, "row": 32 + 8},
-    "int4-weight-only": {"weight": 4, "group": 32, "group_size": 128},  # untried: needs CUDA
-    "float8-weight-only": {"weight": 8, "row": 32},  # untried: needs CUDA
-    "float8-dynamic": {"weight": 8, "row": 32},  # untried: needs CUDA
+# torchao's config, and bits of a weight and of a row's or a group's scale and zero point in its files; the last three are untested.
+SCHEMES: dict[str, tuple[str, dict[str, int]]] = {
+    "int8-weight-only": ("Int8WeightOnlyConfig", {"weight": 8, "row": 32 + 8}),
+    "int8-dynamic": ("Int8DynamicActivationInt8WeightConfig", {"weight": 8, "row": 32 + 8}),
+    "int4-weight-only": ("Int4WeightOnlyConfig", {"weight": 4, "group": 32, "group_size": 128}),
+    "float8-weight-only": ("Float8WeightOnlyConfig", {"weight": 8, "row": 32}),
+    "float8-dynamic": ("Float8DynamicActivationFloat8WeightConfig", {"weight": 8, "row": 32}),
 }
 PACKS = any_linear
 LOADED_AS = "torchao"
@@ -50,16 +51,10 @@ def quantize(
     except ImportError as e:
         raise Unsupported(f"quantizer 'torchao' needs {e.name}; pip install torchao -c constraints.txt") from None
     _refuse_without_kernel(torch, scheme)
-    configs: dict[str, Any] = {
-        "int8-weight-only": methods.Int8WeightOnlyConfig,
-        "int8-dynamic": methods.Int8DynamicActivationInt8WeightConfig,
-        "int4-weight-only": methods.Int4WeightOnlyConfig,
-        "float8-weight-only": methods.Float8WeightOnlyConfig,
-        "float8-dynamic": methods.Float8DynamicActivationFloat8WeightConfig,
-    }
+    config, bits = SCHEMES[scheme]
     kept, own = kept_layers(model_dir, keep), skeleton(model_dir)
     left = [own.head, *(n for n, m in own.matrices.items() if not PACKS(m))] if own else ["lm_head"]
-    asked = TorchAoConfig(configs[scheme](), modules_to_not_convert=[*kept, *left])
+    asked = TorchAoConfig(getattr(methods, config)(), modules_to_not_convert=[*kept, *left])
     logging.disable_progress_bar()
     loading = {
         "dtype": torch.bfloat16, "device_map": "cuda" if torch.cuda.is_available() else None, "use_safetensors": True,
@@ -76,7 +71,7 @@ def quantize(
         save(model, out_dir)
     return {
         "library": "torchao", "head": "bfloat16", "kept": kept, "modules": len(linear_widths(model_dir, PACKS).keys() - kept),
-        "expected_bits": packed_bits(model_dir, kept, packs=PACKS, **BITS[scheme]), "probe": answered,
+        "expected_bits": packed_bits(model_dir, kept, packs=PACKS, **bits), "probe": answered,
         "reproducible": ANY_MACHINE,
     }  # fmt: skip
 

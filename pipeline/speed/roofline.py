@@ -19,14 +19,11 @@ def shape_of(config: Json) -> ModelShape:
     text = {**config, **(config.get("text_config") or {})}
     heads, hidden = text.get("num_attention_heads"), text.get("hidden_size")
     return {
-        "layers": text.get("num_hidden_layers"),
-        "kv_heads": text.get("num_key_value_heads") or heads,
+        "layers": text.get("num_hidden_layers"), "kv_heads": text.get("num_key_value_heads") or heads,
         "head_dim": text.get("head_dim") or (hidden // heads if hidden and heads else None),
-        "hidden": hidden,
-        "vocab": text.get("vocab_size"),
-        "tied": text.get("tie_word_embeddings"),
+        "hidden": hidden, "vocab": text.get("vocab_size"), "tied": text.get("tie_word_embeddings"),
         "experts": text.get("num_local_experts") or text.get("num_experts") or text.get("n_routed_experts"),
-    }
+    }  # fmt: skip
 
 
 def cache_bytes(shape: ModelShape, element_bytes: float | None) -> float | None:
