@@ -186,36 +186,27 @@ def table_of(rng: np.random.Generator, count: int = 4) -> list[Any]:
     for k in range(count):
         n = int(rng.integers(100, 1000))
         error = {"a": 1.0, "b": float(rng.uniform(0.1, 0.9)), "c": float(rng.uniform(0, 0.1))}
-        rows.append(
-            {
-                "name": str(k),
-                "bytes": {"a": 4 * n, "b": 5 * n, "c": 8 * n},
-                "error": error,
-                "alone": {"value": float(rng.exponential())},
-            }
-        )
+        size = {"a": 4 * n, "b": 5 * n, "c": 8 * n}
+        rows.append({"name": str(k), "bytes": size, "error": error, "alone": {"value": float(rng.exponential())}})
     return rows
+
+
+def of_mix(table: list[Any], levels: Any) -> tuple[int, float]:
+    """(bytes, predicted divergence) of a mix."""
+    both = list(zip(table, levels))
+    return 10 + sum(r["bytes"][level] for r, level in both), sum(search.cost(r, level, "a") for r, level in both)
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_no_mix_at_all_is_smaller_at_what_it_costs(seed: int) -> None:
     """Against all 81 mixes, up to the steps that costs are rounded to."""
     table = table_of(np.random.default_rng(seed))
-    every = [
-        (
-            10 + sum(r["bytes"][level] for r, level in zip(table, chosen)),
-            sum(search.cost(r, level, "a") for r, level in zip(table, chosen)),
-        )
-        for chosen in itertools.product("abc", repeat=len(table))
-    ]
+    every = [of_mix(table, chosen) for chosen in itertools.product("abc", repeat=len(table))]
     low, high = min(lost for _, lost in every), max(lost for _, lost in every)
     targets = np.linspace(low * 1.01 + 0.01 * high, high, 9).tolist()
     steps = search.knapsack(table, "a", 10, targets)
     for s, target in zip(steps, targets, strict=True):
-        size, lost = (
-            10 + sum(r["bytes"][s.mix[r["name"]]] for r in table),
-            sum(search.cost(r, s.mix[r["name"]], "a") for r in table),
-        )
+        size, lost = of_mix(table, [s.mix[r["name"]] for r in table])
         assert s.bytes == size and s.predicted == pytest.approx(lost) and lost <= target * (1 + 1e-9)
         assert s.bytes <= min(size for size, lost in every if lost <= target - len(table) * max(targets) / search.BINS)
 
@@ -356,16 +347,11 @@ def test_a_gate_that_nothing_can_pass_and_a_lowest_type_that_groups_cannot_have_
 
 def freeze(names: list[str]) -> None:
     options = {n: {"scheme": "int8-weight-only", "keep": [n]} for n in names}
-    nothing = {
+    nothing = dict.fromkeys(("low", "high", "clusters", "weight", "between")) | {
         "value": 0.01,
-        "low": None,
-        "high": None,
         "n": 1,
         "method": "",
         "warnings": [],
-        "clusters": None,
-        "weight": None,
-        "between": None,
     }
     artifacts.write_json(artifacts.SENSITIVITY, {})
     proposals = [
@@ -439,8 +425,7 @@ def test_a_list_that_was_edited_after_it_was_frozen_is_refused(house: Path) -> N
     ({"texts": "gone.jsonl"}, "gone.jsonl cannot be read"),
 ])  # fmt: skip
 def test_check_names_what_cannot_find_anything(house: Path, change: dict[str, Any], said: str) -> None:
-    for name in ("evalsets",):
-        Path(name).symlink_to(ROOT / name)
+    Path("evalsets").symlink_to(ROOT / "evalsets")
     copied = (ROOT / "evalsets/corpus/news.jsonl").read_text(encoding="utf-8").splitlines()[0]
     Path("overlap.jsonl").write_text(copied + "\n", encoding="utf-8")
     settings = params.load()
@@ -561,9 +546,8 @@ def test_the_advice_ends_with_what_was_certified_for_this_reference_and_these_ru
 
 def test_the_stages_that_show_it_depend_on_a_file_that_no_stage_writes_as_its_output() -> None:
     """Else `dvc repro` would look for the smallest, too."""
-    line, looking = (
-        YAML(typ="safe").load((ROOT / f).read_text("utf-8"))["stages"] for f in ("dvc.yaml", "tools/smallest/dvc.yaml")
-    )
+    files = ("dvc.yaml", "tools/smallest/dvc.yaml")
+    line, looking = (YAML(typ="safe").load((ROOT / file).read_text("utf-8"))["stages"] for file in files)
     page = str(smallest.PAGE)
     assert all(page in line[name]["deps"] for name in ("report", "track")) and (ROOT / page).exists()
     written = {out for stage in looking.values() for o in stage["outs"] for out in o}

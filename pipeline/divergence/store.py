@@ -98,7 +98,7 @@ class Store:
         self.windows = [Window.of(row) for row in records.read_rows(folder / "windows.jsonl", WindowRow)]
         rebuild = f"delete {folder} and run `dvc repro reference`"
         if self.manifest["key"] != key_of(self.manifest["model"], self.manifest["seed"], self.windows):
-            raise ArtifactError(f"{folder} holds other tokens, another model or another seed than its key; {rebuild}")
+            raise ArtifactError(f"{folder} holds other tokens, another model or another seed than its key says; {rebuild}")
         self._shard_of = {i: name for name, indices in self.manifest["shards"].items() for i in indices}
         if self._shard_of.keys() != set(range(len(self.windows))):
             raise ArtifactError(f"{folder} does not hold the states of all its windows; {rebuild}")
