@@ -82,7 +82,7 @@ def hub_texts(hub: HubText) -> tuple[list[TextRow], Facts]:
             raise DataError(f"calibration.hub.column = {hub.column!r}: {hub.dataset!r} has {', '.join(row)}")
         text = row[hub.column] or ""
         if not isinstance(text, str):
-            raise DataError(f"calibration.hub.column = {hub.column!r} holds other than text (row {i}); name a column of text")
+            raise DataError(f"calibration.hub.column = {hub.column!r} does not hold text (row {i}); name a column of text")
         if text.strip():
             rows.append({"id": f"{hub.dataset}#{i}", "domain": "hub", "text": text})
     return rows, {"commit": commit, "documents_given": len(taken), "documents_blank": len(taken) - len(rows)}
@@ -129,7 +129,7 @@ def main() -> None:
             "rows_asked": setup.rows, "rows_used": len(rows), "tokens_per_row": setup.tokens,
             "files": files, "digest": artifacts.digest(files), "versions": artifacts.versions(),
         })  # fmt: skip
-    short = "" if len(rows) == setup.rows else f" ({setup.rows} were asked: give more text)"
+    short = "" if len(rows) == setup.rows else f" ({setup.rows} were requested: give more text)"
     cli.say("calibrate", f"{len(rows)} rows of {setup.tokens} tokens from {setup.source}{short}, {watch.done():.1f} s")
 
 

@@ -347,12 +347,8 @@ def test_a_gate_that_nothing_can_pass_and_a_lowest_type_that_groups_cannot_have_
 
 def freeze(names: list[str]) -> None:
     options = {n: {"scheme": "int8-weight-only", "keep": [n]} for n in names}
-    nothing = dict.fromkeys(("low", "high", "clusters", "weight", "between")) | {
-        "value": 0.01,
-        "n": 1,
-        "method": "",
-        "warnings": [],
-    }
+    nothing: dict[str, Any] = dict.fromkeys(("low", "high", "clusters", "weight", "between"))
+    nothing |= {"value": 0.01, "n": 1, "method": "", "warnings": []}
     artifacts.write_json(artifacts.SENSITIVITY, {})
     proposals = [
         {"name": n, "mix": {}, "options": options[n], "bytes": 1, "predicted": 0.01, "measured": nothing, "agreement": 1.0,
@@ -419,7 +415,7 @@ def test_a_list_that_was_edited_after_it_was_frozen_is_refused(house: Path) -> N
 @pytest.mark.parametrize(("change", "said"), [
     ({"quantizer": "cast", "options": {"dtype": "bfloat16"}}, "stores all layers alike"),
     ({"types": ["Q8_0"]}, "has no tensor types"),
-    ({"quantizer": "gguf", "engine": "llamacpp", "options": {"type": "Q4_0"}, "types": ["Q7_0"]}, "no tensor type of llama.cpp"),
+    ({"quantizer": "gguf", "engine": "llamacpp", "options": {"type": "Q4_0"}, "types": ["Q7_0"]}, "not a tensor type of llama.cpp"),
     ({"options": {"scheme": "int8-weight-only", "keep": ["*"]}}, "what is kept is what is looked for"),
     ({"budget_mb": 0.001}, "below the smallest there is"), ({"texts": "overlap.jsonl"}, "overlaps what is measured"),
     ({"texts": "gone.jsonl"}, "gone.jsonl cannot be read"),

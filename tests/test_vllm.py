@@ -218,7 +218,7 @@ def test_a_process_that_gives_no_model_says_why(script: str, error: type[Excepti
 def test_a_cache_that_was_not_quantized_is_no_result(base: Any) -> None:
     folder, tokenizer = Path(base[1].model.name_or_path), base[1].tokenizer
     vllm.VllmEngine(InProcess(None, FACTS | {"element_bytes": 1}), tokenizer, folder, 512, 128, 1, "fp8")
-    with pytest.raises(InvalidVariant, match="fp8 was asked for, and vLLM keeps keys and values as torch.bfloat16"):
+    with pytest.raises(InvalidVariant, match="fp8 was requested, but vLLM stores keys and values as torch.bfloat16"):
         vllm.VllmEngine(InProcess(None), tokenizer, folder, 512, 128, 1, "fp8")
 
 

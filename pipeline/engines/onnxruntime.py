@@ -32,7 +32,7 @@ def load(model_dir: Path, *, threads: int) -> OnnxRuntimeEngine:
     except ImportError as e:
         raise Unsupported(f"engine 'onnxruntime' needs {e.name}; pip install onnxruntime-genai -c constraints.txt") from None
     if not (model_dir / "genai_config.json").exists():
-        raise Unsupported(f"engine 'onnxruntime' reads a GenAI folder, and {model_dir} is none; use quantizer 'onnx'")
+        raise Unsupported(f"engine 'onnxruntime' reads a GenAI folder, which {model_dir} is not; use quantizer 'onnx'")
     config = og.Config(str(model_dir))
     config.overlay(f'{{"model": {{"decoder": {{"session_options": {{"intra_op_num_threads": {threads}}}}}}}}}')
     return OnnxRuntimeEngine(og, og.Model(config), AutoTokenizer.from_pretrained(model_dir), model_dir)

@@ -132,7 +132,7 @@ class VllmEngine:
         weakref.finalize(self, shutil.rmtree, scratch, ignore_errors=True)
         self.file = scratch / "logits"
         if kv != "auto" and driver.facts["element_bytes"] != 1:
-            raise InvalidVariant(f"kv: {kv} was asked for, and vLLM keeps keys and values as {driver.facts['cache_type']}")
+            raise InvalidVariant(f"kv: {kv} was requested, but vLLM stores keys and values as {driver.facts['cache_type']}")
 
     def close(self) -> None:
         self.driver.close()

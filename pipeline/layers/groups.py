@@ -46,7 +46,7 @@ def groups_of(folder: Path) -> list[Group]:
     """All groups of a model: embeddings, those of each layer in order, and the head if it has its own weights."""
     model = skeleton(folder)
     if model is None:
-        raise Unsupported("the model's class is code of its own: its layers cannot be told apart")
+        raise Unsupported("the model's class is its own code: its layers cannot be distinguished")
     found: dict[tuple[int, str], list[str]] = {}
     for module, matrix in model.matrices.items():
         number = re.search(r"\.(\d+)\.", module)

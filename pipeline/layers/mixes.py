@@ -37,7 +37,7 @@ def check(setup: Smallest) -> None:
         raise ParamsError(f"smallest.types: quantizer {setup.quantizer!r} has no tensor types: what it keeps has 16 bits")
     for name in levels(setup) if "types" in taken else []:
         if name not in gguf.TENSOR_TYPES:
-            raise ParamsError(f"smallest: {name!r} is no tensor type of llama.cpp{did_you_mean(name, list(gguf.TENSOR_TYPES))}")
+            raise ParamsError(f"smallest: {name!r} is not a tensor type of llama.cpp{did_you_mean(name, list(gguf.TENSOR_TYPES))}")
     if len(levels(setup)) < 2:
         raise ParamsError("smallest.types: give at least one type besides options.type")
 

@@ -93,8 +93,8 @@ def check_bits(facts: BuildFacts, packed_bits: float | None) -> None:
     """Raise if the measured bits per weight of packed matrices (packed_bits) are not those of the method."""
     expected = facts.get("expected_bits")
     if expected and packed_bits is not None and abs(packed_bits - expected) > TOLERANCE * expected:
-        taken = f"its packed matrices take {packed_bits:.3g} bits a weight where the method says {expected:.3g}"
-        raise InvalidVariant(f"{taken}: it was not quantized as asked")
+        taken = f"its packed matrices take {packed_bits:.3g} bits per weight, not the {expected:.3g} of the method"
+        raise InvalidVariant(f"{taken}: it was not quantized as requested")
 
 
 def check_kernels(kernels: dict[str, int], facts: Mapping[str, Any]) -> None:
@@ -132,5 +132,5 @@ def check_answer(engine: Any, before: Json | None) -> None:
     again = logits[np.asarray(before["at"])]
     error = float(np.abs(again - saved).max() / np.abs(saved).max())
     if not error <= before.get("close", CLOSE):
-        differ = f"it gives {again[0]:.4g} where the model that was saved gave {saved[0]:.4g} (probe of {len(ids)} tokens)"
-        raise InvalidVariant(f"loaded anew, {differ}: saving or loading lost something")
+        differ = f"it gives {again[0]:.4g} and the saved model gave {saved[0]:.4g} (probe of {len(ids)} tokens)"
+        raise InvalidVariant(f"after loading, {differ}: saving or loading lost something")

@@ -35,7 +35,7 @@ def refuse_absent(file: Path) -> None:
             raise DownloadError(f"{part.name} is not in {part.parent.resolve()} (a split model needs all its files)")
         with part.open("rb") as f:
             if f.read(4) != b"GGUF":
-                raise DownloadError(f"{part.name} is no GGUF file; fetch it again")
+                raise DownloadError(f"{part.name} is not a GGUF file; fetch it again")
 
 
 def convert(file: Path, out: Path) -> str | None:
@@ -176,7 +176,7 @@ def _refuse_other_tokens(file: Path, pre: Any, out: Path) -> None:
         raise DownloadError(f"this GGUF file's tokens cannot be compared with llama.cpp's: {e}") from None
     differ = sum(tokenizer(text).input_ids != ids for text, ids in zip(texts, by_llama_cpp))
     if differ:
-        why = f"the tokenizer made of this GGUF file cuts {differ} of {len(texts)} texts otherwise than llama.cpp"
+        why = f"the tokenizer made of this GGUF file tokenizes {differ} of {len(texts)} texts differently than llama.cpp"
         raise DownloadError(f"tokenizer.ggml.pre {pre!r}: {why}; take the model in its original format")
 
 

@@ -38,7 +38,7 @@ def read_headers(folder: Path) -> dict[str, Tensor]:
             try:
                 header = json.loads(f.read(struct.unpack("<Q", f.read(8))[0]))
             except (struct.error, ValueError, MemoryError, OverflowError):
-                raise ArtifactError(f"{file} is no safetensors file or is cut short; delete it and `dvc repro`") from None
+                raise ArtifactError(f"{file} is not a safetensors file, or cut short; delete it and `dvc repro`") from None
         for name, t in header.items():
             if name != "__metadata__":
                 begin, end = t["data_offsets"]

@@ -61,7 +61,7 @@ def read_object(file: Path) -> Json:
     except ValueError as e:
         raise DownloadError(f"{file.name} is not valid JSON ({e}); fetch it again") from None
     if not isinstance(content, dict):
-        raise DownloadError(f"{file.name} holds a {type(content).__name__} where a JSON object belongs; fetch it again")
+        raise DownloadError(f"{file.name} holds a {type(content).__name__}, not a JSON object; fetch it again")
     return content
 
 

@@ -54,7 +54,7 @@ def _convert(folder: Path, trusted: bool) -> str:
         if not differ:
             tokenizer.save_pretrained(folder)
             return f"tokenizer.json: made from {file.name}" + (f", equal on {len(texts)} texts" if encode else "")
-        why = f"it cuts {differ} of {len(texts)} texts otherwise"
+        why = f"it tokenizes {differ} of {len(texts)} texts differently"
     raise DownloadError(f"no tokenizer.json can be made of {file.name} ({why}); use transformers' save_pretrained")
 
 
@@ -90,9 +90,9 @@ def refuse_two_ways(folder: Path) -> None:
     loaded = AutoTokenizer.from_pretrained(folder)
     differ = sum(loaded(t, add_special_tokens=False).input_ids != file.encode(t, add_special_tokens=False).ids for t in texts)
     if differ:
-        cuts = f"transformers' {type(loaded).__name__} cuts {differ} of {len(texts)} texts otherwise than tokenizer.json"
+        cuts = f"transformers' {type(loaded).__name__} tokenizes {differ} of {len(texts)} texts differently than tokenizer.json"
         kind = read_json(folder / "config.json")["model_type"]
-        raise DownloadError(f"{cuts}: it has rules of its own for model_type {kind!r}; use a tokenizer of that kind")
+        raise DownloadError(f"{cuts}: it has its own rules for model_type {kind!r}; use a tokenizer of that kind")
 
 
 def _one_template(folder: Path) -> list[str]:

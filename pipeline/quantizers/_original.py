@@ -34,7 +34,7 @@ def autoawq(model_dir: Path, out_dir: Path, *, rows: list[list[int]], bits: int,
     """Quantize with AutoAWQ 0.2.9, on CPU or CUDA. rows: token ids of equal length."""
     kept = kept_layers(model_dir, keep)
     if group_size == -1:
-        raise Unsupported("option group_size = -1: AutoAWQ takes no whole rows as groups; give a size that divides every width")
+        raise Unsupported("option group_size = -1: AutoAWQ cannot use whole rows as groups; give a size that divides every width")
     refuse_shapes_of_autoawq(model_dir)
     options: Json = {"bits": bits, "group_size": group_size, "kept": kept}
     facts = _run("autoawq", model_dir, out_dir, rows, options)
@@ -117,7 +117,7 @@ def to_old(config: Json) -> Json:
     has no equal there."""
     old = dict(config)
     if "auto_map" in old:
-        raise Unsupported("config.json has auto_map: a model with code of its own is not given to the old transformers")
+        raise Unsupported("config.json has auto_map: the old transformers does not run a model's own code")
     _move(old, "dtype", old.pop("dtype", None), to="torch_dtype")
     if kinds := set(old.pop("layer_types", None) or []) - {"full_attention"}:
         raise Unsupported(f"config.json: layer_types {sorted(kinds)} have no equal in transformers 4.51")
