@@ -96,9 +96,7 @@ def _same_rows(task: str, config: Json, samples: list[Json], items: list[Json]) 
         for key in used & item.keys():
             if loaded.get(key) != item[key]:
                 changed = f"{key!r} is {item[key]!r} in the file and {loaded.get(key)!r} once loaded"
-                raise DataError(
-                    f"task {task!r} item {item['id']!r}: {changed} (`datasets` guesses types); write it differently"
-                )
+                raise DataError(f"task {task!r} item {item['id']!r}: {changed} (`datasets` guesses types); write it differently")
 
 
 def _run(lm: Any, manager: Any, task: str, **how: Any) -> Any:

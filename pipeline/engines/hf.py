@@ -315,7 +315,7 @@ class HfEngine:
             if token in ends:
                 break
         # at the end, where it delays no token that is timed
-        trace.cache_bytes, trace.cache_tokens = (_cache_bytes(cache), seen) if cache is not None else (None, None)
+        trace.cache_bytes, trace.cache_tokens = _cache_bytes(cache), seen
 
     def _now(self) -> float:
         """The monotonic clock, read when the device has finished."""

@@ -6,7 +6,7 @@ from the changed one on run again: the output of those before it is kept for eve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,6 +45,7 @@ class Probe:
         self.layers = max((list(m) for m in lists), key=len)
         self._plain = {layer: layer.forward for layer in self.layers}
         self._kept: list[list[Any]] = []  # [batch][layer] outputs
+        self._at = 0  # the batch that is being read
         self._reference = [self._logits(ids) for ids in self.batches]
 
     def keep(self) -> None:
@@ -69,10 +70,10 @@ class Probe:
 
         def parts() -> Iterator[tuple[F32, F32, NDArray[np.int64]]]:
             for k, (ids, expected) in enumerate(zip(self.batches, self._reference)):
-                begin(k)
+                self._at = k
                 yield flat(expected), flat(self._logits(ids)), ids.numpy()
 
-        with self._from(start) as begin:
+        with self._from(start):
             return by_document(self.threads, parts())
 
     def save_reference(self, path: Path) -> None:
@@ -97,18 +98,12 @@ class Probe:
                 tensor_of(self.model, module).data = value
 
     @contextmanager
-    def _from(self, start: int) -> Iterator[Callable[[int], None]]:
+    def _from(self, start: int) -> Iterator[None]:
         """Let layers before `start` return the kept output of the last of them."""
-        at = 0
-
-        def begin(batch: int) -> None:
-            nonlocal at
-            at = batch
-
         for layer in self.layers[:start]:
-            layer.forward = lambda *_, **__: self._kept[at][start - 1]
+            layer.forward = lambda *_, **__: self._kept[self._at][start - 1]
         try:
-            yield begin
+            yield
         finally:
             for layer in self.layers[:start]:
                 layer.forward = self._plain[layer]
