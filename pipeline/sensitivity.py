@@ -127,7 +127,7 @@ def sensitivity(settings: Params) -> Sensitivity:
         with probe.swapped({m: low.of(m) for g in groups for m in stored[g]}):
             probe.keep()
             back = [swapped(f"returned-{g.name}", high.__getitem__, g.modules, g.layer or 0)["kld"] for g in groups]
-    lowest, table = uniform[levels[0]]["kld"], []
+    lowest, table = uniform[levels[0]]["kld"], list[GroupSensitivity]()
     for g, cost, left in zip(groups, alone, back):
         gained = estimate((np.asarray(lowest) - np.asarray(left)).tolist(), settings, f"returned {g.name}")
         table.append(_row(g, held, probe, estimate(cost, settings, f"alone {g.name}"), gained))

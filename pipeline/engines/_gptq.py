@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+from pipeline.core import artifacts
 from pipeline.core.errors import Unsupported
 from pipeline.core.quiet import before_gptqmodel
 
@@ -13,7 +13,7 @@ from pipeline.core.quiet import before_gptqmodel
 def is_its_own(model_dir: Path) -> bool:
     """Whether only gptqmodel's loader reads a checkpoint: it has unpacked layers, which transformers would take for packed ones, or
     it packs parts of a module that transformers' class has in one piece (quantizers/_gptqmodel.py)."""
-    config = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
+    config = artifacts.read_json(model_dir / "config.json")
     packing = config.get("quantization_config") or {}
     return bool(packing.get("dynamic") or (packing.get("meta") or {}).get("split"))
 

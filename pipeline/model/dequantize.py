@@ -5,12 +5,11 @@ rows in blocks of 128 end in half a block."""
 
 from __future__ import annotations
 
-import json
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.core.artifacts import write_json
+from pipeline.core.artifacts import read_json, write_json
 from pipeline.core.errors import DownloadError
 from pipeline.core.records import Json
 from pipeline.model.config import nested
@@ -59,7 +58,7 @@ def dequantize(folder: Path) -> None:
     stay as they are. Raises `DownloadError` if a scale is missing."""
     from safetensors import safe_open
 
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = read_json(folder / "config.json")
     block, shards = _block(_settings(config)), sorted(folder.glob("*.safetensors"))
     opened: list[Any] = [safe_open(shard, framework="pt") for shard in shards]
     where = {name: file for file in opened for name in file.keys()}  # noqa: SIM118
