@@ -199,11 +199,9 @@ class Search:
             return "changes nothing: its values are those of the 16-bit model"
         if t.gain is not None and (t.gain["low"] is None or t.gain["low"] <= 0):
             return "not better than the best uniform model of its size beyond noise"
-        return (
-            f"not judged: over the {self.limit:.4f} nats that rules, by an estimate here, and the engine leave"
-            if t.kld > self.limit
-            else ""
-        )
+        if t.kld > self.limit:
+            return f"not judged: over the {self.limit:.4f} nats that rules, by an estimate here, and the engine leave"
+        return ""
 
     def run(self, t: Tried) -> ByDocument:
         """Build a model, run it in its own engine, and compare it with the 16-bit model."""

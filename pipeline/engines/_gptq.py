@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core import artifacts
-from pipeline.core.errors import Unsupported
+from pipeline.core.errors import needs
 from pipeline.core.quiet import before_gptqmodel
 
 
@@ -19,9 +19,7 @@ def is_its_own(model_dir: Path) -> bool:
 
 
 def load(model_dir: Path, device: str, trusted: bool) -> Any:
-    try:
+    with needs("this model", "pip install gptqmodel -c constraints.txt"):
         before_gptqmodel()
         from gptqmodel import GPTQModel
-    except ImportError as e:
-        raise Unsupported(f"this model needs {e.name}; pip install gptqmodel -c constraints.txt") from None
     return GPTQModel.load(str(model_dir), device=device, trust_remote_code=trusted).model

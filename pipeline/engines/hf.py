@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pipeline.core import artifacts, quota
-from pipeline.core.errors import InvalidVariant, Unsupported
+from pipeline.core.errors import InvalidVariant, Unsupported, needs
 from pipeline.divergence.distributions import F32
 from pipeline.engines import Blocks, Sampling, Timed, Trace, _gptq
 from pipeline.engines._forest import common_prefix
@@ -49,12 +49,10 @@ def load(
     over all of them and then the machine's memory, by accelerate (untried on cards). kv: type of keys and values; auto is the
     model's own, int8 and int4 are HQQ's. speculate: see llamacpp.py.
     """
-    try:
+    with needs("engine 'hf'", "pip install torch transformers -c constraints.txt"):
         import torch
         from transformers import AutoTokenizer, DynamicCache
         from transformers.utils import logging
-    except ImportError as e:
-        raise Unsupported(f"engine 'hf' needs {e.name}; pip install torch transformers -c constraints.txt") from None
     logging.disable_progress_bar()
     torch.set_num_threads(threads)
     if device == "auto":

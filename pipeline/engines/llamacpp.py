@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pipeline.core.errors import ArtifactError, Unsupported
+from pipeline.core.errors import ArtifactError, Unsupported, needs
 from pipeline.divergence.distributions import F32
 from pipeline.engines import Blocks, Sampling, Timed, Trace, steps
 from pipeline.engines._forest import Forest, common_prefix
@@ -45,11 +45,9 @@ def load(
 ) -> LlamaCppEngine:
     """Load model.gguf. kv: type of keys and values; gpu_layers: layers on a GPU (needs a build for one); speculate: what guesses
     replies ahead, a variant whose folder lies beside this one, or the text itself."""
-    try:
+    with needs("engine 'llamacpp'", "python -m pipeline.core.install"):
         import llama_cpp
         from transformers import AutoTokenizer
-    except ImportError as e:
-        raise Unsupported(f"engine 'llamacpp' needs {e.name}; python -m pipeline.core.install") from None
     file = model_dir / "model.gguf"
     if not file.exists():
         raise Unsupported(f"engine 'llamacpp' reads GGUF, and {model_dir} holds none; use quantizer 'gguf'")

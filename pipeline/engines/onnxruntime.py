@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.core import artifacts
-from pipeline.core.errors import Unsupported
+from pipeline.core.errors import Unsupported, needs
 from pipeline.divergence.distributions import F32
 from pipeline.engines import Blocks, Sampling, Timed, Trace, steps
 from pipeline.engines._forest import common_prefix
@@ -26,11 +26,9 @@ PIECE = 256  # tokens read at a time: the graph computes logits for all of them,
 
 def load(model_dir: Path, *, threads: int) -> OnnxRuntimeEngine:
     """Load a folder that the GenAI builder wrote."""
-    try:
+    with needs("engine 'onnxruntime'", "pip install onnxruntime-genai -c constraints.txt"):
         import onnxruntime_genai as og
         from transformers import AutoTokenizer
-    except ImportError as e:
-        raise Unsupported(f"engine 'onnxruntime' needs {e.name}; pip install onnxruntime-genai -c constraints.txt") from None
     if not (model_dir / "genai_config.json").exists():
         raise Unsupported(f"engine 'onnxruntime' reads a GenAI folder, which {model_dir} is not; use quantizer 'onnx'")
     config = og.Config(str(model_dir))

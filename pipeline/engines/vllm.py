@@ -20,7 +20,7 @@ import numpy as np
 from pydantic import Field
 
 from pipeline.core import artifacts, install, isolate, quota, venvs
-from pipeline.core.errors import InvalidVariant, NoResult, Unsupported
+from pipeline.core.errors import InvalidVariant, NoResult, Unsupported, needs
 from pipeline.divergence.distributions import F32, TokenRows
 from pipeline.engines import Blocks, Sampling, Timed, Trace
 from pipeline.engines._vllm_driver import Answer, Question
@@ -47,10 +47,8 @@ def load(
     graphs (a CPU has none); gpu_memory: share of each card that it takes; tensor_parallel: cards that share the model."""
     if artifacts.trusts_code(model_dir):
         raise Unsupported("engine 'vllm' runs no code of a model's own")
-    try:
+    with needs("engine 'vllm'", "pip install transformers -c constraints.txt"):
         from transformers import AutoConfig, AutoTokenizer
-    except ImportError as e:
-        raise Unsupported(f"engine 'vllm' needs {e.name}; pip install transformers -c constraints.txt") from None
     config = AutoConfig.from_pretrained(model_dir).get_text_config()
     length = min(window(config.to_dict()) or max_length, max_length)
     arguments = {

@@ -14,7 +14,7 @@ from typing import Any, Literal, TextIO, get_args
 
 from pipeline.core import artifacts, cli, quota
 from pipeline.core.droppings import data_files
-from pipeline.core.errors import Unsupported
+from pipeline.core.errors import Unsupported, needs
 from pipeline.core.quiet import before_gptqmodel, output_to
 from pipeline.core.records import Json, Options
 from pipeline.model.headers import kept_layers, linear_widths, packed_bits, read_headers, skeleton
@@ -82,11 +82,9 @@ def _routes(model_dir: Path) -> bool:
 
 def _load(method: str, model_dir: Path, config: tuple[str, Options], kept: list[str]) -> Any:
     before_gptqmodel()
-    try:
+    with needs(f"quantizer {method!r}", "pip install gptqmodel -c constraints.txt"):
         import gptqmodel
         from gptqmodel.quantization import config as configs
-    except ImportError as e:
-        raise Unsupported(f"quantizer {method!r} needs {e.name}; pip install gptqmodel -c constraints.txt") from None
     name, arguments = config
     skipped: dict[str, Options] = {f"-:^{re.escape(layer)}$": {} for layer in kept}
     asked = getattr(configs, name)(**arguments, offload_to_disk=_on_disk(model_dir), dynamic=skipped or None)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pipeline.core import artifacts
-from pipeline.core.errors import Unsupported
+from pipeline.core.errors import Unsupported, needs
 from pipeline.evalset.calibration import Calibration
 from pipeline.model.config import text_config
 from pipeline.model.headers import kept_layers, linear_shapes, linear_widths, packed_bits, plain_linear, skeleton
@@ -33,13 +33,11 @@ def quantize(
 
     int8: Dettmers et al. 2022 (LLM.int8()); nf4 and double_quant (the scales are quantized too): Dettmers et al. 2023 (QLoRA).
     """
-    try:
+    with needs("quantizer 'bnb'", "pip install bitsandbytes -c constraints.txt"):
         import bitsandbytes  # noqa: F401  # transformers' own message names another command
         import torch
         from transformers import AutoModelForCausalLM, BitsAndBytesConfig
         from transformers.utils import logging
-    except ImportError as e:
-        raise Unsupported(f"quantizer 'bnb' needs {e.name}; pip install bitsandbytes -c constraints.txt") from None
     kept, own = kept_layers(model_dir, keep), skeleton(model_dir)
     head = own.head if own else "lm_head"
     how: dict[str, Any] = {"load_in_8bit": True}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pipeline.core import artifacts, isolate, venvs
-from pipeline.core.errors import ArtifactError, NoResult, ParamsError, Unsupported
+from pipeline.core.errors import ArtifactError, NoResult, ParamsError, Unsupported, needs
 from pipeline.core.explain import did_you_mean
 from pipeline.core.quiet import output_to
 from pipeline.evalset.calibration import Calibration
@@ -54,10 +54,8 @@ def quantize(
     llama.cpp gives other tensors another type; the manifest has a warning and the measured bits (`tensor_types`,
     `bits_per_weight`).
     """
-    try:
+    with needs("quantizer 'gguf'", "python -m pipeline.core.install"):
         import llama_cpp
-    except ImportError as e:
-        raise Unsupported(f"quantizer 'gguf' needs {e.name}; python -m pipeline.core.install") from None
     kept = kept_layers(model_dir, keep)
     with tempfile.TemporaryDirectory(dir=out_dir.parent) as tmp:
         whole = Path(tmp) / "whole.gguf"

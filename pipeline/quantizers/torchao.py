@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pipeline.core import artifacts
-from pipeline.core.errors import Unsupported
+from pipeline.core.errors import Unsupported, needs
 from pipeline.evalset.calibration import Calibration
 from pipeline.model.headers import any_linear, kept_layers, linear_widths, packed_bits, skeleton
 from pipeline.model.streaming import Shapes, write
@@ -43,13 +43,11 @@ def quantize(
     int8-dynamic: activations too are rounded to int8, row by row, when they are computed (W8A8). Without a kernel for this machine:
     `Unsupported`.
     """
-    try:
+    with needs("quantizer 'torchao'", "pip install torchao -c constraints.txt"):
         import torch
         from torchao import quantization as methods
         from transformers import AutoModelForCausalLM, TorchAoConfig
         from transformers.utils import logging
-    except ImportError as e:
-        raise Unsupported(f"quantizer 'torchao' needs {e.name}; pip install torchao -c constraints.txt") from None
     _refuse_without_kernel(torch, scheme)
     config, bits = SCHEMES[scheme]
     kept, own = kept_layers(model_dir, keep), skeleton(model_dir)
