@@ -274,9 +274,12 @@ def frozen_list() -> Any:
     return json.loads(artifacts.CANDIDATES.read_text("utf-8")), json.loads(artifacts.SENSITIVITY.read_text("utf-8"))
 
 
-def test_the_same_seed_gives_the_same_list_with_predicted_beside_measured(house: Path) -> None:
+def test_the_same_seed_gives_the_same_list_with_predicted_beside_measured(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written, plain = list[Path](), Probe.save_reference
+    monkeypatch.setattr(Probe, "save_reference", lambda self, path: (written.append(path), plain(self, path))[1])
     (first, table), (second, _) = frozen_list(), frozen_list()
     assert first["digest"] == second["digest"] and first["order"] == second["order"]
+    assert len(written) == 2 and not any(path.exists() for path in written), "the 16-bit model's logits, once a search"
     mixed = [p for p in first["proposals"] if p["predicted"] is not None]
     assert mixed and all(p["measured"]["value"] is not None for p in mixed)
     assert all(p["measured"]["low"] <= p["measured"]["value"] <= p["measured"]["high"] for p in mixed)
