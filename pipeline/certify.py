@@ -3,8 +3,7 @@
 Fixed-sequence testing (Learn then Test, Angelopoulos et al. 2021; Pareto Testing, arXiv 2210.07913): the order was frozen on other
 texts, and each candidate must pass all rules at the gate's own confidence. A false PASS is then as likely as in a single test,
 however many candidates there are. Each is an ordinary variant, which the pipeline's own stages build and measure with a copy of
-params.yaml.
-"""
+params.yaml."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 A mix costs the sum of its groups' costs. A group's cost at a level is that of the lowest level times the ratio of squared errors
 (second order, with independent errors). For each divergence a knapsack over real bytes gives the smallest mix. Proposals are
-measured, since costs do not add up exactly; the record holds both.
-"""
+measured, since costs do not add up exactly; the record holds both."""
 
 from __future__ import annotations
 
@@ -69,11 +68,9 @@ def cost(row: GroupSensitivity, level: str, lowest: str) -> float:
 
 
 def knapsack(groups: Sequence[GroupSensitivity], lowest: str, other_bytes: int, targets: Sequence[float]) -> list[Step]:
-    """For each target the smallest mix that is predicted to cost no more: one level per group, by dynamic programming.
-
-    Costs are rounded up to BINS steps of the largest target, so that no mix exceeds its target. A target below the cost of every
-    mix gives none.
-    """
+    """For each target the smallest mix that is predicted to cost no more: one level per group, by dynamic programming. Costs are
+    rounded up to BINS steps of the largest target, so that no mix exceeds its target. A target below the cost of every mix gives
+    none."""
     step = max(targets) / BINS
     least = np.full(BINS + 1, float(other_bytes))  # bytes of the smallest mix that costs at most so many steps
     taken: list[tuple[list[str], NDArray[np.int64], NDArray[np.int64]]] = []
@@ -119,10 +116,8 @@ def over(rows: ByDocument, bounds: dict[str, float]) -> str:
 
 
 def left_to_weights(safest: Tried, bounds: dict[str, float], limit: float) -> float:
-    """The divergence left to the weights, after what the engine adds to a built model's.
-
-    The share of other likeliest tokens grows with the square root of a small divergence: a bound on agreement is one on KLD.
-    """
+    """The divergence left to the weights, after what the engine adds to a built model's. The share of other likeliest tokens grows
+    with the square root of a small divergence: a bound on agreement is one on KLD."""
     assert safest.engine is not None
     built, differ = float(np.mean(safest.engine["kld"])), 1 - float(np.mean(safest.engine["agreement"]))
     allowed = 1 - bounds.get("top1_agreement", 0.0)

@@ -2,8 +2,7 @@
 
 In both directions: each group alone at the lowest level in the 16-bit model, and each alone put back in the low-bit model. Values
 are dequantized once and swapped in memory. What bounds it: two passes over some thousand tokens per group, from its layer on.
-Every measurement is kept in artifacts/partial/, from where a killed run continues.
-"""
+Every measurement is kept in artifacts/partial/, from where a killed run continues."""
 
 from __future__ import annotations
 

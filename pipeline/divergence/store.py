@@ -26,9 +26,8 @@ SHARD_BYTES = 16 << 20  # of states in one file: what a killed `reference` loses
 
 @dataclass(frozen=True)
 class Window:
-    """Tokens of one document; positions first .. n - 1 are scored (position p is predicted from those before it).
-
-    domain: what kind of text it is, where `set` does not say so (trajectories)."""
+    """Tokens of one document; positions first .. n - 1 are scored (position p is predicted from those before it). domain: what kind
+    of text it is, where `set` does not say so (trajectories)."""
 
     set: str
     window: str
@@ -110,9 +109,8 @@ class Store:
             self._head = Head.load(folder / "head")
 
     def logit_blocks(self, index: int) -> Iterator[tuple[int, F32]]:
-        """(first position, float32 [at most ROWS, vocab]) over a window's scored positions.
-
-        A position is that of the predicting state: first - 1 .. n - 2."""
+        """(first position, float32 [at most ROWS, vocab]) over a window's scored positions. A position is that of the predicting
+        state: first - 1 .. n - 2."""
         window = self.windows[index]
         states = self._shard(self._shard_of[index]).get_tensor(str(index))
         for at in range(0, window.scored, ROWS):
@@ -130,10 +128,9 @@ class Store:
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """Finished pieces of a stage's work, each with a `.sha256` beside it, so that a killed run can continue.
-
-    DVC removes a stage's outputs before it reruns it, so pieces lie in artifacts/partial/<stage>-<digest>/, by the digest of
-    everything that defines the work. A truncated or damaged piece is made again."""
+    """Finished pieces of a stage's work, each with a `.sha256` beside it, so that a killed run can continue. DVC removes a stage's
+    outputs before it reruns it, so pieces lie in artifacts/partial/<stage>-<digest>/, by the digest of everything that defines the
+    work. A truncated or damaged piece is made again."""
 
     folder: Path
 

@@ -83,10 +83,8 @@ def steps(
     most: int,
     sampling: Sampling,
 ) -> Generator[tuple[int, float], None, State]:
-    """`stream` of an engine that returns logits; fills its trace.
-
-    read: reads the prompt, and returns a state and the logits [vocab] after it; decode: the logits after one more token.
-    Returns the last state."""
+    """`stream` of an engine that returns logits; fills its trace. read: reads the prompt, and returns a state and the logits
+    [vocab] after it; decode: the logits after one more token. Returns the last state."""
     rng, trace, ends = np.random.default_rng(sampling.seed), engine.trace, engine.end_ids if sampling.stop else ()
     start = time.monotonic()
     state, row = read()

@@ -2,8 +2,7 @@
 
 What bounds it: prefill is matrix products over all prompt tokens at once (compute-bound); each decode step reads every
 weight once for one token (bandwidth-bound), plus the cost of some thousand Python-driven kernel launches (overhead),
-which on a small model is most of it.
-"""
+which on a small model is most of it."""
 
 from __future__ import annotations
 
@@ -43,12 +42,10 @@ def load(
     kv: Literal["auto", "fp8", "int8", "int4"] = "auto",
     speculate: Speculate | None = None,
 ) -> HfEngine:
-    """Load a Hugging Face folder with its own dtype, quantization config and kernel.
-
-    attention: auto is sdpa where the model has it, else eager. device_map: auto spreads a model that is larger than one card
-    over all of them and then the machine's memory, by accelerate (untried on cards). kv: type of keys and values; auto is the
-    model's own, int8 and int4 are HQQ's. speculate: see llamacpp.py.
-    """
+    """Load a Hugging Face folder with its own dtype, quantization config and kernel. attention: auto is sdpa where the model has
+    it, else eager. device_map: auto spreads a model that is larger than one card over all of them and then the machine's memory, by
+    accelerate (untried on cards). kv: type of keys and values; auto is the model's own, int8 and int4 are HQQ's. speculate: see
+    llamacpp.py."""
     with needs("engine 'hf'", "pip install torch transformers -c constraints.txt"):
         import torch
         from transformers import AutoTokenizer, DynamicCache
@@ -178,11 +175,10 @@ class HfEngine:
                 yield i, at, block.float().cpu().numpy() if whole else self.head(block)
 
     def _through_cache(self, ids: Sequence[int], start: int, rows: int) -> Iterator[tuple[int, Any]]:
-        """(first position, logits [at most `rows`, vocab]) from `start` on, as decoding one token at a time gives them.
-
-        The first pass sees its keys and values unpacked; only later passes read the packed cache. So the tokens up to `start` (from
-        0: PROMPT tokens) are read in one pass, like a prompt, and the others RESIDUAL at a time: that many are packed together, and
-        are read unpacked until then."""
+        """(first position, logits [at most `rows`, vocab]) from `start` on, as decoding one token at a time gives them. The first
+        pass sees its keys and values unpacked; only later passes read the packed cache. So the tokens up to `start` (from 0: PROMPT
+        tokens) are read in one pass, like a prompt, and the others RESIDUAL at a time: that many are packed together, and are read
+        unpacked until then."""
         held, cache, prompt = list[Any](), None, start + 1 if start else min(PROMPT, len(ids))
         ends = [prompt, *range(prompt + RESIDUAL, len(ids), RESIDUAL), len(ids)]
         for begin, end in pairwise([0, *dict.fromkeys(ends)]):
@@ -246,10 +242,8 @@ class HfEngine:
         self.torch.set_num_threads(threads)
 
     def to_float32(self) -> None:
-        """Compute with the same weights in float32 from now on; a layer's are widened while it runs.
-
-        Raises `Unsupported`, and changes nothing, where that is no other arithmetic or does not fit.
-        """
+        """Compute with the same weights in float32 from now on; a layer's are widened while it runs. Raises `Unsupported`, and
+        changes nothing, where that is no other arithmetic or does not fit."""
         if getattr(self.model.config, "quantization_config", None):
             raise Unsupported("its weights are packed: float32 would not be the same weights through the same products")
         if any(w.is_meta for w in self.model.parameters()):

@@ -1,8 +1,7 @@
 """llama.cpp, in process: its own kernels on packed GGUF blocks, its own key-value cache.
 
 What bounds it: prefill is compute-bound, decoding memory-bound; without Python between the layers a small model comes close to both
-limits. Token ids are the base's: GGUF keeps their order.
-"""
+limits. Token ids are the base's: GGUF keeps their order."""
 
 from __future__ import annotations
 
@@ -113,11 +112,8 @@ class LlamaCppEngine:
             yield from ((i, at, block) for at, block in blocks)
 
     def _in_lanes(self, windows: Sequence[tuple[list[int], int]], rows: int, longest: int) -> Iterator[list[Block]]:
-        """`_blocks` of each window in turn, computed ahead by LANES, each with its own context and part of the threads.
-
-        Threads of one pass wait for each other after every product; parallel passes wait neither for each other nor for the
-        comparison.
-        """
+        """`_blocks` of each window in turn, computed ahead by LANES, each with its own context and part of the threads. Threads of
+        one pass wait for each other after every product; parallel passes wait neither for each other nor for the comparison."""
         lanes = [self._lane(longest) for _ in range(LANES)]
 
         def read(lane: LlamaCppEngine, ids: list[int], start: int) -> list[Block]:
@@ -168,10 +164,8 @@ class LlamaCppEngine:
                 yield first, self._logits(self.context, at + len(part) - first)
 
     def forest_logits(self, forest: Forest, wanted: Sequence[int]) -> Iterator[tuple[list[int], F32]] | None:
-        """(nodes, logits [n, vocab]) of the wanted nodes, pass by pass; None for a forest that does not fit.
-
-        Each leaf's path is a sequence; a token that several share is computed once, as a token of them all.
-        """
+        """(nodes, logits [n, vocab]) of the wanted nodes, pass by pass; None for a forest that does not fit. Each leaf's path is a
+        sequence; a token that several share is computed once, as a token of them all."""
         leaves = forest.leaves()
         if self._has_state() or len(leaves) > SEQUENCES or len(forest.tokens) > self.max_length:  # a state follows one sequence
             return None

@@ -1,7 +1,6 @@
 """ONNX Runtime GenAI, in process: one fused graph, no Python between the layers, packed int4 products on the CPU.
 
-What bounds it: prefill is compute-bound in float32 (its CPU kernels have no bfloat16), decoding memory-bound.
-"""
+What bounds it: prefill is compute-bound in float32 (its CPU kernels have no bfloat16), decoding memory-bound."""
 
 from __future__ import annotations
 
@@ -115,10 +114,8 @@ class OnnxRuntimeEngine:
 
     def _read_on(self, ids: list[int], start: int, more: int = 0) -> tuple[int, F32]:
         """(first, logits [n, vocab] from position `first` <= start on); the beginning that the last request had too is not read
-        again.
-
-        more: tokens that will be appended afterwards. At least two tokens are read at a time: one alone goes through the decoding
-        kernels, which round differently."""
+        again. more: tokens that will be appended afterwards. At least two tokens are read at a time: one alone goes through the
+        decoding kernels, which round differently."""
         at = max(0, min(common_prefix(self.kept, ids), start, len(ids) - 2))
         if not self.cache_names or len(ids) + more >= self.room:  # a state of convolutions cannot be rewound
             at, self.room = 0, min(self.max_length, ROOM * ((len(ids) + more) // ROOM + 1))

@@ -1,7 +1,6 @@
 """Mixes: the format of each group, as the options of an ordinary variant.
 
-A level is a format: a tensor type of GGUF; for other quantizers `low`, as their options pack, or `kept`, 16 bits by `keep`.
-"""
+A level is a format: a tensor type of GGUF; for other quantizers `low`, as their options pack, or `kept`, 16 bits by `keep`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Measure a model whose weights are changed in memory, against its own unchanged logits, in float32.
 
 Why float32: rounding in 16-bit products moves the default model by 0.0016 nats, and single groups move it by less. Only the layers
-from the changed one on run again: the output of those before it is kept for every token.
-"""
+from the changed one on run again: the output of those before it is kept for every token."""
 
 from __future__ import annotations
 

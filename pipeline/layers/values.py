@@ -1,8 +1,6 @@
 """The values that a format stores, in float32 by transformers' module names, and their bytes.
 
-GGUF is dequantized by transformers. Other formats are multiplied with the identity in their own kernel, which gives W however it is
-packed.
-"""
+GGUF is dequantized by transformers. Other formats are multiplied with the identity in their own kernel, which gives W."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 By gptqmodel, or by the original AutoAWQ 0.2.9 in its own environment (its codes may differ: another search of clipping).
 What bounds it: a grid search of scales, each with a forward pass of the layer over all calibration rows (32 rows of 256 tokens
-on 2 cores: 20 s per layer), so `rows` takes only the first few.
-"""
+on 2 cores: 20 s per layer), so `rows` takes only the first few."""
 
 from __future__ import annotations
 

@@ -29,10 +29,8 @@ def quantize(
     double_quant: bool = False,
     keep: list[str] = [],  # noqa: B006
 ) -> Facts:
-    """Quantize every Linear but the output head; embeddings stay in bfloat16.
-
-    int8: Dettmers et al. 2022 (LLM.int8()); nf4 and double_quant (the scales are quantized too): Dettmers et al. 2023 (QLoRA).
-    """
+    """Quantize every Linear but the output head; embeddings stay in bfloat16. int8: Dettmers et al. 2022 (LLM.int8()); nf4 and
+    double_quant (the scales are quantized too): Dettmers et al. 2023 (QLoRA)."""
     with needs("quantizer 'bnb'", "pip install bitsandbytes -c constraints.txt"):
         import bitsandbytes  # noqa: F401  # transformers' own message names another command
         import torch

@@ -47,13 +47,10 @@ def quantize(
     keep: list[str] = [],  # noqa: B006  # read only
     types: dict[str, Stored] | None = None,  # None: in no manifest, so that files without it stay the same to the byte
 ) -> Facts:
-    """Convert to a GGUF of the base's own type in the converter's environment, then quantize that by llama.cpp.
-
-    types: {pattern: tensor type} of layers, as in `keep`, and of `embed_tokens` and `lm_head`, which differ from `type`'s; of two
-    matching patterns the later counts. If llama.cpp stores another type, that raises `Unsupported`. K-quants need rows of 256:
-    llama.cpp gives other tensors another type; the manifest has a warning and the measured bits (`tensor_types`,
-    `bits_per_weight`).
-    """
+    """Convert to a GGUF of the base's own type in the converter's environment, then quantize that by llama.cpp. types: {pattern:
+    tensor type} of layers, as in `keep`, and of `embed_tokens` and `lm_head`, which differ from `type`'s; of two matching patterns
+    the later counts. If llama.cpp stores another type, that raises `Unsupported`. K-quants need rows of 256: llama.cpp gives other
+    tensors another type; the manifest has a warning and the measured bits (`tensor_types`, `bits_per_weight`)."""
     with needs("quantizer 'gguf'", "python -m pipeline.core.install"):
         import llama_cpp
     kept = kept_layers(model_dir, keep)

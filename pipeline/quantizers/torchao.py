@@ -38,11 +38,8 @@ def quantize(
     scheme: Literal["int8-weight-only", "int8-dynamic", "int4-weight-only", "float8-weight-only", "float8-dynamic"],
     keep: list[str] = [],  # noqa: B006  # read only; the default is shown by name in errors and manifests
 ) -> Facts:
-    """Quantize every Linear but the output head; embeddings stay in bfloat16.
-
-    int8-dynamic: activations too are rounded to int8, row by row, when they are computed (W8A8). Without a kernel for this machine:
-    `Unsupported`.
-    """
+    """Quantize every Linear but the output head; embeddings stay in bfloat16. int8-dynamic: activations too are rounded to int8,
+    row by row, when they are computed (W8A8). Without a kernel for this machine: `Unsupported`."""
     with needs("quantizer 'torchao'", "pip install torchao -c constraints.txt"):
         import torch
         from torchao import quantization as methods
