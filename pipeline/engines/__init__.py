@@ -77,11 +77,7 @@ class Trace:
 
 
 def steps(
-    engine: Engine,
-    read: Callable[[], tuple[State, F32]],
-    decode: Callable[[State, int], F32],
-    most: int,
-    sampling: Sampling,
+    engine: Engine, read: Callable[[], tuple[State, F32]], decode: Callable[[State, int], F32], most: int, sampling: Sampling
 ) -> Generator[tuple[int, float], None, State]:
     """`stream` of an engine that returns logits; fills its trace. read: reads the prompt, and returns a state and the logits
     [vocab] after it; decode: the logits after one more token. Returns the last state."""
