@@ -48,8 +48,8 @@ def _values(model: Any, module: str) -> Tensor:
     import torch
 
     part = _part(model, module)
-    plain = type(part) in (torch.nn.Linear, torch.nn.Embedding) and type(part.weight.data) is torch.Tensor
-    if plain or module in (EMBEDDINGS, HEAD) or not isinstance(part, torch.nn.Module):
+    packed = isinstance(part, torch.nn.Module) and module not in (EMBEDDINGS, HEAD)
+    if not packed or (type(part) in (torch.nn.Linear, torch.nn.Embedding) and type(part.weight.data) is torch.Tensor):
         return tensor_of(model, module).detach().float().contiguous().clone()
     with torch.inference_mode():
         eye = torch.eye(part.in_features, dtype=torch.bfloat16)
