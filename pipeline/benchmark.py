@@ -1,12 +1,13 @@
 """benchmark: speed and memory, one row per request, raw timestamps -> artifacts/timings/<variant>.jsonl
 
-Machines drift, so a ratio is only fair inside one run: variant and reference each live in their own process and answer the same
-prompt in turn, A B B A A B ..., and each round gives one ratio. Where they leave a gate rule open, there are more
-(speed/rounds.py); then the variant alone goes through contexts and batches (speed/schedule.py)."""
+Machines drift, so a ratio is only fair inside one run: variant and reference each run in their own process and answer the same
+prompt in turn, A B B A A B ..., and each round gives one ratio. If a gate rule is still open then, more rounds follow
+(speed/rounds.py); finally the variant alone runs contexts and batches (speed/schedule.py)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
 from pipeline.core import artifacts, cli, params, records
@@ -14,7 +15,7 @@ from pipeline.core.errors import Unsupported
 from pipeline.core.params import Params, Requests
 from pipeline.core.records import Json, Looked, ModelManifest, ModelShape, TimedModel, TimingFacts, TimingRow, TimingsMeta
 from pipeline.engines._speculation import drafting_variant
-from pipeline.engines._worker import Worker, working
+from pipeline.engines._worker import Worker
 from pipeline.evalset import load_texts
 from pipeline.gating.rules import looks_of
 from pipeline.speed import hardware, rounds, schedule
@@ -24,8 +25,8 @@ from pipeline.speed.roofline import shape_of
 def measure(
     variant: Worker, reference: Worker, setup: Requests, prompts: Sequence[list[int]], first: int = 0, speculates: bool = False
 ) -> Iterator[TimingRow]:
-    """Warm-ups, then rounds; both answer the same prompt, and who goes first changes from round to round.
-    first: how many rounds there have been already; speculates: the variant also answers without its draft."""
+    """Warm-ups, then rounds; both answer the same prompt, and the order changes from round to round.
+    first: number of earlier rounds; speculates: the variant also answers without its draft."""
     order = [("variant", variant, "stream"), ("reference", reference, "stream")]
     if speculates:
         order.insert(0, ("undrafted", variant, "stream_undrafted"))
@@ -45,7 +46,7 @@ def in_rounds(
     variant: Worker, reference: Worker, setup: Requests, prompts: Sequence[list[int]], looks: rounds.Looks, confidence: float,
     speculates: bool = False,
 ) -> tuple[list[TimingRow], Looked]:  # fmt: skip
-    """(rows of the paired rounds, how often they were looked at); a second batch where the first leaves a rule open."""
+    """(rows of the paired rounds, how often they were looked at); a second batch follows if the first leaves a rule open."""
     some = setup.warmups + setup.rounds
     rows = list(measure(variant, reference, setup, prompts[:some], speculates=speculates))
     more = looks.planned > 1 and looks.unsettled(rows, confidence)
@@ -55,7 +56,7 @@ def in_rounds(
 
 
 def timed(settings: Params, variant: str, threads: int, facts: TimingFacts) -> list[TimingRow]:
-    """All rows of a variant; fills `facts`. Raises `Unsupported` where a model cannot run."""
+    """All rows of a variant; fills `facts`. Raises `Unsupported` if a model cannot run."""
     from tokenizers import Tokenizer
 
     setup, reference = settings.amount.benchmark, settings.reference
@@ -66,14 +67,15 @@ def timed(settings: Params, variant: str, threads: int, facts: TimingFacts) -> l
     looks = looks_of(settings, variant)
     count = setup.warmups + (setup.rounds if looks.planned == 1 else setup.max_rounds or 0)
     asked = [prompts.cut(setup.prompt_tokens) for _ in range(count)]
-    with working(settings.variant(variant), folder, threads) as a, working(settings.variant(reference), base, threads) as b:
+    chosen, other = settings.variant(variant), settings.variant(reference)
+    with closing(Worker(chosen, folder, threads)) as a, closing(Worker(other, base, threads)) as b:
         longest = min(a.facts["max_length"], b.facts["max_length"])
         if setup.prompt_tokens + setup.output_tokens > longest:
             lengths = f"{setup.prompt_tokens} prompt and {setup.output_tokens} output tokens (the tier's benchmark)"
             raise Unsupported(f"{lengths} are more than the {longest} that both models hold")
         device, dtypes = a.facts["device"], [m["dtype"] for m in models.values()]
         rates = b.cpu_rates(threads, dtypes) if device == "cpu" else hardware.rates(threads, device, dtypes)
-        speculates = bool(settings.variant(variant).engine_options.get("speculate"))
+        speculates = bool(chosen.engine_options.get("speculate"))
         rows, looked = in_rounds(a, b, setup, asked, looks, rounds.confidence(settings), speculates)
         plan = schedule.plan(setup, min(a.facts["max_length"], len(prompts.source)))
         schedule.fill(plan, prompts)
@@ -99,15 +101,15 @@ def timed_model(name: str, settings: Params) -> TimedModel:
 
 
 def product(manifest: ModelManifest, engine: str) -> tuple[str, bool]:
-    """(type of a model's products, whether they are torch's): llama.cpp, ONNX Runtime and torchao's dynamic scheme round
-    activations to 8 bits for packed weights; elsewhere packed weights are unpacked to the model's type."""
+    """(type of a model's products, whether they are torch's). With packed weights, llama.cpp, ONNX Runtime and torchao's dynamic
+    scheme round activations to 8 bits; others unpack weights to the model's type."""
     packed = manifest["quantized_share"] > 0
     eight = packed and (engine in ("llamacpp", "onnxruntime") or manifest["options"].get("scheme") == "int8-dynamic")
     return "int8" if eight else manifest["dtype"] or "float32", engine == "hf" and not packed
 
 
 def with_tying(config: Json) -> Json:
-    """A config.json with `tie_word_embeddings`: where it is left out, transformers' default for the model type, or null."""
+    """A config.json with `tie_word_embeddings`: if absent, transformers' default for the model type, or null."""
     text = {**config, **(config.get("text_config") or {})}
     if "tie_word_embeddings" in text:
         return config

@@ -1,4 +1,4 @@
-"""calibrate: text -> equal token rows for quantizers that look at activations -> artifacts/calibration/
+"""calibrate: text -> token rows of equal length for quantizers that need activations -> artifacts/calibration/
 
 Three sources: a text file; the base model's own fixed-seed continuations of that file's openings (Williams and Aletras 2024);
 a dataset of the Hugging Face hub."""
@@ -19,13 +19,13 @@ from pipeline.evalset import load_texts, sets_digest
 from pipeline.evalset.calibration import AnyRow, cut, measured_rows, overlap, refuse_overlap
 from pipeline.model.config import leading
 
-OPENING = 16  # tokens of a text that a continuation starts from: enough to settle its language and kind
+OPENING = 16  # tokens of a text that a continuation starts from: enough to determine its language and kind
 BATCH = 16
-Facts = dict[str, object]  # what the manifest says of the source
+Facts = dict[str, object]  # the manifest's facts about the source
 
 
 def encode(texts: Sequence[TextRow]) -> list[list[int]]:
-    """Each text's token ids, with an empty line after it and no special tokens."""
+    """Token ids of each text and an empty line after it, without special tokens."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(artifacts.BASE / "tokenizer.json"))
@@ -35,8 +35,8 @@ def encode(texts: Sequence[TextRow]) -> list[list[int]]:
 def continuations(
     texts: list[TextRow], measured: list[AnyRow], *, total: int, length: int, threads: int, seed: int
 ) -> tuple[list[TextRow], int]:
-    """(the base model's own samples at temperature 1 until `total` tokens, how many were left out since they are measured on).
-    They start as the tokenizer starts a text (with a BOS, where it does)."""
+    """(the base model's own samples at temperature 1 until `total` tokens, how many were left out because they overlap measured
+    texts). They begin with the tokenizer's BOS, if it adds one."""
     engine: Any = engines.load("hf", artifacts.BASE, threads=threads)
     lead = leading(engine.tokenizer)
     pieces = [ids[at : at + OPENING] for ids in encode(texts) for at in range(0, len(ids) - OPENING, 4 * OPENING)]
@@ -63,7 +63,7 @@ def continuations(
 
 
 def hub_texts(hub: HubText) -> tuple[list[TextRow], Facts]:
-    """(the first documents of a dataset, facts: the commit, how many were blank). A dataset's own code never runs."""
+    """(the first documents of a dataset, facts: commit, number of blank ones). A dataset's own code never runs."""
     import datasets
     from huggingface_hub import HfApi
 
@@ -82,17 +82,17 @@ def hub_texts(hub: HubText) -> tuple[list[TextRow], Facts]:
             raise DataError(f"calibration.hub.column = {hub.column!r}: {hub.dataset!r} has {', '.join(row)}")
         text = row[hub.column] or ""
         if not isinstance(text, str):
-            raise DataError(f"calibration.hub.column = {hub.column!r} holds other than text (row {i}); name a column of text")
+            raise DataError(f"calibration.hub.column = {hub.column!r} does not hold text (row {i}); name a column of text")
         if text.strip():
             rows.append({"id": f"{hub.dataset}#{i}", "domain": "hub", "text": text})
     return rows, {"commit": commit, "documents_given": len(taken), "documents_blank": len(taken) - len(rows)}
 
 
 def gather(setup: params.Calibration, measured: list[AnyRow], threads: int, seed: int) -> tuple[list[TextRow], Facts]:
-    """(texts, facts about them) of the source in params; none of them is measured on."""
+    """(texts, facts about them) of the source in params; none is also measured on."""
     facts: Facts = {"source": setup.source}
     if setup.source == "hub":
-        assert setup.hub is not None  # params.py has seen to that
+        assert setup.hub is not None  # checked by params.py
         texts, more = hub_texts(setup.hub)
         refuse_overlap(texts, measured, f"calibration dataset {setup.hub.dataset!r}")
         return texts, facts | setup.hub.model_dump() | more
@@ -129,7 +129,7 @@ def main() -> None:
             "rows_asked": setup.rows, "rows_used": len(rows), "tokens_per_row": setup.tokens,
             "files": files, "digest": artifacts.digest(files), "versions": artifacts.versions(),
         })  # fmt: skip
-    short = "" if len(rows) == setup.rows else f" ({setup.rows} were asked: give more text)"
+    short = "" if len(rows) == setup.rows else f" ({setup.rows} were requested: give more text)"
     cli.say("calibrate", f"{len(rows)} rows of {setup.tokens} tokens from {setup.source}{short}, {watch.done():.1f} s")
 
 

@@ -1,19 +1,18 @@
 """certify: build and judge the candidates in their frozen order, up to the first that does not pass -> reports/smallest/answer.json
 
 Fixed-sequence testing (Learn then Test, Angelopoulos et al. 2021; Pareto Testing, arXiv 2210.07913): the order was frozen on other
-texts, and each candidate must pass all rules at the gate's own confidence. A false PASS then has the probability of one test,
-however many candidates there are. Each is an ordinary variant: the pipeline's own stages build and measure it, with a copy of
-params.yaml.
-"""
+texts, and each candidate must pass all rules at the gate's own confidence. A false PASS is then as likely as in a single test,
+however many candidates there are. Each is an ordinary variant, which the pipeline's own stages build and measure with a copy of
+params.yaml."""
 
 from __future__ import annotations
 
 import io
-import json
 import os
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 from ruamel.yaml import YAML
@@ -32,7 +31,7 @@ COPY = artifacts.ARTIFACTS / "smallest.params.yaml"
 
 
 def frozen(settings: Params) -> Candidates:
-    """The candidates as they were frozen. Raises `ArtifactError` if they were changed since, or chosen with another table."""
+    """The frozen candidates. Raises `ArtifactError` if they were changed since, or chosen with another table."""
     found = records.read(artifacts.CANDIDATES, Candidates)
     changed = digest_of(found["order"], found["proposals"]) != found["digest"]
     if changed or found["sensitivity"] != artifacts.sha256_file(artifacts.SENSITIVITY):
@@ -43,13 +42,13 @@ def frozen(settings: Params) -> Candidates:
 
 
 def judge(name: str, proposal: Proposal, settings: Params) -> Certified:
-    """Build, measure and judge one candidate. settings: those of the copy, which lists it."""
+    """Build, measure and judge one candidate. settings: the copy, which lists it."""
     started = time.monotonic()
     env = os.environ | {"QUANTGATE_PARAMS": str(COPY)}
     for stage in MEASURE:
         code = subprocess.run([sys.executable, "-m", f"pipeline.{stage}", name], env=env).returncode
         if code:
-            raise ArtifactError(f"{stage} {name} ended with {code}: what it said stands above; `make smallest` goes on from there")
+            raise ArtifactError(f"{stage} {name} failed with exit code {code} (see above); `make smallest` continues from there")
     results = verdicts.load_results(settings)
     verdict = verdicts.of(results, settings)["variants"][name]
     manifest = records.read(artifacts.model_dir(name) / artifacts.MANIFEST, records.ModelManifest)
@@ -88,10 +87,7 @@ def certify(settings: Params) -> Answer:
     judged_by = [settings.gate.model_dump(), settings.compare.model_dump(), settings.amount.model_dump()]
     pieces = Checkpoints.of("certify", [found["digest"], store, judged_by, artifacts.versions()])
     for name in found["order"]:
-        if not pieces.has(name):
-            with pieces.write(name) as tmp:
-                tmp.write_text(json.dumps(judge(name, by[name], with_candidates)), encoding="utf-8")
-        tested.append(records.read(pieces.folder / name, Certified))
+        tested.append(pieces.json(name, partial(judge, name, by[name], with_candidates)))
         cli.say("certify", f"{name}: {tested[-1]['judged']['verdict']}: {tested[-1]['judged']['reason']}")
         if tested[-1]["judged"]["verdict"] != "PASS":
             break
@@ -107,7 +103,7 @@ def certify(settings: Params) -> Answer:
 
 
 def words(answer: Answer, settings: Params) -> list[str]:
-    """The answer with its size beside the listed variants that pass, predicted beside measured, and how worn the set is."""
+    """The answer beside the listed variants that pass, predicted beside measured divergence, and how worn the set is."""
     lines = []
     for c in answer["tested"]:
         kld, size = c["kld"], c["weight_bytes"]

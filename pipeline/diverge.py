@@ -1,7 +1,7 @@
 """diverge: a variant's next-token distributions against the reference's -> artifacts/tokens/<variant>.parquet,
-and its own replies (engines/_generation.py), from the same load of its model.
+and its own replies (engines/_generation.py), from one load of its model.
 
-The reference is replayed from its store. Rows go to the file in groups, so that memory does not grow with their number."""
+The reference is replayed from its store. Rows are written in groups, so that memory does not grow with their number."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ Block = tuple[int, F32]  # first position, logits [n, vocab]
 
 
 def diverge(engine: Engine, store: Store, *, batch_size: int, threads: int, looks: Looks | None = None) -> Iterator[Columns]:
-    """One row per scored token, as columns, a block of at most ROWS positions of a window at a time. looks: when to end."""
+    """One row per scored token, as columns, in blocks of at most ROWS positions of a window. looks: when to end."""
     if engine.vocab_size != store.manifest["vocab"]:
         sizes = f"{engine.vocab_size} entries, the reference's {store.manifest['vocab']}"
         raise ArtifactError(f"the variant's vocabulary has {sizes}: their distributions cannot be compared")
-    whole = store.manifest["kind"] == "logits"  # kept because blocks did not give them back: compare like with like
+    whole = store.manifest["kind"] == "logits"  # the head alone did not reproduce them: compare like with like
     special = set(engine.tokenizer.all_special_ids)
     total = sum(w.scored for w in store.windows)
     held: list[Columns] = []
@@ -69,7 +69,7 @@ def diverge(engine: Engine, store: Store, *, batch_size: int, threads: int, look
 def compared(
     engine: Any, part: Batch, reference: list[Iterator[Block]], whole: bool, pool: Executor
 ) -> Iterator[tuple[int, int, TokenRows]]:
-    """(index in the batch, first position, rows): compared inside the engine where it can do so, else from its logits."""
+    """(index in the batch, first position, rows), compared inside the engine if it can, else from its logits."""
     ids, starts = [w.token_ids for _, w in part], [w.first - 1 for _, w in part]
     if hasattr(engine, "compare_blocks"):
         yield from engine.compare_blocks(ids, starts, reference)
@@ -82,13 +82,13 @@ def compared(
 
 
 def in_batches(engine: Any, store: Store, size: int, documents: set[str] | None = None) -> Iterator[Batch]:
-    """Windows (of some documents, or all) as the engine takes them: of equal length, or of any at once."""
+    """Windows (of some documents, or all) in batches of equal length, or all at once if the engine takes any lengths."""
     parts = batches(store.windows, size, documents)
     return iter([[*chain(*parts)]]) if getattr(engine, "any_lengths", False) else parts
 
 
 def until_decided(engine: Any, store: Store, batch_size: int, looks: Looks, held: list[Columns]) -> Iterator[Batch]:
-    """Batches, a look's documents after another's, until `held`, the rows of those that were taken, decides."""
+    """Batches of one look's documents after another's, until `held`, the rows so far, decides."""
     domains = {w.document: f"{w.set == TRAJECTORY} {w.domain or w.set}" for w in store.windows}
     part = in_parts(domains, looks.planned, store.manifest["seed"])
     for k in range(looks.planned):
@@ -98,19 +98,19 @@ def until_decided(engine: Any, store: Store, batch_size: int, looks: Looks, held
 
 
 def in_order(blocks: Iterable[Columns], store: Store, batch_size: int) -> list[Columns]:
-    """Blocks of rows in the order of the reference's."""
+    """Blocks of rows in the reference's order."""
     at = {w.window: k for k, (_, w) in enumerate(chain(*batches(store.windows, batch_size)))}
     return sorted(blocks, key=lambda block: at[block["window"][0]])
 
 
 def measure_rows(b: Builder, held: list[Columns]) -> None:
-    """The metrics of blocks of rows."""
+    """Add the metrics of blocks of rows."""
     token_metrics(b, {name: np.concatenate([block[name] for block in held]) for name in NEEDED})
 
 
 @dataclass
 class Seen:
-    """What went by on its way to the file."""
+    """Sums over the rows that were written."""
 
     tokens: int = 0
     differing: int = 0  # tokens whose divergence is not exactly 0
@@ -123,7 +123,7 @@ class Seen:
 
 
 def check(seen: Seen, *, is_reference: bool, lossless: bool) -> None:
-    """Raise where the figures cannot be: a reference that differs from itself, a quantized model that does not."""
+    """Raise for impossible results: a reference that differs from itself, a quantized model that does not differ from it."""
     if not seen.tokens:
         raise InvalidVariant("no token was scored")
     if is_reference and seen.differing:
@@ -134,7 +134,7 @@ def check(seen: Seen, *, is_reference: bool, lossless: bool) -> None:
 
 
 def write(blocks: Iterable[Columns], path: Path) -> Seen:
-    """Write blocks of rows to a parquet file, GROUP_ROWS at a time."""
+    """Write blocks of rows to a parquet file in groups of GROUP_ROWS."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -153,7 +153,7 @@ def write(blocks: Iterable[Columns], path: Path) -> Seen:
 
 
 def measure(variant: str, settings: params.Params, about: DivergeMeta) -> str:
-    """Write the variant's token rows and its own replies, from one load of its model; returns what to say of both."""
+    """Write the variant's token rows and its own replies, from one load of its model; return a summary."""
     chosen, folder, path = settings.variant(variant), artifacts.model_dir(variant), artifacts.tokens(variant)
     manifest = records.read(folder / artifacts.MANIFEST, ModelManifest)
     engine = engines.load(chosen.engine, folder, threads=settings.thread_count, **chosen.engine_options)
@@ -170,7 +170,7 @@ def measure(variant: str, settings: params.Params, about: DivergeMeta) -> str:
         with artifacts.recording(outcome):
             packs = engines.packs_cache(chosen.engine_options)
             check(seen, is_reference=variant == settings.reference, lossless=chosen.quantizer == "cast" and not packs)
-            if packs and hasattr(engine, "plain"):  # vLLM says itself what it allocates, when it is loaded
+            if packs and hasattr(engine, "plain"):  # vLLM reports its cache's type when it is loaded
                 attestation.check_cache(engine, max((w.token_ids for w in store.windows), key=len)[:ATTESTED])
     ran: TokensMeta = {
         **about, **outcome,  # type: ignore[typeddict-item]  # no look in it
@@ -184,7 +184,7 @@ def measure(variant: str, settings: params.Params, about: DivergeMeta) -> str:
 
 
 def measured(variant: str, settings: params.Params) -> str:
-    """`measure` in a process of its own; where that gives nothing, files without rows that say why."""
+    """`measure` in its own process; if that fails, write files without rows that hold the reason."""
     folder, path = artifacts.model_dir(variant), artifacts.tokens(variant)
     manifest = records.read(folder / artifacts.MANIFEST, ModelManifest)
     meta: DivergeMeta = {

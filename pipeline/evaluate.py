@@ -1,12 +1,12 @@
 """evaluate: lm-eval tasks, one row per question -> artifacts/answers/<variant>.jsonl
 
-The rows keep what a paired comparison needs: which item it was, what the model saw first, and what it answered."""
+Rows hold what a paired comparison needs: the item, the first tokens of its prompt, and the answer."""
 
 from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from pipeline.metrics.builder import Builder
 from pipeline.preflight.model import unanswerable
 
 BATCH_TOKENS = 2048
-LOOKED_AT = 32  # items, those with most characters, among which the one with most tokens is looked for
+LOOKED_AT = 32  # longest items in characters, among which the longest in tokens is sought
 Item = tuple[str, int]  # task, index among its rows
 SCORES = ("acc", "exact_match")  # lm-eval's names for "this item was answered correctly"
 
@@ -33,8 +33,8 @@ SCORES = ("acc", "exact_match")  # lm-eval's names for "this item was answered c
 def evaluate(
     engine: Any, setup: Evaluate, tasks: dict[str, HowMany], seed: int, scratch: Path, looks: Looks | None = None
 ) -> list[AnswerRow]:
-    """Score so many items of every task; one row per item, in task and item order. looks: when to end.
-    scratch: an empty folder for the cache of `datasets`, which would otherwise serve an old version of an edited set."""
+    """Score items of every task; one row per item, in task and item order. looks: when to end. scratch: an empty folder for the
+    cache of `datasets`, which would otherwise return an old version of an edited set."""
     import datasets
     from lm_eval.tasks import TaskManager
 
@@ -43,10 +43,10 @@ def evaluate(
     datasets.config.HF_DATASETS_CACHE = scratch  # read when a file is loaded; the variable of that name, when it was imported
     local = local_tasks()
     loaded = {name: load_task(name) for name in tasks if name in local}
-    for task, (config, _) in loaded.items():  # a JSONL file without a YAML gets the one that its columns ask for
+    for task, (config, _) in loaded.items():  # a JSONL file without a YAML gets one by its columns
         if not (TASKS / f"{task}.yaml").exists():
             (scratch / f"{task}.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
-    # lm-eval's index of its own tasks costs 8 s; it is built only if one of them is asked for
+    # lm-eval's index of its own tasks costs 8 s; built only if one of them is requested
     manager = TaskManager(include_path=[TASKS, scratch], include_defaults=len(loaded) < len(tasks))
     family = clusters(tasks, seed) if looks else {}
     part = in_parts({name: task for (task, _), name in family.items()}, looks.planned, seed) if looks else {}
@@ -75,7 +75,7 @@ def evaluate(
 
 
 def clusters(tasks: dict[str, HowMany], seed: int) -> dict[Item, str]:
-    """{chosen item of a local task: its family, whose items rise and fall together}."""
+    """{chosen item of a local task: its family, whose items depend on each other}."""
     found: dict[Item, str] = {}
     local = local_tasks()
     for task in [task for task in tasks if task in local]:
@@ -89,18 +89,18 @@ def cluster(item: Json, index: int) -> str:
 
 
 def _same_rows(task: str, config: Json, samples: list[Json], items: list[Json]) -> None:
-    """Raise if `datasets` changed our rows: it guesses types, and reads a column of dates as times."""
+    """Raise if `datasets` changed a row: it guesses types, and reads a column of dates as times."""
     used = {str(config.get(key)) for key in ("doc_to_text", "doc_to_choice", "doc_to_target")}
     for sample in samples:
         loaded, item = sample["doc"], items[sample["doc_id"]]
         for key in used & item.keys():
             if loaded.get(key) != item[key]:
                 changed = f"{key!r} is {item[key]!r} in the file and {loaded.get(key)!r} once loaded"
-                raise DataError(f"task {task!r} item {item['id']!r}: {changed} (`datasets` guesses types); write it otherwise")
+                raise DataError(f"task {task!r} item {item['id']!r}: {changed} (`datasets` guesses types); write it differently")
 
 
 def _run(lm: Any, manager: Any, task: str, **how: Any) -> Any:
-    """lm-eval's evaluation; faults of a task's YAML or data become a `DataError`."""
+    """lm-eval's evaluation; errors in a task's YAML or data become a `DataError`."""
     from datasets.exceptions import DatasetsError
     from jinja2 import UndefinedError
 
@@ -110,15 +110,15 @@ def _run(lm: Any, manager: Any, task: str, **how: Any) -> Any:
         return ask(lm, manager, task, **how)
     except (KeyError, TypeError, AssertionError, ValueError, UndefinedError) as e:
         if not (TASKS / f"{task}.yaml").exists():
-            raise  # not a user's YAML: a fault of ours, or of lm-eval
+            raise  # not a user's YAML: a bug here or in lm-eval
         raise DataError(f"task {task!r}: lm-eval cannot use {TASKS / task}.yaml ({type(e).__name__}: {e})") from e
     except (OSError, ConnectionError, DatasetsError) as e:
         raise DataError(f"task {task!r}: its data could not be loaded ({isolate.brief(e)})") from None
 
 
 def batch_for(items: list[Json], tokenizer: Any, most: int) -> int:
-    """Items at a time: `most`, or fewer where the longest are long, since some models keep the logits of all positions.
-    It depends on the items alone and is the same for every variant."""
+    """Items at a time: `most`, or fewer for long items, since some models keep the logits of all positions. It depends on the items
+    alone, and is the same for every variant."""
     texts = sorted((" ".join(v for v in row.values() if isinstance(v, str)) for row in items), key=len)[-LOOKED_AT:]
     longest = max((len(tokenizer(text).input_ids) for text in texts), default=0)
     return max(1, min(most, BATCH_TOKENS // max(1, longest)))
@@ -170,18 +170,17 @@ def check(rows: list[AnswerRow], tokenizer: Any) -> str | None:
     return f"{doubled} prompts begin with two BOS tokens (id {bos})" if doubled else None
 
 
-def task_hashes(tasks: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """(file, sha256) of every file behind the local tasks."""
-    for name in tasks:
-        for file in task_files(name) if name in local_tasks() else []:
-            yield from sets_digest(file).items()
+def task_hashes(tasks: Iterable[str]) -> dict[str, str]:
+    """{file: sha256} of every file of the local tasks."""
+    files = [file for name in tasks if name in local_tasks() for file in task_files(name)]
+    return {name: sha256 for file in files for name, sha256 in sets_digest(file).items()}
 
 
 def answers(
     variant: str, settings: params.Params, meta: AnswersMeta
 ) -> tuple[list[AnswerRow], str | None, str | None, Look | None]:
-    """(the variant's rows, why they cannot be used, why they hold no second answers, where they end); None: they can, they do, with
-    the last item. meta: what will stand beside the rows."""
+    """(the variant's rows, why they are invalid, why they hold no second answers, where they ended early), None where that does not
+    apply. meta: the rows' own, so far."""
     chosen = settings.variant(variant)
     folder = artifacts.model_dir(variant)
     engine = engines.load(chosen.engine, folder, threads=settings.thread_count, **chosen.engine_options)
@@ -194,8 +193,8 @@ def answers(
 
 
 def looks_at(variant: str, settings: params.Params, meta: AnswersMeta) -> Looks | None:
-    """Looks before the last answer. None where the reference has no answers to the same items, asked in the same way, and for a
-    cast: its second answers come last."""
+    """Looks before the last answer. None if the reference has no answers to the same items in the same way, and for a cast, whose
+    second answers come last."""
     if settings.variant(variant).quantizer == "cast" or not rules_that_end(settings, variant, "evaluate"):
         return None
     if (reference := reference_answers(settings)) is None:
@@ -212,9 +211,9 @@ def looks_at(variant: str, settings: params.Params, meta: AnswersMeta) -> Looks 
 
 
 def answer_again(rows: list[AnswerRow], engine: Any, settings: params.Params, scratch: Path) -> str | None:
-    """Add `again` to the rows: the same weights' answers in float32. Return why that cannot be, or None.
-    Processors sum 16-bit products in different orders, so near ties fall either way. Float32 is alike on all of them and
-    stands for another processor. Only models of 16-bit weights can."""
+    """Add `again` to the rows: the same weights' answers in float32. Returns why that is impossible, or None. Processors sum 16-bit
+    products in different orders, so near ties fall either way; float32 is the same on all, and stands for another processor.
+    Only possible with 16-bit weights."""
     if engine.name != "hf":
         return f"engine {engine.name!r} has one arithmetic"
     try:
@@ -237,7 +236,7 @@ def main(variant: str) -> None:
     folder = artifacts.model_dir(variant)
     manifest = records.read(folder / artifacts.MANIFEST, ModelManifest)
     meta: AnswersMeta = {
-        "variant": variant, "model": manifest["digest"], "sets": dict(task_hashes(settings.amount.tasks)),
+        "variant": variant, "model": manifest["digest"], "sets": task_hashes(settings.amount.tasks),
         "batch_size": settings.evaluate.batch_size, "seed": settings.seed, "versions": artifacts.versions(),
         "status": "ok", "reason": None, "once": None,
     }  # fmt: skip

@@ -1,30 +1,26 @@
 """floor: what "no difference" measures here, the reference against itself -> reports/floor.json
 
-The shape of a 16-bit product decides the order of its sums. Each run below recomputes the reference store in one other way; the
-largest is the floor. The rounding is measured apart: the same weights, computed in float32."""
+The shape of a 16-bit product decides the order of its sums. Each run below recomputes the reference store in another way; the
+largest difference is the floor. Rounding is measured separately: the same weights, computed in float32."""
 
 from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pipeline import engines
 from pipeline.core import artifacts, cli, isolate, params, records
 from pipeline.core.errors import ArtifactError, Unsupported
 from pipeline.core.records import ModelManifest
-from pipeline.divergence.distributions import compare_parts
+from pipeline.divergence.distributions import F32, compare_parts
 from pipeline.divergence.store import Batch, Store, Window, batches
-from pipeline.engines import ROWS
+from pipeline.engines import ROWS, Blocks
 from pipeline.metrics.builder import Builder
-
-# (index of a window, position that predicts the first row, logits float32 [rows, vocab])
-Blocks = Iterator[tuple[int, int, NDArray[np.float32]]]
 
 RUNS = {
     "rerun": "a second run in a fresh process",
@@ -33,11 +29,11 @@ RUNS = {
     "threads": "another number of threads",
     "stepwise": "prefill, then token by token through the cache, against one pass",
 }
-GOLDEN = 0.618  # multiples of it, modulo 1, spread evenly however many there are
+GOLDEN = 0.618  # any number of its multiples, modulo 1, are evenly spread
 
 
 def choose(windows: Sequence[Window], tokens: int, seed: int) -> list[int]:
-    """Indices of whole windows, texts and trajectories in turn, that hold at most `tokens` scored tokens."""
+    """Indices of whole windows, alternately texts and trajectories, with at most `tokens` scored tokens in all."""
     order = list(range(len(windows)))
     random.Random(seed).shuffle(order)
     kinds = [[i for i in order if (windows[i].set == "trajectory") == replies] for replies in (False, True)]
@@ -51,7 +47,7 @@ def choose(windows: Sequence[Window], tokens: int, seed: int) -> list[int]:
 
 
 def rerun(engine: Any, parts: list[Batch], chosen: Sequence[int], whole: bool) -> Blocks:
-    """As the store was made: the same windows in the same batches."""
+    """The same windows in the same batches as in the store."""
     for part in (part for part in parts if any(i in chosen for i, _ in part)):
         starts = [w.first - 1 if i in chosen else len(w.token_ids) - 1 for i, w in part]  # the others: no rows
         blocks = engine.logit_blocks([w.token_ids for _, w in part], starts, ROWS, whole)
@@ -59,14 +55,14 @@ def rerun(engine: Any, parts: list[Batch], chosen: Sequence[int], whole: bool) -
 
 
 def rebatched(engine: Any, parts: list[Batch], chosen: Sequence[int], whole: bool) -> Blocks:
-    """A window that shared its batch, alone; one that was alone, with a copy of itself beside it."""
+    """A window that shared its batch, alone; one that was alone, beside a copy of itself."""
     for i, w, alone in ((i, w, len(part) == 1) for part in parts for i, w in part if i in chosen):
         starts = [w.first - 1] + [len(w.token_ids) - 1] * alone
         yield from ((i, at, x) for _, at, x in engine.logit_blocks([w.token_ids] * len(starts), starts, ROWS, whole))
 
 
 def shortened(engine: Any, windows: Sequence[Window], chosen: Sequence[int], whole: bool) -> Blocks:
-    """Without the window's last quarter, on which nothing before it depends."""
+    """Each window without its last quarter, on which nothing before it depends."""
     for i in chosen:
         w, n = windows[i], len(windows[i].token_ids)
         ids = w.token_ids[: max(w.first + 1, n - n // 4)]
@@ -83,7 +79,7 @@ def stepwise(engine: Any, windows: Sequence[Window], chosen: Sequence[int], toke
 
 
 class Rows(NamedTuple):
-    """Each row against the store's: its KLD in nats, whether the likeliest token is another, its document."""
+    """Of each row against the store's: KLD in nats, whether the likeliest token differs, document."""
 
     kld: list[float]
     flip: list[bool]
@@ -91,10 +87,10 @@ class Rows(NamedTuple):
 
 
 def compared(blocks: Blocks, store: Store, threads: int) -> Rows:
-    """The rows of a run. Raises `ArtifactError` where it scored other positions than the store holds."""
+    """The rows of a run. Raises `ArtifactError` if its positions are not those of the store."""
     rows = Rows([], [], [])
     held = -1
-    reference: NDArray[np.float32] = np.zeros((0, 0), np.float32)
+    reference: F32 = np.zeros((0, 0), np.float32)
     with ThreadPoolExecutor(threads) as pool:
         for index, at, logits in blocks:
             w = store.windows[index]
@@ -112,7 +108,7 @@ def compared(blocks: Blocks, store: Store, threads: int) -> Rows:
 
 
 def add(b: Builder, suffix: str, rows: Rows | str) -> None:
-    """`kld_<suffix>` and `flip_<suffix>`; null with the reason if there are no rows, or a token has no finite divergence."""
+    """Add `kld_<suffix>` and `flip_<suffix>`; null with the reason without rows, or if a token has no finite divergence."""
     n = 0 if isinstance(rows, str) else len(rows.kld)
     if not isinstance(rows, str):
         bad = int((~np.isfinite(rows.kld)).sum())
@@ -126,7 +122,7 @@ def add(b: Builder, suffix: str, rows: Rows | str) -> None:
 
 
 def add_largest(b: Builder, name: str) -> None:
-    """The floor: the run with the largest value; null if one failed. What could not be tried here is a warning."""
+    """Add the floor: the run with the largest value; null if one failed. A run that is impossible here is a warning."""
     runs = {run: b.metrics[f"{name}/{run}"] for run in RUNS}
     values = {run: m["value"] for run, m in runs.items() if m["value"] is not None}
     missing = {run: f"{run}: {m['warnings'][0]}" for run, m in runs.items() if m["value"] is None}
@@ -141,7 +137,7 @@ def add_largest(b: Builder, name: str) -> None:
 
 
 def measure(engine: Any, store: Store, chosen: Sequence[int], b: Builder, *, batch_size: int, steps: int, threads: int) -> None:
-    """Put every figure of the floor into `b`. The engine computes in float32 afterwards, where it can."""
+    """Add every metric of the floor to `b`. Afterwards the engine computes in float32, where it can."""
     whole = store.manifest["kind"] == "logits"
     parts, windows = list(batches(store.windows, batch_size)), store.windows
     with cli.progress(len(RUNS) + 1, "floor", "run") as bar:

@@ -15,7 +15,7 @@ from pipeline.model import attestation
 
 
 def quantize(variant: Variant, base: Path, out: Path, *, calibration: Calibration, seed: int) -> Build:
-    """Run a variant's quantizer from `base` into `out`; returns the manifest's facts."""
+    """Run a variant's quantizer from `base` into `out`; return the manifest's facts."""
     quantizers.check_model(variant.quantizer, variant.options, base)  # before anything heavy is loaded
     facts = quantizers.make(variant.quantizer, variant.options, base, out, calibration=calibration, seed=seed)
     size = attestation.measure(base, out)
@@ -25,8 +25,8 @@ def quantize(variant: Variant, base: Path, out: Path, *, calibration: Calibratio
 
 
 def answer(variant: Variant, folder: Path, facts: BuildFacts, threads: int) -> None:
-    """Load what was built with its engine and ask it, so that a broken variant is known now and not after an hour.
-    Raises where other kernels run than were packed, or where it answers unlike the model in memory, or not at all."""
+    """Load a built variant in its engine and probe it, so that a broken one is known now and not an hour later. Raises if other
+    kernels run than were packed, or if it does not answer like the model in memory."""
     alone = {name: value for name, value in variant.engine_options.items() if name != "speculate"}  # its draft may be built later
     engine = engines.load(variant.engine, folder, threads=threads, **alone)
     attestation.check_kernels(engine.kernels(), facts)
@@ -36,8 +36,7 @@ def answer(variant: Variant, folder: Path, facts: BuildFacts, threads: int) -> N
 def build(
     variant: Variant, base: Path, out: Path, *, calibration: Calibration, seed: int, threads: int, name: str = "variant"
 ) -> Built:
-    """Quantize and ask the result, each in its own process; a variant that cannot run here is a result too: status, reason
-    and an empty folder."""
+    """Quantize and probe, each in its own process. A variant that cannot run here gives status, reason and an empty folder."""
     try:
         facts = isolate.isolated(quantize, variant, base, out, calibration=calibration, seed=seed, what=f"quantize {name}")
         isolate.isolated(answer, variant, out, facts, threads, what=f"probe {name}")

@@ -1,11 +1,10 @@
 """reference: fixed-seed trajectories and an exact reference store -> artifacts/reference/
 
-Windows and shards of states are written one by one to artifacts/partial/; a run that was killed goes on from there if
-model, sets, seed, code and versions are the same, and makes a damaged shard again."""
+Windows and shards of states are written one by one to artifacts/partial/; a killed run continues from there if model, sets, seed,
+code and versions are the same, and makes a damaged shard again."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -22,21 +21,21 @@ from pipeline.engines import ROWS, Sampling
 from pipeline.evalset import choose, load_prompts, load_texts, sets_digest
 from pipeline.evalset.windows import corpus_windows, prompt_ids, refuse_chats
 
-CODE = (  # other code may make another store
+CODE = (  # a change of it may change the store
     "engines/__init__.py", "engines/_gptq.py", "engines/_head.py", "engines/hf.py",
     "evalset/__init__.py", "evalset/windows.py", "reference.py", "divergence/store.py",
 )  # fmt: skip
 TOGETHER = 8  # prompts continued at a time
-OTHERWISE = "rounded_otherwise"  # logits of a shard that the model's own pass rounds to a neighbour
-INEXACT = "inexact.txt"  # the piece that says why logits are stored
+OTHERWISE = "rounded_otherwise"  # number of a shard's logits that the model's own pass rounds to a neighbour
+INEXACT = "inexact.txt"  # the piece with the reason why logits are stored
 
 
 def trajectories(
     engine: Any, prompts: Sequence[PromptRow], setup: params.Trajectories, seed: int, skipped: Counter[str]
 ) -> list[Window]:
-    """Let the reference continue each prompt; only its own tokens are scored, in the context they came from."""
+    """Let the reference continue each prompt; only its own tokens are scored, in their context."""
     windows = []
-    encoded = [prompt_ids(row, engine.tokenizer) for row in prompts]  # all, before the first is continued: one may be no good
+    encoded = [prompt_ids(row, engine.tokenizer) for row in prompts]  # all before the first is continued: one may be invalid
     with cli.progress(len(prompts), "trajectories", "prompt") as bar:
         for at in range(0, len(prompts), TOGETHER):
             part = encoded[at : at + TOGETHER]
@@ -52,15 +51,15 @@ def trajectories(
 
 
 class Inexact(Exception):
-    """The head by itself does not give the model's own logits."""
+    """The head alone does not give the model's own logits."""
 
 
 def write_store(
     engine: Any, windows: list[Window], out: Path, batch_size: int, pieces: Checkpoints, *, model: str = "", seed: int = 0
 ) -> States:
-    """Write windows, states and head; every state is replayed and compared with the model's own logits.
-    If one differs by more than a step of rounding, or the head cannot be split off, logits are stored instead, and the manifest
-    says so. pieces: where finished shards are kept until all are there; model, seed: what the windows were made with."""
+    """Write windows, states and head; every state is replayed and compared with the model's own logits. If one differs by more than
+    a step of rounding, or the head cannot be split off, logits are stored instead, with the reason in the manifest. pieces:
+    finished shards, until all are there; model, seed: those that made the windows."""
     reason, head_bytes = None, 0
     try:
         if pieces.has(INEXACT):
@@ -89,8 +88,8 @@ def write_store(
 def _write_shards(
     engine: Any, windows: list[Window], batch_size: int, pieces: Checkpoints, kind: str, out: Path
 ) -> dict[str, list[int]]:
-    """{shard's name in the store: indices of its windows}; only shards that are not there already are computed."""
-    # 2·d bytes a scored position for the states of a 16-bit model, 2·vocab for its logits
+    """{shard's name in the store: indices of its windows}; computes only missing shards."""
+    # per scored position of a 16-bit model: 2·d bytes of states, 2·vocab of logits
     width = engine.model.config.get_text_config().hidden_size if kind == "hidden" else engine.vocab_size
     position_bytes = int(width) * int(engine.model.dtype.itemsize)
     head_bytes = engine.vocab_size * position_bytes if kind == "hidden" else 0
@@ -124,13 +123,13 @@ def _write_shard(engine: Any, shard: list[Batch], kind: str, path: Path) -> None
 
 
 def _replay(engine: Any, hidden: Any, logits: Any, window: str) -> int:
-    """How many logits the head by itself rounds otherwise than the model's own pass; `Inexact` beyond a step of rounding."""
+    """Number of logits that the head alone rounds differently than the model's own pass; `Inexact` beyond a step of rounding."""
     step, differ = engine.torch.finfo(logits.dtype).eps, 0
     for at in range(0, len(hidden), ROWS):
         expected = logits[at : at + ROWS]
         try:
             replayed = engine.head.tensor(hidden[at : at + ROWS])
-        except Exception as e:  # whatever a model's class raises where it reads more of its body than hidden states
+        except Exception as e:  # a model's class that reads more of its body than hidden states may raise anything
             raise Inexact(f"the model's class gives no logits from hidden states alone ({type(e).__name__}: {e})") from None
         if engine.torch.equal(replayed, expected):
             continue
@@ -142,7 +141,7 @@ def _replay(engine: Any, hidden: Any, logits: Any, window: str) -> int:
 
 
 def _save_head(engine: Any, folder: Path) -> int:
-    """The head's size in bytes, if it is the same when it is read again."""
+    """Write the head and return its size in bytes; `Inexact` if it is another when read again."""
     from pipeline.engines._head import Head
 
     size = int(engine.head.save(folder))
@@ -168,18 +167,18 @@ def _tensor_bytes(path: Path) -> int:  # without the header: eight bytes of its 
 
 
 def keep_windows(pieces: Checkpoints, make: Callable[[Counter[str]], list[Window]]) -> tuple[list[Window], dict[str, int]]:
-    """The windows of this run, and how many were skipped and why; a run that is taken up finds those it had made."""
-    if not pieces.has("windows.json"):
+    """The windows of this run, and {reason: number of skipped ones}; a continued run finds those it had made."""
+
+    def made() -> object:
         skipped: Counter[str] = Counter()
-        with pieces.write("windows.json") as tmp:
-            windows = [asdict(w) for w in make(skipped)]
-            tmp.write_text(json.dumps({"windows": windows, "skipped": dict(skipped)}), encoding="utf-8")
-    kept = artifacts.read_json(pieces.folder / "windows.json")
+        return {"windows": [asdict(w) for w in make(skipped)], "skipped": skipped}
+
+    kept = pieces.json("windows.json", made)
     return [Window.of(row) for row in kept["windows"]], kept["skipped"]
 
 
 def inputs(settings: params.Params, model: str) -> dict[str, object]:
-    """All that a store's bytes depend on; `model`: the reference's digest."""
+    """Everything that a store's bytes depend on; `model`: the reference's digest."""
     setup, amount, here = settings.diverge, settings.amount, Path(__file__).parent
     return {
         "model": model, "variant": settings.variant(settings.reference).model_dump(), "seed": settings.seed,

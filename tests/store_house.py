@@ -4,7 +4,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from pipeline import reference
+from pipeline import diverge, reference
 from pipeline.core import artifacts
 from pipeline.core.params import Trajectories
 from pipeline.divergence.store import Checkpoints, Store, Window
@@ -39,3 +39,9 @@ def stored(engine: Any, windows: list[Window], folder: Path, pieces: Checkpoints
         rest = {"vocab": engine.vocab_size, "files": artifacts.files_of(out), "digest": "s"}
         artifacts.write_json(out / artifacts.MANIFEST, states | rest)
     return Store(folder)
+
+
+def columns(engine: Any, where: Store, batch_size: int = 2) -> dict[str, list[Any]]:
+    """A variant's token rows, as columns."""
+    blocks = list(diverge.diverge(engine, where, batch_size=batch_size, threads=1))
+    return {name: [value for block in blocks for value in block[name]] for name in blocks[0]}

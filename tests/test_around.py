@@ -216,7 +216,7 @@ def test_what_is_blamed_is_what_happened(tmp_path: Path, monkeypatch: pytest.Mon
     ):
         assert said in str(isolate.how_it_ended("quantize x", -number, log, 0))
     (tmp_path / "model.safetensors").write_bytes(b"\xff\xff")
-    with pytest.raises(ArtifactError, match="is no safetensors file or is cut short"):
+    with pytest.raises(ArtifactError, match="is not a safetensors file, or cut short"):
         read_headers(tmp_path)
     subprocess.run(["git", "init", "-q"], check=True)
     monkeypatch.setenv("GIT_DIR", str(ROOT / ".git"))

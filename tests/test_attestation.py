@@ -66,7 +66,7 @@ def refused(why: str | None) -> AbstractContextManager[Any]:
 
 @pytest.mark.parametrize("bits, ok", [(4.3, True), (4.2, True), (4.1, False), (16.0, False), (3.2, False), (None, True)])
 def test_packed_bits_must_be_the_method_s(bits: float | None, ok: bool) -> None:
-    with refused(None if ok else "was not quantized as asked"):
+    with refused(None if ok else "was not quantized as requested"):
         attestation.check_bits({"expected_bits": 4.25}, bits)
     attestation.check_bits({}, bits)
 

@@ -5,6 +5,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,7 @@ from pipeline import benchmark
 from pipeline.core.errors import ArtifactError, Crashed, Unsupported
 from pipeline.core.params import Requests, Variant
 from pipeline.engines import Trace, _worker
-from pipeline.engines._worker import Request, Worker, working
+from pipeline.engines._worker import Request, Worker
 from pipeline.speed import hardware, schedule
 from pipeline.speed.roofline import shape_of
 from pipeline.speed.rounds import Looks
@@ -38,7 +39,7 @@ def two(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("home"))
         patch.setenv("PYTHONPATH", str(ROOT))
-        with working(HF, tiny, 1) as a, working(HF, tiny, 1) as b:
+        with closing(Worker(HF, tiny, 1)) as a, closing(Worker(HF, tiny, 1)) as b:
             yield a, b
     assert not any(psutil.pid_exists(w.process.pid or 0) for w in (a, b)), "nothing is left behind"
 
@@ -123,7 +124,7 @@ def test_a_model_that_cannot_run_here_is_unsupported_and_not_a_crash(tmp_path: P
     variant = HF.model_copy(update={"engine_options": {"device": "cuda"}})
     if __import__("torch").cuda.is_available():
         pytest.skip("this machine has a CUDA device")
-    with pytest.raises(Unsupported, match="no CUDA device"), working(variant, tmp_path, 1):
+    with pytest.raises(Unsupported, match="no CUDA device"), closing(Worker(variant, tmp_path, 1)):
         pass
 
 

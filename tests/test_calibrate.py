@@ -89,7 +89,7 @@ def test_blank_rows_of_a_dataset_are_left_out_and_counted(house: Path, monkeypat
     assert facts["rows_asked"] == 20 and 0 < facts["rows_used"] == len(rows)
     for wrong, texts_now, words in (
         ({"column": "body"}, texts, "calibration.hub.column = 'body': 'evalsets/mine' has id, domain, text"),
-        ({}, [["a", "b"]] * 3, "holds other than text"), ({}, ["  "] * 20, r"20 were blank\) make no row"),
+        ({}, [["a", "b"]] * 3, "does not hold text"), ({}, ["  "] * 20, r"20 were blank\) make no row"),
         ({"dataset": "outside"}, texts, "lies outside evalsets/"),
         ({"dataset": "none/such"}, texts, "'none/such' could not be loaded"),
     ):  # fmt: skip

@@ -16,7 +16,7 @@ import pytest
 import safetensors
 from conftest import ROOT, make_model
 from scipy.special import log_softmax, rel_entr, softmax
-from store_house import DOCUMENTS, PROMPTS, stored, trajectories, windows_of
+from store_house import DOCUMENTS, PROMPTS, columns, stored, trajectories, windows_of
 
 from pipeline import diverge, engines, reference
 from pipeline.core import artifacts, params, records
@@ -43,11 +43,6 @@ def made16(tmp_path_factory: pytest.TempPathFactory, tiny_bf16: Path) -> tuple[S
 @pytest.fixture
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "SHARD_BYTES", 8000)
-
-
-def columns(engine: Any, where: Store, batch_size: int = 2) -> dict[str, list[Any]]:
-    blocks = list(diverge.diverge(engine, where, batch_size=batch_size, threads=1))
-    return {name: [value for block in blocks for value in block[name]] for name in blocks[0]}
 
 
 def seen(*kld: float) -> diverge.Seen:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import ROOT
+from model_house import write_gguf_parts
 
 from pipeline import engines, evaluate, quantize
 from pipeline.core.errors import InvalidVariant, Unsupported
@@ -95,10 +96,7 @@ def write_gguf(model_dir: Path, out: Path, more: Mapping[str, Any] = {}, **how: 
             writer.add_tensor(f"blk.{layer}.{ours}.weight", np.ascontiguousarray(weight))
     for name, tensor in more.items():
         writer.add_tensor(name, tensor)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_gguf_parts(writer)
 
 
 def _made(folder: Path) -> Path:

@@ -108,7 +108,7 @@ def test_a_model_that_transformers_reads_otherwise_than_llama_cpp_is_refused(
 
 def test_a_file_that_is_none_and_an_architecture_that_is_not_known_are_named(tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "text.gguf").write_text("version https://git-lfs")
-    with pytest.raises(DownloadError, match="text.gguf is no GGUF file"):
+    with pytest.raises(DownloadError, match="text.gguf is not a GGUF file"):
         fetch(tmp_path / "text.gguf", tmp_path / "out")
     write_gguf(tiny, tmp_path / "base.gguf")
     data = (tmp_path / "base.gguf").read_bytes()
@@ -172,7 +172,7 @@ def test_text_is_cut_as_llama_cpp_cuts_it(merging: dict[str, Any], tmp_path: Pat
 def test_a_rule_that_nobody_here_knows_is_refused_by_its_name(merging: dict[str, Any], tmp_path: Path) -> None:
     write_merging(merging, "youtu", file := tmp_path / "vocabulary.gguf")
     tokenizer_of(file)
-    with pytest.raises(DownloadError, match=r"tokenizer.ggml.pre 'youtu': .* cuts 79 of 79 texts otherwise than llama.cpp"):
+    with pytest.raises(DownloadError, match=r"tokenizer.ggml.pre 'youtu': .* tokenizes 79 of 79 texts differently than llama.cpp"):
         from_gguf._refuse_other_tokens(file, "youtu", tmp_path)
 
 

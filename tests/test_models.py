@@ -12,13 +12,14 @@ import pytest
 import zoo
 from conftest import ROOT
 from model_house import change_json, tensors_of, write_gguf_parts, write_tensors
+from store_house import stored
 from test_engines import write_gguf
 
 from pipeline import diverge, engines, quantize, quantizers, reference
 from pipeline.core import artifacts, explain, isolate, venvs
 from pipeline.core.errors import Unsupported
 from pipeline.core.params import Variant
-from pipeline.divergence.store import Checkpoints, Store, Window
+from pipeline.divergence.store import Window
 from pipeline.evalset.calibration import Calibration
 from pipeline.evalset.windows import prompt_ids
 from pipeline.model import attestation, headers
@@ -60,23 +61,13 @@ def outline(tmp_path: Path) -> Any:
     return folder
 
 
-def stored(engine: Any, out: Path) -> Store:
-    """The store of `WINDOWS`."""
-    out.mkdir(parents=True)
-    facts = reference.write_store(engine, WINDOWS, out, 4, Checkpoints(out.parent / "pieces"))
-    files = artifacts.files_of(out)
-    rest = {"vocab": engine.vocab_size, "files": files, "digest": artifacts.digest(files)}
-    artifacts.write_json(out / artifacts.MANIFEST, facts | rest)
-    return Store(out)
-
-
 @pytest.mark.parametrize("name", SLICE)
 def test_the_reference_through_its_own_store_is_exactly_itself(loaded: Any, tmp_path: Path, name: str) -> None:
     """Whatever a model's own class reads of its body's output besides hidden states, and whatever scales or caps its logits."""
     engine = loaded(name)
-    store = stored(engine, tmp_path / "store")
+    store = stored(engine, WINDOWS, tmp_path / "store")
     assert store.manifest["kind"] == "hidden", store.manifest["why_not_hidden"]
-    blocks = list(diverge.diverge(engine, store, batch_size=4, threads=1))
+    blocks = list(diverge.diverge(engine, store, batch_size=2, threads=1))
     assert sum(len(b["kld"]) for b in blocks) == sum(w.scored for w in WINDOWS)
     assert not any(value for b in blocks for value in b["kld"])
 
@@ -90,7 +81,7 @@ def test_a_class_that_needs_more_than_hidden_states_is_stored_as_logits_and_said
         raise IndexError("tuple index out of range")
 
     monkeypatch.setattr(engine.head, "tensor", needs_more)
-    store = stored(engine, tmp_path / "store")
+    store = stored(engine, WINDOWS, tmp_path / "store")
     assert store.manifest["kind"] == "logits"
     assert "no logits from hidden states alone (IndexError: tuple index" in store.manifest["why_not_hidden"]
 

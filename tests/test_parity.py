@@ -18,7 +18,7 @@ from pipeline import engines, evaluate
 from pipeline.core import artifacts
 from pipeline.core.params import Evaluate
 from pipeline.engines._forest import grown
-from pipeline.engines._lm_eval import has_stopped, is_plain, lm_for
+from pipeline.engines._lm_eval import has_stopped, is_plain, lm_for, takes_forests
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # lm-eval's and datasets' own
 
@@ -161,7 +161,7 @@ def test_a_model_that_cannot_read_forests_is_left_to_lm_eval(tmp_path: Path, kin
     requests = requests_of("loglikelihood", [(context, choice) for choice in (" one", " two three", " four")])
     expected = [value for value, _ in plain_lm(other, 3).loglikelihood(requests, disable_tqdm=True)]
     lm = lm_for(other, 3)
-    assert not lm.in_forests
+    assert not takes_forests(other)
     assert [v for v, _ in lm.loglikelihood(requests, disable_tqdm=True)] == pytest.approx(expected, abs=1e-4)
 
 

@@ -186,36 +186,27 @@ def table_of(rng: np.random.Generator, count: int = 4) -> list[Any]:
     for k in range(count):
         n = int(rng.integers(100, 1000))
         error = {"a": 1.0, "b": float(rng.uniform(0.1, 0.9)), "c": float(rng.uniform(0, 0.1))}
-        rows.append(
-            {
-                "name": str(k),
-                "bytes": {"a": 4 * n, "b": 5 * n, "c": 8 * n},
-                "error": error,
-                "alone": {"value": float(rng.exponential())},
-            }
-        )
+        size = {"a": 4 * n, "b": 5 * n, "c": 8 * n}
+        rows.append({"name": str(k), "bytes": size, "error": error, "alone": {"value": float(rng.exponential())}})
     return rows
+
+
+def of_mix(table: list[Any], levels: Any) -> tuple[int, float]:
+    """(bytes, predicted divergence) of a mix."""
+    both = list(zip(table, levels))
+    return 10 + sum(r["bytes"][level] for r, level in both), sum(search.cost(r, level, "a") for r, level in both)
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_no_mix_at_all_is_smaller_at_what_it_costs(seed: int) -> None:
     """Against all 81 mixes, up to the steps that costs are rounded to."""
     table = table_of(np.random.default_rng(seed))
-    every = [
-        (
-            10 + sum(r["bytes"][level] for r, level in zip(table, chosen)),
-            sum(search.cost(r, level, "a") for r, level in zip(table, chosen)),
-        )
-        for chosen in itertools.product("abc", repeat=len(table))
-    ]
+    every = [of_mix(table, chosen) for chosen in itertools.product("abc", repeat=len(table))]
     low, high = min(lost for _, lost in every), max(lost for _, lost in every)
     targets = np.linspace(low * 1.01 + 0.01 * high, high, 9).tolist()
     steps = search.knapsack(table, "a", 10, targets)
     for s, target in zip(steps, targets, strict=True):
-        size, lost = (
-            10 + sum(r["bytes"][s.mix[r["name"]]] for r in table),
-            sum(search.cost(r, s.mix[r["name"]], "a") for r in table),
-        )
+        size, lost = of_mix(table, [s.mix[r["name"]] for r in table])
         assert s.bytes == size and s.predicted == pytest.approx(lost) and lost <= target * (1 + 1e-9)
         assert s.bytes <= min(size for size, lost in every if lost <= target - len(table) * max(targets) / search.BINS)
 
@@ -283,9 +274,12 @@ def frozen_list() -> Any:
     return json.loads(artifacts.CANDIDATES.read_text("utf-8")), json.loads(artifacts.SENSITIVITY.read_text("utf-8"))
 
 
-def test_the_same_seed_gives_the_same_list_with_predicted_beside_measured(house: Path) -> None:
+def test_the_same_seed_gives_the_same_list_with_predicted_beside_measured(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written, plain = list[Path](), Probe.save_reference
+    monkeypatch.setattr(Probe, "save_reference", lambda self, path: (written.append(path), plain(self, path))[1])
     (first, table), (second, _) = frozen_list(), frozen_list()
     assert first["digest"] == second["digest"] and first["order"] == second["order"]
+    assert len(written) == 2 and not any(path.exists() for path in written), "the 16-bit model's logits, once a search"
     mixed = [p for p in first["proposals"] if p["predicted"] is not None]
     assert mixed and all(p["measured"]["value"] is not None for p in mixed)
     assert all(p["measured"]["low"] <= p["measured"]["value"] <= p["measured"]["high"] for p in mixed)
@@ -356,17 +350,8 @@ def test_a_gate_that_nothing_can_pass_and_a_lowest_type_that_groups_cannot_have_
 
 def freeze(names: list[str]) -> None:
     options = {n: {"scheme": "int8-weight-only", "keep": [n]} for n in names}
-    nothing = {
-        "value": 0.01,
-        "low": None,
-        "high": None,
-        "n": 1,
-        "method": "",
-        "warnings": [],
-        "clusters": None,
-        "weight": None,
-        "between": None,
-    }
+    nothing: dict[str, Any] = dict.fromkeys(("low", "high", "clusters", "weight", "between"))
+    nothing |= {"value": 0.01, "n": 1, "method": "", "warnings": []}
     artifacts.write_json(artifacts.SENSITIVITY, {})
     proposals = [
         {"name": n, "mix": {}, "options": options[n], "bytes": 1, "predicted": 0.01, "measured": nothing, "agreement": 1.0,
@@ -433,14 +418,13 @@ def test_a_list_that_was_edited_after_it_was_frozen_is_refused(house: Path) -> N
 @pytest.mark.parametrize(("change", "said"), [
     ({"quantizer": "cast", "options": {"dtype": "bfloat16"}}, "stores all layers alike"),
     ({"types": ["Q8_0"]}, "has no tensor types"),
-    ({"quantizer": "gguf", "engine": "llamacpp", "options": {"type": "Q4_0"}, "types": ["Q7_0"]}, "no tensor type of llama.cpp"),
+    ({"quantizer": "gguf", "engine": "llamacpp", "options": {"type": "Q4_0"}, "types": ["Q7_0"]}, "not a tensor type of llama.cpp"),
     ({"options": {"scheme": "int8-weight-only", "keep": ["*"]}}, "what is kept is what is looked for"),
     ({"budget_mb": 0.001}, "below the smallest there is"), ({"texts": "overlap.jsonl"}, "overlaps what is measured"),
     ({"texts": "gone.jsonl"}, "gone.jsonl cannot be read"),
 ])  # fmt: skip
 def test_check_names_what_cannot_find_anything(house: Path, change: dict[str, Any], said: str) -> None:
-    for name in ("evalsets",):
-        Path(name).symlink_to(ROOT / name)
+    Path("evalsets").symlink_to(ROOT / "evalsets")
     copied = (ROOT / "evalsets/corpus/news.jsonl").read_text(encoding="utf-8").splitlines()[0]
     Path("overlap.jsonl").write_text(copied + "\n", encoding="utf-8")
     settings = params.load()
@@ -561,9 +545,8 @@ def test_the_advice_ends_with_what_was_certified_for_this_reference_and_these_ru
 
 def test_the_stages_that_show_it_depend_on_a_file_that_no_stage_writes_as_its_output() -> None:
     """Else `dvc repro` would look for the smallest, too."""
-    line, looking = (
-        YAML(typ="safe").load((ROOT / f).read_text("utf-8"))["stages"] for f in ("dvc.yaml", "tools/smallest/dvc.yaml")
-    )
+    files = ("dvc.yaml", "tools/smallest/dvc.yaml")
+    line, looking = (YAML(typ="safe").load((ROOT / file).read_text("utf-8"))["stages"] for file in files)
     page = str(smallest.PAGE)
     assert all(page in line[name]["deps"] for name in ("report", "track")) and (ROOT / page).exists()
     written = {out for stage in looking.values() for o in stage["outs"] for out in o}

@@ -107,7 +107,7 @@ def test_a_tokenizer_that_transformers_reads_otherwise_than_its_file_says_is_ref
     from zoo import make
 
     folder = make("qwen2", tmp_path / "base")
-    with pytest.raises(DownloadError, match="Qwen2Tokenizer cuts .* otherwise than tokenizer.json: .* model_type 'qwen2'"):
+    with pytest.raises(DownloadError, match="Qwen2Tokenizer tokenizes .* differently than tokenizer.json: .* model_type 'qwen2'"):
         fetch(folder, tmp_path / "out")
 
 

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT, make_model
-from store_house import stored, windows_of
+from store_house import columns, stored, windows_of
 
-from pipeline import diverge, engines, quantizers
+from pipeline import engines, quantizers
 from pipeline.core import params, venvs
 from pipeline.core.errors import Crashed, InvalidVariant, ParamsError, Unsupported
 from pipeline.core.params import Variant
@@ -90,11 +90,6 @@ def base(tmp_path_factory: pytest.TempPathFactory, tiny_bf16: Path) -> tuple[Sto
 
 def engine_on(model: Any, fault: Any = None, **how: Any) -> vllm.VllmEngine:
     return vllm.VllmEngine(InProcess(Toy(model, fault, **how)), model.tokenizer, Path(model.model.name_or_path), 512, 128, 1)
-
-
-def columns(engine: Any, where: Store) -> dict[str, list[Any]]:
-    blocks = list(diverge.diverge(engine, where, batch_size=2, threads=1))
-    return {name: [value for block in blocks for value in block[name]] for name in blocks[0]}
 
 
 @pytest.mark.parametrize("other_card", [False, True])
@@ -218,7 +213,7 @@ def test_a_process_that_gives_no_model_says_why(script: str, error: type[Excepti
 def test_a_cache_that_was_not_quantized_is_no_result(base: Any) -> None:
     folder, tokenizer = Path(base[1].model.name_or_path), base[1].tokenizer
     vllm.VllmEngine(InProcess(None, FACTS | {"element_bytes": 1}), tokenizer, folder, 512, 128, 1, "fp8")
-    with pytest.raises(InvalidVariant, match="fp8 was asked for, and vLLM keeps keys and values as torch.bfloat16"):
+    with pytest.raises(InvalidVariant, match="fp8 was requested, but vLLM stores keys and values as torch.bfloat16"):
         vllm.VllmEngine(InProcess(None), tokenizer, folder, 512, 128, 1, "fp8")
 
 

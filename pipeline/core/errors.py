@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class QuantgateError(Exception):
     """A mistake or a limit the user can act on: printed as one line, without a traceback."""
@@ -45,3 +48,12 @@ class Crashed(NoResult):
     """The process that ran the variant died, or a library raised what nobody expected."""
 
     status = "crashed"
+
+
+@contextmanager
+def needs(who: str, remedy: str) -> Iterator[None]:
+    """Raise `Unsupported` for a package that an import inside lacks."""
+    try:
+        yield
+    except ImportError as e:
+        raise Unsupported(f"{who} needs {e.name}; {remedy}") from None

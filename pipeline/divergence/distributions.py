@@ -1,5 +1,5 @@
-"""Compare two next-token distributions over the whole vocabulary: KLD both ways, JSD, total variation, the
-likeliest tokens. Pure: NumPy alone, since it also runs in other environments (in_vllm.py)."""
+"""Compare two next-token distributions over the whole vocabulary: KLD both ways, JSD, total variation, likeliest tokens.
+NumPy only, since it also runs in other environments (in_vllm.py)."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from numpy.typing import NDArray
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 
-BATCH = 16  # rows in one go: a thread hands the interpreter over at every NumPy call, and with one row two are no faster than one
+BATCH = 16  # rows at a time: a thread releases the interpreter at every NumPy call; with one row two are no faster than one
 PART = 2 * BATCH  # rows that a thread takes at a time
-TOP = 5  # how many of the likeliest tokens `top5_overlap` compares
+TOP = 5  # likeliest tokens that `top5_overlap` compares
 CHUNK = 256  # entries searched together for the likeliest
-LANE = 512  # products summed in float32 before float64 takes over
-FAR = 40.0  # e^40 times likelier: float32 may no longer see how likely it was to the reference
+LANE = 512  # products summed in float32, before float64
+FAR = 40.0  # e^40 times likelier: float32 may lose how likely it was to the reference
 
 
 @dataclass(frozen=True)
 class TokenRows:
-    """One value a position; see `compare_logits`."""
+    """One value per position; see `compare_logits`."""
 
     kld: NDArray[np.float64]
     kld_reverse: NDArray[np.float64]
@@ -37,19 +37,18 @@ class TokenRows:
 
 
 def compare_logits(ref: F32, var: F32, true_ids: NDArray[np.int64]) -> TokenRows:
-    """Full-vocabulary comparison of two next-token distributions, position by position, in nats.
+    """Compare two next-token distributions over the vocabulary, position by position, in nats.
 
     ref, var: raw logits [n, vocab], float32, temperature 1; true_ids: [n], the token that came next.
-    kld is KL(ref || var), kld_reverse KL(var || ref): P > 0 where Q = 0 makes the first infinite, the other way round
-    the second, and they stay so. tv is the total variation, half the sum of |P - Q|, in [0, 1]: one less the sum of min(P, Q).
-    A row that is no distribution is NaN. Equal logits give exactly 0.
-    top5_overlap: how many of the reference's five likeliest tokens are among the variant's (of equals the lower id)."""
+    kld is KL(ref || var), infinite if P > 0 where Q = 0; kld_reverse is KL(var || ref). tv is the total variation, half the sum of
+    |P - Q|, in [0, 1]. top5_overlap: how many of the reference's five likeliest tokens are among the variant's (of equals the
+    lower id). A row that is no distribution is NaN. Equal logits give exactly 0."""
     if ref.shape != var.shape or len(ref) != len(true_ids):
         raise ValueError(f"{ref.shape} logits cannot be compared with {var.shape} at {len(true_ids)} positions")
     n, vocab = ref.shape
-    work = np.empty((4, min(BATCH, n), vocab), np.float32)  # stays in the cache from one batch to the next
+    work = np.empty((4, min(BATCH, n), vocab), np.float32)  # stays in the cache between batches
     values, tops = np.empty((7, n)), np.empty((3, n), np.int64)
-    with np.errstate(all="ignore"):  # a row that leaves float32 is computed again by `_exact`
+    with np.errstate(all="ignore"):  # rows that leave float32's range are computed again by `_exact`
         for at in range(0, n, BATCH):
             rows = slice(at, at + BATCH)
             r, v, true = ref[rows], var[rows], true_ids[rows, None]
@@ -66,15 +65,15 @@ def compare_logits(ref: F32, var: F32, true_ids: NDArray[np.int64]) -> TokenRows
 
 
 def compare_parts(pool: Executor, ref: F32, var: F32, true_ids: NDArray[np.int64]) -> TokenRows:
-    """`compare_logits` a few rows at a time, shared out over threads: NumPy works on one core and frees the interpreter."""
+    """`compare_logits` a few rows at a time, over threads: NumPy works on one core and releases the interpreter."""
     parts = [slice(at, at + PART) for at in range(0, max(len(ref), 1), PART)]
     done = list(pool.map(lambda s: compare_logits(ref[s], var[s], true_ids[s]), parts))
     return TokenRows(**{name: np.concatenate([getattr(d, name) for d in done]) for name in vars(done[0])})
 
 
 def top_ids(logits: F32) -> NDArray[np.int64]:
-    """The ids of the (up to) five largest logits of each row [n, vocab] -> [n, 5], the largest first; of equals the lower id. Each
-    lies in one of the five chunks with the largest maxima. NaN counts as less than anything."""
+    """Ids of the (up to) five largest logits of each row [n, vocab] -> [n, 5], the largest first; of equals the lower id. Each lies
+    in one of the five chunks with the largest maxima. NaN counts as less than anything."""
     n, vocab = logits.shape
     starts = np.arange(0, vocab, CHUNK)
     peaks = np.maximum.reduceat(logits, starts, axis=1)
@@ -90,7 +89,7 @@ def top_ids(logits: F32) -> NDArray[np.int64]:
     for k in range(most):
         at = held.argmax(1)  # the first of equals, and ids ascend
         result[plain, k] = ids[rows, at]
-        odd[plain] |= held[rows, at] == -np.inf  # fewer than five that are not masked: their order is that of a sort
+        odd[plain] |= held[rows, at] == -np.inf  # fewer than five that are not masked: sorted instead
         held[rows, at] = -np.inf
     for i in np.flatnonzero(odd):
         result[i] = np.argsort(-logits[i], kind="stable")[:most]
@@ -98,16 +97,14 @@ def top_ids(logits: F32) -> NDArray[np.int64]:
 
 
 def _in_float32(ref: F32, var: F32, top: F32, work: F32) -> F64:
-    """(kld, reverse kld, jsd, tv, both log normalizers, the reference's entropy) [7, n] of rows in float32; not finite: `_exact`.
+    """(kld, reverse kld, jsd, tv, both log normalizers, the reference's entropy) [7, n] of rows in float32; not finite: see
+    `_exact`.
 
-    Everything is an expectation under P of x = d - mean, d = var - ref, whose mean under P is (but for rounding) 0. With
-    E = expm1(x) and L = log E_P[e^x], the likelihood ratio is q/p = e^(x - L), and
-        KL(P||Q) = L - E_P[x]                 where L = log1p(E_P[E - x] + E_P[x])
-        KL(Q||P) = e^-L (E_P[x] + E_P[E x]) - L
-        JSD      = KL(Q||P) / 2 - E_P[(1 + h) log1p(h) - h],    h = (q/p - 1) / 2
-        TV       = E_P|h|
-    so that one exp, one expm1 and one log1p do for all of it. E - x is second order in x: near-equal distributions keep
-    their digits, where the textbook's difference of two log-softmaxes drowns a KLD of 1e-6 in float32's rounding."""
+    Everything is an expectation under P of x = d - mean, d = var - ref, whose mean under P is 0 up to rounding. With E = expm1(x)
+    and L = log E_P[e^x], the likelihood ratio is q/p = e^(x - L), and KL(P||Q) = L - E_P[x]                 where L = log1p(E_P[E -
+    x] + E_P[x]) KL(Q||P) = e^-L (E_P[x] + E_P[E x]) - L JSD      = KL(Q||P) / 2 - E_P[(1 + h) log1p(h) - h],    h = (q/p - 1) / 2
+    TV       = E_P|h| so that one exp, one expm1 and one log1p suffice. E - x is second order in x: near-equal distributions keep
+    their digits, while the textbook's difference of two log-softmaxes loses a KLD of 1e-6 in float32's rounding."""
     p, x, e, y = work
     np.subtract(ref, top, out=x)
     np.exp(x, out=p)
@@ -147,7 +144,7 @@ def _dot(a: F32, b: F32) -> F64:
     return lanes.sum(1, dtype=np.float64) + np.vecdot(a[:, whole:], b[:, whole:])  # type: ignore[no-any-return]
 
 
-def _exact(ref: NDArray[np.float32], var: NDArray[np.float32]) -> tuple[float, ...]:
+def _exact(ref: F32, var: F32) -> tuple[float, ...]:
     """What `_in_float32` gives, by the textbook in float64, with 0 log 0 = 0; NaN where a row is no distribution."""
     logp, logz_ref = _log_softmax(ref.astype(np.float64))
     logq, logz = _log_softmax(var.astype(np.float64))

@@ -1,8 +1,8 @@
-"""Read a model's logits inside vLLM's own process, and compare them there: mixed into its worker (`worker_extension_cls`).
+"""Read and compare a model's logits inside vLLM's own process and environment: mixed into its worker (`worker_extension_cls`).
 
-vLLM gives nobody its logits. For a prompt with `prompt_logprobs` it calls the model's `compute_logits` twice: for the row that it
-samples from, then for all rows but the last. The second is what a forward pass gives: after the last norm, by the model's own head,
-without the vocabulary's padding, and put together from the parts of several cards. It runs in vLLM's environment."""
+vLLM does not return logits. For a prompt with `prompt_logprobs` it calls the model's `compute_logits` twice: for the row that it
+samples from, then for all rows but the last. The second gives the logits of a forward pass: after the last norm, by the model's
+head, without the vocabulary's padding, and joined from the parts of several cards."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipeline.divergence.distributions import compare_parts
 
 
 class CardFacts(TypedDict):
-    """kernels: {kind: how many of the model's matrices are multiplied so}; cache_*: of keys and values on this card."""
+    """kernels: {kind of product: number of the model's matrices}; cache_*: of keys and values on this card."""
 
     kernels: dict[str, int]
     attention: str
@@ -27,7 +27,7 @@ class CardFacts(TypedDict):
 
 
 class LogitsReader:
-    """Answers are plain values: others do not cross vLLM's processes."""
+    """Answers are plain values: only they cross vLLM's processes."""
 
     model_runner: Any  # vLLM's
 
@@ -39,25 +39,25 @@ class LogitsReader:
 
         def compute_logits(*given: Any, **named: Any) -> Any:
             logits = plain(*given, **named)
-            if logits is not None:  # as on all cards but the first
+            if logits is not None:  # None on all cards but the first
                 self._calls.append(logits.detach().clone())
             return logits
 
         model.compute_logits = compute_logits
 
     def unwatch(self) -> None:
-        del self.model_runner.model.compute_logits  # the class's own is there again
+        del self.model_runner.model.compute_logits  # restores the class's own
         self._calls = []
 
     def rows(self, ids: list[int], start: int, vocab: int, file: str, threads: int) -> dict[str, list[float]] | str | None:
-        """{name: one value a position} at positions start .. n - 2, or what is wrong; None on a card that has no logits.
-        threads: 0 writes the logits into `file`, float32; else they are compared with the reference's, which it holds."""
+        """{name: one value per position} at positions start .. n - 2, or what is wrong; None on a card without logits.
+        threads: 0 writes the logits to `file`, float32; else they are compared with the reference's in `file`."""
         calls, n = self._calls, len(ids) - 1
         if not calls:
             return None
         shapes = [tuple(c.shape) for c in calls]
         if shapes[0] != (1, vocab) or sum(rows for rows, _ in shapes[1:]) != n or {width for _, width in shapes} != {vocab}:
-            # a prompt in chunks samples a row of each; a part of the vocabulary, or its padding, is no distribution
+            # a prompt in chunks gives a sampled row of each; part of a vocabulary, or one with padding, is no distribution
             expected = f"{n + 1} tokens of a vocabulary of {vocab} give [(1, {vocab}), ({n}, {vocab})]"
             return f"vLLM computed logits of shapes {shapes}, and {expected}"
         var = np.concatenate([c.float().cpu().numpy() for c in calls[1:]])[start:]
@@ -81,7 +81,7 @@ class LogitsReader:
             if method.endswith("LinearMethod"):
                 plain = method == "UnquantizedLinearMethod"
                 kind = str(module.weight.dtype).removeprefix("torch.") if plain else method
-                kinds[f"vllm[{kind}]"] += len(getattr(module, "output_sizes", [0]))  # queries, keys and values are one here
+                kinds[f"vllm[{kind}]"] += len(getattr(module, "output_sizes", [0]))  # queries, keys and values are one module
         caches = [part for held in runner.kv_caches for part in (held if isinstance(held, (list, tuple)) else [held])]
         attention = next(m.attn_backend.get_name() for m in runner.model.modules() if hasattr(m, "attn_backend"))
         return {

@@ -1,24 +1,23 @@
-"""The reference store: what the reference said at every scored position, kept exactly and small.
+"""The reference store: the reference's logits at every scored position, exact and small.
 
-Kept are each position's *final hidden state* and the output head once: about 85 times smaller than logits for the default model.
-A state is replayed through the stored head in products of one shape, here and where the reference is measured itself, so that both
-give the same logits bit for bit. States lie in shards of bounded size, of which one at a time is open."""
+It holds each position's *final hidden state*, and the output head once: for the default model 85 times smaller than logits. States
+are replayed through the stored head in products of one shape, also where the reference itself is measured, so that both give the
+same logits bit for bit. States lie in shards of bounded size; one shard is open at a time."""
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from pipeline.core import artifacts, records
 from pipeline.core.errors import ArtifactError
 from pipeline.core.records import WindowRow
+from pipeline.divergence.distributions import F32
 from pipeline.engines import ROWS
 
 PARTIAL = artifacts.ARTIFACTS / "partial"
@@ -27,9 +26,8 @@ SHARD_BYTES = 16 << 20  # of states in one file: what a killed `reference` loses
 
 @dataclass(frozen=True)
 class Window:
-    """Tokens of one document; positions first .. n - 1 are scored (position p is predicted from those before it).
-
-    domain: what kind of text it is, where `set` does not say so (trajectories)."""
+    """Tokens of one document; positions first .. n - 1 are scored (position p is predicted from those before it). domain: what kind
+    of text it is, where `set` does not say so (trajectories)."""
 
     set: str
     window: str
@@ -51,19 +49,18 @@ Batch = list[tuple[int, Window]]  # of equal length, each with its index in the 
 
 
 def batches(windows: Sequence[Window], size: int, documents: Container[str] | None = None) -> Iterator[Batch]:
-    """Windows (of some documents, or all) in batches of equal length: padding would cost time and, in 16 bits, change digits."""
+    """Windows (of some documents, or all) in batches of equal length; padding would cost time and, in 16 bits, change digits."""
     by_length: dict[int, Batch] = {}
     for i, w in enumerate(windows):
-        if documents is not None and w.document not in documents:
-            continue
-        by_length.setdefault(len(w.token_ids), []).append((i, w))
+        if documents is None or w.document in documents:
+            by_length.setdefault(len(w.token_ids), []).append((i, w))
     for _, same in sorted(by_length.items(), reverse=True):
         for at in range(0, len(same), size):
             yield same[at : at + size]
 
 
 def shards(windows: Sequence[Window], batch_size: int, position_bytes: int) -> list[list[Batch]]:
-    """Batches, in their order, in shards of at most SHARD_BYTES of states; a batch is never cut."""
+    """Batches, in order, in shards of at most SHARD_BYTES of states; a batch is never split."""
     result: list[list[Batch]] = []
     size = SHARD_BYTES
     for batch in batches(windows, batch_size):
@@ -77,12 +74,12 @@ def shards(windows: Sequence[Window], batch_size: int, position_bytes: int) -> l
 
 
 def key_of(model: str, seed: int, windows: Sequence[Window]) -> str:
-    """What a store is a store of: sha256 of the model's digest, the seed and every token."""
+    """A store's identity: sha256 of the model's digest, the seed and every token."""
     return artifacts.digest({"model": model, "seed": seed, "windows": [asdict(w) for w in windows]})
 
 
 def refuse_if_too_large(needed: int, folder: Path) -> None:
-    """Raise before writing what the disk cannot hold."""
+    """Raise before writing more than the disk can hold."""
     folder.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder).free
     if needed > free * 0.9:
@@ -91,7 +88,7 @@ def refuse_if_too_large(needed: int, folder: Path) -> None:
 
 
 class Store:
-    """Read side; `pipeline.reference` writes it. Raises `ArtifactError` for one that was damaged or put together otherwise."""
+    """Read a store that `pipeline.reference` wrote. Raises `ArtifactError` if it is damaged or inconsistent."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -111,10 +108,9 @@ class Store:
 
             self._head = Head.load(folder / "head")
 
-    def logit_blocks(self, index: int) -> Iterator[tuple[int, NDArray[np.float32]]]:
-        """(first position, float32 [at most ROWS, vocab]) over a window's scored positions, as the model gave them.
-
-        Position numbers are those of the state that predicts: first - 1 .. n - 2."""
+    def logit_blocks(self, index: int) -> Iterator[tuple[int, F32]]:
+        """(first position, float32 [at most ROWS, vocab]) over a window's scored positions. A position is that of the predicting
+        state: first - 1 .. n - 2."""
         window = self.windows[index]
         states = self._shard(self._shard_of[index]).get_tensor(str(index))
         for at in range(0, window.scored, ROWS):
@@ -124,7 +120,7 @@ class Store:
     def _shard(self, name: str) -> Any:
         from safetensors import safe_open
 
-        if self._open[0] != name:  # one is open: windows are asked for in the order they were written in
+        if self._open[0] != name:  # windows are read in the order they were written in
             self._open = ("", None)
             self._open = (name, safe_open(self.folder / name, framework="pt"))
         return self._open[1]
@@ -132,38 +128,43 @@ class Store:
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """Finished pieces of a stage's work, each with a `.sha256` beside it: a killed run is taken up where it was.
-
-    DVC removes a stage's outputs before it runs it again, so pieces lie in artifacts/partial/<stage>-<digest>/, by the digest of
-    everything that defines the work. A piece that was cut off or damaged is made again."""
+    """Finished pieces of a stage's work, each with a `.sha256` beside it, so that a killed run can continue. DVC removes a stage's
+    outputs before it reruns it, so pieces lie in artifacts/partial/<stage>-<digest>/, by the digest of everything that defines the
+    work. A truncated or damaged piece is made again."""
 
     folder: Path
 
     @classmethod
     def of(cls, stage: str, inputs: object) -> Checkpoints:
-        """The pieces of a stage's work with these inputs."""
         return cls(PARTIAL / f"{stage}-{artifacts.digest(inputs)[:16]}")
 
     def has(self, name: str) -> bool:
-        """Whether a piece is there and as it was written."""
+        """Whether a piece is there and unchanged."""
         piece, seal = self.folder / name, self.folder / f"{name}.sha256"
         return piece.is_file() and seal.is_file() and seal.read_text(encoding="utf-8") == artifacts.sha256_file(piece)
 
     @contextmanager
     def write(self, name: str) -> Iterator[Path]:
-        """Yield a temporary path; the piece is in place, and counts, once the block has ended without an error."""
+        """Yield a temporary path; the piece counts once the block has ended without an error."""
         (self.folder / f"{name}.sha256").unlink(missing_ok=True)
         with artifacts.atomic_file(self.folder / name) as tmp:
             yield tmp
         artifacts.write_text(self.folder / f"{name}.sha256", artifacts.sha256_file(self.folder / name))
 
+    def json(self, name: str, make: Callable[[], object]) -> Any:
+        """A piece that holds a JSON value, which `make` gives if it is not there."""
+        if not self.has(name):
+            with self.write(name) as tmp:
+                tmp.write_text(json.dumps(make()), encoding="utf-8")
+        return json.loads((self.folder / name).read_text(encoding="utf-8"))
+
     def drop(self, pattern: str) -> None:
-        """Remove pieces that nothing will ask for again."""
+        """Remove pieces that are no longer needed."""
         for path in self.folder.glob(pattern):
             path.unlink()
 
     def clear(self) -> None:
-        """The work is done: remove its pieces, and what runs of the stage with other inputs left."""
+        """Remove the pieces of finished work, and those that runs of the stage with other inputs left."""
         stage, _, _ = self.folder.name.rpartition("-")
         for folder in self.folder.parent.glob(f"{stage}-*"):
             shutil.rmtree(folder, ignore_errors=True)

@@ -1,13 +1,12 @@
 """Engines run a model folder. One file per engine; the file's name is its name in params.yaml.
 
-`load(model_dir, *, threads, <its own options by name>) -> Engine`. What an engine cannot give raises `Unsupported(reason)`: the
-metric is then null with that reason. A quantizer's ENGINE names the one engine that reads what it writes. An engine may have
-besides: `sample(prompts, most, sampling)`, replies side by side; `forest_logits(forest, wanted)` (_forest.py); `head`, `hidden`,
+`load(model_dir, *, threads, <its own options by name>) -> Engine`. What an engine cannot do raises `Unsupported(reason)`; the
+metric is then null with that reason. A quantizer's ENGINE names the one engine that reads its folders. Optional methods of an
+engine: `sample(prompts, most, sampling)`, replies in a batch; `forest_logits(forest, wanted)` (_forest.py); `head`, `hidden`,
 `own_logits`, `logits_stepwise`, `to_float32`, `use_threads`, `device`, which a reference needs (hf.py); `attention`; with an option
-`kv`, `plain`: the same weights with keys and values of 16 bits, or more, scored in the same passes; `speculate`, `rows_after` and
-`forget` (_speculation.py); `compare_blocks`, the comparison with the reference where the logits are made (vllm.py). A file may
-declare `READS`, another engine whose folders it loads, and `check_here()`, which raises `Unsupported` where what it needs is not
-installed."""
+`kv`, `plain`: the same weights with keys and values of at least 16 bits, scored in the same passes; `speculate`, `rows_after` and
+`forget` (_speculation.py); `compare_blocks`, a comparison with the reference where the logits are (vllm.py). A file may declare
+`READS`, another engine whose folders it loads, and `check_here()`, which raises `Unsupported` if a package is missing."""
 
 from __future__ import annotations
 
@@ -18,27 +17,29 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pipeline.core import artifacts
 from pipeline.core.explain import backend, check_options
 from pipeline.core.quiet import output_to
 from pipeline.core.records import Guesses, Options
+from pipeline.divergence.distributions import F32
 
 State = TypeVar("State")
+Blocks = Iterator[tuple[int, int, F32]]  # (index of a window, position that predicts the first row, logits [rows, vocab])
+Timed = Iterator[tuple[int, float]]  # (token id, time.monotonic() when it was known)
 ROWS = 128  # positions projected at a time: 25 MB of float32 logits at a vocabulary of 49 152
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is chosen. Temperature 0 is greedy; `stop` ends a reply at the model's end token."""
+    """How to choose the next token. Temperature 0 is greedy; `stop` ends a reply at the model's end token."""
 
     temperature: float = 0.0
     seed: int = 0
     stop: bool = True
 
 
-def choose(logits: NDArray[np.float32], sampling: Sampling, rng: np.random.Generator) -> int:
+def choose(logits: F32, sampling: Sampling, rng: np.random.Generator) -> int:
     if sampling.temperature == 0:
         return int(logits.argmax())
     scaled = logits.astype(float) / sampling.temperature
@@ -48,21 +49,21 @@ def choose(logits: NDArray[np.float32], sampling: Sampling, rng: np.random.Gener
 
 @dataclass
 class Trace:
-    """What one request took inside an engine, whole when `stream` has ended: seconds by a monotonic clock that is read when the
-    device has finished. prefill: the pass over the prompt; decode: each later pass; sampling: each choice of a token. None where
-    an engine cannot tell a phase apart: `unknown` says why."""
+    """Times of one request inside an engine, complete when `stream` has ended: seconds by a monotonic clock, read when the device
+    has finished. prefill: the pass over the prompt; decode: each later pass; sampling: each choice of a token. A phase that an
+    engine cannot time is None, and `unknown` says why."""
 
     prefill: float | None = None
     decode: list[float] | None = field(default_factory=list)
     sampling: list[float] | None = field(default_factory=list)
     unknown: dict[str, str] = field(default_factory=dict)
     cache_bytes: int | None = None  # of keys and values, at the end
-    cache_tokens: int | None = None  # for which there is room in them
+    cache_tokens: int | None = None  # that they have room for
     element_bytes: float | None = None  # of one number in the cache, by its type
     guesses: Guesses = field(default_factory=Guesses)
 
     def add(self, computed: float, chosen: float) -> None:
-        """One step: the forward pass, and the choice of a token; the first pass is the prefill."""
+        """Add the seconds of a forward pass and of the choice of a token; the first pass is the prefill."""
         if self.prefill is None:
             self.prefill = computed
         elif self.decode is not None:
@@ -76,16 +77,10 @@ class Trace:
 
 
 def steps(
-    engine: Engine,
-    read: Callable[[], tuple[State, NDArray[np.float32]]],
-    decode: Callable[[State, int], NDArray[np.float32]],
-    most: int,
-    sampling: Sampling,
+    engine: Engine, read: Callable[[], tuple[State, F32]], decode: Callable[[State, int], F32], most: int, sampling: Sampling
 ) -> Generator[tuple[int, float], None, State]:
-    """`stream` of an engine that hands out logits; fills its trace.
-
-    read: reads the prompt; gives what holds it and the logits [vocab] behind it. decode: the logits after one more token.
-    Returns what holds the reply."""
+    """`stream` of an engine that returns logits; fills its trace. read: reads the prompt, and returns a state and the logits
+    [vocab] after it; decode: the logits after one more token. Returns the last state."""
     rng, trace, ends = np.random.default_rng(sampling.seed), engine.trace, engine.end_ids if sampling.stop else ()
     start = time.monotonic()
     state, row = read()
@@ -112,33 +107,31 @@ class Engine(Protocol):
     end_ids: Any  # set of tokens that end a reply
     trace: Trace  # of the last request; `stream` puts a new one here
 
-    def logits(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+    def logits(self, token_ids: Sequence[int]) -> F32:
         """Teacher-forced logits at all positions: float32 [n, vocab], raw, temperature 1."""
         ...
 
-    def logit_blocks(
-        self, batch: Sequence[Sequence[int]], starts: Sequence[int], rows: int, whole: bool = False
-    ) -> Iterator[tuple[int, int, NDArray[np.float32]]]:
+    def logit_blocks(self, batch: Sequence[Sequence[int]], starts: Sequence[int], rows: int, whole: bool = False) -> Blocks:
         """Yield (index in batch, first position, float32 [at most `rows`, vocab]) over the positions starts[i] .. n - 2 of windows
-        of equal length (of any, where an engine has `any_lengths`): memory does not grow with the batch. whole: compute them in one
-        pass of the model all the same."""
+        of equal length (of any, if an engine has `any_lengths`): memory does not grow with the batch. whole: by one pass of the
+        whole model nevertheless."""
         ...
 
-    def stream(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Iterator[tuple[int, float]]:
-        """Yield (token id, time.monotonic() at which it was known), one at a time."""
+    def stream(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Timed:
+        """Yield tokens one at a time."""
         ...
 
-    def stream_on(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Iterator[tuple[int, float]]:
-        """`stream`, but what the prompt has in common with the one before is not read again; `Unsupported` without that."""
+    def stream_on(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Timed:
+        """`stream` without reading again what the prompt shares with the one before; else `Unsupported`."""
         ...
 
     def stream_batch(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> Iterator[tuple[list[int], float]]:
-        """Yield greedy tokens of prompts of equal length, one of each, and when they were known; end tokens end none.
-        What has to be made ready for so many is made before this returns, so that nobody times it."""
+        """Yield greedy tokens of prompts of equal length, one of each, and when they were known; end tokens are ignored.
+        Preparation takes place before this returns, so that it is not timed."""
         ...
 
     def kernels(self) -> dict[str, int]:
-        """{kind of product: how many matrices the loaded model multiplies with it}; unpacked ones by PLAIN of model/attestation."""
+        """{kind of product: number of the loaded model's matrices}; unpacked kinds are those of PLAIN in model/attestation."""
         ...
 
     def close(self) -> None: ...
@@ -153,7 +146,7 @@ def load(name: str, model_dir: Path, *, threads: int, **options: Any) -> Engine:
 
 
 def packs_cache(options: Options) -> bool:
-    """Whether an engine's options make it keep keys and values in fewer than 16 bits."""
+    """Whether an engine's options store keys and values in fewer than 16 bits."""
     return options.get("kv", "auto") not in ("auto", "f32", "f16", "bf16")
 
 
@@ -163,5 +156,5 @@ def check(name: str, options: Options) -> None:
 
 
 def check_here(name: str) -> None:
-    """Raise `Unsupported` if what an engine needs is not installed, without loading anything heavy."""
+    """Raise `Unsupported` if a package of an engine is missing, without loading anything heavy."""
     getattr(backend("engines", name), "check_here", lambda: None)()

@@ -1,8 +1,8 @@
-"""Token sequences with what they begin alike stored, and computed, once.
+"""Token sequences whose shared beginnings are stored, and computed, once.
 
-Requests of a task share contexts. As a forest of tokens, each reached by one path of earlier ones, every token is computed once
-and nothing is padded; what is read off a node is the likelihood of the tokens that follow it. In float32 that changes nothing
-(1e-11 nats); kernels that round more round elsewhere: noise of 0.0016 nats in bfloat16, 0.0036 in Q8_0, and no shift."""
+Requests of a task share contexts. In a forest of tokens, each reached by one path of earlier ones, every token is computed once and
+nothing is padded; a node gives the likelihood of the tokens that follow it. In float32 that changes nothing (1e-11 nats); coarser
+kernels round differently: noise of 0.0016 nats in bfloat16, 0.0036 in Q8_0, and no shift."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-ATTENTION = 1000  # tokens: in a pass of so many, attention costs about what the products do (135 M parameters, 2 cores)
-LARGEST = 8  # times a block or a sequence: the mask of a forest grows with the square of its tokens
+ATTENTION = 1000  # tokens of a pass in which attention costs about as much as the products (135 M parameters, 2 cores)
+LARGEST = 8  # blocks or sequences: the mask of a forest grows with the square of its tokens
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
@@ -23,7 +23,7 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
 
 @dataclass
 class Forest:
-    """Nodes in an order in which every node stands behind its parent; -1 is the parent of a root."""
+    """Nodes, each after its parent; the parent of a root is -1."""
 
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
@@ -31,7 +31,7 @@ class Forest:
     paths: list[list[int]] = field(default_factory=list)  # the nodes of each sequence that was added
 
     def add(self, ids: Sequence[int]) -> list[int]:
-        """Add a sequence, not smaller than the one before; returns its nodes."""
+        """Add a sequence, not smaller than the one before; return its nodes."""
         last = self.paths[-1] if self.paths else []
         path = last[: common_prefix([self.tokens[n] for n in last], ids)]
         for token in ids[len(path) :]:
@@ -43,11 +43,11 @@ class Forest:
         return path
 
     def is_chain(self) -> bool:
-        """Whether every node follows the one before it: one sequence, and causal attention is enough."""
+        """Whether it is one sequence, for which causal attention is enough."""
         return self.parents == list(range(-1, len(self.parents) - 1))
 
     def attends(self) -> NDArray[np.bool_]:
-        """[n, n]: row i is true at i and at all that i follows."""
+        """[n, n]: row i is true at i and its ancestors."""
         seen = np.eye(len(self.tokens), dtype=bool)
         for node, parent in enumerate(self.parents):
             if parent >= 0:
@@ -55,11 +55,11 @@ class Forest:
         return seen
 
     def leaves(self) -> list[list[int]]:
-        """The paths that no other path goes on from: together they hold every node."""
+        """The paths that no other path continues: together they hold every node."""
         return [path for path, later in zip(self.paths, [*self.paths[1:], []]) if path != later[: len(path)]]
 
     def runs(self) -> Iterator[tuple[int, int]]:
-        """(path, how many of its nodes are older) for every path that brings new nodes, in order."""
+        """(path, number of its older nodes) for every path with new nodes, in order."""
         fresh = 0
         for k, path in enumerate(self.paths):
             new = sum(node >= fresh for node in path)
@@ -69,8 +69,8 @@ class Forest:
 
 
 def grown(sequences: Sequence[Sequence[int]], most: int) -> Iterator[tuple[Forest, list[int]]]:
-    """Forests of about `most` tokens, and which sequences each holds, in the order of its paths: the same for every model with this
-    tokenizer. A full forest takes one more as long as that costs less than to read the sequence anew, and its mask stays small."""
+    """Forests of about `most` tokens, with the sequences each holds in the order of its paths; the same for every model with this
+    tokenizer. A full forest takes one more sequence while that costs less than reading it alone, and its mask stays small."""
     forest, held = Forest(), list[int]()
     previous: Sequence[int] = ()
     for i in sorted(range(len(sequences)), key=lambda k: list(sequences[k])):

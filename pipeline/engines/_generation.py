@@ -1,6 +1,6 @@
 """A variant's own greedy replies to the trajectory prompts, part of `diverge` -> artifacts/generations/<variant>.jsonl
 
-Teacher-forced metrics feed the variant the reference's words; here it has to live with its own."""
+Teacher-forced metrics feed the variant the reference's words; here it continues its own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GREEDY = Sampling(temperature=0.0)
 
 
 class Prompt(NamedTuple):
-    """text: what a person wrote, since a chat template's own words would pass for the prompt's script; ids: tokens."""
+    """text: without a chat template's words, which would count for the prompt's script; ids: tokens."""
 
     id: str
     domain: str
@@ -30,10 +30,10 @@ class Prompt(NamedTuple):
 
 def asked(reference: Path, rows: list[PromptRow]) -> list[Prompt]:
     """The prompts whose continuations the reference's store holds, in its order."""
-    by_id = {row["id"]: row for row in rows}
-    windows = [w for w in records.read_rows(reference / "windows.jsonl", WindowRow) if w["set"] == "trajectory"]
-    prompts = []
-    for w in windows:
+    by_id, prompts = {row["id"]: row for row in rows}, list[Prompt]()
+    for w in records.read_rows(reference / "windows.jsonl", WindowRow):
+        if w["set"] != "trajectory":
+            continue
         if (name := w["document"]) not in by_id:
             raise ArtifactError(f"{reference} continues prompt {name!r}, which is not in the prompts' file; run `dvc repro`")
         row = by_id[name]
@@ -43,7 +43,7 @@ def asked(reference: Path, rows: list[PromptRow]) -> list[Prompt]:
 
 
 def replies(engine: Any, prompts: Sequence[list[int]], most: int, batch: int) -> list[list[int]]:
-    """Greedy replies of at most `most` tokens, an end token included: in batches where the engine has them, else one at a time."""
+    """Greedy replies of at most `most` tokens, end token included, in batches if the engine has them."""
     answers: list[list[int]] = []
     with cli.progress(len(prompts), "replies", "prompt") as bar:
         for at in range(0, len(prompts), batch):
@@ -57,13 +57,13 @@ def replies(engine: Any, prompts: Sequence[list[int]], most: int, batch: int) ->
 
 
 def side_by_side(engine: Any) -> bool:
-    """Whether it answers in batches; a draft guesses for one request at a time."""
+    """Whether an engine answers in batches; a draft guesses for one request at a time."""
     return hasattr(engine, "sample") and not getattr(engine, "speculate", None)
 
 
 def generate(engine: Any, prompts: list[Prompt], most: int, is_reference: bool) -> list[ReplyRow]:
-    """One row a prompt. The reference's also hold `again`, its reply at another batch size: where that departs, no variant can be
-    blamed for as much."""
+    """One row per prompt. The reference's also hold `again`, its reply at another batch size: a difference there cannot be blamed
+    on a variant."""
     ids = [prompt.ids for prompt in prompts]
     answers = replies(engine, ids, most, BATCH)
     other = min(BATCH, len(ids)) // 2  # of a single prompt there is no other batch
@@ -83,8 +83,7 @@ def generate(engine: Any, prompts: list[Prompt], most: int, is_reference: bool) 
 
 
 def write(variant: str, engine: Any | None, settings: params.Params, about: DivergeMeta) -> str:
-    """Let the variant's engine answer in its own words and write what it said; without an engine no rows, and `about` says why.
-    Returns what to say of it."""
+    """Write the replies of a variant's engine; without an engine there are no rows, and `about` says why. Returns a summary."""
     setup = settings.diverge.trajectories
     meta: RepliesMeta = {**about, "tokens": setup.tokens, "batch": 1}
     rows: list[ReplyRow]

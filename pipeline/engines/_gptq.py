@@ -1,28 +1,25 @@
-"""What gptqmodel wrote and transformers does not read as it is: read by gptqmodel's own loader."""
+"""Load checkpoints that transformers cannot read as they are by gptqmodel's own loader."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.errors import Unsupported
+from pipeline.core import artifacts
+from pipeline.core.errors import needs
 from pipeline.core.quiet import before_gptqmodel
 
 
 def is_its_own(model_dir: Path) -> bool:
-    """Whether a checkpoint is for gptqmodel's loader only: one that leaves some layers unpacked, where transformers takes every
-    layer for a packed one, or packs parts of what transformers' class has in one piece (quantizers/_gptqmodel.py)."""
-    config = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
+    """Whether only gptqmodel's loader reads a checkpoint: it has unpacked layers, which transformers would take for packed ones, or
+    it packs parts of a module that transformers' class has in one piece (quantizers/_gptqmodel.py)."""
+    config = artifacts.read_json(model_dir / "config.json")
     packing = config.get("quantization_config") or {}
     return bool(packing.get("dynamic") or (packing.get("meta") or {}).get("split"))
 
 
 def load(model_dir: Path, device: str, trusted: bool) -> Any:
-    """The model, by gptqmodel's own loader."""
-    try:
+    with needs("this model", "pip install gptqmodel -c constraints.txt"):
         before_gptqmodel()
         from gptqmodel import GPTQModel
-    except ImportError as e:
-        raise Unsupported(f"this model needs {e.name}; pip install gptqmodel -c constraints.txt") from None
     return GPTQModel.load(str(model_dir), device=device, trust_remote_code=trusted).model

@@ -1,5 +1,5 @@
-"""The output head by itself: hidden states -> the logits the whole model gives. It is the model's own class with its body replaced
-by one that returns given hidden states, so that what scales, caps or biases logits does so here too."""
+"""The output head by itself: hidden states -> the whole model's logits. It is the model's own class with a body that returns given
+hidden states, so that whatever scales, caps or biases logits is included."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate.utils import align_module_device
-from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from pipeline.core import artifacts
+from pipeline.divergence.distributions import F32
 from pipeline.engines import ROWS
 
 
 class _Output(BaseModelOutputWithPast):  # type: ignore[misc]  # transformers has no types
-    """A body's output that holds final hidden states and nothing else: all that a model's own class may read besides, such as
-    router logits, cross-attentions or a state, is None, as it is where it was not asked for."""
+    """A body's output with final hidden states only: all else that a model's class may read, such as router logits or a state, is
+    None, as where it was not requested."""
 
     def __getattr__(self, name: str) -> None:
         if name.startswith("__"):
@@ -30,7 +29,7 @@ class _Output(BaseModelOutputWithPast):  # type: ignore[misc]  # transformers ha
 
 
 class _Given(torch.nn.Module):
-    """A model body that has already been computed."""
+    """A model body whose output is given."""
 
     hidden: torch.Tensor
 
@@ -39,7 +38,7 @@ class _Given(torch.nn.Module):
 
     @property
     def decoder(self) -> _Given:
-        """Itself: OPT's class calls its body's decoder, not its body."""
+        """OPT's class calls its body's decoder, not its body."""
         return self
 
 
@@ -56,12 +55,12 @@ class Head:
         """The head of a loaded model; shares its weights and leaves it as it is."""
         shell = copy.copy(model)
         shell._modules = dict(model._modules)
-        shell.__dict__.pop("forward", None)  # accelerate's, of a model on several cards: it would call the whole of it
+        shell.__dict__.pop("forward", None)  # accelerate's, for a model on several cards, calls the whole model
         return cls(shell)
 
     @classmethod
     def load(cls, folder: Path) -> Head:
-        """A head that `save` wrote; the model's body is never loaded."""
+        """Load a head that `save` wrote, without the model's body."""
         trusted = artifacts.trusts_code(folder.parent)
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trusted)
         with torch.device("meta"):
@@ -71,7 +70,7 @@ class Head:
         return head
 
     def save(self, folder: Path) -> int:
-        """Write what the head needs, once; returns its size in bytes."""
+        """Write the head; return its size in bytes."""
         folder.mkdir(parents=True, exist_ok=True)
         state = self._state()
         save_file({k: v.clone().contiguous() for k, v in state.items()}, folder / "model.safetensors")
@@ -82,14 +81,14 @@ class Head:
         return sum(t.numel() * t.element_size() for t in state.values())
 
     def _state(self) -> dict[str, torch.Tensor]:
-        """Its tensors by name; accelerate holds those that no card has room for elsewhere."""
+        """Tensors by name, also those that accelerate keeps off the cards."""
         with ExitStack() as there:
             for module in self._model.modules():
                 there.enter_context(align_module_device(module))
             return {name: tensor.detach() for name, tensor in self._model.state_dict().items()}
 
     def equals(self, other: Head) -> bool:
-        """Whether two heads give the same logits for certain: one class, one scaling, equal plain tensors in one place."""
+        """Whether two heads certainly give the same logits: same class, scaling and device, equal plain tensors."""
         state, expected = self._state(), other._state()
         return (
             type(self._model) is type(other._model)
@@ -99,8 +98,8 @@ class Head:
         )
 
     def tensor(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits [n, vocab] in the model's own type, made ROWS at a time and the rest filled up with zeros: a processor may sum
-        products of another shape in another order."""
+        """Logits [n, vocab] in the model's own type, ROWS at a time, the last block padded with zeros: a processor may sum products
+        of another shape in another order."""
         blocks, ids = [], torch.zeros(1, ROWS, dtype=torch.long, device=hidden.device)
         with torch.inference_mode():
             for block in torch.split(hidden, ROWS):
@@ -108,12 +107,12 @@ class Head:
                 blocks.append(self._model(input_ids=ids, use_cache=False).logits[0, : len(block)])
         return torch.cat(blocks)
 
-    def __call__(self, hidden: torch.Tensor) -> NDArray[np.float32]:
+    def __call__(self, hidden: torch.Tensor) -> F32:
         return self.tensor(hidden).float().cpu().numpy()  # type: ignore[no-any-return]
 
 
 def body_of(model: Any) -> str:
-    """Name of the part of a model that makes hidden states: the one that holds its embeddings."""
+    """Name of the part of a model that computes hidden states: the one with its embeddings."""
     embeddings = model.get_input_embeddings()
     parts: dict[str, Any] = dict(model.named_children())
     return next(name for name, part in parts.items() if any(m is embeddings for m in part.modules()))

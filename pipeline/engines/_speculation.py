@@ -1,52 +1,52 @@
-"""Speculative decoding at temperature 0: a draft guesses tokens, and one pass of the model over all of them says which are right.
+"""Speculative decoding at temperature 0: a draft guesses tokens, and one pass of the model over all of them shows which are right.
 
-Decoding reads all weights for each pass, so a pass over several tokens costs little more than one over a single token. The reply is
-the model's own, but for rounding: such a pass adds up in another order. Source: Leviathan, Kalman and Matias 2023, "Fast inference
-from transformers via speculative decoding"; without a second model: Saxena 2023, "Prompt lookup decoding"."""
+Each decoding pass reads all weights, so a pass over several tokens costs little more than one over a single token. The reply is the
+model's own up to rounding, as such a pass sums in another order. Source: Leviathan, Kalman and Matias 2023, "Fast inference from
+transformers via speculative decoding"; without a second model: Saxena 2023, "Prompt lookup decoding"."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
 from pipeline.core import artifacts, records
 from pipeline.core.errors import Unsupported
 from pipeline.core.records import ModelManifest, Options, TimingsMeta, Undrafted
-from pipeline.engines import Sampling, Trace
+from pipeline.divergence.distributions import F32
+from pipeline.engines import Sampling, Timed, Trace
 from pipeline.engines._forest import common_prefix
 
 NGRAM = "ngram"
 ALONE = "a draft guesses for one request at a time here"
-GRAMS = (3, 2)  # tokens that must have stood before, the longest first
+GRAMS = (3, 2)  # lengths of the token runs that are looked up, the longest first
 
-Propose = Callable[[list[int], int], list[int]]  # (all tokens so far, the most that are wanted): the tokens that may follow
+Propose = Callable[[list[int], int], list[int]]  # (all tokens so far, how many at most): the tokens that may follow
 
 
 @with_config(ConfigDict(extra="forbid"))
 class Speculate(TypedDict):
-    """draft: a variant of the same engine, or `ngram`: what followed the last tokens when they stood in the text before."""
+    """draft: a variant of the same engine, or `ngram`: whatever followed the last tokens earlier in the text."""
 
     draft: str
-    tokens: Annotated[int, Field(ge=1, le=16)]  # that it guesses for each pass
+    tokens: Annotated[int, Field(ge=1, le=16)]  # guessed for each pass
 
 
 class Reader(Protocol):
-    """An engine that can take tokens back."""
+    """An engine that can remove tokens from its cache."""
 
     end_ids: Any
     trace: Trace
 
-    def rows_after(self, ids: list[int], tokens: list[int]) -> NDArray[np.float32]:
-        """Logits [len(tokens), vocab] behind each of `tokens`, which follow `ids`; what the cache holds of both is not read again,
-        but for `tokens`, and the rest of it is forgotten."""
+    def rows_after(self, ids: list[int], tokens: list[int]) -> F32:
+        """Logits [len(tokens), vocab] after each of `tokens`, which follow `ids`. The part of `ids` in the cache is not read again;
+        the rest of the cache is removed."""
         ...
 
     def forget(self) -> None:
@@ -55,19 +55,19 @@ class Reader(Protocol):
 
 
 def drafting_variant(engine_options: Options) -> str | None:
-    """The variant that drafts; None without one."""
+    """The variant that drafts, or None."""
     draft = (engine_options.get("speculate") or {}).get("draft")
     return None if draft == NGRAM else draft
 
 
 def other_draft(timed: TimingsMeta, draft: str) -> bool:
-    """Whether timings were taken with another build of the variant that drafts than the one that is here."""
+    """Whether timings were taken with another build of the drafting variant than the present one."""
     built = records.read(artifacts.model_dir(draft) / artifacts.MANIFEST, ModelManifest)["digest"]
     return timed.get("draft") not in (None, built)
 
 
 def give_draft(engine: Any, speculate: Speculate, model_dir: Path, load: Callable[[Path], Any]) -> None:
-    """Let an engine speculate. load: the drafting variant, from its folder, which lies beside the engine's own `model_dir`."""
+    """Let an engine speculate. load: loads the drafting variant from its folder, which lies beside `model_dir`."""
     engine.speculate = speculate
     if name := drafting_variant({"speculate": speculate}):
         folder = model_dir.parent / name
@@ -78,8 +78,8 @@ def give_draft(engine: Any, speculate: Speculate, model_dir: Path, load: Callabl
             raise Unsupported(f"draft {name!r} has another vocabulary ({sizes}); name a variant of the same base")
 
 
-def drafted(engine: Any, prompt: Sequence[int], most: int, sampling: Sampling) -> Iterator[tuple[int, float]] | None:
-    """`speculated` as the engine's option says; None where it does not apply."""
+def drafted(engine: Any, prompt: Sequence[int], most: int, sampling: Sampling) -> Timed | None:
+    """`speculated` by the engine's option; None where it does not apply."""
     if not engine.speculate or sampling.temperature > 0:
         return None
     begin = partial(by_model, engine.draft) if engine.draft else lookup
@@ -87,7 +87,7 @@ def drafted(engine: Any, prompt: Sequence[int], most: int, sampling: Sampling) -
 
 
 def lookup(prompt: list[int]) -> Propose:
-    """Guess what followed the last three, or two, tokens when they last stood in the prompt or the reply."""
+    """Guess what followed the last three, or two, tokens at their last place in the prompt or the reply."""
     follows: dict[tuple[int, ...], int] = {}
     seen = 0
 
@@ -123,9 +123,9 @@ def _likeliest(engine: Reader, text: list[int]) -> int:
 
 def speculated(
     engine: Reader, prompt: Sequence[int], begin: Callable[[list[int]], Propose], tokens: int, most: int, sampling: Sampling
-) -> Iterator[tuple[int, float]]:
-    """`stream` of an engine with `rows_after`, at temperature 0; fills its trace. begin: reads the prompt for the draft, which is
-    part of the prefill; tokens: that the draft guesses for each pass."""
+) -> Timed:
+    """`stream` of an engine with `rows_after`, at temperature 0; fills its trace. begin: reads the prompt for the draft, as part of
+    the prefill; tokens: guessed for each pass."""
     trace, ends, text, given = engine.trace, engine.end_ids if sampling.stop else (), list(prompt), 0
     proposed, accepted = trace.guesses["proposed"], trace.guesses["accepted"] = [], []
     trace.decode = trace.sampling = None
@@ -151,8 +151,8 @@ def speculated(
 
 
 def without_draft(engine: Reader, prompt: Sequence[int], tokens: int, most: int) -> Undrafted:
-    """The greedy reply a token at a time, and what rounding alone does where so many guesses and one more token share a pass."""
-    text, rows = list(prompt), list[NDArray[np.float32]]()
+    """The greedy reply token by token, and the effect of rounding where `tokens` guesses and one more token share a pass."""
+    text, rows = list(prompt), list[F32]()
     engine.forget()
     while len(rows) < most and (not rows or text[-1] not in engine.end_ids):
         rows.append(engine.rows_after(text[:-1], text[-1:])[-1])

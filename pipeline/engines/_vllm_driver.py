@@ -1,7 +1,7 @@
-"""vLLM, asked one request at a time over a pipe: `python _vllm_driver.py` in vLLM's environment, started by engine `vllm`.
+"""Answer requests by vLLM, one at a time: `python _vllm_driver.py` in vLLM's environment, started by engine `vllm`.
 
-In: a line of JSON each: first the arguments of `LLM`, then questions. Out: lines of JSON: first {"facts"}, then answers.
-Nothing of pipeline/ but `divergence.in_vllm` can be imported there."""
+In: lines of JSON, first the arguments of `LLM`, then questions. Out: lines of JSON, first {"facts"}, then answers.
+It can import nothing of pipeline/ but `divergence.in_vllm`."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from typing import Any, TypedDict
 
 from pipeline.divergence.in_vllm import CardFacts
 
-CLOSE = 1e-3  # nats: between the log-probability of a token by the logits that were read and by vLLM's own count
+CLOSE = 1e-3  # nats: between a token's log-probability from the logits that were read and vLLM's own
 
 
 class Facts(CardFacts):
-    """cache_tokens: for which there is room."""
+    """cache_tokens: that the cache has room for."""
 
     cache_tokens: int
     version: str
 
 
 class Question(TypedDict, total=False):
-    """ids: a prompt, whose rows are wanted from `start` on (see `LogitsReader.rows`). prompts: they are continued by at most `most`
-    tokens each, until one of `ends`; whole: at once, not token by token. Neither: no more tokens are wanted."""
+    """ids: a prompt whose rows are wanted from `start` on (see `LogitsReader.rows`). prompts: to continue by at most `most` tokens
+    each, until one of `ends`; whole: at once, not token by token. Neither: no more tokens are wanted."""
 
     ids: list[int]
     start: int
@@ -45,7 +45,7 @@ class Question(TypedDict, total=False):
 
 
 class Answer(TypedDict, total=False):
-    """tokens, at: one of each prompt, and when they were known; done: there are no more. unsupported, fault: what went wrong."""
+    """tokens, at: one of each prompt, and when they were known; done: no more follow. unsupported, fault: what went wrong."""
 
     facts: Facts
     rows: dict[str, list[float]]
@@ -58,7 +58,7 @@ class Answer(TypedDict, total=False):
 
 
 def score(llm: Any, params: Any, asked: Question) -> Answer:
-    """The columns of a prompt's rows (`in_vllm`), if they are what vLLM itself says of every true token."""
+    """The columns of a prompt's rows (`in_vllm`), if they agree with vLLM's own log-probability of every true token."""
     ids, start = asked["ids"], asked["start"]
     llm.collective_rpc("watch")
     try:
@@ -80,7 +80,7 @@ def score(llm: Any, params: Any, asked: Question) -> Answer:
 
 
 def stream(llm: Any, params: Any, asked: Question, stopped: Callable[[], bool]) -> Iterator[Answer]:
-    """Tokens of prompts side by side, one of each at a time, with the time at which all were known; or their whole replies."""
+    """Tokens of a batch of prompts, one of each at a time, with the time when all were known; or whole replies."""
     engine, prompts = llm.llm_engine, asked["prompts"]
     how = params(
         max_tokens=asked["most"], temperature=asked["temperature"], seed=asked["seed"], stop_token_ids=asked["ends"],
@@ -109,14 +109,14 @@ def stream(llm: Any, params: Any, asked: Question, stopped: Callable[[], bool]) 
 def serve(
     llm: Any, params: Any, lines: Iterable[str], send: Callable[[Answer], object], stopped: Callable[[], bool]
 ) -> None:  # fmt: skip
-    """Answer questions until there is none. stopped: whether another one waits, which ends a stream."""
+    """Answer all questions. stopped: whether another one waits, which ends a stream."""
     for line in lines:
         asked: Question = json.loads(line)
         if "prompts" in asked:
             for step in stream(llm, params, asked, stopped):
                 send(step)
             send({"done": True})
-        elif "ids" in asked:  # else a stop that came after the end
+        elif "ids" in asked:  # else a stop after the end
             send(score(llm, params, asked))
 
 
@@ -142,7 +142,7 @@ def main() -> None:
         from vllm import LLM, SamplingParams
         from vllm.platforms import current_platform
 
-        eager = arguments.pop("eager") or current_platform.is_cpu()  # there are no graphs, and compiling takes minutes
+        eager = arguments.pop("eager") or current_platform.is_cpu()  # without graphs compiling only takes minutes
         llm = LLM(**arguments, enforce_eager=eager)
         found = facts(llm)
     except Exception as e:
@@ -156,5 +156,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).parents[2])  # of this file's folder, where a file is called vllm.py, too
+    sys.path[0] = str(Path(__file__).parents[2])  # in place of this file's folder, which has a vllm.py
     main()

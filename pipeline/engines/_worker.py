@@ -1,13 +1,13 @@
-"""A model in a process of its own, kept alive, answering one request at a time: each answer is the row of a request, also of one
-that fails. Nothing is queued; a process that dies is an error in words."""
+"""A model in its own process, which answers one request at a time with the request's row, also of a failed one. A process that dies
+is an error with its reason."""
 
 from __future__ import annotations
 
 import multiprocessing as mp
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ FORCED = Sampling(stop=False)  # greedy, and end tokens do not end it
 
 
 class Request(NamedTuple):
-    """Prompts of equal length, and `n` tokens for each. how: the engine's method; fresh: peak memory counts from here on, not from
+    """Prompts of equal length, and `n` tokens for each. how: the engine's method; fresh: count peak memory from here, not from
     loading."""
 
     prompts: list[list[int]]
@@ -41,7 +41,7 @@ class Yardsticks(NamedTuple):
 
 
 def _serve(pipe: Connection, variant: Variant, folder: Path, threads: int, log: Path) -> None:
-    """Load the model, then answer requests until there is none; an error is sent in place of an answer."""
+    """Load the model, then answer requests until None comes; an error is sent in place of an answer."""
     quiet.libraries()
     isolate.enter(log)
     try:
@@ -69,7 +69,7 @@ def _serve(pipe: Connection, variant: Variant, folder: Path, threads: int, log: 
 
 
 def load_facts(engine: Any, load_s: float) -> LoadFacts:
-    """What loading took, and what the engine says of itself. What loading left in caches is not the requests'."""
+    """Time and memory of loading, and the engine's facts. Empties the GPU's cache, so that it does not count for requests."""
     on_gpu = hardware.cuda_memory()
     hardware.release_cuda()
     return {
@@ -79,7 +79,7 @@ def load_facts(engine: Any, load_s: float) -> LoadFacts:
 
 
 def answer(engine: Any, request: Request, cold: bool) -> TimedAnswer:
-    """One request's row. cold: whether it is the process's first. Raises `Unsupported` where the engine has no such method."""
+    """One request's row. cold: whether it is the process's first. Raises `Unsupported` if the engine lacks the method."""
     if request.fresh:
         hardware.peak_memory(reset=True)
         hardware.cuda_memory(reset=True)
@@ -89,13 +89,13 @@ def answer(engine: Any, request: Request, cold: bool) -> TimedAnswer:
         row = _batch(engine, request) if request.how == "stream_batch" else _single(engine, request)
     except Unsupported:
         raise
-    except Exception as e:  # a failed request is a result: kept, counted, and out of the rates
+    except Exception as e:  # a failed request is a result: kept and counted, but not in the rates
         row = {"ok": False, "error": f"{type(e).__name__}: {e}", "t_submit": t_submit, "t_tokens": []}
     return {**row, "peak_memory_bytes": hardware.peak_memory(), "cuda_memory": hardware.cuda_memory(), "cold": cold}
 
 
 def _single(engine: Any, request: Request) -> TimedAnswer:
-    """One greedy request of exactly `n` tokens, its phases apart. Its text becomes tokens before its clock starts."""
+    """One greedy request of exactly `n` tokens, with its phases. Tokenizing takes place before its clock starts."""
     prompt, text = request.prompts[0], engine.tokenizer.decode(request.prompts[0])
     tokenize_s = _seconds(lambda: engine.tokenizer(text, add_special_tokens=False, verbose=False))
     t_submit = time.monotonic()
@@ -138,7 +138,7 @@ def _seconds(work: Callable[[], object]) -> float:
 
 
 class Worker:
-    """A model in a process of its own, answering one request at a time."""
+    """A model in its own process, answering one request at a time."""
 
     def __init__(self, variant: Variant, folder: Path, threads: int) -> None:
         context = mp.get_context("spawn")
@@ -151,20 +151,20 @@ class Worker:
         self.facts: LoadFacts = self._answer(None)
 
     def ask(self, prompt: Sequence[int], n: int, *, how: str = "stream", fresh: bool = False) -> TimedAnswer:
-        """The row of one request. how: `stream`; `stream_on` for an engine that keeps a prefix (else `Unsupported`);
-        `stream_undrafted` for one that speculates."""
+        """The row of one request. how: `stream`; `stream_on` if the engine keeps prefixes (else `Unsupported`); `stream_undrafted`
+        if it speculates."""
         return self._answer(Request([list(prompt)], n, how, fresh))  # type: ignore[no-any-return]
 
     def ask_batch(self, prompts: Sequence[Sequence[int]], n: int) -> TimedAnswer:
-        """The row of requests side by side: prompts of equal length, `n` tokens each."""
+        """The row of a batch of prompts of equal length, `n` tokens each."""
         return self._answer(Request([list(p) for p in prompts], n, "stream_batch", fresh=True))  # type: ignore[no-any-return]
 
     def cpu_rates(self, threads: int, dtypes: list[str]) -> Rates:
-        """The processor's rates, measured in this process: where a model runs in torch, torch is loaded already."""
+        """The processor's rates, measured in the model's process, where torch may be loaded already."""
         return self._answer(Yardsticks(threads, dtypes))  # type: ignore[no-any-return]
 
     def _answer(self, request: Request | Yardsticks | None) -> Any:
-        """The answer to a request, or to loading, however long a large model takes: a process that hangs is a person's to stop."""
+        """The answer to a request, or to loading, without a timeout: a large model may take long."""
         try:
             if request is not None:
                 self.pipe.send(request)
@@ -183,12 +183,3 @@ class Worker:
         if self.process.is_alive():
             self.process.kill()
             self.process.join()
-
-
-@contextmanager
-def working(variant: Variant, folder: Path, threads: int) -> Iterator[Worker]:
-    worker = Worker(variant, folder, threads)
-    try:
-        yield worker
-    finally:
-        worker.close()

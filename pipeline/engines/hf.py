@@ -2,8 +2,7 @@
 
 What bounds it: prefill is matrix products over all prompt tokens at once (compute-bound); each decode step reads every
 weight once for one token (bandwidth-bound), plus the cost of some thousand Python-driven kernel launches (overhead),
-which on a small model is most of it.
-"""
+which on a small model is most of it."""
 
 from __future__ import annotations
 
@@ -16,22 +15,20 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
 from pipeline.core import artifacts, quota
-from pipeline.core.errors import InvalidVariant, Unsupported
-from pipeline.engines import Sampling, Trace, _gptq
+from pipeline.core.errors import InvalidVariant, Unsupported, needs
+from pipeline.divergence.distributions import F32
+from pipeline.engines import Blocks, Sampling, Timed, Trace, _gptq
 from pipeline.engines._forest import common_prefix
 from pipeline.engines._speculation import ALONE, Speculate, drafted, give_draft
 from pipeline.model.config import end_ids, window
 
-UNBOUNDED = 2048  # tokens: what is taken for the window of a model that has none, as a recurrent one or one with ALiBi
-CACHES = ("cache", "past_key_values", "cache_params")  # what models call it
+UNBOUNDED = 2048  # tokens: the window taken for a model without one, such as a recurrent one or one with ALiBi
+CACHES = ("cache", "past_key_values", "cache_params")  # the argument's names in models
 GROUPS = (64, 32, 16, 8)  # numbers of a head that share a scale and a zero point in an int8 or int4 cache: the first that fits
-RESIDUAL = 128  # tokens that such a cache holds as they are before it packs them too: transformers' default
-PROMPT = 32  # tokens of a text that has none: fp8 takes its one scale from them, and from a single token it is far off
-CROPPED = {"DynamicLayer", "DynamicSlidingWindowLayer"}  # kinds of cache layers that tokens can be taken out of again
+RESIDUAL = 128  # tokens that such a cache holds unpacked before it packs them: transformers' default
+PROMPT = 32  # tokens read as the prompt of a text without one: fp8 takes its one scale from them, and one token is too few
+CROPPED = {"DynamicLayer", "DynamicSlidingWindowLayer"}  # kinds of cache layers that tokens can be removed from
 CACHE_BITS = {"fp8": 8, "int8": 8, "int4": 4}
 
 
@@ -45,51 +42,24 @@ def load(
     kv: Literal["auto", "fp8", "int8", "int4"] = "auto",
     speculate: Speculate | None = None,
 ) -> HfEngine:
-    """Load a Hugging Face folder as it was written: its own dtype, its own quantization config, its own kernel.
-
-    attention: auto is sdpa where the model has it, else eager. device_map: auto spreads a model that is larger than one card
-    over all of them and then the machine's memory, by accelerate (untried on cards). kv: how keys and values are kept: auto is the
-    model's own type, int8 and int4 are HQQ's. speculate: how replies are guessed ahead, as in llamacpp.py.
-    """
-    trusted = artifacts.trusts_code(model_dir)
-    try:
+    """Load a Hugging Face folder with its own dtype, quantization config and kernel. attention: auto is sdpa where the model has
+    it, else eager. device_map: auto spreads a model that is larger than one card over all of them and then the machine's memory, by
+    accelerate (untried on cards). kv: type of keys and values; auto is the model's own, int8 and int4 are HQQ's. speculate: see
+    llamacpp.py."""
+    with needs("engine 'hf'", "pip install torch transformers -c constraints.txt"):
         import torch
-        from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
+        from transformers import AutoTokenizer, DynamicCache
         from transformers.utils import logging
-    except ImportError as e:
-        raise Unsupported(f"engine 'hf' needs {e.name}; pip install torch transformers -c constraints.txt") from None
     logging.disable_progress_bar()
     torch.set_num_threads(threads)
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     elif device == "cuda" and not torch.cuda.is_available():
         raise Unsupported("no CUDA device on this machine")
-    if _gptq.is_its_own(model_dir):
-        if attention != "auto":
-            raise Unsupported("a model that gptqmodel loads runs with attention: auto only")
-        model = _gptq.load(model_dir, device, trusted)
-    else:
-        try:
-            model, info = AutoModelForCausalLM.from_pretrained(
-                model_dir,
-                dtype="auto",
-                attn_implementation=None if attention == "auto" else attention,
-                device_map="auto" if device_map == "auto" else None if device == "cpu" else {"": device},
-                trust_remote_code=trusted,
-                use_safetensors=True,
-                output_loading_info=True,
-            )
-        except ValueError as e:
-            if "offload" in str(e):
-                raise Unsupported("the model fits neither on the cards nor in the machine's memory") from None
-            if "attention" not in str(e):
-                raise
-            raise Unsupported(f"this model has no attention: {attention}; take auto ({' '.join(str(e).split())[:200]})") from None
-        wrong = {k: sorted(map(str, v)) for k, v in info.items() if k.endswith("_keys") and v}
-        if wrong:
-            raise InvalidVariant(f"the weights do not fit the model: {wrong}")
+    trusted = artifacts.trusts_code(model_dir)
+    model = _model(model_dir, trusted, device, attention, device_map).eval()
     tokenizer = AutoTokenizer.from_pretrained(model_dir, trust_remote_code=trusted)
-    engine = HfEngine(model.eval(), tokenizer, str(device), end_ids(model_dir, tokenizer), kv)
+    engine = HfEngine(model, tokenizer, device, end_ids(model_dir, tokenizer), kv)
     try:
         engine.new_cache()
     except ImportError:
@@ -105,13 +75,42 @@ def load(
     return engine
 
 
+def _model(folder: Path, trusted: bool, device: str, attention: str, device_map: str) -> Any:
+    """The folder's model. Raises `InvalidVariant` where weights and model do not match."""
+    from transformers import AutoModelForCausalLM
+
+    if _gptq.is_its_own(folder):
+        if attention != "auto":
+            raise Unsupported("a model that gptqmodel loads runs with attention: auto only")
+        return _gptq.load(folder, device, trusted)
+    try:
+        model, info = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype="auto",
+            attn_implementation=None if attention == "auto" else attention,
+            device_map="auto" if device_map == "auto" else None if device == "cpu" else {"": device},
+            trust_remote_code=trusted,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except ValueError as e:
+        if "offload" in str(e):
+            raise Unsupported("the model fits neither on the cards nor in the machine's memory") from None
+        if "attention" not in str(e):
+            raise
+        raise Unsupported(f"this model has no attention: {attention}; take auto ({' '.join(str(e).split())[:200]})") from None
+    if wrong := {k: sorted(map(str, v)) for k, v in info.items() if k.endswith("_keys") and v}:
+        raise InvalidVariant(f"the weights do not fit the model: {wrong}")
+    return model
+
+
 class HfEngine:
-    """See `pipeline.engines.Engine`; besides, `hidden` and `head` split a forward pass before the output head."""
+    """See `pipeline.engines.Engine`; `hidden` and `head` split a forward pass before the output head."""
 
     name = "hf"
     speculate: Speculate | None = None
     draft: HfEngine | None = None
-    kept: list[int]  # tokens that `kept_cache`, that of `rows_after`, holds
+    kept: list[int]  # the tokens in `kept_cache`, the cache of `rows_after`
     kept_cache: Any
 
     def __init__(self, model: Any, tokenizer: Any, device: str, ends: set[int], kv: str = "auto") -> None:
@@ -129,9 +128,8 @@ class HfEngine:
         self.attention = str(config._attn_implementation)
         self.head = Head.of(model)
         self.trace = Trace()
-        self.kv_bytes_per_token: float | None = None
         arguments = inspect.signature(model.forward).parameters
-        self._keep_last = "logits_to_keep" in arguments
+        self.keeps_some = "logits_to_keep" in arguments  # it can give the logits of some positions only
         self._cache = next(name for name in CACHES if name in arguments)
         self.forget()
 
@@ -147,14 +145,13 @@ class HfEngine:
         with self.torch.inference_mode():
             return self.body(input_ids=self._ids(batch), use_cache=False).last_hidden_state
 
-    def logits(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+    def logits(self, token_ids: Sequence[int]) -> F32:
         return self.own_logits([token_ids])[1][0].float().cpu().numpy()  # type: ignore[no-any-return]
 
     def own_logits(self, batch: Sequence[Sequence[int]]) -> tuple[Any, Any]:
-        """The model's own forward pass, nothing split: hidden states [b, n, d] on their way to the head, and the
-        logits [b, n, vocab] it made of them, in the model's own type."""
+        """One whole forward pass: hidden states [b, n, d] given to the head, and logits [b, n, vocab] in the model's own type."""
         caught: list[Any] = []
-        # of a body that wraps a decoder either may be what the model calls; the outer one ends last
+        # where a body wraps a decoder, the model may call either; the outer one ends last
         parts = {self.body, self.body.get_decoder()}
         hooks = [part.register_forward_hook(lambda _, __, out: caught.append(out[0])) for part in parts]
         try:
@@ -165,9 +162,7 @@ class HfEngine:
                 hook.remove()
         return caught[-1], logits
 
-    def logit_blocks(
-        self, batch: Sequence[Sequence[int]], starts: Sequence[int], rows: int, whole: bool = False
-    ) -> Iterator[tuple[int, int, NDArray[np.float32]]]:
+    def logit_blocks(self, batch: Sequence[Sequence[int]], starts: Sequence[int], rows: int, whole: bool = False) -> Blocks:
         if self.reads_cache:
             for i, (ids, start) in enumerate(zip(batch, starts)):
                 yield from ((i, at, block.float().cpu().numpy()) for at, block in self._through_cache(ids[:-1], start, rows))
@@ -180,11 +175,10 @@ class HfEngine:
                 yield i, at, block.float().cpu().numpy() if whole else self.head(block)
 
     def _through_cache(self, ids: Sequence[int], start: int, rows: int) -> Iterator[tuple[int, Any]]:
-        """(first position, logits [at most `rows`, vocab]) from `start` on, as decoding one token at a time gives them.
-
-        A packed cache gives its first pass the states as they are: only later passes read it. So the tokens up to `start` (where
-        nothing stands before it, PROMPT tokens) are read in one pass, as a prompt is, and the others RESIDUAL at a time: so many
-        are packed together, and are seen as they are until then."""
+        """(first position, logits [at most `rows`, vocab]) from `start` on, as decoding one token at a time gives them. The first
+        pass sees its keys and values unpacked; only later passes read the packed cache. So the tokens up to `start` (from 0: PROMPT
+        tokens) are read in one pass, like a prompt, and the others RESIDUAL at a time: that many are packed together, and are read
+        unpacked until then."""
         held, cache, prompt = list[Any](), None, start + 1 if start else min(PROMPT, len(ids))
         ends = [prompt, *range(prompt + RESIDUAL, len(ids), RESIDUAL), len(ids)]
         for begin, end in pairwise([0, *dict.fromkeys(ends)]):
@@ -195,7 +189,7 @@ class HfEngine:
                 del held[:rows]
 
     def plain(self) -> HfEngine:
-        """The same model, read through the cache in the same passes, with keys and values of its own type."""
+        """The same model with keys and values of its own type, read through the cache in the same passes."""
         engine = HfEngine(self.model, self.tokenizer, self.device, self.end_ids)
         engine.reads_cache = True
         return engine
@@ -212,14 +206,14 @@ class HfEngine:
         return QuantizedCache("hqq", self.model.config, nbits=CACHE_BITS[self.kv], residual_length=RESIDUAL, **along)
 
     def _group(self) -> int:
-        """A size that cuts every head, and a token into an even number: HQQ packs groups of 4 bits by twos, and loses an odd."""
+        """A size that divides every head and gives a token an even number of groups: HQQ packs 4-bit groups in pairs."""
         config = self.model.config.get_text_config()
         width = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
         numbers = width * int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
         return next(size for size in GROUPS if width % size == 0 and numbers // size % 2 == 0)
 
     def _element_bytes(self) -> float:
-        """Bytes of one number in the cache: its bits, and its part of a scale and a zero point of the model's type."""
+        """Bytes of one number in the cache, with its part of a scale and a zero point of the model's type."""
         if self.kv == "auto":
             return float(self.model.dtype.itemsize)
         return CACHE_BITS[self.kv] / 8 + (2 * self.model.dtype.itemsize / self._group() if self.kv != "fp8" else 0)
@@ -228,16 +222,15 @@ class HfEngine:
         return self.torch.tensor([list(ids) for ids in batch], dtype=self.torch.long, device=self.device)
 
     def forward(self, batch: Sequence[Sequence[int]], cache: Any, last: int = 0) -> tuple[Any, Any]:
-        """One pass after what `cache` holds (None: nothing): logits [b, n, vocab], or the `last` ones, and the cache."""
-        keep = {"logits_to_keep": int(last)} if last and self._keep_last else {}
+        """One pass after the tokens in `cache` (None: empty): logits [b, n, vocab], or the `last` ones, and the cache."""
+        keep = {"logits_to_keep": int(last)} if last and self.keeps_some else {}
         cache = self.new_cache() if cache is None else cache
         with self.torch.inference_mode():
             out = self.model(input_ids=self._ids(batch), use_cache=True, **{self._cache: cache}, **keep)
         return out.logits, getattr(out, self._cache)
 
-    def logits_stepwise(self, token_ids: Sequence[int], start: int) -> NDArray[np.float32]:
-        """Logits at positions start .. n - 1, [n - start, vocab], as decoding makes them: one pass up to `start`, then
-        a token at a time through the cache."""
+    def logits_stepwise(self, token_ids: Sequence[int], start: int) -> F32:
+        """Logits at positions start .. n - 1, [n - start, vocab], as in decoding: one pass up to `start`, then token by token."""
         logits, cache = self.forward([token_ids[: start + 1]], None, last=True)
         rows = [logits[0, -1]]
         for token in token_ids[start + 1 :]:
@@ -246,18 +239,15 @@ class HfEngine:
         return self.torch.stack(rows).float().cpu().numpy()  # type: ignore[no-any-return]
 
     def use_threads(self, threads: int) -> None:
-        """Compute with so many threads from here on."""
         self.torch.set_num_threads(threads)
 
     def to_float32(self) -> None:
-        """Compute with the same weights in float32 from here on: a layer's while it runs, all others' at once.
-
-        Raises `Unsupported`, and changes nothing, where that is no other arithmetic or does not fit.
-        """
+        """Compute with the same weights in float32 from now on; a layer's are widened while it runs. Raises `Unsupported`, and
+        changes nothing, where that is no other arithmetic or does not fit."""
         if getattr(self.model.config, "quantization_config", None):
             raise Unsupported("its weights are packed: float32 would not be the same weights through the same products")
         if any(w.is_meta for w in self.model.parameters()):
-            raise Unsupported("part of it is kept in the machine's memory, from where accelerate gives it in its own type")
+            raise Unsupported("part of it is kept in the machine's memory by accelerate, in its own type")
         if all(w.element_size() >= 4 for w in self.model.parameters()):
             raise Unsupported("it computes in float32 already")
         lists = [part for part in self.body.get_decoder().modules() if isinstance(part, self.torch.nn.ModuleList)]
@@ -277,7 +267,7 @@ class HfEngine:
 
     # --- generation ----------------------------------------------------------------------------------------------
 
-    def stream(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Iterator[tuple[int, float]]:
+    def stream(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Timed:
         replies = drafted(self, token_ids, max_new_tokens, sampling)
         if replies is None:
             yield from self.stream_undrafted(token_ids, max_new_tokens, sampling)
@@ -286,11 +276,10 @@ class HfEngine:
         trace = self.trace = Trace(element_bytes=self._element_bytes())
         yield from replies
         trace.cache_bytes, trace.cache_tokens = _cache_bytes(self.kept_cache), len(self.kept)
-        self.kv_bytes_per_token = trace.bytes_per_token
 
-    def rows_after(self, ids: list[int], tokens: list[int]) -> NDArray[np.float32]:
+    def rows_after(self, ids: list[int], tokens: list[int]) -> F32:
         text, same = [*ids, *tokens], common_prefix(self.kept, ids)
-        self.kept_cache.crop(same - len(self.kept))  # below 0: as many tokens less
+        self.kept_cache.crop(same - len(self.kept))  # a negative number removes that many tokens
         logits, self.kept_cache = self.forward([text[same:]], self.kept_cache, last=len(tokens))
         self.kept = text
         return logits[0, -len(tokens) :].float().cpu().numpy()  # type: ignore[no-any-return]
@@ -298,11 +287,10 @@ class HfEngine:
     def forget(self) -> None:
         from transformers import DynamicCache
 
-        self.kept, self.kept_cache = list[int](), DynamicCache()  # without a config it keeps all, not a sliding window alone
+        self.kept, self.kept_cache = list[int](), DynamicCache()  # without a config it keeps all tokens, not just a sliding window
 
-    def stream_undrafted(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Iterator[tuple[int, float]]:
-        torch = self.torch
-        generator = torch.Generator().manual_seed(sampling.seed)
+    def stream_undrafted(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Timed:
+        generator = self.torch.Generator().manual_seed(sampling.seed)
         ends = self.end_ids if sampling.stop else set()
         trace = self.trace = Trace(element_bytes=self._element_bytes())
         ids, cache, seen = list(token_ids), None, 0
@@ -310,7 +298,7 @@ class HfEngine:
             start = self._now()
             logits, cache = self.forward([ids], cache, last=True)
             computed = self._now()
-            token = _choose(torch, logits[0, -1], sampling, generator)
+            token = _choose(self.torch, logits[0, -1], sampling, generator)
             chosen = self._now()
             trace.add(computed - start, chosen - computed)
             seen += len(ids)
@@ -318,17 +306,16 @@ class HfEngine:
             yield token, chosen
             if token in ends:
                 break
-        # last, so that it stands between no two tokens that somebody times
-        trace.cache_bytes, trace.cache_tokens = (_cache_bytes(cache), seen) if cache is not None else (None, None)
-        self.kv_bytes_per_token = trace.bytes_per_token
+        # at the end, where it delays no token that is timed
+        trace.cache_bytes, trace.cache_tokens = _cache_bytes(cache), seen
 
     def _now(self) -> float:
-        """The monotonic clock, when the device has done what it was given."""
+        """The monotonic clock, read when the device has finished."""
         if self.device != "cpu":
             self.torch.cuda.synchronize()
         return time.monotonic()
 
-    def stream_on(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Iterator[tuple[int, float]]:
+    def stream_on(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Timed:
         raise Unsupported("engine 'hf' keeps no prefix from one request to the next: each reads its whole prompt")
 
     def stream_batch(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> Iterator[tuple[list[int], float]]:
@@ -345,13 +332,11 @@ class HfEngine:
         """Continue prompts as one left-padded batch; each reply ends at (and includes) its end token."""
         from transformers import GenerationConfig
 
-        torch = self.torch
-        ends = self.end_ids
-        pad = min(ends) if ends else 0
-        width = max(map(len, prompts))
+        torch, ends, width = self.torch, self.end_ids, max(map(len, prompts))
+        pad = min(ends, default=0)
         ids = self._ids([[pad] * (width - len(p)) + list(p) for p in prompts])
         mask = self._ids([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
-        # a config of our own: the shipped one may bring penalties and filters that make it another distribution
+        # not the model's own config, whose penalties and filters would give another distribution
         plain = GenerationConfig(
             max_new_tokens=max_new_tokens,
             do_sample=sampling.temperature > 0,
@@ -361,22 +346,15 @@ class HfEngine:
         )
         with torch.random.fork_rng(), torch.inference_mode():
             torch.manual_seed(sampling.seed)
-            out = self.model.generate(
-                input_ids=ids,
-                attention_mask=mask,
-                generation_config=plain,
-                **({} if self.kv == "auto" else {self._cache: self.new_cache()}),
-            )
-        replies = []
-        for row in out[:, width:].tolist():
-            end = next((k + 1 for k, token in enumerate(row) if token in ends), len(row))
-            replies.append(row[:end])
-        return replies
+            packed = {} if self.kv == "auto" else {self._cache: self.new_cache()}
+            out = self.model.generate(input_ids=ids, attention_mask=mask, generation_config=plain, **packed)
+        rows = out[:, width:].tolist()
+        return [row[: next((k + 1 for k, token in enumerate(row) if token in ends), len(row))] for row in rows]
 
     # --- what ran ------------------------------------------------------------------------------------------------
 
     def kernels(self) -> dict[str, int]:
-        """How many modules of each kind hold the model's matrices: the kernel class, and the weight's packed type."""
+        """Modules that hold matrices, counted by kernel class and packed type of the weight."""
         found: Counter[str] = Counter()
         for module in self.model.modules():
             kind = type(module).__name__
@@ -417,22 +395,20 @@ def _choose(torch: Any, logits: Any, sampling: Sampling, generator: Any) -> int:
 
 
 def _free_bytes(torch: Any, device: str) -> int:
-    if device != "cpu":
-        return int(torch.cuda.mem_get_info()[0])
-    return quota.free_bytes()
+    return quota.free_bytes() if device == "cpu" else int(torch.cuda.mem_get_info()[0])
 
 
 def _cache_bytes(cache: Any) -> int | None:
-    """Bytes of a cache's keys and values; None for one that is made of other things too, as of a model with linear attention."""
+    """Bytes of a cache's keys and values; None for one that holds anything else, as with linear attention."""
     layers = getattr(cache, "layers", [None])
     if any(getattr(layer, kind, None) is None for layer in layers for kind in ("keys", "values")):
         return None
-    packed = ("keys", "values", "_quantized_keys", "_quantized_values")  # what is packed, beside what is not yet
+    packed = ("keys", "values", "_quantized_keys", "_quantized_values")  # packed ones, beside those not packed yet
     return sum(_bytes(getattr(layer, kind, None)) for layer in layers for kind in packed)
 
 
 def _bytes(held: Any) -> int:
-    """Bytes of the tensors in a value: a tensor, or a tuple or dict that holds some."""
+    """Bytes of a tensor, or of the tensors in a tuple or dict."""
     if isinstance(held, (tuple, dict)):
         return sum(map(_bytes, held.values() if isinstance(held, dict) else held))
     return int(getattr(held, "nbytes", 0))

@@ -1,8 +1,7 @@
 """llama.cpp, in process: its own kernels on packed GGUF blocks, its own key-value cache.
 
-What bounds it: as everywhere, prefill is arithmetic and decoding is memory; there is no Python between the layers, so a small
-model comes close to both. Token ids are the base's: GGUF keeps their order.
-"""
+What bounds it: prefill is compute-bound, decoding memory-bound; without Python between the layers a small model comes close to both
+limits. Token ids are the base's: GGUF keeps their order."""
 
 from __future__ import annotations
 
@@ -17,22 +16,22 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from pipeline.core.errors import ArtifactError, Unsupported
-from pipeline.engines import Sampling, Trace, steps
+from pipeline.core.errors import ArtifactError, Unsupported, needs
+from pipeline.divergence.distributions import F32
+from pipeline.engines import Blocks, Sampling, Timed, Trace, steps
 from pipeline.engines._forest import Forest, common_prefix
 from pipeline.engines._speculation import ALONE, Speculate, drafted, give_draft
 from pipeline.model.config import end_ids
 
 CACHE_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2}  # ggml.h: enum ggml_type
 CACHE_BYTES = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}  # of one number; blocks carry a scale
-CELLS = 256  # llama.cpp gives a sequence a multiple of so many tokens
+CELLS = 256  # tokens: llama.cpp gives a sequence a multiple of them
 BATCH = 512  # tokens in one pass
-LANES = 2  # windows that are scored side by side
+LANES = 2  # windows that are scored in parallel
 SEQUENCES = 256  # llama.cpp's most in one context (LLAMA_MAX_SEQ)
-LONGEST = 4096  # a longer window would only cost memory here: no text that is scored comes near
-Block = tuple[int, NDArray[np.float32]]  # first position, logits [n, vocab]
+LONGEST = 4096  # tokens: a longer window would only cost memory, as all scored texts are far shorter
+Block = tuple[int, F32]  # first position, logits [n, vocab]
 
 
 def load(
@@ -43,13 +42,11 @@ def load(
     gpu_layers: int = 0,
     speculate: Speculate | None = None,
 ) -> LlamaCppEngine:
-    """Load model.gguf. kv: how keys and values are kept; gpu_layers: layers on a GPU (a build with one is needed);
-    speculate: how replies are guessed ahead, by a variant whose folder lies beside this one, or by its text."""
-    try:
+    """Load model.gguf. kv: type of keys and values; gpu_layers: layers on a GPU (needs a build for one); speculate: what guesses
+    replies ahead, a variant whose folder lies beside this one, or the text itself."""
+    with needs("engine 'llamacpp'", "python -m pipeline.core.install"):
         import llama_cpp
         from transformers import AutoTokenizer
-    except ImportError as e:
-        raise Unsupported(f"engine 'llamacpp' needs {e.name}; python -m pipeline.core.install") from None
     file = model_dir / "model.gguf"
     if not file.exists():
         raise Unsupported(f"engine 'llamacpp' reads GGUF, and {model_dir} holds none; use quantizer 'gguf'")
@@ -62,14 +59,14 @@ def load(
     engine = LlamaCppEngine(llama_cpp, model, AutoTokenizer.from_pretrained(model_dir), file, threads, kv)
     engine.device = "mixed" if gpu_layers else "cpu"
     if speculate:
-        if engine.api.llama_model_is_recurrent(model) or engine.api.llama_model_is_hybrid(model):
+        if engine._has_state():
             raise Unsupported("a recurrent model cannot take tokens back: no speculation")
         give_draft(engine, speculate, model_dir, partial(load, threads=threads, kv=kv, gpu_layers=gpu_layers))
     return engine
 
 
 class LlamaCppEngine:
-    """See `pipeline.engines.Engine`. Requests that begin alike reuse the cache of the one before."""
+    """See `pipeline.engines.Engine`. A request reuses the cache of the one before as far as they begin alike."""
 
     name = "llamacpp"
     device = "cpu"
@@ -90,7 +87,6 @@ class LlamaCppEngine:
         self.kept: list[int] = []
         self.forests: tuple[Any, Any] | None = None  # a context and a batch for them
         self.trace = Trace()
-        self.kv_bytes_per_token: float | None = None
         self.end_ids = end_ids(self.folder, tokenizer)
 
     def close(self) -> None:
@@ -101,29 +97,27 @@ class LlamaCppEngine:
         if self.draft:
             self.draft.close()
 
-    def logits(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+    def logits(self, token_ids: Sequence[int]) -> F32:
         return np.concatenate([block for _, block in self._rows(list(token_ids), 0)])
 
-    def logit_blocks(
-        self, batch: Sequence[Sequence[int]], starts: Sequence[int], rows: int, whole: bool = False
-    ) -> Iterator[tuple[int, int, NDArray[np.float32]]]:
+    def logit_blocks(self, batch: Sequence[Sequence[int]], starts: Sequence[int], rows: int, whole: bool = False) -> Blocks:
         windows = [(list(ids[:-1]), start) for ids, start in zip(batch, starts)]
         longest = max((len(ids) for ids, _ in windows), default=0)
-        # a lane holds the logits of one pass
-        together = self.device == "cpu" and self.threads >= LANES and len(windows) > 1 and longest <= BATCH
         found: Iterable[Iterable[Block]] = (self._blocks(ids, start, rows) for ids, start in windows)
-        for i, blocks in enumerate(self._in_lanes(windows, rows, longest) if together else found):
+        if (
+            self.device == "cpu" and self.threads >= LANES and len(windows) > 1 and longest <= BATCH
+        ):  # a lane holds one pass's logits
+            found = self._in_lanes(windows, rows, longest)
+        for i, blocks in enumerate(found):
             yield from ((i, at, block) for at, block in blocks)
 
     def _in_lanes(self, windows: Sequence[tuple[list[int], int]], rows: int, longest: int) -> Iterator[list[Block]]:
-        """`_blocks` of each window in turn, computed ahead by LANES, each with a context of its own and its part of the threads.
-
-        Threads of one pass wait for each other after every product; passes side by side do not, nor for who compares.
-        """
+        """`_blocks` of each window in turn, computed ahead by LANES, each with its own context and part of the threads. Threads of
+        one pass wait for each other after every product; parallel passes wait neither for each other nor for the comparison."""
         lanes = [self._lane(longest) for _ in range(LANES)]
 
         def read(lane: LlamaCppEngine, ids: list[int], start: int) -> list[Block]:
-            lane._forget_from(0)  # a window's digits may not depend on those before it
+            lane._forget_from(0)  # a window's digits may not depend on earlier windows
             return list(lane._blocks(ids, start, rows))
 
         try:
@@ -139,7 +133,7 @@ class LlamaCppEngine:
                 self.api.llama_free(lane.context)
 
     def _lane(self, length: int) -> LlamaCppEngine:
-        """The same model with a context of its own, for windows of so many tokens."""
+        """The same model with its own context, for windows of `length` tokens."""
         lane = copy(self)
         lane.threads, lane.kept = self.threads // LANES, []
         lane.context = lane._context(1, length)
@@ -147,8 +141,8 @@ class LlamaCppEngine:
         return lane
 
     def _blocks(self, ids: list[int], start: int, rows: int) -> Iterator[Block]:
-        """Rows from `start` on, cut at start + k * rows as the reference's are."""
-        held: NDArray[np.float32] = np.empty((0, self.vocab_size), np.float32)
+        """Rows from `start` on, in blocks that begin at start + k * rows, as the reference's do."""
+        held: F32 = np.empty((0, self.vocab_size), np.float32)
         at = start
         for _, block in self._rows(ids, start):
             held = np.concatenate([held, block]) if len(held) else block
@@ -161,8 +155,7 @@ class LlamaCppEngine:
     def _rows(self, ids: list[int], start: int) -> Iterator[Block]:
         """(first position, logits [n, vocab]) of the positions from `start` on, pass by pass."""
         self._forget_from(min(common_prefix(self.kept, ids), start))
-        begin = len(self.kept)
-        for at in range(begin, len(ids), BATCH):
+        for at in range(len(self.kept), len(ids), BATCH):
             part = ids[at : at + BATCH]
             wanted = [p >= start for p in range(at, at + len(part))]
             self._decode(part, at, wanted)
@@ -170,14 +163,11 @@ class LlamaCppEngine:
                 first = at + wanted.index(True)
                 yield first, self._logits(self.context, at + len(part) - first)
 
-    def forest_logits(self, forest: Forest, wanted: Sequence[int]) -> Iterator[tuple[list[int], NDArray[np.float32]]] | None:
-        """(nodes, logits [n, vocab]) of the wanted nodes, pass by pass; None for a forest that does not fit.
-
-        Each leaf's path is a sequence; a token that several share is computed once, as a token of them all.
-        """
+    def forest_logits(self, forest: Forest, wanted: Sequence[int]) -> Iterator[tuple[list[int], F32]] | None:
+        """(nodes, logits [n, vocab]) of the wanted nodes, pass by pass; None for a forest that does not fit. Each leaf's path is a
+        sequence; a token that several share is computed once, as a token of them all."""
         leaves = forest.leaves()
-        state = self.api.llama_model_is_recurrent(self.model) or self.api.llama_model_is_hybrid(self.model)
-        if state or len(leaves) > SEQUENCES or len(forest.tokens) > self.max_length:  # a state follows one sequence
+        if self._has_state() or len(leaves) > SEQUENCES or len(forest.tokens) > self.max_length:  # a state follows one sequence
             return None
         sequences: list[list[int]] = [[] for _ in forest.tokens]
         for k, path in enumerate(leaves):
@@ -185,9 +175,7 @@ class LlamaCppEngine:
                 sequences[node].append(k)
         return self._forest_passes(forest, sequences, set(wanted))
 
-    def _forest_passes(
-        self, forest: Forest, sequences: list[list[int]], wanted: set[int]
-    ) -> Iterator[tuple[list[int], NDArray[np.float32]]]:
+    def _forest_passes(self, forest: Forest, sequences: list[list[int]], wanted: set[int]) -> Iterator[tuple[list[int], F32]]:
         if self.forests is None:
             self.forests = self._context(SEQUENCES), self.api.llama_batch_init(BATCH, 0, SEQUENCES)
         context, batch = self.forests
@@ -200,34 +188,36 @@ class LlamaCppEngine:
             if found:
                 yield found, self._logits(context, len(found))
 
-    def stream(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Iterator[tuple[int, float]]:
-        self.forget()  # a prompt that was seen before must cost what a new one costs
+    def _has_state(self) -> bool:
+        return bool(self.api.llama_model_is_recurrent(self.model) or self.api.llama_model_is_hybrid(self.model))
+
+    def stream(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Timed:
+        self.forget()  # a repeated prompt must cost as much as a new one
         yield from self.stream_on(token_ids, max_new_tokens, sampling)
 
-    def stream_on(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Iterator[tuple[int, float]]:
+    def stream_on(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Timed:
         trace = self.trace = Trace(element_bytes=CACHE_BYTES[self.kv])
         yield from drafted(self, token_ids, max_new_tokens, sampling) or self._steps(token_ids, max_new_tokens, sampling)
-        # last, so that the call stands between no two tokens that somebody times
+        # at the end, where it delays no token that is timed
         trace.cache_bytes, trace.cache_tokens = int(self.api.llama_state_seq_get_size(self.context, 0)), len(self.kept)
-        self.kv_bytes_per_token = trace.bytes_per_token
 
-    def stream_undrafted(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Iterator[tuple[int, float]]:
-        """`stream` without speculation, which that is compared with."""
+    def stream_undrafted(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Timed:
+        """`stream` without speculation, for comparison."""
         self.forget()
         self.trace = Trace(element_bytes=CACHE_BYTES[self.kv])
         return self._steps(token_ids, max_new_tokens, sampling)
 
-    def _steps(self, token_ids: Sequence[int], most: int, sampling: Sampling) -> Iterator[tuple[int, float]]:
+    def _steps(self, token_ids: Sequence[int], most: int, sampling: Sampling) -> Timed:
         ids = list(token_ids)
         return steps(self, lambda: (ids, list(self._rows(ids, len(ids) - 1))[-1][1][-1]), self._step, most, sampling)
 
-    def rows_after(self, ids: list[int], tokens: list[int]) -> NDArray[np.float32]:
+    def rows_after(self, ids: list[int], tokens: list[int]) -> F32:
         return np.concatenate([block for _, block in self._rows([*ids, *tokens], len(ids))])
 
     def forget(self) -> None:
         self._forget_from(0)
 
-    def _step(self, ids: list[int], token: int) -> NDArray[np.float32]:
+    def _step(self, ids: list[int], token: int) -> F32:
         """Logits [vocab] after one more token, which joins `ids`."""
         self._decode([token], len(ids), [True])
         ids.append(token)
@@ -242,7 +232,7 @@ class LlamaCppEngine:
     def _batch_steps(
         self, context: Any, batch: Any, prompts: Sequence[Sequence[int]], steps: int
     ) -> Iterator[tuple[list[int], float]]:
-        """Each prompt is a sequence with a part of the cache of its own; a step is one pass over a token of each."""
+        """Each prompt is a sequence with its own part of the cache; a step is one pass over one token of each."""
         last = len(prompts[0]) - 1
         todo = [(token, at, [s], at == last) for s, prompt in enumerate(prompts) for at, token in enumerate(prompt)]
         try:
@@ -260,29 +250,27 @@ class LlamaCppEngine:
             self.api.llama_batch_free(batch)
             self.api.llama_free(context)
 
-    def _row(self) -> NDArray[np.float32]:
-        """Logits [vocab] of a pass that asked for one row: llama.cpp's own memory, until the next pass.
-
-        Built from the address, since NumPy's as_array takes 60 us in a cold cache, 1 % of a small model's token.
-        """
+    def _row(self) -> F32:
+        """Logits [vocab] of a pass that asked for one row, in llama.cpp's own memory, until the next pass. Built from the address:
+        NumPy's as_array takes 60 us in a cold cache, 1 % of a small model's token."""
         address = ctypes.addressof(self.api.llama_get_logits(self.context).contents)
         return np.frombuffer(self.row_type.from_address(address), np.float32)
 
     def tokenize(self, text: str) -> list[int]:
-        """Token ids by the model file's own tokenizer: it begins a text as it likes, and reads no special tokens out of it."""
+        """Token ids by the model file's own tokenizer, with its leading token; no text counts as a special token."""
         data = text.encode()
-        room = (self.api.llama_token * (len(data) + 8))()  # a token is a byte at least; a few are put around
+        room = (self.api.llama_token * (len(data) + 8))()  # a token has at least a byte; a few are added around
         n = self.api.llama_tokenize(self.vocab, data, len(data), room, len(room), True, False)
         if n < 0:
             raise ArtifactError(f"llama.cpp could not tokenize {len(data)} bytes (code {n})")
         return list(room[:n])
 
     def leading_token(self) -> int | None:
-        """What the model file's tokenizer puts in front of every text, or None."""
+        """The token that the model file's tokenizer puts before every text, or None."""
         return int(self.api.llama_vocab_bos(self.vocab)) if self.api.llama_vocab_get_add_bos(self.vocab) else None
 
     def kernels(self) -> dict[str, int]:
-        """How many matrices of each GGUF type llama.cpp multiplies."""
+        """Number of matrices of each GGUF type."""
         from gguf import GGUFReader
 
         types = (t.tensor_type.name for t in GGUFReader(self.file).tensors if len(t.shape) == 2)
@@ -291,11 +279,11 @@ class LlamaCppEngine:
     # --- the cache -----------------------------------------------------------------------------------------------
 
     def plain(self) -> LlamaCppEngine:
-        """The same weights with keys and values of 16 bits. Close one of the two only."""
+        """The same weights with keys and values of 16 bits. Close only one of the two."""
         return LlamaCppEngine(self.api, self.model, self.tokenizer, self.file, self.threads, "f16")
 
     def _forget_from(self, position: int) -> None:
-        """Leave the cache with the kept tokens before a position, or with none where that is refused, as of a recurrent state."""
+        """Keep only the cached tokens before a position; none where that is refused, as for a recurrent state."""
         if not self.api.llama_memory_seq_rm(self.memory, 0, position, -1):
             self.api.llama_memory_clear(self.memory, True)
             position = 0
@@ -308,7 +296,7 @@ class LlamaCppEngine:
         self.kept += ids
 
     def _fill(self, batch: Any, tokens: list[tuple[int, int, list[int], bool]]) -> None:
-        """tokens: (id, position, the sequences it belongs to, whether its logits are wanted)."""
+        """tokens: (id, position, its sequences, whether its logits are wanted)."""
         batch.n_tokens = len(tokens)
         for k, (token, position, sequences, wanted) in enumerate(tokens):
             batch.token[k], batch.pos[k], batch.logits[k], batch.n_seq_id[k] = token, position, wanted, len(sequences)
@@ -320,12 +308,12 @@ class LlamaCppEngine:
         if code:
             raise Unsupported(f"llama.cpp could not compute {batch.n_tokens} tokens from position {batch.pos[0]} on (code {code})")
 
-    def _logits(self, context: Any, rows: int) -> NDArray[np.float32]:
-        """A copy of the last pass's logits: float32 [rows, vocab], those that were wanted in order."""
+    def _logits(self, context: Any, rows: int) -> F32:
+        """A copy of the last pass's wanted logits, in order: float32 [rows, vocab]."""
         return np.ctypeslib.as_array(self.api.llama_get_logits(context), shape=(rows, self.vocab_size)).copy()
 
     def _context(self, sequences: int, length: int | None = None) -> Any:
-        """A llama.cpp context for so many sequences: with one cache, or, if a length is given, of so many tokens each."""
+        """A llama.cpp context for a number of sequences that share one cache, or, with a length, have so many tokens each."""
         asked = self.api.llama_context_default_params()
         asked.n_ctx, asked.n_batch, asked.n_ubatch = self.max_length, BATCH, BATCH
         asked.n_threads = asked.n_threads_batch = self.threads

@@ -1,8 +1,7 @@
-"""vLLM, in an environment and a process of its own (_vllm_driver.py): its kernels, its packed formats, its paged cache.
+"""vLLM, in its own environment and process (_vllm_driver.py): its kernels, packed formats and paged cache.
 
-What bounds it: as everywhere, prefill is arithmetic and decoding is memory; its scheduler is Python between the passes. Its
-logits are compared with the reference's where they are made (divergence/in_vllm.py), and each time checked against what it reports
-itself."""
+What bounds it: prefill is compute-bound, decoding memory-bound; its scheduler is Python between the passes. Its logits are compared
+with the reference's in its process (divergence/in_vllm.py), and always checked against its own log-probabilities."""
 
 from __future__ import annotations
 
@@ -18,13 +17,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from pipeline.core import artifacts, install, isolate, quota, venvs
-from pipeline.core.errors import InvalidVariant, NoResult, Unsupported
-from pipeline.divergence.distributions import TokenRows
-from pipeline.engines import Sampling, Trace
+from pipeline.core.errors import InvalidVariant, NoResult, Unsupported, needs
+from pipeline.divergence.distributions import F32, TokenRows
+from pipeline.engines import Blocks, Sampling, Timed, Trace
 from pipeline.engines._vllm_driver import Answer, Question
 from pipeline.model.config import end_ids, window
 
@@ -45,14 +43,12 @@ def load(
     gpu_memory: Annotated[float, Field(gt=0, le=1)] = 0.9,
     tensor_parallel: Annotated[int, Field(ge=1)] = 1,
 ) -> VllmEngine:
-    """Load a Hugging Face folder. kv: how keys and values are kept; max_length: of prompt and reply, in tokens; graphs: record CUDA
+    """Load a Hugging Face folder. kv: type of keys and values; max_length: of prompt and reply, in tokens; graphs: record CUDA
     graphs (a CPU has none); gpu_memory: share of each card that it takes; tensor_parallel: cards that share the model."""
     if artifacts.trusts_code(model_dir):
         raise Unsupported("engine 'vllm' runs no code of a model's own")
-    try:
+    with needs("engine 'vllm'", "pip install transformers -c constraints.txt"):
         from transformers import AutoConfig, AutoTokenizer
-    except ImportError as e:
-        raise Unsupported(f"engine 'vllm' needs {e.name}; pip install transformers -c constraints.txt") from None
     config = AutoConfig.from_pretrained(model_dir).get_text_config()
     length = min(window(config.to_dict()) or max_length, max_length)
     arguments = {
@@ -69,7 +65,7 @@ check_here = venvs.vllm
 
 
 class Driver:
-    """The process that runs vLLM; a question is a line of JSON, and so is each answer. facts: what it said when it had loaded."""
+    """The process that runs vLLM; questions and answers are lines of JSON. facts: its first answer, once it has loaded."""
 
     def __init__(self, command: list[str], arguments: dict[str, object], log: Path, threads: int) -> None:
         self.log, self.oom_kills = log, quota.oom_kills()
@@ -100,7 +96,7 @@ class Driver:
             print(json.dumps(question), file=self.process.stdin, flush=True)
 
     def answer(self) -> Answer:
-        """The next line; what vLLM could not do, and what its self-check found, is raised."""
+        """The next answer; raises what vLLM cannot do (`Unsupported`) or its self-check rejects (`InvalidVariant`)."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
@@ -114,7 +110,7 @@ class Driver:
 
     def close(self) -> None:
         with suppress(BrokenPipeError):
-            self.process.communicate()  # closes its questions, and it ends
+            self.process.communicate()  # closes its input, and it ends
 
 
 class VllmEngine:
@@ -134,28 +130,26 @@ class VllmEngine:
         weakref.finalize(self, shutil.rmtree, scratch, ignore_errors=True)
         self.file = scratch / "logits"
         if kv != "auto" and driver.facts["element_bytes"] != 1:
-            raise InvalidVariant(f"kv: {kv} was asked for, and vLLM keeps keys and values as {driver.facts['cache_type']}")
+            raise InvalidVariant(f"kv: {kv} was requested, but vLLM stores keys and values as {driver.facts['cache_type']}")
 
     def close(self) -> None:
         self.driver.close()
 
     # --- teacher-forced ------------------------------------------------------------------------------------------
 
-    def logits(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+    def logits(self, token_ids: Sequence[int]) -> F32:
         return self._logits([*token_ids, 0], 0)
 
-    def logit_blocks(
-        self, batch: Sequence[Sequence[int]], starts: Sequence[int], rows: int, whole: bool = False
-    ) -> Iterator[tuple[int, int, NDArray[np.float32]]]:
+    def logit_blocks(self, batch: Sequence[Sequence[int]], starts: Sequence[int], rows: int, whole: bool = False) -> Blocks:
         for i, (ids, start) in enumerate(zip(batch, starts)):
             given = self._logits(ids, start)
             yield from ((i, start + at, given[at : at + rows]) for at in range(0, len(given), rows))
 
     def compare_blocks(
-        self, batch: Sequence[Sequence[int]], starts: Sequence[int], expected: Sequence[Iterator[tuple[int, NDArray[np.float32]]]]
+        self, batch: Sequence[Sequence[int]], starts: Sequence[int], expected: Sequence[Iterator[tuple[int, F32]]]
     ) -> Iterator[tuple[int, int, TokenRows]]:
-        """Yield (index in batch, first position, rows) of each window, compared where its logits are made.
-        expected: the reference's blocks of each, from its start on."""
+        """Yield (index in batch, first position, rows) of each window, compared in vLLM's process.
+        expected: the reference's blocks of each window, from its start on."""
         for i, (ids, start) in enumerate(zip(batch, starts)):
             with self.file.open("wb") as f:
                 for _, block in expected[i]:
@@ -163,7 +157,7 @@ class VllmEngine:
             rows = self._score(ids, start, self.threads)
             yield i, start, TokenRows(**{name: np.asarray(values) for name, values in rows.items()})
 
-    def _logits(self, ids: Sequence[int], start: int) -> NDArray[np.float32]:
+    def _logits(self, ids: Sequence[int], start: int) -> F32:
         self._score(ids, start, 0)
         return np.fromfile(self.file, np.float32).reshape(-1, self.vocab_size)
 
@@ -175,7 +169,7 @@ class VllmEngine:
 
     # --- generation ----------------------------------------------------------------------------------------------
 
-    def stream(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Iterator[tuple[int, float]]:
+    def stream(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Timed:
         facts = self.driver.facts
         trace = self.trace = Trace(
             sampling=None, unknown={"sampling": ALONE}, cache_bytes=facts["cache_bytes"], cache_tokens=facts["cache_tokens"],
@@ -187,14 +181,14 @@ class VllmEngine:
             before = at
             yield tokens[0], at
 
-    def stream_on(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Iterator[tuple[int, float]]:
+    def stream_on(self, token_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Timed:
         raise Unsupported(NOT_KEPT)
 
     def stream_batch(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> Iterator[tuple[list[int], float]]:
         return self._steps(prompts, max_new_tokens, Sampling(stop=False))
 
     def sample(self, prompts: Sequence[Sequence[int]], max_new_tokens: int, sampling: Sampling) -> list[list[int]]:
-        """Continue prompts side by side; each reply ends at (and includes) its end token."""
+        """Continue prompts in a batch; each reply ends at (and includes) its end token."""
         self._begin(prompts, max_new_tokens, sampling, whole=True)
         replies = self.driver.answer()["replies"]
         self.driver.answer()
@@ -213,7 +207,7 @@ class VllmEngine:
         try:
             while "done" not in (answer := self.driver.answer()):
                 yield answer["tokens"], answer["at"]
-        except GeneratorExit:  # nobody asks for the rest
+        except GeneratorExit:  # the rest is not needed
             self.driver.send({})
             while "done" not in self.driver.answer():
                 pass

@@ -1,6 +1,6 @@
 """Load and validate evaluation, calibration and prompt files: every row, with its line number, before a model loads.
 
-`python -m pipeline.evalset` checks every set that the project carries and prints their cards."""
+`python -m pipeline.evalset` checks every set of the project and prints the cards."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def load_prompts(path: Path) -> list[PromptRow]:
 
 
 def choose(rows: Sequence[R], count: HowMany, seed: int) -> list[R]:
-    """A fixed-seed subset in file order, spread evenly over the domains; smaller counts are subsets of larger ones."""
+    """A fixed-seed subset in file order, evenly over the domains; smaller counts are subsets of larger ones."""
     order = list(range(len(rows)))
     random.Random(seed).shuffle(order)
     taken: Counter[str] = Counter()
@@ -45,14 +45,14 @@ def choose(rows: Sequence[R], count: HowMany, seed: int) -> list[R]:
 
 
 def in_parts(groups: Mapping[str, str], count: int, seed: int) -> dict[str, int]:
-    """{unit: number of its part}: units at random into parts of equal size, each group's evenly. groups: {unit: its group}."""
+    """{unit: number of its part}: random parts of equal size, with each group's units spread evenly. groups: {unit: its group}."""
     order = list(groups)
     random.Random(seed).shuffle(order)
     return {unit: k % count for k, unit in enumerate(sorted(order, key=groups.__getitem__))}
 
 
 def sets_digest(path: Path) -> dict[str, str]:
-    """{file: sha256} of a set, for provenance: an edited set under the same name is another set."""
+    """{file: sha256} of a set: an edited set under the same name is another set."""
     return {str(p): sha256_file(p) for p in _files(path)}
 
 
@@ -64,8 +64,8 @@ def _files(path: Path) -> list[Path]:
 
 
 def load_rows(files: list[Path], check: Callable[[Any], str | None]) -> list[Any]:
-    """Rows of JSONL files, each passed by `check` (a fault in words, or None), no id and no content twice.
-    Raises `DataError` with file and line of the first fault."""
+    """Rows of JSONL files, each checked by `check` (a fault, or None), without an id or content twice. Raises `DataError` with file
+    and line of the first fault."""
     rows: list[Any] = []
     ids: dict[str, str] = {}
     contents: dict[str, str] = {}
@@ -96,7 +96,7 @@ def _lines(path: Path) -> list[tuple[int, Any]]:
             continue
         try:
             row = json.loads(line.decode("utf-8"), object_pairs_hook=unique_names)
-            # NaN is no JSON value, half of a surrogate pair no character
+            # refuses NaN and half surrogate pairs
             json.dumps(row, ensure_ascii=False, allow_nan=False).encode("utf-8")
             rows.append((number, row))
         except (ValueError, RecursionError) as e:

@@ -1,4 +1,4 @@
-"""Calibration text: cut into rows for quantizers, and refused where it is measured on, which would flatter a quantizer."""
+"""Calibration text: cut into rows for quantizers, and refused if it is measured on, which would favour a quantizer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ AnyRow = Mapping[str, Any]  # a text's, a prompt's or a task's
 
 
 def cut(documents: list[list[int]], *, rows: int, tokens: int, seed: int) -> list[list[int]]:
-    """At most `rows` rows of `tokens` token ids: documents in seeded order, joined and cut at equal lengths."""
+    """At most `rows` rows of `tokens` token ids: documents in seeded order, joined and cut into equal lengths."""
     order = list(range(len(documents)))
     random.Random(seed).shuffle(order)
     stream = [t for i in order for t in documents[i]]
@@ -29,14 +29,14 @@ def cut(documents: list[list[int]], *, rows: int, tokens: int, seed: int) -> lis
 
 
 class Calibration:
-    """The token rows that `calibrate` wrote, read only for quantizers that ask."""
+    """The token rows that `calibrate` wrote, read only if a quantizer asks."""
 
     def __init__(self, folder: Path = artifacts.CALIBRATION) -> None:
         self.folder = folder
         self.facts: CalibrationFacts | None = None  # for a variant's manifest; None if no quantizer asked for rows
 
     def token_rows(self) -> list[list[int]]:
-        """Rows of equal length, in the order in which they were drawn."""
+        """Rows of equal length, in the order of drawing."""
         manifest = artifacts.read_manifest(self.folder)
         artifacts.verify_files(self.folder, manifest)
         facts: Any = {k: v for k, v in manifest.items() if k not in ("status", "versions", "files")}
@@ -45,19 +45,19 @@ class Calibration:
 
 
 def measured_rows(corpus: Path, prompts: Path) -> list[AnyRow]:
-    """Everything that is measured on: corpus, trajectory prompts, and every task of evalsets/tasks."""
+    """All measured text: corpus, trajectory prompts, and every task of evalsets/tasks."""
     return [*load_texts(corpus), *load_prompts(prompts), *(row for name in local_tasks() for row in load_task(name)[1])]
 
 
 def refuse_overlap(rows: Iterable[AnyRow], measured: Iterable[AnyRow], source: str) -> None:
-    """Raise `DataError` that names the rows of `source` which are also measured on."""
+    """Raise `DataError` with the rows of `source` that are also measured on."""
     if shared := overlap(rows, measured):
         raise DataError(f"{source} overlaps what is measured: {some(shared, 3, '; ')}")
 
 
 def overlap(rows: Iterable[AnyRow], measured: Iterable[AnyRow]) -> list[str]:
-    """Rows that share a run of SHARED_WORDS words with a row that is measured on, one sentence each.
-    A Chinese character counts as a word. All text of a row is compared."""
+    """A sentence for each row that shares a run of SHARED_WORDS words with a measured row. A Chinese character counts as a word.
+    All text of a row is compared."""
     first_row: dict[tuple[str, ...], str] = {}
     for row in measured:
         for run in _runs(row):

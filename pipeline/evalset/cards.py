@@ -1,5 +1,5 @@
-"""The card of each shipped set: what it measures, and how finely by the last record (reports/evalsets.json, which
-tools/evalset_record.py writes): a set that has changed since has none, and its card says so."""
+"""The card of each set: what it measures, and how finely, by the last record (reports/evalsets.json, which tools/evalset_record.py
+writes). A set that has changed since has no record."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COLUMNS = ("set", "n", "sha256", "reference", "interval", "resolves", "tells apa
 
 @dataclass(frozen=True)
 class Card:
-    """A set: how many units it holds, its files with their sha256, and the words of cards.yaml."""
+    """A set: its number of units, its files with their sha256, and the words of cards.yaml."""
 
     name: str
     n: int
@@ -34,13 +34,13 @@ class Card:
     weaknesses: str | None = None
 
     def recorded(self, record: EvalsetsRecord | None) -> SetRecord | None:
-        """The set's record, or None if there is none or its files have changed since."""
+        """The set's record; None if there is none, or its files have changed since."""
         entry = record["sets"].get(self.name) if record else None
         return entry if entry is not None and entry["files"] == self.files else None
 
 
 def cards() -> list[Card]:
-    """One card a set, each row checked on the way."""
+    """One card per set; checks every row."""
     words = yaml.safe_load((HOME / "cards.yaml").read_text(encoding="utf-8"))
 
     def card(name: str, files: list[Path], n: int, unit: str) -> Card:
@@ -65,7 +65,7 @@ def read_record() -> EvalsetsRecord | None:
 
 
 def line(card: Card, record: EvalsetsRecord | None) -> dict[str, str]:
-    """A table row; what was not measured is a dash."""
+    """A table row, with dashes for what was not measured."""
     row = dict.fromkeys(COLUMNS, "–")
     row |= {"set": card.name, "n": f"{card.n} {card.unit}", "sha256": list(card.files.values())[-1][:12]}
     measured = card.recorded(record)

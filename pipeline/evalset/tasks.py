@@ -1,6 +1,6 @@
-"""lm-eval tasks: evalsets/tasks/<name>.yaml with its rows, or <name>.jsonl alone, whose columns say what it is.
+"""lm-eval tasks: evalsets/tasks/<name>.yaml with its rows, or <name>.jsonl alone, whose columns determine the kind.
 
-Every row is checked here, so that a missing split or column or a malformed line is named before a model is loaded."""
+Every row is checked here, so that a missing split or column or a malformed line is reported before a model is loaded."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from pipeline.core.records import Json
 from pipeline.evalset import fields_fault, load_rows
 
 TASKS = Path("evalsets/tasks")
-HOMES = (TASKS, Path("evalsets/corpus"))  # where a task's rows may lie: what dvc.yaml has `evaluate` depend on
+HOMES = (TASKS, Path("evalsets/corpus"))  # folders of tasks' rows, on which `evaluate` depends in dvc.yaml
 OUTPUT_TYPES = ("multiple_choice", "generate_until", "loglikelihood_rolling", "loglikelihood")
 
-ANSWER_TOKENS = 32  # longest reply to a row, if no YAML says it
+ANSWER_TOKENS = 32  # longest reply of a task without a YAML
 RIGHT = {"metric": "acc", "aggregation": "mean", "higher_is_better": True}
 EXACT = {"metric": "exact_match", "aggregation": "mean", "higher_is_better": True, "regexes_to_ignore": [r"^\s+|\s+$"]}
 
@@ -44,14 +44,14 @@ KINDS: dict[tuple[str, ...], Json] = {
 
 
 def local_tasks() -> dict[str, Path]:
-    """{task name: its YAML, or its rows where it has none} of the tasks in evalsets/tasks."""
+    """{task in evalsets/tasks: its YAML, or its rows if it has none}."""
     named = {p.stem: p for p in meant(TASKS, "*.yaml")}
     used = {file.resolve() for path in named.values() for file in _data_files(_peek(path))}
     return named | {p.stem: p for p in meant(TASKS, "*.jsonl") if p.stem not in named and p.resolve() not in used}
 
 
 def load_task(name: str) -> tuple[Json, list[Json]]:
-    """A local task's lm-eval config and its rows, all checked. Raises `DataError` with file and line."""
+    """A local task's lm-eval config and rows, all checked. Raises `DataError` with file and line."""
     tasks = local_tasks()
     if name not in tasks:
         raise DataError(f"task {name!r} is not in {TASKS}{did_you_mean(name, list(tasks))}")
@@ -70,13 +70,13 @@ def load_task(name: str) -> tuple[Json, list[Json]]:
 
 
 def task_files(name: str) -> list[Path]:
-    """Every file that a local task is made of: its YAML, where it has one, and its rows."""
+    """Every file of a local task: its YAML, if it has one, and its rows."""
     path = local_tasks()[name]
     return list(dict.fromkeys([path, *(_data_files(_peek(path)) if path.suffix == ".yaml" else [])]))
 
 
 def subset(n: int, count: HowMany, seed: int) -> list[int]:
-    """Indices of a fixed-seed subset in file order; a smaller count's items are among a larger one's."""
+    """Indices of a fixed-seed subset in file order; smaller counts are subsets of larger ones."""
     order = list(range(n))
     random.Random(seed).shuffle(order)
     return sorted(order[: None if isinstance(count, str) else count])
@@ -114,14 +114,14 @@ def _config(name: str, path: Path) -> Json:
 
 
 def _inferred(name: str, path: Path) -> Json:
-    """The config that the first row's columns ask for."""
+    """The config for the first row's columns."""
     first = load_rows([path], lambda row: fields_fault(row, {"id": str}))[0]
     for columns, config in KINDS.items():
         if all(c in first for c in columns):
             files = {"dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(path)}}, "test_split": "test"}
             given = {"task": name, **files, "num_fewshot": 0, "metadata": {"version": 1.0}, **config}
             if "choices" in columns and str(first["choices"][0]).startswith(" "):
-                given["target_delimiter"] = ""  # choices that bring their own space
+                given["target_delimiter"] = ""  # choices with their own space
             return given
     kinds = "; or ".join(", ".join(columns) for columns in KINDS)
     raise DataError(f"{path}:1: has columns {', '.join(first)}; needed besides id: {kinds}; or write {path.with_suffix('.yaml')}")
@@ -130,7 +130,7 @@ def _inferred(name: str, path: Path) -> Json:
 def _peek(path: Path) -> Json:
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, OSError, ValueError):  # named when the task is used
+    except (yaml.YAMLError, OSError, ValueError):  # reported when the task is used
         return {}
     return config if isinstance(config, dict) else {}
 
@@ -142,7 +142,7 @@ def _splits(config: Json) -> Json:
 
 
 def _data_files(config: Json) -> list[Path]:
-    values = _splits(config).values()  # few-shot examples change a prompt as much as the question does
+    values = _splits(config).values()  # few-shot examples are part of a prompt, too
     return [Path(f) for one in values for f in (one if isinstance(one, list) else [one]) if isinstance(f, str)]
 
 
@@ -163,8 +163,8 @@ def _split_files(path: Path, config: Json) -> list[Path]:
 
 
 def _one_kind(files: list[Path], rows: list[Json], config: Json) -> None:
-    """Raise if a target is text in one row and a list in another (lm-eval takes the first row's kind for all). Without a YAML
-    also if only some choices begin with a space, or a target has several lines."""
+    """Raise if a target is text in one row and a list in another (lm-eval uses the first row's kind for all). Without a YAML also
+    if only some choices begin with a space, or a target has several lines."""
     inferred = files[0].parent == TASKS and not (TASKS / f"{config['task']}.yaml").exists()
     for row in rows if inferred else []:
         where = f"{files[0]}: item {row['id']!r}"
@@ -192,7 +192,7 @@ def _choice_fault(row: Json, config: Json) -> str | None:
     if config.get("output_type") != "multiple_choice":
         return None
     named = [str(config.get(key)) for key in ("doc_to_choice", "doc_to_target")]
-    if not all(name in row for name in named):  # made by a template: lm-eval's business
+    if not all(name in row for name in named):  # made by a template
         return None
     choices, answer = (row[name] for name in named)
     if not isinstance(choices, list) or len(choices) < 2 or not all(isinstance(c, str) and c.strip() for c in choices):
@@ -207,7 +207,7 @@ def _choice_fault(row: Json, config: Json) -> str | None:
 
 
 def _text_fault(row: Json, config: Json) -> str | None:
-    """What is asked or expected must be text, and not empty; only a multiple choice may have no context."""
+    """Fault of a question or target that is not text or empty; only a multiple choice may have no context."""
     asked, expected, kind = config.get("doc_to_text"), config.get("doc_to_target"), config.get("output_type")
     given = asked in row and (kind != "multiple_choice" or row[asked] != "")
     if fault := fields_fault(row, {str(asked): str} if given else {}):

@@ -1,12 +1,12 @@
-"""What kind of text a token is part of. Pure: strings and ids in, names of `metrics.TOKEN_CLASSES` out."""
+"""The kind of text a token is part of: strings and ids in, names of `metrics.TOKEN_CLASSES` out."""
 
 from __future__ import annotations
 
 import unicodedata
 from collections.abc import Callable, Collection, Sequence
 
-BROKEN = "\ufffd"  # what a decoder writes for bytes that are only part of a character
-LONGEST = 8  # tokens that one character may be cut into, with some room
+BROKEN = "\ufffd"  # a decoder's mark for bytes of an incomplete character
+LONGEST = 8  # tokens of one character, with some room
 WIDE = ("CJK", "HIRAGANA", "KATAKANA", "HANGUL", "IDEOGRAPHIC", "FULLWIDTH", "BOPOMOFO")  # first words of Unicode names
 
 
@@ -17,7 +17,7 @@ def classes(ids: Sequence[int], decode: Callable[[list[int]], str], special: Col
 
 
 def class_of(text: str, *, special: bool, code: bool) -> str:
-    """The class of a token that decodes to `text`. code: it stands in a program, where all but the marks are code."""
+    """The class of a token that decodes to `text`. code: it is part of a program, where all but special tokens are code."""
     if special:
         return "special"
     if code:
@@ -37,8 +37,8 @@ def class_of(text: str, *, special: bool, code: bool) -> str:
 
 
 def whole_characters(ids: Sequence[int], decode: Callable[[list[int]], str], special: Collection[int]) -> list[str]:
-    """The text of each token; byte-level tokens that share a character get it together.
-    What never becomes a whole character within LONGEST tokens stays broken, token by token."""
+    """The text of each token; byte-level tokens that share a character all get it. Tokens that form no whole character within
+    LONGEST tokens stay broken."""
     texts: list[str] = []
     while len(texts) < len(ids):
         at = len(texts)

@@ -19,9 +19,8 @@ NAMED = "additional_chat_templates"
 
 
 def corpus_windows(documents: Iterable[TextRow], tokenizer: Any, length: int, skipped: Counter[str] | None = None) -> list[Window]:
-    """Cut each document into windows of at most `length` tokens.
-    A rest of fewer than 8 tokens, or of padding only, is counted in `skipped`: it has no score, not 0. If the tokenizer puts a BOS
-    before a text, every window gets it, unscored: the model expects it."""
+    """Cut each document into windows of at most `length` tokens. A rest of fewer than 8 tokens, or of padding only, is counted in
+    `skipped` and not scored. If the tokenizer puts a BOS before a text, every window gets it, unscored."""
     lead = tuple(leading(tokenizer))
     pad = getattr(tokenizer, "pad_token_id", None)
     step = length - len(lead)
@@ -41,7 +40,7 @@ def corpus_windows(documents: Iterable[TextRow], tokenizer: Any, length: int, sk
 
 
 def prompt_ids(row: PromptRow, tokenizer: Any) -> list[int]:
-    """A prompt's tokens: plain text without the end that a tokenizer appends, or a chat in the model's template."""
+    """A prompt's tokens: plain text without an appended end token, or a chat in the model's template."""
     if "messages" not in row:
         return leading(tokenizer) + list(tokenizer(row["prompt"], add_special_tokens=False).input_ids)
     if not tokenizer.chat_template:
@@ -51,7 +50,7 @@ def prompt_ids(row: PromptRow, tokenizer: Any) -> list[int]:
 
 
 def chat_template(folder: Path) -> str | None:
-    """A model's chat template, from any of the files that may hold one, or None. Raises `DataError` if none is the default."""
+    """A model's chat template, from any file that may hold one, or None. Raises `DataError` if none is the default."""
     single = folder / "chat_template.jinja"
     if single.exists():
         return single.read_text(encoding="utf-8")
@@ -68,7 +67,7 @@ def chat_template(folder: Path) -> str | None:
 
 
 def why_not(messages: list[dict[str, str]], folder: Path) -> str | None:
-    """Why a model does not take a chat, or None; a tokenizer with code of its own is trusted to take it."""
+    """Why a model does not take a chat, or None, also for a tokenizer with its own code."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     file = folder / "tokenizer_config.json"
@@ -82,13 +81,13 @@ def why_not(messages: list[dict[str, str]], folder: Path) -> str | None:
     tokens = {k: v["content"] if isinstance(v, dict) else v for k, v in config.items() if k.endswith("_token") and v}
     try:
         render_jinja_template([messages], chat_template=template, add_generation_prompt=True, **tokens)
-    except Exception as e:  # a template raises what it likes
+    except Exception as e:  # a template may raise anything
         return f"is a chat that the model's template refuses ({' '.join(str(e).split())[:200]})"
     return None
 
 
 def refuse_chats(prompts: Iterable[PromptRow], folder: Path) -> None:
-    """Raise `DataError` if one of the prompts is a chat that the model does not take."""
+    """Raise `DataError` if a prompt is a chat that the model does not take."""
     for row in prompts:
         if "messages" in row and (why := why_not(row["messages"], folder)):
             raise DataError(f"prompt {row['id']!r} {why}; choose plain prompts")

@@ -1,4 +1,4 @@
-"""What the stages that choose have in common: their settings, their texts, their intervals."""
+"""Settings, texts and intervals that `sensitivity`, `search` and `certify` share."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def setup_of(settings: Params) -> Smallest:
 
 
 def digest_of(order: Sequence[str], proposals: Sequence[Proposal]) -> str:
-    """Identity of a frozen list: its order, and what each candidate is built with."""
+    """Identity of a frozen list: its order, and each candidate's options."""
     options = {p["name"]: p["options"] for p in proposals}
     return artifacts.digest([order, [options.get(name) for name in order]])
 
 
 def faults(settings: Params) -> Iterator[str]:
-    """What keeps `make smallest` from finding anything, as far as files' headers and earlier results tell."""
+    """Reasons why `make smallest` cannot find anything, by the files' headers and earlier results."""
     if (setup := settings.smallest) is None:
         return
     try:
@@ -45,20 +45,20 @@ def faults(settings: Params) -> Iterator[str]:
     except QuantgateError as e:
         yield str(e)
         return
-    if (artifacts.BASE / "config.json").exists() and (least := mixes.least_bytes(setup, artifacts.BASE)) is not None:
-        if not (whole_bytes := 2 * count_weights(artifacts.BASE)):  # its weights were removed: `download` brings them
-            return
-        if setup.budget_mb is not None and setup.budget_mb * 1e6 < least:
-            yield f"smallest.budget_mb: {setup.budget_mb:g} is below the smallest there is, all at the lowest: {least / 1e6:.1f} MB"
-        for bound in (
-            bound_of(r) for r in settings.gate.rules if r.metric == "size_ratio" and r.required and r.against == "reference"
-        ):
-            if least / whole_bytes > bound.threshold:
-                yield f"smallest: nothing can pass size_ratio {bound.text}: the lowest level has {least / whole_bytes:.3f}"
+    if not (artifacts.BASE / "config.json").exists() or (least := mixes.least_bytes(setup, artifacts.BASE)) is None:
+        return
+    if not (whole_bytes := 2 * count_weights(artifacts.BASE)):  # its weights were removed: `download` brings them
+        return
+    if setup.budget_mb is not None and setup.budget_mb * 1e6 < least:
+        yield f"smallest.budget_mb: {setup.budget_mb:g} is below the smallest there is, all at the lowest: {least / 1e6:.1f} MB"
+    rules = [r for r in settings.gate.rules if r.metric == "size_ratio" and r.required and r.against == "reference"]
+    for bound in map(bound_of, rules):
+        if least / whole_bytes > bound.threshold:
+            yield f"smallest: nothing can pass size_ratio {bound.text}: the lowest level has {least / whole_bytes:.3f}"
 
 
 def texts_of(setup: Smallest, folder: Path, seed: int) -> tuple[list[TextRow], list[list[int]]]:
-    """The documents that choose, and the first tokens of each."""
+    """The documents to choose by, and the first tokens of each."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=artifacts.trusts_code(folder))

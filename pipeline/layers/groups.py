@@ -1,4 +1,4 @@
-"""Groups of matrices that runtimes fuse into one product, and that one format therefore has to hold: q, k and v; gate and up."""
+"""Groups of matrices that runtimes fuse into one product and that therefore need one format: q, k and v; gate and up."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ ORDER = ("qkv", "o", "gate+up", "down", "experts")
 
 @dataclass(frozen=True)
 class Group:
-    """modules: transformers' names of its matrices, without `.weight`; layer: None outside the layers; kind: a name of ORDER,
-    `embeddings`, `head`, or that of its module."""
+    """modules: transformers' names of its matrices, without `.weight`; layer: None outside the layers; kind: one of ORDER,
+    `embeddings`, `head`, or its module's name."""
 
     name: str
     layer: int | None
@@ -43,10 +43,10 @@ def kind_of(module: str, experts: bool = False) -> str:
 
 
 def groups_of(folder: Path) -> list[Group]:
-    """All groups of a model: embeddings, those of each layer in order, and the head where it has weights of its own."""
+    """All groups of a model: embeddings, those of each layer in order, and the head if it has its own weights."""
     model = skeleton(folder)
     if model is None:
-        raise Unsupported("the model's class is code of its own: its layers cannot be told apart")
+        raise Unsupported("the model's class is its own code: its layers cannot be distinguished")
     found: dict[tuple[int, str], list[str]] = {}
     for module, matrix in model.matrices.items():
         number = re.search(r"\.(\d+)\.", module)
@@ -59,8 +59,5 @@ def groups_of(folder: Path) -> list[Group]:
         return key[0], ORDER.index(key[1]) if key[1] in ORDER else len(ORDER), key[1]
 
     inside = [Group(f"{layer}.{kind}", layer, kind, tuple(found[layer, kind])) for layer, kind in sorted(found, key=place)]
-    head_is_tied = f"{model.head}.weight" in model.tied
-    return [
-        Group("embeddings", None, "embeddings", (EMBEDDINGS,)), *inside,
-        *([] if head_is_tied else [Group("head", None, "head", (HEAD,))]),
-    ]  # fmt: skip
+    head = [] if model.ties_head else [Group("head", None, "head", (HEAD,))]
+    return [Group("embeddings", None, "embeddings", (EMBEDDINGS,)), *inside, *head]

@@ -1,7 +1,6 @@
-"""Mixes: which format each group is stored in, as the options of an ordinary variant.
+"""Mixes: the format of each group, as the options of an ordinary variant.
 
-A level is a format: a tensor type of GGUF; of other quantizers `low`, what their options pack, and `kept`, 16 bits by `keep`.
-"""
+A level is a format: a tensor type of GGUF; for other quantizers `low`, as their options pack, or `kept`, 16 bits by `keep`."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ Mix = dict[str, str]  # {group: level}
 
 
 def check(setup: Smallest) -> None:
-    """Raise `ParamsError` for a quantizer that stores all layers alike, and for levels that it does not have."""
+    """Raise `ParamsError` for a quantizer that stores all layers alike, and for unknown levels."""
     quantizers.check(setup.quantizer, setup.options)
     quantizers.check_engine(setup.quantizer, setup.engine)
     taken = signature(quantizers.find(setup.quantizer)).parameters
@@ -37,20 +36,20 @@ def check(setup: Smallest) -> None:
         raise ParamsError(f"smallest.types: quantizer {setup.quantizer!r} has no tensor types: what it keeps has 16 bits")
     for name in levels(setup) if "types" in taken else []:
         if name not in gguf.TENSOR_TYPES:
-            raise ParamsError(f"smallest: {name!r} is no tensor type of llama.cpp{did_you_mean(name, list(gguf.TENSOR_TYPES))}")
+            raise ParamsError(f"smallest: {name!r} is not a tensor type of llama.cpp{did_you_mean(name, list(gguf.TENSOR_TYPES))}")
     if len(levels(setup)) < 2:
         raise ParamsError("smallest.types: give at least one type besides options.type")
 
 
 def levels(setup: Smallest) -> list[str]:
-    """The levels, that of `options` first."""
+    """The levels, the one in `options` first."""
     if setup.quantizer == "gguf":
         return list(dict.fromkeys([str(setup.options.get("type")), *setup.types]))
     return [LOW, KEPT]
 
 
 def least_bytes(setup: Smallest, base: Path) -> float | None:
-    """Bytes of all matrices at the lowest level; None where the options name no bits, or the model's class is not known."""
+    """Bytes of all matrices at the lowest level; None if the options name no bits, or the model's class is unknown."""
     model, low = skeleton(base), levels(setup)[0]
     if model is None:
         return None
@@ -66,11 +65,11 @@ def least_bytes(setup: Smallest, base: Path) -> float | None:
 
 
 def held_by(setup: Smallest, level: str, groups: Sequence[Group], base: Path) -> list[Group]:
-    """The groups that can be stored at a level. Quantizers other than GGUF leave embeddings and head as they are at both."""
-    model = skeleton(base)
-    assert model is not None  # groups_of has asked
+    """The groups that can be stored at a level. Quantizers other than GGUF keep embeddings and head at both."""
     if setup.quantizer != "gguf":
         return list(groups)
+    model = skeleton(base)
+    assert model is not None  # checked by groups_of
     hidden = next(m.inputs for m in model.matrices.values() if m.block)
     widths = {name: matrix.inputs for name, matrix in model.matrices.items()} | {EMBEDDINGS: hidden, HEAD: hidden}
     return [g for g in groups if all(gguf.stores(level, widths[module]) for module in g.modules)]
@@ -83,7 +82,8 @@ def uniform(setup: Smallest, level: str, groups: Sequence[Group], base: Path) ->
 
 
 def options_of(setup: Smallest, groups: Sequence[Group], mix: Mix) -> Options:
-    """The options of the variant that stores groups as a mix says: a pattern for what most matrices of a name have, then names."""
+    """The options of the variant that stores groups by a mix: a pattern for the type of most matrices of a name, then
+    exceptions."""
     if setup.quantizer != "gguf":
         return {**setup.options, "keep": [m for g in groups if g.layer is not None and mix[g.name] == KEPT for m in g.modules]}
     asked = {module: mix[g.name] for g in groups if g.name in mix for module in g.modules}

@@ -1,8 +1,6 @@
-"""The values that a format stores, as float32 arrays by transformers' module names, and the bytes that it takes for them.
+"""The values that a format stores, in float32 by transformers' module names, and their bytes.
 
-GGUF is read by transformers' own dequantization. Other formats give theirs by a product with the identity in their own kernel:
-one that multiplies with W gives W back, whatever packs it.
-"""
+GGUF is dequantized by transformers. Other formats are multiplied with the identity in their own kernel, which gives W."""
 
 from __future__ import annotations
 
@@ -34,31 +32,29 @@ def write(folder: Path, engine: str, groups: Sequence[Group], out: Path, threads
 
 def tensor_of(model: Any, module: str) -> Tensor:
     """The parameter of a module's matrix, or of fused experts."""
+    part = _part(model, module)
+    return getattr(part, "weight", part)  # type: ignore[no-any-return]
+
+
+def _part(model: Any, module: str) -> Any:
+    """A module with a matrix, or the parameter of fused experts."""
     if module in (EMBEDDINGS, HEAD):
-        part = model.get_input_embeddings() if module == EMBEDDINGS else model.get_output_embeddings()
-        return part.weight  # type: ignore[no-any-return]
+        return model.get_input_embeddings() if module == EMBEDDINGS else model.get_output_embeddings()
     parent, _, last = module.rpartition(".")
-    owner = getattr(model.get_submodule(parent), last)
-    return getattr(owner, "weight", owner)  # type: ignore[no-any-return]
+    return getattr(model.get_submodule(parent), last)
 
 
 def _values(model: Any, module: str) -> Tensor:
     import torch
 
-    part = model.get_submodule(module) if module not in (EMBEDDINGS, HEAD) and _is_module(model, module) else None
-    if part is None or (type(part) in (torch.nn.Linear, torch.nn.Embedding) and type(part.weight.data) is torch.Tensor):
+    part = _part(model, module)
+    packed = isinstance(part, torch.nn.Module) and module not in (EMBEDDINGS, HEAD)
+    if not packed or (type(part) in (torch.nn.Linear, torch.nn.Embedding) and type(part.weight.data) is torch.Tensor):
         return tensor_of(model, module).detach().float().contiguous().clone()
     with torch.inference_mode():
         eye = torch.eye(part.in_features, dtype=torch.bfloat16)
         product = part(eye) - (part.bias if getattr(part, "bias", None) is not None else 0)
     return product.T.float().contiguous().clone()  # type: ignore[no-any-return]
-
-
-def _is_module(model: Any, module: str) -> bool:
-    import torch
-
-    parent, _, last = module.rpartition(".")
-    return isinstance(getattr(model.get_submodule(parent), last), torch.nn.Module)
 
 
 def _gguf(folder: Path, modules: list[str]) -> tuple[Any, dict[str, int]]:
@@ -76,15 +72,14 @@ def _gguf(folder: Path, modules: list[str]) -> tuple[Any, dict[str, int]]:
 def _packed(folder: Path, modules: list[str], threads: int) -> tuple[Any, dict[str, int]]:
     engine: Any = engines.load("hf", folder, threads=threads)
     headers = read_headers(folder)
-    embedded = next(name for name, part in engine.model.named_modules() if part is engine.model.get_input_embeddings())
-    head = next(name for name, part in engine.model.named_modules() if part is engine.model.get_output_embeddings())
-    stands = {EMBEDDINGS: embedded, HEAD: head}
-    sizes = {m: sum(t.bytes for n, t in headers.items() if f"{n}.".startswith(f"{stands.get(m, m)}.")) for m in modules}
+    names = {part: name for name, part in engine.model.named_modules()}
+    outside = {m: names[_part(engine.model, m)] for m in (EMBEDDINGS, HEAD)}
+    sizes = {m: sum(t.bytes for n, t in headers.items() if f"{n}.".startswith(f"{outside.get(m, m)}.")) for m in modules}
     return engine.model, sizes
 
 
 class Values:
-    """A file of values, read a tensor at a time."""
+    """A file of values, read one tensor at a time."""
 
     def __init__(self, path: Path) -> None:
         from safetensors import safe_open

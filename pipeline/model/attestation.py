@@ -1,6 +1,6 @@
-"""Measure what a variant's files hold, and check what its quantizer says against its files and its loaded model.
+"""Measure a variant's files, and check its quantizer's facts against its files and its loaded model.
 
-A quantizer that silently kept, skipped or unpacked something would otherwise be measured under a wrong name."""
+Else a quantizer that silently kept, skipped or unpacked something would be measured under a wrong name."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from pipeline.engines import ROWS, Sampling
 from pipeline.model.headers import count_weights, weights_of
 from pipeline.quantizers._probe import token_ids
 
-FULL = set("F64 F32 F16 BF16 FLOAT FLOAT16 BFLOAT16 DOUBLE".split())  # anything else is packed or scaled
-TOLERANCE = 0.03  # of the expected bits: padding, a rounded group, a description of a few bytes
+FULL = set("F64 F32 F16 BF16 FLOAT FLOAT16 BFLOAT16 DOUBLE".split())  # all other types are packed or scaled
+TOLERANCE = 0.03  # of the expected bits: padding, a rounded group, a few bytes of description
 PLAIN = ("float32", "float16", "bfloat16", "F32", "F16", "BF16", "MatMul", "Gemm")  # products of unpacked weights
 DECODED = 3  # tokens that a probe decodes
-CLOSE = 1e-2  # of the largest logit: another process may choose another kernel, not other weights
+CLOSE = 1e-2  # of the largest logit: another process may choose another kernel
 
 
 def measure(base: Path, variant: Path) -> Size:
@@ -39,17 +39,14 @@ def measure(base: Path, variant: Path) -> Size:
         raise ArtifactError(f"{variant} holds no weights: no .safetensors, .gguf or model.onnx was written")
     total, size = count_weights(base), sum(types.values())
     return {
-        "weight_bytes": size,
-        "bits_per_weight": 8 * size / total,
-        "quantized_share": quantized / total,
-        "packed_bits": 8 * packed / quantized if packed is not None and quantized else None,
-        "tensor_types": dict(types),
-    }
+        "weight_bytes": size, "bits_per_weight": 8 * size / total, "quantized_share": quantized / total,
+        "packed_bits": 8 * packed / quantized if packed is not None and quantized else None, "tensor_types": dict(types),
+    }  # fmt: skip
 
 
 def _safetensors(base: Path, variant: Path) -> tuple[Counter[str], int, int]:
-    """({type: bytes}, weights quantized, bytes they take): a base weight counts as quantized unless held in a full type.
-    A weight that a library renamed is recognized by its shape."""
+    """({type: bytes}, quantized weights, their bytes): a base weight counts as quantized unless held in a full type. A weight that
+    a library renamed is recognized by its shape."""
     held, weights = weights_of(variant, base), weights_of(base)
     types: Counter[str] = Counter()
     for tensor in held.values():
@@ -79,7 +76,7 @@ def _gguf(variant: Path) -> tuple[Counter[str], int]:
 
 
 def _onnx(base: Path, variant: Path) -> tuple[Counter[str], int]:
-    """Initializers by element type; quantized: what MatMulNBits nodes multiply with, by their N and K."""
+    """({type: bytes} of initializers, quantized weights): those of MatMulNBits nodes, by their N and K."""
     import onnx
 
     graph = onnx.load(variant / "model.onnx", load_external_data=False).graph
@@ -93,11 +90,11 @@ def _onnx(base: Path, variant: Path) -> tuple[Counter[str], int]:
 
 
 def check_bits(facts: BuildFacts, packed_bits: float | None) -> None:
-    """Raise if the packed matrices take other bits a weight (packed_bits, measured) than their method says."""
+    """Raise if the measured bits per weight of packed matrices (packed_bits) are not those of the method."""
     expected = facts.get("expected_bits")
     if expected and packed_bits is not None and abs(packed_bits - expected) > TOLERANCE * expected:
-        taken = f"its packed matrices take {packed_bits:.3g} bits a weight where the method says {expected:.3g}"
-        raise InvalidVariant(f"{taken}: it was not quantized as asked")
+        taken = f"its packed matrices take {packed_bits:.3g} bits per weight, not the {expected:.3g} of the method"
+        raise InvalidVariant(f"{taken}: it was not quantized as requested")
 
 
 def check_kernels(kernels: dict[str, int], facts: Mapping[str, Any]) -> None:
@@ -109,7 +106,7 @@ def check_kernels(kernels: dict[str, int], facts: Mapping[str, Any]) -> None:
 
 
 def check_cache(engine: Any, ids: Sequence[int]) -> None:
-    """Raise if an engine that is to pack its keys and values scores every token as without, or takes as many bytes."""
+    """Raise if an engine that should pack keys and values scores every token as without packing, or takes as many bytes."""
     plain = engine.plain()
     packed, whole = ([block for *_, block in e.logit_blocks([ids], [0], ROWS)] for e in (engine, plain))
     if all(map(np.array_equal, packed, whole)):
@@ -122,8 +119,8 @@ def check_cache(engine: Any, ids: Sequence[int]) -> None:
 
 
 def check_answer(engine: Any, before: Json | None) -> None:
-    """Raise if the loaded model's logits are not finite, or not those of the process that saved it.
-    before: {token_ids, at, logits} of the model in memory (quantizers/_probe.py), where it could be asked."""
+    """Raise if the loaded model's logits are not finite, or not those of the process that saved it. before: {token_ids, at, logits}
+    of the model in memory (quantizers/_probe.py), if it could be probed."""
     ids = before["token_ids"] if before else token_ids(engine.vocab_size)
     logits = engine.logits(ids)[-1]
     if not np.isfinite(logits).all():
@@ -135,5 +132,5 @@ def check_answer(engine: Any, before: Json | None) -> None:
     again = logits[np.asarray(before["at"])]
     error = float(np.abs(again - saved).max() / np.abs(saved).max())
     if not error <= before.get("close", CLOSE):
-        differ = f"it gives {again[0]:.4g} where the model that was saved gave {saved[0]:.4g} (probe of {len(ids)} tokens)"
-        raise InvalidVariant(f"loaded anew, {differ}: saving or loading lost something")
+        differ = f"it gives {again[0]:.4g} and the saved model gave {saved[0]:.4g} (probe of {len(ids)} tokens)"
+        raise InvalidVariant(f"after loading, {differ}: saving or loading lost something")

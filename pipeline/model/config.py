@@ -1,4 +1,4 @@
-"""What a model folder says of the part that reads text, whatever its class calls it. Nothing heavy is loaded."""
+"""Facts of a model folder's text part, whatever its class calls it. Nothing heavy is loaded."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pipeline.core import artifacts
 from pipeline.core.droppings import data_files
 from pipeline.core.records import Json
 
-NESTED = ("text_config", "llm_config", "language_config")  # where a model with pictures or sound keeps its text part
-# What a model folder may bring along; pickled weights and code files stay out unless code is asked for.
+NESTED = ("text_config", "llm_config", "language_config")  # the text part of a model with pictures or sound
+# Files taken from a model folder: no pickled weights, and code only on request.
 WANTED = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.txt", "*.model", "*.jinja", "LICENSE*", "README.md")
-READ = 4096  # tokens: no text that is scored comes near, so that a longer sliding window loses nothing
-# What loaders take up by themselves where it lies beside the weights, or what would stand in the place of a quantizer's own.
+READ = 4096  # tokens: longer than any scored text, so that a longer sliding window loses nothing
+# Files that loaders would pick up beside the weights, or that would take the place of a quantizer's own.
 LEFT = ("adapter_*", "*quant*config.json", "genai_config.json", "params.json")
 WINDOWS = ("max_position_embeddings", "n_positions", "max_seq_len")
 
@@ -32,12 +32,12 @@ def nested(config: Json) -> list[Json]:
 
 
 def window(config: Json) -> int | None:
-    """The most tokens that a model reads; None where its config sets no bound, as with ALiBi or a recurrent state."""
+    """The most tokens that a model reads; None if its config sets no bound, as with ALiBi or a recurrent state."""
     return next((config[name] for name in WINDOWS if isinstance(config.get(name), int)), None)
 
 
 def sliding(config: Json) -> tuple[int, list[bool]]:
-    """(tokens, which layers) of attention that sees a window or a chunk only; (0, none) for a model without."""
+    """(tokens, which layers) of attention limited to a window or chunk; (0, none) for a model without."""
     types = config.get("layer_types") or ["sliding_attention"] * (config.get("num_hidden_layers") or 0)
     chunked = "chunked_attention" in types
     tokens = config.get("attention_chunk_size" if chunked else "sliding_window") or 0
@@ -46,7 +46,7 @@ def sliding(config: Json) -> tuple[int, list[bool]]:
 
 
 def wanted(folder: Path, code: bool) -> list[Path]:
-    """Files of a model's folder that are taken, or all parts of a GGUF file. code: its own Python files too."""
+    """The files to take from a model's folder, or all parts of a GGUF file. code: its Python files too."""
     if folder.suffix == ".gguf":
         return parts(folder)
     files = {file for pattern in (*WANTED, *["*.py"] * code) for file in data_files(folder, pattern)}
@@ -54,14 +54,14 @@ def wanted(folder: Path, code: bool) -> list[Path]:
 
 
 def parts(file: Path) -> list[Path]:
-    """The files of a GGUF model, there or not: one, or all that a name such as `x-00001-of-00003.gguf` stands for."""
+    """The files of a GGUF model, whether they exist or not: one, or all parts by a name such as `x-00001-of-00003.gguf`."""
     split = re.search(r"-\d{5}-of-(\d{5})\.gguf$", file.name)
     stem, count = (file.name[: split.start()], split[1]) if split else ("", "0")
     return [file.with_name(f"{stem}-{k + 1:05}-of-{count}.gguf") for k in range(int(count))] or [file]
 
 
 def end_ids(folder: Path, tokenizer: Any) -> set[int]:
-    """Tokens that end a reply in every engine: those of the generation config, or else of the config, and the tokenizer's."""
+    """Tokens that end a reply in every engine: those of the generation config, else of the config, and the tokenizer's."""
     file = folder / "generation_config.json"
     ids = artifacts.read_json(file).get("eos_token_id") if file.exists() else None
     ids = text_config(folder).get("eos_token_id") if ids is None else ids
@@ -74,6 +74,6 @@ def leading(tokenizer: Any) -> list[int]:
 
 
 def appended(tokenizer: Any) -> int:
-    """How many tokens, such as an end, a tokenizer puts behind every text: a text that goes on must not have them."""
+    """How many tokens, such as an end token, a tokenizer appends to every text; a text to continue must not have them."""
     bare, whole = (tokenizer("a", add_special_tokens=special).input_ids for special in (False, True))
     return next(len(whole) - at - len(bare) for at in range(len(whole)) if whole[at : at + len(bare)] == bare)

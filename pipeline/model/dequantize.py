@@ -1,16 +1,15 @@
-"""Write bases that were published in packed weights (MXFP4, FP8, INT4 of compressed-tensors) as bfloat16.
+"""Write bases that were published with packed weights (MXFP4, FP8, INT4 of compressed-tensors) as bfloat16.
 
-Tensor by tensor rather than through transformers, which holds the whole model and takes the scales of FP8 for those of equal
-blocks: DeepSeek's 576 rows in blocks of 128 end in half a block."""
+Tensor by tensor, not by transformers, which holds the whole model and assumes equal blocks for the scales of FP8: DeepSeek's 576
+rows in blocks of 128 end in half a block."""
 
 from __future__ import annotations
 
-import json
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.core.artifacts import write_json
+from pipeline.core.artifacts import read_json, write_json
 from pipeline.core.errors import DownloadError
 from pipeline.core.records import Json
 from pipeline.model.config import nested
@@ -20,14 +19,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)  # of the 16 codes of E2M1
-# What stands beside a weight, behind its name without `weight`, `blocks` or `packed`.
+# Ends of the names of tensors that belong to a weight.
 BESIDE = ("weight_scale_inv", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx", "proj_scales", "proj_scale_inv")
-UNUSED = ("input_scale", "input_zero_point", "activation_scale", "k_scale", "v_scale")  # of activations: a weight needs none
+UNUSED = ("input_scale", "input_zero_point", "activation_scale", "k_scale", "v_scale")  # of activations
 FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
 
 
 def packed_as(config: Json) -> str | None:
-    """The format of a config's packed weights, or None if they are not packed."""
+    """The format of a config's packed weights, or None."""
     settings = _settings(config)
     if not settings:
         return None
@@ -39,7 +38,7 @@ def packed_as(config: Json) -> str | None:
 
 
 def why_not(config: Json) -> str | None:
-    """Why packed weights cannot be dequantized here; None where they can."""
+    """Why packed weights cannot be dequantized here, or None."""
     settings = _settings(config)
     if settings.get("quant_method") in ("mxfp4", "fp8"):
         return None
@@ -55,11 +54,11 @@ def why_not(config: Json) -> str | None:
 
 
 def dequantize(folder: Path) -> None:
-    """Replace a folder's packed weights by their values in bfloat16; config.json then names no quantization.
-    What was not packed stays as it is. Raises `DownloadError` if a scale is missing."""
+    """Replace a folder's packed weights by their values in bfloat16, and remove the quantization from config.json. Other weights
+    stay as they are. Raises `DownloadError` if a scale is missing."""
     from safetensors import safe_open
 
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = read_json(folder / "config.json")
     block, shards = _block(_settings(config)), sorted(folder.glob("*.safetensors"))
     opened: list[Any] = [safe_open(shard, framework="pt") for shard in shards]
     where = {name: file for file in opened for name in file.keys()}  # noqa: SIM118
@@ -104,10 +103,10 @@ def _is_packed(tensor: Tensor) -> bool:
 
 
 def _values(name: str, tensor: Tensor, read: Any, block: tuple[int, int] | None) -> tuple[str, Tensor]:
-    """A tensor's name and values in the model; what is not packed is returned as it is."""
+    """A tensor's name and values in the model, unchanged if it is not packed."""
     import torch
 
-    if name.endswith("_blocks"):  # gpt-oss: [experts, outputs, groups, 16 bytes]; its own matrices stand the other way round
+    if name.endswith("_blocks"):  # gpt-oss: [experts, outputs, groups, 16 bytes]; its unpacked matrices are transposed
         stem = name.removesuffix("_blocks")
         scales = _needed(read(f"{stem}_scales"), name)
         values = torch.empty(tensor.shape[0], 2 * tensor[0, 0].numel(), tensor.shape[1], dtype=torch.bfloat16)
@@ -151,8 +150,8 @@ def _unpack(words: Tensor, bits: int) -> Tensor:
 
 
 def _scaled(codes: Tensor, scale: Tensor, zero: Tensor | None, groups: Tensor | None, block: tuple[int, int] | None) -> Tensor:
-    """(codes - zero) * scale in bfloat16. The last block of a row or column may be cut short.
-    groups: of each input, where they do not stand in order."""
+    """(codes - zero) * scale in bfloat16. The last block of a row or column may be short. groups: of each input, if not in
+    order."""
     import torch
 
     if scale.dtype == torch.uint8:  # E8M0

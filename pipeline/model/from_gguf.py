@@ -1,7 +1,7 @@
 """Take a GGUF file as the base: dequantize it into a transformers folder.
 
-transformers' loader silently drops settings and rules of cutting text that it does not know. What is known to be lost is put back
-here; then llama.cpp's tokens and its logits over a text must agree, or the file is refused."""
+transformers' loader silently drops settings and tokenizer rules that it does not know. Known losses are restored here; then
+llama.cpp's tokens and its logits over a text must agree, or the file is refused."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from pipeline.model.streaming import SHARD_BYTES
 from pipeline.model.tokenizer_files import corpus_texts
 
 COMPARED = 256  # tokens of text
-NEAR = 0.05  # nats, mean: llama.cpp's kernels round activations to 8 bits; a lost window or scale is far beyond
+NEAR = 0.05  # nats, mean: llama.cpp's kernels round activations to 8 bits; a lost window or scale gives far more
 PLAIN = ("F32", "F16", "BF16")
 
-# Cut digits one by one before GPT-2's rule, by `tokenizer.ggml.pre`; other rules stay as transformers makes them.
+# Values of `tokenizer.ggml.pre` that split off single digits before GPT-2's rule; transformers makes other rules itself.
 DIGITS = ("smollm", "starcoder", "minerva-7b")
 
 
 def refuse_absent(file: Path) -> None:
-    """Raise `DownloadError` unless all files of a GGUF model are here."""
+    """Raise `DownloadError` unless all files of a GGUF model exist."""
     for part in parts(file):
         if not part.is_file():
             raise DownloadError(f"{part.name} is not in {part.parent.resolve()} (a split model needs all its files)")
         with part.open("rb") as f:
             if f.read(4) != b"GGUF":
-                raise DownloadError(f"{part.name} is no GGUF file; fetch it again")
+                raise DownloadError(f"{part.name} is not a GGUF file; fetch it again")
 
 
 def convert(file: Path, out: Path) -> str | None:
-    """Write a GGUF file's model as a transformers folder; returns what its weights were packed in, if they were.
-    The type is float32, or bfloat16 if every weight is one. Raises `DownloadError` where the folder would be another model."""
+    """Write a GGUF file's model as a transformers folder; return the formats of packed weights, or None. The folder's type is
+    float32, or bfloat16 if that holds every weight. Raises `DownloadError` if the folder would be another model."""
     from gguf import GGUFReader
 
     refuse_absent(file)
@@ -95,7 +95,7 @@ def _write_model(file: Path, reader: Any, out: Path) -> None:
         raise DownloadError(f"the GGUF file has no {sorted(info['missing_keys'])[0]}, which transformers' model needs")
     config = loaded.config
     if hasattr(config, "quantization_config"):
-        del config.quantization_config  # it describes the file, not these weights, and stops save_pretrained
+        del config.quantization_config  # of the file, not of these weights; it stops save_pretrained
     config._name_or_path = ""
     config.architectures = [type(loaded).__name__]
     _put_back_positions(reader, config)
@@ -156,7 +156,7 @@ def _write_tokenizer(file: Path, reader: Any, out: Path) -> None:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-    except Exception as e:  # tokenizers and transformers raise what they like
+    except Exception as e:  # tokenizers and transformers may raise anything
         kind = _field(reader, "tokenizer.ggml.model")
         raise DownloadError(f"no tokenizer can be made of this GGUF file's ({kind}): {isolate.brief(e)}") from None
     if _field(reader, "tokenizer.ggml.model") == "gpt2" and _field(reader, "tokenizer.ggml.pre") in DIGITS:
@@ -176,12 +176,12 @@ def _refuse_other_tokens(file: Path, pre: Any, out: Path) -> None:
         raise DownloadError(f"this GGUF file's tokens cannot be compared with llama.cpp's: {e}") from None
     differ = sum(tokenizer(text).input_ids != ids for text, ids in zip(texts, by_llama_cpp))
     if differ:
-        why = f"the tokenizer made of this GGUF file cuts {differ} of {len(texts)} texts otherwise than llama.cpp"
+        why = f"the tokenizer made of this GGUF file tokenizes {differ} of {len(texts)} texts differently than llama.cpp"
         raise DownloadError(f"tokenizer.ggml.pre {pre!r}: {why}; take the model in its original format")
 
 
 def llama_ids(file: Path, texts: list[str]) -> list[list[int]]:
-    """Token ids of texts by llama.cpp; no weight is read."""
+    """Token ids of texts by llama.cpp, without reading weights."""
     try:
         import llama_cpp
     except ImportError as e:
@@ -196,7 +196,7 @@ def llama_ids(file: Path, texts: list[str]) -> list[list[int]]:
 def _refuse_other_logits(file: Path, out: Path) -> None:
     try:
         differs = isolate.isolated(divergence, file, out, what="download logits")
-    except (Crashed, Unsupported) as e:  # of llama.cpp: the variants that it runs will say so too
+    except (Crashed, Unsupported) as e:  # of llama.cpp: its variants will report it too
         cli.say("download", f"not compared with llama.cpp's own reading of the file: {e}")
         return
     if not differs <= NEAR:

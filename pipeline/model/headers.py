@@ -1,4 +1,4 @@
-"""What safetensors headers hold, and what their model's class makes of it: no weights are loaded."""
+"""Read safetensors headers, and what their model's class makes of them; no weights are loaded."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def read_headers(folder: Path) -> dict[str, Tensor]:
             try:
                 header = json.loads(f.read(struct.unpack("<Q", f.read(8))[0]))
             except (struct.error, ValueError, MemoryError, OverflowError):
-                raise ArtifactError(f"{file} is no safetensors file or is cut short; delete it and `dvc repro`") from None
+                raise ArtifactError(f"{file} is not a safetensors file, or cut short; delete it and `dvc repro`") from None
         for name, t in header.items():
             if name != "__metadata__":
                 begin, end = t["data_offsets"]
@@ -47,15 +47,15 @@ def read_headers(folder: Path) -> dict[str, Tensor]:
 
 
 def weights_of(folder: Path, base: Path | None = None) -> dict[str, Tensor]:
-    """Headers of a model's weights, each once: no second copy of tied ones, and no buffers that transformers does not read, such as
-    masks and rotary frequencies. base: the folder whose class decides, if not this one."""
+    """Headers of a model's weights, each once: without second copies of tied ones, and buffers that transformers does not read,
+    such as masks and rotary frequencies. base: the folder whose class decides, if another."""
     headers, model = read_headers(folder), skeleton(base or folder)
     if model is None:
         return headers
     unread = re.compile("|".join(model.unread) or r"(?!)")
     kept = {name: t for name, t in headers.items() if name in model.parameters or not unread.search(name)}
     for copy, source in model.tied.items():
-        # as in the model, or as saved from its base class, without the first part
+        # the model's names, or its base class's, without the first part
         one, other = (next((n for n in (p, p.partition(".")[2]) if n in kept), None) for p in (copy, source))
         if one and other and _equal(folder, one, other):
             del kept[one]
@@ -74,14 +74,14 @@ def _equal(folder: Path, one: str, other: str) -> bool:
 
 
 def count_weights(folder: Path) -> int:
-    """Number of weights; tied tensors are counted once, however often they are stored."""
+    """Number of weights; tied tensors count once, however often they are stored."""
     return sum(math.prod(t.shape) for t in weights_of(folder).values())
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """kind: its module's class; linear: whether it is multiplied with as a Linear is; block: whether it is one of the layers that
-    are repeated; count: of experts in one tensor; bare: whether the class around it multiplies with its weight itself."""
+    """kind: its module's class; linear: whether it is used as a Linear; block: whether it is in a repeated layer; count: of experts
+    in one tensor; bare: whether the surrounding class multiplies with its weight directly."""
 
     kind: str
     outputs: int
@@ -98,8 +98,8 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Skeleton:
-    """What a model's class says of itself: its matrices but the output head, by module; names of tied parameters, {copy: source};
-    patterns of what its loader does not read, unless it is a parameter, with the base class's name in front or without."""
+    """Facts of a model's class: its matrices except the output head, by module; names of tied parameters, {copy: source}; patterns
+    of what its loader ignores, except parameters, whose names are with and without the base class's in front."""
 
     matrices: dict[str, Matrix]
     tied: dict[str, str]
@@ -107,9 +107,13 @@ class Skeleton:
     head: str
     parameters: frozenset[str]
 
+    @property
+    def ties_head(self) -> bool:
+        return f"{self.head}.weight" in self.tied
+
 
 def skeleton(folder: Path) -> Skeleton | None:
-    """The model of a folder's config.json, built without memory; None if its class is unknown or is code of its own."""
+    """The model of a folder's config.json, built without memory; None if its class is unknown or the model's own code."""
     file = folder / "config.json"
     return _skeleton(str(folder.resolve()), file.stat().st_mtime_ns) if file.exists() else None
 
@@ -136,7 +140,7 @@ def _skeleton(folder: str, changed: int) -> Skeleton | None:
         elif isinstance(part, torch.nn.Linear):
             around, _, last = name.rpartition(".")
             bare = last in _bare(type(model.get_submodule(around)).__module__)
-            plain = type(part).forward is torch.nn.Linear.forward and not bare  # Falcon's multiplies with what no packed weight has
+            plain = type(part).forward is torch.nn.Linear.forward and not bare  # Falcon's uses attributes that no packed weight has
             matrices[name] = Matrix(type(part).__name__, part.out_features, part.in_features, plain, block, bare=bare)
         elif isinstance(part, Conv1D):
             matrices[name] = Matrix("Conv1D", part.weight.shape[1], part.weight.shape[0], False, block)
@@ -153,23 +157,23 @@ def _skeleton(folder: str, changed: int) -> Skeleton | None:
 
 @lru_cache
 def _bare(module: str) -> set[str]:
-    """Parts whose weights the classes of a module multiply with themselves, as Mamba's does with its time steps'."""
+    """Parts whose weights a module's classes multiply with directly, such as Mamba's time steps."""
     return set(re.findall(r"self\.(\w+)\.weight @", inspect.getsource(sys.modules[module])))
 
 
 # Which matrices a library packs.
 def any_linear(matrix: Matrix) -> bool:
-    """Every Linear that is multiplied with as one, but what torch.nn.MultiheadAttention reads by itself."""
+    """Every Linear used as one, except those whose weights torch.nn.MultiheadAttention reads."""
     return matrix.linear and matrix.kind != "NonDynamicallyQuantizableLinear"
 
 
 def plain_linear(matrix: Matrix) -> bool:
-    """Every Linear itself, and GPT-2's Conv1D."""
+    """Every Linear, no subclasses, and GPT-2's Conv1D."""
     return matrix.kind in ("Linear", "Conv1D")
 
 
 def in_blocks(matrix: Matrix) -> bool:
-    """Every matrix of the layers, fused experts among them."""
+    """Every matrix of the layers, including fused experts."""
     return matrix.block
 
 
@@ -193,9 +197,8 @@ def packed_bits(
     folder: Path, kept: list[str], *, weight: float, group: int = 0, group_size: int = -1,
     row: int = 0, column: int = 0, each: int = 0, packs: Packs = in_blocks,
 ) -> float:  # fmt: skip
-    """Bits a weight that a method's packed matrices take, from their shapes.
-    weight: bits of a code; group: bits shared by `group_size` inputs (-1: a row); row, column: bits of each output and input row;
-    each: bits of every matrix."""
+    """Bits per weight of a method's packed matrices, from their shapes. weight: bits of a code; group: bits shared by `group_size`
+    inputs (-1: a row); row, column: bits of each output and input row; each: bits of every matrix."""
     bits = weights = 0.0
     for name, (outputs, inputs) in linear_shapes(folder, packs).items():
         if name not in kept:
@@ -206,9 +209,8 @@ def packed_bits(
 
 
 def kept_layers(folder: Path, patterns: list[str]) -> list[str]:
-    """Names of the layers' matrices that `options.keep` leaves at 16 bits.
-    patterns: as in a shell, matched against whole names or their ends (`*.down_proj`, `layers.0.*`). One that matches nothing
-    is an error."""
+    """Names of the layers' matrices that `options.keep` leaves at 16 bits. patterns: as in a shell, for whole names or their ends
+    (`*.down_proj`, `layers.0.*`); one that matches nothing is an error."""
     names = list(linear_shapes(folder))
     kept: set[str] = set()
     for pattern in patterns:

@@ -1,7 +1,6 @@
-"""Refuse a base model's folder that is not whole, in seconds rather than hours later, in a stage that needs the part.
+"""Refuse a base model's folder that is incomplete or inconsistent, in seconds, not hours later in a stage that needs the part.
 
-transformers' own loader matches names and shapes on the meta device, so that renamed, merged and tied weights count as it counts
-them."""
+transformers' own loader matches names and shapes on the meta device, so renamed, merged and tied weights are counted its way."""
 
 from __future__ import annotations
 
@@ -24,8 +23,8 @@ SHOWN = 3  # how many names an error lists
 
 
 def refuse_incoherent(folder: Path, trusted: bool) -> None:
-    """Raise `DownloadError` unless config.json, weights and tokenizer belong to one whole, finite model.
-    trusted: whether the model's own code may run (`model.trust_remote_code`)."""
+    """Raise `DownloadError` unless config.json, weights and tokenizer form one complete, finite model. trusted: whether the model's
+    own code may run (`model.trust_remote_code`)."""
     from transformers import AutoConfig, AutoTokenizer
 
     config = read_object(folder / "config.json")
@@ -34,7 +33,7 @@ def refuse_incoherent(folder: Path, trusted: bool) -> None:
             raise DownloadError(f"config.json has {key}: {config[key]!r}, which loads or returns other things; take it out")
     try:
         built = AutoConfig.from_pretrained(folder, trust_remote_code=trusted)
-    except Exception as e:  # transformers checks the values, and each class of it raises what it likes
+    except Exception as e:  # transformers checks the values; its classes may raise anything
         raise _refused("config.json", e) from None
     _refuse_other_weights(folder, built, trusted)
     if size := getattr(built.get_text_config(), "vocab_size", None):
@@ -42,13 +41,13 @@ def refuse_incoherent(folder: Path, trusted: bool) -> None:
     try:
         with _quiet():
             AutoTokenizer.from_pretrained(folder, trust_remote_code=trusted)
-    except Exception as e:  # each class of it raises what it likes
+    except Exception as e:  # its classes may raise anything
         raise _refused("the tokenizer's files", e) from None
     _refuse_not_finite(folder)
 
 
 def refuse_incomplete(folder: Path, name: str) -> None:
-    """Raise `DownloadError` unless a folder holds config.json and safetensors weights. name: what the message calls it."""
+    """Raise `DownloadError` unless a folder holds config.json and safetensors weights. name: of the model, for the message."""
     if not (folder / "config.json").exists():
         raise DownloadError(f"{name} holds no config.json; is it a transformers model folder?")
     if not data_files(folder, "*.safetensors"):
@@ -56,18 +55,18 @@ def refuse_incomplete(folder: Path, name: str) -> None:
 
 
 def read_object(file: Path) -> Json:
-    """A file's JSON object; raises `DownloadError` if it holds something else."""
+    """A file's JSON object; `DownloadError` if it holds anything else."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as e:
         raise DownloadError(f"{file.name} is not valid JSON ({e}); fetch it again") from None
     if not isinstance(content, dict):
-        raise DownloadError(f"{file.name} holds a {type(content).__name__} where a JSON object belongs; fetch it again")
+        raise DownloadError(f"{file.name} holds a {type(content).__name__}, not a JSON object; fetch it again")
     return content
 
 
 def indexed_shards(index: Path) -> set[str]:
-    """Names of the weight files that an index lists; raises `DownloadError` if one of them is not beside it."""
+    """Names of the weight files in an index; `DownloadError` if one is missing."""
     shards = set(read_object(index).get("weight_map", {}).values())
     if absent := sorted(s for s in shards if not (index.parent / s).exists()):
         raise DownloadError(f"{index.name} names {some(absent, SHOWN)}, absent from the model's folder; add what is missing")
@@ -75,9 +74,8 @@ def indexed_shards(index: Path) -> set[str]:
 
 
 def refuse_quantized(config: Json, dequantize: bool) -> str | None:
-    """The format that a base's weights are packed in, or None.
-    Raises `DownloadError` unless they can be dequantized and `dequantize` (of params) says so: the base is the original that every
-    variant is compared with."""
+    """The format of a base's packed weights, or None. Raises `DownloadError` unless they can be dequantized and `dequantize` (of
+    params) is true: the base is the original that every variant is compared with."""
     packed = packed_as(config)
     if packed is None:
         return None
@@ -98,11 +96,11 @@ def _refused(what: str, e: Exception) -> DownloadError:
 
 
 def _refuse_other_weights(folder: Path, config: Any, trusted: bool) -> None:
-    """Raise if tensors are missing, of another shape than config.json asks for, or of no use to the model."""
+    """Raise if tensors are missing, unused by the model, or not of config.json's shapes."""
     try:
         info = _match(folder, config, trusted)
-    except Exception as e:  # whatever a model's class raises on values it cannot be built from
-        if trusted and hasattr(config, "auto_map"):  # code of the model's own need not know the meta device
+    except Exception as e:  # a model's class may raise anything for values it cannot be built from
+        if trusted and hasattr(config, "auto_map"):  # a model's own code need not support the meta device
             cli.say("download", f"weights not compared with config.json: the model's own code raises {isolate.brief(e)}")
             return
         why = isolate.brief(e)
@@ -119,7 +117,7 @@ def _refuse_other_weights(folder: Path, config: Any, trusted: bool) -> None:
 
 
 def _match(folder: Path, config: Any, trusted: bool) -> Json:
-    """What transformers' loader says of tensors that have names and shapes and no values."""
+    """The report of transformers' loader on the tensors' names and shapes."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -135,7 +133,7 @@ def _match(folder: Path, config: Any, trusted: bool) -> Json:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence transformers' report of mismatches, and torchao's of builds that are not for this machine."""
+    """Silence transformers' report of mismatches, and torchao's of unsuitable builds."""
     from transformers.utils.logging import disable_progress_bar
 
     before = logging.root.manager.disable
@@ -148,9 +146,8 @@ def _quiet() -> Iterator[None]:
 
 
 def _refuse_ids_beyond(folder: Path, size: int) -> None:
-    """Raise if the tokenizer gives ids that the model has no embedding for.
-    A special token beyond is allowed where neither the chat template nor the begin or end of a text uses it, as with the image
-    token of Gemma 3's text models."""
+    """Raise if the tokenizer gives ids without an embedding. Such a special token is allowed if neither the chat template nor the
+    begin or end of a text uses it, like the image token of Gemma 3's text models."""
     from tokenizers import Tokenizer
 
     try:
@@ -185,4 +182,4 @@ def _is_finite(tensor: Any) -> bool:
     if not tensor.is_floating_point() or not tensor.numel():
         return True
     tensor = tensor.float() if tensor.element_size() == 1 else tensor  # torch reduces no 8-bit floats
-    return bool(torch.isfinite(torch.stack(torch.aminmax(tensor))).all())  # both are NaN where one value is
+    return bool(torch.isfinite(torch.stack(torch.aminmax(tensor))).all())  # both are NaN if any value is

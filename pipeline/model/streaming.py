@@ -1,4 +1,5 @@
-"""Write safetensors files tensor by tensor, so that memory stays near one tensor, with the bytes that safetensors would write."""
+"""Write safetensors files tensor by tensor, so that memory stays near one tensor; the bytes are those that safetensors would
+write."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from typing import Any
 
 SHARD_BYTES = 4_000_000_000  # of a file, unless one tensor is larger
 CHUNK = 1 << 22  # elements worked on at a time
-# torch's type: safetensors' name and bytes of an element; within a file the last of this list come first
+# torch's type: safetensors' name and bytes of an element; within a file the last of these come first
 TYPES = {
     "bool": ("BOOL", 1), "uint8": ("U8", 1), "int8": ("I8", 1), "float8_e5m2": ("F8_E5M2", 1), "float8_e4m3fn": ("F8_E4M3", 1),
     "int16": ("I16", 2), "float16": ("F16", 2), "bfloat16": ("BF16", 2), "int32": ("I32", 4), "float32": ("F32", 4),
@@ -22,8 +23,8 @@ Shapes = dict[str, tuple[str, tuple[int, ...]]]  # {tensor: (torch's type, shape
 
 
 def write(folder: Path, shapes: Shapes, values: Iterable[tuple[str, Any]], metadata: dict[str, str]) -> None:
-    """Write all of `shapes` as model.safetensors, or as shards with their index.
-    values: (name, the next elements of that tensor, flat), tensors in any order."""
+    """Write all of `shapes` as model.safetensors, or as shards with their index. values: (name, the tensor's next elements, flat),
+    in any order of tensors."""
     import torch
 
     shards = list(_shards(shapes))
@@ -50,7 +51,7 @@ def chunks(tensor: Any) -> Iterator[Any]:
 
 
 def header(shapes: Shapes, metadata: dict[str, str]) -> bytes:
-    """A file's length and header, as safetensors writes them; its metadata sorted."""
+    """A header with its length, as safetensors writes them; metadata sorted."""
     tensors = {
         name: {"dtype": TYPES[kind][0], "shape": list(shape), "data_offsets": [begin, begin + _size((kind, shape))]}
         for name, begin in offsets(shapes).items()
@@ -63,7 +64,7 @@ def header(shapes: Shapes, metadata: dict[str, str]) -> bytes:
 
 
 def offsets(shapes: Shapes) -> dict[str, int]:
-    """{tensor: where its data begins behind the header}, in the order of the file."""
+    """{tensor: offset of its data after the header}, in the order of the file."""
     begins, at = {}, 0
     for name in sorted(shapes, key=lambda n: (-ORDER.index(shapes[n][0]), n)):
         begins[name] = at

@@ -1,6 +1,6 @@
-"""Turn a base's tokenizer and chat template, in whatever files they come, into tokenizer.json and chat_template.jinja.
+"""Convert a base's tokenizer and chat template, from whatever files, to tokenizer.json and chat_template.jinja.
 
-Half of the stages read tokenizer.json, half load transformers' class for the model: both must cut texts alike."""
+Some stages read tokenizer.json, others load transformers' class for the model: both must give the same tokens."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ CORPUS = Path(__file__).resolve().parents[2] / "evalsets/corpus"
 
 
 def settle(folder: Path, trusted: bool) -> list[str]:
-    """Write tokenizer.json and chat_template.jinja from what a base's folder has; returns what was done.
-    Raises `DownloadError` where no tokenizer can be made, or where it cuts a text of our corpus unlike its original."""
+    """Write tokenizer.json and chat_template.jinja from a base's files; return what was done. Raises `DownloadError` if no
+    tokenizer can be made, or if it tokenizes a text of our corpus unlike its original."""
     done = [] if (folder / "tokenizer.json").exists() else [_convert(folder, trusted)]
     return done + _one_template(folder)
 
 
 def corpus_texts() -> list[str]:
-    """Texts that two tokenizers are compared on: prose, code, Chinese."""
+    """Texts for comparing two tokenizers: prose, code, Chinese."""
     return [row["text"] for row in load_texts(CORPUS)]
 
 
@@ -43,30 +43,30 @@ def _convert(folder: Path, trusted: bool) -> str:
     if file is None:
         raise DownloadError(f"the model holds no tokenizer: none of tokenizer.json, {', '.join(ORIGINALS)}")
     encode, texts, why = _original(file), corpus_texts(), ""
-    for make in (AutoTokenizer, PreTrainedTokenizerFast):  # the model's class may add rules that its file does not have
+    for make in (AutoTokenizer, PreTrainedTokenizerFast):  # the model's class may add rules that the file lacks
         try:
             tokenizer = make.from_pretrained(folder, trust_remote_code=trusted)
             tokenizer.backend_tokenizer  # noqa: B018 - a slow one of its own code has none
-        except Exception as e:  # whatever a tokenizer's class raises on files that it cannot read
+        except Exception as e:  # a tokenizer's class may raise anything for files that it cannot read
             why = why or isolate.brief(e)
             continue
         differ = sum(tokenizer(text, add_special_tokens=False).input_ids != encode(text) for text in texts) if encode else 0
         if not differ:
             tokenizer.save_pretrained(folder)
             return f"tokenizer.json: made from {file.name}" + (f", equal on {len(texts)} texts" if encode else "")
-        why = f"it cuts {differ} of {len(texts)} texts otherwise"
+        why = f"it tokenizes {differ} of {len(texts)} texts differently"
     raise DownloadError(f"no tokenizer.json can be made of {file.name} ({why}); use transformers' save_pretrained")
 
 
 def _original(file: Path) -> Encode | None:
-    """Token ids of a text by the library that wrote a tokenizer's file; None where transformers' class is all there is."""
+    """Token ids of a text by the original library of a tokenizer's file; None if transformers' class is the only one."""
     if file.suffix != ".model":
         return None
     if re.match(rb"[A-Za-z0-9+/=]+ \d+\r?\n", file.read_bytes()[:200]):
         from transformers.convert_slow_tokenizer import TikTokenConverter
 
         ranks = _library("tiktoken.load", file).load_tiktoken_bpe(str(file))
-        rule = TikTokenConverter(vocab_file=str(file)).pattern  # the file has none: Llama 3's, as transformers takes it
+        rule = TikTokenConverter(vocab_file=str(file)).pattern  # not in the file: Llama 3's, as transformers assumes
         make = _library("tiktoken", file).Encoding
         encode: Encode = make("base", pat_str=rule, mergeable_ranks=ranks, special_tokens={}).encode_ordinary
     else:
@@ -82,7 +82,7 @@ def _library(module: str, file: Path) -> Any:
 
 
 def refuse_two_ways(folder: Path) -> None:
-    """Raise if transformers' class for the model, which has rules of its own for some kinds, cuts texts unlike tokenizer.json."""
+    """Raise if transformers' class for the model, which may have its own rules, tokenizes texts unlike tokenizer.json."""
     from tokenizers import Tokenizer
     from transformers import AutoTokenizer
 
@@ -90,16 +90,16 @@ def refuse_two_ways(folder: Path) -> None:
     loaded = AutoTokenizer.from_pretrained(folder)
     differ = sum(loaded(t, add_special_tokens=False).input_ids != file.encode(t, add_special_tokens=False).ids for t in texts)
     if differ:
-        cuts = f"transformers' {type(loaded).__name__} cuts {differ} of {len(texts)} texts otherwise than tokenizer.json"
+        cuts = f"transformers' {type(loaded).__name__} tokenizes {differ} of {len(texts)} texts differently than tokenizer.json"
         kind = read_json(folder / "config.json")["model_type"]
-        raise DownloadError(f"{cuts}: it has rules of its own for model_type {kind!r}; use a tokenizer of that kind")
+        raise DownloadError(f"{cuts}: it has its own rules for model_type {kind!r}; use a tokenizer of that kind")
 
 
 def _one_template(folder: Path) -> list[str]:
-    """Write the template as chat_template.jinja, with one date for all days; returns what was done."""
+    """Write the template as chat_template.jinja, with a fixed date; return what was done."""
     try:
         template = chat_template(folder)
-    except DataError:  # check says so where a task or a prompt is a chat
+    except DataError:  # `check` reports it if a task or a prompt is a chat
         template = None
     if template is None:
         return []

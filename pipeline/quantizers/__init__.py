@@ -1,11 +1,11 @@
 """Quantizers turn the base model into a variant's folder. One file per method; the file's name is its registration.
 
-`quantize(model_dir, out_dir, *, calibration, seed, <its own options by name>)` writes weights and config.json into `out_dir` and
-returns facts for the manifest (`{}` is enough: bits and sizes are read from the files). A file may declare besides:
-`ENGINE`, the one engine that reads what it writes (hf, if it does not say);
-`PACKS`, which matrices it packs (model/headers.py; those of the layers, if it does not say);
+`quantize(model_dir, out_dir, *, calibration, seed, <its own options by name>)` writes weights and config.json to `out_dir` and
+returns facts for the manifest (`{}` is enough: bits and sizes are read from the files). A file may also declare:
+`ENGINE`, the one engine that reads its folders (default: hf);
+`PACKS`, which matrices it packs (model/headers.py; default: those of the layers);
 `LOADED_AS`, transformers' name of a method that packs while it loads;
-`refuse(model_dir, options)`, which raises `Unsupported` for what it cannot do with that model, from its files' headers."""
+`refuse(model_dir, options)`, which raises `Unsupported` for what it cannot do with a model, by its files' headers."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from pipeline.evalset.calibration import Calibration
 from pipeline.model.headers import in_blocks, kept_layers, linear_widths, skeleton
 
 Facts = BuildFacts
-MOST = 0.9  # of the matrices' weights: a method that packs a smaller share is named by check
-GIVEN = {"model_dir", "out_dir", "calibration", "seed"}  # what the pipeline passes; all else is an option
+MOST = 0.9  # of the matrices' weights: `check` reports a method that packs a smaller share
+GIVEN = {"model_dir", "out_dir", "calibration", "seed"}  # from the pipeline; all other arguments are options
 
 
 def find(name: str) -> Callable[..., Facts]:
@@ -32,7 +32,7 @@ def find(name: str) -> Callable[..., Facts]:
 
 
 def make(name: str, options: Options, base: Path, out: Path, *, calibration: Calibration, seed: int) -> Facts:
-    """Quantize the base into a folder that an engine can load; returns the method's facts. Tokenizer, chat template and special
+    """Quantize the base into a folder that an engine can load; return the method's facts. Tokenizer, chat template and special
     tokens are the base's, byte for byte."""
     facts = find(name)(base, out, calibration=calibration, seed=seed, **options)
     for file in data_files(base, "*"):  # all but weights and config
@@ -43,7 +43,7 @@ def make(name: str, options: Options, base: Path, out: Path, *, calibration: Cal
 
 
 def check_engine(name: str, engine: str) -> None:
-    """Raise `ParamsError` if an engine cannot read what a method writes."""
+    """Raise `ParamsError` if an engine cannot read a method's folders."""
     reads = getattr(backend("quantizers", name), "ENGINE", "hf")
     if reads not in (engine, getattr(backend("engines", engine), "READS", None)):
         declare = f"put ENGINE = {engine!r} into pipeline/quantizers/{name}.py"
@@ -61,21 +61,21 @@ def check_model(name: str, options: Options, model_dir: Path) -> None:
     asked = with_defaults(module.quantize, options, given=GIVEN)
     if "keep" in asked:
         kept = kept_layers(model_dir, asked["keep"])
-        if getattr(module, "ENGINE", "hf") == "hf":  # GGUF and ONNX quantize the head besides
+        if getattr(module, "ENGINE", "hf") == "hf":  # GGUF and ONNX also quantize the head
             layers = linear_widths(model_dir, getattr(module, "PACKS", in_blocks))
             packed = [layer for layer in layers if layer not in kept]
             if not layers:
                 raise Unsupported(f"the model has no matrix that quantizer {name!r} packs")
             if not packed:
-                what = f"all {len(layers)} matrices of the layers, so that nothing is left to quantize"
-                raise ParamsError(f"options.keep: {asked['keep']} keeps {what}")
+                rest = "so that nothing is left to quantize"
+                raise ParamsError(f"options.keep: {asked['keep']} keeps all {len(layers)} matrices of the layers, {rest}")
             _refuse_by_class(name, model_dir, packed)
     if hasattr(module, "refuse"):
         module.refuse(model_dir, asked)
 
 
 def packs_only(name: str, model_dir: Path) -> str | None:
-    """Say that a method leaves a good part of the model's matrices as they are, such as the fused experts of a mixture."""
+    """A note if a method leaves many of the model's matrices at 16 bits, such as a mixture's fused experts."""
     packs, model = getattr(backend("quantizers", name), "PACKS", None), skeleton(model_dir)
     if packs is None or model is None:
         return None
@@ -88,7 +88,7 @@ def packs_only(name: str, model_dir: Path) -> str | None:
 
 
 def _refuse_by_class(name: str, model_dir: Path, packed: list[str]) -> None:
-    """Raise where the model's class does not work with packed matrices, or transformers loads another class for the method."""
+    """Raise if the model's class does not work with packed matrices, or transformers loads another class for the method."""
     model = skeleton(model_dir)
     if model is None:
         return
@@ -96,8 +96,7 @@ def _refuse_by_class(name: str, model_dir: Path, packed: list[str]) -> None:
         way = f"options.keep: ['*.{bare.rpartition('.')[2]}'] leaves them at 16 bits"
         packs = f"and quantizer {name!r} would pack them"
         raise Unsupported(f"the model's class multiplies with the weights of {bare} itself, {packs}; {way}")
-    loaded_as = getattr(backend("quantizers", name), "LOADED_AS", None)  # transformers' name of a method that packs while it loads
-    if loaded_as is None:
+    if (loaded_as := getattr(backend("quantizers", name), "LOADED_AS", None)) is None:
         return
     from transformers.quantizers.base import MODULES_TO_PATCH_FOR_QUANTIZATION as OTHERS
 

@@ -1,4 +1,4 @@
-"""What every method of gptqmodel needs: quiet loading, progress, its logs taken back, equal files for equal inputs."""
+"""Shared by all methods of gptqmodel: quiet loading, progress, its logs, equal files for equal inputs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, Literal, TextIO, get_args
 
 from pipeline.core import artifacts, cli, quota
 from pipeline.core.droppings import data_files
-from pipeline.core.errors import Unsupported
+from pipeline.core.errors import Unsupported, needs
 from pipeline.core.quiet import before_gptqmodel, output_to
 from pipeline.core.records import Json, Options
 from pipeline.model.headers import kept_layers, linear_widths, packed_bits, read_headers, skeleton
@@ -22,10 +22,10 @@ from pipeline.quantizers import Facts
 from pipeline.quantizers._probe import OTHER_KERNEL, probe
 from pipeline.quantizers._reproducible import ANY_MACHINE, SAME_MACHINE
 
-SPLIT = "split"  # what engine 'hf' looks for in quantization_config.meta
-GroupSize = Literal[-1, 16, 32, 64, 128, 256, 512, 1024]  # what its kernels take; -1: one group a row
+SPLIT = "split"  # a key in quantization_config.meta that engine 'hf' reads
+GroupSize = Literal[-1, 16, 32, 64, 128, 256, 512, 1024]  # of its kernels; -1: one group per row
 CPU_INT4_GROUPS = (32, 64, 128, 256)  # torch's _weight_int4pack_mm
-SMALL = 8  # a model of at most this part of the memory stays in it, at 1.6 times its size at most
+SMALL = 8  # a model of at most 1/8 of the memory stays in it, and takes at most 1.6 times its size
 
 
 def build(
@@ -40,9 +40,9 @@ def build(
     keep: list[str],
     cpu_backend: str | None = None,
 ) -> Facts:
-    """Quantize layer by layer with a config class of gptqmodel and its arguments; rows: calibration rows, None where none are used.
-    Packed layers stay in memory (862 MB rather than 632 for a base of 538) where the model is small for this machine, since only
-    then can it answer a probe."""
+    """Quantize layer by layer with a config class of gptqmodel and its arguments; rows: calibration rows, or None. Packed layers
+    stay in memory (862 MB instead of 632 for a base of 538) if the model is small for this machine, since only then can it be
+    probed."""
     kept = kept_layers(model_dir, keep)
     bits = config[1]["bits"]
     with output_to(artifacts.LOGS / f"{method}.log") as terminal:
@@ -50,22 +50,18 @@ def build(
         _quantize(model, method, rows, batch_size, cpu_backend, terminal)
         model.save(str(out_dir))
         answered: Facts = {} if _on_disk(model_dir) or _routes(model_dir) else {"probe": _answer(model)}
-        for log in Path("logs").glob("gptq_log_*.log"):  # it writes there whatever it is asked
+        for log in Path("logs").glob("gptq_log_*.log"):  # its fixed place
             shutil.move(log, artifacts.LOGS / log.name)
         with contextlib.suppress(OSError):  # somebody else's folder, or not empty
             Path("logs").rmdir()
     _rewrite_configs(out_dir, kept if method == "awq" else [], split=_is_split(model_dir, out_dir))
     losses = _losses(out_dir, artifacts.LOGS / f"{method}.csv", config[1].get("damp_percent"))
-    index = 0 if method == "awq" else 32  # an int32 a column says which group it is in
+    index = 0 if method == "awq" else 32  # an int32 per column with its group
     return {
-        "library": "gptqmodel",
-        "reproducible": ANY_MACHINE if rows is None else SAME_MACHINE,
-        "head": "bfloat16",
-        "kept": kept,
+        "library": "gptqmodel", "reproducible": ANY_MACHINE if rows is None else SAME_MACHINE, "head": "bfloat16", "kept": kept,
         "expected_bits": packed_bits(model_dir, kept, weight=bits, group=16 + bits, group_size=group_size, column=index),
-        **answered,
-        **losses,
-    }
+        **answered, **losses,
+    }  # fmt: skip
 
 
 def has_cuda() -> bool:
@@ -86,11 +82,9 @@ def _routes(model_dir: Path) -> bool:
 
 def _load(method: str, model_dir: Path, config: tuple[str, Options], kept: list[str]) -> Any:
     before_gptqmodel()
-    try:
+    with needs(f"quantizer {method!r}", "pip install gptqmodel -c constraints.txt"):
         import gptqmodel
         from gptqmodel.quantization import config as configs
-    except ImportError as e:
-        raise Unsupported(f"quantizer {method!r} needs {e.name}; pip install gptqmodel -c constraints.txt") from None
     name, arguments = config
     skipped: dict[str, Options] = {f"-:^{re.escape(layer)}$": {} for layer in kept}
     asked = getattr(configs, name)(**arguments, offload_to_disk=_on_disk(model_dir), dynamic=skipped or None)
@@ -100,10 +94,10 @@ def _load(method: str, model_dir: Path, config: tuple[str, Options], kept: list[
 def _quantize(
     model: Any, method: str, rows: list[list[int]] | None, batch_size: int, cpu_backend: str | None, terminal: TextIO
 ) -> None:
-    """Layer by layer, with a progress bar on `terminal`; cpu_backend: the name of a kernel, where another is chosen than CUDA's."""
+    """Layer by layer, with a progress bar on `terminal`; cpu_backend: name of a kernel to use without CUDA."""
     from gptqmodel import BACKEND
 
-    named = model.simple_layer_modules  # has a shared expert as often as there are others, and RTN packs what it has
+    named = model.simple_layer_modules  # lists a shared expert once per other expert, and RTN packs whatever is listed
     model.simple_layer_modules = lambda *args, **options: [list(dict.fromkeys(part)) for part in named(*args, **options)]
     given = None if rows is None else [{"input_ids": r, "attention_mask": [1] * len(r)} for r in rows]
     chosen = {} if cpu_backend is None or has_cuda() else {"backend": BACKEND[cpu_backend]}
@@ -130,8 +124,8 @@ class _Progress:
 
 
 def refuse(model_dir: Path, options: Options) -> None:
-    """See `pipeline.quantizers`: parts of layers that gptqmodel would leave; groups that do not divide a layer's width, or that the
-    packed 4-bit product of this CPU does not take, which says so only when the model runs."""
+    """See `pipeline.quantizers`: parts of layers that gptqmodel would leave; groups that do not divide a layer's width, or that
+    this CPU's packed 4-bit product does not take, which fails only when the model runs."""
     _refuse_parts_unknown(model_dir)
     size, kept = options["group_size"], kept_layers(model_dir, options["keep"])
     widths = {layer: width for layer, width in linear_widths(model_dir).items() if layer not in kept}
@@ -147,7 +141,7 @@ def refuse(model_dir: Path, options: Options) -> None:
 
 
 def _refuse_parts_unknown(model_dir: Path) -> None:
-    """Raise where gptqmodel's own source, for a model's type, names none of the layers' parts that the model's class has."""
+    """Raise if the model's layers have a part that gptqmodel's source for the model's type does not name."""
     package, model = find_spec("gptqmodel"), skeleton(model_dir)
     if package is None or model is None:
         return
@@ -170,8 +164,8 @@ def _tree(sources: list[str], name: str) -> str:
 
 
 def _is_split(model_dir: Path, out_dir: Path) -> bool:
-    """Whether only gptqmodel loads it: a packed matrix is no Linear of transformers' class (gptqmodel packs single experts, fused
-    parts and Conv1D too), or the layers have a name that optimum, which transformers loads by, does not look for."""
+    """Whether only gptqmodel can load it: a packed matrix is no Linear of transformers' class (gptqmodel also packs single experts,
+    fused parts and Conv1D), or optimum, by which transformers loads, does not know the layers' name."""
     from optimum.gptq.constants import BLOCK_PATTERNS
 
     model = skeleton(model_dir)
@@ -183,8 +177,8 @@ def _is_split(model_dir: Path, out_dir: Path) -> bool:
 
 
 def _rewrite_configs(out_dir: Path, unconverted: list[str], *, split: bool) -> None:
-    """Take a temporary folder's name out of the written configs, since equal inputs must give equal files; name the layers
-    that are not AWQ's in transformers' own way; say what only gptqmodel's own loader reads."""
+    """Remove a temporary folder's name from the written configs, since equal inputs must give equal files; list unconverted layers
+    transformers' way; mark what only gptqmodel's loader reads."""
     for name in ("config.json", "quantize_config.json"):
         file = out_dir / name
         config = json.loads(file.read_text(encoding="utf-8"))
@@ -201,14 +195,14 @@ def _rewrite_configs(out_dir: Path, unconverted: list[str], *, split: bool) -> N
 
 
 def _losses(out_dir: Path, log: Path, damping: float | None) -> Facts:
-    """Mean and worst layer loss, and the damping used, from the library's own log, which moves to `log`."""
+    """Mean and worst layer loss, and damping, from the library's own log, which is moved to `log`."""
     shutil.move(out_dir / "quant_log.csv", log)
     with log.open(newline="") as f:
         rows = {f"layers.{row['layer']}.{row['module']}": row for row in csv.DictReader(f)}
     rows = dict(sorted(rows.items()))  # threads write them in any order, and the manifest must not depend on it
     facts: Facts = {"modules": len(rows)}
     losses = {name: float(row["loss"].removeprefix("rtn: ")) for name, row in rows.items() if row["loss"] != "not applicable"}
-    if losses:  # awq gives some layers none
+    if losses:  # awq has none for some layers
         worst = max(losses, key=losses.__getitem__)
         facts["loss_mean"] = sum(losses.values()) / len(losses)
         facts["loss_worst"] = {"module": worst, "loss": losses[worst]}

@@ -1,7 +1,7 @@
-"""The original AutoAWQ and AutoGPTQ, each in an environment of its own with the last transformers that it knows (4.51).
+"""The original AutoAWQ and AutoGPTQ, each in its own environment with the last transformers that it supports (4.51).
 
-That transformers ignores what it does not know of today's configs, and would run a model with another rope base than its own. So
-it gets the base with a translated config, and what cannot be translated is refused. The checkpoint gets the base's own back."""
+That transformers ignores unknown keys of today's configs, and would run a model with another rope base. So it gets a translated
+config; what cannot be translated is refused. The checkpoint gets the base's own config back."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from pipeline.quantizers._gptqmodel import has_cuda
 from pipeline.quantizers._probe import KEPT, OTHER_KERNEL, token_ids
 from pipeline.quantizers._reproducible import SAME_MACHINE
 
-# Of each rope type that means the same in both: the keys that both read.
+# The keys that both read, of each rope type with the same meaning in both.
 ROPES = {
     "default": set(),
     "linear": {"factor"},
     "llama3": {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
 }
 UNREAD = {"torch_dtype", "transformers_version", "use_cache", "architectures", "_name_or_path", "_model_name_or_path"}
-CLIP_ROWS, CODE_ROWS = 64, 8  # outputs that AutoAWQ's clipping works on at a time; codes in an int32
-UNCLIPPED = ("q_", "k_", "query", "key", "Wqkv")  # parts of names of layers that AutoAWQ does not clip
+CLIP_ROWS, CODE_ROWS = 64, 8  # outputs that AutoAWQ clips at a time; codes in an int32
+UNCLIPPED = ("q_", "k_", "query", "key", "Wqkv")  # in names of layers that AutoAWQ does not clip
 
 
 def autoawq(model_dir: Path, out_dir: Path, *, rows: list[list[int]], bits: int, group_size: int, keep: list[str]) -> Facts:
     """Quantize with AutoAWQ 0.2.9, on CPU or CUDA. rows: token ids of equal length."""
     kept = kept_layers(model_dir, keep)
     if group_size == -1:
-        raise Unsupported("option group_size = -1: AutoAWQ takes no whole rows as groups; give a size that divides every width")
+        raise Unsupported("option group_size = -1: AutoAWQ cannot use whole rows as groups; give a size that divides every width")
     refuse_shapes_of_autoawq(model_dir)
     options: Json = {"bits": bits, "group_size": group_size, "kept": kept}
     facts = _run("autoawq", model_dir, out_dir, rows, options)
@@ -45,7 +45,7 @@ def autoawq(model_dir: Path, out_dir: Path, *, rows: list[list[int]], bits: int,
 def autogptq(
     model_dir: Path, out_dir: Path, *, rows: list[list[int]], bits: int, group_size: int, keep: list[str], **options: Any
 ) -> Facts:
-    """Quantize with AutoGPTQ 0.7.1: written, and untried for want of a CUDA device. options: act_order, damping, batch_size."""
+    """Quantize with AutoGPTQ 0.7.1, untested for lack of a CUDA device. options: act_order, damping, batch_size."""
     kept = kept_layers(model_dir, keep)
     if kept:
         raise Unsupported(f"option keep = {keep}: AutoGPTQ packs every layer; backend: gptqmodel can keep some")
@@ -60,7 +60,7 @@ def refuse_without_cuda() -> None:
 
 
 def refuse_shapes_of_autoawq(model_dir: Path) -> None:
-    """Raise, with the layer's name, where AutoAWQ would stop on an assertion after loading."""
+    """Raise, with the layer's name, if an assertion of AutoAWQ would fail after loading."""
     for layer, (outputs, _) in linear_shapes(model_dir).items():
         kind = layer.rpartition(".")[2]
         step = CODE_ROWS if any(part in kind for part in UNCLIPPED) else CLIP_ROWS
@@ -80,7 +80,7 @@ def _run(tool: Literal["autoawq", "autogptq"], model_dir: Path, out_dir: Path, r
         asked = {"base": str(link_base(model_dir, request.parent / "base", old)), "out": str(out_dir.absolute()), "rows": rows}
         probe = {"probe_ids": token_ids(config["vocab_size"]), "probe_kept": KEPT}
         artifacts.write_json(request, {**asked, **probe, **options})
-        venvs.python(tool)  # built first, so that the next line says what takes the time
+        venvs.python(tool)  # built first, so that the next line shows what takes time
         cli.say("quantize", f"{tool} in its own environment (log: {log})")
         try:
             venvs.run(tool, str((venvs.FILES / f"{tool}.py").absolute()), str(request), log=log)
@@ -93,17 +93,13 @@ def _run(tool: Literal["autoawq", "autogptq"], model_dir: Path, out_dir: Path, r
     written = artifacts.read_json(out_dir / "config.json")["quantization_config"]
     artifacts.write_json(out_dir / "config.json", to_new(config, written, options.get("kept", [])))
     return {
-        "library": tool,
-        "reproducible": SAME_MACHINE,
-        "head": "bfloat16",
-        "environment": result["versions"],
-        "modules": result["modules"],
-        "probe": result["probe"] | {"close": OTHER_KERNEL},
-    }
+        "library": tool, "reproducible": SAME_MACHINE, "head": "bfloat16", "environment": result["versions"],
+        "modules": result["modules"], "probe": result["probe"] | {"close": OTHER_KERNEL},
+    }  # fmt: skip
 
 
 def link_base(model_dir: Path, folder: Path, config: Json) -> Path:
-    """The base for the old transformers: weights and text files linked, not copied; config and tokenizer class translated."""
+    """The base for the old transformers: weights and text files linked; config and tokenizer class translated."""
     folder.mkdir()
     for file in data_files(model_dir, "*"):
         if file.name not in ("config.json", "tokenizer_config.json", artifacts.MANIFEST):
@@ -117,11 +113,11 @@ def link_base(model_dir: Path, folder: Path, config: Json) -> Path:
 
 
 def to_old(config: Json) -> Json:
-    """config.json of today as transformers 4.51 reads it; one that was written by it comes out as it was.
-    Raises `Unsupported` with the name of what has no equal there."""
+    """Today's config.json for transformers 4.51; one written by it is unchanged. Raises `Unsupported` with the name of a key that
+    has no equal there."""
     old = dict(config)
     if "auto_map" in old:
-        raise Unsupported("config.json has auto_map: a model with code of its own is not given to the old transformers")
+        raise Unsupported("config.json has auto_map: the old transformers does not run a model's own code")
     _move(old, "dtype", old.pop("dtype", None), to="torch_dtype")
     if kinds := set(old.pop("layer_types", None) or []) - {"full_attention"}:
         raise Unsupported(f"config.json: layer_types {sorted(kinds)} have no equal in transformers 4.51")
@@ -139,7 +135,7 @@ def _move(config: Json, name: str, value: Any, *, to: str) -> None:
 
 
 def rope_to_old(rope: Json) -> Json:
-    """{rope_theta, partial_rotary_factor, rope_scaling} of `rope_parameters`; the scaling only where it is not the default."""
+    """{rope_theta, partial_rotary_factor, rope_scaling} of `rope_parameters`; the scaling only if not the default."""
     if nested := sorted(name for name, value in rope.items() if isinstance(value, dict)):
         raise Unsupported(f"config.json: rope_parameters by kind of layer ({', '.join(nested)}) have no equal in transformers 4.51")
     scaling = {k: v for k, v in rope.items() if k not in ("rope_theta", "partial_rotary_factor", "rope_type")}
@@ -153,15 +149,14 @@ def rope_to_old(rope: Json) -> Json:
 
 
 def refuse_misread(old: Json, read: Json) -> None:
-    """Raise if the old transformers read a key otherwise than it was given. read: its loaded config, with all defaults."""
+    """Raise if the old transformers read a key differently. read: its loaded config, with all defaults."""
     for name, value in old.items():
         if name not in UNREAD and value is not None and read.get(name) != value:
             raise ArtifactError(f"the old transformers read {name} = {read.get(name)!r} where the base has {value!r}")
 
 
 def to_new(base: Json, quantization: Json, kept: list[str]) -> Json:
-    """The checkpoint's config.json for today: the base's, its rope parameters kept, with what the old library wrote.
-    kept: full names of layers that were not packed."""
+    """The checkpoint's config.json: the base's, with the old library's quantization. kept: full names of unpacked layers."""
     settings = {k: v for k, v in quantization.items() if v is not None and not k.startswith("model_")}
     if kept:
         settings["modules_to_not_convert"] = kept

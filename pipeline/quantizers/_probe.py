@@ -1,4 +1,4 @@
-"""What a model in memory answers to a fixed probe, kept so that a fresh process can be asked the same."""
+"""The answer of a model in memory to a fixed probe, for comparison with a fresh process."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pipeline.core.records import Json
 
 TOKENS = 24
 KEPT = 8  # the largest logits of the last position
-OTHER_KERNEL = 5e-2  # of the largest logit: the model in memory ran in another kernel and type than the loaded one will
+OTHER_KERNEL = 5e-2  # of the largest logit: the model in memory ran in another kernel and type than the loaded one
 
 
 def token_ids(vocab_size: int) -> list[int]:
-    """The probe's question: ids spread over the vocabulary."""
+    """The probe: ids spread over the vocabulary."""
     return [7 + 13 * k % (vocab_size - 7) for k in range(TOKENS)]
 
 
@@ -28,7 +28,7 @@ def probe(model: Any) -> Json:
 
 
 def first_overflow(model: Any, token_ids: list[int]) -> str | None:
-    """The first module, in the order in which they run, whose output is not finite; None if all are."""
+    """The first module, in the order of running, whose output is not finite, or None."""
     import torch
 
     overflowed: list[str] = []

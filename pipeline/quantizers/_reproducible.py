@@ -1,4 +1,4 @@
-"""Equal inputs give equal files: how far that reaches, as a manifest's `reproducible` says, and how saving keeps to it."""
+"""Equal inputs give equal files: where (a manifest's `reproducible`), and how they are saved."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 from pipeline.model.streaming import SHARD_BYTES
 
 ANY_MACHINE = "any machine"
-# Methods that calibrate: a processor chooses the kernels that sum activations, and a Cholesky factor depends on the threads.
-# One last bit turns one rounding, and by that every later one.
+# For methods that calibrate: the processor chooses the kernels that sum activations, and a Cholesky factor depends on the threads.
+# One last bit changes one rounding, and so every later one.
 SAME_MACHINE = "same processor, same number of threads"
 
 
 def save(model: Any, out_dir: Path) -> None:
-    """`save_pretrained`, with the metadata of each file's header sorted: safetensors writes it as a hash map, seeded by process."""
+    """`save_pretrained`, with sorted metadata in each file's header: safetensors writes it as a hash map, seeded per process."""
     model.save_pretrained(out_dir, max_shard_size=SHARD_BYTES)
     for file in out_dir.glob("*.safetensors"):
         with file.open("rb+") as f:

@@ -1,9 +1,8 @@
-"""awq: weights scaled by what activations make important, then rounded (Lin et al. 2023), on CPU and GPU.
+"""awq: weights scaled by the importance of their activations, then rounded (Lin et al. 2023), on CPU and GPU.
 
-By gptqmodel, or by the original AutoAWQ 0.2.9 in an environment of its own (its codes may differ: another search of clipping).
-What bounds it: a grid search of scales, each try a forward pass of the layer over all calibration rows (32 rows of 256 tokens
-on 2 cores: 20 s a layer), so `rows` takes only the first few.
-"""
+By gptqmodel, or by the original AutoAWQ 0.2.9 in its own environment (its codes may differ: another search of clipping).
+What bounds it: a grid search of scales, each with a forward pass of the layer over all calibration rows (32 rows of 256 tokens
+on 2 cores: 20 s per layer), so `rows` takes only the first few."""
 
 from __future__ import annotations
 
@@ -39,6 +38,6 @@ def quantize(
         facts = _gptqmodel.build(
             "awq", model_dir, out_dir, rows=given, batch_size=1, group_size=group_size, keep=keep,
             config=("AWQConfig", {"bits": bits, "group_size": group_size}),
-            cpu_backend="AWQ_TORCH",  # its default kernel wants CUDA, and says so only after loading
+            cpu_backend="AWQ_TORCH",  # its default kernel needs CUDA, but fails only after loading
         )  # fmt: skip
     return facts | {"calibration_rows": len(given)}

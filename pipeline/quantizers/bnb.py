@@ -1,4 +1,4 @@
-"""bnb: bitsandbytes' int8 (outlier columns stay in 16 bit) and NF4 (codes spaced for normal weights), no calibration."""
+"""bnb: bitsandbytes' int8 (outlier columns stay at 16 bits) and NF4 (codes spaced for normal weights); no calibration."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pipeline.core import artifacts
-from pipeline.core.errors import Unsupported
+from pipeline.core.errors import Unsupported, needs
 from pipeline.evalset.calibration import Calibration
 from pipeline.model.config import text_config
 from pipeline.model.headers import kept_layers, linear_shapes, linear_widths, packed_bits, plain_linear, skeleton
@@ -29,17 +29,13 @@ def quantize(
     double_quant: bool = False,
     keep: list[str] = [],  # noqa: B006
 ) -> Facts:
-    """Quantize every Linear but the output head; embeddings stay in bfloat16.
-
-    int8: Dettmers et al. 2022 (LLM.int8()); nf4 and double_quant (the scales are quantized too): Dettmers et al. 2023 (QLoRA).
-    """
-    try:
+    """Quantize every Linear but the output head; embeddings stay in bfloat16. int8: Dettmers et al. 2022 (LLM.int8()); nf4 and
+    double_quant (the scales are quantized too): Dettmers et al. 2023 (QLoRA)."""
+    with needs("quantizer 'bnb'", "pip install bitsandbytes -c constraints.txt"):
         import bitsandbytes  # noqa: F401  # transformers' own message names another command
         import torch
         from transformers import AutoModelForCausalLM, BitsAndBytesConfig
         from transformers.utils import logging
-    except ImportError as e:
-        raise Unsupported(f"quantizer 'bnb' needs {e.name}; pip install bitsandbytes -c constraints.txt") from None
     kept, own = kept_layers(model_dir, keep), skeleton(model_dir)
     head = own.head if own else "lm_head"
     how: dict[str, Any] = {"load_in_8bit": True}
@@ -66,8 +62,8 @@ def quantize(
 
 
 def refuse(model_dir: Path, options: dict[str, Any]) -> None:
-    """See `pipeline.quantizers`: on a CPU, int8 takes activations of three dimensions, and latent attention has some of four;
-    with AVX-512 BF16, 4-bit products are in blocks of 32 outputs and 64 inputs."""
+    """See `pipeline.quantizers`: on a CPU, int8 takes activations of three dimensions, but latent attention has some of four; with
+    AVX-512 BF16, 4-bit products have blocks of 32 outputs and 64 inputs."""
     latent = options["type"] == "int8" and text_config(model_dir).get("kv_lora_rank")
     shapes = linear_shapes(model_dir, PACKS).items() if options["type"] != "int8" else ()
     odd = [(name, shape) for name, shape in shapes if shape[0] % 32 or shape[1] % 64]
@@ -88,7 +84,7 @@ def refuse(model_dir: Path, options: dict[str, Any]) -> None:
 
 
 def _bits(type: str, double_quant: bool) -> dict[str, int]:
-    """Of a weight, a row's or a block's scale, and what every matrix carries besides (the 16 codes and a description)."""
+    """Bits of a weight, of a row's or a block's scale, and of the rest of a matrix (the 16 codes and a description)."""
     if type == "int8":
         return {"weight": 8, "row": 32}
     if double_quant:  # scales in 8 bits, and one of 32 for 256 of them

@@ -1,4 +1,4 @@
-"""cast: the same weights in another floating-point type; the reference, and the upper bound of what can be kept."""
+"""cast: the same weights in another floating-point type; the reference, and the upper bound of quality."""
 
 from __future__ import annotations
 
@@ -25,10 +25,8 @@ def quantize(
     seed: int,
     dtype: Literal["float32", "bfloat16", "float16"],
 ) -> Facts:
-    """Cast every floating tensor, a part at a time. A base that has the type already is linked, not written again.
-
-    Returns how many non-zero weights became zero (underflow). A weight past the type's range is an error.
-    """
+    """Cast every floating tensor, a part at a time; link a base that has the type already. Counts non-zero weights that became zero
+    (underflow). A weight past the type's range is an error."""
     shapes = {name: (_type(tensor, dtype), tuple(tensor.shape)) for name, tensor in _tensors(model_dir)}
     facts: Facts = {"library": "torch", "reproducible": ANY_MACHINE, "underflowed_weights": 0}
     if all(shapes[name][0] == _type(tensor) for name, tensor in _tensors(model_dir)):
@@ -36,8 +34,8 @@ def quantize(
             artifacts.link_file(file, out_dir / file.name)
     else:
         write(out_dir, shapes, _cast(model_dir, shapes, facts), {"format": "pt"})
-    config = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
-    config.pop("torch_dtype", None)  # the older name of the same key; two that disagree would be worse than none
+    config = artifacts.read_json(model_dir / "config.json")
+    config.pop("torch_dtype", None)  # an older name of the same key, which might disagree
     config["dtype"] = dtype
     (out_dir / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     if dtype == "float16":
@@ -51,12 +49,12 @@ def _tensors(folder: Path) -> Iterator[tuple[str, Any]]:
 
     for shard in data_files(folder, "*.safetensors"):
         with safe_open(shard, framework="pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118  # it is no dict
+            for name in tensors.keys():  # noqa: SIM118  # not a dict
                 yield name, tensors.get_tensor(name)
 
 
 def _type(tensor: Any, floating: str | None = None) -> str:
-    """A tensor's type, or what one of floating type is cast to."""
+    """A tensor's type, or the one it is cast to."""
     return floating if floating and tensor.is_floating_point() else str(tensor.dtype).removeprefix("torch.")
 
 
@@ -75,7 +73,7 @@ def _cast(folder: Path, shapes: Shapes, facts: Facts) -> Iterator[tuple[str, Any
 
 
 def _probe_range(folder: Path, token_ids: list[int]) -> int:
-    """Tokens read without a value past float16's range; raises `InvalidVariant` that names the first layer with one."""
+    """Number of tokens read without a value past float16's range; else `InvalidVariant` with the first such layer."""
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 

@@ -1,4 +1,4 @@
-"""gguf: llama.cpp's own converter and quantizer; block formats that its kernels read directly, no calibration."""
+"""gguf: llama.cpp's own converter and quantizer; block formats that its kernels read directly; no calibration."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pipeline.core import artifacts, isolate, venvs
-from pipeline.core.errors import ArtifactError, NoResult, ParamsError, Unsupported
+from pipeline.core.errors import ArtifactError, NoResult, ParamsError, Unsupported, needs
 from pipeline.core.explain import did_you_mean
 from pipeline.core.quiet import output_to
 from pipeline.evalset.calibration import Calibration
@@ -21,7 +21,7 @@ from pipeline.model.headers import kept_layers, linear_shapes, read_headers, ske
 from pipeline.quantizers import Facts
 from pipeline.quantizers._reproducible import ANY_MACHINE
 
-ENGINE = "llamacpp"  # the one that reads what this writes
+ENGINE = "llamacpp"  # the one that reads it
 FILE = "model.gguf"
 CONVERTER = "converter.py"  # beside gguf.txt
 FILE_TYPES = {"F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10, "Q3_K_M": 12, "Q4_K_S": 14,
@@ -29,9 +29,9 @@ FILE_TYPES = {"F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "
 Stored = Literal["Q2_K", "Q3_K", "Q4_0", "Q4_1", "Q4_K", "IQ4_NL", "Q5_0", "Q5_1", "Q5_K", "Q6_K", "Q8_0", "BF16"]
 TENSOR_TYPES = {"Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q2_K": 10, "Q3_K": 11, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14,
                 "IQ4_NL": 20, "BF16": 30}  # fmt: skip  # ggml.h: enum ggml_type
-EMBEDDINGS, HEAD = "embed_tokens", "lm_head"  # what `types` calls the two outside the layers
-OUTSIDE = {EMBEDDINGS: "token_embd.weight", HEAD: "output.weight"}  # GGUF's names of them
-# Where llama.cpp takes the weights of the chosen experts as they are; elsewhere they sum to 1, unless the file says which.
+EMBEDDINGS, HEAD = "embed_tokens", "lm_head"  # their names in `types`
+OUTSIDE = {EMBEDDINGS: "token_embd.weight", HEAD: "output.weight"}  # and in GGUF
+# Where llama.cpp uses the weights of the chosen experts as they are; elsewhere they sum to 1, unless the file says otherwise.
 UNNORMED = {"qwen2moe", "olmoe", "llada-moe", "deepseek"}
 K_ROW = 256  # weights in a block of a K-quant
 NO_ROOM = 1 << 24
@@ -47,17 +47,12 @@ def quantize(
     keep: list[str] = [],  # noqa: B006  # read only
     types: dict[str, Stored] | None = None,  # None: in no manifest, so that files without it stay the same to the byte
 ) -> Facts:
-    """Convert to a GGUF of the base's own type in the converter's environment, then let llama.cpp quantize that.
-
-    types: {pattern: tensor type} of layers, as in `keep`, and of `embed_tokens` and `lm_head`, whose type is not `type`'s; of two
-    patterns that match, the later goes. What llama.cpp stores as another type raises `Unsupported`.
-    K-quants need rows of 256: llama.cpp gives tensors with other rows another type, which the manifest says as a warning and as
-    measured bits (`tensor_types`, `bits_per_weight`).
-    """
-    try:
+    """Convert to a GGUF of the base's own type in the converter's environment, then quantize that by llama.cpp. types: {pattern:
+    tensor type} of layers, as in `keep`, and of `embed_tokens` and `lm_head`, which differ from `type`'s; of two matching patterns
+    the later counts. If llama.cpp stores another type, that raises `Unsupported`. K-quants need rows of 256: llama.cpp gives other
+    tensors another type; the manifest has a warning and the measured bits (`tensor_types`, `bits_per_weight`)."""
+    with needs("quantizer 'gguf'", "python -m pipeline.core.install"):
         import llama_cpp
-    except ImportError as e:
-        raise Unsupported(f"quantizer 'gguf' needs {e.name}; python -m pipeline.core.install") from None
     kept = kept_layers(model_dir, keep)
     with tempfile.TemporaryDirectory(dir=out_dir.parent) as tmp:
         whole = Path(tmp) / "whole.gguf"
@@ -94,10 +89,8 @@ def quantize(
 
 
 def refuse(model_dir: Path, options: dict[str, Any]) -> None:
-    """See `pipeline.quantizers`: what llama.cpp's converter, and llama.cpp itself, do not take, by a file with holes for values.
-
-    Asked once a model, wherever the converter's environment is here.
-    """
+    """See `pipeline.quantizers`: what llama.cpp's converter, or llama.cpp itself, does not take, by a file with holes for values.
+    Tried once per model, if the converter's environment is here."""
     if not venvs.is_here("gguf"):
         return
     files = [f for f in wanted(model_dir, code=False) if f.suffix != ".safetensors"]
@@ -117,7 +110,7 @@ def refuse(model_dir: Path, options: dict[str, Any]) -> None:
 
 
 def _lost(file: Path, model_dir: Path) -> str:
-    """Why llama.cpp cannot read a file, or runs another model, by its own account of the header; empty where it is right."""
+    """Why llama.cpp cannot read a file, or would run another model, by its log of the header; empty if neither."""
     import llama_cpp
 
     lines: list[str] = []
@@ -166,7 +159,7 @@ def _lost(file: Path, model_dir: Path) -> str:
 
 
 def _whole_config(model_dir: Path) -> dict[str, Any]:
-    """The text part's config with what its class fills in, such as the kinds of layers; as it is where the class is not known."""
+    """The text part's config with its class's defaults, such as the kinds of layers; without them if the class is unknown."""
     from transformers import AutoConfig
 
     try:
@@ -176,9 +169,9 @@ def _whole_config(model_dir: Path) -> dict[str, Any]:
 
 
 def layer_types(model_dir: Path, types: dict[str, Stored]) -> dict[str, str]:
-    """{layer, or EMBEDDINGS, HEAD: tensor type} that patterns ask for. Raises `ParamsError` for one that matches nothing."""
+    """{layer, or EMBEDDINGS, HEAD: tensor type} by patterns. Raises `ParamsError` for one that matches nothing."""
     model = skeleton(model_dir)
-    names = [*linear_shapes(model_dir), EMBEDDINGS, *([HEAD] if model is None or model.head not in _tied(model.tied) else [])]
+    names = [*linear_shapes(model_dir), EMBEDDINGS, *([] if model and model.ties_head else [HEAD])]
     found: dict[str, str] = {}
     for pattern, kind in types.items():
         matched = [n for n in names if fnmatchcase(n, pattern) or fnmatchcase(n, f"*.{pattern}")]
@@ -189,16 +182,12 @@ def layer_types(model_dir: Path, types: dict[str, Stored]) -> dict[str, str]:
 
 
 def stores(kind: str, width: int) -> bool:
-    """Whether rows of that width can be of a tensor type: blocks of a K-quant have 256 weights, others 32."""
+    """Whether a tensor type can store rows of that width: blocks of a K-quant have 256 weights, others 32."""
     return kind == "BF16" or width % (K_ROW if kind.endswith("_K") else 32) == 0
 
 
-def _tied(tied: dict[str, str]) -> set[str]:
-    return {name.removesuffix(".weight") for name in tied}
-
-
 def _refuse_other_types(file: Path, asked: dict[str, str]) -> None:
-    """Raise where a tensor is stored otherwise than it was asked for: K-quants need rows of 256."""
+    """Raise if a tensor is not stored as requested: K-quants need rows of 256."""
     import gguf
 
     if not asked:
@@ -211,10 +200,10 @@ def _refuse_other_types(file: Path, asked: dict[str, str]) -> None:
 
 
 def names_of(whole: Path, layers: list[str]) -> dict[str, str]:
-    """{transformers' layer: GGUF's name}; one that it does not know is an error, not a layer that is quantized after all."""
+    """{transformers' layer: GGUF's name}. A layer without one is an error, else it would be quantized nevertheless."""
     import gguf
 
-    if not layers:  # to read a file's vocabulary takes seconds
+    if not layers:  # reading a file's vocabulary takes seconds
         return {}
     reader = gguf.GGUFReader(whole)
     architecture = str(reader.fields["general.architecture"].contents())
@@ -230,7 +219,7 @@ def names_of(whole: Path, layers: list[str]) -> dict[str, str]:
 
 
 def _fallen_back(file: Path, type: str, left: list[str]) -> list[str]:
-    """In words, the matrices that a K-quant could not pack because their rows are no multiple of 256. left: kept on purpose."""
+    """A warning if a K-quant could not pack matrices because their rows are no multiple of 256. left: kept on purpose."""
     import gguf
 
     if "_K" not in type:

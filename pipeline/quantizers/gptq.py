@@ -1,9 +1,8 @@
-"""gptq: rounding that corrects, column by column, for the error already made (Frantar et al. 2022).
+"""gptq: rounding that compensates, column by column, for earlier errors (Frantar et al. 2022).
 
-By gptqmodel, or by the original AutoGPTQ 0.7.1 in an environment of its own (on CUDA only: written, and untried).
-What bounds it: the calibration rows' forward passes through every layer; their batch size is what counts
-(16 rows of 256 tokens on 2 cores: 89 s one by one, 50 s in batches of 8).
-"""
+By gptqmodel, or by the original AutoGPTQ 0.7.1 in its own environment (CUDA only; untested).
+What bounds it: forward passes of the calibration rows through every layer, and so their batch size (16 rows of 256 tokens on 2
+cores: 89 s one by one, 50 s in batches of 8)."""
 
 from __future__ import annotations
 
@@ -35,12 +34,10 @@ def quantize(
     keep: list[str] = [],  # noqa: B006  # read only
     backend: Literal["gptqmodel", "auto-gptq"] = "gptqmodel",
 ) -> Facts:
-    """Quantize every Linear of the decoder layers; embeddings and head stay in bfloat16.
-
-    damping: share of the mean diagonal added to the Hessian; where that does not make it positive definite, more is added in
-    steps, and the manifest says for which layer how much. A layer for which nothing helps, or with too little calibration data,
-    is an error, not a silent round-to-nearest (gptqmodel's default). AutoGPTQ adds nothing and stops there.
-    """
+    """Quantize every Linear of the decoder layers; embeddings and head stay in bfloat16. damping: share of the mean diagonal added
+    to the Hessian; if it is not positive definite then, more is added in steps, which the manifest lists by layer. A layer for
+    which that fails, or with too little calibration data, is an error, not a silent round-to-nearest (gptqmodel's default).
+    AutoGPTQ adds nothing and stops."""
     if backend == "auto-gptq":
         _original.refuse_without_cuda()
         return _original.autogptq(

@@ -1,4 +1,4 @@
-"""onnx: ONNX Runtime GenAI's model builder; its own graph, fused attention, packed int4 or int8 products, no calibration."""
+"""onnx: ONNX Runtime GenAI's model builder: its own graph, fused attention, packed int4 or int8 products; no calibration."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pipeline.model.headers import kept_layers, read_headers
 from pipeline.quantizers import Facts
 from pipeline.quantizers._reproducible import ANY_MACHINE
 
-ENGINE = "onnxruntime"  # the one that reads what this writes
+ENGINE = "onnxruntime"  # the one that reads it
 LOG = artifacts.LOGS / "onnx.log"
 QKV = {"q_proj", "k_proj", "v_proj"}
 
@@ -44,7 +44,7 @@ def quantize(
             raise Unsupported(f"quantizer 'onnx' needs {needed}; pip install onnxruntime-genai onnx-ir -c constraints.txt")
     kept = kept_layers(model_dir, keep)
     nodes = _nodes(kept)
-    options = ["hf_token=false", "windowed_kv_cache=false"]  # a cache of a window cannot be taken back to what texts share
+    options = ["hf_token=false", "windowed_kv_cache=false"]  # a window's cache cannot be rewound to a shared prefix
     options += [f"block_size={block_size}"] if precision != "fp32" else []
     options += [f"nodes_to_exclude={','.join(nodes)}"] if nodes else []
     with tempfile.TemporaryDirectory() as cache:
@@ -52,7 +52,7 @@ def quantize(
             sys.executable, "-m", "onnxruntime_genai.models.builder", "-m", str(model_dir), "-i", str(model_dir),
             "-o", str(out_dir), "-p", precision, "-e", "cpu", "-c", cache, "--extra_options", *options,
         ]  # fmt: skip
-        env = os.environ | {"GIT_DIR": os.devnull}  # else it stamps the graph with the commit of the repository around .venv
+        env = os.environ | {"GIT_DIR": os.devnull}  # else it stamps the graph with the commit of the surrounding repository
         try:
             isolate.tool(command, what="ONNX Runtime's builder", log=LOG, env=env)
         except RuntimeError as e:
@@ -63,8 +63,8 @@ def quantize(
 
 
 def refuse(model_dir: Path, options: dict[str, Any]) -> None:
-    """See `pipeline.quantizers`: an architecture that the builder does not name, or what it makes another model of or its runtime
-    stops at; q, k and v can only be kept together."""
+    """See `pipeline.quantizers`: an architecture that the builder does not know or changes, or its runtime does not run; q, k and v
+    can only be kept together."""
     _nodes(kept_layers(model_dir, options["keep"]))
     config, known = text_config(model_dir), _architectures()
     kind, rope, tokens = config["architectures"][0], config.get("rope_parameters") or {}, sliding(config)[0]
@@ -77,20 +77,19 @@ def refuse(model_dir: Path, options: dict[str, Any]) -> None:
     width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     if turned := int(width * (rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1)) % 16:
         raise Unsupported(f"ONNX Runtime turns heads by multiples of 16, and {turned} of {width} are left over")
-
     if options["precision"] != "fp32":
         _refuse_missing_tensors(model_dir, kind)
 
 
 def _builder() -> Path | None:
-    """The folder of the builder's own source; None where it is not installed."""
+    """The folder of the builder's source; None if it is not installed."""
     found = find_spec("onnxruntime_genai")
     return Path(found.origin or "").parent / "models" if found else None
 
 
 @cache
 def _architectures() -> set[str]:
-    """The architectures that the builder's own source compares a model's with; nothing where it is not here."""
+    """The architectures named in the builder's source; empty if it is not installed."""
     folder = _builder()
     source = (folder / "builder.py").read_text(encoding="utf-8") if folder else ""
     compared = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Compare))
@@ -99,7 +98,7 @@ def _architectures() -> set[str]:
 
 
 def _refuse_missing_tensors(model_dir: Path, kind: str) -> None:
-    """Raise if the builder packs this class's experts only from tensors as they were published, and the base has none of them."""
+    """Raise if the builder packs this class's experts only from tensors as published, and the base lacks them."""
     folder = _builder()
     if folder is None:
         return
@@ -114,7 +113,7 @@ def _refuse_missing_tensors(model_dir: Path, kind: str) -> None:
 
 
 def _nodes(layers: list[str]) -> list[str]:
-    """The builder's names of transformers' layers. It multiplies q, k and v at once: they can only be kept together."""
+    """The builder's names of transformers' layers. It multiplies q, k and v at once, so they can only be kept together."""
     named: dict[str, set[str]] = {}
     for layer in layers:
         block, _, part = layer.rpartition(".")
@@ -127,7 +126,7 @@ def _nodes(layers: list[str]) -> list[str]:
 
 
 def _check_kept(out_dir: Path, nodes: list[str]) -> None:
-    """Raise if a layer that was to be kept is not a plain product of the graph that was written."""
+    """Raise if a layer to keep is not a plain product in the written graph."""
     import onnx
 
     graph = onnx.load(out_dir / "model.onnx", load_external_data=False).graph

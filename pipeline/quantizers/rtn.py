@@ -1,4 +1,4 @@
-"""rtn: plain round-to-nearest, without calibration: the lower bar that calibrated methods must beat (gptqmodel packs it)."""
+"""rtn: plain round-to-nearest without calibration: the lower bar that calibrated methods must beat (packed by gptqmodel)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torchao: scaled integer or float8 weights, no calibration; the matrix product runs in torch's own kernels."""
+"""torchao: scaled integer or float8 weights; no calibration. Products run in torch's own kernels."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pipeline.core import artifacts
-from pipeline.core.errors import Unsupported
+from pipeline.core.errors import Unsupported, needs
 from pipeline.evalset.calibration import Calibration
 from pipeline.model.headers import any_linear, kept_layers, linear_widths, packed_bits, skeleton
 from pipeline.model.streaming import Shapes, write
@@ -16,12 +16,13 @@ from pipeline.quantizers import Facts
 from pipeline.quantizers._probe import probe
 from pipeline.quantizers._reproducible import ANY_MACHINE, save
 
-BITS: dict[str, dict[str, int]] = {  # of a weight, and of a row's or a group's scale and zero point, as torchao saves them
-    "int8-weight-only": {"weight": 8, "row": 32 + 8},
-    "int8-dynamic": {"weight": 8, "row": 32 + 8},
-    "int4-weight-only": {"weight": 4, "group": 32, "group_size": 128},  # untried: needs CUDA
-    "float8-weight-only": {"weight": 8, "row": 32},  # untried: needs CUDA
-    "float8-dynamic": {"weight": 8, "row": 32},  # untried: needs CUDA
+# torchao's config, and bits of a weight and of a row's or a group's scale and zero point in its files; the last three are untested.
+SCHEMES: dict[str, tuple[str, dict[str, int]]] = {
+    "int8-weight-only": ("Int8WeightOnlyConfig", {"weight": 8, "row": 32 + 8}),
+    "int8-dynamic": ("Int8DynamicActivationInt8WeightConfig", {"weight": 8, "row": 32 + 8}),
+    "int4-weight-only": ("Int4WeightOnlyConfig", {"weight": 4, "group": 32, "group_size": 128}),
+    "float8-weight-only": ("Float8WeightOnlyConfig", {"weight": 8, "row": 32}),
+    "float8-dynamic": ("Float8DynamicActivationFloat8WeightConfig", {"weight": 8, "row": 32}),
 }
 PACKS = any_linear
 LOADED_AS = "torchao"
@@ -37,29 +38,18 @@ def quantize(
     scheme: Literal["int8-weight-only", "int8-dynamic", "int4-weight-only", "float8-weight-only", "float8-dynamic"],
     keep: list[str] = [],  # noqa: B006  # read only; the default is shown by name in errors and manifests
 ) -> Facts:
-    """Quantize every Linear but the output head; embeddings stay in bfloat16.
-
-    int8-dynamic: activations too are rounded to int8, row by row, as they come (W8A8). What this machine has no kernel for
-    is `Unsupported`, with the reason.
-    """
-    try:
+    """Quantize every Linear but the output head; embeddings stay in bfloat16. int8-dynamic: activations too are rounded to int8,
+    row by row, when they are computed (W8A8). Without a kernel for this machine: `Unsupported`."""
+    with needs("quantizer 'torchao'", "pip install torchao -c constraints.txt"):
         import torch
         from torchao import quantization as methods
         from transformers import AutoModelForCausalLM, TorchAoConfig
         from transformers.utils import logging
-    except ImportError as e:
-        raise Unsupported(f"quantizer 'torchao' needs {e.name}; pip install torchao -c constraints.txt") from None
     _refuse_without_kernel(torch, scheme)
-    configs: dict[str, Any] = {
-        "int8-weight-only": methods.Int8WeightOnlyConfig,
-        "int8-dynamic": methods.Int8DynamicActivationInt8WeightConfig,
-        "int4-weight-only": methods.Int4WeightOnlyConfig,
-        "float8-weight-only": methods.Float8WeightOnlyConfig,
-        "float8-dynamic": methods.Float8DynamicActivationFloat8WeightConfig,
-    }
+    config, bits = SCHEMES[scheme]
     kept, own = kept_layers(model_dir, keep), skeleton(model_dir)
     left = [own.head, *(n for n, m in own.matrices.items() if not PACKS(m))] if own else ["lm_head"]
-    asked = TorchAoConfig(configs[scheme](), modules_to_not_convert=[*kept, *left])
+    asked = TorchAoConfig(getattr(methods, config)(), modules_to_not_convert=[*kept, *left])
     logging.disable_progress_bar()
     loading = {
         "dtype": torch.bfloat16, "device_map": "cuda" if torch.cuda.is_available() else None, "use_safetensors": True,
@@ -70,13 +60,13 @@ def quantize(
     if packed.saves_as_loaded():
         answered = packed.probe()
         packed.save(out_dir)
-    else:  # transformers loads other tensors than it saves, as fused experts, and needs them all at once for that
+    else:  # transformers loads other tensors than it saves, such as fused experts, and needs all of them at once
         model = AutoModelForCausalLM.from_pretrained(model_dir, quantization_config=asked, **loading)
         answered = probe(model)
         save(model, out_dir)
     return {
         "library": "torchao", "head": "bfloat16", "kept": kept, "modules": len(linear_widths(model_dir, PACKS).keys() - kept),
-        "expected_bits": packed_bits(model_dir, kept, packs=PACKS, **BITS[scheme]), "probe": answered,
+        "expected_bits": packed_bits(model_dir, kept, packs=PACKS, **bits), "probe": answered,
         "reproducible": ANY_MACHINE,
     }  # fmt: skip
 
@@ -90,8 +80,8 @@ def _refuse_without_kernel(torch: Any, scheme: str) -> None:
 
 
 class _Packed:
-    """A model in 16 bits whose matrices are packed one at a time, so that memory stays near one: while it answers, and while it
-    is saved. The files are those of transformers' `save_pretrained` of a model that was loaded with the same config."""
+    """A 16-bit model whose matrices are packed one at a time, both for the probe and for saving, so that memory stays near one
+    model. The files equal those of transformers' `save_pretrained` for a model that was loaded with the same config."""
 
     def __init__(self, model: Any, asked: Any, shapes_on: Any) -> None:
         import torch
@@ -141,7 +131,7 @@ class _Packed:
         self.model.generation_config.save_pretrained(out_dir)
 
     def _flat(self, device: Any = None) -> Iterator[tuple[dict[str, Any], dict[str, str]]]:
-        """({name in the file: tensor}, what the header says of it), one of the model's at a time; no tensors of tied copies."""
+        """({name in the file: tensor}, its header entries), one of the model's tensors at a time; none for tied copies."""
         from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
 
         for name, tensor in self.state.items():

@@ -1,5 +1,5 @@
-"""The machine: what it is, how much memory a process takes, and how fast it reads, copies and multiplies: the best of a few
-repetitions over data well past any cache, with the models' number of threads, measured in the run whose metrics use them."""
+"""The machine: its hardware, a process's memory, and the rates of reading, copying and multiplying: the best of a few repetitions
+over data far larger than any cache, with the models' number of threads, in the run whose metrics use them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from pipeline.core import artifacts, install, quota
 from pipeline.core.records import GpuMemory, Machine, Rates
 
 MACHINE = artifacts.REPORTS / "machine.yaml"
-SETS = ("amx", "avx", "asimd", "bf16", "f16c", "fma", "i8mm", "sve")  # beginnings of the names of instruction sets that matter
-CAPS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")  # variables that keep libraries from using some of them
+SETS = ("amx", "avx", "asimd", "bf16", "f16c", "fma", "i8mm", "sve")  # prefixes of instruction sets that matter
+CAPS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")  # variables that limit which of them libraries use
 OF_MACHINE = """\
 # The machine that the timings of this folder are of, a param of the stages that time: no other machine's are restored as its.
 # `make repro` and every stage that times write it; where it has changed, `dvc repro` times again, and quality stays as it is.
@@ -31,45 +31,44 @@ OF_MACHINE = """\
 
 
 def describe(threads: int) -> Machine:
-    """The machine and software that metrics were measured on."""
+    """The machine and software of a measurement."""
     import torch
 
     return {
         "cpu": _processor(), "cores": quota.processors(), "threads": threads, "memory_bytes": quota.memory_bytes(),
         "system": f"{platform.system()} {platform.machine()}", "python": platform.python_version(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "llamacpp": " ".join(install.built_for(sys.executable) or ()) or None,  # its speed is that of what it was compiled for
+        "llamacpp": " ".join(install.built_for(sys.executable) or ()) or None,  # what it was compiled for decides its speed
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
     }  # fmt: skip
 
 
 def note() -> None:
-    """Write the class of this machine where timings are kept, if they are another's."""
-    if MACHINE.exists() and not elsewhere():
-        return
-    artifacts.write_text(MACHINE, of_this())
+    """Write this machine's class beside the timings, if they are another's."""
+    if not MACHINE.exists() or elsewhere():
+        artifacts.write_text(MACHINE, of_this())
 
 
 def of_this() -> str:
-    """The class of this machine, as `MACHINE` has it."""
+    """The content of `MACHINE` for this machine."""
     facts = _class()
     return OF_MACHINE + yaml.safe_dump({"machine": artifacts.digest(facts)[:8], **facts}, sort_keys=False)
 
 
 def of_timings() -> tuple[str, str]:
-    """(class, processor and GPU) of the machine that the timings in this folder are of; empty where there are none."""
+    """(class, processor and GPU) of the machine of the timings in this folder; empty without timings."""
     then = yaml.safe_load(MACHINE.read_text(encoding="utf-8")) if MACHINE.exists() else {}
     return (then["machine"], ", ".join(str(then[k]) for k in ("processor", "gpu") if then[k])) if then else ("", "")
 
 
 def elsewhere() -> str:
-    """The machine of the timings in this folder, if it is another than this; else an empty text."""
+    """The machine of the timings in this folder if it is another one, else an empty text."""
     name, machine = of_timings()
     return f"{machine}, class {name}" if name and name != artifacts.digest(_class())[:8] else ""
 
 
 def _class() -> dict[str, str | int | None]:
-    """What speed depends on, by the system's files: nothing heavy is loaded."""
+    """What speed depends on, from the system's files; loads nothing heavy."""
     gpus = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
     driver = Path("/proc/driver/nvidia/version")
     sets = {name for name in _value_in("/proc/cpuinfo", "flags", "Features").split() if name.startswith(SETS)}
@@ -95,22 +94,22 @@ def _value_in(file: str | Path, *names: str) -> str:
 
 
 def memory_bandwidth(threads: int, size: int = 1 << 28, repeats: int = 5) -> float:
-    """Bytes a second of a streaming read over `size` bytes (well past any cache), best of `repeats`."""
+    """Bytes per second of a streaming read over `size` bytes (far more than any cache), best of `repeats`."""
     parts = np.array_split(np.ones(size // 8), threads)
     with ThreadPoolExecutor(threads) as pool:
-        return size / _best(lambda: list(pool.map(np.sum, parts)), repeats)  # NumPy frees the interpreter while it reads
+        return size / _best(lambda: list(pool.map(np.sum, parts)), repeats)  # NumPy releases the interpreter
 
 
 def copy_bandwidth(threads: int, size: int = 1 << 27, repeats: int = 3) -> float:
-    """Bytes read and written a second by a streaming copy of `size` bytes, best of `repeats`."""
+    """Bytes read and written per second by a streaming copy of `size` bytes, best of `repeats`."""
     parts, into = np.array_split(np.ones(size // 8), threads), np.array_split(np.ones(size // 8), threads)
     with ThreadPoolExecutor(threads) as pool:
         return 2 * size / _best(lambda: list(pool.map(np.copyto, into, parts)), repeats)
 
 
 def matrix_rate(threads: int, dtype: str, device: str = "cpu", size: int = 2048, seconds: float = 0.25) -> float | None:
-    """Operations a second of a product of two size x size matrices in torch, best within about `seconds`.
-    A product has 2 size^3 of them; in int8 it adds up in 32 bits. None where torch cannot multiply so here."""
+    """Operations per second, 2 size^3 per product, of two size x size matrices in torch, best within about `seconds`; int8 sums in
+    32 bits. None if torch has no such product here."""
     import torch
 
     before = torch.get_num_threads()
@@ -135,10 +134,10 @@ def matrix_rate(threads: int, dtype: str, device: str = "cpu", size: int = 2048,
 
 
 def rates(threads: int, device: str, dtypes: list[str]) -> Rates:
-    """Bytes and operations a second of the device that a model runs on; None: unknown, as of one that is partly on a GPU."""
+    """Bytes and operations per second of a model's device; None if unknown, as for a model that is partly on a GPU."""
     if device not in ("cpu", "cuda"):
         return {"device": device, "read": None, "copy": None, "matrix": dict.fromkeys(dtypes)}
-    if device == "cuda":  # in a process that ends with it, so that its buffers do not count as in use
+    if device == "cuda":  # in its own process, so that its buffers do not count as in use
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
             return pool.submit(_cuda_rates, threads, dtypes).result()
     matrix = {dtype: matrix_rate(threads, dtype) for dtype in dict.fromkeys(dtypes)}
@@ -171,7 +170,7 @@ def _best(work: Callable[[], Any], repeats: int) -> float:
 
 
 def cuda_memory(reset: bool = False) -> GpuMemory | None:
-    """What the GPU holds, peaks since the last reset; None in a process that runs nothing on one."""
+    """Peak GPU memory since the last reset; None in a process without a GPU in use."""
     torch = _torch_on_gpu()
     if torch is None:
         return None
@@ -188,23 +187,23 @@ def cuda_memory(reset: bool = False) -> GpuMemory | None:
 
 
 def release_cuda() -> None:
-    """Return unused GPU memory that loading left with torch, and count peaks from here on."""
+    """Release GPU memory that torch kept from loading, and count peaks from here."""
     if torch := _torch_on_gpu():
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
 
 
 def _torch_on_gpu() -> Any:
-    torch = sys.modules.get("torch")  # a process that has not imported it has nothing there
+    torch = sys.modules.get("torch")  # not imported: nothing is on a GPU
     return torch if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized() else None
 
 
 def peak_memory(reset: bool = False) -> int | None:
-    """Peak resident bytes of this process and of those it started, as vLLM's, since their start or the last reset; None where
-    the system does not say."""
+    """Peak resident bytes of this process and its children, such as vLLM's, since their start or the last reset; None if the system
+    does not say."""
     peak = 0
     for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
-        with contextlib.suppress(OSError):  # it has ended; or the reset is forbidden: the peak then includes the loading
+        with contextlib.suppress(OSError):  # it has ended; or the reset is forbidden, and the peak includes loading
             status = Path(f"/proc/{process.pid}/status").read_text()
             peak += sum(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
             if reset:

@@ -1,8 +1,8 @@
-"""What bounds a phase of a request, from what it needs and what the machine can do.
+"""What bounds a phase of a request, from its needs and the machine's rates.
 
 Decoding a token reads every weight, key and value once; prefill multiplies every weight outside the embedding with every prompt
-token. Against rates of the same run, that gives MBU and MFU. Where both together account for less than SHARE of the time, something
-else takes most of it; else the larger bounds the phase. Attention's own products are not counted."""
+token. Relative to the rates of the same run that gives MBU and MFU. If both together account for less than SHARE of the time,
+something else takes most of it; else the larger one bounds the phase. Attention's own products are not counted."""
 
 from __future__ import annotations
 
@@ -10,34 +10,31 @@ from dataclasses import dataclass, replace
 
 from pipeline.core.records import Json, ModelShape
 
-SHARE = 0.5  # of the time; the rates are those of a plain loop over large arrays, and nothing real comes near all of them
+SHARE = 0.5  # of the time; the rates are those of plain loops over large arrays, which real code does not reach
 KV_TOLERANCE = 0.05  # between measured cache bytes and those of the config
 
 
 def shape_of(config: Json) -> ModelShape:
-    """Read config.json, whose text part counts in a model of several kinds of input."""
+    """Read a config.json; of a model with several kinds of input its text part."""
     text = {**config, **(config.get("text_config") or {})}
     heads, hidden = text.get("num_attention_heads"), text.get("hidden_size")
     return {
-        "layers": text.get("num_hidden_layers"),
-        "kv_heads": text.get("num_key_value_heads") or heads,
+        "layers": text.get("num_hidden_layers"), "kv_heads": text.get("num_key_value_heads") or heads,
         "head_dim": text.get("head_dim") or (hidden // heads if hidden and heads else None),
-        "hidden": hidden,
-        "vocab": text.get("vocab_size"),
-        "tied": text.get("tie_word_embeddings"),
+        "hidden": hidden, "vocab": text.get("vocab_size"), "tied": text.get("tie_word_embeddings"),
         "experts": text.get("num_local_experts") or text.get("num_experts") or text.get("n_routed_experts"),
-    }
+    }  # fmt: skip
 
 
 def cache_bytes(shape: ModelShape, element_bytes: float | None) -> float | None:
-    """Bytes of keys and values a token: 2 x layers x key-value heads x head dimension x bytes of a number."""
+    """Bytes of keys and values per token: 2 x layers x key-value heads x head dimension x bytes of a number."""
     if not (shape["layers"] and shape["kv_heads"] and shape["head_dim"] and element_bytes):
         return None
     return 2 * shape["layers"] * shape["kv_heads"] * shape["head_dim"] * element_bytes
 
 
 def products(shape: ModelShape, parameters: float) -> tuple[float, float] | None:
-    """(weights that multiply every token, weights of the head); None if unknown, or if experts take turns."""
+    """(weights that multiply every token, weights of the head); None if unknown, or for a mixture of experts."""
     if not (shape["hidden"] and shape["vocab"]) or shape["tied"] is None or shape["experts"]:
         return None
     head = float(shape["hidden"] * shape["vocab"])
@@ -47,8 +44,8 @@ def products(shape: ModelShape, parameters: float) -> tuple[float, float] | None
 
 @dataclass(frozen=True)
 class Phase:
-    """One step of a phase. bytes, operations: what it needs; bandwidth, rate: what the machine did in the same run, a second (None:
-    unknown, for the reason `why`); rate_of: the type of the product that was timed; span: interval of `seconds`."""
+    """One step of a phase. bytes, operations: that it needs; bandwidth, rate: the machine's per second in the same run (None:
+    unknown, `why` has the reason); rate_of: the type of the timed product; span: interval of `seconds`."""
 
     name: str
     step: str
@@ -72,12 +69,12 @@ class Phase:
 
     @property
     def bound(self) -> str | None:
-        """`bandwidth`, `compute` or `overhead`; None where it is not known or the time's interval leaves it open."""
+        """`bandwidth`, `compute` or `overhead`; None if unknown, or open within the time's interval."""
         bounds = self.bounds()
         return bounds[0] if len(bounds) == 1 else None
 
     def bounds(self) -> list[str]:
-        """What may bound it, over the interval of its time; empty where that is not known."""
+        """What may bound it, over the interval of its time; empty if unknown."""
         bounds = {_bound(replace(self, seconds=s)) for s in (self.seconds, *(self.span or ()))}
         return [] if None in bounds else sorted(b for b in bounds if b)
 

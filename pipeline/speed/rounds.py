@@ -1,6 +1,6 @@
-"""Times of requests in rounds: their ratios, whether those settle the gate's question, how whole runs differ, whether the machine
-drifted. Rounds of one run share its minutes, so an interval also holds what whole runs differ by. Going on after a look at an
-interval would make it miss more often than it says: the error is divided between the two planned looks (Bonferroni)."""
+"""Times of requests in rounds: their ratios, whether those settle the gate's question, variation between runs, drift of the
+machine. Rounds of one run share its conditions, so an interval includes run-to-run variation. Continuing after a look at an
+interval would raise its error: that is divided between the two planned looks (Bonferroni)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pipeline.core.params import Params
 from pipeline.core.records import TimingRow
 from pipeline.stats.intervals import Estimate, geometric_mean_t
 
-UNSTEADY = 1.1  # of the reference's slowest round to its fastest: a warning says so
+UNSTEADY = 1.1  # ratio of the reference's slowest round to its fastest that gives a warning
 
 
 def ttft(t_submit: float, t_tokens: list[float]) -> float | None:
@@ -23,8 +23,8 @@ def ttft(t_submit: float, t_tokens: list[float]) -> float | None:
 
 
 def tpot(t_tokens: list[float], t_last: float | None = None, n: int | None = None) -> float | None:
-    """Time per output token after the first, in seconds; undefined (None) for fewer than two tokens, or if all came at once.
-    t_last, n: when the last of so many tokens came, where events of a server (t_tokens) hold other than one each."""
+    """Seconds per output token after the first; None for fewer than two tokens, or if all came at once. t_last, n: time of the last
+    of `n` tokens, where a server's events (t_tokens) do not hold one token each."""
     last, n = t_tokens[-1] if t_last is None and t_tokens else t_last, len(t_tokens) if n is None else n
     return (last - t_tokens[0]) / (n - 1) if last is not None and n > 1 and len(t_tokens) > 1 else None
 
@@ -34,8 +34,8 @@ def itl(t_tokens: list[float]) -> list[float]:
 
 
 def whole_runs(run: Estimate, between: float | None, *, confidence: float) -> Estimate:
-    """Widen a positive estimate's interval by what whole runs differ by (log standard deviation; None: not known).
-    Both errors are independent: their squares add, on the log scale, on each side."""
+    """Widen a positive estimate's interval by run-to-run variation (log standard deviation; None: unknown). Both errors are
+    independent: their squares add on the log scale, on each side."""
     if not run.value or run.low is None or run.high is None:
         return run
     if between is None:
@@ -48,21 +48,21 @@ def whole_runs(run: Estimate, between: float | None, *, confidence: float) -> Es
 
 
 def deviations(confidence: float) -> float:
-    """How many standard deviations a two-sided interval of the normal distribution extends to each side."""
+    """Standard deviations to each side of a two-sided interval of the normal distribution."""
     return float(stats.norm.ppf((1 + confidence) / 2))
 
 
 @dataclass(frozen=True)
 class Looks:
-    """How often the rounds are looked at, the gate's bounds on their ratio, and how far whole runs differ (standard deviation
-    of the logarithm; None: not known)."""
+    """Planned looks at the rounds, the gate's bounds on their ratio, and run-to-run variation (log standard deviation; None:
+    unknown)."""
 
     planned: int
     bounds: tuple[float, ...]
     between: float | None = None
 
     def unsettled(self, rows: Sequence[TimingRow], confidence: float) -> bool:
-        """Whether there is no interval yet, or it contains a bound and more rounds could change that."""
+        """Whether there is no interval yet, or it contains a bound that more rounds could exclude."""
         ratio = self.ratio(rows, confidence)
         if ratio.value is None or ratio.low is None or ratio.high is None:
             return True
@@ -70,7 +70,7 @@ class Looks:
         return any(ratio.low < bound < ratio.high and abs(np.log(bound / ratio.value)) > stays for bound in self.bounds)
 
     def ratio(self, rows: Sequence[TimingRow], confidence: float) -> Estimate:
-        """The decode ratio with the interval that each look is given."""
+        """The decode ratio with the interval of each look."""
         level = self.level(confidence)
         ratio = whole_runs(geometric_mean_t(decode_ratios(rows), confidence=level), self.between, confidence=level)
         if self.planned == 1:
@@ -84,12 +84,12 @@ class Looks:
 
 
 def confidence(settings: Params) -> float:
-    """Of the intervals that decide on more rounds; another one makes no timing invalid, so `benchmark` does not depend on it."""
+    """Confidence of the intervals that decide on more rounds. `benchmark` does not depend on it: a change invalidates no timing."""
     return settings.compare.confidence
 
 
 def pairs(rows: Sequence[TimingRow], other: str = "reference") -> list[tuple[TimingRow, TimingRow]]:
-    """(variant's row, the other's row) of every round in which both answered."""
+    """(the variant's row, the other's) of every round that both answered."""
     good = [r for r in rows if r["scenario"] == "single" and not r["warmup"] and r["ok"]]
     reference = {r["round"]: r for r in good if r["who"] == other}
     return [(r, reference[r["round"]]) for r in good if r["who"] == "variant" and r["round"] in reference]
@@ -102,8 +102,8 @@ def decode_ratios(rows: Sequence[TimingRow], other: str = "reference") -> list[f
 
 
 def drift(rows: Sequence[TimingRow], *, confidence: float) -> Estimate:
-    """Relative change a round of the reference's time per token: slope of its logarithm against the round, t interval.
-    The reference is the same in every round: what changes is the machine."""
+    """Relative change of the reference's time per token per round, which is the machine's: slope of its logarithm against the
+    round, t interval."""
     times = _reference_times(rows)
     method = f"slope of log time against round, least squares, t interval, {len(times)} rounds"
     if len(times) < 3:
@@ -119,7 +119,7 @@ def _reference_times(rows: Sequence[TimingRow]) -> dict[int | None, float]:
 
 
 def drift_in_words(drift: Estimate, rows: Sequence[TimingRow]) -> tuple[str, ...]:
-    """A warning where the drift's interval excludes 0, or where the reference's time moved without a trend."""
+    """A warning if the drift's interval excludes 0, or the reference's time varied without a trend."""
     if drift.value is None or drift.low is None or drift.high is None or drift.low <= 0 <= drift.high:
         times = _reference_times(rows).values()
         if not times or max(times) < UNSTEADY * min(times):

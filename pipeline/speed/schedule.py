@@ -1,5 +1,5 @@
-"""Requests to a model: prompts that no cache can know, and, after the paired rounds, sweeps over contexts, batches, prefixes.
-Sweeps say how the variant scales, not how it compares: few tokens and two repetitions each."""
+"""Requests to a model: prompts that no cache holds, and, after the paired rounds, sweeps over contexts, batches and prefixes.
+Sweeps show how the variant scales, not how it compares: few tokens and two repetitions each."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from pipeline.core.errors import ArtifactError, DataError, Unsupported
 from pipeline.core.params import Requests
 from pipeline.core.records import TextRow, TimedAnswer, TimingRow
 
-HEAD = 16  # tokens: no two prompts begin with the same ones
+HEAD = 16  # leading tokens in which any two prompts differ
 OUTPUT = 8  # tokens of a sweep's replies
 REPEATS = 2
 BATCH_PROMPT = 64  # tokens: a batch is about decoding
-SWEPT: dict[str, tuple[str, ...]] = {  # what is published of each kind of scenario
+SWEPT: dict[str, tuple[str, ...]] = {  # metrics of each kind of scenario
     "context": ("ttft_ms", "prefill_tok_s", "tpot_ms", "decode_tok_s", "peak_memory_bytes"),
     "batch": ("ttft_ms", "tpot_ms", "decode_tok_s", "peak_memory_bytes"),
     "prefix": ("ttft_ms",),
 }
 PHASES = ("tokenize", "prefill", "decode", "sampling", "detokenize")
-PREFIX_SHARE = 0.75  # of a prompt that the next one begins with, too
+PREFIX_SHARE = 0.75  # of a prompt that the next one repeats
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Step:
 
 @dataclass
 class Plan:
-    """A sweep's steps in order. notes: what a scenario's metrics must say; missing: why a scenario or a kind (`batch`) has none."""
+    """A sweep's steps in order. notes: warnings of a scenario's metrics; missing: why a scenario or a kind (`batch`) has none."""
 
     steps: list[Step]
     notes: dict[str, str] = field(default_factory=dict)
@@ -61,8 +61,8 @@ def tokens_of(documents: Sequence[TextRow], tokenizer: Any) -> list[int]:
 
 
 class Prompts:
-    """Cut prompts out of token ids, or of a text; each opens differently from all others, so that no prefix cache can help.
-    starts: where a prompt may begin; opening: how many of its first tokens, or characters, must differ."""
+    """Cut prompts from token ids or a text, with distinct openings, so that no prefix cache can help. starts: where a prompt may
+    begin; opening: number of its first tokens, or characters, that must differ."""
 
     def __init__(self, source: Sequence[Any], seed: int, *, starts: range | None = None, opening: int = HEAD) -> None:
         self.source, self.opening = source, opening
@@ -71,11 +71,11 @@ class Prompts:
         self.openings: set[tuple[Any, ...]] = set()
 
     def cut(self, length: int) -> Any:
-        """A prompt of exactly `length` tokens (or characters). Raises `DataError` when the text has no other."""
+        """A prompt of exactly `length` tokens (or characters). Raises `DataError` if the text has no more."""
         for start in self.starts:
             piece = self.source[start : start + length]
             head = tuple(piece[: self.opening])
-            # openings that may equal this one: the same, or of another length where prompts are shorter than an opening
+            # openings that may equal this one: the same, or of another length (prompts shorter than an opening)
             alike = (o for o in self.openings if o == head or len(o) != len(head))
             if len(piece) == length and not any(head[: len(o)] == o[: len(head)] for o in alike):
                 self.openings.add(head)
@@ -102,7 +102,7 @@ def plan(setup: Requests, longest: int) -> Plan:
 
 
 def published(setup: Requests) -> dict[str, list[str]]:
-    """{metric: its parts} that a tier's requests give a model with room for all of them."""
+    """{metric: its parts} from a tier's requests, for a model with room for all of them."""
     parts: dict[str, list[str]] = {"phase_ms": list(PHASES)}
     for scenario in dict.fromkeys(step.scenario for step in plan(setup, max(setup.contexts, default=0)).steps):
         for name in SWEPT[scenario.partition("-")[0]]:
@@ -111,7 +111,7 @@ def published(setup: Requests) -> dict[str, list[str]]:
 
 
 def fill(plan: Plan, prompts: Prompts) -> None:
-    """Give every step its prompts, where the text has as many; a warm one begins as the cold one before it."""
+    """Give every step its prompts, if the text has enough; a warm prompt begins like the cold one before it."""
     cold: list[int] = []
     for step in plan.steps:
         if plan.lacks(step):
@@ -129,7 +129,7 @@ def fill(plan: Plan, prompts: Prompts) -> None:
 
 
 def run(worker: Any, plan: Plan) -> Iterator[TimingRow]:
-    """The sweep's rows. What the engine cannot do goes to the plan's missing; a process that dies ends the sweep with a row."""
+    """The sweep's rows. What the engine cannot do goes to the plan's `missing`; a process that dies ends the sweep with a row."""
     died = False
     for at, step in enumerate(plan.steps):
         if died or plan.lacks(step):

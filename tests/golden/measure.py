@@ -297,7 +297,7 @@ def _benchmark(variant: str) -> Json:
     """What is asked in which order, and which fields come of it."""
     Here.asked.clear()
     with pytest.MonkeyPatch.context() as there:
-        there.setattr(_worker, "Worker", Here)
+        there.setattr(benchmark, "Worker", Here)
         benchmark.main(variant)
     columns = ("round", "scenario", "who", "warmup", "prompt_tokens", "output_tokens", "batch", "ok", "cold")
     path = artifacts.timings(variant)
