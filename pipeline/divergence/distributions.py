@@ -100,11 +100,14 @@ def _in_float32(ref: F32, var: F32, top: F32, work: F32) -> F64:
     """(kld, reverse kld, jsd, tv, both log normalizers, the reference's entropy) [7, n] of rows in float32; not finite: see
     `_exact`.
 
-    Everything is an expectation under P of x = d - mean, d = var - ref, whose mean under P is 0 up to rounding. With E = expm1(x)
-    and L = log E_P[e^x], the likelihood ratio is q/p = e^(x - L), and KL(P||Q) = L - E_P[x]                 where L = log1p(E_P[E -
-    x] + E_P[x]) KL(Q||P) = e^-L (E_P[x] + E_P[E x]) - L JSD      = KL(Q||P) / 2 - E_P[(1 + h) log1p(h) - h],    h = (q/p - 1) / 2
-    TV       = E_P|h| so that one exp, one expm1 and one log1p suffice. E - x is second order in x: near-equal distributions keep
-    their digits, while the textbook's difference of two log-softmaxes loses a KLD of 1e-6 in float32's rounding."""
+    Everything is an expectation under P of x = d - mean, d = var - ref, whose mean under P is 0 up to rounding. With
+    E = expm1(x) and L = log E_P[e^x], the likelihood ratio is q/p = e^(x - L), and
+        KL(P||Q) = L - E_P[x]                 where L = log1p(E_P[E - x] + E_P[x])
+        KL(Q||P) = e^-L (E_P[x] + E_P[E x]) - L
+        JSD      = KL(Q||P) / 2 - E_P[(1 + h) log1p(h) - h],    h = (q/p - 1) / 2
+        TV       = E_P|h|
+    so that one exp, one expm1 and one log1p suffice. E - x is second order in x: near-equal distributions keep their digits,
+    while the textbook's difference of two log-softmaxes loses a KLD of 1e-6 in float32's rounding."""
     p, x, e, y = work
     np.subtract(ref, top, out=x)
     np.exp(x, out=p)
