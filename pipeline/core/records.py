@@ -804,7 +804,7 @@ class ByDocument(TypedDict):
 
 
 class GroupSensitivity(TypedDict):
-    """What one group costs. bytes, error: by level; error: squared error of its values over their squares; alone: mean KLD with only
+    """What one group costs. bytes, error: by level, the error squared and over the squares of its values; alone: mean KLD with only
     this group at the lowest level; returned: how much lower the lowest level's KLD is with only this group put back; unchanged: the
     lowest level stores it within the rounding of 16 bits."""
 
