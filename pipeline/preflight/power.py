@@ -1,8 +1,8 @@
-"""power: the smallest loss that the chosen tier can tell from none, compared with the gate's margins, before anything runs.
+"""power: the smallest loss that the chosen tier can resolve, compared with the gate's margins before anything runs.
 
 A comparison finds a true difference of 2.8 standard errors in 80 % of runs (two-sided 95 %), and a variant without any loss
-passes a margin of that size as often. The error depends on how many answers a variant changes: that was measured on this base
-model (reports/metrics/), or when the sets were recorded (reports/evalsets.json)."""
+passes a margin of that size as often. The error depends on how many answers a variant changes, as measured on this base model
+(reports/metrics/) or when the sets were recorded (reports/evalsets.json)."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from pipeline.stats.intervals import paired_difference, resolvable, standard_err
 T = TypeVar("T")
 UNKNOWN = "unknown until a variant has been measured"
 UNSCORED = "no right and wrong"
-TRAJECTORIES = ("kld_mean", "top1_agreement", "jsd_mean", "moved_10pct", "delta_p_rms")  # measured on them as well as on text
+TRAJECTORIES = ("kld_mean", "top1_agreement", "jsd_mean", "moved_10pct", "delta_p_rms")  # measured on both trajectories and texts
 CORPUS = (*TRAJECTORIES, "ppl_ratio")
 ROUNDS = ("speed_ratio", "prefill_ratio")
 
 
 @dataclass(frozen=True)
 class Resolution:
-    """What n units can resolve. smallest: in the metric's unit, None where unknown; held: units that the sets hold; source, detail:
-    where it comes from; relative: smallest is in parts of the value (divergences spread as they grow); stays: the part of
-    `smallest` that more units do not reduce (whole runs differ)."""
+    """What n units can resolve. smallest: in the metric's unit, None if unknown; source, detail: where it comes from; held: units
+    in the sets; relative: `smallest` is a share of the value (divergences spread as they grow); stays: part of `smallest` that more
+    units do not reduce, as whole runs differ."""
 
     n: float
     unit: str
@@ -53,8 +53,8 @@ class Resolution:
 
 
 class Sources:
-    """What earlier runs left: the probe's metrics if they are of this base model, and the record of the sets. A file that cannot be
-    read counts as absent and is named in `notes`."""
+    """Results of earlier runs: the probe's metrics if they are of this base model, and the record of the sets. An unreadable file
+    counts as absent and is named in `notes`."""
 
     def __init__(self, settings: Params) -> None:
         self.settings, self.confidence, self.probe = settings, settings.compare.confidence, settings.gate.required[0]
@@ -74,7 +74,7 @@ class Sources:
             return None
 
     def recorded(self, kind: str) -> dict[str, SetRecord]:
-        """{set: its record} of a kind, `tasks` or `corpus`, where its files are still those that it was taken on."""
+        """{set: its record} of a kind, `tasks` or `corpus`, if its files have not changed since."""
         sets = self.record["sets"] if self.record else {}
         return {
             name.partition("/")[2]: entry
@@ -84,15 +84,15 @@ class Sources:
         }
 
     def blind(self, name: str) -> str | None:
-        """Why a metric had no interval in the last run, so that no verdict could rest on it; None where it had one."""
+        """Why a metric had no interval in the last run, and so no verdict; None if it had one."""
         metric = self.metrics.get(name)
         if metric is None or metric["value"] is None or metric["low"] is not None:
             return None
         return f"WARNING: INCONCLUSIVE in {self.probe}'s last run: {'; '.join(metric.get('warnings') or ['no interval'])}"
 
     def measured(self, name: str, n: float, unit: str, detail: str = "", held: float = math.nan) -> Resolution | None:
-        """What a metric's interval in the last run resolves: its error shrinks with the square root of the units. None where it has
-        no interval (a point would claim to resolve anything)."""
+        """What a metric with n units resolves, by its interval in the last run: the error shrinks with the square root of n. None
+        without an interval."""
         metric = self.metrics.get(name)
         then = _units(name, metric) if metric else 0
         if metric is None or not then or metric["value"] is None or metric["low"] is None or metric["high"] is None:
@@ -130,7 +130,7 @@ def task(name: str, count: HowMany, known: Sources) -> Resolution:
 
 
 def _half(n: float, score: float, share: float, known: Sources) -> float:
-    """Half of Newcombe's paired interval in pp, where a share of n answers changes, to wrong as often as to right."""
+    """Half-width of Newcombe's paired interval in pp if a share of n answers changes, to wrong as often as to right."""
     lost, right = round(share * n / 2), round(score * n)
     won = max(round(share * n) - lost, 0)
     half = paired_difference(max(right - lost, 0), lost, won, max(round(n) - right - won, 0), confidence=known.confidence)
@@ -144,7 +144,7 @@ def _smallest(n: float, score: float, share: float, known: Sources) -> float:
 
 
 def all_tasks(parts: dict[str, Resolution], known: Sources) -> Resolution:
-    """Accuracy over all items: of the last run over the same tasks, else the tasks' errors by their squares, weighted by items."""
+    """Accuracy over all items: from the last run over the same tasks, else the tasks' errors in quadrature, weighted by items."""
     scored = {name: r for name, r in parts.items() if r.source != UNSCORED}
     n, held = sum(r.n for r in scored.values()), sum(r.held for r in scored.values())
     measured = {name.partition("/")[2] for name in known.metrics if name.startswith("acc_delta/")} - {"all"}
@@ -158,7 +158,7 @@ def all_tasks(parts: dict[str, Resolution], known: Sources) -> Resolution:
 
 
 def corpus(metric: str, known: Sources) -> Resolution:
-    """A metric over the corpus, and over trajectories where it is measured on them."""
+    """A metric over the corpus, and over trajectories if it is in TRAJECTORIES."""
     s, held, unit = known.settings, len(load_texts(Path(known.settings.diverge.corpus))), "documents"
     n = _count(s.amount.documents, held)
     if metric in TRAJECTORIES:
@@ -170,7 +170,7 @@ def corpus(metric: str, known: Sources) -> Resolution:
     if not cards or not record or metric not in ("kld_mean", "ppl_ratio"):
         return Resolution(n, unit, None, UNKNOWN, held=held)
     total = sum(c["n"] for c in cards)
-    if metric == "ppl_ratio":  # from each domain's own resolution: their errors add by their squares, weighted by documents
+    if metric == "ppl_ratio":  # the domains' errors in quadrature, weighted by documents
         error = math.sqrt(sum((c["n"] * math.log1p(c["resolvable_ppl"])) ** 2 for c in cards)) / total
         return Resolution(n, unit, math.expm1(error * math.sqrt(total / n)), str(RECORD), held=held)
     # documents differ within their domains, and domains from each other
@@ -187,8 +187,8 @@ def _count(count: HowMany, there: int) -> int:
 
 
 def too_few(metric: str, settings: Params) -> str | None:
-    """Why the gate will not judge a metric over so few documents, or None. Trajectories are shorter and weigh less: they count by
-    their letters, four a token."""
+    """Why the gate will not judge a metric over so few documents, or None. Trajectories are shorter and weigh less: by letters,
+    four per token."""
     texts = load_texts(Path(settings.diverge.corpus))
     n = _count(settings.amount.documents, len(texts))
     weights = np.full(n, np.mean([len(t["text"]) for t in texts]))
@@ -204,7 +204,7 @@ def too_few(metric: str, settings: Params) -> str | None:
 
 
 def lines(settings: Params) -> list[str]:
-    """What each task resolves, and whether a variant without any loss can meet each of the gate's margins."""
+    """What each task resolves, and whether a variant without any loss can meet the gate's margins."""
     known = Sources(settings)
     parts = {name: task(name, count, known) for name, count in settings.amount.tasks.items()}
     scored = {name: r for name, r in parts.items() if r.source != UNSCORED}
@@ -215,7 +215,7 @@ def lines(settings: Params) -> list[str]:
         if resolution and what and what.neutral is not None:
             few = too_few(rule.metric, settings) if rule.metric in CORPUS else None
             line = few or _compared(resolution, abs(bound.threshold - what.neutral), what.unit)
-        if line and rule.against == "reference":  # of a paired difference between two commits nothing is known
+        if line and rule.against == "reference":  # nothing is known of paired differences between commits
             result.append(f"rule {rule.metric}, {bound.text}: {line}")
     if known.record and any(str(RECORD) in line for line in result):
         record = known.record
@@ -226,7 +226,7 @@ def lines(settings: Params) -> list[str]:
 
 
 def _of(metric: str, parts: dict[str, Resolution], known: Sources) -> Resolution | None:
-    """What a rule's metric can resolve; None for one that is exact or unknown here."""
+    """What a rule's metric can resolve; None if it is exact or unknown here."""
     stem, _, part = metric.partition("/")
     if stem == "acc_delta":
         return all_tasks(parts, known) if part == "all" else parts.get(part)
@@ -246,7 +246,7 @@ def _resolved(r: Resolution, unit: str) -> str:
 
 
 def _compared(r: Resolution, margin: float, unit: str) -> str:
-    """Whether n resolves a margin; where not, how many would."""
+    """Whether n resolves a margin and, if not, how many would."""
     text = _resolved(r, unit)
     if r.relative and r.smallest is not None:
         scale, name = difference(unit)
