@@ -70,31 +70,26 @@ def bound_of(rule: Rule) -> Bound:
     what = definition(rule.metric)
     if what is None:
         raise ParamsError(f"gate rule: metric {rule.metric!r} is not known{did_you_mean(rule.metric, list(DEFINITIONS))}")
-    if any(rule.metric.split("/")[0] in names for names in FLOORS.values()):
-        raise ParamsError(f"gate rule: {rule.metric!r} is a metric of the reference, which is not judged; use above: floor")
-    if rule.metric in CENSORED:
-        raise ParamsError(f"gate rule: {rule.metric!r} has no value where most never depart; use {CENSORED[rule.metric]}")
-    if rule.metric in LOWER_BOUNDS and rule.against == "baseline":
-        raise ParamsError(f"gate rule: the change of {rule.metric!r} bounds no change; leave out against: baseline")
-    if rule.above and rule.metric not in FLOORS:
-        raise ParamsError(f"gate rule on {rule.metric}: only {' and '.join(FLOORS)} have a measured {rule.above}; leave out above")
-    kind = rule.kind
-    amount = quantity(getattr(rule, kind), what, f"gate rule on {rule.metric}: {kind}")
-    text = f"{kind} {getattr(rule, kind)}" + (" against the baseline" if rule.against == "baseline" else "")
-    if rule.machine is not None:
-        if not timed(rule.metric):
-            raise ParamsError(f"gate rule: {rule.metric!r} is the same on any machine; leave out machine")
-        text += f" on machine {rule.machine}"
-    threshold = amount
-    if kind != "limit":
-        neutral = neutral_of(rule, what)
-        if neutral is None:
-            raise ParamsError(f"gate rule on {rule.metric}: it has no value that means 'no difference'; use limit, not {kind}")
-        if kind == "margin" and amount > FARTHEST.get(what.unit, math.inf):
-            unit, factor = next(iter(units_of(what).items()))
-            most = f"{FARTHEST[what.unit] / factor:g} {unit}"
-            raise ParamsError(f"gate rule on {rule.metric}: {text} protects nothing; the widest margin is {most}")
-        threshold = neutral + (amount if (kind == "margin") == (what.better == "lower") else -amount)
+    stem, kind, neutral = rule.metric.split("/")[0], rule.kind, neutral_of(rule, what)
+    where, to_baseline = f"gate rule on {rule.metric}", rule.against == "baseline"
+    for wrong, why in (
+        (any(stem in names for names in FLOORS.values()), "it is of the reference, which is not judged; use above: floor"),
+        (rule.metric in CENSORED, f"it has no value if most never depart; use {CENSORED.get(rule.metric)}"),
+        (rule.metric in LOWER_BOUNDS and to_baseline, "the change of a lower bound bounds no change; leave out against: baseline"),
+        (rule.above and rule.metric not in FLOORS, f"only {' and '.join(FLOORS)} have a measured {rule.above}; leave out above"),
+        (rule.machine and not timed(rule.metric), "it is the same on any machine; leave out machine"),
+        (kind != "limit" and neutral is None, f"it has no value that means 'no difference'; use limit, not {kind}"),
+    ):
+        if wrong:
+            raise ParamsError(f"{where}: {why}")
+    amount = quantity(getattr(rule, kind), what, f"{where}: {kind}")
+    text = f"{kind} {getattr(rule, kind)}" + (" against the baseline" if to_baseline else "")
+    text += f" on machine {rule.machine}" if rule.machine else ""
+    if kind == "margin" and amount > FARTHEST.get(what.unit, math.inf):
+        unit, factor = next(iter(units_of(what).items()))
+        raise ParamsError(f"{where}: {text} protects nothing; the widest margin is {FARTHEST[what.unit] / factor:g} {unit}")
+    shift = amount if (kind == "margin") == (what.better == "lower") else -amount
+    threshold = amount if neutral is None or kind == "limit" else neutral + shift
     bound = Bound(rule.metric, threshold, what.better, text)
     _refuse_meaningless(rule, what, bound)
     return bound

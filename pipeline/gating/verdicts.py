@@ -111,12 +111,8 @@ def _as_asked(result: VariantResult, confidence: float) -> VariantResult:
         what = definition(name)
         if what is None or metric["low"] is None:
             continue
-        faults = []
-        if metric["confidence"] != confidence:
-            faults.append(f"it is of {metric['confidence']} confidence, not {confidence}")
-        if metric["unit"] != what.unit:
-            faults.append(f"its unit is {metric['unit']}, not {what.unit}")
-        if faults:
+        pairs = (("confidence", metric["confidence"], confidence), ("unit", metric["unit"], what.unit))
+        if faults := [f"its {key} is {has}, not {asked}" for key, has, asked in pairs if has != asked]:
             metrics[name] = {**metric, "low": None, "high": None, "warnings": faults}
     return {**result, "metrics": metrics}
 

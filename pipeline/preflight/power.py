@@ -16,7 +16,7 @@ import numpy as np
 from pipeline.core import artifacts, records
 from pipeline.core.errors import QuantgateError
 from pipeline.core.params import HowMany, Params
-from pipeline.core.records import EvalsetsRecord, Metric, Metrics, SetRecord, VariantResult
+from pipeline.core.records import EvalsetsRecord, Metrics, SetRecord, VariantResult
 from pipeline.evalset import load_prompts, load_texts, tasks
 from pipeline.evalset.cards import RECORD
 from pipeline.gating.rules import MIN_CLUSTERS, bound_of
@@ -88,25 +88,21 @@ class Sources:
         metric = self.metrics.get(name)
         if metric is None or metric["value"] is None or metric["low"] is not None:
             return None
-        return f"WARNING: INCONCLUSIVE in {self.probe}'s last run: {'; '.join(metric.get('warnings') or ['no interval'])}"
+        return f"WARNING: INCONCLUSIVE in {self.probe}'s last run: {'; '.join(metric['warnings'])}"
 
-    def measured(self, name: str, n: float, unit: str, detail: str = "", held: float = math.nan) -> Resolution | None:
+    def measured(self, name: str, n: float, unit: str, held: float = math.nan) -> Resolution | None:
         """What a metric with n units resolves, by its interval in the last run: the error shrinks with the square root of n. None
         without an interval."""
         metric = self.metrics.get(name)
-        then = _units(name, metric) if metric else 0
-        if metric is None or not then or metric["value"] is None or metric["low"] is None or metric["high"] is None:
+        if metric is None or metric["value"] is None or metric["low"] is None or metric["high"] is None:
             return None
-        confidence = metric.get("confidence") or self.confidence
-        n = then if math.isnan(n) else n
-        stays = (metric.get("between") or 0.0) * metric["value"] * standard_errors(confidence=confidence)
+        if not (then := metric["clusters"] if name in CORPUS else metric["n"]):
+            return None
+        confidence, n = metric["confidence"], then if math.isnan(n) else n
+        stays = (metric["between"] or 0.0) * metric["value"] * standard_errors(confidence=confidence)
         shrinks = max(resolvable(metric["low"], metric["high"], confidence=confidence) ** 2 - stays**2, 0.0)
         smallest = math.sqrt(shrinks * then / n + stays**2)
-        return Resolution(n, unit, smallest, f"{self.probe}'s last run", detail, held, stays=stays) if smallest else None
-
-
-def _units(name: str, metric: Metric) -> int:
-    return (metric.get("clusters") if name in CORPUS else metric["n"]) or 0
+        return Resolution(n, unit, smallest, f"{self.probe}'s last run", held=held, stays=stays) if smallest else None
 
 
 def task(name: str, count: HowMany, known: Sources) -> Resolution:
