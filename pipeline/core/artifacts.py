@@ -134,16 +134,17 @@ def jsonable(value: Any) -> Any:
     return str(value)
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_text(path: Path, text: str) -> None:
     with atomic_file(path) as tmp:
-        text = json.dumps(jsonable(value), indent=2, ensure_ascii=False, allow_nan=False)
-        tmp.write_text(text + "\n", encoding="utf-8")
+        tmp.write_text(text, encoding="utf-8", newline="\n")
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(jsonable(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def write_jsonl(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
-    with atomic_file(path) as tmp, tmp.open("w", encoding="utf-8", newline="\n") as f:
-        for row in rows:
-            f.write(json.dumps(jsonable(row), ensure_ascii=False, allow_nan=False) + "\n")
+    write_text(path, "".join(json.dumps(jsonable(row), ensure_ascii=False, allow_nan=False) + "\n" for row in rows))
 
 
 def link_file(source: Path, to: Path) -> None:
@@ -152,11 +153,6 @@ def link_file(source: Path, to: Path) -> None:
         to.hardlink_to(source.resolve())
     except OSError:
         shutil.copyfile(source, to)
-
-
-def write_text(path: Path, text: str) -> None:
-    with atomic_file(path) as tmp:
-        tmp.write_text(text, encoding="utf-8", newline="\n")
 
 
 @contextmanager

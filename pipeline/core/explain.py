@@ -196,7 +196,6 @@ def _known_keys(keys: list[Any], root: Any, top: type[BaseModel], sources: dict[
     return list(model.model_fields) if isinstance(model, type) and issubclass(model, BaseModel) else []
 
 
-# ---- a backend's options are the keyword arguments of its function
 def backends(room: str) -> list[str]:
     """Names of the files in pipeline/<room>, one per quantizer or engine."""
     return [p.stem for p in data_files(Path(__file__).parents[1] / room, "*.py") if not p.stem.startswith("_")]

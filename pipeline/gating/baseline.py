@@ -40,17 +40,14 @@ Record = TypeVar("Record")
 
 @dataclass(frozen=True)
 class Baseline:
-    """A commit's params.yaml as parsed, dvc.lock's {path: md5}, and results: {variant: metrics/<variant>.json}."""
+    """A commit's parsed params.yaml, {path: md5} of its dvc.lock, and results by variant. name: for messages."""
 
+    name: str
     rev: str
     commit: str
-    params: dict[str, Any] = field(default_factory=dict)
-    lock: dict[str, str] = field(default_factory=dict)
+    params: dict[str, Any]
+    lock: dict[str, str]
     results: dict[str, VariantResult] = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        return f"{self.rev} ({self.commit[:7]})"
 
 
 @dataclass(frozen=True)
@@ -101,17 +98,17 @@ def read(rev: str) -> Baseline:
     commit = git.line("rev-parse", "--verify", "--quiet", "--end-of-options", f"{rev}^{{commit}}")
     if commit is None:
         raise ArtifactError(f"no baseline: {rev!r} is not a commit here; {NEXT}")
-    base = Baseline(rev, commit)
-    if (lock := git.show(commit, LOCK)) is None:
-        raise ArtifactError(f"no baseline: {base.name} has no {LOCK}, so no results; {NEXT}")
-    base.lock.update(outputs(lock, f"{LOCK} of {base.name}"))
-    content, _ = parse(Path(f"{PARAMS} of {base.name}"), (git.show(commit, PARAMS) or b"").decode(errors="replace"), ArtifactError)
+    name = f"{rev} ({commit[:7]})"
+    if (text := git.show(commit, LOCK)) is None:
+        raise ArtifactError(f"no baseline: {name} has no {LOCK}, so no results; {NEXT}")
+    lock = outputs(text, f"{LOCK} of {name}")
+    content, _ = parse(Path(f"{PARAMS} of {name}"), (git.show(commit, PARAMS) or b"").decode(errors="replace"), ArtifactError)
     if not isinstance(content, dict) or not isinstance(content.get("variants"), dict):
-        raise ArtifactError(f"no baseline: {PARAMS} of {base.name} names no variants; {NEXT}")
-    base.params.update(content)
+        raise ArtifactError(f"no baseline: {PARAMS} of {name} names no variants; {NEXT}")
+    base = Baseline(name, rev, commit, content, lock)
     base.results.update(_written(base, artifacts.metrics, list(content["variants"]), VariantResult))
     if not base.results:
-        raise ArtifactError(f"no baseline: {base.name} holds no {artifacts.metrics('<variant>')}; {NEXT}")
+        raise ArtifactError(f"no baseline: {name} holds no {artifacts.metrics('<variant>')}; {NEXT}")
     return base
 
 

@@ -37,9 +37,6 @@ STRAY = 2  # letters in a row of any other script: a single Greek or Cyrillic le
 LATIN_SHARE = 0.5  # Latin counts only above this share: all languages write names, units and code in it
 
 
-# ---- one reply ----------------------------------------------------------------------------------------------------------------
-
-
 def repeated_tail(tokens: Sequence[Hashable]) -> int:
     """Number of tokens in a loop at the end of a reply, else 0. Only the end is examined: greedy decoding never leaves a loop, but
     it leaves a list or a refrain."""
@@ -117,9 +114,6 @@ def departure(tokens: Sequence[Hashable], reference: Sequence[Hashable]) -> int 
         if a != b:
             return k
     return None if len(tokens) == len(reference) else min(len(tokens), len(reference)) + 1
-
-
-# ---- all of them --------------------------------------------------------------------------------------------------------------
 
 
 def pair(rows: list[ReplyRow], reference: list[ReplyRow]) -> list[Pair]:

@@ -231,9 +231,6 @@ def _cliffs(b: Builder, contexts: list[list[TimingRow]]) -> list[str]:
     return cliffs
 
 
-# ---- what bounds a phase -----------------------------------------------------------------------------------------------------
-
-
 PhaseName = Literal["decode", "prefill"]
 SHARES: dict[PhaseName, tuple[str, str, str, Literal["against", "against_prefill"]]] = {
     # names of its shares, its ratio to the reference, and the sentence on that
