@@ -86,7 +86,7 @@ def test_a_file_that_cannot_be_read_has_a_line_only_where_one_is_to_blame(
 def test_a_missing_section_has_no_line_and_is_named(tmp_path: Path) -> None:
     path = tmp_path / "params.yaml"
     path.write_text(yaml.safe_dump({k: v for k, v in yaml.safe_load(GOOD).items() if k != "gate"}), encoding="utf-8")
-    assert fault(path).endswith("params.yaml: gate: this key is needed and missing")
+    assert fault(path).endswith("params.yaml: gate: this key is required")
 
 
 # Each kind of fault that pydantic finds in a section, or in an option of a backend: (what is written, what is said of it).
@@ -112,7 +112,7 @@ KINDS = {
     "less_than": ({"seed": 2**32}, "seed = 4294967296: must be less than 4294967296"),
     "too_short": ({"gate.required": []}, "gate.required = []: must be 1 or more, and there are 0"),
     "too_short mapping": ({"variants": {}}, "variants: must be 1 or more"),
-    "missing": ({"tiers.smoke": {}}, "tiers.smoke.documents: this key is needed and missing"),
+    "missing": ({"tiers.smoke": {}}, "tiers.smoke.documents: this key is required"),
     "extra_forbidden": ({"evaluate.batchsize": 1}, "evaluate.batchsize: unknown key (value 1); did you mean 'batch_size'?"),
     "union_tag_invalid": ({"model.source": "hbu"}, "model: source hbu; did you mean 'hub'?"),
     "union_tag_not_found": ({"model": {"id": "a"}}, "model: source is missing; there is: package, path, hub"),
@@ -185,7 +185,7 @@ Q4 = "engine: llamacpp, options: {type: Q4_0}"
     ("metric: speed_ratio", "metric: tpot_ms/context-1025", ["is not measured", "did you mean 'tpot_ms/context-1024'"]),
     ("set: evalsets/calibration/own.jsonl", "set: evalsets/corpus/news.jsonl", ["overlaps what is measured", "'news-01'"]),
     ("set: evalsets/calibration/own.jsonl", "set: evalsets/calibration/onw.jsonl", ["calibration.set", "cannot be read"]),
-    ("{dtype: bfloat16}", "{}", ["variants.bf16", "option 'dtype' is needed"]),
+    ("{dtype: bfloat16}", "{}", ["variants.bf16", "option 'dtype' is required"]),
     ("{dtype: bfloat16}", "{dtype: bfloat16}, engine_options: {kv: int8}", ["'bf16' quantizes its key-value cache", "remove kv"]),
     ("metric: acc_delta/all", "metric: acc_depth/retrieval:long-0.2", ["long-0.2' is not measured in tier 'default'"]),
     ("engine: llamacpp", "engine: hf", ["variants.gguf-bf16", "does not read what quantizer 'gguf'", "llamacpp"]),
@@ -195,7 +195,7 @@ Q4 = "engine: llamacpp, options: {type: Q4_0}"
     (Q4, f"{Q4}, engine_options: {{speculate: {{draft: gguf-q8, tokens: 4}}}}", ["'gguf-q8' is not", "did you mean 'gguf-q8_0'"]),
     (Q4, f"{Q4}, engine_options: {{speculate: {{draft: int8, tokens: 4}}}}", ["draft 'int8' runs in engine 'hf'"]),
     (Q4, f"{Q4}, engine_options: {{speculate: {{draft: ngram, tokens: 17}}}}", ["speculate.tokens = 17: must be at most 16"]),
-    (Q4, f"{Q4}, engine_options: {{speculate: {{draft: ngram}}}}", ["speculate.tokens: this key is needed"]),
+    (Q4, f"{Q4}, engine_options: {{speculate: {{draft: ngram}}}}", ["speculate.tokens: this key is required"]),
     ("margin: 0.02 nats", "margin: -0.02 nats", ["must be a finite number that is not negative"]),
 ])  # fmt: skip
 @pytest.mark.usefixtures("at_root")

@@ -141,7 +141,7 @@ def in_words(errors: list[ErrorDetails], keys: tuple[Any, ...]) -> str:
     """What is wrong with the value at `keys`, and what it must be. errors: several if several types are allowed."""
     value, name = errors[0]["input"], _dotted(keys) or "the file"
     if errors[0]["type"] == "missing":
-        return f"{name}: this key is needed and missing"
+        return f"{name}: this key is required"
     texts = [_message(e) for e in errors]
     must = [s.removeprefix("must be ") for s in texts if s.startswith("must be ")]
     message = "; ".join([*([f"must be {' or '.join(must)}"] if must else []), *(s for s in texts if not s.startswith("must be "))])
@@ -237,4 +237,4 @@ def check_options(owner: str, function: Callable[..., Any], options: Options, gi
             raise ParamsError(f"{owner}: option {in_words(errors, (name, *keys))}") from None
     for name, parameter in parameters.items():
         if parameter.default is inspect.Parameter.empty and name not in options:
-            raise ParamsError(f"{owner}: option {name!r} is needed and missing")
+            raise ParamsError(f"{owner}: option {name!r} is required")

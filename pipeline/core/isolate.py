@@ -27,7 +27,7 @@ BY_A_PERSON = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, sig
 # Errors of the disk may pass: the stage fails, records nothing, and says what to do.
 ROOM, WRITABLE = "make room", "make that writable for you, or work in a copy"
 OF_THE_DISK = {
-    errno.ENOSPC: ROOM, errno.EDQUOT: ROOM, errno.EROFS: WRITABLE, errno.EACCES: WRITABLE, errno.EIO: "look after the disk",
+    errno.ENOSPC: ROOM, errno.EDQUOT: ROOM, errno.EROFS: WRITABLE, errno.EACCES: WRITABLE, errno.EIO: "check the disk",
     errno.EFBIG: "raise the limit of a file's size (ulimit -f)",
 }  # fmt: skip
 MEMORY = "the machine ran out of memory; free some, or measure a smaller model or batch"
@@ -79,7 +79,7 @@ def how_it_ended(what: str, code: int, log: Path, oom_kills_before: int) -> Quan
     name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"  # real-time ones have no name
     out_of_memory = number == signal.SIGKILL and quota.oom_kills() > oom_kills_before
     if number in BY_A_PERSON and not out_of_memory:
-        return ArtifactError(f"{what} was stopped by {name}; nothing was recorded, the same command goes on from there")
+        return ArtifactError(f"{what} was stopped by {name}; nothing was recorded; the same command continues from there")
     advice = MEMORY if out_of_memory else ADVICE.get(number, "a fault of the library or of the model's files")
     return Crashed(f"{what}: the process died of {name}: {advice}{tail}; see {log}")
 

@@ -66,7 +66,7 @@ class Server(Section):
 
     launch: Literal["llamacpp", "vllm"] | None = None
     url: str | None = None
-    key_env: Annotated[str, shaped(r"[A-Za-z_][A-Za-z0-9_]{0,63}", "a variable's name: the key is in it")] = "QUANTGATE_API_KEY"
+    key_env: Annotated[str, shaped(r"[A-Za-z_][A-Za-z0-9_]{0,63}", "the name of the environment variable with the key")] = "QUANTGATE_API_KEY"
     model: str = ""  # its name on that server, if there are several
     chat: bool = False
     prefix: Prefix | None = None
@@ -74,7 +74,7 @@ class Server(Section):
     @model_validator(mode="after")
     def _one(self) -> Server:
         if (self.launch is None) == (self.url is None):
-            raise ValueError("give launch: llamacpp (or vllm), or the url of a server; one of the two")
+            raise ValueError("give either launch: llamacpp (or vllm) or the url of a server")
         return self
 
 
@@ -96,7 +96,7 @@ class Serving(Section):
     def _whole(self) -> Serving:
         missing = [k for k in ("prompts", "objective", "timeout_s") if not getattr(self, k)]
         if self.variants and missing:
-            raise ValueError(f"{missing[0]} is needed and missing, as variants are to be served")
+            raise ValueError(f"{missing[0]} is missing; it is required to serve variants")
         return self
 
 
@@ -277,7 +277,7 @@ class Rule(Section):
     def _one_bound(self) -> Rule:
         given = [kind for kind in get_args(Kind) if getattr(self, kind) is not None]
         if len(given) != 1:
-            raise ValueError(f"give exactly one of margin, gain and limit (found: {', '.join(given) or 'none'})")
+            raise ValueError(f"give exactly one of margin, gain and limit (given: {', '.join(given) or 'none'})")
         if self.above is not None and self.margin is None:
             raise ValueError(f"above: {self.above} goes with a margin, not with {given[0]}")
         if self.machine is not None and self.limit is None:
@@ -349,7 +349,7 @@ class Params(Section):
         if self.tier not in self.tiers:
             raise Fault(f"{self.tier!r} is not in tiers{did_you_mean(self.tier, list(self.tiers))}", "tier")
         if self.serving.variants and self.amount.serving is None:
-            raise Fault("serving is needed and missing, as variants are to be served", "tiers", self.tier)
+            raise Fault("serving is missing; it is required to serve variants", "tiers", self.tier)
         named: list[tuple[tuple[str | int, ...], str]] = [(("serving", "variants", n), n) for n in self.serving.variants]
         named += [(("gate", "rules", k, "variants"), n) for k, rule in enumerate(self.gate.rules) for n in rule.variants or []]
         named += [(("gate", "required"), n) for n in self.gate.required]
@@ -379,7 +379,7 @@ class Params(Section):
 
 def load(path: Path = PARAMS) -> Params:
     """Read and validate params.yaml. Raises `ParamsError` with every fault: line, path of keys, value and nearest right key."""
-    missing = f"{path} is not here ({Path.cwd()}); run from the repository root"
+    missing = f"{path} does not exist in {Path.cwd()}; run from the repository root"
     data, root = parse(path, read_text(path, ParamsError, missing), ParamsError)
     try:
         return Params.model_validate(data)

@@ -239,7 +239,7 @@ def _cached(path: str, md5_then: str, commit: str) -> Path:
         try:
             Repo.get(".", path, out=str(rows), rev=commit)
         except (DvcException, OSError):
-            raise ArtifactError(f"{path} of {commit[:7]} is in no cache or remote of DVC") from None
+            raise ArtifactError(f"{path} of {commit[:7]} is neither in DVC's cache nor in a remote") from None
         with artifacts.atomic_file(kept) as tmp:
             shutil.copyfile(rows, tmp)
     return kept

@@ -195,8 +195,8 @@ def too_few(metric: str, settings: Params) -> str | None:
     equal = weights.sum() ** 2 / (weights**2).sum()
     if equal >= MIN_CLUSTERS - 0.5:
         return None
-    weigh = f"{len(weights)} weigh as {equal:.0f} equal ones, and a verdict needs {MIN_CLUSTERS}"
-    return f"WARNING: INCONCLUSIVE whatever is found: {weigh}; raise `documents` in tier {settings.tier}"
+    weigh = f"{len(weights)} texts weigh as {equal:.0f} equal ones, and a verdict needs {MIN_CLUSTERS}"
+    return f"WARNING: always INCONCLUSIVE: {weigh}; raise `documents` in tier {settings.tier}"
 
 
 def lines(settings: Params) -> list[str]:
@@ -218,7 +218,7 @@ def lines(settings: Params) -> list[str]:
         other = f"another base ({record['base'][:8]})" if known.base else "the default model"
         whose = "this model" if known.base == record["base"] else other
         result.append(f"{RECORD}: {record['probe']} against {record['reference']} of {whose}, tier full")
-    return result + [f"not used: {note}" for note in known.notes]
+    return result + [f"ignored: {note}" for note in known.notes]
 
 
 def _of(metric: str, parts: dict[str, Resolution], known: Sources) -> Resolution | None:
@@ -253,5 +253,5 @@ def _compared(r: Resolution, margin: float, unit: str) -> str:
         return f"WARNING: {text}; more {r.unit} would not help: whole runs differ too much (compare.between_runs)"
     held = "" if math.isnan(r.held) else f" (the sets hold {r.held:g})"
     enough = math.ceil(r.n * (r.smallest**2 - r.stays**2) / (margin**2 - r.stays**2)) if margin else None
-    needed = f"about {enough} {r.unit}{held} resolve it" if enough else "no number of items resolves a margin of nothing"
+    needed = f"about {enough} {r.unit}{held} resolve it" if enough else "no number of items resolves a margin of 0"
     return f"WARNING: {text}, so that a variant without any loss often ends INCONCLUSIVE; {needed}"
