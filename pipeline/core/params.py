@@ -66,7 +66,7 @@ class Server(Section):
 
     launch: Literal["llamacpp", "vllm"] | None = None
     url: str | None = None
-    key_env: Annotated[str, shaped(r"[A-Za-z_][A-Za-z0-9_]{0,63}", "the name of the environment variable with the key")] = "QUANTGATE_API_KEY"
+    key_env: Annotated[str, shaped(r"[A-Za-z_][A-Za-z0-9_]{0,63}", "the name of a variable that holds it")] = "QUANTGATE_API_KEY"
     model: str = ""  # its name on that server, if there are several
     chat: bool = False
     prefix: Prefix | None = None
