@@ -1,4 +1,4 @@
-"""A merge is judged against the commit it goes into: paired where its rows can be had, and never passed where it is missing."""
+"""A merge is judged against the commit it goes into: paired if its rows are available, and never passed if it is missing."""
 
 import copy
 import shutil
@@ -150,7 +150,7 @@ def test_paired_differences_are_those_of_the_closed_forms_and_narrower_than_unpa
     assert ratio["value"] == pytest.approx(np.exp(loss.mean()))
 
 
-def test_without_the_baselines_rows_the_summaries_do_and_say_that_pairing_was_lost(house: params.Params) -> None:
+def test_without_the_baselines_rows_summaries_are_compared_and_say_that_pairing_was_lost(house: params.Params) -> None:
     settings = coarser()
     paired = rule(merged(settings), "kld_mean")
     then = baseline.read("main").lock["artifacts/tokens/int4.parquet"]
@@ -333,7 +333,7 @@ def test_an_unknown_figure_with_its_reason_is_not_lost(house: params.Params) -> 
     assert merged(rewrite("int4", metrics=metrics))["verdict"] == "PASS"
 
 
-def test_a_variant_that_the_baseline_has_not_never_passes_a_rule_against_it(house: params.Params) -> None:
+def test_a_variant_that_the_baseline_lacks_never_passes_a_rule_against_it(house: params.Params) -> None:
     settings = edit(lambda p: p["variants"].update({"int3": INT4 | {"options": {"bits": 3, "group_size": 64}}}))
     make(settings, "int3", 0.1, 30)
     finish(settings, "int3")
@@ -363,7 +363,7 @@ def test_a_margin_as_wide_as_the_baselines_whole_value_fails(house: params.Param
     assert found["verdict"] == verdict and ("so it protects nothing" in found["reason"]) is (verdict == "FAIL")
 
 
-def test_what_counts_from_a_reference_that_was_built_anew_is_not_judged(house: params.Params) -> None:
+def test_differences_to_a_rebuilt_reference_are_not_judged(house: params.Params) -> None:
     """A reference made worse brings every variant nearer to it; answers do not count from it."""
     coarser(0.1, 30)
     v = merged(rewrite("bf16", model="built anew"))

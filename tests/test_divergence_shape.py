@@ -58,7 +58,7 @@ def test_a_share_at_the_bound_is_named_but_not_called_settled() -> None:
     assert judged(clipped(0.9))["settled"]
 
 
-def test_a_long_tail_whose_median_is_small_is_neither() -> None:
+def test_a_long_tail_with_a_small_median_is_neither() -> None:
     half = np.where(np.random.default_rng(5).random(N) < 0.4, 0.02, 1e-5)  # two fifths moved, the others not
     found = judged(half)
     assert found["kind"] == "neither" and found["worst_share"]["value"] < failure_analysis.UNIFORM_SHARE

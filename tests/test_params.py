@@ -1,4 +1,4 @@
-"""A fault in params.yaml is found with its line, its value and the nearest right key."""
+"""A fault in params.yaml is reported with its line, its value and the nearest right key."""
 
 import functools
 import re
@@ -89,7 +89,7 @@ def test_a_missing_section_has_no_line_and_is_named(tmp_path: Path) -> None:
     assert fault(path).endswith("params.yaml: gate: this key is required")
 
 
-# Each kind of fault that pydantic finds in a section, or in an option of a backend: (what is written, what is said of it).
+# Each kind of fault that pydantic finds in a section, or in an option of a backend: (what params.yaml has, the message).
 KINDS = {
     "model_type": ({"calibration": 5}, "calibration = 5: must be a section"),
     "model_attributes_type": ({"model": "hub"}, "model = 'hub': must be a section"),
@@ -124,7 +124,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_fault_is_told_in_words_of_the_library(tmp_path: Path, kind: str) -> None:
+def test_no_message_repeats_the_librarys_words(tmp_path: Path, kind: str) -> None:
     changes, expected = KINDS[kind]
     data = yaml.safe_load(GOOD)
     for dotted, value in changes.items():
@@ -151,7 +151,7 @@ def test_no_fault_is_told_in_words_of_the_library(tmp_path: Path, kind: str) -> 
     (Annotated[list[int], Field(max_length=1)], [1, 2], "option x = [1, 2]: must be 1 or fewer"),
     (None, 5, "option x = 5: must be left empty"), (bool, 1, "option x = 1: must be true or false"),
 ])  # fmt: skip
-def test_an_option_s_fault_is_told_in_the_same_words(hint: Any, value: object, expected: str) -> None:
+def test_a_fault_of_an_option_has_the_same_words(hint: Any, value: object, expected: str) -> None:
     def method(*, x: object = None) -> None:
         """A backend's function."""
 
@@ -162,7 +162,7 @@ def test_an_option_s_fault_is_told_in_the_same_words(hint: Any, value: object, e
 
 
 @pytest.mark.parametrize("value", ["1e-4", "010", "0o17", "1_000", "12:30", "2026-12-01", ".inf", "on", "no", "~", "'1e-4'"])
-def test_a_value_means_to_us_what_it_means_to_dvc(tmp_path: Path, value: str) -> None:
+def test_yaml_values_are_read_as_dvc_reads_them(tmp_path: Path, value: str) -> None:
     path = written(tmp_path, "{dtype: bfloat16}", f"{{dtype: {value}}}")
     read = params.load(path).variants["bf16"].options["dtype"]
     by_dvc = load_yaml(str(path))["variants"]["bf16"]["options"]["dtype"]
@@ -199,7 +199,7 @@ Q4 = "engine: llamacpp, options: {type: Q4_0}"
     ("margin: 0.02 nats", "margin: -0.02 nats", ["must be a finite number that is not negative"]),
 ])  # fmt: skip
 @pytest.mark.usefixtures("at_root")
-def test_what_needs_other_modules_is_checked_before_work(
+def test_faults_that_need_other_modules_are_found_before_any_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, expected: list[str]
 ) -> None:
     monkeypatch.setattr(check, "_lm_eval_tasks", lambda: {"hellaswag"})  # the real index takes ten seconds

@@ -1,4 +1,4 @@
-"""What a tier can resolve is said before it runs, from rows where there are any, and held against the gate's margins."""
+"""What a tier can resolve is reported before it runs, from earlier results if there are any, and compared with the margins."""
 
 import functools
 import re
