@@ -36,14 +36,9 @@ class Measured:
 
     @classmethod
     def read(cls, name: str) -> Measured:
-        return cls(
-            name,
-            records.read(artifacts.model_dir(name) / artifacts.MANIFEST, records.ModelManifest),
-            records.read(artifacts.meta_of(artifacts.answers(name)), records.AnswersMeta),
-            records.read(artifacts.meta_of(artifacts.tokens(name)), records.TokensMeta),
-            records.read(artifacts.meta_of(artifacts.timings(name)), records.TimingsMeta),
-            records.read(artifacts.meta_of(artifacts.generations(name)), records.RepliesMeta),
-        )
+        manifest = records.read(artifacts.model_dir(name) / artifacts.MANIFEST, records.ModelManifest)
+        kinds: tuple[Any, ...] = (records.AnswersMeta, records.TokensMeta, records.TimingsMeta, records.RepliesMeta)
+        return cls(name, manifest, *(records.read(artifacts.meta_of(make(name)), kind) for make, kind in zip(ROWS, kinds)))
 
     def refuse_others(self, store: str, reference: str) -> None:
         """Raise `ArtifactError` if rows are of another build, or of another store or reference. store, reference: digests."""

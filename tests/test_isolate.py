@@ -49,7 +49,6 @@ def test_a_fatal_signal_is_a_crash_with_its_name_the_last_words_and_python_s_sta
     assert number == 40 or "in die" in Path("artifacts/logs/diverge-x.log").read_text()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the name of C++'s library is Linux's")
 @pytest.mark.parametrize("work, args, words", [
     (die_at_exit, (signal.SIGSEGV,), "SIGSEGV"), (library, ("libstdc++.so.6", "_ZSt9terminatev"), "SIGABRT"),
     (library, (None, "exit", 0), r"exit\(0\)"), (library, (None, "exit", 1), r"exit\(1\)"),

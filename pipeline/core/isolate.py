@@ -10,7 +10,6 @@ import multiprocessing as mp
 import os
 import signal
 import subprocess
-import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -118,9 +117,8 @@ def enter(log: Path) -> None:
 
 
 def end_with_parent() -> None:
-    """On Linux, have this process get SIGTERM when its parent ends, however that ends."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    """Have this process get SIGTERM when its parent ends, however that ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 def _child(pipe: Connection, log: Path, work: Callable[..., Any], args: tuple[Any, ...], named: dict[str, object]) -> None:

@@ -200,7 +200,7 @@ def position_parts(positions: ArrayLike) -> NDArray[np.str_]:
 
 
 def floor_limit(name: str, floors: Metrics) -> float | None:
-    """Distance from "no difference" below which a metric is floor-limited: FLOOR_TIMES the larger of floor and rounding."""
+    """Distance from "no difference" below which a metric is floor-limited: FLOOR_TIMES times the larger of floor and rounding."""
     known = [value for f in FLOORS[name] if f in floors and (value := floors[f]["value"]) is not None]
     return FLOOR_TIMES * max(known) if known else None
 

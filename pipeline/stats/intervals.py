@@ -163,9 +163,6 @@ def paired_difference(both: float, lost: float, won: float, neither: float, *, c
     Source: Newcombe 1998, Statistics in Medicine 17:2635, method 10 (square-and-add Wilson, continuity-corrected phi).
     """
     n = round(both + lost + won + neither)
-    method = "Newcombe paired interval (method 10)"
-    if n == 0:
-        return Estimate(None, None, None, 0, method, ("no items",))
     p_var, p_ref = (both + won) / n, (both + lost) / n
     delta = p_var - p_ref
     var, ref = wilson(both + won, n, confidence=confidence), wilson(both + lost, n, confidence=confidence)
@@ -174,7 +171,7 @@ def paired_difference(both: float, lost: float, won: float, neither: float, *, c
     dl_var, du_var, dl_ref, du_ref = p_var - var.low, var.high - p_var, p_ref - ref.low, ref.high - p_ref
     low = delta - np.sqrt(max(dl_var**2 - 2 * phi * dl_var * du_ref + du_ref**2, 0.0))
     high = delta + np.sqrt(max(du_var**2 - 2 * phi * du_var * dl_ref + dl_ref**2, 0.0))
-    return Estimate(delta, float(low), float(high), n, method)
+    return Estimate(delta, float(low), float(high), n, "Newcombe paired interval (method 10)")
 
 
 def _phi(a: float, b: float, c: float, d: float) -> float:
