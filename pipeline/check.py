@@ -41,11 +41,11 @@ def faults(settings: Params) -> list[str]:
         except QuantgateError as e:
             messages.append(f"{where}: {e}")
 
-    engine, options = (reference := settings.variants[settings.reference]).engine, reference.engine_options
+    reference = settings.variants[settings.reference]
     for wrong, why in (
-        (engine != "hf", f"runs in {engine!r}; choose one in 'hf': its hidden states are kept"),
-        ("speculate" in options, "speculates, and speed-ups would be over its draft's; remove speculate from its engine_options"),
-        (engines.packs_cache(options), "quantizes its key-value cache, which is a loss; remove kv from its engine_options"),
+        (reference.engine != "hf", f"runs in {reference.engine!r}; choose one in 'hf': its hidden states are kept"),
+        ("speculate" in reference.engine_options, "speculates, and speed-ups would be over its draft's; remove speculate"),
+        (engines.packs_cache(reference.engine_options), "quantizes its key-value cache, which is a loss; remove kv"),
     ):
         if wrong:
             messages.append(f"params.yaml: reference {settings.reference!r} {why}")

@@ -97,7 +97,7 @@ def status() -> tuple[list[str], list[str]]:
 
 
 def changed_source(settings: Params) -> list[str]:
-    """Files of a local model that changed since they were copied from there."""
+    """Files of a local model that changed since `download` read them."""
     if not isinstance(settings.model, PathModel) or not (artifacts.BASE / artifacts.MANIFEST).exists():
         return []
     manifest = records.read(artifacts.BASE / artifacts.MANIFEST, BaseManifest)

@@ -181,7 +181,7 @@ def judge(bound: Bound, metric: Metric | None) -> Judgement:
 
 
 def of_class(rule: Rule, judgement: Judgement) -> Judgement:
-    """Name the class of machine in the verdict of a limit on times; on another class than the rule's it decides nothing."""
+    """Name the class of machine in the verdict of a limit on times; on a class other than the rule's it decides nothing."""
     if rule.limit is None or not timed(rule.metric):
         return judgement
     name, processor = hardware.of_timings()
