@@ -32,6 +32,10 @@ def alone() -> dict[str, Any]:
     return {"method": "", "clusters": None, "weight": None, "between": None, "warnings": [], "confidence": 0.95}
 
 
+def builder(resamples: int = 200) -> Builder:
+    return Builder(params.Compare(resamples=resamples), seed=1)
+
+
 def md5(path: Path) -> str:
     return hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
 

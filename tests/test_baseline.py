@@ -8,22 +8,21 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from gate_house import EACH, ITEMS, MACHINE, answer_rows, commit, finish, git, make, metric, run, token_rows
+from conftest import ROOT
+from gate_house import EACH, ITEMS, MACHINE, answer_rows, builder, commit, finish, git, make, metric, run, token_rows
 
 from pipeline import gate
 from pipeline.core import artifacts, params
 from pipeline.core.errors import ArtifactError
-from pipeline.core.params import Compare, Rule
+from pipeline.core.params import Rule
 from pipeline.gating import baseline, comment
 from pipeline.gating.paired_difference import items_paired, tokens_paired, unpaired
 from pipeline.gating.rules import bound_of
 from pipeline.gating.rules import judge as judge_metric
 from pipeline.gating.verdicts import for_merge
-from pipeline.metrics.builder import Builder
 from pipeline.serving import results as server_results
 from pipeline.stats import intervals
 
-ROOT = Path(__file__).resolve().parent.parent
 RULES = [
     {"metric": "kld_mean", "margin": "0.6 nats"},
     {"metric": "kld_mean", "margin": "0.05 nats", "against": "baseline"},
@@ -170,10 +169,6 @@ def test_only_what_was_asked_both_times_is_paired_and_the_rest_is_counted(house:
     for name, n, left in (("kld_mean", 1000, "250 tokens"), ("acc_delta/all", ITEMS, "100 items")):
         assert found[name]["n"] == n and f"{left} of this run have no baseline" in found[name]["warnings"]
     assert "250 tokens of this run" in rule(merged(settings), "kld_mean")["reason"]
-
-
-def builder() -> Builder:
-    return Builder(Compare(resamples=200), 1)
 
 
 def test_pairing_is_by_token_and_item_and_not_by_order() -> None:

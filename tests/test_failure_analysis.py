@@ -6,19 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import ROOT
+from gate_house import builder
 from tokenizers import Tokenizer
 
 from pipeline import compare
 from pipeline.core import artifacts
 from pipeline.core.errors import ArtifactError
-from pipeline.core.params import Compare
 from pipeline.evalset.tasks import load_task
 from pipeline.metrics import failure_analysis
-from pipeline.metrics.builder import Builder
 from pipeline.reporting import failures
 from pipeline.reporting.text import render
 
-ROOT = Path(__file__).resolve().parent.parent
 EVIL = "<script>alert(1)</script>"
 
 
@@ -65,7 +64,7 @@ class Failures:
         self.words, self.tasks = failure_analysis.Words(tokenizer), {"facts": load_task("facts")}
 
     def lists(self) -> Any:
-        b = Builder(Compare(resamples=200), seed=1)
+        b = builder()
         return failure_analysis.lists(b, self.columns, self.windows, self.answers, self.replies, self.words, self.tasks)
 
 
@@ -136,7 +135,7 @@ def test_rows_that_are_missing_leave_a_reason_and_without_a_tokenizer_ids_stand_
         return compare.Measured(name, {}, *metas)  # type: ignore[typeddict-item]
 
     int8 = measured("int8", {"status": "unsupported", "reason": "no such kernel"})
-    b, read = Builder(Compare(resamples=200), seed=1), compare.Rows(None, rows.answers, rows.replies)
+    b, read = builder(), compare.Rows(None, rows.answers, rows.replies)
     found = compare._failures(b, int8, measured("bf16", {}), read)
     assert found["spread"] is None and found["worst_tokens"] is None and found["flips_to_wrong"]["total"] == 25  # type: ignore[index]
     assert found["words"] == "not known: diverge: int8 is unsupported: no such kernel"

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from conftest import ROOT
 from gate_house import OTHERS, lock, metric, result, write_manifest, write_metrics
 from gate_house import run as judged
 from pydantic import ValidationError
@@ -24,7 +25,6 @@ from pipeline.metrics.definitions import DEFINITIONS, LOWER_BOUNDS
 from pipeline.speed import hardware
 from pipeline.stats.intervals import paired_difference
 
-ROOT = Path(__file__).resolve().parent.parent
 KLD = {"metric": "kld_mean", "margin": "0.02 nats"}
 
 

@@ -4,19 +4,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gate_house import builder
 from scipy.stats import binom
 
 from pipeline.core.errors import ArtifactError
-from pipeline.core.params import Compare
 from pipeline.core.records import Metrics
 from pipeline.metrics import generation
-from pipeline.metrics.builder import Builder
 
 MOST = 24
-
-
-def builder() -> Builder:
-    return Builder(Compare(resamples=200), seed=1)
 
 
 def reply(k: int, tokens: list[int], **more: Any) -> Any:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import yaml
+from conftest import ROOT
 from gate_house import commit, finish, git, metric, run, write_metrics
 from test_gate import GOOD, damage_params
 
@@ -14,7 +15,6 @@ from pipeline.core.errors import ParamsError
 from pipeline.gating import comment
 from pipeline.gating.verdicts import Merge, for_merge
 
-ROOT = Path(__file__).resolve().parent.parent
 KLD = {"metric": "kld_mean", "margin": "0.02 nats"}
 ACC = {"metric": "acc_delta/all", "margin": "2 pp", "variants": ["int8", "nf4"]}
 SPEED = {"metric": "speed_ratio", "margin": "10 %", "required": False}

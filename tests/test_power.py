@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import ROOT
 from gate_house import alone, write_manifest
 
 from pipeline import check
@@ -16,7 +17,6 @@ from pipeline.core.params import Rule
 from pipeline.preflight import power
 from pipeline.stats import intervals
 
-ROOT = Path(__file__).resolve().parent.parent
 LOADED = functools.cache(power.tasks.load_task)  # the sets are the same in every house
 
 

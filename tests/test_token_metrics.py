@@ -6,17 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gate_house import builder
 
 from pipeline.core.errors import ArtifactError
-from pipeline.core.params import Compare
 from pipeline.core.records import Metrics
 from pipeline.metrics import definitions
-from pipeline.metrics.builder import Builder
 from pipeline.metrics.tokens import TOKEN, median_departure, refuse_other_tokens, token_metrics
-
-
-def builder(resamples: int = 200) -> Builder:
-    return Builder(Compare(resamples=resamples), seed=1)
 
 
 def tokens(kld: Any, **more: Any) -> Any:
