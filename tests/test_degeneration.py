@@ -1,5 +1,7 @@
 """Garbled text is found in any language, and good text in any language is left alone."""
 
+from typing import Any
+
 import pytest
 
 from pipeline.metrics import generation
@@ -19,7 +21,8 @@ GOOD = {
 
 
 def found(text: str, prompt: str, reference: str = "", cut: bool = False) -> set[str]:
-    return {k for k, bad in generation.faults_of(text, text.split(), cut, prompt, reference or text).items() if bad}
+    row: Any = {"text": text, "token_ids": text.split(), "cut": cut, "prompt": prompt}
+    return {k for k, bad in generation.faults_of(row, reference or text).items() if bad}
 
 
 @pytest.mark.parametrize("name", GOOD)

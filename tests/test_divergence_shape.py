@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gate_house import builder
 from scipy.stats import norm
 
 from pipeline.metrics import failure_analysis
@@ -13,7 +14,7 @@ N, DOCS = 6000, 40
 
 def judged(kld: Any, groups: dict[str, Any] | None = None, docs: Any = None) -> Any:
     documents = np.arange(len(kld)) % DOCS if docs is None else docs
-    return failure_analysis.spread_of(kld, documents, groups or {}, confidence=0.95, resamples=400, rng=np.random.default_rng(0))
+    return failure_analysis.spread_of(builder(resamples=400), kld, documents, groups or {})
 
 
 def lognormal(sigma: float, n: int = N) -> Any:

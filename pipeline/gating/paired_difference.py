@@ -20,7 +20,7 @@ from pipeline.metrics.answers import PAIRED, answer_metrics, pair
 from pipeline.metrics.builder import Builder, as_metric
 from pipeline.metrics.definitions import definition, position_parts, timed
 from pipeline.metrics.tokens import PER_TOKEN, TOKEN, Columns
-from pipeline.stats.intervals import Estimate, cluster_bootstrap
+from pipeline.stats.intervals import Estimate
 
 
 class Difference(Metric):
@@ -46,10 +46,8 @@ def tokens_paired(b: Builder, name: str, now: dict[str, list[Any]], before: dict
     change = (values - values_before)[in_part]
     if not len(change) or not np.isfinite(change).all():
         return None
-    estimate = cluster_bootstrap(
-        change, np.ones(len(change)), shared["document"][in_part], confidence=b.confidence, resamples=b.resamples,
-        rng=b.rng(f"baseline/{name}"), transform="exp" if stem == "ppl_ratio" else "mean",
-    )  # fmt: skip
+    documents, transform = shared["document"][in_part], "exp" if stem == "ppl_ratio" else "mean"
+    estimate = b.resampled(f"baseline/{name}", change, np.ones(len(change)), documents, transform)
     left = len(now["kld"]) - len(shared["kld"])
     return _difference(estimate, name, b.confidence, "paired by token", *_unmatched(left, "tokens"))
 

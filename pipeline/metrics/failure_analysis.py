@@ -52,19 +52,18 @@ def lists(
 ) -> FailureLists:  # fmt: skip
     """All that the report and MLflow show of a variant's failures; null where there are no rows. columns: of artifacts/tokens;
     windows: the reference's."""
-    scored = None if answered is None else [p for p in answers.once_each(answered) if p[0]["acc"] is not None]
-    return {
-        "spread": None if columns is None else spread_of(
-            columns["kld"], columns["document"],
-            {"domain": columns["set"], "token class": columns["token_class"], "position": position_parts(columns["position"])},
-            confidence=b.confidence, resamples=b.resamples, rng=b.rng("spread"),
-        ),
-        "worst_tokens": None if columns is None else worst_tokens(columns, windows, words),
-        "worst_items": None if scored is None else worst_items(scored, tasks),
-        "flips_to_wrong": None if scored is None else flips(scored, tasks, to_right=False),
-        "flips_to_right": None if scored is None else flips(scored, tasks, to_right=True),
-        "replies": None if replied is None else worst_replies(replied),
-    }  # fmt: skip
+    found: FailureLists = dict.fromkeys(FailureLists.__annotations__)  # type: ignore[assignment]
+    if columns is not None:
+        by: dict[str, ArrayLike] = {"domain": columns["set"], "token class": columns["token_class"]}
+        by["position"] = position_parts(columns["position"])
+        found["spread"] = spread_of(b, columns["kld"], columns["document"], by)
+        found["worst_tokens"] = worst_tokens(columns, windows, words)
+    if answered is not None:
+        scored = [p for p in answers.once_each(answered) if p[0]["acc"] is not None]
+        found["worst_items"] = worst_items(scored, tasks)
+        found["flips_to_wrong"], found["flips_to_right"] = (flips(scored, tasks, to_right) for to_right in (False, True))
+    found["replies"] = None if replied is None else worst_replies(replied)
+    return found
 
 
 class Words:
@@ -199,10 +198,7 @@ def worst_replies(pairs: list[generation.Pair]) -> Cases[ReplyPair]:
     }  # fmt: skip
 
 
-def spread_of(
-    kld: ArrayLike, documents: ArrayLike, groups: dict[str, ArrayLike], *, confidence: float, resamples: int,
-    rng: np.random.Generator,
-) -> Spread:  # fmt: skip
+def spread_of(b: Builder, kld: ArrayLike, documents: ArrayLike, groups: dict[str, ArrayLike]) -> Spread:
     """How divergence is spread, with the numbers behind it. kld: [n], nats; documents: [n], resampled as wholes; groups: {grouped
     by: [n] labels}. kind: uniform, isolated, neither, none (no divergence), too few, or not finite. settled: the interval of the
     worst tokens' share lies on one side of the bound that decided."""
@@ -219,7 +215,7 @@ def spread_of(
         return {**shape, "kind": "none", "settled": True, "words": f"no divergence in any of {n} tokens"}
     if n < FEW_TOKENS:
         return shape
-    ratio = partial(cluster_bootstrap, confidence=confidence, resamples=resamples, rng=rng)
+    ratio = partial(cluster_bootstrap, confidence=b.confidence, resamples=b.resamples, rng=b.rng("spread"))
     worst = np.zeros(n)  # resampling does not change which tokens are the worst
     worst[np.argsort(-x, kind="stable")[: int(np.ceil(WORST * n))]] = 1
     share = ratio(x * worst, x, docs, bounds=(0, 1))

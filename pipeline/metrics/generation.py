@@ -98,13 +98,13 @@ def foreign_scripts(reply: str, prompt: str, reference: str) -> list[str]:
     return sorted(s for s in counts if s != "LATIN" or mostly_latin)
 
 
-def faults_of(text: str, tokens: Sequence[Hashable], cut: bool, prompt: str, reference: str) -> dict[str, bool]:
-    """Whether a reply has each of FAULTS. reference: the reference's reply to the same prompt."""
+def faults_of(row: ReplyRow, reference: str) -> dict[str, bool]:
+    """Whether a reply has each of FAULTS. reference: the text of the reference's reply to the same prompt."""
     return {
-        "empty": not text.strip(),
-        "invalid": broken_characters(text, prompt, cut) > 0,
-        "loop": repeated_tail(tokens) > 0,
-        "script": bool(foreign_scripts(text, prompt, reference)),
+        "empty": not row["text"].strip(),
+        "invalid": broken_characters(row["text"], row["prompt"], row["cut"]) > 0,
+        "loop": repeated_tail(row["token_ids"]) > 0,
+        "script": bool(foreign_scripts(row["text"], row["prompt"], reference)),
     }
 
 
@@ -126,11 +126,7 @@ def pair(rows: list[ReplyRow], reference: list[ReplyRow]) -> list[Pair]:
 def faults(pairs: list[Pair]) -> list[tuple[dict[str, bool], dict[str, bool]]]:
     """Faults of each reply and of the reference's, by the same criteria. The scripts of the reference's reply are allowed in both,
     so the reference never switches script."""
-
-    def of(row: ReplyRow, reference: ReplyRow) -> dict[str, bool]:
-        return faults_of(row["text"], row["token_ids"], row["cut"], row["prompt"], reference["text"])
-
-    return [(of(row, other), of(other, other)) for row, other in pairs]
+    return [(faults_of(row, other["text"]), faults_of(other, other["text"])) for row, other in pairs]
 
 
 def _departures(pairs: list[Pair]) -> list[int | None]:

@@ -169,20 +169,19 @@ def _departures(b: Builder, trajectories: list[NDArray[np.bool_]]) -> None:
     departed = np.array([differs.any() for differs in trajectories])
     at = np.array([differs.argmax() + 1 if differs.any() else len(differs) for differs in trajectories])
     b.add("never_departs", wilson(int((~departed).sum()), len(departed), confidence=b.confidence))
-    b.add("first_departure", median_departure(at, departed, b.confidence, b.resamples, b.rng("first_departure")))
+    b.add("first_departure", median_departure(b, at, departed))
 
 
-def median_departure(
-    at: NDArray[np.int64], departed: NDArray[np.bool_], confidence: float, resamples: int, rng: np.random.Generator
-) -> Estimate:
+def median_departure(b: Builder, at: NDArray[np.int64], departed: NDArray[np.bool_]) -> Estimate:
     """Median position of the first departure (product-limit; Kaplan and Meier 1958), with a percentile interval over resampled
     trajectories. at: [n] position of the first departure, or the length of a trajectory without one (departed False), which is
     censored there: it might have departed later."""
     n, value = len(at), _product_limit_median(at, departed)
-    method = f"Kaplan-Meier median, {n} trajectories, percentile bootstrap, {resamples} resamples"
-    draws = (rng.integers(0, n, n) for _ in range(resamples))
+    method = f"Kaplan-Meier median, {n} trajectories, percentile bootstrap, {b.resamples} resamples"
+    rng = b.rng("first_departure")
+    draws = (rng.integers(0, n, n) for _ in range(b.resamples))
     medians = [_product_limit_median(at[d], departed[d]) for d in draws]
-    low, high = np.quantile(medians, [(1 - confidence) / 2, (1 + confidence) / 2], method="inverted_cdf")
+    low, high = np.quantile(medians, [(1 - b.confidence) / 2, (1 + b.confidence) / 2], method="inverted_cdf")
     notes = () if n >= FEW else (f"{n} trajectories are few for an interval",)
     if not np.isfinite(value):
         return Estimate(None, None, None, n, method, (*notes, "fewer than half of the trajectories depart before they end"), n)
