@@ -110,7 +110,7 @@ def test_direction_belongs_to_the_metric_and_not_to_whoever_writes_the_rule() ->
 @pytest.mark.parametrize("rule, reason", [
     ({"margin": "nan nats"}, "number and a unit"), ({"margin": "0.02"}, "number and a unit"), ({"margin": ""}, "number and a unit"),
     ({"margin": "1e999 nats"}, "finite"), ({"margin": "-1 nats"}, "not negative"), ({"margin": "1 pp"}, "nats"),
-    ({"margin": math.nan}, "two ways"), ({"margin": 1}, "two ways"), ({"margin": 0.02}, "two ways"),
+    ({"margin": math.nan}, "ambiguous"), ({"margin": 1}, "ambiguous"), ({"margin": 0.02}, "ambiguous"),
     ({"margin": True}, "valid string"), ({"margin": None}, "exactly one of margin"),
     ({"margin": "1 nats", "limit": "1 nats"}, "exactly one of margin"),
     ({"limit": "1 nats", "machine": "51aadf10"}, "the same on any machine"),
