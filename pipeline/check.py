@@ -66,14 +66,13 @@ def faults(settings: Params) -> list[str]:
         collect(where, _check_part, rule.metric, settings)
         collect(where, servers.check_rule, rule, settings)
     corpus, prompts = Path(settings.diverge.corpus), Path(settings.diverge.trajectories.prompts)
-    collect("params.yaml: calibration.set", evalset.load_texts, Path(settings.calibration.set))
-    collect("params.yaml: diverge.corpus", evalset.load_texts, corpus)
+    texts = {"calibration.set": settings.calibration.set, "benchmark.prompts": settings.benchmark.prompts}
+    texts |= {"diverge.corpus": settings.diverge.corpus}
+    texts |= {"serving.prompts": settings.serving.prompts} if settings.serving.variants else {}
+    for key, file in texts.items():
+        collect(f"params.yaml: {key}", evalset.load_texts, Path(file))
     collect("params.yaml: diverge.trajectories.prompts", evalset.load_prompts, prompts)
-    messages += servers.faults(settings)
-    if settings.serving.variants:
-        collect("params.yaml: serving.prompts", evalset.load_texts, Path(settings.serving.prompts))
-    collect("params.yaml: benchmark.prompts", evalset.load_texts, Path(settings.benchmark.prompts))
-    messages += [f"params.yaml: {fault}" for fault in choosing.faults(settings)]
+    messages += servers.faults(settings) + [f"params.yaml: {fault}" for fault in choosing.faults(settings)]
     asked = {task: name for name, tier in settings.tiers.items() for task in tier.tasks}
     local = tasks.local_tasks().keys()
     known = _lm_eval_tasks() if asked.keys() - local else set()

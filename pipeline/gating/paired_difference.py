@@ -47,7 +47,7 @@ def tokens_paired(b: Builder, name: str, now: dict[str, list[Any]], before: dict
     if not len(change) or not np.isfinite(change).all():
         return None
     documents, transform = shared["document"][in_part], "exp" if stem == "ppl_ratio" else "mean"
-    estimate = b.resampled(f"baseline/{name}", change, np.ones(len(change)), documents, transform)
+    estimate = b.resampled(f"baseline/{name}", change, 1, documents, transform)
     left = len(now["kld"]) - len(shared["kld"])
     return _difference(estimate, name, b.confidence, "paired by token", *_unmatched(left, "tokens"))
 
@@ -119,17 +119,14 @@ def unpaired(name: str, now: Metric, before: Metric, why: str, *, same_machine: 
     value = ends[0, 0] / ends[1, 0] if ratio and ends[:, 0].min() > 0 else None if ratio else ends[0, 0] - ends[1, 0]
     method = "limits added by their squares (Zou and Donner 2008)"
     estimate = Estimate(value, None, None, min(m["n"] for m in both), method)
-    fault = ""
-    if timed(name) and not same_machine:
-        fault = "the baseline was timed on another machine"
-    elif now["confidence"] != before["confidence"]:
-        fault = f"the intervals are of {now['confidence']} and {before['confidence']} confidence"
-    elif np.isnan(ends).any():
-        fault = "one of the two values has no interval"
-    elif ratio and ends.min() <= 0:
-        fault = "an interval that reaches down to zero has no quotient"
-    if fault:
-        return _difference(estimate, name, now["confidence"], "unpaired", fault)
+    for wrong, why_not in (
+        (timed(name) and not same_machine, "the baseline was timed on another machine"),
+        (now["confidence"] != before["confidence"], f"intervals of {now['confidence']} and {before['confidence']} confidence"),
+        (np.isnan(ends).any(), "one of the two values has no interval"),
+        (ratio and ends.min() <= 0, "an interval that reaches down to zero has no quotient"),
+    ):
+        if wrong:
+            return _difference(estimate, name, now["confidence"], "unpaired", why_not)
     (middle, low, high), (middle_before, low_before, high_before) = np.log(ends) if ratio else ends
     limits = np.array([
         middle - middle_before - math.hypot(middle - low, high_before - middle_before),

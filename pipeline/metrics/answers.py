@@ -89,7 +89,7 @@ def right(answer: AnswerAgain) -> bool:
 
 
 def _accuracy(b: Builder, task: str, pairs: list[AnswerPair], note: tuple[str, ...]) -> None:
-    n, clusters, ones = len(pairs), _families(pairs), np.ones(len(pairs))
+    n, clusters = len(pairs), _families(pairs)
     variant, reference = (_twice(rows, right) for rows in zip(*pairs))
     is_right, was_right, x, y = variant[0] > 0, reference[0] > 0, variant.mean(0), reference.mean(0)
     lost, won = was_right & ~is_right, is_right & ~was_right
@@ -105,7 +105,7 @@ def _accuracy(b: Builder, task: str, pairs: list[AnswerPair], note: tuple[str, .
 
     def of_families(estimate: Estimate, name: str, values: ArrayLike) -> Estimate:
         """With outer limits, as items of one family change together."""
-        return outer(estimate, b.resampled(name, values, ones, clusters)) if len(set(clusters)) < n else estimate
+        return outer(estimate, b.resampled(name, values, 1, clusters)) if len(set(clusters)) < n else estimate
 
     score = wilson(int(is_right.sum()), n, confidence=b.confidence)
     b.add(f"acc/{task}", of_families(score, f"acc/{task}", is_right))
@@ -130,7 +130,7 @@ def _accuracy(b: Builder, task: str, pairs: list[AnswerPair], note: tuple[str, .
         # probability of the right choice among the choices
         shares = (_twice(rows, lambda r: float(softmax(r["loglikelihoods"] or [])[r["target"]])) for rows in zip(*choices))
         change, name = np.subtract(*shares), f"score_delta/{task}"
-        estimate = b.resampled(name, change.mean(0), np.ones(len(choices)), _families(choices))
+        estimate = b.resampled(name, change.mean(0), 1, _families(choices))
         add(name, estimate, arithmetic_error(change, len(choices)), scale=100.0)
 
 

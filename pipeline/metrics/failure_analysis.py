@@ -223,7 +223,7 @@ def spread_of(b: Builder, kld: ArrayLike, documents: ArrayLike, groups: dict[str
     kind, settled = _kind(share, median)
 
     def mean(chosen: NDArray[np.bool_]) -> Estimate:
-        return ratio(x[chosen], np.ones(chosen.sum()), docs[chosen], bounds=(0, np.inf))
+        return ratio(x[chosen], 1, docs[chosen], bounds=(0, np.inf))
 
     rows = []
     for by, values in groups.items():

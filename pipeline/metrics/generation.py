@@ -187,9 +187,9 @@ def _repetition(b: Builder, pairs: list[Pair]) -> None:
     if not len(known):
         b.bare("free_repetition", None, 0, "mean share", "no reply has four tokens")
         return
-    prompts, ones = np.arange(len(known)), np.ones(len(known))
-    b.mean("free_repetition", known[:, 0], ones, prompts)
-    b.mean("free_repetition_delta", known[:, 0] - known[:, 1], ones, prompts, scale=100.0)
+    prompts = np.arange(len(known))
+    b.mean("free_repetition", known[:, 0], 1, prompts)
+    b.mean("free_repetition_delta", known[:, 0] - known[:, 1], 1, prompts, scale=100.0)
 
 
 def median_position(departures: list[int | None], most: int, *, confidence: float) -> Estimate:
@@ -223,7 +223,7 @@ def by_position(b: Builder, pairs: list[Pair], columns: dict[str, list[Any]] | N
     for t in [*(p for p in POSITIONS if p < most), most]:
         here = (at > before) & (at <= t)
         free = wilson(sum(d is None or d > t for d in departures), len(departures), confidence=b.confidence)
-        forced = b.resampled(f"forced/{t}", agree[here], np.ones(here.sum()), windows[here]) if here.any() else None
+        forced = b.resampled(f"forced/{t}", agree[here], 1, windows[here]) if here.any() else None
         rows.append({"position": t, "free": short(free), "forced": short(forced) if forced else None})
         before = t
     return rows

@@ -107,20 +107,20 @@ def token_metrics(b: Builder, rows: dict[str, list[Any]]) -> str | None:
 
 def _divergence(b: Builder, c: Columns) -> None:
     """Metrics over all tokens."""
-    kld, documents, ones = c["kld"], c["document"], np.ones(len(c["kld"]))
+    kld, documents = c["kld"], c["document"]
     for name, values in PER_TOKEN.items():
         unbounded = int((~np.isfinite(c["kld_reverse"])).sum()) if name == "kld_reverse_mean" else 0
         if unbounded:
             why = f"infinite in {unbounded} of {len(kld)} tokens: the variant allows what the reference rules out"
             b.bare(name, None, len(kld), "mean", why)
         elif name != "ppl_ratio":
-            b.mean(name, values(c), ones, documents)
+            b.mean(name, values(c), 1, documents)
         if name == "kld_mean":
             for quantile, q in QUANTILES.items():
                 b.quantile(quantile, kld, documents, q)
             b.bare("kld_max", float(kld.max()), len(kld), "maximum", "an interval of a maximum says nothing")
         elif name == "delta_p_mean":
-            b.mean("delta_p_rms", moved(c) ** 2, ones, documents, transform="sqrt")
+            b.mean("delta_p_rms", moved(c) ** 2, 1, documents, transform="sqrt")
 
 
 def _parts(b: Builder, c: Columns) -> None:
@@ -132,7 +132,7 @@ def _parts(b: Builder, c: Columns) -> None:
     for name, inside in parts.items():
         if inside.any():
             for stem in ("kld_mean", "top1_agreement"):
-                b.mean(f"{stem}/{name}", PER_TOKEN[stem](c)[inside], np.ones(inside.sum()), c["document"][inside])
+                b.mean(f"{stem}/{name}", PER_TOKEN[stem](c)[inside], 1, c["document"][inside])
 
 
 def _perplexity(b: Builder, c: Columns) -> None:
@@ -140,15 +140,15 @@ def _perplexity(b: Builder, c: Columns) -> None:
     text = c["set"] != TRAJECTORY
     if not text.any():
         return
-    ones, documents, loss, loss_ref = np.ones(text.sum()), c["document"][text], -c["logp"][text], -c["logp_ref"][text]
-    b.mean("ppl", loss, ones, documents, transform="exp")
-    b.mean("ppl_ratio", loss - loss_ref, ones, documents, transform="exp")
+    documents, loss, loss_ref = c["document"][text], -c["logp"][text], -c["logp_ref"][text]
+    b.mean("ppl", loss, 1, documents, transform="exp")
+    b.mean("ppl_ratio", loss - loss_ref, 1, documents, transform="exp")
 
 
 def _as_draft(b: Builder, c: Columns) -> None:
     """The variant as the reference's draft: a guess is accepted if both have the same likeliest token (temperature 0), or with
     probability sum of min(p, q) = 1 - TV (temperature 1; Leviathan et al. 2023)."""
-    b.mean("draft_overlap", 1 - c["tv"], np.ones(len(c["kld"])), c["document"])
+    b.mean("draft_overlap", 1 - c["tv"], 1, c["document"])
     for name, share in (("draft_step", "top1_agreement"), ("draft_step_sampled", "draft_overlap")):
         m = b.metrics[share]
         for k in DRAFTED:
@@ -215,7 +215,7 @@ def _curve(b: Builder, name: str, index: NDArray[Any], c: Columns, rows: NDArray
     for first, after in pairwise(edges):
         here = (index >= first) & (index < after)
         if here.any():
-            e = b.resampled(f"curve/{name}/{first}", kld[here], np.ones(here.sum()), documents[here])
+            e = b.resampled(f"curve/{name}/{first}", kld[here], 1, documents[here])
             m = as_metric("kld_mean", e if e.low is None else replace(e, low=max(e.low, 0.0)), b.confidence)
             points.append({
                 "from": first, "to": after - 1, "n": e.n, "clusters": e.clusters, "value": m["value"], "low": m["low"],

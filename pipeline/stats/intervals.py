@@ -38,8 +38,8 @@ def cluster_bootstrap(
 ) -> Estimate:  # fmt: skip
     """Interval of sum(numerator) / sum(denominator), whole clusters drawn with replacement.
 
-    numerator, denominator: [n] per item (a denominator of ones gives the mean); clusters: [n] labels. Items of one cluster
-    (tokens of a document) are not independent. transform: a key of TRANSFORMS, applied to ratio and limits. bounds: values that
+    numerator, denominator: [n] per item (denominator 1 gives the mean); clusters: [n] labels. Items of one cluster (tokens of a
+    document) are not independent. transform: a key of TRANSFORMS, applied to ratio and limits. bounds: values that
     the ratio cannot pass; a share, (0, 1), in which all clusters agree has Wilson's interval over clusters.
 
     Each limit is the outer one of two: bootstrap-t (Efron and Tibshirani 1993, 12.5; quantiles of (ratio* - ratio) / error*), and
@@ -47,7 +47,8 @@ def cluster_bootstrap(
     6.4). Together they cover 94 to 97 %; bootstrap-t alone is too short for counts of a few changed items, t alone for skewed
     values, and BCa covered 86 to 91 % at 11 to 30 heavy-tailed documents (tests/bench/simulations.py).
     """
-    num, den = np.asarray(numerator, float), np.asarray(denominator, float)
+    num = np.asarray(numerator, float)
+    den = np.broadcast_to(np.asarray(denominator, float), num.shape)
     nums, dens = _by_cluster(clusters, num, den)
     count, ratio = len(nums), nums.sum() / dens.sum()
     shape: Callable[..., Any] = TRANSFORMS[transform]
