@@ -73,7 +73,7 @@ def bound_of(rule: Rule) -> Bound:
     stem, kind, neutral = rule.metric.split("/")[0], rule.kind, neutral_of(rule, what)
     where, to_baseline = f"gate rule on {rule.metric}", rule.against == "baseline"
     for wrong, why in (
-        (any(stem in names for names in FLOORS.values()), "it is of the reference, which is not judged; use above: floor"),
+        (any(stem in names for names in FLOORS.values()), "it is a metric of the reference, which is not judged; use above: floor"),
         (rule.metric in CENSORED, f"it has no value if most never depart; use {CENSORED.get(rule.metric)}"),
         (rule.metric in LOWER_BOUNDS and to_baseline, "the change of a lower bound bounds no change; leave out against: baseline"),
         (rule.above and rule.metric not in FLOORS, f"only {' and '.join(FLOORS)} have a measured {rule.above}; leave out above"),
